@@ -7,7 +7,7 @@ import streamlit as st
 from app.gallery import PAGE, actions, filters, table, trash
 from app.shell import store_cache, widgets
 from app.shell.widgets import PAGES
-from core.runs.store.cards import counted
+from core.runs.store.cards import count_verdicts
 
 widgets.title(PAGE)
 is_whole = bool(st.session_state.get("gallery_hidden"))
@@ -19,7 +19,7 @@ if outage := store_cache.store().outage:
     st.warning(widgets.escaped(outage))
 trash.undo_line(deleted)
 if cards:
-    st.markdown(widgets.escaped(counted(cards)))
+    st.markdown(widgets.escaped(count_verdicts(cards)))
     asked = filters.ask(hidden)
     prompts = store_cache.searchable(card.run_id for card in cards) if asked.sought else {}
     shown = filters.matching(cards, asked, labels, prompts)

@@ -177,14 +177,14 @@ class RunWriter:
         """Have the storing thread insert rows into the database, by a function of their table's module."""
         self._storing.put(insert, self._open_database(), *rows, size=size)
 
-    def layers(self, positions: Sequence[Sequence[int]], *, is_beside: bool = True) -> LayerRows:
+    def layers(self, positions: Sequence[Sequence[int]], *, is_async: bool = True) -> LayerRows:
         """Return a writer of the model's module outputs at these positions of each prompt. Once a run, before the
         first side.
 
-        is_beside: they are compared in the thread that stores, else in the caller's.
+        is_async: compare them in the storing thread, else in the caller's.
         """
         insert = self._open_database().insert
-        self._layers = LayerRows(self._partial.directory, positions, self._storing.put, insert, is_beside=is_beside)
+        self._layers = LayerRows(self._partial.directory, positions, self._storing.put, insert, is_async=is_async)
         return self._layers
 
     def write_kernels(self, kernels: KernelList) -> None:

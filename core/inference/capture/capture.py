@@ -157,7 +157,7 @@ def run_capture(plan: CapturePlan, sink: RunWriter, on_progress: Callable[[str, 
             plan.loaded,
             plan.layers,
             plan.token_ids,
-            sink.layers(plan.layers.positions, is_beside=has_a_core_to_spare(plan.loaded)),
+            sink.layers(plan.layers.positions, is_async=has_a_core_to_spare(plan.loaded)),
         )
     with quiet(), torch.inference_mode():
         for side, path in enumerate(plan.paths):

@@ -1,1 +1,1 @@
-"""A directory of runs, and what is stored beside them: cards, labels, deletions."""
+"""A directory of runs with their cards, labels and deletions."""

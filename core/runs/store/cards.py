@@ -88,11 +88,11 @@ def read_cards(store: Store, paths: Sequence[Path]) -> dict[Path, RunCard | Stor
         return read_runs(paths)
     own = [path for path in paths if store.is_writable(path)]
     indexed = mirror.cards()
-    found: dict[Path, RunCard | StoreError] = {}
+    cards: dict[Path, RunCard | StoreError] = {}
     for path in own:
         with suppress(KeyError, msgspec.MsgspecError, RecursionError):  # not in the index, or by another version
-            found[path] = msgspec.json.decode(indexed[path.stem], type=RunCard)
-    missing = [path for path in own if path not in found]
+            cards[path] = msgspec.json.decode(indexed[path.stem], type=RunCard)
+    missing = [path for path in own if path not in cards]
 
     def read(path: Path) -> RunCard | StoreError:
         try:
@@ -102,12 +102,12 @@ def read_cards(store: Store, paths: Sequence[Path]) -> dict[Path, RunCard | Stor
             return error
 
     with ThreadPoolExecutor(_AFAR_THREADS, thread_name_prefix="ulpscope-listing") as pool:
-        found |= zip(missing, pool.map(read, missing), strict=True)
-    added = {path.stem: msgspec.json.encode(card) for path in missing if isinstance(card := found[path], RunCard)}
-    if added:
-        mirror.remember(added)
-    found |= read_runs([path for path in paths if path not in found])
-    return {path: found[path] for path in paths}
+        cards |= zip(missing, pool.map(read, missing), strict=True)
+    new_cards = {path.stem: msgspec.json.encode(card) for path in missing if isinstance(card := cards[path], RunCard)}
+    if new_cards:
+        mirror.remember(new_cards)
+    cards |= read_runs([path for path in paths if path not in cards])
+    return {path: cards[path] for path in paths}
 
 
 def read_runs(paths: Sequence[Path]) -> dict[Path, RunCard | StoreError]:
@@ -115,12 +115,12 @@ def read_runs(paths: Sequence[Path]) -> dict[Path, RunCard | StoreError]:
     return dict(each_database(paths, _read_card))
 
 
-def arranged(store: Store, found: Mapping[Path, RunCard | StoreError]) -> tuple[list[RunCard], list[BrokenRun]]:
-    """Newest first, and apart from them the files that are no runs. found: of `read_runs`, of files of the store."""
+def arranged(store: Store, results: Mapping[Path, RunCard | StoreError]) -> tuple[list[RunCard], list[BrokenRun]]:
+    """Sort cards, newest first, and split off unreadable files. results: of `read_runs`, of files of the store."""
     cards: list[RunCard] = []
     broken: list[BrokenRun] = []
     is_read_only = {folder: not store.is_writable(folder / "any") for folder in (store.directory, *store.read_only)}
-    for path, card in found.items():
+    for path, card in results.items():
         if isinstance(card, StoreError):
             broken.append(BrokenRun(path, str(card)))
         else:
@@ -130,22 +130,22 @@ def arranged(store: Store, found: Mapping[Path, RunCard | StoreError]) -> tuple[
 
 def without_replaced(cards: Sequence[RunCard], labels: Mapping[str, Labels]) -> list[RunCard]:
     """Cards without those of runs whose judged run is among `cards` too."""
-    there = {card.run_id for card in cards}
-    return [card for card in cards if card.run_id not in labels or labels[card.run_id].judged_as not in there]
+    run_ids = {card.run_id for card in cards}
+    return [card for card in cards if card.run_id not in labels or labels[card.run_id].judged_as not in run_ids]
 
 
-def counted(cards: Sequence[RunCard]) -> str:
+def count_verdicts(cards: Sequence[RunCard]) -> str:
     """Say how many runs there are, and how many of their pairs have which verdict, the most frequent first."""
-    found = Counter(shown(name) for card in cards for name in card.pair_verdicts)
-    of_each = ", ".join(f"{count:,} {name}" for name, count in found.most_common())
-    pairs = f" with {plural(found.total(), 'pair')}: {of_each}" if found else ""
+    counts = Counter(shown(name) for card in cards for name in card.pair_verdicts)
+    of_each = ", ".join(f"{count:,} {name}" for name, count in counts.most_common())
+    pairs = f" with {plural(counts.total(), 'pair')}: {of_each}" if counts else ""
     return f"{plural(len(cards), 'run')}{pairs}."
 
 
 def prompt_texts(paths: Sequence[Path]) -> dict[Path, str]:
     """The beginnings of each run's prompts, a line each, to search in; empty for a file that is no run or not here."""
-    found = each_database(paths, _read_prompt_texts)
-    return {path: "" if isinstance(text, StoreError) else text for path, text in found}
+    results = each_database(paths, _read_prompt_texts)
+    return {path: "" if isinstance(text, StoreError) else text for path, text in results}
 
 
 def _read_prompt_texts(database: Database) -> str:

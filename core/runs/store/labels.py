@@ -1,5 +1,4 @@
-"""What people attach to runs: tags, a note, a pin, and the date of a deletion. One SQLite file beside the run files,
-which never change.
+"""Labels of runs: tags, a note, a pin, and the date of a deletion, in one SQLite file. Run files never change.
 
 The file has a rollback journal and no write-ahead log: a store may be a shared folder (NFS), where SQLite's log does
 not work, and a store of objects sends the file as a whole.
@@ -82,7 +81,7 @@ def _checked(labels: Labels) -> Labels:
         raise UsageError(f"these labels are not stored: {error}.") from None
 
 
-def _stored(run_id: str, *row: Any) -> Labels:
+def _labels_of_row(run_id: str, *row: Any) -> Labels:
     """Return the labels of a row. StoreError for what is none, with its path."""
     values = dict(zip(Labels.__struct_fields__, row, strict=True))
     try:
@@ -111,7 +110,7 @@ def _read(path: Path, _stamp: tuple[object, ...]) -> Attached:
     with closing(sqlite3.connect(path, timeout=_WAIT_SECONDS)) as database:
         if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             return Attached({}, {})  # its first writer was killed before it committed, or is at work
-        labels = {row[0]: _stored(*row) for row in database.execute("SELECT * FROM label")}
+        labels = {row[0]: _labels_of_row(*row) for row in database.execute("SELECT * FROM label")}
         deleted = msgspec.convert(dict(database.execute("SELECT * FROM deleted")), dict[str, datetime], strict=False)
     return Attached(labels, deleted)
 
@@ -131,36 +130,36 @@ def change(folder: Path, work: Callable[[sqlite3.Connection], Result]) -> Result
         raise StoreError(f"{folder / FILE}: cannot be written ({error}); nothing was changed.") from error
 
 
-def update(database: sqlite3.Connection, run_id: str, wanted: Labels, seen: Labels | None) -> LabelUpdate:
-    """Make the labels of a run what somebody wants who has `seen` them as they were; None: whatever they are.
+def update(database: sqlite3.Connection, run_id: str, mine: Labels, base: Labels | None) -> LabelUpdate:
+    """Merge new labels of a run with changes that others made since `base` was read; without `base`, replace them.
 
-    What others changed since then stays: their tags and pin, and a note that both changed becomes both notes.
+    Others' tags and pin stay, and a note that both changed becomes both notes.
     """
     row = database.execute("SELECT * FROM label WHERE run_id = ?", [run_id]).fetchone()
-    stored = _stored(*row) if row else Labels()
-    changed = LabelUpdate(wanted) if seen is None else _merged(seen, wanted, stored)
-    labels = _checked(changed.labels)
+    current = _labels_of_row(*row) if row else Labels()
+    result = LabelUpdate(mine) if base is None else _merge(base, mine, current)
+    labels = _checked(result.labels)
     database.execute("DELETE FROM label WHERE run_id = ?", [run_id])
     if labels != Labels():
         tags = msgspec.json.encode(labels.tags).decode()
         database.execute(
             "INSERT INTO label VALUES (?, ?, ?, ?, ?)", [run_id, tags, labels.note, labels.pinned, labels.judged_as]
         )
-    return changed
+    return result
 
 
-def _merged(seen: Labels, wanted: Labels, stored: Labels) -> LabelUpdate:
-    tags = [tag for tag in stored.tags if tag in wanted.tags or tag not in seen.tags]
-    tags += [tag for tag in wanted.tags if tag not in seen.tags and tag not in tags]
-    if stored.tags == seen.tags:
-        tags = list(wanted.tags)  # in the order that was chosen
+def _merge(base: Labels, mine: Labels, current: Labels) -> LabelUpdate:
+    tags = [tag for tag in current.tags if tag in mine.tags or tag not in base.tags]
+    tags += [tag for tag in mine.tags if tag not in base.tags and tag not in tags]
+    if current.tags == base.tags:
+        tags = list(mine.tags)  # in the order that was chosen
     both = False
-    if wanted.note == seen.note:
-        note = stored.note
-    elif stored.note in (seen.note, wanted.note, ""):
-        note = wanted.note
+    if mine.note == base.note:
+        note = current.note
+    elif current.note in (base.note, mine.note, ""):
+        note = mine.note
     else:  # both have changed it: the other's is never lost, not even to an empty one
-        both = wanted.note != ""
-        note = f"{stored.note}\n\n{wanted.note}" if both else stored.note
-    pinned = stored.pinned if wanted.pinned == seen.pinned else wanted.pinned
-    return LabelUpdate(Labels(tuple(tags), note, pinned, wanted.judged_as or stored.judged_as), both)
+        both = mine.note != ""
+        note = f"{current.note}\n\n{mine.note}" if both else current.note
+    pinned = current.pinned if mine.pinned == base.pinned else mine.pinned
+    return LabelUpdate(Labels(tuple(tags), note, pinned, mine.judged_as or current.judged_as), both)

@@ -59,7 +59,7 @@ class Object:
 
     bytes: int
     tag: str
-    changed: datetime
+    last_modified: datetime
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
@@ -109,10 +109,10 @@ class Mirror:
             return self._listed
 
     def _folder(self, name: str) -> dict[str, Object]:
-        listed = self._ask("list", lambda: self._obstore.list_with_delimiter(self._short, name or None)["objects"])
-        if listed is None:
+        objects = self._ask("list", lambda: self._obstore.list_with_delimiter(self._short, name or None)["objects"])
+        if objects is None:
             raise StoreError(f"{shown(self.url)}: there is no such bucket.")
-        return {each["path"].rpartition("/")[2]: _object(each) for each in listed}
+        return {each["path"].rpartition("/")[2]: _object(each) for each in objects}
 
     def find(self, run_id: str) -> Object | None:
         """A run of the list, which is asked for again if it lacks it: it may be seconds old."""
@@ -124,38 +124,38 @@ class Mirror:
         """Path of a run's file in the folder, downloaded if it is not there."""
         path = self.folder / f"{run_id}{SUFFIX}"
         with self._fetching.setdefault(run_id, threading.Lock()):
-            found = self.find(run_id)
-            if found is None:
+            remote = self.find(run_id)
+            if remote is None:
                 path.unlink(missing_ok=True)
                 raise StoreError(f"run '{run_id}' is not in {self.url} any more.")
-            if not _is_copy(path, found):
+            if not _is_copy(path, remote):
                 if self.outage:
                     raise StoreError(f"run '{run_id}' was not fetched yet, and {self.outage}")
-                self._download(found, path)
-            os.utime(path, (time.time(), found.changed.timestamp()))
+                self._download(remote, path)
+            os.utime(path, (time.time(), remote.last_modified.timestamp()))
         self._evict(path)
         return path
 
     @contextmanager
     def fetched_once(self, run_id: str) -> Iterator[Path]:
         """The run's file for as long as the block lasts: a listing of a thousand runs need not fill the cache."""
-        found, path = self.find(run_id), self.folder / f"{run_id}{SUFFIX}"
-        if found is None or self.outage or _is_copy(path, found):
+        remote, path = self.find(run_id), self.folder / f"{run_id}{SUFFIX}"
+        if remote is None or self.outage or _is_copy(path, remote):
             yield self.fetch(run_id)
             return
         with TemporaryDirectory(dir=self.folder, prefix=WRITING) as place:
-            self._download(found, Path(place) / path.name)
+            self._download(remote, Path(place) / path.name)
             yield Path(place) / path.name
 
-    def _download(self, found: Object, path: Path) -> None:
+    def _download(self, remote: Object, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with writing(path) as file:
-            while file.tell() < found.bytes:
-                end = min(file.tell() + PIECE_BYTES, found.bytes)
-                wanted = {"range": (file.tell(), end), "if_match": found.tag}
+            while file.tell() < remote.bytes:
+                end = min(file.tell() + PIECE_BYTES, remote.bytes)
+                options = {"range": (file.tell(), end), "if_match": remote.tag}
                 body = None
                 with suppress(FileExistsError):  # of another tag
-                    body = self._ask("read", partial(self._read, self._long, path.name, wanted))
+                    body = self._ask("read", partial(self._read, self._long, path.name, options))
                 if not body or len(body[0]) != end - file.tell():
                     raise StoreError(f"run '{path.stem}' changed in {self.url} while it was fetched; try again.")
                 file.write(body[0])
@@ -167,7 +167,7 @@ class Mirror:
         """
         target = self.folder / f"{run_id}{SUFFIX}"
         try:
-            placed = self._create(path, target.name)
+            remote = self._create(path, target.name)
         except StoreError as error:
             waiting = self.folder / _UNSENT / target.name
             waiting.parent.mkdir(parents=True, exist_ok=True)
@@ -177,7 +177,7 @@ class Mirror:
                 " writes to this store sends it."
             ) from None
         path.replace(target)
-        os.utime(target, (time.time(), placed.changed.timestamp()))
+        os.utime(target, (time.time(), remote.last_modified.timestamp()))
         self._fresh_until = 0.0
         self._evict(target)
 
@@ -242,25 +242,25 @@ class Mirror:
 
     def bring_labels(self) -> None:
         """Bring the copy of the labels to what the backend has; during an outage it stays as it is."""
-        found = self._list().get(labels.FILE)
+        remote = self._list().get(labels.FILE)
         if not self.outage:
-            self._bring(labels.FILE, found)
+            self._bring(labels.FILE, remote)
 
     def bring(self, folder: str, most: int) -> None:
         """Bring the small files of a folder to what the backend has. most: bytes of one."""
         if self._list() is None or self.outage:
             return
-        there = {name: found for name, found in self._folder(folder).items() if found.bytes <= most}
-        here = {path.name for path in (self.folder / folder).glob("*") if not path.name.startswith(WRITING)}
-        for name in there.keys() | here:
-            self._bring(f"{folder}/{name}", there.get(name))
+        remote_files = {name: remote for name, remote in self._folder(folder).items() if remote.bytes <= most}
+        local_names = {path.name for path in (self.folder / folder).glob("*") if not path.name.startswith(WRITING)}
+        for name in remote_files.keys() | local_names:
+            self._bring(f"{folder}/{name}", remote_files.get(name))
 
-    def _bring(self, name: str, found: Object | None) -> None:
+    def _bring(self, name: str, remote: Object | None) -> None:
         path = self.folder / name
         with self._lock:
-            if found is None:
+            if remote is None:
                 path.unlink(missing_ok=True)
-            elif self._tags.get(name) != found.tag or not path.exists():
+            elif self._tags.get(name) != remote.tag or not path.exists():
                 body, self._tags[name] = self._ask("read", partial(self._read, self._short, name)) or (b"", "")
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomic(path, body)
@@ -277,23 +277,23 @@ class Mirror:
     def cards(self) -> dict[str, msgspec.Raw]:
         """Cards of the index by run, JSON each, of those that are there as they were."""
         with self._lock, suppress(OSError, EOFError, zlib.error, msgspec.MsgspecError, RecursionError):
-            runs, found = self.runs(), self._list().get(INDEX)
-            if not self.outage and (found is None or self._tags.get(INDEX) != found.tag):
-                self._bring(INDEX, found)
+            runs, remote = self.runs(), self._list().get(INDEX)
+            if not self.outage and (remote is None or self._tags.get(INDEX) != remote.tag):
+                self._bring(INDEX, remote)
                 self._cards = {}
             if not self._cards and (self.folder / INDEX).exists():
                 index = gzip.decompress((self.folder / INDEX).read_bytes())
                 self._cards = msgspec.json.decode(index, type=dict[str, _Entry])
-            there = {each: entry for each, entry in self._cards.items() if each in runs}
-            return {each: entry.card for each, entry in there.items() if entry.tag == runs[each].tag}
+            entries = {each: entry for each, entry in self._cards.items() if each in runs}
+            return {each: entry.card for each, entry in entries.items() if entry.tag == runs[each].tag}
         return {}
 
     def remember(self, cards: Mapping[str, bytes]) -> None:
         """Put cards that were read from run files into the index. What is lost to another's put is read again."""
         with self._lock, suppress(StoreError):
             runs = self.runs()
-            known = self.cards() | {each: msgspec.Raw(card) for each, card in cards.items()}
-            self._cards = {each: _Entry(runs[each].tag, card) for each, card in known.items() if each in runs}
+            raw_cards = self.cards() | {each: msgspec.Raw(card) for each, card in cards.items()}
+            self._cards = {each: _Entry(runs[each].tag, card) for each, card in raw_cards.items() if each in runs}
             write_atomic(self.folder / INDEX, gzip.compress(msgspec.json.encode(self._cards), mtime=0))
             self.send_small(INDEX, 1 << 30)
 
@@ -355,11 +355,11 @@ def _object(meta: Mapping[str, Any]) -> Object:
     return Object(meta["size"], str(meta["e_tag"]), meta["last_modified"])
 
 
-def _is_copy(path: Path, found: Object) -> bool:
+def _is_copy(path: Path, remote: Object) -> bool:
     """A copy has the time of its object."""
     with suppress(OSError):
         status = path.stat()
-        return status.st_size == found.bytes and int(status.st_mtime) == int(found.changed.timestamp())
+        return status.st_size == remote.bytes and int(status.st_mtime) == int(remote.last_modified.timestamp())
     return False
 
 

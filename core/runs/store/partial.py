@@ -18,7 +18,7 @@ _living: set[Partial] = set()  # of this process
 
 
 class Partial:
-    """`.partial-RUN_ID/RUN_ID.duckdb`; whatever the writer spills or logs lies beside it and goes with it.
+    """`.partial-RUN_ID/RUN_ID.duckdb`; whatever the writer spills or logs lies in the same folder and goes with it.
 
     The lock is flock's, which the system drops when the process dies and which acts between two writers of one process
     too. DuckDB's own lock would not do: it ends when the finished file is closed, before the file is on the disk and in
@@ -48,9 +48,9 @@ class Partial:
                     return None
                 time.sleep(0.001)  # whoever sweeps it has its lock and has not removed it yet
                 continue
-            held = _lock(directory)
-            if held is not None:
-                return cls(directory, held)
+            descriptor = _lock(directory)
+            if descriptor is not None:
+                return cls(directory, descriptor)
             was_swept = True
         return None
 
@@ -86,12 +86,12 @@ def sweep(store: Path) -> list[Path]:
     removed = []
     for directory in store.glob(f"{PREFIX}*"):
         try:
-            held = _lock(directory) if directory.is_dir() and not directory.is_symlink() else None
+            descriptor = _lock(directory) if directory.is_dir() and not directory.is_symlink() else None
         except OSError:  # another user's, or gone meanwhile
             continue
-        if held is not None:
+        if descriptor is not None:
             shutil.rmtree(directory, ignore_errors=True)
-            os.close(held)
+            os.close(descriptor)
             removed.append(directory)
     return removed
 

@@ -42,8 +42,8 @@ def is_run_id(text: str) -> bool:
 
 def cell_of(run_id: str) -> str | None:
     """Cell of a sweep that a run is of, the digest of its request (docs/guides/sweeps.md); None of any other run."""
-    found = _CELL.fullmatch(run_id)
-    return found and found[1]
+    match = _CELL.fullmatch(run_id)
+    return match and match[1]
 
 
 @dataclass(frozen=True)
@@ -79,16 +79,16 @@ class Store:
         """Every visible run file, those of the writable directory first. of_cells: those of sweeps too."""
         return [
             folder / f"{run_id}{SUFFIX}"
-            for folder, ids in self._listed()
+            for folder, ids in self._ids_by_folder()
             for run_id in sorted(ids)
             if of_cells or cell_of(run_id) is None
         ]
 
     def cells(self) -> set[str]:
         """Ids of the runs of cells of sweeps."""
-        return {run_id for _, ids in self._listed() for run_id in ids if cell_of(run_id)}
+        return {run_id for _, ids in self._ids_by_folder() for run_id in ids if cell_of(run_id)}
 
-    def _listed(self) -> Iterator[tuple[Path, Iterable[str]]]:
+    def _ids_by_folder(self) -> Iterator[tuple[Path, Iterable[str]]]:
         """Each folder with the ids of its visible runs. Of 20,000 files names are read in 10 ms, paths made in 30."""
         deleted = self._deleted()
         if self.mirror is not None:
@@ -120,15 +120,15 @@ class Store:
     def stamps(self, *, of_cells: bool = True) -> list[tuple[str, int, int]]:
         """(path, time of change or what stands for it, size) of every visible run file, to see changes."""
         runs = {} if self.mirror is None else self.mirror.runs()
-        found = []
+        stamps = []
         for path in self.paths(of_cells=of_cells):
-            if (there := runs.get(path.stem)) is not None and path.parent == self.directory:
-                found.append((str(path), zlib.crc32(there.tag.encode()), there.bytes))
+            if (remote := runs.get(path.stem)) is not None and path.parent == self.directory:
+                stamps.append((str(path), zlib.crc32(remote.tag.encode()), remote.bytes))
                 continue
             with suppress(OSError):  # deleted between the listing and the look
                 status = path.stat()
-                found.append((str(path), status.st_mtime_ns, status.st_size))
-        return found
+                stamps.append((str(path), status.st_mtime_ns, status.st_size))
+        return stamps
 
     def is_writable(self, path: Path) -> bool:
         return path.parent.resolve() == self.directory.resolve()
@@ -178,15 +178,15 @@ class Store:
     def deleted(self) -> list[DeletedRun]:
         """The deleted runs that can be restored, the latest deleted first. Of objects the path may lead nowhere yet."""
         try:
-            found = sorted(self._attached().deleted.items(), key=lambda each: each[1], reverse=True)
+            deletions = sorted(self._attached().deleted.items(), key=lambda each: each[1], reverse=True)
         except StoreError:
             return []
-        there = {} if self.mirror is None else self.mirror.runs()
+        objects = {} if self.mirror is None else self.mirror.runs()
         runs = []
-        for run_id, at in found:
+        for run_id, at in deletions:
             with suppress(OSError, KeyError):
                 path = self._target(run_id)
-                size = path.lstat().st_size if self.mirror is None else there[run_id].bytes
+                size = path.lstat().st_size if self.mirror is None else objects[run_id].bytes
                 runs.append(DeletedRun(run_id, path, at, size))
         return runs
 
@@ -211,16 +211,16 @@ class Store:
         ids = [run.run_id for run in self.deleted()]
         close = [each for each in ids if each == run_id] or [each for each in ids if run_id and each.startswith(run_id)]
         if len(close) != 1:
-            which = f"could be {', '.join(close[:3])}; give more of its id" if close else "is no deleted run"
-            raise StoreError(f"'{shown(run_id)}' {which}. `list --deleted` shows those there are.")
+            problem = f"could be {', '.join(close[:3])}; give more of its id" if close else "is no deleted run"
+            raise StoreError(f"'{shown(run_id)}' {problem}. `list --deleted` shows those there are.")
         return close[0]
 
     def _remove(self, run_ids: Sequence[str]) -> None:
         """Remove runs that are deleted still: one that somebody restores in the same moment stays."""
 
         def forget(database: Connection) -> list[str]:
-            asked = "SELECT 1 FROM deleted WHERE run_id = ?"
-            gone = [run_id for run_id in run_ids if database.execute(asked, [run_id]).fetchone()]
+            sql = "SELECT 1 FROM deleted WHERE run_id = ?"
+            gone = [run_id for run_id in run_ids if database.execute(sql, [run_id]).fetchone()]
             for run_id in gone:
                 if self.mirror is None:
                     self._target(run_id).unlink(missing_ok=True)  # while nobody else can change the table
@@ -243,9 +243,9 @@ class Store:
         except StoreError as error:
             return {}, [str(error)]
 
-    def label(self, run_id: str, wanted: Labels, seen: Labels | None = None) -> LabelUpdate:
+    def label(self, run_id: str, mine: Labels, base: Labels | None = None) -> LabelUpdate:
         """Change the labels of a run; see core.runs.store.labels.update."""
-        return self._change(lambda database: labels.update(database, run_id, wanted, seen))
+        return self._change(lambda database: labels.update(database, run_id, mine, base))
 
     def new_run_id(self, name: str, created: datetime) -> str:
         """Sortable by time, readable, and unique: 20261120-213000-fresh-against-cached-3f9a."""
@@ -263,12 +263,12 @@ class Store:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             for _ in range(1 if run_id else 1000):
-                wanted = run_id or self.new_run_id(name, created)
-                if not self._is_there(wanted) and (made := Partial.make(self.directory, wanted)) is not None:
-                    return made
+                new_id = run_id or self.new_run_id(name, created)
+                if not self._is_there(new_id) and (partial := Partial.make(self.directory, new_id)) is not None:
+                    return partial
         except OSError as error:
-            where = f"{self.directory}: cannot be written to ({error.strerror})"
-            raise StoreError(f"{where}; set ULPSCOPE_STORE or --store to another directory.") from error
+            problem = f"{self.directory}: cannot be written to ({error.strerror})"
+            raise StoreError(f"{problem}; set ULPSCOPE_STORE or --store to another directory.") from error
         what = f"run '{run_id}' exists already or is being written" if run_id else f"no id is left for a run '{name}'"
         raise StoreError(f"{self.address}: {what}; nothing was changed.")
 
@@ -311,15 +311,15 @@ class Store:
             raise StoreError(f"run '{run_id}' could not be put in place ({error.strerror}).") from error
         return target
 
-    def mark_judged(self, run_id: str, judged: str) -> None:
-        """Let lists show the run `judged`, which judges the run `run_id`, in its place, with its tags, note and pin.
+    def mark_judged(self, run_id: str, judged_id: str) -> None:
+        """Let lists show the run `judged_id`, which judges the run `run_id`, in its place, with its tags, note and pin.
 
         The run itself stays. If its labels cannot be read or written, lists show both.
         """
         with suppress(StoreError):
-            seen = self.labels(run_id)
-            self.label(run_id, replace(seen, judged_as=judged), seen)
-            self.label(judged, replace(seen, judged_as=""), Labels())
+            base = self.labels(run_id)
+            self.label(run_id, replace(base, judged_as=judged_id), base)
+            self.label(judged_id, replace(base, judged_as=""), Labels())
 
     def sweep(self) -> list[Path]:
         """Remove what killed writers left, and what was deleted a week ago. Returns the directories removed."""
@@ -339,7 +339,7 @@ def open_store(directory: str | Path | None = None) -> Store:
     clone = Path(__file__).resolve().parents[3]
     shipped = clone / "sample_runs"
     default = clone / "runs" if shipped.is_dir() else "runs"
-    named = str(directory or os.environ.get("ULPSCOPE_STORE") or default)
-    chosen = mirror_for(named) if is_url(named) else Path(named)
+    address = str(directory or os.environ.get("ULPSCOPE_STORE") or default)
+    folder = mirror_for(address) if is_url(address) else Path(address)
     samples = os.environ.get("ULPSCOPE_SAMPLES", str(shipped))
-    return Store(chosen, [Path(samples)] if samples else [])
+    return Store(folder, [Path(samples)] if samples else [])

@@ -21,12 +21,12 @@ POSITIONS = "positions of all prompts"
 
 def check_amounts(database: Database) -> dict[str, int]:
     """Rows by table, and under POSITIONS those of the logits; StoreError for more rows or more text than a run has."""
-    asked = [f"SELECT '{POSITIONS}', coalesce(sum(positions), 0)::BIGINT, 0 FROM run_file.main.prompt"]
+    queries = [f"SELECT '{POSITIONS}', coalesce(sum(positions), 0)::BIGINT, 0 FROM run_file.main.prompt"]
     for name, table in TABLES.items():
         texts = [f"coalesce(sum(strlen({column})), 0)" for column, kind in table.types.items() if kind == "VARCHAR"]
-        asked.append(f"SELECT '{name}', count(*), ({' + '.join(texts) or 0})::HUGEINT FROM {name}")
+        queries.append(f"SELECT '{name}', count(*), ({' + '.join(texts) or 0})::HUGEINT FROM {name}")
     counts = {}
-    for name, rows, text in database.rows(" UNION ALL ".join(asked)):
+    for name, rows, text in database.rows(" UNION ALL ".join(queries)):
         if text > MOST_TEXT or (rows > MOST_ROWS and name != "logits"):
             has, most = f"{rows:,} rows and {text:,} bytes of text", f"{MOST_ROWS:,} and {MOST_TEXT:,}"
             raise StoreError(f"{database.file}: table {name} has {has}; expected at most {most}.")
@@ -45,8 +45,8 @@ def check_counts(
     is_known = vocab > 0 or (k is not None and vocab == 0)
     most_rows = MAX_ROWS if k is None else MAX_LISTED_ROWS
     if not (is_known and vocab <= MAX_VOCAB and rows <= most_rows and sides <= MAX_SIDES):
-        found = f"{sides:,} sides of {rows:,} x {vocab:,} logits"
-        raise StoreError(f"{database.file}: {found} are more than a run can have.")
+        problem = f"{sides:,} sides of {rows:,} x {vocab:,} logits"
+        raise StoreError(f"{database.file}: {problem} are more than a run can have.")
     pairs = max(0, sides - 1)
     most = {
         "side_position": sides * rows,
@@ -61,12 +61,12 @@ def check_counts(
     }
     for table, limit in most.items():
         if counts[table] > limit:
-            found = f"table {table} has {counts[table]:,} rows; the run makes at most {limit:,}"
-            raise StoreError(f"{database.file}: {found}; the file is damaged.")
+            problem = f"table {table} has {counts[table]:,} rows; the run makes at most {limit:,}"
+            raise StoreError(f"{database.file}: {problem}; the file is damaged.")
     kept_rows = sides * rows if keep == ALL else 0
     tiles = kept_rows * -(-vocab * itemsize // TILE_BYTES)
     if counts["logits"] != tiles:
         keeps = f"a run that keeps {'all of them' if keep == ALL else NOTE} has {tiles:,}"
-        found = f"table logits has {counts['logits']:,} rows; {keeps}"
-        raise StoreError(f"{database.file}: {found}; the file is damaged.")
+        problem = f"table logits has {counts['logits']:,} rows; {keeps}"
+        raise StoreError(f"{database.file}: {problem}; the file is damaged.")
     check_size(database.path, kept_rows * vocab * itemsize)

@@ -33,14 +33,14 @@ PYRAMIDS = (ULP_TILE, ROW_ULP_TILE)
 
 
 def levels_of(header: RunHeader) -> range:
-    """Levels that the file of a run holds; the finest are left out where not all logits are kept."""
+    """Levels that the file of a run holds; the finest are left out if not all logits are stored."""
     if header.keep == ALL:
         return range(pyramid.levels_for(header.rows, header.vocab))
     return pyramid.coarse_levels(header.rows, header.vocab)
 
 
 class CoarseCells:
-    """The first level that is kept of one of PYRAMIDS, of one pair, made of the finest as its rows pass by."""
+    """The first level that is stored of one of PYRAMIDS, of one pair, made of the finest as its rows pass by."""
 
     def __init__(self, table: Table, header: RunHeader, pair: int) -> None:
         self._table, self._rows, self._pair = table, header.rows, pair
@@ -57,10 +57,10 @@ class CoarseCells:
         if whole == self._first:
             return None
         waiting = np.concatenate(self._begun)
-        made = pyramid.pool(waiting[: whole - self._first], self._span, 1)
+        coarse = pyramid.pool(waiting[: whole - self._first], self._span, 1)
         rows = np.arange(self._first, whole, self._span, dtype=np.int32)
         self._begun, self._first = [waiting[whole - self._first :]], whole
-        return tile_rows(self._table, self._pair, self._level, rows, made)
+        return tile_rows(self._table, self._pair, self._level, rows, coarse)
 
 
 def tile_rows(
@@ -89,10 +89,10 @@ def read_cells(
     """Cells of a level that cover rows [start, stop). [cells of positions, cells of tokens]; see numerics.pyramid."""
     pairs, levels = len(header.sides) - 1, levels_of(header)
     if not (0 <= rows[0] < rows[1] <= header.rows and level in levels and 0 <= pair < pairs):
-        there = f"the run has {pairs} pairs, levels {levels.start} to {levels.stop - 1} and {header.rows} rows"
-        raise UsageError(f"pair {pair}, level {level}, rows {rows[0]} to {rows[1]} asked for; {there}.")
+        limits = f"the run has {pairs} pairs, levels {levels.start} to {levels.stop - 1} and {header.rows} rows"
+        raise UsageError(f"pair {pair}, level {level}, rows {rows[0]} to {rows[1]} asked for; {limits}.")
     span, tokens = pyramid.cell_shape(level)
-    found = database.table(
+    result = database.table(
         f"""SELECT cells FROM {table.name} WHERE pair = ? AND level = ? AND first_row >= ? AND first_row < ?
             ORDER BY first_row""",
         [pair, level, rows[0] // span * span, rows[1]],
@@ -100,4 +100,4 @@ def read_cells(
     shape = (-(-rows[1] // span) - rows[0] // span, -(-header.vocab // tokens))
     with database.decoding("heatmap"):
         dtype = np.dtype("<u4") if table is ROW_ULP_TILE else header.format.carrier
-        return join_tiles(found.column("cells"), dtype).reshape(shape)
+        return join_tiles(result.column("cells"), dtype).reshape(shape)

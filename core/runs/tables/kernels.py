@@ -53,7 +53,7 @@ class KernelList:
     of: int
 
 
-def insert_kernels(database: Database, listed: KernelList) -> None:
+def insert_kernels(database: Database, kernels: KernelList) -> None:
     """Insert the kernels of one side, in the order of its rows."""
-    KERNEL_SIDE.insert_row(database, side=listed.side, forwards=listed.forwards, forwards_of=listed.of)
-    KERNEL.insert_records(database, listed.rows, side=listed.side, ordinal=list(range(len(listed.rows))))
+    KERNEL_SIDE.insert_row(database, side=kernels.side, forwards=kernels.forwards, forwards_of=kernels.of)
+    KERNEL.insert_records(database, kernels.rows, side=kernels.side, ordinal=list(range(len(kernels.rows))))

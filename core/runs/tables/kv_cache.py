@@ -1,7 +1,7 @@
 """Key/value caches while a run is written: the reference's wait on disk, and every variant's are compared with them.
 
-Only figures are kept. Complete caches of a long prompt are as large as the model's own memory for it, and what is asked
-of them is where and by how much they differ.
+Only figures are stored: complete caches of a long prompt are as large as the model's own memory for it, and pages show
+at which places and by how much they differ.
 """
 
 from __future__ import annotations
@@ -118,11 +118,11 @@ def kv_rows(pair: int, reference: KvPart, variant: KvPart, fmt: FloatFormat) -> 
         part.bits[:, first - part.first_position :][:, :count].reshape(heads * count, width)
         for part in (reference, variant)
     )
-    found = differences(a, b, fmt)
+    by_row = differences(a, b, fmt)
 
     def of(name: str) -> NDArray[Any]:
         """Of every head and position. [heads, positions]"""
-        return getattr(found, name).reshape(heads, count)
+        return getattr(by_row, name).reshape(heads, count)
 
     def figures(axis: int) -> dict[str, object]:
         """Figures that both tables have."""

@@ -119,13 +119,13 @@ class LayerPart:
         return self.prompt, self.module.ordinal
 
     @property
-    def here(self) -> slice:
+    def span(self) -> slice:
         return slice(self.first, self.first + len(self.bits))
 
 
 @dataclass
 class _Module:
-    """What is known of a module for one prompt: of a side that waits, or of the comparison of another side with it.
+    """A module in one prompt: outputs of a side in a file, or figures of the comparison of another side with them.
     width: of its output, 0 if it cannot be compared; rows: figures by position, of a side only which came.
     """
 
@@ -155,49 +155,48 @@ class _Spool:
             rows = np.zeros(self._counts[part.prompt], [("seen", np.bool_)])
             self.modules[part.key] = _Module(part.module, width, part.format, rows, self._end)
             self._end += len(rows) * width * item
-        kept = self.modules[part.key]
-        if (kept.width, kept.format) != (width, part.format):
-            kept.width = 0  # it changes its shape from forward to forward: not to be compared
+        module = self.modules[part.key]
+        if (module.width, module.format) != (width, part.format):
+            module.width = 0  # it changes its shape from forward to forward: not to be compared
             return
-        self.file.seek(kept.offset + part.first * width * item)
+        self.file.seek(module.offset + part.first * width * item)
         self.file.write(np.ascontiguousarray(part.bits).data)
-        kept.rows["seen"][part.here] = True
+        module.rows["seen"][part.span] = True
 
     def reference_of(self, part: LayerPart) -> tuple[NDArray[np.unsignedinteger], FloatFormat] | None:
         """Bits of the same module at the same positions; None if there are none of that width."""
-        kept = self.modules.get(part.key)
-        if kept is None or kept.width != part.bits.shape[1] or not kept.rows["seen"][part.here].all():
+        module = self.modules.get(part.key)
+        if module is None or module.width != part.bits.shape[1] or not module.rows["seen"][part.span].all():
             return None
-        self.file.seek(kept.offset + part.first * kept.width * kept.format.itemsize)
-        bits = np.frombuffer(self.file.read(part.bits.size * kept.format.itemsize), kept.format.carrier)
-        return bits.reshape(part.bits.shape), kept.format
+        self.file.seek(module.offset + part.first * module.width * module.format.itemsize)
+        bits = np.frombuffer(self.file.read(part.bits.size * module.format.itemsize), module.format.carrier)
+        return bits.reshape(part.bits.shape), module.format
 
 
 class LayerRows:
     """Takes module outputs and writes rows of the tables `layer` and `layer_position`.
 
-    The reference's first; then, where there is to be a rounding floor, those of reordered prefills (and of a plain one,
+    The reference's first; then, if there is to be a noise floor, those of reordered prefills (and of a plain one,
     if the reference is another path); then the variants', each prompt followed by `end`.
     """
 
     def __init__(
-        self, directory: Path, chosen: Sequence[Sequence[int]], put: Put, insert: Insert, *, is_beside: bool = True
+        self, directory: Path, positions: Sequence[Sequence[int]], put: Put, insert: Insert, *, is_async: bool = True
     ) -> None:
-        """chosen: positions of each prompt that are looked at, ascending. put: hands work to the thread that stores,
-        which `insert` belongs to.
+        """positions: of each prompt, ascending. put: hands work to the storing thread, which `insert` belongs to.
 
-        is_beside: all work is done there; else only storing, and comparing in the caller's thread: beside forwards that
-        keep every core busy it costs them more than it takes (a fifth of the whole, on two cores).
+        is_async: compare in that thread too, else in the caller's: next to forwards that keep every core busy it
+        costs them more than it takes (a fifth of the whole, on two cores).
         """
-        self._directory, self._storing, self._insert, self._is_beside = directory, put, insert, is_beside
-        self._chosen = [np.array(positions, np.int32) for positions in chosen]
-        self._counts = [len(positions) for positions in chosen]
+        self._directory, self._storing, self._insert, self._is_async = directory, put, insert, is_async
+        self._chosen = [np.array(each, np.int32) for each in positions]
+        self._counts = [len(each) for each in positions]
         self._reference = self._plain = _Spool(directory / "reference-layers", self._counts)
         self._compared: dict[Key, _Module] = {}
         self._floor: dict[Key, _Floor] = {}
 
     def _put(self, work: Callable[..., object], *arguments: object, size: int = 0) -> None:
-        if self._is_beside:
+        if self._is_async:
             self._storing(work, *arguments, size=size)
         else:
             work(*arguments)
@@ -240,59 +239,59 @@ class LayerRows:
 
     def _compare(self, part: LayerPart, spool: _Spool) -> None:
         """A module of which some part cannot be compared is left out."""
-        compared, against = self._compared.get(part.key), spool.reference_of(part)
+        module, against = self._compared.get(part.key), spool.reference_of(part)
         fmt = FLOAT32 if against is None or against[1] is not part.format else part.format
-        if against is None or (compared is not None and compared.format is not fmt):
-            if compared is not None:
-                compared.width = 0
+        if against is None or (module is not None and module.format is not fmt):
+            if module is not None:
+                module.width = 0
             return
         reference, bits = against[0], part.bits
         if against[1] is not part.format:  # every value of both is a float32's, so there they are compared
             reference, bits = widen(reference, against[1]), widen(bits, part.format)
-        if compared is None:
+        if module is None:
             rows = np.zeros(self._counts[part.prompt], _POSITION)
-            compared = self._compared[part.key] = _Module(part.module, bits.shape[1], fmt, rows)
-        found = differences(reference, bits, fmt)
+            module = self._compared[part.key] = _Module(part.module, bits.shape[1], fmt, rows)
+        figures = differences(reference, bits, fmt)
         for name in _FIGURES:
-            compared.rows[name][part.here] = getattr(found, name)
-        compared.rows["seen"][part.here] = True
+            module.rows[name][part.span] = getattr(figures, name)
+        module.rows["seen"][part.span] = True
 
     def _take(self, spool: _Spool) -> list[tuple[Key, _Module]]:
         """The modules that both sides put out at every position looked at, in their order; and forget them all."""
-        compared = [(key, each) for key, each in sorted(self._compared.items()) if each.is_whole]
+        modules = [(key, each) for key, each in sorted(self._compared.items()) if each.is_whole]
         self._compared.clear()
-        return [(key, each) for key, each in compared if spool.modules[key].is_whole]
+        return [(key, each) for key, each in modules if spool.modules[key].is_whole]
 
     def _end_floor(self) -> None:
-        for key, compared in self._take(self._plain):
-            count = len(compared.rows)
+        for key, module in self._take(self._plain):
+            count = len(module.rows)
             squares, finite = self._floor.setdefault(key, (np.zeros(count), np.zeros(count, np.int64)))
-            squares += compared.rows["sum_squares"]
-            finite += compared.rows["finite"]
+            squares += module.rows["sum_squares"]
+            finite += module.rows["finite"]
 
     def _end(self, pair: int, prompt: int) -> None:
-        compared = self._take(self._reference)
-        if compared and self._is_beside:
-            self._store(pair, prompt, compared)
-        elif compared:
-            self._storing(self._store, pair, prompt, compared)
+        modules = self._take(self._reference)
+        if modules and self._is_async:
+            self._store(pair, prompt, modules)
+        elif modules:
+            self._storing(self._store, pair, prompt, modules)
 
-    def _store(self, pair: int, prompt: int, compared: list[tuple[Key, _Module]]) -> None:
+    def _store(self, pair: int, prompt: int, modules: list[tuple[Key, _Module]]) -> None:
         positions = self._chosen[prompt]
-        rows = [_module_row(positions, each, self._floor.get(key)) for key, each in compared]
+        rows = [_module_row(positions, each, self._floor.get(key)) for key, each in modules]
         columns = {name: [row[name] for row in rows] for name in rows[0]}
         self._insert(LAYER.name, LAYER.arrow(pair=pair, prompt=prompt, positions=len(positions), **columns))
         at_once = max(1, _INSERT_ROWS // len(positions))
-        for start in range(0, len(compared), at_once):
+        for start in range(0, len(modules), at_once):
             tables = [
                 _position_rows(pair, prompt, positions, each, self._floor.get(key))
-                for key, each in compared[start : start + at_once]
+                for key, each in modules[start : start + at_once]
             ]
             self._insert(LAYER_POSITION.name, pa.concat_tables(tables))
 
 
-def _module_row(positions: NDArray[np.int32], compared: _Module, floor: _Floor | None) -> dict[str, Any]:
-    rows, module = compared.rows, compared.module
+def _module_row(positions: NDArray[np.int32], result: _Module, floor: _Floor | None) -> dict[str, Any]:
+    rows, module = result.rows, result.module
     sums = {
         name: rows[name].sum().item() for name in ("neq", "finite", "sum_ulps", "sum_squares", "nonfinite_mismatch")
     }
@@ -302,35 +301,35 @@ def _module_row(positions: NDArray[np.int32], compared: _Module, floor: _Floor |
         "module": module.name,
         "kind": module.kind,
         "block": module.block,
-        "dtype": compared.format.name,
-        "elements": len(positions) * compared.width,
+        "dtype": result.format.name,
+        "elements": len(positions) * result.width,
         "neq": sums["neq"],
         "finite": sums["finite"],
         "max_abs": float(rows["max_abs"].max()),
         "rms": float(np.sqrt(sums["sum_squares"] / finite)),
         "max_ulps": int(rows["max_ulps"].max()),
         "mean_ulps": float(sums["sum_ulps"] / finite),
-        "max_row_ulps": _known(max_row_ulps(rows["max_row_ulps"])),
-        "rms_row_ulps": _known(rms_row_ulps(rows["row_squares"], rows["finite"])),
+        "max_row_ulps": _defined(max_row_ulps(rows["max_row_ulps"])),
+        "rms_row_ulps": _defined(rms_row_ulps(rows["row_squares"], rows["finite"])),
         "nonfinite_mismatch": sums["nonfinite_mismatch"],
         "first_position": int(positions[differing[0]]) if len(differing) else None,
         "floor_rms": None if floor is None else float(np.sqrt(floor[0].sum() / max(1, int(floor[1].sum())))),
     }
 
 
-def _known(value: NDArray[np.float64]) -> float | None:
+def _defined(value: NDArray[np.float64]) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
 def _position_rows(
-    pair: int, prompt: int, positions: NDArray[np.int32], compared: _Module, floor: _Floor | None
+    pair: int, prompt: int, positions: NDArray[np.int32], result: _Module, floor: _Floor | None
 ) -> pa.Table:
     """One row a position of one module."""
-    rows = compared.rows
+    rows = result.rows
     return LAYER_POSITION.arrow(
         pair=pair,
         prompt=prompt,
-        ordinal=compared.module.ordinal,
+        ordinal=result.module.ordinal,
         position=positions,
         neq=rows["neq"],
         rms=np.sqrt(rows["sum_squares"] / np.maximum(rows["finite"], 1)),

@@ -46,12 +46,12 @@ def read_position(
     database: Database, header: RunHeader, side: int, prompt: int, position: int
 ) -> NDArray[np.unsignedinteger]:
     """All logits of a side at one position, as bits. [vocab]"""
-    found = database.table(
+    table = database.table(
         "SELECT tile, bits FROM logits WHERE side = ? AND prompt = ? AND position = ? ORDER BY tile",
         [side, prompt, position],
     )
     with database.decoding("logits"):
-        bits = join_tiles(found.column("bits"), header.format.carrier)
+        bits = join_tiles(table.column("bits"), header.format.carrier)
     if bits.size != header.vocab:
         raise StoreError(f"{database.file}: no logits at prompt {prompt}, position {position}, side {side}.")
     return bits
@@ -73,22 +73,22 @@ def read_window(
     first_tile, last_tile = tokens[0] // per_tile, (tokens[1] - 1) // per_tile
     places = header.places()[rows[0] : rows[1]]
     (first_prompt, first), (last_prompt, last) = places[0], places[-1]
-    found = database.table(
+    table = database.table(
         """SELECT prompt, position, tile, bits FROM logits
            WHERE side = ? AND prompt BETWEEN ? AND ? AND (prompt > ? OR position >= ?) AND (prompt < ? OR position <= ?)
              AND tile BETWEEN ? AND ?""",
         [side, first_prompt, last_prompt, first_prompt, first, last_prompt, last, first_tile, last_tile],
     )
     with database.decoding(f"table of logits of side {side}"):
-        keys = np.stack([found.column(name).to_numpy().astype(np.int64) for name in ("prompt", "position", "tile")])
+        keys = np.stack([table.column(name).to_numpy().astype(np.int64) for name in ("prompt", "position", "tile")])
         order = np.lexsort(keys[::-1])
         if not np.array_equal(order, np.arange(len(order))):  # rows lie in insertion order, which is this one
-            found = found.take(order)
+            table = table.take(order)
         tiles = np.arange(first_tile, last_tile + 1)
-        expected = np.stack([*np.repeat(np.array(places), len(tiles), axis=0).T, np.tile(tiles, len(places))])
-        if not np.array_equal(keys[:, order], expected):
+        expected_keys = np.stack([*np.repeat(np.array(places), len(tiles), axis=0).T, np.tile(tiles, len(places))])
+        if not np.array_equal(keys[:, order], expected_keys):
             raise ValueError("a tile is missing, or there twice")
-        bits = join_tiles(found.column("bits"), header.format.carrier).reshape(len(places), -1)
+        bits = join_tiles(table.column("bits"), header.format.carrier).reshape(len(places), -1)
     first_token = first_tile * per_tile
     if bits.shape[1] != min((last_tile + 1) * per_tile, header.vocab) - first_token:
         raise StoreError(

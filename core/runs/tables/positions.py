@@ -87,14 +87,14 @@ def side_position_rows(side: int, places: NDArray[np.int32], figures: SideRows) 
 def top_token_rows(side: int, places: NDArray[np.int32], figures: SideRows) -> pa.Table:
     """Rows of a side's top tokens: those that are numbers."""
     k = figures.top_ids.shape[1]
-    known = (figures.top_ids >= 0).ravel()
+    is_known = (figures.top_ids >= 0).ravel()
     return TOP_TOKEN.arrow(
         side=side,
-        prompt=np.repeat(places[:, 0], k)[known],
-        position=np.repeat(places[:, 1], k)[known],
-        rank=np.tile(np.arange(k, dtype=np.int32), len(places))[known],
-        token_id=figures.top_ids.ravel()[known],
-        logit=figures.top_logits.ravel()[known].astype(np.float64),
+        prompt=np.repeat(places[:, 0], k)[is_known],
+        position=np.repeat(places[:, 1], k)[is_known],
+        rank=np.tile(np.arange(k, dtype=np.int32), len(places))[is_known],
+        token_id=figures.top_ids.ravel()[is_known],
+        logit=figures.top_logits.ravel()[is_known].astype(np.float64),
     )
 
 
@@ -115,15 +115,15 @@ def list_position_rows(
 
 def read_positions(database: Database, header: RunHeader, pair: int, prompt: int | None = None) -> pd.DataFrame:
     """Figures of a pair, one row a position of every prompt or of one (null if undefined)."""
-    where, of = ("", []) if prompt is None else (" AND prompt = ?", [prompt])
-    table = POSITION.read(database, f"pair = ?{where} ORDER BY prompt, position", [pair, *of], POSITION.names[1:])
+    clause, of = ("", []) if prompt is None else (" AND prompt = ?", [prompt])
+    table = POSITION.read(database, f"pair = ?{clause} ORDER BY prompt, position", [pair, *of], POSITION.names[1:])
     with database.decoding("table of positions"):
         if len(table) != header.rows and header.k is None and prompt is None:
             raise ValueError(f"{len(table)} rows for {header.rows} positions of pair {pair}")
         for metric in METRICS:  # a file in which one is text or null is not read as one that is all equal
             is_open = header.k is not None and metric.name in OPEN_IN_LISTS
             if is_open:
-                table[metric.name] = _known(table[metric.name], metric.dtype)
+                table[metric.name] = _fill_open(table[metric.name], metric.dtype)
             values = table[metric.name]
             if values.dtype.kind != np.dtype(metric.dtype).kind or (
                 not (metric.is_nullable or is_open) and values.isna().any()
@@ -132,18 +132,18 @@ def read_positions(database: Database, header: RunHeader, pair: int, prompt: int
     return table
 
 
-def _known(values: pd.Series, dtype: str) -> pd.Series:
-    """What lists leave open, for tables of pages: False, or no number."""
+def _fill_open(values: pd.Series, dtype: str) -> pd.Series:
+    """Return a column of lists with open values filled, for tables of pages: False, or no number."""
     return values.eq(True) if dtype == "bool" else values.astype("Int64" if "int" in dtype else dtype)
 
 
-def read_records(database: Database, pair: int, where: str = "true") -> list[dict[str, Any]]:
-    """Figures of a pair, one dict a position for which `where` holds, None if undefined."""
+def read_records(database: Database, pair: int, condition: str = "true") -> list[dict[str, Any]]:
+    """Figures of a pair, one dict a position for which `condition` holds, None if undefined."""
     columns = ", ".join(POSITION.names[1:])
-    asked = f"SELECT {columns} FROM position WHERE pair = ? AND {where} ORDER BY prompt, position LIMIT {MAX_ROWS}"
+    sql = f"SELECT {columns} FROM position WHERE pair = ? AND {condition} ORDER BY prompt, position LIMIT {MAX_ROWS}"
     with database.decoding("table of positions"):
-        found = database.table(asked, [pair])
+        table = database.table(sql, [pair])
         for metric in METRICS:
-            if np.dtype(found.schema.field(metric.name).type.to_pandas_dtype()).kind != np.dtype(metric.dtype).kind:
-                raise TypeError(f"column {metric.name} holds {found.schema.field(metric.name).type}")
-        return found.to_pylist()
+            if np.dtype(table.schema.field(metric.name).type.to_pandas_dtype()).kind != np.dtype(metric.dtype).kind:
+                raise TypeError(f"column {metric.name} holds {table.schema.field(metric.name).type}")
+        return table.to_pylist()

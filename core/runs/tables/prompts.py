@@ -44,14 +44,14 @@ def insert_prompts(database: Database, header: RunHeader) -> None:
     prompts = header.prompts
     lengths = [prompt.positions for prompt in prompts]
     PROMPT.insert(database, prompt=list(range(len(prompts))), positions=lengths)
-    known = [(index, each) for index, each in enumerate(prompts) if each.token_ids or each.token_texts]
-    if known:
+    with_tokens = [(index, each) for index, each in enumerate(prompts) if each.token_ids or each.token_texts]
+    if with_tokens:
         TOKEN.insert(
             database,
-            prompt=[index for index, each in known for _ in range(each.positions)],
-            position=[position for _, each in known for position in range(each.positions)],
-            token_id=[token for _, each in known for token in each.token_ids or [None] * each.positions],
-            text=[text for _, each in known for text in each.token_texts or [None] * each.positions],
+            prompt=[index for index, each in with_tokens for _ in range(each.positions)],
+            position=[position for _, each in with_tokens for position in range(each.positions)],
+            token_id=[token for _, each in with_tokens for token in each.token_ids or [None] * each.positions],
+            text=[text for _, each in with_tokens for text in each.token_texts or [None] * each.positions],
         )
     if header.keep == FIGURES:  # whose texts follow: those of a large vocabulary are more than all figures
         "".join(header.vocabulary.values()).encode()  # what cannot be stored is refused now
@@ -61,8 +61,8 @@ def insert_prompts(database: Database, header: RunHeader) -> None:
 
 def insert_used_vocabulary(database: Database, header: RunHeader) -> None:
     """Insert the texts of the tokens that stand in other tables: in prompts, among the best, in continuations."""
-    asked = " UNION ".join(f"SELECT token_id FROM {table}" for table in ("token", "top_token", "generated_token"))
-    ids = sorted(header.vocabulary.keys() & {row[0] for row in database.rows(asked)})
+    sql = " UNION ".join(f"SELECT token_id FROM {table}" for table in ("token", "top_token", "generated_token"))
+    ids = sorted(header.vocabulary.keys() & {row[0] for row in database.rows(sql)})
     if ids:
         VOCABULARY.insert(database, token_id=ids, text=[header.vocabulary[token] for token in ids])
 

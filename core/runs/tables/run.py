@@ -65,11 +65,11 @@ def read_run(database: Database, *columns: str) -> dict[str, Any]:
 
 def refuse_other_versions(database: Database) -> None:
     """StoreError for a file that lacks columns because another version of ULPscope wrote it."""
-    asked = (
+    sql = (
         "SELECT column_name FROM duckdb_columns() WHERE database_name = 'run_file' AND table_name = 'run'"
         " AND column_name IN ('file_version', 'schema_version')"
     )
-    for (column,) in database.rows(asked):
+    for (column,) in database.rows(sql):
         version = database.rows(f"SELECT {column} FROM run_file.run")[0][0]
         if column != "file_version" or version != FILE_VERSION:
             raise _other_version(database, version)

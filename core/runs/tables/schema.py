@@ -42,12 +42,12 @@ def check_tables(database: Database) -> None:
     """
     database.refuse_views()
     ours = "WHERE database_name = 'run_file' AND schema_name = 'main'"
-    there = dict(database.rows(f"SELECT table_name, column_count FROM duckdb_tables() {ours}"))
-    if run.RUN.name in there:
+    columns_by_table = dict(database.rows(f"SELECT table_name, column_count FROM duckdb_tables() {ours}"))
+    if run.RUN.name in columns_by_table:
         run.read_run(database, "vocab")
-    if missing := sorted(TABLES.keys() - there.keys()):
+    if missing := sorted(TABLES.keys() - columns_by_table.keys()):
         raise StoreError(f"{database.file}: a DuckDB file without the table '{missing[0]}', so not a run file.")
-    if all(there[name] == len(table.columns) for name, table in TABLES.items()):
+    if all(columns_by_table[name] == len(table.columns) for name, table in TABLES.items()):
         return  # the list of columns takes a tenth of opening a run
     names = set(database.rows(f"SELECT table_name, column_name FROM duckdb_columns() {ours}"))
     for name, table in TABLES.items():

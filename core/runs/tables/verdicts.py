@@ -67,10 +67,10 @@ def delete_evidence(database: Database, pair: int) -> None:
 
 def read_evidence(database: Database) -> dict[int, list[Evidence]]:
     """Evidence of every judged pair, by its number, in the order of the checks."""
-    asked = "SELECT pair, checked, control, figures, outcome, says, side_name FROM evidence"
+    sql = "SELECT pair, checked, control, figures, outcome, says, side_name FROM evidence"
     of_pairs: dict[int, list[Evidence]] = {}
     with database.decoding("evidence"):
-        for pair, checked, control, figures, *rest in database.rows(asked):
+        for pair, checked, control, figures, *rest in database.rows(sql):
             row = Evidence(Check(checked), control, figures_of(Check(checked), figures), *rest)
             of_pairs.setdefault(pair, []).append(row)
         return {pair: sorted(rows, key=lambda row: row.height) for pair, rows in of_pairs.items()}

@@ -19,7 +19,7 @@ from core.errors import StoreError
 from core.runs.file.records import Prompt
 from core.runs.importing import import_run
 from core.runs.reader import RunReader
-from core.runs.store.cards import counted, list_runs, prompt_texts
+from core.runs.store.cards import count_verdicts, list_runs, prompt_texts
 from core.runs.store.store import Store
 from core.runs.tables.schema import TABLES
 from tests.core.runs.made_runs import ROOT, calm_sides, copied, header_of, made, write_run
@@ -329,6 +329,6 @@ def test_runs_are_counted_by_the_verdicts_of_their_pairs_the_most_frequent_first
         structs.replace(card, pair_verdicts=("rounding", "bug suspected")),
         structs.replace(card, pair_verdicts=("rounding", "a\x1b[31m later one")),
     ]
-    assert r"1 a\x1b[31m later" in counted(cards)
-    assert "2 pairs: 1 rounding, 1" in counted(cards[:1])
-    assert counted([structs.replace(card, pair_verdicts=())]) == "1 run."
+    assert r"1 a\x1b[31m later" in count_verdicts(cards)
+    assert "2 pairs: 1 rounding, 1" in count_verdicts(cards[:1])
+    assert count_verdicts([structs.replace(card, pair_verdicts=())]) == "1 run."
