@@ -14,7 +14,7 @@ from ..runs.file.records import IDENTICAL, INVALID_DUMP, UNDECIDED
 from ..runs.topk.pairing import ListPair, compare_sides
 from ..runs.topk.placeholders import clauses
 from ..runs.topk.records import ListSide
-from ..runs.topk.tokens import Compared
+from ..runs.topk.tokens import TokenPair
 from ..text import number, opening, plural
 from .explain.causes import explain
 from .explain.rows import rows_of_lists
@@ -40,7 +40,7 @@ class ListControls(Controls):
         self.is_certain = not pair.differs and 2 * pair.certain > len(pair.positions)
         self.is_text_alone = bool(self.repeats) and not pair.differs and pair.has_other_text
         doubts = pair.differs, pair.placeholders, self.parting, self.is_certain, self.is_text_alone
-        self.is_identical = pair.listed > 0 and not any(doubts)
+        self.is_identical = pair.common_values > 0 and not any(doubts)
 
     def validity(self) -> list[Evidence]:
         """What both sides sent: values, placeholders, inputs and the dtype that values show; and the noise floor."""
@@ -50,8 +50,8 @@ class ListControls(Controls):
             rows.append(Evidence(check, _REQUESTS, check.record(**figures), outcome, says, side))
 
         zeros = f"; {plural(pair.zeros, 'token')} of probability 0 not compared" if pair.zeros else ""
-        counts = {"values": pair.listed, "neq": pair.differing, "flips": pair.flips}
-        outcome = NOTED if pair.differs or not pair.listed else PASSED
+        counts = {"values": pair.common_values, "neq": pair.differing, "flips": pair.flips}
+        outcome = NOTED if pair.differs or not pair.common_values else PASSED
         add(Check.SENT, outcome, f"{opening(pair.in_words)}{zeros}.", None, positions=len(pair.positions), **counts)
         for one in pair.placeholders:
             outcome, says = FAILED if pair.is_void else NOTED, f"{opening(clauses([one])[0])}."
@@ -140,7 +140,7 @@ def _judged(index: int, controls: ListControls, earlier: Verdict | None = None) 
     return replace(judge(controls, earlier), noise_ratio=ratio, first_place=None, pair=index)
 
 
-def judge_tokens(compared: Compared) -> Verdict:
+def judge_tokens(compared: TokenPair) -> Verdict:
     """Judge two files of chosen tokens: with one value per row no cause is looked for."""
     figures, name = compared.summary, UNDECIDED
     of = f"of {figures.finite:,} log-probabilities of chosen tokens"

@@ -231,7 +231,7 @@ def _walked(prompt: tuple[int, ...], answers: Sequence[Response]) -> Response:
         if not len(answer.rows):
             raise ProbeError("the server generated nothing for a prefix of the prompt.")
         tokens, values = answer.rows.row(0)
-        given = prompt[position + 1] if position + 1 < len(prompt) else int(answer.rows.chosen[0])
+        given = prompt[position + 1] if position + 1 < len(prompt) else int(answer.rows.targets[0])
         entries = tuple(zip(tokens.tolist(), values.tolist(), strict=True))
         best = int(answer.rows.best[0])
         rows.append(ListRow(position, entries, best, given, int(answer.rows.missing[0]), bool(answer.rows.full[0])))
@@ -239,7 +239,7 @@ def _walked(prompt: tuple[int, ...], answers: Sequence[Response]) -> Response:
     last = answers[-1]
     return replace(
         last,
-        tokens=(*prompt, int(last.rows.chosen[0])),
+        tokens=(*prompt, int(last.rows.targets[0])),
         rows=list_rows(rows, "walk"),
         start_known=True,
         generated_from=None,

@@ -198,8 +198,8 @@ class Server:
         if not responses:
             raise ProbeError(f"{path}: the server sends no answer.")
         one = responses[0]
-        asked = ask.top if one.asked is None else one.asked
-        return replace(one, asked=asked, vocab=self.vocab if one.vocab is None else one.vocab)
+        top_logprobs = ask.top if one.top_logprobs is None else one.top_logprobs
+        return replace(one, top_logprobs=top_logprobs, vocab=self.vocab if one.vocab is None else one.vocab)
 
 
 def find_server(client: Client, model: str = "") -> Server:

@@ -202,7 +202,7 @@ def sampler(pair: PairRows) -> Iterator[Cause]:
         raise TooFewError("generated tokens")
     for side in (0, 1):
         rows = [(place.figures.variant if side else place.figures.reference, place) for place in pair.listed.positions]
-        emitted = [(row.token, place.chosen[side], place) for row, place in rows if place.is_generated]
+        emitted = [(row.token, place.targets[side], place) for row, place in rows if place.is_generated]
         seen = [(top, chosen, place) for top, chosen, place in emitted if top is not None and chosen != UNKNOWN_TOKEN]
         other = [one for one in seen if one[0] != one[1]]
         if len(other) >= 2 or (other and len(seen) < 8):

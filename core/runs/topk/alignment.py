@@ -39,17 +39,17 @@ def aligned(sides: Sequence[ListSide]) -> tuple[ListSide, ...]:
     if any(side.keys == "text" for side in sides):
         sides = _by_text(sides)
     prompts = [
-        _in_place(prompt, answers)
-        for prompt, answers in enumerate(zip(*(side.responses for side in sides), strict=True))
+        _in_place(prompt, responses)
+        for prompt, responses in enumerate(zip(*(side.responses for side in sides), strict=True))
     ]
-    return tuple(replace(side, responses=moved) for side, moved in zip(sides, zip(*prompts, strict=True), strict=True))
+    return tuple(replace(side, responses=own) for side, own in zip(sides, zip(*prompts, strict=True), strict=True))
 
 
 def prompt_tokens(response: Response) -> tuple[int, ...] | None:
     """Token ids of the prompt, None if not all are known."""
     end = len(response.tokens) if response.generated_from is None else response.generated_from + 1
-    known = response.tokens[:end] if response.start_known else ()
-    return None if not known or UNKNOWN_TOKEN in known else known
+    tokens = response.tokens[:end] if response.start_known else ()
+    return None if not tokens or UNKNOWN_TOKEN in tokens else tokens
 
 
 def extra_first_token(one: Sequence[int], other: Sequence[int]) -> tuple[int, bool] | None:
@@ -63,9 +63,9 @@ def extra_first_token(one: Sequence[int], other: Sequence[int]) -> tuple[int, bo
 
 
 def sequence(response: Response) -> tuple[int, ...]:
-    """The tokens of a response with what rows say of the token after them, where it was unknown."""
+    """The tokens of a response with what rows say of the token after them, if it was unknown."""
     filled = list(response.tokens)
-    for position, token in zip(response.rows.positions.tolist(), response.rows.chosen.tolist(), strict=True):
+    for position, token in zip(response.rows.positions.tolist(), response.rows.targets.tolist(), strict=True):
         filled.extend([UNKNOWN_TOKEN] * (position + 2 - len(filled)))
         if filled[position + 1] == UNKNOWN_TOKEN:
             filled[position + 1] = token
@@ -105,19 +105,19 @@ def _renumbered(response: Response, numbers: Mapping[str, int]) -> Response:
     rows = response.rows
     lists = [[new.get(token, UNKNOWN_TOKEN) for token in rows.row(index)[0].tolist()] for index in range(len(rows))]
     usable = np.array([UNKNOWN_TOKEN not in ids and len(set(ids)) == len(ids) for ids in lists], np.bool_)
-    ids = np.array([token for listed in lists for token in listed], np.int64)
-    chosen = np.array([new.get(token, UNKNOWN_TOKEN) for token in rows.chosen.tolist()], np.int64)
-    made = replace(
+    ids = np.array([token for row_ids in lists for token in row_ids], np.int64)
+    targets = np.array([new.get(token, UNKNOWN_TOKEN) for token in rows.targets.tolist()], np.int64)
+    renumbered = replace(
         response,
         keys="text",
         tokens=tuple(new.get(token, UNKNOWN_TOKEN) for token in response.tokens),
-        rows=replace(rows, token_ids=ids, chosen=chosen).part(usable, np.repeat(usable, np.diff(rows.offsets))),
+        rows=replace(rows, token_ids=ids, targets=targets).part(usable, np.repeat(usable, np.diff(rows.offsets))),
         texts=dict(texts),
     )
     if usable.all():
-        return made
+        return renumbered
     left_out = int((~usable).sum())
-    return warned(made, f"{plural(left_out, 'row')} left out: two of the tokens print alike, or one has no text.")
+    return warned(renumbered, f"{plural(left_out, 'row')} left out: two of the tokens print alike, or one has no text.")
 
 
 def _in_place(prompt: int, responses: Sequence[Response]) -> list[Response]:
@@ -157,30 +157,30 @@ def _later(response: Response, count: int) -> Response:
 def _parted(prompt: int, response: Response, place: int, count: int) -> Response:
     """Return the response with `count` unknown tokens before its token at `place`, and its rows from there on moved."""
     tokens, rows = sequence(response), response.rows
-    moved = replace(
+    shifted_response = replace(
         response,
         tokens=(*tokens[:place], *[UNKNOWN_TOKEN] * count, *tokens[place:]),
         rows=replace(rows, positions=rows.positions + count * (rows.positions >= place - 1)),
     )
     lacks = f"No rows of {plural(count, 'token')} before its first at prompt {prompt}"
-    return warned(moved, f"{lacks}; its rows are aligned by their tokens.")
+    return warned(shifted_response, f"{lacks}; its rows are aligned by their tokens.")
 
 
 def _starts(reference: Response, variant: Response) -> tuple[int, int]:
     """Return offsets to each side's positions so that both count from the same place.
 
-    A response that does not say where it starts begins at the other's first generated position. Responses to prompts of
-    two lengths, of which only generated rows were sent, meet where generation starts.
+    A response without a start begins at the other's first generated position. Responses to prompts of
+    two lengths, of which only generated rows were sent, meet at the start of generation.
     """
     sides, ends = (reference, variant), (reference.generated_from, variant.generated_from)
     if reference.start_known != variant.start_known:
-        known = ends[0] if reference.start_known else ends[1]
-        if known is None:
+        start = ends[0] if reference.start_known else ends[1]
+        if start is None:
             raise DumpError(
                 "one side sends rows of a prompt only and the other of generated tokens only; expected positions that"
                 " both have."
             )
-        return (0, known) if reference.start_known else (known, 0)
+        return (0, start) if reference.start_known else (start, 0)
     if not reference.start_known or ends[0] is None or ends[1] is None or None not in map(prompt_tokens, sides):
         return 0, 0
     if any(len(side.rows) and side.rows.positions[0] < (side.generated_from or 0) for side in sides):
@@ -217,5 +217,5 @@ def _begins_with_its_rows(response: Response) -> bool:
     """Return whether the text of a response begins with the token of its first generated row."""
     rows = response.rows
     first = next((at for at, place in enumerate(rows.positions) if place >= (response.generated_from or 0)), None)
-    token = "" if first is None else response.texts.get(int(rows.chosen[first]), "").lstrip(" Ġ▁")
+    token = "" if first is None else response.texts.get(int(rows.targets[first]), "").lstrip(" Ġ▁")
     return bool(response.text and token) and response.text.lstrip().startswith(token)

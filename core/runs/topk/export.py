@@ -23,7 +23,7 @@ _LEAST = "-inf"  # JSON has no infinity
 class _Row(msgspec.Struct):
     position: Count
     best: Count
-    chosen: Token
+    target: Token = msgspec.field(name="chosen")
     missing: Count
     full: bool
     token_ids: list[Count]
@@ -31,9 +31,16 @@ class _Row(msgspec.Struct):
 
 
 _ABOUT = {name: kind for name, kind in get_type_hints(Response, include_extras=True).items() if name != "prompt_key"}
+_KEYS = {name: "asked" if name == "top_logprobs" else name for name in _ABOUT}  # in JSON
 # A response with its side and prompt.
 _Line = msgspec.defstruct(
-    "_Line", [(FORM, Literal[1]), ("side", str), ("prompt", Count), *(_ABOUT | {"rows": list[_Row]}).items()]
+    "_Line",
+    [
+        (FORM, Literal[1]),
+        ("side", str),
+        ("prompt", Count),
+        *((_KEYS[name], kind) for name, kind in (_ABOUT | {"rows": list[_Row]}).items()),
+    ],
 )
 
 
@@ -52,13 +59,13 @@ def lines_of(sides: Sequence[ListSide]) -> Iterator[dict[str, Any]]:
     """Return one object a response, the reference's first."""
     for side in sides:
         for prompt, response in enumerate(side.responses):
-            stored, rows = response.rows, []
-            columns = (stored.positions, stored.best, stored.chosen, stored.missing, stored.full)
+            lists, rows = response.rows, []
+            columns = (lists.positions, lists.best, lists.targets, lists.missing, lists.full)
             for index, values in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
-                ids, sent = (each.tolist() for each in stored.row(index))
-                sent = [_LEAST if value == -math.inf else value for value in sent]
-                rows.append(dict(zip(_Row.__struct_fields__, (*values, ids, sent), strict=True)))
-            about = {name: getattr(response, name) for name in _ABOUT}
+                ids, row_values = (each.tolist() for each in lists.row(index))
+                row_values = [_LEAST if value == -math.inf else value for value in row_values]
+                rows.append(dict(zip(_Row.__struct_encode_fields__, (*values, ids, row_values), strict=True)))
+            about = {key: getattr(response, name) for name, key in _KEYS.items()}
             yield {FORM: _VERSION, "side": side.name, "prompt": prompt, **about, "rows": rows}
 
 
@@ -69,22 +76,22 @@ def is_line(document: object) -> bool:
 
 def sides_of_lines(documents: Iterator[tuple[str, Any]]) -> tuple[ListSide, ...]:
     """Return the sides that lines hold. DumpError for a line that is none, or prompts not numbered from 0 on."""
-    found: dict[str, list[Response]] = {}
-    for where, document in documents:
+    by_side: dict[str, list[Response]] = {}
+    for source, document in documents:
         if not is_line(document):
-            raise DumpError(f"{where}: is no line of an exported run as those before it are.")
+            raise DumpError(f"{source}: is no line of an exported run as those before it are.")
         try:
             line: Any = msgspec.convert(document, _Line, str_keys=True)
             rows = []
             for row in line.rows:
                 values = [-math.inf if value == _LEAST else float(value) for value in row.values]
                 entries = tuple(zip(row.token_ids, values, strict=True))
-                rows.append(ListRow(row.position, entries, row.best, row.chosen, row.missing, row.full))
-            about = {name: getattr(line, name) for name in _ABOUT}
-            response = Response(**about | {"rows": list_rows(rows, where)})
+                rows.append(ListRow(row.position, entries, row.best, row.target, row.missing, row.full))
+            about = {name: getattr(line, key) for name, key in _KEYS.items()}
+            response = Response(**about | {"rows": list_rows(rows, source)})
         except (msgspec.ValidationError, ValueError) as error:
-            raise DumpError(f"{where}: makes no sense as a line of an exported run ({shown(error, 80)}).") from None
-        if line.prompt != len(found.setdefault(line.side, [])):
-            raise DumpError(f"{where}: expected prompt {len(found[line.side])} of side '{shown(line.side, 60)}'.")
-        found[line.side].append(response)
-    return tuple(ListSide(name, tuple(responses)) for name, responses in found.items())
+            raise DumpError(f"{source}: makes no sense as a line of an exported run ({shown(error, 80)}).") from None
+        if line.prompt != len(by_side.setdefault(line.side, [])):
+            raise DumpError(f"{source}: expected prompt {len(by_side[line.side])} of side '{shown(line.side, 60)}'.")
+        by_side[line.side].append(response)
+    return tuple(ListSide(name, tuple(responses)) for name, responses in by_side.items())

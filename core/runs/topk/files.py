@@ -21,22 +21,22 @@ def are_payloads(paths: Sequence[Path]) -> bool:
     """Return whether these files hold responses of engines, False if one is not there. UsageError if some do."""
     if not all(path.is_file() for path in paths):
         return False
-    found = [is_payload(path) for path in paths]
-    if len(set(found)) == 2:
-        named = [(f"'{shown(path.name)}'", is_one) for path, is_one in zip(paths, found, strict=True)]
-        holds, lacks = (joined([name for name, is_one in named if is_one == one]) for one in (True, False))
+    kinds = [is_payload(path) for path in paths]
+    if len(set(kinds)) == 2:
+        names = [(f"'{shown(path.name)}'", is_one) for path, is_one in zip(paths, kinds, strict=True)]
+        holds, lacks = (joined([name for name, is_one in names if is_one == one]) for one in (True, False))
         raise UsageError(
             f"{holds} may hold server responses and {lacks} is no JSON, stream or compressed file of them; expected"
             " files of one kind."
         )
-    return bool(found) and all(found)
+    return bool(kinds) and all(kinds)
 
 
 def read_sides(paths: Sequence[Path]) -> tuple[ListSide, ...]:
     """The sides in the files, the reference first: those of one exported run, the repeated answers of one file, or each
     file as a side of its name. Responses of several files are joined by custom_id, request or token ids, if known.
 
-    DumpError for what is no response or cannot be put beside another.
+    DumpError for what is no response or cannot be compared.
     """
     if len(paths) == 1 and any(is_line(first) for _, first in islice(documents(paths[0]), 1)):
         return sides_of_lines(documents(paths[0]))
@@ -49,7 +49,7 @@ def read_sides(paths: Sequence[Path]) -> tuple[ListSide, ...]:
     return tuple(ListSide(name, tuple(side)) for name, side in zip(names, sides, strict=True))
 
 
-def sides_of(responses: Sequence[Response], where: str) -> tuple[ListSide, ...]:
+def sides_of(responses: Sequence[Response], source: str) -> tuple[ListSide, ...]:
     """The sides that one file's responses are: repeated answers to the same prompts, first answers first.
 
     DumpError unless every prompt has been answered equally often, twice or more.
@@ -62,7 +62,7 @@ def sides_of(responses: Sequence[Response], where: str) -> tuple[ListSide, ...]:
     if len(counts) != 1 or counts == {1}:
         answers, prompts = plural(len(responses), "answer"), plural(len(groups), "prompt")
         raise DumpError(
-            f"{where}: holds {answers} to {prompts}; expected each prompt answered equally often, at least twice."
+            f"{source}: holds {answers} to {prompts}; expected each prompt answered equally often, at least twice."
             " Give a second file for the other side."
         )
     return tuple(
@@ -72,7 +72,7 @@ def sides_of(responses: Sequence[Response], where: str) -> tuple[ListSide, ...]:
 
 
 def side_names(paths: Sequence[Path]) -> list[str]:
-    """Names of sides: the files' names without their suffix; with it, or the folder, where two are alike."""
+    """Names of sides: the files' names without their suffix; with it, or the folder, if two are alike."""
     for names in ([path.stem for path in paths], [path.name for path in paths]):
         if len(set(names)) == len(names):
             return [shown(name) for name in names]
@@ -85,9 +85,7 @@ def _in_one_order(sides: Sequence[list[Response]]) -> Sequence[Sequence[Response
     """
     for key_of in (lambda response: response.prompt_key or None, prompt_tokens):
         by_key = [{key_of(response): response for response in side} for side in sides]
-        is_unique = all(
-            None not in side and len(side) == len(listed) for side, listed in zip(by_key, sides, strict=True)
-        )
+        is_unique = all(None not in side and len(side) == len(own) for side, own in zip(by_key, sides, strict=True))
         common = [key for key in by_key[0] if all(key in side for side in by_key)]
         if not is_unique or not common:
             continue

@@ -1,8 +1,8 @@
-"""Pairs of lists: rows of equal context beside each other, with every figure that follows from what was sent.
+"""Pairs of lists: rows of equal context, with every figure that follows from what was sent.
 
-Two rows are compared only where both engines had read the same tokens: a prompt's rows up to the first token that
-differs, generated ones up to where the sides part. Where a payload does not say the prompt's tokens, they are taken for
-equal, and the pair says so.
+Two rows are compared only if both engines had read the same tokens: a prompt's rows up to the first token that
+differs, generated ones up to where the sides diverge. If a payload lacks the prompt's tokens, they are taken for
+equal, with a note on the pair.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ _NOTHING = ListedRow(np.empty(0, np.int64), np.empty(0), 0, False)
 class ListPosition:
     """One position of a pair at which both sides sent a row and had read the same tokens.
 
-    chosen: the tokens emitted or given next on both sides, -1 if unknown. margin_ulps: margins of both sides in ULPs
+    targets: the tokens emitted or given next on both sides, -1 if unknown. margin_ulps: margins of both sides in ULPs
     of their grid, None if that is not sure.
     """
 
     prompt: int
     position: int
     is_generated: bool
-    chosen: tuple[int, int]
+    targets: tuple[int, int]
     margin_ulps: tuple[int | None, int | None]
     figures: ListFigures
 
     @property
     def differs_in_tokens(self) -> bool:
-        """Return whether the top tokens differ, or the emitted ones where both are known."""
-        return bool(self.figures.is_flip) or (UNKNOWN_TOKEN not in self.chosen and self.chosen[0] != self.chosen[1])
+        """Return whether the top tokens differ, or the emitted ones if both are known."""
+        return bool(self.figures.is_flip) or (UNKNOWN_TOKEN not in self.targets and self.targets[0] != self.targets[1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +85,7 @@ class ListPair:
     has_other_text: bool = False
 
     @cached_property
-    def listed(self) -> int:
+    def common_values(self) -> int:
         """Values that both sides sent, over all positions."""
         return sum(place.figures.common for place in self.positions)
 
@@ -124,21 +124,21 @@ class ListPair:
     @property
     def in_words(self) -> str:
         """`12 of 400 log-probabilities (2 flips) differ by up to 0.031 nats`, or the first token that differs."""
-        of = f"of {self.listed:,} {self.kind}"
+        of = f"of {self.common_values:,} {self.kind}"
         if self.differing:
             largest = number(max(place.figures.max_abs or 0.0 for place in self.positions))
-            counted = f" ({plural(self.flips, 'flip')})" if self.flips else ""
-            return f"{self.differing:,} {of}{counted} differ by up to {largest} {self.unit}"
+            flips = f" ({plural(self.flips, 'flip')})" if self.flips else ""
+            return f"{self.differing:,} {of}{flips} differ by up to {largest} {self.unit}"
         first = next((place for place in self.positions if place.differs_in_tokens), None)
-        if first is None and not self.listed:
+        if first is None and not self.common_values:
             return f"no token has a value on both sides at any of {plural(len(self.positions), 'position')}"
         if first is None:
-            return f"{self.listed:,} {of} that both sides sent are equal"
+            return f"{self.common_values:,} {of} that both sides sent are equal"
         rows, is_flip = (first.figures.reference, first.figures.variant), first.figures.is_flip
-        tokens = [token for row in rows if (token := row.token) is not None] if is_flip else first.chosen
+        tokens = [token for row in rows if (token := row.token) is not None] if is_flip else first.targets
         names = [shown(repr(self.texts[token]), 40) if token in self.texts else f"{token}" for token in tokens]
-        where = f"position {first.position:,}" + (f" of prompt {first.prompt}" if len(self.meetings) > 1 else "")
-        return f"the {'top ' if is_flip else ''}token at {where} differs ({' / '.join(names)})"
+        place = f"position {first.position:,}" + (f" of prompt {first.prompt}" if len(self.meetings) > 1 else "")
+        return f"the {'top ' if is_flip else ''}token at {place} differs ({' / '.join(names)})"
 
     @property
     def compute_dtype(self) -> str | None:
@@ -163,10 +163,10 @@ def compare_sides(reference: ListSide, variant: ListSide) -> ListPair:
     for prompt, responses in enumerate(zip(sides[0].responses, sides[1].responses, strict=True)):
         for response in responses:
             texts.update(response.texts)
-        sent = [response.rows for response in responses]
-        rows = [{place: _listed(each, index) for index, place in enumerate(each.positions.tolist())} for each in sent]
-        chosen = [dict(zip(each.positions.tolist(), each.chosen.tolist(), strict=True)) for each in sent]
-        certain = [_certain(each, reference.values) for each in sent]
+        raw = [response.rows for response in responses]
+        rows = [{place: _row_at(each, index) for index, place in enumerate(each.positions.tolist())} for each in raw]
+        targets = [dict(zip(each.positions.tolist(), each.targets.tolist(), strict=True)) for each in raw]
+        certain = [_certain(each, reference.values) for each in raw]
         starts = [response.generated_from for response in responses if response.generated_from is not None]
         parting, first = parting_of(*map(sequence, responses)), min(starts, default=math.inf)
         is_checked = None not in map(prompt_tokens, responses)
@@ -181,20 +181,20 @@ def compare_sides(reference: ListSide, variant: ListSide) -> ListPair:
         for place in places:
             one, other = rows[0][place], rows[1][place]
             ulps, figures = (_ulps(one, grids[0]), _ulps(other, grids[1])), compare_rows(one, other, reference.values)
-            tokens = chosen[0][place], chosen[1][place]
+            tokens = targets[0][place], targets[1][place]
             positions.append(ListPosition(prompt, place, place >= first, tokens, ulps, figures))
     if not positions:
         raise DumpError(
             f"'{reference.name}' and '{variant.name}' have no position with equal tokens before it, so no two rows to"
-            f" compare{_why(reference, variant)}."
+            f" compare{_cause(reference, variant)}."
         )
     missing = [*placeholders[0], *placeholders[1]]
-    for compared, count in zip(sides, alone, strict=True):
+    for each_side, count in zip(sides, alone, strict=True):
         if count:
-            total = sum(len(response.rows) for response in compared.responses)
+            total = sum(len(response.rows) for response in each_side.responses)
             what = "probability 1 for one token only, unlike the other side"
-            missing.append(Placeholders(compared.name, "certain", count, total, what))
-    sent_rows = [response.rows for compared in sides for response in compared.responses]
+            missing.append(Placeholders(each_side.name, "certain", count, total, what))
+    sent_rows = [response.rows for each_side in sides for response in each_side.responses]
     return ListPair(
         reference.name,
         variant.name,
@@ -218,14 +218,14 @@ def vocabulary_size(sides: Sequence[ListSide]) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def _why(reference: ListSide, variant: ListSide) -> str:
+def _cause(reference: ListSide, variant: ListSide) -> str:
     """A clause on a BOS that only one side has, or on rows that were left out."""
     for one, other in zip(reference.responses, variant.responses, strict=True):
         prompts = prompt_tokens(one) or (), prompt_tokens(other) or ()
-        if (found := extra_first_token(*prompts)) is not None:
-            name, tokens = (reference.name, variant.name)[found[0]], prompts[found[0]]
+        if (extra := extra_first_token(*prompts)) is not None:
+            name, tokens = (reference.name, variant.name)[extra[0]], prompts[extra[0]]
             return (
-                f": '{name}' has token {tokens[0]} in front{' twice' if found[1] else ''}, a BOS that the other lacks"
+                f": '{name}' has token {tokens[0]} in front{' twice' if extra[1] else ''}, a BOS that the other lacks"
             )
     warnings = [warning for side in (reference, variant) for one in side.responses for warning in one.warnings]
     left_out = next((warning for warning in warnings if "left out: two" in warning), "")
@@ -236,11 +236,11 @@ def _grid(side: ListSide) -> Grid | None:
     """The 16-bit grid of a side, None if none is shown or its values have no gaps of logits."""
     if side.values == "prob" or any(response.processed for response in side.responses):
         return None
-    found = [_listed(response.rows, row) for response in side.responses for row in range(len(response.rows))]
-    return find_grid([row.values[: row.best] for row in found])
+    rows = [_row_at(response.rows, row) for response in side.responses for row in range(len(response.rows))]
+    return find_grid([row.values[: row.best] for row in rows])
 
 
-def _listed(rows: ListRows, index: int) -> ListedRow:
+def _row_at(rows: ListRows, index: int) -> ListedRow:
     """One row; values of -inf are left out, for they have no mass."""
     tokens, values = rows.row(index)
     finite = np.isfinite(values)
@@ -276,8 +276,8 @@ def _notes(reference: ListSide, variant: ListSide, meetings: Sequence[Meeting]) 
         if parted:
             of = f" of prompt {parted[0].prompt}" if len(meetings) > 1 else ""
             more = f", and in {plural(len(parted) - 1, 'more prompt')}" if len(parted) > 1 else ""
-            where = f"position {parted[0].parting}{of} on{more}"
-            notes.append(f"{what} differ from {where}; rows after it are not compared.")
+            place = f"position {parted[0].parting}{of} on{more}"
+            notes.append(f"{what} differ from {place}; rows after it are not compared.")
     if reference.keys == "text":
         notes.append("Tokens are joined by text: the lists of a side have no token ids.")
     for side in (reference, variant):

@@ -1,4 +1,4 @@
-"""Values that are no values: what servers send where they have no log-probability of the model.
+"""Placeholders: what servers send if they have no log-probability of the model.
 
 With speculative decoding, servers send 0.0 and no list for drafted tokens; null, -9999.0 or -inf for a token without a
 probability; probabilities in place of their logarithms. Such rows are emptied before anything is compared.
@@ -46,10 +46,10 @@ class Placeholders:
     what: str
 
 
-def clauses(found: Sequence[Placeholders]) -> list[str]:
+def clauses(placeholders: Sequence[Placeholders]) -> list[str]:
     """Return clauses on what is seen, one for sides of which the same is true."""
     groups: dict[tuple[str, str], list[Placeholders]] = {}
-    for one in found:
+    for one in placeholders:
         groups.setdefault((one.kind, one.what), []).append(one)
     says = []
     for (kind, what), (first, *others) in groups.items():
@@ -75,13 +75,13 @@ class _SideRows:
         def of_all(name: str) -> NDArray:
             return np.concatenate([getattr(response.rows, name) for response in side.responses])
 
-        values, chosen, self.positions = of_all("values"), of_all("chosen"), of_all("positions")
+        values, targets, self.positions = of_all("values"), of_all("targets"), of_all("positions")
         counts = np.concatenate([np.diff(response.rows.offsets) for response in side.responses])
         rows = len(counts)
         row_of = np.repeat(np.arange(rows), counts)
         finite = np.isfinite(values)
         has_chosen = np.zeros(rows, np.bool_)
-        has_chosen[row_of[finite & (of_all("token_ids") == chosen[row_of])]] = True
+        has_chosen[row_of[finite & (of_all("token_ids") == targets[row_of])]] = True
         self.missing = of_all("missing") + np.bincount(row_of[~finite], minlength=rows)
         values, row_of = values[finite], row_of[finite]
         self.values, self.counts = values, np.bincount(row_of, minlength=rows)
@@ -93,9 +93,9 @@ class _SideRows:
         self.is_generated = self.positions >= np.repeat(starts, [len(one.rows) for one in side.responses])
         lacks = ~has_chosen & (self.missing > 0) & ~of_all("full")
         self.is_masked = lacks & (self.counts > 0) & ~self.is_generated
-        self.lacks_chosen = lacks & ~self.is_masked & (chosen >= 0)
+        self.lacks_chosen = lacks & ~self.is_masked & (targets >= 0)
         self.is_log, self.certain = side.values == "logprob", CERTAIN.get(side.values)
-        self.asked = max(response.asked or 0 for response in side.responses)
+        self.top_logprobs = max(response.top_logprobs or 0 for response in side.responses)
         self.drafted = sum(int(response.settings.get(DRAFTED, "0")) for response in side.responses)
         self.of_drafts = "; turn speculative decoding off" if self.drafted else ""
 
@@ -104,24 +104,26 @@ def without_placeholders(side: ListSide) -> tuple[ListSide, tuple[Placeholders, 
     """The side with rows of placeholders emptied, their values counted as missing; and what they are."""
     flat = _SideRows(side)
     is_emptied = np.zeros(len(flat.counts), np.bool_)
-    found: list[Placeholders] = []
+    placeholders: list[Placeholders] = []
     for kind, rows, what in _kinds(flat):
         rows = rows & ~is_emptied
         if rows.any():
-            found.append(Placeholders(side.name, kind, int(rows.sum()), len(rows), what))
+            placeholders.append(Placeholders(side.name, kind, int(rows.sum()), len(rows), what))
         if kind not in (MASKED, MISSING):
             is_emptied |= rows
     if not is_emptied.any():
-        return side, tuple(found)
+        return side, tuple(placeholders)
     ends = np.cumsum([len(response.rows) for response in side.responses])[:-1]
     responses = []
     for response, rows in zip(side.responses, np.split(is_emptied, ends), strict=True):
-        sent, counts = response.rows, np.diff(response.rows.offsets)
-        left = sent.part(np.ones(len(sent), np.bool_), ~np.repeat(rows, counts))
-        missing = sent.missing + np.where(rows, counts, 0)
-        left = replace(left, best=np.where(rows, 0, sent.best), missing=missing, full=sent.full & ~rows)
-        responses.append(replace(response, rows=left))
-    return replace(side, responses=tuple(responses)), tuple(found)
+        response_rows, counts = response.rows, np.diff(response.rows.offsets)
+        rest = response_rows.part(np.ones(len(response_rows), np.bool_), ~np.repeat(rows, counts))
+        missing = response_rows.missing + np.where(rows, counts, 0)
+        rest = replace(
+            rest, best=np.where(rows, 0, response_rows.best), missing=missing, full=response_rows.full & ~rows
+        )
+        responses.append(replace(response, rows=rest))
+    return replace(side, responses=tuple(responses)), tuple(placeholders)
 
 
 def _kinds(flat: _SideRows) -> Iterator[tuple[str, Rows, str]]:
@@ -134,9 +136,9 @@ def _kinds(flat: _SideRows) -> Iterator[tuple[str, Rows, str]]:
         yield "constant", has_values, f"every value is {_value(flat.values[0], certain)}{flat.of_drafts}"
     rows = _without_list(flat, certain)
     if rows.any():
-        found, times = np.unique(flat.largest[rows], return_counts=True)
-        no_list = " and no list" if max(flat.asked, int((flat.counts + flat.missing).max())) > 1 else ""
-        yield "no list", rows, f"{_value(found[times.argmax()], certain)}{no_list}{flat.of_drafts}"
+        numbers, times = np.unique(flat.largest[rows], return_counts=True)
+        no_list = " and no list" if max(flat.top_logprobs, int((flat.counts + flat.missing).max())) > 1 else ""
+        yield "no list", rows, f"{_value(numbers[times.argmax()], certain)}{no_list}{flat.of_drafts}"
     if certain is not None:
         together = flat.probability
         what = f"their probabilities add up to {number(float(together.max(initial=0.0)), 3)}"
@@ -156,22 +158,22 @@ def _most_beside_one(values: NDArray[np.float64]) -> float:
 
 
 def _impossible(flat: _SideRows) -> Iterator[tuple[str, Rows, str]]:
-    """Rows with a value that no probability has; all rows where most have one."""
+    """Yield rows with a value that no probability has; all rows if most have one."""
     has_values, is_log = flat.counts > 0, flat.is_log
     with np.errstate(invalid="ignore"):
-        beyond = flat.largest > ROUNDING if is_log else (flat.largest > 1 + ROUNDING) | (flat.smallest < 0)
-    if not beyond.any():
+        is_impossible = flat.largest > ROUNDING if is_log else (flat.largest > 1 + ROUNDING) | (flat.smallest < 0)
+    if not is_impossible.any():
         return
     is_positive = is_log and flat.values.min() >= 0
     if is_positive and flat.total.max() <= 1 + 10 * ROUNDING:
         yield "probabilities", has_values, "all lie between 0 and 1, and no list adds up to more than 1"
         return
-    first = int(beyond.argmax())
+    first = int(is_impossible.argmax())
     value = flat.largest[first] if is_log or flat.largest[first] > 1 else flat.smallest[first]
     what = f"{value:+.4g} is no {'log-probability' if is_log else 'probability'} (position {flat.positions[first]:,})"
     if is_positive:
         what += "; all are positive"
-    yield "out of range", has_values if 2 * beyond.sum() > has_values.sum() else beyond, what
+    yield "out of range", has_values if 2 * is_impossible.sum() > has_values.sum() else is_impossible, what
 
 
 def _without_list(flat: _SideRows, certain: float | None) -> Rows:
@@ -180,7 +182,7 @@ def _without_list(flat: _SideRows, certain: float | None) -> Rows:
     Where other rows have lists: probability 1, or a whole number that stands twice. Where no row has one: probability 1
     of drafted tokens, or a whole number at many rows, if it is not what rounding makes of small values.
     """
-    found = np.zeros(len(flat.counts), np.bool_)
+    is_placeholder = np.zeros(len(flat.counts), np.bool_)
     entries = flat.counts + flat.missing
     for rows in (flat.is_generated, ~flat.is_generated):
         alone = rows & (entries == 1) & (flat.counts == 1)
@@ -188,7 +190,7 @@ def _without_list(flat: _SideRows, certain: float | None) -> Rows:
         is_whole = numbers == np.round(numbers)
         if (entries[rows] > 1).any():
             none = numbers[(numbers == certain) | (is_whole & (times > 1))]
-        elif certain is not None and ((flat.asked > 1 and set(numbers) == {certain}) or flat.drafted):
+        elif certain is not None and ((flat.top_logprobs > 1 and set(numbers) == {certain}) or flat.drafted):
             none = numbers[numbers == certain]
         else:
             none = numbers[is_whole & (times >= _REPEATS) & (4 * times >= alone.sum())]
@@ -196,8 +198,8 @@ def _without_list(flat: _SideRows, certain: float | None) -> Rows:
             is_coarse = sent_error(others) > ROUNDING or not np.any(256 * others % 1)
             if certain is not None and (is_coarse or np.any(np.abs(others - certain) < ROUNDING)):
                 none = none[none != certain]
-        found |= alone & np.isin(flat.largest, none)
-    return found
+        is_placeholder |= alone & np.isin(flat.largest, none)
+    return is_placeholder
 
 
 def _value(value: np.float64, certain: float | None) -> str:

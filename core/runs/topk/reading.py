@@ -14,7 +14,7 @@ from .records import UNKNOWN_TOKEN, Keys, ListRows, ListSide, Response, Values
 _CHUNK_ROWS = 1 << 18  # read at a time
 _SIDES = "SELECT side, name, holds, keys, sha256 FROM side ORDER BY side"
 _PLACE = "WHERE side = ? AND prompt BETWEEN ? AND ?"
-SAME = ("format", "generated_from", "asked", "vocab", "cached", "model", "text")  # of `Response` and of the table
+SAME = ("format", "generated_from", "vocab", "cached", "model", "text")  # of `Response` and of the table
 
 
 def digest_of(values: str, responses: Iterable[Response]) -> str:
@@ -22,7 +22,7 @@ def digest_of(values: str, responses: Iterable[Response]) -> str:
     digest = hashlib.sha256(values.encode())
     for response in responses:
         digest.update(json.dumps([response.tokens, response.generated_from]).encode())
-        for name in ("positions", "offsets", "token_ids", "values", "best", "chosen", "missing", "full"):
+        for name in ("positions", "offsets", "token_ids", "values", "best", "targets", "missing", "full"):
             digest.update(np.ascontiguousarray(getattr(response.rows, name)).data)
     return digest.hexdigest()
 
@@ -66,32 +66,32 @@ def _read_responses(
     database: Database, place: list[int], holds: Values, keys: Keys, texts: Mapping[int, str]
 ) -> Iterator[Response]:
     def table(columns: str, name: str, order: str) -> list[np.ndarray]:
-        asked = f"SELECT prompt, position, {columns} FROM {name} {_PLACE} ORDER BY prompt, {order}"
-        arrays = [column.to_numpy() for column in database.table(asked, place).columns]
+        sql = f"SELECT prompt, position, {columns} FROM {name} {_PLACE} ORDER BY prompt, {order}"
+        arrays = [column.to_numpy() for column in database.table(sql, place).columns]
         return [array.astype(np.int64) if array.dtype.kind in "iu" else array for array in arrays]
 
-    sent = f"best, coalesce(chosen, {UNKNOWN_TOKEN}) AS chosen, missing, is_full"
-    prompts, positions, best, chosen, missing, full = table(sent, "side_position", "position")
+    columns_of_rows = f"best, coalesce(chosen, {UNKNOWN_TOKEN}) AS chosen, missing, is_full"
+    prompts, positions, best, targets, missing, full = table(columns_of_rows, "side_position", "position")
     of_values, places, ids, values = table("token_id, logit", "top_token", "position, rank")
     places, starts = (each << 32 | at for each, at in ((of_values, places), (prompts, positions)))
     ends = np.concatenate([[0], np.searchsorted(places, starts, "right")]).astype(np.int64)
-    columns = ", ".join(["prompt", *SAME, "is_start_known", "is_processed", "tokens", "settings", "warnings"])
+    columns = ", ".join(["prompt", *SAME, "asked", "is_start_known", "is_processed", "tokens", "settings", "warnings"])
     for about in database.table(f"SELECT {columns} FROM response {_PLACE} ORDER BY prompt", place).to_pylist():
         first, last = (int(np.searchsorted(prompts, about["prompt"], way)) for way in ("left", "right"))
         part, offsets = slice(first, last), ends[first : last + 1]
-        listed = slice(int(offsets[0]), int(offsets[-1]))
+        entries = slice(int(offsets[0]), int(offsets[-1]))
         rows = ListRows(
             positions[part],
             offsets - offsets[0],
-            ids[listed],
-            values[listed].astype(np.float64),
+            ids[entries],
+            values[entries].astype(np.float64),
             best[part],
-            chosen[part],
+            targets[part],
             missing[part],
             full[part].astype(np.bool_),
         )
         tokens = tuple(json.loads(about["tokens"]))
-        own = {*ids[listed].tolist(), *chosen[part].tolist(), *tokens} if texts else set()
+        own = {*ids[entries].tolist(), *targets[part].tolist(), *tokens} if texts else set()
         yield Response(
             **{name: about[name] for name in SAME},
             values=holds,
@@ -100,6 +100,7 @@ def _read_responses(
             rows=rows,
             start_known=about["is_start_known"],
             processed=about["is_processed"],
+            top_logprobs=about["asked"],
             texts={token: texts[token] for token in sorted(own & texts.keys())},
             settings=json.loads(about["settings"]),
             warnings=tuple(json.loads(about["warnings"])),

@@ -31,14 +31,14 @@ class ListRow:
     """One position as a reader hands it over; it scores token position + 1.
 
     entries: (token, value) in any order, without placeholders. best: how many of them are the best of the whole row:
-    not a chosen token from further down. chosen: the token that was emitted or is given next, -1 if unknown. missing:
+    not a target from further down. target: the token that was emitted or is given next, -1 if unknown. missing:
     entries that were placeholders (-9999.0, -3.4e38, null). full: every token of the vocabulary has its entry.
     """
 
     position: int
     entries: tuple[tuple[int, float], ...]
     best: int
-    chosen: int = UNKNOWN_TOKEN
+    target: int = UNKNOWN_TOKEN
     missing: int = 0
     full: bool = False
 
@@ -48,7 +48,7 @@ class ListRows:
     """Rows of one response, compressed: row r has the entries offsets[r] to offsets[r + 1].
 
     positions [rows] increase; token_ids and values [entries] are best first within a row, the lower token first if
-    values are equal; best, chosen, missing and full [rows] as in ListRow.
+    values are equal; best, targets, missing and full [rows] as in ListRow.
     """
 
     positions: NDArray[np.int64]
@@ -56,7 +56,7 @@ class ListRows:
     token_ids: NDArray[np.int64]
     values: NDArray[np.float64]
     best: NDArray[np.int64]
-    chosen: NDArray[np.int64]
+    targets: NDArray[np.int64]
     missing: NDArray[np.int64]
     full: NDArray[np.bool_]
 
@@ -71,45 +71,43 @@ class ListRows:
     def part(self, rows: NDArray[np.bool_], entries: NDArray[np.bool_]) -> ListRows:
         """Return some rows with some of their entries. rows [rows], entries [entries]: which stay."""
         counts = np.bincount(np.repeat(np.arange(len(self)), np.diff(self.offsets))[entries], minlength=len(self))
-        columns = {name: getattr(self, name)[rows] for name in ("positions", "best", "chosen", "missing", "full")}
+        columns = {name: getattr(self, name)[rows] for name in ("positions", "best", "targets", "missing", "full")}
         offsets = np.concatenate([[0], np.cumsum(counts[rows])]).astype(np.int64)
         return ListRows(offsets=offsets, token_ids=self.token_ids[entries], values=self.values[entries], **columns)
 
 
-def list_rows(rows: Iterable[ListRow], where: str) -> ListRows:
-    """Compress rows. `where` names the file and response in errors. DumpError for what is no list of rows.
+def list_rows(rows: Iterable[ListRow], source: str) -> ListRows:
+    """Compress rows. source: name of the file and response in errors. DumpError for what is no list of rows.
 
-    A token twice with one value (a chosen token listed again) is one entry.
+    A token twice with one value (a target listed again) is one entry.
     """
-    listed = list(rows)
-    sent: list[list[tuple[int, float]]] = []
-    before = -1
-    for row in listed:
-        if row.position <= before:
-            raise DumpError(
-                f"{where}: position {row.position} comes after position {before}; expected increasing ones."
-            )
-        before, seen = row.position, dict(row.entries)
+    items = list(rows)
+    entries: list[list[tuple[int, float]]] = []
+    last = -1
+    for row in items:
+        if row.position <= last:
+            raise DumpError(f"{source}: position {row.position} comes after position {last}; expected increasing ones.")
+        last, values = row.position, dict(row.entries)
         for token, value in row.entries:
             if math.isnan(value) or value == math.inf:
-                raise DumpError(f"{where}: the value of token {token} at position {row.position} is {value}.")
-            if seen[token] != value:
-                both = f"{value!r} and {seen[token]!r}"
-                raise DumpError(f"{where}: token {token} stands twice at position {row.position}, with {both}.")
-        sent.append(sorted(seen.items(), key=lambda entry: (-entry[1], entry[0])))
-    sizes = [len(row) for row in sent]
-    if len(listed) > MAX_POSITIONS or sum(sizes) > MAX_ENTRIES:
-        raise DumpError(f"{where}: expected at most {MAX_POSITIONS:,} positions with {MAX_ENTRIES:,} values in all.")
-    best = [size if row.full else min(row.best, size) for row, size in zip(listed, sizes, strict=True)]
+                raise DumpError(f"{source}: the value of token {token} at position {row.position} is {value}.")
+            if values[token] != value:
+                both = f"{value!r} and {values[token]!r}"
+                raise DumpError(f"{source}: token {token} stands twice at position {row.position}, with {both}.")
+        entries.append(sorted(values.items(), key=lambda entry: (-entry[1], entry[0])))
+    sizes = [len(row) for row in entries]
+    if len(items) > MAX_POSITIONS or sum(sizes) > MAX_ENTRIES:
+        raise DumpError(f"{source}: expected at most {MAX_POSITIONS:,} positions with {MAX_ENTRIES:,} values in all.")
+    best = [size if row.full else min(row.best, size) for row, size in zip(items, sizes, strict=True)]
     return ListRows(
-        np.array([row.position for row in listed], np.int64),
+        np.array([row.position for row in items], np.int64),
         np.cumsum([0, *sizes]).astype(np.int64),
-        np.array([token for row in sent for token, _ in row], np.int64),
-        np.array([value for row in sent for _, value in row], np.float64),
+        np.array([token for row in entries for token, _ in row], np.int64),
+        np.array([value for row in entries for _, value in row], np.float64),
         np.array(best, np.int64),
-        np.array([row.chosen for row in listed], np.int64),
-        np.array([row.missing for row in listed], np.int64),
-        np.array([row.full for row in listed], np.bool_),
+        np.array([row.target for row in items], np.int64),
+        np.array([row.missing for row in items], np.int64),
+        np.array([row.full for row in items], np.bool_),
     )
 
 
@@ -121,7 +119,7 @@ class Response:
     the prompt and what was generated, -1 if unknown; a row's position counts into it. start_known: False if the
     prompt's length is unknown, and position 0 scored the first generated token. generated_from: the first position
     whose row was computed while generating, None if all are of the prompt. processed: whether temperature, penalties or
-    a mask are in the values, None if unknown. asked: the k of the request. cached: prompt tokens read from a cache.
+    a mask are in the values, None if unknown. top_logprobs: of the request. cached: prompt tokens read from a cache.
     settings: temperature and the like. prompt_key: names the prompt by the request's text or a batch's custom_id;
     responses of two files are joined by it, and it is not stored.
     """
@@ -135,7 +133,7 @@ class Response:
     generated_from: Count | None = None
     texts: Mapping[Count, str] = field(default_factory=dict)
     processed: bool | None = None
-    asked: Count | None = None
+    top_logprobs: Count | None = None
     vocab: Count | None = None
     model: str = ""
     text: str = ""

@@ -87,18 +87,18 @@ def write_lists(
         if texts := {token: text for each in reversed(mappings) for token, text in each.items()}:  # the first counts
             VOCABULARY.insert(database, token_id=list(texts), text=list(texts.values()))
         digests = [digest_of(side.values, side.responses) for side in sides]
-        sent = [most_sent(side) for side in sides]
-        insert_sides(database, header, digests, [(each, "float64") for each in digests], sent, sides[0].keys)
+        value_counts = [most_sent(side) for side in sides]
+        insert_sides(database, header, digests, [(each, "float64") for each in digests], value_counts, sides[0].keys)
         for index, side in enumerate(sides):
             _insert_side(database, index, side)
-        judged = {verdict.pair: verdict for verdict in verdicts}
+        verdict_of_pair = {verdict.pair: verdict for verdict in verdicts}
         for index, pair in enumerate(pairs):
             places = [(place.prompt, place.position) for place in pair.positions]
             figures = [place.figures for place in pair.positions]
             ulps = list(zip(*(place.margin_ulps for place in pair.positions), strict=True))
-            insert_pair(database, index, summary_of(figures), judged.get(index))
+            insert_pair(database, index, summary_of(figures), verdict_of_pair.get(index))
             database.insert("position", list_position_rows(index, places, figures, ulps))
-            if verdict := judged.get(index):
+            if verdict := verdict_of_pair.get(index):
                 insert_evidence(database, index, np.array(places, np.int32), verdict.evidence, verdict.floors)
         database.execute("COMMIT")
     return partial.path.stem
@@ -164,13 +164,14 @@ def _insert_side(database: Database, index: int, side: ListSide) -> None:
         **{name: [getattr(response, name) for response in responses] for name in SAME},
         is_start_known=[response.start_known for response in responses],
         is_processed=[response.processed for response in responses],
+        asked=[response.top_logprobs for response in responses],
         tokens=[json.dumps(response.tokens) for response in responses],
         settings=[json.dumps(dict(response.settings), sort_keys=True) for response in responses],
         warnings=[json.dumps(response.warnings) for response in responses],
     )
-    positions, best, chosen, missing, full, ids, values = (
+    positions, best, targets, missing, full, ids, values = (
         np.concatenate([getattr(each, name) for each in rows])
-        for name in ("positions", "best", "chosen", "missing", "full", "token_ids", "values")
+        for name in ("positions", "best", "targets", "missing", "full", "token_ids", "values")
     )
     prompts = np.repeat(np.arange(len(rows)), [len(each) for each in rows])
     SIDE_POSITION.insert(
@@ -180,7 +181,7 @@ def _insert_side(database: Database, index: int, side: ListSide) -> None:
         position=positions,
         logsumexp=0.0 if side.values == "logprob" else None,
         best=best,
-        chosen=pa.array(chosen.astype(np.int32), mask=chosen == UNKNOWN_TOKEN),
+        chosen=pa.array(targets.astype(np.int32), mask=targets == UNKNOWN_TOKEN),
         missing=missing,
         is_full=full,
     )

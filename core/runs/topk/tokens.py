@@ -46,7 +46,7 @@ _BYTES_A_TOKEN = 40  # in the file
 
 
 @dataclass(frozen=True)
-class Compared:
+class TokenPair:
     """Two sides of chosen tokens: positions in all, figures over those with both values, and by side its only value,
     None if it has several.
     """
@@ -81,7 +81,7 @@ def write_tokens(
     store: Store,
     paths: Sequence[Path],
     about: About,
-    judge: Callable[[Compared], Verdict],
+    judge: Callable[[TokenPair], Verdict],
     *,
     run_id: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
@@ -111,9 +111,9 @@ def write_tokens(
         insert_sides(database, header, digests, [(each, "float64") for each in digests], [1, 1], "token_id")
         extremes = "SELECT CASE WHEN count(*) > 1 AND min(logit) = max(logit) THEN min(logit) END FROM top_token"
         constants = tuple(database.rows(f"{extremes} WHERE side = ?", [side])[0][0] for side in (0, 1))
-        compared = Compared(names, positions, summary_of_counts(*database.rows(_FIGURES)[0]), constants)
-        verdict = judge(compared)
-        insert_pair(database, 0, compared.summary, verdict)
+        token_pair = TokenPair(names, positions, summary_of_counts(*database.rows(_FIGURES)[0]), constants)
+        verdict = judge(token_pair)
+        insert_pair(database, 0, token_pair.summary, verdict)
         insert_evidence(database, 0, np.empty((0, 2), np.int32), verdict.evidence, verdict.floors)
         tell(positions, positions)
     return partial.path.stem
@@ -129,9 +129,9 @@ def _arrive(database: Database, paths: Sequence[Path], links: Sequence[Path]) ->
     if len(paths) == 1:
         database.execute("ALTER TABLE file_0 RENAME TO arriving")
         return ""
-    asked = "count(*), count(sequence), count(DISTINCT sequence)"
-    counts = [database.rows(f"SELECT {asked} FROM file_{number}")[0] for number in (0, 1)]
-    is_named = all(rows == named for rows, named, _ in counts)
+    columns_of_counts = "count(*), count(sequence), count(DISTINCT sequence)"
+    counts = [database.rows(f"SELECT {columns_of_counts} FROM file_{number}")[0] for number in (0, 1)]
+    is_named = all(rows == names for rows, names, _ in counts)
     for number, (rows, _, distinct) in enumerate(counts):
         if is_named and distinct < rows:
             raise DumpError(f"{shown(paths[number].name)}: a `sequence` stands twice; expected each once.")
@@ -167,11 +167,11 @@ def _read(database: Database, path: Path, link: Path, columns: Sequence[str], ta
     try:
         if is_parquet:
             source = f"read_parquet('{place}')"
-            there = {row[0] for row in database.rows(f"DESCRIBE SELECT * FROM {source}")}
-            if missing := [column for column in types if column not in there and column != "sequence"]:
-                expected = ", ".join(f"`{column}`" for column in ("token_ids", *columns))
-                raise DumpError(f"{name}: has no column `{missing[0]}`; expected {expected}.")
-            types |= {} if "sequence" in there else {"sequence": ""}
+            stored_columns = {row[0] for row in database.rows(f"DESCRIBE SELECT * FROM {source}")}
+            if missing := [column for column in types if column not in stored_columns and column != "sequence"]:
+                need = ", ".join(f"`{column}`" for column in ("token_ids", *columns))
+                raise DumpError(f"{name}: has no column `{missing[0]}`; expected {need}.")
+            types |= {} if "sequence" in stored_columns else {"sequence": ""}
         else:
             kinds = ", ".join(f"{column}: '{kind}'" for column, kind in types.items())
             options = f"format = 'newline_delimited', maximum_object_size = {_LONGEST_LINE}"
@@ -181,14 +181,14 @@ def _read(database: Database, path: Path, link: Path, columns: Sequence[str], ta
             f" AS {column}"
             for column in columns
         ]
-        named = f"{'sequence' if types['sequence'] else 'NULL'}::VARCHAR AS sequence"
+        sequence = f"{'sequence' if types['sequence'] else 'NULL'}::VARCHAR AS sequence"
         database.execute(
             f"CREATE TEMP TABLE {table} AS SELECT row_number() OVER () - 1 AS prompt, token_ids::DOUBLE[] AS token_ids,"
-            f" {', '.join([*values, named])} FROM {source}"
+            f" {', '.join([*values, sequence])} FROM {source}"
         )
     except StoreError as error:
-        why = str(error.__cause__).splitlines()[0].replace(str(link), path.name)
-        raise DumpError(f"{name}: cannot be read as rows of tokens, or is cut off ({shown(why, 160)}).") from error
+        reason = str(error.__cause__).splitlines()[0].replace(str(link), path.name)
+        raise DumpError(f"{name}: cannot be read as rows of tokens, or is cut off ({shown(reason, 160)}).") from error
     wrong = {
         f"expected `token_ids`, a list of 1 to {MAX_POSITIONS:,} token ids": "coalesce(len(token_ids), 0) NOT BETWEEN 1"
         f" AND {MAX_POSITIONS} OR len(token_ids) != list_count(token_ids) OR list_min(token_ids) < 0"
@@ -199,10 +199,10 @@ def _read(database: Database, path: Path, link: Path, columns: Sequence[str], ta
         wrong[f"`{column}` and `token_ids` have other lengths"] = f"len({column}) != len(token_ids)"
         wrong[f"`{column}` has a value above 0, so no log-probability"] = f"list_max({column}) > {ROUNDING}"
     first = ", ".join(f"min(prompt) FILTER ({condition})" for condition in wrong.values())
-    rows, tokens, *found = database.rows(f"SELECT count(*), sum(len(token_ids))::BIGINT, {first} FROM {table}")[0]
+    rows, tokens, *first_rows = database.rows(f"SELECT count(*), sum(len(token_ids))::BIGINT, {first} FROM {table}")[0]
     if not rows:
         raise DumpError(f"{name}: holds no row.")
-    for what, row in zip(wrong, found, strict=True):
+    for what, row in zip(wrong, first_rows, strict=True):
         if row is not None:
             raise DumpError(f"{name}: row {row + 1:,}: {what}.")
     if tokens > MAX_LISTED_ROWS:

@@ -59,7 +59,7 @@ def test_a_response_has_ids_rows_and_what_was_asked(server: Server) -> None:
     assert response.tokens[: len(ids)] == ids
     assert response.rows.positions.tolist() == [len(ids) - 1 + step for step in range(4)]
     assert response.rows.best.tolist() == [10] * 4
-    assert (response.asked, response.vocab, response.cached) == (10, 4096, 0)
+    assert (response.top_logprobs, response.vocab, response.cached) == (10, 4096, 0)
     assert server.ask(Ask(ids, 1, 4096)).rows.best.tolist() == [4096]
 
 
@@ -101,7 +101,7 @@ def test_a_walk_is_teacher_forced_rows_of_the_prompt(server: Server) -> None:
     cold, warm = (side.responses[0] for side in found.walks)
     assert cold.tokens[:12] == ids[:12]
     assert cold.rows.positions.tolist() == list(range(12))
-    assert cold.rows.chosen[:-1].tolist() == list(ids[1:12])
+    assert cold.rows.targets[:-1].tolist() == list(ids[1:12])
     assert cold.rows.best.tolist() == [4096] * 12
     once = server.ask(Ask(ids[:5], 1, 4096))  # the row after five tokens, by itself
     assert (once.rows.row(0)[1] == cold.rows.row(4)[1]).all()

@@ -88,18 +88,18 @@ def _numbered(file: BinaryIO, first: int = 1) -> Iterator[tuple[int, bytes]]:
 
 def _events(lines: Iterator[tuple[int, bytes]], name: str) -> Iterator[tuple[str, Any]]:
     """The documents of server-sent events; one may go over several `data:` lines (WHATWG HTML, section 9.2)."""
-    data, where = b"", name
+    data, source = b"", name
     for number, line in chain(lines, [(0, b"")]):  # a blank line ends an event
         text = line.strip()
         if not data:
-            where = f"{name}, line {number}"
+            source = f"{name}, line {number}"
         if text.startswith(b"data:") and text[5:].strip() != b"[DONE]":
             data += text[5:]
         elif text[:1] == b"{":  # an error that a server writes into its stream
             data += text
         if data.strip() and (_is_whole(data) or not text):
-            document = parsed(data, where)
-            yield where, StreamEvent(document) if isinstance(document, dict) else document
+            document = parsed(data, source)
+            yield source, StreamEvent(document) if isinstance(document, dict) else document
             data = b""
 
 
@@ -131,22 +131,22 @@ def _is_whole(line: bytes) -> bool:
     return True
 
 
-def parsed(text: bytes, where: str) -> Any:
-    """The document. `where` names it in errors."""
+def parsed(text: bytes, source: str) -> Any:
+    """Parse a document. source: its name in errors."""
     if len(text) > MAX_BYTES:
-        raise DumpError(f"{where}: a JSON document of more than {MAX_BYTES:,} bytes; expected at most that many.")
+        raise DumpError(f"{source}: a JSON document of more than {MAX_BYTES:,} bytes; expected at most that many.")
     try:
         return json.loads(text)
     except RecursionError:
-        raise DumpError(f"{where}: its JSON is nested too deeply.") from None
+        raise DumpError(f"{source}: its JSON is nested too deeply.") from None
     except ValueError as error:  # no JSON, or no UTF-8
         if (literal := _python_literal(text)) is not None:
             return literal
         if _REPR.match(text):
             raise DumpError(
-                f"{where}: is the repr of a Python object; expected JSON, as `response.model_dump_json()` writes it."
+                f"{source}: is the repr of a Python object; expected JSON, as `response.model_dump_json()` writes it."
             ) from None
-        raise DumpError(f"{where}: no JSON ({shown(error, _LONGEST_SHOWN)}).") from None
+        raise DumpError(f"{source}: no JSON ({shown(error, _LONGEST_SHOWN)}).") from None
 
 
 def _python_literal(text: bytes) -> Any:

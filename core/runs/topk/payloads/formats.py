@@ -22,22 +22,22 @@ from .openai import Payload, drafts_of, object_of, prompt_ids, settings_of
 from .streams import output_texts
 
 
-def read_completion(payload: Payload, where: str, request: Payload) -> Response:
+def read_completion(payload: Payload, source: str, request: Payload) -> Response:
     """Read llama.cpp: ids, texts and log-probabilities of the whole row, taken before sampling; probabilities after
     sampling are processed values, of kind 'prob'.
     """
-    listed = is_list(payload["completion_probabilities"], "completion_probabilities", where)
+    probabilities = is_list(payload["completion_probabilities"], "completion_probabilities", source)
     settings = object_of(payload.get("generation_settings"))
     prompt: Any = prompt_ids(request) or count_of(payload.get("tokens_evaluated"))
-    is_sampled = bool(listed) and isinstance(listed[0], dict) and "top_probs" in listed[0]
+    is_sampled = bool(probabilities) and isinstance(probabilities[0], dict) and "top_probs" in probabilities[0]
     tokens = payload.get("tokens")
     return response_of(
-        content_rows(listed, prompt, where),
-        where,
+        content_rows(probabilities, prompt, source),
+        source,
         format="llama.cpp completion",
         prompt=prompt,
-        generated=tokens_of(tokens, "tokens", where) if tokens else (),
-        asked=count_of(request.get("n_probs")) or count_of(settings.get("n_probs")),
+        generated=tokens_of(tokens, "tokens", source) if tokens else (),
+        top_logprobs=count_of(request.get("n_probs")) or count_of(settings.get("n_probs")),
         values="prob" if is_sampled else "logprob",
         processed=is_sampled,
         model=text_of(payload.get("model")),
@@ -47,27 +47,27 @@ def read_completion(payload: Payload, where: str, request: Payload) -> Response:
     )
 
 
-def read_details(payload: Payload, where: str, request: Payload) -> Response:
+def read_details(payload: Payload, source: str, request: Payload) -> Response:
     """Read TGI. The first token of the prompt has no row; what is before the first of `prefill` is not known."""
-    details = is_object(payload["details"], "details", where)
-    prefill, tokens = (is_list(details.get(name) or [], name, where) for name in ("prefill", "tokens"))
-    tops = is_list(details.get("top_tokens") or [[]] * len(tokens), "top_tokens", where)
-    before = content_rows(prefill, 0, where)
+    details = is_object(payload["details"], "details", source)
+    prefill, tokens = (is_list(details.get(name) or [], name, source) for name in ("prefill", "tokens"))
+    tops = is_list(details.get("top_tokens") or [[]] * len(tokens), "top_tokens", source)
+    prompt_rows = content_rows(prefill, 0, source)
     items = [
-        {**is_object(token, "a token", where), "top_logprobs": top} for token, top in zip(tokens, tops, strict=False)
+        {**is_object(token, "a token", source), "top_logprobs": top} for token, top in zip(tokens, tops, strict=False)
     ]
-    ids = [row.chosen.token for row in before if row.chosen]
+    ids = [row.target.token for row in prompt_rows if row.target]
     parameters = request.get("parameters")
     return response_of(
         [
             *(
                 replace(row, position=row.position - 1)
-                for row in before[1:]
-                if row.chosen and row.chosen.value is not None
+                for row in prompt_rows[1:]
+                if row.target and row.target.value is not None
             ),
-            *content_rows(items, len(prefill), where),
+            *content_rows(items, len(prefill), source),
         ],
-        where,
+        source,
         format="TGI details",
         prompt=ids if ids and None not in ids else None,  # type: ignore[arg-type]
         has_prompt_rows=bool(prefill),
@@ -76,13 +76,13 @@ def read_details(payload: Payload, where: str, request: Payload) -> Response:
     )
 
 
-def read_ollama(payload: Payload, where: str, request: Payload) -> Response:
+def read_ollama(payload: Payload, source: str, request: Payload) -> Response:
     """Read Ollama's `/api/generate` or `/api/chat`: texts and bytes, no token ids."""
     length = count_of(payload.get("prompt_eval_count"))
     message, options = payload.get("message"), request.get("options")
     return response_of(
-        content_rows(is_list(payload.get("logprobs") or [], "logprobs", where), length, where),
-        where,
+        content_rows(is_list(payload.get("logprobs") or [], "logprobs", source), length, source),
+        source,
         format="Ollama",
         prompt=length,
         text=text_of(message.get("content") if isinstance(message, dict) else payload.get("response")),
@@ -91,17 +91,17 @@ def read_ollama(payload: Payload, where: str, request: Payload) -> Response:
     )
 
 
-def read_responses_api(payload: Payload, where: str, request: Payload) -> Response:
+def read_responses_api(payload: Payload, source: str, request: Payload) -> Response:
     """Read OpenAI's `/v1/responses`. Tokens of reasoning come before its text and have no rows, so that the text begins
     at the prompt's end only without them.
     """
     parts, output = output_texts(payload), payload.get("output")
-    listed = [one for part in parts for one in is_list(part.get("logprobs") or [], "logprobs", where)]
+    listed = [one for part in parts for one in is_list(part.get("logprobs") or [], "logprobs", source)]
     is_text_only = isinstance(output, list) and len(output) == 1
     length = count_of(object_of(payload.get("usage")).get("input_tokens")) if is_text_only else None
     return response_of(
-        content_rows(listed, length, where),
-        where,
+        content_rows(listed, length, source),
+        source,
         format="OpenAI responses",
         prompt=length,
         text="".join(f"{part.get('text', '')}" for part in parts),
@@ -110,61 +110,61 @@ def read_responses_api(payload: Payload, where: str, request: Payload) -> Respon
     )
 
 
-def read_generate(payload: Payload, where: str, request: Payload) -> Response:
+def read_generate(payload: Payload, source: str, request: Payload) -> Response:
     """Read SGLang: rows of the prompt, as far as they were requested, then of what was generated."""
-    meta = is_object(payload["meta_info"], "meta_info", where)
+    meta = is_object(payload["meta_info"], "meta_info", source)
     prompt: Any = prompt_ids(request) or count_of(meta.get("prompt_tokens"))
-    before = content_rows(_triples(meta, "input", where), 0, where)
-    if before and not prompt:
-        prompt = len(before)
+    prompt_rows = content_rows(_triples(meta, "input", source), 0, source)
+    if prompt_rows and not prompt:
+        prompt = len(prompt_rows)
     # The last rows of the prompt end at its last token; the first token of all has no row.
-    shift = (prompt if isinstance(prompt, int) else len(prompt or ())) - len(before) - 1
-    rows = [replace(row, position=row.position + shift) for row in before]
-    rows = [row for row in rows if row.position >= 0 and row.chosen and (row.top or row.chosen.value is not None)]
+    shift = (prompt if isinstance(prompt, int) else len(prompt or ())) - len(prompt_rows) - 1
+    rows = [replace(row, position=row.position + shift) for row in prompt_rows]
+    rows = [row for row in rows if row.position >= 0 and row.target and (row.top or row.target.value is not None)]
     generated = payload.get("output_ids")
     return response_of(
-        [*rows, *content_rows(_triples(meta, "output", where), prompt, where)],
-        where,
+        [*rows, *content_rows(_triples(meta, "output", source), prompt, source)],
+        source,
         format="SGLang generate",
         prompt=prompt,
-        generated=tokens_of(generated, "output_ids", where) if generated else (),
+        generated=tokens_of(generated, "output_ids", source) if generated else (),
         has_prompt_rows=bool(rows),
-        asked=count_of(request.get("top_logprobs_num")) or None,
+        top_logprobs=count_of(request.get("top_logprobs_num")) or None,
         text=text_of(payload.get("text")),
         cached=count_of(meta.get("cached_tokens")),
         settings=settings_of({**request, **(request.get("sampling_params") or {})}),
     )
 
 
-def _triples(meta: Payload, part: str, where: str) -> list[dict[str, Any]]:
+def _triples(meta: Payload, part: str, source: str) -> list[dict[str, Any]]:
     """Return the tokens of one part, 'input' or 'output', each with its list of the best, as chat has them."""
-    chosen = is_list(meta.get(f"{part}_token_logprobs") or [], f"{part}_token_logprobs", where)
+    triples = is_list(meta.get(f"{part}_token_logprobs") or [], f"{part}_token_logprobs", source)
     name = f"{part}_top_logprobs"
-    tops = is_list(meta.get(name) or _flat(meta, name, where) or [None] * len(chosen), name, where)
-    if len(tops) != len(chosen):
-        raise DumpError(f"{where}: {len(chosen)} {part} tokens and {len(tops)} lists; expected as many.")
+    tops = is_list(meta.get(name) or _flat(meta, name, source) or [None] * len(triples), name, source)
+    if len(tops) != len(triples):
+        raise DumpError(f"{source}: {len(triples)} {part} tokens and {len(tops)} lists; expected as many.")
 
     def token(triple: object) -> dict[str, Any]:
-        parts = is_list(triple, "an entry", where)
+        parts = is_list(triple, "an entry", source)
         if not 2 <= len(parts) <= 3:
-            raise DumpError(f"{where}: an entry has {len(parts)} parts; expected log-probability, token id and text.")
+            raise DumpError(f"{source}: an entry has {len(parts)} parts; expected log-probability, token id and text.")
         return dict(zip(("logprob", "id", "text"), parts, strict=False))
 
     return [
-        {**token(triple), "top_logprobs": [token(one) for one in is_list(top or [], name, where)]}
-        for triple, top in zip(chosen, tops, strict=True)
+        {**token(triple), "top_logprobs": [token(one) for one in is_list(top or [], name, source)]}
+        for triple, top in zip(triples, tops, strict=True)
     ]
 
 
-def _flat(meta: Payload, name: str, where: str) -> Sequence[Any] | None:
+def _flat(meta: Payload, name: str, source: str) -> Sequence[Any] | None:
     """Return lists out of one array of values and one of ids, plain or base64: little-endian float32 and int32."""
     shape, skipped = meta.get(f"{name}_shape"), count_of(meta.get(f"{name}_null_prefix", 0))
     if shape is None:
         return None
-    sizes = [count_of(size) for size in is_list(shape, f"{name}_shape", where)]
+    sizes = [count_of(size) for size in is_list(shape, f"{name}_shape", source)]
     rows, k = sizes if len(sizes) == 2 else (None, None)
     if rows is None or k is None or skipped is None or skipped > rows or rows > MAX_POSITIONS or rows * k > MAX_ENTRIES:
-        raise DumpError(f"{where}: {name} declares a shape that is none; expected rows and values a row.")
+        raise DumpError(f"{source}: {name} declares a shape that is none; expected rows and values a row.")
     arrays = []
     for what, dtype in (("val", "<f4"), ("idx", "<i4")):
         values = meta.get(f"{name}_{what}_flat_b64") or meta.get(f"{name}_{what}_flat")
@@ -172,9 +172,9 @@ def _flat(meta: Payload, name: str, where: str) -> Sequence[Any] | None:
             try:
                 values = np.frombuffer(base64.b64decode(values, validate=True), dtype).tolist()
             except (binascii.Error, ValueError):
-                raise DumpError(f"{where}: a base64 array is damaged.") from None
+                raise DumpError(f"{source}: a base64 array is damaged.") from None
         if not isinstance(values, list) or len(values) != (rows - skipped) * k:
-            raise DumpError(f"{where}: {name}_{what} does not hold {rows - skipped:,} rows of {k:,}.")
+            raise DumpError(f"{source}: {name}_{what} does not hold {rows - skipped:,} rows of {k:,}.")
         arrays.append(values)
     pairs = list(zip(*arrays, strict=True))
     return [None] * skipped + [[list(pair) for pair in pairs[at * k : at * k + k]] for at in range(rows - skipped)]

@@ -37,7 +37,7 @@ _SETTINGS = (
 )  # fmt: skip
 
 
-def read_choices(payload: Payload, where: str, request: Payload) -> Iterator[Response]:
+def read_choices(payload: Payload, source: str, request: Payload) -> Iterator[Response]:
     """Read every choice of a completions or chat response, vLLM's `/inference/v1/generate` included."""
     usage = object_of(payload.get("usage"))
     about: dict[str, Any] = {
@@ -45,50 +45,50 @@ def read_choices(payload: Payload, where: str, request: Payload) -> Iterator[Res
         "cached": count_of(object_of(usage.get("prompt_tokens_details")).get("cached_tokens")),
         "settings": settings_of(request) | drafts_of(payload),
     }
-    listed = [is_object(one, "a choice", where) for one in is_list(payload["choices"], "choices", where)]
-    indices = [count_of(choice.get("index")) for choice in listed]
+    choices = [is_object(one, "a choice", source) for one in is_list(payload["choices"], "choices", source)]
+    indices = [count_of(choice.get("index")) for choice in choices]
     if None not in indices and len(set(indices)) == len(indices):
-        listed = sorted(listed, key=lambda choice: choice["index"])
-    has_prompt = bool(prompt_key(request)) or any(choice.get("prompt_token_ids") for choice in listed)
-    if len(listed) > 1 and not has_prompt:
+        choices = sorted(choices, key=lambda choice: choice["index"])
+    has_prompt = bool(prompt_key(request)) or any(choice.get("prompt_token_ids") for choice in choices)
+    if len(choices) > 1 and not has_prompt:
         about["warnings"] = (
-            f"Its {len(listed)} choices are taken for answers to one prompt; if the request had several, save it too:"
+            f"Its {len(choices)} choices are taken for answers to one prompt; if the request had several, save it too:"
             ' {"request": ..., "response": ...}.',
         )
-    for number, choice in enumerate(listed):
-        at = f"{where}, choice {number}" if len(listed) > 1 else where
-        own = request_of_choice(request, number, len(listed))
-        is_of_all = len(listed) > 1 and own is not request  # usage then counts the tokens of all prompts
+    for number, choice in enumerate(choices):
+        at = f"{source}, choice {number}" if len(choices) > 1 else source
+        own = request_of_choice(request, number, len(choices))
+        is_of_all = len(choices) > 1 and own is not request  # usage then counts the tokens of all prompts
         length = None if is_of_all else count_of(usage.get("prompt_tokens"))
         of_prompt = {name: choice.get(name) or payload.get(name) for name in ("prompt_token_ids", "prompt_logprobs")}
         yield _choice({**choice, **of_prompt}, at, own, length, about)
 
 
-def _choice(choice: Payload, where: str, request: Payload, length: int | None, about: dict[str, Any]) -> Response:
+def _choice(choice: Payload, source: str, request: Payload, length: int | None, about: dict[str, Any]) -> Response:
     prompt = choice.get("prompt_token_ids") or prompt_ids(request)
-    known: Any = tokens_of(prompt, "prompt_token_ids", where) if prompt else length
+    prompt_tokens: Any = tokens_of(prompt, "prompt_token_ids", source) if prompt else length
     of_prompt, logprobs, ids = choice.get("prompt_logprobs"), object_of(choice.get("logprobs")), choice.get("token_ids")
     rows: list[Row] = []
     if of_prompt:
-        listed = is_list(of_prompt, "prompt_logprobs", where)
-        rows = list(_prompt_rows(listed, known if isinstance(known, tuple) else (), where))
-        known = len(listed) if known is None else known
+        entries = is_list(of_prompt, "prompt_logprobs", source)
+        rows = list(_prompt_rows(entries, prompt_tokens if isinstance(prompt_tokens, tuple) else (), source))
+        prompt_tokens = len(entries) if prompt_tokens is None else prompt_tokens
     values = logprobs.get("token_logprobs")  # of the prompt first: nothing scores the very first token, so it has null
     is_echoed = isinstance(values, list) and values[:1] == [None]
     if isinstance(logprobs.get("content"), list):
-        rows += content_rows(logprobs["content"], known, where)
+        rows += content_rows(logprobs["content"], prompt_tokens, source)
     elif logprobs.get("tokens") is not None:
-        start = -1 if is_echoed or request.get("echo") else first_row(known)
-        rows += _listed_rows(logprobs, start, ids, where)
+        start = -1 if is_echoed or request.get("echo") else first_row(prompt_tokens)
+        rows += _listed_rows(logprobs, start, ids, source)
     engine = "vLLM" if of_prompt or "token_ids" in choice else "OpenAI"
     return response_of(
         rows,
-        where,
+        source,
         format=f"{engine} {'chat' if 'message' in choice else 'completions'}",
-        prompt=known,
-        generated=tokens_of(ids, "token_ids", where) if ids else (),
+        prompt=prompt_tokens,
+        generated=tokens_of(ids, "token_ids", source) if ids else (),
         has_prompt_rows=bool(of_prompt) or is_echoed,
-        asked=next((count for name in _COUNTS if (count := count_of(request.get(name)))), None),
+        top_logprobs=next((count for name in _COUNTS if (count := count_of(request.get(name)))), None),
         text=text_of(choice.get("text") or object_of(choice.get("message")).get("content")),
         prompt_key=prompt_key(request),
         **about,
@@ -122,8 +122,8 @@ def request_of_choice(request: Payload, index: int, count: int) -> Payload:
 
 def prompt_key(request: Payload) -> str:
     """Return the prompt of a request as a text, '' if it has none."""
-    asked = next((request[name] for name in (*_PROMPTS, "messages") if request.get(name)), None)
-    return "" if asked is None else json.dumps(asked, sort_keys=True)
+    prompt = next((request[name] for name in (*_PROMPTS, "messages") if request.get(name)), None)
+    return "" if prompt is None else json.dumps(prompt, sort_keys=True)
 
 
 def settings_of(echoed: Payload) -> dict[str, str]:
@@ -137,15 +137,15 @@ def drafts_of(payload: Payload) -> dict[str, str]:
     return {} if accepted is None else {DRAFTED: f"{accepted}"}
 
 
-def _prompt_rows(listed: Sequence[Any], prompt: Sequence[int], where: str) -> Iterator[Row]:
+def _prompt_rows(items: Sequence[Any], prompt: Sequence[int], source: str) -> Iterator[Row]:
     """Read vLLM's `prompt_logprobs`: entry i scores token i, so it is the row of position i - 1; the first is null.
 
     The token of the prompt is in each with its rank, first if the prompt is not known; others are ranked from 1.
     """
-    if prompt and len(prompt) != len(listed):
-        raise DumpError(f"{where}: prompt_logprobs of {len(listed)} tokens for a prompt of {len(prompt)}.")
-    for index, row in enumerate(listed):
-        at = f"{where}, prompt_logprobs {index}"
+    if prompt and len(prompt) != len(items):
+        raise DumpError(f"{source}: prompt_logprobs of {len(items)} tokens for a prompt of {len(prompt)}.")
+    for index, row in enumerate(items):
+        at = f"{source}, prompt_logprobs {index}"
         if row is None:
             continue
         if index == 0:
@@ -158,37 +158,39 @@ def _prompt_rows(listed: Sequence[Any], prompt: Sequence[int], where: str) -> It
             entries.append(entry_of({**entry, "id": int(key), "token": entry.get("decoded_token")}, at))
         if not entries:
             raise DumpError(f"{at}: holds no token.")
-        chosen = entries[0]
+        target = entries[0]
         if prompt:  # a server that masks tokens (top-p, a grammar) may leave it out
             lacking = Entry(prompt[index], None, None)
-            chosen = next((entry for entry in entries if entry.token == prompt[index]), lacking)
+            target = next((entry for entry in entries if entry.token == prompt[index]), lacking)
         ranks = {entry.rank for entry in entries}
         best = next(rank for rank in range(len(entries) + 1) if rank + 1 not in ranks)
-        yield Row(index - 1, tuple(entries), chosen, best if None not in ranks else None)
+        yield Row(index - 1, tuple(entries), target, best if None not in ranks else None)
 
 
-def _listed_rows(logprobs: Payload, start: int, token_ids: object, where: str) -> Iterator[Row]:
+def _listed_rows(logprobs: Payload, start: int, token_ids: object, source: str) -> Iterator[Row]:
     """Read the four lists of completions. start: position of the first row, -1 of echoed ones: the prompt's first token
-    has no row. token_ids: of the emitted tokens, if the payload has them beside these lists.
+    has no row. token_ids: of the emitted tokens, if the payload has them outside these lists.
     """
-    tokens, values = (is_list(logprobs.get(name), name, where) for name in ("tokens", "token_logprobs"))
-    tops = is_list(logprobs.get("top_logprobs") or [None] * len(tokens), "top_logprobs", where)
+    tokens, values = (is_list(logprobs.get(name), name, source) for name in ("tokens", "token_logprobs"))
+    tops = is_list(logprobs.get("top_logprobs") or [None] * len(tokens), "top_logprobs", source)
     if not len(tokens) == len(values) == len(tops):
-        raise DumpError(f"{where}: {len(tokens)} tokens, {len(values)} values and {len(tops)} lists; expected as many.")
-    beside = logprobs.get("token_ids") or token_ids
-    ids = tokens_of(beside, "token_ids", where) if isinstance(beside, list) and len(beside) == len(tokens) else None
+        raise DumpError(
+            f"{source}: {len(tokens)} tokens, {len(values)} values and {len(tops)} lists; expected as many."
+        )
+    id_list = logprobs.get("token_ids") or token_ids
+    ids = tokens_of(id_list, "token_ids", source) if isinstance(id_list, list) and len(id_list) == len(tokens) else None
     for index, (token, value, top) in enumerate(zip(tokens, values, tops, strict=True)):
-        at = f"{where}, token {index}"
+        at = f"{source}, token {index}"
         is_id = type(token) is int  # mlx-lm before 0.25
         if start + index < 0:
             continue
-        chosen = entry_of({"id" if is_id else "token": token, "logprob": value}, at)
-        if chosen.token is None and ids is not None:
-            chosen = replace(chosen, token=ids[index])
+        target = entry_of({"id" if is_id else "token": token, "logprob": value}, at)
+        if target.token is None and ids is not None:
+            target = replace(target, token=ids[index])
         entries = []
         for key, each in is_object(top or {}, "its list of the best", at).items():
             name = {"id": int(key)} if is_id and key.isdecimal() else {"token": key}
             entry = entry_of({**name, "logprob": each}, at)
-            is_chosen = entry.token is None and (entry.text, entry.value) == (chosen.text, chosen.value)
-            entries.append(chosen if is_chosen else entry)
-        yield Row(start + index, tuple(entries), chosen, None if entries else 0)
+            is_chosen = entry.token is None and (entry.text, entry.value) == (target.text, target.value)
+            entries.append(target if is_chosen else entry)
+        yield Row(start + index, tuple(entries), target, None if entries else 0)

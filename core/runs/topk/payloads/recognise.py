@@ -27,9 +27,9 @@ def read_responses(path: Path) -> list[Response]:
     """Read every response of a file: JSON, lists or lines of it, streams, or the output of a batch."""
     responses: list[Response] = []
     failures: list[str] = []
-    for where, document in whole_answers(bounded_json.documents(path)):
+    for source, document in whole_answers(bounded_json.documents(path)):
         try:
-            responses.extend(read_payload(document, where))
+            responses.extend(read_payload(document, source))
         except FailedRequestError as failure:
             failures.append(str(failure))
         if len(responses) > _MOST_RESPONSES:
@@ -43,15 +43,15 @@ def read_responses(path: Path) -> list[Response]:
     return responses
 
 
-def read_payload(payload: object, where: str, request: Payload | None = None) -> list[Response]:
+def read_payload(payload: object, source: str, request: Payload | None = None) -> list[Response]:
     """The responses of a parsed document. request: the body that was sent for it, which says tokens and settings; a
     document `{"request": ..., "response": ...}` has both, one of a batch `{"custom_id": ..., "response": ...}`.
     """
     if isinstance(payload, str):  # a stream that was logged as a text
-        documents = bounded_json.documents_of(io.BytesIO(payload.encode()), where)
+        documents = bounded_json.documents_of(io.BytesIO(payload.encode()), source)
         return [one for at, each in whole_answers(documents) for one in read_payload(each, at, request)]
     if isinstance(payload, list):
-        answers = list(whole_answers((f"{where}, response {number}", one) for number, one in enumerate(payload)))
+        answers = list(whole_answers((f"{source}, response {number}", one) for number, one in enumerate(payload)))
         requests = [request_of_choice(request or {}, number, len(answers)) for number in range(len(answers))]
         return [
             response
@@ -59,29 +59,29 @@ def read_payload(payload: object, where: str, request: Payload | None = None) ->
             for response in read_payload(one, at, own)
         ]
     if not isinstance(payload, dict):
-        raise DumpError(f"{where}: no response of an engine; expected a JSON object.")
+        raise DumpError(f"{source}: no response of an engine; expected a JSON object.")
     answer = payload.get("response")
     if isinstance(payload.get("custom_id"), str | int) or (isinstance(answer, dict) and "status_code" in answer):
-        return _of_batch(payload, where)
+        return _of_batch(payload, source)
     if isinstance(payload.get("request"), dict) and "response" in payload:
-        return read_payload(payload["response"], where, payload["request"])
-    responses = _read(payload, where, request or {})
+        return read_payload(payload["response"], source, payload["request"])
+    responses = _read(payload, source, request or {})
     return [one if one.prompt_key else replace(one, prompt_key=prompt_key(request or {})) for one in responses]
 
 
-def _of_batch(payload: Payload, where: str) -> list[Response]:
+def _of_batch(payload: Payload, source: str) -> list[Response]:
     """The responses to one request of a batch, as OpenAI's batch API and `vllm run-batch` write them."""
     name, error = payload.get("custom_id", payload.get("id", "")), payload.get("error")
     if "url" in payload and payload.get("response") is None and not error:
-        raise DumpError(f"{where}: is a request of a batch, and no answer; expected the batch's output file.")
+        raise DumpError(f"{source}: is a request of a batch, and no answer; expected the batch's output file.")
     answer = object_of(payload.get("response"))
     status, body = answer.get("status_code"), answer.get("body", answer or None)
     if error or not isinstance(body, dict) or (isinstance(status, int) and status >= 400):
         reason = error or (body if body is not None else f"status {status}")
         for _ in range(3):
             reason = reason.get("error") or reason.get("message") or reason if isinstance(reason, dict) else reason
-        raise FailedRequestError(f"{where}: request '{shown(name)}' failed: {shown(reason, 120)}")
-    return [replace(response, prompt_key=f"custom_id {name}") for response in read_payload(body, where)]
+        raise FailedRequestError(f"{source}: request '{shown(name)}' failed: {shown(reason, 120)}")
+    return [replace(response, prompt_key=f"custom_id {name}") for response in read_payload(body, source)]
 
 
 _READERS: tuple[tuple[Callable[[Payload], bool], Callable[[Payload, str, Payload], Response]], ...] = (
@@ -93,18 +93,18 @@ _READERS: tuple[tuple[Callable[[Payload], bool], Callable[[Payload, str, Payload
 )
 
 
-def _read(payload: Payload, where: str, request: Payload) -> list[Response]:
+def _read(payload: Payload, source: str, request: Payload) -> list[Response]:
     if "choices" in payload and "completion_probabilities" not in payload:
-        return list(read_choices(payload, where, request))
+        return list(read_choices(payload, source, request))
     for is_of_format, read in _READERS:
         if is_of_format(payload):
-            return [read(payload, where, request)]
+            return [read(payload, source, request)]
     if "resps" in payload and "doc_id" in payload:
         raise DumpError(
-            f"{where}: samples of lm-eval hold one summed log-probability a choice and no positions; there is nothing"
+            f"{source}: samples of lm-eval hold one summed log-probability a choice and no positions; there is nothing"
             " to compare position by position in them."
         )
     if error := payload.get("error") or (payload.get("object") == "error" and payload.get("message")):
-        raise DumpError(f"{where}: the server answered with an error: {shown(error, 200)}")
+        raise DumpError(f"{source}: the server answered with an error: {shown(error, 200)}")
     keys = ", ".join(f"'{shown(key, 30)}'" for key in list(payload)[:5])
-    raise DumpError(f"{where}: no response that is known here; its keys are {keys or 'none'}.")
+    raise DumpError(f"{source}: no response that is known here; its keys are {keys or 'none'}.")

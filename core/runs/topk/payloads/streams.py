@@ -22,7 +22,7 @@ _LAST_EVENTS = ("response.completed", "response.incomplete", "response.failed")
 class _Stream:
     """The chunks of one answer so far. unfinished: indices of choices that go on."""
 
-    where: str
+    source: str
     kind: str
     chunks: list[Chunk] = field(default_factory=list)
     unfinished: set[str] = field(default_factory=set)
@@ -32,24 +32,24 @@ def whole_answers(documents: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, A
     """The documents with their places; the chunks of a stream are one document, at the place of the first."""
     answers: list[tuple[str, Any] | _Stream] = []
     streams: dict[tuple[str, object], _Stream] = {}
-    for where, document in documents:
+    for source, document in documents:
         kind, chunk_id, is_chunk, states = _about(document) if isinstance(document, dict) else ("", None, False, {})
         stream = streams.get((kind, chunk_id))
         if stream is not None and not stream.unfinished and states:  # a usage of its own after the last chunk has none
             stream = None
         if stream is None and is_chunk:
-            stream = streams[kind, chunk_id] = _Stream(where, kind)
+            stream = streams[kind, chunk_id] = _Stream(source, kind)
             answers.append(stream)
         if stream is not None:
             stream.chunks.append(document)
             stream.unfinished |= states.keys()
             stream.unfinished -= {index for index, is_last in states.items() if is_last}
         elif answers:
-            answers.append((where, document))
+            answers.append((source, document))
         else:
-            yield where, document
+            yield source, document
     for answer in answers:
-        yield (answer.where, _joined(answer)) if isinstance(answer, _Stream) else answer
+        yield (answer.source, _join(answer)) if isinstance(answer, _Stream) else answer
 
 
 def _about(document: Chunk) -> tuple[str, object, bool, dict[str, bool]]:
@@ -58,10 +58,10 @@ def _about(document: Chunk) -> tuple[str, object, bool, dict[str, bool]]:
     """
     meta = document.get("meta_info")
     if isinstance(choices := document.get("choices"), list):
-        listed = [choice for choice in choices if isinstance(choice, dict)]
-        states = {f"{choice.get('index')}": choice.get("finish_reason") is not None for choice in listed}
-        is_named = f"{document.get('object')}".endswith(".chunk") or any("delta" in choice for choice in listed)
-        is_open = bool(listed) and all(choice.get("finish_reason", "") is None for choice in listed)
+        objects = [choice for choice in choices if isinstance(choice, dict)]
+        states = {f"{choice.get('index')}": choice.get("finish_reason") is not None for choice in objects}
+        is_named = f"{document.get('object')}".endswith(".chunk") or any("delta" in choice for choice in objects)
+        is_open = bool(objects) and all(choice.get("finish_reason", "") is None for choice in objects)
         is_chunk = is_named or (is_open and document.get("id") is not None) or isinstance(document, StreamEvent)
         return "OpenAI", f"{document.get('id')}", is_chunk, states
     if isinstance(meta, dict) and meta.get("id") is not None:
@@ -77,7 +77,7 @@ def _about(document: Chunk) -> tuple[str, object, bool, dict[str, bool]]:
     return "", None, False, {}
 
 
-def _joined(stream: _Stream) -> dict[str, Any]:
+def _join(stream: _Stream) -> dict[str, Any]:
     if stream.kind == "SGLang":
         return _generate(stream.chunks)
     if stream.kind == "Responses":
@@ -100,12 +100,12 @@ def _append(into: dict[str, Any], chunk: Chunk) -> None:
     """Add a chunk: texts and lists go on from the chunk before; of anything else the last is right."""
     for key, value in chunk.items():
         name = "message" if key == "delta" else key
-        before = into.get(name)
-        is_text = isinstance(value, str) and isinstance(before, str) and name in _TEXTS
-        if is_text or (isinstance(value, list) and isinstance(before, list)):
-            into[name] = before + value
+        current = into.get(name)
+        is_text = isinstance(value, str) and isinstance(current, str) and name in _TEXTS
+        if is_text or (isinstance(value, list) and isinstance(current, list)):
+            into[name] = current + value
         elif isinstance(value, dict):
-            inner = dict(before) if isinstance(before, dict) else {}
+            inner = dict(current) if isinstance(current, dict) else {}
             _append(inner, value)
             into[name] = inner
         elif value is not None or name not in into:
@@ -117,8 +117,8 @@ def _generate(chunks: Sequence[Chunk]) -> dict[str, Any]:
     whole = dict(chunks[0])
     meta = dict(whole["meta_info"])
     for chunk in chunks[1:]:
-        before, new = (_list(each.get("output_token_logprobs")) for each in (meta, chunk["meta_info"]))
-        is_all = new[: len(before)] == before
+        current, new = (_list(each.get("output_token_logprobs")) for each in (meta, chunk["meta_info"]))
+        is_all = new[: len(current)] == current
         for name, value in chunk["meta_info"].items():
             is_part = name.startswith("output_") and isinstance(value, list) and isinstance(meta.get(name), list)
             if value is not None:

@@ -55,7 +55,7 @@ def sides() -> tuple[ListSide, ListSide]:
         start_known=False,
         texts={7: "ß", 8: "\x00"},
         processed=False,
-        asked=2,
+        top_logprobs=2,
         cached=3,
         settings={"temperature": "0"},
         warnings=("a note.",),
@@ -74,7 +74,7 @@ def test_what_was_sent_comes_back_exactly(made: Path) -> None:
             (place.prompt, place.position, place.figures.max_abs, place.figures.is_flip) for place in pair.positions
         ]
         summary = run.pairs[0].summary
-        assert (summary.finite, summary.neq) == (pair.listed, pair.differing)
+        assert (summary.finite, summary.neq) == (pair.common_values, pair.differing)
         assert (summary.max_ulps, summary.near_ties, summary.mean_kl) == (None, None, None)
         assert (run.header.k, run.header.holds, run.header.keep) == (20, "logprob", "figures")
         assert run.top_tokens(0, 0, 3)["rank"].tolist() == list(range(1, 21))

@@ -187,5 +187,5 @@ def test_rows_of_other_contexts_would_be_noticed(monkeypatch: pytest.MonkeyPatch
 
 def test_the_first_of_the_best_is_the_lowest_token() -> None:
     made = list_rows([ListRow(0, ((9, -0.5), (3, -0.5), (4, -2.0)), 3)], "here")
-    listed = pairing._listed(made, 0)
+    listed = pairing._row_at(made, 0)
     assert listed.token_ids.tolist() == [3, 9, 4]

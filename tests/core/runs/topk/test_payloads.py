@@ -49,9 +49,9 @@ def test_a_real_answer_of_llama_cpp_chat() -> None:
 
 def test_a_real_answer_of_llama_cpp_completion() -> None:
     (found,) = read_responses(PAYLOADS / "llamacpp_completion.json")
-    assert (found.format, found.asked, found.processed) == ("llama.cpp completion", 3, False)
+    assert (found.format, found.top_logprobs, found.processed) == ("llama.cpp completion", 3, False)
     assert (len(found.tokens), found.generated_from) == (23, 19)
-    assert found.rows.chosen.tolist() == [30, 15664, 1000]
+    assert found.rows.targets.tolist() == [30, 15664, 1000]
     assert found.settings["temperature"] == "0.0"
 
 
@@ -120,7 +120,7 @@ def test_prompt_rows_score_the_token_after_them() -> None:
     assert row(found, 0) == {7: -0.5, 8: -1.5, 5: -4.5}
     assert found.rows.best.tolist() == [2, 1, 2]  # token 5 is ninth; -9999 is no value
     assert found.rows.missing.tolist() == [0, 1, 0]
-    assert found.rows.chosen.tolist() == [5, 6, 9]
+    assert found.rows.targets.tolist() == [5, 6, 9]
     assert (found.generated_from, found.keys) == (2, "token_id")
 
 
@@ -197,7 +197,7 @@ def test_sglang_from_a_later_start() -> None:
     }
     found = one({"meta_info": meta})
     assert found.rows.positions.tolist() == [2, 3]
-    assert found.rows.chosen.tolist() == [7, 9]
+    assert found.rows.targets.tolist() == [7, 9]
     assert found.rows.best.tolist() == [0, 0]  # chosen tokens alone say nothing of the best
 
 
@@ -236,7 +236,7 @@ def test_probabilities_after_sampling_are_processed_values() -> None:
 def test_a_request_beside_its_response_says_tokens_and_settings() -> None:
     response = {"choices": [{"text": "", "logprobs": {"content": [{"id": 7, "logprob": -1.0}]}}]}
     found = one({"request": {"prompt": [4, 5], "temperature": 0, "logprobs": 1}, "response": response})
-    assert (found.tokens, found.asked, dict(found.settings)) == ((4, 5, 7), 1, {"temperature": "0"})
+    assert (found.tokens, found.top_logprobs, dict(found.settings)) == ((4, 5, 7), 1, {"temperature": "0"})
 
 
 @pytest.mark.parametrize(
@@ -357,8 +357,8 @@ def test_a_real_answer_of_vllm_by_token_ids_scores_its_prompt_and_what_it_made()
     assert response.keys == "token_id"
     assert list(response.tokens) == [*prompt, *choice["token_ids"]]
     assert response.rows.positions.tolist() == list(range(len(prompt) + 2))
-    assert response.rows.chosen.tolist() == [*prompt[1:], *choice["token_ids"]]
-    assert (response.generated_from, response.asked, response.cached) == (len(prompt) - 1, 4, 0)
+    assert response.rows.targets.tolist() == [*prompt[1:], *choice["token_ids"]]
+    assert (response.generated_from, response.top_logprobs, response.cached) == (len(prompt) - 1, 4, 0)
     rows = choice["prompt_logprobs"]
     for position in range(len(prompt) - 1):
         ids, values = response.rows.row(position)
@@ -459,14 +459,14 @@ GREEDY = (
 
 def test_lists_in_no_order_have_the_tokens_of_the_text_emitted() -> None:
     found = one(unsorted_chat(*GREEDY, text="An apple\u00e9"))
-    assert found.rows.chosen.tolist()[:3] == [2, 5, 9]
+    assert found.rows.targets.tolist()[:3] == [2, 5, 9]
     assert found.rows.best.tolist() == [4, 3, 3, 3]
     assert "in no order" in found.warnings[0]
 
 
 def test_a_text_that_its_lists_do_not_spell_ends_the_rows() -> None:
     found = one(unsorted_chat(*GREEDY, text="An apple pie"))
-    assert found.rows.chosen.tolist() == [2, 5]
+    assert found.rows.targets.tolist() == [2, 5]
     assert "first 2 rows" in found.warnings[0]
 
 
@@ -478,7 +478,7 @@ def test_sampled_tokens_that_come_first_stay_emitted(text: str) -> None:
         unsorted_row((5, " apple", -0.3), (7, " ant", -1.5), (6, " ear", -2.5)),
     ]
     found = one(unsorted_chat(*rows, text=text))
-    assert found.rows.chosen.tolist() == [1, 5]
+    assert found.rows.targets.tolist() == [1, 5]
     assert found.warnings == ()
 
 
@@ -503,7 +503,7 @@ def test_choices_of_several_prompts_answer_these_prompts() -> None:
     ]
     payload = {"choices": choices, "usage": {"prompt_tokens": 9}}
     found = read_payload({"request": REQUEST, "response": payload}, "here")
-    assert [response.rows.chosen.tolist() for response in found] == [[0], [1], [2], [3]]
+    assert [response.rows.targets.tolist() for response in found] == [[0], [1], [2], [3]]
     assert [json.loads(response.prompt_key) for response in found] == ["Once", "Once", "Twice", "Twice"]
     assert not any(response.start_known or response.warnings for response in found)
     sides = sides_of(found, "here")

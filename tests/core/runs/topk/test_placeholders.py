@@ -56,7 +56,7 @@ def kinds(pair: ListPair) -> list[tuple[str, str, int, int]]:
 def test_drafted_tokens_without_a_list_are_placeholders_and_the_verdict() -> None:
     pair, verdict = judged(answer(*sound()), answer(*drafted({1, 2, 3, 5, 6, 7})))
     assert kinds(pair) == [("B", "no list", 6, 8)]
-    assert (pair.listed, pair.differing) == (6, 0)
+    assert (pair.common_values, pair.differing) == (6, 0)
     assert verdict.name == INVALID_DUMP
     assert verdict.because.startswith("Placeholders at 6 of 8 tokens of 'B': 0.0")
 
@@ -85,7 +85,7 @@ def test_timings_of_speculative_decoding_are_named() -> None:
 def test_a_few_placeholders_are_left_out_and_the_rest_is_compared() -> None:
     pair, verdict = judged(answer(*sound()), answer(*drafted({2})))
     assert kinds(pair) == [("B", "no list", 1, 8)]
-    assert pair.listed == 3 * 7
+    assert pair.common_values == 3 * 7
     assert (verdict.name, pair.differing) == (UNDECIDED, 0)
     pair, verdict = judged(answer(*sound()), answer(*drafted({2})[:2], drafted({2})[2], *sound(shift=-0.001)[3:]))
     assert (verdict.name, pair.differing) == (UNDECIDED, 5)
@@ -102,7 +102,7 @@ def with_certain_token(rows: list[Token], at: int) -> list[Token]:
 def test_probability_1_that_its_own_list_contradicts_is_the_first_finding() -> None:
     pair, verdict = judged(answer(*sound()), answer(*with_certain_token(sound(), 2)))
     assert kinds(pair) == [("B", "contradicted", 1, 8)]
-    assert (pair.listed, pair.differing) == (3 * 7, 0)
+    assert (pair.common_values, pair.differing) == (3 * 7, 0)
     assert verdict.because.startswith("Placeholders at 1 of 8 tokens of 'B'")
 
 
@@ -119,7 +119,7 @@ def test_every_spelling_of_no_probability_is_one(value: Any) -> None:
     assert verdict.name == INVALID_DUMP
     top = {" a": -0.5, " b": value}
     pair, verdict = judged(answer((" a", -0.5, top)), answer((" a", -0.5, {" a": -0.5, " b": -9999.0})))
-    assert (pair.placeholders, pair.listed, pair.zeros) == ((), 1, 2)
+    assert (pair.placeholders, pair.common_values, pair.zeros) == ((), 1, 2)
     assert verdict.name == IDENTICAL
     assert "2 tokens of probability 0" in verdict.evidence[0].says
 
@@ -130,10 +130,10 @@ def test_json_with_minus_infinity_is_read_and_other_words_are_refused(tmp_path: 
         text = json.dumps(answer((" a", -0.5, {" a": -0.5, " b": -77.0}), (" c", -0.25, {" c": -0.25, " b": -2.0})))
         path.write_text(text.replace("-77.0", word))
     (pair,) = pairs_of(aligned(read_sides(paths)))
-    assert (pair.listed, pair.differing, pair.zeros) == (3, 0, 2)
+    assert (pair.common_values, pair.differing, pair.zeros) == (3, 0, 2)
     paths[1].write_text(repr(answer((" a", -0.5, {" a": -0.5, " b": -math.inf}), (" c", -0.25, {}))))
     (pair,) = pairs_of(aligned(read_sides(paths)))
-    assert (pair.listed, pair.differing, pair.zeros) == (2, 0, 2)
+    assert (pair.common_values, pair.differing, pair.zeros) == (2, 0, 2)
     for word, sentence in (("NaN", "a value is NaN"), ("Infinity", "expected a finite number")):
         paths[1].write_text(json.dumps(answer((" a", -0.5, {}))).replace("-0.5", word))
         with pytest.raises(DumpError, match=sentence):
@@ -173,7 +173,7 @@ def test_probabilities_in_place_of_their_logarithms_are_named() -> None:
     probabilities = [(text, math.exp(value), {t: math.exp(v) for t, v in top.items()}) for text, value, top in logs]
     pair, verdict = judged(answer(*logs), answer(*probabilities))
     assert kinds(pair) == [("B", "probabilities", 2, 2)]
-    assert (verdict.name, pair.listed) == (INVALID_DUMP, 0)
+    assert (verdict.name, pair.common_values) == (INVALID_DUMP, 0)
     assert "look like probabilities, not log-probabilities" in verdict.because
     negated = [(text, -value, {t: -v for t, v in top.items()}) for text, value, top in logs]
     pair, verdict = judged(answer(*logs), answer(*negated))
@@ -226,7 +226,7 @@ def test_a_certain_row_on_one_side_alone_is_not_compared() -> None:
         rows[at] = (word, 0.0, {word: 0.0, " a": lowest, " the": lowest})
     pair, verdict = judged(answer(*sound()), answer(*rows))
     assert kinds(pair) == [("B", "certain", 5, 8)]
-    assert (verdict.name, pair.listed, pair.differing) == (INVALID_DUMP, 9, 0)
+    assert (verdict.name, pair.common_values, pair.differing) == (INVALID_DUMP, 9, 0)
     pair, verdict = judged(answer(*rows), answer(*rows))
     assert (pair.placeholders, pair.certain, verdict.name) == ((), 5, UNDECIDED)
 
@@ -301,7 +301,7 @@ def test_masked_rows_of_other_formats_are_kept() -> None:
 def test_an_emitted_value_that_its_list_contradicts_is_left_out() -> None:
     rows = [(word, 0.0, top) for word, _, top in sound(3)]
     pair, verdict = judged(answer(*sound(3)), answer(*rows))
-    assert (pair.differing, pair.listed, verdict.name) == (0, 9, IDENTICAL)
+    assert (pair.differing, pair.common_values, verdict.name) == (0, 9, IDENTICAL)
     assert any("3 emitted tokens" in note for note in pair.notes)
 
 

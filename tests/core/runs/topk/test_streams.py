@@ -162,7 +162,7 @@ def test_a_stream_is_one_answer(tmp_path: Path, name: str, form: str) -> None:
     (response,) = read(tmp_path, FORMS[form](STREAMS[name]))
     assert rows_of(response) == EXPECTED
     assert response.text == TEXT
-    assert [response.texts[token] for token in response.rows.chosen.tolist()] == ["Two", " and", " two"]
+    assert [response.texts[token] for token in response.rows.targets.tolist()] == ["Two", " and", " two"]
 
 
 def test_streams_of_several_ids_are_several_answers(tmp_path: Path) -> None:
