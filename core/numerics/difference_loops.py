@@ -15,8 +15,8 @@ _MAGNITUDE, _INFINITE = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
 def difference_rows(a, b, fmt, counts, figures, ulps):
     a_values, b_values = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
     a_bits, b_bits = a_values.view(np.uint32), b_values.view(np.uint32)
-    apart = np.empty(BLOCK, np.float64)
-    apart_bits = apart.view(np.int64)
+    differences = np.empty(BLOCK, np.float64)
+    difference_bits = differences.view(np.int64)
     width = a.shape[1]
     for row in range(a.shape[0]):
         largest = np.int64(-1)
@@ -27,7 +27,7 @@ def difference_rows(a, b, fmt, counts, figures, ulps):
             )
             of_block = _largest_magnitude(a_bits, n)
             if max(of_block, _largest_magnitude(b_bits, n)) < _INFINITE:
-                _add_finite(a_values, b_values, ulps, apart, apart_bits, n, counts[row], figures[row])
+                _add_finite(a_values, b_values, ulps, differences, difference_bits, n, counts[row], figures[row])
             else:
                 _add_block(a_values, b_values, ulps, n, counts[row], figures[row])
                 of_block = largest_finite(a_bits[:n], _MAGNITUDE, _INFINITE)
@@ -46,7 +46,7 @@ def _largest_magnitude(bits, n):
 
 
 @njit(cache=True)
-def _add_finite(a_values, b_values, ulps, apart, apart_bits, n, counts, figures):
+def _add_finite(a_values, b_values, ulps, differences, difference_bits, n, counts, figures):
     """The usual block: without branches, each loop becomes vector instructions (a third of the time)."""
     neq, total = np.int64(0), np.int64(0)
     most = ulps[0]
@@ -60,13 +60,13 @@ def _add_finite(a_values, b_values, ulps, apart, apart_bits, n, counts, figures)
             total += np.int64(ulps[i])
         largest = np.int64(0)
         for i in range(n):
-            apart[i] = abs(np.float64(a_values[i]) - np.float64(b_values[i]))
+            differences[i] = abs(np.float64(a_values[i]) - np.float64(b_values[i]))
         for i in range(n):  # the bits of positive floats are in their order, and integers have a vector maximum
-            if apart_bits[i] > largest:
-                largest = apart_bits[i]
-        squares = _squares(apart, n)
-        apart_bits[0] = largest
-        figures[0] = max(figures[0], apart[0])
+            if difference_bits[i] > largest:
+                largest = difference_bits[i]
+        squares = _squares(differences, n)
+        difference_bits[0] = largest
+        figures[0] = max(figures[0], differences[0])
         figures[1] += squares
         counts[1] = max(counts[1], np.int64(most))
         counts[0] += neq

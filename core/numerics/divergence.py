@@ -126,9 +126,9 @@ class RowFigures:
     @property
     def histogram(self) -> dict[int, int]:
         """ULP distance to number of elements, ascending."""
-        found = np.flatnonzero(self.near)
-        counted = dict(zip(found.tolist(), self.near[found].tolist(), strict=True))
-        return counted | dict(zip(self.far_distances.tolist(), self.far_elements.tolist(), strict=True))
+        distances = np.flatnonzero(self.near)
+        exact = dict(zip(distances.tolist(), self.near[distances].tolist(), strict=True))
+        return exact | dict(zip(self.far_distances.tolist(), self.far_elements.tolist(), strict=True))
 
     @property
     def reference_token(self) -> NDArray[np.int32]:
@@ -242,8 +242,8 @@ class _FarDistances:
     def add(self, distances: NDArray[np.unsignedinteger]) -> None:
         """Every distance of some rows, in any order. [n]"""
         if self.is_exact:
-            seen, elements = np.unique(distances, return_counts=True)
-            self._merge(seen.astype(np.int64), elements)
+            values, elements = np.unique(distances, return_counts=True)
+            self._merge(values.astype(np.int64), elements)
         else:
             elements = np.zeros(32, np.int64)
             _kernel().count_magnitudes(distances, elements)
@@ -282,9 +282,9 @@ def _as_compiled(bits: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedintege
     """The rows one after another and read-only, as files and databases hand them out: numba compiles once more, for
     seven seconds, for rows that may be written to or are parts of longer ones.
     """
-    seen = np.ascontiguousarray(bits).view()
-    seen.flags.writeable = False
-    return seen
+    view = np.ascontiguousarray(bits).view()
+    view.flags.writeable = False
+    return view
 
 
 def compare(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt: FloatFormat) -> RowFigures:
@@ -347,8 +347,8 @@ def compare(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt:
 
     near = sum((result[0] for result in results), np.zeros(DENSE, np.int64))
     far = _FarDistances()
-    for _, found in results:
-        far.add_all(found)
+    for _, distances in results:
+        far.add_all(distances)
     return RowFigures(
         fmt=fmt,
         vocab=vocab,

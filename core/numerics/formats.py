@@ -78,10 +78,10 @@ _ALIASES = {
 def format_named(name: str) -> FloatFormat:
     """The logit format called `name` (or a common alias such as bf16); UsageError lists what exists."""
     plain = name.removeprefix("torch.").lower()
-    found = LOGIT_FORMATS.get(_ALIASES.get(plain, plain))
-    if found is None:
+    fmt = LOGIT_FORMATS.get(_ALIASES.get(plain, plain))
+    if fmt is None:
         raise UsageError(f"dtype '{name}' is not known; expected one of {', '.join(LOGIT_FORMATS)}.")
-    return found
+    return fmt
 
 
 def ordinals(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.int64]:
@@ -126,8 +126,8 @@ def narrow(bits32: NDArray[np.uint32], fmt: FloatFormat) -> NDArray[np.unsignedi
     if fmt is BFLOAT16:
         return None if np.any(bits32 & np.uint32(0xFFFF)) else (bits32 >> np.uint32(16)).astype(np.uint16)
     with np.errstate(over="ignore", invalid="ignore"):
-        narrowed = bits32.view(np.float32).astype(fmt.values).view(fmt.carrier)
-    return narrowed if np.array_equal(widen(narrowed, fmt), bits32) else None
+        result = bits32.view(np.float32).astype(fmt.values).view(fmt.carrier)
+    return result if np.array_equal(widen(result, fmt), bits32) else None
 
 
 def widen(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.uint32]:

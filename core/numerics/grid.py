@@ -130,8 +130,8 @@ def _steps(upper: NDArray[np.float64], lower: NDArray[np.float64], precision: in
 def _ordinal(values: NDArray[np.float64], precision: int) -> NDArray[np.int64]:
     """Place among the numbers of the format, 0 for 0; subnormals are counted at float16's or bfloat16's least."""
     fraction, exponent = np.frexp(np.abs(values))
-    within = np.round((fraction - 0.5) * (1 << precision)).astype(np.int64)
-    ordinal = (exponent.astype(np.int64) + _SMALLEST_EXPONENT) * (1 << (precision - 1)) + within
+    offset = np.round((fraction - 0.5) * (1 << precision)).astype(np.int64)
+    ordinal = (exponent.astype(np.int64) + _SMALLEST_EXPONENT) * (1 << (precision - 1)) + offset
     return np.sign(values).astype(np.int64) * np.maximum(ordinal, 0)
 
 
@@ -148,31 +148,31 @@ def find_grid(rows: Sequence[NDArray[np.float64]], error: float | None = None) -
     rows: values of one side's positions, best first. error: largest error of a value; None finds it in the digits.
     A row that fits nowhere is enough to refuse a format, for all logits of a side have one dtype.
     """
-    looked = [row for row in rows if len(row) > 1][:_MOST_ROWS]
-    if not looked:
+    sample = [row for row in rows if len(row) > 1][:_MOST_ROWS]
+    if not sample:
         return None
-    error = sent_error(np.concatenate(looked)) if error is None else error
-    found: dict[str, tuple[float, Grid]] = {}
+    error = sent_error(np.concatenate(sample)) if error is None else error
+    grids: dict[str, tuple[float, Grid]] = {}
     refused = 0.0
     for name, precision in PRECISIONS.items():
-        fits = [fit for row in looked if len((fit := _fits(row, error, precision)).log_likelihood)]
+        fits = [fit for row in sample if len((fit := _fits(row, error, precision)).log_likelihood)]
         evidence, magnitudes = _pooled(fits)
-        if len(fits) < len(looked):
+        if len(fits) < len(sample):
             refused = max(refused, evidence)
             continue
         residual = max(float(fit.residual[fit.log_likelihood.argmax()]) for fit in fits)
         chance = math.exp(-min(max(evidence, 0.0), 700.0))
-        values = sum(len(row) for row in looked)
-        found[name] = (evidence, Grid(name, (name,), residual, chance, len(looked), values, magnitudes, error))
-    if all(grid.chance >= CHANCE for _, grid in found.values()):
+        values = sum(len(row) for row in sample)
+        grids[name] = (evidence, Grid(name, (name,), residual, chance, len(sample), values, magnitudes, error))
+    if all(grid.chance >= CHANCE for _, grid in grids.values()):
         return None
-    likeliest = max(found, key=lambda name: found[name][0])
-    if found[likeliest][0] < refused:  # most rows are on the other's grid, and some on none: no one dtype
+    likeliest = max(grids, key=lambda name: grids[name][0])
+    if grids[likeliest][0] < refused:  # most rows are on the other's grid, and some on none: no one dtype
         return None
-    grid = found[likeliest][1]
-    if len(found) == 1 or (likeliest == "bfloat16" and found[likeliest][0] - found["float16"][0] >= math.log(NAMED)):
+    grid = grids[likeliest][1]
+    if len(grids) == 1 or (likeliest == "bfloat16" and grids[likeliest][0] - grids["float16"][0] >= math.log(NAMED)):
         return grid
-    return replace(grid, compute_dtype=None, formats=tuple(sorted(found, key=lambda name: name != likeliest)))
+    return replace(grid, compute_dtype=None, formats=tuple(sorted(grids, key=lambda name: name != likeliest)))
 
 
 def _pooled(fits: Sequence[_Fits]) -> tuple[float, NDArray[np.float64]]:
@@ -210,11 +210,11 @@ def margin_ulps(values: NDArray[np.float64], grid: Grid) -> tuple[int, int] | No
         return None
     if values[0] == values[1]:
         return 0, 0
-    counted = [count for name in grid.formats for count in _counted(values, grid, PRECISIONS[name])]
-    return (min(counted), max(counted)) if counted else None
+    counts = [count for name in grid.formats for count in _likely_counts(values, grid, PRECISIONS[name])]
+    return (min(counts), max(counts)) if counts else None
 
 
-def _counted(values: NDArray[np.float64], grid: Grid, precision: int) -> list[int]:
+def _likely_counts(values: NDArray[np.float64], grid: Grid, precision: int) -> list[int]:
     """The likeliest steps of the margin under one format; none where the row does not fit it."""
     fits = _fits(values, grid.error, precision)
     if not len(fits.log_likelihood):

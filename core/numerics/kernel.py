@@ -70,12 +70,12 @@ def _load16(a, b, fmt, a_bits, b_bits, a_values, b_values, ulps):
             b_bits[i] = np.uint32(b[i]) << np.uint32(16)
     else:
         for i in range(n):
-            a_bits[i] = _widened(np.uint32(a[i]))
-            b_bits[i] = _widened(np.uint32(b[i]))
+            a_bits[i] = _widen_half(np.uint32(a[i]))
+            b_bits[i] = _widen_half(np.uint32(b[i]))
 
 
 @njit(forceinline=True)
-def _widened(half):
+def _widen_half(half):
     """Bits of a float16 to those of the same float32: exponent and mantissa move into place, one exact product
     re-biases (subnormals too).
     """
@@ -264,13 +264,13 @@ def _take_top(values, maxima, highest, start, n, top_values, top_ids, candidates
     is_full = top_ids[last] >= 0
     if is_full and highest <= top_values[last]:
         return
-    found = 0
+    count = 0
     for j in range(min(n, LANES)):
         if not is_full or maxima[j] > top_values[last]:
-            candidates[found] = j
-            found += 1
+            candidates[count] = j
+            count += 1
     for base in range(0, n, LANES):
-        for f in range(found):
+        for f in range(count):
             i = base + candidates[f]
             if i < n and (values[i] > top_values[last] or top_ids[last] < 0):
                 _insert(top_values, top_ids, values[i], start + i)
@@ -391,9 +391,9 @@ def compare_rows(
     b_maxima = np.empty(BLOCK // 2, np.float32)
     candidates = np.empty(LANES, np.int32)
     lanes = np.empty(4 * SUM_LANES, np.float64)
-    apart = np.empty(BLOCK, np.float32)
-    apart_bits = apart.view(np.uint32)
-    apart_maxima = np.empty(BLOCK // 2, np.uint32)
+    differences = np.empty(BLOCK, np.float32)
+    difference_bits = differences.view(np.uint32)
+    difference_maxima = np.empty(BLOCK // 2, np.uint32)
     overflowing = 0
 
     for row in range(rows):
@@ -468,9 +468,9 @@ def compare_rows(
                 block_ulps = m if m > block_ulps else block_ulps
             block_total, block_neq = _block_sums(ulps, n)
             if block_neq:
-                _differences(a_values, b_values, apart)
-                _group_maxima(apart_bits, apart_maxima)
-                _row_cells(a_values, b_values, apart_maxima, spacing, groups, row_tiles[row, first_group:])
+                _differences(a_values, b_values, differences)
+                _group_maxima(difference_bits, difference_maxima)
+                _row_cells(a_values, b_values, difference_maxima, spacing, groups, row_tiles[row, first_group:])
             neq += block_neq
             total += block_total
             if block_ulps > highest:

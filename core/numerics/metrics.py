@@ -96,8 +96,8 @@ METRICS = (
 )
 
 
-class How(Enum):
-    """Rule by which figures of rows become one of the pair. Rows where the figure is undefined are left out."""
+class Reduction(Enum):
+    """Reduction of a figure over the rows of a pair. Rows with an undefined figure are left out."""
 
     SUM = "sum"
     MEAN = "mean"
@@ -109,18 +109,16 @@ class How(Enum):
 
 
 @dataclass(frozen=True)
-class Adding:
-    """Rule by which a figure adds up. of: what of `RowFigures` adds up; over: what a mean is over, of `RowFigures` too,
-    else the rows.
-    """
+class SummaryRule:
+    """Reduction of a figure of `RowFigures`. denominator: figure that a mean is over, '' for the rows."""
 
-    how: How
-    of: str
-    over: str = ""
+    reduction: Reduction
+    figure: str
+    denominator: str = ""
 
 
-def _total(unit: str, adding: Adding, help: str) -> Any:
-    return field(metadata={"unit": unit, "adding": adding, "help": help})
+def _total(unit: str, reduction: Reduction, figure: str, help: str, denominator: str = "") -> Any:
+    return field(metadata={"unit": unit, "rule": SummaryRule(reduction, figure, denominator), "help": help})
 
 
 @dataclass(frozen=True)
@@ -129,64 +127,72 @@ class Summary:
     defines the figure.
     """
 
-    bit_identical: bool = _total(
-        "", Adding(How.LEAST, "bit_identical"), "every bit pattern equal, so +0 and -0 are not"
-    )
-    neq: int = _total("elements", Adding(How.SUM, "neq"), "values differ, at all positions together")
-    neq_share: float = _total("", Adding(How.MEAN, "neq", "elements"), "neq over positions x vocab")
-    max_abs: float = _total("logits", Adding(How.LARGEST, "max_abs"), "largest absolute difference of all positions")
+    bit_identical: bool = _total("", Reduction.LEAST, "bit_identical", "every bit pattern equal, so +0 and -0 are not")
+    neq: int = _total("elements", Reduction.SUM, "neq", "values differ, at all positions together")
+    neq_share: float = _total("", Reduction.MEAN, "neq", "neq over positions x vocab", "elements")
+    max_abs: float = _total("logits", Reduction.LARGEST, "max_abs", "largest absolute difference of all positions")
     rms: float = _total(
         "logits",
-        Adding(How.ROOT_MEAN, "sum_squares", "finite"),
+        Reduction.ROOT_MEAN,
+        "sum_squares",
         "root mean square of the difference over the finite elements",
+        "finite",
     )
-    max_ulps: int = _total("ULPs", Adding(How.LARGEST, "max_ulps"), "largest distance of all positions")
-    mean_ulps: float = _total("ULPs", Adding(How.MEAN, "sum_ulps", "finite"), "mean distance over the finite elements")
+    max_ulps: int = _total("ULPs", Reduction.LARGEST, "max_ulps", "largest distance of all positions")
+    mean_ulps: float = _total("ULPs", Reduction.MEAN, "sum_ulps", "mean distance over the finite elements", "finite")
     max_row_ulps: float | None = _total(
         "row ULPs",
-        Adding(How.LARGEST, "max_row_ulps"),
+        Reduction.LARGEST,
+        "max_row_ulps",
         "largest max_row_ulps of all positions; null if it is undefined everywhere",
     )
     rms_row_ulps: float | None = _total(
         "row ULPs",
-        Adding(How.ROOT_MEAN, "row_squares", "finite"),
+        Reduction.ROOT_MEAN,
+        "row_squares",
         "root mean square of the difference in row ULPs over the finite elements; null if there are none",
+        "finite",
     )
     nonfinite_mismatch: int = _total(
         "elements",
-        Adding(How.SUM, "nonfinite_mismatch"),
+        Reduction.SUM,
+        "nonfinite_mismatch",
         "NaN or infinity not met by the same, at all positions together",
     )
-    flips: int = _total("positions", Adding(How.SUM, "is_flip"), "the two argmax differ")
-    ties: int = _total("positions", Adding(How.SUM, "is_tie"), "a margin of 0 on either side")
-    near_ties: int = _total("positions", Adding(How.SUM, "near_tie"), "smaller margin at most 2 row ULPs")
+    flips: int = _total("positions", Reduction.SUM, "is_flip", "the two argmax differ")
+    ties: int = _total("positions", Reduction.SUM, "is_tie", "a margin of 0 on either side")
+    near_ties: int = _total("positions", Reduction.SUM, "near_tie", "smaller margin at most 2 row ULPs")
     could_flip: int = _total(
         "positions",
-        Adding(How.SUM, "could_flip"),
+        Reduction.SUM,
+        "could_flip",
         "smaller margin at most twice max_abs: only there can an argmax change",
     )
-    mean_kl: float | None = _total("nats", Adding(How.MEAN, "kl"), "mean kl over kl_positions; null if there are none")
-    max_kl: float | None = _total("nats", Adding(How.LARGEST, "kl"), "largest kl; null if there is none")
-    same_top1: float = _total("", Adding(How.REST, "is_flip"), "share of positions with the same argmax")
+    mean_kl: float | None = _total("nats", Reduction.MEAN, "kl", "mean kl over kl_positions; null if there are none")
+    max_kl: float | None = _total("nats", Reduction.LARGEST, "kl", "largest kl; null if there is none")
+    same_top1: float = _total("", Reduction.REST, "is_flip", "share of positions with the same argmax")
     min_margin: float | None = _total(
         "logits",
-        Adding(How.LEAST, "smaller_margin"),
+        Reduction.LEAST,
+        "smaller_margin",
         "smallest margin over both sides and all positions; null if there is none",
     )
     kl_positions: int = _total(
         "positions",
-        Adding(How.DEFINED, "kl"),
+        Reduction.DEFINED,
+        "kl",
         "what mean_kl and max_kl are over. If fewer than all, every table, page and issue text says so next to the"
         " figure",
     )
     kl_infinite: int = _total(
         "positions",
-        Adding(How.SUM, "is_kl_infinite"),
+        Reduction.SUM,
+        "is_kl_infinite",
         "KL is infinite: the variant has -inf where the reference has mass",
     )
-    margin_positions: int = _total("positions", Adding(How.DEFINED, "smaller_margin"), "what min_margin is over")
+    margin_positions: int = _total("positions", Reduction.DEFINED, "smaller_margin", "what min_margin is over")
     finite: int = _total(
-        "elements", Adding(How.SUM, "finite"), "finite on both sides: what max_abs, rms, ULPs and row ULPs are over"
+        "elements", Reduction.SUM, "finite", "finite on both sides: what max_abs, rms, ULPs and row ULPs are over"
     )
 
 

@@ -48,7 +48,7 @@ def levels_for(rows: int, vocab: int) -> int:
 
 
 def coarse_levels(rows: int, vocab: int) -> range:
-    """Levels of the pyramid that is kept where logits are not: from the first of at most MOST_COARSE cells on."""
+    """Levels of the pyramid that is stored if logits are not: from the first of at most MOST_COARSE cells on."""
     first = 0
     while -(-rows // cell_shape(first)[0]) * -(-vocab // cell_shape(first)[1]) > MOST_COARSE:
         first += 1
@@ -108,12 +108,12 @@ def descending(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[n
     return out
 
 
-def taken(bits: NDArray[np.unsignedinteger], order: NDArray[np.uint32]) -> NDArray[np.unsignedinteger]:
+def take(bits: NDArray[np.unsignedinteger], order: NDArray[np.uint32]) -> NDArray[np.unsignedinteger]:
     """Every row in the order that `descending` gave. [rows, vocab]; numpy's take_along_axis takes four times as
     long.
     """
     out = np.empty(order.shape, bits.dtype)
-    _loops().taken(np.ascontiguousarray(bits), np.ascontiguousarray(order), out)
+    _loops().take(np.ascontiguousarray(bits), np.ascontiguousarray(order), out)
     return out
 
 
@@ -131,4 +131,4 @@ def prepare(fmt: FloatFormat) -> None:
     in_row_ulps = element_row_ulps(bits, bits, fmt, np.ones(1))
     for cells in (element_ulps(bits, bits, fmt), element_differences(bits, bits, fmt), in_row_ulps):
         maxima(cells, 1, 2)
-    taken(bits, descending(bits, fmt))
+    take(bits, descending(bits, fmt))

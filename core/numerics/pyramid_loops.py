@@ -109,7 +109,7 @@ def descending(bits, width, first_nonfinite, out):
 
 
 @njit(nogil=True, cache=True)
-def taken(bits, order, out):
+def take(bits, order, out):
     for row in range(order.shape[0]):
         for j in range(order.shape[1]):
             out[row, j] = bits[row, order[row, j]]

@@ -65,8 +65,8 @@ def exp(x):
     The polynomial meets e**r in the Chebyshev nodes of |r| <= log(2) / 2.
     """
     x = x if x > -700.0 else -700.0
-    shifted = fma(x, _LOG2E, _ROUNDER)
-    r = fma(_ROUNDER - shifted, _LN2, x)
+    scaled = fma(x, _LOG2E, _ROUNDER)
+    r = fma(_ROUNDER - scaled, _LN2, x)
     p = 2.7626371065696354e-07
     p = fma(p, r, 2.764019739169484e-06)
     p = fma(p, r, 2.480150431378554e-05)
@@ -78,7 +78,7 @@ def exp(x):
     p = fma(p, r, 0.5000000000000006)
     p = fma(p, r, 1.0000000000000067)
     p = fma(p, r, 1.0)
-    return float_of_bits(bits_of_float(p) + (bits_of_float(shifted) << 52))
+    return float_of_bits(bits_of_float(p) + (bits_of_float(scaled) << 52))
 
 
 @njit(forceinline=True)

@@ -105,15 +105,15 @@ class ListFigures:
 
 def compare_rows(reference: ListedRow, variant: ListedRow, values: str) -> ListFigures:
     """Compare two rows. values: 'logit', 'logprob' or 'prob', of both."""
-    _, here, there = np.intersect1d(reference.token_ids, variant.token_ids, assume_unique=True, return_indices=True)
+    _, own, other = np.intersect1d(reference.token_ids, variant.token_ids, assume_unique=True, return_indices=True)
     kl = None
-    if reference.is_full and variant.is_full and len(here):
+    if reference.is_full and variant.is_full and len(own):
         log_p, log_q = (_log_probabilities(row, values) for row in (reference, variant))
         p = np.exp(log_p)
         missing = p[~np.isin(reference.token_ids, variant.token_ids)].sum()
-        terms = p[here] * (log_p[here] - log_q[there])
-        kl = max(0.0, math.fsum(terms[p[here] > 0])) if not missing and np.isfinite(terms[p[here] > 0]).all() else None
-    return ListFigures(reference, variant, variant.values[there] - reference.values[here], kl)
+        terms = p[own] * (log_p[own] - log_q[other])
+        kl = max(0.0, math.fsum(terms[p[own] > 0])) if not missing and np.isfinite(terms[p[own] > 0]).all() else None
+    return ListFigures(reference, variant, variant.values[other] - reference.values[own], kl)
 
 
 def _log_probabilities(row: ListedRow, values: str) -> NDArray[np.float64]:
@@ -132,7 +132,7 @@ def summary_of(rows: Sequence[ListFigures]) -> Summary:
     flips, ties, could = ([getattr(row, name) for row in rows] for name in ("is_flip", "is_tie", "could_flip"))
     kl = [row.kl for row in rows if row.kl is not None]
     margins = [row.smaller_margin for row in rows if row.smaller_margin is not None]
-    known = len(rows) - flips.count(None)
+    known_flips = len(rows) - flips.count(None)
     return summary_of_counts(
         int(np.count_nonzero(changes)),
         len(changes),
@@ -143,7 +143,7 @@ def summary_of(rows: Sequence[ListFigures]) -> Summary:
         could_flip=could.count(True),
         mean_kl=math.fsum(kl) / len(kl) if kl else None,
         max_kl=max(kl, default=None),
-        same_top1=1 - flips.count(True) / known if known else None,
+        same_top1=1 - flips.count(True) / known_flips if known_flips else None,
         min_margin=min(margins, default=None),
         kl_positions=len(kl),
         margin_positions=len(margins),
@@ -151,10 +151,10 @@ def summary_of(rows: Sequence[ListFigures]) -> Summary:
 
 
 def summary_of_counts(
-    neq: int, listed: int, max_abs: float | None, rms: float | None, **figures: float | None
+    neq: int, common: int, max_abs: float | None, rms: float | None, **figures: float | None
 ) -> Summary:
-    """Summary of a pair with `neq` different values of `listed`; of other figures, counts are 0 and the rest None."""
+    """Summary of a pair with `neq` different values of `common`; of other figures, counts are 0 and the rest None."""
     counts = ("nonfinite_mismatch", "flips", "ties", "could_flip", "kl_positions", "kl_infinite", "margin_positions")
-    known: dict[str, Any] = dict.fromkeys(Summary.__dataclass_fields__) | dict.fromkeys(counts, 0)
-    known |= {"bit_identical": False if neq else None, "neq": neq, "neq_share": neq / listed if listed else None}
-    return Summary(**known | {"max_abs": max_abs, "rms": rms, "finite": listed} | figures)
+    values: dict[str, Any] = dict.fromkeys(Summary.__dataclass_fields__) | dict.fromkeys(counts, 0)
+    values |= {"bit_identical": False if neq else None, "neq": neq, "neq_share": neq / common if common else None}
+    return Summary(**values | {"max_abs": max_abs, "rms": rms, "finite": common} | figures)

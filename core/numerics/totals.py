@@ -10,47 +10,47 @@ from typing import Any
 import numpy as np
 
 from .divergence import DENSE_DISTANCES, EXACT_DISTANCES, RowFigures
-from .metrics import NULLABLE, Adding, How, Summary
+from .metrics import NULLABLE, Reduction, Summary, SummaryRule
 
 
 class _Total:
     """One figure of a pair, as far as rows were added."""
 
-    def __init__(self, adding: Adding) -> None:
-        self._adding = adding
+    def __init__(self, rule: SummaryRule) -> None:
+        self._rule = rule
         self._sum: float = 0
         self._count = 0
         self._extreme: Any = None
 
     def add(self, figures: RowFigures) -> None:
-        values = getattr(figures, self._adding.of)
-        known = values[~np.isnan(values)]
-        self._count += int(getattr(figures, self._adding.over).sum()) if self._adding.over else len(known)
-        if self._adding.how in _EXTREMES:
-            pick = _EXTREMES[self._adding.how]
-            found = [] if self._extreme is None else [self._extreme]
-            self._extreme = pick([*found, *known.tolist()], default=None)
-        elif known.dtype.kind == "f":
-            self._sum = math.fsum([self._sum, *known.tolist()])
+        values = getattr(figures, self._rule.figure)
+        defined = values[~np.isnan(values)]
+        self._count += int(getattr(figures, self._rule.denominator).sum()) if self._rule.denominator else len(defined)
+        if self._rule.reduction in _EXTREMES:
+            pick = _EXTREMES[self._rule.reduction]
+            extremes = [] if self._extreme is None else [self._extreme]
+            self._extreme = pick([*extremes, *defined.tolist()], default=None)
+        elif defined.dtype.kind == "f":
+            self._sum = math.fsum([self._sum, *defined.tolist()])
         else:
-            self._sum += int(known.sum())
+            self._sum += int(defined.sum())
 
     def value(self) -> Any:
-        """None if it is over nothing."""
-        how = self._adding.how
-        if how in _EXTREMES:
+        """Return the reduced figure, None if it is over nothing."""
+        kind = self._rule.reduction
+        if kind in _EXTREMES:
             return self._extreme
-        if how is How.SUM:
+        if kind is Reduction.SUM:
             return self._sum
-        if how is How.DEFINED:
+        if kind is Reduction.DEFINED:
             return self._count
         if not self._count:
             return None
         mean = self._sum / self._count
-        return math.sqrt(mean) if how is How.ROOT_MEAN else 1.0 - mean if how is How.REST else mean
+        return math.sqrt(mean) if kind is Reduction.ROOT_MEAN else 1.0 - mean if kind is Reduction.REST else mean
 
 
-_EXTREMES = {How.LARGEST: max, How.LEAST: min}
+_EXTREMES = {Reduction.LARGEST: max, Reduction.LEAST: min}
 
 
 class PairTotal:
@@ -61,7 +61,7 @@ class PairTotal:
 
     def __init__(self, *, keeps_histogram: bool = True) -> None:
         self._keeps_histogram = keeps_histogram
-        self._totals = {total.name: _Total(total.metadata["adding"]) for total in fields(Summary)}
+        self._totals = {total.name: _Total(total.metadata["rule"]) for total in fields(Summary)}
         self._histogram: Counter[int] = Counter()
         self.is_histogram_exact = True
 

@@ -207,7 +207,7 @@ def _elements(
     ids = None
     if order == "rank":
         ids = pyramid.descending(reference, fmt)[:, columns[0] : columns[1]]
-        reference, variant = pyramid.taken(reference, ids), pyramid.taken(variant, ids)
+        reference, variant = pyramid.take(reference, ids), pyramid.take(variant, ids)
     if measure == "row_ulps":
         return pyramid.element_row_ulps(reference, variant, fmt, run.spacing(pair, rows)), ids
     elements = pyramid.element_ulps if measure == "ulps" else pyramid.element_differences

@@ -9,7 +9,7 @@ import numpy as np
 
 from core.numerics.divergence import RowFigures, compare
 from core.numerics.formats import BFLOAT16
-from core.numerics.metrics import METRICS, How, Summary, documented
+from core.numerics.metrics import METRICS, Reduction, Summary, documented
 from core.runs.tables.pairs import PAIR
 from core.runs.tables.positions import POSITION
 
@@ -39,10 +39,10 @@ def test_every_metric_is_computed_in_the_type_that_it_is_stored_in() -> None:
 def test_every_total_adds_up_something_that_is_computed() -> None:
     figures = figures_of_two_rows()
     for total in fields(Summary):
-        adding = total.metadata["adding"]
-        assert len(getattr(figures, adding.of)) == 2
-        assert not adding.over or len(getattr(figures, adding.over)) == 2
-        assert not adding.over or adding.how in (How.MEAN, How.ROOT_MEAN, How.REST)
+        rule = total.metadata["rule"]
+        assert len(getattr(figures, rule.figure)) == 2
+        assert not rule.denominator or len(getattr(figures, rule.denominator)) == 2
+        assert not rule.denominator or rule.reduction in (Reduction.MEAN, Reduction.ROOT_MEAN, Reduction.REST)
 
 
 # Lists of top tokens say nothing of these if no token is on both sides (decision 0021).

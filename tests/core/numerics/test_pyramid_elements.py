@@ -62,7 +62,7 @@ def test_rows_by_rank_hold_every_token_once_whatever_the_bits(fmt):
     bits, _ = any_bits(fmt, seed=3)
     order = pyramid.descending(bits, fmt)
     assert np.array_equal(np.sort(order, axis=1), np.tile(np.arange(bits.shape[1], dtype=np.uint32), (len(bits), 1)))
-    assert np.array_equal(pyramid.taken(bits, order), np.take_along_axis(bits, order.astype(np.int64), 1))
+    assert np.array_equal(pyramid.take(bits, order), np.take_along_axis(bits, order.astype(np.int64), 1))
 
 
 @pytest.mark.parametrize(("positions", "tokens"), [(1, 1), (1, 32), (4, 4), (64, 7), (3, 1000)])
