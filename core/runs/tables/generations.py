@@ -41,15 +41,9 @@ FROM generation LEFT JOIN made USING (prompt, side) GROUP BY prompt ORDER BY pro
 
 def insert_generation(database: Database, generation: Generation) -> None:
     """Insert the generation of one prompt."""
+    counts = {"given_positions": generation.given_positions, "asked": generation.max_tokens}
     for side, (tokens, text) in enumerate(zip(generation.tokens, generation.texts, strict=True)):
-        GENERATION.insert_row(
-            database,
-            side=side,
-            prompt=generation.prompt,
-            given_positions=generation.given_positions,
-            asked=generation.max_tokens,
-            text=text,
-        )
+        GENERATION.insert_row(database, side=side, prompt=generation.prompt, text=text, **counts)
         steps = list(range(len(tokens)))
         GENERATED_TOKEN.insert(database, side=side, prompt=generation.prompt, step=steps, token_id=list(tokens))
 
