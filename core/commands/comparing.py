@@ -17,7 +17,7 @@ import typer
 from ..errors import UlpscopeError, UsageError
 from ..judging.ingest import WHOLE_ROWS_ONLY, judged_report_of_dump
 from ..judging.ingest import ingest as ingest_dump
-from ..judging.inspect import understood
+from ..judging.inspect import describe
 from ..numerics.divergence import COMPILING, is_compiled, prepare
 from ..numerics.formats import BFLOAT16, FLOAT32
 from ..runs.dumps.dump import open_dump
@@ -279,7 +279,7 @@ def inspect(
 ) -> None:
     """Show how a dump, responses or a run file is understood: sides, dtypes, shapes, tokens. Nothing is stored."""
     with steps(progress) as say:
-        found = understood(
+        found = describe(
             files,
             compute_dtype=compute_dtype,
             reference=reference,

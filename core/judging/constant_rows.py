@@ -25,9 +25,9 @@ def is_left_out(values: NDArray[np.floating]) -> NDArray[np.bool_]:
         return np.isneginf(values)
     rest = np.sort(rest).astype(np.float64)
     while len(rest) > 1 and rest[0] < 0:
-        masked, above, gap = rest[:-1], rest[-1] - rest[1:], np.diff(rest)
-        spread = masked - rest[0]
-        was_added = (masked < min(rest[-1], _FAR_BELOW / 2) - _FAR_BELOW) & (gap > 10 * spread)
+        low, above, gap = rest[:-1], rest[-1] - rest[1:], np.diff(rest)
+        spread = low - rest[0]
+        was_added = (low < min(rest[-1], _FAR_BELOW / 2) - _FAR_BELOW) & (gap > 10 * spread)
         splits = np.flatnonzero((gap > _GAP * np.maximum(above, _LEAST_SPREAD)) & ((spread == 0) | was_added))
         if not len(splits):
             break

@@ -1,4 +1,4 @@
-"""The distance of one side's logits from another's: one record for models, dumps and what is brought beside a dump."""
+"""The distance of one side's logits from another's: one record for models, dumps and controls of a dump."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class Divergence:
 
 def row_ulp_percentile(divergences: Sequence[Divergence], share: float) -> float | None:
     """Least row ULPs within which that share of all finite elements lies, to 1 part in 2048; None if not counted."""
-    counted = [one.row_ulps for one in divergences if one.row_ulps is not None]
-    bins, counts = np.concatenate(counted, axis=1) if counted else np.zeros((2, 0), np.int64)
-    if len(counted) < len(divergences) or not counts.any():
+    histograms = [one.row_ulps for one in divergences if one.row_ulps is not None]
+    bins, counts = np.concatenate(histograms, axis=1) if histograms else np.zeros((2, 0), np.int64)
+    if len(histograms) < len(divergences) or not counts.any():
         return None
     place = int(np.quantile(bins, share, weights=counts, method="inverted_cdf"))
     return float(np.array(place << ROW_ULP_SHIFT, np.uint32).view(np.float32))
@@ -59,7 +59,7 @@ def mean_squares(divergences: Sequence[Divergence]) -> NDArray[np.float64]:
     return np.concatenate([one.mean_squares for one in divergences])
 
 
-def joined(parts: Sequence[Divergence]) -> Divergence:
+def join_parts(parts: Sequence[Divergence]) -> Divergence:
     """Divergence of all positions, one part after another, all of which know their `neq`."""
     return Divergence(
         np.concatenate([part.squares for part in parts]),

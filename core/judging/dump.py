@@ -30,7 +30,7 @@ def judge_upload(
     figures: Figures,
     validity: Sequence[Sequence[Evidence]],
     generations: Sequence[Generation],
-    uploaded: UploadedControls | None = None,
+    uploads: UploadedControls | None = None,
     earlier: Sequence[Verdict] = (),
     with_model: WithModel = lambda dump: dump,
 ) -> list[Verdict]:
@@ -40,27 +40,27 @@ def judge_upload(
     before; with_model: adds what the model itself can measure.
     """
     sampled = sampling(figures, generations)
-    before = {verdict.pair: verdict for verdict in earlier}
+    earlier_by_pair = {verdict.pair: verdict for verdict in earlier}
     verdicts = []
     for pair in range(len(figures.header.sides) - 1):
         rows = [*validity[pair], *(sampled[side] for side in (0, pair + 1) if side in sampled)]
-        dump = DumpControls(figures, pair, uploaded or UploadedControls(), rows)
-        verdicts.append(replace(judge(with_model(dump), before.get(pair)), pair=pair))
+        dump = DumpControls(figures, pair, uploads or UploadedControls(), rows)
+        verdicts.append(replace(judge(with_model(dump), earlier_by_pair.get(pair)), pair=pair))
     return verdicts
 
 
 class DumpControls(Controls):
     """One pair of a dump, with the controls that were uploaded. rows: evidence on its validity and its sampler."""
 
-    def __init__(self, figures: Figures, pair: int, uploaded: UploadedControls, rows: Sequence[Evidence]) -> None:
-        self.figures, self.index, self.uploaded, self.rows = figures, pair, uploaded, list(rows)
+    def __init__(self, figures: Figures, pair: int, uploads: UploadedControls, rows: Sequence[Evidence]) -> None:
+        self.figures, self.index, self.uploads, self.rows = figures, pair, uploads, list(rows)
         self.header = figures.header
         self.names = self.header.sides[0].name, self.header.sides[pair + 1].name
         self.lengths = self.header.lengths
-        self.dtype, self.has_experts = self.header.compute_dtype, uploaded.has_experts
+        self.dtype, self.has_experts = self.header.compute_dtype, uploads.has_experts
         self.positions = figures.positions(pair)
         self.squares: NDArray[np.float64] = self.positions["rms"].to_numpy(float) ** 2
-        self.tried = tuple(sorted(uploaded.given)) or None
+        self.available = tuple(sorted(uploads.controls)) or None
         self.is_identical = bool(self.positions["bit_identical"].all())
 
     def validity(self) -> list[Evidence]:
@@ -69,38 +69,38 @@ class DumpControls(Controls):
     def pair(self, dtype: str) -> Pair:
         if dtype == self.dtype:
             return Pair(self.squares, not_finite_of(self.figures, self.index), self.is_identical)
-        wide = self.uploaded.divergences("float32", self.names).get(self.names[1]) if dtype == "float32" else None
+        wide = self.uploads.divergences("float32", self.names).get(self.names[1]) if dtype == "float32" else None
         if wide is None:
-            is_given = "float32" in self.uploaded.given
+            is_given = "float32" in self.uploads.controls
             missing = f"'{self.names[1]}' in {dtype}" if is_given else f"The same pair in {dtype}"
             raise NotAvailableError(f"{missing}, of the same weights and tokens, decides.")
         return Pair(wide.mean_squares, not_finite_of(self.figures, self.index, wide), wide.neq == 0)
 
     def floor(self, dtype: str) -> NoiseFloor:
-        floor = self.uploaded.floor if dtype == "float32" else ""
+        floor = self.uploads.floor if dtype == "float32" else ""
         if isinstance(floor, str):
             is_asked = dtype == self.dtype == "float32"
             raise NotAvailableError(floor or "A noise floor in float32 would decide." * is_asked)
         return floor
 
     def rerun(self) -> Rerun:
-        again = self.uploaded.divergences("rerun", self.names)
+        again = self.uploads.divergences("rerun", self.names)
         if not again:
             raise NotAvailableError("")
-        moved = {name: other for name, other in again.items() if not other.is_bit_identical}
+        unstable = {name: other for name, other in again.items() if not other.is_bit_identical}
         figures = {
-            "rerun_rms_logits": max((other.rms_of_positions for other in moved.values()), default=0.0),
+            "rerun_rms_logits": max((other.rms_of_positions for other in unstable.values()), default=0.0),
             "rerun_neq": {name: other.neq for name, other in again.items()},
-            "rerun_row_ulps": max((other.largest_row_ulps or 0.0 for other in moved.values()), default=0.0) or None,
+            "rerun_row_ulps": max((other.largest_row_ulps or 0.0 for other in unstable.values()), default=0.0) or None,
         }
-        squares = np.max([other.mean_squares for other in moved.values()], axis=0) if moved else None
-        mismatches = max((other.nonfinite_mismatch for other in moved.values()), default=0)
+        squares = np.max([other.mean_squares for other in unstable.values()], axis=0) if unstable else None
+        mismatches = max((other.nonfinite_mismatch for other in unstable.values()), default=0)
         control = " and ".join(f"'{name}'" for name in again) + ", uploaded again from another call"
-        return Rerun(control, tuple(again), tuple(moved), squares, mismatches, figures)
+        return Rerun(control, tuple(again), tuple(unstable), squares, mismatches, figures)
 
     def neighbours(self) -> list[OtherRows]:
         rows = []
-        for name, other in self.uploaded.divergences("neighbours", self.names).items():
+        for name, other in self.uploads.divergences("neighbours", self.names).items():
             control = f"'{name}' uploaded again, with other requests in its batch"
             figures = evidence.OtherPromptsFigures(bit_identical=bool(other.is_bit_identical), neq=other.neq)
             figures.rms_logits = other.rms_of_positions
@@ -119,10 +119,10 @@ class DumpControls(Controls):
             own_dtype_rms_logits=float(np.sqrt(self.squares.mean())),
             times_smaller_in_float32=test.shrink if np.isfinite(test.shrink) else None,
             times_finer_float32_is=test.full,
-            positions_that_move_in_own_dtype=test.moved,
+            positions_that_move_in_own_dtype=test.moving_share,
             worst_position_ratio=test.worst,
             worst_position=self.header.places()[test.first_row],
-            controls=self.tried if test.outcome == MISSING else None,
+            controls=self.available if test.outcome == MISSING else None,
         )
         smaller = f"In float32 the difference is {three_digits(test.shrink)} times smaller"
         finer = f"float32 is {test.full:,.0f} times finer"
@@ -131,8 +131,8 @@ class DumpControls(Controls):
         elif test.outcome == MISSING:
             says = f"{smaller}, which neither rounding nor a fault explains. A noise floor would decide."
         elif test.stands_out:
-            where = place_in_words(test.first_row, self.lengths)
-            says = f"{smaller}, but {where} does not shrink: it is {three_digits(test.worst)}x the median position."
+            place = place_in_words(test.first_row, self.lengths)
+            says = f"{smaller}, but {place} does not shrink: it is {three_digits(test.worst)}x the median position."
         elif test.outcome == FAILED:
             says = f"{smaller}, though {finer}: the sides compute different functions."
         else:
@@ -165,7 +165,7 @@ class DumpControls(Controls):
 
     def _narrowing(self) -> list[Evidence]:
         """Is one side further from itself in float32 than the other is? A fault of 16-bit kernels alone is."""
-        far = {name: side.rms_of_positions for name, side in self.uploaded.divergences("narrowing", self.names).items()}
+        far = {name: side.rms_of_positions for name, side in self.uploads.divergences("narrowing", self.names).items()}
         if self.is_identical or len(far) < len(self.names):
             return []
         near, further = sorted(self.names, key=far.__getitem__)

@@ -46,16 +46,16 @@ def headers_of(path: Path) -> Headers:
     container = open_container(path, _MAX_BYTES)
     sides, _ = sides_of(container)
     if not 1 <= len(sides) <= MAX_SIDES:
-        held = f"holds {plural(len(sides), 'array')} of logits"
-        raise DumpError(f"{container.name}: {held}; expected 1 to {MAX_SIDES} of [positions, vocab].")
-    described = {
+        problem = f"holds {plural(len(sides), 'array')} of logits"
+        raise DumpError(f"{container.name}: {problem}; expected 1 to {MAX_SIDES} of [positions, vocab].")
+    headers = {
         name: f"{'bfloat16' if array.dtype.kind == 'V' else array.dtype.name} {list(array.shape)}"
         for name, array in sides.items()
     }
-    return Headers("array" if len(sides) == 1 else "dump", described)
+    return Headers("array" if len(sides) == 1 else "dump", headers)
 
 
-def understood(
+def describe(
     paths: Sequence[Path], *, on_progress: Callable[[int, int], None] = lambda *_: None, **taken_as: Any
 ) -> dict[str, Any]:
     """Describe the run that `paths` would make, as JSON has it: one file, or two of one array each.
@@ -65,13 +65,13 @@ def understood(
     if any(is_run_file(path) for path in paths):
         if len(paths) != 1:
             raise UsageError("a run file stands for itself; give it alone.")
-        described = _run(paths[0])
+        facts = _run(paths[0])
     elif are_tokens(paths) or are_payloads(paths):
-        described = _responses(paths, **taken_as)
+        facts = _responses(paths, **taken_as)
     else:
         with open_dump(paths, on_progress=on_progress, **taken_as) as dump:
-            described = _dump(dump)
-    return {"files": [shown(path.name) for path in paths], **described}
+            facts = _dump(dump)
+    return {"files": [shown(path.name) for path in paths], **facts}
 
 
 def _dump(dump: Dump) -> dict[str, Any]:
@@ -100,25 +100,25 @@ def _responses(paths: Sequence[Path], **taken_as: Any) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="ulpscope-") as folder:
         store = Store(Path(folder))
         path = store.path_of(ingest(store, paths, run_id="RUN", **taken_as))
-        described = _run(path)
+        facts = _run(path)
         with RunReader(path) as run:
             sides = []
             for side in run.sides:
-                sent = run.rows("response", side=side.index)
-                flags = set(sent["is_processed"].dropna())
+                responses = run.rows("response", side=side.index)
+                flags = set(responses["is_processed"].dropna())
                 values = f"{side.holds}s of at most {plural(side.k or 1, 'token')} per position"
-                formats = sorted(set(sent["format"])) or [FORMAT]
+                formats = sorted(set(responses["format"])) or [FORMAT]
                 processed = True in flags if flags else None
                 sides.append({"name": side.name, "source_dtype": values, "formats": formats, "processed": processed})
             keys, note = set(run.rows("side", side=0)["keys"]), run.header.provenance.note
             rows = [row for pair in run.pairs for row in run.evidence(pair.index)]
     grids = {row.side: f"{row.side}: {row.says}" for row in rows if row.check is Check.GRID}
-    compared = [row.figures.positions for row in rows if isinstance(row.figures, SentFigures)]
+    counts = [row.figures.positions for row in rows if isinstance(row.figures, SentFigures)]
     notes = [row.says for row in rows if row.check in (Check.PLACEHOLDERS, Check.CONTEXT)]
-    return described | {
+    return facts | {
         "kind": "responses",
         "sides": sides,
-        "positions": max(compared, default=described["positions"]),
+        "positions": max(counts, default=facts["positions"]),
         "dtype_reason": " ".join(grids.values()),
         "tokens": "ids" if "token_id" in keys else "texts",
         "warnings": list(dict.fromkeys([*notes, *[note] * bool(note)])),

@@ -113,13 +113,13 @@ class NoiseFloor:
 
 @dataclass(frozen=True)
 class Rerun:
-    """Sides that were called twice. moved: those whose bits differ; squares: the largest difference of a side from
+    """Sides that were called twice. unstable: those whose bits differ; squares: the largest difference of a side from
     itself [positions], None if not measured; mismatches: logits that are not finite in one call only.
     """
 
     control: str
-    called: tuple[str, ...]
-    moved: tuple[str, ...]
+    sides: tuple[str, ...]
+    unstable: tuple[str, ...]
     squares: NDArray[np.float64] | None = None
     mismatches: int = 0
     figures: Mapping[str, Any] = field(default_factory=dict)
@@ -173,7 +173,7 @@ class Controls:
 
     Each method raises NotAvailableError, or the CaptureError that stopped it, with the reason for a reader who can mend
     it; '' if there is nothing to say. blocks: sizes that a fault may begin at multiples of; only_16_bits: sides that
-    compute in 16 bits whatever they are asked, and the dtype; tried: controls that were given; causes: sentences of
+    compute in 16 bits whatever they are asked, and the dtype; available: controls that were given; causes: sentences of
     simple causes that explain the difference, best first.
     """
 
@@ -182,7 +182,7 @@ class Controls:
     dtype: str
     has_experts: bool = False
     blocks: Sequence[int] = BLOCKS
-    tried: tuple[str, ...] | None = None
+    available: tuple[str, ...] | None = None
 
     @property
     def only_16_bits(self) -> Mapping[str, str]:
@@ -238,7 +238,7 @@ class Controls:
         """Squared differences of the two sides at one position. [vocab]"""
         return None
 
-    def source_of(self, broken: NotFinite) -> str:
+    def source_of(self, mismatch: NotFinite) -> str:
         """The first module that is not finite; '' if unknown."""
         return ""
 
@@ -288,7 +288,7 @@ class _Trial:
     def not_available(self, check: Check, control: str, reason: str, side: str | None = None) -> None:
         figures = Unmeasured()
         if check is Check.WIDE_PAIR:
-            figures = Unmeasured(controls=self.controls.tried, computes_in=dict(self.controls.only_16_bits) or None)
+            figures = Unmeasured(controls=self.controls.available, computes_in=dict(self.controls.only_16_bits) or None)
         self.add(check, control, figures, MISSING, reason, side)
 
     # ---- checks, in order
@@ -366,8 +366,8 @@ class _Trial:
         rows = checked_by_own_paths(rows, exact, self.dtype, self.lengths, self.controls.blocks, always=is_alone)
         failed = [row for row in rows if row.outcome == FAILED]
         if len(rows) > 1 and len(failed) == len(rows):
-            why = f"Neither side is what {exact.model} computes in {self.dtype}: another checkpoint, or other weights."
-            rows = [replace(row, outcome=MISSING, says=why) for row in rows]
+            says = f"Neither side is what {exact.model} computes in {self.dtype}: another checkpoint, or other weights."
+            rows = [replace(row, outcome=MISSING, says=says) for row in rows]
         self.drawn = {str(row.side): self.drawn[str(row.side)] for row in rows if row.outcome in (PASSED, FAILED)}
         self.evidence += rows
 
@@ -377,18 +377,18 @@ class _Trial:
             rerun = self.controls.rerun()
         except NotAvailableError:
             return
-        figures, moved = RerunFigures(not_repeatable=rerun.moved, **rerun.figures), _quoted(rerun.moved)
-        others = [name for name in self.names if name not in rerun.called]
+        figures, names = RerunFigures(not_repeatable=rerun.unstable, **rerun.figures), _quoted(rerun.unstable)
+        others = [name for name in self.names if name not in rerun.sides]
         says = "Each side repeats its own bits."
-        if rerun.moved and rerun.squares is not None and self.dtype in self.floors:
+        if rerun.unstable and rerun.squares is not None and self.dtype in self.floors:
             says = self._rerun_size(rerun, rerun.squares, figures)
-        elif rerun.moved:
+        elif rerun.unstable:
             size = figures.rerun_row_ulps
             far = "" if size is None else f": two calls differ by up to {number(size, 3)} row ULPs"
-            says = f"{moved} {'does' if len(rerun.moved) == 1 else 'do'} not repeat the same bits{far}."
+            says = f"{names} {'does' if len(rerun.unstable) == 1 else 'do'} not repeat the same bits{far}."
         elif others:
-            says = f"{_quoted(rerun.called)} repeats its own bits; {_quoted(others)} has no rerun."
-        self.add(Check.AGAIN, rerun.control, figures, FAILED if rerun.moved else PASSED, says)
+            says = f"{_quoted(rerun.sides)} repeats its own bits; {_quoted(others)} has no rerun."
+        self.add(Check.AGAIN, rerun.control, figures, FAILED if rerun.unstable else PASSED, says)
 
     def _rerun_size(self, rerun: Rerun, squares: NDArray[np.float64], figures: RerunFigures) -> str:
         """Compare the difference of a side from itself with the noise floor in the same dtype; fill in the figures."""
@@ -403,7 +403,7 @@ class _Trial:
         figures.largest_ratio_allowed = limits.over_all
         figures.rerun_worst_position_ratio = None if rerun.mismatches else worst
         figures.beyond_noise_floor = is_beyond
-        moved, size = _quoted(rerun.moved), f"{multiple(test.ratio)} the noise floor"
+        moved, size = _quoted(rerun.unstable), f"{multiple(test.ratio)} the noise floor"
         if rerun.mismatches:
             count = plural(rerun.mismatches, "logit is", "logits are")
             return f"{moved}: {count} NaN or infinite in one of two calls."
@@ -483,21 +483,21 @@ class _Trial:
         )
         says = _says(test, f"In {dtype} the difference is {multiple(test.ratio)} the noise floor", self.lengths)
         if first is not None:
-            says = _broken(first, dtype, self.lengths)
+            says = _not_finite_text(first, dtype, self.lengths)
         outcome = PASSED if test.is_passed else FAILED
         check = Check.WIDE_PAIR if is_wide else Check.OWN_PAIR
         self.add(check, f"{control}, over {floor.control}", figures, outcome, says)
         return True
 
-    def _not_finite(self, broken: NotFinite, dtype: str) -> tuple[NotFiniteFigures, str, str]:
+    def _not_finite(self, mismatch: NotFinite, dtype: str) -> tuple[NotFiniteFigures, str, str]:
         figures = NotFiniteFigures(
             compute_dtype=dtype,
             noise_ratio=None,
-            nonfinite_mismatch=broken.logits,
-            positions_beyond=len(broken.rows),
-            first_nonfinite=(*broken.place(self.lengths), broken.token),
+            nonfinite_mismatch=mismatch.logits,
+            positions_beyond=len(mismatch.rows),
+            first_nonfinite=(*mismatch.place(self.lengths), mismatch.token),
         )
-        return figures, FAILED, _broken(broken, dtype, self.lengths)
+        return figures, FAILED, _not_finite_text(mismatch, dtype, self.lengths)
 
     def from_model(self) -> None:
         """Is each recorded side what the model computes for these tokens? If neither is, its floor says nothing."""
@@ -531,14 +531,14 @@ class _Trial:
     def _other_row(self, each: OtherRows) -> None:
         of_rows = each.figures
         assert isinstance(of_rows, OtherRowFigures)
-        where = f"Row {of_rows.other_row} of {of_rows.rows}"
+        name = f"Row {of_rows.other_row} of {of_rows.rows}"
         if each.difference is None:
             same = of_rows.bit_identical
-            says = f"{where} gives {'the same' if same else 'other'} bits {'as' if same else 'than'} row {of_rows.row}."
+            says = f"{name} gives {'the same' if same else 'other'} bits {'as' if same else 'than'} row {of_rows.row}."
             self.add(Check.OTHER_ROW, each.control, of_rows, PASSED if same else NOTED, says, each.side)
             return
-        broken = each.difference.not_finite
-        test = floor_test(each.difference.squares, self.floors[each.dtype], WIDE, not_finite=broken)
+        mismatch = each.difference.not_finite
+        test = floor_test(each.difference.squares, self.floors[each.dtype], WIDE, not_finite=mismatch)
         figures = OtherRowFloorFigures(
             **structs.asdict(of_rows),
             compute_dtype=each.dtype,
@@ -548,11 +548,11 @@ class _Trial:
             nonfinite_mismatch=test.nonfinite,
         )
         size = f"{multiple(max(test.ratio, test.worst or 0.0))} the noise floor in {each.dtype}"
-        says = f"{where} differs from row {of_rows.row} by {size}, as rounding does."
-        if broken is not None:
-            says = f"{where} differs from row {of_rows.row}: {broken.says(self.lengths)}."
+        says = f"{name} differs from row {of_rows.row} by {size}, as rounding does."
+        if mismatch is not None:
+            says = f"{name} differs from row {of_rows.row}: {mismatch.says(self.lengths)}."
         elif not test.is_passed:
-            says = f"{where} differs from row {of_rows.row} by up to {size}: the result depends on the row."
+            says = f"{name} differs from row {of_rows.row} by up to {size}: the result depends on the row."
         outcome = PASSED if test.is_passed else FAILED
         self.add(Check.OTHER_ROW_FLOOR, each.control, figures, outcome, says, each.side)
 
@@ -595,8 +595,8 @@ class _Trial:
             # the fault's own place, not the precision's
             first = next((each.place for each in self.lowered if each.evidence.outcome == FAILED), None)
         if deciding is not None and not deciding.is_passed and (deciding.nonfinite or not self.not_finite):
-            shown = structure_of(deciding.outliers, lengths, controls.blocks)
-            self.evidence.append(outliers_evidence(shown, first, deciding, dtype, lengths))
+            places = structure_of(deciding.outliers, lengths, controls.blocks)
+            self.evidence.append(outliers_evidence(places, first, deciding, dtype, lengths))
         if earlier is not None and self._carry_over(earlier.evidence):
             ratio, first = earlier.noise_ratio, earlier.first_place
         if not own.is_identical and not any(
@@ -669,10 +669,10 @@ class _Trial:
         decided = [row for row in earlier if row.rung == FLOAT32 and row.outcome in (PASSED, FAILED)]
         if is_open and decided:
             self.evidence = [row for row in self.evidence if row.rung != FLOAT32] + decided
-        made = {row.rung for row in self.evidence}
-        self.evidence += [row for row in earlier if row.rung in (RERUN, NEIGHBOURS, OWN_DTYPE) and row.rung not in made]
-        lowered = [row for row in earlier if row.rung == PRECISION and row.outcome == PASSED]
-        if lowered and PRECISION not in made:  # shown in 16 bits, which hide a fault on top of it
+        own = {row.rung for row in self.evidence}
+        self.evidence += [row for row in earlier if row.rung in (RERUN, NEIGHBOURS, OWN_DTYPE) and row.rung not in own]
+        precision_rows = [row for row in earlier if row.rung == PRECISION and row.outcome == PASSED]
+        if precision_rows and PRECISION not in own:  # shown in 16 bits, which hide a fault on top of it
             says = (
                 "In 16 bits it is a lower precision, which float32 does not show: give the model and float32 at once."
             )
@@ -689,12 +689,12 @@ def foreign(ratios: Mapping[str, float]) -> tuple[str, str | None]:
     ratios: of each side to the model, in noise floors.
     """
     near, far = sorted(ratios, key=ratios.__getitem__)
-    here, away = three_digits(ratios[near]), three_digits(ratios[far])
+    ratio, away = three_digits(ratios[near]), three_digits(ratios[far])
     if ratios[near] > FOREIGN:
-        sizes = f"they are {here} and {away} noise floors away"
+        sizes = f"they are {ratio} and {away} noise floors away"
         return f"Neither side is what the model computes: {sizes}. Another checkpoint, or other tokens?", None
     if ratios[far] > FOREIGN:
-        return f"'{far}' is not what the model computes: {away} noise floors away; '{near}' is, at {here}.", far
+        return f"'{far}' is not what the model computes: {away} noise floors away; '{near}' is, at {ratio}.", far
     return "", None
 
 
@@ -770,10 +770,10 @@ def _says(test: FloorTest, size: str, lengths: Sequence[int]) -> str:
         return f"{size} {limit}."
     if (elsewhere := test.ratio_elsewhere or 0.0) > test.limits.over_all:
         return f"{size}, but {multiple(elsewhere)} outside the directions that rounding takes {limit}."
-    beyond = [each for each in (test.position, *test.places) if len(each.outliers)]
-    if not beyond:
+    exceeding = [each for each in (test.position, *test.places) if len(each.outliers)]
+    if not exceeding:
         return f"{size} {limit}."
-    most = beyond[0]
+    most = exceeding[0]
     place = f"{multiple(most.worst)} at {most.kind} {most.worst_place}"
     if most is test.position:
         first, is_one = place_in_words(int(test.outliers[0]), lengths), len(test.outliers) == 1
@@ -781,8 +781,8 @@ def _says(test: FloorTest, size: str, lengths: Sequence[int]) -> str:
     return f"{size}, but {place} (rounding: at most {most.allowed:.3g}x)."
 
 
-def _broken(broken: NotFinite, dtype: str, lengths: Sequence[int]) -> str:
-    return f"In {dtype}, {broken.says(lengths)}."
+def _not_finite_text(mismatch: NotFinite, dtype: str, lengths: Sequence[int]) -> str:
+    return f"In {dtype}, {mismatch.says(lengths)}."
 
 
 def _finite(value: float) -> float | None:

@@ -28,13 +28,13 @@ _REQUESTS = "the requests that were sent"
 class ListControls(Controls):
     """One pair of lists. repeats: of a probe, whether a side gives the same answer again; floor_row: of a model."""
 
-    listed: ListPair
+    lists: ListPair
     sides: Sequence[ListSide]
     repeats: Mapping[str, bool] = field(default_factory=dict)
     floor_row: Evidence | None = None
 
     def __post_init__(self) -> None:
-        pair = self.listed
+        pair = self.lists
         self.names, self.lengths, self.dtype = (pair.reference, pair.variant), [len(pair.positions)], ""
         self.parting = next((each for each in pair.meetings if each.is_parting_in_prompt), None)
         self.is_certain = not pair.differs and 2 * pair.certain > len(pair.positions)
@@ -44,7 +44,7 @@ class ListControls(Controls):
 
     def validity(self) -> list[Evidence]:
         """What both sides sent: values, placeholders, inputs and the dtype that values show; and the noise floor."""
-        pair, rows = self.listed, [self.floor_row] if self.floor_row else []
+        pair, rows = self.lists, [self.floor_row] if self.floor_row else []
 
         def add(check: Check, outcome: str, says: str, side: str | None = None, **figures: Any) -> None:
             rows.append(Evidence(check, _REQUESTS, check.record(**figures), outcome, says, side))
@@ -73,8 +73,8 @@ class ListControls(Controls):
         repeats = {name: self.repeats[name] for name in self.names if name in self.repeats}
         if not repeats:
             raise NotAvailableError("")
-        moved = tuple(name for name, is_same in repeats.items() if not is_same)
-        return Rerun("the same request sent again", tuple(repeats), moved)
+        unstable = tuple(name for name, is_same in repeats.items() if not is_same)
+        return Rerun("the same request sent again", tuple(repeats), unstable)
 
     def arrays_alone(self) -> Evidence | None:
         faults = [cause.says for cause in self.explained[:1] if cause.is_fault]
@@ -82,7 +82,7 @@ class ListControls(Controls):
 
     @cached_property
     def explained(self) -> Sequence[Cause]:
-        return [] if self.is_identical else explain(rows_of_lists(self.listed, self.sides[0], self.sides[1])).causes
+        return [] if self.is_identical else explain(rows_of_lists(self.lists, self.sides[0], self.sides[1])).causes
 
     @property
     def causes(self) -> Sequence[str]:
@@ -90,7 +90,7 @@ class ListControls(Controls):
 
     def _says(self) -> Iterator[str]:
         """Yield what there is to say about the pair, the most telling first."""
-        pair, words = self.listed, self.listed.in_words
+        pair, words = self.lists, self.lists.in_words
         placeholders = clauses(pair.placeholders)[:1]
         if pair.is_void:
             yield from placeholders
@@ -112,9 +112,9 @@ def judge_probe(sides: Sequence[ListSide], pairs: Sequence[ListPair]) -> list[Ve
 
     What a request under load shares a batch with depends on the moment: it may differ from its rerun without a fault.
     """
-    named, repeats = {side.name: side for side in sides}, {}
-    for name, side in named.items():
-        if (again := named.get(f"{name} again")) is not None:
+    by_name, repeats = {side.name: side for side in sides}, {}
+    for name, side in by_name.items():
+        if (again := by_name.get(f"{name} again")) is not None:
             is_same = not ((pair := compare_sides(side, again)).differs or pair.has_other_text)
             if is_same or "load:" not in name:
                 repeats[name] = repeats[again.name] = is_same
@@ -126,26 +126,26 @@ def judge_responses(
 ) -> list[Verdict]:
     """Judge each pair of responses, the first side with each other. repeats: as of ListControls."""
     both = enumerate(zip(pairs, sides[1:], strict=True))
-    return [_judged(index, ListControls(pair, (sides[0], side), repeats or {})) for index, (pair, side) in both]
+    return [_judge_pair(index, ListControls(pair, (sides[0], side), repeats or {})) for index, (pair, side) in both]
 
 
 def judge_with_floor(earlier: Verdict, pair: ListPair, sides: Sequence[ListSide], floor: Evidence) -> Verdict:
     """Judge a stored, undecided pair again with a model's noise floor."""
     rows = tuple(row for row in earlier.evidence if row.outcome != FAILED)  # what had failed had not decided
-    return _judged(earlier.pair, ListControls(pair, sides, floor_row=floor), replace(earlier, evidence=rows))
+    return _judge_pair(earlier.pair, ListControls(pair, sides, floor_row=floor), replace(earlier, evidence=rows))
 
 
-def _judged(index: int, controls: ListControls, earlier: Verdict | None = None) -> Verdict:
+def _judge_pair(index: int, controls: ListControls, earlier: Verdict | None = None) -> Verdict:
     ratio = getattr(controls.floor_row.figures, "noise_ratio", None) if controls.floor_row else None
     return replace(judge(controls, earlier), noise_ratio=ratio, first_place=None, pair=index)
 
 
-def judge_tokens(compared: TokenPair) -> Verdict:
+def judge_tokens(tokens: TokenPair) -> Verdict:
     """Judge two files of chosen tokens: with one value per row no cause is looked for."""
-    figures, name = compared.summary, UNDECIDED
+    figures, name = tokens.summary, UNDECIDED
     of = f"of {figures.finite:,} log-probabilities of chosen tokens"
     says = f"{figures.neq:,} {of} differ by up to {number(figures.max_abs)} nats"
-    constants = zip(compared.names, compared.constants, strict=True)
+    constants = zip(tokens.names, tokens.constants, strict=True)
     if constant := next((f"'{side}' is {value}" for side, value in constants if value is not None), ""):
         name, says = INVALID_DUMP, f"Every value of {constant}: placeholders."
     elif not figures.finite:
@@ -154,6 +154,6 @@ def judge_tokens(compared: TokenPair) -> Verdict:
         name, says = IDENTICAL, f"{figures.finite:,} {of} are equal; other tokens are not compared."
     else:
         says = f"{says}; one value per position cannot tell rounding from a fault."
-    sent = SentFigures(positions=compared.positions, values=figures.finite, neq=figures.neq, flips=0)
+    record = SentFigures(positions=tokens.positions, values=figures.finite, neq=figures.neq, flips=0)
     outcome = {INVALID_DUMP: FAILED, IDENTICAL: PASSED}.get(name, NOTED)
-    return Verdict(name, says, (Evidence(Check.SENT, _REQUESTS, sent, outcome, says),))
+    return Verdict(name, says, (Evidence(Check.SENT, _REQUESTS, record, outcome, says),))

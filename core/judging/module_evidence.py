@@ -55,25 +55,25 @@ def alone_evidence(control: str, alone: ModulesAlone, side: str, prompt: int = 0
     starts = {int(module): int(is_beyond[module].argmax()) for module in np.flatnonzero(is_beyond.any(axis=1))}
     levels, on_top = _noise(alone, starts)
     faults = on_top or starts
-    beyond = [names[module] for module in sorted(faults)]
-    within = float(np.delete(ratios, list(starts), axis=0).max(initial=0.0))
+    faulty = [names[module] for module in sorted(faults)]
+    largest = float(np.delete(ratios, list(starts), axis=0).max(initial=0.0))
     figures = AloneFigures(
         largest_ratio_allowed=LARGEST_ALONE,
-        modules_beyond=tuple(beyond),
-        largest_ratio_of_others=within,
+        modules_beyond=tuple(faulty),
+        largest_ratio_of_others=largest,
         modules=names,
         alone_rms=_rms(alone.side),
         own_rounding_rms=_rms(alone.own),
-        first_module=next(iter(beyond), None),
+        first_module=next(iter(faulty), None),
         first=(prompt, min(faults.values())) if on_top or (starts and not levels) else None,
     )
     position = f" from position {figures.first[1]} on" if figures.first else ""
-    differ = f"{in_words(beyond, names)} alone differ{'s' * (len(beyond) == 1)}{position}"
-    if not beyond:
-        agree = f"{plural(len(names), 'module')} alone agree within {within:.1f}x their own rounding"
+    differ = f"{in_words(faulty, names)} alone differ{'s' * (len(faulty) == 1)}{position}"
+    if not faulty:
+        agree = f"{plural(len(names), 'module')} alone agree within {largest:.1f}x their own rounding"
         says = f"{agree}: the fault is smaller, or in the head."
     elif not levels:
-        says = f"{differ}, {three_digits(float(ratios[list(faults)].max()))}x rounding; others within {within:.1f}x."
+        says = f"{differ}, {three_digits(float(ratios[list(faults)].max()))}x rounding; others within {largest:.1f}x."
     else:
         figures.kind = joined(list(dict.fromkeys(_kind_of(names[module]).partition(".")[0] for module in levels)))
         figures.blocks = len({_block_of(names[module]) for module in levels})
@@ -145,15 +145,15 @@ def _kind_noise(alone: ModulesAlone, modules: list[int], start: int) -> tuple[di
     return levels, {modules[row]: first for row, first in on_top.items()}
 
 
-def in_words(beyond: Sequence[str], names: Sequence[str]) -> str:
+def in_words(faulty: Sequence[str], names: Sequence[str]) -> str:
     """Return few modules by name, more as `self_attn in 30 of 30 blocks`, many by the first."""
-    if len(beyond) <= _NAMED:
-        return joined(beyond)
-    kinds, of_all = [_kind_of(name) for name in beyond], [_kind_of(name) for name in names]
+    if len(faulty) <= _NAMED:
+        return joined(faulty)
+    kinds, of_all = [_kind_of(name) for name in faulty], [_kind_of(name) for name in names]
     if len(set(kinds)) > _NAMED:
-        return f"{beyond[0]} and {len(beyond) - 1} more modules"
-    counted = {kind: (kinds.count(kind), of_all.count(kind)) for kind in kinds}
-    return joined([kind if of == 1 else f"{kind} in {count} of {of} blocks" for kind, (count, of) in counted.items()])
+        return f"{faulty[0]} and {len(faulty) - 1} more modules"
+    counts = {kind: (kinds.count(kind), of_all.count(kind)) for kind in kinds}
+    return joined([kind if of == 1 else f"{kind} in {count} of {of} blocks" for kind, (count, of) in counts.items()])
 
 
 def _kind_of(name: str) -> str:

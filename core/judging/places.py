@@ -56,10 +56,10 @@ class NotFinite:
         """`'mine' is NaN at position 3, token 7 (' the'), where 'prefill' is 1.25 (54 such logits)`."""
         wrong = 0 if np.isfinite(self.values[1]) else 1
         text = f" ({self.text!r})" if self.text else ""
-        where = f"{place_in_words(int(self.rows[0]), lengths)}, token {self.token}{text}"
+        place = f"{place_in_words(int(self.rows[0]), lengths)}, token {self.token}{text}"
         what, other = (_number_in_words(self.values[side]) for side in (wrong, 1 - wrong))
         more = f" ({self.logits:,} such logits)" if self.logits > 1 else ""
-        return f"'{self.sides[wrong]}' is {what} at {where}, where '{self.sides[1 - wrong]}' is {other}{more}"
+        return f"'{self.sides[wrong]}' is {what} at {place}, where '{self.sides[1 - wrong]}' is {other}{more}"
 
     def place(self, lengths: Sequence[int]) -> tuple[int, int]:
         return place_of(int(self.rows[0]), lengths)

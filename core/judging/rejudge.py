@@ -35,12 +35,12 @@ def judge_stored(
     generations = [run.generations[index] for index in sorted(run.generations)]
     with Revision(store, run, name or f"{run.header.name}, judged") as revision:
         with run.decoding("figures"):
-            before = [stored_verdict(run, pair) for pair in run.pairs]
-            checks = [[row for row in verdict.evidence if row.rung == VALIDITY] for verdict in before]
-            verdicts = judge_upload(run, checks, generations, controls, before, with_model)
-        judged = revision.finish(verdicts, f"Judged from run {run.run_id}. {note}".rstrip())
-    store.mark_judged(run.run_id, judged)
-    return judged
+            earlier = [stored_verdict(run, pair) for pair in run.pairs]
+            checks = [[row for row in verdict.evidence if row.rung == VALIDITY] for verdict in earlier]
+            verdicts = judge_upload(run, checks, generations, controls, earlier, with_model)
+        new_id = revision.finish(verdicts, f"Judged from run {run.run_id}. {note}".rstrip())
+    store.mark_judged(run.run_id, new_id)
+    return new_id
 
 
 def stored_verdict(run: RunReader, pair: StoredPair) -> Verdict:

@@ -1,4 +1,4 @@
-"""A pair in 16 bits beside the same in float32, where no floor is to be had: rounding shrinks, a fault does not."""
+"""A pair in 16 bits compared with the same in float32, without a noise floor: rounding shrinks, a fault does not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ASKS_FOR_A_FLOOR = 50.0  # beyond which one position is too far from the median 
 @dataclass(frozen=True)
 class ShrinkTest:
     """shrink: how many times smaller a pair is in float32; full: how many times finer float32 is; share: shrink over
-    full; moved: of the positions that differ in float32, the share that differs in 16 bits too; worst: the largest
+    full; moving_share: of positions that differ in float32, those that do in 16 bits too; worst: the largest
     position in float32 over the median one; first_row: first position that does not shrink, else the largest;
     stands_out: a position fails by itself; outcome: passed, failed, or missing, if only a floor decides.
     """
@@ -29,7 +29,7 @@ class ShrinkTest:
     shrink: float
     full: float
     share: float
-    moved: float
+    moving_share: float
     worst: float
     first_row: int
     stands_out: bool
@@ -50,13 +50,13 @@ def shrink_test(narrow: NDArray[np.float64], wide: NDArray[np.float64], signific
         return ShrinkTest(float("inf"), full, float("inf"), 1.0, 0.0, 0, False, PASSED)
     coarse, fine = np.sqrt(narrow), np.sqrt(wide)
     shrink = float(np.sqrt(narrow[differs].mean() / wide[differs].mean()))
-    moved = float((narrow[differs] > 0).mean())
+    moving_share = float((narrow[differs] > 0).mean())
     relative = fine / np.median(fine[differs])
     lags = (coarse > 0) & (coarse < SHRINKS_TOO_LITTLE * full * fine)
     stands_out = (relative > STANDS_OUT_ALONE) & lags
     worst_row = int(np.argmax(relative))
     outcome = MISSING
-    if stands_out.any() or (shrink < SHRINKS_TOO_LITTLE * full and moved >= 0.5):
+    if stands_out.any() or (shrink < SHRINKS_TOO_LITTLE * full and moving_share >= 0.5):
         outcome = FAILED
     elif SHRINKS_LIKE_ROUNDING * full <= shrink <= SHRINKS_TOO_MUCH * full and relative[worst_row] <= ASKS_FOR_A_FLOOR:
         outcome = PASSED
@@ -64,4 +64,4 @@ def shrink_test(narrow: NDArray[np.float64], wide: NDArray[np.float64], signific
         int(np.argmax(stands_out if stands_out.any() else lags)) if outcome == FAILED and lags.any() else worst_row
     )
     worst = float(relative[worst_row])
-    return ShrinkTest(shrink, full, shrink / full, moved, worst, first_row, bool(stands_out.any()), outcome)
+    return ShrinkTest(shrink, full, shrink / full, moving_share, worst, first_row, bool(stands_out.any()), outcome)

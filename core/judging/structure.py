@@ -1,4 +1,4 @@
-"""Places of the positions that stand out: from where on, to the end, at the boundaries of blocks."""
+"""Structure of the outlier positions: the first one, to the end, at the boundaries of blocks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Structure:
     places: int = 0
 
     def figures(self, of: int | None = None) -> StructureFigures:
-        """Its figures for evidence. of: positions looked at, where that is to be said."""
+        """Its figures for evidence. of: positions looked at, if it is reported."""
         return StructureFigures(
             positions=self.rows,
             of=of,
@@ -92,7 +92,7 @@ def _likeliest_block(places: NDArray[np.int64], blocks: Sequence[int]) -> tuple[
 
 
 def outliers_evidence(
-    shown: Structure, first: tuple[int, int] | None, test: FloorTest, dtype: str, lengths: Sequence[int]
+    shape: Structure, first: tuple[int, int] | None, test: FloorTest, dtype: str, lengths: Sequence[int]
 ) -> Evidence:
     """The row on where the difference begins, in the dtype that decided. It never decides.
 
@@ -103,15 +103,15 @@ def outliers_evidence(
         return sum(lengths[: place[0]]) + place[1]
 
     says = "No single position is an outlier: the difference is larger everywhere alike."
-    if shown.first is not None:
-        row = row_of(shown.first)
-        reach = ", at every position" if shown.rows == sum(lengths) else ", and goes on to the end" * shown.is_tail
-        block = f"; every start is {shown.block_in_words}" if shown.block else ""
+    if shape.first is not None:
+        row = row_of(shape.first)
+        reach = ", at every position" if shape.rows == sum(lengths) else ", and goes on to the end" * shape.is_tail
+        block = f"; every start is {shape.block_in_words}" if shape.block else ""
         says = f"It begins at {place_in_words(row, lengths)}{reach}{block}."
-        if first is not None and first != shown.first:
+        if first is not None and first != shape.first:
             fault = place_in_words(row_of(first), lengths)
             says = f"Noise begins at {place_in_words(row, lengths)}, the fault at {fault}."
-        elif shown.first[1] == 1 and not test.by_position[row - 1]:
+        elif shape.first[1] == 1 and not test.by_position[row - 1]:
             says += " Position 0 has one key only, so a fault of keys, masks or scales cannot show there."
-    figures = replace(shown, first=first or shown.first).figures()
+    figures = replace(shape, first=first or shape.first).figures()
     return Evidence(Check.OUTLIERS, f"positions beyond what rounding reaches in {dtype}", figures, NOTED, says)

@@ -20,7 +20,7 @@ from ..runs.figures import Figures
 from ..runs.file.records import RunHeader
 from ..text import joined as in_words
 from ..text import three_digits
-from .divergence import Divergence, joined
+from .divergence import Divergence, join_parts
 from .judge import (
     FLOOR_KINDS,
     FLOOR_OF_SPREAD,
@@ -49,20 +49,20 @@ _LEAST_PATHS = 3  # distinct ones of a floor, the first among them
 
 @dataclass(frozen=True)
 class UploadedControls:
-    """Figures of a run's controls. apart: by kind and side: `rerun` and `neighbours` of one from the same called again,
+    """Figures of a run's controls. by_kind: by kind and side: `rerun` and `neighbours` of a side from its rerun,
     `float32` of a variant from the reference in float32, `narrowing` of one from itself in float32; floor: or the
-    reason why its paths are none; given: names of the controls, `model` among them.
+    reason why its paths are none; controls: their names, `model` among them.
     """
 
-    apart: Mapping[str, Mapping[str, Divergence]] = field(default_factory=dict)
+    by_kind: Mapping[str, Mapping[str, Divergence]] = field(default_factory=dict)
     floor: NoiseFloor | str = ""
     has_experts: bool = False
-    given: frozenset[str] = frozenset()
+    controls: frozenset[str] = frozenset()
 
     def divergences(self, kind: str, names: Sequence[str]) -> dict[str, Divergence]:
         """Return those of some sides."""
-        known = self.apart.get(kind, {})
-        return {name: known[name] for name in names if name in known}
+        by_name = self.by_kind.get(kind, {})
+        return {name: by_name[name] for name in names if name in by_name}
 
 
 def measure_controls(
@@ -81,28 +81,28 @@ def measure_controls(
     if files.get("floor") and not files.get("float32") and header.format is not FLOAT32:
         raise UsageError("A noise floor in float32 needs the pair in float32: give --float32 with --floor.")
     with ExitStack() as stack:
-        dumps = {kind: stack.enter_context(_opened(paths, header, kind)) for kind, paths in files.items() if paths}
-        ours, apart = _sides_of(header, None), dict[str, Mapping[str, Divergence]]()
+        dumps = {kind: stack.enter_context(_open(paths, header, kind)) for kind, paths in files.items() if paths}
+        ours, by_kind = _sides_of(header, None), dict[str, Mapping[str, Divergence]]()
         floor: NoiseFloor | str = ""
         for kind in {"rerun", "neighbours"} & dumps.keys():
             couples: _Couples = {name: (ours[name], side) for name, side in _sides_of(header, dumps[kind]).items()}
-            apart[kind] = _compared(figures, couples, header.format, on_progress)
+            by_kind[kind] = _compare(figures, couples, header.format, on_progress)
         if "float32" in dumps:
-            apart |= _pairs(figures, dumps["float32"], on_progress)
+            by_kind |= _pairs(figures, dumps["float32"], on_progress)
         if "floor" in dumps:
-            floor = _floor(figures, dumps["floor"], dumps.get("float32"), apart.get("narrowing", {}), on_progress)
-    return UploadedControls(apart, floor, has_experts, frozenset([*dumps, *["model"] * with_model]))
+            floor = _floor(figures, dumps["floor"], dumps.get("float32"), by_kind.get("narrowing", {}), on_progress)
+    return UploadedControls(by_kind, floor, has_experts, frozenset([*dumps, *["model"] * with_model]))
 
 
 def side_in_float32(figures: Figures, paths: Sequence[Path], name: str) -> NDArray[np.float32] | None:
     """Return the run's side `name` from the pair in float32 [positions, vocab]; None if it is not there."""
-    with _opened(paths, figures.header, "float32") as dump:
+    with _open(paths, figures.header, "float32") as dump:
         if name not in (sides := _sides_of(figures.header, dump)):
             return None
         return np.concatenate([values_of(bits[sides[name][1]], FLOAT32).copy() for _, bits in dump.chunks()])
 
 
-def _opened(paths: Sequence[Path], header: RunHeader, kind: str) -> Dump:
+def _open(paths: Sequence[Path], header: RunHeader, kind: str) -> Dump:
     """Open a control's dump, which has the run's positions and tokens."""
     fmt, fewest = header.format, 1
     if kind in ("float32", "floor"):
@@ -132,11 +132,11 @@ def _sides_of(header: RunHeader, dump: Dump | None) -> dict[str, _Side]:
         return shared
     if not shared and len(theirs) == len(ours):  # with one name shared and another not, order would swap sides silently
         return {name: (dump, place) for place, name in enumerate(ours)}
-    quoted, expected = (in_words([repr(name) for name in names[:4]]) for names in (theirs, ours))
-    raise DumpError(f"The control has sides {quoted}; expected the run's {expected}.")
+    quoted, own = (in_words([repr(name) for name in names[:4]]) for names in (theirs, ours))
+    raise DumpError(f"The control has sides {quoted}; expected the run's {own}.")
 
 
-def _compared(figures: Figures, couples: _Couples, fmt: FloatFormat, tick: Tick) -> dict[Any, Divergence]:
+def _compare(figures: Figures, couples: _Couples, fmt: FloatFormat, tick: Tick) -> dict[Any, Divergence]:
     """Compare both sides of each couple in `fmt`, by key."""
     sides = {side for couple in couples.values() for side in couple}
     dumps = list({dump for dump, _ in sides if dump is not None})
@@ -153,7 +153,7 @@ def _compared(figures: Figures, couples: _Couples, fmt: FloatFormat, tick: Tick)
         for key, (reference, variant) in couples.items():
             parts[key].append(_divergence(bits[reference], bits[variant], fmt))
         tick(stop, figures.header.rows)
-    return {key: joined(each) for key, each in parts.items()}
+    return {key: join_parts(each) for key, each in parts.items()}
 
 
 def _pairs(figures: Figures, dump: Dump, tick: Tick) -> dict[str, Mapping[str, Divergence]]:
@@ -168,8 +168,8 @@ def _pairs(figures: Figures, dump: Dump, tick: Tick) -> dict[str, Mapping[str, D
     narrow = [] if fmt is FLOAT32 else list(sides)
     crossed = [two for two in product(narrow, narrow) if len(narrow) <= _CROSSED or two[0] == two[1]]
     couples: _Couples = {name: (sides[reference], sides[name]) for name in sides if name != reference}
-    apart = _compared(figures, couples | {(a, b): (ours[a], sides[b]) for a, b in crossed}, FLOAT32, tick)
-    rms = {two: apart[two].rms_of_positions for two in crossed}
+    results = _compare(figures, couples | {(a, b): (ours[a], sides[b]) for a, b in crossed}, FLOAT32, tick)
+    rms = {two: results[two].rms_of_positions for two in crossed}
     if narrow and (least := min(rms[(name, name)] for name in narrow)) > _UNRELATED * _spread(figures):
         says = f"other weights or tokens: it differs from the run by {least:.3g} logits (rms)"
         raise DumpError(f"The pair in float32 has {says}.")
@@ -177,11 +177,11 @@ def _pairs(figures: Figures, dump: Dump, tick: Tick) -> dict[str, Mapping[str, D
         if far * _SWAPPED < rms[(name, name)]:
             raise DumpError(f"'{name}' in {fmt.name} is nearer to '{other}' in float32. Are the names swapped?")
     _, first = next(dump.chunks())
-    rounded = {name: values_of(first[sides[name][1]], FLOAT32).astype(fmt.values).view(fmt.carrier) for name in narrow}
-    same = [figures.read_rows(ours[name][1], 0, len(bits)) == bits for name, bits in rounded.items()]
+    copies = {name: values_of(first[sides[name][1]], FLOAT32).astype(fmt.values).view(fmt.carrier) for name in narrow}
+    same = [figures.read_rows(ours[name][1], 0, len(bits)) == bits for name, bits in copies.items()]
     if same and min(float(each.mean()) for each in same) > _UPCAST:
         raise DumpError(f"The pair in float32 is the run's own {fmt.name}, upcast. Compute both sides in float32.")
-    return {"float32": {name: apart[name] for name in couples}, "narrowing": {n: apart[(n, n)] for n in narrow}}
+    return {"float32": {name: results[name] for name in couples}, "narrowing": {n: results[(n, n)] for n in narrow}}
 
 
 def _spread(figures: Figures) -> float:
@@ -200,23 +200,23 @@ def _floor(
     pair: in float32, None if the run is. DumpError if fewer than three are distinct, or if one is the variant itself.
     """
     header, names = figures.header, [side.name for side in dump.sides]
-    judged, reference, paths = _sides_of(header, pair), header.sides[0].name, range(len(names))
+    pair_sides, reference, paths = _sides_of(header, pair), header.sides[0].name, range(len(names))
     crossed = [(a, b) for a, b in combinations(paths, 2) if a == 0 or b < _CROSSED]
-    couples: _Couples = {(path, name): ((dump, path), judged[name]) for path, name in product(paths, judged)}
-    apart = _compared(figures, couples | {(a, b): ((dump, a), (dump, b)) for a, b in crossed}, FLOAT32, tick)
+    couples: _Couples = {(path, name): ((dump, path), pair_sides[name]) for path, name in product(paths, pair_sides)}
+    results = _compare(figures, couples | {(a, b): ((dump, a), (dump, b)) for a, b in crossed}, FLOAT32, tick)
     for path, name in couples:
-        if not apart[(path, name)].neq and apart[(path, reference)].neq:
+        if not results[(path, name)].neq and results[(path, reference)].neq:
             raise DumpError(f"'{names[path]}' of the noise floor is the variant itself; expected another path.")
-    distinct = [b for b in paths if all(apart[(a, b)].neq for a in range(b) if (a, b) in apart)]
+    distinct = [b for b in paths if all(results[(a, b)].neq for a in range(b) if (a, b) in results)]
     if len(distinct) < _LEAST_PATHS:
         count = f"{len(distinct)} distinct of {len(names)} paths"
         raise DumpError(f"The noise floor has {count}; expected {_LEAST_PATHS} or more.")
-    squares = {two: apart[two].mean_squares for two in crossed if {*two} <= {*distinct}}
+    squares = {two: results[two].mean_squares for two in crossed if {*two} <= {*distinct}}
     floor, widest = np.stack([squares[(0, path)] for path in distinct[1:]]), FLOOR_OF_SPREAD * _spread(figures)
     if reference in narrowing:
         finer = 2.0 ** (FLOAT32.mantissa_bits - header.format.mantissa_bits)
         widest = narrowing[reference].rms_of_positions / finer / FLOOR_SHRINKS
-    sizes = float(np.sqrt(floor.mean())), apart[(0, reference)].rms_of_positions, widest
+    sizes = float(np.sqrt(floor.mean())), results[(0, reference)].rms_of_positions, widest
     if doubt := _doubt(squares, names, header.lengths, sizes):
         return f"The uploaded floor {doubt}."
     moves = (floor > 0).sum(axis=0) >= 2
@@ -227,18 +227,18 @@ def _floor(
 
 
 @np.errstate(divide="ignore", invalid="ignore")
-def _doubt(apart: _Squares, names: Sequence[str], lengths: list[int], sizes: tuple[float, ...]) -> str:
+def _doubt(squares_of_paths: _Squares, names: Sequence[str], lengths: list[int], sizes: tuple[float, ...]) -> str:
     """Say why paths may differ by more than rounding, '' if they do not: a floor with a fault makes rounding of it.
 
     sizes: rms of the floor, of its first path to the pair's reference, and of rounding at most.
     """
-    rms = {two: float(np.sqrt(squares.mean())) for two, squares in apart.items()}
-    others = {two: squares for two, squares in apart.items() if (squares > 0).mean() >= OTHER_PATH}
+    rms = {two: float(np.sqrt(squares.mean())) for two, squares in squares_of_paths.items()}
+    others = {two: squares for two, squares in squares_of_paths.items() if (squares > 0).mean() >= OTHER_PATH}
     if not any({(a, b), (a, c), (b, c)} <= {*others} for a, b, c in combinations(range(len(names)), 3)):
         return f"is too narrow: no three paths differ from one another at {OTHER_PATH:.0%} of positions"
     far, near, (size, start, widest) = max(rms, key=rms.__getitem__), min(others, key=rms.__getitem__), sizes
     least = np.min([np.where(squares > 0, squares, np.inf) for squares in others.values()], axis=0)
-    uneven = np.sqrt(np.max(list(apart.values()), axis=0) / least)
+    uneven = np.sqrt(np.max(list(squares_of_paths.values()), axis=0) / least)
     row = int(np.argmax(uneven))
     a, b, c, d = (repr(names[path]) for path in (*far, *near))
     for ratio, most, says in (
@@ -254,8 +254,8 @@ def _doubt(apart: _Squares, names: Sequence[str], lengths: list[int], sizes: tup
 
 def _divergence(reference: _Bits, variant: _Bits, fmt: FloatFormat) -> Divergence:
     rows = compare(reference, variant, fmt)
-    broken = np.flatnonzero(rows.nonfinite_mismatch)
-    mismatch = [values_of(bits[broken[0]], fmt) for bits in (reference, variant)] if len(broken) else []
+    mismatches = np.flatnonzero(rows.nonfinite_mismatch)
+    mismatch = [values_of(bits[mismatches[0]], fmt) for bits in (reference, variant)] if len(mismatches) else []
     ulps = rows.max_row_ulps[np.isfinite(rows.max_row_ulps)]
     return Divergence(
         rows.sum_squares,

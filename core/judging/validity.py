@@ -132,15 +132,15 @@ def _truncation(header: RunHeader, table: pd.DataFrame, sides: _Sides) -> Eviden
         return None
     most, holds = max((side.filling for side in filled), key=lambda filling: filling.rows), filled[0].holds
     least = min(side.filling.others for side in filled)
-    where = "every position" if most.rows == header.rows else f"{most.rows:,} of {header.rows:,} positions"
+    place = "every position" if most.rows == header.rows else f"{most.rows:,} of {header.rows:,} positions"
     who = f"{joined([repr(side.name) for side in filled])} {'holds' if len(filled) == 1 else 'hold'}"
-    cut = f"{holds} cut or masked to {least:,} tokens at {where}, {most.value:g} elsewhere"
-    outcome, says = FAILED, f"{who} {cut}. Save the {holds} before that."
+    clause = f"{holds} cut or masked to {least:,} tokens at {place}, {most.value:g} elsewhere"
+    outcome, says = FAILED, f"{who} {clause}. Save the {holds} before that."
     if all(side.is_cut for side in sides) and not table["nonfinite_mismatch"].any():
         outcome = NOTED
-        says = f"Both sides mask more than half of the vocabulary at {where}: only other logits are compared."
+        says = f"Both sides mask more than half of the vocabulary at {place}: only other logits are compared."
     elif most.value == 0:
-        says = f"{who} rows of zeros at {where}: padding, or rows that were never written."
+        says = f"{who} rows of zeros at {place}: padding, or rows that were never written."
     mine, theirs = (side.filling.rows for side in sides)
     figures = evidence.TruncationFigures(
         reference_filled_rows=mine, variant_filled_rows=theirs, least_other_logits=least
@@ -149,24 +149,24 @@ def _truncation(header: RunHeader, table: pd.DataFrame, sides: _Sides) -> Eviden
 
 
 def _numbers(figures: Figures, pair: int, sides: _Sides) -> Evidence | None:
-    broken, lengths = not_finite_of(figures, pair), figures.header.lengths
-    is_masked = broken is not None and figures.is_only_masked(pair)
-    if broken is None or (is_masked and any(side.is_cut for side in sides)):  # a cut is named by itself
+    mismatch, lengths = not_finite_of(figures, pair), figures.header.lengths
+    is_masked = mismatch is not None and figures.is_only_masked(pair)
+    if mismatch is None or (is_masked and any(side.is_cut for side in sides)):  # a cut is named by itself
         return None
     reason = "mask, padding or kernel fault"
-    if broken.is_overflow and figures.header.compute_dtype != "bfloat16":
+    if mismatch.is_overflow and figures.header.compute_dtype != "bfloat16":
         reason = f"an overflow of float16 (largest {FLOAT16_MAX:,.0f})"
-    says = f"{broken.says(lengths)}: {reason}."
+    says = f"{mismatch.says(lengths)}: {reason}."
     if is_masked:
-        count, first = plural(broken.logits, "logit is", "logits are"), place_in_words(int(broken.rows[0]), lengths)
+        count, first = plural(mismatch.logits, "logit is", "logits are"), place_in_words(int(mismatch.rows[0]), lengths)
         says = f"{count} -inf on one side only, first at {first}, none is NaN: one side is masked, padded or cut."
-    measured = evidence.NumbersFigures(
-        nonfinite_mismatch=broken.logits,
-        positions=len(broken.rows),
-        first=broken.place(lengths),
-        token=None if is_masked else broken.token,
+    record = evidence.NumbersFigures(
+        nonfinite_mismatch=mismatch.logits,
+        positions=len(mismatch.rows),
+        first=mismatch.place(lengths),
+        token=None if is_masked else mismatch.token,
     )
-    return Evidence(Check.NUMBERS, "NaN and infinities of one side against the other", measured, FAILED, says)
+    return Evidence(Check.NUMBERS, "NaN and infinities of one side against the other", record, FAILED, says)
 
 
 def not_finite_of(figures: Figures, pair: int, wide: Divergence | None = None) -> NotFinite | None:
@@ -204,9 +204,9 @@ def sampling(figures: Figures, generations: Sequence[Generation]) -> dict[int, E
     starts = np.cumsum([0, *lengths])
     for index, side in enumerate(figures.header.sides):
         emitted = [
-            (int(starts[made.prompt]) + made.given_positions - 1 + step, int(token))
-            for made in generations
-            for step, token in enumerate(made.tokens[index])
+            (int(starts[generation.prompt]) + generation.given_positions - 1 + step, int(token))
+            for generation in generations
+            for step, token in enumerate(generation.tokens[index])
         ]
         if emitted:
             checks[index] = sampler_evidence(emitted, figures.argmaxes(index, dict(emitted)), side.name, lengths)
@@ -237,13 +237,13 @@ def differing(figures: Figures, pair: int) -> list[Evidence]:
     rows = np.flatnonzero(~figures.positions(pair)["bit_identical"].to_numpy(bool))
     if not len(rows):
         return []
-    shown = structure_of(rows, header.lengths, BLOCKS)
-    tail = ", and all after it" if 1 < shown.rows < header.rows and shown.is_tail else ""
-    smaller = f" (or {shown.smaller_block})" if shown.smaller_block else ""
-    block = f"; differences begin at multiples of {shown.block}{smaller}" if shown.block else ""
+    shape = structure_of(rows, header.lengths, BLOCKS)
+    tail = ", and all after it" if 1 < shape.rows < header.rows and shape.is_tail else ""
+    smaller = f" (or {shape.smaller_block})" if shape.smaller_block else ""
+    block = f"; differences begin at multiples of {shape.block}{smaller}" if shape.block else ""
     first = place_in_words(int(rows[0]), header.lengths)
-    says = f"{shown.rows:,} of {plural(header.rows, 'position')} differ, first {first}{tail}{block}."
-    return [Evidence(Check.DIFFERING, "positions with a bit that differs", shown.figures(of=header.rows), NOTED, says)]
+    says = f"{shape.rows:,} of {plural(header.rows, 'position')} differ, first {first}{tail}{block}."
+    return [Evidence(Check.DIFFERING, "positions with a bit that differs", shape.figures(of=header.rows), NOTED, says)]
 
 
 def screen(
@@ -266,26 +266,26 @@ def screen(
     first = outliers[0] if len(outliers) else dominating(rms)
     of_16_bits = size / FLOAT32_STEPS
     may_be_16_bits = dtype == "float32" and not header.provenance.note.startswith(NAMED)
-    measured = f"The rms difference is {number(size, 3)} row ULPs of {dtype}"
+    measurement = f"The rms difference is {number(size, 3)} row ULPs of {dtype}"
     outcome = FAILED
     if causes:
         says = causes[0]
     elif kl > KL:
         says = f"The mean KL is {number(kl, 3)} nats (rounding: up to 0.02): a bug, or other weights."
     elif len(outliers) and not has_experts:
-        where, ratio = place_in_words(int(outliers[0]), header.lengths), number(float(over_typical[outliers[0]]), 3)
+        place, ratio = place_in_words(int(outliers[0]), header.lengths), number(float(over_typical[outliers[0]]), 3)
         reach = f"{ratio}x the median position's (rounding: up to {STANDS_OUT_MOST}x)"
-        says = f"The difference at {where} is {reach}. A mixture of experts may do this (--mixture-of-experts)."
+        says = f"The difference at {place} is {reach}. A mixture of experts may do this (--mixture-of-experts)."
     elif size > bug and may_be_16_bits and of_16_bits <= ROW_ULPS["bfloat16"][1]:
         outcome, in_16_bits = NOTED, f"{number(of_16_bits, 3)} if the model computes in bfloat16"
-        says = f"{measured}, {in_16_bits}. Name its --compute-dtype."
+        says = f"{measurement}, {in_16_bits}. Name its --compute-dtype."
     elif size > bug and not has_experts:
         causes_of_it = "a bug, other weights, lower precision, or a mixture of experts (--mixture-of-experts)"
-        says = f"{measured} (rounding: up to {rounding:g}): {causes_of_it}."
+        says = f"{measurement} (rounding: up to {rounding:g}): {causes_of_it}."
     elif size > rounding or worst > STANDS_OUT_MOST or flips:
         outcome = NOTED
         reach = f"{number(worst, 3)}x at one position, {plural(flips, 'flip')} beyond the noise"
-        says = f"{measured} (rounding: up to {rounding:g}), {reach}: undecided."
+        says = f"{measurement} (rounding: up to {rounding:g}), {reach}: undecided."
     else:
         outcome = PASSED
         says = (

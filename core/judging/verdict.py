@@ -92,9 +92,9 @@ def conclude(
     screened = next(iter(by_rung[SCREENING]), None)
     if screened is not None and screened.outcome == FAILED:
         return verdict(BUG_SUSPECTED, cause or screened.says)
-    drawn = [row for row in by_rung[OWN_DTYPE] if row.check is Check.DRAWN]
-    if drawn and all(row.outcome == PASSED for row in drawn):
-        largest = max(drawn, key=lambda row: row.figures.noise_ratio)  # type: ignore[attr-defined]
+    draws = [row for row in by_rung[OWN_DTYPE] if row.check is Check.DRAWN]
+    if draws and all(row.outcome == PASSED for row in draws):
+        largest = max(draws, key=lambda row: row.figures.noise_ratio)  # type: ignore[attr-defined]
         return verdict(LIKELY_ROUNDING, largest.says)
     if screened is not None and screened.outcome == PASSED:
         return verdict(LIKELY_ROUNDING, screened.says)
@@ -102,8 +102,8 @@ def conclude(
         (row.says for rung in (FLOAT32, OWN_DTYPE) for row in by_rung[rung] if row.outcome == MISSING),
         "The pair in float32, compared with a noise floor, would decide.",
     )
-    given = any(isinstance(row.figures, Unmeasured) and row.figures.controls for row in by_rung[FLOAT32])
-    return verdict(UNDECIDED, cause or (screened.says if screened is not None and not given else lacking))
+    has_controls = any(isinstance(row.figures, Unmeasured) and row.figures.controls for row in by_rung[FLOAT32])
+    return verdict(UNDECIDED, cause or (screened.says if screened is not None and not has_controls else lacking))
 
 
 def _is_beyond_the_floor(rerun: Evidence) -> bool:
@@ -111,7 +111,7 @@ def _is_beyond_the_floor(rerun: Evidence) -> bool:
 
 
 def _without_leaks_of_unsteady_sides(evidence: Sequence[Evidence]) -> list[Evidence]:
-    """Rows in which a side that does not repeat its own bits is not accused of a leak because they moved again beside
+    """Rows in which a side that does not repeat its own bits is not accused of a leak because they moved again next to
     other prompts, if that is at most _MORE_THAN_A_RERUN times as far.
     """
     far: dict[str, float | None] = {}
@@ -121,8 +121,8 @@ def _without_leaks_of_unsteady_sides(evidence: Sequence[Evidence]) -> list[Evide
     rows = []
     for row in evidence:
         if isinstance(row.figures, OtherPromptsFigures) and row.outcome == FAILED and row.side in far:
-            here, again = row.figures.rms_logits, far[row.side]
-            if here is None or again is None or here <= _MORE_THAN_A_RERUN * again:
+            rms, again = row.figures.rms_logits, far[row.side]
+            if rms is None or again is None or rms <= _MORE_THAN_A_RERUN * again:
                 says = f"Other prompts change bits of '{row.side}', but so does a rerun of the same: no leak shown."
                 row = replace(row, outcome=NOTED, says=says)
         rows.append(row)

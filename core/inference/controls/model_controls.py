@@ -67,7 +67,7 @@ class _DumpOfModel(DumpControls):
     def __init__(self, dump: DumpControls, model: ModelControls) -> None:
         vars(self).update(vars(dump))
         self.model, self.has_experts = model, dump.has_experts or model.has_experts
-        self.tried = tuple(sorted({*(dump.tried or ()), "model"}))
+        self.available = tuple(sorted({*(dump.available or ()), "model"}))
 
     def validity(self) -> list[Evidence]:
         return self.rows

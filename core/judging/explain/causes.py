@@ -18,7 +18,7 @@ from ...runs.topk.records import ListSide
 from ...text import opening
 from . import fitted, observed
 from .rows import PairRows, TooFewError, rows_of_lists, rows_of_run
-from .scoring import Cause, Find, left
+from .scoring import Cause, Find, remaining_rms
 
 OF_VALUES = (fitted.temperature, fitted.constant, fitted.bounds, fitted.rounding)
 OF_TOKENS = (fitted.penalty, fitted.logit_bias)
@@ -70,7 +70,7 @@ def explain(pair: PairRows) -> Explanation:
 
     # A penalty may have moved the tokens of the text besides; its amounts are those before a temperature.
     causes = look_for(OF_VALUES, replace(pair, rows=[row.outside_text() for row in pair.rows]))
-    undone, causes = pair, sorted(causes, key=left)[:1]
+    undone, causes = pair, sorted(causes, key=remaining_rms)[:1]
     if causes and (undo := causes[0].undo):
         factor = causes[0].parameters.get("factor", 1.0)
         undone = replace(pair, rows=[undo.row(row) for row in pair.rows], factor=factor)
@@ -81,7 +81,7 @@ def explain(pair: PairRows) -> Explanation:
         implied.add("constant")
     causes = [cause for cause in causes if cause.name not in implied]
     causes.sort(key=lambda cause: -(2.0 if cause.name == "other tokens" else cause.explained or 0.0))
-    says = [f"Looked at {len(pair.rows):,} of {pair.compared:,} rows for: {', '.join(looked_for)}."]
+    says = [f"Looked at {len(pair.rows):,} of {pair.positions:,} rows for: {', '.join(looked_for)}."]
     says += [f"Not: {', '.join(names)} (needs {what})." for what, names in missing.items()]
     return Explanation(causes, " ".join(says))
 

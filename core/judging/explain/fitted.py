@@ -41,18 +41,18 @@ def _slope(row: RowPair) -> float:
     """Slope of y over x that a quarter of the tokens does not move: the median over pairs, weighted by distance."""
     row = row.part(slice(None, None, 1 + len(row.x) // _SLOPE_TOKENS))
     first, second = np.triu_indices(len(row.x), 1)
-    apart = row.x[first] - row.x[second]
-    slopes = np.divide(row.y[first] - row.y[second], apart, out=np.zeros(len(apart)), where=apart != 0)
+    gaps = row.x[first] - row.x[second]
+    slopes = np.divide(row.y[first] - row.y[second], gaps, out=np.zeros(len(gaps)), where=gaps != 0)
     order = np.argsort(slopes)
-    weights = np.cumsum(np.abs(apart[order]))
+    weights = np.cumsum(np.abs(gaps[order]))
     return float(slopes[order][np.searchsorted(weights, weights[-1] / 2)])
 
 
 @fitted()
 def constant(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     """variant = reference + one number at each position, as log-probabilities are logits less their log-sum."""
-    apart = [row.y - row.x for row in rows]
-    constants, rest = np.array([(np.median(each), np.median(np.abs(centered(each)))) for each in apart]).T
+    differences = [row.y - row.x for row in rows]
+    constants, rest = np.array([(np.median(each), np.median(np.abs(centered(each)))) for each in differences]).T
     is_one_sided = abs(np.sign(constants).mean()) >= _ONE_SIDED  # the noise of a row has any sign
     least = max(_LEAST_CONSTANT, _OF_REST * float(np.median(rest)) if pair.has_constants else 0.0)
     if is_one_sided and np.median(np.abs(constants)) >= least:
@@ -108,8 +108,8 @@ def rounding(pair: PairRows, _: Sequence[RowPair]) -> Iterator[Cause]:
 
 
 def rounded_to(fmt: FloatFormat, values: Values) -> Values:
-    within = np.clip(values, -fmt.largest, fmt.largest)
-    return within.astype(np.float32).astype(fmt.values).astype(np.float64)
+    clipped = np.clip(values, -fmt.largest, fmt.largest)
+    return clipped.astype(np.float32).astype(fmt.values).astype(np.float64)
 
 
 @fitted(in_parts=False)
@@ -120,23 +120,23 @@ def penalty(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     of_rows, are_close = [], []
     for row in rows:
         if 0 < row.in_text.mean() <= FEW:
-            moved = row.y - row.x - np.median((row.y - row.x)[~row.in_text])
-            of_rows.append((row.x[row.in_text], row.times[row.in_text], moved[row.in_text]))
-            are_close.append(rms(moved[~row.in_text]) <= SHRUNK * rms(moved[row.in_text]))
+            shifts = row.y - row.x - np.median((row.y - row.x)[~row.in_text])
+            of_rows.append((row.x[row.in_text], row.times[row.in_text], shifts[row.in_text]))
+            are_close.append(rms(shifts[~row.in_text]) <= SHRUNK * rms(shifts[row.in_text]))
     if not of_rows:
         return
     says = f"On '{pair.names[1]}' tokens that the text already holds are moved, as by a"
-    x, times, moved = (np.concatenate(each) for each in zip(*of_rows, strict=True))
-    strengths = {"presence": -moved, "frequency": -moved / times}
-    if not pair.has_constants and (is_same := x * (x + moved) > 0).any():
-        own, other = x[is_same], (x + moved)[is_same]
+    x, times, shifts = (np.concatenate(each) for each in zip(*of_rows, strict=True))
+    strengths = {"presence": -shifts, "frequency": -shifts / times}
+    if not pair.has_constants and (is_same := x * (x + shifts) > 0).any():
+        own, other = x[is_same], (x + shifts)[is_same]
         strengths["repetition"] = np.where(own > 0, own / other, other / own)
     for form, of_tokens in strengths.items():
         strength = float(np.median(of_tokens))
         amount = strength if form == "repetition" else strength / pair.factor
         undo = Undo(partial(_penalized, form, strength), moves=lambda row: row.in_text)
         yield Cause("penalty", f"{says} {form} penalty of {amount:.4g}.", {"kind": form, "strength": amount}, undo)
-    if len(moved) >= 2 * LEAST_ROWS and abs(np.sign(moved).mean()) >= _ONE_SIDED and np.mean(are_close) > 0.5:
+    if len(shifts) >= 2 * LEAST_ROWS and abs(np.sign(shifts).mean()) >= _ONE_SIDED and np.mean(are_close) > 0.5:
         yield Cause("penalty", f"{says} penalty of unknown form.", {"kind": "unknown"})
 
 
@@ -149,14 +149,14 @@ def _penalized(form: str, strength: float, row: RowPair) -> RowPair:
 @fitted(in_parts=False)
 def logit_bias(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     """A logit bias: the same few tokens are moved by the same amount wherever they stand."""
-    apart = [centered(row.y - row.x) for row in rows]
-    noise = float(np.median([np.quantile(np.abs(values), 0.75) for values in apart]))
+    differences = [centered(row.y - row.x) for row in rows]
+    noise = float(np.median([np.quantile(np.abs(values), 0.75) for values in differences]))
     grid = float(np.median([pair.rounding_rms(row) for row in rows]))  # of rows that hardly differ, the noise is 0
     least = _ABOVE_NOISE * max(noise, 2 * grid) + 1e-4
-    ids, values = np.concatenate([row.token_ids for row in rows]), np.concatenate(apart)
-    seen, counts = np.unique(ids[np.abs(values) > least], return_counts=True)
+    ids, values = np.concatenate([row.token_ids for row in rows]), np.concatenate(differences)
+    candidates, counts = np.unique(ids[np.abs(values) > least], return_counts=True)
     moves = {}
-    for token in seen[counts >= _SEEN][: 4 * _MOST_BIASED].tolist():
+    for token in candidates[counts >= _SEEN][: 4 * _MOST_BIASED].tolist():
         middle = float(np.median(values[ids == token]))
         if abs(middle) > least and np.median(np.abs(values[ids == token] - middle)) <= _STEADY * abs(middle):
             moves[token] = middle
@@ -170,5 +170,5 @@ def logit_bias(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     def undo(row: RowPair) -> RowPair:
         return row._replace(x=row.x + [moves.get(token, 0.0) for token in row.token_ids.tolist()])
 
-    moved = Undo(undo, moves=lambda row: np.isin(row.token_ids, tokens))
-    yield Cause("logit bias", says, {"tokens": tokens, "largest": largest}, moved)
+    reversal = Undo(undo, moves=lambda row: np.isin(row.token_ids, tokens))
+    yield Cause("logit bias", says, {"tokens": tokens, "largest": largest}, reversal)

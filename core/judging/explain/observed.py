@@ -39,24 +39,24 @@ def misplaced_rows(pair: PairRows) -> Iterator[Cause]:
     for shift in _SHIFTS:
         moves = {at: index.get((p + shift * (1 - axis), q + shift * axis)) for at, (p, q) in enumerate(places)}
         rows = [(own[at], distances[at, to]) for at, to in moves.items() if to is not None and own[at] > 0]
-        before, after = np.array([row for row in rows if np.isfinite(row).all()]).reshape(-1, 2).T
-        if len(before) >= (_LEAST_VALUES if are_single else 2 * LEAST_ROWS):
+        original, remaining = np.array([row for row in rows if np.isfinite(row).all()]).reshape(-1, 2).T
+        if len(original) >= (_LEAST_VALUES if are_single else 2 * LEAST_ROWS):
             by = f"{plural(abs(shift), 'row')} {'after' if shift > 0 else 'before'} it"
             says = f"Each row of '{variant}' holds what '{reference}' holds {by}."
             cause = Cause("shifted rows", says, {"rows": shift})
-            yield from _if_explained(cause, before, after, EXPLAINED if are_single else 0.5)
-    there, least = distances.argmin(axis=1), distances.min(axis=1)
-    is_moved = (there != np.arange(total)) & (own > 0) & (least <= _SAME_ROW * own)
+            yield from _if_explained(cause, original, remaining, EXPLAINED if are_single else 0.5)
+    nearest, least = distances.argmin(axis=1), distances.min(axis=1)
+    is_moved = (nearest != np.arange(total)) & (own > 0) & (least <= _SAME_ROW * own)
     count = int(is_moved.sum())
     if are_single or not count or (not pair.dtype and 2 * count < total):
         return
-    targets, counts = np.unique(there[is_moved], return_counts=True)
+    targets, counts = np.unique(nearest[is_moved], return_counts=True)
     target, first = places[targets[counts.argmax()]], int(is_moved.argmax())
     if count > 2 and counts.max() >= EXPLAINED * count and 2 * count > total:
         says = f"'{variant}' repeats one row at {count + 1} of {total} positions: that of {_place(target)}."
         name, parameters = "repeated rows", {"prompt": target[0], "position": target[1], "positions": count + 1}
     else:
-        one = f"at {_place(places[first])} that of {_place(places[there[first]])}"
+        one = f"at {_place(places[first])} that of {_place(places[nearest[first]])}"
         says = f"'{variant}' holds other rows of '{reference}' at {count} of {total} positions: {one}."
         name, parameters = "other rows", {"positions": count}
     yield Cause(name, says, parameters).scored(own, np.where(is_moved, least, own), total)
@@ -66,7 +66,7 @@ def _distances(pair: PairRows) -> tuple[Values, bool]:
     """Return mean squared differences of rows up to a constant, [places of the variant, of the reference], and whether
     they are of single values: chosen tokens, whose values in their order are compared, whatever the tokens.
     """
-    whole = np.where(pair.masked, np.nan, pair.whole) if pair.masked is not None else pair.whole
+    whole = np.where(pair.is_masked, np.nan, pair.whole) if pair.is_masked is not None else pair.whole
     whole = np.clip(whole[:, :, :: 1 + whole.shape[2] // _COMPARED if pair.dtype else 1], -FARTHEST, FARTHEST)
     sizes = np.isfinite(whole).sum(axis=2)
     if (sizes == 1).sum() > sizes.shape[1]:
@@ -74,8 +74,8 @@ def _distances(pair: PairRows) -> tuple[Values, bool]:
         return (y[:, None] - x) ** 2, True
     distances, least = np.full((sizes.shape[1],) * 2, _UNRELATED), _LEAST_SHARED if pair.dtype else 1
     for at, row in enumerate(whole[1]):
-        for other, apart in enumerate(row - whole[0]):
-            shared = apart[np.isfinite(apart)]
+        for other, difference in enumerate(row - whole[0]):
+            shared = difference[np.isfinite(difference)]
             if len(shared) >= max(least, min(sizes[1, at], sizes[0, other]) / 2):
                 distances[at, other] = np.minimum(centered(shared) ** 2, _UNRELATED).mean()
     return distances, False
@@ -98,15 +98,15 @@ def moved_ids(pair: PairRows) -> Iterator[Cause]:
     if shift:
         by = f"{abs(shift)} {'higher' if shift > 0 else 'lower'}"
         says = f"Token ids of '{pair.names[1]}' are {by} than on '{pair.names[0]}'."
-        before, after = (((y - np.roll(x, step, axis=1)) ** 2).mean(axis=1) for step in (0, shift))
-        yield from _if_explained(Cause("moved ids", says, {"ids": shift}), before, after)
+        original, remaining = (((y - np.roll(x, step, axis=1)) ** 2).mean(axis=1) for step in (0, shift))
+        yield from _if_explained(Cause("moved ids", says, {"ids": shift}), original, remaining)
 
 
-def _if_explained(cause: Cause, before: Values, after: Values, share: float = 0.5) -> Iterator[Cause]:
+def _if_explained(cause: Cause, original: Values, remaining: Values, share: float = 0.5) -> Iterator[Cause]:
     """Claim a move by squares before and after it, if so many rows, and nearly all of the whole, are explained."""
-    is_explained = after <= (1 - EXPLAINED) * before
-    if is_explained.mean() > share and after.sum() <= (1 - EXPLAINED) * before.sum():
-        yield cause.scored(before, after, len(before))
+    is_explained = remaining <= (1 - EXPLAINED) * original
+    if is_explained.mean() > share and remaining.sum() <= (1 - EXPLAINED) * original.sum():
+        yield cause.scored(original, remaining, len(original))
 
 
 def masks_and_padding(pair: PairRows) -> Iterator[Cause]:
@@ -124,8 +124,8 @@ def _mask(pair: PairRows, side: int, places: Ids, whole: Values, is_masked: Flag
     """Return the cause of a mask. whole, usable: [sides, places, vocab]; is_masked: [places, vocab]"""
     name, filler, vocab = f"'{pair.names[side]}'", number(float(whole[side][is_masked][0])), whole.shape[2]
     count, total = len(places), len(pair.places)
-    where = f"at {count} of {total} positions, {_place(pair.places[places[0]])} first"
-    sizes, kept = is_masked.sum(axis=1), usable[side].sum(axis=1)
+    place = f"at {count} of {total} positions, {_place(pair.places[places[0]])} first"
+    sizes, counts = is_masked.sum(axis=1), usable[side].sum(axis=1)
     always = np.flatnonzero(is_masked.all(axis=0))
     likely = np.where(usable[1 - side], whole[1 - side], -np.inf).astype(np.float64)
     if len(always) and 2 * (sizes > len(always)).sum() < count:
@@ -135,17 +135,17 @@ def _mask(pair: PairRows, side: int, places: Ids, whole: Values, is_masked: Flag
             says = f"The vocabulary of {name} is {kind}: {filler} from id {first:,} on ({tokens})."
             return Cause(f"{kind} vocabulary", says, {"first": first, "tokens": len(always)})
         parameters = {"tokens": always[:64].tolist(), "count": len(always), "positions": count}
-        return Cause("masking", f"{name} masks {tokens} (from id {first:,}; {filler}) {where}.", parameters)
+        return Cause("masking", f"{name} masks {tokens} (from id {first:,}; {filler}) {place}.", parameters)
     # Of top tokens, rounding puts only a few below the largest masked one on the other side.
     largest = np.where(is_masked, likely, -np.inf).max(axis=1, keepdims=True)
-    are_top = (usable.all(axis=0) & (likely < largest)).sum(axis=1) <= _SWAPPED * np.minimum(kept, sizes)
+    are_top = (usable.all(axis=0) & (likely < largest)).sum(axis=1) <= _SWAPPED * np.minimum(counts, sizes)
     if are_top.mean() < EXPLAINED:
-        says = f"{name} masks other tokens in each row ({filler}) {where}, as a grammar or n-gram ban does."
+        says = f"{name} masks other tokens in each row ({filler}) {place}, as a grammar or n-gram ban does."
         return Cause("masking", says, {"least": int(sizes.min()), "most": int(sizes.max()), "positions": count})
-    most = int(kept[are_top].max())
+    most = int(counts[are_top].max())
     weights = np.exp(likely - likely.max(axis=1, keepdims=True))
     mass = float(((weights * usable[side]).sum(axis=1) / weights.sum(axis=1))[are_top].min())
-    is_top_k = bool((kept[are_top] == most).all())
+    is_top_k = bool((counts[are_top] == most).all())
     by = f"top-k {most:,}" if is_top_k else f"top-p {mass:.3g} or min-p (up to {most:,} tokens)"
     says = f"{name} keeps only the top tokens of each row, as {by} does; the others hold {filler}."
     return Cause("masking", says, {"top_k": most} if is_top_k else {"top_p": mass})
@@ -198,17 +198,17 @@ def other_tokens(pair: PairRows) -> Iterator[Cause]:
 
 def sampler(pair: PairRows) -> Iterator[Cause]:
     """Tokens that were emitted are not the top ones, which greedy decoding would have emitted."""
-    if pair.listed is None:
+    if pair.lists is None:
         raise TooFewError("generated tokens")
     for side in (0, 1):
-        rows = [(place.figures.variant if side else place.figures.reference, place) for place in pair.listed.positions]
+        rows = [(place.figures.variant if side else place.figures.reference, place) for place in pair.lists.positions]
         emitted = [(row.token, place.targets[side], place) for row, place in rows if place.is_generated]
-        seen = [(top, chosen, place) for top, chosen, place in emitted if top is not None and chosen != UNKNOWN_TOKEN]
-        other = [one for one in seen if one[0] != one[1]]
-        if len(other) >= 2 or (other and len(seen) < 8):
-            top, chosen, place = other[0]
+        usable = [(top, token, place) for top, token, place in emitted if top is not None and token != UNKNOWN_TOKEN]
+        other = [one for one in usable if one[0] != one[1]]
+        if len(other) >= 2 or (other and len(usable) < 8):
+            top, token, place = other[0]
             says = (
-                f"'{pair.names[side]}' emitted other tokens than its top ones at {len(other):,} of {len(seen):,}"
-                f" positions ({chosen} for {top} at position {place.position}): sampled, penalized or masked."
+                f"'{pair.names[side]}' emitted other tokens than its top ones at {len(other):,} of {len(usable):,}"
+                f" positions ({token} for {top} at position {place.position}): sampled, penalized or masked."
             )
             yield Cause("sampler", says, {"positions": len(other), "position": place.position, "prompt": place.prompt})

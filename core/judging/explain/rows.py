@@ -53,8 +53,8 @@ class RowPair(NamedTuple):
     def side(self, side: int) -> Values:
         return self.y if side else self.x
 
-    def part(self, which: Flags | slice) -> RowPair:
-        ids, x, y, times = self.token_ids[which], self.x[which], self.y[which], self.times[which]
+    def part(self, selection: Flags | slice) -> RowPair:
+        ids, x, y, times = self.token_ids[selection], self.x[selection], self.y[selection], self.times[selection]
         return RowPair(self.prompt, self.position, ids, x, y, times)
 
     def outside_text(self) -> RowPair:
@@ -68,21 +68,21 @@ class PairRows:
     """A pair as rows.
 
     names: of reference and variant. values: 'logit', or 'logprob' with a constant of its own at every position. dtype:
-    of complete rows, '' for lists. compared: positions that both sides have. places: (prompt, position) in blocks of
-    consecutive ones; whole: all values there, NaN if a list lacks them, and masked: those that a mask left out, [sides,
-    places, tokens]. listed, tokens: of lists, and their prompts' tokens by side if known. factor: what the reference
-    was multiplied by since.
+    of complete rows, '' for lists. positions: number of shared ones. places: (prompt, position) in blocks of
+    consecutive ones; whole: all values there, NaN if a list lacks them, and is_masked: those that a mask left out,
+    [sides, places, tokens]. lists, tokens: of lists, and their prompts' tokens by side if known. factor: what the
+    reference was multiplied by since.
     """
 
     names: tuple[str, str]
     values: str
     dtype: str
     rows: Sequence[RowPair]
-    compared: int
+    positions: int
     places: Sequence[tuple[int, int]]
     whole: Values
-    masked: Flags | None = None
-    listed: ListPair | None = None
+    is_masked: Flags | None = None
+    lists: ListPair | None = None
     tokens: Sequence[Sequence[tuple[int, ...]]] = ()
     factor: float = 1.0
 
@@ -91,10 +91,10 @@ class PairRows:
         return self.values == "logprob"
 
     def masks(self) -> Flags:
-        """Return `masked`; TooFewError for lists."""
-        if self.masked is None:
+        """Return `is_masked`; TooFewError for lists."""
+        if self.is_masked is None:
             raise TooFewError("the whole vocabulary")
-        return self.masked
+        return self.is_masked
 
     def rounding_rms(self, row: RowPair) -> float:
         """Return the rms that rounding both sides leaves: uniform within half a step of the row's largest value."""
@@ -131,16 +131,16 @@ def complete_rows(
     every = [(prompt, at) for prompt, length in enumerate(lengths) for at in range(length)]
     places = _in_blocks(every, _MOST_LOGITS // vocab)
     whole = np.array([[read(side, *place) for place in places] for side in (0, 1)])
-    masked = np.array([[is_left_out(row) for row in rows] | _is_padding(rows) for rows in whole])
-    usable = np.isfinite(whole).all(axis=0) & ~masked.any(axis=0)
+    is_masked = np.array([[is_left_out(row) for row in rows] | _is_padding(rows) for rows in whole])
+    usable = np.isfinite(whole).all(axis=0) & ~is_masked.any(axis=0)
     spread = np.linspace(0, vocab - 1, min(vocab, _SPREAD)).astype(np.int64)
     rows = []
     for at in np.flatnonzero(usable.any(axis=1)):
         prompt, position = places[at]
         x, y = np.where(usable[at], whole[:, at], 0.0).astype(np.float64)
-        moved = np.abs(y - x - np.median((y - x)[usable[at]]))
+        shifts = np.abs(y - x - np.median((y - x)[usable[at]]))
         text = np.array([token for token in tokens[prompt][: position + 1] if 0 <= token < vocab], np.int64)
-        keys = zip(np.where(usable[at], (x, y, moved), -np.inf), (_LARGEST, _LARGEST, _MOVED), strict=True)
+        keys = zip(np.where(usable[at], (x, y, shifts), -np.inf), (_LARGEST, _LARGEST, _MOVED), strict=True)
         ids = np.unique(
             np.concatenate([spread, text, *(np.argpartition(-key, min(most, vocab) - 1)[:most] for key, most in keys)])
         )
@@ -148,7 +148,7 @@ def complete_rows(
         if np.ptp(x[ids]) > 0 and np.ptp(y[ids]) > 0:
             times = np.bincount(text, minlength=vocab)[ids]
             rows.append(RowPair(prompt, position, ids, x[ids], y[ids], times))
-    return PairRows(names, "logit", dtype, rows, len(every), places, whole, masked)
+    return PairRows(names, "logit", dtype, rows, len(every), places, whole, is_masked)
 
 
 def _in_blocks(places: list[tuple[int, int]], most: int) -> list[tuple[int, int]]:
@@ -175,22 +175,22 @@ def rows_of_lists(pair: ListPair, reference: ListSide, variant: ListSide, most: 
         values = row.values[is_value]
         return row.token_ids[is_value], np.log(values) if pair.values == "prob" else values
 
-    sent = {
+    values_of = {
         (place.prompt, place.position): (logs(place.figures.reference), logs(place.figures.variant))
         for place in pair.positions
     }
     rows = []
-    for prompt, position in list(sent)[:: max(1, len(sent) // most)]:
-        (x_ids, x), (y_ids, y) = sent[prompt, position]
-        ids, here, there = np.intersect1d(x_ids, y_ids, return_indices=True)
+    for prompt, position in list(values_of)[:: max(1, len(values_of) // most)]:
+        (x_ids, x), (y_ids, y) = values_of[prompt, position]
+        ids, in_x, in_y = np.intersect1d(x_ids, y_ids, return_indices=True)
         text = np.array(reference.responses[prompt].tokens[: position + 1], np.int64)
         times = (text == ids[:, None]).sum(axis=1) * (pair.keys == "token_id" and UNKNOWN_TOKEN not in text)
-        rows.append(RowPair(prompt, position, ids.astype(np.int64), x[here], y[there], times))
-    places = _in_blocks(list(sent), _MOST_PLACES)
-    ids = np.unique([token for place in places for ids, _ in sent[place] for token in ids])
+        rows.append(RowPair(prompt, position, ids.astype(np.int64), x[in_x], y[in_y], times))
+    places = _in_blocks(list(values_of), _MOST_PLACES)
+    ids = np.unique([token for place in places for ids, _ in values_of[place] for token in ids])
     whole = np.full((2, len(places), len(ids)), np.nan)
     for at, place in enumerate(places):
-        for side, (tokens, values) in enumerate(sent[place]):
+        for side, (tokens, values) in enumerate(values_of[place]):
             whole[side, at, np.searchsorted(ids, tokens)] = values
     prompts = [tuple(prompt_tokens(each) or () for each in side.responses) for side in (reference, variant)]
     return PairRows(
@@ -198,9 +198,9 @@ def rows_of_lists(pair: ListPair, reference: ListSide, variant: ListSide, most: 
         values="logit" if pair.values == "logit" else "logprob",
         dtype="",
         rows=rows,
-        compared=len(pair.positions),
+        positions=len(pair.positions),
         places=places,
         whole=whole,
-        listed=pair,
+        lists=pair,
         tokens=prompts if pair.keys == "token_id" else (),
     )

@@ -72,10 +72,10 @@ class Cause:
         share = f"{floored_percent(self.explained)} of the squared difference"
         return f"{self.says} Explains {share}; leaves {number(self.left_rms)} (rms){floors}."
 
-    def scored(self, before: Values, after: Values, tokens: float) -> Cause:
-        """Return the cause with what it explains and leaves. before, after: squares of each row, over `tokens`."""
-        explained = max(0.0, 1 - float(after.sum() / before.sum()))
-        return replace(self, explained=explained, left_rms=math.sqrt(after.sum() / tokens))
+    def scored(self, total: Values, unexplained: Values, tokens: float) -> Cause:
+        """Return the cause with what it explains and leaves. total, unexplained: squares of each row, over `tokens`."""
+        explained = max(0.0, 1 - float(unexplained.sum() / total.sum()))
+        return replace(self, explained=explained, left_rms=math.sqrt(unexplained.sum() / tokens))
 
     def to_json(self) -> dict[str, Any]:
         return {**{name: value for name, value in vars(self).items() if name != "undo"}, "text": self.text}
@@ -92,14 +92,14 @@ def fitted(*, least_tokens: int = LEAST_TOKENS, in_parts: bool = True) -> Callab
         def find(pair: PairRows) -> list[Cause]:
             half, rows = _halves(pair.rows, least_tokens, in_parts=in_parts)
             causes = [_scored(pair, rows, cause) for cause in fit(pair, half)]
-            return sorted(filter(None, causes), key=left)[:1]
+            return sorted(filter(None, causes), key=remaining_rms)[:1]
 
         return find
 
     return decorate
 
 
-def left(cause: Cause) -> float:
+def remaining_rms(cause: Cause) -> float:
     return math.inf if cause.left_rms is None else cause.left_rms
 
 
@@ -126,35 +126,35 @@ def _scored(pair: PairRows, rows: Sequence[RowPair], cause: Cause) -> Cause | No
         return cause
     are_few = len({(row.prompt, row.position) for row in rows}) < LEAST_ROWS  # whose own noise may look like a cause
     bar = _OF_FEW_ROWS if are_few else 1 - EXPLAINED
-    measured: list[tuple[float, ...]] = []
+    scores: list[tuple[float, ...]] = []
     for row in rows:
         undone, noise = undo.row(row), pair.rounding_rms(row)
-        apart: Values = row.y - row.x
-        left: Values = undone.y - undone.x
+        gap: Values = row.y - row.x
+        error: Values = undone.y - undone.x
         if undo.moves is None:
-            apart, left = (centered(each) if undo.has_constant else each for each in (apart, left))
-            nearest = np.argsort(np.abs(left), kind="stable")[: math.ceil(undo.share * len(left))]
-            x, y, apart, left = undone.x[nearest], undone.y[nearest], apart[nearest], left[nearest]
-            moved, rest, disorder = apart, left, _disorder(row.x[nearest], left)
-            is_close = rms(left) ** 2 <= bar * min(x.var(), y.var())
+            gap, error = (centered(each) if undo.has_constant else each for each in (gap, error))
+            nearest = np.argsort(np.abs(error), kind="stable")[: math.ceil(undo.share * len(error))]
+            x, y, gap, error = undone.x[nearest], undone.y[nearest], gap[nearest], error[nearest]
+            part, rest, disorder = gap, error, _disorder(row.x[nearest], error)
+            is_close = rms(error) ** 2 <= bar * min(x.var(), y.var())
         else:
-            which = undo.moves(row)
-            if not 0 < which.mean() <= FEW:
+            few = undo.moves(row)
+            if not 0 < few.mean() <= FEW:
                 continue
-            apart, left = (each - np.median(apart[~which]) for each in (apart, left))
-            moved, rest, others = apart[which], left[which], rms(apart[~which])
+            gap, error = (each - np.median(gap[~few]) for each in (gap, error))
+            part, rest, others = gap[few], error[few], rms(gap[~few])
             noise, disorder = _AT_OTHERS / _AT_GRID * (noise + others), 0.0
-            is_close = others <= min(SHRUNK * rms(moved), math.sqrt(bar * min(row.x.var(), row.y.var())))
-        if apart.any():
-            is_explained = is_close and rms(rest) ** 2 <= bar * rms(moved) ** 2
-            measured.append(
-                (float(apart @ apart), float(left @ left), len(left), is_explained, rms(rest) / noise, disorder)
+            is_close = others <= min(SHRUNK * rms(part), math.sqrt(bar * min(row.x.var(), row.y.var())))
+        if gap.any():
+            is_explained = is_close and rms(rest) ** 2 <= bar * rms(part) ** 2
+            scores.append(
+                (float(gap @ gap), float(error @ error), len(error), is_explained, rms(rest) / noise, disorder)
             )
-    if len(measured) < (LEAST_ROWS if undo.moves else 1):
+    if len(scores) < (LEAST_ROWS if undo.moves else 1):
         return None
-    before, after, tokens, is_explained, over_noise, disorder = np.array(measured).T
+    total, unexplained, tokens, is_explained, over_noise, disorder = np.array(scores).T
     is_noise = np.quantile(over_noise, 0.75 if undo.moves else 0.5) <= _AT_GRID or disorder.mean() >= _NO_ORDER
-    return cause.scored(before, after, tokens.sum()) if is_explained.mean() > 0.5 and is_noise else None
+    return cause.scored(total, unexplained, tokens.sum()) if is_explained.mean() > 0.5 and is_noise else None
 
 
 def centered(values: Values) -> Values:
@@ -165,7 +165,7 @@ def rms(values: Values) -> float:
     return float(np.sqrt((values**2).mean()))
 
 
-def _disorder(values: Values, left: Values) -> float:
-    """Return von Neumann's ratio (1941) of `left` in the order of `values`: 1 for noise, 0 for a smooth function."""
-    steps = np.diff(left[np.argsort(values, kind="stable")])
-    return float((steps**2).mean() / 2 / max(left.var(ddof=1), 1e-300)) if len(steps) > 1 else 0.0
+def _disorder(values: Values, errors: Values) -> float:
+    """Return von Neumann's ratio (1941) of `errors` in the order of `values`: 1 for noise, 0 for a smooth function."""
+    steps = np.diff(errors[np.argsort(values, kind="stable")])
+    return float((steps**2).mean() / 2 / max(errors.var(ddof=1), 1e-300)) if len(steps) > 1 else 0.0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from core.errors import DumpError, StoreError
-from core.judging.inspect import headers_of, understood
+from core.judging.inspect import describe, headers_of
 
 ROOT = Path(__file__).resolve().parents[3]
 RUN = ROOT / "tests" / "runs" / "injected-bug.duckdb"
@@ -35,7 +35,7 @@ def test_reserved_keys_alone_are_no_logits(tmp_path):
 
 
 def test_a_dump_says_its_sides_shape_dtype_and_tokens():
-    found = understood([UPCAST])
+    found = describe([UPCAST])
     assert [side["name"] for side in found["sides"]] == ["fresh", "cached"]
     assert (found["positions"], found["vocab"], found["compute_dtype"], found["tokens"]) == (
         152,
@@ -44,7 +44,7 @@ def test_a_dump_says_its_sides_shape_dtype_and_tokens():
         "ids and texts",
     )
     assert found["logits_bytes"] == 152 * 4096 * 2 * 2
-    assert understood([UPCAST], reference="cached")["sides"][0]["name"] == "cached"
+    assert describe([UPCAST], reference="cached")["sides"][0]["name"] == "cached"
     json.dumps(found, allow_nan=False)
 
 
@@ -52,7 +52,7 @@ def test_a_damaged_run_file_is_refused(tmp_path):
     (tmp_path / "cut.duckdb").write_bytes(RUN.read_bytes()[:5000])
     assert headers_of(tmp_path / "cut.duckdb").kind == "run"
     with pytest.raises(StoreError):
-        understood([tmp_path / "cut.duckdb"])
+        describe([tmp_path / "cut.duckdb"])
 
 
 def test_inspect_prints_it_and_stores_nothing(cli, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 from core.errors import DumpError, StoreError, UsageError
 from core.judging.ingest import ingest
-from core.judging.inspect import headers_of, understood
+from core.judging.inspect import describe, headers_of
 from core.runs.dumps.arrays import StoredArray
 from core.runs.dumps.containers import MOST_ARRAYS
 from core.runs.file.bounds import LONGEST_TOKEN, MAX_SIDES
@@ -100,7 +100,7 @@ def test_a_dump_of_more_sides_than_a_run_has_is_refused_before_a_value_is_read(
     path = many_sides(tmp_path / "many.npz", sides)
     for read in ("blocks", "summed_rows"):
         monkeypatch.setattr(StoredArray, read, lambda *_: pytest.fail("values were read"))
-    for look in (headers_of, lambda path: understood([path]), lambda path: ingest(Store(tmp_path / "runs"), [path])):
+    for look in (headers_of, lambda path: describe([path]), lambda path: ingest(Store(tmp_path / "runs"), [path])):
         with pytest.raises(DumpError, match=f"many.npz: holds {sides} (sides|arrays of logits|members).*{MAX_SIDES}"):
             look(path)
     assert headers_of(many_sides(tmp_path / "most.npz", MAX_SIDES)).kind == "dump"
@@ -129,13 +129,13 @@ def test_a_dump_with_texts_no_tokenizer_makes_is_refused_in_a_sentence(
     monkeypatch.setattr("core.runs.file.records.TOKENS_TOGETHER", 1)
     tokens = np.array((texts * 2)[:2])
     with pytest.raises(DumpError, match=r"texts\.npz: 'tokens': the text"):
-        understood([many_sides(tmp_path / "texts.npz", 2, tokens=tokens)])
+        describe([many_sides(tmp_path / "texts.npz", 2, tokens=tokens)])
 
 
 def test_a_dumps_meta_is_no_longer_than_a_note_may_be(tmp_path: Path) -> None:
     meta = np.array(b'{"a": "' + b"x" * 600_000 + b'"}')
     with pytest.raises(DumpError, match="'meta' takes 600,009 bytes; expected"):
-        understood([many_sides(tmp_path / "meta.npz", 2, meta=meta)])
+        describe([many_sides(tmp_path / "meta.npz", 2, meta=meta)])
 
 
 def test_a_calm_run_is_opened_as_before(tmp_path: Path) -> None:

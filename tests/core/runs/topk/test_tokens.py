@@ -13,7 +13,7 @@ import pytest
 
 from core.errors import DumpError, StoreError, UsageError
 from core.judging.ingest import ingest
-from core.judging.inspect import headers_of, understood
+from core.judging.inspect import describe, headers_of
 from core.runs.file import records
 from core.runs.importing import adopt
 from core.runs.queries.verdicts import next_command
@@ -234,7 +234,7 @@ def test_a_long_run_is_summed_up_and_never_read_as_a_whole(rows, tmp_path, monke
 def test_a_file_is_described_and_no_command_is_named_that_could_not_run(form, rows, tmp_path):
     store, path = Store(tmp_path / "runs"), form(tmp_path / "tokens.any", rows)
     assert headers_of(path).kind == "responses"
-    found = understood([path])
+    found = describe([path])
     assert (found["kind"], found["prompts"], found["positions"]) == ("responses", len(rows), 300)
     with RunReader(store.path_of(ingest(store, [path]))) as run:
         assert run.pairs[0].verdict == "undecided"
