@@ -13,7 +13,7 @@ _SAMPLED, _ALIKE = 32, 10  # places of a row that are looked at before it is cou
 _LEAST_VOCAB = 32  # smaller ones say nothing: of two logits that tie, one value fills all
 _GAP = 3.0  # spreads of all other values that a masked value lies below them
 _LEAST_SPREAD = 10.0  # logits
-_FAR_BELOW = 1000.0  # logits below the largest: where masks that were added to logits are looked for
+_FAR_BELOW = 1000.0  # logits below the largest, at least, of masks that were added to logits
 
 
 def is_left_out(values: NDArray[np.floating]) -> NDArray[np.bool_]:

@@ -61,7 +61,7 @@ WIDE = Limits(over_all=4.0, at_a_place=4.0, uses_own_spread=True)
 # unfused kernels) reach 1.5; a place stands out from twice on, whatever the draws say.
 DRAWN = Limits(over_all=2.0, at_a_place=2.0)
 JUMPS = 0.1  # of positions, at which experts may be further: norms in float64 move 1 of 42 positions by 28x
-# 16 bits, the pair over reorderings of sums: kernels round where the model does not, which reordering does not show,
+# 16 bits, the pair over reorderings of sums: kernels round more often than the model, which reordering does not show,
 # and single positions jump by orders of magnitude in rounding too, so they are not tested.
 OWN = Limits(over_all=10.0, at_a_place=float("inf"))
 # The same if an engine computes in the other 16-bit dtype: bfloat16 is 8 times coarser than float16.
@@ -559,7 +559,7 @@ class _Trial:
     # ---- conclusion
 
     def conclusion(self, own: Pair, earlier: Verdict | None) -> Verdict:
-        """Say where it begins, carry over what earlier controls showed, and name the verdict."""
+        """Add the first places, carry over what earlier controls showed, and name the verdict."""
         controls, lengths = self.controls, self.lengths
         wide = next((self.tests[name] for name in ("float64", "float32") if name in self.tests), None)
         failed = next((each for each in self.drawn.values() if not each.is_passed), None)
@@ -617,7 +617,7 @@ class _Trial:
         return replace(verdict, because=sentence, floors=tuple(self.rows))
 
     def _without_floor(self, controls: Controls) -> None:
-        """Add where the sides differ at all, unless a place that does not shrink says more."""
+        """Add the differing positions, unless a place that does not shrink says more."""
         if self._shrinking():
             self.evidence = [row for row in self.evidence if row.check is not Check.NARROWING or row.outcome == FAILED]
         else:
@@ -641,7 +641,7 @@ class _Trial:
         return f"token {tokens.pop()}" if len(tokens) == 1 else ""
 
     def _sentence(self, verdict: Verdict, sources: Sequence[str]) -> str:
-        """The verdict's sentence with where it begins, as far as its words go. sources: a token, a module."""
+        """Return the verdict's sentence with its first place, if it fits. sources: a token, a module."""
         sentence = verdict.because
         if not verdict.is_bug_suspected:
             return sentence

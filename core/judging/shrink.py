@@ -14,7 +14,7 @@ from ..runs.file.evidence import FAILED, MISSING, PASSED
 SHRINKS_LIKE_ROUNDING = 0.05
 SHRINKS_TOO_LITTLE = 0.001
 SHRINKS_TOO_MUCH = 10.0  # more than the precisions differ by: the two pairs are not of the same sides
-STANDS_OUT_ALONE = 100.0  # times the median position in float32; of rounding without a floor beside it 17 were seen
+STANDS_OUT_ALONE = 100.0  # times the median position in float32; of rounding without a floor, 17 were measured
 ASKS_FOR_A_FLOOR = 50.0  # beyond which one position is too far from the median to be passed without a floor
 
 

@@ -14,14 +14,14 @@ from .statistic import BLOCKS, FloorTest
 
 _LEAST_PLACES = 3  # that name a block: one place is a multiple of a larger block than its own every other time
 _NO_BLOCK = 0.01  # chance that places anywhere are all multiples of a size, above which no block is named
-_SMALLER_BLOCK = 0.05  # chance that places of a smaller block are, above which that one is named beside it
+_SMALLER_BLOCK = 0.05  # chance of places of a smaller block, above which that one is named too
 
 
 @dataclass(frozen=True)
 class Structure:
     """Places of the positions that stand out. starts: of runs of neighbouring ones; block: the likeliest size of
     `blocks` for these starts, None if chance explains them or they are too few; smaller_block: one that they do not
-    rule out, None if they do; tail: they are all from the first one on. places: different starts beside 0, which
+    rule out, None if they do; tail: they are all from the first one on. places: different starts except 0, which
     every block has.
     """
 
@@ -94,9 +94,9 @@ def _likeliest_block(places: NDArray[np.int64], blocks: Sequence[int]) -> tuple[
 def outliers_evidence(
     shape: Structure, first: tuple[int, int] | None, test: FloorTest, dtype: str, lengths: Sequence[int]
 ) -> Evidence:
-    """The row on where the difference begins, in the dtype that decided. It never decides.
+    """Return the row on the first place of the difference, in the dtype that decided. It never decides.
 
-    first: where the fault begins, after the outliers if it is on top of a lower precision.
+    first: first place of the fault, after the outliers if it is on top of a lower precision.
     """
 
     def row_of(place: tuple[int, int]) -> int:

@@ -232,7 +232,7 @@ def sampler_evidence(
 
 
 def differing(figures: Figures, pair: int) -> list[Evidence]:
-    """Return the row on where the sides begin to differ, which never decides; none if they are equal."""
+    """Return the row on the first difference of the sides, which never decides; none if they are equal."""
     header = figures.header
     rows = np.flatnonzero(~figures.positions(pair)["bit_identical"].to_numpy(bool))
     if not len(rows):

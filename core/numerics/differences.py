@@ -1,4 +1,4 @@
-"""Distance between two tensors, row by row: for keys, values and activations, where neither argmax nor KL means
+"""Distance between two tensors, row by row: for keys, values and activations, of which neither argmax nor KL means
 anything.
 """
 

@@ -41,7 +41,7 @@ def is_compiled(fmt: FloatFormat) -> bool:
     try:
         index = _kernel().compare_rows._cache._cache_file._load_index()
         return any(types[0].dtype.bitwidth == fmt.bits for types, *_ in index)
-    except Exception:  # numba's own business, which other versions do otherwise: then nothing is said
+    except Exception:  # private to numba, other versions differ: then report nothing
         return True
 
 
@@ -174,7 +174,7 @@ class RowFigures:
 
     @property
     def is_kl_infinite(self) -> NDArray[np.bool_]:
-        """The variant has -inf where the reference has mass."""
+        """Return whether the variant has -inf at a token to which the reference gives mass."""
         is_finite = np.isfinite(self.reference.logsumexp) & np.isfinite(self.variant.logsumexp)
         return np.isnan(self.kl) & is_finite
 
@@ -230,7 +230,7 @@ def margin_ulps(side: SideRows, fmt: FloatFormat) -> NDArray[np.float64]:
 
 
 class _FarDistances:
-    """Distances of 65536 and more and how often each was seen; by powers of two once they are too many to be told
+    """Distances of 65536 and more and how often each was seen; by powers of two once they are too many to be kept
     apart.
     """
 

@@ -11,7 +11,7 @@ from .formats import FloatFormat, is_finite, ordinals
 
 
 def distances(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.uint64]:
-    """ULP distance of every element, of any shape; all ones of the format's width where a NaN or infinity is not met by
+    """ULP distance of every element, of any shape; all ones of the format's width if a NaN or infinity is not met by
     the same.
 
     The same convention as the heatmap's cells (numerics.pyramid). Two NaNs, and two equal infinities, are 0 apart.
@@ -27,7 +27,7 @@ def distances(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fm
 
 
 def is_nan(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.bool_]:
-    """Return where the bits are a NaN. Same shape. Beyond the infinities; float8_e4m3fn has no infinity, there every
+    """Return whether the bits are a NaN. Same shape. Beyond the infinities; float8_e4m3fn has no infinity, there every
     non-finite pattern is NaN.
     """
     magnitude = bits & fmt.carrier.type((1 << (fmt.bits - 1)) - 1)

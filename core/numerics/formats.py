@@ -101,7 +101,7 @@ def values_at(places: NDArray[np.int64], fmt: FloatFormat) -> NDArray[np.float32
 
 
 def is_finite(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.bool_]:
-    """Return where the bits are neither NaN nor infinite. Same shape."""
+    """Return whether the bits are neither NaN nor infinite. Same shape."""
     magnitude = bits & fmt.carrier.type((1 << (fmt.bits - 1)) - 1)
     return magnitude < fmt.first_nonfinite
 
@@ -112,7 +112,7 @@ def values_of(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np
 
 
 def bits_of(values: NDArray) -> NDArray[np.unsignedinteger]:
-    """The bits of an array of one of the formats, as unsigned integers. Same shape, no copy where contiguous."""
+    """The bits of an array of one of the formats, as unsigned integers. Same shape, no copy if contiguous."""
     return np.ascontiguousarray(values).view(f"<u{values.dtype.itemsize}")
 
 

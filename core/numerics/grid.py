@@ -10,7 +10,7 @@ float32 or more: values from anywhere.
 
 Claims are statistical, and say their evidence: the worst residual, and the chance that values from anywhere would fit
 as well. A grid is shown at a chance below CHANCE, never with tolerances above an eighth of the spacing. Nearly every
-bfloat16 number is a float16 number, so float16 is named only where bfloat16 fits nowhere, and bfloat16 only where it is
+bfloat16 number is a float16 number, so float16 is named only if bfloat16 fits nowhere, and bfloat16 only if it is
 NAMED times likelier.
 """
 
@@ -35,7 +35,7 @@ _MOST_ROWS = 256  # looked at for the format
 _MOST_ENTRIES = 64  # of a row
 _SMALLEST_BINADE, _BINS_A_BINADE = -6, 8  # bins of a best logit's magnitude, from 2**-6 on
 _BINS = 16 * _BINS_A_BINADE
-_PRIOR_ROWS = 2.0  # what the prior weighs beside the rows
+_PRIOR_ROWS = 2.0  # weight of the prior, in rows
 _ROUNDS = 4
 _SMALLEST_EXPONENT = 24
 _NEGATIVE = 0.1  # prior of a negative best logit
@@ -63,7 +63,7 @@ class Grid:
 
 
 def sent_error(values: NDArray[np.float64]) -> float:
-    """Largest absolute error of values as they were sent: half a unit in the last decimal place where all of them have
+    """Largest absolute error of values as they were sent: half a unit in the last decimal place if all of them have
     at most eight, else a unit in the last place of float32 at the largest of them, and that of a float32 logarithm.
     """
     finite = values[np.isfinite(values)]
@@ -215,7 +215,7 @@ def margin_ulps(values: NDArray[np.float64], grid: Grid) -> tuple[int, int] | No
 
 
 def _likely_counts(values: NDArray[np.float64], grid: Grid, precision: int) -> list[int]:
-    """The likeliest steps of the margin under one format; none where the row does not fit it."""
+    """The likeliest steps of the margin under one format; none if the row does not fit it."""
     fits = _fits(values, grid.error, precision)
     if not len(fits.log_likelihood):
         return []

@@ -2,7 +2,7 @@
 
 How it is built (docs/contributing/decisions/0002-kernel.md). A row (one position) is read from memory once and
 then worked on in blocks of 2048 elements that stay in the first-level cache: bits to ordinal distances and float32,
-histogram of distances, maxima of groups of 32 (the heatmap), maxima of 64 lanes (they tell where top-k has to look),
+histogram of distances, maxima of groups of 32 (the heatmap), maxima of 64 lanes (which top-k reads first),
 and float64 exponentials with a running maximum. Each step is a long loop simple enough for LLVM to vectorise. A row
 with any NaN or infinity takes a slower loop that checks every element. Everything releases the GIL; threads are the
 caller's (numba's own pool aborts when two viewers use it at once).
@@ -324,7 +324,7 @@ def _count(ulps, n, histogram):
 def _kl_of_row(a, b, fmt, a_highest, b_highest, a_sum, b_sum, a_bits, b_bits, a_values, b_values, ulps):
     """KL of one row in nats, each value taken relative to its side's maximum before anything is subtracted.
 
-    The fused pass sums a - b and puts the maxima right afterwards, which cancels where they are large: half of all
+    The fused pass sums a - b and puts the maxima right afterwards, which cancels if they are large: half of all
     digits near 1e8. A value of a is finite or -inf, and b is finite where a is.
     """
     weighted = 0.0
@@ -375,7 +375,7 @@ def compare_rows(
     counts [rows, 6] int64: neq, max_ulps, token of max_ulps, sum_ulps, elements finite on both sides,
     nonfinite_mismatch. figures [rows, 6] float64: max_abs, sum of squared differences, KL in nats (NaN: undefined),
     logsumexp of a, of b, spacing of the format at a's largest finite magnitude (NaN: there is none). tiles [rows,
-    ceil(vocab / 32)]: largest distance of each group of tokens, all ones where NaN or infinity mismatch. row_tiles of
+    ceil(vocab / 32)]: largest distance of each group of tokens, all ones if NaN or infinity mismatch. row_tiles of
     the same shape, uint32, arriving as zeros: the group's largest difference over that spacing, as the bits of a
     float32, all ones likewise. histogram [4, 65536] uint32: distances below 65536, to be summed over its first axis;
     the others go to `overflow`. ulps [2048] is scratch: uint32 for float32, uint16 for narrower formats, whose

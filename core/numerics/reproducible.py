@@ -49,7 +49,7 @@ def float32_of_bits(typingctx, value):
 
 @intrinsic
 def fma(typingctx, a, b, c):
-    """a * b + c, rounded once. One instruction where the processor has it, a library call to the same end where not."""
+    """a * b + c, rounded once. One instruction if the processor has it, else a library call."""
 
     def build(context, builder, signature, arguments):
         return builder.fma(*arguments)

@@ -1,1 +1,1 @@
-"""Runs and where they live: records, dumps, the run file and the store."""
+"""Runs: records, dumps, the run file and the store."""

@@ -84,7 +84,7 @@ def summaries(run: RunReader, pair: int) -> dict[int | None, dict[str, Any]]:
 
 
 def sentence(summary: dict[str, Any], *, names_prompt: bool) -> str:
-    """Say how much of the caches differs and where it begins, in markdown. summary: one of `summaries`."""
+    """Say how much of the caches differs, and its first place, in markdown. summary: one of `summaries`."""
     together, first = summary["together"], summary["layer_0_keys"]
     if not together["neq"]:
         return f"Nothing differs: both caches are equal in all {plural(together['elements'], 'element')}."
