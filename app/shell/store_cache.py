@@ -17,7 +17,7 @@ from core.runs.ops_run import OpsRun, ops_of
 from core.runs.queries.elements import top_of_sides
 from core.runs.reader import RunReader
 from core.runs.store import labels
-from core.runs.store.cards import BrokenRun, RunCard, arranged, prompt_texts, read_cards, without_replaced
+from core.runs.store.cards import BrokenRun, RunCard, arrange, drop_replaced, prompt_texts, read_cards
 from core.runs.store.store import open_store
 from core.sweeps.ledger import Ledger
 
@@ -78,7 +78,7 @@ def _cards(key: int, _stamps: tuple[Stamp, ...]) -> tuple[list[RunCard], list[Br
     read = read_cards(store(), [Path(stamp[0]) for stamp in _stamps if stamp not in known])
     cards = {Path(stamp[0]): known.get(stamp) or read[Path(stamp[0])] for stamp in _stamps}
     known |= {stamp: card for stamp in _stamps if isinstance(card := cards[Path(stamp[0])], RunCard)}
-    return arranged(open_store(), cards)
+    return arrange(open_store(), cards)
 
 
 def _listed(is_whole: bool) -> tuple[list[RunCard], list[BrokenRun]]:
@@ -93,7 +93,7 @@ def cards(*, is_whole: bool = False) -> tuple[list[RunCard], list[BrokenRun]]:
     is_whole: also cells of large sweeps, which Compare has, and runs that a judged run replaces.
     """
     runs, broken = _listed(is_whole)
-    return (runs if is_whole else without_replaced(runs, all_labels()[0])), broken
+    return (runs if is_whole else drop_replaced(runs, all_labels()[0])), broken
 
 
 def hidden() -> int:

@@ -18,7 +18,7 @@ from ..probing.plan import KEY_VARIABLE, ProbeRequest
 from ..prompt_files import given_prompts
 from ..runs.reader import RunReader
 from ..runs.store.store import Store, open_store
-from ..runs.topk.alignment import aligned
+from ..runs.topk.alignment import align
 from ..runs.topk.pairing import pairs_of
 from ..runs.topk.tables import About, write_lists
 from ..text import shown
@@ -151,14 +151,14 @@ def _comparable(asked: Sequence[ListSide], notes: list[str]) -> tuple[ListSide, 
     sides, errors = [asked[0]], []
     for side in asked[1:]:
         try:
-            pairs_of(aligned([asked[0], side]))
+            pairs_of(align([asked[0], side]))
             sides.append(side)
         except DumpError as error:
             errors.append(error)
             notes.append(f"'{side.name}' is left out: {error}")
     if len(sides) < 2:
         raise errors[0]
-    return aligned(sides)
+    return align(sides)
 
 
 def _stored(target: Store, servers: list[Server], probed: Probed, request: ProbeRequest) -> list[str]:

@@ -16,7 +16,7 @@ from ..runs.file.keep import note as kept_note
 from ..runs.reader import RunReader
 from ..runs.reports.run_json import card_json
 from ..runs.store import labels
-from ..runs.store.cards import RunCard, list_runs, read_runs, without_replaced
+from ..runs.store.cards import RunCard, drop_replaced, list_runs, read_runs
 from ..runs.store.store import Store, open_store
 from ..runs.topk.export import write_lines
 from ..text import multiple, number, plural, size
@@ -38,7 +38,7 @@ def list_(
     cards, broken = list_runs(target)
     everything = len(cards)
     if not all_:
-        cards = without_replaced(cards, target.all_labels()[0])
+        cards = drop_replaced(cards, target.all_labels()[0])
     if as_json_:
         print_json([card_json(card) for card in cards])
     else:

@@ -13,7 +13,7 @@ from ..runs.file.records import Provenance
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import PairReport, report_of_run
 from ..runs.store.store import Store
-from ..runs.topk.alignment import aligned
+from ..runs.topk.alignment import align
 from ..runs.topk.files import are_payloads, read_sides
 from ..runs.topk.pairing import pairs_of
 from ..runs.topk.tables import About, write_lists
@@ -52,7 +52,7 @@ def ingest(
         raise UsageError(WHOLE_ROWS_ONLY)
     if is_tokens:
         return write_tokens(store, paths, About(title, model), judge_tokens, run_id=run_id, on_progress=on_progress)
-    sides = aligned(read_sides(paths))
+    sides = align(read_sides(paths))
     pairs = pairs_of(sides)
     responses = [response for side in sides for response in side.responses]
     models = {model} if model else {response.model for response in responses if response.model}

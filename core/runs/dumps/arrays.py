@@ -83,7 +83,7 @@ class StoredArray:
     def label(self) -> str:
         return f"{self.file}: '{shown(self.key)}'"
 
-    def summed_rows(self, step: int) -> Iterator[NDArray[Any]]:
+    def checked_rows(self, step: int) -> Iterator[NDArray[Any]]:
         """All rows, `step` at a time; DumpError after the last if the checksum does not fit."""
         checksum, full_checksum = self.checksum or (0, 0)
         for start in range(0, self.size // self.shape[-1] if self.shape else 1, step):
@@ -106,14 +106,14 @@ class StoredArray:
 
     def load(self) -> NDArray[Any]:
         """The whole of a small array, flat. The caller has checked its size."""
-        return np.concatenate([part.reshape(-1) for part in self.summed_rows(1 << 62)])
+        return np.concatenate([part.reshape(-1) for part in self.checked_rows(1 << 62)])
 
     def refusal(self, problem: str, need: str) -> DumpError:
         """Error about this array, in one sentence."""
         return DumpError(f"{self.label} {problem}; expected {need}.")
 
 
-def mapped(file: Any) -> mmap.mmap:
+def map_file(file: Any) -> mmap.mmap:
     """The bytes of an open file, which may be closed."""
     return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ...errors import DumpError
 from ..file.bounds import MAX_SIDES
 from . import torch_files
-from .arrays import HEADER_BYTES, StoredArray, check_elements, foreign_errors, mapped, read_npy_header, rows_of, shown
+from .arrays import HEADER_BYTES, StoredArray, check_elements, foreign_errors, map_file, read_npy_header, rows_of, shown
 from .llamacpp_files import READERS
 
 MOST_ARRAYS = 3 * MAX_SIDES + 8  # every side, its emitted tokens, its dtype, and the shared keys
@@ -77,7 +77,7 @@ def open_container(path: Path, max_bytes: int) -> Container:
         if not status.st_size:
             raise DumpError(f"{name}: is empty; expected {_EXPECTED}.")
         with path.open("rb") as file:
-            data = mapped(file)
+            data = map_file(file)
     start = data[:9]
     if start[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
         container = _zip(path, name, data, max_bytes)
@@ -207,7 +207,7 @@ def _npz_arrays(
             checksum = zlib.crc32(begin[:header]), member.CRC
             place = _place_at(data, starts[member.filename] + header)
         else:
-            place = _unpacked(path, member, header)
+            place = _unpack_at(path, member, header)
         arrays[key] = _array(name, key, dtype, shape, is_fortran, place, checksum)
         check_elements(arrays[key], member.file_size - header)
     return arrays
@@ -217,7 +217,7 @@ def _place_at(data: mmap.mmap, start: int) -> Callable[[], tuple[mmap.mmap, int]
     return lambda: (data, start)
 
 
-def _unpacked(path: Path, member: zipfile.ZipInfo, header: int) -> Callable[[], tuple[mmap.mmap, int]]:
+def _unpack_at(path: Path, member: zipfile.ZipInfo, header: int) -> Callable[[], tuple[mmap.mmap, int]]:
     """Place of a member in a temporary file, which it is unpacked to, its checksum checked, when it is first read."""
 
     @cache
@@ -227,7 +227,7 @@ def _unpacked(path: Path, member: zipfile.ZipInfo, header: int) -> Callable[[], 
         with zipfile.ZipFile(path) as archive, archive.open(member) as stream, tempfile.TemporaryFile() as file:
             shutil.copyfileobj(stream, file, 1 << 20)
             file.flush()
-            return mapped(file), header
+            return map_file(file), header
 
     return place
 

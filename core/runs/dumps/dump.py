@@ -102,7 +102,7 @@ class Dump:
     def _stream(self, side: DumpSide, step: int) -> Generator[NDArray[np.unsignedinteger], None, None]:
         """The rows of one side as bits of the compute dtype, `step` at a time. [n, vocab] each"""
         source, at_once = side.source, max(1, CONVERT_ELEMENTS // self.vocab)
-        for raw in source.array.summed_rows(step):
+        for raw in source.array.checked_rows(step):
             out = np.empty(raw.shape, self._format.carrier)
             for first in range(0, len(raw), at_once):
                 bits = source.bits(raw[first : first + at_once])

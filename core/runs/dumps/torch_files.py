@@ -108,7 +108,7 @@ class _MoreThanTensorsError(ValueError):
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        return _NAMES[module, name]  # `_unpickled` refuses others
+        return _NAMES[module, name]  # `_unpickle` refuses others
 
     def persistent_load(self, pid: Any) -> _Storage:
         kind, storage, key = pid[:3]
@@ -117,7 +117,7 @@ class _Unpickler(pickle.Unpickler):
         return _Storage(key, storage.dtype)
 
 
-def _unpickled(data: bytes) -> Any:
+def _unpickle(data: bytes) -> Any:
     """The value of a pickle, once its operations were found harmless: of the others some run code, and the unpickler
     allocates a memo as long as the largest number put into it.
     """
@@ -195,7 +195,7 @@ def read(
         if f"{folder}byteorder" in starts and archive.read(f"{folder}byteorder") != b"little":
             raise DumpError(f"{name}: was saved on a big-endian machine; expected a little-endian file of torch.save.")
         try:
-            value = _unpickled(archive.read(member))
+            value = _unpickle(archive.read(member))
         except (_MoreThanTensorsError, pickle.UnpicklingError, AttributeError) as error:
             what = f" ({shown(error, 100)})" if isinstance(error, _MoreThanTensorsError) else ", or is damaged"
             problem = f"is a file of torch.save that holds more than tensors{what}, and nothing is unpickled"

@@ -78,7 +78,7 @@ class BrokenRun:
 
 def list_runs(store: Store) -> tuple[list[RunCard], list[BrokenRun]]:
     """All runs of a store, newest first, and the files that are none."""
-    return arranged(store, read_cards(store, store.paths()))
+    return arrange(store, read_cards(store, store.paths()))
 
 
 def read_cards(store: Store, paths: Sequence[Path]) -> dict[Path, RunCard | StoreError]:
@@ -115,7 +115,7 @@ def read_runs(paths: Sequence[Path]) -> dict[Path, RunCard | StoreError]:
     return dict(each_database(paths, _read_card))
 
 
-def arranged(store: Store, results: Mapping[Path, RunCard | StoreError]) -> tuple[list[RunCard], list[BrokenRun]]:
+def arrange(store: Store, results: Mapping[Path, RunCard | StoreError]) -> tuple[list[RunCard], list[BrokenRun]]:
     """Sort cards, newest first, and split off unreadable files. results: of `read_runs`, of files of the store."""
     cards: list[RunCard] = []
     broken: list[BrokenRun] = []
@@ -128,7 +128,7 @@ def arranged(store: Store, results: Mapping[Path, RunCard | StoreError]) -> tupl
     return sorted(cards, key=lambda card: (card.created, card.run_id), reverse=True), broken
 
 
-def without_replaced(cards: Sequence[RunCard], labels: Mapping[str, Labels]) -> list[RunCard]:
+def drop_replaced(cards: Sequence[RunCard], labels: Mapping[str, Labels]) -> list[RunCard]:
     """Cards without those of runs whose judged run is among `cards` too."""
     run_ids = {card.run_id for card in cards}
     return [card for card in cards if card.run_id not in labels or labels[card.run_id].judged_as not in run_ids]

@@ -70,10 +70,10 @@ def labels_of(tags: Iterable[str], note: str, pinned: bool = False) -> Labels:
     cleaned = (" ".join(printable(tag).split()) for tag in tags)
     lines = note.replace("\r\n", "\n").replace("\r", "\n")
     typed = Labels(tuple(dict.fromkeys(tag for tag in cleaned if tag)), printable(lines, "", "\n\t").strip(), pinned)
-    return _checked(typed)
+    return _check(typed)
 
 
-def _checked(labels: Labels) -> Labels:
+def _check(labels: Labels) -> Labels:
     """Return labels of which no more is stored than may be; else UsageError."""
     try:
         return msgspec.convert(structs.asdict(labels), Labels)
@@ -138,7 +138,7 @@ def update(database: sqlite3.Connection, run_id: str, mine: Labels, base: Labels
     row = database.execute("SELECT * FROM label WHERE run_id = ?", [run_id]).fetchone()
     current = _labels_of_row(*row) if row else Labels()
     result = LabelUpdate(mine) if base is None else _merge(base, mine, current)
-    labels = _checked(result.labels)
+    labels = _check(result.labels)
     database.execute("DELETE FROM label WHERE run_id = ?", [run_id])
     if labels != Labels():
         tags = msgspec.json.encode(labels.tags).decode()

@@ -16,7 +16,7 @@ _MOST_MISSING = 4  # rows at a start that tokens may show to be missing
 _LEAST_EQUAL = 3  # tokens that have to agree then
 
 
-def aligned(sides: Sequence[ListSide]) -> tuple[ListSide, ...]:
+def align(sides: Sequence[ListSide]) -> tuple[ListSide, ...]:
     """Return the sides with token ids and positions that all share, those of the reference first.
 
     What was moved or left out becomes a warning; sides that are aligned already stay as they are. DumpError if they
@@ -78,7 +78,7 @@ def parting_of(reference: Sequence[int], variant: Sequence[int]) -> int | None:
     return next((place for place, pair in both if UNKNOWN_TOKEN not in pair and pair[0] != pair[1]), None)
 
 
-def warned(response: Response, *warnings: str) -> Response:
+def warn(response: Response, *warnings: str) -> Response:
     return replace(response, warnings=tuple(dict.fromkeys((*response.warnings, *warnings))))
 
 
@@ -95,11 +95,11 @@ def _by_text(sides: Sequence[ListSide]) -> list[ListSide]:
             for text in response.texts.values():
                 numbers.setdefault(text, len(numbers))
     return [
-        replace(side, responses=tuple(_renumbered(response, numbers) for response in side.responses)) for side in sides
+        replace(side, responses=tuple(_renumber(response, numbers) for response in side.responses)) for side in sides
     ]
 
 
-def _renumbered(response: Response, numbers: Mapping[str, int]) -> Response:
+def _renumber(response: Response, numbers: Mapping[str, int]) -> Response:
     new = {own: numbers[text] for own, text in response.texts.items()}
     texts = sorted((numbers[text], text) for text in response.texts.values())
     rows = response.rows
@@ -117,7 +117,7 @@ def _renumbered(response: Response, numbers: Mapping[str, int]) -> Response:
     if usable.all():
         return renumbered
     left_out = int((~usable).sum())
-    return warned(renumbered, f"{plural(left_out, 'row')} left out: two of the tokens print alike, or one has no text.")
+    return warn(renumbered, f"{plural(left_out, 'row')} left out: two of the tokens print alike, or one has no text.")
 
 
 def _in_place(prompt: int, responses: Sequence[Response]) -> list[Response]:
@@ -129,11 +129,11 @@ def _in_place(prompt: int, responses: Sequence[Response]) -> list[Response]:
         responses = [_later(one, move) if move else one for one, move in zip(responses, moves, strict=True)]
         if is_other:
             differ = f"Prompt {prompt} has {lengths} tokens on the two sides: its inputs differ"
-            responses[-1] = warned(responses[-1], f"{differ}, and rows are aligned by the first generated token.")
+            responses[-1] = warn(responses[-1], f"{differ}, and rows are aligned by the first generated token.")
     gaps = [_gap(responses[0], variant) for variant in responses[1:]]
     place = max((gap[2] for gap in gaps if gap is not None), default=0)
     counts = _common([(0, 0) if gap is None else (gap[1], 0) if gap[0] == 0 else (0, gap[1]) for gap in gaps])
-    return [_parted(prompt, one, place, count) if count else one for one, count in zip(responses, counts, strict=True)]
+    return [_insert(prompt, one, place, count) if count else one for one, count in zip(responses, counts, strict=True)]
 
 
 def _common(moves: Sequence[tuple[int, int]]) -> list[int]:
@@ -154,7 +154,7 @@ def _later(response: Response, count: int) -> Response:
     )
 
 
-def _parted(prompt: int, response: Response, place: int, count: int) -> Response:
+def _insert(prompt: int, response: Response, place: int, count: int) -> Response:
     """Return the response with `count` unknown tokens before its token at `place`, and its rows from there on moved."""
     tokens, rows = sequence(response), response.rows
     shifted_response = replace(
@@ -163,7 +163,7 @@ def _parted(prompt: int, response: Response, place: int, count: int) -> Response
         rows=replace(rows, positions=rows.positions + count * (rows.positions >= place - 1)),
     )
     lacks = f"No rows of {plural(count, 'token')} before its first at prompt {prompt}"
-    return warned(shifted_response, f"{lacks}; its rows are aligned by their tokens.")
+    return warn(shifted_response, f"{lacks}; its rows are aligned by their tokens.")
 
 
 def _starts(reference: Response, variant: Response) -> tuple[int, int]:

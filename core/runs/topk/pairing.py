@@ -148,7 +148,7 @@ class ListPair:
 
 
 def pairs_of(sides: Sequence[ListSide]) -> tuple[ListPair, ...]:
-    """The first side against every other, of `aligned` sides."""
+    """The first side against every other, of sides that `align` returned."""
     return tuple(compare_sides(sides[0], side) for side in sides[1:])
 
 

@@ -25,7 +25,7 @@ from core.runs.reports.issue_markdown import issue_text
 from core.runs.reports.report_json import report_of_run
 from core.runs.reports.run_json import run_json
 from core.runs.store.store import Store
-from core.runs.topk.alignment import aligned
+from core.runs.topk.alignment import align
 from core.runs.topk.pairing import pairs_of
 from core.runs.topk.payloads.recognise import read_payload
 from core.runs.topk.records import ListSide
@@ -113,7 +113,7 @@ def test_the_tokens_that_differ_are_named_where_no_value_can_be_compared() -> No
 
 
 def sides_of(*payloads: dict[str, Any]) -> tuple[ListSide, ...]:
-    return aligned(
+    return align(
         [ListSide(name, tuple(read_payload(payload, name))) for name, payload in zip("AB", payloads, strict=True)]
     )
 

@@ -12,7 +12,7 @@ import torch
 from core.judging.lists import judge_responses
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from core.runs.topk.alignment import aligned
+from core.runs.topk.alignment import align
 from core.runs.topk.pairing import ListPair, compare_sides, pairs_of
 from core.runs.topk.records import ListRow, ListSide, Response, list_rows
 from core.runs.topk.tables import About, write_lists
@@ -56,12 +56,12 @@ def engine_side(name: str, seed: int, k: int, dtype: torch.dtype = torch.bfloat1
 
 def compared(reference: ListSide, variant: ListSide) -> ListPair:
     """The pair of two sides as they were sent."""
-    return compare_sides(*aligned([reference, variant]))
+    return compare_sides(*align([reference, variant]))
 
 
 def stored(store: Store, name: str, *sides: ListSide, **more: Any) -> str:
     """A run of these sides, judged as uploads are; -> its id"""
-    lined = aligned(sides)
+    lined = align(sides)
     pairs = pairs_of(lined)
     return write_lists(store, About(name, "m"), lined, pairs, judge_responses(lined, pairs), **more)
 

@@ -15,7 +15,7 @@ from core.runs.reader import RunReader
 from core.runs.reports.run_json import run_json
 from core.runs.store.cards import list_runs
 from core.runs.store.store import Store
-from core.runs.topk.alignment import aligned
+from core.runs.topk.alignment import align
 from core.runs.topk.records import ListSide
 from tests.core.runs.topk.made_sides import compared, engine_side, response, side, stored
 
@@ -67,7 +67,7 @@ def sides() -> tuple[ListSide, ListSide]:
 def test_what_was_sent_comes_back_exactly(made: Path) -> None:
     written = sides()
     with RunReader(made) as run:
-        assert told(run.lists()) == told(written) == told(aligned(written))
+        assert told(run.lists()) == told(written) == told(align(written))
         assert run.lists()[0].responses[1].texts == {7: "ß", 8: "\x00"}
         pair = compared(*written)
         assert [(row["prompt"], row["position"], row["max_abs"], row["is_flip"]) for row in run.records(0)] == [

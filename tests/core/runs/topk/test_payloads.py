@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from core.errors import DumpError
-from core.runs.topk.alignment import aligned
+from core.runs.topk.alignment import align
 from core.runs.topk.files import sides_of
 from core.runs.topk.pairing import compare_sides
 from core.runs.topk.payloads import bounded_json, openai
@@ -78,7 +78,7 @@ def _has_ranks(row: dict[str, Any], most: int) -> bool:
 def test_a_real_answer_is_equal_to_itself_in_all_that_was_sent() -> None:
     for path in PAYLOADS.glob("*.json"):
         (found,) = read_responses(path)
-        pair = compare_sides(*aligned([ListSide("A", (found,)), ListSide("B", (found,))]))
+        pair = compare_sides(*align([ListSide("A", (found,)), ListSide("B", (found,))]))
         assert len(pair.positions) == len(found.rows)
         assert pair.differing == 0
 
@@ -407,7 +407,7 @@ def test_a_token_that_prints_like_another_costs_its_own_row() -> None:
     (warning,) = found.warnings
     assert "1 of 4 rows" in warning
     assert "-1.1 and -1.2" in warning
-    pair = compare_sides(*aligned([ListSide("A", (found,)), ListSide("B", (found,))]))
+    pair = compare_sides(*align([ListSide("A", (found,)), ListSide("B", (found,))]))
     assert (len(pair.positions), pair.differing) == (3, 0)
     assert not any("ask the server" in note for note in pair.notes)
 

@@ -17,7 +17,7 @@ from core.judging.lists import judge_responses
 from core.numerics.topk import summary_of
 from core.runs.file.evidence import Check, Verdict
 from core.runs.file.records import IDENTICAL, INVALID_DUMP, UNDECIDED
-from core.runs.topk.alignment import aligned
+from core.runs.topk.alignment import align
 from core.runs.topk.files import read_sides
 from core.runs.topk.pairing import ListPair, pairs_of
 from core.runs.topk.payloads.recognise import read_payload
@@ -129,10 +129,10 @@ def test_json_with_minus_infinity_is_read_and_other_words_are_refused(tmp_path: 
     for path, word in zip(paths, ("-Infinity", "-1e400"), strict=True):
         text = json.dumps(answer((" a", -0.5, {" a": -0.5, " b": -77.0}), (" c", -0.25, {" c": -0.25, " b": -2.0})))
         path.write_text(text.replace("-77.0", word))
-    (pair,) = pairs_of(aligned(read_sides(paths)))
+    (pair,) = pairs_of(align(read_sides(paths)))
     assert (pair.common_values, pair.differing, pair.zeros) == (3, 0, 2)
     paths[1].write_text(repr(answer((" a", -0.5, {" a": -0.5, " b": -math.inf}), (" c", -0.25, {}))))
-    (pair,) = pairs_of(aligned(read_sides(paths)))
+    (pair,) = pairs_of(align(read_sides(paths)))
     assert (pair.common_values, pair.differing, pair.zeros) == (2, 0, 2)
     for word, sentence in (("NaN", "a value is NaN"), ("Infinity", "expected a finite number")):
         paths[1].write_text(json.dumps(answer((" a", -0.5, {}))).replace("-0.5", word))

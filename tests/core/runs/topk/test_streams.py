@@ -19,7 +19,7 @@ import pytest
 
 from core.errors import DumpError, UsageError
 from core.runs.dumps.dump import open_dump
-from core.runs.topk.alignment import aligned
+from core.runs.topk.alignment import align
 from core.runs.topk.files import are_payloads, read_sides
 from core.runs.topk.pairing import compare_sides
 from core.runs.topk.payloads import bounded_json
@@ -259,7 +259,7 @@ def test_answers_of_a_batch_are_joined_by_custom_id(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("old.jsonl", "new.jsonl")]
     for path, lines in zip(paths, sides, strict=True):
         path.write_text("\n".join(json.dumps(line) for line in lines))
-    pair = compare_sides(*aligned(read_sides(paths)))
+    pair = compare_sides(*align(read_sides(paths)))
     assert (len(pair.meetings), len(pair.positions), pair.differing) == (2, 6, 0)
     assert any("custom_id c" in note for note in pair.notes)
 
@@ -308,7 +308,7 @@ def test_batches_without_a_common_custom_id_are_joined_in_order_and_say_so(tmp_p
     paths = [tmp_path / name for name in ("old.jsonl", "new.jsonl")]
     for path, names in zip(paths, ("ab", "cd"), strict=True):
         path.write_text("\n".join(json.dumps(batch_line(name, chat())) for name in names))
-    pair = compare_sides(*aligned(read_sides(paths)))
+    pair = compare_sides(*align(read_sides(paths)))
     assert (len(pair.meetings), pair.differing) == (2, 0)
     assert any("joined in their order" in note for note in pair.notes)
 
@@ -320,7 +320,7 @@ def test_answers_are_joined_by_the_prompts_of_their_requests(tmp_path: Path) -> 
     for path, names in zip(paths, (("first", "second"), ("second", "first")), strict=True):
         lines = [{"request": {"messages": [{"content": name}]}, "response": said[name]} for name in names]
         path.write_text("\n".join(json.dumps(line) for line in lines))
-    assert compare_sides(*aligned(read_sides(paths))).differing == 0
+    assert compare_sides(*align(read_sides(paths))).differing == 0
 
 
 def test_a_file_that_is_none_is_named_beside_one_that_is(tmp_path: Path) -> None:
