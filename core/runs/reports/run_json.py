@@ -67,8 +67,7 @@ def run_json(run: RunReader, *, with_positions: bool = False) -> dict[str, Any]:
         for pair in run.pairs
     ]
     tokens = [asdict(generation) for generation in run.generations.values()]
-    for generation in tokens:
-        generation["asked"] = generation.pop("max_tokens")
+    tokens = [{"asked" if key == "max_tokens" else key: value for key, value in one.items()} for one in tokens]
     sides = [asdict(side) for side in run.sides]
     if header.k is not None:
         sides = [{"name": side.name, "holds": side.holds, "k": side.k, "sha256": side.sha256} for side in run.sides]
