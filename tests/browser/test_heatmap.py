@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from core.numerics.formats import BFLOAT16, values_of
 from core.runs.file.records import Prompt
 from core.runs.store.store import Store
-from tests.browser.driving import Dashboard, pause, picture, settle
+from tests.browser.driving import Dashboard, drawn, pause, picture, place, settle, visit, window
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
 
 ROWS, VOCAB, ROW, TOKEN = 600, 20000, 417, 15321
@@ -36,54 +36,21 @@ COLOURED = """(canvas) => {
 
 
 @pytest.fixture(scope="module")
-def runs(dashboard: Dashboard) -> Iterator[dict[str, list[np.ndarray]]]:
-    """`one-differs`: one logit one ULP apart; `none-differs`: the same without it; `signs-differ`: one in 16 logits
-    next to 0 and of the other sign.
-
-    Gone afterwards: other tests count runs.
-    """
+def runs(dashboard: Dashboard) -> Iterator[list[np.ndarray]]:
+    """`one-differs`: one logit one ULP apart. Gone afterwards: other tests count runs."""
     header = header_of("bfloat16", (400, 200), VOCAB)
     header = replace(header, prompts=(Prompt(400), Prompt(200)), vocabulary={TOKEN: TEXT})
     sides = calm_sides(header)
     sides[1] = sides[0].copy()
-    store = Store(dashboard.store)
-    none = write_run(store, header, sides, "none-differs")
     sides[1][ROW, TOKEN] ^= 1
-    one = write_run(store, header, sides, "one-differs")
-    small = [sides[0].copy(), sides[0].copy()]
-    for side, value in zip(small, (1e-3, -1e-3), strict=True):
-        side[:, ::16] = np.float32(value).view(np.uint32) >> 16
-    signs = write_run(store, header, small, "signs-differ")
-    yield {"one-differs": sides}
-    for path in (none, one, signs):
-        path.unlink()
+    path = write_run(Store(dashboard.store), header, sides, "one-differs")
+    yield sides
+    path.unlink()
 
 
 def opened(page: Page, dashboard: Dashboard, link: str, order: str = "&order=id") -> Locator:
-    page.goto(f"{dashboard.url}/heatmap?{link}&position=0{order}")
-    settle(page)
+    visit(page, dashboard, f"heatmap?{link}&position=0{order}")
     return drawn(page)
-
-
-def drawn(page: Page) -> Locator:
-    pause(page, 80)  # a change of the view is noticed at once, its tiles are asked for 40 ms later
-    page.wait_for_selector("canvas[data-state=drawn]")
-    return page.locator("canvas[data-state]")
-
-
-def window(canvas: Locator) -> tuple[float, float, float, float]:
-    """First and last row, first and last column of what is drawn."""
-    rows, columns = (canvas.get_attribute("data-window") or "").split(",")
-    return (*map(float, rows.split(":")), *map(float, columns.split(":")))
-
-
-def place(canvas: Locator, row: float, column: float) -> tuple[float, float]:
-    """Where on the screen a row and column are drawn."""
-    box = canvas.bounding_box()
-    assert box is not None
-    left, top, width, height = (float(v) for v in (canvas.get_attribute("data-plot") or "").split(","))
-    y0, y1, x0, x1 = window(canvas)
-    return box["x"] + left + (column - x0) / (x1 - x0) * width, box["y"] + top + (row - y0) / (y1 - y0) * height
 
 
 def test_one_differing_logit_is_seen_clicked_reached_and_told(page: Page, dashboard: Dashboard, runs):
@@ -115,7 +82,7 @@ def test_one_differing_logit_is_seen_clicked_reached_and_told(page: Page, dashbo
     assert canvas.get_attribute("data-level") == "0,0"
     page.mouse.move(*place(canvas, ROW + 0.4, TOKEN + 0.4))
     tip = page.locator(".tip")
-    values = [f"{float(values_of(side[ROW, TOKEN], BFLOAT16)):.9g}" for side in runs["one-differs"]]
+    values = [f"{float(values_of(side[ROW, TOKEN], BFLOAT16)):.9g}" for side in runs]
     expect(tip).to_contain_text(f"prompt 1, position {ROW - 400}", timeout=10_000)
     for text in (
         f"side_0: {values[0]}",
@@ -127,9 +94,6 @@ def test_one_differing_logit_is_seen_clicked_reached_and_told(page: Page, dashbo
         expect(tip).to_contain_text(text)
     assert tip.locator("img").count() == 0  # a token's text is text
     picture(page, "heatmap-single-logits")
-
-
-LARGEST, ONE, MISMATCH = "254,232,56", "61,111,181", "227,0,15"  # the ends of the scale, and NaN on one side
 
 
 def test_wheel_and_drag_move_the_window_and_the_address_keeps_it(page: Page, dashboard: Dashboard, browser: Browser):
@@ -170,8 +134,7 @@ def test_wheel_and_drag_move_the_window_and_the_address_keeps_it(page: Page, das
     picture(page, "heatmap-zoomed")
 
     other = browser.new_context().new_page()  # a colleague opens the link
-    other.goto(page.url)
-    settle(other)
+    visit(other, page)
     assert window(drawn(other)) == (*linked["rows"], *linked["tokens"])
     other.context.close()
 
@@ -289,8 +252,7 @@ def test_a_tile_that_fails_is_said_in_a_sentence(page: Page, dashboard: Dashboar
             status=409, body="run.duckdb: <b>its</b> heatmap makes no sense; the file is damaged."
         ),
     )
-    page.goto(f"{dashboard.url}/heatmap?run=batch-1-against-n&position=0")
-    settle(page)
+    visit(page, dashboard, "heatmap?run=batch-1-against-n&position=0")
     page.wait_for_selector("canvas[data-state=failed]")
     expect(page.locator(".status")).to_contain_text("<b>its</b> heatmap makes no sense")
     assert page.locator(".status b").count() == 0

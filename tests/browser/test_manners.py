@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from app import navigation
-from tests.browser.driving import Dashboard, pause, settle
+from tests.browser.driving import Dashboard, pause, settle, visit
 
 GOOD = 0.1  # cumulative layout shift, the bound of web.dev/articles/cls for a good page
 RUN = "run=fresh-against-cached&variant=decode&prompt=0&position=144"
@@ -46,8 +46,7 @@ SHIFTED = "(from) => window.shifts.filter(([at]) => at > from).reduce((sum, [, v
 def watched(browser: Browser, dashboard: Dashboard) -> Page:
     """A viewer who was here before: the scripts of the widgets have been fetched once."""
     page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
-    page.goto(dashboard.url)
-    settle(page)
+    visit(page, dashboard)
     page.add_init_script(WATCH)
     return page
 
@@ -57,8 +56,7 @@ def test_no_page_jumps_while_it_loads_or_while_positions_are_stepped(watched: Pa
     found: dict[str, float] = {}
     for name in (page.name for page in navigation.PAGES):
         query = "" if name in FIXED else QUERIES.get(name, RUN)
-        watched.goto(f"{dashboard.url}/{'' if name == 'runs' else name}?{query}")
-        settle(watched)
+        visit(watched, dashboard, f"{'' if name == 'runs' else name}?{query}")
         found[name] = watched.evaluate(SHIFTED, watched.evaluate("window.begun"))
         if name not in FIXED:
             now, before = watched.evaluate("[performance.now(), location.search]")
@@ -73,8 +71,7 @@ def test_no_page_jumps_while_it_loads_or_while_positions_are_stepped(watched: Pa
 @pytest.mark.thorough
 def test_a_page_that_jumps_would_be_seen(watched: Page, dashboard: Dashboard):
     """The twin: a block that arrives late above what is read."""
-    watched.goto(f"{dashboard.url}/capture")
-    settle(watched)
+    visit(watched, dashboard, "capture")
     now = watched.evaluate("performance.now()")
     watched.evaluate(
         "() => { const late = document.createElement('div'); late.style.height = '300px';"

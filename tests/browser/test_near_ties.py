@@ -18,7 +18,7 @@ from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
-from tests.browser.driving import Dashboard, picture, settle
+from tests.browser.driving import Dashboard, picture, visit
 
 VOCAB = 512
 LENGTHS = (4096, 300)
@@ -47,8 +47,7 @@ def crowded(dashboard: Dashboard) -> Iterator[str]:
 
 
 def opened(page: Page, dashboard: Dashboard, link: str) -> None:
-    page.goto(f"{dashboard.url}/{link}")
-    settle(page)
+    visit(page, dashboard, link)
     page.wait_for_selector(".js-plotly-plot .main-svg")
 
 
@@ -87,8 +86,7 @@ def files(page: Page, popover: Locator, *names: str) -> dict[str, tuple[str, byt
 
 
 def test_the_table_of_flips_downloads_with_every_digit_in_both_forms(page: Page, dashboard: Dashboard, crowded: str):
-    page.goto(f"{dashboard.url}/flips?run={crowded}&position=0")
-    settle(page)
+    visit(page, dashboard, f"flips?run={crowded}&position=0")
     got = files(page, page.get_by_test_id("stPopoverButton").filter(has_text="Download").first, "CSV", "Parquet")
     assert [got[form][0] for form in ("CSV", "Parquet")] == ["crowded-pair0-flips.csv", "crowded-pair0-flips.parquet"]
     heading, *rows = csv.reader(io.StringIO(got["CSV"][1].decode(), newline=""))

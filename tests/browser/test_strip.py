@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, expect
 from app.overview import COLOURS
 from core.judging.ingest import ingest
 from core.runs.store.store import Store
-from tests.browser.driving import Dashboard, settle
+from tests.browser.driving import Dashboard, settle, visit
 
 AT_36 = "run=fresh-against-cached&variant=decode&prompt=1&position=36"
 HOSTILE = [
@@ -57,14 +57,6 @@ def run_of(dashboard: Dashboard, name: str, tokens: list[str]) -> str:
     return ingest(Store(dashboard.store), [dump], name=name)
 
 
-def opened(page: Page, dashboard: Dashboard, path: str) -> None:
-    page.goto(f"{dashboard.url}/{path}")
-    settle(page)
-    if "position=" in path:
-        page.locator(".st-key-worst button").wait_for(state="attached")
-    expect(token(page, 0)).to_be_attached()
-
-
 def token(page: Page, position: int):
     return page.locator(f".strip .token[data-position='{position}']")
 
@@ -91,7 +83,7 @@ CONTRASTS = """() => {
 def test_text_on_every_colour_has_the_contrast_of_wcag_aa(browser: Browser, dashboard: Dashboard, scheme: str):
     page = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme=scheme).new_page()
     for colour in COLOURS:
-        opened(page, dashboard, f"overview?{AT_36}&colour={colour.replace(' ', '-').lower()}")
+        visit(page, dashboard, f"overview?{AT_36}&colour={colour.replace(' ', '-').lower()}")
         contrasts = page.evaluate(CONTRASTS)
         assert len(contrasts) == 287
         assert min(contrasts) >= 4.5, colour
@@ -102,7 +94,7 @@ def test_text_on_every_colour_has_the_contrast_of_wcag_aa(browser: Browser, dash
 
 
 def test_the_strip_is_one_tab_stop_and_arrows_and_enter_choose(page: Page, dashboard: Dashboard):
-    opened(page, dashboard, f"overview?{AT_36}")
+    visit(page, dashboard, f"overview?{AT_36}")
     assert page.locator(".strip [tabindex]").count() == 1
     token(page, 36).focus()
     focused = "() => Number(ROOT_OF.activeElement?.dataset.position ?? -1)".replace("ROOT_OF", ROOT_OF)
@@ -135,7 +127,7 @@ def test_the_strip_is_one_tab_stop_and_arrows_and_enter_choose(page: Page, dashb
 def test_token_texts_are_text_whatever_they_are(page: Page, dashboard: Dashboard):
     run = run_of(dashboard, "hostile", HOSTILE)
     page.on("dialog", lambda dialog: pytest.fail(f"a script ran: {dialog.message}"))
-    opened(page, dashboard, f"overview?run={run}")
+    visit(page, dashboard, f"overview?run={run}")
     expect(token(page, 0)).to_have_text("<img·src=x·onerror=alert(1)>")
     said = [token(page, place).inner_text() for place in range(len(HOSTILE))]
     assert said[1:4] == ["</span>", "a·b", "↵"] or said[1:4] == ["</span>", "a·b", "↵\n"]

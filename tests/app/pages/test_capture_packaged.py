@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app.shell.jobs import GETTING, Job, Jobs
+from app.shell.jobs import GETTING
 from tests.app.opening import followed, opened, said
 
-GET = ("model", "smollm2")
+GET = ["model", "smollm2"]
 
 
 @pytest.fixture(autouse=True)
@@ -18,20 +18,6 @@ def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
     monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
     monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture(autouse=True)
-def submitted(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
-    """Jobs that were asked for; none of them is begun."""
-    found: list[Job] = []
-
-    def submit(self, arguments, *, title, device, prompts=None, secrets=None, on_over=None):
-        found.append(Job(len(found) + 1, title, device, tuple(arguments), state="running", stage="starting"))
-        return found[-1]
-
-    monkeypatch.setattr(Jobs, "submit", submit)
-    monkeypatch.setattr(Jobs, "all", lambda self, kind="capture": list(reversed(found)))
-    return found
 
 
 def keys(app: AppTest) -> set[str]:
@@ -48,7 +34,7 @@ def test_the_page_offers_the_model_and_a_button_that_gets_it_before_anything_is_
     button = app.button(key="capture_get")
     assert button.label == "Get SmolLM2-135M-Instruct (92.9 MB)"
     button.click().run()
-    assert [(job.arguments, job.device) for job in submitted] == [(GET, GETTING)]
+    assert [(each["arguments"], each["device"]) for each in submitted] == [(GET, GETTING)]
     assert "capture_get" not in keys(app)
     assert "cancel_1" in keys(app)
 

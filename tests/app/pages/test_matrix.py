@@ -78,6 +78,22 @@ def test_what_is_looked_at_says_what_changed_and_leads_to_both_runs(sweep):
     assert table["changed"][0] == "bits, flips, verdict"
 
 
+def test_a_cell_leads_to_its_run_and_to_the_last_good_one(sweep):
+    _, now, before = sweep
+    for button, page, said in (
+        ("matrix_open", "Overview", {"run": now}),
+        ("matrix_compare", "Compare", {"run": now, "with": before}),
+    ):
+        app = opened("matrix")
+        assert button not in [each.key for each in app.button]
+        app.session_state["matrix"] = {"selection": {"rows": [], "columns": [], "cells": [(0, "decode")]}}
+        app.run()
+        assert "0 -> 1 flip" in plain(app)
+        app.button(key=button).click().run()
+        assert app.title[0].value == page
+        assert {name: app.query_params[name] for name in said} == said
+
+
 def test_the_growth_over_layers_stands_below_where_modules_were_compared(sweep):
     ledger, now, before = sweep
     assert not figures_of(opened("matrix"))

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from app.shell import store_changes
-from app.shell.jobs import Jobs
 from core.runs.store.store import Store
 from tests.app.opening import opened, said
 from tests.core.probing import odd_server as odd
@@ -24,25 +23,11 @@ def store(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     store_changes.jobs.cache_clear()
 
 
-@pytest.fixture
-def lined_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What was submitted; nothing is started."""
-    found: list[dict[str, Any]] = []
-
-    def submit(self: Jobs, arguments: Any, **more: Any) -> Any:
-        del self
-        found.append({"arguments": list(arguments), **more})
-        return type("Job", (), {"number": 1})()
-
-    monkeypatch.setattr(Jobs, "submit", submit)
-    return found
-
-
 def button(app: Any) -> Any:
     return app.button(key="probe_start")
 
 
-def test_what_it_takes_is_said_and_the_key_is_in_no_argument(lined_up: list[dict[str, Any]]) -> None:
+def test_what_it_takes_is_said_and_the_key_is_in_no_argument(store: Store, submitted: list[dict[str, Any]]) -> None:
     app = opened("probe")
     app.text_input(key="probe_url").set_value("http://127.0.0.1:9/v1").run()
     assert "most 23 requests" in said(app).replace("\\", "")
@@ -54,7 +39,7 @@ def test_what_it_takes_is_said_and_the_key_is_in_no_argument(lined_up: list[dict
     app.text_input(key="probe_against").set_value("http://127.0.0.1:10/v1").run()
     app.text_input(key="probe_name").set_value("-odd").run()
     button(app).click().run()
-    (job,) = lined_up
+    (job,) = submitted
     assert job["arguments"] == [
         *("probe", "http://127.0.0.1:9", "--tests", "rerun,load:3", "--against", "http://127.0.0.1:10"),
         *("--top", "5", "--name=-odd"),
@@ -64,7 +49,7 @@ def test_what_it_takes_is_said_and_the_key_is_in_no_argument(lined_up: list[dict
     assert "sk-secret" not in job["title"]
 
 
-@pytest.mark.usefixtures("lined_up")
+@pytest.mark.usefixtures("store", "submitted")
 @pytest.mark.parametrize("address", ["localhost:8000", "ftp://x", "http://a:b@host"])
 def test_an_address_that_is_none_is_a_sentence(address: str) -> None:
     app = opened("probe")

@@ -88,25 +88,18 @@ def test_a_nan_has_no_ratio_in_the_chart_and_a_floor_left_aside_has_no_chart(own
     assert "a gap nothing differs" in page
 
 
-def test_a_capture_that_was_not_judged_shows_the_command_and_a_button_that_runs_it(own_store, monkeypatch):
+def test_a_capture_that_was_not_judged_shows_the_command_and_a_button_that_runs_it(own_store, submitted):
     app = opened(run=judged_run(own_store, None, run_id="mine"))
     assert "not judged" in label(app)
     assert codes(app)[0] == dataclasses.replace(REQUEST, judge=True).typed()
-    started = []
-
-    def submit(self, arguments, *, title, device, prompts=None, secrets=None, on_over=None):
-        started.append((arguments, title, device, prompts))
-        return Job(1, title, device, tuple(arguments))
-
-    monkeypatch.setattr("app.shell.jobs.Jobs.submit", submit)
     app.button(key="judge").click().run()
     assert not app.exception
-    ((arguments, title, device, prompts),) = started
-    assert arguments[:3] == ["capture", "--model", "sample_runs/model"]
-    assert "--judge" in arguments
-    assert "mine" in title
-    assert device == "best there is"
-    assert b'"token_ids": [2, 3, 4' in prompts.content
+    (job,) = submitted
+    assert job["arguments"][:3] == ["capture", "--model", "sample_runs/model"]
+    assert "--judge" in job["arguments"]
+    assert "mine" in job["title"]
+    assert job["device"] == "best there is"
+    assert b'"token_ids": [2, 3, 4' in job["prompts"].content
 
 
 def test_a_judging_that_is_done_opens_the_judged_run_unless_a_side_failed(own_store, monkeypatch):

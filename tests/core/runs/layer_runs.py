@@ -39,16 +39,21 @@ def layer_run(
     floor_ulps: int | None = 1,
     sides: int = 2,
     run_id: str | None = None,
+    flips: Sequence[int] = (),
 ) -> str:
     """Two prompts, six modules. changed: (ordinal, prompt, position) -> ULPs by which the variant's first element
     differs there.
 
     floor_ulps: by how many every element of the floor's one reordering differs, the embedding's by none; None: no floor
-    was run. A third side, if any, has no outputs of modules, as one whose kernels a compiler makes.
+    was run. A third side, if any, has no outputs of modules, as one whose kernels a compiler makes. flips: rows whose
+    argmax is token 7 on the reference and token 8 on the variant.
     """
     header = header_of(lengths=lengths, sides=sides)
     with RunWriter(store, header, run_id=run_id) as writer:
         logits = calm_sides(header)
+        for row in flips:
+            for side, token in enumerate((7, 8)):
+                logits[side][row, token] = 0x4180  # 16
         rows = writer.layers(chosen)
         writer.write(0, 0, logits[0])
         for prompt, positions in enumerate(chosen):
