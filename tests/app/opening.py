@@ -47,17 +47,31 @@ def followed(page: str = "runs", **link: str | list[str]) -> AppTest:
     return app
 
 
-def opened(page: str, **link: str | list[str]) -> AppTest:
-    """Opened by its address, without an exception."""
-    app = followed(page, **link).run()
-    assert not app.exception
+def opened(page: str, open_: tuple[str, ...] = (), **link: str | list[str]) -> AppTest:
+    """Opened by its address, without an exception. open_: expanders that the viewer has unfolded."""
+    app = followed(page, **link)
+    for key in open_:
+        app.session_state[key] = True
+    app.run()
+    assert not app.exception, (page, [error.value for error in app.exception])
     return app
 
 
 def said(app: AppTest) -> str:
     """All text of the page."""
     kinds = ("title", "markdown", "caption", "info", "success", "warning", "error", "subheader")
-    return "\n".join(str(element.value) for kind in kinds for element in getattr(app, kind))
+    texts = [str(element.value) for kind in kinds for element in getattr(app, kind)]
+    return "\n".join([*texts, *(fold.label for fold in app.expander)])
+
+
+def plain(app: AppTest) -> str:
+    """The same as a reader sees it, without the signs that keep names of others from being markdown."""
+    return said(app).replace("\\", "")
+
+
+def keys(app: AppTest) -> set[str]:
+    """Keys of the buttons."""
+    return {str(button.key) for button in app.button}
 
 
 def codes(app: AppTest) -> list[str]:

@@ -6,7 +6,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from core.capture_request import CaptureRequest
 from core.runs.reader import RunReader
@@ -14,7 +13,7 @@ from core.runs.reports.issue_markdown import issue_text
 from core.runs.reports.run_json import run_json
 from core.runs.store.store import Store
 from core.text import is_seen
-from tests.app.opening import codes, followed, said
+from tests.app.opening import codes, opened, said
 from tests.core.runs.damaging import damaged, with_texts
 from tests.core.runs.judged_runs import judged_run
 from tests.shell import words_of
@@ -48,15 +47,6 @@ def of_a_stranger(path: Path, planted: str = PLANTED) -> Path:
     asked = request_of_a_stranger(planted).to_json().replace("'", "''")
     damaged(path, f"UPDATE run SET request = '{asked}' WHERE kind = 'capture'")
     return path
-
-
-def opened(page: str, open_: tuple[str, ...] = (), **link: str) -> AppTest:
-    app = followed(page, **link)
-    for key in open_:
-        app.session_state[key] = True
-    app.run()
-    assert not app.exception, (page, [error.value for error in app.exception])
-    return app
 
 
 def harmful(text: str) -> list[str]:

@@ -15,7 +15,7 @@ from app.shell.widgets import code, escaped
 from core.runs.ops_run import write_ops_run
 from core.runs.store import labels
 from core.runs.store.store import Store
-from tests.app.opening import ROOT, followed
+from tests.app.opening import ROOT, opened
 from tests.core.runs.damaging import with_texts
 from tests.core.runs.made_runs import copied
 from tests.core.runs.test_ops_run import header, row_of
@@ -41,12 +41,6 @@ _NO_MARKDOWN = {
     "html_content",
 } | {"raw_value", "json", "code_text"}
 _COMMONMARK = MarkdownIt()
-
-
-def opened(page: str, **link: str) -> AppTest:
-    app = followed(page, **link).run()
-    assert not app.exception, (page, [error.value for error in app.exception])
-    return app
 
 
 def live(text: str) -> list[str]:

@@ -19,8 +19,8 @@ HERE = f"{Path(__file__).parent}{os.sep}"
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All are browser tests. Of a test with many cases the first is run by `make test`, the others are thorough (`make
-    thorough`): a page takes seconds to open, and the cases that matter beyond it have unit and page tests. Whether a
-    page stands is looked at on every one.
+    thorough`): a page takes seconds to open, and the cases that matter beyond it have unit and page tests. Every page
+    is looked at in one theme by `make test`.
     """
     begun = set()
     for item in items:

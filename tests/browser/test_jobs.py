@@ -53,8 +53,8 @@ def said(page: Page, *names: str) -> list[str]:
     return [query.get(name, ["-"])[-1] for name in names]
 
 
-def handed_over(page: Page) -> Page:
-    """A colleague's page at the link to this view, out of the clipboard."""
+def hand_over(page: Page, other: Page) -> None:
+    """Open the link to this view, out of the clipboard, on a colleague's page."""
     page.get_by_role("button", name="Link to this view").click()
     block = page.get_by_test_id("stPopoverBody").get_by_test_id("stCode")
     block.hover()
@@ -62,12 +62,15 @@ def handed_over(page: Page) -> Page:
     link = page.evaluate("navigator.clipboard.readText()")
     page.keyboard.press("Escape")
     settle(page)
-    browser = page.context.browser
-    assert browser is not None
-    other = browser.new_context(viewport=page.viewport_size).new_page()
     other.goto(link)
     settle(other)
-    return other
+
+
+def colleague(page: Page) -> Page:
+    """A page of another person, who has seen nothing yet."""
+    browser = page.context.browser
+    assert browser is not None
+    return browser.new_context(viewport=page.viewport_size).new_page()
 
 
 def shown(page: Page) -> list[str]:
@@ -97,6 +100,7 @@ def expect_shown(page: Page, expected: list[str]) -> None:
 
 def test_a_link_restores_the_view(page: Page, dashboard: Dashboard) -> None:
     """Overview by controls, keys and a click; the heatmap's window; a tab of Internals."""
+    other = colleague(page)
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     visit(page, dashboard, "overview?run=fresh-against-cached&prompt=1")
     choose(page, "Color by", "KL")
@@ -107,7 +111,7 @@ def test_a_link_restores_the_view(page: Page, dashboard: Dashboard) -> None:
     page.keyboard.press("n")
     expect(page.get_by_role("heading", name="Top tokens at position 30", exact=True)).to_be_visible()
     settle(page)
-    other = handed_over(page)
+    hand_over(page, other)
     expect(other.get_by_role("heading", name="Top tokens at position 30", exact=True)).to_be_visible()
     assert said(other, "run", "prompt", "position", "colour") == ["fresh-against-cached", "1", "30", "kl"]
     expect_shown(other, shown(page))
@@ -118,7 +122,7 @@ def test_a_link_restores_the_view(page: Page, dashboard: Dashboard) -> None:
     page.mouse.wheel(0, -600)
     page.wait_for_url(re.compile("rows="))
     settle(page)
-    other = handed_over(page)
+    hand_over(page, other)
     first, last = (int(end) for end in said(page, "rows")[0].split(":"))
     assert window(drawn(other))[:2] == (first, last) != (0, 729)
     assert window(drawn(other)) == pytest.approx(window(drawn(page)), abs=1)
@@ -128,7 +132,8 @@ def test_a_link_restores_the_view(page: Page, dashboard: Dashboard) -> None:
     page.get_by_text("all prompts", exact=True).click()
     page.wait_for_url(re.compile("of=all-prompts"))
     settle(page)
-    expect_shown(handed_over(page), shown(page))
+    hand_over(page, other)
+    expect_shown(other, shown(page))
 
 
 def test_a_flip_leads_to_its_logits_and_to_a_module(page: Page, dashboard: Dashboard) -> None:
@@ -220,7 +225,7 @@ def test_an_upload_goes_on_after_a_reload_and_becomes_a_run(page: Page, dashboar
     assert there.read_bytes() == path.read_bytes()
     page.get_by_label("Name of the run").fill("In two halves")
     page.get_by_role("button", name="Save as a run").click()
-    page.get_by_role("button", name="Open run").click()
+    page.get_by_role("button", name="Open run").click(timeout=300_000)
     expect(page.locator("h1")).to_have_text("Overview")
     settle(page)
     with RunReader(Store(dashboard.store).path_of(said(page, "run")[0])) as run:
@@ -229,6 +234,7 @@ def test_an_upload_goes_on_after_a_reload_and_becomes_a_run(page: Page, dashboar
     assert not there.exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 def test_a_capture_is_watched_and_cancelled(page: Page, dashboard: Dashboard) -> None:
     runs = sorted(dashboard.store.glob("*.duckdb"))
@@ -243,11 +249,9 @@ def test_a_capture_is_watched_and_cancelled(page: Page, dashboard: Dashboard) ->
     # A job is polite to what else runs: ten seconds of imports take it minutes on a busy machine.
     expect(page.get_by_text(re.compile(r"of [\d,]+ positions,")).first).to_be_visible(timeout=300_000)
     assert list(dashboard.store.glob(".partial-*"))
-    page.get_by_role("link", name="Near ties", exact=True).click()
+    page.get_by_role("link", name="Overview", exact=True).click()
     expect(page.get_by_test_id("stSidebar").get_by_text("A long one: ")).to_be_visible()
-    browser = page.context.browser
-    assert browser is not None
-    other = browser.new_context().new_page()  # everybody sees it, and may cancel it
+    other = colleague(page)  # everybody sees it, and may cancel it
     visit(other, dashboard, "new_run?tab=capture")
     other.get_by_role("button", name="Cancel").click()
     expect(other.get_by_text("cancelled; nothing was stored")).to_be_visible()
@@ -259,6 +263,7 @@ def test_a_capture_is_watched_and_cancelled(page: Page, dashboard: Dashboard) ->
     expect(page.get_by_role("textbox", name="Name of the run")).to_have_value("A long one")  # to be tried again
 
 
+@pytest.mark.thorough
 @pytest.mark.model
 def test_a_run_is_judged_from_its_page(page: Page, dashboard: Dashboard) -> None:
     """A real capture and every control, on the run's own tokens and the shipped model."""

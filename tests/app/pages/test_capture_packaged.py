@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from app.shell.jobs import GETTING
-from tests.app.opening import followed, opened, said
+from tests.app.opening import keys, opened, said
 
 GET = ["model", "smollm2"]
 
@@ -18,10 +17,6 @@ def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
     monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
     monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / "cache"))
-
-
-def keys(app: AppTest) -> set[str]:
-    return {str(button.key) for button in app.button}
 
 
 def test_the_page_offers_the_model_and_a_button_that_gets_it_before_anything_is_captured(submitted):
@@ -41,7 +36,7 @@ def test_the_page_offers_the_model_and_a_button_that_gets_it_before_anything_is_
 
 def test_a_read_only_server_offers_no_model(submitted, monkeypatch):
     monkeypatch.setenv("ULPSCOPE_HOSTING_READ_ONLY", "1")
-    app = followed("capture").run()
+    app = opened("capture")
     assert not [key for key in keys(app) if key.startswith("capture_")]
 
 

@@ -6,11 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from app import navigation
 from core.runs.store.store import open_store
-from tests.app.opening import followed
+from tests.app.opening import opened, plain
 from tests.core.runs.store import s3_server
 from tests.covering import covering, thorough
 
@@ -21,27 +20,10 @@ SAMPLES = ["fresh-against-cached", "batch-1-against-n", "float32-three-paths", "
 pytestmark = pytest.mark.usefixtures("own_store")
 
 
-def opened(page: str, **link: str) -> AppTest:
-    """The page of a new viewer who followed a link."""
-    return followed(page, **link).run()
-
-
-def said(app: AppTest) -> str:
-    """All text of the page."""
-    kinds = ("title", "markdown", "caption", "info", "success", "warning", "error", "subheader")
-    return "\n".join(str(element.value) for kind in kinds for element in getattr(app, kind))
-
-
-def plain(app: AppTest) -> str:
-    """The same as a reader sees it, without the signs that keep names of others from being markdown."""
-    return said(app).replace("\\", "")
-
-
 @pytest.mark.spread(12)
 @pytest.mark.parametrize(("run", "page"), covering(SAMPLES, list(PAGES), whole=("where-it-starts",)))
 def test_every_page_draws_every_sample_run(page, run):
     app = opened(page, run=run)
-    assert not app.exception
     assert not app.error
     assert app.title[0].value == PAGES[page].title
     assert app.query_params["run"] == run
@@ -51,8 +33,7 @@ def test_every_page_draws_every_sample_run(page, run):
 def test_every_page_has_an_empty_state(page, monkeypatch):
     monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
     app = opened(page)
-    assert not app.exception
-    assert ("No runs yet" in said(app)) == (page == "runs" or PAGES[page].shows != "store")
+    assert ("No runs yet" in plain(app)) == (page == "runs" or PAGES[page].shows != "store")
 
 
 @pytest.mark.spread(1)
@@ -65,8 +46,7 @@ def test_every_page_draws_a_dump_of_every_form(case, own_store):
 
     run_id = ingest(own_store, [ROOT / "tests" / "cases" / f"{case}.npz"])
     for page in PAGES:
-        app = opened(page, run=run_id, position="3" if case != "six_repeats_bf16" else "0")
-        assert not app.exception, (page, [e.value for e in app.exception])
+        opened(page, run=run_id, position="3" if case != "six_repeats_bf16" else "0")
 
 
 def test_a_broken_file_is_named_and_harms_no_other_run(own_store):
@@ -74,31 +54,8 @@ def test_a_broken_file_is_named_and_harms_no_other_run(own_store):
     (own_store.directory / "broken.duckdb").write_bytes(b"not a database")
     shutil.copy(ROOT / "tests" / "runs" / "batch-1-against-n.duckdb", own_store.directory / "copy.duckdb")
     app = opened("runs")
-    assert not app.exception
     assert "broken.duckdb" in plain(app)
-    assert "7 of 7 runs" in said(app)
-
-
-def test_run_names_and_token_texts_are_rendered_inert(own_store):
-    import numpy as np
-
-    from core.judging.ingest import ingest
-
-    own_store.directory.mkdir()
-    dump = own_store.directory / "evil.npz"
-    logits = np.random.default_rng(0).standard_normal((2, 8), dtype=np.float32)
-    np.savez(
-        dump,
-        **{"<b>a</b>": logits, "[x](javascript:alert(1))": logits + 1},
-        token_ids=[1, 2],
-        tokens=["<img src=x>", "$$\\x$$"],
-    )
-    run_id = ingest(own_store, [dump], name="<script>alert(1)</script> [link](http://x)")
-    for page in PAGES:
-        app = opened(page, run=run_id)
-        assert not app.exception
-        assert "<script>" not in said(app).replace("\\<script\\>", "")
-        assert "[link](" not in said(app)
+    assert "7 of 7 runs" in plain(app)
 
 
 def test_a_damaged_block_of_logits_is_a_sentence_on_the_page(own_store):
@@ -109,8 +66,7 @@ def test_a_damaged_block_of_logits_is_a_sentence_on_the_page(own_store):
     (own_store.directory / "damaged.duckdb").write_bytes(damaged)
     for page in ("overview", "near_ties", "heatmap"):
         app = opened(page, run="damaged")
-        assert not app.exception, page
-        assert any("damaged.duckdb" in str(error.value).replace("\\", "") for error in app.error), page
+        assert "damaged.duckdb" in "".join(str(each.value) for each in app.error).replace("\\", ""), page
 
 
 @pytest.mark.parametrize("page", ["runs", "overview", "flips"])
@@ -124,6 +80,5 @@ def test_pages_draw_a_run_of_a_store_of_objects_that_another_machine_filled(page
         open_store().place(tmp_path / "one.duckdb", "injected-bug")
         monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / "here"))
         app = opened(page, run="injected-bug")
-    assert not app.exception
     assert not app.error
     assert app.title[0].value == PAGES[page].title

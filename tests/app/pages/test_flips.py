@@ -9,6 +9,7 @@ from streamlit.testing.v1 import AppTest
 
 from app.flips import parts
 from tests.app import opening
+from tests.app.opening import said
 
 RUN = "fresh-against-cached"
 
@@ -17,12 +18,6 @@ pytestmark = pytest.mark.usefixtures("own_store")
 
 def opened(**link: str) -> AppTest:
     return opening.opened("flips", **{"run": RUN, **link})
-
-
-def said(app: AppTest) -> str:
-    return "\n".join(
-        str(element.value) for kind in ("markdown", "caption", "info", "subheader") for element in getattr(app, kind)
-    )
 
 
 def table(app: AppTest) -> pd.DataFrame:

@@ -31,11 +31,6 @@ def said(app: AppTest, *names: str) -> dict[str, str]:
     return {name: app.query_params[name] for name in names if name in app.query_params}
 
 
-def sentences(app: AppTest) -> str:
-    found = [str(element.value) for kind in ("warning", "subheader", "caption") for element in getattr(app, kind)]
-    return "\n".join(found).replace("\\", "")  # which keep markdown out
-
-
 NAMES = ("rows", "tokens", "order", "cells", "token")
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from app.machine import parts
 from app.shell.jobs import ANY_DEVICE
 from core.runs.ops_run import write_ops_run
-from tests.app import opening
-from tests.app.opening import codes
+from tests.app.opening import codes, opened, said
 from tests.core.runs.test_ops_run import ABSENT, STEADY, UNSTEADY, header, row_of
 
 ROWS = [row_of(), STEADY, UNSTEADY, ABSENT]
@@ -18,23 +16,14 @@ ROWS = [row_of(), STEADY, UNSTEADY, ABSENT]
 pytestmark = pytest.mark.usefixtures("own_store")
 
 
-def opened(page: str = "ops", **link: str) -> AppTest:
-    return opening.opened(page, **link)
-
-
-def said(app: AppTest) -> str:
-    kinds = ("title", "markdown", "caption", "info", "warning", "error")
-    return "\n".join(str(element.value) for kind in kinds for element in getattr(app, kind))
-
-
 def test_with_nothing_probed_the_page_says_what_to_do():
-    app = opened()
+    app = opened("ops")
     assert "No operations were probed yet" in said(app)
     assert "ulpscope ops --quick" in " ".join(codes(app))
 
 
 def test_a_button_probes_this_machine(submitted):
-    opened().button(key="ops_start").click().run()
+    opened("ops").button(key="ops_start").click().run()
     ((job, arguments),) = ((each["job"], each["arguments"]) for each in submitted)
     assert arguments == ["ops", "--dtype", "float32", "--dtype", "bfloat16", "--quick"]
     assert job.kind == "ops"
@@ -42,7 +31,7 @@ def test_a_button_probes_this_machine(submitted):
 
 def test_a_row_has_its_three_answers(own_store):
     write_ops_run(own_store, header(), ROWS, run_id="one")
-    table = opened().dataframe[0].value
+    table = opened("ops").dataframe[0].value
     assert table["operation"].tolist() == ["mm", "softmax", "scatter_add", "sdpa (flash)"]
     assert table["batch size"].tolist()[:3] == [
         "differs at 2, 3: 231 of 256 elements, up to 1,792 ULPs",
@@ -65,8 +54,7 @@ def test_a_link_restores_the_run_and_its_filters(own_store, link, operations):
     write_ops_run(own_store, header(), ROWS, run_id="one")
     earlier = header(created=header().created.replace(year=2025))
     write_ops_run(own_store, earlier, [STEADY], run_id="two")
-    app = opened(**link)
-    assert not app.exception
+    app = opened("ops", **link)
     assert app.dataframe[0].value["operation"].tolist() == operations
     assert ("are not in this store" in said(app)) == (link.get("probes") == "gone")
 

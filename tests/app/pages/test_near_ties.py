@@ -9,6 +9,7 @@ from streamlit.testing.v1 import AppTest
 
 from core.runs.reader import RunReader
 from tests.app import opening
+from tests.app.opening import said
 
 ROOT = Path(__file__).resolve().parents[3]
 RUN = "fresh-against-cached"  # two prompts of 442 and 287 positions, one variant, flips of prompt 1 at 30, 36 and 239
@@ -18,12 +19,6 @@ pytestmark = pytest.mark.usefixtures("own_store")
 
 def opened(**link: str) -> AppTest:
     return opening.opened("near_ties", **{"run": RUN, "prompt": "1", "position": "36", **link})
-
-
-def said(app: AppTest) -> str:
-    return "\n".join(
-        str(element.value) for kind in ("markdown", "caption", "subheader") for element in getattr(app, kind)
-    )
 
 
 def listed(app: AppTest) -> list[int]:

@@ -14,26 +14,16 @@ from app.shell import wording
 from app.shell.jobs import Job
 from app.verdict import charts
 from core.runs.file.evidence import FAILED, NOTED, RUNGS, AloneFigures, Check, Evidence, RerunFigures, Unmeasured
-from tests.app.opening import codes, figures_of, followed
+from tests.app import opening
+from tests.app.opening import codes, figures_of, plain
 from tests.core.runs.judged_runs import CASES, REQUEST, judged_run, ratio_row
 
 pytestmark = pytest.mark.usefixtures("own_store")
 
 
-def opened(page: str = "overview", open_: tuple[str, ...] = (), **link: str) -> AppTest:
-    """The page of a viewer who has unfolded the other checks and the expanders `open_`."""
-    app = followed(page, **link)
-    for key in ("other_checks", *open_):
-        app.session_state[key] = True
-    app.run()
-    assert not app.exception
-    return app
-
-
-def said(app: AppTest) -> str:
-    kinds = ("title", "markdown", "caption", "info", "success", "warning", "error", "subheader")
-    texts = [str(element.value) for kind in kinds for element in getattr(app, kind)]
-    return "\n".join([*texts, *(step.label for step in app.expander)]).replace("\\", "")
+def opened(open_: tuple[str, ...] = (), **link: str) -> AppTest:
+    """The overview of a viewer who has unfolded the other checks and the expanders `open_`."""
+    return opening.opened("overview", ("other_checks", *open_), **link)
 
 
 def label(app: AppTest) -> str:
@@ -48,14 +38,14 @@ def test_the_page_opens_with_the_verdict_and_every_row_it_rests_on(own_store, ve
     assert verdict in label(app)
     assert f":{wording.VERDICTS[verdict]}-badge[" in label(app)
     because, _, rows = CASES[verdict]
-    assert because in said(app)
+    assert because in plain(app)
     steps = [step.label.replace("\\", "") for step in app.expander]
     for row in rows:
         (step,) = (step for step in steps if f"**{RUNGS[row.rung]}**" in step)
         assert f"[{row.outcome}]" in step
         assert row.says in step
     for row in rows:
-        assert (row.control in said(app)) == (row.outcome == FAILED)  # these are open
+        assert (row.control in plain(app)) == (row.outcome == FAILED)  # these are open
     assert not [button for button in app.button if button.key == "judge"]
 
 
@@ -82,7 +72,7 @@ def test_a_nan_has_no_ratio_in_the_chart_and_a_floor_left_aside_has_no_chart(own
         Check.WIDE_PAIR, "float32", None, "failed", "In float32, 'decode' is NaN at position 3, token 7.", **figures
     )
     app = opened(run=judged_run(own_store, "bug suspected", evidence=[aside, row]), open_=("check_0",))
-    page = said(app)
+    page = plain(app)
     assert "It is left aside" in page
     assert page.count("RMS difference over the noise floor") == 1
     assert "a gap nothing differs" in page
@@ -141,7 +131,7 @@ def test_markup_in_evidence_is_rendered_inert(own_store):
         Check.AGAIN, "<b>c</b> [x](http://evil)", figures, "failed", "**loud** :red[red] `c`", "[z](http://s)"
     )
     run_id = judged_run(own_store, "nondeterministic", evidence=[row])
-    app = opened(run=run_id, open_=())
+    app = opened(run=run_id)
     raw = "\n".join([*(str(e.value) for e in (*app.caption, *app.markdown)), *(step.label for step in app.expander)])
     assert "\\<b\\>c" in raw
     assert "[x](http" not in raw
@@ -191,10 +181,8 @@ ALONE = AloneFigures(
 
 def test_a_check_that_names_modules_opens_with_its_chart(own_store):
     row = Evidence(Check.ALONE, "each module alone", ALONE, NOTED, "One module alone differs.", "decode")
-    app = followed("overview", run=judged_run(own_store, "bug suspected", evidence=[row]))
-    app.session_state["open_check_0"] = True
-    app.run()
-    assert "RMS error of every module" in said(app)
+    app = opened(("open_check_0",), run=judged_run(own_store, "bug suspected", evidence=[row]))
+    assert "RMS error of every module" in plain(app)
     figure = charts.over_modules(
         list(ALONE.modules), np.array(ALONE.alone_rms), np.array(ALONE.own_rounding_rms), "<b>x</b>"
     )
