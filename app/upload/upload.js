@@ -36,8 +36,7 @@ export default function ({ parentElement, data, setStateValue }) {
   };
   const events = ["dragover", "drop"];
   for (const name of events) document.addEventListener(name, over);
-  if (shared.serial !== data.serial) refresh();
-  else if (list.children.length !== shared.rows.length) shared.draw(); // back from another page
+  if (shared.serial !== data.serial || list.children.length !== shared.rows.length) refresh(); // or back from another page
   shared.serial = data.serial;
   return () => {
     shared.draw = null;
