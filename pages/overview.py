@@ -13,7 +13,7 @@ from app.shell.glossary import meanings
 from app.verdict import panel
 from core.runs.queries.verdicts import multiple, size_of, ulp_percentile
 from core.runs.reports.report_json import over_logits, over_margins, over_positions
-from core.runs.requests import typed_again
+from core.runs.requests import repeat_command
 from core.text import legible, number, out_of, percent, plural
 
 view = widgets.head(PAGE, selection.current_view())
@@ -111,7 +111,7 @@ sides = pd.DataFrame([vars(side) for side in view.run.sides])
 provenance = st.expander("Provenance and sides", key="provenance", on_change="rerun")
 if provenance.open:
     with provenance:
-        recorded, command = header.provenance, typed_again(header.provenance)
+        recorded, command = header.provenance, repeat_command(header.provenance)
         facts = {
             "run": view.run.run_id,
             "created (UTC)": f"{view.run.created:%Y-%m-%d %H:%M:%S}",

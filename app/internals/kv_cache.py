@@ -7,7 +7,7 @@ import streamlit as st
 from app.components import plots, tables
 from app.internals import charts, parts
 from app.shell import exports, selection, store_cache
-from core.runs.queries.caches import MEASURES, cells, merged, sentence, summaries
+from core.runs.queries.caches import MEASURES, cells, merge, sentence, summaries
 from core.runs.tables.kv_cache import KINDS
 from core.text import number, percent, plural
 
@@ -44,7 +44,7 @@ def draw(view: selection.View) -> None:
 
     measure = parts.measure("Measure", ["rms", "max_row_ulps", "max_ulps", "neq_share"], charts.MEASURES, "kv_measure")
     by_head = "layer", "kind", "head"
-    heads = store_cache.cached("heads", stamp, (pair, prompt), lambda: merged(run, pair, prompt, *by_head))
+    heads = store_cache.cached("heads", stamp, (pair, prompt), lambda: merge(run, pair, prompt, *by_head))
     figure = plots.cached(run, (pair, prompt, measure), charts.head_maps, heads, measure)
     plots.draw(figure, "kv_heads", exports.picture_of(view, f"kv-heads-{measure}"))
     st.caption(f"Layers x key/value heads, {charts.MEASURES[measure]}, unit: {view.dtype}. Grey: equal.")
@@ -65,7 +65,7 @@ def draw(view: selection.View) -> None:
         st.caption(f"Layers x positions of the {kind}s, {charts.MEASURES[by]}. Grey: equal.")
 
     st.subheader("By layer")
-    layers = merged(run, pair, prompt, "layer", "kind")
+    layers = merge(run, pair, prompt, "layer", "kind")
     hidden = [] if together["nonfinite_mismatch"] else ["nonfinite_mismatch"]
     tables.draw(layers.drop(columns=hidden), "kv_table")
     files: dict = {

@@ -17,7 +17,7 @@ from core.errors import UlpscopeError
 from core.runs.file.keep import note_of, refusal
 from core.runs.file.records import Provenance
 from core.runs.reader import RunReader
-from core.runs.requests import left_out, typed_with
+from core.runs.requests import caveat, command_with
 from core.text import code, legible
 
 # Whole numbers with their thousands apart, as the viewer's language has them.
@@ -173,11 +173,11 @@ def code_block(text: str, *, wraps: bool = False) -> None:
 
 def same_capture_with(about: Provenance, *extras: str) -> None:
     """Draw the command of the run's request with more recorded, to copy; nothing if none records it."""
-    command = typed_with(about, *extras)
+    command = command_with(about, *extras)
     if command is not None:
         st.markdown("The same capture with it:")
         code_block(command, wraps=True)
-    if sentence := left_out(about, command):
+    if sentence := caveat(about, command):
         st.caption(sentence)
 
 

@@ -17,7 +17,7 @@ from core.command_name import COMMAND, shell_command
 from core.packaged_models import PACKAGED, is_here
 from core.runs.file.records import LIKELY_ROUNDING, NONDETERMINISTIC, UNDECIDED
 from core.runs.queries.verdicts import Answer, deciding_controls
-from core.runs.requests import judged_again, left_out, typed_with
+from core.runs.requests import caveat, command_with, rejudge_request
 from core.subprocess_json import ROOT
 from core.text import is_seen, printable, shown
 
@@ -39,14 +39,14 @@ def next_step(view: selection.View, answer: Answer) -> None:
 
 def _how_to_judge(view: selection.View) -> None:
     """Draw a button that judges this capture here and how that stands; the command for it is folded."""
-    if found := judged_again(view.run, f"{printable(view.run.header.name)}, judged"):
+    if found := rejudge_request(view.run, f"{printable(view.run.header.name)}, judged"):
         _judge_here(view, *found)
     about = view.run.header.provenance
-    command = typed_with(about, "judge")
+    command = command_with(about, "judge")
     if command is not None:
         with st.expander("The same on the command line", icon=":material/terminal:", key="judge_command"):
             widgets.code_block(command, wraps=True)
-    if sentence := left_out(about, command):
+    if sentence := caveat(about, command):
         st.caption(sentence)
 
 

@@ -20,7 +20,7 @@ from ..runs.file.records import exit_code
 from ..runs.queries.verdicts import next_command
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import report_of_run
-from ..runs.requests import typed_with
+from ..runs.requests import command_with
 from ..runs.store.partial import is_passing
 from ..runs.store.store import Store, open_store
 from ..runs.writer import RunWriter
@@ -295,7 +295,7 @@ def next_commands(run: RunReader, store: str | Path | None, *, is_verdict_printe
         return command("show"), f"{deciding}{f' {shell_command(where)}' if where else ''}    # would decide"
     if judged:
         return command("show"), f"{command('verdict')}    # the evidence"
-    judge = typed_with(run.header.provenance, "judge", trusts_code=True)  # the reader has just typed it
+    judge = command_with(run.header.provenance, "judge", trusts_code=True)  # the reader has just typed it
     if judge is None or len(judge) > _LONGEST or "$'" in judge:  # a prompt of several lines
         return command("show"), "the same command with --judge: rounding, or a bug?"
     judge += f" {shell_command(where)}" if where else ""

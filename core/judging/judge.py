@@ -377,7 +377,7 @@ class _Trial:
             rerun = self.controls.rerun()
         except NotAvailableError:
             return
-        figures, names = RerunFigures(not_repeatable=rerun.unstable, **rerun.figures), _quoted(rerun.unstable)
+        figures, names = RerunFigures(not_repeatable=rerun.unstable, **rerun.figures), _quote(rerun.unstable)
         others = [name for name in self.names if name not in rerun.sides]
         says = "Each side repeats its own bits."
         if rerun.unstable and rerun.squares is not None and self.dtype in self.floors:
@@ -387,7 +387,7 @@ class _Trial:
             far = "" if size is None else f": two calls differ by up to {number(size, 3)} row ULPs"
             says = f"{names} {'does' if len(rerun.unstable) == 1 else 'do'} not repeat the same bits{far}."
         elif others:
-            says = f"{_quoted(rerun.sides)} repeats its own bits; {_quoted(others)} has no rerun."
+            says = f"{_quote(rerun.sides)} repeats its own bits; {_quote(others)} has no rerun."
         self.add(Check.AGAIN, rerun.control, figures, FAILED if rerun.unstable else PASSED, says)
 
     def _rerun_size(self, rerun: Rerun, squares: NDArray[np.float64], figures: RerunFigures) -> str:
@@ -403,16 +403,16 @@ class _Trial:
         figures.largest_ratio_allowed = limits.over_all
         figures.rerun_worst_position_ratio = None if rerun.mismatches else worst
         figures.beyond_noise_floor = is_beyond
-        moved, size = _quoted(rerun.unstable), f"{multiple(test.ratio)} the noise floor"
+        names, size = _quote(rerun.unstable), f"{multiple(test.ratio)} the noise floor"
         if rerun.mismatches:
             count = plural(rerun.mismatches, "logit is", "logits are")
-            return f"{moved}: {count} NaN or infinite in one of two calls."
+            return f"{names}: {count} NaN or infinite in one of two calls."
         if is_beyond:
             place = place_in_words(test.worst_row, self.lengths)
             return (
-                f"{moved} differs between two calls by {size}, up to {multiple(worst)} at {place}, more than rounding."
+                f"{names} differs between two calls by {size}, up to {multiple(worst)} at {place}, more than rounding."
             )
-        return f"{moved} differs between two calls by {size}, as rounding does."
+        return f"{names} differs between two calls by {size}, as rounding does."
 
     def neighbours(self) -> None:
         """Do other prompts in the batch, or another row of it, change a side's logits?"""
@@ -789,5 +789,5 @@ def _finite(value: float) -> float | None:
     return value if np.isfinite(value) else None
 
 
-def _quoted(names: Sequence[str]) -> str:
+def _quote(names: Sequence[str]) -> str:
     return " and ".join(f"'{name}'" for name in names)

@@ -11,7 +11,7 @@ from typing import Any
 import httpx2 as httpx
 
 from ..errors import DumpError, UlpscopeError
-from ..runs.topk.payloads.bounded_json import parsed
+from ..runs.topk.payloads.bounded_json import parse
 from ..text import shown
 from .plan import base_of
 
@@ -86,7 +86,7 @@ class Client:
         """Return the JSON at a path, None if the server has none there. ProbeError if it cannot be reached at all."""
         status, body = self._sent("GET", path, None)
         try:
-            return parsed(body, path) if status == 200 else None
+            return parse(body, path) if status == 200 else None
         except DumpError:
             return None
 
@@ -94,7 +94,7 @@ class Client:
         """Return the JSON that the server answers with. ProbeError for anything else."""
         answer = self.post_bytes(path, body)
         try:
-            return parsed(answer, path)
+            return parse(answer, path)
         except DumpError as error:
             is_html = answer.lstrip()[:1] == b"<"
             page = f"{path}: the server answers with a page of HTML; is this the address of the engine?"
@@ -156,7 +156,7 @@ class Client:
 def said(answer: bytes) -> str:
     """A server's own words on an error: the message in its JSON, else its first words."""
     try:
-        found = parsed(answer, "answer")
+        found = parse(answer, "answer")
     except DumpError:
         return shown(answer.decode("utf-8", "replace").strip(), _SHOWN) or "nothing"
     for _ in range(3):

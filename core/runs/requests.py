@@ -28,13 +28,13 @@ def request_of(about: Provenance) -> CaptureRequest | None:
     return CaptureRequest.from_json(about.request) if about.kind == "capture" else None
 
 
-def typed_again(about: Provenance) -> str:
+def repeat_command(about: Provenance) -> str:
     """Return the command that captures the same again; '' if the run has no request."""
     request = request_of(about)
     return "" if request is None else replace(request, trust_remote_code=False).typed()
 
 
-def typed_elsewhere(run: RunReader, model: str) -> tuple[str, str] | None:
+def command_elsewhere(run: RunReader, model: str) -> tuple[str, str] | None:
     """Return the command that captures the same on another machine, and its `prompts.jsonl` of token ids, so that no
     file of this machine is named. None if the run has no request or no token ids. model: its name there.
     """
@@ -57,7 +57,7 @@ def typed_elsewhere(run: RunReader, model: str) -> tuple[str, str] | None:
     return elsewhere.typed(), prompts.decode()
 
 
-def typed_with(about: Provenance, *extras: str, trusts_code: bool = False) -> str | None:
+def command_with(about: Provenance, *extras: str, trusts_code: bool = False) -> str | None:
     """Return the command that captures the same with `layers`, `kernels`, `remedies` or `judge` added; None if the run
     has no request, has one of them already, or continues its prompts, which allows `judge` only.
 
@@ -72,7 +72,7 @@ def typed_with(about: Provenance, *extras: str, trusts_code: bool = False) -> st
     return replace(request, trust_remote_code=request.trust_remote_code and trusts_code, **options).typed()
 
 
-def left_out(about: Provenance, command: str | None) -> str:
+def caveat(about: Provenance, command: str | None) -> str:
     """Sentence on what `command`, from this run's request, leaves out, or on why no run like it has one; else ''."""
     request = request_of(about)
     if request is None:
@@ -93,11 +93,11 @@ def asks_for(about: Provenance, extra: str) -> bool:
 
 def how_to_have(extra: str, about: Provenance) -> str:
     """Return `capture it with --layers: COMMAND`, the command of the run's own request if it has one."""
-    command = typed_with(about, extra)
+    command = command_with(about, extra)
     return f"capture it with --{extra}" + (f": {command}" if command is not None else " from its model")
 
 
-def judged_again(run: RunReader, name: str) -> tuple[CaptureRequest, bytes] | None:
+def rejudge_request(run: RunReader, name: str) -> tuple[CaptureRequest, bytes] | None:
     """Return the request that judges a stored capture's tokens, without its prompts, and these as a file of prompts
     (.jsonl); None if the run lacks its model or token ids.
     """

@@ -1,6 +1,6 @@
 """All causes in one list, and the search over it.
 
-To add one: a function that fits it to half of the rows (`fitted.py`) or sees it (`observed.py`), a line here, and a
+To add one: a function that fits it to half of the rows (`fits.py`) or sees it (`signs.py`), a line here, and a
 planted cause in `benchmarks/verdicts/causes.py`. It raises `TooFewError` if the pair lacks what it needs.
 """
 
@@ -16,15 +16,15 @@ from ...runs.topk.pairing import ListPair, compare_sides
 from ...runs.topk.placeholders import MASKED, clauses
 from ...runs.topk.records import ListSide
 from ...text import opening
-from . import fitted, observed
+from . import fits, signs
 from .rows import PairRows, TooFewError, rows_of_lists, rows_of_run
 from .scoring import Cause, Find, remaining_rms
 
-OF_VALUES = (fitted.temperature, fitted.constant, fitted.bounds, fitted.rounding)
-OF_TOKENS = (fitted.penalty, fitted.logit_bias)
+OF_VALUES = (fits.temperature, fits.constant, fits.bounds, fits.rounding)
+OF_TOKENS = (fits.penalty, fits.logit_bias)
 OBSERVED = (
-    *(observed.misplaced_rows, observed.moved_ids, observed.masks_and_padding, observed.renormalization),
-    *(observed.upcast, observed.other_tokens, observed.sampler),
+    *(signs.misplaced_rows, signs.moved_ids, signs.masks_and_padding, signs.renormalization),
+    *(signs.upcast, signs.other_tokens, signs.sampler),
 )
 _VALUES = {"temperature", "constant", "soft-capping", "clamped", "rounded"}
 _TOKENS, _MOVED = {"penalty", "logit bias"}, {"shifted rows", "other rows", "repeated rows", "moved ids"}
@@ -41,7 +41,7 @@ _IMPLIED_BY = {
 
 @dataclass(frozen=True)
 class Explanation:
-    """Causes that are claimed of a pair, those that explain most first, then observations. says: what was looked at and
+    """Causes that are claimed of a pair, those that explain most first, then signs. says: what was looked at and
     what there was too little of, '' for equal sides.
     """
 

@@ -72,7 +72,7 @@ class Cause:
         share = f"{floored_percent(self.explained)} of the squared difference"
         return f"{self.says} Explains {share}; leaves {number(self.left_rms)} (rms){floors}."
 
-    def scored(self, total: Values, unexplained: Values, tokens: float) -> Cause:
+    def score(self, total: Values, unexplained: Values, tokens: float) -> Cause:
         """Return the cause with what it explains and leaves. total, unexplained: squares of each row, over `tokens`."""
         explained = max(0.0, 1 - float(unexplained.sum() / total.sum()))
         return replace(self, explained=explained, left_rms=math.sqrt(unexplained.sum() / tokens))
@@ -91,7 +91,7 @@ def fitted(*, least_tokens: int = LEAST_TOKENS, in_parts: bool = True) -> Callab
         @wraps(fit)
         def find(pair: PairRows) -> list[Cause]:
             half, rows = _halves(pair.rows, least_tokens, in_parts=in_parts)
-            causes = [_scored(pair, rows, cause) for cause in fit(pair, half)]
+            causes = [_score(pair, rows, cause) for cause in fit(pair, half)]
             return sorted(filter(None, causes), key=remaining_rms)[:1]
 
         return find
@@ -116,7 +116,7 @@ def _halves(rows: Sequence[RowPair], least_tokens: int, *, in_parts: bool) -> tu
     return usable[::2], usable[1::2]
 
 
-def _scored(pair: PairRows, rows: Sequence[RowPair], cause: Cause) -> Cause | None:
+def _score(pair: PairRows, rows: Sequence[RowPair], cause: Cause) -> Cause | None:
     """Return a fitted cause with what it explains and leaves, None if that is too much, or more than noise.
 
     What it leaves has to be small compared with the sides' own values too: a factor near 0 explains most of what
@@ -132,7 +132,7 @@ def _scored(pair: PairRows, rows: Sequence[RowPair], cause: Cause) -> Cause | No
         gap: Values = row.y - row.x
         error: Values = undone.y - undone.x
         if undo.moves is None:
-            gap, error = (centered(each) if undo.has_constant else each for each in (gap, error))
+            gap, error = (center(each) if undo.has_constant else each for each in (gap, error))
             nearest = np.argsort(np.abs(error), kind="stable")[: math.ceil(undo.share * len(error))]
             x, y, gap, error = undone.x[nearest], undone.y[nearest], gap[nearest], error[nearest]
             part, rest, disorder = gap, error, _disorder(row.x[nearest], error)
@@ -154,10 +154,10 @@ def _scored(pair: PairRows, rows: Sequence[RowPair], cause: Cause) -> Cause | No
         return None
     total, unexplained, tokens, is_explained, over_noise, disorder = np.array(scores).T
     is_noise = np.quantile(over_noise, 0.75 if undo.moves else 0.5) <= _AT_GRID or disorder.mean() >= _NO_ORDER
-    return cause.scored(total, unexplained, tokens.sum()) if is_explained.mean() > 0.5 and is_noise else None
+    return cause.score(total, unexplained, tokens.sum()) if is_explained.mean() > 0.5 and is_noise else None
 
 
-def centered(values: Values) -> Values:
+def center(values: Values) -> Values:
     return values - np.median(values) if len(values) else values
 
 

@@ -53,12 +53,12 @@ def kld_rows(name: str, key: str, data: mmap.mmap) -> Read:
     tokens = np.frombuffer(data, "<i4", chunks * context, 20).reshape(chunks, context)
     packed = rows_of(lambda: np.ndarray((chunks * rows, row_bytes // 2), "<u2", data, start))
 
-    def decoded(start: int, stop: int) -> NDArray[Any]:
+    def decode(start: int, stop: int) -> NDArray[Any]:
         block = np.ascontiguousarray(packed(start, stop))
         scale, lowest = block[:, :4].copy().view("<f4").T
         return lowest[:, None] + scale[:, None] * block[:, 4 : 4 + vocab].astype(np.float32)
 
-    logits = StoredArray(name, key, np.dtype("<f4"), (chunks * rows, vocab), decoded)
+    logits = StoredArray(name, key, np.dtype("<f4"), (chunks * rows, vocab), decode)
     meta = {"format": "llama.cpp --kl-divergence-base", "first position of a chunk": first, "context": context}
     arrays = _arrays(logits, tokens[:, first : first + rows].reshape(-1), [rows] * chunks)
     return arrays, json.dumps(meta), KLD_WARNING

@@ -112,7 +112,7 @@ def source_of(array: StoredArray, bits_format: FloatFormat | None) -> Source:
 
 def check_all(sources: list[Source], target: FloatFormat | None, tell: Tell) -> None:
     """Refuse sides of nothing but NaN, float64 beyond float32, and values beyond the given compute dtype."""
-    for source, blocks in _looked_at(sources, tell):
+    for source, blocks in _read_blocks(sources, tell):
         is_settled = target is None or source.is_always_exact(target)
         is_number_seen = False
         for bits in blocks:
@@ -136,7 +136,7 @@ def detect(sources: list[Source], tell: Tell) -> tuple[FloatFormat, str]:
         unknown = [source for source in sources if not source.is_always_exact(fmt)]
         if all(
             convert(bits, source.fmt, fmt) is not None
-            for source, blocks in _looked_at(unknown, tell)
+            for source, blocks in _read_blocks(unknown, tell)
             for bits in blocks
         ):
             if fmt is FLOAT32:
@@ -146,7 +146,7 @@ def detect(sources: list[Source], tell: Tell) -> tuple[FloatFormat, str]:
     raise DumpError(f"{file}: {problem}; expected all sides in one dtype.")
 
 
-def _looked_at(sources: list[Source], tell: Tell) -> Iterator[tuple[Source, Iterator[NDArray[np.unsignedinteger]]]]:
+def _read_blocks(sources: list[Source], tell: Tell) -> Iterator[tuple[Source, Iterator[NDArray[np.unsignedinteger]]]]:
     """Each source with the bits of all its rows, some at a time."""
     done, total = 0, sum(source.array.nbytes for source in sources)
 

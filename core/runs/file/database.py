@@ -77,8 +77,8 @@ class Database:
     def to_read(cls, path: Path) -> Database:
         """A file opened read-only and shut in: nothing in it can reach another file or replace a function."""
         with _edge(path):
-            attach = f"ATTACH {_quoted(_regular_file(path))} AS run_file (TYPE duckdb, READ_ONLY)"
-            return cls(path, _connected(attach, _LOCKED), is_shared=True)
+            attach = f"ATTACH {_quote(_regular_file(path))} AS run_file (TYPE duckdb, READ_ONLY)"
+            return cls(path, _connect(attach, _LOCKED), is_shared=True)
 
     @classmethod
     def to_write(cls, path: Path, *, expected_bytes: int, row_group: int = 2048) -> Database:
@@ -89,16 +89,16 @@ class Database:
         with _edge(path):
             block = 16384 if expected_bytes < _SMALL_RUN else 262144
             form = f"TYPE duckdb, ROW_GROUP_SIZE {row_group}, BLOCK_SIZE {block}"
-            attach = f"ATTACH {_quoted(path.absolute())} AS run_file ({form})"
+            attach = f"ATTACH {_quote(path.absolute())} AS run_file ({form})"
             spill = str(path.absolute().parent / "spill")
-            return cls(path, _connected(attach, "USE run_file", temp_directory=spill))
+            return cls(path, _connect(attach, "USE run_file", temp_directory=spill))
 
     @classmethod
     def to_change(cls, path: Path) -> Database:
         """A file that no other process sees yet, opened to be written to and shut in like a reader's."""
         with _edge(path):
-            attach = f"ATTACH {_quoted(_regular_file(path))} AS run_file (TYPE duckdb)"
-            database = cls(path, _connected(attach, _SEARCH, _LOCKED))
+            attach = f"ATTACH {_quote(_regular_file(path))} AS run_file (TYPE duckdb)"
+            database = cls(path, _connect(attach, _SEARCH, _LOCKED))
         try:
             database.refuse_views()
         except BaseException:
@@ -179,7 +179,7 @@ class Database:
         _close(self._connection)
 
 
-def _connected(*statements: str, **config: Any) -> duckdb.DuckDBPyConnection:
+def _connect(*statements: str, **config: Any) -> duckdb.DuckDBPyConnection:
     """Open an instance and run the statements; close it if one fails."""
     import duckdb
 
@@ -239,7 +239,7 @@ def _reason(path: Path, error: BaseException) -> str:
     return first
 
 
-def _quoted(path: Path) -> str:
+def _quote(path: Path) -> str:
     return "'" + str(path).replace("'", "''") + "'"
 
 
@@ -281,7 +281,7 @@ def _read_share(
     paths: Sequence[Path], read: Callable[[Database], Read], folders: Sequence[Path]
 ) -> list[Read | StoreError]:
     """Read all of `paths` in one instance, shut in to `folders`; after a file that broke something, a new one."""
-    allowed = f"SET allowed_directories = [{', '.join(map(_quoted, folders))}]"
+    allowed = f"SET allowed_directories = [{', '.join(map(_quote, folders))}]"
     few = "PRAGMA disable_optimizer"  # the queries of a listing are too small for one to pay
     results: list[Read | StoreError] = []
     connection: duckdb.DuckDBPyConnection | None = None
@@ -289,8 +289,8 @@ def _read_share(
         try:
             with _edge(path):
                 place = _regular_file(path)
-                instance = connection = connection or _connected(allowed, _SHUT_IN, few, threads=1)
-                instance.execute(f"ATTACH {_quoted(place)} AS run_file (TYPE duckdb, READ_ONLY)")
+                instance = connection = connection or _connect(allowed, _SHUT_IN, few, threads=1)
+                instance.execute(f"ATTACH {_quote(place)} AS run_file (TYPE duckdb, READ_ONLY)")
                 database = Database(path, instance)
                 database.refuse_views()
                 result = read(database)

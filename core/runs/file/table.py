@@ -94,10 +94,8 @@ class Table:
     def ddl(self) -> str:
         """CREATE TABLE, and what the table and every column mean as their comments."""
         columns = ", ".join(f"{column.name} {column.type} {column.more}" for column in self.columns)
-        comments = [
-            f"COMMENT ON COLUMN {self.name}.{column.name} IS {_quoted(column.help)};" for column in self.columns
-        ]
-        table = f"COMMENT ON TABLE {self.name} IS {_quoted(self.help)};"
+        comments = [f"COMMENT ON COLUMN {self.name}.{column.name} IS {_quote(column.help)};" for column in self.columns]
+        table = f"COMMENT ON TABLE {self.name} IS {_quote(self.help)};"
         return "\n".join([f"CREATE TABLE {self.name} ({columns});", table, *comments])
 
     def arrow(self, **values: Any) -> pa.Table:
@@ -138,7 +136,7 @@ class Table:
             return table.to_pandas(types_mapper=nullable)
 
 
-def undefined(values: NDArray[np.float64]) -> pa.Array:
+def null_if_nan(values: NDArray[np.float64]) -> pa.Array:
     """Return a column of figures, null if NaN."""
     return pa.array(values, mask=np.isnan(values))
 
@@ -154,5 +152,5 @@ def _is_column(value: object) -> bool:
     return isinstance(value, np.ndarray | pa.Array | list)
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"

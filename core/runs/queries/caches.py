@@ -59,7 +59,7 @@ FROM here JOIN place USING (position) JOIN whole USING (layer) GROUP BY ALL ORDE
 """
 
 
-def merged(run: RunReader, pair: int, prompt: int | None, *by: str) -> pd.DataFrame:
+def merge(run: RunReader, pair: int, prompt: int | None, *by: str) -> pd.DataFrame:
     """Return figures of a pair's caches by layer, kind, head or prompt, of all prompts together or of one."""
     return run.query(_MERGED.format(by=", ".join(by)), pair, prompt)
 

@@ -28,7 +28,7 @@ from ..file.evidence import (
 )
 from ..file.records import IDENTICAL, LIKELY_ROUNDING, NOT_JUDGED, UNDECIDED
 from ..reader import RunReader, StoredPair
-from ..requests import typed_with
+from ..requests import command_with
 
 _LONGEST = 200  # characters of a command that is worth showing: a prompt may have thousands
 # Checks that can be run whatever the others come to. The rest follows from them, or needs another variant.
@@ -175,7 +175,7 @@ def next_command(run: RunReader, pair: StoredPair, evidence: Sequence[Evidence] 
     about = run.header.provenance
     verdict = shown_verdict(about.kind, pair.summary.bit_identical, pair.verdict)
     if verdict == NOT_JUDGED:
-        judge = typed_with(about, "judge") or ""
+        judge = command_with(about, "judge") or ""
         return judge if len(judge) <= _LONGEST and "$'" not in judge else ""  # $': a prompt of several lines
     if verdict not in (UNDECIDED, LIKELY_ROUNDING):
         return ""

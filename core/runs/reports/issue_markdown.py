@@ -16,8 +16,8 @@ from ..file.keep import note_of
 from ..file.records import FAILING, Provenance
 from ..queries.verdicts import Answer, answer_of, ulp_percentile
 from ..reader import RunReader, StoredPair
-from ..requests import typed_elsewhere
-from .markdown import block, code, facts, folded, plain, table
+from ..requests import command_elsewhere
+from .markdown import block, code, facts, fold, plain, table
 from .report_json import over_logits, over_positions
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ def issue_text(run: RunReader, pairs: Sequence[StoredPair], address: str) -> str
     parts = [*_pair(run, pair, answer), " · ".join(filter(None, origin))]
     if others := answers[1:]:
         of_others = [part for other in others for part in (*_pair(run, *other), *_details(run, *other))]
-        parts.append(folded(plural(len(others), "other variant"), of_others))
+        parts.append(fold(plural(len(others), "other variant"), of_others))
     details = [*_prompts(run, pair), *_reproduction(run), _provenance(run)]
-    parts.append(folded("Prompt, how to reproduce, versions", details))
-    parts.append(folded("All figures and checks", _details(run, pair, answer)))
+    parts.append(fold("Prompt, how to reproduce, versions", details))
+    parts.append(fold("All figures and checks", _details(run, pair, answer)))
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -76,7 +76,7 @@ def _model_of(about: Provenance) -> str:
 def _reproduction(run: RunReader) -> list[str]:
     """Commands that compute the run on another machine, as Markdown. Of an upload: how its arrays are sent."""
     about = run.header.provenance
-    typed = typed_elsewhere(run, "MODEL" if _is_folder(about) else about.model)
+    typed = command_elsewhere(run, "MODEL" if _is_folder(about) else about.model)
     if typed is None:
         what = "Uploaded logits" if about.kind == "upload" else "Captured by a program"
         file = "logits.npz" if run.header.k is None else "responses.jsonl"

@@ -30,7 +30,7 @@ def facts(figures: Mapping[str, str], title: str = "") -> str:
     return table((title, ""), [(name, value) for name, value in figures.items() if value])
 
 
-def folded(title: str, parts: Sequence[str]) -> str:
+def fold(title: str, parts: Sequence[str]) -> str:
     """`<details>` that show `title` until they are opened. title: ours, never of a file."""
     return "\n\n".join([f"<details><summary>{title}</summary>", *filter(None, parts), "</details>"])
 

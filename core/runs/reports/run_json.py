@@ -11,7 +11,7 @@ from ...text import shown
 from ..ops_run import OpsRun
 from ..queries.caches import caches_json
 from ..reader import RunReader
-from ..requests import typed_again
+from ..requests import repeat_command
 from ..store.cards import RunCard
 from .report_json import as_json, plain_number, report_of_run
 
@@ -35,7 +35,7 @@ def provenance_json(run: RunReader) -> dict[str, Any]:
         "created": run.created.isoformat() + "Z",
         "kept": header.keep,
         **about,
-        **_commands(about["command"], typed_again(header.provenance)),
+        **_commands(about["command"], repeat_command(header.provenance)),
     }
 
 

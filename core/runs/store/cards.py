@@ -96,7 +96,7 @@ def read_cards(store: Store, paths: Sequence[Path]) -> dict[Path, RunCard | Stor
 
     def read(path: Path) -> RunCard | StoreError:
         try:
-            with mirror.fetched_once(path.stem) as fetched:
+            with mirror.fetch_once(path.stem) as fetched:
                 return read_runs([fetched])[fetched]
         except StoreError as error:
             return error

@@ -80,7 +80,7 @@ class Mirror:
     def __init__(self, folder: Path, url: str) -> None:
         self.folder, self.url = folder, url
         self.outage: str | None = None  # a sentence, while the endpoint does not answer
-        self._short, self._long = _connected(url, SHORT_SECONDS), _connected(url, LONG_SECONDS)
+        self._short, self._long = _connect(url, SHORT_SECONDS), _connect(url, LONG_SECONDS)
         self._obstore = import_module("obstore")
         self._lock = threading.RLock()
         self._listed: dict[str, Object] | None = None
@@ -137,7 +137,7 @@ class Mirror:
         return path
 
     @contextmanager
-    def fetched_once(self, run_id: str) -> Iterator[Path]:
+    def fetch_once(self, run_id: str) -> Iterator[Path]:
         """The run's file for as long as the block lasts: a listing of a thousand runs need not fill the cache."""
         remote, path = self.find(run_id), self.folder / f"{run_id}{SUFFIX}"
         if remote is None or self.outage or _is_copy(path, remote):
@@ -363,7 +363,7 @@ def _is_copy(path: Path, remote: Object) -> bool:
     return False
 
 
-def _connected(url: str, seconds: int) -> Any:
+def _connect(url: str, seconds: int) -> Any:
     """obstore's client; credentials are those of the environment."""
     parts = urlsplit(url)
     if "@" in parts.netloc or parts.query or parts.fragment:
@@ -391,7 +391,7 @@ def mirror_for(url: str) -> Path:
     folder = cache_folder() / "stores" / f"{slug(url)}-{sha256(url.encode()).hexdigest()[:16]}"
     try:
         if not (folder / URL_FILE).exists():
-            _connected(url, SHORT_SECONDS)  # what is no URL of a store gets no folder
+            _connect(url, SHORT_SECONDS)  # what is no URL of a store gets no folder
             folder.mkdir(parents=True, exist_ok=True)
             write_atomic(folder / URL_FILE, url.encode())
     except OSError as error:

@@ -102,11 +102,11 @@ class Store:
     def _deleted(self) -> Set[str]:
         """Ids of deleted runs whose files are still there. A file of labels that cannot be read hides no run."""
         try:
-            return self._attached().deleted.keys()
+            return self._read_labels().deleted.keys()
         except StoreError:
             return set()
 
-    def _attached(self) -> Attached:
+    def _read_labels(self) -> Attached:
         if self.mirror is not None:
             self.mirror.bring_labels()
         return labels.read_all(self.directory)
@@ -178,7 +178,7 @@ class Store:
     def deleted(self) -> list[DeletedRun]:
         """The deleted runs that can be restored, the latest deleted first. Of objects the path may lead nowhere yet."""
         try:
-            deletions = sorted(self._attached().deleted.items(), key=lambda each: each[1], reverse=True)
+            deletions = sorted(self._read_labels().deleted.items(), key=lambda each: each[1], reverse=True)
         except StoreError:
             return []
         objects = {} if self.mirror is None else self.mirror.runs()
@@ -234,12 +234,12 @@ class Store:
 
     def labels(self, run_id: str) -> Labels:
         """Labels of one run."""
-        return self._attached().labels.get(run_id, Labels())
+        return self._read_labels().labels.get(run_id, Labels())
 
     def all_labels(self) -> tuple[dict[str, Labels], list[str]]:
         """Labels by run id, and a sentence if they cannot be read."""
         try:
-            return self._attached().labels, []
+            return self._read_labels().labels, []
         except StoreError as error:
             return {}, [str(error)]
 
@@ -327,7 +327,7 @@ class Store:
             if self.mirror is not None:
                 self.mirror.send()
             week_ago = datetime.now(UTC) - timedelta(seconds=DELETED_SECONDS)
-            if old := [run_id for run_id, at in self._attached().deleted.items() if at < week_ago]:
+            if old := [run_id for run_id, at in self._read_labels().deleted.items() if at < week_ago]:
                 self._remove(old)
         return sweep(self.directory)
 

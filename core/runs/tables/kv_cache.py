@@ -18,7 +18,7 @@ from ...errors import UsageError
 from ...numerics.differences import differences, max_row_ulps, rms_row_ulps
 from ...numerics.formats import FloatFormat
 from ...text import plural
-from ..file.table import Table, undefined
+from ..file.table import Table, null_if_nan
 
 KV = Table(
     "kv",
@@ -134,7 +134,7 @@ def kv_rows(pair: int, reference: KvPart, variant: KvPart, fmt: FloatFormat) -> 
             "neq": of("neq").sum(axis),
             "rms": np.sqrt(of("sum_squares").sum(axis) / np.maximum(of("finite").sum(axis), 1)),
             "max_ulps": of("max_ulps").max(axis, initial=0),
-            "max_row_ulps": undefined(max_row_ulps(of("max_row_ulps"), axis)),
+            "max_row_ulps": null_if_nan(max_row_ulps(of("max_row_ulps"), axis)),
         }
 
     neq, finite = of("neq"), of("finite").sum(1)
@@ -145,7 +145,7 @@ def kv_rows(pair: int, reference: KvPart, variant: KvPart, fmt: FloatFormat) -> 
         "finite": finite,
         "max_abs": of("max_abs").max(1, initial=0.0),
         "mean_ulps": of("sum_ulps").sum(1) / np.maximum(finite, 1),
-        "rms_row_ulps": undefined(rms_row_ulps(of("row_squares"), of("finite"), 1)),
+        "rms_row_ulps": null_if_nan(rms_row_ulps(of("row_squares"), of("finite"), 1)),
         "nonfinite_mismatch": of("nonfinite_mismatch").sum(1),
         "first_position": pa.array((first + begins).astype(np.int32), mask=neq.sum(1) == 0),
     }

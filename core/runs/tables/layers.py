@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ...numerics.differences import differences, max_row_ulps, rms_row_ulps
 from ...numerics.formats import FLOAT32, FloatFormat, format_named, widen
-from ..file.table import Table, undefined
+from ..file.table import Table, null_if_nan
 
 LAYER = Table(
     "layer",
@@ -309,15 +309,15 @@ def _module_row(positions: NDArray[np.int32], result: _Module, floor: _Floor | N
         "rms": float(np.sqrt(sums["sum_squares"] / finite)),
         "max_ulps": int(rows["max_ulps"].max()),
         "mean_ulps": float(sums["sum_ulps"] / finite),
-        "max_row_ulps": _defined(max_row_ulps(rows["max_row_ulps"])),
-        "rms_row_ulps": _defined(rms_row_ulps(rows["row_squares"], rows["finite"])),
+        "max_row_ulps": _none_if_nan(max_row_ulps(rows["max_row_ulps"])),
+        "rms_row_ulps": _none_if_nan(rms_row_ulps(rows["row_squares"], rows["finite"])),
         "nonfinite_mismatch": sums["nonfinite_mismatch"],
         "first_position": int(positions[differing[0]]) if len(differing) else None,
         "floor_rms": None if floor is None else float(np.sqrt(floor[0].sum() / max(1, int(floor[1].sum())))),
     }
 
 
-def _defined(value: NDArray[np.float64]) -> float | None:
+def _none_if_nan(value: NDArray[np.float64]) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
@@ -334,6 +334,6 @@ def _position_rows(
         neq=rows["neq"],
         rms=np.sqrt(rows["sum_squares"] / np.maximum(rows["finite"], 1)),
         max_ulps=rows["max_ulps"],
-        max_row_ulps=undefined(rows["max_row_ulps"]),
+        max_row_ulps=null_if_nan(rows["max_row_ulps"]),
         floor_rms=None if floor is None else np.sqrt(floor[0] / np.maximum(floor[1], 1)),
     )

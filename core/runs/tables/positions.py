@@ -15,7 +15,7 @@ from ...numerics.topk import ListFigures
 from ..file.bounds import MAX_ROWS
 from ..file.database import Database
 from ..file.records import RunHeader
-from ..file.table import Table, column, undefined
+from ..file.table import Table, column, null_if_nan
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,7 +80,7 @@ def _nullable(values: NDArray, dtype: str) -> pa.Array:
 def side_position_rows(side: int, places: NDArray[np.int32], figures: SideRows) -> pa.Table:
     """Rows of a side by position."""
     return SIDE_POSITION.arrow(
-        side=side, prompt=places[:, 0], position=places[:, 1], logsumexp=undefined(figures.logsumexp)
+        side=side, prompt=places[:, 0], position=places[:, 1], logsumexp=null_if_nan(figures.logsumexp)
     )
 
 

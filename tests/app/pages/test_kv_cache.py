@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from core.runs.queries.caches import merged, summaries
+from core.runs.queries.caches import merge, summaries
 from core.runs.reader import RunReader
 from core.runs.tables.kv_cache import KvPart
 from tests.app.opening import codes, opened, said
@@ -53,7 +53,7 @@ def test_figures_are_of_the_prompt_or_of_all_prompts(own_store):
     run_id = continued_run(own_store)
     with RunReader(own_store.path_of(run_id)) as run:
         whole, first = (summaries(run, 0)[of]["together"] for of in (None, 0))
-        by_layer = merged(run, 0, None, "layer", "kind")
+        by_layer = merge(run, 0, None, "layer", "kind")
     app = opened("kv_cache", run=run_id, variant="decode")
     assert f"{first['neq']:,} of {first['elements']:,}" in said(app)
     app.segmented_control(key="kv_scope").set_value("all prompts").run()

@@ -11,7 +11,7 @@ import pytest
 from core.capture_request import CaptureRequest
 from core.runs.file.records import Generation, Prompt, Provenance
 from core.runs.reader import RunReader
-from core.runs.requests import asks_for, how_to_have, judged_again, left_out, typed_again, typed_with
+from core.runs.requests import asks_for, caveat, command_with, how_to_have, rejudge_request, repeat_command
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 from tests.core.runs.judged_runs import REQUEST, judged_run
@@ -53,7 +53,7 @@ def provenance(**asked) -> Provenance:
     ],
 )
 def test_the_same_capture_with_more_beside_it_is_the_stored_request_and_no_other(asked, extra, shown):
-    assert typed_with(provenance(**asked), extra) == shown
+    assert command_with(provenance(**asked), extra) == shown
 
 
 @pytest.mark.parametrize(
@@ -65,23 +65,23 @@ def test_the_same_capture_with_more_beside_it_is_the_stored_request_and_no_other
     ],
 )
 def test_a_run_without_a_request_of_its_own_has_no_such_command(about):
-    assert typed_with(about, "layers") is None
+    assert command_with(about, "layers") is None
     assert not asks_for(about, "layers")
     assert "capture it with --layers" in how_to_have("layers", about)
-    assert typed_again(about) == ""
-    assert left_out(about, None).startswith("No command is offered") == (about.kind == "capture")
+    assert repeat_command(about) == ""
+    assert caveat(about, None).startswith("No command is offered") == (about.kind == "capture")
 
 
 def test_no_command_from_a_file_lets_a_model_run_its_own_code():
     about = provenance(trust_remote_code=True)
-    for command in (typed_with(about, "layers") or "", typed_again(about), how_to_have("layers", about)):
+    for command in (command_with(about, "layers") or "", repeat_command(about), how_to_have("layers", about)):
         assert command
         assert "trust" not in command
-    assert "code of the model's author" in left_out(about, typed_with(about, "layers"))
-    assert left_out(provenance(trust_remote_code=True, layers=True), None) == ""
-    assert "--trust-remote-code" in (typed_with(about, "judge", trusts_code=True) or "")  # for who has just captured it
-    assert left_out(provenance(), typed_again(provenance())) == ""
-    assert "trust" not in (typed_with(provenance(), "judge", trusts_code=True) or "")
+    assert "code of the model's author" in caveat(about, command_with(about, "layers"))
+    assert caveat(provenance(trust_remote_code=True, layers=True), None) == ""
+    assert "--trust-remote-code" in (command_with(about, "judge", trusts_code=True) or "")  # just captured
+    assert caveat(provenance(), repeat_command(provenance())) == ""
+    assert "trust" not in (command_with(provenance(), "judge", trusts_code=True) or "")
 
 
 def test_what_a_prompt_says_was_not_asked_for():
@@ -91,7 +91,7 @@ def test_what_a_prompt_says_was_not_asked_for():
 
 def test_a_program_judges_the_tokens_that_the_run_holds(store):
     with RunReader(store.path_of(judged_run(store, None))) as run:
-        request, prompts = judged_again(run, "again") or (None, b"")
+        request, prompts = rejudge_request(run, "again") or (None, b"")
     assert request == CaptureRequest(model="sample_runs/model", variants=("decode",), judge=True, name="again")
     assert json.loads(prompts) == {"token_ids": list(range(2, 98))}
 
@@ -108,7 +108,7 @@ def test_a_program_takes_nothing_of_a_strangers_request_but_paths_dtype_device_a
         revision="evil",
     )
     with RunReader(store.path_of(judged_run(store, None, request=hostile))) as run:
-        request, _ = judged_again(run, "again") or (None, b"")
+        request, _ = rejudge_request(run, "again") or (None, b"")
     assert request == CaptureRequest(
         model="sample_runs/model", variants=("decode",), device="cpu", judge=True, name="again"
     )
@@ -116,7 +116,7 @@ def test_a_program_takes_nothing_of_a_strangers_request_but_paths_dtype_device_a
 
 def test_without_a_request_the_paths_of_the_sides_are_judged(store):
     with RunReader(store.path_of(judged_run(store, None, request=None))) as run:
-        request, _ = judged_again(run, "again") or (None, b"")
+        request, _ = rejudge_request(run, "again") or (None, b"")
     assert request is not None
     assert (request.reference, request.variants, request.dtype) == ("prefill", ("decode",), "bfloat16")
 
@@ -127,7 +127,7 @@ def test_without_a_request_the_paths_of_the_sides_are_judged(store):
 )
 def test_a_run_without_model_or_tokens_is_judged_by_nobody_here(store, lacking):
     with RunReader(store.path_of(judged_run(store, None, **lacking))) as run:
-        assert judged_again(run, "again") is None
+        assert rejudge_request(run, "again") is None
 
 
 def test_prompts_that_were_continued_are_continued_again_from_what_was_given(store):
@@ -142,7 +142,7 @@ def test_prompts_that_were_continued_are_continued_again_from_what_was_given(sto
         writer.write_generation(Generation(0, 3, 2, ((4, 5), (4, 6)), ("d e", "d f")))
         path = store.path_of(writer.finish())
     with RunReader(path) as run:
-        request, prompts = judged_again(run, "again") or (None, b"")
+        request, prompts = rejudge_request(run, "again") or (None, b"")
     assert request is not None
     assert request.arguments()[0] == "generate"
     assert request.tokens == 2

@@ -61,7 +61,7 @@ def documents(path: Path) -> Iterator[tuple[str, Any]]:
 
 def documents_of(file: BinaryIO, name: str) -> Iterator[tuple[str, Any]]:
     """Each document of an open file, as `documents` has them. `name` is the file's in errors."""
-    lines = _numbered(file)
+    lines = _number_lines(file)
     start, at, first = 0, 1, b""
     for at, first in lines:  # noqa: B007
         if first.startswith(b"HTTP/"):  # `curl -i`: lines up to a blank one, then the body or another head
@@ -73,15 +73,15 @@ def documents_of(file: BinaryIO, name: str) -> Iterator[tuple[str, Any]]:
         yield from _events(chain([(at, first)], lines), name)
     elif _is_whole(first) and any(line.strip() for _, line in lines):
         file.seek(start)
-        for number, line in _numbered(file, at):
+        for number, line in _number_lines(file, at):
             if line.strip():
-                yield f"{name}, line {number}", parsed(line, f"{name}, line {number}")
+                yield f"{name}, line {number}", parse(line, f"{name}, line {number}")
     else:
         file.seek(start)
         yield from _consecutive(file.read(MAX_BYTES + 1).removeprefix(codecs.BOM_UTF8), name)
 
 
-def _numbered(file: BinaryIO, first: int = 1) -> Iterator[tuple[int, bytes]]:
+def _number_lines(file: BinaryIO, first: int = 1) -> Iterator[tuple[int, bytes]]:
     for number, line in enumerate(iter(lambda: file.readline(MAX_BYTES + 1), b""), first):
         yield number, line.removeprefix(codecs.BOM_UTF8)
 
@@ -98,7 +98,7 @@ def _events(lines: Iterator[tuple[int, bytes]], name: str) -> Iterator[tuple[str
         elif text[:1] == b"{":  # an error that a server writes into its stream
             data += text
         if data.strip() and (_is_whole(data) or not text):
-            document = parsed(data, source)
+            document = parse(data, source)
             yield source, StreamEvent(document) if isinstance(document, dict) else document
             data = b""
 
@@ -106,7 +106,7 @@ def _events(lines: Iterator[tuple[int, bytes]], name: str) -> Iterator[tuple[str
 def _consecutive(text: bytes, name: str) -> Iterator[tuple[str, Any]]:
     """Read the documents of a text in which they follow each other without a line of their own."""
     try:
-        yield name, parsed(text, name)
+        yield name, parse(text, name)
     except DumpError:
         decoder, characters = json.JSONDecoder(), text.decode("utf-8", "replace").strip()
         end, documents = 0, []
@@ -131,7 +131,7 @@ def _is_whole(line: bytes) -> bool:
     return True
 
 
-def parsed(text: bytes, source: str) -> Any:
+def parse(text: bytes, source: str) -> Any:
     """Parse a document. source: its name in errors."""
     if len(text) > MAX_BYTES:
         raise DumpError(f"{source}: a JSON document of more than {MAX_BYTES:,} bytes; expected at most that many.")

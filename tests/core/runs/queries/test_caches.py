@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from core.numerics.formats import BFLOAT16, values_of
-from core.runs.queries.caches import MEASURES, caches_json, cells, merged, summaries
+from core.runs.queries.caches import MEASURES, caches_json, cells, merge, summaries
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.tables.kv_cache import KINDS, KvPart
@@ -89,8 +89,8 @@ def test_figures_of_all_prompts_and_of_one_agree_with_numpy(tmp_path):
 def test_layers_and_heads_agree_with_numpy(tmp_path):
     parts, bits = many()
     with read(tmp_path, parts, lengths=(5, 4)) as run:
-        rows = merged(run, 0, None, "layer", "kind")
-        heads = merged(run, 0, None, "layer", "kind", "head")
+        rows = merge(run, 0, None, "layer", "kind")
+        heads = merge(run, 0, None, "layer", "kind", "head")
     assert rows[["layer", "kind"]].to_numpy().tolist() == [[n, kind] for n in range(3) for kind in KINDS]
     for row in rows.itertuples():
         expected = figures_with_numpy([bits[p, row.layer, row.kind] for p in (0, 1)])
@@ -150,5 +150,5 @@ def test_a_nan_on_one_side_is_marked_and_equal_nans_are_not(tmp_path):
     changed[1, 3, 0] = 0x7FC0
     with read(tmp_path, both(KvPart(1, 0, "key", 0, bits), changed)) as run:
         assert cells(run, 0, 1, "key", "max_ulps")["is_mismatch"].tolist() == [False, False, False, True, False]
-        assert merged(run, 0, None, "head")["nonfinite_mismatch"].tolist() == [0, 1]
+        assert merge(run, 0, None, "head")["nonfinite_mismatch"].tolist() == [0, 1]
         assert summaries(run, 0)[None]["together"]["nonfinite_mismatch"] == 1

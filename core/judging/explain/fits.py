@@ -13,7 +13,7 @@ import numpy as np
 from ...numerics.formats import FORMATS, FloatFormat
 from ...text import number, plural
 from .rows import PairRows, RowPair, TooFewError, Values
-from .scoring import FEW, LEAST_ROWS, SHRUNK, TRIMMED, Cause, Undo, centered, fitted, rms
+from .scoring import FEW, LEAST_ROWS, SHRUNK, TRIMMED, Cause, Undo, center, fitted, rms
 
 _LEAST_CONSTANT = 0.05  # a constant in logits that is more than a normalizer's
 _OF_REST = 20.0  # a constant of log-probabilities is so many times what it leaves
@@ -52,7 +52,7 @@ def _slope(row: RowPair) -> float:
 def constant(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     """variant = reference + one number at each position, as log-probabilities are logits less their log-sum."""
     differences = [row.y - row.x for row in rows]
-    constants, rest = np.array([(np.median(each), np.median(np.abs(centered(each)))) for each in differences]).T
+    constants, rest = np.array([(np.median(each), np.median(np.abs(center(each)))) for each in differences]).T
     is_one_sided = abs(np.sign(constants).mean()) >= _ONE_SIDED  # the noise of a row has any sign
     least = max(_LEAST_CONSTANT, _OF_REST * float(np.median(rest)) if pair.has_constants else 0.0)
     if is_one_sided and np.median(np.abs(constants)) >= least:
@@ -77,20 +77,20 @@ def bounds(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
             caps = cap * np.geomspace(1 / width, width, 55)[:, None]
             cap = float(caps[np.abs(own - caps * np.tanh(other / caps)).mean(axis=1).argmin(), 0])
             width **= 0.1
-        undo = Undo(_applied(side, partial(_capped, cap)), share=TRIMMED)
+        undo = Undo(_apply(side, partial(_cap, cap)), share=TRIMMED)
         yield Cause("soft-capping", f"{says} soft-capped at {cap:.4g}.", {"cap": cap}, undo)
         values = np.concatenate([row.side(side) for row in rows])
         low, high = (one if (values == one).sum() > 1 else None for one in (float(values.min()), float(values.max())))
-        undo = Undo(_applied(side, partial(np.clip, a_min=low, a_max=high)))
+        undo = Undo(_apply(side, partial(np.clip, a_min=low, a_max=high)))
         bounds = " and ".join(f"at {value:.6g}" for value in (low, high) if value is not None)
         yield Cause("clamped", f"{says} clamped {bounds}.", {"low": low, "high": high}, undo)
 
 
-def _capped(cap: float, values: Values) -> Values:
+def _cap(cap: float, values: Values) -> Values:
     return cap * np.tanh(values / cap)
 
 
-def _applied(side: int, change: Callable[[Values], Values]) -> Callable[[RowPair], RowPair]:
+def _apply(side: int, change: Callable[[Values], Values]) -> Callable[[RowPair], RowPair]:
     """Give the other side's values what `side` did to them."""
     return lambda row: row._replace(x=change(row.x)) if side else row._replace(y=change(row.y))
 
@@ -99,15 +99,15 @@ def _applied(side: int, change: Callable[[Values], Values]) -> Callable[[RowPair
 def rounding(pair: PairRows, _: Sequence[RowPair]) -> Iterator[Cause]:
     """One side is the other rounded to a coarser format, or to so many decimals."""
     names = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2") if not pair.has_constants else ()
-    roundings = {name: partial(rounded_to, FORMATS[name]) for name in names if name != pair.dtype}
+    roundings = {name: partial(round_to, FORMATS[name]) for name in names if name != pair.dtype}
     roundings |= {plural(places, "decimal"): partial(np.round, decimals=places) for places in range(1, 7)}
     for side in (1, 0):
         for name, change in roundings.items():
             says = f"'{pair.names[side]}' is '{pair.names[1 - side]}' rounded to {name}."
-            yield Cause("rounded", says, {"to": name}, Undo(_applied(side, change)))
+            yield Cause("rounded", says, {"to": name}, Undo(_apply(side, change)))
 
 
-def rounded_to(fmt: FloatFormat, values: Values) -> Values:
+def round_to(fmt: FloatFormat, values: Values) -> Values:
     clipped = np.clip(values, -fmt.largest, fmt.largest)
     return clipped.astype(np.float32).astype(fmt.values).astype(np.float64)
 
@@ -134,13 +134,13 @@ def penalty(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     for form, of_tokens in strengths.items():
         strength = float(np.median(of_tokens))
         amount = strength if form == "repetition" else strength / pair.factor
-        undo = Undo(partial(_penalized, form, strength), moves=lambda row: row.in_text)
+        undo = Undo(partial(_penalize, form, strength), moves=lambda row: row.in_text)
         yield Cause("penalty", f"{says} {form} penalty of {amount:.4g}.", {"kind": form, "strength": amount}, undo)
     if len(shifts) >= 2 * LEAST_ROWS and abs(np.sign(shifts).mean()) >= _ONE_SIDED and np.mean(are_close) > 0.5:
         yield Cause("penalty", f"{says} penalty of unknown form.", {"kind": "unknown"})
 
 
-def _penalized(form: str, strength: float, row: RowPair) -> RowPair:
+def _penalize(form: str, strength: float, row: RowPair) -> RowPair:
     if form == "repetition":
         return row._replace(x=np.where(row.in_text, np.where(row.x > 0, row.x / strength, row.x * strength), row.x))
     return row._replace(x=row.x - strength * (row.times if form == "frequency" else row.in_text))
@@ -149,7 +149,7 @@ def _penalized(form: str, strength: float, row: RowPair) -> RowPair:
 @fitted(in_parts=False)
 def logit_bias(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     """A logit bias: the same few tokens are moved by the same amount wherever they stand."""
-    differences = [centered(row.y - row.x) for row in rows]
+    differences = [center(row.y - row.x) for row in rows]
     noise = float(np.median([np.quantile(np.abs(values), 0.75) for values in differences]))
     grid = float(np.median([pair.rounding_rms(row) for row in rows]))  # of rows that hardly differ, the noise is 0
     least = _ABOVE_NOISE * max(noise, 2 * grid) + 1e-4

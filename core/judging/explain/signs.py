@@ -10,9 +10,9 @@ from ...numerics.formats import FORMATS
 from ...runs.topk.alignment import extra_first_token
 from ...runs.topk.records import UNKNOWN_TOKEN
 from ...text import number, plural
-from .fitted import rounded_to
+from .fits import round_to
 from .rows import FARTHEST, Flags, Ids, PairRows, TooFewError, Values
-from .scoring import EXPLAINED, LEAST_ROWS, Cause, centered
+from .scoring import EXPLAINED, LEAST_ROWS, Cause, center
 
 _SHIFTS = (-3, -2, -1, 1, 2, 3)  # rows
 _LEAST_VALUES = 16  # of a sequence of single values
@@ -59,7 +59,7 @@ def misplaced_rows(pair: PairRows) -> Iterator[Cause]:
         one = f"at {_place(places[first])} that of {_place(places[nearest[first]])}"
         says = f"'{variant}' holds other rows of '{reference}' at {count} of {total} positions: {one}."
         name, parameters = "other rows", {"positions": count}
-    yield Cause(name, says, parameters).scored(own, np.where(is_moved, least, own), total)
+    yield Cause(name, says, parameters).score(own, np.where(is_moved, least, own), total)
 
 
 def _distances(pair: PairRows) -> tuple[Values, bool]:
@@ -77,7 +77,7 @@ def _distances(pair: PairRows) -> tuple[Values, bool]:
         for other, difference in enumerate(row - whole[0]):
             shared = difference[np.isfinite(difference)]
             if len(shared) >= max(least, min(sizes[1, at], sizes[0, other]) / 2):
-                distances[at, other] = np.minimum(centered(shared) ** 2, _UNRELATED).mean()
+                distances[at, other] = np.minimum(center(shared) ** 2, _UNRELATED).mean()
     return distances, False
 
 
@@ -106,7 +106,7 @@ def _if_explained(cause: Cause, original: Values, remaining: Values, share: floa
     """Claim a move by squares before and after it, if so many rows, and nearly all of the whole, are explained."""
     is_explained = remaining <= (1 - EXPLAINED) * original
     if is_explained.mean() > share and remaining.sum() <= (1 - EXPLAINED) * original.sum():
-        yield cause.scored(original, remaining, len(original))
+        yield cause.score(original, remaining, len(original))
 
 
 def masks_and_padding(pair: PairRows) -> Iterator[Cause]:
@@ -177,7 +177,7 @@ def upcast(pair: PairRows) -> Iterator[Cause]:
         return
     sides = [np.concatenate([row.side(side) for row in pair.rows]) for side in (0, 1)]
     for name in ("bfloat16", "float16"):
-        on_grid = [bool((rounded_to(FORMATS[name], values) == values).all()) for values in sides]
+        on_grid = [bool((round_to(FORMATS[name], values) == values).all()) for values in sides]
         side = int(on_grid[1])
         if on_grid[0] != on_grid[1] and np.ptp(sides[side]) > 0:  # a constant is of every dtype
             says = f"Every value of '{pair.names[side]}' is a {name} value: computed or saved in {name}, then widened."
