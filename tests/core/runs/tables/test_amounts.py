@@ -98,7 +98,7 @@ def test_a_dump_of_more_sides_than_a_run_has_is_refused_before_a_value_is_read(
     sides: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = many_sides(tmp_path / "many.npz", sides)
-    for read in ("blocks", "summed_rows"):
+    for read in ("blocks", "checked_rows"):
         monkeypatch.setattr(StoredArray, read, lambda *_: pytest.fail("values were read"))
     for look in (headers_of, lambda path: describe([path]), lambda path: ingest(Store(tmp_path / "runs"), [path])):
         with pytest.raises(DumpError, match=f"many.npz: holds {sides} (sides|arrays of logits|members).*{MAX_SIDES}"):
