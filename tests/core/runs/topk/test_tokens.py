@@ -72,7 +72,7 @@ def in_python(store: Store, rows: list[Row]) -> str:
                 for at, (token, value) in enumerate(pairs)
             ]
             made = list_rows(listed, "here")
-            about = {"start_known": False, "generated_from": 0, "asked": 1}
+            about = {"start_known": False, "generated_from": 0, "top_logprobs": 1}
             responses.append(Response(FORMAT, "logprob", "token_id", (), made, **about))  # type: ignore[arg-type]
         sides.append(ListSide(side, tuple(responses)))
     return write_lists(store, About("here"), sides, pairs_of(sides))
