@@ -18,15 +18,9 @@ from .places import NotFinite
 
 FALSE_ALARM = 1e-3  # chance that any place of a pair of pure rounding is an outlier
 BLOCKS = (8, 16, 32, 64, 128, 256)  # block sizes that engines use
-# How far what a path holds of a precision may be from what the draws hold. On four models an fp8 cache held 0.92 to
-# 1.10 of it, weights of 4 bits 1.00 to 1.01; faults and other precisions that passed otherwise 0.20 at most.
-HELD = 0.5
-_LEAST_MADE = 0.1  # of the rounding at a position: a cache that is rounded later contributes nothing yet
-_FEWEST_DRAWS = 8  # from which on groups of positions are tested: their bound follows from the draws alone
-_FEWEST_PROMPTS = 4  # from which on tokens are tested: in one prompt they move together, in few directions
+_FEWEST_DRAWS = 7  # from which on groups of positions are tested: their bound follows from the draws alone
 _FEWEST_OF_A_GROUP = 4
 _NO_SCALE = 1e-4  # of the median mean square: a position whose floor is next to 0 has no scale of its own
-_ELSEWHERE = " outside the directions of rounding"
 _TINY = float(np.finfo(np.float64).tiny)
 
 
@@ -43,26 +37,19 @@ class Limits:
 
 @dataclass(frozen=True)
 class Errors:
-    """Squared differences of one path, over all prompts one after another; in logits.
+    """Mean squares of one path's errors over all prompts, one after another [positions], in logits^2.
 
-    squares: mean over the vocabulary [positions]; by_token: mean over the positions [vocab], None if not measured;
-    rest: mean outside the few directions over tokens in which most rounding lies [positions], None if not measured;
-    nonfinite: logits that are NaN or infinite on one side only; made: mean square of what each lower precision of the
-    forward contributes [precisions, positions]; held: share of that which this path contributes too.
+    nonfinite: logits that are NaN or infinite on one side only.
     """
 
     squares: NDArray[np.float64]
-    by_token: NDArray[np.float64] | None = None
-    rest: NDArray[np.float64] | None = None
     nonfinite: int = 0
-    made: NDArray[np.float64] | None = None
-    held: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True)
 class Places:
-    """Places of one kind ('position', 'prompt', 'token'). worst: the largest noise ratio; allowed: largest ratio of
-    rounding; outliers: places beyond it, in order.
+    """Places of one kind ('position', 'prompt'). worst: the largest noise ratio; allowed: largest ratio of rounding;
+    outliers: places beyond it, in order.
     """
 
     kind: str
@@ -71,21 +58,12 @@ class Places:
     allowed: float
     outliers: NDArray[np.int64] = field(repr=False)
 
-    @property
-    def is_elsewhere(self) -> bool:
-        return self.kind.endswith(_ELSEWHERE)
-
-    @property
-    def excess(self) -> float:
-        return self.worst / self.allowed
-
 
 @dataclass(frozen=True)
 class FloorTest:
     """A difference compared with draws. ratio: over all positions, infinite if logits are not finite on one side only;
-    by_position: noise ratios [positions]; places: single positions first, then groups of them and tokens;
-    ratio_elsewhere: outside the directions of rounding, which hold all but `share_elsewhere` of it; seed_ratios: each
-    draw over the others; spread: standard deviation of log ratios of the draws.
+    by_position: noise ratios [positions]; places: single positions first, then groups of them; seed_ratios: each draw
+    over the others; spread: standard deviation of log ratios of the draws.
     """
 
     ratio: float
@@ -96,16 +74,7 @@ class FloorTest:
     spread: float
     nonfinite: int = 0
     not_finite: NotFinite | None = None
-    ratio_elsewhere: float | None = None
-    share_elsewhere: float = 1.0
-    held: tuple[float | None, ...] = ()
-
-    @property
-    def holds_its_precisions(self) -> bool:
-        """True if the path contributes of each lower precision what the draws contribute: a fault that is as large and
-        as even as one does not point where it points.
-        """
-        return all(share is not None and abs(share - 1) <= HELD for share in self.held)
+    ratio_elsewhere: None = None  # outside the directions that rounding takes: not measured any more
 
     @property
     def is_passed(self) -> bool:
@@ -114,21 +83,17 @@ class FloorTest:
     @property
     def is_larger(self) -> bool:
         """True if the difference as a whole is larger than rounding."""
-        return max(self.ratio, self.ratio_elsewhere or 0.0) > self.limits.over_all
+        return self.ratio > self.limits.over_all
+
+    @property
+    def position(self) -> Places:
+        """Single positions."""
+        return self.places[0]
 
     @property
     def outliers(self) -> NDArray[np.int64]:
         """Positions beyond what rounding reaches, all prompts one after another."""
-        return np.unique(np.concatenate([each.outliers for each in self._positions]))
-
-    @property
-    def position(self) -> Places:
-        """Single positions, inside or outside the directions of rounding, whichever stands out more."""
-        return max(self._positions, key=lambda each: each.excess)
-
-    @property
-    def _positions(self) -> list[Places]:
-        return [each for each in self.places if each.kind.removesuffix(_ELSEWHERE) == "position"]
+        return self.position.outliers
 
     @property
     def worst_row(self) -> int:
@@ -152,13 +117,8 @@ class FloorTest:
 
     def smallest_fault(self, kind: str = "") -> float | None:
         """rms of the smallest fault that shows at one place of a kind, or over all; in rms of the rounding there."""
-        allowed = [
-            (each.allowed, each.is_elsewhere) for each in self.places if each.kind.removesuffix(_ELSEWHERE) == kind
-        ]
-        if not kind:
-            allowed = [(self.limits.over_all, self.ratio_elsewhere is not None)]
-        sizes = [math.sqrt(max(most, 1.0) ** 2 - 1) * (self.share_elsewhere if part else 1.0) for most, part in allowed]
-        return min(sizes, default=None)
+        allowed = [each.allowed for each in self.places if each.kind == kind] if kind else [self.limits.over_all]
+        return min((math.sqrt(max(most, 1.0) ** 2 - 1) for most in allowed), default=None)
 
 
 def floor_test(
@@ -179,34 +139,18 @@ def floor_test(
     tell which places stand out.
     """
     mine = difference if isinstance(difference, Errors) else Errors(difference)
-    theirs = [draw if isinstance(draw, Errors) else Errors(draw) for draw in draws]
-    squares = np.stack([draw.squares for draw in theirs])
-    ratio = _rms_ratio(mine.squares, squares)
-    has_rest = mine.rest is not None and all(draw.rest is not None for draw in theirs)
-    channels = [("", mine.squares, squares)]
-    elsewhere, share = None, 1.0
-    if has_rest:
-        rest = np.stack([draw.rest for draw in theirs])  # type: ignore[misc]
-        channels.append((_ELSEWHERE, mine.rest, rest))  # type: ignore[arg-type]
-        elsewhere, share = _rms_ratio(mine.rest, rest), _rms_ratio(rest, squares)  # type: ignore[arg-type]
-    is_fault = max(ratio, elsewhere or 0.0) > limits.over_all
-    has_groups = len(theirs) >= _FEWEST_DRAWS
-    groups = dict(_groups_of(lengths, blocks)) if has_groups and len(lengths) else {}
-    chance = FALSE_ALARM / (2 * len(groups) + 4 if has_groups else 1)
-    places, by_position, spread = [], np.zeros(0), 0.0
-    for where, one, others in channels:
-        over, drawn = _over_draws(one, others)
-        places.append(_places(f"position{where}", over, drawn, limits, chance, is_fault=is_fault))
-        if not where:
-            by_position, spread = np.sqrt(over), _robust_spread(_logs(drawn))
-        for kind, labels in groups.items():
-            numbers = np.unique(labels[labels >= 0])
-            grouped = _grouped(over[None], labels)[0], _grouped(drawn, labels)
-            places.append(_places(kind + where, *grouped, limits, chance, numbers, is_fault=is_fault))
-    if has_groups and len(lengths) >= _FEWEST_PROMPTS and mine.by_token is not None:
-        tokens = _over_draws(mine.by_token, np.stack([draw.by_token for draw in theirs]))  # type: ignore[misc]
-        places.append(_places("token", *tokens, limits, chance, is_fault=is_fault))
-    nonfinite = mine.nonfinite
+    squares = np.stack([draw.squares if isinstance(draw, Errors) else draw for draw in draws])
+    ratio, nonfinite = _rms_ratio(mine.squares, squares), mine.nonfinite
+    has_groups = len(squares) >= _FEWEST_DRAWS and len(lengths) > 0
+    groups = dict(_groups_of(lengths, blocks)) if has_groups else {}
+    chance, is_fault = FALSE_ALARM / (1 + len(groups)), ratio > limits.over_all
+    over, drawn = _over_draws(mine.squares, squares)
+    places = [_places("position", over, drawn, limits, chance, is_fault=is_fault)]
+    for kind, labels in groups.items():
+        numbers = np.unique(labels[labels >= 0])
+        grouped = _grouped(over[None], labels)[0], _grouped(drawn, labels)
+        places.append(_places(kind, *grouped, limits, chance, numbers, is_fault=is_fault))
+    by_position = np.sqrt(over)
     if not_finite is not None:  # over the finite logits alone it would look small
         ratio, nonfinite = float("inf"), not_finite.logits
         by_position[not_finite.rows] = np.inf
@@ -219,32 +163,10 @@ def floor_test(
         by_position=by_position,
         places=tuple(places),
         seed_ratios=tuple(float(x) for x in _seed_ratios(squares)),
-        spread=spread,
+        spread=_robust_spread(_logs(drawn)),
         nonfinite=nonfinite,
         not_finite=not_finite,
-        ratio_elsewhere=elsewhere,
-        share_elsewhere=share,
-        held=_held(mine, theirs),
     )
-
-
-def _held(mine: Errors, draws: Sequence[Errors]) -> tuple[float | None, ...]:
-    """What a path contributes of each lower precision over what the draws do, None if they do not agree on it.
-
-    Medians over positions, because another expert at a few of them moves more than any precision.
-    """
-    known = [draw.held for draw in draws if draw.held is not None]
-    if mine.held is None or mine.made is None or len(known) < len(draws):
-        return ()
-    rounding = np.stack([draw.squares for draw in draws]).mean(axis=0)
-    shares: list[float | None] = []
-    for number, made in enumerate(mine.made):
-        chosen = made > _LEAST_MADE**2 * rounding
-        theirs = np.array([np.median(each[number][chosen]) for each in known]) if chosen.any() else np.zeros(1)
-        mean = float(theirs.mean())
-        agree = mean > 0 and float(np.abs(theirs - mean).max()) <= HELD * mean
-        shares.append(float(np.median(mine.held[number][chosen])) / mean if agree else None)
-    return tuple(shares)
 
 
 def _rms_ratio(mine: NDArray[np.float64], draws: NDArray[np.float64]) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,11 +34,7 @@ from .reordering import reordered, reordering_refusal
 from .rounding_floor import groups_of
 
 _SPARE_BITS = {torch.bfloat16: 16, torch.float16: 13}  # of a float32 significand beyond the dtype's
-_CHUNK_BYTES = 64 << 20  # of errors at once
-_KEPT_BYTES = 256 << 20  # of draws that the directions are found from, so that they are not drawn twice
 DRAWS = 8
-_DIRECTIONS = 8
-_LOOKED_AT = 64  # positions from which the directions are found, in every draw
 _DECODED = 1024  # positions up to which token-by-token decode is one of the model's ways
 
 
@@ -116,18 +113,14 @@ def _first(result: Any) -> Any:
 class Drawn:
     """Errors in a model's 16 bits to its float32 forward, and those of DRAWS forwards whose roundings are drawn anew.
 
-    plain: what the sides ought to compute; without: the forwards without each of its lower precisions; exact: runs it
-    in float32; draws: their errors, made at first need; directions: most of that error lies in them, orthonormal
-    [directions, vocab].
+    plain: what the sides ought to compute; exact: runs it in float32; draws: their errors, made at first need.
     """
 
     loaded: LoadedModel
     prompts: Sequence[Sequence[int]]
     plain: RunnableSide = PLAIN
-    without: Sequence[RunnableSide] = ()
     exact: RunnableSide | None = None
     draws: list[Errors] = field(default_factory=list)
-    directions: torch.Tensor | None = None
 
     def compared(self, sides: Sequence[RunnableSide], say: Callable[[str], None] = lambda _: None) -> Exact:
         """Measure the sides, and the model's own paths when they are asked for."""
@@ -146,54 +139,23 @@ class Drawn:
             raise CaptureError(f"roundings are drawn in bfloat16 and float16, not in {loaded.dtype}.")
         weights: dict[torch.Tensor, torch.Tensor] | None = {} if self.plain is PLAIN else None
         draws = [] if self.draws else [drawn(self.plain, seed, weights) for seed in range(DRAWS)]
-        errors: dict[RunnableSide, Errors] = {}
+        pieces: dict[RunnableSide, list[Errors]] = {side: [] for side in (*sides, *draws)}
         for group in groups_of(loaded, self.prompts, itemsize=4):
             if weights:
                 weights.clear()
             say("a forward in float32")
             with in_float32(loaded) as widened:
-                forwards = [each.run_on(widened) for each in (self.exact or self.plain, *self.without)]
-                exact = [[whole_side(run, ids) for run in forwards] for ids in group]
-            known: dict[tuple[str, int], torch.Tensor] = {}
-            if self.directions is None:
-                self.directions = self._directions(draws, group, [each[0] for each in exact], known)
-            for side in (*sides, *draws):
+                exact = [whole_side((self.exact or self.plain).run_on(widened), ids) for ids in group]
+            for side, of_side in pieces.items():
                 say(f"'{side.name}' against it")
-                for number, (ids, wide) in enumerate(zip(group, exact, strict=True)):
-                    logits = known.pop((side.name, number), None)
-                    logits = whole_side(side.run_on(loaded), ids) if logits is None else logits
-                    rows = max(1, _CHUNK_BYTES // (8 * logits.shape[1]))
-                    for mine, *chunk in zip(logits.split(rows), *(each.split(rows) for each in wide), strict=True):
-                        more = _errors(mine, chunk[0], chunk[1:], self.directions)
-                        errors[side] = _joined(errors[side], more) if side in errors else more
+                for ids, wide in zip(group, exact, strict=True):
+                    side.run_on(loaded)(ids, partial(_measure, wide, of_side))
+        errors = {
+            side: Errors(np.concatenate([each.squares for each in every]), sum(each.nonfinite for each in every))
+            for side, every in pieces.items()
+        }
         self.draws = self.draws or [errors[draw] for draw in draws]
         return [errors[side] for side in sides]
-
-    def _directions(
-        self,
-        draws: Sequence[RunnableSide],
-        prompts: Sequence[Sequence[int]],
-        exact: Sequence[torch.Tensor],
-        known: dict[tuple[str, int], torch.Tensor],
-    ) -> torch.Tensor:
-        """Return directions in which most of the draws' error lies. known: takes draws by name and prompt."""
-        rows: list[torch.Tensor] = []
-        left = _LOOKED_AT
-        for number, (ids, wide) in enumerate(zip(prompts, exact, strict=True)):
-            chosen = torch.linspace(0, len(ids) - 1, min(left, len(ids))).long().to(wide.device)
-            for draw in draws if left > 0 else ():
-                logits = whole_side(draw.run_on(self.loaded), ids)
-                if sum(each.nbytes for each in known.values()) + logits.nbytes <= _KEPT_BYTES:
-                    known[draw.name, number] = logits
-                error = logits[chosen].double() - wide[chosen].double()
-                error = torch.where(error.isfinite(), error, 0.0)
-                rows.append(error / error.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny))
-            left -= len(chosen)
-        every = torch.cat(rows)
-        narrow = every.float()  # a product of all rows in float64 takes as long as two draws
-        _, vectors = torch.linalg.eigh((narrow @ narrow.T).double())
-        largest = vectors[:, -min(_DIRECTIONS, every.shape[1] // 8) :].T @ every
-        return torch.linalg.qr(largest.T).Q.T.contiguous()
 
     def _own_paths(self) -> list[RunnableSide]:
         """The model's own paths, which the draws must be a measure of."""
@@ -237,29 +199,16 @@ def compared_with_draws(
     return row, test
 
 
-def _errors(
-    logits: torch.Tensor, exact: torch.Tensor, without: Sequence[torch.Tensor], directions: torch.Tensor | None
-) -> Errors:
-    """Errors of some positions. All [positions, vocab]; without: as of `Drawn`."""
-    finite = logits.isfinite() & exact.isfinite()
-    same = (logits == exact) | (logits.isnan() & exact.isnan())
-    error = torch.where(finite, logits.double() - exact.double(), 0.0)
-    squares, count = error.square(), finite.sum(1).clamp_min(1)
-    sums: dict[str, torch.Tensor] = {"squares": squares.sum(1)}
-    if directions is not None:
-        sums["rest"] = (sums["squares"] - (error @ directions.T).square().sum(1)).clamp_min(0)
-    if without:
-        made = torch.where(finite, torch.stack([exact.double() - other.double() for other in without]), 0.0)
-        sums["made"], sums["held"] = made.square().sum(2), (error * made).sum(2)
-    means = {name: (each / count).cpu().numpy() for name, each in sums.items()}
-    if without:
-        means["held"] = 1 + means["held"] / np.maximum(means["made"], np.finfo(np.float64).tiny)
-    return Errors(**means, by_token=squares.mean(0).cpu().numpy(), nonfinite=int((~finite & ~same).sum()))
-
-
-def _joined(first: Errors, more: Errors) -> Errors:
-    """Errors of positions one after another."""
-    arrays = {name: (getattr(first, name), getattr(more, name)) for name in ("squares", "rest", "made", "held")}
-    every = {name: np.concatenate(two, axis=-1) for name, two in arrays.items() if two[0] is not None}
-    by_token = np.average([first.by_token, more.by_token], axis=0, weights=[len(first.squares), len(more.squares)])
-    return Errors(**every, by_token=by_token, nonfinite=first.nonfinite + more.nonfinite)
+def _measure(exact: torch.Tensor, pieces: list[Errors], start: int, logits: torch.Tensor) -> None:
+    """Add the errors of some positions, without a number that all logits of one share: most of rounding in trained
+    models is one, and no probability shows it. exact, logits: [positions, vocab]
+    """
+    wide = exact[start : start + len(logits)]
+    error = logits - wide
+    finite, nonfinite = error.isfinite(), 0
+    if not bool(finite.all()):
+        same = (logits == wide) | (logits.isnan() & wide.isnan())
+        error, nonfinite = torch.where(finite, error, 0.0), int((~finite & ~same).sum())
+    count = finite.sum(1).clamp_min(1)
+    mean, square = (each.sum(1, dtype=torch.float64) / count for each in (error, error.square()))
+    pieces.append(Errors((square - mean.square()).clamp_min(0).cpu().numpy(), nonfinite))

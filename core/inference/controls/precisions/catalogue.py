@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -222,18 +223,15 @@ def nf4(values: torch.Tensor) -> torch.Tensor:
 # Declared ones, and those that are tried undeclared
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_FLOATS = {**_DTYPES, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
-_IN_GGUF = {name.lower(): partial(gguf, kind=name) for name in ("Q8_0", "Q4_0")}
-FORMATS: dict[str, Rounding] = {
-    **{name: partial(through, dtype=dtype) for name, dtype in _FLOATS.items()},
-    **{"int8": int8, "tf32": tf32, "nf4": nf4, **_IN_GGUF},
-}
-_OTHER_KINDS: dict[str, tuple[str, Rounding]] = {  # of rounding to the same; arithmetic decides what lies in the middle
-    "kv=int8": ("int8 per channel", partial(int8, axis=-2)),
-    "products=tf32": ("tf32, truncated", partial(tf32, truncates=True)),
-    "weights=int8": ("int8", _in(torch.float64, int8)),
-    "weights=nf4": ("nf4", _in(torch.float64, nf4)),
-    "weights=q4_0": ("q4_0", q4_0),
+FORMATS: dict[str, tuple[Rounding, ...]] = {  # of several kinds, for arithmetic decides what lies in the middle
+    **{name: (partial(through, dtype=dtype),) for name, dtype in _DTYPES.items()},
+    "fp8_e4m3": (partial(through, dtype=torch.float8_e4m3fn),),
+    "fp8_e5m2": (partial(through, dtype=torch.float8_e5m2),),
+    "int8": (int8, partial(int8, axis=-2), _in(torch.float64, int8)),
+    "tf32": (tf32, partial(tf32, truncates=True)),
+    "nf4": (nf4, _in(torch.float64, nf4)),
+    "q8_0": (partial(gguf, kind="Q8_0"),),
+    "q4_0": (partial(gguf, kind="Q4_0"), q4_0),
 }
 _USUAL = (
     *("logits=bf16", "logits=fp16", "head=bf16", "head=fp16", "products=tf32", "weights=int8", "weights=nf4"),
@@ -246,9 +244,11 @@ def declared(texts: Sequence[str]) -> tuple[Precision, ...]:
     every: list[Precision] = []
     for text in texts:
         part, name = part_and_format(text)
-        kinds = [(name, FORMATS[name]), *([_OTHER_KINDS[text]] if text in _OTHER_KINDS else [])]
-        for path in ("prefill", "prefill+attn:eager") if part == "products" else ("prefill",):
-            every += [Precision(PART_OF[part], *kind, dtype=_DTYPES.get(name), path=path) for kind in kinds]
+        paths = ("prefill", "prefill+attn:eager") if part == "products" else ("prefill",)
+        every += [
+            Precision(PART_OF[part], name, rounding, dtype=_DTYPES.get(name), path=path)
+            for path, rounding in product(paths, FORMATS[name])
+        ]
     return tuple(every)
 
 

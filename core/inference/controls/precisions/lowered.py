@@ -1,4 +1,4 @@
-"""Test of a side for lower precision: which one leaves least of its distance, and is the rest that precision's noise?
+"""Explain a side by a lower precision: rank candidates by what each leaves, and test what the best ones leave.
 
 In float32 the rest is compared with reorderings, in 16 bits with redrawn roundings (docs/explanation/calibration.md).
 """
@@ -17,19 +17,29 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from ....errors import CaptureError, UsageError
-from ....judging import judge
 from ....judging.divergence import mean_squares
-from ....judging.judge import DRAWN, WIDE
+from ....judging.judge import DRAWN, WIDE, Lowered
 from ....judging.places import place_in_words
 from ....judging.statistic import BLOCKS, FloorTest, floor_test
 from ....judging.structure import structure_of
-from ....runs.file import evidence
-from ....runs.file.evidence import FAILED, MISSING, NOTED, PASSED, Check, Evidence
+from ....runs.file.evidence import (
+    FAILED,
+    MISSING,
+    NOTED,
+    PASSED,
+    Check,
+    DrawnFigures,
+    DrawnPrecisionFigures,
+    Evidence,
+    ExplainedFigures,
+    PrecisionsFigures,
+    SettingsFigures,
+)
 from ....text import three_digits
 from ...models.dtypes import WIDENING, converted, in_float32, in_float64
 from ...models.model import LoadedModel, has_experts
 from ...models.torch_errors import foreign_errors_stop
-from ...paths.engines import PLAIN, RunnableSide, answering, divergence, divergences_of, known, side_of, whole_side
+from ...paths.engines import PLAIN, RunnableSide, answering, divergence, divergences_of, side_of, whole_side
 from ...paths.grammar import Step
 from ..answer_precision import grid_of
 from ..drawn_roundings import Drawn, compared_with_draws
@@ -40,12 +50,11 @@ Squares = NDArray[np.float64]
 SCREENED = 48  # positions from the first that differs on, by which precisions are told apart
 MOST_LEFT = 0.5  # of a side's distance, beyond which a precision explains nothing
 # Of its distance to float32. Between two values of 8 bits, 16 bits often fall to the other one than float32 does: an
-# fp8 cache of a tiny Gemma 2 leaves 0.96. Whether it is that precision is a question to roundings drawn anew.
-MOST_LEFT_16_BITS = 1.0
+# fp8 cache of a tiny Gemma 2 leaves 0.96. What has nothing of the precision in it leaves more than there was.
+MOST_LEFT_16_BITS = 0.98
 _ALIKE = 10.0  # floors within which a side is at the model's own
 _LOOKED_INTO, _AS_GOOD, _LEAST_LEFT = 3, 1.2, 1e-3  # precisions; times what the best one leaves; not told apart below
 _EXPLAINED, _SOME = 0.1, 0.2  # of a side's distance, up to which a precision is part of it; of the positions
-_MOST_TIES = 0.01  # of the logits
 _EXCESS_LEFT = 0.5  # of the squared error beyond rounding to 16 bits: less may go by chance
 _FEWEST_EXPLAINED = 3  # positions before a fault, by which the precision under it is known
 _COARSE, _BITS = "prefill+dtype:bfloat16", 8  # the measure of a setting's rounding, and bits of its significand
@@ -56,13 +65,13 @@ _LEAST_OF_WHOLE = 0.5  # of what rounding drawn anew is from float32: a model in
 @dataclass(frozen=True)
 class Question:
     """Prompts that sides are asked on. blocks: sizes that a fault may begin at multiples of;
-    given: precisions that were declared, tried first; kept: a side whose logits are computed once.
+    declared: precisions that are tried first; kept: a side whose logits are computed once.
     """
 
     prompts: Sequence[Sequence[int]]
     blocks: Sequence[int] = BLOCKS
     say: Callable[[str], None] = lambda _: None
-    given: Sequence[Precision] = ()
+    declared: Sequence[Precision] = ()
     kept: Callable[[RunnableSide], RunnableSide] = lambda side: side
 
     @property
@@ -71,11 +80,80 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Lowered(judge.Lowered):
-    """precision: None of a whole model in 16 bits; beyond: positions that differ by more than its noise."""
+class Rest:
+    """What a precision leaves of a side's distance. outcome: PASSED if nothing but its noise, FAILED if a fault is on
+    top; outliers: positions beyond its noise; says: of a fault in 16 bits alone.
+    """
 
+    figures: ExplainedFigures | DrawnPrecisionFigures
+    outcome: str
+    outliers: NDArray[np.int64]
     precision: Precision | None = None
-    beyond: float = np.inf
+    says: str = ""
+
+
+def lowered_of_pair(
+    question: Question,
+    loaded: LoadedModel,
+    sides: Sequence[RunnableSide],
+    floors: Mapping[str, Squares],
+    dtype: str,
+    *,
+    fails_in_own_dtype: bool,
+) -> list[Lowered]:
+    """Judge sides of a pair beyond the noise floor in `dtype`: engines by their settings, each other one that is
+    further from the model than rounding, or the further one, by precisions of the model.
+
+    floors: mean squares of the model's reorderings by dtype [seeds, positions]; fails_in_own_dtype: what explains a
+    side in `dtype` is compared with roundings to the model's own 16 bits as well.
+    """
+    engines = [side for side in sides if narrow_settings(side) or coarse_activation(loaded, side)]
+    rows: list[Lowered] = []
+    if engines:
+        with foreign_errors_stop("engine settings", "choose a smaller model"), in_float32(loaded) as widened:
+            rows = [_by_settings(question, widened, side, floors["float32"]) for side in engines]
+        sides = [side for side in sides if side not in engines and side.path != PLAIN.path]
+        # settings are measured in float32; what a forward in 16 bits adds is the run's own dtype, not the engine's
+        dtype, fails_in_own_dtype = "float32", False
+    floor = floors[dtype]
+    is_torn = dtype != "float64" and has_experts(loaded.model)  # by near ties of a router, in sound sides too
+    with foreign_errors_stop("lower precisions", "choose a smaller model"), WIDENING[dtype](loaded) as widened:
+        far = {side: mean_squares(divergences_of(widened, question.prompts, (PLAIN, side))) for side in sides}
+        beyond = [
+            side
+            for side, squares in far.items()
+            if not floor_test(squares, floor, WIDE).is_passed and not (is_torn and rms_ratio(squares, floor) <= _ALIKE)
+        ]
+        beyond = beyond or sorted(far, key=lambda side: float(far[side].mean()))[-1:]
+        rests = {side: _best_of(_rests(question, widened, side, far[side], floor)) for side in beyond}
+    for side, rest in rests.items():
+        ratio = rms_ratio(far[side], floor)
+        if rest is None:
+            rest = _whole_model(question, loaded, side, ratio)
+        elif rest.outcome == PASSED and fails_in_own_dtype:
+            rest = _in_16_bits_too(question, loaded, side, rest)
+        if rest is not None or not engines:
+            rows.append(_row(question, side, ratio, rest))
+    return rows
+
+
+def lowered_in_16_bits(question: Question, loaded: LoadedModel, side: RunnableSide, failed: FloorTest) -> Lowered:
+    """Judge a side that has nothing but 16 bits. loaded: in its 16 bits; failed: its error's test."""
+    differs, ratio = np.zeros(sum(question.lengths), bool), failed.ratio
+    differs[failed.outliers if len(failed.outliers) else slice(None)] = True
+    usual = [each for each in catalogue(loaded) if each.part in (CACHE, LAYERS)]
+    with in_float32(loaded) as widened:
+        best = best_precisions(question, widened, loaded, side, differs, [*question.declared, *usual])
+
+    def rest_of(precision: Precision) -> Rest | None:
+        rest, test = _drawn(question, loaded, side, ratio, precision)
+        is_less = ratio <= DRAWN.over_all or test.ratio**2 - 1 <= _EXCESS_LEFT * (ratio**2 - 1)
+        # a fault on top begins behind positions that the precision explains
+        before = failed.outliers[failed.outliers < min(test.outliers, default=0)]
+        is_part = rest.outcome == FAILED and len(before) >= _FEWEST_EXPLAINED
+        return rest if is_part or (rest.outcome == PASSED and is_less) else None
+
+    return _row(question, side, ratio, _best_of(map(rest_of, best)))
 
 
 def rms_ratio(squares: NDArray[np.float64], measure: NDArray[np.float64] | float) -> float:
@@ -99,9 +177,9 @@ def best_precisions(
     float32, 0 in 16 bits, which hide where a cache begins to be rounded.
     """
     question.say("other precisions")
-    pairs = list(zip(question.prompts, np.split(differs, np.cumsum(question.lengths)[:-1]), strict=True))
     if not differs.any():
         return []
+    pairs = zip(question.prompts, np.split(differs, np.cumsum(question.lengths)[:-1]), strict=True)
     prompt, at = min((pair for pair in pairs if pair[1].any()), key=lambda pair: len(pair[0]))
     first, wanted, is_noisy = int(np.argmax(at)), whole_side(side.run_on(own), prompt), not floor
     start = prompt[: first + SCREENED]
@@ -118,7 +196,7 @@ def best_precisions(
 
     @cache
     def left(precision: Precision) -> float:
-        is_whole = precision in question.given and precision.stored is None  # its scales may be of the whole prompt
+        is_whole = precision in question.declared and precision.stored is None  # its scales may be of the whole prompt
         squares = distance(precision.side, prompt if is_whole else start)
         return np.inf if squares is None else float(np.exp(np.log(squares / plain).sum() / (2 * (len(start) - first))))
 
@@ -149,79 +227,132 @@ def _rise(squares: NDArray[np.float64]) -> int:
     return int(count[np.argmax(score)]) if score.any() else 0
 
 
-def _trial(
-    question: Question,
-    side: RunnableSide,
-    figures: evidence.ExplainedFigures | evidence.DrawnPrecisionFigures,
-    outcome: str,
-    outliers: NDArray[np.int64],
-    precision: Precision | None = None,
-) -> Lowered:
-    """The row of one precision that is part of the difference. outliers: positions with more than its noise left."""
-    far, name, place = three_digits(figures.noise_ratio), figures.precision, None
-    says = f"'{side.name}' is the model with {name}: {far}x the noise floor, nothing but that precision's noise."
-    if outcome == FAILED:
-        place = structure_of(outliers, question.lengths).first
-        where = f", from {place_in_words(int(outliers[0]), question.lengths)}" if len(outliers) else ""
-        says = f"A fault on top of a lower precision, {name}{where}."
-    check = Check.EXPLAINED if isinstance(figures, evidence.ExplainedFigures) else Check.DRAWN_PRECISION
-    control = f"'{side.name}' compared with the model in lower precisions"
-    return Lowered(Evidence(check, control, figures, outcome, says, side.name), place, precision, len(outliers))
-
-
-def _best_of(side: RunnableSide, ratio: float, trials: Iterable[Lowered | None]) -> Lowered:
-    """Return the first trial that passes, or else the one that leaves a fault at the fewest positions."""
-    control = f"'{side.name}' compared with the model in lower precisions"
-    says, figures = f"No lower precision explains '{side.name}'.", evidence.PrecisionsFigures(noise_ratio=ratio)
-    best = Lowered(Evidence(Check.PRECISIONS, control, figures, NOTED, says, side.name))
-    for one in trials:
-        if one is not None and one.evidence.outcome == PASSED:
-            return one
-        if one is not None and one.beyond < best.beyond:
-            best = one
+def _best_of(rests: Iterable[Rest | None]) -> Rest | None:
+    """Return the first that passes, or else the one that leaves a fault at the fewest positions."""
+    best = None
+    for rest in rests:
+        if rest is not None and rest.outcome == PASSED:
+            return rest
+        if rest is not None and (best is None or len(rest.outliers) < len(best.outliers)):
+            best = rest
     return best
 
 
-def lowered_of_pair(
-    question: Question,
-    loaded: LoadedModel,
-    sides: Sequence[RunnableSide],
-    floors: Mapping[str, Squares],
-    dtype: str,
-    *,
-    fails_in_own_dtype: bool,
-) -> list[Lowered]:
-    """Judge sides of a pair beyond the noise floor in `dtype`: engines by their settings, each other one that is
-    further from the model than rounding, or the further one, by precisions of the model.
+def _row(question: Question, side: RunnableSide, ratio: float, rest: Rest | None) -> Lowered:
+    """Say what explains a side, wholly or but for a fault on top. ratio: noise ratio of the side to the model."""
+    control, place = f"'{side.name}' compared with the model in lower precisions", None
+    if rest is None:
+        says = f"No lower precision explains '{side.name}'."
+        return Lowered(
+            Evidence(Check.PRECISIONS, control, PrecisionsFigures(noise_ratio=ratio), NOTED, says, side.name)
+        )
+    name, far = rest.figures.precision, three_digits(rest.figures.noise_ratio)
+    says = f"'{side.name}' is the model with {name}: {far}x the noise floor, nothing but that precision's noise."
+    if rest.outcome == FAILED and not rest.says:
+        place = structure_of(rest.outliers, question.lengths).first
+        where = f", from {place_in_words(int(rest.outliers[0]), question.lengths)}" if len(rest.outliers) else ""
+        says = f"A fault on top of a lower precision, {name}{where}."
+    check = Check.EXPLAINED if isinstance(rest.figures, ExplainedFigures) else Check.DRAWN_PRECISION
+    return Lowered(Evidence(check, control, rest.figures, rest.outcome, rest.says or says, side.name), place)
 
-    floors: mean squares of the model's reorderings by dtype [seeds, positions]; fails_in_own_dtype: what explains a
-    side in `dtype` is compared with roundings to the model's own 16 bits as well.
-    """
-    engines = [side for side in sides if narrow_settings(side) or coarse_activation(loaded, side)]
-    rows: list[Lowered] = []
-    if engines:
-        with foreign_errors_stop("engine settings", "choose a smaller model"), in_float32(loaded) as widened:
-            rows = [_by_settings(question, widened, side, floors["float32"]) for side in engines]
-        sides = [side for side in sides if side not in engines and side.path != PLAIN.path]
-        # settings are measured in float32; what a forward in 16 bits adds is the run's own dtype, not the engine's
-        dtype, fails_in_own_dtype = "float32", False
-    floor = floors[dtype]
-    is_torn = dtype != "float64" and has_experts(loaded.model)  # by near ties of a router, in sound sides too
-    with foreign_errors_stop("lower precisions", "choose a smaller model"), WIDENING[dtype](loaded) as widened:
-        far = {side: mean_squares(divergences_of(widened, question.prompts, (PLAIN, side))) for side in sides}
-        beyond = {
-            side: squares
-            for side, squares in far.items()
-            if not floor_test(squares, floor, WIDE).is_passed and not (is_torn and rms_ratio(squares, floor) <= _ALIKE)
-        }
-        beyond = beyond or dict(sorted(far.items(), key=lambda each: float(each[1].mean()))[-1:])
-        every = {side: _explained(question, widened, side, squares, floor) for side, squares in beyond.items()}
-    for side, one in every.items():
-        if one.evidence.outcome == NOTED:
-            every[side] = _whole_model(question, loaded, side, floors["float32"]) or one
-        elif one.evidence.outcome == PASSED and fails_in_own_dtype:
-            every[side] = _checked_in_16_bits(question, loaded, side, one)
-    return rows + [one for one in every.values() if not engines or one.evidence.outcome != NOTED]
+
+# In float32 and float64: the rest compared with reorderings
+
+
+def _rests(
+    question: Question, loaded: LoadedModel, side: RunnableSide, far: Squares, floor_squares: Squares
+) -> Iterator[Rest | None]:
+    """Judge a side by the precisions that leave least of it. far: mean squares of the side to the model [positions]."""
+    floor = float(floor_squares.mean())
+    differs = far > _ALIKE**2 * floor
+    offered = [*question.declared, *catalogue(loaded)]
+
+    def rest_of(precision: Precision, loaded: LoadedModel) -> Rest | None:
+        question.say(f"reorderings with {precision.name}")
+        apart = divergences_of(loaded, question.prompts, (precision.side, question.kept(side)))
+        if any(one.nonfinite_mismatch for one in apart):
+            return None
+        left = mean_squares(apart)
+        test = floor_test(left, rounding_floor(loaded, question.prompts, side=precision.side).squares, WIDE)
+        figures = ExplainedFigures(
+            noise_ratio=rms_ratio(far, floor),
+            precision=precision.name,
+            compute_dtype=loaded.dtype,
+            share_left=rms_ratio(left, far),
+            left_noise_ratio=test.noise_ratio,
+            worst_position_ratio=test.worst,
+            position_ratio_allowed=test.position.allowed,
+            positions_beyond=len(test.outliers),
+        )
+        is_explained = figures.share_left <= MOST_LEFT and test.is_passed
+        is_part = np.mean(left[differs] <= _EXPLAINED**2 * far[differs]) >= _SOME
+        outcome = PASSED if is_explained else FAILED
+        return Rest(figures, outcome, test.outliers, precision) if is_explained or is_part else None
+
+    for precision in best_precisions(question, loaded, loaded, side, differs, offered, floor):
+        yield rest_of(precision, loaded)
+        if loaded.dtype == "float64":
+            continue
+        # the middle of two values is rounded to either, in float64 more seldom
+        with suppress(CaptureError), foreign_errors_stop("float64", "leave it out"), in_float64(loaded) as widened:
+            rest = rest_of(precision, widened)
+            yield rest if rest is not None and rest.outcome == PASSED else None
+
+
+# In 16 bits: compared with roundings drawn anew
+
+
+def _drawn(
+    question: Question, loaded: LoadedModel, side: RunnableSide, ratio: float, precision: Precision | None = None
+) -> tuple[Rest, FloorTest]:
+    """Compare a side in 16 bits with the model in a precision, or as it is. ratio: noise ratio of the side."""
+    name = f"all of it in {loaded.dtype}" if precision is None else precision.name
+    question.say(f"roundings drawn anew with {name}")
+    draws = Drawn(loaded, question.prompts, PLAIN if precision is None else precision.side)
+    row, test = compared_with_draws(draws, side, question.blocks, question.say)
+    assert isinstance(row.figures, DrawnFigures)
+    named = structs.asdict(row.figures) | {"noise_ratio": ratio, "ratio_over_draws": row.figures.noise_ratio}
+    return Rest(DrawnPrecisionFigures(**named, precision=name), row.outcome, test.outliers, precision), test
+
+
+def _in_16_bits_too(question: Question, loaded: LoadedModel, side: RunnableSide, passed: Rest) -> Rest:
+    """Check what explains a side in float32 in the model's own 16 bits: do its kernels have a fault of their own?"""
+    name, dtype = passed.figures.precision, loaded.dtype
+    with suppress(CaptureError):
+        rest, test = _drawn(question, loaded, side, passed.figures.noise_ratio, passed.precision)
+        if rest.outcome == FAILED:
+            size = f"{three_digits(test.ratio)}x the error of rounding"
+            says = f"{name} explains float32, not {dtype}: {size}, a fault of the {dtype} kernels."
+            figures = structs.replace(passed.figures, **{f"left_noise_ratio_{dtype}": test.ratio})
+            return replace(passed, figures=figures, outcome=FAILED, says=says)
+    return passed
+
+
+def _whole_model(question: Question, loaded: LoadedModel, side: RunnableSide, ratio: float) -> Rest | None:
+    """Judge a side of 16-bit answers by the model in that dtype throughout; None if they are of no 16-bit dtype."""
+    chosen = as_many_as(question.prompts, LOGIT_BYTES // (4 * loaded.vocab_size))
+    with suppress(CaptureError), in_float32(loaded) as widened:
+        answers = [whole_side(side.run_on(widened), ids).float() for ids in chosen]
+        grid = grid_of(torch.cat(answers))
+        if grid is None:
+            return None
+        with converted(widened, grid) as narrowed:
+            recorded = answering(side.name, chosen, answers)
+            rest, _ = _drawn(replace(question, prompts=chosen), narrowed, recorded, ratio)
+        figures = rest.figures
+        assert isinstance(figures, DrawnPrecisionFigures)
+        over_own = figures.ratio_over_draws / float(np.median(figures.model_ways_ratios))
+        # draws may be no measure by position (near ties of a router); the model's own paths are one over all
+        if rest.outcome == MISSING and over_own <= 1 / _LEAST_OF_WHOLE:
+            rest = replace(rest, outcome=PASSED)
+        if rest.outcome == FAILED or (
+            rest.outcome == PASSED and over_own >= _LEAST_OF_WHOLE and not figures.nonfinite_mismatch
+        ):
+            return rest
+    return None
+
+
+# Of engines, by their settings
 
 
 def _modifiers(side: RunnableSide) -> Mapping[str, Any]:
@@ -295,141 +426,9 @@ def _by_settings(question: Question, loaded: LoadedModel, side: RunnableSide, fl
         says = f"With every setting at its widest '{side.name}' is still {worst} noise floors from the model."
     elif share > 1.0:
         says = f"{words} move '{side.name}' {three_digits(share)}x as far as {min(bits)} bits round: a fault in these."
-    figures = evidence.SettingsFigures(
+    figures = SettingsFigures(
         ratio, tuple(ratios), tuple(ratios.values()), rms_ratio(wide, own_floor), min(bits), share
     )
     outcome = PASSED if test.is_passed and share <= 1.0 else FAILED
     control = f"'{side.name}' compared with the model, with its settings at their widest and each alone"
     return Lowered(Evidence(Check.SETTINGS, control, figures, outcome, says, side.name), place)
-
-
-def _explained(
-    question: Question, loaded: LoadedModel, side: RunnableSide, far: Squares, floor_squares: Squares
-) -> Lowered:
-    """Judge a side by the precisions that leave least of it. far: mean squares of the side to the model [positions]."""
-    floor = float(floor_squares.mean())
-    ratio, differs = rms_ratio(far, floor), far > _ALIKE**2 * floor
-
-    def compared(precision: Precision, loaded: LoadedModel) -> Lowered | None:
-        question.say(f"reorderings with {precision.name}")
-        squares, ties, dtype = [], [], precision.dtype
-        for ids in question.prompts:
-            plain, answer = whole_side(precision.side.run_on(loaded), ids), whole_side(side.run_on(loaded), ids)
-            one = divergence(plain, known(answer), ids)
-            squares.append(np.full(len(ids), np.inf) if one.nonfinite_mismatch else one.mean_squares)
-            # logits that are the next value of the dtype, as the middle of two values is by rounding
-            is_near = dtype is not None and torch.allclose(answer, plain, rtol=torch.finfo(dtype).eps, atol=0.0)
-            ties.append(float((answer != plain).double().mean()) if is_near else np.inf)
-        left = np.concatenate(squares)
-        own = rounding_floor(loaded, question.prompts, side=precision.side)
-        test = floor_test(left, own.squares, WIDE)
-        figures = evidence.ExplainedFigures(
-            noise_ratio=ratio,
-            precision=precision.name,
-            compute_dtype=loaded.dtype,
-            share_left=rms_ratio(left, far),
-            left_noise_ratio=test.noise_ratio,
-            worst_position_ratio=test.worst,
-            position_ratio_allowed=test.position.allowed,
-            positions_beyond=len(test.outliers),
-        )
-        is_explained = figures.share_left <= MOST_LEFT and (test.is_passed or 0 < np.mean(ties) <= _MOST_TIES)
-        is_part = np.mean(left[differs] <= _EXPLAINED**2 * far[differs]) >= _SOME
-        outcome = PASSED if is_explained else FAILED
-        return _trial(question, side, figures, outcome, test.outliers, precision) if is_explained or is_part else None
-
-    def trials() -> Iterator[Lowered | None]:
-        offered = [*question.given, *catalogue(loaded)]
-        for precision in best_precisions(question, loaded, loaded, side, differs, offered, floor):
-            yield compared(precision, loaded)
-            if loaded.dtype == "float64":
-                continue
-            # the middle of two values is rounded to either, in float64 more seldom
-            with suppress(CaptureError), foreign_errors_stop("float64", "leave it out"), in_float64(loaded) as widened:
-                wide = compared(precision, widened)
-                yield wide if wide is not None and wide.evidence.outcome == PASSED else None
-
-    return _best_of(side, ratio, trials())
-
-
-# Compared with roundings drawn anew in 16 bits
-
-
-def _compared_with_draws(
-    question: Question, loaded: LoadedModel, side: RunnableSide, precision: Precision
-) -> tuple[Evidence, FloorTest]:
-    question.say(f"roundings drawn anew with {precision.name}")
-    draws = Drawn(loaded, question.prompts, precision.side, without=[PLAIN])
-    return compared_with_draws(draws, side, question.blocks, question.say)
-
-
-def _drawn_figures(row: Evidence, ratio: float, precision: str) -> evidence.DrawnPrecisionFigures:
-    """row: of the side's error over that of roundings drawn anew in the precision; ratio: over the noise floor."""
-    assert isinstance(row.figures, evidence.DrawnFigures)
-    figures = structs.asdict(row.figures) | {"noise_ratio": ratio, "ratio_over_draws": row.figures.noise_ratio}
-    return evidence.DrawnPrecisionFigures(**figures, precision=precision)
-
-
-def _checked_in_16_bits(question: Question, loaded: LoadedModel, side: RunnableSide, passed: Lowered) -> Lowered:
-    """Check what explains a side in float32 in the model's own 16 bits: do its kernels have a fault of their own?"""
-    if passed.precision is None:
-        return passed
-    name, dtype = passed.precision.name, loaded.dtype
-    with suppress(CaptureError):
-        row, test = _compared_with_draws(question, loaded, side, passed.precision)
-        if row.outcome == FAILED:
-            says = (
-                f"{name} explains float32, not {dtype}: {three_digits(test.ratio)}x the error of rounding, a fault of"
-                f" the {dtype} kernels."
-            )
-            figures = structs.replace(passed.evidence.figures, **{f"left_noise_ratio_{dtype}": test.ratio})
-            return Lowered(replace(passed.evidence, figures=figures, outcome=FAILED, says=says))
-    return passed
-
-
-def _whole_model(question: Question, loaded: LoadedModel, side: RunnableSide, floor: Squares) -> Lowered | None:
-    """Judge a side of 16-bit answers by the model in that dtype throughout; None if they are of no 16-bit dtype."""
-    chosen = as_many_as(question.prompts, LOGIT_BYTES // (4 * loaded.vocab_size))
-    with suppress(CaptureError), in_float32(loaded) as widened:
-        answers = [whole_side(side.run_on(widened), ids).float() for ids in chosen]
-        grid = grid_of(torch.cat(answers))
-        if grid is None:
-            return None
-        recorded = answering(side.name, chosen, answers)
-        ratio = rms_ratio(mean_squares(divergences_of(widened, chosen, (PLAIN, recorded))), floor)
-        with converted(widened, grid) as narrowed:
-            row, test = compared_with_draws(Drawn(narrowed, chosen), recorded, question.blocks, question.say)
-        figures = _drawn_figures(row, ratio, f"all of it in {grid}")
-        over_own = figures.ratio_over_draws / float(np.median(figures.model_ways_ratios))
-        outcome = row.outcome
-        if outcome == MISSING and over_own <= 1 / _LEAST_OF_WHOLE:
-            outcome = PASSED  # draws may be no measure by position (near ties of a router); its own paths are over all
-        if outcome == PASSED and (over_own < _LEAST_OF_WHOLE or figures.nonfinite_mismatch):
-            return None
-        if outcome != MISSING:
-            return _trial(replace(question, prompts=chosen), side, figures, outcome, test.outliers)
-    return None
-
-
-def lowered_in_16_bits(question: Question, loaded: LoadedModel, side: RunnableSide, failed: FloorTest) -> Lowered:
-    """Judge a side that has nothing but 16 bits. loaded: in its 16 bits; failed: its error's test."""
-    differs, ratio = np.zeros(sum(question.lengths), bool), failed.ratio
-    differs[failed.outliers if len(failed.outliers) else slice(None)] = True
-    usual = [each for each in catalogue(loaded) if each.part in (CACHE, LAYERS)]
-    with in_float32(loaded) as widened:
-        best = best_precisions(question, widened, loaded, side, differs, [*question.given, *usual])
-
-    def compared(precision: Precision) -> Lowered | None:
-        row, test = _compared_with_draws(question, loaded, side, precision)
-        is_less = ratio <= DRAWN.over_all or test.ratio**2 - 1 <= _EXCESS_LEFT * (ratio**2 - 1)
-        # a fault on top begins behind positions that the precision explains
-        before = failed.outliers[failed.outliers < min(test.outliers, default=0)]
-        is_part = row.outcome == FAILED and len(before) >= _FEWEST_EXPLAINED
-        is_explained = row.outcome == PASSED and is_less
-        if not test.holds_its_precisions or not (is_explained or is_part):
-            return None
-        figures = _drawn_figures(row, ratio, precision.name)
-        outcome = PASSED if is_explained else FAILED
-        return _trial(question, side, figures, outcome, test.outliers, precision)
-
-    return _best_of(side, ratio, map(compared, best))
