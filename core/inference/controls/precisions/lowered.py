@@ -22,25 +22,13 @@ from ....judging.judge import DRAWN, WIDE, Lowered
 from ....judging.places import place_in_words
 from ....judging.statistic import BLOCKS, FloorTest, floor_test
 from ....judging.structure import structure_of
-from ....runs.file.evidence import (
-    FAILED,
-    MISSING,
-    NOTED,
-    PASSED,
-    Check,
-    DrawnFigures,
-    DrawnPrecisionFigures,
-    Evidence,
-    ExplainedFigures,
-    PrecisionsFigures,
-    SettingsFigures,
-)
+from ....runs.file import evidence
+from ....runs.file.evidence import FAILED, MISSING, NOTED, PASSED, Check, Evidence
 from ....text import three_digits
 from ...models.dtypes import WIDENING, converted, in_float32, in_float64
 from ...models.model import LoadedModel, has_experts
 from ...models.torch_errors import foreign_errors_stop
 from ...paths.engines import PLAIN, RunnableSide, answering, divergence, divergences_of, side_of, whole_side
-from ...paths.grammar import Step
 from ..answer_precision import grid_of
 from ..drawn_roundings import Drawn, compared_with_draws
 from ..rounding_floor import LOGIT_BYTES, as_many_as, rounding_floor
@@ -85,7 +73,7 @@ class Rest:
     top; outliers: positions beyond its noise; says: of a fault in 16 bits alone.
     """
 
-    figures: ExplainedFigures | DrawnPrecisionFigures
+    figures: evidence.ExplainedFigures | evidence.DrawnPrecisionFigures
     outcome: str
     outliers: NDArray[np.int64]
     precision: Precision | None = None
@@ -113,7 +101,7 @@ def lowered_of_pair(
         with foreign_errors_stop("engine settings", "choose a smaller model"), in_float32(loaded) as widened:
             rows = [_by_settings(question, widened, side, floors["float32"]) for side in engines]
         sides = [side for side in sides if side not in engines and side.path != PLAIN.path]
-        # settings are measured in float32; what a forward in 16 bits adds is the run's own dtype, not the engine's
+        # what a forward in 16 bits adds is the run's own dtype, not the engine's settings
         dtype, fails_in_own_dtype = "float32", False
     floor = floors[dtype]
     is_torn = dtype != "float64" and has_experts(loaded.model)  # by near ties of a router, in sound sides too
@@ -139,8 +127,8 @@ def lowered_of_pair(
 
 def lowered_in_16_bits(question: Question, loaded: LoadedModel, side: RunnableSide, failed: FloorTest) -> Lowered:
     """Judge a side that has nothing but 16 bits. loaded: in its 16 bits; failed: its error's test."""
-    differs, ratio = np.zeros(sum(question.lengths), bool), failed.ratio
-    differs[failed.outliers if len(failed.outliers) else slice(None)] = True
+    ratio, outliers = failed.ratio, failed.outliers
+    differs = np.isin(np.arange(sum(question.lengths)), outliers) | (not len(outliers))
     usual = [each for each in catalogue(loaded) if each.part in (CACHE, LAYERS)]
     with in_float32(loaded) as widened:
         best = best_precisions(question, widened, loaded, side, differs, [*question.declared, *usual])
@@ -149,7 +137,7 @@ def lowered_in_16_bits(question: Question, loaded: LoadedModel, side: RunnableSi
         rest, test = _drawn(question, loaded, side, ratio, precision)
         is_less = ratio <= DRAWN.over_all or test.ratio**2 - 1 <= _EXCESS_LEFT * (ratio**2 - 1)
         # a fault on top begins behind positions that the precision explains
-        before = failed.outliers[failed.outliers < min(test.outliers, default=0)]
+        before = outliers[outliers < min(test.outliers, default=0)]
         is_part = rest.outcome == FAILED and len(before) >= _FEWEST_EXPLAINED
         return rest if is_part or (rest.outcome == PASSED and is_less) else None
 
@@ -174,7 +162,7 @@ def best_precisions(
 
     Of the shortest prompt that differs, over SCREENED positions from the first one on. own: the model that the side is
     run on; differs: from `loaded` by more than rounding [all positions]; floor: mean square of the noise floor in
-    float32, 0 in 16 bits, which hide where a cache begins to be rounded.
+    float32, 0 in 16 bits.
     """
     question.say("other precisions")
     if not differs.any():
@@ -209,22 +197,15 @@ def best_precisions(
     tried = list(offered) if first == 0 or is_noisy else []
     caches = [each for each in offered if each.part == CACHE]
     caches = caches if is_noisy else [each for each in caches if first > 0 and explains_start(each)]
-    for begin in {first, _rise(plain)} - {0} if is_noisy else {first}:
+    # noise hides where a cache begins to be rounded: at a block, if not where a position stands out first
+    begins = {first, max((size for size in question.blocks if size <= first), default=first)} if is_noisy else {first}
+    for begin in begins - {0}:
         # later tokens come one at a time, as many again, all in one, or are rounded before they are read
         ways = [Stored(begin, chunk) for chunk in (1, begin, 1 << 30)] + [Stored(begin, 1 << 30, is_read_back=True)]
         tried += [replace(each, stored=way) for each in caches for way in ways]
     best = sorted(dict.fromkeys(tried), key=left)[:_LOOKED_INTO]
     most = MOST_LEFT_16_BITS if is_noisy else MOST_LEFT
     return [each for each in best if left(each) < min(most, max(_AS_GOOD * left(best[0]), _LEAST_LEFT))]
-
-
-def _rise(squares: NDArray[np.float64]) -> int:
-    """Return the position from which on more is left, at which two levels of the logarithm differ most; 0 if none."""
-    logs, count = np.log(np.maximum(squares, 1e-12 * squares.max())), np.arange(1, len(squares))
-    sums = np.cumsum(logs)
-    rise = (sums[-1] - sums[:-1]) / (len(logs) - count) - sums[:-1] / count
-    score = count * (len(logs) - count) * np.maximum(rise, 0.0) ** 2
-    return int(count[np.argmax(score)]) if score.any() else 0
 
 
 def _best_of(rests: Iterable[Rest | None]) -> Rest | None:
@@ -244,7 +225,7 @@ def _row(question: Question, side: RunnableSide, ratio: float, rest: Rest | None
     if rest is None:
         says = f"No lower precision explains '{side.name}'."
         return Lowered(
-            Evidence(Check.PRECISIONS, control, PrecisionsFigures(noise_ratio=ratio), NOTED, says, side.name)
+            Evidence(Check.PRECISIONS, control, evidence.PrecisionsFigures(noise_ratio=ratio), NOTED, says, side.name)
         )
     name, far = rest.figures.precision, three_digits(rest.figures.noise_ratio)
     says = f"'{side.name}' is the model with {name}: {far}x the noise floor, nothing but that precision's noise."
@@ -252,7 +233,7 @@ def _row(question: Question, side: RunnableSide, ratio: float, rest: Rest | None
         place = structure_of(rest.outliers, question.lengths).first
         where = f", from {place_in_words(int(rest.outliers[0]), question.lengths)}" if len(rest.outliers) else ""
         says = f"A fault on top of a lower precision, {name}{where}."
-    check = Check.EXPLAINED if isinstance(rest.figures, ExplainedFigures) else Check.DRAWN_PRECISION
+    check = Check.EXPLAINED if isinstance(rest.figures, evidence.ExplainedFigures) else Check.DRAWN_PRECISION
     return Lowered(Evidence(check, control, rest.figures, rest.outcome, rest.says or says, side.name), place)
 
 
@@ -274,7 +255,7 @@ def _rests(
             return None
         left = mean_squares(apart)
         test = floor_test(left, rounding_floor(loaded, question.prompts, side=precision.side).squares, WIDE)
-        figures = ExplainedFigures(
+        figures = evidence.ExplainedFigures(
             noise_ratio=rms_ratio(far, floor),
             precision=precision.name,
             compute_dtype=loaded.dtype,
@@ -310,9 +291,9 @@ def _drawn(
     question.say(f"roundings drawn anew with {name}")
     draws = Drawn(loaded, question.prompts, PLAIN if precision is None else precision.side)
     row, test = compared_with_draws(draws, side, question.blocks, question.say)
-    assert isinstance(row.figures, DrawnFigures)
+    assert isinstance(row.figures, evidence.DrawnFigures)
     named = structs.asdict(row.figures) | {"noise_ratio": ratio, "ratio_over_draws": row.figures.noise_ratio}
-    return Rest(DrawnPrecisionFigures(**named, precision=name), row.outcome, test.outliers, precision), test
+    return Rest(evidence.DrawnPrecisionFigures(**named, precision=name), row.outcome, test.outliers, precision), test
 
 
 def _in_16_bits_too(question: Question, loaded: LoadedModel, side: RunnableSide, passed: Rest) -> Rest:
@@ -340,15 +321,13 @@ def _whole_model(question: Question, loaded: LoadedModel, side: RunnableSide, ra
             recorded = answering(side.name, chosen, answers)
             rest, _ = _drawn(replace(question, prompts=chosen), narrowed, recorded, ratio)
         figures = rest.figures
-        assert isinstance(figures, DrawnPrecisionFigures)
+        assert isinstance(figures, evidence.DrawnPrecisionFigures)
         over_own = figures.ratio_over_draws / float(np.median(figures.model_ways_ratios))
         # draws may be no measure by position (near ties of a router); the model's own paths are one over all
         if rest.outcome == MISSING and over_own <= 1 / _LEAST_OF_WHOLE:
             rest = replace(rest, outcome=PASSED)
-        if rest.outcome == FAILED or (
-            rest.outcome == PASSED and over_own >= _LEAST_OF_WHOLE and not figures.nonfinite_mismatch
-        ):
-            return rest
+        is_whole = over_own >= _LEAST_OF_WHOLE and not figures.nonfinite_mismatch
+        return rest if rest.outcome == FAILED or (rest.outcome == PASSED and is_whole) else None
     return None
 
 
@@ -384,9 +363,9 @@ def at_widest(side: RunnableSide, **others: Any) -> RunnableSide:
     path, narrow = side.engine_path, narrow_settings(side)
     if path is None or not narrow:
         return side
-    widest = {name: others.get(name, _modifiers(side)[name]["widest"]) for name in narrow}
-    kept = [step for step in path.modifiers if step.name not in narrow]
-    return side_of(str(replace(path, modifiers=(*kept, *(Step(name, (value,)) for name, value in widest.items())))))
+    for name in narrow:
+        path = path.with_modifier(name, others.get(name, _modifiers(side)[name]["widest"]))
+    return side_of(str(path))
 
 
 def _by_settings(question: Question, loaded: LoadedModel, side: RunnableSide, floor: Squares) -> Lowered:
@@ -426,7 +405,7 @@ def _by_settings(question: Question, loaded: LoadedModel, side: RunnableSide, fl
         says = f"With every setting at its widest '{side.name}' is still {worst} noise floors from the model."
     elif share > 1.0:
         says = f"{words} move '{side.name}' {three_digits(share)}x as far as {min(bits)} bits round: a fault in these."
-    figures = SettingsFigures(
+    figures = evidence.SettingsFigures(
         ratio, tuple(ratios), tuple(ratios.values()), rms_ratio(wide, own_floor), min(bits), share
     )
     outcome = PASSED if test.is_passed and share <= 1.0 else FAILED
