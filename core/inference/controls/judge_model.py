@@ -153,14 +153,11 @@ class JudgingSession:
         """Let the logits of a side go, which no other pair has."""
         self._logits = {key: logits for key, logits in self._logits.items() if key[0] != side.name}
 
-    @contextmanager
-    def _opened(self, side: RunnableSide, model: LoadedModel, trace: ModuleTrace | None) -> Iterator[Run]:
+    def _opened(self, side: RunnableSide, model: LoadedModel, trace: ModuleTrace | None) -> AbstractContextManager[Run]:
+        itemsize = model.torch_dtype.itemsize if side.engine_path is None else _WIDEST
+
         def run(ids: Sequence[int], emit: Emit) -> None:
-            key = (side.name, model.dtype, tuple(ids))
-            itemsize = model.torch_dtype.itemsize if side.engine_path is None else _WIDEST
-            size = len(ids) * model.vocab_size * itemsize
-            if trace is not None:
-                return side.run_on(model, trace)(ids, emit)
+            key, size = (side.name, model.dtype, tuple(ids)), len(ids) * model.vocab_size * itemsize
             if key not in self._logits:
                 if sum(logits.nbytes for logits in self._logits.values()) + size > KEPT_BYTES:
                     return side.run_on(model)(ids, emit)
@@ -171,7 +168,7 @@ class JudgingSession:
                 emit(start, logits[start : start + step])
             return None
 
-        yield run
+        return nullcontext(run) if trace is None else side.open(model, trace)
 
 
 class ModelControls(Controls):
@@ -216,7 +213,7 @@ class ModelControls(Controls):
         self.say(f"both sides in {dtype}")
         if dtype == self.dtype:
             divergences, self.digests = measure(self.loaded, self.prompts, self.kept)
-            return self._pair(divergences, is_identical=self.digests[0] == self.digests[1])
+            return self._pair(divergences, self.names, is_identical=self.digests[0] == self.digests[1])
         if dtype == "float32" and self.narrow:
             raise NotAvailableError(self.narrow[0].says)
         if dtype == "float64" and (compiled := next((side.name for side in self.sides if side.is_one_piece), None)):
@@ -233,10 +230,10 @@ class ModelControls(Controls):
         if not all(is_wide):
             name = self.names[is_wide.index(False)]
             raise StaysInFloat32Error(f"'{name}' computes in float32 whatever it is asked.")
-        return self._pair(divergences)
+        return self._pair(divergences, self.names)
 
-    def _pair(self, divergences: Sequence[Divergence], *, is_identical: bool = False) -> Pair:
-        return Pair(mean_squares(divergences), not_finite_of(self.loaded, divergences, self.names), is_identical)
+    def _pair(self, divergences: Sequence[Divergence], names: tuple[str, str], *, is_identical: bool = False) -> Pair:
+        return Pair(mean_squares(divergences), not_finite_of(self.loaded, divergences, names), is_identical)
 
     def floor(self, dtype: str) -> NoiseFloor:
         """Reorder every linear map. In 16 bits kernels round elsewhere too, as far as a forward is from float32."""
@@ -292,8 +289,7 @@ class ModelControls(Controls):
         if not is_same[1] and dtype:
             with suppress(CaptureError), self._in(dtype) as widened:
                 apart = divergences_of(widened, self.prompts, (self.kept[1], moved))
-                broken = not_finite_of(self.loaded, apart, (side.name, moved.name))
-                difference = Pair(mean_squares(apart), broken)
+                difference = self._pair(apart, (side.name, moved.name))
         return [
             OtherRows(side.name, f"'{changed.name}' compared with '{side.name}'", of_prompts),
             OtherRows(side.name, f"'{moved.name}' compared with '{side.name}'", of_row, dtype, difference),
