@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from ..paths.engines import PLAIN, RunnableSide, divergence, whole_side
 from .reordering import reordered
 
 SEEDS = range(4)
-LOGIT_BYTES = 256 << 20  # of logits of one side at once: prompts of a group share the permuting of the weights
+LOGIT_BYTES = 256 << 20  # of logits of one side at once: prompts of a group share the widening of the weights
 _PERCENTILE = 0.999  # what the heatmap marks: of a vocabulary of 50,000, 50 logits of a row are beyond it
 
 
@@ -42,11 +43,11 @@ def rounding_floor(
     maps = 0
     advice = "shorten the prompts, choose a smaller model or another device"
     with quiet(), foreign_errors_stop("noise floor", advice), torch.inference_mode(), side.open(loaded, None) as run:
-        for group in groups_of(loaded, prompts):
-            as_it_is = [whole_side(plain.run_on(loaded) if plain else run, ids) for ids in group]
+        for ids in prompts:
+            own = whole_side(plain.run_on(loaded) if plain else run, ids)
             for draw, seed in zip(draws, seeds, strict=True):
                 with reordered(loaded.model, seed) as products:
-                    draw += [divergence(own, run, ids, row_ulps_of) for own, ids in zip(as_it_is, group, strict=True)]
+                    draw.append(divergence(own, run, ids, row_ulps_of))
                 maps = max(maps, len(products))
     if not maps:
         raise CaptureError("noise floor: no linear map ran that could be reordered; expected some.")
@@ -90,24 +91,22 @@ def not_finite_of(loaded: LoadedModel, divergences: Sequence[Divergence], sides:
         return None
     token, *values = first
     text = token_texts(loaded.tokenizer, [token])[token] if loaded.tokenizer is not None else ""
-    return NotFinite(
-        np.concatenate([one.mismatches for one in divergences]), token, text, sides, (values[0], values[1])
-    )
+    mismatches = np.concatenate([one.mismatches for one in divergences])
+    return NotFinite(mismatches, token, text, sides, (values[0], values[1]))
 
 
 def own_rounding_of(
     loaded: LoadedModel, prompts: Sequence[Sequence[int]], plain: RunnableSide = PLAIN
 ) -> NDArray[np.float64] | None:
     """Mean squares of a plain forward in 16 bits to that in float32; None where float32 does not fit. [positions]"""
-    squares = []
-    try:
+    apart = []
+    with suppress(CaptureError):
         for group in groups_of(loaded, prompts):
             narrow = [whole_side(plain.run_on(loaded), ids) for ids in group]
             with in_float32(loaded) as widened:
-                squares += [divergence(own, plain.run_on(widened), ids) for own, ids in zip(narrow, group, strict=True)]
-    except CaptureError:
-        return None
-    return mean_squares(squares)
+                apart += [divergence(own, plain.run_on(widened), ids) for own, ids in zip(narrow, group, strict=True)]
+        return mean_squares(apart)
+    return None
 
 
 def as_many_as(prompts: Sequence[Sequence[int]], most: int) -> list[Sequence[int]]:
