@@ -205,18 +205,20 @@ def divergence(
         nonlocal first
         check(logits)
         reference, variant = plain[position : position + len(logits)].double(), logits.double()
-        is_finite = reference.isfinite() & variant.isfinite()
-        is_same = (reference == variant) | (reference.isnan() & variant.isnan())
-        apart = torch.where(is_finite, reference - variant, 0.0)
+        apart = reference - variant
+        is_finite = apart.isfinite()
+        elements.append(is_finite.sum(1).cpu())
+        mismatches.append(torch.zeros_like(elements[-1]))
+        if not is_finite.all():
+            apart = torch.where(is_finite, apart, 0.0)
+            is_mismatch = ~is_finite & (reference != variant) & ~(reference.isnan() & variant.isnan())
+            mismatches[-1] = is_mismatch.sum(1).cpu()
+            if first is None and mismatches[-1].any():
+                row, token = is_mismatch.nonzero()[0].tolist()
+                first = token, float(reference[row, token]), float(variant[row, token])
         if row_ulps_of is not None:
             counts.append(_row_ulp_counts(reference, apart, is_finite, row_ulps_of))
         squares.append(row_sums(apart.square()))
-        elements.append(is_finite.sum(1).cpu())
-        is_mismatch = ~is_finite & ~is_same
-        mismatches.append(is_mismatch.sum(1).cpu())
-        if first is None and mismatches[-1].any():
-            row, token = is_mismatch.nonzero()[0].tolist()
-            first = token, float(reference[row, token]), float(variant[row, token])
 
     run(ids, add)
     sums = np.concatenate(squares), torch.cat(elements).numpy(), torch.cat(mismatches).numpy()
