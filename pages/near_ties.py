@@ -36,7 +36,8 @@ scatter = scatter._replace(shapes=(*scatter.shapes, *charts.selection_ring(table
 plots.draw(scatter, key="near_ties", on_pick=follow, picture=exports.picture_of(view, "near-ties"))
 undrawn = int(table[["reference_margin", "variant_margin"]].min(axis=1).isna().sum())
 st.caption(
-    f"Positions of {scope}, {view.run.header.quantity}, log scale; positions can flip only below the dashed line."
+    f"Positions of {scope}, {view.run.header.quantity}, log scale; positions can flip only below the dashed line. Ring:"
+    " the selected one."
     + (f" {plural(undrawn, 'position')} without a finite margin cannot be drawn." if undrawn else "")
 )
 

@@ -12,7 +12,6 @@ import streamlit as st
 from app import navigation
 from app.shell.selection import View
 from core.errors import StoreError
-from core.judging.explain.causes import Explanation, explain_pair
 from core.runs.ops_run import OpsRun, ops_of
 from core.runs.queries.elements import top_of_sides
 from core.runs.reader import RunReader
@@ -23,6 +22,8 @@ from core.sweeps.ledger import Ledger
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from core.judging.explain.causes import Explanation
 
 MOST_CELLS = 200  # of sweeps among the runs that are listed
 store = open_store
@@ -152,6 +153,8 @@ def ops_run(run_id: str) -> OpsRun:
 
 def causes(view: View) -> Explanation:
     """Simple causes of the pair's difference, and what was looked at. See core.judging.explain."""
+    from core.judging.explain.causes import explain_pair  # not before somebody asks
+
     number = view.pair.index
     return cached("causes", stamp_of(view.run), (number,), lambda: explain_pair(view.run, number))
 
