@@ -57,10 +57,8 @@ def add_lone(figure: go.Figure, x: np.ndarray, y: np.ndarray, colour: str, size:
         )
 
 
-def add_floor(
-    figure: go.Figure, x: np.ndarray, floor: np.ndarray, name: str = "rounding floor", **more: object
-) -> None:
-    """Draw a rounding floor as a dotted line; gaps where it is 0, nothing where none was measured."""
+def add_floor(figure: go.Figure, x: np.ndarray, floor: np.ndarray, name: str = "noise floor", **more: object) -> None:
+    """Draw a noise floor as a dotted line; gaps where it is 0, nothing where none was measured."""
     if not np.isnan(floor).all():
         line = {"color": QUIET, "width": 1.6, "dash": "dot"}
         figure.add_scatter(x=x, y=gaps_at_zero(floor), mode="lines", line=line, name=name, hoverinfo="skip", **more)

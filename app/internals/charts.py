@@ -59,7 +59,10 @@ def _shaded(values: np.ndarray, measure: str) -> tuple[np.ndarray, dict]:
         bar |= {"tickformat": ".2~p"} if measure == "neq_share" else {}
         return np.where(values > 0, values, np.nan), {"cmin": 0, "cmax": high, "colorscale": ULPS, "colorbar": bar}
     top = np.log10(high) if high > 1.5 * low else np.log10(high) + 0.2
-    bottom = max(np.log10(low), top - 2) if measure == "ratio" else np.log10(low)  # far below the floor says nothing
+    bottom = np.log10(low)
+    if measure == "ratio":  # rounding is midway, and far below the floor says nothing
+        top = max(top, 1.0)
+        bottom = max(bottom, top - 2)
     powers = range(int(np.floor(bottom)), int(np.ceil(top)) + 1)
     digits = (1,) if len(powers) > 5 else (1, 3) if len(powers) > 3 else (1, 2, 5)
     steps = [digit * 10.0**power for power in powers for digit in digits]

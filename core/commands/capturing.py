@@ -173,7 +173,7 @@ def run_extras(
             failures.append(f"The kernels of '{name}' were not recorded: {error}")
     floor = 0.0
     if request.remedies:
-        say("remedies: rounding floor", 0, 0)
+        say("remedies: noise floor", 0, 0)
         floor = floor_of(session)
     remedies = {}
     for pair, name in enumerate(names[1:]) if request.remedies else ():

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 FIGURES = {
     "verdict": "verdict",
-    "noise_ratio": "rounding floors",
+    "noise_ratio": "noise floors",
     "flips": "flips",
     "neq_share": "share that differs",
     "max_row_ulps": "max row ULPs",

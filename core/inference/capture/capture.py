@@ -179,7 +179,7 @@ def run_capture(plan: CapturePlan, sink: RunWriter, on_progress: Callable[[str, 
                     with torch_errors_stop(path):
                         layers.floor(path, tell)
                 except CaptureError as error:  # the sides are what was asked for; they come first
-                    missing.append(f"The modules have no rounding floor: {error}")
+                    missing.append(f"The modules have no noise floor: {error}")
     return missing
 
 

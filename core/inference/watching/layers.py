@@ -1,4 +1,4 @@
-"""Module outputs of a capture: watched by hooks on every side, handed on part by part, and the rounding floor of every
+"""Module outputs of a capture: watched by hooks on every side, handed on part by part, and the noise floor of every
 module.
 
 Nothing is kept here but what fills a part: a side's outputs leave for the sink (core.runs.tables.layers) as they come.
@@ -70,7 +70,7 @@ def plan_layers(
     has_weights = not any(parameter.is_meta for parameter in loaded.model.parameters())  # a dry run has shapes only
     refusal = reordering_refusal(loaded.model) if seeds and has_weights else None
     if refusal:
-        raise CaptureError(f"the rounding floor of the modules: {refusal}; capture with --layer-floor 0.")
+        raise CaptureError(f"the noise floor of the modules: {refusal}; capture with --layer-floor 0.")
     row_bytes = (sum(each.width for each in modules) + loaded.vocab_size) * loaded.torch_dtype.itemsize
     room = max(1, min(SPOOL_BYTES // row_bytes, MOST_CELLS // (len(modules) + 1)))
     begins = np.cumsum([0, *lengths])

@@ -222,7 +222,7 @@ def test_a_floor_that_cannot_be_had_costs_no_side(tmp_path, monkeypatch):
         missing = run_capture(plan, writer)
         path = store.path_of(writer.finish())
     assert len(missing) == 1
-    assert "no rounding floor: reordering" in missing[0]
+    assert "no noise floor: reordering" in missing[0]
     with RunReader(path) as run:
         assert modules(run, 0)["floor_rms"].isna().all()
     assert reordering.reordering_refusal(loaded.model) is None
