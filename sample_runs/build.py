@@ -29,7 +29,7 @@ sys.path.insert(0, str(HERE.parent))
 from benchmarks.verdicts.mutations import neighbours_block_at_one_position  # noqa: E402  (the path above comes first)
 from core.capture_request import CaptureRequest  # noqa: E402
 from core.commands.capturing import load, plan_of, run_extras  # noqa: E402
-from core.engines.registry import ADAPTER_OF, described  # noqa: E402
+from core.engines.registry import ADAPTER_OF, describe  # noqa: E402
 from core.inference.capture.capture import CapturePlan, plan_capture, run_capture  # noqa: E402
 from core.inference.controls.judge_model import JudgingSession  # noqa: E402
 from core.inference.generating.generation import plan_generation  # noqa: E402
@@ -186,7 +186,7 @@ def pack(path: Path) -> None:
 def missing_engine(each: Wanted) -> str | None:
     """Name of another engine that a run takes and that is not installed."""
     names = [name for name, colon, _ in (path.partition(":") for path in each.request.variants) if colon]
-    return next((name for name in names if name in ADAPTER_OF and not described(name).is_here), None)
+    return next((name for name in names if name in ADAPTER_OF and not describe(name).is_here), None)
 
 
 def planned(each: Wanted) -> CapturePlan:

@@ -24,7 +24,7 @@ from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metada
 from safetensors.numpy import load_file, save_file
 
 from core.engines.process import EngineProcess, EngineRows
-from core.engines.registry import described
+from core.engines.registry import describe
 from core.inference.controls.judge_model import judge
 from core.inference.models.engine_files import folder_of, gguf_of
 from core.inference.models.model import LoadedModel, load_model
@@ -195,7 +195,7 @@ def chat(loaded: LoadedModel, positions: int) -> tuple[tuple[int, ...], Abstract
 
 
 def _is_here(path: str) -> bool:
-    return described(path.partition(":")[0]).is_here
+    return describe(path.partition(":")[0]).is_here
 
 
 def _row(loaded: LoadedModel, path: str, fault: str, wanted: str, prompt: tuple[int, ...]) -> bool:

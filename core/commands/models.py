@@ -83,7 +83,7 @@ def engines(engine: options.Engine = None, as_json_: options.Json = False) -> No
     For example:  ulpscope engines --engine vllm=/opt/vllm/bin/python
     """
     registry.use_all(engine)
-    listed = registry.listed()
+    listed = registry.list_engines()
     if as_json_:
         print_json(listed)
         return

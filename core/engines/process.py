@@ -1,4 +1,4 @@
-"""An engine: what its adapter says it can do, and its process, asked over pipes (docs/contributing/engine.md)."""
+"""An engine: its description by the adapter, and its process behind pipes (docs/contributing/engine.md)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ..text import joined, printable, shown
 
 ADAPTERS = Path(__file__).parent / "adapters"
 CARRIERS = {"float16": "<u2", "bfloat16": "<u2", "float32": "<u4", "float64": "<u8"}
-QUIET_SECONDS = 900.0  # an engine that says nothing for so long hangs
+QUIET_SECONDS = 900.0  # an engine that sends nothing for this long hangs
 PROTOCOL = 2
 Value = int | str
 _WORTH = ("error", "exception", "fail", "cannot", "abort", "killed", "memory")
 
 
-class Refusal(msgspec.Struct, frozen=True):
-    """Values that do not go together, by "base" or modifier, [] for any that is given; and why."""
+class Refusal(msgspec.Struct, frozen=True, rename={"conditions": "where"}):
+    """Incompatible values by "base" or modifier, [] for any value, and the reason."""
 
-    where: dict[str, list[Any]]
+    conditions: dict[str, list[Any]]
     says: str
 
 
@@ -65,32 +65,32 @@ class EngineDescription(msgspec.Struct, frozen=True, rename={"shows_modules": "m
             raise CaptureError(f"engine '{name}': its hello: {error} (docs/contributing/engine.md).") from error
 
     def values_of(self, path: str, text: str, kind: str) -> tuple[str, tuple[Value, ...]]:
-        """`kv:f32` -> ("kv", ("f32",)); UsageError with what the engine can do for anything else."""
-        known = self.bases if kind == "base" else self.modifiers
-        name, *given = (part.strip().lower() for part in text.split(":"))
-        if name not in known:
+        """Parse `kv:f32` to ("kv", ("f32",)). UsageError lists the choices."""
+        choices = self.bases if kind == "base" else self.modifiers
+        name, *values = (part.strip().lower() for part in text.split(":"))
+        if name not in choices:
             raise UsageError(
-                f"path '{path}': {self.engine} has no {kind} '{name}'; its {kind}s are {self.shown(kind)}."
+                f"path '{path}': {self.engine} has no {kind} '{name}'; its {kind}s are {self.syntax(kind)}."
             )
-        about = known[name]
+        about = choices[name]
         takes = "values" in about or "least" in about
-        if len(given) != int(takes):
-            raise UsageError(f"path '{path}': {kind} '{name}' takes {int(takes)} values; write {_shown(name, about)}.")
-        return name, tuple(self._read(path, name, about, one) for one in given)
+        if len(values) != int(takes):
+            raise UsageError(f"path '{path}': {kind} '{name}' takes {int(takes)} values; write {_syntax(name, about)}.")
+        return name, tuple(self._read(path, name, about, one) for one in values)
 
-    def contradiction(self, base: str, given: Mapping[str, Value]) -> str | None:
-        """Reason why a base and modifiers, by name, do not go together, as the adapter says it, or None."""
-        found: dict[str, Value | None] = {"base": base}
-        found |= {name: given.get(name, about.get("default")) for name, about in self.modifiers.items()}
+    def contradiction(self, base: str, options: Mapping[str, Value]) -> str | None:
+        """Return the adapter's reason why a base and modifiers are incompatible, or None."""
+        path: dict[str, Value | None] = {"base": base}
+        path |= {name: options.get(name, about.get("default")) for name, about in self.modifiers.items()}
         for one in self.refuses:
-            if all(found.get(name) in values if values else name in given for name, values in one.where.items()):
+            if all(path.get(name) in values if values else name in options for name, values in one.conditions.items()):
                 return one.says.rstrip(".")
         return None
 
-    def shown(self, kind: str) -> str:
-        """The bases or modifiers as the grammar writes them."""
-        known = self.bases if kind == "base" else self.modifiers
-        return joined([_shown(name, about) for name, about in known.items()]) or "none"
+    def syntax(self, kind: str) -> str:
+        """Return the bases or modifiers in the grammar of paths."""
+        choices = self.bases if kind == "base" else self.modifiers
+        return joined([_syntax(name, about) for name, about in choices.items()]) or "none"
 
     def _read(self, path: str, name: str, about: Mapping[str, Any], text: str) -> Value:
         words = [str(word) for word in about.get("values", ())]
@@ -104,7 +104,7 @@ class EngineDescription(msgspec.Struct, frozen=True, rename={"shows_modules": "m
         return int(text)
 
 
-def _shown(name: str, about: Mapping[str, Any]) -> str:
+def _syntax(name: str, about: Mapping[str, Any]) -> str:
     if "values" in about:
         return f"{name}:{'|'.join(map(str, about['values']))}"
     return f"{name}:N" if "least" in about else name
@@ -161,15 +161,15 @@ class EngineProcess:
         return not self._child.is_alive
 
     def load(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Have a model loaded; return what the engine says of it: vocab, parts, versions."""
+        """Load a model. Return its vocab, parts and versions as the engine reports them."""
         self._child.ask({**request, "type": "load"})
-        said, _ = self._answer("loaded")
-        if not isinstance(said.get("vocab"), int) or said["vocab"] < 2:
-            raise self._fault(f"says of its vocabulary {shown(said.get('vocab'))}; expected its number of tokens")
-        return said
+        about, _ = self._answer("loaded")
+        if not isinstance(about.get("vocab"), int) or about["vocab"] < 2:
+            raise self._fault(f"sent vocab {shown(about.get('vocab'))}; expected the number of tokens")
+        return about
 
     def run(self, ids: Sequence[int]) -> Iterator[EngineRows]:
-        """Have one prompt computed; yield its rows, and those of its modules, as they come."""
+        """Compute one prompt. Yield its rows, and those of its modules, as they arrive."""
         self._child.ask({"type": "run", "ids": list(ids)})
         while True:
             head, payload = self._answer("rows", "module", "done")
@@ -185,41 +185,43 @@ class EngineProcess:
                 raise self._fault(f"{what}; expected [positions, features]") from error
             yield rows
 
-    def _answer(self, *wanted: str) -> tuple[dict[str, Any], bytes]:
+    def _answer(self, *kinds: str) -> tuple[dict[str, Any], bytes]:
         while True:
             head, payload = self._next()
             kind = head.get("type")
-            if kind in wanted:
+            if kind in kinds:
                 return head, payload
             if kind in ("refused", "error"):
-                said = printable(str(head.get("says", "")))[:600] or "it gave no reason."
+                reason = printable(str(head.get("says", "")))[:600] or "it gave no reason."
                 if kind == "error":
-                    raise self._fault(f"failed: {said.rstrip('.')}", with_lines=False)
-                raise CaptureError(f"engine '{self.name}': {said}")
+                    raise self._fault(f"failed: {reason.rstrip('.')}", with_lines=False)
+                raise CaptureError(f"engine '{self.name}': {reason}")
             if kind != "working":
-                raise self._fault(f"sent '{shown(kind)}' where {' or '.join(wanted)} was expected")
+                raise self._fault(f"sent '{shown(kind)}'; expected {' or '.join(kinds)}")
 
     def _next(self) -> tuple[dict[str, Any], bytes]:
         line, payload = self._child.frame()
         if not line:
             raise self._fault("ended")
         if not (head := object_of(line)):
-            raise self._fault(f"wrote '{shown(line[:40].decode(errors='replace').strip())}', which is no JSON object")
+            raise self._fault(
+                f"wrote '{shown(line[:40].decode(errors='replace').strip())}', which is not a JSON object"
+            )
         return head, payload
 
     def _fault(self, what: str, *, with_lines: bool = True) -> CaptureError:
-        """Return an error of one sentence; the process is gone then."""
+        """End the process. Return an error of one sentence."""
         child = self._child
-        child.wait(0.5)  # one that is ending by itself says how
+        child.wait(0.5)  # of a process that is ending, the exit code is the reason
         code = None if child.is_alive else child.code
         self.end()
         if child.is_late:
-            what = f"said nothing for {self._quiet:.0f} s and was ended"
+            what = f"sent nothing for {self._quiet:.0f} s and was ended"
         elif what == "ended" and code == -signal.SIGKILL:
-            what = "ended by SIGKILL, as where memory runs out"
+            what = "ended by SIGKILL, probably out of memory"
         elif what == "ended" and code is not None:
             what = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         lines = [printable(line) for line in child.error_lines[-40:]] if with_lines else []
-        worth = [line for line in lines if any(word in line.lower() for word in _WORTH)]  # says something of a fault
+        worth = [line for line in lines if any(word in line.lower() for word in _WORTH)]
         last = " / ".join((worth or lines)[-2:])[:500]
         return CaptureError(f"engine '{self.name}' {what}" + (f'; its last lines: "{last}".' if last else "."))

@@ -20,7 +20,7 @@ from ..text import joined
 from .process import ADAPTERS, EngineDescription, EngineProcess
 
 VARIABLE = "ULPSCOPE_ENGINE_"  # followed by the engine's name in capitals
-_RUNNING = 2  # processes that are kept, one a side
+_RUNNING = 2  # processes that stay up, one per side
 
 
 @dataclass(frozen=True)
@@ -47,104 +47,104 @@ ADAPTER_OF = {
     "trtllm": "adapter_tensorrt_llm.py",
     "transformers": "adapter_transformers.py",
 }
-_given: dict[str, EngineLocation] = {}
-_described: dict[tuple[str, EngineLocation], EngineDescription] = {}
+_locations: dict[str, EngineLocation] = {}
+_descriptions: dict[tuple[str, EngineLocation], EngineDescription] = {}
 _running: OrderedDict[tuple[str, EngineLocation, str], tuple[EngineProcess, dict[str, Any]]] = OrderedDict()
 _lock = threading.RLock()
 
 
 def names() -> list[str]:
-    """Return the engines that this process knows, those that were given included."""
+    """Return the names of all engines, those of --engine included."""
     own = [name.removeprefix(VARIABLE).lower() for name in os.environ if name.startswith(VARIABLE)]
-    return list(dict.fromkeys([*ADAPTER_OF, *sorted(own), *_configured(), *_given]))
+    return list(dict.fromkeys([*ADAPTER_OF, *sorted(own), *_configured(), *_locations]))
 
 
-def _parsed(text: str) -> tuple[str, str]:
-    name, equals, where = text.partition("=")
-    name, where = name.strip().lower(), where.strip()
-    if not equals or not name.isidentifier() or not where:
+def _parse(text: str) -> tuple[str, str]:
+    name, equals, place = text.partition("=")
+    name, place = name.strip().lower(), place.strip()
+    if not equals or not name.isidentifier() or not place:
         raise UsageError(f"--engine '{text}': expected NAME=PYTHON, NAME=PYTHON,ADAPTER.py or NAME=FOLDER.")
-    return name, where
+    return name, place
 
 
 def _configured() -> dict[str, str]:
-    """Return the places of the configuration file, by name."""
-    return dict(_parsed(text) for text in configuration().engines.places)
+    """Return the engines of the configuration file: name -> place."""
+    return dict(_parse(text) for text in configuration().engines.places)
 
 
-def use_all(given: Sequence[str] | None) -> None:
-    """Use `NAME=PYTHON`, `NAME=PYTHON,ADAPTER.py` or `NAME=FOLDER` of dumps from now on."""
-    for name, where in map(_parsed, given or ()):
-        _given[name] = _location(name, where)
+def use_all(settings: Sequence[str] | None) -> None:
+    """Add engines: `NAME=PYTHON`, `NAME=PYTHON,ADAPTER.py` or `NAME=FOLDER` of dumps."""
+    for name, place in map(_parse, settings or ()):
+        _locations[name] = _location(name, place)
 
 
 def location_of(name: str) -> EngineLocation:
-    """Return where an engine is: as given, as the environment or the configuration says, else this Python."""
-    if name in _given:
-        return _given[name]
-    where = os.environ.get(VARIABLE + name.upper()) or _configured().get(name)
-    if where:
-        return _location(name, where.strip())
+    """Return the location of an engine: --engine, then environment, then configuration, then this Python."""
+    if name in _locations:
+        return _locations[name]
+    place = os.environ.get(VARIABLE + name.upper()) or _configured().get(name)
+    if place:
+        return _location(name, place.strip())
     if name not in ADAPTER_OF:
         raise UsageError(
-            f"no engine '{name}'; known are {joined(names())}, and --engine {name}=PYTHON,ADAPTER.py adds one."
+            f"no engine '{name}'. Engines: {joined(names())}; add one by --engine {name}=PYTHON,ADAPTER.py."
         )
     return EngineLocation(sys.executable, ADAPTERS / ADAPTER_OF[name])
 
 
-def _location(name: str, where: str) -> EngineLocation:
-    if Path(where).is_dir():
-        return EngineLocation(sys.executable, ADAPTERS / "adapter_dump.py", str(Path(where).resolve()))
-    python, comma, adapter = where.partition(",")
+def _location(name: str, place: str) -> EngineLocation:
+    if Path(place).is_dir():
+        return EngineLocation(sys.executable, ADAPTERS / "adapter_dump.py", str(Path(place).resolve()))
+    python, comma, adapter = place.partition(",")
     if not comma and name not in ADAPTER_OF:
         raise UsageError(
-            f"--engine {name}: ULPscope has no adapter of that name; write {name}=PYTHON,ADAPTER.py"
+            f"--engine {name}: ULPscope has no adapter of this name; write {name}=PYTHON,ADAPTER.py"
             " (docs/contributing/engine.md)."
         )
     file = Path(adapter) if comma else ADAPTERS / ADAPTER_OF[name]
     if not file.is_file():
-        raise UsageError(f"--engine {name}: there is no adapter {file}.")
+        raise UsageError(f"--engine {name}: adapter {file} does not exist.")
     return EngineLocation(python, file.resolve())
 
 
-def described(name: str) -> EngineDescription:
-    """Return what an engine can do. One that is not here is asked anew each time: it may be installed meanwhile."""
+def describe(name: str) -> EngineDescription:
+    """Return an engine's description. One that is not installed is not cached: it may be installed later."""
     location = location_of(name)
-    if (name, location) not in _described:
+    if (name, location) not in _descriptions:
         with location.start(name, quiet_seconds=60) as process:
             about = EngineDescription.of(name, process.hello)
         if not about.is_here:
             return about
-        _described[name, location] = about
-    return _described[name, location]
+        _descriptions[name, location] = about
+    return _descriptions[name, location]
 
 
 def running(name: str, request: Mapping[str, Any]) -> tuple[EngineProcess, dict[str, Any]]:
-    """Return the process that has loaded what the request says, with its answer; it is kept for the next prompt."""
+    """Return the process that has loaded this request, and its answer. It stays up for the next prompt."""
     location = location_of(name)
     key = (name, location, json.dumps(request, sort_keys=True, default=list))
     with _lock:
-        kept = _running.pop(key, None)
-        if kept is not None and not kept[0].has_ended:
-            _running[key] = kept
-            return kept
+        entry = _running.pop(key, None)
+        if entry is not None and not entry[0].has_ended:
+            _running[key] = entry
+            return entry
         while len(_running) >= _RUNNING:
             _running.popitem(last=False)[1][0].end()
         process = location.start(name)
         try:
             EngineDescription.of(name, process.hello)
-            said = process.load(request)
+            about = process.load(request)
         except BaseException:
             process.end()
             raise
-        _running[key] = process, said
-        return process, said
+        _running[key] = process, about
+        return process, about
 
 
 def drop(process: EngineProcess) -> None:
-    """End a process that was left in the middle of a prompt: what it sends next would be another's rows."""
+    """End a process that stopped inside a prompt: it would send rows of that prompt next."""
     with _lock:
-        for key in [key for key, (kept, _) in _running.items() if kept is process]:
+        for key in [key for key, (other, _) in _running.items() if other is process]:
             del _running[key]
     process.end()
 
@@ -157,18 +157,18 @@ def end_all() -> None:
             _running.popitem()[1][0].end()
 
 
-def listed() -> list[dict[str, Any]]:
-    """Return every engine: where it is, its version, what it can do; or why it cannot be had."""
+def list_engines() -> list[dict[str, Any]]:
+    """Return every engine: location, version and capabilities, or the reason why it is unavailable."""
     with ThreadPoolExecutor(4) as pool:  # each starts a process
-        return list(pool.map(_listed, names()))
+        return list(pool.map(_row, names()))
 
 
-def _listed(name: str) -> dict[str, Any]:
+def _row(name: str) -> dict[str, Any]:
     row = {"name": name, "engine": name, "version": "", "is_here": False, "note": ""}
     try:
-        about = described(name)
+        about = describe(name)
     except (CaptureError, UsageError) as error:
         return row | {"note": str(error)}
     row |= {"engine": about.engine, "version": about.version, "is_here": about.is_here}
     row |= {"python": location_of(name).python, "dtypes": list(about.dtypes)}
-    return row | {"bases": about.shown("base"), "modifiers": about.shown("modifier")}
+    return row | {"bases": about.syntax("base"), "modifiers": about.syntax("modifier")}

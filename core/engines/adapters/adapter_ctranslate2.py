@@ -18,7 +18,7 @@ HELLO = {
     "bases": {"prefill": {"says": "the whole prompt in one call"}},
     "modifiers": {
         "compute": modifier(
-            "compute type; what it is called without one is the run's dtype",
+            "compute type; the run's dtype by default",
             COMPUTE,
             widest="float32",
             bits={"bfloat16": 8, "float16": 11, "int8_float32": 4, "int8_bfloat16": 4, "int8_float16": 4},
@@ -30,8 +30,8 @@ HELLO = {
 
 
 def tensors_of(folder):
-    """name -> float32 array, of every safetensors file of a folder."""
-    found = {}
+    """Return name -> float32 array of every safetensors file of a folder."""
+    weights = {}
     for path in sorted(Path(folder).glob("*.safetensors")):
         data = np.memmap(path, np.uint8, "r")
         length = struct.unpack("<Q", data[:8].tobytes())[0]
@@ -39,8 +39,8 @@ def tensors_of(folder):
             if name == "__metadata__":
                 continue
             start, end = about["data_offsets"]
-            found[name] = _float32(data[8 + length + start : 8 + length + end], about, name)
-    return found
+            weights[name] = _float32(data[8 + length + start : 8 + length + end], about, name)
+    return weights
 
 
 def _float32(raw, about, name):
@@ -112,9 +112,9 @@ def load(request):
 
     options = request["modifiers"]
     kind = options.get("compute", request["dtype"])
-    offered = ctranslate2.get_supported_compute_types("cpu")
-    if kind not in offered:
-        raise Refused(f"CTranslate2 does not compute in {kind} on this CPU, only in {', '.join(sorted(offered))}.")
+    kinds = ctranslate2.get_supported_compute_types("cpu")
+    if kind not in kinds:
+        raise Refused(f"CTranslate2 has no {kind} on this CPU; choose from {', '.join(sorted(kinds))}.")
     with tempfile.TemporaryDirectory() as target:
         vocab = convert(request["model"], target)
         threads = int(options.get("threads", 0))

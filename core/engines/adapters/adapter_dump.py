@@ -1,6 +1,6 @@
 """A folder of tensor dumps as an engine: what the hooks of a model wrote by `torch.save`, one dict of module name ->
-tensor a forward, replayed. SGLang's `--debug-tensor-dump-output-folder` writes such folders; names of transformers,
-SGLang (and vLLM) and torchtitan are known. Files are somebody else's: nothing in them is executed.
+tensor per forward, replayed. SGLang's `--debug-tensor-dump-output-folder` writes such folders; names of transformers,
+SGLang (and vLLM) and torchtitan are known. Files are untrusted: no code in them is executed.
 """
 
 from __future__ import annotations
@@ -42,61 +42,61 @@ ENDS = {"self_attn": "self_attn.o_proj", "mlp": "mlp.down_proj"}  # SGLang follo
 
 
 def read(path):
-    """name -> tensor, or list of tensors, of one file, of which nothing is executed. Refused for anything else."""
+    """Return name -> tensor, or list of tensors, of one file, without executing code. Refused for anything else."""
     import torch
 
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # of a damaged or hostile file torch raises anything
-        why = " ".join(str(error).split())[:120]
-        raise Refused(f"{path.name} holds more than tensors, or is damaged ({why}).") from error
-    if not isinstance(found, dict):
-        raise Refused(f"{path.name} is no dict of module name -> tensor.")
-    lists = {name: value if isinstance(value, (list, tuple)) else [value] for name, value in found.items()}
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # torch raises anything on a damaged or hostile file
+        reason = " ".join(str(error).split())[:120]
+        raise Refused(f"{path.name} holds more than tensors, or is damaged ({reason}).") from error
+    if not isinstance(content, dict):
+        raise Refused(f"{path.name} is not a dict of module name -> tensor.")
+    lists = {name: value if isinstance(value, (list, tuple)) else [value] for name, value in content.items()}
     return {
-        name: found[name]
+        name: content[name]
         for name, each in lists.items()
         if each and all(isinstance(one, torch.Tensor) and not one.is_quantized for one in each)
     }
 
 
 class Pass:
-    """One forward: which tokens stood at which positions, and what the modules put out."""
+    """One forward: tokens, their positions, and the modules' outputs."""
 
     def __init__(self, path):
         import torch
 
-        self.path, found = path, read(path)
-        ids, positions = (self.only(found, name) for name in ("input_ids", "positions"))
+        self.path, entries = path, read(path)
+        ids, positions = (self.only(entries, name) for name in ("input_ids", "positions"))
         self.is_forward = ids is not None and ids.numel() > 0
         if not self.is_forward:
             return
         if ids.numel() != max(ids.shape):
-            raise Refused(f"{path.name} is of {list(ids.shape)} tokens; of a batch, SGLang's flat form is read.")
+            raise Refused(f"{path.name} has input_ids {list(ids.shape)}; expected a flat batch, as SGLang writes it.")
         self.ids = ids.flatten().tolist()
         self.positions = list(range(len(self.ids))) if positions is None else positions.flatten().tolist()
         if len(self.positions) != len(self.ids) or torch.is_floating_point(ids):
             raise Refused(f"{path.name} has {len(self.positions)} positions for {len(self.ids)} tokens.")
 
     @staticmethod
-    def only(found, name):
-        keys = [key for key in found if key == name or key.endswith(f"forward_batch_info.{name}")]
-        return found[keys[0]] if keys and not isinstance(found[keys[0]], (list, tuple)) else None
+    def only(entries, name):
+        keys = [key for key in entries if key == name or key.endswith(f"forward_batch_info.{name}")]
+        return entries[keys[0]] if keys and not isinstance(entries[keys[0]], (list, tuple)) else None
 
-    def begins(self, position, wanted):
-        """[(row, how many)] of runs of the wanted tokens from this position on."""
-        places, asked = list(zip(self.positions, self.ids, strict=True)), list(enumerate(wanted))[position:]
-        rows = [row for row, place in enumerate(places) if place == asked[0]]
-        runs = (takewhile(lambda pair: pair[0] == pair[1], zip(places[row:], asked, strict=False)) for row in rows)
+    def begins(self, position, prompt):
+        """Return [(row, count)] of the runs of the prompt's tokens from this position on."""
+        places, tokens = list(zip(self.positions, self.ids, strict=True)), list(enumerate(prompt))[position:]
+        rows = [row for row, place in enumerate(places) if place == tokens[0]]
+        runs = (takewhile(lambda pair: pair[0] == pair[1], zip(places[row:], tokens, strict=False)) for row in rows)
         return [(row, len(list(run))) for row, run in zip(rows, runs, strict=True)]
 
 
-def chain(passes, wanted):
-    """[(pass, row, position, count)] that together are the prompt, of the first request that is it."""
+def chain(passes, prompt):
+    """Return [(pass, row, position, count)] that make up the prompt, of the first request that has it."""
     for first in range(len(passes)):
-        found, position = [], 0
+        parts, position = [], 0
         for each in passes[first:]:
-            runs = each.begins(position, wanted)
+            runs = each.begins(position, prompt)
             if not runs and position:
                 continue
             if not runs:
@@ -105,15 +105,15 @@ def chain(passes, wanted):
             best = [row for row, count in runs if count == most]
             if len(best) > 1:
                 raise Refused(f"{each.path.name} holds position {position} of the prompt {len(best)} times.")
-            found.append((each, best[0], position, most))
+            parts.append((each, best[0], position, most))
             position += most
-            if position == len(wanted):
-                return found
-    raise Refused(f"no forwards in the folder are the {len(wanted)} tokens of the prompt, from its first one on.")
+            if position == len(prompt):
+                return parts
+    raise Refused(f"no forwards in the folder have the {len(prompt)} tokens of the prompt.")
 
 
-class Named:
-    """Names and forms of transformers for what other hooks wrote."""
+class Translation:
+    """Translates entries of other hooks to the names and shapes of transformers."""
 
     def __init__(self, config):
         self.config = config
@@ -122,21 +122,21 @@ class Named:
         self.size = int(config.get("head_dim") or config["hidden_size"] // self.heads)
         self.last = int(config["num_hidden_layers"]) - 1
 
-    def of(self, found):
-        """name -> [tokens, features], as transformers calls them."""
-        named = {}
-        for name, value in found.items():
+    def of(self, entries):
+        """Return transformers' name -> [tokens, features]."""
+        modules = {}
+        for name, value in entries.items():
             tensors = value if isinstance(value, (list, tuple)) else [value]
             if all(one.ndim > 1 and one.is_floating_point() for one in tensors):
-                named.update(self.one(name, [one.flatten(0, -2) for one in tensors]))
-        for stem in {name.rpartition(".self_attn.")[0] or name.rpartition(".mlp.")[0] for name in named} - {""}:
+                modules.update(self.one(name, [one.flatten(0, -2) for one in tensors]))
+        for stem in {name.rpartition(".self_attn.")[0] or name.rpartition(".mlp.")[0] for name in modules} - {""}:
             for whole, end in ENDS.items():
-                if f"{stem}.{end}" in named:
-                    named.setdefault(f"{stem}.{whole}", named[f"{stem}.{end}"])
-        return named
+                if f"{stem}.{end}" in modules:
+                    modules.setdefault(f"{stem}.{whole}", modules[f"{stem}.{end}"])
+        return modules
 
     def one(self, name, tensors):
-        """Translate one entry of a dump: transformers' name of a module -> its tensor."""
+        """Translate one entry of a dump to transformers' name of a module -> its tensor."""
         first = tensors[0]
         inside = IN_BLOCK.fullmatch(name)
         if inside is None:
@@ -175,7 +175,7 @@ def head_of(folder, config):
 
     name = "model.embed_tokens.weight" if config.get("tie_word_embeddings") else "lm_head.weight"
     if config.get("model_type") not in HEADED or config.get("final_logit_softcapping"):
-        raise Refused(f"the dump has no logits, and those of a '{config.get('model_type')}' are not made here.")
+        raise Refused(f"the dump has no logits, and ULPscope does not compute those of a '{config.get('model_type')}'.")
     for path in sorted(Path(folder).glob("*.safetensors")):
         with safe_open(path, "pt") as file:
             if name in file.keys():  # noqa: SIM118 - it is no dict
@@ -192,44 +192,44 @@ def times_head(hidden, head):
 
 
 def load(request):
-    """Read which forwards the folder holds."""
+    """Read the folder's forwards."""
     folder = Path(sys.argv[1])
     paths = sorted(path for path in folder.rglob("*.pt") if path.is_file() and not path.is_symlink())
     ranks = {path.parent for path in paths}
     if not paths:
-        raise Refused(f"{folder.name} holds no files *.pt; expected one a forward.")
+        raise Refused(f"{folder.name} has no *.pt files; expected one per forward.")
     if len(ranks) > 1:
-        raise Refused(f"{folder.name} holds dumps of {len(ranks)} processes; name the folder of one, on one device.")
+        raise Refused(f"{folder.name} holds dumps of {len(ranks)} processes; name the folder of one process.")
     import torch
 
     config = json.loads((Path(request["model"]) / "config.json").read_text())
     config = config.get("text_config", config)
     passes = [one for one in map(Pass, paths) if one.is_forward]
     if not passes:
-        raise Refused(f"no file in {folder.name} has input_ids, without which no row has a token.")
-    named, wanted = Named(config), request.get("modules", ())
-    first = named.of(read(passes[0].path))
+        raise Refused(f"no file in {folder.name} has input_ids; expected them in every forward.")
+    translation, names = Translation(config), request.get("modules", ())
+    first = translation.of(read(passes[0].path))
     ending = next((name for name in ("lm_head", "model.norm") if name in first), None)
     if ending is None:
         raise Refused(f"{passes[0].path.name} has neither logits (lm_head) nor the last norm (model.norm).")
     dtype = str(first[ending].dtype).removeprefix("torch.")
     if dtype != request["dtype"]:
-        raise Refused(f"the dump is of {dtype}, and nothing of it can be had in {request['dtype']}.")
+        raise Refused(f"the dump is {dtype}, not {request['dtype']}; capture with its dtype.")
     head = head_of(request["model"], config) if ending == "model.norm" else None
     vocab = first[ending].shape[-1] if head is None else len(head)
 
     def run(ids, rows):
         for each, row, position, count in chain(passes, ids):
-            found = named.of(read(each.path))
-            kept = {name: value[row : row + count] for name, value in found.items() if len(value) == len(each.ids)}
-            if ending not in kept:
+            modules = translation.of(read(each.path))
+            parts = {name: value[row : row + count] for name, value in modules.items() if len(value) == len(each.ids)}
+            if ending not in parts:
                 raise Refused(f"{each.path.name} has no {ending} of its {len(each.ids)} tokens.")
-            for name in wanted:
-                if name in kept:
-                    array, kind = bits_of(kept[name])
+            for name in names:
+                if name in parts:
+                    array, kind = bits_of(parts[name])
                     rows.module(name, position, array, dtype=kind)
             for start in range(0, count, 64):
-                piece = kept[ending][start : start + 64]
+                piece = parts[ending][start : start + 64]
                 array, kind = bits_of(piece if head is None else times_head(piece, head))
                 rows(position + start, array, dtype=kind)
 

@@ -45,7 +45,7 @@ HELLO = {
     "refuses": [
         {
             "where": {"kv": ["q8_0", "q4_0"], "flash": ["off"]},
-            "says": "a quantised V cache needs flash attention; leave flash:off out",
+            "says": "a quantized V cache needs flash attention; leave flash:off out",
         }
     ],
     "bases": {
@@ -97,44 +97,44 @@ class Params(ctypes.Structure):
 
 
 class ContextParams:
-    """Places in llama_context_params, which every few months has other fields: found by what the defaults are."""
+    """Places in llama_context_params, whose fields change every few months: located by their default values."""
 
     def __init__(self, params):
         self.params = params
         words = struct.unpack_from("<64i", bytes(params.data))
         if words[:4] != (512, 2048, 512, 1):
-            raise Refused("this build's llama_context_params begin otherwise; expected n_ctx 512, n_batch 2048.")
+            raise Refused("this build's llama_context_params begin differently; expected n_ctx 512, n_batch 2048.")
         # n_threads, n_threads_batch, the context's type, then -1 for rope, pooling, attention and flash attention
         at = [n for n in range(4, 14) if words[n] == words[n + 1] > 0 and words[n + 3 : n + 7] == (-1, -1, -1, -1)]
         cache = [n for n in range(20, 40) if words[n : n + 2] == (1, 1)]  # type_k and type_v, float16 both
         if len(at) != 1 or len(cache) != 1:
-            raise Refused("this build's llama_context_params are laid out otherwise than those of the builds known.")
+            raise Refused("this build lays llama_context_params out differently from the builds that ULPscope knows.")
         threads, self.cache = at[0], 4 * cache[0]
         self.places = {"n_ctx": 0, "n_batch": 4, "n_ubatch": 8, "n_seq_max": 12, "threads": 4 * threads}
         self.places.update(threads_batch=4 * threads + 4, flash=4 * threads + 24, type_k=self.cache)
         self.places["type_v"] = self.cache + 4
 
     def follow(self, callback):
-        """Have every tensor of the graph shown to an EVALUATED."""
-        place = self.cache - 16  # cb_eval and what it is given stand before the cache's types
+        """Call an EVALUATED with every tensor of the graph."""
+        place = self.cache - 16  # cb_eval and its data come before the cache's types
         if any(self.params.data[place : self.cache]):
-            raise Refused("this build's llama_context_params have no callback where the builds known have it.")
+            raise Refused("this build's llama_context_params have no callback at the place that ULPscope knows.")
         struct.pack_into("<Q", self.params.data, place, ctypes.cast(callback, ctypes.c_void_p).value)
 
-    def set(self, **given):
-        for name, value in given.items():
+    def set(self, **values):
+        for name, value in values.items():
             struct.pack_into("<i", self.params.data, self.places[name], value)
         return self.params
 
 
 def library():
-    """Path of libllama, without loading it."""
+    """Return the path of libllama, without loading it."""
     own = os.environ.get("LLAMA_CPP_LIB")
     if own:
         return own
     for package, pattern in (("xllamacpp", "*.so"), ("llama_cpp", "lib/libllama.*"), ("xllamacpp", "*.dylib")):
-        found = importlib.util.find_spec(package)
-        for folder in found.submodule_search_locations or [] if found else []:
+        spec = importlib.util.find_spec(package)
+        for folder in spec.submodule_search_locations or [] if spec else []:
             for path in Path(folder).glob(pattern):
                 return str(path)
     return None
@@ -203,7 +203,7 @@ class LlamaCppEngine:
         }
 
     def open(self, positions):
-        """A context with room for the prompt, with nothing in it."""
+        """Make or clear a context with room for the prompt."""
         needed = positions * self.rows
         if self.context is None or needed > self.room:
             if self.context is not None:
@@ -211,16 +211,16 @@ class LlamaCppEngine:
             params = ContextParams(self.lib.llama_context_default_params())
             kind = TYPES[self.options.get("kv", "f16")]
             room = max(256, -(-positions // 256) * 256) * self.rows
-            given = {"n_ctx": room, "n_batch": room, "n_seq_max": self.rows, "type_k": kind, "type_v": kind}
-            given["n_ubatch"] = min(room, int(self.options.get("ubatch", room)))
-            given["flash"] = FLASH[self.options.get("flash", "auto")]
+            settings = {"n_ctx": room, "n_batch": room, "n_seq_max": self.rows, "type_k": kind, "type_v": kind}
+            settings["n_ubatch"] = min(room, int(self.options.get("ubatch", room)))
+            settings["flash"] = FLASH[self.options.get("flash", "auto")]
             threads = int(self.options.get("threads", 0)) or len(os.sched_getaffinity(0))
             if self.modules is not None:
                 params.follow(self.modules.callback)
-            given.update(threads=threads, threads_batch=threads)
-            self.context = self.lib.llama_init_from_model(self.model, params.set(**given))
+            settings.update(threads=threads, threads_batch=threads)
+            self.context = self.lib.llama_init_from_model(self.model, params.set(**settings))
             if not self.context:
-                raise Refused("llama.cpp makes no context of these settings.")
+                raise Refused("llama.cpp cannot make a context with these settings.")
             self.room = room
         self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), True)
 
@@ -233,7 +233,7 @@ class LlamaCppEngine:
             for n, (token, position, row) in enumerate(tokens):
                 batch.token[n], batch.pos[n], batch.n_seq_id[n] = token, position, 1
                 batch.seq_id[n][0] = row
-                batch.logits[n] = 1  # of every row: what is asked for must not change what is computed
+                batch.logits[n] = 1  # of every row: the request must not change what is computed
             if self.modules is not None:
                 self.modules.begin(rows, start, most)
             code = self.lib.llama_decode(self.context, batch)
@@ -248,7 +248,7 @@ class LlamaCppEngine:
             self.lib.llama_batch_free(batch)
 
     def run(self, ids, rows):
-        """One prompt; the other rows of a batch hold the same tokens in another order, which none of it may see."""
+        """Compute one prompt. Other rows of a batch hold its tokens in another order."""
         self.open(len(ids))
         others = with_neighbors(ids, self.rows)
         for start, tokens in chunks(self.request, ids):
@@ -261,19 +261,19 @@ class LlamaCppEngine:
 
 
 class GraphTensors:
-    """Tensors of the graph, handed on as they are computed under the names of transformers' modules.
+    """Tensors of the graph, sent as they are computed under the names of transformers' modules.
 
-    The graph is evaluated up to each tensor that is wanted, which changes no bit of it. names: as transformers calls
-    them; those that llama.cpp has no tensor for are left out.
+    The graph is evaluated up to each of these tensors, which changes no bit. names: as transformers calls them; those
+    without a tensor in llama.cpp are left out.
     """
 
     def __init__(self, engine, names):
         if engine.rows > 1:
-            raise Refused("the modules of a batch are not followed; leave batch:N out.")
+            raise Refused("modules of a batch cannot be followed; leave batch:N out.")
         self.lib, self.model = engine.lib, engine.model
         self.architecture = self.meta(b"general.architecture")
         if self.architecture not in PROJECTS_BY:
-            raise Refused(f"which tensors are the modules of a '{self.architecture}' is not known here.")
+            raise Refused(f"modules of a '{self.architecture}' cannot be followed in llama.cpp.")
         self.names: dict[str, list[str]] = {}
         for name in names:
             for tensor in self.tensors(name):
@@ -287,7 +287,7 @@ class GraphTensors:
         return text.value.decode()
 
     def tensors(self, name):
-        """Names of the tensor that is this module's output."""
+        """Return the names of the tensor that is this module's output."""
         of_model = OF_GEMMA if self.architecture == "gemma" else OF_MODEL
         if name in of_model:
             return of_model[name]
@@ -296,7 +296,7 @@ class GraphTensors:
         return (f"{OF_BLOCK[part]}-{block}",) if not start and block.isdigit() and part in OF_BLOCK else ()
 
     def begin(self, rows, start, most):
-        """The next call computes positions from `start` on, of which the first `most` are sent."""
+        """Prepare for a call that computes positions from `start` on and sends the first `most`."""
         self.rows, self.failed, self.done = rows, None, dict.fromkeys(self.names, start)
         self.end_of_sent = None if most is None else start + most
 
@@ -306,20 +306,20 @@ class GraphTensors:
             raise self.failed
 
     def see(self, tensor, is_asked, _):
-        """Callback of the scheduler: asked first whether a tensor is wanted, then shown its values."""
+        """Answer the scheduler whether a tensor is needed; then send its values."""
         try:
             name = self.lib.ggml_get_name(tensor).decode(errors="replace")
             if self.rows is None or name not in self.names:
-                return not is_asked  # a tensor that nobody wants is computed with those that follow it
+                return not is_asked  # any other tensor is computed with those that follow it
             if is_asked:
                 return self.is_output(tensor, name)
             features, positions = (ctypes.c_int64 * 2).from_address(tensor + 16)
             values = np.empty((positions, features), np.float32)
             self.lib.ggml_backend_tensor_get(tensor, values.ctypes.data, 0, values.nbytes)
             values, start = self.in_order(name, values), self.done[name]
-            sent = values if self.end_of_sent is None else values[: max(0, self.end_of_sent - start)]
-            for module in self.names[name] if len(sent) else ():
-                self.rows.module(module, start, sent)
+            rows = values if self.end_of_sent is None else values[: max(0, self.end_of_sent - start)]
+            for module in self.names[name] if len(rows) else ():
+                self.rows.module(module, start, rows)
             self.done[name] += len(values)
         except Exception as error:  # nothing may leave a callback of C
             self.failed = error
@@ -337,7 +337,7 @@ class GraphTensors:
         return self.lib.ggml_op_desc(tensor) == PROJECTS_BY[self.architecture]
 
     def in_order(self, name, values):
-        """Queries and keys of a Llama as transformers orders them: halves of each head, not neighbours."""
+        """Reorder queries and keys of a Llama as transformers has them: halves of each head, not neighbors."""
         stem = name.partition("-")[0]
         if self.architecture != "llama" or stem not in ("Qcur", "Kcur"):
             return values

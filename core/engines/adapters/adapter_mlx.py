@@ -1,4 +1,4 @@
-"""MLX as an engine: mlx-lm's own model of the folder, on whatever device MLX computes on here."""
+"""MLX as an engine: mlx-lm's own model of the folder, on MLX's default device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HELLO = {
     "bases": {
         "prefill": {"says": "the whole prompt in one call"},
         "decode": {"says": "token by token, with the KV cache"},
-        "chunked": {"says": "N tokens a call, with the KV cache", "least": 1},
+        "chunked": {"says": "N tokens per call, with the KV cache", "least": 1},
     },
     "modifiers": {
         "kv": modifier(
@@ -34,7 +34,7 @@ def version():
 
 
 def bits_of(array):
-    """An array as numpy has it, and its dtype."""
+    """Return an array in numpy, and its dtype if numpy has none."""
     import mlx.core as mx
 
     if array.dtype == mx.bfloat16:  # numpy has none: its bits
@@ -43,20 +43,20 @@ def bits_of(array):
 
 
 class MLXModules:
-    """Outputs of modules, by the names that they share with transformers."""
+    """Outputs of modules, by the names that MLX shares with transformers."""
 
-    def __init__(self, model, wanted):
+    def __init__(self, model, names):
         self.rows, self.start = None, 0
         for name, module in model.named_modules():
-            if name in wanted:
+            if name in names:
                 self.follow(name, module)
 
     def follow(self, name, module):
-        """Have this one module's calls seen: Python looks `__call__` up in the class."""
+        """Wrap this one module's calls: Python looks `__call__` up in the class."""
         plain, see = type(module), self.see
 
-        def call(itself, *given, **named):
-            output = plain.__call__(itself, *given, **named)
+        def call(itself, *arguments, **keywords):
+            output = plain.__call__(itself, *arguments, **keywords)
             see(name, output)
             return output
 
@@ -69,7 +69,7 @@ class MLXModules:
 
 
 def load(request):
-    """Load a folder as mlx-lm does, in the dtype asked for."""
+    """Load a folder as mlx-lm does, in the request's dtype."""
     import mlx.core as mx
     from mlx_lm.models.cache import make_prompt_cache
     from mlx_lm.utils import load_model

@@ -16,23 +16,23 @@ HELLO = {
     "modules": True,
     "bases": {"prefill": {"says": "the whole prompt in one call"}},
     "modifiers": {
-        "optimize": modifier("optimisation of the graph", list(LEVELS), default="all"),
+        "optimize": modifier("optimization of the graph", list(LEVELS), default="all"),
         "threads": modifier("threads of the CPU", least=1),
     },
 }
 SCOPES = "pkg.torch.onnx.name_scopes"  # of a node: the modules that it was exported from, outermost first
-OWN = "model."  # what the wrapper below calls the model
+OWN = "model."  # the name of the model in the wrapper below
 NEEDED = ("onnxruntime", "onnxscript", "torch", "transformers")
 
 
 def require(packages):
-    """Refuse if one of these packages is not there."""
+    """Refuse if one of these packages is not installed."""
     if missing := [name for name in packages if not is_installed(name)]:
-        raise Refused(f"there is no {missing[0]} here, which the export needs; pip install {' '.join(missing)}.")
+        raise Refused(f"the export needs {missing[0]}; pip install {' '.join(missing)}.")
 
 
 def export(folder, path):
-    """Write the model as a graph of token ids to logits. -> width of the logits"""
+    """Write the model as a graph of token ids to logits. Return the width of the logits."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -55,22 +55,22 @@ def export(folder, path):
 
 
 def show(path, modules):
-    """Make what these modules put out outputs of the graph. -> names of the outputs, by module"""
+    """Make the outputs of these modules outputs of the graph. Return module -> name of the output."""
     import onnx
 
     model = onnx.load(path, load_external_data=False)
-    found = {}
-    for node in model.graph.node:  # the last of a module's nodes gives what it puts out
+    outputs = {}
+    for node in model.graph.node:  # the last of a module's nodes gives its output
         scopes = next((prop.value for prop in node.metadata_props if prop.key == SCOPES), "[]")
         for scope in ast.literal_eval(scopes):
             name = scope.removeprefix(OWN)
-            if name in modules and "rotary" not in name:  # which puts out two tensors, and the last is not the first
-                found[name] = node.output[0]
-    known = {value.name: value for value in model.graph.value_info if len(value.type.tensor_type.shape.dim) == 3}
-    found = {name: output for name, output in found.items() if output in known}
-    model.graph.output.extend(known[output] for output in dict.fromkeys(found.values()))
+            if name in modules and "rotary" not in name:  # has two outputs, and the last is not the first
+                outputs[name] = node.output[0]
+    values = {value.name: value for value in model.graph.value_info if len(value.type.tensor_type.shape.dim) == 3}
+    outputs = {name: output for name, output in outputs.items() if output in values}
+    model.graph.output.extend(values[output] for output in dict.fromkeys(outputs.values()))
     onnx.save(model, path)
-    return found
+    return outputs
 
 
 def load(request):
@@ -79,15 +79,15 @@ def load(request):
     import onnxruntime
 
     options = request["modifiers"]
-    asked = onnxruntime.SessionOptions()
+    settings = onnxruntime.SessionOptions()
     level = LEVELS[options.get("optimize", "all")]
-    asked.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
-    asked.intra_op_num_threads = int(options.get("threads", 0))
+    settings.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    settings.intra_op_num_threads = int(options.get("threads", 0))
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "model.onnx")
         vocab = export(request["model"], path)
-        shown = show(path, request["modules"]) if request.get("modules") else {}
-        session = onnxruntime.InferenceSession(path, asked, providers=["CPUExecutionProvider"])
+        output_of = show(path, request["modules"]) if request.get("modules") else {}
+        session = onnxruntime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
 
     def run(ids, rows):
         import numpy as np
@@ -95,10 +95,10 @@ def load(request):
         name = session.get_inputs()[0].name
         padded = ids if len(ids) > 1 else [*ids, ids[0]]  # the graph takes two positions at least; none sees the next
         outputs = [one.name for one in session.get_outputs()]
-        given = dict(zip(outputs, session.run(None, {name: np.array([padded], np.int64)}), strict=True))
-        for module, output in shown.items():
-            rows.module(module, 0, given[output][0][: len(ids)])
-        rows(0, given[outputs[0]][0][: len(ids)])
+        arrays = dict(zip(outputs, session.run(None, {name: np.array([padded], np.int64)}), strict=True))
+        for module, output in output_of.items():
+            rows.module(module, 0, arrays[output][0][: len(ids)])
+        rows(0, arrays[outputs[0]][0][: len(ids)])
 
     parts = {"weights": "float32", "kv": "float32", "activations": "float32", "accumulation": "float32"}
     return {"vocab": vocab, "versions": {"onnxruntime": version_of("onnxruntime")}, "parts": parts}, run

@@ -1,4 +1,4 @@
-"""ONNX Runtime GenAI as an engine: a graph that its builder makes, or the folder's own, on a CPU."""
+"""ONNX Runtime GenAI as an engine: a graph of its builder, or the folder's own, on a CPU."""
 
 from __future__ import annotations
 
@@ -27,31 +27,35 @@ HELLO = {
     "refuses": [
         {
             "where": {"base": ["decode", "chunked", "reuse"], "batch": []},
-            "says": "its generator adds to a batch once only, so that batch:N is of prefill; leave it out",
+            "says": "its generator appends to a batch only once, so batch:N works with prefill only; leave it out",
         },
         {
             "where": {"activations": ["int8"], "weights": [None, "f32"]},
-            "says": "activations:int8 is of quantised matrices; ask for it beside weights:int8 or weights:int4",
+            "says": "activations:int8 needs quantized matrices; add weights:int8 or weights:int4",
         },
     ],
     "bases": {
         "prefill": {"says": "the whole prompt in one call"},
         "decode": {"says": "token by token, with the KV cache"},
-        "chunked": {"says": "N tokens a call", "least": 1},
+        "chunked": {"says": "N tokens per call", "least": 1},
         "reuse": {"says": "the first N tokens' keys and values from an earlier call, rewound", "least": 1},
     },
     "modifiers": {
         "weights": modifier("type of the matrices", list(PRECISIONS), widest="f32", bits={"int8": 5, "int4": 2}),
         "activations": modifier(
-            "what quantised matrices are multiplied by", ["f32", "int8"], default="f32", widest="f32", bits={"int8": 5}
+            "activations that quantized matrices are multiplied by",
+            ["f32", "int8"],
+            default="f32",
+            widest="f32",
+            bits={"int8": 5},
         ),
         "graph": modifier(
-            "built from the weights, or own: that which lies in the model's folder; with weights:f32 one is built where"
-            " its matrices are quantised",
+            "built from the weights, or own: the one in the model's folder; with weights:f32 it is built if its"
+            " matrices are quantized",
             ["built", "own"],
             default="built",
         ),
-        "optimize": modifier("optimisation of the graph", list(LEVELS), default="all"),
+        "optimize": modifier("optimization of the graph", list(LEVELS), default="all"),
         "threads": modifier("threads of the CPU", least=1),
         "batch": modifier("this prompt with N - 1 others in one batch", least=1),
     },
@@ -79,12 +83,12 @@ NOT_OF_GRAPH = shutil.ignore_patterns("*.safetensors", "*.bin", "*.gguf", "*.pt"
 
 
 def check(request):
-    """Refuse what this folder or environment lacks. -> whether the graph is the folder's own"""
+    """Refuse if the folder or a package is incomplete. Return whether to use the folder's own graph."""
     options = request["modifiers"]
     kind, rows = options.get("weights", "f32"), int(options.get("batch", 1))
     activations = options.get("activations", "f32")
     if request.get("modules") and (rows > 1 or kind != "f32"):
-        raise Refused("modules are followed in a graph of weights:f32, and not in a batch.")
+        raise Refused("modules can be followed with weights:f32 and without batch:N only.")
     is_own = options.get("graph") == "own" and _is_own(Path(request["model"]), options, (kind, activations))
     needed = [] if is_own else list(NEEDED)
     if request.get("modules") and is_own:
@@ -92,27 +96,26 @@ def check(request):
     missing = [name for name in needed if not is_installed(name)]
     if missing:
         raise Refused(
-            f"there is no {missing[0]} here, which it takes to build or change a graph; pip install"
-            f" {' '.join(needed).replace('_', '-')}."
+            f"building or changing a graph needs {missing[0]}; pip install {' '.join(needed).replace('_', '-')}."
         )
     return is_own
 
 
-def _is_own(folder, options, asked):
-    """Return whether the folder's graph is as asked; Refused where it is neither that nor to be built in float32."""
+def _is_own(folder, options, kinds):
+    """Return whether the folder's graph has these kinds; Refused if it does not and float32 is not requested."""
     if not (folder / CONFIG).is_file():
-        raise Refused(f"the model's folder has no {CONFIG}, the graph that graph:own asks for; leave it out.")
-    found = matrices_of(folder / decoder_of(folder)["filename"])
-    if found == asked:
+        raise Refused(f"graph:own needs {CONFIG} in the model's folder; leave it out.")
+    own = matrices_of(folder / decoder_of(folder)["filename"])
+    if own == kinds:
         return True
-    if "weights" in options and asked == ("f32", "f32"):
+    if "weights" in options and kinds == ("f32", "f32"):
         return False
-    words = f"graph:own+weights:{found[0]}" + (f"+activations:{found[1]}" if found[1] != "f32" else "")
-    raise Refused(f"the matrices of the folder's graph are others; write {words}.")
+    words = f"graph:own+weights:{own[0]}" + (f"+activations:{own[1]}" if own[1] != "f32" else "")
+    raise Refused(f"the folder's graph has other matrices; write {words}.")
 
 
 def matrices_of(path):
-    """(type of a graph's matrices, of what they are multiplied by), read from its nodes without the package onnx."""
+    """Return (type of a graph's matrices, of their activations), read from its nodes without the package onnx."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         if data.find(b"MatMulNBits") < 0:
             return "f32", "f32"
@@ -124,12 +127,12 @@ def matrices_of(path):
 
 
 def decoder_of(folder):
-    """Section of genai_config.json on the decoder."""
+    """Return the decoder's section of genai_config.json."""
     return json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))["model"]["decoder"]
 
 
 def build(folder, target, kind, activations):
-    """Have the model builder make a graph of a transformers folder, in a process of its own."""
+    """Run the model builder on a transformers folder, in its own process."""
     builder = ["-m", "onnxruntime_genai.models.builder", "-i", folder, "-o", target, "-c", target, "-e", "cpu"]
     options = [] if kind == "f32" else ["--extra_options", f"accuracy_level={ACCURACY[activations]}"]
     done = subprocess.run(
@@ -144,22 +147,22 @@ def build(folder, target, kind, activations):
     if done.returncode or not (Path(target) / CONFIG).is_file():
         sys.stderr.write(done.stdout[-4000:])
         last = [line.strip() for line in done.stdout.splitlines() if line.strip()][-1:]
-        raise Refused(f"its model builder makes no graph of this folder: {last[0] if last else 'it said nothing'}")
+        raise Refused(f"its model builder failed on this folder: {last[0] if last else 'no output'}")
 
 
 def show(path, modules, decoder):
-    """Make what these modules put out outputs of the graph. -> module: (output, features from, to)"""
+    """Make the outputs of these modules outputs of the graph. Return module -> (output, first feature, end)."""
     import onnx
 
     size, heads, pair = (decoder[name] for name in ("head_size", "num_attention_heads", "num_key_value_heads"))
     ends = {"q_proj": (0, heads), "k_proj": (heads, heads + pair), "v_proj": (heads + pair, heads + 2 * pair)}
     model = onnx.load(path, load_external_data=False)
-    known = {output for node in model.graph.node for output in node.output if output}
+    outputs = {output for node in model.graph.node for output in node.output if output}
     norms = {node.output[0]: node for node in model.graph.node if "LayerNorm" in node.op_type}
     count = decoder["num_hidden_layers"]
     last = f"/model/layers.{count}/final_norm_layernorm"
     of_model = {"model.embed_tokens": "/model/embed_tokens/Gather/output_0", "model.norm": f"{last}/output_0"}
-    found = {}
+    slices = {}
     for module in modules:
         start, _, rest = module.partition("model.layers.")
         block, _, part = rest.partition(".")
@@ -174,45 +177,45 @@ def show(path, modules, decoder):
             node = norms.get(f"{norm}/output_0")
             if node is not None and len(node.output) == 1 and node.op_type.startswith("Skip"):
                 node.output.extend(["", "", output])  # the sum, unused after the last block
-                known.add(output)
+                outputs.add(output)
         name = module.rpartition(".")[2]
-        if output not in known and name in ends:
+        if output not in outputs and name in ends:
             output = f"/model/layers.{block}/{MERGED}"
             begin, end = (place * size for place in ends[name])
-        if output in known:
-            found[module] = output, begin, end
-    for output in dict.fromkeys(output for output, _, _ in found.values()):
+        if output in outputs:
+            slices[module] = output, begin, end
+    for output in dict.fromkeys(output for output, _, _ in slices.values()):
         shape = ["batch_size", "sequence_length", f"features of {output}"]
         model.graph.output.append(onnx.helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, shape))
     onnx.save(model, path)
-    return found
+    return slices
 
 
 class GenAIEngine:
-    """A graph and what its generators are asked for."""
+    """A graph and its generators."""
 
     def __init__(self, request, is_own):
         import onnxruntime_genai
 
         self.genai, self.options = onnxruntime_genai, request["modifiers"]
         self.request = request
-        self.rows, self.shown = int(self.options.get("batch", 1)), {}
+        self.rows, self.slices = int(self.options.get("batch", 1)), {}
         kind, activations = (self.options.get(name, "f32") for name in ("weights", "activations"))
-        with tempfile.TemporaryDirectory() as made:
+        with tempfile.TemporaryDirectory() as target:
             folder = request["model"]
             if not is_own:
-                build(folder, made, kind, activations)
-                folder = made
+                build(folder, target, kind, activations)
+                folder = target
             elif request.get("modules"):  # which changes the graph
-                folder = shutil.copytree(folder, made, ignore=NOT_OF_GRAPH, dirs_exist_ok=True)
+                folder = shutil.copytree(folder, target, ignore=NOT_OF_GRAPH, dirs_exist_ok=True)
             vocab = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))["model"]["vocab_size"]
             if request.get("modules"):
                 decoder = decoder_of(folder)
-                self.shown = show(Path(folder) / decoder["filename"], request["modules"], decoder)
+                self.slices = show(Path(folder) / decoder["filename"], request["modules"], decoder)
             config = onnxruntime_genai.Config(str(folder))
-            asked: dict[str, Any] = {"graph_optimization_level": LEVELS[self.options.get("optimize", "all")]}
-            asked["intra_op_num_threads"] = int(self.options.get("threads", 0)) or len(os.sched_getaffinity(0))
-            config.overlay(json.dumps({"model": {"decoder": {"session_options": asked}}}))
+            settings: dict[str, Any] = {"graph_optimization_level": LEVELS[self.options.get("optimize", "all")]}
+            settings["intra_op_num_threads"] = int(self.options.get("threads", 0)) or len(os.sched_getaffinity(0))
+            config.overlay(json.dumps({"model": {"decoder": {"session_options": settings}}}))
             self.model = onnxruntime_genai.Model(config)
         wide = {"f32": "float32"}
         self.said = {
@@ -227,26 +230,26 @@ class GenAIEngine:
         }
 
     def generator(self, positions):
-        """A generator with room for a prompt, with nothing in it."""
+        """Make an empty generator with room for a prompt."""
         params = self.genai.GeneratorParams(self.model)
         params.set_search_options(batch_size=self.rows, max_length=positions + 1, do_sample=False)
         return self.genai.Generator(self.model, params)
 
     def step(self, generator, ids, start, rows, most=None):
-        """Add tokens of the prompt, and hand on the first `most` of their positions."""
+        """Append tokens of the prompt, and send the first `most` of their positions."""
         generator.append_tokens(np.array(with_neighbors(ids, self.rows), np.int32))
         logits = generator.get_output("logits")
         if logits.shape[1] != len(ids) or logits.dtype != np.float32:
             raise Refused(
                 f"the graph gives logits of {logits.shape[1]} of {len(ids)} positions in {logits.dtype}; expected all"
-                " in float32, as one is that was built with -p fp32 and without prune_lm_head."
+                " in float32. Build it with -p fp32 and without prune_lm_head."
             )
-        for module, (output, begin, end) in self.shown.items():
+        for module, (output, begin, end) in self.slices.items():
             rows.module(module, start, generator.get_output(output)[0][:most, begin:end])
         rows(start, logits[0][:most])
 
     def run(self, ids, rows):
-        """One prompt; other rows of a batch hold the same tokens in another order, which none of it may see."""
+        """Compute one prompt. Other rows of a batch hold its tokens in another order."""
         generator = self.generator(len(ids))
         for start, tokens in chunks(self.request, ids):
             if self.request["base"][0] == "reuse" and start:
@@ -256,7 +259,7 @@ class GenAIEngine:
 
 
 def load(request):
-    """Build the folder's graph where it has none of its own, and open it."""
+    """Build the folder's graph if it has none, and open it."""
     engine = GenAIEngine(request, check(request))
     return engine.said, engine.run
 

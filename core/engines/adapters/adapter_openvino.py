@@ -15,7 +15,7 @@ HELLO = {
     "bases": {"prefill": {"says": "the whole prompt in one call"}},
     "modifiers": {
         "precision": modifier(
-            "what the plugin computes in (INFERENCE_PRECISION_HINT)",
+            "inference precision (INFERENCE_PRECISION_HINT)",
             ["f32", "bf16", "f16"],
             default="f32",
             widest="f32",
@@ -34,23 +34,23 @@ def load(request):
     import openvino
 
     options, core = request["modifiers"], openvino.Core()
-    asked = {"INFERENCE_PRECISION_HINT": options.get("precision", "f32")}
+    settings = {"INFERENCE_PRECISION_HINT": options.get("precision", "f32")}
     if "threads" in options:
-        asked["INFERENCE_NUM_THREADS"] = int(options["threads"])
+        settings["INFERENCE_NUM_THREADS"] = int(options["threads"])
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "model.onnx")
         vocab = export(request["model"], path)
-        shown = show(path, request["modules"]) if request.get("modules") else {}
-        compiled = core.compile_model(core.read_model(path), "CPU", asked)
+        output_of = show(path, request["modules"]) if request.get("modules") else {}
+        compiled = core.compile_model(core.read_model(path), "CPU", settings)
     computes_in = str(compiled.get_property("INFERENCE_PRECISION_HINT").to_string())
     if computes_in != options.get("precision", "f32"):
-        raise Refused(f"this processor has no {options['precision']}; the plugin would compute in {computes_in}.")
+        raise Refused(f"this CPU has no {options['precision']}: the plugin would compute in {computes_in}.")
 
     def run(ids, rows):
         padded = ids if len(ids) > 1 else [*ids, ids[0]]  # the graph takes two positions at least; none sees the next
-        found = compiled([np.array([padded], np.int64)])
-        values = [found[output] for output in compiled.outputs]
-        for module, name in shown.items():
+        outputs = compiled([np.array([padded], np.int64)])
+        values = [outputs[output] for output in compiled.outputs]
+        for module, name in output_of.items():
             rows.module(module, 0, _of(compiled, values, name)[0][: len(ids)])
         rows(0, values[0][0][: len(ids)])
 
@@ -59,7 +59,7 @@ def load(request):
 
 
 def _of(compiled, values, name):
-    """The output that bears a name, among others that the compiler gave it."""
+    """Return the output of this name; the compiler may give it others too."""
     return next(value for output, value in zip(compiled.outputs, values, strict=True) if name in output.get_names())
 
 

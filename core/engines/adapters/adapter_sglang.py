@@ -14,7 +14,7 @@ HELLO = {
     },
     "modifiers": {
         "attn": modifier(
-            "kernels of attention, SGLang's choice by default", ["triton", "flashinfer", "torch_native", "fa3"]
+            "attention kernels; SGLang's choice by default", ["triton", "flashinfer", "torch_native", "fa3"]
         ),
         "run": modifier("eager, or decoding by recorded CUDA graphs", ["eager", "graphs"], default="eager"),
         "batch": modifier("this request with N - 1 others of other tokens at once", least=1),
@@ -23,7 +23,7 @@ HELLO = {
 
 
 def load(request):
-    """Load the model runner without a scheduler: nothing is reused that was not asked for."""
+    """Load the model runner without a scheduler, so that no request reuses another's cache."""
     import torch
     from sglang import bench_one_batch as bench
     from sglang.srt.server_args import PortArgs, ServerArgs
@@ -43,8 +43,8 @@ def load(request):
 
     def extend(prompts):
         runner.clear()
-        asked = bench.prepare_synthetic_inputs_for_latency_test(len(prompts), len(prompts[0]), prompts)
-        _, logits, batch = runner.extend(asked)
+        requests = bench.prepare_synthetic_inputs_for_latency_test(len(prompts), len(prompts[0]), prompts)
+        _, logits, batch = runner.extend(requests)
         return logits, batch
 
     def hand_on(emit, place, logits):
@@ -64,7 +64,7 @@ def load(request):
             hand_on(emit, place, runner.decode(fed, batch)[1])
         runner.cleanup(batch)
 
-    probe, _ = extend([[0]])  # the width of a row, padding of the vocabulary included, is known of a row only
+    probe, _ = extend([[0]])  # the width of a row, padding of the vocabulary included, is known from a row only
     parts = {"weights": request["dtype"], "kv": request["dtype"], "activations": request["dtype"]}
     return {"vocab": int(probe.shape[1]), "versions": {"sglang": version_of("sglang")}, "parts": parts}, run
 

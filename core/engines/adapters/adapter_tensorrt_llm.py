@@ -13,7 +13,7 @@ HELLO = {
     },
     "modifiers": {
         "prefix": modifier(
-            "reuse of cached blocks; context logits leave reused positions out", ["off", "on"], default="off"
+            "reuse of cached blocks; reused positions have no context logits", ["off", "on"], default="off"
         ),
         "kv": modifier("type of the cache", ["auto", "fp8"], default="auto", widest="auto", bits={"fp8": 4}),
         "run": modifier("eager, or by recorded CUDA graphs", ["eager", "graphs"], default="eager"),
@@ -24,7 +24,7 @@ HELLO = {
 
 
 def load(request):
-    """Start the PyTorch backend, which gives logits without a build made for them."""
+    """Start the PyTorch backend, which gives logits without an engine build."""
     from tensorrt_llm import LLM, SamplingParams
     from tensorrt_llm.llmapi import CudaGraphConfig, KvCacheConfig
 
@@ -42,8 +42,8 @@ def load(request):
     )
 
     def ask(prompts, **what):
-        asked = SamplingParams(max_tokens=1, temperature=0.0, end_id=-1, pad_id=-1, detokenize=False, **what)
-        return llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], asked, use_tqdm=False)[0]
+        sampling = SamplingParams(max_tokens=1, temperature=0.0, end_id=-1, pad_id=-1, detokenize=False, **what)
+        return llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)[0]
 
     def array(logits):
         """Logits of any number of leading axes of length 1 as [positions, vocab] in float32."""
@@ -53,14 +53,14 @@ def load(request):
         prompts = with_neighbors(ids, rows)
         if base == "walk":
             for place in range(len(ids)):
-                found = ask([prompt[: place + 1] for prompt in prompts], return_generation_logits=True)
-                emit(place, array(found.outputs[0].generation_logits)[:1])
+                answer = ask([prompt[: place + 1] for prompt in prompts], return_generation_logits=True)
+                emit(place, array(answer.outputs[0].generation_logits)[:1])
             return
         logits = array(ask(prompts, return_context_logits=True).context_logits)
         if len(logits) != len(ids):
             raise Refused(
-                f"TensorRT-LLM gave context logits of {len(logits)} of {len(ids)} positions: those of reused blocks are"
-                " left out; ask with prefix:off, or with trtllm:walk."
+                f"TensorRT-LLM sent context logits of {len(logits)} of {len(ids)} positions: it skips reused blocks."
+                " Use prefix:off or trtllm:walk."
             )
         emit(0, logits)
 

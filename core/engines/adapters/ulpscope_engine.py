@@ -19,16 +19,16 @@ from typing import Any, Callable, Iterable, Iterator, Sequence  # noqa: UP035 - 
 import numpy as np
 
 PROTOCOL = 2
-PIECE_BYTES = 32 << 20  # of logits in a frame, or a row: the hub holds a frame or two and not a prompt
+PIECE_BYTES = 32 << 20  # of logits in a frame, or one row: the hub holds a frame or two, not a prompt
 CARRIERS = {"float32": "<u4", "float16": "<u2", "bfloat16": "<u2", "float64": "<u8"}
 
 
-class Refused(Exception):  # noqa: N818 - what is said to the user, not a fault of the program
-    """Something this engine cannot do, in one sentence that says what to do instead."""
+class Refused(Exception):  # noqa: N818 - an answer to the user, not a fault of the program
+    """Something this engine cannot do, in one sentence with the alternative."""
 
 
 class Rows:
-    """Takes the logits of a prompt: `rows(start, logits)`, each piece once, in any order.
+    """Sends the logits of a prompt: `rows(start, logits)`, each piece once, in any order.
 
     logits: [positions, vocab], float16, float32 or float64; bfloat16 as unsigned 16-bit carriers with
     dtype="bfloat16".
@@ -52,12 +52,12 @@ class Rows:
         dtype = dtype or str(array.dtype)
         if dtype not in CARRIERS or array.ndim != 2:
             what = f"'{head['name']}' as" if "name" in head else "logits"
-            raise Refused(f"the adapter gave {what} {list(array.shape)} of {dtype}; expected [positions, features].")
+            raise Refused(f"the adapter sent {what} {list(array.shape)} of {dtype}; expected [positions, features].")
         data = np.ascontiguousarray(array).view(CARRIERS[dtype])
         self._send(dict(head, start=int(start), dtype=dtype, shape=list(array.shape)), data)
 
     def working(self, says: str) -> None:
-        """Say that a long step goes on, so that nobody takes it for a hang."""
+        """Report that a long step is in progress, so that the hub does not take it for a hang."""
         self._send({"type": "working", "says": says})
 
 
@@ -65,12 +65,12 @@ def serve(hello: dict[str, Any], load: Callable[[dict[str, Any]], tuple[dict[str
     """Answer the hub until it closes stdin.
 
     hello: {"engine": name, "version": text, "bases": {...}, "modifiers": {...}, "dtypes": [...]}, what the engine can
-    do, said before it is imported. load(request): {"model": folder or file, "dtype": "float32", "base": [name,
-    values...], "modifiers": {name: value}, "modules": names of those whose outputs are wanted} -> ({"vocab": V,
+    do, sent before it is imported. load(request): {"model": folder or file, "dtype": "float32", "base": [name,
+    values...], "modifiers": {name: value}, "modules": names of the modules to send} -> ({"vocab": V,
     "parts": {...}, "versions": {...}}, run), where run(ids, rows) computes one prompt.
     """
     frames = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever the engine prints goes where errors go, and never between frames
+    os.dup2(2, 1)  # what the engine prints goes to stderr, never between frames
     lock = threading.Lock()
 
     def send(head: dict[str, Any], payload: Any = None) -> None:
@@ -82,29 +82,29 @@ def serve(hello: dict[str, Any], load: Callable[[dict[str, Any]], tuple[dict[str
                 frames.write(payload.data)
             frames.flush()
 
-    asked: queue.Queue[dict[str, Any]] = queue.Queue()
+    requests: queue.Queue[dict[str, Any]] = queue.Queue()
 
     def listen() -> None:
         for line in sys.stdin.buffer:
-            asked.put(json.loads(line))
-        os._exit(0)  # the hub is gone; so are we, whatever the engine is at
+            requests.put(json.loads(line))
+        os._exit(0)  # the hub has gone
 
     threading.Thread(target=listen, daemon=True).start()
     send(dict(hello, type="hello", protocol=PROTOCOL))
     run: Callable[..., None] | None = None
     rows = Rows(send)
     while True:
-        head = asked.get()
+        head = requests.get()
         try:
             if head["type"] == "load":
-                run = None  # the old one goes before the new one comes
-                said, run = load(head)
-                send(dict(said, type="loaded"))
+                run = None  # frees the old model before the new one is loaded
+                about, run = load(head)
+                send(dict(about, type="loaded"))
             elif head["type"] == "run" and run is not None:
                 run([int(token) for token in head["ids"]], rows)
                 send({"type": "done"})
             else:
-                send({"type": "error", "says": f"the adapter was asked for '{head['type']}', which it does not know."})
+                send({"type": "error", "says": f"the adapter does not know the request '{head['type']}'."})
         except Refused as error:
             send({"type": "refused", "says": str(error)})
         except MemoryError:
@@ -117,7 +117,7 @@ def serve(hello: dict[str, Any], load: Callable[[dict[str, Any]], tuple[dict[str
 
 
 def chunks(request: dict[str, Any], ids: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
-    """(first position, tokens) of each call of prefill, decode and chunked; of reuse, the call after N tokens."""
+    """Yield (first position, tokens) of each call of prefill, decode and chunked; of reuse, the call after N tokens."""
     name, *values = request["base"]
     value = int(values[0]) if values else 0
     step = {"decode": 1, "chunked": value}.get(name, len(ids))
@@ -131,7 +131,7 @@ def is_installed(module: str) -> bool:
 
 
 def version_of(*packages: str) -> str:
-    """Version of the first of these packages that is installed, behind its name if there are several; "" of none."""
+    """Return the version of the first installed package, after its name if there are several; "" if none."""
     for package in packages:
         try:
             version = metadata.version(package)
@@ -142,7 +142,7 @@ def version_of(*packages: str) -> str:
 
 
 def bits_of(tensor: Any) -> tuple[Any, str | None]:
-    """A torch tensor on the CPU as an array, and its dtype if numpy has none: the array is its bits then."""
+    """Return a CPU tensor as an array, and its dtype if numpy has none: the array holds its bits then."""
     import torch
 
     if tensor.dtype == torch.bfloat16:
@@ -151,12 +151,12 @@ def bits_of(tensor: Any) -> tuple[Any, str | None]:
 
 
 def with_neighbors(ids: list[int], count: int) -> list[list[int]]:
-    """A batch of a prompt and its tokens in `count` - 1 other orders, which none of its rows may see."""
+    """Return a batch of a prompt and its tokens in `count` - 1 other orders."""
     return [ids[row % len(ids) :] + ids[: row % len(ids)] for row in range(count)]
 
 
 def modifier(says: str, values: Iterable[Any] = (), least: int | None = None, **more: Any) -> dict[str, Any]:
-    """A modifier of the hello: one of some words, or a whole number of at least `least`."""
+    """Return a modifier of the hello: one of some words, or a whole number of at least `least`."""
     if words := list(values):
         more["values"] = words
     if least is not None:

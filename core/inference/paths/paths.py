@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ...engines.process import EngineDescription
-from ...engines.registry import described
+from ...engines.registry import describe
 from ...errors import CaptureError, UsageError
 from ..models.model import LoadedModel
 from . import engine_side
@@ -161,7 +161,7 @@ def parse_path(text: str) -> Path:
     engine: EngineDescription | None = None
     if colon and name not in (*BASES, *MODIFIERS):
         try:
-            engine = described(name)
+            engine = describe(name)
         except UsageError as error:
             message = f"path '{text}': no base '{name}', and {str(error)[0].lower()}{str(error)[1:]}"
             raise UsageError(message) from error

@@ -135,7 +135,7 @@ def test_what_cannot_be_had_of_an_engine_is_refused(captured, more, sentence):
     ("variant", "sentence"),
     [
         ("llamacpp:static", "llama.cpp has no base 'static'"),
-        ("llamacpp:prefill+kv:q8_0+flash:off", "a quantised V cache needs flash attention"),
+        ("llamacpp:prefill+kv:q8_0+flash:off", "a quantized V cache needs flash attention"),
         ("sglang:walk", "SGLang is not installed for this interpreter"),
     ],
 )

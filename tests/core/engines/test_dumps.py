@@ -245,7 +245,7 @@ def test_files_that_are_no_dumps_are_refused_in_one_sentence(loaded, folder, rep
     with pytest.raises(replay.refusal, match=r"Pass00000\.pt holds more than tensors, or is damaged"):
         replay()
     torch.save([torch.zeros(2)], path)
-    with pytest.raises(replay.refusal, match="no dict of module name"):
+    with pytest.raises(replay.refusal, match="not a dict of module name"):
         replay()
     torch.save({"model.norm": torch.zeros(3, 64)}, path)
     with pytest.raises(replay.refusal, match="has input_ids"):

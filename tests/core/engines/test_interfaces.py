@@ -110,9 +110,9 @@ def loaded():
 def test_an_engine_that_is_installed_later_is_found_without_a_new_start(packages):
     """A dashboard is open for weeks."""
     packages({}, "sglang")
-    assert not registry.described("sglang").is_here
+    assert not registry.describe("sglang").is_here
     packages(SGLANG, "sglang")
-    assert registry.described("sglang").is_here
+    assert registry.describe("sglang").is_here
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def test_rows_stand_at_their_positions(loaded, stand_in, path):
         ("genai:prefill+weights:bf16", "ONNX Runtime GenAI's weights is f32, int8 and int4, not 'bf16'"),
         ("genai:prefill+kv:f16", "ONNX Runtime GenAI has no modifier 'kv'"),
         ("genai:decode+batch:2", "its generator adds to a batch once only, so that batch:N is of prefill"),
-        ("genai:prefill+activations:int8", "activations:int8 is of quantised matrices"),
+        ("genai:prefill+activations:int8", "activations:int8 needs quantized matrices"),
     ],
 )
 def test_what_its_grammar_has_not_is_refused_by_name(path, sentence):
@@ -190,7 +190,7 @@ def test_a_graph_of_the_folders_own_is_taken_for_what_it_is(adapter, tmp_path, o
     (tmp_path / "genai_config.json").write_text('{"model": {"vocab_size": 4096, "decoder": {"filename": "m.onnx"}}}')
     _graph(tmp_path / "m.onnx", [helper.make_node("MatMulNBits", ["a", "b"], ["c"], bits=4, accuracy_level=4)])
     request = {"model": str(tmp_path), "modifiers": {"graph": "own", **options}}
-    with pytest.raises(adapter.Refused, match=r"are others; write graph:own\+weights:int4\+activations:int8"):
+    with pytest.raises(adapter.Refused, match=r"has other matrices; write graph:own\+weights:int4\+activations:int8"):
         adapter.check(request)
     own = {"weights": "int4", "activations": "int8"}
     assert adapter.check({**request, "modifiers": {"graph": "own", **own}})

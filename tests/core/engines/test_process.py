@@ -88,11 +88,11 @@ def test_a_whole_prompt_that_is_handed_over_at_once_comes_in_pieces(adapter):
         ("import no_such_library", "No module named 'no_such_library'"),
         (
             "print('hello there, I am no frame', flush=True); threading.Event().wait()",
-            "wrote 'hello there, I am no frame', which is no JSON object",
+            "wrote 'hello there, I am no frame', which is not a JSON object",
         ),
-        ("print('{{{', flush=True)", "is no JSON object"),
+        ("print('{{{', flush=True)", "is not a JSON object"),
         ("print('{\"bytes\": 9}', flush=True); sys.exit(4)", "ended with exit code 4"),
-        ("os.kill(os.getpid(), 9)", "ended by SIGKILL, as where memory runs out"),
+        ("os.kill(os.getpid(), 9)", "ended by SIGKILL, probably out of memory"),
         ("sys.stderr.write('fatal error: no room\\n'); os.abort()", 'its last lines: "fatal error: no room"'),
     ],
 )
@@ -117,7 +117,7 @@ def test_an_adapter_that_does_not_begin_is_one_sentence(adapter, end, sentence):
             "rows._send({'type': 'rows', 'start': 0, 'dtype': 'float32', 'shape': [2, 8]}, np.zeros(8, '<f4'))",
             "in 32 bytes",
         ),
-        ("rows._send({'type': 'nonsense'})", "sent 'nonsense' where rows or module or done was expected"),
+        ("rows._send({'type': 'nonsense'})", "sent 'nonsense'; expected rows or module or done"),
     ],
 )
 def test_a_fault_in_the_middle_is_one_sentence(adapter, run, sentence):
@@ -133,7 +133,7 @@ def test_an_engine_that_hangs_is_ended(adapter):
         "def run(ids, rows):\n    threading.Event().wait()\nserve(hello, lambda request: (said, run))", quiet_seconds=2
     )
     process.load({})
-    with pytest.raises(CaptureError, match="said nothing for 2 s"):
+    with pytest.raises(CaptureError, match="sent nothing for 2 s"):
         list(process.run([1]))
     assert process.has_ended
 
