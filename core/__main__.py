@@ -44,8 +44,7 @@ from .errors import UlpscopeError
 app = typer.Typer(
     name=COMMAND,
     help="Is it rounding, or a bug? Capture and compare the complete logits of two ways to run a language model.",
-    epilog=f"A first look:  {COMMAND} list   then   {COMMAND} show RUN. "
-    "A run's id may be shortened to any unique beginning.",
+    epilog=f"A first look:  {COMMAND} list   then   {COMMAND} show RUN. A run id may be shortened to a unique prefix.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -71,8 +70,8 @@ app.command(hidden=True)(comparing.spare)
 
 
 def main() -> None:
-    """Run the command line; what ULPscope raises on purpose becomes one sentence on stderr and exit code 2."""
-    if not sys.warnoptions:  # warnings of libraries are for whoever develops: python -W shows them
+    """Run the command line; an UlpscopeError becomes one sentence on stderr and exit code 2."""
+    if not sys.warnoptions:  # libraries' warnings are for developers: python -W shows them
         warnings.simplefilter("ignore")
     try:
         code = app(prog_name=COMMAND, standalone_mode=False)

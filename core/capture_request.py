@@ -1,4 +1,4 @@
-"""Requests: what the options of a command and the form of a page fill in, and what a run keeps of it as JSON."""
+"""Requests: filled in by options of a command or a page's form, and stored in runs as JSON."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import msgspec
 from .command_name import COMMAND, shell_command
 from .errors import UsageError
 
-# what --declare takes: parts of a model, and formats that they may be in (core.inference.controls.precisions.catalogue)
+# values of --declare: parts of a model, and their formats (core.inference.controls.precisions.catalogue)
 PARTS = ("kv", "weights", "products", "head", "logits", "activations")
 FORMATS = ("fp8_e4m3", "fp8_e5m2", "int8", "bf16", "fp16", "tf32", "q8_0", "q4_0", "nf4")
-DECLARE = "PART=FORMAT, a lower precision that a side is known to be in: kv=fp8_e4m3."
+DECLARE = "PART=FORMAT, a known lower precision of a side: kv=fp8_e4m3."
 
 
 def part_and_format(text: str) -> tuple[str, str]:
-    """Split what --declare was given; UsageError with the lists if it is unknown."""
+    """Split a value of --declare. UsageError lists the parts and formats."""
     part, _, name = text.partition("=")
     if part not in PARTS or name not in FORMATS:
         raise UsageError(
@@ -27,7 +27,7 @@ def part_and_format(text: str) -> tuple[str, str]:
     return part, name
 
 
-def asked(
+def param(
     help_text: str,
     default: Any = MISSING,
     *,
@@ -36,7 +36,7 @@ def asked(
     is_always_typed: bool = False,
     is_argument: bool = False,
 ) -> Any:
-    """Return a field with its help text; option: its name on the command line if that is another."""
+    """Return a field with its help text. option: its command-line name, if different."""
     about = {"help": help_text, "option": option, "lowest": lowest}
     about |= {"is_always_typed": is_always_typed, "is_argument": is_argument}
     return field(metadata=about) if default is MISSING else field(default=default, metadata=about)
@@ -48,7 +48,7 @@ def option_of(each: Field[Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Fields made by `asked`; a value at its default is not typed and not stored."""
+    """Fields made by `param`. A value at its default is neither typed nor stored."""
 
     command: ClassVar[str]
 
@@ -70,17 +70,17 @@ class Request:
         return [*arguments, *options]
 
     def arguments(self) -> list[str]:
-        """Return the arguments of the command line that repeats this."""
+        """Return the arguments of this command line."""
         return [self.command, *self.words()]
 
     def typed(self) -> str:
-        """Return the command that a person types for it, on one line."""
+        """Return the command as a person types it, on one line."""
         return f"{COMMAND} {shell_command(self.arguments())}"
 
     def to_json(self) -> str:
         values = asdict(self)
-        kept = {each.name: values[each.name] for each in fields(self) if values[each.name] != each.default}
-        return json.dumps(kept, ensure_ascii=False)
+        settings = {each.name: values[each.name] for each in fields(self) if values[each.name] != each.default}
+        return json.dumps(settings, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str | None) -> Self | None:
@@ -96,44 +96,44 @@ class Request:
 @dataclass(frozen=True, kw_only=True)
 class CaptureRequest(Request):
     """One capture. `prompt_files`: a file is one prompt; `prompt_lists`: a file has many; tokens: 0 scores the prompts,
-    N continues each by up to N tokens; kv: None leaves it to the paths; device: None is the best there is.
+    N continues each by up to N tokens; kv: None leaves it to the paths; device: None prefers CUDA.
     """
 
-    model: str = asked("Folder or hub id of a causal language model, a .gguf file, or smollm2.", is_always_typed=True)
-    prompts: tuple[str, ...] = asked("A prompt; may be given several times.", (), option="--prompt")
-    prompt_files: tuple[str, ...] = asked("A text file that is one prompt.", (), option="--prompt-file")
-    prompt_lists: tuple[str, ...] = asked(
-        "A file of prompts: .jsonl with 'prompt', 'text', 'token_ids' or 'messages' in each line, else one a line.",
+    model: str = param("Folder or hub id of a causal language model, a .gguf file, or smollm2.", is_always_typed=True)
+    prompts: tuple[str, ...] = param("A prompt; may be given several times.", (), option="--prompt")
+    prompt_files: tuple[str, ...] = param("A text file that is one prompt.", (), option="--prompt-file")
+    prompt_lists: tuple[str, ...] = param(
+        "A file of prompts: .jsonl with 'prompt', 'text', 'token_ids' or 'messages' in each line, else one per line.",
         (),
         option="--prompts",
     )
-    is_chat: bool = asked("Put each prompt into the tokenizer's chat template, as a user's.", False, option="--chat")
-    system: str | None = asked("The system message of every chat.", None)
-    reference: str = asked("Path of the reference: prefill, decode, ...", "prefill", is_always_typed=True)
-    variants: tuple[str, ...] = asked("Path of a variant, several times. Default: decode.", (), option="--variant")
-    sweeps: tuple[str, ...] = asked("Add a variant for each value: batch=1,2,4,8.", (), option="--sweep")
-    repeat: int = asked("Call every path N times, one after another, as a server would be called.", 1)
-    tokens: int = asked("Each side goes on by up to N tokens of its own choice.", 0)
-    kv: bool | None = asked("Compare the KV caches. Default: if a path reads one.", None, option="--kv/--no-kv")
-    layers: bool = asked("Compare the output of every module: where it first differs, and how it grows.", False)
-    layer_floor: int = asked("With --layers: reordered forwards for each module's noise floor; 0 for none.", 2)
-    layer_positions: tuple[int, ...] = asked(
-        "With --layers: compare at this position of each prompt if not all fit on disk; several times.",
+    is_chat: bool = param("Format each prompt as a user message by the chat template.", False, option="--chat")
+    system: str | None = param("System message of every chat.", None)
+    reference: str = param("Path of the reference: prefill, decode, ...", "prefill", is_always_typed=True)
+    variants: tuple[str, ...] = param("Path of a variant, several times. Default: decode.", (), option="--variant")
+    sweeps: tuple[str, ...] = param("Add a variant for each value: batch=1,2,4,8.", (), option="--sweep")
+    repeat: int = param("Run every path N times in sequence, as repeated requests.", 1)
+    tokens: int = param("Continue each side greedily by up to N tokens.", 0)
+    kv: bool | None = param("Compare the KV caches. Default: if a path reads one.", None, option="--kv/--no-kv")
+    layers: bool = param("Compare the outputs of all modules: the first difference and its growth.", False)
+    layer_floor: int = param("With --layers: reordered forwards for each module's noise floor; 0 for none.", 2)
+    layer_positions: tuple[int, ...] = param(
+        "With --layers: compare at this position of each prompt if not all fit on disk; repeatable.",
         (),
         option="--layer-position",
     )
-    kernels: bool = asked("Record which kernels each side launches, by module, on the first prompt.", False)
-    remedies: bool = asked("Try what would make the sides agree, and measure the throughput it keeps.", False)
-    judge: bool = asked("Judge: rounding, or a bug? Several times the work of the capture.", False)
-    declares: tuple[str, ...] = asked(f"With --judge: {DECLARE}", (), option="--declare")
-    keep: Literal["all", "figures"] = asked("What the run keeps of the logits: all, or figures (none).", "all")
-    dtype: str = asked("float32, float16 or bfloat16.", "bfloat16", is_always_typed=True)
-    device: str | None = asked("cpu, cuda, cuda:1. Default: CUDA if there is one.", None)
-    revision: str | None = asked("Revision on the hub.", None)
-    trust_remote_code: bool = asked("Let the model's repository run its own code.", False)
-    name: str | None = asked("Name of the run.", None)
-    build: str = asked("Label of what is under test, such as a commit; the run keeps it.", "")
-    seed: int = asked("Seed set before each side.", 0)
+    kernels: bool = param("Record which kernels each side launches, by module, on the first prompt.", False)
+    remedies: bool = param("Try mitigations that make the sides agree, and measure their throughput.", False)
+    judge: bool = param("Judge: rounding, or a bug? Costs several times the capture.", False)
+    declares: tuple[str, ...] = param(f"With --judge: {DECLARE}", (), option="--declare")
+    keep: Literal["all", "figures"] = param("Logits to store: all, or figures (none).", "all")
+    dtype: str = param("float32, float16 or bfloat16.", "bfloat16", is_always_typed=True)
+    device: str | None = param("cpu, cuda, cuda:1. Default: CUDA if there is one.", None)
+    revision: str | None = param("Revision on the hub.", None)
+    trust_remote_code: bool = param("Let the model's repository run its own code.", False)
+    name: str | None = param("Name of the run.", None)
+    build: str = param("Label of the build under test, such as a commit; stored in the run.", "")
+    seed: int = param("Seed set before each side.", 0)
 
     def __post_init__(self) -> None:
         for text in self.declares:
@@ -143,7 +143,7 @@ class CaptureRequest(Request):
         return ["generate" if self.tokens else "capture", *self.words()]
 
     def typed(self) -> str:
-        """Return the command that a person types for it: `judge` for a capture with --judge."""
+        """Return the command as a person types it: `judge` for a capture with --judge."""
         if self.judge and not self.tokens:
             return f"{COMMAND} {shell_command(['judge', *(part for part in self.words() if part != '--judge')])}"
         return super().typed()

@@ -48,7 +48,7 @@ class Hosting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     public_url: str = ""  # https://ulpscope.example.org: for links, and the cookie is then sent over https only
     proxy_secret: Secret = Secret()  # with which the proxy proves who it is
-    read_only: bool = False  # members see and download, nothing is changed
+    read_only: bool = False  # members can only view and download
 
 
 class SignIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,7 +80,7 @@ class Engines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Configuration(msgspec.Struct, frozen=True):
-    """All sections, as they are in force; `source` is the file they came from, if one was there."""
+    """All sections with their current values. source: their file, if there is one."""
 
     limits: Limits = Limits()
     hosting: Hosting = Hosting()
@@ -98,7 +98,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
 
 
 def configuration(environment: Mapping[str, str] | None = None) -> Configuration:
-    """Read the configuration from the file and the environment, anew at every call."""
+    """Read the configuration from the file and the environment; not cached."""
     environment = os.environ if environment is None else environment
     path = Path(environment.get(VARIABLE) or FILE_NAME)
     values: dict[str, Any] = {}
@@ -106,25 +106,25 @@ def configuration(environment: Mapping[str, str] | None = None) -> Configuration
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         if environment.get(VARIABLE):
-            raise ConfigurationError(f"{path}: there is no such file, which {VARIABLE} names.") from None
+            raise ConfigurationError(f"{path}: no such file, named by {VARIABLE}.") from None
     except (OSError, ValueError, RecursionError) as error:  # no text, no TOML, a number of 5000 digits, 1000 brackets
         raise ConfigurationError(f"{path}: cannot be read as a configuration ({error}).") from None
     if unknown := values.keys() - SECTIONS:
-        raise ConfigurationError(f"{path}: '{min(unknown)}' is no section; there are {', '.join(SECTIONS)}.")
+        raise ConfigurationError(f"{path}: '{min(unknown)}' is not a section; expected {', '.join(SECTIONS)}.")
     sections: dict[str, Any] = {}
     for section, kind in SECTIONS.items():
         prefix, settings = variable_of(section, ""), values.get(section, {})
-        given: dict[str, Any] = {
+        overrides: dict[str, Any] = {
             name.removeprefix(prefix).lower(): text for name, text in environment.items() if name.startswith(prefix)
         }
         for each in structs.fields(kind):
-            if each.name in given and each.type == tuple[str, ...]:
-                given[each.name] = [part.strip() for part in given[each.name].split(",") if part.strip()]
+            if each.name in overrides and each.type == tuple[str, ...]:
+                overrides[each.name] = [part.strip() for part in overrides[each.name].split(",") if part.strip()]
         try:
-            merged = {**settings, **given} if isinstance(settings, dict) else settings
+            merged = {**settings, **overrides} if isinstance(settings, dict) else settings
             sections[section] = msgspec.convert(merged, kind, strict=False, dec_hook=_value)
         except msgspec.ValidationError as error:
-            hint = f"; {prefix}* override it" if given else ""
+            hint = f"; {prefix}* override it" if overrides else ""
             raise ConfigurationError(
                 f"{path}: [{section}] {error}{hint}. docs/guides/hosting.md lists the settings."
             ) from None
@@ -147,7 +147,7 @@ def _value(kind: type, value: Any) -> Any:
 
 
 def readable_secrets(config: Configuration, environment: Mapping[str, str]) -> list[str]:
-    """Return the secrets that every user of the machine can read in the file."""
+    """Return the secrets in the file that every user of the machine can read."""
     try:
         if config.source is None or not config.source.stat().st_mode & stat.S_IROTH:
             return []

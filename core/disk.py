@@ -44,21 +44,21 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def writing(path: Path, *, is_new: bool = False, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """Yield a file that gets its name once it is whole and on disk. is_new: FileExistsError instead of replacing."""
-    beside = path.with_name(f"{WRITING}{secrets.token_hex(8)}")
+    """Yield a file, renamed to `path` once it is whole and on disk. is_new: FileExistsError instead of replacing."""
+    temporary = path.with_name(f"{WRITING}{secrets.token_hex(8)}")
     try:
-        descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
             os.fsync(descriptor)
         if is_new:
-            place_new(beside, path)
+            place_new(temporary, path)
         else:
-            beside.replace(path)
+            temporary.replace(path)
     finally:
         with suppress(OSError):  # renamed, or never there
-            beside.unlink()
+            temporary.unlink()
 
 
 def write_atomic(path: Path, body: bytes, *, is_new: bool = False, mode: int = 0o666) -> None:
@@ -68,19 +68,19 @@ def write_atomic(path: Path, body: bytes, *, is_new: bool = False, mode: int = 0
 
 @contextmanager
 def making(path: Path) -> Iterator[Path]:
-    """Yield a path for a file or a new folder that gets the name of `path` once it is whole and on disk."""
-    beside = path.with_name(f"{WRITING}{secrets.token_hex(8)}")
+    """Yield a temporary path; the file or folder is renamed to `path` once it is whole and on disk."""
+    temporary = path.with_name(f"{WRITING}{secrets.token_hex(8)}")
     try:
-        yield beside
-        for each in (*beside.rglob("*"), beside):
+        yield temporary
+        for each in (*temporary.rglob("*"), temporary):
             to_disk(each)
-        beside.replace(path)
+        temporary.replace(path)
     finally:
-        discard(beside)
+        discard(temporary)
 
 
 def discard(path: Path) -> None:
-    """Remove a file or a folder, if it is there and can be."""
+    """Remove a file or a folder, if possible."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

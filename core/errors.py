@@ -1,14 +1,14 @@
-"""The errors a user may meet. Each message is one sentence: where, what arrived, what was expected, what to do."""
+"""Errors for users. Each message says where, what arrived, what was expected, what to do."""
 
 from __future__ import annotations
 
 
 class UlpscopeError(Exception):
-    """Base of everything ULPscope raises on purpose; its text is shown to the user as it is."""
+    """Base of all errors that ULPscope raises on purpose; users see the text."""
 
 
 class DumpError(UlpscopeError):
-    """A dump of logits that cannot be taken."""
+    """A dump of logits that cannot be imported."""
 
 
 class StoreError(UlpscopeError):
@@ -20,15 +20,15 @@ class CaptureError(UlpscopeError):
 
 
 class UsageError(UlpscopeError):
-    """An argument that names nothing known or contradicts another."""
+    """An argument that is unknown or contradicts another."""
 
 
 class ConfigurationError(UlpscopeError):
-    """A configuration file or an environment variable that cannot be understood."""
+    """An invalid configuration file or environment variable."""
 
 
 class ExtraError(UlpscopeError, ImportError):
-    """A library that only an extra of the installed package brings, and that is not there."""
+    """A missing library that an extra of the package installs."""
 
 
 class LimitError(UlpscopeError):
@@ -40,4 +40,4 @@ class LimitError(UlpscopeError):
 
 
 class AccessError(UlpscopeError):
-    """Something that whoever asks may not do."""
+    """An action that the user may not do."""

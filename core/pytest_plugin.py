@@ -1,7 +1,7 @@
 """The pytest plugin: fixtures `judge` (a model's two paths) and `compare` (two dumps), and their evidence in the report
-of every test that fails after it used them (docs/guides/test_suite.md).
+of every failed test that used them (docs/guides/test_suite.md).
 
-Every test run of an environment that has the package loads this module, so it imports what is heavy only in a fixture.
+Every test run of an environment with the package loads this module, so heavy imports stand in the fixtures.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ def judge(request: pytest.FixtureRequest) -> Callable[..., Verdict]:
     """`judge` of the package: `judge(model, prompts, variant=mine).check()` fails unless the pair is rounding."""
     from .inference import judge as judge_pair
 
-    found = request.node.stash.setdefault(_FOUND, [])
+    evidence = request.node.stash.setdefault(_FOUND, [])
 
     @wraps(judge_pair)
-    def judged(*arguments: Any, **options: Any) -> Verdict:
-        found.append(judge_pair(*arguments, **options))
-        return found[-1]
+    def judge_with_evidence(*arguments: Any, **options: Any) -> Verdict:
+        evidence.append(judge_pair(*arguments, **options))
+        return evidence[-1]
 
-    return judged
+    return judge_with_evidence
 
 
 @pytest.fixture
 def compare(request: pytest.FixtureRequest) -> Callable[..., GateReport]:
-    """Gate of `compare`: `compare("golden.npz", "today.npz", fail_on="flips,kl>0.01").check()` fails as it would."""
+    """Gate of `compare`: `compare("golden.npz", "today.npz", fail_on="flips,kl>0.01").check()` fails like it."""
     from .judging.ingest import judged_report_of_dump
     from .runs.dumps.dump import open_dump
     from .runs.file.records import Provenance
     from .runs.reports.gate import GateReport, gate_notes, parse_conditions
     from .runs.reports.report_json import report_of_dump
 
-    found = request.node.stash.setdefault(_FOUND, [])
+    evidence = request.node.stash.setdefault(_FOUND, [])
 
-    def compared(
+    def compare_dumps(
         *dumps: str | Path, fail_on: str, compute_dtype: str | None = None, reference: str | None = None
     ) -> GateReport:
         conditions = parse_conditions([fail_on])
@@ -55,23 +55,23 @@ def compare(request: pytest.FixtureRequest) -> Callable[..., GateReport]:
             pairs, _ = (judged_report_of_dump if needs_verdict else report_of_dump)(dump)
             header = dump.header("dump", Provenance(kind="upload"))
         outcomes = tuple(condition.judge(pair) for condition in conditions for pair in pairs)
-        found.append(GateReport(outcomes, header.prompts, header.vocabulary, tuple(gate_notes(pairs))))
-        return found[-1]
+        evidence.append(GateReport(outcomes, header.prompts, header.vocabulary, tuple(gate_notes(pairs))))
+        return evidence[-1]
 
-    return compared
+    return compare_dumps
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, None]:
-    """Adds the evidence of what the fixtures found to the report of a test that failed, below its traceback."""
+    """Add the evidence of the fixtures to the report of a failed test, below its traceback."""
     outcome = yield
     report = outcome.get_result()
     if call.when != "call" or not report.failed:
         return
-    said = str(call.excinfo.value) if call.excinfo is not None else ""
-    for found in item.stash.get(_FOUND, []):
-        table = found.table()
-        if table in said:  # `check` has said it
+    message = str(call.excinfo.value) if call.excinfo is not None else ""
+    for result in item.stash.get(_FOUND, []):
+        table = result.table()
+        if table in message:  # raised by `check`
             continue
         if (add := getattr(report.longrepr, "addsection", None)) is not None:
             add("evidence", table)

@@ -1,4 +1,4 @@
-"""A child process that speaks JSON over pipes: one object a line, bounded, watched and ended."""
+"""Child process that speaks JSON over pipes: one object per line, with limits on size and time."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _LONGEST = 4 << 20  # bytes of an object
 _LONGEST_ERROR = 4096  # bytes of a line on stderr
 _MOST_ERRORS = 1000  # lines, the latest
 _OURS, _SECRET = "ULPSCOPE_", re.compile("PASSWORD|SECRET|TOKEN")
-_NEEDED = re.compile(  # by a process that reads files of others and needs no network
+_NEEDED = re.compile(  # by a process that reads untrusted files and needs no network
     "PATH|HOME|USER|LOGNAME|LANG|LANGUAGE|TZ|TMPDIR|TEMP|TMP|VIRTUAL_ENV"
     "|(LC|PYTHON|LD|DYLD|OMP|MKL|KMP|OPENBLAS|GOMP|NUMBA|MALLOC|XDG|COVERAGE|COV)[A-Z0-9_]*"
 )
 
 
 class Child:
-    """`PYTHON ARGUMENTS`; a context, which no process outlives. May be used from any thread.
+    """`PYTHON ARGUMENTS` as a context manager that ends the process. Usable from any thread.
 
-    seconds: after so many it is killed, `is_late`; counted anew at every object if `is_patient`. may_ask: it may
-    download a model, and has the environment of this process, less the server's secrets; else no more than a process
-    needs that reads files of others. more: variables besides these. is_asked: it reads a JSON object a line on stdin.
-    is_engine: what it starts itself is killed with it, and `seconds` count only while it is read from.
+    seconds: timeout, sets `is_late`; restarts at every object if `is_patient`. may_ask: it may download a model, and
+    has this process's environment without the server's secrets; else only what reading untrusted files needs.
+    more: further variables. is_asked: it reads a JSON object per line on stdin. is_engine: its own children are killed
+    with it, and `seconds` count only while it is read from.
     """
 
     def __init__(
@@ -77,38 +77,38 @@ class Child:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
-        self._ended()
+        self._reap()
         for pipe in (self._out, self._process.stdin):
             with suppress(OSError):
                 if pipe is not None:
                     pipe.close()
 
     def ask(self, value: Mapping[str, Any]) -> None:
-        """Send an object. One that has ended shows it by what it sends next."""
+        """Send an object. A process that has ended shows at the next read."""
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.write(json.dumps(value).encode() + b"\n")
             self._process.stdin.flush()
 
-    def said(self) -> Iterator[dict[str, Any]]:
+    def messages(self) -> Iterator[dict[str, Any]]:
         """Yield every line that is a JSON object, until the process has ended."""
         while line := self._out.readline(_LONGEST):
             if value := object_of(line):
                 if self._is_patient:
                     self._wait_from_now()
                 yield value
-        self._ended()
+        self._reap()
 
     def answer(self) -> dict[str, Any]:
-        """Return the one object that it sends, over any number of lines; empty if it sends none, or one too long."""
+        """Return its one object, over any number of lines; empty if there is none, or if it is too long."""
         text = self._out.read(_LONGEST)
         if self._out.read(1):
             self.kill()
-        self._ended()
+        self._reap()
         return object_of(text)
 
     def frame(self) -> tuple[bytes, bytes]:
-        """Return a line of an engine and the payload of as many bytes as its object has in `bytes`; b"" if it ended."""
+        """Return an engine's line and its payload of `bytes` bytes; b"" for both if it ended."""
         self._wait_from_now()
         try:
             line = self._out.readline(_LONGEST)
@@ -135,12 +135,12 @@ class Child:
 
     @property
     def error_lines(self) -> list[str]:
-        """The last lines on stderr that hold something."""
+        """The last lines on stderr that are not blank."""
         return [line.strip() for line in self._errors if line.strip()]
 
     @property
     def sentence(self) -> str:
-        """Error that the process stated, in one sentence; its last line if it stated none."""
+        """The process's error message; its last line if it has none."""
         lines = self.error_lines
         last = lines[-1] if lines else f"it ended with exit code {self.code}."
         return next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), last)
@@ -150,7 +150,7 @@ class Child:
         self._process.terminate()
 
     def end(self, patience_seconds: float = 0.0) -> None:
-        """Ask it to end, and kill it if it takes longer than that; at once if it has nothing to clean up."""
+        """Ask it to end, and kill it after that time; at 0, kill it at once."""
         if patience_seconds:
             self._process.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -165,7 +165,7 @@ class Child:
             self._process.kill()  # does nothing to one that has ended
 
     def wait(self, seconds: float) -> None:
-        """Wait at most so long for its end."""
+        """Wait at most this long for its end."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
 
@@ -184,7 +184,7 @@ class Child:
         self.is_late = True
         self.kill()
 
-    def _ended(self) -> None:
+    def _reap(self) -> None:
         self._process.wait()
         self._stop_watch()
         self._reader.join(5)  # a process of its own may hold the pipe open
@@ -204,7 +204,7 @@ def environment_of_child(may_ask: bool) -> dict[str, str]:
 
 
 def object_of(text: bytes) -> dict[str, Any]:
-    """Return JSON that is an object; empty for whatever else a process prints."""
+    """Return a JSON object; empty for anything else."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Text for people: what others wrote made harmless, and counts, sizes and durations in words."""
+"""Text for people: untrusted text made harmless, and counts, sizes and durations in words."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def shown(text: object, longest: int = 80) -> str:
 
 
 def printable(text: str, instead: str = " ", besides: str = "") -> str:
-    """Return text with every character that cannot be seen, except `besides`, replaced."""
+    """Return text with invisible characters replaced, except `besides`."""
     return text if is_seen(text) else "".join(c if is_seen(c) or c in besides else instead for c in text)
 
 
@@ -29,7 +29,7 @@ def is_seen(text: str) -> bool:
 
 
 def legible(text: str) -> str:
-    """Return text of several lines with every character escaped that cannot be seen, except line ends and tabs."""
+    """Return text of several lines with invisible characters escaped, except line ends and tabs."""
     return text if is_seen(text) else "".join(c if c in "\n\t" or is_seen(c) else _escape(c) for c in text)
 
 
@@ -43,7 +43,7 @@ def clipped(text: str, longest: int) -> str:
 
 
 def code(text: str) -> str:
-    """Return text for between backticks: no backtick, no line end."""
+    """Return text to put between backticks: no backtick, no line end."""
     return " ".join(filter(None, text.replace("`", "'").splitlines()))
 
 
@@ -101,12 +101,12 @@ def number(value: float | None, digits: int = 4) -> str:
         return "undefined"
     if isinstance(value, int):
         return f"{value:,}"
-    rounded = float(f"{value:.{digits}g}")
-    return f"{rounded:,.0f}" if 10**digits <= abs(rounded) < 1e9 else f"{value:,.{digits}g}"
+    result = float(f"{value:.{digits}g}")
+    return f"{result:,.0f}" if 10**digits <= abs(result) < 1e9 else f"{value:,.{digits}g}"
 
 
 def opening(sentence: str) -> str:
-    """The sentence with a capital at the beginning."""
+    """Return the sentence with its first letter capitalized."""
     return sentence[:1].upper() + sentence[1:]
 
 

@@ -111,8 +111,8 @@ def growth_chart(changes: Sequence[CellChange]) -> go.Figure:
             continue
         values = [in_short(axis, value) for axis, value in change.state.axes.items() if value]
         name, verdict = style.inert(shown(", ".join(values), 60)), style.inert(change.now.verdict)
-        if change.before is not None and change.before.growth:
-            before = style.gaps_at_zero(np.array(change.before.growth, float))
+        if change.baseline is not None and change.baseline.growth:
+            before = style.gaps_at_zero(np.array(change.baseline.growth, float))
             line = {"color": style.QUIET, "width": 1.4, "dash": "dot"}
             figure.add_scatter(y=before, mode="lines", line=line, hoverinfo="skip")
         rms = style.gaps_at_zero(np.array(change.growth, float))
@@ -165,8 +165,8 @@ def cell(change: CellChange) -> None:
     )
     with st.container(horizontal=True):
         st.button("Open the run", on_click=_open, args=(now.run_id,), key="matrix_open", type="primary")
-        if change.before is not None:
-            arguments = (now.run_id, change.before.run_id)
+        if change.baseline is not None:
+            arguments = (now.run_id, change.baseline.run_id)
             st.button("Compare with the last good run", on_click=_open, args=arguments, key="matrix_compare")
 
 

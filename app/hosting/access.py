@@ -69,7 +69,7 @@ class Access:
         if way == "password":
             basis = sign_in.password
         elif way == "token" and sign_in.tokens:
-            basis = tokens.listed(self.store).get(member)
+            basis = tokens.digests(self.store).get(member)
         elif way == "oidc" and credentials.is_member(member, sign_in.members):
             basis = f"{sign_in.oidc_issuer} {sign_in.oidc_client_id}" if sign_in.oidc_issuer else None
         text = f"{way}\n{member}\n{basis}"

@@ -14,7 +14,7 @@ from app.shell import selection, store_changes, widgets
 from app.shell.job_list import job_list
 from app.shell.jobs import PROBING, PromptFile
 from core.errors import UlpscopeError
-from core.probing.plan import DEFAULT_TESTS, KEY_VARIABLE, LOAD, MEANINGS, MOST_LOAD, ProbeRequest, parsed_tests, told
+from core.probing.plan import DEFAULT_TESTS, KEY_VARIABLE, LOAD, MEANINGS, MOST_LOAD, ProbeRequest, costs, parsed_tests
 from core.text import shown
 
 SAMPLE = "def merge(left, right):  # merges two sorted lists into one that is sorted"
@@ -39,8 +39,8 @@ def _form() -> None:
     is_pressed = widgets.pressed(st.button, "Probe", "probe_start", type="primary", disabled=plan is None)
     if request is None or plan is None:
         return
-    *requests, costs = told(plan)
-    st.caption("Nothing is sent before. " + costs)
+    *requests, total = costs(plan)
+    st.caption("Nothing is sent before. " + total)
     with st.expander("What is asked"):
         st.markdown("\n".join(f"- {widgets.escaped(line.strip())}" for line in requests))
     if is_pressed:

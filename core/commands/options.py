@@ -21,10 +21,10 @@ def request_option(name: str, of: type[Request] = CaptureRequest) -> Any:
     return Option(option_of(each), help=each.metadata["help"], min=each.metadata["lowest"])
 
 
-Run = Annotated[str, Argument(metavar="RUN", help="Id of a run, or a unique beginning of it.")]
+Run = Annotated[str, Argument(metavar="RUN", help="Run id, or a unique prefix of one.")]
 Store = Annotated[str | None, Option("--store", help="Folder of runs, or s3://... Default: $ULPSCOPE_STORE.")]
 Json = Annotated[bool, Option("--json", help="Print JSON instead of tables.")]
-Progress = Annotated[Literal["bar", "json"], Option(help="'bar', or 'json': a line of JSON for every stage.")]
+Progress = Annotated[Literal["bar", "json"], Option(help="'bar', or 'json': one JSON line per stage.")]
 Junit = Annotated[Path | None, Option("--junit", help="Write the gate as JUnit XML.")]
 Markdown = Annotated[Path | None, Option("--markdown", help="Append the gate as Markdown to a file.")]
 ComputeDtype = Annotated[str | None, Option(help="float32, float16 or bfloat16. Default: declared or detected.")]
@@ -33,7 +33,7 @@ Holds = Annotated[
     str | None,
     Option(
         help="'logits': arrays that look like log-probabilities of chosen tokens are logits. 'padded': cut a padded"
-        " vocabulary to the tokens that all sides have."
+        " vocabulary to the tokens common to all sides."
     ),
 ]
 Device = Annotated[str | None, request_option("device")]
@@ -44,8 +44,8 @@ Engine = Annotated[
     list[str] | None,
     Option(
         "--engine",
-        help="NAME=PYTHON: interpreter that has an engine; NAME=PYTHON,ADAPTER.py: an engine of your own;"
-        " NAME=FOLDER: tensor dumps, replayed.",
+        help="NAME=PYTHON: interpreter of an engine; NAME=PYTHON,ADAPTER.py: an engine of your own; NAME=FOLDER:"
+        " tensor dumps to replay.",
     ),
 ]
 
@@ -53,16 +53,16 @@ Engine = Annotated[
 def takes_request(
     of: type[Request] = CaptureRequest,
     *,
-    without: Sequence[str] = (),
+    omit: Sequence[str] = (),
     defaults: Mapping[str, Any] | None = None,
     **preset: Any,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate `command(request, *, ...)`: the fields of a request become options, ahead of the command's own.
+    """Decorate `command(request, *, ...)`: the fields of a request become options before the command's own.
 
-    without: fields that are no options; preset: fields that the command sets; defaults: of this command only.
+    omit: fields without an option; preset: fields that the command sets; defaults: for this command only.
     """
     defaults = defaults or {}
-    asked = [each for each in fields(of) if each.name not in without and each.name not in preset]
+    request_fields = [each for each in fields(of) if each.name not in omit and each.name not in preset]
     hints = get_type_hints(of)
 
     def parameter(name: str, default: Any) -> inspect.Parameter:
@@ -78,21 +78,21 @@ def takes_request(
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
-        parameters = [parameter(each.name, defaults.get(each.name, each.default)) for each in asked]
+        parameters = [parameter(each.name, defaults.get(each.name, each.default)) for each in request_fields]
         parameters += [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
 
-        def called(**given: Any) -> None:
-            values = {each.name: given.pop(each.name) for each in asked if each.name in given}
+        def run(**arguments: Any) -> None:
+            values = {each.name: arguments.pop(each.name) for each in request_fields if each.name in arguments}
             values = {
                 name: tuple(value) if isinstance(value, list) else value
                 for name, value in values.items()
                 if value is not None
             }
-            command(of(**{**defaults, **values, **preset}), **given)
+            command(of(**{**defaults, **values, **preset}), **arguments)
 
-        called.__doc__, called.__name__ = command.__doc__, command.__name__
-        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        called.__annotations__ = {each.name: each.annotation for each in parameters}
-        return called
+        run.__doc__, run.__name__ = command.__doc__, command.__name__
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        return run
 
     return decorate

@@ -1,4 +1,4 @@
-"""`probe`: a live server asked the same under several conditions, and what differs."""
+"""`probe`: send a live server the same requests under several conditions, and compare the answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import typer
 from ..errors import DumpError, UlpscopeError, UsageError
 from ..judging.lists import judge_probe
 from ..probing.plan import KEY_VARIABLE, ProbeRequest
-from ..prompt_files import given_prompts
+from ..prompt_files import collect_prompts
 from ..runs.reader import RunReader
 from ..runs.store.store import Store, open_store
 from ..runs.topk.alignment import align
@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # what speaks HTTP takes 0.2 s to load
 
     from ..probing.client import Budget
     from ..probing.plan import Plan, Prompt
-    from ..probing.probe import Probe, Probed
+    from ..probing.probe import Probe, ProbeResult
     from ..probing.servers import Server
     from ..runs.topk.records import ListSide
 
@@ -48,63 +48,63 @@ def probe(
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Probe a live server for nondeterminism: rerun, cold and warm cache, under load. What it sent is kept as a run.
+    """Probe a live server for nondeterminism: rerun, cold and warm cache, under load. Its responses are a run.
 
-    vLLM, SGLang, llama.cpp, Ollama, TGI, and whatever speaks OpenAI's form with log-probabilities. No model is needed
-    here, and nothing but HTTP.
+    vLLM, SGLang, llama.cpp, Ollama, TGI, and any OpenAI-compatible server with log-probabilities. Needs HTTP only, and
+    no model on this machine.
 
     For example:  ulpscope probe http://127.0.0.1:8000 --prompt "def area(shape):" --tests rerun,warm,load:8
     """
     from ..probing.client import Budget
-    from ..probing.plan import told
+    from ..probing.plan import costs
 
     plan = request.plan(_prompts(request))
     if dry_run:
         if as_json_:
             print_json({"requests": plan.requests, "tokens_read": plan.tokens_read, "tokens_made": plan.tokens_made})
-        for line in [] if as_json_ else told(plan):
+        for line in [] if as_json_ else costs(plan):
             print_text(line)
         return
     key = os.environ.get(request.key_variable, "")
     if request.key_variable != KEY_VARIABLE and not key:
-        raise UsageError(f"--key-variable {shown(request.key_variable)}: there is no such variable in the environment.")
+        raise UsageError(f"--key-variable {shown(request.key_variable)}: no such environment variable.")
     budget = Budget(request.max_requests, 60 * request.max_minutes)
     models = (request.model, request.against_model or request.model)
     target = open_store(store)
     try:
         with steps(progress) as say:
-            servers, probed = _probed(plan, list(zip(request.addresses, models, strict=False)), key, budget, say)
+            servers, probed = _run_probe(plan, list(zip(request.addresses, models, strict=False)), key, budget, say)
     except KeyboardInterrupt:
         err.print(SENTENCE)
         raise typer.Exit(EXIT_CODE) from None
     with stoppable():
-        stored = _stored(target, servers, probed, request)
+        run_ids = _store(target, servers, probed, request)
     if progress == "json":
-        print_line(stage="done", run_id=stored[0])
+        print_line(stage="done", run_id=run_ids[0])
         return
     for note in probed.notes:
         print_text(f"note: {note}", err)
     if as_json_:
-        print_json({"run_id": stored[0], "runs": stored, "notes": probed.notes})
+        print_json({"run_id": run_ids[0], "runs": run_ids, "notes": probed.notes})
         return
-    for run_id in stored:
+    for run_id in run_ids:
         with RunReader(target.path_of(run_id)) as run:
             print_pairs(run)
         announce(run_id, store)
 
 
 def _prompts(request: ProbeRequest) -> list[Prompt]:
-    found = given_prompts(request.prompts, request.prompt_files, request.prompt_lists)
-    chats = [one for one in found if one.messages is not None]
+    prompts = collect_prompts(request.prompts, request.prompt_files, request.prompt_lists)
+    chats = [one for one in prompts if one.messages is not None]
     if chats:
-        raise UsageError(f"{chats[0].where}: a probe sends texts or token ids, not the messages of a chat.")
-    return [one.token_ids if one.token_ids is not None else one.text or "" for one in found]
+        raise UsageError(f"{chats[0].source}: a probe sends texts or token ids, not the messages of a chat.")
+    return [one.token_ids if one.token_ids is not None else one.text or "" for one in prompts]
 
 
-def _probed(
+def _run_probe(
     plan: Plan, addresses: list[tuple[str, str]], key: str, budget: Budget, say: Tell
-) -> tuple[list[Server], Probed]:
-    """Return the servers and the result of the probe; Ctrl-C ends it, and what had come is kept."""
+) -> tuple[list[Server], ProbeResult]:
+    """Run the probe. Return the servers and the result; after Ctrl-C, the answers so far."""
     from ..probing.client import Client
     from ..probing.probe import Probe
     from ..probing.servers import find_server
@@ -116,21 +116,21 @@ def _probed(
         servers = [find_server(client, model) for client, (_, model) in zip(clients, addresses, strict=True)]
         for server in servers:
             way = server.kind.way_to_be_cold
-            print_text(f"{server.client.url}: {server.told()}; {f'cold by {way}' if way else 'no way to be cold'}", err)
+            print_text(f"{server.client.url}: {server.describe()}; {f'cold by {way}' if way else 'no cold cache'}", err)
         work = Probe(plan, servers, lambda stage, done, total: say(stage, done, total, "requests"))
         return servers, _cancellable(work, budget)
 
 
-def _cancellable(work: Probe, budget: Budget) -> Probed:
-    """Run a probe in a thread. Ctrl-C, or a request to end, keeps what had come: requests in flight are not waited for.
-    KeyboardInterrupt if that is nothing.
+def _cancellable(work: Probe, budget: Budget) -> ProbeResult:
+    """Run a probe in a thread. Ctrl-C and SIGTERM keep the answers so far and do not wait for requests in flight.
+    KeyboardInterrupt if there are no answers.
     """
-    from ..probing.probe import begun
+    from ..probing.probe import start_call
 
     is_main = threading.current_thread() is threading.main_thread()  # signals are the main thread's
     handlers = {number: signal.signal(number, lambda *_: budget.cancelled.set()) for number in _ENDS if is_main}
     try:
-        outcome = begun(work.run)
+        outcome = start_call(work.run)
         while not outcome.done() and not budget.cancelled.is_set():
             wait([outcome], timeout=0.1)
         if budget.cancelled.is_set():
@@ -141,17 +141,17 @@ def _cancellable(work: Probe, budget: Budget) -> Probed:
     if outcome.done() and (outcome.exception() is None or not budget.cancelled.is_set()):
         return outcome.result()
     try:
-        return work.come("it was cancelled")
+        return work.collect_results("it was cancelled")
     except UlpscopeError:
         raise KeyboardInterrupt from None
 
 
-def _comparable(asked: Sequence[ListSide], notes: list[str]) -> tuple[ListSide, ...]:
-    """The sides that can be compared with the first, aligned; a note for each that cannot. DumpError if none can."""
-    sides, errors = [asked[0]], []
-    for side in asked[1:]:
+def _comparable(candidates: Sequence[ListSide], notes: list[str]) -> tuple[ListSide, ...]:
+    """Return the sides that are comparable with the first, aligned; note the others. DumpError if none is."""
+    sides, errors = [candidates[0]], []
+    for side in candidates[1:]:
         try:
-            pairs_of(align([asked[0], side]))
+            pairs_of(align([candidates[0], side]))
             sides.append(side)
         except DumpError as error:
             errors.append(error)
@@ -161,19 +161,19 @@ def _comparable(asked: Sequence[ListSide], notes: list[str]) -> tuple[ListSide, 
     return align(sides)
 
 
-def _stored(target: Store, servers: list[Server], probed: Probed, request: ProbeRequest) -> list[str]:
-    """Store what came as a run, and a walk as one of its own, each pair with its verdict; -> their ids."""
+def _store(target: Store, servers: list[Server], probed: ProbeResult, request: ProbeRequest) -> list[str]:
+    """Store the answers as a run, and a walk as another, with the verdict of each pair. Return the ids."""
     parts = [("", probed.sides), (", walk", probed.walks)]
-    comparable = [(what, _comparable(asked, probed.notes)) for what, asked in parts if asked]
+    comparable = [(what, _comparable(candidates, probed.notes)) for what, candidates in parts if candidates]
     hosts = " and ".join(urlsplit(server.client.url).netloc for server in servers)
-    title = request.name or f"{' and '.join(dict.fromkeys(server.told() for server in servers))}, at {hosts}"
+    title = request.name or f"{' and '.join(dict.fromkeys(server.describe() for server in servers))}, at {hosts}"
     versions = {server.kind.name: server.version for server in servers if server.version}
-    note = " ".join([f"Asked of {hosts}, {servers[0].client.budget.sent:,} requests.", *probed.notes])
+    note = " ".join([f"Probed {hosts} with {servers[0].client.budget.requests_sent:,} requests.", *probed.notes])
     models = dict.fromkeys(server.model for server in servers if server.model)
     model, command = " and ".join(models), request.to_store().typed()
-    stored = []
+    run_ids = []
     for what, sides in comparable:
         pairs = pairs_of(sides)
         verdicts = judge_probe(sides, pairs)
-        stored.append(write_lists(target, About(title + what, model, command, note, versions), sides, pairs, verdicts))
-    return stored
+        run_ids.append(write_lists(target, About(title + what, model, command, note, versions), sides, pairs, verdicts))
+    return run_ids

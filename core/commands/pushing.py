@@ -1,4 +1,4 @@
-"""`push`: a run or a dump to a ULPscope server elsewhere, resumed where the connection breaks."""
+"""`push`: send a run or a dump to another ULPscope server; resumes after a broken connection."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ TOKEN_VARIABLE = "ULPSCOPE_TOKEN"
 def push(
     source: Annotated[str, typer.Argument(metavar="RUN|FILE", help="Id of a stored run, a dump or a run file.")],
     to: Annotated[str, typer.Option(metavar="URL", help="The server: https://ulpscope.example.org")],
-    name: Annotated[str | None, typer.Option(help="Name of the run there. Default: the run's, or the file's.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run there. Default: that of the run or file.")] = None,
     token_file: Annotated[
         Path | None, typer.Option(help=f"File with the token to sign in with. Default: ${TOKEN_VARIABLE}.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Of a dump: the model, for the record.")] = None,
+    model: Annotated[str | None, typer.Option(help="For a dump: its model, for the record.")] = None,
     compute_dtype: options.ComputeDtype = None,
     reference: options.Reference = None,
     holds: options.Holds = None,
@@ -36,20 +36,20 @@ def push(
     as_json_: options.Json = False,
 ) -> None:
     """Send a run or a dump to a server and print its link there."""
-    from ..push import Pushing, push_file  # what speaks HTTP takes 0.2 s to load
+    from ..push import PushRequest, push_file  # what speaks HTTP takes 0.2 s to load
 
     address = re.fullmatch(r"(https?://[^/?#@\s]+(?:/[^?#@\s]*)?)/?", to.strip())
     if address is None:
         raise UsageError(
-            f"--to '{shown(to)}' is no address of a server; expected https://HOST, without user, query or fragment."
+            f"--to '{shown(to)}' is not a server address; expected https://HOST, without user, query or fragment."
         )
-    path, called = _source(source, store)
+    path, title = _source(source, store)
     about = {"model": model, "compute_dtype": compute_dtype, "reference": reference, "holds": holds}
     options_given = {key: value for key, value in about.items() if value}
-    asked = Pushing(path, name or called, address[1].rstrip("/"), _token(token_file), patience, options_given)
+    request = PushRequest(path, name or title, address[1].rstrip("/"), _token(token_file), patience, options_given)
     with stoppable(), steps() as say:
         done = push_file(
-            asked,
+            request,
             lambda stage, done, total: say(stage, 100 * done // total if total else 0, 100 if total else 0, "percent"),
             lambda sentence: print_text(sentence, err),
         )
@@ -60,11 +60,11 @@ def push(
 
 
 def _source(source: str, store: str | Path | None) -> tuple[Path, str]:
-    """The file to send, and what it is called."""
+    """Return the file to send and its title."""
     path = Path(source)
     is_file = path.is_file()
     if not is_file and (path.suffix in (".npz", ".npy", ".safetensors", ".duckdb") or os.sep in source):
-        raise UsageError(f"{source}: there is no such file.")
+        raise UsageError(f"{source}: no such file.")
     path = path if is_file else open_store(store).path_of(source)
     if is_run_file(path):
         card = read_runs([path])[path]

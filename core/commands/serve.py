@@ -24,11 +24,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def serve(
     address: Annotated[
-        str, typer.Option(help="Where to listen. Any address but loopback needs a sign-in; 0.0.0.0 is every address.")
+        str, typer.Option(help="Address to listen on; 0.0.0.0 for every address. Any but loopback needs a sign-in.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8501,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Members see and download only.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Print settings and tokens; say if it would start.")] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Members can only view and download.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Print settings and tokens; check if it can start.")] = False,
     hash_password: Annotated[bool, typer.Option("--hash-password", help="Print the hash of a password.")] = False,
     token: Annotated[str | None, typer.Option(metavar="NAME", help="Make and print a token for a member.")] = None,
     revoke: Annotated[str | None, typer.Option(metavar="NAME", help="Revoke a token.")] = None,
@@ -62,10 +62,10 @@ def _typed_password() -> str:
 
 
 def _check(address: str, store: str | None, as_json_: bool) -> None:
-    """Print every setting (of secrets, whether they are set); ConfigurationError if a server would not start."""
+    """Print every setting (of secrets, whether they are set); ConfigurationError if a server cannot start."""
     config = configuration()
     settings = as_json(config)
-    names = sorted(tokens.listed(open_store(store).directory))
+    names = sorted(tokens.digests(open_store(store).directory))
     try:
         start.check(config, address)
         problem = None
@@ -85,7 +85,7 @@ def _check(address: str, store: str | None, as_json_: bool) -> None:
         for secret in readable_secrets(config, os.environ):
             print_text(f"warning: every user of this machine can read {secret}: chmod 600 the file.", err)
     if problem:
-        raise ConfigurationError(f"A server would not start: {problem}")
+        raise ConfigurationError(f"The server cannot start: {problem}")
 
 
 def _ways(sign_in: SignIn) -> str:
@@ -96,21 +96,21 @@ def _serve(address: str, port: int, read_only: bool, store: str | None) -> None:
     if not (ROOT / "app" / "main.py").is_file():
         raise UsageError("The dashboard is part of a clone: run ./ulpscope serve there.")
     if find_spec("streamlit") is None:
-        raise ExtraError("The dashboard takes streamlit: pip install -e '.[hosting]' in the clone.")
+        raise ExtraError("The dashboard needs streamlit: pip install -e '.[hosting]' in the clone.")
     config, runs = configuration(), open_store(store)
     start.check(config, address)
     directory = runs.directory.absolute()
     environment = os.environ | {"ULPSCOPE_STORE": str(directory)}
     if read_only:
         environment[variable_of("hosting", "read_only")] = "1"
-    named = environment.get(VARIABLE) or (FILE_NAME if Path(FILE_NAME).exists() else "")
-    if named:  # the server runs in the repository, which has the theme
-        environment[VARIABLE] = str(Path(named).absolute())
+    config_file = environment.get(VARIABLE) or (FILE_NAME if Path(FILE_NAME).exists() else "")
+    if config_file:  # the server runs in the repository, which has the theme
+        environment[VARIABLE] = str(Path(config_file).absolute())
     url = config.hosting.public_url or f"http://{f'[{address}]' if ':' in address else address}:{port}"
     place = directory if runs.mirror is None else runs.address
     print_text(f"{url}, runs in {place}, sign-in: {_ways(config.sign_in)}", err)
-    if config.sign_in.tokens and not tokens.listed(directory):
-        print_text(f"There is no token yet: {COMMAND} serve --token NAME", err)
+    if config.sign_in.tokens and not tokens.digests(directory):
+        print_text(f"There are no tokens yet: {COMMAND} serve --token NAME", err)
     command = [sys.executable, "-m", "streamlit", "run", str(ROOT / "app" / "main.py")]
     command += ["--server.address", address, "--server.port", str(port)]
     command += ["--server.headless", "true", "--logger.hideWelcomeMessage", "true"]

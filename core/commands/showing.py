@@ -36,24 +36,24 @@ if TYPE_CHECKING:
 
 def show(
     run_id: options.Run,
-    layers: Annotated[bool, typer.Option("--layers", help="Show which module differs first, and how far.")] = False,
+    layers: Annotated[bool, typer.Option("--layers", help="Show the modules that differ, and the first one.")] = False,
     kernels: Annotated[bool, typer.Option("--kernels", help="Show which kernels each side launched.")] = False,
-    remedies: Annotated[bool, typer.Option("--remedies", help="Show what makes the sides agree.")] = False,
+    remedies: Annotated[bool, typer.Option("--remedies", help="Show mitigations and their throughput.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a report for an issue thread.")] = False,
-    variant: Annotated[str | None, typer.Option(help="With one of these options: this variant only.")] = None,
-    prompt: Annotated[int | None, typer.Option(help="With --layers: this prompt only, 0-based.")] = None,
-    blocks: Annotated[bool, typer.Option("--blocks", help="With --layers: only the stream after each block.")] = False,
-    differing: Annotated[bool, typer.Option("--differing", help="With --kernels: those with other counts.")] = False,
+    variant: Annotated[str | None, typer.Option(help="With one of these options: only this variant.")] = None,
+    prompt: Annotated[int | None, typer.Option(help="With --layers: only this prompt, 0-based.")] = None,
+    blocks: Annotated[bool, typer.Option("--blocks", help="With --layers: only the output of each block.")] = False,
+    differing: Annotated[bool, typer.Option("--differing", help="With --kernels: only different counts.")] = False,
     positions: Annotated[bool, typer.Option("--positions", help="With --json: figures of every position.")] = False,
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Show a run: where it comes from, its sides and their digests, its pairs and flips.
+    """Show a run: provenance, sides and their digests, pairs and flips.
 
-    The modules of a run that was captured with --layers:  ulpscope show RUN --layers
+    The modules of a run captured with --layers:  ulpscope show RUN --layers
     """
     if layers + kernels + remedies + markdown > 1 or (as_json_ and markdown):
-        raise UsageError("--layers, --kernels, --remedies and --markdown exclude each other, and --markdown --json.")
+        raise UsageError("--layers, --kernels, --remedies and --markdown exclude each other; --markdown also --json.")
     if variant is not None and not (layers or kernels or remedies or markdown):
         raise UsageError("--variant needs --layers, --kernels, --remedies or --markdown.")
     path = open_store(store).path_of(run_id)
@@ -93,7 +93,7 @@ def _print_facts(name: str, facts: Mapping[str, object]) -> None:
 
 
 def _print_caches(run: RunReader) -> None:
-    """Print one line a pair with caches, keys and values apart."""
+    """Print a line per pair that has caches, keys and values separately."""
     rows = []
     for pair in run.pairs:
         if (caches := summaries(run, pair.index).get(None)) is None:
@@ -106,14 +106,14 @@ def _print_caches(run: RunReader) -> None:
         place += f"layer {both['first_layer']}, head {both['first_head']}, position {both['first_position']}"
         rows.append((pair.variant, *shares, *figures, "" if both["first_layer"] is None else place))
     if rows:
-        columns = ("variant", "keys that differ", "values that differ", "of them keys of layer 0")
+        columns = ("variant", "keys that differ", "values that differ", "keys of layer 0")
         last = ("rms row ULPs", "max row ULPs", "first difference")
-        title = f"key/value caches vs {run.pairs[0].reference}, row ULPs of {run.header.compute_dtype}"
+        title = f"KV caches vs {run.pairs[0].reference}, row ULPs of {run.header.compute_dtype}"
         out.print(table_of((*columns, *last), rows, title=title, text=("variant",)))
 
 
 def print_continuations(run: RunReader) -> None:
-    """Print where each variant's own text differs from the reference's; nothing if the run has none."""
+    """Print where each variant's continuation diverges from the reference's, if the run has any."""
     rows = []
     for row in records(continuations(run)):
         position, agreed = row["parting_position"], row["agreed_tokens"]
@@ -122,9 +122,9 @@ def print_continuations(run: RunReader) -> None:
         agreed = f"all {row['compared_tokens']}" if position is None else agreed
         rows.append((row["prompt"], row["variant"], agreed, "" if position is None else position, *texts))
     if rows:
-        columns = ("prompt", "variant", "tokens that agree", "position", "reference goes on", "variant goes on")
-        text = ("variant", "reference goes on", "variant goes on")
-        out.print(table_of(columns, rows, title="continuations, each side by its own argmax", text=text))
+        columns = ("prompt", "variant", "tokens that agree", "position", "reference token", "variant token")
+        text = ("variant", "reference token", "variant token")
+        out.print(table_of(columns, rows, title="greedy continuations", text=text))
 
 
 def _show_layers(run: RunReader, pairs: Sequence[StoredPair], prompt: int | None, blocks: bool, as_json_: bool) -> None:
@@ -132,18 +132,18 @@ def _show_layers(run: RunReader, pairs: Sequence[StoredPair], prompt: int | None
     prompts = run.header.prompts
     if prompt is not None and not 0 <= prompt < len(prompts):
         raise UsageError(f"no prompt {prompt}; the run has 0 to {len(prompts) - 1}.")
-    found = [(pair, layers_json(run, pair.index, prompt)) for pair in pairs]
-    if all(figures is None for _, figures in found):
+    layers = [(pair, layers_json(run, pair.index, prompt)) for pair in pairs]
+    if all(figures is None for _, figures in layers):
         is_compiled = asks_for(run.header.provenance, "layers")
-        how = "a compiler made its kernels" if is_compiled else how_to_have("layers", run.header.provenance)
-        raise UsageError(f"run '{run.run_id}' holds no outputs of modules; {how}.")
+        reason = "its model was compiled" if is_compiled else how_to_have("layers", run.header.provenance)
+        raise UsageError(f"run '{run.run_id}' holds no outputs of modules; {reason}.")
     if as_json_:
-        print_json({"run_id": run.run_id, "pairs": [figures for _, figures in found if figures is not None]})
+        print_json({"run_id": run.run_id, "pairs": [figures for _, figures in layers if figures is not None]})
         return
     total = sum(one.positions for index, one in enumerate(prompts) if prompt in (None, index))
     names_prompt = len(prompts) > 1 and prompt is None
 
-    def known(value: float) -> str:
+    def cell(value: float) -> str:
         return "" if value != value else "the floor is 0" if value == math.inf else number(value, 3)
 
     def first(row: Any) -> str:
@@ -154,22 +154,22 @@ def _show_layers(run: RunReader, pairs: Sequence[StoredPair], prompt: int | None
         "kind": lambda row: row.kind,
         "differ": lambda row: percent(row.neq_share) if row.neq else "none",
         "rms": lambda row: "NaN" if row.rms != row.rms else number(row.rms, 3),
-        "floor": lambda row: known(row.floor_rms),
-        "noise ratio": lambda row: known(row.ratio),
-        "max ULPs": lambda row: known(row.max_ulps),
-        "mean ULPs": lambda row: known(row.mean_ulps),
-        "max row ULPs": lambda row: known(row.max_row_ulps),
-        "of": lambda row: row.dtype,
+        "floor": lambda row: cell(row.floor_rms),
+        "noise ratio": lambda row: cell(row.ratio),
+        "max ULPs": lambda row: cell(row.max_ulps),
+        "mean ULPs": lambda row: cell(row.mean_ulps),
+        "max row ULPs": lambda row: cell(row.max_row_ulps),
+        "dtype": lambda row: row.dtype,
         "first position": first,
     }
-    for pair, _ in found:
+    for pair, _ in layers:
         table = modules(run, pair.index, prompt)
         if table.empty:
-            print_text(f"{pair.variant}: no outputs of modules; a compiler made its kernels.")
+            print_text(f"{pair.variant}: no outputs of modules; its model was compiled.")
             continue
         rows = table[table["kind"].isin(["residual", "head"])] if blocks else table
         title = f"{pair.variant} vs {pair.reference}, {table['positions'].max():,} of {plural(total, 'position')}"
-        out.print(table_by(cells, rows.itertuples(), title=title, text=("module", "kind", "of")))
+        out.print(table_by(cells, rows.itertuples(), title=title, text=("module", "kind", "dtype")))
         line = sentence(run, pair.index, table, names_prompt=names_prompt).replace("**", "")
         if (largest := furthest_module(table)) is not None:
             line += f" Highest noise ratio: {largest.module}, {number(largest.ratio, 3)}x.{says_little(largest)}"
@@ -177,19 +177,19 @@ def _show_layers(run: RunReader, pairs: Sequence[StoredPair], prompt: int | None
 
 
 def _show_kernels(run: RunReader, pairs: Sequence[StoredPair], differing: bool, as_json_: bool) -> None:
-    """Print what ran where two sides begin to differ, then the kernels of each, side by side."""
-    about, listed = run.header.provenance, []
+    """Print the kernels of the first module that differs, then all kernels of both sides."""
+    about, tables = run.header.provenance, []
     for pair in pairs:
         if is_watched(run, pair.index):
-            listed.append((pair, side_by_side(run, pair.index), find_start(run, pair.index)))
+            tables.append((pair, side_by_side(run, pair.index), find_start(run, pair.index)))
         elif run.sides_with_kernels and not as_json_:
             print_text(f"{pair.variant}: no kernels. {about.note}")
-    if not listed:
+    if not tables:
         was_asked = run.sides_with_kernels or asks_for(about, "kernels")
-        how = f"they could not be recorded. {about.note}" if was_asked else how_to_have("kernels", about)
-        raise UsageError(f"run '{run.run_id}' holds no kernels; {how.rstrip('. ')}.")
+        reason = f"they could not be recorded. {about.note}" if was_asked else how_to_have("kernels", about)
+        raise UsageError(f"run '{run.run_id}' holds no kernels; {reason.rstrip('. ')}.")
     as_records: list[dict[str, Any]] = []
-    for pair, every, place in listed:
+    for pair, every, place in tables:
         names = (pair.reference, pair.variant)
         rows = every[(every["only"] != "") | every["is_multiplied"]] if differing else every
         if as_json_:
@@ -201,14 +201,14 @@ def _show_kernels(run: RunReader, pairs: Sequence[StoredPair], differing: bool, 
             as_records.append(record | {"kernels": _kernels_json(rows)})
             continue
         if place is not None:
-            where = place_in_words(place, names, names_prompt=len(run.header.prompts) > 1)
+            place_text = place_in_words(place, names, names_prompt=len(run.header.prompts) > 1)
         elif pair.index not in run.pairs_with_layers:
-            where = f"Where the two sides begin to differ is not in this run; {how_to_have('layers', about)}."
+            place_text = f"This run does not have the first module that differs; {how_to_have('layers', about)}."
         else:
-            where = "No module that was compared differs."
-        print_text(where.replace("`", "'"))
-        title = f"Launches a forward, {pair.reference} and {pair.variant}"
-        out.print(table_by(_KERNEL_CELLS, rows.itertuples(), title=title, text=("kernel", "by", "in")))
+            place_text = "No compared module differs."
+        print_text(place_text.replace("`", "'"))
+        title = f"Launches per forward, {pair.reference} vs {pair.variant}"
+        out.print(table_by(_KERNEL_CELLS, rows.itertuples(), title=title, text=("kernel", "library", "modules")))
         print_text(in_words(every, names).replace("`", "'"))
     if as_json_:
         print_json({"run_id": run.run_id, "pairs": as_records})
@@ -220,8 +220,8 @@ def _kernels_json(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 _KERNEL_CELLS: Cells = {
     "kernel": lambda row: row.name,
-    "by": lambda row: row.library,
-    "in": lambda row: "; ".join(module or "the model itself" for module in row.places[:2]),
+    "library": lambda row: row.library,
+    "modules": lambda row: "; ".join(module or "the model itself" for module in row.places[:2]),
     "reference": lambda row: f"{row.reference_launches:.4g}",
     "variant": lambda row: f"{row.variant_launches:.4g}",
     "ratio": lambda row: "" if row.ratio != row.ratio else three_digits(row.ratio),
@@ -234,29 +234,29 @@ _REMEDY_CELLS: Cells = {
     "rms": lambda row: number(row.rms, 3),
     "noise ratio": lambda row: number(row.noise_ratio, 3),
     "max ULPs": lambda row: number(row.max_ulps, 3),
-    "of": lambda row: row.compute_dtype,
+    "dtype": lambda row: row.compute_dtype,
     "flips": lambda row: f"{row.flips or 0:,}",
-    "reference x": lambda row: "" if row.reference_share is None else f"{row.reference_share:.2f}",
-    "variant x": lambda row: "" if row.variant_share is None else f"{row.variant_share:.2f}",
+    "reference throughput (x)": lambda row: "" if row.reference_share is None else f"{row.reference_share:.2f}",
+    "variant throughput (x)": lambda row: "" if row.variant_share is None else f"{row.variant_share:.2f}",
 }
 
 
 def _show_remedies(run: RunReader, pairs: Sequence[StoredPair], as_json_: bool) -> None:
-    """Print the remedies of each pair that has some."""
-    tried = [(pair, rows) for pair in pairs if (rows := run.remedies.get(pair.index))]
-    if not tried:
+    """Print the remedies of each pair, if it has any."""
+    remedies = [(pair, rows) for pair in pairs if (rows := run.remedies.get(pair.index))]
+    if not remedies:
         raise UsageError(
             f"run '{run.run_id}' has no remedies; {run.header.provenance.note or 'capture it with --remedies'}."
         )
     if as_json_:
         print_json(
-            [{"reference": p.reference, "variant": p.variant, "remedies": list(map(asdict, r))} for p, r in tried]
+            [{"reference": p.reference, "variant": p.variant, "remedies": list(map(asdict, r))} for p, r in remedies]
         )
         return
-    for pair, rows in tried:
-        measured = [row for row in rows if not row.refusal]
+    for pair, rows in remedies:
+        successes = [row for row in rows if not row.refusal]
         title = f"{pair.reference} vs {pair.variant}"
-        out.print(table_by(_REMEDY_CELLS, measured, title=title, text=("remedy", "of")))
+        out.print(table_by(_REMEDY_CELLS, successes, title=title, text=("remedy", "dtype")))
         for row in rows:
             if row.refusal:
                 print_text(f"{row.name}: not measured. {row.refusal}")

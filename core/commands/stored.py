@@ -26,16 +26,16 @@ from .terminal.console import err, out, print_json, print_text, table_of
 
 def list_(
     deleted: Annotated[bool, typer.Option("--deleted", help="List the runs deleted within a week instead.")] = False,
-    all_: Annotated[bool, typer.Option("--all", help="List runs too that a judged run replaces.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Include runs that a judged run replaces.")] = False,
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """List the stored runs, newest first, sample runs included. A judged run stands for the run that it judges."""
+    """List the stored runs, newest first, sample runs included. A judged run replaces the run that it judges."""
     target = open_store(store)
     if deleted:
         _list_deleted(target, as_json_)
         return
-    cards, broken = list_runs(target)
+    cards, failures = list_runs(target)
     everything = len(cards)
     if not all_:
         cards = drop_replaced(cards, target.all_labels()[0])
@@ -49,7 +49,7 @@ def list_(
         print_text(f"runs in {target.address}", err)
         if len(cards) < everything:
             print_text(f"{plural(everything - len(cards), 'run')} replaced by a judged run: --all", err)
-    for run in broken:
+    for run in failures:
         print_text(f"not a readable run: {run.reason}", err)
     if target.outage:
         print_text(target.outage, err)
@@ -87,14 +87,12 @@ def _list_deleted(store: Store, as_json_: bool) -> None:
 
 def export(
     run_id: options.Run,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="FILE.npz, or JSON lines of what a server sent.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="FILE.npz; JSON lines for server responses.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Write every side of a run back to an npz, in the exact bits and dtype it came in; of what a server sent, to JSON
-    lines with every digit.
-    """
+    """Export a run: its sides to an npz, in their bits and dtype; server responses to JSON lines, with every digit."""
     path = open_store(store).path_of(run_id)
     with RunReader(path) as run:
         names = [side.name for side in run.sides]
@@ -117,28 +115,28 @@ def label(
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Tag a run, write a note on it, pin it; with no option, show what it has. The run file does not change."""
+    """Tag, annotate or pin a run; without options, show its labels. The run file does not change."""
     target = open_store(store)
     full = target.find(run_id).stem
-    before = target.labels(full)
+    old = target.labels(full)
     removed = labels.labels_of(remove_tag or [], "").tags
-    tags = [each for each in (*before.tags, *labels.labels_of(tag or [], "").tags) if each not in removed]
-    after = labels.labels_of(tags, before.note if note is None else note, before.pinned if pin is None else pin)
-    if after != before:
-        after = target.label(full, after, before).labels
+    tags = [each for each in (*old.tags, *labels.labels_of(tag or [], "").tags) if each not in removed]
+    new = labels.labels_of(tags, old.note if note is None else note, old.pinned if pin is None else pin)
+    if new != old:
+        new = target.label(full, new, old).labels
     if as_json_:
-        print_json({"run_id": full, **asdict(after)})
+        print_json({"run_id": full, **asdict(new)})
         return
-    pinned = "pinned" if after.pinned else "not pinned"
-    print_text(f"{full}: tags {', '.join(after.tags) or 'none'}; {pinned}")
-    if after.note:
-        print_text(after.note)
+    pinned = "pinned" if new.pinned else "not pinned"
+    print_text(f"{full}: tags {', '.join(new.tags) or 'none'}; {pinned}")
+    if new.note:
+        print_text(new.note)
 
 
 def delete(
-    run_ids: Annotated[list[str], typer.Argument(metavar="RUN...", help="Ids of runs, or unique beginnings of them.")],
-    restore: Annotated[bool, typer.Option("--restore", help="Bring deleted runs back instead.")] = False,
-    for_good: Annotated[bool, typer.Option("--for-good", help="Remove the files now, of deleted runs too.")] = False,
+    run_ids: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run ids, or unique prefixes of them.")],
+    restore: Annotated[bool, typer.Option("--restore", help="Restore deleted runs instead.")] = False,
+    for_good: Annotated[bool, typer.Option("--for-good", help="Remove the files now, also of deleted runs.")] = False,
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
@@ -158,12 +156,12 @@ def delete(
             raise StoreError(f"run '{samples[0]}' is a read-only sample run; nothing was deleted.")
         run_ids = [*(path.stem for path in paths), *(deleted.intersection(run_ids) if for_good else ())]
     change = target.restore if restore else remove if for_good else target.delete
-    word, changed = "restored" if restore else "deleted", []
+    word, changes = "restored" if restore else "deleted", []
     try:
         for run_id in dict.fromkeys(run_ids):
-            changed.append(change(run_id))
-    finally:  # if one fails, those before it are reported all the same
-        if changed and as_json_:
-            print_json({word: changed})
-        elif changed:
-            out.print(f"{word} {', '.join(changed)}", markup=False)
+            changes.append(change(run_id))
+    finally:  # if one fails, those before it are still reported
+        if changes and as_json_:
+            print_json({word: changes})
+        elif changes:
+            out.print(f"{word} {', '.join(changes)}", markup=False)

@@ -1,4 +1,4 @@
-"""`sweep`: a plan of many captures, of which what is missing in the store is computed."""
+"""`sweep`: run the missing captures of a plan of many."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..runs.store.partial import remove_living
 from ..runs.store.store import Store, open_store
 from ..sweeps.history import CellChange, change_of, conditions_of, gate_of
 from ..sweeps.ledger import DONE, FAILED, RUNNING, CellCard, CellOutcome, Ledger, in_ledger, read_card, run_id_of
-from ..sweeps.plan import Cell, SweepPlan, counted, in_short, read_plan
+from ..sweeps.plan import Cell, SweepPlan, cell_counts, in_short, read_plan
 from ..sweeps.ray_executor import compute_on_ray
 from ..sweeps.workers import compute_here
 from ..text import plural, shown, size, three_digits
@@ -38,19 +38,19 @@ _MOST_SHOWN = 40  # cells of a table on a terminal; --json has all
 
 def sweep(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan, a TOML file (docs/guides/sweeps.md).")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and what each would compute.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and the cost of each.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Cells at once per device, each with a copy of the model.")] = 1,
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Compute on a Ray cluster: 'auto', HOST:PORT or 'local'.")
     ] = None,
-    build: Annotated[str, typer.Option(help="Label of what is under test; another one computes the cells anew.")] = "",
-    cell: Annotated[list[str] | None, typer.Option(help="Compute only this cell, here; several times.")] = None,
+    build: Annotated[str, typer.Option(help="Label of the build under test; a new one recomputes the cells.")] = "",
+    cell: Annotated[list[str] | None, typer.Option(help="Compute only this cell, in this process; repeatable.")] = None,
     print_: Annotated[bool, typer.Option("--print", help="Print a command per missing cell, for Slurm.")] = False,
     against: Annotated[
-        str | None, typer.Option(help="Compare each cell with its run of this tag. Default: its last good run.")
+        str | None, typer.Option(help="Compare each cell with its run that has this tag. Default: its last good run.")
     ] = None,
     fail_on: Annotated[
-        list[str] | None, typer.Option(help="changed, bug, flips, with commas: exit with 1 if a cell has one.")
+        list[str] | None, typer.Option(help="Exit with 1 if a cell is one of changed, bug, flips.")
     ] = None,
     junit: options.Junit = None,
     markdown: options.Markdown = None,
@@ -61,7 +61,7 @@ def sweep(
     """Run the missing cells of a sweep: models x paths x dtypes x engines, each cell a run of the store.
 
     Each run is named by the digest of its request and of its environment. A sweep that was killed, extended or moved to
-    another machine goes on; nothing is computed twice.
+    another machine resumes; nothing is computed twice.
 
     For example:  ulpscope sweep sweep.toml --fail-on changed,bug --build "$(git rev-parse --short HEAD)"
     """
@@ -69,36 +69,36 @@ def sweep(
     conditions = conditions_of(fail_on or ())
     if (junit or markdown) and not conditions:
         raise UsageError("--junit and --markdown write a gate; add --fail-on changed,bug,flips.")
-    found = read_plan(plan, build)
+    sweep_plan = read_plan(plan, build)
     target = open_store(store)
     ledger = Ledger(target)
-    chosen = [found.cell(one) for one in cell] if cell else list(found.cells)
+    cells = [sweep_plan.cell(one) for one in cell] if cell else list(sweep_plan.cells)
     if dry_run:
-        _print_costs(found, chosen, ledger, as_json_)
+        _print_costs(sweep_plan, cells, ledger, as_json_)
         return
     if print_:
-        _print_commands(plan, chosen, ledger, build, engine or (), store)
+        _print_commands(plan, cells, ledger, build, engine or (), store)
         return
-    pinned = _tagged(ledger, against)
-    ledger.write_plan(found)
+    pinned = _runs_tagged(ledger, against)
+    ledger.write_plan(sweep_plan)
     outcomes: list[CellOutcome] = []
 
     def stopped() -> str:
         done = sum(outcome.state == DONE for outcome in outcomes)
-        return f"stopped; {done:,} of {len(chosen):,} cells are in the store, and the sweep goes on from there."
+        return f"stopped; {done:,} of {len(cells):,} cells are stored; the same command resumes."
 
     def tell(say: Tell, what: str) -> None:
         failed = sum(outcome.state == FAILED for outcome in outcomes)
-        say(what + (f" ({failed} failed)" if failed else ""), len(outcomes), len(chosen), "cells")
+        say(what + (f" ({failed} failed)" if failed else ""), len(outcomes), len(cells), "cells")
 
     with stoppable(says=stopped), steps() as say:
         compute = partial(compute_cell, address=target.address, engines=tuple(engine or ()))
         if ray:
-            coming = compute_on_ray(chosen, compute, target, ray, jobs=jobs)
+            coming = compute_on_ray(cells, compute, target, ray, jobs=jobs)
         elif cell:
-            coming = (outcome_of(target, one, say) for one in chosen)
+            coming = (outcome_of(target, one, say) for one in cells)
         else:
-            coming = compute_here(chosen, compute, jobs=jobs, on_begin=lambda one: tell(say, one.title))
+            coming = compute_here(cells, compute, jobs=jobs, on_begin=lambda one: tell(say, one.title))
         with closing(coming):  # type: ignore[type-var]
             for outcome in coming:
                 outcomes.append(outcome)
@@ -106,18 +106,18 @@ def sweep(
                 if outcome.state == FAILED:
                     print_text(f"failed: {outcome.cell.title}: {outcome.says}", err)
                 tell(say, "cells")
-    of_now = {outcome.cell.asked: outcome.run_id for outcome in outcomes}
-    changes = [change_of(state, of_now.get(state.cell, ""), pinned) for state in ledger.states(in_ledger(chosen))]
+    of_now = {outcome.cell.digest: outcome.run_id for outcome in outcomes}
+    changes = [change_of(state, of_now.get(state.cell, ""), pinned) for state in ledger.states(in_ledger(cells))]
     gate = gate_of(changes, conditions) if conditions else None
     if gate is not None:
         write_gate(gate, junit, markdown)
-    there, failed = (sum(each) for each in ([o.was_there for o in outcomes], [o.state == FAILED for o in outcomes]))
+    reused, failed = (sum(each) for each in ([o.was_there for o in outcomes], [o.state == FAILED for o in outcomes]))
     if as_json_:
-        counts = {"computed": len(outcomes) - there - failed, "were_there": there, "failed": failed}
-        about = {"name": found.name, "cells": [change.as_json() for change in changes], **counts}
+        counts = {"computed": len(outcomes) - reused - failed, "were_there": reused, "failed": failed}
+        about = {"name": sweep_plan.name, "cells": [change.as_json() for change in changes], **counts}
         print_json(about | ({"gate": gate.as_json()} if gate is not None else {}))
     else:
-        _print_changes(found, changes)
+        _print_changes(sweep_plan, changes)
         if gate is not None:
             print_text(gate.table())
     if failed or (gate is not None and gate.failed):
@@ -127,25 +127,25 @@ def sweep(
 def _print_commands(
     path: Path, cells: Sequence[Cell], ledger: Ledger, build: str, engines: Sequence[str], store: str | None
 ) -> None:
-    """A command for each cell that has no run, of any build."""
+    """Print a command for each cell that has no run, of any build."""
     states = {state.cell: state for state in ledger.states(in_ledger(cells))}
-    given = [part for engine in engines for part in ("--engine", engine)]
-    given += ["--build", build] if build else []
-    given += ["--store", str(store)] if store else []
+    arguments = [part for engine in engines for part in ("--engine", engine)]
+    arguments += ["--build", build] if build else []
+    arguments += ["--store", str(store)] if store else []
     for cell in cells:
-        if not states[cell.asked].cards or build:
-            sys.stdout.write(f"{COMMAND} {shell_command(['sweep', str(path), '--cell', cell.asked, *given])}\n")
+        if not states[cell.digest].cards or build:
+            sys.stdout.write(f"{COMMAND} {shell_command(['sweep', str(path), '--cell', cell.digest, *arguments])}\n")
 
 
 def _print_costs(plan: SweepPlan, cells: Sequence[Cell], ledger: Ledger, as_json_: bool) -> None:
-    """Print every cell with its state, and its costs or why it cannot be computed."""
+    """Print every cell with its state, and its costs or the reason why it cannot be computed."""
     from ..inference.capture.costs import costs_of
 
     states = {state.cell: state.state for state in ledger.states(in_ledger(cells))}
     rows: list[dict[str, Any]] = []
     with stoppable():
         for cell in cells:
-            row: dict[str, Any] = {"cell": cell.asked, "axes": dict(cell.axes), "state": states[cell.asked]}
+            row: dict[str, Any] = {"cell": cell.digest, "axes": dict(cell.axes), "state": states[cell.digest]}
             rows.append(row)
             try:
                 costs = costs_of(plan_of(cell.request, weights=False))
@@ -165,24 +165,24 @@ def _print_costs(plan: SweepPlan, cells: Sequence[Cell], ledger: Ledger, as_json
         if "refused" not in row:
             sizes = size(row["memory"]), size(row["bytes"])
             cells_of_row = (row["state"], f"{row['forwards']:,}", f"{row['tokens']:,}", *sizes)
-        lines.append((cell.asked, cell.title, *cells_of_row))
-    columns = ("cell", "what", "state", "forwards", "tokens", "weights and cache", "run file")
-    _print_cells(columns, lines, f"{plan.name}: {counted(cells)}")
+        lines.append((cell.digest, cell.title, *cells_of_row))
+    columns = ("cell", "capture", "state", "forwards", "tokens", "weights and cache", "run file")
+    _print_cells(columns, lines, f"{plan.name}: {cell_counts(cells)}")
     print_text(
         f"{plural(len(open_rows), 'cell')} to compute: {total['forwards']:,} forwards of {total['tokens']:,} tokens,"
         f" {size(total['bytes'])} of run files."
     )
     if refused := sum("refused" in row for row in rows):
-        print_text(f"{plural(refused, 'cell')} cannot be computed; leave them out by [[exclude]].")
+        print_text(f"{plural(refused, 'cell')} cannot be computed; exclude them by [[exclude]].")
 
 
-def _tagged(ledger: Ledger, tag: str | None) -> set[str]:
+def _runs_tagged(ledger: Ledger, tag: str | None) -> set[str]:
     if tag is None:
         return set()
-    found = {run_id for run_id in ledger.run_ids() if tag in ledger.store.labels(run_id).tags}
-    if not found:
-        raise UsageError(f"--against '{shown(tag)}': no run of a cell has that tag; `label RUN --tag` gives it one.")
-    return found
+    run_ids = {run_id for run_id in ledger.run_ids() if tag in ledger.store.labels(run_id).tags}
+    if not run_ids:
+        raise UsageError(f"--against '{shown(tag)}': no run of a cell has this tag; add it by `label RUN --tag`.")
+    return run_ids
 
 
 def _print_changes(plan: SweepPlan, changes: Sequence[CellChange]) -> None:
@@ -195,17 +195,17 @@ def _print_changes(plan: SweepPlan, changes: Sequence[CellChange]) -> None:
             ratio = "" if now.noise_ratio is None else three_digits(now.noise_ratio)
             figures = [now.verdict, ratio, f"{now.flips:,}", f"{now.neq_share:.1%}"]
         lines.append((*map(shown, (*place, *figures)), change.in_words))
-    columns = ("model", "engine", "path", "dtype", "prompts", "verdict", "floors", "flips", "differ", "since")
+    columns = ("model", "engine", "path", "dtype", "prompts", "verdict", "noise ratio", "flips", "differ", "change")
     counts = [f"{count:,} {state}" for state, count in Counter(change.state.state for change in changes).items()]
-    if changed := sum(bool(change.what) for change in changes):
-        counts.append(f"{changed:,} changed")
+    if count_changed := sum(bool(change.what) for change in changes):
+        counts.append(f"{count_changed:,} changed")
     _print_cells(columns, lines, f"{plan.name}: {', '.join(counts)}")
 
 
 def _print_cells(columns: Sequence[str], lines: Sequence[Sequence[str]], title: str) -> None:
     out.print(table_of(columns, lines[:_MOST_SHOWN], title=title))
     if len(lines) > _MOST_SHOWN:
-        print_text(f"and {len(lines) - _MOST_SHOWN:,} cells more; --json has them all.")
+        print_text(f"and {len(lines) - _MOST_SHOWN:,} more cells; --json has them all.")
 
 
 _loaded: dict[tuple[object, ...], LoadedModel] = {}  # the model of the last cell, for the next one
@@ -223,17 +223,17 @@ def compute_cell(cell: Cell, address: str, engines: Sequence[str] = ()) -> CellO
 
 
 def outcome_of(store: Store, cell: Cell, say: Tell = lambda *_: None) -> CellOutcome:
-    """Compute a cell, unless its run is there or another process writes it. Does not raise, whatever goes wrong."""
+    """Compute a cell, unless its run exists or another process writes it. Never raises."""
     ledger = Ledger(store)
     try:
         if not cell.is_unchanged():
-            return CellOutcome(cell, FAILED, says="its prompts are not those that the plan was read with.")
+            return CellOutcome(cell, FAILED, says="its prompts changed after the plan was read.")
         from ..inference.capture.environment import environment_of
 
         environment = environment_of(cell.request, plan_of(cell.request, weights=False))
-        run_id = run_id_of(cell.asked, environment)
+        run_id = run_id_of(cell.digest, environment)
         is_there = store.has(run_id)
-        if not is_there and cell.asked in ledger.running():
+        if not is_there and cell.digest in ledger.running():
             return CellOutcome(cell, RUNNING, says="another process computes it.")
         if not is_there:
             plan = plan_of(cell.request, loaded=_model_of(cell, say))
@@ -243,7 +243,7 @@ def outcome_of(store: Store, cell: Cell, say: Tell = lambda *_: None) -> CellOut
         ((_, card),) = each_database([store.path_of(run_id)], read_card)  # here, so that the run is not fetched for it
         return CellOutcome(cell, DONE, run_id, card=card if isinstance(card, CellCard) else None)
     except UlpscopeError as error:
-        if cell.asked in ledger.running():  # it began in the same moment
+        if cell.digest in ledger.running():  # it began in the same moment
             return CellOutcome(cell, RUNNING, says="another process computes it.")
         return CellOutcome(cell, FAILED, says=str(error))
     except MemoryError:

@@ -1,4 +1,4 @@
-"""Tables of pairs and flips on the terminal, of complete rows and of the values that a server sent."""
+"""Tables of pairs and flips on the terminal, of complete logits and of top tokens."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def print_reports(
     texts: Mapping[int, str],
     variant: str | None = None,
 ) -> None:
-    """Print verdicts, figures, flips and classes of pairs; variant: whose flips alone."""
+    """Print verdicts, figures, flips and classes of pairs; variant: print only its flips."""
     for pair in pairs:
         if pair.answer is not None:
             print_answer(pair.answer, f"{pair.variant} vs {pair.reference}")
@@ -72,7 +72,7 @@ def print_answer(answer: Answer, sides: str, console: Console = out) -> None:
 
 
 def print_checks(answer: Answer) -> None:
-    """Print a table of the checks that were run, a line each, and which others could be."""
+    """Print a table of the checks, and which others could run."""
     if answer.checks:
         table = Table("outcome", "check", Column("result", overflow="fold"))
         for title, row in answer.titled_checks:
@@ -86,29 +86,29 @@ def _pair_lines(pair: PairReport, header: RunHeader) -> Iterator[Sequence[str]]:
     s, rows = pair.summary, header.rows
     elements = rows * header.vocab if header.k is None else s.finite
 
-    def known(value: float | None, digits: int = 4) -> str:
+    def cell(value: float | None, digits: int = 4) -> str:
         return "" if value is None and pair.is_list else number(value, digits)
 
     yield (
         pair.variant,
         "bit-identical" if s.bit_identical else out_of(s.neq, elements),
-        known(s.rms_row_ulps, 3),
-        known(s.max_abs),
-        *(known(ulp_percentile(pair.histogram, share)) for share in (0.5, 0.99)),
-        known(s.flips),
-        known(s.near_ties),
-        known(s.mean_kl, 3),
+        cell(s.rms_row_ulps, 3),
+        cell(s.max_abs),
+        *(cell(ulp_percentile(pair.histogram, share)) for share in (0.5, 0.99)),
+        cell(s.flips),
+        cell(s.near_ties),
+        cell(s.mean_kl, 3),
     )
     if s.nonfinite_mismatch:
         yield "", f"{plural(s.nonfinite_mismatch, 'element')}: NaN or infinity on one side only"
-    if over := over_logits(s, elements):
-        yield "", f"differences are {over}, those finite on both sides"
-    if header.k is None and (over := over_positions(s, rows)):
-        yield "", f"mean KL is {over}"
+    if scope := over_logits(s, elements):
+        yield "", f"differences are {scope}, those finite on both sides"
+    if header.k is None and (scope := over_positions(s, rows)):
+        yield "", f"mean KL is {scope}"
 
 
 def print_flips(pair: PairReport, texts: Mapping[int, str], has_prompts: bool) -> None:
-    """Print the flips of a pair; nothing if it has none."""
+    """Print the flips of a pair, if it has any."""
 
     def token(row: dict[str, Any], side: str) -> str:
         identity = row[f"{side}_token"]

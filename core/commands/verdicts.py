@@ -1,4 +1,4 @@
-"""`verdict`: a stored run's verdict, and of an upload or a server's responses what its controls make of it."""
+"""`verdict`: print a stored run's verdict, or judge an upload or server responses with controls."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ Load = Callable[[str], "LoadedModel"]
 
 def verdict(
     run_id: options.Run,
-    rerun: Annotated[Files, typer.Option(help="A dump of the same sides, run again; twice for a file a side.")] = None,
+    rerun: Annotated[Files, typer.Option(help="A dump of the same sides, rerun; twice for one file per side.")] = None,
     neighbours: Annotated[Files, typer.Option(help="A dump of the same sides in a batch with other requests.")] = None,
     float32: Annotated[Files, typer.Option("--float32", help="A dump of the same sides, computed in float32.")] = None,
     floor: Annotated[Files, typer.Option(help="A float32 dump of three or more equal paths: the noise floor.")] = None,
     model: Annotated[str | None, typer.Option(help="Folder, hub id or GGUF: measures the noise floor.")] = None,
     declare: Annotated[list[str] | None, typer.Option(help=f"With --model: {DECLARE}")] = None,
-    dtype: Annotated[str | None, typer.Option(help="With --model, of a server's responses: its dtype.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="With --model, for server responses: their dtype.")] = None,
     mixture_of_experts: Annotated[
-        bool, typer.Option("--mixture-of-experts", help="Rows of a batch share experts: other bits are no bug.")
+        bool, typer.Option("--mixture-of-experts", help="Rows of a batch share experts and may differ.")
     ] = False,
     device: options.Device = None,
     revision: options.Revision = None,
     trust_remote_code: options.Trust = False,
-    name: Annotated[str | None, typer.Option(help="Name of the judged run. Default: its name, and 'judged'.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the judged run. Default: the run's, and 'judged'.")] = None,
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Print a run's verdict with its evidence; with controls, judge an uploaded run and store it with the new verdict.
+    """Print a run's verdict and checks; with controls, judge an uploaded run and store it with the new verdict.
 
     Exit code 1: a pair is `bug suspected`, `nondeterministic` or `invalid dump`, as with `compare --fail-on verdict`.
-    The old run stays; the new one has the same bits and an id of its own.
+    The old run stays; the new one has the same bits and a new id.
 
     For example:  ulpscope verdict 20261121-1200-dump --float32 pair_in_float32.npz
     """
@@ -68,20 +68,20 @@ def verdict(
     for text in declare or ():
         part_and_format(text)
     if declare and not model:
-        raise UsageError("--declare is tried by the model; name it with --model.")
+        raise UsageError("--declare needs --model, which tries the precision.")
     with RunReader(path) as run:
         is_list = run.header.k is not None
         if is_list and (any(dumps.values()) or mixture_of_experts or declare):
             raise UsageError(
-                "--rerun, --neighbours, --float32, --floor and --declare are for dumps of complete rows; of what a"
-                " server sent, --model alone decides more."
+                "--rerun, --neighbours, --float32, --floor and --declare are for dumps of complete logits; for server"
+                " responses, use --model."
             )
         if dtype is not None and not is_list:
-            raise UsageError("--dtype is for runs of what a server sent; a dump has its compute dtype.")
+            raise UsageError("--dtype is for server responses; a dump has its compute dtype.")
         if model and not all(prompt.token_ids for prompt in run.header.prompts):
             raise UsageError("This run has no token_ids, so no model can run on its tokens; save them with the logits.")
         if is_list and model:
-            _tell(target, _judged_by_model(target, run, model, load, dtype, name), as_json_)
+            _tell(target, _judge_by_model(target, run, model, load, dtype, name), as_json_)
             return
         if not (any(dumps.values()) or model or mixture_of_experts):
             _tell(target, run.run_id, as_json_)
@@ -90,14 +90,14 @@ def verdict(
         if model and floor:
             raise UsageError("Give --floor or --model, not both: the model measures its own noise floor.")
         with stoppable(), steps() as say:
-            added: dict[str, Any] = {}
+            extra: dict[str, Any] = {}
             if model:
                 say("loading the model")
                 from ..inference.controls.model_controls import model_of_dump
                 from ..inference.controls.precisions.catalogue import declared
 
                 loaded, precisions = load(run.header.compute_dtype), declared(declare or ())
-                added["with_model"] = model_of_dump(
+                extra["with_model"] = model_of_dump(
                     loaded, run, float32=float32 or (), precisions=precisions, on_progress=say
                 )
             controls = measure_controls(
@@ -110,8 +110,8 @@ def verdict(
             names = [f"{what} {' and '.join(path.name for path in paths)}" for what, paths in dumps.items() if paths]
             names += [f"model {model}"] if model else []
             names += ["a mixture of experts"] if mixture_of_experts else []
-            judged = judge_stored(target, run, controls, name=name, note=f"Controls: {', '.join(names)}.", **added)
-        _tell(target, judged, as_json_)
+            new_id = judge_stored(target, run, controls, name=name, note=f"Controls: {', '.join(names)}.", **extra)
+        _tell(target, new_id, as_json_)
 
 
 def load_for(model: str, device: str | None, revision: str | None, trust_remote_code: bool, dtype: str) -> LoadedModel:
@@ -120,25 +120,25 @@ def load_for(model: str, device: str | None, revision: str | None, trust_remote_
     return load_model(model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
 
 
-def _judged_by_model(store: Store, run: RunReader, model: str, load: Load, dtype: str | None, name: str | None) -> str:
-    """Measure a model's floor on the tokens of a run of lists, and store it judged; returns the new run's id."""
+def _judge_by_model(store: Store, run: RunReader, model: str, load: Load, dtype: str | None, name: str | None) -> str:
+    """Measure a model's noise floor on a run of lists, and store the run judged. Return the new run's id."""
     prompts = [prompt.token_ids for prompt in run.header.prompts]
     with stoppable(), steps() as say:
         say("loading the model")
         from ..inference.controls.list_floor import floor_of_rows
 
         loaded = load(dtype or run.header.compute_dtype or "float32")
-        sides, judged = run.lists(), []
+        sides, verdicts = run.lists(), []
         for pair in run.pairs:
             verdict = stored_verdict(run, pair)
             if verdict.name == UNDECIDED and pair.summary.neq:
                 both = sides[0], sides[pair.index + 1]
-                compared = compare_sides(*both)
-                rows = rows_of_lists(compared, *both, most=len(compared.positions))
-                verdict = judge_with_floor(verdict, compared, both, floor_of_rows(loaded, prompts, rows, say))
-            judged.append(verdict)
+                pairing = compare_sides(*both)
+                rows = rows_of_lists(pairing, *both, most=len(pairing.positions))
+                verdict = judge_with_floor(verdict, pairing, both, floor_of_rows(loaded, prompts, rows, say))
+            verdicts.append(verdict)
         with Revision(store, run, name or f"{run.header.name}, judged") as revision:
-            run_id = revision.finish(judged, f"Floor: model {model}.")
+            run_id = revision.finish(verdicts, f"Floor: model {model}.")
         store.mark_judged(run.run_id, run_id)
         return run_id
 
@@ -155,7 +155,7 @@ def _tell(store: Store, run_id: str, as_json_: bool) -> None:
 
 
 def verdicts_as_json(run: RunReader) -> list[dict[str, Any]]:
-    """Return the verdicts as JSON: one object a pair, with its evidence and simple causes."""
+    """Return the verdicts as JSON: one object per pair, with its checks and simple causes."""
     return [
         {
             "reference": pair.reference,

@@ -39,8 +39,8 @@ def is_password(configured: str, typed: str) -> bool:
     import argon2
 
     try:
-        stored = configured if configured.startswith(_HASH) else hashed(configured)
-        return argon2.PasswordHasher().verify(stored, typed)
+        password_hash = configured if configured.startswith(_HASH) else hashed(configured)
+        return argon2.PasswordHasher().verify(password_hash, typed)
     except argon2.exceptions.VerificationError:
         return False
 

@@ -60,13 +60,13 @@ def is_loopback(address: str) -> bool:
 
 def ways(sign_in: SignIn) -> list[str]:
     """Return the configured ways to sign in, in words."""
-    named = {
+    settings = {
         "password": sign_in.password,
         "tokens": sign_in.tokens,
         f"the proxy's header {sign_in.header}": sign_in.header,
         f"OIDC at {sign_in.oidc_issuer}": sign_in.oidc_issuer,
     }
-    return [words for words, is_set in named.items() if is_set]
+    return [words for words, is_set in settings.items() if is_set]
 
 
 def _is_private(url: str) -> bool:

@@ -28,23 +28,23 @@ def add(store: Path, name: str) -> str:
         )
     text = PREFIX + secrets.token_urlsafe(32)
     with locked(_folder(store)):
-        known = listed(store)
-        if name in known:
+        tokens = digests(store)
+        if name in tokens:
             raise UsageError(f"There is a token called '{name}' already; revoke it first, or give another name.")
-        _write(store, known | {name: digest(text)})
+        _write(store, tokens | {name: digest(text)})
     return text
 
 
 def revoke(store: Path, name: str) -> None:
     """Remove a token; its sessions end at their next request."""
     with locked(_folder(store)):
-        known = listed(store)
-        if name not in known:
+        tokens = digests(store)
+        if name not in tokens:
             raise UsageError(f"There is no token '{shown(name)}'; `serve --check` lists them.")
-        _write(store, {other: known[other] for other in known if other != name})
+        _write(store, {other: tokens[other] for other in tokens if other != name})
 
 
-def listed(store: Path) -> dict[str, str]:
+def digests(store: Path) -> dict[str, str]:
     """Return the SHA-256 of every token by its name. ConfigurationError for a damaged file: then no token is valid."""
     path = store / FOLDER / "tokens.json"
     try:
@@ -57,7 +57,7 @@ def listed(store: Path) -> dict[str, str]:
 
 def name_of(store: Path, text: str) -> str | None:
     """Return whose token a text is, None for none. Looked up by a digest, so its time tells nothing of any token."""
-    return {stored: name for name, stored in listed(store).items()}.get(digest(text))
+    return {token_digest: name for name, token_digest in digests(store).items()}.get(digest(text))
 
 
 def cookie_key(store: Path) -> str:

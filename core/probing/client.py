@@ -1,4 +1,4 @@
-"""HTTP for a probe: bounded JSON answers, retries with backoff, a budget, a way to stop."""
+"""HTTP for a probe: bounded JSON answers, retries with backoff, a budget, cancellation."""
 
 from __future__ import annotations
 
@@ -17,59 +17,59 @@ from .plan import base_of
 
 MOST_BYTES = 128 << 20  # of one answer
 _CONNECTIONS = 80  # at once
-_TRIES = 6  # of a request that a server puts off
-_LONGEST_PAUSE = 30.0  # seconds between two tries, also where a server asks for more
+_TRIES = 6  # of a request that a server defers
+_LONGEST_PAUSE = 30.0  # seconds between two tries, even if a server asks for more
 _AGAIN = (429, 503)
-_SHOWN = 200  # characters of what a server says of an error
+_SHOWN = 200  # characters of a server's error message
 
 
 class ProbeError(UlpscopeError):
-    """A server that cannot be probed, or an answer of one that cannot be used."""
+    """A server that cannot be probed, or an unusable answer."""
 
 
 class StoppedError(UlpscopeError):
-    """The end of a probe before all was asked: it was cancelled, or its budget is spent."""
+    """The early end of a probe: it was cancelled, or its budget is spent."""
 
 
 @dataclass
 class Budget:
-    """Limits of a probe, in requests and in seconds from the first on; for any thread. cancelled: ends it."""
+    """Limits of a probe, in requests and in seconds since the first; for any thread. cancelled: ends it."""
 
     requests: int = 2000
     seconds: float = 1800.0
     cancelled: threading.Event = field(default_factory=threading.Event)
-    sent: int = 0
+    requests_sent: int = 0
     _began: float | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self) -> None:
-        """One request more. StoppedError where it is one too many."""
+        """Count a request. StoppedError if it exceeds the budget."""
         with self._lock:
             self._began = self._began or time.monotonic()
             self.check()
-            if self.sent >= self.requests:
+            if self.requests_sent >= self.requests:
                 raise StoppedError(f"the {self.requests:,} requests of --max-requests are spent")
-            self.sent += 1
+            self.requests_sent += 1
 
     def check(self) -> None:
-        """StoppedError once the probe was cancelled or its time is over."""
+        """Raise StoppedError once the probe is cancelled or its time is over."""
         if self.cancelled.is_set():
             raise StoppedError("it was cancelled")
         if self._began is not None and time.monotonic() - self._began > self.seconds:
             raise StoppedError(f"the {self.seconds / 60:g} minutes of --max-minutes are over")
 
-    def left(self) -> float:
-        """Seconds that are left."""
+    def seconds_left(self) -> float:
+        """Return the remaining seconds."""
         return self.seconds if self._began is None else max(0.0, self._began + self.seconds - time.monotonic())
 
     def pause(self, seconds: float) -> None:
-        """Wait so long, or until the probe is cancelled."""
-        self.cancelled.wait(min(seconds, self.left()))
+        """Wait this long, or until the probe is cancelled."""
+        self.cancelled.wait(min(seconds, self.seconds_left()))
         self.check()
 
 
 class Client:
-    """A server over HTTP, for any thread. key: sent as Bearer, and in no sentence. seconds: for one answer."""
+    """A server over HTTP, for any thread. key: sent as Bearer, in no message. seconds: for one answer."""
 
     def __init__(self, url: str, *, key: str = "", budget: Budget | None = None, seconds: float = 300.0) -> None:
         self.url = base_of(url)
@@ -83,83 +83,83 @@ class Client:
         self._http.close()
 
     def get(self, path: str) -> Any:
-        """Return the JSON at a path, None if the server has none there. ProbeError if it cannot be reached at all."""
-        status, body = self._sent("GET", path, None)
+        """Return the JSON at a path, None if there is none. ProbeError if the server cannot be reached."""
+        status, body = self._send("GET", path, None)
         try:
             return parse(body, path) if status == 200 else None
         except DumpError:
             return None
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Return the JSON that the server answers with. ProbeError for anything else."""
+        """Return the JSON of the answer. ProbeError for anything else."""
         answer = self.post_bytes(path, body)
         try:
             return parse(answer, path)
         except DumpError as error:
             is_html = answer.lstrip()[:1] == b"<"
-            page = f"{path}: the server answers with a page of HTML; is this the address of the engine?"
+            page = f"{path}: the server sends an HTML page; is this the address of the engine?"
             raise ProbeError(page if is_html else str(error)) from None
 
     def post_bytes(self, path: str, body: Mapping[str, Any]) -> bytes:
-        """Return the answer as it came."""
-        status, answer = self._sent("POST", path, body)
+        """Return the answer's bytes."""
+        status, answer = self._send("POST", path, body)
         if status == 200:
             return answer
         if 300 <= status < 400:
-            reason = f"the server redirects elsewhere ({status}); give the address that it redirects to."
+            reason = f"the server redirects ({status}); give the address that it redirects to."
         elif status in (401, 403):
-            reason = f"the server wants a key ({status}); give the name of its variable as --key-variable."
+            reason = f"the server needs a key ({status}); name its environment variable by --key-variable."
         else:
-            reason = f"the server answers {status}: {said(answer)}"
+            reason = f"the server answers {status}: {error_text(answer)}"
         raise ProbeError(f"{path}: {reason}")
 
-    def _sent(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, bytes]:
-        """Return status and body; ask again what a server puts off, and once after a connection that breaks."""
+    def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, bytes]:
+        """Return status and body. Retry if the server defers the request, and once after a broken connection."""
         for attempt in range(_TRIES):
             self.budget.check()
             pause = 0.5 * 2**attempt
             try:
-                status, answer, after = self._once(method, path, body)
+                status, answer, retry_after = self._once(method, path, body)
                 if status not in _AGAIN or attempt == _TRIES - 1:
                     return status, answer
-                pause = pause if after is None else after
+                pause = pause if retry_after is None else retry_after
             except httpx.TransportError as error:
                 self.budget.check()
                 is_away = isinstance(error, httpx.ConnectError)
                 if attempt or not isinstance(error, httpx.ConnectError | httpx.RemoteProtocolError):
                     is_late = isinstance(error, httpx.TimeoutException)
-                    broken = "the server does not answer in time" if is_late else "the connection broke"
-                    reason = f"{self.url} cannot be reached" if is_away else f"{path}: {broken}"
+                    fault = "the server does not answer in time" if is_late else "the connection broke"
+                    reason = f"{self.url} cannot be reached" if is_away else f"{path}: {fault}"
                     raise ProbeError(f"{reason} ({shown(error, _SHOWN) or type(error).__name__}).") from None
             self.budget.pause(min(_LONGEST_PAUSE, pause))
         raise AssertionError("the last try returns or raises")
 
     def _once(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, bytes, float | None]:
-        patience = min(self._seconds, self.budget.left())
+        patience = min(self._seconds, self.budget.seconds_left())
         deadline = time.monotonic() + patience
         content = bytearray()
         timeout = httpx.Timeout(connect=10.0, read=max(patience, 0.1), write=60.0, pool=max(patience, 0.1))
-        sent = None if body is None else dict(body)
-        with self._http.stream(method, path, json=sent, timeout=timeout) as answer:
+        json_body = None if body is None else dict(body)
+        with self._http.stream(method, path, json=json_body, timeout=timeout) as answer:
             for piece in answer.iter_bytes():
                 content += piece
                 if len(content) > MOST_BYTES:
-                    raise ProbeError(f"{path}: the server sends more than {MOST_BYTES:,} bytes; ask for fewer tokens.")
+                    raise ProbeError(f"{path}: the server sends more than {MOST_BYTES:,} bytes; request fewer tokens.")
                 if time.monotonic() > deadline:
                     self.budget.check()
-                    raise ProbeError(f"{path}: no whole answer within {self._seconds:g} seconds.")
+                    raise ProbeError(f"{path}: no complete answer within {self._seconds:g} seconds.")
                 self.budget.check()
             after = answer.headers.get("retry-after", "")
             return answer.status_code, bytes(content), float(after) if after.isdecimal() else None  # a date is not read
 
 
-def said(answer: bytes) -> str:
-    """A server's own words on an error: the message in its JSON, else its first words."""
+def error_text(answer: bytes) -> str:
+    """Return a server's error message: of its JSON, else its first characters."""
     try:
-        found = parse(answer, "answer")
+        value = parse(answer, "answer")
     except DumpError:
         return shown(answer.decode("utf-8", "replace").strip(), _SHOWN) or "nothing"
     for _ in range(3):
-        if isinstance(found, dict):
-            found = found.get("error", found.get("message", found.get("detail", str(found))))
-    return shown(found, _SHOWN)
+        if isinstance(value, dict):
+            value = value.get("error", value.get("message", value.get("detail", str(value))))
+    return shown(value, _SHOWN)

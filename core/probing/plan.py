@@ -1,4 +1,4 @@
-"""Request for a probe and its plan: which tests, and how many requests and tokens they take. Nothing is sent here."""
+"""Request for a probe and its plan: its tests, and the requests and tokens that they take. Nothing is sent here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 from urllib.parse import urlsplit
 
-from ..capture_request import Request, asked
+from ..capture_request import Request, param
 from ..errors import UsageError
 from ..text import shown
 
@@ -17,25 +17,25 @@ Prompt = str | tuple[int, ...]
 RERUN, WARM, LOAD, WALK, ECHO = "rerun", "warm", "load", "walk", "echo"
 MEANINGS = {
     RERUN: "the same request alone, twice",
-    WARM: "with the prompt's prefix in the cache, twice, against cold",
+    WARM: "with the prompt's prefix in the cache, twice, vs. cold",
     LOAD: "while N other requests are in flight, twice",
-    WALK: "every prefix of a prompt as a prompt of its own, cold and warm",
+    WALK: "every prefix of a prompt as its own request, cold and warm",
     ECHO: "the generated tokens scored as a prompt",
 }
 DEFAULT_TESTS = "rerun,warm,load:8"
 MOST_LOAD = 64
-FILLER_FACTOR = 2  # tokens that a request which loads the server generates, in those of one that is measured
+FILLER_FACTOR = 2  # tokens of a load request, per token of a measured one
 KEY_VARIABLE = "ULPSCOPE_PROBE_KEY"
-_LONGEST_PROMPT = 2000  # characters of each, in the command that a run keeps
-_CHARACTERS_A_TOKEN = 4.0  # about, of a text whose tokens are not known
+_LONGEST_PROMPT = 2000  # characters of each in the stored command
+_CHARACTERS_A_TOKEN = 4.0  # estimate for a text without token ids
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan of a probe. prompts: texts or token ids; tokens: to generate for each; top: values a row.
+    """Plan of a probe. prompts: texts or token ids; tokens: to generate for each; top: values per row.
 
-    tests: names of MEANINGS; load: requests in flight beside a measured one. is_against: there is a second server,
-    which gets the same.
+    tests: names of MEANINGS; load: concurrent requests during a measured one. is_against: a second server gets the
+    same requests.
     """
 
     prompts: tuple[Prompt, ...]
@@ -51,11 +51,11 @@ class Plan:
         if not 1 <= self.tokens <= 4096:
             raise UsageError(f"--tokens {self.tokens}: expected 1 to 4,096.")
         if not 1 <= self.top <= 1 << 18:
-            raise UsageError(f"--top {self.top}: expected 1 or more values a row.")
+            raise UsageError(f"--top {self.top}: expected 1 or more values per row.")
 
     @property
     def requests(self) -> int:
-        """Most requests that are sent; those of walks by about how many tokens the prompts have."""
+        """Maximum of requests; for walks, estimated from the prompts' tokens."""
         return sum(self.requests_of(test) for test in ("", *self.tests)) * self.servers
 
     @property
@@ -63,14 +63,14 @@ class Plan:
         return 2 if self.is_against else 1
 
     def requests_of(self, test: str) -> int:
-        """Return the requests of one test; '' is the request that every other is compared with."""
+        """Return the requests of one test; '' is the reference request."""
         if test == WALK:
             return sum(2 * about_tokens(prompt) for prompt in self.prompts)
         return len(self.prompts) * {WARM: 3, LOAD: 2 * (self.load + 1)}.get(test, 1)
 
     @property
     def tokens_read(self) -> int:
-        """Tokens of prompts that the servers read, about."""
+        """Estimated prompt tokens that the servers read."""
         lengths = [about_tokens(prompt) for prompt in self.prompts]
         whole = sum(self.requests_of(test) for test in ("", *self.tests) if test != WALK) // len(lengths)
         walked = sum(length * (length + 1) for length in lengths) if WALK in self.tests else 0
@@ -78,25 +78,25 @@ class Plan:
 
     @property
     def tokens_made(self) -> int:
-        """Most tokens that the servers generate."""
+        """Maximum of tokens that the servers generate."""
         filler = 2 * self.load * len(self.prompts) * self.tokens * (FILLER_FACTOR - 1) if LOAD in self.tests else 0
-        made = (self.requests_of(test) * (1 if test in (WALK, ECHO) else self.tokens) for test in ("", *self.tests))
-        return (sum(made) + filler) * self.servers
+        counts = (self.requests_of(test) * (1 if test in (WALK, ECHO) else self.tokens) for test in ("", *self.tests))
+        return (sum(counts) + filler) * self.servers
 
 
 def parsed_tests(text: str) -> tuple[tuple[str, ...], int]:
-    """(names, load) of `rerun,warm,load:8`. UsageError for a name that is none."""
+    """Parse `rerun,warm,load:8` to (names, load). UsageError for an unknown name."""
     names: list[str] = []
     load = 8
     for part in text.split(","):
-        found = re.fullmatch(r"\s*([a-z]+)(?::(\d{1,4}))?\s*", part)
-        name = found[1] if found else ""
-        if found is None or name not in MEANINGS or (found[2] is not None and name != LOAD):
+        match = re.fullmatch(r"\s*([a-z]+)(?::(\d{1,4}))?\s*", part)
+        name = match[1] if match else ""
+        if match is None or name not in MEANINGS or (match[2] is not None and name != LOAD):
             raise UsageError(
-                f"--tests '{shown(part.strip(), 40)}' is none; expected {', '.join(MEANINGS)}, load as load:8."
+                f"--tests '{shown(part.strip(), 40)}' is unknown; expected {', '.join(MEANINGS)}, load as load:8."
             )
-        if found[2] is not None:
-            load = int(found[2])
+        if match[2] is not None:
+            load = int(match[2])
         if not 1 <= load <= MOST_LOAD:
             raise UsageError(f"--tests load:{load}: expected 1 to {MOST_LOAD} requests in flight.")
         names.append(name)
@@ -108,9 +108,9 @@ def about_tokens(prompt: Prompt) -> int:
     return len(prompt) if isinstance(prompt, tuple) else max(1, round(len(prompt) / _CHARACTERS_A_TOKEN))
 
 
-def told(plan: Plan) -> list[str]:
-    """Return the requests that the plan takes, a line a test and one for all."""
-    meanings = {"": ("cold", "each prompt once, as what others are compared with")}
+def costs(plan: Plan) -> list[str]:
+    """Return the requests of the plan: a line per test and one for all."""
+    meanings = {"": ("cold", "each prompt once, as the reference")}
     meanings |= {test: (test, MEANINGS[test]) for test in plan.tests}
     if LOAD in meanings:
         meanings[LOAD] = f"load:{plan.load}", MEANINGS[LOAD].replace("N other", f"{plan.load} other")
@@ -124,7 +124,7 @@ def told(plan: Plan) -> list[str]:
 
 
 def base_of(address: str) -> str:
-    """Return a server's address without the path of an endpoint. UsageError for one that is none, or has a password."""
+    """Return a server's address without the path of an endpoint. UsageError if it is invalid or has a password."""
     parts = urlsplit(address.strip())
     try:
         is_sound = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
@@ -132,7 +132,7 @@ def base_of(address: str) -> str:
         is_sound = False
     if not is_sound or parts.username or parts.password or parts.query or parts.fragment:
         raise UsageError(
-            f"'{shown(address.rpartition('@')[2])}' is no address of a server; expected http://HOST:PORT, without user,"
+            f"'{shown(address.rpartition('@')[2])}' is not a server address; expected http://HOST:PORT, without user,"
             " query or fragment."
         )
     path = parts.path.rstrip("/").removesuffix("/chat/completions").removesuffix("/completions").removesuffix("/v1")
@@ -141,29 +141,27 @@ def base_of(address: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeRequest(Request):
-    """One probe. Of the key it has only the name of the variable that holds it."""
+    """One probe. It has the name of the key's environment variable, not the key."""
 
     command: ClassVar[str] = "probe"
 
-    url: str = asked("The server, as http://127.0.0.1:8000.", is_argument=True)
-    prompts: tuple[str, ...] = asked("A prompt; several times for several.", (), option="--prompt")
-    prompt_files: tuple[str, ...] = asked("A text file that is one prompt.", (), option="--prompt-file")
-    prompt_lists: tuple[str, ...] = asked("A file of prompts, one a line, or JSON lines.", (), option="--prompts")
-    model: str = asked("The model to ask for, where the server has several.", "")
-    tests: str = asked("Of rerun, warm, load:N, walk, echo; docs/guides/probe.md says what each does.", DEFAULT_TESTS)
-    against: str | None = asked("A second server that gets the same prompts: after an upgrade, in fp8.", None)
-    against_model: str = asked("The model to ask the second server for. Default: --model.", "")
-    top: int = asked("Log-probabilities a position.", 20)
-    tokens: int = asked("Tokens to generate for each prompt, greedily.", 32)
-    max_requests: int = asked("End after so many requests.", 2000, lowest=1)
-    max_minutes: float = asked("End after so many minutes.", 30.0, lowest=0.01)
-    key_variable: str = asked(
-        "The environment variable that holds the key, sent as Bearer and never stored.", KEY_VARIABLE
-    )
-    name: str | None = asked("What to call the run. Default: the server and its model.", None)
+    url: str = param("The server, as http://127.0.0.1:8000.", is_argument=True)
+    prompts: tuple[str, ...] = param("A prompt; may be given several times.", (), option="--prompt")
+    prompt_files: tuple[str, ...] = param("A text file that is one prompt.", (), option="--prompt-file")
+    prompt_lists: tuple[str, ...] = param("A file of prompts, one per line, or JSON lines.", (), option="--prompts")
+    model: str = param("Model to request, if the server has several.", "")
+    tests: str = param("Of rerun, warm, load:N, walk, echo (docs/guides/probe.md).", DEFAULT_TESTS)
+    against: str | None = param("A second server that gets the same prompts: after an upgrade, in fp8.", None)
+    against_model: str = param("Model to request from the second server. Default: --model.", "")
+    top: int = param("Top log-probabilities per position.", 20)
+    tokens: int = param("Tokens to generate for each prompt, greedily.", 32)
+    max_requests: int = param("Stop after this many requests.", 2000, lowest=1)
+    max_minutes: float = param("Stop after this many minutes.", 30.0, lowest=0.01)
+    key_variable: str = param("Environment variable with the API key, sent as Bearer and never stored.", KEY_VARIABLE)
+    name: str | None = param("Name of the run. Default: the server and its model.", None)
 
     def __post_init__(self) -> None:
-        """Addresses lose the path of an endpoint; UsageError for what is none."""
+        """Strip the path of an endpoint from addresses. UsageError for an invalid one."""
         object.__setattr__(self, "url", base_of(self.url))
         if self.against is not None:
             object.__setattr__(self, "against", base_of(self.against))
@@ -174,12 +172,12 @@ class ProbeRequest(Request):
         return [address for address in (self.url, self.against) if address is not None]
 
     def plan(self, prompts: Sequence[Prompt]) -> Plan:
-        """Plan of the probe of these prompts: texts or token ids. UsageError for what cannot be asked."""
+        """Return the plan for these prompts: texts or token ids. UsageError for invalid tests."""
         names, load = parsed_tests(self.tests)
         return Plan(tuple(prompts), names, load, self.tokens, self.top, is_against=self.against is not None)
 
     def to_store(self) -> ProbeRequest:
-        """The request as a run keeps it: the beginnings of its prompts, files by their names."""
+        """Return the request to store: prompts shortened, files by their names."""
         return replace(
             self,
             prompts=tuple(shown(prompt, _LONGEST_PROMPT) for prompt in self.prompts),

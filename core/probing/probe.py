@@ -1,4 +1,4 @@
-"""Probe of a live server: the same prompts cold, again, warm, under load, walked; a side for each condition."""
+"""Probe of a live server: the same prompts cold, rerun, warm, under load, walked; a side per condition."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from typing import TypeVar
 
 from ..errors import DumpError
 from ..runs.topk.records import UNKNOWN_TOKEN, ListRow, ListSide, Response, list_rows
-from ..text import joined as listed
-from ..text import plural
+from ..text import joined, plural
 from .client import ProbeError, StoppedError
 from .plan import ECHO, FILLER_FACTOR, LOAD, RERUN, WALK, Plan, Prompt
 from .plan import WARM as WARM_TEST
@@ -30,10 +29,10 @@ _FILLER = (
 
 
 @dataclass
-class Probed:
-    """Result of a probe: sides of the requests that generate, the reference first, and of the walk, likewise.
+class ProbeResult:
+    """Result of a probe: sides of the generating requests, the reference first, and of the walk, likewise.
 
-    notes: what could not be asked, or was not as it should be. stopped: why it ended before all was asked.
+    notes: what could not be requested, or was unexpected. stopped: why the probe ended early.
     """
 
     sides: tuple[ListSide, ...] = ()
@@ -52,9 +51,9 @@ class Probe:
         self._notes: dict[str, None] = {}
         self._salt, self._salted = secrets.token_hex(8), itertools.count(1)
 
-    def run(self) -> Probed:
-        """Ask everything, prompt by prompt. What had come when it was stopped, or the server failed, is kept;
-        ProbeError if that is nothing that could be compared.
+    def run(self) -> ProbeResult:
+        """Send all requests, prompt by prompt. If it is stopped, or the server fails, return the answers so far;
+        ProbeError if they are not comparable.
         """
         stopped = ""
         try:
@@ -66,68 +65,68 @@ class Probe:
             stopped = str(reason)
         except ProbeError as failure:
             with suppress(ProbeError):
-                return self.come(str(failure).rstrip("."))
+                return self.collect_results(str(failure).rstrip("."))
             raise
-        return self.come(stopped)
+        return self.collect_results(stopped)
 
-    def come(self, stopped: str = "") -> Probed:
-        """Return the sides of the answers so far, also while requests are in flight. stopped: why no more is waited
-        for. ProbeError if nothing that could be compared has come.
+    def collect_results(self, stopped: str = "") -> ProbeResult:
+        """Return the sides of the answers so far, even while requests are in flight. stopped: reason for not waiting.
+        ProbeError if there is nothing to compare.
         """
-        sides, walks = _whole(dict(self._answers)), _whole(dict(self._walks))
+        sides, walks = _complete_sides(dict(self._answers)), _complete_sides(dict(self._walks))
         if len(sides) < 2 and len(walks) < 2:
-            ended = f": {stopped}" if stopped else ""
-            raise ProbeError(f"nothing that could be compared has come{ended}.")
+            reason = f": {stopped}" if stopped else ""
+            raise ProbeError(f"the answers so far cannot be compared{reason}.")
         if stopped:
-            kept = plural(len((sides or walks)[0].responses), "prompt")
-            self._note(f"The probe ended early ({stopped}); what had come of {kept} is kept.")
-        return Probed(sides if len(sides) > 1 else (), walks if len(walks) > 1 else (), list(self._notes), stopped)
+            count = plural(len((sides or walks)[0].responses), "prompt")
+            self._note(f"The probe ended early ({stopped}); answers to {count} are stored.")
+        return ProbeResult(sides if len(sides) > 1 else (), walks if len(walks) > 1 else (), list(self._notes), stopped)
 
     def _note(self, sentence: str) -> None:
         self._notes[sentence] = None
 
     def _put(self, server: Server, name: str, response: Response, is_walk: bool = False) -> None:
-        """Add an answer to its side, which has a letter for the server if there are two."""
+        """Add an answer to its side, named by a letter for the server if there are two."""
         letter = "" if len(self._servers) == 1 else f"{'AB'[self._servers.index(server)]} "
         (self._walks if is_walk else self._answers).setdefault(f"{letter}{name}", []).append(response)
 
     def _ids_of(self, prompt: Prompt) -> Prompt:
-        """Return the prompt as token ids if every server takes them, so that both read the same."""
+        """Return the prompt as token ids if all servers take them, so that they read the same."""
         no_ids = [server.kind.name for server in self._servers if not server.kind.takes_ids]
         if isinstance(prompt, tuple) and no_ids:
-            raise ProbeError(f"{listed(no_ids)} takes no token ids; give prompts as texts.")
+            raise ProbeError(f"{joined(no_ids)} takes no token ids; give prompts as texts.")
         if isinstance(prompt, tuple) or no_ids:
             return prompt
-        known = [ids for server in self._servers if (ids := server.tokenized(prompt)) is not None]
-        if len(set(known)) > 1:
+        tokenizations = [ids for server in self._servers if (ids := server.tokenized(prompt)) is not None]
+        if len(set(tokenizations)) > 1:
             self._note(
-                f"The servers tokenize a prompt differently, {len(known[0]):,} and {len(known[1]):,} tokens; both were"
-                " given the first one's."
+                f"The servers tokenize a prompt differently ({len(tokenizations[0]):,} and {len(tokenizations[1]):,}"
+                " tokens); both get the first server's token ids."
             )
-        return known[0] if known else prompt
+        return tokenizations[0] if tokenizations else prompt
 
     def _cold(self, prompt: Prompt, tokens: int | None = None) -> Ask:
         salt = f"{self._salt}-{next(self._salted)}"
         return Ask(prompt, tokens or self._plan.tokens, self._plan.top, COLD, salt)
 
-    def _ask(self, server: Server, stage: str, asked: Ask) -> Response:
+    def _ask(self, server: Server, stage: str, request: Ask) -> Response:
         budget = server.client.budget
         if self._tell is not None:
-            self._tell(stage, budget.sent, max(self._plan.requests, budget.sent))
-        return server.ask(asked)
+            self._tell(stage, budget.requests_sent, max(self._plan.requests, budget.requests_sent))
+        return server.ask(request)
 
-    def _ask_cold(self, server: Server, stage: str, asked: Ask) -> Response:
+    def _ask_cold(self, server: Server, stage: str, request: Ask) -> Response:
         server.forget()
-        response = self._ask(server, stage, asked)
+        response = self._ask(server, stage, request)
         if response.cached:
             self._note(
-                f"{server.kind.name} read {response.cached:,} tokens of a prompt from its cache although it was asked"
-                f" to be cold ({server.kind.way_to_be_cold})."
+                f"{server.kind.name} read {response.cached:,} tokens of a prompt from its cache for a cold request"
+                f" ({server.kind.way_to_be_cold})."
             )
         return response
 
     def _alone(self, server: Server, prompt: Prompt) -> None:
-        """Ask for a prompt cold, again, warm, and its generated tokens as the end of a prompt."""
+        """Send a prompt cold, again, warm, and with its generated tokens as a prompt."""
         kind, tests = server.kind, self._plan.tests
         first = self._ask_cold(server, "cold", self._cold(prompt))
         self._put(server, "cold", first)
@@ -136,27 +135,27 @@ class Probe:
         if WARM_TEST in tests:
             if not kind.way_to_be_cold:
                 self._note(
-                    f"No way is known to have {kind.name} answer without its cache: 'cold' is its first answer to a"
-                    " prompt in this probe, which an earlier one may have warmed."
+                    f"{kind.name} has no known way to bypass its cache: 'cold' is its first answer to a prompt in this"
+                    " probe, which earlier requests may have warmed."
                 )
-            asked = replace(self._cold(prompt), cache=WARM, salt=f"{self._salt}-warm")
-            self._ask(server, "warming", asked)
+            request = replace(self._cold(prompt), cache=WARM, salt=f"{self._salt}-warm")
+            self._ask(server, "warming", request)
             for name in ("warm", "warm again"):
-                response = self._ask(server, name, asked)
+                response = self._ask(server, name, request)
                 if response.cached is None:
                     self._note(
-                        f"{kind.name} does not say how much it read from its cache, so whether 'warm' was warm is not"
-                        f" known.{kind.way_to_tell}"
+                        f"{kind.name} does not report its cache hits, so it is unknown if 'warm' was"
+                        f" warm.{kind.way_to_tell}"
                     )
                 if response.cached == 0:
-                    self._note(f"{kind.name} read nothing from its cache for a request that was to be {name}.")
+                    self._note(f"{kind.name} read nothing from its cache for the {name} request.")
                 self._put(server, name, response)
         if ECHO in tests:
             if not kind.has_prompt_rows or first.generated_from is None or UNKNOWN_TOKEN in first.tokens:
-                self._note(f"{kind.name} does not give a prompt's own rows by token id, so echo was not asked.")
+                self._note(f"{kind.name} does not send a prompt's own rows by token id, so echo was skipped.")
             else:
-                asked = replace(self._cold(first.tokens, tokens=1), rows=True)
-                self._put(server, "echo", replace(self._ask_cold(server, "echo", asked), text=""))
+                request = replace(self._cold(first.tokens, tokens=1), rows=True)
+                self._put(server, "echo", replace(self._ask_cold(server, "echo", request), text=""))
 
     def _loaded(self, server: Server, prompt: Prompt) -> None:
         if LOAD not in self._plan.tests:
@@ -166,52 +165,52 @@ class Probe:
             self._put(server, name, self._under_load(server, prompt, name))
 
     def _under_load(self, server: Server, prompt: Prompt, stage: str) -> Response:
-        """Return the answer to a prompt asked while others are in flight, each of another length."""
+        """Return the answer to a prompt while others of different lengths are in flight."""
         others = self._plan.load
-        started = threading.Barrier(others + 1)
+        barrier = threading.Barrier(others + 1)
 
         def fill(number: int) -> None:
             text = f"{number}. " + _FILLER * (1 + number % 7)
-            asked = replace(self._cold(text, self._plan.tokens * FILLER_FACTOR), is_filler=True)
-            started.wait()
-            server.ask(asked)
+            request = replace(self._cold(text, self._plan.tokens * FILLER_FACTOR), is_filler=True)
+            barrier.wait()
+            server.ask(request)
 
-        def measured() -> Response:
-            started.wait()
-            server.client.budget.pause(0.05)  # the others are on their way
+        def measure() -> Response:
+            barrier.wait()
+            server.client.budget.pause(0.05)  # the others are in flight then
             return self._ask(server, stage, self._cold(prompt))
 
-        filling = [begun(partial(fill, number)) for number in range(others)]
-        response = begun(measured).result()
+        filling = [start_call(partial(fill, number)) for number in range(others)]
+        response = start_call(measure).result()
         in_flight = sum(not one.done() for one in filling)
         wait(filling, return_when=FIRST_EXCEPTION)
-        for one in sorted(filling, key=lambda one: not one.done()):  # an error first, however long the others take
+        for one in sorted(filling, key=lambda one: not one.done()):  # raises an error before the others end
             one.result()
-        if ended := others - in_flight:
-            self._note(f"Of the {others} requests beside a measured one, {ended} had ended before it at the worst.")
+        if finished := others - in_flight:
+            self._note(f"At worst, {finished} of the {others} concurrent requests ended before the measured one.")
         return response
 
     def _walk(self, server: Server, prompt: Prompt) -> None:
-        """Ask for the rows of a prompt, one request each: the prefix up to a token, and one token to generate."""
+        """Request each row of a prompt by its prefix and one token to generate."""
         if WALK not in self._plan.tests:
             return
         if not server.kind.takes_ids or not isinstance(prompt, tuple):
             name = server.kind.name
-            self._note(f"{name} takes no token ids, or does not say those of a text, so no prompt was walked.")
+            self._note(f"{name} does not take or report token ids, so walk was skipped.")
             return
         for name, cache in (("walk cold", COLD), ("walk warm", WARM)):
             answers = []
             for end in range(1, len(prompt) + 1):
-                asked = self._cold(prompt[:end], 1)
+                request = self._cold(prompt[:end], 1)
                 if cache == WARM:
-                    answers.append(self._ask(server, name, replace(asked, cache=WARM, salt=f"{self._salt}-walk")))
+                    answers.append(self._ask(server, name, replace(request, cache=WARM, salt=f"{self._salt}-walk")))
                 else:
-                    answers.append(self._ask_cold(server, name, asked))
-            self._put(server, name, _walked(prompt, answers), is_walk=True)
+                    answers.append(self._ask_cold(server, name, request))
+            self._put(server, name, _walk_response(prompt, answers), is_walk=True)
 
 
-def begun(call: Callable[[], T]) -> Future[T]:
-    """Run a call in a thread that the caller need not wait for: a probe that is stopped leaves its requests."""
+def start_call(call: Callable[[], T]) -> Future[T]:
+    """Run a call in a daemon thread, so that a stopped probe can leave its requests."""
     outcome: Future[T] = Future()
 
     def run() -> None:
@@ -224,17 +223,17 @@ def begun(call: Callable[[], T]) -> Future[T]:
     return outcome
 
 
-def _walked(prompt: tuple[int, ...], answers: Sequence[Response]) -> Response:
-    """The first generated rows of every prefix as the rows of the prompt."""
+def _walk_response(prompt: tuple[int, ...], answers: Sequence[Response]) -> Response:
+    """Return the first generated rows of all prefixes as the rows of the prompt."""
     rows = []
     for position, answer in enumerate(answers):
         if not len(answer.rows):
             raise ProbeError("the server generated nothing for a prefix of the prompt.")
         tokens, values = answer.rows.row(0)
-        given = prompt[position + 1] if position + 1 < len(prompt) else int(answer.rows.targets[0])
+        token = prompt[position + 1] if position + 1 < len(prompt) else int(answer.rows.targets[0])
         entries = tuple(zip(tokens.tolist(), values.tolist(), strict=True))
         best = int(answer.rows.best[0])
-        rows.append(ListRow(position, entries, best, given, int(answer.rows.missing[0]), bool(answer.rows.full[0])))
+        rows.append(ListRow(position, entries, best, token, int(answer.rows.missing[0]), bool(answer.rows.full[0])))
     texts = {token: text for answer in answers for token, text in answer.texts.items()}
     last = answers[-1]
     return replace(
@@ -249,10 +248,10 @@ def _walked(prompt: tuple[int, ...], answers: Sequence[Response]) -> Response:
     )
 
 
-def _whole(answers: dict[str, list[Response]]) -> tuple[ListSide, ...]:
-    """Sides of the prompts that all of them have answered. A side that has answered none is left out."""
-    prompts = min((len(found) for found in answers.values()), default=0)
+def _complete_sides(answers: dict[str, list[Response]]) -> tuple[ListSide, ...]:
+    """Return the sides with the prompts that all of them answered."""
+    prompts = min((len(responses) for responses in answers.values()), default=0)
     try:
-        return tuple(ListSide(name, tuple(found[:prompts])) for name, found in answers.items())
+        return tuple(ListSide(name, tuple(responses[:prompts])) for name, responses in answers.items())
     except DumpError as error:
         raise ProbeError(str(error)) from None

@@ -1,4 +1,4 @@
-"""Servers as a probe sees them: a table of kinds, and how one is recognised.
+"""Servers for a probe: a table of kinds, and their detection.
 
 Endpoints and fields as in the engines' sources and documentation: vLLM 0.32, SGLang 0.5, llama.cpp's tools/server,
 Ollama's docs/api.md, text-generation-inference 3.
@@ -24,10 +24,10 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Ask:
-    """One request. prompt: a text or token ids; tokens: to generate, greedily; top: values a row.
+    """One request. prompt: a text or token ids; tokens: to generate, greedily; top: values per row.
 
-    cache: COLD, nothing of the prompt is read from a cache; WARM, it may be. salt: words that no other cold request
-    has. rows: the prompt's own rows are asked for too. is_filler: sent only to load the server.
+    cache: COLD, nothing of the prompt is read from a cache; WARM, it may be. salt: unique to a cold request. rows:
+    include the prompt's own rows. is_filler: sent only to load the server.
     """
 
     prompt: Prompt
@@ -50,7 +50,7 @@ class Ask:
 @dataclass(frozen=True)
 class Kind:
     """A kind of server. body: of a request to `path`; tokenize: body of a request to /tokenize; forget: path and body
-    of the request that empties its caches; way_to_tell: how to have it say what it read from its cache.
+    of the request that clears its caches; way_to_tell: how to make it report its cache hits.
     """
 
     name: str
@@ -130,8 +130,8 @@ VLLM = Kind(
     "vLLM",
     "/v1/completions",
     _vllm,
-    way_to_be_cold="a cache_salt of its own for every cold request",
-    way_to_tell=" It does with --enable-prompt-tokens-details.",
+    way_to_be_cold="a unique cache_salt for every cold request",
+    way_to_tell=" It reports them with --enable-prompt-tokens-details.",
     takes_ids=True,
     has_prompt_rows=True,
     tokenize=_tokenize,
@@ -157,7 +157,7 @@ OLLAMA = Kind(
 
 @dataclass(frozen=True)
 class Server:
-    """One server. model: as its requests name it; vocab: its tokens, if it says so."""
+    """One server. model: its name in requests; vocab: its size, if reported."""
 
     client: Client = field(repr=False)
     kind: Kind = OPENAI
@@ -165,13 +165,13 @@ class Server:
     model: str = ""
     vocab: int | None = None
 
-    def told(self) -> str:
-        """Return name, version and model, in a few words."""
+    def describe(self) -> str:
+        """Return name, version and model."""
         version = f" {self.version}" if self.version else ""
         return f"{self.kind.name}{version}{f', model {self.model}' if self.model else ''}"
 
     def tokenized(self, text: str) -> tuple[int, ...] | None:
-        """Return the token ids of a text as this server's prompts have them; None if it does not say."""
+        """Return the token ids of a text in this server's prompts, if it reports them."""
         if self.kind.tokenize is None:
             return None
         try:
@@ -182,7 +182,7 @@ class Server:
         return tuple(ids) if isinstance(ids, list) and ids and all(type(one) is int for one in ids) else None
 
     def forget(self) -> None:
-        """Empty the caches, if that is a request of its own."""
+        """Clear the caches, if there is a request for it."""
         if self.kind.forget is not None:
             path, body = self.kind.forget
             self.client.post_bytes(path, body(self.model))
@@ -203,7 +203,7 @@ class Server:
 
 
 def find_server(client: Client, model: str = "") -> Server:
-    """Find out what the server is and which model it serves. ProbeError if it is unknown, or --model is needed."""
+    """Detect the server and its model. ProbeError if it is unknown, or --model is needed."""
 
     def section(path: str) -> Json:
         answer = client.get(path)
@@ -232,8 +232,8 @@ def find_server(client: Client, model: str = "") -> Server:
         return server(VLLM, version["version"], _model(model, names))
     if not (names or model):
         raise ProbeError(
-            f"{client.url}: no server that is known here; /v1/models, /props, /server_info, /api/version and /info say"
-            " nothing that an engine would."
+            f"{client.url}: unknown server; /v1/models, /props, /server_info, /api/version and /info do not identify an"
+            " engine."
         )
     reasons = []
     for kind in (OPENAI, CHAT):  # completions if they have log-probabilities, else chat
@@ -249,5 +249,5 @@ def find_server(client: Client, model: str = "") -> Server:
 def _model(model: str, names: list[str]) -> str:
     if model or len(names) <= 1:
         return model or "".join(names)
-    listed = ", ".join(shown(name, 60) for name in names[:5]) + (", ..." if len(names) > 5 else "")
-    raise ProbeError(f"the server has {len(names)} models ({listed}); name one as --model.")
+    choices = ", ".join(shown(name, 60) for name in names[:5]) + (", ..." if len(names) > 5 else "")
+    raise ProbeError(f"the server has {len(names)} models ({choices}); choose one by --model.")

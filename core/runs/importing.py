@@ -74,7 +74,7 @@ def adopt(
     child = Child(["-m", f"{__package__}.importing", json.dumps(settings)], seconds=SILENT_SECONDS, is_patient=True)
     try:
         with child:
-            for last in child.said():
+            for last in child.messages():
                 if on_progress is not None and "done" in last:
                     on_progress(int(str(last["done"])), int(str(last["total"])))
     finally:

@@ -1,4 +1,4 @@
-"""History of a sweep: each cell beside its last good run under another build or version, and the gate over it."""
+"""History of a sweep: each cell vs. its last good run under another build or version, and the gate over it."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ CONDITIONS = ("changed", "bug", "flips")
 
 @dataclass(frozen=True)
 class CellChange:
-    """A cell's latest run and the run it is compared with, None if there is none. what: of `bits`, `flips` and
-    `verdict`, those that changed; builds: versions that changed, name -> (before, now).
+    """A cell's latest run and the run it is compared with, None if there is none. what: those of `bits`, `flips` and
+    `verdict` that changed; builds: versions that changed, name -> (old, new).
     """
 
     state: CellState
     now: CellCard | None
-    before: CellCard | None
+    baseline: CellCard | None
     what: tuple[str, ...] = ()
     builds: Mapping[str, tuple[str, str]] | None = None
 
     @property
     def growth(self) -> tuple[float | None, ...]:
-        """rms in row ULPs after each block, of the run of now; empty where its modules were not compared."""
+        """RMS in row ULPs after each block, of the latest run; empty if its modules were not compared."""
         return () if self.now is None else self.now.growth
 
     @property
     def in_words(self) -> str:
         """The change in a sentence."""
         if self.now is None:
-            return self.state.says or "has no run."
-        if self.before is None:
-            return "is the first run of its cell."
+            return self.state.says or "no run."
+        if self.baseline is None:
+            return "first run of this cell."
         since = joined(
             [f"{name} {old or 'none'} -> {new or 'none'}" for name, (old, new) in (self.builds or {}).items()]
         )
         with_ = f" ({shown(since, 400)})" if since else ""
         if not self.what:
-            return f"is as it was{with_}."
-        now, before = self.now, self.before
-        told = {
-            "bits": "other bits",
-            "flips": f"{before.flips:,} -> {plural(now.flips, 'flip')}",
-            "verdict": f"{shown(before.verdict)} -> {shown(now.verdict)}",
+            return f"unchanged{with_}."
+        now, baseline = self.now, self.baseline
+        phrases = {
+            "bits": "different bits",
+            "flips": f"{baseline.flips:,} -> {plural(now.flips, 'flip')}",
+            "verdict": f"{shown(baseline.verdict)} -> {shown(now.verdict)}",
         }
-        return f"changed: {joined([told[one] for one in self.what])}{with_}."
+        return f"changed: {joined([phrases[one] for one in self.what])}{with_}."
 
     def as_json(self) -> dict[str, Any]:
         now, keys = self.now, ("verdict", "noise_ratio", "flips", "neq_share")
@@ -65,40 +65,40 @@ class CellChange:
             "says": self.in_words,
             "run": now and now.run_id,
             **{key: now and getattr(now, key) for key in keys},
-            "against": self.before and self.before.run_id,
+            "against": self.baseline and self.baseline.run_id,
             "changed": list(self.what),
             "builds": {name: list(pair) for name, pair in (self.builds or {}).items()},
         }
 
 
 def change_of(state: CellState, run_id: str = "", pinned: Collection[str] = ()) -> CellChange:
-    """Compare a cell's run with its last one that is not failing. run_id: the run of now, by default the latest;
-    pinned: ids of runs, of which the cell's is compared with instead, if it has one.
+    """Compare a cell's run with its last one that is not failing. run_id: the run to compare, by default the latest;
+    pinned: ids of runs; if the cell has one of them, that is the baseline.
     """
     if not state.cards:
         return CellChange(state, None, None)
     now = next((card for card in state.cards if card.run_id == run_id), state.cards[0])
     others = [card for card in state.cards if card is not now]
-    before = next((c for c in others if (c.run_id in pinned if pinned else c.verdict not in FAILING)), None)
-    if before is None:
+    baseline = next((c for c in others if (c.run_id in pinned if pinned else c.verdict not in FAILING)), None)
+    if baseline is None:
         return CellChange(state, now, None)
-    what = tuple(name for name in ("bits", "flips", "verdict") if getattr(now, name) != getattr(before, name))
-    names = sorted({*now.versions, *before.versions})
-    pairs = {name: (before.versions.get(name, ""), now.versions.get(name, "")) for name in names}
-    return CellChange(state, now, before, what, {name: pair for name, pair in pairs.items() if pair[0] != pair[1]})
+    what = tuple(name for name in ("bits", "flips", "verdict") if getattr(now, name) != getattr(baseline, name))
+    names = sorted({*now.versions, *baseline.versions})
+    pairs = {name: (baseline.versions.get(name, ""), now.versions.get(name, "")) for name in names}
+    return CellChange(state, now, baseline, what, {name: pair for name, pair in pairs.items() if pair[0] != pair[1]})
 
 
-def conditions_of(given: Sequence[str]) -> list[str]:
-    """Conditions of --fail-on, which may hold several with commas between; UsageError for what is none."""
-    found = list(dict.fromkeys(one.strip() for several in given for one in several.split(",")))
-    unknown = next((one for one in found if one not in CONDITIONS), None)
+def conditions_of(texts: Sequence[str]) -> list[str]:
+    """Parse the conditions of --fail-on, comma-separated or repeated. UsageError for an unknown one."""
+    conditions = list(dict.fromkeys(one.strip() for several in texts for one in several.split(",")))
+    unknown = next((one for one in conditions if one not in CONDITIONS), None)
     if unknown is not None:
-        raise UsageError(f"--fail-on '{shown(unknown)}' is not known to a sweep; expected {joined(CONDITIONS)}.")
-    return found
+        raise UsageError(f"--fail-on '{shown(unknown)}' is not a condition of a sweep; expected {joined(CONDITIONS)}.")
+    return conditions
 
 
 def gate_of(changes: Sequence[CellChange], conditions: Sequence[str]) -> GateReport:
-    """Gate over every cell and condition. A cell without a run fails, or is undecided if it is missing."""
+    """Return the gate over all cells and conditions. A cell that failed fails, a missing one is undecided."""
     outcomes = [_outcome(change, condition) for change in changes for condition in conditions]
     failed = sum(change.state.state != DONE for change in changes)
     notes = [f"{plural(failed, 'cell')} of {len(changes):,} have no finished run of this plan."] if failed else []
@@ -118,13 +118,13 @@ def _outcome(change: CellChange, condition: str) -> Outcome:
     elif now is not None:
         is_failed, figure = bool(change.what), ", ".join(change.what) or "nothing"
     if now is not None and change.state.state == DONE:
-        is_open = condition == "changed" and change.before is None
+        is_open = condition == "changed" and change.baseline is None
         outcome = UNDECIDED if is_open else FAILED if is_failed else PASSED
     else:
         figure = None
     engine = "" if axes["engine"] == OWN_ENGINE else f"{axes['engine']}:"
-    where = [in_short(axis, axes[axis]) for axis in ("model", "dtype", "prompts", "device")]
-    variant = f"{engine}{axes['path']} ({', '.join(filter(None, where))})"
-    says = f"'{shown(variant, 200)}' against '{shown(axes['reference'], 100)}' {says}"
+    place = [in_short(axis, axes[axis]) for axis in ("model", "dtype", "prompts", "device")]
+    variant = f"{engine}{axes['path']} ({', '.join(filter(None, place))})"
+    says = f"'{shown(variant, 200)}' vs '{shown(axes['reference'], 100)}' {says}"
     unit = "positions" if condition == "flips" else ""
     return Outcome(axes["reference"], variant, condition, outcome, figure, unit, says)

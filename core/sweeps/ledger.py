@@ -1,8 +1,7 @@
 """State of a sweep in a store: which cells are done, failed or being computed, read from the store's files alone.
 
-A run of a cell is named `cell-ASKED-WITH`: the digest of its request, and of the environment that computed it. Beside
-the runs, `.sweeps/` has plans/NAME.json, failed/ASKED.json, and cards/RUN.json: the figures of each run, which can be
-read from the run again.
+A run of a cell is named `cell-DIGEST-ENVIRONMENT`, by the digests of its request and of the environment. The folder
+`.sweeps/` has plans/NAME.json, failed/DIGEST.json, and cards/RUN.json: a cache of the figures of each run.
 """
 
 from __future__ import annotations
@@ -64,12 +63,12 @@ class CellCard(msgspec.Struct, frozen=True):
     growth: tuple[float | None, ...]
 
     @property
-    def asked(self) -> str:
+    def digest(self) -> str:
         return cell_of(self.run_id) or ""
 
 
 def read_card(database: Database) -> CellCard:
-    """Read the card of a run file; StoreError if it is none of a cell."""
+    """Read the card of a run file. StoreError if the run is not of a cell."""
     about = read_run(database, "created", "kind", "revision", "device", "device_name", "versions", "request")
     of_pair = "bit_identical, verdict, neq_share"
     pairs = database.rows(f"SELECT {of_pair} FROM run_file.pair ORDER BY pair", most=_MOST_SIDES)
@@ -81,8 +80,8 @@ def read_card(database: Database) -> CellCard:
         build = json.loads(about["request"] or "{}").get("build")
         versions |= {name: about[name] for name in ("revision", "device", "device_name")}
         versions |= {"build": str(build)} if build else {}
-    named = [shown_verdict(about["kind"], bool(is_identical), verdict) for is_identical, verdict, _ in pairs]
-    worst = min(range(len(pairs)), key=lambda n: (SEVERITY.get(named[n], len(SEVERITY)), -pairs[n][2]))
+    verdicts = [shown_verdict(about["kind"], bool(is_identical), verdict) for is_identical, verdict, _ in pairs]
+    worst = min(range(len(pairs)), key=lambda n: (SEVERITY.get(verdicts[n], len(SEVERITY)), -pairs[n][2]))
     names = ("noise_ratio", "flips", "neq_share", "max_abs", "max_row_ulps")
     (largest,) = database.rows(f"SELECT {', '.join(f'max({name})' for name in names)} FROM run_file.pair")
     growth = database.rows(
@@ -95,7 +94,7 @@ def read_card(database: Database) -> CellCard:
     return CellCard(
         run_id=database.path.stem,
         created=about["created"].isoformat(),
-        verdict=named[worst],
+        verdict=verdicts[worst],
         bit_identical=all(pair[0] for pair in pairs),
         bits=tuple(row[0] for row in bits),
         versions=versions,
@@ -104,14 +103,14 @@ def read_card(database: Database) -> CellCard:
     )
 
 
-def run_id_of(asked: str, environment: Mapping[str, Any]) -> str:
-    """Id of the run of a cell under an environment."""
-    return f"cell-{asked}-{short_digest(environment)}"
+def run_id_of(digest: str, environment: Mapping[str, Any]) -> str:
+    """Return the id of a cell's run in an environment."""
+    return f"cell-{digest}-{short_digest(environment)}"
 
 
 @dataclass(frozen=True)
 class CellOutcome:
-    """Outcome of computing a cell: done (run_id), failed (says why), or running (another process computes it)."""
+    """Outcome of computing a cell: done (run_id), failed (says), or running (in another process)."""
 
     cell: Cell
     state: str
@@ -123,7 +122,7 @@ class CellOutcome:
 
 @dataclass(frozen=True)
 class CellState:
-    """State of a cell in a store. says: why it failed; cards: its runs, the latest first."""
+    """State of a cell in a store. says: reason of a failure; cards: its runs, the latest first."""
 
     cell: str
     axes: Mapping[str, str]
@@ -133,7 +132,7 @@ class CellState:
 
 
 class StoredPlan(msgspec.Struct, frozen=True):
-    """A plan in a store, so that any process shows its cells: (digest, axes) each."""
+    """A plan in a store, for any process. cells: (digest, axes)."""
 
     name: str
     begun: str
@@ -141,7 +140,7 @@ class StoredPlan(msgspec.Struct, frozen=True):
 
 
 class Failure(msgspec.Struct):
-    """Why a cell failed."""
+    """Reason why a cell failed."""
 
     says: str
 
@@ -157,7 +156,7 @@ class Ledger:
         self._plans: dict[Path, tuple[int, StoredPlan]] = {}
 
     def write_plan(self, plan: SweepPlan) -> None:
-        """Store a plan's cells, in place of an older plan of its name."""
+        """Store a plan's cells, replacing a plan of the same name."""
         begun = datetime.now().astimezone().isoformat(timespec="seconds")
         self._write(f"plans/{short_digest(plan.name)}.json", StoredPlan(plan.name, begun, tuple(in_ledger(plan.cells))))
 
@@ -165,14 +164,14 @@ class Ledger:
         """Return the plans that were run on this store, by name."""
         self._bring("plans")
         for path in self.folder.glob("plans/*.json"):
-            changed = path.stat().st_mtime_ns
-            if self._plans.get(path, (0, None))[0] != changed and (plan := _read(path, StoredPlan)) is not None:
-                self._plans[path] = changed, plan
+            mtime = path.stat().st_mtime_ns
+            if self._plans.get(path, (0, None))[0] != mtime and (plan := _read(path, StoredPlan)) is not None:
+                self._plans[path] = mtime, plan
         return sorted((plan for _, plan in self._plans.values()), key=lambda plan: plan.name)
 
     def record(self, outcome: CellOutcome) -> None:
-        """Store why a cell failed, or the figures of its run. Both only help: a run says by itself that it is there."""
-        failure = f"failed/{outcome.cell.asked}.json"
+        """Store why a cell failed, or the figures of its run. Both are caches: the run itself marks a cell as done."""
+        failure = f"failed/{outcome.cell.digest}.json"
         with suppress(StoreError):
             if outcome.state == FAILED:
                 self._write(failure, Failure(outcome.says.encode("utf-8", "replace").decode()))
@@ -189,26 +188,26 @@ class Ledger:
         return self.store.cells() | self._finished
 
     def failures(self) -> dict[str, str]:
-        """Return why each cell failed whose last try did."""
+        """Return the reason of each cell whose last try failed."""
         self._bring("failed")
         read = {path.stem: _read(path, Failure) for path in self.folder.glob("failed/*.json")}
-        return {asked: shown(failure.says, 600) for asked, failure in read.items() if failure is not None}
+        return {digest: shown(failure.says, 600) for digest, failure in read.items() if failure is not None}
 
     def running(self) -> set[str]:
-        """Return the cells that a process writes into this directory now."""
+        """Return the cells that a process is writing into this directory."""
         running = set()
         for path in self.store.directory.glob(f"{PREFIX}cell-*"):
-            if (asked := cell_of(path.name.removeprefix(PREFIX))) is None:
+            if (digest := cell_of(path.name.removeprefix(PREFIX))) is None:
                 continue
             with suppress(OSError):  # BlockingIOError, if its writer lives
                 if time.time() - path.stat().st_mtime > _SETTLED_SECONDS:
                     os.close(lock(path / LOCK, wait=False))
                     continue
-            running.add(asked)
+            running.add(digest)
         return running
 
     def cards(self) -> dict[str, CellCard]:
-        """Return the cards of the runs of cells, by id. Runs that cannot be read have none."""
+        """Return the cards of the cells' runs, by id. Unreadable runs have none."""
         run_ids = self.run_ids()
         if missing := run_ids - self._cards.keys():
             self._bring("cards")
@@ -225,13 +224,13 @@ class Ledger:
         """Return the state of each of the cells, given as (digest, axes)."""
         of_cell: dict[str, list[CellCard]] = {}
         for card in sorted(self.cards().values(), key=lambda card: card.created, reverse=True):
-            of_cell.setdefault(card.asked, []).append(card)
+            of_cell.setdefault(card.digest, []).append(card)
         failures, running = self.failures(), self.running()
         states = []
-        for asked, axes in cells:
-            cards = tuple(of_cell.get(asked, ()))
-            state = RUNNING if asked in running else FAILED if asked in failures else DONE if cards else MISSING
-            states.append(CellState(asked, axes, state, failures.get(asked, "") if state == FAILED else "", cards))
+        for digest, axes in cells:
+            cards = tuple(of_cell.get(digest, ()))
+            state = RUNNING if digest in running else FAILED if digest in failures else DONE if cards else MISSING
+            states.append(CellState(digest, axes, state, failures.get(digest, "") if state == FAILED else "", cards))
         return states
 
     def _write_card(self, card: CellCard) -> None:
@@ -240,7 +239,7 @@ class Ledger:
             self._write(f"cards/{card.run_id}.json", card)
 
     def _bring(self, folder: str) -> None:
-        """Bring what other machines wrote, if this is a store of objects."""
+        """Fetch the files of other machines from an object store."""
         if self.store.mirror is not None:
             self.store.mirror.bring(f"{FOLDER}/{folder}", _LARGEST)
 
@@ -260,12 +259,12 @@ class Ledger:
 
 
 def in_ledger(cells: Sequence[Cell]) -> list[tuple[str, dict[str, str]]]:
-    """Cells of a plan as `Ledger.states` takes them."""
-    return [(cell.asked, dict(cell.axes)) for cell in cells]
+    """Return the cells of a plan for `Ledger.states`."""
+    return [(cell.digest, dict(cell.axes)) for cell in cells]
 
 
 def _read(path: Path, kind: type[T]) -> T | None:
-    """Read a small file; None if it is not there or holds something else."""
+    """Read a small file; None if it is missing or invalid."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, ValueError):

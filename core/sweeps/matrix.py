@@ -1,4 +1,4 @@
-"""Cells of a sweep as a table of two axes, one figure an entry; where several cells share an entry, the gravest."""
+"""Cells of a sweep as a table of two axes, one figure per entry: that of its gravest cell."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 FIGURES = {
     "verdict": "verdict",
-    "noise_ratio": "noise floors",
+    "noise_ratio": "noise ratio",
     "flips": "flips",
     "neq_share": "share that differs",
     "max_row_ulps": "max row ULPs",
 }
 _STATES = {FAILED: 0, DONE: 1, RUNNING: 2, MISSING: 3}  # the gravest first
-CHANGED = "Δ "  # in front of an entry where something changed since the last good run
+CHANGED = "Δ "  # prefix of an entry that changed since the last good run
 
 
 @dataclass(frozen=True)
 class MatrixEntry:
-    """One entry of the table. change: of its gravest cell, None if there is no cell; cells: their number."""
+    """One entry of the table. change: of its gravest cell, None if it has none; cells: their number."""
 
     change: CellChange | None
     cells: int
@@ -44,17 +44,17 @@ class Matrix:
 
 
 def varying(changes: Sequence[CellChange]) -> list[str]:
-    """Axes on which the cells have more than one value, in the order of a plan."""
+    """Return the axes with more than one value, in the order of a plan."""
     return [axis for axis in AXES if len({change.state.axes[axis] for change in changes}) > 1]
 
 
-def filtered(changes: Sequence[CellChange], wanted: Mapping[str, str]) -> list[CellChange]:
-    """Cells that stand at the wanted values. wanted: axis -> value."""
-    return [change for change in changes if all(change.state.axes[axis] == value for axis, value in wanted.items())]
+def filtered(changes: Sequence[CellChange], values: Mapping[str, str]) -> list[CellChange]:
+    """Return the cells with these values. values: axis -> value."""
+    return [change for change in changes if all(change.state.axes[axis] == value for axis, value in values.items())]
 
 
 def matrix_of(changes: Sequence[CellChange], rows: str, columns: str, figure: str) -> Matrix:
-    """Table of the cells; figure: a key of FIGURES."""
+    """Return the table of the cells. figure: a key of FIGURES."""
     at: dict[tuple[str, str], list[CellChange]] = {}
     for change in changes:
         axes = change.state.axes
@@ -70,10 +70,10 @@ def matrix_of(changes: Sequence[CellChange], rows: str, columns: str, figure: st
 
 def sentence(changes: Sequence[CellChange]) -> str:
     """`96 cells: 90 rounding, 2 bug suspected, 4 missing; 3 changed since their last good run.`"""
-    told = Counter(_called(change) for change in changes)
-    changed = sum(bool(change.what) for change in changes)
-    of_each = ", ".join(f"{count:,} {name}" for name, count in told.most_common())
-    since = f"; {changed:,} changed since their last good run" if changed else ""
+    counts = Counter(_status(change) for change in changes)
+    count_changed = sum(bool(change.what) for change in changes)
+    of_each = ", ".join(f"{count:,} {name}" for name, count in counts.most_common())
+    since = f"; {count_changed:,} changed since their last good run" if count_changed else ""
     return f"{plural(len(changes), 'cell')}: {of_each}{since}."
 
 
@@ -84,27 +84,27 @@ def _entry(changes: Sequence[CellChange], figure: str) -> MatrixEntry:
     mark = CHANGED if any(change.what for change in changes) else ""
     done = [change.now for change in changes if change.state.state == DONE and change.now is not None]
     is_done = gravest.state.state == DONE and gravest.now is not None
-    text = _called(gravest)
+    text = _status(gravest)
     if is_done and figure != "verdict":
         largest = max((value for card in done if (value := getattr(card, figure)) is not None), default=None)
         form = {"flips": "{:,}".format, "neq_share": percent}.get(figure, lambda value: number(value, 3))
         text = "" if largest is None else form(largest)
     if len(changes) == 1:
         return MatrixEntry(gravest, 1, f"{mark}{text}")
-    alike = sum(_called(change) == _called(gravest) for change in changes)
+    alike = sum(_status(change) == _status(gravest) for change in changes)
     of_all = f"{alike}/{len(changes)}" if figure == "verdict" or not is_done else f"×{len(changes)}"
     others = Counter(change.state.state for change in changes if change.state.state not in (gravest.state.state, DONE))
     states = "".join(f", {count} {state}" for state, count in sorted(others.items()))
     return MatrixEntry(gravest, len(changes), f"{mark}{text} {of_all}{states}")
 
 
-def _called(change: CellChange) -> str:
+def _status(change: CellChange) -> str:
     """Return the verdict of a cell, or its state if it has no run."""
     return change.now.verdict if change.state.state == DONE and change.now is not None else change.state.state
 
 
 def _gravity(change: CellChange) -> tuple[float, ...]:
-    """Sort key: cells that failed, then those that are done by their verdicts, then those that are not there yet."""
+    """Return a sort key: failed cells, then done ones by verdict, then running and missing ones."""
     state, now = change.state.state, change.now
     if state != DONE or now is None:
         return (_STATES[state], 0.0, 0.0)

@@ -1,4 +1,4 @@
-"""Plan of a sweep: `sweep.toml`, expanded to cells, each a capture that is asked for. No torch here."""
+"""Plan of a sweep: `sweep.toml`, expanded to cells, each a request for a capture. No torch here."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from ..text import plural, shown
 
 Axis = Literal["model", "prompts", "reference", "engine", "path", "dtype", "device"]
 AXES: tuple[Axis, ...] = get_args(Axis)
-OWN_ENGINE = "transformers"  # of this process; paths of it bear no name of an engine
+OWN_ENGINE = "transformers"  # of this process; its paths have no engine name
 APART = ", apart"  # a transformers of another process, `transformers:decode` among the paths
 MOST_CELLS = 100_000
-_DIGEST = 16  # hexadecimal digits, 64 bits: of 100,000 cells two are alike with a chance of 3e-10
+_DIGEST = 16  # hexadecimal digits, 64 bits: of 100,000 cells two collide with a chance of 3e-10
 Values = tuple[str, ...]
 
 
@@ -53,59 +53,59 @@ class _PlanFile(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: its place on each axis, its capture, and the digest of what is asked for, the same everywhere."""
+    """One cell: its place on each axis, its capture, and the digest of its request, the same on every machine."""
 
     axes: Mapping[str, str]
     request: CaptureRequest
-    asked: str
+    digest: str
 
     @property
     def title(self) -> str:
-        """The cell in a line: `model, decode against prefill, bfloat16, parser.txt`."""
+        """The cell in a line: `model, decode vs prefill, bfloat16, parser.txt`."""
         axes = self.axes
-        sides = f"{self.request.variants[0]} against {axes['reference']}"
+        sides = f"{self.request.variants[0]} vs {axes['reference']}"
         parts = (in_short("model", axes["model"]), sides, axes["dtype"], in_short("prompts", axes["prompts"]))
         return ", ".join(filter(None, (*parts, axes["device"])))
 
     def is_unchanged(self) -> bool:
-        """Return whether the files of its prompts hold here and now what they held when the plan was read."""
-        return self.asked == _digest_of(self.request, self.axes["model"], _digest_of_prompts(self.request))
+        """Return whether the files of its prompts are the same as when the plan was read."""
+        return self.digest == _digest_of(self.request, self.axes["model"], _digest_of_prompts(self.request))
 
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """Plan of a sweep, with every cell of it."""
+    """Plan of a sweep with all its cells."""
 
     name: str
     cells: tuple[Cell, ...]
 
     @cached_property
     def _by_digest(self) -> dict[str, Cell]:
-        return {cell.asked: cell for cell in self.cells}
+        return {cell.digest: cell for cell in self.cells}
 
-    def cell(self, asked: str) -> Cell:
-        """The cell of a digest, or of a unique beginning of it; UsageError where there is none or several."""
-        found = [self._by_digest[asked]] if asked in self._by_digest else []
-        if asked and not found:
-            found = [cell for cell in self.cells if cell.asked.startswith(asked)]
-        if len(found) != 1:
-            several = "several" if found else "no"
-            raise UsageError(f"the plan has {several} cells '{shown(asked)}'; --dry-run lists them.")
-        return found[0]
+    def cell(self, prefix: str) -> Cell:
+        """Return the cell of a digest or of its unique prefix. UsageError if there is none or several."""
+        matches = [self._by_digest[prefix]] if prefix in self._by_digest else []
+        if prefix and not matches:
+            matches = [cell for cell in self.cells if cell.digest.startswith(prefix)]
+        if len(matches) != 1:
+            several = "several" if matches else "no"
+            raise UsageError(f"the plan has {several} cells '{shown(prefix)}'; --dry-run lists them.")
+        return matches[0]
 
 
 def read_plan(path: Path, build: str = "") -> SweepPlan:
-    """Read a plan; nothing is loaded. build: what names the state of the engines under test, such as a commit."""
+    """Read a plan; nothing is loaded. build: label of the engines under test, such as a commit."""
     try:
-        asked = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _PlanFile)
+        plan = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _PlanFile)
     except msgspec.ValidationError as error:
         raise UsageError(f"{path}: {error}. docs/guides/sweeps.md lists the keys of a plan.") from None
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: cannot be read as a plan ({error}).") from None
-    excluded = [{axis: [one] if isinstance(one, str) else one for axis, one in each.items()} for each in asked.exclude]
+    excluded = [{axis: [one] if isinstance(one, str) else one for axis, one in each.items()} for each in plan.exclude]
     if not all(excluded):
         raise UsageError(f"{path}: [[exclude]] names no axis.")
-    lists = [tuple(dict.fromkeys(getattr(asked, f"{axis.rstrip('s')}s"))) for axis in AXES]
+    lists = [tuple(dict.fromkeys(getattr(plan, f"{axis.rstrip('s')}s"))) for axis in AXES]
     if (count := math.prod(map(len, lists))) > MOST_CELLS:
         raise UsageError(f"{path}: {count:,} cells; a plan has at most {MOST_CELLS:,}.")
     engines = frozenset(engine_names())  # each call reads the configuration
@@ -115,11 +115,11 @@ def read_plan(path: Path, build: str = "") -> SweepPlan:
         axes = dict(zip(AXES, values, strict=True))
         engine, _, rest = axes["path"].partition(":")
         if rest and engine in engines:
-            named = engine + APART * (engine == OWN_ENGINE)
-            axes |= {"engine": named, "path": rest}  # it names its engine, and stands once
-        if any(all(axes[axis] in wanted for axis, wanted in one.items()) for one in excluded):
+            name = engine + APART * (engine == OWN_ENGINE)
+            axes |= {"engine": name, "path": rest}  # a path with its engine is one cell, whatever `engines` lists
+        if any(all(axes[axis] in choices for axis, choices in one.items()) for one in excluded):
             continue
-        request = _request(path, axes, asked, build)
+        request = _request(path, axes, plan, build)
         prompts = axes["prompts"]
         if prompts not in digests:
             digests[prompts] = _digest_of_prompts(request)
@@ -127,63 +127,64 @@ def read_plan(path: Path, build: str = "") -> SweepPlan:
         cells.setdefault(digest, Cell(axes, request, digest))
     if not cells:
         raise UsageError(f"{path}: every cell is excluded.")
-    return SweepPlan(asked.name or path.stem, tuple(cells.values()))
+    return SweepPlan(plan.name or path.stem, tuple(cells.values()))
 
 
 def in_short(axis: str, value: str) -> str:
-    """A value of an axis as tables show it: files and folders by their own name."""
+    """Return a value of an axis for a table: files and folders without their parents."""
     return Path(value).name if axis in ("model", "prompts") else value
 
 
-def _request(path: Path, axes: Mapping[str, str], asked: _PlanFile, build: str) -> CaptureRequest:
+def _request(path: Path, axes: Mapping[str, str], plan: _PlanFile, build: str) -> CaptureRequest:
     """Return the capture of a cell, of one variant."""
-    prompts = str(_beside(path, axes["prompts"]))
+    prompts = str(_resolve(path, axes["prompts"]))
     is_list = prompts.endswith(".jsonl")
-    model = _beside(path, axes["model"])
+    model = _resolve(path, axes["model"])
     own = "" if axes["engine"] == OWN_ENGINE else f"{axes['engine'].removesuffix(APART)}:"
     return CaptureRequest(
         model=str(model) if model.exists() else axes["model"],
         prompt_files=() if is_list else (prompts,),
         prompt_lists=(prompts,) if is_list else (),
-        is_chat=asked.chat,
+        is_chat=plan.chat,
         reference=axes["reference"],
         variants=(f"{own}{axes['path']}",),
-        repeat=asked.repeats,
-        layers=asked.layers,
-        judge=asked.judge,
+        repeat=plan.repeats,
+        layers=plan.layers,
+        judge=plan.judge,
         dtype=axes["dtype"],
         device=axes["device"] or None,
-        seed=asked.seed,
-        keep=asked.keep,
+        seed=plan.seed,
+        keep=plan.keep,
         build=build,
     )
 
 
-def _beside(path: Path, named: str) -> Path:
-    """A file that the plan names, from the plan's own folder; relative to where we are, if it lies below."""
-    place = (path.parent / Path(named).expanduser()).absolute()
-    here = Path.cwd()
-    return Path(os.path.relpath(place, here)) if place.is_relative_to(here) else place
+def _resolve(path: Path, name: str) -> Path:
+    """Return a file of the plan, relative to the plan's folder; shortened if it is in the working directory."""
+    place = (path.parent / Path(name).expanduser()).absolute()
+    folder = Path.cwd()
+    return Path(os.path.relpath(place, folder)) if place.is_relative_to(folder) else place
 
 
 def _digest_of_prompts(request: CaptureRequest) -> str:
-    found = [asdict(replace(prompt, where="")) for prompt in prompts_of(request)]
-    return hashlib.sha256(json.dumps(found, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+    prompts = [asdict(prompt) for prompt in prompts_of(request)]
+    entries = [{name: each[name] for name in ("text", "token_ids", "messages")} | {"where": ""} for each in prompts]
+    return hashlib.sha256(json.dumps(entries, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
 def _digest_of(request: CaptureRequest, model: str, prompts: str) -> str:
-    """Digest of what a cell asks for: prompts by contents, the model by its name in the plan, the build left out."""
-    asked = replace(request, prompt_files=(), prompt_lists=(), build="", model=model)
-    return short_digest({"request": json.loads(asked.to_json()), "prompts": prompts})
+    """Return the digest of a cell's request: prompts by content, the model by its name in the plan, no build."""
+    portable = replace(request, prompt_files=(), prompt_lists=(), build="", model=model)
+    return short_digest({"request": json.loads(portable.to_json()), "prompts": prompts})
 
 
 def short_digest(value: Any) -> str:
-    """First digits of the sha256 of a value as JSON with its keys in order."""
+    """Return the first digits of the sha256 of a value as JSON with sorted keys."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST]
 
 
-def counted(cells: Sequence[Cell]) -> str:
+def cell_counts(cells: Sequence[Cell]) -> str:
     """`12 cells: 2 models x 3 paths x 2 dtypes`."""
     counts = [(axis, len({cell.axes[axis] for cell in cells})) for axis in AXES]
     parts = [f"{count} {axis.rstrip('s')}s" for axis, count in counts if count > 1]

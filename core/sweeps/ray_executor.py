@@ -1,4 +1,4 @@
-"""Cells of a sweep on a Ray cluster: a task per cell, which Ray tries again if its node or its process is lost."""
+"""Cells of a sweep on a Ray cluster: a task per cell, which Ray retries if its node or process is lost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOCAL, AUTO = "local", "auto"
 RETRIES = 2  # of a cell whose node or process was lost
 _IN_FLIGHT = 500  # tasks that Ray holds at once: waiting for 10,000 takes it seconds each time
 _WAIT_SECONDS = 1.0
-_LEAVE_SECONDS = 60.0  # for the process of a lost node to let go of its cell
+_LEAVE_SECONDS = 60.0  # for the process of a lost node to release its cell
 _HEALTH_SECONDS = 30.0
 
 
@@ -60,28 +60,26 @@ def compute_on_ray(
                 except ray.exceptions.RayError as error:
                     outcome = CellOutcome(cell, FAILED, says=_reason(error))
                 if outcome.state == RUNNING:
-                    since = first_seen_running.setdefault(cell.asked, time.monotonic())
+                    since = first_seen_running.setdefault(cell.digest, time.monotonic())
                     if time.monotonic() - since < _LEAVE_SECONDS:
                         waiting.append(cell)
                         time.sleep(_WAIT_SECONDS)
                         continue
                 if outcome.state == DONE and not store.has(outcome.run_id):
-                    says = (
-                        f"a node computed it, but {store.address} does not have it; every node has to share the store."
-                    )
+                    says = f"a node computed it, but {store.address} does not have it; all nodes must share the store."
                     outcome = CellOutcome(cell, FAILED, says=says)
                 yield outcome
 
 
 def _compute_there(compute: Compute, cell: Cell, folder: str) -> CellOutcome:
-    """Compute a cell on a node, in the folder from which the plan's files are named."""
+    """Compute a cell on a node, in the folder to which the plan's paths are relative."""
     if Path(folder).is_dir():
         os.chdir(folder)
     return compute(cell)
 
 
 def _reason(error: Exception) -> str:
-    """Return the message of an exception of Ray, in a line."""
+    """Return the message of a Ray exception in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reason = shown(lines[-1] if len(lines) < 3 else lines[0], 300) if lines else type(error).__name__
     return f"its process was lost, {RETRIES + 1} times in all: {reason}"
@@ -90,12 +88,12 @@ def _reason(error: Exception) -> str:
 @contextmanager
 def connected(address: str) -> Iterator[Any]:
     """Connect Ray: `local` starts a cluster of this machine, `auto` uses this node's, else HOST:PORT."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would report every cluster that it starts
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report every cluster that it starts
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         ray: Any = import_module("ray")
     except ImportError:
-        raise ExtraError("--ray needs Ray, which is not installed; `pip install 'ulpscope[ray]'` brings it.") from None
+        raise ExtraError("--ray needs Ray; install it by `pip install 'ulpscope[ray]'`.") from None
     if address != LOCAL:
         _check_health(address)
     settings = {"include_dashboard": False} if address == LOCAL else {}
@@ -125,5 +123,5 @@ def _check_health(address: str) -> None:
         is_healthy = False
     if not is_healthy:
         raise UlpscopeError(
-            f"--ray {address}: no Ray cluster answers there; `ray start --head` starts one and prints its address."
+            f"--ray {address}: no Ray cluster answers; `ray start --head` starts one and prints its address."
         )

@@ -1,4 +1,4 @@
-"""Cells of a sweep by worker processes of this machine, each of which keeps its model from cell to cell."""
+"""Cells of a sweep by worker processes of this machine; each keeps its model loaded between cells."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any
 from .ledger import FAILED, CellOutcome
 from .plan import Cell
 
-Compute = Callable[[Cell], CellOutcome]  # can be pickled; computes a cell unless its run is there, and does not raise
+Compute = Callable[[Cell], CellOutcome]  # can be pickled; computes a cell unless its run exists; never raises
 _PATIENCE_SECONDS = 20.0  # for a worker to remove what it was writing
 
 
 class Worker:
-    """One process that computes cells, one after another. A process that dies is an outcome, and is replaced."""
+    """One process that computes cells in sequence. If it dies, that is an outcome, and it is replaced."""
 
     def __init__(self, compute: Compute) -> None:
         self._compute = compute
@@ -44,9 +44,11 @@ class Worker:
         self._process = None
         code = process.exitcode
         if code == -signal.SIGKILL:
-            return CellOutcome(cell, FAILED, says="its process was killed, usually because memory ran out.")
-        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        return CellOutcome(cell, FAILED, says=f"its process ended {how}; `sweep --cell {cell.asked}` shows its output.")
+            return CellOutcome(cell, FAILED, says="its process was killed, probably out of memory.")
+        text = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        return CellOutcome(
+            cell, FAILED, says=f"its process ended {text}; `sweep --cell {cell.digest}` shows its output."
+        )
 
     def stop(self) -> None:
         """Ask the process to end, without waiting for it."""
@@ -62,7 +64,7 @@ class Worker:
 
 
 def _serve(compute: Compute, pipe: Connection) -> None:
-    """Compute the cells that arrive, in a process of its own, which ends with the process that started it."""
+    """Compute the cells that arrive, in a worker process that ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it too; the driver ends it
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
@@ -119,6 +121,6 @@ def compute_here(
 
 
 def by_model(cells: Sequence[Cell]) -> list[Cell]:
-    """Cells of one model and dtype after one another, so that a worker loads it once."""
+    """Return the cells ordered by model and dtype, so that a worker loads each once."""
     keys = [(cell.axes["model"], cell.axes["dtype"]) for cell in cells]
     return sorted(cells, key=lambda cell: keys.index((cell.axes["model"], cell.axes["dtype"])))

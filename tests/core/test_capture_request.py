@@ -37,8 +37,8 @@ def read_back(arguments: list[str]) -> CaptureRequest:
     """The request that a command line with these arguments gets."""
     asked: list[CaptureRequest] = []
     app = typer.Typer()
-    app.command("capture")(takes_request(without=["tokens"])(lambda request: asked.append(request)))
-    app.command("judge")(takes_request(without=["tokens"], judge=True)(lambda request: asked.append(request)))
+    app.command("capture")(takes_request(omit=["tokens"])(lambda request: asked.append(request)))
+    app.command("judge")(takes_request(omit=["tokens"], judge=True)(lambda request: asked.append(request)))
     app.command("generate")(takes_request(defaults={"tokens": 64})(lambda request: asked.append(request)))
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output

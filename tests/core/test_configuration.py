@@ -71,7 +71,7 @@ def test_the_environment_overrides_every_setting_of_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("[limit]\nfile_bytes = 1", "'limit' is no section"),
+        ("[limit]\nfile_bytes = 1", "'limit' is not a section"),
         ("[limits]\nfile_byte = 1", "unknown field `file_byte`"),
         ("limits = 3", "Expected `object`"),
         ('[limits]\nfile_bytes = "much"', r"Expected bytes.*file_bytes"),

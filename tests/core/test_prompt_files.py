@@ -32,7 +32,7 @@ def test_every_form_of_a_json_line_is_read(tmp_path):
 def test_any_other_file_is_a_prompt_a_line_whatever_separators_the_line_holds(tmp_path):
     path = written(tmp_path, "p.txt", "\ufeff  first \n\n \t\nform\ffeed and\u2028separator\r\n{not json}")
     assert [prompt.text for prompt in read_prompts(path)] == ["  first ", "form\ffeed and\u2028separator", "{not json}"]
-    assert [prompt.where for prompt in read_prompts(path)] == [f"{path}:{line}" for line in (1, 4, 5)]
+    assert [prompt.source for prompt in read_prompts(path)] == [f"{path}:{line}" for line in (1, 4, 5)]
 
 
 def test_a_whole_file_is_one_prompt_with_every_line_of_it(tmp_path):
@@ -70,7 +70,7 @@ def test_a_line_that_is_no_prompt_is_named_by_file_and_line(tmp_path, line, sent
 
 @pytest.mark.parametrize("name", ["p.jsonl", "p.txt"])
 def test_a_file_without_prompts_or_that_is_no_text_or_is_not_there_gets_a_sentence(tmp_path, name):
-    with pytest.raises(UsageError, match="holds no prompt; expected one"):
+    with pytest.raises(UsageError, match="no prompts; expected one"):
         read_prompts(written(tmp_path, name, "\n  \n"))
     with pytest.raises(UsageError, match=r":[12]: is not UTF-8 text from here on"):
         read_prompts(written(tmp_path, name, b'{"prompt": "a"}\n\xff\xfe'))

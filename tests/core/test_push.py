@@ -13,7 +13,7 @@ import httpx2
 import pytest
 
 from core import push as pushing
-from core.push import Pushed, PushError, Pushing, push_file
+from core.push import PushError, PushRequest, PushResult, push_file
 from core.runs.reader import RunReader
 from tests.app.api.serving import Server, dump, free_port, serving
 from tests.core.runs.made_runs import copied
@@ -36,7 +36,7 @@ def written(path: Path, positions: int = 8, vocab: int = 256) -> Path:
     return path
 
 
-def pushed(asked: Pushing) -> tuple[Pushed, list[str]]:
+def pushed(asked: PushRequest) -> tuple[PushResult, list[str]]:
     notes: list[str] = []
     return push_file(asked, lambda *_: None, notes.append), notes
 
@@ -76,7 +76,7 @@ def test_it_goes_on_where_the_connection_broke_and_makes_one_run(
     path, client, line = written(tmp_path / "parts.npz", 16, 4096), httpx2.Client, _Breaking()
     monkeypatch.setattr(pushing.httpx, "Client", lambda **asked: client(transport=line, **asked))
     before = len(list(server.store.glob("*.duckdb")))
-    done, notes = pushed(Pushing(path, "in parts", server.url))
+    done, notes = pushed(PushRequest(path, "in parts", server.url))
     assert done.resumed == sum("broke" in note for note in notes) > 2
     with RunReader(server.store / f"{done.run_id}.duckdb") as run:
         assert run.header.rows == 16
@@ -86,7 +86,7 @@ def test_it_goes_on_where_the_connection_broke_and_makes_one_run(
 def test_a_push_that_was_stopped_goes_on_and_one_that_is_done_makes_another_run(
     server: Server, tmp_path: Path, small_parts: None
 ) -> None:
-    asked = Pushing(written(tmp_path / "again.npz", 16, 4096), "again", server.url)
+    asked = PushRequest(written(tmp_path / "again.npz", 16, 4096), "again", server.url)
 
     def stop(stage: str, done: int, total: int) -> None:
         if done >= 200_000:
@@ -95,7 +95,7 @@ def test_a_push_that_was_stopped_goes_on_and_one_that_is_done_makes_another_run(
     with pytest.raises(KeyboardInterrupt):
         push_file(asked, stop, lambda _: None)
     done, notes = pushed(asked)
-    assert "going on at 200,000 of" in notes[0]
+    assert "resuming at 200,000 of" in notes[0]
     other, notes = pushed(asked)
     assert (notes, other.run_id != done.run_id) == ([], True)
 
@@ -129,20 +129,20 @@ def answering(status: int, body: str, seen: list[str | None] | None = None) -> I
     ("status", "body", "words"),
     [
         (401, '{"error": "Sign in first."}', "(401): Sign in first; give --token-file or ULPSCOPE_TOKEN."),
-        (403, '{"error": "Read-only."}', "refuses it (403): Read-only."),
-        (413, '{"error": "Too large."}', "refuses it (413): Too large."),
-        (507, '{"error": "No room."}', "refuses it (507): No room."),
-        (404, "<html>", "has no ULPscope API there (404)"),
+        (403, '{"error": "Read-only."}', "refuses the file (403): Read-only."),
+        (413, '{"error": "Too large."}', "refuses the file (413): Too large."),
+        (507, '{"error": "No room."}', "refuses the file (507): No room."),
+        (404, "<html>", "no ULPscope API at this address (404)"),
         (200, "<html>", "does not answer as a ULPscope server does"),
         (200, '{"state": "importing"}', "does not answer as a ULPscope server does"),
         (200, '{"state": "receiving", "received": 0}', "does not answer as a ULPscope server does"),
         (200, '{"state": "done", "run_id": 3}', "does not answer as a ULPscope server does"),
-        (500, '{"error": "\\u001b[31mred\\n"}', "refuses it (500):  [31mred "),
+        (500, '{"error": "\\u001b[31mred\\n"}', "refuses the file (500):  [31mred "),
     ],
 )
 def test_whatever_a_server_answers_is_one_sentence(status: int, body: str, words: str, tmp_path: Path) -> None:
     with answering(status, body) as url, pytest.raises(PushError) as refused:
-        pushed(Pushing(written(tmp_path / "x.npz"), "x", url, patience_seconds=0))
+        pushed(PushRequest(written(tmp_path / "x.npz"), "x", url, patience_seconds=0))
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -150,9 +150,9 @@ def test_whatever_a_server_answers_is_one_sentence(status: int, body: str, words
 def test_a_server_that_is_not_there_or_speaks_no_tls_is_one_sentence(tmp_path: Path) -> None:
     path = written(tmp_path / "x.npz")
     with pytest.raises(PushError, match="cannot be reached"):
-        pushed(Pushing(path, "x", f"http://127.0.0.1:{free_port()}", patience_seconds=0))
+        pushed(PushRequest(path, "x", f"http://127.0.0.1:{free_port()}", patience_seconds=0))
     with answering(200, "") as url, pytest.raises(PushError, match="TLS cannot be trusted"):
-        pushed(Pushing(path, "x", url.replace("http:", "https:")))
+        pushed(PushRequest(path, "x", url.replace("http:", "https:")))
 
 
 def test_a_token_travels_in_a_header_and_is_in_no_sentence(
@@ -168,15 +168,15 @@ def test_a_token_travels_in_a_header_and_is_in_no_sentence(
     assert seen == ["Bearer secret-of-mine", "Bearer other-secret"]
     assert "is the token right" in done.stderr
     assert "secret" not in done.stderr + done.stdout + other.stderr + other.stdout
-    assert "secret" not in repr(Pushing(path, "x", url, token="secret-of-mine"))
+    assert "secret" not in repr(PushRequest(path, "x", url, token="secret-of-mine"))
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["none.npz", "--to", "http://x"], "there is no such file"),
-        (["x", "--to", "ftp://x"], "no address of a server"),
-        (["x", "--to", "https://user:word@x"], "no address of a server"),
+        (["none.npz", "--to", "http://x"], "no such file"),
+        (["x", "--to", "ftp://x"], "not a server address"),
+        (["x", "--to", "https://user:word@x"], "not a server address"),
         (["no-such-run", "--to", "http://x"], "no run 'no-such-run'"),
         (["x", "--to", "http://x", "--token-file", "/none"], "cannot be read as a token"),
     ],

@@ -34,7 +34,7 @@ def test_one_answer_may_take_several_lines_and_is_none_where_it_is_too_long(monk
 )
 def test_what_was_wrong_is_one_sentence(program: str, sentence: str) -> None:
     with child(f"import sys; {program}") as process:
-        assert list(process.said()) == []
+        assert list(process.messages()) == []
     assert process.sentence == sentence
     assert process.code > 0
 
@@ -63,21 +63,21 @@ def test_no_secret_is_in_the_environment_of_a_process_that_reads_files_of_others
 def test_what_it_complains_of_without_end_neither_holds_it_up_nor_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess_json, "_MOST_ERRORS", 3)
     with child("import sys\nfor i in range(20_000): print(i, file=sys.stderr)\nprint('{\"a\": 1}')") as process:
-        assert list(process.said()) == [{"a": 1}]
+        assert list(process.messages()) == [{"a": 1}]
     assert list(process._errors) == ["19997\n", "19998\n", "19999\n"]
 
 
 @pytest.mark.parametrize("is_patient", [False, True])
 def test_one_that_takes_too_long_is_killed(is_patient: bool) -> None:
     with child(STAYS, seconds=0.2, is_patient=is_patient) as process:
-        list(process.said())
+        list(process.messages())
     assert (process.is_late, process.code) == (True, -9)
 
 
 @pytest.mark.parametrize(("program", "patience", "code"), [(STAYS, 600, -15), (STUBBORN, 0.1, -9), (STAYS, 0, -9)])
 def test_one_that_is_to_end_ends_by_itself_or_is_killed(program: str, patience: float, code: int) -> None:
     with child(program) as process:
-        said = process.said()
+        said = process.messages()
         assert next(said) == {"stage": "begun"}
         process.end(patience)
         assert list(said) == []
@@ -87,5 +87,5 @@ def test_one_that_is_to_end_ends_by_itself_or_is_killed(program: str, patience: 
 def test_none_outlives_what_it_was_started_for() -> None:
     process = child(STAYS)
     with process:
-        assert next(process.said()) == {"stage": "begun"}
+        assert next(process.messages()) == {"stage": "begun"}
     assert process.code == -9

@@ -25,10 +25,10 @@ from .stopping import EXIT_CODE, SENTENCE, stopping
 
 
 class _Printable(Console):
-    """A console that escapes what is not printable: rich lets ESC through, and texts of runs and servers have it."""
+    """Console that escapes unprintable characters: rich passes ESC on, and texts of runs and servers may have it."""
 
-    def render_str(self, text: str, **how: Any) -> Text:
-        return super().render_str(legible(text), **how)
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(legible(text), **options)
 
 
 out = _Printable(highlight=False, width=None if sys.stdout.isatty() else 180)  # a pipe has no width to fit into
@@ -109,14 +109,14 @@ class Tell(Protocol):
 def steps(kind: str = "bar") -> Iterator[Tell]:
     """Show the progress of long work: JSON lines on stdout; on stderr a bar, or lines if that is not a terminal."""
     if kind == "bar" and sys.stderr.isatty():
-        left = TextColumn("left")
+        label = TextColumn("left")
         amounts = TextColumn("{task.fields[amount]}")
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
             amounts,
             TimeElapsedColumn(),
-            left,
+            label,
             TimeRemainingColumn(),
         )
         # rich sends what is written to stdout to the bar's console: wrong if stdout is a file

@@ -31,7 +31,7 @@ def stopping(leave_nothing: Callable[[], None], says: Callable[[], str] = lambda
             raise KeyboardInterrupt
 
     def watch() -> None:
-        with os.fdopen(heard, "rb", buffering=0) as pipe:
+        with os.fdopen(read_end, "rb", buffering=0) as pipe:
             if pipe.read(1) and not is_over.wait(PATIENCE_SECONDS):
                 leave_nothing()
                 clear = "\r\x1b[2K\x1b[?25h" if sys.stderr.isatty() else ""  # the progress bar, and the hidden cursor
@@ -43,10 +43,10 @@ def stopping(leave_nothing: Callable[[], None], says: Callable[[], str] = lambda
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread gets signals
         return
-    heard, told = os.pipe()
-    os.set_blocking(told, False)
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
     handlers = {number: signal.signal(number, interrupt) for number in _SIGNALS}
-    earlier = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    earlier = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     threading.Thread(target=watch, name="ulpscope-stopping", daemon=True).start()
     try:
         yield
@@ -58,7 +58,7 @@ def stopping(leave_nothing: Callable[[], None], says: Callable[[], str] = lambda
         raise
     finally:
         signal.set_wakeup_fd(earlier)
-        os.close(told)
+        os.close(write_end)
         for number, handler in handlers.items():
             if not is_asked and handler is not None:
                 signal.signal(number, handler)

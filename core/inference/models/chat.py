@@ -20,11 +20,11 @@ def plan_inputs(loaded: LoadedModel, request: CaptureRequest) -> list[str | Sequ
         messages = prompt.messages
         if messages is None and is_chat and prompt.text is not None:
             if not prompt.text:
-                raise UsageError(f"{prompt.where}: is empty; expected at least one character.")
+                raise UsageError(f"{prompt.source}: is empty; expected at least one character.")
             messages = (Message("user", prompt.text),)
         if messages is not None:
             opening = (Message("system", system),) if system is not None else ()
-            found.append(chat_tokens(loaded, [asdict(message) for message in (*opening, *messages)], prompt.where))
+            found.append(chat_tokens(loaded, [asdict(message) for message in (*opening, *messages)], prompt.source))
         elif prompt.token_ids is not None:
             found.append(prompt.token_ids)
         else:

@@ -166,7 +166,7 @@ def test_a_name_that_is_not_this_machines_is_refused_without_a_sign_in(local, ho
     "name", ["..%2f..%2fetc%2fpasswd", "%2e%2e%2fmine", "..%5cmine", "%00", "%2fetc%2fpasswd", ".hosting%2ftokens.json"]
 )
 def test_a_name_of_a_run_leads_nowhere(hosted, name):
-    (hosted_digest,) = tokens.listed(hosted.store).values()
+    (hosted_digest,) = tokens.digests(hosted.store).values()
     for path in (f"/api/runs/{name}", f"/api/runs/{name}/file", f"/files/{name}.duckdb", f"/files/{name}.npz"):
         answer = httpx2.get(hosted.url + path, headers=hosted.bearer)
         # What is no address of ours gets Streamlit's page, as every unknown one.

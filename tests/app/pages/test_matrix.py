@@ -37,10 +37,10 @@ def sweep(tmp_path, plan_file, monkeypatch):  # noqa: F811
             (changed, 2.0 * is_new, "bug suspected" if is_new else "rounding"),
             (same, 0.5, "rounding"),
         ):
-            write(store, run_id_of(cell.asked, {"build": build}), cell.request, moved=moved, verdict=verdict)
+            write(store, run_id_of(cell.digest, {"build": build}), cell.request, moved=moved, verdict=verdict)
     ledger.record(CellOutcome(failed, FAILED, says="no <b>room</b>"))
     ledger.write_plan(plan)
-    return ledger, run_id_of(changed.asked, {"build": "2"}), run_id_of(changed.asked, {"build": "1"})
+    return ledger, run_id_of(changed.digest, {"build": "2"}), run_id_of(changed.digest, {"build": "1"})
 
 
 def _grid(app):
@@ -66,10 +66,10 @@ def test_what_is_looked_at_says_what_changed_and_leads_to_both_runs(sweep):
     ledger, now, before = sweep
     (kept,) = ledger.plans()
     change = parts.changes_of(ledger, kept)[0]
-    assert (change.now.run_id, change.before.run_id) == (now, before)
+    assert (change.now.run_id, change.baseline.run_id) == (now, before)
     assert change.what == ("bits", "flips", "verdict")
-    assert (change.before.flips, change.now.flips) == (0, 1)
-    assert (change.before.verdict, change.now.verdict) == ("rounding", "bug suspected")
+    assert (change.baseline.flips, change.now.flips) == (0, 1)
+    assert (change.baseline.verdict, change.now.verdict) == ("rounding", "bug suspected")
     assert change.builds == {"build": ("1", "2")}
     table = parts.exported(parts.changes_of(ledger, kept))
     assert list(table["state"]) == ["done", "done", "failed", "missing"]

@@ -54,7 +54,7 @@ def test_what_it_takes_is_said_and_the_key_is_in_no_argument(store: Store, submi
 def test_an_address_that_is_none_is_a_sentence(address: str) -> None:
     app = opened("probe")
     app.text_input(key="probe_url").set_value(address).run()
-    assert "no address of a server" in app.warning[0].value.replace("\\", "")
+    assert "not a server address" in app.warning[0].value.replace("\\", "")
     assert button(app).disabled
 
 

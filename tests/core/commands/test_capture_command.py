@@ -53,7 +53,7 @@ def test_every_prompt_of_a_file_and_of_the_options_becomes_a_prompt_in_that_orde
         (["--prompt", "x", "--system", "y"], "--system is part of a chat; add --chat"),
         (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: cannot be read"),
         (["--prompts", "IDS", "--chat"], "--chat is for texts"),
-        (["--prompts", "SYSTEM", "--system", "y"], "SYSTEM.jsonl:2: has a system message of its own"),
+        (["--prompts", "SYSTEM", "--system", "y"], "SYSTEM.jsonl:2: has its own system message"),
         (["--prompts", "BAD"], "BAD.jsonl:3: is not JSON"),
         (["--prompts", "FAR"], "token 99999 at position 1"),
         (["--prompt", ""], "is empty"),

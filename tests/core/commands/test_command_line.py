@@ -107,7 +107,7 @@ def test_the_gate_decides_the_exit_code(cli, case, gate, code):
         (["delete", "nothing"], "no run 'nothing'"),
         (["delete", "--restore", "nothing"], "'nothing' is no deleted run"),
         (["capture", "--model", "no/such/folder", "--prompt", "x"], "no/such/folder"),
-        (["capture", "--model", "sample_runs/model"], "no prompt was given"),
+        (["capture", "--model", "sample_runs/model"], "no prompts; use"),
         (["ingest", CASES / "flips_fp16.json"], "flips_fp16.json"),
         (["nonsense"], "nonsense"),
         (["compare"], "A"),

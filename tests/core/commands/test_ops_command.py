@@ -44,7 +44,7 @@ def test_a_models_own_shapes_are_probed_too(cli):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--op", "matmul"], "operation 'matmul' is not known; expected one of mm, addmm,"),
+        (["--op", "matmul"], "unknown operation 'matmul'; expected one of mm, addmm,"),
         (["--dtype", "int8"], "dtype 'int8' is not known"),
         (["--device", "tpu"], "device 'tpu' is not known"),
         (["--show", "nothing"], "no run 'nothing'"),

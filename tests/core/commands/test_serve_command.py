@@ -45,7 +45,7 @@ def test_it_becomes_streamlits_server_on_the_address_that_was_checked(cli, execu
     assert Path(environment["ULPSCOPE_CONFIG"]).is_absolute()
     assert environment["ULPSCOPE_HOSTING_READ_ONLY"] == "1"
     assert "sign-in: password, tokens" in done.stderr
-    assert "no token yet" in done.stderr
+    assert "no tokens yet" in done.stderr
     assert PASSWORD not in done.stderr + str(command)
 
 

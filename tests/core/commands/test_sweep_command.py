@@ -98,7 +98,7 @@ def test_each_printed_command_computes_its_cell(cli, plan, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--fail-on", "kl>1"], "--fail-on 'kl>1' is not known to a sweep"),
+        (["--fail-on", "kl>1"], "--fail-on 'kl>1' is not a condition of a sweep"),
         (["--junit", "x.xml"], "--junit and --markdown write a gate; add --fail-on"),
         (["--cell", "00"], "the plan has no cells '00'"),
     ],
@@ -141,7 +141,7 @@ def test_the_workflow_of_the_documentation_runs_as_it_is_night_after_night(tmp_p
         assert done.returncode == 0, done.stderr
     told = (tmp_path / "summary.md").read_text().replace("\\", "")
     assert told.count("### ULPscope gate: passed") == 2
-    assert told.count("is as it was (build 1 -> 2)") == 6
+    assert told.count("unchanged (build 1 -> 2)") == 6
     assert ET.parse(tmp_path / "sweep.xml").getroot().find("testsuite") is not None
 
 

@@ -59,7 +59,7 @@ def test_a_control_makes_a_new_run_and_a_fault_exits_with_1(cli, dump):
         (("RUN", "--model", "no/such/model"), "model 'no/such/model'"),
         (("RUN", "--model", "no/such/model", "--floor", "no_such.npz"), "--floor or --model, not both"),
         (("RUN", "--rerun", "PAIR"), "is no bfloat16 value"),
-        (("RUN", "--declare", "kv=fp8_e4m3"), "--declare is tried by the model"),
+        (("RUN", "--declare", "kv=fp8_e4m3"), "--declare needs --model"),
         (("RUN", "--model", "no/such/model", "--declare", "cache=int8"), "Parts are kv, weights, products"),
     ],
 )

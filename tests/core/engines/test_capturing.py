@@ -119,8 +119,8 @@ def test_a_capture_that_is_stopped_leaves_neither_a_run_nor_its_engine(tmp_path)
     ("more", "sentence"),
     [
         (["--layers"], "'toy:prefill' shows nothing of its modules; leave --layers out."),
-        (["--kernels"], "--kernels looks into transformers, and 'toy:prefill' is computed elsewhere; leave it out."),
-        (["--remedies"], "--remedies looks into transformers"),
+        (["--kernels"], "--kernels is for transformers, and 'toy:prefill' runs in another engine; leave it out."),
+        (["--remedies"], "--remedies is for transformers"),
         (["--variant", "toy:decode"], "Toy has no base 'decode'; its bases are prefill"),
     ],
 )

@@ -38,7 +38,7 @@ def folder(tmp_path, monkeypatch):
     """Where dumps are written, known as the engine `rollout`."""
     place = tmp_path / "dumps"
     place.mkdir()
-    monkeypatch.setitem(registry._given, "rollout", registry._location("rollout", str(place)))
+    monkeypatch.setitem(registry._locations, "rollout", registry._location("rollout", str(place)))
     yield place
     registry.end_all()
 

@@ -12,7 +12,7 @@ import pytest
 from core.judging.lists import judge_probe
 from core.probing.client import Budget, Client
 from core.probing.plan import Plan, parsed_tests
-from core.probing.probe import Probe, Probed
+from core.probing.probe import Probe, ProbeResult
 from core.probing.servers import LLAMACPP, Ask, Server, find_server
 from core.runs.file.evidence import Check
 from core.runs.store.store import Store
@@ -34,13 +34,13 @@ def server(llama: str) -> Server:
 
 def probed(
     server: Server, tests: str, *, budget: Budget | None = None, prompts: tuple = PROMPTS, top: int = 20
-) -> Probed:
+) -> ProbeResult:
     names, load = parsed_tests(tests)
     client = Client(server.client.url, budget=budget)
     return Probe(Plan(prompts, names, load, 6, top), [replace(server, client=client)]).run()
 
 
-def sides(found: Probed) -> dict[str, ListSide]:
+def sides(found: ProbeResult) -> dict[str, ListSide]:
     return {side.name: side for side in (*found.sides, *found.walks)}
 
 
@@ -82,7 +82,7 @@ def test_every_test_gives_its_sides_and_verdicts(server: Server) -> None:
     found = probed(server, "rerun,warm,load:3,echo")
     names = ["cold", "cold again", "warm", "warm again", "load:3", "load:3 again"]
     assert [side.name for side in found.sides] == names
-    assert any("echo was not asked" in note for note in found.notes)
+    assert any("echo was skipped" in note for note in found.notes)
     pairs = pairs_of(found.sides)
     verdicts = {pairs[one.pair].variant: one for one in judge_probe(found.sides, pairs)}
     assert verdicts["cold again"].name == "identical"

@@ -15,8 +15,8 @@ from core.errors import UsageError
 from core.judging.lists import judge_probe
 from core.probing import client as clients
 from core.probing.client import Client, ProbeError
-from core.probing.plan import Plan, base_of, parsed_tests, told
-from core.probing.probe import Probe, Probed
+from core.probing.plan import Plan, base_of, costs, parsed_tests
+from core.probing.probe import Probe, ProbeResult
 from core.probing.servers import find_server
 from core.runs.file.evidence import Verdict
 from core.runs.topk.pairing import pairs_of
@@ -24,7 +24,7 @@ from tests.core.probing import odd_server as odd
 from tests.core.runs.topk.made_sides import run_of
 
 
-def probed(address: str, tests: str = "rerun", prompts: tuple[str, ...] = ("Hello",), **more: Any) -> Probed:
+def probed(address: str, tests: str = "rerun", prompts: tuple[str, ...] = ("Hello",), **more: Any) -> ProbeResult:
     names, load = parsed_tests(tests)
     client = Client(address, **more)
     try:
@@ -33,11 +33,11 @@ def probed(address: str, tests: str = "rerun", prompts: tuple[str, ...] = ("Hell
         client.close()
 
 
-def judged_of(found: Probed) -> list[Verdict]:
+def judged_of(found: ProbeResult) -> list[Verdict]:
     return judge_probe(found.sides, pairs_of(found.sides))
 
 
-def verdicts_of(found: Probed) -> dict[str, str]:
+def verdicts_of(found: ProbeResult) -> dict[str, str]:
     return {found.sides[one.pair + 1].name: one.name for one in judged_of(found)}
 
 
@@ -45,9 +45,9 @@ def verdicts_of(found: Probed) -> dict[str, str]:
     ("act", "sentence"),
     [
         (odd.cut_off, "the connection broke"),
-        (odd.html, "answers with a page of HTML; is this the address of the engine"),
+        (odd.html, "sends an HTML page; is this the address of the engine"),
         (odd.redirect, r"the server redirects elsewhere \(307\)"),
-        (odd.refused, r"the server wants a key \(401\)"),
+        (odd.refused, r"the server needs a key \(401\)"),
         (odd.without, "without log-probabilities"),
         (odd.wrong, "a token id is -4"),
         (odd.error_500, "the server answers 500: CUDA error"),
@@ -147,7 +147,7 @@ def test_a_plan_counts_what_is_sent() -> None:
         sent = len(seen.asked)
         Probe(plan, [server]).run()
     assert len(seen.asked) - sent == plan.requests
-    assert f"At most {plan.requests} requests" in told(plan)[-1]
+    assert f"At most {plan.requests} requests" in costs(plan)[-1]
 
 
 def test_ctrl_c_keeps_what_had_come_and_waits_for_nothing(cli: Any, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_ctrl_c_keeps_what_had_come_and_waits_for_nothing(cli: Any, tmp_path: Pa
     (path,) = (tmp_path / "runs").glob("*.duckdb")
     run = run_of(path)
     assert [len(side.responses) for side in run.sides] == [1, 1]
-    assert "had come of 1 prompt" in run.header.note
+    assert "answers to 1 prompt" in run.header.note
     assert signal.getsignal(signal.SIGINT) is before
 
 

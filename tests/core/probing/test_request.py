@@ -46,7 +46,7 @@ def test_arguments_the_typed_command_and_json_give_the_request_back(request_: Pr
 def test_what_stands_at_its_default_is_not_typed_and_the_address_is_the_servers() -> None:
     asked = ProbeRequest(url="http://host/v1/chat/completions", against=" http://host:2/v1/ ")
     assert asked.arguments() == ["probe", "http://host", "--against", "http://host:2"]
-    with pytest.raises(UsageError, match="is no address of a server"):
+    with pytest.raises(UsageError, match="is not a server address"):
         ProbeRequest(url="host")
 
 

@@ -54,14 +54,14 @@ def write(
 def compute(cell: Cell, folder: str) -> CellOutcome:
     """Compute a cell into the store in a folder, unless it is there."""
     store, (path,) = Store(Path(folder)), cell.request.variants
-    run_id = run_id_of(cell.asked, {"build": cell.request.build})
+    run_id = run_id_of(cell.digest, {"build": cell.request.build})
     if path == "crash":
         os.kill(os.getpid(), signal.SIGKILL)
     if path == "refuse":
         return CellOutcome(cell, FAILED, says="there is no such path.")
     if store.has(run_id):
         return CellOutcome(cell, DONE, run_id, was_there=True)
-    if cell.asked in Ledger(store).running():
+    if cell.digest in Ledger(store).running():
         return CellOutcome(cell, RUNNING)
     write(store, run_id, cell.request, wait=f"{folder}/go" if path == "wait" else "")
     with (store.directory / "computed").open("a") as file:

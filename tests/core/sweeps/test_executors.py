@@ -84,7 +84,7 @@ def _computed(store) -> Counter:
 
 
 def _waiting(cells) -> set[str]:
-    return {cell.asked for cell in cells if cell.request.variants == ("wait",)}
+    return {cell.digest for cell in cells if cell.request.variants == ("wait",)}
 
 
 def _assert_all_once(outcomes, store, count: int) -> None:
@@ -102,7 +102,7 @@ def test_every_cell_is_computed_and_none_again(store, cells_of, jobs):
     cells, begun = cells_of(*GOOD), []
     first = _outcomes(cells, store, jobs=jobs, on_begin=begun.append)
     _assert_all_once(first, store, 3)
-    assert {cell.asked for cell in begun} == {cell.asked for cell in cells}
+    assert {cell.digest for cell in begun} == {cell.digest for cell in cells}
     again = _outcomes(cells, store, jobs=jobs)
     assert {key: (one.run_id, one.was_there) for key, one in again.items()} == {
         key: (one.run_id, True) for key, one in first.items()
@@ -112,7 +112,7 @@ def test_every_cell_is_computed_and_none_again(store, cells_of, jobs):
 
 @pytest.mark.parametrize(
     ("path", "says"),
-    [("crash", "its process was killed, usually because memory ran out."), ("refuse", "there is no such path.")],
+    [("crash", "its process was killed, probably out of memory."), ("refuse", "there is no such path.")],
 )
 def test_a_cell_that_fails_says_why_and_the_rest_is_done(store, cells_of, path, says):
     outcomes = _outcomes(cells_of("p1", path, "p2"), store)

@@ -54,32 +54,32 @@ def state(*cards: CellCard, name: str = DONE, says: str = "") -> CellState:
 )
 def test_bits_flips_and_verdict_are_what_changes(before, now, what):
     found = change_of(state(before, now))
-    assert (found.now, found.before, found.what) == (now, before, what)
+    assert (found.now, found.baseline, found.what) == (now, before, what)
     assert found.builds == {"build": ("1", "2")}
 
 
 def test_a_run_with_a_bug_is_not_what_the_next_is_held_against():
     bad, worse = card(2, "bug suspected", 9), card(3, "nondeterministic")
-    assert change_of(state(card(1), bad, worse, card(4))).before == card(1)
-    assert change_of(state(bad, worse, card(4))).before is None
+    assert change_of(state(card(1), bad, worse, card(4))).baseline == card(1)
+    assert change_of(state(bad, worse, card(4))).baseline is None
 
 
 def test_a_label_names_the_run_that_is_held_against_even_one_with_a_bug():
     pinned = card(2, "bug suspected")
-    assert change_of(state(card(1), pinned, card(3)), pinned={pinned.run_id}).before == pinned
+    assert change_of(state(card(1), pinned, card(3)), pinned={pinned.run_id}).baseline == pinned
 
 
 def test_a_build_that_is_gone_back_to_is_held_against_the_newer_one():
     """Its run was there, and is older than the other's."""
     found = change_of(state(card(1), card(2, flips=1)), card(1).run_id)
-    assert (found.now, found.before, found.what) == (card(1), card(2, flips=1), ("flips",))
+    assert (found.now, found.baseline, found.what) == (card(1), card(2, flips=1), ("flips",))
 
 
 def test_both_versions_are_named():
     found = change_of(state(card(1, llamacpp="2026.9"), card(2, llamacpp="2026.10", flips=2)))
     assert found.in_words == "changed: 0 -> 2 flips (build 1 -> 2 and llamacpp 2026.9 -> 2026.10)."
-    assert change_of(state(card(1))).in_words == "is the first run of its cell."
-    assert change_of(state(card(1), card(2))).in_words == "is as it was (build 1 -> 2)."
+    assert change_of(state(card(1))).in_words == "first run of this cell."
+    assert change_of(state(card(1), card(2))).in_words == "unchanged (build 1 -> 2)."
     bits = card(2, "bug suspected", 1, ("x", "y"))
     assert "suspected (build 1 -> 2)" in change_of(state(card(1), bits)).in_words
 

@@ -37,15 +37,15 @@ def _state(ledger, cell):
 
 
 def test_the_run_of_a_cell_is_named_by_its_request_and_its_environment(cell):
-    run_id = run_id_of(cell.asked, {"b": 1, "a": 2})
-    assert run_id == run_id_of(cell.asked, {"a": 2, "b": 1})
-    assert run_id != run_id_of(cell.asked, {"a": 2, "b": 2})
-    assert cell_of(run_id) == cell.asked
+    run_id = run_id_of(cell.digest, {"b": 1, "a": 2})
+    assert run_id == run_id_of(cell.digest, {"a": 2, "b": 1})
+    assert run_id != run_id_of(cell.digest, {"a": 2, "b": 2})
+    assert cell_of(run_id) == cell.digest
     assert cell_of("20261120-213000-fresh-against-cached-3f9a") is None
 
 
 def test_a_cell_is_missing_running_failed_or_done(ledger, cell, store):
-    run_id = run_id_of(cell.asked, {})
+    run_id = run_id_of(cell.digest, {})
     assert _state(ledger, cell).state == MISSING
     partial = store.new_partial(run_id, None, run_id)
     assert _state(ledger, cell).state == RUNNING
@@ -61,14 +61,15 @@ def test_a_cell_is_missing_running_failed_or_done(ledger, cell, store):
 
 
 def test_the_latest_run_of_a_cell_is_first(ledger, cell, store):
-    for build in (1, 2):
-        write(store, run_id_of(cell.asked, {"build": build}), cell.request)
-    assert [card.run_id for card in _state(ledger, cell).cards] == [run_id_of(cell.asked, {"build": n}) for n in (2, 1)]
+    run_ids = [run_id_of(cell.digest, {"build": build}) for build in (1, 2)]
+    for run_id in run_ids:
+        write(store, run_id, cell.request)
+    assert [card.run_id for card in _state(ledger, cell).cards] == run_ids[::-1]
 
 
 def test_a_card_has_the_figures_of_its_run(ledger, cell, store):
     """moved by 2 logits in one of 8 elements: token 2 has 5 where token 3 has 4, a flip."""
-    run_id = run_id_of(cell.asked, {})
+    run_id = run_id_of(cell.digest, {})
     write(store, run_id, cell.request, moved=2.0, verdict="bug suspected")
     card = ledger.cards()[run_id]
     assert (card.verdict, card.flips, card.neq_share, card.max_abs) == ("bug suspected", 1, 1 / 8, 2.0)
@@ -79,7 +80,7 @@ def test_a_card_has_the_figures_of_its_run(ledger, cell, store):
 
 
 def test_a_card_has_the_growth_that_the_layers_page_shows(ledger, cell, store):
-    run_id = run_id_of(cell.asked, {})
+    run_id = run_id_of(cell.digest, {})
     shutil.copy(SAMPLES / "where-it-starts.duckdb", store.directory / f"{run_id}.duckdb")
     growth = ledger.cards()[run_id].growth
     with RunReader(store.path_of(run_id)) as run:
@@ -91,7 +92,7 @@ def test_a_card_has_the_growth_that_the_layers_page_shows(ledger, cell, store):
 
 @pytest.mark.parametrize("damage", [None, "", "{", "null", '{"run_id": 1}', "without growth"])
 def test_a_card_is_read_once_and_again_from_the_run_if_it_is_lost(ledger, cell, store, damage):
-    run_id = run_id_of(cell.asked, {})
+    run_id = run_id_of(cell.digest, {})
     write(store, run_id, cell.request)
     cards = ledger.cards()
     path = ledger.folder / "cards" / f"{run_id}.json"
@@ -129,7 +130,7 @@ def test_machines_that_share_a_store_of_objects_share_its_sweeps(request, plan_f
         (MISSING, ""),
         (FAILED, "no room"),
     ]
-    run_id = run_id_of(plan.cells[1].asked, {})
+    run_id = run_id_of(plan.cells[1].digest, {})
     write(there.store, run_id, plan.cells[1].request, verdict="bug suspected")
     there.record(CellOutcome(plan.cells[1], DONE, run_id))
     there.cards()

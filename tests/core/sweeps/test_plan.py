@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import UsageError
-from core.sweeps.plan import counted, read_plan
+from core.sweeps.plan import cell_counts, read_plan
 
 
 def test_cells_are_the_product_of_the_axes_in_the_order_of_the_plan(plan_file):
@@ -19,7 +19,7 @@ def test_cells_are_the_product_of_the_axes_in_the_order_of_the_plan(plan_file):
     )
     found = [(cell.axes["model"], cell.axes["path"], cell.axes["dtype"]) for cell in plan.cells]
     assert found == list(product(("m", "n"), ("decode", "chunked:8"), ("bfloat16", "float32")))
-    assert counted(plan.cells) == "8 cells: 2 models x 2 paths x 2 dtypes"
+    assert cell_counts(plan.cells) == "8 cells: 2 models x 2 paths x 2 dtypes"
     request = plan.cells[0].request
     assert (request.model, request.reference, request.variants) == ("m", "prefill", ("decode",))
     assert (request.dtype, request.device, request.judge, request.repeat) == ("bfloat16", "cpu", True, 1)
@@ -73,14 +73,14 @@ def _digest(request: dict[str, object], prompts: list[dict[str, object]]) -> str
 def test_the_digest_of_a_cell_is_of_its_request_and_the_contents_of_its_prompts(plan_file):
     (cell,) = read_plan(plan_file(), build="c0ffee").cells
     prompt = {"where": "", "text": "def f():", "token_ids": None, "messages": None}
-    assert cell.asked == _digest({"model": "m", "variants": ["decode"], "judge": True}, [prompt])
+    assert cell.digest == _digest({"model": "m", "variants": ["decode"], "judge": True}, [prompt])
 
 
 def test_a_cell_has_one_digest_in_every_folder_and_under_every_build(plan_file, tmp_path, monkeypatch):
     here = read_plan(plan_file("one"), build="1").cells[0]
     monkeypatch.chdir(tmp_path)
     there = read_plan(plan_file("two"), build="2").cells[0]
-    assert here.asked == there.asked
+    assert here.digest == there.digest
     assert here.request.prompt_files != there.request.prompt_files
 
 
@@ -103,7 +103,7 @@ def test_a_cell_has_one_digest_in_every_folder_and_under_every_build(plan_file, 
 )
 def test_whatever_else_is_asked_for_is_another_cell(plan_file, other):
     """The twin of the test above: a digest of nothing would pass that."""
-    assert read_plan(plan_file()).cells[0].asked != read_plan(plan_file(**other)).cells[0].asked
+    assert read_plan(plan_file()).cells[0].digest != read_plan(plan_file(**other)).cells[0].digest
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_plan_that_makes_no_sense_is_refused_in_one_sentence(plan_file, text, 
 
 def test_a_cell_is_found_by_a_unique_beginning_of_its_digest(plan_file):
     plan = read_plan(plan_file(dtypes=["bfloat16", "float32", "float16"]))
-    assert plan.cell(plan.cells[1].asked[:10]) == plan.cells[1]
+    assert plan.cell(plan.cells[1].digest[:10]) == plan.cells[1]
     for asked, says in (("", "no cells"), ("xyz", "no cells")):
         with pytest.raises(UsageError, match=says):
             plan.cell(asked)
