@@ -74,7 +74,7 @@ def test_what_cannot_be_done_is_refused_with_2_and_stores_nothing(cli, dump, arg
 @pytest.mark.parametrize(("verdict", "code"), EXIT_CODES.items())
 def test_judge_verdict_and_compare_end_with_one_exit_code(cli, monkeypatch, verdict, code):
     run_id = judged_run(open_store(), verdict)
-    monkeypatch.setattr(capturing, "captured", lambda *_: (run_id, []))
+    monkeypatch.setattr(capturing, "capture_to_store", lambda *_: (run_id, []))
     judge = ("judge", "--model", "m", "--prompt", "a", "--variant", "decode")
     ended = [
         cli(*line).returncode for line in (judge, ("verdict", run_id), ("compare", run_id, "--fail-on", "verdict"))
