@@ -103,8 +103,8 @@ def packaged_folder(name: str) -> Path | None:
 def require_gguf() -> None:
     if missing := [name for name in ("torch", "transformers", "gguf", "accelerate") if find_spec(name) is None]:
         raise ExtraError(
-            f"reading a GGUF needs {' and '.join(missing)}, which are not installed; pip install 'ulpscope[gguf]', or"
-            " '.[gguf]' in a clone."
+            f"reading a GGUF needs {' and '.join(missing)}, which are not installed;"
+            " pip install '.[gguf]' in a clone, or 'ulpscope[gguf]'."
         )
 
 

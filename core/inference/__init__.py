@@ -1,6 +1,6 @@
-"""The torch side: models, paths, capture. `judge` is the public door; torch loads when it is asked for, not before.
+"""The torch side: models, paths, capture. `judge` is the public function; torch loads on its first use.
 
-ExtraError where torch or transformers are not installed.
+ExtraError if torch or transformers are not installed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ __all__ = ["judge"]
 _missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
 if _missing:
     raise ExtraError(
-        f"running a model takes {' and '.join(_missing)}, not installed here; the package's extra 'capture' brings them"
-        " (pip install '.[capture]' in a clone)."
+        f"running a model needs {' and '.join(_missing)}, which are not installed;"
+        " pip install '.[capture]' in a clone, or 'ulpscope[capture]'."
     )
 
 

@@ -1,4 +1,4 @@
-"""Captures: prompts down several paths of one model, every logit bit for bit into a sink."""
+"""Captures: run prompts down several paths of one model, every logit bit for bit into a sink."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from ..watching.layers import FLOOR_SEEDS, LayerCapture, LayerPlan, has_a_core_t
 
 @dataclass(frozen=True)
 class CapturePlan:
-    """A capture whose every argument has been checked: `header` is the run it makes, `token_ids` the prompts' tokens.
+    """A checked capture. header: of its run; token_ids: of its prompts.
 
-    has_kv: keep figures of the key/value caches; generations: for each prompt that was generated what the sides made of
-    it, else empty. Tokens beyond a generation's given positions are fed one by one, with the cache that the prompt
-    left. layers: at which positions the modules' outputs are compared; None: they are not.
+    has_kv: store figures of the KV caches; generations: the sides' continuations of each prompt, if any. Tokens beyond
+    a generation's given positions are fed one by one, with the cache that the prompt left. layers: positions at which
+    modules' outputs are compared, if they are.
     """
 
     loaded: LoadedModel
@@ -70,11 +70,11 @@ def plan_capture(
     layer_positions: Sequence[int] = (),
     keep: str = ALL,
 ) -> CapturePlan:
-    """Check everything that can be known before the first forward. A prompt is text, or token ids.
+    """Check all that can be checked before the first forward. A prompt is text, or token ids.
 
-    request: what the run keeps of how it was asked for, in place of `command`; repeat, generations: see `sides_of` and
-    generation.py; kv: compare key/value caches, None: if a path reads one; layers: compare module outputs beside
-    `layer_floor` reorderings, at `layer_positions` and others if all would take too much disk.
+    request: stored in the run in place of `command`; repeat, generations: see `sides_of` and generation.py; kv: compare
+    KV caches, None: if a path reads one; layers: compare module outputs, with a noise floor of `layer_floor`
+    reorderings, at `layer_positions` and others if all would take too much disk.
     """
     if not 0 <= seed < 1 << 63:
         raise UsageError(f"--seed {seed}: expected a whole number from 0 to 2^63 - 1.")
@@ -115,32 +115,30 @@ def plan_capture(
         raise CaptureError(f"{can_keep}, and leave --kv out.")
     has_kv = can_keep is None and (any(path.reads_cache for path in paths) if kv is None else kv)
     if layers and generations:
-        raise UsageError(
-            "modules are compared where prompts are scored, not where they are continued; leave --layers out."
-        )
+        raise UsageError("module outputs cannot be compared in generated text; leave --layers out.")
     other = next((path for path in paths if path.engine is not None and not path.engine.shows_modules), None)
     if layers and other is not None:
-        raise UsageError(f"'{other}' shows nothing of its modules; leave --layers out.")
+        raise UsageError(f"'{other}' does not send module outputs; leave --layers out.")
     lengths = [len(ids) for ids in token_ids]
     looked_at = plan_layers(loaded, lengths, paths[0], layer_floor, layer_positions) if layers else None
     return CapturePlan(loaded, paths, token_ids, seed, header, has_kv, tuple(generations), looked_at)
 
 
 def title_of(loaded: LoadedModel, sides: Sequence[NamedPath], repeat: int = 1) -> str:
-    """The model and its sides: the first few, and how many more."""
+    """Return a title of the model and its sides: the first few, and how many more."""
     model = FilePath(loaded.name).name
     if repeat > 1:
-        called = ", ".join(dict.fromkeys(str(side.path) for side in sides[repeat - 1 :: repeat]))
-        return f"{model}: {called}, {repeat} calls"
-    shown = ", ".join(side.name for side in sides[1:4]) + (f" and {len(sides) - 4} more" if len(sides) > 4 else "")
-    return f"{model}: {sides[0].name} against {shown}"
+        paths = ", ".join(dict.fromkeys(str(side.path) for side in sides[repeat - 1 :: repeat]))
+        return f"{model}: {paths}, {repeat} calls"
+    variants = ", ".join(side.name for side in sides[1:4]) + (f" and {len(sides) - 4} more" if len(sides) > 4 else "")
+    return f"{model}: {sides[0].name} vs {variants}"
 
 
 def run_capture(plan: CapturePlan, sink: RunWriter, on_progress: Callable[[str, int, int], Any] = ignore) -> list[str]:
-    """Run every side into the sink: side 0 first, prompts one after another, logits in chunks of about 8 MB.
+    """Run every side into the sink: side 0 first, prompts in order, logits in chunks of about 8 MB.
 
-    Nothing is forced to be deterministic; each side is seeded anew. on_progress: is told (side, rows done, rows), rows
-    of all sides. -> sentences on what is missing beside the sides
+    Nothing is forced to be deterministic; the seed is set before each side. on_progress: called with (side, rows done,
+    rows), rows of all sides. Return a sentence for each part that failed besides the sides.
     """
     rows_total = plan.header.rows * len(plan.paths)
     rows_done = 0
@@ -178,13 +176,13 @@ def run_capture(plan: CapturePlan, sink: RunWriter, on_progress: Callable[[str, 
                 try:
                     with torch_errors_stop(path):
                         layers.floor(path, tell)
-                except CaptureError as error:  # the sides are what was asked for; they come first
+                except CaptureError as error:  # the run has its sides without it
                     missing.append(f"The modules have no noise floor: {error}")
     return missing
 
 
 def _run_side(plan: CapturePlan, side: int, layers: LayerCapture | None, emit: Emit, sink: RunWriter) -> None:
-    """The rows of one side, in order, prompt after prompt, each followed by the caches it left."""
+    """Emit the rows of one side, prompt by prompt, each followed by its caches."""
     watch = CacheWatch() if plan.has_kv else None
     trace = layers.trace(side, plan.paths[side]) if layers is not None else None
 
@@ -194,12 +192,12 @@ def _run_side(plan: CapturePlan, side: int, layers: LayerCapture | None, emit: E
         emit(position, logits)
 
     with (
-        open_path(plan.paths[side], plan.loaded, watch, trace) as opened,
+        open_path(plan.paths[side], plan.loaded, watch, trace) as run,
         nullcontext() if trace is None else trace.watching(),
     ):
         for prompt, ids in enumerate(plan.token_ids):
             with nullcontext() if trace is None else trace.of_prompt(prompt):
-                _run_prompt(opened, ids, plan.generations[prompt] if plan.generations else None, see)
+                _run_prompt(run, ids, plan.generations[prompt] if plan.generations else None, see)
             if watch is not None:
                 for part in kv_parts(watch, prompt, plan.loaded.torch_dtype):
                     with no_foreign_errors():
@@ -207,16 +205,16 @@ def _run_side(plan: CapturePlan, side: int, layers: LayerCapture | None, emit: E
                 watch.cache = watch.batch = None
 
 
-def _run_prompt(opened: OpenPath, ids: Sequence[int], generation: Generation | None, emit: Emit) -> None:
-    """All positions of `ids`; those that were generated are fed one by one after the prompt, as when they were."""
+def _run_prompt(run: OpenPath, ids: Sequence[int], generation: Generation | None, emit: Emit) -> None:
+    """Run all positions of `ids`; generated tokens are fed one by one after the prompt, as before."""
     if generation is None:
-        return opened(ids, emit)
+        return run(ids, emit)
     rest = iter(ids[generation.given_positions :])
-    return opened.continued(ids[: generation.given_positions], generation.max_tokens, lambda _: next(rest, None), emit)
+    return run.continued(ids[: generation.given_positions], generation.max_tokens, lambda _: next(rest, None), emit)
 
 
 class _Gather:
-    """Rows of one side on the device, handed to the sink a chunk at a time: one copy to the host for each."""
+    """Rows of one side on the device, written to the sink in chunks: one copy to the host for each."""
 
     def __init__(self, plan: CapturePlan, side: int, sink: RunWriter) -> None:
         self._plan, self._side, self._sink = plan, side, sink
@@ -227,13 +225,13 @@ class _Gather:
     def add(self, logits: torch.Tensor) -> None:
         for piece in logits.split(self._capacity):
             is_whole = not self._waiting and len(piece) == self._capacity
-            # a view would keep alive what it is a view of
+            # a view would keep its base alive
             self._waiting.append(piece if is_whole else piece.clone())
             if sum(map(len, self._waiting)) >= self._capacity:
                 self.finish()
 
     def finish(self) -> None:
-        """Write what is waiting."""
+        """Write the waiting rows."""
         if not self._waiting:
             return
         with torch_errors_stop(self._plan.paths[self._side]):
@@ -244,32 +242,32 @@ class _Gather:
 
 
 def torch_errors_stop(path: Path) -> AbstractContextManager[None]:
-    """Turn what torch raises inside into one sentence that names the path."""
+    """Turn torch's errors inside into one sentence that names the path."""
     return foreign_errors_stop(f"path '{path}'", "shorten the prompts, lower batch:N, or choose a narrower dtype")
 
 
-def tokens_of(loaded: LoadedModel, prompt: str | Sequence[int], where: str) -> tuple[int, ...]:
-    """The tokens of a prompt, which is text or the token ids themselves; refused where the model cannot take them."""
+def tokens_of(loaded: LoadedModel, prompt: str | Sequence[int], label: str) -> tuple[int, ...]:
+    """Return the tokens of a prompt, text or token ids. CaptureError if the model cannot take them."""
     if isinstance(prompt, str):
-        ids = loaded.encode(prompt, where) if prompt else ()
+        ids = loaded.encode(prompt, label) if prompt else ()
     else:
         ids = tuple(int(token) for token in prompt)
     if not ids:
-        raise CaptureError(f"{where} is empty; expected at least one token.")
+        raise CaptureError(f"{label} is empty; expected at least one token.")
     if loaded.context is not None and len(ids) > loaded.context:
         raise CaptureError(
-            f"{where} has {len(ids)} tokens, the model's context is {loaded.context}; shorten the prompt."
+            f"{label} has {len(ids)} tokens; the model's context is {loaded.context}. Shorten the prompt."
         )
     for position, token in enumerate(ids):
         if not 0 <= token < loaded.token_limit:
             raise CaptureError(
-                f"{where}: token {token} at position {position} is not among the model's {loaded.token_limit}."
+                f"{label}: token {token} at position {position} is outside the vocabulary of {loaded.token_limit}."
             )
     return ids
 
 
 def check_paths(loaded: LoadedModel, paths: Sequence[Path], positions: int | None) -> None:
-    """Every path can be taken, by prompts of so many tokens, or of any length where `positions` is None."""
+    """CaptureError if a path cannot run prompts of `positions` tokens, or of any length if None."""
     for path in paths:
         refusal = path.refusal(loaded, positions) or path.cannot_be_stored(loaded)
         if refusal:
@@ -277,23 +275,23 @@ def check_paths(loaded: LoadedModel, paths: Sequence[Path], positions: int | Non
 
 
 def free_beside_weights(loaded: LoadedModel) -> int | None:
-    """Bytes free on the model's device, less its weights if they are not loaded yet; None if unknown."""
+    """Return the free bytes on the model's device, less its weights if not loaded yet; None if unknown."""
     free = memory.free_bytes(torch.device(loaded.device))
     is_dry = next(loaded.model.parameters()).is_meta
     return free if free is None or not is_dry else max(0, free - loaded.weight_bytes)
 
 
 def _check_batches(loaded: LoadedModel, paths: Sequence[Path], token_ids: Sequence[Sequence[int]]) -> None:
-    """Neighbours can be had and the logits of every path fit, before the first forward."""
+    """CaptureError if there are no neighbors, or the logits of a path do not fit."""
     longest = max(len(ids) for ids in token_ids)
     free = free_beside_weights(loaded)
     for path in paths:
         needed = path.working_bytes(loaded, longest)
         if free is not None and needed > free:
             raise CaptureError(
-                f"path '{path}': a batch of {path.rows} x {longest} positions takes at least {size(needed)},"
-                f" {loaded.device} has {size(free)} free beside the weights; lower batch:N, shorten the prompts or"
-                " choose a narrower dtype."
+                f"path '{path}': a batch of {path.rows} x {longest} positions needs at least {size(needed)};"
+                f" {loaded.device} has {size(free)} free. Lower batch:N, shorten the prompts or choose a narrower"
+                " dtype."
             )
     if any(path.has_real_neighbours for path in paths):
         for ids in token_ids:

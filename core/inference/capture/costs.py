@@ -1,6 +1,4 @@
-"""Costs of a planned capture, in computing and in disk, before it runs: counted by walking each path without computing
-anything.
-"""
+"""Costs of a planned capture in forwards, memory and disk, by walking each path without computing."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from .capture import CapturePlan, free_beside_weights
 
 @dataclass(frozen=True)
 class SideCost:
-    """Costs of one side. tokens: computed, rows and padding included; kv_bytes: 0 without one, None if unknown."""
+    """Costs of one side. tokens: with rows and padding; kv_bytes: 0 without a cache, None if unknown."""
 
     name: str
     path: str
@@ -34,7 +32,7 @@ class SideCost:
 
 @dataclass(frozen=True)
 class Costs:
-    """A planned capture in figures, in bytes. logits_bytes: of all that it computes; file_bytes: about."""
+    """Costs of a planned capture. logits_bytes: of all sides; file_bytes: an estimate."""
 
     prompts: int
     positions: int
@@ -58,14 +56,14 @@ class Costs:
 
 
 def costs_of(plan: CapturePlan) -> Costs:
-    """Count a plan whose model may have no weights."""
+    """Return the costs of a plan; its model may have no weights."""
     loaded, header = plan.loaded, plan.header
     longest = max(map(len, plan.token_ids))
     sides = []
     for side, path in zip(header.sides, plan.paths, strict=True):
         walks = [_walk_of_prompt(plan, path, number) for number in range(len(plan.token_ids))]
         has_cache = path.reads_cache or plan.has_kv
-        kept = _cache_bytes(loaded, longest + sum(path.padding)) if has_cache else 0
+        cache_bytes = _cache_bytes(loaded, longest + sum(path.padding)) if has_cache else 0
         ratio = format_named(path.compute_dtype(loaded)).itemsize / loaded.torch_dtype.itemsize
         sides.append(
             SideCost(
@@ -74,11 +72,11 @@ def costs_of(plan: CapturePlan) -> Costs:
                 forwards=sum(map(len, walks)),
                 positions=header.rows,
                 tokens=path.rows * sum(map(sum, walks)),
-                kv_bytes=None if kept is None else int(kept * path.rows * ratio),
+                kv_bytes=None if cache_bytes is None else int(cache_bytes * path.rows * ratio),
             )
         )
     side_bytes = header.rows * header.vocab * header.format.itemsize
-    known = [side.kv_bytes for side in sides if side.kv_bytes is not None]
+    sizes = [side.kv_bytes for side in sides if side.kv_bytes is not None]
     return Costs(
         prompts=len(header.prompts),
         positions=header.rows,
@@ -88,7 +86,7 @@ def costs_of(plan: CapturePlan) -> Costs:
         file_bytes=expected_bytes(header.keep, len(sides), header.rows, side_bytes),
         kept=header.keep,
         weight_bytes=loaded.weight_bytes,
-        kv_bytes=max(known) if len(known) == len(sides) else None,
+        kv_bytes=max(sizes) if len(sizes) == len(sides) else None,
         free_bytes=free_beside_weights(loaded),
         has_kv=plan.has_kv,
     )
@@ -96,7 +94,7 @@ def costs_of(plan: CapturePlan) -> Costs:
 
 @dataclass(frozen=True)
 class _Counting(PromptBatch):
-    """Stands in for a batch: every forward that a base asks for is noted, and none is made."""
+    """Stands in for a batch: counts the forwards of a base and computes none."""
 
     columns_of_forwards: list[int] = field(default_factory=list)
 
@@ -105,41 +103,41 @@ class _Counting(PromptBatch):
 
 
 def _walk_of_prompt(plan: CapturePlan, path: Path, number: int) -> list[int]:
-    """Columns of each forward for one prompt; a continuation is computed twice: to find it, and to keep it."""
+    """Return the columns of each forward for one prompt; a continuation is computed twice, to find and to store it."""
     positions = len(plan.token_ids[number])
     if not plan.generations:
         return _walk(path, plan.loaded, positions)
-    given = plan.generations[number].given_positions
-    return (_walk(path, plan.loaded, given) + [1] * (positions - given)) * 2
+    length = plan.generations[number].given_positions
+    return (_walk(path, plan.loaded, length) + [1] * (positions - length)) * 2
 
 
 def _walk(path: Path, loaded: LoadedModel, positions: int) -> list[int]:
-    """Columns of each forward for a prompt of so many tokens; an engine's `walk` is a forward of every prefix."""
+    """Return the columns of each forward for a prompt; an engine's `walk` is a forward of every prefix."""
     if path.engine is not None and path.base.name not in BASES:
         return list(range(1, positions + 1))
-    left, right = path.padding
-    counting = _Counting(loaded, prompt=(0,) * positions, left=left, right=right)
+    left_pad, right_pad = path.padding
+    counting = _Counting(loaded, prompt=(0,) * positions, left=left_pad, right=right_pad)
     BASES[path.base.name].compute(counting, ignore, *path.base.values)
     return counting.columns_of_forwards
 
 
 def _cache_bytes(loaded: LoadedModel, columns: int) -> int | None:
-    """Bytes of a row's keys and values, by a forward on the meta device; None if it cannot run without numbers."""
+    """Return the bytes of a row's keys and values, by a forward on the meta device; None if it cannot run there."""
     model: Any = loaded.model
     if not next(model.parameters()).is_meta:
         return None
     cache = DynamicCache(config=model.config)
     ids = torch.zeros((1, columns), dtype=torch.long, device="meta")
-    before = getattr(model.config, "_experts_implementation", None)
+    experts = getattr(model.config, "_experts_implementation", None)
     try:
-        if before is not None:  # experts count their tokens, unless they multiply in one batch; shapes are the same
+        if experts is not None:  # experts count their tokens, unless they multiply in one batch; shapes are the same
             model.set_experts_implementation("batched_mm")
         with quiet(), torch.inference_mode():
             model(input_ids=ids, past_key_values=cache, use_cache=True)
-    except Exception:  # code that branches on numbers: an estimate is a courtesy, and no reason to refuse a capture
+    except Exception:  # code that branches on values: without an estimate the capture still runs
         return None
     finally:
-        if before is not None:
-            model.set_experts_implementation(before)
-    held = [getattr(layer, kind, None) for layer in cache.layers for kind in ("keys", "values")]
-    return sum(tensor.nbytes for tensor in held if isinstance(tensor, torch.Tensor))
+        if experts is not None:
+            model.set_experts_implementation(experts)
+    tensors = [getattr(layer, kind, None) for layer in cache.layers for kind in ("keys", "values")]
+    return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))

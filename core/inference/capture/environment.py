@@ -1,4 +1,4 @@
-"""Environment of a capture: everything beside what is asked for that determines its bits."""
+"""Environment of a capture: everything besides the request that determines its bits."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from ...capture_request import CaptureRequest
 from ..models.model import revision_of
 from .capture import CapturePlan
 
-_REVISIONS: dict[tuple[str, str | None], str] = {}  # of this process, in which no model's weights change
+_REVISIONS: dict[tuple[str, str | None], str] = {}  # cached: a model's weights do not change during a process
 
 
 def environment_of(request: CaptureRequest, plan: CapturePlan) -> dict[str, Any]:
-    """Return what determines the bits beside the request; a plan without weights will do."""
+    """Return what determines the bits besides the request. The plan needs no weights."""
     about, loaded = plan.header.provenance, plan.loaded
-    asked = (request.model, request.revision)
-    if asked not in _REVISIONS:
-        _REVISIONS[asked] = about.revision or revision_of(*asked)
-    config = {key: value for key, value in loaded.model.config.to_dict().items() if not key.startswith("_")}
+    key = (request.model, request.revision)
+    if key not in _REVISIONS:
+        _REVISIONS[key] = about.revision or revision_of(*key)
+    config = {name: value for name, value in loaded.model.config.to_dict().items() if not name.startswith("_")}
     tokenizer = getattr(loaded.tokenizer, "backend_tokenizer", None)
     return {
-        "revision": _REVISIONS[asked],
+        "revision": _REVISIONS[key],
         "config": _digest(json.dumps(config, sort_keys=True, default=str)),
         "tokenizer": _digest(tokenizer.to_str()) if tokenizer is not None else type(loaded.tokenizer).__name__,
         "device": loaded.device,

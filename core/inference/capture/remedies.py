@@ -1,6 +1,4 @@
-"""Remedies of a divergence: the same pair with one thing changed at a time, what is left of its difference, and the
-throughput of both sides.
-"""
+"""Mitigations of a divergence: the same pair with one change at a time, its remaining difference and throughput."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ TIMED_FORWARDS, TIMED_TOKENS = 16, 64  # of a path, at most
 
 @dataclass(frozen=True)
 class Remedy:
-    """A change to try: a modifier set on both paths, or a model to compute with, whose logits are of `dtype`."""
+    """A change to try: a modifier for both paths, or a changed model, whose logits have `dtype`."""
 
     name: str
     what: str
@@ -44,11 +42,11 @@ class Remedy:
     model: Callable[[LoadedModel], AbstractContextManager[LoadedModel]] = nullcontext
     dtype: str | None = None
 
-    def changed(self, path: Path) -> Path:
-        """The path with the modifier, in place of another of that name; CaptureError if there is nothing to change."""
+    def apply(self, path: Path) -> Path:
+        """Return the path with the modifier set. CaptureError if there is nothing to change."""
         if self.name == "TF32 off":
             if path.values_of("tf32") is None:
-                raise CaptureError(f"path '{path}': TF32 is off as it is.")
+                raise CaptureError(f"path '{path}': TF32 is already off.")
             return replace(path, modifiers=tuple(step for step in path.modifiers if step.name != "tf32"))
         return path if self.modifier is None else path.with_modifier(self.modifier.name, *self.modifier.values)
 
@@ -63,10 +61,10 @@ def remedies_of(
     rounds: int = ROUNDS,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> list[RemedyRow]:
-    """Try every remedy on a pair of paths; the first row is the pair as it is.
+    """Try every mitigation on a pair of paths; the first row is the unchanged pair.
 
-    Figures are over all prompts, throughput over the beginning of the first, timed in rounds over all remedies. A
-    remedy that cannot be used, or fails, is a row with the reason. CaptureError if the pair itself cannot run.
+    Figures cover all prompts, throughput the beginning of the first, timed in rounds over all mitigations. One that
+    cannot be used, or fails, is a row with the reason. CaptureError if the pair itself cannot run.
     """
     paths = parse_path(reference), parse_path(variant)
     rows: list[RemedyRow] = []
@@ -75,44 +73,44 @@ def remedies_of(
         on_progress(remedy.name)
         row = RemedyRow(remedy.name, remedy.what, remedy.dtype or loaded.dtype)
         try:
-            changed = [remedy.changed(path) for path in paths]
-            for path in changed:
+            sides = [remedy.apply(path) for path in paths]
+            for path in sides:
                 if refusal := path.refusal(loaded, max(map(len, prompts))):
                     raise CaptureError(f"path '{path}': {refusal}.")
             with quiet(), foreign_errors_stop(f"'{remedy.name}'", "choose shorter prompts"), torch.inference_mode():
-                total, dtype = _compared(remedy, loaded, prompts, changed)
+                total, dtype = _compare(remedy, loaded, prompts, sides)
         except UlpscopeError as error:
             if not rows:
                 raise
             rows.append(replace(row, refusal=str(error)))
             continue
         summary = total.summary()
-        timed[len(rows)] = remedy, changed
+        timed[len(rows)] = remedy, sides
         elements = sum(map(len, prompts)) * loaded.vocab_size
         row = replace(row, compute_dtype=dtype, elements=elements, neq=summary.neq, flips=summary.flips)
-        if not summary.nonfinite_mismatch:  # over the finite elements alone it would look small
+        if not summary.nonfinite_mismatch:  # the finite elements alone would look small
             ratio = summary.rms / floor_rms if floor_rms > 0 else None
             row = replace(row, max_abs=summary.max_abs, rms=summary.rms, max_ulps=summary.max_ulps, noise_ratio=ratio)
         rows.append(row)
     on_progress("throughput")
-    with suppress(UlpscopeError):  # the figures are there without it
+    with suppress(UlpscopeError):  # the figures do not need it
         for index, figures in _throughput(loaded, prompts[0], timed, rounds).items():
             rows[index] = replace(rows[index], turns=rounds, **figures)
     return rows
 
 
 def floor_of(session: JudgingSession) -> float:
-    """rms of reorderings of prefill, in logits; NaN if there is no such floor."""
+    """Return the RMS noise floor of prefill, in logits; NaN if there is none."""
     try:
         return float(np.sqrt(session.floor(session.loaded).squares.mean()))
     except UlpscopeError:
         return float("nan")
 
 
-def _compared(
+def _compare(
     remedy: Remedy, loaded: LoadedModel, prompts: Sequence[Sequence[int]], paths: Sequence[Path]
 ) -> tuple[PairTotal, str]:
-    """Compare the sides, a prompt at a time -> (total, dtype of the logits)."""
+    """Compare the sides prompt by prompt. Return (total, dtype of the logits)."""
     total, dtype = PairTotal(), ""
     for ids in prompts:
         with remedy.model(loaded) as model, open_path(paths[0], model) as run:
@@ -132,7 +130,7 @@ def _compared(
 def _throughput(
     loaded: LoadedModel, ids: Sequence[int], timed: dict[int, tuple[Remedy, list[Path]]], rounds: int
 ) -> dict[int, dict[str, Any]]:
-    """Tokens per second of both sides by row, and their share of row 0's with its range over the rounds."""
+    """Return tokens per second of both sides by row, and the ratio to row 0 with its range over the rounds."""
     seconds: dict[tuple[int, int], list[float]] = {(row, side): [] for row in timed for side in (0, 1)}
     most = min(len(ids), TIMED_TOKENS)
     tokens = [max(1, min(most, most * TIMED_FORWARDS // path.forwards(most))) for path in timed[0][1]]
@@ -147,7 +145,7 @@ def _throughput(
     for (row, side), own in seconds.items():
         plain, name = seconds[0, side], ("reference", "variant")[side]
         share = statistics.median(plain) / statistics.median(own)
-        ratios = [before / after for before, after in zip(plain, own, strict=True)]
+        ratios = [first / second for first, second in zip(plain, own, strict=True)]
         figures[row] |= {
             f"{name}_tokens_per_second": timed[row][1][side].rows * tokens[side] / statistics.median(own),
             f"{name}_share": share,
@@ -158,7 +156,7 @@ def _throughput(
 
 
 def _seconds(loaded: LoadedModel, path: Path, ids: Sequence[int]) -> float:
-    """Seconds of one walk along the path, its logits thrown away."""
+    """Return the seconds of one run of the path, logits discarded."""
 
     def now() -> float:
         if loaded.device.startswith("cuda"):
@@ -171,50 +169,50 @@ def _seconds(loaded: LoadedModel, path: Path, ids: Sequence[int]) -> float:
         open_path(path, loaded) as run,
     ):
         if path.is_one_piece:
-            run(ids, ignore)  # which is when it is compiled
+            run(ids, ignore)  # compiles it
         began = now()
         run(ids, ignore)
         return now() - began
 
 
 @contextmanager
-def _widened(loaded: LoadedModel) -> Iterator[LoadedModel]:
+def _model_in_float32(loaded: LoadedModel) -> Iterator[LoadedModel]:
     if loaded.dtype == "float32":
-        raise CaptureError("The model computes in float32 as it is.")
+        raise CaptureError("The model already computes in float32.")
     with in_float32(loaded) as model:
         yield model
 
 
 @contextmanager
 def _head_in_float32(loaded: LoadedModel) -> Iterator[LoadedModel]:
-    """The last product in float32, on the hidden states as they come; the logits stay float32."""
+    """Compute the LM head in float32 on the model's hidden states; the logits are float32."""
     head = loaded.model.get_output_embeddings()
     if loaded.dtype == "float32":
-        raise CaptureError("The model computes in float32 as it is.")
+        raise CaptureError("The model already computes in float32.")
     if not isinstance(head, torch.nn.Linear):
-        raise CaptureError(f"The head of a {type(loaded.model).__name__} is no linear map of its own.")
+        raise CaptureError(f"The head of a {type(loaded.model).__name__} is not a linear layer.")
     weight = head.weight.float()
     bias = None if head.bias is None else head.bias.float()
     with attribute_replaced(head, "forward", lambda x: torch.nn.functional.linear(x.float(), weight, bias)):
-        yield replace(loaded, dtype="float32")  # which is what the logits are
+        yield replace(loaded, dtype="float32")  # the dtype of the logits
 
 
 @contextmanager
 def _deterministic(loaded: LoadedModel) -> Iterator[LoadedModel]:
-    """torch's deterministic algorithms; operations that have none go on as they are."""
-    before = (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())
+    """Use torch's deterministic algorithms; operations without one are unchanged."""
+    state = (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield loaded
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.use_deterministic_algorithms(state[0], warn_only=state[1])
 
 
-_HEAD = "The last product, hidden state to logits, in float32; all before it as it is."
-_INVARIANT = "Every sum in an order that no batch, row, chunk or cache length changes."
+_HEAD = "The LM head, hidden states to logits, in float32; everything before it unchanged."
+_INVARIANT = "Batch-invariant kernels: one reduction order for any batch, row, chunk and cache length."
 REMEDIES = (
-    Remedy("as it is", "The two paths, nothing changed."),
-    Remedy("float32", "Weights and every step in float32.", model=_widened, dtype="float32"),
+    Remedy("as it is", "The two paths, unchanged."),
+    Remedy("float32", "Weights and every step in float32.", model=_model_in_float32, dtype="float32"),
     Remedy("float32 head", _HEAD, model=_head_in_float32, dtype="float32"),
     Remedy("TF32 off", "float32 products with full operands."),
     Remedy("reduced reductions off", "Parts of a 16-bit product are added in float32.", Step("reduced", ("off",))),

@@ -1,8 +1,8 @@
-"""Look for prompts on which two paths choose another token: flips are rare, and finding one is otherwise done by hand.
+"""Search for prompts on which two paths choose different tokens: flips are rare.
 
-Only each position's argmax and margin are kept of a prompt, so a search stores nothing until it has found something;
-the prompts it found are captured afterwards like any others. Prompts go down the reference and then down the variant in
-batches, because a path may have to change the whole model first (another dtype, another number of threads).
+Only each position's argmax and margin are computed. The prompts with flips are captured afterwards like any others.
+Prompts run on the reference and then on the variant in batches, because a path may have to change the whole model first
+(dtype, number of threads).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ..paths.batch import ignore, rows_of_a_chunk
 from ..paths.paths import Path, open_path, parse_path
 from .generation import best_and_margin, continue_all
 
-_FIRST_BATCH, _LARGEST_BATCH = 4, 64  # prompts: a first flip is told soon, a costly change of the model is made seldom
+_FIRST_BATCH, _LARGEST_BATCH = 4, 64  # prompts: a first flip is reported early, a costly change of the model is rare
 Ids = tuple[int, ...]
-Made = tuple[Sequence[int], Sequence[float]]  # tokens that a path chose, and by which margins, in logits
+Scores = tuple[Sequence[int], Sequence[float]]  # tokens that a path chose, and their margins in logits
 
 
 @dataclass(frozen=True)
 class Flip:
-    """A place where two paths choose another token: index of the prompt, position (of continuations the last common
-    token), both tokens, both margins in logits, None if no finite number.
+    """A place where two paths choose different tokens: index of the prompt, position (in continuations, of the last
+    common token), both tokens, both margins in logits, None if not finite.
     """
 
     prompt: int
@@ -43,8 +43,8 @@ class Flip:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The result of a search. closest: smallest margin where nothing flipped, in logits; positions: at which the two
-    were compared; skipped: prompts that the model cannot take, with the reason; why: in words.
+    """Result of a search. closest: smallest margin without a flip, in logits; positions: number compared; skipped:
+    prompts that the model cannot take, with the reason; why: reason of the end, in words.
     """
 
     flips: tuple[Flip, ...]
@@ -57,7 +57,7 @@ class SearchResult:
 
     @property
     def flipped_prompts(self) -> tuple[int, ...]:
-        """Indices of the prompts with a flip, in the order they were found."""
+        """Indices of the prompts with a flip, in order."""
         return tuple(dict.fromkeys(flip.prompt for flip in self.flips))
 
 
@@ -73,19 +73,17 @@ def search(
     seed: int = 0,
     on_progress: Callable[[int, int, int], Any] = ignore,
 ) -> SearchResult:
-    """Try the prompts in order until so many have a flip, the minutes are spent, or all were tried.
+    """Search the prompts in order until `flips` of them have a flip, the minutes are spent, or all were searched.
 
-    tokens: 0 compares the argmax at every position of the prompt; else both sides continue it greedily by up to so
-    many. on_progress: is told (prompts with a flip, prompts done, prompts).
+    tokens: 0 compares the argmax at every position of the prompt; else both sides continue it greedily by up to this
+    many. on_progress: called with (prompts with a flip, prompts done, prompts).
     """
     began = time.monotonic()
     if flips < 1 or tokens < 0 or (minutes is not None and not 0 < minutes < float("inf")):
-        raise UsageError(
-            "a search looks for at least one flip, in more than no time; check --flips, --max-minutes and --tokens."
-        )
+        raise UsageError("a search needs --flips of at least 1, --max-minutes above 0 and --tokens of at least 0.")
     paths = (parse_path(reference), parse_path(variant))
     if paths[0] == paths[1]:
-        raise UsageError(f"path '{paths[0]}' is searched against itself; name another variant.")
+        raise UsageError(f"reference and variant are both '{paths[0]}'; choose another variant.")
     check_paths(loaded, paths, None)
     for path in paths if tokens else ():
         reason = path.cannot_continue(loaded)
@@ -93,72 +91,70 @@ def search(
             raise CaptureError(f"path '{path}': {reason}.")
     usable, skipped = _usable(loaded, prompts, paths, tokens)
     if not usable:
-        raise CaptureError(
-            f"no prompt can be searched; the first: {skipped[0][1]}" if skipped else "no prompt was given."
-        )
-    found: list[Flip] = []
-    hits = tried = positions = 0
+        raise CaptureError(f"no prompt can be searched; the first: {skipped[0][1]}" if skipped else "no prompts.")
+    results: list[Flip] = []
+    hits = count = positions = 0
     closest: float | None = None
 
     def seconds_left() -> float:
         return float("inf") if minutes is None else 60 * minutes - (time.monotonic() - began)
 
-    def make(path: Path, batch: Sequence[Ids]) -> Iterator[Made]:
+    def make(path: Path, batch: Sequence[Ids]) -> Iterator[Scores]:
         if tokens:
             return continue_all(path, loaded, batch, tokens, seed=seed)
         return _scores(loaded, path, batch, seed)
 
-    for number, ids, ours, theirs in _compared(usable, paths, make, seconds_left):
+    for number, ids, ours, theirs in _compare(usable, paths, make, seconds_left):
         places = [place for place, (a, b) in enumerate(zip(ours[0], theirs[0], strict=False)) if a != b]
         first = len(ids) - 1 if tokens else 0
-        for place in places[: 1 if tokens else None]:  # continuations have nothing in common after the first
+        for place in places[: 1 if tokens else None]:  # continuations differ after the first one anyway
             margins = (_finite(ours[1][place]), _finite(theirs[1][place]))
-            found.append(Flip(number, first + place, int(ours[0][place]), int(theirs[0][place]), *margins))
-        hits, tried = hits + bool(places), tried + 1
+            results.append(Flip(number, first + place, int(ours[0][place]), int(theirs[0][place]), *margins))
+        hits, count = hits + bool(places), count + 1
         positions += places[0] + 1 if tokens and places else len(ours[0])
         if not places:
             smallest = [margin for margin in (*ours[1], *theirs[1], closest) if margin is not None]
             closest = min((margin for margin in smallest if margin < torch.inf), default=None)
-        on_progress(hits, tried, len(usable))
+        on_progress(hits, count, len(usable))
         if hits >= flips or seconds_left() <= 0:
             break
     if hits >= flips:
-        why = f"{hits} prompts with a flip were found" if hits > 1 else "a prompt with a flip was found"
+        reason = f"{hits} prompts with a flip were found" if hits > 1 else "a prompt with a flip was found"
     else:
-        why = f"the {minutes or 0:g} minutes were spent" if tried < len(usable) else "all prompts were tried"
+        reason = f"the {minutes or 0:g} minutes were spent" if count < len(usable) else "all prompts were tried"
     spent = time.monotonic() - began
-    return SearchResult(tuple(found), tried, positions, spent, closest, tuple(skipped), why)
+    return SearchResult(tuple(results), count, positions, spent, closest, tuple(skipped), reason)
 
 
-def _compared(
+def _compare(
     usable: Sequence[tuple[int, Ids]],
     paths: tuple[Path, Path],
-    make: Callable[[Path, Sequence[Ids]], Iterator[Made]],
+    make: Callable[[Path, Sequence[Ids]], Iterator[Scores]],
     seconds_left: Callable[[], float],
-) -> Iterator[tuple[int, Ids, Made, Made]]:
-    """(index of a prompt, its tokens, what each path made of it), in batches of 4, 8, 16, 32, 64, 64, ... prompts."""
+) -> Iterator[tuple[int, Ids, Scores, Scores]]:
+    """Yield (index of a prompt, its tokens, scores of each path), in batches of 4, 8, 16, 32, 64, 64, ... prompts."""
     start, size = 0, _FIRST_BATCH
     while start < len(usable) and seconds_left() > 0:
         batch, half = usable[start : start + size], seconds_left() / 2
         references = []
-        for made in make(paths[0], [ids for _, ids in batch]):
-            references.append(made)
+        for scores in make(paths[0], [ids for _, ids in batch]):
+            references.append(scores)
             if seconds_left() < half:
-                break  # the variant takes its time too
+                break  # the variant needs the other half
         variants = make(paths[1], [ids for _, ids in batch[: len(references)]])
-        # the variants first: they are exhausted then, and what their path changed of the model is put back
+        # the variants first, so that their path is exhausted and the model restored
         for theirs, ours, (number, ids) in zip(variants, references, batch, strict=False):
             yield number, ids, ours, theirs
         start, size = start + size, min(2 * size, _LARGEST_BATCH)
 
 
 def _finite(margin: float) -> float | None:
-    """Value in logits; None where it is no finite number."""
+    """Return a margin in logits; None if it is not finite."""
     return margin if abs(margin) < torch.inf else None
 
 
-def _scores(loaded: LoadedModel, path: Path, prompts: Sequence[Sequence[int]], seed: int) -> Iterator[Made]:
-    """Argmax and margin of every position, computed on the device a chunk of rows at a time."""
+def _scores(loaded: LoadedModel, path: Path, prompts: Sequence[Sequence[int]], seed: int) -> Iterator[Scores]:
+    """Yield argmax and margin of every position, computed on the device in chunks of rows."""
     rows = rows_of_a_chunk(loaded)
     waiting: list[torch.Tensor] = []
     scored: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -187,14 +183,14 @@ def _scores(loaded: LoadedModel, path: Path, prompts: Sequence[Sequence[int]], s
 def _usable(
     loaded: LoadedModel, prompts: Sequence[str | Sequence[int]], paths: Sequence[Path], tokens: int
 ) -> tuple[list[tuple[int, Ids]], list[tuple[int, str]]]:
-    """(index, token ids) of the prompts that both paths take, and the others with the reason."""
+    """Return (index, token ids) of the prompts that both paths can run, and the others with the reason."""
     usable, skipped = [], []
     for number, prompt in enumerate(prompts):
-        where = f"prompt {number + 1} of {len(prompts)}"
+        label = f"prompt {number + 1} of {len(prompts)}"
         try:
-            ids = tokens_of(loaded, prompt, where)
+            ids = tokens_of(loaded, prompt, label)
             if loaded.context is not None and len(ids) + tokens > loaded.context:
-                raise CaptureError(f"{where} has {len(ids)} tokens, too many for {tokens} more in {loaded.context}.")
+                raise CaptureError(f"{label} has {len(ids)} tokens, too many for {tokens} more in {loaded.context}.")
             check_paths(loaded, paths, len(ids))
         except CaptureError as error:
             skipped.append((number, str(error)))

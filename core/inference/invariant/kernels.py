@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Products, attention, softmax and norms in numba, every sum in one order whatever the rows around it.
+"""Products, attention, softmax and norms in numba, every reduction in one order for any other rows.
 
 A dot product runs down k, and the compiler may spread it over lanes: which lane takes which term then depends on the
 length alone, for one loop serves every row and column. Sums in which terms may be masked (over keys) run one term after
@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
-_PANEL = 32  # rows of w that all rows of x pass by before the next, so that they stay in the second-level cache
+_PANEL = 32  # rows of w that stay in the second-level cache for all rows of x
 _QUERIES = 48  # queries whose scores are stored at once
 _COLUMNS, _DEPTH = 1024, 64  # part of w that stays in the second-level cache
 _MASKED = np.float32(-1e30)  # a mask adds the most negative number of its dtype, or minus infinity
@@ -26,11 +26,11 @@ _LN2_LOW = np.float32(-2.12194440e-4)
 _ROUNDER = np.float32(1.5 * 2**23)  # adding and taking it away rounds to a whole number
 
 
-def _widened(value): ...
+def _widen(value): ...
 
 
-@overload(_widened, inline="always")
-def _widened_typed(value):
+@overload(_widen, inline="always")
+def _widen_typed(value):
     if isinstance(value, types.Float):
         return lambda value: value
     return lambda value: np.uint32(np.uint32(np.uint16(value)) << np.uint32(16)).view(np.float32)
@@ -40,7 +40,7 @@ def _widened_typed(value):
 def _dot(x, w):
     total = np.float32(0.0)
     for k in range(x.shape[0]):
-        total += _widened(x[k]) * _widened(w[k])
+        total += _widen(x[k]) * _widen(w[k])
     return total
 
 
@@ -56,7 +56,7 @@ def dots(x, w, first, last, out):
 @njit(nogil=True, cache=True)
 def _add(out, factor, w):
     for n in range(out.shape[0]):
-        out[n] += factor * _widened(w[n])
+        out[n] += factor * _widen(w[n])
 
 
 @njit(nogil=True, cache=True)
@@ -68,7 +68,7 @@ def columns(x, w, first, last, out):
         for begin in range(0, x.shape[1], _DEPTH):
             for m in range(x.shape[0]):
                 for k in range(begin, min(begin + _DEPTH, x.shape[1])):
-                    _add(out[m, panel:end], _widened(x[m, k]), w[k, panel:end])
+                    _add(out[m, panel:end], _widen(x[m, k]), w[k, panel:end])
 
 
 @njit(nogil=True, cache=True)
@@ -100,10 +100,10 @@ def _weights(scores):
         scores[:] = np.float32(0.0)
         return largest, 0.0
     for j in range(scores.shape[0]):
-        shifted = scores[j] - largest
-        weight = _exp(shifted if shifted > _FLOOR else _FLOOR)
-        weight = np.float32(0.0) if shifted < _FLOOR else weight
-        scores[j] = shifted if shifted != shifted else weight
+        score = scores[j] - largest
+        weight = _exp(score if score > _FLOOR else _FLOOR)
+        weight = np.float32(0.0) if score < _FLOOR else weight
+        scores[j] = score if score != score else weight
     total = 0.0
     for j in range(scores.shape[0]):
         total += np.float64(scores[j])
@@ -165,15 +165,15 @@ def attention(query, key, value, mask, is_causal, scale, first, last, out):
         b, h = place // heads, place % heads
         for begin in range(0, queries, _QUERIES):
             end = min(begin + _QUERIES, queries)
-            seen = min(keys, end) if is_causal else keys
-            scores = np.empty((end - begin, seen), dtype=np.float32)
-            dots(query[b, h, begin:end], key[b, h // shared], 0, seen, scores)
+            visible = min(keys, end) if is_causal else keys
+            scores = np.empty((end - begin, visible), dtype=np.float32)
+            dots(query[b, h, begin:end], key[b, h // shared], 0, visible, scores)
             for i in range(end - begin):
-                added = mask[b % mask.shape[0], h % mask.shape[1], (begin + i) % mask.shape[2]]
-                for j in range(seen):
-                    is_hidden = added[j] < _MASKED or (is_causal and j > begin + i)
-                    scores[i, j] = np.float32(-np.inf) if is_hidden else scores[i, j] * scale + added[j]
+                bias = mask[b % mask.shape[0], h % mask.shape[1], (begin + i) % mask.shape[2]]
+                for j in range(visible):
+                    is_hidden = bias[j] < _MASKED or (is_causal and j > begin + i)
+                    scores[i, j] = np.float32(-np.inf) if is_hidden else scores[i, j] * scale + bias[j]
                 _, total = _weights(scores[i])
                 if total > 0.0:
                     scores[i] /= np.float32(total)
-            columns(scores, value[b, h // shared, :seen], 0, value.shape[3], out[b, h, begin:end])
+            columns(scores, value[b, h // shared, :visible], 0, value.shape[3], out[b, h, begin:end])

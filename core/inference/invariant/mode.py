@@ -32,35 +32,35 @@ def invariant_forwards(model: torch.nn.Module) -> Iterator[None]:
 
 
 def invariant_refusal(model: torch.nn.Module) -> str | None:
-    """Reason why the sums of this model cannot be given one order and what to do about it, or None."""
+    """Return why this model cannot run batch-invariantly, and the remedy, or None."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     for device in {tensor.device: None for _, tensor in tensors}:
         if device.type not in ("cpu", "meta"):  # a dry run has shapes only
             return (
-                f"it runs on a CPU, and the model is on {device}; choose --device cpu, or compare an engine that has a"
-                " batch-invariant mode of its own (vllm:...)"
+                f"it runs on a CPU only, and the model is on {device}; choose --device cpu, or an engine with its own"
+                " batch-invariant mode (vllm:...)"
             )
-    no_kernel = "for which there is no kernel of fixed order; leave invariant out"
+    no_kernel = "which has no batch-invariant kernel; leave invariant out"
     for name, tensor in tensors:
         is_plain = type(tensor) in (torch.nn.Parameter, torch.Tensor)
         if "weight" in name and not (is_plain and tensor.dtype in (torch.float32, torch.bfloat16, torch.float16)):
             dtype = str(tensor.dtype).removeprefix("torch.")
-            return f"'{name}' is held as {dtype} in a {type(tensor).__name__}, {no_kernel}"
+            return f"'{name}' is {dtype} in a {type(tensor).__name__}, {no_kernel}"
     for name, module in model.named_modules():
-        where = f"'{name}' ({type(module).__name__})"
+        label = f"'{name}' ({type(module).__name__})"
         if isinstance(module, torch.nn.modules.conv._ConvNd):
-            return f"{where} adds up over neighbouring tokens, {no_kernel}"
+            return f"{label} sums over neighboring tokens, {no_kernel}"
         if hasattr(module, "in_features") and not isinstance(getattr(module, "weight", None), torch.Tensor):
-            return f"{where} holds no weight in the open, as quantised layers do; leave invariant out"
+            return f"{label} has no plain weight, like quantized layers; leave invariant out"
     return None
 
 
 class Invariant(TorchDispatchMode):
-    """Every sum inside has one order, whatever the batch, row, chunk, cache and threads: takes over what adds up, lets
-    through what rounds each element by itself, and refuses the rest. Only this thread is affected.
+    """Mode with one reduction order for any batch, row, chunk, cache and threads: replaces reductions, runs operations
+    that round each element alone, and refuses the rest. Only this thread is affected.
     """
 
-    supports_higher_order_operators = True  # so that they are refused here, in our words
+    supports_higher_order_operators = True  # so that they are refused here
 
     def __enter__(self) -> Any:
         products.begin_sharing()

@@ -1,7 +1,7 @@
-"""Rule for each of torch's operations under one order of sums: taken over, filled up, let through, or refused.
+"""Rule for each torch operation in batch-invariant mode: replaced, padded, run unchanged, or refused.
 
-Operations are let through by name, not kept out by name: what adds up or is not correctly rounded and is not known to
-have one order is refused, so that bits that agree are no luck of the shapes that were tried.
+The list is of allowed operations: one that reduces, or is not correctly rounded, and is not known to have one order is
+refused. So equal bits do not depend on the shapes that were tried.
 """
 
 # ruff: noqa: ARG001, ARG005 - every operation is handled by one signature
@@ -34,7 +34,7 @@ def handler_of(func: Any) -> Handler:
     if packet in _TAKEN_OVER:
         return _only_floats(_TAKEN_OVER[packet])
     if func.namespace == "transformers" and func._opname == "grouped_mm_fallback":
-        return _grouped
+        return _grouped_mm
     if packet in _INEXACT:
         return _only_floats(_aligned)
     if packet in _EXACT or getattr(func, "is_view", False):
@@ -45,12 +45,12 @@ def handler_of(func: Any) -> Handler:
 
 
 def _only_floats(handler: Handler) -> Handler:
-    """Sums of whole numbers have no rounding."""
+    """Return a handler for floats only: sums of integers do not round."""
 
-    def chosen(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    def handle(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
         return (handler if _has_floats(args) else _plain)(mode, func, args, kwargs)
 
-    return chosen
+    return handle
 
 
 def _has_floats(values: Any) -> bool:
@@ -110,21 +110,21 @@ def _bmm(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 def _addmm(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     self, x, w = args
     sums = products.product(x, w) if func.overloadpacket is _aten.addmm else products.batched(x, w)
-    return products.added(self, sums, x.dtype, kwargs.get("beta", 1), kwargs.get("alpha", 1))
+    return products.add_scaled(self, sums, x.dtype, kwargs.get("beta", 1), kwargs.get("alpha", 1))
 
 
 def _addmv(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     self, x, w = args
     sums = products.product(x, w[:, None])[:, 0]
-    return products.added(self, sums, x.dtype, kwargs.get("beta", 1), kwargs.get("alpha", 1))
+    return products.add_scaled(self, sums, x.dtype, kwargs.get("beta", 1), kwargs.get("alpha", 1))
 
 
-def _grouped(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _grouped_mm(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     x, w, *rest = args
     ends = rest[0] if rest else kwargs.get("offs")
     if x.ndim != 2 or w.ndim != 3 or ends is None or kwargs.get("bias") is not None:
         return _refuse(mode, func, args, kwargs)
-    return products.grouped(x, w, ends)
+    return products.grouped_mm(x, w, ends)
 
 
 def _sum(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -151,8 +151,8 @@ def _softmax(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 def _layer_norm(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     x, shape, *rest = args
     weight, bias, epsilon = [*rest, *[None, None, 1e-5][len(rest) :]][:3]
-    found = products.layer_norm(x, shape, weight, bias, epsilon)
-    return found if func.overloadpacket is _aten.native_layer_norm else found[0]
+    output = products.layer_norm(x, shape, weight, bias, epsilon)
+    return output if func.overloadpacket is _aten.native_layer_norm else output[0]
 
 
 def _rms_norm(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -168,41 +168,41 @@ def _rms_norm(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _attention(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     names = [argument.name for argument in func._schema.arguments]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    query, key, value = given["query"], given["key"], given["value"]
-    mask, scale = given.get("attn_mask", given.get("attn_bias")), given.get("scale")
-    if given.get("dropout_p") or query.ndim != 4:
+    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+    query, key, value = arguments["query"], arguments["key"], arguments["value"]
+    mask, scale = arguments.get("attn_mask", arguments.get("attn_bias")), arguments.get("scale")
+    if arguments.get("dropout_p") or query.ndim != 4:
         return _refuse(mode, func, args, kwargs)
-    out = products.attention(query, key, value, mask, is_causal=bool(given.get("is_causal")), scale=scale)
+    out = products.attention(query, key, value, mask, is_causal=bool(arguments.get("is_causal")), scale=scale)
     if func.overloadpacket is _aten.scaled_dot_product_attention:
         return out
-    # The logarithms of the sums and a state of random numbers, which only training reads.
+    # The log-sum-exp and a random state, which only training reads.
     rest = [result.type.kind() == "TensorType" for result in func._schema.returns[1:]]
     return out, *(query.new_empty(0) if is_tensor else 0 for is_tensor in rest)
 
 
 def _plain_if(holds: Callable[[Any, Any], bool]) -> Handler:
-    """Let an operation through if its arguments are such that nothing is added up in an order of its own."""
+    """Return a handler that runs an operation unchanged if its arguments make it order-independent."""
     return lambda mode, func, args, kwargs: (_plain if holds(args, kwargs) else _refuse)(mode, func, args, kwargs)
 
 
 def _replaces(args: Any, kwargs: Any) -> bool:
-    """index_put_ that replaces; adding up at one place has the order of its threads."""
+    """Return whether index_put_ replaces; accumulation depends on threads."""
     return not ((len(args) > 3 and args[3]) or kwargs.get("accumulate"))
 
 
 def _has_distinct_places(args: Any, kwargs: Any) -> bool:
-    """Rows are added to rows of distinct places: one addition each."""
+    """Return whether the indices are distinct: one addition per row."""
     return len(torch.unique(args[2])) == len(args[2]) and kwargs.get("alpha", 1) == 1
 
 
 def _is_whole(args: Any, kwargs: Any) -> bool:
-    """Running sum of whole numbers, such as tokens an expert has: exact in any order."""
+    """Return whether a running sum is of whole numbers, such as tokens per expert: exact in any order."""
     return bool((args[0] == args[0].round()).all()) and float(args[0].abs().sum()) <= 2.0**24
 
 
 def _is_unscaled(args: Any, kwargs: Any) -> bool:
-    """Sums of two: one rounding, unless one is scaled, which torch's branches round differently."""
+    """Return whether a sum of two is unscaled: one rounding. Scaled ones differ between torch's branches."""
     return kwargs.get("alpha", 1) == 1 and all(isinstance(value, torch.Tensor) for value in args[2:])
 
 
@@ -218,7 +218,7 @@ _TAKEN_OVER: dict[Any, Handler] = {
         (_bmm, "bmm"),
         (_addmm, "addmm baddbmm"),
         (_addmv, "addmv"),
-        (_grouped, "_grouped_mm"),
+        (_grouped_mm, "_grouped_mm"),
         (_sum, "mean sum"),
         (_softmax, "softmax log_softmax _softmax _log_softmax"),
         (_layer_norm, "layer_norm native_layer_norm"),
@@ -239,7 +239,7 @@ _INEXACT = _operations(
     exp exp2 expm1 log log2 log1p sin cos tanh sigmoid erf silu gelu softplus elu mish log_sigmoid logit rsqrt
     """
 )
-"""Elementwise and not correctly rounded: torch's vectorised and scalar branches may differ in the last bit."""
+"""Elementwise and not correctly rounded: torch's vectorized and scalar branches may differ in the last bit."""
 _EXACT_POINTWISE = _operations(
     """
     mul mul_ div div_ neg abs sqrt reciprocal relu clamp clamp_min clamp_max maximum minimum where masked_fill
@@ -247,7 +247,7 @@ _EXACT_POINTWISE = _operations(
     bitwise_and bitwise_or bitwise_not floor ceil trunc fill fill_ square square_
     """
 )
-"""Every element rounded correctly by itself, or not at all."""
+"""Elementwise and correctly rounded, or exact."""
 _EXACT = _operations(
     """
     alias all any arange argmax argmin argsort sort topk max min amax amin cat stack chunk split split_with_sizes
@@ -261,4 +261,4 @@ _EXACT = _operations(
     __getitem__
     """
 )
-"""Moves, chooses, counts or makes numbers; adds none."""
+"""Moves, selects, counts or creates numbers; adds none."""

@@ -1,4 +1,4 @@
-"""Products, attention, softmax and norms of tensors on a CPU in one fixed order: numba's kernels, shared among threads.
+"""Batch-invariant products, attention, softmax and norms on a CPU: numba kernels with one fixed reduction order.
 
 float16 goes through float32, which holds it exactly.
 """
@@ -15,7 +15,7 @@ import torch
 from ...errors import CaptureError
 from . import kernels
 
-_LEAST_WORK = 1 << 22  # multiplications; handing fewer to another thread takes longer than doing them
+_LEAST_WORK = 1 << 22  # multiplications; fewer are not worth another thread
 _READ = 8  # multiplications that take as long as reading one weight from memory
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -23,14 +23,14 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 def _check(*tensors: torch.Tensor) -> None:
     if any(tensor.device.type != "cpu" for tensor in tensors):
         devices = " and ".join(sorted({str(tensor.device) for tensor in tensors}))
-        raise CaptureError(f"invariant: tensors on {devices} have no kernel of fixed order; choose --device cpu.")
+        raise CaptureError(f"invariant: no batch-invariant kernel for tensors on {devices}; choose --device cpu.")
     if len({tensor.dtype for tensor in tensors}) > 1 or tensors[0].dtype not in _FLOATS:
         dtypes = " by ".join(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
-        raise CaptureError(f"invariant: a product of {dtypes} has no kernel of fixed order; leave invariant out.")
+        raise CaptureError(f"invariant: no batch-invariant kernel for a product of {dtypes}; leave invariant out.")
 
 
 def _array(tensor: torch.Tensor) -> Any:
-    """A C-contiguous array of the same numbers: float32, or bfloat16 as int16."""
+    """Return a C-contiguous array of the same numbers: float32, or bfloat16 as int16."""
     tensor = tensor.detach().contiguous()
     if tensor.dtype is torch.bfloat16:
         return tensor.view(torch.int16).numpy()
@@ -42,7 +42,7 @@ def product(
 ) -> torch.Tensor:
     """x [m, k] times a weight w [k, n], plus bias [n] before the one rounding. -> [m, n] in dtype
 
-    Which kernel takes it depends on how the weight lies in memory, never on a number of rows.
+    The kernel depends on the memory layout of the weight, never on the number of rows.
     """
     sums = _sums(x, w, is_dot=w.stride(0) == 1 and w.shape[0] > 1)
     if bias is not None:
@@ -90,7 +90,7 @@ def matmul(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return batched(xs, ws, x.dtype).view(*batch, x.shape[-2], w.shape[-1])
 
 
-def grouped(x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+def grouped_mm(x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """Rows of x [m, k] up to ends[e] times w[e] of [experts, k, n]; rows beyond the last end are zero. -> [m, n]"""
     out = x.new_zeros((x.shape[0], w.shape[2]))
     begin = 0
@@ -101,7 +101,7 @@ def grouped(x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> torch.Tenso
     return out
 
 
-def added(self: torch.Tensor, sums: torch.Tensor, dtype: torch.dtype, beta: float, alpha: float) -> torch.Tensor:
+def add_scaled(self: torch.Tensor, sums: torch.Tensor, dtype: torch.dtype, beta: float, alpha: float) -> torch.Tensor:
     """beta * self + alpha * sums in float32, then rounded to dtype."""
     scaled = sums if alpha == 1 else sums * alpha
     if beta == 0:
@@ -143,13 +143,13 @@ def attention(
 
 def softmax(x: torch.Tensor, axis: int, dtype: torch.dtype, *, is_log: bool) -> torch.Tensor:
     """Softmax along an axis, or its logarithm, computed in float32. Same shape, in dtype"""
-    moved = x.movedim(axis, -1)
-    rows = moved.reshape(-1, moved.shape[-1] if moved.ndim else 1).float().contiguous()
+    view = x.movedim(axis, -1)
+    rows = view.reshape(-1, view.shape[-1] if view.ndim else 1).float().contiguous()
     out = torch.empty_like(rows)
     if rows.numel():
         a, b = rows.numpy(), out.numpy()
         _share(lambda first, last: kernels.softmax(a, first, last, is_log, b), len(rows), 64 * rows.numel())
-    return out.to(dtype).view(moved.shape).movedim(-1, axis)
+    return out.to(dtype).view(view.shape).movedim(-1, axis)
 
 
 def sums_over(x: torch.Tensor, axes: Sequence[int], *, keepdim: bool) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Float tensors as the unsigned integers that hold their bits, on the host."""
+"""Float tensors as unsigned integers of the same bits, on the host."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ _SIGNED = {2: torch.int16, 4: torch.int32}  # of the float's width: torch hands 
 
 
 def bits_of(tensor: torch.Tensor) -> NDArray[np.unsignedinteger]:
-    """The bits of a float tensor on any device. Same shape; on a CPU the same memory where it is contiguous."""
+    """Return the bits of a float tensor on any device. Same shape; on a CPU the same memory if contiguous."""
     itemsize = tensor.dtype.itemsize
     return tensor.contiguous().view(_SIGNED[itemsize]).cpu().numpy().view(f"<u{itemsize}")
 
 
 def own_bits(tensor: torch.Tensor) -> NDArray[np.unsignedinteger]:
-    """Bits as by `bits_of`, in memory of their own if the tensor is a small part of something larger."""
+    """Return bits like `bits_of`, copied if the tensor is a small part of larger memory."""
     if tensor.device.type == "cpu" and tensor.untyped_storage().nbytes() > 2 * tensor.nbytes:
         tensor = tensor.clone(memory_format=torch.contiguous_format)
     return bits_of(tensor)
 
 
 def row_sums(values: torch.Tensor) -> NDArray[np.float64]:
-    """Sums of rows, [rows, n] float64 -> [rows]; on a CPU in numpy's order, the same on every processor."""
+    """Return sums of rows, [rows, n] float64 -> [rows]; on a CPU in numpy's order, the same on every processor."""
     return values.numpy().sum(axis=1) if values.device.type == "cpu" else values.sum(1).cpu().numpy()

@@ -1,4 +1,4 @@
-"""Chats as tokens: messages through the tokenizer's own template, as an engine's chat endpoint does it."""
+"""Chats as tokens: messages through the tokenizer's chat template, like an engine's chat endpoint."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .torch_errors import first_line, quiet
 
 
 def plan_inputs(loaded: LoadedModel, request: CaptureRequest) -> list[str | Sequence[int]]:
-    """Prompts of a request as a plan takes them: chats as token ids, texts and token ids as they are."""
+    """Return the prompts of a request for a plan: chats as token ids, texts and token ids unchanged."""
     is_chat, system = request.is_chat, request.system
-    found: list[str | Sequence[int]] = []
+    inputs: list[str | Sequence[int]] = []
     for prompt in prompts_of(request):
         messages = prompt.messages
         if messages is None and is_chat and prompt.text is not None:
@@ -24,17 +24,17 @@ def plan_inputs(loaded: LoadedModel, request: CaptureRequest) -> list[str | Sequ
             messages = (Message("user", prompt.text),)
         if messages is not None:
             opening = (Message("system", system),) if system is not None else ()
-            found.append(chat_tokens(loaded, [asdict(message) for message in (*opening, *messages)], prompt.source))
+            inputs.append(chat_tokens(loaded, [asdict(message) for message in (*opening, *messages)], prompt.source))
         elif prompt.token_ids is not None:
-            found.append(prompt.token_ids)
+            inputs.append(prompt.token_ids)
         else:
-            found.append(prompt.text or "")
-    return found
+            inputs.append(prompt.text or "")
+    return inputs
 
 
-def chat_tokens(loaded: LoadedModel, messages: Sequence[Mapping[str, str]], where: str) -> tuple[int, ...]:
-    """Token ids of a chat, up to where the model is to answer. The template writes every special token itself."""
-    template = template_of(loaded, where)
+def chat_tokens(loaded: LoadedModel, messages: Sequence[Mapping[str, str]], label: str) -> tuple[int, ...]:
+    """Return the token ids of a chat, up to the model's turn. The template writes all special tokens."""
+    template = template_of(loaded, label)
     is_answered = messages[-1]["role"] == "assistant"
     try:
         with quiet():
@@ -44,22 +44,22 @@ def chat_tokens(loaded: LoadedModel, messages: Sequence[Mapping[str, str]], wher
                 tokenize=False,
                 add_generation_prompt=not is_answered,
             )
-    except Exception as error:  # templates are programs: jinja's errors, and whatever they raise on purpose
+    except Exception as error:  # templates are programs: jinja's errors, and those they raise on purpose
         roles = ", ".join(message["role"] for message in messages)
         raise CaptureError(
-            f"{where}: the chat template of '{loaded.name}' refuses messages of {roles} ({first_line(error)}); "
-            "give them in the order it takes."
+            f"{label}: the chat template of '{loaded.name}' refuses messages of {roles} ({first_line(error)}); "
+            "change their order."
         ) from error
-    return loaded.encode(str(rendered), where, add_special_tokens=False)
+    return loaded.encode(str(rendered), label, add_special_tokens=False)
 
 
-def template_of(loaded: LoadedModel, where: str) -> str:
-    """The tokenizer's chat template; the default one where it has several."""
+def template_of(loaded: LoadedModel, label: str) -> str:
+    """Return the tokenizer's chat template; the default one if it has several."""
     try:
         with quiet():
             return str(loaded.tokenizer.get_chat_template())
-    except Exception as error:  # ValueError where there is none, others where a tokenizer cannot have one
+    except Exception as error:  # ValueError if there is none, others if a tokenizer cannot have one
         raise CaptureError(
-            f"{where}: the tokenizer of '{loaded.name}' has no chat template; give the prompt as text, or choose a chat"
+            f"{label}: the tokenizer of '{loaded.name}' has no chat template; give the prompt as text, or choose a chat"
             " model."
         ) from error

@@ -1,8 +1,8 @@
-"""A loaded model in another dtype for a while, and then bit for bit what it was.
+"""A loaded model in another dtype inside a `with`, and then restored bit for bit.
 
-In float64 rounding is 2^-29 of what it is in float32, and a fault is as large as before. Modules widen to float32 by
-themselves (norms, softmax, routers, rotary angles), which in a float64 model would narrow: there every cast to float32
-is one to float64, so the floor is that of float64: 2e-15 logits on models whose float32 floor is 1e-6.
+In float64 rounding is 2^-29 of that in float32, and a fault is as large as before. Modules cast to float32 themselves
+(norms, softmax, routers, rotary angles), which in a float64 model would narrow. There every cast to float32 becomes one
+to float64, so the noise floor is that of float64: 2e-15 logits on models whose float32 floor is 1e-6.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from .weights import rounded_parameters
 
 @contextmanager
 def converted(loaded: LoadedModel, dtype: str) -> Iterator[LoadedModel]:
-    """Convert the model to `dtype` inside, as if it had been loaded in it; the original weights are kept and put back.
+    """Convert the model to `dtype` inside, as if loaded in it; the original weights are restored.
 
-    Only parameters are rounded: buffers such as rotary frequencies belong in float32 whatever the weights are.
+    Only parameters are rounded: buffers such as rotary frequencies stay in float32.
     """
     target = getattr(torch, dtype)
     with data_replaced(
@@ -37,10 +37,10 @@ def converted(loaded: LoadedModel, dtype: str) -> Iterator[LoadedModel]:
 
 @contextmanager
 def data_replaced(tensors: Iterable[torch.Tensor], change: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-    """Give tensors other data inside; the original bits are put back."""
+    """Replace the data of tensors inside; the original bits are restored."""
     originals: list[tuple[torch.Tensor, torch.Tensor]] = []
     try:
-        with torch.inference_mode(False), torch.no_grad():  # a weight that is an inference tensor could not be put back
+        with torch.inference_mode(False), torch.no_grad():  # a weight that is an inference tensor could not be restored
             for tensor in tensors:
                 originals.append((tensor, tensor.data))
                 tensor.data = change(tensor)
@@ -52,36 +52,36 @@ def data_replaced(tensors: Iterable[torch.Tensor], change: Callable[[torch.Tenso
 
 
 def converted_bytes(loaded: LoadedModel, dtype: str) -> int:
-    """Bytes the rounded weights take beside the originals."""
+    """Return the bytes of the converted weights, without the originals."""
     target = getattr(torch, dtype)
-    rounded = rounded_parameters(loaded.model, loaded.torch_dtype, target)
-    return sum(parameter.numel() * target.itemsize for parameter in rounded)
+    parameters = rounded_parameters(loaded.model, loaded.torch_dtype, target)
+    return sum(parameter.numel() * target.itemsize for parameter in parameters)
 
 
 @contextmanager
 def in_float32(loaded: LoadedModel) -> Iterator[LoadedModel]:
-    """Compute the same function in float32 inside: every weight keeps its value, and the original bits are put back."""
+    """Compute the same function in float32 inside: weights keep their values, and the original bits are restored."""
     if loaded.dtype != "float32":
         needed, free = converted_bytes(loaded, "float32"), memory.free_bytes(torch.device(loaded.device))
         if free is not None and needed > free:
             raise CaptureError(
-                f"model '{loaded.name}': its weights in float32 take another {size(needed)}, {loaded.device}"
-                f" has {size(free)} free; choose a smaller model or another device."
+                f"model '{loaded.name}': its weights in float32 take another {size(needed)}; {loaded.device}"
+                f" has {size(free)} free. Choose a smaller model or another device."
             )
-    with converted(loaded, "float32") as widened:
-        yield widened
+    with converted(loaded, "float32") as model:
+        yield model
 
 
 @contextmanager
 def in_float64(loaded: LoadedModel) -> Iterator[LoadedModel]:
-    """The model with its weights widened to float64; CaptureError if they do not fit. Only this thread is affected; an
-    engine's own code around the model, with weights of its own, computes in what it says.
+    """Compute in float64 inside. CaptureError if the weights do not fit. Only this thread is affected; an engine's own
+    code around the model, with its own weights, keeps its dtypes.
     """
     every = [*loaded.model.parameters(), *loaded.model.buffers()]
     tensors = [tensor for tensor in every if tensor.is_floating_point() and tensor.dtype != torch.float64]
     needed, free = 8 * sum(tensor.numel() for tensor in tensors), memory.free_bytes(torch.device(loaded.device))
     if free is not None and needed > free:
-        raise CaptureError(f"the weights in float64 take another {size(needed)}, {loaded.device} has {size(free)} free")
+        raise CaptureError(f"the weights in float64 take another {size(needed)}; {loaded.device} has {size(free)} free")
     with ExitStack() as stack:
         stack.enter_context(data_replaced(tensors, lambda tensor: tensor.data.double()))
         stack.enter_context(_eager_experts(loaded.model))
@@ -95,20 +95,20 @@ def in_float64(loaded: LoadedModel) -> Iterator[LoadedModel]:
 
 @contextmanager
 def _eager_experts(model: Any) -> Iterator[None]:
-    """The grouped product of experts knows no float64."""
-    before = getattr(model.config, "_experts_implementation", None)
-    if before in (None, "eager") or not hasattr(model, "set_experts_implementation"):
+    """Use eager experts, as their grouped product has no float64."""
+    experts = getattr(model.config, "_experts_implementation", None)
+    if experts in (None, "eager") or not hasattr(model, "set_experts_implementation"):
         yield
         return
     try:
         model.set_experts_implementation("eager")
         yield
     finally:
-        model.set_experts_implementation(before)
+        model.set_experts_implementation(experts)
 
 
 class _Widening(TorchDispatchMode):
-    """Mode that widens: wherever a module of the model tells torch float32, float64 is meant. depth: of its modules."""
+    """Mode that turns float32 in arguments into float64 inside modules of the model. depth: of nested modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,10 +123,10 @@ class _Widening(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not self.depth:
             return func(*args, **(kwargs or {}))
-        return func(*map(_widened, args), **{key: _widened(value) for key, value in (kwargs or {}).items()})
+        return func(*map(_widen, args), **{key: _widen(value) for key, value in (kwargs or {}).items()})
 
 
-def _widened(value: Any) -> Any:
+def _widen(value: Any) -> Any:
     return torch.float64 if value is torch.float32 else value
 
 

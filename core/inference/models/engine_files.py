@@ -1,4 +1,4 @@
-"""Files of a loaded model for other engines: the very weights that transformers runs, as a GGUF or as a folder."""
+"""Files of a loaded model for other engines: the weights that transformers runs, as a GGUF or a folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ...packaged_models import cache_folder, packaged_folder, require_gguf
 from .bits import bits_of
 from .model import LoadedModel, save_model
 
-# transformers' model_type -> llama.cpp's architecture; those of it whose arithmetic is the same function
+# transformers' model_type -> llama.cpp's architecture, of those that compute the same function
 _ARCHITECTURES = {"llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "gemma": "GEMMA"}
 _KEPT_FILES = 6
 _LOCK = ".lock"
@@ -28,44 +28,44 @@ _digests: WeakKeyDictionary[torch.nn.Module, tuple[tuple[int, ...], str]] = Weak
 
 
 def gguf_of(loaded: LoadedModel, dtype: str) -> Path:
-    """Write a GGUF of the model once into the user's cache, matrices in `dtype`, without a vocabulary."""
+    """Write a GGUF of the model to the user's cache, if missing: matrices in `dtype`, no vocabulary."""
     require_gguf()
     config = loaded.model.config.get_text_config(decoder=True)
     kind = str(getattr(config, "model_type", ""))
     if kind not in _ARCHITECTURES:
         raise CaptureError(
-            f"a GGUF of a '{kind}' model is not written here, only of {', '.join(_ARCHITECTURES)}; give a GGUF of it"
-            " as the model."
+            f"ULPscope writes no GGUF of a '{kind}' model, only of {', '.join(_ARCHITECTURES)}; give a GGUF as the"
+            " model."
         )
     if dtype not in ("float32", "float16", "bfloat16"):
-        raise CaptureError(f"llama.cpp has no weights in {dtype}; it computes in float32 at most.")
+        raise CaptureError(f"llama.cpp has no weights in {dtype}; choose float32 or a 16-bit dtype.")
     if kind == "mistral" and getattr(config, "sliding_window", None):
-        raise CaptureError("a GGUF of a Mistral with a sliding window is not written here; give one as the model.")
+        raise CaptureError("ULPscope writes no GGUF of a Mistral with a sliding window; give one as the model.")
     if getattr(config, "attention_bias", False) and kind == "llama":
-        raise CaptureError("a GGUF of a Llama with biases is not written here; give one as the model.")
+        raise CaptureError("ULPscope writes no GGUF of a Llama with biases; give one as the model.")
     if _ARCHITECTURES[kind] != "LLAMA" and _rope(config)["rope_type"] != "default":
-        raise CaptureError(f"a GGUF of a {kind} with scaled RoPE is not written here; give one as the model.")
+        raise CaptureError(f"ULPscope writes no GGUF of a {kind} with scaled RoPE; give one as the model.")
     if float(getattr(_rotary(loaded), "attention_scaling", 1.0)) != 1.0:
-        raise CaptureError("a GGUF with attention scaled by its RoPE is not written here; give one as the model.")
-    return _kept(loaded, dtype, ".gguf", lambda path: _write(path, kind, config, loaded, dtype))
+        raise CaptureError("ULPscope writes no GGUF with attention scaled by RoPE; give one as the model.")
+    return _write_once(loaded, dtype, ".gguf", lambda path: _write(path, kind, config, loaded, dtype))
 
 
 def folder_of(loaded: LoadedModel) -> Path:
-    """A folder of transformers with the model: its own, or one written once into the user's cache."""
+    """Return a transformers folder of the model: its own, or one in the user's cache."""
     own = Path(loaded.name)
     if own.is_dir():
         return own.resolve()
-    return packaged_folder(loaded.name) or _kept(loaded, loaded.dtype, "", lambda path: save_model(loaded, path))
+    return packaged_folder(loaded.name) or _write_once(loaded, loaded.dtype, "", lambda path: save_model(loaded, path))
 
 
-def _kept(loaded: LoadedModel, dtype: str, ending: str, write: Callable[[Path], None]) -> Path:
-    """File or folder of the model that `write` makes, kept in the cache by digest; the oldest make room."""
+def _write_once(loaded: LoadedModel, dtype: str, ending: str, write: Callable[[Path], None]) -> Path:
+    """Return a file or folder of the model in the cache, by digest; call `write` if missing, and remove the oldest."""
     place = cache_folder() / "engines"
     path = place / (hashlib.sha256(f"2 {dtype} {digest_of(loaded)}".encode()).hexdigest()[:32] + ending)
     try:
         if not path.exists():
             place.mkdir(parents=True, exist_ok=True)
-            with locked(place / _LOCK):  # two that want one model at once write it once
+            with locked(place / _LOCK):  # concurrent processes write it once
                 if not path.exists():
                     _make_room(place)
                     with making(path) as begun:
@@ -77,7 +77,7 @@ def _kept(loaded: LoadedModel, dtype: str, ending: str, write: Callable[[Path], 
 
 
 def _make_room(place: Path) -> None:
-    """Remove the oldest models of the cache, and what processes that were killed had begun."""
+    """Remove the oldest models of the cache, and leftovers of killed processes."""
     begun = list(place.glob(f"{WRITING}*"))
     whole = sorted(set(place.iterdir()) - {*begun, place / _LOCK}, key=lambda one: one.stat().st_mtime)
     for one in (*begun, *whole[: -_KEPT_FILES + 1]):
@@ -85,16 +85,16 @@ def _make_room(place: Path) -> None:
 
 
 def digest_of(loaded: LoadedModel) -> str:
-    """sha256 of a model's weights, names and configuration, remembered until one of them is written to."""
+    """Return the sha256 of a model's weights, names and configuration, cached until a weight changes."""
     versions = tuple(parameter._version for parameter in loaded.model.parameters())
-    found = _digests.get(loaded.model)
-    if found is None or found[0] != versions:
+    entry = _digests.get(loaded.model)
+    if entry is None or entry[0] != versions:
         digest = hashlib.sha256(json.dumps(loaded.model.config.to_dict(), sort_keys=True, default=str).encode())
         for name, tensor in loaded.model.state_dict().items():
             digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
             digest.update(bits_of(tensor.detach()).data)
-        found = _digests[loaded.model] = versions, digest.hexdigest()
-    return found[1]
+        entry = _digests[loaded.model] = versions, digest.hexdigest()
+    return entry[1]
 
 
 def _write(path: Path, kind: str, config: Any, loaded: LoadedModel, dtype: str) -> None:
@@ -123,14 +123,14 @@ def _write(path: Path, kind: str, config: Any, loaded: LoadedModel, dtype: str) 
         stem, _, ending = name.rpartition(".")
         tensor = names.get_name(stem)
         if tensor is None:
-            raise CaptureError(f"a GGUF has no place for the model's '{name}'; give a GGUF of it as the model.")
+            raise CaptureError(f"a GGUF has no tensor for the model's '{name}'; give a GGUF as the model.")
         if _ARCHITECTURES[kind] == "LLAMA" and ending == "weight" and tensor.endswith(("attn_q", "attn_k")):
             values = _rotated_as_neighbours(values, heads if tensor.endswith("attn_q") else kv_heads)
         if kind == "gemma" and tensor.endswith("norm"):
             values = values + np.float32(1)  # transformers adds it, llama.cpp has it in the file
         is_matrix = values.ndim > 1 and dtype != "float32"
-        data, stored = _in_dtype(name, values, dtype) if is_matrix else (values, gguf.GGMLQuantizationType.F32)
-        file.add_tensor(f"{tensor}.{ending}", data, raw_dtype=stored)
+        data, raw_dtype = _in_dtype(name, values, dtype) if is_matrix else (values, gguf.GGMLQuantizationType.F32)
+        file.add_tensor(f"{tensor}.{ending}", data, raw_dtype=raw_dtype)
     factors = _frequency_factors(config, loaded, size)
     if factors is not None:
         file.add_tensor("rope_freqs.weight", factors)
@@ -141,7 +141,7 @@ def _write(path: Path, kind: str, config: Any, loaded: LoadedModel, dtype: str) 
 
 
 def _tensors(loaded: LoadedModel) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Every weight once, in float32: a head that is the embedding is left to the engine."""
+    """Yield every weight once, in float32; a tied head is left to the engine."""
     tied = loaded.model.get_output_embeddings()
     embedding: Any = loaded.model.get_input_embeddings()
     is_tied = tied is not None and tied.weight.data_ptr() == embedding.weight.data_ptr()
@@ -154,16 +154,16 @@ def _in_dtype(name: str, values: NDArray[np.float32], dtype: str) -> tuple[NDArr
     import gguf
 
     tensor = torch.from_numpy(values)
-    narrowed = tensor.to(getattr(torch, dtype))
-    if not torch.equal(narrowed.float(), tensor):
+    half = tensor.to(getattr(torch, dtype))
+    if not torch.equal(half.float(), tensor):
         raise CaptureError(f"{dtype} does not hold the model's '{name}' exactly; leave the engine's dtype out.")
     if dtype == "float16":
-        return narrowed.numpy(), gguf.GGMLQuantizationType.F16
-    return bits_of(narrowed).view(np.uint8), gguf.GGMLQuantizationType.BF16
+        return half.numpy(), gguf.GGMLQuantizationType.F16
+    return bits_of(half).view(np.uint8), gguf.GGMLQuantizationType.BF16
 
 
 def _rotated_as_neighbours(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """Rows of queries or keys as llama.cpp's Llama rotates them, neighbours instead of halves."""
+    """Reorder rows of queries or keys for llama.cpp's Llama, which rotates neighbors instead of halves."""
     return np.ascontiguousarray(
         values.reshape(heads, 2, len(values) // heads // 2, -1).swapaxes(1, 2).reshape(values.shape)
     )
@@ -179,7 +179,7 @@ def _rotary(loaded: LoadedModel) -> Any:
 
 
 def _frequency_factors(config: Any, loaded: LoadedModel, size: int) -> NDArray[np.float32] | None:
-    """Divisors that llama.cpp applies to each RoPE frequency; None where they are the base's own. [size / 2]"""
+    """Return the divisors of llama.cpp for each RoPE frequency; None if they are the base's. [size / 2]"""
     rotary = _rotary(loaded)
     if rotary is None or _rope(config)["rope_type"] == "default":
         return None

@@ -1,7 +1,7 @@
-"""GGUF files: what their header says, and nothing that is read beside them.
+"""GGUF files: their header, and loading without their neighboring files.
 
-A GGUF holds a model's weights in blocks of a few bits. transformers dequantises them into the dtype asked for; from
-then on it is a model like any other.
+A GGUF has a model's weights in blocks of a few bits. transformers dequantizes them into the requested dtype; from then
+on it is a model like any other.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from ...packaged_models import require_gguf
 from ...text import shown
 from .torch_errors import first_line
 
-FILE = "model.gguf"  # what a file is called where transformers reads it
-# Architectures of transformers' own reader, which rounds within its arithmetic: read in float32 and rounded once.
+FILE = "model.gguf"  # name of the file for transformers
+# Architectures whose reader in transformers rounds in between: read in float32 and rounded once.
 ROUNDED_AFTERWARDS = ("qwen35", "qwen35moe", "lfm2")
 _MAGIC = b"GGUF"
 _SCALES_ROPE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _READS_SCALED_ROPE = ("gpt-oss",)
-# Names of pre-tokenizers that llama.cpp gives one treatment, every digit by itself, and transformers 5.23 none.
+# Pre-tokenizers for which llama.cpp splits every digit, and transformers 5.23 does not.
 _DIGITS_APART = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 
 
 @dataclass(frozen=True)
 class GgufFile:
-    """A whole GGUF. quantization: llama.cpp's name; elements: of all weights; splits_digits: takes each digit alone."""
+    """A GGUF. quantization: llama.cpp's name; elements: of all weights; splits_digits: each digit is a token."""
 
     path: Path
     architecture: str
@@ -52,14 +52,14 @@ class GgufFile:
 
 
 def is_gguf(path: Path) -> bool:
-    """Return whether a file begins as a GGUF does."""
+    """Return whether a file begins like a GGUF."""
     with suppress(OSError), path.open("rb") as file:
         return file.read(len(_MAGIC)) == _MAGIC
     return False
 
 
 def look(path: Path) -> GgufFile:
-    """Read a GGUF's header. CaptureError if it is cut short, or if transformers would leave something out."""
+    """Read a GGUF's header. CaptureError if it is truncated, or if transformers would ignore a part of it."""
     require_gguf()
     from gguf import GGUFReader, GGUFValueType
 
@@ -70,8 +70,8 @@ def look(path: Path) -> GgufFile:
         types = {tensor.name: (tensor.tensor_type.name, int(tensor.n_elements)) for tensor in file.tensors}
         if not types:
             raise ValueError("no weights")
-    except Exception as error:  # whatever it meets beyond the end of a file that is cut short
-        raise CaptureError(f"{path} is no whole GGUF file ({first_line(error)}); copy the model again.") from error
+    except Exception as error:  # of any kind, beyond the end of a truncated file
+        raise CaptureError(f"{path} is a broken GGUF file ({first_line(error)}); copy the model again.") from error
     if not isinstance(architecture := facts.get("general.architecture"), str):
         raise CaptureError(f"{path} names no architecture; expected the GGUF of a language model.")
     if isinstance(parts := facts.get("split.count"), int) and parts > 1:
@@ -79,8 +79,8 @@ def look(path: Path) -> GgufFile:
     scaling = facts.get(f"{architecture}.rope.scaling.type", "none")
     if (scaling != "none" or types.keys() & set(_SCALES_ROPE)) and architecture not in _READS_SCALED_ROPE:
         raise CaptureError(
-            f"{path} scales its rotary embeddings, which transformers leaves out where it reads a GGUF of"
-            f" {shown(architecture, 40)}; give the model's own folder or hub id."
+            f"{path} scales its rotary embeddings, which transformers ignores in a GGUF of {shown(architecture, 40)};"
+            " give the model's folder or hub id."
         )
     pre_tokenizer = facts.get("tokenizer.ggml.pre") if facts.get("tokenizer.ggml.model") == "gpt2" else None
     return GgufFile(
@@ -94,11 +94,11 @@ def look(path: Path) -> GgufFile:
 
 @contextmanager
 def alone(path: Path) -> Iterator[str]:
-    """Yield a folder that holds the file alone, as FILE: what lies beside it has no say. No progress bar inside."""
+    """Yield a folder with only this file, as FILE, so that others are not read. No progress bar inside."""
     bar = reader.tqdm
     with tempfile.TemporaryDirectory(prefix="ulpscope-gguf-") as folder:
         (Path(folder) / FILE).symlink_to(path.absolute())
-        reader.tqdm = lambda tensors, **_: tensors  # it asks neither transformers' own switch nor the hub client's
+        reader.tqdm = lambda tensors, **_: tensors  # it ignores the switches of transformers and the hub client
         try:
             yield folder
         finally:
@@ -106,7 +106,7 @@ def alone(path: Path) -> Iterator[str]:
 
 
 def plain(model: Any) -> None:
-    """Let a dequantised model be one that never was quantised: it may be moved, converted and saved."""
+    """Remove the marks of quantization from a dequantized model: it may be moved, converted and saved."""
     model.hf_quantizer, model.is_quantized = None, False
     for config in (model.config, model.config.get_text_config(decoder=True)):
         for name in ("quantization_config", "_pre_quantization_dtype"):
@@ -115,14 +115,14 @@ def plain(model: Any) -> None:
 
 
 def split_digits(tokenizer: Any) -> None:
-    """Let a byte-level tokenizer take every digit by itself, as those of _DIGITS_APART do."""
+    """Make a byte-level tokenizer split every digit, like those of _DIGITS_APART."""
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
 
 
 def _mixture(file_type: Any, types: dict[str, tuple[str, int]]) -> str:
-    """llama.cpp's name for how a file is quantised; where it states none, the type of most of its elements."""
+    """Return llama.cpp's name of a file's quantization; if it has none, the type of most elements."""
     from gguf import LlamaFileType
 
     try:

@@ -1,4 +1,4 @@
-"""Free memory, in bytes: asked before anything large is allocated, because Linux grants first and kills later."""
+"""Free memory in bytes: checked before large allocations, because Linux grants first and kills later."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 _CGROUP = Path("/sys/fs/cgroup")
-# (limit, usage, statistics, name of the page cache that the kernel gives back under pressure), cgroup v2 and v1
+# (limit, usage, statistics, name of the reclaimable page cache), cgroup v2 and v1
 _LIMIT_FILES = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
@@ -16,13 +16,13 @@ _LIMIT_FILES = (
 
 
 def free_host_bytes() -> int | None:
-    """Bytes of host memory this process may still take, a container's limit respected; None if unknown."""
-    known = [free for free in (_free_in_machine(), _free_in_container()) if free is not None]
-    return min(known) if known else None
+    """Return the host memory that this process may still allocate, within a container's limit; None if unknown."""
+    sizes = [free for free in (_free_in_machine(), _free_in_container()) if free is not None]
+    return min(sizes) if sizes else None
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Bytes free on the device, what torch holds but does not use included; None if unknown."""
+    """Return the free bytes on the device, with torch's unused reserve; None if unknown."""
     if device.type != "cuda":
         return free_host_bytes()
     free, _ = torch.cuda.mem_get_info(device)

@@ -1,4 +1,4 @@
-"""A causal language model and its tokenizer, from a local folder or the hub, ready for forwards without gradients."""
+"""A causal language model and its tokenizer, from a local folder or the hub, for inference."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from ...numerics.formats import LOGIT_FORMATS, format_named
 from ...text import shown, size
 from . import gguf, memory
 from .devices import name_of_device, usable_device
-from .source import ModelSource, needed_bytes, placed, source_of
+from .source import ModelSource, isolate, needed_bytes, source_of
 from .token_text import token_texts
 from .torch_errors import first_line, foreign_errors_stop, quiet
 from .weights import digest, rounded_parameters
 
-_ORIGIN = "dequantized_from"  # in a config: the GGUF that the weights were taken out of
+_ORIGIN = "dequantized_from"  # in a config: the GGUF of the weights
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
 
@@ -37,10 +37,10 @@ _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len
 class LoadedModel:
     """A model in eval mode, all of it in `dtype` on `device`.
 
-    name: as asked for; revision: the hub's commit, or the digest of a folder's weights or of a GGUF; device: 'cpu',
-    'cuda:0'; device_name: the chip; context: the most positions it takes, None where unlimited; vocab_size: width of
-    its logits, in tokens; weights: the GGUF that they were taken out of, in words, else ''. One loaded without weights
-    has them on torch's meta device: every shape is there, and no forward gives a number.
+    name: as requested; revision: the hub's commit, or the digest of a folder's weights or of a GGUF; device: 'cpu',
+    'cuda:0'; device_name: the chip; context: the most positions, None if unlimited; vocab_size: width of its logits, in
+    tokens; weights: the GGUF that they come from, in words, else ''. Loaded without weights, its parameters are on
+    torch's meta device: shapes without values.
     """
 
     model: PreTrainedModel
@@ -69,17 +69,17 @@ class LoadedModel:
         """Bytes of the weights in this dtype, shared ones once."""
         return sum(parameter.nbytes for parameter in self.model.parameters())
 
-    def encode(self, text: str, where: str, **options: Any) -> tuple[int, ...]:
-        """Token ids of a text. CaptureError, which begins with `where`, if the tokenizer cannot read it."""
+    def encode(self, text: str, label: str, **options: Any) -> tuple[int, ...]:
+        """Return the token ids of a text. CaptureError, which begins with `label`, if the tokenizer fails."""
         try:
             with quiet():
                 return tuple(int(token) for token in self.tokenizer(text, **options)["input_ids"])
-        except Exception as error:  # a lone surrogate, for instance, is text to Python and to no tokenizer
+        except Exception as error:  # a lone surrogate, for instance, is a Python text that no tokenizer reads
             reason = f"the tokenizer cannot read it ({first_line(error)}); expected plain text"
-            raise CaptureError(f"{where}: {reason}.") from error
+            raise CaptureError(f"{label}: {reason}.") from error
 
     def vocabulary(self) -> dict[int, str]:
-        """Token id -> readable text, for every id that has a logit."""
+        """Return token id -> readable text, for every id that has a logit."""
         with quiet():
             return token_texts(self.tokenizer, range(self.vocab_size))
 
@@ -93,14 +93,13 @@ def load_model(
     trust_remote_code: bool = False,
     weights: bool = True,
 ) -> LoadedModel:
-    """The model of a local folder or hub id, of a GGUF, or that a package brings, wholly in `dtype`; on CUDA if there
-    is one.
+    """Load a local folder, hub id, GGUF or packaged model, all of it in `dtype`; on CUDA if there is one.
 
-    Cheap checks come first; every refusal is a CaptureError. weights: False for a model of the config's shapes only.
+    Cheap checks come first; every refusal is a CaptureError. weights: False for the shapes only.
     """
     fmt = format_named(dtype)
     target = usable_device(device)
-    with quiet(), placed(source_of(name, revision)) as source:
+    with quiet(), isolate(source_of(name, revision)) as source:
         with foreign_errors_stop(f"model '{name}'", "close other programs or choose a smaller model"):
             config = _config(name, source, trust_remote_code)
             _check_causal(name, config, trust_remote_code)
@@ -132,39 +131,38 @@ def load_model(
 
 
 def revision_of(name: str, revision: str | None = None) -> str:
-    """Revision of a model as its runs have it, of weights that are not loaded for it."""
+    """Return the revision of a model without loading its weights."""
     source = source_of(name, revision)
     return source.revision or _digest(source)
 
 
 def _digest(source: ModelSource) -> str:
-    """Digest of the files that a model's weights come from."""
+    """Return the digest of a model's weight files."""
     if source.gguf is not None:
         return source.gguf.sha256
     return digest(source.folder) if source.folder else ""
 
 
 def save_model(loaded: LoadedModel, folder: Path) -> None:
-    """Write a model and its tokenizer as a folder that transformers, and `load_model`, take."""
+    """Write a model and its tokenizer as a folder for transformers and `load_model`."""
     with quiet(), foreign_errors_stop(f"model '{loaded.name}' cannot be written to {folder}", "close other programs"):
         loaded.model.save_pretrained(folder)
         loaded.tokenizer.save_pretrained(folder)
 
 
 class _NoTokenizer:
-    """Stands where a bare model came without its tokenizer: everything but real text can be had without one."""
+    """Stands in for a missing tokenizer: only real text needs one."""
 
     pad_token_id = eos_token_id = bos_token_id = None
 
     def __call__(self, *_: object, **__: object) -> Any:
         raise CaptureError(
-            "the model came without its tokenizer, and a batch is filled with real text; give one, or add"
-            " neighbours:random."
+            "the model has no tokenizer, which the real text of a batch needs; give one, or add neighbours:random."
         )
 
 
 def loaded_from(model: PreTrainedModel, tokenizer: Any = None) -> LoadedModel:
-    """A model that is in memory already. tokenizer: None for that of the folder it came from, or none at all."""
+    """Return a model that is in memory already. tokenizer: None for that of its folder, if any."""
     dtype = str(model.dtype).removeprefix("torch.")
     if dtype not in LOGIT_FORMATS:
         raise CaptureError(f"the model is in {dtype}; expected {', '.join(LOGIT_FORMATS)}.")
@@ -172,9 +170,7 @@ def loaded_from(model: PreTrainedModel, tokenizer: Any = None) -> LoadedModel:
     if tokenizer is None and Path(name).is_dir():
         tokenizer = _tokenizer(name, ModelSource(name, Path(name), None), False)
     if model.training:
-        raise CaptureError(
-            f"a {type(model).__name__} in training mode drops activations at random; call model.eval() first."
-        )
+        raise CaptureError(f"a {type(model).__name__} in training mode has random dropout; call model.eval() first.")
     return LoadedModel(
         model=model,
         tokenizer=_NoTokenizer() if tokenizer is None else tokenizer,  # type: ignore[arg-type]
@@ -189,7 +185,7 @@ def loaded_from(model: PreTrainedModel, tokenizer: Any = None) -> LoadedModel:
 
 
 def _origin(config: Any) -> str:
-    """Words on the GGUF that a model's weights were taken out of; '' if there is none."""
+    """Return a description of the GGUF of a model's weights; '' if there is none."""
     origin = getattr(config, _ORIGIN, None)
     if not isinstance(origin, dict):
         return ""
@@ -207,11 +203,11 @@ def _config(name: str, source: ModelSource, trust_remote_code: bool) -> Any:
         if "trust_remote_code" in str(error):  # transformers' own refusal, over several lines
             raise _own_code(name) from error
         what = "config.json" if source.gguf is None else "header"
-        raise CaptureError(f"model '{name}': its {what} is not understood: {first_line(error)}.") from error
+        raise CaptureError(f"model '{name}': its {what} is invalid: {first_line(error)}.") from error
 
 
 def _forget_kernels(config: Any) -> None:
-    """Leave out kernels of the hub that a config names: transformers would fetch and run their code, unasked."""
+    """Remove hub kernels from a config: transformers would download and run their code."""
     for key, value in list(vars(config).items()):
         if isinstance(value, PreTrainedConfig):
             _forget_kernels(value)
@@ -220,18 +216,18 @@ def _forget_kernels(config: Any) -> None:
 
 
 def _own_code(name: str) -> CaptureError:
-    return CaptureError(f"model '{name}' runs code of its own; read it, then allow it with trust_remote_code.")
+    return CaptureError(f"model '{name}' runs its own code; read it, then allow it by trust_remote_code.")
 
 
 def _check_causal(name: str, config: Any, trust_remote_code: bool) -> None:
-    """Refuse what would load as a causal LM but is none: an encoder predicts the token it sees."""
+    """Refuse models that load as a causal LM but are none: an encoder predicts the token it sees."""
     kind = config.model_type
     brings_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and brings_code and not trust_remote_code:
         raise _own_code(name)
     declared = list(getattr(config, "architectures", None) or [])
-    masked = set(MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()) - set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-    is_masked = bool(declared) and all(architecture in masked for architecture in declared)
+    masked_models = set(MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()) - set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    is_masked = bool(declared) and all(architecture in masked_models for architecture in declared)
     is_known = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or brings_code
     if not is_known or is_masked or getattr(config, "is_encoder_decoder", False):
         raise CaptureError(f"model '{name}' is a {(declared or [kind])[0]}; expected a causal language model.")
@@ -243,7 +239,7 @@ def _tokenizer(name: str, source: ModelSource, trust_remote_code: bool) -> PreTr
     except Exception as error:
         raise CaptureError(
             f"model '{name}': its tokenizer is missing or unreadable ({first_line(error)}); "
-            f"expected a {'tokenizer.json beside the weights' if source.gguf is None else 'vocabulary in the file'}."
+            f"expected a {'tokenizer.json with the weights' if source.gguf is None else 'vocabulary in the file'}."
         ) from error
     if source.gguf is not None and source.gguf.splits_digits:
         gguf.split_digits(tokenizer)
@@ -252,7 +248,7 @@ def _tokenizer(name: str, source: ModelSource, trust_remote_code: bool) -> PreTr
         can_encode = len(tokenizer("A word.", add_special_tokens=False)["input_ids"]) > 0
     if not can_encode:
         raise CaptureError(
-            f"model '{name}': its tokenizer turns text into no tokens; expected a tokenizer with a vocabulary."
+            f"model '{name}': its tokenizer returns no tokens for a text; expected a tokenizer with a vocabulary."
         )
     return tokenizer
 
@@ -265,31 +261,31 @@ def _check_memory(name: str, source: ModelSource, config: Any, dtype: str, devic
     for place, free in places.items():
         if needed is not None and free is not None and needed > free:
             raise CaptureError(
-                f"model '{name}' needs {size(needed)} in {dtype}, {place} has {size(free)} free; "
-                "choose a smaller model, a narrower dtype or another machine."
+                f"model '{name}' needs {size(needed)} in {dtype}; {place} has {size(free)} free. "
+                "Choose a smaller model, a narrower dtype or another machine."
             )
 
 
 def _weights(name: str, source: ModelSource, config: Any, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
-    # No .to(dtype) afterwards: buffers such as rotary frequencies belong in float32 whatever the weights are.
+    # No .to(dtype) afterwards: buffers such as rotary frequencies stay in float32.
     target, arguments = getattr(torch, dtype), source.arguments
     first = target
     if source.gguf is not None:
-        arguments["quantization_config"] = GgufConfig(dequantize=True)  # else transformers may fetch kernels for blocks
+        arguments["quantization_config"] = GgufConfig(dequantize=True)  # else transformers may download kernels
         first = torch.float32 if source.gguf.architecture in gguf.ROUNDED_AFTERWARDS else target
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         source.place,
-        config=config,  # as it was read and looked at, and not once more
+        config=config,  # as checked, not read again
         dtype=first,
         trust_remote_code=trust_remote_code,
         output_loading_info=True,
         **arguments,
     )
-    model, report = loaded  # a pair, because output_loading_info is asked for
-    if absent := sorted(report["missing_keys"]):  # transformers would fill them with random numbers and only warn
+    model, report = loaded  # a pair, because of output_loading_info
+    if absent := sorted(report["missing_keys"]):  # transformers would only warn, and fill them with random numbers
         more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
         kind = type(model).__name__
-        raise CaptureError(f"model '{name}': its weights lack '{absent[0]}'{more}; expected all those of a {kind}.")
+        raise CaptureError(f"model '{name}': its weights lack '{absent[0]}'{more}; expected those of a {kind}.")
     if source.gguf is not None:
         gguf.plain(model)
         model.name_or_path = name
@@ -304,8 +300,8 @@ def _weights(name: str, source: ModelSource, config: Any, dtype: str, trust_remo
 
 def _context(config: Any) -> int | None:
     text = config.get_text_config(decoder=True)
-    found = [getattr(text, key, None) for key in _CONTEXT_KEYS]
-    lengths = [length for length in found if isinstance(length, int) and length > 0]
+    values = [getattr(text, key, None) for key in _CONTEXT_KEYS]
+    lengths = [length for length in values if isinstance(length, int) and length > 0]
     return lengths[0] if lengths else None
 
 
@@ -317,7 +313,7 @@ def _logit_width(model: PreTrainedModel) -> int:
 
 
 def has_experts(model: Any) -> bool:
-    """True of a mixture of experts, whose router is no continuous function."""
+    """Return whether a model is a mixture of experts, whose router is not continuous."""
     config = model.config.get_text_config(decoder=True)
     keys = ("num_local_experts", "num_experts", "n_routed_experts", "num_experts_per_tok")
     return any(getattr(config, key, None) for key in keys)

@@ -1,4 +1,4 @@
-"""Origin of a model: a folder, a GGUF, a package or the hub, and what that says before the weights are read."""
+"""Origin of a model: a folder, a GGUF, a package or the hub, with its facts before weights are read."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _HUB_TIMEOUT_SECONDS = 10
 _OF_HUB: dict[type[Exception], str] = {  # the narrower ones first
     HFValidationError: ": no such folder; expected one with config.json and weights, or a hub id.",
     GatedRepoError: " is gated; accept its terms on the hub and log in with an access token.",
-    RevisionNotFoundError: " has no revision '{revision}'; expected a branch, tag or commit of it.",
-    RepositoryNotFoundError: ": no such folder here, and no such public model on the hub; check its name.",
+    RevisionNotFoundError: " has no revision '{revision}'; expected a branch, tag or commit.",
+    RepositoryNotFoundError: ": no such folder, and no such public model on the hub; check the name.",
 }
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Origin of a model, for from_pretrained. folder: None for one still on the hub, and for a GGUF."""
+    """Origin of a model, for from_pretrained. folder: None for a model on the hub, and for a GGUF."""
 
     place: str
     folder: Path | None
@@ -63,20 +63,20 @@ def source_of(name: str, revision: str | None) -> ModelSource:
         )
         return ModelSource(place=name, folder=None, revision=hub.sha, hub=hub)
     except tuple(_OF_HUB) as error:
-        why = next(words for kind, words in _OF_HUB.items() if isinstance(error, kind))
-        raise CaptureError(f"model '{name}'{why.format(revision=revision)}") from error
-    except Exception as error:  # whatever the HTTP client raises without a network: a copy in the cache will do
+        reason = next(words for kind, words in _OF_HUB.items() if isinstance(error, kind))
+        raise CaptureError(f"model '{name}'{reason.format(revision=revision)}") from error
+    except Exception as error:  # of the HTTP client without a network: use a copy in the cache
         cached = _cached_folder(name, revision)
         if cached is None:
             raise CaptureError(
-                f"model '{name}': no such folder here, and the hub cannot be reached ({first_line(error)}); "
+                f"model '{name}': no such folder, and the hub cannot be reached ({first_line(error)}); "
                 "give the path of a model folder, or connect."
             ) from error
         return ModelSource(place=str(cached), folder=cached, revision=cached.name)
 
 
 def _cached_folder(name: str, revision: str | None) -> Path | None:
-    """The snapshot in the hub client's own cache; its folder is named by the commit."""
+    """Return the snapshot in the hub client's cache; its folder is named by the commit."""
     config: Any = None
     with suppress(Exception):
         config = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision)
@@ -84,8 +84,8 @@ def _cached_folder(name: str, revision: str | None) -> Path | None:
 
 
 @contextmanager
-def placed(source: ModelSource) -> Iterator[ModelSource]:
-    """The source as transformers is given it: a GGUF without what lies beside it."""
+def isolate(source: ModelSource) -> Iterator[ModelSource]:
+    """Yield the source for transformers: a GGUF without the files in its folder."""
     if source.gguf is None:
         yield source
     else:
@@ -94,7 +94,7 @@ def placed(source: ModelSource) -> Iterator[ModelSource]:
 
 
 def needed_bytes(source: ModelSource, config: Any, itemsize: int) -> int | None:
-    """Bytes of the weights in the asked dtype; None where the hub does not say."""
+    """Return the bytes of the weights in the requested dtype; None if the hub does not report them."""
     saved = getattr(getattr(config, "dtype", None), "itemsize", 4)
     if source.gguf is not None:
         return source.gguf.elements * (4 if source.gguf.architecture in gguf.ROUNDED_AFTERWARDS else itemsize)

@@ -1,5 +1,5 @@
-"""The readable text of every token id: `convert_ids_to_tokens` shows a byte-level tokenizer's private alphabet, and
-`decode` turns bytes that are no valid UTF-8 alone into a replacement character.
+"""The readable text of every token id: `convert_ids_to_tokens` returns a byte-level tokenizer's private alphabet, and
+`decode` replaces bytes that are not valid UTF-8 alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ...text import BYTE_LEVEL
 
 
 def readable(raw: bytes) -> str:
-    """UTF-8 where it is valid, '<0xE2>' for each byte that is not."""
+    """Decode UTF-8, with '<0xE2>' for each invalid byte."""
     return "".join(
         f"<0x{ord(char) - 0xDC00:02X}>" if 0xDC80 <= ord(char) <= 0xDCFF else char
         for char in raw.decode("utf-8", errors="surrogateescape")
@@ -20,7 +20,7 @@ def readable(raw: bytes) -> str:
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> dict[int, str]:
-    """Token id -> text; an id that the tokenizer does not know is '<unused 511>'."""
+    """Return token id -> text; an id unknown to the tokenizer is '<unused 511>'."""
     raws = tokenizer.convert_ids_to_tokens(list(ids))
     return {token: _text(tokenizer, token, raw) for token, raw in zip(ids, raws, strict=True)}
 
@@ -35,5 +35,5 @@ def _text(tokenizer: PreTrainedTokenizerBase, token: int, raw: str | None) -> st
             readable(bytes(BYTE_LEVEL[char] for char in raw)) if is_byte_level else raw
         )  # sentencepiece: raw is '<0xE2>'
     if raw.startswith("▁") and not text.startswith(" "):
-        return f" {text}"  # sentencepiece drops the space of a first word, and alone every token is the first
+        return f" {text}"  # sentencepiece drops the space of a first word
     return text or raw

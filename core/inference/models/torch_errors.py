@@ -1,4 +1,4 @@
-"""The edge at which torch's and transformers' exceptions, warnings and progress bars stop."""
+"""The boundary for exceptions, warnings and progress bars of torch and transformers."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from transformers.utils import logging as transformers_logging
 from ...errors import CaptureError, UlpscopeError
 
 _OURS = "_ulpscope_is_ours"  # attribute of an exception
-# CPU allocation failures are plain RuntimeErrors; these are the allocator's own words.
+# CPU allocation failures are plain RuntimeErrors; these are the allocator's words.
 _MEMORY_WORDS = ("can't allocate memory", "not enough memory", "out of memory")
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of a foreign message, without its full stop, to be quoted inside one of our sentences."""
+    """Return the first line of a foreign message, without its full stop, to quote in a sentence."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__).rstrip(".:; ")[:300]
 
 
 @contextmanager
-def foreign_errors_stop(where: str, when_out_of_memory: str) -> Iterator[None]:
-    """Any exception that is not ours becomes one CaptureError sentence beginning with `where`.
+def foreign_errors_stop(label: str, when_out_of_memory: str) -> Iterator[None]:
+    """Turn any foreign exception into one CaptureError sentence that begins with `label`.
 
-    KeyboardInterrupt and its like pass: they are no Exception. So does what was raised inside `no_foreign_errors`.
+    KeyboardInterrupt and the like pass, and so do exceptions inside `no_foreign_errors`.
     """
     try:
         yield
@@ -39,13 +39,13 @@ def foreign_errors_stop(where: str, when_out_of_memory: str) -> Iterator[None]:
             raise
         is_allocator = isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _MEMORY_WORDS)
         if is_allocator or isinstance(error, torch.OutOfMemoryError | MemoryError):
-            raise CaptureError(f"{where}: out of memory; {when_out_of_memory}.") from error
-        raise CaptureError(f"{where}: {type(error).__name__}: {first_line(error)}.") from error
+            raise CaptureError(f"{label}: out of memory; {when_out_of_memory}.") from error
+        raise CaptureError(f"{label}: {type(error).__name__}: {first_line(error)}.") from error
 
 
 @contextmanager
 def no_foreign_errors() -> Iterator[None]:
-    """Exceptions inside, where logits are handed to whoever asked for them, are not torch's: they pass as they are."""
+    """Let exceptions inside pass unchanged: those of the consumer of logits are not torch's."""
     try:
         yield
     except Exception as error:
@@ -55,7 +55,7 @@ def no_foreign_errors() -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """transformers and its hub client print no warnings and no progress bars inside; both are restored after."""
+    """Silence warnings and progress bars of transformers and its hub client inside; restore both after."""
     verbosity = transformers_logging.get_verbosity()
     had_bars = transformers_logging.is_progress_bar_enabled()
     had_hub_bars = not are_progress_bars_disabled()

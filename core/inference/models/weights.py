@@ -1,6 +1,4 @@
-"""The weight files of a local model folder, measured from their headers, and told apart by their digest; which weights
-a conversion rounds.
-"""
+"""The weight files of a local model folder: their size by headers, their digest; which weights a conversion rounds."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ _LARGEST = 8  # bytes of an element of any other type, at most
 
 
 def weight_bytes(folder: Path, itemsize: int, saved_itemsize: int) -> int:
-    """Bytes of a folder's weights in floats of `itemsize`. saved_itemsize: from the config, for pytorch_model.bin."""
+    """Return the bytes of a folder's weights in floats of `itemsize`. saved_itemsize: for pytorch_model.bin."""
     total = 0.0
     for file in _weight_files(folder):
         if file.suffix == ".safetensors":
@@ -33,7 +31,7 @@ def weight_bytes(folder: Path, itemsize: int, saved_itemsize: int) -> int:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The files transformers would load, in its order of preference."""
+    """Return the files that transformers would load, in its order of preference."""
     for single, index in _FORMS:
         if (folder / single).is_file():
             return [folder / single]
@@ -48,9 +46,7 @@ def _weight_files(folder: Path) -> list[Path]:
                 if not (folder / shard).is_file():
                     raise CaptureError(f"{folder} has no '{shard}', which its {index} lists; copy the model again.")
             return [folder / shard for shard in shards]
-    raise CaptureError(
-        f"{folder} holds no weights; expected model.safetensors or pytorch_model.bin, whole or in shards."
-    )
+    raise CaptureError(f"{folder} has no weights; expected model.safetensors or pytorch_model.bin, whole or in shards.")
 
 
 def _safetensors_bytes(file: Path, itemsize: int) -> int:
@@ -60,12 +56,12 @@ def _safetensors_bytes(file: Path, itemsize: int) -> int:
             return sum(
                 math.prod(each.get_shape()) * (itemsize if each.get_dtype() in _FLOATS else _LARGEST) for each in slices
             )
-    except Exception as error:  # a git-lfs pointer, or a download that was cut short
-        raise CaptureError(f"{file} is no whole safetensors file ({error}); copy the model again.") from error
+    except Exception as error:  # a git-lfs pointer, or a truncated download
+        raise CaptureError(f"{file} is not a complete safetensors file ({error}); copy the model again.") from error
 
 
 def digest(folder: Path) -> str:
-    """`sha256:...` of a folder's weight files, in order of their names; '' if there are none."""
+    """Return `sha256:...` of a folder's weight files, in order of their names; '' if there are none."""
     total = hashlib.sha256()
     files = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin") and path.is_file())
     for path in files:
@@ -77,11 +73,11 @@ def digest(folder: Path) -> str:
 def rounded_parameters(
     model: torch.nn.Module, source: torch.dtype, target: torch.dtype
 ) -> Iterator[torch.nn.Parameter]:
-    """Parameters that a conversion rounds, each once: all but those that transformers loads in float32."""
-    kept = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
-    if target is torch.float16:  # modeling_utils: the other list exists only because float16 overflows
-        kept |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    """Yield the parameters that a conversion rounds: all but those that transformers loads in float32."""
+    float32_names = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    if target is torch.float16:  # modeling_utils: the second list is for overflows of float16
+        float32_names |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
     for name, parameter in model.named_parameters():
-        is_kept = any(re.search(rf"(^|\.){re.escape(part)}(\.|$)", name) for part in kept)
+        is_kept = any(re.search(rf"(^|\.){re.escape(part)}(\.|$)", name) for part in float32_names)
         if parameter.dtype == source and not is_kept and target != source:
             yield parameter

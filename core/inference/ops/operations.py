@@ -1,5 +1,5 @@
-"""The operations that `ops` probes. A row is one element of the batch axis; its result depends on it and on what all
-rows share.
+"""The operations that `ops` probes. A row is one element of the batch axis; its result depends on it and on inputs that
+all rows share.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Operation:
         return self.words.format(**self._axes(numbers))
 
     def shapes(self, numbers: tuple[int, ...]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-        """Shapes of a row's inputs and of the shared ones."""
+        """Return the shapes of a row's inputs and of the shared ones."""
         axes = self._axes(numbers)
         rows, shared = (
             [tuple(axes[axis] for axis in one.split()) for one in many] for many in (self.rows, self.shared)
@@ -48,7 +48,7 @@ class Operation:
 
 
 def _places(x: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(zeros [rows, places], an index into them for each value of a row)"""
+    """Return (zeros [rows, places], an index into them for each value of a row)."""
     return x.new_zeros(len(x), len(places)), torch.arange(x.shape[1], device=x.device) * 7919 % len(places)
 
 
@@ -113,7 +113,7 @@ OPERATIONS = (
 
 
 def linear_operations(model: nn.Module) -> tuple[Operation, ...]:
-    """`linear` at every (in, out) of a model, with the last parts of the names of the modules that have it."""
+    """Return `linear` at every (in, out) of a model, with the names of its modules."""
     modules: dict[tuple[int, int, bool], dict[str, None]] = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):

@@ -1,4 +1,4 @@
-"""Call an operation again and again, alone and in batches, and compare bits: one row an operation, dtype and size."""
+"""Repeat an operation, alone and in batches, and compare bits: one row per operation, dtype and size."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ..models.torch_errors import first_line
 from ..paths.batch import ignore
 from .operations import OPERATIONS, Operation
 
-_BATCHES = (1, 2, 3, 4, 5, 7, 8, 16, 17, 32, 33, 64)  # around the steps at which kernels are known to change
+_BATCHES = (1, 2, 3, 4, 5, 7, 8, 16, 17, 32, 33, 64)  # around sizes at which kernels are known to change
 _MORE_BATCHES = (65, 128, 256, 512, 1024, 2048)
 _POSITION_BATCHES = (3, 5, 8, 17, 33, 64)
-_INPUT_BYTES = 128 << 20  # of float32 rows in one probe; larger batches of long rows are left out
-# A kernel that sums in another order changes about one 16-bit result in a thousand, and a sum gives one result a row.
-_ELEMENTS = 2048  # that a comparison should rest on
-_MOST_ROWS = 16  # that are tried as row 0 to come to them
+_INPUT_BYTES = 128 << 20  # of float32 rows in one probe; larger batches of long rows are skipped
+# Another reduction order changes about one 16-bit result in a thousand, and a sum gives one result per row.
+_ELEMENTS = 2048  # of a comparison, at least
+_MOST_ROWS = 16  # tried as row 0 to reach them
 _REFUSALS = (RuntimeError, NotImplementedError, TypeError, ValueError)
 
 Bits = NDArray[np.unsignedinteger]
@@ -35,7 +35,7 @@ Bits = NDArray[np.unsignedinteger]
 
 @dataclass(frozen=True)
 class ProbePlan:
-    """Plan of probes. repeats: calls at each batch size after the first; seconds_each: after which they end."""
+    """Plan of probes. repeats: calls at each batch size after the first; seconds_each: limit of a probe."""
 
     device: torch.device
     dtypes: tuple[str, ...]
@@ -52,7 +52,7 @@ def probes_of(
     of_model: Sequence[Operation] = (),
     table: Sequence[Operation] = OPERATIONS,
 ) -> tuple[tuple[Operation, tuple[int, ...]], ...]:
-    """(operation, size) of everything to probe, each once. names: of operations, empty for all"""
+    """Return (operation, size) of all probes, each once. names: of operations, empty for all."""
     probes = {}
     for operation in (*table, *of_model):
         is_own = operation in of_model
@@ -63,17 +63,17 @@ def probes_of(
 
 
 def probe_all(plan: ProbePlan, on_progress: Callable[[str, int, int], Any] = ignore) -> Iterator[OpRow]:
-    """One row for each operation, size and dtype, in this order."""
-    asked = [(operation, size, dtype) for operation, size in plan.probes for dtype in plan.dtypes]
-    for done, (operation, size, dtype) in enumerate(asked):
+    """Yield one row for each operation, size and dtype, in this order."""
+    probes = [(operation, size, dtype) for operation, size in plan.probes for dtype in plan.dtypes]
+    for done, (operation, size, dtype) in enumerate(probes):
         words = f"{operation.name} {operation.backend}".strip()
-        on_progress(f"{words}, {operation.size(size)}, {dtype}", done, len(asked))
+        on_progress(f"{words}, {operation.size(size)}, {dtype}", done, len(probes))
         yield probe(operation, size, dtype, plan)
-    on_progress("probed", len(asked), len(asked))
+    on_progress("probed", len(probes), len(probes))
 
 
 def probe(operation: Operation, size: tuple[int, ...], dtype: str, plan: ProbePlan) -> OpRow:
-    """Probe one operation in one dtype and size; a row with a refusal if torch does not have it here."""
+    """Probe one operation in one dtype and size. The row has a refusal if torch does not support it."""
     about = whole_row(
         op=operation.name, backend=operation.backend, dtype=dtype, size=operation.size(size), modules=operation.modules
     )
@@ -81,7 +81,7 @@ def probe(operation: Operation, size: tuple[int, ...], dtype: str, plan: ProbePl
     try:
         with torch.inference_mode():
             figures = _Probe(operation, size, format_named(dtype), plan).figures()
-    except _REFUSALS as error:  # the probes before it and after it are worth having
+    except _REFUSALS as error:  # other probes go on
         return about | {"refusal": first_line(error)}
     return about | figures | {"seconds": time.monotonic() - began}
 
@@ -99,9 +99,9 @@ class _Probe:
         draws = np.random.default_rng(list(seed))
 
         def values(*shape: int) -> torch.Tensor:
-            """Uniform in [-2, 2): sums of them round."""
-            drawn = draws.random(shape, dtype=np.float32) * np.float32(4) - np.float32(2)
-            return torch.from_numpy(drawn).to(plan.device, getattr(torch, fmt.name))
+            """Return values uniform in [-2, 2), whose sums round."""
+            numbers = draws.random(shape, dtype=np.float32) * np.float32(4) - np.float32(2)
+            return torch.from_numpy(numbers).to(plan.device, getattr(torch, fmt.name))
 
         self._rows = [values(max(self._batches) + _MOST_ROWS - 1, *shape) for shape in rows]
         self._shared = [values(*shape) for shape in shared]
@@ -112,14 +112,14 @@ class _Probe:
         figures["elements"] = alone.size
         if not figures["is_repeatable"]:
             return figures | {"note": "repeats differ, so batch sizes and row positions were not compared"}
-        tried = min(_MOST_ROWS, -(-_ELEMENTS // alone.size))
+        count = min(_MOST_ROWS, -(-_ELEMENTS // alone.size))
         for batch, bits in row_bits.items():
-            others = [own_bits(self._call(row, batch)[0]).ravel() for row in range(1, tried)]
+            others = [own_bits(self._call(row, batch)[0]).ravel() for row in range(1, count)]
             row_bits[batch] = np.concatenate([bits, *others])
         classes = self._classes(row_bits)
         positions = [self._positions(batch) for batch in _POSITION_BATCHES if batch <= max(row_bits)]
         return figures | {
-            "rows_tried": tried,
+            "rows_tried": count,
             "is_batch_invariant": len(classes) == 1,
             "batch_classes": classes,
             "batch_neq": max(each["neq"] for each in classes),
@@ -129,11 +129,11 @@ class _Probe:
         }
 
     def _call(self, start: int, count: int) -> torch.Tensor:
-        """Result for `count` rows from `start` on, in memory of their own: aligned as the first."""
+        """Return the result for `count` rows from `start` on, copied so that they are aligned like the first."""
         return self._run(*(rows[start : start + count].clone() for rows in self._rows), *self._shared)
 
     def _repeats(self) -> tuple[OpRow, dict[int, Bits]]:
-        """Call every batch size several times. -> (columns, row 0's bits of the first call by batch size)"""
+        """Call every batch size several times. Return (columns, row 0's bits of the first call by batch size)."""
         row_bits: dict[int, Bits] = {}
         calls = differing = 0
         worst = dict.fromkeys(("worst_neq", "worst_max_ulps", "worst_batch", "worst_call", "worst_elements"), 0)
@@ -147,8 +147,8 @@ class _Probe:
                     calls += 1
                     if not torch.equal(_whole(first), _whole(again)):
                         differing += 1
-                        found = (*self._distance(bits_of(first), bits_of(again)), batch, number, first.numel())
-                        worst = dict(zip(worst, max(tuple(worst.values()), found), strict=True))
+                        candidate = (*self._distance(bits_of(first), bits_of(again)), batch, number, first.numel())
+                        worst = dict(zip(worst, max(tuple(worst.values()), candidate), strict=True))
                     if time.monotonic() > ends:
                         break
             except _REFUSALS as error:
@@ -162,7 +162,7 @@ class _Probe:
         return {**columns, **worst}, row_bits
 
     def _classes(self, row_bits: dict[int, Bits]) -> list[dict[str, Any]]:
-        """Batch sizes of equal bits, that of batch 1 first, with the distance to it."""
+        """Return the classes of batch sizes with equal bits, that of batch 1 first, with the distance to it."""
         groups: dict[str, list[int]] = {}
         for batch, bits in row_bits.items():
             groups.setdefault(hashlib.sha256(bits.tobytes()).hexdigest()[:16], []).append(batch)
@@ -173,7 +173,7 @@ class _Probe:
         return classes
 
     def _positions(self, batch: int) -> dict[str, Any]:
-        """Indices of a batch of one row's copies, in groups of equal bits."""
+        """Return the indices of a batch of copies of one row, in groups of equal bits."""
         copies = [rows[:1].repeat(batch, *[1] * (rows.ndim - 1)) for rows in self._rows]
         groups: dict[bytes, list[int]] = {}
         for index, row in enumerate(_whole(self._run(*copies, *self._shared)).cpu().numpy()):
@@ -181,13 +181,13 @@ class _Probe:
         return {"batch": batch, "groups": list(groups.values())}
 
     def _distance(self, a: Bits, b: Bits) -> tuple[int, int]:
-        """(elements whose values differ, largest distance in ULPs over those finite on both sides)"""
+        """Return (differing elements, largest distance in ULPs over those finite on both sides)."""
         ulps = distances(a, b, self._format)
         return int(np.count_nonzero(ulps)), int(ulps[ulps != mismatch_mark(self._format)].max(initial=0))
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Bits of a tensor as integers on the same device, so that NaN equals NaN and -0 is not +0."""
+    """Return the bits of a tensor as integers on the same device: NaN equals NaN, and -0 is not +0."""
     return tensor.contiguous().view({2: torch.int16, 4: torch.int32}[tensor.dtype.itemsize])
 
 

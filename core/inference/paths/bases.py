@@ -1,4 +1,4 @@
-"""Bases: ways to walk through the prompt. To add one, write a function of a `PromptBatch` and `emit`, and enter it
+"""Bases: how a path walks through the prompt. To add one, write a function of a `PromptBatch` and `emit`, and enter it
 in BASES.
 """
 
@@ -18,8 +18,7 @@ from ..models.model import LoadedModel
 from .batch import Emit, PromptBatch
 from .grammar import Base, whole_number
 
-# One entry a token, so that dropping the last entries is dropping the last tokens. Kinds that are not known are not
-# trusted.
+# One entry per token, so that dropping the last entries drops the last tokens. Other kinds are not trusted.
 _TRIMMABLE = (DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer, DummyLayer)
 
 
@@ -29,14 +28,14 @@ def _prefill(batch: PromptBatch, emit: Emit) -> None:
 
 
 def _chunked(batch: PromptBatch, emit: Emit, size: int) -> None:
-    """N tokens a forward, each reading the earlier chunks from a cache; a prompt of at most N tokens is one chunk."""
+    """N tokens per forward, each reading earlier chunks from a cache; a prompt of at most N tokens is one chunk."""
     cache = DynamicCache(config=batch.loaded.model.config)
     for start in range(0, batch.positions, size):
         batch.forward(start, min(start + size, batch.positions), emit, cache)
 
 
 def _reuse(batch: PromptBatch, emit: Emit, prefix: int) -> None:
-    """Call 1 computes the first N tokens, whose logits are its own; call 2 the rest after a copy of its cache."""
+    """Call 1 computes the first N tokens and their logits; call 2 the rest with a copy of its cache."""
     earlier = DynamicCache(config=batch.loaded.model.config)
     batch.forward(0, prefix, emit, earlier)
     reused = copy.deepcopy(earlier)
@@ -46,11 +45,11 @@ def _reuse(batch: PromptBatch, emit: Emit, prefix: int) -> None:
 def _blocks(batch: PromptBatch, emit: Emit, size: int) -> None:
     """Call 1 computes the whole prompt; call 2 finds its whole blocks of N tokens in the cache and computes the rest.
 
-    As in paged engines at least one token is computed anew, so a block that ends with the prompt is not reused. The
-    logits of reused positions are call 1's, because that call is the only one that ever computed them.
+    As in paged engines, at least one token is recomputed, so a block that ends with the prompt is not reused. Their
+    logits are call 1's, which alone computed them.
     """
     earlier = DynamicCache(config=batch.loaded.model.config)
-    # sliding windows keep what they would drop, or there would be nothing to go back to
+    # sliding windows keep their dropped entries, which cropping needs
     earlier.activate_past_recording()
     reused = (batch.positions - 1) // size * size
 
@@ -58,7 +57,7 @@ def _blocks(batch: PromptBatch, emit: Emit, size: int) -> None:
         if position < reused:
             emit(position, logits[: reused - position])
 
-    # where nothing can be found every call computes all of it, as call 1 did
+    # if no block can be reused, every call computes all of it, like call 1
     batch.forward(0, batch.positions, of_reused if reused else emit, earlier)
     if reused:
         cache = copy.deepcopy(earlier)
@@ -67,37 +66,37 @@ def _blocks(batch: PromptBatch, emit: Emit, size: int) -> None:
 
 
 def _static(batch: PromptBatch, emit: Emit) -> None:
-    """Token by token over a cache allocated for the whole prompt: attention spans it, masked beyond the token."""
+    """Token by token over a cache allocated for the whole prompt, masked beyond the token."""
     cache = StaticCache(config=batch.loaded.model.config, max_cache_len=batch.columns + batch.room)
     for position in range(batch.positions):
         batch.forward(position, position + 1, emit, cache)
 
 
 def without_cache(loaded: LoadedModel, positions: int | None, *values: int) -> str | None:
-    """Reason why this model cannot compute a prompt in several forwards with a cache between them, or None."""
+    """Return why this model cannot compute a prompt in several forwards with a cache, or None."""
     kind = type(loaded.model).__name__
     if "past_key_values" not in signature(loaded.model.forward).parameters:
-        return f"a {kind} has no key/value cache to read from; choose prefill"
+        return f"a {kind} has no KV cache to read from; choose prefill"
     most = _positions_of_one_rotation(loaded)
     if most is not None and positions is not None and positions > most:
         return (
-            f"a {kind} rotates all keys otherwise once a prompt exceeds {most} tokens, so earlier cached keys are"
-            f" another function than one forward of {positions}; shorten the prompt, or choose prefill"
+            f"a {kind} changes its rotary frequencies beyond {most} tokens, so cached keys of a prompt of {positions}"
+            " are not those of one forward; shorten the prompt, or choose prefill"
         )
     return None
 
 
 def _positions_of_one_rotation(loaded: LoadedModel) -> int | None:
-    """Up to so many tokens rotary frequencies do not depend on the length of the prompt; None where they never do.
+    """Return up to how many tokens rotary frequencies do not depend on the prompt's length; None if they never do.
 
     transformers, modeling_rope_utils.dynamic_rope_update: 'longrope' switches to other frequencies and 'dynamic' scales
     them when the longest position of a *forward* passes the length of pretraining; keys cached before keep the old
     rotation.
     """
     config = loaded.model.config.get_text_config(decoder=True)
-    given = getattr(config, "rope_parameters", None) or {}
+    table = getattr(config, "rope_parameters", None) or {}
     limits = []
-    for rope in [given, *(entry for entry in given.values() if isinstance(entry, dict))]:  # or one a layer type
+    for rope in [table, *(entry for entry in table.values() if isinstance(entry, dict))]:  # or one per layer type
         if rope.get("rope_type") == "longrope":
             limits.append(int(rope["original_max_position_embeddings"]))
         elif rope.get("rope_type") == "dynamic":
@@ -108,21 +107,20 @@ def _positions_of_one_rotation(loaded: LoadedModel) -> int | None:
 def _nothing_fresh(loaded: LoadedModel, positions: int | None, prefix: int) -> str | None:
     if positions is not None and positions <= prefix:
         remedy = f"lengthen it, or reuse at most {positions - 1}" if positions > 1 else "lengthen it"
-        after = f"after the first {prefix} from an earlier call; {remedy}"
-        return f"a prompt of {positions} tokens has nothing left to compute {after}"
+        return f"a prompt of {positions} tokens has nothing left to compute after the first {prefix}; {remedy}"
     return without_cache(loaded, positions)
 
 
 def _cannot_trim(loaded: LoadedModel, positions: int | None, size: int) -> str | None:
-    without = without_cache(loaded, positions)
-    if without is None and any(
+    reason = without_cache(loaded, positions)
+    if reason is None and any(
         type(layer) not in _TRIMMABLE for layer in DynamicCache(config=loaded.model.config).layers
     ):
         return (
             f"a {type(loaded.model).__name__} keeps a running state in some layers, which cannot be trimmed to a block;"
             " choose reuse:N, which copies it"
         )
-    return without
+    return reason
 
 
 BASES: dict[str, Base] = {

@@ -1,6 +1,6 @@
 """A padded batch with the prompt in one row, and the forward call that all bases share.
 
-Logits are pushed: whoever computes them calls `emit` and keeps no reference, so none live on beside the next.
+Logits are pushed: the producer calls `emit` and keeps no reference, so that only one piece is alive.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .sliced_head import columns_at_once, sliced_logits
 CHUNK_BYTES = 8 << 20  # logits leave the device and reach the sink in pieces of about this size
 
 Emit = Callable[[int, torch.Tensor], None]
-"""Takes (first position, logits[rows, vocab] of consecutive positions) in order, in the dtype they are computed in."""
+"""Takes (first position, logits[rows, vocab] of consecutive positions) in order, in their compute dtype."""
 Run = Callable[[Sequence[int], Emit], None]
 """(token ids of a prompt, emit): hands all of its logits to `emit`."""
 Neighbours = Callable[[LoadedModel, Sequence[int], int], torch.Tensor]
@@ -30,9 +30,9 @@ Neighbours = Callable[[LoadedModel, Sequence[int], int], torch.Tensor]
 
 
 class Follower(Protocol):
-    """Interface of what is told which positions of the prompt the forwards inside compute, and where in their batch.
+    """Interface of an observer of forwards: which positions of the prompt they compute, and where in the batch.
 
-    They may be several: above a number of logits the model is called once more for each slice of its head.
+    One forward may be several calls: above a number of logits the model is called again for each slice of its head.
     """
 
     def forward(self, row: int, skipped: int, start: int, stop: int) -> AbstractContextManager[None]:
@@ -41,11 +41,11 @@ class Follower(Protocol):
 
 @dataclass(frozen=True)
 class PromptBatch:
-    """The prompt as row `row` of a batch of `rows`, and what computes its logits.
+    """The prompt as row `row` of a batch of `rows`, and the forward that computes its logits.
 
-    left, right: padding tokens before and after every row, masked; call: what computes a forward, None for the model
-    itself; room: tokens that will follow the prompt, for which a cache that is allocated beforehand needs space; watch:
-    is told of the cache that each forward leaves behind, and has forwards that need none make one; trace: follows them.
+    left, right: masked padding tokens before and after every row; call: computes a forward, None for the model itself;
+    room: tokens that will follow the prompt, for a cache allocated beforehand; watch: gets the cache of each forward,
+    which then always makes one; trace: follows the forwards.
     """
 
     loaded: LoadedModel
@@ -101,8 +101,8 @@ class PromptBatch:
         return self.columns if stop == self.positions else self.left + stop
 
     def forward(self, start: int, stop: int, emit: Emit, cache: Cache | None = None) -> None:
-        """Hand `emit` the logits of positions start..stop-1 by one forward, after whatever `cache` holds. If all logits
-        would be too many at once, the head runs for one slice of columns after another (sliced_head.py).
+        """Send `emit` the logits of positions start..stop-1 by one forward that continues `cache`. If they are too many
+        at once, the head runs on slices of the columns (sliced_head.py).
         """
         if cache is None and self.watch is not None:
             cache = DynamicCache(config=self.loaded.model.config)
@@ -110,14 +110,14 @@ class PromptBatch:
         arguments: dict[str, Any] = {"input_ids": self.token_ids[:, first:last], "use_cache": cache is not None}
         if cache is not None:
             arguments["past_key_values"] = cache
-        if self.left or self.right:  # without padding the model's own defaults are what everyone runs
+        if self.left or self.right:  # without padding, the model's defaults apply, as everywhere
             arguments["attention_mask"] = self.attention_mask[:, :last]
             arguments["position_ids"] = self.position_ids[:, first:last]
         skipped = self.left + start - first
         begin, end, position = skipped, skipped + stop - start, start
 
         def split(logits: torch.Tensor) -> None:
-            """Hand on the prompt's row of a slice. [rows, columns, vocab]"""
+            """Emit the prompt's row of a slice. [rows, columns, vocab]"""
             nonlocal position
             self._note(cache)
             for piece in logits[self.row].split(rows_of_a_chunk(self.loaded)):
@@ -126,18 +126,18 @@ class PromptBatch:
 
         size = columns_at_once(self.rows, self.loaded.vocab_size, self.loaded.torch_dtype.itemsize)
         with nullcontext() if self.trace is None else self.trace.forward(self.row, skipped, start, stop):
-            if last - first <= size or self.call is not None:  # a compiled model is one piece: no body to stand still
+            if last - first <= size or self.call is not None:  # a compiled model has no body to replace
                 call = self.loaded.model if self.call is None else self.call
                 split(call(**arguments).logits[:, begin:end])
             else:
                 sliced_logits(self.loaded.model, arguments, begin, end, size, split)
 
     def step(self, tokens: torch.Tensor, done: int, cache: Cache) -> torch.Tensor:
-        """One more token a row, after the prompt and `done` tokens: tokens [rows] -> [1, vocab] of the prompt's row."""
+        """Feed one more token per row, after the prompt and `done` tokens: [rows] -> [1, vocab] of the prompt's row."""
         arguments: dict[str, Any] = {"input_ids": tokens[:, None], "use_cache": True, "past_key_values": cache}
         if self.left:
-            after = torch.ones((self.rows, done + 1), dtype=torch.long, device=tokens.device)
-            arguments["attention_mask"] = torch.cat([self.attention_mask, after], dim=1)
+            mask = torch.ones((self.rows, done + 1), dtype=torch.long, device=tokens.device)
+            arguments["attention_mask"] = torch.cat([self.attention_mask, mask], dim=1)
             place = self.positions + done
             arguments["position_ids"] = torch.full((self.rows, 1), place, dtype=torch.long, device=tokens.device)
         call = self.loaded.model if self.call is None else self.call
@@ -146,7 +146,7 @@ class PromptBatch:
         return logits[-1:]
 
     def tokens_after(self, own: Sequence[int]) -> torch.Tensor:
-        """The last of the tokens `own`, among those of the other rows, which go on as their own texts do. -> [rows]"""
+        """Return the last token of `own` among those of the other rows, which continue their own texts. [rows]"""
         sequence = (*self.prompt, *own)
         token = torch.tensor(sequence[-1:], dtype=torch.long)
         others = self.neighbours(self.loaded, sequence, self.rows - 1)[:, -1] if self.rows > 1 else token[:0]
@@ -158,16 +158,16 @@ class PromptBatch:
 
 
 def ignore(*_: object) -> None:
-    """Throw away logits, or news of progress."""
+    """Discard logits, or progress."""
 
 
 def rows_of_a_chunk(loaded: LoadedModel) -> int:
-    """Rows of logits that make about CHUNK_BYTES; at least one."""
+    """Return the rows of logits that make about CHUNK_BYTES; at least one."""
     return max(1, CHUNK_BYTES // (loaded.vocab_size * loaded.torch_dtype.itemsize))
 
 
 def _padding_token(loaded: LoadedModel) -> int:
-    """The tokenizer's own padding, else its last token of a text, else token 0: masked, so any will do."""
+    """Return the tokenizer's padding token, else its end token, else 0: all are masked."""
     for token in (loaded.tokenizer.pad_token_id, loaded.tokenizer.eos_token_id):
         if isinstance(token, int) and 0 <= token < loaded.token_limit:
             return token

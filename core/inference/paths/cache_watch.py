@@ -1,4 +1,4 @@
-"""The keys and values that a path leaves behind: which positions of the prompt a cache holds, and their bits."""
+"""The keys and values of a path: the positions of the prompt that its cache holds, and their bits."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class CacheWatch:
-    """Holds the cache of the last forward of an open path, and the batch that it is of."""
+    """Holds the cache of the last forward of an open path, and its batch."""
 
     cache: Cache | None = None
     batch: PromptBatch | None = None
 
 
 def kv_parts(watch: CacheWatch, prompt: int, dtype: torch.dtype) -> Iterator[KvPart]:
-    """The prompt's row of every layer's keys and values, widened to `dtype` if that is exact, without padding."""
+    """Yield the prompt's row of all keys and values by layer, in `dtype` if exact, without padding."""
     if watch.cache is None or watch.batch is None:
         return
     for index, layer in enumerate(watch.cache.layers):
@@ -42,14 +42,14 @@ def kv_parts(watch: CacheWatch, prompt: int, dtype: torch.dtype) -> Iterator[KvP
                 yield KvPart(prompt, index, kind, first, own_bits(own))
 
 
-def _slots(layer: Any, stored: int, batch: PromptBatch) -> tuple[int, slice]:
-    """(first position of the prompt that the layer holds, the slots of it and of those after it).
+def _slots(layer: Any, size: int, batch: PromptBatch) -> tuple[int, slice]:
+    """Return (first position of the prompt in the layer, the slots from it on).
 
-    A layer holds its columns from slot 0 on (and, allocated beforehand, nothing after them), or, once it has dropped
-    some, the last ones. Columns are the prompt's positions shifted by the padding on the left.
+    A layer holds its columns from slot 0 on, or, once it has dropped some, the last ones. Columns are
+    the prompt's positions shifted by the left padding.
     """
-    seen = int(layer.get_seq_length())
-    first_column, filled = (0, seen) if stored >= seen else (seen - stored, stored)
+    length = int(layer.get_seq_length())
+    first_column, filled = (0, length) if size >= length else (length - size, size)
     first = max(0, first_column - batch.left)
     last = first_column + filled - batch.left
     if batch.right:

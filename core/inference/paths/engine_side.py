@@ -1,4 +1,4 @@
-"""Sides of another engine: its rows as tensors, checked, in a process that is kept for the next prompt."""
+"""Sides of another engine: its rows as checked tensors, from a process that stays up for the next prompt."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from .hooks import ModuleTrace
 
 _SIGNED = {"float16": np.int16, "bfloat16": np.int16, "float32": np.int32, "float64": np.int64}
 _DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
-_parts: dict[tuple[str, str], str] = {}  # by a side's name and the dtype of the model that it last ran
-OWN = "own"  # weights as they stand in the file
+_parts: dict[tuple[str, str], str] = {}  # by the name of a side and the dtype of its last model
+OWN = "own"  # weights as in the file
 
 
 def computes_in(steps: Sequence[Step], loaded: LoadedModel) -> str:
-    """The dtype of the engine's weights: as `weights:` says, else the run's."""
-    asked = next((str(step.values[0]) for step in steps if step.name == "weights"), "")
-    return _DTYPES.get(asked, loaded.dtype)
+    """Return the dtype of the engine's weights: that of `weights:`, else the run's."""
+    weights = next((str(step.values[0]) for step in steps if step.name == "weights"), "")
+    return _DTYPES.get(weights, loaded.dtype)
 
 
 def not_here(engine: EngineDescription) -> str:
-    """Sentence on an engine that its interpreter has not."""
-    return f"{engine.engine} is not installed for this interpreter; see `engines`, or name one by --engine"
+    """Return the sentence on an engine that is not installed."""
+    return f"{engine.engine} is not installed for this interpreter; name another by --engine (`engines` lists them)"
 
 
 def refusal(engine: EngineDescription, steps: Sequence[Step], loaded: LoadedModel) -> str | None:
-    """Reason why this engine cannot run this model, and what to do about it, or None."""
+    """Return why this engine cannot run this model, and the remedy, or None."""
     if not engine.is_here:
         return not_here(engine)
     dtype = computes_in(steps, loaded)
@@ -48,7 +48,7 @@ def refusal(engine: EngineDescription, steps: Sequence[Step], loaded: LoadedMode
 
 
 def not_stored(engine: EngineDescription, name: str, loaded: LoadedModel) -> str | None:
-    """Reason why a run in the model's dtype cannot hold this engine's logits bit for bit, and what to do, or None."""
+    """Return why a run in the model's dtype cannot hold this engine's logits, and the remedy, or None."""
     if not engine.logits or engine.logits == loaded.dtype:
         return None
     short = next((key for key, dtype in _DTYPES.items() if dtype == loaded.dtype), "f32")
@@ -59,12 +59,12 @@ def not_stored(engine: EngineDescription, name: str, loaded: LoadedModel) -> str
 
 
 def parts_of(name: str, dtype: str) -> str:
-    """An engine's word on the parts of a side in a dtype, "weights float32, kv float16"; "" if it said nothing."""
+    """Return an engine's description of the parts of a side, "weights float32, kv float16"; "" if it has none."""
     return _parts.get((name, dtype), "")
 
 
 class EngineRun:
-    """One engine made ready for a model. Calling it runs a prompt. trace: takes what its modules put out."""
+    """One engine with a model loaded. Calling it runs a prompt. trace: takes the outputs of its modules."""
 
     def __init__(
         self,
@@ -77,10 +77,10 @@ class EngineRun:
         self._name, self._engine, self._loaded, self._trace = name, engine, loaded, trace
         modules = [] if trace is None else list(trace.modules)
         if modules and not engine.shows_modules:
-            raise CaptureError(f"path '{name}': {engine.engine} shows nothing of its modules.")
+            raise CaptureError(f"path '{name}': {engine.engine} does not send module outputs.")
         base, *modifiers = steps
         dtype = computes_in(modifiers, loaded)
-        self._process, self.said = registry.running(
+        self._process, self.about = registry.running(
             engine.name,
             {
                 "model": str(self._model(modifiers, dtype)),
@@ -90,17 +90,17 @@ class EngineRun:
                 "modules": modules,
             },
         )
-        parts = self.said.get("parts")
+        parts = self.about.get("parts")
         words = [f"{part} {dtype}" for part, dtype in parts.items()] if isinstance(parts, dict) else []
         _parts[name, loaded.dtype] = printable(", ".join(words))[:200]
-        if self.said["vocab"] < loaded.vocab_size:
+        if self.about["vocab"] < loaded.vocab_size:
             raise CaptureError(
-                f"path '{name}': {engine.engine} has {self.said['vocab']} tokens where the model has"
-                f" {loaded.vocab_size}; it runs another model."
+                f"path '{name}': {engine.engine} has {self.about['vocab']} tokens, the model {loaded.vocab_size};"
+                " it runs another model."
             )
 
     def __call__(self, token_ids: Sequence[int], emit: Emit) -> None:
-        """Hand `emit` the logits of a prompt's token ids, as far as they come without a gap."""
+        """Send `emit` the logits of a prompt's token ids; CaptureError at a gap."""
         done, is_whole = 0, False
         try:
             for rows in self._process.run([int(token) for token in token_ids]):
@@ -109,56 +109,56 @@ class EngineRun:
                     continue
                 if rows.start != done or done + len(rows.bits) > len(token_ids):
                     raise CaptureError(
-                        f"path '{self._name}': positions {rows.start} to {rows.start + len(rows.bits) - 1} came where"
-                        f" {done} was expected, of {len(token_ids)}."
+                        f"path '{self._name}': got positions {rows.start} to {rows.start + len(rows.bits) - 1};"
+                        f" expected {done} of {len(token_ids)}."
                     )
                 emit(done, self._logits(rows))
                 done += len(rows.bits)
             is_whole = done == len(token_ids)
             if not is_whole:
-                raise CaptureError(f"path '{self._name}': {done} positions came, expected {len(token_ids)}.")
+                raise CaptureError(f"path '{self._name}': got {done} positions; expected {len(token_ids)}.")
         finally:
             if not is_whole:
                 registry.drop(self._process)
 
     def _model(self, modifiers: Sequence[Step], dtype: str) -> Path:
-        """File or folder that the engine loads: the model's own file or folder, or a GGUF of the very weights."""
+        """Return the file or folder for the engine to load: the model's own, or a GGUF of the same weights."""
         own = Path(self._loaded.name)
         if any(step.name == "weights" and step.values == (OWN,) for step in modifiers):
             if own.exists():
                 return own.resolve()
-            raise CaptureError(f"path '{self._name}': the model has no file of its own here; leave weights:own out.")
+            raise CaptureError(f"path '{self._name}': the model has no local file; leave weights:own out.")
         return gguf_of(self._loaded, dtype) if self._engine.model == "gguf" else folder_of(self._loaded)
 
     def _hand_in(self, rows: EngineRows, positions: int) -> None:
-        """Give the trace what a module put out."""
+        """Pass the output of a module to the trace."""
         if self._trace is None or rows.module not in self._trace.modules:
             return
         if not 0 <= rows.start < rows.start + len(rows.bits) <= positions:
             raise CaptureError(
-                f"path '{self._name}': '{rows.module}' came for positions {rows.start} to"
+                f"path '{self._name}': got '{rows.module}' for positions {rows.start} to"
                 f" {rows.start + len(rows.bits) - 1} of {positions}."
             )
         self._trace.hand_in(rows.module, _tensor(rows.bits, rows.dtype).to(self._loaded.device), rows.start)
 
     def _logits(self, rows: EngineRows) -> torch.Tensor:
-        """Rows on the model's device, in its dtype where that holds them; a padded vocabulary is cut."""
+        """Return rows on the model's device, in its dtype if that is exact; a padded vocabulary is cut."""
         bits = rows.bits[:, : self._loaded.vocab_size]
         if bits.shape[1] != self._loaded.vocab_size:
             raise CaptureError(
-                f"path '{self._name}': rows of {bits.shape[1]} logits came; the vocabulary has"
-                f" {self._loaded.vocab_size}."
+                f"path '{self._name}': got rows of {bits.shape[1]} logits; expected {self._loaded.vocab_size}, the"
+                " vocabulary."
             )
         logits = _tensor(bits, rows.dtype).to(self._loaded.device)
         if logits.dtype == self._loaded.torch_dtype:
             return logits
-        narrowed: Any = logits.to(self._loaded.torch_dtype)
-        is_exact = torch.equal(narrowed.to(logits.dtype), logits) and torch.promote_types(
-            logits.dtype, narrowed.dtype
-        ) in (logits.dtype, narrowed.dtype)
-        return narrowed if is_exact else logits
+        converted: Any = logits.to(self._loaded.torch_dtype)
+        is_exact = torch.equal(converted.to(logits.dtype), logits) and torch.promote_types(
+            logits.dtype, converted.dtype
+        ) in (logits.dtype, converted.dtype)
+        return converted if is_exact else logits
 
 
 def _tensor(bits: NDArray[np.unsignedinteger], dtype: str) -> torch.Tensor:
-    """A copy of the bits as torch has them."""
+    """Return a copy of the bits as a tensor."""
     return torch.from_numpy(np.array(bits).view(_SIGNED[dtype])).view(getattr(torch, dtype))

@@ -1,6 +1,4 @@
-"""Sides that can be run and judged: a path of the grammar, or any callable, made ready the same way; and two of them
-compared.
-"""
+"""Sides that can be run and judged: a path of the grammar or any callable; and their comparison."""
 
 from __future__ import annotations
 
@@ -29,15 +27,15 @@ from .hooks import ModuleTrace
 from .paths import Path, open_path, parse_path
 
 Engine = Callable[..., torch.Tensor]
-"""(model, token_ids [positions]) -> logits [positions, vocab]; one with a third parameter `watch` is given a Watch."""
+"""(model, token_ids [positions]) -> logits [positions, vocab]; if it has a third parameter `watch`, it gets a Watch."""
 Open = Callable[[LoadedModel, ModuleTrace | None], AbstractContextManager[Run]]
 
 
 @dataclass(frozen=True)
 class RunnableSide:
-    """Side that can be run on a model: a path or a callable, made ready the same way. block_sizes: values of its base,
-    which may be those of blocks; hands_in: a side that hands in what its modules put out, so nobody has to
-    follow the model's own; engine_path: of another engine, in a process of its own.
+    """Side that can be run on a model: a path or a callable. block_sizes: values of its base that may be block sizes;
+    hands_in: it reports its module outputs, so the model's own need no hooks; engine_path: of another engine, in its
+    own process.
     """
 
     name: str
@@ -52,25 +50,25 @@ class RunnableSide:
 
     @property
     def is_named(self) -> bool:
-        """True where the name says all that is computed; a callable may be another one under the same name."""
+        """True if the name identifies the computation; a callable may be another one under the same name."""
         return self.path is not None or self.engine_path is not None
 
     @property
     def is_one_piece(self) -> bool:
-        """True where a compiler makes its kernels, out of reach of whoever looks on."""
+        """True if it is compiled, so that hooks do not see its modules."""
         return self.path is not None and self.path.is_one_piece
 
     @property
     def rows(self) -> int:
-        """Rows of its batches; 1 of a callable, whose batches nobody knows."""
+        """Rows of its batches; 1 for a callable, whose batches are unknown."""
         return 1 if self.path is None else self.path.rows
 
     def run_on(self, loaded: LoadedModel, trace: ModuleTrace | None = None) -> Run:
-        """Runs one prompt on the model, made ready for it and put back afterwards. `trace` follows the forwards."""
+        """Return a run of one prompt on the model, which is restored afterwards. `trace` follows the forwards."""
 
         def run(ids: Sequence[int], emit: Emit) -> None:
-            with self.open(loaded, trace) as opened:
-                opened(ids, emit)
+            with self.open(loaded, trace) as compute:
+                compute(ids, emit)
 
         return run
 
@@ -80,15 +78,15 @@ class RunnableSide:
         return side_of(str(self.path.with_modifier(name, value)))
 
     def value_of(self, name: str) -> Any:
-        """Value of a modifier; None where the path has it not."""
+        """Return the value of a modifier; None if the path does not have it."""
         values = None if self.path is None else self.path.values_of(name)
         return None if values is None else values[0]
 
 
-def side_of(given: str | Engine) -> RunnableSide:
-    """A path by its name, or a callable under its own."""
-    if isinstance(given, str):
-        path = parse_path(given)
+def side_of(source: str | Engine) -> RunnableSide:
+    """Return the side of a path's name, or of a callable."""
+    if isinstance(source, str):
+        path = parse_path(source)
         is_other = path.engine is not None
         return RunnableSide(
             str(path),
@@ -97,12 +95,12 @@ def side_of(given: str | Engine) -> RunnableSide:
             hands_in=is_other,
             engine_path=path if is_other else None,
         )
-    name = getattr(given, "__name__", type(given).__name__)
+    name = getattr(source, "__name__", type(source).__name__)
     try:
-        hands_in = "watch" in inspect.signature(given).parameters
-    except (TypeError, ValueError):  # of some callables nobody can tell
+        hands_in = "watch" in inspect.signature(source).parameters
+    except (TypeError, ValueError):  # some callables have no signature
         hands_in = False
-    run_of = partial(_run_of, name, given, hands_in=hands_in)
+    run_of = partial(_run_of, name, source, hands_in=hands_in)
     return RunnableSide(name, lambda loaded, trace: nullcontext(run_of(loaded, trace)), hands_in=hands_in)
 
 
@@ -110,10 +108,10 @@ PLAIN = side_of("prefill")
 
 
 class Watch:
-    """The third argument of a callable: `watch(name, tensor)` hands in what a module put out, [positions, features].
+    """The third argument of a callable: `watch(name, tensor)` reports a module's output, [positions, features].
 
-    name: of the embedding, a block, its direct part or what follows the blocks, as the model calls it; start: first
-    position of the tensor. CaptureError for what is neither.
+    name: of the embedding, a block, its direct child or a module after the blocks, as in the model; start: first
+    position of the tensor. CaptureError for any other name or tensor.
     """
 
     def __init__(self, engine: str, loaded: LoadedModel, positions: int, trace: ModuleTrace | None) -> None:
@@ -121,23 +119,23 @@ class Watch:
         self._model = type(loaded.model).__name__
         try:
             self._names = list(traced_modules(loaded.model))
-        except CaptureError:  # a model without blocks: nothing will be compared, and that is said where it would be
+        except CaptureError:  # a model without blocks: its modules are not compared
             self._names = []
 
     def __call__(self, name: str, tensor: torch.Tensor, start: int = 0) -> None:
         if self._names and name not in self._names:
             near = difflib.get_close_matches(str(name), self._names, 1)
             every = f"they are {', '.join(self._names[:3])}, ... {self._names[-1]}."
-            which = f"did it mean '{near[0]}'?" if near else every
+            hint = f"did it mean '{near[0]}'?" if near else every
             raise CaptureError(
-                f"'{self._engine}' hands in '{name}', which is no module of {self._model} that is compared; {which}"
+                f"'{self._engine}' reports '{name}', which is not a compared module of {self._model}; {hint}"
             )
         is_tensor = isinstance(tensor, torch.Tensor)
         is_float = is_tensor and tensor.is_floating_point() and tensor.ndim == 2
         if not is_float or not 0 <= start < start + len(tensor) <= self._positions:
             came = f"{list(tensor.shape)} from position {start} on" if is_tensor else type(tensor).__name__
             raise CaptureError(
-                f"'{self._engine}' hands in '{name}' as {came}; expected numbers [positions, features] within"
+                f"'{self._engine}' reports '{name}' as {came}; expected numbers [positions, features] within"
                 f" {self._positions} positions."
             )
         if self._trace is not None:
@@ -146,12 +144,12 @@ class Watch:
 
 def _run_of(name: str, engine: Engine, loaded: LoadedModel, trace: ModuleTrace | None, *, hands_in: bool) -> Run:
     def run(ids: Sequence[int], emit: Emit) -> None:
-        given = {"watch": Watch(name, loaded, len(ids), trace)} if hands_in else {}
+        keywords = {"watch": Watch(name, loaded, len(ids), trace)} if hands_in else {}
         try:
-            logits = engine(loaded.model, torch.tensor(list(ids), dtype=torch.long, device=loaded.device), **given)
+            logits = engine(loaded.model, torch.tensor(list(ids), dtype=torch.long, device=loaded.device), **keywords)
         except UlpscopeError:
             raise
-        except Exception as error:  # whatever it raises: a control it cannot run is missing, no end of the judgement
+        except Exception as error:  # of any kind: a control that fails is missing, and judging goes on
             raise CaptureError(
                 f"'{name}' failed in {loaded.dtype}: {type(error).__name__}: {first_line(error)}."
             ) from error
@@ -165,23 +163,23 @@ def _run_of(name: str, engine: Engine, loaded: LoadedModel, trace: ModuleTrace |
 
 
 def whole_side(run: Run, ids: Sequence[int]) -> torch.Tensor:
-    """All logits of a prompt, as they came. -> [positions, vocab]"""
+    """Return all logits of a prompt. [positions, vocab]"""
     pieces: list[torch.Tensor] = []
-    run(ids, lambda _, logits: pieces.append(logits.clone()))  # a view would keep alive what it is a view of
+    run(ids, lambda _, logits: pieces.append(logits.clone()))  # a view would keep its base alive
     return torch.cat(pieces)
 
 
-def known(logits: torch.Tensor) -> Run:
-    """Gives logits that were computed elsewhere."""
+def replay(logits: torch.Tensor) -> Run:
+    """Return a run that emits logits computed before."""
     return lambda _, emit: emit(0, logits)
 
 
 def answering(name: str, prompts: Sequence[Sequence[int]], answers: Sequence[torch.Tensor]) -> RunnableSide:
-    """Return a side that gives what was recorded of each of these prompts, known as the objects that they are."""
-    recorded = {id(ids): (ids, answer) for ids, answer in zip(prompts, answers, strict=True)}
+    """Return a side that emits the recorded answer to each of these prompts, identified by object."""
+    answer_of = {id(ids): (ids, answer) for ids, answer in zip(prompts, answers, strict=True)}
 
     def run(ids: Sequence[int], emit: Emit) -> None:
-        emit(0, recorded[id(ids)][1])
+        emit(0, answer_of[id(ids)][1])
 
     return RunnableSide(name, lambda *_: nullcontext(run))
 
@@ -193,9 +191,8 @@ def divergence(
     row_ulps_of: FloatFormat | None = None,
     check: Callable[[torch.Tensor], None] = ignore,
 ) -> Divergence:
-    """Divergence of a prompt's logits from `plain`, piece by piece; differences in float64, which holds those of
-    float32 values to 2^-53. row_ulps_of: the dtype in whose row ULPs elements are counted too; check: sees each piece
-    first.
+    """Return the divergence of a prompt's logits from `plain`, in pieces; differences in float64, which holds those of
+    float32 values to 2^-53. row_ulps_of: dtype of a histogram in row ULPs; check: called with each piece first.
     """
     squares, elements, mismatches = [], [], []
     counts: list[NDArray[np.int64]] = []
@@ -205,20 +202,20 @@ def divergence(
         nonlocal first
         check(logits)
         reference, variant = plain[position : position + len(logits)].double(), logits.double()
-        apart = reference - variant
-        is_finite = apart.isfinite()
+        difference = reference - variant
+        is_finite = difference.isfinite()
         elements.append(is_finite.sum(1).cpu())
         mismatches.append(torch.zeros_like(elements[-1]))
         if not is_finite.all():
-            apart = torch.where(is_finite, apart, 0.0)
+            difference = torch.where(is_finite, difference, 0.0)
             is_mismatch = ~is_finite & (reference != variant) & ~(reference.isnan() & variant.isnan())
             mismatches[-1] = is_mismatch.sum(1).cpu()
             if first is None and mismatches[-1].any():
                 row, token = is_mismatch.nonzero()[0].tolist()
                 first = token, float(reference[row, token]), float(variant[row, token])
         if row_ulps_of is not None:
-            counts.append(_row_ulp_counts(reference, apart, is_finite, row_ulps_of))
-        squares.append(row_sums(apart.square()))
+            counts.append(_row_ulp_counts(reference, difference, is_finite, row_ulps_of))
+        squares.append(row_sums(difference.square()))
 
     run(ids, add)
     sums = np.concatenate(squares), torch.cat(elements).numpy(), torch.cat(mismatches).numpy()
@@ -226,22 +223,22 @@ def divergence(
 
 
 def _row_ulp_counts(
-    reference: torch.Tensor, apart: torch.Tensor, is_finite: torch.Tensor, fmt: FloatFormat
+    reference: torch.Tensor, difference: torch.Tensor, is_finite: torch.Tensor, fmt: FloatFormat
 ) -> NDArray[np.int64]:
-    """Count finite elements [rows, vocab] by how many row ULPs they are apart, as `Divergence.row_ulps`."""
+    """Count finite elements [rows, vocab] by their difference in row ULPs, for `Divergence.row_ulps`."""
     largest = torch.where(reference.isfinite(), reference.abs(), -1.0).amax(1).cpu().numpy()
-    steps = torch.from_numpy(spacings(np.maximum(largest, 0.0), fmt)).to(apart.device)
-    bins = (apart.abs() / steps[:, None]).float().view(torch.int32) >> ROW_ULP_SHIFT
+    steps = torch.from_numpy(spacings(np.maximum(largest, 0.0), fmt)).to(difference.device)
+    bins = (difference.abs() / steps[:, None]).float().view(torch.int32) >> ROW_ULP_SHIFT
     bins = bins.flatten() if is_finite.all() else bins[is_finite]
     counts = torch.bincount(bins).cpu().numpy()
-    seen = np.flatnonzero(counts)
-    return np.stack([seen, counts[seen]])
+    nonzero = np.flatnonzero(counts)
+    return np.stack([nonzero, counts[nonzero]])
 
 
 def measure(
     loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: tuple[RunnableSide, RunnableSide]
 ) -> tuple[list[Divergence], list[str]]:
-    """(divergence of each prompt, digest of each side's bits)"""
+    """Return (divergence of each prompt, digest of each side's bits)."""
     hashes = [hashlib.sha256(), hashlib.sha256()]
     pair = divergences_of(loaded, prompts, sides, lambda side, logits: hashes[side].update(bits_of(logits).data))
     return pair, [digest.hexdigest() for digest in hashes]
@@ -253,8 +250,8 @@ def divergences_of(
     sides: tuple[RunnableSide, RunnableSide],
     see: Callable[[int, torch.Tensor], None] = ignore,
 ) -> list[Divergence]:
-    """Compare two sides, one divergence a prompt. see: is shown (side, its logits)."""
-    found = []
+    """Compare two sides, one divergence per prompt. see: called with (side, its logits)."""
+    divergences = []
     for ids in prompts:
         plain = whole_side(sides[0].run_on(loaded), ids)
         see(0, plain)
@@ -267,12 +264,12 @@ def divergences_of(
                 )
             see(1, logits)
 
-        found.append(divergence(plain, sides[1].run_on(loaded), ids, check=check))
-    return found
+        divergences.append(divergence(plain, sides[1].run_on(loaded), ids, check=check))
+    return divergences
 
 
 def digest_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], side: RunnableSide) -> str:
-    """sha256 of a side's bits over all prompts."""
+    """Return the sha256 of a side's bits over all prompts."""
     digest = hashlib.sha256()
     for ids in prompts:
         side.run_on(loaded)(ids, lambda _, logits: digest.update(bits_of(logits).data))

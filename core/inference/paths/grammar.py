@@ -14,25 +14,25 @@ from .batch import PromptBatch
 
 Value = int | str
 Others = Mapping[str, tuple[Value, ...]]
-"""The modifiers of a path and their values: what a modifier may have to agree with."""
+"""The modifiers of a path and their values, for checks of contradictions."""
 
 
 @dataclass(frozen=True)
 class Argument:
-    """One value after a colon. shown: as the grammar writes it; expected: in words; read: None if it will not do."""
+    """One value after a colon. syntax: in the grammar; description: in words; read: returns None if it is invalid."""
 
-    shown: str
-    expected: str
+    syntax: str
+    description: str
     read: Callable[[str], Value | None]
 
 
 @dataclass(frozen=True)
 class Base:
-    """A way to walk through the prompt.
+    """How a path walks through the prompt.
 
     compute: (batch, emit, values); at_once: positions whose logits are on the device at once, of (positions, values);
     forwards: calls of the model for a prompt; reads_cache: whether a forward reads keys and values of an earlier one;
-    refuse: why this model cannot take so many positions (None: any) this way, or None.
+    refuse: why this model cannot run so many positions (None: any), or None.
     """
 
     compute: Callable[..., None]
@@ -64,52 +64,52 @@ class Step:
         return ":".join([self.name, *map(str, self.values)])
 
 
-def whole_number(least: int, most: int | None = None, shown: str = "N") -> Argument:
-    """A count written in decimal digits."""
+def whole_number(least: int, most: int | None = None, syntax: str = "N") -> Argument:
+    """Return an argument that is a count in decimal digits."""
 
     def read(text: str) -> int | None:
         is_number = text.isascii() and text.isdigit() and len(text) < 19
         return int(text) if is_number and int(text) >= least and (most is None or int(text) <= most) else None
 
     until = f"at least {least}" if most is None else f"{least} to {most}"
-    return Argument(shown, f"a whole number of {until}", read)
+    return Argument(syntax, f"a whole number of {until}", read)
 
 
 def choice(*words: str) -> Argument:
-    """One of a few words."""
+    """Return an argument that is one of a few words."""
     return Argument(
         "|".join(words), f"one of {', '.join(words)}", lambda text: text.lower() if text.lower() in words else None
     )
 
 
-def a_word(shown: str, expected: str) -> Argument:
-    """A name whose meaning depends on the model, so that only the model can refuse it."""
-    return Argument(shown, expected, lambda text: text.lower() if text.replace("_", "").isalnum() else None)
+def a_word(syntax: str, description: str) -> Argument:
+    """Return an argument that is a name, which only the model can refuse."""
+    return Argument(syntax, description, lambda text: text.lower() if text.replace("_", "").isalnum() else None)
 
 
-def read_step(path: str, text: str, kind: str, known: Mapping[str, Any]) -> Step:
-    """`batch:08` -> Step('batch', (8,)); UsageError says what exists where the text names something else."""
+def read_step(path: str, text: str, kind: str, choices: Mapping[str, Any]) -> Step:
+    """Parse `batch:08` to Step('batch', (8,)). UsageError lists the choices."""
     name, *values = (part.strip() for part in text.split(":"))
     name = name.lower()
-    if name not in known:
-        exist = ", ".join(_shown(key, part.arguments) for key, part in known.items())
+    if name not in choices:
+        exist = ", ".join(_syntax(key, part.arguments) for key, part in choices.items())
         raise UsageError(f"path '{path}': no {kind} '{name}'; {kind}s are {exist}.")
-    arguments: tuple[Argument, ...] = known[name].arguments
+    arguments: tuple[Argument, ...] = choices[name].arguments
     if len(values) != len(arguments):
-        wanted = _shown(name, arguments)
+        syntax = _syntax(name, arguments)
         raise UsageError(
-            f"path '{path}': {kind} '{text.strip()}' has {len(values)} values, not {len(arguments)}; write {wanted}."
+            f"path '{path}': {kind} '{text.strip()}' has {len(values)} values, not {len(arguments)}; write {syntax}."
         )
     read: list[Value] = []
     for argument, value in zip(arguments, values, strict=True):
         meant = argument.read(value)
         if meant is None:
             raise UsageError(
-                f"path '{path}': {name} takes {argument.expected}, not '{value}'; write {_shown(name, arguments)}."
+                f"path '{path}': {name} takes {argument.description}, not '{value}'; write {_syntax(name, arguments)}."
             )
         read.append(meant)
     return Step(name, tuple(read))
 
 
-def _shown(name: str, arguments: tuple[Argument, ...]) -> str:
-    return ":".join([name, *(argument.shown for argument in arguments)])
+def _syntax(name: str, arguments: tuple[Argument, ...]) -> str:
+    return ":".join([name, *(argument.syntax for argument in arguments)])

@@ -34,12 +34,12 @@ class ModuleTrace:
         self._first = 0  # place of the first of them in `positions`
         self._seen: set[str] = set()
 
-    def take(self, name: str, first: int, found: torch.Tensor) -> None:
-        """Take a module's output [chosen, width] from the `first` chosen position on; copy it, models add in place."""
+    def take(self, name: str, first: int, output: torch.Tensor) -> None:
+        """Take a module's output [chosen, width] from the `first` chosen position on. Copy it: models add in place."""
         raise NotImplementedError
 
     def not_understood(self, name: str, output: torch.Tensor) -> None:
-        """Take note that nobody knows which row and column a position of this module's output is."""
+        """Note that the axes of this module's output are unknown."""
 
     @contextmanager
     def forward(self, row: int, skipped: int, start: int, stop: int) -> Iterator[None]:
@@ -51,30 +51,30 @@ class ModuleTrace:
             self._computed, self.is_told = None, False
 
     def hand_in(self, name: str, output: torch.Tensor, start: int) -> None:
-        """Take what an engine says that a module put out, at positions from `start` on. [positions, width]"""
+        """Take a module's output from an engine, for positions from `start` on. [positions, width]"""
         first, last = self._places(start, start + len(output))
         if first < last:
             self.take(name, first, output[self._offsets(first, last, start, output.device)].detach())
 
     @contextmanager
     def following(self, model: Any, modules: Mapping[str, torch.nn.Module]) -> Iterator[None]:
-        """Every output of the modules inside, by name."""
+        """Take every output of the modules inside the `with`, by name."""
         with ExitStack() as hooks:
-            begin = model.register_forward_pre_hook(lambda _, *given: self._begin(*given), with_kwargs=True)
+            begin = model.register_forward_pre_hook(lambda _, *call: self._begin(*call), with_kwargs=True)
             hooks.enter_context(begin)
             for name, module in modules.items():
                 see = module.register_forward_hook(lambda _, __, output, name=name: self._see(name, output))
                 hooks.enter_context(see)
             yield
 
-    def _begin(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _begin(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         self._columns = None
         self._seen.clear()
-        ids = named.get("input_ids", arguments[0] if arguments else None)
+        ids = keywords.get("input_ids", arguments[0] if arguments else None)
         if not isinstance(ids, torch.Tensor) or ids.ndim != 2:
             return
         if not self.is_told:
-            self._infer(ids, named.get("past_key_values"))
+            self._infer(ids, keywords.get("past_key_values"))
         if self._computed is None:
             return
         _, skipped, start, stop = self._computed
@@ -104,7 +104,7 @@ class ModuleTrace:
             self.take(name, self._first, own[self._columns].detach())
 
     def _own_row(self, output: torch.Tensor) -> torch.Tensor | None:
-        """The prompt's row of an output, [columns, width]; None where its axes do not clearly say which they are."""
+        """Return the prompt's row of an output, [columns, width]; None if its axes are ambiguous."""
         assert self._computed is not None
         rows, columns = self._shape
         row, shape = self._computed[0], output.shape
@@ -122,12 +122,12 @@ class ModuleTrace:
         return None
 
     def _places(self, start: int, stop: int) -> tuple[int, int]:
-        """Places in `positions` of those from `start` up to `stop`."""
+        """Return the places in `positions` of those from `start` up to `stop`."""
         first, last = np.searchsorted(self.positions, (start, stop))
         return int(first), int(last)
 
     def _offsets(self, first: int, last: int, start: int, device: torch.device) -> slice | torch.Tensor:
-        """Offsets of the chosen positions of these places, counted from `start`; a run of them without a copy."""
-        chosen = [position - start for position in self.positions[first:last]]
-        is_run = chosen[-1] - chosen[0] == len(chosen) - 1
-        return slice(chosen[0], chosen[-1] + 1) if is_run else torch.tensor(chosen, device=device)
+        """Return the offsets from `start` of the positions at these places; a slice if they are consecutive."""
+        offsets = [position - start for position in self.positions[first:last]]
+        is_run = offsets[-1] - offsets[0] == len(offsets) - 1
+        return slice(offsets[0], offsets[-1] + 1) if is_run else torch.tensor(offsets, device=device)

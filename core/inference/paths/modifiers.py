@@ -1,7 +1,7 @@
-"""Modifiers: what surrounds the prompt, and what the machine does with it.
+"""Modifiers: changes to the batch, the model and the machine.
 
-To add one, write a context manager from a `PromptBatch` to the changed one, which puts everything back however it is
-left, and enter it in MODIFIERS.
+To add one, write a context manager from a `PromptBatch` to the changed one, which restores everything at exit, and
+enter it in MODIFIERS.
 """
 
 # ruff: noqa: ARG001, ARG005 - every entry of the registry has one signature, whether or not it needs all of it
@@ -30,7 +30,7 @@ from ..models.model import LoadedModel
 from .batch import Neighbours, PromptBatch
 from .grammar import Modifier, Others, Value, a_word, choice, whole_number
 
-_MOST_THREADS = 256  # beyond this a typing error would be met by the operating system, which ends the process
+_MOST_THREADS = 256  # a typing error of more would make the operating system end the process
 SDPA = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
@@ -50,7 +50,7 @@ def _beyond_batch(others: Others, row: int) -> str | None:
 
 
 def _random(loaded: LoadedModel, prompt: Sequence[int], count: int) -> torch.Tensor:
-    """Uniformly random tokens, the same for the same seed of torch whatever was drawn before. -> [count, positions]"""
+    """Return uniformly random tokens that depend on torch's seed only. [count, positions]"""
     generator = torch.Generator().manual_seed(torch.initial_seed())
     return torch.randint(loaded.token_limit, (count, len(prompt)), generator=generator)
 
@@ -62,12 +62,12 @@ _NEIGHBOURS: dict[str, Neighbours] = {
 
 
 def _cannot_mask(loaded: LoadedModel, others: Others, side: str, count: int) -> str | None:
-    taken = signature(loaded.model.forward).parameters
-    lacking = [name for name in ("attention_mask", "position_ids") if name not in taken]
+    parameters = signature(loaded.model.forward).parameters
+    lacking = [name for name in ("attention_mask", "position_ids") if name not in parameters]
     if not lacking:
         return None
     kind = type(loaded.model).__name__
-    return f"a {kind} takes no {lacking[0]}, so padding would change its function; leave pad out"
+    return f"a {kind} has no {lacking[0]}, so padding would change its function; leave pad out"
 
 
 # The model.
@@ -75,30 +75,30 @@ def _cannot_mask(loaded: LoadedModel, others: Others, side: str, count: int) -> 
 
 @contextmanager
 def _attn(batch: PromptBatch, name: str) -> Iterator[PromptBatch]:
-    """Use another implementation of attention, for as long as the path runs."""
+    """Use another implementation of attention inside the `with`."""
     model = batch.loaded.model
-    before = model.config._attn_implementation
+    original = model.config._attn_implementation
     try:
         model.set_attn_implementation(name)
         if model.config._attn_implementation != name:
-            raise CaptureError(f"a {type(model).__name__} stays with {before} attention; leave attn:{name} out.")
+            raise CaptureError(f"a {type(model).__name__} keeps {original} attention; leave attn:{name} out.")
         yield batch
     finally:
-        model.set_attn_implementation(before)
+        model.set_attn_implementation(original)
 
 
 def _attentions(loaded: LoadedModel) -> list[str]:
-    """Implementations this model has on this device. On a CPU flex_attention is slower than anyone would serve with."""
+    """Return the implementations of this model on this device; no flex_attention on a CPU, as too slow to serve."""
     model: Any = loaded.model
     has_cuda = loaded.device.startswith("cuda")
-    known = {
+    available = {
         "eager": True,
         "sdpa": getattr(model, "_supports_sdpa", False),
         "flex_attention": has_cuda and getattr(model, "_supports_flex_attn", False),
         "flash_attention_2": has_cuda and getattr(model, "_supports_flash_attn", False) and is_flash_attn_2_available(),
         "flash_attention_3": has_cuda and getattr(model, "_supports_flash_attn", False) and is_flash_attn_3_available(),
     }
-    return [name for name, has in known.items() if has]
+    return [name for name, has in available.items() if has]
 
 
 def _no_such_attention(loaded: LoadedModel, others: Others, name: str) -> str | None:
@@ -112,7 +112,7 @@ def _no_such_attention(loaded: LoadedModel, others: Others, name: str) -> str | 
 
 @contextmanager
 def _dtype(batch: PromptBatch, name: str) -> Iterator[PromptBatch]:
-    """The weights rounded to another dtype, everything computed in it, the original bits put back."""
+    """Round the weights to another dtype and compute in it; restore the original bits."""
     with converted(batch.loaded, format_named(name).name) as loaded:
         yield replace(batch, loaded=loaded)
 
@@ -125,12 +125,12 @@ def _not_representable(loaded: LoadedModel, others: Others, name: str) -> str | 
     needed, free = converted_bytes(loaded, name), memory.free_bytes(torch.device(loaded.device))
     if free is None or needed <= free:
         return None
-    here = f"{loaded.device} has {size(free)} free; leave dtype:{name} out"
-    return f"a second copy of the weights in {name} takes {size(needed)}, {here}"
+    hint = f"{loaded.device} has {size(free)} free; leave dtype:{name} out"
+    return f"a second copy of the weights in {name} takes {size(needed)}, {hint}"
 
 
 def _dtype_of(loaded: LoadedModel, others: Others) -> str:
-    """The dtype a path with these modifiers computes in."""
+    """Return the compute dtype of a path with these modifiers."""
     return str(others.get("dtype", (loaded.dtype,))[0])
 
 
@@ -140,16 +140,16 @@ def _dtype_of(loaded: LoadedModel, others: Others) -> str:
 def _switching(
     get: Callable[[], Any], switch: Callable[[Any], object], to: Callable[..., Any]
 ) -> Callable[..., AbstractContextManager[PromptBatch]]:
-    """A setting of the process that is put back. to: the modifier's values -> what it is set to."""
+    """Return a modifier that sets and restores a process setting. to: the modifier's values -> the setting."""
 
     @contextmanager
     def change(batch: PromptBatch, *values: Value) -> Iterator[PromptBatch]:
-        before = get()
+        original = get()
         try:
             switch(to(*values))
             yield batch
         finally:
-            switch(before)
+            switch(original)
 
     return change
 
@@ -157,12 +157,12 @@ def _switching(
 def _not_on_cpu(loaded: LoadedModel, others: Others, count: int) -> str | None:
     if loaded.device == "cpu":
         return None
-    return f"threads change what a CPU computes, and the model is on {loaded.device}; leave threads:{count} out"
+    return f"threads apply to a CPU, and the model is on {loaded.device}; leave threads:{count} out"
 
 
 def _no_tf32(loaded: LoadedModel, others: Others) -> str | None:
     if not loaded.device.startswith("cuda"):
-        return f"tf32 exists on CUDA only, and the model is on {loaded.device}; leave it out"
+        return f"tf32 needs CUDA, and the model is on {loaded.device}; leave it out"
     if torch.cuda.get_device_capability(loaded.device) < _TF32_CAPABILITY:
         return f"{loaded.device_name} has no TF32; leave it out"
     dtype = _dtype_of(loaded, others)
@@ -171,7 +171,7 @@ def _no_tf32(loaded: LoadedModel, others: Others) -> str | None:
 
 @contextmanager
 def _sdpa(batch: PromptBatch, backend: str) -> Iterator[PromptBatch]:
-    """One kernel of torch's scaled_dot_product_attention and no other."""
+    """Use one backend of torch's scaled_dot_product_attention only."""
     with sdpa_kernel(SDPA[backend]):
         yield batch
 
@@ -182,7 +182,7 @@ def _no_backend(loaded: LoadedModel, others: Others, backend: str) -> str | None
     attention = others.get("attn", (loaded.model.config._attn_implementation,))[0]
     if attention != "sdpa":
         remedy = "choose attn:sdpa" if "sdpa" in _attentions(loaded) else "leave it out"
-        return f"sdpa:{backend} chooses a kernel of sdpa attention, and this is {attention}; {remedy}"
+        return f"sdpa:{backend} needs sdpa attention, and this is {attention}; {remedy}"
     if loaded.device != "cpu" and backend in ("flash", "cudnn") and _dtype_of(loaded, others) == "float32":
         return f"the {backend} backend takes float16 and bfloat16 only; choose efficient or math"
     return None
@@ -198,15 +198,15 @@ def _reductions() -> list[Any]:
 
 
 def _reduce(values: Sequence[Any]) -> None:
-    """Whether cuBLAS may add up the parts of a bfloat16 or float16 product in that same dtype."""
+    """Set whether cuBLAS may reduce parts of a bfloat16 or float16 product in that dtype."""
     for name, value in zip(_REDUCTIONS, values, strict=True):
         setattr(torch.backends.cuda.matmul, name, value)
 
 
 def _no_reductions(loaded: LoadedModel, others: Others, switch: str) -> str | None:
     if not loaded.device.startswith("cuda"):
-        where = f"and the model is on {loaded.device}; leave reduced:{switch} out"
-        return f"reduced-precision reductions exist on CUDA only, {where}"
+        hint = f"and the model is on {loaded.device}; leave reduced:{switch} out"
+        return f"reduced-precision reductions need CUDA, {hint}"
     if _dtype_of(loaded, others) == "float32":
         return f"reduced:{switch} changes 16-bit products only, and these are float32; leave it out"
     return None
@@ -214,7 +214,7 @@ def _no_reductions(loaded: LoadedModel, others: Others, switch: str) -> str | No
 
 @contextmanager
 def _compile(batch: PromptBatch) -> Iterator[PromptBatch]:
-    """The model through torch.compile. If it gives up, which would silently give a plain forward, that is an error."""
+    """Compile the model. If torch.compile gives up, which would silently run eagerly, that is an error."""
     import torch._dynamo  # a second of imports that no other path needs
 
     torch.compiler.reset()
@@ -236,15 +236,15 @@ def _no_compiler(loaded: LoadedModel, others: Others) -> str | None:
     try:
         get_cpp_compiler()
     except InvalidCxxCompiler:
-        return "torch.compile needs a C++ compiler, and none is installed here; install g++ or leave compile out"
+        return "torch.compile needs a C++ compiler, which is not installed; install g++ or leave compile out"
     if not (Path(get_path("include")) / "Python.h").is_file():
-        return "torch.compile needs Python's C headers, which are not installed here; install them or leave compile out"
+        return "torch.compile needs Python's C headers, which are not installed; install them or leave compile out"
     return None
 
 
 @contextmanager
 def _invariant(batch: PromptBatch) -> Iterator[PromptBatch]:
-    """Every sum in one order that no batch, row, chunk, cache or thread changes."""
+    """Use batch-invariant kernels: one reduction order for any batch, row, chunk, cache and threads."""
     with invariant_forwards(batch.loaded.model):
         yield batch
 
@@ -252,7 +252,7 @@ def _invariant(batch: PromptBatch) -> Iterator[PromptBatch]:
 def _not_invariant(loaded: LoadedModel, others: Others) -> str | None:
     for name in ("sdpa", "compile"):
         if name in others:
-            return f"invariant replaces the kernels that {name} chooses; leave one of them out"
+            return f"invariant and {name} both replace kernels; leave one out"
     return invariant_refusal(loaded.model)
 
 
@@ -260,9 +260,9 @@ _threads = _switching(torch.get_num_threads, torch.set_num_threads, lambda count
 _tf32 = _switching(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, lambda: "high")
 _reduced = _switching(_reductions, _reduce, lambda switch: [switch == "on"] * len(_REDUCTIONS))
 _AN_ATTENTION = a_word("eager|sdpa", "the name of an attention")
-_ROW = whole_number(0, shown="I")
+_ROW = whole_number(0, syntax="I")
 MODIFIERS: dict[str, Modifier] = {  # in the order in which they are written and applied
-    # N rows, 1..N-1 of other sequences of the same length: the same work, other shapes
+    # N rows, 1..N-1 of other sequences of the same length: same work, different shapes
     "batch": Modifier(lambda batch, rows: nullcontext(replace(batch, rows=rows)), (whole_number(1),)),
     "row": Modifier(lambda batch, row: nullcontext(replace(batch, row=row)), (_ROW,), _beyond_batch),
     "neighbours": Modifier(
@@ -278,7 +278,7 @@ MODIFIERS: dict[str, Modifier] = {  # in the order in which they are written and
     ),
     "attn": Modifier(_attn, (_AN_ATTENTION,), refuse=_no_such_attention),
     "dtype": Modifier(_dtype, (choice(*LOGIT_FORMATS),), refuse=_not_representable),
-    # kernels on the CPU share their work among N threads, and some split their sums accordingly
+    # CPU kernels share their work among N threads, and some split their reductions accordingly
     "threads": Modifier(_threads, (whole_number(1, _MOST_THREADS),), refuse=_not_on_cpu),
     "tf32": Modifier(_tf32, refuse=_no_tf32),  # operands of float32 products rounded to 10 bits of mantissa
     "sdpa": Modifier(_sdpa, (choice(*SDPA),), refuse=_no_backend),

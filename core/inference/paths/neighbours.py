@@ -1,4 +1,4 @@
-"""Real text to fill the other rows of a batch: what a prompt meets on a busy server."""
+"""Real text to fill the other rows of a batch, like requests on a busy server."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..models.torch_errors import quiet
 
 _TEXT = Path(__file__).with_name("neighbours.txt")
 _KNOWN: WeakKeyDictionary[PreTrainedTokenizerBase, list[int]] = WeakKeyDictionary()
-_GOLDEN = 0.6180339887498949  # steps of this share of the text fall nowhere near each other for long
+_GOLDEN = 0.6180339887498949  # steps of this share of the text stay far apart
 
 
 def _tokens_of_text(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Tokens of the text, once a tokenizer: a continuation asks for neighbours at every step."""
+    """Return the tokens of the text, cached per tokenizer: a continuation needs them at every step."""
     if tokenizer not in _KNOWN:
         with quiet():
             tokens = tokenizer(_TEXT.read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"]
@@ -28,35 +28,35 @@ def _tokens_of_text(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def neighbour_rows(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], count: int) -> torch.Tensor:
-    """Token ids of other prompts, each as long as `ids`. -> [count, positions], int64, on the CPU.
+    """Return token ids of other prompts, each as long as `ids`. [count, positions], int64, on the CPU.
 
-    Windows of real text, the same at every call; row k is the same whatever `count`, so a batch of 4 is the beginning
-    of a batch of 8. None equals `ids`, and none equals another until the text has no window left that is new.
+    Windows of real text, the same at every call; row k does not depend on `count`, so a batch of 4 is the beginning of
+    a batch of 8. None equals `ids`, and all differ until the text has no new window.
     """
     prompt = [int(token) for token in ids]
     if count == 0:
         return torch.empty((0, len(prompt)), dtype=torch.long)
     text = _tokens_of_text(tokenizer)
-    # A prompt that opens with the tokenizer's own first token has neighbours that do, as any request to a server would.
+    # If a prompt begins with the BOS token, its neighbors do too, like any request to a server.
     opening = prompt[:1] if len(prompt) > 1 and prompt[0] == tokenizer.bos_token_id else []
     length = len(prompt) - len(opening)
-    around = text * (2 + length // max(1, len(text)))  # the text goes round, so that every offset has a whole window
+    around = text * (2 + length // max(1, len(text)))  # the text repeats, so that every offset has a whole window
     step = max(1, round(len(text) * _GOLDEN))
     while gcd(step, len(text)) > 1:  # coprime, so that each offset comes up once
         step += 1
     rows: list[list[int]] = []
-    seen = {tuple(prompt)}
+    windows = {tuple(prompt)}
     for number in range(len(text)):
         if len(rows) == count:
             break
         offset = (1 + number) * step % len(text)
         window = opening + around[offset : offset + length]
-        if tuple(window) not in seen:
-            seen.add(tuple(window))
+        if tuple(window) not in windows:
+            windows.add(tuple(window))
             rows.append(window)
     if not rows:
         raise CaptureError(
-            f"the tokenizer turns every neighbour of a prompt of {len(prompt)} tokens into that prompt; lengthen it."
+            f"the tokenizer turns every neighbor of a prompt of {len(prompt)} tokens into that prompt; lengthen it."
         )
     different = len(rows)
     rows += [rows[k % different] for k in range(count - different)]

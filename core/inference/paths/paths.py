@@ -1,4 +1,4 @@
-"""Paths: ways to compute the logits of given tokens that are equal in exact arithmetic. `base+modifier+modifier`.
+"""Paths: mathematically equivalent ways to compute the logits of given tokens. `base+modifier+modifier`.
 
 A base is added in `bases.py`, a modifier in `modifiers.py`, each by one entry. Users read docs/reference/paths.md.
 """
@@ -30,8 +30,8 @@ Choose = Callable[[torch.Tensor], int | None]
 
 @dataclass(frozen=True)
 class Path:
-    """A base and its modifiers, in canonical order: two ways to write the same steps are equal, and `str` gives one of
-    them. engine: whose steps they are; None: transformers'.
+    """A base and its modifiers, in canonical order: equal steps make equal paths and one `str`. engine: None for
+    transformers.
     """
 
     base: Step
@@ -43,11 +43,11 @@ class Path:
         return steps if self.engine is None else f"{self.engine.name}:{steps}"
 
     def values_of(self, name: str) -> tuple[Value, ...] | None:
-        """Values of a modifier; None if the path has it not."""
+        """Return the values of a modifier; None if the path does not have it."""
         return next((step.values for step in self.modifiers if step.name == name), None)
 
     def with_modifier(self, name: str, *values: Value) -> Path:
-        """The same path with one modifier set to these values."""
+        """Return the same path with one modifier set to these values."""
         others = [str(step) for step in (self.base, *self.modifiers) if step.name != name]
         own = "" if self.engine is None else f"{self.engine.name}:"
         return parse_path(own + "+".join([*others, str(Step(name, values))]))
@@ -70,15 +70,15 @@ class Path:
 
     @property
     def is_one_piece(self) -> bool:
-        """True if a compiler makes its kernels, out of reach of whoever looks on."""
+        """True if it is compiled, so that hooks do not see its modules."""
         return self.engine is None and self.values_of("compile") is not None
 
     def _columns(self, positions: int) -> int:
-        """Columns whose logits a forward may give, padding included."""
+        """Return the most columns of a forward's logits, padding included."""
         return BASES[self.base.name].at_once(positions, *self.base.values) + sum(self.padding)
 
     def logits_bytes(self, loaded: LoadedModel, positions: int) -> int:
-        """Bytes of the logits that are on the device at once, for a prompt of `positions` tokens."""
+        """Return the bytes of the logits on the device at once, for a prompt of `positions` tokens."""
         row_bytes = loaded.vocab_size * loaded.torch_dtype.itemsize
         if self.engine is not None:
             return rows_of_a_chunk(loaded) * row_bytes
@@ -88,7 +88,7 @@ class Path:
         return self.rows * columns * row_bytes
 
     def working_bytes(self, loaded: LoadedModel, positions: int) -> int:
-        """Bytes of a forward beside the weights: logits, one layer's activations, the cache it reads; at least."""
+        """Return a lower bound of a forward's bytes without weights: logits, one layer's activations, its cache."""
         if self.engine is not None:  # in a process of its own
             return self.logits_bytes(loaded, positions)
         text = loaded.model.config.get_text_config(decoder=True)
@@ -103,58 +103,58 @@ class Path:
         return self.logits_bytes(loaded, positions) + elements * loaded.torch_dtype.itemsize
 
     def forwards(self, positions: int) -> int:
-        """Calls of the model that a prompt of so many tokens takes."""
+        """Return the calls of the model for a prompt of this length."""
         if self.engine is not None:
             return positions if self.base.name == "decode" else 1
         return BASES[self.base.name].forwards(positions, *self.base.values)
 
     @property
     def reads_cache(self) -> bool:
-        """True where any of its forwards reads the keys and values of an earlier one."""
-        if self.engine is not None:  # of its own, which nobody sees
+        """True if any of its forwards reads the keys and values of an earlier one."""
+        if self.engine is not None:  # its cache is not visible
             return False
         return BASES[self.base.name].reads_cache
 
     def compute_dtype(self, loaded: LoadedModel) -> str:
-        """The dtype this path computes its logits in; they leave it in the model's, which holds them exactly."""
+        """Return the dtype in which this path computes logits; the model's dtype holds them exactly."""
         if self.engine is not None:
             return engine_side.computes_in(self.modifiers, loaded)
         return str((self.values_of("dtype") or (loaded.dtype,))[0])
 
     def contradiction(self) -> str | None:
-        """A fault of the path whatever the model, and what to do about it, or None."""
+        """Return a fault of the path for any model, and the remedy, or None."""
         if self.engine is not None:
-            given = {step.name: step.values[0] for step in self.modifiers if step.values}
-            refused = self.engine.contradiction(self.base.name, given)
+            values = {step.name: step.values[0] for step in self.modifiers if step.values}
+            refused = self.engine.contradiction(self.base.name, values)
             return f"{self.engine.engine} refuses it: {refused}" if refused else None
         others: Others = {step.name: step.values for step in self.modifiers}
-        found = (MODIFIERS[step.name].contradiction(others, *step.values) for step in self.modifiers)
-        return next((sentence for sentence in found if sentence), None)
+        reasons = (MODIFIERS[step.name].contradiction(others, *step.values) for step in self.modifiers)
+        return next((sentence for sentence in reasons if sentence), None)
 
     def refusal(self, loaded: LoadedModel, positions: int | None = None) -> str | None:
-        """Reason why this model cannot take so many tokens (None: any) down this path, and what to do, or None."""
+        """Return why this model cannot run so many tokens (None: any) on this path, and the remedy, or None."""
         if self.engine is not None:
             return engine_side.refusal(self.engine, self.modifiers, loaded)
         others: Others = {step.name: step.values for step in self.modifiers}
-        found = [BASES[self.base.name].refuse(loaded, positions, *self.base.values)]
-        found += [MODIFIERS[step.name].refuse(loaded, others, *step.values) for step in self.modifiers]
-        return next((sentence for sentence in found if sentence), None)
+        reasons = [BASES[self.base.name].refuse(loaded, positions, *self.base.values)]
+        reasons += [MODIFIERS[step.name].refuse(loaded, others, *step.values) for step in self.modifiers]
+        return next((sentence for sentence in reasons if sentence), None)
 
     def cannot_be_stored(self, loaded: LoadedModel) -> str | None:
-        """Reason why a run in the model's dtype cannot hold the logits and what to do about it, or None."""
+        """Return why a run in the model's dtype cannot hold the logits, and the remedy, or None."""
         return None if self.engine is None else engine_side.not_stored(self.engine, str(self), loaded)
 
     def cannot_continue(self, loaded: LoadedModel, positions: int | None = None) -> str | None:
-        """Reason why nothing can be generated on this path, and what to do, or None. positions: that are fed"""
+        """Return why this path cannot generate, and the remedy, or None. positions: tokens to feed"""
         if self.engine is not None:
-            return f"{self.engine.engine} gives logits of given tokens only; continue with a path of transformers"
+            return f"{self.engine.engine} cannot generate tokens; use a path of transformers"
         if self.padding[1]:
-            return "padding after the prompt leaves no place for what follows it; choose pad:left"
+            return "padding after the prompt leaves no place for generated tokens; choose pad:left"
         return without_cache(loaded, positions)
 
 
 def parse_path(text: str) -> Path:
-    """`prefill+batch:8`, `llamacpp:decode+kv:f32` -> Path; UsageError says what exists."""
+    """Parse `prefill+batch:8` or `llamacpp:decode+kv:f32`. UsageError lists the choices."""
     base_text, *modifier_texts = text.split("+")
     name, colon, own = base_text.partition(":")
     name = name.strip().lower()
@@ -173,7 +173,7 @@ def parse_path(text: str) -> Path:
     names = [step.name for step in modifiers]
     twice = next((name for number, name in enumerate(names) if name in names[:number]), None)
     if twice:
-        raise UsageError(f"path '{text}': modifier '{twice}' stands twice; expected it once.")
+        raise UsageError(f"path '{text}': modifier '{twice}' is given twice; expected once.")
     order = list(MODIFIERS if engine is None else engine.modifiers)
     path = Path(base, tuple(sorted(modifiers, key=lambda step: order.index(step.name))), engine)
     contradiction = path.contradiction()
@@ -183,7 +183,7 @@ def parse_path(text: str) -> Path:
 
 
 class OpenPath:
-    """The model made ready for a path; calling it runs a prompt and checks dtype, width and order of each piece."""
+    """A model prepared for a path. Calling it runs a prompt and checks dtype, width and order of each piece."""
 
     def __init__(
         self, path: Path, batch: PromptBatch, loaded: LoadedModel, engine: engine_side.EngineRun | None = None
@@ -191,17 +191,17 @@ class OpenPath:
         self.path = path
         self._engine = engine
         self._batch = batch
-        self._asked = loaded  # as it was before the modifiers: its dtype is the run's
+        self._asked = loaded  # before the modifiers: its dtype is the run's
 
     def __call__(self, token_ids: Sequence[int], emit: Emit) -> None:
-        """Hand `emit` the logits of a prompt's token ids."""
+        """Send `emit` the logits of a prompt's token ids."""
         if self._engine is not None:
             return self._engine(token_ids, emit)
         return self._run(self._of(token_ids), emit)
 
     def continued(self, token_ids: Sequence[int], count: int, choose: Choose, emit: Emit) -> None:
-        """Run a prompt, then go on token by token with its cache, as every engine does. choose(logits[1, vocab]) gives
-        the next token, or None to end; at most `count` follow. Other rows go on as their own texts do.
+        """Run a prompt, then continue token by token with its cache, like a serving engine. choose(logits[1, vocab])
+        returns the next token, or None to end, at most `count` times. Other rows continue their own texts.
         """
         watch = self._batch.watch or CacheWatch()
         batch = replace(self._of(token_ids), watch=watch, room=count)
@@ -209,12 +209,12 @@ class OpenPath:
 
         def keep_last(position: int, logits: torch.Tensor) -> None:
             nonlocal last
-            last = logits[-1:].clone()  # a view would keep alive what it is a view of
+            last = logits[-1:].clone()  # a view would keep its base alive
             emit(position, logits)
 
         self._run(batch, keep_last)
         if watch.cache is None or last is None:
-            raise CaptureError(f"path '{self.path}' left no cache to go on from; choose another path.")
+            raise CaptureError(f"path '{self.path}' left no cache to continue from; choose another path.")
         own: list[int] = []
         while len(own) < count and (token := choose(last)) is not None:
             own.append(token)
@@ -232,42 +232,42 @@ class OpenPath:
         _refuse(self.path, self._asked, batch.positions)
         limit, highest = batch.loaded.token_limit, int(batch.token_ids.max())
         if highest >= limit:
-            raise CaptureError(f"path '{self.path}': token {highest} is not among the model's {limit}.")
+            raise CaptureError(f"path '{self.path}': token {highest} is outside the vocabulary of {limit}.")
         done = 0
 
         def checked(position: int, logits: torch.Tensor) -> None:
             nonlocal done
             self._check(position, done, logits)
             done += len(logits)
-            emit(position, logits.to(self._asked.torch_dtype))  # exact: the path was refused where it could not be
+            emit(position, logits.to(self._asked.torch_dtype))  # exact, or the path was refused
 
         BASES[self.path.base.name].compute(batch, checked, *self.path.base.values)
         if done != batch.positions:
-            raise CaptureError(f"path '{self.path}': {done} positions came, expected {batch.positions}.")
+            raise CaptureError(f"path '{self.path}': got {done} positions; expected {batch.positions}.")
 
     def _check(self, position: int, done: int, logits: torch.Tensor) -> None:
-        where, loaded = f"path '{self.path}'", self._batch.loaded
+        label, loaded = f"path '{self.path}'", self._batch.loaded
         if logits.dtype != loaded.torch_dtype:
             came = str(logits.dtype).removeprefix("torch.")
-            raise CaptureError(f"{where}: the model gave {came} logits, expected {loaded.dtype}; capture it in {came}.")
+            raise CaptureError(f"{label}: the model gave {came} logits; expected {loaded.dtype}. Capture in {came}.")
         if logits.ndim != 2 or logits.shape[1] != loaded.vocab_size:
-            raise CaptureError(f"{where}: logits are {list(logits.shape)}, expected [rows, {loaded.vocab_size}].")
+            raise CaptureError(f"{label}: logits are {list(logits.shape)}; expected [rows, {loaded.vocab_size}].")
         if position != done:
-            raise CaptureError(f"{where}: position {position} came where {done} was expected.")
+            raise CaptureError(f"{label}: got position {position}; expected {done}.")
 
 
 @contextmanager
 def open_path(
     path: Path, loaded: LoadedModel, watch: CacheWatch | None = None, trace: Follower | None = None
 ) -> Iterator[OpenPath]:
-    """Make the model ready for the path; what modifiers change stays changed for the process until the end of the
-    `with`. watch: sees the cache that each forward leaves, which each then keeps; trace: follows the forwards.
+    """Prepare the model for the path; changes of modifiers apply to the whole process until the end of the `with`.
+    watch: gets the cache of each forward, which then always makes one; trace: follows the forwards.
     """
     _refuse(path, loaded, None)
     if path.engine is not None:
         steps = (path.base, *path.modifiers)
-        seen = trace if isinstance(trace, ModuleTrace) else None
-        run = engine_side.EngineRun(str(path), path.engine, steps, loaded, seen)
+        modules = trace if isinstance(trace, ModuleTrace) else None
+        run = engine_side.EngineRun(str(path), path.engine, steps, loaded, modules)
         yield OpenPath(path, PromptBatch(loaded), loaded, run)
         return
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The sides of a capture: paths side by side, a path called several times, or a path swept over a value."""
+"""The sides of a capture: several paths, repeated calls of a path, or a sweep over a value."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from .paths import Path, parse_path
 
 @dataclass(frozen=True)
 class NamedPath:
-    """One side of a capture: its name, and the path that computes it."""
+    """One side of a capture: its name and its path."""
 
     name: str
     path: Path
 
 
 def sides_of(reference: str, variants: Sequence[str], repeat: int = 1) -> tuple[NamedPath, ...]:
-    """The reference first; `repeat` calls each path so many times, as a server would get them.
+    """Return the sides, the reference first. repeat: calls of each path in sequence, as requests to a server.
 
     With block or prefix reuse call 1 of `blocks:16` finds no cache and is a prefill; the later ones are `blocks:16`.
     """
     if repeat < 1:
-        raise UsageError(f"--repeat {repeat}: a path is called at least once.")
+        raise UsageError(f"--repeat {repeat}: expected at least 1.")
     if not variants and repeat == 1:
-        raise UsageError("a capture needs at least one variant beside the reference; name a path such as decode.")
+        raise UsageError("a capture needs at least one variant; give a path such as decode.")
     paths = [parse_path(text) for text in (reference, *variants)]
     for number, path in enumerate(paths):
         if path in paths[:number]:
-            raise UsageError(f"path '{path}' is given twice; every side of a run needs a path of its own.")
+            raise UsageError(f"path '{path}' is given twice; the sides of a run need different paths.")
     if repeat == 1:
         return tuple(NamedPath(str(path), path) for path in paths)
     return tuple(
@@ -43,39 +43,38 @@ def sides_of(reference: str, variants: Sequence[str], repeat: int = 1) -> tuple[
 
 
 def check_sides(request: CaptureRequest) -> None:
-    """Refuse sides that cannot be run before weights are read: wrong paths, engines that are not here."""
+    """Refuse unusable sides before weights are read: invalid paths, engines that are not installed."""
     for side in sides_of(request.reference, variants_of(request), request.repeat):
         if side.path.engine is not None and not side.path.engine.is_here:
             raise CaptureError(f"path '{side.path}': {engine_side.not_here(side.path.engine)}.")
 
 
 def _path_of_call(path: Path, call: int) -> Path:
-    is_filling = call == 1 and path.base.name in ("blocks", "reuse")  # which read what an earlier call left
+    is_filling = call == 1 and path.base.name in ("blocks", "reuse")  # which read the cache of an earlier call
     return replace(path, base=Step("prefill")) if is_filling else path
 
 
 def variants_of(request: CaptureRequest, default: str = "decode") -> list[str]:
-    """Variants of a request, those of every sweep included; `default` if there are none and no path repeats."""
+    """Return the variants of a request, with those of sweeps; `default` if there are none and no repeats."""
     own = str(parse_path(request.reference))
     swept = [path for text in request.sweeps for path in sweep(request.reference, text)]
-    found = [*request.variants, *(path for path in swept if path != own)]
-    if not found and request.repeat == 1:
-        found = ["prefill" if own == default else default]
-    return found
+    variants = [*request.variants, *(path for path in swept if path != own)]
+    if not variants and request.repeat == 1:
+        variants = ["prefill" if own == default else default]
+    return variants
 
 
 def sweep(reference: str, text: str) -> list[str]:
-    """`batch=1,2,4` -> the reference with each value of a modifier, or of another base; paths as text."""
+    """Expand `batch=1,2,4` to the reference with each value of a modifier or another base, as texts."""
     name, equals, values = text.partition("=")
     name = name.strip().lower()
     if not equals or not values.strip() or (name not in MODIFIERS and name not in BASES):
         raise UsageError(
-            f"--sweep '{text}' is not known; expected NAME=VALUE,VALUE,... with one of"
-            f" {', '.join([*MODIFIERS, *BASES])}."
+            f"--sweep '{text}': expected NAME=VALUE,VALUE,... with one of {', '.join([*MODIFIERS, *BASES])}."
         )
     path = parse_path(reference)
     if name in MODIFIERS:
-        kept = "+".join(map(str, (path.base, *(step for step in path.modifiers if step.name != name))))
-        return [str(parse_path(f"{kept}+{name}:{value.strip()}")) for value in values.split(",")]
+        stem = "+".join(map(str, (path.base, *(step for step in path.modifiers if step.name != name))))
+        return [str(parse_path(f"{stem}+{name}:{value.strip()}")) for value in values.split(",")]
     behind = "".join(f"+{step}" for step in path.modifiers)
     return [str(parse_path(f"{name}:{value.strip()}{behind}")) for value in values.split(",")]

@@ -1,7 +1,7 @@
 """The logits of one forward in slices: the body of the model runs once, its head on some columns at a time.
 
-4096 tokens over a vocabulary of 128256 give a gigabyte of logits a row; the hidden states are fifty times smaller. So
-above SLICE_BYTES the model is called again for each slice with its body standing still.
+4096 tokens over a vocabulary of 128256 give a gigabyte of logits per row; hidden states are fifty times smaller. So
+above SLICE_BYTES the model is called again for each slice, with its body's output cached.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ SLICE_BYTES = 128 << 20  # logits of all rows of the batch that exist at once
 
 
 def columns_at_once(rows: int, vocab: int, itemsize: int) -> int:
-    """Columns of a forward of `rows` rows whose logits make up to SLICE_BYTES; at least one."""
+    """Return the columns of `rows` rows whose logits take up to SLICE_BYTES; at least one."""
     return max(1, SLICE_BYTES // (rows * vocab * itemsize))
 
 
 def sliced_logits(
     model: Any, arguments: dict[str, Any], start: int, stop: int, size: int, emit: Callable[[torch.Tensor], None]
 ) -> None:
-    """Hand `emit` the logits of the columns start..stop-1 of one forward, [rows, up to `size`, vocab] each.
+    """Send `emit` the logits of columns start..stop-1 of one forward, [rows, up to `size`, vocab] each.
 
-    Where a model's forward does not go through its body (code of its own), its whole logits are cut instead.
+    If a model's forward bypasses its body (custom code), its whole logits are sliced instead.
     """
 
-    def cut(logits: torch.Tensor) -> None:
+    def emit_slices(logits: torch.Tensor) -> None:
         for piece in logits[:, start:stop].split(size, dim=1):
             emit(piece)
 
     def hand_on(logits: torch.Tensor, columns: int) -> None:
         if standing.output is None:
-            cut(logits)
+            emit_slices(logits)
         elif logits.shape[1] == columns:
             emit(logits)
         else:
@@ -45,7 +45,7 @@ def sliced_logits(
 
     body = getattr(model, model.base_model_prefix, None)
     if not isinstance(body, torch.nn.Module) or body is model:
-        return cut(model(**arguments).logits)
+        return emit_slices(model(**arguments).logits)
     standing = _Standing(body.forward)
     with attribute_replaced(body, "forward", standing):
         for first in range(start, stop, size):
@@ -65,9 +65,9 @@ class _Standing:
         self.output: Any = None
         self._forward = forward
 
-    def __call__(self, *positional: Any, **named: Any) -> Any:
+    def __call__(self, *positional: Any, **keywords: Any) -> Any:
         if self.output is None:
-            self.output = self._forward(*positional, **named)
+            self.output = self._forward(*positional, **keywords)
         if isinstance(self.output, tuple):
             return (self.output[0][:, self.columns], *self.output[1:])
         return type(self.output)(**{**self.output, "last_hidden_state": self.output.last_hidden_state[:, self.columns]})
@@ -75,13 +75,13 @@ class _Standing:
 
 @contextmanager
 def attribute_replaced(owner: torch.nn.Module, name: str, value: Any) -> Iterator[None]:
-    """Let an object have another attribute of its own inside."""
-    before = owner.__dict__.get(name)  # accelerate, for one, puts its own forward on the instance
+    """Replace an instance attribute inside the `with`."""
+    own = owner.__dict__.get(name)  # accelerate, for one, puts its own forward on the instance
     owner.__dict__[name] = value
     try:
         yield
     finally:
-        if before is None:
+        if own is None:
             del owner.__dict__[name]
         else:
-            owner.__dict__[name] = before
+            owner.__dict__[name] = own

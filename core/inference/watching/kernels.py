@@ -1,7 +1,7 @@
-"""The kernels that run while a path is taken, by torch's profiler and what the products' libraries say on a CPU.
+"""The kernels that run on a path, from torch's profiler and, on a CPU, the verbose output of oneDNN and MKL.
 
-On CUDA the profiler names each kernel. On a CPU it knows operations only; oneDNN and MKL tell the implementation in
-their verbose mode on standard output. Forward hooks place every kernel in the innermost module.
+On CUDA the profiler names each kernel. On a CPU it knows operations only; oneDNN and MKL print the implementation on
+standard output. Forward hooks assign every kernel to the innermost module.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ..paths.batch import ignore
 from ..paths.engines import RunnableSide
 from ..paths.paths import open_path
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler writes lines of its own on standard error
-FORWARDS = 8  # looked at of a path's many: the first four and the last four. An event takes about 1 KB while it is read
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler writes on standard error
+FORWARDS = 8  # profiled of a path's many: the first four and the last four. An event takes about 1 KB in memory
 _ENTER, _LEAVE = "\x1eenter ", "\x1eleave"
 _MODULE = "module "
 # oneDNN: onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx512_core_bf16,undef,src:bf16::blocked:ab::f0
@@ -47,22 +47,22 @@ _TYPE = re.compile(r"\b(?:src|wei|dst)[^: ]*:([a-z]+\d+)")
 
 
 @dataclass
-class _Found:
+class KernelSums:
     """Kernels by (module, library, name, detail): launches and microseconds."""
 
     sums: dict[tuple[str, str, str, str], list[float]] = field(default_factory=dict)
 
     def add(self, module: str, library: str, name: str, detail: str, microseconds: float) -> None:
-        kept = self.sums.setdefault((module, library, name, detail), [0, 0.0])
-        kept[0] += 1
-        kept[1] += microseconds
+        total = self.sums.setdefault((module, library, name, detail), [0, 0.0])
+        total[0] += 1
+        total[1] += microseconds
 
     def rows(self) -> tuple[KernelRow, ...]:
         return tuple(KernelRow(*key, int(launches), spent) for key, (launches, spent) in self.sums.items())
 
 
 class _Forwards:
-    """Tells a new forward from a further slice of its logits. begin, end: called around every announced forward."""
+    """Tells a new forward from another slice of its logits. begin, end: called around every announced forward."""
 
     def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
         self._begin, self._end = begin, end
@@ -80,7 +80,7 @@ class _Forwards:
             self._calls = None
 
     def is_new(self) -> bool:
-        """True where this call of the model begins a forward. Asked once a call; of one that nobody announced, yes."""
+        """Return whether this call of the model begins a forward: the first of an announced one, or any other."""
         if self._calls is not None:
             self._calls += 1
         return self._calls in (None, 1)
@@ -89,33 +89,33 @@ class _Forwards:
 def kernels_of(
     loaded: LoadedModel, side: RunnableSide, ids: Sequence[int], number: int = 0, *, seed: int = 0
 ) -> KernelList:
-    """The kernels that a side launches for one prompt. number: of the side in its run; CaptureError if it cannot run.
+    """Profile the kernels of a side on one prompt. number: of the side in its run. CaptureError if it cannot run.
 
-    Of a path with many forwards the first and the last are looked at, FORWARDS together; of a callable the first. A
-    compiled model is one piece, whose kernels belong to no module; it runs once unwatched.
+    Of a path with many forwards, the first and the last are profiled, FORWARDS together; of a callable the first ones.
+    The kernels of a compiled model belong to no module; it runs once without the profiler.
     """
     total = side.path.forwards(len(ids)) if side.path is not None else 0
     half = FORWARDS // 2
-    wanted = {*range(half), *range(max(half, total - half), max(total, FORWARDS))}
-    found, ran, looked, is_warm = _Found(), 0, 0, not side.is_one_piece
+    picks = {*range(half), *range(max(half, total - half), max(total, FORWARDS))}
+    sums, forward_count, profile_count, is_warm = KernelSums(), 0, 0, not side.is_one_piece
     with ExitStack() as hooks:
         running = ExitStack()
 
         def begin(*_: Any) -> None:
-            nonlocal ran, looked
+            nonlocal forward_count, profile_count
             if not is_warm:
                 return
             is_new = forwards.is_new()
-            ran += is_new
-            if ran - 1 in wanted:
-                looked += is_new
-                running.enter_context(_watched(loaded, found))
+            forward_count += is_new
+            if forward_count - 1 in picks:
+                profile_count += is_new
+                running.enter_context(_profile_forward(loaded, sums))
 
         def end(*_: Any) -> None:
             running.close()
 
         hooks.callback(running.close)
-        # A compiler would take hooks of the model for a part of it: there a forward is what the path announces.
+        # A compiler would compile hooks into the model: there a forward is what the path announces.
         forwards = _Forwards(begin, end) if side.is_one_piece else _Forwards(lambda: None, lambda: None)
         if not side.is_one_piece:
             hooks.enter_context(loaded.model.register_forward_pre_hook(begin))
@@ -125,26 +125,26 @@ def kernels_of(
         hooks.enter_context(foreign_errors_stop(f"'{side.name}'", "choose a shorter prompt"))
         hooks.enter_context(torch.inference_mode())
         _set_up_libraries()
-        opened = side.open(loaded, None) if side.path is None else open_path(side.path, loaded, trace=forwards)
-        run = hooks.enter_context(opened)
+        context = side.open(loaded, None) if side.path is None else open_path(side.path, loaded, trace=forwards)
+        run = hooks.enter_context(context)
         if side.is_one_piece:
             run(ids, ignore)
             is_warm = True
         torch.manual_seed(seed)
         run(ids, ignore)
-    return KernelList(number, found.rows(), looked, ran)
+    return KernelList(number, sums.rows(), profile_count, forward_count)
 
 
 @cache
 def _set_up_libraries() -> None:
-    """Let MKL's first verbose call look the machine over: its half second would be some operation's."""
+    """Make MKL's first verbose call, which takes half a second of setup."""
     with tempfile.TemporaryFile() as file, _library_lines("cpu", file):
         torch.ones(2, 2) @ torch.ones(2, 2)
 
 
 @contextmanager
 def _modules_say_their_names(model: torch.nn.Module) -> Iterator[None]:
-    """Every module's forward is a range of the profiler and a pair of lines on standard output, while that is read."""
+    """Mark every module's forward by a range of the profiler, and by lines on standard output while that is read."""
     open_ranges = []
 
     def enter(name: str) -> None:
@@ -181,8 +181,8 @@ def _libc() -> ctypes.CDLL:
 
 
 @contextmanager
-def _watched(loaded: LoadedModel, found: _Found) -> Iterator[None]:
-    """Watch one forward: its operations and kernels are in `found` afterwards."""
+def _profile_forward(loaded: LoadedModel, sums: KernelSums) -> Iterator[None]:
+    """Profile one forward; add its operations and kernels to `sums`."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if loaded.device.startswith("cuda") else [])]
     with tempfile.TemporaryFile() as file:
         with (
@@ -190,20 +190,20 @@ def _watched(loaded: LoadedModel, found: _Found) -> Iterator[None]:
             _library_lines(loaded.device, file),
         ):
             yield
-        _add_operations(profiler.events() or [], found)
+        _add_operations(profiler.events() or [], sums)
         file.seek(0)
-        _add_library_lines(file.read().decode(errors="replace").split("\n"), found)
+        _add_library_lines(file.read().decode(errors="replace").split("\n"), sums)
 
 
 @contextmanager
 def _library_lines(device: str, file: IO[bytes]) -> Iterator[None]:
-    """Redirect what oneDNN and MKL print on a CPU to `file`."""
+    """Redirect the verbose output of oneDNN and MKL on a CPU to `file`."""
     if not device.startswith("cpu"):
         yield
         return
     sys.stdout.flush()
     _libc().fflush(None)
-    before = os.dup(1)
+    stdout = os.dup(1)
     os.dup2(file.fileno(), 1)
     _reading.append(1)
     try:
@@ -217,67 +217,67 @@ def _library_lines(device: str, file: IO[bytes]) -> Iterator[None]:
         _reading.pop()
         sys.stdout.flush()
         _libc().fflush(None)
-        os.dup2(before, 1)
-        os.close(before)
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
-def _add_library_lines(lines: Sequence[str], found: _Found) -> None:
+def _add_library_lines(lines: Sequence[str], sums: KernelSums) -> None:
     modules: list[str] = []
     for line in lines:
         if line.startswith(_ENTER):
             modules.append(line.removeprefix(_ENTER))
         elif line.startswith(_LEAVE):
             modules = modules[:-1]
-        elif told := _ONEDNN.match(line):
-            primitive, implementation, memory, problem, milliseconds = told.groups()
+        elif match := _ONEDNN.match(line):
+            primitive, implementation, memory, problem, milliseconds = match.groups()
             types = "/".join(dict.fromkeys(_TYPE.findall(memory)))
             name, detail = f"{primitive} {implementation}", f"{types} {problem}".strip()
-            found.add(modules[-1] if modules else "", "oneDNN", name, detail, float(milliseconds) * 1e3)
-        elif told := _MKL.match(line):
-            name, arguments, time, unit = told.groups()
+            sums.add(modules[-1] if modules else "", "oneDNN", name, detail, float(milliseconds) * 1e3)
+        elif match := _MKL.match(line):
+            name, arguments, time, unit = match.groups()
             # sizes and transpositions come before the first address
             sizes = ",".join(takewhile(lambda argument: not argument.startswith("0x"), arguments.split(",")))
-            found.add(modules[-1] if modules else "", "MKL", name, sizes, float(time) * _UNITS[unit])
+            sums.add(modules[-1] if modules else "", "MKL", name, sizes, float(time) * _UNITS[unit])
 
 
-def _add_operations(events: Sequence[Any], found: _Found) -> None:
-    """Operations that compute something, the outermost with a kernel of its own: `linear` is its `addmm`."""
-    counted: set[int] = set()
+def _add_operations(events: Sequence[Any], sums: KernelSums) -> None:
+    """Add operations that compute values, the outermost with its own kernel: `linear` is its `addmm`."""
+    outermost: set[int] = set()
     for event in events:
         place, inside = "", False
         parent = event.cpu_parent
         while parent is not None:
-            inside = inside or id(parent) in counted
+            inside = inside or id(parent) in outermost
             if parent.name.startswith(_MODULE):
                 place = parent.name.removeprefix(_MODULE)
                 break
             parent = parent.cpu_parent
         for kernel in event.kernels or ():
-            found.add(place, "CUDA", kernel.name, event.name, float(kernel.duration))
+            sums.add(place, "CUDA", kernel.name, event.name, float(kernel.duration))
         if inside:
-            counted.add(id(event))
+            outermost.add(id(event))
         elif event.name.startswith("aten::") and _computes(event.name.removeprefix("aten::")):
-            counted.add(id(event))
-            found.add(place, "torch", event.name, _shapes(event), float(event.cpu_time_total))
+            outermost.add(id(event))
+            sums.add(place, "torch", event.name, _shapes(event), float(event.cpu_time_total))
 
 
 def _shapes(event: Any) -> str:
-    """`bfloat16 1x384, 384x2048`: of an operation's tensors, a dtype where it is another than the last one named."""
+    """Return `bfloat16 1x384, 384x2048` of an operation's tensors; a dtype is given if it changes."""
     dtypes = getattr(event, "input_dtypes", None) or ()
-    named, parts = "", []
+    last, parts = "", []
     for number, shape in enumerate(event.input_shapes or ()):
         if not shape:
             continue
         dtype = str(dtypes[number]).removeprefix("c10::") if number < len(dtypes) else ""
         dtype = _CPP_NAMES.get(dtype, dtype.lower())
-        parts.append(("" if dtype in ("", named) else f"{dtype} ") + "x".join(map(str, shape)))
-        named = dtype or named
+        parts.append(("" if dtype in ("", last) else f"{dtype} ") + "x".join(map(str, shape)))
+        last = dtype or last
     return ", ".join(parts)
 
 
 @cache
 def _computes(name: str) -> bool:
-    """Return whether the operation has a kernel of its own that makes values; views and compositions have none."""
+    """Return whether the operation has its own kernel that computes values; views and compositions do not."""
     packet = getattr(torch.ops.aten, name, None)
     if packet is None:
         return True

@@ -1,7 +1,6 @@
-"""Module outputs of a capture: watched by hooks on every side, handed on part by part, and the noise floor of every
-module.
+"""Module outputs of a capture: recorded by hooks on every side, sent on in parts, and the noise floor of every module.
 
-Nothing is kept here but what fills a part: a side's outputs leave for the sink (core.runs.tables.layers) as they come.
+Only incomplete parts are buffered: a side's outputs go to the sink (core.runs.tables.layers) as they come.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from ..paths.hooks import ModuleTrace
 from ..paths.paths import Path
 from .modules import LOGITS, watched_modules
 
-FLOOR_SEEDS = 2  # a module's floor is a mean over many elements and positions: two seeds agree to a few per cent
+FLOOR_SEEDS = 2  # a module's floor is a mean over many elements and positions: two seeds agree to a few percent
 SPOOL_BYTES = 2 << 30  # of the reference's outputs that wait on disk
-MOST_CELLS = 1 << 20  # modules x positions: rows of layer_position a pair, and 72 bytes of memory each when written
-_PART_BYTES = 64 << 10  # of one module at a time where forwards compute a few positions each, at least
-_LARGER_PART_BYTES = 1 << 20  # and at most; between them what keeps all modules together within
+MOST_CELLS = 1 << 20  # modules x positions: rows of layer_position per pair, 72 bytes of memory each when written
+_PART_BYTES = 64 << 10  # least of one module at a time if forwards compute a few positions each
+_LARGER_PART_BYTES = 1 << 20  # and most; between them, so that all modules together stay within
 _PARTS_TOGETHER_BYTES = 64 << 20
 _LARGEST_PART_BYTES = 8 << 20
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -38,9 +37,8 @@ _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """Plan of watching module outputs. positions: of each prompt, those that are looked at, ascending; seeds:
-    reorderings of the floor, 0 for none; modules: how many are watched; spool_bytes: what the reference's outputs take
-    on disk, about.
+    """Plan of recording module outputs. positions: of each prompt, ascending; seeds: reorderings of the noise floor, 0
+    for none; modules: their number; spool_bytes: estimate of the reference's outputs on disk.
     """
 
     positions: tuple[tuple[int, ...], ...]
@@ -55,18 +53,16 @@ class LayerPlan:
 
 
 def plan_layers(
-    loaded: LoadedModel, lengths: Sequence[int], reference: Path, seeds: int, wanted: Sequence[int] = ()
+    loaded: LoadedModel, lengths: Sequence[int], reference: Path, seeds: int, picks: Sequence[int] = ()
 ) -> LayerPlan:
-    """Choose where modules are watched: everywhere within SPOOL_BYTES and MOST_CELLS, else at each prompt's last
-    position, the `wanted` ones and others evenly spread. CaptureError if modules cannot be watched.
+    """Choose the positions to record: all within SPOOL_BYTES and MOST_CELLS, else each prompt's last one, `picks` and
+    others evenly spread. CaptureError if modules cannot be recorded.
     """
     if seeds < 0:
         raise UsageError(f"--layer-floor {seeds}: expected a number of reorderings, 0 for none.")
     modules = watched_modules(loaded.model)
     if reference.is_one_piece:
-        raise CaptureError(
-            f"path '{reference}': a compiler makes its kernels, its modules cannot be watched; leave --layers out."
-        )
+        raise CaptureError(f"path '{reference}' is compiled, so its modules cannot be recorded; leave --layers out.")
     has_weights = not any(parameter.is_meta for parameter in loaded.model.parameters())  # a dry run has shapes only
     refusal = reordering_refusal(loaded.model) if seeds and has_weights else None
     if refusal:
@@ -74,30 +70,30 @@ def plan_layers(
     row_bytes = (sum(each.width for each in modules) + loaded.vocab_size) * loaded.torch_dtype.itemsize
     room = max(1, min(SPOOL_BYTES // row_bytes, MOST_CELLS // (len(modules) + 1)))
     begins = np.cumsum([0, *lengths])
-    asked = [
-        begin + place for begin, length in zip(begins[:-1], lengths, strict=True) for place in wanted if place < length
+    extra = [
+        begin + place for begin, length in zip(begins[:-1], lengths, strict=True) for place in picks if place < length
     ]
-    first = list(dict.fromkeys([*asked, *(begins[1:] - 1)]))[:room]
+    first = list(dict.fromkeys([*extra, *(begins[1:] - 1)]))[:room]
     spread = np.linspace(0, begins[-1] - 1, min(int(begins[-1]), room)).astype(int)
     others = [row for row in spread.tolist() if row not in set(first)][: max(0, room - len(first))]
     rows = np.array(sorted({int(row) for row in (*first, *others)}))
-    chosen = tuple(tuple((rows[(rows >= a) & (rows < b)] - a).tolist()) for a, b in pairwise(begins))
+    places = tuple(tuple((rows[(rows >= a) & (rows < b)] - a).tolist()) for a, b in pairwise(begins))
     copies = 1 if str(reference) == PLAIN.name or not seeds else 2
-    return LayerPlan(chosen, seeds, len(modules) + 1, copies * len(rows) * row_bytes)
+    return LayerPlan(places, seeds, len(modules) + 1, copies * len(rows) * row_bytes)
 
 
 def has_a_core_to_spare(loaded: LoadedModel) -> bool:
-    """Return whether forwards leave a core to whoever compares what they put out."""
+    """Return whether forwards leave a CPU core free for comparing their outputs."""
     return loaded.device != "cpu" or torch.get_num_threads() < len(os.sched_getaffinity(0))
 
 
 class SpooledOutputs(ModuleTrace):
-    """Hands on what modules put out in one side's forwards, in parts; what is not clearly [positions, width] is not."""
+    """Sends module outputs of one side's forwards on in parts; outputs with ambiguous axes are dropped."""
 
     def __init__(
         self, of: LayerCapture, emit: Callable[[LayerPart], None], end: Callable[[int], None], *, is_reference: bool
     ) -> None:
-        """end: is told the number of each prompt that is over."""
+        """end: called with the number of each finished prompt."""
         super().__init__()
         self.modules = of.modules
         self._of, self._emit, self._end, self._is_reference = of, emit, end, is_reference
@@ -106,12 +102,12 @@ class SpooledOutputs(ModuleTrace):
         self._spoiled: set[str] = set()
 
     def watching(self) -> AbstractContextManager[None]:
-        """The forwards inside are followed."""
+        """Follow the forwards inside."""
         return self.following(self._of.loaded.model, {name: each.module for name, each in self._of.modules.items()})
 
     @contextmanager
     def of_prompt(self, number: int) -> Iterator[None]:
-        """The forwards inside are of this prompt; in the end what is waiting is handed on."""
+        """Assign the forwards inside to this prompt; at the end, send the buffered rows on."""
         self._number, self.prompt, self.positions = number, self._of.token_ids[number], self._of.plan.positions[number]
         self._waiting, self._spoiled = {}, set()
         yield
@@ -121,7 +117,7 @@ class SpooledOutputs(ModuleTrace):
         self._end(number)
 
     def not_understood(self, name: str, output: torch.Tensor) -> None:
-        """Drop the module: nothing of it counts, not even what an earlier forward gave."""
+        """Drop the module, with its outputs of earlier forwards."""
         if output.dtype not in _DTYPES:
             return
         self._waiting.pop(name, None)
@@ -132,11 +128,11 @@ class SpooledOutputs(ModuleTrace):
         self._spoiled.add(name)
 
     def see_logits(self, position: int, logits: torch.Tensor) -> None:
-        """Logits [positions, vocab] of the prompt from `position` on: what the model gives in the end."""
+        """Take the logits [positions, vocab] of the prompt from `position` on, as the last output."""
         self.hand_in(LOGITS, logits, position)
 
-    def take(self, name: str, first: int, found: torch.Tensor) -> None:
-        if name in self._spoiled or found.dtype not in _DTYPES:
+    def take(self, name: str, first: int, output: torch.Tensor) -> None:
+        if name in self._spoiled or output.dtype not in _DTYPES:
             return
         module = self._of.order.get(name)
         if module is None:
@@ -146,54 +142,54 @@ class SpooledOutputs(ModuleTrace):
             kind, block = (watched.kind, watched.block) if watched is not None else ("head", None)
             module = self._of.order[name] = LayerModule(len(self._of.order), name, kind, block)
         waiting = self._waiting.get(name)
-        if waiting is not None and not waiting.takes(found, first):
+        if waiting is not None and not waiting.takes(output, first):
             self._hand_on(self._waiting.pop(name))
             waiting = None
-        row_bytes = max(1, found.shape[1] * found.dtype.itemsize)
+        row_bytes = max(1, output.shape[1] * output.dtype.itemsize)
         room = max(1, self._of.part_bytes // row_bytes)
-        if waiting is None and len(found) >= room:
-            for start in range(0, len(found), at_once := max(1, _LARGEST_PART_BYTES // row_bytes)):
-                piece = found[start : start + at_once]
+        if waiting is None and len(output) >= room:
+            for start in range(0, len(output), at_once := max(1, _LARGEST_PART_BYTES // row_bytes)):
+                piece = output[start : start + at_once]
                 self._emit_part(module, first + start, piece.clone() if self._of.is_kept else piece)
             return
         if waiting is None:
-            space = torch.empty((room, found.shape[1]), dtype=found.dtype, device=found.device)
+            space = torch.empty((room, output.shape[1]), dtype=output.dtype, device=output.device)
             waiting = self._waiting[name] = _RowBuffer(module, first, space)
-        waiting.add(found)
+        waiting.add(output)
 
     def _hand_on(self, waiting: _RowBuffer) -> None:
         self._emit_part(waiting.module, waiting.first, waiting.space[: waiting.filled])
 
-    def _emit_part(self, module: LayerModule, first: int, found: torch.Tensor) -> None:
-        if found.numel():
-            self._emit(LayerPart(self._number, module, first, bits_of(found), _DTYPES[found.dtype]))
+    def _emit_part(self, module: LayerModule, first: int, output: torch.Tensor) -> None:
+        if output.numel():
+            self._emit(LayerPart(self._number, module, first, bits_of(output), _DTYPES[output.dtype]))
 
 
 @dataclass
 class _RowBuffer:
-    """Rows of one module that do not yet fill a part. space: [rows, width]"""
+    """Rows of one module that do not fill a part yet. space: [rows, width]"""
 
     module: LayerModule
     first: int
     space: torch.Tensor
     filled: int = 0
 
-    def takes(self, found: torch.Tensor, first: int) -> bool:
+    def takes(self, output: torch.Tensor, first: int) -> bool:
         return (
             first == self.first + self.filled
-            and self.filled + len(found) <= len(self.space)
-            and found.shape[1] == self.space.shape[1]
-            and found.dtype == self.space.dtype
+            and self.filled + len(output) <= len(self.space)
+            and output.shape[1] == self.space.shape[1]
+            and output.dtype == self.space.dtype
         )
 
-    def add(self, found: torch.Tensor) -> None:
-        self.space[self.filled : self.filled + len(found)] = found
-        self.filled += len(found)
+    def add(self, output: torch.Tensor) -> None:
+        self.space[self.filled : self.filled + len(output)] = output
+        self.filled += len(output)
 
 
 class LayerCapture:
-    """The traces of one capture's sides and of its floor, into a sink. order: modules as they first put something out
-    on the reference; part_bytes: of one module that wait; is_kept: parts are not done with when the sink has them.
+    """The traces of one capture's sides and of its noise floor. order: modules by their first output on the reference;
+    part_bytes: of one module's part; is_kept: the sink still uses parts after it returns.
     """
 
     def __init__(
@@ -206,14 +202,14 @@ class LayerCapture:
         self.is_kept = has_a_core_to_spare(loaded)
 
     def trace(self, side: int, path: Path) -> SpooledOutputs | None:
-        """Trace for the forwards of a side; None where a compiler makes its kernels."""
+        """Return the trace for the forwards of a side; None if it is compiled."""
         if path.is_one_piece:
             return None
         emit, end = partial(self._sink.write, side), partial(self._sink.end, side)
         return SpooledOutputs(self, emit, end, is_reference=side == 0)
 
     def floor(self, reference: Path, on_step: Callable[[str], None]) -> None:
-        """Reorder prefill and compare it with prefill, all prompts a seed. CaptureError if there can be no floor."""
+        """Run reordered prefills, all prompts per seed. CaptureError if there can be no noise floor."""
         try:
             if self.plan.seeds and str(reference) != PLAIN.name:
                 on_step("plain prefill for the floor of the modules")

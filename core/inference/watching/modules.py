@@ -1,5 +1,5 @@
 """The modules whose outputs are compared: embedding, norms, projections, attention, MLP, the stream after each block;
-not what has no output for each position of each row (rotary tables, convolutions, single experts).
+not modules without an output per position and row (rotary tables, convolutions, single experts).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _NORM = re.compile(r"norm|^ln_", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Watched:
-    """One module to be watched. kind: as in the table `layer`; block: None outside; width: estimated by its weights."""
+class WatchedModule:
+    """One module to record. kind: as in the table `layer`; block: None outside; width: estimated by its weights."""
 
     name: str
     module: torch.nn.Module
@@ -38,13 +38,13 @@ class Watched:
     width: int
 
 
-def watched_modules(model: Any) -> list[Watched]:
-    """Modules to be watched, in the model's own order. CaptureError where the model has no list of blocks."""
+def watched_modules(model: Any) -> list[WatchedModule]:
+    """Return the modules to record, in the model's order. CaptureError if the model has no list of blocks."""
     config = model.config.get_text_config(decoder=True)
     hidden = int(getattr(config, "hidden_size", 0) or 1)
     prefix, blocks = _blocks_of(model, "; leave --layers out")
     owner_name = prefix.rpartition(".")[0]
-    found = []
+    modules = []
     for name, module in model.get_submodule(owner_name).named_modules(prefix=owner_name):
         inside = name.removeprefix(f"{prefix}.") if name.startswith(f"{prefix}.") else None
         block = int(inside.partition(".")[0]) if inside is not None else None
@@ -52,29 +52,27 @@ def watched_modules(model: Any) -> list[Watched]:
             continue
         is_block = block is not None and module is blocks[block]
         kind = "residual" if is_block else _kind(inside.partition(".")[2] if inside is not None else "", name, module)
-        if kind == "other" and not _has_weights(
-            module
-        ):  # an activation within a mixer, whose axes are in an order of its own
+        if kind == "other" and not _has_weights(module):  # an activation in a mixer, whose axes have another order
             continue
-        found.append(Watched(name, module, kind, block, _width(module, kind, hidden, config)))
-    return found
+        modules.append(WatchedModule(name, module, kind, block, _width(module, kind, hidden, config)))
+    return modules
 
 
 def traced_modules(model: Any) -> dict[str, torch.nn.Module]:
-    """Embedding, every block with its direct parts, what follows the blocks; by name, in the model's order."""
+    """Return the embedding, every block with its direct children, and the modules after the blocks, by name."""
     prefix, blocks = _blocks_of(model)
     owner_name = prefix.rpartition(".")[0]
-    found = {}
+    modules = {}
     for child_name, child in model.get_submodule(owner_name).named_children():
         path = f"{owner_name}.{child_name}".lstrip(".")
         if child is not blocks:
-            found[path] = child
+            modules[path] = child
             continue
         for index, block in enumerate(blocks):
             for part_name, part in block.named_children():
-                found[f"{path}.{index}.{part_name}"] = part
-            found[f"{path}.{index}"] = block
-    return found
+                modules[f"{path}.{index}.{part_name}"] = part
+            modules[f"{path}.{index}"] = block
+    return modules
 
 
 def _blocks_of(model: Any, remedy: str = "") -> tuple[str, torch.nn.ModuleList]:
@@ -82,17 +80,17 @@ def _blocks_of(model: Any, remedy: str = "") -> tuple[str, torch.nn.ModuleList]:
     for name, module in model.named_modules():
         if count and isinstance(module, torch.nn.ModuleList) and len(module) == count:
             return name, module
-    raise CaptureError(f"a {type(model).__name__} has no list of {count} blocks to look into{remedy}.")
+    raise CaptureError(f"a {type(model).__name__} has no list of {count} blocks{remedy}.")
 
 
 def _is_left_out(name: str, module: torch.nn.Module) -> bool:
     parts = name.split(".")
-    is_of_experts = "experts" in parts[:-1]  # each of them sees the tokens that were sent to it, in an order of its own
+    is_of_experts = "experts" in parts[:-1]  # each sees the tokens routed to it, in another order
     return is_of_experts or isinstance(module, _LEFT_OUT) or "rotary" in type(module).__name__.lower()
 
 
 def _kind(place: str, name: str, module: torch.nn.Module) -> str:
-    """Kind of a module. place: its name within its block, empty outside the blocks."""
+    """Return the kind of a module. place: its name within its block, empty outside the blocks."""
     last, kind = name.rpartition(".")[2], type(module).__name__
     if isinstance(module, torch.nn.Embedding) or "Embedding" in kind:
         return "embedding"

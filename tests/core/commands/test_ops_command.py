@@ -46,7 +46,7 @@ def test_a_models_own_shapes_are_probed_too(cli):
     [
         (["--op", "matmul"], "unknown operation 'matmul'; expected one of mm, addmm,"),
         (["--dtype", "int8"], "dtype 'int8' is not known"),
-        (["--device", "tpu"], "device 'tpu' is not known"),
+        (["--device", "tpu"], "device 'tpu' is unknown"),
         (["--show", "nothing"], "no run 'nothing'"),
         (["--model", "nowhere/at-all", "--quick"], "model 'nowhere/at-all': no such folder"),
     ],

@@ -82,8 +82,8 @@ def test_a_vocabulary_that_is_padded_is_cut_and_a_smaller_one_refused(captured, 
     [
         ("if place == 2: os.kill(os.getpid(), 11)", "engine 'toy' ended by SIGSEGV"),
         ("if place == 2: raise RuntimeError('no room')", "engine 'toy' failed: RuntimeError: no room."),
-        ("if place == 2: continue", "positions 3 to 3 came where 2 was expected"),
-        ("if place == 2: break", "2 positions came, expected"),
+        ("if place == 2: continue", "got positions 3 to 3; expected 2"),
+        ("if place == 2: break", "got 2 positions; expected"),
     ],
 )
 def test_of_a_capture_whose_engine_fails_nothing_is_kept(captured, fault, sentence):
@@ -118,7 +118,7 @@ def test_a_capture_that_is_stopped_leaves_neither_a_run_nor_its_engine(tmp_path)
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        (["--layers"], "'toy:prefill' shows nothing of its modules; leave --layers out."),
+        (["--layers"], "'toy:prefill' does not send module outputs; leave --layers out."),
         (["--kernels"], "--kernels is for transformers, and 'toy:prefill' runs in another engine; leave it out."),
         (["--remedies"], "--remedies is for transformers"),
         (["--variant", "toy:decode"], "Toy has no base 'decode'; its bases are prefill"),

@@ -106,5 +106,5 @@ def test_the_gate_fails_on_what_it_is_told(found, outcomes):
 
 def test_conditions_are_listed_with_commas_and_others_refused():
     assert conditions_of(["changed,bug", "bug", "flips"]) == ["changed", "bug", "flips"]
-    with pytest.raises(UsageError, match="'kl>1' is not known"):
+    with pytest.raises(UsageError, match="'kl>1' is not a condition"):
         conditions_of(["bug,kl>1"])

@@ -106,7 +106,7 @@ def test_the_header_tells_tokens_texts_and_provenance(llama: LoadedModel) -> Non
     header = plan.header
     assert [side.name for side in header.sides] == ["prefill", "decode", "prefill+batch:2"]
     assert [side.path for side in header.sides] == [side.name for side in header.sides]
-    assert header.name.endswith(": prefill against decode, prefill+batch:2")
+    assert header.name.endswith(": prefill vs decode, prefill+batch:2")
     assert "".join(header.prompts[0].token_texts) == PROMPTS[0]
     assert [prompt.token_ids for prompt in header.prompts] == list(plan.token_ids)
     assert (header.vocab, header.compute_dtype) == (384, "float32")
@@ -130,35 +130,29 @@ def test_the_header_tells_tokens_texts_and_provenance(llama: LoadedModel) -> Non
             "prefill",
             ["decode"],
             CaptureError,
-            "prompt 1 of 1 has 97 tokens, the model's context is 96; shorten the prompt.",
+            "prompt 1 of 1 has 97 tokens; the model's context is 96. Shorten the prompt.",
         ),
         (
             [[5, 384]],
             "prefill",
             ["decode"],
             CaptureError,
-            "prompt 1 of 1: token 384 at position 1 is not among the model's 384.",
+            "prompt 1 of 1: token 384 at position 1 is outside the vocabulary of 384.",
         ),
         (
             [[-1]],
             "prefill",
             ["decode"],
             CaptureError,
-            "prompt 1 of 1: token -1 at position 0 is not among the model's 384.",
+            "prompt 1 of 1: token -1 at position 0 is outside the vocabulary of 384.",
         ),
-        (
-            ["x"],
-            "prefill",
-            [],
-            UsageError,
-            "a capture needs at least one variant beside the reference; name a path such as decode.",
-        ),
+        (["x"], "prefill", [], UsageError, "a capture needs at least one variant; give a path such as decode."),
         (
             ["x"],
             "prefill+batch:2",
             ["decode", "prefill+batch:02"],
             UsageError,
-            "path 'prefill+batch:2' is given twice; every side of a run needs a path of its own.",
+            "path 'prefill+batch:2' is given twice; the sides of a run need different paths.",
         ),
         (
             ["x"],

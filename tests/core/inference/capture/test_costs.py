@@ -165,7 +165,7 @@ def test_logits_that_do_not_fit_beside_the_weights_are_refused(model_folders, mo
         ("x " * 200, "prefill", "decode", "the model's context is 96"),
         ("", "prefill", "decode", "is empty"),
         ("x", "prefill", "decode+attn:flash_attention_2", "has no attention 'flash_attention_2'"),
-        ("x", "prefill", "decode+tf32", "tf32 exists on CUDA only"),
+        ("x", "prefill", "decode+tf32", "tf32 needs CUDA"),
         ((5, 9999), "prefill", "decode", "token 9999 at position 1"),
     ],
 )

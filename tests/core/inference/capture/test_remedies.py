@@ -62,11 +62,11 @@ def test_a_head_in_float32_leaves_the_difference_of_the_hidden_states(bfloat16):
 
 def test_a_remedy_that_a_cpu_cannot_use_is_a_row_with_the_reason(bfloat16):
     _, _, rows = bfloat16
-    assert "TF32 is off" in rows["TF32 off"].refusal
-    assert "CUDA only" in rows["reduced reductions off"].refusal
+    assert "TF32 is already off" in rows["TF32 off"].refusal
+    assert "need CUDA" in rows["reduced reductions off"].refusal
     assert (rows["TF32 off"].neq, rows["TF32 off"].share) == (None, None)
     gpt2 = tiny_model("gpt2")
-    assert "float32 as it is" in tried(gpt2, [list(tiny_prompts(gpt2)[0])])["float32"].refusal
+    assert "already computes in float32" in tried(gpt2, [list(tiny_prompts(gpt2)[0])])["float32"].refusal
 
 
 def test_a_remedy_leaves_the_model_as_it_was(bfloat16):
@@ -78,7 +78,7 @@ def test_a_remedy_leaves_the_model_as_it_was(bfloat16):
 
 
 def test_a_pair_that_cannot_run_is_an_error():
-    with pytest.raises(CaptureError, match="tf32 exists on CUDA only"):
+    with pytest.raises(CaptureError, match="tf32 needs CUDA"):
         remedies_of(tiny_model("llama"), [[1, 2, 3]], "prefill", "prefill+tf32", floor_rms=1.0)
 
 

@@ -196,8 +196,8 @@ def test_the_second_pass_repeats_the_first_bit_for_bit(shipped: LoadedModel, mon
 @pytest.mark.parametrize(
     ("reference", "tokens_asked", "sentence"),
     [
-        ("prefill+pad:right:2", 4, "padding after the prompt leaves no place for what follows it; choose pad:left"),
-        ("prefill", 500, "and 500 more do not fit the model's context of 96; shorten it or lower --tokens"),
+        ("prefill+pad:right:2", 4, "padding after the prompt leaves no place for generated tokens; choose pad:left"),
+        ("prefill", 500, "and 500 more exceed the model's context of 96; shorten it or lower --tokens"),
     ],
 )
 def test_what_cannot_be_continued_is_refused_before_anything_is_computed(
@@ -210,6 +210,6 @@ def test_what_cannot_be_continued_is_refused_before_anything_is_computed(
 @pytest.mark.model
 def test_rotary_frequencies_that_change_on_the_way_are_refused_before_anything_is_computed(model_of) -> None:
     """The prompt is short enough, the continuation is not: keys cached before would be rotated otherwise."""
-    with pytest.raises(CaptureError, match="rotates all keys otherwise once"):
+    with pytest.raises(CaptureError, match="changes its rotary frequencies beyond"):
         plan_generation(model_of("longrope"), ["def walk(self)"], "prefill", ["prefill+batch:2"], tokens=30)
     plan_generation(model_of("longrope"), ["def walk(self)"], "prefill", ["prefill+batch:2"], tokens=3)

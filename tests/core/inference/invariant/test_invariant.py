@@ -316,18 +316,10 @@ def test_a_product_in_float64_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "path", "sentence"),
     [
-        ("lfm2", "prefill+invariant", "'model.layers.0.conv.conv' (Conv1d) adds up over neighbouring tokens"),
-        ("mamba", "prefill+invariant", "'backbone.layers.0.mixer.conv1d' (Conv1d) adds up over neighbouring tokens"),
-        (
-            "llama",
-            "prefill+sdpa:math+invariant",
-            "invariant replaces the kernels that sdpa chooses; leave one of them out",
-        ),
-        (
-            "llama",
-            "prefill+invariant+compile",
-            "invariant replaces the kernels that compile chooses; leave one of them out",
-        ),
+        ("lfm2", "prefill+invariant", "'model.layers.0.conv.conv' (Conv1d) sums over neighboring tokens"),
+        ("mamba", "prefill+invariant", "'backbone.layers.0.mixer.conv1d' (Conv1d) sums over neighboring tokens"),
+        ("llama", "prefill+sdpa:math+invariant", "invariant and sdpa both replace kernels; leave one out"),
+        ("llama", "prefill+invariant+compile", "invariant and compile both replace kernels; leave one out"),
     ],
 )
 def test_what_cannot_be_done_is_refused_first(

@@ -138,14 +138,14 @@ def _damaged(data: bytes, at: int, what: bytes) -> bytes:
 )
 def test_a_gguf_that_announces_more_than_it_has_gets_a_sentence(written, tmp_path, break_it) -> None:
     (tmp_path / "m.gguf").write_bytes(break_it(written[0].read_bytes()))
-    assert "is no whole GGUF file" in _refusal(tmp_path / "m.gguf")
+    assert "is a broken GGUF file" in _refusal(tmp_path / "m.gguf")
 
 
 @pytest.mark.parametrize(
     ("about", "sentence"),
     [
-        ({"facts": {"llama.rope.scaling.type": "yarn"}}, "scales its rotary embeddings, which transformers leaves out"),
-        ({"more": ("rope_freqs.weight",)}, "scales its rotary embeddings, which transformers leaves out"),
+        ({"facts": {"llama.rope.scaling.type": "yarn"}}, "scales its rotary embeddings, which transformers ignores"),
+        ({"more": ("rope_freqs.weight",)}, "scales its rotary embeddings, which transformers ignores"),
     ],
 )
 def test_what_transformers_would_leave_out_without_a_word_is_refused(tmp_path, about, sentence) -> None:

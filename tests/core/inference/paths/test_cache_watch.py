@@ -155,5 +155,5 @@ def test_caches_are_kept_where_a_path_reads_one_or_where_they_are_asked_for(llam
 def test_a_model_without_such_a_cache_says_so_when_asked_for_it(model_of) -> None:
     mamba = model_of("mamba")
     assert not plan_capture(mamba, ["def"], "prefill", ["prefill+batch:2"]).has_kv
-    with pytest.raises(CaptureError, match="no key/value cache to read"):
+    with pytest.raises(CaptureError, match="no KV cache to read"):
         plan_capture(mamba, ["def"], "prefill", ["prefill+batch:2"], kv=True)

@@ -115,7 +115,7 @@ def test_a_model_whose_rotation_changes_with_the_length_takes_a_cache_only_below
 ) -> None:
     loaded = model_of("longrope")
     sentence = (
-        rf"^path '{path}': a LlamaForCausalLM rotates all keys otherwise once a prompt exceeds 24 tokens, so .*, or"
+        rf"^path '{path}': a LlamaForCausalLM changes its rotary frequencies beyond 24 tokens, so .*, or"
         r" choose prefill\.$"
     )
     with pytest.raises(CaptureError, match=sentence):
@@ -352,10 +352,10 @@ def _skipping(batch: PromptBatch, emit: Emit) -> None:
 @pytest.mark.parametrize(
     ("base", "sentence"),
     [
-        (_float64, "path 'odd': the model gave float64 logits, expected float32; capture it in float64."),
-        (_narrow, "path 'odd': logits are [3, 7], expected [rows, 384]."),
-        (_short, "path 'odd': 2 positions came, expected 3."),
-        (_skipping, "path 'odd': position 1 came where 0 was expected."),
+        (_float64, "path 'odd': the model gave float64 logits; expected float32. Capture in float64."),
+        (_narrow, "path 'odd': logits are [3, 7]; expected [rows, 384]."),
+        (_short, "path 'odd': got 2 positions; expected 3."),
+        (_skipping, "path 'odd': got position 1; expected 0."),
     ],
 )
 def test_a_base_that_breaks_the_contract_is_stopped(base, sentence, llama, monkeypatch) -> None:

@@ -39,7 +39,7 @@ def test_a_sweep_replaces_the_value_of_its_modifier_or_the_base():
     [
         (("prefill", []), {}, "at least one variant"),
         (("prefill", ["prefill"]), {}, "given twice"),
-        (("prefill", ["decode"]), {"repeat": 0}, "at least once"),
+        (("prefill", ["decode"]), {"repeat": 0}, "at least 1"),
         (("prefill", ["nonsense"]), {}, "bases are"),
     ],
 )

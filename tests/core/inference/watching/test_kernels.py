@@ -17,7 +17,7 @@ from core.inference.models.model import LoadedModel
 from core.inference.paths import sliced_head
 from core.inference.paths.batch import ignore
 from core.inference.paths.engines import RunnableSide, side_of, whole_side
-from core.inference.watching.kernels import FORWARDS, _add_library_lines, _computes, _Found, kernels_of
+from core.inference.watching.kernels import FORWARDS, KernelSums, _add_library_lines, _computes, kernels_of
 from core.runs.queries.kernels import in_words, side_by_side
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
@@ -49,7 +49,7 @@ PRINTED = [
 
 
 def test_lines_of_the_libraries_are_read_into_the_module_that_ran():
-    found = _Found()
+    found = KernelSums()
     _add_library_lines(PRINTED, found)
     product, gemm = found.rows()
     assert (product.module, product.library, product.name) == (
