@@ -95,7 +95,7 @@ def test_a_misspelt_variable_is_refused(tmp_path):
 
 
 def test_a_named_file_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="which ULPSCOPE_CONFIG names"):
+    with pytest.raises(ConfigurationError, match="named by ULPSCOPE_CONFIG"):
         configuration({"ULPSCOPE_CONFIG": str(tmp_path / "none.toml")})
 
 

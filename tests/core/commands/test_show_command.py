@@ -45,7 +45,7 @@ def test_kernels_begin_where_the_sides_begin_to_differ(cli, store):
     (pair,) = json.loads(cli("show", run_id, "--kernels", "--json").stdout)["pairs"]
     assert (pair["where_it_starts"]["module"], pair["where_it_starts"]["position"]) == ("model.layers.0.norm", 4)
     kernel_run(store)
-    assert "two sides begin to differ" in cli("show", "kernels", "--kernels").stdout
+    assert "first module that differs" in cli("show", "kernels", "--kernels").stdout
     assert json.loads(cli("show", "kernels", "--kernels", "--json").stdout)["pairs"][0]["where_it_starts"] is None
 
 

@@ -215,7 +215,7 @@ def replay(folder, monkeypatch):
 
 def test_a_dump_of_another_dtype_or_prompt_is_refused_in_one_sentence(loaded, folder, replay):
     as_sglang(loaded.model, (IDS,), folder)
-    with pytest.raises(replay.refusal, match="folder are the 3 tokens"):
+    with pytest.raises(replay.refusal, match="folder have the 3 tokens"):
         replay((1, 2, 3))
     with pytest.raises(replay.refusal, match="can be had in bfloat16"):
         replay(dtype="bfloat16")

@@ -137,7 +137,7 @@ def test_rows_stand_at_their_positions(loaded, stand_in, path):
         ("genai:walk", "ONNX Runtime GenAI has no base 'walk'; its bases are prefill, decode, chunked:N and reuse:N"),
         ("genai:prefill+weights:bf16", "ONNX Runtime GenAI's weights is f32, int8 and int4, not 'bf16'"),
         ("genai:prefill+kv:f16", "ONNX Runtime GenAI has no modifier 'kv'"),
-        ("genai:decode+batch:2", "its generator adds to a batch once only, so that batch:N is of prefill"),
+        ("genai:decode+batch:2", "its generator appends to a batch only once, so batch:N works with prefill only"),
         ("genai:prefill+activations:int8", "activations:int8 needs quantized matrices"),
     ],
 )
@@ -151,7 +151,7 @@ def test_a_folder_without_a_graph_is_refused_before_anything_is_loaded(loaded, p
     """The package here cannot even be imported."""
     broken = dict.fromkeys(STAND_IN, "raise RuntimeError('imported')")
     packages({**STAND_IN, **{name: text for name, text in broken.items() if name.endswith(".py")}}, "genai")
-    with pytest.raises(CaptureError, match="graph that graph:own asks"):
+    with pytest.raises(CaptureError, match="graph:own needs genai_config"):
         _logits(loaded, "genai:prefill+graph:own")
 
 

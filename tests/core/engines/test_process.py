@@ -256,7 +256,7 @@ def test_the_worked_example_of_the_documents_is_an_engine(tmp_path):
     )
     with EngineProcess("mine", sys.executable, tmp_path / "adapter.py") as process:
         described = EngineDescription.of("mine", process.hello)
-        assert described.shown("modifier") == "kv:f16|f32"
+        assert described.syntax("modifier") == "kv:f16|f32"
         assert process.load({"model": "m", "modifiers": {"kv": "f32"}})["vocab"] == 4
         (rows,) = process.run([1, 2, 3])
     assert rows.bits.view(np.float32).tolist() == [[32.0] * 4] * 3

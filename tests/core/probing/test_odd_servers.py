@@ -46,7 +46,7 @@ def verdicts_of(found: ProbeResult) -> dict[str, str]:
     [
         (odd.cut_off, "the connection broke"),
         (odd.html, "sends an HTML page; is this the address of the engine"),
-        (odd.redirect, r"the server redirects elsewhere \(307\)"),
+        (odd.redirect, r"the server redirects \(307\)"),
         (odd.refused, r"the server needs a key \(401\)"),
         (odd.without, "without log-probabilities"),
         (odd.wrong, "a token id is -4"),
@@ -124,7 +124,7 @@ def test_nothing_is_stored_of_a_probe_that_failed(cli: Any, tmp_path: Path) -> N
     with odd.serving(odd.good, odd.html) as (address, _):
         done = cli("probe", address, "--prompt", "x", "--store", tmp_path / "runs")
     assert done.returncode == 2
-    assert "error: /v1/completions: the server answers" in done.stderr.splitlines()[-1]
+    assert "error: /v1/completions: the server sends" in done.stderr.splitlines()[-1]
     assert list((tmp_path / "runs").glob("*")) == []
 
 

@@ -214,7 +214,7 @@ def test_a_node_that_does_not_share_the_store_fails_its_cells(cluster, store, ce
 
 def test_an_address_without_a_cluster_is_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", type(sys)("ray"))
-    with pytest.raises(UlpscopeError, match="no Ray cluster answers there"), connected("127.0.0.1:1"):
+    with pytest.raises(UlpscopeError, match="no Ray cluster answers"), connected("127.0.0.1:1"):
         pass
 
 

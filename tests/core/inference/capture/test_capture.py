@@ -176,7 +176,7 @@ def test_text_that_is_no_text_is_one_sentence(llama: LoadedModel) -> None:
 
 
 def test_logits_that_cannot_fit_are_refused_before_any_forward(llama: LoadedModel) -> None:
-    with pytest.raises(CaptureError, match="999999999 x 1 positions takes"):
+    with pytest.raises(CaptureError, match="999999999 x 1 positions needs"):
         plan_capture(llama, ["x"], "prefill", ["prefill+batch:999999999"])
 
 

@@ -92,7 +92,7 @@ def test_a_folder_made_of_a_gguf_loads_without_what_read_it_and_has_its_bits(wri
     save_model(made, tmp_path)
     for name in ("gguf", "accelerate"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ExtraError, match="GGUF takes gguf and accelerate"):
+    with pytest.raises(ExtraError, match="GGUF needs gguf and accelerate"):
         load_model(str(path), dtype="bfloat16", device="cpu")
     loaded = load_model(str(tmp_path), dtype="bfloat16", device="cpu")
     assert differing(loaded.model, expected, torch.bfloat16) == []

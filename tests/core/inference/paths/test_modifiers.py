@@ -270,7 +270,7 @@ def test_a_capture_says_which_dtype_a_side_was_computed_in_and_keeps_its_bits(ll
         ("mamba", "float32", "decode", "a MambaForCausalLM has no KV cache to read from; choose prefill."),
         ("mamba", "float32", "reuse:3", "has no KV cache"),
         ("lfm2", "float32", "blocks:8", "keeps a running state in some layers, which cannot be trimmed to a block"),
-        ("bloom", "float32", "prefill+pad:left:3", "takes no position_ids, so padding would change its function"),
+        ("bloom", "float32", "prefill+pad:left:3", "has no position_ids, so padding would change its function"),
     ],
 )
 def test_what_a_model_or_device_cannot_do_is_refused_before_any_forward(name, dtype, path, sentence, model_of) -> None:
