@@ -316,7 +316,7 @@ def test_vllm_decodes_given_tokens_where_it_replays_them_and_says_so_where_not(l
         ("nowhere:prefill", "no base 'nowhere', and no engine 'nowhere'"),
         ("llamacpp:static", "llama.cpp has no base 'static'; its bases are prefill, decode"),
         ("llamacpp:prefill+compile", "llama.cpp has no modifier 'compile'"),
-        ("llamacpp:prefill+kv:f32+kv:f16", "modifier 'kv' stands twice"),
+        ("llamacpp:prefill+kv:f32+kv:f16", "modifier 'kv' is given twice"),
         ("llamacpp:prefill+kv:q8_0+flash:off", "llama.cpp refuses it: a quantized V cache needs flash attention"),
     ],
 )
