@@ -149,8 +149,8 @@ class Client:
                     self.budget.check()
                     raise ProbeError(f"{path}: no complete answer within {self._seconds:g} seconds.")
                 self.budget.check()
-            after = answer.headers.get("retry-after", "")
-            return answer.status_code, bytes(content), float(after) if after.isdecimal() else None  # a date is not read
+            delay = answer.headers.get("retry-after", "")
+            return answer.status_code, bytes(content), float(delay) if delay.isdecimal() else None  # a date is not read
 
 
 def error_text(answer: bytes) -> str:

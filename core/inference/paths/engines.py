@@ -169,11 +169,6 @@ def whole_side(run: Run, ids: Sequence[int]) -> torch.Tensor:
     return torch.cat(pieces)
 
 
-def replay(logits: torch.Tensor) -> Run:
-    """Return a run that emits logits computed before."""
-    return lambda _, emit: emit(0, logits)
-
-
 def answering(name: str, prompts: Sequence[Sequence[int]], answers: Sequence[torch.Tensor]) -> RunnableSide:
     """Return a side that emits the recorded answer to each of these prompts, identified by object."""
     answer_of = {id(ids): (ids, answer) for ids, answer in zip(prompts, answers, strict=True)}
