@@ -206,7 +206,7 @@ def _runs(case: Mutation, loaded: LoadedModel, ids: Sequence[int]) -> bool:
 
 def summary(tried: Sequence[Tried], draws: dict[tuple[str, int], list[FloorTest]]) -> Iterator[str]:
     """Lines of Markdown: a line a model and a number of prompts; faults that are seen at the end, in roundings."""
-    kinds = {"at one position": "position", "over all": "", "of one token": "token"}
+    kinds = {"at one position": "position", "over all": ""}
     columns = "model | prompts | faults | seen | same function | accused | largest ratio | draws accused"
     yield f"| {columns} | {' | '.join(kinds)} |"
     yield f"|{'---|' * (8 + len(kinds))}"

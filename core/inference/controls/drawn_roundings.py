@@ -210,5 +210,6 @@ def _measure(exact: torch.Tensor, pieces: list[Errors], start: int, logits: torc
         same = (logits == wide) | (logits.isnan() & wide.isnan())
         error, nonfinite = torch.where(finite, error, 0.0), int((~finite & ~same).sum())
     count = finite.sum(1).clamp_min(1)
-    mean, square = (each.sum(1, dtype=torch.float64) / count for each in (error, error.square()))
-    pieces.append(Errors((square - mean.square()).clamp_min(0).cpu().numpy(), nonfinite))
+    mean = error.sum(1, dtype=torch.float64) / count
+    squares = torch.linalg.vector_norm(error, dim=1, dtype=torch.float64).square() / count
+    pieces.append(Errors((squares - mean.square()).clamp_min(0).cpu().numpy(), nonfinite))

@@ -81,6 +81,15 @@ def test_what_is_exact_stays_and_what_is_rounded_moves_by_less_than_a_unit(dtype
     assert abs(bias) < 4 * 0.33 / np.sqrt(wide.numel())  # no side is preferred
 
 
+def test_an_error_is_measured_without_what_all_logits_share() -> None:
+    """Variances of each row: of a number that all share 0, of 3 1 1 3 it is 1; 1e30 is no NaN, and NaN is counted."""
+    pieces: list[Any] = []
+    logits = torch.tensor([[7.0, 7, 7, 7], [3, 1, 1, 3], [0, 0, 0, 1e30], [3, 1, float("nan"), 3]])
+    drawn_roundings._measure(torch.zeros(5, 4), pieces, 1, logits)
+    assert pieces[0].squares.tolist() == pytest.approx([0, 1, 3 / 16 * 1e60, 8 / 9], rel=1e-5)
+    assert pieces[0].nonfinite == 1
+
+
 @pytest.mark.model
 def test_draws_are_as_large_as_the_models_own_rounding_and_not_like_one_another(narrow: LoadedModel) -> None:
     prompts = tiny_prompts(narrow)
