@@ -118,14 +118,14 @@ def read_runs(paths: Sequence[Path]) -> dict[Path, RunCard | StoreError]:
 def arrange(store: Store, results: Mapping[Path, RunCard | StoreError]) -> tuple[list[RunCard], list[BrokenRun]]:
     """Sort cards, newest first, and split off unreadable files. results: of `read_runs`, of files of the store."""
     cards: list[RunCard] = []
-    broken: list[BrokenRun] = []
+    broken_runs: list[BrokenRun] = []
     is_read_only = {folder: not store.is_writable(folder / "any") for folder in (store.directory, *store.read_only)}
     for path, card in results.items():
         if isinstance(card, StoreError):
-            broken.append(BrokenRun(path, str(card)))
+            broken_runs.append(BrokenRun(path, str(card)))
         else:
             cards.append(replace(card, is_read_only=is_read_only[path.parent]))
-    return sorted(cards, key=lambda card: (card.created, card.run_id), reverse=True), broken
+    return sorted(cards, key=lambda card: (card.created, card.run_id), reverse=True), broken_runs
 
 
 def drop_replaced(cards: Sequence[RunCard], labels: Mapping[str, Labels]) -> list[RunCard]:

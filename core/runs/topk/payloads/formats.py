@@ -96,11 +96,11 @@ def read_responses_api(payload: Payload, source: str, request: Payload) -> Respo
     at the prompt's end only without them.
     """
     parts, output = output_texts(payload), payload.get("output")
-    listed = [one for part in parts for one in is_list(part.get("logprobs") or [], "logprobs", source)]
+    entries = [one for part in parts for one in is_list(part.get("logprobs") or [], "logprobs", source)]
     is_text_only = isinstance(output, list) and len(output) == 1
     length = count_of(object_of(payload.get("usage")).get("input_tokens")) if is_text_only else None
     return response_of(
-        content_rows(listed, length, source),
+        content_rows(entries, length, source),
         source,
         format="OpenAI responses",
         prompt=length,
