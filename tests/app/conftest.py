@@ -43,6 +43,13 @@ def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 
 @pytest.fixture
+def bare_store(own_store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """An empty store without samples beside it."""
+    monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
+    return own_store
+
+
+@pytest.fixture
 def submitted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Jobs that were asked for, as `job` and what else was said of them; none of them is begun."""
     found: list[dict[str, Any]] = []

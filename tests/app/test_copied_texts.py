@@ -24,13 +24,6 @@ PLANTED = "'; : pwned #\n\r\x03\x1a\x1b[2K\x08\u202e\u2066\u200b\u3164\x9b31m\u2
 STATED = "ulpscope judge --model stated-by-its-author"
 
 
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
-    monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
-    return Store(tmp_path / "runs")
-
-
 def request_of_a_stranger(planted: str) -> CaptureRequest:
     """A request every text of which ends in `planted`, and that asks for all that it may."""
     texts = {
@@ -63,8 +56,8 @@ def harmful(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", ["layers", "overview", pytest.param("kernels", marks=pytest.mark.thorough)])
-def test_nothing_unseen_is_copied_and_no_command_but_ours(page: str, store: Store) -> None:
-    of_a_stranger(store.path_of(judged_run(store, None, run_id="unjudged")))
+def test_nothing_unseen_is_copied_and_no_command_but_ours(page: str, bare_store: Store) -> None:
+    of_a_stranger(bare_store.path_of(judged_run(bare_store, None, run_id="unjudged")))
     app = opened(page, ("copy_report",), run="unjudged")
     found = codes(app)
     assert found[0].startswith("ulpscope ")
@@ -74,15 +67,15 @@ def test_nothing_unseen_is_copied_and_no_command_but_ours(page: str, store: Stor
     assert "which runs code" in said(app)
 
 
-def test_a_command_that_a_file_states_is_shown_as_its_own_and_never_offered(store: Store) -> None:
-    run_id = judged_run(store, None, run_id="stated", request=None)
-    damaged(store.path_of(run_id), f"UPDATE run SET command = '{STATED}\x1b'")
+def test_a_command_that_a_file_states_is_shown_as_its_own_and_never_offered(bare_store: Store) -> None:
+    run_id = judged_run(bare_store, None, run_id="stated", request=None)
+    damaged(bare_store.path_of(run_id), f"UPDATE run SET command = '{STATED}\x1b'")
     app = opened("overview", ("copy_report", "provenance"), run=run_id)
     assert "No command is offered" in said(app)
     assert not [text for text in codes(app) if STATED in text or text.startswith("python")]
     table = next(table.value for table in app.table if "command, as the file states it" in table.value.index)
     assert f"{STATED}\\x1b" in table.to_string().replace("\\-", "-").replace("\\\\", "\\")
-    with RunReader(store.path_of(run_id)) as run:
+    with RunReader(bare_store.path_of(run_id)) as run:
         told = run_json(run)
         assert (told["command"], told["stated_command"]) == ("", f"{STATED}\\x1b")
         assert STATED not in issue_text(run, run.pairs, "")

@@ -103,14 +103,7 @@ def texts(app: AppTest) -> Iterator[tuple[str, str]]:
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
-    monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
-    return Store(tmp_path / "runs")
-
-
-@pytest.fixture
-def hostile(built: Callable[..., Path], store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def hostile(built: Callable[..., Path], bare_store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Makes the store one with such a run made of a sample, which tests only read."""
     return lambda sample: monkeypatch.setenv("ULPSCOPE_STORE", str(built(hostile_run, sample)))
 
@@ -137,21 +130,21 @@ def test_no_text_of_a_run_becomes_markup(page: str, sample: str, hostile: Callab
     assert found == set()
 
 
-def test_probes_of_operations_and_runs_side_by_side_are_inert_too(store: Store) -> None:
-    hostile_run(store, SAMPLES[0])
-    copied(store.directory / "other.duckdb")
-    with_texts(store.directory / "other.duckdb", HOSTILE)
+def test_probes_of_operations_and_runs_side_by_side_are_inert_too(bare_store: Store) -> None:
+    hostile_run(bare_store, SAMPLES[0])
+    copied(bare_store.directory / "other.duckdb")
+    with_texts(bare_store.directory / "other.duckdb", HOSTILE)
     row = row_of(size=HOSTILE, modules=HOSTILE, note=HOSTILE)
     about = header(name=HOSTILE, device_name=HOSTILE, command=HOSTILE, note=HOSTILE, versions={"torch": HOSTILE})
-    write_ops_run(store, about, [row, row | {"op": "sdpa", "refusal": HOSTILE}], run_id="ops")
+    write_ops_run(bare_store, about, [row, row | {"op": "sdpa", "refusal": HOSTILE}], run_id="ops")
     for app in (opened("compare", run="mine", compare="other"), opened("ops", op="mm")):
         assert any("boldly" in text for _, text in texts(app))
         assert {(place, what, text[:300]) for place, text in texts(app) for what in live(text)} == set()
 
 
-def test_a_refused_file_and_a_link_that_lies_are_quoted_inert(store: Store) -> None:
-    hostile_run(store, SAMPLES[0])
-    (store.directory / "[y](evil) **boldly**.duckdb").write_bytes(b"not a database")
+def test_a_refused_file_and_a_link_that_lies_are_quoted_inert(bare_store: Store) -> None:
+    hostile_run(bare_store, SAMPLES[0])
+    (bare_store.directory / "[y](evil) **boldly**.duckdb").write_bytes(b"not a database")
     for app in (
         opened("runs"),
         opened("overview", run=HOSTILE),

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,9 +19,9 @@ from typing import Any
 
 from playwright.sync_api import BrowserContext, Error, Locator, Page, TimeoutError
 
+from tests.app.api.serving import ROOT, free_port
 from tests.waiting import until
 
-ROOT = Path(__file__).resolve().parents[2]
 SCREENSHOTS = Path(__file__).parent / "screenshots"
 
 
@@ -66,10 +65,7 @@ def start(
     store: Path, script: Path = Path("app/main.py"), port: int = 0, fault: str = "", **environment: str
 ) -> Dashboard:
     """fault: Python that changes the product before it starts."""
-    if not port:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+    port = port or free_port()
     began = time.perf_counter()
     command = [
         sys.executable,

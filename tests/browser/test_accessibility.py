@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from app.navigation import PAGES
+from app.navigation import FIRST, PAGE_OF, PAGES
 from tests.browser.driving import ROOT, Dashboard, pause, picture, serving, visit
-from tests.covering import covering
+from tests.covering import covering, thorough
 
 AXE = (files("axe_playwright_python") / "axe.min.js").read_text()
 RUN = "run=where-it-starts&variant=decode"
 QUERIES = {"new_run": "tab=capture", "compare": f"{RUN}&with=fresh-against-cached"}
+TABS = ("upload", "probe", "kv_cache", "kernels", "mitigations", "classes")  # beside those that pages open with
 SERIOUS = ("serious", "critical")
 BACK = {"light": "rgb(255, 255, 255)", "dark": "rgb(17, 21, 27)"}
 NO_SCROLL = "document.scrollingElement.scrollWidth - document.scrollingElement.clientWidth"
@@ -45,11 +46,15 @@ def faults(page: Page) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(("scheme", "name"), covering(list(BACK), [page.name for page in PAGES]))
+@pytest.mark.parametrize(
+    ("scheme", "name"),
+    [*covering(list(BACK), [page.name for page in PAGES]), *thorough((scheme, tab) for scheme in BACK for tab in TABS)],
+)
 def test_a_page_stands_without_a_serious_fault(name: str, scheme: Any, page: Page, dashboard: Dashboard):
     page.emulate_media(color_scheme=scheme)
-    visit(page, dashboard, f"{'' if name == 'runs' else name}?{QUERIES.get(name, RUN)}")
-    expect(page.locator("h1")).to_have_text(next(each.title for each in PAGES if each.name == name))
+    of, tab = PAGE_OF[name], f"&tab={name}" if name in TABS else ""
+    visit(page, dashboard, f"{'' if name == FIRST else of.name}?{QUERIES.get(name, RUN)}{tab}")
+    expect(page.locator("h1")).to_have_text(of.title)
     assert page.get_by_test_id("stAlertContentError").count() == 0
     app = page.get_by_test_id("stApp")
     assert app.evaluate("app => getComputedStyle(app).backgroundColor") == BACK[scheme]

@@ -13,13 +13,12 @@ from app.shell.jobs import Jobs, _Task
 from core.errors import UlpscopeError
 from core.judging.ingest import ingest
 from core.runs.importing import import_run, is_run_file
+from core.runs.store.store import Store
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
-    monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
-    return tmp_path / "runs"
+def store(bare_store: Store) -> Path:
+    return bare_store.directory
 
 
 def run_here(self: Jobs, task: _Task) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,16 +11,10 @@ from pathlib import Path
 
 import httpx2
 
+from tests.app.api.serving import ROOT, free_port
 from tests.waiting import until
 
-ROOT = Path(__file__).resolve().parents[3]
 SERVE = ("core", "serve")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def started(store: Path, log: Path, *arguments: str, **settings: str) -> subprocess.Popen:

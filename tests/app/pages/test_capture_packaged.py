@@ -7,15 +7,14 @@ from pathlib import Path
 import pytest
 
 from app.shell.jobs import GETTING
+from core.runs.store.store import Store
 from tests.app.opening import keys, opened, said
 
 GET = ["model", "smollm2"]
 
 
 @pytest.fixture(autouse=True)
-def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
-    monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
+def own_places(bare_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / "cache"))
 
 

@@ -7,15 +7,8 @@ import dataclasses
 import pytest
 
 from app.verdict.panel_actions import refusal_of
-from core.runs.store.store import Store
 from tests.app.opening import opened, said
 from tests.core.runs.judged_runs import REQUEST, judged_run
-
-
-@pytest.fixture(autouse=True)
-def own_store(own_store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
-    return own_store
 
 
 @pytest.mark.parametrize(
@@ -36,14 +29,14 @@ def test_a_model_that_cannot_be_loaded_here_is_refused(model, revision, refusal)
     assert bool(said) == bool(refusal)
 
 
-def test_a_model_that_a_file_names_is_shown_before_the_click(own_store):
-    app = opened("overview", run=judged_run(own_store, None, model="a-stranger/model", revision="refs/pr/7"))
+def test_a_model_that_a_file_names_is_shown_before_the_click(bare_store):
+    app = opened("overview", run=judged_run(bare_store, None, model="a-stranger/model", revision="refs/pr/7"))
     assert "Loads `a-stranger/model` at revision `refs/pr/7`" in said(app).replace("\\", "")
     assert [button.key for button in app.button if button.key == "judge"] == ["judge"]
 
 
-def test_an_unjudged_run_shows_one_button_and_one_line_of_checks(own_store, tmp_path):
-    app = opened("overview", run=judged_run(own_store, None, model=str(tmp_path)))
+def test_an_unjudged_run_shows_one_button_and_one_line_of_checks(bare_store, tmp_path):
+    app = opened("overview", run=judged_run(bare_store, None, model=str(tmp_path)))
     assert [button.key for button in app.button if button.key == "judge"] == ["judge"]
     labels = [step.label for step in app.expander]
     assert "The same on the command line" in labels
