@@ -145,11 +145,10 @@ def floor_test(
     groups = dict(_groups_of(lengths, blocks)) if has_groups else {}
     chance, is_fault = FALSE_ALARM / (1 + len(groups)), ratio > limits.over_all
     over, drawn = _over_draws(mine.squares, squares)
-    places = [_places("position", over, drawn, limits, chance, is_fault=is_fault)]
+    places = [_places("position", over, drawn, np.arange(len(over)), limits, chance, is_fault=is_fault)]
     for kind, labels in groups.items():
-        numbers = np.unique(labels[labels >= 0])
-        grouped = _grouped(over[None], labels)[0], _grouped(drawn, labels)
-        places.append(_places(kind, *grouped, limits, chance, numbers, is_fault=is_fault))
+        numbers, grouped = np.unique(labels[labels >= 0]), _grouped(np.stack([over, *drawn]), labels)
+        places.append(_places(kind, grouped[0], grouped[1:], numbers, limits, chance, is_fault=is_fault))
     by_position = np.sqrt(over)
     if not_finite is not None:  # over the finite logits alone it would look small
         ratio, nonfinite = float("inf"), not_finite.logits
@@ -201,14 +200,13 @@ def _places(
     kind: str,
     mine: NDArray[np.float64],
     drawn: NDArray[np.float64],
+    numbers: NDArray[np.int64],
     limits: Limits,
     chance: float,
-    numbers: NDArray[np.int64] | None = None,
     *,
     is_fault: bool,
 ) -> Places:
-    """mine [places], drawn [draws, places]: ratios of mean squares. numbers: of the places, their index if None."""
-    numbers = np.arange(len(mine)) if numbers is None else numbers
+    """mine [places], drawn [draws, places]: ratios of mean squares; numbers: of the places."""
     logs, differs = _logs(mine), mine > 0
     bound = max(math.log(limits.at_a_place), _bound(drawn, chance))
     center = 0.0
