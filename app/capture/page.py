@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, Literal
 
 import streamlit as st
@@ -51,7 +50,6 @@ def draw(_: selection.View | None) -> None:
     if widgets.pressed(start.button, "Capture", "capture_start", disabled=form.missing is not None, **look):
         device = queue_of(form.request.device)
         store_changes.submit(form.arguments(), title=form.title, device=device, prompts=form.carried)
-        time.sleep(0.1)  # so that the list below shows it started
     missing.caption(form.missing or "")
     with typed_place.expander("The same on the command line"):
         widgets.code_block(form.typed, wraps=True)

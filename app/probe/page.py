@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -53,7 +52,6 @@ def _form() -> None:
                 prompts=PromptFile("prompts.jsonl", lines.encode()),
                 secrets={KEY_VARIABLE: key},  # an empty one too: the server's own is not for its viewers
             )
-        time.sleep(0.1)  # so that the list below shows it started
 
 
 def _ask() -> tuple[ProbeRequest | None, str]:
