@@ -156,7 +156,7 @@ def test_a_page_works_as_pasted_block_by_block(page, clone, tmp_path):
     for block in blocks(page.read_text(encoding="utf-8"), "bash"):
         text = "\n".join(line for line in block.splitlines() if not line.startswith("make"))
         strict = "set -u; trap 'code=$?; [ $code = 1 ] || exit $code' ERR"
-        done = in_a_fresh_shell(f"{strict}\n{text}", clone, tmp_path)
+        done = in_a_fresh_shell(f"{strict}\n{text}", clone, tmp_path, ULPSCOPE_SAMPLES=str(ROOT / "sample_runs"))
         assert done.returncode in (0, 1), (text, done.stdout, done.stderr)
         assert not re.search(r"^error: |Traceback|^bash: ", done.stderr, re.M), (text, done.stderr)
 
