@@ -34,7 +34,7 @@ st.caption(
 
 if selected is not None:
     text = wording.token(token, run.vocabulary.get(selected.token))
-    st.subheader(f"Token {widgets.escaped(text)} at position {view.position}")
+    st.subheader(f"Token {widgets.escaped(text.removeprefix('token '))} at position {view.position}")
     st.dataframe(
         {
             "side": [pair.reference, pair.variant],

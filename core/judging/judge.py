@@ -714,10 +714,8 @@ def error_evidence(
         position_ratio_allowed=position.allowed,
         positions=sum(lengths),
         positions_beyond=len(test.outliers),
-        ratio_outside_roundings_directions=test.ratio_elsewhere,
         nonfinite_mismatch=test.nonfinite,
         fault_seen_at_one_position=test.smallest_fault("position"),
-        fault_seen_of_one_token=test.smallest_fault("token"),
         fault_seen_over_all=test.smallest_fault() or 0.0,
         outliers={each.kind: tuple(map(int, each.outliers[:8])) for each in test.places if len(each.outliers)},
     )
@@ -768,8 +766,6 @@ def _says(test: FloorTest, size: str, lengths: Sequence[int]) -> str:
     limit = f"(rounding: at most {test.limits.over_all:g}x)"
     if test.ratio > test.limits.over_all:
         return f"{size} {limit}."
-    if (elsewhere := test.ratio_elsewhere or 0.0) > test.limits.over_all:
-        return f"{size}, but {multiple(elsewhere)} outside the directions that rounding takes {limit}."
     exceeding = [each for each in (test.position, *test.places) if len(each.outliers)]
     if not exceeding:
         return f"{size} {limit}."

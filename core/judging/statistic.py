@@ -74,7 +74,6 @@ class FloorTest:
     spread: float
     nonfinite: int = 0
     not_finite: NotFinite | None = None
-    ratio_elsewhere: None = None  # outside the directions that rounding takes: not measured any more
 
     @property
     def is_passed(self) -> bool:

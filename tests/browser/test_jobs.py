@@ -153,7 +153,7 @@ def test_a_flip_leads_to_its_logits_and_to_a_module(page: Page, dashboard: Dashb
         page.mouse.wheel(0, -400)
         drawn(page)
     page.mouse.click(*place(canvas, 40.5, 0.5))
-    expect(page.get_by_role("heading", name="Token token 7 at position 40")).to_be_visible()
+    expect(page.get_by_role("heading", name="Token 7 at position 40")).to_be_visible()
     settle(page)
     with RunReader(Store(dashboard.store).path_of("flips")) as run:
         logits = [float(values_of(run.at(side, 0, 40), BFLOAT16)[7]) for side in (0, 1)]

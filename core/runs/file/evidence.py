@@ -243,10 +243,12 @@ class DrawnFigures(RatioFigures, kw_only=True):
     position_ratio_allowed: Annotated[float, "largest ratio of rounding at one position"]
     positions: Annotated[int, "positions"]
     positions_beyond: Annotated[int, "positions beyond it"]
-    ratio_outside_roundings_directions: Annotated[float | None, "ratio outside the directions of rounding"]
+    ratio_outside_roundings_directions: Annotated[float | None, "outside the directions of rounding, in old runs"] = (
+        None
+    )
     nonfinite_mismatch: Annotated[int, "logits NaN or infinite on one side only"]
     fault_seen_at_one_position: Annotated[float | None, "smallest fault seen at one position, in roundings"] = None
-    fault_seen_of_one_token: Annotated[float | None, "of one token"] = None
+    fault_seen_of_one_token: Annotated[float | None, "of one token, in old runs"] = None
     fault_seen_over_all: Annotated[float, "over all positions"]
     outliers: Annotated[Mapping[str, tuple[int, ...]], "what stands out"] = msgspec.field(name="beyond")
 
