@@ -217,7 +217,7 @@ def test_a_dump_of_another_dtype_or_prompt_is_refused_in_one_sentence(loaded, fo
     as_sglang(loaded.model, (IDS,), folder)
     with pytest.raises(replay.refusal, match="folder have the 3 tokens"):
         replay((1, 2, 3))
-    with pytest.raises(replay.refusal, match="can be had in bfloat16"):
+    with pytest.raises(replay.refusal, match="is float32, not bfloat16"):
         replay(dtype="bfloat16")
 
 

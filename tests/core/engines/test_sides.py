@@ -140,7 +140,7 @@ def test_a_family_that_is_not_written_is_refused():
     model = transformers.AutoModelForCausalLM.from_config(
         transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64)
     ).eval()
-    with pytest.raises(CaptureError, match="'gpt2' model is not written"):
+    with pytest.raises(CaptureError, match="no GGUF of a 'gpt2' model"):
         _logits(loaded_from(model), "llamacpp:prefill", [1, 2])
 
 

@@ -205,5 +205,5 @@ def test_a_bug_below_the_floor_of_bfloat16_stands_above_that_of_float32(shipped,
 
 def test_too_little_memory_for_float32_is_said_beforehand(llama_bfloat16, monkeypatch) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda device: 1000)
-    with pytest.raises(CaptureError, match=r"take another 314\.3 KB, cpu"), in_float32(llama_bfloat16):
+    with pytest.raises(CaptureError, match=r"take another 314\.3 KB; cpu"), in_float32(llama_bfloat16):
         pass
