@@ -135,7 +135,7 @@ def replayed(loaded, ids=IDS):
         return whole_side(side_of("rollout:replay").run_on(loaded), ids)
 
 
-@pytest.mark.parametrize("steps", [*thorough([(IDS,)]), (IDS[:5], IDS[5:9], *((one,) for one in IDS[9:]))])
+@pytest.mark.parametrize("steps", [*thorough([((IDS,),)]), (IDS[:5], IDS[5:9], *((one,) for one in IDS[9:]))])
 def test_a_dump_of_sglangs_layout_is_the_model_module_by_module(loaded, folder, steps):
     """Prefilled in one forward, or in pieces and then token by token; the warm-up before it is passed over."""
     as_sglang(loaded.model, steps, folder)
