@@ -26,7 +26,6 @@ from ..runs.file.keep import note_of
 from ..runs.file.records import Provenance, RunHeader
 from ..runs.importing import adopt, is_run_file
 from ..runs.reader import RunReader
-from ..runs.reports.baseline import Bounds, bounds_text, hold, read_bounds
 from ..runs.reports.gate import (
     ALLOWED,
     UNDECIDED,
@@ -58,11 +57,6 @@ def compare(
     fail_on: Annotated[
         list[str] | None, typer.Option(help=f"Exit with 1 if a pair meets a condition; comma-separated: {ALLOWED}.")
     ] = None,
-    bounds: Annotated[
-        Path | None, typer.Option(help="Exit with 1 if a prompt exceeds its bounds in this file.")
-    ] = None,
-    slack: Annotated[float | None, typer.Option(help="With --bounds: tolerance factor. Default: 1.")] = None,
-    write_bounds: Annotated[Path | None, typer.Option(help="Write the figures of each prompt, for --bounds.")] = None,
     junit: options.Junit = None,
     markdown: options.Markdown = None,
     compute_dtype: options.ComputeDtype = None,
@@ -80,22 +74,14 @@ def compare(
     ulpscope compare golden.npz today.npz --fail-on 'verdict,kl>0.05' --junit gate.xml
     """
     conditions = parse_conditions(fail_on or [])
-    if bounds is not None and write_bounds is not None:
-        raise UsageError("--bounds reads a baseline and --write-bounds writes one; give one of them.")
-    if slack is not None and bounds is None:
-        raise UsageError("--slack widens the bounds of --bounds; give both.")
-    if slack is not None and not 1 <= slack <= 1e6:
-        raise UsageError(f"--slack {slack:g}: expected a factor of at least 1, such as 1.5.")
-    if (junit or markdown) and not conditions and bounds is None:
-        raise UsageError("--junit and --markdown report a gate; add --fail-on or --bounds.")
-    known_bounds = read_bounds(bounds) if bounds is not None else None  # before gigabytes are read
-    is_gate = bool(conditions) or known_bounds is not None
+    if (junit or markdown) and not conditions:
+        raise UsageError("--junit and --markdown report a gate; add --fail-on.")
     files = [Path(name) for name in (first, second) if name is not None]
     if second is None and not files[0].exists() and _is_run(store, first):
         if compute_dtype or reference or holds:
             raise UsageError("--compute-dtype, --reference and --holds are for dumps; a stored run has its own.")
         path = open_store(store).path_of(first)
-        comparison = _compare_run(path, must_be_whole=is_gate or write_bounds is not None)
+        comparison = _compare_run(path, must_be_whole=bool(conditions))
     elif are_tokens(files) or are_payloads(files):
         if compute_dtype or reference or holds:
             raise UsageError(WHOLE_ROWS_ONLY)
@@ -108,13 +94,9 @@ def compare(
     if positions:
         header.check_short()
     if header.k is not None:
-        if bounds is not None or write_bounds is not None:
-            raise UsageError("--bounds and --write-bounds need complete logits; this run has top tokens only.")
         check_for_lists(conditions, comparison.pairs)
     report = as_json(comparison.pairs, comparison.classes, header, variant=variant, with_positions=positions)
-    gate = _gate(comparison, conditions, known_bounds, slack or 1.0) if is_gate else None
-    if write_bounds is not None:
-        write_whole(write_bounds, bounds_text(comparison.pairs, header))
+    gate = _gate(comparison, conditions) if conditions else None
     if gate is not None:
         report["gate"] = gate.as_json()
     if as_json_:
@@ -166,13 +148,10 @@ def _compare_dump(
     return _Comparison(header, header.vocabulary, pairs, classes)
 
 
-def _gate(comparison: _Comparison, conditions: list[Condition], bounds: Bounds | None, slack: float) -> GateReport:
+def _gate(comparison: _Comparison, conditions: list[Condition]) -> GateReport:
     header = comparison.header
     outcomes = [condition.judge(pair) for condition in conditions for pair in comparison.pairs]
     notes = [*gate_notes(comparison.pairs), *([note_of(header)] if header.k is not None else [])]
-    if bounds is not None:
-        bounded, more = hold(bounds, comparison.pairs, header, slack)
-        outcomes, notes = outcomes + bounded, notes + more
     return GateReport(tuple(outcomes), header.prompts, comparison.texts, tuple(notes), header.unit)
 
 

@@ -93,11 +93,10 @@ ALLOWED = "bits, flips, flips:margin>X, ulps:N, kl>X, rms>X, max-abs>X, share>X,
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of one pair under one condition, or of one of its prompts under its bounds.
+    """Outcome of one pair under one condition.
 
     outcome: 'passed', 'failed', or 'undecided'; figure: the measured value, in `unit`; says: one sentence; worst: the
-    row that is worst under this condition, None if no position differs. Of a prompt under its bounds: its index, None
-    if it was not compared, and its key.
+    row that is worst under this condition, None if no position differs.
     """
 
     reference: str
@@ -108,13 +107,6 @@ class Outcome:
     unit: str
     says: str
     worst: Row | None = None
-    prompt: int | None = None
-    key: str | None = None
-
-    @property
-    def name(self) -> str:
-        """`kl>0.01`, or `bounds of prompt tokens:0c1f...`, which stays the same from build to build."""
-        return self.condition if self.key is None else f"{self.condition} of prompt {self.key}"
 
 
 @dataclass(frozen=True)
@@ -256,9 +248,7 @@ def check_for_lists(conditions: Sequence[Condition], pairs: Sequence[PairReport]
 
 @dataclass(frozen=True)
 class GateReport:
-    """Result of a gate: one outcome a pair and condition, then one a pair and prompt that has bounds. prompts: empty if
-    rows hold their tokens' texts already.
-    """
+    """Result of a gate: one outcome a pair and condition. prompts: empty if rows hold their tokens' texts already."""
 
     outcomes: tuple[Outcome, ...]
     prompts: tuple[Prompt, ...] = ()
@@ -343,11 +333,8 @@ class GateReport:
     def as_json(self) -> dict[str, Any]:
         conditions = []
         for outcome in self.outcomes:
-            fields = asdict(outcome)
-            if outcome.key is None:
-                del fields["prompt"], fields["key"]
             worst = None if outcome.worst is None else self.place(outcome.worst)
-            conditions.append({**fields, "figure": plain_number(outcome.figure), "worst": worst})
+            conditions.append({**asdict(outcome), "figure": plain_number(outcome.figure), "worst": worst})
         worst = None
         if (of_all := self.worst) is not None:
             sides = {"reference": of_all.reference, "variant": of_all.variant}

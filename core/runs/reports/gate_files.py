@@ -17,12 +17,10 @@ from ..file.evidence import FAILED, PASSED
 from . import markdown
 from .gate import UNDECIDED, GateReport, Outcome, figure_text
 
-MOST_ROWS = 50  # of prompts beyond their bounds in a table for people; GitHub takes 1 MiB of a step
-
 
 def junit_text(report: GateReport) -> str:
-    """JUnit XML that Ant's and Jenkins' schemas take: a suite a pair, a test a condition or prompt that has bounds;
-    `undecided` is a skipped test.
+    """JUnit XML that Ant's and Jenkins' schemas take: a suite a pair, a test a condition; `undecided` is a
+    skipped test.
     """
     root = ET.Element("testsuites")
     suites: dict[tuple[str, str], list[Outcome]] = {}
@@ -46,7 +44,7 @@ def junit_text(report: GateReport) -> str:
         ET.SubElement(suite, "properties")
         class_name = f"ulpscope.{name.replace('.', '_')}"  # a dot would make packages of it
         for outcome in outcomes:
-            test = ET.SubElement(suite, "testcase", name=_name(outcome.name), classname=class_name, time="0")
+            test = ET.SubElement(suite, "testcase", name=_name(outcome.condition), classname=class_name, time="0")
             message = shown(outcome.says, 4000)
             if outcome.outcome == FAILED:
                 failure = ET.SubElement(test, "failure", message=message, type=shown(outcome.condition, 4000))
@@ -62,18 +60,12 @@ def junit_text(report: GateReport) -> str:
 def markdown_text(report: GateReport) -> str:
     """Markdown: a table of conditions with outcome and figure, the worst position, the notes."""
     counts = {kind: sum(outcome.outcome == kind for outcome in report.outcomes) for kind in (FAILED, UNDECIDED, PASSED)}
-    of_prompts = [outcome for outcome in report.outcomes if outcome.key is not None]
-    failures = sorted((each for each in of_prompts if each.outcome != PASSED), key=lambda each: each.outcome != FAILED)
     rows = []
-    for outcome in [each for each in report.outcomes if each.key is None] + failures[:MOST_ROWS]:
+    for outcome in report.outcomes:
         pair = f"{markdown.code(outcome.variant)} against {markdown.code(outcome.reference)}"
         result = f"**{outcome.outcome}**" if outcome.outcome == FAILED else outcome.outcome
         condition, says = markdown.code(outcome.condition), markdown.plain(outcome.says)
         rows.append((result, condition, pair, figure_text(outcome), says))
-    if len(failures) > MOST_ROWS:
-        rows.append(("", f"{len(failures) - MOST_ROWS:,} more prompts", "", "", ""))
-    if passes := len(of_prompts) - len(failures):
-        rows.append((PASSED, "bounds", "", "", f"{passes:,} of {len(of_prompts):,} prompts are within their bounds"))
     parts = [
         f"### ULPscope gate: {report.outcome}",
         f"{', '.join(f'{count:,} {kind}' for kind, count in counts.items() if count)}.",
