@@ -17,13 +17,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from core.runs.reports.baseline import bounds_text
+
 from core.errors import UlpscopeError
 from core.judging.explain.causes import explain
 from core.judging.explain.rows import rows_of_lists
 from core.runs.dumps.dump import open_dump
 from core.runs.ops_run import read_ops
 from core.runs.reader import RunReader
-from core.runs.reports.baseline import bounds_text
 from core.runs.reports.gate import GateReport, check_measured, gate_notes, parse_conditions
 from core.runs.reports.gate_files import junit_text, markdown_text
 from core.runs.reports.report_json import report_of_run

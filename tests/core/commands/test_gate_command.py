@@ -12,7 +12,6 @@ import tempfile
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 
