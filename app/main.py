@@ -33,8 +33,8 @@ def draw() -> None:
         )
         for page in PAGES
     ]
-    moved = [st.Page(draw, url_path=old, visibility="hidden") for old in MOVED]
-    page = st.navigation([*pages, *moved], position="hidden")
+    redirects = [st.Page(draw, url_path=old, visibility="hidden") for old in MOVED]
+    page = st.navigation([*pages, *redirects], position="hidden")
     name = page.url_path or FIRST
     if name in MOVED:
         part = MOVED[name]
@@ -59,11 +59,11 @@ def draw() -> None:
         sidebar.link_to(view)
     members.sidebar()
     for sentence in link.complaints():
-        st.warning(widgets.escaped(sentence))
+        st.warning(widgets.escape(sentence))
     try:
         page.run()
     except UlpscopeError as error:  # a damaged block, or a run deleted between the sidebar and the page
-        st.error(widgets.escaped(str(error)))
+        st.error(widgets.escape(str(error)))
 
 
 if get_script_run_ctx(suppress_warning=True) is not None:

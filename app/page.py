@@ -61,7 +61,7 @@ class PageSetting:
         return str(value)
 
     @property
-    def expected(self) -> str:
+    def allowed_values(self) -> str:
         """Values that a link may ask for, in words."""
         return f"{self.span[0]} to {self.span[1]}" if self.span is not None else ", ".join(self.options)
 

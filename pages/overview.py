@@ -27,7 +27,7 @@ if summary.nonfinite_mismatch:
 
 elements = summary.finite if view.is_list else header.rows * header.vocab
 figures = st.columns(4)
-about = f"the same top-1 at {out_of(view.compared - summary.flips, view.compared)} positions"
+about = f"the same top-1 at {out_of(view.compared_positions - summary.flips, view.compared_positions)} positions"
 about = "no side sent its top tokens" if summary.same_top1 is None else about
 figures[0].metric("Flips", f"{summary.flips:,}", help=f"{meanings()['flip']}; {about}")
 if view.is_list:
@@ -45,7 +45,7 @@ elif view.pair.noise_ratio is not None:
 else:
     figures[3].metric("RMS difference", in_row_ulps, help=meanings()["row ULP"])
 
-strip, beside = st.columns([3, 2], gap="medium")
+strip, tokens = st.columns([3, 2], gap="medium")
 with strip:
     left, right = st.columns([3, 2], vertical_alignment="bottom")
     left.subheader(
@@ -54,9 +54,9 @@ with strip:
     colour = right.selectbox("Color by", list(COLOURS), key="strip_colour", label_visibility="collapsed")
     token_strip.token_strip(view, colour)
     if not view.texts:
-        known = "token ids are shown" if header.prompts[view.prompt].token_ids else "positions are shown by number"
-        st.caption(f"This dump brought no token texts: {known}.")
-with beside:
+        substitute = "token ids are shown" if header.prompts[view.prompt].token_ids else "positions are shown by number"
+        st.caption(f"This dump brought no token texts: {substitute}.")
+with tokens:
     st.subheader(f"Top tokens at position {view.position}")
     best_tokens.short(view)
 panel.checks(view, answer)
@@ -103,7 +103,7 @@ if not view.is_list:
                 "Margins are": over_margins(summary, header.rows),
             }
             if any(limits.values()):
-                st.caption(" ".join(f"{what} {over}." for what, over in limits.items() if over))
+                st.caption(" ".join(f"{what} {scope}." for what, scope in limits.items() if scope))
             chart = plots.cached(view.run, (view.pair.index,), charts.ulp_histogram, histogram, view.dtype)
             plots.draw(chart, key="ulp_histogram", picture=exports.picture_of(view, "ulps"))
             st.caption(f"Logits of the pair by distance, ULPs of {view.dtype}, log counts.")
@@ -111,20 +111,20 @@ sides = pd.DataFrame([vars(side) for side in view.run.sides])
 provenance = st.expander("Provenance and sides", key="provenance", on_change="rerun")
 if provenance.open:
     with provenance:
-        recorded, command = header.provenance, repeat_command(header.provenance)
+        origin, command = header.provenance, repeat_command(header.provenance)
         facts = {
             "run": view.run.run_id,
             "created (UTC)": f"{view.run.created:%Y-%m-%d %H:%M:%S}",
-            "kind": recorded.kind,
-            "model": recorded.model,
-            "revision": recorded.revision,
-            "device": f"{recorded.device} {recorded.device_name}".strip(),
+            "kind": origin.kind,
+            "model": origin.model,
+            "revision": origin.revision,
+            "device": f"{origin.device} {origin.device_name}".strip(),
             "command": command,
-            "command, as the file states it": "" if command else legible(recorded.command),
-            "note": recorded.note,
-            **recorded.versions,
+            "command, as the file states it": "" if command else legible(origin.command),
+            "note": origin.note,
+            **origin.versions,
         }
-        st.table({name: widgets.escaped(str(value)) for name, value in facts.items() if value}, border="horizontal")
+        st.table({name: widgets.escape(str(value)) for name, value in facts.items() if value}, border="horizontal")
         titles = {"source_dtype": "saved as", "bit_class": "bit-identical class", "sha256": "sha256"}
         titles = {"name": "side", **titles, "sha256_dtype": "dtype"}
         st.dataframe(sides, hide_index=True, column_order=list(titles), column_config=titles)

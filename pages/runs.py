@@ -11,27 +11,27 @@ from core.runs.store.cards import count_verdicts
 
 widgets.title(PAGE)
 is_whole = bool(st.session_state.get("gallery_hidden"))
-cards, broken = store_cache.cards(is_whole=is_whole)
+cards, unreadable = store_cache.cards(is_whole=is_whole)
 hidden = store_cache.hidden()
 labels, damaged = store_cache.all_labels()
 deleted = store_cache.store().deleted()
 if outage := store_cache.store().outage:
-    st.warning(widgets.escaped(outage))
+    st.warning(widgets.escape(outage))
 trash.undo_line(deleted)
 if cards:
-    st.markdown(widgets.escaped(count_verdicts(cards)))
-    asked = filters.ask(hidden)
-    prompts = store_cache.searchable(card.run_id for card in cards) if asked.sought else {}
-    shown = filters.matching(cards, asked, labels, prompts)
-table.unreadable(broken, damaged)
+    st.markdown(widgets.escape(count_verdicts(cards)))
+    query = filters.ask(hidden)
+    prompts = store_cache.searchable(card.run_id for card in cards) if query.sought else {}
+    matches = filters.matching(cards, query, labels, prompts)
+table.unreadable(unreadable, damaged)
 if not cards:
     trash.trash_list(deleted)
     widgets.empty()
-table.table(shown, labels)
-table.counted(cards, shown, labels)
+table.table(matches, labels)
+table.count_line(cards, matches, labels)
 if st.session_state.get("opened"):
     st.switch_page(PAGES / "overview.py")
-actions.panel(cards, shown, labels)
+actions.panel(cards, matches, labels)
 if all(card.is_read_only for card in cards) and not hidden:
     table.first_visit(cards)
 trash.trash_list(deleted)
@@ -43,7 +43,7 @@ rounds = count()
 def watch() -> None:
     """Draw the page anew when a run arrives or goes, or labels change, while it is open."""
     now = store_cache.cards(is_whole=is_whole), store_cache.all_labels(), store_cache.store().deleted()
-    if next(rounds) and now != ((cards, broken), (labels, damaged), deleted):
+    if next(rounds) and now != ((cards, unreadable), (labels, damaged), deleted):
         st.rerun()
 
 

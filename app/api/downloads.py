@@ -35,7 +35,7 @@ def path_of(store: Store, run_id: str) -> Path:
 def run_file(request: Request) -> Response:
     """Send the run file itself: one file that any DuckDB can open."""
     path = path_of(open_store(), request.path_params["run_id"])
-    return _sent(path, path.name, _stamp(path), "application/octet-stream")
+    return _file_response(path, path.name, _stamp(path), "application/octet-stream")
 
 
 def run_npz(request: Request) -> Response:
@@ -48,7 +48,7 @@ def run_npz(request: Request) -> Response:
         if not target.exists():
             _export(store, path, target)
         os.utime(target)  # used last: dropped last
-    return _sent(target, f"{path.stem}.npz", f"npz-{stamp}", "application/zip")
+    return _file_response(target, f"{path.stem}.npz", f"npz-{stamp}", "application/zip")
 
 
 ROUTES = (
@@ -59,7 +59,7 @@ ROUTES = (
 )
 
 
-def _sent(path: Path, name: str, etag: str, kind: str) -> Response:
+def _file_response(path: Path, name: str, etag: str, kind: str) -> Response:
     # Not compressed on the way: floats hardly shrink, and a range would be of other bytes.
     headers = {"ETag": f'"{etag}"', "Cache-Control": "private, no-cache", "Content-Encoding": "identity"}
     return FileResponse(path, filename=name, media_type=kind, stat_result=path.stat(), headers=headers)
@@ -75,7 +75,7 @@ def _stamp(path: Path) -> str:
 
 
 def _export(store: Store, path: Path, target: Path) -> None:
-    beside = target.with_name(f"{target.stem}.{os.getpid()}.partial")
+    partial = target.with_name(f"{target.stem}.{os.getpid()}.partial")
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with RunReader(path) as run:
@@ -83,12 +83,12 @@ def _export(store: Store, path: Path, target: Path) -> None:
             size = run.header.rows * run.header.vocab * width
             _drop_oldest(target.parent, size)
             store.check_space(size)
-            export_npz(run, beside)
-        beside.replace(target)
+            export_npz(run, partial)
+        partial.replace(target)
     except OSError as failure:
         raise StoreError(f"{target.parent}: cannot be written to ({failure.strerror}).") from failure
     finally:
-        beside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
 
 
 def _drop_oldest(folder: Path, coming: int) -> None:

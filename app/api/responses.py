@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from core.configuration import configuration
 from core.errors import AccessError, ConfigurationError, DumpError, LimitError, StoreError, UlpscopeError, UsageError
-from core.text import shown
+from core.text import clean
 
 _STATUS = {AccessError: 403, UsageError: 400, DumpError: 422, StoreError: 409, ConfigurationError: 503}
 _RETRY_SECONDS = {423: "2", 429: "2", 503: "30"}
@@ -97,7 +97,7 @@ def flag(request: Request, name: str) -> bool:
     """Return the flag `?name=1`, False if it is not given."""
     text = request.query_params.get(name, "0").lower()
     if text not in ("0", "1", "true", "false", ""):
-        raise RefusedError(f"{name}={shown(text, 20)} is neither 1 nor 0.")
+        raise RefusedError(f"{name}={clean(text, 20)} is neither 1 nor 0.")
     return text in ("1", "true")
 
 
@@ -105,12 +105,12 @@ def whole(request: Request, name: str, default: int, highest: int) -> int:
     """Return `?name=N`, a whole number from 0 to `highest`."""
     text = request.query_params.get(name, str(default))
     if not (text.isascii() and text.isdigit() and len(text) <= 12 and int(text) <= highest):
-        raise RefusedError(f"{name}={shown(text, 20)} is not a whole number from 0 to {highest:,}.")
+        raise RefusedError(f"{name}={clean(text, 20)} is not a whole number from 0 to {highest:,}.")
     return int(text)
 
 
-def refuse_unknown(request: Request, *known: str) -> None:
+def refuse_unknown(request: Request, *names: str) -> None:
     """Refuse parameters that are none of `known`, which may be misspelled."""
-    unknown = sorted(set(request.query_params) - set(known))
+    unknown = sorted(set(request.query_params) - set(names))
     if unknown:
-        raise RefusedError(f"'{shown(unknown[0])}' is not a parameter here; there are {', '.join(known) or 'none'}.")
+        raise RefusedError(f"'{clean(unknown[0])}' is not a parameter here; there are {', '.join(names) or 'none'}.")

@@ -19,7 +19,7 @@ from core.runs.reports.run_json import card_json, ops_json, run_json
 from core.runs.store.cards import RunCard, read_runs
 from core.runs.store.labels import Labels
 from core.runs.store.store import open_store
-from core.text import shown
+from core.text import clean
 
 _MOST_LISTED = 1000
 _FILTERS = ("search", "verdict", "flips", "tag", "limit", "offset")
@@ -28,19 +28,19 @@ _FILTERS = ("search", "verdict", "flips", "tag", "limit", "offset")
 def list_runs(request: Request) -> Response:
     """Answer with the runs that match, newest first, `limit` of them from `offset` on."""
     refuse_unknown(request, *_FILTERS)
-    chosen = _filters(request)
+    selection = _filters(request)
     limit, offset = whole(request, "limit", 100, _MOST_LISTED), whole(request, "offset", 0, 10**9)
-    cards, broken = store_cache.cards(is_whole=True)
+    cards, unreadable = store_cache.cards(is_whole=True)
     labels, _ = store_cache.all_labels()
-    prompts = store_cache.searchable(card.run_id for card in cards) if chosen.sought else {}
-    matching = filters.matching(cards, chosen, labels, prompts)
+    prompts = store_cache.searchable(card.run_id for card in cards) if selection.sought else {}
+    matching = filters.matching(cards, selection, labels, prompts)
 
-    def described(card: RunCard) -> dict[str, Any]:
+    def describe(card: RunCard) -> dict[str, Any]:
         about = asdict(labels.get(card.run_id, Labels()))
         return {**card_json(card), "labels": about, "url": page_url(request, card.run_id)}
 
-    listed = [described(card) for card in matching[offset : offset + limit]]
-    return answer({"runs": listed, "total": len(matching), "broken": [run.reason for run in broken]})
+    runs = [describe(card) for card in matching[offset : offset + limit]]
+    return answer({"runs": runs, "total": len(matching), "broken": [run.reason for run in unreadable]})
 
 
 def one_run(request: Request) -> Response:
@@ -62,13 +62,13 @@ ROUTES = (route("GET", "/api/runs", list_runs), route("GET", "/api/runs/{run_id}
 
 
 def _filters(request: Request) -> filters.Filters:
-    given = request.query_params
+    query = request.query_params
     choices = {"verdict": ("any", *wording.VERDICTS), "flips": filters.FLIPS}
-    chosen = {name: given.get(name, "any") for name in choices}
-    for name, known in choices.items():
-        if chosen[name] not in known:
-            raise RefusedError(f"{name}={shown(chosen[name])} is not known; expected one of {', '.join(known)}.")
-    text = given.get("search", "")
+    values = {name: query.get(name, "any") for name in choices}
+    for name, options in choices.items():
+        if values[name] not in options:
+            raise RefusedError(f"{name}={clean(values[name])} is not known; expected one of {', '.join(options)}.")
+    text = query.get("search", "")
     if len(text) > LONGEST_TEXT:
         raise RefusedError(f"search has {len(text)} characters; expected at most {LONGEST_TEXT}.")
-    return filters.Filters(text, tags=tuple(given.getlist("tag")), **chosen)
+    return filters.Filters(text, tags=tuple(query.getlist("tag")), **values)

@@ -32,19 +32,19 @@ class CaptureForm:
     @property
     def missing(self) -> str | None:
         """Sentence on the first field that is empty or wrong; None if there is none."""
-        asked = self.request
-        if not asked.model:
+        request = self.request
+        if not request.model:
             return "Choose a model."
-        if (packaged := PACKAGED.get(asked.model)) is not None and not is_here(packaged):
+        if (packaged := PACKAGED.get(request.model)) is not None and not is_here(packaged):
             return f"Get {packaged.title} first."
-        if self.file is None and not asked.prompts:
+        if self.file is None and not request.prompts:
             return "Write at least one prompt, or drop a file of them."
-        if not asked.reference:
+        if not request.reference:
             return "Choose a reference path."
-        if not asked.variants and not asked.sweeps and asked.repeat == 1:
+        if not request.variants and not request.sweeps and request.repeat == 1:
             return "Choose at least one variant or a sweep, or call the reference several times."
         try:
-            queue_of(asked.device)
+            queue_of(request.device)
         except UsageError as error:
             return str(error)
         return None
@@ -52,11 +52,11 @@ class CaptureForm:
     @property
     def title(self) -> str:
         """Title of the job in the list."""
-        asked = self.request
-        against = ", ".join([*asked.variants, *asked.sweeps])
-        title = f"{wording.model_name(asked.model)}: {asked.reference}" + (f" against {against}" if against else "")
-        title += f", {asked.repeat} calls" if asked.repeat > 1 else ""
-        return asked.name or title + (f", {asked.tokens} tokens generated" if asked.tokens else "")
+        request = self.request
+        against = ", ".join([*request.variants, *request.sweeps])
+        title = f"{wording.model_name(request.model)}: {request.reference}" + (f" against {against}" if against else "")
+        title += f", {request.repeat} calls" if request.repeat > 1 else ""
+        return request.name or title + (f", {request.tokens} tokens generated" if request.tokens else "")
 
     def arguments(self) -> list[str]:
         """Arguments of `ulpscope`; the caller adds the place of a carried file."""

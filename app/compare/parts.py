@@ -17,88 +17,88 @@ from core.text import exact, multiple, number, percent, printable
 MOST = 5  # runs beside the first: six colors can be told apart
 
 
-def asked() -> dict[str, int | None]:
+def parse_setting() -> dict[str, int | None]:
     """Runs that the page's setting names, `run~2,run`, each with the index of its pair or None."""
     parts = [part.strip().partition("~") for part in str(st.session_state.get("compare_with", "")).split(",")]
     is_index = {index: index.isdigit() and len(index) < 6 for *_, index in parts}
     return {run_id: int(index) if is_index[index] else None for run_id, _, index in parts[:MOST] if run_id}
 
 
-def _ask(chosen: dict[str, int | None]) -> None:
-    parts = [run_id if index is None else f"{run_id}~{index}" for run_id, index in chosen.items()]
+def _ask(indices: dict[str, int | None]) -> None:
+    parts = [run_id if index is None else f"{run_id}~{index}" for run_id, index in indices.items()]
     st.session_state["compare_with"] = ",".join(parts)
 
 
 def pick(view: selection.View) -> list[RunPair]:
     """Draw the controls that choose runs, and return the chosen ones, the sidebar's pair first."""
-    wanted, (listed, _), cell = asked(), store_cache.cards(), cell_of(view.run.run_id)
+    indices, (newest, _), cell = parse_setting(), store_cache.cards(), cell_of(view.run.run_id)
     of_cell = {run_id for run_id in store_cache.store().cells() if cell and cell_of(run_id) == cell}
-    others = {*of_cell, *wanted} - {card.run_id for card in listed}
-    cards = [card for card in (*store_cache.cards_of(others), *listed) if card.run_id != view.run.run_id and card.sides]
+    others = {*of_cell, *indices} - {card.run_id for card in newest}
+    cards = [card for card in (*store_cache.cards_of(others), *newest) if card.run_id != view.run.run_id and card.sides]
     parts = {card.run_id: (card.name, card.compute_dtype, card.device, card.run_id) for card in cards}
     labels = {run_id: " · ".join(part for part in of_run if part) for run_id, of_run in parts.items()}
-    if gone := [run_id for run_id in wanted if run_id not in labels and run_id != view.run.run_id]:
-        st.warning(f"There is no run {', '.join(widgets.escaped(run_id[:60]) for run_id in gone)} here (any more).")
-    wanted = {run_id: index for run_id, index in wanted.items() if run_id in labels}
-    st.session_state["compare_runs"] = list(wanted)
+    if gone := [run_id for run_id in indices if run_id not in labels and run_id != view.run.run_id]:
+        st.warning(f"There is no run {', '.join(widgets.escape(run_id[:60]) for run_id in gone)} here (any more).")
+    indices = {run_id: index for run_id, index in indices.items() if run_id in labels}
+    st.session_state["compare_runs"] = list(indices)
     st.multiselect(
         "Compare with",
         list(labels),
         format_func=labels.__getitem__,
         key="compare_runs",
         max_selections=MOST,
-        on_change=lambda: _ask({run_id: wanted.get(run_id) for run_id in st.session_state["compare_runs"]}),
+        on_change=lambda: _ask({run_id: indices.get(run_id) for run_id in st.session_state["compare_runs"]}),
         placeholder="Choose one or more runs",
     )
-    compared = [RunPair(view.run, view.pair, view.table)]
-    for run_id, index in wanted.items():
+    pairs = [RunPair(view.run, view.pair, view.table)]
+    for run_id, index in indices.items():
         try:
             run = store_cache.open_run(run_id)
             run.header.check_short()
         except UlpscopeError as error:
-            st.error(widgets.escaped(str(error)))
+            st.error(widgets.escape(str(error)))
             continue
         if index is None or index >= len(run.pairs):
             index = next((pair.index for pair in run.pairs if pair.variant == view.pair.variant), 0)
-        compared.append(RunPair(run, run.pairs[index], store_cache.positions(run, index)))
-    several = [one for one in compared[1:] if len(one.run.pairs) > 1]
+        pairs.append(RunPair(run, run.pairs[index], store_cache.positions(run, index)))
+    several = [one for one in pairs[1:] if len(one.run.pairs) > 1]
     for column, one in zip(st.columns(max(1, len(several))), several, strict=False):
         run_id, key = one.run.run_id, f"compare_variant_{one.run.run_id}"
         st.session_state[key] = one.pair.index
         variants = {pair.index: f"{pair.index}: {pair.variant}" for pair in one.run.pairs}
         column.selectbox(
-            f"Variant of {widgets.escaped(one.run.header.name)}",
+            f"Variant of {widgets.escape(one.run.header.name)}",
             list(variants),
             format_func=variants.__getitem__,
             key=key,
-            on_change=lambda run_id=run_id, key=key: _ask(wanted | {run_id: st.session_state[key]}),
+            on_change=lambda run_id=run_id, key=key: _ask(indices | {run_id: st.session_state[key]}),
         )
-    return compared
+    return pairs
 
 
-def names(compared: Sequence[RunPair]) -> list[str]:
+def names(pairs: Sequence[RunPair]) -> list[str]:
     """Names of the pairs, short and each its own: the run's name, and its variant if that tells two apart."""
-    plain = [printable(one.run.header.name, "?")[:60] for one in compared]
+    plain = [printable(one.run.header.name, "?")[:60] for one in pairs]
     return [
         name if plain.count(name) == 1 else f"{name} · {one.pair.variant} · {place + 1}"
-        for place, (name, one) in enumerate(zip(plain, compared, strict=True))
+        for place, (name, one) in enumerate(zip(plain, pairs, strict=True))
     ]
 
 
-def provenance(compared: Sequence[RunPair], titles: Sequence[str]) -> pd.DataFrame:
+def provenance(pairs: Sequence[RunPair], titles: Sequence[str]) -> pd.DataFrame:
     """Table of what is not the same everywhere in where the runs come from: a row a fact, a column a run."""
-    facts = pd.DataFrame([one.facts for one in compared], index=titles).drop(columns=["run", "name"]).fillna("")
+    facts = pd.DataFrame([one.facts for one in pairs], index=titles).drop(columns=["run", "name"]).fillna("")
     return facts.astype(str).T[lambda table: table.nunique(axis=1) > 1]
 
 
-def figure_texts(compared: Sequence[RunPair], titles: Sequence[str]) -> pd.DataFrame:
+def figure_texts(pairs: Sequence[RunPair], titles: Sequence[str]) -> pd.DataFrame:
     """Table of the figures: a row a figure, a column a run, with its ratio to the first in brackets if it says
     something.
     """
-    table, rows = figures(compared), {}
+    table, rows = figures(pairs), {}
     for name, label, is_more in FIGURES:
         cells: list[str] = []
-        for value, one in zip(table.get(name, []), compared, strict=False):
+        for value, one in zip(table.get(name, []), pairs, strict=False):
             ratio = value / table[name][0] if is_more and cells and table[name][0] else None
             text = _text(name, value, one.run.header.rows)
             cells.append(text if ratio is None else f"{text}  ({number(ratio, 3)}x)")
@@ -119,39 +119,39 @@ def _text(name: str, value: float, rows: int) -> str:
     return exact(value) if name in ("max_abs", "min_margin") else number(value, 3)
 
 
-def exported(compared: Sequence[RunPair]) -> pd.DataFrame:
+def exported(pairs: Sequence[RunPair]) -> pd.DataFrame:
     """Table for a download with the figures as they are and where each run comes from, one row a run."""
     summary = ("flips", "near_ties", "same_top1", "max_ulps", "mean_ulps", "max_row_ulps", *COUNTS)
-    counts = [{name: getattr(one.pair.summary, name) for name in summary} for one in compared]
-    return pd.concat([pd.DataFrame([one.facts for one in compared]), figures(compared), pd.DataFrame(counts)], axis=1)
+    counts = [{name: getattr(one.pair.summary, name) for name in summary} for one in pairs]
+    return pd.concat([pd.DataFrame([one.facts for one in pairs]), figures(pairs), pd.DataFrame(counts)], axis=1)
 
 
-def by_position(compared: Sequence[RunPair], prompt: int) -> pd.DataFrame:
+def by_position(pairs: Sequence[RunPair], prompt: int) -> pd.DataFrame:
     """Table of every run's figures by position of a prompt, one below another, with the run in front."""
-    parts = [one.table[one.table["prompt"] == prompt] for one in compared]
-    for part, one in zip(parts, compared, strict=True):
+    parts = [one.table[one.table["prompt"] == prompt] for one in pairs]
+    for part, one in zip(parts, pairs, strict=True):
         part.insert(0, "variant", one.pair.variant)
         part.insert(0, "run", one.run.run_id)
     return pd.concat(parts, ignore_index=True)
 
 
-def distances(compared: Sequence[RunPair]) -> pd.DataFrame:
+def distances(pairs: Sequence[RunPair]) -> pd.DataFrame:
     """Table with run, variant, distance_ulps, elements: how many logits of each pair are how many ULPs apart."""
     query = "SELECT distance AS distance_ulps, elements FROM ulp_histogram WHERE pair = ? ORDER BY distance"
     return pd.concat(
-        [one.run.query(query, one.pair.index).assign(run=one.run.run_id, variant=one.pair.variant) for one in compared],
+        [one.run.query(query, one.pair.index).assign(run=one.run.run_id, variant=one.pair.variant) for one in pairs],
         ignore_index=True,
     )
 
 
-def flip_texts(found: pd.DataFrame, compared: Sequence[RunPair], titles: Sequence[str]) -> pd.DataFrame:
+def flip_texts(flips: pd.DataFrame, pairs: Sequence[RunPair], titles: Sequence[str]) -> pd.DataFrame:
     """Table of flips, a row a position: where, and of each run the two tokens, empty if it does not flip there."""
     texts = [
-        " → ".join(wording.token(token, compared[row.run].run.vocabulary.get(token)) for token in tokens)
-        for row in found.itertuples()
+        " → ".join(wording.token(token, pairs[row.run].run.vocabulary.get(token)) for token in tokens)
+        for row in flips.itertuples()
         for tokens in [(row.reference_token, row.variant_token)]
     ]
-    wide = found.assign(text=texts).pivot(index=["prompt", "position"], columns="run", values="text")
-    wide = wide.reindex(columns=range(len(compared))).set_axis(list(titles), axis="columns")
-    order = pd.MultiIndex.from_frame(found[["prompt", "position"]].drop_duplicates())
+    wide = flips.assign(text=texts).pivot(index=["prompt", "position"], columns="run", values="text")
+    wide = wide.reindex(columns=range(len(pairs))).set_axis(list(titles), axis="columns")
+    order = pd.MultiIndex.from_frame(flips[["prompt", "position"]].drop_duplicates())
     return wide.reindex(order).fillna("").reset_index()

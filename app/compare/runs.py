@@ -15,35 +15,35 @@ BY = {"max_abs": "difference", "max_row_ulps": "row ULPs", "max_ulps": "ULPs", "
 
 def draw(view: selection.View) -> None:
     """Draw the tab."""
-    compared = parts.pick(view)
-    if len(compared) == 1:
+    pairs = parts.pick(view)
+    if len(pairs) == 1:
         st.info(
             "Choose a run to compare with: the same prompts before and after an upgrade, in another dtype or device."
         )
         return
-    is_same = same_tokens(compared)
-    found = flips(compared)
+    is_same = same_tokens(pairs)
+    all_flips = flips(pairs)
     if is_same is False:
-        found = found[:0]
+        all_flips = all_flips[:0]
         st.warning("These runs have different tokens: compare rates only. Positions and flips cannot be matched.")
-    st.markdown(sentence(compared, found))
-    titles = parts.names(compared)
-    differs = parts.provenance(compared, [widgets.escaped(title) for title in titles])
+    st.markdown(sentence(pairs, all_flips))
+    titles = parts.names(pairs)
+    differs = parts.provenance(pairs, [widgets.escape(title) for title in titles])
     if not differs.empty:
         st.subheader("Config diff")
-        widgets.room("provenance", 28 * (len(differs) + 1)).table(differs.map(widgets.escaped), border="horizontal")
+        widgets.room("provenance", 28 * (len(differs) + 1)).table(differs.map(widgets.escape), border="horizontal")
     st.subheader("Figures")
-    figures = parts.figure_texts(compared, titles)
+    figures = parts.figure_texts(pairs, titles)
     height = widgets.table_height(len(figures), len(figures))
     widgets.room("figures", height).dataframe(figures, key="compare_figures", height=height)
-    dtypes = {one.run.header.compute_dtype for one in compared}
+    dtypes = {one.run.header.compute_dtype for one in pairs}
     unit = "each run's own dtype: the units differ." if len(dtypes) > 1 else f"{dtypes.pop()}."
     st.caption(f"Over all positions; in brackets the ratio to the first run. ULPs of {unit}")
 
-    stem = "-".join(["compare", *(file_name(one.run.run_id)[:40] for one in compared)])
+    stem = "-".join(["compare", *(file_name(one.run.run_id)[:40] for one in pairs)])
     left, right = st.columns(2, vertical_alignment="bottom")
     with left:
-        curves = [(title, distribution(one)) for title, one in zip(titles, compared, strict=True)]
+        curves = [(title, distribution(one)) for title, one in zip(titles, pairs, strict=True)]
         picture = exports.picture(f"{stem}-distances", titles)
         plots.draw(charts.runs_by_distance(curves), "compare_distributions", picture)
         st.caption("Share of the logits at least so many ULPs apart, both axes log.")
@@ -54,7 +54,7 @@ def draw(view: selection.View) -> None:
                     "By position", list(BY), format_func=lambda name: BY[name], required=True, key="compare_by"
                 )
             )
-            tables_here = [one.table[one.table["prompt"] == view.prompt] for one in compared]
+            tables_here = [one.table[one.table["prompt"] == view.prompt] for one in pairs]
             lines = list(zip(titles, tables_here, strict=True))
             picture = exports.picture(f"{stem}-{by}-prompt{view.prompt}", [*titles, f"prompt {view.prompt}"])
             chart = charts.runs_by_position(lines, by, tables.label(by), view.position)
@@ -63,17 +63,17 @@ def draw(view: selection.View) -> None:
         st.subheader("Shared and unique flips")
         if is_same is None:
             st.caption("Some runs have no token ids; positions are matched by number.")
-        if found.empty:
+        if all_flips.empty:
             st.write("No run has a flip.")
         else:
-            listed = parts.flip_texts(found, compared, titles)
-            choose = partial(selection.select_row, listed, "compare_flips")
-            tables.draw(listed, "compare_flips", on_select=choose, selection_mode="single-row")
+            table = parts.flip_texts(all_flips, pairs, titles)
+            choose = partial(selection.select_row, table, "compare_flips")
+            tables.draw(table, "compare_flips", on_select=choose, selection_mode="single-row")
             st.caption("Reference token → variant token; empty if the run has no flip there. Shared flips come first.")
     files = {
-        "figures": partial(parts.exported, compared),
-        f"by position of prompt {view.prompt}": partial(parts.by_position, compared, view.prompt),
-        "distances in ULPs": partial(parts.distances, compared),
-        "flips": found.assign(run=[compared[place].run.run_id for place in found["run"]]),
+        "figures": partial(parts.exported, pairs),
+        f"by position of prompt {view.prompt}": partial(parts.by_position, pairs, view.prompt),
+        "distances in ULPs": partial(parts.distances, pairs),
+        "flips": all_flips.assign(run=[pairs[place].run.run_id for place in all_flips["run"]]),
     }
     exports.download(files, stem, "compare")

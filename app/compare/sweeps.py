@@ -19,10 +19,10 @@ def draw(_: selection.View | None) -> None:
     ledger = store_cache.ledger()
     plan = parts.pick(ledger.plans())
     changes = parts.changes_of(ledger, plan)
-    st.markdown(f"**{widgets.escaped(plan.name)}**: {widgets.escaped(sentence(changes))}")
+    st.markdown(f"**{widgets.escape(plan.name)}**: {widgets.escape(sentence(changes))}")
     axes = parts.axes_of(changes)
-    shown = parts.filters(changes, axes)
-    matrix = matrix_of(shown, *axes, str(st.session_state["matrix_figure"]))
+    visible = parts.filters(changes, axes)
+    matrix = matrix_of(visible, *axes, str(st.session_state["matrix_figure"]))
     selected = parts.table(matrix)
     st.caption(
         "Of several cells at a place the gravest verdict and how many have it, or the largest figure; Δ: bits, flips or"
@@ -31,15 +31,15 @@ def draw(_: selection.View | None) -> None:
     if selected is not None:
         parts.cell(selected)
     parts.growth(matrix)
-    exports.download({"cells": lambda: parts.exported(shown)}, f"{file_name(plan.name)}-matrix", "matrix")
+    exports.download({"cells": lambda: parts.exported(visible)}, f"{file_name(plan.name)}-matrix", "matrix")
 
     is_live = any(change.state.state == RUNNING for change in changes)
-    drawn = st.session_state["matrix_drawn"] = time.monotonic()
+    began = st.session_state["matrix_drawn"] = time.monotonic()
 
     @st.fragment(run_every=2.0 if is_live else None)
     def watch() -> None:
         """Draw the page anew while cells are being computed."""
-        if is_live and time.monotonic() - drawn > 1.0:
+        if is_live and time.monotonic() - began > 1.0:
             st.rerun()
 
     watch()

@@ -34,14 +34,14 @@ def section(view: selection.View, *, is_charted: bool = True) -> None:
         sides = {side.name: index for index, side in enumerate(run.sides)}
         read = partial(top_of_sides, run, sides, *place, LARGEST)
         largest = store_cache.cached("top of sides", store_cache.stamp_of(run), place, read)
-        found = on_grid(largest, sides, run.header.format)
-        figure = plots.cached(run, ("sides", *place), charts.on_grid, found, list(sides), _tokens(largest), view.dtype)
+        grid = on_grid(largest, sides, run.header.format)
+        figure = plots.cached(run, ("sides", *place), charts.on_grid, grid, list(sides), _tokens(largest), view.dtype)
         plots.draw(figure, "top_tokens", exports.picture_of(view, "top-tokens", at_position=True), of=str(place))
         st.caption(f"The {LARGEST} largest logits of each side, {view.dtype}.")
-    shown: dict = {"token": _tokens(top)}
+    table: dict = {"token": _tokens(top)}
     for name in _COLUMNS:
-        shown[name.replace("logit", view.run.header.holds)] = top[name.removesuffix(" (1 = argmax)").replace(" ", "_")]
-    st.dataframe(shown, hide_index=True, key="top_table", column_config=_COLUMNS, placeholder="–")
+        table[name.replace("logit", view.run.header.holds)] = top[name.removesuffix(" (1 = argmax)").replace(" ", "_")]
+    st.dataframe(table, hide_index=True, key="top_table", column_config=_COLUMNS, placeholder="–")
     exports.download({"top tokens": top}, exports.file_stem(view, "top-tokens", at_position=True), "top")
 
 
@@ -49,9 +49,9 @@ def short(view: selection.View) -> None:
     """Draw the top tokens of the selected position beside a prompt: their logits on both sides, and the difference."""
     top, holds = store_cache.top(view), view.run.header.holds
     logits = {side: top[f"{side}_logit"] for side in SIDES}
-    shown = {"token": _tokens(top), **logits, "difference": logits["variant"] - logits["reference"]}
+    table = {"token": _tokens(top), **logits, "difference": logits["variant"] - logits["reference"]}
     columns = dict.fromkeys([*SIDES, "difference"], st.column_config.NumberColumn(format="%.6g"))
-    st.dataframe(shown, hide_index=True, key="top_here", column_config=columns, placeholder="–")
+    st.dataframe(table, hide_index=True, key="top_here", column_config=columns, placeholder="–")
     st.caption(f"{holds.capitalize()}s{f' in {view.dtype}' if view.dtype else ''}.")
 
 

@@ -37,8 +37,8 @@ def inert(text: str) -> str:
 
 def log_axis(values: np.ndarray) -> dict:
     """A log axis of values; those that are not above 0 have no place on it."""
-    known = values[np.isfinite(values) & (values > 0)]
-    low, high = (known.min(), known.max()) if len(known) else (1.0, 10.0)
+    finite = values[np.isfinite(values) & (values > 0)]
+    low, high = (finite.min(), finite.max()) if len(finite) else (1.0, 10.0)
     labels = {"dtick": 1} if high >= 100 * low else {"nticks": 4}  # powers of ten if there are two, else few steps
     exponents = "none" if low >= 1e-4 and high < 1e6 else "power"
     return {"type": "log", "exponentformat": exponents, "minorloglabels": "complete", **labels}

@@ -80,7 +80,7 @@ def cached(run: RunReader, of: tuple[Hashable, ...], make: Callable[..., go.Figu
 
 
 def draw(
-    shown: go.Figure | FigureSpec,
+    figure: go.Figure | FigureSpec,
     key: str,
     picture: Mapping[str, object],
     on_pick: Callable[[], None] | None = None,
@@ -93,7 +93,7 @@ def draw(
     `chosen(key)` has it. of: what its axes depend on beside the prompt; a zoom is kept until either changes.
     """
     view = selection.current_view()
-    one = shown if isinstance(shown, FigureSpec) else figure_spec(shown)
+    one = figure if isinstance(figure, FigureSpec) else figure_spec(figure)
     data = {
         **one._asdict(),
         "shapes": json.dumps(one.shapes, default=float),  # numbers of numpy
@@ -105,7 +105,7 @@ def draw(
     _figure(key=key, data=data, height=one.height, on_picked_change=on_pick or (lambda: None))
 
 
-def chosen(key: str, place: int) -> int | None:
+def clicked_value(key: str, place: int) -> int | None:
     """Return the whole number at `place` of the custom data of the point that was clicked in the figure `key`; None if
     there is none.
     """
@@ -116,6 +116,6 @@ def chosen(key: str, place: int) -> int | None:
 
 def select_position(key: str, place: int = 0) -> None:
     """Select the position that was clicked in the figure `key`, at `place` of its custom data."""
-    position = chosen(key, place)
+    position = clicked_value(key, place)
     if position is not None:
         selection.select(position=position)

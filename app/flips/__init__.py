@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 def _line(run: RunReader, pair: StoredPair) -> str | None:
     from core.runs.queries.flips import continuations, outcome
 
-    found = continuations(run)
-    return None if found.empty else "Continuations: " + outcome(found[found["pair"] == pair.index])
+    table = continuations(run)
+    return None if table.empty else "Continuations: " + outcome(table[table["pair"] == pair.index])
 
 
 PAGE = Page(

@@ -16,7 +16,7 @@ _SYMBOLS = ("triangle-down", "triangle-up", "circle", "square", "diamond", "cros
 _LABELLED = 9  # lines of the grid
 
 
-def on_grid(found: Candidates, names: Sequence[str], texts: Sequence[str], dtype: str) -> go.Figure:
+def on_grid(candidates: Candidates, names: Sequence[str], texts: Sequence[str], dtype: str) -> go.Figure:
     """Logits of the candidates on every side, a line of the grid for every value that the dtype has there.
 
     names: of the sides, the reference first; texts: of the candidates. The first candidate points down on a side's line
@@ -24,7 +24,7 @@ def on_grid(found: Candidates, names: Sequence[str], texts: Sequence[str], dtype
     """
     figure, sides = go.Figure(), range(len(names))[::-1]
     thin = {"type": "line", "layer": "below", "y0": 0, "y1": 1, "xref": "x", "yref": "y domain", "opacity": 0.45}
-    lines = [{**thin, "x0": value, "x1": value, "line": {"color": QUIET, "width": 1}} for value in found.grid]
+    lines = [{**thin, "x0": value, "x1": value, "line": {"color": QUIET, "width": 1}} for value in candidates.grid]
     thin = {"type": "line", "layer": "below", "x0": 0, "x1": 1, "xref": "x domain", "yref": "y"}
     lines += [{**thin, "y0": height, "y1": height, "line": {"color": QUIET, "width": 1.2}} for height in sides]
     figure.update_layout(shapes=lines)  # at once: add_vline validates every earlier line again, 0.3 s
@@ -39,7 +39,7 @@ def on_grid(found: Candidates, names: Sequence[str], texts: Sequence[str], dtype
             marker={"symbol": symbol, "size": 11, "color": QUIET},
         )
         figure.add_scatter(
-            x=found.logits[:, candidate],
+            x=candidates.logits[:, candidate],
             y=[side + offset for side in sides],
             mode="markers",
             name=inert(text),
@@ -49,16 +49,16 @@ def on_grid(found: Candidates, names: Sequence[str], texts: Sequence[str], dtype
             customdata=[inert(name).replace("%", "&#37;") for name in names],
             hovertemplate=f"{inert(text).replace('%', '&#37;')}: %{{x:.9g}} logits on %{{customdata}}<extra></extra>",
         )
-    axis: dict = {"title": f"logit; lines: values of {dtype}" if len(found.grid) else "logit", "zeroline": False}
-    if len(found.grid):
-        step = max(1, -(-len(found.grid) // _LABELLED))
-        shown = found.grid[::step]
-        half = float(np.diff(found.grid).max(initial=0.0)) / 2
+    axis: dict = {"title": f"logit; lines: values of {dtype}" if len(candidates.grid) else "logit", "zeroline": False}
+    if len(candidates.grid):
+        step = max(1, -(-len(candidates.grid) // _LABELLED))
+        ticks = candidates.grid[::step]
+        half = float(np.diff(candidates.grid).max(initial=0.0)) / 2
         axis |= {
             "showgrid": False,
-            "tickvals": shown,
-            "ticktext": [f"{value:.9g}" for value in shown],
-            "range": [float(found.grid[0]) - half, float(found.grid[-1]) + half],
+            "tickvals": ticks,
+            "ticktext": [f"{value:.9g}" for value in ticks],
+            "range": [float(candidates.grid[0]) - half, float(candidates.grid[-1]) + half],
         }
     figure.update_xaxes(**axis)
     figure.update_yaxes(

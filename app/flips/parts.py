@@ -26,24 +26,24 @@ _FIRST = (
 _COLUMNS = tuple(dict.fromkeys([*_FIRST, *(metric.name for metric in METRICS if metric.is_reported)]))
 
 
-def draw_positions(found: pd.DataFrame, run: RunReader, key: str, most: int, **options: Any) -> None:
+def draw_positions(table: pd.DataFrame, run: RunReader, key: str, most: int, **options: Any) -> None:
     """Draw positions with both argmaxes as texts; a click selects one."""
     single = {"prompt": len(run.header.prompts) == 1, "variant": len(run.pairs) == 1}
-    single["is_flip"] = bool(found.get("is_flip", pd.Series(dtype=bool)).all())  # the page lists flips only
-    columns = [name for name in _COLUMNS if name in found and not single.get(name)]
-    texts = {f"{side}_token": widgets.table_texts(found[f"{side}_token"], run) for side in SIDES}
-    options = {"on_select": partial(selection.select_row, found, key)} | options
-    tables.draw(found.assign(**texts)[columns], key, most, selection_mode=["single-row", "single-cell"], **options)
+    single["is_flip"] = bool(table.get("is_flip", pd.Series(dtype=bool)).all())  # the page lists flips only
+    columns = [name for name in _COLUMNS if name in table and not single.get(name)]
+    texts = {f"{side}_token": widgets.table_texts(table[f"{side}_token"], run) for side in SIDES}
+    options = {"on_select": partial(selection.select_row, table, key)} | options
+    tables.draw(table.assign(**texts)[columns], key, most, selection_mode=["single-row", "single-cell"], **options)
 
 
 def draw_continuations(view: selection.View) -> None:
     """Draw what both sides wrote after the selected prompt, and the table of all prompts and variants."""
-    run, found = view.run, continuations(view.run)
+    run, table = view.run, continuations(view.run)
     st.subheader(f"Continuations{f' of prompt {view.prompt}' if len(run.header.prompts) > 1 else ''}")
-    here = found[(found["prompt"] == view.prompt) & (found["pair"] == view.pair.index)]
-    if here.empty:
+    prompt_rows = table[(table["prompt"] == view.prompt) & (table["pair"] == view.pair.index)]
+    if prompt_rows.empty:
         st.write("This prompt was only scored; the prompts in the table were continued.")
-    for row in here.itertuples():
+    for row in prompt_rows.itertuples():
         names = f"`{widgets.code(view.pair.variant)}` and `{widgets.code(view.pair.reference)}`"
         is_parted = not pd.isna(row.parting_position)
         if is_parted:
@@ -60,7 +60,7 @@ def draw_continuations(view: selection.View) -> None:
                 )
         else:
             st.markdown(f"{names} do not diverge within {plural(row.compared_tokens, 'token')}.")
-        given = "".join(view.texts[max(0, row.given_positions - GIVEN_TOKENS) : row.given_positions])
+        context = "".join(view.texts[max(0, row.given_positions - GIVEN_TOKENS) : row.given_positions])
         sides = zip(st.columns(2), SIDES, (0, view.pair.index + 1), strict=True)
         for column, side, index in sides:
             tokens = run.generations[view.prompt].tokens[index]
@@ -69,63 +69,62 @@ def draw_continuations(view: selection.View) -> None:
                 texts[row.agreed_tokens] = f"▸{texts[row.agreed_tokens]}◂"
             with column:
                 st.caption(f"`{widgets.code(getattr(view.pair, side))}`")
-                widgets.code_block(f"{given}⏎ {''.join(texts)}", wraps=True)
+                widgets.code_block(f"{context}⏎ {''.join(texts)}", wraps=True)
         st.caption("Before ⏎: what was given. Marked: the first token that differs.")
 
     def choose() -> None:
         picked = st.session_state["continuations"]["selection"]
         if rows := picked["rows"] or [cell[0] for cell in picked["cells"]]:
-            row = found.iloc[rows[0]]
+            row = table.iloc[rows[0]]
             parting = row["parting_position"]
             position = row["given_positions"] - 1 if pd.isna(parting) else parting
             selection.select(variant=row["variant"], prompt=int(row["prompt"]), position=int(position))
 
-    draw_positions(found, run, "continuations", 8, on_select=choose)
-    exports.download({"continuations": found}, f"{file_name(run.run_id)}-continuations", "continuations_files")
+    draw_positions(table, run, "continuations", 8, on_select=choose)
+    exports.download({"continuations": table}, f"{file_name(run.run_id)}-continuations", "continuations_files")
 
 
-def why(here: pd.Series, top: pd.DataFrame, unit: str = "logits") -> str:
+def explain_flip(figures: pd.Series, top: pd.DataFrame, unit: str = "logits") -> str:
     """Say why the argmax could change at this position, in markdown. top: of core.runs.queries.elements."""
-    if here["nonfinite_mismatch"]:
+    if figures["nonfinite_mismatch"]:
         return (
-            f"{plural(int(here['nonfinite_mismatch']), 'logit')} here NaN or infinite on one side only, which"
+            f"{plural(int(figures['nonfinite_mismatch']), 'logit')} here NaN or infinite on one side only, which"
             " can change the argmax by itself."
         )
-    margins = {side: here[f"{side}_margin"] for side in SIDES}
+    margins = {side: figures[f"{side}_margin"] for side in SIDES}
     if any(pd.isna(margin) for margin in margins.values()):
         return "A side has no finite margin here, so the bound says nothing."
     smaller = min(SIDES, key=lambda side: margins[side])
-    bound = 2 * float(here["max_abs"])
-    steps = here[f"{smaller}_margin_ulps"]
+    bound = 2 * float(figures["max_abs"])
+    steps = figures[f"{smaller}_margin_ulps"]
     ulps = "" if pd.isna(steps) else f" ({plural(int(steps), 'ULP')})"
     numbers = (
         f"The smaller margin is the {smaller}'s, {margins[smaller]:.12g} {unit}{ulps}. The largest difference here"
-        f" is {here['max_abs']:.12g} {unit}, twice that is {bound:.12g}."
+        f" is {figures['max_abs']:.12g} {unit}, twice that is {bound:.12g}."
     )
-    if not here["could_flip"]:
-        contradiction = ", and yet the argmax changed: the figures contradict each other" if here["is_flip"] else ""
+    if not figures["could_flip"]:
+        contradiction = ", and yet the argmax changed: the figures contradict each other" if figures["is_flip"] else ""
         return f"{numbers} The margin is larger, so a flip is impossible here{contradiction}."
     possible = (
         "The margin is no larger than that, so one token can pass the other."
         if margins[smaller]
         else "It is a tie, which any difference can decide."
     )
-    return f"{numbers} {possible} {_moved(here, top)}".rstrip()
+    return f"{numbers} {possible} {_argmax_moves(figures, top)}".rstrip()
 
 
-def _moved(here: pd.Series, top: pd.DataFrame) -> str:
+def _argmax_moves(figures: pd.Series, top: pd.DataFrame) -> str:
     """Say how far the two argmaxes moved, and what that made of the gap between them; '' if there is no flip, or a run
     without logits does not hold both.
     """
-    chosen = top.set_index("token_id").reindex([here[f"{side}_token"] for side in SIDES])
-    gap = {side: chosen[f"{side}_logit"].iloc[0] - chosen[f"{side}_logit"].iloc[1] for side in SIDES}
-    if not here["is_flip"] or pd.isna(list(gap.values())).any():
+    argmaxes = top.set_index("token_id").reindex([figures[f"{side}_token"] for side in SIDES])
+    gap = {side: argmaxes[f"{side}_logit"].iloc[0] - argmaxes[f"{side}_logit"].iloc[1] for side in SIDES}
+    if not figures["is_flip"] or pd.isna(list(gap.values())).any():
         return ""
-    moves = (chosen["variant_logit"] - chosen["reference_logit"]).tolist()
+    moves = (argmaxes["variant_logit"] - argmaxes["reference_logit"]).tolist()
     tied = [side for side in SIDES if gap[side] == 0]
     tie = f" (equal on the {' and the '.join(tied)}: the lower token id counts as the argmax)" if tied else ""
-    first, second, before, after = (f"{x:+.12g}" if x else "0" for x in (*moves, gap["reference"], gap["variant"]))
+    first, second, start, end = (f"{x:+.12g}" if x else "0" for x in (*moves, gap["reference"], gap["variant"]))
     return (
-        f"The reference's token moved by {first}, the variant's by {second}. First minus second: {before} →"
-        f" {after}{tie}."
+        f"The reference's token moved by {first}, the variant's by {second}. First minus second: {start} → {end}{tie}."
     )

@@ -20,11 +20,11 @@ from core.text import plural, size
 _OF_DELETE = "It can be restored for a week."
 
 
-def panel(cards: Sequence[RunCard], shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
+def panel(cards: Sequence[RunCard], listing: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
     """Draw the actions."""
     by_id = {card.run_id: card for card in cards}
     ticked = [by_id[run_id] for run_id in st.session_state.get("ticked", ()) if run_id in by_id]
-    hidden = len({card.run_id for card in ticked} - {card.run_id for card in shown})
+    hidden = len({card.run_id for card in ticked} - {card.run_id for card in listing})
     view = selection.current_view()
     with st.container(border=True, key="actions"):
         if len(ticked) > 1:
@@ -37,11 +37,11 @@ def panel(cards: Sequence[RunCard], shown: Sequence[RunCard], labels: Mapping[st
             st.caption("Tick runs to tag, download or delete them.")
 
 
-def _one(card: RunCard, labels: Mapping[str, Labels], how: str, address: dict[str, str]) -> None:
+def _one(card: RunCard, labels: Mapping[str, Labels], state: str, address: dict[str, str]) -> None:
     attached = labels.get(card.run_id, Labels())
-    st.markdown(f"{how}: **{widgets.escaped(card.name)}** · `{widgets.code(card.run_id)}`")
+    st.markdown(f"{state}: **{widgets.escape(card.name)}** · `{widgets.code(card.run_id)}`")
     if attached.note:
-        st.caption(widgets.escaped(attached.note).replace("\n", "  \n"))
+        st.caption(widgets.escape(attached.note).replace("\n", "  \n"))
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         page = ("overview", address) if card.sides else ("machine", {"probes": card.run_id})
         st.page_link(PAGES / f"{page[0]}.py", label="**Open** →", query_params=page[1])
@@ -66,19 +66,21 @@ def _one(card: RunCard, labels: Mapping[str, Labels], how: str, address: dict[st
             st.button("Delete", key="delete", on_click=_delete, args=([card],), help=_OF_DELETE)
 
 
-def _label_form(card: RunCard, stored: Labels, known: set[str]) -> None:
+def _label_form(card: RunCard, labels: Labels, choices: set[str]) -> None:
     """Draw the form of labels, as stored when it was opened; the store merges what others save meanwhile."""
-    seen = st.session_state.setdefault("labels_seen", {}).setdefault(card.run_id, stored)
+    original = st.session_state.setdefault("labels_seen", {}).setdefault(card.run_id, labels)
     with st.form(f"labels_{card.run_id}", border=False):
         look: dict[str, Any] = {"accept_new_options": True, "placeholder": "choose, or type a new one"}
         look |= {"max_selections": MOST_TAGS, "help": f"At most {MOST_TAGS}, of {LONGEST_TAG} characters each."}
-        options = sorted({*known, *seen.tags}, key=str.casefold)
-        tags = st.multiselect("Tags", options, list(seen.tags), key=f"tags_{card.run_id}", **look)
-        note = st.text_area("Note", seen.note, key=f"note_{card.run_id}", max_chars=LONGEST_NOTE)
-        pinned = st.checkbox("Pinned", seen.pinned, key=f"pinned_{card.run_id}", help="Marks the run as one to keep.")
-        if widgets.pressed(st.form_submit_button, "Save", f"save_labels_{card.run_id}", type="primary"):
+        options = sorted({*choices, *original.tags}, key=str.casefold)
+        tags = st.multiselect("Tags", options, list(original.tags), key=f"tags_{card.run_id}", **look)
+        note = st.text_area("Note", original.note, key=f"note_{card.run_id}", max_chars=LONGEST_NOTE)
+        pinned = st.checkbox(
+            "Pinned", original.pinned, key=f"pinned_{card.run_id}", help="Marks the run as one to keep."
+        )
+        if widgets.button(st.form_submit_button, "Save", f"save_labels_{card.run_id}", type="primary"):
             with widgets.report_errors():
-                store_changes.label(card.run_id, seen, labelling.labels_of(tags, note, pinned))
+                store_changes.label(card.run_id, original, labelling.labels_of(tags, note, pinned))
                 st.session_state.pop("labels_seen", None)
             st.rerun()
 

@@ -50,19 +50,19 @@ COLUMNS = {  # the first seven fit into a window of 1280 pixels
 _MOST_ROWS = 16  # that are shown without scrolling
 
 
-def counted(cards: Sequence[RunCard], shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
+def count_line(cards: Sequence[RunCard], matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
     """Draw how many runs there are of those asked for, and their list to download."""
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
         what = "the worst pair of each. Click one to open it, tick some to tag, compare or delete them."
-        st.caption(f"{len(shown):,} of {len(cards):,} runs, {what}", width="content")
-        if shown:
-            exports.download({"runs": partial(listed, shown, labels)}, "ulpscope-runs", "runs")
+        st.caption(f"{len(matches):,} of {len(cards):,} runs, {what}", width="content")
+        if matches:
+            exports.download({"runs": partial(export_table, matches, labels)}, "ulpscope-runs", "runs")
 
 
-def listed(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFrame:
+def export_table(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFrame:
     """Table of the shown runs for a download, with every figure as it is, lists as JSON."""
     rows = []
-    for card in shown:
+    for card in matches:
         each = labels.get(card.run_id, Labels())
         lists = {"verdicts": wording.verdicts(card), "sides": card.sides, "tags": each.tags}
         row = {name: value for name, value in asdict(card).items() if name not in ("pair_verdicts", *lists)}
@@ -71,23 +71,23 @@ def listed(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFra
     return pd.DataFrame(rows)
 
 
-def table(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
+def table(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
     """Draw the runs; a click on a cell opens its run, a tick marks it.
 
     The browser knows rows by their number, so each list of runs has a widget of its own: no tick moves to another run.
     """
-    ids = [card.run_id for card in shown]
-    known = "\0".join([str(st.session_state.get("gallery_serial", 0)), *ids])
-    key = f"gallery_{hashlib.sha256(known.encode('utf-8', 'backslashreplace')).hexdigest()[:16]}"
+    ids = [card.run_id for card in matches]
+    serial = "\0".join([str(st.session_state.get("gallery_serial", 0)), *ids])
+    key = f"gallery_{hashlib.sha256(serial.encode('utf-8', 'backslashreplace')).hexdigest()[:16]}"
 
     def choose() -> None:
         picked = st.session_state[key]["selection"]
-        chosen = shown[picked["cells"][0][0]] if picked["cells"] else None
-        if chosen is not None and not chosen.sides:  # probes of operations
-            st.session_state.update(ops_run=chosen.run_id, opened_ops=True)
-        elif chosen is not None:
+        card = matches[picked["cells"][0][0]] if picked["cells"] else None
+        if card is not None and not card.sides:  # probes of operations
+            st.session_state.update(ops_run=card.run_id, opened_ops=True)
+        elif card is not None:
             selection.new_run()
-            st.session_state.update(run=chosen.run_id, opened=True)
+            st.session_state.update(run=card.run_id, opened=True)
         hidden = [run_id for run_id in st.session_state.get("ticked", ()) if run_id not in ids]
         st.session_state["ticked"] = hidden + [ids[row] for row in picked["rows"]]
 
@@ -96,7 +96,7 @@ def table(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
     ticked = set(st.session_state.get("ticked", ()))
     height = widgets.table_height(len(ids), _MOST_ROWS)
     widgets.room("gallery", height).dataframe(
-        _rows(shown, labels),
+        _rows(matches, labels),
         key=key,
         hide_index=True,
         on_select=choose,
@@ -110,38 +110,38 @@ def table(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
     )
 
 
-def _rows(shown: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFrame:
-    attached = [labels.get(card.run_id, Labels()) for card in shown]
+def _rows(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFrame:
+    attached = [labels.get(card.run_id, Labels()) for card in matches]
     return pd.DataFrame(
         {
-            "verdict": [wording.verdicts(card) for card in shown],
-            "name": [card.name for card in shown],
-            "x floor": [card.noise_ratio for card in shown],
-            "differ": [wording.outcome(card) if card.sides else "operations" for card in shown],
-            "flips": pd.array([card.flips if card.sides else None for card in shown], "Int64"),
-            "rms row ULPs": [card.rms_row_ulps for card in shown],
-            "dtype": [card.compute_dtype for card in shown],
+            "verdict": [wording.verdicts(card) for card in matches],
+            "name": [card.name for card in matches],
+            "x floor": [card.noise_ratio for card in matches],
+            "differ": [wording.outcome(card) if card.sides else "operations" for card in matches],
+            "flips": pd.array([card.flips if card.sides else None for card in matches], "Int64"),
+            "rms row ULPs": [card.rms_row_ulps for card in matches],
+            "dtype": [card.compute_dtype for card in matches],
             "tags": [list(each.tags) for each in attached],
-            "device": [card.device or None for card in shown],
-            "max row ULPs": [card.max_row_ulps for card in shown],
-            "positions": [card.positions for card in shown],
-            "sides": [" · ".join(card.sides) for card in shown],
-            "model": [wording.model_name(card.model) or None for card in shown],
-            "created": [card.created for card in shown],
-            "size": [size(card.bytes) + ("" if card.keep == ALL else f", {card.keep}") for card in shown],
+            "device": [card.device or None for card in matches],
+            "max row ULPs": [card.max_row_ulps for card in matches],
+            "positions": [card.positions for card in matches],
+            "sides": [" · ".join(card.sides) for card in matches],
+            "model": [wording.model_name(card.model) or None for card in matches],
+            "created": [card.created for card in matches],
+            "size": [size(card.bytes) + ("" if card.keep == ALL else f", {card.keep}") for card in matches],
             "note": [" ".join(each.note.split())[:120] or None for each in attached],
         }
     )
 
 
-def unreadable(broken: Sequence[BrokenRun], damaged: Sequence[str]) -> None:
+def unreadable(files: Sequence[BrokenRun], damaged: Sequence[str]) -> None:
     """Draw a sentence on each file in the store that is no whole run; several are folded."""
-    sentences = [f"Not a readable run: {run.reason}" for run in broken] + list(damaged)
+    sentences = [f"Not a readable run: {run.reason}" for run in files] + list(damaged)
     if len(sentences) == 1:
-        st.warning(widgets.escaped(sentences[0]))
+        st.warning(widgets.escape(sentences[0]))
     elif sentences:
         with st.expander(f":orange[{len(sentences)} files here cannot be read]", icon=":material/warning:"):
-            st.markdown("\n".join(f"- {widgets.escaped(sentence)}" for sentence in sentences))
+            st.markdown("\n".join(f"- {widgets.escape(sentence)}" for sentence in sentences))
             st.caption("The other runs are not affected. Copy such a file again, or remove it from the store.")
 
 

@@ -27,7 +27,7 @@ def undo_line(trash: Sequence[DeletedRun]) -> None:
     deleted = [run.run_id for run in trash if run.run_id in run_ids]
     if deleted:
         with st.container(horizontal=True, vertical_alignment="center", key="undo_line"):
-            st.markdown(widgets.escaped(sentence), width="content")
+            st.markdown(widgets.escape(sentence), width="content")
             st.button("Undo", key="undo_delete", on_click=partial(_each, store_changes.restore, deleted))
 
 
@@ -51,12 +51,12 @@ def trash_list(trash: Sequence[DeletedRun]) -> None:
             height=widgets.table_height(len(trash), 6),
             alt="the deleted runs, one row each",
         )
-        chosen = [ids[row] for row in picked["selection"]["rows"] if row < len(ids)]
+        picks = [ids[row] for row in picked["selection"]["rows"] if row < len(ids)]
         with st.container(horizontal=True, vertical_alignment="center"):
             if not members.may_change():
                 st.caption(members.READ_ONLY)
                 return
-            restore, purge = (partial(_each, change, chosen) for change in (store_changes.restore, store_changes.purge))
-            st.button("Restore", key="restore", on_click=restore, disabled=not chosen)
-            st.button("Delete for good", key="purge", on_click=purge, disabled=not chosen)
+            restore, purge = (partial(_each, change, picks) for change in (store_changes.restore, store_changes.purge))
+            st.button("Restore", key="restore", on_click=restore, disabled=not picks)
+            st.button("Delete for good", key="purge", on_click=purge, disabled=not picks)
             st.caption("Tick some. A week after its deletion a run goes for good.", width="content")

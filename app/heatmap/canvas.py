@@ -118,8 +118,8 @@ def _follow(view: selection.View, event: Mapping[str, Any]) -> None:
     order, measure = window["order"], window["measure"]
     if order in heatmap.ORDERS and measure in heatmap.MEASURES and heatmap.is_offered(view.run, order, measure):
         rows, columns = (cast(tuple[int, int], tuple(map(int, window[axis]))) for axis in ("rows", "columns"))
-        kept = heatmap_window.HeatmapWindow(rows, columns, cast(heatmap.Order, order), cast(heatmap.Measure, measure))
-        heatmap_window.keep(view, kept)
+        area = heatmap_window.HeatmapWindow(rows, columns, cast(heatmap.Order, order), cast(heatmap.Measure, measure))
+        heatmap_window.keep(view, area)
         if window.get("scale") in ("auto", "log", "linear"):
             st.session_state["heatmap_colours"] = window["scale"]
         st.session_state["heatmap_serial"] = str(event["serial"])

@@ -39,7 +39,7 @@ from core.runs.queries.heatmap import (
     tokens_in,
 )
 from core.runs.reader import RunReader
-from core.text import exact, number, plural, shown, visible
+from core.text import clean, exact, number, plural, visible
 
 # A run of 2^29 logits, by rank or as differences: 34 to 67 MB of cells of 32 columns.
 KEPT_BYTES = 96 << 20
@@ -70,17 +70,17 @@ class ArrayCache:
                 if key in self._arrays:
                     self._arrays.move_to_end(key)
                     return self._arrays[key]
-            made = make()
+            array = make()
             with self._lock:
-                self._arrays[key] = made
-                self._bytes += made.nbytes + _ENTRY_BYTES
+                self._arrays[key] = array
+                self._bytes += array.nbytes + _ENTRY_BYTES
                 while self._bytes > self._limit and len(self._arrays) > 1:
                     _, dropped = self._arrays.popitem(last=False)
                     self._bytes -= dropped.nbytes + _ENTRY_BYTES
-            return made
+            return array
 
 
-_kept = ArrayCache(KEPT_BYTES)
+_cache = ArrayCache(KEPT_BYTES)
 _limiter = CapacityLimiter(AT_ONCE)
 
 
@@ -91,8 +91,8 @@ def address(run: RunReader, pair: int) -> str:
 
 def stamp(run: RunReader) -> str:
     """Text that changes whenever the run file does. StoreError where the file is gone."""
-    _, changed, size = store_cache.stamp_of(run)
-    return f"{changed:x}-{size:x}"
+    _, mtime, size = store_cache.stamp_of(run)
+    return f"{mtime:x}-{size:x}"
 
 
 @cache
@@ -129,18 +129,18 @@ def _tile(request: Request, run: RunReader) -> Response:
     pair = _number("pair", request.path_params["pair"])
     order, measure = _view(request)
     (row_level, column_level), (row, column) = (_two(request, name, ",") for name in ("level", "tile"))
-    wanted = Tile(row_level, column_level, row, column)
+    tile = Tile(row_level, column_level, row, column)
     version = stamp(run)
     about = (run.run_id, version, pair)
 
     def keep(key: tuple, make: Callable[[], Cells]) -> Cells:
-        return _kept.get((*about, *key), make)
+        return _cache.get((*about, *key), make)
 
     def make() -> Cells:
-        cells = tile_cells(run, pair, wanted, order, measure, keep)
+        cells = tile_cells(run, pair, tile, order, measure, keep)
         return np.ascontiguousarray(cells) if cells.any() else cells[:0].copy()
 
-    cells = _kept.get((*about, order, measure, wanted), make)
+    cells = _cache.get((*about, order, measure, tile), make)
     return Response(cells.tobytes(), media_type="application/octet-stream", headers=_headers(request, version))
 
 
@@ -152,30 +152,32 @@ def _largest(request: Request, run: RunReader) -> Response:
     """Send the element that is furthest apart in a rectangle, as JSON; exact digits."""
     pair = _number("pair", request.path_params["pair"])
     rows, columns = (_two(request, name, ":") for name in ("rows", "columns"))
-    found = largest_in(run, pair, rows, columns, *_view(request))
-    return JSONResponse(told(run, found), headers=_headers(request, stamp(run)))
+    element = largest_in(run, pair, rows, columns, *_view(request))
+    return JSONResponse(element_json(run, element), headers=_headers(request, stamp(run)))
 
 
-def told(run: RunReader, found: Element) -> dict[str, str | int]:
+def element_json(run: RunReader, element: Element) -> dict[str, str | int]:
     """Words on an element, as the heatmap shows them under the pointer. Texts are of others; the browser sets them as
     text only.
     """
-    prompt, position = place_of(run, found.row)
+    prompt, position = place_of(run, element.row)
     texts = run.header.prompts[prompt].token_texts
-    where = f"position {position:,}" if len(run.header.prompts) == 1 else f"prompt {prompt}, position {position:,}"
-    is_mismatch = found.ulps is None
-    text = run.vocabulary.get(found.token)
-    apart = f"{number(found.row_ulps or 0.0)} row ULPs, {plural(found.ulps or 0, 'ULP')} of {run.header.compute_dtype}"
+    place = f"position {position:,}" if len(run.header.prompts) == 1 else f"prompt {prompt}, position {position:,}"
+    is_mismatch = element.ulps is None
+    text = run.vocabulary.get(element.token)
+    row_ulps, ulps = number(element.row_ulps or 0.0), plural(element.ulps or 0, "ULP")
     return {
-        "row": found.row,
-        "token": found.token,
-        "where": where + (f", after {visible(texts[position])}" if texts else ""),
-        "text": wording.token(found.token, text) if text is None else f"token {wording.token(found.token, text)}",
-        "reference": exact(found.reference),
-        "variant": exact(found.variant),
-        "apart": "NaN or infinity on one side" if is_mismatch else apart,
-        "difference": "" if is_mismatch else f"difference {exact(found.difference)}",
-        "ranks": f"{found.reference_rank:,} / {found.variant_rank:,}",
+        "row": element.row,
+        "token": element.token,
+        "where": place + (f", after {visible(texts[position])}" if texts else ""),
+        "text": wording.token(element.token, text) if text is None else f"token {wording.token(element.token, text)}",
+        "reference": exact(element.reference),
+        "variant": exact(element.variant),
+        "apart": "NaN or infinity on one side"
+        if is_mismatch
+        else f"{row_ulps} row ULPs, {ulps} of {run.header.compute_dtype}",
+        "difference": "" if is_mismatch else f"difference {exact(element.difference)}",
+        "ranks": f"{element.reference_rank:,} / {element.variant_rank:,}",
     }
 
 
@@ -191,8 +193,8 @@ def _tokens(request: Request, run: RunReader) -> Response:
 def _view(request: Request) -> tuple[Order, Measure]:
     order, measure = (request.query_params.get(name, "") for name in ("order", "measure"))
     if order not in ORDERS or measure not in MEASURES:
-        expected = f"order one of {', '.join(ORDERS)}, measure one of {', '.join(MEASURES)}"
-        raise UsageError(f"order '{shown(order, 20)}', measure '{shown(measure, 20)}' asked for; expected {expected}.")
+        choices = f"order one of {', '.join(ORDERS)}, measure one of {', '.join(MEASURES)}"
+        raise UsageError(f"order '{clean(order, 20)}', measure '{clean(measure, 20)}' asked for; expected {choices}.")
     return order, measure
 
 
@@ -200,13 +202,13 @@ def _two(request: Request, name: str, between: str) -> tuple[int, int]:
     text = request.query_params.get(name, "")
     parts = text.split(between)
     if len(parts) != 2:
-        raise UsageError(f"{name} '{shown(text, 40)}' asked for; expected two numbers with '{between}' between them.")
+        raise UsageError(f"{name} '{clean(text, 40)}' asked for; expected two numbers with '{between}' between them.")
     return _number(name, parts[0]), _number(name, parts[1])
 
 
 def _number(name: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 12):
-        raise UsageError(f"{name} '{shown(text, 40)}' is no number that could be meant.")
+        raise UsageError(f"{name} '{clean(text, 40)}' is no number that could be meant.")
     return int(text)
 
 

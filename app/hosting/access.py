@@ -45,8 +45,8 @@ class Access:
         session = connection.session
         if not {"member", "way", "proof"} <= set(session):
             return None
-        expected = self._proof(session["way"], session["member"])
-        return session["member"] if expected is not None and _is_same(session["proof"], expected) else None
+        proof = self._proof(session["way"], session["member"])
+        return session["member"] if proof is not None and _is_same(session["proof"], proof) else None
 
     def member_with(self, secret: str) -> tuple[str, str] | None:
         """Return (member, way) for a typed password or token, None for a wrong one."""
@@ -76,5 +76,5 @@ class Access:
         return hmac.new(self.key.encode(), text.encode(), hashlib.sha256).hexdigest() if basis else None
 
 
-def _is_same(sent: str, expected: str) -> bool:
-    return secrets.compare_digest(sent.encode(), expected.encode())
+def _is_same(text: str, secret: str) -> bool:
+    return secrets.compare_digest(text.encode(), secret.encode())

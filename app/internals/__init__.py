@@ -40,8 +40,8 @@ def _layers_line(run: RunReader, pair: StoredPair) -> str | None:
 def _caches_line(run: RunReader, pair: StoredPair) -> str | None:
     from core.runs.queries.caches import sentence, summaries
 
-    found = summaries(run, pair.index)
-    return "Key/value caches: " + sentence(found[None], names_prompt=len(run.header.prompts) > 1) if found else None
+    caches = summaries(run, pair.index)
+    return "Key/value caches: " + sentence(caches[None], names_prompt=len(run.header.prompts) > 1) if caches else None
 
 
 def _kernels_line(run: RunReader, pair: StoredPair) -> str | None:

@@ -52,8 +52,8 @@ def short_name(module: str, kind: str, block: int) -> str:
 
 def _shaded(values: np.ndarray, measure: str) -> tuple[np.ndarray, dict]:
     """(values to color by, NaN if nothing differs; the color axis). LINEAR measures from 0, the others logarithmic."""
-    known = values[np.isfinite(values) & (values > 0)]
-    low, high = (float(known.min()), float(known.max())) if len(known) else (1.0, 1.0)
+    finite = values[np.isfinite(values) & (values > 0)]
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (1.0, 1.0)
     bar: dict = {"thickness": 12, "len": 1.0, "title": {"text": MEASURES[measure], "side": "right"}}
     if measure in LINEAR:
         bar |= {"tickformat": ".2~p"} if measure == "neq_share" else {}
@@ -123,14 +123,14 @@ def position_map(
     figure.add_annotation(  # above the map: on it, it would cover the first rows
         x=position, y=1, yref="paper", yanchor="bottom", text="▼", showarrow=False, font={"color": FLIP, "size": 16}
     )
-    named = every_few([place for place, row in enumerate(rows) if row in ticks], _MOST_NAMED)
+    label_rows = every_few([place for place, row in enumerate(rows) if row in ticks], _MOST_NAMED)
     figure.update_xaxes(title="position", showgrid=False, zeroline=False, range=[borders[0], borders[-1]])
     figure.update_yaxes(
         showgrid=False,
         zeroline=False,
         range=[len(rows) - 0.5, -0.5],
-        tickvals=named,
-        ticktext=[inert(ticks[rows[place]]) for place in named],
+        tickvals=label_rows,
+        ticktext=[inert(ticks[rows[place]]) for place in label_rows],
         tickfont={"size": 10},
     )
     height = 110 + int(np.clip((22 if len(rows) <= 30 else 15) * len(rows), 130, 900))
@@ -153,10 +153,10 @@ def head_maps(table: pd.DataFrame, measure: str) -> go.Figure:
         cells = values.to_numpy(float, na_value=np.nan)
         # As categories: a model may keep caches in some of its layers only, and a gap would read as equal.
         heads = [str(head) for head in values.columns]
-        where = {"x": heads, "y": [str(layer) for layer in layers], "row": 1, "col": column, "xgap": 1, "ygap": 1}
+        axes = {"x": heads, "y": [str(layer) for layer in layers], "row": 1, "col": column, "xgap": 1, "ygap": 1}
         text = f"layer %{{y}}, head %{{x}}: {_HOVER[measure]}<extra>{kind}s</extra>"
         hover = {"customdata": np.stack([cells] * 3, axis=2), "hovertemplate": text}
-        _add_cells(figure, cells, odd.fillna(0).to_numpy(int) > 0, measure, hover, **where)
+        _add_cells(figure, cells, odd.fillna(0).to_numpy(int) > 0, measure, hover, **axes)
         figure.update_xaxes(title="head", type="category", nticks=16, showgrid=False, zeroline=False, col=column)
     figure.update_yaxes(type="category", autorange="reversed", nticks=24, showgrid=False, zeroline=False)
     figure.update_yaxes(title="layer", col=1)

@@ -41,7 +41,7 @@ def draw(view: selection.View) -> None:
     st.caption(f"Profiled forwards: {', '.join(counts)}; prompt 0. Launches and µs are per forward, profiler included.")
     libraries = ["any", *every["library"].unique()]
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="bottom"):
-        listed = parts.measure("Listed", list(SHOWN), SHOWN, "kernels_shown")
+        choice = parts.measure("Listed", list(SHOWN), SHOWN, "kernels_shown")
         library = parts.measure("Source", libraries, {name: name for name in libraries}, "kernels_library")
         if st.toggle("Split by module", key="kernels_apart"):
             every = side_by_side(run, pair, "place")
@@ -50,7 +50,7 @@ def draw(view: selection.View) -> None:
         "differ": (every["only"] != "") | every["is_multiplied"],
         "products": every["is_reducing"],
     }
-    table = every[is_listed[listed] & ((library == "any") | (every["library"] == library))]
+    table = every[is_listed[choice] & ((library == "any") | (every["library"] == library))]
     if table.empty:
         st.success("No kernel of that kind ran, or none differs.")
         return
@@ -67,12 +67,12 @@ def draw(view: selection.View) -> None:
     lists = "SELECT * EXCLUDE (side, ordinal) FROM kernel WHERE side = ? ORDER BY ordinal"
     files |= {"side by side": every, "reference": run.query(lists, 0), "variant": run.query(lists, pair + 1)}
     if (rows := picked["selection"]["rows"]) and rows[0] < len(table):
-        chosen = table.iloc[rows[0]]
-        st.subheader(widgets.escaped(chosen["name"]))
+        kernel = table.iloc[rows[0]]
+        st.subheader(widgets.escape(kernel["name"]))
         files["places"] = run.query(
             """SELECT if(side = 0, 'reference', 'variant') AS side, module, detail, launches, microseconds FROM kernel
                WHERE side IN (0, ?) AND library = ? AND name = ? ORDER BY side, ordinal""",
-            *(pair + 1, chosen["library"], chosen["name"]),
+            *(pair + 1, kernel["library"], kernel["name"]),
         )
         tables.draw(files["places"], "kernel_places", 12)
     exports.download(files, exports.file_stem(view, "kernels"), "kernels")

@@ -17,11 +17,11 @@ def draw(view: selection.View) -> None:
     run, pair, stamp = view.run, view.pair.index, store_cache.stamp_of(view.run)
     lead = st.container()
     prompt = parts.prompt_in_scope(view, "kv_scope")
-    found = store_cache.cached("caches", stamp, (pair,), lambda: summaries(run, pair)).get(prompt)
-    if found is None:
+    caches = store_cache.cached("caches", stamp, (pair,), lambda: summaries(run, pair)).get(prompt)
+    if caches is None:
         st.info(f"Prompt {view.prompt} has no caches to compare; choose all prompts above.")
         return
-    together, text = found["together"], sentence(found, names_prompt=prompt is None)
+    together, text = caches["together"], sentence(caches, names_prompt=prompt is None)
     if not together["neq"]:
         logits = view.table if prompt is None else view.prompt_table
         see = " The logits do differ: see Layers for where that begins." if logits["neq"].any() else ""
@@ -35,7 +35,7 @@ def draw(view: selection.View) -> None:
         )
     figures = st.columns(5)
     for column, part in zip(figures, ("keys", "values"), strict=False):
-        if (one := found[part]) is not None:
+        if (one := caches[part]) is not None:
             of = f"{one['neq']:,} of {one['elements']:,}"
             column.metric(f"{part.capitalize()} differ", percent(one["neq_share"]), help=of)
     figures[2].metric("RMS row ULPs", number(together["rms_row_ulps"], 3))
@@ -49,17 +49,17 @@ def draw(view: selection.View) -> None:
     plots.draw(figure, "kv_heads", exports.picture_of(view, f"kv-heads-{measure}"))
     st.caption(f"Layers x key/value heads, {charts.MEASURES[measure]}, unit: {view.dtype}. Grey: equal.")
 
-    title, which = st.columns([3, 2], vertical_alignment="bottom")
+    title, choice = st.columns([3, 2], vertical_alignment="bottom")
     title.subheader(f"Where in {f'prompt {view.prompt}' if len(run.header.prompts) > 1 else 'the prompt'}")
-    kind = which.segmented_control("Of", KINDS, format_func="{}s".format, required=True, key="kv_kind") or KINDS[0]
+    kind = choice.segmented_control("Of", KINDS, format_func="{}s".format, required=True, key="kv_kind") or KINDS[0]
     by = measure if measure in MEASURES else "neq_share"
-    shown = (pair, view.prompt, kind, by)
-    grid = store_cache.cached("cache map", stamp, shown, lambda: cells(run, pair, view.prompt, kind, by))
+    content = (pair, view.prompt, kind, by)
+    grid = store_cache.cached("cache map", stamp, content, lambda: cells(run, pair, view.prompt, kind, by))
     if len(grid):
         ticks = {layer: str(layer) for layer in grid["row"]}
         names = {layer: f"layer {layer}" for layer in grid["row"]}
         position = view.position
-        figure = plots.cached(run, (*shown, position), charts.position_map, grid, names, ticks, by, position)
+        figure = plots.cached(run, (*content, position), charts.position_map, grid, names, ticks, by, position)
         picture = exports.picture_of(view, f"kv-{kind}s-{by}", of_prompt=True)
         plots.draw(figure, "kv_map", picture, partial(plots.select_position, "kv_map", 1))
         st.caption(f"Layers x positions of the {kind}s, {charts.MEASURES[by]}. Grey: equal.")

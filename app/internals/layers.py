@@ -35,15 +35,15 @@ def draw(view: selection.View) -> None:
     if furthest is not None:
         name = widgets.code(furthest.module)
         st.markdown(f"Highest ratio to the noise floor: `{name}`, {number(furthest.ratio, 3)}x.{says_little(furthest)}")
-    beyond = table[np.isinf(table["ratio"])]
-    if len(beyond):
-        name = widgets.code(beyond["module"].iloc[0])
+    infinite = table[np.isinf(table["ratio"])]
+    if len(infinite):
+        name = widgets.code(infinite["module"].iloc[0])
         st.markdown(
-            f"In {plural(len(beyond), 'module')} the pair differs and no reordering does, the first is `{name}`."
+            f"In {plural(len(infinite), 'module')} the pair differs and no reordering does, the first is `{name}`."
         )
-    broken = table[table["nonfinite_mismatch"] > 0]
-    if len(broken):
-        count, name = plural(int(broken["nonfinite_mismatch"].iloc[0]), "element"), broken["module"].iloc[0]
+    nonfinite = table[table["nonfinite_mismatch"] > 0]
+    if len(nonfinite):
+        count, name = plural(int(nonfinite["nonfinite_mismatch"].iloc[0]), "element"), nonfinite["module"].iloc[0]
         st.error(
             f"NaN or infinity on one side only, first in {count} of `{widgets.code(name)}`. Unless the dtype overflows"
             " (float16 beyond 65,504), rounding cannot produce it."
@@ -54,18 +54,18 @@ def draw(view: selection.View) -> None:
         "First module", charts.short_name(first.module, first.kind, first.block), help=visible(first.module)
     )
     figures[1].metric("Logits that differ", percent(last["neq_share"]), help=out_of(last["neq"], last["elements"]))
-    worst = "no floor" if not has_floor else "floor is 0" if len(beyond) and furthest is None else "0"
+    worst = "no floor" if not has_floor else "floor is 0" if len(infinite) and furthest is None else "0"
     figures[2].metric("Max ratio to floor", worst if furthest is None else f"{number(furthest.ratio, 3)}")
     figures[3].metric("Positions", f"{positions:,} of {total:,}")
 
     choices = ["", *table["module"]]
     if st.session_state.get("layers_module") not in choices:
         st.session_state["layers_module"] = ""
-    opened = table[table["module"] == (st.session_state["layers_module"] or first.module)].iloc[0]
+    module = table[table["module"] == (st.session_state["layers_module"] or first.module)].iloc[0]
 
     def open_module(chart: str) -> None:
         """Open the clicked module, and on the map select the position."""
-        place, position = plots.chosen(chart, 0), plots.chosen(chart, 1)
+        place, position = plots.clicked_value(chart, 0), plots.clicked_value(chart, 1)
         if place is not None and (table["ordinal"] == place).any():
             st.session_state["layers_module"] = table.loc[table["ordinal"] == place, "module"].iloc[0]
         if chart == "layers_map" and position is not None:
@@ -73,13 +73,13 @@ def draw(view: selection.View) -> None:
 
     st.subheader("Growth over depth")
     picture = exports.picture_of(view, "layers-growth")
-    growth = charts.module_growth(table, opened["ordinal"])
+    growth = charts.module_growth(table, module["ordinal"])
     plots.draw(growth, "layers_growth", picture, partial(open_module, "layers_growth"))
     st.caption("RMS difference after each block and of each module, in its own unit. Dotted: noise floor.")
 
-    title, which = st.columns([3, 5], vertical_alignment="bottom")
+    title, choice = st.columns([3, 5], vertical_alignment="bottom")
     title.subheader(f"Where in {f'prompt {view.prompt}' if len(prompts) > 1 else 'the prompt'}")
-    with which:
+    with choice:
         options = [name for name in ("ratio", "neq_share", "max_row_ulps", "max_ulps") if has_floor or name != "ratio"]
         measure = parts.measure("Color", options, charts.MEASURES, "layers_measure")
     of = (pair, view.prompt, measure)
@@ -100,15 +100,15 @@ def draw(view: selection.View) -> None:
         label_visibility="collapsed",
         format_func=lambda name: visible(name) if name else f"the first that differs: {begins_at}",
     )
-    share = out_of(opened["neq"], opened["elements"])
+    share = out_of(module["neq"], module["elements"])
     st.markdown(
-        f"`{widgets.code(opened['module'])}`, {widgets.escaped(opened['kind'])}: {share} of its elements differ."
+        f"`{widgets.code(module['module'])}`, {widgets.escape(module['kind'])}: {share} of its elements differ."
     )
-    along = run.rows("layer_position", pair=pair, prompt=view.prompt, ordinal=opened["ordinal"])
+    along = run.rows("layer_position", pair=pair, prompt=view.prompt, ordinal=module["ordinal"])
 
     if along["neq"].any():
         figure, key = charts.module_positions(along, view.position), "layers_module_chart"
-        picture = exports.picture_of(view, f"layers-{file_name(opened['module'])}", of_prompt=True)
+        picture = exports.picture_of(view, f"layers-{file_name(module['module'])}", of_prompt=True)
         plots.draw(figure, key, picture, partial(plots.select_position, key))
         st.caption(f"RMS diff by position of prompt {view.prompt} (native units). Dotted: noise floor.")
     else:
@@ -116,7 +116,7 @@ def draw(view: selection.View) -> None:
 
     st.subheader("Modules")
     hidden = ["ordinal", "block", "positions", *(["first_prompt"] if prompt is not None else [])]
-    hidden += [] if len(broken) else ["nonfinite_mismatch"]
+    hidden += [] if len(nonfinite) else ["nonfinite_mismatch"]
     first_columns = ["module", "kind", "neq_share", "rms", "floor_rms", "ratio", "first_position"]
     columns = [name for name in dict.fromkeys([*first_columns, *table.columns]) if name not in hidden]
     tables.draw(table.assign(module=table["module"].map(visible))[columns], "layers_table")

@@ -15,10 +15,10 @@ _SHOWN = ["name", "neq", "rms", "noise_ratio", "flips", "reference_share", "vari
 def draw(view: selection.View) -> None:
     """Draw the tab."""
     rows = view.run.remedies[view.pair.index]
-    st.markdown(widgets.escaped(advice(rows)))
+    st.markdown(widgets.escape(advice(rows)))
     tables.draw(pd.DataFrame([row for row in rows if not row.refusal])[_SHOWN], "remedies")
     st.caption("The pair with one thing changed at a time. Shares: throughput over that of the same path as it is.")
-    if refused := [f"- **{widgets.escaped(row.name)}**: {widgets.escaped(row.refusal)}" for row in rows if row.refusal]:
+    if refused := [f"- **{widgets.escape(row.name)}**: {widgets.escape(row.refusal)}" for row in rows if row.refusal]:
         st.markdown("Not measured:\n\n" + "\n".join(refused))
     every = pd.DataFrame(rows).convert_dtypes()
     exports.download({"mitigations": every}, exports.file_stem(view, "mitigations"), "mitigations")

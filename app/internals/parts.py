@@ -26,13 +26,13 @@ def not_recorded(view: selection.View, extras: Sequence[str]) -> None:
     failed = [extra for extra in lacking if asks_for(about, extra) or (extra == "kernels" and run.sides_with_kernels)]
     for extra, names in others.items():
         if names:
-            listed = ", ".join(f"`{widgets.code(name)}`" for name in names)
-            st.info(f"This variant has no {CAPTURED[extra]}. These variants have them: {listed}.")
-            show = f"Show {widgets.escaped(visible(names[0]))}"
+            variants = ", ".join(f"`{widgets.code(name)}`" for name in names)
+            st.info(f"This variant has no {CAPTURED[extra]}. These variants have them: {variants}.")
+            show = f"Show {widgets.escape(visible(names[0]))}"
             st.button(show, on_click=selection.select, kwargs={"variant": names[0]}, key=f"show_{extra}")
     if failed:
         what = " and ".join(CAPTURED[extra] for extra in failed)
-        st.info(f"The {what} of this pair could not be recorded. {widgets.escaped(about.note)}".strip())
+        st.info(f"The {what} of this pair could not be recorded. {widgets.escape(about.note)}".strip())
     if new := [extra for extra in lacking if extra not in failed]:
         options = " ".join(f"`--{extra}`" for extra in new)
         st.info(f"This run holds no {', no '.join(CAPTURED[extra] for extra in new)}. Capture it with {options}.")

@@ -28,7 +28,7 @@ def form() -> None:
         )
         scope = st.selectbox("Sizes", ["quick", "all"], key="ops_scope", width=110, help="quick: seconds; all: minutes")
         model = st.text_input("Linear maps of a model", key="ops_model", placeholder="none", width=220)
-        if widgets.pressed(st.button, "Probe this machine", "ops_start", type="primary", disabled=not dtypes):
+        if widgets.button(st.button, "Probe this machine", "ops_start", type="primary", disabled=not dtypes):
             title = f"Operations in {', '.join(dtypes)}, {scope} sizes"
             queue = queue_of(None if device == ANY_DEVICE else device)
             store_changes.submit(arguments(device, dtypes, scope, model), title=title, device=queue)
@@ -45,28 +45,28 @@ def arguments(device: str, dtypes: Sequence[str], scope: str, model: str) -> lis
 def pick(cards: Sequence[RunCard]) -> str:
     """Draw the choice of a run of probes, newest first, and return its id."""
     names = {card.run_id: f"{card.name} · {card.device} · {card.created:%Y-%m-%d %H:%M}" for card in cards}
-    wanted = st.session_state.get("ops_run")
-    if wanted not in names:
-        if wanted:
+    selection = st.session_state.get("ops_run")
+    if selection not in names:
+        if selection:
             st.warning("The probes of this link are not in this store (any more).")
         st.session_state["ops_run"] = cards[0].run_id
     return st.selectbox("Probes", list(names), format_func=names.__getitem__, key="ops_run")
 
 
-def chosen(rows: Sequence[OpRow]) -> list[OpRow]:
+def filter_rows(rows: Sequence[OpRow]) -> list[OpRow]:
     """Draw the filters and return the rows they leave."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
         names = list(dict.fromkeys(["", *(row["op"] for row in rows), st.session_state.get("ops_op", "")]))
         op = st.selectbox("Operation", names, format_func=lambda name: name or "any", key="ops_op", width=190)
         dtype = st.selectbox("dtype", ["any", *LOGIT_FORMATS], key="ops_dtype", width=130)
-        shown = st.segmented_control("Show", ["all", "differing"], required=True, key="ops_shown")
+        scope = st.segmented_control("Show", ["all", "differing"], required=True, key="ops_shown")
     same = ("is_repeatable", "is_batch_invariant", "is_position_invariant")
     return [
         row
         for row in rows
         if op in ("", row["op"])
         and dtype in ("any", row["dtype"])
-        and (shown == "all" or any(row[question] is False for question in same))
+        and (scope == "all" or any(row[question] is False for question in same))
     ]
 
 

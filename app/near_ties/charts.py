@@ -35,28 +35,28 @@ def near_tie_scatter(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> g
     flips, could = (table[name].to_numpy(bool) for name in ("is_flip", "could_flip"))
     odd = table["nonfinite_mismatch"].to_numpy() > 0  # the bound is a theorem about finite numbers
     labels = _labels(table, texts)
-    told = np.stack([table["prompt"], table["position"], difference, margin], axis=1)
-    for name, chosen, color, symbol, size in (
+    hover_data = np.stack([table["prompt"], table["position"], difference, margin], axis=1)
+    for name, mask, color, symbol, size in (
         ("no flip possible", ~could & ~odd, QUIET, "circle", 6),
         ("could flip", could & ~flips & ~odd, REFERENCE, "circle", 7),
         ("flip", flips & ~odd, VARIANT, "x", 10),
         ("NaN or infinity on one side", odd, MISMATCH, "square", 10),
     ):
-        count = int(chosen.sum())
+        count = int(mask.sum())
         if not count:
             continue
         is_dense = count > CROWDED
         if is_dense:
-            _add_density(figure, x[chosen], y[chosen], ends, color)
+            _add_density(figure, x[mask], y[mask], ends, color)
         figure.add_scatter(
-            x=x[chosen],
-            y=y[chosen],
+            x=x[mask],
+            y=y[mask],
             mode="markers",
             name=f"{name} ({count:,}{', by density' if is_dense else ''})",
             marker={"color": color, "symbol": symbol, "size": size}
             | ({"maxdisplayed": 1, "opacity": 0} if is_dense else {"opacity": 0.8}),
-            customdata=told[chosen],
-            text=labels[chosen],
+            customdata=hover_data[mask],
+            text=labels[mask],
             hovertemplate=(
                 "%{text}<br>smaller margin %{customdata[3]:.5g}<br>largest difference"
                 " %{customdata[2]:.5g}<extra></extra>"
@@ -80,11 +80,11 @@ def near_tie_scatter(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> g
 def selection_ring(table: pd.DataFrame, prompt: int, position: int) -> tuple[dict[str, Any], ...]:
     """Ring around a position in the scatter of the same table, as shapes of a layout; none if it is not drawn."""
     table, margin, difference = _finite(table)
-    here = np.flatnonzero((table["prompt"] == prompt) & (table["position"] == position))
+    rows = np.flatnonzero((table["prompt"] == prompt) & (table["position"] == position))
     size = {"x0": -9, "x1": 9, "y0": -9, "y1": 9, "xsizemode": "pixel", "ysizemode": "pixel"}
     line = {"color": FLIP, "width": 2.5}
     x, y = _above_zero(difference)[0], _above_zero(margin)[0]
-    return tuple({"type": "circle", "xanchor": x[row], "yanchor": y[row], **size, "line": line} for row in here)
+    return tuple({"type": "circle", "xanchor": x[row], "yanchor": y[row], **size, "line": line} for row in rows)
 
 
 def _finite(table: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
@@ -109,8 +109,8 @@ def _labels(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> np.ndarray
     labels = []
     for prompt, position in table[["prompt", "position"]].itertuples(index=False):
         front = f"prompt {prompt}, position {position}" if several else f"position {position}"
-        known = position < len(texts[prompt])
-        labels.append(f"{front} after {inert(visible(texts[prompt][position]))!r}" if known else front)
+        has_text = position < len(texts[prompt])
+        labels.append(f"{front} after {inert(visible(texts[prompt][position]))!r}" if has_text else front)
     return np.array(labels, object)
 
 

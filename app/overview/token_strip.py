@@ -149,7 +149,7 @@ def columns(
         **argmax,
         **{f"{side}_margin": _whole(table[f"{side}_margin_ulps"]) for side in argmax},
         **{name: _whole(table[name]) for name in _WHOLE},
-        **{name: _rounded(table[name]) for name in _ROUNDED},
+        **{name: _four_digits(table[name]) for name in _ROUNDED},
     }
 
 
@@ -157,7 +157,7 @@ def _whole(column: pd.Series) -> list[int | None]:
     return [None if pd.isna(value) else int(value) for value in column.tolist()]
 
 
-def _rounded(column: pd.Series) -> list[float | None]:
+def _four_digits(column: pd.Series) -> list[float | None]:
     """Figures to four digits: more are in the tables, and this is sent for every position."""
     return [float(f"{value:.4g}") if np.isfinite(value) else None for value in column.to_numpy(float).tolist()]
 
@@ -166,7 +166,7 @@ def token_strip(view: selection.View, colour: str) -> None:
     """Draw the strip of the selected prompt."""
     header, prompt = view.run.header, view.run.header.prompts[view.prompt]
 
-    def written() -> str:  # Streamlit writes its data at every run, and that of 4096 positions takes 11 ms
+    def to_json() -> str:  # Streamlit writes its data at every run, and that of 4096 positions takes 11 ms
         table = view.prompt_table
         if view.is_list:  # a line a token, also where nothing was compared
             table = table.set_index("position").reindex(range(prompt.positions))
@@ -177,7 +177,7 @@ def token_strip(view: selection.View, colour: str) -> None:
 
     of = (view.pair.index, view.prompt, colour)
     data = {
-        "columns": store_cache.cached("strip", store_cache.stamp_of(view.run), of, written),
+        "columns": store_cache.cached("strip", store_cache.stamp_of(view.run), of, to_json),
         "stamp": selection.stamp(view),
         "position": view.position,
     }
@@ -186,8 +186,8 @@ def token_strip(view: selection.View, colour: str) -> None:
 
 def _go() -> None:
     """Select the clicked position if it is one of the open prompt; whatever the browser sends is checked."""
-    asked, view = st.session_state["strip"].get("go"), selection.current_view()
-    if isinstance(asked, dict) and view is not None and asked.get("stamp") == selection.stamp(view):
-        position = asked.get("position")
+    click, view = st.session_state["strip"].get("go"), selection.current_view()
+    if isinstance(click, dict) and view is not None and click.get("stamp") == selection.stamp(view):
+        position = click.get("position")
         if isinstance(position, int) and view.first_position <= position <= view.last_position:
             selection.select(position=position)

@@ -14,7 +14,7 @@ from app.shell.job_list import job_list
 from app.shell.jobs import PROBING, PromptFile
 from core.errors import UlpscopeError
 from core.probing.plan import DEFAULT_TESTS, KEY_VARIABLE, LOAD, MEANINGS, MOST_LOAD, ProbeRequest, costs, parsed_tests
-from core.text import shown
+from core.text import clean
 
 SAMPLE = "def merge(left, right):  # merges two sorted lists into one that is sorted"
 _TESTS, _LOAD = parsed_tests(DEFAULT_TESTS)
@@ -34,20 +34,20 @@ def _form() -> None:
         request, key = _ask()
         plan = None if request is None else request.plan(request.prompts)
     except UlpscopeError as error:
-        st.warning(widgets.escaped(str(error)))
-    is_pressed = widgets.pressed(st.button, "Probe", "probe_start", type="primary", disabled=plan is None)
+        st.warning(widgets.escape(str(error)))
+    is_pressed = widgets.button(st.button, "Probe", "probe_start", type="primary", disabled=plan is None)
     if request is None or plan is None:
         return
     *requests, total = costs(plan)
     st.caption("Nothing is sent before. " + total)
     with st.expander("What is asked"):
-        st.markdown("\n".join(f"- {widgets.escaped(line.strip())}" for line in requests))
+        st.markdown("\n".join(f"- {widgets.escape(line.strip())}" for line in requests))
     if is_pressed:
         lines = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in request.prompts)
         with widgets.report_errors():
             store_changes.submit(
                 replace(request, prompts=()).arguments(),
-                title=f"Probe of {shown(request.url, 100)}",
+                title=f"Probe of {clean(request.url, 100)}",
                 device=PROBING,
                 prompts=PromptFile("prompts.jsonl", lines.encode()),
                 secrets={KEY_VARIABLE: key},  # an empty one too: the server's own is not for its viewers
@@ -81,7 +81,7 @@ def _ask() -> tuple[ProbeRequest | None, str]:
     if not url:
         st.caption("Give the address of a server: vLLM, SGLang, llama.cpp, Ollama, TGI, or one of OpenAI's form.")
         return None, key
-    chosen = ",".join(f"{LOAD}:{load}" if test == LOAD else test for test in MEANINGS if test in tests)
+    selection = ",".join(f"{LOAD}:{load}" if test == LOAD else test for test in MEANINGS if test in tests)
     about_run = {"model": model.strip(), "against": against or None, "name": name.strip() or None}
-    request = ProbeRequest(url=url, prompts=split_prompts(text), tests=chosen, top=top, tokens=tokens, **about_run)
+    request = ProbeRequest(url=url, prompts=split_prompts(text), tests=selection, top=top, tokens=tokens, **about_run)
     return request, key

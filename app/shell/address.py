@@ -13,7 +13,7 @@ from app.shell import link, store_cache
 from app.shell.selection import View, preset_widget
 from core.configuration import configuration
 from core.runs.reports.markdown import report_address
-from core.text import shown
+from core.text import clean
 
 
 def adopt(page: str) -> None:
@@ -23,14 +23,14 @@ def adopt(page: str) -> None:
     """
     names = (*link.LINKED, *navigation.SETTING_NAMES)
     query = {key: st.query_params[key] for key in names if key in st.query_params}
-    written = st.session_state.get("written")
-    is_new = written is None or is_back() or page != st.session_state.get("page")
-    if query and query != written and is_new:
+    last_query = st.session_state.get("written")
+    is_new = last_query is None or is_back() or page != st.session_state.get("page")
+    if query and query != last_query and is_new:
         for key in query:
             if len(st.query_params.get_all(key)) > 1:
                 link.complain(f"The link names {key} more than once; the last one counts.")
         # Back within the session: a setting that the older address does not name is at its default.
-        defaults = {} if written is None else dict.fromkeys(navigation.SETTING_NAMES, "")
+        defaults = {} if last_query is None else dict.fromkeys(navigation.SETTING_NAMES, "")
         st.session_state["linked"] = defaults | query
     st.session_state["page"] = page
 
@@ -46,9 +46,9 @@ def settle_settings(page: str, view: View | None) -> None:
     of = navigation.PAGE_OF[page]
     if of.tabs:
         _settle([of.tab])
-        shown = [tab.title for tab in shown_tabs(of, view)]
-        if shown and st.session_state[of.tab.key] not in shown:
-            st.session_state[of.tab.key] = shown[0]
+        titles = [tab.title for tab in shown_tabs(of, view)]
+        if titles and st.session_state[of.tab.key] not in titles:
+            st.session_state[of.tab.key] = titles[0]
     _settle(of.settings_with(st.session_state.get(of.tab.key)))
 
 
@@ -65,8 +65,8 @@ def _settle(settings: Iterable[PageSetting]) -> None:
         value = setting.parsed(word) if word else None
         if word is not None:
             if word and value is None:
-                about = f"there is {setting.expected}. Showing the default."
-                link.complain(f"The link asks for {setting.name} '{shown(word, 60)}'; {about}")
+                about = f"there is {setting.allowed_values}. Showing the default."
+                link.complain(f"The link asks for {setting.name} '{clean(word, 60)}'; {about}")
             st.session_state[setting.key] = setting.default if value is None else value
         elif setting.key not in st.session_state:  # the widget was not on the last page
             st.session_state[setting.key] = values.get(setting.key, setting.default)

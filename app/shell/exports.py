@@ -36,12 +36,12 @@ def headed(table: pd.DataFrame) -> pd.DataFrame:
 
 def csv(table: pd.DataFrame) -> bytes:
     """Table as CSV in UTF-8."""
-    kept = headed(table)
-    for column in kept.columns:
-        if not pd.api.types.is_numeric_dtype(kept[column].dtype):  # bool counts as a number
-            kept[column] = kept[column].astype(object).map(inert_text)
+    output = headed(table)
+    for column in output.columns:
+        if not pd.api.types.is_numeric_dtype(output[column].dtype):  # bool counts as a number
+            output[column] = output[column].astype(object).map(inert_text)
     # Lines end as RFC 4180 has them: with a bare \n a text with a \r in it would not be quoted, and tear its line.
-    return kept.rename(columns=inert_text).to_csv(index=False, lineterminator="\r\n").encode()
+    return output.rename(columns=inert_text).to_csv(index=False, lineterminator="\r\n").encode()
 
 
 def parquet(table: pd.DataFrame) -> bytes:
@@ -58,7 +58,7 @@ def download(tables: Mapping[str, Table], name: str, key: str) -> None:
     tables: by what each is called, the table or what makes it. name: the beginning of the files' names.
     """
 
-    def made(form: Callable[[pd.DataFrame], bytes], table: Table) -> bytes:
+    def content_of(form: Callable[[pd.DataFrame], bytes], table: Table) -> bytes:
         return form(table() if callable(table) else table)
 
     popover = st.popover("Download", icon=":material/download:", key=f"{key}_download", on_change="rerun")
@@ -72,7 +72,7 @@ def download(tables: Mapping[str, Table], name: str, key: str) -> None:
                 stem += "-" + "-".join(file_name(title).lower().replace(",", "").replace("_", " ").split())
             with st.container(horizontal=True):
                 for form, make, kind in _FORMS:
-                    file, content = f"{stem}.{form.lower()}", partial(made, make, table)
+                    file, content = f"{stem}.{form.lower()}", partial(content_of, make, table)
                     st.download_button(form, content, file, kind, f"{key}_{number}_{form}", on_click="ignore")
         st.caption("All digits, texts in full. In the CSV a text like a formula has an apostrophe in front.")
 

@@ -25,15 +25,15 @@ class HeatmapWindow:
 
 def current(view: View) -> HeatmapWindow:
     """The heatmap's window of this session, moved into the run."""
-    run, asked = view.run, st.session_state
+    run, state = view.run, st.session_state
     # A link that names a window and no order is of a time when columns were token ids.
-    order: Order = asked["heatmap_order"] or ("id" if asked["heatmap_rows"] or asked["heatmap_tokens"] else "rank")
-    measure = asked["heatmap_cells"]
+    order: Order = state["heatmap_order"] or ("id" if state["heatmap_rows"] or state["heatmap_tokens"] else "rank")
+    measure = state["heatmap_cells"]
     if not is_offered(run, order, measure):
         order, measure = "id", MEASURES[0] if is_offered(run, "id", MEASURES[0]) else "ulps"
     rows, columns = _first_look(view, order)
-    rows = _span(asked["heatmap_rows"], run.header.rows) or rows
-    return HeatmapWindow(rows, _span(asked["heatmap_tokens"], run.header.vocab) or columns, order, measure)
+    rows = _span(state["heatmap_rows"], run.header.rows) or rows
+    return HeatmapWindow(rows, _span(state["heatmap_tokens"], run.header.vocab) or columns, order, measure)
 
 
 def _first_look(view: View, order: Order) -> tuple[Span, Span]:

@@ -30,30 +30,30 @@ def running() -> None:
 
     def lines() -> None:
         for job in jobs.running():
-            st.progress(job.share, f"{widgets.escaped(job.title)}: {widgets.escaped(how_it_stands(job))}")
+            st.progress(job.share, f"{widgets.escape(job.title)}: {widgets.escape(how_it_stands(job))}")
 
     jobs = store_changes.jobs()
     st.fragment(lines, run_every=2.0 if jobs.running() else None)()
 
 
 @st.fragment(run_every=1.0)
-def job_list(jobs: Jobs, kind: str = "capture", seen: Sequence[Job] | None = None) -> None:
+def job_list(jobs: Jobs, kind: str = "capture", past: Sequence[Job] | None = None) -> None:
     """Draw every job of a kind with how it stands, again every second; buttons to cancel, open and dismiss.
 
-    seen: the jobs that the page is drawn with; it is drawn anew when one of them ends or another comes.
+    past: the jobs that the page is drawn with; it is drawn anew when one of them ends or another comes.
     """
-    listed = jobs.all(kind)
-    now, before = ([(job.number, job.is_over) for job in each] for each in (listed, listed if seen is None else seen))
+    items = jobs.all(kind)
+    now, then = ([(job.number, job.is_over) for job in each] for each in (items, items if past is None else past))
     is_opened = st.session_state.get("opened")  # a click while the page is drawn again reaches its callback alone
-    if now != before or is_opened:
+    if now != then or is_opened:
         st.rerun()
-    for job in listed:
+    for job in items:
         with st.container(border=True, key=f"job_{job.number}"):
             what, action = st.columns([5, 1], vertical_alignment="center")
-            what.markdown(f"**{widgets.escaped(job.title)}** — {job.state}")
+            what.markdown(f"**{widgets.escape(job.title)}** — {job.state}")
             draw = {"failed": what.error, "done": what.warning if job.message else what.caption}
             text = job.message if job.is_over and job.message else how_it_stands(job)
-            draw.get(job.state, what.caption)(widgets.escaped(text))
+            draw.get(job.state, what.caption)(widgets.escape(text))
             if job.state == "running":
                 what.progress(job.share)
             if job.state == "done" and job.run_id:

@@ -20,7 +20,7 @@ from core.errors import UlpscopeError, UsageError
 from core.runs.store.partial import Partial
 from core.runs.store.store import Store
 from core.subprocess_json import Child
-from core.text import file_name, shown
+from core.text import clean, file_name
 
 ANY_DEVICE = "best there is"
 DEVICES = (ANY_DEVICE, "cpu", "cuda")  # to choose from; another one, cuda:1, is typed
@@ -42,7 +42,7 @@ def queue_of(device: str | None) -> str:
         return ANY_DEVICE
     match = _DEVICE.fullmatch(device)
     if match is None:
-        raise UsageError(f"'{shown(device, 40)}' names no device; expected cpu, cuda or cuda:N.")
+        raise UsageError(f"'{clean(device, 40)}' names no device; expected cpu, cuda or cuda:N.")
     return "cpu" if match[1] else f"cuda:{match[2] or 0}"
 
 
@@ -223,16 +223,16 @@ class Jobs:
     def _start_ready(self) -> None:
         """Start every waiting job whose device is free, unless one that came earlier waits for the same."""
         with self._lock:
-            taken = {task.job.device for task in self._tasks.values() if task.job.state in ("running", "cancelling")}
+            busy = {task.job.device for task in self._tasks.values() if task.job.state in ("running", "cancelling")}
             for task in self._tasks.values():
                 device = task.job.device
                 if task.job.state != "waiting" or self._is_stopped:
                     continue
                 rivals = {device}
                 if device not in _NO_DEVICES:
-                    rivals = taken.difference(_NO_DEVICES) if device == ANY_DEVICE else {device, ANY_DEVICE}
-                is_free = taken.isdisjoint(rivals)
-                taken.add(device)
+                    rivals = busy.difference(_NO_DEVICES) if device == ANY_DEVICE else {device, ANY_DEVICE}
+                is_free = busy.isdisjoint(rivals)
+                busy.add(device)
                 if is_free:
                     self._change(task, state="running", stage="starting")
                     threading.Thread(target=self._work, args=(task,), name="ulpscope-job", daemon=True).start()
@@ -263,8 +263,8 @@ class Jobs:
         began = time.monotonic()
         with child:
             for line in child.messages():
-                known = {key: line[key] for key in ("stage", "rows_done", "rows_total", "run_id") if key in line}
-                self._change(task, seconds=time.monotonic() - began, **known)
+                progress = {key: line[key] for key in ("stage", "rows_done", "rows_total", "run_id") if key in line}
+                self._change(task, seconds=time.monotonic() - began, **progress)
         if child.code < 0:  # killed: nobody was there to clean up
             self._sweep()
         job, message = task.job, child.sentence if child.code else ""

@@ -40,7 +40,7 @@ class View:
         return int(table.index[max(0, int(table["position"].searchsorted(self.position, "right")) - 1)])
 
     @property
-    def compared(self) -> int:
+    def compared_positions(self) -> int:
         """Positions of the pair that were compared, of all prompts."""
         return self.run.header.rows if self.run.header.is_long else len(self.table)
 
@@ -55,7 +55,7 @@ class View:
         return self.table[self.table["prompt"] == self.prompt]
 
     @property
-    def here(self) -> pd.Series:
+    def figures(self) -> pd.Series:
         """The figures at the selected position."""
         return self.table.iloc[self.row]
 
@@ -79,12 +79,12 @@ def select(**values: str | int) -> None:
     st.session_state.update(values)
 
 
-def select_row(listed: pd.DataFrame, key: str) -> None:
+def select_row(table: pd.DataFrame, key: str) -> None:
     """Select the position of the clicked row of `listed`, the table `key`, by its columns prompt and position."""
     clicked = st.session_state[key]["selection"]
     rows = [*clicked.get("rows", []), *(cell[0] for cell in clicked.get("cells", []))]
     if rows:
-        row = listed.iloc[rows[0]]
+        row = table.iloc[rows[0]]
         select(prompt=int(row["prompt"]), position=int(row["position"]))
 
 

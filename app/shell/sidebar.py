@@ -14,27 +14,27 @@ from app.shell import address, link, selection, store_cache, widgets
 from core.errors import StoreError, UlpscopeError
 from core.runs.queries.flips import telling_place
 from core.runs.reader import RunReader
-from core.text import code, shown, visible
+from core.text import clean, code, visible
 
 
 def draw(page: Page) -> selection.View | None:
     """Draw the selection and return what it selects, None if there is no run. A page of the store has the run only."""
-    state, asked = st.session_state, link.take("run")
+    state, target = st.session_state, link.take("run")
     everything = {card.run_id: card for card in store_cache.cards()[0]}
-    named = {str(run_id) for run_id in (asked, state.get("open_next"), state.get("run")) if run_id}
-    missing = store_cache.cards_of(named - everything.keys())  # of a sweep whose cells are not listed
+    run_ids = {str(run_id) for run_id in (target, state.get("open_next"), state.get("run")) if run_id}
+    missing = store_cache.cards_of(run_ids - everything.keys())  # of a sweep whose cells are not listed
     everything |= {card.run_id: card for card in missing}
     by_id = {run_id: card for run_id, card in everything.items() if card.sides}  # of operations: on the Machine page
-    if asked in by_id:
-        if asked != state.get("run"):
+    if target in by_id:
+        if target != state.get("run"):
             selection.new_run()
         elif not link.is_linked("position"):
             state.pop("position", None)
-        state["run"] = asked
-    elif asked is not None:
-        is_of_operations = asked in everything
+        state["run"] = target
+    elif target is not None:
+        is_of_operations = target in everything
         what = "holds probes of operations; the Machine page shows it" if is_of_operations else "is not here (any more)"
-        link.report_bad_link(f"The run '{shown(asked, 60)}' {what}.")
+        link.report_bad_link(f"The run '{clean(target, 60)}' {what}.")
         for key in link.LINKED:
             link.take(key)  # what else the link says is of that run
     new = state.get("open_next")
@@ -42,7 +42,7 @@ def draw(page: Page) -> selection.View | None:
         selection.new_run()
         state["run"] = new
     for gone in {new, state.get("run")} - {None} - by_id.keys():
-        link.report_bad_link(f"The run '{shown(str(gone), 60)}' was deleted meanwhile; these are the runs there are.")
+        link.report_bad_link(f"The run '{clean(str(gone), 60)}' was deleted meanwhile; these are the runs there are.")
         if gone == new:
             state.pop("opened", None)  # or the gallery would go on to another run
     if not state.get("opened"):  # else the page is about to be left, and a rerun meanwhile must not undo it
@@ -59,14 +59,14 @@ def draw(page: Page) -> selection.View | None:
         count = Counter(card.name for card in by_id.values())  # a select box tells its options apart by their labels
         labels = {i: card.name if count[card.name] == 1 else f"{card.name} · {i}" for i, card in by_id.items()}
         run_id = st.selectbox("Run", by_id, format_func=labels.__getitem__, key="run", on_change=selection.new_run)
-        judged = store_cache.judged_run(run_id)
-        if judged and widgets.pressed(st.button, "Open the judged run", "open_judged_run", icon=":material/gavel:"):
-            state["open_next"] = judged
+        judged_id = store_cache.judged_run(run_id)
+        if judged_id and widgets.button(st.button, "Open the judged run", "open_judged_run", icon=":material/gavel:"):
+            state["open_next"] = judged_id
             st.rerun()
         try:
             return _pick_within(store_cache.open_run(run_id), is_shown=page.shows == "run")
         except UlpscopeError as error:
-            st.error(widgets.escaped(str(error)))
+            st.error(widgets.escape(str(error)))
             return None
 
 
@@ -88,11 +88,11 @@ def link_to(view: selection.View | None) -> None:
 def _pick_within(run: RunReader, *, is_shown: bool) -> selection.View:
     """Draw variant, prompt and position of a run, and return what is selected of it."""
     names = [pair.variant for pair in run.pairs]
-    asked = link.take("variant")
-    if asked in names:
-        st.session_state["variant"] = asked
-    elif asked is not None:
-        link.report_bad_link(f"The link asks for variant '{shown(asked, 60)}'; this run has '{names[0]}' and others.")
+    target = link.take("variant")
+    if target in names:
+        st.session_state["variant"] = target
+    elif target is not None:
+        link.report_bad_link(f"The link asks for variant '{clean(target, 60)}'; this run has '{names[0]}' and others.")
     if st.session_state.get("variant") not in names:
         st.session_state["variant"] = names[0]
     selection.preset_widget("variant")
@@ -110,9 +110,9 @@ def _pick_within(run: RunReader, *, is_shown: bool) -> selection.View:
     table = store_cache.largest(run, pair.index) if is_long else store_cache.positions(run, pair.index)
     is_open = "position" in st.session_state or link.is_linked("position")
     _settle("prompt", 0, len(prompts) - 1, 0 if is_open else telling_place(table)[0])
-    compared = table["prompt"].unique().tolist()  # of lists not all prompts have a row on both sides
-    if not is_long and st.session_state["prompt"] not in compared:
-        st.session_state["prompt"] = compared[0]
+    with_rows = table["prompt"].unique().tolist()  # of lists not all prompts have a row on both sides
+    if not is_long and st.session_state["prompt"] not in with_rows:
+        st.session_state["prompt"] = with_rows[0]
     if len(prompts) > 1 and is_shown:
         forget = partial(st.session_state.pop, "position", None)
         st.number_input("Prompt", 0, len(prompts) - 1, key="prompt", on_change=forget)
@@ -137,9 +137,9 @@ def _pick_within(run: RunReader, *, is_shown: bool) -> selection.View:
 
 def _settle(key: str, lowest: int, highest: int, default: int) -> None:
     """Take `key` out of the link if it is there, and clip it to the run; `default` if nothing was chosen yet."""
-    asked = link.take(key)
-    value = st.session_state.get(key, default) if asked is None else whole(asked)
+    target = link.take(key)
+    value = st.session_state.get(key, default) if target is None else whole(target)
     st.session_state[key] = nearest = lowest if value is None else min(max(int(value), lowest), highest)
-    if asked is not None and value != nearest:
+    if target is not None and value != nearest:
         about = f"this run has {lowest} to {highest}, and {nearest} is selected."
-        link.complain(f"The link asks for {key} '{shown(asked, 60)}'; {about}")
+        link.complain(f"The link asks for {key} '{clean(target, 60)}'; {about}")

@@ -53,7 +53,7 @@ def _stamps(paths: Iterable[Path]) -> tuple[Stamp, ...]:
 
 
 @st.cache_resource(max_entries=8, show_spinner=False)
-def _reader(path: str, changed: int, size: int) -> RunReader:
+def _reader(path: str, mtime: int, size: int) -> RunReader:
     return RunReader(Path(path))
 
 
@@ -75,16 +75,16 @@ def _by_file(kind: str) -> dict[Stamp, Any]:
 
 @st.cache_resource(max_entries=4, show_spinner=False)
 def _cards(key: int, _stamps: tuple[Stamp, ...]) -> tuple[list[RunCard], list[BrokenRun]]:
-    known = _by_file("card")
-    read = read_cards(store(), [Path(stamp[0]) for stamp in _stamps if stamp not in known])
-    cards = {Path(stamp[0]): known.get(stamp) or read[Path(stamp[0])] for stamp in _stamps}
-    known |= {stamp: card for stamp in _stamps if isinstance(card := cards[Path(stamp[0])], RunCard)}
+    cache = _by_file("card")
+    read = read_cards(store(), [Path(stamp[0]) for stamp in _stamps if stamp not in cache])
+    cards = {Path(stamp[0]): cache.get(stamp) or read[Path(stamp[0])] for stamp in _stamps}
+    cache |= {stamp: card for stamp in _stamps if isinstance(card := cards[Path(stamp[0])], RunCard)}
     return arrange(open_store(), cards)
 
 
-def _listed(is_whole: bool) -> tuple[list[RunCard], list[BrokenRun]]:
-    where = store()
-    stamps = tuple(where.stamps(of_cells=is_whole or len(where.cells()) <= MOST_CELLS))
+def _all_cards(is_whole: bool) -> tuple[list[RunCard], list[BrokenRun]]:
+    current = store()
+    stamps = tuple(current.stamps(of_cells=is_whole or len(current.cells()) <= MOST_CELLS))
     return _cards(hash(stamps), stamps)
 
 
@@ -93,35 +93,35 @@ def cards(*, is_whole: bool = False) -> tuple[list[RunCard], list[BrokenRun]]:
 
     is_whole: also cells of large sweeps, which Compare has, and runs that a judged run replaces.
     """
-    runs, broken = _listed(is_whole)
-    return (runs if is_whole else drop_replaced(runs, all_labels()[0])), broken
+    runs, unreadable = _all_cards(is_whole)
+    return (runs if is_whole else drop_replaced(runs, all_labels()[0])), unreadable
 
 
 def hidden() -> int:
     """Number of runs that are not among `cards`."""
-    cells, listed = len(store().cells()), _listed(is_whole=False)[0]
-    return (cells if cells > MOST_CELLS else 0) + len(listed) - len(cards()[0])
+    cells, runs = len(store().cells()), _all_cards(is_whole=False)[0]
+    return (cells if cells > MOST_CELLS else 0) + len(runs) - len(cards()[0])
 
 
 def cards_of(run_ids: Iterable[str]) -> list[RunCard]:
     """Cards of runs that are there, whether they are among `cards` or not."""
-    where, paths = store(), []
+    current, paths = store(), []
     for run_id in run_ids:
         with suppress(StoreError):
-            if where.has(run_id):  # by its whole id
-                paths.append(where.path_of(run_id))
+            if current.has(run_id):  # by its whole id
+                paths.append(current.path_of(run_id))
     stamps = _stamps(paths)
     return _cards(hash(stamps), stamps)[0]
 
 
 def searchable(run_ids: Iterable[str]) -> dict[str, str]:
     """Map from run id to the beginnings of its prompts, case folded; each file is read once (1 ms)."""
-    known, wanted = _by_file("prompts"), set(run_ids)
-    stamps = [stamp for stamp in store().stamps() if Path(stamp[0]).stem in wanted]
-    missing = [stamp for stamp in stamps if stamp not in known]
+    cache, ids = _by_file("prompts"), set(run_ids)
+    stamps = [stamp for stamp in store().stamps() if Path(stamp[0]).stem in ids]
+    missing = [stamp for stamp in stamps if stamp not in cache]
     texts = prompt_texts([Path(stamp[0]) for stamp in missing]) if missing else {}
-    known |= {stamp: texts[Path(stamp[0])].casefold() for stamp in missing}
-    return {Path(stamp[0]).stem: known[stamp] for stamp in stamps}
+    cache |= {stamp: texts[Path(stamp[0])].casefold() for stamp in missing}
+    return {Path(stamp[0]).stem: cache[stamp] for stamp in stamps}
 
 
 def all_labels() -> tuple[dict[str, labels.Labels], list[str]]:

@@ -23,12 +23,12 @@ def jobs() -> Jobs:
     return Jobs(store().directory)
 
 
-def label(run_id: str, seen: labels.Labels, wanted: labels.Labels) -> None:
+def label(run_id: str, old: labels.Labels, new: labels.Labels) -> None:
     """Change the labels of a run that a viewer has `seen`."""
     who = members.changing_member()
-    changed = store().label(run_id, wanted, seen)
+    result = store().label(run_id, new, old)
     _audit.info("%a labelled run %a", who, run_id)
-    if changed.has_both_notes:
+    if result.has_both_notes:
         link.complain("Somebody else changed the note while you wrote yours. Both are stored, yours second.")
 
 
@@ -55,11 +55,11 @@ def purge(run_id: str) -> None:
 
 def submit(arguments: Sequence[str], *, judges: str = "", **about: Any) -> Job:
     """Line up a job, see Jobs.submit. judges: the run that the job's run replaces in lists."""
-    who, where = members.changing_member(), store()
+    who, runs = members.changing_member(), store()
 
     def replace_in_lists(job: Job) -> None:
         if judges and job.run_id and not job.message:
-            where.mark_judged(judges, job.run_id)
+            runs.mark_judged(judges, job.run_id)
 
     job = jobs().submit(arguments, on_over=replace_in_lists, **about)
     _audit.info("%a started job %d: %s", who, job.number, arguments[0])

@@ -17,13 +17,13 @@ def draw(page: Page, view: selection.View | None, parts: Mapping[str, Callable[[
         widgets.head(page, view)
     else:
         widgets.title(page)
-    shown = address.shown_tabs(page, view)
-    if shown:
-        places = st.tabs([tab.title for tab in shown], key=page.tab.key, on_change="rerun")
-        for tab, place in zip(shown, places, strict=True):
+    visible = address.shown_tabs(page, view)
+    if visible:
+        places = st.tabs([tab.title for tab in visible], key=page.tab.key, on_change="rerun")
+        for tab, place in zip(visible, places, strict=True):
             if place.open:
                 with place:
                     parts[tab.name](view)
     elif view is None:
         widgets.empty()
-    return shown
+    return visible

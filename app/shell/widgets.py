@@ -44,10 +44,10 @@ def head(page: Page, view: selection.View | None, *, needs_rows: bool = False) -
         empty()
     header = view.run.header
     about = header.provenance
-    where = " · ".join(part for part in (wording.model_name(about.model), header.compute_dtype, about.device) if part)
+    details = " · ".join(part for part in (wording.model_name(about.model), header.compute_dtype, about.device) if part)
     st.markdown(
-        f"**{escaped(header.name)}** — reference `{code(view.pair.reference)}`, variant `{code(view.pair.variant)}`"
-        + (f" · {escaped(where)}" if where else "")
+        f"**{escape(header.name)}** — reference `{code(view.pair.reference)}`, variant `{code(view.pair.variant)}`"
+        + (f" · {escape(details)}" if details else "")
     )
     if header.is_long and page.name != OVERVIEW:
         st.info(f"A run of {header.rows:,} positions has an Overview only.")
@@ -90,7 +90,7 @@ def report_errors() -> Iterator[None]:
         link.complain(str(error))
 
 
-def pressed(draw: Callable[..., bool], label: str, key: str, *, disabled: bool = False, **look: Any) -> bool:
+def button(draw: Callable[..., bool], label: str, key: str, *, disabled: bool = False, **look: Any) -> bool:
     """Draw a button by `st.button` or the like; True in the first run that gets here after a click, if not disabled.
 
     What `st.button` returns is lost if a key or another control cuts the first run short.
@@ -108,12 +108,12 @@ def forget_clicks(page: str) -> None:
         st.session_state.update(clicks=set(), clicks_of=page)
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """Escape a text of others for markdown: no markdown, no HTML, no addresses that turn into links."""
     return _SIGNS.sub(r"\\\g<0>", _ADDRESS.sub("\N{WORD JOINER}", text))
 
 
-def marked(text: str, *, bold: bool = False) -> str:
+def to_markdown(text: str, *, bold: bool = False) -> str:
     """A stored sentence as markdown: what stands between backticks is code, the rest is text, whatever it holds."""
     parts = text.split("`")
     if len(parts) % 2 == 0:  # a backtick that stands alone
@@ -128,9 +128,9 @@ def _marked_text(part: str, bold: bool) -> str:
     """Escaped text; bold between its outer blanks, for markdown takes no bold that begins with one."""
     core = part.strip()
     if not core or not bold:
-        return escaped(part)
+        return escape(part)
     start = part.index(core)
-    return f"{part[:start]}**{escaped(core)}**{part[start + len(core) :]}"
+    return f"{part[:start]}**{escape(core)}**{part[start + len(core) :]}"
 
 
 def causes(view: selection.View) -> None:
@@ -146,12 +146,12 @@ def causes(view: selection.View) -> None:
         return
     with folded:
         with st.spinner("Fitting simple causes to half of the positions"):
-            found = store_cache.causes(view)
-        for cause in found.causes:
-            st.markdown(f"**{escaped(cause.name)}**: {escaped(cause.text)}")
-        if not found.causes:
+            result = store_cache.causes(view)
+        for cause in result.causes:
+            st.markdown(f"**{escape(cause.name)}**: {escape(cause.text)}")
+        if not result.causes:
             st.markdown("No simple cause found.")
-        st.caption(f"{found.says} Fitted to half of the rows, scored on the other half (docs/explanation/causes.md).")
+        st.caption(f"{result.says} Fitted to half of the rows, scored on the other half (docs/explanation/causes.md).")
 
 
 def empty() -> NoReturn:
@@ -185,5 +185,5 @@ def table_texts(column: Iterable, run: RunReader) -> list[str]:
     """Token ids as `text (id)`."""
     import pandas as pd
 
-    known = run.vocabulary
-    return [wording.token(None if pd.isna(i) else int(i), known.get(i)) for i in column]
+    vocabulary = run.vocabulary
+    return [wording.token(None if pd.isna(i) else int(i), vocabulary.get(i)) for i in column]

@@ -36,7 +36,7 @@ class Arrived:
 
 
 @st.cache_data(show_spinner=False, max_entries=200)
-def _headers(path: Path, changed: int) -> Headers:  # noqa: ARG001  (of another file under the same name they differ)
+def _headers(path: Path, mtime: int) -> Headers:  # noqa: ARG001  (of another file under the same name they differ)
     return headers_of(path)
 
 
@@ -56,8 +56,8 @@ def candidates(files: Sequence[Arrived]) -> list[tuple[Arrived, ...]]:
         about = "files of one array each; the first is the reference"
         look: dict[str, Any] = {"format_func": lambda upload_id: by_id[upload_id].path.name, "help": about}
         default = list(by_id)[:2]
-        chosen = st.multiselect("Which two make a pair", by_id, default, max_selections=2, key="upload_pair", **look)
-        arrays = [by_id[upload_id] for upload_id in chosen]
+        selection = st.multiselect("Which two make a pair", by_id, default, max_selections=2, key="upload_pair", **look)
+        arrays = [by_id[upload_id] for upload_id in selection]
     responses = [file for file in files if file.kind == "responses"]
     others = [(file,) for file in files if file.kind not in ("array", "responses")]
     return others + [tuple(group) for group in (responses, arrays) if group]
@@ -67,12 +67,12 @@ def draw(files: tuple[Arrived, ...]) -> dict[str, str] | None:
     """Draw the form of one run; return its options when it is to be saved, else None."""
     key, kind = "_".join(file.upload.upload_id for file in files), files[0].kind
     with st.container(border=True, key=f"candidate_{key}"):
-        st.markdown(f"**{widgets.escaped(' + '.join(file.path.name for file in files))}**")
+        st.markdown(f"**{widgets.escape(' + '.join(file.path.name for file in files))}**")
         refusal = next((file.refusal for file in files if file.refusal), "")
         if kind == "array" and len(files) == 1:
             refusal = f"{files[0].path.name}: one array. Add the file of the other side, or put both into one npz."
         if refusal:
-            st.error(widgets.escaped(refusal))
+            st.error(widgets.escape(refusal))
             return None
         columns = st.columns(_COLUMNS.get(kind, 4))
         name = "" if kind == "run" else " + ".join(file.path.stem for file in files)[:120]
@@ -90,15 +90,15 @@ def draw(files: tuple[Arrived, ...]) -> dict[str, str] | None:
                 "Holds", list(HOLDS), format_func=HOLDS.__getitem__, key=f"upload_holds_{key}", help=about
             )
             sides = {
-                name if len(files) == 1 else file.path.stem: described
+                name if len(files) == 1 else file.path.stem: array
                 for file in files
                 if file.headers
-                for name, described in file.headers.sides.items()
+                for name, array in file.headers.sides.items()
             }
-            table = [{"side": name, "array": described} for name, described in sides.items()]
+            table = [{"side": name, "array": array} for name, array in sides.items()]
             st.dataframe(table, hide_index=True, key=f"sides_{key}")
             names = {"": "the side called reference, else the first", **{name: name for name in sides}}
             options["reference"] = st.selectbox(
                 "Reference", list(names), format_func=names.__getitem__, key=f"upload_reference_{key}"
             )
-        return options if widgets.pressed(st.button, "Save as a run", f"save_{key}", type="primary") else None
+        return options if widgets.button(st.button, "Save as a run", f"save_{key}", type="primary") else None

@@ -29,8 +29,8 @@ def draw(_: selection.View | None) -> None:
         "npz, npy, safetensors, responses of an engine (JSON, JSONL) or a run file; nothing becomes a run before you"
         " save it."
     )
-    files, listed = [], jobs.all("upload")
-    for upload_id in panel.arrived(str([(job.number, job.is_over) for job in listed])):
+    files, current = [], jobs.all("upload")
+    for upload_id in panel.arrived(str([(job.number, job.is_over) for job in current])):
         upload = Upload(store_cache.store(), upload_id)
         record = upload.record()
         if record is not None and record.state in (RECEIVED, FAILED):
@@ -41,7 +41,7 @@ def draw(_: selection.View | None) -> None:
     if files:
         jobs.warm()
     with forms:
-        if not files and not listed:
+        if not files and not current:
             with st.expander("What may be in a dump", expanded=True):
                 st.markdown(KEYS)
                 widgets.code_block('np.savez("dump.npz", reference=fresh_logits, variant=cached_logits, token_ids=ids)')
@@ -52,8 +52,8 @@ def draw(_: selection.View | None) -> None:
                     start_import(jobs, [file.upload for file in group], options, members.current_member())
                     st.rerun()
         except UlpscopeError as error:
-            st.error(widgets.escaped(str(error)))
-    if listed:
+            st.error(widgets.escape(str(error)))
+    if current:
         heading.subheader("Being saved, and saved")
     with below:
-        job_list(jobs, "upload", listed)
+        job_list(jobs, "upload", current)

@@ -19,7 +19,7 @@ from core.numerics.formats import format_named
 from core.runs.dumps.dump import check_holds
 from core.runs.importing import is_run_file
 from core.runs.store.store import open_store
-from core.text import shown
+from core.text import clean
 
 _audit = logging.getLogger("ulpscope.audit")
 _log = logging.getLogger(__name__)
@@ -31,15 +31,15 @@ _MOST_LISTED = 100  # imports that are over
 
 def checked(options: Mapping[str, str | None]) -> dict[str, str]:
     """Return the options that are set; UsageError for a value that means nothing."""
-    chosen = {key: value.strip() for key, value in options.items() if value and value.strip()}
-    for key, value in chosen.items():
+    values = {key: value.strip() for key, value in options.items() if value and value.strip()}
+    for key, value in values.items():
         if len(value) > LONGEST_TEXT or not value.isprintable():
-            expected = f"expected at most {LONGEST_TEXT}, all printable"
-            raise UsageError(f"{key} has {len(value)} characters; {expected}.")
-    if "compute_dtype" in chosen:
-        format_named(chosen["compute_dtype"])
-    check_holds(chosen.get("holds"))
-    return chosen
+            requirement = f"expected at most {LONGEST_TEXT}, all printable"
+            raise UsageError(f"{key} has {len(value)} characters; {requirement}.")
+    if "compute_dtype" in values:
+        format_named(values["compute_dtype"])
+    check_holds(values.get("holds"))
+    return values
 
 
 def start_import(jobs: Jobs, uploads: Sequence[Upload], options: Mapping[str, str | None], member: str) -> Job:
@@ -48,22 +48,22 @@ def start_import(jobs: Jobs, uploads: Sequence[Upload], options: Mapping[str, st
     Their locks are held until the job is over. A file is removed once its run is stored, so it can be imported again
     after a failure.
     """
-    chosen = checked(options)
-    with ExitStack() as held:
+    values = checked(options)
+    with ExitStack() as stack:
         records = []
         for upload in uploads:
-            held.enter_context(upload.locked())
+            stack.enter_context(upload.locked())
             record = upload.record(is_held=True)
             if record is None or record.state not in (RECEIVED, FAILED):
-                raise UsageError(f"upload '{shown(upload.upload_id)}' is not a whole file that waits to be imported.")
+                raise UsageError(f"upload '{clean(upload.upload_id)}' is not a whole file that waits to be imported.")
             records.append(record)
         paths = [upload.path(record).absolute() for upload, record in zip(uploads, records, strict=True)]
-        command = _command(paths, chosen)
-        title = chosen.get("name") or " + ".join(path.stem for path in paths)
+        command = _command(paths, values)
+        title = values.get("name") or " + ".join(path.stem for path in paths)
         run_id = jobs.store.new_run_id(title, datetime.now(UTC))
         for upload, record in zip(uploads, records, strict=True):
             upload.write(replace(record, state=IMPORTING, run=title, run_id=run_id, message=""))
-        locks = held.pop_all()
+        locks = stack.pop_all()
 
     def end(job: Job) -> None:
         with locks:
@@ -89,12 +89,12 @@ def start_import(jobs: Jobs, uploads: Sequence[Upload], options: Mapping[str, st
     return job
 
 
-def _command(paths: list[Path], chosen: dict[str, str]) -> list[str]:
+def _command(paths: list[Path], values: dict[str, str]) -> list[str]:
     """Return the command's arguments; values follow `=`, so none is taken for an option."""
     is_run = any(is_run_file(path) for path in paths)
-    if is_run and (len(paths) > 1 or set(chosen) - {"name"}):
+    if is_run and (len(paths) > 1 or set(values) - {"name"}):
         raise UsageError("a run file is imported alone, and only its name can be chosen.")
-    options = [f"--{key.replace('_', '-')}={value}" for key, value in chosen.items()]
+    options = [f"--{key.replace('_', '-')}={value}" for key, value in values.items()]
     return ["ingest", *options, *map(str, paths)]
 
 

@@ -29,7 +29,7 @@ from app.uploads.spool import DONE, FAILED, IMPORTING, RECEIVED, RECEIVING, Reco
 from core.configuration import configuration
 from core.errors import LimitError
 from core.runs.store.store import open_store
-from core.text import shown
+from core.text import clean
 
 IDLE_SECONDS = 30.0  # without a byte, after which a request is over and another may go on
 _PIECE_BYTES = 1 << 20  # written at a time, which bounds the memory of a request
@@ -68,7 +68,7 @@ async def put_upload(request: Request) -> Response:
         if is_whole:
             upload.remove()
         if isinstance(failure, RefusedError) and failure.status == 409 and (record := upload.record()) is not None:
-            return answer({"error": str(failure), **_described(request, upload, record)}, 409)
+            return answer({"error": str(failure), **_describe(request, upload, record)}, 409)
         raise
     return await _outcome(request, upload, wait)
 
@@ -106,15 +106,15 @@ def _part(request: Request) -> Part:
     if text is None:
         length = request.headers.get("content-length", "-1")
         return Part(0, None, int(length) if length.isdigit() and len(length) <= 18 else -1)
-    found = _RANGE.fullmatch(text.strip())
-    if found is None:
-        raise RefusedError(f"Content-Range is '{shown(text)}'; expected 'bytes FIRST-LAST/TOTAL' or 'bytes */TOTAL'.")
-    total = int(found[3])
-    if found[1] is None:
+    match = _RANGE.fullmatch(text.strip())
+    if match is None:
+        raise RefusedError(f"Content-Range is '{clean(text)}'; expected 'bytes FIRST-LAST/TOTAL' or 'bytes */TOTAL'.")
+    total = int(match[3])
+    if match[1] is None:
         return Part(0, 0, total)
-    if not int(found[1]) <= int(found[2]) < total:
-        raise RefusedError(f"Content-Range is '{shown(text)}'; expected FIRST <= LAST < TOTAL.")
-    return Part(int(found[1]), int(found[2]) + 1, total)
+    if not int(match[1]) <= int(match[2]) < total:
+        raise RefusedError(f"Content-Range is '{clean(text)}'; expected FIRST <= LAST < TOTAL.")
+    return Part(int(match[1]), int(match[2]) + 1, total)
 
 
 async def _receive(request: Request, upload: Upload, part: Part) -> None:
@@ -129,8 +129,8 @@ async def _receive(request: Request, upload: Upload, part: Part) -> None:
             return
         received = upload.received()
         if record.state != RECEIVING or part.first != received:
-            there = f"{received:,} of {record.total:,} bytes have arrived"
-            raise RefusedError(f"{there} and the upload is {record.state}.", 409)
+            progress = f"{received:,} of {record.total:,} bytes have arrived"
+            raise RefusedError(f"{progress} and the upload is {record.state}.", 409)
         await _append(request, upload.path(record), part)
         if record.total < 0:
             upload.write(replace(record, total=upload.received()))
@@ -192,11 +192,11 @@ def _check_digest(request: Request, upload: Upload, path: Path) -> None:
     if text is None:
         return
     try:
-        expected = base64.b64decode(_DIGEST.fullmatch(text.strip())[1], validate=True)  # type: ignore[index]
+        digest = base64.b64decode(_DIGEST.fullmatch(text.strip())[1], validate=True)  # type: ignore[index]
     except (TypeError, binascii.Error):
         raise RefusedError("Repr-Digest: expected sha-256=:BASE64: of 32 bytes.") from None
     with path.open("rb") as file:
-        if hashlib.file_digest(file, "sha256").digest() != expected:
+        if hashlib.file_digest(file, "sha256").digest() != digest:
             upload.remove()
             raise RefusedError("The file's SHA-256 differs from Repr-Digest; nothing was stored. Send it again.", 422)
 
@@ -208,7 +208,7 @@ async def _outcome(request: Request, upload: Upload, wait: int) -> Response:
     while record.state == IMPORTING and time.monotonic() < deadline:
         await anyio.sleep(_LOOK_SECONDS)
         record = _record(upload)
-    body = _described(request, upload, record)
+    body = _describe(request, upload, record)
     if record.state == FAILED:
         body = {"error": record.message, **body}
     parts = ("runs", record.run_id) if record.state == DONE else ("uploads", upload.upload_id)
@@ -219,7 +219,7 @@ async def _outcome(request: Request, upload: Upload, wait: int) -> Response:
 def _record(upload: Upload) -> Record:
     record = upload.record()
     if record is None:
-        raise RefusedError(f"There is no upload '{shown(upload.upload_id)}', or nothing came for a day.", 404)
+        raise RefusedError(f"There is no upload '{clean(upload.upload_id)}', or nothing came for a day.", 404)
     return record
 
 
@@ -227,7 +227,7 @@ def _job(record: Record) -> Job | None:
     return next((job for job in store_changes.jobs().all("upload") if job.reserved == record.run_id), None)
 
 
-def _described(request: Request, upload: Upload, record: Record) -> dict[str, Any]:
+def _describe(request: Request, upload: Upload, record: Record) -> dict[str, Any]:
     job = _job(record) if record.state == IMPORTING else None
     return {
         "upload": upload.upload_id,

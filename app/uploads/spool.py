@@ -51,14 +51,14 @@ class Upload:
 
         is_held: the caller holds the lock, so nobody imports it.
         """
-        found = self.read()
-        if found is not None and found.state == IMPORTING and (is_held or not self._is_locked()):
-            found = self.read()  # it may have ended meanwhile
-            if found is not None and found.state == IMPORTING:
-                found = replace(found, state=RECEIVING, run_id="")
-        if found is not None and found.state == RECEIVING and self.received() == found.total:
-            found = replace(found, state=RECEIVED)
-        return found
+        record = self.read()
+        if record is not None and record.state == IMPORTING and (is_held or not self._is_locked()):
+            record = self.read()  # it may have ended meanwhile
+            if record is not None and record.state == IMPORTING:
+                record = replace(record, state=RECEIVING, run_id="")
+        if record is not None and record.state == RECEIVING and self.received() == record.total:
+            record = replace(record, state=RECEIVED)
+        return record
 
     def read(self) -> Record | None:
         """Return the record as it was written."""

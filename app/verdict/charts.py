@@ -28,17 +28,17 @@ def floor_ratio(
     figure.add_hline(y=1, line={"color": style.QUIET, "width": 1.2, "dash": "dot"})
     if threshold is not None:
         figure.add_hline(y=threshold, line={"color": style.MISMATCH, "width": 1.4, "dash": "dash"})
-    for name, marked, marker in (
+    for name, mask, marker in (
         ("flip", np.isin(positions, flips) & (ratio > 0), {"color": style.VARIANT, "symbol": "x", "size": 9}),
         ("stands out", ratio > (threshold or np.inf), {"color": style.MISMATCH, "size": 7}),
     ):
-        if marked.any():
+        if mask.any():
             figure.add_scatter(
-                x=positions[marked],
-                y=ratio[marked],
+                x=positions[mask],
+                y=ratio[mask],
                 mode="markers",
                 name=name,
-                customdata=positions[marked][:, None],
+                customdata=positions[mask][:, None],
                 marker=marker,
                 hovertemplate=f"{name} at %{{x}}: %{{y:.4g}} times the floor<extra></extra>",
             )
@@ -56,7 +56,7 @@ def over_modules(names: list[str], side: np.ndarray, own: np.ndarray, first: str
     """
     figure = go.Figure()
     places = np.arange(len(names))
-    shown = [style.inert(name) for name in names]
+    labels = [style.inert(name) for name in names]
     style.add_floor(figure, places, own, name="own rounding")
     figure.add_scatter(
         x=places,
@@ -65,7 +65,7 @@ def over_modules(names: list[str], side: np.ndarray, own: np.ndarray, first: str
         line={"color": style.REFERENCE, "width": 1.6},
         marker={"size": 5},
         name="this side",
-        customdata=np.stack([np.array(shown, object), own.astype(object)], axis=1),
+        customdata=np.stack([np.array(labels, object), own.astype(object)], axis=1),
         hovertemplate="%{customdata[0]}<br>this side %{y:.3g}, own rounding %{customdata[1]:.3g}<extra></extra>",
     )
     if first in names:
@@ -74,7 +74,7 @@ def over_modules(names: list[str], side: np.ndarray, own: np.ndarray, first: str
         figure.add_vline(
             x=place,
             line={"color": style.MISMATCH, "width": 1.4, "dash": "dash"},
-            annotation={"text": shown[place], "font": {"color": style.MISMATCH}},
+            annotation={"text": labels[place], "font": {"color": style.MISMATCH}},
             annotation_position=f"top {side_of_line}",
         )
     blocks = style.every_few([place for place, name in enumerate(names) if name.rpartition(".")[2].isdigit()], 12)

@@ -32,10 +32,10 @@ def verdict(view: selection.View) -> Answer:
     """Draw the answer and return it: name, sentence, first place, size."""
     answer = answer_of(view.run, view.pair)
     with st.container(border=True, key="verdict"):
-        badge = f":{wording.VERDICTS.get(answer.name, 'gray')}-badge[{widgets.escaped(answer.name)}]"
-        st.markdown(f"{badge} {widgets.marked(opening(answer.sentence), bold=True)}")
+        badge = f":{wording.VERDICTS.get(answer.name, 'gray')}-badge[{widgets.escape(answer.name)}]"
+        st.markdown(f"{badge} {widgets.to_markdown(opening(answer.sentence), bold=True)}")
         if any(part not in answer.sentence for part in answer.place.split(", ")):
-            st.markdown(f"First place: **{widgets.escaped(answer.place)}**")
+            st.markdown(f"First place: **{widgets.escape(answer.place)}**")
     return answer
 
 
@@ -71,7 +71,7 @@ def _is_to_act_on(row: Evidence) -> bool:
 def _check(view: selection.View, title: str, row: Evidence, key: str, *, is_open: bool) -> None:
     """Draw one check: outcome, title and line; opened, its chart, what was run and its figures."""
     icon, colour = _OUTCOMES[row.outcome]
-    label = f":{colour}[{row.outcome}] · **{widgets.escaped(title)}** · {widgets.marked(row.says)}"
+    label = f":{colour}[{row.outcome}] · **{widgets.escape(title)}** · {widgets.to_markdown(row.says)}"
     step = st.expander(label, is_open, type="step", icon=icon, key=key, on_change="rerun")
     if not step.open:  # charts that are not shown are not sent
         return
@@ -84,15 +84,15 @@ def _check(view: selection.View, title: str, row: Evidence, key: str, *, is_open
             chart = charts.over_modules(list(figures.modules), np.array(side, float), np.array(own, float), first)
             plots.draw(chart, key=f"modules_{key}", picture=exports.picture_of(view, f"modules-{row.side}"))
             st.caption("RMS error of every module to float64 on the same input, and the rounding of the model itself.")
-        shown = {
-            name: widgets.escaped(wording.figure(value))
+        table = {
+            name: widgets.escape(wording.figure(value))
             for _, name, value in figures.present()
             if not isinstance(value, tuple) or len(value) <= _MOST_VALUES
         }
         with st.expander("What was run, and its figures", type="compact", key=f"figures_{key}"):
-            st.caption(widgets.escaped(row.control))
-            if shown:
-                st.table(shown, border="horizontal")
+            st.caption(widgets.escape(row.control))
+            if table:
+                st.table(table, border="horizontal")
 
 
 def evidence_table(view: selection.View) -> pd.DataFrame:
@@ -112,19 +112,19 @@ def _over_floor(view: selection.View, figures: PairFigures) -> None:
     ratios = position_ratios(floors["pair_rms"].to_numpy(float), floors["floor_rms"].to_numpy(float))
     if figures.nonfinite_mismatch:  # over the finite logits alone a ratio would look small
         ratios = np.where(view.table["nonfinite_mismatch"].to_numpy(int) > 0, np.nan, ratios)
-    here = (floors["prompt"] == view.prompt).to_numpy()
+    mask = (floors["prompt"] == view.prompt).to_numpy()
     flips = view.prompt_table.query("is_flip")["position"].to_numpy(int)
-    positions = floors["position"].to_numpy(int)[here]
-    figure = charts.floor_ratio(positions, ratios[here], allowed, view.position, dtype, flips)
+    positions = floors["position"].to_numpy(int)[mask]
+    figure = charts.floor_ratio(positions, ratios[mask], allowed, view.position, dtype, flips)
     key = f"floor_ratio_{dtype}"
     picture = exports.picture_of(view, key.replace("_", "-"), of_prompt=True)
     plots.draw(figure, key=key, on_pick=partial(plots.select_position, key), picture=picture)
     gaps = "; in a gap nothing differs, or a logit is NaN or infinite on one side" if figures.nonfinite_mismatch else ""
-    beyond = int((ratios[~here] > allowed).sum()) if allowed else 0
+    exceeding = int((ratios[~mask] > allowed).sum()) if allowed else 0
     st.caption(
         f"RMS difference over the noise floor by position of prompt {view.prompt}, {dtype}{gaps}."
         + (f" Dashed: rounding stays below {allowed:.3g}." if allowed else " In 16 bits positions are not judged.")
-        + (f" {plural(beyond, 'position')} of other prompts exceed the limit too." if beyond else "")
+        + (f" {plural(exceeding, 'position')} of other prompts exceed the limit too." if exceeding else "")
     )
 
 

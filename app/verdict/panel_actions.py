@@ -19,7 +19,7 @@ from core.runs.file.records import LIKELY_ROUNDING, NONDETERMINISTIC, UNDECIDED
 from core.runs.queries.verdicts import Answer, deciding_controls
 from core.runs.requests import caveat, command_with, rejudge_request
 from core.subprocess_json import ROOT
-from core.text import is_seen, printable, shown
+from core.text import clean, is_seen, printable
 
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
 
@@ -39,8 +39,8 @@ def next_step(view: selection.View, answer: Answer) -> None:
 
 def _how_to_judge(view: selection.View) -> None:
     """Draw a button that judges this capture here and how that stands; the command for it is folded."""
-    if found := rejudge_request(view.run, f"{printable(view.run.header.name)}, judged"):
-        _judge_here(view, *found)
+    if request := rejudge_request(view.run, f"{printable(view.run.header.name)}, judged"):
+        _judge_here(view, *request)
     about = view.run.header.provenance
     command = command_with(about, "judge")
     if command is not None:
@@ -65,9 +65,9 @@ def _judge_here(view: selection.View, request: CaptureRequest, tokens: bytes) ->
             st.rerun()
         if not is_done:
             say = {"failed": st.error, "done": st.warning}.get(job.state, st.caption)
-            say(widgets.escaped(job.message or job.state))
+            say(widgets.escape(job.message or job.state))
     if refusal := refusal_of(request) if members.may_change() else members.READ_ONLY:
-        st.caption(widgets.escaped(refusal))
+        st.caption(widgets.escape(refusal))
         return
 
     def start() -> None:
@@ -101,7 +101,7 @@ def refusal_of(request: CaptureRequest) -> str:
     with suppress(OSError, ValueError, RuntimeError):
         if _HUB_ID.fullmatch(model) or (ROOT / Path(model).expanduser()).exists():
             return ""
-    return f"The model's folder '{shown(model, 200)}' is not on this machine; run the command where it is."
+    return f"The model's folder '{clean(model, 200)}' is not on this machine; run the command where it is."
 
 
 def _job(title: str) -> Job | None:
@@ -112,4 +112,4 @@ def _progress(title: str) -> None:
     job = _job(title)
     if job is None or job.is_over:
         st.rerun()
-    st.caption(f":material/hourglass_empty: {widgets.escaped(how_it_stands(job))}. It goes on if you leave this page.")
+    st.caption(f":material/hourglass_empty: {widgets.escape(how_it_stands(job))}. It goes on if you leave this page.")

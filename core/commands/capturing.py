@@ -236,7 +236,7 @@ def print_costs(plan: CapturePlan, as_json_: bool) -> None:
         f" {costs.forwards:,} forwards of {costs.tokens:,} tokens in all."
     )
     free = "an unknown amount" if costs.free_bytes is None else size(costs.free_bytes)
-    file, weights = takes(costs.kept, costs.file_bytes), size(costs.weight_bytes)
+    file, weights = takes(costs.keep, costs.file_bytes), size(costs.weight_bytes)
     print_text(f"{file}; the weights take {weights}; {loaded.device} has {free} free.")
     print_text("KV caches are compared." if costs.has_kv else "KV caches are not compared.")
     if (layers := plan.layers) is not None:

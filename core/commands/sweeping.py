@@ -23,7 +23,7 @@ from ..sweeps.ledger import DONE, FAILED, RUNNING, CellCard, CellOutcome, Ledger
 from ..sweeps.plan import Cell, SweepPlan, cell_counts, in_short, read_plan
 from ..sweeps.ray_executor import compute_on_ray
 from ..sweeps.workers import compute_here
-from ..text import plural, shown, size, three_digits
+from ..text import clean, plural, size, three_digits
 from . import options
 from .capturing import load, plan_of, run_plan
 from .comparing import write_gate
@@ -161,7 +161,7 @@ def _print_costs(plan: SweepPlan, cells: Sequence[Cell], ledger: Ledger, as_json
         return
     lines = []
     for row, cell in zip(rows, cells, strict=True):
-        cells_of_row: Sequence[str] = ("refused", "", "", "", shown(row.get("refused"), 200))
+        cells_of_row: Sequence[str] = ("refused", "", "", "", clean(row.get("refused"), 200))
         if "refused" not in row:
             sizes = size(row["memory"]), size(row["bytes"])
             cells_of_row = (row["state"], f"{row['forwards']:,}", f"{row['tokens']:,}", *sizes)
@@ -181,7 +181,7 @@ def _runs_tagged(ledger: Ledger, tag: str | None) -> set[str]:
         return set()
     run_ids = {run_id for run_id in ledger.run_ids() if tag in ledger.store.labels(run_id).tags}
     if not run_ids:
-        raise UsageError(f"--against '{shown(tag)}': no run of a cell has this tag; add it by `label RUN --tag`.")
+        raise UsageError(f"--against '{clean(tag)}': no run of a cell has this tag; add it by `label RUN --tag`.")
     return run_ids
 
 
@@ -194,7 +194,7 @@ def _print_changes(plan: SweepPlan, changes: Sequence[CellChange]) -> None:
         if now is not None:
             ratio = "" if now.noise_ratio is None else three_digits(now.noise_ratio)
             figures = [now.verdict, ratio, f"{now.flips:,}", f"{now.neq_share:.1%}"]
-        lines.append((*map(shown, (*place, *figures)), change.in_words))
+        lines.append((*map(clean, (*place, *figures)), change.in_words))
     columns = ("model", "engine", "path", "dtype", "prompts", "verdict", "noise ratio", "flips", "differ", "change")
     counts = [f"{count:,} {state}" for state, count in Counter(change.state.state for change in changes).items()]
     if count_changed := sum(bool(change.what) for change in changes):
@@ -249,7 +249,7 @@ def outcome_of(store: Store, cell: Cell, say: Tell = lambda *_: None) -> CellOut
     except MemoryError:
         return CellOutcome(cell, FAILED, says="its process ran out of memory.")
     except Exception as error:
-        return CellOutcome(cell, FAILED, says=f"{type(error).__name__}: {shown(str(error), 300)}")
+        return CellOutcome(cell, FAILED, says=f"{type(error).__name__}: {clean(str(error), 300)}")
 
 
 def _model_of(cell: Cell, say: Tell) -> LoadedModel:

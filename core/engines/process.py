@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import CaptureError, UsageError
 from ..subprocess_json import Child, object_of
-from ..text import joined, printable, shown
+from ..text import clean, printable, series
 
 ADAPTERS = Path(__file__).parent / "adapters"
 CARRIERS = {"float16": "<u2", "bfloat16": "<u2", "float32": "<u4", "float64": "<u8"}
@@ -55,7 +55,7 @@ class EngineDescription(msgspec.Struct, frozen=True, rename={"shows_modules": "m
     def of(cls, name: str, hello: Mapping[str, Any]) -> EngineDescription:
         """Read the adapter's first frame; CaptureError if it is not one of version 2."""
         if hello.get("type") != "hello" or hello.get("protocol") != PROTOCOL:
-            version = shown(hello.get("protocol"))
+            version = clean(hello.get("protocol"))
             raise CaptureError(
                 f"engine '{name}': the adapter speaks version {version} of the protocol; expected {PROTOCOL}."
             )
@@ -90,17 +90,17 @@ class EngineDescription(msgspec.Struct, frozen=True, rename={"shows_modules": "m
     def syntax(self, kind: str) -> str:
         """Return the bases or modifiers in the grammar of paths."""
         choices = self.bases if kind == "base" else self.modifiers
-        return joined([_syntax(name, about) for name, about in choices.items()]) or "none"
+        return series([_syntax(name, about) for name, about in choices.items()]) or "none"
 
     def _read(self, path: str, name: str, about: Mapping[str, Any], text: str) -> Value:
         words = [str(word) for word in about.get("values", ())]
         if words:
             if text not in words:
-                raise UsageError(f"path '{path}': {self.engine}'s {name} is {joined(words)}, not '{shown(text)}'.")
+                raise UsageError(f"path '{path}': {self.engine}'s {name} is {series(words)}, not '{clean(text)}'.")
             return text
         least = int(about["least"])
         if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= least):
-            raise UsageError(f"path '{path}': {name} takes a whole number of at least {least}, not '{shown(text)}'.")
+            raise UsageError(f"path '{path}': {name} takes a whole number of at least {least}, not '{clean(text)}'.")
         return int(text)
 
 
@@ -165,7 +165,7 @@ class EngineProcess:
         self._child.ask({**request, "type": "load"})
         about, _ = self._answer("loaded")
         if not isinstance(about.get("vocab"), int) or about["vocab"] < 2:
-            raise self._fault(f"sent vocab {shown(about.get('vocab'))}; expected the number of tokens")
+            raise self._fault(f"sent vocab {clean(about.get('vocab'))}; expected the number of tokens")
         return about
 
     def run(self, ids: Sequence[int]) -> Iterator[EngineRows]:
@@ -181,7 +181,7 @@ class EngineProcess:
                 bits = np.frombuffer(payload, CARRIERS[str(dtype)]).reshape(positions, features)
                 rows = EngineRows(int(head["start"]), str(dtype), bits, str(head.get("name", "")))
             except (KeyError, TypeError, ValueError) as error:
-                what = f"sent rows of {shown(dtype)}, {shown(shape)}, in {len(payload)} bytes"
+                what = f"sent rows of {clean(dtype)}, {clean(shape)}, in {len(payload)} bytes"
                 raise self._fault(f"{what}; expected [positions, features]") from error
             yield rows
 
@@ -197,7 +197,7 @@ class EngineProcess:
                     raise self._fault(f"failed: {reason.rstrip('.')}", with_lines=False)
                 raise CaptureError(f"engine '{self.name}': {reason}")
             if kind != "working":
-                raise self._fault(f"sent '{shown(kind)}'; expected {' or '.join(kinds)}")
+                raise self._fault(f"sent '{clean(kind)}'; expected {' or '.join(kinds)}")
 
     def _next(self) -> tuple[dict[str, Any], bytes]:
         line, payload = self._child.frame()
@@ -205,7 +205,7 @@ class EngineProcess:
             raise self._fault("ended")
         if not (head := object_of(line)):
             raise self._fault(
-                f"wrote '{shown(line[:40].decode(errors='replace').strip())}', which is not a JSON object"
+                f"wrote '{clean(line[:40].decode(errors='replace').strip())}', which is not a JSON object"
             )
         return head, payload
 

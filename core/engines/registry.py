@@ -16,7 +16,7 @@ from typing import Any
 
 from ..configuration import configuration
 from ..errors import CaptureError, UsageError
-from ..text import joined
+from ..text import series
 from .process import ADAPTERS, EngineDescription, EngineProcess
 
 VARIABLE = "ULPSCOPE_ENGINE_"  # followed by the engine's name in capitals
@@ -87,7 +87,7 @@ def location_of(name: str) -> EngineLocation:
         return _location(name, place.strip())
     if name not in ADAPTER_OF:
         raise UsageError(
-            f"no engine '{name}'. Engines: {joined(names())}; add one by --engine {name}=PYTHON,ADAPTER.py."
+            f"no engine '{name}'. Engines: {series(names())}; add one by --engine {name}=PYTHON,ADAPTER.py."
         )
     return EngineLocation(sys.executable, ADAPTERS / ADAPTER_OF[name])
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from ..configuration import Configuration, SignIn
 from ..errors import ConfigurationError
-from ..text import shown
+from ..text import clean
 from . import credentials
 
 HOW = (
@@ -33,7 +33,7 @@ def check(config: Configuration, address: str | None = "127.0.0.1") -> None:
     problems = {
         f"[sign_in] password {password_problem}": password_problem,
         "[sign_in] session_hours is 0; expected more": not sign_in.session_hours,
-        f"[hosting] public_url is '{shown(hosting.public_url, 120)}'; expected https://HOST or https://HOST:PORT": (
+        f"[hosting] public_url is '{clean(hosting.public_url, 120)}'; expected https://HOST or https://HOST:PORT": (
             hosting.public_url
             and not (url.scheme in ("http", "https") and url.hostname and url.path in ("", "/") and not url.query)
         ),

@@ -12,7 +12,7 @@ import msgspec
 
 from ..disk import locked, write_atomic
 from ..errors import ConfigurationError, UsageError
-from ..text import shown
+from ..text import clean
 
 FOLDER = ".hosting"
 PREFIX = "ulp_"  # so that a leaked token is recognized
@@ -23,7 +23,7 @@ def add(store: Path, name: str) -> str:
     """Make a token for a member; its text is returned this once and not stored."""
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"'{shown(name)}' cannot name a token; expected up to 64 letters, digits and . _ @ + -, a letter or digit"
+            f"'{clean(name)}' cannot name a token; expected up to 64 letters, digits and . _ @ + -, a letter or digit"
             " first."
         )
     text = PREFIX + secrets.token_urlsafe(32)
@@ -40,7 +40,7 @@ def revoke(store: Path, name: str) -> None:
     with locked(_folder(store)):
         tokens = digests(store)
         if name not in tokens:
-            raise UsageError(f"There is no token '{shown(name)}'; `serve --check` lists them.")
+            raise UsageError(f"There is no token '{clean(name)}'; `serve --check` lists them.")
         _write(store, {other: tokens[other] for other in tokens if other != name})
 
 

@@ -22,7 +22,7 @@ from ..runs.store.store import Store
 from ..runs.topk.files import are_payloads
 from ..runs.topk.payloads.bounded_json import is_payload
 from ..runs.topk.tokens import FORMAT, are_tokens
-from ..text import plural, shown
+from ..text import clean, plural
 from .ingest import ingest
 
 _MAX_BYTES = 64 * GIB  # as a dump may have
@@ -71,7 +71,7 @@ def describe(
     else:
         with open_dump(paths, on_progress=on_progress, **taken_as) as dump:
             facts = _dump(dump)
-    return {"files": [shown(path.name) for path in paths], **facts}
+    return {"files": [clean(path.name) for path in paths], **facts}
 
 
 def _dump(dump: Dump) -> dict[str, Any]:
@@ -133,10 +133,10 @@ def _run(path: Path) -> dict[str, Any]:
         raise card
     return {
         "kind": "run",
-        "name": shown(card.name, _LONGEST_NAME),
-        "model": shown(card.model, _LONGEST_NAME),
+        "name": clean(card.name, _LONGEST_NAME),
+        "model": clean(card.model, _LONGEST_NAME),
         "created": card.created.isoformat(),
-        "sides": [{"name": shown(name, _LONGEST_NAME), "source_dtype": card.compute_dtype} for name in card.sides],
+        "sides": [{"name": clean(name, _LONGEST_NAME), "source_dtype": card.compute_dtype} for name in card.sides],
         **{name: getattr(card, name) for name in ("prompts", "positions", "vocab", "compute_dtype")},
         "verdicts": list(card.pair_verdicts),
     }

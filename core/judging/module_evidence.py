@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..runs.file.evidence import NOTED, AloneFigures, Check, Evidence
-from ..text import joined, plural, three_digits
+from ..text import plural, series, three_digits
 
 LARGEST_ALONE = 10.0  # times a module's own rounding; docs/explanation/calibration.md has what was measured
 _ULP = 2.0**-23  # of float32, over the value: of one huge feature of a position a single rounding may be all there is
@@ -75,7 +75,7 @@ def alone_evidence(control: str, alone: ModulesAlone, side: str, prompt: int = 0
     elif not levels:
         says = f"{differ}, {three_digits(float(ratios[list(faults)].max()))}x rounding; others within {largest:.1f}x."
     else:
-        figures.kind = joined(list(dict.fromkeys(_kind_of(names[module]).partition(".")[0] for module in levels)))
+        figures.kind = series(list(dict.fromkeys(_kind_of(names[module]).partition(".")[0] for module in levels)))
         figures.blocks = len({_block_of(names[module]) for module in levels})
         figures.bits = round(-float(np.log2(np.median(list(levels.values())))) - _OF_A_PRODUCT, 1)
         says = f"{differ}, beyond {figures.bits:.0f}-bit noise of {figures.kind}."
@@ -148,12 +148,12 @@ def _kind_noise(alone: ModulesAlone, modules: list[int], start: int) -> tuple[di
 def in_words(faulty: Sequence[str], names: Sequence[str]) -> str:
     """Return few modules by name, more as `self_attn in 30 of 30 blocks`, many by the first."""
     if len(faulty) <= _NAMED:
-        return joined(faulty)
+        return series(faulty)
     kinds, of_all = [_kind_of(name) for name in faulty], [_kind_of(name) for name in names]
     if len(set(kinds)) > _NAMED:
         return f"{faulty[0]} and {len(faulty) - 1} more modules"
     counts = {kind: (kinds.count(kind), of_all.count(kind)) for kind in kinds}
-    return joined([kind if of == 1 else f"{kind} in {count} of {of} blocks" for kind, (count, of) in counts.items()])
+    return series([kind if of == 1 else f"{kind} in {count} of {of} blocks" for kind, (count, of) in counts.items()])
 
 
 def _kind_of(name: str) -> str:

@@ -18,7 +18,7 @@ from ..numerics.formats import FLOAT32, FloatFormat, bits_of, values_of
 from ..runs.dumps.dump import CHUNK_BYTES_TOGETHER, LOGITS, Dump, open_dump
 from ..runs.figures import Figures
 from ..runs.file.records import RunHeader
-from ..text import joined as in_words
+from ..text import series as in_words
 from ..text import three_digits
 from .divergence import Divergence, join_parts
 from .judge import (

@@ -18,7 +18,7 @@ from ..runs.file import evidence
 from ..runs.file.evidence import FAILED, NOTED, PASSED, Check, Evidence
 from ..runs.file.records import Generation, RunHeader
 from ..runs.queries.flips import beyond_noise, dominating
-from ..text import joined, number, plural
+from ..text import number, plural, series
 from .constant_rows import Filling
 from .divergence import Divergence
 from .judge import KL, ROW_ULPS, STANDS_OUT, STANDS_OUT_MOST
@@ -133,7 +133,7 @@ def _truncation(header: RunHeader, table: pd.DataFrame, sides: _Sides) -> Eviden
     most, holds = max((side.filling for side in filled), key=lambda filling: filling.rows), filled[0].holds
     least = min(side.filling.others for side in filled)
     place = "every position" if most.rows == header.rows else f"{most.rows:,} of {header.rows:,} positions"
-    who = f"{joined([repr(side.name) for side in filled])} {'holds' if len(filled) == 1 else 'hold'}"
+    who = f"{series([repr(side.name) for side in filled])} {'holds' if len(filled) == 1 else 'hold'}"
     clause = f"{holds} cut or masked to {least:,} tokens at {place}, {most.value:g} elsewhere"
     outcome, says = FAILED, f"{who} {clause}. Save the {holds} before that."
     if all(side.is_cut for side in sides) and not table["nonfinite_mismatch"].any():

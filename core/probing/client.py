@@ -12,7 +12,7 @@ import httpx2 as httpx
 
 from ..errors import DumpError, UlpscopeError
 from ..runs.topk.payloads.bounded_json import parse
-from ..text import shown
+from ..text import clean
 from .plan import base_of
 
 MOST_BYTES = 128 << 20  # of one answer
@@ -130,7 +130,7 @@ class Client:
                     is_late = isinstance(error, httpx.TimeoutException)
                     fault = "the server does not answer in time" if is_late else "the connection broke"
                     reason = f"{self.url} cannot be reached" if is_away else f"{path}: {fault}"
-                    raise ProbeError(f"{reason} ({shown(error, _SHOWN) or type(error).__name__}).") from None
+                    raise ProbeError(f"{reason} ({clean(error, _SHOWN) or type(error).__name__}).") from None
             self.budget.pause(min(_LONGEST_PAUSE, pause))
         raise AssertionError("the last try returns or raises")
 
@@ -158,8 +158,8 @@ def error_text(answer: bytes) -> str:
     try:
         value = parse(answer, "answer")
     except DumpError:
-        return shown(answer.decode("utf-8", "replace").strip(), _SHOWN) or "nothing"
+        return clean(answer.decode("utf-8", "replace").strip(), _SHOWN) or "nothing"
     for _ in range(3):
         if isinstance(value, dict):
             value = value.get("error", value.get("message", value.get("detail", str(value))))
-    return shown(value, _SHOWN)
+    return clean(value, _SHOWN)

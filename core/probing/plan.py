@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from ..capture_request import Request, param
 from ..errors import UsageError
-from ..text import shown
+from ..text import clean
 
 Prompt = str | tuple[int, ...]
 RERUN, WARM, LOAD, WALK, ECHO = "rerun", "warm", "load", "walk", "echo"
@@ -93,7 +93,7 @@ def parsed_tests(text: str) -> tuple[tuple[str, ...], int]:
         name = match[1] if match else ""
         if match is None or name not in MEANINGS or (match[2] is not None and name != LOAD):
             raise UsageError(
-                f"--tests '{shown(part.strip(), 40)}' is unknown; expected {', '.join(MEANINGS)}, load as load:8."
+                f"--tests '{clean(part.strip(), 40)}' is unknown; expected {', '.join(MEANINGS)}, load as load:8."
             )
         if match[2] is not None:
             load = int(match[2])
@@ -132,7 +132,7 @@ def base_of(address: str) -> str:
         is_sound = False
     if not is_sound or parts.username or parts.password or parts.query or parts.fragment:
         raise UsageError(
-            f"'{shown(address.rpartition('@')[2])}' is not a server address; expected http://HOST:PORT, without user,"
+            f"'{clean(address.rpartition('@')[2])}' is not a server address; expected http://HOST:PORT, without user,"
             " query or fragment."
         )
     path = parts.path.rstrip("/").removesuffix("/chat/completions").removesuffix("/completions").removesuffix("/v1")
@@ -180,7 +180,7 @@ class ProbeRequest(Request):
         """Return the request to store: prompts shortened, files by their names."""
         return replace(
             self,
-            prompts=tuple(shown(prompt, _LONGEST_PROMPT) for prompt in self.prompts),
+            prompts=tuple(clean(prompt, _LONGEST_PROMPT) for prompt in self.prompts),
             prompt_files=tuple(Path(path).name for path in self.prompt_files),
             prompt_lists=tuple(Path(path).name for path in self.prompt_lists),
         )

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from ..errors import DumpError
 from ..runs.topk.records import UNKNOWN_TOKEN, ListRow, ListSide, Response, list_rows
-from ..text import joined, plural
+from ..text import plural, series
 from .client import ProbeError, StoppedError
 from .plan import ECHO, FILLER_FACTOR, LOAD, RERUN, WALK, Plan, Prompt
 from .plan import WARM as WARM_TEST
@@ -94,7 +94,7 @@ class Probe:
         """Return the prompt as token ids if all servers take them, so that they read the same."""
         no_ids = [server.kind.name for server in self._servers if not server.kind.takes_ids]
         if isinstance(prompt, tuple) and no_ids:
-            raise ProbeError(f"{joined(no_ids)} takes no token ids; give prompts as texts.")
+            raise ProbeError(f"{series(no_ids)} takes no token ids; give prompts as texts.")
         if isinstance(prompt, tuple) or no_ids:
             return prompt
         tokenizations = [ids for server in self._servers if (ids := server.tokenized(prompt)) is not None]

@@ -14,7 +14,7 @@ from ..errors import DumpError
 from ..runs.topk.payloads.entries import count_of
 from ..runs.topk.payloads.recognise import read_payload
 from ..runs.topk.records import Response
-from ..text import shown
+from ..text import clean
 from .client import Client, ProbeError
 from .plan import Prompt
 
@@ -210,7 +210,7 @@ def find_server(client: Client, model: str = "") -> Server:
         return answer if isinstance(answer, dict) else {}
 
     def server(kind: Kind, version: object, name: str, vocab: int | None = None) -> Server:
-        return Server(client, kind, shown(version, 60), shown(name, 200), vocab)
+        return Server(client, kind, clean(version, 60), clean(name, 200), vocab)
 
     models = [one for one in section("/v1/models").get("data") or [] if isinstance(one, dict)]
     names = [str(one.get("id", "")) for one in models]
@@ -249,5 +249,5 @@ def find_server(client: Client, model: str = "") -> Server:
 def _model(model: str, names: list[str]) -> str:
     if model or len(names) <= 1:
         return model or "".join(names)
-    choices = ", ".join(shown(name, 60) for name in names[:5]) + (", ..." if len(names) > 5 else "")
+    choices = ", ".join(clean(name, 60) for name in names[:5]) + (", ..." if len(names) > 5 else "")
     raise ProbeError(f"the server has {len(names)} models ({choices}); choose one by --model.")

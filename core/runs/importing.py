@@ -19,7 +19,7 @@ from pathlib import Path
 from ..command_name import COMMAND
 from ..errors import LimitError, StoreError, UlpscopeError
 from ..subprocess_json import Child
-from ..text import shown
+from ..text import clean
 from .dumps.digests import SideDigest
 from .file.database import DECODING, Database
 from .ops_run import KIND as OPS
@@ -56,7 +56,7 @@ def is_run_file(path: Path) -> bool:
         with path.open("rb") as file:
             return file.read(12)[8:] == b"DUCK"  # after a checksum
     except OSError as error:
-        raise StoreError(f"{shown(path.name)}: cannot be read ({error.strerror}).") from error
+        raise StoreError(f"{clean(path.name)}: cannot be read ({error.strerror}).") from error
 
 
 def adopt(
@@ -68,7 +68,7 @@ def adopt(
     """
     path = Path(path)
     if not path.is_file() or not is_run_file(path):
-        raise StoreError(f"{shown(path.name)}: is no DuckDB file; expected a run file. `{COMMAND} ingest` takes dumps.")
+        raise StoreError(f"{clean(path.name)}: is no DuckDB file; expected a run file. `{COMMAND} ingest` takes dumps.")
     settings = {"store": str(store.directory.absolute()), "path": str(path.absolute()), "run_id": run_id, "name": name}
     last: dict[str, object] = {}
     child = Child(["-m", f"{__package__}.importing", json.dumps(settings)], seconds=SILENT_SECONDS, is_patient=True)
@@ -86,7 +86,7 @@ def adopt(
     if "error" in last:
         raise LimitError(str(last["error"])) if last.get("is_limit") else StoreError(str(last["error"]))
     problem = "takes too long to read" if child.is_late else "made the process that read it crash"
-    raise StoreError(f"{shown(path.name)}: {problem}; it is damaged, or made to do that.")
+    raise StoreError(f"{clean(path.name)}: {problem}; it is damaged, or made to do that.")
 
 
 def import_run(store: Store, path: Path, *, run_id: str | None, name: str | None, on_progress: Progress) -> str:
@@ -103,7 +103,7 @@ def import_run(store: Store, path: Path, *, run_id: str | None, name: str | None
         with Database.to_change(partial.path) as database:
             ((old_name, note),) = database.rows("SELECT name, note FROM run_file.run")
             if not (name or old_name).strip():
-                raise StoreError(f"{shown(path.name)}: the run has no name; give it one.")
+                raise StoreError(f"{clean(path.name)}: the run has no name; give it one.")
             notes = note if NOTE in note else " ".join(part for part in (note, NOTE) if part)
             values = [partial.path.stem, name or old_name, notes]
             database.execute("UPDATE run_file.run SET run_id = ?, name = ?, note = ?", values)
@@ -113,13 +113,13 @@ def import_run(store: Store, path: Path, *, run_id: str | None, name: str | None
 
 def check_schema(path: Path) -> str:
     """Return the run's kind. StoreError for anything in the file that is no table of a run, and for too many rows."""
-    file = shown(path.name)
+    file = clean(path.name)
     if os.path.lexists(f"{path}.wal"):
         raise StoreError(f"{file}: has unfinished changes beside it (.wal); open and close it in DuckDB first.")
     with Database.to_read(path) as database:
         for what, query in _OBJECTS.items():
             if rows := database.rows(f"SELECT * FROM ({query}) LIMIT 1"):
-                raise StoreError(f"{file}: holds the {what} '{shown(rows[0][0], 60)}'; a run file has none.")
+                raise StoreError(f"{file}: holds the {what} '{clean(rows[0][0], 60)}'; a run file has none.")
         refuse_other_versions(database)
         check_tables(database)
         sql = "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE database_name = 'run_file'"
@@ -128,7 +128,7 @@ def check_schema(path: Path) -> str:
         ours = {(name, one.name, one.type): one.is_nullable for name, one in columns}
         for odd in sorted((theirs - ours.keys()) | {one for one in ours.keys() - theirs if not ours[one]}, key=str):
             verb = "lacks" if odd in ours else "has"
-            raise StoreError(f"{file}: {verb} the column {shown('.'.join(odd[:2]), 120)} ({shown(odd[2], 60)}).")
+            raise StoreError(f"{file}: {verb} the column {clean('.'.join(odd[:2]), 120)} ({clean(odd[2], 60)}).")
         check_amounts(database)
         return str(read_run(database, "kind")["kind"])
 
@@ -174,7 +174,7 @@ def main(arguments: list[str]) -> None:
     except UlpscopeError as error:
         say(error=str(error), is_limit=isinstance(error, LimitError))
     except (*DECODING, MemoryError, OSError) as error:
-        say(error=f"{shown(path.name)}: cannot be imported ({type(error).__name__}: {shown(error)}).")
+        say(error=f"{clean(path.name)}: cannot be imported ({type(error).__name__}: {clean(error)}).")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from ..command_name import COMMAND
 from ..errors import StoreError, UsageError
 from ..numerics.formats import format_named
 from ..numerics.metrics import Summary
-from ..text import shown
+from ..text import clean
 from .figures import Figures
 from .file.database import Database
 from .file.evidence import Evidence
@@ -87,7 +87,7 @@ class RunReader(Figures):
         compute_dtype, vocab = about["compute_dtype"], about["vocab"]
         keep = about["kept"]
         if keep not in KEEPS:
-            raise UsageError(f"it says that it keeps '{shown(keep, 40)}' of its logits")
+            raise UsageError(f"it says that it keeps '{clean(keep, 40)}' of its logits")
         k = max((side.k for side in self.sides if side.k is not None), default=None)
         itemsize = format_named(compute_dtype).itemsize if k is None else 0
         check_counts(self._database, counts, vocab, itemsize, keep, k)
@@ -96,7 +96,7 @@ class RunReader(Figures):
         headers = tuple(SideHeader(side.name, side.path, side.source_dtype) for side in self.sides)
         holds = self.sides[0].holds if self.sides else "logit"
         if holds not in UNITS:
-            raise UsageError(f"it says that its values are '{shown(holds, 40)}'")
+            raise UsageError(f"it says that its values are '{clean(holds, 40)}'")
         return about["created"], RunHeader(
             about["name"], compute_dtype, vocab, stored_prompts, headers, provenance, keep=keep, k=k, holds=holds
         )

@@ -10,7 +10,7 @@ from ..errors import UsageError
 from ..runs.file.evidence import FAILED, PASSED
 from ..runs.file.records import FAILING
 from ..runs.reports.gate import UNDECIDED, GateReport, Outcome
-from ..text import joined, plural, shown
+from ..text import clean, plural, series
 from .ledger import DONE, CellCard, CellState
 from .ledger import FAILED as CELL_FAILED
 from .plan import OWN_ENGINE, in_short
@@ -42,19 +42,19 @@ class CellChange:
             return self.state.says or "no run."
         if self.baseline is None:
             return "first run of this cell."
-        since = joined(
+        since = series(
             [f"{name} {old or 'none'} -> {new or 'none'}" for name, (old, new) in (self.builds or {}).items()]
         )
-        with_ = f" ({shown(since, 400)})" if since else ""
+        with_ = f" ({clean(since, 400)})" if since else ""
         if not self.what:
             return f"unchanged{with_}."
         now, baseline = self.now, self.baseline
         phrases = {
             "bits": "different bits",
             "flips": f"{baseline.flips:,} -> {plural(now.flips, 'flip')}",
-            "verdict": f"{shown(baseline.verdict)} -> {shown(now.verdict)}",
+            "verdict": f"{clean(baseline.verdict)} -> {clean(now.verdict)}",
         }
-        return f"changed: {joined([phrases[one] for one in self.what])}{with_}."
+        return f"changed: {series([phrases[one] for one in self.what])}{with_}."
 
     def as_json(self) -> dict[str, Any]:
         now, keys = self.now, ("verdict", "noise_ratio", "flips", "neq_share")
@@ -93,7 +93,7 @@ def conditions_of(texts: Sequence[str]) -> list[str]:
     conditions = list(dict.fromkeys(one.strip() for several in texts for one in several.split(",")))
     unknown = next((one for one in conditions if one not in CONDITIONS), None)
     if unknown is not None:
-        raise UsageError(f"--fail-on '{shown(unknown)}' is not a condition of a sweep; expected {joined(CONDITIONS)}.")
+        raise UsageError(f"--fail-on '{clean(unknown)}' is not a condition of a sweep; expected {series(CONDITIONS)}.")
     return conditions
 
 
@@ -112,7 +112,7 @@ def _outcome(change: CellChange, condition: str) -> Outcome:
     if change.state.state == CELL_FAILED:
         outcome, says = FAILED, f"failed: {change.state.says}"
     elif now is not None and condition == "bug":
-        is_failed, figure, says = now.verdict in FAILING, now.verdict, f"is {shown(now.verdict)}."
+        is_failed, figure, says = now.verdict in FAILING, now.verdict, f"is {clean(now.verdict)}."
     elif now is not None and condition == "flips":
         is_failed, figure, says = now.flips > 0, now.flips, f"has {plural(now.flips, 'flip')}."
     elif now is not None:
@@ -125,6 +125,6 @@ def _outcome(change: CellChange, condition: str) -> Outcome:
     engine = "" if axes["engine"] == OWN_ENGINE else f"{axes['engine']}:"
     place = [in_short(axis, axes[axis]) for axis in ("model", "dtype", "prompts", "device")]
     variant = f"{engine}{axes['path']} ({', '.join(filter(None, place))})"
-    says = f"'{shown(variant, 200)}' vs '{shown(axes['reference'], 100)}' {says}"
+    says = f"'{clean(variant, 200)}' vs '{clean(axes['reference'], 100)}' {says}"
     unit = "positions" if condition == "flips" else ""
     return Outcome(axes["reference"], variant, condition, outcome, figure, unit, says)

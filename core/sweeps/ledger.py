@@ -27,7 +27,7 @@ from ..runs.queries.verdicts import shown_verdict
 from ..runs.store.partial import LOCK, PREFIX
 from ..runs.store.store import Store, cell_of
 from ..runs.tables.run import read_run
-from ..text import shown
+from ..text import clean
 from .plan import Cell, SweepPlan, short_digest
 
 _WORST_FIRST = (
@@ -191,7 +191,7 @@ class Ledger:
         """Return the reason of each cell whose last try failed."""
         self._bring("failed")
         read = {path.stem: _read(path, Failure) for path in self.folder.glob("failed/*.json")}
-        return {digest: shown(failure.says, 600) for digest, failure in read.items() if failure is not None}
+        return {digest: clean(failure.says, 600) for digest, failure in read.items() if failure is not None}
 
     def running(self) -> set[str]:
         """Return the cells that a process is writing into this directory."""

@@ -20,7 +20,7 @@ from ..capture_request import CaptureRequest
 from ..engines.registry import names as engine_names
 from ..errors import UsageError
 from ..prompt_files import prompts_of
-from ..text import plural, shown
+from ..text import clean, plural
 
 Axis = Literal["model", "prompts", "reference", "engine", "path", "dtype", "device"]
 AXES: tuple[Axis, ...] = get_args(Axis)
@@ -90,7 +90,7 @@ class SweepPlan:
             matches = [cell for cell in self.cells if cell.digest.startswith(prefix)]
         if len(matches) != 1:
             several = "several" if matches else "no"
-            raise UsageError(f"the plan has {several} cells '{shown(prefix)}'; --dry-run lists them.")
+            raise UsageError(f"the plan has {several} cells '{clean(prefix)}'; --dry-run lists them.")
         return matches[0]
 
 

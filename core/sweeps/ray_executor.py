@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import ExtraError, UlpscopeError
 from ..runs.store.store import Store
-from ..text import shown
+from ..text import clean
 from .ledger import DONE, FAILED, RUNNING, CellOutcome
 from .plan import Cell
 from .workers import Compute, by_model
@@ -81,7 +81,7 @@ def _compute_there(compute: Compute, cell: Cell, folder: str) -> CellOutcome:
 def _reason(error: Exception) -> str:
     """Return the message of a Ray exception in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = shown(lines[-1] if len(lines) < 3 else lines[0], 300) if lines else type(error).__name__
+    reason = clean(lines[-1] if len(lines) < 3 else lines[0], 300) if lines else type(error).__name__
     return f"its process was lost, {RETRIES + 1} times in all: {reason}"
 
 
@@ -102,7 +102,7 @@ def connected(address: str) -> Iterator[Any]:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", **settings)
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
-        raise UlpscopeError(f"--ray {address}: the cluster could not be joined ({shown(reason, 300)}).") from error
+        raise UlpscopeError(f"--ray {address}: the cluster could not be joined ({clean(reason, 300)}).") from error
     finally:
         if threading.current_thread() is threading.main_thread():
             for number, handler in handlers.items():

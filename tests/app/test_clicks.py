@@ -14,7 +14,7 @@ def with_helper() -> None:
     widgets.forget_clicks(st.session_state.get("page", "one"))
     if st.session_state.pop("is_cut", False):
         st.rerun()  # as a key or another control does before the run gets to the button
-    if st.session_state.get("page") != "two" and widgets.pressed(
+    if st.session_state.get("page") != "two" and widgets.button(
         st.button, "Go", "go", disabled=st.session_state.get("is_off", False)
     ):
         st.session_state["went"] = st.session_state.get("went", 0) + 1

@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 from streamlit.testing.v1 import AppTest
 
 from app import navigation
-from app.shell.widgets import code, escaped
+from app.shell.widgets import code, escape
 from core.runs.ops_run import write_ops_run
 from core.runs.store import labels
 from core.runs.store.store import Store
@@ -157,4 +157,4 @@ def test_a_refused_file_and_a_link_that_lies_are_quoted_inert(bare_store: Store)
 @pytest.mark.parametrize("text", [HOSTILE, f"`{HOSTILE}`", f"**{HOSTILE}**"])
 def test_the_measure_sees_all_that_a_text_can_become(text: str) -> None:
     assert set(live(text)) >= {"a link", "HTML", "emphasis", "a colour", "an address", "a heading"}
-    assert live(escaped(HOSTILE)) == live(f"`{code(HOSTILE)}`") == []
+    assert live(escape(HOSTILE)) == live(f"`{code(HOSTILE)}`") == []

@@ -53,8 +53,8 @@ def test_pages_send_figures_that_the_library_draws(page, run, count):
 )
 def test_what_a_browser_says_is_taken_if_it_makes_sense(monkeypatch, said, expected):
     monkeypatch.setattr(st, "session_state", {"chart": {"picked": said}})
-    assert plots.chosen("chart", 1) == expected
-    assert plots.chosen("another", 1) is None
+    assert plots.clicked_value("chart", 1) == expected
+    assert plots.clicked_value("another", 1) is None
 
 
 def test_figures_are_spelled_with_their_height_and_whole():

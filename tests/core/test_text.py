@@ -10,11 +10,11 @@ ORDERS = "a\x1b[31m\u202e\n\udcff"  # a colour, right to left, a line end, a byt
 
 
 def test_foreign_text_in_a_message_is_one_printable_line_of_bounded_length() -> None:
-    assert text.shown(ORDERS) == "a\\x1b[31m\\u202e\\n\\udcff"
-    assert text.shown("größer π 日本語 ≡") == "größer π 日本語 ≡"
-    assert text.shown("\n" * 10**7, 8) == "\\n\\n\\n\\" + "…"
-    assert [text.shown(word, 3) for word in ("abc", "abcd")] == ["abc", "ab…"]
-    assert text.shown((1, 2)) == "(1, 2)"
+    assert text.clean(ORDERS) == "a\\x1b[31m\\u202e\\n\\udcff"
+    assert text.clean("größer π 日本語 ≡") == "größer π 日本語 ≡"
+    assert text.clean("\n" * 10**7, 8) == "\\n\\n\\n\\" + "…"
+    assert [text.clean(word, 3) for word in ("abc", "abcd")] == ["abc", "ab…"]
+    assert text.clean((1, 2)) == "(1, 2)"
 
 
 def test_what_cannot_be_seen_is_replaced_but_for_what_is_asked_for() -> None:

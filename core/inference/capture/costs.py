@@ -40,7 +40,7 @@ class Costs:
     sides: tuple[SideCost, ...]
     logits_bytes: int
     file_bytes: int
-    kept: str
+    keep: str
     weight_bytes: int
     kv_bytes: int | None
     free_bytes: int | None
@@ -84,7 +84,7 @@ def costs_of(plan: CapturePlan) -> Costs:
         sides=tuple(sides),
         logits_bytes=len(sides) * side_bytes,
         file_bytes=expected_bytes(header.keep, len(sides), header.rows, side_bytes),
-        kept=header.keep,
+        keep=header.keep,
         weight_bytes=loaded.weight_bytes,
         kv_bytes=max(sizes) if len(sizes) == len(sides) else None,
         free_bytes=free_beside_weights(loaded),
@@ -116,7 +116,7 @@ def _walk(path: Path, loaded: LoadedModel, positions: int) -> list[int]:
     if path.engine is not None and path.base.name not in BASES:
         return list(range(1, positions + 1))
     left_pad, right_pad = path.padding
-    counting = _Counting(loaded, prompt=(0,) * positions, left=left_pad, right=right_pad)
+    counting = _Counting(loaded, prompt=(0,) * positions, left_padding=left_pad, right_padding=right_pad)
     BASES[path.base.name].compute(counting, ignore, *path.base.values)
     return counting.columns_of_forwards
 

@@ -44,7 +44,7 @@ class Flip:
 @dataclass(frozen=True)
 class SearchResult:
     """Result of a search. closest: smallest margin without a flip, in logits; positions: number compared; skipped:
-    prompts that the model cannot take, with the reason; why: reason of the end, in words.
+    prompts that the model cannot take, with the reason; reason: why it ended, in words.
     """
 
     flips: tuple[Flip, ...]
@@ -53,7 +53,7 @@ class SearchResult:
     seconds: float
     closest: float | None
     skipped: tuple[tuple[int, str], ...]
-    why: str
+    reason: str
 
     @property
     def flipped_prompts(self) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from transformers import modeling_gguf_pytorch_utils as reader
 
 from ...errors import CaptureError
 from ...packaged_models import require_gguf
-from ...text import shown
+from ...text import clean
 from .torch_errors import first_line
 
 FILE = "model.gguf"  # name of the file for transformers
@@ -79,7 +79,7 @@ def look(path: Path) -> GgufFile:
     scaling = facts.get(f"{architecture}.rope.scaling.type", "none")
     if (scaling != "none" or types.keys() & set(_SCALES_ROPE)) and architecture not in _READS_SCALED_ROPE:
         raise CaptureError(
-            f"{path} scales its rotary embeddings, which transformers ignores in a GGUF of {shown(architecture, 40)};"
+            f"{path} scales its rotary embeddings, which transformers ignores in a GGUF of {clean(architecture, 40)};"
             " give the model's folder or hub id."
         )
     pre_tokenizer = facts.get("tokenizer.ggml.pre") if facts.get("tokenizer.ggml.model") == "gpt2" else None

@@ -21,7 +21,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from ...errors import CaptureError
 from ...numerics.formats import LOGIT_FORMATS, format_named
-from ...text import shown, size
+from ...text import clean, size
 from . import gguf, memory
 from .devices import name_of_device, usable_device
 from .source import ModelSource, isolate, needed_bytes, source_of
@@ -189,7 +189,7 @@ def _origin(config: Any) -> str:
     origin = getattr(config, _ORIGIN, None)
     if not isinstance(origin, dict):
         return ""
-    return shown(f"dequantised from {origin.get('quantization')} of the GGUF {origin.get('sha256')}", 200)
+    return clean(f"dequantised from {origin.get('quantization')} of the GGUF {origin.get('sha256')}", 200)
 
 
 def _config(name: str, source: ModelSource, trust_remote_code: bool) -> Any:

@@ -43,7 +43,7 @@ class Follower(Protocol):
 class PromptBatch:
     """The prompt as row `row` of a batch of `rows`, and the forward that computes its logits.
 
-    left, right: masked padding tokens before and after every row; call: computes a forward, None for the model itself;
+    left_padding, right_padding: masked padding of every row; call: computes a forward, None for the model itself;
     room: tokens that will follow the prompt, for a cache allocated beforehand; watch: gets the cache of each forward,
     which then always makes one; trace: follows the forwards.
     """
@@ -53,8 +53,8 @@ class PromptBatch:
     rows: int = 1
     row: int = 0
     neighbours: Neighbours = lambda loaded, prompt, count: neighbour_rows(loaded.tokenizer, prompt, count)
-    left: int = 0
-    right: int = 0
+    left_padding: int = 0
+    right_padding: int = 0
     call: Callable[..., Any] | None = None
     room: int = 0
     watch: CacheWatch | None = None
@@ -68,7 +68,7 @@ class PromptBatch:
     @property
     def columns(self) -> int:
         """Tokens of a row: the prompt and its padding."""
-        return self.left + self.positions + self.right
+        return self.left_padding + self.positions + self.right_padding
 
     @cached_property
     def token_ids(self) -> torch.Tensor:
@@ -76,29 +76,31 @@ class PromptBatch:
         own = torch.tensor([self.prompt], dtype=torch.long)
         others = self.neighbours(self.loaded, self.prompt, self.rows - 1) if self.rows > 1 else own[:0]
         rows = torch.cat([others[: self.row], own, others[self.row :]])
-        padded = torch.nn.functional.pad(rows, (self.left, self.right), value=_padding_token(self.loaded))
+        padded = torch.nn.functional.pad(
+            rows, (self.left_padding, self.right_padding), value=_padding_token(self.loaded)
+        )
         return padded.to(self.loaded.device)
 
     @cached_property
     def attention_mask(self) -> torch.Tensor:
         """1 for a token, 0 for padding. [rows, columns], int64"""
         mask = torch.zeros_like(self.token_ids)
-        mask[:, self.left : self.left + self.positions] = 1
+        mask[:, self.left_padding : self.left_padding + self.positions] = 1
         return mask
 
     @cached_property
     def position_ids(self) -> torch.Tensor:
         """The place of each token in its prompt; padding shares that of the token it touches. [rows, columns], int64"""
-        places = torch.arange(self.columns, device=self.loaded.device) - self.left
+        places = torch.arange(self.columns, device=self.loaded.device) - self.left_padding
         return places.clamp(0, self.positions - 1).expand(self.rows, -1)
 
     def column(self, position: int) -> int:
         """First column of the forward that begins at `position`: left padding is computed with the first token."""
-        return 0 if position == 0 else self.left + position
+        return 0 if position == 0 else self.left_padding + position
 
     def column_after(self, stop: int) -> int:
         """End of the forward that ends before `stop`, in columns: right padding is computed with the last token."""
-        return self.columns if stop == self.positions else self.left + stop
+        return self.columns if stop == self.positions else self.left_padding + stop
 
     def forward(self, start: int, stop: int, emit: Emit, cache: Cache | None = None) -> None:
         """Send `emit` the logits of positions start..stop-1 by one forward that continues `cache`. If they are too many
@@ -110,10 +112,10 @@ class PromptBatch:
         arguments: dict[str, Any] = {"input_ids": self.token_ids[:, first:last], "use_cache": cache is not None}
         if cache is not None:
             arguments["past_key_values"] = cache
-        if self.left or self.right:  # without padding, the model's defaults apply, as everywhere
+        if self.left_padding or self.right_padding:  # without padding, the model's defaults apply, as everywhere
             arguments["attention_mask"] = self.attention_mask[:, :last]
             arguments["position_ids"] = self.position_ids[:, first:last]
-        skipped = self.left + start - first
+        skipped = self.left_padding + start - first
         begin, end, position = skipped, skipped + stop - start, start
 
         def split(logits: torch.Tensor) -> None:
@@ -135,7 +137,7 @@ class PromptBatch:
     def step(self, tokens: torch.Tensor, done: int, cache: Cache) -> torch.Tensor:
         """Feed one more token per row, after the prompt and `done` tokens: [rows] -> [1, vocab] of the prompt's row."""
         arguments: dict[str, Any] = {"input_ids": tokens[:, None], "use_cache": True, "past_key_values": cache}
-        if self.left:
+        if self.left_padding:
             mask = torch.ones((self.rows, done + 1), dtype=torch.long, device=tokens.device)
             arguments["attention_mask"] = torch.cat([self.attention_mask, mask], dim=1)
             place = self.positions + done

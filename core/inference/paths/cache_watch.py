@@ -50,9 +50,9 @@ def _slots(layer: Any, size: int, batch: PromptBatch) -> tuple[int, slice]:
     """
     length = int(layer.get_seq_length())
     first_column, filled = (0, length) if size >= length else (length - size, size)
-    first = max(0, first_column - batch.left)
-    last = first_column + filled - batch.left
-    if batch.right:
+    first = max(0, first_column - batch.left_padding)
+    last = first_column + filled - batch.left_padding
+    if batch.right_padding:
         last = min(last, batch.positions)
-    shift = batch.left - first_column
+    shift = batch.left_padding - first_column
     return first, slice(first + shift, last + shift)

@@ -23,7 +23,7 @@ from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
 from ...errors import DumpError
-from ...text import shown
+from ...text import clean
 
 HEADER_BYTES = 10_000  # numpy's own limit on an npy header
 BLOCK_BYTES = 1 << 20  # of a look at all rows
@@ -44,7 +44,7 @@ def foreign_errors(label: str, need: str) -> Iterator[None]:
     try:
         yield
     except FOREIGN as error:
-        reason = shown(error, 120).rstrip(". ") or type(error).__name__
+        reason = clean(error, 120).rstrip(". ") or type(error).__name__
         raise DumpError(f"{label} cannot be read ({reason}); expected {need}.") from error
 
 
@@ -81,7 +81,7 @@ class StoredArray:
 
     @property
     def label(self) -> str:
-        return f"{self.file}: '{shown(self.key)}'"
+        return f"{self.file}: '{clean(self.key)}'"
 
     def checked_rows(self, step: int) -> Iterator[NDArray[Any]]:
         """All rows, `step` at a time; DumpError after the last if the checksum does not fit."""
@@ -162,8 +162,8 @@ def check_elements(array: StoredArray, available: int) -> None:
     if array.dtype.hasobject:
         raise array.refusal("holds pickled Python objects", "plain numbers (nothing is ever unpickled)")
     if array.dtype.names is not None or array.dtype.subdtype is not None:
-        raise array.refusal(f"has the structured dtype {shown(array.dtype)}", "one plain number an element")
-    declared = f"shape {shown(array.shape)} of {shown(array.dtype)}"
+        raise array.refusal(f"has the structured dtype {clean(array.dtype)}", "one plain number an element")
+    declared = f"shape {clean(array.shape)} of {clean(array.dtype)}"
     if array.nbytes == 0:
         raise array.refusal(f"is empty ({declared})", "at least one element")
     if array.nbytes != available:

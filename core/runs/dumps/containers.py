@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ...errors import DumpError
 from ..file.bounds import MAX_SIDES
 from . import torch_files
-from .arrays import HEADER_BYTES, StoredArray, check_elements, foreign_errors, map_file, read_npy_header, rows_of, shown
+from .arrays import HEADER_BYTES, StoredArray, check_elements, clean, foreign_errors, map_file, read_npy_header, rows_of
 from .llamacpp_files import READERS
 
 MOST_ARRAYS = 3 * MAX_SIDES + 8  # every side, its emitted tokens, its dtype, and the shared keys
@@ -58,12 +58,12 @@ class Container:
 
     @property
     def name(self) -> str:
-        return shown(self.path.name)
+        return clean(self.path.name)
 
 
 def open_container(path: Path, max_bytes: int) -> Container:
     """Check one file and map it. Reads headers only, and of no more arrays than a dump has."""
-    name = shown(path.name or path)
+    name = clean(path.name or path)
     with foreign_errors(name, f"a readable file: {_EXPECTED}"):
         try:
             status = path.stat()
@@ -83,7 +83,7 @@ def open_container(path: Path, max_bytes: int) -> Container:
         container = _zip(path, name, data, max_bytes)
     elif start[:6] == b"\x93NUMPY":
         key = path.stem
-        shape, is_fortran, dtype, header = read_npy_header(data[: HEADER_BYTES + 12], f"{name}: '{shown(key)}'")
+        shape, is_fortran, dtype, header = read_npy_header(data[: HEADER_BYTES + 12], f"{name}: '{clean(key)}'")
         array = _array(name, key, dtype, shape, is_fortran, lambda: (data, header))
         check_elements(array, len(data) - header)
         container = Container(path, "npy", {key: array})
@@ -126,12 +126,12 @@ def _array(
 def check_key(name: str, key: str) -> None:
     """DumpError for a key that could not be shown, or that plays a path trick."""
     if len(key) > MAX_KEY_LENGTH:
-        problem = f"'{shown(key)}' is a name of {len(key)} characters"
+        problem = f"'{clean(key)}' is a name of {len(key)} characters"
         raise DumpError(f"{name}: {problem}; expected at most {MAX_KEY_LENGTH}.")
     is_path = "\\" in key or ":/" in key or any(part.strip() in ("", ".", "..") for part in key.split("/"))
     if is_path or not key.isprintable():
         need = "a printable one without '..', an empty part or a leading '/'"
-        raise DumpError(f"{name}: '{shown(key)}' is an unsafe name; expected {need}.")
+        raise DumpError(f"{name}: '{clean(key)}' is an unsafe name; expected {need}.")
 
 
 def _zip(path: Path, name: str, data: mmap.mmap, max_bytes: int) -> Container:
@@ -153,7 +153,7 @@ def _zip(path: Path, name: str, data: mmap.mmap, max_bytes: int) -> Container:
                 local = data[member.header_offset : member.header_offset + 30]
                 start = member.header_offset + 30 + sum(np.frombuffer(local, "<u2", 2, 26).tolist())
             if member.header_offset < place or start + member.compress_size > archive.start_dir:
-                problem = f"'{shown(member.filename)}' overlaps another part of the archive"
+                problem = f"'{clean(member.filename)}' overlaps another part of the archive"
                 raise DumpError(f"{name}: {problem}; expected members one after another.")
             place, starts[member.filename] = start + member.compress_size, start
         if pickle is None:
@@ -176,7 +176,7 @@ def _check_sizes(name: str, members: list[zipfile.ZipInfo], max_bytes: int) -> N
         most = member.compress_size if is_stored else member.compress_size * DEFLATE_RATIO + HEADER_BYTES
         if member.file_size > most or (is_stored and member.file_size < most):
             problem = f"declares {member.file_size} bytes out of {member.compress_size} packed ones"
-            raise DumpError(f"{name}: '{shown(member.filename)}' {problem}; expected sizes that agree.")
+            raise DumpError(f"{name}: '{clean(member.filename)}' {problem}; expected sizes that agree.")
     if total > SUSPECT_BYTES and total > packed * SUSPECT_RATIO:
         raise DumpError(
             f"{name}: unpacks {packed} bytes to {total}, more than {SUSPECT_RATIO} times as many; expected logits,"
@@ -190,9 +190,9 @@ def _npz_arrays(
     arrays: dict[str, StoredArray] = {}
     for member in archive.infolist():
         key = member.orig_filename.removesuffix(".npy")
-        label = f"{name}: '{shown(key)}'"
+        label = f"{name}: '{clean(key)}'"
         if not member.filename.endswith(".npy"):
-            problem = f"'{shown(member.filename)}', which is no npy array"
+            problem = f"'{clean(member.filename)}', which is no npy array"
             raise DumpError(f"{name}: holds {problem}; expected an npz archive as np.savez writes it.")
         check_key(name, key)
         if key in arrays:
@@ -255,11 +255,11 @@ def _safetensors(name: str, data: mmap.mmap) -> tuple[dict[str, StoredArray], di
     arrays, spans = {}, []
     for key, entry in header.items():
         check_key(name, key)
-        with foreign_errors(f"{name}: the entry of '{shown(key)}'", "dtype, shape and data_offsets of whole numbers"):
+        with foreign_errors(f"{name}: the entry of '{clean(key)}'", "dtype, shape and data_offsets of whole numbers"):
             tensor = msgspec.json.decode(entry, type=_Tensor)
         dtype = torch_files.DTYPES.get(_SAFETENSORS.get(tensor.dtype, ""))
         if dtype is None:
-            raise DumpError(f"{name}: '{shown(key)}' has the dtype {shown(tensor.dtype)}; expected F32, F16 or BF16.")
+            raise DumpError(f"{name}: '{clean(key)}' has the dtype {clean(tensor.dtype)}; expected F32, F16 or BF16.")
         begin, end = tensor.data_offsets
         arrays[key] = _array(name, key, dtype, tuple(tensor.shape), False, _place_at(data, 8 + length + begin))
         check_elements(arrays[key], end - begin)
@@ -268,7 +268,7 @@ def _safetensors(name: str, data: mmap.mmap) -> tuple[dict[str, StoredArray], di
     for begin, end, key in sorted(spans):
         if begin != place or 8 + length + end > len(data):
             problem, need = f"lies at bytes {begin} to {end}", f"it to begin at {place} and to end within the file"
-            raise DumpError(f"{name}: '{shown(key)}' {problem}; expected {need}.")
+            raise DumpError(f"{name}: '{clean(key)}' {problem}; expected {need}.")
         place = end
     if rest := len(data) - 8 - length - place:
         raise DumpError(f"{name}: has {rest} bytes after its last tensor; expected none.")

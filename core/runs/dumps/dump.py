@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ...errors import DumpError, UsageError
 from ...numerics.formats import FloatFormat, format_named
-from ...text import plural, printable, shown
+from ...text import clean, plural, printable
 from ..file.bounds import MAX_ROWS, MAX_SIDES, MAX_VOCAB
 from ..file.records import Generation, Prompt, Provenance, RunHeader, SideHeader
 from .arrays import StoredArray
@@ -149,7 +149,7 @@ def open_dump(
     of_steps = [array for _, array in arrays.values() if len(array.shape) > 2 and array.shape[-2] == 1]
     if of_steps and len(shape) == 2 and not any("prompt_lengths" in container.arrays for container in containers):
         notes.append(  # [steps, 1, vocab], as np.stack makes them of the scores of generate
-            f"{of_steps[0].label} has shape {shown(of_steps[0].shape)}: taken as {shape[0]:,} steps of one generation."
+            f"{of_steps[0].label} has shape {clean(of_steps[0].shape)}: taken as {shape[0]:,} steps of one generation."
             " Prompts of one position each need 'prompt_lengths'."
         )
     reserved = [read_reserved(container, shape) for container in containers]
@@ -165,8 +165,8 @@ def open_dump(
     if len(containers) == 1:
         reference = reference or reserved[0].reference or None
     if reference is not None and reference not in arrays:
-        names = ", ".join(shown(name, 40) for name in list(arrays)[:8])
-        raise UsageError(f"{dump_name}: no side '{shown(reference, 60)}'; there are {names}.")
+        names = ", ".join(clean(name, 40) for name in list(arrays)[:8])
+        raise UsageError(f"{dump_name}: no side '{clean(reference, 60)}'; there are {names}.")
     if reference is not None or len(containers) == 1:  # of two files the first is it, whatever they are called
         is_sorted = containers[0].kind == "safetensors"  # which say nothing by their order
         sides.sort(key=lambda side: _rank(side.header.name, reference, is_sorted))  # stable: others stay in file order
@@ -194,7 +194,7 @@ def open_dump(
 def check_holds(holds: str | None) -> None:
     """UsageError for a word that says nothing."""
     if holds not in (None, LOGITS, PADDED):
-        raise UsageError(f"holds '{shown(holds, 40)}' is not known; expected {LOGITS} or {PADDED}, or nothing.")
+        raise UsageError(f"holds '{clean(holds, 40)}' is not known; expected {LOGITS} or {PADDED}, or nothing.")
 
 
 def _rank(name: str, reference: str | None, is_sorted: bool) -> int:
@@ -217,15 +217,15 @@ def _generations(
         for key, tokens in extra.emitted.items():
             name = key or (only[0] if len(only) == 1 else "")
             if name not in only:
-                names = ", ".join(shown(side, 40) for side in only[:8])
-                problem = f"'{EMITTED}{':' if key else ''}{shown(key, 60)}' belongs to no side"
+                names = ", ".join(clean(side, 40) for side in only[:8])
+                problem = f"'{EMITTED}{':' if key else ''}{clean(key, 60)}' belongs to no side"
                 raise DumpError(f"{extra.file}: {problem}; expected '{EMITTED}:SIDE', of {names}.")
             emitted[name] = tokens
     lacking = [name for name in sides if name not in emitted]
     if not emitted:
         return ()
     if lacking:
-        problem = f"has '{EMITTED}' tokens of some sides but not of '{shown(lacking[0], 60)}'"
+        problem = f"has '{EMITTED}' tokens of some sides but not of '{clean(lacking[0], 60)}'"
         raise DumpError(f"{dump_name}: {problem}; expected all or none.")
     texts = {i: text for p in prompts for i, text in zip(p.token_ids, p.token_texts, strict=False)}
     generations, start = [], 0
@@ -260,7 +260,7 @@ def _named_arrays(containers: list[Container], fewest_sides: int) -> tuple[_Arra
             need = "two sides: give a second file, or both arrays in one npz"
             raise DumpError(f"{only.name}: holds one array; expected {need}.")
         if not fewest_sides <= len(arrays) <= MAX_SIDES:
-            keys = ", ".join(f"'{shown(key, 40)}'" for key in list(arrays)[:3]) or "none"
+            keys = ", ".join(f"'{clean(key, 40)}'" for key in list(arrays)[:3]) or "none"
             raise DumpError(
                 f"{only.name}: holds {plural(len(arrays), 'side')} ({keys}); expected {fewest_sides} to {MAX_SIDES}:"
                 " save every side under its own key, or give a second file."
@@ -295,7 +295,7 @@ def _common_shape(arrays: _Arrays) -> tuple[int, ...]:
     for name, (_, array) in arrays.items():
         if not array.shape:
             raise array.refusal("is a single number", "logits of shape [..., vocab]")
-        problem = f"has shape {shown(array.shape)}"
+        problem = f"has shape {clean(array.shape)}"
         shape = (*(n for n in array.shape[:-1] if n != 1), array.shape[-1])
         if len(shape) > 3:
             raise array.refusal(problem, "(positions, vocab) or (prompts, positions, vocab)")
@@ -313,5 +313,5 @@ def _common_shape(arrays: _Arrays) -> tuple[int, ...]:
                 more, least = abs(shape[-1] - common[-1]), min(shape[-1], common[-1])
                 option = f"--holds {PADDED} (under New run, 'Holds') compares the first {least:,}"
                 hint = f": a vocabulary padded by {more:,} tokens? {option}"
-            raise array.refusal(problem, f"{shown(first[1].shape)} as '{shown(first[0])}' has{hint}")
+            raise array.refusal(problem, f"{clean(first[1].shape)} as '{clean(first[0])}' has{hint}")
     return common

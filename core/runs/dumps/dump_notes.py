@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...numerics.formats import FloatFormat, format_named, values_of
-from ...text import shown
+from ...text import clean
 from ..file.records import Prompt
 from .source_dtype import DumpSide, looks_chosen, looks_normalised, narrowest
 
@@ -73,7 +73,7 @@ def _notes_on_dtypes(
             dtype = source
         elif len(np.unique(bits.reshape(-1)[:_MANY_VALUES])) >= _LEAST_VALUES:
             dtype = narrowest(bits, fmt)
-        holds.setdefault(dtype.name, []).append(f"'{shown(side.header.name, 40)}'")
+        holds.setdefault(dtype.name, []).append(f"'{clean(side.header.name, 40)}'")
     saved = dict.fromkeys(side.header.source_dtype for side in sides)
     if len(holds) > 1:
         coarsest = min((format_named(dtype) for dtype in holds), key=lambda each: each.mantissa_bits)

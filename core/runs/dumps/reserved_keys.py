@@ -12,7 +12,7 @@ import msgspec
 
 from ...errors import DumpError, UsageError
 from ...numerics.formats import LOGIT_FORMATS, FloatFormat, format_named
-from ...text import shown
+from ...text import clean
 from ..file.bounds import LONGEST_NOTE
 from ..file.records import Prompt, check_token_texts
 from .arrays import StoredArray, foreign_errors
@@ -87,21 +87,21 @@ def read_reserved(container: Container, shape: tuple[int, ...]) -> Reserved:
     counts = (shape[0], shape[1]) if len(shape) == 3 else (1, math.prod(shape[:-1]))
 
     def refusal(key: str, problem: str, need: str) -> DumpError:
-        return DumpError(f"{container.name}: '{shown(key, 60)}' {problem}; expected {need}.")
+        return DumpError(f"{container.name}: '{clean(key, 60)}' {problem}; expected {need}.")
 
     def text(key: str) -> str:
         """A single text, from an array or from safetensors' `__metadata__`; empty if there is none."""
         if key not in arrays:
             return container.texts.get(key, "")
         if arrays[key].size != 1:
-            raise arrays[key].refusal(f"has shape {shown(arrays[key].shape)}", "a single text")
+            raise arrays[key].refusal(f"has shape {clean(arrays[key].shape)}", "a single text")
         return _strings(arrays[key], 4 * META_BYTES)[0]  # numpy's characters have four bytes each
 
     def dtype(key: str) -> FloatFormat:
         try:
             return format_named(text(key).strip())
         except UsageError:
-            raise refusal(key, f"is '{shown(text(key))}'", f"one of {', '.join(LOGIT_FORMATS)}") from None
+            raise refusal(key, f"is '{clean(text(key))}'", f"one of {', '.join(LOGIT_FORMATS)}") from None
 
     lengths = (counts[1],) * counts[0]
     if "prompt_lengths" in arrays:
@@ -117,7 +117,7 @@ def read_reserved(container: Container, shape: tuple[int, ...]) -> Reserved:
         raise refusal(f"{DTYPE}{side}", "belongs to no side", f"'{DTYPE}SIDE'")
     reference = text("reference_side")
     if reference and (reference not in arrays or is_reserved(reference)):
-        raise refusal("reference_side", f"is '{shown(reference, 60)}'", "the name of a side")
+        raise refusal("reference_side", f"is '{clean(reference, 60)}'", "the name of a side")
     has_numbers = "tokens" in arrays and arrays["tokens"].dtype.kind in "iu"
     ids: tuple[int, ...] = ()
     for key in [*TOKEN_IDS, *(["tokens"] if has_numbers else [])]:
@@ -147,13 +147,13 @@ def _check_fits(array: StoredArray, counts: tuple[int, int]) -> None:
     """DumpError unless there is one entry a position; axes of size 1 as one likes."""
     if [n for n in array.shape if n != 1] != [n for n in counts if n != 1]:
         many = counts[1] if counts[0] == 1 else f"{counts}, prompts and positions"
-        raise array.refusal(f"has shape {shown(array.shape)}", f"one for each position: {many}")
+        raise array.refusal(f"has shape {clean(array.shape)}", f"one for each position: {many}")
 
 
 def _whole_numbers(array: StoredArray, counts: tuple[int, int] | None, lowest: int = 0) -> tuple[int, ...]:
     """A small array of integers from `lowest` up, one a position of `counts`. Flat, C order."""
     if array.dtype.kind not in "iu":
-        raise array.refusal(f"has the dtype {shown(array.dtype)}", "whole numbers")
+        raise array.refusal(f"has the dtype {clean(array.dtype)}", "whole numbers")
     if counts:
         _check_fits(array, counts)
     values = array.load().tolist()
@@ -166,7 +166,7 @@ def _prompt_lengths(array: StoredArray, shape: tuple[int, ...]) -> tuple[int, ..
     rows = math.prod(shape[:-1])
     if len(shape) > 2 or len(array.shape) != 1 or array.size > rows:
         need = f"at most {rows} lengths beside sides of (all positions, vocab)"
-        raise array.refusal(f"has shape {shown(array.shape)}", need)
+        raise array.refusal(f"has shape {clean(array.shape)}", need)
     lengths = _whole_numbers(array, None)
     if sum(lengths) != rows or min(lengths) < 1:
         problem = f"adds up to {sum(lengths)}, its smallest is {min(lengths)}"
@@ -177,7 +177,7 @@ def _prompt_lengths(array: StoredArray, shape: tuple[int, ...]) -> tuple[int, ..
 def _strings(array: StoredArray, limit: int) -> list[str]:
     """The texts of an array of unicode ('U') or UTF-8 bytes ('S'), flat; what is no valid unicode is replaced."""
     if array.dtype.kind not in "US":
-        raise array.refusal(f"has the dtype {shown(array.dtype)}", "text")
+        raise array.refusal(f"has the dtype {clean(array.dtype)}", "text")
     if array.nbytes > limit:
         raise array.refusal(f"takes {array.nbytes} bytes", f"at most {limit}")
     with foreign_errors(array.label, "valid text"):

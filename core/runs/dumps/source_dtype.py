@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...errors import DumpError
 from ...numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, narrow, values_of, widen
-from ...text import shown
+from ...text import clean
 from ..file.records import SideHeader
 from .arrays import StoredArray
 
@@ -107,7 +107,7 @@ def source_of(array: StoredArray, bits_format: FloatFormat | None) -> Source:
         name = array.dtype.name if is_float8 else "of one byte an element (|V1), as numpy saves float8"
         raise array.refusal(f"is {name}", "logits in float32, float16 or bfloat16: upcast them, and save those")
     need = "float32, float16, bfloat16, or uint16 bits with a 'compute_dtype' key beside them"
-    raise array.refusal(f"has the dtype {shown(array.dtype)}", need)
+    raise array.refusal(f"has the dtype {clean(array.dtype)}", need)
 
 
 def check_all(sources: list[Source], target: FloatFormat | None, tell: Tell) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DumpError
-from ...text import shown
+from ...text import clean
 from .arrays import StoredArray, foreign_errors, forget, rows_of
 
 PICKLE = "data.pkl"
@@ -197,7 +197,7 @@ def read(
         try:
             value = _unpickle(archive.read(member))
         except (_MoreThanTensorsError, pickle.UnpicklingError, AttributeError) as error:
-            what = f" ({shown(error, 100)})" if isinstance(error, _MoreThanTensorsError) else ", or is damaged"
+            what = f" ({clean(error, 100)})" if isinstance(error, _MoreThanTensorsError) else ", or is damaged"
             problem = f"is a file of torch.save that holds more than tensors{what}, and nothing is unpickled"
             raise DumpError(f"{name}: {problem}; {INSTEAD}.") from error
         collected = _Collected()
@@ -216,9 +216,9 @@ def _array(
     name: str, key: str, tensors: Sequence[_Tensor], storages: Mapping[str, tuple[int, int]], data: mmap.mmap
 ) -> StoredArray:
     """An array of one tensor, or of several that are its rows. storages: offset and length of each."""
-    label, dtype = f"{name}: '{shown(key)}'", DTYPES.get(tensors[0].dtype)
+    label, dtype = f"{name}: '{clean(key)}'", DTYPES.get(tensors[0].dtype)
     if dtype is None:
-        problem = f"has the dtype '{shown(tensors[0].dtype, 40)}'"
+        problem = f"has the dtype '{clean(tensors[0].dtype, 40)}'"
         raise DumpError(f"{label} {problem}; expected float32, float16 or bfloat16.")
     views = []
     for tensor in tensors:
@@ -227,10 +227,10 @@ def _array(
             raise DumpError(f"{label} has no storage in the file; expected a complete file of torch.save.")
         start, length = storages[tensor.storage.key]
         if not (size := math.prod(shape)):
-            raise DumpError(f"{label} is empty (shape {shown(shape)}); expected at least one element.")
+            raise DumpError(f"{label} is empty (shape {clean(shape)}); expected at least one element.")
         last = tensor.offset + sum((n - 1) * stride for n, stride in zip(shape, tensor.strides, strict=True))
         if max(last + 1, size) * item > length:
-            problem = f"declares shape {shown(shape)}, more than the {length} bytes of its storage"
+            problem = f"declares shape {clean(shape)}, more than the {length} bytes of its storage"
             raise DumpError(f"{label} {problem}; expected a whole tensor, no expanded one.")
         with foreign_errors(label, "a tensor of few axes"):
             strides = [stride * item for stride in tensor.strides]

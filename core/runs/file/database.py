@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import StoreError, UsageError
-from ...text import shown
+from ...text import clean
 
 if TYPE_CHECKING:
     import duckdb
@@ -217,7 +217,7 @@ def _edge(path: Path) -> Iterator[None]:
 
 def _name(path: Path) -> str:
     """A file's name as text that can be printed, whatever bytes it is made of."""
-    return shown(path.name, 255)
+    return clean(path.name, 255)
 
 
 _DAMAGES = {  # what DuckDB says, and what it means to somebody who has the file

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import structs
 
 from ...errors import UsageError
-from ...text import shown
+from ...text import clean
 from .records import BUG_SUSPECTED, IDENTICAL, ROUNDING, VERDICTS, FloorRows
 
 PASSED, FAILED, MISSING, NOTED = "passed", "failed", "not available", "informative"
@@ -392,7 +392,7 @@ class Evidence:
 
     def __post_init__(self) -> None:
         if self.outcome not in OUTCOMES:
-            raise UsageError(f"the outcome of a check is one of {', '.join(OUTCOMES)}, not '{shown(self.outcome)}'")
+            raise UsageError(f"the outcome of a check is one of {', '.join(OUTCOMES)}, not '{clean(self.outcome)}'")
         if type(self.figures) not in (self.check.record, Unmeasured):
             raise UsageError(f"{type(self.figures).__name__} are no figures of the check '{self.check}'")
 
@@ -466,7 +466,7 @@ def figures_of(check: Check, text: str) -> CheckFigures:
             return msgspec.json.decode(text, type=record)
         except (msgspec.DecodeError, RecursionError) as error:
             reason = error
-    raise UsageError(f"the figures of the check '{check}' cannot be read ({shown(reason)})")
+    raise UsageError(f"the figures of the check '{check}' cannot be read ({clean(reason)})")
 
 
 @cache

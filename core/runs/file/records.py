@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ...errors import StoreError, UsageError
 from ...numerics.formats import FloatFormat, format_named
-from ...text import plural, shown
+from ...text import clean, plural
 from .bounds import LONGEST_NAME, LONGEST_SIDE_NAME, LONGEST_TOKEN, MAX_ROWS, MAX_SIDES, TOKENS_TOGETHER
 from .keep import ALL, KEEPS
 
@@ -200,7 +200,7 @@ class RunHeader:
         if self.compute_dtype or self.k is None:
             format_named(self.compute_dtype)
         if self.keep not in KEEPS:
-            raise UsageError(f"--keep '{shown(self.keep, 40)}': expected {', '.join(KEEPS)}.")
+            raise UsageError(f"--keep '{clean(self.keep, 40)}': expected {', '.join(KEEPS)}.")
         if self.vocab < 2 and self.k is None:
             raise UsageError(f"a vocabulary of {self.vocab} cannot have a margin; expected at least two tokens.")
         if len(self.sides) < 2:

@@ -65,8 +65,8 @@ def top_of_sides(run: RunReader, sides: Mapping[str, int], prompt: int, position
 
     tops = [run.top_tokens(side, prompt, position).set_index("token_id") for side in sides.values()]
     if run.header.k is not None:
-        named = [top.add_prefix(f"{side}_") for side, top in zip(sides, tops, strict=True)]
-        every = pd.concat(named, axis=1).rename_axis("token_id").reset_index()
+        tables = [top.add_prefix(f"{side}_") for side, top in zip(sides, tops, strict=True)]
+        every = pd.concat(tables, axis=1).rename_axis("token_id").reset_index()
         return with_texts(run, every.sort_values([f"{side}_rank" for side in sides]))
     ids = list(dict.fromkeys(token for top in tops for token in top.index[:count]))
     if not run.has_all_logits:
@@ -75,12 +75,12 @@ def top_of_sides(run: RunReader, sides: Mapping[str, int], prompt: int, position
     for (name, side), top in zip(sides.items(), tops, strict=True):
         if run.has_all_logits:
             logits = values_of(run.at(side, prompt, position), run.header.format).astype(np.float64)
-            table[f"{name}_rank"], chosen = [rank_of(logits, token) for token in ids], logits[ids]
+            table[f"{name}_rank"], logits_here = [rank_of(logits, token) for token in ids], logits[ids]
         else:
-            table[f"{name}_rank"], chosen = top["rank"].loc[ids].tolist(), top["logit"].loc[ids].to_numpy(float)
-        table[f"{name}_logit"] = chosen
+            table[f"{name}_rank"], logits_here = top["rank"].loc[ids].tolist(), top["logit"].loc[ids].to_numpy(float)
+        table[f"{name}_logit"] = logits_here
         with np.errstate(invalid="ignore"):  # +inf - +inf: the probability is undefined
-            table[f"{name}_probability"] = np.exp(chosen - run.logsumexp(side)[row_of(run, prompt, position)])
+            table[f"{name}_probability"] = np.exp(logits_here - run.logsumexp(side)[row_of(run, prompt, position)])
     return with_texts(run, table)
 
 
@@ -131,5 +131,5 @@ def worst_elements(
     table = every_element(run, pair, prompt, position)
     size = table["ulps"].to_numpy(float, na_value=np.inf) if by_ulps else table["difference"].abs().fillna(np.inf)
     order = np.argsort(-np.asarray(size, float), kind="stable")[:count]
-    chosen = table.iloc[order]
-    return with_texts(run, chosen[chosen["ulps"].fillna(1) > 0])
+    worst = table.iloc[order]
+    return with_texts(run, worst[worst["ulps"].fillna(1) > 0])

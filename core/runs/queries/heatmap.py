@@ -163,8 +163,8 @@ def _stored_cells(
     tall, wide = 1 << tile.row_level, 1 << tile.column_level
     level = _stored_level(run, tile.row_level, tile.column_level)
     height, width = pyramid.cell_shape(level)
-    stored = keep(("stored", measure, level, rows), lambda: run.stored_cells(measure, pair, level, rows))
-    cells = stored[:, columns[0] // width : -(-columns[1] // width)]
+    grid = keep(("stored", measure, level, rows), lambda: run.stored_cells(measure, pair, level, rows))
+    cells = grid[:, columns[0] // width : -(-columns[1] // width)]
     cells = pyramid.maxima(cells, max(1, tall // height), max(1, wide // width))
     if tall < height:
         cells = cells[np.arange(*rows, tall) // height - rows[0] // height]
@@ -179,8 +179,8 @@ def _extent(run: RunReader, pair: int, tile: Tile, order: Order, measure: Measur
     if not 0 <= pair < len(header.sides) - 1:
         raise UsageError(f"pair {pair} asked for; the run has pairs 0 to {len(header.sides) - 2}.")
     if not is_offered(run, order, measure):
-        why = f"more than {WHOLE_RUN} logits." if run.has_all_logits else refusal(header)
-        raise UsageError(f"by rank and as differences a pair is not shown: {why}")
+        reason = f"more than {WHOLE_RUN} logits." if run.has_all_logits else refusal(header)
+        raise UsageError(f"by rank and as differences a pair is not shown: {reason}")
     spans = []
     for what, level, place, cells, size in (
         ("row", tile.row_level, tile.row, TILE_ROWS, header.rows),
@@ -294,8 +294,8 @@ def sentence(run: RunReader, table: pd.DataFrame) -> str:
     if not (largest > 0).any():
         return f"{text}, by NaN or infinity on one side only."
     worst = differing.loc[largest.idxmax()]
-    where = f"prompt {worst['prompt']}, position" if len(header.prompts) > 1 else "position"
+    place = f"prompt {worst['prompt']}, position" if len(header.prompts) > 1 else "position"
     return (
-        f"{text}. Max {number(float(worst['max_abs']))} logits ({where} {worst['position']}); max"
+        f"{text}. Max {number(float(worst['max_abs']))} logits ({place} {worst['position']}); max"
         f" {number(float(differing['max_row_ulps'].max()), 3)} row ULPs."
     )

@@ -13,7 +13,7 @@ from typing import Any
 from ...command_name import COMMAND
 from ...errors import StoreError, UsageError
 from ...numerics.metrics import NULLABLE
-from ...text import number, percent, plural, shown
+from ...text import clean, number, percent, plural
 from ..file.evidence import FAILED, PASSED
 from ..file.records import NOT_JUDGED, UNDECIDED, Prompt, exit_code
 from .report_json import PairReport, plain_number
@@ -134,7 +134,7 @@ class Condition:
             if limit <= (1 if kind in ("share", "same-top1") else 1e300) and (is_whole or kind != "ulps"):
                 return cls(kind, limit, bool(ulps))
         raise UsageError(
-            f"--fail-on '{shown(text, 60)}' is not known; expected {ALLOWED}. X is a number from 0, a share at most 1;"
+            f"--fail-on '{clean(text, 60)}' is not known; expected {ALLOWED}. X is a number from 0, a share at most 1;"
             " quote what has < or >."
         )
 
@@ -148,7 +148,7 @@ class Condition:
             outcome, figure, says = self._judge_sure_flips(pair)
         else:
             outcome, figure, says = self._compare(pair)
-        sides = f"'{shown(pair.variant, 200)}' against '{shown(pair.reference, 200)}'"
+        sides = f"'{clean(pair.variant, 200)}' against '{clean(pair.reference, 200)}'"
         unit = pair.unit if measure.unit == "logits" else measure.unit
         worst = worst_row(pair.rows, measure.key)
         return Outcome(pair.reference, pair.variant, str(self), outcome, figure, unit, f"{sides} {says}.", worst)
@@ -357,7 +357,7 @@ def gate_notes(pairs: Sequence[PairReport]) -> list[str]:
     for pair in pairs:
         empty = [row for row in pair.rows if None in (row["reference_token"], row["variant_token"])]
         if empty and not pair.is_list:
-            sides = f"'{shown(pair.variant, 200)}' against '{shown(pair.reference, 200)}'"
+            sides = f"'{clean(pair.variant, 200)}' against '{clean(pair.reference, 200)}'"
             first = f"position {empty[0]['position']} of prompt {empty[0]['prompt']} first"
             notes.append(f"at {_of(len(empty), pair.rows)} a side of {sides} holds no number, {first}.")
     return notes

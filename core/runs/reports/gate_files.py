@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ...disk import write_atomic
 from ...errors import StoreError
-from ...text import shown
+from ...text import clean
 from ..file.evidence import FAILED, PASSED
 from . import markdown
 from .gate import UNDECIDED, GateReport, Outcome, figure_text
@@ -45,14 +45,14 @@ def junit_text(report: GateReport) -> str:
         class_name = f"ulpscope.{name.replace('.', '_')}"  # a dot would make packages of it
         for outcome in outcomes:
             test = ET.SubElement(suite, "testcase", name=_name(outcome.condition), classname=class_name, time="0")
-            message = shown(outcome.says, 4000)
+            message = clean(outcome.says, 4000)
             if outcome.outcome == FAILED:
-                failure = ET.SubElement(test, "failure", message=message, type=shown(outcome.condition, 4000))
-                failure.text = shown(report.sentence(outcome), 4000)
+                failure = ET.SubElement(test, "failure", message=message, type=clean(outcome.condition, 4000))
+                failure.text = clean(report.sentence(outcome), 4000)
             elif outcome.outcome == UNDECIDED:
                 ET.SubElement(test, "skipped", message=message)
-        ET.SubElement(suite, "system-out").text = "\n".join(shown(report.sentence(each), 4000) for each in outcomes)
-        ET.SubElement(suite, "system-err").text = "\n".join(shown(note, 4000) for note in report.notes)
+        ET.SubElement(suite, "system-out").text = "\n".join(clean(report.sentence(each), 4000) for each in outcomes)
+        ET.SubElement(suite, "system-err").text = "\n".join(clean(note, 4000) for note in report.notes)
     ET.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
 
@@ -75,7 +75,7 @@ def markdown_text(report: GateReport) -> str:
     if worst is not None and worst.worst is not None:
         pair = f"{markdown.code(worst.variant)} against {markdown.code(worst.reference)}"
         parts.append(f"**Worst position** ({pair}): {markdown.plain(report.in_words(worst.worst))}.")
-    parts += [f"Note: {markdown.plain(shown(note, 1000))}" for note in report.notes]
+    parts += [f"Note: {markdown.plain(clean(note, 1000))}" for note in report.notes]
     return "\n\n".join(parts) + "\n"
 
 
@@ -104,4 +104,4 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _name(text: str) -> str:
-    return " ".join(shown(text, 300).split()) or "-"
+    return " ".join(clean(text, 300).split()) or "-"

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ...text import shown
+from ...text import clean
 from ..ops_run import OpsRun
 from ..queries.caches import caches_json
 from ..reader import RunReader
@@ -43,7 +43,7 @@ def _commands(stated: str, command: str) -> dict[str, str]:
     """`command`: made here of typed options, '' if there are none; then `stated_command`: what the file's author
     says it was, which nobody should run unread.
     """
-    return {"command": command} | ({"stated_command": shown(stated, _LONGEST_STATED)} if stated and not command else {})
+    return {"command": command} | ({"stated_command": clean(stated, _LONGEST_STATED)} if stated and not command else {})
 
 
 def run_json(run: RunReader, *, with_positions: bool = False) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from ...errors import StoreError, UsageError
 from ...numerics.formats import format_named
-from ...text import plural, shown
+from ...text import clean, plural
 from ..file.bounds import MAX_SIDES
 from ..file.database import Database, check_size, each_database
 from ..file.keep import ALL
@@ -136,7 +136,7 @@ def drop_replaced(cards: Sequence[RunCard], labels: Mapping[str, Labels]) -> lis
 
 def count_verdicts(cards: Sequence[RunCard]) -> str:
     """Say how many runs there are, and how many of their pairs have which verdict, the most frequent first."""
-    counts = Counter(shown(name) for card in cards for name in card.pair_verdicts)
+    counts = Counter(clean(name) for card in cards for name in card.pair_verdicts)
     of_each = ", ".join(f"{count:,} {name}" for name, count in counts.most_common())
     pairs = f" with {plural(counts.total(), 'pair')}: {of_each}" if counts else ""
     return f"{plural(len(cards), 'run')}{pairs}."

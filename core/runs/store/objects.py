@@ -31,7 +31,7 @@ from ...configuration import configuration
 from ...disk import WRITING, discard, write_atomic, writing
 from ...errors import ExtraError, StoreError, UsageError
 from ...packaged_models import cache_folder
-from ...text import shown, slug
+from ...text import clean, slug
 from . import labels
 
 INDEX = ".index.json.gz"
@@ -111,7 +111,7 @@ class Mirror:
     def _folder(self, name: str) -> dict[str, Object]:
         objects = self._ask("list", lambda: self._obstore.list_with_delimiter(self._short, name or None)["objects"])
         if objects is None:
-            raise StoreError(f"{shown(self.url)}: there is no such bucket.")
+            raise StoreError(f"{clean(self.url)}: there is no such bucket.")
         return {each["path"].rpartition("/")[2]: _object(each) for each in objects}
 
     def find(self, run_id: str) -> Object | None:
@@ -196,7 +196,7 @@ class Mirror:
                 self._ask("write", lambda: self._obstore.put(self._long, name, path, chunk_size=PIECE_BYTES))
         meta = self._ask("look at", lambda: self._obstore.head(self._short, name))
         if meta is None or (is_new and meta["size"] != size):
-            raise StoreError(f"{shown(self.url)}: {size:,} bytes of {name} were put there and did not arrive.")
+            raise StoreError(f"{clean(self.url)}: {size:,} bytes of {name} were put there and did not arrive.")
         # A put that is answered too late has happened, and the next try finds its own bytes under the name.
         if not is_new and (size > SINGLE_BYTES or meta["e_tag"].strip('"') != digest):
             raise FileExistsError(name)
@@ -238,7 +238,7 @@ class Mirror:
                     self._fresh_until = 0.0  # the list has the old tag
                     return result
             time.sleep(random.uniform(0.01, 0.2))
-        raise StoreError(f"{shown(self.url)}: others keep changing labels there; nothing was changed. Try again.")
+        raise StoreError(f"{clean(self.url)}: others keep changing labels there; nothing was changed. Try again.")
 
     def bring_labels(self) -> None:
         """Bring the copy of the labels to what the backend has; during an outage it stays as it is."""
@@ -333,7 +333,7 @@ class Mirror:
                 raise FileExistsError(what) from None
             except (BaseError, OSError) as error:
                 if attempt == RETRIES or "body error" not in str(error):
-                    raise StoreError(f"{shown(self.url)}: cannot {what} objects there ({_reason(error)}).") from None
+                    raise StoreError(f"{clean(self.url)}: cannot {what} objects there ({_reason(error)}).") from None
         raise AssertionError("unreachable")
 
 
@@ -372,7 +372,7 @@ def _connect(url: str, seconds: int) -> Any:
             " backend (docs/guides/object_storage.md)."
         )
     if parts.scheme not in SCHEMES or not parts.netloc:
-        raise UsageError(f"{shown(url, 80)}: no store; expected s3://, gs:// or az:// with a bucket.")
+        raise UsageError(f"{clean(url, 80)}: no store; expected s3://, gs:// or az:// with a bucket.")
     try:
         from obstore.store import from_url
     except ImportError:

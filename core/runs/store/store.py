@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from ...configuration import configuration
 from ...disk import place_new, to_disk
 from ...errors import LimitError, StoreError
-from ...text import shown, slug
+from ...text import clean, slug
 from . import labels
 from .labels import Attached, Labels, LabelUpdate
 from .objects import is_url, mirror_for, mirror_of
@@ -155,7 +155,7 @@ class Store:
                 if os.path.lexists(path := folder / f"{run_id}{SUFFIX}"):
                     return path
         if not is_run_id(run_id):
-            raise StoreError(f"'{shown(run_id)}' is not a run id; `list` shows those there are.")
+            raise StoreError(f"'{clean(run_id)}' is not a run id; `list` shows those there are.")
         close = [path for path in self.paths() if path.stem.startswith(run_id)]
         if len(close) == 1:
             return close[0]
@@ -212,7 +212,7 @@ class Store:
         close = [each for each in ids if each == run_id] or [each for each in ids if run_id and each.startswith(run_id)]
         if len(close) != 1:
             problem = f"could be {', '.join(close[:3])}; give more of its id" if close else "is no deleted run"
-            raise StoreError(f"'{shown(run_id)}' {problem}. `list --deleted` shows those there are.")
+            raise StoreError(f"'{clean(run_id)}' {problem}. `list --deleted` shows those there are.")
         return close[0]
 
     def _remove(self, run_ids: Sequence[str]) -> None:
@@ -255,7 +255,7 @@ class Store:
     def new_partial(self, name: str, created: datetime, run_id: str | None = None) -> Partial:
         """A place for a run to be written to, in the same directory, so that renaming it is atomic."""
         if run_id is not None and not is_run_id(run_id):
-            raise StoreError(f"'{shown(run_id)}' cannot be a run id; expected letters, digits, '.', '-' and '_'.")
+            raise StoreError(f"'{clean(run_id)}' cannot be a run id; expected letters, digits, '.', '-' and '_'.")
         if self.mirror is not None:
             self.mirror.runs()  # asked now, before hours of capture
         if self.outage:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...errors import DumpError, UsageError
-from ...text import joined, plural
+from ...text import plural, series
 from ..file.bounds import MAX_SIDES
 from .records import UNKNOWN_TOKEN, ListSide, Response
 
@@ -124,7 +124,7 @@ def _in_place(prompt: int, responses: Sequence[Response]) -> list[Response]:
     """Return the responses to one prompt with positions that count from the same place."""
     moves = _common([_starts(responses[0], variant) for variant in responses[1:]])
     if any(moves):
-        lengths = joined([f"{end:,}" for end in dict.fromkeys((one.generated_from or 0) + 1 for one in responses)])
+        lengths = series([f"{end:,}" for end in dict.fromkeys((one.generated_from or 0) + 1 for one in responses)])
         is_other = all(one.start_known for one in responses)
         responses = [_later(one, move) if move else one for one, move in zip(responses, moves, strict=True)]
         if is_other:

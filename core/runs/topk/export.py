@@ -12,7 +12,7 @@ import msgspec
 
 from ...disk import write_atomic
 from ...errors import DumpError, StoreError
-from ...text import shown
+from ...text import clean
 from .records import Count, ListRow, ListSide, Response, Token, list_rows
 
 FORM = "ulpscope"  # the key by which a line is known; its value is the form's version
@@ -90,8 +90,8 @@ def sides_of_lines(documents: Iterator[tuple[str, Any]]) -> tuple[ListSide, ...]
             about = {name: getattr(line, key) for name, key in _KEYS.items()}
             response = Response(**about | {"rows": list_rows(rows, source)})
         except (msgspec.ValidationError, ValueError) as error:
-            raise DumpError(f"{source}: makes no sense as a line of an exported run ({shown(error, 80)}).") from None
+            raise DumpError(f"{source}: makes no sense as a line of an exported run ({clean(error, 80)}).") from None
         if line.prompt != len(by_side.setdefault(line.side, [])):
-            raise DumpError(f"{source}: expected prompt {len(by_side[line.side])} of side '{shown(line.side, 60)}'.")
+            raise DumpError(f"{source}: expected prompt {len(by_side[line.side])} of side '{clean(line.side, 60)}'.")
         by_side[line.side].append(response)
     return tuple(ListSide(name, tuple(responses)) for name, responses in by_side.items())

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from ...errors import DumpError, UsageError
-from ...text import joined, plural, shown
+from ...text import clean, plural, series
 from ..file.bounds import MAX_SIDES
 from .alignment import prompt_tokens
 from .export import is_line, sides_of_lines
@@ -23,8 +23,8 @@ def are_payloads(paths: Sequence[Path]) -> bool:
         return False
     kinds = [is_payload(path) for path in paths]
     if len(set(kinds)) == 2:
-        names = [(f"'{shown(path.name)}'", is_one) for path, is_one in zip(paths, kinds, strict=True)]
-        holds, lacks = (joined([name for name, is_one in names if is_one == one]) for one in (True, False))
+        names = [(f"'{clean(path.name)}'", is_one) for path, is_one in zip(paths, kinds, strict=True)]
+        holds, lacks = (series([name for name, is_one in names if is_one == one]) for one in (True, False))
         raise UsageError(
             f"{holds} may hold server responses and {lacks} is no JSON, stream or compressed file of them; expected"
             " files of one kind."
@@ -41,7 +41,7 @@ def read_sides(paths: Sequence[Path]) -> tuple[ListSide, ...]:
     if len(paths) == 1 and any(is_line(first) for _, first in islice(documents(paths[0]), 1)):
         return sides_of_lines(documents(paths[0]))
     if len(paths) == 1:
-        return sides_of(read_responses(paths[0]), shown(paths[0].name))
+        return sides_of(read_responses(paths[0]), clean(paths[0].name))
     if len(paths) > MAX_SIDES:
         raise UsageError(f"{len(paths):,} files; a run has at most {MAX_SIDES} sides.")
     names = side_names(paths)
@@ -75,8 +75,8 @@ def side_names(paths: Sequence[Path]) -> list[str]:
     """Names of sides: the files' names without their suffix; with it, or the folder, if two are alike."""
     for names in ([path.stem for path in paths], [path.name for path in paths]):
         if len(set(names)) == len(names):
-            return [shown(name) for name in names]
-    return [shown(f"{number + 1} {path.name}") for number, path in enumerate(paths)]
+            return [clean(name) for name in names]
+    return [clean(f"{number + 1} {path.name}") for number, path in enumerate(paths)]
 
 
 def _in_one_order(sides: Sequence[list[Response]]) -> Sequence[Sequence[Response]]:
@@ -92,7 +92,7 @@ def _in_one_order(sides: Sequence[list[Response]]) -> Sequence[Sequence[Response
         ordered = [[side[key] for key in common] for side in by_key]
         for side, responses in zip(by_key, ordered, strict=True):
             if more := [key for key in side if key not in set(common)]:
-                example = f" ({shown(more[0], 60)})" if isinstance(more[0], str) else ""
+                example = f" ({clean(more[0], 60)})" if isinstance(more[0], str) else ""
                 warning = f"{len(more)} of its {len(side)} prompts have no answer on another side{example}; left out."
                 responses[0] = replace(responses[0], warnings=(*responses[0].warnings, warning))
         return ordered

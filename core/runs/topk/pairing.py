@@ -17,7 +17,7 @@ import numpy as np
 from ...errors import DumpError
 from ...numerics.grid import Grid, find_grid, margin_ulps
 from ...numerics.topk import ListedRow, ListFigures, compare_rows
-from ...text import number, plural, shown
+from ...text import clean, number, plural
 from ..file.keep import VALUE_NAMES
 from ..file.records import UNITS
 from .alignment import extra_first_token, parting_of, prompt_tokens, sequence
@@ -136,7 +136,7 @@ class ListPair:
             return f"{self.common_values:,} {of} that both sides sent are equal"
         rows, is_flip = (first.figures.reference, first.figures.variant), first.figures.is_flip
         tokens = [token for row in rows if (token := row.token) is not None] if is_flip else first.targets
-        names = [shown(repr(self.texts[token]), 40) if token in self.texts else f"{token}" for token in tokens]
+        names = [clean(repr(self.texts[token]), 40) if token in self.texts else f"{token}" for token in tokens]
         place = f"position {first.position:,}" + (f" of prompt {first.prompt}" if len(self.meetings) > 1 else "")
         return f"the {'top ' if is_flip else ''}token at {place} differs ({' / '.join(names)})"
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...numerics.grid import sent_error
-from ...text import joined, number, plural
+from ...text import number, plural, series
 from .records import ListSide
 
 DRAFTED = "draft_n_accepted"  # of settings: drafted tokens that were accepted, as llama.cpp's timings say
@@ -55,9 +55,9 @@ def clauses(placeholders: Sequence[Placeholders]) -> list[str]:
     for (kind, what), (first, *others) in groups.items():
         places = [f"{first.tokens:,} of {plural(first.of, 'token')} of '{first.side}'"]
         places += [f"{one.tokens:,} of {one.of:,} of '{one.side}'" for one in others]
-        head = f"{_HEADS.get(kind, 'placeholders')} at {joined(places)}"
+        head = f"{_HEADS.get(kind, 'placeholders')} at {series(places)}"
         if kind == "probabilities":
-            sides = joined([f"'{one.side}'" for one in (first, *others)])
+            sides = series([f"'{one.side}'" for one in (first, *others)])
             head = f"the values of {sides} look like probabilities, not log-probabilities"
         says.append(f"{head}: {what}")
     return says

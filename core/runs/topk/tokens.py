@@ -18,7 +18,7 @@ import numpy as np
 from ...errors import DumpError, StoreError, UsageError
 from ...numerics.metrics import Summary
 from ...numerics.topk import summary_of_counts
-from ...text import plural, shown
+from ...text import clean, plural
 from ..file.bounds import MAX_LISTED_ROWS
 from ..file.database import Database
 from ..file.keep import FIGURES
@@ -134,7 +134,7 @@ def _arrive(database: Database, paths: Sequence[Path], links: Sequence[Path]) ->
     is_named = all(rows == names for rows, names, _ in counts)
     for number, (rows, _, distinct) in enumerate(counts):
         if is_named and distinct < rows:
-            raise DumpError(f"{shown(paths[number].name)}: a `sequence` stands twice; expected each once.")
+            raise DumpError(f"{clean(paths[number].name)}: a `sequence` stands twice; expected each once.")
     if not is_named and counts[0][0] != counts[1][0]:
         both = f"{counts[0][0]:,} and {counts[1][0]:,}"
         raise DumpError(f"the files hold {both} sequences without a `sequence` to join them by; expected as many.")
@@ -147,7 +147,7 @@ def _arrive(database: Database, paths: Sequence[Path], links: Sequence[Path]) ->
         " WHERE a.token_ids != b.token_ids ORDER BY a.prompt LIMIT 1"
     )
     if other:
-        rows = f"row {other[0][0]:,} of {shown(paths[0].name)} and row {other[0][1]:,} of {shown(paths[1].name)}"
+        rows = f"row {other[0][0]:,} of {clean(paths[0].name)} and row {other[0][1]:,} of {clean(paths[1].name)}"
         raise DumpError(f"{rows} have other `token_ids`; expected values of the same tokens.")
     database.execute(
         "CREATE TEMP TABLE arriving AS SELECT row_number() OVER (ORDER BY a.prompt) - 1 AS prompt, a.token_ids,"
@@ -161,7 +161,7 @@ def _arrive(database: Database, paths: Sequence[Path], links: Sequence[Path]) ->
 def _read(database: Database, path: Path, link: Path, columns: Sequence[str], table: str) -> None:
     """Make a temporary table of a file's rows, and check them. DumpError, one sentence, for the first that is wrong."""
     types = {"token_ids": "DOUBLE[]", **dict.fromkeys(columns, "DOUBLE[]"), "sequence": "VARCHAR"}
-    name, place = shown(path.name), str(link).replace("'", "''")
+    name, place = clean(path.name), str(link).replace("'", "''")
     with path.open("rb") as file:
         is_parquet = file.read(4) == _PARQUET
     try:
@@ -188,7 +188,7 @@ def _read(database: Database, path: Path, link: Path, columns: Sequence[str], ta
         )
     except StoreError as error:
         reason = str(error.__cause__).splitlines()[0].replace(str(link), path.name)
-        raise DumpError(f"{name}: cannot be read as rows of tokens, or is cut off ({shown(reason, 160)}).") from error
+        raise DumpError(f"{name}: cannot be read as rows of tokens, or is cut off ({clean(reason, 160)}).") from error
     wrong = {
         f"expected `token_ids`, a list of 1 to {MAX_POSITIONS:,} token ids": "coalesce(len(token_ids), 0) NOT BETWEEN 1"
         f" AND {MAX_POSITIONS} OR len(token_ids) != list_count(token_ids) OR list_min(token_ids) < 0"

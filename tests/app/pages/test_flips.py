@@ -101,7 +101,7 @@ TOP = pd.DataFrame({"token_id": [1, 2], "reference_logit": [4.0, 3.5], "variant_
     ],
 )
 def test_every_kind_of_position_has_its_reason(here, expected):
-    assert expected in parts.why(here, TOP)
+    assert expected in parts.explain_flip(here, TOP)
 
 
 def test_a_run_without_flips_says_how_close_it_came_and_still_offers_its_near_ties(tmp_path):

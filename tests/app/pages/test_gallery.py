@@ -16,7 +16,7 @@ from msgspec import structs
 from streamlit.testing.v1 import AppTest
 
 from app.gallery.filters import Filters, matching
-from app.gallery.table import listed
+from app.gallery.table import export_table
 from app.shell import exports, store_cache
 from core.runs.store.cards import RunCard, list_runs
 from core.runs.store.labels import Labels
@@ -287,7 +287,7 @@ def test_what_was_deleted_is_listed_restored_or_deleted_for_good(mine, own_store
 
 def test_the_list_is_exported_as_it_is_shown_with_every_figure_and_inert():
     hostile = structs.replace(CARD, run_id="evil", name="=cmd()", sides=("prefill", "=1"))
-    table = listed([hostile, *CARDS], {"evil": Labels(("a,b", "@x"), "+note")})
+    table = export_table([hostile, *CARDS], {"evil": Labels(("a,b", "@x"), "+note")})
     assert table["run_id"].tolist() == ["evil", "three", "two", "one"]
     assert table["max_ulps"].tolist() == [7, 7, 900, 7]
     assert json.loads(table["tags"][0]) == ["a,b", "@x"]

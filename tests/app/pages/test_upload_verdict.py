@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from app.shell.widgets import marked
+from app.shell.widgets import to_markdown
 from core.judging.ingest import ingest
 from core.judging.rejudge import judge_stored
 from core.judging.uploaded_controls import measure_controls
@@ -66,4 +66,4 @@ def test_an_invalid_dump_says_why_and_asks_for_no_control(own_store, tmp_path):
     ],
 )
 def test_only_what_stands_between_backticks_is_code(text, shown):
-    assert marked(text, bold=True).replace(" ", "").replace("\N{WORD JOINER}", "") == shown.replace(" ", "")
+    assert to_markdown(text, bold=True).replace(" ", "").replace("\N{WORD JOINER}", "") == shown.replace(" ", "")

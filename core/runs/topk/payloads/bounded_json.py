@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, cast
 import pyarrow as pa
 
 from ....errors import DumpError
-from ....text import shown
+from ....text import clean
 
 MAX_BYTES = 128 << 20  # of one document; parsed, it takes up to twenty times that
 MAX_FILE_BYTES = 4 << 30  # of a file with a document a line
@@ -52,7 +52,7 @@ def documents(path: Path) -> Iterator[tuple[str, Any]]:
 
     DumpError for what is no JSON, is nested too deeply, or has more than MAX_BYTES.
     """
-    name = shown(path.name)
+    name = clean(path.name)
     if (size := path.stat().st_size) > MAX_FILE_BYTES:
         raise DumpError(f"{name}: has {size:,} bytes; expected at most {MAX_FILE_BYTES:,}.")
     with plain_file(path) as file:
@@ -146,7 +146,7 @@ def parse(text: bytes, source: str) -> Any:
             raise DumpError(
                 f"{source}: is the repr of a Python object; expected JSON, as `response.model_dump_json()` writes it."
             ) from None
-        raise DumpError(f"{source}: no JSON ({shown(error, _LONGEST_SHOWN)}).") from None
+        raise DumpError(f"{source}: no JSON ({clean(error, _LONGEST_SHOWN)}).") from None
 
 
 def _python_literal(text: bytes) -> Any:
@@ -190,7 +190,7 @@ def plain_file(path: Path) -> Iterator[BinaryIO]:
             file.seek(0)
             yield file
             return
-        name = shown(path.name)
+        name = clean(path.name)
         try:
             with unpack(path) if unpack is not None else path.open("rb") as source:
                 head = source.read(_HEAD_BYTES)
@@ -201,7 +201,7 @@ def plain_file(path: Path) -> Iterator[BinaryIO]:
                         raise DumpError(f"{name}: unpacks to more than {MAX_UNPACKED_BYTES:,} bytes; split it.")
                 decoder.decode(b"", final=True)
         except _DAMAGED as error:
-            raise DumpError(f"{name}: cannot be unpacked or decoded ({shown(error, 80)}).") from None
+            raise DumpError(f"{name}: cannot be unpacked or decoded ({clean(error, 80)}).") from None
         plain.seek(0)
         yield cast(BinaryIO, plain)
 

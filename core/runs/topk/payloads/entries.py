@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ....errors import DumpError
-from ....text import BYTE_LEVEL, plural, shown
+from ....text import BYTE_LEVEL, clean, plural
 from ..records import MAX_POSITIONS, UNKNOWN_TOKEN, ListRow, Response, Values, list_rows
 
 _LOWEST = -745.0  # below, a probability is 0 in float64: vLLM sends -9999.0, llama.cpp -3.4e38, SGLang -Infinity
@@ -81,7 +81,7 @@ def value_of(value: object, source: str) -> float | None:
     if number <= _LOWEST:
         return None
     if not math.isfinite(number):
-        raise DumpError(f"{source}: a value is {shown(value, _LONGEST_SHOWN)}; expected a finite number.")
+        raise DumpError(f"{source}: a value is {clean(value, _LONGEST_SHOWN)}; expected a finite number.")
     return number
 
 
@@ -89,7 +89,7 @@ def token_of(value: object, source: str) -> int:
     """A token id."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MOST_TOKEN:
         raise DumpError(
-            f"{source}: a token id is {shown(repr(value), _LONGEST_SHOWN)}; expected a whole number from 0."
+            f"{source}: a token id is {clean(repr(value), _LONGEST_SHOWN)}; expected a whole number from 0."
         )
     return value
 
@@ -262,11 +262,11 @@ def _conflict(row: Row, is_by_id: bool) -> str:
         name = entry.token if is_by_id else entry.text
         other = values.setdefault(name, entry.value)
         if other != entry.value:
-            shown_name = f"token {name}" if is_by_id else shown(repr(name), _LONGEST_SHOWN)
+            shown_name = f"token {name}" if is_by_id else clean(repr(name), _LONGEST_SHOWN)
             return f"{shown_name} has two values, {other} and {entry.value}"
     texts = [] if is_by_id else [entry.text for entry in row.top]
     twice = next((text for text in texts if texts.count(text) > 1), None)
-    return "" if twice is None else f"{shown(repr(twice), _LONGEST_SHOWN)} is listed twice"
+    return "" if twice is None else f"{clean(repr(twice), _LONGEST_SHOWN)} is listed twice"
 
 
 def _best(rows: Sequence[Row], top_logprobs: int | None) -> list[int]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ....errors import DumpError
-from ....text import shown
+from ....text import clean
 from ..records import Response
 from . import bounded_json
 from .formats import read_completion, read_details, read_generate, read_ollama, read_responses_api
@@ -33,9 +33,9 @@ def read_responses(path: Path) -> list[Response]:
         except FailedRequestError as failure:
             failures.append(str(failure))
         if len(responses) > _MOST_RESPONSES:
-            raise DumpError(f"{shown(path.name)}: holds more than {_MOST_RESPONSES:,} responses.")
+            raise DumpError(f"{clean(path.name)}: holds more than {_MOST_RESPONSES:,} responses.")
     if not responses:
-        raise DumpError(failures[0] if failures else f"{shown(path.name)}: holds no response.")
+        raise DumpError(failures[0] if failures else f"{clean(path.name)}: holds no response.")
     if failures:
         more = f" and {len(failures) - _MOST_NAMED} more" if len(failures) > _MOST_NAMED else ""
         warning = f"Failed requests are left out: {'; '.join(failures[:_MOST_NAMED])}{more}."
@@ -80,7 +80,7 @@ def _of_batch(payload: Payload, source: str) -> list[Response]:
         reason = error or (body if body is not None else f"status {status}")
         for _ in range(3):
             reason = reason.get("error") or reason.get("message") or reason if isinstance(reason, dict) else reason
-        raise FailedRequestError(f"{source}: request '{shown(name)}' failed: {shown(reason, 120)}")
+        raise FailedRequestError(f"{source}: request '{clean(name)}' failed: {clean(reason, 120)}")
     return [replace(response, prompt_key=f"custom_id {name}") for response in read_payload(body, source)]
 
 
@@ -105,6 +105,6 @@ def _read(payload: Payload, source: str, request: Payload) -> list[Response]:
             " to compare position by position in them."
         )
     if error := payload.get("error") or (payload.get("object") == "error" and payload.get("message")):
-        raise DumpError(f"{source}: the server answered with an error: {shown(error, 200)}")
-    keys = ", ".join(f"'{shown(key, 30)}'" for key in list(payload)[:5])
+        raise DumpError(f"{source}: the server answered with an error: {clean(error, 200)}")
+    keys = ", ".join(f"'{clean(key, 30)}'" for key in list(payload)[:5])
     raise DumpError(f"{source}: no response that is known here; its keys are {keys or 'none'}.")

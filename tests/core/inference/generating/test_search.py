@@ -56,7 +56,7 @@ def searched(request, llama: LoadedModel, shipped_model: Path) -> Searched:
 def test_every_flip_of_every_prompt_is_found(searched: Searched) -> None:
     prompts = searched.prompts
     found = search(searched.loaded, prompts, "prefill", searched.variant, flips=len(prompts))
-    assert found.why == "all prompts were tried"
+    assert found.reason == "all prompts were tried"
     assert found.prompts == len(prompts)
     assert found.positions == sum(len(searched.ids(n)) for n in range(len(prompts)))
     by_prompt = [[flip.position for flip in found.flips if flip.prompt == n] for n in range(len(prompts))]
@@ -159,7 +159,7 @@ def test_the_time_is_kept(llama: LoadedModel, monkeypatch) -> None:
     monkeypatch.setattr(module, "_scores", slow)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     found = search(llama, ["def walk(self)"] * 300, "prefill", "prefill+batch:2", minutes=1 / 60)
-    assert found.why == "the 0.0166667 minutes were spent"
+    assert found.reason == "the 0.0166667 minutes were spent"
     assert 0 < found.prompts < 60
     assert found.seconds < 5  # not twice the budget: the variant's pass is cut short too
 

@@ -247,7 +247,7 @@ class _Unmasked(PromptBatch):
 def _with(kind: type[PromptBatch]) -> Modifier:
     @contextmanager
     def change(given: PromptBatch) -> Iterator[PromptBatch]:
-        yield kind(given.loaded, left=5)
+        yield kind(given.loaded, left_padding=5)
 
     return Modifier(change)
 
