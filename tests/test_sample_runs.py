@@ -39,7 +39,7 @@ def test_a_sample_run_is_whole_and_judged(path):
             assert side.sha256 in README
         for pair in run.pairs:
             assert pair.verdict == expected
-            assert {"rerun", "float32"} <= {row.rung for row in run.evidence(pair.index)}
+            assert {"rerun", "float32"} <= {row.group for row in run.evidence(pair.index)}
         assert run.header.provenance.kind == "capture"
         assert len(run.vocabulary) == run.header.vocab
 

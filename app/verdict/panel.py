@@ -25,7 +25,7 @@ _OUTCOMES = {
     NOTED: (":material/info:", "blue"),
 }
 _MOST_VALUES = 12  # of a figure in a table; longer ones, such as a value a module, are drawn
-_EVIDENCE = ("rung", "check", "side", "control", "outcome", "says", "figures")
+_EVIDENCE = ("group", "check", "side", "control", "outcome", "says", "figures")
 
 
 def verdict(view: selection.View) -> Answer:

@@ -87,7 +87,7 @@ FOREIGN = 10.0  # a side further than this from the model's own logits is not wh
 _FLOAT32_OVER_FLOAT64 = 2.0**29
 _OF_ONE_TOKEN = 0.9  # of the squared difference at a position: the fault is in one column of the vocabulary
 _LONGEST = 25  # words of a verdict's sentence
-_OF_ARRAYS = (VALIDITY, SAMPLER, RERUN, NEIGHBOURS, STRUCTURE)  # rungs that need no model and no other dtype
+_OF_ARRAYS = (VALIDITY, SAMPLER, RERUN, NEIGHBOURS, STRUCTURE)  # groups that need no model and no other dtype
 
 
 @dataclass(frozen=True)
@@ -428,7 +428,7 @@ class _Trial:
         test = self.tests.get(dtype)
         if test is not None and test.is_passed:
             test = None
-        fails_in_own = any(row.rung == OWN_DTYPE and row.outcome == FAILED for row in self.evidence)
+        fails_in_own = any(row.group == OWN_DTYPE and row.outcome == FAILED for row in self.evidence)
         if test is None and any(not each.is_passed for each in self.drawn.values()):
             dtype, tests = self.dtype, {side: each for side, each in self.drawn.items() if not each.is_passed}
         elif test is not None:
@@ -600,7 +600,7 @@ class _Trial:
         if earlier is not None and self._carry_over(earlier.evidence):
             ratio, first = earlier.noise_ratio, earlier.first_place
         if not own.is_identical and not any(
-            row.rung == FLOAT32 and row.outcome in (PASSED, FAILED) for row in self.evidence
+            row.group == FLOAT32 and row.outcome in (PASSED, FAILED) for row in self.evidence
         ):
             self._add_arrays_alone()
         verdict = conclude(
@@ -612,7 +612,7 @@ class _Trial:
         )
         token = None if deciding is None or not verdict.is_bug_suspected else self._token(deciding, dtype)
         sentence = self._sentence(verdict, [each for each in (token, module) if each])
-        if undeclared and any(row.rung == FLOAT32 and row.says == verdict.because for row in verdict.evidence):
+        if undeclared and any(row.group == FLOAT32 and row.says == verdict.because for row in verdict.evidence):
             sentence = undeclared
         return replace(verdict, because=sentence, floors=tuple(self.rows))
 
@@ -659,25 +659,25 @@ class _Trial:
     def _add_arrays_alone(self) -> None:
         """Screen the arrays themselves. If any other control was given, they can accuse and not excuse."""
         screened = self.controls.arrays_alone()
-        is_alone = all(row.rung in _OF_ARRAYS or row.outcome == MISSING for row in self.evidence)
+        is_alone = all(row.group in _OF_ARRAYS or row.outcome == MISSING for row in self.evidence)
         if screened is not None and (is_alone or screened.outcome == FAILED):
             self.evidence.append(screened)
 
     def _carry_over(self, earlier: Sequence[Evidence]) -> bool:
         """Add the evidence of earlier controls on every check not made now; return whether it decides."""
-        is_open = not any(row.rung == FLOAT32 and row.outcome in (PASSED, FAILED) for row in self.evidence)
-        decided = [row for row in earlier if row.rung == FLOAT32 and row.outcome in (PASSED, FAILED)]
+        is_open = not any(row.group == FLOAT32 and row.outcome in (PASSED, FAILED) for row in self.evidence)
+        decided = [row for row in earlier if row.group == FLOAT32 and row.outcome in (PASSED, FAILED)]
         if is_open and decided:
-            self.evidence = [row for row in self.evidence if row.rung != FLOAT32] + decided
-        own = {row.rung for row in self.evidence}
-        self.evidence += [row for row in earlier if row.rung in (RERUN, NEIGHBOURS, OWN_DTYPE) and row.rung not in own]
-        precision_rows = [row for row in earlier if row.rung == PRECISION and row.outcome == PASSED]
+            self.evidence = [row for row in self.evidence if row.group != FLOAT32] + decided
+        own = {row.group for row in self.evidence}
+        self.evidence += [row for row in earlier if row.group in {RERUN, NEIGHBOURS, OWN_DTYPE} - own]
+        precision_rows = [row for row in earlier if row.group == PRECISION and row.outcome == PASSED]
         if precision_rows and PRECISION not in own:  # shown in 16 bits, which hide a fault on top of it
             says = (
                 "In 16 bits it is a lower precision, which float32 does not show: give the model and float32 at once."
             )
             self.evidence = [
-                replace(row, outcome=MISSING, says=says) if row.rung == FLOAT32 and row.outcome == FAILED else row
+                replace(row, outcome=MISSING, says=says) if row.group == FLOAT32 and row.outcome == FAILED else row
                 for row in self.evidence
             ]
         return bool(is_open and decided)

@@ -36,7 +36,7 @@ def judge_stored(
     with Revision(store, run, name or f"{run.header.name}, judged") as revision:
         with run.decoding("figures"):
             earlier = [stored_verdict(run, pair) for pair in run.pairs]
-            checks = [[row for row in verdict.evidence if row.rung == VALIDITY] for verdict in earlier]
+            checks = [[row for row in verdict.evidence if row.group == VALIDITY] for verdict in earlier]
             verdicts = judge_upload(run, checks, generations, controls, earlier, with_model)
         new_id = revision.finish(verdicts, f"Judged from run {run.run_id}. {note}".rstrip())
     store.mark_judged(run.run_id, new_id)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..runs.file.evidence import (
+    CHECK_GROUPS,
     FAILED,
     FLOAT32,
     MISSING,
@@ -15,7 +16,6 @@ from ..runs.file.evidence import (
     PASSED,
     PRECISION,
     RERUN,
-    RUNGS,
     SAMPLER,
     SCREENING,
     VALIDITY,
@@ -53,12 +53,12 @@ def conclude(
 
     causes: sentences of simple causes that explain the difference, best first; they replace the check's sentence.
     """
-    rows = tuple(sorted(_without_leaks_of_unsteady_sides(evidence), key=lambda row: row.height))
-    by_rung = {rung: [row for row in rows if row.rung == rung] for rung in RUNGS}
+    rows = tuple(sorted(_without_leaks_of_unsteady_sides(evidence), key=lambda row: row.order))
+    by_group = {group: [row for row in rows if row.group == group] for group in CHECK_GROUPS}
 
-    def failed(rung: str) -> Evidence | None:
+    def failed(group: str) -> Evidence | None:
         """The first row that failed, one that names the side before others."""
-        rows = [row for row in by_rung[rung] if row.outcome == FAILED]
+        rows = [row for row in by_group[group] if row.outcome == FAILED]
         return next((row for row in rows if row.side is not None), next(iter(rows), None))
 
     def verdict(name: str, because: str) -> Verdict:
@@ -68,10 +68,10 @@ def conclude(
     if (invalid := failed(VALIDITY)) is not None:
         is_nan = isinstance(invalid.figures, NumbersFigures) and invalid.figures.token is not None
         return verdict(INVALID_DUMP, invalid.says if is_nan else cause or invalid.says)
-    precisions = by_rung[PRECISION]  # both sides may be in one, and each has to be nothing else
+    precisions = by_group[PRECISION]  # both sides may be in one, and each has to be nothing else
     is_lower = bool(precisions) and all(row.outcome == PASSED for row in precisions)
     deciding = (SAMPLER, NEIGHBOURS) if is_lower else (SAMPLER, NEIGHBOURS, FLOAT32, OWN_DTYPE)
-    bug = next((row for rung in deciding if (row := failed(rung)) is not None), None)
+    bug = next((row for group in deciding if (row := failed(group)) is not None), None)
     rerun = failed(RERUN)
     if bug is None and rerun is not None and _is_beyond_the_floor(rerun):
         bug = rerun
@@ -85,24 +85,24 @@ def conclude(
     if is_bit_identical:
         return verdict(IDENTICAL, cause or "Both sides are equal bit for bit.")
     decided = next(
-        (row for row in rows if row.outcome == PASSED and (row.rung == FLOAT32 or row.check is Check.LIST_FLOOR)), None
+        (row for row in rows if row.outcome == PASSED and (row.group == FLOAT32 or row.check is Check.LIST_FLOOR)), None
     )
     if decided is not None:
         return verdict(ROUNDING, decided.says)
-    screened = next(iter(by_rung[SCREENING]), None)
+    screened = next(iter(by_group[SCREENING]), None)
     if screened is not None and screened.outcome == FAILED:
         return verdict(BUG_SUSPECTED, cause or screened.says)
-    draws = [row for row in by_rung[OWN_DTYPE] if row.check is Check.DRAWN]
+    draws = [row for row in by_group[OWN_DTYPE] if row.check is Check.DRAWN]
     if draws and all(row.outcome == PASSED for row in draws):
         largest = max(draws, key=lambda row: row.figures.noise_ratio)  # type: ignore[attr-defined]
         return verdict(LIKELY_ROUNDING, largest.says)
     if screened is not None and screened.outcome == PASSED:
         return verdict(LIKELY_ROUNDING, screened.says)
     lacking = next(
-        (row.says for rung in (FLOAT32, OWN_DTYPE) for row in by_rung[rung] if row.outcome == MISSING),
+        (row.says for group in (FLOAT32, OWN_DTYPE) for row in by_group[group] if row.outcome == MISSING),
         "The pair in float32, compared with a noise floor, would decide.",
     )
-    has_controls = any(isinstance(row.figures, Unmeasured) and row.figures.controls for row in by_rung[FLOAT32])
+    has_controls = any(isinstance(row.figures, Unmeasured) and row.figures.controls for row in by_group[FLOAT32])
     return verdict(UNDECIDED, cause or (screened.says if screened is not None and not has_controls else lacking))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from app.internals.charts import MEASURES
 from app.overview import COLOURS
 from app.shell import glossary, wording
-from core.runs.file.evidence import RUNGS
+from core.runs.file.evidence import CHECK_GROUPS
 from core.runs.file.records import VERDICTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +50,7 @@ def on_pages() -> set[str]:
     """Every term of the pages: labels of figures and columns, and the words that they take from one place."""
     scripts = [*(ROOT / "pages").glob("*.py"), *(ROOT / "app").rglob("*.py")]
     found = {label for path in scripts for label in labels(path.read_text(encoding="utf-8"))}
-    found |= {*MEASURES.values(), *RUNGS.values(), *wording.VERDICTS, *COLOURS}
+    found |= {*MEASURES.values(), *CHECK_GROUPS.values(), *wording.VERDICTS, *COLOURS}
     return {term for term in found if term} - PLAIN
 
 

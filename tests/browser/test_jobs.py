@@ -283,7 +283,7 @@ def test_a_run_is_judged_from_its_page(page: Page, dashboard: Dashboard) -> None
     with RunReader(store.path_of(said(page, "run")[0])) as run, RunReader(store.path_of("unjudged")) as first:
         assert run.header.prompts[0].token_ids == first.header.prompts[0].token_ids
         assert run.pairs[0].verdict == "rounding"
-        assert {line.rung for line in run.evidence(0)} >= {"rerun", "own dtype", "float32"}
+        assert {line.group for line in run.evidence(0)} >= {"rerun", "own dtype", "float32"}
     picture(page, "job-judged")
     go(page, "Runs")
     expect(page.get_by_role("gridcell", name="Judged: None", exact=True, include_hidden=True)).to_have_count(

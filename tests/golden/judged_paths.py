@@ -30,7 +30,7 @@ def judged(model: str, names: dict[str, Any]) -> dict[str, Any]:
             "verdict": verdict.name,
             "ratio": verdict.noise_ratio,
             "first_place": None if verdict.first_place is None else list(verdict.first_place),
-            "failed": [row.rung for row in verdict.evidence if row.outcome == FAILED],
+            "failed": [row.group for row in verdict.evidence if row.outcome == FAILED],
         }
     return outputs
 

@@ -26,7 +26,7 @@ VALIDITY, SAMPLER, SCREENING = "validity", "sampler", "screening"
 RERUN, NEIGHBOURS = "rerun", "neighbours"
 OWN_DTYPE, FLOAT32, PRECISION = "own dtype", "float32", "precision"
 STRUCTURE, MODULES = "structure", "modules"
-RUNGS = {  # groups of checks in the order in which they run, with their titles
+CHECK_GROUPS = {  # groups of checks in the order in which they run, with their titles
     VALIDITY: "dump validity",
     SAMPLER: "sampler",
     SCREENING: "arrays alone",
@@ -333,14 +333,14 @@ class AloneFigures(CheckFigures):
 
 
 class Check(StrEnum):
-    """Check that a row of evidence reports, in a few words, with its rung and the record of its figures."""
+    """Check that a row of evidence reports, in a few words, with its group and the record of its figures."""
 
-    rung: str
+    group: str
     record: type[CheckFigures]
 
-    def __new__(cls, words: str, rung: str = "", record: type[CheckFigures] = CheckFigures) -> Check:
+    def __new__(cls, words: str, group: str = "", record: type[CheckFigures] = CheckFigures) -> Check:
         check = str.__new__(cls, words)
-        check._value_, check.rung, check.record = words, rung, record
+        check._value_, check.group, check.record = words, group, record
         return check
 
     SENT = "values that both sides sent", VALIDITY, SentFigures
@@ -397,19 +397,19 @@ class Evidence:
             raise UsageError(f"{type(self.figures).__name__} are no figures of the check '{self.check}'")
 
     @property
-    def rung(self) -> str:
-        """Rung of the ladder that the check is on."""
-        return self.check.rung
+    def group(self) -> str:
+        """Group that the check belongs to."""
+        return self.check.group
 
     @property
-    def height(self) -> int:
-        """Index of its rung, from the first of the ladder."""
-        return list(RUNGS).index(self.rung)
+    def order(self) -> int:
+        """Index of its group in `CHECK_GROUPS`."""
+        return list(CHECK_GROUPS).index(self.group)
 
     def to_json(self) -> dict[str, Any]:
         """The row as an object of JSON."""
         return {
-            "rung": self.rung,
+            "group": self.group,
             "check": self.check.value,
             "side": self.side,
             "control": self.control,
@@ -441,9 +441,9 @@ class Verdict:
 
     def table(self) -> str:
         """Return the verdict and its checks as plain text, a line each."""
-        rungs = max((len(row.rung) for row in self.evidence), default=0)
+        groups = max((len(row.group) for row in self.evidence), default=0)
         outcomes = max((len(row.outcome) for row in self.evidence), default=0)
-        rows = [f"  {row.rung:<{rungs}}  {row.outcome:<{outcomes}}  {row.says}" for row in self.evidence]
+        rows = [f"  {row.group:<{groups}}  {row.outcome:<{outcomes}}  {row.says}" for row in self.evidence]
         return "\n".join([f"{self.name}: {self.because}", *rows])
 
     def check(self, *, allowed: Sequence[str] = (IDENTICAL, ROUNDING)) -> Verdict:
@@ -477,12 +477,12 @@ def labels_of(record: type[CheckFigures]) -> dict[str, str]:
 
 
 def documented() -> str:
-    """The table of docs/reference/checks.md: every check with its rung and figures, a label if it is new."""
+    """The table of docs/reference/checks.md: every check with its group and figures, a label if it is new."""
     defined: set[tuple[str, str]] = set()
     rows = []
     for check in Check:
         figures = labels_of(check.record).items()
         names = (f"`{key}`" if (key, label) in defined else f"`{key}`: {label}" for key, label in figures)
-        rows.append(f"| {check.rung} | {check} | {'; '.join(names)} |")
+        rows.append(f"| {check.group} | {check} | {'; '.join(names)} |")
         defined |= figures
-    return "\n".join(["| rung | check | figures |", "|---|---|---|", *rows])
+    return "\n".join(["| group | check | figures |", "|---|---|---|", *rows])

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from ...command_name import COMMAND
 from ...text import multiple, number
 from ..file.evidence import (
+    CHECK_GROUPS,
     FLOAT32,
     MISSING,
     NEIGHBOURS,
     OWN_DTYPE,
     RERUN,
-    RUNGS,
     SAMPLER,
     AloneFigures,
     Evidence,
@@ -62,11 +62,11 @@ class Answer:
 
     @property
     def titled_checks(self) -> list[tuple[str, Evidence]]:
-        """Every check with its title; of several on one rung also what each checked, or the side."""
+        """Every check with its title; of several on one group also what each checked, or the side."""
         titled = []
         for row in self.checks:
-            title = RUNGS[row.rung]
-            if len(same := [each for each in self.checks if each.rung == row.rung]) > 1:
+            title = CHECK_GROUPS[row.group]
+            if len(same := [each for each in self.checks if each.group == row.group]) > 1:
                 is_alone = [each.check for each in same].count(row.check) == 1
                 title += f": {row.check.value if is_alone or not row.side else row.side}"
             titled.append((title, row))
@@ -97,7 +97,7 @@ def answer_of(run: RunReader, pair: StoredPair) -> Answer:
         unjudged = "No check was run." if kind == "upload" else f"No check was run; `{COMMAND} judge` runs them."
         sentence = "Both sides are equal bit for bit." if name == IDENTICAL else unjudged
     can_be_run = _CAN_BE_RUN[kind] if header.k is None else _OF_LISTS
-    done = {row.rung for row in evidence} | ({OWN_DTYPE} if header.compute_dtype == "float32" else set())
+    done = {row.group for row in evidence} | ({OWN_DTYPE} if header.compute_dtype == "float32" else set())
     return Answer(
         name,
         sentence,
@@ -107,7 +107,7 @@ def answer_of(run: RunReader, pair: StoredPair) -> Answer:
         size_of(pair, evidence),
         next_command(run, pair, evidence),
         tuple(evidence),
-        tuple(RUNGS[rung] for rung in can_be_run if rung not in done),
+        tuple(CHECK_GROUPS[group] for group in can_be_run if group not in done),
     )
 
 
@@ -135,7 +135,7 @@ def size_of(pair: StoredPair, evidence: Sequence[Evidence]) -> str:
 
 def _used_controls(evidence: Sequence[Evidence]) -> frozenset[str]:
     """Return the controls that the pair was judged with and that did not decide: `float32`, `floor`, `model`, ..."""
-    rows = (row.figures for row in evidence if row.rung == FLOAT32 and row.outcome == MISSING)
+    rows = (row.figures for row in evidence if row.group == FLOAT32 and row.outcome == MISSING)
     return frozenset(
         name for figures in rows if isinstance(figures, Unmeasured | ShrinkFigures) for name in figures.controls or ()
     )

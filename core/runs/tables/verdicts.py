@@ -18,7 +18,7 @@ EVIDENCE = Table(
     """
     -- what supports a verdict: one row a control
     pair INTEGER -- index of the pair
-    rung VARCHAR -- rung of the ladder
+    rung VARCHAR -- group of the check
     checked VARCHAR -- what was checked, which says what the figures are
     side_name VARCHAR NULL -- side that the row is about; null: the pair
     control VARCHAR -- what was run for it
@@ -51,6 +51,7 @@ def insert_evidence(
             database,
             evidence,
             pair=pair,
+            rung=[row.group for row in evidence],
             checked=[row.check.value for row in evidence],
             side_name=[row.side for row in evidence],
             figures=[json.dumps(row.figures.to_json(), allow_nan=False) for row in evidence],
@@ -73,4 +74,4 @@ def read_evidence(database: Database) -> dict[int, list[Evidence]]:
         for pair, checked, control, figures, *rest in database.rows(sql):
             row = Evidence(Check(checked), control, figures_of(Check(checked), figures), *rest)
             of_pairs.setdefault(pair, []).append(row)
-        return {pair: sorted(rows, key=lambda row: row.height) for pair, rows in of_pairs.items()}
+        return {pair: sorted(rows, key=lambda row: row.order) for pair, rows in of_pairs.items()}

@@ -13,7 +13,7 @@ from streamlit.testing.v1 import AppTest
 from app.shell import wording
 from app.shell.jobs import Job
 from app.verdict import charts
-from core.runs.file.evidence import FAILED, NOTED, RUNGS, AloneFigures, Check, Evidence, RerunFigures, Unmeasured
+from core.runs.file.evidence import CHECK_GROUPS, FAILED, NOTED, AloneFigures, Check, Evidence, RerunFigures, Unmeasured
 from tests.app import opening
 from tests.app.opening import codes, figures_of, plain
 from tests.core.runs.judged_runs import CASES, REQUEST, judged_run, ratio_row
@@ -41,7 +41,7 @@ def test_the_page_opens_with_the_verdict_and_every_row_it_rests_on(own_store, ve
     assert because in plain(app)
     steps = [step.label.replace("\\", "") for step in app.expander]
     for row in rows:
-        (step,) = (step for step in steps if f"**{RUNGS[row.rung]}**" in step)
+        (step,) = (step for step in steps if f"**{CHECK_GROUPS[row.group]}**" in step)
         assert f"[{row.outcome}]" in step
         assert row.says in step
     for row in rows:
@@ -59,7 +59,7 @@ def test_a_failed_check_is_open_with_its_chart_and_figures_and_a_passed_one_unfo
 
 
 def test_a_nan_has_no_ratio_in_the_chart_and_a_floor_left_aside_has_no_chart(own_store):
-    """Both rows of one rung are open: charts of one name would end the page."""
+    """Both rows of one group are open: charts of one name would end the page."""
     aside = Evidence(
         Check.SHRINK,
         "'decode' against 'prefill', beside a floor",

@@ -30,7 +30,7 @@ def test_rounding_is_called_rounding_with_its_evidence_in_the_run(cli):
     told = json.loads(done.stdout)
     (pair,) = told["pairs"]
     assert pair["verdict"] in ("rounding", "identical")
-    assert [row["rung"] for row in pair["evidence"]][:1] == ["rerun"]
+    assert [row["group"] for row in pair["evidence"]][:1] == ["rerun"]
     with RunReader(open_store().path_of(told["run_id"])) as run:
         stored = run.pairs[0]
         assert (stored.verdict, stored.because, stored.noise_ratio) == (

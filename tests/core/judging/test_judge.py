@@ -101,7 +101,7 @@ def test_both_comparisons_have_to_pass() -> None:
     assert (wide.name, wide.noise_ratio) == ("bug suspected", pytest.approx(17.8, rel=0.1))
     narrow = judge(MadeControls(narrow=3.0))
     assert (narrow.name, narrow.noise_ratio) == ("bug suspected", pytest.approx(3.0, rel=0.1))
-    assert {row.outcome for row in narrow.evidence if row.rung == FLOAT32} == {PASSED}
+    assert {row.outcome for row in narrow.evidence if row.group == FLOAT32} == {PASSED}
     (drawn,) = rows(narrow, Check.DRAWN)
     assert drawn.outcome == FAILED
 
@@ -252,14 +252,14 @@ def test_earlier_evidence_stands_for_checks_that_are_not_made_now() -> None:
     before = judge(MadeControls(wide=at(164, 30)))
     verdict = judge(MadeControls(has_wide=False), before)
     assert (verdict.is_bug_suspected, verdict.first_place) == (True, (1, 64))
-    assert [row.outcome for row in verdict.evidence if row.rung == FLOAT32] == [FAILED]
+    assert [row.outcome for row in verdict.evidence if row.group == FLOAT32] == [FAILED]
 
 
 # Order.
 
 
-def row(rung, outcome, says="so it is."):
-    return Evidence(next(check for check in Check if check.rung == rung), "a control", Unmeasured(), outcome, says)
+def row(group, outcome, says="so it is."):
+    return Evidence(next(check for check in Check if check.group == group), "a control", Unmeasured(), outcome, says)
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_the_first_check_that_fails_decides(evidence, is_identical, name):
 )
 def test_a_token_that_is_not_the_argmax_of_its_own_logits_is_the_samplers_fault(tokens, argmaxes, wrong):
     sampled = sampler_evidence(list(enumerate(tokens)), dict(enumerate(argmaxes)), "variant", [len(tokens)])
-    assert (sampled.rung, sampled.outcome) == (SAMPLER, FAILED if wrong else PASSED)
+    assert (sampled.group, sampled.outcome) == (SAMPLER, FAILED if wrong else PASSED)
     first = wrong[0] if wrong else None
     assert sampled.figures == SamplerFigures(tokens=len(tokens), not_the_argmax=len(wrong), first=first)
 

@@ -75,7 +75,7 @@ def judged(dump_of: Callable[[np.ndarray], tuple[Store, str]], tmp_path: Path) -
         store, run_id = dump_of(variant)
         with RunReader(store.path_of(run_id)) as run:
             measured = measure_controls(run, **on_disk(tmp_path, controls))
-            checks = [[row for row in run.evidence(0) if row.rung == VALIDITY]]
+            checks = [[row for row in run.evidence(0) if row.group == VALIDITY]]
             return judge_upload(run, checks, [], measured, [before] if before else [])[0]
 
     return judge
@@ -89,8 +89,8 @@ def on_disk(folder: Path, controls: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def row_of(verdict: Verdict, rung: str) -> Any:
-    return next(row for row in verdict.evidence if row.rung == rung)
+def row_of(verdict: Verdict, group: str) -> Any:
+    return next(row for row in verdict.evidence if row.group == group)
 
 
 def test_a_float32_pair_alone_raises_undecided_to_rounding(judged: Judged) -> None:
@@ -185,8 +185,8 @@ def test_the_judged_run_has_the_same_bits_and_the_old_one_stays_as_it_is(tmp_pat
         run = RunReader(store.path_of(judge_stored(store, before, controls, name="with a rerun")))
         assert [side.sha256 for side in before.sides] == [side.sha256 for side in run.sides]
         assert before.pairs[0].verdict == "likely rounding"
-        assert not [row for row in before.evidence(0) if row.rung == RERUN]
-        assert [row.outcome for row in run.evidence(0) if row.rung == RERUN] == [PASSED]
+        assert not [row for row in before.evidence(0) if row.group == RERUN]
+        assert [row.outcome for row in run.evidence(0) if row.group == RERUN] == [PASSED]
         assert f"Judged from run {before.run_id}." in run.header.provenance.note
         for each in (before, run):
             export_npz(each, tmp_path / f"{each.run_id}.npz")
@@ -359,7 +359,7 @@ def test_a_floor_that_is_none_decides_nothing(floor: dict[str, np.ndarray], sent
         found = judged(in_bfloat16(x, HEAD, 2), float32=pair_with(x), floor=floor)
         assert found.name == verdict
         assert found.noise_ratio is None
-        aside, _ = (row for row in found.evidence if row.rung == FLOAT32)
+        aside, _ = (row for row in found.evidence if row.group == FLOAT32)
         assert sentence in aside.says
         assert aside.outcome == MISSING
 
@@ -386,7 +386,7 @@ def test_a_float32_dump_whose_floor_is_refused_is_undecided_and_is_not_asked_for
     assert sentence in pair.because
     assert next_command(judged_run, pair) == f"ulpscope verdict {judged_run.run_id} --model MODEL"
     assert not any("ulpscope" in text for text in (pair.because, *(row.says for row in judged_run.evidence(0))))
-    assert [row.outcome for row in judged_run.evidence(0) if row.rung == FLOAT32] == [MISSING]
+    assert [row.outcome for row in judged_run.evidence(0) if row.group == FLOAT32] == [MISSING]
 
 
 def test_a_floor_without_the_pair_in_float32_is_refused(judged: Judged) -> None:

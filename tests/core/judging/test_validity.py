@@ -10,7 +10,7 @@ from core.judging.constant_rows import Filling
 from core.judging.ingest import ingest
 from core.numerics.formats import BFLOAT16, FLOAT32
 from core.runs.file.evidence import FAILED, MISSING, NOTED, PASSED, SAMPLER, SCREENING, STRUCTURE, VALIDITY, Check
-from core.runs.file.evidence import FLOAT32 as FLOAT32_RUNG
+from core.runs.file.evidence import FLOAT32 as FLOAT32_GROUP
 from core.runs.queries.verdicts import next_command
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
@@ -29,7 +29,7 @@ def stored(folder: Path, **arrays: Any) -> RunReader:
 def outcomes(run: RunReader) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for row in run.evidence(0):
-        found.setdefault(row.rung, []).append(row.outcome)
+        found.setdefault(row.group, []).append(row.outcome)
     return found
 
 
@@ -38,7 +38,7 @@ def test_a_sound_dump_is_likely_rounding_and_names_the_command_that_would_decide
     (pair,) = run.pairs
     assert pair.verdict == "likely rounding"
     assert next_command(run, pair) == f"ulpscope verdict {run.run_id} --float32 PAIR_IN_FLOAT32.npz"
-    assert outcomes(run) == {VALIDITY: [PASSED], SCREENING: [PASSED], FLOAT32_RUNG: [MISSING], STRUCTURE: [NOTED]}
+    assert outcomes(run) == {VALIDITY: [PASSED], SCREENING: [PASSED], FLOAT32_GROUP: [MISSING], STRUCTURE: [NOTED]}
 
 
 def test_equal_sides_are_identical(tmp_path):
@@ -203,7 +203,7 @@ def test_filled_rows_are_counted_exactly_wherever_the_others_lie(fmt, share):
 def test_the_first_difference_is_found_without_a_control_and_one_place_names_no_block(tmp_path):
     variant = np.concatenate([PLAIN[:32], OTHER[32:]])
     run = stored(tmp_path, reference=PLAIN, variant=variant)
-    (row,) = [row for row in run.evidence(0) if row.rung == STRUCTURE]
+    (row,) = [row for row in run.evidence(0) if row.group == STRUCTURE]
     assert (row.figures.positions, row.figures.first, row.figures.is_tail) == (16, (0, 32), True)
     assert row.figures.block is None
 
@@ -211,10 +211,10 @@ def test_the_first_difference_is_found_without_a_control_and_one_place_names_no_
 def test_places_that_are_multiples_of_a_block_are_named_without_a_control(tmp_path):
     variant = PLAIN.copy()
     variant[[8, 16, 24, 32, 40]] = OTHER[[8, 16, 24, 32, 40]]
-    (row,) = [row for row in stored(tmp_path, reference=PLAIN, variant=variant).evidence(0) if row.rung == STRUCTURE]
+    (row,) = [row for row in stored(tmp_path, reference=PLAIN, variant=variant).evidence(0) if row.group == STRUCTURE]
     assert row.figures.block == 8
     variant[[8, 40]] = PLAIN[[8, 40]]  # 16, 24, 32: three places, as blocks of 8 and nothing smaller have them
-    (row,) = [row for row in stored(tmp_path, reference=PLAIN, variant=variant).evidence(0) if row.rung == STRUCTURE]
+    (row,) = [row for row in stored(tmp_path, reference=PLAIN, variant=variant).evidence(0) if row.group == STRUCTURE]
     assert row.figures.block == 8
 
 
@@ -269,7 +269,7 @@ def test_of_more_tokens_that_tie_than_are_kept_any_may_be_emitted(tmp_path):
         **{"emitted:reference": tokens, "emitted:variant": OTHER.argmax(1)},
     )
     assert outcomes(run)[SAMPLER] == [FAILED, PASSED]
-    assert [row.figures.first for row in run.evidence(0) if row.rung == SAMPLER] == [9, None]
+    assert [row.figures.first for row in run.evidence(0) if row.group == SAMPLER] == [9, None]
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ def test_a_large_fault_of_such_an_engine_is_a_bug_by_its_16_bits(narrow: LoadedM
     verdict = judged(narrow, short(narrow), "prefill", engine)
     assert verdict.is_bug_suspected
     assert rows(verdict)[FLOAT32].outcome == MISSING
-    assert FAILED in {row.outcome for row in verdict.evidence if row.rung == OWN_DTYPE}
+    assert FAILED in {row.outcome for row in verdict.evidence if row.group == OWN_DTYPE}
     assert verdict.first_place == (0, 0)
 
 

@@ -128,7 +128,7 @@ def test_a_fault_of_an_engine_of_16_bits_is_a_bug_at_its_position(name: str, nar
     """Float32 has nothing to say of it; before, the pair's ratio of 3 stood alone and passed."""
     verdict = judged(narrow, tiny_prompts(narrow), "prefill", lambda _, ids: bug(name)(held, ids))
     assert verdict.is_bug_suspected
-    pair, engine = (row for row in verdict.evidence if row.rung == OWN_DTYPE)
+    pair, engine = (row for row in verdict.evidence if row.group == OWN_DTYPE)
     assert (pair.outcome, engine.outcome) == (PASSED, FAILED)
     assert verdict.because.startswith(engine.says[:40])
     assert verdict.noise_ratio == engine.figures.noise_ratio
@@ -158,7 +158,7 @@ def test_a_stale_slot_as_large_as_the_floor_is_seen_at_its_position_or_below_the
     """0.015 makes a pair of 0.99 times the overall floor in bfloat16."""
     prompts = tiny_prompts(narrow)
     verdict = judge_pair(narrow, prompts, "prefill", lambda _, ids: stale(held, ids, share))
-    pair, engine = (row for row in verdict.evidence if row.rung == OWN_DTYPE)
+    pair, engine = (row for row in verdict.evidence if row.group == OWN_DTYPE)
     if share == 0.015:
         assert pair.figures.noise_ratio == pytest.approx(0.99, abs=0.15)
     if verdict.is_bug_suspected:

@@ -50,7 +50,7 @@ def test_experts_of_an_engine_that_answers_in_float32_are_rounding(experts, judg
     engine = holding_float32(experts, lambda model, ids: walk(model, ids, [7, 20]))
     verdict = judged(experts, tiny_prompts(experts), "prefill", engine)
     assert verdict.name == "rounding"
-    (row,) = (row for row in verdict.evidence if row.rung == FLOAT32)
+    (row,) = (row for row in verdict.evidence if row.group == FLOAT32)
     assert (row.outcome, row.figures.compute_dtype) == (PASSED, "float32")
     assert verdict.noise_ratio == row.figures.noise_ratio < 1
 

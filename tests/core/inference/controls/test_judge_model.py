@@ -42,8 +42,8 @@ PROMPT = tuple(range(5, 29))
 
 
 def rows(verdict: Verdict) -> dict[str, Evidence]:
-    """The last row of each rung."""
-    return {row.rung: row for row in verdict.evidence}
+    """The last row of each group."""
+    return {row.group: row for row in verdict.evidence}
 
 
 def alone(verdict: Verdict) -> Evidence:
@@ -87,7 +87,7 @@ VARIANT = "decode+batch:2+neighbours:same"
 
 
 @pytest.mark.model
-def test_rungs_and_figures_of_rounding(narrow: LoadedModel) -> None:
+def test_groups_and_figures_of_rounding(narrow: LoadedModel) -> None:
     steps: list[str] = []
     verdict = judge_pair(narrow, [PROMPT, PROMPT[:9]], "prefill", VARIANT, on_progress=steps.append)
     sides = [
@@ -229,7 +229,7 @@ def test_an_engine_without_float32_is_compared_with_roundings_drawn_anew(narrow:
     row = rows(verdict)[FLOAT32]
     assert row.outcome == MISSING
     assert "kernel takes bfloat16" in row.says
-    assert {row.outcome for row in verdict.evidence if row.rung == OWN_DTYPE} == {PASSED}
+    assert {row.outcome for row in verdict.evidence if row.group == OWN_DTYPE} == {PASSED}
 
 
 @pytest.mark.model
@@ -302,7 +302,7 @@ def test_a_mixture_of_experts_is_decided_in_float64(experts: LoadedModel) -> Non
     before, implementation = state(experts), experts.model.config._experts_implementation
     verdict = judge_pair(experts, tiny_prompts(experts), "prefill", "decode")
     assert verdict.name == "rounding"
-    single, double = (row for row in verdict.evidence if row.rung == FLOAT32)
+    single, double = (row for row in verdict.evidence if row.group == FLOAT32)
     assert (single.outcome, single.figures.compute_dtype) == (NOTED, "float32")
     assert (double.outcome, double.figures.compute_dtype) == (PASSED, "float64")
     assert double.figures.floor_rms_logits < 1e-13 < 1e-3 < single.figures.floor_rms_logits  # torn by the router's ties
@@ -315,7 +315,7 @@ def test_a_mixture_of_experts_is_decided_in_float64(experts: LoadedModel) -> Non
 def test_a_fault_behind_a_floor_torn_by_near_ties_is_seen_in_float64(experts: LoadedModel, judged) -> None:
     verdict = judged(experts, tiny_prompts(experts)[:1], "prefill", scaled_value(1.01))
     assert verdict.is_bug_suspected
-    single, double = (row for row in verdict.evidence if row.rung == FLOAT32)
+    single, double = (row for row in verdict.evidence if row.group == FLOAT32)
     assert single.figures.noise_ratio < single.figures.largest_ratio_allowed
     assert double.outcome == FAILED
     assert double.figures.noise_ratio > 1e9
@@ -343,7 +343,7 @@ def test_neighbours_that_move_bits_are_a_leak_of_a_dense_model_that_repeats_its_
 
     monkeypatch.setattr(judge_model, "digest_of", digest)
     found = judge_pair(tiny_model(name), [PROMPT], "prefill", "prefill+batch:2")
-    row = next(row for row in found.evidence if row.rung == NEIGHBOURS)
+    row = next(row for row in found.evidence if row.group == NEIGHBOURS)
     assert row.outcome == outcome
     assert found.name in verdict.split(" or "), found.table()
     assert ("leaks" in row.says) == (outcome == FAILED)

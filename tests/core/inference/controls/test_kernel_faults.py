@@ -35,7 +35,7 @@ def test_a_fault_of_16_bits_alone_is_a_bug(case: str, dtype: str, narrow, half, 
     prompts = tiny_prompts(loaded)
     verdict = judged(loaded, prompts, "prefill", in_16_bits_only(FAULTS[case](1.0)))
     assert verdict.is_bug_suspected
-    assert {row.outcome for row in verdict.evidence if row.rung == FLOAT32} == {PASSED}
+    assert {row.outcome for row in verdict.evidence if row.group == FLOAT32} == {PASSED}
     (drawn,) = (row for row in verdict.evidence if row.check is Check.DRAWN)
     assert drawn.outcome == FAILED
     if case in OF_ONE_TOKEN:
@@ -97,5 +97,5 @@ def test_a_dump_with_its_float32_and_the_model_says_the_same(
     run = _judged_dump(narrow, side, tmp_path)
     assert (verdict.name, run.pairs[0].verdict) == (name, name)
     assert run.pairs[0].noise_ratio == pytest.approx(verdict.noise_ratio, rel=0.01)
-    drawn = {row.side: row.outcome for row in run.evidence(0) if row.check is Check.DRAWN and row.rung == OWN_DTYPE}
+    drawn = {row.side: row.outcome for row in run.evidence(0) if row.check is Check.DRAWN and row.group == OWN_DTYPE}
     assert drawn == {"reference": PASSED, "variant": FAILED if name == "bug suspected" else PASSED}

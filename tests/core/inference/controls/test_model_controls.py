@@ -68,7 +68,7 @@ def _judged(store: Store, dump: Path, loaded: LoadedModel, **given: list[Path]) 
 
 
 def _outcomes(run: RunReader) -> dict[str, str]:
-    return {row.rung: row.outcome for row in run.evidence(0)}
+    return {row.group: row.outcome for row in run.evidence(0)}
 
 
 def test_a_dump_of_the_model_itself_is_rounding_by_its_own_floor_and_leaves_the_model_as_it_was(
@@ -184,7 +184,7 @@ def test_a_side_of_16_bits_in_a_lower_precision_is_named_with_and_without_its_fl
             assert run.pairs[0].verdict == verdict, run.pairs[0].because
             if engine is sound:
                 assert all(each in run.pairs[0].because for each in says)
-                (row,) = [row for row in run.evidence(0) if row.rung == PRECISION and row.outcome == PASSED]
+                (row,) = [row for row in run.evidence(0) if row.group == PRECISION and row.outcome == PASSED]
                 assert row.check is (Check.EXPLAINED if given else Check.DRAWN_PRECISION)
 
 

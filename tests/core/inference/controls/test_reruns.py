@@ -33,7 +33,7 @@ def freed_buffer(dtype: torch.dtype, place: int = 7) -> Engine:
 
 
 def rerun_of(verdict: Verdict) -> tuple[Evidence, RerunFigures]:
-    row = next(row for row in verdict.evidence if row.rung == RERUN)
+    row = next(row for row in verdict.evidence if row.group == RERUN)
     assert isinstance(row.figures, RerunFigures)
     return row, row.figures
 
@@ -68,7 +68,7 @@ def test_another_check_that_fails_is_the_bug(small: Any) -> None:
 
     verdict = judge_pair(small, tiny_prompts(small), "prefill", engine)
     _, figures = rerun_of(verdict)
-    failed = next(each for each in verdict.evidence if each.rung == FLOAT32)
+    failed = next(each for each in verdict.evidence if each.group == FLOAT32)
     assert verdict.is_bug_suspected
     assert figures.beyond_noise_floor is False
     assert verdict.because.startswith(failed.says.rstrip("."))

@@ -257,7 +257,7 @@ def test_a_sum_that_depends_on_the_batch_is_caught(llama: LoadedModel, monkeypat
 
 @pytest.mark.model
 def test_a_wrong_cache_still_shows(llama: LoadedModel) -> None:
-    """What makes the rung of the verdict mean something: a fault is no matter of order."""
+    """What makes the group of the verdict mean something: a fault is no matter of order."""
     ids = torch.tensor([tokens(llama)])
     plain = logits_of("prefill+invariant", llama)
     for scale, is_same in ((1.0, True), (1.01, False)):

@@ -15,8 +15,8 @@ from msgspec.structs import fields
 from core.errors import UsageError
 from core.runs.file import evidence
 from core.runs.file.evidence import (
+    CHECK_GROUPS,
     NOTED,
-    RUNGS,
     Check,
     CheckFigures,
     Evidence,
@@ -62,7 +62,7 @@ def test_every_checks_figures_come_back_from_a_run_file(tmp_path: Path, is_full:
     store = Store(tmp_path)
     with reader(store, judged_run(store, "rounding", evidence=rows)) as run:
         assert run.evidence(0) == rows
-    assert [row.check for row in rows] == list(Check)  # the checks stand in the order of the ladder
+    assert [row.check for row in rows] == list(Check)  # in the order of the groups
 
 
 @CHECKS
@@ -130,8 +130,8 @@ def test_every_figure_has_a_label_of_its_own(record: type[CheckFigures]) -> None
     assert len(set(labels)) == len(labels)
 
 
-def test_every_rung_has_a_check_and_every_record_belongs_to_one() -> None:
-    assert list(dict.fromkeys(check.rung for check in Check)) == list(RUNGS)
+def test_every_group_has_a_check_and_every_record_belongs_to_one() -> None:
+    assert list(dict.fromkeys(check.group for check in Check)) == list(CHECK_GROUPS)
     declared = {each for each in vars(evidence).values() if isinstance(each, type) and issubclass(each, CheckFigures)}
     assert declared - set(RECORDS) == {CheckFigures, RatioFigures}
 

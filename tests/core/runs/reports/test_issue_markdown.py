@@ -12,7 +12,7 @@ import pytest
 from core.errors import UsageError
 from core.judging.judge import WIDE
 from core.judging.statistic import floor_test
-from core.runs.file.evidence import RUNGS, Verdict
+from core.runs.file.evidence import CHECK_GROUPS, Verdict
 from core.runs.file.records import VERDICTS, Provenance, SideHeader
 from core.runs.queries.verdicts import answer_of, position_ratios, shown_verdict
 from core.runs.reader import RunReader
@@ -138,7 +138,7 @@ def test_every_verdict_is_reported_with_every_row_it_rests_on_and_at_most_25_lin
     text = report(store, judged_run(store, verdict))
     assert f"`decode` vs `prefill`: {verdict}\n" in text
     for row in CASES[verdict][2]:
-        assert f"| {row.outcome} | {RUNGS[row.rung]} |" in text
+        assert f"| {row.outcome} | {CHECK_GROUPS[row.group]} |" in text
     assert len(unfolded(text).splitlines()) <= MOST_SHOWN
     assert text.count("<details>") == text.count("</details>") == 2
 

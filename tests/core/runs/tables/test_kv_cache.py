@@ -123,7 +123,7 @@ def test_a_verdict_comes_back_with_its_evidence_and_floor(tmp_path):
         pair = run.pairs[0]
         stored = pair.verdict, pair.because, pair.noise_ratio, pair.first_place
         assert stored == ("rounding", "It is rounding.", 1.0, (0, 3))
-        assert run.evidence(0) == [rows[1], rows[0]]  # in the order of the ladder
+        assert run.evidence(0) == [rows[1], rows[0]]  # in the order of the groups
         table = run.rows("floor_position", pair=0)
         assert table["pair_rms"].tolist() == floor.pair_rms.tolist()
         assert table["position"].tolist() == [0, 1, 2, 0, 1, 2, 3, 4]

@@ -74,7 +74,7 @@ def _one_prompt(loaded: LoadedModel) -> list[tuple[int, ...]]:
 
 
 def _row(verdict_rows: tuple[Evidence, ...]) -> Evidence:
-    (row,) = [row for row in verdict_rows if row.rung == PRECISION]
+    (row,) = [row for row in verdict_rows if row.group == PRECISION]
     return row
 
 
@@ -116,7 +116,7 @@ def test_both_sides_may_be_in_a_lower_precision_each_in_its_own(judged, small: L
     cached, quantised = stored(fp8), with_weights(q4_0)
     verdict = judged(small, _one_prompt(small), cached, quantised)
     assert verdict.name == LOWER_PRECISION, verdict.table()
-    names = {row.figures.precision for row in verdict.evidence if row.rung == PRECISION}
+    names = {row.figures.precision for row in verdict.evidence if row.group == PRECISION}
     assert names == {NAMED["fp8 cache, attention written out"], NAMED["weights in Q4_0"]}
     assert judged(small, _one_prompt(small), scaled_head(1.01), quantised).name == BUG_SUSPECTED  # the twin
 
