@@ -40,7 +40,7 @@ def draw() -> None:
         part = MOVED[name]
         tab = {} if part in PAGE_NAMES else {"tab": part}
         st.switch_page(pages[PAGE_NAMES.index(PAGE_OF[part].name)], query_params=st.query_params.to_dict() | tab)
-    if name == "overview":  # where what was opened is seen; until then a rerun does not lose it
+    if name == "overview":  # the run that was opened is shown here; until then a rerun does not lose it
         st.session_state.pop("opened", None)
     widgets.forget_clicks(name)
     st.sidebar.markdown("**ULPscope** :small[rounding, or a bug?]")

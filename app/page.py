@@ -21,7 +21,7 @@ _WHOLE = re.compile(r"-?[0-9]{1,15}", re.ASCII)
 
 
 def whole(text: str) -> int | None:
-    """A whole number out of a link; None for anything else, also for `1e3`, `1_000`, ` 7` and digits beyond ASCII."""
+    """Return the whole number in a link; None for anything else, also `1e3`, `1_000`, ` 7` and non-ASCII digits."""
     return int(text) if _WHOLE.fullmatch(text) else None
 
 
@@ -70,7 +70,7 @@ class PageSetting:
 class Page:
     """A page, or a tab of one. name: in its address, of a page also its script's.
 
-    absent: the word beside its name if a pair has nothing of it, else ''; a tab is not shown then. line: its line on
+    absent: the word next to its name if a pair has nothing of it, else ''; a tab is not shown then. line: its line on
     the overview of a pair.
     """
 

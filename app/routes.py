@@ -1,4 +1,4 @@
-"""HTTP routes beside the pages, in the same process: the API, downloads by their short addresses, tiles, uploads."""
+"""HTTP routes in the process of the pages: the API, downloads by their short addresses, tiles, uploads."""
 
 from __future__ import annotations
 

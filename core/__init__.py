@@ -29,7 +29,7 @@ class _OneCopy(MetaPathFinder, Loader):
 
 
 if __name__ == "ulpscope":
-    core = find_spec("core")  # of a clone, whose dashboard and tests are core, or of somebody else
+    core = find_spec("core")  # of a clone, whose dashboard and tests are core, or another package
     if core is not None and core.origin and Path(core.origin).resolve() == Path(__file__).resolve():
         sys.meta_path.insert(0, _OneCopy())
         sys.modules["ulpscope"] = import_module("core")

@@ -63,5 +63,8 @@ else:
     texts = [wording.token(i, text) for i, text in zip(worst["token_id"], worst["text"], strict=True)]
     tables.draw(worst.assign(text=texts).drop(columns="token_id"), "worst", 12)
     st.caption(f"{plural(len(worst), 'logit')} of this position with the largest {by} of {view.dtype}, exact values.")
-files = {"furthest apart": worst, "every logit of the position": lambda: with_texts(run, every_element(run, *place))}
+files = {
+    "largest differences": worst,
+    "every logit of the position": lambda: with_texts(run, every_element(run, *place)),
+}
 exports.download(files, exports.file_stem(view, "heatmap", at_position=True), "heatmap_tables")

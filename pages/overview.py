@@ -82,7 +82,7 @@ if not summary.bit_identical:
     widgets.causes(view)
 panel.report(view)
 
-# What is in these is fetched when somebody opens them.
+# The content of these is read when they are opened.
 if not view.is_list:
     folded = st.expander("More figures", icon=":material/bar_chart:", key="more_figures", on_change="rerun")
     if folded.open:

@@ -1,1 +1,1 @@
-"""The HTTP API, beside the pages in the same process; docs/reference/api.md shows it with curl."""
+"""HTTP API, in the process of the pages; docs/reference/api.md shows it with curl."""

@@ -21,7 +21,7 @@ SAMPLE = "def __init__(self, name, parent=None):\n    self.name = name\n    self
 SCORE, CONTINUE = "score the prompts", "continue the prompts"
 KV = {"auto": None, "always": True, "never": False}
 KEPT: dict[Literal["all", "figures"], str] = {"all": "all", "figures": "none: figures only"}
-MORE = {  # what can run beside the sides: label of its box, what it takes
+MORE = {  # what can run with the sides: label of its box, what it takes
     "judge": ("Judge it: rounding, or a bug?", "runs the checks of the verdict: several times the work of the capture"),
     "layers": (
         "Compare what every module puts out (Internals)",
@@ -122,7 +122,7 @@ def _choose_paths() -> dict[str, Any]:
     sweep = st.text_input("Sweep of the reference", key="capture_sweep", **look).strip()
     left, right = st.columns([3, 2], vertical_alignment="bottom")
     about = (
-        "score: logits at every position of the prompts. continue: each side goes on by its own argmax; where two sides"
+        "score: logits at every position of the prompts. continue: each side goes on by its own argmax; if two sides"
         " diverge, both texts and their logits there are kept"
     )
     mode = left.selectbox("What to do", [SCORE, CONTINUE], key="capture_mode", help=about, **_FIELD)

@@ -13,7 +13,7 @@ RUNS = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#9A6FD6", "#E69F00")
 
 
 def runs_by_distance(curves: list[tuple[str, pd.DataFrame]]) -> go.Figure:
-    """Share of logits at least so many ULPs apart, one step line a run, both axes logarithmic. curves: name, table of
+    """Share of logits that differ by at least so many ULPs, one step line per run, log axes. curves: name, table of
     core.runs.queries.compare.distribution.
     """
     figure = go.Figure()
@@ -24,11 +24,11 @@ def runs_by_distance(curves: list[tuple[str, pd.DataFrame]]) -> go.Figure:
             mode="lines",
             line={"color": color, "width": 2, "shape": "vh"},
             name=inert(name),
-            hovertemplate="%{y:.3g} of the logits are at least %{x:,} ULPs apart<extra></extra>",
+            hovertemplate="%{y:.3g} of the logits differ by at least %{x:,} ULPs<extra></extra>",
         )
     whole = pd.concat([table for _, table in curves])
     figure.update_xaxes(title="ULPs of each run's own dtype", **log_axis(whole["distance"].to_numpy(float)))
-    figure.update_yaxes(title="share at least so far apart", **log_axis(whole["share"].to_numpy(float)))
+    figure.update_yaxes(title="share that differs by at least as much", **log_axis(whole["share"].to_numpy(float)))
     return layout(figure, 320).update_layout(legend_tracegroupgap=0)
 
 

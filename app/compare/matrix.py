@@ -41,7 +41,7 @@ def pick(plans: Sequence[StoredPlan]) -> StoredPlan:
 
 
 def changes_of(sweeps: Ledger, plan: StoredPlan) -> list[CellChange]:
-    """Every cell of a plan with its change since its last good run."""
+    """Return every cell of a plan with its change since its last good run."""
     return [change_of(state) for state in sweeps.states(plan.cells)]
 
 
@@ -57,7 +57,7 @@ def axes_of(changes: Sequence[CellChange]) -> tuple[str, str]:
 
 
 def filters(changes: Sequence[CellChange], axes: tuple[str, str]) -> list[CellChange]:
-    """Draw a filter for each other axis that varies, and return the cells that are left."""
+    """Draw a filter for each other axis that varies; return the cells that pass."""
     others = [axis for axis in varying(changes) if axis not in axes]
     selection = {}
     with st.container(horizontal=True):
@@ -101,7 +101,7 @@ def table(matrix: Matrix) -> CellChange | None:
 
 
 def growth_chart(changes: Sequence[CellChange]) -> go.Figure:
-    """rms in row ULPs after each block, log, a line a cell, and dotted its last good run. A click gives the cell's
+    """Draw rms in row ULPs after each block, log, one line per cell; dotted: its last good run. A click gives its
     number.
     """
     figure = go.Figure()
@@ -130,7 +130,7 @@ def growth_chart(changes: Sequence[CellChange]) -> go.Figure:
 
 
 def growth(matrix: Matrix) -> None:
-    """Draw how the difference grows over the blocks of the model, where modules were compared."""
+    """Draw how the difference grows over the blocks of the model, if modules were compared."""
     changes = [entry.change for row in matrix.entries for entry in row if entry.change and entry.change.growth]
     if not changes:
         return
@@ -149,7 +149,7 @@ def growth(matrix: Matrix) -> None:
 
 
 def cell(change: CellChange) -> None:
-    """Draw one cell: what it is, what became of it, and the way to its run."""
+    """Draw one cell: its axes, its result, and links to its runs."""
     axes, now = change.state.axes, change.now
     place = ", ".join(f"{axis} {in_short(axis, value)}" for axis, value in axes.items() if value)
     st.markdown(f"**{widgets.escape(clean(place, 300))}**")
@@ -181,7 +181,7 @@ def _open(run_id: str, other: str = "") -> None:
 
 
 def exported(changes: Sequence[CellChange]) -> pd.DataFrame:
-    """Every cell that is shown, with its figures: a row each."""
+    """Return the visible cells with their figures, one row each."""
     columns = ("state", "verdict", "noise_ratio", "flips", "neq_share", "run", "changed", "says")
     entries = [change.as_json() for change in changes]
     rows = [one["axes"] | {name: one[name] for name in columns} for one in entries]

@@ -14,11 +14,11 @@ from core.runs.queries.compare import FIGURES, RunPair, figures
 from core.runs.store.store import cell_of
 from core.text import exact, multiple, number, percent, printable
 
-MOST = 5  # runs beside the first: six colors can be told apart
+MOST = 5  # runs next to the first: six colors can be distinguished
 
 
 def parse_setting() -> dict[str, int | None]:
-    """Runs that the page's setting names, `run~2,run`, each with the index of its pair or None."""
+    """Return the runs in the page's setting, `run~2,run`, each with the index of its pair or None."""
     parts = [part.strip().partition("~") for part in str(st.session_state.get("compare_with", "")).split(",")]
     is_index = {index: index.isdigit() and len(index) < 6 for *_, index in parts}
     return {run_id: int(index) if is_index[index] else None for run_id, _, index in parts[:MOST] if run_id}
@@ -77,7 +77,7 @@ def pick(view: selection.View) -> list[RunPair]:
 
 
 def names(pairs: Sequence[RunPair]) -> list[str]:
-    """Names of the pairs, short and each its own: the run's name, and its variant if that tells two apart."""
+    """Return short, distinct names of the pairs: the run's name, and its variant if two runs share a name."""
     plain = [printable(one.run.header.name, "?")[:60] for one in pairs]
     return [
         name if plain.count(name) == 1 else f"{name} · {one.pair.variant} · {place + 1}"
@@ -86,7 +86,7 @@ def names(pairs: Sequence[RunPair]) -> list[str]:
 
 
 def provenance(pairs: Sequence[RunPair], titles: Sequence[str]) -> pd.DataFrame:
-    """Table of what is not the same everywhere in where the runs come from: a row a fact, a column a run."""
+    """Return how the provenance of the runs differs: one row per fact, one column per run."""
     facts = pd.DataFrame([one.facts for one in pairs], index=titles).drop(columns=["run", "name"]).fillna("")
     return facts.astype(str).T[lambda table: table.nunique(axis=1) > 1]
 
@@ -120,14 +120,14 @@ def _text(name: str, value: float, rows: int) -> str:
 
 
 def exported(pairs: Sequence[RunPair]) -> pd.DataFrame:
-    """Table for a download with the figures as they are and where each run comes from, one row a run."""
+    """Return the unrounded figures and provenance for a download, one row per run."""
     summary = ("flips", "near_ties", "same_top1", "max_ulps", "mean_ulps", "max_row_ulps", *COUNTS)
     counts = [{name: getattr(one.pair.summary, name) for name in summary} for one in pairs]
     return pd.concat([pd.DataFrame([one.facts for one in pairs]), figures(pairs), pd.DataFrame(counts)], axis=1)
 
 
 def by_position(pairs: Sequence[RunPair], prompt: int) -> pd.DataFrame:
-    """Table of every run's figures by position of a prompt, one below another, with the run in front."""
+    """Return the figures by position of a prompt for all runs, one below another; the first columns name the run."""
     parts = [one.table[one.table["prompt"] == prompt] for one in pairs]
     for part, one in zip(parts, pairs, strict=True):
         part.insert(0, "variant", one.pair.variant)
@@ -136,7 +136,7 @@ def by_position(pairs: Sequence[RunPair], prompt: int) -> pd.DataFrame:
 
 
 def distances(pairs: Sequence[RunPair]) -> pd.DataFrame:
-    """Table with run, variant, distance_ulps, elements: how many logits of each pair are how many ULPs apart."""
+    """Return run, variant, distance_ulps, elements: number of logits of each pair by distance in ULPs."""
     query = "SELECT distance AS distance_ulps, elements FROM ulp_histogram WHERE pair = ? ORDER BY distance"
     return pd.concat(
         [one.run.query(query, one.pair.index).assign(run=one.run.run_id, variant=one.pair.variant) for one in pairs],
@@ -145,7 +145,7 @@ def distances(pairs: Sequence[RunPair]) -> pd.DataFrame:
 
 
 def flip_texts(flips: pd.DataFrame, pairs: Sequence[RunPair], titles: Sequence[str]) -> pd.DataFrame:
-    """Table of flips, a row a position: where, and of each run the two tokens, empty if it does not flip there."""
+    """Return one row per position with a flip: place, and per run the two tokens, empty if it has no flip there."""
     texts = [
         " → ".join(wording.token(token, pairs[row.run].run.vocabulary.get(token)) for token in tokens)
         for row in flips.itertuples()

@@ -46,7 +46,7 @@ def draw(view: selection.View) -> None:
         curves = [(title, distribution(one)) for title, one in zip(titles, pairs, strict=True)]
         picture = exports.picture(f"{stem}-distances", titles)
         plots.draw(charts.runs_by_distance(curves), "compare_distributions", picture)
-        st.caption("Share of the logits at least so many ULPs apart, both axes log.")
+        st.caption("Share of the logits that differ by at least so many ULPs, both axes log.")
     if is_same is not False:
         with right:
             by = str(

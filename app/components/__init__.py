@@ -1,1 +1,1 @@
-"""Parts of several pages, with their JavaScript beside their Python."""
+"""Parts of several pages, with their JavaScript next to their Python."""

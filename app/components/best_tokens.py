@@ -46,7 +46,7 @@ def section(view: selection.View, *, is_charted: bool = True) -> None:
 
 
 def short(view: selection.View) -> None:
-    """Draw the top tokens of the selected position beside a prompt: their logits on both sides, and the difference."""
+    """Draw the top tokens of the selected position next to a prompt: their logits on both sides, and the difference."""
     top, holds = store_cache.top(view), view.run.header.holds
     logits = {side: top[f"{side}_logit"] for side in SIDES}
     table = {"token": _tokens(top), **logits, "difference": logits["variant"] - logits["reference"]}

@@ -46,7 +46,7 @@ def log_axis(values: np.ndarray) -> dict:
 
 def add_lone(figure: go.Figure, x: np.ndarray, y: np.ndarray, colour: str, size: int = 6) -> None:
     """Draw points of a line without a neighbour on either side as markers: a line of one point is not drawn. y: NaN
-    where there is a gap.
+    in a gap.
     """
     is_gap = np.isnan(np.concatenate([[np.nan], y, [np.nan]]))
     is_lone = ~is_gap[1:-1] & is_gap[:-2] & is_gap[2:]
@@ -58,7 +58,7 @@ def add_lone(figure: go.Figure, x: np.ndarray, y: np.ndarray, colour: str, size:
 
 
 def add_floor(figure: go.Figure, x: np.ndarray, floor: np.ndarray, name: str = "noise floor", **more: object) -> None:
-    """Draw a noise floor as a dotted line; gaps where it is 0, nothing where none was measured."""
+    """Draw a noise floor as a dotted line; gaps if it is 0, nothing if none was measured."""
     if not np.isnan(floor).all():
         line = {"color": QUIET, "width": 1.6, "dash": "dot"}
         figure.add_scatter(x=x, y=gaps_at_zero(floor), mode="lines", line=line, name=name, hoverinfo="skip", **more)
@@ -71,7 +71,7 @@ def add_selected(figure: go.Figure, x: int) -> None:
 
 
 def every_few(places: list[int], most: int) -> list[int]:
-    """At most so many of the places, evenly apart, from the first on."""
+    """Return at most so many of the places, evenly spaced, from the first on."""
     return places[:: max(1, -(-len(places) // most))]
 
 
@@ -79,7 +79,7 @@ def gaps_at_zero(values: np.ndarray) -> np.ndarray:
     return np.where(values > 0, values, np.nan)
 
 
-# A line takes no click, its markers do; these are not drawn, and the nearest one takes the click wherever it lands.
+# A line takes no click, its markers do; these are not drawn, and the nearest one takes the click.
 CLICKABLE: dict = {
     "mode": "lines+markers",
     "marker": {"size": 6, "opacity": 0},

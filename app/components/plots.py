@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 LIBRARY = Path(__file__).resolve().parents[1] / "vendor" / "plotly-cartesian-4.1.1.min.js"
-_ADDRESS = f"assets/{LIBRARY.name}"  # beside the pages; the name has the version, so it is kept for good
+_ADDRESS = f"assets/{LIBRARY.name}"  # next to the pages; the name has the version, so it is cached for good
 _CSS = """
 .ulpscope-figure { position: relative; width: 100%; overflow: hidden; }
 .ulpscope-figure .plot:popover-open { position: fixed; inset: 0; margin: 0; padding: 16px; width: 100vw; height: 100vh;
@@ -90,7 +90,7 @@ def draw(
     """Draw `shown`.
 
     picture: how it is saved, of `app.shell.exports.picture`. on_pick: called when a point with custom data was clicked,
-    `chosen(key)` has it. of: what its axes depend on beside the prompt; a zoom is kept until either changes.
+    `clicked_value(key)` returns it. of: what its axes depend on besides the prompt; a zoom is kept until it changes.
     """
     view = selection.current_view()
     one = figure if isinstance(figure, FigureSpec) else figure_spec(figure)

@@ -10,7 +10,7 @@ import streamlit as st
 from app.shell import widgets
 from core.text import plural
 
-COLUMNS_IN_SIGHT = 7  # fit beside each other in a window of 1280 pixels
+COLUMNS_IN_SIGHT = 7  # fit side by side in a window of 1280 pixels
 
 _LABELS = {
     "neq": "differ",

@@ -118,6 +118,6 @@ def _delete(cards: Sequence[RunCard]) -> None:
         st.session_state["undo"] = ([card.run_id for card in gone], f"Deleted {what}.")
     ids = {card.run_id for card in gone}
     st.session_state["ticked"] = [run_id for run_id in st.session_state.get("ticked", ()) if run_id not in ids]
-    if st.session_state.get("run") in ids:  # or the sidebar would call it deleted by somebody
+    if st.session_state.get("run") in ids:  # or the sidebar would report it as deleted
         st.session_state.pop("run")
         selection.new_run()

@@ -76,7 +76,7 @@ class Axes extends Drawing {
     }
     draw.stroke();
     draw.restore();
-    // Beside the map, not across it: a line would cover the very row one looks for.
+    // Next to the map, not across it: a line would cover the row that is looked for.
     draw.fillStyle = data.selected_colour;
     draw.font = `18px ${font}`;
     const { row, token, rank } = data.selected;
@@ -121,7 +121,7 @@ class Axes extends Drawing {
     const isBeside = plot.width > BESIDE;
     const swatches = [["transparent", "all equal"], [data.mismatch_colour, "NaN or infinity on one side"]];
     const long = swatches.reduce((sum, [, says]) => sum + 30 + wide(says), 0);
-    // Beneath, to the left of the plot where it is as narrow as a telephone.
+    // Below, to the left of the plot if it is as narrow as a phone.
     let place = isBeside ? left + width + 24 + wide(unit) : Math.max(4, Math.min(left, shape.width - long));
     const line = isBeside ? top : top + (isUnitBeside ? 30 : 30 + LINE);
     draw.strokeStyle = border;

@@ -36,7 +36,7 @@ class Drawing extends Tiles {
     return cell === MISMATCH ? this.data.mismatch_colour : css(this.lut[keyOf(cell)]);
   }
 
-  // Black or white, whichever is read on the colour of a cell.
+  // Black or white, the readable one on the colour of a cell.
   inkOn(cell) {
     const [red, green, blue] = cell === MISMATCH ? [0, 0, 0] : [0, 8, 16].map((shift) => (this.lut[keyOf(cell)] >>> shift) & 255);
     return 0.3 * red + 0.59 * green + 0.11 * blue > 115 ? "#000000" : "#FFFFFF";

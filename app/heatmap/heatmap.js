@@ -1,6 +1,6 @@
 // The heatmap's canvas: tiles of raw cells from the server, pooled by maximum into pixels, coloured here.
 // Nothing is ever set as HTML: token texts are of others.
-// The parts beside this file are one script: colours, tiles, drawing, axes, pointing, then this.
+// The files next to this one are one script with it: colours, tiles, drawing, axes, pointing, then this.
 
 class Heatmap extends Pointing {
   constructor(root) {

@@ -137,7 +137,7 @@ class Pointing extends Axes {
         if (question.signal.aborted) return;
         const [reference, variant] = this.data.names;
         this.tell(here, [
-          ...(count > 1 ? [`furthest apart of ${grouped(count)} logits:`] : []), found.where, found.text, `${reference}: ${found.reference}`,
+          ...(count > 1 ? [`largest difference of ${grouped(count)} logits:`] : []), found.where, found.text, `${reference}: ${found.reference}`,
           `${variant}: ${found.variant}`, [found.apart, found.difference].filter(Boolean).join(", "), `ranks (1 = argmax) ${found.ranks}`,
         ]);
       } catch (error) {

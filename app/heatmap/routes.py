@@ -59,10 +59,10 @@ class ArrayCache:
         self._bytes = 0
         self._lock = threading.Lock()
         self._arrays: OrderedDict[tuple, Cells] = OrderedDict()
-        self._turns: WeakValueDictionary[tuple, threading.Lock] = WeakValueDictionary()  # while somebody asks
+        self._turns: WeakValueDictionary[tuple, threading.Lock] = WeakValueDictionary()  # while a request waits
 
     def get(self, key: tuple, make: Callable[[], Cells]) -> Cells:
-        """The array of `key`, made by `make` if it is not there. Whoever gets it must not change it."""
+        """Return the array of `key`, made by `make` if it is not there. The caller must not change it."""
         with self._lock:
             turn = self._turns.setdefault(key, threading.Lock())
         with turn:
@@ -90,7 +90,7 @@ def address(run: RunReader, pair: int) -> str:
 
 
 def stamp(run: RunReader) -> str:
-    """Text that changes whenever the run file does. StoreError where the file is gone."""
+    """Return a text that changes with the run file. StoreError if the file is gone."""
     _, mtime, size = store_cache.stamp_of(run)
     return f"{mtime:x}-{size:x}"
 
@@ -102,8 +102,8 @@ def prepare(dtype: str) -> None:
 
 
 async def _answer(request: Request, make: Callable[[Request, RunReader], Response]) -> Response:
-    """Call `make` in a thread of the heatmap's own, so that a slow tile holds up no download; not at all if nobody
-    waits any more.
+    """Call `make` in a thread of the heatmap's own, so that a slow tile delays no download; skip it if the client has
+    disconnected.
     """
     async with _limiter:
         if await request.is_disconnected():
@@ -149,7 +149,7 @@ def _headers(request: Request, version: str) -> dict[str, str]:
 
 
 def _largest(request: Request, run: RunReader) -> Response:
-    """Send the element that is furthest apart in a rectangle, as JSON; exact digits."""
+    """Send the largest difference in a rectangle as JSON, with exact digits."""
     pair = _number("pair", request.path_params["pair"])
     rows, columns = (_two(request, name, ":") for name in ("rows", "columns"))
     element = largest_in(run, pair, rows, columns, *_view(request))
@@ -157,8 +157,8 @@ def _largest(request: Request, run: RunReader) -> Response:
 
 
 def element_json(run: RunReader, element: Element) -> dict[str, str | int]:
-    """Words on an element, as the heatmap shows them under the pointer. Texts are of others; the browser sets them as
-    text only.
+    """Return an element as the heatmap shows it under the pointer. Texts are untrusted; the browser sets them as text
+    only.
     """
     prompt, position = place_of(run, element.row)
     texts = run.header.prompts[prompt].token_texts

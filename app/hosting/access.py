@@ -30,7 +30,7 @@ class Access:
     key: str  # signs cookies
 
     def member_of(self, connection: HTTPConnection) -> str | None:
-        """Return the name of the member that a request or websocket is from, None for anybody else."""
+        """Return the name of the member that a request or websocket is from, None if there is none."""
         sign_in, headers = self.config.sign_in, connection.headers
         if not sign_in.is_configured:
             return LOCAL
@@ -63,7 +63,7 @@ class Access:
         connection.session.update(member=member, way=way, proof=self._proof(way, member))
 
     def _proof(self, way: str, member: str) -> str | None:
-        """Return a keyed digest of what a session rests on now, None if that lets nobody in any more."""
+        """Return a keyed digest of a session's credentials, None if they are no longer valid."""
         sign_in = self.config.sign_in
         basis: str | None = None
         if way == "password":

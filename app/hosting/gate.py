@@ -46,7 +46,7 @@ def protection() -> list[Middleware]:
     """Return the middleware of the dashboard as it is configured; ends the process if it must not start."""
     try:
         config = configuration()
-        # Another server than Streamlit's does not say where it listens; the gate then looks at each connection.
+        # A server other than Streamlit's does not say where it listens; the gate then looks at each connection.
         is_streamlits = getattr(streamlit_config, "_server_mode", None) is not None
         start.check(config, st.get_option("server.address") if is_streamlits else "127.0.0.1")
         for secret in readable_secrets(config, os.environ):

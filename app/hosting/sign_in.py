@@ -1,4 +1,4 @@
-"""`/sign-in` and `/sign-out`, which the gate answers to anybody: a form for password or token, and OIDC."""
+"""`/sign-in` and `/sign-out`, which the gate answers without a session: a form for password or token, and OIDC."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from app.hosting.access import Access
 from core.hosting.credentials import is_member
 
 PATHS = ("/sign-in", "/sign-out", "/sign-in/oidc", "/sign-in/callback")
-# Signatures that only the provider can make, whatever it offers: no "none", no shared secret.
+# Signatures that only the provider can make, even if it offers others: no "none", no shared secret.
 _ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
-_LARGEST_FORM = 16 << 10  # bytes; anybody may send one
+_LARGEST_FORM = 16 << 10  # bytes; a form comes without a session
 _hashing = ThreadPoolExecutor(1, "passwords")  # one at a time: a hash takes 0.2 s of a core and 64 MB
 _audit = logging.getLogger("ulpscope.audit")
 _log = logging.getLogger(__name__)

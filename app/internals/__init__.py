@@ -86,7 +86,7 @@ KERNELS = Page(
     (
         PageSetting("list", "kernels_shown", "all", words(["all", "differ", "products"])),
         PageSetting("library", "kernels_library", "any", words(["any", *LIBRARIES])),
-        PageSetting("modules", "kernels_apart", False, {"apart": True, "together": False}),
+        PageSetting("modules", "kernels_split", False, {"apart": True, "together": False}),
     ),
     absent=lambda run, pair: "" if has("kernels", run, pair.index) else "not captured",
     line=_kernels_line,

@@ -42,7 +42,7 @@ _HOVER = {
     "max_ulps": "at most %{customdata[2]:,} ULPs",
     "rms": "rms %{customdata[2]:.4g}",
 }
-_MOST_NAMED = 60  # rows whose names fit beside a map
+_MOST_NAMED = 60  # rows whose names fit next to a map
 
 
 def short_name(module: str, kind: str, block: int) -> str:
@@ -138,7 +138,7 @@ def position_map(
 
 
 def head_maps(table: pd.DataFrame, measure: str) -> go.Figure:
-    """Layers x heads, keys beside values on one color scale. table: by layer, kind and head."""
+    """Draw layers x heads, keys next to values on one color scale. table: by layer, kind and head."""
     kinds = list(dict.fromkeys(table["kind"]))
     figure = make_subplots(
         rows=1, cols=len(kinds), shared_yaxes=True, horizontal_spacing=0.04, subplot_titles=[f"{k}s" for k in kinds]

@@ -28,7 +28,7 @@ def draw(view: selection.View) -> None:
     elif pair in run.pairs_with_layers:
         st.success("No module that was compared differs, so no kernel is where it starts.")
     else:
-        st.info("Capture with `--layers` beside `--kernels` to see what ran in the first module that differs.")
+        st.info("Capture with `--layers` and `--kernels` to see what ran in the first module that differs.")
         widgets.same_capture_with(run.header.provenance, "layers")
     st.subheader("All kernels")
     every = store_cache.cached("kernels", stamp, (pair,), lambda: side_by_side(run, pair))
@@ -43,7 +43,7 @@ def draw(view: selection.View) -> None:
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="bottom"):
         choice = parts.measure("Listed", list(SHOWN), SHOWN, "kernels_shown")
         library = parts.measure("Source", libraries, {name: name for name in libraries}, "kernels_library")
-        if st.toggle("Split by module", key="kernels_apart"):
+        if st.toggle("Split by module", key="kernels_split"):
             every = side_by_side(run, pair, "place")
     is_listed = {
         "all": every["name"].notna(),

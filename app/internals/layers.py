@@ -1,4 +1,4 @@
-"""Layers: which module's output differs first, how that grows with depth beside the noise floor, at which positions."""
+"""Layers: first module whose output differs, growth with depth compared with the noise floor, and positions."""
 
 from functools import partial
 

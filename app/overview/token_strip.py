@@ -130,7 +130,7 @@ def _figure(value: float) -> str:
 def columns(
     table: pd.DataFrame, prompt: Prompt, vocabulary: dict[int, str], vocab: int, dtype: str, colour: str
 ) -> dict[str, Any]:
-    """Data that the component draws: a list a figure, in the order of the positions; null where undefined."""
+    """Return the component's data: one list per figure, in the order of the positions; null if undefined."""
     shade = heat(table, colour, dtype)
     argmax = {side: _whole(table[f"{side}_token"]) for side in ("reference", "variant")}
     return {
@@ -168,7 +168,7 @@ def token_strip(view: selection.View, colour: str) -> None:
 
     def to_json() -> str:  # Streamlit writes its data at every run, and that of 4096 positions takes 11 ms
         table = view.prompt_table
-        if view.is_list:  # a line a token, also where nothing was compared
+        if view.is_list:  # one line per token, also if nothing was compared there
             table = table.set_index("position").reindex(range(prompt.positions))
             whole = {name: table[name].eq(True) for name in ("is_flip", "near_tie", "could_flip")}
             table = table.assign(nonfinite_mismatch=0, **whole)
@@ -185,7 +185,7 @@ def token_strip(view: selection.View, colour: str) -> None:
 
 
 def _go() -> None:
-    """Select the clicked position if it is one of the open prompt; whatever the browser sends is checked."""
+    """Select the clicked position if the open prompt has it; what the browser sends is checked."""
     click, view = st.session_state["strip"].get("go"), selection.current_view()
     if isinstance(click, dict) and view is not None and click.get("stamp") == selection.stamp(view):
         position = click.get("position")

@@ -37,7 +37,7 @@ def current(view: View) -> HeatmapWindow:
 
 
 def _first_look(view: View, order: Order) -> tuple[Span, Span]:
-    """Rows and columns before anybody moved: everything by token id, the first ranks of as many rows as are read at
+    """Return rows and columns of the first view: everything by token id, the first ranks of as many rows as are read at
     once.
     """
     header = view.run.header
@@ -55,7 +55,7 @@ def _span(text: str, stop: int) -> Span | None:
 
 
 def keep(view: View, window: HeatmapWindow) -> None:
-    """Remember a window: nothing of the first look, but rows by number where another position would move them."""
+    """Store a window; of the first view nothing, or rows by number if another position would move them."""
     rows, columns = _first_look(view, window.order)
     is_still = window.rows == rows == (0, view.run.header.rows)
     st.session_state.update(

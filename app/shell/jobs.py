@@ -24,12 +24,12 @@ from core.text import clean, file_name
 
 ANY_DEVICE = "best there is"
 DEVICES = (ANY_DEVICE, "cpu", "cuda")  # to choose from; another one, cuda:1, is typed
-TAKING_IN = "the store"  # the queue of imports: one at a time, beside captures
+TAKING_IN = "the store"  # the queue of imports: one at a time, parallel to captures
 GETTING = "the network"  # of downloads of models, likewise
 PROBING = "a server"  # of probes: two at once would be each other's load
 _NO_DEVICES = (TAKING_IN, GETTING, PROBING)
 _NOTHING_STORED = "cancelled; nothing was stored"
-# On two cores beside a capture and an ingest, 95 % of 50 viewers' reruns took 2.8 s without it, 0.7 s with it.
+# On two cores, during a capture and an ingest, 95 % of 50 viewers' reruns took 2.8 s without it, 0.7 s with it.
 NICENESS = 10
 _DEVICE = re.compile(r"(cpu)|cuda(?::(0|[1-9][0-9]?))?", re.ASCII)
 KEEPING_SECONDS = 20  # a cancelled probe may take to store what had come
@@ -207,7 +207,7 @@ class Jobs:
         self._spare = None
 
     def stop(self) -> None:
-        """End what runs and start nothing more: the server is going away, and nobody would see the rest."""
+        """End running jobs and start no more: the server shuts down, and the rest would be lost."""
         with self._lock:
             self._is_stopped = True
             self._drop_spare()
@@ -265,7 +265,7 @@ class Jobs:
             for line in child.messages():
                 progress = {key: line[key] for key in ("stage", "rows_done", "rows_total", "run_id") if key in line}
                 self._change(task, seconds=time.monotonic() - began, **progress)
-        if child.code < 0:  # killed: nobody was there to clean up
+        if child.code < 0:  # killed before it could clean up
             self._sweep()
         job, message = task.job, child.sentence if child.code else ""
         if job.run_id:  # also if a cancel came too late; with a sentence if it was stored in part

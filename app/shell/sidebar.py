@@ -56,7 +56,7 @@ def draw(page: Page) -> selection.View | None:
             own = [card for card in by_id.values() if not card.is_read_only]  # newest first
             state["run"] = (own[0] if own else max(by_id.values(), key=lambda card: card.flips)).run_id
         selection.preset_widget("run")
-        count = Counter(card.name for card in by_id.values())  # a select box tells its options apart by their labels
+        count = Counter(card.name for card in by_id.values())  # options of a select box need distinct labels
         labels = {i: card.name if count[card.name] == 1 else f"{card.name} · {i}" for i, card in by_id.items()}
         run_id = st.selectbox("Run", by_id, format_func=labels.__getitem__, key="run", on_change=selection.new_run)
         judged_id = store_cache.judged_run(run_id)

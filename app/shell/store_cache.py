@@ -153,7 +153,7 @@ def ops_run(run_id: str) -> OpsRun:
 
 def causes(view: View) -> Explanation:
     """Simple causes of the pair's difference, and what was looked at. See core.judging.explain."""
-    from core.judging.explain.causes import explain_pair  # not before somebody asks
+    from core.judging.explain.causes import explain_pair  # not before it is needed
 
     number = view.pair.index
     return cached("causes", stamp_of(view.run), (number,), lambda: explain_pair(view.run, number))
@@ -164,7 +164,7 @@ def positions(run: RunReader, pair: int) -> pd.DataFrame:
 
 
 def largest(run: RunReader, pair: int) -> pd.DataFrame:
-    """Figures of the position of a long run that is furthest apart."""
+    """Return the figures of the position of a long run with the largest difference."""
     return cached("largest", stamp_of(run), (pair,), lambda: run.largest(pair))
 
 

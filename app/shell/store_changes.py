@@ -1,4 +1,4 @@
-"""Changes that viewers make in the store, by runs, labels and jobs: each asks who it is and is logged."""
+"""Changes of members in the store: runs, labels and jobs. Each is authorized and logged."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def jobs() -> Jobs:
 
 
 def label(run_id: str, old: labels.Labels, new: labels.Labels) -> None:
-    """Change the labels of a run that a viewer has `seen`."""
+    """Change the labels of a run. old: those that the member saw."""
     who = members.changing_member()
     result = store().label(run_id, new, old)
     _audit.info("%a labelled run %a", who, run_id)
     if result.has_both_notes:
-        link.complain("Somebody else changed the note while you wrote yours. Both are stored, yours second.")
+        link.complain("Another member changed the note meanwhile. Both are stored, yours second.")
 
 
 def delete(run_id: str) -> None:
@@ -67,7 +67,7 @@ def submit(arguments: Sequence[str], *, judges: str = "", **about: Any) -> Job:
 
 
 def cancel(number: int) -> None:
-    """Stop a job of anybody's."""
+    """Cancel a job of any member."""
     who = members.changing_member()
     if jobs().cancel(number):
         _audit.info("%a canceled job %d", who, number)

@@ -20,7 +20,7 @@ from core.runs.reader import RunReader
 from core.runs.requests import caveat, command_with
 from core.text import code, legible
 
-# Whole numbers with their thousands apart, as the viewer's language has them.
+# Whole numbers with thousands separators of the viewer's language.
 GROUPED = st.column_config.NumberColumn(format="localized")
 PAGES = Path(__file__).resolve().parents[2] / "pages"
 OVERVIEW = "overview"  # name of the page that shows runs of any length
@@ -155,7 +155,7 @@ def causes(view: selection.View) -> None:
 
 
 def empty() -> NoReturn:
-    """Say what to do where there is no run to show, and stop."""
+    """Draw what to do if there is no run to show, and stop."""
     st.info("No runs yet. Upload a dump of logits, or capture a run; it appears here by itself.")
     st.page_link(PAGES / "new_run.py", label="Upload a dump", query_params={"tab": "upload"})
     st.page_link(PAGES / "new_run.py", label="Capture a run", query_params={"tab": "capture"})

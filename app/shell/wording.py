@@ -23,7 +23,7 @@ VERDICTS = {
 
 
 def token(token_id: int | None, text: str | None) -> str:
-    """`·self  (301)`, or `token 301` where the text is unknown, or `none (all NaN)` for a side that is all NaN."""
+    """`·self  (301)`, or `token 301` if the text is unknown, or `none (all NaN)` for a side that is all NaN."""
     if token_id is None or token_id != token_id:
         return "none (all NaN)"
     return f"{visible(text)}  ({int(token_id)})" if text is not None else f"token {int(token_id)}"

@@ -55,7 +55,7 @@ async def put_upload(request: Request) -> Response:
     wait, is_kept = responses.whole(request, "wait", 0, _LONGEST_WAIT), responses.flag(request, "keep")
     name, part = request.path_params["upload"], _part(request)
     options = checked({"name": name, **{key: value for key in OPTIONS if (value := request.query_params.get(key))}})
-    is_whole = "content-range" not in request.headers  # nobody resumes it, so names may repeat
+    is_whole = "content-range" not in request.headers  # it cannot be resumed, so names may repeat
     upload = Upload(open_store(), secrets.token_hex(8) if is_whole else name)
     try:
         await _receive(request, upload, part)

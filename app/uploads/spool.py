@@ -21,7 +21,7 @@ from core.runs.store.store import Store
 from core.text import file_name
 
 FOLDER = ".uploads"
-KEPT_SECONDS = 86_400.0  # an upload that nobody continues or imports
+KEPT_SECONDS = 86_400.0  # an upload that is neither continued nor imported
 State = Literal["receiving", "received", "importing", "done", "failed"]
 RECEIVING, RECEIVED, IMPORTING, DONE, FAILED = get_args(State)
 _RECORD, _DATA, _LOCK = "record.json", "data", "lock"
@@ -49,7 +49,7 @@ class Upload:
     def record(self, *, is_held: bool = False) -> Record | None:
         """Return the record, None if there is none. An import that a killed server began never happened.
 
-        is_held: the caller holds the lock, so nobody imports it.
+        is_held: the caller holds the lock, so no import runs.
         """
         record = self.read()
         if record is not None and record.state == IMPORTING and (is_held or not self._is_locked()):

@@ -40,7 +40,7 @@ def verdict(view: selection.View) -> Answer:
 
 
 def checks(view: selection.View, answer: Answer) -> None:
-    """Draw what would decide or judge, and every check as a line: open if it failed, the others that nobody can act on
+    """Draw what would decide or judge, and every check as a line: open if it failed; checks that need no action are
     folded.
     """
     panel_actions.next_step(view, answer)
@@ -64,7 +64,7 @@ def checks(view: selection.View, answer: Answer) -> None:
 
 
 def _is_to_act_on(row: Evidence) -> bool:
-    """Return whether somebody can act on a check: it failed, a control is missing, or it names modules."""
+    """Return whether a check needs action: it failed, a control is missing, or it names modules."""
     return row.outcome in (FAILED, MISSING) or bool(getattr(row.figures, "modules_beyond", ()))
 
 

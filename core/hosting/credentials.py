@@ -48,7 +48,7 @@ def is_password(configured: str, typed: str) -> bool:
 def is_member(name: str, members: Iterable[str]) -> bool:
     """Return whether a name is in the list: as it is, by its domain ("@example.org"), or by "*".
 
-    An address with two @ is nobody's: a provider and we could read different domains in it.
+    An address with two @ is refused: a provider and we could read different domains in it.
     """
     if not name.isascii() or not name.isprintable() or name.count("@") > 1:
         return False

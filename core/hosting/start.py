@@ -37,7 +37,8 @@ def check(config: Configuration, address: str | None = "127.0.0.1") -> None:
             hosting.public_url
             and not (url.scheme in ("http", "https") and url.hostname and url.path in ("", "/") and not url.query)
         ),
-        '[sign_in] members is empty, so nobody would get in; name them, or "*"': names_people and not sign_in.members,
+        '[sign_in] members is empty, so no member could sign in; name them, or "*"': names_people
+        and not sign_in.members,
         "[sign_in] header needs [hosting] proxy_secret, at least 16 characters that the proxy sends as"
         " X-ULPscope-Proxy-Secret": sign_in.header and len(hosting.proxy_secret) < 16,
         "[sign_in] oidc_issuer needs oidc_client_id, oidc_client_secret and [hosting] public_url": (

@@ -38,7 +38,7 @@ class Headers:
 
 
 def headers_of(path: Path) -> Headers:
-    """Tell a run file, a dump, one array, and responses of an engine apart; DumpError for anything else."""
+    """Return what a file is: a run, a dump, one array, or responses of an engine; DumpError for anything else."""
     if is_run_file(path):
         return Headers("run")
     if is_payload(path) or are_tokens([path]):

@@ -71,7 +71,7 @@ OTHER_16_BITS = Limits(over_all=80.0, at_a_place=float("inf"))
 LISTS = Limits(over_all=4.0, at_a_place=10.0)
 # An uploaded floor may not hold the fault on trial, which would make rounding of it (rms over rms).
 FLOOR_START = 10.0  # its first path to the pair's float32 reference, over its other paths
-FLOOR_KINDS = 8.0  # the two paths furthest apart over the two nearest: a fault in one path; real ones reach 5.5
+FLOOR_KINDS = 8.0  # largest difference between two paths over the smallest: a fault in one path; real ones reach 5.5
 FLOOR_UNEVEN = 50.0  # the same at one position; real ones reach 21
 FLOOR_SHRINKS = 0.02  # of what precisions differ by, least shrinking from 16 bits to the floor; real ones 0.19 and more
 FLOOR_OF_SPREAD = 1e-4  # of a float32 run, over what logits vary by in a row; rounding reaches 4e-6 in 30 layers

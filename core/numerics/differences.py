@@ -51,7 +51,7 @@ def rms_row_ulps(
 ) -> NDArray[np.float64]:
     """Root mean square in row ULPs of many rows together, along an axis or of all; NaN if no row has any.
 
-    Where a row has no spacing, none of its elements is finite on both sides.
+    A row without a spacing has no element that is finite on both sides.
     """
     is_known = ~np.isnan(row_squares)
     squares = np.where(is_known, row_squares, 0.0).sum(axis) / np.maximum(finite.sum(axis), 1)

@@ -25,7 +25,7 @@ DENSE_DISTANCES = DENSE
 NEAR_TIE_ROW_ULPS = 2  # DESIGN, section 5: a property of the model, whatever the pair differs by
 COMPILING = "compiling kernels, once"
 _log = logging.getLogger(__name__)
-EXACT_DISTANCES = 1 << 20  # distinct distances that are kept apart; beyond that the far ones are rounded down
+EXACT_DISTANCES = 1 << 20  # distinct distances that are counted exactly; beyond that the far ones are rounded down
 
 
 @cache
@@ -230,9 +230,7 @@ def margin_ulps(side: SideRows, fmt: FloatFormat) -> NDArray[np.float64]:
 
 
 class _FarDistances:
-    """Distances of 65536 and more and how often each was seen; by powers of two once they are too many to be kept
-    apart.
-    """
+    """Counts of distances of 65536 and more; by powers of two once there are too many distinct ones."""
 
     def __init__(self) -> None:
         self.distances = np.empty(0, np.int64)

@@ -14,7 +14,7 @@ def distances(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fm
     """ULP distance of every element, of any shape; all ones of the format's width if a NaN or infinity is not met by
     the same.
 
-    The same convention as the heatmap's cells (numerics.pyramid). Two NaNs, and two equal infinities, are 0 apart.
+    The same convention as the heatmap's cells (numerics.pyramid). Two NaNs, and two equal infinities, have distance 0.
     """
     a_ordinals, b_ordinals = ordinals(a, fmt), ordinals(b, fmt)
     steps = np.abs(a_ordinals - b_ordinals).astype(np.uint64)

@@ -126,7 +126,7 @@ def _loops() -> ModuleType:
 
 
 def prepare(fmt: FloatFormat) -> None:
-    """Compile the loops for a format, or load them compiled: 0.2 s that nobody should wait for."""
+    """Compile the loops for a format, or load them compiled: 0.2 s that no request should wait for."""
     bits = np.zeros((1, 2), fmt.carrier)
     in_row_ulps = element_row_ulps(bits, bits, fmt, np.ones(1))
     for cells in (element_ulps(bits, bits, fmt), element_differences(bits, bits, fmt), in_row_ulps):

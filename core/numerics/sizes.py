@@ -1,4 +1,4 @@
-"""Sizes that the compiled loops share with what calls them. Nobody has to load a compiler to know them."""
+"""Sizes that the compiled loops share with what calls them. No compiler has to be loaded to know them."""
 
 BLOCK = (
     2048  # elements: two float32 copies, distances and folded maxima of a block are 32 KB, about a first-level cache

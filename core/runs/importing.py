@@ -1,6 +1,6 @@
 """Import run files from elsewhere: checked in a process of their own, then stored as they are under a new id.
 
-The file is somebody else's database. DuckDB opens it with external access off and its configuration locked, its schema
+The file is an untrusted database. DuckDB opens it with external access off and its configuration locked, its schema
 has to be ours, and the digests of its logits have to hold. Figures and verdicts are taken as they are. A damaged or
 made file can crash DuckDB or keep it busy for ever: hence the process and its time limit.
 """
@@ -115,7 +115,7 @@ def check_schema(path: Path) -> str:
     """Return the run's kind. StoreError for anything in the file that is no table of a run, and for too many rows."""
     file = clean(path.name)
     if os.path.lexists(f"{path}.wal"):
-        raise StoreError(f"{file}: has unfinished changes beside it (.wal); open and close it in DuckDB first.")
+        raise StoreError(f"{file}: has unfinished changes (.wal); open and close it in DuckDB first.")
     with Database.to_read(path) as database:
         for what, query in _OBJECTS.items():
             if rows := database.rows(f"SELECT * FROM ({query}) LIMIT 1"):

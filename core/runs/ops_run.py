@@ -70,7 +70,7 @@ def read_ops(store: Store, run_id: str) -> OpsRun:
 
 
 def ops_of(path: Path) -> OpsRun:
-    """The run of probes in this very file, whatever it is called."""
+    """Return the run of probes in this file, under any name."""
     names = ("name", "created", "model", "device", "device_name", "command", "note")
     with Database.to_read(path) as database:
         check_tables(database)

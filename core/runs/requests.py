@@ -1,7 +1,7 @@
 """Request of a stored capture: the commands that repeat it with more options, and the request by which a program judges
 it from the file alone.
 
-A run file may come from anybody. A command that a person is shown is made of the request's typed options and never of
+A run file is untrusted. A command that a person is shown is made of the request's typed options and never of
 the command that the file states, and lets no model run code of its own; a program takes from it only paths, dtype,
 device and seed, and the token ids that the run itself holds, so it reads no file that a stranger's request names and
 runs no code of a model.

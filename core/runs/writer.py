@@ -220,7 +220,7 @@ class RunWriter:
             self._spool.add(bits)
 
     def _commit(self, database: Database, inserted: int) -> None:
-        """Commit now and then: nobody sees the file before it is whole, so nothing half can show. inserted: bytes."""
+        """Commit now and then: the file is not visible before it is whole. inserted: bytes."""
         self._uncommitted += inserted
         if self._uncommitted >= _COMMIT_BYTES:
             self._uncommitted = 0

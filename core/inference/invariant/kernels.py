@@ -3,7 +3,7 @@
 
 A dot product runs down k, and the compiler may spread it over lanes: which lane takes which term then depends on the
 length alone, for one loop serves every row and column. Sums in which terms may be masked (over keys) run one term after
-another, so that a zero changes nothing wherever it stands. Arrays are C-contiguous: another layout would be another
+another, so that a zero changes nothing at any place. Arrays are C-contiguous: another layout would be another
 compiled loop. bfloat16 comes as int16.
 """
 

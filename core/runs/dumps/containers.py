@@ -54,7 +54,7 @@ class Container:
     kind: str
     arrays: dict[str, StoredArray]
     texts: dict[str, str] = field(default_factory=dict)
-    warning: str = ""  # a sentence that whoever reads figures of it has to know
+    warning: str = ""  # a sentence that belongs to all figures of it
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""Digests of logits: of their values, whatever dtype they were stored in."""
+"""Digests of logits: of their values, independent of the stored dtype."""
 
 from __future__ import annotations
 

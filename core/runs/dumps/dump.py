@@ -1,7 +1,7 @@
 """Dumps: files of logits from anywhere, understood, checked and read as bits in step over all sides.
 
 The conventions are those of docs/guides/upload.md. Opening reads headers, the small reserved arrays, and as much of the
-logits as it takes to know the compute dtype; `Dump.chunks` then streams. Memory stays below some 300 MB whatever the
+logits as it takes to know the compute dtype; `Dump.chunks` then streams. Memory stays below about 300 MB for any
 size of the dump.
 """
 
@@ -167,7 +167,7 @@ def open_dump(
     if reference is not None and reference not in arrays:
         names = ", ".join(clean(name, 40) for name in list(arrays)[:8])
         raise UsageError(f"{dump_name}: no side '{clean(reference, 60)}'; there are {names}.")
-    if reference is not None or len(containers) == 1:  # of two files the first is it, whatever they are called
+    if reference is not None or len(containers) == 1:  # of two files the first is it, under any name
         is_sorted = containers[0].kind == "safetensors"  # which say nothing by their order
         sides.sort(key=lambda side: _rank(side.header.name, reference, is_sorted))  # stable: others stay in file order
     target = override or dtype

@@ -12,7 +12,7 @@ from ...text import clean
 from ..file.records import Prompt
 from .source_dtype import DumpSide, looks_chosen, looks_normalised, narrowest
 
-LOGITS_ALL_THE_SAME = "--holds logits (under New run, 'Holds') where that is what they are"
+LOGITS_ALL_THE_SAME = "--holds logits (under New run, 'Holds') if that is what they are"
 _LEAST_VALUES, _MANY_VALUES = 32, 1 << 16  # different ones, of so many: fewer say nothing of a side's dtype
 _SMALL_VOCABULARY, _LONG_PROMPT = 256, 1000  # bytes alone are 256 tokens; longer prompts of so few are rare
 

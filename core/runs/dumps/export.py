@@ -109,7 +109,7 @@ def _write_array(archive: zipfile.ZipFile, key: str, array: NDArray[Any]) -> Non
 
 
 def _member(key: str) -> zipfile.ZipInfo:
-    """Member of no date, so that a run is the same bytes whenever it is exported and a download may be resumed."""
+    """Return a member without a date, so that every export of a run has the same bytes and downloads can resume."""
     return zipfile.ZipInfo(f"{key}.npy", (1980, 1, 1, 0, 0, 0))
 
 

@@ -165,7 +165,7 @@ def _whole_numbers(array: StoredArray, counts: tuple[int, int] | None, lowest: i
 def _prompt_lengths(array: StoredArray, shape: tuple[int, ...]) -> tuple[int, ...]:
     rows = math.prod(shape[:-1])
     if len(shape) > 2 or len(array.shape) != 1 or array.size > rows:
-        need = f"at most {rows} lengths beside sides of (all positions, vocab)"
+        need = f"at most {rows} lengths with sides of (all positions, vocab)"
         raise array.refusal(f"has shape {clean(array.shape)}", need)
     lengths = _whole_numbers(array, None)
     if sum(lengths) != rows or min(lengths) < 1:

@@ -100,13 +100,13 @@ def source_of(array: StoredArray, bits_format: FloatFormat | None) -> Source:
         if bits_format in (BFLOAT16, FLOAT16):
             return Source(array, bits_format)
         dtype_name = f"'{bits_format.name}'" if bits_format else "none"
-        need = "compute_dtype 'bfloat16' or 'float16' beside 16-bit bits"
+        need = "compute_dtype 'bfloat16' or 'float16' with 16-bit bits"
         raise array.refusal(f"is {array.dtype.name} with the compute_dtype {dtype_name}", need)
     is_float8 = array.dtype.name.startswith("float8")
     if is_float8 or (kind == "V" and size == 1):
         name = array.dtype.name if is_float8 else "of one byte an element (|V1), as numpy saves float8"
         raise array.refusal(f"is {name}", "logits in float32, float16 or bfloat16: upcast them, and save those")
-    need = "float32, float16, bfloat16, or uint16 bits with a 'compute_dtype' key beside them"
+    need = "float32, float16, bfloat16, or uint16 bits with a 'compute_dtype' key"
     raise array.refusal(f"has the dtype {clean(array.dtype)}", need)
 
 
@@ -202,5 +202,5 @@ def looks_chosen(rows: NDArray[np.float32]) -> bool:
 
 
 def narrowest(rows: NDArray[np.unsignedinteger], fmt: FloatFormat) -> FloatFormat:
-    """The dtype that all these values are of, whatever holds them: bfloat16, else float16, else `fmt`."""
+    """Return the narrowest dtype that holds all these values exactly: bfloat16, else float16, else `fmt`."""
     return next((target for target in (BFLOAT16, FLOAT16) if convert(rows, fmt, target) is not None), fmt)

@@ -138,7 +138,7 @@ def _unpickle(data: bytes) -> Any:
 class _Collected:
     """Tensors, whole numbers and texts of a value, by name. tensors: several in a list are rows of one array.
 
-    A pickle can name one list a million times, so whatever is copied out of it is counted first.
+    A pickle can name one list a million times, so copies out of it are counted first.
     """
 
     tensors: dict[str, list[_Tensor]] = field(default_factory=dict)

@@ -7,7 +7,7 @@ texts take a few bytes of a file, and some hundred megabytes of the process that
 from __future__ import annotations
 
 # A sweep over every batch size from 1 to 256 with its reference is 257 sides; six repeats of 80 variants are 480.
-# Beside its logits a side costs 7 ms to take in and 10 KB of disk, a pair as much again on pages that list all pairs.
+# Besides its logits a side costs 7 ms to import and 10 KB of disk, a pair as much again on pages that list all pairs.
 MAX_SIDES = 512
 MAX_VOCAB = 1 << 22  # 15 times the largest vocabulary in use
 MAX_ROWS = 1 << 20  # positions of all prompts together, of whole rows; a longer run of lists is read in parts only

@@ -1,8 +1,8 @@
 """The edge to DuckDB, which only this module imports: `Database` is one open run file, and DuckDB's exceptions become
 `StoreError`.
 
-Reading never locks; any number of processes read while a writer adds runs, because a writer only ever touches a file
-that nobody else can see.
+Reading never locks; any number of processes read while a writer adds runs, because a writer only touches a file
+that no reader sees.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class Database:
             self._connection.close()
 
     def abandon(self) -> None:
-        """Let go of the file whatever state it is in."""
+        """Close the file in any state."""
         _close(self._connection)
 
 
@@ -216,11 +216,11 @@ def _edge(path: Path) -> Iterator[None]:
 
 
 def _name(path: Path) -> str:
-    """A file's name as text that can be printed, whatever bytes it is made of."""
+    """Return a file's name as printable text, for any bytes."""
     return clean(path.name, 255)
 
 
-_DAMAGES = {  # what DuckDB says, and what it means to somebody who has the file
+_DAMAGES = {  # what DuckDB says, and what it means for the file
     "not a valid DuckDB database file": "it is no DuckDB file, but empty, cut off or something else",
     "Could not read enough bytes": "its end is missing; copy it again",
     "does not match stored checksum": "a block of it is damaged, its checksum does not fit; copy it again",

@@ -59,7 +59,7 @@ class Unmeasured(CheckFigures):
     """Figures of a check that could not be run: the available controls, the dtype that rules it out."""
 
     controls: Annotated[tuple[str, ...] | None, "controls that were given"] = msgspec.field(default=None, name="tried")
-    computes_in: Annotated[Mapping[str, str] | None, "computes in, whatever it is asked"] = None
+    computes_in: Annotated[Mapping[str, str] | None, "computes in, whatever the request"] = None
 
 
 _SHIFTS = {"unshifted": 0, "two_earlier": -2, "one_earlier": -1, "one_later": 1, "two_later": 2}

@@ -79,7 +79,7 @@ def figures(run_pairs: Sequence[RunPair]) -> pd.DataFrame:
 
 
 def distribution(one: RunPair) -> pd.DataFrame:
-    """Return the share of elements that are at least so many ULPs apart: distance, share, from 1 ULP on. Elements that
+    """Return the share of elements that differ by at least so many ULPs: distance, share, from 1 ULP on. Elements that
     are not finite on both sides are not counted.
     """
     return one.run.query(_DISTRIBUTION, one.pair.index)

@@ -59,7 +59,7 @@ def top_of_sides(run: RunReader, sides: Mapping[str, int], prompt: int, position
     each side logit, rank (1 is the argmax) and probability. sides: indices by the name that their columns begin with.
 
     If the run keeps no logits: of tokens that are among the stored top tokens of all sides; of lists every token that a
-    side sent, null where it did not.
+    side sent, null if it did not.
     """
     import pandas as pd
 
@@ -125,7 +125,7 @@ def every_element(run: RunReader, pair: int, prompt: int, position: int) -> pd.D
 def worst_elements(
     run: RunReader, pair: int, prompt: int, position: int, count: int = 12, *, by_ulps: bool = False
 ) -> pd.DataFrame:
-    """Return the elements of a position that are furthest apart, by absolute difference or by ULPs, with their texts; a
+    """Return the elements of a position that differ most, by absolute difference or by ULPs, with their texts; a
     NaN or infinity on one side only comes first.
     """
     table = every_element(run, pair, prompt, position)

@@ -228,7 +228,7 @@ def on_grid(top: pd.DataFrame, sides: Iterable[str], fmt: FloatFormat) -> Candid
     places = ordinals(bits_of(logits.astype(fmt.values)), fmt)
     low, high = int(places.min()), int(places.max())
     edge = fmt.first_nonfinite
-    # Logits of different signs can be 2**32 ordinals apart, so the size is asked before the grid is made.
+    # Logits of different signs can differ by 2**32 ordinals, so the size is checked before the grid is made.
     is_small = high - low + 3 <= MOST_GRID_LINES
     grid = np.arange(max(low - 1, 1 - edge), min(high + 2, edge)) if is_small else np.empty(0, np.int64)
     return Candidates(tokens, logits, values_at(grid, fmt).astype(np.float64), high - low)

@@ -86,8 +86,8 @@ def largest_level(size: int, cells: int) -> int:
 
 
 def is_offered(run: RunReader, order: Order, measure: Measure) -> bool:
-    """Return whether the whole run can be looked at this way; what cannot is too large to be computed while somebody
-    waits, or its logits were not kept.
+    """Return whether the whole run can be looked at this way; what cannot is too large to be computed in a
+    request, or its logits were not stored.
     """
     is_readable = run.has_all_logits and run.header.rows * run.header.vocab <= WHOLE_RUN
     return is_readable or _is_stored(order, measure)
@@ -227,9 +227,7 @@ def _pooled(
 
 
 def largest_in(run: RunReader, pair: int, rows: Span, columns: Span, order: Order, measure: Measure) -> Element:
-    """Return the element of a rectangle that is furthest apart (the first of equals): what a cell of the heatmap stands
-    for.
-    """
+    """Return the largest difference in a rectangle, the first of equals: what a cell of the heatmap stands for."""
     _check_rectangle(run, pair, rows, columns, order)
     cells, ids = _elements(run, pair, rows, columns, order, measure)
     row, column = np.unravel_index(int(cells.argmax()), cells.shape)

@@ -68,8 +68,8 @@ def is_watched(run: RunReader, pair: int) -> bool:
 def side_by_side(
     run: RunReader, pair: int, by: str = "NULL", ordinals: tuple[list[int], list[int]] | None = None
 ) -> pd.DataFrame:
-    """Return a row a kernel of either side. by: NULL, or place or module to count each kind of module or module apart;
-    ordinals: rows of the reference and of the variant to look at, None for all.
+    """Return one row per kernel of either side. by: NULL, or place or module to split by kind of module or module;
+    ordinals: rows of the reference and of the variant, None for all.
     """
     table = run.query(_SIDE_BY_SIDE.format(by=by), pair, *(ordinals or (None, None)))
     return table.assign(**{name: [list(dict.fromkeys(values)) for values in table[name]] for name in _LISTS})

@@ -31,7 +31,7 @@ from ..reader import RunReader, StoredPair
 from ..requests import command_with
 
 _LONGEST = 200  # characters of a command that is worth showing: a prompt may have thousands
-# Checks that can be run whatever the others come to. The rest follows from them, or needs another variant.
+# Checks that can be run independent of the others. The rest follows from them, or needs another variant.
 _CAN_BE_RUN = {"capture": (RERUN, OWN_DTYPE, FLOAT32), "upload": (SAMPLER, RERUN, NEIGHBOURS, OWN_DTYPE, FLOAT32)}
 _OF_LISTS = (RERUN, OWN_DTYPE)
 

@@ -78,7 +78,9 @@ MEASURES = {
     ),
     "flips": Measure("flips", "positions", "has another argmax at {} of {of}", by_flip),
     "flips:margin": Measure("flips", "positions", "", by_flip, ">"),
-    "ulps": Measure("max_ulps", "ULPs", "is up to {} ULPs apart", _by("nonfinite_mismatch", "max_ulps"), ":", _NO_ULPS),
+    "ulps": Measure(
+        "max_ulps", "ULPs", "differs by up to {} ULPs", _by("nonfinite_mismatch", "max_ulps"), ":", _NO_ULPS
+    ),
     "kl": Measure("max_kl", "nats", "has a KL of up to {} nats", by_kl, ">", _NO_KL),
     "rms": Measure(
         "rms", "logits", "differs by {} {unit} (rms over all elements)", _by("nonfinite_mismatch", "rms"), ">"
@@ -182,7 +184,7 @@ class Condition:
             if lost:
                 says += f"; at {_of(lost, rows)} it is undefined or infinite"
             if undefined > lost:
-                says += f"; {_of(undefined - lost, rows)} where the sides are equal and KL is undefined are left out"
+                says += f"; {_of(undefined - lost, rows)} with equal sides and undefined KL are left out"
         if mismatch and self.kind in ("ulps", "rms", "max-abs"):  # over elements that are finite on both sides
             outcome = FAILED
             says += f", and {plural(mismatch, 'value is', 'values are')} NaN or infinite on one side only"
@@ -308,7 +310,7 @@ class GateReport:
         mismatch = place.get("nonfinite_mismatch")
         return (
             f"{prompt}position {place['position']}{context}: {change}, margins {margins} {self.unit} ({ulps} ULPs), KL"
-            f" {number(place['kl'])} nats, up to {number(place['max_abs'])} {self.unit}{max_ulps} apart"
+            f" {number(place['kl'])} nats, largest difference {number(place['max_abs'])} {self.unit}{max_ulps}"
             + (f", {mismatch:,} NaN or infinite on one side only" if mismatch else "")
         )
 

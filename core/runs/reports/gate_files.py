@@ -1,4 +1,4 @@
-"""Result of a gate as files: JUnit XML for a CI system, Markdown for its job page. Names in them come from somebody's
+"""Result of a gate as files: JUnit XML for a CI system, Markdown for its job page. Names in them come from untrusted
 dump.
 """
 

@@ -1,7 +1,6 @@
 """A run as Markdown for an issue thread: verdict, one sentence, figures and the flips; all else is folded.
 
-Every name, path and token comes from somebody's file: it stands in a code span or block or is escaped, so that it stays
-text wherever pasted.
+Every name, path and token is untrusted: it is in a code span or block or escaped, so that it stays text after pasting.
 """
 
 from __future__ import annotations

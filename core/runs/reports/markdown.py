@@ -1,4 +1,4 @@
-"""Markdown of texts that come from somebody's file: in a code span or escaped, so that they stay text wherever they are
+"""Markdown of untrusted texts: in a code span or escaped, so that they stay text wherever they are
 pasted.
 """
 

@@ -41,7 +41,7 @@ def provenance_json(run: RunReader) -> dict[str, Any]:
 
 def _commands(stated: str, command: str) -> dict[str, str]:
     """`command`: made here of typed options, '' if there are none; then `stated_command`: what the file's author
-    says it was, which nobody should run unread.
+    says it was, which must not be run unread.
     """
     return {"command": command} | ({"stated_command": clean(stated, _LONGEST_STATED)} if stated and not command else {})
 

@@ -1,6 +1,6 @@
 """Labels of runs: tags, a note, a pin, and the date of a deletion, in one SQLite file. Run files never change.
 
-The file has a rollback journal and no write-ahead log: a store may be a shared folder (NFS), where SQLite's log does
+The file has a rollback journal and no write-ahead log: a store may be a shared folder (NFS), in which SQLite's log does
 not work, and a store of objects sends the file as a whole.
 """
 

@@ -36,7 +36,7 @@ from . import labels
 
 INDEX = ".index.json.gz"
 SUFFIX = ".duckdb"
-URL_FILE = ".url"  # in the folder, so that whoever opens it has the store
+URL_FILE = ".url"  # in the folder, so that opening it opens the store
 SCHEMES = ("s3", "s3a", "gs", "az", "azure")
 SHORT_SECONDS, LONG_SECONDS = 15, 300  # limits of one request: a question, a piece of a run
 RETRIES = 2
@@ -226,7 +226,7 @@ class Mirror:
         self._fresh_until = 0.0
 
     def change(self, work: Callable[[Path], Result]) -> Result:
-        """Run `work` on a copy of the labels and put it if nobody has changed them meanwhile; else do it again."""
+        """Run `work` on a copy of the labels and put it if they have not changed meanwhile; else do it again."""
         self._refuse_outage()
         for _ in range(MOST_TRIES):
             body, tag = self._ask("read", partial(self._read, self._short, labels.FILE)) or (b"", "")

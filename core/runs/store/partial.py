@@ -18,7 +18,7 @@ _living: set[Partial] = set()  # of this process
 
 
 class Partial:
-    """`.partial-RUN_ID/RUN_ID.duckdb`; whatever the writer spills or logs lies in the same folder and goes with it.
+    """`.partial-RUN_ID/RUN_ID.duckdb`; what the writer spills or logs is in the same folder and is removed with it.
 
     The lock is flock's, which the system drops when the process dies and which acts between two writers of one process
     too. DuckDB's own lock would not do: it ends when the finished file is closed, before the file is on the disk and in
@@ -46,7 +46,7 @@ class Partial:
             except FileExistsError:
                 if not was_swept:
                     return None
-                time.sleep(0.001)  # whoever sweeps it has its lock and has not removed it yet
+                time.sleep(0.001)  # a sweep holds its lock and has not removed it yet
                 continue
             descriptor = _lock(directory)
             if descriptor is not None:

@@ -216,14 +216,14 @@ class Store:
         return close[0]
 
     def _remove(self, run_ids: Sequence[str]) -> None:
-        """Remove runs that are deleted still: one that somebody restores in the same moment stays."""
+        """Remove runs that are still deleted: one that is restored in the same moment stays."""
 
         def forget(database: Connection) -> list[str]:
             sql = "SELECT 1 FROM deleted WHERE run_id = ?"
             gone = [run_id for run_id in run_ids if database.execute(sql, [run_id]).fetchone()]
             for run_id in gone:
                 if self.mirror is None:
-                    self._target(run_id).unlink(missing_ok=True)  # while nobody else can change the table
+                    self._target(run_id).unlink(missing_ok=True)  # while no other process can change the table
                 for table in ("deleted", "label"):
                     database.execute(f"DELETE FROM {table} WHERE run_id = ?", [run_id])
             return gone

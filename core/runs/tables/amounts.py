@@ -1,6 +1,6 @@
 """Amounts of a run file: how many rows its tables have and how much text, asked of DuckDB before any of it is read.
 
-Whoever opens a file asks first: it may have been put into the store by hand.
+They are checked before a file is opened: it may have been put into the store by hand.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ GENERATION = Table(
     prompt INTEGER -- index of the prompt
     given_positions INTEGER -- positions that were given; the logits of the last of them chose the first generated
     -- token
-    asked INTEGER -- tokens the side was asked for; fewer where it ended its text
+    asked INTEGER -- tokens requested of the side; fewer if it ended its text
     text VARCHAR -- what it generated, as the tokenizer decodes it
     """,
 )
@@ -23,7 +23,7 @@ GENERATION = Table(
 GENERATED_TOKEN = Table(
     "generated_token",
     """
-    -- what each side generated on its own, beyond the place where they part too
+    -- what each side generated on its own, also after they diverge
     side INTEGER -- index of the side
     prompt INTEGER -- index of the prompt
     step INTEGER -- 0-based; step 0 follows the given prompt

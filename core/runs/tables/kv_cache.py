@@ -23,7 +23,7 @@ from ..file.table import Table, null_if_nan
 KV = Table(
     "kv",
     """
-    -- key/value caches of a pair after the whole prompt; no rows where a side keeps none
+    -- key/value caches of a pair after the whole prompt; no rows if a side keeps none
     pair INTEGER -- index of the pair
     prompt INTEGER -- index of the prompt
     layer INTEGER -- 0-based layer of the model
@@ -37,9 +37,9 @@ KV = Table(
     max_ulps BIGINT -- largest distance, ULPs of the compute dtype
     mean_ulps DOUBLE -- mean distance, ULPs of the compute dtype
     max_row_ulps DOUBLE NULL -- largest difference over the spacing of the compute dtype at the largest finite
-    -- magnitude of the reference's row (one key or value of a head); null where no row has one
+    -- magnitude of the reference's row (one key or value of a head); null if undefined
     rms_row_ulps DOUBLE NULL -- root mean square of the difference in those; null likewise
-    nonfinite_mismatch BIGINT -- elements where a NaN or infinity is not met by the same
+    nonfinite_mismatch BIGINT -- elements with a NaN or infinity on one side only
     first_position INTEGER NULL -- lowest position of the prompt where an element differs, null if none does
     """,
 )

@@ -25,7 +25,7 @@ from ..file.table import Table, null_if_nan
 LAYER = Table(
     "layer",
     """
-    -- outputs of the model's modules on both sides of a pair at the positions looked at; no rows where a capture did
+    -- outputs of the model's modules on both sides of a pair at the positions looked at; no rows if a capture did
     -- not compare them
     pair INTEGER -- index of the pair
     prompt INTEGER -- index of the prompt
@@ -35,7 +35,7 @@ LAYER = Table(
     kind VARCHAR -- embedding, norm, projection (in attention), attention (its whole), mlp (whole or part), residual
     -- (the stream after a block), head or other
     block INTEGER NULL -- 0-based block it belongs to, null outside the blocks
-    dtype VARCHAR -- dtype of the module's output on both sides, in which ULPs are counted; float32 where the two
+    dtype VARCHAR -- dtype of the module's output on both sides, in which ULPs are counted; float32 if the two
     -- differ
     positions INTEGER -- positions of the prompt that were looked at
     elements BIGINT -- elements compared: positions looked at x width of the output
@@ -46,12 +46,12 @@ LAYER = Table(
     max_ulps BIGINT -- largest distance, ULPs of dtype
     mean_ulps DOUBLE -- mean distance, ULPs of dtype
     max_row_ulps DOUBLE NULL -- largest difference over the spacing of dtype at the largest finite
-    -- magnitude of the reference's row (the output at one position); null where no row has one
+    -- magnitude of the reference's row (the output at one position); null if undefined
     rms_row_ulps DOUBLE NULL -- root mean square of the difference in those; null likewise
-    nonfinite_mismatch BIGINT -- elements where a NaN or infinity is not met by the same
+    nonfinite_mismatch BIGINT -- elements with a NaN or infinity on one side only
     first_position INTEGER NULL -- lowest position looked at where an element differs, null if none does
     floor_rms DOUBLE NULL -- the same rms of reordered prefills to a plain one, over all seeds, unit of the output;
-    -- null where none was run
+    -- null if none was run
     """,
 )
 
@@ -67,7 +67,7 @@ LAYER_POSITION = Table(
     rms DOUBLE -- root mean square of the difference, unit of the output
     max_ulps BIGINT -- largest distance, ULPs of layer.dtype
     max_row_ulps DOUBLE NULL -- largest difference in row ULPs, as in layer
-    floor_rms DOUBLE NULL -- the same rms of reordered prefills to a plain one, over all seeds; null where none was run
+    floor_rms DOUBLE NULL -- the same rms of reordered prefills to a plain one, over all seeds; null if none was run
     """,
 )
 _INSERT_ROWS = 1 << 16  # of layer_position at a time: an Arrow table of a million rows would hold 50 MB

@@ -28,7 +28,7 @@ OP = Table(
     is_repeatable BOOLEAN NULL -- every call gave the bits of the first at its batch size; null if not asked
     calls BIGINT NULL -- calls made, over all batch sizes
     differing_calls BIGINT NULL -- calls that gave other bits than the first at their batch size
-    worst_batch BIGINT NULL -- batch size of the call with most differing elements; 0 where none differs
+    worst_batch BIGINT NULL -- batch size of the call with most differing elements; 0 if none differs
     worst_call BIGINT NULL -- its 0-based number at that batch size
     worst_neq BIGINT NULL -- its elements that differ from the first call
     worst_elements BIGINT NULL -- its elements in all

@@ -1,4 +1,4 @@
-"""Summaries of the pairs over all positions, with their verdicts, and how many elements are how many ULPs apart."""
+"""Summaries of the pairs over all positions, with their verdicts, and numbers of elements by distance in ULPs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAIR = Table(
     first_prompt INTEGER NULL -- prompt at which a fault shows first, null if none does
     first_position INTEGER NULL -- position of that prompt
     noise_ratio DOUBLE NULL -- rms of the pair over rms of the rounding floor, both in float32 (float64 for a mixture
-    -- of experts) if they could be had; null where not measured
+    -- of experts) if they could be had; null if not measured
     """,
     [
         column(
@@ -41,7 +41,7 @@ PAIR = Table(
 ULP_HISTOGRAM = Table(
     "ulp_histogram",
     """
-    -- how many elements are how many ULPs apart
+    -- number of elements by distance in ULPs
     pair INTEGER -- index of the pair
     distance BIGINT -- ULPs of the compute dtype
     elements BIGINT -- number of elements finite on both sides

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 POSITION = Table(
     "position",
     """
-    -- figures of a pair at each position; of lists at those where both sides sent a row of equal context, over the
+    -- figures of a pair at each position; of lists at those at which both sides sent a row of equal context, over the
     -- values that both sent
     pair INTEGER -- index of the pair
     prompt INTEGER -- index of the prompt
@@ -42,7 +42,7 @@ SIDE_POSITION = Table(
     side INTEGER -- index of the side
     prompt INTEGER -- index of the prompt
     position INTEGER -- 0-based token index in its prompt
-    logsumexp DOUBLE NULL -- log of the sum of exp(logit), nats; probability = exp(logit - logsumexp); null where NaN
+    logsumexp DOUBLE NULL -- log of the sum of exp(logit), nats; probability = exp(logit - logsumexp); null if NaN
     best INTEGER NULL -- of a list: how many of its values are the largest of the whole row
     chosen INTEGER NULL -- of a list: token that was emitted or is given next; null if unknown
     missing INTEGER NULL -- of a list: placeholders in place of values

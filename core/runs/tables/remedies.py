@@ -49,7 +49,7 @@ class RemedyRow:
 REMEDY = Table(
     "remedy",
     """
-    -- the same pair with one thing changed at a time; no rows where none were tried
+    -- the same pair with one thing changed at a time; no rows if none were tried
     pair INTEGER -- index of the pair
     ordinal INTEGER -- 0-based; row 0 is the pair as it is
     """,

@@ -28,11 +28,11 @@ RUN = Table(
     device_name VARCHAR -- processor or GPU name; empty if unknown
     seed HUGEINT NULL -- seed set before each side, null if none
     command VARCHAR -- command line that repeats the capture
-    request VARCHAR NULL -- JSON object: what the capture was asked for; null where the run was not captured
+    request VARCHAR NULL -- JSON object: what the capture was asked for; null if the run was not captured
     note VARCHAR -- free text, such as how the compute dtype was found
     versions VARCHAR -- JSON object: library or setting to its version or value
     file_version INTEGER -- version of this form of run file
-    kept VARCHAR NULL -- what is kept of the logits: all; figures: none; null where a run of its kind has none
+    kept VARCHAR NULL -- what is kept of the logits: all; figures: none; null if a run of its kind has none
     """,
 )
 

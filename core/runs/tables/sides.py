@@ -20,7 +20,7 @@ SIDE = Table(
     source_dtype VARCHAR -- dtype the array was given in; widening the stored bits restores it exactly
     sha256 VARCHAR -- SHA-256 of its stored bits, rows in order, little-endian
     values_sha256 VARCHAR -- what equal values are known by in any run: SHA-256 of its values as bits of values_dtype
-    values_dtype VARCHAR -- bfloat16 where every value of the side is one, else float16 where every value is one, else
+    values_dtype VARCHAR -- bfloat16 if every value of the side is one, else float16 if every value is one, else
     -- float32
     bit_class INTEGER -- sides of the same number are bit-identical
     holds VARCHAR -- what its values are: logit, or of lists logprob or prob too

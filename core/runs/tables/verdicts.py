@@ -22,7 +22,7 @@ EVIDENCE = Table(
     checked VARCHAR -- what was checked, which says what the figures are
     side_name VARCHAR NULL -- side that the row is about; null: the pair
     control VARCHAR -- what was run for it
-    figures VARCHAR -- JSON object of the check's figures, empty where it could not be made
+    figures VARCHAR -- JSON object of the check's figures, empty if it could not be made
     outcome VARCHAR -- passed, failed, not available or informative
     says VARCHAR -- what that says, in a line
     """,
@@ -31,7 +31,7 @@ EVIDENCE = Table(
 FLOOR_POSITION = Table(
     "floor_position",
     """
-    -- a judged pair beside the rounding floor, by position
+    -- a judged pair and its noise floor, by position
     pair INTEGER -- index of the pair
     compute_dtype VARCHAR -- dtype in which both were computed for the judgement
     prompt INTEGER -- index of the prompt

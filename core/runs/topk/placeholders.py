@@ -179,7 +179,7 @@ def _impossible(flat: _SideRows) -> Iterator[tuple[str, Rows, str]]:
 def _without_list(flat: _SideRows, certain: float | None) -> Rows:
     """Rows of one value that is no value of a model, those of prompts and generated ones by themselves.
 
-    Where other rows have lists: probability 1, or a whole number that stands twice. Where no row has one: probability 1
+    If other rows have lists: probability 1, or a whole number that stands twice. If no row has one: probability 1
     of drafted tokens, or a whole number at many rows, if it is not what rounding makes of small values.
     """
     is_placeholder = np.zeros(len(flat.counts), np.bool_)

@@ -222,10 +222,10 @@ _INSERT_SIDE = f"""
         value AS logit FROM (SELECT {_ELEMENTS}, unnest({{values}}) AS value FROM arriving) WHERE value IS NOT NULL;
 """
 _INSERT_POSITIONS = f"""
-    INSERT INTO position BY NAME SELECT 0 AS pair, prompt, position, coalesce(apart != 0, false)::INTEGER AS neq,
-        CASE WHEN apart != 0 THEN false END AS bit_identical, abs(apart) AS max_abs, sqrt(apart * apart) AS rms,
+    INSERT INTO position BY NAME SELECT 0 AS pair, prompt, position, coalesce(delta != 0, false)::INTEGER AS neq,
+        CASE WHEN delta != 0 THEN false END AS bit_identical, abs(delta) AS max_abs, sqrt(delta * delta) AS rms,
         0 AS nonfinite_mismatch
-        FROM (SELECT *, other - value AS apart FROM
+        FROM (SELECT *, other - value AS delta FROM
             (SELECT {_ELEMENTS}, unnest(reference) AS value, unnest(variant) AS other FROM arriving));
     DROP TABLE arriving;
 """

@@ -1,1 +1,1 @@
-"""Readers of what engines send: one module a format; `recognise.read_responses` tells them apart by content."""
+"""Readers of what engines send: one module a format; `recognise.read_responses` recognizes them by content."""

@@ -1,4 +1,4 @@
-"""JSON from anybody, within bounds: one document, several, or a stream, unpacked and decoded as its bytes say."""
+"""Untrusted JSON, within bounds: one document, several, or a stream, unpacked and decoded as its bytes say."""
 
 from __future__ import annotations
 
