@@ -272,7 +272,7 @@ MODIFIERS: dict[str, Modifier] = {  # in the order in which they are written and
     ),
     # N masked tokens before or after every row, the prompt's own positions unchanged
     "pad": Modifier(
-        lambda batch, side, count: nullcontext(replace(batch, **{side: count})),
+        lambda batch, side, count: nullcontext(replace(batch, **{f"{side}_padding": count})),
         (choice("left", "right"), whole_number(1)),
         refuse=_cannot_mask,
     ),
