@@ -37,7 +37,14 @@ check: $(VENV)/.development
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(MAKE) house quick
+	$(MAKE) house prose quick
+
+# How docs and the texts of the code read: spelling, and the words and lengths of .ci/prose.toml.
+.PHONY: prose
+prose: $(VENV)/.development
+	$(BIN)/python .ci/strings > $(VENV)/strings.md
+	$(BIN)/codespell README.md CONTRIBUTING.md docs $(VENV)/strings.md
+	$(BIN)/python .ci/prose README.md CONTRIBUTING.md docs $(VENV)/strings.md
 
 bench: $(VENV)/.development
 	$(BIN)/python -m benchmarks

@@ -91,7 +91,7 @@ if not view.is_list:
             more = st.columns(5)
             largest = f"{header.unit}, over elements finite on both sides: {number(summary.max_row_ulps, 3)} row ULPs"
             more[0].metric("Largest difference", number(summary.max_abs), help=largest)
-            kl = f"KL(reference || variant), nats per position, where it is defined; max {number(summary.max_kl, 3)}"
+            kl = f"KL(reference || variant), nats per position with a defined KL; max {number(summary.max_kl, 3)}"
             more[1].metric("Mean KL", number(summary.mean_kl, 3), help=kl)
             of_ulps = f"ULPs of {view.dtype}, over all logits; large ones belong to logits near 0, where steps are tiny"
             more[2].metric("Median ULPs", number(ulp_percentile(histogram, 0.5)), help=of_ulps)

@@ -24,14 +24,13 @@ KEPT: dict[Literal["all", "figures"], str] = {"all": "all", "figures": "none: fi
 MORE = {  # what can run with the sides: label of its box, what it takes
     "judge": ("Judge it: rounding, or a bug?", "runs the checks of the verdict: several times the work of the capture"),
     "layers": (
-        "Compare what every module puts out (Internals)",
+        "Record module outputs (Internals)",
         "embedding, norms, projections, attention, MLP and residual stream, with their noise floor: twice the work",
     ),
     "kernels": ("Record which kernels run (Internals)", "every path once more on the first prompt, under the profiler"),
     "remedies": (
         "Test mitigations (Internals)",
-        "every pair again in float32, with math attention, in one order of summation and so on, timed: many times the"
-        " work",
+        "every pair again in float32, with math attention, batch-invariant and so on, timed: many times the work",
     ),
 }
 _FIELD: dict[str, Any] = {"persist_state": "session"}  # the form comes back as it was left
@@ -111,9 +110,9 @@ def _choose_paths() -> dict[str, Any]:
     reference = st.selectbox("Reference path", BASES, accept_new_options=True, key="capture_reference", **_FIELD)
     paths = list(dict.fromkeys([*SUGGESTED, *st.session_state.get("capture_variants", ())]))
     about = (
-        "base+modifier: prefill is one forward of the whole prompt, decode goes token by token with a KV cache, batch:N"
-        " puts N-1 other prompts into the batch; type any other path of docs/reference/paths.md, such as"
-        " decode+threads:1 or prefill+attn:eager, or one of another engine: llamacpp:decode (docs/guides/engines.md)"
+        "base+modifier. prefill: one forward of the whole prompt. decode: token by token with a KV cache. batch:N: N-1"
+        " other prompts in the batch. Type any other path of docs/reference/paths.md (decode+threads:1,"
+        " prefill+attn:eager) or of an engine (llamacpp:decode)."
     )
     look: dict[str, Any] = {"accept_new_options": True, "help": about, **_FIELD}
     variants = st.multiselect("Variant paths", paths, ["decode"], key="capture_variants", **look)
@@ -152,7 +151,7 @@ def _choose_paths() -> dict[str, Any]:
 def _choose_more(tokens: int) -> dict[str, Any]:
     """Draw name, stored logits and measurements of the run: only a verdict if it generates `tokens`."""
     left, right = st.columns(2, gap="medium", vertical_alignment="bottom")
-    look: dict[str, Any] = {"placeholder": "model: reference against variants", **_FIELD}
+    look: dict[str, Any] = {"placeholder": "model: reference vs variants", **_FIELD}
     name = left.text_input("Name of the run", key="capture_name", **look)
     about = "figures and digests are always of all logits; without them no single logits can be looked up later"
     look = {"format_func": KEPT.__getitem__, "help": about, **_FIELD}

@@ -34,7 +34,7 @@ def class_matrix(pairs: pd.DataFrame, names: list[str], measure: str) -> go.Figu
         "xgap": 2,
         "ygap": 2,
     }
-    hover = "class %{y} against class %{x}: %{text}<extra></extra>"
+    hover = "class %{y} vs class %{x}: %{text}<extra></extra>"
     figure = go.Figure()
     grey = [[0, "rgba(138,147,160,0.16)"], [1, "rgba(138,147,160,0.16)"]]
     figure.add_heatmap(z=np.where(values == 0, 0.0, np.nan), colorscale=grey, hovertemplate=hover, **axes)

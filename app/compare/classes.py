@@ -30,7 +30,7 @@ def draw(view: selection.View) -> None:
     table = groups.assign(sides=[", ".join(map(visible, names)) for names in groups["sides"]]).drop(columns="side")
     tables.draw(table, "classes", 10, on_select=choose, selection_mode="single-row")
     st.caption(
-        f"Each class against the reference's, over {plural(run.header.rows, 'position')} x {run.header.vocab:,} logits,"
+        f"Each class vs the reference's, over {plural(run.header.rows, 'position')} x {run.header.vocab:,} logits,"
         f" ULPs of {view.dtype}."
     )
     files = {"classes": table}
@@ -39,9 +39,9 @@ def draw(view: selection.View) -> None:
         name, files["sweep"] = swept
         st.subheader(f"Over {widgets.escape(name)}")
         figure = plots.cached(run, (), charts.sweep, files["sweep"], name)
-        of = [*exports.of_run(run), f"against {run.sides[0].name}"]
+        of = [*exports.of_run(run), f"vs {run.sides[0].name}"]
         plots.draw(figure, "sweep", exports.picture(f"{stem}-sweep-{file_name(name)}", of))
-        against = f"Each side against `{widgets.code(run.sides[0].name)}`, by its {widgets.code(name)}"
+        against = f"Each side vs `{widgets.code(run.sides[0].name)}`, by its {widgets.code(name)}"
         st.caption(f"{against}; differences in logits of {view.dtype}, one color per class.")
 
     if len(groups) > 2:
@@ -56,12 +56,12 @@ def draw(view: selection.View) -> None:
             st.markdown(f"Comparing every two of {len(groups)} classes reads {size(total)}.")
             st.button("Compare every two", on_click=st.session_state.__setitem__, args=("classes_asked", run.run_id))
         if is_quick or st.session_state.get("classes_asked") == run.run_id:
-            with st.spinner("Comparing every two classes; this goes on if you leave the page"):
+            with st.spinner("Comparing every two classes; this continues if you leave the page"):
                 pairs = store_cache.cached("every two classes", store_cache.stamp_of(run), (), lambda: every_two(run))
             first_sides = [names[0] for names in groups["sides"]]
             figure = plots.cached(run, (measure,), charts.class_matrix, pairs, first_sides, str(measure))
             picture = exports.picture(f"{stem}-classes-{measure}", exports.of_run(run))
             plots.draw(figure, "class_matrix", picture)
             files["every two classes"] = pairs.assign(compute_dtype=view.dtype)
-            st.caption(f"{MEASURES[str(measure)].capitalize()} of every two classes, log scale; grey is equal.")
+            st.caption(f"{MEASURES[str(measure)].capitalize()} of every two classes, log scale; gray is equal.")
     exports.download(dict(files), f"{stem}-repeats", "repeats")

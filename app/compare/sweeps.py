@@ -25,8 +25,8 @@ def draw(_: selection.View | None) -> None:
     matrix = matrix_of(visible, *axes, str(st.session_state["matrix_figure"]))
     selected = parts.table(matrix)
     st.caption(
-        "Of several cells at a place the gravest verdict and how many have it, or the largest figure; Δ: bits, flips or"
-        " verdict of one changed since its last good run."
+        "Several cells at a place: the worst verdict and its count, or the largest figure. Δ: bits, flips or verdict of"
+        " one changed since its last good run."
     )
     if selected is not None:
         parts.cell(selected)

@@ -25,7 +25,7 @@ COLUMNS = {  # the first seven fit into a window of 1280 pixels
     "verdict": st.column_config.MultiselectColumn(
         options=list(wording.VERDICTS),
         color=list(wording.VERDICTS.values()),
-        help="of the run's pairs, the gravest first",
+        help="of the run's pairs, the worst first",
         width=126,
     ),
     "x floor": st.column_config.NumberColumn(

@@ -92,7 +92,7 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
         "offered": [measure for measure in heatmap.MEASURES if heatmap.is_offered(run, "id", measure)],
         "window": {**asdict(window), "scale": st.session_state["heatmap_colours"]},
         "file": exports.file_stem(view, "heatmap"),
-        "title": f"{header.name} ({run.run_id}): {pair.variant} against {pair.reference}",
+        "title": f"{header.name} ({run.run_id}): {pair.variant} vs {pair.reference}",
         "serial": st.session_state.get("heatmap_serial", ""),
         "selected": {
             "row": view.row,
@@ -103,7 +103,7 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
         "mismatch_colour": chart_style.MISMATCH,
         "selected_colour": chart_style.FLIP,
         "label": (
-            f"Heatmap of {pair.variant} against {pair.reference}. Arrow keys move it, plus and minus zoom, 0 shows the"
+            f"Heatmap of {pair.variant} vs {pair.reference}. Arrow keys move it, plus and minus zoom, 0 shows the"
             " whole run, Enter selects the logit at the middle."
             + ("" if floor is None else f" 99.9% of the noise floor's logits are within {number(floor)} row ULPs.")
         ),

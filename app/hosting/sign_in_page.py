@@ -50,7 +50,7 @@ def sign_in(secret: str, provider: str, target: str, problem: str, status: int) 
     if problem:
         parts.append(f'<p class="wrong" role="alert" id="wrong">{escape(problem)}</p>')
     else:
-        parts.append("<p>Sign in to go on.</p>")
+        parts.append("<p>Sign in to continue.</p>")
     if secret:
         about = ' aria-describedby="wrong" aria-invalid="true"' if problem else ""
         parts.append(

@@ -47,7 +47,7 @@ def draw(view: selection.View) -> None:
     heads = store_cache.cached("heads", stamp, (pair, prompt), lambda: merge(run, pair, prompt, *by_head))
     figure = plots.cached(run, (pair, prompt, measure), charts.head_maps, heads, measure)
     plots.draw(figure, "kv_heads", exports.picture_of(view, f"kv-heads-{measure}"))
-    st.caption(f"Layers x key/value heads, {charts.MEASURES[measure]}, unit: {view.dtype}. Grey: equal.")
+    st.caption(f"Layers x key/value heads, {charts.MEASURES[measure]}, unit: {view.dtype}. Gray: equal.")
 
     title, choice = st.columns([3, 2], vertical_alignment="bottom")
     title.subheader(f"Where in {f'prompt {view.prompt}' if len(run.header.prompts) > 1 else 'the prompt'}")
@@ -62,7 +62,7 @@ def draw(view: selection.View) -> None:
         figure = plots.cached(run, (*content, position), charts.position_map, grid, names, ticks, by, position)
         picture = exports.picture_of(view, f"kv-{kind}s-{by}", of_prompt=True)
         plots.draw(figure, "kv_map", picture, partial(plots.select_position, "kv_map", 1))
-        st.caption(f"Layers x positions of the {kind}s, {charts.MEASURES[by]}. Grey: equal.")
+        st.caption(f"Layers x positions of the {kind}s, {charts.MEASURES[by]}. Gray: equal.")
 
     st.subheader("By layer")
     layers = merge(run, pair, prompt, "layer", "kind")

@@ -89,7 +89,7 @@ def draw(view: selection.View) -> None:
         figure = charts.position_map(grid, names, ticks, measure, view.position)
         picture = exports.picture_of(view, f"layers-{measure}", of_prompt=True)
         plots.draw(figure, "layers_map", picture, partial(open_module, "layers_map"))
-        st.caption(f"Modules x positions, {charts.MEASURES[measure]}. Grey: equal.")
+        st.caption(f"Modules x positions, {charts.MEASURES[measure]}. Gray: equal.")
 
     st.subheader("Module")
     begins_at = visible(first.module)

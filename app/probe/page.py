@@ -60,7 +60,7 @@ def _ask() -> tuple[ProbeRequest | None, str]:
     url = left.text_input("Server", key="probe_url", placeholder="http://127.0.0.1:8000", **_FIELD).strip()
     about = "the same prompts: after an upgrade"
     look: dict[str, Any] = {"placeholder": "none", "help": about, **_FIELD}
-    against = right.text_input("Against a second server", key="probe_against", **look).strip()
+    against = right.text_input("Compare with a second server", key="probe_against", **look).strip()
     about = "a line of three dashes (---) separates prompts"
     text = st.text_area("Prompts", SAMPLE, height=140, key="probe_prompts", help=about, **_FIELD)
     with st.container(horizontal=True, vertical_alignment="bottom"):
@@ -70,7 +70,7 @@ def _ask() -> tuple[ProbeRequest | None, str]:
             for key, label, most, first, width in (
                 ("load", "Requests in flight", MOST_LOAD, _LOAD, 150),
                 ("tokens", "Tokens to generate", 4096, ProbeRequest.tokens, 150),
-                ("top", "Values a position", 1 << 18, ProbeRequest.top, 140),
+                ("top", "Values per position", 1 << 18, ProbeRequest.top, 140),
             )
         )
     left, middle, right = st.columns(3)

@@ -93,7 +93,7 @@ def picture_of(
 ) -> dict[str, object]:
     """`picture` of a figure of the open pair: over all its prompts, of one of them or of one position."""
     run, unit = of_run(view.run)
-    parts = [run, f"{view.pair.variant} against {view.pair.reference}", unit]
+    parts = [run, f"{view.pair.variant} vs {view.pair.reference}", unit]
     if at_position:
         parts.append(f"prompt {view.prompt}, position {view.position:,}")
     elif of_prompt:

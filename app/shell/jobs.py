@@ -22,7 +22,7 @@ from core.runs.store.store import Store
 from core.subprocess_json import Child
 from core.text import clean, file_name
 
-ANY_DEVICE = "best there is"
+ANY_DEVICE = "auto"
 DEVICES = (ANY_DEVICE, "cpu", "cuda")  # to choose from; another one, cuda:1, is typed
 TAKING_IN = "the store"  # the queue of imports: one at a time, parallel to captures
 GETTING = "the network"  # of downloads of models, likewise

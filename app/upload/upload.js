@@ -178,7 +178,7 @@ function drawRow(row) {
   text.textContent = {
     waiting: `${size(row.size)}, waiting`,
     sending: `${share}${row.message ? `; ${row.message}` : pace}`,
-    unfinished: `${share}, unfinished: choose or drop the same file again, and it goes on`,
+    unfinished: `${share}, unfinished: choose or drop the same file again, and it continues`,
     arrived: `${size(row.size)}, arrived`,
     importing: `${size(row.size)}, being saved`,
     failed: `${share}; ${row.message}`,

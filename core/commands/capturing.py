@@ -173,11 +173,11 @@ def run_extras(
             failures.append(f"The kernels of '{name}' were not recorded: {error}")
     floor = 0.0
     if request.remedies:
-        say("remedies: noise floor", 0, 0)
+        say("mitigations: noise floor", 0, 0)
         floor = floor_of(session)
     remedies = {}
     for pair, name in enumerate(names[1:]) if request.remedies else ():
-        path, tell = paths[pair + 1], _with_prefix(say, f"remedies of {name}")
+        path, tell = paths[pair + 1], _with_prefix(say, f"mitigations of {name}")
         try:
             if path not in remedies:
                 remedies[path] = remedies_of(
@@ -185,7 +185,7 @@ def run_extras(
                 )
             writer.write_remedies(pair, remedies[path])
         except UlpscopeError as error:
-            failures.append(f"Remedies of '{name}' were not tried: {error}")
+            failures.append(f"Mitigations of '{name}' were not tried: {error}")
     # judging computes neither generated tokens nor the sides of other engines again
     is_comparable = not plan.generations and all(path.engine is None for path in plan.paths)
     digests = writer.digests() if request.judge else []

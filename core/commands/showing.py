@@ -246,7 +246,7 @@ def _show_remedies(run: RunReader, pairs: Sequence[StoredPair], as_json_: bool) 
     remedies = [(pair, rows) for pair in pairs if (rows := run.remedies.get(pair.index))]
     if not remedies:
         raise UsageError(
-            f"run '{run.run_id}' has no remedies; {run.header.provenance.note or 'capture it with --remedies'}."
+            f"run '{run.run_id}' has no mitigations; {run.header.provenance.note or 'capture it with --remedies'}."
         )
     if as_json_:
         print_json(

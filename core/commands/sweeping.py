@@ -60,7 +60,7 @@ def sweep(
 ) -> None:
     """Run the missing cells of a sweep: models x paths x dtypes x engines, each cell a run of the store.
 
-    Each run is named by the digest of its request and of its environment. A sweep that was killed, extended or moved to
+    A run's name holds the digests of its request and its environment. A sweep that was killed, extended or moved to
     another machine resumes; nothing is computed twice.
 
     For example:  ulpscope sweep sweep.toml --fail-on changed,bug --build "$(git rev-parse --short HEAD)"

@@ -71,7 +71,7 @@ def cookie_key(store: Path) -> str:
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{path}: cannot be made or read ({error}).") from None
     if not re.fullmatch("[0-9a-f]{64}", key):
-        raise ConfigurationError(f"{path}: not a key. Remove it; everybody then signs in again.")
+        raise ConfigurationError(f"{path}: not a key. Remove it; all members then sign in again.")
     return key
 
 

@@ -105,7 +105,7 @@ def outliers_evidence(
     says = "No single position is an outlier: the difference is larger everywhere alike."
     if shape.first is not None:
         row = row_of(shape.first)
-        reach = ", at every position" if shape.rows == sum(lengths) else ", and goes on to the end" * shape.is_tail
+        reach = ", at every position" if shape.rows == sum(lengths) else ", and continues to the end" * shape.is_tail
         block = f"; every start is {shape.block_in_words}" if shape.block else ""
         says = f"It begins at {place_in_words(row, lengths)}{reach}{block}."
         if first is not None and first != shape.first:

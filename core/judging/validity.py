@@ -92,7 +92,7 @@ def _tokens(header: RunHeader) -> Evidence:
         outcome = FAILED
         says = f"Token ids reach {highest:,}, beyond the vocabulary of {header.vocab:,}: they are of other logits."
     figures = evidence.ShapesFigures(positions=header.rows, vocab=header.vocab, highest_token_id=highest)
-    return Evidence(Check.SHAPES, "shapes, and token ids against the vocabulary", figures, outcome, says)
+    return Evidence(Check.SHAPES, "shapes, and token ids vs the vocabulary", figures, outcome, says)
 
 
 def _shift(table: pd.DataFrame, sides: _Sides) -> Evidence | None:
@@ -166,7 +166,7 @@ def _numbers(figures: Figures, pair: int, sides: _Sides) -> Evidence | None:
         first=mismatch.place(lengths),
         token=None if is_masked else mismatch.token,
     )
-    return Evidence(Check.NUMBERS, "NaN and infinities of one side against the other", record, FAILED, says)
+    return Evidence(Check.NUMBERS, "NaN and infinities of one side vs the other", record, FAILED, says)
 
 
 def not_finite_of(figures: Figures, pair: int, wide: Divergence | None = None) -> NotFinite | None:
@@ -227,7 +227,7 @@ def sampler_evidence(
         outcome, first = FAILED, place_in_words(emitted[wrong[0]][0], lengths)
         count = f"{len(wrong):,} of {len(emitted):,} emitted tokens"
         says = f"{count} are not the argmax of their own logits, first at {first}: a fault of the sampler."
-    control = f"emitted tokens against the argmax of '{side}'s own logits"
+    control = f"emitted tokens vs the argmax of '{side}'s own logits"
     return Evidence(Check.EMITTED, control, figures, outcome, says, side)
 
 

@@ -105,7 +105,7 @@ class Reduction(Enum):
     ROOT_MEAN = "root of the mean"
     LARGEST = "largest"
     LEAST = "least"
-    DEFINED = "rows where it is defined"
+    DEFINED = "rows in which it is defined"
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Summary:
         "positions",
         Reduction.DEFINED,
         "kl",
-        "what mean_kl and max_kl are over. If fewer than all, every table, page and issue text says so next to the"
+        "what mean_kl and max_kl are over. If fewer than all, every table, page and issue text shows it next to the"
         " figure",
     )
     kl_infinite: int = _total(

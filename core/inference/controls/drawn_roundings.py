@@ -147,7 +147,7 @@ class Drawn:
             with in_float32(loaded) as widened:
                 exact = [whole_side((self.exact or self.plain).run_on(widened), ids) for ids in group]
             for side, of_side in pieces.items():
-                say(f"'{side.name}' against it")
+                say(f"'{side.name}' compared with it")
                 for ids, wide in zip(group, exact, strict=True):
                     side.run_on(loaded)(ids, partial(_measure, wide, of_side))
         errors = {

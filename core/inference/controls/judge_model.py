@@ -277,7 +277,7 @@ class ModelControls(Controls):
         side = self.sides[1]
         if side.rows < 2:
             return []
-        self.say("other neighbours, another row")
+        self.say("other neighbors, another row")
         here = int(side.value_of("row") or 0)
         there = (here + side.rows // 2) % side.rows if here else side.rows - 1
         changed = side.with_modifier("neighbours", "same" if side.value_of("neighbours") == "random" else "random")

@@ -117,7 +117,7 @@ def modules_alone(loaded: LoadedModel, prompt: Sequence[int], side: RunnableSide
         outputs = {name: rows for name, rows in theirs.kept.items() if bool(theirs.seen[name].all())}
         for name, rows in outputs.items():
             if not bool(rows.isfinite().all()):
-                raise CaptureError(f"'{side.name}' puts out NaN or infinity, first at {name}.")
+                raise CaptureError(f"'{side.name}' gives NaN or infinity, first at {name}.")
         for name, parent in [(name, outputs.get(name.rpartition(".")[0])) for name in outputs]:
             if parent is not None and torch.equal(parent, outputs[name]):  # the parent's name says more
                 del outputs[name]

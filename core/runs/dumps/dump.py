@@ -235,9 +235,8 @@ def _generations(
         first = next((place for place, token in enumerate(rows[0]) if token >= 0), prompt.positions)
         if any((token >= 0) != (place >= first) for each in rows for place, token in enumerate(each)):
             raise DumpError(
-                f"{dump_name}: '{EMITTED}' tokens of prompt {index} begin at different positions or leave some out;"
-                " expected -1 for every position whose next token was given, the same on every side, and tokens from"
-                " there to the end."
+                f"{dump_name}: '{EMITTED}' tokens of prompt {index} begin at different positions or leave some out."
+                " Expected on every side: -1 as long as the next token was given, then tokens to the end."
             )
         if first < prompt.positions:
             continuations = tuple(row[first:] for row in rows)

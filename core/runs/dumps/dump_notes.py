@@ -84,9 +84,9 @@ def _notes_on_dtypes(
             for dtype, names in holds.items()
         ]
         return [
-            f"the sides are of different dtypes: {', '.join(summaries)}. ULPs are of {fmt.name} on every side, and one"
-            f" step of {coarsest.name} is up to {steps:,} of them, so rounding to it alone is up to {steps // 2:,}"
-            " ULPs: go by differences in logits, or compare sides of one dtype."
+            f"the sides are of different dtypes: {', '.join(summaries)}. ULPs are of {fmt.name} on every side. Rounding"
+            f" to {coarsest.name} alone is up to {steps // 2:,} of them: read differences in logits, or compare sides"
+            " of one dtype."
         ]
     if len(saved) > 1:
         every = f"ULPs are of {fmt.name} on every side, which holds every value."

@@ -150,7 +150,7 @@ class RerunFigures(CheckFigures):
     """All but the first of a dump alone, whose reruns are uploaded."""
 
     not_repeatable: Annotated[tuple[str, ...], "sides that do not repeat"]
-    called_again: Annotated[tuple[str, ...] | None, "sides called again"] = None
+    called_again: Annotated[tuple[str, ...] | None, "sides computed again"] = None
     pair_rms_logits: Annotated[float | None, "rms of the pair, logits"] = None
     rerun_rms_logits: Annotated[float | None, "rms of the rerun to its first call, logits"] = None
     rerun_neq: Annotated[Mapping[str, int | None] | None, "logits that differ in the rerun, by side"] = None
@@ -315,7 +315,7 @@ class StructureFigures(CheckFigures, kw_only=True):
     starts: Annotated[tuple[int, ...], "positions at which it begins"]
     block: Annotated[int | None, "block size"]
     smaller_block: Annotated[int | None, "smaller block size that is not ruled out"]
-    is_tail: Annotated[bool, "goes on to the end"]
+    is_tail: Annotated[bool, "continues to the end"]
 
 
 class AloneFigures(CheckFigures):

@@ -126,11 +126,11 @@ def in_words(table: pd.DataFrame, names: tuple[str, str]) -> str:
             clauses.append((only, f"{_few(_code(pair.name) for pair in only)} only in {_code(name)}"))
     if grown := [pair for pair in pairs if pair.is_multiplied]:
         ratios = _few(f"{_code(pair.name)} {three_digits(pair.ratio)} times" for pair in grown)
-        clauses.append((grown, f"launched more or less often a forward in {_code(names[1])}: {ratios}"))
+        clauses.append((grown, f"launched more or less often per forward in {_code(names[1])}: {ratios}"))
     if not clauses:
         other = sum(set(pair.reference_details) != set(pair.variant_details) for pair in pairs)
         shapes = f", {other} of them in other shapes" if other else ""
-        return f"Both sides launch the same kernels as often a forward{shapes}."
+        return f"Both sides launch the same kernels as often per forward{shapes}."
     clauses.sort(key=lambda one: -max(max(pair.reference_microseconds, pair.variant_microseconds) for pair in one[0]))
     text = "; ".join(clause for _, clause in clauses)
     return f"{text[0].upper()}{text[1:]}."
@@ -166,8 +166,10 @@ def _clause(pair: Any, names: tuple[str, str]) -> str:
         clause = "on both sides, same kernel, other shape"
         both = (details, details[::-1])
         shapes = [next((each for each in one if each not in other), next(iter(one), "")) for one, other in both]
-    clause += f": {' against '.join(map(shape_in_words, shapes))}" if any(shapes) else ""
-    often = f", {three_digits(pair.ratio)} times as often a forward in {_code(names[1])}" if pair.is_multiplied else ""
+    clause += f": {' vs '.join(map(shape_in_words, shapes))}" if any(shapes) else ""
+    often = (
+        f", {three_digits(pair.ratio)} times as often per forward in {_code(names[1])}" if pair.is_multiplied else ""
+    )
     return f"{_code(pair.name)} {clause}{often}"
 
 

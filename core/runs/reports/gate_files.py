@@ -27,7 +27,7 @@ def junit_text(report: GateReport) -> str:
     for outcome in report.outcomes:
         suites.setdefault((outcome.reference, outcome.variant), []).append(outcome)
     for number, ((reference, variant), outcomes) in enumerate(suites.items()):
-        name = _name(f"{variant} against {reference}")
+        name = _name(f"{variant} vs {reference}")
         attributes = {
             "name": name,
             "package": "ulpscope",
@@ -73,7 +73,7 @@ def markdown_text(report: GateReport) -> str:
     ]
     worst = report.worst
     if worst is not None and worst.worst is not None:
-        pair = f"{markdown.code(worst.variant)} against {markdown.code(worst.reference)}"
+        pair = f"{markdown.code(worst.variant)} vs {markdown.code(worst.reference)}"
         parts.append(f"**Worst position** ({pair}): {markdown.plain(report.in_words(worst.worst))}.")
     parts += [f"Note: {markdown.plain(clean(note, 1000))}" for note in report.notes]
     return "\n\n".join(parts) + "\n"

@@ -16,7 +16,7 @@ from ..file.table import Table
 OP = Table(
     "op",
     """
-    -- torch operations probed on one machine, one row an operation, dtype and size; filled in runs of kind ops only
+    -- torch operations probed on one machine, one row per operation, dtype and size; filled in runs of kind ops only
     probe INTEGER -- 0-based number, in the order of probing
     op VARCHAR -- name of the operation
     backend VARCHAR -- backend of attention; empty for other operations

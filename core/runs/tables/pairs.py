@@ -13,7 +13,7 @@ from ..file.table import Table, column
 PAIR = Table(
     "pair",
     """
-    -- summary of the reference against each variant
+    -- summary of each variant vs the reference
     pair INTEGER -- 0-based index
     reference INTEGER -- index of the reference side
     variant INTEGER -- index of the variant side

@@ -18,7 +18,7 @@ class RemedyRow:
     it was not measured (`refusal` says why), sizes also if a NaN or infinity is on one side only.
     """
 
-    name: Annotated[str, "name of the remedy"]
+    name: Annotated[str, "name of the mitigation"]
     what: Annotated[str, "what it changes, in a sentence"]
     compute_dtype: Annotated[str, "dtype the logits were compared in"]
     elements: Annotated[int | None, "logits compared; null, as all figures, if not measured"] = None

@@ -22,7 +22,7 @@ RUN = Table(
     model VARCHAR -- folder or hub id of the model, empty if unknown
     revision VARCHAR -- hub revision, or sha256: and the digest of a local folder's weight files; empty if unknown
     compute_dtype VARCHAR -- dtype the logits were computed in; ULPs are counted in it; empty if lists do not show it
-    vocab INTEGER -- logits a position, number of tokens; 0: of lists, if nothing says it
+    vocab INTEGER -- logits per position, number of tokens; 0: of lists, if nothing says it
     positions INTEGER -- positions of all prompts together
     device VARCHAR -- cpu, cuda, ...; empty if unknown
     device_name VARCHAR -- processor or GPU name; empty if unknown

@@ -39,7 +39,7 @@ RESPONSE = Table(
     is_start_known BOOLEAN -- false: position 0 scored the first generated token, and the prompt is not said
     generated_from INTEGER NULL -- first position computed while generating; null if all are of the prompt
     is_processed BOOLEAN NULL -- temperature, penalties or a mask are in the values; null if not said
-    asked INTEGER NULL -- values a row that were asked for; null if not said
+    asked INTEGER NULL -- requested values per row; null if not known
     vocab INTEGER NULL -- tokens of the vocabulary; null if not said
     cached INTEGER NULL -- tokens of the prompt that were read from a cache; null if not said
     model VARCHAR -- model as the payload names it

@@ -33,7 +33,7 @@ FLOOR_POSITION = Table(
     """
     -- a judged pair and its noise floor, by position
     pair INTEGER -- index of the pair
-    compute_dtype VARCHAR -- dtype in which both were computed for the judgement
+    compute_dtype VARCHAR -- dtype in which both were computed for the judgment
     prompt INTEGER -- index of the prompt
     position INTEGER -- 0-based token index in its prompt
     pair_rms DOUBLE -- root mean square of variant minus reference, logits

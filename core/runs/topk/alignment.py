@@ -129,7 +129,7 @@ def _in_place(prompt: int, responses: Sequence[Response]) -> list[Response]:
         responses = [_later(one, move) if move else one for one, move in zip(responses, moves, strict=True)]
         if is_other:
             differ = f"Prompt {prompt} has {lengths} tokens on the two sides: its inputs differ"
-            responses[-1] = warn(responses[-1], f"{differ}, and rows are aligned by the first generated token.")
+            responses[-1] = warn(responses[-1], f"{differ}, and rows are aligned at the first generated token.")
     gaps = [_gap(responses[0], variant) for variant in responses[1:]]
     place = max((gap[2] for gap in gaps if gap is not None), default=0)
     counts = _common([(0, 0) if gap is None else (gap[1], 0) if gap[0] == 0 else (0, gap[1]) for gap in gaps])

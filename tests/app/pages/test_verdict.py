@@ -88,7 +88,7 @@ def test_a_capture_that_was_not_judged_shows_the_command_and_a_button_that_runs_
     assert job["arguments"][:3] == ["capture", "--model", "sample_runs/model"]
     assert "--judge" in job["arguments"]
     assert "mine" in job["title"]
-    assert job["device"] == "best there is"
+    assert job["device"] == "auto"
     assert b'"token_ids": [2, 3, 4' in job["prompts"].content
 
 

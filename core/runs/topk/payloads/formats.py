@@ -164,7 +164,7 @@ def _flat(meta: Payload, name: str, source: str) -> Sequence[Any] | None:
     sizes = [count_of(size) for size in is_list(shape, f"{name}_shape", source)]
     rows, k = sizes if len(sizes) == 2 else (None, None)
     if rows is None or k is None or skipped is None or skipped > rows or rows > MAX_POSITIONS or rows * k > MAX_ENTRIES:
-        raise DumpError(f"{source}: {name} declares a shape that is none; expected rows and values a row.")
+        raise DumpError(f"{source}: {name} declares no valid shape; expected rows and values per row.")
     arrays = []
     for what, dtype in (("val", "<f4"), ("idx", "<i4")):
         values = meta.get(f"{name}_{what}_flat_b64") or meta.get(f"{name}_{what}_flat")

@@ -46,7 +46,7 @@ def test_the_public_example_is_told_another_tile_and_three_times_the_reductions(
     assert (found[REDUCE].reference_microseconds, found[REDUCE].variant_microseconds) == (4.0, 12.0)
     assert found[REDUCE].places == ["model.layers.*.mlp.down_proj"]
     assert table["is_multiplied"].tolist() == [False, False, True, False]
-    assert "more or less often a forward" in in_words(table, ("prefill", "prefill+batch:2"))
+    assert "more or less often per forward" in in_words(table, ("prefill", "prefill+batch:2"))
 
 
 def test_as_often_a_forward_is_no_difference_whatever_the_number_of_forwards(read):
@@ -81,7 +81,7 @@ def test_the_first_module_that_differs_is_told_with_what_ran_in_it_and_in_what_s
     text = place_in_words(place, ("decode", "decode+batch:2"), names_prompt=False)
     assert "differs is `model.layers.0.mlp.down_proj`" in text
     assert "[2, 32] x [32, 8]" in text
-    assert "`T,N,8,1,32` against `T,N,8,2,32`" in text
+    assert "`T,N,8,1,32` vs `T,N,8,2,32`" in text
     assert "prompt 0, position 1" in place_in_words(place, ("a", "b"), names_prompt=True)
 
 

@@ -264,7 +264,7 @@ def test_every_pair_of_a_dump_is_judged_and_says_which(tmp_path: Path) -> None:
     report = GateReport(outcomes, header.prompts, {})
     assert report.outcome == FAILED
     assert [o.variant for o in report.failed] == ["run_3"]
-    assert report.failed[0].says.startswith("'run_3' against 'run_1'")
+    assert report.failed[0].says.startswith("'run_3' vs 'run_1'")
 
 
 @pytest.mark.parametrize(
