@@ -357,7 +357,8 @@ def test_a_bfloat16_side_beside_a_float32_one_is_told_with_what_follows_for_ulps
     sides = {"reference": _logits("float32", 2), "variant": coarse.astype(np.float32) if is_upcast else coarse}
     said = _warned(tmp_path, **sides)
     assert "'reference' holds float32 values, 'variant'" in said
-    # a step of bfloat16 is 2^(23 - 7) steps of float32 in every binade
+    # a step of bfloat16 is 2^(23 - 7) steps of float32 in every binade, and rounding moves by half of it at most
+    assert "up to 32,768 of them" in said
     assert int(np.float32(1 + 2**-7).view(np.uint32)) - int(np.float32(1).view(np.uint32)) == 65_536
 
 
