@@ -54,7 +54,7 @@ class CaptureForm:
         """Title of the job in the list."""
         request = self.request
         against = ", ".join([*request.variants, *request.sweeps])
-        title = f"{wording.model_name(request.model)}: {request.reference}" + (f" against {against}" if against else "")
+        title = f"{wording.model_name(request.model)}: {request.reference}" + (f" vs {against}" if against else "")
         title += f", {request.repeat} calls" if request.repeat > 1 else ""
         return request.name or title + (f", {request.tokens} tokens generated" if request.tokens else "")
 

@@ -121,8 +121,8 @@ def _choose_paths() -> dict[str, Any]:
     sweep = st.text_input("Sweep of the reference", key="capture_sweep", **look).strip()
     left, right = st.columns([3, 2], vertical_alignment="bottom")
     about = (
-        "score: logits at every position of the prompts. continue: each side goes on by its own argmax; if two sides"
-        " diverge, both texts and their logits there are kept"
+        "score: logits at every position of the prompts. continue: each side continues by its own argmax. Both texts"
+        " and the logits up to where they diverge are stored."
     )
     mode = left.selectbox("What to do", [SCORE, CONTINUE], key="capture_mode", help=about, **_FIELD)
     tokens, repeat = 0, 1

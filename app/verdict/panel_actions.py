@@ -112,4 +112,4 @@ def _progress(title: str) -> None:
     job = _job(title)
     if job is None or job.is_over:
         st.rerun()
-    st.caption(f":material/hourglass_empty: {widgets.escape(how_it_stands(job))}. It goes on if you leave this page.")
+    st.caption(f":material/hourglass_empty: {widgets.escape(how_it_stands(job))}. It continues if you leave this page.")

@@ -150,7 +150,7 @@ class Condition:
             outcome, figure, says = self._judge_sure_flips(pair)
         else:
             outcome, figure, says = self._compare(pair)
-        sides = f"'{clean(pair.variant, 200)}' against '{clean(pair.reference, 200)}'"
+        sides = f"'{clean(pair.variant, 200)}' vs '{clean(pair.reference, 200)}'"
         unit = pair.unit if measure.unit == "logits" else measure.unit
         worst = worst_row(pair.rows, measure.key)
         return Outcome(pair.reference, pair.variant, str(self), outcome, figure, unit, f"{sides} {says}.", worst)
@@ -359,7 +359,7 @@ def gate_notes(pairs: Sequence[PairReport]) -> list[str]:
     for pair in pairs:
         empty = [row for row in pair.rows if None in (row["reference_token"], row["variant_token"])]
         if empty and not pair.is_list:
-            sides = f"'{clean(pair.variant, 200)}' against '{clean(pair.reference, 200)}'"
+            sides = f"'{clean(pair.variant, 200)}' vs '{clean(pair.reference, 200)}'"
             first = f"position {empty[0]['position']} of prompt {empty[0]['prompt']} first"
             notes.append(f"at {_of(len(empty), pair.rows)} a side of {sides} holds no number, {first}.")
     return notes

@@ -62,7 +62,7 @@ def markdown_text(report: GateReport) -> str:
     counts = {kind: sum(outcome.outcome == kind for outcome in report.outcomes) for kind in (FAILED, UNDECIDED, PASSED)}
     rows = []
     for outcome in report.outcomes:
-        pair = f"{markdown.code(outcome.variant)} against {markdown.code(outcome.reference)}"
+        pair = f"{markdown.code(outcome.variant)} vs {markdown.code(outcome.reference)}"
         result = f"**{outcome.outcome}**" if outcome.outcome == FAILED else outcome.outcome
         condition, says = markdown.code(outcome.condition), markdown.plain(outcome.says)
         rows.append((result, condition, pair, figure_text(outcome), says))

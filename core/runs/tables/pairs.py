@@ -23,7 +23,7 @@ PAIR = Table(
     because VARCHAR NULL -- the verdict in a sentence, null: not judged
     first_prompt INTEGER NULL -- prompt at which a fault shows first, null if none does
     first_position INTEGER NULL -- position of that prompt
-    noise_ratio DOUBLE NULL -- rms of the pair over rms of the rounding floor, both in float32 (float64 for a mixture
+    noise_ratio DOUBLE NULL -- rms of the pair over rms of the noise floor, both in float32 (float64 for a mixture
     -- of experts) if they could be had; null if not measured
     """,
     [

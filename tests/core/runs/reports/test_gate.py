@@ -163,7 +163,7 @@ def test_kl_that_is_undefined_where_the_sides_are_equal_is_left_out_and_said(tmp
     (pair,), _ = made(tmp_path, reference=rows, variant=rows)
     outcome = Condition.parse("kl>0").judge(pair)
     assert outcome.outcome == PASSED
-    assert "1 of 3 positions where" in outcome.says
+    assert "1 of 3 positions with" in outcome.says
 
 
 @pytest.mark.parametrize("text", ["rms>1000", "max-abs>1000", "ulps:99999999", "bits", "kl>1000"])

@@ -106,7 +106,7 @@ def test_junit_has_a_suite_a_pair_and_a_test_a_condition_and_keeps_to_the_schema
     text = junit_text(report())
     assert faults(text) == []
     suites = ET.fromstring(text)
-    assert [suite.attrib["name"] for suite in suites] == ["today against golden", "other against golden"]
+    assert [suite.attrib["name"] for suite in suites] == ["today vs golden", "other vs golden"]
     assert [test.attrib["name"] for test in suites.iter("testcase")] == ["kl>0.01", "flips", "verdict", "max-abs>0.5"]
     failure = suites.find("testsuite/testcase/failure")
     assert failure is not None
@@ -145,8 +145,8 @@ def test_markdown_has_a_row_a_condition_and_then_the_worst_position() -> None:
     assert lines[0] == "### ULPscope gate: failed"
     assert lines[2] == "2 failed, 1 undecided, 1 passed."
     assert "condition | pair | figure" in lines[4]
-    assert "`kl>0.01` | `today` against `golden`" in lines[6]
-    assert "against `golden` | 0.75 logits" in lines[9]
+    assert "`kl>0.01` | `today` vs `golden`" in lines[6]
+    assert "vs `golden` | 0.75 logits" in lines[9]
     assert "position 0 (after 'x'): 1" in lines[11]
     assert lines[-1] == "Note: a note about today"
 
