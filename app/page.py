@@ -44,7 +44,7 @@ class PageSetting:
     span: tuple[int, int] | None = None
 
     def parsed(self, text: str) -> str | int | bool | None:
-        """The value that a link asks for; None if it is none."""
+        """Return the value in a link; None if it is none of this control."""
         if self.options:
             return self.options.get(text)
         if self.span is not None:
@@ -62,7 +62,7 @@ class PageSetting:
 
     @property
     def allowed_values(self) -> str:
-        """Values that a link may ask for, in words."""
+        """Values that a link may have, in words."""
         return f"{self.span[0]} to {self.span[1]}" if self.span is not None else ", ".join(self.options)
 
 
@@ -88,6 +88,6 @@ class Page:
         return PageSetting("tab", f"{self.name}_tab", "", {tab.name: tab.title for tab in self.tabs})
 
     def settings_with(self, tab: object) -> tuple[PageSetting, ...]:
-        """Settings of the page and of its open tab. tab: its title."""
+        """Return the settings of the page and of its open tab. tab: its title."""
         of_tab = next((each.settings for each in self.tabs if each.title == tab), ())
         return (self.tab, *of_tab) if self.tabs else self.settings

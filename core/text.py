@@ -69,7 +69,7 @@ def plural(count: int, one: str, many: str = "") -> str:
 
 
 def series(parts: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`; empty for none."""
+    """Return `a`, `a and b`, `a, b and c`; empty for none."""
     return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
 
@@ -123,7 +123,7 @@ def multiple(ratio: float) -> str:
 
 
 def exact(value: float | None) -> str:
-    """A logit with the digits that identify it; NaN and infinities by name."""
+    """Return a logit with the digits that identify it; NaN and infinities by name."""
     return "" if value is None else f"{value:.9g}"
 
 

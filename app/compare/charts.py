@@ -33,7 +33,7 @@ def runs_by_distance(curves: list[tuple[str, pd.DataFrame]]) -> go.Figure:
 
 
 def runs_by_position(runs: list[tuple[str, pd.DataFrame]], by: str, title: str, selected: int) -> go.Figure:
-    """A figure at each position of a prompt, one line a run, flips marked. runs: name, figures by position."""
+    """Plot a figure by position of a prompt, one line per run, flips marked. runs: name, figures by position."""
     figure = go.Figure()
     flips = []
     for place, ((name, table), color) in enumerate(zip(runs, RUNS, strict=False)):

@@ -36,7 +36,7 @@ def inert(text: str) -> str:
 
 
 def log_axis(values: np.ndarray) -> dict:
-    """A log axis of values; those that are not above 0 have no place on it."""
+    """Return a log axis for values; values of 0 and below are not on it."""
     finite = values[np.isfinite(values) & (values > 0)]
     low, high = (finite.min(), finite.max()) if len(finite) else (1.0, 10.0)
     labels = {"dtick": 1} if high >= 100 * low else {"nticks": 4}  # powers of ten if there are two, else few steps

@@ -28,7 +28,7 @@ _ENDINGS = {"_margin_ulps": " margin, ULPs", "_margin": " margin, logits", "_mic
 
 
 def label(name: str) -> str:
-    """`reference margin, ULPs` of `reference_margin_ulps`."""
+    """Return the label of a column: `reference margin, ULPs` for `reference_margin_ulps`."""
     ending = next((ending for ending in _ENDINGS if name.endswith(ending)), "")
     name = name.removesuffix(ending) + _ENDINGS[ending] if ending else name
     return _LABELS.get(name, name.replace("_", " ").replace("ulps", "ULPs"))

@@ -18,7 +18,7 @@ FLIPS = ("any", "with flips", "without flips")
 
 @dataclass(frozen=True)
 class Filters:
-    """Search and filters of the gallery; an empty text, or 'any', asks for nothing."""
+    """Search and filters of the gallery; an empty text, or 'any', matches all runs."""
 
     text: str = ""
     verdict: str = "any"
@@ -34,7 +34,7 @@ class Filters:
 def matching(
     cards: Iterable[RunCard], filters: Filters, labels: Mapping[str, Labels], prompts: Mapping[str, str]
 ) -> list[RunCard]:
-    """The runs asked for, in the order they come. prompts: run id to case-folded text, needed if words are sought."""
+    """Return the runs that match, in their order. prompts: run id to case-folded text, needed to search for words."""
 
     def is_match(card: RunCard) -> bool:
         attached = labels.get(card.run_id, Labels())
@@ -51,7 +51,7 @@ def matching(
 
 
 def ask(hidden: int) -> Filters:
-    """Draw search and filters and return their values. hidden: how many runs are listed only if they are asked for."""
+    """Draw search and filters and return their values. hidden: number of runs that are listed on request only."""
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
         about = "name, model, side, prompt, dtype, device, tag or note"
         text = st.text_input("Search", type="search", placeholder=about, key="gallery_search", max_chars=LONGEST_TEXT)

@@ -71,7 +71,7 @@ def filter_rows(rows: Sequence[OpRow]) -> list[OpRow]:
 
 
 def table(rows: Sequence[OpRow]) -> pd.DataFrame:
-    """A line a row: what was probed and the three answers."""
+    """Return one line per row: the probed operation and the three answers."""
     return pd.DataFrame(
         {
             "operation": title(row),

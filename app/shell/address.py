@@ -36,7 +36,7 @@ def adopt(page: str) -> None:
 
 
 def is_back() -> bool:
-    """Return whether Back or Forward asked for this run."""
+    """Return whether Back or Forward caused this script run."""
     context = get_script_run_ctx(suppress_warning=True)
     return context is not None and context.is_history_navigation
 
@@ -94,7 +94,7 @@ def of(view: View | None, part: str | None = None) -> dict[str, str]:
 
 
 def absolute(view: View | None) -> str:
-    """The link of a view, absolute: at the configured public URL, else as this browser reached the page."""
+    """Return the absolute link of a view: at the configured public URL, else at the address in this browser."""
     return report_address(of(view), configuration().hosting.public_url, st.context.url or "")
 
 

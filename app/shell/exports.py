@@ -25,12 +25,12 @@ Table: TypeAlias = Callable[[], pd.DataFrame] | pd.DataFrame
 
 
 def inert_text(value: object) -> object:
-    """A text that no spreadsheet runs; anything else as it is."""
+    """Return a text that no spreadsheet evaluates; other values unchanged."""
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 def headed(table: pd.DataFrame) -> pd.DataFrame:
-    """The table under headings that say where ranks begin."""
+    """Return the table with headings that say that ranks begin at 1."""
     return table.rename(columns={name: f"{name} (1 = argmax)" for name in table.columns if str(name).endswith("_rank")})
 
 
@@ -53,7 +53,7 @@ _FORMS = (("CSV", csv, "text/csv"), ("Parquet", parquet, "application/vnd.apache
 
 
 def download(tables: Mapping[str, Table], name: str, key: str) -> None:
-    """Draw a popover with every table as CSV and as Parquet; a file is made when it is asked for.
+    """Draw a popover with every table as CSV and as Parquet; a file is made on request.
 
     tables: by what each is called, the table or what makes it. name: the beginning of the files' names.
     """
@@ -84,7 +84,7 @@ def file_stem(view: selection.View, what: str, *, at_position: bool = False) -> 
 
 
 def picture(name: str, of: Sequence[str]) -> dict[str, object]:
-    """What a saved figure is called, and what it is a figure of, which stands above it in the file."""
+    """Return the file name of a saved figure and the lines above it."""
     return {"filename": name, "of": [inert(" ".join(part.split())) for part in of]}
 
 
@@ -103,7 +103,7 @@ def picture_of(
 
 
 def of_run(run: RunReader) -> list[str]:
-    """The run, by name and id, and the unit of its figures."""
+    """Return the run, by name and id, and the unit of its figures."""
     return [f"{run.header.name} ({run.run_id})", f"logits and ULPs of {run.header.compute_dtype}"]
 
 

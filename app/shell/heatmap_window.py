@@ -24,7 +24,7 @@ class HeatmapWindow:
 
 
 def current(view: View) -> HeatmapWindow:
-    """The heatmap's window of this session, moved into the run."""
+    """Return the heatmap's window of this session, clipped to the run."""
     run, state = view.run, st.session_state
     # A link that names a window and no order is of a time when columns were token ids.
     order: Order = state["heatmap_order"] or ("id" if state["heatmap_rows"] or state["heatmap_tokens"] else "rank")
@@ -67,7 +67,7 @@ def keep(view: View, window: HeatmapWindow) -> None:
 
 
 def selected_token(view: View) -> int | None:
-    """The token selected on the heatmap or typed, by its id, its text, or its text without the blank in front."""
+    """Return the token selected on the heatmap or typed: by id, text, or text without its leading blank."""
     typed = st.session_state["heatmap_token"]
     token = whole(typed)
     if token is not None or not typed:

@@ -37,7 +37,7 @@ PATIENCE_SECONDS = 2  # any other cancelled job may take to clean up before it i
 
 
 def queue_of(device: str | None) -> str:
-    """The queue of what runs on a device, as `--device` names it; None is the best there is."""
+    """Return the queue of a device, as `--device` names it; None: the best device."""
     if device is None:
         return ANY_DEVICE
     match = _DEVICE.fullmatch(device)
@@ -135,12 +135,12 @@ class Jobs:
             self.store.sweep()
 
     def all(self, kind: str = "capture") -> list[Job]:
-        """The jobs of a kind, newest first."""
+        """Return the jobs of a kind, newest first."""
         with self._lock:
             return [task.job for task in reversed(self._tasks.values()) if task.job.kind == kind]
 
     def running(self) -> list[Job]:
-        """The jobs of all kinds that run now, oldest first."""
+        """Return the running jobs of all kinds, oldest first."""
         with self._lock:
             return [task.job for task in self._tasks.values() if task.job.state == "running"]
 
@@ -194,7 +194,7 @@ class Jobs:
                 del self._tasks[number]
 
     def warm(self) -> None:
-        """Load in a process what an import needs while a file is looked at: loading takes longer than the import."""
+        """Start the spare process of imports while a file is inspected: loading takes longer than the import."""
         with self._lock:
             if not self._is_stopped and (self._spare is None or not self._spare.is_alive):
                 self._drop_spare()
@@ -278,7 +278,7 @@ class Jobs:
             self._change(task, state="failed", message=message or child.sentence)
 
     def _child(self, job: Job, arguments: list[str], secrets: Mapping[str, str] | None) -> Child:
-        """The process of a job: for an import the spare one if it is there. With the lock held."""
+        """Return the process of a job: for an import the spare one if there is one. The caller holds the lock."""
         spare = self._spare
         if job.device != TAKING_IN or spare is None or not spare.is_alive:
             return Child(["-m", "core", *arguments], niceness=NICENESS, may_ask=job.device != TAKING_IN, more=secrets)

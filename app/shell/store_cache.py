@@ -63,13 +63,13 @@ def _cached(kind: str, stamp: Stamp, of: str, _make: Callable[[], Any]) -> Any:
 
 
 def cached(kind: str, stamp: Stamp, of: tuple[Hashable, ...], make: Callable[[], Value]) -> Value:
-    """Result of `make`, computed once per kind, file and `of`, for all viewers; never to be changed."""
+    """Return `make()`, computed once per kind, file and `of` for all viewers; do not change it."""
     return _cached(kind, stamp, repr(of), make)
 
 
 @st.cache_resource(show_spinner=False)
 def _by_file(kind: str) -> dict[Stamp, Any]:
-    """What was read of each file for lists: of a thousand runs, only the one that came is read."""
+    """Return a cache by file for lists: of a thousand runs, only new ones are read."""
     return {}
 
 
@@ -89,7 +89,7 @@ def _all_cards(is_whole: bool) -> tuple[list[RunCard], list[BrokenRun]]:
 
 
 def cards(*, is_whole: bool = False) -> tuple[list[RunCard], list[BrokenRun]]:
-    """Runs, newest first, and the files that are none; only a file that has come or changed is read.
+    """Return the runs, newest first, and the files that are none; only new or changed files are read.
 
     is_whole: also cells of large sweeps, which Compare has, and runs that a judged run replaces.
     """
@@ -98,13 +98,13 @@ def cards(*, is_whole: bool = False) -> tuple[list[RunCard], list[BrokenRun]]:
 
 
 def hidden() -> int:
-    """Number of runs that are not among `cards`."""
+    """Return the number of runs that are not in `cards`."""
     cells, runs = len(store().cells()), _all_cards(is_whole=False)[0]
     return (cells if cells > MOST_CELLS else 0) + len(runs) - len(cards()[0])
 
 
 def cards_of(run_ids: Iterable[str]) -> list[RunCard]:
-    """Cards of runs that are there, whether they are among `cards` or not."""
+    """Return the cards of runs that exist, in `cards` or not."""
     current, paths = store(), []
     for run_id in run_ids:
         with suppress(StoreError):
@@ -140,19 +140,19 @@ def open_run(run_id: str) -> RunReader:
 
 
 def close(path: Path) -> None:
-    """Let go of a run's file that is about to be removed, or the disk would not get its space back."""
+    """Close a run's file before it is removed, so that the disk gets its space back."""
     for stamp in _stamps([path]):
         _reader.clear(*stamp)
 
 
 def ops_run(run_id: str) -> OpsRun:
-    """A run of probes of operations, which has no sides."""
+    """Return a run of probes of operations, which has no sides."""
     path = store().path_of(run_id)
     return cached("probes", _stamp(path), (), lambda: ops_of(path))
 
 
 def causes(view: View) -> Explanation:
-    """Simple causes of the pair's difference, and what was looked at. See core.judging.explain."""
+    """Return simple causes of the pair's difference, and what was fitted. See core.judging.explain."""
     from core.judging.explain.causes import explain_pair  # not before it is needed
 
     number = view.pair.index
@@ -175,7 +175,7 @@ def histogram(view: View) -> dict[int, int]:
 
 
 def ledger() -> Ledger:
-    """The sweeps of the store, kept between reruns because it reads each card once."""
+    """Return the sweeps of the store, cached in the session: it reads each card once."""
     sweeps = st.session_state.get("ledger")
     if sweeps is None or sweeps.store.directory != store().directory:
         sweeps = st.session_state["ledger"] = Ledger(store())
@@ -192,6 +192,6 @@ def absent(view: View | None) -> dict[str, str]:
 
 
 def top(view: View) -> pd.DataFrame:
-    """The top tokens of both sides at the selected position; see core.runs.queries.elements.top_of_sides."""
+    """Return the top tokens of both sides at the selected position; see core.runs.queries.elements.top_of_sides."""
     sides, of = {"reference": 0, "variant": view.pair.index + 1}, (view.prompt, view.position)
     return cached("top tokens", stamp_of(view.run), (*sides.values(), *of), lambda: top_of_sides(view.run, sides, *of))

@@ -19,7 +19,7 @@ _audit = logging.getLogger("ulpscope.audit")
 
 @cache
 def jobs() -> Jobs:
-    """The jobs of this server, one list for all viewers."""
+    """Return the jobs of this server, one list for all viewers."""
     return Jobs(store().directory)
 
 

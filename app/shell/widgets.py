@@ -38,7 +38,7 @@ def title(page: Page, widths: tuple[float, float] = (5, 1.2)) -> None:
 
 
 def head(page: Page, view: selection.View | None, *, needs_rows: bool = False) -> selection.View:
-    """Draw the title and what is looked at; stops with a sentence if there is no run, or only top tokens of one."""
+    """Draw the title and the pair; stop with a sentence if there is no run, or top tokens only."""
     title(page)
     if view is None:
         empty()
@@ -66,12 +66,12 @@ _ROOM_CSS = (Path(__file__).parent / "room.css").read_text(encoding="utf-8")
 
 
 def table_height(rows: int, most: int) -> int:
-    """Height of a table with its heading, in pixels: all rows, or half a row more than `most`: one sees it goes on."""
+    """Height of a table with its heading, in pixels: all rows, or `most` and half a row to show that more follow."""
     return ROW * (max(rows, 1) + 1) + 3 if rows <= most else int(ROW * (most + 1.5))
 
 
 def room(name: str, height: int) -> DeltaGenerator:
-    """A container of about `height` pixels while its content is on its way, so that nothing below it jumps."""
+    """Return a container that is about `height` pixels high before its content arrives, so that nothing below jumps."""
     return st.container(key=f"rows{min(round(height / ROW), _MOST_ROOM)}_{name}")
 
 
@@ -103,7 +103,7 @@ def button(draw: Callable[..., bool], label: str, key: str, *, disabled: bool = 
 
 
 def forget_clicks(page: str) -> None:
-    """Forget clicks on another page that no run got to: nothing begins long after it was asked."""
+    """Drop clicks of another page that no script run handled, so that nothing starts late."""
     if st.session_state.get("clicks_of") != page:
         st.session_state.update(clicks=set(), clicks_of=page)
 
@@ -114,7 +114,7 @@ def escape(text: str) -> str:
 
 
 def to_markdown(text: str, *, bold: bool = False) -> str:
-    """A stored sentence as markdown: what stands between backticks is code, the rest is text, whatever it holds."""
+    """Return a stored sentence as markdown: code between backticks, everything else escaped."""
     parts = text.split("`")
     if len(parts) % 2 == 0:  # a backtick that stands alone
         parts = [text.replace("`", "'")]
@@ -134,7 +134,7 @@ def _marked_text(part: str, bold: bool) -> str:
 
 
 def causes(view: selection.View) -> None:
-    """Draw what simply explains the pair's difference, looked for when it is asked for."""
+    """Draw simple causes of the pair's difference, computed when unfolded."""
     folded = st.expander("Simple causes", icon=":material/search_insights:", key="causes", on_change="rerun")
     if not folded.open:
         return

@@ -30,19 +30,19 @@ def token(token_id: int | None, text: str | None) -> str:
 
 
 def model_name(model: str) -> str:
-    """The last part of a folder or hub id."""
+    """Return the last part of a folder or hub id."""
     return model.rstrip("/").rsplit("/", 1)[-1]
 
 
 def outcome(card: RunCard) -> str:
-    """The share of logits that differ in a run's worst pair, in a few words for the gallery."""
+    """Return the share of logits that differ in a run's worst pair, in words."""
     if card.nonfinite_mismatch:
         return "NaN or infinity"
     return "bit-identical" if card.pairs == card.bit_identical_pairs else percent(card.max_neq_share)
 
 
 def verdicts(card: RunCard) -> list[str]:
-    """The verdicts of a run's pairs, each once, the gravest first."""
+    """Return the distinct verdicts of a run's pairs, the gravest first."""
     return [name for name in VERDICTS if name in card.pair_verdicts] + sorted(set(card.pair_verdicts) - set(VERDICTS))
 
 

@@ -47,7 +47,7 @@ def _largest_magnitude(bits, n):
 
 @njit(cache=True)
 def _add_finite(a_values, b_values, ulps, differences, difference_bits, n, counts, figures):
-    """The usual block: without branches, each loop becomes vector instructions (a third of the time)."""
+    """Add a block of finite values: without branches, loops become vector instructions (a third of the time)."""
     neq, total = np.int64(0), np.int64(0)
     most = ulps[0]
     for i in range(n):

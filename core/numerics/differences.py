@@ -59,7 +59,7 @@ def rms_row_ulps(
 
 
 def max_row_ulps(by_row: NDArray[np.float64], axis: int | None = None) -> NDArray[np.float64]:
-    """The largest of many rows, along an axis or of all; NaN if no row has any."""
+    """Return the largest of many rows, along an axis or of all; NaN if no row has any."""
     largest = np.where(np.isnan(by_row), -1.0, by_row).max(axis, initial=-1.0)
     return np.where(largest < 0, np.nan, largest)
 

@@ -30,7 +30,7 @@ EXACT_DISTANCES = 1 << 20  # distinct distances that are counted exactly; beyond
 
 @cache
 def _kernel() -> ModuleType:
-    """Loaded when it is first needed: numba takes a third of a second, and who looks at a run calls it seldom."""
+    """Import the loops when first needed: numba takes a third of a second, and viewing a run rarely needs it."""
     from . import kernel
 
     return kernel
@@ -68,8 +68,9 @@ _of_this_thread = threading.local()
 
 
 def _empty_histogram() -> NDArray[np.uint32]:
-    """The calling thread's table of distances, all zeros. [4, 65536]; a new megabyte for every call comes from the
-    system page by page, which took as long as a third of one row's comparison.
+    """Return the calling thread's table of distances, all zeros. [4, 65536]
+
+    A new megabyte per call comes from the system page by page: a third of the time of one row's comparison.
     """
     if not hasattr(_of_this_thread, "histogram"):
         _of_this_thread.histogram = np.empty((4, DENSE), np.uint32)
@@ -272,13 +273,13 @@ class _FarDistances:
 
 
 def powers_below(distances: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The largest power of two not above each distance, which is at least 1. Same shape."""
+    """Return the largest power of two not above each distance, which is at least 1. Same shape."""
     return np.int64(1) << (np.frexp(distances.astype(np.float64))[1] - 1).astype(np.int64)
 
 
 def _as_compiled(bits: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
-    """The rows one after another and read-only, as files and databases hand them out: numba compiles once more, for
-    seven seconds, for rows that may be written to or are parts of longer ones.
+    """Return the rows contiguous and read-only, as files and databases return them: numba compiles again, for seven
+    seconds, for writable or strided rows.
     """
     view = np.ascontiguousarray(bits).view()
     view.flags.writeable = False

@@ -35,5 +35,5 @@ def is_nan(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.bo
 
 
 def mismatch_mark(fmt: FloatFormat) -> np.uint64:
-    """The cell value that means a NaN or infinity mismatch; no finite distance reaches it."""
+    """Return the cell value that means a NaN or infinity mismatch; no finite distance reaches it."""
     return np.uint64((1 << fmt.bits) - 1)

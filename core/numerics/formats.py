@@ -76,7 +76,7 @@ _ALIASES = {
 
 
 def format_named(name: str) -> FloatFormat:
-    """The logit format called `name` (or a common alias such as bf16); UsageError lists what exists."""
+    """Return the logit format called `name` (or a common alias such as bf16); UsageError lists what exists."""
     plain = name.removeprefix("torch.").lower()
     fmt = LOGIT_FORMATS.get(_ALIASES.get(plain, plain))
     if fmt is None:
@@ -95,7 +95,7 @@ def ordinals(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.
 
 
 def values_at(places: NDArray[np.int64], fmt: FloatFormat) -> NDArray[np.float32]:
-    """The values that have these ordinals, as float32. Same shape."""
+    """Return the values that have these ordinals, as float32. Same shape."""
     bits = np.abs(places).astype(fmt.carrier)
     return np.where(places < 0, -values_of(bits, fmt), values_of(bits, fmt))
 
@@ -107,12 +107,12 @@ def is_finite(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np
 
 
 def values_of(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.float32]:
-    """The values as float32, exact for every format here. Same shape."""
+    """Return the values as float32, exact for every format here. Same shape."""
     return bits.view(fmt.values).astype(np.float32)
 
 
 def bits_of(values: NDArray) -> NDArray[np.unsignedinteger]:
-    """The bits of an array of one of the formats, as unsigned integers. Same shape, no copy if contiguous."""
+    """Return the bits of an array of one of the formats, as unsigned integers. Same shape, no copy if contiguous."""
     return np.ascontiguousarray(values).view(f"<u{values.dtype.itemsize}")
 
 
@@ -131,7 +131,7 @@ def narrow(bits32: NDArray[np.uint32], fmt: FloatFormat) -> NDArray[np.unsignedi
 
 
 def widen(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.uint32]:
-    """The bits of the same values in float32; NaN payloads are kept in the upper mantissa bits. Same shape."""
+    """Return the bits of the same values in float32; NaN payloads are kept in the upper mantissa bits. Same shape."""
     if fmt is FLOAT32:
         return bits
     if fmt is BFLOAT16:
@@ -141,7 +141,7 @@ def widen(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.uin
 
 
 def spacings(values: NDArray, fmt: FloatFormat) -> NDArray[np.float64]:
-    """The spacing of `fmt` at values of it: distance to the next larger magnitude, in their own unit. Same shape.
+    """Return the spacing of `fmt` at its values: distance to the next larger magnitude, in their unit. Same shape.
 
     At 0 that is the smallest subnormal, at the largest finite value the spacing below it; NaN at NaN.
     """

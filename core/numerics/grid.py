@@ -117,7 +117,7 @@ def _bests(tolerance: float, precision: int) -> NDArray[np.float64]:
 
 
 def _places(best: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The bin of each best logit, an eighth of a binade each, the negative ones behind the positive. [hypotheses]"""
+    """Return the bin of each best logit, an eighth of a binade each; negative ones follow the positive. [hypotheses]"""
     bins = np.clip((np.log2(np.abs(best)) - _SMALLEST_BINADE) * _BINS_A_BINADE, 0, _BINS - 1).astype(np.int64)
     return np.where(best < 0, bins + _BINS, bins)
 
@@ -143,7 +143,7 @@ def _log_sum(values: NDArray[np.float64]) -> float:
 
 
 def find_grid(rows: Sequence[NDArray[np.float64]], error: float | None = None) -> Grid | None:
-    """The 16-bit grid that rows of log-probabilities or logits lie on, None if none is shown.
+    """Return the 16-bit grid that rows of log-probabilities or logits lie on, None if none is shown.
 
     rows: values of one side's positions, best first. error: largest error of a value; None finds it in the digits.
     A row that fits nowhere is enough to refuse a format, for all logits of a side have one dtype.
@@ -201,8 +201,8 @@ def _prior() -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
 
 
 def margin_ulps(values: NDArray[np.float64], grid: Grid) -> tuple[int, int] | None:
-    """The margin of one row in ULPs of the side's grid: counts between which SURE of the posterior lies, under every
-    format that fits; None if the row fits it nowhere or lists one token.
+    """Return the margin of one row in ULPs of the side's grid: the counts that hold SURE of the posterior, under every
+    format that fits; None if the row fits none or lists one token.
 
     A gap of 0 is 0 ULPs without further ado. The magnitudes of the side's other rows are the prior.
     """
@@ -215,7 +215,7 @@ def margin_ulps(values: NDArray[np.float64], grid: Grid) -> tuple[int, int] | No
 
 
 def _likely_counts(values: NDArray[np.float64], grid: Grid, precision: int) -> list[int]:
-    """The likeliest steps of the margin under one format; none if the row does not fit it."""
+    """Return the likeliest steps of the margin under one format; none if the row does not fit it."""
     fits = _fits(values, grid.error, precision)
     if not len(fits.log_likelihood):
         return []

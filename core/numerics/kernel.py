@@ -153,14 +153,14 @@ def _spacing(exponent, fmt):
 
 @njit(forceinline=True, error_model="numpy")
 def row_cell(difference, spacing):
-    """A difference in spacings, as the bits of a float32: finite, and not 0 unless the difference is."""
+    """Return a difference in spacings, as the bits of a float32: finite, and not 0 unless the difference is."""
     cell = bits_of_float32(np.float32(min(difference / spacing, _LARGEST_CELL)))
     return cell if cell > 0 or difference == 0.0 else np.uint32(1)
 
 
 @njit(forceinline=True)
 def _differences(a, b, out):
-    """|a - b| of a whole block in float32."""
+    """Compute |a - b| of a whole block in float32."""
     for i in range(BLOCK):
         out[i] = abs(a[i] - b[i])
 
@@ -278,7 +278,7 @@ def _take_top(values, maxima, highest, start, n, top_values, top_ids, candidates
 
 @njit(forceinline=True)
 def _add_terms(a, b, n, a_highest, b_highest, lanes, largest):
-    """A block's terms into `lanes` [4 * SUM_LANES]; returns the largest |a - b| so far, as bits.
+    """Add a block's terms to `lanes` [4 * SUM_LANES]; return the largest |a - b| so far, as bits.
 
     Four sums: of exp(a), of exp(b), of exp(a) (a - b), of (a - b)^2, exponents relative to the maxima. Element i goes
     to lane i mod SUM_LANES of each. a and b are padded to a whole number of lanes with equal values far below the
@@ -528,7 +528,7 @@ def compare_rows(
 
 @njit(nogil=True, cache=True)
 def count_magnitudes(distances, elements):
-    """Adds to elements[e] the number of `distances` [n] uint32 from 2**e to below 2**(e + 1); none is 0."""
+    """Add to elements[e] the number of `distances` [n] uint32 from 2**e to below 2**(e + 1); none is 0."""
     for i in range(distances.shape[0]):
         elements[(bits_of_float(np.float64(distances[i])) >> 52) - 1023] += 1
 

@@ -40,7 +40,7 @@ def pool(cells: NDArray, positions: int, tokens: int) -> NDArray:
 
 
 def levels_for(rows: int, vocab: int) -> int:
-    """Number of levels worth keeping: until a level fits a picture of about 400 x 1000 cells."""
+    """Return the number of levels worth storing: until a level fits a picture of about 400 x 1000 cells."""
     level = 0
     while -(-rows // cell_shape(level)[0]) > 400 or -(-vocab // cell_shape(level)[1]) > 1000:
         level += 1
@@ -119,7 +119,7 @@ def take(bits: NDArray[np.unsignedinteger], order: NDArray[np.uint32]) -> NDArra
 
 @cache
 def _loops() -> ModuleType:
-    """Loaded when they are first needed: numba takes a third of a second, and most pages never call it."""
+    """Import the loops when first needed: numba takes a third of a second, and most pages never call it."""
     from . import pyramid_loops
 
     return pyramid_loops

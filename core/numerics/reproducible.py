@@ -49,7 +49,7 @@ def float32_of_bits(typingctx, value):
 
 @intrinsic
 def fma(typingctx, a, b, c):
-    """a * b + c, rounded once. One instruction if the processor has it, else a library call."""
+    """Return a * b + c, rounded once. One instruction if the processor has it, else a library call."""
 
     def build(context, builder, signature, arguments):
         return builder.fma(*arguments)
@@ -115,9 +115,7 @@ def log(x):
 
 @njit(forceinline=True)
 def fold(lanes, first, count):
-    """The sum of lanes[first : first + count], folded in half again and again; count is a power of two. Overwrites
-    them.
-    """
+    """Return the sum of lanes[first : first + count], folded in half; overwrites them. count: a power of two."""
     while count > 1:
         count //= 2
         for j in range(count):

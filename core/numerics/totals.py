@@ -54,9 +54,9 @@ _EXTREMES = {Reduction.LARGEST: max, Reduction.LEAST: min}
 
 
 class PairTotal:
-    """Sums of a pair's `RowFigures`. `summary()` may be asked for once anything was added.
+    """Sums of a pair's `RowFigures`. `summary()` needs at least one row.
 
-    keeps_histogram: False for who asks for the summary alone; a histogram may have a million distances.
+    keeps_histogram: False if only the summary is needed; a histogram may have a million distances.
     """
 
     def __init__(self, *, keeps_histogram: bool = True) -> None:
@@ -66,7 +66,7 @@ class PairTotal:
         self.is_histogram_exact = True
 
     def add(self, figures: RowFigures) -> None:
-        """Take in the figures of some more rows."""
+        """Add the figures of more rows."""
         for total in self._totals.values():
             total.add(figures)
         if not self._keeps_histogram:
@@ -93,7 +93,7 @@ class PairTotal:
         return dict(sorted(self._histogram.items()))
 
     def summary(self) -> Summary:
-        """A mean over no elements at all is 0; a figure that may be None is None there."""
+        """Return the summary. Over no elements a mean is 0, or None if it may be None."""
         values = {name: total.value() for name, total in self._totals.items()}
         for total in fields(Summary):
             if values[total.name] is None and total.name not in NULLABLE:

@@ -35,7 +35,14 @@ class Figures:
         self._latest: tuple[int, pd.DataFrame] | None = None
 
     def query(self, sql: str, *values: Any) -> pd.DataFrame:
-        """Return the rows of a query on the run file; whole numbers that may be null are nullable integers."""
+        """Run a query on the tables of docs/reference/run_file.md.
+
+        Args:
+            sql: with `?` for each of `values`.
+
+        Returns:
+            The rows; integers that may be null have a nullable dtype.
+        """
         table = self._database.table(sql, values)
         with self.decoding("figures"):
             return table.to_pandas(types_mapper=nullable)
@@ -47,8 +54,17 @@ class Figures:
         return self.query(sql, *keys.values())
 
     def positions(self, pair: int) -> pd.DataFrame:
-        """Return figures of a pair, one row a position of every prompt, columns of the table `position` (null if
-        undefined). Do not change it: the latest is cached, for a verdict reads that of one pair five times.
+        """Return the figures of a pair by position (docs/reference/metrics.md).
+
+        Args:
+            pair: index of the pair.
+
+        Returns:
+            One row per position of every prompt, columns of the table `position`, null if undefined: differences in
+            `header.unit`, ULPs of `header.compute_dtype`, KL in nats. Do not change it: the latest is cached.
+
+        Raises:
+            StoreError: the run is too long to be read at once; see `positions_of`.
         """
         self.header.check_short()
         if (latest := self._latest) is None or latest[0] != pair:
@@ -56,11 +72,11 @@ class Figures:
         return latest[1]
 
     def positions_of(self, pair: int, prompt: int) -> pd.DataFrame:
-        """The rows of `positions` of one prompt."""
+        """Return the rows of `positions` of one prompt, also of a long run."""
         return positions.read_positions(self._database, self.header, pair, prompt)
 
     def largest(self, pair: int) -> pd.DataFrame:
-        """The row of `positions` with the largest difference, the first of equal ones."""
+        """Return the row of `positions` with the largest difference, the first of equal ones."""
         largest = "SELECT max_abs FROM pair WHERE pair = $1"  # by which row groups are skipped
         sql = f"SELECT coalesce(min(prompt), 0) FROM position WHERE pair = $1 AND max_abs = ({largest})"
         table = self.positions_of(pair, self._database.rows(sql, [pair])[0][0])
@@ -90,7 +106,7 @@ class Figures:
         return not (np.isnan(of_rows) | np.isposinf(of_rows)).any()
 
     def best_tokens(self, side: int, ranks: int) -> pd.DataFrame:
-        """The first `ranks` tokens of every row of a side: prompt, position, rank (from 0), token_id, logit."""
+        """Return the first `ranks` tokens of every row of a side: prompt, position, rank (from 0), token_id, logit."""
         sql = "SELECT * EXCLUDE (side) FROM top_token WHERE side = ? AND rank < ? ORDER BY prompt, position, rank"
         with self.decoding("table of top tokens"):
             return self._database.table(sql, [side, ranks]).to_pandas()
@@ -114,6 +130,7 @@ class Figures:
 
     @property
     def has_all_logits(self) -> bool:
+        """Whether the run has the logits of all positions, so that `at` and `read_rows` can return them."""
         return self.header.keep == ALL
 
     def _check_kept(self) -> None:
@@ -121,16 +138,24 @@ class Figures:
             raise StoreError(refusal(self.header))
 
     def read_rows(self, side: int, start: int, stop: int) -> NDArray[np.unsignedinteger]:
-        """Bits of rows [start, stop) of a side, StoreError if the run has none. [rows, vocab]"""
+        """Return the bits of rows [start, stop) of a side; rows are the positions of all prompts, one after another.
+
+        Returns:
+            [stop - start, vocab], unsigned integers of the width of `header.compute_dtype`; see
+            `numerics.formats.values_of`.
+
+        Raises:
+            StoreError: the run has no logits.
+        """
         self._check_kept()
         return logits.read_rows(self._database, self.header, side, start, stop)
 
     def read_window(self, side: int, rows: tuple[int, int], tokens: tuple[int, int]) -> NDArray[np.unsignedinteger]:
-        """Bits of a rectangle, reading only the tiles it touches. [rows, tokens]; both ranges half open."""
+        """Return the bits of a rectangle; reads only the tiles it touches. [rows, tokens]; both ranges half open."""
         self._check_kept()
         return logits.read_window(self._database, self.header, side, rows, tokens)
 
     def at(self, side: int, prompt: int, position: int) -> NDArray[np.unsignedinteger]:
-        """All logits of a side at one position, as bits. [vocab]"""
+        """Return all logits of a side at one position, as bits like `read_rows`. [vocab]"""
         self._check_kept()
         return logits.read_position(self._database, self.header, side, prompt, position)

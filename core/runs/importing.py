@@ -134,7 +134,7 @@ def check_schema(path: Path) -> str:
 
 
 def _check_run(run: RunReader, on_progress: Progress) -> None:
-    """The parts that pages read make sense, and every side's logits have their digest."""
+    """Check that the parts that pages read fit each other, and the digests of all logits."""
     header, pairs = run.header, run.pairs
     if len(pairs) != len(header.sides) - 1 or [side.index for side in run.sides] != list(range(len(header.sides))):
         raise StoreError(f"{run.path.name}: its sides and pairs do not fit each other; the file is damaged.")
@@ -154,7 +154,9 @@ def _check_run(run: RunReader, on_progress: Progress) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """SETTINGS, a JSON object: store, path, run_id, name. Prints JSON lines: progress, then `run_id` or `error`."""
+    """Import a run. arguments: a JSON object of store, path, run_id, name. Print JSON lines: progress, then `run_id` or
+    `error`.
+    """
     settings = json.loads(arguments[0])
     path = Path(settings["path"])
 

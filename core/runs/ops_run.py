@@ -65,7 +65,7 @@ def write_ops_run(store: Store, header: OpsHeader, rows: Sequence[ops.OpRow], *,
 
 
 def read_ops(store: Store, run_id: str) -> OpsRun:
-    """A stored run of probes; StoreError for a run of another kind."""
+    """Return a stored run of probes; StoreError for a run of another kind."""
     return ops_of(store.path_of(run_id))
 
 

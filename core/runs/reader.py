@@ -51,9 +51,18 @@ class StoredPair:
 
 
 class RunReader(Figures):
-    """One run, open for reading; safe to use from several threads. Close it, or use it as a context manager."""
+    """One run, open for reading; safe to use from several threads. Close it, or use it as a context manager.
+
+    header: shape, prompts and provenance; sides, pairs: in the order of their indices, side 0 is the reference and pair
+    i compares it with side i + 1.
+    """
 
     def __init__(self, path: Path) -> None:
+        """Open a run file.
+
+        Raises:
+            StoreError: it is missing, damaged or not a run file of this version.
+        """
         self.path = path
         self.run_id = path.stem
         if not path.exists():
@@ -76,6 +85,7 @@ class RunReader(Figures):
         self.close()
 
     def close(self) -> None:
+        """Close the run file."""
         self._database.abandon()
 
     def _read_header(self, counts: Mapping[str, int]) -> tuple[datetime, RunHeader]:
@@ -103,10 +113,12 @@ class RunReader(Figures):
 
     @cached_property
     def sides(self) -> list[StoredSide]:
+        """Sides of the run with their names, dtypes and digests; the first is the reference."""
         return sides.read_sides(self._database)
 
     @cached_property
     def pairs(self) -> list[StoredPair]:
+        """Pairs of the reference and each variant, with summary and verdict."""
         names = [side.name for side in self.sides]
         rows = pairs.read_pairs(self._database)
         with self.decoding("list of pairs"):
@@ -130,16 +142,16 @@ class RunReader(Figures):
 
     @cached_property
     def vocabulary(self) -> dict[int, str]:
-        """Token id to text, as far as known."""
+        """Map from token id to text, for known texts."""
         return dict(self._database.rows("SELECT token_id, text FROM vocabulary"))
 
     def histogram(self, pair: int) -> dict[int, int]:
-        """ULP distance to number of elements of a pair."""
+        """Return a map from ULP distance to number of elements of a pair."""
         sql = "SELECT distance, elements FROM ulp_histogram WHERE pair = ? ORDER BY distance"
         return dict(self._database.rows(sql, [pair]))
 
     def top_tokens(self, side: int, prompt: int, position: int) -> pd.DataFrame:
-        """The largest logits of a side at a position: rank (1 is the argmax), token_id, logit, probability."""
+        """Return the largest logits of a side at a position: rank (1 is the argmax), token_id, logit, probability."""
         sql = (
             "SELECT rank + 1 AS rank, token_id, logit, logit::DOUBLE - logsumexp AS probability"
             " FROM top_token JOIN side_position USING (side, prompt, position)"
@@ -168,7 +180,7 @@ class RunReader(Figures):
         return frozenset(row[0] for row in self._database.rows(f"SELECT DISTINCT {column} FROM {table}"))
 
     def records(self, pair: int) -> list[dict[str, Any]]:
-        """Figures of a pair, one dict a position, None if undefined; of a long run only its flips."""
+        """Return the figures of a pair, one dict per position, None if undefined; of a long run only its flips."""
         return positions.read_records(self._database, pair, "is_flip" if self.header.is_long else "true")
 
     def compared_positions(self, pair: int) -> int:
@@ -176,11 +188,11 @@ class RunReader(Figures):
         return self._database.rows("SELECT count(*) FROM position WHERE pair = ?", [pair])[0][0]
 
     def check_digests(self) -> None:
-        """StoreError if the sides of a run of lists did not send what their digests are of."""
+        """Raise StoreError unless the sides of a run of lists have their digests."""
         reading.check_digests(self._database)
 
     def lists(self) -> tuple[ListSide, ...]:
-        """What a server sent, of a run of lists."""
+        """Return the token lists that servers sent, of a run of lists."""
         self.header.check_short()
         return reading.read_sides(self._database)
 

@@ -24,7 +24,7 @@ _TAKEN = (
 
 
 def request_of(about: Provenance) -> CaptureRequest | None:
-    """The request of a run that was captured by one; else None."""
+    """Return the request of a run that was captured by one; else None."""
     return CaptureRequest.from_json(about.request) if about.kind == "capture" else None
 
 

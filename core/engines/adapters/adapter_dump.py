@@ -170,7 +170,7 @@ class Translation:
 
 
 def head_of(folder, config):
-    """The checkpoint's own head. [vocab, hidden]"""
+    """Return the checkpoint's own head. [vocab, hidden]"""
     from safetensors import safe_open
 
     name = "model.embed_tokens.weight" if config.get("tie_word_embeddings") else "lm_head.weight"

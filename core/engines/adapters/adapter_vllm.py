@@ -34,7 +34,7 @@ class VLLMModules:
             module.register_forward_hook(lambda module, _, output, name=name: self.see(name, module, output))
 
     def start(self, rows, place=0, *, last_only=False):
-        """The next request's rows begin at `place`; last_only: but for one, they are an earlier request's."""
+        """Begin a request whose rows begin at `place`. last_only: only the last row is of this request."""
         self.rows, self.begin, self.last_only, self.done = rows, place, last_only, {}
 
     def see(self, name, module, output):

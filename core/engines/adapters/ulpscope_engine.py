@@ -38,6 +38,7 @@ class Rows:
         self._send = send
 
     def __call__(self, start: int, logits: Any, dtype: str | None = None) -> None:
+        """Send the logits of consecutive positions, the first at `start`."""
         logits = np.atleast_1d(logits)
         at_once = max(1, PIECE_BYTES // max(1, logits[:1].nbytes))
         for first in range(0, max(1, len(logits)), at_once):

@@ -72,6 +72,11 @@ def judge(
             with a third parameter `watch` may hand in what its modules put out, as
             `watch("model.layers.0.self_attn", tensor [positions, features])`, so that the module is named.
         precisions: lower precisions that a side is declared to use; they are tried first.
+        tokenizer: of `model`, for the texts of tokens.
+        on_progress: gets the name of each step.
+
+    Returns:
+        The verdict with its evidence; `noise_ratio` is the rms of the pair over that of the noise floor.
 
     Raises:
         CaptureError: a side cannot be run at all. A control that cannot be run is evidence that is not available.

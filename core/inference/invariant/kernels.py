@@ -128,7 +128,7 @@ def softmax(x, first, last, is_log, out):
 
 @njit(nogil=True, cache=True)
 def row_sums(x, first, last, out):
-    """Sums of rows first to last - 1 of x [m, n], in float64, one term after another."""
+    """Return the sums of rows first to last - 1 of x [m, n], in float64, one term after another."""
     for row in range(first, last):
         total = 0.0
         for j in range(x.shape[1]):

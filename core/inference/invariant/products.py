@@ -153,7 +153,7 @@ def softmax(x: torch.Tensor, axis: int, dtype: torch.dtype, *, is_log: bool) -> 
 
 
 def sums_over(x: torch.Tensor, axes: Sequence[int], *, keepdim: bool) -> torch.Tensor:
-    """Sums over axes. -> float32"""
+    """Return the sums over axes. -> float32"""
     axes = sorted(axis % x.ndim for axis in axes) or list(range(x.ndim))
     others = [axis for axis in range(x.ndim) if axis not in axes]
     shape = [x.shape[axis] for axis in others]
@@ -182,7 +182,7 @@ def layer_norm(
 
 
 def aligned(func: Callable[..., torch.Tensor], x: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
-    """An elementwise function, every element of which takes the vectorised branch of torch's loop.
+    """Compute an elementwise function so that every element takes the vectorized branch of torch's loop.
 
     torch computes the last elements of a loop, those that fill no pair of vectors, with other instructions (the C
     library's exp instead of a polynomial), and every thread has such an end; which elements those are depends on the
@@ -203,7 +203,7 @@ _VECTORS = 64  # elements of two vectors: 512 bits of bfloat16; a multiple of ev
 
 
 def _filled(length: int) -> int:
-    """The least number of elements, from `length` on, that gives every thread whole pairs of vectors."""
+    """Return the least number of elements, from `length` on, that gives every thread whole pairs of vectors."""
     threads = torch.get_num_threads()
     filled = -(-length // _VECTORS) * _VECTORS
     while True:

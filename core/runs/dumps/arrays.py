@@ -67,7 +67,7 @@ class StoredArray:
 
     @classmethod
     def of_numbers(cls, file: str, key: str, numbers: NDArray[Any]) -> StoredArray:
-        """An array of whole numbers that is in memory."""
+        """Return an array of whole numbers that is in memory."""
         numbers = numbers.astype("<i8")
         return cls(file, key, numbers.dtype, numbers.shape, rows_of(lambda: numbers))
 
@@ -105,7 +105,7 @@ class StoredArray:
             yield block
 
     def load(self) -> NDArray[Any]:
-        """The whole of a small array, flat. The caller has checked its size."""
+        """Return the whole of a small array, flat. The caller has checked its size."""
         return np.concatenate([part.reshape(-1) for part in self.checked_rows(1 << 62)])
 
     def refusal(self, problem: str, need: str) -> DumpError:
@@ -114,7 +114,7 @@ class StoredArray:
 
 
 def map_file(file: Any) -> mmap.mmap:
-    """The bytes of an open file, which may be closed."""
+    """Return the bytes of an open file, which may be closed."""
     return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 

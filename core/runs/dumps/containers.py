@@ -135,7 +135,7 @@ def check_key(name: str, key: str) -> None:
 
 
 def _zip(path: Path, name: str, data: mmap.mmap, max_bytes: int) -> Container:
-    """An archive of np.savez or of torch.save."""
+    """Read an archive of np.savez or of torch.save."""
     with foreign_errors(name, "an undamaged, complete npz archive"):
         end = data.rfind(b"PK\x05\x06")
         if int.from_bytes(data[end + 12 : end + 16], "little") > DIRECTORY_BYTES:
@@ -167,7 +167,7 @@ def _zip(path: Path, name: str, data: mmap.mmap, max_bytes: int) -> Container:
 
 
 def _check_sizes(name: str, members: list[zipfile.ZipInfo], max_bytes: int) -> None:
-    """Declared sizes against the packed ones and the limit."""
+    """Check declared sizes against the packed ones and the limit."""
     total, packed = sum(member.file_size for member in members), sum(member.compress_size for member in members)
     if total > max_bytes:
         raise DumpError(f"{name}: unpacks to {total} bytes; expected at most {max_bytes}.")

@@ -29,7 +29,7 @@ class SideDigest:
         }
 
     def update(self, bits: NDArray[np.unsignedinteger]) -> None:
-        """The next rows. [rows, vocab], contiguous"""
+        """Return the next rows. [rows, vocab], contiguous"""
         self._stored.update(bits.data)
         for target, digest in list(self._narrower.items()):
             is_first = convert(bits.reshape(-1)[:_FIRST], self._fmt, target) is not None

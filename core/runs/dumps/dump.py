@@ -73,7 +73,7 @@ class Dump:
         self._sides = []
 
     def header(self, name: str, provenance: Provenance) -> RunHeader:
-        """The header of the run that this dump would become; its tokens' texts are the vocabulary."""
+        """Return the header of the run that this dump would become; its tokens' texts are the vocabulary."""
         vocabulary: dict[int, str] = {}
         for prompt in self.prompts:
             for token_id, text in zip(prompt.token_ids, prompt.token_texts, strict=False):
@@ -100,7 +100,7 @@ class Dump:
             yield first, list(bits)
 
     def _stream(self, side: DumpSide, step: int) -> Generator[NDArray[np.unsignedinteger], None, None]:
-        """The rows of one side as bits of the compute dtype, `step` at a time. [n, vocab] each"""
+        """Return the rows of one side as bits of the compute dtype, `step` at a time. [n, vocab] each"""
         source, at_once = side.source, max(1, CONVERT_ELEMENTS // self.vocab)
         for raw in source.array.checked_rows(step):
             out = np.empty(raw.shape, self._format.carrier)
@@ -246,7 +246,7 @@ def _generations(
 
 
 def _named_arrays(containers: list[Container], fewest_sides: int) -> tuple[_Arrays, list[str]]:
-    """The sides, and notes on arrays that are none."""
+    """Return the sides, and notes on arrays that are none."""
     sides_by_file, notes = [], []
     for container in containers:
         sides, others = sides_of(container, fewest_sides if len(containers) == 1 else 1)
@@ -276,7 +276,7 @@ def _named_arrays(containers: list[Container], fewest_sides: int) -> tuple[_Arra
 
 
 def _cut_to_common(arrays: _Arrays, notes: list[str]) -> _Arrays:
-    """The sides, each with the tokens that all of them have; a note on every one that had more."""
+    """Return the sides, each with the tokens that all of them have; a note on every one that had more."""
     vocab = min((array.shape[-1] for _, array in arrays.values() if array.shape), default=0)
     common = {}
     for name, (place, array) in arrays.items():
@@ -288,7 +288,7 @@ def _cut_to_common(arrays: _Arrays, notes: list[str]) -> _Arrays:
 
 
 def _common_shape(arrays: _Arrays) -> tuple[int, ...]:
-    """The shape all sides have once axes of size 1 are dropped: 1 to 3 axes, the last the vocabulary."""
+    """Return the shape all sides have once axes of size 1 are dropped: 1 to 3 axes, the last the vocabulary."""
     first: tuple[str, StoredArray] | None = None
     common: tuple[int, ...] = ()
     for name, (_, array) in arrays.items():

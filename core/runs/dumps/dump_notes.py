@@ -65,7 +65,7 @@ def notes_on(
 def _notes_on_dtypes(
     sides: Sequence[DumpSide], first: Sequence[NDArray[np.unsignedinteger]], fmt: FloatFormat
 ) -> list[str]:
-    """Notes on ULPs of sides saved or computed in different dtypes. first: bits of the compute dtype."""
+    """Return notes on ULPs of sides saved or computed in different dtypes. first: bits of the compute dtype."""
     holds: dict[str, list[str]] = {}  # dtype of the values -> sides
     for side, bits in zip(sides, first, strict=True):
         source, dtype = side.source.fmt, fmt

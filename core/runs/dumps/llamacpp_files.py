@@ -38,7 +38,7 @@ def _arrays(logits: StoredArray, ids: NDArray[Any], lengths: Sequence[int]) -> d
 
 
 def kld_rows(name: str, key: str, data: mmap.mmap) -> Read:
-    """A `--kl-divergence-base` file: of every chunk of the context, the rows of its second half but the last.
+    """Read a `--kl-divergence-base` file: of every chunk of the context, the rows of its second half but the last.
 
     A row is float32 scale, float32 lowest value and a uint16 a token: log-probability = lowest + scale x uint16.
     """
@@ -65,7 +65,7 @@ def kld_rows(name: str, key: str, data: mmap.mmap) -> Read:
 
 
 def results_rows(name: str, key: str, data: mmap.mmap) -> Read:
-    """A GGUF of `llama-results`: tensors `tokens` (int32) and `logits` (float32, a row a token).
+    """Read a GGUF of `llama-results`: tensors `tokens` (int32) and `logits` (float32, a row a token).
 
     The tensor declares its dimensions as (tokens, vocabulary), which in a GGUF means that tokens lie next to each
     other; they do not: the rows are whole.

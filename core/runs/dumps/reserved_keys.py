@@ -66,7 +66,7 @@ class Reserved:
 
 
 def prompts_of(one: Reserved, other: Reserved) -> tuple[Prompt, ...]:
-    """The prompts of a dump; of a pair of files, which must not contradict each other, one fills up the other."""
+    """Return the prompts of a dump; of a pair of files the union, which must not be contradictory."""
     if one.token_ids and other.token_ids and one.token_ids != other.token_ids:
         problem = f"'token_ids' are others than in {one.file}"
         raise DumpError(f"{other.file}: {problem}; expected both sides to be of the same tokens.")
@@ -82,7 +82,7 @@ def prompts_of(one: Reserved, other: Reserved) -> tuple[Prompt, ...]:
 
 
 def read_reserved(container: Container, shape: tuple[int, ...]) -> Reserved:
-    """The reserved keys of one file whose sides have `shape`, [..., vocab] of one to three axes."""
+    """Return the reserved keys of one file whose sides have `shape`, [..., vocab] of one to three axes."""
     arrays = {} if container.kind == "npy" else container.arrays
     counts = (shape[0], shape[1]) if len(shape) == 3 else (1, math.prod(shape[:-1]))
 
@@ -90,7 +90,7 @@ def read_reserved(container: Container, shape: tuple[int, ...]) -> Reserved:
         return DumpError(f"{container.name}: '{clean(key, 60)}' {problem}; expected {need}.")
 
     def text(key: str) -> str:
-        """A single text, from an array or from safetensors' `__metadata__`; empty if there is none."""
+        """Return a single text, from an array or from safetensors' `__metadata__`; empty if there is none."""
         if key not in arrays:
             return container.texts.get(key, "")
         if arrays[key].size != 1:
@@ -151,7 +151,7 @@ def _check_fits(array: StoredArray, counts: tuple[int, int]) -> None:
 
 
 def _whole_numbers(array: StoredArray, counts: tuple[int, int] | None, lowest: int = 0) -> tuple[int, ...]:
-    """A small array of integers from `lowest` up, one a position of `counts`. Flat, C order."""
+    """Return a small array of integers from `lowest` up, one a position of `counts`. Flat, C order."""
     if array.dtype.kind not in "iu":
         raise array.refusal(f"has the dtype {clean(array.dtype)}", "whole numbers")
     if counts:
@@ -175,7 +175,7 @@ def _prompt_lengths(array: StoredArray, shape: tuple[int, ...]) -> tuple[int, ..
 
 
 def _strings(array: StoredArray, limit: int) -> list[str]:
-    """The texts of an array of unicode ('U') or UTF-8 bytes ('S'), flat; what is no valid unicode is replaced."""
+    """Return the texts of an array of unicode ('U') or UTF-8 bytes ('S'), flat; invalid unicode is replaced."""
     if array.dtype.kind not in "US":
         raise array.refusal(f"has the dtype {clean(array.dtype)}", "text")
     if array.nbytes > limit:
@@ -196,7 +196,7 @@ def _unicode(text: str) -> str:
 
 
 def _tokens(container: Container, array: StoredArray | None, counts: tuple[int, int]) -> tuple[str, ...]:
-    """The texts of all tokens, no longer than those of a run may be; empty if there are none."""
+    """Return the texts of all tokens, no longer than those of a run may be; empty if there are none."""
     if array is not None:
         _check_fits(array, counts)
         texts = _strings(array, TEXT_BYTES)

@@ -90,7 +90,7 @@ def convert(
 
 
 def source_of(array: StoredArray, bits_format: FloatFormat | None) -> Source:
-    """Reading rule for `array` by its dtype; bare 16-bit integers mean `bits_format`, the declared compute dtype."""
+    """Return how to read `array`, by its dtype; bare 16-bit integers mean `bits_format`, the declared compute dtype."""
     kind, size = array.dtype.kind, array.dtype.itemsize
     if kind == "f" and size in (2, 4, 8):
         return Source(array, FLOAT16 if size == 2 else FLOAT32, is_double=size == 8)
@@ -127,7 +127,7 @@ def check_all(sources: list[Source], target: FloatFormat | None, tell: Tell) -> 
 
 
 def detect(sources: list[Source], tell: Tell) -> tuple[FloatFormat, str]:
-    """The narrowest dtype that holds every value of every side bit for bit, and why."""
+    """Return the narrowest dtype that holds every value of every side bit for bit, and why."""
     formats = sorted({source.fmt.name for source in sources}, reverse=True)
     arrays = f"{' and '.join(formats)} arrays"
     if len(formats) == 1 and sources[0].fmt is not FLOAT32:

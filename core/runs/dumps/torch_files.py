@@ -118,8 +118,8 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _unpickle(data: bytes) -> Any:
-    """The value of a pickle, once its operations were found harmless: of the others some run code, and the unpickler
-    allocates a memo as long as the largest number put into it.
+    """Return the value of a pickle if its operations are harmless: others run code, and the unpickler allocates as much
+    memory as the largest number in it.
     """
     strange = ""
     for count, (operation, argument, _) in enumerate(pickletools.genops(data)):
@@ -215,7 +215,7 @@ def read(
 def _array(
     name: str, key: str, tensors: Sequence[_Tensor], storages: Mapping[str, tuple[int, int]], data: mmap.mmap
 ) -> StoredArray:
-    """An array of one tensor, or of several that are its rows. storages: offset and length of each."""
+    """Return an array of one tensor, or of several that are its rows. storages: offset and length of each."""
     label, dtype = f"{name}: '{clean(key)}'", DTYPES.get(tensors[0].dtype)
     if dtype is None:
         problem = f"has the dtype '{clean(tensors[0].dtype, 40)}'"

@@ -67,7 +67,7 @@ class Database:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """A writer's file is whole unless something was raised."""
+        """Close a writer's file, or abandon it if something was raised."""
         if kind is None and not self._is_shared:
             self.close()
         else:
@@ -75,14 +75,14 @@ class Database:
 
     @classmethod
     def to_read(cls, path: Path) -> Database:
-        """A file opened read-only and shut in: nothing in it can reach another file or replace a function."""
+        """Open a file read-only and confined: nothing in it can reach another file or replace a function."""
         with _edge(path):
             attach = f"ATTACH {_quote(_regular_file(path))} AS run_file (TYPE duckdb, READ_ONLY)"
             return cls(path, _connect(attach, _LOCKED), is_shared=True)
 
     @classmethod
     def to_write(cls, path: Path, *, expected_bytes: int, row_group: int = 2048) -> Database:
-        """A new file for `expected_bytes` of logits: small runs get small blocks, or ten empty tables cost 3 MB.
+        """Create a file for `expected_bytes` of logits: small runs get small blocks, or ten empty tables cost 3 MB.
 
         row_group: rows of a table that are stored and skipped together.
         """
@@ -95,7 +95,7 @@ class Database:
 
     @classmethod
     def to_change(cls, path: Path) -> Database:
-        """A file that no other process sees yet, opened to be written to and shut in like a reader's."""
+        """Open a file that no other process sees yet for writing, confined like a reader's."""
         with _edge(path):
             attach = f"ATTACH {_quote(_regular_file(path))} AS run_file (TYPE duckdb)"
             database = cls(path, _connect(attach, _SEARCH, _LOCKED))
@@ -107,7 +107,7 @@ class Database:
         return database
 
     def _ask(self) -> duckdb.DuckDBPyConnection:
-        """A cursor of a reader, which is a connection of its own with a search path of its own; of a writer the
+        """Return a cursor of a reader, which is a connection of its own with a search path of its own; of a writer the
         connection itself, for a cursor would not see the open transaction.
         """
         if not self._is_shared:
@@ -117,12 +117,12 @@ class Database:
         return cursor
 
     def table(self, sql: str, values: Sequence[Any] = ()) -> pa.Table:
-        """The result of a query as an Arrow table."""
+        """Return the result of a query as an Arrow table."""
         with _edge(self.path):
             return self._ask().sql(sql, params=_plain(values)).to_arrow_table()
 
     def rows(self, sql: str, values: Sequence[Any] = (), *, most: int | None = None) -> list[tuple]:
-        """The result of a query; with `most` its first rows (a LIMIT would cost a tenth of a card)."""
+        """Return the result of a query; with `most` its first rows (a LIMIT would cost a tenth of a card)."""
         with _edge(self.path):
             result = self._ask().execute(sql, _plain(values))
             return result.fetchall() if most is None else result.fetchmany(most)
@@ -168,7 +168,7 @@ class Database:
             raise StoreError(f"{self.file}: its {what} makes no sense ({error}); the file is damaged.") from error
 
     def close(self) -> None:
-        """Write everything out and let go of the file."""
+        """Write everything and close the file."""
         with _edge(self.path):
             self._connection.execute("USE memory")
             self._connection.execute("DETACH run_file")  # this checkpoints: no log file is left

@@ -53,7 +53,7 @@ class CheckFigures(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omi
         return [(key, label, values[key]) for key, label in labels.items() if key in values]
 
     def to_json(self) -> dict[str, Any]:
-        """The figures as an object of JSON."""
+        """Return the figures as an object of JSON."""
         return msgspec.to_builtins(self)
 
 
@@ -341,6 +341,7 @@ class Check(StrEnum):
     record: type[CheckFigures]
 
     def __new__(cls, words: str, group: str = "", record: type[CheckFigures] = CheckFigures) -> Check:
+        """Make a check from the words that are stored for it."""
         check = str.__new__(cls, words)
         check._value_, check.group, check.record = words, group, record
         return check
@@ -411,7 +412,7 @@ class Evidence:
         return list(CHECK_GROUPS).index(self.group)
 
     def to_json(self) -> dict[str, Any]:
-        """The row as an object of JSON."""
+        """Return the row as an object of JSON."""
         return {
             "group": self.group,
             "check": self.check.value,
@@ -441,6 +442,7 @@ class Verdict:
 
     @property
     def is_bug_suspected(self) -> bool:
+        """Whether the verdict is `bug suspected`."""
         return self.name == BUG_SUSPECTED
 
     def table(self) -> str:
@@ -451,7 +453,15 @@ class Verdict:
         return "\n".join([f"{self.name}: {self.because}", *rows])
 
     def check(self, *, allowed: Sequence[str] = (IDENTICAL, ROUNDING)) -> Verdict:
-        """Raise AssertionError with the evidence unless the verdict is one of `allowed`; return it."""
+        """Return the verdict if it is one of `allowed`.
+
+        Args:
+            allowed: names of verdicts.
+
+        Raises:
+            AssertionError: it is another one; the message is `table()`.
+            UsageError: a name is not a verdict.
+        """
         __tracebackhide__ = True
         unknown = [name for name in allowed if name not in VERDICTS]
         if unknown:
@@ -462,9 +472,7 @@ class Verdict:
 
 
 def figures_of(check: Check, text: str) -> CheckFigures:
-    """The record of a check from its figures in JSON, or that of a check that was not measured. UsageError for figures
-    of anything else.
-    """
+    """Return the record of a check from its figures in JSON. UsageError for figures of another check."""
     for record in (Unmeasured, check.record):
         try:
             return msgspec.json.decode(text, type=record)
@@ -481,7 +489,7 @@ def labels_of(record: type[CheckFigures]) -> dict[str, str]:
 
 
 def documented() -> str:
-    """The table of docs/reference/checks.md: every check with its group and figures, a label if it is new."""
+    """Return the table of docs/reference/checks.md: every check with its group and figures, a label if it is new."""
     defined: set[tuple[str, str]] = set()
     rows = []
     for check in Check:

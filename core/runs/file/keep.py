@@ -48,7 +48,7 @@ def refusal(header: RunHeader) -> str:
 
 
 def takes(keep: str, file_bytes: int) -> str:
-    """`The run file takes 1.2 MB`, and that it has no logits if so. file_bytes: of expected_bytes."""
+    """Return `The run file takes 1.2 MB`, with a note if it has no logits. file_bytes: of expected_bytes."""
     if keep == ALL:
         return f"The run file takes {size(file_bytes)}"
     return f"The run file takes about {size(file_bytes)}: {NOTE}"

@@ -142,7 +142,7 @@ def null_if_nan(values: NDArray[np.float64]) -> pa.Array:
 
 
 def nullable(kind: pa.DataType) -> Any:
-    """The dtype in pandas of whole numbers that may be null; None, which is quicker, for anything else."""
+    """Return the dtype in pandas of whole numbers that may be null; None, which is quicker, for anything else."""
     import pandas as pd
 
     return {pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype()}.get(kind)

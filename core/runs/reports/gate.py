@@ -27,7 +27,7 @@ _CONDITION = re.compile(
 
 
 def smaller_margin(row: Row) -> float:
-    """The smaller of both sides' margins; inf if one is undefined."""
+    """Return the smaller of both sides' margins; inf if one is undefined."""
     margins = (row["reference_margin"], row["variant_margin"])
     return math.inf if None in margins else min(margins)
 
@@ -276,7 +276,7 @@ class GateReport:
         return max(candidates, key=lambda outcome: _difference(outcome.worst or {}), default=None)
 
     def place(self, row: Row) -> Row:
-        """A position with the token read there and the texts of the tokens."""
+        """Add to a position the token read there and the texts of the tokens."""
         if not self.prompts:
             return row
         prompt, position = self.prompts[row["prompt"]], row["position"]
@@ -315,7 +315,7 @@ class GateReport:
         )
 
     def sentence(self, outcome: Outcome) -> str:
-        """An outcome on one line; of a failure with its worst position."""
+        """Return an outcome on one line, a failure with its worst position."""
         is_placed = outcome.outcome == FAILED and outcome.worst is not None
         worst = f" Worst: {self.in_words(outcome.worst or {})}." if is_placed else ""
         return f"{outcome.condition}: {outcome.says}{worst}"
@@ -354,7 +354,7 @@ def check_measured(source: str, pairs: Sequence[PairReport]) -> None:
 
 
 def gate_notes(pairs: Sequence[PairReport]) -> list[str]:
-    """Notes on what a gate cannot look at: positions without a number on a side, placeholders in lists."""
+    """Return notes on what a gate cannot look at: positions without a number on a side, placeholders in lists."""
     notes = []
     for pair in pairs:
         empty = [row for row in pair.rows if None in (row["reference_token"], row["variant_token"])]
@@ -366,13 +366,13 @@ def gate_notes(pairs: Sequence[PairReport]) -> list[str]:
 
 
 def worst_row(rows: Sequence[Row], key: Key) -> Row | None:
-    """The row with the largest key; None if every key is 0."""
+    """Return the row with the largest key; None if every key is 0."""
     worst = max(rows, key=key, default=None)
     return worst if worst is not None and any(key(worst)) else None
 
 
 def figure_text(outcome: Outcome) -> str:
-    """The figure with its unit: `0.0123 nats`, `74.9% of all elements`, `3 positions`; '' if there is none."""
+    """Return the figure with its unit: `0.0123 nats`, `74.9% of all elements`, `3 positions`; '' if there is none."""
     figure = outcome.figure
     if figure is None or isinstance(figure, str):
         return f"{figure or ''} {outcome.unit}".strip() if figure else ""

@@ -68,7 +68,7 @@ def _is_folder(about: Provenance) -> bool:
 
 
 def _model_of(about: Provenance) -> str:
-    """The model's id, or the name of its folder."""
+    """Return the model's id, or the name of its folder."""
     return about.model.rstrip("/").rsplit("/", 1)[-1] if _is_folder(about) else about.model
 
 
@@ -108,7 +108,7 @@ def _pair(run: RunReader, pair: StoredPair, answer: Answer) -> list[str]:
 
 
 def _figures(run: RunReader, pair: StoredPair) -> dict[str, str]:
-    """The five figures that say most."""
+    """Return the five figures that say most."""
     summary, header = pair.summary, run.header
     if header.k is not None:
         positions = len(run.positions(pair.index))
@@ -133,7 +133,7 @@ def _figures(run: RunReader, pair: StoredPair) -> dict[str, str]:
 
 
 def _overs(run: RunReader, pair: StoredPair) -> tuple[str, str]:
-    """(what differences are over, KL with what it is over)"""
+    """Return the elements that differences are over, and KL with the positions it is over."""
     summary, rows = pair.summary, run.header.rows
     logits, positions = over_logits(summary, rows * run.header.vocab), over_positions(summary, rows)
     kl = f"mean {number(summary.mean_kl, 3)}, max {number(summary.max_kl, 3)}"
@@ -141,7 +141,7 @@ def _overs(run: RunReader, pair: StoredPair) -> tuple[str, str]:
 
 
 def _details(run: RunReader, pair: StoredPair, answer: Answer) -> list[str]:
-    """The checks of a pair, and all other figures."""
+    """Return the checks of a pair, and all other figures."""
     checks = [(row.outcome, plain(title), plain(row.says)) for title, row in answer.titled_checks]
     shown_checks = [table(("outcome", "check", "result"), checks) if checks else "", answer.not_run_line]
     if run.header.k is not None:

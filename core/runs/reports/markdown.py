@@ -26,7 +26,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def facts(figures: Mapping[str, str], title: str = "") -> str:
-    """A table of two columns, without the figures that are ''."""
+    """Return a table of two columns, without the figures that are ''."""
     return table((title, ""), [(name, value) for name, value in figures.items() if value])
 
 
@@ -36,9 +36,7 @@ def fold(title: str, parts: Sequence[str]) -> str:
 
 
 def code(text: str) -> str:
-    """A code span, fenced with more backticks than the text has in a row; a pipe would end the cell of a table even
-    there.
-    """
+    """Return a code span, fenced with more backticks than the text has in a row; pipes, which end a cell, escaped."""
     inner = printable(text).strip().replace("|", "\\|") or " "
     fence = _fence(inner, 1)
     pad = " " if inner.startswith("`") or inner.endswith("`") else ""
@@ -46,7 +44,7 @@ def code(text: str) -> str:
 
 
 def block(text: str, language: str = "text") -> str:
-    """A code block, fenced with more backticks than the text has in a row."""
+    """Return a code block, fenced with more backticks than the text has in a row."""
     inner = legible(text)
     fence = _fence(inner, 3)
     return f"{fence}{language}\n{inner}\n{fence}"

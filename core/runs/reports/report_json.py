@@ -27,7 +27,7 @@ _FLIP_FIELDS = tuple(
 
 
 def plain_number(value: Any) -> Any:
-    """A value as JSON knows it; undefined numbers become null."""
+    """Return a value as JSON knows it; undefined numbers become null."""
     if value is None or value != value or (isinstance(value, float) and math.isinf(value)):
         return None
     return value.item() if isinstance(value, np.generic) else value

@@ -143,13 +143,13 @@ def count_verdicts(cards: Sequence[RunCard]) -> str:
 
 
 def prompt_texts(paths: Sequence[Path]) -> dict[Path, str]:
-    """The beginnings of each run's prompts, a line each, to search in; empty for a file that is no run or not here."""
+    """Return the first characters of each run's prompts, one per line, for searching; empty if it is no run here."""
     results = each_database(paths, _read_prompt_texts)
     return {path: "" if isinstance(text, StoreError) else text for path, text in results}
 
 
 def _read_prompt_texts(database: Database) -> str:
-    """Joined and cut by the database, so that a foreign file cannot send more than a run has."""
+    """Read prompts joined and cut by the database, so that an untrusted file cannot send more than a run has."""
     rows = database.rows(
         "SELECT prompt, left(string_agg(left(text, ?), '' ORDER BY position), ?) FROM run_file.token "
         "WHERE prompt < ? AND position < ? AND text IS NOT NULL GROUP BY prompt ORDER BY prompt",

@@ -90,7 +90,7 @@ class Mirror:
         self._fetching: dict[str, threading.Lock] = {}
 
     def runs(self) -> dict[str, Object]:
-        """Runs by id. While the backend does not answer, as it listed them last, and `outage` is set."""
+        """Return runs by id; as last listed, with `outage` set, if the backend does not answer."""
         return {name.removesuffix(SUFFIX): each for name, each in self._list().items() if name.endswith(SUFFIX)}
 
     def _list(self) -> dict[str, Object]:
@@ -115,7 +115,7 @@ class Mirror:
         return {each["path"].rpartition("/")[2]: _object(each) for each in objects}
 
     def find(self, run_id: str) -> Object | None:
-        """A run of the list, which is asked for again if it lacks it: it may be seconds old."""
+        """Return a run of the list, which is read again if it lacks the run: it may be seconds old."""
         if run_id not in self.runs() and not self.outage:
             self._fresh_until = 0.0
         return self.runs().get(run_id)
@@ -138,7 +138,7 @@ class Mirror:
 
     @contextmanager
     def fetch_once(self, run_id: str) -> Iterator[Path]:
-        """The run's file for as long as the block lasts: a listing of a thousand runs need not fill the cache."""
+        """Yield the run's file for the length of the block, so that listing a thousand runs does not fill the cache."""
         remote, path = self.find(run_id), self.folder / f"{run_id}{SUFFIX}"
         if remote is None or self.outage or _is_copy(path, remote):
             yield self.fetch(run_id)
@@ -321,7 +321,7 @@ class Mirror:
             raise StoreError(self.outage)
 
     def _ask(self, what: str, ask: Callable[[], Result]) -> Result | None:
-        """Result of a request; None if there is no such object, FileExistsError if a condition does not hold."""
+        """Return the result of a request, None if there is no such object; FileExistsError if a condition fails."""
         from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
         for attempt in range(RETRIES + 1):  # obstore repeats requests, and not what broke off in the middle of a body
@@ -356,7 +356,7 @@ def _object(meta: Mapping[str, Any]) -> Object:
 
 
 def _is_copy(path: Path, remote: Object) -> bool:
-    """A copy has the time of its object."""
+    """Return whether a file has the size and time of its object."""
     with suppress(OSError):
         status = path.stat()
         return status.st_size == remote.bytes and int(status.st_mtime) == int(remote.last_modified.timestamp())
@@ -400,7 +400,7 @@ def mirror_for(url: str) -> Path:
 
 
 def mirror_of(folder: Path) -> Mirror | None:
-    """The mirror that a directory is, one per process; None if it is a directory of runs."""
+    """Return the mirror that a directory is, one per process; None if it is a directory of runs."""
     try:
         url = (folder / URL_FILE).read_text(encoding="utf-8").strip()
     except (OSError, ValueError):

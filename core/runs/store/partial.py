@@ -97,7 +97,7 @@ def sweep(store: Path) -> list[Path]:
 
 
 def _lock(directory: Path) -> int | None:
-    """The descriptor that holds the directory's lock, or None if another holds it or has removed it."""
+    """Return the descriptor that holds the directory's lock, or None if another holds it or has removed it."""
     try:
         return lock(directory / LOCK, wait=False, mode=0o666)
     except (BlockingIOError, FileNotFoundError):

@@ -176,7 +176,7 @@ class Store:
         return path.stem
 
     def deleted(self) -> list[DeletedRun]:
-        """The deleted runs that can be restored, the latest deleted first. Of objects the path may lead nowhere yet."""
+        """Return the deleted runs that can be restored, latest first. The path of an object may not exist yet."""
         try:
             deletions = sorted(self._read_labels().deleted.items(), key=lambda each: each[1], reverse=True)
         except StoreError:
@@ -253,7 +253,7 @@ class Store:
         return "-".join(part for part in (created.strftime("%Y%m%d-%H%M%S"), words, secrets.token_hex(2)) if part)
 
     def new_partial(self, name: str, created: datetime, run_id: str | None = None) -> Partial:
-        """A place for a run to be written to, in the same directory, so that renaming it is atomic."""
+        """Return a place for a run to be written to, in the same directory, so that renaming it is atomic."""
         if run_id is not None and not is_run_id(run_id):
             raise StoreError(f"'{clean(run_id)}' cannot be a run id; expected letters, digits, '.', '-' and '_'.")
         if self.mirror is not None:

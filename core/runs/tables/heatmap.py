@@ -50,7 +50,7 @@ class CoarseCells:
         self._first = self._seen = 0
 
     def see(self, cells: NDArray[np.unsignedinteger]) -> pa.Table | None:
-        """The next rows of the finest level. Returns the rows of cells that are whole by now. [rows, columns]"""
+        """Add rows of the finest level [rows, columns]; return the rows of cells that are complete."""
         self._begun.append(pyramid.pool(cells, 1, self._span))
         self._seen += len(cells)
         whole = self._rows if self._seen == self._rows else self._seen // self._span * self._span
@@ -72,7 +72,7 @@ def tile_rows(
 
 
 def insert_levels(database: Database, table: Table, header: RunHeader, pair: int) -> None:
-    """The coarser levels, 4 x 4 cells to one, from the first as it lies in the file; 4096 rows at a time."""
+    """Insert the coarser levels, 4 x 4 cells to one, from the first one in the file; 4096 rows at a time."""
     for level in levels_of(header)[1:]:
         span = pyramid.cell_shape(level)[0]
         at_once = max(4096, span)

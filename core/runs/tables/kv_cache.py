@@ -96,7 +96,7 @@ class KvSpool:
         self._end += part.bits.nbytes
 
     def reference_of(self, part: KvPart) -> KvPart | None:
-        """The reference's part of the same prompt, layer and kind, or None if it kept none."""
+        """Return the reference's part of the same prompt, layer and kind, or None if it kept none."""
         if part.key not in self._places:
             return None
         offset, shape, first = self._places[part.key]

@@ -209,7 +209,7 @@ class LayerRows:
             self._put(self._reference.keep, part, size=part.bits.nbytes)
 
     def end(self, side: int, prompt: int) -> None:
-        """A side is through with a prompt."""
+        """Finish a prompt of a side."""
         if side:
             self._put(self._end, side - 1, prompt)
 
@@ -224,21 +224,21 @@ class LayerRows:
         self._put(self._compare, part, self._plain, size=part.bits.nbytes)
 
     def end_floor(self) -> None:
-        """A reordering is through with a prompt."""
+        """Finish a prompt of a reordering."""
         self._put(self._end_floor)
 
     def forget_floor(self) -> None:
-        """The floor could not be finished, so there is none."""
+        """Drop a floor that could not be finished."""
         self._put(self._floor.clear)
         self._put(self._compared.clear)
 
     def close(self) -> None:
-        """Let go of the files, which go with the directory they lie in. Only once nothing is being stored any more."""
+        """Close the files, which are removed with their directory. Call it once nothing is being stored any more."""
         self._reference.file.close()
         self._plain.file.close()
 
     def _compare(self, part: LayerPart, spool: _Spool) -> None:
-        """A module of which some part cannot be compared is left out."""
+        """Compare a part; a module with a part that cannot be compared is left out."""
         module, against = self._compared.get(part.key), spool.reference_of(part)
         fmt = FLOAT32 if against is None or against[1] is not part.format else part.format
         if against is None or (module is not None and module.format is not fmt):
@@ -257,7 +257,7 @@ class LayerRows:
         module.rows["seen"][part.span] = True
 
     def _take(self, spool: _Spool) -> list[tuple[Key, _Module]]:
-        """The modules that both sides put out at every position looked at, in their order; and forget them all."""
+        """Return the modules with outputs of both sides at every chosen position, in their order; forget them all."""
         modules = [(key, each) for key, each in sorted(self._compared.items()) if each.is_whole]
         self._compared.clear()
         return [(key, each) for key, each in modules if spool.modules[key].is_whole]

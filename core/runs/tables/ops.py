@@ -55,7 +55,7 @@ _EMPTY = {"modules": "", "elements": 0, "rows_tried": 1, "seconds": 0.0, "note":
 
 
 def whole_row(**columns: Any) -> OpRow:
-    """A row with what was not asked left empty."""
+    """Return a row; columns that were not probed are empty."""
     names = [name for name in OP.names if name != "probe"]
     return dict.fromkeys(names) | _EMPTY | {name: [] for name in _JSON} | columns
 

@@ -38,7 +38,7 @@ RUN = Table(
 
 
 def insert_run(database: Database, created: datetime, versions: Mapping[str, str], **values: Any) -> None:
-    """The one row; `values`: the other columns, as they are."""
+    """Return the only row; `values`: the other columns, unchanged."""
     RUN.insert_row(
         database,
         created=created.astimezone(UTC).replace(tzinfo=None),

@@ -63,7 +63,7 @@ def extra_first_token(one: Sequence[int], other: Sequence[int]) -> tuple[int, bo
 
 
 def sequence(response: Response) -> tuple[int, ...]:
-    """The tokens of a response with what rows say of the token after them, if it was unknown."""
+    """Return the tokens of a response; unknown ones are filled in from the rows before them."""
     filled = list(response.tokens)
     for position, token in zip(response.rows.positions.tolist(), response.rows.targets.tolist(), strict=True):
         filled.extend([UNKNOWN_TOKEN] * (position + 2 - len(filled)))
@@ -83,7 +83,7 @@ def warn(response: Response, *warnings: str) -> Response:
 
 
 def _by_text(sides: Sequence[ListSide]) -> list[ListSide]:
-    """The sides with a number for each text as token ids. Rows with two tokens that print alike are left out."""
+    """Return the sides with a number for each text as token ids. Rows with two tokens that print alike are left out."""
     numbers: dict[str, int] = {}
     for side in sides:
         for response in side.responses:
@@ -137,13 +137,13 @@ def _in_place(prompt: int, responses: Sequence[Response]) -> list[Response]:
 
 
 def _common(moves: Sequence[tuple[int, int]]) -> list[int]:
-    """Moves of all sides out of those of the reference and each variant."""
+    """Return the moves of all sides, from those of the reference and each variant."""
     most = max(reference for reference, _ in moves)
     return [most, *(variant + most - reference for reference, variant in moves)]
 
 
 def _later(response: Response, count: int) -> Response:
-    """The response with `count` unknown tokens in front."""
+    """Return the response with `count` unknown tokens in front."""
     first, rows = response.generated_from, response.rows
     return replace(
         response,

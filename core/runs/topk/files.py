@@ -33,8 +33,8 @@ def are_payloads(paths: Sequence[Path]) -> bool:
 
 
 def read_sides(paths: Sequence[Path]) -> tuple[ListSide, ...]:
-    """The sides in the files, the reference first: those of one exported run, the repeated answers of one file, or each
-    file as a side of its name. Responses of several files are joined by custom_id, request or token ids, if known.
+    """Return the sides in the files, reference first: an exported run, repeated answers of one file, or one side
+    per file. Responses of several files are joined by custom_id, request or token ids, if known.
 
     DumpError for what is no response or cannot be compared.
     """
@@ -50,7 +50,7 @@ def read_sides(paths: Sequence[Path]) -> tuple[ListSide, ...]:
 
 
 def sides_of(responses: Sequence[Response], source: str) -> tuple[ListSide, ...]:
-    """The sides that one file's responses are: repeated answers to the same prompts, first answers first.
+    """Return the sides in one file of repeated answers to the same prompts, first answers first.
 
     DumpError unless every prompt has been answered equally often, twice or more.
     """
@@ -80,8 +80,8 @@ def side_names(paths: Sequence[Path]) -> list[str]:
 
 
 def _in_one_order(sides: Sequence[list[Response]]) -> Sequence[Sequence[Response]]:
-    """The responses of each side in one order: by what names their prompts, else by the prompts' token ids, else as
-    they are. Prompts that not all sides answer are left out, with a warning.
+    """Return the responses of each side in one order: by the names of their prompts, else by token ids, else
+    unchanged. Prompts that not all sides answer are left out, with a warning.
     """
     for key_of in (lambda response: response.prompt_key or None, prompt_tokens):
         by_key = [{key_of(response): response for response in side} for side in sides]

@@ -148,7 +148,7 @@ class ListPair:
 
 
 def pairs_of(sides: Sequence[ListSide]) -> tuple[ListPair, ...]:
-    """The first side against every other, of sides that `align` returned."""
+    """Compare the first side with every other one; sides: aligned by `align`."""
     return tuple(compare_sides(sides[0], side) for side in sides[1:])
 
 
@@ -219,7 +219,7 @@ def vocabulary_size(sides: Sequence[ListSide]) -> int | None:
 
 
 def _cause(reference: ListSide, variant: ListSide) -> str:
-    """A clause on a BOS that only one side has, or on rows that were left out."""
+    """Return a clause on a BOS that only one side has, or on rows that were left out."""
     for one, other in zip(reference.responses, variant.responses, strict=True):
         prompts = prompt_tokens(one) or (), prompt_tokens(other) or ()
         if (extra := extra_first_token(*prompts)) is not None:
@@ -233,7 +233,7 @@ def _cause(reference: ListSide, variant: ListSide) -> str:
 
 
 def _grid(side: ListSide) -> Grid | None:
-    """The 16-bit grid of a side, None if none is shown or its values have no gaps of logits."""
+    """Return the 16-bit grid of a side, None if none is shown or its values have no gaps of logits."""
     if side.values == "prob" or any(response.processed for response in side.responses):
         return None
     rows = [_row_at(response.rows, row) for response in side.responses for row in range(len(response.rows))]
@@ -260,7 +260,7 @@ def _is_open(row: ListedRow, values: Values) -> bool:
 
 
 def _ulps(row: ListedRow, grid: Grid | None) -> int | None:
-    """The margin in ULPs, None if several counts are likely."""
+    """Return the margin in ULPs, None if several counts are likely."""
     margin = None if grid is None or row.best < 2 else margin_ulps(row.values[: row.best], grid)
     return margin[0] if margin is not None and margin[0] == margin[1] else None
 

@@ -101,7 +101,7 @@ class _SideRows:
 
 
 def without_placeholders(side: ListSide) -> tuple[ListSide, tuple[Placeholders, ...]]:
-    """The side with rows of placeholders emptied, their values counted as missing; and what they are."""
+    """Return the side with rows of placeholders emptied, their values counted as missing; and what they are."""
     flat = _SideRows(side)
     is_emptied = np.zeros(len(flat.counts), np.bool_)
     placeholders: list[Placeholders] = []

@@ -54,7 +54,7 @@ def _check(responses: Iterable[Response], name: str, holds: str, sha256: str) ->
 def responses_of(
     database: Database, side: int, holds: Values, keys: Keys, texts: Mapping[int, str]
 ) -> Iterator[Response]:
-    """The responses of a side, some hundred thousand rows read at a time."""
+    """Return the responses of a side, some hundred thousand rows read at a time."""
     counts = np.array(database.rows("SELECT positions FROM prompt ORDER BY prompt"), np.int64).ravel()
     chunk = (np.cumsum(counts) - counts) // _CHUNK_ROWS
     for number in np.unique(chunk):

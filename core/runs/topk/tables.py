@@ -144,7 +144,7 @@ def most_sent(side: ListSide) -> int:
 
 
 def _prompt(responses: Sequence[Response]) -> Prompt:
-    """The reference's tokens, as far as a side sent rows. Texts are '' if unknown."""
+    """Return the reference's tokens, as far as a side sent rows. Texts are '' if unknown."""
     reference = responses[0]
     positions = max(1, *(int(response.rows.positions.max(initial=-1)) + 1 for response in responses))
     tokens = sequence(reference)[:positions]

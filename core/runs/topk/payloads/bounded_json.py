@@ -87,7 +87,7 @@ def _number_lines(file: BinaryIO, first: int = 1) -> Iterator[tuple[int, bytes]]
 
 
 def _events(lines: Iterator[tuple[int, bytes]], name: str) -> Iterator[tuple[str, Any]]:
-    """The documents of server-sent events; one may go over several `data:` lines (WHATWG HTML, section 9.2)."""
+    """Return the documents of server-sent events; one may go over several `data:` lines (WHATWG HTML, section 9.2)."""
     data, source = b"", name
     for number, line in chain(lines, [(0, b"")]):  # a blank line ends an event
         text = line.strip()
@@ -150,7 +150,7 @@ def parse(text: bytes, source: str) -> Any:
 
 
 def _python_literal(text: bytes) -> Any:
-    """The dict or list that Python printed, None if it is none."""
+    """Return the dict or list that Python printed, None if it is none."""
     if b"'" not in text or len(text) > MAX_LITERAL_BYTES or not text.lstrip().startswith((b"{", b"[")):
         return None
     with warnings.catch_warnings():

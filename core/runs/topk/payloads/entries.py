@@ -51,14 +51,14 @@ class Row:
 
 
 def is_object(value: object, what: str, source: str) -> Mapping[str, Any]:
-    """The value, if it is a JSON object."""
+    """Return the value if it is a JSON object, else raise DumpError."""
     if not isinstance(value, dict):
         raise DumpError(f"{source}: {what} is {_kind(value)}; expected an object.")
     return value
 
 
 def is_list(value: object, what: str, source: str) -> Sequence[Any]:
-    """The value, if it is a JSON array."""
+    """Return the value if it is a JSON array, else raise DumpError."""
     if not isinstance(value, list):
         raise DumpError(f"{source}: {what} is {_kind(value)}; expected an array.")
     return value
@@ -70,7 +70,7 @@ def _kind(value: object) -> str:
 
 
 def value_of(value: object, source: str) -> float | None:
-    """A value as sent, None for a placeholder: null, -inf, also as a text, and -9999.0, -3.4e38 and the like."""
+    """Return a value as sent, None for a placeholder: null, -inf, also as a text, and -9999.0, -3.4e38 and the like."""
     if value is None or (isinstance(value, str) and value.lower() in _INFINITIES):
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -86,7 +86,7 @@ def value_of(value: object, source: str) -> float | None:
 
 
 def token_of(value: object, source: str) -> int:
-    """A token id."""
+    """Return the value if it is a token id, else raise DumpError."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MOST_TOKEN:
         raise DumpError(
             f"{source}: a token id is {clean(repr(value), _LONGEST_SHOWN)}; expected a whole number from 0."
@@ -95,7 +95,7 @@ def token_of(value: object, source: str) -> int:
 
 
 def tokens_of(value: object, what: str, source: str) -> tuple[int, ...]:
-    """A list of token ids."""
+    """Return the value if it is a list of token ids, else raise DumpError."""
     tokens = is_list(value, what, source)
     if len(tokens) > MAX_POSITIONS:
         raise DumpError(f"{source}: {what} has {len(tokens):,} tokens; expected at most {MAX_POSITIONS:,}.")
@@ -270,7 +270,7 @@ def _conflict(row: Row, is_by_id: bool) -> str:
 
 
 def _best(rows: Sequence[Row], top_logprobs: int | None) -> list[int]:
-    """Number of each row's listed tokens that are the best of the whole row.
+    """Return the number of each row's listed tokens that are the best of the whole row.
 
     If the payload does not tell, lists of k tokens may hold the chosen one from further down besides, and may lack
     tokens that print alike: k is what was asked for, else the shortest length that accounts for the chosen tokens; a
@@ -325,7 +325,7 @@ def _values(row: Row) -> list[float]:
 
 
 def _path(rows: Sequence[Row], text: bytes) -> tuple[list[Entry], bool]:
-    """The most probable entries, one of each row, that spell the text, and whether they spell all of it."""
+    """Return the most probable entries, one of each row, that spell the text, and whether they spell all of it."""
     paths: dict[int, tuple] = {0: (0.0,)}  # by bytes spelled: sum of log-probabilities, last entry, path before it
     for row in rows:
         longer: dict[int, tuple] = {}
@@ -360,7 +360,7 @@ def _ends(entry: Entry, text: bytes, start: int) -> Iterator[int]:
 
 
 def _spellings(entry: Entry, *, is_start: bool) -> list[bytes]:
-    """The bytes that a token may stand for: its text, or that of a byte-level or SentencePiece vocabulary."""
+    """Return the bytes that a token may stand for: its text, or that of a byte-level or SentencePiece vocabulary."""
     text = entry.text or ""
     plain = text.replace("▁", " ").encode()
     of_bytes = bytes(BYTE_LEVEL[char] for char in text) if all(char in BYTE_LEVEL for char in text) else plain

@@ -44,7 +44,7 @@ def read_responses(path: Path) -> list[Response]:
 
 
 def read_payload(payload: object, source: str, request: Payload | None = None) -> list[Response]:
-    """The responses of a parsed document. request: the body that was sent for it, which says tokens and settings; a
+    """Return the responses of a parsed document. request: the body that was sent for it, with tokens and settings; a
     document `{"request": ..., "response": ...}` has both, one of a batch `{"custom_id": ..., "response": ...}`.
     """
     if isinstance(payload, str):  # a stream that was logged as a text
@@ -70,7 +70,7 @@ def read_payload(payload: object, source: str, request: Payload | None = None) -
 
 
 def _of_batch(payload: Payload, source: str) -> list[Response]:
-    """The responses to one request of a batch, as OpenAI's batch API and `vllm run-batch` write them."""
+    """Return the responses to one request of a batch, as OpenAI's batch API and `vllm run-batch` write them."""
     name, error = payload.get("custom_id", payload.get("id", "")), payload.get("error")
     if "url" in payload and payload.get("response") is None and not error:
         raise DumpError(f"{source}: is a request of a batch, and no answer; expected the batch's output file.")

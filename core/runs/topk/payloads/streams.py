@@ -29,7 +29,7 @@ class _Stream:
 
 
 def whole_answers(documents: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """The documents with their places; the chunks of a stream are one document, at the place of the first."""
+    """Return the documents with their places; the chunks of a stream are one document, at the place of the first."""
     answers: list[tuple[str, Any] | _Stream] = []
     streams: dict[tuple[str, object], _Stream] = {}
     for source, document in documents:
@@ -130,7 +130,7 @@ def _generate(chunks: Sequence[Chunk]) -> dict[str, Any]:
 
 
 def _response(events: Sequence[Chunk]) -> dict[str, Any]:
-    """The Responses object of the last event; log-probabilities are those of the text's deltas if it has none."""
+    """Return the Responses object of the last event, with log-probabilities of the text's deltas if it has none."""
     last: Chunk = next((event["response"] for event in reversed(events) if isinstance(event.get("response"), dict)), {})
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
     logprobs = [one for event in deltas for one in _list(event.get("logprobs"))]
@@ -143,7 +143,7 @@ def _response(events: Sequence[Chunk]) -> dict[str, Any]:
 
 
 def output_texts(response: Chunk) -> list[Chunk]:
-    """The texts of a Responses object, in order."""
+    """Return the texts of a Responses object, in order."""
     items = [item for item in _list(response.get("output")) if isinstance(item, dict)]
     parts = [part for item in items for part in _list(item.get("content"))]
     return [part for part in parts if isinstance(part, dict) and part.get("type") == "output_text"]
