@@ -80,11 +80,6 @@ def percent(share: float) -> str:
     return ">99.9%" if 0.9995 <= share < 1 else f"{share:.1%}"
 
 
-def short_percent(share: float) -> str:
-    """`0.4%`, `9.8%`, `33%`: one decimal place below a tenth."""
-    return f"{share:.1%}" if share < 0.1 else f"{share:.0%}"
-
-
 def floored_percent(share: float) -> str:
     """Never rounded up: `99.99 %` is not all."""
     return f"{math.floor(share * 1e4) / 1e2:.2f} %"

@@ -24,7 +24,6 @@ from .alignment import extra_first_token, parting_of, prompt_tokens, sequence
 from .placeholders import CERTAIN, MASKED, ROUNDING, Placeholders, without_placeholders
 from .records import UNKNOWN_TOKEN, Keys, ListRows, ListSide, Values
 
-NORMALISER_ERROR = 2.0**-18  # a float32 log-sum of up to 64 is rounded so far; a row's gaps do not have it
 _NOTHING = ListedRow(np.empty(0, np.int64), np.empty(0), 0, False)
 
 

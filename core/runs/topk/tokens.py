@@ -42,7 +42,6 @@ _PARQUET = b"PAR1"
 _LONGEST_LINE = 64 << 20  # bytes; of a million tokens with both values
 _LOWEST = -745  # below, a probability is 0 in float64: placeholders
 _ROW_GROUP = 122_880
-_BYTES_A_TOKEN = 40  # in the file
 
 
 @dataclass(frozen=True)
