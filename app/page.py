@@ -43,7 +43,7 @@ class PageSetting:
     options: dict[str, str | bool] = field(default_factory=dict)
     span: tuple[int, int] | None = None
 
-    def parsed(self, text: str) -> str | int | bool | None:
+    def parse(self, text: str) -> str | int | bool | None:
         """Return the value in a link; None if it is none of this control."""
         if self.options:
             return self.options.get(text)

@@ -34,7 +34,7 @@ def lock(path: Path, *, wait: bool = True, mode: int = 0o600) -> int:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def hold(path: Path) -> Iterator[None]:
     descriptor = lock(path)
     try:
         yield

@@ -21,7 +21,7 @@ trash.undo_line(deleted)
 if cards:
     st.markdown(widgets.escape(count_verdicts(cards)))
     query = filters.ask(hidden)
-    prompts = store_cache.searchable(card.run_id for card in cards) if query.sought else {}
+    prompts = store_cache.searchable(card.run_id for card in cards) if query.words else {}
     matches = filters.matching(cards, query, labels, prompts)
 table.unreadable(unreadable, damaged)
 if not cards:

@@ -32,7 +32,7 @@ def list_runs(request: Request) -> Response:
     limit, offset = whole(request, "limit", 100, _MOST_LISTED), whole(request, "offset", 0, 10**9)
     cards, unreadable = store_cache.cards(is_whole=True)
     labels, _ = store_cache.all_labels()
-    prompts = store_cache.searchable(card.run_id for card in cards) if selection.sought else {}
+    prompts = store_cache.searchable(card.run_id for card in cards) if selection.words else {}
     matching = filters.matching(cards, selection, labels, prompts)
 
     def describe(card: RunCard) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class CaptureForm:
     file: PromptFile | None = None
 
     @property
-    def carried(self) -> PromptFile | None:
+    def prompt_file(self) -> PromptFile | None:
         """The file in which the prompts reach the capture; None if they fit into its arguments."""
         prompts = self.request.prompts
         if self.file is not None or sum(len(prompt.encode("utf-8", "replace")) for prompt in prompts) <= PROMPT_BYTES:
@@ -65,10 +65,10 @@ class CaptureForm:
     @property
     def typed(self) -> str:
         """The command a person would type, with a file of their own."""
-        return self._request(self.carried.name if self.carried else None).typed()
+        return self._request(self.prompt_file.name if self.prompt_file else None).typed()
 
     def _request(self, file: str | None) -> CaptureRequest:
-        texts = () if self.carried else self.request.prompts
+        texts = () if self.prompt_file else self.request.prompts
         return replace(self.request, prompts=texts, prompt_lists=(file,) if file else ())
 
 

@@ -48,7 +48,7 @@ def draw(_: selection.View | None) -> None:
     look: dict[str, Any] = {"type": "primary", "width": "stretch"}
     if widgets.button(start.button, "Capture", "capture_start", disabled=form.missing is not None, **look):
         device = queue_of(form.request.device)
-        store_changes.submit(form.arguments(), title=form.title, device=device, prompts=form.carried)
+        store_changes.submit(form.arguments(), title=form.title, device=device, prompts=form.prompt_file)
     missing.caption(form.missing or "")
     with typed_place.expander("The same on the command line"):
         widgets.code_block(form.typed, wraps=True)

@@ -17,7 +17,7 @@ from app.shell import exports, selection, widgets
 from core.runs.file.records import FAILING
 from core.sweeps.history import CellChange, change_of
 from core.sweeps.ledger import FAILED, Ledger, StoredPlan
-from core.sweeps.matrix import FIGURES, Matrix, filtered, varying
+from core.sweeps.matrix import FIGURES, Matrix, filter_changes, varying
 from core.sweeps.plan import AXES, in_short
 from core.text import clean, number, percent, plural
 
@@ -66,7 +66,7 @@ def filters(changes: Sequence[CellChange], axes: tuple[str, str]) -> list[CellCh
             value = _choice(axis, values, ANY, f"matrix_of_{axis}", partial(_value_label, axis))
             if value != ANY:
                 selection[axis] = value
-    return filtered(changes, selection)
+    return filter_changes(changes, selection)
 
 
 def _value_label(axis: str, value: str) -> str:
@@ -180,7 +180,7 @@ def _open(run_id: str, other: str = "") -> None:
         st.session_state["opened"] = True
 
 
-def exported(changes: Sequence[CellChange]) -> pd.DataFrame:
+def export_cells(changes: Sequence[CellChange]) -> pd.DataFrame:
     """Return the visible cells with their figures, one row each."""
     columns = ("state", "verdict", "noise_ratio", "flips", "neq_share", "run", "changed", "says")
     entries = [change.as_json() for change in changes]

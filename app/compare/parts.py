@@ -119,7 +119,7 @@ def _text(name: str, value: float, rows: int) -> str:
     return exact(value) if name in ("max_abs", "min_margin") else number(value, 3)
 
 
-def exported(pairs: Sequence[RunPair]) -> pd.DataFrame:
+def export_runs(pairs: Sequence[RunPair]) -> pd.DataFrame:
     """Return the unrounded figures and provenance for a download, one row per run."""
     summary = ("flips", "near_ties", "same_top1", "max_ulps", "mean_ulps", "max_row_ulps", *COUNTS)
     counts = [{name: getattr(one.pair.summary, name) for name in summary} for one in pairs]

@@ -71,7 +71,7 @@ def draw(view: selection.View) -> None:
             tables.draw(table, "compare_flips", on_select=choose, selection_mode="single-row")
             st.caption("Reference token → variant token; empty if the run has no flip there. Shared flips come first.")
     files = {
-        "figures": partial(parts.exported, pairs),
+        "figures": partial(parts.export_runs, pairs),
         f"by position of prompt {view.prompt}": partial(parts.by_position, pairs, view.prompt),
         "distances in ULPs": partial(parts.distances, pairs),
         "flips": all_flips.assign(run=[pairs[place].run.run_id for place in all_flips["run"]]),

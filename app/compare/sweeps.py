@@ -31,7 +31,7 @@ def draw(_: selection.View | None) -> None:
     if selected is not None:
         parts.cell(selected)
     parts.growth(matrix)
-    exports.download({"cells": lambda: parts.exported(visible)}, f"{file_name(plan.name)}-matrix", "matrix")
+    exports.download({"cells": lambda: parts.export_cells(visible)}, f"{file_name(plan.name)}-matrix", "matrix")
 
     is_live = any(change.state.state == RUNNING for change in changes)
     began = st.session_state["matrix_drawn"] = time.monotonic()

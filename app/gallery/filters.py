@@ -26,7 +26,7 @@ class Filters:
     tags: tuple[str, ...] = ()  # all of them
 
     @property
-    def sought(self) -> list[str]:
+    def words(self) -> list[str]:
         """The words that a run has to have, all of them."""
         return self.text.casefold().split()
 
@@ -44,7 +44,7 @@ def matching(
             (filters.verdict == "any" or filters.verdict in card.pair_verdicts)
             and filters.flips in ("any", "with flips" if card.flips else "without flips")
             and set(filters.tags) <= set(attached.tags)
-            and all(word in text or word in prompts.get(card.run_id, "") for word in filters.sought)
+            and all(word in text or word in prompts.get(card.run_id, "") for word in filters.words)
         )
 
     return [card for card in cards if is_match(card)]

@@ -113,20 +113,20 @@ class Gate:
         scope, config = connection.scope, self._access.config
         is_changing = scope["type"] == "http" and scope["method"] not in ("GET", "HEAD", "OPTIONS")
         if (is_changing or scope["type"] == "websocket") and _is_cross_site(connection, config.hosting.public_url):
-            return _refused(scope, "This request came from a page of another site, so nothing was changed.", 403)
+            return _error_response(scope, "This request came from a page of another site, so nothing was changed.", 403)
         if is_own:
             return None
         client = connection.client
         if not config.sign_in.is_configured and not (client and start.is_loopback(client.host)):
-            return _refused(scope, "This server has no sign-in, so it answers its own machine only.", 403)
+            return _error_response(scope, "This server has no sign-in, so it answers its own machine only.", 403)
         if member is None:
             if scope.get("method") == "GET" and "text/html" in connection.headers.get("accept", ""):
                 path = quote(scope["path"]) + "?" * bool(connection.url.query) + connection.url.query
                 return RedirectResponse(f"/sign-in?{urlencode({'next': path})}", 303, {"Cache-Control": "no-store"})
             sentence = "Sign in first: a browser at /sign-in, a program with 'Authorization: Bearer TOKEN'."
-            return _refused(scope, sentence, 401)
+            return _error_response(scope, sentence, 401)
         if is_changing and config.hosting.read_only:
-            return _refused(scope, members.READ_ONLY, 403)
+            return _error_response(scope, members.READ_ONLY, 403)
         return None
 
     def _passed(self, scope: Scope, member: str) -> Scope:
@@ -146,7 +146,7 @@ def _is_cross_site(connection: HTTPConnection, public_url: str) -> bool:
     return origin.partition("://")[2].lower() not in own
 
 
-def _refused(scope: Scope, sentence: str, status: int) -> Response:
+def _error_response(scope: Scope, sentence: str, status: int) -> Response:
     headers = {"Cache-Control": "no-store"}
     if scope["path"].startswith("/api/"):
         return JSONResponse({"error": sentence}, status, headers)

@@ -50,7 +50,7 @@ def short_name(module: str, kind: str, block: int) -> str:
     return f"block {block}" if kind == RESIDUAL else visible(module.rpartition(".")[2])
 
 
-def _shaded(values: np.ndarray, measure: str) -> tuple[np.ndarray, dict]:
+def _color_scale(values: np.ndarray, measure: str) -> tuple[np.ndarray, dict]:
     """(values to color by, NaN if nothing differs; the color axis). LINEAR measures from 0, the others logarithmic."""
     finite = values[np.isfinite(values) & (values > 0)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (1.0, 1.0)
@@ -78,7 +78,7 @@ def _add_cells(
     """Add cells in the color of their value, faint grey if equal, red if NaN or infinity is on one side, empty if there
     is no figure.
     """
-    shade, axis = _shaded(values, measure)
+    shade, axis = _color_scale(values, measure)
     flat = {"showscale": False, "hoverinfo": "skip"}
     equal, mismatch = (np.where(mask, 1.0, np.nan) for mask in (values == 0, is_mismatch))
     figure.add_heatmap(z=equal, colorscale=[[0, QUIET], [1, QUIET]], opacity=0.22, **flat, **place)
@@ -160,7 +160,7 @@ def head_maps(table: pd.DataFrame, measure: str) -> go.Figure:
         figure.update_xaxes(title="head", type="category", nticks=16, showgrid=False, zeroline=False, col=column)
     figure.update_yaxes(type="category", autorange="reversed", nticks=24, showgrid=False, zeroline=False)
     figure.update_yaxes(title="layer", col=1)
-    figure.update_layout(coloraxis=_shaded(table[measure].to_numpy(float, na_value=np.nan), measure)[1])
+    figure.update_layout(coloraxis=_color_scale(table[measure].to_numpy(float, na_value=np.nan), measure)[1])
     return layout(figure, 130 + int(np.clip(26 * len(layers), 130, 520)), showlegend=False)
 
 

@@ -62,7 +62,7 @@ def _settle(settings: Iterable[PageSetting]) -> None:
     values = st.session_state.setdefault("settings", {})
     for setting in settings:
         word = link.take(setting.name)
-        value = setting.parsed(word) if word else None
+        value = setting.parse(word) if word else None
         if word is not None:
             if word and value is None:
                 about = f"there is {setting.allowed_values}. Showing the default."

@@ -29,14 +29,14 @@ def inert_text(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
-def headed(table: pd.DataFrame) -> pd.DataFrame:
+def with_headings(table: pd.DataFrame) -> pd.DataFrame:
     """Return the table with headings that say that ranks begin at 1."""
     return table.rename(columns={name: f"{name} (1 = argmax)" for name in table.columns if str(name).endswith("_rank")})
 
 
 def csv(table: pd.DataFrame) -> bytes:
     """Table as CSV in UTF-8."""
-    output = headed(table)
+    output = with_headings(table)
     for column in output.columns:
         if not pd.api.types.is_numeric_dtype(output[column].dtype):  # bool counts as a number
             output[column] = output[column].astype(object).map(inert_text)
@@ -46,7 +46,7 @@ def csv(table: pd.DataFrame) -> bytes:
 
 def parquet(table: pd.DataFrame) -> bytes:
     """Table as Parquet, with its types, texts as they are."""
-    return headed(table).to_parquet(index=False)
+    return with_headings(table).to_parquet(index=False)
 
 
 _FORMS = (("CSV", csv, "text/csv"), ("Parquet", parquet, "application/vnd.apache.parquet"))

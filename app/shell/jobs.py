@@ -90,7 +90,7 @@ class PromptFile:
     name: str
     content: bytes
 
-    def saved(self, directory: Path) -> Path:
+    def save(self, directory: Path) -> Path:
         """Write the file into a directory and return its path."""
         path = directory / (file_name(self.name) or "prompts.txt")
         path.write_bytes(self.content)
@@ -162,7 +162,7 @@ class Jobs:
         place = None
         if prompts is not None:
             place = self.store.new_partial("prompts", datetime.now(UTC))
-            arguments = [*arguments, "--prompts", str(prompts.saved(place.directory).absolute())]
+            arguments = [*arguments, "--prompts", str(prompts.save(place.directory).absolute())]
         with self._lock:
             self._newest += 1
             job = Job(self._newest, title, device, tuple(arguments), reserved=reserved)

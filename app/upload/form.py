@@ -40,7 +40,7 @@ def _headers(path: Path, mtime: int) -> Headers:  # noqa: ARG001  (of another fi
     return headers_of(path)
 
 
-def arrived(upload: Upload, path: Path) -> Arrived:
+def read_file(upload: Upload, path: Path) -> Arrived:
     """Read the headers of a file."""
     try:
         return Arrived(upload, path, _headers(path, path.stat().st_mtime_ns))

@@ -30,11 +30,11 @@ def draw(_: selection.View | None) -> None:
         " save it."
     )
     files, current = [], jobs.all("upload")
-    for upload_id in panel.arrived(str([(job.number, job.is_over) for job in current])):
+    for upload_id in panel.draw_panel(str([(job.number, job.is_over) for job in current])):
         upload = Upload(store_cache.store(), upload_id)
         record = upload.record()
         if record is not None and record.state in (RECEIVED, FAILED):
-            files.append(form.arrived(upload, upload.path(record)))
+            files.append(form.read_file(upload, upload.path(record)))
     # Each in a place of its own: a click on a part that has moved meanwhile, as the list does when a form above it
     # goes, is not heard.
     forms, heading, below = st.container(), st.container(), st.container()

@@ -43,7 +43,7 @@ _panel = st.components.v2.component(
 )
 
 
-def arrived(serial: str) -> list[str]:
+def draw_panel(serial: str) -> list[str]:
     """Draw the panel; return the ids of the uploads that arrived. It asks the server again if `serial` changes."""
     data = {"address": "/api/uploads", "serial": serial}
     state = _panel(key="upload_panel", data=data, default={"arrived": []}, on_arrived_change=lambda: None)

@@ -29,7 +29,7 @@ LONGEST_TEXT = 200  # characters of an option
 _MOST_LISTED = 100  # imports that are over
 
 
-def checked(options: Mapping[str, str | None]) -> dict[str, str]:
+def check_options(options: Mapping[str, str | None]) -> dict[str, str]:
     """Return the options that are set; UsageError for a value that means nothing."""
     values = {key: value.strip() for key, value in options.items() if value and value.strip()}
     for key, value in values.items():
@@ -48,11 +48,11 @@ def start_import(jobs: Jobs, uploads: Sequence[Upload], options: Mapping[str, st
     Their locks are held until the job is over. A file is removed once its run is stored, so it can be imported again
     after a failure.
     """
-    values = checked(options)
+    values = check_options(options)
     with ExitStack() as stack:
         records = []
         for upload in uploads:
-            stack.enter_context(upload.locked())
+            stack.enter_context(upload.hold())
             record = upload.record(is_held=True)
             if record is None or record.state not in (RECEIVED, FAILED):
                 raise UsageError(f"upload '{clean(upload.upload_id)}' is not a whole file that waits to be imported.")

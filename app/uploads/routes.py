@@ -24,7 +24,7 @@ from app.api.responses import RefusedError, answer, refuse_unknown, route
 from app.hosting.members import member_of
 from app.shell import store_changes
 from app.shell.jobs import Job
-from app.uploads.importing import OPTIONS, checked, start_import
+from app.uploads.importing import OPTIONS, check_options, start_import
 from app.uploads.spool import DONE, FAILED, IMPORTING, RECEIVED, RECEIVING, Record, Upload, purge
 from core.configuration import configuration
 from core.errors import LimitError
@@ -54,7 +54,9 @@ async def put_upload(request: Request) -> Response:
     refuse_unknown(request, "file", "keep", "wait", *OPTIONS)
     wait, is_kept = responses.whole(request, "wait", 0, _LONGEST_WAIT), responses.flag(request, "keep")
     name, part = request.path_params["upload"], _part(request)
-    options = checked({"name": name, **{key: value for key in OPTIONS if (value := request.query_params.get(key))}})
+    options = check_options(
+        {"name": name, **{key: value for key in OPTIONS if (value := request.query_params.get(key))}}
+    )
     is_whole = "content-range" not in request.headers  # it cannot be resumed, so names may repeat
     upload = Upload(open_store(), secrets.token_hex(8) if is_whole else name)
     try:
@@ -119,7 +121,7 @@ def _part(request: Request) -> Part:
 
 async def _receive(request: Request, upload: Upload, part: Part) -> None:
     """Append the body to the file. What arrived before a break stays."""
-    with upload.locked():
+    with upload.hold():
         record = upload.record(is_held=True)
         if record is None:
             record = await to_thread.run_sync(_begin, upload, request.query_params.get("file"), part.total)
@@ -127,13 +129,13 @@ async def _receive(request: Request, upload: Upload, part: Part) -> None:
             raise RefusedError(f"This upload has {record.total:,} bytes, not {part.total:,}; choose another id.", 409)
         if part.end == 0:  # bytes */TOTAL
             return
-        received = upload.received()
+        received = upload.received_bytes()
         if record.state != RECEIVING or part.first != received:
             progress = f"{received:,} of {record.total:,} bytes have arrived"
             raise RefusedError(f"{progress} and the upload is {record.state}.", 409)
         await _append(request, upload.path(record), part)
         if record.total < 0:
-            upload.write(replace(record, total=upload.received()))
+            upload.write(replace(record, total=upload.received_bytes()))
 
 
 def _begin(upload: Upload, file: str | None, total: int) -> Record:
@@ -232,7 +234,7 @@ def _describe(request: Request, upload: Upload, record: Record) -> dict[str, Any
     return {
         "upload": upload.upload_id,
         "file": record.file,
-        "received": record.total if record.state == DONE else upload.received(),
+        "received": record.total if record.state == DONE else upload.received_bytes(),
         "total": record.total,
         "state": record.state,
         "name": record.run,

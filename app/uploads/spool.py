@@ -56,7 +56,7 @@ class Upload:
             record = self.read()  # it may have ended meanwhile
             if record is not None and record.state == IMPORTING:
                 record = replace(record, state=RECEIVING, run_id="")
-        if record is not None and record.state == RECEIVING and self.received() == record.total:
+        if record is not None and record.state == RECEIVING and self.received_bytes() == record.total:
             record = replace(record, state=RECEIVED)
         return record
 
@@ -83,7 +83,7 @@ class Upload:
         """Path of the file. It has the sender's name, which becomes the name of a side."""
         return self.directory / _DATA / record.file
 
-    def received(self) -> int:
+    def received_bytes(self) -> int:
         """Bytes that arrived: the size of the file, so a killed server loses none of them."""
         return sum(path.stat().st_size for path in self.directory.glob(f"{_DATA}/*"))
 
@@ -91,7 +91,7 @@ class Upload:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def hold(self) -> Iterator[None]:
         """Hold the upload against other requests and processes; RefusedError (409) if another one holds it."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
@@ -105,7 +105,7 @@ class Upload:
 
     def _is_locked(self) -> bool:
         try:
-            with self.locked():
+            with self.hold():
                 return False
         except RefusedError:
             return True

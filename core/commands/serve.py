@@ -37,7 +37,7 @@ def serve(
 ) -> None:
     """Serve the dashboard. Refuses to be open to others without a sign-in (docs/guides/hosting.md)."""
     if hash_password:
-        sys.stdout.write(f"{credentials.hashed(_typed_password())}\n")
+        sys.stdout.write(f"{credentials.hash_password(_typed_password())}\n")
     elif token is not None:
         sys.stdout.write(f"{tokens.add(open_store(store).directory, token)}\n")
         hint = "" if configuration().sign_in.tokens else " Tokens are off: set [sign_in] tokens = true."

@@ -83,7 +83,7 @@ def sweep(
     ledger.write_plan(sweep_plan)
     outcomes: list[CellOutcome] = []
 
-    def stopped() -> str:
+    def stop_line() -> str:
         done = sum(outcome.state == DONE for outcome in outcomes)
         return f"stopped; {done:,} of {len(cells):,} cells are stored; the same command resumes."
 
@@ -91,7 +91,7 @@ def sweep(
         failed = sum(outcome.state == FAILED for outcome in outcomes)
         say(what + (f" ({failed} failed)" if failed else ""), len(outcomes), len(cells), "cells")
 
-    with stoppable(says=stopped), steps() as say:
+    with stoppable(says=stop_line), steps() as say:
         compute = partial(compute_cell, address=target.address, engines=tuple(engine or ()))
         if ray:
             coming = compute_on_ray(cells, compute, target, ray, jobs=jobs)

@@ -56,7 +56,7 @@ _lock = threading.RLock()
 def names() -> list[str]:
     """Return the names of all engines, those of --engine included."""
     own = [name.removeprefix(VARIABLE).lower() for name in os.environ if name.startswith(VARIABLE)]
-    return list(dict.fromkeys([*ADAPTER_OF, *sorted(own), *_configured(), *_locations]))
+    return list(dict.fromkeys([*ADAPTER_OF, *sorted(own), *_configured_engines(), *_locations]))
 
 
 def _parse(text: str) -> tuple[str, str]:
@@ -67,7 +67,7 @@ def _parse(text: str) -> tuple[str, str]:
     return name, place
 
 
-def _configured() -> dict[str, str]:
+def _configured_engines() -> dict[str, str]:
     """Return the engines of the configuration file: name -> place."""
     return dict(_parse(text) for text in configuration().engines.places)
 
@@ -82,7 +82,7 @@ def location_of(name: str) -> EngineLocation:
     """Return the location of an engine: --engine, then environment, then configuration, then this Python."""
     if name in _locations:
         return _locations[name]
-    place = os.environ.get(VARIABLE + name.upper()) or _configured().get(name)
+    place = os.environ.get(VARIABLE + name.upper()) or _configured_engines().get(name)
     if place:
         return _location(name, place.strip())
     if name not in ADAPTER_OF:

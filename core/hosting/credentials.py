@@ -12,7 +12,7 @@ _HASH = "$argon2"
 
 
 @lru_cache(maxsize=4)
-def hashed(password: str) -> str:
+def hash_password(password: str) -> str:
     """Return the Argon2id hash of a password (RFC 9106, second choice: 64 MB, three passes; 0.2 s on one core)."""
     try:
         import argon2
@@ -39,7 +39,7 @@ def is_password(configured: str, typed: str) -> bool:
     import argon2
 
     try:
-        password_hash = configured if configured.startswith(_HASH) else hashed(configured)
+        password_hash = configured if configured.startswith(_HASH) else hash_password(configured)
         return argon2.PasswordHasher().verify(password_hash, typed)
     except argon2.exceptions.VerificationError:
         return False

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..disk import locked, write_atomic
+from ..disk import hold, write_atomic
 from ..errors import ConfigurationError, UsageError
 from ..text import clean
 
@@ -27,7 +27,7 @@ def add(store: Path, name: str) -> str:
             " first."
         )
     text = PREFIX + secrets.token_urlsafe(32)
-    with locked(_folder(store)):
+    with hold(_folder(store)):
         tokens = digests(store)
         if name in tokens:
             raise UsageError(f"There is a token called '{name}' already; revoke it first, or give another name.")
@@ -37,7 +37,7 @@ def add(store: Path, name: str) -> str:
 
 def revoke(store: Path, name: str) -> None:
     """Remove a token; its sessions end at their next request."""
-    with locked(_folder(store)):
+    with hold(_folder(store)):
         tokens = digests(store)
         if name not in tokens:
             raise UsageError(f"There is no token '{clean(name)}'; `serve --check` lists them.")

@@ -156,7 +156,7 @@ def find_grid(rows: Sequence[NDArray[np.float64]], error: float | None = None) -
     refused = 0.0
     for name, precision in PRECISIONS.items():
         fits = [fit for row in sample if len((fit := _fits(row, error, precision)).log_likelihood)]
-        evidence, magnitudes = _pooled(fits)
+        evidence, magnitudes = _evidence(fits)
         if len(fits) < len(sample):
             refused = max(refused, evidence)
             continue
@@ -175,7 +175,7 @@ def find_grid(rows: Sequence[NDArray[np.float64]], error: float | None = None) -
     return replace(grid, compute_dtype=None, formats=tuple(sorted(grids, key=lambda name: name != likeliest)))
 
 
-def _pooled(fits: Sequence[_Fits]) -> tuple[float, NDArray[np.float64]]:
+def _evidence(fits: Sequence[_Fits]) -> tuple[float, NDArray[np.float64]]:
     """Log evidence of all rows together, and the share of rows by magnitude of their best logit: expectation and
     maximisation, from the prior on.
     """

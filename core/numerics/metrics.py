@@ -212,7 +212,7 @@ OPEN_IN_LISTS = frozenset(
 )
 
 
-def documented() -> tuple[str, str]:
+def reference_tables() -> tuple[str, str]:
     """Return the tables of docs/reference/metrics.md: figures of each position, and those of the whole pair."""
     by_position = [(metric.name, metric.unit, metric.help) for metric in METRICS]
     by_pair = [(total.name, total.metadata["unit"], total.metadata["help"]) for total in fields(Summary)]

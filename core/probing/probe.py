@@ -97,7 +97,7 @@ class Probe:
             raise ProbeError(f"{series(no_ids)} takes no token ids; give prompts as texts.")
         if isinstance(prompt, tuple) or no_ids:
             return prompt
-        tokenizations = [ids for server in self._servers if (ids := server.tokenized(prompt)) is not None]
+        tokenizations = [ids for server in self._servers if (ids := server.tokenize(prompt)) is not None]
         if len(set(tokenizations)) > 1:
             self._note(
                 f"The servers tokenize a prompt differently ({len(tokenizations[0]):,} and {len(tokenizations[1]):,}"

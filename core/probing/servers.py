@@ -170,7 +170,7 @@ class Server:
         version = f" {self.version}" if self.version else ""
         return f"{self.kind.name}{version}{f', model {self.model}' if self.model else ''}"
 
-    def tokenized(self, text: str) -> tuple[int, ...] | None:
+    def tokenize(self, text: str) -> tuple[int, ...] | None:
         """Return the token ids of a text in this server's prompts, if it reports them."""
         if self.kind.tokenize is None:
             return None

@@ -48,7 +48,7 @@ def varying(changes: Sequence[CellChange]) -> list[str]:
     return [axis for axis in AXES if len({change.state.axes[axis] for change in changes}) > 1]
 
 
-def filtered(changes: Sequence[CellChange], values: Mapping[str, str]) -> list[CellChange]:
+def filter_changes(changes: Sequence[CellChange], values: Mapping[str, str]) -> list[CellChange]:
     """Return the cells with these values. values: axis -> value."""
     return [change for change in changes if all(change.state.axes[axis] == value for axis, value in values.items())]
 

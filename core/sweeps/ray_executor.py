@@ -34,7 +34,7 @@ def compute_on_ray(
     cells: Sequence[Cell], compute: Compute, store: Store, address: str, *, jobs: int = 1
 ) -> Iterator[CellOutcome]:
     """Compute cells on a cluster, `jobs` at once per GPU or node; yield outcomes. Closing ends the tasks."""
-    with connected(address) as ray:
+    with connection(address) as ray:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         has_gpu = any(node.get("GPU") for node in nodes)
         cpus = max(1, min((int(node["CPU"]) for node in nodes if node.get("CPU")), default=1) // jobs)
@@ -86,7 +86,7 @@ def _reason(error: Exception) -> str:
 
 
 @contextmanager
-def connected(address: str) -> Iterator[Any]:
+def connection(address: str) -> Iterator[Any]:
     """Connect Ray: `local` starts a cluster of this machine, `auto` uses this node's, else HOST:PORT."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report every cluster that it starts
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

@@ -29,16 +29,16 @@ def test_a_dropped_file_stands_in_place_of_what_was_typed():
     assert not [part for part in dropped.arguments() if part.startswith("--prompt")]
     assert " --prompts q.jsonl " in dropped.typed
     assert dropped.missing is None
-    assert dropped.carried == dropped.file
+    assert dropped.prompt_file == dropped.file
 
 
 def test_prompts_too_long_for_an_argument_are_carried_in_a_file_that_reads_back_as_them(tmp_path):
     long = ("é\n" * PROMPT_BYTES, "short")
-    carried = form(prompts=long).carried
+    carried = form(prompts=long).prompt_file
     assert carried is not None
     (tmp_path / carried.name).write_bytes(carried.content)
     assert tuple(prompt.text for prompt in read_prompts(tmp_path / carried.name)) == long
-    assert FORM.carried is None
+    assert FORM.prompt_file is None
 
 
 @pytest.mark.parametrize(

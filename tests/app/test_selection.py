@@ -208,7 +208,7 @@ def test_a_link_restores_what_the_pages_own_controls_were_set_to(page):
     assert not app.exception
     assert warnings(app) == ""
     for setting in (setting for setting in WITH_SETTINGS[page] if setting.name in said):
-        assert app.session_state[setting.key] == setting.parsed(said[setting.name])
+        assert app.session_state[setting.key] == setting.parse(said[setting.name])
         assert app.query_params[setting.name] == said[setting.name]
     app.run()
     assert {name: app.query_params[name] for name in said} == said

@@ -15,7 +15,7 @@ from core import disk
 @pytest.mark.parametrize("kind", ["a file", "a directory"])
 def test_a_lock_holds_against_others_until_it_is_let_go_of(tmp_path: Path, kind: str) -> None:
     path = tmp_path if kind == "a directory" else tmp_path / "lock"
-    with disk.locked(path), pytest.raises(BlockingIOError):
+    with disk.hold(path), pytest.raises(BlockingIOError):
         disk.lock(path, wait=False)
     os.close(disk.lock(path, wait=False))  # the twin: nobody has it
 

@@ -210,7 +210,9 @@ def _run_prompt(run: OpenPath, ids: Sequence[int], generation: Generation | None
     if generation is None:
         return run(ids, emit)
     rest = iter(ids[generation.given_positions :])
-    return run.continued(ids[: generation.given_positions], generation.max_tokens, lambda _: next(rest, None), emit)
+    return run.continue_prompt(
+        ids[: generation.given_positions], generation.max_tokens, lambda _: next(rest, None), emit
+    )
 
 
 class _Gather:

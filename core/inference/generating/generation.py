@@ -106,7 +106,7 @@ def _continuation(
         margins.append(margin)  # stays on the device: only the token is waited for
         return own[-1]
 
-    run.continued(ids, tokens, choose, ignore)
+    run.continue_prompt(ids, tokens, choose, ignore)
     return tuple(own), tuple(torch.cat(margins).tolist())
 
 

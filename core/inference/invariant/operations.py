@@ -85,7 +85,7 @@ def _aligned(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
         or "out" in kwargs
     ):
         return _refuse(mode, func, args, kwargs)
-    return products.aligned(func, x, *rest, **kwargs)
+    return products.elementwise(func, x, *rest, **kwargs)
 
 
 def _power(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -103,13 +103,13 @@ def _matmul(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _bmm(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    result = products.batched(args[0], args[1], args[0].dtype)
+    result = products.batch_matmul(args[0], args[1], args[0].dtype)
     return kwargs["out"].copy_(result) if "out" in kwargs else result
 
 
 def _addmm(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     self, x, w = args
-    sums = products.product(x, w) if func.overloadpacket is _aten.addmm else products.batched(x, w)
+    sums = products.product(x, w) if func.overloadpacket is _aten.addmm else products.batch_matmul(x, w)
     return products.add_scaled(self, sums, x.dtype, kwargs.get("beta", 1), kwargs.get("alpha", 1))
 
 

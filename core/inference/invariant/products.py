@@ -50,7 +50,7 @@ def product(
     return sums.to(dtype)
 
 
-def batched(x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def batch_matmul(x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """x [b, m, k] times w [b, k, n], both activations. -> [b, m, n] in dtype. One term after another: k may be keys of
     attention, masked ones of which add zeros, and how w lies in memory is a matter of the batch.
     """
@@ -87,7 +87,7 @@ def matmul(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     batch = torch.broadcast_shapes(x.shape[:-2], w.shape[:-2])
     xs, ws = x.expand(*batch, *x.shape[-2:]), w.expand(*batch, *w.shape[-2:])
     xs, ws = xs.reshape(-1, *x.shape[-2:]), ws.reshape(-1, *w.shape[-2:])
-    return batched(xs, ws, x.dtype).view(*batch, x.shape[-2], w.shape[-1])
+    return batch_matmul(xs, ws, x.dtype).view(*batch, x.shape[-2], w.shape[-1])
 
 
 def grouped_mm(x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
@@ -181,7 +181,7 @@ def layer_norm(
     return out.to(x.dtype).view(x.shape), mean.view(outer), rstd.view(outer)
 
 
-def aligned(func: Callable[..., torch.Tensor], x: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+def elementwise(func: Callable[..., torch.Tensor], x: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
     """Compute an elementwise function so that every element takes the vectorized branch of torch's loop.
 
     torch computes the last elements of a loop, those that fill no pair of vectors, with other instructions (the C
@@ -189,7 +189,7 @@ def aligned(func: Callable[..., torch.Tensor], x: torch.Tensor, *rest: Any, **op
     number of rows. So the tensor is filled up until no thread's share has an end.
     """
     length = x.numel()
-    filled = _filled(length)
+    filled = _aligned_length(length)
     if filled == length and x.is_contiguous():
         return func(x, *rest, **options)
     flat = x.new_zeros(filled)
@@ -202,7 +202,7 @@ _GELU_GRAIN = 16384  # GELU_MIN_ELEMENTS_FOR_MULTI_THREADING, beyond which all t
 _VECTORS = 64  # elements of two vectors: 512 bits of bfloat16; a multiple of every narrower kind
 
 
-def _filled(length: int) -> int:
+def _aligned_length(length: int) -> int:
     """Return the least number of elements, from `length` on, that gives every thread whole pairs of vectors."""
     threads = torch.get_num_threads()
     filled = -(-length // _VECTORS) * _VECTORS

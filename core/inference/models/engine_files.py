@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...disk import WRITING, discard, locked, making
+from ...disk import WRITING, discard, hold, making
 from ...errors import CaptureError
 from ...packaged_models import cache_folder, packaged_folder, require_gguf
 from .bits import bits_of
@@ -65,7 +65,7 @@ def _write_once(loaded: LoadedModel, dtype: str, ending: str, write: Callable[[P
     try:
         if not path.exists():
             place.mkdir(parents=True, exist_ok=True)
-            with locked(place / _LOCK):  # concurrent processes write it once
+            with hold(place / _LOCK):  # concurrent processes write it once
                 if not path.exists():
                     _make_room(place)
                     with making(path) as begun:

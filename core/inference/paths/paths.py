@@ -199,7 +199,7 @@ class OpenPath:
             return self._engine(token_ids, emit)
         return self._run(self._of(token_ids), emit)
 
-    def continued(self, token_ids: Sequence[int], count: int, choose: Choose, emit: Emit) -> None:
+    def continue_prompt(self, token_ids: Sequence[int], count: int, choose: Choose, emit: Emit) -> None:
         """Run a prompt, then continue token by token with its cache, like a serving engine. choose(logits[1, vocab])
         returns the next token, or None to end, at most `count` times. Other rows continue their own texts.
         """
@@ -235,13 +235,13 @@ class OpenPath:
             raise CaptureError(f"path '{self.path}': token {highest} is outside the vocabulary of {limit}.")
         done = 0
 
-        def checked(position: int, logits: torch.Tensor) -> None:
+        def check_emit(position: int, logits: torch.Tensor) -> None:
             nonlocal done
             self._check(position, done, logits)
             done += len(logits)
             emit(position, logits.to(self._asked.torch_dtype))  # exact, or the path was refused
 
-        BASES[self.path.base.name].compute(batch, checked, *self.path.base.values)
+        BASES[self.path.base.name].compute(batch, check_emit, *self.path.base.values)
         if done != batch.positions:
             raise CaptureError(f"path '{self.path}': got {done} positions; expected {batch.positions}.")
 

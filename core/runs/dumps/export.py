@@ -82,7 +82,7 @@ def _write(run: RunReader, archive: zipfile.ZipFile) -> None:
             _write_array(archive, "tokens", np.array(texts, np.str_).reshape(leading))
     if header.provenance.kind == "upload" and run.generations:
         for place, side in enumerate(header.sides):
-            _write_array(archive, f"{EMITTED}:{side.name}", _emitted(run, place).reshape(leading))
+            _write_array(archive, f"{EMITTED}:{side.name}", _emitted_tokens(run, place).reshape(leading))
     _write_array(archive, "compute_dtype", np.array(header.compute_dtype))
     for side in header.sides:
         if side.source_dtype == BFLOAT16.name != header.compute_dtype:
@@ -91,7 +91,7 @@ def _write(run: RunReader, archive: zipfile.ZipFile) -> None:
         _write_array(archive, "reference_side", np.array(header.sides[0].name))
 
 
-def _emitted(run: RunReader, side: int) -> NDArray[np.int64]:
+def _emitted_tokens(run: RunReader, side: int) -> NDArray[np.int64]:
     """-1 for every row whose next token was given. [rows]"""
     parts = []
     for index, prompt in enumerate(run.header.prompts):

@@ -488,7 +488,7 @@ def labels_of(record: type[CheckFigures]) -> dict[str, str]:
     return {each.encode_name: get_args(hints[each.name])[1] for each in structs.fields(record)}
 
 
-def documented() -> str:
+def reference_table() -> str:
     """Return the table of docs/reference/checks.md: every check with its group and figures, a label if it is new."""
     defined: set[tuple[str, str]] = set()
     rows = []

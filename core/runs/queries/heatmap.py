@@ -142,13 +142,13 @@ def tile_cells(run: RunReader, pair: int, tile: Tile, order: Order, measure: Mea
     if not run.has_all_logits or (not is_single and _is_stored(order, measure)):
         return _stored_cells(run, pair, tile, rows, columns, measure, keep)
     if is_single and order == "id":
-        return _pooled(run, pair, rows, columns, order, measure, tall, wide)
+        return _pool(run, pair, rows, columns, order, measure, tall, wide)
     # Maxima of a block of rows each, of a tile's single ranks or of groups of 32 of whole rows: other tiles share them.
     group, across = (1, columns) if is_single else (1 << GROUP_LEVEL, (0, run.header.vocab))
     parts = []
     for start in range(*rows, TILE_ROWS):
         span = start, min(start + TILE_ROWS, rows[1])
-        make = partial(_pooled, run, pair, span, across, order, measure, 1, group)
+        make = partial(_pool, run, pair, span, across, order, measure, 1, group)
         block = keep(("block", across, order, measure, span), make)
         parts.append(block[:, (columns[0] - across[0]) // group : -(-(columns[1] - across[0]) // group)])
     return pyramid.maxima(np.concatenate(parts), tall, wide // group)
@@ -214,7 +214,7 @@ def _elements(
     return elements(reference, variant, fmt), ids
 
 
-def _pooled(
+def _pool(
     run: RunReader, pair: int, rows: Span, columns: Span, order: Order, measure: Measure, tall: int, wide: int
 ) -> Cells:
     """Return a rectangle by token id, or whole rows by rank; some rows at a time, whole cells of them, so that memory

@@ -29,7 +29,7 @@ def opens_websocket(client: TestClient, **headers: str) -> bool:
         return False
 
 
-@pytest.mark.parametrize("configured", [PASSWORD, credentials.hashed(PASSWORD)], ids=["plain", "hashed"])
+@pytest.mark.parametrize("configured", [PASSWORD, credentials.hash_password(PASSWORD)], ids=["plain", "hashed"])
 def test_a_password_signs_in_and_out(configured):
     client = browser(password=configured)
     assert (member(client), opens_websocket(client)) == (None, False)

@@ -71,7 +71,7 @@ def test_what_is_looked_at_says_what_changed_and_leads_to_both_runs(sweep):
     assert (change.baseline.flips, change.now.flips) == (0, 1)
     assert (change.baseline.verdict, change.now.verdict) == ("rounding", "bug suspected")
     assert change.builds == {"build": ("1", "2")}
-    table = parts.exported(parts.changes_of(ledger, kept))
+    table = parts.export_cells(parts.changes_of(ledger, kept))
     assert list(table["state"]) == ["done", "done", "failed", "missing"]
     assert table["changed"][0] == "bits, flips, verdict"
 

@@ -66,7 +66,7 @@ def test_a_variant_out_of_a_link_is_the_one_compared():
 def test_tables_of_a_comparison_hold_the_figures_of_the_run_files(own_store):
     runs = [open_run(name) for name in ("fresh-against-cached", "batch-1-against-n")]
     compared = [RunPair(run, run.pairs[0], run.positions(0)) for run in runs]
-    whole = compare_parts.exported(compared)
+    whole = compare_parts.export_runs(compared)
     assert whole["run"].tolist() == [run.run_id for run in runs]
     assert whole["flips"].tolist() == [run.pairs[0].summary.flips for run in runs]
     assert whole["max_abs"].tolist() == [run.pairs[0].summary.max_abs for run in runs]

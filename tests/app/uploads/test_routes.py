@@ -129,7 +129,7 @@ def test_another_total_is_another_file(client: TestClient) -> None:
 
 def test_another_request_waits_while_one_sends(client: TestClient, store: Path) -> None:
     send(client, bytes(20), 0, 9)
-    with Upload(Store(store), "x").locked():
+    with Upload(Store(store), "x").hold():
         assert send(client, bytes(20), 10, 14).status_code == 409
     assert send(client, bytes(20), 10, 14).json()["received"] == 15
 
@@ -153,7 +153,7 @@ def test_an_import_of_a_server_that_was_killed_begins_anew(client: TestClient, s
     upload = Upload(Store(store), "x")
     record = upload.record()
     upload.write(spool.replace(record, state=spool.IMPORTING, run_id="never-stored"))
-    with upload.locked():
+    with upload.hold():
         assert client.get("/api/uploads/x").json()["state"] == "importing"
     assert client.get("/api/uploads/x").json()["state"] == "received"
     assert finish(client, len(body), "?wait=60").status_code == 201

@@ -76,7 +76,7 @@ def test_passwords(configured, typed, is_right):
 
 
 def test_a_hash_does_not_tell_the_password_and_costs_what_rfc_9106_recommends():
-    stored = credentials.hashed(PASSWORD)
+    stored = credentials.hash_password(PASSWORD)
     assert PASSWORD not in stored
     assert stored.startswith("$argon2id$v=19$m=65536,t=3,")
     assert credentials.password_problem(stored) is None

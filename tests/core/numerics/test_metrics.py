@@ -9,7 +9,7 @@ import numpy as np
 
 from core.numerics.divergence import RowFigures, compare
 from core.numerics.formats import BFLOAT16
-from core.numerics.metrics import METRICS, Reduction, Summary, documented
+from core.numerics.metrics import METRICS, Reduction, Summary, reference_tables
 from core.runs.tables.pairs import PAIR
 from core.runs.tables.positions import POSITION
 
@@ -23,7 +23,7 @@ def figures_of_two_rows() -> RowFigures:
 
 def test_the_page_on_metrics_has_the_registrys_tables() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    for table in documented():
+    for table in reference_tables():
         assert f"\n\n{table}\n\n" in page
 
 

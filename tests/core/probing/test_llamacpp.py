@@ -47,13 +47,13 @@ def sides(found: ProbeResult) -> dict[str, ListSide]:
 def test_it_is_known_for_what_it_is(server: Server) -> None:
     assert server.kind is LLAMACPP
     assert (server.model, server.vocab, server.kind.takes_ids) == ("small.gguf", 4096, True)
-    ids = server.tokenized(PROMPTS[0])
+    ids = server.tokenize(PROMPTS[0])
     assert ids is not None
     assert all(0 <= token < 4096 for token in ids)
 
 
 def test_a_response_has_ids_rows_and_what_was_asked(server: Server) -> None:
-    ids = server.tokenized(PROMPTS[0])
+    ids = server.tokenize(PROMPTS[0])
     assert ids is not None
     response = server.ask(Ask(ids, 4, 10))
     assert response.tokens[: len(ids)] == ids
@@ -95,7 +95,7 @@ def test_every_test_gives_its_sides_and_verdicts(server: Server) -> None:
 
 
 def test_a_walk_is_teacher_forced_rows_of_the_prompt(server: Server) -> None:
-    ids = server.tokenized(PROMPTS[0])
+    ids = server.tokenize(PROMPTS[0])
     assert ids is not None
     found = probed(server, "walk", prompts=(ids[:12],), top=4096)
     cold, warm = (side.responses[0] for side in found.walks)

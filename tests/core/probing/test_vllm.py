@@ -36,7 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def test_it_is_known_and_sends_ids_and_bfloat16(server: Server) -> None:
     assert server.kind is VLLM
     assert server.model == "small"
-    ids = server.tokenized(PROMPTS[1])
+    ids = server.tokenize(PROMPTS[1])
     assert ids is not None
     response = server.ask(Ask(ids, 4, 20, salt="one"))
     assert response.tokens[: len(ids)] == ids
@@ -67,7 +67,7 @@ def test_every_test_of_a_probe(server: Server) -> None:
 
 def test_a_salt_of_its_own_is_cold_and_the_same_one_is_warm(server: Server) -> None:
     long = PROMPTS[0] * 2
-    ids = server.tokenized(long)
+    ids = server.tokenize(long)
     assert ids is not None
     ids = ids[:400]
     first, again, other = (server.ask(Ask(ids, 1, 5, salt=salt)) for salt in ("a", "a", "b"))

@@ -20,7 +20,7 @@ from core.errors import UlpscopeError
 from core.runs.reader import RunReader
 from core.sweeps.ledger import DONE, FAILED, RUNNING, Ledger
 from core.sweeps.plan import read_plan
-from core.sweeps.ray_executor import RETRIES, compute_on_ray, connected
+from core.sweeps.ray_executor import RETRIES, compute_on_ray, connection
 from core.sweeps.workers import compute_here
 from tests.core.sweeps.stand_in import compute
 from tests.covering import thorough
@@ -214,11 +214,11 @@ def test_a_node_that_does_not_share_the_store_fails_its_cells(cluster, store, ce
 
 def test_an_address_without_a_cluster_is_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", type(sys)("ray"))
-    with pytest.raises(UlpscopeError, match="no Ray cluster answers"), connected("127.0.0.1:1"):
+    with pytest.raises(UlpscopeError, match="no Ray cluster answers"), connection("127.0.0.1:1"):
         pass
 
 
 def test_without_ray_one_sentence_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UlpscopeError, match=r"pip install 'ulpscope\[ray\]'"), connected("auto"):
+    with pytest.raises(UlpscopeError, match=r"pip install 'ulpscope\[ray\]'"), connection("auto"):
         pass

@@ -170,7 +170,7 @@ def test_the_second_pass_repeats_the_first_bit_for_bit(shipped: LoadedModel, mon
 
     for path in ("static", "decode+batch:3", "blocks:8+pad:left:2"):
         seen: list[torch.Tensor] = []
-        real = OpenPath.continued
+        real = OpenPath.continue_prompt
 
         def kept(self, ids, asked, choose, emit, seen=seen, real=real):
             def keep(position: int, logits: torch.Tensor) -> None:

@@ -134,7 +134,7 @@ class _Dropping:
 
 def _continued(loaded: LoadedModel, path: str) -> None:
     with open_path(parse_path(path), loaded) as opened:
-        opened.continued(tokens(loaded), 1, lambda _: 3, batch.ignore)
+        opened.continue_prompt(tokens(loaded), 1, lambda _: 3, batch.ignore)
 
 
 CONSUMERS: dict[str, Callable[[LoadedModel, str], object]] = {

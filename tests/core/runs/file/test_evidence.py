@@ -22,9 +22,9 @@ from core.runs.file.evidence import (
     Evidence,
     RatioFigures,
     Unmeasured,
-    documented,
     figures_of,
     labels_of,
+    reference_table,
 )
 from core.runs.store.store import Store
 from tests.core.runs.judged_runs import judged_run, reader
@@ -137,9 +137,9 @@ def test_every_group_has_a_check_and_every_record_belongs_to_one() -> None:
 
 
 def test_the_page_on_the_verdict_has_the_table_of_checks() -> None:
-    assert f"\n\n{documented()}\n\n" in PAGE.read_text(encoding="utf-8")
+    assert f"\n\n{reference_table()}\n\n" in PAGE.read_text(encoding="utf-8")
 
 
 def test_a_page_that_says_something_else_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evidence, "Check", list(Check)[:-1])
-    assert f"\n\n{documented()}\n\n" not in PAGE.read_text(encoding="utf-8")
+    assert f"\n\n{reference_table()}\n\n" not in PAGE.read_text(encoding="utf-8")
