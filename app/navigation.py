@@ -1,4 +1,4 @@
-"""Every page in the order of the navigation; what they declare, for those who ask of all of them."""
+"""Every page in the order of the navigation, and the declarations of all of them."""
 
 from __future__ import annotations
 

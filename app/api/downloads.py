@@ -1,4 +1,4 @@
-"""Downloads of a run, as its file or as an npz, in ranges, so that one that broke off goes on.
+"""Downloads of a run, as its file or as an npz, in ranges, so that an interrupted one can resume.
 
 An npz is stored in `.npz/`. A range fits also after it was written again: exporting gives the same bytes every time.
 """
@@ -66,7 +66,7 @@ def _file_response(path: Path, name: str, etag: str, kind: str) -> Response:
 
 
 def _stamp(path: Path) -> str:
-    """Return a text that changes whenever the file does."""
+    """Return a text that changes with the file."""
     try:
         status = path.stat()
     except OSError:
@@ -92,7 +92,7 @@ def _export(store: Store, path: Path, target: Path) -> None:
 
 
 def _drop_oldest(folder: Path, coming: int) -> None:
-    """Make room within MOST_BYTES. Whoever downloads one of them reads on."""
+    """Make room within MOST_BYTES. Running downloads of a deleted file are not interrupted."""
     files = sorted((status.st_mtime, status.st_size, path) for path in folder.iterdir() if (status := path.stat()))
     total = sum(size for _, size, _ in files)
     for _, size, path in files:

@@ -40,7 +40,7 @@ def draw(_: selection.View | None) -> None:
     """Draw the tab."""
     jobs = store_changes.jobs()
     # Each part has its place from the start of a run: a list that draws itself again must not move by what is above it,
-    # or Streamlit writes it where no place is yet, which breaks the page.
+    # or Streamlit writes it before its container exists, which breaks the page.
     form_place, start_place, typed_place, jobs_place = (st.container() for _ in range(4))
     with form_place:
         form = _choose()

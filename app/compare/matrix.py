@@ -1,4 +1,4 @@
-"""Parts of the Sweeps tab: the choice of a sweep, its axes and filters, the table, and the cell that is looked at."""
+"""Parts of the Sweeps tab: the choice of a sweep, its axes and filters, the table, and the selected cell."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Streamlit's own element draws with the whole of plotly, 4.7 MB that a browser compiles anew at each visit, half a second
 to a second of every page with a figure. Ours fetches the bundle that plotly publishes for plots with two axes (1.5 MB),
 which browsers keep compiled, draws what is in sight first, and keeps a zoom while other positions of the same prompt
-are looked at.
+are selected.
 """
 
 from __future__ import annotations

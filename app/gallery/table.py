@@ -51,7 +51,7 @@ _MOST_ROWS = 16  # that are shown without scrolling
 
 
 def count_line(cards: Sequence[RunCard], matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
-    """Draw how many runs there are of those asked for, and their list to download."""
+    """Draw the number of matching runs, and their list to download."""
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
         what = "the worst pair of each. Click one to open it, tick some to tag, compare or delete them."
         st.caption(f"{len(matches):,} of {len(cards):,} runs, {what}", width="content")

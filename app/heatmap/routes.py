@@ -194,7 +194,7 @@ def _view(request: Request) -> tuple[Order, Measure]:
     order, measure = (request.query_params.get(name, "") for name in ("order", "measure"))
     if order not in ORDERS or measure not in MEASURES:
         choices = f"order one of {', '.join(ORDERS)}, measure one of {', '.join(MEASURES)}"
-        raise UsageError(f"order '{clean(order, 20)}', measure '{clean(measure, 20)}' asked for; expected {choices}.")
+        raise UsageError(f"order '{clean(order, 20)}', measure '{clean(measure, 20)}': expected {choices}.")
     return order, measure
 
 
@@ -202,13 +202,13 @@ def _two(request: Request, name: str, between: str) -> tuple[int, int]:
     text = request.query_params.get(name, "")
     parts = text.split(between)
     if len(parts) != 2:
-        raise UsageError(f"{name} '{clean(text, 40)}' asked for; expected two numbers with '{between}' between them.")
+        raise UsageError(f"{name} '{clean(text, 40)}': expected two numbers with '{between}' between them.")
     return _number(name, parts[0]), _number(name, parts[1])
 
 
 def _number(name: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 12):
-        raise UsageError(f"{name} '{clean(text, 40)}' is no number that could be meant.")
+        raise UsageError(f"{name} '{clean(text, 40)}' is no number in range.")
     return int(text)
 
 

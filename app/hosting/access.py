@@ -1,6 +1,6 @@
 """Who a request is from: a session's cookie, a token, or the header of a trusted proxy.
 
-A session rests on what it began with (the password, a token, a name in the list of members). If that changes, the
+A session is tied to what it began with (the password, a token, a name in the list of members). If that changes, the
 session ends at its next request.
 """
 

@@ -19,7 +19,7 @@ def draw(view: selection.View) -> None:
     prompt = parts.prompt_in_scope(view, "layers_scope")
     table = store_cache.cached("modules", store_cache.stamp_of(run), (pair, prompt), lambda: modules(run, pair, prompt))
     if table.empty:
-        st.info(f"None of the positions looked at is in prompt {view.prompt}; choose all prompts above.")
+        st.info(f"None of the compared positions is in prompt {view.prompt}; choose all prompts above.")
         return
     text = sentence(run, pair, table, names_prompt=prompt is None)
     first, furthest = first_module(table), furthest_module(table)
@@ -112,7 +112,7 @@ def draw(view: selection.View) -> None:
         plots.draw(figure, key, picture, partial(plots.select_position, key))
         st.caption(f"RMS diff by position of prompt {view.prompt} (native units). Dotted: noise floor.")
     else:
-        st.caption(f"Equal at every position looked at in prompt {view.prompt}.")
+        st.caption(f"Equal at every compared position of prompt {view.prompt}.")
 
     st.subheader("Modules")
     hidden = ["ordinal", "block", "positions", *(["first_prompt"] if prompt is not None else [])]

@@ -40,7 +40,7 @@ def _form() -> None:
         return
     *requests, total = costs(plan)
     st.caption("Nothing is sent before. " + total)
-    with st.expander("What is asked"):
+    with st.expander("Questions"):
         st.markdown("\n".join(f"- {widgets.escape(line.strip())}" for line in requests))
     if is_pressed:
         lines = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in request.prompts)

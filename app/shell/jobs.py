@@ -244,7 +244,7 @@ class Jobs:
     def _work(self, task: _Task) -> None:
         try:
             self._run(task)
-        except Exception as error:  # the jobs behind it must go on, whatever its process did
+        except Exception as error:  # the jobs behind it must run after any failure of it
             self._change(task, state="failed", message=f"it could not be run ({error}).")
         finally:
             task.child = None

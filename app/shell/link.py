@@ -1,4 +1,4 @@
-"""Values that a link asks for, handed out once, and sentences on those that are not there."""
+"""Values of a link, each read once, and sentences on those that do not exist."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_linked(key: str) -> bool:
 
 
 def report_bad_link(sentence: str) -> None:
-    """Report that what was asked for is not there, and show the gallery instead of another view under the old link."""
+    """Report that a link leads nowhere, and show the gallery instead of another view under the old link."""
     complain(sentence)
     st.session_state["astray"] = True
 

@@ -44,7 +44,7 @@ def draw(page: Page) -> selection.View | None:
     for gone in {new, state.get("run")} - {None} - by_id.keys():
         link.report_bad_link(f"The run '{clean(str(gone), 60)}' was deleted meanwhile; these are the runs there are.")
         if gone == new:
-            state.pop("opened", None)  # or the gallery would go on to another run
+            state.pop("opened", None)  # or the gallery would open another run
     if not state.get("opened"):  # else the page is about to be left, and a rerun meanwhile must not undo it
         state.pop("open_next", None)
     with st.sidebar:

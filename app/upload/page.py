@@ -1,4 +1,4 @@
-"""Upload: files arrive in parts and go on after a break; what they hold is shown, and they are saved as runs."""
+"""Upload: files arrive in parts and continue after a break; what they hold is shown, and they are saved as runs."""
 
 import streamlit as st
 

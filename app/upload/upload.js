@@ -1,5 +1,5 @@
 // Sends files to PUT /api/uploads/ID in parts, and on at the offset the server has after any break.
-// The rows live in `window`: an upload goes on while other pages are looked at. Names are set as text only.
+// The rows live in `window`: an upload continues while other pages are open. Names are set as text only.
 const LEAST_PART = 256 * 2 ** 10; // bytes
 const WAITS = [1, 2, 4, 8, 15]; // seconds between attempts
 const KEY = "ulpscope.uploads"; // localStorage: "name size mtime" -> {id, name, size}
@@ -76,7 +76,7 @@ async function call(row, method, options = {}, query = "") {
   return [response.status, answer];
 }
 
-// The offset is asked for after every break.
+// The offset is requested after every break.
 async function send(row) {
   Object.assign(row, { state: "sending", abort: new AbortController(), began: null });
   for (let attempt = row.isNew ? 0 : 1; row.state === "sending"; ) {

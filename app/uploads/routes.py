@@ -1,4 +1,4 @@
-"""`/api/uploads/{upload}`: PUT a file, whole or in parts that go on at an offset; GET its state; DELETE it."""
+"""`/api/uploads/{upload}`: PUT a file, whole or in parts at an offset; GET its state; DELETE it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from core.errors import LimitError
 from core.runs.store.store import open_store
 from core.text import clean
 
-IDLE_SECONDS = 30.0  # without a byte, after which a request is over and another may go on
+IDLE_SECONDS = 30.0  # without a byte, after which a request is over and another may continue
 _PIECE_BYTES = 1 << 20  # written at a time, which bounds the memory of a request
 _LONGEST_WAIT = 600  # seconds
 _LOOK_SECONDS = 0.2

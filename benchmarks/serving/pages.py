@@ -2,7 +2,7 @@
 next position, on pages without positions a rerun.
 
 A page counts as painted when its script has ended in the browser, all elements in their places; when the browser first
-showed anything, and when every table and figure was drawn, those out of sight too, is told beside it. A browser that
+showed anything, and when every table and figure was drawn, those out of sight too, is reported with it. A browser that
 was here before is one with a profile on disk, as people have it: Chromium keeps the code it compiled there, from a
 script's second visit on, and in a private window never.
 """

@@ -282,7 +282,7 @@ class RunWriter:
     def figures(self) -> Figures:
         """Figures measured, once every row of every side has been written; for a verdict that rests on them."""
         if any(done != self.header.rows for done in self._rows_done):
-            raise UsageError(f"run '{self.header.name}': figures are asked for before its last row has been written.")
+            raise UsageError(f"run '{self.header.name}': figures are requested before its last row is written.")
         self._storing.drain()
         self._insert_figures()
         return Figures(self._open_database(), self.header)

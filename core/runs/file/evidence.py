@@ -310,7 +310,7 @@ class SettingsFigures(CheckFigures):
 
 class StructureFigures(CheckFigures, kw_only=True):
     positions: Annotated[int, "positions"]
-    of: Annotated[int | None, "positions looked at"] = None
+    of: Annotated[int | None, "positions compared"] = None
     first: Annotated[tuple[int, int] | None, "first (prompt, position)"]
     starts: Annotated[tuple[int, ...], "positions at which it begins"]
     block: Annotated[int | None, "block size"]

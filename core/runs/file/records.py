@@ -120,7 +120,7 @@ class SideHeader:
 @dataclass(frozen=True)
 class Provenance:
     """Origin of the logits. `kind` is 'capture' or 'upload'; unknown text is ''; `seed` is None if none was used;
-    `request` is what the capture was asked for, the text of a JSON object, None if nothing was captured.
+    `request` is the request of the capture, the text of a JSON object, None if nothing was captured.
     """
 
     kind: str
@@ -138,7 +138,7 @@ class Provenance:
         if self.kind not in ("capture", "upload"):
             raise UsageError(f"a run is a 'capture' or an 'upload', not '{self.kind}'.")
         if self.request is not None and not _is_json_object(self.request):
-            raise UsageError("what the capture was asked for is no JSON object")
+            raise UsageError("the request of the capture is no JSON object")
 
 
 def _is_json_object(text: str) -> bool:

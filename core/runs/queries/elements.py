@@ -29,7 +29,7 @@ def place_of(run: RunReader, row: int) -> tuple[int, int]:
         if first <= row < first + prompt.positions:
             return index, row - first
         first += prompt.positions
-    raise UsageError(f"row {row} asked for; the run has {first} rows.")
+    raise UsageError(f"row {row} does not exist; the run has {first} rows.")
 
 
 def with_texts(run: RunReader, table: pd.DataFrame) -> pd.DataFrame:

@@ -114,7 +114,7 @@ def outcome(table: pd.DataFrame) -> str:
         return f"the sides agree in all of {tokens}" + (f" of each of {len(table)} prompts." if len(table) > 1 else ".")
     first = parted.loc[parted["agreed_tokens"].idxmin()]
     place = f", first in prompt {first['prompt']}" if len(table) > 1 else ""
-    many = f"**{len(parted)} of {len(table)} prompts part**" if len(table) > 1 else "**the sides diverge**"
+    many = f"**{len(parted)} of {len(table)} prompts diverge**" if len(table) > 1 else "**the sides diverge**"
     agreed = plural(int(first["agreed_tokens"]), "token")
     return f"{many} within {tokens}{place} after {agreed} in common, at position {first['parting_position']}."
 

@@ -177,7 +177,7 @@ def _extent(run: RunReader, pair: int, tile: Tile, order: Order, measure: Measur
     """Return (rows, columns) that a tile covers; UsageError if there is no such tile."""
     header = run.header
     if not 0 <= pair < len(header.sides) - 1:
-        raise UsageError(f"pair {pair} asked for; the run has pairs 0 to {len(header.sides) - 2}.")
+        raise UsageError(f"pair {pair} does not exist; the run has pairs 0 to {len(header.sides) - 2}.")
     if not is_offered(run, order, measure):
         reason = f"more than {WHOLE_RUN} logits." if run.has_all_logits else refusal(header)
         raise UsageError(f"by rank and as differences a pair is not shown: {reason}")
@@ -187,13 +187,12 @@ def _extent(run: RunReader, pair: int, tile: Tile, order: Order, measure: Measur
         ("column", tile.column_level, tile.column, TILE_COLUMNS, header.vocab),
     ):
         if not 0 <= level <= largest_level(size, cells) or not 0 <= place <= (size - 1) // (cells << level):
-            raise UsageError(f"{what} {place} of level {level} asked for; there is no such tile in {size} {what}s.")
+            raise UsageError(f"{what} {place} of level {level} is no tile of {size} {what}s.")
         spans.append((place * (cells << level), min(size, (place + 1) * (cells << level))))
     finest = finest_columns(run, order, measure)[tile.row_level]
     if tile.column_level < min(finest, largest_level(header.vocab, TILE_COLUMNS)):
         raise UsageError(
-            f"columns of level {tile.column_level} asked for; with rows of level {tile.row_level} there are {finest}"
-            " and more."
+            f"columns of level {tile.column_level}: with rows of level {tile.row_level} the least level is {finest}."
         )
     return spans[0], spans[1]
 
@@ -239,7 +238,7 @@ def tokens_in(run: RunReader, pair: int, rows: Span, columns: Span, order: Order
     """Return the token ids of a rectangle; by token id one row stands for all. [rows or 1, columns]"""
     _check_rectangle(run, pair, rows, columns, order)
     if (count := (rows[1] - rows[0]) * (columns[1] - columns[0])) > MOST_TEXTS:
-        raise UsageError(f"{count} tokens asked for; expected at most {MOST_TEXTS}.")
+        raise UsageError(f"{count} tokens: expected at most {MOST_TEXTS}.")
     if order == "id":
         return np.arange(*columns)[None]
     return pyramid.descending(run.read_rows(0, *rows), run.header.format)[:, columns[0] : columns[1]]
@@ -251,7 +250,7 @@ def _check_rectangle(run: RunReader, pair: int, rows: Span, columns: Span, order
     (top, bottom), (left, right) = rows, columns
     if not (0 <= pair < pairs and 0 <= top < bottom <= header.rows and 0 <= left < right <= header.vocab):
         raise UsageError(
-            f"pair {pair}, rows {top} to {bottom}, columns {left} to {right} asked for; there are "
+            f"pair {pair}, rows {top} to {bottom}, columns {left} to {right} do not exist: there are "
             f"{pairs} pairs, {header.rows} rows and {header.vocab} columns."
         )
     width = header.vocab if order == "rank" else right - left

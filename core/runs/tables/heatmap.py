@@ -90,7 +90,7 @@ def read_cells(
     pairs, levels = len(header.sides) - 1, levels_of(header)
     if not (0 <= rows[0] < rows[1] <= header.rows and level in levels and 0 <= pair < pairs):
         limits = f"the run has {pairs} pairs, levels {levels.start} to {levels.stop - 1} and {header.rows} rows"
-        raise UsageError(f"pair {pair}, level {level}, rows {rows[0]} to {rows[1]} asked for; {limits}.")
+        raise UsageError(f"pair {pair}, level {level}, rows {rows[0]} to {rows[1]} do not exist; {limits}.")
     span, tokens = pyramid.cell_shape(level)
     result = database.table(
         f"""SELECT cells FROM {table.name} WHERE pair = ? AND level = ? AND first_row >= ? AND first_row < ?

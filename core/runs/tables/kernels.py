@@ -17,7 +17,7 @@ class KernelRow:
     library: Annotated[str, "torch: an operation; oneDNN, MKL: what these ran in it on a CPU; CUDA: a kernel"]
     name: Annotated[str, "the library's name of the operation or kernel"]
     detail: Annotated[str, "shapes and types as the library tells them; of CUDA the operation that launched it"]
-    launches: Annotated[int, "how often, over the forwards that were looked at"]
+    launches: Annotated[int, "number of launches, over the profiled forwards"]
     microseconds: Annotated[float, "its own time over these forwards while watched, microseconds"]
 
 

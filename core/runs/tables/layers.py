@@ -100,7 +100,7 @@ class LayerModule:
 class LayerPart:
     """Outputs of a module at some of the positions that are looked at, consecutive among them, from number `first` on.
 
-    bits: [positions, width] of `dtype`, the module's own. A width of 0: what it put out is not understood, and nothing
+    bits: [positions, width] of `dtype`, the module's own. A width of 0: its output is not understood, and nothing
     of it counts.
     """
 

@@ -68,7 +68,7 @@ def read_window(
     """Bits of a rectangle, reading only the tiles it touches. [rows, tokens]; both ranges half open."""
     for what, (start, stop), size in (("rows", rows, header.rows), ("tokens", tokens, header.vocab)):
         if not 0 <= start < stop <= size:
-            raise UsageError(f"{what} {start} to {stop} asked for; expected a range within 0 to {size}.")
+            raise UsageError(f"{what} {start} to {stop}: expected a range within 0 to {size}.")
     per_tile = TILE_BYTES // header.format.itemsize
     first_tile, last_tile = tokens[0] // per_tile, (tokens[1] - 1) // per_tile
     places = header.places()[rows[0] : rows[1]]

@@ -41,7 +41,7 @@ def test_stored_logits_confirm_a_parting_only_if_they_prefer_both_generated_toke
 
 def test_the_sentence_names_the_first_prompt_that_parts(run):
     found = continuations(run[0])
-    assert "1 of 2 prompts part" in outcome(found[found["pair"] == 0])
+    assert "1 of 2 prompts diverge" in outcome(found[found["pair"] == 0])
     assert "agree in all of 8 generated tokens" in outcome(found[found["pair"] == 1])
 
 
