@@ -116,6 +116,17 @@ RUNS = [
         remedies=True,
     ),
     wanted(
+        "batches-on-an-h100",
+        "Decode alone against batches and prefill on an H100, bfloat16",
+        ("tea.txt",),
+        ("decode+batch:8", "prefill"),
+        reference="decode",
+        dtype="bfloat16",
+        device="cuda",
+        layers=True,
+        kernels=True,
+    ),
+    wanted(
         "vllm-against-transformers",
         "vLLM against transformers, bfloat16",
         ("merge.txt",),
@@ -149,7 +160,7 @@ def build_runs(only: str = "") -> None:
     store = Store(HERE)
     torch.set_num_threads(1)  # the bits of a run do not hang on how many cores a machine has
     for each in (each for each in RUNS if only in ("", each.run_id)):
-        missing = missing_engine(each)
+        missing = missing_part(each)
         if missing:
             print(f"{each.run_id}: left as it is, there is no {missing} here", flush=True)
             continue
@@ -183,8 +194,10 @@ def pack(path: Path) -> None:
     beside.replace(path)
 
 
-def missing_engine(each: Wanted) -> str | None:
-    """Name of another engine that a run takes and that is not installed."""
+def missing_part(each: Wanted) -> str | None:
+    """Return the GPU or the name of the engine that a run needs, None if all is here."""
+    if each.request.device == "cuda" and not torch.cuda.is_available():
+        return "GPU"
     names = [name for name, colon, _ in (path.partition(":") for path in each.request.variants) if colon]
     return next((name for name in names if name in ADAPTER_OF and not describe(name).is_here), None)
 
@@ -218,7 +231,7 @@ def planted(bug: tuple[str, Engine] | None) -> Iterator[None]:
     name, engine = bug
 
     def walk(batch: PromptBatch, emit: Emit) -> None:
-        emit(0, engine(batch.loaded.model, torch.tensor(batch.prompt)))
+        emit(0, engine(batch.loaded.model, torch.tensor(batch.prompt, device=batch.loaded.device)))
 
     BASES[name] = Base(walk, forwards=lambda positions: positions)
     try:

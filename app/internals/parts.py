@@ -9,7 +9,7 @@ import streamlit as st
 
 from app.internals import CAPTURED, SCOPES, has
 from app.shell import selection, widgets
-from core.runs.queries.kernels import shape_in_words
+from core.runs.queries.kernels import shape_in_words, short_name
 from core.runs.requests import asks_for
 from core.text import visible
 
@@ -65,4 +65,5 @@ def kernel_texts(table: pd.DataFrame) -> pd.DataFrame:
         name: table[name].map(lambda details: some([shape_in_words(detail).strip("`") for detail in details]))
         for name in ("reference_details", "variant_details")
     }
-    return table.assign(**shapes, **{name: table[name].map(some) for name in ("places", "modules")})
+    texts = {"name": table["name"].map(short_name)} | {name: table[name].map(some) for name in ("places", "modules")}
+    return table.assign(**shapes, **texts)

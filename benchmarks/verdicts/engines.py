@@ -50,7 +50,9 @@ def walk(
     cache = DynamicCache(config=model.config)
     parts, start = [], 0
     for stop in [*(stop for stop in stops if stop < len(ids)), len(ids)]:
-        options = {} if positions is None else {"position_ids": positions(torch.arange(start, stop))[None]}
+        options = (
+            {} if positions is None else {"position_ids": positions(torch.arange(start, stop, device=ids.device))[None]}
+        )
         parts.append(model(input_ids=ids[None, start:stop], past_key_values=cache, use_cache=True, **options).logits[0])
         after(cache, stop)
         start = stop
@@ -190,13 +192,13 @@ def attending(change: Callable[..., Any]) -> Change:
 
         def original(module: Any, query: Any, key: Any, value: Any, mask: Any, options: Any) -> Any:
             if name == "eager":  # an additive mask
-                mask = torch.zeros(mask.shape, dtype=query.dtype).masked_fill(~mask, torch.finfo(query.dtype).min)
+                mask = query.new_zeros(mask.shape).masked_fill(~mask, torch.finfo(query.dtype).min)
             return plain(module, query, key, value, mask, **options)
 
         def changed(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
             queries, keys = query.shape[2], key.shape[2]
             if mask is None:
-                mask = torch.ones((1, 1, queries, keys), dtype=torch.bool).tril(keys - queries)
+                mask = query.new_ones((1, 1, queries, keys), dtype=torch.bool).tril(keys - queries)
             elif mask.dtype != torch.bool:
                 mask = mask >= 0
             return change(original, module, query, key, value, mask.clone(), options)

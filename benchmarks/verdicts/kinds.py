@@ -95,7 +95,7 @@ def fp8_by_token(x: torch.Tensor) -> torch.Tensor:
 
 def scaled_and_back(x: torch.Tensor) -> torch.Tensor:
     """Each feature divided by a scale of its own and multiplied by it, as smoothed activations are."""
-    scale = torch.linspace(0.5, 3.0, x.shape[-1], dtype=x.dtype)
+    scale = torch.linspace(0.5, 3.0, x.shape[-1], dtype=x.dtype, device=x.device)
     return x / scale * scale
 
 

@@ -87,8 +87,9 @@ def dump(engine: Engine) -> Callable[..., tuple[list[Path], Controls]]:
 
         def saved(path: Path, model: Any) -> Path:
             with torch.inference_mode():
+                tokens = [torch.tensor(ids, device=model.device) for ids in prompts]
                 sides = {
-                    name: torch.cat([side(model, torch.tensor(ids)) for ids in prompts]).float().numpy()
+                    name: torch.cat([side(model, ids) for ids in tokens]).float().cpu().numpy()
                     for name, side in (("reference", prefill), ("variant", engine))
                 }
             np.savez(path, **about, **sides)

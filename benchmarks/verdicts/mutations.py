@@ -282,20 +282,22 @@ def left_padding_unmasked(model: Any, ids: torch.Tensor) -> torch.Tensor:
     A mask of ones is given, because without any transformers reads positions that begin anew as several sequences, and
     masks them.
     """
-    seen = torch.ones((1, len(ids) + 5), dtype=torch.long)
-    return _left_padded(model, ids, attention_mask=seen, position_ids=torch.arange(-5, len(ids)).clamp_min(0)[None])
+    seen = ids.new_ones((1, len(ids) + 5))
+    return _left_padded(
+        model, ids, attention_mask=seen, position_ids=torch.arange(-5, len(ids), device=ids.device).clamp_min(0)[None]
+    )
 
 
 def left_padding_without_positions(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """Padding before the prompt is masked, positions are counted from it: no matter under rotary positions."""
-    seen = torch.ones((1, len(ids) + 5), dtype=torch.long)
+    seen = ids.new_ones((1, len(ids) + 5))
     seen[:, :5] = 0
     return _left_padded(model, ids, attention_mask=seen)
 
 
 def all_positions_shifted_by_one(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """Every token believes to stand one further right: no matter under rotary positions."""
-    return prefill(model, ids, position_ids=torch.arange(1, len(ids) + 1)[None])
+    return prefill(model, ids, position_ids=torch.arange(1, len(ids) + 1, device=ids.device)[None])
 
 
 # The batch.
@@ -411,7 +413,8 @@ _halved = _rotating(lambda _, frequencies: frequencies / 2)
 
 def _of_another_base(_: Any, frequencies: torch.Tensor) -> torch.Tensor:
     """The base of the rotation is 1 % larger than the checkpoint says."""
-    return frequencies * 1.01 ** -(torch.arange(len(frequencies), dtype=torch.float64) / len(frequencies))
+    places = torch.arange(len(frequencies), dtype=torch.float64, device=frequencies.device)
+    return frequencies * 1.01 ** -(places / len(frequencies))
 
 
 def _by_parts(model: Any, frequencies: torch.Tensor) -> torch.Tensor:
@@ -474,7 +477,7 @@ def _head_of(change: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]) 
 def _untied(model: Any, weight: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
     """The head, which the checkpoint ties to the embedding, keeps what it was initialised with."""
     drawn = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
-    return drawn * model.config.initializer_range
+    return drawn.to(weight.device) * model.config.initializer_range
 
 
 def _one_row_stale(_: Any, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -533,7 +536,7 @@ def truncated_to_the_top_20(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 def _at_temperature_1(logits: torch.Tensor) -> Sequence[int]:
     generator = torch.Generator().manual_seed(0)
-    drawn: list[int] = torch.multinomial(logits.float().softmax(-1), 1, generator=generator)[:, 0].tolist()
+    drawn: list[int] = torch.multinomial(logits.float().cpu().softmax(-1), 1, generator=generator)[:, 0].tolist()
     return drawn
 
 

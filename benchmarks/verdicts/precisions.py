@@ -66,8 +66,8 @@ def _weights(model: Any, format: Rounding) -> Iterator[None]:
     for name, parameter in model.named_parameters():
         if parameter.ndim == 2 and ("layers." in name or ".h." in name):
             across = "Conv1D" in type(model.get_submodule(name.rpartition(".")[0])).__name__  # [in, out]
-            plain = (parameter.data.T if across else parameter.data).double().numpy()
-            rounded = torch.from_numpy(format(plain)).to(parameter.dtype)
+            plain = (parameter.data.T if across else parameter.data).double().cpu().numpy()
+            rounded = torch.from_numpy(format(plain)).to(parameter)
             originals.append((parameter, parameter.data))
             parameter.data = (rounded.T if across else rounded).contiguous()
     try:
@@ -83,8 +83,8 @@ def with_weights(format: Rounding, inner: Engine = prefill) -> Engine:
 
 
 def _e5m2(values: torch.Tensor) -> torch.Tensor:
-    plain = values.double().numpy().astype(np.float32).astype(ml_dtypes.float8_e5m2).astype(np.float64)
-    return torch.from_numpy(plain).to(values.dtype)
+    plain = values.double().cpu().numpy().astype(np.float32).astype(ml_dtypes.float8_e5m2).astype(np.float64)
+    return torch.from_numpy(plain).to(values)
 
 
 _eager = replacing(lambda model: [(model.config, "_attn_implementation", "eager")])  # whose sums go another way

@@ -186,7 +186,7 @@ def run_trial(
                 if case.changes(loaded):
                     logits = torch.cat([whole_side(side.run_on(widened), ids) for ids in prompts]).double()
                     fault = (logits - plain).nan_to_num(posinf=np.inf, nan=np.inf)
-                    size = float(np.sqrt((fault.square().mean(1).numpy() / rounding).max()))
+                    size = float(np.sqrt((fault.square().mean(1).cpu().numpy() / rounding).max()))
                 sizes.append(size)
     tried = [
         Tried(name, len(prompts), case.name, size, floor_test(one, drawn, DRAWN, lengths=lengths))
@@ -242,15 +242,16 @@ def main() -> int:
     parser.add_argument("--prompts", action="append", type=int, help="so many; may be given several times")
     parser.add_argument("--folder", help="of a transformers model, in place of the small ones")
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES, help="of the folder's model")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda; the tables of the docs are from a CPU")
     options = parser.parse_args()
     torch.set_num_threads(1)
     tried: list[Tried] = []
     draws: dict[tuple[str, int], list[FloorTest]] = {}
     for name in [options.folder] if options.folder else options.model or MODELS:
         if options.folder:
-            loaded = load_model(name, dtype=options.dtype, device="cpu")
+            loaded = load_model(name, dtype=options.dtype, device=options.device)
         else:
-            loaded = model_named(name)[0]
+            loaded = model_named(name, options.device)[0]
         for count in options.prompts or (2,):
             cases = cases_of(loaded)
             cases_of_model, draws[name, count] = run_trial(name, loaded, prompts_for(name, loaded, count), cases)

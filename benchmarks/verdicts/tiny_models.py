@@ -67,7 +67,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 }
 
 
-def tiny_model(name: str, dtype: str = "float32", seed: int = 7) -> LoadedModel:
+def tiny_model(name: str, dtype: str = "float32", seed: int = 7, device: str = "cpu") -> LoadedModel:
     """A model of CONFIGS with its tokenizer, ready for forwards."""
     generator = torch.Generator().manual_seed(seed)
     with quiet(), torch.random.fork_rng(devices=[]):
@@ -79,7 +79,7 @@ def tiny_model(name: str, dtype: str = "float32", seed: int = 7) -> LoadedModel:
                     parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
             if name == "mixtral-ties":
                 _tie_two_experts(model, generator)
-        model = model.to(getattr(torch, dtype)).eval().requires_grad_(False)
+        model = model.to(device, getattr(torch, dtype)).eval().requires_grad_(False)
         return loaded_from(model, _tokenizer())
 
 

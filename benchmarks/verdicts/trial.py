@@ -99,13 +99,13 @@ class Trial:
         return not (self.is_right or self.changed_nothing or is_left_out)
 
 
-def model_named(name: str) -> tuple[LoadedModel, list[tuple[int, ...]]]:
+def model_named(name: str, device: str = "cpu") -> tuple[LoadedModel, list[tuple[int, ...]]]:
     """(model, prompts) of MODELS; CaptureError where the shipped model is not built."""
     if name not in SHIPPED:
         kind, _, dtype = name.partition(" ")
-        loaded = tiny_model(kind, dtype or "float32")
+        loaded = tiny_model(kind, dtype or "float32", device=device)
         return loaded, tiny_prompts(loaded)
-    loaded = load_model(str(SAMPLES / "model"), dtype=name.split()[1], device="cpu")
+    loaded = load_model(str(SAMPLES / "model"), dtype=name.split()[1], device=device)
     texts = [file.read_text() for file in sorted((SAMPLES / "prompts").glob("*.txt"))]
     return loaded, [tuple(loaded.tokenizer(text)["input_ids"][:TOKENS]) for text in texts]
 
@@ -168,7 +168,7 @@ def _verdict(
     if case.sample is None:
         return verdict
     with torch.inference_mode():
-        logits = torch.cat([prefill(loaded.model, torch.tensor(ids)) for ids in prompts])
+        logits = torch.cat([prefill(loaded.model, torch.tensor(ids, device=loaded.device)) for ids in prompts])
     argmaxes = {row: {token} for row, token in enumerate(logits.argmax(-1).tolist())}
     emitted = list(enumerate(case.sample(logits)))
     row = sampler_evidence(emitted, argmaxes, "variant", [len(ids) for ids in prompts])
@@ -199,22 +199,23 @@ def run_trial(
     on_trial: Callable[[Trial], None] = lambda _: None,
     wanted: Callable[[Mutation], bool] = lambda _: True,
     most_prompts: int | None = None,
+    device: str = "cpu",
 ) -> list[Trial]:
     """All cases on all models named, or those that are wanted, over all of their prompts or so many."""
     trials = []
     for name in names:
-        loaded, prompts = model_named(name)
+        loaded, prompts = model_named(name, device)
         for case in filter(wanted, cases_of(loaded, is_quick or name not in COMPILED)):
             trials.append(try_case(case, name, loaded, prompts[:most_prompts]))
             on_trial(trials[-1])
     return trials
 
 
-def run_kinds(names: Sequence[str], on_trial: Callable[[Trial], None]) -> list[Trial]:
+def run_kinds(names: Sequence[str], on_trial: Callable[[Trial], None], device: str) -> list[Trial]:
     """The kinds that no threshold was chosen on, on all models named that have them, words and all."""
     trials = []
     for name in (name for name in names if name in kinds.MODELS):
-        loaded, prompts = model_named(name)
+        loaded, prompts = model_named(name, device)
         session = JudgingSession(loaded, prompts[:2])
         cases = [case for case in KINDS if case.applies(loaded)]
         for case in (*cases, *(FILE_CASES if name == SHIPPED[0] else ())):
@@ -356,6 +357,7 @@ def main() -> int:
         "--against", nargs="+", type=FilePath, metavar="FILE", help="an earlier output; and a newer one"
     )
     parser.add_argument("--drawn", type=int, metavar="N", help="only false alarms on models of N other weights each")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda; the tables of the docs are from a CPU")
     parser.add_argument("--threads", type=int, default=1, help="of torch, where a case does not say otherwise")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -374,8 +376,8 @@ def main() -> int:
     else:
         with quiet():
             wanted = (lambda case: case.is_precision or case in ON_TOP) if options.precisions else (lambda _: True)
-            trials = [] if options.kinds else run_trial(names, options.quick, show, wanted)
-            trials += [] if options.precisions else run_kinds(names, show)
+            trials = [] if options.kinds else run_trial(names, options.quick, show, wanted, device=options.device)
+            trials += [] if options.precisions else run_kinds(names, show, options.device)
             print("", *summary(trials), sep="\n")
             if not (options.quick or options.kinds or options.precisions):
                 limited = ("llama", "gpt2", "gemma2", "mixtral", SHIPPED[0])

@@ -16,7 +16,7 @@ from ..configuration import configuration
 from ..errors import UsageError
 from ..runs.queries.caches import summaries
 from ..runs.queries.flips import continuations
-from ..runs.queries.kernels import find_start, in_words, is_watched, place_in_words, side_by_side
+from ..runs.queries.kernels import find_start, in_words, is_watched, place_in_words, short_name, side_by_side
 from ..runs.queries.layers import furthest_module, layers_json, modules, records, says_little, sentence
 from ..runs.reader import RunReader, StoredPair
 from ..runs.reports.issue_markdown import issue_text
@@ -219,7 +219,7 @@ def _kernels_json(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 _KERNEL_CELLS: Cells = {
-    "kernel": lambda row: row.name,
+    "kernel": lambda row: short_name(row.name),
     "library": lambda row: row.library,
     "modules": lambda row: "; ".join(module or "the model itself" for module in row.places[:2]),
     "reference": lambda row: f"{row.reference_launches:.4g}",

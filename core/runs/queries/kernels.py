@@ -181,8 +181,19 @@ def shape_in_words(detail: str) -> str:
     return " x ".join(_SHAPE.sub(lambda at: f"{at[1] or ''}[{at[2].replace('x', ', ')}]", part) for part in parts)
 
 
+def short_name(name: str) -> str:
+    """Return a CUDA kernel's name without its return type, arguments, lambdas and torch's own namespaces."""
+    if not name.startswith("void "):
+        return name
+    nested = re.compile(r"\([^()]*\)|\{[^{}]*\}")
+    while nested.search(name):
+        name = nested.sub("", name)
+    name = re.sub(r"^void | const\b(?!>)|::operator\b|at::native::", "", name)
+    return re.sub(r" (?=>)|(?<![\w>])::|::(?!\w)", "", name)
+
+
 def _code(name: str) -> str:
-    return f"`{code(name)}`"
+    return f"`{code(short_name(name))}`"
 
 
 def _few(names: Iterable[str]) -> str:

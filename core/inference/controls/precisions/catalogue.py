@@ -30,6 +30,7 @@ HEAD, LOGITS, ACTIVATIONS = "head", "logits", "activation functions"
 PART_OF = dict(zip(PARTS, (CACHE, LAYERS, PRODUCTS, HEAD, LOGITS, ACTIVATIONS), strict=True))
 _OPERANDS = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "_grouped_mm", "grouped_mm_fallback"})
 _FUNCTIONS = ("transformers.activations", "torch.nn.modules.activation")  # where activation functions are defined
+_OWN_TF32 = "prefill+tf32"
 _TINY = 1e-8  # least scale: a group of zeros stays zeros
 
 
@@ -181,7 +182,8 @@ def tf32(values: torch.Tensor, *, truncates: bool = False) -> torch.Tensor:
 
 def int8(values: torch.Tensor, axis: int = -1) -> torch.Tensor:
     """Round to symmetric integers, scaled to the largest magnitude along an axis."""
-    scale = values.abs().amax(axis, keepdim=True).clamp_min(_TINY) / 127
+    largest = values.abs().amax(axis, keepdim=True).clamp_min(_TINY)
+    scale = largest / values.new_full((), 127)  # CUDA multiplies by the reciprocal of a plain number
     return (values / scale).round() * scale
 
 
@@ -249,6 +251,8 @@ def declared(texts: Sequence[str]) -> tuple[Precision, ...]:
             Precision(PART_OF[part], name, rounding, dtype=_DTYPES.get(name), path=path)
             for path, rounding in product(paths, FORMATS[name])
         ]
+        if name == "tf32":  # of the GPU itself, whose library chooses which kernels round
+            every.append(Precision(PRODUCTS, name, lambda values: values, path=_OWN_TF32))
     return tuple(every)
 
 
@@ -256,4 +260,5 @@ def catalogue(loaded: LoadedModel) -> tuple[Precision, ...]:
     """Return the precisions that are tried on this model undeclared. Position 0 shows each but a cache."""
     has_head = isinstance(getattr(loaded.model.get_output_embeddings(), "weight", None), torch.Tensor)
     missing = {HEAD: not has_head, CACHE: without_cache(loaded, None) is not None}
-    return tuple(each for each in declared(_USUAL) if not missing.get(each.part))
+    every = [each for each in declared(_USUAL) if each.path != _OWN_TF32 or loaded.device != "cpu"]
+    return tuple(each for each in every if not missing.get(each.part))

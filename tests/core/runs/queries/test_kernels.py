@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from core.runs.queries.kernels import find_start, in_words, place_in_words, side_by_side
+from core.runs.queries.kernels import find_start, in_words, place_in_words, short_name, side_by_side
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.tables.kernels import KernelList, KernelRow
@@ -97,3 +97,12 @@ def test_attention_shows_in_the_projection_behind_it_and_the_head_in_the_logits(
     assert {name for names in place.kernels["modules"] for name in names} >= modules - {"model.layers.0.self_attn"}
     if differs != "logits":
         assert {name for names in place.kernels["modules"] for name in names} == modules
+
+
+def test_names_of_cuda_kernels_are_cut_to_what_tells_them_apart():
+    lambdas = "(at::TensorIteratorBase&)::{lambda()#2}::operator()() const::{lambda(float)#1}"
+    name = f"void at::native::vectorized_elementwise_kernel<4, at::native::sin_kernel_cuda{lambdas}, char*>(int, char*)"
+    assert short_name(name) == "vectorized_elementwise_kernel<4, sin_kernel_cuda, char*>"
+    assert short_name("void at::native::(anonymous namespace)::cat<long, -1>(long)") == "cat<long, -1>"
+    kept = ("nvjet_sm90_tst_64x8_64x16_4x1_v_bz_TNT", "Memcpy DtoH (Device -> Pinned)", "matmul (brg)")
+    assert [short_name(each) for each in kept] == list(kept)
