@@ -21,7 +21,7 @@ os.environ["ULPSCOPE_SAMPLES"] = str(Path(__file__).parent / "runs")
 
 
 def spread(cases: int, kept: int) -> set[int]:
-    """Numbers of `kept` of so many cases, evenly apart: the same ones on every machine."""
+    """Numbers of `kept` of so many cases, evenly spaced: the same ones on every machine."""
     if kept >= cases:
         return set(range(cases))
     return {round(i * (cases - 1) / max(kept - 1, 1)) for i in range(kept)}

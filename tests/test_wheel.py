@@ -41,7 +41,7 @@ class Installed:
     def run(self, folder: Path, *command: object, extra: bool = False) -> subprocess.CompletedProcess[str]:
         """A command of the environment's bin/, from `folder`, with what `capture` brings or without."""
         program, *arguments = map(str, command)
-        ours = ("ULPSCOPE_", "PYTEST_", "PYTHON", "OMP_")  # of whoever runs these tests
+        ours = ("ULPSCOPE_", "PYTEST_", "PYTHON", "OMP_")  # of the caller of these tests
         environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | (
             {"PYTHONPATH": str(self.extra)} if extra else {}
@@ -77,7 +77,7 @@ def closure(asked: Iterable[str], extra: str = "") -> dict[str, Distribution]:
 
 
 def link(distributions: Iterable[Distribution], folder: Path) -> None:
-    """Links in `folder` to all that these distributions have put beside each other."""
+    """Links in `folder` to all files of these distributions."""
     folder.mkdir()
     for one in distributions:
         for name in {Path(file).parts[0] for file in one.files or ()} - {"..", "__pycache__"}:

@@ -37,21 +37,21 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture
 def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """An empty store, which the pages of this test show beside the samples."""
+    """An empty store, which the pages of this test show with the samples."""
     monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
     return Store(tmp_path / "runs")
 
 
 @pytest.fixture
 def bare_store(own_store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """An empty store without samples beside it."""
+    """An empty store without samples."""
     monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
     return own_store
 
 
 @pytest.fixture
 def submitted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Jobs that were asked for, as `job` and what else was said of them; none of them is begun."""
+    """Requested jobs, as `job` and their options; none of them is started."""
     found: list[dict[str, Any]] = []
 
     def submit(self: Jobs, arguments: Any, **about: Any) -> Job:

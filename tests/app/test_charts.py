@@ -129,7 +129,7 @@ def told_colour(density) -> str:
 
 
 def contradicting(figure) -> int:
-    """Points of `no flip possible` below the line of the bound, where there is one."""
+    """Points of `no flip possible` below the line of the bound, if there is one."""
     line = trace(figure, "margin = 2 × difference")
     (points,) = (one for one in figure.data if str(one.name).startswith("no flip possible"))
     x, y = np.array(points.x), np.array(points.y)
@@ -138,7 +138,7 @@ def contradicting(figure) -> int:
 
 
 def equal_but_for_one() -> pd.DataFrame:
-    """Small margins where nothing differs, as in a run of which one position differs."""
+    """Small margins at positions that do not differ, as in a run of which one position differs."""
     table = near_tie_table(300)
     table["max_abs"], table["near_tie"], table["is_flip"] = 0.0, False, False
     table["reference_margin"] = table["variant_margin"] = np.geomspace(0.0156, 8, 300)

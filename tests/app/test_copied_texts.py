@@ -1,4 +1,4 @@
-"""What a page offers to be copied: nothing in it is unseen, whatever a run file says, and a command is one of ours."""
+"""What a page offers to be copied: nothing in it is invisible for any run file, and a command is one of ours."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def of_a_stranger(path: Path, planted: str = PLANTED) -> Path:
 
 def harmful(text: str) -> list[str]:
     """What is wrong with a text to be copied."""
-    ours = text.replace("@\u200b", "@").replace(":\u200b//", "://")  # by which a report names nobody and links nowhere
+    ours = text.replace("@\u200b", "@").replace(":\u200b//", "://")  # so that a report mentions and links nothing
     found = [] if all(c in "\n\t" or is_seen(c) for c in ours) else ["unseen"]
     if text.startswith("ulpscope "):
         if "\n" in text:

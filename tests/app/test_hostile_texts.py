@@ -1,4 +1,4 @@
-"""A run whose every text is somebody else's markdown: no page makes a link, emphasis, colour, heading or HTML of it."""
+"""A run whose every text is untrusted markdown: no page makes a link, emphasis, colour, heading or HTML of it."""
 
 from __future__ import annotations
 

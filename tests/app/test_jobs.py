@@ -117,7 +117,7 @@ def test_a_waiting_job_can_be_cancelled_and_a_finished_one_dismissed(jobs, monke
     assert [job.number for job in jobs.all()] == [second.number]
 
 
-def test_files_are_taken_in_one_at_a_time_beside_captures_and_apart_from_their_list(jobs, monkeypatch):
+def test_files_are_imported_one_at_a_time_parallel_to_captures_in_a_list_of_their_own(jobs, monkeypatch):
     monkeypatch.setattr(Jobs, "_work", lambda self, task: None)
     capture = jobs.submit(["capture"], title="c", device=job_module.ANY_DEVICE)
     told: list[str] = []
@@ -150,7 +150,7 @@ def program(monkeypatch, tmp_path, source: str) -> None:
 
 
 STAYS = 'import signal\nprint(\'{"stage": "begun"}\', flush=True)\nsignal.pause()\n'
-WAITS = "import sys\nopen(sys.argv[1]).read()\n"  # until somebody has written to the FIFO
+WAITS = "import sys\nopen(sys.argv[1]).read()\n"  # until the test has written to the FIFO
 
 
 def test_jobs_on_different_devices_run_side_by_side_and_those_on_one_in_order(jobs, monkeypatch, tmp_path):

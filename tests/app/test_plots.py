@@ -30,7 +30,7 @@ def test_pages_send_figures_that_the_library_draws(page, run, count):
         assert one["height"] == one["figure"]["layout"]["height"]
         assert "layout" not in one["figure"]["layout"].get("template", {})  # colours are the browser's theme's
         assert one["picture"]["filename"].startswith(run)
-        of_run, pair, unit, *_ = one["picture"]["of"]  # stands above the figure where it is saved
+        of_run, pair, unit, *_ = one["picture"]["of"]  # above the saved figure
         assert of_run.endswith(f"({run})")
         assert " against " in pair
         assert unit == "logits and ULPs of bfloat16"

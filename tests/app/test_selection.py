@@ -138,7 +138,7 @@ def test_only_back_and_another_page_read_an_address_that_was_replaced(way: str, 
 
 @pytest.mark.parametrize("is_held", [True, False])
 def test_a_second_run_says_again_what_the_widgets_of_a_link_show(is_held: bool, monkeypatch: pytest.MonkeyPatch):
-    """It may come before the browser has drawn the first. The twin: where nothing is held, only the first run says
+    """It may come before the browser has drawn the first. The twin: if nothing is held, only the first run says
     it.
     """
     if not is_held:

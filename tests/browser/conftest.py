@@ -13,7 +13,7 @@ from tests.browser.driving import Dashboard, chromium, close_tabs, new_tab, serv
 
 expect.set_options(
     timeout=120_000
-)  # as long as a page may take where others are at work: how long it does take is for the benchmarks
+)  # as long as a page may take if others are at work: how long it does take is for the benchmarks
 HERE = f"{Path(__file__).parent}{os.sep}"
 
 
@@ -70,7 +70,7 @@ def no_page_stays_open(browser: Browser, visitor: BrowserContext) -> Iterator[No
 
 
 def what_went_wrong(page: Page) -> list[str]:
-    """Requests that failed and what the browser's console says of errors, as they come: printed beside a test that
+    """Requests that failed and what the browser's console says of errors, as they come: printed with a test that
     fails.
     """
     said: list[str] = []
@@ -96,7 +96,7 @@ def page(visitor: BrowserContext, dashboard: Dashboard) -> Iterator[Page]:
     yield opened
     print(
         *said, f"at the end: {opened.locator('body').inner_text()[:1500]}", sep="\n"
-    )  # captured: shown where the test fails
+    )  # captured: shown if the test fails
     exceptions = opened.locator("[data-testid=stException]").count()
     if opened.url.startswith(dashboard.url):
         opened.evaluate("() => { localStorage.clear(); sessionStorage.clear(); }")

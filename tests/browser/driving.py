@@ -182,7 +182,7 @@ QUIET = """() => new Promise((resolve, reject) => {
 
 def settle(page: Page) -> None:
     """Wait until no script runs, the code of every kind of element is there, every figure is drawn and the page has
-    come to rest. Where it does not, what the servers do then is printed.
+    come to rest. If it does not, what the servers do is printed.
     """
     try:
         page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=120_000)
@@ -214,7 +214,7 @@ def click_row(page: Page, text: str, x: int = 120) -> None:
 
 def pause(page: Page, milliseconds: int) -> None:
     """Wait by the page's own clock and two frames more, so that what it had to do by then is done, however busy its
-    machine is. A page that nobody sees draws no frames: it fails after a minute.
+    machine is. A hidden page draws no frames: it fails after a minute.
     """
     page.evaluate(
         """(ms) => new Promise((done, fail) => {
@@ -226,7 +226,7 @@ def pause(page: Page, milliseconds: int) -> None:
 
 
 def choose(page: Page, label: str, option: str) -> None:
-    """An option of a select box, opened again where a redraw closed it."""
+    """An option of a select box, opened again if a redraw closed it."""
     for _ in range(3):
         page.get_by_role("combobox", name=re.compile(label)).click()
         with suppress(TimeoutError):
@@ -257,7 +257,7 @@ def place(canvas: Locator, row: float, column: float) -> tuple[float, float]:
 
 
 def picture(page: Page, name: str) -> None:
-    """Keep a screenshot of the whole page for people to look at, where `make thorough` or a person asks for them: each
+    """Keep a screenshot of the whole page for people to look at, if `make thorough` or a person requests them: each
     takes seconds.
     """
     if not os.environ.get("ULPSCOPE_PICTURES"):

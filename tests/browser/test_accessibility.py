@@ -18,7 +18,7 @@ from tests.covering import covering, thorough
 AXE = (files("axe_playwright_python") / "axe.min.js").read_text()
 RUN = "run=where-it-starts&variant=decode"
 QUERIES = {"new_run": "tab=capture", "compare": f"{RUN}&with=fresh-against-cached"}
-TABS = ("upload", "probe", "kv_cache", "kernels", "mitigations", "classes")  # beside those that pages open with
+TABS = ("upload", "probe", "kv_cache", "kernels", "mitigations", "classes")  # besides those that pages open with
 SERIOUS = ("serious", "critical")
 BACK = {"light": "rgb(255, 255, 255)", "dark": "rgb(17, 21, 27)"}
 NO_SCROLL = "document.scrollingElement.scrollWidth - document.scrollingElement.clientWidth"

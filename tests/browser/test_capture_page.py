@@ -20,7 +20,7 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
     with serving(tmp_path_factory.mktemp("capture-page") / "runs") as running:
         yield running
     Store(running.store).sweep()
-    assert list(running.store.glob(".partial-*")) == []  # nobody holds a dropped file any more
+    assert list(running.store.glob(".partial-*")) == []  # no process holds a dropped file any more
 
 
 def command(page: Page) -> str:

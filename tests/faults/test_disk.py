@@ -24,7 +24,7 @@ DISK_BYTES = 2 << 20
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MB of its own; skipped where none may be mounted (RLIMIT_FSIZE stands for one in
+    """A file system of 2 MB of its own; skipped if none may be mounted (RLIMIT_FSIZE stands for one in
     test_crash.py).
     """
     disk = tmp_path / "disk"

@@ -1,4 +1,4 @@
-"""What must hold of a store whatever happened to the processes that worked on it."""
+"""Invariants of a store after any failure of the processes that worked on it."""
 
 from __future__ import annotations
 

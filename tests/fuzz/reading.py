@@ -1,4 +1,4 @@
-"""A process that reads files nobody should trust: each in a child of its own, with limits, and what became of it as a
+"""A process that reads untrusted files: each in a child of its own, with limits, and what became of it as a
 line of JSON.
 
 `python -m tests.fuzz.reading` takes `[path, fault]` as JSON a line. A fault is planted: a reader that crashes, raises,

@@ -1,4 +1,4 @@
-"""Whatever stands in a file, reading it ends in a sentence or in figures: no crash, no other exception, in bounded time
+"""Reading any file ends in a sentence or in figures: no crash, no other exception, in bounded time
 and memory. `make test` reads 8 damaged files a test, `make thorough` ULPSCOPE_FUZZ (1500).
 """
 

@@ -66,7 +66,7 @@ def serving(store: Path, port: int | None = None, **more: str) -> Iterator[Serve
 
 
 def listens(port: int, process: subprocess.Popen) -> bool:
-    """Whether the server takes connections yet; AssertionError where it has ended."""
+    """Whether the server takes connections yet; AssertionError if it has ended."""
     assert process.poll() is None, "the server has ended"
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
         return True

@@ -28,7 +28,7 @@ def started(store: Path, log: Path, *arguments: str, **settings: str) -> subproc
 
 
 def _answers(url: str, process: subprocess.Popen, log: Path) -> bool:
-    """Whether the server is there yet; AssertionError, with its log, where it has ended."""
+    """Whether the server is there yet; AssertionError, with its log, if it has ended."""
     assert process.poll() is None, log.read_text()
     with suppress(httpx2.HTTPError):
         return httpx2.get(f"{url}/_stcore/health", timeout=1).status_code in (200, 401)

@@ -13,7 +13,7 @@ PROVEN = {"X-ULPscope-Proxy-Secret": SECRET}
 
 
 def member(client: TestClient, **headers: str) -> str | None:
-    """The member that the server takes a client for, None for nobody."""
+    """The member that the server takes a client for, None if it has none."""
     answer = client.get("/x", headers=headers)
     assert answer.status_code in (200, 401), answer.text
     return answer.json()["member"] if answer.status_code == 200 else None

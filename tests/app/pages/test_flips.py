@@ -1,4 +1,4 @@
-"""The Flips page: its table, near ties beside the flips, and the reason with the position's own numbers."""
+"""The Flips page: its table, near ties next to flips, and the reason with the position's own numbers."""
 
 from __future__ import annotations
 

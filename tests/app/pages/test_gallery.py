@@ -1,4 +1,4 @@
-"""The gallery: what is asked for is what is shown, deletions are undone, labels stay beside the runs, and a drop starts
+"""The gallery: filters list the right runs, deletions are undone, labels stay with the runs, and a drop starts
 an upload.
 """
 

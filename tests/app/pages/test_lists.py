@@ -17,7 +17,7 @@ PAGES = ("overview", "near_ties", "flips", "heatmap", "layers", "kv_cache", "ker
 
 
 def fill(store: Store) -> None:
-    """An engine twice, a little apart; two short answers that part after a flip; answers without a common token."""
+    """An engine twice, slightly different; two short answers with a flip; answers without a common token."""
     stored(store, "apart", engine_side("cold", 1, 20), engine_side("warm", 2, 20), run_id="apart")
     texts = {7: " cat", 8: " dog", 9: "<b>"}
     rows = {2: {7: -0.5, 8: -0.75, 9: -3.0}, 3: {9: -0.1, 8: -2.5}}

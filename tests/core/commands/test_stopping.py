@@ -56,7 +56,7 @@ def started(store: Path, planted: str = "") -> subprocess.Popen[str]:
 @pytest.mark.spread(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_process_inside_one_long_call_ends_within_two_seconds_and_leaves_nothing(tmp_path, number):
-    """By the clock of the one who stops it, which alone can be told on a machine where others are at work: without it
+    """By the clock of the one who stops it, which alone can be told on a machine if others are at work: without it
     nothing would end it.
     """
     assert stopping.PATIENCE_SECONDS < 2

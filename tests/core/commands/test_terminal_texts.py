@@ -1,4 +1,4 @@
-"""No text of a run or of a server reaches the terminal as an order to it, whichever command prints it."""
+"""No text of a run or of a server reaches the terminal as an escape sequence, from any command."""
 
 from __future__ import annotations
 

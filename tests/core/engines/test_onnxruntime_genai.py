@@ -199,7 +199,7 @@ def test_a_graph_of_the_folders_own_is_taken_for_what_it_is(adapter, tmp_path, o
 
 
 def test_outputs_are_those_of_the_modules_by_name(adapter, tmp_path):
-    """Merged projections are taken apart, and the stream after the last block leaves the last norm."""
+    """Merged projections are split, and the stream after the last block leaves the last norm."""
     names = [
         ("Gather", ["/model/embed_tokens/Gather/output_0"]),
         ("MatMul", ["/model/layers.0/attn/qkv_proj/MatMul/output_0"]),

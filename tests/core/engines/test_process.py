@@ -1,4 +1,4 @@
-"""A process of an engine: whatever an adapter does, the hub says one sentence, and no process is left behind."""
+"""A process of an engine: any failure of an adapter is one sentence of the hub, and no process is left behind."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_a_hello_of_another_version_is_refused(hello):
 
 
 def test_the_worked_example_of_the_documents_is_an_engine(tmp_path):
-    """As it stands there, beside the library that it is written for."""
+    """As it is there, next to the library that it is written for."""
     page = (Path(__file__).parents[3] / "docs" / "contributing" / "engine.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "adapter.py").write_text(example)

@@ -131,7 +131,7 @@ def test_a_gguf_written_here_is_the_model(family):
             parameter.add_(0.2 * torch.randn_like(parameter))
     tiny, tokens = loaded_from(model), list(range(1, 100, 2))
     reference, found = _logits(tiny, "prefill", tokens), _logits(tiny, f"llamacpp:prefill+{WIDE}", tokens)
-    # llama.cpp looks GELU up in a table of float16, whatever else is float32
+    # llama.cpp looks GELU up in a table of float16, even if all else is float32
     allowed = 1e-3 if family == "gemma" else 2e-5
     assert float((found - reference).abs().max()) < allowed * float(reference.abs().max())
 

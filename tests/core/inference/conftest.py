@@ -76,7 +76,7 @@ CONFIGS = {
     "qwen2-moe": lambda: Qwen2MoeConfig(
         **_SHAPE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48, shared_expert_intermediate_size=48
     ),
-    # These cannot take every path: a running state beside attention, positions that cannot be given, no cache of keys
+    # These cannot take every path: a running state next to attention, positions that cannot be given, no cache of keys
     # at all.
     "longrope": lambda: LlamaConfig(
         **_SHAPE,

@@ -26,7 +26,7 @@ def plan_of(*operations: Operation, **settings) -> ProbePlan:
 
 
 def in_order(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """x @ w, every product added in the order of the width whatever the batch: elementwise operations only."""
+    """x @ w, every product added in the order of the width for any batch: elementwise operations only."""
     total = torch.zeros(len(x), w.shape[1], dtype=x.dtype)
     for k in range(len(w)):
         total = total + x[:, k : k + 1] * w[k]

@@ -89,7 +89,7 @@ def _top(x: NDArray[np.float64]) -> tuple[list[int], list[float]]:
 
 
 def kl_of(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-    """KL(x || y) in nats of two rows of logits, NaN where undefined."""
+    """KL(x || y) in nats of two rows of logits, NaN if undefined."""
     if np.isnan(x).any() or np.isnan(y).any() or np.isposinf(x).any() or np.isposinf(y).any():
         return math.nan
     has_mass = x > -np.inf

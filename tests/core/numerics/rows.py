@@ -39,7 +39,7 @@ def _with(bits: NDArray, rng: np.random.Generator, what: float, fmt: FloatFormat
 
 
 def random_patterns(rng, vocab, fmt) -> Row:
-    """NaN payloads, infinities, subnormals: whatever comes."""
+    """NaN payloads, infinities, subnormals: any bits."""
     return _patterns(rng, vocab, fmt), _patterns(rng, vocab, fmt)
 
 

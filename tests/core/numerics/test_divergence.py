@@ -204,7 +204,7 @@ def test_four_threads_at_once_get_what_each_gets_alone():
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda job: compare(*job), jobs))
     assert [same(x, y) for x, y in zip(alone, together, strict=True)] == [True] * len(jobs)
-    assert not same(alone[0], alone[5])  # the twin: another seed is told apart
+    assert not same(alone[0], alone[5])  # the twin: another seed differs
 
 
 @FMT

@@ -32,7 +32,7 @@ def test_every_metric_is_computed_in_the_type_that_it_is_stored_in() -> None:
     for metric in METRICS:
         values = getattr(figures, metric.name)
         assert values.shape == (2,)
-        is_ulps = metric.is_nullable and metric.dtype == "int64"  # NaN where undefined
+        is_ulps = metric.is_nullable and metric.dtype == "int64"  # NaN if undefined
         assert values.dtype.kind == ("f" if is_ulps else np.dtype(metric.dtype).kind), metric.name
 
 

@@ -1,4 +1,4 @@
-"""Figures of lists: each one equals that of the complete rows, whatever k, or is open."""
+"""Figures of lists: each one equals that of the complete rows, for any k, or is open."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def bfloat16(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def pair(seed: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Two rows of logits [VOCAB]: close, far apart, tied at the top, or with their order turned around."""
+    """Two rows of logits [VOCAB]: close, different, tied at the top, or with their order turned around."""
     rng = np.random.default_rng(seed)
     reference = bfloat16(rng.normal(0, [1, 4, 12][seed % 3], VOCAB))
     change = rng.normal(0, [1e-3, 0.1, 3.0][(seed // 3) % 3], VOCAB)
@@ -38,7 +38,7 @@ def as_values(row: NDArray[np.float64], values: str) -> NDArray[np.float64]:
 
 
 def cut(row: NDArray[np.float64], k: int, also: tuple[int, ...] = ()) -> ListedRow:
-    """The k best of a row, the lower token first where values are equal, and some others."""
+    """The k best of a row, the lower token first if values are equal, and some others."""
     order = sorted(range(len(row)), key=lambda token: (-row[token], token))
     kept = order[:k] + [token for token in order[k:] if token in also]
     ids = np.array(kept, np.int64)

@@ -1,4 +1,4 @@
-"""A pair's sums do not depend on how its rows were cut into chunks, and stay small whatever comes."""
+"""A pair's sums do not depend on how its rows were cut into chunks, and stay small for any input."""
 
 import dataclasses
 import itertools

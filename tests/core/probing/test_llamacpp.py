@@ -90,7 +90,7 @@ def test_every_test_gives_its_sides_and_verdicts(server: Server) -> None:
     assert verdicts["warm"].name == ("undecided" if by_name["warm"].differing else "identical")
     if by_name["warm"].differing:
         assert [row.outcome for row in verdicts["warm"].evidence if row.check is Check.AGAIN] == ["passed"]
-    for pair in pairs:  # the same tokens, a little apart: no shape of a request changes what is computed
+    for pair in pairs:  # the same tokens, slightly different values: no shape of a request changes what is computed
         assert all(meeting.is_prompt_checked and meeting.parting is None for meeting in pair.meetings)
 
 

@@ -20,7 +20,7 @@ _PATIENCE_SECONDS = 300.0
 
 @contextmanager
 def vllm(model: Path, log: Path, dtype: str = "bfloat16") -> Iterator[str]:
-    """The address of a server that answers. RuntimeError, with the end of its log, where none came up."""
+    """The address of a server that answers. RuntimeError, with the end of its log, if none came up."""
     port = free_port()
     command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--served-model-name", "small", "--host", "127.0.0.1", "--port", str(port), "--dtype", dtype]
@@ -46,7 +46,7 @@ def vllm(model: Path, log: Path, dtype: str = "bfloat16") -> Iterator[str]:
 
 
 def process_waits(process: subprocess.Popen[bytes]) -> None:
-    """Half a second, or less where the process ends."""
+    """Half a second, or less if the process ends."""
     try:
         process.wait(0.5)
     except subprocess.TimeoutExpired:

@@ -57,7 +57,7 @@ def both(reference: KvPart, changed: np.ndarray) -> list[tuple[int, KvPart]]:
 def continued_run(store: Store, *, is_confirmed: bool = True, texts: bool = True, run_id: str = "continued") -> str:
     """Three sides, three prompts of 12, 12 and 6 positions, vocabulary of 40; see CONTINUED.
 
-    Where sides part the better token leads by 0.125 (of 10: two ULPs of bfloat16); is_confirmed=False: the variant's
+    At the first flip the better token leads by 0.125 (of 10: two ULPs of bfloat16); is_confirmed=False: the variant's
     stored logits prefer the reference's token there. Caches, of the first variant only from layer 1 on, differ; the
     second's are equal.
     """

@@ -1,4 +1,4 @@
-"""Run files whose rows somebody else wrote."""
+"""Run files with untrusted rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import duckdb
 
-# Columns that somebody may see; the others name what the code knows (dtypes, kinds, outcomes), which is checked when it
+# Columns that a user may see; the others name what the code knows (dtypes, kinds, outcomes), which is checked when it
 # is read.
 TEXTS = {
     "run": ("name", "model", "revision", "device", "device_name", "command", "note"),
@@ -32,7 +32,7 @@ def damaged(path: Path, *statements: str) -> None:
 
 
 def with_texts(path: Path, text: str) -> None:
-    """`text` behind every text that somebody may see, so that those that were told apart still are."""
+    """`text` behind every text that a user may see, so that distinct texts stay distinct."""
     path.chmod(0o644)
     with duckdb.connect(str(path)) as database:
         there = database.execute(

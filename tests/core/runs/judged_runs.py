@@ -49,7 +49,7 @@ RERUN_FAILED = Evidence(
 
 
 def ratio_row(check: Check, dtype: str, ratio: float | None, outcome: str, says: str, **figures: Any) -> Evidence:
-    """A row of the pair beside its floor. figures: those that matter to a test."""
+    """A row of the pair with its floor. figures: those that matter to a test."""
     control = f"'decode' against 'prefill' in {dtype}, beside 4 reorderings of every linear map"
     whole = {
         "compute_dtype": dtype,
@@ -155,7 +155,7 @@ CASES: dict[str, tuple[str, float | None, list[Evidence]]] = {
 
 
 def planted_sides() -> list[np.ndarray]:
-    """bfloat16 bits, [positions, vocab] each: one ULP apart here and there, two flips at near ties (positions 10 and
+    """bfloat16 bits, [positions, vocab] each: some differ by one ULP, two flips at near ties (positions 10 and
     70, both a ULP).
     """
     random = np.random.default_rng(0)

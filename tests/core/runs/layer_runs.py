@@ -94,7 +94,7 @@ GROWING = {
     (4, 1, 4): 2,
     (5, 1, 4): 4,
 }
-"""First the projection in prompt 0, the stream of block 0 in prompt 1; twice as far apart after every module."""
+"""First the projection in prompt 0, the stream of block 0 in prompt 1; twice the difference after every module."""
 
 
 def with_kernels(store: Store, run_id: str) -> str:

@@ -1,4 +1,4 @@
-"""The thread beside the caller's: order, bounded waiting, and errors that cannot be overlooked."""
+"""The background thread: order, bounded waiting, and errors that cannot be overlooked."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_what_is_written_is_read_back(store):
     run = read_ops(store, run_id)
     assert run.rows == rows
     assert run.header == header(created=datetime(2026, 11, 21, 7))
-    assert [path.name for path in store.directory.iterdir()] == [f"{run_id}.duckdb"]  # nothing half is left beside it
+    assert [path.name for path in store.directory.iterdir()] == [f"{run_id}.duckdb"]  # no partial file is left
 
 
 def test_plain_sql_answers_which_operations_change_with_the_batch(store):

@@ -19,7 +19,7 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def plan_file(tmp_path: Path):
-    """Write a plan, with its prompts beside it, and return its path."""
+    """Write a plan and its prompts, and return its path."""
 
     def write(folder: str = "plan", prompt: str = "def f():", **keys: object) -> Path:
         place = tmp_path / folder

@@ -1,4 +1,4 @@
-"""A plan is read whole or refused in one sentence, and a cell has one digest wherever it is read."""
+"""A plan is read whole or refused in one sentence, and a cell has the same digest on every machine."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_cell_has_one_digest_in_every_folder_and_under_every_build(plan_file, 
         {"chat": True},
     ],
 )
-def test_whatever_else_is_asked_for_is_another_cell(plan_file, other):
+def test_any_other_request_is_another_cell(plan_file, other):
     """The twin of the test above: a digest of nothing would pass that."""
     assert read_plan(plan_file()).cells[0].digest != read_plan(plan_file(**other)).cells[0].digest
 

@@ -90,7 +90,7 @@ def test_threads_share_a_product_and_change_no_bit(dtype: str, threads: Callable
 def test_masked_keys_change_no_bit_of_attention_wherever_they_stand(dtype: str, mask: str) -> None:
     query, key, value = (_drawn(2, heads, 37, 24, dtype=dtype, seed=heads + n) for n, heads in ((0, 4), (1, 2), (2, 2)))
     plain = products.attention(query, key, value, is_causal=True)
-    spread = torch.tensor([n for n in range(60) if n % 3 != 1][:37])  # every third key is one that nobody may see
+    spread = torch.tensor([n for n in range(60) if n % 3 != 1][:37])  # every third key is masked
     keys, values = torch.full((2, 2, 60, 24), 3.0, dtype=key.dtype), torch.full((2, 2, 60, 24), 1e4, dtype=key.dtype)
     keys[:, :, spread], values[:, :, spread] = key, value
     allowed = torch.zeros(37, 60, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""A GGUF loads with the weights that its blocks hold, rounded once; nothing beside it has a say; one that is broken, or
+"""A GGUF loads with the weights that its blocks hold, rounded once; files next to it are ignored; a broken one, or one
 that transformers would read in part, gets a sentence.
 """
 
@@ -105,7 +105,7 @@ def test_a_folder_made_of_a_gguf_loads_without_what_read_it_and_has_its_bits(wri
 
 
 @pytest.mark.model
-def test_what_lies_beside_a_gguf_has_no_say(written, tmp_path) -> None:
+def test_files_next_to_a_gguf_have_no_effect(written, tmp_path) -> None:
     path, expected = written
     (tmp_path / "tiny.gguf").write_bytes(path.read_bytes())
     for name in ("config.json", "tokenizer_config.json", "generation_config.json", "adapter_config.json"):

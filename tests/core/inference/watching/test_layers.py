@@ -230,7 +230,7 @@ def test_a_floor_that_cannot_be_had_costs_no_side(tmp_path, monkeypatch):
 
 @pytest.mark.thorough
 def test_long_prompts_do_not_wait_in_memory(tmp_path, monkeypatch):
-    """What a trace holds between two forwards is a part of each module at most, whatever the length of the prompt."""
+    """What a trace holds between two forwards is a part of each module at most, for any length of the prompt."""
     loaded, held = model_of("llama"), []
     see_logits = layer_capture.SpooledOutputs.see_logits
 

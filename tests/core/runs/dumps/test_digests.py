@@ -1,4 +1,4 @@
-"""Digests of sides: of the values, so the same wherever they lie and whatever they were saved as; and never of
+"""Digests of sides: of the values, so the same at any place and for any saved dtype; and never of
 something else than is said.
 """
 
@@ -37,7 +37,7 @@ def taken(folder: Path, name: str, **arrays: np.ndarray) -> RunReader:
 
 
 def test_the_same_bfloat16_values_have_the_digest_of_their_bits_in_every_run_and_capture(tmp_path):
-    """Beside float32, upcast beside float32, beside bfloat16, upcast beside bfloat16, beside float16; and written by a
+    """With float32, upcast with float32, with bfloat16, upcast with bfloat16, with float16; and written by a
     capture in float32.
     """
     wide, bits = COARSE.astype(np.float32), COARSE.view(np.uint16)

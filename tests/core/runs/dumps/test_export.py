@@ -230,7 +230,7 @@ WAYS = [
     ids=lambda part: "-".join(part.values()) if isinstance(part, dict) else str(part),
 )
 def test_a_run_exported_and_taken_in_again_is_the_same_run(tmp_path: Path, dtypes, kind, lengths) -> None:
-    store, reference = Store(tmp_path / "store"), next(iter(dtypes))  # 'variant', where it comes first
+    store, reference = Store(tmp_path / "store"), next(iter(dtypes))  # 'variant' if it comes first
     with RunReader(
         store.path_of(ingest(store, [_came(tmp_path, kind, dtypes, lengths)], reference=reference))
     ) as first:

@@ -1,4 +1,4 @@
-"""Whatever is fed to the reader, it opens rightly or says in one sentence why not, within bounded time and memory."""
+"""The reader opens any input correctly or refuses it in one sentence, within bounded time and memory."""
 
 import io
 import json
@@ -58,7 +58,7 @@ def archive(*members: tuple[str, bytes], method: int = zipfile.ZIP_STORED) -> by
     return file.getvalue()
 
 
-def beside(body: bytes, name: str = "b.npy", method: int = zipfile.ZIP_STORED) -> bytes:
+def npz_with(body: bytes, name: str = "b.npy", method: int = zipfile.ZIP_STORED) -> bytes:
     """A good side and a bad one."""
     return archive(("a.npy", npy()), (name, body), method=method)
 
@@ -95,7 +95,7 @@ def overlapping() -> bytes:
 
 
 def lying_about_size(size: int) -> bytes:
-    raw = bytearray(beside(npy(), method=zipfile.ZIP_DEFLATED))
+    raw = bytearray(npz_with(npy(), method=zipfile.ZIP_DEFLATED))
     second = raw.rindex(b"PK\x01\x02")
     raw[second + 24 : second + 28] = size.to_bytes(4, "little")
     return bytes(raw)
@@ -123,10 +123,10 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "one side": (lambda: npz(a=GOOD), "holds 1 side ('a')"),
     "one side with reserved keys": (lambda: npz(a=GOOD, token_ids=np.arange(ROWS)), "holds 1 side ('a')"),
     "objects": (lambda: npz(a=GOOD, b=np.array([{}, []], dtype=object)), "'b' holds pickled Python objects"),
-    "object header, no pickle": (lambda: beside(npy_of((2,), "|O", b"x" * 16)), "pickled"),
+    "object header, no pickle": (lambda: npz_with(npy_of((2,), "|O", b"x" * 16)), "pickled"),
     "text array": (lambda: npz(a=GOOD, b=np.full((4, 8), "x")), "'b' has the dtype <U1"),
     "structured": (lambda: npz(a=GOOD, b=np.zeros((4, 8), "f4,f4")), "structured dtype"),
-    "sub-array dtype": (lambda: beside(npy_of((1,), ("<f4", (4, 8)))), "'b'"),
+    "sub-array dtype": (lambda: npz_with(npy_of((1,), ("<f4", (4, 8)))), "'b'"),
     "complex": (lambda: npz(a=GOOD, b=GOOD.astype(np.complex64)), "dtype complex64"),
     "integers": (lambda: npz(a=GOOD, b=GOOD.astype(np.int32)), "dtype int32"),
     "booleans": (lambda: npz(a=GOOD, b=GOOD > 0), "dtype bool"),
@@ -182,45 +182,45 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "deep meta": (lambda: npz(**PAIR, meta="[" * 50_000), "'meta' cannot be read"),
     "prompt_lengths off": (lambda: npz(**PAIR, prompt_lengths=[2, 1]), "'prompt_lengths' adds up to 3"),
     "prompt_lengths zero": (lambda: npz(**PAIR, prompt_lengths=[4, 0]), "smallest is 0"),
-    "parent path": (lambda: beside(npy(), "../b.npy"), "'../b' is an unsafe name"),
-    "absolute path": (lambda: beside(npy(), "/b.npy"), "'/b' is an unsafe name"),
-    "backslash path": (lambda: beside(npy(), "..\\b.npy"), "unsafe name"),
-    "drive path": (lambda: beside(npy(), "C:/b.npy"), "unsafe name"),
-    "empty name": (lambda: beside(npy(), ".npy"), "'' is an unsafe name"),
-    "blank name": (lambda: beside(npy(), "  .npy"), "unsafe name"),
-    "NUL in the name": (lambda: patched(beside(npy(), "bXc.npy"), b"bXc.npy", b"b\0c.npy"), "no npy array"),
-    "terminal escape in the name": (lambda: beside(npy(), "b\x1b[2J.npy"), "'b\\x1b[2J' is an unsafe name"),
-    "long name": (lambda: beside(npy(), "b" * 300 + ".npy"), "a name of 300 characters"),
-    "duplicate members": (lambda: patched(beside(npy(), "c.npy"), b"c.npy", b"a.npy"), "'a' is there twice"),
+    "parent path": (lambda: npz_with(npy(), "../b.npy"), "'../b' is an unsafe name"),
+    "absolute path": (lambda: npz_with(npy(), "/b.npy"), "'/b' is an unsafe name"),
+    "backslash path": (lambda: npz_with(npy(), "..\\b.npy"), "unsafe name"),
+    "drive path": (lambda: npz_with(npy(), "C:/b.npy"), "unsafe name"),
+    "empty name": (lambda: npz_with(npy(), ".npy"), "'' is an unsafe name"),
+    "blank name": (lambda: npz_with(npy(), "  .npy"), "unsafe name"),
+    "NUL in the name": (lambda: patched(npz_with(npy(), "bXc.npy"), b"bXc.npy", b"b\0c.npy"), "no npy array"),
+    "terminal escape in the name": (lambda: npz_with(npy(), "b\x1b[2J.npy"), "'b\\x1b[2J' is an unsafe name"),
+    "long name": (lambda: npz_with(npy(), "b" * 300 + ".npy"), "a name of 300 characters"),
+    "duplicate members": (lambda: patched(npz_with(npy(), "c.npy"), b"c.npy", b"a.npy"), "'a' is there twice"),
     "encrypted": (encrypted, "is encrypted"),
-    "bzip2": (lambda: beside(npy(), method=zipfile.ZIP_BZIP2), "packed by method 12"),
-    "lzma": (lambda: beside(npy(), method=zipfile.ZIP_LZMA), "packed by method 14"),
+    "bzip2": (lambda: npz_with(npy(), method=zipfile.ZIP_BZIP2), "packed by method 12"),
+    "lzma": (lambda: npz_with(npy(), method=zipfile.ZIP_LZMA), "packed by method 14"),
     "overlapping members": (overlapping, "overlaps"),
     "size beyond deflate": (lambda: lying_about_size(0xFFFFFF00), "expected sizes that agree"),
     "size a little larger": (lambda: lying_about_size(len(npy()) + 64), "192 are there"),
     "checksum": (corrupt_data, "cannot be read (Bad CRC-32"),
     "10^12 elements": (lambda: npy_of((10**6, 10**6)), "4000000000000 bytes, but 128 are there"),
-    "10^12 elements in an npz": (lambda: beside(npy_of((10**6, 10**6))), "4000000000000 bytes, but 128 are there"),
-    "10^30 elements": (lambda: beside(npy_of((10**30, 8))), "declares the shape"),
-    "elements beyond 2^64": (lambda: beside(npy_of((2**40, 2**40))), "but 128 are there"),
-    "negative shape": (lambda: beside(npy_of((-4, -8))), "declares the shape (-4, -8)"),
-    "boolean shape": (lambda: beside(npy_of((True, 32))), "declares the shape"),
-    "trailing bytes": (lambda: beside(npy() + b"x"), "nothing after it"),
-    "cut npy": (lambda: beside(npy()[:-1]), "127 are there"),
-    "npy of nothing": (lambda: beside(b""), "'b' cannot be read"),
-    "npy of 7 bytes": (lambda: beside(b"\x93NUMPY\x01"), "'b' cannot be read"),
-    "npy version 9": (lambda: beside(npy_header("{}", version=(9, 0))), "version (9, 0)"),
+    "10^12 elements in an npz": (lambda: npz_with(npy_of((10**6, 10**6))), "4000000000000 bytes, but 128 are there"),
+    "10^30 elements": (lambda: npz_with(npy_of((10**30, 8))), "declares the shape"),
+    "elements beyond 2^64": (lambda: npz_with(npy_of((2**40, 2**40))), "but 128 are there"),
+    "negative shape": (lambda: npz_with(npy_of((-4, -8))), "declares the shape (-4, -8)"),
+    "boolean shape": (lambda: npz_with(npy_of((True, 32))), "declares the shape"),
+    "trailing bytes": (lambda: npz_with(npy() + b"x"), "nothing after it"),
+    "cut npy": (lambda: npz_with(npy()[:-1]), "127 are there"),
+    "npy of nothing": (lambda: npz_with(b""), "'b' cannot be read"),
+    "npy of 7 bytes": (lambda: npz_with(b"\x93NUMPY\x01"), "'b' cannot be read"),
+    "npy version 9": (lambda: npz_with(npy_header("{}", version=(9, 0))), "version (9, 0)"),
     "npy header of 4 GB": (
-        lambda: beside(npy_header("{}", version=(2, 0), length=0xFFFFFFF0)),
+        lambda: npz_with(npy_header("{}", version=(2, 0), length=0xFFFFFFF0)),
         "expected 4294967280 bytes",
     ),
-    "npy header cut": (lambda: beside(npy_header("{'descr'", length=500)), "'b' cannot be read"),
-    "npy header of code": (lambda: beside(npy_header("__import__('os').abort()\n")), "'b' cannot be read"),
-    "npy header nested": (lambda: beside(npy_header("(" * 5000)), "'b' cannot be read"),
-    "npy header of minuses": (lambda: beside(npy_header("-" * 9000 + "1")), "'b' cannot be read"),
-    "npy header of other keys": (lambda: beside(npy_header("{'shape': (1,)}\n")), "'b' cannot be read"),
-    "npy header with a list as dtype": (lambda: beside(npy_of((4, 8), ["x"])), "'b' cannot be read"),
-    "npy header with a huge dtype": (lambda: beside(npy_of((1, 2), "V2147483647")), "'b'"),
+    "npy header cut": (lambda: npz_with(npy_header("{'descr'", length=500)), "'b' cannot be read"),
+    "npy header of code": (lambda: npz_with(npy_header("__import__('os').abort()\n")), "'b' cannot be read"),
+    "npy header nested": (lambda: npz_with(npy_header("(" * 5000)), "'b' cannot be read"),
+    "npy header of minuses": (lambda: npz_with(npy_header("-" * 9000 + "1")), "'b' cannot be read"),
+    "npy header of other keys": (lambda: npz_with(npy_header("{'shape': (1,)}\n")), "'b' cannot be read"),
+    "npy header with a list as dtype": (lambda: npz_with(npy_of((4, 8), ["x"])), "'b' cannot be read"),
+    "npy header with a huge dtype": (lambda: npz_with(npy_of((1, 2), "V2147483647")), "'b'"),
     "safetensors: header of 2^60": (lambda: tensors(b"{}", length=1 << 60), "begins with"),
     "safetensors: header of 2^39": (lambda: tensors(b"{}", length=1 << 39), "header of 549755813888 bytes"),
     "safetensors: no json": (lambda: tensors(b"{nope}"), "cannot be read"),
@@ -290,13 +290,13 @@ def test_each_hostile_dump_is_refused_in_one_sentence(tmp_path: Path, fault: str
     [
         npz(**PAIR),
         npz(**PAIR, token_ids=np.arange(4), meta="{}"),
-        beside(npy()),
-        beside(npy_of((4, 8))),
+        npz_with(npy()),
+        npz_with(npy_of((4, 8))),
         save(dict(PAIR)),
     ]
-    + [beside(npy(), method=zipfile.ZIP_DEFLATED), beside(npy(), "deeper/b.npy")]
+    + [npz_with(npy(), method=zipfile.ZIP_DEFLATED), npz_with(npy(), "deeper/b.npy")]
     + [
-        beside(npy_header("{'descr':'<f4','fortran_order':False,'shape':(4,8)}\n", GOOD.tobytes(), v))
+        npz_with(npy_header("{'descr':'<f4','fortran_order':False,'shape':(4,8)}\n", GOOD.tobytes(), v))
         for v in ((2, 0), (3, 0))
     ],
 )
@@ -519,7 +519,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="
 BOMBS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "deflate bomb": (lambda p: deflated_zeros(p, 300), "more than 200 times as many"),
     "several small bombs": (lambda p: deflated_zeros(p, 100, "bcd"), "more than 200 times as many"),
-    "declared elements": (lambda p: written(p, beside(npy_of((10**6, 10**6)))), "but 128 are there"),
+    "declared elements": (lambda p: written(p, npz_with(npy_of((10**6, 10**6)))), "but 128 are there"),
     "60000 members": (lambda p: many_members(p, 60_000), "holds 60001 members"),
     "300000 members": (lambda p: many_members(p, 300_000), "a directory of more than"),
     "json of lists": (lambda p: written(p, tensors(b'{"a":[' + b"[]," * 1_300_000 + b"[]]}")), "the entry of 'a'"),

@@ -1,4 +1,4 @@
-"""Shapes and dtypes that scripts save: taken where they are certain, else refused with the fix."""
+"""Shapes and dtypes that scripts save: accepted if they are certain, else refused with the fix."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ HUGE = 1 << 40
 HOSTILE = {
     "code": pickle.dumps(Evil(), protocol=2),
     "code of protocol 4": pickle.dumps(Evil(), protocol=4),
-    "code beside tensors": pickle.dumps({"a": Evil()}, protocol=2),
+    "code with tensors": pickle.dumps({"a": Evil()}, protocol=2),
     "getattr": b"\x80\x02c__builtin__\ngetattr\nq\x00.",
     "state of an object": pickle.dumps(Path("x"), protocol=2),
     "attributes": b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\nN}X\x0c\x00\x00\x00__defaults__)s\x86b.",

@@ -28,7 +28,7 @@ PYRAMID = ("ulp_tile", "row_ulp_tile")
 
 
 def _tie(side: np.ndarray, row: int) -> None:
-    """The two largest logits of a row stand one step apart."""
+    """The two largest logits of a row differ by one step."""
     side[row, 7], side[row, 8] = 0x4300, 0x42FF  # 128 and 127.5
 
 

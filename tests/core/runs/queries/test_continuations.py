@@ -1,4 +1,4 @@
-"""Continuations: where variants part from the reference, and whether the stored logits say the same."""
+"""Continuations: where variants diverge from the reference, and whether the stored logits say the same."""
 
 from __future__ import annotations
 

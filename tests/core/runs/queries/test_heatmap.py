@@ -201,7 +201,7 @@ def test_a_tile_that_would_read_too_much_is_refused_and_the_table_says_which_is_
     for row_level, column_level in enumerate(finest):
         assert tile_cells(one_differs, 0, Tile(row_level, column_level, 0, 0), "id", "ulps", nothing_kept).size
         if column_level:
-            with pytest.raises(UsageError, match=f"there are {column_level} and more"):
+            with pytest.raises(UsageError, match=f"the least level is {column_level}"):
                 tile_cells(one_differs, 0, Tile(row_level, column_level - 1, 0, 0), "id", "ulps", nothing_kept)
 
 

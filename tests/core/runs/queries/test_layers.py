@@ -178,7 +178,7 @@ def test_the_map_pools_by_maximum_so_that_nothing_is_lost(measure, tmp_path):
 
 
 def test_hundreds_of_prompts_do_not_grow_memory(tmp_path):
-    """What is held is the sums of the floor and one prompt's figures, whatever came before."""
+    """Memory holds the sums of the floor and one prompt's figures, after any number of prompts."""
     store, header = Store(tmp_path), header_of(lengths=(64,) * 40)
     chosen = [list(range(64))] * 40
     modules = [LayerModule(number, f"m{number}", "mlp", 0) for number in range(20)]

@@ -53,7 +53,7 @@ def table(*prompts: list[dict]) -> pd.DataFrame:
         ([[FAR, FLIP_BEYOND, FLIP, ALONE, FAR]], (0, 3)),  # the one that holds most of the difference, before all else
         ([[FAR, FLIP, FAR, FLIP_BEYOND]], (0, 3)),  # the first flip beyond the noise
         ([[FAR, FARTHER, NEARER, FLIP, FLIP]], (0, 3)),  # the first flip
-        ([[FAR, FARTHER], [NEARER, FLIP]], (1, 1)),  # in whichever prompt it is
+        ([[FAR, FARTHER], [NEARER, FLIP]], (1, 1)),  # in any prompt
         ([[FAR, FARTHER, NEAR, NEARER]], (0, 3)),  # the smallest margin of either side
         ([[STILL_TIE, FAR, NEAR]], (0, 2)),  # a tie at which nothing moves tells nothing
         ([[STILL_TIE, FAR, FARTHER, FAR]], (0, 2)),

@@ -1,4 +1,4 @@
-"""A run as Markdown for an issue thread: against expected text, and whatever names and tokens hold."""
+"""A run as Markdown for an issue thread: compared with expected text, for any names and tokens."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_ratios_by_position_are_those_the_verdict_was_taken_from():
 
 
 def test_names_and_tokens_of_strangers_stay_text(store):
-    """Cells keep their number, code spans their fence, and nobody is mentioned."""
+    """Cells keep their number, code spans their fence, and no user is mentioned."""
     header = dataclasses.replace(
         header_of("float32", (4,), 8),
         name="`a` | [x](http://evil) <img src=x>\n# b",

@@ -1,4 +1,4 @@
-"""Tags, notes, pins and deletions lie beside the run files, in one SQLite file, and never change a run."""
+"""Tags, notes, pins and deletions are next to the run files, in one SQLite file, and never change a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much a run file holds is asked before any of it is read, wherever it lies: what no run has is a sentence."""
+"""The size of a run file is checked before any of it is read: what no run has is one sentence."""
 
 from __future__ import annotations
 

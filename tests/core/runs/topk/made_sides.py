@@ -21,7 +21,7 @@ Row = dict[int, float]
 
 
 def response(tokens: list[int], rows: dict[int, Row], *, prompt: int | None = None, **more: Any) -> Response:
-    """A response with these log-probabilities by position; prompt: length of it, None where all rows are of it."""
+    """A response with these log-probabilities by position; prompt: length of it, None if all rows are of it."""
     made = list_rows(
         [
             ListRow(

@@ -244,7 +244,7 @@ def test_a_request_beside_its_response_says_tokens_and_settings() -> None:
     [
         ([{"a": -1.0, "b": -2.0}, {"a": -1.0, "b": -2.0}], [2, 2]),  # the first of each is chosen: greedy
         ([{"b": -1.0, "c": -2.0, "a": -3.0}, {"a": -1.0, "b": -2.0}], [2, 2]),  # one more, from further down
-        ([{"a": -1.0}, {"a": -2.0}], [0, 0]),  # the chosen token, or the best: nobody can tell
+        ([{"a": -1.0}, {"a": -2.0}], [0, 0]),  # the chosen token, or the best: undecidable
         ([{"a": -1.0, "b": -2.0, "c": -3.0}, {"a": -1.0, "b": -2.0}], [3, 0]),  # a token is lost: two print alike
     ],
 )
@@ -298,13 +298,13 @@ HOSTILE = {
     "a declared billion": (
         '{"meta_info": {"output_token_logprobs": [[-1, 1, null]], "output_top_logprobs_shape": [1000000000, 20],'
         ' "output_top_logprobs_val_flat": []}}',
-        "declares a shape",
+        "declares no valid shape",
     ),
     "two billion empty rows": (
         '{"meta_info": {"output_token_logprobs": [[-1, 1, null]], "output_top_logprobs_shape": [2000000000, 0],'
         ' "output_top_logprobs_null_prefix": 2000000000, "output_top_logprobs_val_flat": [],'
         ' "output_top_logprobs_idx_flat": []}}',
-        "declares a shape",
+        "declares no valid shape",
     ),
     "a prompt of two billion tokens": (
         '{"usage": {"prompt_tokens": 2000000000}, "choices": [{"logprobs": {"content": [{"id": 1, "logprob": -1}]}}]}',
@@ -349,7 +349,7 @@ def test_is_payload_looks_at_the_beginning(tmp_path: Path) -> None:
 
 
 def test_a_real_answer_of_vllm_by_token_ids_scores_its_prompt_and_what_it_made() -> None:
-    """A probe of vLLM 0.32 was answered so: ids in and out, rows of the prompt beside the generated ones."""
+    """A probe of vLLM 0.32 was answered so: ids in and out, rows of the prompt with the generated ones."""
     (response,) = read_responses(PAYLOADS / "vllm_token_ids.json")
     said = json.loads((PAYLOADS / "vllm_token_ids.json").read_text())
     prompt = said["request"]["prompt"]
