@@ -178,11 +178,9 @@ def test_a_fault_in_what_was_dumped_is_a_bug_and_its_module_named(loaded, folder
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("scale", "verdict"), [(1.0, "undecided"), (1.1, "bug suspected")])
+@pytest.mark.parametrize(("scale", "verdict"), [(1.0, "likely rounding"), (1.1, "bug suspected")])
 def test_a_dump_of_16_bits_is_judged_by_the_16_bit_verdict(folder, scale, verdict):
-    """Nothing of it can be had in float32, so a sound one is as near as rounding and smaller faults are not seen; the
-    twin was dumped with one projection a tenth larger.
-    """
+    """It has no float32, so a sound one is likely rounding; the twin was dumped with one projection a tenth larger."""
     narrow = load_model(MODEL, dtype="bfloat16", device="cpu")
     weight = narrow.model.model.layers[1].self_attn.o_proj.weight
     kept = weight.data.clone()
@@ -193,7 +191,6 @@ def test_a_dump_of_16_bits_is_judged_by_the_16_bit_verdict(folder, scale, verdic
         weight.data.copy_(kept)
     found = judge(narrow, [IDS], variant="rollout:replay")
     assert found.name == verdict, found.because
-    assert "rounding drawn anew" in found.because
     (drawn,) = [row for row in found.evidence if row.check == "error against float32"]
     assert drawn.outcome == ("passed" if scale == 1 else "failed")
 
