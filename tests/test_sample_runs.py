@@ -18,10 +18,10 @@ DUMPS = sorted((FOLDER / "dumps").glob("*.npz"))
 README = (FOLDER / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_runs_and_dumps_stay_within_sixty_megabytes():
+def test_the_runs_and_dumps_stay_within_seventy_megabytes():
     assert len(RUNS) >= 5
     assert len(DUMPS) >= 2
-    assert sum(path.stat().st_size for path in (*RUNS, *DUMPS)) <= 60_000_000
+    assert sum(path.stat().st_size for path in (*RUNS, *DUMPS)) <= 70_000_000
 
 
 @pytest.mark.parametrize("path", [*RUNS, *DUMPS, FOLDER / "model" / "model.safetensors"], ids=lambda path: path.name)
@@ -38,7 +38,7 @@ def test_a_sample_run_is_whole_and_judged(path):
             assert hashlib.sha256(bits.tobytes()).hexdigest() == side.sha256
             assert side.sha256 in README
         for pair in run.pairs:
-            assert pair.verdict == expected
+            assert pair.verdict == ("identical" if pair.summary.neq == 0 else expected)
             assert {"rerun", "float32"} <= {row.group for row in run.evidence(pair.index)}
         assert run.header.provenance.kind == "capture"
         assert len(run.vocabulary) == run.header.vocab
@@ -54,6 +54,8 @@ def test_each_shows_what_it_is_for():
         assert shown["vllm-against-transformers"].pairs[0].noise_ratio < 1.5
         assert len(shown["where-it-starts"].rows("layer", pair=0)) > 300
         assert shown["where-it-starts"].sides_with_kernels == {0, 1}
+        cuda = shown["batches-on-an-h100"].query("SELECT count(*) AS rows FROM kernel WHERE name LIKE 'nvjet%'")
+        assert cuda["rows"][0] > 0
         assert shown["injected-bug"].pairs[0].first_place == (0, 16)
         continued = shown["continuations-that-part"]
         figures = continued.positions(0).set_index(["prompt", "position"])
