@@ -22,8 +22,8 @@ TOKENS = 512
 
 def model_folder() -> Path | None:
     """The model to capture: ULPSCOPE_BENCH_MODEL, else the shipped one."""
-    chosen = Path(os.environ.get("ULPSCOPE_BENCH_MODEL") or SHIPPED)
-    return chosen if (chosen / "config.json").is_file() else None
+    folder = Path(os.environ.get("ULPSCOPE_BENCH_MODEL") or SHIPPED)
+    return folder if (folder / "config.json").is_file() else None
 
 
 def run() -> list[Line]:

@@ -108,25 +108,25 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--keep", action="store_true", help="leave the runs there")
     parser.add_argument("--json", action="store_true", help="one JSON object a pair")
     parser.add_argument("--everything", action="store_true", help="the tests marked gpu, and all pairs as a table")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     failed = False
     try:
         with scratch() as name:
-            store = Store(given.store or name)
-            if given.everything:
-                usable_device(given.device)
+            store = Store(options.store or name)
+            if options.everything:
+                usable_device(options.device)
                 failed = not _tests_pass()
-            loaded = random_model(given.shape, dtype=given.dtype, device=given.device)
-            ids = random_prompt(loaded, given.tokens)
-            if not given.json:
+            loaded = random_model(options.shape, dtype=options.dtype, device=options.device)
+            ids = random_prompt(loaded, options.tokens)
+            if not options.json:
                 print(
-                    f"{loaded.name}, {loaded.dtype}, {loaded.device_name}, torch {torch.__version__}, {given.tokens}"
+                    f"{loaded.name}, {loaded.dtype}, {loaded.device_name}, torch {torch.__version__}, {options.tokens}"
                     " tokens"
                 )
             lines = []
             for reference, variants in PAIRS:
-                lines += _captured(loaded, reference, variants, ids, store, given)
-        if given.everything and not given.json:
+                lines += _capture(loaded, reference, variants, ids, store, options)
+        if options.everything and not options.json:
             print("\n".join(["", *_table(lines), ""]))
     except UlpscopeError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -134,26 +134,26 @@ def main(arguments: list[str]) -> int:
     return int(failed)
 
 
-def _captured(
+def _capture(
     loaded: LoadedModel,
     reference: str,
     variants: Sequence[str],
     ids: Sequence[int],
     store: Store,
-    given: argparse.Namespace,
+    options: argparse.Namespace,
 ) -> list[dict[str, Any]]:
     """One run, printed as it comes and kept only where asked."""
     lines = measure(loaded, reference, variants, ids, store)
     for line in lines:
-        print(json.dumps(line) if given.json else _shown(line), flush=True)
+        print(json.dumps(line) if options.json else _format_line(line), flush=True)
     first = lines[0]
-    if not given.json:
+    if not options.json:
         print("  classes " + "  ".join("{" + ", ".join(group) + "}" for group in first["classes"]))
         print(
             f"  capture {first['capture_seconds']:.2f} s over {first['bare_seconds']:.2f} s of bare forwards:"
             f" {first['overhead']:.2f}x"
         )
-    if not given.keep:
+    if not options.keep:
         store.delete(first["run_id"])
     return lines
 
@@ -178,7 +178,7 @@ def _table(lines: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _shown(line: dict[str, Any]) -> str:
+def _format_line(line: dict[str, Any]) -> str:
     total = line["positions"] * line["vocab"]
     return (
         f"{line['reference']} : {line['variant']:<18} neq {line['neq']:>12,} of {total:,} ({line['neq_share']:.2%})  "

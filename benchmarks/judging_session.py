@@ -18,16 +18,16 @@ def run() -> list[Line]:
     loaded = load_model("sample_runs/model", dtype="bfloat16", device="cpu")
     ids = torch.randint(2, loaded.vocab_size, (2, TOKENS), generator=torch.Generator().manual_seed(0)).tolist()
 
-    def judged(variants: tuple[str, ...], *, is_one_session: bool) -> None:
+    def judge_all(variants: tuple[str, ...], *, is_one_session: bool) -> None:
         session = JudgingSession(loaded, ids)
         for variant in variants:
             judge_pair(loaded, ids, "prefill", variant, session=session if is_one_session else None)
 
     seconds = interleaved(
         {
-            "one": lambda: judged(VARIANTS[:1], is_one_session=True),
-            "four": lambda: judged(VARIANTS, is_one_session=True),
-            "each alone": lambda: judged(VARIANTS, is_one_session=False),
+            "one": lambda: judge_all(VARIANTS[:1], is_one_session=True),
+            "four": lambda: judge_all(VARIANTS, is_one_session=True),
+            "each alone": lambda: judge_all(VARIANTS, is_one_session=False),
         },
         ROUNDS,
     )

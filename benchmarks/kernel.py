@@ -184,7 +184,7 @@ def check_agreement(a: NDArray, b: NDArray, fmt: FloatFormat) -> None:
             np.testing.assert_allclose(mine.logsumexp[side], other.logsumexp[side], rtol=1e-9)
 
 
-def _measured(fmt: FloatFormat, rows: int, rounds: dict[str, int]) -> tuple[dict[str, float], tuple[int, int], int]:
+def _measure(fmt: FloatFormat, rows: int, rounds: dict[str, int]) -> tuple[dict[str, float], tuple[int, int], int]:
     """Median seconds of each, torch's best (threads, rows a chunk), bytes of the pair."""
     a, b = pair(fmt, rows)
     check_agreement(a[:8], b[:8], fmt)  # also compiles the kernel
@@ -207,9 +207,9 @@ def run() -> list[Line]:
         (FLOAT16, 32, {"ours": 15, "torch": 5, "numpy": 3}),
         (FLOAT32, 32, {"ours": 15, "torch": 5, "numpy": 3}),
     ):
-        seconds, best, size = _measured(fmt, rows, rounds)
+        seconds, best, size = _measure(fmt, rows, rounds)
         is_target = fmt is BFLOAT16
-        rates = {name: size / taken / 1e6 for name, taken in seconds.items()}
+        rates = {name: size / median / 1e6 for name, median in seconds.items()}
         lines += [
             Line(
                 f"kernel, {rows} x {VOCAB} {fmt.name}",

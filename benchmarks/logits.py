@@ -22,6 +22,6 @@ def pair(fmt: FloatFormat, rows: int = POSITIONS, vocab: int = VOCAB) -> tuple[N
     for row in range(rows):
         logits = rng.standard_normal(vocab) * 3
         sides[0, row] = bits_of(logits.astype(np.float32).astype(fmt.values))
-        moved = logits + rng.standard_normal(vocab) * (3e-6 if fmt.bits == 32 else 0.03)
-        sides[1, row] = bits_of(moved.astype(np.float32).astype(fmt.values))
+        noisy = logits + rng.standard_normal(vocab) * (3e-6 if fmt.bits == 32 else 0.03)
+        sides[1, row] = bits_of(noisy.astype(np.float32).astype(fmt.values))
     return sides[0], sides[1]

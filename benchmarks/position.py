@@ -29,10 +29,10 @@ def run() -> list[Line]:
         def seconds(reader: RunReader, position: int) -> float:
             began = time.perf_counter()
             both = [reader.at(side, 0, position) for side in (0, 1)]
-            taken = time.perf_counter() - began
+            elapsed = time.perf_counter() - began
             assert np.array_equal(both[0], a[position])
             assert np.array_equal(both[1], b[position])
-            return taken
+            return elapsed
 
         with RunReader(path) as reader:
             seconds(reader, 0)
@@ -43,9 +43,9 @@ def run() -> list[Line]:
             with RunReader(path) as reader:
                 opening.append(time.perf_counter() - began)
                 first.append(seconds(reader, position))
-    how = f"bfloat16, vocabulary {VOCAB}, random positions of {POSITIONS}, file in the page cache; median of"
+    method = f"bfloat16, vocabulary {VOCAB}, random positions of {POSITIONS}, file in the page cache; median of"
     return [
-        Line("one position, both sides", "<= 5 ms", f"{warm * 1e3:.1f} ms", f"{how} {DRAWS}"),
+        Line("one position, both sides", "<= 5 ms", f"{warm * 1e3:.1f} ms", f"{method} {DRAWS}"),
         Line(
             "  first read of a reader just opened",
             "",

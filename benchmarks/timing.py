@@ -15,25 +15,25 @@ class Line:
     what: str
     target: str
     reached: str
-    how: str
+    method: str
 
 
 def interleaved(contenders: Mapping[str, Callable[[], object]], rounds: Mapping[str, int] | int) -> dict[str, float]:
     """Median seconds of each contender. They take turns, so that a busy minute of the machine meets them all."""
-    wanted = {name: rounds if isinstance(rounds, int) else rounds[name] for name in contenders}
+    counts = {name: rounds if isinstance(rounds, int) else rounds[name] for name in contenders}
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(max(wanted.values())):
+    for turn in range(max(counts.values())):
         for name, run in contenders.items():
-            if turn < wanted[name]:
+            if turn < counts[name]:
                 began = time.perf_counter()
                 run()
                 seconds[name].append(time.perf_counter() - began)
-    return {name: statistics.median(taken) for name, taken in seconds.items()}
+    return {name: statistics.median(times) for name, times in seconds.items()}
 
 
 def table(lines: list[Line]) -> str:
     """The lines under each other, columns aligned."""
-    rows = [("what", "target", "reached", "how"), *((x.what, x.target, x.reached, x.how) for x in lines)]
+    rows = [("what", "target", "reached", "how"), *((x.what, x.target, x.reached, x.method) for x in lines)]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     return "\n".join(
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in rows

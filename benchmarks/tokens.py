@@ -55,8 +55,8 @@ def write_files(jsonl: Path, parquet: Path, sequences: int) -> None:
         for _ in range(sequences // AT_ONCE):
             size = AT_ONCE * LENGTH
             reference = -rng.exponential(1.0, size).astype(np.float32)
-            moved = np.where(rng.random(size) < 0.5, reference, reference * (1 + rng.normal(0, 0.004, size)))
-            values = [rng.integers(0, 150_000, size, dtype=np.int32), reference, moved.astype(np.float32)]
+            noisy = np.where(rng.random(size) < 0.5, reference, reference * (1 + rng.normal(0, 0.004, size)))
+            values = [rng.integers(0, 150_000, size, dtype=np.int32), reference, noisy.astype(np.float32)]
             columns = dict(zip(("token_ids", "reference", "variant"), values, strict=True))
             table = pa.table(
                 {name: pa.ListArray.from_arrays(offsets, pa.array(each)) for name, each in columns.items()}
@@ -84,8 +84,8 @@ def run() -> list[Line]:
             store = folder / f"store{path.suffix}"
             seconds, peak = _child(_INGEST, path, store)
             size = sum(each.stat().st_size for each in store.glob("*.duckdb")) / 1e6
-            what, how = f"{tokens:,} chosen tokens of both sides, {form}", f"{path.stat().st_size / 1e6:.0f} MB file"
-            lines.append(Line(what, "<= 120 s", f"{seconds:.0f} s", f"{how}, run file {size:.0f} MB; one run"))
+            what, method = f"{tokens:,} chosen tokens of both sides, {form}", f"{path.stat().st_size / 1e6:.0f} MB file"
+            lines.append(Line(what, "<= 120 s", f"{seconds:.0f} s", f"{method}, run file {size:.0f} MB; one run"))
             lines.append(Line("memory of that", "<= 1000 MB", f"{peak:.0f} MB", "VmHWM of the process"))
         overview, gallery, peak = _child(_PAGES, ULPSCOPE_STORE=str(store))
         first = "the script of a server that has imported its pages, the run not yet open"

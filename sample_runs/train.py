@@ -63,13 +63,13 @@ def read_corpus() -> tuple[list[str], list[str], list[str], str]:
         name = path.relative_to(root).as_posix()
         is_held_out = hashlib.sha256(name.encode()).digest()[0] % 40 == 0
         (held_out if is_held_out else training).append(text)
-    known = set().union(*(_long_lines(text) for text in held_out))
+    lines_held_out = set().union(*(_long_lines(text) for text in held_out))
     packages: list[str] = []
     for package in PACKAGES:
         for path in source_files(Path(sysconfig.get_paths()["purelib"]) / package):
             text = path.read_text(encoding="utf-8", errors="replace")
             lines = _long_lines(text)
-            if len(text) > 200_000 or len(lines & known) > 0.1 * len(lines):
+            if len(text) > 200_000 or len(lines & lines_held_out) > 0.1 * len(lines):
                 continue
             digest.update(text.encode())
             packages.append(text)
@@ -143,11 +143,11 @@ def head_entropies(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
         attentions = model(input_ids=ids, output_attentions=True).attentions
     finally:
         model.set_attn_implementation(usual)
-    found = []
+    entropies = []
     for weights in attentions:
         weights = weights[0, :, 8:].float()
-        found.append(-(weights * (weights + 1e-9).log()).sum(-1).mean(-1))
-    return torch.cat(found)
+        entropies.append(-(weights * (weights + 1e-9).log()).sum(-1).mean(-1))
+    return torch.cat(entropies)
 
 
 def scheduled(step: int, steps: int) -> float:
@@ -171,7 +171,7 @@ def held_out_loss(model: LlamaForCausalLM, stream: np.ndarray, windows: int = 64
 
 def train(folder: Path, steps: int, seed: int = 0) -> dict:
     """Train, save in bfloat16, load back with the plain Auto classes, and record what it is. Returns the record."""
-    started = time.perf_counter()
+    began = time.perf_counter()
     torch.manual_seed(seed)
     training, held_out, packages, corpus_sha256 = read_corpus()
     tokenizer = train_tokenizer(training)
@@ -217,7 +217,7 @@ def train(folder: Path, steps: int, seed: int = 0) -> dict:
         model.zero_grad(set_to_none=True)
         running = loss.item() if running is None else 0.98 * running + 0.02 * loss.item()
         if step % 50 == 49 or step == steps - 1:
-            wall = time.perf_counter() - started
+            wall = time.perf_counter() - began
             spread = entropies.detach()
             print(
                 f"step {step:5d}/{steps}  loss {running:.3f}  entropies {spread.min():.2f} {spread.median():.2f}"
@@ -227,7 +227,7 @@ def train(folder: Path, steps: int, seed: int = 0) -> dict:
         if step % 500 == 499:
             print(f"held out {held_out_loss(model, held_out_stream, 16):.3f}", flush=True)
 
-    minutes = (time.perf_counter() - started) / 60
+    minutes = (time.perf_counter() - began) / 60
     model = model.to(torch.bfloat16)
     model.generation_config.bos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.save_pretrained(folder)
@@ -244,13 +244,13 @@ def train(folder: Path, steps: int, seed: int = 0) -> dict:
         "seed": seed,
         "training_minutes": round(minutes, 1),
         "torch": torch.__version__,
-    } | measured(folder, held_out)
+    } | measure(folder, held_out)
     (folder / "training.json").write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(record, indent=1))
     return record
 
 
-def measured(folder: Path, held_out: list[str]) -> dict:
+def measure(folder: Path, held_out: list[str]) -> dict:
     """Measure a trained folder, loaded by the plain Auto classes in bfloat16: parameters, loss and heads' entropies on
     held-out texts, a greedy continuation.
     """

@@ -56,7 +56,7 @@ def write_run(store: Store, rows: int = POSITIONS) -> str:
         return writer.finish()
 
 
-def _drawn(page: Page) -> Locator:
+def _wait_for_map(page: Page) -> Locator:
     page.wait_for_selector("canvas[data-state=drawn]", timeout=60_000)
     return page.locator("canvas[data-state]")
 
@@ -65,17 +65,17 @@ def _step(page: Page, canvas: Locator, act: Callable[[], None]) -> float:
     """Milliseconds of one gesture; then a pause in which the address bar follows."""
     canvas.evaluate(WATCH)
     act()
-    taken = page.evaluate("window.step")
-    if taken is None:
+    milliseconds = page.evaluate("window.step")
+    if milliseconds is None:
         raise RuntimeError("the heatmap was not drawn within a minute")
     page.wait_for_timeout(900)
-    return taken
+    return milliseconds
 
 
 def _open(page: Page, url: str) -> float:
     began = time.perf_counter()
     page.goto(url)
-    _drawn(page)
+    _wait_for_map(page)
     return time.perf_counter() - began
 
 
@@ -84,7 +84,7 @@ def _gestures(page: Page) -> tuple[list[float], list[float], list[float]]:
     logits.
     """
     inwards, outwards, pans = [], [], []
-    canvas = _drawn(page)
+    canvas = _wait_for_map(page)
     box = canvas.bounding_box()
     assert box is not None
     left, top, width, height = (float(v) for v in (canvas.get_attribute("data-plot") or "").split(","))
@@ -104,10 +104,13 @@ def _gestures(page: Page) -> tuple[list[float], list[float], list[float]]:
     return inwards, outwards, pans
 
 
-def _line(what: str, taken: list[float], how: str, target: str = "<= 150 ms") -> Line:
-    worst = sorted(taken)[-max(1, len(taken) // 20)]
+def _line(what: str, milliseconds: list[float], method: str, target: str = "<= 150 ms") -> Line:
+    worst = sorted(milliseconds)[-max(1, len(milliseconds) // 20)]
     return Line(
-        what, target, f"{statistics.median(taken):.0f} ms", f"median of {len(taken)}, 95 % within {worst:.0f} ms; {how}"
+        what,
+        target,
+        f"{statistics.median(milliseconds):.0f} ms",
+        f"median of {len(milliseconds)}, 95 % within {worst:.0f} ms; {method}",
     )
 
 
@@ -132,14 +135,14 @@ def run() -> list[Line]:
             url = f"{dashboard.url}/heatmap?run=large&order=id"
             first = _open(page, url)
             page.wait_for_timeout(1500)
-            opened = statistics.median(_open(page, url) for _ in range(3))
+            open_seconds = statistics.median(_open(page, url) for _ in range(3))
             page.wait_for_timeout(1500)
             inwards, outwards, pans = _gestures(page)
             lines = [
                 Line(
                     "heatmap opened by a link",
                     "",
-                    f"{opened:.2f} s",
+                    f"{open_seconds:.2f} s",
                     f"{size}, until all is drawn; the server's first page {first:.2f} s",
                 ),
                 _line("heatmap zoom step in", inwards, f"{size}, wheel, a factor of 2, until every tile is drawn"),
@@ -147,13 +150,13 @@ def run() -> list[Line]:
                 _line("heatmap pan", pans, "a third of the width and a quarter of the height, from letting go"),
             ]
             for name, what in (("largest difference", "differences"), ("rank", "differences by rank")):
-                canvas = _drawn(page)
-                taken = _step(page, canvas, page.get_by_role("button", name=name, exact=True).click)
+                canvas = _wait_for_map(page)
+                milliseconds = _step(page, canvas, page.get_by_role("button", name=name, exact=True).click)
                 lines.append(
                     Line(
                         f"heatmap of {what}, first look",
                         "",
-                        f"{taken / 1e3:.1f} s",
+                        f"{milliseconds / 1e3:.1f} s",
                         "whole run, reads all of it; kept then",
                     )
                 )

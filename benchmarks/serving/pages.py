@@ -53,11 +53,11 @@ def _rerun(page: Page, key: str) -> float:
     """Milliseconds from a key until the script has run and every figure is drawn anew."""
     page.evaluate(WATCH)
     page.keyboard.press(key)
-    taken = page.evaluate("window.rerun")
-    if taken is None:
+    milliseconds = page.evaluate("window.rerun")
+    if milliseconds is None:
         raise RuntimeError("the page did not run again")
     page.wait_for_timeout(300)
-    return taken
+    return milliseconds
 
 
 def _open(page: Page, url: str) -> float:
@@ -68,30 +68,30 @@ def _open(page: Page, url: str) -> float:
     return time.perf_counter() - began
 
 
-def _drawn(page: Page, began: float) -> float:
+def _wait_for_figures(page: Page, began: float) -> float:
     """Seconds until no element is a placeholder and every figure is drawn."""
     for what in ("[data-testid=stSkeleton]", ".ulpscope-figure[data-state=waiting]"):
         page.wait_for_selector(what, state="detached", timeout=30_000)
     return time.perf_counter() - began
 
 
-def _visits(browser: Browser, known: BrowserContext, url: str, key: str = "r") -> tuple[str, str]:
-    """What was reached: of a browser that was never here, of `known`, and of a key; and when `known` first showed
+def _visits(browser: Browser, profile: BrowserContext, url: str, key: str = "r") -> tuple[str, str]:
+    """What was reached: of a browser that was never here, of `profile`, and of a key; and when `profile` first showed
     anything.
     """
     visitor = browser.new_context()
     cold = _open(visitor.new_page(), url)
     visitor.close()
-    warm, seen, drawn = [], [], []
+    warm, paints, full = [], [], []
     for number in range(BEFORE + WARM):
-        page = known.new_page()
+        page = profile.new_page()
         began = time.perf_counter()
-        taken = _open(page, url)
-        whole = _drawn(page, began)
+        script_end = _open(page, url)
+        whole = _wait_for_figures(page, began)
         if number >= BEFORE:
-            warm.append(taken)
-            drawn.append(whole)
-            seen.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+            warm.append(script_end)
+            full.append(whole)
+            paints.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
         page.wait_for_timeout(400)
         if number + 1 < BEFORE + WARM:
             page.close()
@@ -103,21 +103,21 @@ def _visits(browser: Browser, known: BrowserContext, url: str, key: str = "r") -
     return (
         f"{cold:.2f} s, {statistics.median(warm):.2f} s, {reruns:.0f} ms",
         (
-            f"something is seen after {statistics.median(seen) / 1e3:.2f} s, all tables and figures after"
-            f" {statistics.median(drawn):.2f} s"
+            f"something is seen after {statistics.median(paints) / 1e3:.2f} s, all tables and figures after"
+            f" {statistics.median(full):.2f} s"
         ),
     )
 
 
-def _empty_page(browser: Browser, known: BrowserContext, folder: Path) -> Line:
+def _empty_page(browser: Browser, profile: BrowserContext, folder: Path) -> Line:
     """What Streamlit itself takes here and now: a page of one heading."""
     script = folder / "empty.py"
     script.write_text('import streamlit as st\n\nst.title("empty")\n')
     server = start(folder / "empty" / "runs", script)
-    reached, seen = _visits(browser, known, server.url)
+    reached, note = _visits(browser, profile, server.url)
     server.process.terminate()
     server.process.wait(20)
-    return Line("a Streamlit page of one heading", "", reached, f"the same, in the same run: what is not ours; {seen}")
+    return Line("a Streamlit page of one heading", "", reached, f"the same, in the same run: what is not ours; {note}")
 
 
 def long_run(folder: Path) -> str:
@@ -138,17 +138,17 @@ def long_run(folder: Path) -> str:
     with RunWriter(Store(folder), header) as writer:
         writer.write(0, 0, plain)
         for side in (1, 2, 3):
-            moved = plain + (random.random(plain.shape) < 0.1 * side).astype(fmt.carrier)
-            writer.write(side, 0, moved)
+            noisy = plain + (random.random(plain.shape) < 0.1 * side).astype(fmt.carrier)
+            writer.write(side, 0, noisy)
         return writer.finish()
 
 
 def run() -> list[Line]:
     lines = []
     with scratch() as folder, sync_playwright() as playwright:
-        how = {"executable_path": chromium(), "args": ["--no-sandbox", "--disable-gpu"]}
-        browser = playwright.chromium.launch(**how)
-        known = playwright.chromium.launch_persistent_context(folder / "profile", **how)
+        settings = {"executable_path": chromium(), "args": ["--no-sandbox", "--disable-gpu"]}
+        browser = playwright.chromium.launch(**settings)
+        profile = playwright.chromium.launch_persistent_context(folder / "profile", **settings)
         starts = []
         for number in range(3):
             dashboard = start(folder / str(number) / "runs")
@@ -173,19 +173,19 @@ def run() -> list[Line]:
             if name == "compare":
                 url += "&with=fresh-against-cached"
             key = "j" if PAGE_OF[name].shows == "run" else "r"
-            reached, seen = _visits(browser, known, url, key)
+            reached, note = _visits(browser, profile, url, key)
             lines.append(
                 Line(
                     f"{name}, {POSITIONS} positions",
                     "<= 2 s, 0.6 s, 100 ms",
                     reached,
-                    f"painted in a browser that was never here, and in one that was (median of {WARM}; {seen}), a step"
+                    f"painted in a browser that was never here, and in one that was (median of {WARM}; {note}), a step"
                     f" to the next position (median of {ROUNDS})",
                 )
             )
         dashboard.process.terminate()
         dashboard.process.wait(20)
-        lines.append(_empty_page(browser, known, folder))
-        known.close()
+        lines.append(_empty_page(browser, profile, folder))
+        profile.close()
         browser.close()
     return lines

@@ -89,9 +89,9 @@ def _response(values: Values, tokens: tuple[int, ...], size: int) -> Response:
         if size == 1:
             best = np.array([tokens[position + 1]] if position + 1 < len(tokens) else [0])
         best = best[np.isfinite(row[best])]
-        sent = (row[best] - _log_sum(row)).astype(np.float32).astype(np.float64)
-        chosen = tokens[position + 1] if position + 1 < len(tokens) else -1
-        rows.append(ListRow(position, tuple(zip(best.tolist(), sent.tolist(), strict=True)), len(best), chosen))
+        logprobs = (row[best] - _log_sum(row)).astype(np.float32).astype(np.float64)
+        token = tokens[position + 1] if position + 1 < len(tokens) else -1
+        rows.append(ListRow(position, tuple(zip(best.tolist(), logprobs.tolist(), strict=True)), len(best), token))
     return Response("made", "logprob", "token_id", tokens, list_rows(rows, "made"), vocab=values.shape[1])
 
 
@@ -114,12 +114,12 @@ def constant(pair: Pair, strength: float) -> tuple[Values, Values]:
     return pair.x, pair.y - shift[:, None]
 
 
-def shifted(pair: Pair, strength: float) -> tuple[Values, Values]:
+def shift_rows(pair: Pair, strength: float) -> tuple[Values, Values]:
     step = int(strength)
     return (pair.x[:-step], pair.y[step:]) if step > 0 else (pair.x[-step:], pair.y[:step])
 
 
-def moved(pair: Pair, strength: float) -> tuple[Values, Values]:
+def move_ids(pair: Pair, strength: float) -> tuple[Values, Values]:
     return pair.x, np.roll(pair.y, int(strength), axis=1)
 
 
@@ -148,19 +148,19 @@ def biased(pair: Pair, strength: float) -> tuple[Values, Values]:
 
 def top_k(pair: Pair, strength: float) -> tuple[Values, Values]:
     ids = np.argsort(-pair.y, axis=1, kind="stable")[:, : int(strength)]
-    masked = np.full(pair.y.shape, -np.inf)
-    np.put_along_axis(masked, ids, np.take_along_axis(pair.y, ids, 1), 1)
-    return pair.x, masked
+    output = np.full(pair.y.shape, -np.inf)
+    np.put_along_axis(output, ids, np.take_along_axis(pair.y, ids, 1), 1)
+    return pair.x, output
 
 
 def top_p(pair: Pair, strength: float) -> tuple[Values, Values]:
-    masked = np.full(pair.y.shape, -np.inf)
-    for row, made in zip(pair.y, masked, strict=True):
+    output = np.full(pair.y.shape, -np.inf)
+    for row, target in zip(pair.y, output, strict=True):
         order = np.argsort(-row, kind="stable")
         weights = np.exp(row[order] - row.max())
         count = int(np.searchsorted(np.cumsum(weights) / weights.sum(), strength)) + 1
-        made[order[:count]] = row[order[:count]]
-    return pair.x, masked
+        target[order[:count]] = row[order[:count]]
+    return pair.x, output
 
 
 def _last_ids(value: float) -> Inject:
@@ -175,7 +175,7 @@ def _last_ids(value: float) -> Inject:
 _ROUNDED = {1: ml_dtypes.bfloat16, 2: np.float16, 3: ml_dtypes.float8_e4m3fn, 4: ml_dtypes.float8_e5m2}
 
 
-def rounded(pair: Pair, strength: float) -> tuple[Values, Values]:
+def round_values(pair: Pair, strength: float) -> tuple[Values, Values]:
     return pair.x, pair.x.astype(np.float32).astype(_ROUNDED[int(strength)]).astype(np.float64)
 
 
@@ -238,10 +238,10 @@ INJECTIONS: dict[str, tuple[tuple[str, ...], Inject, tuple[float, ...], str, tup
     "temperature": (("temperature",), TEMPERATURE, (1.001, 1.01, 1.1, 0.7, 2.0), BF16, SIZES),
     "temperature, float32": (("temperature",), TEMPERATURE, (1.00001, 1.0001, 1.01, 0.7, 2.0), FLOAT32, SIZES),
     "constant": (("constant",), constant, (0.1, 1.0, 5.0, 20.0, np.inf), BF16, ()),
-    "rows shifted": (("shifted rows",), shifted, (1, 2, 3, -1, -2), BF16, (1, *SIZES)),
+    "rows shifted": (("shifted rows",), shift_rows, (1, 2, 3, -1, -2), BF16, (1, *SIZES)),
     "rows swapped": (("other rows",), swapped, (1, 2, 5), BF16, ()),
     "one row repeated": (("repeated rows",), repeated, (0.0, 0.1, 0.4), BF16, SIZES),
-    "ids moved": (("moved ids",), moved, (1, 7, 100, -3), BF16, ()),
+    "ids moved": (("moved ids",), move_ids, (1, 7, 100, -3), BF16, ()),
     "soft cap": (("soft-capping",), capped, (300.0, 100.0, 50.0, 30.0, 10.0), BF16, ()),
     "clamped": (("clamped",), clamped, (5.0, 10.0, 15.0, 20.0), BF16, ()),
     "presence": (("penalty",), presence, (0.05, 0.5, 1.0, 2.0, 5.0), BF16, SIZES),
@@ -279,7 +279,7 @@ INJECTIONS: dict[str, tuple[tuple[str, ...], Inject, tuple[float, ...], str, tup
     "padded with 0": (("padded vocabulary",), _last_ids(0.0), (8, 64, 1000), BF16, ()),
     "renormalized top-3": (("renormalized",), and_temperature(top_k, 3), (1.0,), BF16, (3, 5)),
     "the same, temperature": (("temperature", "renormalized"), and_temperature(top_k, 3), (0.7, 2.0), FLOAT32, (3, 5)),
-    "rounded": (("rounded",), rounded, (1, 2, 3, 4, 1), FLOAT32, ()),
+    "rounded": (("rounded",), round_values, (1, 2, 3, 4, 1), FLOAT32, ()),
     "decimals": (("rounded",), decimals, (1, 2, 3, 4, 5), FLOAT32, ()),
 }
 OF_LISTS = ("renormalized top-3", "the same, temperature")
@@ -292,7 +292,7 @@ def rounded_pair(pair: Pair, dtype: str) -> Pair:
     return replace(pair, dtype=dtype, x=x, y=y)
 
 
-def tried(kind: str, strength: float, size: int = 0) -> list[Cause]:
+def inject_and_explain(kind: str, strength: float, size: int = 0) -> list[Cause]:
     """Causes that are claimed of a pair with one injected. size: of lists; 0: complete rows."""
     _, inject, _, name, _ = INJECTIONS[kind]
     pair = pair_of(name)
@@ -301,14 +301,14 @@ def tried(kind: str, strength: float, size: int = 0) -> list[Cause]:
 
 
 def _cell(kind: str, size: int) -> str:
-    wanted, _, strengths, _, sizes = INJECTIONS[kind]
+    causes_expected, _, strengths, _, sizes = INJECTIONS[kind]
     if size not in (sizes if kind in OF_LISTS else (0, *sizes)):
         return ""
-    causes = [[cause.name for cause in tried(kind, one, size)] for one in strengths]
-    named = [set(wanted) <= set(one) and one[0] in wanted for one in causes]
-    missed = [f"{one:g}" for one, is_named in zip(strengths, named, strict=True) if not is_named]
-    others = sorted({name for one in causes for name in one} - set(wanted))
-    cell = f"{sum(named)} of {len(named)}" + (f", not {', '.join(missed)}" if missed else "")
+    causes = [[cause.name for cause in inject_and_explain(kind, one, size)] for one in strengths]
+    hits = [set(causes_expected) <= set(one) and one[0] in causes_expected for one in causes]
+    missed = [f"{one:g}" for one, is_named in zip(strengths, hits, strict=True) if not is_named]
+    others = sorted({name for one in causes for name in one} - set(causes_expected))
+    cell = f"{sum(hits)} of {len(hits)}" + (f", not {', '.join(missed)}" if missed else "")
     return cell + (f"; also {', '.join(others)}" if others else "")
 
 

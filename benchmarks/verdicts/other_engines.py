@@ -131,28 +131,28 @@ def planted(loaded: LoadedModel, fault: str, target: Path) -> Path:
         }
         copy_with_new_metadata(reader, writer, scaling, [])
         return target
-    how = dict(PLANTED[fault])
-    if "llama.rope.freq_base" in how.get("metadata", {}):
+    options = dict(PLANTED[fault])
+    if "llama.rope.freq_base" in options.get("metadata", {}):
         field = gguf.GGUFReader(sound).fields["llama.rope.freq_base"]
         base = float(field.parts[field.data[0]][0])
-        how["metadata"] = {"llama.rope.freq_base": base * how["metadata"]["llama.rope.freq_base"]}
-    return edit(sound, target, **how)
+        options["metadata"] = {"llama.rope.freq_base": base * options["metadata"]["llama.rope.freq_base"]}
+    return edit(sound, target, **options)
 
 
 def planted_folder(loaded: LoadedModel, fault: str, target: Path) -> Path:
     """A copy of the model's folder with one fault in its configuration or weights."""
     shutil.copytree(folder_of(loaded), target)
     config = json.loads((target / "config.json").read_text())
-    how = PLANTED[fault]
-    if "llama.rope.freq_base" in how.get("metadata", {}):
+    options = PLANTED[fault]
+    if "llama.rope.freq_base" in options.get("metadata", {}):
         rope = config.get("rope_parameters", config)
-        base = float(rope["rope_theta"]) * how["metadata"]["llama.rope.freq_base"]
+        base = float(rope["rope_theta"]) * options["metadata"]["llama.rope.freq_base"]
         rope["rope_theta"] = config["rope_theta"] = base  # mlx-lm 0.32 reads the second only
-    elif "metadata" in how:
-        config["rms_norm_eps"] = how["metadata"]["llama.attention.layer_norm_rms_epsilon"]
+    elif "metadata" in options:
+        config["rms_norm_eps"] = options["metadata"]["llama.attention.layer_norm_rms_epsilon"]
     config.setdefault("rope_theta", config.get("rope_parameters", {}).get("rope_theta", 10000.0))  # for mlx-lm
     (target / "config.json").write_text(json.dumps(config))
-    for name, change in how.get("tensors", {}).items():
+    for name, change in options.get("tensors", {}).items():
         for path in target.glob("*.safetensors"):
             tensors = load_file(path)
             if _OF_FOLDER[name] in tensors:
@@ -198,7 +198,7 @@ def _is_here(path: str) -> bool:
     return describe(path.partition(":")[0]).is_here
 
 
-def _row(loaded: LoadedModel, path: str, fault: str, wanted: str, prompt: tuple[int, ...]) -> bool:
+def _row(loaded: LoadedModel, path: str, fault: str, verdict_expected: str, prompt: tuple[int, ...]) -> bool:
     """Print a line of the table; returns whether the verdict is another than it should be."""
     began = time.perf_counter()
     verdict = judge(loaded, [prompt], variant=path)
@@ -213,7 +213,7 @@ def _row(loaded: LoadedModel, path: str, fault: str, wanted: str, prompt: tuple[
             each = f"{alone}; all wide {figures.widest_noise_ratio:.2f}"
         elif fault != "none" and row.check == "each module alone":
             each = in_words(figures.modules_beyond, figures.modules)
-    mark = "" if verdict.name == wanted else f" (expected {wanted})"
+    mark = "" if verdict.name == verdict_expected else f" (expected {verdict_expected})"
     print(f"| `{path}` | {fault} | {verdict.name}{mark} | {ratio} | {each} | {seconds:.1f} |", flush=True)
     return bool(mark)
 
@@ -229,7 +229,7 @@ def main() -> int:
     ids = tuple(loaded.tokenizer(PROMPT.read_text())["input_ids"][: options.positions])
     llamacpp = [] if options.sides else [f"llamacpp:prefill+{WIDE}", "llamacpp:decode"]
     others = [path for path in options.sides or FOLDER_SIDES if _is_here(path)]
-    settings = SETTINGS | {path: wanted for path, wanted in IF_HERE.items() if _is_here(path)}
+    settings = SETTINGS | {path: setting for path, setting in IF_HERE.items() if _is_here(path)}
     print("| side | fault | verdict | floors | each setting, or which modules, alone | s |\n|---|---|---|---|---|---|")
     wrong = [_row(loaded, path, "none", settings[path], ids) for path in ([] if options.only_faults else settings)]
     with tempfile.TemporaryDirectory() as folder:

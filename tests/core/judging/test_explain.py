@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.verdicts.causes import CLEAN, INJECTIONS, LISTED, complete, lists, pair_of, tried
+from benchmarks.verdicts.causes import CLEAN, INJECTIONS, LISTED, complete, inject_and_explain, lists, pair_of
 from core.errors import DumpError
 from core.judging.explain.causes import explain, explain_pair
 from core.judging.explain.rows import complete_rows, rows_of_lists, rows_of_run
@@ -45,7 +45,7 @@ SAMPLES = Path(__file__).resolve().parents[3] / "sample_runs"
     ],
 )
 def test_what_was_injected_is_named_with_its_size(kind: str, strength: float, parameter: str, value: float) -> None:
-    (cause,) = tried(kind, strength)
+    (cause,) = inject_and_explain(kind, strength)
     assert cause.name == INJECTIONS[kind][0][0]
     fitted = cause.parameters[parameter]
     assert fitted == value if isinstance(value, str | int) else fitted == pytest.approx(value, rel=0.03, abs=0.02)
@@ -62,12 +62,12 @@ def test_what_was_injected_is_named_with_its_size(kind: str, strength: float, pa
 )
 def test_lists_of_twenty_name_it_too(kind: str, strength: float) -> None:
     assert LISTED == 20
-    assert tried(kind, strength, LISTED)[0].name == INJECTIONS[kind][0][0]
+    assert inject_and_explain(kind, strength, LISTED)[0].name == INJECTIONS[kind][0][0]
 
 
 @pytest.mark.parametrize(("kind", "strength"), [("presence", 1.0), ("frequency", 0.5)])
 def test_a_penalty_is_seen_in_lists_of_three(kind: str, strength: float) -> None:
-    (cause,) = tried(kind, strength, 3)
+    (cause,) = inject_and_explain(kind, strength, 3)
     assert (cause.name, cause.parameters["kind"]) == ("penalty", kind)
     assert cause.parameters["strength"] == pytest.approx(strength, rel=1e-6)
 
