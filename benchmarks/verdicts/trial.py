@@ -36,7 +36,7 @@ from core.inference.models.torch_errors import quiet
 from core.inference.paths.bases import BASES
 from core.judging.validity import sampler_evidence
 from core.judging.verdict import conclude
-from core.runs.file.evidence import FAILED, FLOAT32, RUNGS, Verdict
+from core.runs.file.evidence import CHECK_GROUPS, FAILED, FLOAT32, Verdict
 from core.runs.file.records import BUG_SUSPECTED, IDENTICAL, LOWER_PRECISION, NONDETERMINISTIC, VERDICTS
 
 SAMPLES = FilePath(__file__).parents[2] / "sample_runs"
@@ -141,9 +141,9 @@ def try_files(case: FileCase, name: str, loaded: LoadedModel, prompts: Sequence[
 
 
 def _trial(model: str, case: str, wanted: tuple[str, ...], verdict: Any, problems: Sequence[str] = ()) -> Trial:
-    worst = [getattr(row.figures, "worst_position_ratio", None) for row in verdict.evidence if row.rung == FLOAT32]
+    worst = [getattr(row.figures, "worst_position_ratio", None) for row in verdict.evidence if row.group == FLOAT32]
     modules = [getattr(row.figures, "modules_beyond", ()) for row in verdict.evidence]
-    failed = tuple(row.rung for row in verdict.evidence if row.outcome == FAILED)
+    failed = tuple(row.group for row in verdict.evidence if row.outcome == FAILED)
     sizes = verdict.noise_ratio, worst[-1] if worst else None
     module = next((each[0] for each in modules if each), "")
     position = None if verdict.first_place is None else verdict.first_place[1]
@@ -284,7 +284,7 @@ def read_line(text: str) -> tuple[tuple[str, str], Line] | None:
     rest = text[6 + max(18, len(model)) :]
     cell = re.sub(r"^\*\*\w+\*\* ", "", rest[52:96].strip())
     place = re.match(r"\S+ at (?:\d+|None)(?!\d)", rest[96:])
-    names = sorted((*VERDICTS, *RUNGS, "float64", REFUSED, CHANGED_NOTHING), key=len, reverse=True)
+    names = sorted((*VERDICTS, *CHECK_GROUPS, "float64", REFUSED, CHANGED_NOTHING), key=len, reverse=True)
     name = next((name for name in names if cell.startswith(name)), cell)
     if name not in (*VERDICTS, REFUSED, CHANGED_NOTHING):
         is_harmless = text.startswith("ok") and place is None

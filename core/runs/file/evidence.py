@@ -39,8 +39,6 @@ CHECK_GROUPS = {  # groups of checks in the order in which they run, with their 
     MODULES: "modules",
 }
 
-RUNGS = CHECK_GROUPS  # for benchmarks/verdicts/trial.py
-
 
 class CheckFigures(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Figures of one check. A figure is written to JSON as null if it has no value, and left out if its default is
@@ -403,8 +401,6 @@ class Evidence:
     def group(self) -> str:
         """Group that the check belongs to."""
         return self.check.group
-
-    rung = group  # for benchmarks/verdicts/trial.py
 
     @property
     def order(self) -> int:
