@@ -17,8 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.runs.reports.baseline import bounds_text
-
 from core.errors import UlpscopeError
 from core.judging.explain.causes import explain
 from core.judging.explain.rows import rows_of_lists
@@ -108,7 +106,6 @@ def _read_run(path: Path) -> None:
         json.dumps(gate.as_json(), allow_nan=False)
         (junit_text(gate) + markdown_text(gate)).encode()
         if run.header.k is None:
-            bounds_text(pairs, run.header)
 
 
 def _read_lists(run: RunReader) -> None:
