@@ -164,7 +164,7 @@ def _as_figures(f: RowFigures) -> Figures:
         (f.reference_margin_ulps, f.variant_margin_ulps),
         (f.reference.logsumexp, f.variant.logsumexp),
         f.kl,
-        f.near,
+        f.distances[:65536],
     )
 
 

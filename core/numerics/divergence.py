@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -18,14 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .formats import FloatFormat, ordinals
-from .sizes import BLOCK, DENSE, GROUP, TOP_K
+from .sizes import BINS, BLOCK, DENSE, GROUP, TOP_K
 
-ROWS_A_TASK = 8  # rows a thread takes at a time: bounds the list of far distances to 4 MB at a vocabulary of 128256
-DENSE_DISTANCES = DENSE
+ROWS_A_TASK = 8  # rows a thread takes at a time
 NEAR_TIE_ROW_ULPS = 2  # DESIGN, section 5: a property of the model, whatever the pair differs by
 COMPILING = "compiling kernels, once"
 _log = logging.getLogger(__name__)
-EXACT_DISTANCES = 1 << 20  # distinct distances that are counted exactly; beyond that the far ones are rounded down
+_LEAST_DISTANCES = np.concatenate([np.arange(DENSE), 1 << np.arange(16, 32)])  # of the bins of a histogram
 
 
 @cache
@@ -64,20 +62,6 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0))), thread_name_prefix="ulpscope-kernel")
 
 
-_of_this_thread = threading.local()
-
-
-def _empty_histogram() -> NDArray[np.uint32]:
-    """Return the calling thread's table of distances, all zeros. [4, 65536]
-
-    A new megabyte per call comes from the system page by page: a third of the time of one row's comparison.
-    """
-    if not hasattr(_of_this_thread, "histogram"):
-        _of_this_thread.histogram = np.empty((4, DENSE), np.uint32)
-    _of_this_thread.histogram[:] = 0
-    return _of_this_thread.histogram
-
-
 @dataclass(frozen=True)
 class SideRows:
     """Figures of one side by row: logsumexp [rows] in nats; top-k token ids [rows, k] (-1: fewer than k numbers) and
@@ -96,10 +80,8 @@ class RowFigures:
     Distances are in ULPs of the compute dtype, `max_abs` in logits, `kl` in nats (NaN if undefined). `spacing`: of
     the compute dtype at the reference's largest finite magnitude, in logits (NaN if it has none). `tiles` [rows,
     ceil(vocab / 32)] holds the largest distance of each 32 tokens, `row_tiles` the largest difference over `spacing`,
-    float32 as its bits; all ones in either: a NaN or infinity mismatch. Over all rows,
-    `near` [65536] counts the elements at each distance below 65536; `far_distances` and `far_elements` [n], ascending,
-    the others. Unless `is_histogram_exact`, more than EXACT_DISTANCES of those were seen, and each stands for all up to
-    the next power of two.
+    float32 as its bits; all ones in either: a NaN or infinity mismatch. `distances`
+    [BINS] counts the elements of all rows at each distance; those of 65536 and more by powers of two.
     """
 
     fmt: FloatFormat
@@ -119,17 +101,7 @@ class RowFigures:
     variant: SideRows
     tiles: NDArray[np.unsignedinteger]
     row_tiles: NDArray[np.uint32]
-    near: NDArray[np.int64]
-    far_distances: NDArray[np.int64]
-    far_elements: NDArray[np.int64]
-    is_histogram_exact: bool
-
-    @property
-    def histogram(self) -> dict[int, int]:
-        """ULP distance to number of elements, ascending."""
-        distances = np.flatnonzero(self.near)
-        exact = dict(zip(distances.tolist(), self.near[distances].tolist(), strict=True))
-        return exact | dict(zip(self.far_distances.tolist(), self.far_elements.tolist(), strict=True))
+    distances: NDArray[np.int64]
 
     @property
     def reference_token(self) -> NDArray[np.int32]:
@@ -230,51 +202,13 @@ def margin_ulps(side: SideRows, fmt: FloatFormat) -> NDArray[np.float64]:
     return np.where(np.isnan(margin_logits(side)), np.nan, steps.astype(np.float64))
 
 
-class _FarDistances:
-    """Counts of distances of 65536 and more; by powers of two once there are too many distinct ones."""
+def histogram_of(distances: NDArray[np.int64]) -> dict[int, int]:
+    """ULP distance to number of elements, ascending; distances of 65536 and more are rounded down to powers of two.
 
-    def __init__(self) -> None:
-        self.distances = np.empty(0, np.int64)
-        self.elements = np.empty(0, np.int64)
-        self.is_exact = True
-
-    def add(self, distances: NDArray[np.unsignedinteger]) -> None:
-        """Every distance of some rows, in any order. [n]"""
-        if self.is_exact:
-            values, elements = np.unique(distances, return_counts=True)
-            self._merge(values.astype(np.int64), elements)
-        else:
-            elements = np.zeros(32, np.int64)
-            _kernel().count_magnitudes(distances, elements)
-            exponents = np.flatnonzero(elements)
-            self._merge(np.int64(1) << exponents, elements[exponents])
-
-    def add_all(self, other: _FarDistances) -> None:
-        """Add the distances that another has counted."""
-        if not other.is_exact:
-            self._coarsen()
-        self._merge(other.distances, other.elements)
-
-    def _merge(self, distances: NDArray[np.int64], elements: NDArray[np.int64]) -> None:
-        if not self.is_exact:
-            distances = powers_below(distances)
-        merged, place = np.unique(np.concatenate([self.distances, distances]), return_inverse=True)
-        weights = np.zeros(len(merged), np.int64)
-        np.add.at(weights, place, np.concatenate([self.elements, elements]))
-        self.distances, self.elements = merged, weights
-        if self.is_exact and len(merged) > EXACT_DISTANCES:
-            self._coarsen()
-
-    def _coarsen(self) -> None:
-        self.is_exact = False
-        distances, elements = self.distances, self.elements
-        self.distances, self.elements = np.empty(0, np.int64), np.empty(0, np.int64)
-        self._merge(distances, elements)
-
-
-def powers_below(distances: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the largest power of two not above each distance, which is at least 1. Same shape."""
-    return np.int64(1) << (np.frexp(distances.astype(np.float64))[1] - 1).astype(np.int64)
+    distances: elements by bin [BINS], as in RowFigures.
+    """
+    bins = np.flatnonzero(distances)
+    return dict(zip(_LEAST_DISTANCES[bins].tolist(), distances[bins].tolist(), strict=True))
 
 
 def _as_compiled(bits: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
@@ -303,51 +237,23 @@ def compare(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt:
     a_ids, b_ids = np.empty((rows, k), np.int32), np.empty((rows, k), np.int32)
     tiles = np.zeros((rows, -(-vocab // GROUP)), fmt.carrier)
     row_tiles = np.zeros(tiles.shape, np.uint32)
+    of_rows = is_bit_identical, counts, figures, a_logits, b_logits, a_ids, b_ids, tiles, row_tiles
     mask = np.uint32((1 << (fmt.bits - 1)) - 1)
     first_nonfinite = np.uint32(fmt.first_nonfinite)
 
-    def work(worker: int) -> tuple[NDArray[np.int64], _FarDistances]:
-        histogram = _empty_histogram()
-        overflow = np.empty(ROWS_A_TASK * vocab if fmt.bits == 32 else 0, np.uint32)
+    def work(worker: int) -> NDArray[np.int64]:
+        histogram = np.zeros((4, BINS), np.int64)
         ulps = np.empty(BLOCK, np.uint32 if fmt.bits == 32 else np.uint16)
-        dense = np.zeros(DENSE, np.int64)
-        far = _FarDistances()
         for start in range(worker * ROWS_A_TASK, rows, workers * ROWS_A_TASK):
             s = slice(start, min(rows, start + ROWS_A_TASK))
-            overflowing = compare_rows(
-                _as_compiled(a[s]),
-                _as_compiled(b[s]),
-                fmt.code,
-                mask,
-                first_nonfinite,
-                counts[s],
-                figures[s],
-                is_bit_identical[s],
-                a_logits[s],
-                b_logits[s],
-                a_ids[s],
-                b_ids[s],
-                tiles[s],
-                row_tiles[s],
-                histogram,
-                overflow,
-                ulps,
-            )
-            if overflowing:
-                far.add(overflow[:overflowing])
-            if s.stop * vocab >= 1 << 31:  # uint32 counters are emptied before they could wrap
-                dense += histogram.sum(axis=0, dtype=np.int64)
-                histogram[:] = 0
-        return dense + histogram.sum(axis=0, dtype=np.int64), far
+            outputs = (each[s] for each in of_rows)
+            bits = _as_compiled(a[s]), _as_compiled(b[s])
+            compare_rows(*bits, fmt.code, mask, first_nonfinite, *outputs, histogram, ulps)
+        return histogram.sum(axis=0)
 
     pool = _threads()
     workers = min(pool._max_workers, -(-rows // ROWS_A_TASK))
     results = [work(0)] if workers <= 1 else list(pool.map(work, range(workers)))
-
-    near = sum((result[0] for result in results), np.zeros(DENSE, np.int64))
-    far = _FarDistances()
-    for _, distances in results:
-        far.add_all(distances)
     return RowFigures(
         fmt=fmt,
         vocab=vocab,
@@ -366,8 +272,5 @@ def compare(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt:
         variant=SideRows(figures[:, 4], b_ids, b_logits),
         tiles=tiles,
         row_tiles=row_tiles,
-        near=near,
-        far_distances=far.distances,
-        far_elements=far.elements,
-        is_histogram_exact=far.is_exact,
+        distances=sum(results, np.zeros(BINS, np.int64)),
     )

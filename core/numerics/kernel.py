@@ -3,8 +3,8 @@
 How it is built (docs/contributing/decisions/0002-kernel.md). A row (one position) is read from memory once and
 then worked on in blocks of 2048 elements that stay in the first-level cache: bits to ordinal distances and float32,
 histogram of distances, maxima of groups of 32 (the heatmap), maxima of 64 lanes (which top-k reads first),
-and float64 exponentials with a running maximum. Each step is a long loop simple enough for LLVM to vectorise. A row
-with any NaN or infinity takes a slower loop that checks every element. Everything releases the GIL; threads are the
+and float64 exponentials with a running maximum. Each step is a long loop simple enough for LLVM to vectorize. In a
+row with any NaN or infinity such elements are set aside first. Everything releases the GIL; threads are the
 caller's (numba's own pool aborts when two viewers use it at once).
 """
 
@@ -17,8 +17,7 @@ from numba import njit
 from numba.extending import overload
 
 from .formats import FLOAT8_E4M3FN, FLOAT8_E5M2, FORMATS, values_of
-from .reproducible import bits_of_float, bits_of_float32, exp, float32_of_bits, float_of_bits, fma, fold, log
-from .sizes import BLOCK, DENSE, GROUP, LANES, SUM_LANES
+from .sizes import BLOCK, DENSE, GROUP, LANES
 
 _BFLOAT16 = 2
 _E4M3FN = 3
@@ -29,7 +28,32 @@ _MANTISSA_BITS = np.array([fmt.mantissa_bits for fmt in _BY_CODE])
 _LEAST_EXPONENTS = np.array([fmt.least_exponent for fmt in _BY_CODE])
 
 _LARGEST_CELL = np.float64(np.float32(3.4028235e38))
-_LARGE = 1024.0  # maxima beyond it cost the fused KL more than 1e-13
+_LOWEST = np.float32(-3.4028235e38)
+_LOG2E, _LN2 = 1.4426950408889634, 0.6931471805599453
+_ROUNDER = 1.5 * 2.0**52  # adding it rounds to a whole number, which then stands in the lowest bits
+
+
+@njit(forceinline=True, fastmath={"contract"})
+def exp(x):
+    """e**x for x <= 0 (below -700 taken as -700), relative error 3e-14, exactly 1 at 0; unlike math.exp it vectorizes.
+
+    The polynomial meets e**r in the Chebyshev nodes of |r| <= log(2) / 2.
+    """
+    x = x if x > -700.0 else -700.0
+    scaled = x * _LOG2E + _ROUNDER
+    r = (_ROUNDER - scaled) * _LN2 + x
+    p = 2.7626371065696354e-07
+    p = p * r + 2.764019739169484e-06
+    p = p * r + 2.480150431378554e-05
+    p = p * r + 0.00019841170230570286
+    p = p * r + 0.001388888893251478
+    p = p * r + 0.008333333385699212
+    p = p * r + 0.041666666666573066
+    p = p * r + 0.16666666666554314
+    p = p * r + 0.5000000000000006
+    p = p * r + 1.0000000000000067
+    p = p * r + 1.0
+    return np.int64(np.float64(p).view(np.int64) + (np.float64(scaled).view(np.int64) << 52)).view(np.float64)
 
 
 def load_block(a, b, fmt, a_bits, b_bits, a_values, b_values, ulps):
@@ -80,7 +104,7 @@ def _widen_half(half):
     re-biases (subnormals too).
     """
     magnitude = np.uint32((half & np.uint32(0x7FFF)) << np.uint32(13))
-    bits = bits_of_float32(float32_of_bits(magnitude) * np.float32(2.0**112))
+    bits = np.float32(np.uint32(magnitude).view(np.float32) * np.float32(2.0**112)).view(np.uint32)
     bits |= np.uint32(0x7F800000) if magnitude >= np.uint32(0x0F800000) else np.uint32(0)  # infinity or NaN
     return np.uint32(bits | np.uint32((half & np.uint32(0x8000)) << np.uint32(16)))
 
@@ -148,13 +172,13 @@ def spacing_at_float32(magnitude, fmt):
 
 @njit(forceinline=True)
 def _spacing(exponent, fmt):
-    return float_of_bits((exponent - _MANTISSA_BITS[fmt] + 1023) << 52)
+    return np.int64((exponent - _MANTISSA_BITS[fmt] + 1023) << 52).view(np.float64)
 
 
 @njit(forceinline=True, error_model="numpy")
 def row_cell(difference, spacing):
-    """Return a difference in spacings, as the bits of a float32: finite, and not 0 unless the difference is."""
-    cell = bits_of_float32(np.float32(min(difference / spacing, _LARGEST_CELL)))
+    """A difference in spacings, as the bits of a float32: finite, and not 0 unless the difference is."""
+    cell = np.float32(min(difference / spacing, _LARGEST_CELL)).view(np.uint32)
     return cell if cell > 0 or difference == 0.0 else np.uint32(1)
 
 
@@ -169,7 +193,7 @@ def _differences(a, b, out):
 def _row_cells(a, b, maxima, spacing, groups, out):
     """Cells of a block's groups in row ULPs out of their largest differences, as bits of float32."""
     for g in range(groups):
-        difference = np.float64(float32_of_bits(maxima[g]))
+        difference = np.float64(np.uint32(maxima[g]).view(np.float32))
         if difference == np.inf:  # beyond float32, though the logits are not
             difference = 0.0
             for i in range(g * GROUP, (g + 1) * GROUP):
@@ -277,35 +301,81 @@ def _take_top(values, maxima, highest, start, n, top_values, top_ids, candidates
 
 
 @njit(forceinline=True)
-def _add_terms(a, b, n, a_highest, b_highest, lanes, largest):
-    """Add a block's terms to `lanes` [4 * SUM_LANES]; return the largest |a - b| so far, as bits.
+def _relative(value, highest):
+    """A function of its own, so that `_terms` cannot reorder this difference, which would cancel for large logits."""
+    return np.float64(value) - highest
 
-    Four sums: of exp(a), of exp(b), of exp(a) (a - b), of (a - b)^2, exponents relative to the maxima. Element i goes
-    to lane i mod SUM_LANES of each. a and b are padded to a whole number of lanes with equal values far below the
-    maxima.
+
+@njit(forceinline=True, fastmath={"reassoc", "contract"})
+def _terms(a, b, n, a_highest, b_highest, largest):
+    """Sums of a block: exp(a), exp(b), exp(a) (a - b), all relative to the maxima, and (a - b)^2; and the largest
+    |a - b| so far, as bits. Without a fixed order of summation LLVM vectorizes them.
     """
-    for start in range(0, n, SUM_LANES):
-        for j in range(SUM_LANES):
-            x = np.float64(a[start + j])
-            y = np.float64(b[start + j])
-            difference = x - y
-            magnitude = (
-                bits_of_float(difference) & 0x7FFFFFFFFFFFFFFF
-            )  # in the magnitudes' order; integer maxima vectorise
-            largest = magnitude if magnitude > largest else largest
-            mass = exp(x - a_highest)
-            lanes[j] += mass
-            lanes[SUM_LANES + j] += exp(y - b_highest)
-            lanes[2 * SUM_LANES + j] = fma(mass, difference, lanes[2 * SUM_LANES + j])
-            lanes[3 * SUM_LANES + j] = fma(difference, difference, lanes[3 * SUM_LANES + j])
-    return largest
+    a_sum, b_sum, weighted, squares = 0.0, 0.0, 0.0, 0.0
+    for i in range(n):
+        difference = np.float64(a[i]) - np.float64(b[i])
+        # in the magnitudes' order; integer maxima vectorize
+        magnitude = np.float64(difference).view(np.int64) & 0x7FFFFFFFFFFFFFFF
+        largest = magnitude if magnitude > largest else largest
+        x, y = _relative(a[i], a_highest), _relative(b[i], b_highest)
+        mass = exp(x)
+        a_sum += mass
+        b_sum += exp(y)
+        weighted += mass * (x - y)
+        squares += difference * difference
+    return a_sum, b_sum, weighted, squares, largest
 
 
 @njit(forceinline=True)
-def _scale(lanes, number, factor):
-    """One of the sums times a factor."""
-    for j in range(SUM_LANES):
-        lanes[number * SUM_LANES + j] *= factor
+def _mask(a, b, ulps, n, is_mismatch):
+    """Replace elements of a block that are not finite on both sides by equal ones far below all others; mark groups
+    with a mismatch. Returns (elements replaced, mismatches, any that is not -inf on both sides, KL is undefined).
+    """
+    masked, mismatched, is_odd, is_undefined = 0, 0, False, False
+    is_mismatch[:] = False
+    for i in range(n):
+        x, y = np.float64(a[i]), np.float64(b[i])
+        if math.isfinite(x) and math.isfinite(y):
+            continue
+        masked += 1
+        if not (x == y or (math.isnan(x) and math.isnan(y))):
+            mismatched += 1
+            is_mismatch[i // GROUP] = True
+        is_odd |= not (x == -np.inf and y == -np.inf)
+        is_undefined |= not (x < np.inf and y < np.inf) or (y == -np.inf and x > -np.inf)
+        a[i], b[i], ulps[i] = _LOWEST, _LOWEST, 0
+    return masked, mismatched, is_odd, is_undefined
+
+
+@njit
+def _scan_side(bits, fmt, a_bits, b_bits, a_values, b_values, ulps, top_values, top_ids):
+    """Top k of a row of any bits; returns the largest and the sum of exponentials relative to it, NaN if one is NaN."""
+    highest, total = -np.inf, 0.0
+    top_ids[:] = -1
+    top_values[:] = np.nan
+    for start in range(0, bits.shape[0], BLOCK):
+        n = min(BLOCK, bits.shape[0] - start)
+        block = bits[start : start + n]
+        load_block(block, block, fmt, a_bits, b_bits, a_values, b_values, ulps)
+        for i in range(n):
+            x = np.float64(a_values[i])
+            if math.isnan(x):
+                total = np.nan
+            elif top_ids[-1] < 0 or a_values[i] > top_values[-1]:
+                _insert(top_values, top_ids, a_values[i], start + i)
+            if x > highest:
+                highest, total = x, total * exp(highest - x) + 1.0
+            elif x > -np.inf:
+                total += exp(x - highest)
+    return highest, total
+
+
+@njit(forceinline=True)
+def distance_bin(distance):
+    """Index of a distance in a histogram: itself below DENSE, from there on one a power of two."""
+    if distance < DENSE:
+        return np.int64(distance)
+    return (np.float64(distance).view(np.int64) >> 52) - 1023 + DENSE - 16
 
 
 @njit(forceinline=True)
@@ -320,35 +390,6 @@ def _count(ulps, n, histogram):
         histogram[0, ulps[i]] += 1
 
 
-@njit
-def _kl_of_row(a, b, fmt, a_highest, b_highest, a_sum, b_sum, a_bits, b_bits, a_values, b_values, ulps):
-    """KL of one row in nats, each value taken relative to its side's maximum before anything is subtracted.
-
-    The fused pass sums a - b and puts the maxima right afterwards, which cancels if they are large: half of all
-    digits near 1e8. A value of a is finite or -inf, and b is finite where a is.
-    """
-    weighted = 0.0
-    for start in range(0, a.shape[0], BLOCK):
-        n = min(BLOCK, a.shape[0] - start)
-        load_block(
-            a[start : start + n],
-            b[start : start + n],
-            fmt,
-            a_bits[:n],
-            b_bits[:n],
-            a_values[:n],
-            b_values[:n],
-            ulps[:n],
-        )
-        for i in range(n):
-            x = np.float64(a_values[i])
-            if x > -np.inf:
-                relative = x - a_highest
-                if relative > -700.0:  # what lies below has no mass to speak of, and may be very far from b
-                    weighted += exp(relative) * (relative - (np.float64(b_values[i]) - b_highest))
-    return weighted / a_sum + log(b_sum / a_sum)
-
-
 @njit(nogil=True, cache=True, error_model="numpy")
 def compare_rows(
     a,
@@ -356,9 +397,9 @@ def compare_rows(
     fmt,
     magnitude_mask,
     first_nonfinite,
+    is_bit_identical,
     counts,
     figures,
-    is_bit_identical,
     a_top_values,
     b_top_values,
     a_top_ids,
@@ -366,20 +407,17 @@ def compare_rows(
     tiles,
     row_tiles,
     histogram,
-    overflow,
     ulps,
 ):
-    """Compare rows of bits `a` and `b` [rows, vocab]; fills the outputs, returns the number of distances put into
-    `overflow`.
+    """Compare rows of bits `a` and `b` [rows, vocab]; fills the outputs.
 
     counts [rows, 6] int64: neq, max_ulps, token of max_ulps, sum_ulps, elements finite on both sides,
     nonfinite_mismatch. figures [rows, 6] float64: max_abs, sum of squared differences, KL in nats (NaN: undefined),
     logsumexp of a, of b, spacing of the format at a's largest finite magnitude (NaN: there is none). tiles [rows,
     ceil(vocab / 32)]: largest distance of each group of tokens, all ones if NaN or infinity mismatch. row_tiles of
     the same shape, uint32, arriving as zeros: the group's largest difference over that spacing, as the bits of a
-    float32, all ones likewise. histogram [4, 65536] uint32: distances below 65536, to be summed over its first axis;
-    the others go to `overflow`. ulps [2048] is scratch: uint32 for float32, uint16 for narrower formats, whose
-    distances all fit.
+    float32, all ones likewise. histogram [4, BINS] int64: elements by bin of their distance, to be summed over its
+    first axis. ulps [2048] is scratch: uint32 for float32, uint16 for narrower formats, whose distances all fit.
     """
     rows, vocab = a.shape
     a_values = np.empty(BLOCK, np.float32)
@@ -390,74 +428,50 @@ def compare_rows(
     a_maxima = np.empty(BLOCK // 2, np.float32)
     b_maxima = np.empty(BLOCK // 2, np.float32)
     candidates = np.empty(LANES, np.int32)
-    lanes = np.empty(4 * SUM_LANES, np.float64)
+    is_mismatch = np.empty(BLOCK // GROUP, np.bool_)
     differences = np.empty(BLOCK, np.float32)
     difference_bits = differences.view(np.uint32)
     difference_maxima = np.empty(BLOCK // 2, np.uint32)
-    overflowing = 0
 
     for row in range(rows):
         nonfinite, differing, magnitude = _scan_row(a[row], b[row], magnitude_mask, first_nonfinite)
+        is_bit_identical[row] = not differing
         if nonfinite:
             spacing = spacing_at(largest_finite(a[row], magnitude_mask, first_nonfinite), fmt)
         else:
             spacing = spacing_at(np.int64(magnitude), fmt)
         figures[row, 5] = spacing
-        is_bit_identical[row] = not differing
         a_top_ids[row, :] = -1
         b_top_ids[row, :] = -1
         a_top_values[row, :] = np.nan
         b_top_values[row, :] = np.nan
-        if nonfinite:
-            overflowing = _compare_any_row(
-                a[row],
-                b[row],
-                fmt,
-                counts[row],
-                figures[row],
-                a_top_values[row],
-                b_top_values[row],
-                a_top_ids[row],
-                b_top_ids[row],
-                tiles[row],
-                row_tiles[row],
-                spacing,
-                histogram,
-                overflow,
-                overflowing,
-                a_bits,
-                b_bits,
-                a_values,
-                b_values,
-                ulps,
-            )
-            continue
-
         neq = np.int64(0)
         total = np.uint64(0)
         highest = np.uint32(0)
         highest_token = 0
         largest = np.int64(0)
-        lanes[:] = 0.0
-        a_highest = -np.inf
-        b_highest = -np.inf
+        a_sum, b_sum, weighted, squares = 0.0, 0.0, 0.0, 0.0
+        a_highest = b_highest = np.float64(_LOWEST)
+        masked, mismatched, is_odd, is_undefined = 0, 0, False, False
         for start in range(0, vocab, BLOCK):
             n = min(BLOCK, vocab - start)
             load_block(
-                a[row, start : start + n],
-                b[row, start : start + n],
-                fmt,
-                a_bits[:n],
-                b_bits[:n],
-                a_values[:n],
-                b_values[:n],
-                ulps[:n],
+                a[row, start : start + n], b[row, start : start + n], fmt, a_bits, b_bits, a_values, b_values, ulps
             )
             groups = (n + GROUP - 1) // GROUP
-            for i in range(n, BLOCK):  # pad the last block with what no maximum and no sum can notice
-                a_values[i] = np.float32(-3.4028235e38)
-                b_values[i] = np.float32(-3.4028235e38)
+            for i in range(n, BLOCK):  # pad the last block with what no maximum can notice
+                a_values[i] = _LOWEST
+                b_values[i] = _LOWEST
                 ulps[i] = 0
+            block_mismatched = 0
+            if nonfinite:
+                block_masked, block_mismatched, block_odd, block_undefined = _mask(
+                    a_values, b_values, ulps, n, is_mismatch
+                )
+                masked += block_masked
+                mismatched += block_mismatched
+                is_odd |= block_odd
+                is_undefined |= block_undefined
 
             _group_maxima(ulps, ulp_maxima)
             first_group = start // GROUP
@@ -471,6 +485,10 @@ def compare_rows(
                 _differences(a_values, b_values, differences)
                 _group_maxima(difference_bits, difference_maxima)
                 _row_cells(a_values, b_values, difference_maxima, spacing, groups, row_tiles[row, first_group:])
+            for g in range(groups if block_mismatched else 0):
+                if is_mismatch[g]:
+                    tiles[row, first_group + g] = ~tiles.dtype.type(0)
+                    row_tiles[row, first_group + g] = np.uint32(0xFFFFFFFF)
             neq += block_neq
             total += block_total
             if block_ulps > highest:
@@ -483,11 +501,7 @@ def compare_rows(
                 _count(ulps, n, histogram)
             else:
                 for i in range(n):
-                    if ulps[i] < DENSE:
-                        histogram[0, ulps[i]] += 1
-                    else:
-                        overflow[overflowing] = ulps[i]
-                        overflowing += 1
+                    histogram[0, distance_bin(ulps[i])] += 1
 
             a_block = np.float64(_lane_maxima(a_values, a_maxima))
             b_block = np.float64(_lane_maxima(b_values, b_maxima))
@@ -495,183 +509,37 @@ def compare_rows(
             _take_top(b_values, b_maxima, b_block, start, n, b_top_values[row], b_top_ids[row], candidates)
             if a_block > a_highest:  # the running maximum moves: rescale what was summed (online softmax, Milakov 2018)
                 scale = exp(a_highest - a_block)
-                _scale(lanes, 0, scale)
-                _scale(lanes, 2, scale)
-                a_highest = a_block
+                weighted = (weighted - (a_block - a_highest) * a_sum) * scale
+                a_sum, a_highest = a_sum * scale, a_block
             if b_block > b_highest:
-                _scale(lanes, 1, exp(b_highest - b_block))
-                b_highest = b_block
-            largest = _add_terms(a_values, b_values, n, a_highest, b_highest, lanes, largest)
+                weighted += (b_block - b_highest) * a_sum
+                b_sum, b_highest = b_sum * exp(b_highest - b_block), b_block
+            a_mass, b_mass, weights, gaps, largest = _terms(a_values, b_values, n, a_highest, b_highest, largest)
+            a_sum += a_mass
+            b_sum += b_mass
+            weighted += weights
+            squares += gaps
 
-        a_sum = fold(lanes, 0, SUM_LANES)
-        b_sum = fold(lanes, SUM_LANES, SUM_LANES)
-        weighted = fold(lanes, 2 * SUM_LANES, SUM_LANES)
-        counts[row, 0] = neq
+        counts[row, 0] = neq + mismatched
         counts[row, 1] = highest
         counts[row, 2] = highest_token
         counts[row, 3] = total
-        counts[row, 4] = vocab
-        counts[row, 5] = 0
-        figures[row, 0] = float_of_bits(largest)
-        figures[row, 1] = fold(lanes, 3 * SUM_LANES, SUM_LANES)
-        if abs(a_highest) > _LARGE or abs(b_highest) > _LARGE:
-            kl = _kl_of_row(
-                a[row], b[row], fmt, a_highest, b_highest, a_sum, b_sum, a_bits, b_bits, a_values, b_values, ulps
-            )
-        else:
-            kl = weighted / a_sum + (b_highest - a_highest) + log(b_sum / a_sum)
-        figures[row, 2] = max(0.0, kl) if differing else 0.0
-        figures[row, 3] = a_highest + log(a_sum)
-        figures[row, 4] = b_highest + log(b_sum)
-    return overflowing
-
-
-@njit(nogil=True, cache=True)
-def count_magnitudes(distances, elements):
-    """Add to elements[e] the number of `distances` [n] uint32 from 2**e to below 2**(e + 1); none is 0."""
-    for i in range(distances.shape[0]):
-        elements[(bits_of_float(np.float64(distances[i])) >> 52) - 1023] += 1
-
-
-@njit(forceinline=True)
-def _logsumexp_state(x, highest, total):
-    """One more value into (maximum, sum of exponentials relative to it); NaN and +inf are the caller's."""
-    if x == -np.inf:
-        return highest, total
-    if x > highest:
-        return x, total * exp(highest - x) + 1.0
-    return highest, total + exp(x - highest)
-
-
-@njit(forceinline=True)
-def _finish_logsumexp(has_nan, has_inf, highest, total):
-    if has_nan:
-        return np.nan
-    if has_inf:
-        return np.inf
-    return highest + log(total) if total > 0.0 else -np.inf
-
-
-@njit
-def _compare_any_row(
-    a,
-    b,
-    fmt,
-    counts,
-    figures,
-    a_top_values,
-    b_top_values,
-    a_top_ids,
-    b_top_ids,
-    tiles,
-    row_tiles,
-    spacing,
-    histogram,
-    overflow,
-    overflowing,
-    a_bits,
-    b_bits,
-    a_values,
-    b_values,
-    ulps,
-):
-    """One row with NaN or infinities among its values: the rules of the contract, element by element."""
-    vocab = a.shape[0]
-    neq = 0
-    finite = 0
-    mismatched = 0
-    total = np.uint64(0)
-    highest = np.int64(0)
-    highest_token = 0
-    largest = 0.0
-    squares = 0.0
-    a_nan = False
-    b_nan = False
-    a_inf = False
-    b_inf = False
-    lost_mass = False
-    a_highest = -np.inf
-    b_highest = -np.inf
-    a_sum = 0.0
-    b_sum = 0.0
-    tiles[:] = 0
-    row_tiles[:] = 0
-    all_ones = ~tiles.dtype.type(0)
-    for start in range(0, vocab, BLOCK):
-        n = min(BLOCK, vocab - start)
-        load_block(
-            a[start : start + n],
-            b[start : start + n],
-            fmt,
-            a_bits[:n],
-            b_bits[:n],
-            a_values[:n],
-            b_values[:n],
-            ulps[:n],
-        )
-        for i in range(n):
-            x = np.float64(a_values[i])
-            y = np.float64(b_values[i])
-            token = start + i
-            x_nan = math.isnan(x)
-            y_nan = math.isnan(y)
-            is_same = x == y or (x_nan and y_nan)
-            neq += 0 if is_same else 1
-            a_nan = a_nan or x_nan
-            b_nan = b_nan or y_nan
-            a_inf = a_inf or x == np.inf
-            b_inf = b_inf or y == np.inf
-            if math.isfinite(x) and math.isfinite(y):
-                finite += 1
-                distance = np.int64(ulps[i])
-                total += np.uint64(distance)
-                if distance > highest:
-                    highest = distance
-                    highest_token = token
-                if distance > np.int64(tiles[token // GROUP]):
-                    tiles[token // GROUP] = distance
-                if distance < DENSE:
-                    histogram[0, distance] += 1
-                else:
-                    overflow[overflowing] = ulps[i]
-                    overflowing += 1
-                largest = max(largest, abs(x - y))
-                squares += (x - y) * (x - y)
-                cell = row_cell(abs(x - y), spacing)
-                if cell > row_tiles[token // GROUP]:
-                    row_tiles[token // GROUP] = cell
-            elif not is_same:
-                mismatched += 1
-                tiles[token // GROUP] = all_ones
-                row_tiles[token // GROUP] = np.uint32(0xFFFFFFFF)
-            if math.isfinite(x) and y == -np.inf:
-                lost_mass = True
-            if not x_nan:
-                if x != np.inf:
-                    a_highest, a_sum = _logsumexp_state(x, a_highest, a_sum)
-                if a_top_ids[-1] < 0 or a_values[i] > a_top_values[-1]:
-                    _insert(a_top_values, a_top_ids, a_values[i], token)
-            if not y_nan:
-                if y != np.inf:
-                    b_highest, b_sum = _logsumexp_state(y, b_highest, b_sum)
-                if b_top_ids[-1] < 0 or b_values[i] > b_top_values[-1]:
-                    _insert(b_top_values, b_top_ids, b_values[i], token)
-
-    kl = np.nan
-    if not (a_nan or b_nan or a_inf or b_inf or lost_mass or a_sum == 0.0):
-        kl = max(
-            0.0, _kl_of_row(a, b, fmt, a_highest, b_highest, a_sum, b_sum, a_bits, b_bits, a_values, b_values, ulps)
-        )
-
-    counts[0] = neq
-    counts[1] = highest
-    counts[2] = highest_token
-    counts[3] = total
-    counts[4] = finite
-    counts[5] = mismatched
-    figures[0] = largest
-    figures[1] = squares
-    figures[2] = kl
-    figures[3] = _finish_logsumexp(a_nan, a_inf, a_highest, a_sum)
-    figures[4] = _finish_logsumexp(b_nan, b_inf, b_highest, b_sum)
-    return overflowing
+        counts[row, 4] = vocab - masked
+        counts[row, 5] = mismatched
+        figures[row, 0] = np.int64(largest).view(np.float64)
+        figures[row, 1] = squares
+        a_log, b_log = a_highest + math.log(a_sum), b_highest + math.log(b_sum)
+        kl = weighted / a_sum + math.log(b_sum / a_sum)
+        if nonfinite:
+            histogram[0, 0] -= masked
+            if is_odd or min(a_top_values[row, -1], b_top_values[row, -1]) <= _LOWEST:
+                scratch = a_bits, b_bits, a_values, b_values, ulps
+                highest_of_a, total_of_a = _scan_side(a[row], fmt, *scratch, a_top_values[row], a_top_ids[row])
+                highest_of_b, total_of_b = _scan_side(b[row], fmt, *scratch, b_top_values[row], b_top_ids[row])
+                a_log, b_log = highest_of_a + math.log(total_of_a), highest_of_b + math.log(total_of_b)
+                kl = weighted / a_sum + (highest_of_b - b_highest) + math.log(total_of_b / a_sum)
+            if is_undefined or masked == vocab:
+                kl = np.nan
+        figures[row, 2] = kl if math.isnan(kl) else max(0.0, kl) if differing else 0.0
+        figures[row, 3] = a_log
+        figures[row, 4] = b_log

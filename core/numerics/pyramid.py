@@ -31,14 +31,6 @@ def cell_shape(level: int) -> tuple[int, int]:
     return FACTOR**level, GROUP * FACTOR**level
 
 
-def pool(cells: NDArray, positions: int, tokens: int) -> NDArray:
-    """Maxima over blocks of `positions` x `tokens` cells; the last of an axis may be smaller. [rows, columns], same
-    dtype.
-    """
-    rows = np.maximum.reduceat(cells, np.arange(0, cells.shape[0], positions), axis=0) if positions > 1 else cells
-    return np.maximum.reduceat(rows, np.arange(0, rows.shape[1], tokens), axis=1) if tokens > 1 else rows
-
-
 def levels_for(rows: int, vocab: int) -> int:
     """Return the number of levels worth storing: until a level fits a picture of about 400 x 1000 cells."""
     level = 0
@@ -89,7 +81,10 @@ def element_row_ulps(
 
 
 def maxima(cells: NDArray[np.unsignedinteger], positions: int, tokens: int) -> NDArray[np.unsignedinteger]:
-    """Maxima as by `pool`, compiled: four to nine times as fast, and other threads go on meanwhile."""
+    """Maxima over blocks of `positions` x `tokens` cells; the last of an axis may be smaller. Same dtype.
+
+    Compiled: four to nine times as fast as numpy's reduceat, and other threads go on meanwhile.
+    """
     if positions == 1 and tokens == 1:
         return cells
     out = np.zeros((-(-cells.shape[0] // positions), -(-cells.shape[1] // tokens)), cells.dtype)
@@ -108,15 +103,6 @@ def descending(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[n
     return out
 
 
-def take(bits: NDArray[np.unsignedinteger], order: NDArray[np.uint32]) -> NDArray[np.unsignedinteger]:
-    """Every row in the order that `descending` gave. [rows, vocab]; numpy's take_along_axis takes four times as
-    long.
-    """
-    out = np.empty(order.shape, bits.dtype)
-    _loops().take(np.ascontiguousarray(bits), np.ascontiguousarray(order), out)
-    return out
-
-
 @cache
 def _loops() -> ModuleType:
     """Import the loops when first needed: numba takes a third of a second, and most pages never call it."""
@@ -131,4 +117,4 @@ def prepare(fmt: FloatFormat) -> None:
     in_row_ulps = element_row_ulps(bits, bits, fmt, np.ones(1))
     for cells in (element_ulps(bits, bits, fmt), element_differences(bits, bits, fmt), in_row_ulps):
         maxima(cells, 1, 2)
-    take(bits, descending(bits, fmt))
+    descending(bits, fmt)

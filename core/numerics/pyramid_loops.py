@@ -106,10 +106,3 @@ def descending(bits, width, first_nonfinite, out):
                     out[row, starts[digit]] = j
                     starts[digit] += 1
                 ids[:] = out[row]
-
-
-@njit(nogil=True, cache=True)
-def take(bits, order, out):
-    for row in range(order.shape[0]):
-        for j in range(order.shape[1]):
-            out[row, j] = bits[row, order[row, j]]

@@ -5,8 +5,6 @@ BLOCK = (
 )
 GROUP = 32  # tokens a cell of the finest heatmap level
 LANES = 64  # 4 vectors of 16 float32
-SUM_LANES = (
-    256  # a row's float64 sums have so many partial sums: at 128, LLVM unrolls the loop and no longer vectorises it
-)
 TOP_K = 20
-DENSE = 1 << 16  # distances below this are counted in a table, the others are collected
+DENSE = 1 << 16  # distances below this are counted one by one, the others by powers of two
+BINS = DENSE + 16  # of a histogram

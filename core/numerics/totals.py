@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
-from .divergence import DENSE_DISTANCES, EXACT_DISTANCES, RowFigures
+from .divergence import RowFigures, histogram_of
 from .metrics import NULLABLE, Reduction, Summary, SummaryRule
+from .sizes import BINS, DENSE
 
 
 class _Total:
@@ -54,43 +54,26 @@ _EXTREMES = {Reduction.LARGEST: max, Reduction.LEAST: min}
 
 
 class PairTotal:
-    """Sums of a pair's `RowFigures`. `summary()` needs at least one row.
+    """Sums of a pair's `RowFigures`. `summary()` needs at least one row."""
 
-    keeps_histogram: False if only the summary is needed; a histogram may have a million distances.
-    """
-
-    def __init__(self, *, keeps_histogram: bool = True) -> None:
-        self._keeps_histogram = keeps_histogram
+    def __init__(self) -> None:
         self._totals = {total.name: _Total(total.metadata["rule"]) for total in fields(Summary)}
-        self._histogram: Counter[int] = Counter()
-        self.is_histogram_exact = True
+        self._distances = np.zeros(BINS, np.int64)
 
     def add(self, figures: RowFigures) -> None:
         """Add the figures of more rows."""
         for total in self._totals.values():
             total.add(figures)
-        if not self._keeps_histogram:
-            return
-        self._histogram.update(figures.histogram)
-        if len(self._histogram) > EXACT_DISTANCES or not figures.is_histogram_exact:
-            self._coarsen()
-
-    def _coarsen(self) -> None:
-        """Round distances of 65536 and more down to a power of two: two unrelated float32 sides have millions of
-        them.
-        """
-        self.is_histogram_exact = False
-        coarse: Counter[int] = Counter()
-        for distance, elements in self._histogram.items():
-            coarse[distance if distance < DENSE_DISTANCES else 1 << (distance.bit_length() - 1)] += elements
-        self._histogram = coarse
+        self._distances += figures.distances
 
     @property
     def histogram(self) -> dict[int, int]:
-        """ULP distance to number of elements, ascending; above 65535 powers of two unless `is_histogram_exact`."""
-        if not self.is_histogram_exact:
-            self._coarsen()
-        return dict(sorted(self._histogram.items()))
+        """ULP distance to number of elements, ascending; powers of two from 65536 on."""
+        return histogram_of(self._distances)
+
+    @property
+    def is_histogram_exact(self) -> bool:
+        return not self._distances[DENSE:].any()
 
     def summary(self) -> Summary:
         """Return the summary. Over no elements a mean is 0, or None if it may be None."""

@@ -13,7 +13,6 @@ from ..errors import StoreError, UsageError
 from .file.database import Database
 from .store.store import Store
 from .tables import ops
-from .tables.amounts import check_amounts
 from .tables.run import insert_run, read_run
 from .tables.schema import check_tables, create_tables
 
@@ -74,7 +73,6 @@ def ops_of(path: Path) -> OpsRun:
     names = ("name", "created", "model", "device", "device_name", "command", "note")
     with Database.to_read(path) as database:
         check_tables(database)
-        check_amounts(database)
         about = read_run(database, "kind", "compute_dtype", "versions", *names)
         if about["kind"] != KIND:
             raise StoreError(f"run '{path.stem}' holds logits and no probes of operations; `{COMMAND} show` shows it.")

@@ -5,7 +5,6 @@ time.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import cached_property
@@ -16,7 +15,6 @@ import numpy as np
 
 from ..command_name import COMMAND
 from ..errors import StoreError, UsageError
-from ..numerics.formats import format_named
 from ..numerics.metrics import Summary
 from ..text import clean
 from .figures import Figures
@@ -24,8 +22,7 @@ from .file.database import Database
 from .file.evidence import Evidence
 from .file.keep import KEEPS
 from .file.records import UNITS, Generation, Provenance, RunHeader, SideHeader
-from .tables import generations, heatmap, pairs, positions, prompts, remedies, run, sides, verdicts
-from .tables.amounts import check_amounts, check_counts
+from .tables import generations, heatmap, logits, pairs, positions, prompts, remedies, run, sides, verdicts
 from .tables.remedies import RemedyRow
 from .tables.schema import check_tables
 from .tables.sides import StoredSide
@@ -70,9 +67,8 @@ class RunReader(Figures):
         database = self._database = Database.to_read(path)
         try:
             check_tables(database)
-            counts = check_amounts(database)
             with database.decoding("provenance"):
-                self.created, header = self._read_header(counts)
+                self.created, header = self._read_header()
         except BaseException:
             self.close()
             raise
@@ -88,7 +84,7 @@ class RunReader(Figures):
         """Close the run file."""
         self._database.abandon()
 
-    def _read_header(self, counts: Mapping[str, int]) -> tuple[datetime, RunHeader]:
+    def _read_header(self) -> tuple[datetime, RunHeader]:
         names = [field.name for field in fields(Provenance)]
         about = run.read_run(self._database, "name", "created", "compute_dtype", "vocab", "kept", *names)
         if about["kind"] == "ops":  # core.runs.ops_run reads those
@@ -99,17 +95,17 @@ class RunReader(Figures):
         if keep not in KEEPS:
             raise UsageError(f"it says that it keeps '{clean(keep, 40)}' of its logits")
         k = max((side.k for side in self.sides if side.k is not None), default=None)
-        itemsize = format_named(compute_dtype).itemsize if k is None else 0
-        check_counts(self._database, counts, vocab, itemsize, keep, k)
         stored_prompts = prompts.read_prompts(self._database)
         provenance = Provenance(**{name: about[name] for name in names} | {"versions": json.loads(about["versions"])})
         headers = tuple(SideHeader(side.name, side.path, side.source_dtype) for side in self.sides)
         holds = self.sides[0].holds if self.sides else "logit"
         if holds not in UNITS:
             raise UsageError(f"it says that its values are '{clean(holds, 40)}'")
-        return about["created"], RunHeader(
+        header = RunHeader(
             about["name"], compute_dtype, vocab, stored_prompts, headers, provenance, keep=keep, k=k, holds=holds
         )
+        logits.check_whole(self._database, header)
+        return about["created"], header
 
     @cached_property
     def sides(self) -> list[StoredSide]:

@@ -24,7 +24,6 @@ from .file.keep import ALL, FIGURES, expected_bytes
 from .file.records import Generation, RunHeader
 from .recent_rows import RecentRows, SpooledRows
 from .store.store import Store
-from .tables.amounts import check_amounts
 from .tables.generations import insert_generation
 from .tables.heatmap import PYRAMIDS, CoarseCells, insert_levels, tile_rows
 from .tables.kernels import KernelList, insert_kernels
@@ -104,7 +103,6 @@ class RunWriter:
                 **asdict(header.provenance),
             )
             insert_prompts(self._database, header)
-            check_amounts(self._database)  # nothing is stored that no reader would open
         except BaseException as error:
             self._leave()
             if isinstance(error, pa.ArrowException | OverflowError | UnicodeError):  # a long id, half a surrogate

@@ -105,7 +105,6 @@ def _read_run(path: Path) -> None:
         gate = GateReport(outcomes, run.header.prompts, run.vocabulary, tuple(gate_notes(pairs)))
         json.dumps(gate.as_json(), allow_nan=False)
         (junit_text(gate) + markdown_text(gate)).encode()
-        if run.header.k is None:
 
 
 def _read_lists(run: RunReader) -> None:

@@ -11,9 +11,7 @@ from __future__ import annotations
 MAX_SIDES = 512
 MAX_VOCAB = 1 << 22  # 15 times the largest vocabulary in use
 MAX_ROWS = 1 << 20  # positions of all prompts together, of whole rows; a longer run of lists is read in parts only
-MOST_ROWS = 64 * MAX_ROWS  # of any table but that of the logits
-MOST_TEXT = 256 << 20  # bytes of all texts of a table
-MAX_LISTED_ROWS = MOST_ROWS // 2  # positions of lists of two sides
+MAX_LISTED_ROWS = 32 * MAX_ROWS  # positions of lists of two sides
 
 # Bytes of UTF-8 of a token's text. The longest tokens in use are 128 spaces (of Llama 3 and GPT-4o) or some words of a
 # chat template between brackets; as `<0xE2>` for each byte, a token has six times its bytes.

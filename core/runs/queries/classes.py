@@ -64,7 +64,7 @@ def every_two(run: RunReader) -> pd.DataFrame:
     table, header = classes(run), run.header
     first = table["side"].tolist()
     reference_summaries = {pair.index + 1: pair.summary for pair in run.pairs}
-    totals = {both: PairTotal(keeps_histogram=False) for both in combinations(range(1, len(first)), 2)}
+    totals = {both: PairTotal() for both in combinations(range(1, len(first)), 2)}
     at_once = max(1, _CHUNK_BYTES // (header.vocab * header.format.itemsize * len(first)))
     for start in range(0, header.rows if totals else 0, at_once):
         bits = [run.read_rows(side, start, min(start + at_once, header.rows)) for side in first[1:]]

@@ -206,7 +206,7 @@ def _elements(
     ids = None
     if order == "rank":
         ids = pyramid.descending(reference, fmt)[:, columns[0] : columns[1]]
-        reference, variant = pyramid.take(reference, ids), pyramid.take(variant, ids)
+        reference, variant = (np.stack(list(map(np.take, bits, ids))) for bits in (reference, variant))
     if measure == "row_ulps":
         return pyramid.element_row_ulps(reference, variant, fmt, run.spacing(pair, rows)), ids
     elements = pyramid.element_ulps if measure == "ulps" else pyramid.element_differences

@@ -51,13 +51,13 @@ class CoarseCells:
 
     def see(self, cells: NDArray[np.unsignedinteger]) -> pa.Table | None:
         """Add rows of the finest level [rows, columns]; return the rows of cells that are complete."""
-        self._begun.append(pyramid.pool(cells, 1, self._span))
+        self._begun.append(pyramid.maxima(cells, 1, self._span))
         self._seen += len(cells)
         whole = self._rows if self._seen == self._rows else self._seen // self._span * self._span
         if whole == self._first:
             return None
         waiting = np.concatenate(self._begun)
-        coarse = pyramid.pool(waiting[: whole - self._first], self._span, 1)
+        coarse = pyramid.maxima(waiting[: whole - self._first], self._span, 1)
         rows = np.arange(self._first, whole, self._span, dtype=np.int32)
         self._begun, self._first = [waiting[whole - self._first :]], whole
         return tile_rows(self._table, self._pair, self._level, rows, coarse)
@@ -78,7 +78,7 @@ def insert_levels(database: Database, table: Table, header: RunHeader, pair: int
         at_once = max(4096, span)
         for start in range(0, header.rows, at_once):
             finer = read_cells(database, table, header, pair, level - 1, (start, min(start + at_once, header.rows)))
-            coarser = pyramid.pool(finer, pyramid.FACTOR, pyramid.FACTOR)
+            coarser = pyramid.maxima(finer, pyramid.FACTOR, pyramid.FACTOR)
             rows = np.arange(start, start + len(coarser) * span, span, dtype=np.int32)
             database.insert(table.name, tile_rows(table, pair, level, rows, coarser))
 

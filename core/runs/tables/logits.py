@@ -7,7 +7,9 @@ from numpy.typing import NDArray
 
 from ...errors import StoreError, UsageError
 from ..file.blob_tiles import TILE_BYTES, binary_rows, join_tiles
+from ..file.bounds import MAX_LISTED_ROWS, MAX_ROWS, MAX_VOCAB
 from ..file.database import Database
+from ..file.keep import ALL
 from ..file.records import RunHeader
 from ..file.table import Table
 
@@ -40,6 +42,17 @@ def insert_logits(database: Database, side: int, places: NDArray[np.int32], rows
             tile=np.tile(np.arange(tiles, dtype=np.uint16), len(part)),
             bits=bits,
         )
+
+
+def check_whole(database: Database, header: RunHeader) -> None:
+    """StoreError for a run that is larger than any, or lacks logits."""
+    rows = len(header.sides) * header.rows if header.keep == ALL else 0
+    tiles = rows * -(-header.vocab * header.format.itemsize // TILE_BYTES)
+    count = database.rows("SELECT count(*) FROM logits")[0][0]
+    most = MAX_ROWS if header.k is None else MAX_LISTED_ROWS
+    if header.rows > most or header.vocab > MAX_VOCAB or count != tiles:
+        problem = f"has {count:,} tiles of logits for {rows:,} rows of {header.vocab:,}"
+        raise StoreError(f"{database.file}: {problem}; the file is damaged.")
 
 
 def read_position(

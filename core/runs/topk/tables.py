@@ -20,7 +20,6 @@ from ..file.keep import FIGURES
 from ..file.records import Prompt, Provenance, RunHeader, SideHeader
 from ..store.partial import Partial
 from ..store.store import Store
-from ..tables.amounts import check_amounts
 from ..tables.pairs import insert_pair
 from ..tables.positions import SIDE_POSITION, TOP_TOKEN, list_position_rows
 from ..tables.prompts import VOCABULARY, insert_prompts
@@ -119,7 +118,6 @@ def new_run(
             create_tables(database)
             database.execute("COMMIT")
             yield database, partial, created
-            check_amounts(database)
             database.close()
         except BaseException as error:
             database.abandon()

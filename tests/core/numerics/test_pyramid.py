@@ -14,7 +14,7 @@ def levels_of(cells: np.ndarray, rows: int, vocab: int) -> list[np.ndarray]:
     """Every level, each from the one before, as the writer makes them."""
     found = [cells]
     for _ in range(1, pyramid.levels_for(rows, vocab)):
-        found.append(pyramid.pool(found[-1], pyramid.FACTOR, pyramid.FACTOR))
+        found.append(pyramid.maxima(found[-1], pyramid.FACTOR, pyramid.FACTOR))
     return found
 
 
@@ -53,16 +53,14 @@ def test_one_differing_element_is_visible_at_every_level(row, token, distance):
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32), rows=st.integers(1, 40), columns=st.integers(1, 70))
-def test_the_maximum_of_a_cell_is_that_of_what_it_covers(seed, rows, columns):
-    rng = np.random.default_rng(seed)
-    cells = rng.integers(0, 1 << 32, (rows, columns), dtype=np.uint32)
-    pooled = pyramid.pool(cells, 4, 4)
-    assert pooled.dtype == cells.dtype
-    assert pooled.shape == (-(-rows // 4), -(-columns // 4))
-    for i in range(pooled.shape[0]):
-        for j in range(pooled.shape[1]):
-            assert pooled[i, j] == cells[4 * i : 4 * i + 4, 4 * j : 4 * j + 4].max()
+@given(seed=st.integers(0, 2**32), shape=st.tuples(st.integers(1, 40), st.integers(1, 70)), tall=st.integers(1, 5))
+def test_the_maximum_of_a_cell_is_that_of_what_it_covers(seed, shape, tall):
+    cells = np.random.default_rng(seed).integers(0, 1 << 32, shape, dtype=np.uint32)
+    for wide in (1, 4, 64):
+        pooled = pyramid.maxima(cells, tall, wide)
+        assert (pooled.dtype, pooled.shape) == (cells.dtype, (-(-shape[0] // tall), -(-shape[1] // wide)))
+        for i, j in np.ndindex(pooled.shape):
+            assert pooled[i, j] == cells[tall * i : tall * (i + 1), wide * j : wide * (j + 1)].max()
 
 
 def test_a_nan_mismatch_stays_all_ones_at_every_level():
@@ -72,11 +70,6 @@ def test_a_nan_mismatch_stays_all_ones_at_every_level():
     levels = levels_of(compare(a, b, FLOAT32).tiles, 450, 64)
     assert [int(level.max()) for level in levels] == [0xFFFFFFFF] * len(levels)
     assert [int((level > 0).sum()) for level in levels] == [1] * len(levels)
-
-
-def test_pooling_by_one_changes_nothing():
-    cells = np.arange(12, dtype=np.uint16).reshape(3, 4)
-    assert np.array_equal(pyramid.pool(cells, 1, 1), cells)
 
 
 @pytest.mark.parametrize(

@@ -62,10 +62,3 @@ def test_rows_by_rank_hold_every_token_once_whatever_the_bits(fmt):
     bits, _ = any_bits(fmt, seed=3)
     order = pyramid.descending(bits, fmt)
     assert np.array_equal(np.sort(order, axis=1), np.tile(np.arange(bits.shape[1], dtype=np.uint32), (len(bits), 1)))
-    assert np.array_equal(pyramid.take(bits, order), np.take_along_axis(bits, order.astype(np.int64), 1))
-
-
-@pytest.mark.parametrize(("positions", "tokens"), [(1, 1), (1, 32), (4, 4), (64, 7), (3, 1000)])
-def test_the_compiled_maxima_are_those_of_numpy(positions, tokens):
-    cells = np.random.default_rng(2).integers(0, 1 << 16, (130, 333), dtype=np.uint16)
-    assert np.array_equal(pyramid.maxima(cells, positions, tokens), pyramid.pool(cells, positions, tokens))

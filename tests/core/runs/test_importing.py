@@ -115,9 +115,9 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     ),
     "another digest": (["UPDATE side SET sha256 = repeat('0', 64) WHERE side = 1"], "SHA-256"),
     "another digest of values": (["UPDATE side SET values_sha256 = repeat('0', 64) WHERE side = 1"], "SHA-256"),
-    "logits too few": (["DELETE FROM logits WHERE side = 1 AND prompt = 0 AND position = 1"], "table logits has"),
+    "logits too few": (["DELETE FROM logits WHERE side = 1 AND prompt = 0 AND position = 1"], "tiles of logits"),
     "no name": (["UPDATE run SET name = '  '"], "has no name"),
-    "more logits than its bytes": (["UPDATE run SET vocab = 2000000000"], "more than a run can have"),
+    "more logits than its bytes": (["UPDATE run SET vocab = 2000000000"], "tiles of logits"),
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from core.errors import StoreError, UsageError
 from core.numerics import pyramid
-from core.numerics.divergence import compare
+from core.numerics.divergence import compare, histogram_of
 from core.numerics.formats import ordinals
 from core.runs.file.blob_tiles import TILE_BYTES
 from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
@@ -135,7 +135,7 @@ def test_the_position_table_holds_what_the_kernel_says(dtype, lengths, vocab, co
                     assert np.array_equal(
                         table[name].to_numpy(np.float64, na_value=np.nan), expected, equal_nan=True
                     ), name
-                assert run.histogram(pair) == figures.histogram
+                assert run.histogram(pair) == histogram_of(figures.distances)
                 assert run.pairs[pair].summary.neq == figures.neq.sum()
 
 

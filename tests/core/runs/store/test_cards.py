@@ -17,13 +17,11 @@ from msgspec import structs
 
 from core.errors import StoreError
 from core.runs.file.records import Prompt
-from core.runs.importing import import_run
 from core.runs.reader import RunReader
 from core.runs.store.cards import count_verdicts, list_runs, prompt_texts
 from core.runs.store.store import Store
 from core.runs.tables.schema import TABLES
 from tests.core.runs.made_runs import ROOT, calm_sides, copied, header_of, made, write_run
-from tests.covering import few
 
 FLIPS = 200
 ONE_RUN = "INSERT INTO run VALUES ('i','n',now()::TIMESTAMP,'upload','','','bfloat16',2,1,'','',NULL,'',NULL,'','{}',"
@@ -312,15 +310,6 @@ def test_a_foreign_file_cannot_send_more_text_than_is_searched(tmp_path: Path) -
     _shell(path, "INSERT INTO token SELECT p, i, 1, repeat('x', 5000) FROM range(100) a(p), range(50) b(i)")
     (text,) = prompt_texts([path]).values()
     assert len(text) <= 64 * (2000 + 1)
-
-
-@pytest.mark.parametrize("table", few(["pair", "side"], "pair"))
-def test_millions_of_rows_in_a_few_bytes_are_refused_from_outside(table: str, tmp_path: Path) -> None:
-    path = tmp_path / "x.duckdb"
-    _changed(f"INSERT INTO {table} SELECT t.* FROM {table} t, range(3000000)")(path)
-    assert path.stat().st_size < 12 << 20
-    with pytest.raises(StoreError, match=f"table {table} has|are more than a run can have"):
-        import_run(Store(tmp_path / "store"), path, run_id=None, name=None, on_progress=lambda *_: None)
 
 
 def test_runs_are_counted_by_the_verdicts_of_their_pairs_the_most_frequent_first():
