@@ -177,7 +177,7 @@ def _spacing(exponent, fmt):
 
 @njit(forceinline=True, error_model="numpy")
 def row_cell(difference, spacing):
-    """A difference in spacings, as the bits of a float32: finite, and not 0 unless the difference is."""
+    """Return a difference in spacings, as the bits of a float32: finite, and not 0 unless the difference is."""
     cell = np.float32(min(difference / spacing, _LARGEST_CELL)).view(np.uint32)
     return cell if cell > 0 or difference == 0.0 else np.uint32(1)
 
@@ -302,14 +302,15 @@ def _take_top(values, maxima, highest, start, n, top_values, top_ids, candidates
 
 @njit(forceinline=True)
 def _relative(value, highest):
-    """A function of its own, so that `_terms` cannot reorder this difference, which would cancel for large logits."""
+    """Subtract in a function of its own, so that `_terms` cannot reorder this: large logits would cancel."""
     return np.float64(value) - highest
 
 
 @njit(forceinline=True, fastmath={"reassoc", "contract"})
 def _terms(a, b, n, a_highest, b_highest, largest):
-    """Sums of a block: exp(a), exp(b), exp(a) (a - b), all relative to the maxima, and (a - b)^2; and the largest
-    |a - b| so far, as bits. Without a fixed order of summation LLVM vectorizes them.
+    """Sum up a block: exp(a), exp(b), exp(a) (a - b), all relative to the maxima, and (a - b)^2.
+
+    Returned with the largest |a - b| so far, as bits. Without a fixed order of summation LLVM vectorizes them.
     """
     a_sum, b_sum, weighted, squares = 0.0, 0.0, 0.0, 0.0
     for i in range(n):
@@ -328,8 +329,10 @@ def _terms(a, b, n, a_highest, b_highest, largest):
 
 @njit(forceinline=True)
 def _mask(a, b, ulps, n, is_mismatch):
-    """Replace elements of a block that are not finite on both sides by equal ones far below all others; mark groups
-    with a mismatch. Returns (elements replaced, mismatches, any that is not -inf on both sides, KL is undefined).
+    """Replace elements of a block that are not finite on both sides by equal ones far below all others.
+
+    is_mismatch: set by group. Returns (elements replaced, mismatches, any that is not -inf on both sides, KL is
+    undefined).
     """
     masked, mismatched, is_odd, is_undefined = 0, 0, False, False
     is_mismatch[:] = False
@@ -349,7 +352,7 @@ def _mask(a, b, ulps, n, is_mismatch):
 
 @njit
 def _scan_side(bits, fmt, a_bits, b_bits, a_values, b_values, ulps, top_values, top_ids):
-    """Top k of a row of any bits; returns the largest and the sum of exponentials relative to it, NaN if one is NaN."""
+    """Find the top k of a row of any bits; return its largest value and the sum of exponentials relative to it."""
     highest, total = -np.inf, 0.0
     top_ids[:] = -1
     top_values[:] = np.nan
