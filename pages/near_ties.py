@@ -50,18 +50,18 @@ else:
     limit = float(right.slider("Threshold, ULPs", 0, 64, key="threshold"))
 ending = "margin" if unit == "logits" else "margin_ulps"
 mask = pd.DataFrame({side: (table[f"{side}_{ending}"] <= limit).fillna(False).astype(bool) for side in SIDES})
-selection_table = table[mask.any(axis=1)].sort_values(
+listing = table[mask.any(axis=1)].sort_values(
     ["is_flip", "near_tie", "reference_margin_ulps", "position"], ascending=[False, False, True, True]
 )
 ulps = plural(int(limit), "ULP") + (f" of {view.dtype}" if view.dtype else "")
 most = f"{limit:g} {view.run.header.unit}" if unit == "logits" else ulps
 counts = ", ".join(f"{out_of(int(mask[side].sum()), len(table))} on the {side}" for side in SIDES)
 st.markdown(
-    f"**{out_of(len(selection_table), len(table))}** positions with margin ≤ {most}: {counts}."
-    f" {int(selection_table['is_flip'].sum()):,} of {plural(int(table['is_flip'].sum()), 'flip')} below the threshold."
+    f"**{out_of(len(listing), len(table))}** positions with margin ≤ {most}: {counts}."
+    f" {int(listing['is_flip'].sum()):,} of {plural(int(table['is_flip'].sum()), 'flip')} below the threshold."
 )
-parts.draw_positions(selection_table, view.run, "close_margins", 7)
-positions = {"these positions": selection_table, f"all positions of {scope}": table}
+parts.draw_positions(listing, view.run, "close_margins", 7)
+positions = {"these positions": listing, f"all positions of {scope}": table}
 files = {title: partial(with_argmax_texts, view.run, rows) for title, rows in positions.items()}
 exports.download(files, exports.file_stem(view, "near-ties"), "near_ties")
 

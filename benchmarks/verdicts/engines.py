@@ -39,10 +39,10 @@ def walk(
     model: Any,
     ids: torch.Tensor,
     stops: Sequence[int],
-    after: Callable[[Any, int], None] = lambda *_: None,
+    on_stop: Callable[[Any, int], None] = lambda *_: None,
     positions: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Forwards that end before each of `stops` and before the end; `after`(cache, stop) is called after each. ->
+    """Forwards that end before each of `stops` and before the end; `on_stop`(cache, stop) is called after each. ->
     [positions, vocab]
 
     positions(places) -> position ids of a forward's tokens.
@@ -54,7 +54,7 @@ def walk(
             {} if positions is None else {"position_ids": positions(torch.arange(start, stop, device=ids.device))[None]}
         )
         parts.append(model(input_ids=ids[None, start:stop], past_key_values=cache, use_cache=True, **options).logits[0])
-        after(cache, stop)
+        on_stop(cache, stop)
         start = stop
     return torch.cat(parts)
 
@@ -97,23 +97,23 @@ def cached(stops: int | Sequence[int], *changes: CacheChange, inner: Change | No
     """Forwards that end at `stops`, or every so many tokens; each change is made to the cache after each of them."""
 
     def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
-        def after(cache: Any, at: int) -> None:
+        def apply_changes(cache: Any, at: int) -> None:
             for change in changes:
                 change(model, ids, cache, at)
 
-        return walk(model, ids, range(stops, len(ids), stops) if isinstance(stops, int) else stops, after)
+        return walk(model, ids, range(stops, len(ids), stops) if isinstance(stops, int) else stops, apply_changes)
 
-    return engine if inner is None else under(inner, engine)
+    return engine if inner is None else alter(inner, engine)
 
 
 def rewriting(change: Callable[[torch.Tensor], torch.Tensor], layer: int | None = None) -> CacheChange:
     """Keys and values, of all layers or of one, are change(keys or values)."""
 
-    def changed(_: Any, __: torch.Tensor, cache: Any, ___: int) -> None:
+    def change_cache(_: Any, __: torch.Tensor, cache: Any, ___: int) -> None:
         for each in cache.layers if layer is None else [cache.layers[layer]]:
             each.keys, each.values = change(each.keys), change(each.values)
 
-    return changed
+    return change_cache
 
 
 def left_by(
@@ -126,31 +126,31 @@ def left_by(
             return
         for layer, stale in zip(cache.layers, other(model, ids).layers, strict=True):
             for own, old in ((layer.keys, stale.keys), (layer.values, stale.values)):
-                own[:, :, slots] = moved(own[:, :, slots], old[:, :, slots], share)
+                own[:, :, slots] = interpolate(own[:, :, slots], old[:, :, slots], share)
 
     return change
 
 
-def moved(values: torch.Tensor, towards: torch.Tensor, share: float) -> torch.Tensor:
+def interpolate(values: torch.Tensor, towards: torch.Tensor, share: float) -> torch.Tensor:
     """Values, a share of the way on to others."""
     return towards if share == 1 else (values.float() + share * (towards.float() - values.float())).to(values.dtype)
 
 
-def under(change: Change, engine: Engine = prefill) -> Engine:
+def alter(change: Change, engine: Engine = prefill) -> Engine:
     """The engine on the changed model."""
 
-    def changed(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    def run(model: Any, ids: torch.Tensor) -> torch.Tensor:
         with change(model):
             return engine(model, ids)
 
-    return changed
+    return run
 
 
 def hooking(modules: Callable[[Any], Iterable[Any]], change: Callable[[Any, Any, Any], Any]) -> Change:
     """The first output of each of these modules of a model is change(module, arguments, output)."""
 
     @contextmanager
-    def changed(model: Any) -> Iterator[None]:
+    def hooks(model: Any) -> Iterator[None]:
         with ExitStack() as stack:
             for module in modules(model):
                 stack.enter_context(hooked(module, partial(of_first, module)))
@@ -161,20 +161,20 @@ def hooking(modules: Callable[[Any], Iterable[Any]], change: Callable[[Any, Any,
             return (change(module, arguments, output[0]), *output[1:])
         return change(module, arguments, output)
 
-    return changed
+    return hooks
 
 
 def replacing(values: Callable[[Any], Iterable[tuple[Any, str, Any]]]) -> Change:
     """Attributes are other values: (owner, name, value) of a model."""
 
     @contextmanager
-    def changed(model: Any) -> Iterator[None]:
+    def replacements(model: Any) -> Iterator[None]:
         with ExitStack() as stack:
             for owner, name, value in values(model):
                 stack.enter_context(replaced(owner, name, value))
             yield
 
-    return changed
+    return replacements
 
 
 def attending(change: Callable[..., Any]) -> Change:
@@ -187,15 +187,15 @@ def attending(change: Callable[..., Any]) -> Change:
     @contextmanager
     def attention(model: Any) -> Iterator[None]:
         name = model.config._attn_implementation
-        written = sys.modules[type(attention_of(layers(model)[0])).__module__].eager_attention_forward
-        plain = ALL_ATTENTION_FUNCTIONS.get(name, written)
+        own = sys.modules[type(attention_of(layers(model)[0])).__module__].eager_attention_forward
+        plain = ALL_ATTENTION_FUNCTIONS.get(name, own)
 
         def original(module: Any, query: Any, key: Any, value: Any, mask: Any, options: Any) -> Any:
             if name == "eager":  # an additive mask
                 mask = query.new_zeros(mask.shape).masked_fill(~mask, torch.finfo(query.dtype).min)
             return plain(module, query, key, value, mask, **options)
 
-        def changed(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+        def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
             queries, keys = query.shape[2], key.shape[2]
             if mask is None:
                 mask = query.new_ones((1, 1, queries, keys), dtype=torch.bool).tril(keys - queries)
@@ -203,7 +203,7 @@ def attending(change: Callable[..., Any]) -> Change:
                 mask = mask >= 0
             return change(original, module, query, key, value, mask.clone(), options)
 
-        with mock.patch.dict(ALL_ATTENTION_FUNCTIONS._local_mapping, {name: changed}):
+        with mock.patch.dict(ALL_ATTENTION_FUNCTIONS._local_mapping, {name: attend}):
             yield
 
     return attention
@@ -222,15 +222,15 @@ def hooked(module: Any, change: Callable[..., Any]) -> Iterator[None]:
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """An attribute is another value, for this call."""
-    before = getattr(owner, name)
+    original = getattr(owner, name)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(owner, name, before)
+        setattr(owner, name, original)
 
 
-def rounded(values: torch.Tensor, bits: int) -> torch.Tensor:
+def round_to_bits(values: torch.Tensor, bits: int) -> torch.Tensor:
     """Values rounded to `bits` bits of mantissa after the leading one. Same shape and dtype."""
     mantissa, exponent = torch.frexp(values)
     return torch.ldexp((mantissa * 2.0 ** (bits + 1)).round() * 2.0 ** -(bits + 1), exponent).to(values.dtype)

@@ -16,6 +16,7 @@ from benchmarks.verdicts.engines import (
     CacheChange,
     Change,
     Engine,
+    alter,
     attention_of,
     cache_of,
     cached,
@@ -26,7 +27,6 @@ from benchmarks.verdicts.engines import (
     other_tokens,
     prefill,
     rewriting,
-    under,
 )
 from benchmarks.verdicts.mutations import (
     Mutation,
@@ -80,11 +80,11 @@ def partial_sums(dtype: torch.dtype) -> Change:
 def inputs(change: Callable[[torch.Tensor], torch.Tensor], **parts: bool) -> Change:
     """The inputs of one kind of linear map, in every block, are change(inputs)."""
 
-    def changed(module: Any, arguments: Any, _: torch.Tensor) -> torch.Tensor:
+    def hook(module: Any, arguments: Any, _: torch.Tensor) -> torch.Tensor:
         total = _linear(module, change(arguments[0]))
         return total if module.bias is None else total + module.bias
 
-    return hooking(lambda model: _last_maps(model, **parts), changed)
+    return hooking(lambda model: _last_maps(model, **parts), hook)
 
 
 def fp8_by_token(x: torch.Tensor) -> torch.Tensor:
@@ -112,11 +112,11 @@ class _InParts(TorchDispatchMode):
         name = func._schema.name.split("::")[1]
         if name not in ("linear", "matmul", "mm", "bmm", "addmm"):
             return func(*args, **(kwargs or {}))
-        added = args[0] if name == "addmm" else args[2] if name == "linear" and len(args) > 2 else None
+        addend = args[0] if name == "addmm" else args[2] if name == "linear" and len(args) > 2 else None
         x, y = args[1:3] if name == "addmm" else args[:2]
         product = func if name != "addmm" else torch.ops.aten.mm.default
         total = sum(product(one, other) for one in _in_three_parts(x) for other in _in_three_parts(y))
-        return total if added is None else total + added
+        return total if addend is None else total + addend
 
 
 def _in_three_parts(x: torch.Tensor) -> list[torch.Tensor]:
@@ -187,9 +187,9 @@ def _twin(name: str, engine: Engine, **options: Any) -> Mutation:
 
 
 def _undeclared(name: str, change: Change, **options: Any) -> Iterator[Mutation]:
-    yield Mutation(name, under(change), is_undeclared=True, **options)
-    yield _bug(f"{name}, a future key", under(change, under(future_key)), 10, **options)
-    yield _bug(f"{name}, a stale slot", under(change, cached([PREFIX], STALE)), PREFIX, **options)
+    yield Mutation(name, alter(change), is_undeclared=True, **options)
+    yield _bug(f"{name}, a future key", alter(change, alter(future_key)), 10, **options)
+    yield _bug(f"{name}, a stale slot", alter(change, cached([PREFIX], STALE)), PREFIX, **options)
 
 
 WIDE: dict[str, Any] = {"applies": single_precision}
@@ -197,28 +197,28 @@ NARROW: dict[str, Any] = {"applies": lambda loaded: not single_precision(loaded)
 CHANNELS = int8(-2)
 KINDS: tuple[Mutation, ...] = (
     *_undeclared("partial sums in bfloat16", partial_sums(torch.bfloat16), **WIDE),
-    Mutation("partial sums in float16", under(partial_sums(torch.float16)), is_undeclared=True, **WIDE),
-    _twin("partial sums in float32", under(partial_sums(torch.float32)), **WIDE),
+    Mutation("partial sums in float16", alter(partial_sums(torch.float16)), is_undeclared=True, **WIDE),
+    _twin("partial sums in float32", alter(partial_sums(torch.float32)), **WIDE),
     *_undeclared("TF32 by truncation", lambda _: Products(_truncated), **WIDE),
-    _twin("products of three bfloat16 parts", under(lambda _: _InParts()), **WIDE),
+    _twin("products of three bfloat16 parts", alter(lambda _: _InParts()), **WIDE),
     Mutation("int8 cache, a scale a channel", cached(8, CHANNELS), is_undeclared=True),
     _bug("int8 cache, a scale a channel, a future key", cached(8, CHANNELS, inner=future_key), 10),
     _bug("int8 cache, a scale a channel, a stale slot", cached(8, CHANNELS, STALE), PREFIX),
     Mutation("int8 cache, a scale a head", cached(8, int8(-1, -2)), is_undeclared=True),
     _twin("a cache in chunks of 8", cached(8)),
     *_undeclared("fp8 inputs of the MLP's last map", inputs(fp8_by_token, attention=False)),
-    Mutation("fp8 inputs of attention's last map", under(inputs(fp8_by_token, mlp=False)), is_undeclared=True),
-    _twin("inputs scaled and back", under(inputs(scaled_and_back, attention=False)), **WIDE),
+    Mutation("fp8 inputs of attention's last map", alter(inputs(fp8_by_token, mlp=False)), is_undeclared=True),
+    _twin("inputs scaled and back", alter(inputs(scaled_and_back, attention=False)), **WIDE),
     _bug("one column of the head x 1.01", of_column(lambda logits: logits[:, TOKEN] * 1.01), says=f"{TOKEN}"),
     _bug("one column is its neighbor's", of_column(lambda logits: logits[:, TOKEN - 1]), says=f"{TOKEN}"),
-    _twin("head by tiles of 16 columns", under(hooking(head_of, _by_tiles))),
-    _bug("rows late from 21 to the block's end", under(rows_late(START, 32)), START),
-    _bug("rows late from 21 on", under(rows_late(START)), START),
-    _bug("rows late from a block's boundary on", under(rows_late(32)), 32),
+    _twin("head by tiles of 16 columns", alter(hooking(head_of, _by_tiles))),
+    _bug("rows late from 21 to the block's end", alter(rows_late(START, 32)), START),
+    _bug("rows late from 21 on", alter(rows_late(START)), START),
+    _bug("rows late from a block's boundary on", alter(rows_late(32)), 32),
     _bug("a block overwritten when half full", half_a_block_overwritten, START),
     _twin("chunks that end inside a block", cached([START, 37])),
-    _bug("rows late from 21 on, in 16 bits only", in_16_bits_only(under(rows_late(START))), START, **NARROW),
-    _bug("a future key, in 16 bits only", in_16_bits_only(under(future_key)), 10, **NARROW),
+    _bug("rows late from 21 on, in 16 bits only", in_16_bits_only(alter(rows_late(START))), START, **NARROW),
+    _bug("a future key, in 16 bits only", in_16_bits_only(alter(future_key)), 10, **NARROW),
     _twin("scores rounded, in 16 bits only", in_16_bits_only(scores_rounded), **NARROW),
 )
 
@@ -240,9 +240,9 @@ def problems_of(verdict: Verdict, case: Mutation) -> list[str]:
 def contradictions(verdict: Verdict) -> Iterator[str]:
     """Places and sizes that one verdict states in two ways."""
     first = verdict.first_place
-    named = re.search(r"\bposition (\d+)", verdict.because)
-    if named and (first is None or first[1] != int(named[1])):
-        yield f"position {named[1]} in the sentence, {first} as first place"
+    match = re.search(r"\bposition (\d+)", verdict.because)
+    if match and (first is None or first[1] != int(match[1])):
+        yield f"position {match[1]} in the sentence, {first} as first place"
     numbers = re.findall(r"(\d[\d.,]*(?:e[+-]?\d+)?)(?: times|x)\b", verdict.because)
     sizes = [float(number.replace(",", "")) for number in numbers]
     ratio = verdict.noise_ratio
@@ -250,9 +250,9 @@ def contradictions(verdict: Verdict) -> Iterator[str]:
         yield f"{sizes[0]:g} floors in the sentence, {ratio:.3g} as noise ratio"
     modules = []
     for row in verdict.evidence:
-        shown = getattr(row.figures, "first", None) if hasattr(row.figures, "starts") else None
-        if verdict.name == BUG_SUSPECTED and shown is not None and tuple(shown) != first:
-            yield f"{tuple(shown)} in '{row.check}', {first} as first place"
+        place = getattr(row.figures, "first", None) if hasattr(row.figures, "starts") else None
+        if verdict.name == BUG_SUSPECTED and place is not None and tuple(place) != first:
+            yield f"{tuple(place)} in '{row.check}', {first} as first place"
         if first is not None and re.search(r"no position", row.says, re.IGNORECASE):
             yield f"'no position' in '{row.check}', {first} as first place"
         if verdict.name == BUG_SUSPECTED and "equally far" in row.says:

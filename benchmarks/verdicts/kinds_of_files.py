@@ -39,7 +39,7 @@ class FileCase:
 
     name: str
     write: Callable[[Path, LoadedModel, Sequence[Sequence[int]]], tuple[list[Path], Controls]]
-    wanted: tuple[str, ...] = FAULTS
+    verdicts: tuple[str, ...] = FAULTS
     says: str = ""
     position: int | None = None
     is_undeclared: bool = False
@@ -55,13 +55,13 @@ def judged_files(case: FileCase, loaded: LoadedModel, prompts: Sequence[Sequence
         folder = Path(name)
         paths, controls = case.write(folder, loaded, prompts)
         store = ["--store", str(folder / "store"), "--json"]
-        stored = _run("ingest", *paths, *store)
-        if isinstance(stored, str):
-            return SimpleNamespace(name="refused", because=stored, evidence=(), noise_ratio=None, first_place=None)
+        run = _run("ingest", *paths, *store)
+        if isinstance(run, str):
+            return SimpleNamespace(name="refused", because=run, evidence=(), noise_ratio=None, first_place=None)
         options = [part for option, files in controls.items() for path in files for part in (option, path)]
-        judged = _run("verdict", stored["run_id"], *options, *store)
-        assert isinstance(judged, dict), judged
-    (pair,) = judged["pairs"]
+        result = _run("verdict", run["run_id"], *options, *store)
+        assert isinstance(result, dict), result
+    (pair,) = result["pairs"]
     rows = [SimpleNamespace(**{**row, "figures": SimpleNamespace(**row["figures"])}) for row in pair["evidence"]]
     first = pair.get("first_place")
     return SimpleNamespace(
@@ -96,8 +96,8 @@ def dump(engine: Engine) -> Callable[..., tuple[list[Path], Controls]]:
             return path
 
         own = saved(folder / "own.npz", loaded.model)
-        with in_float32(loaded) as widened:
-            return [own], {"--float32": [saved(folder / "float32.npz", widened.model)]}
+        with in_float32(loaded) as wide:
+            return [own], {"--float32": [saved(folder / "float32.npz", wide.model)]}
 
     return write
 
@@ -109,9 +109,9 @@ def lists(mask: Callable[[Values], NDArray[np.bool_]]) -> Callable[..., tuple[li
 
     def write(folder: Path, *_: Any) -> tuple[list[Path], Controls]:
         pair = pair_of(BF16)
-        masked = np.where(mask(pair.y), pair.y, -np.inf)
+        output = np.where(mask(pair.y), pair.y, -np.inf)
         paths = []
-        for name, logits in (("plain", pair.x), ("masked", masked)):
+        for name, logits in (("plain", pair.x), ("masked", output)):
             rows = [_row(values, own) for values, own in zip(logits, pair.tokens[1:], strict=False)]
             choice = {"index": 0, "text": "", "prompt_token_ids": pair.tokens, "prompt_logprobs": [None, *rows]}
             paths.append(folder / f"{name}.json")
@@ -145,8 +145,8 @@ def _grammar(logits: Values) -> NDArray[np.bool_]:
 
 FILE_CASES = (
     FileCase("dump: a block overwritten when half full", dump(half_a_block_overwritten), position=START),
-    FileCase("dump: products in two halves", dump(in_two_halves), wanted=(*HARMLESS, UNDECIDED)),
+    FileCase("dump: products in two halves", dump(in_two_halves), verdicts=(*HARMLESS, UNDECIDED)),
     FileCase("lists: top-p without the prompt's token", lists(_top_p), says="mask"),
     FileCase("lists: a grammar without the prompt's token", lists(_grammar), says="mask"),
-    FileCase("lists: no mask", lists(np.isfinite), wanted=(*HARMLESS, UNDECIDED)),
+    FileCase("lists: no mask", lists(np.isfinite), verdicts=(*HARMLESS, UNDECIDED)),
 )

@@ -23,6 +23,7 @@ from benchmarks.verdicts.engines import (
     PREFIX,
     Change,
     Engine,
+    alter,
     attending,
     attention_of,
     cache_of,
@@ -38,8 +39,7 @@ from benchmarks.verdicts.engines import (
     replaced,
     replacing,
     rewriting,
-    rounded,
-    under,
+    round_to_bits,
     walk,
 )
 from core.inference.models.model import LoadedModel
@@ -70,7 +70,7 @@ def _windowed(loaded: LoadedModel) -> bool:
     return is_windowed(loaded.model)
 
 
-def _grouped(loaded: LoadedModel) -> bool:
+def _has_groups(loaded: LoadedModel) -> bool:
     """True where several query heads share the keys of one."""
     config = loaded.model.config
     return 1 < (getattr(config, "num_key_value_heads", None) or config.num_attention_heads) < config.num_attention_heads
@@ -172,7 +172,7 @@ def neighbours_block_at_one_position(model: Any, ids: torch.Tensor) -> torch.Ten
     """For the length of one token, a block's slots are those of another request."""
     own: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def after(cache: Any, at: int) -> None:
+    def change(cache: Any, at: int) -> None:
         if at == PREFIX:
             own.extend(
                 (layer.keys[:, :, -BLOCK:].clone(), layer.values[:, :, -BLOCK:].clone()) for layer in cache.layers
@@ -182,7 +182,7 @@ def neighbours_block_at_one_position(model: Any, ids: torch.Tensor) -> torch.Ten
             for layer, (keys, values) in zip(cache.layers, own, strict=True):
                 layer.keys[:, :, -BLOCK - 1 : -1], layer.values[:, :, -BLOCK - 1 : -1] = keys, values
 
-    return walk(model, ids, [PREFIX, PREFIX + 1], after)
+    return walk(model, ids, [PREFIX, PREFIX + 1], change)
 
 
 def _block_table_shifted(slots: torch.Tensor) -> torch.Tensor:
@@ -217,7 +217,7 @@ def scaled_value(factor: float, slots: Slots = -3) -> Engine:
     return cached([PREFIX], change)
 
 
-def stored(round_trip: Callable[[torch.Tensor], torch.Tensor], layer: int | None = None) -> Engine:
+def round_cache(round_trip: Callable[[torch.Tensor], torch.Tensor], layer: int | None = None) -> Engine:
     """The cache, of all layers or of one, is kept in fewer bits than the model computes in."""
     return cached(8, rewriting(round_trip, layer))
 
@@ -258,7 +258,7 @@ def _boundary_hidden(original: Any, module: Any, query: Any, key: Any, value: An
 
 def window_longer_by(tokens: int) -> Engine:
     """The window holds so many tokens more."""
-    return under(replacing(lambda model: [(model.config, "sliding_window", model.config.sliding_window + tokens)]))
+    return alter(replacing(lambda model: [(model.config, "sliding_window", model.config.sliding_window + tokens)]))
 
 
 def _end_of_window(tokens: int, model: Any) -> int:
@@ -282,17 +282,17 @@ def left_padding_unmasked(model: Any, ids: torch.Tensor) -> torch.Tensor:
     A mask of ones is given, because without any transformers reads positions that begin anew as several sequences, and
     masks them.
     """
-    seen = ids.new_ones((1, len(ids) + 5))
+    mask = ids.new_ones((1, len(ids) + 5))
     return _left_padded(
-        model, ids, attention_mask=seen, position_ids=torch.arange(-5, len(ids), device=ids.device).clamp_min(0)[None]
+        model, ids, attention_mask=mask, position_ids=torch.arange(-5, len(ids), device=ids.device).clamp_min(0)[None]
     )
 
 
 def left_padding_without_positions(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """Padding before the prompt is masked, positions are counted from it: no matter under rotary positions."""
-    seen = ids.new_ones((1, len(ids) + 5))
-    seen[:, :5] = 0
-    return _left_padded(model, ids, attention_mask=seen)
+    mask = ids.new_ones((1, len(ids) + 5))
+    mask[:, :5] = 0
+    return _left_padded(model, ids, attention_mask=mask)
 
 
 def all_positions_shifted_by_one(model: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -383,7 +383,7 @@ def scaled_head(factor: float) -> Engine:
             output[:, :, 0] *= factor
         return output, *rest
 
-    return under(attending(change))
+    return alter(attending(change))
 
 
 def _attending_with(options_of: Callable[[Any], dict[str, Any]]) -> Engine:
@@ -392,7 +392,7 @@ def _attending_with(options_of: Callable[[Any], dict[str, Any]]) -> Engine:
     def change(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, options: Any) -> Any:
         return original(module, query, key, value, mask, {**options, **options_of(query)})
 
-    return under(attending(change))
+    return alter(attending(change))
 
 
 attention_scaled_by_head_dim = _attending_with(lambda query: {"scaling": 1 / query.shape[-1]})
@@ -427,11 +427,11 @@ def rotary_scaled_beyond_a_length(model: Any, ids: torch.Tensor) -> torch.Tensor
     """From a length on frequencies are halved, for keys that were cached before too late."""
     with ExitStack() as stack:
 
-        def after(_: Any, at: int) -> None:
+        def rescale(_: Any, at: int) -> None:
             if at == 24:
                 stack.enter_context(_halved(model))
 
-        return walk(model, ids, [24], after)
+        return walk(model, ids, [24], rescale)
 
 
 def _epsilon(module: Any) -> Iterator[tuple[Any, str, float]]:
@@ -452,7 +452,7 @@ def norm_epsilon_of_layer(number: int) -> Engine:
     def values(model: Any) -> Any:
         return [(module, name, 10 * value) for module, name, value in _epsilon(first_norm(layers(model)[number]))]
 
-    return under(replacing(values))
+    return alter(replacing(values))
 
 
 def activated(module: torch.nn.Module) -> Change:
@@ -476,8 +476,8 @@ def _head_of(change: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]) 
 
 def _untied(model: Any, weight: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
     """The head, which the checkpoint ties to the embedding, keeps what it was initialised with."""
-    drawn = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
-    return drawn.to(weight.device) * model.config.initializer_range
+    values = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    return values.to(weight.device) * model.config.initializer_range
 
 
 def _one_row_stale(_: Any, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -502,12 +502,12 @@ def _routed(change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Eng
                 )
             yield
 
-    return under(routing)
+    return alter(routing)
 
 
 def _without_renormalisation(logits: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    chosen = logits.softmax(-1).topk(weights.shape[-1], dim=-1).values
-    return weights * chosen.sum(-1, keepdim=True).to(weights.dtype)
+    top = logits.softmax(-1).topk(weights.shape[-1], dim=-1).values
+    return weights * top.sum(-1, keepdim=True).to(weights.dtype)
 
 
 def _one_token_dropped(_: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -536,8 +536,8 @@ def truncated_to_the_top_20(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 def _at_temperature_1(logits: torch.Tensor) -> Sequence[int]:
     generator = torch.Generator().manual_seed(0)
-    drawn: list[int] = torch.multinomial(logits.float().cpu().softmax(-1), 1, generator=generator)[:, 0].tolist()
-    return drawn
+    sampled: list[int] = torch.multinomial(logits.float().cpu().softmax(-1), 1, generator=generator)[:, 0].tolist()
+    return sampled
 
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -580,12 +580,12 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation("value cache of one head x 1.01", scaled_value(1.01, slice(None)), "vllm-project/vllm/pull/11688"),
     Mutation("one cached value of one head x 1.01", scaled_value(1.01)),
-    Mutation("fp8 cache", stored(fp8), "sgl-project/sglang/issues/25790", is_precision=True),
-    Mutation("int8 cache", stored(_int8), is_precision=True),
-    Mutation("int8 cache in one layer only", stored(_int8, 1), module=_attention_of_block(1), position=8),
-    Mutation("fp8 cache in one layer only", stored(fp8, 1), module=_attention_of_block(1), position=8),
+    Mutation("fp8 cache", round_cache(fp8), "sgl-project/sglang/issues/25790", is_precision=True),
+    Mutation("int8 cache", round_cache(_int8), is_precision=True),
+    Mutation("int8 cache in one layer only", round_cache(_int8, 1), module=_attention_of_block(1), position=8),
+    Mutation("fp8 cache in one layer only", round_cache(fp8, 1), module=_attention_of_block(1), position=8),
     Mutation("a race: one stale slot, another each time", racing_slot, "vllm-project/vllm/issues/39146"),
-    Mutation("one future key visible to one query", under(future_key)),
+    Mutation("one future key visible to one query", alter(future_key)),
     Mutation("first query of a chunk misses the token before it", cached([PREFIX], inner=attending(_boundary_hidden))),
     *(
         Mutation(
@@ -600,12 +600,12 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "keys of two groups swapped in one layer",
-        under(attending(_groups_swapped)),
-        applies=_grouped,
+        alter(attending(_groups_swapped)),
+        applies=_has_groups,
         module=_attention_of_block(1),
         position=1,
     ),
-    Mutation("windowed and full layers swapped", under(replacing(_other_kinds)), applies=_of("gemma2")),
+    Mutation("windowed and full layers swapped", alter(replacing(_other_kinds)), applies=_of("gemma2")),
     Mutation("left padding not masked", left_padding_unmasked, "turboderp-org/exllamav2/issues/606"),
     Mutation(
         "left padding without position ids",
@@ -623,19 +623,19 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("another row's logits", partial(in_a_batch, row=1), "tenstorrent/tt-xla/issues/5830"),
     Mutation(
         "NaN of a padded row through a batch-wide maximum",
-        under(hooking(second_layer, _nan_through_a_maximum), _with_padding),
+        alter(hooking(second_layer, _nan_through_a_maximum), _with_padding),
         "ml-explore/mlx/pull/2608",
     ),
     Mutation(
         "TF32 where float32 was promised",
-        under(lambda _: Products(partial(rounded, bits=10))),
+        alter(lambda _: Products(partial(round_to_bits, bits=10))),
         "CanReader/FastNN/issues/10",
         single_precision,
         is_precision=True,
     ),
     Mutation(
         "head in bfloat16 where float32 was promised",
-        under(hooking(head_of, _head_in_bfloat16)),
+        alter(hooking(head_of, _head_in_bfloat16)),
         applies=single_precision,
         is_precision=True,
     ),
@@ -651,15 +651,15 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "final softcap dropped",
-        under(replacing(lambda model: [(model.config, "final_logit_softcapping", None)])),
+        alter(replacing(lambda model: [(model.config, "final_logit_softcapping", None)])),
         "keras-team/keras-hub/pull/1712",
         _of("gemma2"),
     ),
-    Mutation("rotary base 1 % off", under(_rotating(_of_another_base)), "unslothai/unsloth/pull/7028", _rotary),
-    Mutation("rotary positions halved", under(_halved), applies=_rotary, module=_rotary_tables, position=1),
+    Mutation("rotary base 1 % off", alter(_rotating(_of_another_base)), "unslothai/unsloth/pull/7028", _rotary),
+    Mutation("rotary positions halved", alter(_halved), applies=_rotary, module=_rotary_tables, position=1),
     Mutation(
         "rotary frequencies scaled by parts",
-        under(_rotating(_by_parts)),
+        alter(_rotating(_by_parts)),
         applies=_rotary,
         module=_rotary_tables,
         position=1,
@@ -672,16 +672,16 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a bias dropped",
-        under(hooking(lambda model: [layers(model)[1].mlp.c_fc], lambda module, _, output: output - module.bias)),
+        alter(hooking(lambda model: [layers(model)[1].mlp.c_fc], lambda module, _, output: output - module.bias)),
         applies=_of("gpt2"),
     ),
     Mutation(
         "a bias added on every rank",
-        under(hooking(lambda model: [layers(model)[1].attn.c_proj], lambda module, _, output: output + module.bias)),
+        alter(hooking(lambda model: [layers(model)[1].attn.c_proj], lambda module, _, output: output + module.bias)),
         "huggingface/text-generation-inference/issues/1036",
         _of("gpt2"),
     ),
-    Mutation("norm epsilon 1e-5 for 1e-6", under(replacing(_other_epsilons)), "apache/tvm/pull/15856"),
+    Mutation("norm epsilon 1e-5 for 1e-6", alter(replacing(_other_epsilons)), "apache/tvm/pull/15856"),
     Mutation(
         "norm epsilon x 10 in the first layer",
         norm_epsilon_of_layer(0),
@@ -700,7 +700,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "exact GELU for the tanh one",
-        under(activated(torch.nn.GELU())),
+        alter(activated(torch.nn.GELU())),
         "OpenNMT/CTranslate2/issues/1658",
         _of("gpt2", "gemma2"),
     ),

@@ -16,15 +16,15 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from benchmarks.verdicts.engines import PREFIX, Engine, cached, left_by, prefill, replacing, rewriting, under
+from benchmarks.verdicts.engines import PREFIX, Engine, alter, cached, left_by, prefill, replacing, rewriting
 from benchmarks.verdicts.mutations import (
     Mutation,
     another_prompt,
     fp8,
     overwriting,
+    round_cache,
     scaled_head,
     single_precision,
-    stored,
 )
 from core.inference.controls.precisions.catalogue import NF4_LEVELS
 from core.inference.models.model import LoadedModel
@@ -67,9 +67,9 @@ def _weights(model: Any, format: Rounding) -> Iterator[None]:
         if parameter.ndim == 2 and ("layers." in name or ".h." in name):
             across = "Conv1D" in type(model.get_submodule(name.rpartition(".")[0])).__name__  # [in, out]
             plain = (parameter.data.T if across else parameter.data).double().cpu().numpy()
-            rounded = torch.from_numpy(format(plain)).to(parameter)
+            lower = torch.from_numpy(format(plain)).to(parameter)
             originals.append((parameter, parameter.data))
-            parameter.data = (rounded.T if across else rounded).contiguous()
+            parameter.data = (lower.T if across else lower).contiguous()
     try:
         yield
     finally:
@@ -79,7 +79,7 @@ def _weights(model: Any, format: Rounding) -> Iterator[None]:
 
 def with_weights(format: Rounding, inner: Engine = prefill) -> Engine:
     """The layers' matrices hold only what the format holds."""
-    return under(lambda model: _weights(model, format), inner)
+    return alter(lambda model: _weights(model, format), inner)
 
 
 def _e5m2(values: torch.Tensor) -> torch.Tensor:
@@ -124,7 +124,7 @@ PRECISIONS: tuple[Mutation, ...] = tuple(
     Mutation(name, engine, applies=applies, is_precision=True)
     for name, engine, applies in (
         ("fp8 cache (e5m2), token by token", cached(range(5, 48), rewriting(_e5m2)), lambda _: True),
-        ("fp8 cache, attention written out", under(_eager, stored(fp8)), lambda _: True),
+        ("fp8 cache, attention written out", alter(_eager, round_cache(fp8)), lambda _: True),
         ("weights in Q4_0", with_weights(q4_0), _tokens_in_layers),
         ("weights in NF4", with_weights(_nf4), _tokens_in_layers),
         ("weights of 8 bits", with_weights(eight_bits), _tokens_in_layers),

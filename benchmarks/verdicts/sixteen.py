@@ -23,14 +23,14 @@ import torch
 from benchmarks.verdicts.engines import (
     PREFIX,
     Engine,
+    alter,
     attending,
     cached,
     hooking,
+    interpolate,
     layers,
     left_by,
-    moved,
     prefill,
-    under,
 )
 from benchmarks.verdicts.mutations import (
     MUTATIONS,
@@ -65,17 +65,17 @@ Share = Callable[[float], Engine]
 
 
 def _towards(
-    modules: Callable[[Any], Any], where: Any, other: Callable[[Any, Any], torch.Tensor], inner: Engine = prefill
+    modules: Callable[[Any], Any], index: Any, other: Callable[[Any, Any], torch.Tensor], inner: Engine = prefill
 ) -> Share:
     """Part of a module's output is moved by a share of the way to other(output, input)."""
 
     def of_share(share: float) -> Engine:
         def change(_: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor:
-            changed = output.clone()
-            changed[where] = moved(output[where], other(output, arguments[0]), share)
-            return changed
+            result = output.clone()
+            result[index] = interpolate(output[index], other(output, arguments[0]), share)
+            return result
 
-        return under(hooking(modules, change), inner)
+        return alter(hooking(modules, change), inner)
 
     return of_share
 
@@ -101,10 +101,10 @@ def attention_reads_ahead(share: float) -> Engine:
         if module.layer_idx == 0:
             output = output.clone()
             other = value[:, :, PLACE + 1].repeat_interleave(query.shape[1] // value.shape[1], 1)
-            output[:, PLACE] = moved(output[:, PLACE], other, share)
+            output[:, PLACE] = interpolate(output[:, PLACE], other, share)
         return (output, *rest)
 
-    return under(attending(change))
+    return alter(attending(change))
 
 
 _HERE, _BEFORE = (slice(None), PLACE), (slice(None), PLACE - 1)
@@ -159,12 +159,12 @@ def prompts_for(name: str, loaded: LoadedModel, count: int) -> list[tuple[int, .
 
 def cases_of(loaded: LoadedModel, shares: Sequence[float] = SHARES) -> list[Mutation]:
     """Faults at every size, and the trial's cases that are engines or paths and have logits of their own."""
-    known = [
+    cases = [
         case for case in (*MUTATIONS, *VARIATIONS) if case.applies(loaded) and case.sample is None and case.base is None
     ]
     twin = Mutation("scores rounded to 16 bits", scores_rounded, changes=lambda _: False)
     faults = [Mutation(name, make(share)) for name, make in FAULTS.items() for share in shares]
-    return [*faults, *(case for case in known if not case.name.startswith(_SLOW)), twin]
+    return [*faults, *(case for case in cases if not case.name.startswith(_SLOW)), twin]
 
 
 def run_trial(
@@ -176,24 +176,24 @@ def run_trial(
         able = [case for case in cases if _runs(case, loaded, prompts[0])]
         sides = [side_of(case.path or case.engine or "prefill") for case in able]
         draws = Drawn(loaded, prompts)
-        errors, drawn = draws.errors(sides), draws.draws
-        rounding = np.mean([each.squares for each in drawn], axis=0)
+        errors, each_draw = draws.errors(sides), draws.draws
+        rounding = np.mean([each.squares for each in each_draw], axis=0)
         sizes = []
-        with in_float32(loaded) as widened:
-            plain = torch.cat([whole_side(PLAIN.run_on(widened), ids) for ids in prompts]).double()
+        with in_float32(loaded) as wide:
+            plain = torch.cat([whole_side(PLAIN.run_on(wide), ids) for ids in prompts]).double()
             for case, side in zip(able, sides, strict=True):
                 size = 0.0
                 if case.changes(loaded):
-                    logits = torch.cat([whole_side(side.run_on(widened), ids) for ids in prompts]).double()
+                    logits = torch.cat([whole_side(side.run_on(wide), ids) for ids in prompts]).double()
                     fault = (logits - plain).nan_to_num(posinf=np.inf, nan=np.inf)
                     size = float(np.sqrt((fault.square().mean(1).cpu().numpy() / rounding).max()))
                 sizes.append(size)
-    tried = [
-        Tried(name, len(prompts), case.name, size, floor_test(one, drawn, DRAWN, lengths=lengths))
+    trials = [
+        Tried(name, len(prompts), case.name, size, floor_test(one, each_draw, DRAWN, lengths=lengths))
         for case, size, one in zip(able, sizes, errors, strict=True)
     ]
-    others = [[*drawn[:number], *drawn[number + 1 :]] for number in range(len(drawn))]
-    return tried, [floor_test(one, rest, DRAWN, lengths=lengths) for one, rest in zip(drawn, others, strict=True)]
+    others = [[*each_draw[:number], *each_draw[number + 1 :]] for number in range(len(each_draw))]
+    return trials, [floor_test(one, rest, DRAWN, lengths=lengths) for one, rest in zip(each_draw, others, strict=True)]
 
 
 def _runs(case: Mutation, loaded: LoadedModel, ids: Sequence[int]) -> bool:
@@ -204,14 +204,14 @@ def _runs(case: Mutation, loaded: LoadedModel, ids: Sequence[int]) -> bool:
     return True
 
 
-def summary(tried: Sequence[Tried], draws: dict[tuple[str, int], list[FloorTest]]) -> Iterator[str]:
+def summary(trials: Sequence[Tried], draws: dict[tuple[str, int], list[FloorTest]]) -> Iterator[str]:
     """Lines of Markdown: a line a model and a number of prompts; faults that are seen at the end, in roundings."""
     kinds = {"at one position": "position", "over all": ""}
     columns = "model | prompts | faults | seen | same function | accused | largest ratio | draws accused"
     yield f"| {columns} | {' | '.join(kinds)} |"
     yield f"|{'---|' * (8 + len(kinds))}"
     for (model, count), of_draws in draws.items():
-        own = [one for one in tried if (one.model, one.prompts) == (model, count)]
+        own = [one for one in trials if (one.model, one.prompts) == (model, count)]
         faults, same = ([one for one in own if bool(one.size) == is_fault] for is_fault in (True, False))
         limits = [same[0].test.smallest_fault(kind) for kind in kinds.values()]
         smallest = ["" if limit is None else f"{limit:.2g}" for limit in limits]
@@ -221,17 +221,17 @@ def summary(tried: Sequence[Tried], draws: dict[tuple[str, int], list[FloorTest]
         yield f"| {' | '.join(map(str, cells))} |"
 
 
-def table(tried: Sequence[Tried]) -> Iterator[str]:
+def table(trials: Sequence[Tried]) -> Iterator[str]:
     """Lines of Markdown: a line a fault, a column a size, seen of planted."""
     ranges = list(itertools.pairwise(SIZES))
     ends = [f"{low:g} to {high:g}" if high < np.inf else f"{low:g} and more" for low, high in ranges]
     yield f"| fault | {' | '.join(ends)} |"
     yield f"|{'---|' * (1 + len(ends))}"
     groups = {name: {name} for name in FAULTS} | {"the trial's": {case.name for case in MUTATIONS}}
-    for group, names in (groups | {"together": {one.case for one in tried}}).items():
+    for group, names in (groups | {"together": {one.case for one in trials}}).items():
         cells = []
         for low, high in ranges:
-            own = [one for one in tried if one.case in names and low < one.size <= high]
+            own = [one for one in trials if one.case in names and low < one.size <= high]
             cells.append(f"{sum(one.is_seen for one in own)} of {len(own)}" if own else "")
         yield f"| {group} | {' | '.join(cells)} |"
 
@@ -245,7 +245,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", help="cpu or cuda; the tables of the docs are from a CPU")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    tried: list[Tried] = []
+    trials: list[Tried] = []
     draws: dict[tuple[str, int], list[FloorTest]] = {}
     for name in [options.folder] if options.folder else options.model or MODELS:
         if options.folder:
@@ -255,12 +255,12 @@ def main() -> int:
         for count in options.prompts or (2,):
             cases = cases_of(loaded)
             cases_of_model, draws[name, count] = run_trial(name, loaded, prompts_for(name, loaded, count), cases)
-            tried += cases_of_model
+            trials += cases_of_model
             for one in cases_of_model:
                 if one.is_seen and not one.size:
                     print(f"ACCUSED {name:24}{count:4} {one.case:52}{one.test.ratio:.2f}", flush=True)
-    print(*summary(tried, draws), "", *table(tried), sep="\n")
-    return int(any(one.is_seen and not one.size for one in tried))
+    print(*summary(trials, draws), "", *table(trials), sep="\n")
+    return int(any(one.is_seen and not one.size for one in trials))
 
 
 if __name__ == "__main__":

@@ -56,14 +56,14 @@ CLEAR = 10  # floors: a fault of so many must never be missed
 class Trial:
     """One case on one model. verdict: REFUSED if the case cannot be judged, `because` says why.
 
-    wanted: verdicts that are right; noise_ratio and worst: over all positions and the largest at one; failed: names of
+    verdicts: those that are right; noise_ratio and worst: over all positions and the largest at one; failed: names of
     the checks that failed; module, position: where the verdict says that it begins, '' and None if it names none;
     problems: what else is wrong with the verdict.
     """
 
     model: str
     case: str
-    wanted: tuple[str, ...]
+    verdicts: tuple[str, ...]
     verdict: str
     because: str
     noise_ratio: float | None = None
@@ -75,11 +75,11 @@ class Trial:
 
     @property
     def is_bug(self) -> bool:
-        return BUG_SUSPECTED in self.wanted
+        return BUG_SUSPECTED in self.verdicts
 
     @property
     def is_precision(self) -> bool:
-        return self.wanted == (LOWER_PRECISION,)
+        return self.verdicts == (LOWER_PRECISION,)
 
     @property
     def changed_nothing(self) -> bool:
@@ -88,7 +88,7 @@ class Trial:
 
     @property
     def is_right(self) -> bool:
-        return self.verdict in self.wanted and not self.problems
+        return self.verdict in self.verdicts and not self.problems
 
     @property
     def is_wrong(self) -> bool:
@@ -122,35 +122,35 @@ def try_case(
     """The case judged on the model, with everything that the judgement runs by itself. session: of the model and
     prompts, where several cases are; is_strict: the words of the verdict count too.
     """
-    wanted = FAULTS if case.changes(loaded) else HARMLESS
+    verdicts = FAULTS if case.changes(loaded) else HARMLESS
     if case.is_precision or case.is_undeclared:
-        wanted = (LOWER_PRECISION, *((BUG_SUSPECTED,) if case.is_undeclared else ()))
+        verdicts = (LOWER_PRECISION, *((BUG_SUSPECTED,) if case.is_undeclared else ()))
     try:
         verdict = _verdict(case, loaded, prompts, session)
     except CaptureError as error:
-        return Trial(name, case.name, wanted, REFUSED, str(error), problems=(REFUSED,) * is_strict)
+        return Trial(name, case.name, verdicts, REFUSED, str(error), problems=(REFUSED,) * is_strict)
     problems = problems_of(verdict, case) if is_strict else []
-    return _placed(_trial(name, case.name, wanted, verdict, problems), case, loaded)
+    return _check_place(_trial(name, case.name, verdicts, verdict, problems), case, loaded)
 
 
 def try_files(case: FileCase, name: str, loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> Trial:
     """The files judged by the commands, which have no floor for what servers sent."""
     verdict = judged_files(case, loaded, prompts)
     problems = [REFUSED] if verdict.name == REFUSED else problems_of(verdict, case)
-    return _placed(_trial(name, case.name, case.wanted, verdict, problems), case, loaded)
+    return _check_place(_trial(name, case.name, case.verdicts, verdict, problems), case, loaded)
 
 
-def _trial(model: str, case: str, wanted: tuple[str, ...], verdict: Any, problems: Sequence[str] = ()) -> Trial:
+def _trial(model: str, case: str, right: tuple[str, ...], verdict: Any, problems: Sequence[str] = ()) -> Trial:
     worst = [getattr(row.figures, "worst_position_ratio", None) for row in verdict.evidence if row.group == FLOAT32]
     modules = [getattr(row.figures, "modules_beyond", ()) for row in verdict.evidence]
     failed = tuple(row.group for row in verdict.evidence if row.outcome == FAILED)
     sizes = verdict.noise_ratio, worst[-1] if worst else None
     module = next((each[0] for each in modules if each), "")
     position = None if verdict.first_place is None else verdict.first_place[1]
-    return Trial(model, case, wanted, verdict.name, verdict.because, *sizes, failed, module, position, tuple(problems))
+    return Trial(model, case, right, verdict.name, verdict.because, *sizes, failed, module, position, tuple(problems))
 
 
-def _placed(trial: Trial, case: Mutation | FileCase, loaded: LoadedModel) -> Trial:
+def _check_place(trial: Trial, case: Mutation | FileCase, loaded: LoadedModel) -> Trial:
     """The case with one more problem if the verdict names another place than it should."""
     place = case.place(loaded.model, trial.module, trial.position)
     if trial.verdict != BUG_SUSPECTED or (trial.module, trial.position) == place:
@@ -197,15 +197,15 @@ def run_trial(
     names: Sequence[str],
     is_quick: bool = True,
     on_trial: Callable[[Trial], None] = lambda _: None,
-    wanted: Callable[[Mutation], bool] = lambda _: True,
+    selects: Callable[[Mutation], bool] = lambda _: True,
     most_prompts: int | None = None,
     device: str = "cpu",
 ) -> list[Trial]:
-    """All cases on all models named, or those that are wanted, over all of their prompts or so many."""
+    """All cases on all models named, or those that are selected, over all of their prompts or so many."""
     trials = []
     for name in names:
         loaded, prompts = model_named(name, device)
-        for case in filter(wanted, cases_of(loaded, is_quick or name not in COMPILED)):
+        for case in filter(selects, cases_of(loaded, is_quick or name not in COMPILED)):
             trials.append(try_case(case, name, loaded, prompts[:most_prompts]))
             on_trial(trials[-1])
     return trials
@@ -234,15 +234,15 @@ def summary(trials: Sequence[Trial]) -> Iterator[str]:
     yield f"|{'---|' * 13}"
     for name in [*dict.fromkeys(trial.model for trial in trials), "together"]:
         own = [trial for trial in trials if name in (trial.model, "together")]
-        judged = [trial for trial in own if trial.verdict != REFUSED]
-        nothing = [trial for trial in judged if trial.changed_nothing]
-        bugs = [trial for trial in judged if trial.is_bug and not trial.changed_nothing]
-        lower = [trial for trial in judged if trial.is_precision]
-        same = [trial for trial in judged if not trial.is_bug and not trial.is_precision]
+        valid = [trial for trial in own if trial.verdict != REFUSED]
+        nothing = [trial for trial in valid if trial.changed_nothing]
+        bugs = [trial for trial in valid if trial.is_bug and not trial.changed_nothing]
+        lower = [trial for trial in valid if trial.is_precision]
+        same = [trial for trial in valid if not trial.is_bug and not trial.is_precision]
         caught, alarms = (sum(trial.verdict in FAULTS for trial in group) for group in (bugs, same))
         counts = [len(bugs), caught, len(nothing), len(lower)]
         counts += [sum(trial.verdict == LOWER_PRECISION for trial in lower), len(same), alarms]
-        counts += [sum(trial.verdict not in (*FAULTS, *HARMLESS) for trial in (*bugs, *same)), len(own) - len(judged)]
+        counts += [sum(trial.verdict not in (*FAULTS, *HARMLESS) for trial in (*bugs, *same)), len(own) - len(valid)]
         sizes = [
             max((trial.noise_ratio or 0 for trial in same), default=0),
             max((trial.worst or 0 for trial in same), default=0),
@@ -297,10 +297,10 @@ def differences(old: Sequence[str], new: Sequence[str]) -> tuple[list[str], bool
     """(a line a case whose verdict or place differs, whether one is grave: a clear bug is none any more, or what was
     none is one).
     """
-    before, after = (dict(filter(None, map(read_line, lines))) for lines in (old, new))
+    old_lines, new_lines = (dict(filter(None, map(read_line, lines))) for lines in (old, new))
     lines, is_grave = [], False
-    for key, now in after.items():
-        then = before.get(key)
+    for key, now in new_lines.items():
+        then = old_lines.get(key)
         if then is None or (then.verdict, then.place) == (now.verdict, now.place):
             continue
         was_bug, is_bug = (line.verdict in FAULTS for line in (then, now))
@@ -310,7 +310,7 @@ def differences(old: Sequence[str], new: Sequence[str]) -> tuple[list[str], bool
         is_grave |= grave
         texts = [f"{line.verdict} {_short(line.ratio)} {line.place}".strip() for line in (then, now)]
         lines.append(f"{'GRAVE ' if grave else '':6}{key[0]:24}{key[1]:52}{texts[0]} -> {texts[1]}")
-    return [*lines, f"{len(lines)} of {len(after.keys() & before.keys())} cases differ"], is_grave
+    return [*lines, f"{len(lines)} of {len(new_lines.keys() & old_lines.keys())} cases differ"], is_grave
 
 
 def limits(names: Sequence[str]) -> Iterator[str]:
@@ -327,7 +327,7 @@ def limits(names: Sequence[str]) -> Iterator[str]:
             yield f"| {name} | {trial.case} | {' | '.join(sizes)} | {trial.verdict} |"
 
 
-def drawn(names: Sequence[str], count: int) -> Iterator[str]:
+def redraw_weights(names: Sequence[str], count: int) -> Iterator[str]:
     """Lines of Markdown: pairs of pure rounding on tiny models of `count` other weights each, two prompts of 90 random
     tokens.
     """
@@ -371,12 +371,12 @@ def main() -> int:
         printed = options.against[1].read_text().splitlines()
     elif options.drawn:
         with quiet():
-            for line in drawn(names, options.drawn):
+            for line in redraw_weights(names, options.drawn):
                 print(line, flush=True)
     else:
         with quiet():
-            wanted = (lambda case: case.is_precision or case in ON_TOP) if options.precisions else (lambda _: True)
-            trials = [] if options.kinds else run_trial(names, options.quick, show, wanted, device=options.device)
+            selects = (lambda case: case.is_precision or case in ON_TOP) if options.precisions else (lambda _: True)
+            trials = [] if options.kinds else run_trial(names, options.quick, show, selects, device=options.device)
             trials += [] if options.precisions else run_kinds(names, show, options.device)
             print("", *summary(trials), sep="\n")
             if not (options.quick or options.kinds or options.precisions):

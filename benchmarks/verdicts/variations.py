@@ -13,13 +13,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.verdicts.engines import (
     PREFIX,
     Engine,
+    alter,
     attending,
     cached,
     hooking,
     is_windowed,
     prefill,
     rewriting,
-    under,
     walk,
 )
 from benchmarks.verdicts.mutations import Mutation, _of, activated, head_of
@@ -81,14 +81,14 @@ def in_two_halves(model: Any, ids: torch.Tensor) -> torch.Tensor:
 def _without_groups(change: Callable[..., torch.Tensor]) -> Engine:
     """Attention is change(query, keys and values of each query head, mask, scaling), but where scores are capped."""
 
-    def changed(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, options: Any) -> Any:
+    def attend(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, options: Any) -> Any:
         if options.get("softcap") is not None:
             return original(module, query, key, value, mask, options)
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         return change(query, key, value, mask, options["scaling"]).to(query.dtype).transpose(1, 2), None
 
-    return under(attending(changed))
+    return alter(attending(attend))
 
 
 def _in_parts(query: Any, key: Any, value: Any, mask: Any, scaling: float) -> torch.Tensor:
@@ -145,7 +145,7 @@ def _norms(model: Any) -> list[Any]:
     return [module for module in model.modules() if "Norm" in type(module).__name__]
 
 
-norms_in_float64 = under(hooking(_norms, _norm_in_float64))
+norms_in_float64 = alter(hooking(_norms, _norm_in_float64))
 
 
 def nondeterministic_sums(model: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -192,8 +192,8 @@ VARIATIONS: tuple[Mutation, ...] = (
     _same("cached slots in another order", cached([PREFIX], rewriting(lambda slots: slots.flip(2))), _full),
     _same("chunks of 1, 2, 3 ... tokens", in_uneven_chunks),
     _same("last of five rows", last_row_of_a_batch),
-    _same("head one position at a time", under(hooking(head_of, _head_by_tokens))),
+    _same("head one position at a time", alter(hooking(head_of, _head_by_tokens))),
     _same("norms in float64", norms_in_float64),
-    _same("fused tanh GELU", under(activated(torch.nn.GELU(approximate="tanh"))), _of("gpt2", "gemma2")),
+    _same("fused tanh GELU", alter(activated(torch.nn.GELU(approximate="tanh"))), _of("gpt2", "gemma2")),
     _same("sums in another order at every call", nondeterministic_sums),
 )

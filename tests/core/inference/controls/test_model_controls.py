@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks.verdicts.engines import PREFIX, Engine, prefill
-from benchmarks.verdicts.mutations import another_prompt, fp8, overwriting, stored
+from benchmarks.verdicts.mutations import another_prompt, fp8, overwriting, round_cache
 from benchmarks.verdicts.precisions import q4_0, stale_slot_in_fp8, with_weights
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.errors import UsageError
@@ -127,7 +127,7 @@ def test_a_side_in_a_lower_precision_is_named_and_a_fault_on_top_of_it_stays_a_b
     about = {"token_ids": np.concatenate(prompts), "prompt_lengths": [len(ids) for ids in prompts]}
     plain = _side(loaded, "prefill", prompts)
     with torch.inference_mode():
-        cached = np.concatenate([stored(fp8)(loaded.model, torch.tensor(ids)).numpy() for ids in prompts])
+        cached = np.concatenate([round_cache(fp8)(loaded.model, torch.tensor(ids)).numpy() for ids in prompts])
     wrong = cached.copy()
     wrong[20:23] = cached[19:22]
     for name, variant, verdict, says in (
@@ -167,7 +167,7 @@ STALE = overwriting(another_prompt, PREFIX, -3)
 @pytest.mark.parametrize(
     ("sound", "wrong", "says"),
     [
-        (stored(fp8), stale_slot_in_fp8, ["KV cache in fp8_e4m3"]),
+        (round_cache(fp8), stale_slot_in_fp8, ["KV cache in fp8_e4m3"]),
         (with_weights(q4_0), with_weights(q4_0, STALE), ["in q4_0"]),
     ],
     ids=["cache", "weights"],

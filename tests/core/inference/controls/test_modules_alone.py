@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from benchmarks.verdicts.engines import attending, under
+from benchmarks.verdicts.engines import alter, attending
 from benchmarks.verdicts.kinds import KINDS
 from benchmarks.verdicts.mutations import MUTATIONS
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
@@ -175,7 +175,7 @@ def test_a_fault_in_one_layer_over_a_lower_precision_is_named(loaded, layer):
         mask[:, :, 10, 11] |= module.layer_idx == layer
         return original(module, query, int8(key), int8(value), mask, options)
 
-    figures = alone_evidence("c", alone(loaded, under(attending(change))), "engine").figures
+    figures = alone_evidence("c", alone(loaded, alter(attending(change))), "engine").figures
     assert figures.modules_beyond == (f"model.layers.{layer}.self_attn",)
     assert (figures.first, figures.kind) == ((0, 10), "self_attn")
 

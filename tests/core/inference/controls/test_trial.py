@@ -85,7 +85,7 @@ NAMED = (
 def test_every_bug_is_called_one_and_nothing_else_is(name: str, prompts: int | None, step: int) -> None:
     """Or every so many of the cases, and those that are named below."""
     wanted = {case.name for case in cases_of(tiny_model(name))[::step]} | set(NAMED)
-    trials = run_trial([name], most_prompts=prompts, wanted=lambda case: case.name in wanted)
+    trials = run_trial([name], most_prompts=prompts, selects=lambda case: case.name in wanted)
     assert _wrong(trials) == []
     refused = [trial.case for trial in trials if trial.verdict == REFUSED]
     assert refused == (["prefill+sdpa:math"] if name == "gemma2" else [])  # it has eager attention only

@@ -19,8 +19,8 @@ from benchmarks.verdicts.mutations import (
     attention_scaled_by_head_dim,
     fp8,
     overwriting,
+    round_cache,
     scaled_head,
-    stored,
 )
 from benchmarks.verdicts.precisions import ON_TOP, PRECISIONS, q4_0, stale_slot_in_fp8, with_weights
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
@@ -113,7 +113,7 @@ def test_a_fault_on_top_of_a_lower_precision_stays_a_bug_and_has_its_own_place(
 
 @pytest.mark.thorough
 def test_both_sides_may_be_in_a_lower_precision_each_in_its_own(judged, small: LoadedModel) -> None:
-    cached, quantised = stored(fp8), with_weights(q4_0)
+    cached, quantised = round_cache(fp8), with_weights(q4_0)
     verdict = judged(small, _one_prompt(small), cached, quantised)
     assert verdict.name == LOWER_PRECISION, verdict.table()
     names = {row.figures.precision for row in verdict.evidence if row.group == PRECISION}
@@ -143,7 +143,7 @@ def test_an_engine_that_has_16_bits_only_is_held_beside_the_model_in_that_precis
     own = copy.deepcopy(narrow.model)
     stale = overwriting(another_prompt, PREFIX, -3)
     sound, wrong = (
-        (with_weights(q4_0), with_weights(q4_0, stale)) if name == "Q4_0" else (stored(fp8), stale_slot_in_fp8)
+        (with_weights(q4_0), with_weights(q4_0, stale)) if name == "Q4_0" else (round_cache(fp8), stale_slot_in_fp8)
     )
 
     def served(_, ids):
