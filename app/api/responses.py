@@ -6,6 +6,7 @@ import inspect
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from functools import wraps
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -35,6 +36,7 @@ class RefusedError(UlpscopeError):
 def route(method: str, path: str, handler: Callable[[Request], Any]) -> Route:
     """Return a route whose handler is async, or runs in a thread; its errors are answers."""
 
+    @wraps(handler)
     async def answer_of(request: Request) -> Response:
         try:
             if inspect.iscoroutinefunction(handler):
@@ -66,7 +68,7 @@ def answer(value: object, status: int = 200, headers: dict[str, str] | None = No
         # A file's name may be no text: its odd bytes become escapes that JSON has too.
         body = json.dumps(value, ensure_ascii=False, allow_nan=False, default=str).encode("utf-8", "backslashreplace")
     except ValueError:
-        return error("A figure of it is not a number; the file is damaged.", 409)
+        return error("A figure of the run is not a number; the file is damaged.", 409)
     return Response(body, status, {"Cache-Control": "no-store", **(headers or {})}, media_type="application/json")
 
 
@@ -113,4 +115,4 @@ def refuse_unknown(request: Request, *names: str) -> None:
     """Refuse parameters that are none of `known`, which may be misspelled."""
     unknown = sorted(set(request.query_params) - set(names))
     if unknown:
-        raise RefusedError(f"'{clean(unknown[0])}' is not a parameter here; there are {', '.join(names) or 'none'}.")
+        raise RefusedError(f"'{clean(unknown[0])}' is not a parameter here; expected {', '.join(names) or 'none'}.")

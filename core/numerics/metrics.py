@@ -210,15 +210,3 @@ OPEN_IN_LISTS = frozenset(
         *("near_tie", "could_flip", "is_tie", "near_ties", "same_top1"),
     ]
 )
-
-
-def reference_tables() -> tuple[str, str]:
-    """Return the tables of docs/reference/metrics.md: figures of each position, and those of the whole pair."""
-    by_position = [(metric.name, metric.unit, metric.help) for metric in METRICS]
-    by_pair = [(total.name, total.metadata["unit"], total.metadata["help"]) for total in fields(Summary)]
-    head = ["| name | unit | definition |", "|---|---|---|"]
-    first, second = (
-        "\n".join([*head, *(f"| `{name}` | {unit} | {text} |".replace("|  |", "| |") for name, unit, text in rows)])
-        for rows in (by_position, by_pair)
-    )
-    return first, second

@@ -98,7 +98,7 @@ class GridFigures(CheckFigures):
 class ShiftFigures(CheckFigures, rename=_SHIFTS_IN_JSON):
     """Share of the positions at which the argmax is the same."""
 
-    unshifted: Annotated[float, "same argmax as they stand"]
+    unshifted: Annotated[float, "same argmax without a shift"]
     two_earlier: Annotated[float, "the variant read 2 rows earlier"]
     one_earlier: Annotated[float, "the variant read 1 row earlier"]
     one_later: Annotated[float, "the variant read 1 row later"]
@@ -482,15 +482,3 @@ def labels_of(record: type[CheckFigures]) -> dict[str, str]:
     """Labels of a record's figures, by their keys in JSON."""
     hints = get_type_hints(record, include_extras=True)
     return {each.encode_name: get_args(hints[each.name])[1] for each in structs.fields(record)}
-
-
-def reference_table() -> str:
-    """Return the table of docs/reference/checks.md: every check with its group and figures, a label if it is new."""
-    defined: set[tuple[str, str]] = set()
-    rows = []
-    for check in Check:
-        figures = labels_of(check.record).items()
-        names = (f"`{key}`" if (key, label) in defined else f"`{key}`: {label}" for key, label in figures)
-        rows.append(f"| {check.group} | {check} | {'; '.join(names)} |")
-        defined |= figures
-    return "\n".join(["| group | check | figures |", "|---|---|---|", *rows])

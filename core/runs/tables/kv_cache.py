@@ -23,7 +23,7 @@ from ..file.table import Table, null_if_nan
 KV = Table(
     "kv",
     """
-    -- key/value caches of a pair after the whole prompt; no rows if a side keeps none
+    -- KV caches of a pair after the whole prompt, by layer, kind and head; no rows if a side keeps none
     pair INTEGER -- index of the pair
     prompt INTEGER -- index of the prompt
     layer INTEGER -- 0-based layer of the model
@@ -47,7 +47,7 @@ KV = Table(
 KV_POSITION = Table(
     "kv_position",
     """
-    -- the same by position, all heads together
+    -- KV caches by position, all heads together
     pair INTEGER -- index of the pair
     prompt INTEGER -- index of the prompt
     layer INTEGER -- 0-based layer of the model

@@ -25,7 +25,7 @@ from ..file.table import Table, null_if_nan
 LAYER = Table(
     "layer",
     """
-    -- outputs of the model's modules on both sides of a pair at the positions looked at; no rows if a capture did
+    -- outputs of the model's modules on both sides of a pair at the compared positions; no rows if a capture did
     -- not compare them
     pair INTEGER -- index of the pair
     prompt INTEGER -- index of the prompt
@@ -37,8 +37,8 @@ LAYER = Table(
     block INTEGER NULL -- 0-based block it belongs to, null outside the blocks
     dtype VARCHAR -- dtype of the module's output on both sides, in which ULPs are counted; float32 if the two
     -- differ
-    positions INTEGER -- positions of the prompt that were looked at
-    elements BIGINT -- elements compared: positions looked at x width of the output
+    positions INTEGER -- compared positions of the prompt
+    elements BIGINT -- elements compared: compared positions x width of the output
     neq BIGINT -- elements whose values differ; +0 equals -0, NaN equals NaN
     finite BIGINT -- elements finite on both sides, over which distances are taken
     max_abs DOUBLE -- largest absolute difference, unit of the output, over elements finite on both sides
@@ -49,7 +49,7 @@ LAYER = Table(
     -- magnitude of the reference's row (the output at one position); null if undefined
     rms_row_ulps DOUBLE NULL -- root mean square of the difference in those; null likewise
     nonfinite_mismatch BIGINT -- elements with a NaN or infinity on one side only
-    first_position INTEGER NULL -- lowest position looked at where an element differs, null if none does
+    first_position INTEGER NULL -- lowest compared position where an element differs, null if none does
     floor_rms DOUBLE NULL -- the same rms of reordered prefills to a plain one, over all seeds, unit of the output;
     -- null if none was run
     """,
@@ -58,7 +58,7 @@ LAYER = Table(
 LAYER_POSITION = Table(
     "layer_position",
     """
-    -- the same by position
+    -- outputs of the modules by position
     pair INTEGER -- index of the pair
     prompt INTEGER -- index of the prompt
     ordinal INTEGER -- place of the module, as in layer

@@ -16,7 +16,7 @@ from ..file.table import Table
 EVIDENCE = Table(
     "evidence",
     """
-    -- what supports a verdict: one row a control
+    -- what supports a verdict: one row per check
     pair INTEGER -- index of the pair
     rung VARCHAR -- group of the check
     checked VARCHAR -- what was checked, which says what the figures are

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from pathlib import Path
 
 import numpy as np
 
 from core.numerics.divergence import RowFigures, compare
 from core.numerics.formats import BFLOAT16
-from core.numerics.metrics import METRICS, Reduction, Summary, reference_tables
+from core.numerics.metrics import METRICS, Reduction, Summary
 from core.runs.tables.pairs import PAIR
 from core.runs.tables.positions import POSITION
-
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "metrics.md"
 
 
 def figures_of_two_rows() -> RowFigures:
     bits = np.array([[0x3F80, 0x4000, 0x4040], [0x3F80, 0x7FC0, 0xFF80]], np.uint16)
     return compare(bits, bits + np.array([[1], [0]], np.uint16), BFLOAT16)
-
-
-def test_the_page_on_metrics_has_the_registrys_tables() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    for table in reference_tables():
-        assert f"\n\n{table}\n\n" in page
 
 
 def test_every_metric_is_computed_in_the_type_that_it_is_stored_in() -> None:

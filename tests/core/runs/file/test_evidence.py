@@ -24,12 +24,10 @@ from core.runs.file.evidence import (
     Unmeasured,
     figures_of,
     labels_of,
-    reference_table,
 )
 from core.runs.store.store import Store
 from tests.core.runs.judged_runs import judged_run, reader
 
-PAGE = Path(__file__).resolve().parents[4] / "docs" / "reference" / "checks.md"
 RECORDS = [*dict.fromkeys(check.record for check in Check), Unmeasured]
 CHECKS = pytest.mark.parametrize("check", Check, ids=str)
 EXAMPLES = {bool: True, str: "text", int: 7, float: 0.125}
@@ -134,12 +132,3 @@ def test_every_group_has_a_check_and_every_record_belongs_to_one() -> None:
     assert list(dict.fromkeys(check.group for check in Check)) == list(CHECK_GROUPS)
     declared = {each for each in vars(evidence).values() if isinstance(each, type) and issubclass(each, CheckFigures)}
     assert declared - set(RECORDS) == {CheckFigures, RatioFigures}
-
-
-def test_the_page_on_the_verdict_has_the_table_of_checks() -> None:
-    assert f"\n\n{reference_table()}\n\n" in PAGE.read_text(encoding="utf-8")
-
-
-def test_a_page_that_says_something_else_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evidence, "Check", list(Check)[:-1])
-    assert f"\n\n{reference_table()}\n\n" not in PAGE.read_text(encoding="utf-8")

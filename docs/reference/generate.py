@@ -1,0 +1,120 @@
+"""Write the tables of the reference that the code declares: `python -m docs.reference.generate`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parent
+
+
+def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """Return a Markdown table."""
+    lines = ("| " + " | ".join(cells) + " |" for cells in (heads, *rows))
+    first, *rest = (line.replace("|  |", "| |") for line in lines)
+    return "\n".join([first, "|---" * len(heads) + "|", *rest])
+
+
+def commands(_: str) -> str:
+    import typer
+
+    from core.__main__ import app
+
+    def job(text: str) -> str:
+        """Return the first sentence of a command's help, and links to the pages that it names."""
+        first = re.split(r"(?<=[.?])\s", text.replace("\n", " "))[0]
+        pages = dict.fromkeys(re.findall(r"docs/((?:guides|explanation)/(\w+)\.md)", text))
+        return " ".join([re.sub(r" \(docs/\S+\)", "", first), *(f"[{name}](../{path})" for path, name in pages)])
+
+    shown = {name: one for name, one in typer.main.get_command(app).commands.items() if not one.hidden}
+    return table(("command", "job"), ((f"`{name}`", job(one.help)) for name, one in sorted(shown.items())))
+
+
+def tables_of_a_run(_: str) -> str:
+    from core.runs.tables.schema import TABLES
+
+    return table(("table", "content"), ((f"`{name}`", one.help.partition(";")[0]) for name, one in TABLES.items()))
+
+
+def steps(heads: tuple[str, ...], registry: Mapping[str, Any], text: str) -> str:
+    """Return the table of a registry of path steps. The page has the words on each; KeyError if it has none."""
+    old = text[text.index(f"\n| {' | '.join(heads)} |") :].partition("\n\n")[0]
+    words = {name: rest.split(" | ") for name, rest in re.findall(r"^\| `(\w+)[^`]*` \| (.*) \|$", old, re.M)}
+    written = {name: ":".join([name, *(each.syntax for each in one.arguments)]) for name, one in registry.items()}
+    return table(heads, ((f"`{written[name]}`".replace("|", "\\|"), *words[name]) for name in registry))
+
+
+def bases(text: str) -> str:
+    from core.inference.paths.bases import BASES
+
+    return steps(("base", "what is computed", "in an engine", "refused"), BASES, text)
+
+
+def modifiers(text: str) -> str:
+    from core.inference.paths.modifiers import MODIFIERS
+
+    return steps(("modifier", "what changes", "in an engine", "refused"), MODIFIERS, text)
+
+
+def routes(_: str) -> str:
+    from app.routes import ROUTES
+
+    listed = [(min(one.methods - {"HEAD"}), one.path, one.endpoint.__doc__) for one in ROUTES if "/api/" in one.path]
+    return table(("request", "what it does"), ((f"`{m} {path}`", doc.partition("\n")[0]) for m, path, doc in listed))
+
+
+def metrics(_: str) -> str:
+    from core.numerics.metrics import METRICS
+
+    return table(("name", "unit", "definition"), ((f"`{one.name}`", one.unit, one.help) for one in METRICS))
+
+
+def totals(_: str) -> str:
+    from core.numerics.metrics import Summary
+
+    rows = ((f"`{one.name}`", one.metadata["unit"], one.metadata["help"]) for one in fields(Summary))
+    return table(("name", "unit", "definition"), rows)
+
+
+def checks(_: str) -> str:
+    """Return every check with its group and figures, and each label once."""
+    from core.runs.file.evidence import Check, labels_of
+
+    rows, labeled = [], set()
+    for check in Check:
+        figures = labels_of(check.record).items()
+        names = [f"`{key}`" if (key, label) in labeled else f"`{key}`: {label}" for key, label in figures]
+        rows.append((check.group, str(check), "; ".join(names)))
+        labeled |= figures
+    return table(("group", "check", "figures"), rows)
+
+
+PAGES: dict[str, tuple[Callable[[str], str], ...]] = {
+    "api": (routes,),
+    "checks": (checks,),
+    "cli": (commands,),
+    "metrics": (metrics, totals),
+    "paths": (bases, modifiers),
+    "run_file": (tables_of_a_run,),
+}
+
+
+def generated(page: str, text: str) -> str:
+    """Return the text of a page with its first tables as the code declares them."""
+    end = 0
+    for new in (make(text) for make in PAGES[page]):
+        start = text.index("\n" + new.partition("\n")[0], end) + 1
+        text = text[:start] + new + text[text.index("\n\n", start) :]
+        end = start + len(new)
+    return text
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        path = FOLDER / f"{page}.md"
+        path.write_text(generated(page, path.read_text(encoding="utf-8")), encoding="utf-8")
+        sys.stdout.write(f"{path.name}\n")
