@@ -70,7 +70,7 @@ def _stamp(path: Path) -> str:
     try:
         status = path.stat()
     except OSError:
-        raise RefusedError(f"run '{path.stem}' is not there any more.", 404) from None
+        raise RefusedError(f"run '{path.stem}' does not exist any more.", 404) from None
     return f"{status.st_mtime_ns:x}-{status.st_size:x}"
 
 

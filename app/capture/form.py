@@ -38,11 +38,11 @@ class CaptureForm:
         if (packaged := PACKAGED.get(request.model)) is not None and not is_here(packaged):
             return f"Get {packaged.title} first."
         if self.file is None and not request.prompts:
-            return "Write at least one prompt, or drop a file of them."
+            return "Write at least one prompt, or drop a prompt file."
         if not request.reference:
             return "Choose a reference path."
         if not request.variants and not request.sweeps and request.repeat == 1:
-            return "Choose at least one variant or a sweep, or call the reference several times."
+            return "Choose at least one variant or a sweep, or repeat the reference."
         try:
             queue_of(request.device)
         except UsageError as error:

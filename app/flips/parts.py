@@ -70,7 +70,7 @@ def draw_continuations(view: selection.View) -> None:
             with column:
                 st.caption(f"`{widgets.code(getattr(view.pair, side))}`")
                 widgets.code_block(f"{context}⏎ {''.join(texts)}", wraps=True)
-        st.caption("Before ⏎: what was given. Marked: the first token that differs.")
+        st.caption("Before ⏎: the prompt. Marked: the first token that differs.")
 
     def choose() -> None:
         picked = st.session_state["continuations"]["selection"]
@@ -93,7 +93,7 @@ def explain_flip(figures: pd.Series, top: pd.DataFrame, unit: str = "logits") ->
         )
     margins = {side: figures[f"{side}_margin"] for side in SIDES}
     if any(pd.isna(margin) for margin in margins.values()):
-        return "A side has no finite margin here, so the bound says nothing."
+        return "A side has no finite margin here, so the bound does not apply."
     smaller = min(SIDES, key=lambda side: margins[side])
     bound = 2 * float(figures["max_abs"])
     steps = figures[f"{smaller}_margin_ulps"]

@@ -59,4 +59,4 @@ def trash_list(trash: Sequence[DeletedRun]) -> None:
             restore, purge = (partial(_each, change, picks) for change in (store_changes.restore, store_changes.purge))
             st.button("Restore", key="restore", on_click=restore, disabled=not picks)
             st.button("Delete for good", key="purge", on_click=purge, disabled=not picks)
-            st.caption("Tick some. A week after its deletion a run goes for good.", width="content")
+            st.caption("Tick runs to restore or delete. After a week they are deleted for good.", width="content")

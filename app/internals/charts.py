@@ -206,7 +206,7 @@ def module_growth(modules: pd.DataFrame, selected: int) -> go.Figure:
     add_selected(figure, int(np.flatnonzero(modules["ordinal"] == selected)[0]))
     ends = every_few(np.flatnonzero(modules["kind"] == RESIDUAL).tolist(), 12)
     figure.update_xaxes(
-        title="module, as they run; ticks: ends of blocks",
+        title="modules in running order; ticks: ends of blocks",
         tickvals=ends,
         ticktext=[str(block) for block in modules["block"].iloc[ends]],
         range=[-0.5, len(modules) - 0.5],

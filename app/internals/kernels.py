@@ -26,7 +26,7 @@ def draw(view: selection.View) -> None:
             st.caption("Kernels since the last matching module.")
             files["where it starts"] = start.kernels
     elif pair in run.pairs_with_layers:
-        st.success("No module that was compared differs, so no kernel is where it starts.")
+        st.success("No compared module differs, so there is no first kernel.")
     else:
         st.info("Capture with `--layers` and `--kernels` to see what ran in the first module that differs.")
         widgets.same_capture_with(run.header.provenance, "layers")

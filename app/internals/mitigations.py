@@ -17,7 +17,7 @@ def draw(view: selection.View) -> None:
     rows = view.run.remedies[view.pair.index]
     st.markdown(widgets.escape(advice(rows)))
     tables.draw(pd.DataFrame([row for row in rows if not row.refusal])[_SHOWN], "remedies")
-    st.caption("The pair with one thing changed at a time. Shares: throughput over that of the same path as it is.")
+    st.caption("The pair with one change at a time. Throughput: relative to the unchanged path.")
     if refused := [f"- **{widgets.escape(row.name)}**: {widgets.escape(row.refusal)}" for row in rows if row.refusal]:
         st.markdown("Not measured:\n\n" + "\n".join(refused))
     every = pd.DataFrame(rows).convert_dtypes()

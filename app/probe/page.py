@@ -39,8 +39,8 @@ def _form() -> None:
     if request is None or plan is None:
         return
     *requests, total = costs(plan)
-    st.caption("Nothing is sent before. " + total)
-    with st.expander("Questions"):
+    st.caption("Nothing is sent before you click Probe. " + total)
+    with st.expander("Requests"):
         st.markdown("\n".join(f"- {widgets.escape(line.strip())}" for line in requests))
     if is_pressed:
         lines = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in request.prompts)
@@ -79,7 +79,9 @@ def _ask() -> tuple[ProbeRequest | None, str]:
     key = middle.text_input("Key", type="password", key="probe_key", placeholder="none", help=about)
     name = right.text_input("Name of the run", key="probe_name", placeholder="the server and its model", **_FIELD)
     if not url:
-        st.caption("Give the address of a server: vLLM, SGLang, llama.cpp, Ollama, TGI, or one of OpenAI's form.")
+        st.caption(
+            "Give the address of a server: vLLM, SGLang, llama.cpp, Ollama, TGI, or any OpenAI-compatible server."
+        )
         return None, key
     selection = ",".join(f"{LOAD}:{load}" if test == LOAD else test for test in MEANINGS if test in tests)
     about_run = {"model": model.strip(), "against": against or None, "name": name.strip() or None}

@@ -109,8 +109,8 @@ def of_run(run: RunReader) -> list[str]:
 
 def whole_run(view: selection.View) -> None:
     """Draw links to the run file and to the npz of every side."""
-    duckdb = "Logits, figures and provenance in one file; put into another store it is the same run."
-    npz = "Every side under its name in the bits it came in, with the token ids if known."
+    duckdb = "Logits, figures and provenance in one file; any store opens it."
+    npz = "Every side under its name, bit for bit, with the token ids if known."
     address, icon = f"/files/{quote(view.run.run_id)}", ":material/download:"
     with st.container(horizontal=True):
         st.link_button("Run file (.duckdb)", f"{address}.duckdb", help=duckdb, icon=icon)

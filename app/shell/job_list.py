@@ -15,7 +15,7 @@ from app.shell.jobs import GETTING, PROBING, Job, Jobs
 def how_it_stands(job: Job) -> str:
     """Words on the state of a job."""
     if job.state == "waiting":
-        return "waiting for those before it"
+        return "queued"
     if job.state == "running" and job.rows_total:
         unit = {GETTING: "MB", PROBING: "requests"}.get(job.device, "probes" if job.kind == "ops" else "positions")
         unit = "prompts" if job.stage.endswith(" writes") else unit

@@ -42,7 +42,7 @@ def draw(page: Page) -> selection.View | None:
         selection.new_run()
         state["run"] = new
     for gone in {new, state.get("run")} - {None} - by_id.keys():
-        link.report_bad_link(f"The run '{clean(str(gone), 60)}' was deleted meanwhile; these are the runs there are.")
+        link.report_bad_link(f"The run '{clean(str(gone), 60)}' was deleted; here are the others.")
         if gone == new:
             state.pop("opened", None)  # or the gallery would open another run
     if not state.get("opened"):  # else the page is about to be left, and a rerun meanwhile must not undo it
@@ -131,7 +131,7 @@ def _pick_within(run: RunReader, *, is_shown: bool) -> selection.View:
     if is_shown:
         stepper.stepper(view)
         if view.texts and view.texts[position]:
-            st.caption(f"scores the token after `{code(visible(view.texts[position]))}`")
+            st.caption(f"predicts the token after `{code(visible(view.texts[position]))}`")
     return view
 
 

@@ -40,7 +40,7 @@ def _stamp(path: Path) -> Stamp:
     try:
         status = path.stat()
     except OSError:
-        raise StoreError(f"run '{path.stem}' is not there any more.") from None
+        raise StoreError(f"run '{path.stem}' does not exist any more.") from None
     return str(path), status.st_mtime_ns, status.st_size
 
 

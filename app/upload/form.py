@@ -77,7 +77,7 @@ def draw(files: tuple[Arrived, ...]) -> dict[str, str] | None:
         columns = st.columns(_COLUMNS.get(kind, 4))
         name = "" if kind == "run" else " + ".join(file.path.stem for file in files)[:120]
         label = "Name of the run"
-        options = {"name": columns[0].text_input(label, name, placeholder="as the file says", key=f"upload_name_{key}")}
+        options = {"name": columns[0].text_input(label, name, placeholder="from the file", key=f"upload_name_{key}")}
         if kind != "run":
             options["model"] = columns[1].text_input("Model", placeholder="optional", key=f"upload_model_{key}")
         if kind in ("dump", "array"):

@@ -26,8 +26,8 @@ def draw(_: selection.View | None) -> None:
     """Draw the tab."""
     jobs = store_changes.jobs()
     st.caption(
-        "npz, npy, safetensors, responses of an engine (JSON, JSONL) or a run file; nothing becomes a run before you"
-        " save it."
+        "npz, npy, safetensors, responses of an engine (JSON, JSONL) or a run file. Nothing is saved until you"
+        " click Save."
     )
     files, current = [], jobs.all("upload")
     for upload_id in panel.draw_panel(str([(job.number, job.is_over) for job in current])):
@@ -42,7 +42,7 @@ def draw(_: selection.View | None) -> None:
         jobs.warm()
     with forms:
         if not files and not current:
-            with st.expander("What may be in a dump", expanded=True):
+            with st.expander("Dump format", expanded=True):
                 st.markdown(KEYS)
                 widgets.code_block('np.savez("dump.npz", reference=fresh_logits, variant=cached_logits, token_ids=ids)')
         try:
@@ -54,6 +54,6 @@ def draw(_: selection.View | None) -> None:
         except UlpscopeError as error:
             st.error(widgets.escape(str(error)))
     if current:
-        heading.subheader("Being saved, and saved")
+        heading.subheader("Jobs")
     with below:
         job_list(jobs, "upload", current)

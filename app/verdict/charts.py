@@ -79,7 +79,7 @@ def over_modules(names: list[str], side: np.ndarray, own: np.ndarray, first: str
         )
     blocks = style.every_few([place for place, name in enumerate(names) if name.rpartition(".")[2].isdigit()], 12)
     figure.update_xaxes(
-        title="module, in the order in which they run; ticks are the ends of blocks",
+        title="modules in running order; ticks: ends of blocks",
         tickvals=blocks,
         ticktext=[names[place].rpartition(".")[2] for place in blocks],
     )

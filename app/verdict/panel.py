@@ -89,7 +89,7 @@ def _check(view: selection.View, title: str, row: Evidence, key: str, *, is_open
             for _, name, value in figures.present()
             if not isinstance(value, tuple) or len(value) <= _MOST_VALUES
         }
-        with st.expander("What was run, and its figures", type="compact", key=f"figures_{key}"):
+        with st.expander("Controls and figures", type="compact", key=f"figures_{key}"):
             st.caption(widgets.escape(row.control))
             if table:
                 st.table(table, border="horizontal")
@@ -123,7 +123,7 @@ def _over_floor(view: selection.View, figures: PairFigures) -> None:
     exceeding = int((ratios[~mask] > allowed).sum()) if allowed else 0
     st.caption(
         f"RMS difference over the noise floor by position of prompt {view.prompt}, {dtype}{gaps}."
-        + (f" Dashed: rounding stays below {allowed:.3g}." if allowed else " In 16 bits positions are not judged.")
+        + (f" Dashed: limit {allowed:.3g}." if allowed else " In 16 bits positions are not judged.")
         + (f" {plural(exceeding, 'position')} of other prompts exceed the limit too." if exceeding else "")
     )
 

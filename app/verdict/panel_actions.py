@@ -32,7 +32,9 @@ def next_step(view: selection.View, answer: Answer) -> None:
     elif is_upload and answer.name in (UNDECIDED, LIKELY_ROUNDING, NONDETERMINISTIC):
         command = f"{COMMAND} {shell_command(['verdict', view.run.run_id])}"
         if controls := deciding_controls(view.run, answer.checks):
-            st.caption("Next: one of these commands, the first says most. Each stores a new run with its verdict.")
+            st.caption(
+                "Next: run one of these commands; the first decides best. Each stores a new run with its verdict."
+            )
             lines = [f"# {what}\n{command} {options}" for options, what in controls.items()]
             widgets.code_block("\n".join(lines), wraps=True)
 
@@ -44,7 +46,7 @@ def _how_to_judge(view: selection.View) -> None:
     about = view.run.header.provenance
     command = command_with(about, "judge")
     if command is not None:
-        with st.expander("The same on the command line", icon=":material/terminal:", key="judge_command"):
+        with st.expander("CLI command", icon=":material/terminal:", key="judge_command"):
             widgets.code_block(command, wraps=True)
     if sentence := caveat(about, command):
         st.caption(sentence)
@@ -78,7 +80,7 @@ def _judge_here(view: selection.View, request: CaptureRequest, tokens: bytes) ->
             )
 
     st.button(
-        "Judge it here" if job is None else "Judge it again",
+        "Run checks" if job is None else "Run checks again",
         icon=":material/gavel:",
         key="judge",
         type="primary",

@@ -67,7 +67,9 @@ def adopt(
     """
     path = Path(path)
     if not path.is_file() or not is_run_file(path):
-        raise StoreError(f"{clean(path.name)}: is no DuckDB file; expected a run file. `{COMMAND} ingest` takes dumps.")
+        raise StoreError(
+            f"{clean(path.name)}: is not a DuckDB file; expected a run file. `{COMMAND} ingest` takes dumps."
+        )
     settings = {"store": str(store.directory.absolute()), "path": str(path.absolute()), "run_id": run_id, "name": name}
     last: dict[str, object] = {}
     child = Child(["-m", f"{__package__}.importing", json.dumps(settings)], seconds=SILENT_SECONDS, is_patient=True)

@@ -63,7 +63,7 @@ class RunReader(Figures):
         self.path = path
         self.run_id = path.stem
         if not path.exists():
-            raise StoreError(f"run '{self.run_id}' is not there any more.")
+            raise StoreError(f"run '{self.run_id}' does not exist any more.")
         database = self._database = Database.to_read(path)
         try:
             check_tables(database)

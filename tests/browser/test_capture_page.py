@@ -27,7 +27,7 @@ def command(page: Page) -> str:
     """The equivalent command, as the page shows it for copying."""
     shown = page.locator("pre code").first
     if not shown.is_visible():
-        page.get_by_text("The same on the command line").click()
+        page.get_by_text("CLI command").click()
     expect(shown).to_be_visible()
     return shown.inner_text()
 

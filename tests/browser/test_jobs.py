@@ -273,7 +273,7 @@ def test_a_run_is_judged_from_its_page(page: Page, dashboard: Dashboard) -> None
     expect(page.locator("h1")).to_have_text("Overview")
     expect(badge).to_contain_text("not judged")
     settle(page)
-    page.get_by_role("button", name="Judge it here").click()
+    page.get_by_role("button", name="Run checks").click()
     expect(page.get_by_text("It continues if you leave this page.")).to_be_visible()
     expect(page.get_by_text("Judged: None, judged").first).to_be_visible(timeout=300_000)  # it opens by itself
     page.reload()

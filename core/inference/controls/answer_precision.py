@@ -43,7 +43,7 @@ def narrow_answers(
         return torch.cat([whole_side(of.run_on(model), ids) for ids in chosen])
 
     def narrow(dtype: str, seen: str) -> Narrow:
-        says = f"'{side.name}' computes in {dtype} when asked for float32 ({seen}); load its weights in model.dtype."
+        says = f"'{side.name}' computes in {dtype} in a float32 run ({seen}); load its weights in model.dtype."
         return Narrow(side.name, dtype, says)
 
     with in_float32(loaded) as widened:
@@ -58,7 +58,7 @@ def narrow_answers(
         return None
     is_same = answers(loaded).to(loaded.torch_dtype) == wide.to(loaded.torch_dtype)
     if float(is_same[wide.isfinite()].double().mean()) >= _MOST:
-        return narrow(loaded.dtype, "it returns the same logits when asked for float32")
+        return narrow(loaded.dtype, "it returns the same logits in a float32 run")
     if (_rms(again, wide) / own).quantile(0.1) >= _LEAST_ROUNDING:
         return narrow(loaded.dtype, f"two answers in float32 differ by what {loaded.dtype} rounds")
     return None

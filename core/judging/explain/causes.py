@@ -81,7 +81,7 @@ def explain(pair: PairRows) -> Explanation:
         implied.add("constant")
     causes = [cause for cause in causes if cause.name not in implied]
     causes.sort(key=lambda cause: -(2.0 if cause.name == "other tokens" else cause.explained or 0.0))
-    says = [f"Looked at {len(pair.rows):,} of {pair.positions:,} rows for: {', '.join(looked_for)}."]
+    says = [f"Checked {len(pair.rows):,} of {pair.positions:,} rows for: {', '.join(looked_for)}."]
     says += [f"Not: {', '.join(names)} (needs {what})." for what, names in missing.items()]
     return Explanation(causes, " ".join(says))
 

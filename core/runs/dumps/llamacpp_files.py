@@ -116,7 +116,7 @@ def _gguf_tensors(data: bytes) -> dict[str, tuple[int, int, int]]:
 
     version, count, keys = take("<I2Q")
     if version not in (2, 3) or count > MAX_SIDES:
-        raise ValueError(f"version {version} with {count} tensors; a file of weights is no dump")
+        raise ValueError(f"version {version} with {count} tensors; a file of weights is not a dump")
     for _ in range(keys):
         key, (kind,) = text(), take("<I")
         if key == "general.alignment" and kind == _UINT32:

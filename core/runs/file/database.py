@@ -165,7 +165,7 @@ class Database:
         try:
             yield
         except DECODING as error:
-            raise StoreError(f"{self.file}: its {what} makes no sense ({error}); the file is damaged.") from error
+            raise StoreError(f"{self.file}: its {what} is invalid ({error}); the file is damaged.") from error
 
     def close(self) -> None:
         """Write everything and close the file."""
@@ -221,7 +221,7 @@ def _name(path: Path) -> str:
 
 
 _DAMAGES = {  # what DuckDB says, and what it means for the file
-    "not a valid DuckDB database file": "it is no DuckDB file, but empty, cut off or something else",
+    "not a valid DuckDB database file": "it is not a DuckDB file: empty, cut off or something else",
     "Could not read enough bytes": "its end is missing; copy it again",
     "does not match stored checksum": "a block of it is damaged, its checksum does not fit; copy it again",
 }

@@ -350,7 +350,9 @@ def check_measured(source: str, pairs: Sequence[PairReport]) -> None:
         for row in () if pair.is_list else (pair.figures, *pair.rows):
             lost = [name for name, value in row.items() if value is None and name not in NULLABLE]
             if lost:
-                raise StoreError(f"{source}: its figure {lost[0]} is no finite number somewhere; the file is damaged.")
+                raise StoreError(
+                    f"{source}: its figure {lost[0]} is not a finite number somewhere; the file is damaged."
+                )
 
 
 def gate_notes(pairs: Sequence[PairReport]) -> list[str]:

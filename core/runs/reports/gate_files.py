@@ -83,7 +83,7 @@ def write_whole(path: Path, text: str) -> None:
     """Write a file that is there whole or not at all, over an older one; StoreError if it cannot be written."""
     target = path.resolve()  # a link keeps pointing where it does
     if target.exists() and not target.is_file():  # a device or a folder is never replaced
-        raise StoreError(f"{path}: is no file; expected the name of one, new or to be replaced.")
+        raise StoreError(f"{path}: is not a file; expected a new name, or a file to replace.")
     with _writing(path):
         write_atomic(target, text.encode())
 

@@ -130,7 +130,7 @@ def report_of_run(run: RunReader, only: int | None = None) -> tuple[list[PairRep
         )
         for name, value in report.figures.items():
             if value is not None and not isinstance(value, int | float):
-                raise StoreError(f"{run.path.name}: its figure {name} is no number; the file is damaged.")
+                raise StoreError(f"{run.path.name}: its figure {name} is not a number; the file is damaged.")
         if only not in (None, pair.index):
             pairs.append(report)
             continue

@@ -210,4 +210,4 @@ def _read_card(database: Database) -> RunCard:
         }
         return msgspec.convert(card, RunCard)
     except (UsageError, TypeError, ValueError, msgspec.ValidationError) as error:
-        raise StoreError(f"{path.name}: its provenance makes no sense ({error}).") from error
+        raise StoreError(f"{path.name}: its provenance is invalid ({error}).") from error

@@ -36,7 +36,7 @@ KERNEL_SIDE = Table(
     """
     -- sides whose kernels were watched
     side INTEGER -- index of the side
-    forwards INTEGER -- forwards of the model that were looked at
+    forwards INTEGER -- profiled forwards of the model
     forwards_of INTEGER -- forwards of the model there were
     """,
 )

@@ -27,7 +27,7 @@ class RemedyRow:
     rms: Annotated[float | None, "root mean square of the difference, logits; null likewise"] = None
     max_ulps: Annotated[int | None, "largest distance, ULPs of compute_dtype; null likewise"] = None
     flips: Annotated[int | None, "INTEGER", "positions whose argmax differs"] = None
-    noise_ratio: Annotated[float | None, "rms over rms of the noise floor of the reference as it is"] = None
+    noise_ratio: Annotated[float | None, "rms over rms of the noise floor of the unchanged reference"] = None
     reference_tokens_per_second: Annotated[float | None, "tokens of the batch a second, median of the turns"] = None
     variant_tokens_per_second: Annotated[float | None, "the same of the variant's path"] = None
     reference_share: Annotated[float | None, "reference_tokens_per_second over that of the pair's row 0"] = None
@@ -51,7 +51,7 @@ REMEDY = Table(
     """
     -- the same pair with one thing changed at a time; no rows if none were tried
     pair INTEGER -- index of the pair
-    ordinal INTEGER -- 0-based; row 0 is the pair as it is
+    ordinal INTEGER -- 0-based; row 0 is the unchanged pair
     """,
     columns_of_record(RemedyRow),
 )

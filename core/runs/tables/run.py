@@ -28,7 +28,7 @@ RUN = Table(
     device_name VARCHAR -- processor or GPU name; empty if unknown
     seed HUGEINT NULL -- seed set before each side, null if none
     command VARCHAR -- command line that repeats the capture
-    request VARCHAR NULL -- JSON object: what the capture was asked for; null if the run was not captured
+    request VARCHAR NULL -- JSON object: the request of the capture; null if the run was not captured
     note VARCHAR -- free text, such as how the compute dtype was found
     versions VARCHAR -- JSON object: library or setting to its version or value
     file_version INTEGER -- version of this form of run file

@@ -79,7 +79,7 @@ def sides_of_lines(documents: Iterator[tuple[str, Any]]) -> tuple[ListSide, ...]
     by_side: dict[str, list[Response]] = {}
     for source, document in documents:
         if not is_line(document):
-            raise DumpError(f"{source}: is no line of an exported run as those before it are.")
+            raise DumpError(f"{source}: is not a line of an exported run like those before it.")
         try:
             line: Any = msgspec.convert(document, _Line, str_keys=True)
             rows = []
@@ -90,7 +90,7 @@ def sides_of_lines(documents: Iterator[tuple[str, Any]]) -> tuple[ListSide, ...]
             about = {name: getattr(line, key) for name, key in _KEYS.items()}
             response = Response(**about | {"rows": list_rows(rows, source)})
         except (msgspec.ValidationError, ValueError) as error:
-            raise DumpError(f"{source}: makes no sense as a line of an exported run ({clean(error, 80)}).") from None
+            raise DumpError(f"{source}: is not a valid line of an exported run ({clean(error, 80)}).") from None
         if line.prompt != len(by_side.setdefault(line.side, [])):
             raise DumpError(f"{source}: expected prompt {len(by_side[line.side])} of side '{clean(line.side, 60)}'.")
         by_side[line.side].append(response)

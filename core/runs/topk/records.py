@@ -93,7 +93,7 @@ def list_rows(rows: Iterable[ListRow], source: str) -> ListRows:
                 raise DumpError(f"{source}: the value of token {token} at position {row.position} is {value}.")
             if values[token] != value:
                 both = f"{value!r} and {values[token]!r}"
-                raise DumpError(f"{source}: token {token} stands twice at position {row.position}, with {both}.")
+                raise DumpError(f"{source}: token {token} occurs twice at position {row.position}, with {both}.")
         entries.append(sorted(values.items(), key=lambda entry: (-entry[1], entry[0])))
     sizes = [len(row) for row in entries]
     if len(items) > MAX_POSITIONS or sum(sizes) > MAX_ENTRIES:

@@ -133,7 +133,7 @@ def _arrive(database: Database, paths: Sequence[Path], links: Sequence[Path]) ->
     is_named = all(rows == names for rows, names, _ in counts)
     for number, (rows, _, distinct) in enumerate(counts):
         if is_named and distinct < rows:
-            raise DumpError(f"{clean(paths[number].name)}: a `sequence` stands twice; expected each once.")
+            raise DumpError(f"{clean(paths[number].name)}: a `sequence` occurs twice; expected each once.")
     if not is_named and counts[0][0] != counts[1][0]:
         both = f"{counts[0][0]:,} and {counts[1][0]:,}"
         raise DumpError(f"the files hold {both} sequences without a `sequence` to join them by; expected as many.")

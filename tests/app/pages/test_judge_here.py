@@ -39,6 +39,6 @@ def test_an_unjudged_run_shows_one_button_and_one_line_of_checks(bare_store, tmp
     app = opened("overview", run=judged_run(bare_store, None, model=str(tmp_path)))
     assert [button.key for button in app.button if button.key == "judge"] == ["judge"]
     labels = [step.label for step in app.expander]
-    assert "The same on the command line" in labels
+    assert "CLI command" in labels
     assert not [label for label in labels if "Checks" in label]
     assert "Not run: rerun, own dtype, float32 comparison" in said(app)

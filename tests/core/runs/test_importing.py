@@ -145,7 +145,7 @@ def half(path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [(lambda path: path.parent, "no DuckDB file"), (a_dump, "no DuckDB file"), (half, "somebody.duckdb")],
+    [(lambda path: path.parent, "not a DuckDB file"), (a_dump, "not a DuckDB file"), (half, "somebody.duckdb")],
 )
 def test_what_is_no_run_file_is_one_sentence(
     change: Callable[[Path], Path], words: str, store: Store, foreign_file: Path

@@ -153,7 +153,7 @@ def _prompt_rows(items: Sequence[Any], prompt: Sequence[int], source: str) -> It
         entries = []
         for key, value in is_object(row, "a row", at).items():
             if not key.isdecimal() or len(key) > 10:
-                raise DumpError(f"{at}: the key {key[:60]!r} is no token id.")
+                raise DumpError(f"{at}: the key {key[:60]!r} is not a token id.")
             entry = is_object(value, f"token {key}", at)
             entries.append(entry_of({**entry, "id": int(key), "token": entry.get("decoded_token")}, at))
         if not entries:

@@ -120,7 +120,7 @@ LIES = {
     "says figures, has logits": (ALL, "UPDATE run SET kept = 'figures'", "logits for 0 rows"),
     "says all, lacks some": (ALL, "DELETE FROM logits WHERE side = 2 AND position = 57", "has 398 tiles"),
     "says all, has none": (FIGURES, "UPDATE run SET kept = 'all'", "has 0 tiles"),
-    "says nothing": (ALL, "UPDATE run SET kept = NULL", r"makes no sense"),
+    "says nothing": (ALL, "UPDATE run SET kept = NULL", r"is invalid"),
     "says something else": (ALL, "UPDATE run SET kept = 'most'", r"keeps 'most'"),
 }
 

@@ -66,8 +66,8 @@ def _views(path: Path) -> None:
 
 # name of the fault -> (how it is planted, what the sentence says of it)
 FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
-    "nothing in it": (Path.touch, "it is no DuckDB file"),
-    "text": (_text, "it is no DuckDB file"),
+    "nothing in it": (Path.touch, "it is not a DuckDB file"),
+    "text": (_text, "it is not a DuckDB file"),
     "a directory": (Path.mkdir, "not a regular file"),
     "a pipe": (os.mkfifo, "not a regular file"),
     "a device": (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
@@ -85,7 +85,7 @@ FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
     "two provenances": (_changed("INSERT INTO run SELECT * FROM run"), "2 rows of provenance"),
     "a missing column": (_changed("ALTER TABLE run DROP COLUMN device"), "device"),
     "an unknown dtype": (_changed("UPDATE run SET compute_dtype = 'int4'"), "'int4' is not known"),
-    "a vocabulary of words": (_changed("ALTER TABLE run ALTER vocab TYPE VARCHAR"), "makes no sense"),
+    "a vocabulary of words": (_changed("ALTER TABLE run ALTER vocab TYPE VARCHAR"), "is invalid"),
     "a promise of a petabyte": (
         _changed("UPDATE run SET positions = 2e9; UPDATE prompt SET positions = 2e9"),
         "cannot hold",

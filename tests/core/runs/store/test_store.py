@@ -114,7 +114,7 @@ def test_a_reader_reads_on_when_its_run_is_deleted(tmp_path: Path) -> None:
         assert list_runs(store) == ([], [])
         assert np.array_equal(run.read_rows(1, 0, header.rows), sides[1])
         assert len(run.positions(0)) == header.rows
-    with pytest.raises(StoreError, match="is not there any more"):
+    with pytest.raises(StoreError, match="does not exist any more"):
         RunReader(path)
 
 

@@ -182,7 +182,7 @@ def test_a_file_cut_in_half_is_a_sentence(form, rows, tmp_path):
     ("names", "changed", "says"),
     [
         (["a", "b"], {}, "share no `sequence`"),
-        (["c", "c"], {}, "stands twice"),
+        (["c", "c"], {}, "occurs twice"),
         (["c", "d"], {"token_ids": [1, 3]}, "other `token_ids`"),
         (None, {}, "2 and 1 sequences"),
     ],
