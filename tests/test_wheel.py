@@ -119,7 +119,7 @@ def metadata_of(wheel: Path):
 
 @pytest.fixture
 def dumps(tmp_path: Path) -> Path:
-    """A folder with two dumps of one side each, of which the second has another argmax at position 2."""
+    """A folder with two dumps of one side each, of which the second has a different argmax at position 2."""
     golden = np.random.default_rng(1).standard_normal((4, 40)).astype(np.float32)
     today = golden.copy()
     today[2, (golden[2].argmax() + 1) % 40] = golden[2].max() + 1

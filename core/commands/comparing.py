@@ -168,7 +168,8 @@ def end_with(gate: GateReport, junit: Path | None, markdown: Path | None, as_jso
     if gate.outcome == PASSED and not as_json_:
         undecided = sum(outcome.outcome == UNDECIDED for outcome in gate.outcomes)
         passed = len(gate.outcomes) - undecided
-        out.print(f"gate passed: {passed:,}{f', undecided: {undecided:,}' if undecided else ''}", markup=False)
+        rest = f", undecided: {undecided:,}" if undecided else ""
+        out.print(f"gate passed: {plural(passed, 'check')}{rest}", markup=False)
     write_gate(gate, junit, markdown)
     if gate.failed:
         raise typer.Exit(1)

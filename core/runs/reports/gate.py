@@ -76,7 +76,7 @@ MEASURES = {
     "bits": Measure(
         "neq", "values", "differs in {} values", lambda row: (*_difference(row), not row.get("bit_identical", True))
     ),
-    "flips": Measure("flips", "positions", "has another argmax at {} of {of}", by_flip),
+    "flips": Measure("flips", "positions", "has a different argmax at {} of {of}", by_flip),
     "flips:margin": Measure("flips", "positions", "", by_flip, ">"),
     "ulps": Measure(
         "max_ulps", "ULPs", "differs by up to {} ULPs", _by("nonfinite_mismatch", "max_ulps"), ":", _NO_ULPS
@@ -210,7 +210,7 @@ class Condition:
             sure, unknown = sure + (not is_open), unknown + is_open
         limit = f"both margins over {self.limit:.15g} {'ULPs' if self.is_in_ulps else pair.unit}"
         at_most = f"; a side prefers its token by up to {number(largest)} {'ULPs' if self.is_in_ulps else pair.unit}"
-        says = f"has another argmax at {_of(sure, pair.rows)} with {limit}, of {plural(flips, 'flip')} in all"
+        says = f"has a different argmax at {_of(sure, pair.rows)} with {limit}, of {plural(flips, 'flip')} in all"
         if unknown and not sure:
             return UNDECIDED, sure, f"{says}; margins at {_of(unknown, pair.rows)} are unknown"
         return FAILED if sure else PASSED, sure, says + at_most * bool(flips and not sure)
