@@ -100,7 +100,7 @@ class CaptureRequest(Request):
     """
 
     model: str = param("Folder or hub id of a causal language model, a .gguf file, or smollm2.", is_always_typed=True)
-    prompts: tuple[str, ...] = param("A prompt; may be given several times.", (), option="--prompt")
+    prompts: tuple[str, ...] = param("A prompt; repeatable.", (), option="--prompt")
     prompt_files: tuple[str, ...] = param("A text file that is one prompt.", (), option="--prompt-file")
     prompt_lists: tuple[str, ...] = param(
         "A file of prompts: .jsonl with 'prompt', 'text', 'token_ids' or 'messages' in each line, else one per line.",
@@ -110,23 +110,25 @@ class CaptureRequest(Request):
     is_chat: bool = param("Format each prompt as a user message by the chat template.", False, option="--chat")
     system: str | None = param("System message of every chat.", None)
     reference: str = param("Path of the reference: prefill, decode, ...", "prefill", is_always_typed=True)
-    variants: tuple[str, ...] = param("Path of a variant, several times. Default: decode.", (), option="--variant")
-    sweeps: tuple[str, ...] = param("Add a variant for each value: batch=1,2,4,8.", (), option="--sweep")
+    variants: tuple[str, ...] = param(
+        "Path to compare with the reference; repeatable. Default: decode.", (), option="--variant"
+    )
+    sweeps: tuple[str, ...] = param("Add one variant per value: batch=1,2,4,8.", (), option="--sweep")
     repeat: int = param("Run every path N times in sequence, as repeated requests.", 1)
     tokens: int = param("Continue each side greedily by up to N tokens.", 0)
-    kv: bool | None = param("Compare the KV caches. Default: if a path reads one.", None, option="--kv/--no-kv")
-    layers: bool = param("Compare the outputs of all modules: the first difference and its growth.", False)
-    layer_floor: int = param("With --layers: reordered forwards for each module's noise floor; 0 for none.", 2)
+    kv: bool | None = param("Compare the KV caches. Default: if a path uses one.", None, option="--kv/--no-kv")
+    layers: bool = param("Compare every module's output: where the difference starts and how it grows.", False)
+    layer_floor: int = param("With --layers: number of reordered forwards for the noise floor; 0: none.", 2)
     layer_positions: tuple[int, ...] = param(
-        "With --layers: compare at this position of each prompt if not all fit on disk; repeatable.",
+        "With --layers: always compare this position of each prompt, if not all fit on disk; repeatable.",
         (),
         option="--layer-position",
     )
     kernels: bool = param("Record which kernels each side launches, by module, on the first prompt.", False)
-    remedies: bool = param("Try mitigations that make the sides agree, and measure their throughput.", False)
-    judge: bool = param("Judge: rounding, or a bug? Costs several times the capture.", False)
-    declares: tuple[str, ...] = param(f"With --judge: {DECLARE}", (), option="--declare")
-    keep: Literal["all", "figures"] = param("Logits to store: all, or figures (none).", "all")
+    remedies: bool = param("Test changes that may make the sides agree, and measure throughput.", False)
+    judge: bool = param("Run the checks of `judge` too; several times the work.", False)
+    declares: tuple[str, ...] = param(DECLARE, (), option="--declare")
+    keep: Literal["all", "figures"] = param("all: store every logit. figures: only figures and digests.", "all")
     dtype: str = param("float32, float16 or bfloat16.", "bfloat16", is_always_typed=True)
     device: str | None = param("cpu, cuda, cuda:1. Default: CUDA if there is one.", None)
     revision: str | None = param("Revision on the hub.", None)

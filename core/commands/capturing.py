@@ -46,7 +46,7 @@ def capture(
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Run a model down two or more mathematically equivalent paths and store every logit.
+    """Run a model on two or more mathematically equivalent paths and store every logit.
 
     For example:  ulpscope capture --model sample_runs/model --prompt-file sample_runs/prompts/parser.txt
     --reference prefill --variant decode --variant prefill+batch:8 --dtype bfloat16
@@ -55,7 +55,7 @@ def capture(
 
     Which batch sizes agree bit for bit:  --reference decode --sweep batch=1,2,3,4,8,16
 
-    Another engine as a side:  --variant llamacpp:decode+kv:f32 (`engines` lists them, docs/guides/engines.md).
+    Compare with another engine:  --variant llamacpp:decode+kv:f32 (`engines` lists them, docs/guides/engines.md).
 
     Estimate forwards, memory and disk only:  --dry-run. docs/reference/paths.md lists every path.
     """

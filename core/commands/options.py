@@ -27,7 +27,7 @@ Json = Annotated[bool, Option("--json", help="Print JSON instead of tables.")]
 Progress = Annotated[Literal["bar", "json"], Option(help="'bar', or 'json': one JSON line per stage.")]
 Junit = Annotated[Path | None, Option("--junit", help="Write the gate as JUnit XML.")]
 Markdown = Annotated[Path | None, Option("--markdown", help="Append the gate as Markdown to a file.")]
-ComputeDtype = Annotated[str | None, Option(help="float32, float16 or bfloat16. Default: declared or detected.")]
+ComputeDtype = Annotated[str | None, Option(help="Dtype of the computation. Default: declared or detected.")]
 Reference = Annotated[str | None, Option(help="Side to compare the others with. Default: 'reference' or first.")]
 Holds = Annotated[
     str | None,
@@ -44,8 +44,8 @@ Engine = Annotated[
     list[str] | None,
     Option(
         "--engine",
-        help="NAME=PYTHON: interpreter of an engine; NAME=PYTHON,ADAPTER.py: an engine of your own; NAME=FOLDER:"
-        " tensor dumps to replay.",
+        help="NAME=PYTHON: interpreter of an engine. NAME=PYTHON,ADAPTER.py: your own engine. NAME=FOLDER: tensor dumps"
+        " to replay.",
     ),
 ]
 

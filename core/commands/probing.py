@@ -48,10 +48,10 @@ def probe(
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Probe a live server for nondeterminism: rerun, cold and warm cache, under load. Its responses are a run.
+    """Probe a live server for nondeterminism: rerun, cold and warm cache, under load. Store the responses as a run.
 
-    vLLM, SGLang, llama.cpp, Ollama, TGI, and any OpenAI-compatible server with log-probabilities. Needs HTTP only, and
-    no model on this machine.
+    For vLLM, SGLang, llama.cpp, Ollama, TGI, and any OpenAI-compatible server with log-probabilities. Needs HTTP
+    only, and no model on this machine.
 
     For example:  ulpscope probe http://127.0.0.1:8000 --prompt "def area(shape):" --tests rerun,warm,load:8
     """

@@ -58,7 +58,7 @@ def sweep(
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Run the missing cells of a sweep: models x paths x dtypes x engines, each cell a run of the store.
+    """Run the missing cells of a sweep. A cell is one capture of a plan: models x engines x paths x dtypes x prompts.
 
     A run's name holds the digests of its request and its environment. A sweep that was killed, extended or moved to
     another machine resumes; nothing is computed twice.

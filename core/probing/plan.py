@@ -146,12 +146,12 @@ class ProbeRequest(Request):
     command: ClassVar[str] = "probe"
 
     url: str = param("The server, as http://127.0.0.1:8000.", is_argument=True)
-    prompts: tuple[str, ...] = param("A prompt; may be given several times.", (), option="--prompt")
+    prompts: tuple[str, ...] = param("A prompt; repeatable.", (), option="--prompt")
     prompt_files: tuple[str, ...] = param("A text file that is one prompt.", (), option="--prompt-file")
     prompt_lists: tuple[str, ...] = param("A file of prompts, one per line, or JSON lines.", (), option="--prompts")
     model: str = param("Model to request, if the server has several.", "")
-    tests: str = param("Of rerun, warm, load:N, walk, echo (docs/guides/probe.md).", DEFAULT_TESTS)
-    against: str | None = param("A second server that gets the same prompts: after an upgrade, in fp8.", None)
+    tests: str = param("Tests to run: rerun, warm, load:N, walk, echo (docs/guides/probe.md).", DEFAULT_TESTS)
+    against: str | None = param("A second server to compare with, such as one after an upgrade.", None)
     against_model: str = param("Model to request from the second server. Default: --model.", "")
     top: int = param("Top log-probabilities per position.", 20)
     tokens: int = param("Tokens to generate for each prompt, greedily.", 32)

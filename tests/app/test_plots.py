@@ -32,7 +32,7 @@ def test_pages_send_figures_that_the_library_draws(page, run, count):
         assert one["picture"]["filename"].startswith(run)
         of_run, pair, unit, *_ = one["picture"]["of"]  # above the saved figure
         assert of_run.endswith(f"({run})")
-        assert " against " in pair
+        assert " vs " in pair
         assert unit == "logits and ULPs of bfloat16"
     bundle = plots.LIBRARY.read_text(encoding="utf-8")
     assert all(re.search(rf'moduleType:\s*"trace",\s*name:\s*"{kind}"', bundle) for kind in DRAWS)

@@ -173,7 +173,7 @@ def test_open_run_on_a_deleted_run_says_so_and_opens_no_other():
     app.run()
     assert not app.exception
     assert title(app) == "Runs"
-    assert "'captured-and-deleted' was deleted meanwhile" in warnings(app)
+    assert "'captured-and-deleted' was deleted" in warnings(app)
     assert "opened" not in app.session_state  # or the gallery would go on to another run
     assert app.query_params["run"] == RUN
 

@@ -27,7 +27,7 @@ def test_a_run_that_arrives_or_goes_while_the_gallery_is_open_is_noticed(page: P
     expect(page.locator("h1")).to_have_text("Overview")
     copy.unlink()
     page.get_by_role("link", name="Flips").click()
-    expect(page.get_by_text("The run 'arrives' was deleted meanwhile")).to_be_visible()
+    expect(page.get_by_text("The run 'arrives' was deleted")).to_be_visible()
     expect(page.locator("h1")).to_have_text("Runs")
 
 
