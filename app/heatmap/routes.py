@@ -208,7 +208,7 @@ def _two(request: Request, name: str, between: str) -> tuple[int, int]:
 
 def _number(name: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 12):
-        raise UsageError(f"{name} '{clean(text, 40)}' is no number in range.")
+        raise UsageError(f"{name} '{clean(text, 40)}' is not a number in range.")
     return int(text)
 
 

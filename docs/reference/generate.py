@@ -88,7 +88,7 @@ def checks(_: str) -> str:
     for check in Check:
         figures = labels_of(check.record).items()
         names = [f"`{key}`" if (key, label) in labeled else f"`{key}`: {label}" for key, label in figures]
-        rows.append((check.group, str(check), "; ".join(names)))
+        rows.append((f"`{check.group}`", str(check), "; ".join(names)))
         labeled |= figures
     return table(("group", "check", "figures"), rows)
 

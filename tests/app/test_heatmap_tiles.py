@@ -102,7 +102,7 @@ def test_a_tile_is_kept_by_the_browser_only_under_the_stamp_of_the_file(client, 
 def test_bad_numbers_are_refused_with_a_sentence(client, query):
     answer = tile(client, **query)
     assert answer.status_code == 400
-    assert any(words in answer.text for words in ("expected", "no tile", "no number")), answer.text
+    assert any(words in answer.text for words in ("expected", "no tile", "not a number")), answer.text
     assert len(answer.text) < 300
 
 
