@@ -32,9 +32,7 @@ def next_step(view: selection.View, answer: Answer) -> None:
     elif is_upload and answer.name in (UNDECIDED, LIKELY_ROUNDING, NONDETERMINISTIC):
         command = f"{COMMAND} {shell_command(['verdict', view.run.run_id])}"
         if controls := deciding_controls(view.run, answer.checks):
-            st.caption(
-                "Next: run one of these commands; the first decides best. Each stores a new run with its verdict."
-            )
+            st.caption("Next: run one of these; the first decides best. Each stores a new run with its verdict.")
             lines = [f"# {what}\n{command} {options}" for options, what in controls.items()]
             widgets.code_block("\n".join(lines), wraps=True)
 

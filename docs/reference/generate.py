@@ -25,8 +25,8 @@ def commands(_: str) -> str:
     from core.__main__ import app
 
     def job(text: str) -> str:
-        """Return the first sentence of a command's help, and links to the pages that it names."""
-        first = re.split(r"(?<=[.?])\s", text.replace("\n", " "))[0]
+        """Return the first clause of a command's help, and links to the pages that it names."""
+        first = re.split(r"[.?:] ", text.replace("\n", " "))[0].rstrip(".")
         pages = dict.fromkeys(re.findall(r"docs/((?:guides|explanation)/(\w+)\.md)", text))
         return " ".join([re.sub(r" \(docs/\S+\)", "", first), *(f"[{name}](../{path})" for path, name in pages)])
 
@@ -81,16 +81,17 @@ def totals(_: str) -> str:
 
 
 def checks(_: str) -> str:
-    """Return every check with its group and figures, and each label once."""
+    """Return the figures of every check, and each label once."""
     from core.runs.file.evidence import Check, labels_of
 
     rows, labeled = [], set()
-    for check in Check:
-        figures = labels_of(check.record).items()
+    for record in dict.fromkeys(check.record for check in Check):
+        figures = labels_of(record).items()
         names = [f"`{key}`" if (key, label) in labeled else f"`{key}`: {label}" for key, label in figures]
-        rows.append((f"`{check.group}`", str(check), "; ".join(names)))
+        same = [f"`{check.group}`: {check}" for check in Check if check.record is record]
+        rows.append(("; ".join(same), "; ".join(names)))
         labeled |= figures
-    return table(("group", "check", "figures"), rows)
+    return table(("group: check", "figures"), rows)
 
 
 PAGES: dict[str, tuple[Callable[[str], str], ...]] = {
