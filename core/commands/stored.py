@@ -18,7 +18,6 @@ from ..runs.reports.run_json import card_json
 from ..runs.store import labels
 from ..runs.store.cards import RunCard, drop_replaced, list_runs, read_runs
 from ..runs.store.store import Store, open_store
-from ..runs.topk.export import write_lines
 from ..text import multiple, number, plural, size
 from . import options
 from .terminal.console import err, out, print_json, print_text, table_of
@@ -87,19 +86,16 @@ def _list_deleted(store: Store, as_json_: bool) -> None:
 
 def export(
     run_id: options.Run,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="FILE.npz; JSON lines for server responses.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="FILE.npz.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Export a run: its sides to an npz, in their bits and dtype; server responses to JSON lines, with every digit."""
+    """Export the sides of a run to an npz, in their bits and dtype."""
     path = open_store(store).path_of(run_id)
     with RunReader(path) as run:
         names = [side.name for side in run.sides]
-        if run.header.k is None:
-            export_npz(run, file, overwrite=overwrite)
-        else:
-            write_lines(run.lists(), file, overwrite=overwrite)
+        export_npz(run, file, overwrite=overwrite)
     if as_json_:
         print_json({"run_id": path.stem, "file": str(file), "bytes": file.stat().st_size, "sides": names})
     else:

@@ -22,7 +22,7 @@ from .file.database import Database
 from .file.evidence import Verdict
 from .file.keep import ALL, FIGURES, expected_bytes
 from .file.records import Generation, RunHeader
-from .recent_rows import RecentRows, SpooledRows
+from .spooled_rows import SpooledRows
 from .store.store import Store
 from .tables.generations import insert_generation
 from .tables.heatmap import PYRAMIDS, CoarseCells, insert_levels, tile_rows
@@ -41,7 +41,6 @@ from .tables.verdicts import insert_evidence
 
 _COMMIT_BYTES = 64 << 20  # DuckDB keeps an open transaction in memory: one a run took as much as the dump is large
 _WAITING_BYTES = 128 << 20  # of logits that wait to be stored: on a GPU the next forward runs meanwhile
-_REFERENCE_BYTES = 96 << 20  # of the reference that are kept for the variants; more is read back from the file
 _FIGURE_ROWS = 512  # rows of figures that are inserted at a time: an insert costs 2 ms however small it is
 
 
@@ -61,7 +60,7 @@ class RunWriter:
         self._rows_done = [0] * len(header.sides)
         self._hashes = [SideDigest(header.format) for _ in header.sides]
         self._totals = [PairTotal() for _ in header.sides[1:]]
-        self._recent = RecentRows(_REFERENCE_BYTES)
+        self._latest: tuple[int, NDArray[np.unsignedinteger] | None] = 0, None  # chunk of the reference
         self._figures: dict[str, list[pa.Table]] = {}
         self._verdicts: dict[int, Verdict] = {}
         self._figure_rows = 0
@@ -147,10 +146,11 @@ class RunWriter:
         self._hashing.put(self._hashes[side].update, bits, size=bits.nbytes)
         self._rows_done[side] = row + len(bits)
         if side == 0:
-            self._recent.add(row, bits)
+            self._latest = row, bits
         else:
-            self._put(self._compare, side, row, bits, places, self._recent.rows(row, len(bits)))
-            self._recent.forget(min(self._rows_done[1:]))
+            first, latest = self._latest
+            reference = latest[row - first : stop - first] if latest is not None and row >= first else None
+            self._put(self._compare, side, row, bits, places, reference)
 
     def write_kv(self, side: int, part: KvPart) -> None:
         """Write the keys or values of one layer after one prompt of a side; figures need both sides of a pair.

@@ -28,7 +28,6 @@ from core.runs.reports.gate_files import junit_text, markdown_text
 from core.runs.reports.report_json import report_of_run
 from core.runs.store.cards import prompt_texts, read_runs
 from core.runs.store.store import Store
-from core.runs.topk.export import lines_of
 from core.runs.topk.pairing import compare_sides
 
 GATE = ["bits,flips,flips:margin>1ulps,ulps:1,kl>0,rms>0,max-abs>0,share>0,same-top1<1,verdict"]
@@ -112,7 +111,6 @@ def _read_lists(run: RunReader) -> None:
     for side in sides[1:]:
         pair = compare_sides(sides[0], side)
         explain(rows_of_lists(pair, sides[0], side))
-    json.dumps(list(lines_of(sides)), allow_nan=False)
 
 
 def _plant(fault: str) -> None:

@@ -78,8 +78,9 @@ def _reproduction(run: RunReader) -> list[str]:
     typed = command_elsewhere(run, "MODEL" if _is_folder(about) else about.model)
     if typed is None:
         what = "Uploaded logits" if about.kind == "upload" else "Captured by a program"
-        file = "logits.npz" if run.header.k is None else "responses.jsonl"
-        commands = f"ulpscope export {run.run_id} {file}\nulpscope compare {file}"
+        if run.header.k is not None:
+            return [f"{what}: attach its run file.", block(f"ulpscope ingest {run.path.name}", "sh")]
+        commands = f"ulpscope export {run.run_id} logits.npz\nulpscope compare logits.npz"
         return [f"{what}: attach the file that the first command writes.", block(commands, "sh")]
     command, prompts = typed
     notes, lines = [], []

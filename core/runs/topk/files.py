@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 from ...errors import DumpError, UsageError
 from ...text import clean, plural, series
 from ..file.bounds import MAX_SIDES
 from .alignment import prompt_tokens
-from .export import is_line, sides_of_lines
-from .payloads.bounded_json import documents, is_payload
+from .payloads.bounded_json import is_payload
 from .payloads.recognise import read_responses
 from .records import ListSide, Response
 
@@ -38,8 +36,6 @@ def read_sides(paths: Sequence[Path]) -> tuple[ListSide, ...]:
 
     DumpError for what is no response or cannot be compared.
     """
-    if len(paths) == 1 and any(is_line(first) for _, first in islice(documents(paths[0]), 1)):
-        return sides_of_lines(documents(paths[0]))
     if len(paths) == 1:
         return sides_of(read_responses(paths[0]), clean(paths[0].name))
     if len(paths) > MAX_SIDES:

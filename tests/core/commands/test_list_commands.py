@@ -135,33 +135,3 @@ def test_what_is_no_response_stores_nothing(cli: Any, tmp_path: Path) -> None:
     said = run(cli, "ingest", str(tmp_path / "A.json"), "--store", str(tmp_path / "runs"), code=2)
     assert "keys are 'hello'" in said
     assert not list((tmp_path / "runs").glob("*.duckdb")) if (tmp_path / "runs").exists() else True
-
-
-def test_a_run_comes_back_out_of_its_export_digit_for_digit(cli: Any, changed: list[str], tmp_path: Path) -> None:
-    store = ("--store", str(tmp_path / "runs"))
-    run_id = run(cli, "ingest", *changed, *store).strip()
-    file = tmp_path / "out.jsonl"
-    assert "A, B" in run(cli, "export", run_id, str(file), *store)
-    assert "exists; give --overwrite" in run(cli, "export", run_id, str(file), *store, code=2)
-    again = run(cli, "ingest", str(file), *store).strip()
-    both = [told(cli, "show", each, "--positions", *store) for each in (run_id, again)]
-    for said in both:
-        for own in ("run_id", "name", "created", "next_command"):
-            del said[own]
-    assert both[0] == both[1]
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("values", "weights"), ("tokens", [1.5]), ("rows", [{}]), ("prompt", 3), ("texts", {"x": "y"}), ("side", 4)],
-)
-def test_a_damaged_export_is_a_sentence(cli: Any, changed: list[str], tmp_path: Path, key: str, value: Any) -> None:
-    store = ("--store", str(tmp_path / "runs"))
-    file = tmp_path / "out.jsonl"
-    run(cli, "export", run(cli, "ingest", *changed, *store).strip(), str(file), *store)
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    lines[0][key] = value
-    file.write_text("\n".join(json.dumps(line) for line in lines))
-    said = run(cli, "compare", str(file), code=2)
-    assert said.startswith("error: out.jsonl, line 1")
-    assert len(said.strip().splitlines()) == 1
