@@ -20,11 +20,11 @@ from core.runs.file.database import Database
 os.environ["ULPSCOPE_SAMPLES"] = str(Path(__file__).parent / "runs")
 
 
-def spread(cases: int, kept: int) -> set[int]:
+def spread(cases: int, count: int) -> set[int]:
     """Numbers of `kept` of so many cases, evenly spaced: the same ones on every machine."""
-    if kept >= cases:
+    if count >= cases:
         return set(range(cases))
-    return {round(i * (cases - 1) / max(kept - 1, 1)) for i in range(kept)}
+    return {round(i * (cases - 1) / max(count - 1, 1)) for i in range(count)}
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
@@ -35,9 +35,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if mark is not None and item.get_closest_marker("thorough") is None:
             cases[item.path, item.nodeid.split("[")[0], *mark.args].append(item)
     for (_, _, kept_cases), those in cases.items():
-        kept = spread(len(those), kept_cases)
+        numbers = spread(len(those), kept_cases)
         for number, item in enumerate(those):
-            if number not in kept:
+            if number not in numbers:
                 item.add_marker(pytest.mark.thorough)
 
 
@@ -46,14 +46,14 @@ def tables_are_described_once(tmp_path_factory: pytest.TempPathFactory) -> Itera
     """The tables of run files are made once, by the function itself, and copied into the run files of this process:
     nearly all of the tenth of a second that a new run file takes goes to the comments on its columns.
     """
-    described = tmp_path_factory.mktemp("tables") / "described.duckdb"
+    path = tmp_path_factory.mktemp("tables") / "described.duckdb"
     make = writer.create_tables
-    made = Database.to_write(described, expected_bytes=0)
+    made = Database.to_write(path, expected_bytes=0)
     make(made)
     made.close()
 
     def copy(database: Database) -> None:
-        database.execute(f"ATTACH '{described}' AS described (READ_ONLY)")
+        database.execute(f"ATTACH '{path}' AS described (READ_ONLY)")
         database.execute("COPY FROM DATABASE described TO run_file (SCHEMA)")
 
     with pytest.MonkeyPatch.context() as patched:

@@ -23,21 +23,21 @@ def until(
     `about` says.
     """
     ends = time.monotonic() + seconds
-    while not (found := look()):
+    while not (result := look()):
         if time.monotonic() > ends:
-            raise AssertionError(f"still {found!r} after {seconds:g} seconds {about()}".strip())
+            raise AssertionError(f"still {result!r} after {seconds:g} seconds {about()}".strip())
         time.sleep(every)
-    return found
+    return result
 
 
 async def until_beside(look: Callable[[], Found], *, about: Callable[[], object] = lambda: "") -> Found:
     """`until`, while the other tasks of the event loop go on."""
     ends = time.monotonic() + PATIENCE_SECONDS
-    while not (found := look()):
+    while not (result := look()):
         if time.monotonic() > ends:
-            raise AssertionError(f"still {found!r} after {PATIENCE_SECONDS:g} seconds {about()}".strip())
+            raise AssertionError(f"still {result!r} after {PATIENCE_SECONDS:g} seconds {about()}".strip())
         await asyncio.sleep(EVERY_SECONDS)
-    return found
+    return result
 
 
 def throughout(seconds: float, look: Callable[[], object]) -> None:
@@ -47,8 +47,8 @@ def throughout(seconds: float, look: Callable[[], object]) -> None:
     ends = time.monotonic() + seconds
     while True:
         is_last = time.monotonic() >= ends
-        if not (found := look()):
-            raise AssertionError(f"it was {found!r}")
+        if not (result := look()):
+            raise AssertionError(f"it was {result!r}")
         if is_last:
             return
         time.sleep(EVERY_SECONDS)

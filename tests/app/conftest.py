@@ -52,13 +52,13 @@ def bare_store(own_store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
 @pytest.fixture
 def submitted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Requested jobs, as `job` and their options; none of them is started."""
-    found: list[dict[str, Any]] = []
+    jobs: list[dict[str, Any]] = []
 
     def submit(self: Jobs, arguments: Any, **about: Any) -> Job:
-        job = Job(len(found) + 1, about["title"], about["device"], tuple(arguments), state="running", stage="starting")
-        found.append({"job": job, "arguments": list(arguments), **about})
+        job = Job(len(jobs) + 1, about["title"], about["device"], tuple(arguments), state="running", stage="starting")
+        jobs.append({"job": job, "arguments": list(arguments), **about})
         return job
 
     monkeypatch.setattr(Jobs, "submit", submit)
-    monkeypatch.setattr(Jobs, "all", lambda self, kind="capture": [each["job"] for each in reversed(found)])
-    return found
+    monkeypatch.setattr(Jobs, "all", lambda self, kind="capture": [each["job"] for each in reversed(jobs)])
+    return jobs

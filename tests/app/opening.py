@@ -47,7 +47,7 @@ def followed(page: str = "runs", **link: str | list[str]) -> AppTest:
     return app
 
 
-def opened(page: str, open_: tuple[str, ...] = (), **link: str | list[str]) -> AppTest:
+def open_page(page: str, open_: tuple[str, ...] = (), **link: str | list[str]) -> AppTest:
     """Opened by its address, without an exception. open_: expanders that the viewer has unfolded."""
     app = followed(page, **link)
     for key in open_:
@@ -57,7 +57,7 @@ def opened(page: str, open_: tuple[str, ...] = (), **link: str | list[str]) -> A
     return app
 
 
-def said(app: AppTest) -> str:
+def page_text(app: AppTest) -> str:
     """All text of the page."""
     kinds = ("title", "markdown", "caption", "info", "success", "warning", "error", "subheader")
     texts = [str(element.value) for kind in kinds for element in getattr(app, kind)]
@@ -66,7 +66,7 @@ def said(app: AppTest) -> str:
 
 def plain(app: AppTest) -> str:
     """The same as a reader sees it, without the signs that keep names of others from being markdown."""
-    return said(app).replace("\\", "")
+    return page_text(app).replace("\\", "")
 
 
 def keys(app: AppTest) -> set[str]:

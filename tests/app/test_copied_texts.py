@@ -13,7 +13,7 @@ from core.runs.reports.issue_markdown import issue_text
 from core.runs.reports.run_json import run_json
 from core.runs.store.store import Store
 from core.text import is_seen
-from tests.app.opening import codes, opened, said
+from tests.app.opening import codes, open_page, page_text
 from tests.core.runs.damaging import damaged, with_texts
 from tests.core.runs.judged_runs import judged_run
 from tests.shell import words_of
@@ -58,20 +58,20 @@ def harmful(text: str) -> list[str]:
 @pytest.mark.parametrize("page", ["layers", "overview", pytest.param("kernels", marks=pytest.mark.thorough)])
 def test_nothing_unseen_is_copied_and_no_command_but_ours(page: str, bare_store: Store) -> None:
     of_a_stranger(bare_store.path_of(judged_run(bare_store, None, run_id="unjudged")))
-    app = opened(page, ("copy_report",), run="unjudged")
+    app = open_page(page, ("copy_report",), run="unjudged")
     found = codes(app)
     assert found[0].startswith("ulpscope ")
     assert "\\342\\200\\256" in found[0]
     assert [(harmful(text), text) for text in found if harmful(text)] == []
     assert len(found) == (2 if page == "overview" else 1)
-    assert "which runs code" in said(app)
+    assert "which runs code" in page_text(app)
 
 
 def test_a_command_that_a_file_states_is_shown_as_its_own_and_never_offered(bare_store: Store) -> None:
     run_id = judged_run(bare_store, None, run_id="stated", request=None)
     damaged(bare_store.path_of(run_id), f"UPDATE run SET command = '{STATED}\x1b'")
-    app = opened("overview", ("copy_report", "provenance"), run=run_id)
-    assert "No command is offered" in said(app)
+    app = open_page("overview", ("copy_report", "provenance"), run=run_id)
+    assert "No command is offered" in page_text(app)
     assert not [text for text in codes(app) if STATED in text or text.startswith("python")]
     table = next(table.value for table in app.table if "command, as the file states it" in table.value.index)
     assert f"{STATED}\\x1b" in table.to_string().replace("\\-", "-").replace("\\\\", "\\")

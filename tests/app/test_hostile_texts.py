@@ -15,7 +15,7 @@ from app.shell.widgets import code, escape
 from core.runs.ops_run import write_ops_run
 from core.runs.store import labels
 from core.runs.store.store import Store
-from tests.app.opening import ROOT, opened
+from tests.app.opening import ROOT, open_page
 from tests.core.runs.damaging import with_texts
 from tests.core.runs.made_runs import copied
 from tests.core.runs.test_ops_run import header, row_of
@@ -123,7 +123,7 @@ def hostile_run(store: Store, sample: str) -> None:
 )
 def test_no_text_of_a_run_becomes_markup(page: str, sample: str, hostile: Callable[[str], None]) -> None:
     hostile(sample)
-    app = opened(page, run="mine")
+    app = open_page(page, run="mine")
     assert not app.error
     assert PAGES[page].shows == "store" or any("boldly" in text for _, text in texts(app))
     found = {(place, what, text[:300]) for place, text in texts(app) for what in live(text)}
@@ -137,7 +137,7 @@ def test_probes_of_operations_and_runs_side_by_side_are_inert_too(bare_store: St
     row = row_of(size=HOSTILE, modules=HOSTILE, note=HOSTILE)
     about = header(name=HOSTILE, device_name=HOSTILE, command=HOSTILE, note=HOSTILE, versions={"torch": HOSTILE})
     write_ops_run(bare_store, about, [row, row | {"op": "sdpa", "refusal": HOSTILE}], run_id="ops")
-    for app in (opened("compare", run="mine", compare="other"), opened("ops", op="mm")):
+    for app in (open_page("compare", run="mine", compare="other"), open_page("ops", op="mm")):
         assert any("boldly" in text for _, text in texts(app))
         assert {(place, what, text[:300]) for place, text in texts(app) for what in live(text)} == set()
 
@@ -146,9 +146,9 @@ def test_a_refused_file_and_a_link_that_lies_are_quoted_inert(bare_store: Store)
     hostile_run(bare_store, SAMPLES[0])
     (bare_store.directory / "[y](evil) **boldly**.duckdb").write_bytes(b"not a database")
     for app in (
-        opened("runs"),
-        opened("overview", run=HOSTILE),
-        opened("compare", run="mine", variant=HOSTILE, compare=HOSTILE),
+        open_page("runs"),
+        open_page("overview", run=HOSTILE),
+        open_page("compare", run="mine", variant=HOSTILE, compare=HOSTILE),
     ):
         assert any("boldly" in text for _, text in texts(app))
         assert {(place, what, text[:300]) for place, text in texts(app) for what in live(text)} == set()

@@ -13,7 +13,7 @@ import streamlit as st
 
 from app.components import plots
 from app.components.chart_style import layout
-from tests.app.opening import figures_of, opened
+from tests.app.opening import figures_of, open_page
 
 DRAWS = {"bar", "heatmap", "scatter"}  # what our figures are made of
 
@@ -22,7 +22,7 @@ DRAWS = {"bar", "heatmap", "scatter"}  # what our figures are made of
     ("page", "run", "count"), [("near_ties", "fresh-against-cached", 2), ("layers", "where-it-starts", 3)]
 )
 def test_pages_send_figures_that_the_library_draws(page, run, count):
-    figures = figures_of(opened(page, run=run))
+    figures = figures_of(open_page(page, run=run))
     assert len(figures) == count
     for one in figures:
         kinds = {trace.get("type", "scatter") for trace in one["figure"]["data"]}

@@ -73,33 +73,35 @@ def what_went_wrong(page: Page) -> list[str]:
     """Requests that failed and what the browser's console says of errors, as they come: printed with a test that
     fails.
     """
-    said: list[str] = []
-    page.on("requestfailed", lambda request: said.append(f"{request.url}: {request.failure}"))
-    page.on("response", lambda answer: said.append(f"{answer.url}: {answer.status}") if answer.status >= 400 else None)
-    page.on("console", lambda message: said.append(f"console: {message.text}") if message.type == "error" else None)
-    page.on("pageerror", lambda error: said.append(f"error: {error}"))
-    return said
+    problems: list[str] = []
+    page.on("requestfailed", lambda request: problems.append(f"{request.url}: {request.failure}"))
+    page.on(
+        "response", lambda answer: problems.append(f"{answer.url}: {answer.status}") if answer.status >= 400 else None
+    )
+    page.on("console", lambda message: problems.append(f"console: {message.text}") if message.type == "error" else None)
+    page.on("pageerror", lambda error: problems.append(f"error: {error}"))
+    return problems
 
 
 @pytest.fixture
 def page(visitor: BrowserContext, dashboard: Dashboard) -> Iterator[Page]:
     """A new viewer. Fails if the page asked anything of the outside, or showed a traceback."""
-    opened = new_tab(visitor, dashboard)
-    said = what_went_wrong(opened)
+    tab = new_tab(visitor, dashboard)
+    problems = what_went_wrong(tab)
     outside: list[str] = []
-    opened.on(
+    tab.on(
         "request",
         lambda request: (
             None if request.url.startswith((dashboard.url, "data:", "blob:")) else outside.append(request.url)
         ),
     )
-    yield opened
+    yield tab
     print(
-        *said, f"at the end: {opened.locator('body').inner_text()[:1500]}", sep="\n"
+        *problems, f"at the end: {tab.locator('body').inner_text()[:1500]}", sep="\n"
     )  # captured: shown if the test fails
-    exceptions = opened.locator("[data-testid=stException]").count()
-    if opened.url.startswith(dashboard.url):
-        opened.evaluate("() => { localStorage.clear(); sessionStorage.clear(); }")
+    exceptions = tab.locator("[data-testid=stException]").count()
+    if tab.url.startswith(dashboard.url):
+        tab.evaluate("() => { localStorage.clear(); sessionStorage.clear(); }")
     close_tabs(visitor)
     visitor.clear_cookies()
     visitor.clear_permissions()

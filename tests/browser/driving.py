@@ -36,8 +36,8 @@ def chromium() -> str:
         "google-chrome",
         "google-chrome-stable",
     ):
-        if name and (found := shutil.which(name)):
-            return found
+        if name and (path := shutil.which(name)):
+            return path
     raise RuntimeError("no Chromium was found; install one or set ULPSCOPE_CHROMIUM to its path")
 
 
@@ -120,7 +120,7 @@ started: list[Dashboard] = []  # by this process
 
 def what_servers_do() -> str:
     """The end of the log of every server that runs, with the stacks of its threads."""
-    said = []
+    lines = []
     for dashboard in started:
         if dashboard.process.poll() is None:
             log = dashboard.store.parent / "server.log"
@@ -128,8 +128,8 @@ def what_servers_do() -> str:
             dashboard.process.send_signal(signal.SIGUSR1)
             with suppress(AssertionError):  # a server that does not answer even to that
                 until(lambda log=log, before=before: log.stat().st_size > before, seconds=10, every=0.5)
-            said.append(f"{dashboard.url}:\n{log.read_text(errors='replace')[-20_000:]}")
-    return "\n".join(said)
+            lines.append(f"{dashboard.url}:\n{log.read_text(errors='replace')[-20_000:]}")
+    return "\n".join(lines)
 
 
 _homes: dict[tuple[BrowserContext, str], Page] = {}  # the first tab of a dashboard in a browser profile
@@ -144,9 +144,9 @@ def new_tab(context: BrowserContext, dashboard: Dashboard) -> Page:
         home = _homes[context, dashboard.url] = context.new_page()
         home.goto(f"{dashboard.url}/_stcore/health")  # of the same origin, and runs nothing
     home = _homes[context, dashboard.url]
-    with home.expect_popup() as opened:
+    with home.expect_popup() as popup:
         home.evaluate("() => void window.open('about:blank')")
-    return opened.value
+    return popup.value
 
 
 def close_tabs(context: BrowserContext) -> None:
@@ -235,7 +235,7 @@ def choose(page: Page, label: str, option: str) -> None:
     settle(page)
 
 
-def drawn(page: Page) -> Locator:
+def wait_for_map(page: Page) -> Locator:
     pause(page, 80)  # a change of the view is noticed at once, its tiles are asked for 40 ms later
     page.wait_for_selector("canvas[data-state=drawn]")
     return page.locator("canvas[data-state]")

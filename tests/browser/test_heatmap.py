@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from core.numerics.formats import BFLOAT16, values_of
 from core.runs.file.records import Prompt
 from core.runs.store.store import Store
-from tests.browser.driving import Dashboard, drawn, pause, picture, place, settle, visit, window
+from tests.browser.driving import Dashboard, pause, picture, place, settle, visit, wait_for_map, window
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
 
 ROWS, VOCAB, ROW, TOKEN = 600, 20000, 417, 15321
@@ -50,7 +50,7 @@ def runs(dashboard: Dashboard) -> Iterator[list[np.ndarray]]:
 
 def opened(page: Page, dashboard: Dashboard, link: str, order: str = "&order=id") -> Locator:
     visit(page, dashboard, f"heatmap?{link}&position=0{order}")
-    return drawn(page)
+    return wait_for_map(page)
 
 
 def test_one_differing_logit_is_seen_clicked_reached_and_told(page: Page, dashboard: Dashboard, runs):
@@ -71,7 +71,7 @@ def test_one_differing_logit_is_seen_clicked_reached_and_told(page: Page, dashbo
     for _ in range(40):
         page.mouse.move(*place(canvas, ROW + 0.5, TOKEN + 0.5))
         page.mouse.wheel(0, -300)
-        drawn(page)
+        wait_for_map(page)
         y0, y1, x0, x1 = window(canvas)
         assert y0 <= ROW < y1
         assert x0 <= TOKEN < x1
@@ -103,7 +103,7 @@ def test_wheel_and_drag_move_the_window_and_the_address_keeps_it(page: Page, das
     assert window(canvas) == (0, 729, 0, 4096)
     page.mouse.move(*place(canvas, 364.5, 2048))
     page.mouse.wheel(0, -400)
-    drawn(page)
+    wait_for_map(page)
     y0, y1, x0, x1 = window(canvas)
     assert (y0 + y1) / 2 == pytest.approx(364.5, abs=2)
     assert (x0 + x1) / 2 == pytest.approx(2048, abs=10)
@@ -115,7 +115,7 @@ def test_wheel_and_drag_move_the_window_and_the_address_keeps_it(page: Page, das
     page.mouse.down()
     page.mouse.move(*stop, steps=6)
     page.mouse.up()
-    drawn(page)
+    wait_for_map(page)
     moved = window(canvas)
     assert moved[0] == pytest.approx(y0 - (y1 - y0) / 4, abs=2)
     assert moved[2] == pytest.approx(x0 - (x1 - x0) / 4, abs=10)
@@ -135,7 +135,7 @@ def test_wheel_and_drag_move_the_window_and_the_address_keeps_it(page: Page, das
 
     other = browser.new_context().new_page()  # a colleague opens the link
     visit(other, page)
-    assert window(drawn(other)) == (*linked["rows"], *linked["tokens"])
+    assert window(wait_for_map(other)) == (*linked["rows"], *linked["tokens"])
     other.context.close()
 
     steps = 0  # gestures can be undone; two that follow each other closely are one entry, on a slow machine two
@@ -149,7 +149,7 @@ def test_wheel_and_drag_move_the_window_and_the_address_keeps_it(page: Page, das
         settle(page)
     expect(whole).to_be_enabled()
     settle(page)
-    assert window(drawn(page)) == (*linked["rows"], *linked["tokens"])
+    assert window(wait_for_map(page)) == (*linked["rows"], *linked["tokens"])
     whole.click()
     expect(whole).to_be_disabled()
     page.wait_for_url(re.compile("heatmap(?!.*rows=)"))
@@ -160,12 +160,12 @@ def test_the_keyboard_reaches_everything(page: Page, dashboard: Dashboard):
     canvas.focus()
     page.keyboard.press("+")
     page.keyboard.press("+")
-    drawn(page)
+    wait_for_map(page)
     assert window(canvas)[1] - window(canvas)[0] == pytest.approx(287 / 4)
     before = window(canvas)
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowLeft")
-    drawn(page)
+    wait_for_map(page)
     after = window(canvas)
     assert after[0] > before[0]
     assert after[2] < before[2]
@@ -177,7 +177,7 @@ def test_the_keyboard_reaches_everything(page: Page, dashboard: Dashboard):
     assert after[0] <= position < after[1]
     canvas.focus()
     page.keyboard.press("0")
-    drawn(page)
+    wait_for_map(page)
     assert window(canvas) == (0, 287, 0, 4096)
 
 
@@ -186,7 +186,7 @@ def test_the_first_ranks_come_first_with_texts_and_a_token_is_found_in_either_or
     assert window(canvas) == (0, 287, 0, 64)
     with page.expect_response(re.compile("/tokens")) as texts:
         page.get_by_role("button", name="Rows at the position").click()
-    drawn(page)
+    wait_for_map(page)
     rows = texts.value.json()
     assert window(canvas) == (0, 17, 0, 16)
     assert (len(rows), len(rows[0])) == (17, 16)
@@ -195,7 +195,7 @@ def test_the_first_ranks_come_first_with_texts_and_a_token_is_found_in_either_or
     expect(page.locator(".tip")).to_contain_text(f"{text}  ({token})", timeout=10_000)
 
     page.get_by_role("button", name="token id", exact=True).click()  # every logit, by one click
-    drawn(page)
+    wait_for_map(page)
     assert window(canvas) == (0, 17, 0, 4096)
     page.wait_for_url(re.compile("order=id"))
     settle(page)
@@ -203,7 +203,7 @@ def test_the_first_ranks_come_first_with_texts_and_a_token_is_found_in_either_or
     page.keyboard.press("Enter")
     page.wait_for_url(re.compile("token="))
     settle(page)
-    drawn(page)
+    wait_for_map(page)
     left, right = window(canvas)[2:]
     assert left <= token < right <= left + 24
     expect(page.get_by_role("heading", name=f"({token}) at position 0")).to_be_visible()
@@ -219,16 +219,16 @@ def test_colours_need_no_tile_and_a_tile_is_fetched_once(page: Page, dashboard: 
     before = canvas.evaluate(COLOURED)
     for name in ("linear", "log"):
         page.get_by_role("button", name=name, exact=True).click()
-        drawn(page)
+        wait_for_map(page)
         pause(page, 100)
         if name == "linear":
             assert canvas.evaluate(COLOURED) != before
     assert canvas.evaluate(COLOURED) == before
     assert len(asked) == first
     page.get_by_role("button", name="Zoom in").click()
-    drawn(page)
+    wait_for_map(page)
     page.get_by_role("button", name="Zoom out").click()
-    drawn(page)
+    wait_for_map(page)
     assert len(asked) == len(set(asked))
     assert canvas.evaluate(COLOURED) == before
 
@@ -258,7 +258,7 @@ def test_a_tile_that_fails_is_said_in_a_sentence(page: Page, dashboard: Dashboar
     assert page.locator(".status b").count() == 0
     page.unroute("**/tiles/**")
     page.get_by_role("button", name="Zoom in").click()
-    drawn(page)
+    wait_for_map(page)
 
 
 def test_colours_are_in_the_link_and_the_map_is_saved_as_a_picture(page: Page, dashboard: Dashboard):
@@ -271,7 +271,7 @@ def test_colours_are_in_the_link_and_the_map_is_saved_as_a_picture(page: Page, d
     settle(page)
     page.goto(page.url)
     settle(page)
-    drawn(page)
+    wait_for_map(page)
     expect(page.get_by_role("button", name="log", exact=True)).to_have_attribute("aria-pressed", "true")
     assert page.locator("canvas[data-state]").evaluate(COLOURED) != before
     with page.expect_download() as saved:

@@ -16,7 +16,18 @@ from playwright.sync_api import Locator, Page, Request, expect
 from core.numerics.formats import BFLOAT16, values_of
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from tests.browser.driving import Dashboard, choose, click_row, drawn, picture, place, serving, settle, visit, window
+from tests.browser.driving import (
+    Dashboard,
+    choose,
+    click_row,
+    picture,
+    place,
+    serving,
+    settle,
+    visit,
+    wait_for_map,
+    window,
+)
 from tests.core.runs.judged_runs import judged_run
 from tests.core.runs.layer_runs import MODULES, layer_run
 from tests.waiting import until
@@ -117,15 +128,15 @@ def test_a_link_restores_the_view(page: Page, dashboard: Dashboard) -> None:
     expect_shown(other, shown(page))
 
     go(page, "Heatmap")
-    canvas = drawn(page)
+    canvas = wait_for_map(page)
     page.mouse.move(*place(canvas, 472, 30))
     page.mouse.wheel(0, -600)
     page.wait_for_url(re.compile("rows="))
     settle(page)
     hand_over(page, other)
     first, last = (int(end) for end in said(page, "rows")[0].split(":"))
-    assert window(drawn(other))[:2] == (first, last) != (0, 729)
-    assert window(drawn(other)) == pytest.approx(window(drawn(page)), abs=1)
+    assert window(wait_for_map(other))[:2] == (first, last) != (0, 729)
+    assert window(wait_for_map(other)) == pytest.approx(window(wait_for_map(page)), abs=1)
     expect_shown(other, shown(page))
 
     go(page, "Internals")
@@ -147,11 +158,11 @@ def test_a_flip_leads_to_its_logits_and_to_a_module(page: Page, dashboard: Dashb
     expect(page.get_by_role("heading", name="Position 40", exact=True)).to_be_visible()
     go(page, "Heatmap")
     expect(page.get_by_role("heading", name="Largest differences at position 40")).to_be_visible()
-    canvas = drawn(page)
+    canvas = wait_for_map(page)
     for _ in range(12):
         page.mouse.move(*place(canvas, 40.5, 0.5))
         page.mouse.wheel(0, -400)
-        drawn(page)
+        wait_for_map(page)
     page.mouse.click(*place(canvas, 40.5, 0.5))
     expect(page.get_by_role("heading", name="Token 7 at position 40")).to_be_visible()
     settle(page)

@@ -41,10 +41,10 @@ def cli(tmp_path, monkeypatch, capfd):
     def run(*arguments: object) -> Done:
         monkeypatch.setattr(sys, "argv", ["ulpscope", *map(str, arguments)])
         capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as exit_info:
             main()
         printed = capfd.readouterr()
-        return Done(int(ended.value.code or 0), printed.out, printed.err)
+        return Done(int(exit_info.value.code or 0), printed.out, printed.err)
 
     return run
 

@@ -92,9 +92,9 @@ def main() -> None:
             until(lambda store=store: _is_writing(store), every=0.0005)
         time.sleep(seconds)  # the moment at which it dies
         os.kill(child, signal.SIGKILL)
-        ended = os.waitpid(child, 0)[1]
+        status = os.waitpid(child, 0)[1]
         os.close(begun)
-        print("killed" if ended == signal.SIGKILL else f"it had ended by itself ({ended})", flush=True)
+        print("killed" if status == signal.SIGKILL else f"it had ended by itself ({status})", flush=True)
 
 
 if __name__ == "__main__":

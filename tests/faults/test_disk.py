@@ -14,8 +14,8 @@ from core.errors import StoreError
 from core.runs.reader import RunReader
 from core.runs.store.labels import Labels
 from core.runs.store.store import Store
-from tests.app.opening import opened, said
-from tests.core.runs.made_runs import ROOT, copied, made
+from tests.app.opening import open_page, page_text
+from tests.core.runs.made_runs import ROOT, copied, make_run
 from tests.faults.nursery import dump_of
 from tests.faults.whole import Watched
 
@@ -75,7 +75,7 @@ def test_a_full_disk_refuses_in_a_sentence_keeps_all_and_takes_runs_again_once_t
     assert store.labels("mine") == Labels(("kept",), "a note")
     watched.check()
     filler.unlink()
-    made(store)
+    make_run(store)
     watched.check()
     assert [path.name for path in store.directory.iterdir() if path.name.startswith(".partial-")] == []
     assert len(watched.known) == 2
@@ -116,11 +116,11 @@ FATES = {"gone": Path.unlink, "truncated": _truncate, "scribbled over": _scribbl
 @pytest.mark.parametrize("page", ["overview", "near_ties"])
 @pytest.mark.parametrize("fate", FATES)
 def test_a_run_lost_while_it_is_viewed_is_a_sentence_and_the_others_stay(fate: str, page: str, store: Store) -> None:
-    app = opened(page, run="mine", position="1")
+    app = open_page(page, run="mine", position="1")
     FATES[fate](store.directory / "mine.duckdb")
     os.utime(store.directory)  # a changed file has another time than the one that was opened
     app.run()
     assert not app.exception
-    assert "mine" in said(app)
+    assert "mine" in page_text(app)
     with RunReader(store.path_of("other")) as other:
         assert other.read_rows(1, 0, other.header.rows).any()

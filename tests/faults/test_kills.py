@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from core.runs.store.store import Store
-from tests.core.runs.made_runs import ROOT, made
+from tests.core.runs.made_runs import ROOT, make_run
 from tests.faults.whole import Watched
 
 LONGEST_SECONDS = {"change": 0.02, "ingest": 0.06, "careless": 0.05}
@@ -22,7 +22,7 @@ LONGEST_SECONDS = {"change": 0.02, "ingest": 0.06, "careless": 0.05}
 def _kill(work: str, times: int, tmp_path: Path) -> Watched:
     store = Store(tmp_path / "store")
     for number in range(3):
-        made(store, number)
+        make_run(store, number)
     watched, chance = Watched(store), random.Random(times)
     watched.check()
     command = [sys.executable, "-m", "tests.faults.nursery"]

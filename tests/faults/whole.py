@@ -24,19 +24,19 @@ class Watched:
         """Every visible run is whole, every one that was seen before is there or in the trash bit for bit, labels can
         be read.
         """
-        there = {path.stem: path for path in self.store.paths()}
-        cards, broken = list_runs(self.store)
-        assert broken == [], f"half a run is visible: {broken[0].reason}"
+        paths = {path.stem: path for path in self.store.paths()}
+        cards, unreadable = list_runs(self.store)
+        assert unreadable == [], f"half a run is visible: {unreadable[0].reason}"
         # What a killed server had begun may come to its end meanwhile.
-        assert there.keys() <= {card.run_id for card in cards} <= {path.stem for path in self.store.paths()}
+        assert paths.keys() <= {card.run_id for card in cards} <= {path.stem for path in self.store.paths()}
         deleted = {run.run_id: run.path for run in self.store.deleted()}
         for run_id, digest in self.known.items():
-            path = there.get(run_id) or deleted.get(run_id)
+            path = paths.get(run_id) or deleted.get(run_id)
             assert path is not None, f"run {run_id} is lost"
             assert _digest(path) == digest, f"run {run_id} has changed"
-        for run_id in there.keys() - self.known.keys():
-            _read(there[run_id])
-            self.known[run_id] = _digest(there[run_id])
+        for run_id in paths.keys() - self.known.keys():
+            _read(paths[run_id])
+            self.known[run_id] = _digest(paths[run_id])
         broken_labels = self.store.all_labels()[1]
         assert broken_labels == [], broken_labels
 

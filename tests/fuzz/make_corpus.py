@@ -19,7 +19,7 @@ from core.runs.writer import RunWriter
 from tests.core.runs.made_runs import calm_sides, header_of
 from tests.core.runs.test_ops_run import header as ops_header
 from tests.core.runs.test_ops_run import row_of
-from tests.core.runs.topk.made_sides import engine_side, stored
+from tests.core.runs.topk.made_sides import engine_side, store_run
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -53,7 +53,7 @@ def write_runs(folder: Path) -> None:
         write_ops_run(store, ops_header(), [row_of(), row_of(dtype="float32")], run_id="ops")
         _write_run(store, header)
         sides = [engine_side(name, seed, 6) for name, seed in (("alone", 1), ("beside eight", 2))]
-        stored(store, "lists", *sides, run_id="lists")
+        store_run(store, "lists", *sides, run_id="lists")
         for path in store.paths():
             (folder / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes(), 9, mtime=0))
 

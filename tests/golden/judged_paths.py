@@ -16,7 +16,7 @@ from core.runs.file.evidence import FAILED
 PATHS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
 
-def judged(model: str, names: dict[str, Any]) -> dict[str, Any]:
+def judge_paths(model: str, names: dict[str, Any]) -> dict[str, Any]:
     """Verdicts of the cases so named, over the first prompt of one model of the trial."""
     loaded, prompts = model_named(model)
     session = JudgingSession(loaded, prompts[:1])
@@ -39,4 +39,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.backends.mkldnn.enabled = False
     with quiet():
-        print(json.dumps({model: judged(model, names) for model, names in PATHS.items()}))
+        print(json.dumps({model: judge_paths(model, names) for model, names in PATHS.items()}))

@@ -25,24 +25,24 @@ def run_here(self: Jobs, task: _Task) -> None:
     """A job that takes in a file, in this process: starting one of its own takes two seconds."""
     _, *rest = task.job.arguments
     options = dict(part[2:].split("=", 1) for part in rest if part.startswith("--"))
-    asked = {key.replace("-", "_"): value for key, value in options.items()}
+    options_given = {key.replace("-", "_"): value for key, value in options.items()}
     paths = [Path(part) for part in rest if not part.startswith("--")]
-    told: list[tuple[int, int]] = []
+    steps: list[tuple[int, int]] = []
     try:
         if is_run_file(paths[0]):
             run_id = import_run(
                 self.store,
                 paths[0],
-                run_id=asked["run_id"],
-                name=asked.get("name"),
-                on_progress=lambda *rows: told.append(rows),
+                run_id=options_given["run_id"],
+                name=options_given.get("name"),
+                on_progress=lambda *rows: steps.append(rows),
             )
         else:
-            run_id = ingest(self.store, paths, **asked, on_progress=lambda *rows: told.append(rows))
+            run_id = ingest(self.store, paths, **options_given, on_progress=lambda *rows: steps.append(rows))
     except UlpscopeError as error:
         self._change(task, state="failed", message=str(error))
     else:
-        done, total = told[-1]
+        done, total = steps[-1]
         self._change(task, state="done", stage="done", rows_done=done, rows_total=total, run_id=run_id)
 
 
@@ -56,7 +56,7 @@ def client(real_client: TestClient, monkeypatch: pytest.MonkeyPatch) -> TestClie
 @pytest.fixture
 def real_client(store: Path) -> Iterator[TestClient]:
     store_changes.jobs.cache_clear()
-    with TestClient(Starlette(routes=ROUTES)) as made:
-        yield made
+    with TestClient(Starlette(routes=ROUTES)) as client:
+        yield client
     store_changes.jobs().stop()
     store_changes.jobs.cache_clear()

@@ -47,8 +47,8 @@ def free_port() -> int:
 
 
 def environment(store: Path, **more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("ULPSCOPE_")}
-    return kept | {"ULPSCOPE_STORE": str(store), "ULPSCOPE_SAMPLES": ""} | more
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("ULPSCOPE_")}
+    return inherited | {"ULPSCOPE_STORE": str(store), "ULPSCOPE_SAMPLES": ""} | more
 
 
 @contextmanager

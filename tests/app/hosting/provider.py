@@ -63,25 +63,25 @@ class Provider:
 
     async def authorize(self, request: Request) -> Response:
         """Everybody who comes is signed in."""
-        asked = dict(request.query_params)
-        self.asked.append(asked)
+        query = dict(request.query_params)
+        self.asked.append(query)
         code = f"code-{len(self._codes)}"
-        self._codes[code] = asked
-        return RedirectResponse(f"{asked['redirect_uri']}?{urlencode({'code': code, 'state': asked['state']})}", 302)
+        self._codes[code] = query
+        return RedirectResponse(f"{query['redirect_uri']}?{urlencode({'code': code, 'state': query['state']})}", 302)
 
     async def token(self, request: Request) -> Response:
         fields = {name: values[0] for name, values in parse_qs((await request.body()).decode()).items()}
         basic = base64.b64encode(f"{CLIENT}:{SECRET}".encode()).decode()
-        asked = self._codes.pop(fields.get("code", ""), None)
+        request_of_code = self._codes.pop(fields.get("code", ""), None)
         challenge = (
             base64.urlsafe_b64encode(hashlib.sha256(fields.get("code_verifier", "").encode()).digest())
             .decode()
             .rstrip("=")
         )
         if (
-            asked is None
+            request_of_code is None
             or request.headers.get("authorization") != f"Basic {basic}"
-            or challenge != asked["code_challenge"]
+            or challenge != request_of_code["code_challenge"]
         ):
             return JSONResponse({"error": "invalid_grant"}, 400)
         now = int(time.time())
@@ -91,7 +91,7 @@ class Provider:
             "sub": "1",
             "iat": now,
             "exp": now + 300,
-            "nonce": asked["nonce"],
+            "nonce": request_of_code["nonce"],
         } | self.claims
         token: dict[str, Any] = {"access_token": "a", "token_type": "Bearer", "expires_in": 300}
         if "no token" in self.faults:

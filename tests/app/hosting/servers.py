@@ -17,7 +17,7 @@ from tests.waiting import until
 SERVE = ("core", "serve")
 
 
-def started(store: Path, log: Path, *arguments: str, **settings: str) -> subprocess.Popen:
+def start_server(store: Path, log: Path, *arguments: str, **settings: str) -> subprocess.Popen:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ULPSCOPE_")}
     environment |= {
         "ULPSCOPE_STORE": str(store),
@@ -39,7 +39,7 @@ def _answers(url: str, process: subprocess.Popen, log: Path) -> bool:
 def serving(store: Path, log: Path, **settings: str) -> Iterator[str]:
     """`python -m core serve`, from its first answer on: its address."""
     url = f"http://127.0.0.1:{free_port()}"
-    process = started(store, log, *SERVE, "--port", url.rpartition(":")[2], **settings)
+    process = start_server(store, log, *SERVE, "--port", url.rpartition(":")[2], **settings)
     try:
         until(lambda: _answers(url, process, log))
         yield url

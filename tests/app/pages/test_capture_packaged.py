@@ -8,7 +8,7 @@ import pytest
 
 from app.shell.jobs import GETTING
 from core.runs.store.store import Store
-from tests.app.opening import keys, opened, said
+from tests.app.opening import keys, open_page, page_text
 
 GET = ["model", "smollm2"]
 
@@ -19,12 +19,12 @@ def own_places(bare_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_page_offers_the_model_and_a_button_that_gets_it_before_anything_is_captured(submitted):
-    app = opened("capture")
+    app = open_page("capture")
     assert "smollm2" in app.selectbox(key="capture_model").options
     assert "capture_get" not in keys(app)
     app.selectbox(key="capture_model").set_value("smollm2").run()
     assert app.button(key="capture_start").disabled
-    assert "Get SmolLM2-135M-Instruct first." in said(app)
+    assert "Get SmolLM2-135M-Instruct first." in page_text(app)
     button = app.button(key="capture_get")
     assert button.label == "Get SmolLM2-135M-Instruct (92.9 MB)"
     button.click().run()
@@ -35,12 +35,12 @@ def test_the_page_offers_the_model_and_a_button_that_gets_it_before_anything_is_
 
 def test_a_read_only_server_offers_no_model(submitted, monkeypatch):
     monkeypatch.setenv("ULPSCOPE_HOSTING_READ_ONLY", "1")
-    app = opened("capture")
+    app = open_page("capture")
     assert not [key for key in keys(app) if key.startswith("capture_")]
 
 
 def test_the_form_comes_back_as_it_was_left():
-    app = opened("capture")
+    app = open_page("capture")
     app.checkbox(key="capture_judge").uncheck().run()
     app.selectbox(key="capture_model").set_value("smollm2").run()
     app.multiselect(key="capture_variants").set_value(["static"]).run()

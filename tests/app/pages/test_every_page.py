@@ -9,7 +9,7 @@ import pytest
 
 from app import navigation
 from core.runs.store.store import open_store
-from tests.app.opening import opened, plain
+from tests.app.opening import open_page, plain
 from tests.core.runs.store import s3_server
 from tests.covering import covering, thorough
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("own_store")
 @pytest.mark.spread(12)
 @pytest.mark.parametrize(("run", "page"), covering(SAMPLES, list(PAGES), whole=("where-it-starts",)))
 def test_every_page_draws_every_sample_run(page, run):
-    app = opened(page, run=run)
+    app = open_page(page, run=run)
     assert not app.error
     assert app.title[0].value == PAGES[page].title
     assert app.query_params["run"] == run
@@ -32,7 +32,7 @@ def test_every_page_draws_every_sample_run(page, run):
 @pytest.mark.parametrize("page", PAGES)
 def test_every_page_has_an_empty_state(page, monkeypatch):
     monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
-    app = opened(page)
+    app = open_page(page)
     assert ("No runs yet" in plain(app)) == (page == "runs" or PAGES[page].shows != "store")
 
 
@@ -46,14 +46,14 @@ def test_every_page_draws_a_dump_of_every_form(case, own_store):
 
     run_id = ingest(own_store, [ROOT / "tests" / "cases" / f"{case}.npz"])
     for page in PAGES:
-        opened(page, run=run_id, position="3" if case != "six_repeats_bf16" else "0")
+        open_page(page, run=run_id, position="3" if case != "six_repeats_bf16" else "0")
 
 
 def test_a_broken_file_is_named_and_harms_no_other_run(own_store):
     own_store.directory.mkdir()
     (own_store.directory / "broken.duckdb").write_bytes(b"not a database")
     shutil.copy(ROOT / "tests" / "runs" / "batch-1-against-n.duckdb", own_store.directory / "copy.duckdb")
-    app = opened("runs")
+    app = open_page("runs")
     assert "broken.duckdb" in plain(app)
     assert "7 of 7 runs" in plain(app)
 
@@ -65,7 +65,7 @@ def test_a_damaged_block_of_logits_is_a_sentence_on_the_page(own_store):
         damaged[place] ^= 0x40
     (own_store.directory / "damaged.duckdb").write_bytes(damaged)
     for page in ("overview", "near_ties", "heatmap"):
-        app = opened(page, run="damaged")
+        app = open_page(page, run="damaged")
         assert "damaged.duckdb" in "".join(str(each.value) for each in app.error).replace("\\", ""), page
 
 
@@ -79,6 +79,6 @@ def test_pages_draw_a_run_of_a_store_of_objects_that_another_machine_filled(page
         monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / "there"))
         open_store().place(tmp_path / "one.duckdb", "injected-bug")
         monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / "here"))
-        app = opened(page, run="injected-bug")
+        app = open_page(page, run="injected-bug")
     assert not app.error
     assert app.title[0].value == PAGES[page].title

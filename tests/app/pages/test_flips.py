@@ -9,7 +9,7 @@ from streamlit.testing.v1 import AppTest
 
 from app.flips import parts
 from tests.app import opening
-from tests.app.opening import said
+from tests.app.opening import page_text
 
 RUN = "fresh-against-cached"
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("own_store")
 
 
 def opened(**link: str) -> AppTest:
-    return opening.opened("flips", **{"run": RUN, **link})
+    return opening.open_page("flips", **{"run": RUN, **link})
 
 
 def table(app: AppTest) -> pd.DataFrame:
@@ -50,10 +50,10 @@ def test_near_ties_are_listed_too_when_asked_for_and_that_is_in_the_address():
     assert app.query_params["list"] == "flips-and-near-ties"
     found = table(app)
     assert (len(found), int(found["is_flip"].sum())) == (79, 4)
-    assert "in 729 positions" in said(app)
+    assert "in 729 positions" in page_text(app)
     linked = opened(list="flips-and-near-ties", prompt="1", position="142")  # a near tie without a flip
-    assert "Why it could flip" in said(linked)
-    assert "is no flip" in said(opened(prompt="1", position="142"))
+    assert "Why it could flip" in page_text(linked)
+    assert "is no flip" in page_text(opened(prompt="1", position="142"))
 
 
 def position(**figures) -> pd.Series:
@@ -116,10 +116,10 @@ def test_a_run_without_flips_says_how_close_it_came_and_still_offers_its_near_ti
     np.savez(dump, reference=logits, variant=moved)
     run_id = ingest(Store(tmp_path / "runs"), [dump])
     app = opened(run=run_id, position="0")
-    assert "No flips" in said(app)
-    assert "at all 2 positions" in said(app)
+    assert "No flips" in page_text(app)
+    assert "at all 2 positions" in page_text(app)
     app.segmented_control(key="flips_listed").set_value("flips and near ties").run()
     assert not app.exception
     assert table(app)["position"].tolist() == [1]
     next(button for button in app.button if "first near tie" in button.label).click().run()
-    assert "Why it could flip" in said(app)
+    assert "Why it could flip" in page_text(app)

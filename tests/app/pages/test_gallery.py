@@ -21,7 +21,7 @@ from app.shell import exports, store_cache
 from core.runs.store.cards import RunCard, list_runs
 from core.runs.store.labels import Labels
 from core.runs.store.store import Store
-from tests.app.opening import keys, opened, plain
+from tests.app.opening import keys, open_page, plain
 from tests.core.runs.made_runs import copied
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -145,7 +145,7 @@ LINKS = {
 @pytest.mark.parametrize("name", LINKS)
 def test_a_link_restores_what_the_gallery_was_asked_and_keeps_it_in_the_address(name, own_store):
     value, shown = LINKS[name]
-    app = opened("runs", run="fresh-against-cached", **{name: value})
+    app = open_page("runs", run="fresh-against-cached", **{name: value})
     cards = {card.name: card.run_id for card in list_runs(own_store)[0]}
     found = [cards[each] for each in names(app)]
     assert set(found) == shown
@@ -155,11 +155,11 @@ def test_a_link_restores_what_the_gallery_was_asked_and_keeps_it_in_the_address(
 
 def test_a_judged_run_stands_for_the_run_that_it_judges_which_a_link_still_opens(own_store):
     own_store.mark_judged("injected-bug", "where-it-starts")
-    app = opened("runs")
+    app = open_page("runs")
     assert len(names(app)) == len(SAMPLES) - 1
     app.toggle(key="gallery_hidden").set_value(True).run()
     assert len(names(app)) == len(SAMPLES)
-    app = opened("runs", run="injected-bug")
+    app = open_page("runs", run="injected-bug")
     assert app.query_params["run"] == "injected-bug"
     app.button(key="open_judged_run").click().run()
     assert app.query_params["run"] == "where-it-starts"
@@ -169,7 +169,7 @@ def test_a_judged_run_stands_for_the_run_that_it_judges_which_a_link_still_opens
 def test_a_file_that_is_no_run_is_named_above_the_table(own_store):
     own_store.directory.mkdir()
     (own_store.directory / "torn.duckdb").write_bytes(b"no run")
-    app = opened("runs")
+    app = open_page("runs")
     order = [type(element).__name__ for element in app.main if not hasattr(element, "children")]
     assert "torn" in app.warning[0].value
     assert order.index("Warning") < order.index("Dataframe")
@@ -185,7 +185,7 @@ def test_prompts_are_searched_and_read_only_when_words_are_sought(monkeypatch):
 
     monkeypatch.setattr(store_cache, "prompt_texts", counted)
     store_cache._by_file.clear()
-    app = opened("runs")
+    app = open_page("runs")
     assert read == []
     app.text_input(key="gallery_search").set_value("import parser").run()
     assert read == [len(SAMPLES)]
@@ -198,7 +198,7 @@ def test_prompts_are_searched_and_read_only_when_words_are_sought(monkeypatch):
 def test_a_deleted_run_can_be_had_back_at_once(mine, own_store):
     before = mine.read_bytes()
     own_store.label("mine", Labels(("kept",)))
-    app = opened("runs", run="mine")
+    app = open_page("runs", run="mine")
     assert "undo_delete" not in keys(app)
     app.button(key="delete").click().run()
     assert not app.exception
@@ -214,14 +214,14 @@ def test_a_deleted_run_can_be_had_back_at_once(mine, own_store):
 
 
 def test_sample_runs_have_no_delete_button():
-    app = opened("runs", run="batch-1-against-n")
+    app = open_page("runs", run="batch-1-against-n")
     assert "delete" not in keys(app)
     assert (ROOT / "tests" / "runs" / "batch-1-against-n.duckdb").exists()
 
 
 def test_several_ticked_runs_are_deleted_together_and_had_back_together(mine, own_store):
     copied(own_store.directory / "another.duckdb")
-    app = opened("runs", run="fresh-against-cached")
+    app = open_page("runs", run="fresh-against-cached")
     app.session_state["ticked"] = ["mine", "another", "injected-bug"]
     app.run()
     assert "3 runs ticked" in plain(app)
@@ -236,7 +236,7 @@ def test_several_ticked_runs_are_deleted_together_and_had_back_together(mine, ow
 
 
 def test_tags_and_a_note_are_saved_shown_and_found(mine, own_store):
-    app = opened("runs", ("labelling",), run="mine")
+    app = open_page("runs", ("labelling",), run="mine")
     tags = next(each for each in app.multiselect if str(each.key).startswith("tags_"))
     note = next(each for each in app.text_area if str(each.key).startswith("note_"))
     assert (tags.value, note.value) == ([], "")
@@ -269,7 +269,7 @@ def trash(app: AppTest) -> list[str]:
 def test_what_was_deleted_is_listed_restored_or_deleted_for_good(mine, own_store):
     copied(own_store.directory / "another.duckdb")
     own_store.delete("mine")
-    app = opened("runs")
+    app = open_page("runs")
     assert "Recently deleted: 1 run, 11.2 MB" in plain(app)
     assert "undo_delete" not in keys(app)  # another viewer deleted it
     app = unfolded(app, [0])
@@ -278,7 +278,7 @@ def test_what_was_deleted_is_listed_restored_or_deleted_for_good(mine, own_store
     assert own_store.has("mine")
     assert "Recently deleted" not in plain(app)
     own_store.delete("another")
-    app = unfolded(opened("runs"), [0])
+    app = unfolded(open_page("runs"), [0])
     app.button(key="purge").click().run()
     assert own_store.deleted() == []
     assert not (own_store.directory / "another.duckdb").exists()

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("own_store")
 
 
 def opened(**link: str) -> AppTest:
-    return opening.opened("heatmap", **({"run": "batch-1-against-n"} | link))
+    return opening.open_page("heatmap", **({"run": "batch-1-against-n"} | link))
 
 
 def said(app: AppTest, *names: str) -> dict[str, str]:

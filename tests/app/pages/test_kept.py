@@ -9,7 +9,7 @@ from core.runs.file.keep import KEEPS, note
 from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
-from tests.app.opening import opened, plain
+from tests.app.opening import open_page, plain
 from tests.app.pages.test_every_page import PAGES
 
 
@@ -37,18 +37,18 @@ def store(tmp_path_factory):
 def test_every_page_draws_what_there_is_and_says_what_is_kept(store, monkeypatch, page, kept):
     monkeypatch.setenv("ULPSCOPE_STORE", str(store))
     for position in ("0", "5"):
-        app = opened(page, run=f"kept-{kept}", position=position)
+        app = open_page(page, run=f"kept-{kept}", position=position)
         assert not app.error
         assert (note(kept) in plain(app)) == (PAGES[page].shows != "store")
 
 
 def test_a_run_that_keeps_all_says_nothing_of_it(store, monkeypatch):
     monkeypatch.setenv("ULPSCOPE_STORE", str(store))
-    app = opened("heatmap", run="kept-all", position="0")
+    app = open_page("heatmap", run="kept-all", position="0")
     assert "Kept:" not in plain(app)
     assert "cannot be shown" not in plain(app)
 
 
 def test_the_heatmap_says_why_single_logits_are_not_shown(store, monkeypatch):
     monkeypatch.setenv("ULPSCOPE_STORE", str(store))
-    assert "figures only, no logits" in plain(opened("heatmap", run="kept-figures", position="0"))
+    assert "figures only, no logits" in plain(open_page("heatmap", run="kept-figures", position="0"))

@@ -6,7 +6,7 @@ import pytest
 
 from core.runs.queries.kernels import find_start, in_words, place_in_words, side_by_side
 from core.runs.reader import RunReader
-from tests.app.opening import opened
+from tests.app.opening import open_page
 from tests.core.runs.kernel_runs import NARROW, REDUCE, WIDE, kernel_run
 from tests.core.runs.layer_runs import layer_run, with_kernels
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("own_store")
 
 
 def test_what_only_one_side_launched_stands_first_and_the_sentence_says_it(own_store):
-    app = opened("kernels", run=kernel_run(own_store))
+    app = open_page("kernels", run=kernel_run(own_store))
     assert f"`{NARROW}` only in `side_0`; `{WIDE}` only in `side_1`" in "\n".join(
         element.value for element in app.markdown
     )
@@ -28,7 +28,7 @@ def test_what_only_one_side_launched_stands_first_and_the_sentence_says_it(own_s
 def test_the_page_begins_where_the_sides_begin_to_differ_and_counts_come_after(own_store):
     """Both sides launch the same as often; the first module that differs is the norm, not the embedding before it."""
     run_id = with_kernels(own_store, layer_run(own_store, {(1, 1, 4): 3, (5, 1, 4): 1}))
-    app = opened("kernels", run=run_id)
+    app = open_page("kernels", run=run_id)
     assert [element.value for element in app.subheader] == ["Where it starts", "All kernels"]
     said = [element.value for element in app.markdown]
     with RunReader(own_store.path_of(run_id)) as run:

@@ -12,7 +12,7 @@ from core.capture_request import CaptureRequest
 from core.judging.ingest import ingest
 from core.runs.store.store import Store
 from tests.app import opening
-from tests.app.opening import codes, figures_of, said
+from tests.app.opening import codes, figures_of, page_text
 from tests.core.runs.layer_runs import GROWING, MODULES, layer_run
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
 
@@ -33,7 +33,7 @@ def growing_run(store: Store) -> None:
 
 
 def opened(**link: str) -> AppTest:
-    return opening.opened("layers", **link)
+    return opening.open_page("layers", **link)
 
 
 def figures(app: AppTest) -> dict[str, str]:
@@ -43,7 +43,7 @@ def figures(app: AppTest) -> dict[str, str]:
 def test_the_page_opens_with_the_first_module_and_position_that_differ(growing):
     app = opened(run=growing, prompt="1")
     assert app.query_params["tab"] == "layers"
-    assert "first module that differs, at position 3**: 1 of 8 (12.5%)" in said(app)
+    assert "first module that differs, at position 3**: 1 of 8 (12.5%)" in page_text(app)
     assert figures(app) == {
         "First module": "block 0",
         "Logits that differ": "2.5%",
@@ -59,11 +59,11 @@ def test_the_page_opens_with_the_first_module_and_position_that_differ(growing):
 def test_a_module_is_opened_by_a_link_and_by_hand_and_its_name_is_no_markup(growing):
     app = opened(run=growing, prompt="0", module="model.layers.1")
     assert app.selectbox(key="layers_module").value == "model.layers.1"
-    assert "`model.layers.1`, residual: 2 of 24 (8.3%)" in said(app)
+    assert "`model.layers.1`, residual: 2 of 24 (8.3%)" in page_text(app)
     assert app.query_params["module"] == "model.layers.1"
     app.selectbox(key="layers_module").set_value(MODULES[2].name).run()
     assert not app.exception
-    assert "`model.layers.0.attn.<b>q</b>_proj`, projection: " in said(app)
+    assert "`model.layers.0.attn.<b>q</b>_proj`, projection: " in page_text(app)
     assert app.query_params["module"] == MODULES[2].name
     gone = opened(run=growing, prompt="0", module="no such module")
     assert gone.selectbox(key="layers_module").value == ""
@@ -84,4 +84,4 @@ def test_a_run_without_modules_gives_the_command_that_supplies_them(own_store):
 def test_a_pair_that_only_a_zero_floor_sets_apart_is_not_called_near_its_floor(own_store):
     app = opened(run=layer_run(own_store, {(0, 0, 0): 1}))  # the embedding: no reordering moves it
     assert figures(app)["Max ratio to floor"] == "floor is 0"
-    assert "no reordering does" in said(app)
+    assert "no reordering does" in page_text(app)

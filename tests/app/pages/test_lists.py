@@ -9,8 +9,8 @@ import pytest
 from core.judging.ingest import ingest
 from core.runs.file import records
 from core.runs.store.store import Store
-from tests.app.opening import opened, said
-from tests.core.runs.topk.made_sides import engine_side, response, side, stored
+from tests.app.opening import open_page, page_text
+from tests.core.runs.topk.made_sides import engine_side, response, side, store_run
 
 NOTE = "figures cover the values that both sides sent"
 PAGES = ("overview", "near_ties", "flips", "heatmap", "layers", "kv_cache", "kernels", "compare", "repeats", "runs")
@@ -18,21 +18,21 @@ PAGES = ("overview", "near_ties", "flips", "heatmap", "layers", "kv_cache", "ker
 
 def fill(store: Store) -> None:
     """An engine twice, slightly different; two short answers with a flip; answers without a common token."""
-    stored(store, "apart", engine_side("cold", 1, 20), engine_side("warm", 2, 20), run_id="apart")
+    store_run(store, "apart", engine_side("cold", 1, 20), engine_side("warm", 2, 20), run_id="apart")
     texts = {7: " cat", 8: " dog", 9: "<b>"}
     rows = {2: {7: -0.5, 8: -0.75, 9: -3.0}, 3: {9: -0.1, 8: -2.5}}
     other = {2: {8: -0.5, 7: -0.625, 9: -3.0}, 3: {9: -0.2, 8: -2.0}}
     first = response([1, 2, 3, 7, 9], rows, prompt=3, texts=texts, text=" cat<b>")
     second = response([1, 2, 3, 8, 9], other, prompt=3, texts=texts, text=" dog<b>")
-    stored(store, "parted", side("alone", first), side("loaded", second), run_id="parted")
+    store_run(store, "parted", side("alone", first), side("loaded", second), run_id="parted")
     bare = [
         side(name, response([1, 2, token], {1: {token: -0.7}}, prompt=2, texts={4: "The", 5: " A"}))
         for name, token in (("A", 4), ("B", 5))
     ]
-    stored(store, "bare", *bare, run_id="bare")
+    store_run(store, "bare", *bare, run_id="bare")
     drafted = response([1, 2, 3, 7, 9], {2: rows[2], 3: {9: 0.0}}, prompt=3, texts=texts)
     one, elsewhere = (response([5, 6], {at: {6: -0.5}}, prompt=1) for at in (0, 1))  # no position that both have
-    stored(store, "drafted", side("on", drafted, one), side("off", first, elsewhere), run_id="drafted")
+    store_run(store, "drafted", side("on", drafted, one), side("off", first, elsewhere), run_id="drafted")
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def store(built, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("run", ["apart", "parted", "bare", "drafted"])
 def test_every_page_opens(page: str, run: str) -> None:
-    text = said(opened(page, run=run))
+    text = page_text(open_page(page, run=run))
     if page == "heatmap":
         assert "needs whole rows of logits" in text
     elif page != "runs":
@@ -55,8 +55,8 @@ def test_every_page_opens(page: str, run: str) -> None:
 
 @pytest.mark.usefixtures("store")
 def test_the_overview_has_the_figures_of_what_both_sent() -> None:
-    app = opened("overview", run="parted")
-    text = said(app).replace("\\", "")
+    app = open_page("overview", run="parted")
+    text = page_text(app).replace("\\", "")
     assert text.count("A server sent the log-probabilities") == 1
     shown = {metric.label: metric.value for metric in app.metric}
     assert (shown["Flips"], shown["Values that differ"], shown["Largest difference"]) == ("1", "66.7%", "0.25")
@@ -64,24 +64,24 @@ def test_the_overview_has_the_figures_of_what_both_sent() -> None:
 
 @pytest.mark.usefixtures("store")
 def test_flips_list_every_flip_with_its_margins() -> None:
-    app = opened("flips", run="parted")
-    assert "1 flip in 1 position" in said(app)
+    app = open_page("flips", run="parted")
+    assert "1 flip in 1 position" in page_text(app)
     assert app.dataframe[0].value["position"].tolist() == [2]
 
 
 @pytest.mark.usefixtures("store")
 def test_a_link_selects_a_position_and_one_beyond_is_refused() -> None:
-    assert "at position 7" in said(opened("overview", run="apart", variant="warm", position="7"))
-    assert "this run has 0 to 23" in said(opened("overview", run="apart", position="99"))
+    assert "at position 7" in page_text(open_page("overview", run="apart", variant="warm", position="7"))
+    assert "this run has 0 to 23" in page_text(open_page("overview", run="apart", position="99"))
 
 
 @pytest.mark.usefixtures("store")
 def test_simple_causes_are_looked_for_when_they_are_asked_for() -> None:
-    app = opened("overview", run="apart")
-    assert "No simple cause found." not in said(app)
+    app = open_page("overview", run="apart")
+    assert "No simple cause found." not in page_text(app)
     app.session_state["causes"] = True
     app.run()
-    assert "No simple cause found." in said(app)
+    assert "No simple cause found." in page_text(app)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -91,7 +91,7 @@ def test_a_long_run_opens_at_its_largest_difference_and_shows_an_overview_only(p
     path.write_text(far.replace("-2.5", "-2.0") + "\n" + far)
     run_id = ingest(own_store, [path])
     monkeypatch.setattr(records, "MAX_ROWS", 3)
-    text = said(opened(page, run=run_id))
+    text = page_text(open_page(page, run=run_id))
     if page == "overview":
         assert "Top tokens at position 1" in text
         assert "Prompt 1, 2 positions" in text

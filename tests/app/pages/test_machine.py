@@ -8,7 +8,7 @@ import pytest
 from app.machine import parts
 from app.shell.jobs import ANY_DEVICE
 from core.runs.ops_run import write_ops_run
-from tests.app.opening import codes, opened, said
+from tests.app.opening import codes, open_page, page_text
 from tests.core.runs.test_ops_run import ABSENT, STEADY, UNSTEADY, header, row_of
 
 ROWS = [row_of(), STEADY, UNSTEADY, ABSENT]
@@ -17,13 +17,13 @@ pytestmark = pytest.mark.usefixtures("own_store")
 
 
 def test_with_nothing_probed_the_page_says_what_to_do():
-    app = opened("ops")
-    assert "No operations were probed yet" in said(app)
+    app = open_page("ops")
+    assert "No operations were probed yet" in page_text(app)
     assert "ulpscope ops --quick" in " ".join(codes(app))
 
 
 def test_a_button_probes_this_machine(submitted):
-    opened("ops").button(key="ops_start").click().run()
+    open_page("ops").button(key="ops_start").click().run()
     ((job, arguments),) = ((each["job"], each["arguments"]) for each in submitted)
     assert arguments == ["ops", "--dtype", "float32", "--dtype", "bfloat16", "--quick"]
     assert job.kind == "ops"
@@ -31,7 +31,7 @@ def test_a_button_probes_this_machine(submitted):
 
 def test_a_row_has_its_three_answers(own_store):
     write_ops_run(own_store, header(), ROWS, run_id="one")
-    table = opened("ops").dataframe[0].value
+    table = open_page("ops").dataframe[0].value
     assert table["operation"].tolist() == ["mm", "softmax", "scatter_add", "sdpa (flash)"]
     assert table["batch size"].tolist()[:3] == [
         "differs at 2, 3: 231 of 256 elements, up to 1,792 ULPs",
@@ -54,9 +54,9 @@ def test_a_link_restores_the_run_and_its_filters(own_store, link, operations):
     write_ops_run(own_store, header(), ROWS, run_id="one")
     earlier = header(created=header().created.replace(year=2025))
     write_ops_run(own_store, earlier, [STEADY], run_id="two")
-    app = opened("ops", **link)
+    app = open_page("ops", **link)
     assert app.dataframe[0].value["operation"].tolist() == operations
-    assert ("are not in this store" in said(app)) == (link.get("probes") == "gone")
+    assert ("are not in this store" in page_text(app)) == (link.get("probes") == "gone")
 
 
 def test_the_chart_has_the_distance_of_every_batch_size():
@@ -69,13 +69,13 @@ def test_the_chart_has_the_distance_of_every_batch_size():
 
 def test_other_pages_neither_offer_it_nor_break(own_store):
     write_ops_run(own_store, header(name="these-probes"), [row_of()], run_id="these-probes")
-    app = opened("overview", run="these-probes")
-    assert "Machine page shows" in said(app)
+    app = open_page("overview", run="these-probes")
+    assert "Machine page shows" in page_text(app)
     row = app.dataframe[0].value.set_index("name").loc["these-probes"]
     assert row["differ"] == "operations"
     assert pd.isna(row["flips"])
     assert "these-probes" not in app.selectbox(key="run").options
-    assert "these-probes" not in " ".join(opened("compare").multiselect(key="compare_runs").options)
+    assert "these-probes" not in " ".join(open_page("compare").multiselect(key="compare_runs").options)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from app.compare import matrix as parts
 from core.runs.store.store import Store
 from core.sweeps.ledger import FAILED, CellOutcome, Ledger, run_id_of
 from core.sweeps.plan import read_plan
-from tests.app.opening import figures_of, opened, plain
+from tests.app.opening import figures_of, open_page, plain
 from tests.core.sweeps.conftest import plan_file  # noqa: F401  (a fixture)
 from tests.core.sweeps.stand_in import write
 
@@ -49,13 +49,13 @@ def _grid(app):
 
 
 def test_cells_are_a_table_of_the_two_axes_that_vary(sweep):
-    app = opened("matrix")
+    app = open_page("matrix")
     assert "night*ly**: 4 cells: 1 bug suspected, 1 rounding, 1 failed, 1 missing; 1 changed" in plain(app)
     assert _grid(app) == [["", "decode", "chunked:8"], ["m", "Δ bug suspected", "rounding"], ["n", "failed", "missing"]]
 
 
 def test_the_axes_and_the_figure_are_in_the_link(sweep):
-    app = opened("matrix", down="path", across="model", figure="flips")
+    app = open_page("matrix", down="path", across="model", figure="flips")
     assert _grid(app) == [["", "m", "n"], ["decode", "Δ 1", "failed"], ["chunked:8", "0", "missing"]]
     app.selectbox(key="matrix_figure").set_value("neq_share").run()
     assert app.query_params["figure"] == "neq_share"
@@ -82,7 +82,7 @@ def test_a_cell_leads_to_its_run_and_to_the_last_good_one(sweep):
         ("matrix_open", "Overview", {"run": now}),
         ("matrix_compare", "Compare", {"run": now, "with": before}),
     ):
-        app = opened("matrix")
+        app = open_page("matrix")
         assert button not in [each.key for each in app.button]
         app.session_state["matrix"] = {"selection": {"rows": [], "columns": [], "cells": [(0, "decode")]}}
         app.run()
@@ -94,13 +94,13 @@ def test_a_cell_leads_to_its_run_and_to_the_last_good_one(sweep):
 
 def test_the_growth_over_layers_stands_below_where_modules_were_compared(sweep):
     ledger, now, before = sweep
-    assert not figures_of(opened("matrix"))
+    assert not figures_of(open_page("matrix"))
     store = ledger.store
     for run_id in (now, before):
         store.path_of(run_id).unlink()
         shutil.copy(SAMPLES / "where-it-starts.duckdb", store.directory / f"{run_id}.duckdb")
     shutil.rmtree(ledger.folder / "cards")
-    app = opened("matrix")
+    app = open_page("matrix")
     (shown,) = figures_of(app)
     then, latest = shown["figure"]["data"]
     growth = Ledger(store).cards()[now].growth

@@ -9,7 +9,7 @@ from streamlit.testing.v1 import AppTest
 
 from core.runs.reader import RunReader
 from tests.app import opening
-from tests.app.opening import said
+from tests.app.opening import page_text
 
 ROOT = Path(__file__).resolve().parents[3]
 RUN = "fresh-against-cached"  # two prompts of 442 and 287 positions, one variant, flips of prompt 1 at 30, 36 and 239
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("own_store")
 
 
 def opened(**link: str) -> AppTest:
-    return opening.opened("near_ties", **{"run": RUN, "prompt": "1", "position": "36", **link})
+    return opening.open_page("near_ties", **{"run": RUN, "prompt": "1", "position": "36", **link})
 
 
 def listed(app: AppTest) -> list[int]:
@@ -46,9 +46,9 @@ def test_the_count_in_words_is_that_of_the_file_and_the_table_lists_it(link, col
     sides = [counted(f"{within} AND {side}_{columns} <= {limit}") for side in ("reference", "variant")]
     either = sorted(set(sides[0]) | set(sides[1]))
     total = 729 if "of" in link else 287
-    assert f"**{len(either)} of {total} (" in said(app)
-    assert words in said(app)
-    assert f"{len(sides[0])} of {total} ({100 * len(sides[0]) / total:.1f}%) on the reference" in said(app)
+    assert f"**{len(either)} of {total} (" in page_text(app)
+    assert words in page_text(app)
+    assert f"{len(sides[0])} of {total} ({100 * len(sides[0]) / total:.1f}%) on the reference" in page_text(app)
     assert listed(app) == sorted(position for _, position in either)
 
 
@@ -59,4 +59,4 @@ def test_controls_are_in_the_address_and_come_back_from_it():
     assert not app.exception
     assert {name: app.query_params[name] for name in ("unit", "logits")} == {"unit": "logits", "logits": "0.02"}
     again = opened(unit="logits", logits="0.02")
-    assert "≤ 0.02 logits" in said(again)
+    assert "≤ 0.02 logits" in page_text(again)

@@ -8,7 +8,7 @@ import pytest
 
 from app.shell import store_changes
 from core.runs.store.store import Store
-from tests.app.opening import opened, said
+from tests.app.opening import open_page, page_text
 from tests.core.probing import odd_server as odd
 from tests.core.runs.topk.made_sides import run_of
 from tests.waiting import until
@@ -28,9 +28,9 @@ def button(app: Any) -> Any:
 
 
 def test_what_it_takes_is_said_and_the_key_is_in_no_argument(store: Store, submitted: list[dict[str, Any]]) -> None:
-    app = opened("probe")
+    app = open_page("probe")
     app.text_input(key="probe_url").set_value("http://127.0.0.1:9/v1").run()
-    assert "most 23 requests" in said(app).replace("\\", "")
+    assert "most 23 requests" in page_text(app).replace("\\", "")
     app.text_input(key="probe_key").set_value("sk-secret").run()
     app.text_area(key="probe_prompts").set_value("one\n---\ntwo").run()
     app.multiselect(key="probe_tests").set_value(["load", "rerun"]).run()
@@ -52,7 +52,7 @@ def test_what_it_takes_is_said_and_the_key_is_in_no_argument(store: Store, submi
 @pytest.mark.usefixtures("store", "submitted")
 @pytest.mark.parametrize("address", ["localhost:8000", "ftp://x", "http://a:b@host"])
 def test_an_address_that_is_none_is_a_sentence(address: str) -> None:
-    app = opened("probe")
+    app = open_page("probe")
     app.text_input(key="probe_url").set_value(address).run()
     assert "not a server address" in app.warning[0].value.replace("\\", "")
     assert button(app).disabled
@@ -60,7 +60,7 @@ def test_an_address_that_is_none_is_a_sentence(address: str) -> None:
 
 def test_a_probe_becomes_a_run_that_opens(store: Store) -> None:
     with odd.serving(odd.good) as (address, seen):
-        app = opened("probe")
+        app = open_page("probe")
         app.text_input(key="probe_url").set_value(address).run()
         app.text_input(key="probe_key").set_value("sk-secret").run()
         app.multiselect(key="probe_tests").set_value(["rerun"]).run()

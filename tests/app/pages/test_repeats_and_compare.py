@@ -10,7 +10,7 @@ from app.shell.store_cache import open_run
 from core.runs.queries.compare import RunPair
 from core.runs.store.cards import list_runs
 from core.runs.store.store import open_store
-from tests.app.opening import opened, plain
+from tests.app.opening import open_page, plain
 from tests.core.runs.queries.test_classes import stored
 
 pytestmark = pytest.mark.usefixtures("own_store")
@@ -24,14 +24,14 @@ def table(app: AppTest, key: str):
 
 def test_a_sweep_is_drawn_over_its_values_and_classes_against_each_other(own_store, tmp_path):
     run = stored(own_store.directory, ["decode"] + [f"decode+batch:{n}" for n in (2, 3, 4, 8)], [0, 1, 1, 2, 3])
-    app = opened("repeats", run=run.run_id)
+    app = open_page("repeats", run=run.run_id)
     assert "5 sides in 4 classes" in plain(app)
     assert "Over batch" in plain(app)
     assert "Every two classes" in plain(app)
 
 
 def test_two_runs_stand_side_by_side_with_ratios(own_store):
-    app = opened("compare", run="fresh-against-cached", **{"with": "float32-three-paths"})
+    app = open_page("compare", run="fresh-against-cached", **{"with": "float32-three-paths"})
     figures = app.dataframe[0].value
     assert figures.shape[1] == 2
     first, second = figures.loc["flips, share of positions"]
@@ -44,7 +44,7 @@ def test_two_runs_stand_side_by_side_with_ratios(own_store):
 def test_runs_of_the_same_tokens_name_the_flips_they_share(own_store):
     first = stored(own_store.directory, ["decode", "decode+batch:2"], [0, 3])
     second = stored(own_store.directory, ["decode", "decode+batch:4"], [0, 3])
-    app = opened("compare", run=first.run_id, **{"with": second.run_id})
+    app = open_page("compare", run=first.run_id, **{"with": second.run_id})
     count = first.pairs[0].summary.flips
     if count:
         assert f"{count} of {count}" in plain(app)
@@ -55,7 +55,7 @@ def test_runs_of_the_same_tokens_name_the_flips_they_share(own_store):
 def test_a_variant_out_of_a_link_is_the_one_compared():
     cards = {card.run_id: card for card in list_runs(open_store())[0]}
     assert cards["batch-1-against-n"].pairs == 3
-    app = opened("compare", run="fresh-against-cached", **{"with": "batch-1-against-n~2"})
+    app = open_page("compare", run="fresh-against-cached", **{"with": "batch-1-against-n~2"})
     boxes = [box for box in app.selectbox if box.label.startswith("Variant of")]
     assert [box.value for box in boxes] == [2]
     boxes[0].set_value(1).run()

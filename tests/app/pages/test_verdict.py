@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("own_store")
 
 def opened(open_: tuple[str, ...] = (), **link: str) -> AppTest:
     """The overview of a viewer who has unfolded the other checks and the expanders `open_`."""
-    return opening.opened("overview", ("other_checks", *open_), **link)
+    return opening.open_page("overview", ("other_checks", *open_), **link)
 
 
 def label(app: AppTest) -> str:

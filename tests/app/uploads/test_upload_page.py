@@ -17,7 +17,7 @@ from app.uploads.spool import Upload
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.app.api.conftest import run_here
-from tests.app.opening import opened, said
+from tests.app.opening import open_page, page_text
 from tests.core.runs.topk.made_sides import run_of
 from tests.waiting import until
 
@@ -47,7 +47,7 @@ def put(store: Store, path: Path, name: str = "", part: float = 1.0) -> Upload:
 def page(monkeypatch: pytest.MonkeyPatch, *uploads: Upload) -> AppTest:
     """The page of a viewer whose browser says that these have arrived."""
     monkeypatch.setattr(panel, "arrived", lambda serial: [upload.upload_id for upload in uploads])
-    return opened("upload")
+    return open_page("upload")
 
 
 def choose(app: AppTest, what: str, key: str, value: str) -> None:
@@ -73,7 +73,7 @@ def key_of(*uploads: Upload) -> str:
 
 def test_nothing_arrived_is_an_explanation(monkeypatch, store):
     half = put(store, DUMPS / "six_calls.npz", part=0.5)
-    assert "Keys are side names" in said(page(monkeypatch, half, Upload(store, "../../x")))
+    assert "Keys are side names" in page_text(page(monkeypatch, half, Upload(store, "../../x")))
 
 
 def test_a_dump_shows_its_sides_and_is_saved_with_the_options(monkeypatch, store):
@@ -88,7 +88,7 @@ def test_a_dump_shows_its_sides_and_is_saved_with_the_options(monkeypatch, store
     with stored(store) as run:
         assert (run.header.name, run.header.provenance.model) == ("Six calls", "org/model")
         assert (run.header.sides[0].name, run.header.compute_dtype) == ("call_3", "bfloat16")
-    assert "**Six calls** — done" in said(opened("upload"))
+    assert "**Six calls** — done" in page_text(open_page("upload"))
     assert not list(store.directory.glob(".uploads/*/data/*"))
     app.button(key="open_1").click().run()
     assert app.title[0].value == "Overview"

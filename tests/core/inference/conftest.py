@@ -112,10 +112,10 @@ MODELS = [
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
     """Models this small lose more to thread barriers than they gain."""
-    before = torch.get_num_threads()
+    count = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(count)
 
 
 class _Folders(dict[str, Path]):

@@ -53,6 +53,6 @@ def float32_bound(loaded: LoadedModel) -> float:
 
 def computes_the_same(path: str, loaded: LoadedModel) -> bool:
     """Within the bound of float32 at every position, and the same argmax."""
-    found, exact = logits_of(path, loaded), exact_logits(loaded)
-    is_close = float((found.double() - exact).abs().max()) <= float32_bound(loaded)
-    return is_close and bool((found.argmax(-1) == exact.argmax(-1)).all())
+    logits, exact = logits_of(path, loaded), exact_logits(loaded)
+    is_close = float((logits.double() - exact).abs().max()) <= float32_bound(loaded)
+    return is_close and bool((logits.argmax(-1) == exact.argmax(-1)).all())

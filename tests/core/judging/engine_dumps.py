@@ -46,9 +46,9 @@ def in_bfloat16(x: np.ndarray, head: np.ndarray, order: int) -> np.ndarray:
 
 def with_fault(x: np.ndarray, rows: Any = slice(None), factor: float = 1.02) -> np.ndarray:
     """Another function: an eighth of some states scaled."""
-    changed = x.copy()
-    changed[rows, : WIDTH // 8] *= factor
-    return changed
+    faulty = x.copy()
+    faulty[rows, : WIDTH // 8] *= factor
+    return faulty
 
 
 def saved(path: Path, **arrays: Any) -> Path:

@@ -111,7 +111,7 @@ def _margin(top: list[float], ids: list[int], fmt: FloatFormat) -> tuple[float, 
     return top[0] - top[1], float(steps[0] - steps[1])
 
 
-def expected(a: NDArray, b: NDArray, fmt: FloatFormat) -> Expected:
+def expected_figures(a: NDArray, b: NDArray, fmt: FloatFormat) -> Expected:
     """Every figure of rows `a` against `b`, bits [rows, vocab]."""
     rows: list[dict] = []
     kls, histogram, row_cells = [], Counter[int](), []
@@ -177,7 +177,7 @@ def expected(a: NDArray, b: NDArray, fmt: FloatFormat) -> Expected:
     return Expected(columns, close, np.array(row_cells), np.array(kls), dict(histogram))
 
 
-def _within(got: NDArray, want: NDArray, relative: float, absolute: float) -> bool:
+def _is_close(got: NDArray, want: NDArray, relative: float, absolute: float) -> bool:
     with np.errstate(invalid="ignore"):
         near = np.abs(got - want) <= np.maximum(absolute, relative * np.abs(want))
     return bool((near | (got == want) | (np.isnan(got) & np.isnan(want))).all())
@@ -204,11 +204,11 @@ def differences(got: RowFigures, want: Expected) -> list[str]:
     for name, column in want.close.items():
         # A log-sum is the largest value plus the logarithm of a sum of at least 1, whose last bit is 2**-52.
         smallest = 2.0**-50 if name.endswith("logsumexp") else 1e-300
-        if not _within(figure(name), column, 1e-9, smallest):
+        if not _is_close(figure(name), column, 1e-9, smallest):
             wrong.append(name)
-    if not _within(got.row_tiles.view(np.float32).astype(np.float64), want.row_cells, 2.0**-23, 2.0**-149):
+    if not _is_close(got.row_tiles.view(np.float32).astype(np.float64), want.row_cells, 2.0**-23, 2.0**-149):
         wrong.append("row_tiles")
-    if not _within(got.kl, want.kl, 1e-6, 1e-12):
+    if not _is_close(got.kl, want.kl, 1e-6, 1e-12):
         wrong.append("kl")
     if histogram_of(got.distances) != want.histogram:
         wrong.append("histogram")

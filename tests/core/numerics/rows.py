@@ -105,7 +105,7 @@ def blocks_far_apart(rng, vocab, fmt) -> Row:
     return a, np.where(rng.random(vocab) < 0.5, a, b)
 
 
-def masked(rng, vocab, fmt) -> Row:
+def mask_part(rng, vocab, fmt) -> Row:
     """Part of the vocabulary at -inf, on the variant only where the reference is too."""
     a = _with(_logits(rng, vocab, fmt), rng, -np.inf, fmt, 0.3)
     is_masked = a == np.array(-np.inf).astype(fmt.values).view(fmt.carrier)
@@ -158,14 +158,14 @@ KINDS: tuple[Kind, ...] = (
     tiny_and_signed_zeros,
     rising,
     blocks_far_apart,
-    masked,
+    mask_part,
     masked_on_one_side,
     masked_all,
     infinite_top,
     some_nan,
     all_nan,
 )
-NEEDS_INFINITY = {masked, masked_on_one_side, masked_all, infinite_top}
+NEEDS_INFINITY = {mask_part, masked_on_one_side, masked_all, infinite_top}
 FINITE_KINDS = (
     random_finite,
     close_logits,

@@ -15,7 +15,7 @@ from core.numerics.divergence import ROWS_A_TASK, RowFigures, SideRows, compare,
 from core.numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FORMATS, FloatFormat, ordinals
 from core.numerics.kernel import compare_rows
 from tests.core.numerics import oracle
-from tests.core.numerics.oracle import differences, expected
+from tests.core.numerics.oracle import differences, expected_figures
 from tests.core.numerics.rows import ALL_FORMATS, FINITE_KINDS, KINDS, close_logits, random_finite, rows_of_all_kinds
 
 FMT = pytest.mark.parametrize("fmt", ALL_FORMATS, ids=lambda f: f.name)
@@ -27,21 +27,21 @@ ROWS = (1, ROWS_A_TASK - 1, ROWS_A_TASK, ROWS_A_TASK + 1, 5 * ROWS_A_TASK)  # ar
 @pytest.mark.parametrize("vocab", VOCABS)
 def test_every_figure_is_the_oracles(fmt, vocab):
     a, b = rows_of_all_kinds(seed=vocab, rows=2 * len(KINDS) if vocab < 100 else len(KINDS), vocab=vocab, fmt=fmt)
-    assert differences(compare(a, b, fmt), expected(a, b, fmt)) == []
+    assert differences(compare(a, b, fmt), expected_figures(a, b, fmt)) == []
 
 
 @FMT
 @pytest.mark.parametrize("rows", ROWS)
 def test_every_number_of_rows_is_shared_out_right(fmt, rows):
     a, b = rows_of_all_kinds(seed=rows, rows=rows, vocab=77, fmt=fmt)
-    assert differences(compare(a, b, fmt), expected(a, b, fmt)) == []
+    assert differences(compare(a, b, fmt), expected_figures(a, b, fmt)) == []
 
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), rows=st.integers(1, 9), vocab=st.integers(2, 300), fmt=st.sampled_from(ALL_FORMATS))
 def test_any_rows_give_the_oracles_figures(seed, rows, vocab, fmt):
     a, b = rows_of_all_kinds(seed, rows, vocab, fmt)
-    assert differences(compare(a, b, fmt), expected(a, b, fmt)) == []
+    assert differences(compare(a, b, fmt), expected_figures(a, b, fmt)) == []
 
 
 @settings(max_examples=60, deadline=None)
@@ -49,12 +49,12 @@ def test_any_rows_give_the_oracles_figures(seed, rows, vocab, fmt):
 def test_any_bits_give_the_oracles_figures(data, fmt, vocab):
     bits = st.lists(st.integers(0, (1 << fmt.bits) - 1), min_size=vocab, max_size=vocab)
     a, b = (np.array([data.draw(bits)], fmt.carrier) for _ in range(2))
-    assert differences(compare(a, b, fmt), expected(a, b, fmt)) == []
+    assert differences(compare(a, b, fmt), expected_figures(a, b, fmt)) == []
 
 
 def test_a_log_sum_next_to_zero_has_the_precision_of_its_sum():
     a, b = (np.array([[0.0, low, low]], np.float32).view(np.uint32) for low in (-20.0, -30.0))
-    assert differences(compare(a, b, FLOAT32), expected(a, b, FLOAT32)) == []
+    assert differences(compare(a, b, FLOAT32), expected_figures(a, b, FLOAT32)) == []
 
 
 def test_rows_that_are_views_into_a_larger_array_are_compared_by_what_is_compiled_already():
@@ -62,7 +62,7 @@ def test_rows_that_are_views_into_a_larger_array_are_compared_by_what_is_compile
     compare(a, b, BFLOAT16)
     compiled = len(compare_rows.signatures)
     for part in (np.s_[3::2], np.s_[:, 1::2], np.s_[::-1, 2:40]):
-        assert differences(compare(a[part], b[part], BFLOAT16), expected(a[part], b[part], BFLOAT16)) == []
+        assert differences(compare(a[part], b[part], BFLOAT16), expected_figures(a[part], b[part], BFLOAT16)) == []
     assert len(compare_rows.signatures) == compiled
 
 
@@ -175,7 +175,7 @@ FAULTS = {
 @pytest.mark.parametrize(("fault", "spoilt"), FAULTS.items(), ids=lambda x: getattr(x, "__name__", None))
 def test_a_planted_fault_is_seen(fault, spoilt):
     a, b = rows_of_all_kinds(seed=11, rows=3 * len(KINDS), vocab=100, fmt=FLOAT16)
-    figures, want = compare(a, b, FLOAT16), expected(a, b, FLOAT16)
+    figures, want = compare(a, b, FLOAT16), expected_figures(a, b, FLOAT16)
     assert differences(figures, want) == []
     assert spoilt in differences(fault(a, b, figures), want)
 
@@ -183,7 +183,7 @@ def test_a_planted_fault_is_seen(fault, spoilt):
 @pytest.mark.parametrize("fmt", [FLOAT32, BFLOAT16], ids=lambda f: f.name)
 def test_a_shifted_oracle_is_seen(fmt):
     a, b = rows_of_all_kinds(seed=12, rows=9, vocab=100, fmt=fmt)
-    assert differences(compare(a, b, fmt), expected(np.roll(a, 1, axis=0), np.roll(b, 1, axis=0), fmt))
+    assert differences(compare(a, b, fmt), expected_figures(np.roll(a, 1, axis=0), np.roll(b, 1, axis=0), fmt))
 
 
 def same(x: RowFigures, y: RowFigures) -> bool:

@@ -112,6 +112,6 @@ FAULTS: dict[Callable[..., RowFigures], str] = {
 @pytest.mark.parametrize(("fault", "spoilt"), FAULTS.items(), ids=lambda x: getattr(x, "__name__", None))
 def test_a_planted_fault_is_seen(fault: Callable[..., RowFigures], spoilt: str) -> None:
     a, b = rows_of_all_kinds(seed=11, rows=3 * len(KINDS), vocab=100, fmt=FLOAT16)
-    figures, want = compare(a, b, FLOAT16), oracle.expected(a, b, FLOAT16)
+    figures, want = compare(a, b, FLOAT16), oracle.expected_figures(a, b, FLOAT16)
     assert oracle.differences(figures, want) == []
     assert spoilt in oracle.differences(fault(a, b, figures), want)

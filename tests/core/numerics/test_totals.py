@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from core.numerics.divergence import compare
 from core.numerics.formats import BFLOAT16, FLOAT32, FloatFormat
 from core.numerics.totals import PairTotal
-from tests.core.numerics.oracle import expected
+from tests.core.numerics.oracle import expected_figures
 from tests.core.numerics.rows import ALL_FORMATS, all_nan, rows_of_all_kinds
 
 
@@ -58,7 +58,7 @@ def test_a_chunk_added_twice_or_left_out_would_be_noticed():
 @pytest.mark.parametrize("fmt", ALL_FORMATS, ids=lambda f: f.name)
 def test_the_summary_is_the_sum_of_the_oracles_rows(fmt):
     a, b = rows_of_all_kinds(2, 40, 100, fmt)
-    got, want = total_of(a, b, fmt, [7, 30]).summary(), expected(a, b, fmt)
+    got, want = total_of(a, b, fmt, [7, 30]).summary(), expected_figures(a, b, fmt)
     rows, finite = want.exact, want.exact["finite"].sum()
     kl = want.kl[~np.isnan(want.kl)]
     margins = np.concatenate([rows["reference_margin"], rows["variant_margin"]])

@@ -9,15 +9,15 @@ import xllamacpp
 
 
 def main(path: str, port: int) -> None:
-    asked = xllamacpp.CommonParams()
-    asked.model.path = path
-    asked.n_ctx = 4096
-    asked.n_parallel = 4
-    asked.warmup = False
-    asked.verbosity = 0
-    asked.port = port
-    asked.cpuparams.n_threads = asked.cpuparams_batch.n_threads = 1
-    server = xllamacpp.Server(asked)
+    params = xllamacpp.CommonParams()
+    params.model.path = path
+    params.n_ctx = 4096
+    params.n_parallel = 4
+    params.warmup = False
+    params.verbosity = 0
+    params.port = port
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    server = xllamacpp.Server(params)
     sys.stdout.write(f"{server.listening_address}\n")
     sys.stdout.flush()
     threading.Event().wait()

@@ -37,7 +37,7 @@ def write_gguf(folder: Path, path: Path) -> None:
     file.add_vocab_size(config["vocab_size"])
     _add_tokenizer(file, tokenizer, config)
     for name, weights in _weights(folder):
-        tensor = _named(name)
+        tensor = _gguf_name(name)
         if tensor.endswith("attn_q.weight"):
             weights = _permuted(weights, heads)
         elif tensor.endswith("attn_k.weight"):
@@ -51,9 +51,9 @@ def write_gguf(folder: Path, path: Path) -> None:
 
 def _add_tokenizer(file: gguf.GGUFWriter, tokenizer: dict, config: dict) -> None:
     tokens = {number: text for text, number in tokenizer["model"]["vocab"].items()}
-    added = {one["id"]: one["content"] for one in tokenizer["added_tokens"]}
-    every = [(tokens | added).get(number, f"<unused {number}>") for number in range(config["vocab_size"])]
-    kinds = [gguf.TokenType.CONTROL if number in added else gguf.TokenType.NORMAL for number in range(len(every))]
+    extra = {one["id"]: one["content"] for one in tokenizer["added_tokens"]}
+    every = [(tokens | extra).get(number, f"<unused {number}>") for number in range(config["vocab_size"])]
+    kinds = [gguf.TokenType.CONTROL if number in extra else gguf.TokenType.NORMAL for number in range(len(every))]
     merges = [one if isinstance(one, str) else " ".join(one) for one in tokenizer["model"]["merges"]]
     file.add_tokenizer_model("gpt2")
     file.add_tokenizer_pre("gpt-2")
@@ -68,12 +68,12 @@ def _add_tokenizer(file: gguf.GGUFWriter, tokenizer: dict, config: dict) -> None
 def _weights(folder: Path) -> list[tuple[str, Weights]]:
     import torch
 
-    with safe_open(folder / "model.safetensors", "pt") as held:
-        names = list(held.keys())
-        return [(name, held.get_tensor(name).to(torch.float32).numpy()) for name in names if name != "lm_head.weight"]
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        names = list(file.keys())
+        return [(name, file.get_tensor(name).to(torch.float32).numpy()) for name in names if name != "lm_head.weight"]
 
 
-def _named(name: str) -> str:
+def _gguf_name(name: str) -> str:
     parts = {
         "model.embed_tokens": "token_embd",
         "model.norm": "output_norm",

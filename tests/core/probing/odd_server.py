@@ -15,10 +15,10 @@ MODELS = {"object": "list", "data": [{"id": "odd", "object": "model", "owned_by"
 Act = Callable[[BaseHTTPRequestHandler, dict[str, Any]], None]
 
 
-def completion(asked: dict[str, Any], *, shift: float = 0.0) -> dict[str, Any]:
+def completion(request: dict[str, Any], *, shift: float = 0.0) -> dict[str, Any]:
     """A completion of `max_tokens` tokens that depends on nothing but the prompt's length."""
-    count = int(asked.get("max_tokens", 1))
-    tokens = [f" t{(len(asked.get('prompt', '')) + step) % 7}" for step in range(count)]
+    count = int(request.get("max_tokens", 1))
+    tokens = [f" t{(len(request.get('prompt', '')) + step) % 7}" for step in range(count)]
     tops = [{token: -0.25 + shift, f"{token}'": -1.75, " other": -4.5} for token in tokens]
     logprobs = {
         "tokens": tokens,
@@ -30,8 +30,8 @@ def completion(asked: dict[str, Any], *, shift: float = 0.0) -> dict[str, Any]:
     return {"object": "text_completion", "model": "odd", "choices": [choice], "usage": {"prompt_tokens": 9}}
 
 
-def reply(handler: BaseHTTPRequestHandler, said: Any, status: int = 200, **headers: str) -> None:
-    body = said if isinstance(said, bytes) else json.dumps(said).encode()
+def reply(handler: BaseHTTPRequestHandler, answer: Any, status: int = 200, **headers: str) -> None:
+    body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
     handler.send_response(status)
     for name, value in {"Content-Length": str(len(body)), **headers}.items():
         handler.send_header(name.replace("_", "-"), value)
@@ -97,38 +97,38 @@ def serving(*acts: Act) -> Iterator[tuple[str, Odd]]:
         server.server_close()
 
 
-def good(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
-    reply(handler, completion(asked))
+def good(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
+    reply(handler, completion(request))
 
 
-def moved(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
+def moved(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
     """Another answer than before."""
-    reply(handler, completion(asked, shift=-0.01))
+    reply(handler, completion(request, shift=-0.01))
 
 
-def other_words(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
+def other_words(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
     """Chosen tokens only, of which no other answer has one."""
-    said = completion(asked)
-    tokens = [f" other{step}" for step in range(len(said["choices"][0]["logprobs"]["tokens"]))]
-    said["choices"][0] |= {"text": "".join(tokens)}
-    said["choices"][0]["logprobs"] |= {"tokens": tokens, "top_logprobs": None}
-    reply(handler, said)
+    answer = completion(request)
+    tokens = [f" other{step}" for step in range(len(answer["choices"][0]["logprobs"]["tokens"]))]
+    answer["choices"][0] |= {"text": "".join(tokens)}
+    answer["choices"][0]["logprobs"] |= {"tokens": tokens, "top_logprobs": None}
+    reply(handler, answer)
 
 
-def echoed(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
+def echoed(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
     """Rows of the prompt where the other answers have generated ones."""
-    said = completion(asked)
-    said["choices"][0]["logprobs"]["token_logprobs"][0] = None
-    reply(handler, said)
+    answer = completion(request)
+    answer["choices"][0]["logprobs"]["token_logprobs"][0] = None
+    reply(handler, answer)
 
 
-def speculative(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
+def speculative(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
     """Every token but the first was drafted: it has the value 0.0 and an empty list."""
-    said = completion(asked)
-    logprobs = said["choices"][0]["logprobs"]
+    answer = completion(request)
+    logprobs = answer["choices"][0]["logprobs"]
     for step in range(1, len(logprobs["tokens"])):
         logprobs["token_logprobs"][step], logprobs["top_logprobs"][step] = 0.0, {}
-    reply(handler, said)
+    reply(handler, answer)
 
 
 def busy(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:
@@ -160,17 +160,17 @@ def refused(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:
     reply(handler, {"error": "no such key"}, 401)
 
 
-def without(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
-    said = completion(asked)
-    said["choices"][0]["logprobs"] = None
-    reply(handler, said)
+def without(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
+    answer = completion(request)
+    answer["choices"][0]["logprobs"] = None
+    reply(handler, answer)
 
 
-def wrong(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
+def wrong(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
     """Ids that are none."""
-    said = completion(asked)
-    said["choices"][0]["logprobs"] = {"content": [{"id": -4, "token": "x", "logprob": -1.0, "top_logprobs": []}]}
-    reply(handler, said)
+    answer = completion(request)
+    answer["choices"][0]["logprobs"] = {"content": [{"id": -4, "token": "x", "logprob": -1.0, "top_logprobs": []}]}
+    reply(handler, answer)
 
 
 def error_500(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:
@@ -185,9 +185,9 @@ def endless(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:
         handler.wfile.write(b"data: " + b"x" * (1 << 16) + b"\n")
 
 
-def slow(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
+def slow(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
     """A byte now and then."""
-    body = json.dumps(completion(asked)).encode()
+    body = json.dumps(completion(request)).encode()
     handler.send_response(200)
     handler.send_header("Content-Length", str(len(body)))
     handler.end_headers()

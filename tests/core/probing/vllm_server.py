@@ -28,9 +28,9 @@ def vllm(model: Path, log: Path, dtype: str = "bfloat16") -> Iterator[str]:
     command += ["--enable-prompt-tokens-details"]
     more = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
     with (
-        log.open("wb") as said,
+        log.open("wb") as output,
         subprocess.Popen(
-            command, env={**os.environ, **more}, stdout=said, stderr=said, cwd=log.parent, start_new_session=True
+            command, env={**os.environ, **more}, stdout=output, stderr=output, cwd=log.parent, start_new_session=True
         ) as process,
     ):
         try:

@@ -49,9 +49,9 @@ def kv_run(
         return writer.finish()
 
 
-def both(reference: KvPart, changed: np.ndarray) -> list[tuple[int, KvPart]]:
+def both(reference: KvPart, variant: np.ndarray) -> list[tuple[int, KvPart]]:
     """A part of the reference, and the variant's with these bits."""
-    return [(0, reference), (1, KvPart(*reference.key, reference.first_position, changed))]
+    return [(0, reference), (1, KvPart(*reference.key, reference.first_position, variant))]
 
 
 def continued_run(store: Store, *, is_confirmed: bool = True, texts: bool = True, run_id: str = "continued") -> str:
@@ -61,8 +61,8 @@ def continued_run(store: Store, *, is_confirmed: bool = True, texts: bool = True
     stored logits prefer the reference's token there. Caches, of the first variant only from layer 1 on, differ; the
     second's are equal.
     """
-    given = tuple(range(1, 1 + GIVEN))
-    fed = [(*given, *CONTINUED[prompt][0][:-1]) for prompt in (0, 1)] + [tuple(range(6))]
+    prompt_ids = tuple(range(1, 1 + GIVEN))
+    fed = [(*prompt_ids, *CONTINUED[prompt][0][:-1]) for prompt in (0, 1)] + [tuple(range(6))]
     vocabulary = {token: f" w{token}" for token in range(VOCAB)} | {22: " <b>two</b>\n"}
     prompts = tuple(Prompt(len(ids), ids, tuple(vocabulary[t] for t in ids) if texts else ()) for ids in fed)
     sides = tuple(SideHeader(path, path, "bfloat16") for path in ("prefill", "decode", "decode+batch:8"))
@@ -90,11 +90,11 @@ def continued_run(store: Store, *, is_confirmed: bool = True, texts: bool = True
             for layer in range(4):
                 for kind in KINDS:
                     bits = cache(100 * prompt + 10 * layer + KINDS.index(kind), positions=len(ids))
-                    changed = bits.copy()
-                    changed[layer % 2, 2:, : 2 * layer] ^= 1
-                    for side, of_side in enumerate((bits, changed, bits)):
+                    variant_bits = bits.copy()
+                    variant_bits[layer % 2, 2:, : 2 * layer] ^= 1
+                    for side, of_side in enumerate((bits, variant_bits, bits)):
                         writer.write_kv(side, KvPart(prompt, layer, kind, 0, of_side.copy()))
         for prompt, tokens in CONTINUED.items():
-            spoken = tuple("".join(vocabulary[token] for token in made) for made in tokens)
+            spoken = tuple("".join(vocabulary[token] for token in continuation) for continuation in tokens)
             writer.write_generation(Generation(prompt, GIVEN, 8, tokens, spoken))
         return writer.finish()

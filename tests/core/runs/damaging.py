@@ -35,16 +35,16 @@ def with_texts(path: Path, text: str) -> None:
     """`text` behind every text that a user may see, so that distinct texts stay distinct."""
     path.chmod(0o644)
     with duckdb.connect(str(path)) as database:
-        there = database.execute(
+        columns_here = database.execute(
             "SELECT table_name, column_name FROM duckdb_columns() WHERE data_type = 'VARCHAR'"
         ).fetchall()
-        for table, column in there:
+        for table, column in columns_here:
             if column in TEXTS.get(table, ()):
                 database.execute(f"UPDATE {table} SET {column} = {column} || ? WHERE {column} IS NOT NULL", [text])
         for (request,) in database.execute("SELECT request FROM run WHERE request IS NOT NULL").fetchall():
-            asked = json.loads(request)
-            asked |= {"model": asked["model"] + text, "prompts": [text], "name": text}
-            database.execute("UPDATE run SET request = ?", [json.dumps(asked)])
+            request_json = json.loads(request)
+            request_json |= {"model": request_json["model"] + text, "prompts": [text], "name": text}
+            database.execute("UPDATE run SET request = ?", [json.dumps(request_json)])
         for row, figures in database.execute("SELECT rowid, figures FROM evidence").fetchall():
             planted = {key: _with_text(value, text) for key, value in json.loads(figures).items() if key not in _KNOWN}
             figures = json.dumps(json.loads(figures) | planted)

@@ -175,14 +175,14 @@ def floors(outliers: tuple[int, ...] = (), is_wider: bool = False) -> list[Floor
     """
     random = np.random.default_rng(1)
     shape = np.exp(random.normal(0, 0.4, POSITIONS))
-    found = []
+    rows = []
     for dtype, scale in (("bfloat16", 1e-2), ("float32", 3e-6), ("float64", 5e-15))[: 2 + is_wider]:
         floor = shape * scale
         pair = floor * np.exp(random.normal(0.1, 0.25, POSITIONS))
         if dtype != "bfloat16":
             pair[list(outliers)] = floor[list(outliers)] * 1000
-        found.append(FloorRows(dtype, pair, floor))
-    return found
+        rows.append(FloorRows(dtype, pair, floor))
+    return rows
 
 
 def judged_run(
@@ -229,10 +229,10 @@ def judged_run(
             because, noise_ratio, rows = CASES[verdict]
             outliers = (32, 33, 34, 64, 65, 66, 80, 81, 82) if verdict == "bug suspected" else ()
             has_floor = any(row.check is Check.WIDE_PAIR and isinstance(row.figures, PairFigures) for row in rows)
-            stored = tuple(rows if evidence is None else evidence)
+            evidence_rows = tuple(rows if evidence is None else evidence)
             by_position = floors(outliers, wider_floor) if has_floor else ()
             place = (0, outliers[0]) if outliers else None
-            writer.write_verdict(Verdict(verdict, because, stored, noise_ratio, place, tuple(by_position)))
+            writer.write_verdict(Verdict(verdict, because, evidence_rows, noise_ratio, place, tuple(by_position)))
         return writer.finish()
 
 

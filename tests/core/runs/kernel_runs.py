@@ -21,20 +21,20 @@ def kernel_lists() -> tuple[KernelList, KernelList]:
     """
 
     def rows(tile: str, reductions: int, forwards: int) -> tuple[KernelRow, ...]:
-        found = []
+        result = []
         for layer in range(2):
-            found.append(KernelRow(UP.format(layer), "CUDA", tile, "aten::mm", forwards, 10.0 * forwards))
-            found.append(
+            result.append(KernelRow(UP.format(layer), "CUDA", tile, "aten::mm", forwards, 10.0 * forwards))
+            result.append(
                 KernelRow(
                     DOWN.format(layer), "CUDA", REDUCE, "aten::mm", reductions * forwards, 2.0 * reductions * forwards
                 )
             )
-            found.append(
+            result.append(
                 KernelRow(
                     UP.format(layer), "torch", "aten::mm", "1x8, 8x32" if forwards == 1 else "2x8, 8x32", forwards, 40.0
                 )
             )
-        return tuple(found)
+        return tuple(result)
 
     return KernelList(0, rows(NARROW, 1, 1), 1, 1), KernelList(1, rows(WIDE, 3, 3), 3, 40)
 
@@ -54,10 +54,10 @@ def block_lists() -> tuple[KernelList, KernelList]:
     """One block of a decode of two tokens, alone and in a batch of two: the same kernels as often, in other shapes."""
 
     def rows(batch: int) -> tuple[KernelRow, ...]:
-        attention, found = "model.layers.0.self_attn", []
+        attention, result = "model.layers.0.self_attn", []
 
         def ran(module: str, name: str, *shapes: str, library: str = "torch", dtype: str = "bfloat16 ") -> None:
-            found.append(KernelRow(module, library, name, f"{dtype}{', '.join(shapes)}", 2, 4.0))
+            result.append(KernelRow(module, library, name, f"{dtype}{', '.join(shapes)}", 2, 4.0))
 
         def attended(keys: int) -> None:
             ran(attention, "aten::_scaled_dot_product_flash_attention_for_cpu", f"{batch}x2x1x4", f"{batch}x2x{keys}x4")
@@ -75,7 +75,7 @@ def block_lists() -> tuple[KernelList, KernelList]:
         ran("model.norm", "aten::mean", f"{batch}x1x8")
         ran("lm_head", "aten::mm", f"{batch}x8", "8x64")
         attended(2)  # of the second token, whose other kernels have the shapes of the first's
-        return tuple(found)
+        return tuple(result)
 
     return KernelList(0, rows(1), 2, 2), KernelList(1, rows(2), 2, 2)
 
@@ -85,6 +85,6 @@ def kernel_run(store: Store, run_id: str = "kernels", lists: tuple[KernelList, .
     with RunWriter(store, header, run_id=run_id) as writer:
         for side, bits in enumerate(calm_sides(header)):
             writer.write(side, 0, bits)
-        for listed in kernel_lists() if lists is None else lists:
-            writer.write_kernels(listed)
+        for kernels in kernel_lists() if lists is None else lists:
+            writer.write_kernels(kernels)
         return writer.finish()

@@ -80,7 +80,7 @@ def write_run(store: Store, header: RunHeader, sides: list[np.ndarray], run_id: 
         return store.path_of(writer.finish())
 
 
-def made(store: Store, seed: int = 0, run_id: str | None = None) -> Path:
+def make_run(store: Store, seed: int = 0, run_id: str | None = None) -> Path:
     header = header_of()
     return write_run(store, header, calm_sides(header, seed), run_id)
 
@@ -88,7 +88,7 @@ def made(store: Store, seed: int = 0, run_id: str | None = None) -> Path:
 @cache
 def _whole_run() -> bytes:
     with TemporaryDirectory() as place:
-        return made(Store(Path(place))).read_bytes()
+        return make_run(Store(Path(place))).read_bytes()
 
 
 def copied(path: Path) -> Path:
@@ -104,5 +104,5 @@ if __name__ == "__main__":
     for number in itertools.count():
         if number == limit:
             break
-        made(place, number)
+        make_run(place, number)
         print(number, flush=True)

@@ -18,7 +18,7 @@ from core.runs.store.cards import list_runs
 from core.runs.store.partial import Partial, sweep
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
-from tests.core.runs.made_runs import ROOT, calm_sides, header_of, made, write_run
+from tests.core.runs.made_runs import ROOT, calm_sides, header_of, make_run, write_run
 from tests.waiting import until
 
 
@@ -95,7 +95,7 @@ def test_a_finished_run_is_held_until_it_is_in_place(tmp_path: Path, monkeypatch
         original(path)
 
     monkeypatch.setattr(store_module, "to_disk", to_disk)
-    made(store)
+    make_run(store)
     assert swept_by_others == [0]
     assert _check_whole(store) == 1
 
@@ -149,7 +149,7 @@ def test_a_run_reaches_the_disk_before_it_gets_its_name_and_the_directory_after(
 
 def test_no_log_is_left_beside_a_closed_run(tmp_path: Path) -> None:
     """What lies in a write-ahead log would be lost by moving the file alone."""
-    made(Store(tmp_path))
+    make_run(Store(tmp_path))
     assert [path.suffix for path in tmp_path.iterdir()] == [".duckdb"]
 
 

@@ -16,7 +16,7 @@ from core.runs.queries.heatmap import MEASURES, Tile, largest_in, tile_cells
 from core.runs.reader import RunReader
 from core.runs.reports.report_json import report_of_run
 from core.runs.store.store import Store
-from tests.core.numerics.oracle import expected
+from tests.core.numerics.oracle import expected_figures
 from tests.core.runs.made_runs import bits_of_sides, header_of, write_run
 from tests.core.runs.test_contract_cases import CASE
 
@@ -40,7 +40,7 @@ def test_the_figures_of_an_example_are_those_of_a_slow_oracle(path, tmp_path):
     with open_dump([path]) as dump:
         fmt = format_named(dump.compute_dtype)
         sides = [np.concatenate(parts) for parts in zip(*(sides for _, sides in dump.chunks()), strict=True)]
-    wanted = expected(sides[0], sides[1], fmt)
+    wanted = expected_figures(sides[0], sides[1], fmt)
     store = Store(tmp_path)
     with RunReader(store.path_of(ingest(store, [path]))) as run:
         pairs, _ = report_of_run(run)

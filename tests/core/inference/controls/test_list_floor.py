@@ -20,7 +20,7 @@ from core.runs.file.evidence import Check, ListFloorFigures, Verdict
 from core.runs.store.store import Store
 from core.runs.topk.pairing import compare_sides
 from core.runs.topk.records import ListRow, ListSide, Response, list_rows
-from tests.core.runs.topk.made_sides import run_of, stored
+from tests.core.runs.topk.made_sides import run_of, store_run
 
 pytestmark = pytest.mark.model
 MODEL = Path(__file__).resolve().parents[4] / "sample_runs" / "model"
@@ -94,7 +94,7 @@ def test_another_model_gives_no_verdict(loaded: LoadedModel) -> None:
 def test_tokens_that_are_not_known_cannot_be_read(cli: Any, tmp_path: Path) -> None:
     loaded = load_model(str(MODEL), dtype="float32", device="cpu")
     made = [side(loaded, path, rows_of(loaded, path), has_ids=False) for path in ("prefill", "decode")]
-    run_id = stored(Store(tmp_path), "made", *made)
+    run_id = store_run(Store(tmp_path), "made", *made)
     for command, why in (
         ("verdict", "has no token_ids, so no model can run"),
         ("explain", "needs the prompts' token ids"),
@@ -108,7 +108,7 @@ def test_the_command_stores_the_run_judged(cli: Any, tmp_path: Path) -> None:
     loaded = load_model(str(MODEL), dtype="float32", device="cpu")
     made = [side(loaded, path, rows_of(loaded, path)) for path in ("prefill", "decode")]
     store = Store(tmp_path / "runs")
-    run_id = stored(store, "ways", *made)
+    run_id = store_run(store, "ways", *made)
     done = cli("verdict", run_id, "--model", MODEL, "--store", store.directory, "--json")
     assert done.returncode == 0, done.stderr
     paths = sorted(store.directory.glob("*.duckdb"))
@@ -132,7 +132,7 @@ def test_explain_says_which_side_is_not_the_models(cli: Any, tmp_path: Path) -> 
         side(loaded, "theirs", other),
         side(loaded, "cached", rows_of(loaded, "decode")),
     ]
-    run_id = stored(Store(tmp_path), "made", *sides)
+    run_id = store_run(Store(tmp_path), "made", *sides)
     done = cli("explain", run_id, "--store", str(tmp_path), "--model", str(MODEL), "--json")
     assert done.returncode == 0, done.stderr
     theirs, cached = json.loads(done.stdout)["pairs"]

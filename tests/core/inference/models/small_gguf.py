@@ -72,21 +72,21 @@ def write(
     file.add_eos_token_id(0)
     for key, value in (facts or {}).items():
         file.add_string(key, value)
-    found: dict[str, NDArray[np.float32]] = {}
+    tensors: dict[str, NDArray[np.float32]] = {}
 
     def add(
-        name: str, called: str, rows: int, columns: int = 0, kind: gguf.GGMLQuantizationType = Q4_1, heads: int = 0
+        name: str, gguf_name: str, rows: int, columns: int = 0, kind: gguf.GGMLQuantizationType = Q4_1, heads: int = 0
     ):
         weights = random.standard_normal((rows, columns) if columns else rows).astype(np.float32) * np.float32(0.2)
         if not columns:
-            found[called] = weights
+            tensors[gguf_name] = weights
             file.add_tensor(name, weights)
             return
         blocks = gguf.quants.quantize(weights, kind)
         plain = by_hand(blocks, kind)
         if heads:
             blocks = gguf.quants.quantize(permuted(weights, heads), kind)  # a row's blocks do not know of other rows
-        found[called] = plain
+        tensors[gguf_name] = plain
         file.add_tensor(name, blocks, raw_dtype=kind)
 
     add("token_embd.weight", "model.embed_tokens.weight", len(TOKENS), HIDDEN, Q8_0)
@@ -108,4 +108,4 @@ def write(
     file.write_kv_data_to_file()
     file.write_tensors_to_file()
     file.close()
-    return found
+    return tensors

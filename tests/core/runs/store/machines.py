@@ -27,14 +27,14 @@ def machines_of(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(objects, "LIST_SECONDS", 0.0)
     monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
 
-    def opened(name: str) -> Store:
+    def open_machine(name: str) -> Store:
         monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / name))
         return open_store(url)
 
-    return opened
+    return open_machine
 
 
-def placed(store: Store, run_id: str, source: str | None = None) -> bytes:
+def place_run(store: Store, run_id: str, source: str | None = None) -> bytes:
     """Put a small run there, or a copy of a sample run; its bytes."""
     path = copied(store.directory / f".partial-{run_id}" / f"{run_id}.duckdb")
     if source is not None:
@@ -46,6 +46,6 @@ def placed(store: Store, run_id: str, source: str | None = None) -> bytes:
 
 def ids(store: Store) -> list[str]:
     """Ids of the runs that a store lists, all of which can be read."""
-    cards, broken = list_runs(store)
-    assert broken == []
+    cards, unreadable = list_runs(store)
+    assert unreadable == []
     return sorted(card.run_id for card in cards)

@@ -26,9 +26,9 @@ class Faults:
     is_in_put: threading.Event = field(default_factory=threading.Event)
 
     def __call__(self, environ: Any, start: Any) -> Any:
-        asked = (environ["REQUEST_METHOD"], environ["PATH_INFO"], environ.get("QUERY_STRING", ""))
-        self.seen.append(asked)
-        fault = self.plan(*asked)
+        request = (environ["REQUEST_METHOD"], environ["PATH_INFO"], environ.get("QUERY_STRING", ""))
+        self.seen.append(request)
+        fault = self.plan(*request)
         if fault == "503":
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start("503 Slow Down", [("Content-Type", "application/xml"), ("Connection", "close")])
@@ -43,9 +43,9 @@ class Faults:
             start("500 Internal Server Error", [("Connection", "close")])
             return [b""]
         if fault == "half":  # of a body, and the connection is closed
-            said: list[Any] = []
-            body = b"".join(self.app(environ, lambda *args: said.extend(args[:2])))
-            start(said[0], [*(each for each in said[1] if each[0].lower() != "connection"), ("Connection", "close")])
+            reply: list[Any] = []
+            body = b"".join(self.app(environ, lambda *args: reply.extend(args[:2])))
+            start(reply[0], [*(each for each in reply[1] if each[0].lower() != "connection"), ("Connection", "close")])
             return [body[: len(body) // 2]]
         if fault == "held":  # a put that has begun, until its sender was killed
             environ["wsgi.input"].read(1000)
@@ -57,7 +57,7 @@ class Faults:
 
     def count(self, method: str, part: str) -> int:
         """How many requests of this method had `part` in their path or query."""
-        return sum(1 for asked in self.seen if asked[0] == method and part in f"{asked[1]}?{asked[2]}")
+        return sum(1 for request in self.seen if request[0] == method and part in f"{request[1]}?{request[2]}")
 
 
 @contextmanager

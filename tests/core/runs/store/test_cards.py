@@ -21,7 +21,7 @@ from core.runs.reader import RunReader
 from core.runs.store.cards import count_verdicts, list_runs, prompt_texts
 from core.runs.store.store import Store
 from core.runs.tables.schema import TABLES
-from tests.core.runs.made_runs import ROOT, calm_sides, copied, header_of, made, write_run
+from tests.core.runs.made_runs import ROOT, calm_sides, copied, header_of, make_run, write_run
 
 FLIPS = 200
 ONE_RUN = "INSERT INTO run VALUES ('i','n',now()::TIMESTAMP,'upload','','','bfloat16',2,1,'','',NULL,'',NULL,'','{}',"
@@ -197,7 +197,7 @@ def _seen_or_error(path: Path) -> list[bytes] | StoreError:
 
 def _fuzz(kind: str, times: int, tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    whole = made(store, run_id="good")
+    whole = make_run(store, run_id="good")
     truth = _read_all(whole)
     chance = random.Random(kind)
     caught = 0
@@ -233,7 +233,7 @@ def test_a_flip_inside_the_logits_is_caught_by_the_blocks_checksum(tmp_path: Pat
 
 def test_a_link_to_a_run_is_a_run_and_a_hidden_file_is_not_listed(tmp_path: Path) -> None:
     elsewhere, store = Store(tmp_path / "elsewhere"), Store(tmp_path / "store")
-    run = made(elsewhere)
+    run = make_run(elsewhere)
     store.directory.mkdir()
     (store.directory / "link.duckdb").symlink_to(run)
     shutil.copy(run, store.directory / ".hidden.duckdb")
@@ -259,8 +259,8 @@ def test_a_renamed_run_is_listed_and_opened_whatever_its_name(name: str, tmp_pat
 
 def test_a_name_that_is_no_text_is_broken_and_can_be_printed(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    odd = made(store).rename(tmp_path / os.fsdecode(b"\xff\xfe.duckdb"))
-    made(store)
+    odd = make_run(store).rename(tmp_path / os.fsdecode(b"\xff\xfe.duckdb"))
+    make_run(store)
     cards, broken = list_runs(store)
     assert (len(cards), [found.path for found in broken]) == (1, [odd])
     broken[0].reason.encode()
@@ -271,7 +271,7 @@ def test_a_card_says_what_the_run_says(tmp_path: Path) -> None:
     header = header_of(sides=4)
     a, b, *_ = calm_sides(header)
     sample = write_run(Store(tmp_path / "samples"), header, [a, b, a.copy(), b.copy()])
-    own = made(store)
+    own = make_run(store)
     cards = {card.run_id: card for card in list_runs(store)[0]}
     card = cards[sample.stem]
     with RunReader(sample) as run:

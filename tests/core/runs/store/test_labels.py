@@ -18,7 +18,7 @@ from core.runs.store import labels
 from core.runs.store.cards import list_runs
 from core.runs.store.labels import Labels, labels_of
 from core.runs.store.store import DELETED_SECONDS, Store
-from tests.core.runs.made_runs import ROOT, copied, made
+from tests.core.runs.made_runs import ROOT, copied, make_run
 
 # what is typed -> what is stored
 TYPED = {
@@ -204,7 +204,7 @@ def test_a_deleted_run_goes_for_good_after_a_week_when_the_next_is_written(store
         store.delete(run_id)
         at = (datetime.now(UTC) - timedelta(seconds=age)).timestamp()
         store._change(lambda database: database.execute("UPDATE deleted SET at = ? WHERE run_id = ?", [at, run_id]))  # noqa: B023
-    written = made(store)
+    written = make_run(store)
     assert [run.run_id for run in store.deleted()] == ["new"]
     names = {path.name for path in store.directory.iterdir()}
     assert names == {"mine.duckdb", "new.duckdb", labels.FILE, written.name}
@@ -232,7 +232,7 @@ def test_a_run_purged_by_hand_goes_with_its_labels_and_whoever_reads_it_reads_on
 
 def test_the_id_of_a_deleted_run_is_free_again(store: Store) -> None:
     store.delete("mine")
-    made(store, run_id="mine")
+    make_run(store, run_id="mine")
     assert [card.run_id for card in list_runs(store)[0]] == ["mine"]
     assert store.deleted() == []
     assert store.labels("mine") == Labels()

@@ -22,7 +22,7 @@ from core.runs.store.objects import INDEX
 from core.runs.store.store import Store, open_store
 from tests.core.runs.made_runs import ROOT, bits_of_sides, header_of, write_run
 from tests.core.runs.store import s3_server
-from tests.core.runs.store.machines import Machine, ids, machines_of, placed
+from tests.core.runs.store.machines import Machine, ids, machines_of, place_run
 
 
 @pytest.fixture
@@ -87,9 +87,9 @@ def test_no_run_is_put_over_another(machine: Machine, is_large: bool, monkeypatc
     if is_large:
         monkeypatch.setattr(objects, "SINGLE_BYTES", 1000)
         monkeypatch.setattr(objects, "PIECE_BYTES", 5 << 20)
-    body = placed(machine("a"), "same")
+    body = place_run(machine("a"), "same")
     with pytest.raises(StoreError, match="run 'same' exists already"):
-        placed(machine("b"), "same", "where-it-starts")
+        place_run(machine("b"), "same", "where-it-starts")
     assert get(machine("c"), "same.duckdb") == body
     with pytest.raises(StoreError, match="exists already or is being"):
         write_run(machine("b"), header := header_of(), bits_of_sides(header), "same")
@@ -100,7 +100,7 @@ def test_of_two_that_put_one_id_at_once_one_is_refused(machine: Machine) -> None
 
     def put_one(store: Store, source: str) -> None:
         try:
-            outcomes.append(placed(store, "one", source))
+            outcomes.append(place_run(store, "one", source))
         except StoreError as error:
             outcomes.append(str(error))
 
@@ -116,7 +116,7 @@ def test_of_two_that_put_one_id_at_once_one_is_refused(machine: Machine) -> None
 
 
 def test_a_second_listing_reads_the_index_and_no_run(machine: Machine, faults: s3_server.Faults) -> None:
-    placed(machine("a"), "one")
+    place_run(machine("a"), "one")
     cards = list_runs(machine("a"))
     faults.seen.clear()
     assert list_runs(machine("b")) == cards
@@ -131,7 +131,7 @@ def test_a_second_listing_reads_the_index_and_no_run(machine: Machine, faults: s
 
 def test_a_run_that_is_gone_or_replaced_is_shown_by_no_index(machine: Machine) -> None:
     for run_id in ("gone", "one"):
-        placed(machine("a"), run_id)
+        place_run(machine("a"), run_id)
     assert ids(machine("b")) == ["gone", "one"]
     boto3.client("s3").delete_object(**key(machine("a"), "gone.duckdb"))
     other = (ROOT / "tests" / "runs" / "where-it-starts.duckdb").read_bytes()
@@ -147,7 +147,7 @@ def test_a_file_is_fetched_once_in_pieces(
     machine: Machine, faults: s3_server.Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(objects, "PIECE_BYTES", 1 << 20)
-    body = placed(machine("a"), "one", "injected-bug")
+    body = place_run(machine("a"), "one", "injected-bug")
     for _ in range(2):
         assert machine("b").path_of("on").read_bytes() == body
     assert faults.count("GET", "one.duckdb") == -(-len(body) // (1 << 20))
@@ -157,7 +157,7 @@ def test_a_run_that_changes_while_it_is_fetched_gets_no_name(
     machine: Machine, faults: s3_server.Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(objects, "PIECE_BYTES", 1 << 20)
-    placed(machine("a"), "one", "injected-bug")
+    place_run(machine("a"), "one", "injected-bug")
     there, other = machine("b"), (ROOT / "tests" / "runs" / "where-it-starts.duckdb").read_bytes()
 
     def plan(method: str, path: str, query: str) -> None:
@@ -171,9 +171,9 @@ def test_a_run_that_changes_while_it_is_fetched_gets_no_name(
 
 
 def test_the_files_used_longest_ago_make_room(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    size = len(placed(machine("a"), "one"))
+    size = len(place_run(machine("a"), "one"))
     for run_id in ("two", "three"):
-        placed(machine("a"), run_id)
+        place_run(machine("a"), run_id)
     monkeypatch.setattr(objects, "USED_SECONDS", 0.0)
     monkeypatch.setenv("ULPSCOPE_LIMITS_CACHE_BYTES", str(2 * size))
     there = machine("b")
@@ -184,7 +184,7 @@ def test_the_files_used_longest_ago_make_room(machine: Machine, monkeypatch: pyt
 
 
 def test_labels_of_two_machines_become_both(machine: Machine) -> None:
-    placed(machine("a"), "one")
+    place_run(machine("a"), "one")
     machine("a").label("one", Labels(("a tag",), "a note"), Labels())
     assert machine("b").labels("one") == Labels(("a tag",), "a note")
     machine("b").label("one", Labels(("another",), pinned=True), Labels())  # who has seen none
@@ -209,7 +209,7 @@ def test_two_machines_that_tag_one_run_at_once_lose_no_tag(machine: Machine, fau
 
 
 def test_a_deleted_run_is_gone_on_every_machine_and_can_be_restored(machine: Machine) -> None:
-    body = placed(machine("a"), "one")
+    body = place_run(machine("a"), "one")
     machine("a").label("one", Labels(("a tag",)))
     machine("b").path_of("one")
     assert machine("a").delete("on") == "one"
@@ -223,7 +223,7 @@ def test_a_deleted_run_is_gone_on_every_machine_and_can_be_restored(machine: Mac
     machine("a").delete("one")
     machine("b").purge("one")
     assert machine("c").all_labels() == ({}, [])
-    assert placed(machine("c"), "one", "where-it-starts") == machine("a").path_of("one").read_bytes()
+    assert place_run(machine("c"), "one", "where-it-starts") == machine("a").path_of("one").read_bytes()
 
 
 @pytest.mark.parametrize(("method", "part"), [("GET", "list-type"), ("PUT", "one.duckdb"), ("GET", "one.duckdb")])
@@ -231,17 +231,17 @@ def test_two_503s_are_borne_and_a_third_is_one_sentence(
     machine: Machine, faults: s3_server.Faults, method: str, part: str
 ) -> None:
     faults.plan = first(objects.RETRIES, method, part, "503")
-    body = placed(machine("a"), "one")
+    body = place_run(machine("a"), "one")
     assert machine("b").path_of("one").read_bytes() == body
     faults.plan = first(1000, method, part, "503")
     with pytest.raises(StoreError, match="objects there") as refused:
-        (machine("c").path_of("one"), placed(machine("c"), "one"))
+        (machine("c").path_of("one"), place_run(machine("c"), "one"))
     assert s3_server.SECRET not in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_half_of_an_answer_is_asked_for_again(machine: Machine, faults: s3_server.Faults) -> None:
-    body = placed(machine("a"), "one")
+    body = place_run(machine("a"), "one")
     faults.plan = first(2, "GET", "one.duckdb", "half")
     assert machine("b").path_of("one").read_bytes() == body
 
@@ -267,12 +267,12 @@ def test_a_put_whose_answer_got_lost_has_happened(
         put(store, "one.duckdb", b"another's")
     faults.plan = first(1, "PUT", "one.duckdb", "done, then silence")
     if is_ours:
-        body = placed(store, "one")
+        body = place_run(store, "one")
         assert faults.count("PUT", "one.duckdb") == 2
         assert machine("b").path_of("one").read_bytes() == body
     else:
         with pytest.raises(StoreError, match="run 'one' exists already"):
-            placed(store, "one")
+            place_run(store, "one")
         assert get(store, "one.duckdb") == b"another's"
 
 
@@ -280,7 +280,7 @@ def test_while_nothing_answers_runs_are_listed_as_they_were_and_nothing_is_lost(
     machine: Machine, faults: s3_server.Faults
 ) -> None:
     for run_id in ("fetched", "unfetched"):
-        placed(machine("a"), run_id)
+        place_run(machine("a"), run_id)
     machine("a").label("fetched", Labels(("a tag",)))
     store = machine("b")
     before = list_runs(store)
@@ -304,7 +304,7 @@ def test_while_nothing_answers_runs_are_listed_as_they_were_and_nothing_is_lost(
         with pytest.raises(StoreError, match="as they were at"):
             refused()
     with pytest.raises(StoreError, match="whole but not stored"):
-        placed(store, "one")
+        place_run(store, "one")
     faults.plan = lambda method, path, query: None
     assert ids(machine("c")) == ["fetched", "unfetched"]
     assert store.mirror is not None
@@ -339,7 +339,7 @@ def test_a_writer_killed_in_the_middle_of_a_put_leaves_nothing(
     assert writer.wait() == -signal.SIGKILL
     faults.released.set()
     assert ids(store) == []
-    placed(store, "one")
+    place_run(store, "one")
     assert ids(machine("b")) == ["one"]
 
 
@@ -374,7 +374,7 @@ def test_a_bucket_that_is_not_there_and_missing_credentials_are_sentences(
 
 def test_whoever_opens_the_folder_of_a_store_has_the_store(machine: Machine) -> None:
     """As a job of the dashboard does."""
-    placed(machine("a"), "one")
+    place_run(machine("a"), "one")
     folder = machine("b").directory
     assert ids(Store(folder)) == ["one"]
     assert Store(folder).address == machine("b").address

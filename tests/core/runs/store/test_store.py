@@ -17,7 +17,7 @@ from core.runs.reader import RunReader
 from core.runs.store.cards import list_runs
 from core.runs.store.store import Store, open_store
 from core.runs.writer import RunWriter
-from tests.core.runs.made_runs import ROOT, bits_of_sides, header_of, made, write_run
+from tests.core.runs.made_runs import ROOT, bits_of_sides, header_of, make_run, write_run
 
 READER = """
 import hashlib, sys
@@ -45,7 +45,7 @@ print(most)
 
 def _readers_beside_a_writer(place: Path, readers: int, runs: int) -> None:
     store = Store(place / "store")
-    made(store)
+    make_run(store)
     command = [sys.executable, "-c", READER, str(store.directory), str(place / "stop")]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     processes = [subprocess.Popen(command, cwd=ROOT, **pipes) for _ in range(readers)]
@@ -53,7 +53,7 @@ def _readers_beside_a_writer(place: Path, readers: int, runs: int) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "reading\n", process.communicate()[1]
     for number in range(runs):
-        made(store, number)
+        make_run(store, number)
     (place / "stop").touch()
     for process in processes:
         out, err = process.communicate(timeout=300)
@@ -94,7 +94,7 @@ def test_two_writers_of_one_process_and_moment_get_two_runs(tmp_path: Path, monk
 
 def test_a_run_id_that_is_taken_or_no_name_is_refused_and_the_run_stays(tmp_path: Path) -> None:
     store, header = Store(tmp_path), header_of()
-    kept = made(store, run_id="kept").read_bytes()
+    kept = make_run(store, run_id="kept").read_bytes()
     with pytest.raises(StoreError, match="exists already or is being"):
         RunWriter(store, header, run_id="kept")
     for name in ("../x", "a/b", "", ".hidden", "x" * 200, "a b"):
@@ -166,7 +166,7 @@ def test_sample_runs_are_found_and_never_deleted(tmp_path: Path) -> None:
 
 def test_a_store_that_is_its_own_sample_directory_lists_every_run_once(tmp_path: Path) -> None:
     store = Store(tmp_path, [tmp_path / "." / "", tmp_path])
-    made(store, run_id="once")
+    make_run(store, run_id="once")
     assert [card.run_id for card in list_runs(store)[0]] == ["once"]
     assert store.path_of("on").stem == "once"
 
@@ -182,10 +182,10 @@ def test_a_write_that_would_fill_the_disk_is_refused_before_it_begins(
     assert refused.value.status == 507
     monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", "999 TB")
     with pytest.raises(LimitError):
-        made(Store(tmp_path / "new"))
+        make_run(Store(tmp_path / "new"))
     assert not (tmp_path / "new").exists()
     monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", "0")
-    made(Store(tmp_path / "new"))
+    make_run(Store(tmp_path / "new"))
 
 
 def test_the_store_is_the_one_asked_for_then_the_environments_then_the_clones_from_any_folder(

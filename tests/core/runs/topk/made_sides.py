@@ -54,12 +54,12 @@ def engine_side(name: str, seed: int, k: int, dtype: torch.dtype = torch.bfloat1
     return side(name, response(list(range(25)), rows, vocab=512))
 
 
-def compared(reference: ListSide, variant: ListSide) -> ListPair:
+def compare(reference: ListSide, variant: ListSide) -> ListPair:
     """The pair of two sides as they were sent."""
     return compare_sides(*align([reference, variant]))
 
 
-def stored(store: Store, name: str, *sides: ListSide, **more: Any) -> str:
+def store_run(store: Store, name: str, *sides: ListSide, **more: Any) -> str:
     """A run of these sides, judged as uploads are; -> its id"""
     lined = align(sides)
     pairs = pairs_of(lined)

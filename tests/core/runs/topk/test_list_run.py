@@ -17,7 +17,7 @@ from core.runs.store.cards import list_runs
 from core.runs.store.store import Store
 from core.runs.topk.alignment import align
 from core.runs.topk.records import ListSide
-from tests.core.runs.topk.made_sides import compared, engine_side, response, side, stored
+from tests.core.runs.topk.made_sides import compare, engine_side, response, side, store_run
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def store(tmp_path: Path) -> Store:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A stored run, made once for the tests that read it or damage a copy."""
     store = Store(tmp_path_factory.mktemp("made"))
-    return store.path_of(stored(store, "top 20", *sides()))
+    return store.path_of(store_run(store, "top 20", *sides()))
 
 
 def imported(store: Store, path: Path) -> str:
@@ -69,7 +69,7 @@ def test_what_was_sent_comes_back_exactly(made: Path) -> None:
     with RunReader(made) as run:
         assert told(run.lists()) == told(written) == told(align(written))
         assert run.lists()[0].responses[1].texts == {7: "ß", 8: "\x00"}
-        pair = compared(*written)
+        pair = compare(*written)
         assert [(row["prompt"], row["position"], row["max_abs"], row["is_flip"]) for row in run.records(0)] == [
             (place.prompt, place.position, place.figures.max_abs, place.figures.is_flip) for place in pair.positions
         ]
@@ -82,7 +82,7 @@ def test_what_was_sent_comes_back_exactly(made: Path) -> None:
 
 def test_sides_that_sent_the_same_form_a_class(store: Store) -> None:
     one, other = sides()
-    with RunReader(store.path_of(stored(store, "three", one, other, replace(one, name="C")))) as run:
+    with RunReader(store.path_of(store_run(store, "three", one, other, replace(one, name="C")))) as run:
         assert run.classes == [["A", "C"], ["B"]]
 
 
@@ -99,9 +99,9 @@ def test_sides_that_cannot_be_compared_leave_nothing(store: Store) -> None:
     one = side("A", response([5, 6], {0: {6: -0.5, 1: -1.0}}))
     other = side("B", response([7, 6], {0: {6: -0.5, 1: -1.0}}))
     with pytest.raises(DumpError, match="no position"):
-        stored(store, "x", one, other)
+        store_run(store, "x", one, other)
     with pytest.raises(UsageError, match="called 'A'"):
-        stored(store, "x", one, one)
+        store_run(store, "x", one, one)
     assert list_runs(store) == ([], [])
 
 
