@@ -22,7 +22,7 @@ def _shell_word(word: str) -> str:
         return shlex.quote(word)
     if "\0" in word:
         raise UsageError(f"'{clean(word, 60)}' holds a NUL, which no command can be given.")
-    # Bytes, three octal digits each: one reading in every shell and locale, whatever stands behind.
+    # Bytes, three octal digits each: one reading in every shell and locale, before any text.
     return "$'" + "".join(_IN_DOLLAR_QUOTES.get(c) or (c if is_seen(c) else _octal(c)) for c in word) + "'"
 
 

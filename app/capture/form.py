@@ -16,7 +16,7 @@ PROMPT_BYTES = 100_000  # that a command line can carry in its arguments, with r
 
 @dataclass(frozen=True)
 class CaptureForm:
-    """One state of the form: what is asked for, and the file of prompts that replaces its texts."""
+    """One state of the form: the request, and the file of prompts that replaces its texts."""
 
     request: CaptureRequest
     file: PromptFile | None = None

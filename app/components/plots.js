@@ -118,7 +118,7 @@ class Figure {
     if (wish === this.wish) return this.mark();
     this.wish = wish;
     this.root.dataset.state = "waiting";
-    plotly(data.library).catch(() => null); // on its way while the page still stands up; draw() says what went wrong
+    plotly(data.library).catch(() => null); // loads while the page is built; draw() reports errors
     drawSoon(this);
   }
 
@@ -197,7 +197,7 @@ class Figure {
     this.plot.togglePopover();
   }
 
-  // A picture goes where no page is around it: what it is a figure of stands above it, and its letters are those that every program has, for it
+  // A picture is used outside of the page: its subject is above it, and its font is one that every program has, for it
   // is drawn without the page's own.
   save(format) {
     const { filename, of: lines } = this.data.picture;

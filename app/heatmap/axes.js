@@ -1,4 +1,4 @@
-// What stands around the map: axes, marks of the selection, the legend.
+// Around the map: axes, marks of the selection, the legend.
 class Axes extends Drawing {
   // Texts of tokens: in their cells by rank, beneath the ids by token id.
   paintTexts(draw, text, font) {

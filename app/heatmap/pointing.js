@@ -1,4 +1,4 @@
-// Wheel, pointer, keys; what is told of the place under them.
+// Wheel, pointer, keys; the text on the cell under them.
 class Pointing extends Axes {
   where(event) {
     const box = this.canvas.getBoundingClientRect();

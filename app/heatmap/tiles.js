@@ -79,7 +79,7 @@ class Tiles {
     if (!this.isRoomy || this.textsAt === address) return;
     this.textsAt = address;
     const answer = await fetch(address).catch(() => null);
-    if (!answer?.ok || this.textsAt !== address) return; // the tiles say what is wrong; or others are asked for by now
+    if (!answer?.ok || this.textsAt !== address) return; // the tiles report errors; or others are requested by now
     this.texts = { order, top, left: columns[0], tokens: await answer.json() };
     this.paintSoon();
   }

@@ -38,7 +38,7 @@ def running() -> None:
 
 @st.fragment(run_every=1.0)
 def job_list(jobs: Jobs, kind: str = "capture", past: Sequence[Job] | None = None) -> None:
-    """Draw every job of a kind with how it stands, again every second; buttons to cancel, open and dismiss.
+    """Draw every job of a kind with its state, again every second; buttons to cancel, open and dismiss.
 
     past: the jobs that the page is drawn with; it is drawn anew when one of them ends or another comes.
     """

@@ -48,7 +48,7 @@ def queue_of(device: str | None) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """A job as it stands. state: waiting, running, cancelling, done, failed or cancelled.
+    """State of a job. state: one of waiting, running, cancelling, done, failed or cancelled.
 
     device: its queue; rows: positions over all sides, or MB of a download; reserved: the id of its run if known before;
     message: of a job that is done, what failed of a run stored in part.

@@ -116,7 +116,7 @@ def escape(text: str) -> str:
 def to_markdown(text: str, *, bold: bool = False) -> str:
     """Return a stored sentence as markdown: code between backticks, everything else escaped."""
     parts = text.split("`")
-    if len(parts) % 2 == 0:  # a backtick that stands alone
+    if len(parts) % 2 == 0:  # a backtick without a partner
         parts = [text.replace("`", "'")]
     return "".join(
         (f"`{code(part)}`" if part else "") if place % 2 else _marked_text(part, bold)

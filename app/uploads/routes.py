@@ -76,7 +76,7 @@ async def put_upload(request: Request) -> Response:
 
 
 async def get_upload(request: Request) -> Response:
-    """Answer with how much has arrived and how the import stands; `?wait=SECONDS` waits for its end."""
+    """Answer with the number of received bytes and the state of the import; `?wait=SECONDS` waits for its end."""
     refuse_unknown(request, "wait")
     upload = Upload(open_store(), request.path_params["upload"])
     outcome = await _outcome(request, upload, responses.whole(request, "wait", 0, _LONGEST_WAIT))

@@ -38,7 +38,7 @@ def next_step(view: selection.View, answer: Answer) -> None:
 
 
 def _how_to_judge(view: selection.View) -> None:
-    """Draw a button that judges this capture here and how that stands; the command for it is folded."""
+    """Draw a button that judges this capture here, or the state of that job; the command for it is folded."""
     if request := rejudge_request(view.run, f"{printable(view.run.header.name)}, judged"):
         _judge_here(view, *request)
     about = view.run.header.provenance
@@ -51,7 +51,7 @@ def _how_to_judge(view: selection.View) -> None:
 
 
 def _judge_here(view: selection.View, request: CaptureRequest, tokens: bytes) -> None:
-    """Draw a button that judges the run's own tokens in a process of its own, or how that stands."""
+    """Draw a button that judges the run's own tokens in a process of its own, or the state of that job."""
     title = f"Judge {view.run.header.name} ({view.run.run_id})"
     job = _job(title)
     if job is not None and not job.is_over:

@@ -25,13 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 PRECISIONS = {"bfloat16": 8, "float16": 11}  # bits of the significand, the hidden one counted
-CHANCE = 1e-9  # of values from anywhere that would fit as well, over all rows looked at
+CHANCE = 1e-9  # of values from anywhere that would fit as well, over all rows read
 NAMED = 1e4  # times likelier than the other format
 SURE = 0.99  # posterior of a margin in ULPs that is stated as a number
 _EXPONENTS = range(-12, 4)  # of the spacing at the best logit, which then is 2**(e + p - 1) to 2**(e + p)
 _LARGEST_LOGIT = 128.0  # best logits beyond it are rare, in every row anew
 _RARE = 1e-3  # their share
-_MOST_ROWS = 256  # looked at for the format
+_MOST_ROWS = 256  # read for the format
 _MOST_ENTRIES = 64  # of a row
 _SMALLEST_BINADE, _BINS_A_BINADE = -6, 8  # bins of a best logit's magnitude, from 2**-6 on
 _BINS = 16 * _BINS_A_BINADE
@@ -48,7 +48,7 @@ class Grid:
 
     compute_dtype: 'bfloat16' or 'float16', None if that is open. formats: those that fit. residual: largest
     distance from the grid that was found, in the values' unit; chance: that values from anywhere would all lie as near;
-    rows, values: looked at. magnitudes: share of the rows by sign and size of their best logit. error: largest error of
+    rows, values: read. magnitudes: share of the rows by sign and size of their best logit. error: largest error of
     a value as it was sent.
     """
 

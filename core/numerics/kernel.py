@@ -30,7 +30,7 @@ _LEAST_EXPONENTS = np.array([fmt.least_exponent for fmt in _BY_CODE])
 _LARGEST_CELL = np.float64(np.float32(3.4028235e38))
 _LOWEST = np.float32(-3.4028235e38)
 _LOG2E, _LN2 = 1.4426950408889634, 0.6931471805599453
-_ROUNDER = 1.5 * 2.0**52  # adding it rounds to a whole number, which then stands in the lowest bits
+_ROUNDER = 1.5 * 2.0**52  # adding it rounds to a whole number, which is then in the lowest bits
 
 
 @njit(forceinline=True, fastmath={"contract"})

@@ -14,7 +14,7 @@ class Metric:
     """A figure of a pair at each position: `RowFigures` has it under this name.
 
     dtype: numpy's name of it; is_nullable: undefined at some positions, which `RowFigures` says by NaN, or by a token
-    id of -1; is_reported: stands in the JSON of reports and the tables of pages.
+    id of -1; is_reported: in the JSON of reports and the tables of pages.
     """
 
     name: str

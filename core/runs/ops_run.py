@@ -36,7 +36,7 @@ class OpsHeader:
 
 @dataclass(frozen=True)
 class OpsRun:
-    """One stored run of probes. `header.created` is UTC without a zone, as it lies in the file."""
+    """One stored run of probes. `header.created` is UTC without a zone, as stored."""
 
     run_id: str
     header: OpsHeader

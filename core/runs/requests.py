@@ -87,7 +87,7 @@ def caveat(about: Provenance, command: str | None) -> str:
 
 
 def asks_for(about: Provenance, extra: str) -> bool:
-    """Return whether the capture was asked for `layers`, `kernels` or `remedies`."""
+    """Return whether the capture's request has `layers`, `kernels` or `remedies`."""
     return bool(getattr(request_of(about), extra, False))
 
 

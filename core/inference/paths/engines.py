@@ -149,7 +149,7 @@ def _run_of(name: str, engine: Engine, loaded: LoadedModel, trace: ModuleTrace |
             logits = engine(loaded.model, torch.tensor(list(ids), dtype=torch.long, device=loaded.device), **keywords)
         except UlpscopeError:
             raise
-        except Exception as error:  # of any kind: a control that fails is missing, and judging goes on
+        except Exception as error:  # of any kind: a control that fails is missing, and judging continues
             raise CaptureError(
                 f"'{name}' failed in {loaded.dtype}: {type(error).__name__}: {first_line(error)}."
             ) from error

@@ -53,7 +53,7 @@ class StoredArray:
     """An array in a file, its size checked but its elements unread.
 
     file, key: as shown to the user; dtype: as saved, byte order included; rows: its rows [start, stop) in the order of
-    the leading axes, as saved [n, columns]; checksum: CRC-32 of what stands before the rows, and of all; columns: those
+    the leading axes, as saved [n, columns]; checksum: CRC-32 of the bytes before the rows, and of all; columns: those
     that count of a longer last axis.
     """
 

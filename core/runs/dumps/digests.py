@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ...numerics.formats import BFLOAT16, FLOAT16, FloatFormat
 from .source_dtype import convert
 
-_FIRST = 4096  # elements that are looked at before all: of logits that a narrower dtype does not hold, hardly any does
+_FIRST = 4096  # elements that are checked first: logits that do not fit a narrower dtype rarely fit here
 
 
 class SideDigest:

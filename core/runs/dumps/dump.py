@@ -107,7 +107,7 @@ class Dump:
             for first in range(0, len(raw), at_once):
                 bits = source.bits(raw[first : first + at_once])
                 converted = convert(bits, source.fmt, self._format)
-                if converted is None:  # it was looked at when opened, so the file has changed
+                if converted is None:  # it was checked when opened, so the file has changed
                     raise source.lossy(bits, self._format)
                 out[first : first + len(converted)] = converted
             yield out

@@ -51,7 +51,7 @@ class Source:
         return single.view(np.uint32)
 
     def is_always_exact(self, target: FloatFormat) -> bool:
-        """Return whether every value fits, so that none has to be looked at."""
+        """Return whether every value fits, so that none has to be checked."""
         return not self.is_double and (target is self.fmt or (self.fmt is BFLOAT16 and target is FLOAT32))
 
     def lossy(self, bits: NDArray[np.unsignedinteger], target: FloatFormat) -> DumpError:

@@ -2,7 +2,7 @@
 a storage.
 
 Nothing in a file is executed. The pickle is refused unless its operations are those of dicts, lists, numbers and texts,
-and each name that it calls stands in `_NAMES`, whose functions are this module's own.
+and each name that it calls is in `_NAMES`, whose functions are this module's own.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def columns_of_record(record: type) -> list[Column]:
 
 class Table:
     """Table of the run file, declared as in SQL, a column a line: `name TYPE -- help`, `name TYPE NULL -- help`; a line
-    that begins with `--` goes on with the help before it, and the first lines are the table's own.
+    that begins with `--` continues the help before it, and the first lines are the table's own.
     """
 
     def __init__(self, name: str, declared: str, columns: Sequence[Column] = ()) -> None:
@@ -99,7 +99,7 @@ class Table:
         return "\n".join([f"CREATE TABLE {self.name} ({columns});", table, *comments])
 
     def arrow(self, **values: Any) -> pa.Table:
-        """Rows in the columns' types. An array or list holds a value a row, a number or text stands in every row, and
+        """Rows in the columns' types. An array or list holds a value per row, a number or text is in every row, and
         what is not named is null.
         """
         rows = next((len(value) for value in values.values() if _is_column(value)), 1)

@@ -44,7 +44,7 @@ TILE_ROWS = 64
 TILE_COLUMNS = 1024
 GROUP_LEVEL = 5  # the stored pyramid and the blocks begin with cells of 2^5 columns
 WORK = 1 << 24  # logits, or cells of the stored pyramid, that one tile may read: 60 ms
-RANKED_WORK = 1 << 26  # logits that one tile may put in order of rank if single ranks are asked for
+RANKED_WORK = 1 << 26  # logits that one tile may put in order of rank for single ranks
 # Logits of whole rows that one picture may read: single logits lie in blocks of 32 to 64 tiles, so a row is read whole.
 # 130 ms.
 MOST_READ = 48 << 20
@@ -86,7 +86,7 @@ def largest_level(size: int, cells: int) -> int:
 
 
 def is_offered(run: RunReader, order: Order, measure: Measure) -> bool:
-    """Return whether the whole run can be looked at this way; what cannot is too large to be computed in a
+    """Return whether the whole run can be viewed this way; what cannot is too large to be computed in a
     request, or its logits were not stored.
     """
     is_readable = run.has_all_logits and run.header.rows * run.header.vocab <= WHOLE_RUN
@@ -235,7 +235,7 @@ def largest_in(run: RunReader, pair: int, rows: Span, columns: Span, order: Orde
 
 
 def tokens_in(run: RunReader, pair: int, rows: Span, columns: Span, order: Order) -> NDArray[np.integer]:
-    """Return the token ids of a rectangle; by token id one row stands for all. [rows or 1, columns]"""
+    """Return the token ids of a rectangle; by token id one row is valid for all. [rows or 1, columns]"""
     _check_rectangle(run, pair, rows, columns, order)
     if (count := (rows[1] - rows[0]) * (columns[1] - columns[0])) > MOST_TEXTS:
         raise UsageError(f"{count} tokens: expected at most {MOST_TEXTS}.")
@@ -259,7 +259,7 @@ def _check_rectangle(run: RunReader, pair: int, rows: Span, columns: Span, order
 
 
 def element(run: RunReader, pair: int, row: int, token: int) -> Element:
-    """Return exact figures of one logit of both sides, and where it stands in either row."""
+    """Return exact figures of one logit of both sides, and its rank in either row."""
     table = every_element(run, pair, *place_of(run, row))
     sides = [table[f"{side}_logit"].to_numpy() for side in ("reference", "variant")]
     reference, variant = (float(side[token]) for side in sides)

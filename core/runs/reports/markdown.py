@@ -52,7 +52,7 @@ def block(text: str, language: str = "text") -> str:
 
 def plain(text: str) -> str:
     """Sentences stay readable if they are not rendered: only what would become markup, a link or a mention is escaped.
-    What stands between backticks becomes a code span.
+    Text between backticks becomes a code span.
     """
     parts = re.split(r"`([^`]+)`", printable(text).strip())
     return "".join(code(part) if place % 2 else _escape(part) for place, part in enumerate(parts))

@@ -118,7 +118,7 @@ class Store:
         return labels.change(self.directory, work)
 
     def stamps(self, *, of_cells: bool = True) -> list[tuple[str, int, int]]:
-        """(path, time of change or what stands for it, size) of every visible run file, to see changes."""
+        """Return (path, time of change or a substitute, size) of every visible run file, to detect changes."""
         runs = {} if self.mirror is None else self.mirror.runs()
         stamps = []
         for path in self.paths(of_cells=of_cells):

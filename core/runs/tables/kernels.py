@@ -45,7 +45,7 @@ LIBRARIES = ("torch", "oneDNN", "MKL", "CUDA")
 
 @dataclass(frozen=True)
 class KernelList:
-    """Kernels of one side in the order in which they first ran. forwards: those looked at, `of` so many."""
+    """Kernels of one side in the order in which they first ran. forwards: those profiled, `of` so many."""
 
     side: int
     rows: tuple[KernelRow, ...]

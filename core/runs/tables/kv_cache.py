@@ -82,7 +82,7 @@ class KvPart:
 
 
 class KvSpool:
-    """Parts of the reference in one file, which goes with the directory it lies in; memory holds their offsets."""
+    """Parts of the reference in one file, removed with its directory; memory holds their offsets."""
 
     def __init__(self, path: Path, fmt: FloatFormat) -> None:
         self._path, self._fmt = path, fmt

@@ -98,7 +98,7 @@ class LayerModule:
 
 @dataclass(frozen=True)
 class LayerPart:
-    """Outputs of a module at some of the positions that are looked at, consecutive among them, from number `first` on.
+    """Outputs of a module at some of the chosen positions, consecutive among them, from number `first` on.
 
     bits: [positions, width] of `dtype`, the module's own. A width of 0: its output is not understood, and nothing
     of it counts.
@@ -137,7 +137,7 @@ class _Module:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether the module put out every position that is looked at, in one width and dtype."""
+        """Return whether the module has an output at every chosen position, in one width and dtype."""
         return self.width > 0 and bool(self.rows["seen"].all())
 
 

@@ -53,7 +53,7 @@ RESPONSE = Table(
 
 @dataclass(frozen=True)
 class StoredSide:
-    """A side as it lies in the file; `bit_class` is shared by bit-identical sides.
+    """A side as stored; `bit_class` is shared by bit-identical sides.
 
     sha256: of its values as bits of `sha256_dtype`, the dtype they are of, so that equal values have it in any run.
     stored_sha256: of the bits as they are stored.

@@ -256,7 +256,7 @@ def _by_its_list(row: Row) -> Row:
 
 
 def _conflict(row: Row, is_by_id: bool) -> str:
-    """Return a clause on a token that stands in a row twice, '' if none does; two tokens may print alike."""
+    """Return a clause on a token that is in a row twice, '' if none does; two tokens may print alike."""
     values: dict[object, float | None] = {}
     for entry in (one for one in row.entries if one.value is not None):
         name = entry.token if is_by_id else entry.text
@@ -273,7 +273,7 @@ def _best(rows: Sequence[Row], top_logprobs: int | None) -> list[int]:
     """Return the number of each row's listed tokens that are the best of the whole row.
 
     If the payload does not tell, lists of k tokens may hold the chosen one from further down besides, and may lack
-    tokens that print alike: k is what was asked for, else the shortest length that accounts for the chosen tokens; a
+    tokens that print alike: k is the requested number, else the shortest length that accounts for the chosen tokens; a
     shorter list has no best that could be relied on.
     """
     unknown = [row for row in rows if row.best is None and row.top]
