@@ -46,7 +46,7 @@ def put(store: Store, path: Path, name: str = "", part: float = 1.0) -> Upload:
 
 def page(monkeypatch: pytest.MonkeyPatch, *uploads: Upload) -> AppTest:
     """The page of a viewer whose browser says that these have arrived."""
-    monkeypatch.setattr(panel, "arrived", lambda serial: [upload.upload_id for upload in uploads])
+    monkeypatch.setattr(panel, "draw_panel", lambda serial: [upload.upload_id for upload in uploads])
     return open_page("upload")
 
 

@@ -180,7 +180,7 @@ def test_the_second_pass_repeats_the_first_bit_for_bit(shipped: LoadedModel, mon
             real(self, ids, asked, choose, keep)
 
         with monkeypatch.context() as patch:
-            patch.setattr(OpenPath, "continued", kept)
+            patch.setattr(OpenPath, "continue_prompt", kept)
             plan = plan_generation(shipped, [MADE[1]], path, ["prefill"], tokens=8)
             first = torch.cat(seen)
             seen.clear()
