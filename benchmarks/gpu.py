@@ -65,7 +65,7 @@ def bare_seconds(loaded: LoadedModel, paths: Sequence[str], ids: Sequence[int]) 
 def measure(
     loaded: LoadedModel, reference: str, variants: Sequence[str], ids: Sequence[int], store: Store
 ) -> list[dict[str, Any]]:
-    """One run of these sides, and its figures: one object a pair."""
+    """One run of these sides, and its figures: one object per pair."""
     paths = (reference, *variants)
     bare_seconds(loaded, paths, ids)  # kernels are chosen and memory is taken at the first call
     bare = bare_seconds(loaded, paths, ids)
@@ -106,7 +106,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--store", type=Path, help="where the runs are written; default: a temporary directory")
     parser.add_argument("--keep", action="store_true", help="leave the runs there")
-    parser.add_argument("--json", action="store_true", help="one JSON object a pair")
+    parser.add_argument("--json", action="store_true", help="one JSON object per pair")
     parser.add_argument("--everything", action="store_true", help="the tests marked gpu, and all pairs as a table")
     options = parser.parse_args(arguments)
     failed = False
@@ -165,7 +165,7 @@ def _tests_pass() -> bool:
 
 
 def _table(lines: Sequence[dict[str, Any]]) -> list[str]:
-    """Markdown, one row a pair."""
+    """Markdown, one row per pair."""
     rows = [
         f"| `{line['reference']}` | `{line['variant']}` | {line['neq_share']:.2%} | {line['max_abs']:.3g} |"
         f" {line['max_ulps']:,} | {line['flips']} | {line['overhead']:.2f}x |"

@@ -16,7 +16,7 @@ from numpy.lib import format as npy_format
 from benchmarks.scratch import scratch
 from benchmarks.timing import Line
 
-ROWS, VOCAB = 8192, 128256  # 2.1 GB a side of bfloat16
+ROWS, VOCAB = 8192, 128256  # 2.1 GB per side of bfloat16
 NEEDED = int(9.5e9)
 
 _CHILD = """

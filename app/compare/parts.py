@@ -92,7 +92,7 @@ def provenance(pairs: Sequence[RunPair], titles: Sequence[str]) -> pd.DataFrame:
 
 
 def figure_texts(pairs: Sequence[RunPair], titles: Sequence[str]) -> pd.DataFrame:
-    """Table of the figures: a row a figure, a column a run, with its ratio to the first in brackets if it says
+    """Table of the figures: one row per figure, one column per run, with its ratio to the first in brackets if it says
     something.
     """
     table, rows = figures(pairs), {}

@@ -24,7 +24,7 @@ _OUTCOMES = {
     MISSING: (":material/help:", "orange"),
     NOTED: (":material/info:", "blue"),
 }
-_MOST_VALUES = 12  # of a figure in a table; longer ones, such as a value a module, are drawn
+_MOST_VALUES = 12  # of a figure in a table; longer ones, such as one value per module, are drawn
 _EVIDENCE = ("group", "check", "side", "control", "outcome", "says", "figures")
 
 

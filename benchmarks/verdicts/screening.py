@@ -105,7 +105,7 @@ def positions_of(reference: Sequence[NDArray], variant: Sequence[NDArray], dtype
 
 
 def table_of(outcomes: Sequence[Screened]) -> Iterator[str]:
-    """Lines of Markdown: a line a model and kind."""
+    """Lines of Markdown: one line per model and kind."""
     yield "| model | kind | cases | bug suspected | undecided | likely rounding | changed nothing | rms, row ULPs |"
     yield f"|{'---|' * 8}"
     for model, kind in dict.fromkeys((each.model, each.kind) for each in outcomes):

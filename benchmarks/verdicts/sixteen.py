@@ -205,7 +205,7 @@ def _runs(case: Mutation, loaded: LoadedModel, ids: Sequence[int]) -> bool:
 
 
 def summary(trials: Sequence[Tried], draws: dict[tuple[str, int], list[FloorTest]]) -> Iterator[str]:
-    """Lines of Markdown: a line a model and a number of prompts; faults that are seen at the end, in roundings."""
+    """Lines of Markdown: one line per model and a number of prompts; faults that are seen at the end, in roundings."""
     kinds = {"at one position": "position", "over all": ""}
     columns = "model | prompts | faults | seen | same function | accused | largest ratio | draws accused"
     yield f"| {columns} | {' | '.join(kinds)} |"

@@ -228,7 +228,7 @@ def run_kinds(names: Sequence[str], on_trial: Callable[[Trial], None], device: s
 
 
 def summary(trials: Sequence[Trial]) -> Iterator[str]:
-    """Lines of Markdown: a line a model."""
+    """Lines of Markdown: one line per model."""
     columns = "model | bugs | called bugs | changed nothing | lower precision | so named | same function | called bugs"
     yield f"| {columns} | otherwise | refused | same: largest ratio | at one position | bugs: smallest ratio |"
     yield f"|{'---|' * 13}"
@@ -294,8 +294,8 @@ def read_line(text: str) -> tuple[tuple[str, str], Line] | None:
 
 
 def differences(old: Sequence[str], new: Sequence[str]) -> tuple[list[str], bool]:
-    """(a line a case whose verdict or place differs, whether one is grave: a clear bug is none any more, or what was
-    none is one).
+    """Return one line per case whose verdict or place differs, and whether one is grave: a bug that is none any more,
+    or the other way round.
     """
     old_lines, new_lines = (dict(filter(None, map(read_line, lines))) for lines in (old, new))
     lines, is_grave = [], False

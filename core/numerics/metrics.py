@@ -1,4 +1,4 @@
-"""The registry of metrics: one entry a figure, from which come the columns of a run file, the JSON of reports and the
+"""The registry of metrics: one entry per figure, from which come the columns of a run file, the JSON of reports and the
 tables in docs/reference/metrics.md.
 """
 

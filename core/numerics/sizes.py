@@ -3,7 +3,7 @@
 BLOCK = (
     2048  # elements: two float32 copies, distances and folded maxima of a block are 32 KB, about a first-level cache
 )
-GROUP = 32  # tokens a cell of the finest heatmap level
+GROUP = 32  # tokens per cell of the finest heatmap level
 LANES = 64  # 4 vectors of 16 float32
 TOP_K = 20
 DENSE = 1 << 16  # distances below this are counted one by one, the others by powers of two

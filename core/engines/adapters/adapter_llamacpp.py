@@ -51,7 +51,7 @@ HELLO = {
     "bases": {
         "prefill": {"says": "the whole prompt in one call"},
         "decode": {"says": "token by token, with the KV cache"},
-        "chunked": {"says": "N tokens a call", "least": 1},
+        "chunked": {"says": "N tokens per call", "least": 1},
         "reuse": {"says": "the first N tokens' keys and values from an earlier call", "least": 1},
     },
     "modifiers": {

@@ -65,7 +65,7 @@ def kld_rows(name: str, key: str, data: mmap.mmap) -> Read:
 
 
 def results_rows(name: str, key: str, data: mmap.mmap) -> Read:
-    """Read a GGUF of `llama-results`: tensors `tokens` (int32) and `logits` (float32, a row a token).
+    """Read a GGUF of `llama-results`: tensors `tokens` (int32) and `logits` (float32, one row per token).
 
     The tensor declares its dimensions as (tokens, vocabulary), which in a GGUF means that tokens lie next to each
     other; they do not: the rows are whole.

@@ -144,7 +144,7 @@ def read_reserved(container: Container, shape: tuple[int, ...]) -> Reserved:
 
 
 def _check_fits(array: StoredArray, counts: tuple[int, int]) -> None:
-    """DumpError unless there is one entry a position; axes of size 1 as one likes."""
+    """Raise DumpError unless there is one entry per position; axes of size 1 are ignored."""
     if [n for n in array.shape if n != 1] != [n for n in counts if n != 1]:
         many = counts[1] if counts[0] == 1 else f"{counts}, prompts and positions"
         raise array.refusal(f"has shape {clean(array.shape)}", f"one for each position: {many}")

@@ -180,7 +180,7 @@ class RunHeader:
     """Everything about a run that is known before the first logit.
 
     `vocabulary` maps token id to text, as far as known (all of it for captures), so that a viewer needs no tokenizer.
-    `keep`: of KEEPS, which logits are stored. `k`: most values a position that a server sent, None of whole
+    `keep`: of KEEPS, which logits are stored. `k`: most values per position that a server sent, None of whole
     rows; then `holds` is what they are, 'logit', 'logprob' or 'prob', `compute_dtype` is '' and `vocab` 0 if unknown.
     """
 

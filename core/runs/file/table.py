@@ -67,8 +67,8 @@ def columns_of_record(record: type) -> list[Column]:
 
 
 class Table:
-    """Table of the run file, declared as in SQL, a column a line: `name TYPE -- help`, `name TYPE NULL -- help`; a line
-    that begins with `--` continues the help before it, and the first lines are the table's own.
+    """Table of the run file, declared as in SQL, one column per line: `name TYPE -- help`, `name TYPE NULL -- help`. A
+    line that begins with `--` continues the help before it, and the first lines are the table's own.
     """
 
     def __init__(self, name: str, declared: str, columns: Sequence[Column] = ()) -> None:

@@ -103,7 +103,7 @@ def sentence(summary: dict[str, Any], *, names_prompt: bool) -> str:
 
 
 def caches_json(run: RunReader, pair: int) -> dict[str, Any] | None:
-    """Return a pair's caches as JSON: summary, the same of every prompt, and one object a layer, kind and head of every
+    """Return a pair's caches as JSON: summary, the same of every prompt, and one object per layer, kind and head of a
     prompt. None if there are none.
     """
     by_prompt = summaries(run, pair)

@@ -33,8 +33,8 @@ _ABSENT = {"batch": "1"}
 
 
 def classes(run: RunReader) -> pd.DataFrame:
-    """Return a row a class in order of first appearance: class, sides (names), count, side (index of the first), and
-    the first side's figures against the reference.
+    """Return one row per class in order of first appearance: class, sides (names), count, side (index of the first),
+    and the first side's figures compared with the reference.
     """
     return run.query(_CLASSES)
 

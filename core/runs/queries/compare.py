@@ -64,7 +64,7 @@ class RunPair(NamedTuple):
 
 
 def figures(run_pairs: Sequence[RunPair]) -> pd.DataFrame:
-    """Return FIGURES, a row a run, null if undefined; a column that is undefined for all is left out."""
+    """Return FIGURES, one row per run, null if undefined; a column that is undefined for all is left out."""
     import pandas as pd
 
     rows = []
@@ -86,8 +86,8 @@ def distribution(one: RunPair) -> pd.DataFrame:
 
 
 def flips(run_pairs: Sequence[RunPair]) -> pd.DataFrame:
-    """Return a row a flip of a run: prompt, position, run (its place), reference_token, variant_token, runs (how many
-    flip there); those of all runs first. Positions are compared by number: ask `same_tokens` first.
+    """Return one row per flip of a run: prompt, position, run (its place), reference_token, variant_token, runs (number
+    that flip there); those of all runs first. Positions are compared by number: call `same_tokens` first.
     """
     import pandas as pd
 

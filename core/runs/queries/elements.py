@@ -95,7 +95,7 @@ def rank_of(logits: NDArray[np.float64], token: int) -> int:
 
 
 def every_element(run: RunReader, pair: int, prompt: int, position: int) -> pd.DataFrame:
-    """Return every logit of a position, a row a token id: token_id, both logits, difference (variant less reference),
+    """Return every logit of a position, one row per token id: token_id, both logits, difference (variant - reference),
     row_ulps, ulps; the last three null if a NaN or infinity is on one side only.
     """
     import pandas as pd

@@ -68,7 +68,7 @@ WHERE g.side > 0 ORDER BY g.prompt, g.side
 
 
 def flip_table(run: RunReader, pair: int, *, near_ties: bool = False, most_read: int = MOST_READ) -> pd.DataFrame:
-    """Return a row a flip, with `near_ties` one a near tie too, with figures of the position and both argmaxes.
+    """Return one row per flip, and per near tie with `near_ties`, with figures of the position and both argmaxes.
 
     Of T's argmax: `T_text`, `T_token_S_probability` on side S, `T_token_probability_change` from the reference to the
     variant, `T_token_S_rank` on the other side S. Null if a side is all NaN, a probability is undefined, or a token is
@@ -100,8 +100,9 @@ def flip_table(run: RunReader, pair: int, *, near_ties: bool = False, most_read:
 
 
 def continuations(run: RunReader) -> pd.DataFrame:
-    """Return a row a continued prompt and variant: how far it agrees with the reference's continuation, and both tokens
-    and the figures of the position that parts them, null if none does. No rows for a run that only scored its prompts.
+    """Return one row per continued prompt and variant: tokens in common with the reference's continuation, and both
+    tokens and the figures of the position at which they diverge, null if none. No rows for a run that only scored its
+    prompts.
     """
     return run.query(_CONTINUATIONS)
 

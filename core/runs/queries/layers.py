@@ -64,7 +64,7 @@ WHERE pair = $1 AND prompt = $2 GROUP BY ALL ORDER BY row, cell
 
 
 def modules(run: RunReader, pair: int, prompt: int | None = None) -> pd.DataFrame:
-    """Return a row a module, of all prompts together or of one. No rows if the capture did not compare modules."""
+    """Return one row per module, of all prompts together or of one. No rows if the capture did not compare modules."""
     return run.query(_MODULES, pair, prompt)
 
 
@@ -117,7 +117,7 @@ def _word(text: str) -> str:
 
 
 def layers_json(run: RunReader, pair: int, prompt: int | None = None) -> dict[str, Any] | None:
-    """Return a pair's modules as JSON: the summary and one object a module, infinite ratios null. None if none."""
+    """Return a pair's modules as JSON: the summary and one object per module, infinite ratios null. None if none."""
     table = modules(run, pair, prompt)
     if table.empty:
         return None

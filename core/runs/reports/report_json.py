@@ -56,7 +56,7 @@ def _out_of(count: int, of: int, what: str) -> str:
 
 @dataclass(frozen=True)
 class PairReport:
-    """One pair's share of the report: summary, histogram, one dict a row, and of a stored run its verdict."""
+    """One pair's share of the report: summary, histogram, one dict per row, and of a stored run its verdict."""
 
     reference: str
     variant: str

@@ -1,4 +1,4 @@
-"""Kernels that each side of a run launched: a row a kernel and module."""
+"""Kernels that each side of a run launched: one row per kernel and module."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def list_position_rows(
 
 
 def read_positions(database: Database, header: RunHeader, pair: int, prompt: int | None = None) -> pd.DataFrame:
-    """Figures of a pair, one row a position of every prompt or of one (null if undefined)."""
+    """Figures of a pair, one row per position of every prompt or of one (null if undefined)."""
     clause, of = ("", []) if prompt is None else (" AND prompt = ?", [prompt])
     table = POSITION.read(database, f"pair = ?{clause} ORDER BY prompt, position", [pair, *of], POSITION.names[1:])
     with database.decoding("table of positions"):
@@ -138,7 +138,7 @@ def _fill_open(values: pd.Series, dtype: str) -> pd.Series:
 
 
 def read_records(database: Database, pair: int, condition: str = "true") -> list[dict[str, Any]]:
-    """Figures of a pair, one dict a position for which `condition` holds, None if undefined."""
+    """Figures of a pair, one dict per position for which `condition` holds, None if undefined."""
     columns = ", ".join(POSITION.names[1:])
     sql = f"SELECT {columns} FROM position WHERE pair = ? AND {condition} ORDER BY prompt, position LIMIT {MAX_ROWS}"
     with database.decoding("table of positions"):

@@ -1,4 +1,4 @@
-"""Payload files as sides: one file with repeated answers, or a file a side."""
+"""Payload files as sides: one file with repeated answers, or one file per side."""
 
 from __future__ import annotations
 

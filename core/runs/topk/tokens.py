@@ -1,7 +1,7 @@
-"""Log-probabilities of chosen tokens, a row a sequence in JSON lines or Parquet: DuckDB reads the files, compares the
-sides and fills the tables of a run of lists of one value, so that memory does not grow with the files.
+"""Log-probabilities of chosen tokens, one row per sequence in JSON lines or Parquet: DuckDB reads the files, compares
+the sides and fills the tables of a run of lists of one value, so that memory does not grow with the files.
 
-A row has `token_ids`, and of one file with both sides `reference` and `variant`, of a file a side `logprobs`: the
+A row has `token_ids`, and of one file with both sides `reference` and `variant`, of one file per side `logprobs`: the
 log-probabilities of those tokens, null or NaN if missing. `sequence` names it. Position i scores token i.
 """
 

@@ -1,1 +1,1 @@
-"""Readers of what engines send: one module a format; `recognise.read_responses` recognizes them by content."""
+"""Readers of what engines send: one module per format; `recognise.read_responses` recognizes them by content."""

@@ -30,7 +30,7 @@ from .entries import (
 
 Payload = Mapping[str, Any]
 _PROMPTS = ("prompt", "text", "inputs", "input", "input_ids", "prompt_token_ids", "token_ids")  # names in requests
-_COUNTS = ("n_probs", "top_logprobs", "logprobs")  # what requests call the number of values a row
+_COUNTS = ("n_probs", "top_logprobs", "logprobs")  # what requests call the number of values per row
 _SETTINGS = (
     "temperature", "top_p", "top_k", "min_p", "seed", "cache_prompt", "repeat_penalty", "presence_penalty",
     "frequency_penalty", "cache_salt", "stream",
