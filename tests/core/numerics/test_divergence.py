@@ -7,16 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-import scipy.special
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.numerics.divergence import ROWS_A_TASK, RowFigures, SideRows, compare, histogram_of
-from core.numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FORMATS, FloatFormat, ordinals
+from core.numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FORMATS
 from core.numerics.kernel import compare_rows
-from tests.core.numerics import oracle
 from tests.core.numerics.oracle import differences, expected_figures
-from tests.core.numerics.rows import ALL_FORMATS, FINITE_KINDS, KINDS, close_logits, random_finite, rows_of_all_kinds
+from tests.core.numerics.rows import ALL_FORMATS, FINITE_KINDS, KINDS, rows_of_all_kinds
 
 FMT = pytest.mark.parametrize("fmt", ALL_FORMATS, ids=lambda f: f.name)
 VOCABS = (2, 3, 19, 20, 21, 31, 32, 33, 2047, 2048, 2049, 5000)  # around top-k, a group, a block
@@ -41,14 +39,6 @@ def test_every_number_of_rows_is_shared_out_right(fmt, rows):
 @given(seed=st.integers(0, 2**32), rows=st.integers(1, 9), vocab=st.integers(2, 300), fmt=st.sampled_from(ALL_FORMATS))
 def test_any_rows_give_the_oracles_figures(seed, rows, vocab, fmt):
     a, b = rows_of_all_kinds(seed, rows, vocab, fmt)
-    assert differences(compare(a, b, fmt), expected_figures(a, b, fmt)) == []
-
-
-@settings(max_examples=60, deadline=None)
-@given(data=st.data(), fmt=st.sampled_from(ALL_FORMATS), vocab=st.integers(2, 40))
-def test_any_bits_give_the_oracles_figures(data, fmt, vocab):
-    bits = st.lists(st.integers(0, (1 << fmt.bits) - 1), min_size=vocab, max_size=vocab)
-    a, b = (np.array([data.draw(bits)], fmt.carrier) for _ in range(2))
     assert differences(compare(a, b, fmt), expected_figures(a, b, fmt)) == []
 
 
@@ -81,13 +71,6 @@ def test_the_distance_that_wraps_in_int16_is_exact():
     assert compare(*sides, FLOAT16).max_ulps.tolist() == [63142]
 
 
-@pytest.mark.parametrize("fmt", [FLOAT32, FLOAT16, BFLOAT16], ids=lambda f: f.name)
-def test_kl_is_the_relative_entropy_of_scipy(fmt):
-    a, b = rows_of_all_kinds(seed=8, rows=8, vocab=3000, fmt=fmt, kinds=(close_logits,))
-    p, q = (scipy.special.softmax(oracle.values(side, fmt), axis=1) for side in (a, b))
-    np.testing.assert_allclose(compare(a, b, fmt).kl, scipy.special.rel_entr(p, q).sum(axis=1), rtol=1e-6, atol=1e-12)
-
-
 def test_kl_survives_values_beside_which_it_vanishes():
     """a - b is 1.9e28 here and KL 85577: put together from large parts it came out as 0."""
     a = np.array([[1.91816990e28, 0.2, -2.3e13], [1e8, 0.0, -1.0]], np.float32)
@@ -105,46 +88,11 @@ def test_a_flip_beyond_twice_the_largest_difference_is_impossible(seed, fmt):
     assert not (figures.is_flip & ~figures.could_flip).any()
 
 
-def test_a_flip_beyond_the_bound_would_be_noticed():
-    """The twin: with max_abs of another row (a shifted figure) some flip seems impossible."""
-    a, b = rows_of_all_kinds(3, 40, 50, BFLOAT16, (close_logits, random_finite))
-    figures = compare(a, b, BFLOAT16)
-    shifted = dataclasses.replace(figures, max_abs=np.roll(figures.max_abs, 1))
-    assert (shifted.is_flip & ~shifted.could_flip).any()
-
-
 # Planted faults: what a plausible wrong implementation would have said. Each must be seen, under the names it spoils.
-
-
-def _int16_distances(a, b, figures):
-    steps = ordinals(a, FLOAT16).astype(np.int16) - ordinals(b, FLOAT16).astype(np.int16)
-    return dataclasses.replace(figures, max_ulps=np.abs(steps.astype(np.int64)).max(axis=1))
-
-
-def _argmax_that_lets_nan_win(a, b, figures):
-    top = figures.reference.top_ids.copy()
-    top[:, 0] = np.argmax(oracle.values(a, FLOAT16), axis=1)
-    return dataclasses.replace(figures, reference=dataclasses.replace(figures.reference, top_ids=top))
-
-
-def _highest_id_on_ties(a, b, figures):
-    values = np.nan_to_num(oracle.values(b, FLOAT16), nan=-np.inf)
-    top = figures.variant.top_ids.copy()
-    top[:, 0] = values.shape[1] - 1 - np.argmax(values[:, ::-1], axis=1)
-    return dataclasses.replace(figures, variant=dataclasses.replace(figures.variant, top_ids=top))
 
 
 def _kl_the_other_way(a, b, figures):
     return dataclasses.replace(figures, kl=compare(b, a, FLOAT16).kl)
-
-
-def _a_row_late(a, b, figures):
-    return compare(np.roll(a, 1, axis=0), np.roll(b, 1, axis=0), FLOAT16)
-
-
-def _last_token_of_that_distance(a, b, figures):
-    flipped = compare(np.ascontiguousarray(a[:, ::-1]), np.ascontiguousarray(b[:, ::-1]), FLOAT16)
-    return dataclasses.replace(figures, max_ulps_token=figures.vocab - 1 - flipped.max_ulps_token)
 
 
 def _signed_zeros_apart(a, b, figures):
@@ -160,12 +108,7 @@ def _histogram_without_zero(a, b, figures):
 
 
 FAULTS = {
-    _int16_distances: "max_ulps",
-    _argmax_that_lets_nan_win: "reference_token",
-    _highest_id_on_ties: "variant_token",
     _kl_the_other_way: "kl",
-    _a_row_late: "max_abs",
-    _last_token_of_that_distance: "max_ulps_token",
     _signed_zeros_apart: "neq",
     _cells_of_31: "tiles",
     _histogram_without_zero: "histogram",
@@ -178,12 +121,6 @@ def test_a_planted_fault_is_seen(fault, spoilt):
     figures, want = compare(a, b, FLOAT16), expected_figures(a, b, FLOAT16)
     assert differences(figures, want) == []
     assert spoilt in differences(fault(a, b, figures), want)
-
-
-@pytest.mark.parametrize("fmt", [FLOAT32, BFLOAT16], ids=lambda f: f.name)
-def test_a_shifted_oracle_is_seen(fmt):
-    a, b = rows_of_all_kinds(seed=12, rows=9, vocab=100, fmt=fmt)
-    assert differences(compare(a, b, fmt), expected_figures(np.roll(a, 1, axis=0), np.roll(b, 1, axis=0), fmt))
 
 
 def same(x: RowFigures, y: RowFigures) -> bool:
@@ -204,15 +141,6 @@ def test_four_threads_at_once_get_what_each_gets_alone():
         together = list(pool.map(lambda job: compare(*job), jobs))
     assert [same(x, y) for x, y in zip(alone, together, strict=True)] == [True] * len(jobs)
     assert not same(alone[0], alone[5])  # the twin: another seed differs
-
-
-@FMT
-def test_neither_side_is_written_to(fmt: FloatFormat):
-    a, b = rows_of_all_kinds(seed=4, rows=17, vocab=90, fmt=fmt)
-    a.flags.writeable = b.flags.writeable = False
-    before = a.tobytes(), b.tobytes()
-    compare(a, b, fmt)
-    assert (a.tobytes(), b.tobytes()) == before
 
 
 def test_arrays_of_another_width_are_refused():

@@ -11,7 +11,6 @@ from core.numerics.formats import (
     FLOAT32,
     FORMATS,
     FloatFormat,
-    bits_of,
     format_named,
     is_finite,
     narrow,
@@ -24,7 +23,6 @@ from tests.core.numerics import oracle
 
 FMT = pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
 SMALL = pytest.mark.parametrize("fmt", [f for f in FORMATS.values() if f.bits <= 16], ids=lambda f: f.name)
-TORCH_NEXTAFTER = pytest.mark.parametrize("fmt", [FLOAT32, BFLOAT16], ids=lambda f: f.name)  # torch has it for no other
 
 
 def patterns(fmt: FloatFormat) -> np.ndarray:
@@ -58,24 +56,6 @@ def test_nans_lie_beyond_the_infinities(fmt):
     steps, values = np.abs(ordinals(bits, fmt)), oracle.values(bits, fmt)
     largest = steps[~np.isnan(values)].max()
     assert (steps[np.isnan(values)] > largest).all()
-
-
-@TORCH_NEXTAFTER
-def test_the_next_value_of_torch_is_one_ordinal_up(fmt):
-    bits = finite_patterns(fmt)
-    dtype, carrier = oracle.TORCH[fmt.name]
-    here = torch.from_numpy(bits.view(carrier)).view(dtype)
-    above = torch.nextafter(here, torch.full_like(here, torch.inf)).view({2: torch.int16, 4: torch.int32}[fmt.itemsize])
-    assert (ordinals(above.numpy().view(fmt.carrier), fmt) - ordinals(bits, fmt) == 1).all()
-
-
-@FMT
-def test_the_next_value_of_numpy_is_one_ordinal_up(fmt):
-    bits = finite_patterns(fmt)
-    here = bits.view(fmt.values)
-    inside = here.astype(np.float64) < fmt.largest
-    above = np.nextafter(here, np.full_like(here, fmt.largest))[inside]
-    assert (ordinals(bits_of(above), fmt) - ordinals(bits[inside], fmt) == 1).all()
 
 
 @FMT

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from core.runs.queries.verdicts import ulp_percentile
@@ -22,11 +21,3 @@ from core.runs.queries.verdicts import ulp_percentile
 )
 def test_a_percentile_is_the_least_distance_that_covers_the_share(histogram, share, expected):
     assert ulp_percentile(histogram, share) == expected
-
-
-def test_percentiles_are_those_of_numpy_over_every_element():
-    distances = np.random.default_rng(0).geometric(0.01, 5000)
-    values, counts = np.unique(distances, return_counts=True)
-    histogram = dict(zip(values.tolist(), counts.tolist(), strict=True))
-    for share in (0.1, 0.5, 0.99):
-        assert ulp_percentile(histogram, share) == np.quantile(distances, share, method="inverted_cdf")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -167,17 +166,6 @@ def test_two_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     found = labels.read_all(tmp_path).labels
     assert sorted(found.pop("r").tags) == both
     assert sorted(found) == both
-
-
-@pytest.mark.parametrize("lines", [1, 10, 25])
-def test_a_writer_killed_at_any_moment_loses_nothing_it_had_reported(lines: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", ADDER, str(tmp_path), "a", "100000"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as writer:
-        assert writer.stdout is not None
-        reported = [int(writer.stdout.readline()) for _ in range(lines)][-1]
-        writer.kill()
-    assert writer.returncode == -signal.SIGKILL
-    assert {f"a{number}" for number in range(reported + 1)} <= labels.read_all(tmp_path).labels.keys()
 
 
 def test_labels_and_deletions_change_no_run(store: Store, tmp_path: Path) -> None:

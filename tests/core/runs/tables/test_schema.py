@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import duckdb
+import pytest
 
+from core.errors import StoreError
 from core.runs.file.evidence import Verdict
 from core.runs.importing import import_run
 from core.runs.reader import RunReader
@@ -36,3 +38,15 @@ def test_columns_that_an_older_file_lacks_are_null(tmp_path: Path) -> None:
             assert run.pairs[0].because == because
             assert [row.side for row in run.evidence(0)] == ([None] if because else [])
             assert run.positions(0)["kl"].isna().all()
+
+
+def test_a_file_of_another_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    path = copied(tmp_path / "run.duckdb")
+    with duckdb.connect(str(path)) as shell:
+        shell.execute("UPDATE run SET file_version = 4")
+    with pytest.raises(StoreError, match="version 4; this ULPscope reads version 7"):
+        RunReader(path)
+    with duckdb.connect(str(path)) as shell:  # as the first versions wrote it: columns are missing too
+        shell.execute("ALTER TABLE run DROP COLUMN kept")
+    with pytest.raises(StoreError, match="version 4; this ULPscope reads version 7"):
+        RunReader(path)
