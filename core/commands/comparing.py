@@ -197,7 +197,7 @@ def ingest(
     """Import a logit dump, server responses or a run file as a run.
 
     A dump is stored bit for bit. Of a run file, the schema and the digests of its logits are checked; no code in it
-    is executed.
+    is executed (docs/guides/upload.md).
     """
     target = open_store(store)
     with stoppable(), steps(progress) as say:

@@ -51,7 +51,7 @@ def probe(
     """Probe a live server for nondeterminism: rerun, cold and warm cache, under load. Store the responses as a run.
 
     For vLLM, SGLang, llama.cpp, Ollama, TGI, and any OpenAI-compatible server with log-probabilities. Needs HTTP
-    only, and no model on this machine.
+    only, and no model on this machine (docs/guides/probe.md).
 
     For example:  ulpscope probe http://127.0.0.1:8000 --prompt "def area(shape):" --tests rerun,warm,load:8
     """

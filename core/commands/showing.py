@@ -50,7 +50,7 @@ def show(
 ) -> None:
     """Show a run: provenance, sides and their digests, pairs and flips.
 
-    The modules of a run captured with --layers:  ulpscope show RUN --layers
+    The modules of a run captured with --layers:  ulpscope show RUN --layers (docs/guides/where_it_starts.md)
     """
     if layers + kernels + remedies + markdown > 1 or (as_json_ and markdown):
         raise UsageError("--layers, --kernels, --remedies and --markdown exclude each other; --markdown also --json.")

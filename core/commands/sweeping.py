@@ -61,7 +61,7 @@ def sweep(
     """Run the missing cells of a sweep. A cell is one capture of a plan: models x engines x paths x dtypes x prompts.
 
     A run's name holds the digests of its request and its environment. A sweep that was killed, extended or moved to
-    another machine resumes; nothing is computed twice.
+    another machine resumes; nothing is computed twice (docs/guides/sweeps.md).
 
     For example:  ulpscope sweep sweep.toml --fail-on changed,bug --build "$(git rev-parse --short HEAD)"
     """
