@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from benchmarks.timing import Line, interleaved
-from core.inference.controls.judge_model import JudgingSession, judge_pair
+from core.inference.controls.judge_model import JudgingSession, judge
 from core.inference.models.model import load_model
 
 VARIANTS = ("decode", "prefill+batch:2", "prefill+batch:8", "chunked:16")
@@ -21,7 +21,7 @@ def run() -> list[Line]:
     def judge_all(variants: tuple[str, ...], *, is_one_session: bool) -> None:
         session = JudgingSession(loaded, ids)
         for variant in variants:
-            judge_pair(loaded, ids, "prefill", variant, session=session if is_one_session else None)
+            judge(loaded, ids, reference="prefill", variant=variant, session=session if is_one_session else None)
 
     seconds = interleaved(
         {

@@ -12,7 +12,7 @@ import streamlit as st
 from app.shell import widgets
 from app.uploads.spool import Upload
 from core.errors import UlpscopeError
-from core.judging.inspect import Headers, headers_of
+from core.judging.ingest import Headers, headers_of
 from core.runs.dumps.dump import LOGITS, PADDED
 
 AS_FOUND = "as found"

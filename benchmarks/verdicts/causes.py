@@ -119,10 +119,6 @@ def shift_rows(pair: Pair, strength: float) -> tuple[Values, Values]:
     return (pair.x[:-step], pair.y[step:]) if step > 0 else (pair.x[-step:], pair.y[:step])
 
 
-def move_ids(pair: Pair, strength: float) -> tuple[Values, Values]:
-    return pair.x, np.roll(pair.y, int(strength), axis=1)
-
-
 def capped(pair: Pair, strength: float) -> tuple[Values, Values]:
     return pair.x, strength * np.tanh(pair.y / strength)
 
@@ -204,10 +200,6 @@ def banned(pair: Pair, strength: float) -> tuple[Values, Values]:
     return pair.x, y
 
 
-def clamped(pair: Pair, strength: float) -> tuple[Values, Values]:
-    return pair.x, np.clip(pair.y, -strength, strength)
-
-
 def repeated(pair: Pair, strength: float) -> tuple[Values, Values]:
     """One row at all positions from one on: the last, as an array that is filled by reference has."""
     y = pair.y.copy()
@@ -241,9 +233,7 @@ INJECTIONS: dict[str, tuple[tuple[str, ...], Inject, tuple[float, ...], str, tup
     "rows shifted": (("shifted rows",), shift_rows, (1, 2, 3, -1, -2), BF16, (1, *SIZES)),
     "rows swapped": (("other rows",), swapped, (1, 2, 5), BF16, ()),
     "one row repeated": (("repeated rows",), repeated, (0.0, 0.1, 0.4), BF16, SIZES),
-    "ids moved": (("moved ids",), move_ids, (1, 7, 100, -3), BF16, ()),
     "soft cap": (("soft-capping",), capped, (300.0, 100.0, 50.0, 30.0, 10.0), BF16, ()),
-    "clamped": (("clamped",), clamped, (5.0, 10.0, 15.0, 20.0), BF16, ()),
     "presence": (("penalty",), presence, (0.05, 0.5, 1.0, 2.0, 5.0), BF16, SIZES),
     "frequency": (("penalty",), frequency, (0.05, 0.5, 1.0, 2.0, 5.0), BF16, SIZES),
     "presence and frequency": (("penalty",), presence_and_frequency, (0.4, 1.0, 2.0), FLOAT32, SIZES),

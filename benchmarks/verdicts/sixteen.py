@@ -45,13 +45,13 @@ from benchmarks.verdicts.tiny_models import CONFIGS
 from benchmarks.verdicts.trial import SHIPPED, TOKENS, model_named
 from benchmarks.verdicts.variations import VARIATIONS, in_float64, in_two_halves, norms_in_float64, scores_rounded
 from core.errors import CaptureError
-from core.inference.controls.drawn_roundings import Drawn
+from core.inference.controls.drawn_roundings import RoundingDraws
 from core.inference.models.dtypes import in_float32
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.engines import PLAIN, side_of, whole_side
 from core.judging.judge import DRAWN
-from core.judging.statistic import FloorTest, floor_test
+from core.judging.statistic import FloorTest, floor_test, smallest_fault
 
 DTYPES = ("bfloat16", "float16")
 MODELS = (*(f"{name} {dtype}" for name in CONFIGS if name != "mixtral-ties" for dtype in DTYPES), SHIPPED[0])
@@ -175,9 +175,9 @@ def run_trial(
     with quiet(), torch.inference_mode():
         able = [case for case in cases if _runs(case, loaded, prompts[0])]
         sides = [side_of(case.path or case.engine or "prefill") for case in able]
-        draws = Drawn(loaded, prompts)
-        errors, each_draw = draws.errors(sides), draws.draws
-        rounding = np.mean([each.squares for each in each_draw], axis=0)
+        draws = RoundingDraws(loaded, prompts)
+        errors, each_draw = draws.errors(sides), np.stack(draws.draws)
+        rounding = each_draw.mean(axis=0)
         sizes = []
         with in_float32(loaded) as wide:
             plain = torch.cat([whole_side(PLAIN.run_on(wide), ids) for ids in prompts]).double()
@@ -192,7 +192,7 @@ def run_trial(
         Tried(name, len(prompts), case.name, size, floor_test(one, each_draw, DRAWN, lengths=lengths))
         for case, size, one in zip(able, sizes, errors, strict=True)
     ]
-    others = [[*each_draw[:number], *each_draw[number + 1 :]] for number in range(len(each_draw))]
+    others = [np.delete(each_draw, number, axis=0) for number in range(len(each_draw))]
     return trials, [floor_test(one, rest, DRAWN, lengths=lengths) for one, rest in zip(each_draw, others, strict=True)]
 
 
@@ -206,15 +206,15 @@ def _runs(case: Mutation, loaded: LoadedModel, ids: Sequence[int]) -> bool:
 
 def summary(trials: Sequence[Tried], draws: dict[tuple[str, int], list[FloorTest]]) -> Iterator[str]:
     """Lines of Markdown: one line per model and a number of prompts; faults that are seen at the end, in roundings."""
-    kinds = {"at one position": "position", "over all": ""}
+    kinds = ("at one position", "over all")
     columns = "model | prompts | faults | seen | same function | accused | largest ratio | draws accused"
     yield f"| {columns} | {' | '.join(kinds)} |"
     yield f"|{'---|' * (8 + len(kinds))}"
     for (model, count), of_draws in draws.items():
         own = [one for one in trials if (one.model, one.prompts) == (model, count)]
         faults, same = ([one for one in own if bool(one.size) == is_fault] for is_fault in (True, False))
-        limits = [same[0].test.smallest_fault(kind) for kind in kinds.values()]
-        smallest = ["" if limit is None else f"{limit:.2g}" for limit in limits]
+        limits = same[0].test.position.allowed, DRAWN.over_all
+        smallest = [f"{smallest_fault(limit):.2g}" for limit in limits]
         cells = [model, count, len(faults), sum(one.is_seen for one in faults), len(same)]
         cells += [sum(one.is_seen for one in same), f"{max(one.test.ratio for one in same):.2f}"]
         cells += [f"{sum(not test.is_passed for test in of_draws)} of {len(of_draws)}", *smallest]

@@ -30,7 +30,7 @@ from benchmarks.verdicts.precisions import ON_TOP, PRECISIONS
 from benchmarks.verdicts.tiny_models import CONFIGS, tiny_model, tiny_prompts
 from benchmarks.verdicts.variations import SLOW_PATHS, VARIATIONS, in_two_halves, reordering
 from core.errors import CaptureError
-from core.inference.controls.judge_model import JudgingSession, judge_pair
+from core.inference.controls.judge_model import JudgingSession, judge
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.bases import BASES
@@ -164,7 +164,7 @@ def _verdict(
     with registered(case):
         variant = case.path or case.engine
         assert variant is not None
-        verdict = judge_pair(loaded, prompts, case.reference, variant, session=session)
+        verdict = judge(loaded, prompts, reference=case.reference, variant=variant, session=session)
     if case.sample is None:
         return verdict
     with torch.inference_mode():
@@ -340,7 +340,7 @@ def redraw_weights(names: Sequence[str], count: int) -> Iterator[str]:
             generator = torch.Generator().manual_seed(seed)
             prompts = torch.randint(1, loaded.token_limit, (2, 90), generator=generator).tolist()
             for variant in DRAWN:
-                verdict = judge_pair(loaded, prompts, "prefill", variant)
+                verdict = judge(loaded, prompts, reference="prefill", variant=variant)
                 trials.append(_trial(name, "", HARMLESS, verdict))
         sizes = (max(trial.noise_ratio or 0 for trial in trials), max(trial.worst or 0 for trial in trials))
         alarms = sum(not trial.is_right for trial in trials)

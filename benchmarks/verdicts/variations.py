@@ -23,7 +23,7 @@ from benchmarks.verdicts.engines import (
     walk,
 )
 from benchmarks.verdicts.mutations import Mutation, _of, activated, head_of
-from core.inference.controls.reordering import reordered
+from core.inference.controls.reordering import reorder
 from core.inference.models.model import LoadedModel
 
 
@@ -41,7 +41,7 @@ def reordering(seed: int) -> Engine:
     """Every linear map sums in an order drawn from the seed."""
 
     def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
-        with reordered(model, seed):
+        with reorder(model, seed):
             return prefill(model, ids)
 
     return engine

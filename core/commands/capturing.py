@@ -158,7 +158,7 @@ def run_extras(
 ) -> list[str]:
     """Run the kernels, remedies and judging of a request into the run. Return a sentence per failure."""
     from ..inference.capture.remedies import floor_of, remedies_of
-    from ..inference.controls.judge_model import judge_pair
+    from ..inference.controls.judge_model import judge
     from ..inference.controls.precisions.catalogue import declared
     from ..inference.paths.engines import side_of
     from ..inference.watching.kernels import kernels_of
@@ -191,15 +191,15 @@ def run_extras(
     digests = writer.digests() if request.judge else []
     for pair, name in enumerate(names[1:]) if request.judge else ():
         try:
-            verdict = judge_pair(
+            verdict = judge(
                 plan.loaded,
                 plan.token_ids,
-                paths[0],
-                paths[pair + 1],
+                reference=paths[0],
+                variant=paths[pair + 1],
                 precisions=declared(request.declares),
                 on_progress=_with_prefix(say, f"judging {name}"),
                 session=session,
-                captured=(digests[0], digests[pair + 1]) if is_comparable else None,
+                digests=(digests[0], digests[pair + 1]) if is_comparable else None,
             )
         except UlpscopeError as error:
             failures.append(f"'{name}' was not judged: {error}")

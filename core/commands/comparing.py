@@ -15,9 +15,8 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import UlpscopeError, UsageError
-from ..judging.ingest import WHOLE_ROWS_ONLY, judged_report_of_dump
+from ..judging.ingest import WHOLE_ROWS_ONLY, describe, judged_report_of_dump
 from ..judging.ingest import ingest as ingest_dump
-from ..judging.inspect import describe
 from ..numerics.divergence import COMPILING, is_compiled, prepare
 from ..numerics.formats import BFLOAT16, FLOAT32
 from ..runs.dumps.dump import open_dump

@@ -11,11 +11,11 @@ import typer
 
 from ..capture_request import DECLARE, part_and_format
 from ..errors import UsageError
+from ..judging.dump import check_upload, judge_stored, stored_verdict
 from ..judging.explain.causes import explain_pair
 from ..judging.explain.rows import rows_of_lists
 from ..judging.explain.scoring import Cause
 from ..judging.lists import judge_with_floor
-from ..judging.rejudge import check_upload, judge_stored, stored_verdict
 from ..judging.uploaded_controls import measure_controls
 from ..runs.file.records import UNDECIDED, exit_code
 from ..runs.queries.verdicts import answer_of, next_command

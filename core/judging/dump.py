@@ -1,4 +1,6 @@
-"""Judge an uploaded dump by its own arrays, and by the dumps that were uploaded with it."""
+"""Judge an uploaded dump by its own arrays, and by the dumps that were uploaded with it. Judging a stored run makes a
+new run of the same bits; the old one stays.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +11,21 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from ..command_name import COMMAND
+from ..errors import StoreError, UsageError
 from ..numerics.formats import FLOAT32, values_of
 from ..runs.figures import Figures
 from ..runs.file import evidence
-from ..runs.file.evidence import FAILED, MISSING, PASSED, Check, Evidence, Verdict
-from ..runs.file.records import Generation
+from ..runs.file.evidence import FAILED, PASSED, VALIDITY, Check, Evidence, Verdict
+from ..runs.file.records import FloorRows, Generation
+from ..runs.reader import RunReader, StoredPair
+from ..runs.revision import Revision
+from ..runs.store.store import Store
 from ..text import three_digits
 from .explain.causes import explain
 from .explain.rows import rows_of_run
 from .judge import OWN, Controls, NoiseFloor, NotAvailableError, OtherRows, Pair, Rerun, judge
-from .places import place_in_words
-from .shrink import shrink_test
+from .shrink import shrink_evidence
 from .uploaded_controls import UploadedControls
 from .validity import differing, not_finite_of, sampling, screen
 
@@ -49,6 +55,45 @@ def judge_upload(
     return verdicts
 
 
+def check_upload(run: RunReader) -> None:
+    """Raise UsageError for a capture, which is judged with its model."""
+    if run.header.provenance.kind != "upload":
+        raise UsageError(f"run '{run.run_id}' is a capture; judge its paths with `{COMMAND} judge`.")
+    if [pair.index for pair in run.pairs] != list(range(len(run.sides) - 1)):
+        raise StoreError(f"run '{run.run_id}': its list of pairs is not that of its sides; the file is damaged.")
+
+
+def judge_stored(
+    store: Store,
+    run: RunReader,
+    controls: UploadedControls,
+    *,
+    with_model: WithModel = lambda dump: dump,
+    name: str | None = None,
+    note: str = "",
+) -> str:
+    """Store `run` once more with the verdict by its controls, listed in its place; return the new run's id."""
+    check_upload(run)
+    generations = [run.generations[index] for index in sorted(run.generations)]
+    with Revision(store, run, name or f"{run.header.name}, judged") as revision:
+        with run.decoding("figures"):
+            earlier = [stored_verdict(run, pair) for pair in run.pairs]
+            checks = [[row for row in verdict.evidence if row.group == VALIDITY] for verdict in earlier]
+            verdicts = judge_upload(run, checks, generations, controls, earlier, with_model)
+        new_id = revision.finish(verdicts, f"Judged from run {run.run_id}. {note}".rstrip())
+    store.mark_judged(run.run_id, new_id)
+    return new_id
+
+
+def stored_verdict(run: RunReader, pair: StoredPair) -> Verdict:
+    floors = []
+    for dtype, rows in run.rows("floor_position", pair=pair.index).groupby("compute_dtype", sort=False):
+        if len(rows) == run.header.rows:
+            floors.append(FloorRows(str(dtype), rows["pair_rms"].to_numpy(float), rows["floor_rms"].to_numpy(float)))
+    evidence, ratio, place = tuple(run.evidence(pair.index)), pair.noise_ratio, pair.first_place
+    return Verdict(pair.verdict or "", pair.because or "", evidence, ratio, place, tuple(floors), pair.index)
+
+
 class DumpControls(Controls):
     """One pair of a dump, with the controls that were uploaded. rows: evidence on its validity and its sampler."""
 
@@ -74,7 +119,7 @@ class DumpControls(Controls):
             is_given = "float32" in self.uploads.controls
             missing = f"'{self.names[1]}' in {dtype}" if is_given else f"The same pair in {dtype}"
             raise NotAvailableError(f"{missing}, of the same weights and tokens, decides.")
-        return Pair(wide.mean_squares, not_finite_of(self.figures, self.index, wide), wide.neq == 0)
+        return Pair(wide.squares, not_finite_of(self.figures, self.index, wide), wide.neq == 0)
 
     def floor(self, dtype: str) -> NoiseFloor:
         floor = self.uploads.floor if dtype == "float32" else ""
@@ -88,13 +133,14 @@ class DumpControls(Controls):
         if not again:
             raise NotAvailableError("")
         unstable = {name: other for name, other in again.items() if not other.is_bit_identical}
+        others = list(unstable.values())
         figures = {
-            "rerun_rms_logits": max((other.rms_of_positions for other in unstable.values()), default=0.0),
+            "rerun_rms_logits": max((other.rms for other in others), default=0.0),
             "rerun_neq": {name: other.neq for name, other in again.items()},
-            "rerun_row_ulps": max((other.largest_row_ulps or 0.0 for other in unstable.values()), default=0.0) or None,
+            "rerun_row_ulps": max((other.largest_row_ulps or 0.0 for other in others), default=0.0) or None,
         }
-        squares = np.max([other.mean_squares for other in unstable.values()], axis=0) if unstable else None
-        mismatches = max((other.nonfinite_mismatch for other in unstable.values()), default=0)
+        squares = np.max([other.squares for other in others], axis=0) if others else None
+        mismatches = max((other.nonfinite_mismatch for other in others), default=0)
         control = " and ".join(f"'{name}'" for name in again) + ", uploaded again from another call"
         return Rerun(control, tuple(again), tuple(unstable), squares, mismatches, figures)
 
@@ -102,8 +148,8 @@ class DumpControls(Controls):
         rows = []
         for name, other in self.uploads.divergences("neighbours", self.names).items():
             control = f"'{name}' uploaded again, with other requests in its batch"
-            figures = evidence.OtherPromptsFigures(bit_identical=bool(other.is_bit_identical), neq=other.neq)
-            figures.rms_logits = other.rms_of_positions
+            is_same = bool(other.is_bit_identical)
+            figures = evidence.OtherPromptsFigures(bit_identical=is_same, neq=other.neq, rms_logits=other.rms)
             rows.append(OtherRows(name, control, figures))
         return rows
 
@@ -111,36 +157,9 @@ class DumpControls(Controls):
         """Compare how far the pair is apart in 16 bits and in float32: rounding shrinks with the precision."""
         if self.header.format is FLOAT32 or wide.not_finite is not None:
             return []
-        test = shrink_test(self.squares, wide.squares, self.header.format.mantissa_bits + 1)
-        rms = float(np.sqrt(wide.squares.mean()))
-        figures = evidence.ShrinkFigures(
-            compute_dtype="float32",
-            pair_rms_logits=rms,
-            own_dtype_rms_logits=float(np.sqrt(self.squares.mean())),
-            times_smaller_in_float32=test.shrink if np.isfinite(test.shrink) else None,
-            times_finer_float32_is=test.full,
-            positions_that_move_in_own_dtype=test.moving_share,
-            worst_position_ratio=test.worst,
-            worst_position=self.header.places()[test.first_row],
-            controls=self.available if test.outcome == MISSING else None,
-        )
-        smaller = f"In float32 the difference is {three_digits(test.shrink)} times smaller"
-        finer = f"float32 is {test.full:,.0f} times finer"
-        if self.is_identical:
-            says = f"Only float32 shows a difference: {rms:.3g} logits (rms). A noise floor would decide."
-        elif test.outcome == MISSING:
-            says = f"{smaller}, which neither rounding nor a fault explains. A noise floor would decide."
-        elif test.stands_out:
-            place = place_in_words(test.first_row, self.lengths)
-            says = f"{smaller}, but {place} does not shrink: it is {three_digits(test.worst)}x the median position."
-        elif test.outcome == FAILED:
-            says = f"{smaller}, though {finer}: the sides compute different functions."
-        else:
-            says = f"{smaller}; {finer}, so it shrinks as rounding does."
-        if not np.isfinite(test.shrink):
-            says = "In float32 the two sides are equal."
         control = f"'{self.names[1]}' compared with '{self.names[0]}' in float32 and in {self.dtype}, without a floor"
-        return [Evidence(Check.SHRINK, control, figures, test.outcome, says)]
+        bits = self.header.format.mantissa_bits + 1
+        return [shrink_evidence(self.squares, wide.squares, bits, self.lengths, control, self.available)]
 
     def differences(self, row: int, dtype: str) -> NDArray[np.float64] | None:
         if dtype != self.dtype:
@@ -165,7 +184,7 @@ class DumpControls(Controls):
 
     def _narrowing(self) -> list[Evidence]:
         """Is one side further from itself in float32 than the other is? A fault of 16-bit kernels alone is."""
-        far = {name: side.rms_of_positions for name, side in self.uploads.divergences("narrowing", self.names).items()}
+        far = {name: side.rms for name, side in self.uploads.divergences("narrowing", self.names).items()}
         if self.is_identical or len(far) < len(self.names):
             return []
         near, further = sorted(self.names, key=far.__getitem__)

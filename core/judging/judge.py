@@ -18,41 +18,16 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from ..errors import CaptureError
-from ..runs.file.evidence import (
-    FAILED,
-    FLOAT32,
-    MISSING,
-    NEIGHBOURS,
-    NOTED,
-    OWN_DTYPE,
-    PASSED,
-    PRECISION,
-    RERUN,
-    SAMPLER,
-    STRUCTURE,
-    VALIDITY,
-    AloneFigures,
-    Check,
-    CheckFigures,
-    DrawnFigures,
-    Evidence,
-    FromModelFigures,
-    NotFiniteFigures,
-    OtherPromptsFigures,
-    OtherRowFigures,
-    OtherRowFloorFigures,
-    PairFigures,
-    RerunFigures,
-    ShrinkFigures,
-    Unmeasured,
-    Verdict,
-)
+from ..runs.file import evidence
+from ..runs.file.evidence import FAILED, FLOAT32, MISSING, NOTED, PASSED, Check, CheckFigures, Evidence, Verdict
 from ..runs.file.records import FloorRows
 from ..text import multiple, number, plural, three_digits
-from .places import NotFinite, place_in_words
-from .statistic import BLOCKS, Errors, FloorTest, Limits, floor_test
-from .structure import outliers_evidence, structure_of
+from .places import NotFinite, outliers_evidence, place_in_words, structure_of
+from .statistic import BLOCKS, FloorTest, Limits, floor_test, smallest_fault
 from .verdict import conclude
+
+Squares = NDArray[np.float64]
+"""Mean squares of differences, logits^2."""
 
 # Limits, in noise floors (rms over rms), each with what it was measured on.
 # float32 and float64: 1,076 pairs of the same function reach 1.09 over all; the smallest fault of the trial is 13.
@@ -75,7 +50,6 @@ FLOOR_KINDS = 8.0  # largest difference between two paths over the smallest: a f
 FLOOR_UNEVEN = 50.0  # the same at one position; real ones reach 21
 FLOOR_SHRINKS = 0.02  # of what precisions differ by, least shrinking from 16 bits to the floor; real ones 0.19 and more
 FLOOR_OF_SPREAD = 1e-4  # of a float32 run, over what logits vary by in a row; rounding reaches 4e-6 in 30 layers
-MOVING_FLOOR = 0.9  # share of positions that two of its paths have to move
 OTHER_PATH = 0.75  # share of positions at which two paths have to differ to be two
 # The arrays alone, rms in row ULPs: (largest of harmless paths, of a bug, least that one position is compared with).
 # Harmless paths of dense models reach 1.7 in 16 bits and 9.3 in float32, mixtures of experts 10 in bfloat16.
@@ -87,16 +61,22 @@ FOREIGN = 10.0  # a side further than this from the model's own logits is not wh
 _FLOAT32_OVER_FLOAT64 = 2.0**29
 _OF_ONE_TOKEN = 0.9  # of the squared difference at a position: the fault is in one column of the vocabulary
 _LONGEST = 25  # words of a verdict's sentence
-_OF_ARRAYS = (VALIDITY, SAMPLER, RERUN, NEIGHBOURS, STRUCTURE)  # groups that need no model and no other dtype
+# groups that need no model and no other dtype
+_OF_ARRAYS = (evidence.VALIDITY, evidence.SAMPLER, evidence.RERUN, evidence.NEIGHBOURS, evidence.STRUCTURE)
 
 
 @dataclass(frozen=True)
 class Pair:
     """Two sides in one dtype. squares: mean squares of their difference [positions]."""
 
-    squares: NDArray[np.float64]
+    squares: Squares
     not_finite: NotFinite | None = None
     is_identical: bool = False
+
+    @property
+    def sizes(self) -> Squares:
+        """`squares`, infinite if a logit is not finite on one side only."""
+        return self.squares if self.not_finite is None else np.where(self.not_finite.by_row > 0, np.inf, self.squares)
 
 
 @dataclass(frozen=True)
@@ -105,7 +85,7 @@ class NoiseFloor:
     maps: linear maps that were reordered; row_ulps: 99.9th percentile of the draws; None if not measured.
     """
 
-    squares: NDArray[np.float64]
+    squares: Squares
     control: str
     maps: int | None = None
     row_ulps: float | None = None
@@ -120,7 +100,7 @@ class Rerun:
     control: str
     sides: tuple[str, ...]
     unstable: tuple[str, ...]
-    squares: NDArray[np.float64] | None = None
+    squares: Squares | None = None
     mismatches: int = 0
     figures: Mapping[str, Any] = field(default_factory=dict)
 
@@ -133,27 +113,29 @@ class OtherRows:
 
     side: str
     control: str
-    figures: OtherPromptsFigures | OtherRowFigures
+    figures: evidence.OtherPromptsFigures | evidence.OtherRowFigures
     dtype: str = ""
     difference: Pair | None = None
 
 
 @dataclass(frozen=True)
 class Exact:
-    """Errors in 16 bits to the model's float32 forward. errors: of each side; draws: of forwards with roundings drawn
-    anew; own_paths: errors of the model's own paths, which must look like one more draw, or the draws measure nothing;
-    has_experts: a router that nearly ties may choose another expert at a position, in sound sides too.
+    """Errors in 16 bits to the model's float32 forward, mean squares, infinite if a logit is not finite, unlike there.
+
+    errors: of each side [positions]; draws: of forwards with roundings drawn anew [draws, positions]; own_paths: errors
+    of the model's own paths, which must look like one more draw, or the draws measure nothing; has_experts: a router
+    that nearly ties may choose another expert at a position, in sound sides too.
     """
 
-    errors: Mapping[str, Errors]
-    draws: Sequence[Errors]
-    own_paths: Callable[[], Mapping[str, Errors]]
+    errors: Mapping[str, Squares]
+    draws: Squares
+    own_paths: Callable[[], Mapping[str, Squares]]
     model: str = "the model"
     has_experts: bool = False
 
 
 @dataclass(frozen=True)
-class Lowered:
+class PrecisionVerdict:
     """Evidence on the lower precision of one side. place: (prompt, position) of a fault on top of it."""
 
     evidence: Evidence
@@ -161,7 +143,7 @@ class Lowered:
 
 
 class NotAvailableError(CaptureError):
-    """A control that cannot be had, with the reason."""
+    """A control that cannot be had, with the reason for a reader who can mend it; '' if there is nothing to say."""
 
 
 class StaysInFloat32Error(NotAvailableError):
@@ -171,10 +153,9 @@ class StaysInFloat32Error(NotAvailableError):
 class Controls:
     """What can be asked about one pair; what a source cannot answer stays as it is here.
 
-    Each method raises NotAvailableError, or the CaptureError that stopped it, with the reason for a reader who can mend
-    it; '' if there is nothing to say. blocks: sizes that a fault may begin at multiples of; only_16_bits: sides that
-    compute in 16 bits whatever they are asked, and the dtype; available: controls that were given; causes: sentences of
-    simple causes that explain the difference, best first.
+    A method raises NotAvailableError, or the CaptureError that stopped it. blocks: sizes that a fault may begin at
+    multiples of; only_16_bits: sides that compute in 16 bits whatever they are asked, and the dtype; available:
+    controls that were given; causes: sentences of simple causes that explain the difference, best first.
     """
 
     names: tuple[str, str]
@@ -216,7 +197,7 @@ class Controls:
         """Errors of the sides in 16 bits to the model's float32 forward."""
         raise NotAvailableError("")
 
-    def from_model(self) -> Mapping[str, NDArray[np.float64]]:
+    def from_model(self) -> Mapping[str, Squares]:
         """Mean squares of each recorded side to the model's own prefill, in the dtype of the pair. [positions]"""
         raise NotAvailableError("")
 
@@ -226,7 +207,7 @@ class Controls:
 
     def lower_precision(
         self, dtype: str, tests: Mapping[str, FloorTest], *, also_in_16_bits: bool
-    ) -> Sequence[Lowered]:
+    ) -> Sequence[PrecisionVerdict]:
         """Is a side that failed in a dtype the same function in a lower precision? tests: by dtype, or by side."""
         return []
 
@@ -234,7 +215,7 @@ class Controls:
         """Which modules alone differ. row: the worst position; bugs: sides with a fault on top of a precision."""
         return []
 
-    def differences(self, row: int, dtype: str) -> NDArray[np.float64] | None:
+    def differences(self, row: int, dtype: str) -> Squares | None:
         """Squared differences of the two sides at one position. [vocab]"""
         return None
 
@@ -254,63 +235,74 @@ class Controls:
 def judge(controls: Controls, earlier: Verdict | None = None) -> Verdict:
     """Ask every control in order and conclude. earlier: a verdict by other controls, for checks not made now."""
     trial = _Trial(controls)
-    trial.evidence += controls.validity()  # and the sampler: is each emitted token the argmax?
-    own = trial.own_pair()
-    trial.in_float32(own)  # decides
+    trial.in_own_dtype()
+    trial.in_float32()  # decides
     if controls.has_experts:
         trial.in_float64()
-    trial.in_16_bits(own)  # decides too
+    trial.in_16_bits()  # decides too
     trial.rerun()
     trial.neighbours()
     trial.lower_precision()
-    return trial.conclusion(own, earlier)
+    return trial.conclusion(earlier)
 
 
 class _Trial:
-    """A pair on trial. tests: of the pair by dtype; drawn: of each side in 16 bits; floors: noise floors by dtype."""
+    """A pair on trial. tests: of the pair by dtype; error_tests: of each side in 16 bits; floors: noise floors by
+    dtype.
+    """
 
     def __init__(self, controls: Controls) -> None:
         self.controls, self.names, self.lengths = controls, controls.names, controls.lengths
         self.dtype, self.is_16_bits = controls.dtype, controls.dtype not in ("float32", "float64")
-        self.evidence: list[Evidence] = []
+        self.evidence = controls.validity()  # and the sampler: is each emitted token the argmax?
+        self.own = controls.pair(controls.dtype)
         self.rows: list[FloorRows] = []
         self.tests: dict[str, FloorTest] = {}
-        self.floors: dict[str, NDArray[np.float64]] = {}
-        self.drawn: dict[str, FloorTest] = {}
+        self.floors: dict[str, Squares] = {}
+        self.error_tests: dict[str, FloorTest] = {}
         self.not_finite: NotFinite | None = None
-        self.lowered: Sequence[Lowered] = []
+        self.precisions: Sequence[PrecisionVerdict] = []
 
     def add(
         self, check: Check, control: str, figures: CheckFigures, outcome: str, says: str, side: str | None = None
     ) -> None:
         self.evidence.append(Evidence(check, control, figures, outcome, says, side))
 
-    def not_available(self, check: Check, control: str, reason: str, side: str | None = None) -> None:
-        figures = Unmeasured()
+    def not_available(self, check: Check, control: str, error: CaptureError) -> None:
+        """Add why a check cannot be made, unless there is nothing to say."""
+        figures = evidence.Unmeasured()
         if check is Check.WIDE_PAIR:
-            figures = Unmeasured(controls=self.controls.available, computes_in=dict(self.controls.only_16_bits) or None)
-        self.add(check, control, figures, MISSING, reason, side)
+            narrow = dict(self.controls.only_16_bits) or None
+            figures = evidence.Unmeasured(controls=self.controls.available, computes_in=narrow)
+        if str(error):
+            self.add(check, control, figures, MISSING, str(error))
+
+    @property
+    def wide_dtype(self) -> str:
+        """The dtype that decides: float64, float32, or '' if neither could be compared."""
+        return next((name for name in ("float64", "float32") if name in self.tests), "")
+
+    @property
+    def is_open(self) -> bool:
+        """True if float32 decides nothing."""
+        return not any(row.group == FLOAT32 and row.outcome in (PASSED, FAILED) for row in self.evidence)
 
     # ---- checks, in order
 
-    def own_pair(self) -> Pair:
-        """Compare the pair in its own dtype; in 16 bits with reorderings, and what is not finite there."""
-        own = self.controls.pair(self.dtype)
+    def in_own_dtype(self) -> None:
+        """Compare the pair in 16 bits with reorderings, and see what is not finite there."""
         if self.is_16_bits:
-            limits = OWN
-            if any(dtype != self.dtype for dtype in self.controls.only_16_bits.values()):
-                limits = OTHER_16_BITS
-            self.compare(self.dtype, own, limits)
+            is_other = any(dtype != self.dtype for dtype in self.controls.only_16_bits.values())
+            self.compare(self.dtype, self.own, OTHER_16_BITS if is_other else OWN)
             self.from_model()
-        return own
 
-    def in_float32(self, own: Pair) -> None:
+    def in_float32(self) -> None:
         """Compare the pair in float32 with the noise floor: of a sound pair it is one more order of summation."""
-        control = f"'{self.names[1]}' compared with '{self.names[0]}' in float32"
         try:
-            pair = self.controls.pair("float32") if self.is_16_bits else own
+            pair = self.controls.pair("float32") if self.is_16_bits else self.own
         except CaptureError as error:
-            return self.not_available(Check.WIDE_PAIR, control, f"{error}") if str(error) else None
+            control = f"'{self.names[1]}' compared with '{self.names[0]}' in float32"
+            return self.not_available(Check.WIDE_PAIR, control, error)
         if not self.compare("float32", pair, WIDE):
             self.evidence += self.controls.without_floor(pair)
         elif not self.is_16_bits:
@@ -320,56 +312,51 @@ class _Trial:
     def in_float64(self) -> None:
         """Compare a mixture of experts in float64: in float32 near ties of the router choose other experts."""
         single = self.tests.get("float32")
-        if single is None or single.nonfinite or single.is_larger_everywhere:
+        if single is None or not single.is_finite or single.is_larger_everywhere:
             return
+        size = f"In float32 the difference is {multiple(single.ratio)} the noise floor"
+        outcome, says = NOTED, f"{size}; near ties of the router make it uncertain, so float64 decides."
         index = next(n for n, row in enumerate(self.evidence) if row.check is Check.WIDE_PAIR)
         try:
             pair, floor = self.controls.pair("float64"), self.controls.floor("float64")
-            double = floor_test(pair.squares, floor.squares, WIDE, not_finite=pair.not_finite)
+            double = floor_test(pair.sizes, floor.squares, WIDE)
             median = float(np.median(double.by_position))
             if not double.is_passed and WIDE.over_all < median <= WIDE.over_all * _FLOAT32_OVER_FLOAT64:
-                raise StaysInFloat32Error("in float64 the pair differs by what float32 rounds")
+                return  # in float64 the pair differs by what float32 rounds
+            self.compare("float64", pair, WIDE)
         except StaysInFloat32Error:
             return
         except CaptureError as error:
-            if not single.is_passed:
-                says = f"Near ties of the router make float32 uncertain, and float64 is not available: {error}"
-                self.evidence[index] = replace(self.evidence[index], outcome=MISSING, says=says)
-            return
-        size = f"In float32 the difference is {multiple(single.ratio)} the noise floor"
-        says = f"{size}; near ties of the router make it uncertain, so float64 decides."
-        self.evidence[index] = replace(self.evidence[index], outcome=NOTED, says=says)
-        self.floors["float64"] = floor.squares
-        self.compare("float64", pair, WIDE)
+            if single.is_passed:
+                return
+            says = f"Near ties of the router make float32 uncertain, and float64 is not available: {error}"
+            outcome = MISSING
+        self.evidence[index] = replace(self.evidence[index], outcome=outcome, says=says)
 
-    def in_16_bits(self, own: Pair) -> None:
+    def in_16_bits(self) -> None:
         """Compare each side's error to the model's float32 forward with that of roundings drawn anew."""
-        if not self.is_16_bits or own.is_identical or own.not_finite is not None:
-            return
-        other = next(
-            (f"'{side}' computes in {d}" for side, d in self.controls.only_16_bits.items() if d != self.dtype), ""
-        )
+        if not self.is_16_bits or self.own.is_identical or self.own.not_finite is not None:
+            return None
         try:
-            if other:
-                raise NotAvailableError(f"{other}: load the model in that dtype to compare its rounding.")
+            for side, dtype in self.controls.only_16_bits.items():
+                if dtype != self.dtype:
+                    says = f"'{side}' computes in {dtype}: load the model in that dtype to compare its rounding."
+                    raise NotAvailableError(says)
             exact = self.controls.exact()
         except CaptureError as error:
-            if str(error):
-                self.not_available(Check.DRAWN, f"roundings to {self.dtype} drawn anew", f"{error}")
-            return
-        rows = []
-        for name, errors in exact.errors.items():
-            row, test = error_evidence(name, errors, exact, self.dtype, self.lengths, self.controls.blocks)
-            rows.append(row)
-            self.drawn[name] = test
-        is_alone = "float32" not in self.tests
-        rows = checked_by_own_paths(rows, exact, self.dtype, self.lengths, self.controls.blocks, always=is_alone)
-        failed = [row for row in rows if row.outcome == FAILED]
-        if len(rows) > 1 and len(failed) == len(rows):
+            return self.not_available(Check.DRAWN, f"roundings to {self.dtype} drawn anew", error)
+        tests = error_rows(
+            exact, self.dtype, self.lengths, self.controls.blocks, always_check_draws="float32" not in self.tests
+        )
+        rows = [row for row, _ in tests]
+        if len(rows) > 1 and all(row.outcome == FAILED for row in rows):
             says = f"Neither side is what {exact.model} computes in {self.dtype}: another checkpoint, or other weights."
             rows = [replace(row, outcome=MISSING, says=says) for row in rows]
-        self.drawn = {str(row.side): self.drawn[str(row.side)] for row in rows if row.outcome in (PASSED, FAILED)}
+        self.error_tests = {
+            str(row.side): test for row, (_, test) in zip(rows, tests, strict=True) if row.outcome in (PASSED, FAILED)
+        }
         self.evidence += rows
+        return None
 
     def rerun(self) -> None:
         """Does each side give the same bits when it is called again? If not, how far in noise floors?"""
@@ -377,11 +364,11 @@ class _Trial:
             rerun = self.controls.rerun()
         except NotAvailableError:
             return
-        figures, names = RerunFigures(not_repeatable=rerun.unstable, **rerun.figures), _quote(rerun.unstable)
+        figures, names = evidence.RerunFigures(not_repeatable=rerun.unstable, **rerun.figures), _quote(rerun.unstable)
         others = [name for name in self.names if name not in rerun.sides]
         says = "Each side repeats its own bits."
         if rerun.unstable and rerun.squares is not None and self.dtype in self.floors:
-            says = self._rerun_size(rerun, rerun.squares, figures)
+            says = f"{names} {self._rerun_size(rerun, rerun.squares, figures)}"
         elif rerun.unstable:
             size = figures.rerun_row_ulps
             far = "" if size is None else f": two calls differ by up to {number(size, 3)} row ULPs"
@@ -390,81 +377,109 @@ class _Trial:
             says = f"{_quote(rerun.sides)} repeats its own bits; {_quote(others)} has no rerun."
         self.add(Check.AGAIN, rerun.control, figures, FAILED if rerun.unstable else PASSED, says)
 
-    def _rerun_size(self, rerun: Rerun, squares: NDArray[np.float64], figures: RerunFigures) -> str:
+    def _rerun_size(self, rerun: Rerun, squares: Squares, figures: evidence.RerunFigures) -> str:
         """Compare the difference of a side from itself with the noise floor in the same dtype; fill in the figures."""
         limits = OWN if self.is_16_bits else WIDE
         test = floor_test(squares, self.floors[self.dtype], limits)
         at_one = limits.over_all if not self.controls.has_experts or not self.is_16_bits else np.inf
         at_one = max(at_one, test.position.allowed if np.isfinite(test.position.allowed) else 0.0)
         worst = test.worst or 0.0
-        is_beyond = bool(rerun.mismatches) or test.is_larger or worst > at_one
         figures.rerun_rms_logits = float(np.sqrt(squares.mean()))
-        figures.rerun_noise_ratio = None if rerun.mismatches else test.noise_ratio
         figures.largest_ratio_allowed = limits.over_all
-        figures.rerun_worst_position_ratio = None if rerun.mismatches else worst
-        figures.beyond_noise_floor = is_beyond
-        names, size = _quote(rerun.unstable), f"{multiple(test.ratio)} the noise floor"
+        figures.beyond_noise_floor = bool(rerun.mismatches) or test.ratio > limits.over_all or worst > at_one
         if rerun.mismatches:
-            count = plural(rerun.mismatches, "logit is", "logits are")
-            return f"{names}: {count} NaN or infinite in one of two calls."
-        if is_beyond:
-            place = place_in_words(test.worst_row, self.lengths)
-            return (
-                f"{names} differs between two calls by {size}, up to {multiple(worst)} at {place}, more than rounding."
-            )
-        return f"{names} differs between two calls by {size}, as rounding does."
+            return f"has {plural(rerun.mismatches, 'logit')} that are NaN or infinite in one of two calls."
+        figures.rerun_noise_ratio, figures.rerun_worst_position_ratio = test.noise_ratio, worst
+        size = f"differs between two calls by {multiple(test.ratio)} the noise floor"
+        if not figures.beyond_noise_floor:
+            return f"{size}, as rounding does."
+        place = place_in_words(test.position.worst_place, self.lengths)
+        return f"{size}, up to {multiple(worst)} at {place}, more than rounding."
 
     def neighbours(self) -> None:
         """Do other prompts in the batch, or another row of it, change a side's logits?"""
         for each in self.controls.neighbours():
-            if isinstance(each.figures, OtherPromptsFigures):
-                self._other_prompts(each)
-            else:
-                self._other_row(each)
+            figures, side = each.figures, f"'{each.side}'"
+            if isinstance(figures, evidence.OtherRowFigures):
+                self._other_row(each, figures)
+                continue
+            outcome, says = PASSED, f"Other prompts in the batch do not change a bit of {side}."
+            if not figures.bit_identical and self.controls.has_experts:
+                shared = "in a mixture of experts rows share products, so no leak"
+                outcome, says = NOTED, f"Other prompts change bits of {side}: {shared}."
+            elif not figures.bit_identical:
+                says = f"Other prompts in the batch change the logits of {side}: data leaks between rows."
+                outcome = FAILED
+            self.add(Check.OTHER_PROMPTS, each.control, figures, outcome, says, each.side)
+
+    def _other_row(self, each: OtherRows, rows: evidence.OtherRowFigures) -> None:
+        name = f"Row {rows.other_row} of {rows.rows}"
+        if each.difference is None:
+            says = f"{name} gives {'the same bits as' if rows.bit_identical else 'other bits than'} row {rows.row}."
+            self.add(Check.OTHER_ROW, each.control, rows, PASSED if rows.bit_identical else NOTED, says, each.side)
+            return
+        mismatch = each.difference.not_finite
+        test = floor_test(each.difference.sizes, self.floors[each.dtype], WIDE)
+        figures = evidence.OtherRowFloorFigures(
+            **structs.asdict(rows),
+            compute_dtype=each.dtype,
+            noise_ratio=test.noise_ratio,
+            worst_position_ratio=test.worst,
+            positions_beyond=len(test.outliers),
+            nonfinite_mismatch=0 if mismatch is None else mismatch.logits,
+        )
+        size = f"{multiple(max(test.ratio, test.worst or 0.0))} the noise floor in {each.dtype}"
+        says = f"{name} differs from row {rows.row} by {size}, as rounding does."
+        if mismatch is not None:
+            says = f"{name} differs from row {rows.row}: {mismatch.says(self.lengths)}."
+        elif not test.is_passed:
+            says = f"{name} differs from row {rows.row} by up to {size}: the result depends on the row."
+        outcome = PASSED if test.is_passed else FAILED
+        self.add(Check.OTHER_ROW_FLOOR, each.control, figures, outcome, says, each.side)
 
     def lower_precision(self) -> None:
         """Is a side that fails the same function in a lower precision?"""
-        dtype = next((name for name in ("float64", "float32") if name in self.tests), "")
-        test = self.tests.get(dtype)
-        if test is not None and test.is_passed:
-            test = None
-        fails_in_own = any(row.group == OWN_DTYPE and row.outcome == FAILED for row in self.evidence)
-        if test is None and any(not each.is_passed for each in self.drawn.values()):
-            dtype, tests = self.dtype, {side: each for side, each in self.drawn.items() if not each.is_passed}
-        elif test is not None:
-            tests = {dtype: test}
+        dtype, tests = self.wide_dtype, self.tests
+        if dtype and not tests[dtype].is_passed:
+            tests = {dtype: tests[dtype]}
         else:
+            dtype, tests = self.dtype, {side: each for side, each in self.error_tests.items() if not each.is_passed}
+        if not tests or not all(each.is_finite for each in tests.values()):
             return
-        if any(each.nonfinite for each in tests.values()):
-            return
+        fails_in_own = any(row.group == evidence.OWN_DTYPE and row.outcome == FAILED for row in self.evidence)
         try:
-            self.lowered = self.controls.lower_precision(dtype, tests, also_in_16_bits=fails_in_own)
+            self.precisions = self.controls.lower_precision(dtype, tests, also_in_16_bits=fails_in_own)
         except CaptureError as error:
-            if str(error):
-                self.not_available(Check.PRECISIONS, "lower precisions that engines offer", f"{error}")
-        self.evidence += [each.evidence for each in self.lowered]
+            self.not_available(Check.PRECISIONS, "lower precisions that engines offer", error)
+        self.evidence += [each.evidence for each in self.precisions]
 
     # ---- one row each
 
     def compare(self, dtype: str, pair: Pair, limits: Limits) -> bool:
         """Add the row of a pair and its noise floor in one dtype; return whether there is one."""
-        is_wide = dtype in ("float32", "float64")
+        is_wide, first = dtype in ("float32", "float64"), pair.not_finite
         control = f"'{self.names[1]}' compared with '{self.names[0]}' in {dtype}"
-        self.not_finite = self.not_finite or pair.not_finite
+        mismatch: dict[str, Any] = {"nonfinite_mismatch": 0}
+        says = ""
+        if first is not None:
+            self.not_finite, says = self.not_finite or first, f"In {dtype}, {first.says(self.lengths)}."
+            mismatch = {"nonfinite_mismatch": first.logits}
+            mismatch["first_nonfinite"] = (*first.place(self.lengths), first.token)
         try:
             floor = self.controls.floor(dtype)
         except CaptureError as error:
-            if pair.not_finite is not None:
-                check = Check.WIDE_NOT_FINITE if is_wide else Check.OWN_NOT_FINITE
-                self.add(check, control, *self._not_finite(pair.not_finite, dtype))
-            elif str(error):
-                self.not_available(Check.WIDE_PAIR if is_wide else Check.OWN_PAIR, control, f"{error}")
+            if first is None:
+                self.not_available(Check.WIDE_PAIR if is_wide else Check.OWN_PAIR, control, error)
+            else:
+                mismatch |= {"noise_ratio": None, "positions_beyond": len(first.rows)}
+                alone = evidence.NotFiniteFigures(compute_dtype=dtype, **mismatch)
+                self.add(Check.WIDE_NOT_FINITE if is_wide else Check.OWN_NOT_FINITE, control, alone, FAILED, says)
             return False
         squares = self.floors[dtype] = floor.squares
-        test = self.tests[dtype] = floor_test(pair.squares, squares, limits, not_finite=pair.not_finite)
+        test = self.tests[dtype] = floor_test(pair.sizes, squares, limits)
         self.rows.append(FloorRows(dtype, np.sqrt(pair.squares), np.sqrt(squares.mean(axis=0))))
-        first = test.not_finite
-        figures = PairFigures(
+        allowed = test.position.allowed
+        figures = evidence.PairFigures(
             compute_dtype=dtype,
             noise_ratio=test.noise_ratio,
             largest_ratio_allowed=limits.over_all,
@@ -472,32 +487,19 @@ class _Trial:
             floor_rms_logits=float(np.sqrt(squares.mean())),
             seed_ratios=test.seed_ratios,
             worst_position_ratio=test.worst,
-            position_ratio_allowed=_finite(test.position.allowed),
-            positions=len(pair.squares),
+            position_ratio_allowed=allowed if np.isfinite(allowed) else None,
+            positions=len(squares[0]),
             positions_beyond=len(test.outliers),
             log_spread=test.spread,
-            nonfinite_mismatch=test.nonfinite,
             linear_maps=floor.maps,
             floor_row_ulps=floor.row_ulps,
-            first_nonfinite=None if first is None else (*first.place(self.lengths), first.token),
+            **mismatch,
         )
-        says = _says(test, f"In {dtype} the difference is {multiple(test.ratio)} the noise floor", self.lengths)
-        if first is not None:
-            says = _not_finite_text(first, dtype, self.lengths)
-        outcome = PASSED if test.is_passed else FAILED
-        check = Check.WIDE_PAIR if is_wide else Check.OWN_PAIR
+        if first is None:
+            says = _says(test, f"In {dtype} the difference is {multiple(test.ratio)} the noise floor", self.lengths)
+        outcome, check = PASSED if test.is_passed else FAILED, Check.WIDE_PAIR if is_wide else Check.OWN_PAIR
         self.add(check, f"{control}, over {floor.control}", figures, outcome, says)
         return True
-
-    def _not_finite(self, mismatch: NotFinite, dtype: str) -> tuple[NotFiniteFigures, str, str]:
-        figures = NotFiniteFigures(
-            compute_dtype=dtype,
-            noise_ratio=None,
-            nonfinite_mismatch=mismatch.logits,
-            positions_beyond=len(mismatch.rows),
-            first_nonfinite=(*mismatch.place(self.lengths), mismatch.token),
-        )
-        return figures, FAILED, _not_finite_text(mismatch, dtype, self.lengths)
 
     def from_model(self) -> None:
         """Is each recorded side what the model computes for these tokens? If neither is, its floor says nothing."""
@@ -507,7 +509,7 @@ class _Trial:
             return
         floor = max(float(self.floors[self.dtype].mean()), np.finfo(float).tiny)
         ratios = {name: float(np.sqrt(squares[name].mean() / floor)) for name in self.names}
-        figures = FromModelFigures(
+        figures = evidence.FromModelFigures(
             reference_noise_ratio=ratios[self.names[0]], variant_noise_ratio=ratios[self.names[1]]
         )
         says, far = foreign(ratios)
@@ -515,145 +517,89 @@ class _Trial:
             control = f"each side compared with the model's own prefill in {self.dtype}"
             self.add(Check.FROM_MODEL, control, figures, MISSING if far is None else FAILED, says, far)
 
-    def _other_prompts(self, each: OtherRows) -> None:
-        figures = each.figures
-        assert isinstance(figures, OtherPromptsFigures)
-        outcome = PASSED if figures.bit_identical else NOTED if self.controls.has_experts else FAILED
-        says = f"Other prompts in the batch do not change a bit of '{each.side}'."
-        if outcome == NOTED:
-            says = (
-                f"Other prompts change bits of '{each.side}': in a mixture of experts rows share products, so no leak."
-            )
-        elif outcome == FAILED:
-            says = f"Other prompts in the batch change the logits of '{each.side}': data leaks between rows."
-        self.add(Check.OTHER_PROMPTS, each.control, figures, outcome, says, each.side)
-
-    def _other_row(self, each: OtherRows) -> None:
-        of_rows = each.figures
-        assert isinstance(of_rows, OtherRowFigures)
-        name = f"Row {of_rows.other_row} of {of_rows.rows}"
-        if each.difference is None:
-            same = of_rows.bit_identical
-            says = f"{name} gives {'the same' if same else 'other'} bits {'as' if same else 'than'} row {of_rows.row}."
-            self.add(Check.OTHER_ROW, each.control, of_rows, PASSED if same else NOTED, says, each.side)
-            return
-        mismatch = each.difference.not_finite
-        test = floor_test(each.difference.squares, self.floors[each.dtype], WIDE, not_finite=mismatch)
-        figures = OtherRowFloorFigures(
-            **structs.asdict(of_rows),
-            compute_dtype=each.dtype,
-            noise_ratio=test.noise_ratio,
-            worst_position_ratio=test.worst,
-            positions_beyond=len(test.outliers),
-            nonfinite_mismatch=test.nonfinite,
-        )
-        size = f"{multiple(max(test.ratio, test.worst or 0.0))} the noise floor in {each.dtype}"
-        says = f"{name} differs from row {of_rows.row} by {size}, as rounding does."
-        if mismatch is not None:
-            says = f"{name} differs from row {of_rows.row}: {mismatch.says(self.lengths)}."
-        elif not test.is_passed:
-            says = f"{name} differs from row {of_rows.row} by up to {size}: the result depends on the row."
-        outcome = PASSED if test.is_passed else FAILED
-        self.add(Check.OTHER_ROW_FLOOR, each.control, figures, outcome, says, each.side)
-
     # ---- conclusion
 
-    def conclusion(self, own: Pair, earlier: Verdict | None) -> Verdict:
+    def conclusion(self, earlier: Verdict | None) -> Verdict:
         """Add the first places, carry over what earlier controls showed, and name the verdict."""
-        controls, lengths = self.controls, self.lengths
-        wide = next((self.tests[name] for name in ("float64", "float32") if name in self.tests), None)
-        failed = next((each for each in self.drawn.values() if not each.is_passed), None)
-        deciding, dtype = wide, "float64" if "float64" in self.tests else "float32"
+        controls, lengths, dtype = self.controls, self.lengths, self.wide_dtype
+        deciding = wide = self.tests.get(dtype)
+        failed = next((each for each in self.error_tests.values() if not each.is_passed), None)
         if failed is not None and (wide is None or wide.is_passed):
             deciding, dtype = failed, self.dtype
-        ratio = None if deciding is None else deciding.noise_ratio
-        if deciding is None and self.dtype in self.tests:
-            ratio = self.tests[self.dtype].noise_ratio
-        first, module, undeclared = None, "", ""
-        if self.not_finite is not None and (deciding is None or not deciding.nonfinite):
+        measure = deciding or self.tests.get(self.dtype)
+        ratio, first = None if measure is None else measure.noise_ratio, None
+        sources, undeclared = [], ""
+        is_broken = self.not_finite is not None and (deciding is None or deciding.is_finite)
+        if is_broken:
+            assert self.not_finite is not None
             first, ratio = self.not_finite.place(lengths), None
-            module = controls.source_of(self.not_finite)
-        elif deciding is not None and not deciding.is_passed:
-            first = structure_of(deciding.outliers, lengths, controls.blocks).first
+            sources = [controls.source_of(self.not_finite)]
         elif deciding is None:
-            self._without_floor(controls)
-            first = next((figures.worst_position for figures in self._shrinking()), None)
+            first = self._without_floor()
+        elif not deciding.is_passed:
+            places = structure_of(deciding.outliers, lengths, controls.blocks)
+            first = places.first
         if deciding is not None and deciding is wide and not deciding.is_passed:
-            bugs = [each.evidence.side for each in self.lowered if each.evidence.outcome == FAILED]
-            rows = controls.modules(deciding.worst_row, bugs, dtype)
+            faulty = [each.evidence.side for each in self.precisions if each.evidence.outcome == FAILED]
+            rows = controls.modules(deciding.position.worst_place, faulty, dtype)
             self.evidence += rows
-            alone = [row.figures for row in rows if isinstance(row.figures, AloneFigures)]
-            module = next((figures.first_module for figures in alone if figures.first_module), "")
-            for figures in alone:
-                if figures.bits is not None and figures.first is not None:
-                    first = figures.first  # of a fault on top of the noise
-                elif figures.bits is not None:
+            alone = [row.figures for row in rows if isinstance(row.figures, evidence.AloneFigures)]
+            sources = [figures.first_module for figures in alone if figures.first_module][:1] or sources
+            for figures in (each for each in alone if each.bits is not None):
+                first = figures.first or first  # of a fault on top of the noise
+                if figures.first is None:
                     part = f"{figures.kind} in {figures.blocks} blocks computes to {figures.bits:.0f} bits"
                     size = f"{multiple(deciding.ratio)} the noise floor in {dtype}"
                     undeclared = f"{size}: a bug, or an undeclared lower precision ({part})."
-        if self.lowered and all(each.evidence.outcome in (PASSED, FAILED) for each in self.lowered):
+        if self.precisions and all(each.evidence.outcome in (PASSED, FAILED) for each in self.precisions):
             # the fault's own place, not the precision's
-            first = next((each.place for each in self.lowered if each.evidence.outcome == FAILED), None)
-        if deciding is not None and not deciding.is_passed and (deciding.nonfinite or not self.not_finite):
-            places = structure_of(deciding.outliers, lengths, controls.blocks)
+            first = next((each.place for each in self.precisions if each.evidence.outcome == FAILED), None)
+        if deciding is not None and not deciding.is_passed and not is_broken:
             self.evidence.append(outliers_evidence(places, first, deciding, dtype, lengths))
         if earlier is not None and self._carry_over(earlier.evidence):
             ratio, first = earlier.noise_ratio, earlier.first_place
-        if not own.is_identical and not any(
-            row.group == FLOAT32 and row.outcome in (PASSED, FAILED) for row in self.evidence
-        ):
+        if not self.own.is_identical and self.is_open:
             self._add_arrays_alone()
+        is_identical, causes = self.own.is_identical, controls.causes
         verdict = conclude(
-            self.evidence,
-            is_bit_identical=own.is_identical,
-            noise_ratio=ratio,
-            first_place=first,
-            causes=controls.causes,
+            self.evidence, is_bit_identical=is_identical, noise_ratio=ratio, first_place=first, causes=causes
         )
-        token = None if deciding is None or not verdict.is_bug_suspected else self._token(deciding, dtype)
-        sentence = self._sentence(verdict, [each for each in (token, module) if each])
+        sentence = verdict.because
+        if verdict.is_bug_suspected:
+            token = "" if deciding is None else self._token(deciding, dtype)
+            sentence = self._sentence(sentence, first, [token, *sources])
         if undeclared and any(row.group == FLOAT32 and row.says == verdict.because for row in verdict.evidence):
             sentence = undeclared
         return replace(verdict, because=sentence, floors=tuple(self.rows))
 
-    def _without_floor(self, controls: Controls) -> None:
-        """Add the differing positions, unless a place that does not shrink says more."""
-        if self._shrinking():
-            self.evidence = [row for row in self.evidence if row.check is not Check.NARROWING or row.outcome == FAILED]
-        else:
-            self.evidence += controls.differing()
-
-    def _shrinking(self) -> list[ShrinkFigures]:
-        """Figures of a pair that does not shrink from 16 bits to float32."""
+    def _without_floor(self) -> tuple[int, int] | None:
+        """Return a place that does not shrink from 16 bits to float32, else add the positions that differ."""
         rows = [row.figures for row in self.evidence if row.outcome == FAILED]
-        return [figures for figures in rows if isinstance(figures, ShrinkFigures)]
+        shrinking = [figures for figures in rows if isinstance(figures, evidence.ShrinkFigures)]
+        if not shrinking:
+            self.evidence += self.controls.differing()
+            return None
+        self.evidence = [row for row in self.evidence if row.check is not Check.NARROWING or row.outcome == FAILED]
+        return shrinking[0].worst_position
 
     def _token(self, test: FloorTest, dtype: str) -> str:
         """`token 31`, if the difference is in one column of the vocabulary; else ''."""
-        if test.nonfinite or not len(test.outliers):
-            return ""
         tokens = set()
-        for row in {int(test.outliers[0]), test.worst_row}:
+        for row in {int(test.outliers[0]), test.position.worst_place} if test.is_finite and len(test.outliers) else ():
             squares = self.controls.differences(row, dtype)
             if squares is None or squares.max() < _OF_ONE_TOKEN * squares.sum():
                 return ""
             tokens.add(int(squares.argmax()))
         return f"token {tokens.pop()}" if len(tokens) == 1 else ""
 
-    def _sentence(self, verdict: Verdict, sources: Sequence[str]) -> str:
-        """Return the verdict's sentence with its first place, if it fits. sources: a token, a module."""
-        sentence = verdict.because
-        if not verdict.is_bug_suspected:
-            return sentence
-        clauses = []
-        if verdict.first_place is not None and "position" not in sentence:
-            prompt, position = verdict.first_place
-            clauses.append(f", from {place_in_words(sum(self.lengths[:prompt]) + position, self.lengths)}")
-        clauses += [f", at {source}" for source in sources if source not in sentence]
+    def _sentence(self, sentence: str, first: tuple[int, int] | None, sources: Sequence[str]) -> str:
+        """Return a sentence with its first place, if it fits. sources: a token, a module, '' if unknown."""
+        clauses = [f", at {source}" for source in sources if source and source not in sentence]
+        if first is not None and "position" not in sentence:
+            clauses.insert(0, f", from {place_in_words(sum(self.lengths[: first[0]]) + first[1], self.lengths)}")
         for clause in clauses:
             longer = f"{sentence.rstrip('.')}{clause}."
-            if len(longer.split()) <= _LONGEST:
-                sentence = longer
+            sentence = longer if len(longer.split()) <= _LONGEST else sentence
         return sentence
 
     def _add_arrays_alone(self) -> None:
@@ -665,14 +611,15 @@ class _Trial:
 
     def _carry_over(self, earlier: Sequence[Evidence]) -> bool:
         """Add the evidence of earlier controls on every check not made now; return whether it decides."""
-        is_open = not any(row.group == FLOAT32 and row.outcome in (PASSED, FAILED) for row in self.evidence)
         decided = [row for row in earlier if row.group == FLOAT32 and row.outcome in (PASSED, FAILED)]
-        if is_open and decided:
+        is_decided = self.is_open and bool(decided)
+        if is_decided:
             self.evidence = [row for row in self.evidence if row.group != FLOAT32] + decided
         own = {row.group for row in self.evidence}
-        self.evidence += [row for row in earlier if row.group in {RERUN, NEIGHBOURS, OWN_DTYPE} - own]
-        precision_rows = [row for row in earlier if row.group == PRECISION and row.outcome == PASSED]
-        if precision_rows and PRECISION not in own:  # shown in 16 bits, which hide a fault on top of it
+        others = {evidence.RERUN, evidence.NEIGHBOURS, evidence.OWN_DTYPE} - own
+        self.evidence += [row for row in earlier if row.group in others]
+        is_lower = any(row.group == evidence.PRECISION and row.outcome == PASSED for row in earlier)
+        if is_lower and evidence.PRECISION not in own:  # shown in 16 bits, which hide a fault on top of it
             says = (
                 "In 16 bits it is a lower precision, which float32 does not show: give the model and float32 at once."
             )
@@ -680,7 +627,7 @@ class _Trial:
                 replace(row, outcome=MISSING, says=says) if row.group == FLOAT32 and row.outcome == FAILED else row
                 for row in self.evidence
             ]
-        return bool(is_open and decided)
+        return is_decided
 
 
 def foreign(ratios: Mapping[str, float]) -> tuple[str, str | None]:
@@ -698,91 +645,77 @@ def foreign(ratios: Mapping[str, float]) -> tuple[str, str | None]:
     return "", None
 
 
-def error_evidence(
-    name: str, errors: Errors, exact: Exact, dtype: str, lengths: Sequence[int], blocks: Sequence[int] = BLOCKS
-) -> tuple[Evidence, FloorTest]:
-    """The row of one side's error in 16 bits over that of roundings drawn anew, and its test."""
-    test = floor_test(errors, exact.draws, DRAWN, lengths=() if exact.has_experts else lengths, blocks=blocks)
-    position = test.position
-    figures = DrawnFigures(
+def error_rows(
+    exact: Exact, dtype: str, lengths: Sequence[int], blocks: Sequence[int] = BLOCKS, *, always_check_draws: bool
+) -> list[tuple[Evidence, FloorTest]]:
+    """The row of each side's error in 16 bits over that of roundings drawn anew, and its test.
+
+    If a row fails, a path of the model itself has to look like its roundings drawn anew, or no row decides.
+    always_check_draws: also if every row passes, because the draws alone decide.
+    """
+
+    has_groups = not exact.has_experts
+
+    def test_of(errors: Squares) -> FloorTest:
+        return floor_test(errors, exact.draws, DRAWN, lengths=lengths if has_groups else (), blocks=blocks)
+
+    tests = {name: test_of(errors) for name, errors in exact.errors.items()}
+    rows = [_error_row(name, test, exact, dtype, lengths) for name, test in tests.items()]
+    if always_check_draws or any(row.outcome != PASSED for row in rows):
+        own = {name: test_of(errors) for name, errors in exact.own_paths().items()}
+        ratios = tuple(test.ratio for test in own.values())
+        rows = [replace(row, figures=structs.replace(row.figures, model_ways_ratios=ratios)) for row in rows]
+        odd = next((name for name, test in own.items() if not test.is_passed), None)
+        if odd is not None:
+            says = f"The model's own '{odd}' does not look like its roundings drawn anew, so they are no measure here."
+            rows = [replace(row, outcome=MISSING, says=says) for row in rows]
+    return list(zip(rows, tests.values(), strict=True))
+
+
+def _error_row(name: str, test: FloorTest, exact: Exact, dtype: str, lengths: Sequence[int]) -> Evidence:
+    one, all_ = smallest_fault(test.position.allowed), smallest_fault(DRAWN.over_all)
+    broken = int(np.isinf(test.by_position).sum())
+    figures = evidence.DrawnFigures(
         compute_dtype=dtype,
-        noise_ratio=test.ratio,
+        noise_ratio=test.noise_ratio,
         largest_ratio_allowed=DRAWN.over_all,
         draws=len(exact.draws),
         model_ways_ratios=(),
-        worst_position_ratio=position.worst,
-        position_ratio_allowed=position.allowed,
-        positions=sum(lengths),
+        worst_position_ratio=test.worst,
+        position_ratio_allowed=test.position.allowed,
+        positions=len(test.by_position),
         positions_beyond=len(test.outliers),
-        nonfinite_mismatch=test.nonfinite,
-        fault_seen_at_one_position=test.smallest_fault("position"),
-        fault_seen_over_all=test.smallest_fault() or 0.0,
-        outliers={each.kind: tuple(map(int, each.outliers[:8])) for each in test.places if len(each.outliers)},
+        nonfinite_mismatch=broken,
+        fault_seen_at_one_position=one,
+        fault_seen_over_all=all_,
+        outliers={each.kind: tuple(each.outliers[:8].tolist()) for each in test.places if len(each.outliers)},
     )
-    control = (
-        f"'{name}' in {dtype} compared with the model's float32 forward, over {len(exact.draws)} forwards whose"
-        " roundings are drawn anew"
-    )
+    forwards = f"{len(exact.draws)} forwards whose roundings are drawn anew"
+    control = f"'{name}' in {dtype} compared with the model's float32 forward, over {forwards}"
     size = f"In {dtype} the error of '{name}' to float32 is {multiple(test.ratio)} that of rounding"
-    says = _says(test, size, lengths)
-    if test.nonfinite:
-        says = f"In {dtype} {plural(test.nonfinite, 'logit')} of '{name}' are NaN or infinite, unlike in float32."
-    elif test.is_passed:
-        one, all_ = figures.fault_seen_at_one_position or 0.0, figures.fault_seen_over_all
-        says = f"{size}; a fault of {one:.2g}x at one position, {all_:.2g}x over all would show."
-    outcome = PASSED if test.is_passed else FAILED
-    if outcome == FAILED and exact.has_experts and not test.nonfinite and len(test.outliers) <= JUMPS * sum(lengths):
-        rest = np.delete(errors.squares, test.outliers).mean()
-        if rest <= DRAWN.over_all**2 * np.mean([np.delete(draw.squares, test.outliers) for draw in exact.draws]):
+    outcome, says = FAILED, _says(test, size, lengths)
+    if test.is_passed:
+        outcome, says = PASSED, f"{size}; a fault of {one:.2g}x at one position, {all_:.2g}x over all would show."
+    elif broken:
+        says = f"In {dtype} '{name}' is NaN or infinite at {plural(broken, 'position')}, unlike in float32."
+    elif exact.has_experts and len(test.outliers) <= JUMPS * len(test.by_position):
+        rest, draws = (np.delete(each, test.outliers, axis=-1) for each in (exact.errors[name], exact.draws))
+        if rest.mean() <= DRAWN.over_all**2 * draws.mean():
             outcome, says = NOTED, f"{says.removesuffix('.')}: another expert, by a near tie of the router?"
-    return Evidence(Check.DRAWN, control, figures, outcome, says, name), test
-
-
-def checked_by_own_paths(
-    rows: list[Evidence], exact: Exact, dtype: str, lengths: Sequence[int], blocks: Sequence[int], *, always: bool
-) -> list[Evidence]:
-    """The rows, or none of them decides because a path of the model itself does not look like its roundings drawn
-    anew. always: ask also if every row passed, because the draws alone decide.
-    """
-    if not always and all(row.outcome == PASSED for row in rows):
-        return rows
-    tests = {
-        name: error_evidence(name, own, exact, dtype, lengths, blocks)[1] for name, own in exact.own_paths().items()
-    }
-    ratios = tuple(test.ratio for test in tests.values())
-    odd = next((name for name, test in tests.items() if not test.is_passed), None)
-    checked = []
-    for row in rows:
-        row = replace(row, figures=structs.replace(row.figures, model_ways_ratios=ratios))
-        if odd is not None:
-            says = f"The model's own '{odd}' does not look like its roundings drawn anew, so they are no measure here."
-            row = replace(row, outcome=MISSING, says=says)
-        checked.append(row)
-    return checked
+    return Evidence(Check.DRAWN, control, figures, outcome, says, name)
 
 
 def _says(test: FloorTest, size: str, lengths: Sequence[int]) -> str:
     """Say how large a difference is, and what lies beyond the limits. size: `In float32 the difference is 3x ...`."""
-    limit = f"(rounding: at most {test.limits.over_all:g}x)"
-    if test.ratio > test.limits.over_all:
-        return f"{size} {limit}."
-    exceeding = [each for each in (test.position, *test.places) if len(each.outliers)]
-    if not exceeding:
-        return f"{size} {limit}."
+    exceeding = [each for each in test.places if len(each.outliers)]
+    if test.ratio > test.limits.over_all or not exceeding:
+        return f"{size} (rounding: at most {test.limits.over_all:g}x)."
     most = exceeding[0]
     place = f"{multiple(most.worst)} at {most.kind} {most.worst_place}"
     if most is test.position:
         first, is_one = place_in_words(int(test.outliers[0]), lengths), len(test.outliers) == 1
         place = f"{multiple(most.worst)} at {first}" if is_one else f"up to {multiple(most.worst)} from {first} on"
     return f"{size}, but {place} (rounding: at most {most.allowed:.3g}x)."
-
-
-def _not_finite_text(mismatch: NotFinite, dtype: str, lengths: Sequence[int]) -> str:
-    return f"In {dtype}, {mismatch.says(lengths)}."
-
-
-def _finite(value: float) -> float | None:
-    return value if np.isfinite(value) else None
 
 
 def _quote(names: Sequence[str]) -> str:

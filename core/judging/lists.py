@@ -125,19 +125,18 @@ def judge_responses(
     sides: Sequence[ListSide], pairs: Sequence[ListPair], repeats: Mapping[str, bool] | None = None
 ) -> list[Verdict]:
     """Judge each pair of responses, the first side with each other. repeats: as of ListControls."""
-    both = enumerate(zip(pairs, sides[1:], strict=True))
-    return [_judge_pair(index, ListControls(pair, (sides[0], side), repeats or {})) for index, (pair, side) in both]
+    controls = [
+        ListControls(pair, (sides[0], side), repeats or {}) for pair, side in zip(pairs, sides[1:], strict=True)
+    ]
+    return [replace(judge(each), first_place=None, pair=index) for index, each in enumerate(controls)]
 
 
 def judge_with_floor(earlier: Verdict, pair: ListPair, sides: Sequence[ListSide], floor: Evidence) -> Verdict:
     """Judge a stored, undecided pair again with a model's noise floor."""
     rows = tuple(row for row in earlier.evidence if row.outcome != FAILED)  # what had failed had not decided
-    return _judge_pair(earlier.pair, ListControls(pair, sides, floor_row=floor), replace(earlier, evidence=rows))
-
-
-def _judge_pair(index: int, controls: ListControls, earlier: Verdict | None = None) -> Verdict:
-    ratio = getattr(controls.floor_row.figures, "noise_ratio", None) if controls.floor_row else None
-    return replace(judge(controls, earlier), noise_ratio=ratio, first_place=None, pair=index)
+    verdict = judge(ListControls(pair, sides, floor_row=floor), replace(earlier, evidence=rows))
+    ratio = getattr(floor.figures, "noise_ratio", None)
+    return replace(verdict, noise_ratio=ratio, first_place=None, pair=earlier.pair)
 
 
 def judge_tokens(tokens: TokenPair) -> Verdict:

@@ -1,4 +1,4 @@
-"""Places of positions, prompts one after another, and logits that are NaN or infinite on one side only."""
+"""Places of positions, prompts one after another: in words, where logits are not finite, and which stand out."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
+from ..runs.file.evidence import NOTED, Check, Evidence, StructureFigures
+from .statistic import BLOCKS, FloorTest
+
 FLOAT16_MAX = 65504.0
+_LEAST_PLACES = 3  # that name a block: one place is a multiple of a larger block than its own every other time
+_NO_BLOCK = 0.01  # chance that places anywhere are all multiples of a size, above which no block is named
 
 
 def place_of(row: int, lengths: Sequence[int]) -> tuple[int, int]:
@@ -57,13 +63,71 @@ class NotFinite:
         wrong = 0 if np.isfinite(self.values[1]) else 1
         text = f" ({self.text!r})" if self.text else ""
         place = f"{place_in_words(int(self.rows[0]), lengths)}, token {self.token}{text}"
-        what, other = (_number_in_words(self.values[side]) for side in (wrong, 1 - wrong))
+        values = [f"{value:.6g}".replace("nan", "NaN").replace("inf", "infinity") for value in self.values]
         more = f" ({self.logits:,} such logits)" if self.logits > 1 else ""
-        return f"'{self.sides[wrong]}' is {what} at {place}, where '{self.sides[1 - wrong]}' is {other}{more}"
+        other = f"where '{self.sides[1 - wrong]}' is {values[1 - wrong]}"
+        return f"'{self.sides[wrong]}' is {values[wrong]} at {place}, {other}{more}"
 
     def place(self, lengths: Sequence[int]) -> tuple[int, int]:
         return place_of(int(self.rows[0]), lengths)
 
 
-def _number_in_words(value: float) -> str:
-    return "NaN" if np.isnan(value) else f"{value:.6g}" if np.isfinite(value) else f"{'-' * bool(value < 0)}infinity"
+def structure_of(
+    outliers: NDArray[np.int64], lengths: Sequence[int], blocks: Sequence[int] = BLOCKS
+) -> StructureFigures:
+    """Structure of the outlier positions, prompts of `lengths` positions one after another: the first one, starts of
+    runs of neighbouring ones, the block size whose boundaries they are, whether they are all from the first one on.
+    """
+    if not len(outliers):
+        return StructureFigures(positions=0, first=None, starts=(), block=None, is_tail=False)
+    begins = np.concatenate([[0], np.cumsum(lengths)])
+    prompts = np.searchsorted(begins, outliers, side="right") - 1
+    places = outliers - begins[prompts]
+    starts = places[np.append(True, (np.diff(outliers) > 1) | (np.diff(prompts) > 0))]
+    counts = {p: (prompts == p).sum() for p in np.unique(prompts)}
+    return StructureFigures(
+        positions=len(outliers),
+        first=(int(prompts[0]), int(places[0])),
+        starts=tuple(starts[:64].tolist()),
+        block=_likeliest_block(np.unique(starts[starts > 0]), blocks),
+        is_tail=all(count == lengths[p] - places[prompts == p].min() for p, count in counts.items()),
+    )
+
+
+def _likeliest_block(places: NDArray[np.int64], blocks: Sequence[int]) -> int | None:
+    """Return the largest size of which these places are all multiples, None if chance explains them or they are few.
+
+    Of a block of b tokens a boundary is a multiple of B with probability b / B, so n places that are all multiples of B
+    are B^n times likelier under B than under no block. Every prompt starts at a multiple of everything, so 0 is left
+    out.
+    """
+    largest = max((size for size in blocks if not (places % size).any()), default=1)
+    return largest if len(places) >= _LEAST_PLACES and float(largest) ** -len(places) <= _NO_BLOCK else None
+
+
+def outliers_evidence(
+    shape: StructureFigures, first: tuple[int, int] | None, test: FloorTest, dtype: str, lengths: Sequence[int]
+) -> Evidence:
+    """Return the row on the first place of the difference, in the dtype that decided. It never decides.
+
+    first: first place of the fault, after the outliers if it is on top of a lower precision.
+    """
+
+    def row_of(place: tuple[int, int]) -> int:
+        return sum(lengths[: place[0]]) + place[1]
+
+    says = "No single position is an outlier: the difference is larger everywhere alike."
+    if shape.first is not None:
+        row = row_of(shape.first)
+        reach = (
+            ", at every position" if shape.positions == sum(lengths) else ", and continues to the end" * shape.is_tail
+        )
+        block = f"; every start is a multiple of {shape.block}, as of blocks of a KV cache" if shape.block else ""
+        says = f"It begins at {place_in_words(row, lengths)}{reach}{block}."
+        if first is not None and first != shape.first:
+            fault = place_in_words(row_of(first), lengths)
+            says = f"Noise begins at {place_in_words(row, lengths)}, the fault at {fault}."
+        elif shape.first[1] == 1 and not test.by_position[row - 1]:
+            says += " Position 0 has one key only, so a fault of keys, masks or scales cannot show there."
+    figures = structs.replace(shape, first=first or shape.first)
+    return Evidence(Check.OUTLIERS, f"positions beyond what rounding reaches in {dtype}", figures, NOTED, says)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import combinations, product
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +18,18 @@ from ..numerics.formats import FLOAT32, FloatFormat, bits_of, values_of
 from ..runs.dumps.dump import CHUNK_BYTES_TOGETHER, LOGITS, Dump, open_dump
 from ..runs.figures import Figures
 from ..runs.file.records import RunHeader
-from ..text import series as in_words
-from ..text import three_digits
-from .divergence import Divergence, join_parts
-from .judge import (
-    FLOOR_KINDS,
-    FLOOR_OF_SPREAD,
-    FLOOR_SHRINKS,
-    FLOOR_START,
-    FLOOR_UNEVEN,
-    MOVING_FLOOR,
-    OTHER_PATH,
-    NoiseFloor,
-)
+from ..text import series, three_digits
+from . import judge
+from .divergence import Divergence, concatenate
 from .places import place_in_words
 from .validity import first_mismatch
 
 Tick = Callable[[int, int], None]  # rows of a control that were read, and all
 _Bits = NDArray[np.unsignedinteger]
 _Side = tuple[Dump | None, int]  # a dump and the place of a side in it; None: the run
-_Squares = Mapping[tuple[int, int], NDArray[np.float64]]  # of every two paths [positions]
 _Couples = dict[Any, tuple[_Side, _Side]]
-_UPCAST = 0.98  # of logits that round back to the run's own bits; computed in float32, a third to two thirds do
 _UNRELATED = 0.25  # of the spread of logits over the vocabulary; rounding to 16 bits moves them by a hundredth of it
-_SWAPPED = 10.0  # times nearer to another side in float32 than to itself
-_CROSSED = 8  # sides of which each is compared with every other
+_CROSSED = 8  # paths of a floor of which each is compared with every other
 _FIRST_ROWS = 64  # that tell the spread of logits
 _LEAST_PATHS = 3  # distinct ones of a floor, the first among them
 
@@ -55,7 +42,7 @@ class UploadedControls:
     """
 
     by_kind: Mapping[str, Mapping[str, Divergence]] = field(default_factory=dict)
-    floor: NoiseFloor | str = ""
+    floor: judge.NoiseFloor | str = ""
     has_experts: bool = False
     controls: frozenset[str] = frozenset()
 
@@ -83,7 +70,7 @@ def measure_controls(
     with ExitStack() as stack:
         dumps = {kind: stack.enter_context(_open(paths, header, kind)) for kind, paths in files.items() if paths}
         ours, by_kind = _sides_of(header, None), dict[str, Mapping[str, Divergence]]()
-        floor: NoiseFloor | str = ""
+        floor: judge.NoiseFloor | str = ""
         for kind in {"rerun", "neighbours"} & dumps.keys():
             couples: _Couples = {name: (ours[name], side) for name, side in _sides_of(header, dumps[kind]).items()}
             by_kind[kind] = _compare(figures, couples, header.format, on_progress)
@@ -132,7 +119,7 @@ def _sides_of(header: RunHeader, dump: Dump | None) -> dict[str, _Side]:
         return shared
     if not shared and len(theirs) == len(ours):  # with one name shared and another not, order would swap sides silently
         return {name: (dump, place) for place, name in enumerate(ours)}
-    quoted, own = (in_words([repr(name) for name in names[:4]]) for names in (theirs, ours))
+    quoted, own = (series([repr(name) for name in names[:4]]) for names in (theirs, ours))
     raise DumpError(f"The control has sides {quoted}; expected the run's {own}.")
 
 
@@ -153,35 +140,29 @@ def _compare(figures: Figures, couples: _Couples, fmt: FloatFormat, tick: Tick) 
         for key, (reference, variant) in couples.items():
             parts[key].append(_divergence(bits[reference], bits[variant], fmt))
         tick(stop, figures.header.rows)
-    return {key: join_parts(each) for key, each in parts.items()}
+    return {key: concatenate(each) for key, each in parts.items()}
 
 
-def _pairs(figures: Figures, dump: Dump, tick: Tick) -> dict[str, Mapping[str, Divergence]]:
+def _pairs(figures: Figures, dump: Dump, tick: Tick) -> dict[str, dict[str, Divergence]]:
     """Compare each variant in float32 with its reference, and each side of the run with itself in float32.
 
     DumpError if it is not of the run's sides: another model's pair would shrink, or be equal, whatever the run holds.
     """
-    header, fmt = figures.header, figures.header.format
+    header = figures.header
     ours, sides, reference = _sides_of(header, None), _sides_of(header, dump), header.sides[0].name
     if reference not in sides:
-        raise DumpError(f"The pair in float32 has {in_words([repr(name) for name in sides])}, not '{reference}'.")
-    narrow = [] if fmt is FLOAT32 else list(sides)
-    crossed = [two for two in product(narrow, narrow) if len(narrow) <= _CROSSED or two[0] == two[1]]
-    couples: _Couples = {name: (sides[reference], sides[name]) for name in sides if name != reference}
-    results = _compare(figures, couples | {(a, b): (ours[a], sides[b]) for a, b in crossed}, FLOAT32, tick)
-    rms = {two: results[two].rms_of_positions for two in crossed}
-    if narrow and (least := min(rms[(name, name)] for name in narrow)) > _UNRELATED * _spread(figures):
+        raise DumpError(f"The pair in float32 has {series([repr(name) for name in sides])}, not '{reference}'.")
+    couples: _Couples = {("float32", name): (sides[reference], sides[name]) for name in sides if name != reference}
+    if header.format is not FLOAT32:
+        couples |= {("narrowing", name): (ours[name], side) for name, side in sides.items()}
+    results: dict[str, dict[str, Divergence]] = {"float32": {}, "narrowing": {}}
+    for (kind, name), result in _compare(figures, couples, FLOAT32, tick).items():
+        results[kind][name] = result
+    least = min((result.rms for result in results["narrowing"].values()), default=0.0)
+    if least > _UNRELATED * _spread(figures):
         says = f"other weights or tokens: it differs from the run by {least:.3g} logits (rms)"
         raise DumpError(f"The pair in float32 has {says}.")
-    for (name, other), far in rms.items():
-        if far * _SWAPPED < rms[(name, name)]:
-            raise DumpError(f"'{name}' in {fmt.name} is nearer to '{other}' in float32. Are the names swapped?")
-    _, first = next(dump.chunks())
-    copies = {name: values_of(first[sides[name][1]], FLOAT32).astype(fmt.values).view(fmt.carrier) for name in narrow}
-    same = [figures.read_rows(ours[name][1], 0, len(bits)) == bits for name, bits in copies.items()]
-    if same and min(float(each.mean()) for each in same) > _UPCAST:
-        raise DumpError(f"The pair in float32 is the run's own {fmt.name}, upcast. Compute both sides in float32.")
-    return {"float32": {name: results[name] for name in couples}, "narrowing": {n: results[(n, n)] for n in narrow}}
+    return results
 
 
 def _spread(figures: Figures) -> float:
@@ -194,7 +175,7 @@ def _spread(figures: Figures) -> float:
 
 def _floor(
     figures: Figures, dump: Dump, pair: Dump | None, narrowing: Mapping[str, Divergence], tick: Tick
-) -> NoiseFloor | str:
+) -> judge.NoiseFloor | str:
     """Return the noise floor of paths that compute the pair's reference in float32, or why they measure none.
 
     pair: in float32, None if the run is. DumpError if fewer than three are distinct, or if one is the variant itself.
@@ -202,7 +183,7 @@ def _floor(
     header, names = figures.header, [side.name for side in dump.sides]
     pair_sides, reference, paths = _sides_of(header, pair), header.sides[0].name, range(len(names))
     crossed = [(a, b) for a, b in combinations(paths, 2) if a == 0 or b < _CROSSED]
-    couples: _Couples = {(path, name): ((dump, path), pair_sides[name]) for path, name in product(paths, pair_sides)}
+    couples: _Couples = {(path, name): ((dump, path), pair_sides[name]) for path in paths for name in pair_sides}
     results = _compare(figures, couples | {(a, b): ((dump, a), (dump, b)) for a, b in crossed}, FLOAT32, tick)
     for path, name in couples:
         if not results[(path, name)].neq and results[(path, reference)].neq:
@@ -211,41 +192,47 @@ def _floor(
     if len(distinct) < _LEAST_PATHS:
         count = f"{len(distinct)} distinct of {len(names)} paths"
         raise DumpError(f"The noise floor has {count}; expected {_LEAST_PATHS} or more.")
-    squares = {two: results[two].mean_squares for two in crossed if {*two} <= {*distinct}}
-    floor, widest = np.stack([squares[(0, path)] for path in distinct[1:]]), FLOOR_OF_SPREAD * _spread(figures)
+    squares = {two: results[two].squares for two in crossed if {*two} <= {*distinct}}
+    floor, widest = np.stack([squares[(0, path)] for path in distinct[1:]]), judge.FLOOR_OF_SPREAD * _spread(figures)
     if reference in narrowing:
         finer = 2.0 ** (FLOAT32.mantissa_bits - header.format.mantissa_bits)
-        widest = narrowing[reference].rms_of_positions / finer / FLOOR_SHRINKS
-    sizes = float(np.sqrt(floor.mean())), results[(0, reference)].rms_of_positions, widest
-    if doubt := _doubt(squares, names, header.lengths, sizes):
+        widest = narrowing[reference].rms / finer / judge.FLOOR_SHRINKS
+    size = float(np.sqrt(floor.mean()))
+    ratios = {"start": results[(0, reference)].rms / size if size else 0.0, "width": size / widest}
+    if doubt := _doubt(squares, names, header.lengths, ratios):
         return f"The uploaded floor {doubt}."
     moves = (floor > 0).sum(axis=0) >= 2
-    if moves.mean() < MOVING_FLOOR:
-        return f"The uploaded floor is too narrow: two of its paths differ at only {moves.mean():.0%} of positions."
     floor[:, ~moves] = np.median(floor[:, moves], axis=1, keepdims=True)
-    return NoiseFloor(floor, f"the uploaded floor: {', '.join(repr(names[path]) for path in distinct)}")
+    return judge.NoiseFloor(floor, f"the uploaded floor: {', '.join(repr(names[path]) for path in distinct)}")
 
 
 @np.errstate(divide="ignore", invalid="ignore")
-def _doubt(squares_of_paths: _Squares, names: Sequence[str], lengths: list[int], sizes: tuple[float, ...]) -> str:
+def _doubt(
+    squares: Mapping[tuple[int, int], NDArray[np.float64]],
+    names: Sequence[str],
+    lengths: list[int],
+    ratios: Mapping[str, float],
+) -> str:
     """Say why paths may differ by more than rounding, '' if they do not: a floor with a fault makes rounding of it.
 
-    sizes: rms of the floor, of its first path to the pair's reference, and of rounding at most.
+    squares: of every two paths [positions]; ratios: of the first path to the pair's reference ('start') and of rounding
+    at most ('width'), over the floor.
     """
-    rms = {two: float(np.sqrt(squares.mean())) for two, squares in squares_of_paths.items()}
-    others = {two: squares for two, squares in squares_of_paths.items() if (squares > 0).mean() >= OTHER_PATH}
+    rms = {two: float(np.sqrt(each.mean())) for two, each in squares.items()}
+    others = {two: each for two, each in squares.items() if (each > 0).mean() >= judge.OTHER_PATH}
     if not any({(a, b), (a, c), (b, c)} <= {*others} for a, b, c in combinations(range(len(names)), 3)):
-        return f"is too narrow: no three paths differ from one another at {OTHER_PATH:.0%} of positions"
-    far, near, (size, start, widest) = max(rms, key=rms.__getitem__), min(others, key=rms.__getitem__), sizes
-    least = np.min([np.where(squares > 0, squares, np.inf) for squares in others.values()], axis=0)
-    uneven = np.sqrt(np.max(list(squares_of_paths.values()), axis=0) / least)
+        return f"is too narrow: no three paths differ from one another at {judge.OTHER_PATH:.0%} of positions"
+    far, near = max(rms, key=rms.__getitem__), min(others, key=rms.__getitem__)
+    least = np.min([np.where(each > 0, each, np.inf) for each in others.values()], axis=0)
+    uneven = np.sqrt(np.max(list(squares.values()), axis=0) / least)
     row = int(np.argmax(uneven))
     a, b, c, d = (repr(names[path]) for path in (*far, *near))
+    place = place_in_words(row, lengths)
     for ratio, most, says in (
-        (start / size, FLOOR_START, "is of another pair: its first path differs from the float32 reference"),
-        (rms[far] / rms[near], FLOOR_KINDS, f"has paths of two kinds: over {c} and {d}, {a} and {b} differ"),
-        (uneven[row], FLOOR_UNEVEN, f"is uneven at {place_in_words(row, lengths)}: two paths, over two others, differ"),
-        (size / widest, 1.0, "is wider than float32 rounds: its paths differ"),
+        (ratios["start"], judge.FLOOR_START, "is of another pair: its first path differs from the float32 reference"),
+        (rms[far] / rms[near], judge.FLOOR_KINDS, f"has paths of two kinds: over {c} and {d}, {a} and {b} differ"),
+        (uneven[row], judge.FLOOR_UNEVEN, f"is uneven at {place}: two paths, over two others, differ"),
+        (ratios["width"], 1.0, "is wider than float32 rounds: its paths differ"),
     ):
         if ratio > most:
             return f"{says} {three_digits(ratio)}x (rounding: up to {most:g}x)"
@@ -256,13 +243,11 @@ def _divergence(reference: _Bits, variant: _Bits, fmt: FloatFormat) -> Divergenc
     rows = compare(reference, variant, fmt)
     mismatches = np.flatnonzero(rows.nonfinite_mismatch)
     mismatch = [values_of(bits[mismatches[0]], fmt) for bits in (reference, variant)] if len(mismatches) else []
-    ulps = rows.max_row_ulps[np.isfinite(rows.max_row_ulps)]
     return Divergence(
-        rows.sum_squares,
-        rows.finite,
+        rows.sum_squares / np.maximum(rows.finite, 1),
         np.asarray(rows.nonfinite_mismatch),
         first_mismatch(*mismatch) if mismatch else None,
         int(rows.neq.sum()),
         bool(np.all(rows.bit_identical)),
-        largest_row_ulps=float(ulps.max()) if len(ulps) else None,
+        largest_row_ulps=float(np.nanmax(rows.max_row_ulps, initial=0.0)),
     )

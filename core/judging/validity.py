@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from ..numerics.formats import values_of
@@ -22,9 +24,7 @@ from ..text import number, plural, series
 from .constant_rows import Filling
 from .divergence import Divergence
 from .judge import KL, ROW_ULPS, STANDS_OUT, STANDS_OUT_MOST
-from .places import FLOAT16_MAX, NotFinite, place_in_words, place_of
-from .statistic import BLOCKS
-from .structure import structure_of
+from .places import FLOAT16_MAX, NotFinite, place_in_words, place_of, structure_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,7 +41,8 @@ NAMED = ("compute dtype declared:", "compute dtype override:")
 FLOAT32_STEPS = 1 << 16  # row ULPs of float32 in one of bfloat16
 
 
-class _Side(NamedTuple):
+@dataclass(frozen=True)
+class _Side:
     """A side of a dump. holds: logits, log-probabilities or probabilities; logsumexp: of every row, nats."""
 
     name: str
@@ -54,35 +55,12 @@ class _Side(NamedTuple):
         return bool(self.filling.rows and np.isneginf(self.filling.value))
 
 
-_Sides = tuple[_Side, _Side]
-
-
 def checks_of(figures: Figures, fillings: Sequence[Filling]) -> list[list[Evidence]]:
     """Return the validity checks of every pair: shapes and tokens, and others that find something.
 
     fillings: of every side.
     """
     header = figures.header
-    first, *others = [_side_of(figures, index, filling) for index, filling in enumerate(fillings)]
-    checks = []
-    for pair, other in enumerate(others):
-        sides, table = (first, other), figures.positions(pair)
-        rows = _shift(table, sides), _scale(sides), _truncation(header, table, sides), _numbers(figures, pair, sides)
-        checks.append([_tokens(header), *(row for row in rows if row is not None)])
-    return checks
-
-
-def _side_of(figures: Figures, index: int, filling: Filling) -> _Side:
-    header = figures.header
-    rows = values_of(figures.read_rows(index, 0, min(_FIRST_ROWS, header.rows)), header.format)
-    rows = rows[~(np.isnan(rows) | np.isposinf(rows)).any(axis=1)]
-    if filling.rows and filling.value < 0:
-        rows = np.where(rows == filling.value, -np.inf, rows)
-    holds = looks_normalised(rows) if len(rows) else ""
-    return _Side(header.sides[index].name, filling, holds or "logits", figures.logsumexp(index))
-
-
-def _tokens(header: RunHeader) -> Evidence:
     highest = max((max(prompt.token_ids) for prompt in header.prompts if prompt.token_ids), default=None)
     shape = f"Both sides have {plural(header.rows, 'position')} x {header.vocab:,} tokens"
     outcome, says = PASSED, f"{shape} and the same token ids."
@@ -91,11 +69,24 @@ def _tokens(header: RunHeader) -> Evidence:
     elif highest >= header.vocab:
         outcome = FAILED
         says = f"Token ids reach {highest:,}, beyond the vocabulary of {header.vocab:,}: they are of other logits."
-    figures = evidence.ShapesFigures(positions=header.rows, vocab=header.vocab, highest_token_id=highest)
-    return Evidence(Check.SHAPES, "shapes, and token ids vs the vocabulary", figures, outcome, says)
+    record = evidence.ShapesFigures(positions=header.rows, vocab=header.vocab, highest_token_id=highest)
+    shapes = Evidence(Check.SHAPES, "shapes, and token ids vs the vocabulary", record, outcome, says)
+    sides, checks = [], []
+    for index, filling in enumerate(fillings):
+        rows = values_of(figures.read_rows(index, 0, min(_FIRST_ROWS, header.rows)), header.format)
+        rows = rows[~(np.isnan(rows) | np.isposinf(rows)).any(axis=1)]
+        if filling.rows and filling.value < 0:
+            rows = np.where(rows == filling.value, -np.inf, rows)
+        holds = looks_normalised(rows) if len(rows) else ""
+        sides.append(_Side(header.sides[index].name, filling, holds or "logits", figures.logsumexp(index)))
+    for pair, other in enumerate(sides[1:]):
+        both, table = (sides[0], other), figures.positions(pair)
+        every = _shift(table, both), _scale(both), _truncation(header, table, both), _numbers(figures, pair, both)
+        checks.append([shapes, *filter(None, every)])
+    return checks
 
 
-def _shift(table: pd.DataFrame, sides: _Sides) -> Evidence | None:
+def _shift(table: pd.DataFrame, sides: tuple[_Side, _Side]) -> Evidence | None:
     """Check whether rows of the two sides agree best as they stand or one or two further along."""
     reference, variant = (table[name].astype("Int64") for name in ("reference_token", "variant_token"))
     # of rows t where variant[t + shift] has the argmax of reference[t]
@@ -112,7 +103,7 @@ def _shift(table: pd.DataFrame, sides: _Sides) -> Evidence | None:
     return Evidence(Check.SHIFT, "argmaxes of the two sides, up to two rows apart", figures, FAILED, says)
 
 
-def _scale(sides: _Sides) -> Evidence | None:
+def _scale(sides: tuple[_Side, _Side]) -> Evidence | None:
     mine, theirs = sides
     if mine.holds == theirs.holds == "logits":
         return None
@@ -126,7 +117,7 @@ def _scale(sides: _Sides) -> Evidence | None:
     return Evidence(Check.LOGSUMEXP, "logsumexp of every row of both sides", figures, outcome, says)
 
 
-def _truncation(header: RunHeader, table: pd.DataFrame, sides: _Sides) -> Evidence | None:
+def _truncation(header: RunHeader, table: pd.DataFrame, sides: tuple[_Side, _Side]) -> Evidence | None:
     filled = [side for side in sides if side.filling.rows]
     if not filled:
         return None
@@ -148,7 +139,7 @@ def _truncation(header: RunHeader, table: pd.DataFrame, sides: _Sides) -> Eviden
     return Evidence(Check.TRUNCATION, "rows that one single value fills to more than a half", figures, outcome, says)
 
 
-def _numbers(figures: Figures, pair: int, sides: _Sides) -> Evidence | None:
+def _numbers(figures: Figures, pair: int, sides: tuple[_Side, _Side]) -> Evidence | None:
     mismatch, lengths = not_finite_of(figures, pair), figures.header.lengths
     is_masked = mismatch is not None and figures.is_only_masked(pair)
     if mismatch is None or (is_masked and any(side.is_cut for side in sides)):  # a cut is named by itself
@@ -237,13 +228,12 @@ def differing(figures: Figures, pair: int) -> list[Evidence]:
     rows = np.flatnonzero(~figures.positions(pair)["bit_identical"].to_numpy(bool))
     if not len(rows):
         return []
-    shape = structure_of(rows, header.lengths, BLOCKS)
-    tail = ", and all after it" if 1 < shape.rows < header.rows and shape.is_tail else ""
-    smaller = f" (or {shape.smaller_block})" if shape.smaller_block else ""
-    block = f"; differences begin at multiples of {shape.block}{smaller}" if shape.block else ""
+    shape = structs.replace(structure_of(rows, header.lengths), of=header.rows)
+    tail = ", and all after it" if 1 < len(rows) < header.rows and shape.is_tail else ""
+    block = f"; differences begin at multiples of {shape.block}" if shape.block else ""
     first = place_in_words(int(rows[0]), header.lengths)
-    says = f"{shape.rows:,} of {plural(header.rows, 'position')} differ, first {first}{tail}{block}."
-    return [Evidence(Check.DIFFERING, "positions with a bit that differs", shape.figures(of=header.rows), NOTED, says)]
+    says = f"{len(rows):,} of {plural(header.rows, 'position')} differ, first {first}{tail}{block}."
+    return [Evidence(Check.DIFFERING, "positions with a bit that differs", shape, NOTED, says)]
 
 
 def screen(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.verdicts.trial import cases_of, model_named, registered
-from core.inference.controls.judge_model import JudgingSession, judge_pair
+from core.inference.controls.judge_model import JudgingSession, judge
 from core.inference.models.torch_errors import quiet
 from core.runs.file.evidence import FAILED
 
@@ -25,7 +25,7 @@ def judge_paths(model: str, names: dict[str, Any]) -> dict[str, Any]:
         with registered(case):
             variant = case.path or case.engine
             assert variant is not None
-            verdict = judge_pair(loaded, prompts[:1], case.reference, variant, session=session)
+            verdict = judge(loaded, prompts[:1], reference=case.reference, variant=variant, session=session)
         outputs[case.name] = {
             "verdict": verdict.name,
             "ratio": verdict.noise_ratio,

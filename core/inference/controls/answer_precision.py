@@ -37,30 +37,30 @@ def narrow_answers(
     """
     if loaded.dtype == "float32":
         return None
-    chosen = as_many_as(sorted(prompts, key=len), _POSITIONS)
+    shortest, dtype = as_many_as(sorted(prompts, key=len), _POSITIONS), loaded.dtype
 
     def answers(model: LoadedModel, of: RunnableSide = side) -> torch.Tensor:
-        return torch.cat([whole_side(of.run_on(model), ids) for ids in chosen])
+        return torch.cat([whole_side(of.run_on(model), ids) for ids in shortest])
 
-    def narrow(dtype: str, seen: str) -> Narrow:
-        says = f"'{side.name}' computes in {dtype} in a float32 run ({seen}); load its weights in model.dtype."
+    def narrow(dtype: str, reason: str) -> Narrow:
+        says = f"'{side.name}' computes in {dtype} in a float32 run ({reason}); load its weights in model.dtype."
         return Narrow(side.name, dtype, says)
 
-    with in_float32(loaded) as widened:
-        wide = answers(widened)
+    with in_float32(loaded) as model:
+        wide = answers(model)
         if (grid := grid_of(wide)) is not None:
             return narrow(grid, f"its logits are {grid} values")
         if side.path is not None:
             return None
-        again, exact = answers(widened), answers(widened, plain)
+        again, exact = answers(model), answers(model, plain)
     own, error = _rms(answers(loaded, plain), exact).clamp_min(1e-300), _rms(wide, exact)
     if (error / own).quantile(0.1) < _LEAST_ROUNDING or error.norm() > _LARGEST_ROUNDING * own.norm():
         return None
     is_same = answers(loaded).to(loaded.torch_dtype) == wide.to(loaded.torch_dtype)
     if float(is_same[wide.isfinite()].double().mean()) >= _MOST:
-        return narrow(loaded.dtype, "it returns the same logits in a float32 run")
+        return narrow(dtype, "it returns the same logits in a float32 run")
     if (_rms(again, wide) / own).quantile(0.1) >= _LEAST_ROUNDING:
-        return narrow(loaded.dtype, f"two answers in float32 differ by what {loaded.dtype} rounds")
+        return narrow(dtype, f"two answers in float32 differ by what {dtype} rounds")
     return None
 
 

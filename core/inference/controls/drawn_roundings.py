@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ...errors import CaptureError
-from ...judging.judge import Exact, checked_by_own_paths, error_evidence
-from ...judging.statistic import Errors, FloorTest
+from ...judging.judge import Exact, error_rows
+from ...judging.statistic import FloorTest
 from ...runs.file.evidence import Evidence
 from ..models.dtypes import in_float32
 from ..models.model import LoadedModel, has_experts
@@ -30,12 +31,12 @@ from ..paths.batch import Run
 from ..paths.engines import PLAIN, RunnableSide, side_of, whole_side
 from ..paths.hooks import ModuleTrace
 from ..paths.paths import parse_path
-from .reordering import reordered, reordering_refusal
+from .reordering import reorder, reordering_refusal
 from .rounding_floor import groups_of
 
 _SPARE_BITS = {torch.bfloat16: 16, torch.float16: 13}  # of a float32 significand beyond the dtype's
 DRAWS = 8
-_DECODED = 1024  # positions up to which token-by-token decode is one of the model's ways
+_DECODED = 1024  # positions up to which token-by-token decode is one of the model's paths
 
 
 class DrawnRounding(TorchDispatchMode):
@@ -58,8 +59,8 @@ class DrawnRounding(TorchDispatchMode):
         tensors = [each for each in leaves if isinstance(each, torch.Tensor)]
         floats = [each for each in tensors if each.is_floating_point() and each.ndim]
         is_view = any(each.alias_info is not None for each in func._schema.returns)
-        is_told = any(isinstance(each, torch.dtype) for each in leaves)
-        if floats and not is_view and not is_told and all(each.dtype == self._dtype for each in floats):
+        has_dtype = any(isinstance(each, torch.dtype) for each in leaves)
+        if floats and not is_view and not has_dtype and all(each.dtype == self._dtype for each in floats):
             result = wide = self._wide(func, args, kwargs)  # the operation's own 16 bits are not needed
         else:
             result = func(*args, **kwargs)
@@ -75,14 +76,14 @@ class DrawnRounding(TorchDispatchMode):
         first = _first(wide)
         if not isinstance(first, torch.Tensor) or first.dtype != torch.float32:
             return result  # indices, comparisons
-        rounded = self._rounded(first)
-        return type(result)((rounded, *result[1:])) if isinstance(result, tuple | list) else rounded
+        narrow = self._round(first)
+        return type(result)((narrow, *result[1:])) if isinstance(result, tuple | list) else narrow
 
     def _wide(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Compute the same operation in float32."""
-        return func(*tree_map(self._widened, args), **tree_map(self._widened, kwargs))
+        return func(*tree_map(self._widen, args), **tree_map(self._widen, kwargs))
 
-    def _widened(self, value: Any) -> Any:
+    def _widen(self, value: Any) -> Any:
         if isinstance(value, torch.nn.Parameter) and value.dtype == self._dtype and self._weights is not None:
             if value not in self._weights:
                 self._weights[value] = value.float()
@@ -91,7 +92,7 @@ class DrawnRounding(TorchDispatchMode):
             return value.float()
         return torch.float32 if value is self._dtype else value
 
-    def _rounded(self, wide: torch.Tensor) -> torch.Tensor:
+    def _round(self, wide: torch.Tensor) -> torch.Tensor:
         """Move values by up to a quarter of a unit in the last place and round; what is exact in 16 bits stays.
 
         The move is a hash of the value's bits, alike for the same: multiply and shift, as in splitmix.
@@ -110,7 +111,7 @@ def _first(result: Any) -> Any:
 
 
 @dataclass
-class Drawn:
+class RoundingDraws:
     """Errors in a model's 16 bits to its float32 forward, and those of DRAWS forwards whose roundings are drawn anew.
 
     plain: what the sides ought to compute; exact: runs it in float32; draws: their errors, made at first need.
@@ -120,40 +121,46 @@ class Drawn:
     prompts: Sequence[Sequence[int]]
     plain: RunnableSide = PLAIN
     exact: RunnableSide | None = None
-    draws: list[Errors] = field(default_factory=list)
+    draws: list[NDArray[np.float64]] = field(default_factory=list)
 
-    def compared(self, sides: Sequence[RunnableSide], say: Callable[[str], None] = lambda _: None) -> Exact:
+    def measure(self, sides: Sequence[RunnableSide], say: Callable[[str], None] = lambda _: None) -> Exact:
         """Measure the sides, and the model's own paths when they are asked for."""
 
-        def named(sides: Sequence[RunnableSide]) -> dict[str, Errors]:
+        def by_name(sides: Sequence[RunnableSide]) -> dict[str, NDArray[np.float64]]:
             return {side.name: each for side, each in zip(sides, self.errors(sides, say), strict=True)}
 
-        errors = named(sides)  # and the draws
-        own_paths, model = lambda: named(self._own_paths()), self.loaded
-        return Exact(errors, self.draws, own_paths, f"'{model.name}'", has_experts=has_experts(model.model))
+        errors, model = by_name(sides), self.loaded  # and the draws
+        experts = has_experts(model.model)
+        return Exact(errors, np.stack(self.draws), lambda: by_name(self._own_paths()), f"'{model.name}'", experts)
 
-    def errors(self, sides: Sequence[RunnableSide], say: Callable[[str], None] = lambda _: None) -> list[Errors]:
+    def compare(
+        self, side: RunnableSide, blocks: Sequence[int], say: Callable[[str], None] = lambda _: None
+    ) -> tuple[Evidence, FloorTest]:
+        """Compare a side's error in 16 bits with that of roundings drawn anew."""
+        lengths = [len(ids) for ids in self.prompts]
+        return error_rows(self.measure([side], say), self.loaded.dtype, lengths, blocks, always_check_draws=True)[0]
+
+    def errors(
+        self, sides: Sequence[RunnableSide], say: Callable[[str], None] = lambda _: None
+    ) -> list[NDArray[np.float64]]:
         """Return the errors of each side. CaptureError if float32 does not fit, or a side fails."""
         loaded = self.loaded
         if loaded.torch_dtype not in _SPARE_BITS:
             raise CaptureError(f"roundings are drawn in bfloat16 and float16, not in {loaded.dtype}.")
         weights: dict[torch.Tensor, torch.Tensor] | None = {} if self.plain is PLAIN else None
-        draws = [] if self.draws else [drawn(self.plain, seed, weights) for seed in range(DRAWS)]
-        pieces: dict[RunnableSide, list[Errors]] = {side: [] for side in (*sides, *draws)}
+        draws = [] if self.draws else [draw_of(self.plain, seed, weights) for seed in range(DRAWS)]
+        pieces: dict[RunnableSide, list[NDArray[np.float64]]] = {side: [] for side in (*sides, *draws)}
         for group in groups_of(loaded, self.prompts, itemsize=4):
             if weights:
                 weights.clear()
             say("a forward in float32")
-            with in_float32(loaded) as widened:
-                exact = [whole_side((self.exact or self.plain).run_on(widened), ids) for ids in group]
+            with in_float32(loaded) as wide_model:
+                exact = [whole_side((self.exact or self.plain).run_on(wide_model), ids) for ids in group]
             for side, of_side in pieces.items():
                 say(f"'{side.name}' compared with it")
                 for ids, wide in zip(group, exact, strict=True):
-                    side.run_on(loaded)(ids, partial(_measure, wide, of_side))
-        errors = {
-            side: Errors(np.concatenate([each.squares for each in every]), sum(each.nonfinite for each in every))
-            for side, every in pieces.items()
-        }
+                    side.run_on(loaded)(ids, partial(_add_error, wide, of_side))
+        errors = {side: np.concatenate(each) for side, each in pieces.items()}
         self.draws = self.draws or [errors[draw] for draw in draws]
         return [errors[side] for side in sides]
 
@@ -162,7 +169,7 @@ class Drawn:
 
         @contextmanager
         def reordering(loaded: LoadedModel, trace: ModuleTrace | None) -> Iterator[Run]:
-            with self.plain.open(loaded, trace) as run, reordered(loaded.model, 0):
+            with self.plain.open(loaded, trace) as run, reorder(loaded.model, 0):
                 yield run
 
         paths = [self.plain]
@@ -174,7 +181,7 @@ class Drawn:
         return paths
 
 
-def drawn(plain: RunnableSide, seed: int, weights: dict[torch.Tensor, torch.Tensor] | None = None) -> RunnableSide:
+def draw_of(plain: RunnableSide, seed: int, weights: dict[torch.Tensor, torch.Tensor] | None = None) -> RunnableSide:
     """A forward whose roundings are drawn anew; weights: as of `DrawnRounding`."""
 
     @contextmanager
@@ -189,27 +196,18 @@ def drawn(plain: RunnableSide, seed: int, weights: dict[torch.Tensor, torch.Tens
     return RunnableSide(f"draw {seed}", drawing)
 
 
-def compared_with_draws(
-    draws: Drawn, side: RunnableSide, blocks: Sequence[int], say: Callable[[str], None] = lambda _: None
-) -> tuple[Evidence, FloorTest]:
-    """Compare a side's error in 16 bits with that of roundings drawn anew."""
-    exact, dtype, lengths = draws.compared([side], say), draws.loaded.dtype, [len(ids) for ids in draws.prompts]
-    row, test = error_evidence(side.name, exact.errors[side.name], exact, dtype, lengths, blocks)
-    (row,) = checked_by_own_paths([row], exact, dtype, lengths, blocks, always=True)
-    return row, test
-
-
-def _measure(exact: torch.Tensor, pieces: list[Errors], start: int, logits: torch.Tensor) -> None:
+def _add_error(exact: torch.Tensor, pieces: list[NDArray[np.float64]], start: int, logits: torch.Tensor) -> None:
     """Add the errors of some positions, without a number that all logits of one share: most of rounding in trained
-    models is one, and no probability shows it. exact, logits: [positions, vocab]
+    models is one, and no probability shows it. Infinite if one is not finite, unlike in float32.
+
+    exact, logits: [positions, vocab]
     """
     wide = exact[start : start + len(logits)]
     error = logits - wide
-    finite, nonfinite = error.isfinite(), 0
-    if not bool(finite.all()):
-        same = (logits == wide) | (logits.isnan() & wide.isnan())
-        error, nonfinite = torch.where(finite, error, 0.0), int((~finite & ~same).sum())
-    count = finite.sum(1).clamp_min(1)
+    finite = error.isfinite()
+    is_same = finite if bool(finite.all()) else finite | (logits == wide) | (logits.isnan() & wide.isnan())
+    error, count = error if is_same is finite else torch.where(finite, error, 0.0), finite.sum(1).clamp_min(1)
     mean = error.sum(1, dtype=torch.float64) / count
     squares = torch.linalg.vector_norm(error, dim=1, dtype=torch.float64).square() / count
-    pieces.append(Errors((squares - mean.square()).clamp_min(0).cpu().numpy(), nonfinite))
+    errors = (squares - mean.square()).clamp_min(0)
+    pieces.append((errors if is_same is finite else errors.where(is_same.all(1), torch.inf)).cpu().numpy())

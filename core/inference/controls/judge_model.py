@@ -14,19 +14,9 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from ...errors import CaptureError
-from ...judging.divergence import Divergence, mean_squares
-from ...judging.judge import (
-    Controls,
-    Exact,
-    Lowered,
-    NoiseFloor,
-    NotAvailableError,
-    OtherRows,
-    Pair,
-    Rerun,
-    StaysInFloat32Error,
-)
-from ...judging.judge import judge as judge_controls
+from ...judging import judge as judging
+from ...judging.divergence import Divergence
+from ...judging.judge import NoiseFloor, NotAvailableError, OtherRows, Pair
 from ...judging.places import NotFinite, place_of
 from ...judging.statistic import BLOCKS, FloorTest
 from ...numerics.formats import LOGIT_FORMATS
@@ -36,17 +26,17 @@ from ..models.model import LoadedModel, has_experts, loaded_from
 from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.batch import CHUNK_BYTES, Emit, Run
 from ..paths.engine_side import parts_of
-from ..paths.engines import PLAIN, Engine, RunnableSide, digest_of, divergences_of, measure, side_of, whole_side
+from ..paths.engines import PLAIN, Engine, RunnableSide, digest_of, divergence_of, measure, side_of, whole_side
 from ..paths.hooks import ModuleTrace
 from .answer_precision import Narrow, narrow_answers
-from .drawn_roundings import Drawn
-from .modules_alone import first_not_finite, module_rows
+from .drawn_roundings import RoundingDraws
+from .modules_alone import first_not_finite, module_row
 from .precisions.catalogue import Precision
-from .precisions.lowered import Question, lowered_in_16_bits, lowered_of_pair
+from .precisions.lowered import Question, at_widest, lowered_in_16_bits, lowered_of_pair
 from .rounding_floor import SEEDS, check_prompts, not_finite_of, own_rounding_of, rounding_floor
 
 _OWN_SEEDS = range(2)  # of reorderings in 16 bits, where they do not decide
-KEPT_BYTES = 256 << 20  # of the logits of paths, in all dtypes together
+MEMOIZED_BYTES = 256 << 20  # of the logits of paths, in all dtypes together
 _WIDEST = 4  # bytes of a logit of another engine, some of which give float32 whatever they compute in
 _RERUNS = 4  # pairs of calls of a side that does not repeat itself; the largest difference counts, for races are rare
 Computed = TypeVar("Computed")
@@ -61,6 +51,8 @@ def judge(
     precisions: Sequence[Precision] = (),
     tokenizer: Any = None,
     on_progress: Callable[[str], None] | None = None,
+    session: JudgingSession | None = None,
+    digests: tuple[str, str] | None = None,
 ) -> Verdict:
     """Judge whether two sides differ by rounding or by a bug; run every control.
 
@@ -74,6 +66,9 @@ def judge(
         precisions: lower precisions that a side is declared to use; they are tried first.
         tokenizer: of `model`, for the texts of tokens.
         on_progress: gets the name of each step.
+        session: of this model and these prompts, if several pairs are judged.
+        digests: sha256 of both sides' bits as they were captured before in the model's dtype, which counts as one of
+            the two calls that a side has to repeat.
 
     Returns:
         The verdict with its evidence; `noise_ratio` is the rms of the pair over that of the noise floor.
@@ -83,33 +78,14 @@ def judge(
     """
     loaded = model if isinstance(model, LoadedModel) else loaded_from(model, tokenizer)
     ids = [tuple(int(token) for token in prompt) for prompt in prompts]
-    return judge_pair(loaded, ids, reference, variant, precisions=precisions, on_progress=on_progress)
-
-
-def judge_pair(
-    loaded: LoadedModel,
-    prompts: Sequence[Sequence[int]],
-    reference: str | Engine,
-    variant: str | Engine,
-    *,
-    precisions: Sequence[Precision] = (),
-    on_progress: Callable[[str], None] | None = None,
-    session: JudgingSession | None = None,
-    captured: tuple[str, str] | None = None,
-) -> Verdict:
-    """Judge as `judge` does, with the noise floors by position.
-
-    session: of this model and these prompts, if several pairs are judged; captured: sha256 of both sides' bits as they
-    were captured before in the model's dtype, which counts as one of the two calls that a side has to repeat.
-    """
-    check_prompts(loaded, prompts)
-    session = session or JudgingSession(loaded, prompts)
-    if session.loaded is not loaded or session.prompts != [tuple(ids) for ids in prompts]:
+    check_prompts(loaded, ids)
+    session = session or JudgingSession(loaded, ids)
+    if session.loaded is not loaded or session.prompts != ids:
         raise CaptureError("judging: the session is of another model or of other prompts.")
     sides = side_of(reference), side_of(variant)
     with model_errors_stop():
         try:
-            return judge_controls(ModelControls(session, sides, precisions, on_progress, captured))
+            return judging.judge(ModelControls(session, sides, precisions, on_progress, digests))
         finally:
             session.forget(sides[1])
 
@@ -132,7 +108,7 @@ class JudgingSession:
         self.prompts = [tuple(int(token) for token in prompt) for prompt in prompts]
         self._results: dict[Any, Any] = {}
         self._logits: dict[tuple[str, str, tuple[int, ...]], torch.Tensor] = {}
-        self.draws = Drawn(loaded, self.prompts, exact=self.kept(PLAIN))
+        self.draws = RoundingDraws(loaded, self.prompts, exact=self.memoize(PLAIN))
 
     def once(self, key: tuple[Any, ...], compute: Callable[[], Computed], side: RunnableSide = PLAIN) -> Computed:
         """Return what was computed before under this key; of a callable compute it anew."""
@@ -147,24 +123,24 @@ class JudgingSession:
         """Noise floor in the dtype of `model`: the session's, or the same weights widened."""
         fmt = LOGIT_FORMATS.get(model.dtype) if model is self.loaded else None
         seeds = SEEDS if model.dtype in WIDENING else _OWN_SEEDS
-        measure = partial(rounding_floor, model, self.prompts, seeds, row_ulps_of=fmt, plain=self.kept(PLAIN))
+        measure = partial(rounding_floor, model, self.prompts, seeds, row_ulps_of=fmt, plain=self.memoize(PLAIN))
         return self.once(("floor", model.dtype), measure)
 
-    def kept(self, side: RunnableSide) -> RunnableSide:
-        """The side, but a path computes its logits once in each dtype, as far as KEPT_BYTES go; not if followed."""
-        return replace(side, open=partial(self._opened, side)) if side.is_named else side
+    def memoize(self, side: RunnableSide) -> RunnableSide:
+        """The side, but a path computes its logits once in each dtype, as far as MEMOIZED_BYTES go; not if followed."""
+        return replace(side, open=partial(self._open, side)) if side.is_named else side
 
     def forget(self, side: RunnableSide) -> None:
         """Let the logits of a side go, which no other pair has."""
         self._logits = {key: logits for key, logits in self._logits.items() if key[0] != side.name}
 
-    def _opened(self, side: RunnableSide, model: LoadedModel, trace: ModuleTrace | None) -> AbstractContextManager[Run]:
+    def _open(self, side: RunnableSide, model: LoadedModel, trace: ModuleTrace | None) -> AbstractContextManager[Run]:
         itemsize = model.torch_dtype.itemsize if side.engine_path is None else _WIDEST
 
         def run(ids: Sequence[int], emit: Emit) -> None:
             key, size = (side.name, model.dtype, tuple(ids)), len(ids) * model.vocab_size * itemsize
             if key not in self._logits:
-                if sum(logits.nbytes for logits in self._logits.values()) + size > KEPT_BYTES:
+                if sum(logits.nbytes for logits in self._logits.values()) + size > MEMOIZED_BYTES:
                     return side.run_on(model)(ids, emit)
                 self._logits[key] = whole_side(side.run_on(model), ids)
             logits = self._logits[key]
@@ -176,7 +152,7 @@ class JudgingSession:
         return nullcontext(run) if trace is None else side.open(model, trace)
 
 
-class ModelControls(Controls):
+class ModelControls(judging.Controls):
     """Controls of two sides that the model runs."""
 
     def __init__(
@@ -185,15 +161,15 @@ class ModelControls(Controls):
         sides: tuple[RunnableSide, RunnableSide],
         precisions: Sequence[Precision] = (),
         say: Callable[[str], None] | None = None,
-        captured: tuple[str, str] | None = None,
+        digests: tuple[str, str] | None = None,
     ) -> None:
         self.session, self.sides, self.say = session, sides, say or (lambda _: None)
         self.loaded, self.prompts, self.precisions = session.loaded, session.prompts, precisions
         self.names, self.lengths = (sides[0].name, sides[1].name), [len(ids) for ids in session.prompts]
         self.dtype, self.has_experts = self.loaded.dtype, has_experts(self.loaded.model)
         self.blocks = sorted({*BLOCKS, *(int(size) for side in sides for size in side.block_sizes)})
-        self.kept = session.kept(sides[0]), session.kept(sides[1])
-        self.captured, self.digests = captured, ["", ""]
+        self.memoized = session.memoize(sides[0]), session.memoize(sides[1])
+        self.earlier_digests, self.digests = digests, ["", ""]
         self.floors: dict[str, NoiseFloor] = {}
 
     @cached_property
@@ -201,8 +177,9 @@ class ModelControls(Controls):
         """Sides that compute in 16 bits whatever they are asked."""
         narrow = []
         for side in self.sides:
-            one = side if side.path is None else self.session.kept(side)  # an engine is asked whether it repeats itself
-            ask = partial(narrow_answers, self.loaded, self.prompts, one, self.session.kept(PLAIN))
+            # an engine is asked whether it repeats itself
+            one = side if side.path is None else self.session.memoize(side)
+            ask = partial(narrow_answers, self.loaded, self.prompts, one, self.session.memoize(PLAIN))
             with suppress(CaptureError):  # a side that cannot be asked is for the float32 comparison to report
                 narrow.append(self.session.once(("narrow", side.name), ask, side))
         return [each for each in narrow if each is not None]
@@ -217,8 +194,8 @@ class ModelControls(Controls):
     def pair(self, dtype: str) -> Pair:
         self.say(f"both sides in {dtype}")
         if dtype == self.dtype:
-            divergences, self.digests = measure(self.loaded, self.prompts, self.kept)
-            return self._pair(divergences, self.names, is_identical=self.digests[0] == self.digests[1])
+            divergence, self.digests = measure(self.loaded, self.prompts, self.memoized)
+            return self._pair(divergence, self.names, is_identical=self.digests[0] == self.digests[1])
         if dtype == "float32" and self.narrow:
             raise NotAvailableError(self.narrow[0].says)
         if dtype == "float64" and (compiled := next((side.name for side in self.sides if side.is_one_piece), None)):
@@ -230,22 +207,22 @@ class ModelControls(Controls):
                 wide = logits.cpu().numpy()  # torch would not narrow in there
                 is_wide[side] = bool((wide.astype(np.float32) != wide).any())
 
-        with self._in(dtype) as widened:
-            divergences = divergences_of(widened, self.prompts, self.kept, see)
+        with self._in(dtype) as model:
+            divergence = divergence_of(model, self.prompts, self.memoized, see)
         if not all(is_wide):
             name = self.names[is_wide.index(False)]
-            raise StaysInFloat32Error(f"'{name}' computes in float32 whatever it is asked.")
-        return self._pair(divergences, self.names)
+            raise judging.StaysInFloat32Error(f"'{name}' computes in float32 whatever it is asked.")
+        return self._pair(divergence, self.names)
 
-    def _pair(self, divergences: Sequence[Divergence], names: tuple[str, str], *, is_identical: bool = False) -> Pair:
-        return Pair(mean_squares(divergences), not_finite_of(self.loaded, divergences, names), is_identical)
+    def _pair(self, divergence: Divergence, names: tuple[str, str], *, is_identical: bool = False) -> Pair:
+        return Pair(divergence.squares, not_finite_of(self.loaded, divergence, names), is_identical)
 
     def floor(self, dtype: str) -> NoiseFloor:
         """Reorder every linear map. In 16 bits kernels round elsewhere too, as far as a forward is from float32."""
         if dtype in self.floors:
             return self.floors[dtype]
         self.say(f"reorderings in {dtype}")
-        rounding, plain = None, self.session.kept(PLAIN)
+        rounding, plain = None, self.session.memoize(PLAIN)
         try:
             with self._in(dtype) as model:
                 floor = self.session.floor(model)
@@ -260,23 +237,23 @@ class ModelControls(Controls):
         self.floors[dtype] = replace(floor, squares=squares, control=control)
         return self.floors[dtype]
 
-    def rerun(self) -> Rerun:
-        if self.captured is None:
+    def rerun(self) -> judging.Rerun:
+        again = self.earlier_digests
+        if again is None:
             self.say("both sides once more")
             digest = partial(digest_of, self.loaded, self.prompts)
             reference = self.session.once(("digest", self.names[0]), partial(digest, self.sides[0]), self.sides[0])
-            self.captured = reference, digest(self.sides[1])
-        moved = [side for side, a, b in zip(self.sides, self.digests, self.captured, strict=True) if a != b]
+            again = reference, digest(self.sides[1])
+        unstable = [side for side, a, b in zip(self.sides, self.digests, again, strict=True) if a != b]
         control = " and ".join(f"'{name}'" for name in self.names) + ", each called twice"
-        called = tuple(side.name for side in moved)
-        if not moved:
-            return Rerun(control, self.names, called)
+        if not unstable:
+            return judging.Rerun(control, self.names, ())
         self.say("how far a rerun goes")
-        calls = [divergences_of(self.loaded, self.prompts, (side, side)) for side in moved for _ in range(_RERUNS)]
-        squares = np.max([mean_squares(call) for call in calls], axis=0)
-        mismatches = max(sum(one.nonfinite_mismatch for one in call) for call in calls)
-        is_again = squares.any() or mismatches
-        return Rerun(control, self.names, called, squares if is_again else None, mismatches)
+        calls = [divergence_of(self.loaded, self.prompts, (side, side)) for side in unstable for _ in range(_RERUNS)]
+        squares = np.max([call.squares for call in calls], axis=0)
+        mismatches = max(call.nonfinite_mismatch for call in calls)
+        size = squares if squares.any() or mismatches else None
+        return judging.Rerun(control, self.names, tuple(side.name for side in unstable), size, mismatches)
 
     def neighbours(self) -> list[OtherRows]:
         side = self.sides[1]
@@ -285,50 +262,58 @@ class ModelControls(Controls):
         self.say("other neighbors, another row")
         here = int(side.value_of("row") or 0)
         there = (here + side.rows // 2) % side.rows if here else side.rows - 1
-        changed = side.with_modifier("neighbours", "same" if side.value_of("neighbours") == "random" else "random")
+        other = side.with_modifier("neighbours", "same" if side.value_of("neighbours") == "random" else "random")
         moved = side.with_modifier("row", there)
-        is_same = [digest_of(self.loaded, self.prompts, one) == self.digests[1] for one in (changed, moved)]
+        is_same = [digest_of(self.loaded, self.prompts, one) == self.digests[1] for one in (other, moved)]
         of_prompts = OtherPromptsFigures(rows=side.rows, bit_identical=is_same[0])
         of_row = OtherRowFigures(rows=side.rows, row=here, other_row=there, bit_identical=is_same[1])
         dtype, difference = next((name for name in ("float64", "float32") if name in self.floors), ""), None
         if not is_same[1] and dtype:
-            with suppress(CaptureError), self._in(dtype) as widened:
-                apart = divergences_of(widened, self.prompts, (self.kept[1], moved))
-                difference = self._pair(apart, (side.name, moved.name))
+            with suppress(CaptureError), self._in(dtype) as model:
+                divergence = divergence_of(model, self.prompts, (self.memoized[1], moved))
+                difference = self._pair(divergence, (side.name, moved.name))
         return [
-            OtherRows(side.name, f"'{changed.name}' compared with '{side.name}'", of_prompts),
+            OtherRows(side.name, f"'{other.name}' compared with '{side.name}'", of_prompts),
             OtherRows(side.name, f"'{moved.name}' compared with '{side.name}'", of_row, dtype, difference),
         ]
 
-    def exact(self) -> Exact:
-        sides = [self.session.kept(side) for side in self.sides if side.path is None or side.path != PLAIN.path]
+    def exact(self) -> judging.Exact:
+        sides = [self.session.memoize(side) for side in self.sides if side.path is None or side.path != PLAIN.path]
         if not sides:
             raise NotAvailableError("")
-        return self.session.draws.compared(sides, self.say)
+        return self.session.draws.measure(sides, self.say)
 
     def lower_precision(
         self, dtype: str, tests: Mapping[str, FloorTest], *, also_in_16_bits: bool
-    ) -> Sequence[Lowered]:
-        question = Question(self.prompts, self.blocks, self.say, self.precisions, self.session.kept)
+    ) -> Sequence[judging.PrecisionVerdict]:
+        question = Question(self.prompts, self.blocks, self.say, self.precisions, self.session.memoize)
         if dtype == self.dtype and dtype != "float32":
             sides = [side for side in self.sides if side.name in tests]
             return [lowered_in_16_bits(question, self.loaded, side, tests[side.name]) for side in sides]
-        measured = {name: floor.squares for name, floor in self.floors.items()}
-        return lowered_of_pair(question, self.loaded, self.sides, measured, dtype, fails_in_own_dtype=also_in_16_bits)
+        floors = {name: floor.squares for name, floor in self.floors.items()}
+        return lowered_of_pair(question, self.loaded, self.sides, floors, dtype, fails_in_own_dtype=also_in_16_bits)
 
     def modules(self, row: int, bugs: Sequence[str | None], dtype: str) -> list[Evidence]:
-        is_wide = dtype == "float64"
-        return module_rows(self.prompts, self.loaded, self.sides, row, bugs, self.say, is_below_float32=is_wide)
+        if any(side.is_one_piece for side in self.sides):
+            return []
+        (number, position), rows = place_of(row, self.lengths), []
+        for side in [side for side in self.sides if side.path is None or side.path != PLAIN.path]:
+            self.say(f"each module of '{side.name}' alone")
+            sides = [at_widest(side), side] if side.name in bugs else [side]
+            is_wide = dtype == "float64"
+            ids = self.prompts[number]
+            rows.append(module_row(self.loaded, ids, number, position, sides, is_below_float32=is_wide))
+        return [each for each in rows if each is not None]
 
     def differences(self, row: int, dtype: str) -> NDArray[np.float64] | None:
         prompt, position = place_of(row, self.lengths)
         ids = self.prompts[prompt]
         with self._in(dtype) as model:
-            reference, variant = (whole_side(side.run_on(model), ids)[position].double() for side in self.kept)
+            reference, variant = (whole_side(side.run_on(model), ids)[position].double() for side in self.memoized)
         return np.nan_to_num((variant - reference).square().cpu().numpy())
 
-    def source_of(self, broken: NotFinite) -> str:
-        side = self.sides[0 if not np.isfinite(broken.values[0]) else 1]
+    def source_of(self, mismatch: NotFinite) -> str:
+        side = self.sides[0 if not np.isfinite(mismatch.values[0]) else 1]
         with suppress(CaptureError):
-            return first_not_finite(self.loaded, self.prompts[broken.place(self.lengths)[0]], side) or ""
+            return first_not_finite(self.loaded, self.prompts[mismatch.place(self.lengths)[0]], side) or ""
         return ""

@@ -18,7 +18,7 @@ from ..models.model import LoadedModel
 from ..paths.batch import Run
 from ..paths.engines import PLAIN
 from .judge_model import model_errors_stop
-from .reordering import reordered
+from .reordering import reorder
 from .rounding_floor import check_prompts
 
 _SEEDS = range(4)
@@ -28,39 +28,39 @@ Say = Callable[[str], None]
 def floor_of_rows(loaded: LoadedModel, prompts: Sequence[tuple[int, ...]], pair: PairRows, say: Say) -> Evidence:
     """Compare rows of a pair with a model's noise floor. prompts: all tokens that were read, or more."""
     rows = [row for row in pair.rows if len(row.token_ids)]
-    places = {prompt: {row.position: row for row in group} for prompt, group in groupby(rows, lambda row: row.prompt)}
-    read = {prompt: prompts[prompt][: max(wanted) + 1] for prompt, wanted in places.items()}
-    check_prompts(loaded, list(read.values()))
-    largest = max(*(int(row.token_ids.max()) for row in rows), *map(max, read.values()))
+    rows_of = {prompt: {row.position: row for row in group} for prompt, group in groupby(rows, lambda row: row.prompt)}
+    ids_of = {prompt: prompts[prompt][: max(of_prompt) + 1] for prompt, of_prompt in rows_of.items()}
+    check_prompts(loaded, list(ids_of.values()))
+    largest = max(*(int(row.token_ids.max()) for row in rows), *map(max, ids_of.values()))
     if largest >= loaded.vocab_size:
         raise UsageError(f"model '{loaded.name}' has {loaded.vocab_size:,} tokens, and the run token {largest:,}.")
     squares = []  # mean squares of the pair, of reorderings to the model, and of both sides to it. [7, positions] each
     with model_errors_stop(), PLAIN.open(loaded, None) as run:
-        for prompt, wanted in places.items():
+        for prompt, of_prompt in rows_of.items():
             say(f"{len(_SEEDS)} reorderings of prompt {prompt} in {loaded.dtype}")
-            plain, drawn = _values_of(run, read[prompt], wanted, pair.values), []
+            plain, draws = _values_of(run, ids_of[prompt], of_prompt, pair.values), []
             for seed in _SEEDS:
-                with reordered(loaded.model, seed):
-                    drawn.append(_values_of(run, read[prompt], wanted, pair.values))
-            x, y = (np.concatenate([getattr(row, side) for row in wanted.values()]) for side in "xy")
-            apart = np.square([y - x, *(values - plain for values in (*drawn, x, y))])
-            sizes = [len(row.x) for row in wanted.values()]
-            squares.append(np.add.reduceat(apart, np.cumsum([0, *sizes[:-1]]), axis=1) / sizes)
+                with reorder(loaded.model, seed):
+                    draws.append(_values_of(run, ids_of[prompt], of_prompt, pair.values))
+            x, y = (np.concatenate([row.side(side) for row in of_prompt.values()]) for side in (0, 1))
+            differences = np.square([y - x, *(values - plain for values in (*draws, x, y))])
+            sizes = [len(row.x) for row in of_prompt.values()]
+            squares.append(np.add.reduceat(differences, np.cumsum([0, *sizes[:-1]]), axis=1) / sizes)
     return _evidence(loaded, pair.names, np.concatenate(squares, axis=1))
 
 
-def _values_of(run: Run, ids: Sequence[int], wanted: Mapping[int, RowPair], values: str) -> NDArray[np.float64]:
-    """Return the wanted rows' values one after another, as an engine sends them: log-probabilities in float32."""
-    sent = []
+def _values_of(run: Run, ids: Sequence[int], rows: Mapping[int, RowPair], values: str) -> NDArray[np.float64]:
+    """Return the values of these rows one after another, as an engine sends them: log-probabilities in float32."""
+    pieces = []
 
-    def keep(position: int, logits: torch.Tensor) -> None:
-        for at, row in enumerate(logits, start=position):
-            if at in wanted:
+    def add(start: int, logits: torch.Tensor) -> None:
+        for at, row in enumerate(logits, start=start):
+            if at in rows:
                 row = row.float() if values == "logit" else row.float().log_softmax(-1)
-                sent.append(row[torch.from_numpy(wanted[at].token_ids).to(row.device)].double().cpu().numpy())
+                pieces.append(row[torch.from_numpy(rows[at].token_ids).to(row.device)].double().cpu().numpy())
 
-    run(ids, keep)
-    return np.concatenate(sent)
+    run(ids, add)
+    return np.concatenate(pieces)
 
 
 def _evidence(loaded: LoadedModel, names: tuple[str, str], squares: NDArray[np.float64]) -> Evidence:

@@ -13,9 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import CaptureError, UsageError
-from ...judging.divergence import mean_squares
 from ...judging.dump import DumpControls, WithModel
-from ...judging.judge import Exact, Lowered, NoiseFloor
+from ...judging.judge import Exact, NoiseFloor, PrecisionVerdict
 from ...judging.statistic import FloorTest
 from ...judging.uploaded_controls import side_in_float32
 from ...numerics.formats import values_of
@@ -23,7 +22,7 @@ from ...runs.figures import Figures
 from ...runs.file.evidence import Evidence
 from ..models.model import LoadedModel
 from ..paths.batch import Run
-from ..paths.engines import PLAIN, RunnableSide, divergences_of
+from ..paths.engines import PLAIN, RunnableSide, divergence_of
 from ..paths.hooks import ModuleTrace
 from .judge_model import JudgingSession, ModelControls, model_errors_stop
 from .precisions.catalogue import Precision
@@ -55,7 +54,7 @@ def model_of_dump(
     session = JudgingSession(loaded, prompts)
 
     def with_model(dump: DumpControls) -> _DumpOfModel:
-        sides = [_recorded(figures, index, prompts, float32) for index in (0, dump.index + 1)]
+        sides = [_recording_of(figures, index, prompts, float32) for index in (0, dump.index + 1)]
         return _DumpOfModel(dump, ModelControls(session, (sides[0], sides[1]), precisions, on_progress))
 
     return with_model
@@ -84,17 +83,17 @@ class _DumpOfModel(DumpControls):
     @model_errors_stop()
     def lower_precision(
         self, dtype: str, tests: Mapping[str, FloorTest], *, also_in_16_bits: bool
-    ) -> Sequence[Lowered]:
+    ) -> Sequence[PrecisionVerdict]:
         return self.model.lower_precision(dtype, tests, also_in_16_bits=also_in_16_bits)
 
     @model_errors_stop()
     def from_model(self) -> Mapping[str, NDArray[np.float64]]:
         self.model.say("the uploaded sides compared with the model")
         loaded, prompts, sides = self.model.loaded, self.model.prompts, self.model.sides
-        return {side.name: mean_squares(divergences_of(loaded, prompts, (PLAIN, side))) for side in sides}
+        return {side.name: divergence_of(loaded, prompts, (PLAIN, side)).squares for side in sides}
 
 
-def _recorded(
+def _recording_of(
     figures: Figures, index: int, prompts: Sequence[tuple[int, ...]], float32: Sequence[Path]
 ) -> RunnableSide:
     """An uploaded side: its logits in the dump's dtype, and in float32 if they were uploaded in it too."""
@@ -106,7 +105,7 @@ def _recorded(
         return side_in_float32(figures, float32, name) if float32 else None
 
     @contextmanager
-    def opened(loaded: LoadedModel, _: ModuleTrace | None) -> Iterator[Run]:
+    def replay(loaded: LoadedModel, _: ModuleTrace | None) -> Iterator[Run]:
         def rows_of(ids: Sequence[int]) -> torch.Tensor:
             start = starts[tuple(ids)]
             stop = start + len(ids)
@@ -120,4 +119,4 @@ def _recorded(
 
         yield lambda ids, emit: emit(0, rows_of(ids))
 
-    return RunnableSide(name, opened)
+    return RunnableSide(name, replay)

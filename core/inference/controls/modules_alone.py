@@ -6,7 +6,7 @@ is and nowhere after it. The measure is the module's own rounding, float32 to fl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_leaves
 
 from ...errors import CaptureError
 from ...judging.module_evidence import LARGEST_ALONE, ModulesAlone, alone_evidence
-from ...judging.places import place_of
 from ...runs.file.evidence import MISSING, Check, Evidence, Unmeasured
 from ..models.bits import row_sums
 from ..models.dtypes import in_float32, in_float64
@@ -28,70 +27,56 @@ from ..paths.batch import ignore
 from ..paths.engines import PLAIN, RunnableSide
 from ..paths.hooks import ModuleTrace
 from ..watching.modules import traced_modules, watched_modules
-from .precisions.lowered import at_widest
 
-KEPT_BYTES = 256 << 20  # of the side's outputs at once
+OUTPUT_BYTES = 256 << 20  # of the side's outputs at once
 _INSIDE = ("projection", "mlp")  # kinds of the modules inside attention and MLP that are looked at beside these
 
 
-def module_rows(
-    prompts: Sequence[Sequence[int]],
+def module_row(
     loaded: LoadedModel,
+    ids: Sequence[int],
+    number: int,
+    position: int,
     sides: Sequence[RunnableSide],
-    worst_row: int,
-    bugs: Collection[str | None],
-    say: Callable[[str], None],
     *,
     is_below_float32: bool,
-) -> list[Evidence]:
-    """Take each side of a failed pair apart that is not prefill, on the prompt with the worst row; not if compiled.
-
-    bugs: names of sides that no lower precision explains, which are tried with their settings at the widest first;
-    is_below_float32: a fault may be too small for any module.
+) -> Evidence | None:
+    """Take a side apart on a prompt. sides: with its settings at their widest, and as it is, the first that differs
+    counts; position: has to be among those that are compared; is_below_float32: a fault may be too small for a module.
     """
-    if any(side.is_one_piece for side in sides):
-        return []
-    number, position = place_of(worst_row, [len(ids) for ids in prompts])
-    count = fits(loaded, len(prompts[number]))
-    rows = []
-    for side in [side for side in sides if side.path is None or side.path != PLAIN.path]:
-        say(f"each module of '{side.name}' alone")
-        control = f"every module of '{side.name}' on prompt {number} with its inputs there, compared with float64"
-        try:
-            if count <= position:
-                raise CaptureError(f"position {position} of prompt {number} does not fit into memory.")
-            with foreign_errors_stop("modules one at a time", "choose a smaller model"):
-                for each in dict.fromkeys([at_widest(side), side] if side.name in bugs else [side]):
-                    alone = modules_alone(loaded, prompts[number][:count], each)
-                    row = alone_evidence(control.replace(side.name, each.name), alone, side.name, number)
-                    is_any_beyond = alone.ratios.max() > LARGEST_ALONE
-                    if is_any_beyond:
-                        break
-        except CaptureError as error:
-            says = f"The modules cannot be taken one at a time: {error}"
-            rows.append(Evidence(Check.ALONE, control, Unmeasured(), MISSING, says, side.name))
-            continue
-        if is_any_beyond or not is_below_float32:
-            rows.append(row)
-    return rows
+    name = sides[-1].name
+    control = f"every module of '{name}' on prompt {number} with its inputs there, compared with float64"
+    try:
+        if (count := fits(loaded, len(ids))) <= position:
+            raise CaptureError(f"position {position} of prompt {number} does not fit into memory.")
+        with foreign_errors_stop("modules one at a time", "choose a smaller model"):
+            for side in dict.fromkeys(sides):
+                alone = modules_alone(loaded, ids[:count], side)
+                row = alone_evidence(control.replace(name, side.name), alone, name, number)
+                if alone.ratios.max() > LARGEST_ALONE:
+                    return row
+    except CaptureError as error:
+        says = f"The modules cannot be taken one at a time: {error}"
+        return Evidence(Check.ALONE, control, Unmeasured(), MISSING, says, name)
+    return None if is_below_float32 else row
 
 
-class KeptOutputs(ModuleTrace):
+class ModuleOutputs(ModuleTrace):
     """Module outputs [positions, width] of a prompt, in the order in which modules ran. seen: computed positions."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
         super().__init__(prompt, range(len(prompt)))
-        self.kept: dict[str, torch.Tensor] = {}
+        self.outputs: dict[str, torch.Tensor] = {}
         self.seen: dict[str, NDArray[np.bool_]] = {}
 
-    def take(self, name: str, first: int, found: torch.Tensor) -> None:
-        places = slice(first, first + len(found))
+    def take(self, name: str, first: int, output: torch.Tensor) -> None:
+        places = slice(first, first + len(output))
         seen = self.seen.setdefault(name, np.zeros(len(self.positions), bool))
         self.is_ambiguous = self.is_ambiguous or (not self.is_told and bool(seen[places].any()))
         seen[places] = True
-        if name not in self.kept:
-            self.kept[name] = found.new_full((len(self.positions), found.shape[1]), float("nan"))
-        self.kept[name][places] = found
+        if name not in self.outputs:
+            self.outputs[name] = output.new_full((len(self.positions), output.shape[1]), float("nan"))
+        self.outputs[name][places] = output
 
     def _own_row(self, output: torch.Tensor) -> torch.Tensor | None:
         """Row of the prompt, of [rows, columns, width] alone: both sides compare the same modules."""
@@ -109,12 +94,12 @@ def modules_alone(loaded: LoadedModel, prompt: Sequence[int], side: RunnableSide
     """Take a side apart, module by module, on one prompt. CaptureError if its modules cannot be followed."""
     modules = traced_modules(loaded.model)
     modules |= {each.name: each.module for each in watched_modules(loaded.model) if each.kind in _INSIDE}
-    theirs = KeptOutputs(prompt)
-    with in_float32(loaded) as widened:
-        theirs.run(widened, side, modules)
+    theirs = ModuleOutputs(prompt)
+    with in_float32(loaded) as model:
+        theirs.run(model, side, modules)
         if theirs.is_ambiguous:
             raise CaptureError(f"'{side.name}' computes positions twice, so its forwards could not be followed.")
-        outputs = {name: rows for name, rows in theirs.kept.items() if bool(theirs.seen[name].all())}
+        outputs = {name: rows for name, rows in theirs.outputs.items() if bool(theirs.seen[name].all())}
         for name, rows in outputs.items():
             if not bool(rows.isfinite().all()):
                 raise CaptureError(f"'{side.name}' gives NaN or infinity, first at {name}.")
@@ -123,7 +108,7 @@ def modules_alone(loaded: LoadedModel, prompt: Sequence[int], side: RunnableSide
                 del outputs[name]
         own: dict[str, torch.Tensor] = {}
         with _grafted(modules, outputs, lambda name, output, _: own.update({name: output.clone()})):
-            PLAIN.run_on(widened)(prompt, ignore)
+            PLAIN.run_on(model)(prompt, ignore)
     squares: dict[str, list[NDArray[np.float64]]] = {}
 
     def compare(name: str, exact: torch.Tensor, output: torch.Tensor) -> None:
@@ -133,8 +118,8 @@ def modules_alone(loaded: LoadedModel, prompt: Sequence[int], side: RunnableSide
         parts = (row_sums(error.square()), along, row_sums((own[name].double() - exact).square()), norms)
         squares[name] = [part / width for part in parts]
 
-    with in_float64(loaded) as widened, _grafted(modules, outputs, compare):
-        PLAIN.run_on(widened)(prompt, ignore)
+    with in_float64(loaded) as model, _grafted(modules, outputs, compare):
+        PLAIN.run_on(model)(prompt, ignore)
     names = tuple(name for name in own if name in squares)
     if not names:
         raise CaptureError(f"'{side.name}' hands on no module's outputs at every position.")
@@ -144,7 +129,7 @@ def modules_alone(loaded: LoadedModel, prompt: Sequence[int], side: RunnableSide
 def fits(loaded: LoadedModel, positions: int) -> int:
     """Number of positions, at most `positions`, that two copies of all outputs may have in memory."""
     width = sum(each.width for each in watched_modules(loaded.model))
-    return min(positions, KEPT_BYTES // (8 * max(1, width)))
+    return min(positions, OUTPUT_BYTES // (8 * max(1, width)))
 
 
 @contextmanager
@@ -180,8 +165,8 @@ def first_not_finite(loaded: LoadedModel, ids: Sequence[int], side: RunnableSide
         tensors = [each for each in tree_leaves(values) if isinstance(each, torch.Tensor) and each.is_floating_point()]
         return not any(bool((each.isnan() | each.isposinf()).any()) for each in tensors)
 
-    def look(name: str, _: Any, arguments: Any, named: Any, output: Any) -> None:
-        if name and not names and is_finite((arguments, named)) and not is_finite(output):
+    def look(name: str, _: Any, arguments: Any, keywords: Any, output: Any) -> None:
+        if name and not names and is_finite((arguments, keywords)) and not is_finite(output):
             names.append(name)
 
     with ExitStack() as hooks:

@@ -40,7 +40,7 @@ def order_of(seed: int, name: str, length: int) -> torch.Tensor:
 
 
 @contextmanager
-def reordered(model: torch.nn.Module, seed: int) -> Iterator[Collection[str]]:
+def reorder(model: torch.nn.Module, seed: int) -> Iterator[Collection[str]]:
     """Sum every linear map of the model that runs inside in an order drawn from (seed, name of its weight).
 
     Weights converted inside are followed. Only this thread is affected. -> names of the weights that were multiplied

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import CaptureError
-from ...judging.divergence import Divergence, mean_squares, row_ulp_percentile
+from ...judging.divergence import Divergence, concatenate, row_ulp_percentile
 from ...judging.judge import NoiseFloor
 from ...judging.places import NotFinite
 from ...numerics.formats import FloatFormat
@@ -19,7 +19,7 @@ from ..models.model import LoadedModel
 from ..models.token_text import token_texts
 from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.engines import PLAIN, RunnableSide, divergence, whole_side
-from .reordering import reordered
+from .reordering import reorder
 
 SEEDS = range(4)
 LOGIT_BYTES = 256 << 20  # of logits of one side at once: prompts of a group share the widening of the weights
@@ -46,14 +46,14 @@ def rounding_floor(
         for ids in prompts:
             own = whole_side(plain.run_on(loaded) if plain else run, ids)
             for draw, seed in zip(draws, seeds, strict=True):
-                with reordered(loaded.model, seed) as products:
+                with reorder(loaded.model, seed) as products:
                     draw.append(divergence(own, run, ids, row_ulps_of))
                 maps = max(maps, len(products))
     if not maps:
         raise CaptureError("noise floor: no linear map ran that could be reordered; expected some.")
     row_ulps = row_ulp_percentile([one for draw in draws for one in draw], _PERCENTILE)
     control = f"{len(draws)} reorderings of every linear map"
-    return NoiseFloor(np.stack([mean_squares(draw) for draw in draws]), control, maps, row_ulps)
+    return NoiseFloor(np.stack([concatenate(draw).squares for draw in draws]), control, maps, row_ulps)
 
 
 def check_prompts(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> None:
@@ -84,28 +84,26 @@ def groups_of(
     yield group
 
 
-def not_finite_of(loaded: LoadedModel, divergences: Sequence[Divergence], sides: tuple[str, str]) -> NotFinite | None:
-    """Logits that are NaN or infinite on one of two sides only, over all prompts; None where there are none."""
-    first = next((one.first_mismatch for one in divergences if one.first_mismatch is not None), None)
-    if first is None:
+def not_finite_of(loaded: LoadedModel, divergence: Divergence, sides: tuple[str, str]) -> NotFinite | None:
+    """Logits that are NaN or infinite on one of two sides only; None if there are none."""
+    if divergence.first_mismatch is None:
         return None
-    token, *values = first
+    token, *values = divergence.first_mismatch
     text = token_texts(loaded.tokenizer, [token])[token] if loaded.tokenizer is not None else ""
-    mismatches = np.concatenate([one.mismatches for one in divergences])
-    return NotFinite(mismatches, token, text, sides, (values[0], values[1]))
+    return NotFinite(divergence.mismatches, token, text, sides, (values[0], values[1]))
 
 
 def own_rounding_of(
     loaded: LoadedModel, prompts: Sequence[Sequence[int]], plain: RunnableSide = PLAIN
 ) -> NDArray[np.float64] | None:
-    """Mean squares of a plain forward in 16 bits to that in float32; None where float32 does not fit. [positions]"""
-    apart = []
+    """Mean squares of a plain forward in 16 bits to that in float32; None if float32 does not fit. [positions]"""
+    parts = []
     with suppress(CaptureError):
         for group in groups_of(loaded, prompts):
             narrow = [whole_side(plain.run_on(loaded), ids) for ids in group]
-            with in_float32(loaded) as widened:
-                apart += [divergence(own, plain.run_on(widened), ids) for own, ids in zip(narrow, group, strict=True)]
-        return mean_squares(apart)
+            with in_float32(loaded) as model:
+                parts += [divergence(own, plain.run_on(model), ids) for own, ids in zip(narrow, group, strict=True)]
+        return concatenate(parts).squares
     return None
 
 

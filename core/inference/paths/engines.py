@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import CaptureError, UlpscopeError
-from ...judging.divergence import ROW_ULP_SHIFT, Divergence
+from ...judging.divergence import ROW_ULP_SHIFT, Divergence, concatenate
 from ...numerics.formats import FloatFormat, spacings
 from ..models.bits import bits_of, row_sums
 from ..models.model import LoadedModel
@@ -189,7 +189,7 @@ def divergence(
     """Return the divergence of a prompt's logits from `plain`, in pieces; differences in float64, which holds those of
     float32 values to 2^-53. row_ulps_of: dtype of a histogram in row ULPs; check: called with each piece first.
     """
-    squares, elements, mismatches = [], [], []
+    squares, mismatches = [], []
     counts: list[NDArray[np.int64]] = []
     first: tuple[int, float, float] | None = None
 
@@ -199,8 +199,8 @@ def divergence(
         reference, variant = plain[position : position + len(logits)].double(), logits.double()
         difference = reference - variant
         is_finite = difference.isfinite()
-        elements.append(is_finite.sum(1).cpu())
-        mismatches.append(torch.zeros_like(elements[-1]))
+        elements = is_finite.sum(1).cpu()
+        mismatches.append(torch.zeros_like(elements))
         if not is_finite.all():
             difference = torch.where(is_finite, difference, 0.0)
             is_mismatch = ~is_finite & (reference != variant) & ~(reference.isnan() & variant.isnan())
@@ -210,11 +210,11 @@ def divergence(
                 first = token, float(reference[row, token]), float(variant[row, token])
         if row_ulps_of is not None:
             counts.append(_row_ulp_counts(reference, difference, is_finite, row_ulps_of))
-        squares.append(row_sums(difference.square()))
+        squares.append(row_sums(difference.square()) / elements.clamp_min(1).numpy())
 
     run(ids, add)
-    sums = np.concatenate(squares), torch.cat(elements).numpy(), torch.cat(mismatches).numpy()
-    return Divergence(*sums, first, row_ulps=np.concatenate(counts, axis=1) if counts else None)
+    row_ulps = np.concatenate(counts, axis=1) if counts else None
+    return Divergence(np.concatenate(squares), torch.cat(mismatches).numpy(), first, row_ulps=row_ulps)
 
 
 def _row_ulp_counts(
@@ -232,20 +232,20 @@ def _row_ulp_counts(
 
 def measure(
     loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: tuple[RunnableSide, RunnableSide]
-) -> tuple[list[Divergence], list[str]]:
-    """Return (divergence of each prompt, digest of each side's bits)."""
+) -> tuple[Divergence, list[str]]:
+    """Return (divergence, digest of each side's bits)."""
     hashes = [hashlib.sha256(), hashlib.sha256()]
-    pair = divergences_of(loaded, prompts, sides, lambda side, logits: hashes[side].update(bits_of(logits).data))
+    pair = divergence_of(loaded, prompts, sides, lambda side, logits: hashes[side].update(bits_of(logits).data))
     return pair, [digest.hexdigest() for digest in hashes]
 
 
-def divergences_of(
+def divergence_of(
     loaded: LoadedModel,
     prompts: Sequence[Sequence[int]],
     sides: tuple[RunnableSide, RunnableSide],
     see: Callable[[int, torch.Tensor], None] = ignore,
-) -> list[Divergence]:
-    """Compare two sides, one divergence per prompt. see: called with (side, its logits)."""
+) -> Divergence:
+    """Compare two sides over all prompts. see: called with (side, its logits)."""
     divergences = []
     for ids in prompts:
         plain = whole_side(sides[0].run_on(loaded), ids)
@@ -260,7 +260,7 @@ def divergences_of(
             see(1, logits)
 
         divergences.append(divergence(plain, sides[1].run_on(loaded), ids, check=check))
-    return divergences
+    return concatenate(divergences)
 
 
 def digest_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], side: RunnableSide) -> str:

@@ -17,7 +17,7 @@ import torch
 
 from ...errors import CaptureError, UsageError
 from ...runs.tables.layers import LayerModule, LayerPart, LayerRows
-from ..controls.reordering import reordered, reordering_refusal
+from ..controls.reordering import reorder, reordering_refusal
 from ..models.bits import bits_of
 from ..models.model import LoadedModel
 from ..paths.engines import PLAIN
@@ -216,7 +216,7 @@ class LayerCapture:
                 self._prefill(self._sink.write_plain, lambda: None)
             for seed in range(self.plan.seeds):
                 on_step(f"floor of the modules, reordering {seed + 1} of {self.plan.seeds}")
-                with reordered(self.loaded.model, seed):
+                with reorder(self.loaded.model, seed):
                     self._prefill(self._sink.write_floor, self._sink.end_floor)
         except CaptureError:
             self._sink.forget_floor()

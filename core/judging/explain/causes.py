@@ -20,20 +20,20 @@ from . import fits, signs
 from .rows import PairRows, TooFewError, rows_of_lists, rows_of_run
 from .scoring import Cause, Find, remaining_rms
 
-OF_VALUES = (fits.temperature, fits.constant, fits.bounds, fits.rounding)
+OF_VALUES = (fits.temperature, fits.constant, fits.soft_capping, fits.rounding)
 OF_TOKENS = (fits.penalty, fits.logit_bias)
 OBSERVED = (
-    *(signs.misplaced_rows, signs.moved_ids, signs.masks_and_padding, signs.renormalization),
+    *(signs.misplaced_rows, signs.masks_and_padding, signs.renormalization),
     *(signs.upcast, signs.other_tokens, signs.sampler),
 )
-_VALUES = {"temperature", "constant", "soft-capping", "clamped", "rounded"}
-_TOKENS, _MOVED = {"penalty", "logit bias"}, {"shifted rows", "other rows", "repeated rows", "moved ids"}
+_VALUES = {"temperature", "constant", "soft-capping", "rounded"}
+_TOKENS, _MOVED = {"penalty", "logit bias"}, {"shifted rows", "other rows", "repeated rows"}
 # What another cause brings with it: if that is claimed, this says nothing more.
 _IMPLIED_BY = {
     **dict.fromkeys(_VALUES | _TOKENS, _MOVED),
     "sampler": {"shifted rows"},
     "repeated rows": {"shifted rows"},
-    "other rows": {"shifted rows", "moved ids"},
+    "other rows": {"shifted rows"},
     "logit bias": {"penalty", *_MOVED},
     "upcast": _VALUES | _TOKENS,
 }

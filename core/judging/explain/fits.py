@@ -1,4 +1,4 @@
-"""Causes that are fitted: of all values (a temperature, bounds, a coarser grid), or of some (a penalty, a bias).
+"""Causes that are fitted: of all values (a temperature, a soft cap, a coarser grid), or of some (a penalty, a bias).
 
 Each is given half of the rows and yields fits, which `scoring.score` undoes on the other half.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from ...numerics.formats import FORMATS, FloatFormat
 from ...text import number, plural
 from .rows import PairRows, RowPair, TooFewError, Values
-from .scoring import FEW, LEAST_ROWS, SHRUNK, TRIMMED, Cause, Undo, center, fitted, rms
+from .scoring import FEW, TRIMMED, Cause, Undo, center, fitted
 
 _LEAST_CONSTANT = 0.05  # a constant in logits that is more than a normalizer's
 _OF_REST = 20.0  # a constant of log-probabilities is so many times what it leaves
@@ -64,30 +64,21 @@ def constant(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
 
 
 @fitted()
-def bounds(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
-    """Logits of one side are soft-capped, cap x tanh(logit / cap), or clamped."""
+def soft_capping(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
+    """Logits of one side are soft-capped: cap x tanh(logit / cap)."""
     if pair.has_constants:
         raise TooFewError("logits")
     few = [row.part(slice(None, None, 1 + len(row.x) // _CAPPED_TOKENS)) for row in rows[:_CAPPED_ROWS]]
     for side in (1, 0):
-        says = f"Logits of '{pair.names[side]}' are those of '{pair.names[1 - side]}',"
         own, other = (np.concatenate([row.side(one) for row in few]) for one in (side, 1 - side))
         cap, width = 28.0, 14.0  # 2 to 392
         for _ in range(4):
             caps = cap * np.geomspace(1 / width, width, 55)[:, None]
             cap = float(caps[np.abs(own - caps * np.tanh(other / caps)).mean(axis=1).argmin(), 0])
             width **= 0.1
-        undo = Undo(_apply(side, partial(_cap, cap)), share=TRIMMED)
-        yield Cause("soft-capping", f"{says} soft-capped at {cap:.4g}.", {"cap": cap}, undo)
-        values = np.concatenate([row.side(side) for row in rows])
-        low, high = (one if (values == one).sum() > 1 else None for one in (float(values.min()), float(values.max())))
-        undo = Undo(_apply(side, partial(np.clip, a_min=low, a_max=high)))
-        bounds = " and ".join(f"at {value:.6g}" for value in (low, high) if value is not None)
-        yield Cause("clamped", f"{says} clamped {bounds}.", {"low": low, "high": high}, undo)
-
-
-def _cap(cap: float, values: Values) -> Values:
-    return cap * np.tanh(values / cap)
+        says = f"Logits of '{pair.names[side]}' are those of '{pair.names[1 - side]}', soft-capped at {cap:.4g}."
+        undo = Undo(_apply(side, lambda values, cap=cap: cap * np.tanh(values / cap)), share=TRIMMED)  # type: ignore[misc]
+        yield Cause("soft-capping", says, {"cap": cap}, undo)
 
 
 def _apply(side: int, change: Callable[[Values], Values]) -> Callable[[RowPair], RowPair]:
@@ -117,12 +108,11 @@ def penalty(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     """The tokens that stand in the text already are moved, and the others are not. Amounts are before a temperature."""
     if not any(row.in_text.any() for row in pair.rows):
         raise TooFewError("the token ids of the text")
-    of_rows, are_close = [], []
+    of_rows = []
     for row in rows:
         if 0 < row.in_text.mean() <= FEW:
             shifts = row.y - row.x - np.median((row.y - row.x)[~row.in_text])
             of_rows.append((row.x[row.in_text], row.times[row.in_text], shifts[row.in_text]))
-            are_close.append(rms(shifts[~row.in_text]) <= SHRUNK * rms(shifts[row.in_text]))
     if not of_rows:
         return
     says = f"On '{pair.names[1]}' tokens that the text already holds are moved, as by a"
@@ -136,8 +126,6 @@ def penalty(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
         amount = strength if form == "repetition" else strength / pair.factor
         undo = Undo(partial(_penalize, form, strength), moves=lambda row: row.in_text)
         yield Cause("penalty", f"{says} {form} penalty of {amount:.4g}.", {"kind": form, "strength": amount}, undo)
-    if len(shifts) >= 2 * LEAST_ROWS and abs(np.sign(shifts).mean()) >= _ONE_SIDED and np.mean(are_close) > 0.5:
-        yield Cause("penalty", f"{says} penalty of unknown form.", {"kind": "unknown"})
 
 
 def _penalize(form: str, strength: float, row: RowPair) -> RowPair:
@@ -167,8 +155,8 @@ def logit_bias(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     amount = f"{largest:.4g} for token {tokens[0]}, {len(tokens)} in all"
     says = f"On '{pair.names[1]}' the same tokens are moved in each row, as by a logit bias: {amount}."
 
-    def undo(row: RowPair) -> RowPair:
-        return row._replace(x=row.x + [moves.get(token, 0.0) for token in row.token_ids.tolist()])
-
-    reversal = Undo(undo, moves=lambda row: np.isin(row.token_ids, tokens))
-    yield Cause("logit bias", says, {"tokens": tokens, "largest": largest}, reversal)
+    undo = Undo(
+        lambda row: row._replace(x=row.x + [moves.get(token, 0.0) for token in row.token_ids.tolist()]),
+        moves=lambda row: np.isin(row.token_ids, tokens),
+    )
+    yield Cause("logit bias", says, {"tokens": tokens, "largest": largest}, undo)

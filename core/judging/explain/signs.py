@@ -1,4 +1,4 @@
-"""Causes that are seen: rows or ids at other places, masks, a BOS, a sampler, renormalized or upcast values."""
+"""Causes that are seen: rows at other places, masks, a BOS, a sampler, renormalized or upcast values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ _COMPARED = 2048  # tokens of complete rows
 _LEAST_SHARED = 32  # tokens of complete rows, or a mask's few match by chance
 _UNRELATED = 64.0  # squared logits: rows that share too few tokens
 _SAME_ROW = 0.01  # of a row's squared difference, that one at another place leaves
-_ID_ROWS = 16  # in which moved ids are looked for
 _SWAPPED = 0.25  # of the tokens that a mask keeps, and of the masked ones
 # By what the sum of a row's probabilities may miss 1: of the least one, of which the next one would be a part; and for
 # float32. A row whose least probability is smaller says nothing.
@@ -83,23 +82,6 @@ def _distances(pair: PairRows) -> tuple[Values, bool]:
 
 def _place(place: tuple[int, int]) -> str:
     return f"prompt {place[0]} position {place[1]}"
-
-
-def moved_ids(pair: PairRows) -> Iterator[Cause]:
-    """Tokens stand at ids that are higher or lower by one number, found by cross-correlation over the vocabulary."""
-    usable = np.isfinite(pair.whole) & ~pair.masks()
-    if len(pair.places) < 2 * LEAST_ROWS:
-        raise TooFewError(f"{2 * LEAST_ROWS} rows")
-    few = slice(None, None, max(1, len(pair.places) // _ID_ROWS))
-    x, y = np.where(usable, pair.whole, 0.0)[:, few].clip(-FARTHEST, FARTHEST).astype(np.float64)
-    vocab, (first, second) = x.shape[1], (np.fft.rfft(one - one.mean(axis=1, keepdims=True)) for one in (x, y))
-    shift = int(np.fft.irfft((first.conj() * second).sum(axis=0), vocab).argmax())
-    shift -= vocab * (2 * shift > vocab)
-    if shift:
-        by = f"{abs(shift)} {'higher' if shift > 0 else 'lower'}"
-        says = f"Token ids of '{pair.names[1]}' are {by} than on '{pair.names[0]}'."
-        original, remaining = (((y - np.roll(x, step, axis=1)) ** 2).mean(axis=1) for step in (0, shift))
-        yield from _if_explained(Cause("moved ids", says, {"ids": shift}), original, remaining)
 
 
 def _if_explained(cause: Cause, original: Values, remaining: Values, share: float = 0.5) -> Iterator[Cause]:

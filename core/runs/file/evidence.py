@@ -235,18 +235,17 @@ class ListFloorFigures(RatioFigures):
 class DrawnFigures(RatioFigures, kw_only=True):
     """An engine's error against the model's float32 forward, compared with that of random roundings."""
 
-    noise_ratio: Annotated[float, "noise ratio: pair over floor, rms over rms"]
     largest_ratio_allowed: Annotated[float, "largest noise ratio of rounding"]
     draws: Annotated[int, "forwards with roundings drawn anew"]
     model_ways_ratios: Annotated[tuple[float, ...], "the model's own ways over the draws"]
-    worst_position_ratio: Annotated[float, "largest ratio at one position"]
+    worst_position_ratio: Annotated[float | None, "largest ratio at one position"]
     position_ratio_allowed: Annotated[float, "largest ratio of rounding at one position"]
     positions: Annotated[int, "positions"]
     positions_beyond: Annotated[int, "positions beyond it"]
     ratio_outside_roundings_directions: Annotated[float | None, "outside the directions of rounding, in old runs"] = (
         None
     )
-    nonfinite_mismatch: Annotated[int, "logits NaN or infinite on one side only"]
+    nonfinite_mismatch: Annotated[int, "positions NaN or infinite, unlike in float32"]
     fault_seen_at_one_position: Annotated[float | None, "smallest fault seen at one position, in roundings"] = None
     fault_seen_of_one_token: Annotated[float | None, "of one token, in old runs"] = None
     fault_seen_over_all: Annotated[float, "over all positions"]
@@ -296,14 +295,14 @@ class DrawnPrecisionFigures(DrawnFigures, kw_only=True):
 
 
 class SettingsFigures(CheckFigures):
-    """A side of another engine with its settings at their widest, and with each alone as it is."""
+    """A side of another engine with its settings at their widest."""
 
     noise_ratio: Annotated[float, "noise ratio: pair over floor, rms over rms"]
     settings: Annotated[tuple[str, ...], "settings that round coarser than float32"]
-    setting_noise_ratios: Annotated[tuple[float, ...], "noise ratio of each alone, the others at their widest"]
     widest_noise_ratio: Annotated[float, "noise ratio with all at their widest"]
     bits: Annotated[int, "bits of the coarsest setting's significand"]
     share_of_rounding_in_bits: Annotated[float, "distance over that of the model with every product in so many bits"]
+    setting_noise_ratios: Annotated[tuple[float, ...] | None, "noise ratio of each alone, in old runs"] = None
 
 
 class StructureFigures(CheckFigures, kw_only=True):
@@ -312,7 +311,7 @@ class StructureFigures(CheckFigures, kw_only=True):
     first: Annotated[tuple[int, int] | None, "first (prompt, position)"]
     starts: Annotated[tuple[int, ...], "positions at which it begins"]
     block: Annotated[int | None, "block size"]
-    smaller_block: Annotated[int | None, "smaller block size that is not ruled out"]
+    smaller_block: Annotated[int | None, "smaller block size that is not ruled out, in old runs"] = None
     is_tail: Annotated[bool, "continues to the end"]
 
 

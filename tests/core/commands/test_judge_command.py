@@ -66,7 +66,7 @@ def test_a_pair_that_cannot_be_judged_is_still_kept_and_the_sentence_told(cli, m
         names.extend(each.name for each in precisions)
         raise CaptureError("no floor for this model.")
 
-    monkeypatch.setattr(judge_model, "judge_pair", refuse)
+    monkeypatch.setattr(judge_model, "judge", refuse)
     declared = ("--declare", "kv=fp8_e4m3", "--declare", "head=bf16")
     done = cli("judge", *MODEL, "--prompt", "def main():", "--variant", "decode", *declared, "--json")
     assert done.returncode == 2

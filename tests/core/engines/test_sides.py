@@ -11,7 +11,7 @@ import transformers
 from benchmarks.verdicts.other_engines import PLANTED, SCALED, SETTINGS, WIDE, edit, planted, planted_folder
 from core.errors import CaptureError, UsageError
 from core.inference.controls.judge_model import judge
-from core.inference.controls.modules_alone import KeptOutputs, modules_alone
+from core.inference.controls.modules_alone import ModuleOutputs, modules_alone
 from core.inference.models import engine_files
 from core.inference.models.engine_files import gguf_of
 from core.inference.models.model import load_model, loaded_from
@@ -254,11 +254,11 @@ def test_the_modules_of_a_sound_engine_are_transformers_own(loaded, ids, path):
 
 @pytest.mark.parametrize("path", [f"llamacpp:prefill+{WIDE}", "llamacpp:prefill", "llamacpp:decode"])
 def test_being_followed_changes_no_bit(loaded, ids, path):
-    trace = KeptOutputs(ids)
+    trace = ModuleOutputs(ids)
     with torch.inference_mode():
         trace.modules = traced_modules(loaded.model).keys()
         followed = whole_side(side_of(path).run_on(loaded, trace), ids)
-    assert len(trace.kept) > 10
+    assert len(trace.outputs) > 10
     assert torch.equal(followed, _logits(loaded, path, ids))
 
 

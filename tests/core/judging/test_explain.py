@@ -31,7 +31,6 @@ SAMPLES = Path(__file__).resolve().parents[3] / "sample_runs"
         ("constant", 5.0, "constant", 5.0),
         ("rows shifted", 2, "rows", 2),
         ("rows shifted", -1, "rows", -1),
-        ("ids moved", 7, "ids", 7),
         ("soft cap", 10.0, "cap", 10.0),
         ("presence", 2.0, "strength", 2.0),
         ("frequency", 2.0, "strength", 2.0),

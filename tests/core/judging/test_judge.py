@@ -10,10 +10,8 @@ import pytest
 
 from core.errors import UsageError
 from core.judging.judge import Controls, Exact, NoiseFloor, NotAvailableError, OtherRows, Pair, Rerun, judge
-from core.judging.places import NotFinite
-from core.judging.shrink import shrink_test
-from core.judging.statistic import Errors
-from core.judging.structure import structure_of
+from core.judging.places import NotFinite, structure_of
+from core.judging.shrink import shrink_evidence
 from core.judging.validity import sampler_evidence
 from core.judging.verdict import conclude
 from core.runs.file.evidence import (
@@ -75,12 +73,11 @@ class MadeControls(Controls):
         return [OtherRows("engine", "other prompts", OtherPromptsFigures(rows=8, bit_identical=self.other_prompts))]
 
     def exact(self) -> Exact:
-        draws = [Errors(squares) for squares in self.errors[1:]]
-        return Exact({"engine": Errors(self.errors[0])}, draws, lambda: self.own_paths)
+        return Exact({"engine": self.errors[0]}, self.errors[1:], lambda: self.own_paths)
 
     @property
-    def own_paths(self) -> Mapping[str, Errors]:
-        return {"prefill": Errors(np.random.default_rng(1).chisquare(50, POSITIONS) / 50)}
+    def own_paths(self) -> Mapping[str, np.ndarray]:
+        return {"prefill": np.random.default_rng(1).chisquare(50, POSITIONS) / 50}
 
 
 def at(row: int, factor: float) -> np.ndarray:
@@ -165,8 +162,8 @@ def test_an_engine_of_16_bits_alone_is_likely_rounding_with_what_would_show() ->
 def test_draws_that_the_models_own_paths_do_not_look_like_decide_nothing() -> None:
     class Odd(MadeControls):
         @property
-        def own_paths(self) -> Mapping[str, Errors]:
-            return {"decode": Errors(np.full(POSITIONS, 9.0))}
+        def own_paths(self) -> Mapping[str, np.ndarray]:
+            return {"decode": np.full(POSITIONS, 9.0)}
 
     for narrow in (1.0, 3.0):
         verdict = judge(Odd(narrow=narrow, has_wide=False))
@@ -319,10 +316,11 @@ def test_a_test_can_ask_for_rounding_and_is_shown_the_evidence_otherwise():
 def test_a_pair_that_shrinks_with_the_precision_passes_and_one_that_does_not_fails(bits, full):
     """Unit roundoffs: 2^-8 of bfloat16, 2^-11 of float16, 2^-24 of float32 (IEEE 754)."""
     wide = np.random.default_rng(3).chisquare(9, 1000)
-    test = shrink_test(wide * (full * 0.2) ** 2, wide, bits)
-    assert (test.outcome, test.full, test.share) == (PASSED, full, pytest.approx(0.2))
-    assert shrink_test(wide, wide, bits).outcome == FAILED
-    assert shrink_test(wide * (full * 0.01) ** 2, wide, bits).outcome == MISSING
+    row = shrink_evidence(wide * (full * 0.2) ** 2, wide, bits, [1000])
+    assert (row.outcome, row.figures.times_finer_float32_is) == (PASSED, full)
+    assert row.figures.times_smaller_in_float32 == pytest.approx(0.2 * full)
+    assert shrink_evidence(wide, wide, bits, [1000]).outcome == FAILED
+    assert shrink_evidence(wide * (full * 0.01) ** 2, wide, bits, [1000]).outcome == MISSING
 
 
 def test_a_position_that_does_not_shrink_is_not_averaged_away():
@@ -330,16 +328,16 @@ def test_a_position_that_does_not_shrink_is_not_averaged_away():
     narrow = wide * (65536 * 0.2) ** 2
     wide[500] *= 1e5**2
     narrow[500] = wide[500]
-    test = shrink_test(narrow, wide, 8)
-    assert (test.outcome, test.first_row) == (FAILED, 500)
+    row = shrink_evidence(narrow, wide, 8, [400, 600])
+    assert (row.outcome, row.figures.worst_position) == (FAILED, (1, 100))
 
 
 def test_if_hardly_a_position_moves_in_16_bits_only_a_floor_decides():
     wide = np.random.default_rng(5).chisquare(9, 1000)
     narrow = np.zeros_like(wide)
     narrow[:9] = wide[:9]
-    assert shrink_test(narrow, wide, 8).outcome == MISSING
-    assert shrink_test(narrow, np.zeros_like(wide), 8).outcome == PASSED
+    assert shrink_evidence(narrow, wide, 8, [1000]).outcome == MISSING
+    assert shrink_evidence(narrow, np.zeros_like(wide), 8, [1000]).outcome == PASSED
 
 
 # Where it begins.

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from core.judging.judge import DRAWN, OWN, WIDE
+from core.judging.judge import DRAWN, OWN, WIDE, Pair
 from core.judging.places import NotFinite
-from core.judging.statistic import FALSE_ALARM, Errors, FloorTest, floor_test
+from core.judging.statistic import FALSE_ALARM, FloorTest, floor_test, smallest_fault
 
 POSITIONS = 4096
 
@@ -44,7 +44,7 @@ def test_a_fault_at_one_position_of_4096_is_not_averaged_away(factor):
     test = floor_test(pair, drawn[1:], WIDE)
     assert not test.is_passed
     assert test.outliers.tolist() == [row]
-    assert test.worst_row == row
+    assert test.position.worst_place == row
     if factor == 24:
         assert test.ratio < 4  # over all positions it is invisible
 
@@ -92,9 +92,10 @@ def test_a_nan_on_one_side_fails_whatever_the_figures(limits):
     by_row = np.zeros(POSITIONS, np.int64)
     by_row[[7, 9]] = 1, 2
     broken = NotFinite(by_row, 3, " the", ("a", "b"), (1.25, float("nan")))
-    test = floor_test(drawn[0], drawn[1:], limits, not_finite=broken)
+    test = floor_test(Pair(drawn[0], broken).sizes, drawn[1:], limits)
     assert not test.is_passed
-    assert (test.noise_ratio, test.nonfinite, test.outliers.tolist(), test.worst_row) == (None, 3, [7, 9], 7)
+    assert (test.noise_ratio, test.is_finite, test.outliers.tolist()) == (None, False, [7, 9])
+    assert test.position.worst_place == 7
     assert broken.place([5, POSITIONS]) == (1, 2)
 
 
@@ -124,8 +125,8 @@ def errors_of_rounding(generator: np.random.Generator, prompts: int, mixing: NDA
     return size * (generator.standard_normal((rows, len(mixing))) @ mixing)
 
 
-def errors(of: NDArray[np.float64]) -> Errors:
-    return Errors((of**2).mean(1))
+def errors(of: NDArray[np.float64]) -> NDArray[np.float64]:
+    return (of**2).mean(1)
 
 
 def tried(seed: int, prompts: int, fault: Fault = lambda _: None) -> FloorTest:
@@ -134,7 +135,7 @@ def tried(seed: int, prompts: int, fault: Fault = lambda _: None) -> FloorTest:
     mixing = generator.standard_normal((12, VOCAB)) / np.sqrt(12)
     engine, *draws = (errors_of_rounding(generator, prompts, mixing) for _ in range(DRAWS + 1))
     fault(engine)
-    return floor_test(errors(engine), [errors(one) for one in draws], DRAWN, lengths=[LENGTH] * prompts)
+    return floor_test(errors(engine), np.stack([errors(one) for one in draws]), DRAWN, lengths=[LENGTH] * prompts)
 
 
 @pytest.mark.spread(2)
@@ -160,8 +161,7 @@ def directed(rms: float, seed: int = 9) -> NDArray[np.float64]:
 @pytest.mark.parametrize("prompts", [1, 10])
 @pytest.mark.parametrize(("times", "is_seen"), [(1.5, True), (0.3, False)])
 def test_a_fault_at_one_position_is_seen_above_the_limit_and_placed(prompts: int, times: float, is_seen: bool) -> None:
-    limit = tried(3, prompts).smallest_fault("position")
-    assert limit is not None
+    limit = smallest_fault(tried(3, prompts).position.allowed)
 
     def plant(engine: NDArray[np.float64]) -> None:
         engine[17] += directed(times * limit)

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from core.errors import DumpError, UsageError
-from core.judging.ingest import ingest
-from core.judging.inspect import headers_of
+from core.judging.ingest import headers_of, ingest
 from core.runs.dumps.dump import open_dump
 from core.runs.reader import RunReader
 from core.runs.store.store import Store

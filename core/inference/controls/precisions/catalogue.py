@@ -36,13 +36,10 @@ _TINY = 1e-8  # least scale: a group of zeros stays zeros
 
 @dataclass(frozen=True)
 class Stored:
-    """A cache rounded after the forward that wrote it: of `first` tokens, then `chunk` each; is_read_back: later tokens
-    are rounded before they are read.
-    """
+    """A cache rounded after the forward that wrote it: of `first` tokens, then `chunk` each."""
 
     first: int
     chunk: int
-    is_read_back: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,21 +47,21 @@ class Precision:
     """One part of the model stored or computed in one format.
 
     format: its name; rounding: of keys and values [rows, heads, slots, dim], weights [out, in], operands, activations
-    or logits [positions, vocab]; stored: of a cache, None if it is rounded before anything reads it; dtype: of a head
+    or logits [positions, vocab]; storage: of a cache, None if it is rounded before anything reads it; dtype: of a head
     or logits; path: of the model's own forward.
     """
 
     part: str
     format: str
     rounding: Rounding
-    stored: Stored | None = None
+    storage: Stored | None = None
     dtype: torch.dtype | None = None
     path: str = "prefill"
 
     @property
     def name(self) -> str:
         """`KV cache in int8`."""
-        later = " (rounded after its first read)" if self.stored is not None else ""
+        later = " (rounded after its first read)" if self.storage is not None else ""
         return f"{self.part} in {self.format}{later}" + ", attention's too" * (self.path != "prefill")
 
     @property
@@ -95,22 +92,22 @@ class Precision:
         model: Any = loaded.model
         cache: Any = DynamicCache(config=model.config)
         tokens = torch.tensor([list(ids)], device=loaded.device)
-        stored, rounding = self.stored or Stored(len(ids), len(ids)), _in(torch.float32, self.rounding)
-        is_rounded_first, store, start = self.stored is None, cache.update, 0
+        storage, rounding = self.storage or Stored(len(ids), len(ids)), _in(torch.float32, self.rounding)
+        is_rounded_first, store, start = self.storage is None, cache.update, 0
 
-        def update(keys: torch.Tensor, values: torch.Tensor, *rest: Any, **named: Any) -> Any:
+        def update(keys: torch.Tensor, values: torch.Tensor, *rest: Any, **keywords: Any) -> Any:
             if is_rounded_first:
                 keys, values = rounding(keys), rounding(values)
-            return store(keys, values, *rest, **named)
+            return store(keys, values, *rest, **keywords)
 
         cache.update = update
-        for stop in [*range(stored.first, len(ids), stored.chunk), len(ids)]:
+        for stop in [*range(storage.first, len(ids), storage.chunk), len(ids)]:
             emit(start, model(input_ids=tokens[:, start:stop], past_key_values=cache, use_cache=True).logits[0])
             tensors = [getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")]
             for tensor in () if is_rounded_first else tensors:
                 if isinstance(tensor, torch.Tensor) and tensor.ndim == 4:
                     tensor[:, :, start - stop :] = rounding(tensor[:, :, start - stop :])
-            is_rounded_first, start = is_rounded_first or stored.is_read_back, stop
+            start = stop
 
     def _function(self, module: Any, inputs: Any, _: torch.Tensor) -> torch.Tensor:
         """It takes and gives rounded values, as one does that is looked up in a table."""
@@ -135,11 +132,11 @@ def _weights_rounded(model: Any, rounding: Rounding) -> AbstractContextManager[N
     layers = [each for each in model.modules() if isinstance(each, torch.nn.Linear | Conv1D) and each is not head]
     weights = {each.weight: isinstance(each, Conv1D) for each in layers if each.weight.is_floating_point()}
 
-    def rounded(weight: torch.Tensor) -> torch.Tensor:
+    def round_weight(weight: torch.Tensor) -> torch.Tensor:
         matrix = rounding(weight.data.T).T if weights[weight] else rounding(weight.data)  # of Conv1D [in, out]
         return matrix.to(weight.dtype).contiguous()
 
-    return data_replaced(weights, rounded)
+    return data_replaced(weights, round_weight)
 
 
 @contextmanager
@@ -191,8 +188,8 @@ def gguf(values: torch.Tensor, kind: str) -> torch.Tensor:
     """Round to one of GGUF's formats (Q8_0, Q4_0), groups of 32 of the last axis."""
     from gguf import GGMLQuantizationType, quants
 
-    stored = quants.quantize(values.float().cpu().numpy(), GGMLQuantizationType[kind])
-    return torch.from_numpy(quants.dequantize(stored, GGMLQuantizationType[kind])).to(values)
+    blocks = quants.quantize(values.float().cpu().numpy(), GGMLQuantizationType[kind])
+    return torch.from_numpy(quants.dequantize(blocks, GGMLQuantizationType[kind])).to(values)
 
 
 def q4_0(values: torch.Tensor) -> torch.Tensor:
@@ -218,8 +215,8 @@ def nf4(values: torch.Tensor) -> torch.Tensor:
     middles = (levels[1:] + levels[:-1]) / 2
     flat = torch.nn.functional.pad(values.reshape(-1), (0, -values.numel() % 64)).reshape(-1, 64)
     scale = flat.abs().amax(-1, keepdim=True).clamp_min(_TINY)
-    rounded = levels[torch.bucketize((flat / scale).contiguous(), middles)] * scale
-    return rounded.reshape(-1)[: values.numel()].reshape(values.shape)
+    nearest = levels[torch.bucketize((flat / scale).contiguous(), middles)] * scale
+    return nearest.reshape(-1)[: values.numel()].reshape(values.shape)
 
 
 # Declared ones, and those that are tried undeclared

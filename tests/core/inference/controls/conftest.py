@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from benchmarks.verdicts.tiny_models import tiny_model
-from core.inference.controls.judge_model import JudgingSession, judge_pair
+from core.inference.controls.judge_model import JudgingSession, judge
 from core.inference.models.model import LoadedModel
 from core.runs.file.evidence import Verdict
 
@@ -33,8 +33,8 @@ def judged() -> Callable[..., Verdict]:
     """(model, prompts, reference, variant) -> verdict, in one session for the same model and prompts."""
     session_of = cache(lambda loaded, prompts: JudgingSession(loaded, prompts))
 
-    def judge(loaded, prompts, reference, variant) -> Verdict:
+    def judge_once(loaded, prompts, reference, variant) -> Verdict:
         session = session_of(loaded, tuple(map(tuple, prompts)))
-        return judge_pair(loaded, prompts, reference, variant, session=session)
+        return judge(loaded, prompts, reference=reference, variant=variant, session=session)
 
-    return judge
+    return judge_once

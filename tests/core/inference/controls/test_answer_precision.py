@@ -17,7 +17,7 @@ from benchmarks.verdicts.mutations import MUTATIONS, scaled_value
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from benchmarks.verdicts.variations import VARIATIONS, in_float64
 from core.inference.controls.answer_precision import narrow_answers
-from core.inference.controls.judge_model import judge_pair
+from core.inference.controls.judge_model import judge
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of
 from core.runs.file.evidence import FAILED, FLOAT32, MISSING, OWN_DTYPE, Unmeasured
@@ -188,6 +188,6 @@ def test_a_large_fault_of_such_an_engine_is_a_bug_by_its_16_bits(narrow: LoadedM
 @pytest.mark.model
 def test_a_fault_of_a_callable_that_follows_the_model_is_still_decided_in_float32(narrow: LoadedModel) -> None:
     """The twin: nothing is excused where float32 is to be had."""
-    verdict = judge_pair(narrow, tiny_prompts(narrow), "prefill", scaled_value(1.01))
+    verdict = judge(narrow, tiny_prompts(narrow), reference="prefill", variant=scaled_value(1.01))
     assert verdict.is_bug_suspected
     assert rows(verdict)[FLOAT32].figures.compute_dtype == "float32"

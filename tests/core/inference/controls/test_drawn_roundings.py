@@ -16,8 +16,8 @@ from benchmarks.verdicts.tiny_models import tiny_prompts
 from benchmarks.verdicts.trial import model_named
 from benchmarks.verdicts.variations import in_float64
 from core.inference.controls import drawn_roundings
-from core.inference.controls.drawn_roundings import DRAWS, Drawn, DrawnRounding, compared_with_draws
-from core.inference.controls.judge_model import judge_pair
+from core.inference.controls.drawn_roundings import DRAWS, DrawnRounding, RoundingDraws
+from core.inference.controls.judge_model import judge
 from core.inference.models.dtypes import in_float32
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of
@@ -82,12 +82,11 @@ def test_what_is_exact_stays_and_what_is_rounded_moves_by_less_than_a_unit(dtype
 
 
 def test_an_error_is_measured_without_what_all_logits_share() -> None:
-    """Variances of each row: of a number that all share 0, of 3 1 1 3 it is 1; 1e30 is no NaN, and NaN is counted."""
+    """Variances of each row: of a number that all share 0, of 3 1 1 3 it is 1; 1e30 is no NaN, and NaN has no size."""
     pieces: list[Any] = []
     logits = torch.tensor([[7.0, 7, 7, 7], [3, 1, 1, 3], [0, 0, 0, 1e30], [3, 1, float("nan"), 3]])
-    drawn_roundings._measure(torch.zeros(5, 4), pieces, 1, logits)
-    assert pieces[0].squares.tolist() == pytest.approx([0, 1, 3 / 16 * 1e60, 8 / 9], rel=1e-5)
-    assert pieces[0].nonfinite == 1
+    drawn_roundings._add_error(torch.zeros(5, 4), pieces, 1, logits)
+    assert pieces[0].tolist() == pytest.approx([0, 1, 3 / 16 * 1e60, np.inf], rel=1e-5)
 
 
 @pytest.mark.model
@@ -157,7 +156,7 @@ def test_a_stale_slot_as_large_as_the_floor_is_seen_at_its_position_or_below_the
 ) -> None:
     """0.015 makes a pair of 0.99 times the overall floor in bfloat16."""
     prompts = tiny_prompts(narrow)
-    verdict = judge_pair(narrow, prompts, "prefill", lambda _, ids: stale(held, ids, share))
+    verdict = judge(narrow, prompts, reference="prefill", variant=lambda _, ids: stale(held, ids, share))
     pair, engine = (row for row in verdict.evidence if row.group == OWN_DTYPE)
     if share == 0.015:
         assert pair.figures.noise_ratio == pytest.approx(0.99, abs=0.15)
@@ -169,7 +168,7 @@ def test_a_stale_slot_as_large_as_the_floor_is_seen_at_its_position_or_below_the
     assert verdict.name == "likely rounding"
     limit = engine.figures.fault_seen_at_one_position
     with torch.inference_mode():
-        draws = Drawn(narrow, prompts).compared([]).draws
+        draws = RoundingDraws(narrow, prompts).measure([]).draws
         with in_float32(narrow) as widened:
             fault = torch.cat(
                 [
@@ -177,7 +176,7 @@ def test_a_stale_slot_as_large_as_the_floor_is_seen_at_its_position_or_below_the
                     for ids in prompts
                 ]
             )
-    size = np.sqrt(fault.double().square().mean(1).numpy() / np.mean([one.squares for one in draws], axis=0))
+    size = np.sqrt(fault.double().square().mean(1).numpy() / draws.mean(axis=0))
     assert size.max() < 1.5 * limit  # what is not seen is as small as is said; the rounding it meets may take from it
 
 
@@ -186,11 +185,11 @@ def test_draws_that_the_model_itself_does_not_look_like_decide_nothing(
     narrow: LoadedModel, held: Any, monkeypatch
 ) -> None:
     monkeypatch.setattr(
-        drawn_roundings, "drawn", lambda *_: side_of(lambda model, ids: in_float64(model, ids))
+        drawn_roundings, "draw_of", lambda *_: side_of(lambda model, ids: in_float64(model, ids))
     )  # rounded at the end only
     side = side_of(lambda _, ids: bug("one future key visible to one query")(held, ids))
     with torch.inference_mode():
-        row, _ = compared_with_draws(Drawn(narrow, tiny_prompts(narrow)), side, BLOCKS)
+        row, _ = RoundingDraws(narrow, tiny_prompts(narrow)).compare(side, BLOCKS)
     assert row.outcome == MISSING
 
 

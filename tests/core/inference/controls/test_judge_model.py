@@ -15,7 +15,7 @@ from benchmarks.verdicts.mutations import scaled_value
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.errors import CaptureError
 from core.inference.controls import judge_model
-from core.inference.controls.judge_model import judge, judge_pair
+from core.inference.controls.judge_model import judge
 from core.inference.models.dtypes import in_float64
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import digest_of
@@ -89,7 +89,7 @@ VARIANT = "decode+batch:2+neighbours:same"
 @pytest.mark.model
 def test_groups_and_figures_of_rounding(narrow: LoadedModel) -> None:
     steps: list[str] = []
-    verdict = judge_pair(narrow, [PROMPT, PROMPT[:9]], "prefill", VARIANT, on_progress=steps.append)
+    verdict = judge(narrow, [PROMPT, PROMPT[:9]], reference="prefill", variant=VARIANT, on_progress=steps.append)
     sides = [
         torch.cat([logits_of(path, narrow, list(ids)) for ids in (PROMPT, PROMPT[:9])]) for path in ("prefill", VARIANT)
     ]
@@ -116,7 +116,7 @@ def test_a_fault_is_placed_in_its_prompt_and_position(small: LoadedModel) -> Non
             logits[17, 3] += 0.01
         return logits
 
-    verdict = judge_pair(small, [PROMPT[:9], PROMPT], "prefill", engine)
+    verdict = judge(small, [PROMPT[:9], PROMPT], reference="prefill", variant=engine)
     assert verdict.is_bug_suspected
     assert verdict.first_place == (1, 17)
     places, modules = rows(verdict)[STRUCTURE], alone(verdict)
@@ -165,7 +165,7 @@ def _at_3(value: float, *dtypes: torch.dtype) -> Any:
 @pytest.mark.model
 def test_a_nan_needs_no_floor(small: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("core.inference.controls.reordering.reordering_refusal", lambda _: "its weights are int8")
-    verdict = judge_pair(small, [PROMPT], "prefill", _at_3(torch.nan))
+    verdict = judge(small, [PROMPT], reference="prefill", variant=_at_3(torch.nan))
     assert verdict.is_bug_suspected
     assert "'engine' is NaN at position 3" in verdict.because
     assert (verdict.first_place, verdict.noise_ratio) == ((0, 3), None)
@@ -194,7 +194,7 @@ def test_an_engine_that_gives_no_logits_is_refused_in_a_sentence(
     engine: Any, sentence: str, small: LoadedModel
 ) -> None:
     with pytest.raises(CaptureError, match=sentence):
-        judge_pair(small, [PROMPT], "prefill", engine)
+        judge(small, [PROMPT], reference="prefill", variant=engine)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_an_engine_that_gives_no_logits_is_refused_in_a_sentence(
 )
 def test_what_cannot_be_judged_is_refused_first(prompts: Any, sentence: str, small: LoadedModel) -> None:
     with pytest.raises(CaptureError) as caught:
-        judge_pair(small, prompts, "prefill", "decode")
+        judge(small, prompts, reference="prefill", variant="decode")
     assert str(caught.value) == sentence
 
 
@@ -250,7 +250,7 @@ def test_a_model_whose_maps_cannot_be_reordered_is_undecided(
         "core.inference.controls.reordering.reordering_refusal",
         lambda _: "its weights are int8; load it without quantisation",
     )
-    verdict = judge_pair(small, [PROMPT], "prefill", "decode")
+    verdict = judge(small, [PROMPT], reference="prefill", variant="decode")
     assert verdict.name == "undecided"
     assert rows(verdict)[FLOAT32].outcome == MISSING
     assert "load it without quantisation" in verdict.because
@@ -271,11 +271,11 @@ def test_the_model_is_as_it_was_however_the_judgement_ends(error: type[BaseExcep
 
     if error is KeyboardInterrupt:
         with pytest.raises(KeyboardInterrupt):
-            judge_pair(narrow, [PROMPT], "prefill", engine)
+            judge(narrow, [PROMPT], reference="prefill", variant=engine)
     else:
-        judge_pair(narrow, [PROMPT], "prefill", engine)
+        judge(narrow, [PROMPT], reference="prefill", variant=engine)
     assert state(narrow) == before
-    judge_pair(narrow, [PROMPT], "prefill", "decode")
+    judge(narrow, [PROMPT], reference="prefill", variant="decode")
     assert state(narrow) == before
 
 
@@ -287,7 +287,7 @@ def test_a_difference_of_two_float32_floors_is_below_what_a_dense_model_is_accus
     def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
         return prefill(model, ids) + noise.to(model.dtype)
 
-    verdict = judge_pair(small, [prompt], "prefill", engine)
+    verdict = judge(small, [prompt], reference="prefill", variant=engine)
     assert verdict.name == "rounding"
     assert verdict.noise_ratio is not None
     assert 1.5 < verdict.noise_ratio < 4
@@ -300,7 +300,7 @@ def test_a_difference_of_two_float32_floors_is_below_what_a_dense_model_is_accus
 @pytest.mark.model
 def test_a_mixture_of_experts_is_decided_in_float64(experts: LoadedModel) -> None:
     before, implementation = state(experts), experts.model.config._experts_implementation
-    verdict = judge_pair(experts, tiny_prompts(experts), "prefill", "decode")
+    verdict = judge(experts, tiny_prompts(experts), reference="prefill", variant="decode")
     assert verdict.name == "rounding"
     single, double = (row for row in verdict.evidence if row.group == FLOAT32)
     assert (single.outcome, single.figures.compute_dtype) == (NOTED, "float32")
@@ -342,7 +342,7 @@ def test_neighbours_that_move_bits_are_a_leak_of_a_dense_model_that_repeats_its_
         return "moved" if side.value_of("neighbours") else digest_of(loaded, prompts, side)
 
     monkeypatch.setattr(judge_model, "digest_of", digest)
-    found = judge_pair(tiny_model(name), [PROMPT], "prefill", "prefill+batch:2")
+    found = judge(tiny_model(name), [PROMPT], reference="prefill", variant="prefill+batch:2")
     row = next(row for row in found.evidence if row.group == NEIGHBOURS)
     assert row.outcome == outcome
     assert found.name in verdict.split(" or "), found.table()
@@ -359,7 +359,7 @@ def _other_row(verdict: Verdict) -> Evidence:
     few(["decode+batch:8", "prefill+batch:3+row:1", "prefill+batch:2+pad:left:3"], "prefill+batch:2+pad:left:3"),
 )
 def test_the_prompt_in_another_row_is_rounding(variant: str, small: LoadedModel) -> None:
-    verdict = judge_pair(small, [PROMPT], "prefill", variant)
+    verdict = judge(small, [PROMPT], reference="prefill", variant=variant)
     assert verdict.name in ("rounding", "identical")
     assert _other_row(verdict).outcome == PASSED
 

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.errors import CaptureError
-from core.inference.controls.judge_model import JudgingSession, judge_pair
+from core.inference.controls.judge_model import JudgingSession, judge
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import digest_of, side_of
 from core.runs.file.evidence import Check, RerunFigures
@@ -41,10 +41,12 @@ def test_judgements_of_a_session_are_those_made_alone_with_fewer_forwards(dtype:
     loaded = tiny_model("llama", dtype)
     prompts = [ids[:12] for ids in tiny_prompts(loaded)[:2]]
     with counted(loaded) as of_each:
-        alone = [judge_pair(loaded, prompts, reference, variant) for variant in VARIANTS]
+        alone = [judge(loaded, prompts, reference=reference, variant=variant) for variant in VARIANTS]
     session = JudgingSession(loaded, prompts)
     with counted(loaded) as of_session:
-        together = [judge_pair(loaded, prompts, reference, variant, session=session) for variant in VARIANTS]
+        together = [
+            judge(loaded, prompts, reference=reference, variant=variant, session=session) for variant in VARIANTS
+        ]
     for one, other in zip(alone, together, strict=True):
         assert one == other
         assert [(f.compute_dtype, f.pair_rms.tobytes(), f.floor_rms.tobytes()) for f in one.floors] == [
@@ -59,7 +61,7 @@ def test_a_session_of_another_model_or_of_other_prompts_is_refused() -> None:
     other = tiny_model("llama", "float32")
     for session in (JudgingSession(other, prompts), JudgingSession(loaded, [prompts[0][:7]])):
         with pytest.raises(CaptureError, match="session is of another model"):
-            judge_pair(loaded, prompts, "prefill", "decode", session=session)
+            judge(loaded, prompts, reference="prefill", variant="decode", session=session)
 
 
 @pytest.mark.parametrize(("dtype", "decodings"), [("float32", 2), ("bfloat16", 3)])
@@ -67,7 +69,7 @@ def test_a_judgement_decodes_for_the_pair_and_its_rerun(dtype: str, decodings: i
     """bfloat16: the pair in float32 is one more."""
     loaded = tiny_model("llama", dtype)
     with counted(loaded, columns=1) as seen:
-        judge_pair(loaded, [tiny_prompts(loaded)[0][:8]], "prefill", "decode")
+        judge(loaded, [tiny_prompts(loaded)[0][:8]], reference="prefill", variant="decode")
     assert len(seen) == 8 * decodings
 
 
@@ -75,12 +77,12 @@ def test_a_capture_counts_as_one_of_the_calls_that_a_side_has_to_repeat_itself_i
     loaded = tiny_model("llama", "float32")
     prompt = tiny_prompts(loaded)[0][:8]
     captured = [digest_of(loaded, [prompt], side_of(path)) for path in ("prefill", "decode")]
-    plain = judge_pair(loaded, [prompt], "prefill", "decode")
+    plain = judge(loaded, [prompt], reference="prefill", variant="decode")
     with counted(loaded, columns=1) as seen:
-        found = judge_pair(loaded, [prompt], "prefill", "decode", captured=(captured[0], captured[1]))
+        found = judge(loaded, [prompt], reference="prefill", variant="decode", digests=(captured[0], captured[1]))
     assert (found, len(seen)) == (plain, 8)
     # the twin: a capture whose variant had other bits, as an engine's first call may
-    other = judge_pair(loaded, [prompt], "prefill", "decode", captured=(captured[0], captured[0]))
+    other = judge(loaded, [prompt], reference="prefill", variant="decode", digests=(captured[0], captured[0]))
     assert other.name == "nondeterministic"
     (rerun,) = [row.figures for row in other.evidence if row.check is Check.AGAIN]
     assert rerun == RerunFigures(not_repeatable=("decode",))

@@ -21,8 +21,8 @@ from core.inference.models.dtypes import in_float32
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import whole_side
 from core.inference.paths.paths import open_path, parse_path
+from core.judging.dump import judge_stored
 from core.judging.ingest import ingest
-from core.judging.rejudge import judge_stored
 from core.judging.uploaded_controls import measure_controls
 from core.runs.file.evidence import FAILED, FLOAT32, MISSING, OWN_DTYPE, PASSED, PRECISION, Check
 from core.runs.reader import RunReader

@@ -16,8 +16,8 @@ from benchmarks.verdicts.kinds import KINDS
 from benchmarks.verdicts.mutations import MUTATIONS
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.errors import CaptureError
-from core.inference.controls.judge_model import judge_pair
-from core.inference.controls.modules_alone import KeptOutputs, fits, modules_alone
+from core.inference.controls.judge_model import judge
+from core.inference.controls.modules_alone import ModuleOutputs, fits, modules_alone
 from core.inference.models.model import LoadedModel
 from core.inference.paths.bases import BASES
 from core.inference.paths.batch import Emit, PromptBatch
@@ -207,13 +207,13 @@ def _scaled_cache(layer: int) -> Callable[[PromptBatch, Emit], None]:
 def test_a_fault_in_the_cache_of_a_layer_is_named_at_that_layers_attention(name, layer, monkeypatch):
     monkeypatch.setitem(BASES, "faulty", replace(BASES["decode"], compute=_scaled_cache(layer)))
     loaded = tiny_model(name)
-    beyond = _beyond(judge_pair(loaded, tiny_prompts(loaded), "prefill", "faulty"))
+    beyond = _beyond(judge(loaded, tiny_prompts(loaded), reference="prefill", variant="faulty"))
     assert all(each.startswith(BLOCKS[name].format(layer)) and "attn" in each for each in beyond)
 
 
 def test_the_forwards_of_a_callable_are_followed_by_their_tokens_and_cache(loaded):
     mutation = next(each for each in MUTATIONS if each.name == "one stale slot of an earlier request")
-    found = judge_pair(loaded, tiny_prompts(loaded), "prefill", mutation.engine)
+    found = judge(loaded, tiny_prompts(loaded), reference="prefill", variant=mutation.engine)
     assert found.name == "bug suspected"
     assert all("self_attn" in each for each in _beyond(found))
 
@@ -224,7 +224,7 @@ def test_watching_changes_no_bit_and_leaves_no_hook(loaded):
     with torch.inference_mode():
         with open_path(parse_path("decode"), loaded) as run:
             bare = whole_side(run, ids)
-        trace = KeptOutputs(ids)
+        trace = ModuleOutputs(ids)
         with (
             open_path(parse_path("decode"), loaded, trace=trace) as run,
             trace.following(loaded.model, traced_modules(loaded.model)),
@@ -269,7 +269,7 @@ def test_a_module_that_an_engine_hands_in_is_named_whichever_side_it_is(dtype, s
         if side == "reference"
         else {"reference": "prefill", "variant": engine}
     )
-    found = judge_pair(loaded, tiny_prompts(loaded), sides["reference"], sides["variant"])
+    found = judge(loaded, tiny_prompts(loaded), reference=sides["reference"], variant=sides["variant"])
     assert found.name == "bug suspected"
     assert found.first_place == (0, 5)
     assert _beyond(found) == ("model.layers.1",)
@@ -294,4 +294,4 @@ def test_what_is_no_output_of_a_module_is_refused(name, tensor, start, what):
         return model(ids[None]).logits[0]
 
     with pytest.raises(CaptureError, match=what):
-        judge_pair(loaded, tiny_prompts(loaded)[:1], "prefill", engine)
+        judge(loaded, tiny_prompts(loaded)[:1], reference="prefill", variant=engine)

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from core.errors import CaptureError
 from core.inference.controls import reordering
-from core.inference.controls.reordering import order_of, reordered
+from core.inference.controls.reordering import order_of, reorder
 from core.inference.models.dtypes import converted
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
@@ -69,7 +69,7 @@ def forward(model: Any, ids: list[int], seed: int | None = None, rows: int = 1) 
     with torch.inference_mode(), quiet():
         if seed is None:
             return model(batch).logits
-        with reordered(model, seed):
+        with reorder(model, seed):
             return model(batch).logits
 
 
@@ -109,7 +109,7 @@ def test_the_order_that_changes_nothing_changes_no_bit(name, dtype, mode, model_
     model, ids = model_of(name, dtype).model, torch.tensor([tokens(model_of(name))] * 2)
     with MODES[mode](), quiet():
         plain = model(ids).logits
-        with reordered(model, 0) as found:
+        with reorder(model, 0) as found:
             assert torch.equal(model(ids).logits, plain)
     assert len(found) == MAPS[name]
 
@@ -121,7 +121,7 @@ def test_experts_are_reordered_whichever_way_they_are_computed(name, implementat
     loaded = model_of(name)
     model, ids = copy.deepcopy(loaded.model), tokens(loaded)
     model.set_experts_implementation(implementation)
-    with torch.inference_mode(), reordered(model, 0) as found:
+    with torch.inference_mode(), reorder(model, 0) as found:
         logits = model(torch.tensor([ids])).logits
     assert len(found) == MAPS[name]
     assert 0 < apart(logits, forward(model, ids)) <= 2 * float32_bound(loaded)
@@ -161,7 +161,7 @@ def test_an_order_holds_each_term_once_and_depends_on_seed_name_and_length() -> 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_matrix_is_reordered_but_embeddings_convolutions_and_state_matrices(name, model_of) -> None:
     model = model_of(name).model
-    with torch.inference_mode(), reordered(model, 0) as found:
+    with torch.inference_mode(), reorder(model, 0) as found:
         model(torch.tensor([tokens(model_of(name))]))
     tables = [
         model.get_input_embeddings().weight,
@@ -182,7 +182,7 @@ def test_a_tied_head_is_reordered_and_its_embedding_is_not(model_of: Callable[..
     model: Any = model_of("qwen2").model
     ids = torch.tensor([tokens(model_of("qwen2"))])
     embedded = model.model.embed_tokens(ids)
-    with torch.inference_mode(), reordered(model, 0) as found:
+    with torch.inference_mode(), reorder(model, 0) as found:
         assert torch.equal(model.model.embed_tokens(ids), embedded)
         assert len(found) == 0
         model.lm_head(embedded)
@@ -204,7 +204,7 @@ def test_every_path_can_be_reordered(name, path, model_of) -> None:
     ids = tokens(loaded)
     with torch.inference_mode(), open_path(parse_path(path), loaded) as run:
         plain = whole_side(run, ids)
-        with reordered(loaded.model, 5) as found:
+        with reorder(loaded.model, 5) as found:
             logits = whole_side(run, ids)
     assert len(found) == MAPS[name]
     assert not torch.equal(logits, plain)
@@ -302,7 +302,7 @@ def test_every_way_to_multiply_by_a_weight_is_reordered(way: str, mode: str) -> 
         narrow = Layer(shape, compute)
         plain, others = narrow(x), []
         for seed in range(3):
-            with reordered(narrow, seed) as found:
+            with reorder(narrow, seed) as found:
                 others.append(narrow(x))
             assert list(found) == ["weight"]
         if plain.dtype == torch.float32:  # in float16 sums this short seldom round elsewhere
@@ -311,7 +311,7 @@ def test_every_way_to_multiply_by_a_weight_is_reordered(way: str, mode: str) -> 
         assert all(apart(plain, other) <= 8 * IN * unit for other in others)  # n u |w||x|, both norms near sqrt(n)
         if way not in HAS_NO_FLOAT64:
             wide = Layer(shape, compute).double()
-            with reordered(wide, 0):
+            with reorder(wide, 0):
                 assert apart(wide(x.double()), wide.compute(wide.weight, x.double())) <= 8 * IN * 2.0**-52
 
 
@@ -374,10 +374,10 @@ def _offloaded(model: Any) -> Any:
 def test_a_model_that_cannot_be_reordered_is_refused_before_it_runs(change, what, llama) -> None:
     model = change(copy.deepcopy(llama.model))
     entered = False
-    with pytest.raises(CaptureError, match=what), reordered(model, 0):
+    with pytest.raises(CaptureError, match=what), reorder(model, 0):
         entered = True
     assert not entered
-    with reordered(llama.model, 0):  # the twin: as it was, it is taken
+    with reorder(llama.model, 0):  # the twin: as it was, it is taken
         pass
 
 
@@ -387,7 +387,7 @@ def test_an_operation_that_is_not_known_is_refused() -> None:
         return x @ w.t()
 
     layer = Layer((OUT, IN), lambda w, x: multiply(x, w))
-    with pytest.raises(CaptureError, match="multiply"), torch.inference_mode(), reordered(layer, 0):
+    with pytest.raises(CaptureError, match="multiply"), torch.inference_mode(), reorder(layer, 0):
         layer(torch.randn(5, IN))
 
 

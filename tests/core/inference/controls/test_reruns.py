@@ -10,7 +10,7 @@ import torch
 from benchmarks.verdicts.engines import Engine, prefill
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from benchmarks.verdicts.variations import nondeterministic_sums
-from core.inference.controls.judge_model import judge_pair
+from core.inference.controls.judge_model import judge
 from core.runs.file.evidence import FLOAT32, RERUN, Evidence, RerunFigures, Verdict
 
 pytestmark = pytest.mark.model
@@ -41,7 +41,7 @@ def rerun_of(verdict: Verdict) -> tuple[Evidence, RerunFigures]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_rerun_beyond_the_noise_floor_is_a_bug(dtype: str) -> None:
     loaded = tiny_model("llama", dtype)
-    verdict = judge_pair(loaded, tiny_prompts(loaded), "prefill", freed_buffer(loaded.torch_dtype))
+    verdict = judge(loaded, tiny_prompts(loaded), reference="prefill", variant=freed_buffer(loaded.torch_dtype))
     row, figures = rerun_of(verdict)
     assert verdict.is_bug_suspected
     assert figures.beyond_noise_floor
@@ -53,7 +53,7 @@ def test_a_rerun_beyond_the_noise_floor_is_a_bug(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_sums_in_another_order_at_every_call_stay_nondeterministic(dtype: str) -> None:
     loaded = tiny_model("llama", dtype)
-    verdict = judge_pair(loaded, tiny_prompts(loaded), "prefill", nondeterministic_sums)
+    verdict = judge(loaded, tiny_prompts(loaded), reference="prefill", variant=nondeterministic_sums)
     _, figures = rerun_of(verdict)
     assert verdict.name == "nondeterministic"
     assert figures.beyond_noise_floor is False
@@ -66,7 +66,7 @@ def test_another_check_that_fails_is_the_bug(small: Any) -> None:
         logits[2] = logits[1]
         return logits
 
-    verdict = judge_pair(small, tiny_prompts(small), "prefill", engine)
+    verdict = judge(small, tiny_prompts(small), reference="prefill", variant=engine)
     _, figures = rerun_of(verdict)
     failed = next(each for each in verdict.evidence if each.group == FLOAT32)
     assert verdict.is_bug_suspected

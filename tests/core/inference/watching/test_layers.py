@@ -217,7 +217,7 @@ def test_a_floor_that_cannot_be_had_costs_no_side(tmp_path, monkeypatch):
         raise CaptureError("reordering: an operation is not known.")
         yield
 
-    monkeypatch.setattr(layer_capture, "reordered", refused)
+    monkeypatch.setattr(layer_capture, "reorder", refused)
     with RunWriter(store, plan.header) as writer:
         missing = run_capture(plan, writer)
         path = store.path_of(writer.finish())

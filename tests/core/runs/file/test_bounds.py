@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from core.errors import DumpError, StoreError, UsageError
-from core.judging.ingest import ingest
-from core.judging.inspect import describe, headers_of
+from core.judging.ingest import describe, headers_of, ingest
 from core.runs.dumps.arrays import StoredArray
 from core.runs.dumps.containers import MOST_ARRAYS
 from core.runs.file.bounds import LONGEST_TOKEN, MAX_SIDES

@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from core.errors import DumpError, StoreError, UsageError
-from core.judging.ingest import ingest
-from core.judging.inspect import describe, headers_of
+from core.judging.ingest import describe, headers_of, ingest
 from core.runs.file import records
 from core.runs.importing import adopt
 from core.runs.queries.verdicts import next_command

@@ -26,7 +26,7 @@ from benchmarks.verdicts.precisions import ON_TOP, PRECISIONS, q4_0, stale_slot_
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core import capture_request
 from core.errors import UsageError
-from core.inference.controls.drawn_roundings import Drawn, compared_with_draws
+from core.inference.controls.drawn_roundings import RoundingDraws
 from core.inference.controls.judge_model import judge
 from core.inference.controls.precisions.catalogue import (
     ACTIVATIONS,
@@ -179,10 +179,10 @@ def test_of_an_engine_in_16_bits_no_fault_is_excused_by_a_precision(name: str) -
             continue
         side = side_of(lambda _, tokens, engine=case.engine: engine(own, tokens))
         with torch.inference_mode():
-            row, test = compared_with_draws(Drawn(loaded, ids), side, BLOCKS)
+            row, test = RoundingDraws(loaded, ids).compare(side, BLOCKS)
             if row.outcome == FAILED:
                 seen.append(case.name)
-            if row.outcome == FAILED and not test.nonfinite:
+            if row.outcome == FAILED and test.is_finite:
                 lowered = lowered_in_16_bits(Question(ids), loaded, side, test)
                 excused += [case.name] * (lowered.evidence.outcome == PASSED)
     assert excused == []
@@ -290,7 +290,7 @@ def test_noise_that_hides_where_a_cache_begins_to_be_rounded_is_looked_around(na
     prompts = _one_prompt(narrow)
     with torch.inference_mode(), in_float32(narrow) as widened:
         fp8_cache = next(each for each in catalogue(widened) if each.part == CACHE and "e4m3" in each.format)
-        true = replace(fp8_cache, stored=Stored(8, 8))
+        true = replace(fp8_cache, storage=Stored(8, 8))
         side = replace(true.side, name="engine")
         differs = np.arange(len(prompts[0])) >= 10
         best = best_precisions(Question(prompts), widened, widened, side, differs, [fp8_cache])

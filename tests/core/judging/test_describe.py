@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from core.errors import DumpError, StoreError
-from core.judging.inspect import describe, headers_of
+from core.judging.ingest import describe, headers_of
 
 ROOT = Path(__file__).resolve().parents[3]
 RUN = ROOT / "tests" / "runs" / "injected-bug.duckdb"
