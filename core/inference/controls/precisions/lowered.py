@@ -165,19 +165,23 @@ def best_precisions(
     pairs = zip(question.prompts, np.split(differs, np.cumsum(question.lengths)[:-1]), strict=True)
     prompt, at = min((pair for pair in pairs if pair[1].any()), key=lambda pair: len(pair[0]))
     first, logits, is_noisy = int(np.argmax(at)), whole_side(side.run_on(own), prompt), not floor
+    prompt = tuple(prompt)
     start = prompt[: first + SCREENED]
 
     @cache
-    def log_distance(side: RunnableSide) -> float:
+    def log_distance(side: RunnableSide, ids: tuple[int, ...]) -> float:
         """Return the sum of log mean squares; infinite if the side cannot be computed in the format's range."""
         with suppress(CaptureError), foreign_errors_stop(side.name, "leave it out"):
-            one = divergence(logits[: len(start)], side.run_on(loaded), start)
-            return np.inf if one.nonfinite_mismatch else float(np.log(one.squares + (floor or 1e-300)).sum())
+            one = divergence(logits[: len(ids)], side.run_on(loaded), ids)
+            squares = one.squares[: len(start)] + (floor or 1e-300)
+            return np.inf if one.nonfinite_mismatch else float(np.log(squares).sum())
         return np.inf
 
     @cache
     def share_left(precision: Precision) -> float:
-        return float(np.exp((log_distance(precision.side) - log_distance(PLAIN)) / (2 * (len(start) - first))))
+        is_whole = precision in question.precisions and precision.storage is None  # scales may be of the whole prompt
+        left = log_distance(precision.side, prompt if is_whole else start) - log_distance(PLAIN, start)
+        return float(np.exp(left / (2 * (len(start) - first))))
 
     # weights, products and what is rounded before it is read show at position 0 already
     every = list(candidates) if first == 0 or is_noisy else []
