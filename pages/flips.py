@@ -39,7 +39,7 @@ if table.empty:
     st.stop()
 with heading:
     exports.download({str(listing): table}, exports.file_stem(view, str(listing).replace(" ", "-")), "flips")
-parts.draw_positions(table, run, "flip_table", 11)
+parts.draw_positions(table, run, "flip_table", 11, (pair.index, with_near_ties))
 if with_near_ties:
     near = plural(len(table) - count, "near tie")
     st.caption(f"{plural(count, 'flip')} and {near} in {plural(len(view.table), 'position')}.")

@@ -8,7 +8,7 @@ import streamlit as st
 from app.components import best_tokens, plots
 from app.flips import parts
 from app.near_ties import LOGIT_STEPS, PAGE, charts
-from app.shell import exports, selection, widgets
+from app.shell import exports, selection, store_cache, widgets
 from core.runs.queries.elements import with_argmax_texts
 from core.runs.queries.flips import SIDES, near_ties_sentence
 from core.text import out_of, plural
@@ -48,20 +48,28 @@ if unit == "logits":
     limit = float(right.select_slider("Threshold, logits", LOGIT_STEPS, key="threshold_logits"))
 else:
     limit = float(right.slider("Threshold, ULPs", 0, 64, key="threshold"))
-ending = "margin" if unit == "logits" else "margin_ulps"
-mask = pd.DataFrame({side: (table[f"{side}_{ending}"] <= limit).fillna(False).astype(bool) for side in SIDES})
-listing = table[mask.any(axis=1)].sort_values(
-    ["is_flip", "near_tie", "reference_margin_ulps", "position"], ascending=[False, False, True, True]
-)
+
+
+def within_limit() -> tuple[pd.DataFrame, dict[str, int]]:
+    """Select positions with a margin within the limit, flips first, and count them on each side."""
+    ending = "margin" if unit == "logits" else "margin_ulps"
+    masks = {side: (table[f"{side}_{ending}"] <= limit).fillna(False).astype(bool) for side in SIDES}
+    order = ["is_flip", "near_tie", "reference_margin_ulps", "position"]
+    rows = table[masks["reference"] | masks["variant"]].sort_values(order, ascending=[False, False, True, True])
+    return rows, {side: int(mask.sum()) for side, mask in masks.items()}
+
+
+of_table = (view.pair.index, scope, view.prompt, unit, limit)
+selection_table, on_sides = store_cache.cached("margins", store_cache.stamp_of(view.run), of_table, within_limit)
 ulps = plural(int(limit), "ULP") + (f" of {view.dtype}" if view.dtype else "")
 most = f"{limit:g} {view.run.header.unit}" if unit == "logits" else ulps
-counts = ", ".join(f"{out_of(int(mask[side].sum()), len(table))} on the {side}" for side in SIDES)
+counts = ", ".join(f"{out_of(count, len(table))} on the {side}" for side, count in on_sides.items())
 st.markdown(
-    f"**{out_of(len(listing), len(table))}** positions with margin ≤ {most}: {counts}."
-    f" {int(listing['is_flip'].sum()):,} of {plural(int(table['is_flip'].sum()), 'flip')} below the threshold."
+    f"**{out_of(len(selection_table), len(table))}** positions with margin ≤ {most}: {counts}."
+    f" {int(selection_table['is_flip'].sum()):,} of {plural(int(table['is_flip'].sum()), 'flip')} below the threshold."
 )
-parts.draw_positions(listing, view.run, "close_margins", 7)
-positions = {"these positions": listing, f"all positions of {scope}": table}
+parts.draw_positions(selection_table, view.run, "close_margins", 7, of_table)
+positions = {"these positions": selection_table, f"all positions of {scope}": table}
 files = {title: partial(with_argmax_texts, view.run, rows) for title, rows in positions.items()}
 exports.download(files, exports.file_stem(view, "near-ties"), "near_ties")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from app.components.chart_style import VARIANT, add_lone, add_selected, gaps_at_zero, inert, layout, log_axis
+from app.components.chart_style import VARIANT, add_lone, gaps_at_zero, inert, layout, log_axis
 
 # Here a color is a run, not a side. Okabe-Ito without vermilion, in which flips are marked on every page.
 RUNS = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#9A6FD6", "#E69F00")
@@ -32,8 +32,9 @@ def runs_by_distance(curves: list[tuple[str, pd.DataFrame]]) -> go.Figure:
     return layout(figure, 320).update_layout(legend_tracegroupgap=0)
 
 
-def runs_by_position(runs: list[tuple[str, pd.DataFrame]], by: str, title: str, selected: int) -> go.Figure:
+def runs_by_position(runs: list[tuple[str, pd.DataFrame]], prompt: int, by: str, title: str) -> go.Figure:
     """Plot a figure by position of a prompt, one line per run, flips marked. runs: name, figures by position."""
+    runs = [(name, table[table["prompt"] == prompt]) for name, table in runs]
     figure = go.Figure()
     flips = []
     for place, ((name, table), color) in enumerate(zip(runs, RUNS, strict=False)):
@@ -56,7 +57,6 @@ def runs_by_position(runs: list[tuple[str, pd.DataFrame]], by: str, title: str, 
             showlegend=at is flips[0][0],
             hovertemplate=f"flip at {hover}",
         )
-    add_selected(figure, selected)
     figure.update_xaxes(title="position")
     every = np.concatenate([table[by].to_numpy(float, na_value=np.nan) for _, table in runs])
     figure.update_yaxes(title=title, **log_axis(every))

@@ -6,7 +6,8 @@ import streamlit as st
 
 from app.compare import charts, parts
 from app.components import plots, tables
-from app.shell import exports, selection, widgets
+from app.components.chart_style import selected_line
+from app.shell import exports, selection, store_cache, widgets
 from core.runs.queries.compare import distribution, flips, same_tokens, sentence
 from core.text import file_name
 
@@ -21,19 +22,26 @@ def draw(view: selection.View) -> None:
             "Choose a run to compare with: the same prompts before and after an upgrade, in another dtype or device."
         )
         return
-    is_same = same_tokens(pairs)
-    all_flips = flips(pairs)
+    titles = parts.names(pairs)
+
+    def read() -> tuple:
+        """Read what is the same at every position."""
+        is_same, all_flips = same_tokens(pairs), flips(pairs)
+        all_flips = all_flips[:0] if is_same is False else all_flips
+        differs = parts.provenance(pairs, [widgets.escape(title) for title in titles]).map(widgets.escape)
+        curves = [(title, distribution(one)) for title, one in zip(titles, pairs, strict=True)]
+        distances = plots.figure_spec(charts.runs_by_distance(curves))
+        return is_same, all_flips, differs, parts.figure_texts(pairs, titles), distances
+
+    of = tuple((store_cache.stamp_of(one.run), one.pair.index) for one in pairs)
+    is_same, all_flips, differs, figures, distances = store_cache.cached("compare", of[0][0], of, read)
     if is_same is False:
-        all_flips = all_flips[:0]
         st.warning("These runs have different tokens: compare rates only. Positions and flips cannot be matched.")
     st.markdown(sentence(pairs, all_flips))
-    titles = parts.names(pairs)
-    differs = parts.provenance(pairs, [widgets.escape(title) for title in titles])
     if not differs.empty:
         st.subheader("Config diff")
-        widgets.room("provenance", 28 * (len(differs) + 1)).table(differs.map(widgets.escape), border="horizontal")
+        widgets.room("provenance", 28 * (len(differs) + 1)).table(differs, border="horizontal")
     st.subheader("Figures")
-    figures = parts.figure_texts(pairs, titles)
     height = widgets.table_height(len(figures), len(figures))
     widgets.room("figures", height).dataframe(figures, key="compare_figures", height=height)
     dtypes = {one.run.header.compute_dtype for one in pairs}
@@ -43,9 +51,7 @@ def draw(view: selection.View) -> None:
     stem = "-".join(["compare", *(file_name(one.run.run_id)[:40] for one in pairs)])
     left, right = st.columns(2, vertical_alignment="bottom")
     with left:
-        curves = [(title, distribution(one)) for title, one in zip(titles, pairs, strict=True)]
-        picture = exports.picture(f"{stem}-distances", titles)
-        plots.draw(charts.runs_by_distance(curves), "compare_distributions", picture)
+        plots.draw(distances, "compare_distributions", exports.picture(f"{stem}-distances", titles))
         st.caption("Share of the logits that differ by at least so many ULPs, both axes log.")
     if is_same is not False:
         with right:
@@ -54,11 +60,11 @@ def draw(view: selection.View) -> None:
                     "By position", list(BY), format_func=lambda name: BY[name], required=True, key="compare_by"
                 )
             )
-            tables_here = [one.table[one.table["prompt"] == view.prompt] for one in pairs]
-            lines = list(zip(titles, tables_here, strict=True))
+            lines = [(title, one.table) for title, one in zip(titles, pairs, strict=True)]
+            arguments = (lines, view.prompt, by, tables.label(by))
+            chart = plots.cached(view.run, (*of, by, view.prompt), charts.runs_by_position, *arguments)
             picture = exports.picture(f"{stem}-{by}-prompt{view.prompt}", [*titles, f"prompt {view.prompt}"])
-            chart = charts.runs_by_position(lines, by, tables.label(by), view.position)
-            plots.draw(chart, "compare_positions", picture)
+            plots.draw(chart._replace(shapes=(selected_line(view.position),)), "compare_positions", picture)
             st.caption(f"By position of prompt {view.prompt}; orange crosses are flips.")
         st.subheader("Shared and unique flips")
         if is_same is None:

@@ -18,13 +18,14 @@ MISMATCH = "#E3000F"
 KINDS = {"key": "#009E73", "value": "#9A6FD6"}  # keys and values are no sides: colours of their own
 # Cividis without its darkest third: one ULP has to be seen on black as well as on white; lightness still only rises.
 ULPS = [[0.0, "#3D6FB5"], [0.33, "#7C7B78"], [0.66, "#BCAF6F"], [1.0, "#FEE838"]]
-_MARGINS = {"l": 8, "r": 8, "t": 28, "b": 8}
+LAYOUT = {
+    "margin": {"l": 8, "r": 8, "t": 28, "b": 8},
+    "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+}
 
 
 def layout(figure: go.Figure, height: int, **options: object) -> go.Figure:
-    figure.update_layout(
-        height=height, margin=_MARGINS, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}, **options
-    )
+    figure.update_layout(height=height, **LAYOUT, **options)
     figure.update_xaxes(automargin=True)
     figure.update_yaxes(automargin=True)
     return figure
@@ -65,9 +66,15 @@ def add_floor(figure: go.Figure, x: np.ndarray, floor: np.ndarray, name: str = "
         add_lone(figure, x, gaps_at_zero(floor), QUIET, 8)  # behind the pair's, which may be at the same place
 
 
+def selected_line(x: int) -> dict:
+    """Line at what is selected, as a shape of a layout."""
+    place = {"x0": x, "x1": x, "xref": "x", "y0": 0, "y1": 1, "yref": "y domain"}
+    return {"type": "line", **place, "line": {"color": FLIP, "width": 1.5}}
+
+
 def add_selected(figure: go.Figure, x: int) -> None:
     """Draw a line at what is selected."""
-    figure.add_vline(x=x, line={"color": FLIP, "width": 1.5})
+    figure.add_shape(selected_line(x))
 
 
 def every_few(places: list[int], most: int) -> list[int]:

@@ -140,7 +140,7 @@ class Figure {
     try {
       const library = await plotly(data.library);
       if (!this.root.isConnected) return;
-      const { data: traces, layout } = JSON.parse(data.spec);
+      const { data: traces, layout } = data.spec[0] === "{" ? JSON.parse(data.spec) : await (await fetch(data.spec)).json();
       const [width, height] = this.size;
       const ours = {
         template: this.template, width, height, clickmode: data.is_picked ? "event" : "none",

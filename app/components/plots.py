@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import streamlit as st
+from plotly.io.json import to_json_plotly
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
+from streamlit.runtime import get_instance
 
 from app.shell import selection, store_cache
 from core.runs.reader import RunReader
@@ -27,11 +29,11 @@ if TYPE_CHECKING:
 
 LIBRARY = Path(__file__).resolve().parents[1] / "vendor" / "plotly-cartesian-4.1.1.min.js"
 _ADDRESS = f"assets/{LIBRARY.name}"  # next to the pages; the name has the version, so it is cached for good
+_LONG = 1 << 16  # characters
 _CSS = """
 .ulpscope-figure { position: relative; width: 100%; overflow: hidden; }
 .ulpscope-figure .plot:popover-open { position: fixed; inset: 0; margin: 0; padding: 16px; width: 100vw; height: 100vh;
-  max-width: none; max-height: none;
-  border: 0; box-sizing: border-box; background: var(--st-background-color); }
+  max-width: none; max-height: none; border: 0; box-sizing: border-box; background: var(--st-background-color); }
 .ulpscope-figure .says:empty { display: none; }
 .ulpscope-figure .says { padding: 0.6rem 0; }
 """
@@ -67,13 +69,26 @@ class FigureSpec(NamedTuple):
     shapes: tuple[dict[str, Any], ...] = ()
 
 
-def figure_spec(figure: go.Figure) -> FigureSpec:
-    shapes = tuple(shape.to_plotly_json() for shape in figure.layout.shapes)
-    figure.layout.shapes = ()
-    return FigureSpec(str(figure.to_json()), int(figure.layout.height), shapes)
+def figure_spec(figure: go.Figure | dict[str, Any]) -> FigureSpec:
+    """Return what the browser gets of a figure, plotly's or a plain dict."""
+    plain = figure if isinstance(figure, dict) else figure.to_dict()
+    shapes = tuple(plain["layout"].pop("shapes", ()))
+    return FigureSpec(to_json_plotly(plain), plain["layout"]["height"], shapes)
 
 
-def cached(run: RunReader, of: tuple[Hashable, ...], make: Callable[..., go.Figure], *arguments: Any) -> FigureSpec:
+def by_address(text: str, name: str) -> str:
+    """Return a text, or the address of a long one: a browser fetches that once, not at every step. name: of the
+    element that it is for.
+    """
+    if len(text) < _LONG:
+        return text
+    files = get_instance().media_file_mgr
+    return files.add(text.encode(), "application/json", f"ulpscope {name}").removeprefix("/")
+
+
+def cached(
+    run: RunReader, of: tuple[Hashable, ...], make: Callable[..., go.Figure | dict[str, Any]], *arguments: Any
+) -> FigureSpec:
     """Figure of `make(*arguments)` (10 to 30 ms), kept for the run; `of` names what else it depends on."""
     kind = f"{make.__module__}.{make.__qualname__}"
     return store_cache.cached(kind, store_cache.stamp_of(run), of, lambda: figure_spec(make(*arguments)))
@@ -95,7 +110,8 @@ def draw(
     view = selection.current_view()
     one = figure if isinstance(figure, FigureSpec) else figure_spec(figure)
     data = {
-        **one._asdict(),
+        "spec": by_address(one.spec, key),
+        "height": one.height,
         "shapes": json.dumps(one.shapes, default=float),  # numbers of numpy
         "picture": dict(picture),
         "revision": f"{'' if view is None else selection.stamp(view)} {of}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,7 @@ import pandas as pd
 import streamlit as st
 
 from app.components import tables
-from app.shell import exports, selection, widgets
+from app.shell import exports, selection, store_cache, widgets
 from core.numerics.metrics import METRICS
 from core.runs.queries.flips import SIDES, continuations
 from core.runs.reader import RunReader
@@ -26,14 +27,21 @@ _FIRST = (
 _COLUMNS = tuple(dict.fromkeys([*_FIRST, *(metric.name for metric in METRICS if metric.is_reported)]))
 
 
-def draw_positions(table: pd.DataFrame, run: RunReader, key: str, most: int, **options: Any) -> None:
-    """Draw positions with both argmaxes as texts; a click selects one."""
-    single = {"prompt": len(run.header.prompts) == 1, "variant": len(run.pairs) == 1}
-    single["is_flip"] = bool(table.get("is_flip", pd.Series(dtype=bool)).all())  # the page lists flips only
-    columns = [name for name in _COLUMNS if name in table and not single.get(name)]
-    texts = {f"{side}_token": widgets.table_texts(table[f"{side}_token"], run) for side in SIDES}
+def draw_positions(
+    table: pd.DataFrame, run: RunReader, key: str, most: int, of: tuple[Hashable, ...] = (), **options: Any
+) -> None:
+    """Draw positions with both argmaxes as texts; a click selects one. of: what `table` depends on besides the run."""
+
+    def with_texts() -> pd.DataFrame:
+        single = {"prompt": len(run.header.prompts) == 1, "variant": len(run.pairs) == 1}
+        single["is_flip"] = bool(table.get("is_flip", pd.Series(dtype=bool)).all())  # the page lists flips only
+        columns = [name for name in _COLUMNS if name in table and not single.get(name)]
+        texts = {f"{side}_token": widgets.table_texts(table[f"{side}_token"], run) for side in SIDES}
+        return table.assign(**texts)[columns]
+
+    rows = store_cache.cached(key, store_cache.stamp_of(run), of, with_texts)
     options = {"on_select": partial(selection.select_row, table, key)} | options
-    tables.draw(table.assign(**texts)[columns], key, most, selection_mode=["single-row", "single-cell"], **options)
+    tables.draw(rows, key, most, selection_mode=["single-row", "single-cell"], **options)
 
 
 def draw_continuations(view: selection.View) -> None:

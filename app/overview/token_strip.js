@@ -31,21 +31,24 @@ class Strip {
     for (const name of ["pointerleave", "focusout", "scroll"]) this.box.addEventListener(name, () => this.hide(), { passive: true });
   }
 
-  draw({ stamp, columns, position }, trigger) {
-    this.trigger = trigger;
-    if (this.columns !== columns) this.data = JSON.parse(columns);
-    if (this.stamp !== stamp) {
-      this.selected = this.reachable = -1;
-      this.build();
-      this.box.scrollTop = 0;
+  async draw({ stamp, columns, position }, trigger) {
+    const wish = stamp + columns;
+    Object.assign(this, { trigger, position });
+    if (this.wish !== wish) {
+      this.wish = wish;
+      const data = columns[0] === "{" ? JSON.parse(columns) : await (await fetch(columns)).json();
+      if (this.wish !== wish) return; // another is asked for by now
+      this.data = data;
+      if (this.stamp !== stamp) this.build();
+      Object.assign(this, { stamp, drawn: wish });
+      this.paint();
     }
-    if (this.columns !== columns) this.paint();
-    Object.assign(this, { stamp, columns });
-    this.select(position);
+    if (this.drawn === wish) this.select(this.position);
   }
 
   build() {
     const { texts, ids, flip, odd } = this.data;
+    this.selected = this.reachable = -1;
     this.spans = this.data.heat.map((_, place) => {
       const parts = texts ? marked(texts[place] || NOTHING) : [ids ? "#" + ids[place] : String(place)];
       const span = make("span", "token" + (flip[place] ? " flip" : "") + (odd[place] ? " odd" : "") + (texts ? "" : " number"), ...parts);
@@ -55,6 +58,7 @@ class Strip {
       return span;
     });
     this.box.replaceChildren(...(texts ? this.spans : this.spans.flatMap((span) => [span, " "])));
+    this.box.scrollTop = 0;
   }
 
   paint() {

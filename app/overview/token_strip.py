@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
+from app.components import plots
 from app.overview import COLOURS
 from app.shell import selection, store_cache
 from core.runs.file.records import Prompt
@@ -24,12 +25,10 @@ _CSS = """
 .root { --here: #A2447A; color: var(--st-text-color); }
 .root.dark { --here: #E79AC6; }
 .strip { font-family: var(--st-code-font, monospace); font-size: 0.9rem; line-height: 1.85; max-height: 17rem;
-  overflow-y: auto;
-  border: 1px solid var(--st-border-color); border-radius: var(--st-base-radius); padding: 0.7rem 0.9rem;
-    position: relative; }
+  overflow-y: auto; border: 1px solid var(--st-border-color); border-radius: var(--st-base-radius);
+  padding: 0.7rem 0.9rem; position: relative; }
 .token { cursor: pointer; border-radius: 3px; padding: 2px 0; margin-right: 1px; white-space: pre-wrap;
-  overflow-wrap: anywhere;
-  -webkit-box-decoration-break: clone; box-decoration-break: clone; }
+  overflow-wrap: anywhere; -webkit-box-decoration-break: clone; box-decoration-break: clone; }
 .token i { font-style: normal; opacity: 0.4; }
 .token:hover { box-shadow: inset 0 0 0 1.5px var(--st-text-color); }
 .token.flip { font-weight: 700; text-decoration: underline 2px; text-underline-offset: 4px; }
@@ -45,9 +44,8 @@ _CSS = """
 .legend .end { font-family: var(--st-code-font, monospace); }
 .legend .sign { cursor: default; font-family: var(--st-code-font, monospace); padding: 1px 4px; box-shadow: none; }
 .tip { position: fixed; inset: auto; margin: 0; pointer-events: none; max-width: min(26rem, 90vw);
-  padding: 0.5rem 0.7rem; font-size: 0.8rem; line-height: 1.45;
-  color: var(--st-text-color); background-color: var(--st-secondary-background-color);
-    border: 1px solid var(--st-border-color);
+  padding: 0.5rem 0.7rem; font-size: 0.8rem; line-height: 1.45; color: var(--st-text-color);
+  background-color: var(--st-secondary-background-color); border: 1px solid var(--st-border-color);
   border-radius: var(--st-base-radius); box-shadow: 0 3px 12px rgba(0, 0, 0, 0.25); overflow-wrap: anywhere; }
 .tip b { font-family: var(--st-code-font, monospace); }
 .tip dl { display: grid; grid-template-columns: auto 1fr; gap: 0 0.9rem; margin: 0.3rem 0; }
@@ -177,7 +175,7 @@ def token_strip(view: selection.View, colour: str) -> None:
 
     of = (view.pair.index, view.prompt, colour)
     data = {
-        "columns": store_cache.cached("strip", store_cache.stamp_of(view.run), of, to_json),
+        "columns": plots.by_address(store_cache.cached("strip", store_cache.stamp_of(view.run), of, to_json), "strip"),
         "stamp": selection.stamp(view),
         "position": view.position,
     }

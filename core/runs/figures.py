@@ -4,7 +4,7 @@ is not placed yet.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -157,5 +157,9 @@ class Figures:
 
     def at(self, side: int, prompt: int, position: int) -> NDArray[np.unsignedinteger]:
         """Return all logits of a side at one position, as bits like `read_rows`. [vocab]"""
+        return self.at_sides([side], prompt, position)[0]
+
+    def at_sides(self, sides: Sequence[int], prompt: int, position: int) -> NDArray[np.unsignedinteger]:
+        """Return `at` of several sides, in ascending order, by one query. [sides, vocab]"""
         self._check_kept()
-        return logits.read_position(self._database, self.header, side, prompt, position)
+        return logits.read_position(self._database, self.header, sides, prompt, position)

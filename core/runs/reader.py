@@ -5,6 +5,7 @@ time.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import cached_property
@@ -130,7 +131,7 @@ class RunReader(Figures):
     def _evidence(self) -> dict[int, list[Evidence]]:
         return verdicts.read_evidence(self._database)
 
-    @property
+    @cached_property
     def classes(self) -> list[list[str]]:
         """Names of the sides, grouped by equal bits, in order of first appearance."""
         sql = "SELECT list(name ORDER BY side) FROM side GROUP BY bit_class ORDER BY min(side)"
@@ -146,16 +147,17 @@ class RunReader(Figures):
         sql = "SELECT distance, elements FROM ulp_histogram WHERE pair = ? ORDER BY distance"
         return dict(self._database.rows(sql, [pair]))
 
-    def top_tokens(self, side: int, prompt: int, position: int) -> pd.DataFrame:
-        """Return the largest logits of a side at a position: rank (1 is the argmax), token_id, logit, probability."""
+    def top_tokens(self, sides: Sequence[int], prompt: int, position: int) -> list[pd.DataFrame]:
+        """Return the largest logits of each side at a position by token id: rank (1: argmax), logit, probability."""
         sql = (
-            "SELECT rank + 1 AS rank, token_id, logit, logit::DOUBLE - logsumexp AS probability"
+            "SELECT side, token_id, rank + 1 AS rank, logit, logsumexp, logit::DOUBLE - logsumexp AS probability"
             " FROM top_token JOIN side_position USING (side, prompt, position)"
-            " WHERE side = ? AND prompt = ? AND position = ? ORDER BY rank"
+            f" WHERE side IN ({', '.join('?' * len(sides))}) AND prompt = ? AND position = ? ORDER BY side, rank"
         )
-        table = self._database.table(sql, [side, prompt, position]).to_pandas()
+        table = self._database.table(sql, [*sides, prompt, position]).to_pandas().set_index("token_id")
         table["probability"] = np.exp(table["probability"].to_numpy(float))
-        return table
+        ends = (np.searchsorted(table["side"], sides, way) for way in ("left", "right"))
+        return [table[start:stop] for start, stop in zip(*ends, strict=True)]
 
     @property
     def pairs_with_kv(self) -> frozenset[int]:

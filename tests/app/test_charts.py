@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 import pytest
 
 from app.compare import charts as compare_charts
@@ -171,9 +172,9 @@ def test_every_side_of_a_run_has_a_line_with_a_mark_a_token_on_the_grid_of_the_d
     """bfloat16 at 4 to 8 has steps of 1/32."""
     sides = ("a", "<b>", "c")
     top = pd.DataFrame({"token_id": [7, 9], "a_logit": [4.0625, 4.0], "<b>_logit": [4.0, 4.0625], "c_logit": 4.0})
-    figure = flips_charts.on_grid(on_grid(top, sides, BFLOAT16), sides, ("x", "y"), "bfloat16")
+    figure = go.Figure(flips_charts.on_grid(on_grid(top, sides, BFLOAT16), sides, ("x", "y"), "bfloat16"))
     marks = [one for one in figure.data if len(one.x) == 3]
-    assert [one.x.tolist() for one in marks] == [[4.0625, 4.0, 4.0], [4.0, 4.0625, 4.0]]
+    assert [one.x for one in marks] == [(4.0625, 4.0, 4.0), (4.0, 4.0625, 4.0)]
     assert [[round(height) for height in one.y] for one in marks] == [[2, 1, 0]] * 2
     assert marks[0].marker.symbol != marks[1].marker.symbol
     assert marks[0].marker.color == (chart_style.REFERENCE, chart_style.VARIANT, chart_style.VARIANT)
@@ -187,13 +188,13 @@ def test_flips_of_compared_runs_are_drawn_over_every_line_in_the_colour_of_flips
     curves = [
         (
             name,
-            pd.DataFrame({"position": range(5), "max_abs": values[name]}).assign(
+            pd.DataFrame({"prompt": 0, "position": range(5), "max_abs": values[name]}).assign(
                 is_flip=lambda t, n=name: t["position"].isin(flips[n])
             ),
         )
         for name in values
     ]
-    figure = compare_charts.runs_by_position(curves, "max_abs", "difference", 0)
+    figure = compare_charts.runs_by_position(curves, 0, "max_abs", "difference")
     crosses = [one for one in figure.data if one.name == "flip"]
     assert list(figure.data[-2:]) == crosses
     assert [one.x.tolist() for one in crosses] == [[1, 3], [1]]

@@ -88,7 +88,7 @@ def _read_run(path: Path) -> None:
             for prompt, position in run.header.places()[:8]:
                 if run.has_all_logits:
                     run.at(side, prompt, position)
-                run.top_tokens(side, prompt, position)
+                run.top_tokens([side], prompt, position)
         for pair in run.pairs:
             for read in (run.positions, run.histogram, run.evidence):
                 read(pair.index)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,6 @@ from ..reader import RunReader
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-def row_of(run: RunReader, prompt: int, position: int) -> int:
-    """Return the row of a position: prompts lie one after another."""
-    return sum(p.positions for p in run.header.prompts[:prompt]) + position
 
 
 def place_of(run: RunReader, row: int) -> tuple[int, int]:
@@ -63,25 +58,27 @@ def top_of_sides(run: RunReader, sides: Mapping[str, int], prompt: int, position
     """
     import pandas as pd
 
-    tops = [run.top_tokens(side, prompt, position).set_index("token_id") for side in sides.values()]
+    tops = run.top_tokens([*sides.values()], prompt, position)
     if run.header.k is not None:
-        tables = [top.add_prefix(f"{side}_") for side, top in zip(sides, tops, strict=True)]
+        ranked = (top[["rank", "logit", "probability"]] for top in tops)
+        tables = [top.add_prefix(f"{side}_") for side, top in zip(sides, ranked, strict=True)]
         every = pd.concat(tables, axis=1).rename_axis("token_id").reset_index()
         return with_texts(run, every.sort_values([f"{side}_rank" for side in sides]))
     ids = list(dict.fromkeys(token for top in tops for token in top.index[:count]))
-    if not run.has_all_logits:
+    if run.has_all_logits:
+        rows = values_of(run.at_sides([*sides.values()], prompt, position), run.header.format).astype(np.float64)
+    else:
         ids = [token for token in ids if all(token in top.index for top in tops)]
-    table = pd.DataFrame({"token_id": ids})
-    for (name, side), top in zip(sides.items(), tops, strict=True):
+    table: dict[str, Any] = {"token_id": ids}
+    for place, (name, top) in enumerate(zip(sides, tops, strict=True)):
         if run.has_all_logits:
-            logits = values_of(run.at(side, prompt, position), run.header.format).astype(np.float64)
-            table[f"{name}_rank"], logits_here = [rank_of(logits, token) for token in ids], logits[ids]
+            table[f"{name}_rank"], logits_here = [rank_of(rows[place], token) for token in ids], rows[place, ids]
         else:
             table[f"{name}_rank"], logits_here = top["rank"].loc[ids].tolist(), top["logit"].loc[ids].to_numpy(float)
         table[f"{name}_logit"] = logits_here
         with np.errstate(invalid="ignore"):  # +inf - +inf: the probability is undefined
-            table[f"{name}_probability"] = np.exp(logits_here - run.logsumexp(side)[row_of(run, prompt, position)])
-    return with_texts(run, table)
+            table[f"{name}_probability"] = np.exp(logits_here - top["logsumexp"].max())
+    return with_texts(run, pd.DataFrame(table))
 
 
 def rank_of(logits: NDArray[np.float64], token: int) -> int:
@@ -101,9 +98,9 @@ def every_element(run: RunReader, pair: int, prompt: int, position: int) -> pd.D
     import pandas as pd
 
     fmt = run.header.format
-    bits = [run.at(side, prompt, position) for side in (0, pair + 1)]
+    bits = run.at_sides((0, pair + 1), prompt, position)
     ulps = distances(bits[0], bits[1], fmt)
-    row = row_of(run, prompt, position)
+    row = sum(run.header.lengths[:prompt]) + position
     with np.errstate(invalid="ignore"):  # signalling NaNs, infinity less infinity
         reference, variant = (values_of(side, fmt).astype(np.float64) for side in bits)
         difference = np.where(ulps == mismatch_mark(fmt), np.nan, np.where(ulps == 0, 0.0, variant - reference))

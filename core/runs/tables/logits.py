@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -56,18 +58,17 @@ def check_whole(database: Database, header: RunHeader) -> None:
 
 
 def read_position(
-    database: Database, header: RunHeader, side: int, prompt: int, position: int
+    database: Database, header: RunHeader, sides: Sequence[int], prompt: int, position: int
 ) -> NDArray[np.unsignedinteger]:
-    """All logits of a side at one position, as bits. [vocab]"""
-    table = database.table(
-        "SELECT tile, bits FROM logits WHERE side = ? AND prompt = ? AND position = ? ORDER BY tile",
-        [side, prompt, position],
-    )
+    """All logits of some sides, in ascending order, at one position, as bits. [sides, vocab]"""
+    which = f"side IN ({', '.join('?' * len(sides))}) AND prompt = ? AND position = ?"
+    sql = f"SELECT bits FROM logits WHERE {which} ORDER BY side, tile"
+    table = database.table(sql, [*sides, prompt, position])
     with database.decoding("logits"):
         bits = join_tiles(table.column("bits"), header.format.carrier)
-    if bits.size != header.vocab:
-        raise StoreError(f"{database.file}: no logits at prompt {prompt}, position {position}, side {side}.")
-    return bits
+    if bits.size != len(sides) * header.vocab:
+        raise StoreError(f"{database.file}: no logits at prompt {prompt}, position {position}, sides {[*sides]}.")
+    return bits.reshape(len(sides), -1)
 
 
 def read_rows(database: Database, header: RunHeader, side: int, start: int, stop: int) -> NDArray[np.unsignedinteger]:

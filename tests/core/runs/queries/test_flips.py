@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 
 from core.numerics.formats import BFLOAT16, values_of
-from core.runs.queries.elements import row_of
 from core.runs.queries.flips import SIDES, candidates, flip_table
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
@@ -24,7 +23,7 @@ def by_hand(run: RunReader, pair: int, row: pd.Series) -> dict[str, float]:
     """The derived columns of one row, from every logit of both sides."""
     logits, order = {}, {}
     for side, index in (("reference", 0), ("variant", pair + 1)):
-        bits = run.read_rows(index, place := row_of(run, int(row["prompt"]), int(row["position"])), place + 1)[0]
+        bits = run.read_rows(index, place := run.header.row_of(row["prompt"], row["position"]), place + 1)[0]
         logits[side] = values_of(bits, run.header.format).astype(np.float64)
         order[side] = list(np.lexsort((np.arange(len(bits)), -logits[side])))  # equal ones by token id
     share = {

@@ -104,7 +104,7 @@ def _read_all(path: Path) -> list[bytes]:
         ]
         seen += [
             run.positions(0).to_csv().encode(),
-            run.top_tokens(0, 0, 0).to_csv().encode(),
+            run.top_tokens([0], 0, 0)[0].to_csv().encode(),
             run.logsumexp(0).tobytes(),
         ]
         return seen

@@ -77,7 +77,7 @@ def test_what_was_sent_comes_back_exactly(made: Path) -> None:
         assert (summary.finite, summary.neq) == (pair.common_values, pair.differing)
         assert (summary.max_ulps, summary.near_ties, summary.mean_kl) == (None, None, None)
         assert (run.header.k, run.header.holds, run.header.keep) == (20, "logprob", "figures")
-        assert run.top_tokens(0, 0, 3)["rank"].tolist() == list(range(1, 21))
+        assert run.top_tokens([0], 0, 3)[0]["rank"].tolist() == list(range(1, 21))
 
 
 def test_sides_that_sent_the_same_form_a_class(store: Store) -> None:
