@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import pandas as pd
 import streamlit as st
 
 from app.components import best_tokens, plots
@@ -10,7 +9,7 @@ from app.flips import parts
 from app.near_ties import LOGIT_STEPS, PAGE, charts
 from app.shell import exports, selection, store_cache, widgets
 from core.runs.queries.elements import with_argmax_texts
-from core.runs.queries.flips import SIDES, near_ties_sentence
+from core.runs.queries.flips import close_margins, near_ties_sentence
 from core.text import out_of, plural
 
 view = widgets.head(PAGE, selection.current_view())
@@ -48,19 +47,9 @@ if unit == "logits":
     limit = float(right.select_slider("Threshold, logits", LOGIT_STEPS, key="threshold_logits"))
 else:
     limit = float(right.slider("Threshold, ULPs", 0, 64, key="threshold"))
-
-
-def within_limit() -> tuple[pd.DataFrame, dict[str, int]]:
-    """Select positions with a margin within the limit, flips first, and count them on each side."""
-    ending = "margin" if unit == "logits" else "margin_ulps"
-    masks = {side: (table[f"{side}_{ending}"] <= limit).fillna(False).astype(bool) for side in SIDES}
-    order = ["is_flip", "near_tie", "reference_margin_ulps", "position"]
-    rows = table[masks["reference"] | masks["variant"]].sort_values(order, ascending=[False, False, True, True])
-    return rows, {side: int(mask.sum()) for side, mask in masks.items()}
-
-
 of_table = (view.pair.index, scope, view.prompt, unit, limit)
-selection_table, on_sides = store_cache.cached("margins", store_cache.stamp_of(view.run), of_table, within_limit)
+read = partial(close_margins, table, limit, "margin" if unit == "logits" else "margin_ulps")
+selection_table, on_sides = store_cache.cached("margins", store_cache.stamp_of(view.run), of_table, read)
 ulps = plural(int(limit), "ULP") + (f" of {view.dtype}" if view.dtype else "")
 most = f"{limit:g} {view.run.header.unit}" if unit == "logits" else ulps
 counts = ", ".join(f"{out_of(count, len(table))} on the {side}" for side, count in on_sides.items())

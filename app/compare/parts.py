@@ -9,7 +9,6 @@ import streamlit as st
 
 from app.shell import selection, store_cache, widgets, wording
 from core.errors import UlpscopeError
-from core.numerics.metrics import COUNTS
 from core.runs.queries.compare import FIGURES, RunPair, figures
 from core.runs.store.store import cell_of
 from core.text import exact, multiple, number, percent, printable
@@ -117,31 +116,6 @@ def _text(name: str, value: float, rows: int) -> str:
     if name == "noise_ratio":
         return multiple(value)
     return exact(value) if name in ("max_abs", "min_margin") else number(value, 3)
-
-
-def export_runs(pairs: Sequence[RunPair]) -> pd.DataFrame:
-    """Return the unrounded figures and provenance for a download, one row per run."""
-    summary = ("flips", "near_ties", "same_top1", "max_ulps", "mean_ulps", "max_row_ulps", *COUNTS)
-    counts = [{name: getattr(one.pair.summary, name) for name in summary} for one in pairs]
-    return pd.concat([pd.DataFrame([one.facts for one in pairs]), figures(pairs), pd.DataFrame(counts)], axis=1)
-
-
-def by_position(pairs: Sequence[RunPair], prompt: int) -> pd.DataFrame:
-    """Return the figures by position of a prompt for all runs, one below another; the first columns name the run."""
-    parts = [one.table[one.table["prompt"] == prompt] for one in pairs]
-    for part, one in zip(parts, pairs, strict=True):
-        part.insert(0, "variant", one.pair.variant)
-        part.insert(0, "run", one.run.run_id)
-    return pd.concat(parts, ignore_index=True)
-
-
-def distances(pairs: Sequence[RunPair]) -> pd.DataFrame:
-    """Return run, variant, distance_ulps, elements: number of logits of each pair by distance in ULPs."""
-    query = "SELECT distance AS distance_ulps, elements FROM ulp_histogram WHERE pair = ? ORDER BY distance"
-    return pd.concat(
-        [one.run.query(query, one.pair.index).assign(run=one.run.run_id, variant=one.pair.variant) for one in pairs],
-        ignore_index=True,
-    )
 
 
 def flip_texts(flips: pd.DataFrame, pairs: Sequence[RunPair], titles: Sequence[str]) -> pd.DataFrame:

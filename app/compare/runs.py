@@ -8,7 +8,7 @@ from app.compare import charts, parts
 from app.components import plots, tables
 from app.components.chart_style import selected_line
 from app.shell import exports, selection, store_cache, widgets
-from core.runs.queries.compare import distribution, flips, same_tokens, sentence
+from core.runs.queries.compare import by_position, distances, distribution, export_runs, flips, same_tokens, sentence
 from core.text import file_name
 
 BY = {"max_abs": "difference", "max_row_ulps": "row ULPs", "max_ulps": "ULPs", "rms": "rms", "kl": "KL"}
@@ -29,12 +29,12 @@ def draw(view: selection.View) -> None:
         is_same, all_flips = same_tokens(pairs), flips(pairs)
         all_flips = all_flips[:0] if is_same is False else all_flips
         differs = parts.provenance(pairs, [widgets.escape(title) for title in titles]).map(widgets.escape)
-        curves = [(title, distribution(one)) for title, one in zip(titles, pairs, strict=True)]
-        distances = plots.figure_spec(charts.runs_by_distance(curves))
-        return is_same, all_flips, differs, parts.figure_texts(pairs, titles), distances
+        shares = [(title, distribution(one)) for title, one in zip(titles, pairs, strict=True)]
+        curves = plots.figure_spec(charts.runs_by_distance(shares))
+        return is_same, all_flips, differs, parts.figure_texts(pairs, titles), curves
 
     of = tuple((store_cache.stamp_of(one.run), one.pair.index) for one in pairs)
-    is_same, all_flips, differs, figures, distances = store_cache.cached("compare", of[0][0], of, read)
+    is_same, all_flips, differs, figures, curves = store_cache.cached("compare", of[0][0], of, read)
     if is_same is False:
         st.warning("These runs have different tokens: compare rates only. Positions and flips cannot be matched.")
     st.markdown(sentence(pairs, all_flips))
@@ -51,7 +51,7 @@ def draw(view: selection.View) -> None:
     stem = "-".join(["compare", *(file_name(one.run.run_id)[:40] for one in pairs)])
     left, right = st.columns(2, vertical_alignment="bottom")
     with left:
-        plots.draw(distances, "compare_distributions", exports.picture(f"{stem}-distances", titles))
+        plots.draw(curves, "compare_distributions", exports.picture(f"{stem}-distances", titles))
         st.caption("Share of the logits that differ by at least so many ULPs, both axes log.")
     if is_same is not False:
         with right:
@@ -77,9 +77,9 @@ def draw(view: selection.View) -> None:
             tables.draw(table, "compare_flips", on_select=choose, selection_mode="single-row")
             st.caption("Reference token → variant token; empty if the run has no flip there. Shared flips come first.")
     files = {
-        "figures": partial(parts.export_runs, pairs),
-        f"by position of prompt {view.prompt}": partial(parts.by_position, pairs, view.prompt),
-        "distances in ULPs": partial(parts.distances, pairs),
+        "figures": partial(export_runs, pairs),
+        f"by position of prompt {view.prompt}": partial(by_position, pairs, view.prompt),
+        "distances in ULPs": partial(distances, pairs),
         "flips": all_flips.assign(run=[pairs[place].run.run_id for place in all_flips["run"]]),
     }
     exports.download(files, stem, "compare")

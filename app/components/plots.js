@@ -127,13 +127,8 @@ class Figure {
     this.marks = this.data.shapes;
   }
 
-  get isWide() {
-    return this.plot.matches(":popover-open");
-  }
-
-  get size() {
-    return this.isWide ? [window.innerWidth - 32, window.innerHeight - 32] : [this.root.clientWidth, this.data.height];
-  }
+  get isWide() { return this.plot.matches(":popover-open"); }
+  get size() { return this.isWide ? [window.innerWidth - 32, window.innerHeight - 32] : [this.root.clientWidth, this.data.height]; }
 
   async draw() {
     const { data, wish } = this;
