@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LIBRARY = Path(__file__).resolve().parents[1] / "vendor" / "plotly-cartesian-4.1.1.min.js"
 _ADDRESS = f"assets/{LIBRARY.name}"  # next to the pages; the name has the version, so it is cached for good
-_LONG = 1 << 16  # characters
+LONG = 1 << 16  # characters
 _CSS = """
 .ulpscope-figure { position: relative; width: 100%; overflow: hidden; }
 .ulpscope-figure .plot:popover-open { position: fixed; inset: 0; margin: 0; padding: 16px; width: 100vw; height: 100vh;
@@ -80,7 +80,7 @@ def by_address(text: str, name: str) -> str:
     """Return a text, or the address of a long one: a browser fetches that once, not at every step. name: of the
     element that it is for.
     """
-    if len(text) < _LONG:
+    if len(text) < LONG:
         return text
     files = get_instance().media_file_mgr
     return files.add(text.encode(), "application/json", f"ulpscope {name}").removeprefix("/")

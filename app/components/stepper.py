@@ -36,13 +36,8 @@ def stepper(view: selection.View) -> None:
     with st.container(key="stepper", gap="xxsmall"):
         for kind, positions in places(view).items():
             before, after = bisect_left(positions, view.position), bisect_right(positions, view.position)
-            label = (
-                kind
-                if kind == "position"
-                else f"{kind} {before + 1:,} of {len(positions):,}"
-                if after > before
-                else plural(len(positions), kind)
-            )
+            here = f"{kind} {before + 1:,} of {len(positions):,}" if after > before else plural(len(positions), kind)
+            label = kind if kind == "position" else here
             keys = {"position": ("K", "J")} | {name: keys for name, (_, *keys) in _KINDS.items()}
             left, right = st.columns([5, 9], gap="xxsmall")
             for place, text, key, way, is_end in (

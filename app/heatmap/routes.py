@@ -175,7 +175,7 @@ def element_json(run: RunReader, element: Element) -> dict[str, str | int]:
         "variant": exact(element.variant),
         "apart": "NaN or infinity on one side"
         if is_mismatch
-        else f"{row_ulps} row ULPs, {ulps} of {run.header.compute_dtype}",
+        else f"{row_ulps} row ULP{'s' if row_ulps != '1' else ''}, {ulps} of {run.header.compute_dtype}",
         "difference": "" if is_mismatch else f"difference {exact(element.difference)}",
         "ranks": f"{element.reference_rank:,} / {element.variant_rank:,}",
     }

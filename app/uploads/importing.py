@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Thread
 
 from anyio import to_thread
 from msgspec.structs import replace
 
-from app.shell import store_changes
+from app.shell import store_cache, store_changes
 from app.shell.jobs import TAKING_IN, Job, Jobs
 from app.uploads.spool import DONE, FAILED, IMPORTING, RECEIVED, Upload, purge
 from core.errors import UlpscopeError, UsageError
@@ -100,9 +102,16 @@ def _command(paths: list[Path], values: dict[str, str]) -> list[str]:
 
 @asynccontextmanager
 async def lifespan(_: object) -> AsyncIterator[None]:
-    """Remove at the server's start what a killed one left behind."""
+    """Remove at the server's start what a killed one left behind, and load the first page before a browser asks."""
     await to_thread.run_sync(_tidy)
+    Thread(target=_load_first_page, name="ulpscope-first-page", daemon=True).start()
     yield
+
+
+def _load_first_page() -> None:
+    with suppress(UlpscopeError, OSError):
+        importlib.import_module("app.gallery.table")
+        store_cache.cards()
 
 
 def _tidy() -> None:

@@ -12,6 +12,7 @@ from streamlit.testing.v1 import AppTest, app_test, local_script_runner
 from streamlit.util import calc_hash
 
 from app import navigation
+from app.components import plots
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,6 +31,7 @@ def _wait_for(runner: local_script_runner.LocalScriptRunner, timeout: float) -> 
 manifest_scanner.scan_component_manifests = cache(manifest_scanner.scan_component_manifests)
 app_test.ScriptCache = local_script_runner.ScriptCache = cache(ScriptCache)
 local_script_runner.require_widgets_deltas = _wait_for
+plots.LONG = 1 << 30  # AppTest sends no files
 
 
 def followed(page: str = "runs", **link: str | list[str]) -> AppTest:
