@@ -49,16 +49,16 @@ else:
     limit = float(right.slider("Threshold, ULPs", 0, 64, key="threshold"))
 of_table = (view.pair.index, scope, view.prompt, unit, limit)
 read = partial(close_margins, table, limit, "margin" if unit == "logits" else "margin_ulps")
-selection_table, on_sides = store_cache.cached("margins", store_cache.stamp_of(view.run), of_table, read)
+listing, on_sides = store_cache.cached("margins", store_cache.stamp_of(view.run), of_table, read)
 ulps = plural(int(limit), "ULP") + (f" of {view.dtype}" if view.dtype else "")
 most = f"{limit:g} {view.run.header.unit}" if unit == "logits" else ulps
 counts = ", ".join(f"{out_of(count, len(table))} on the {side}" for side, count in on_sides.items())
 st.markdown(
-    f"**{out_of(len(selection_table), len(table))}** positions with margin ≤ {most}: {counts}."
-    f" {int(selection_table['is_flip'].sum()):,} of {plural(int(table['is_flip'].sum()), 'flip')} below the threshold."
+    f"**{out_of(len(listing), len(table))}** positions with margin ≤ {most}: {counts}."
+    f" {int(listing['is_flip'].sum()):,} of {plural(int(table['is_flip'].sum()), 'flip')} below the threshold."
 )
-parts.draw_positions(selection_table, view.run, "close_margins", 7, of_table)
-positions = {"these positions": selection_table, f"all positions of {scope}": table}
+parts.draw_positions(listing, view.run, "close_margins", 7, of_table)
+positions = {"these positions": listing, f"all positions of {scope}": table}
 files = {title: partial(with_argmax_texts, view.run, rows) for title, rows in positions.items()}
 exports.download(files, exports.file_stem(view, "near-ties"), "near_ties")
 

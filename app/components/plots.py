@@ -82,8 +82,7 @@ def by_address(text: str, name: str) -> str:
     """
     if len(text) < LONG:
         return text
-    files = get_instance().media_file_mgr
-    return files.add(text.encode(), "application/json", f"ulpscope {name}").removeprefix("/")
+    return get_instance().media_file_mgr.add(text.encode(), "application/json", f"for {name}").removeprefix("/")
 
 
 def cached(

@@ -43,10 +43,9 @@ button:focus-visible, canvas:focus-visible { outline: 2px solid var(--st-primary
 canvas { display: block; width: 100%; height: 600px; cursor: crosshair; touch-action: pan-y;
   border-radius: var(--st-base-radius); }
 .tip { position: absolute; z-index: 5; max-width: 22rem; pointer-events: none; font-size: 0.8rem; line-height: 1.45;
-  padding: 0.35rem 0.55rem;
-  background: var(--st-background-color); border: 1px solid var(--st-border-color);
-    border-radius: var(--st-base-radius);
-  box-shadow: 0 2px 8px rgba(0, 0, 0, 0.2); overflow-wrap: anywhere; white-space: pre-wrap; }
+  padding: 0.35rem 0.55rem; background: var(--st-background-color); border: 1px solid var(--st-border-color);
+  border-radius: var(--st-base-radius); box-shadow: 0 2px 8px rgba(0, 0, 0, 0.2); overflow-wrap: anywhere;
+  white-space: pre-wrap; }
 @media (max-width: 560px) { canvas { height: 500px; } }
 """
 
