@@ -128,4 +128,4 @@ def flip_texts(flips: pd.DataFrame, pairs: Sequence[RunPair], titles: Sequence[s
     wide = flips.assign(text=texts).pivot(index=["prompt", "position"], columns="run", values="text")
     wide = wide.reindex(columns=range(len(pairs))).set_axis(list(titles), axis="columns")
     order = pd.MultiIndex.from_frame(flips[["prompt", "position"]].drop_duplicates())
-    return wide.reindex(order).fillna("").reset_index()
+    return wide.reindex(order).astype(object).fillna("").reset_index()

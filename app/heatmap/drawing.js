@@ -32,9 +32,7 @@ class Drawing extends Tiles {
     return clamp(isLog ? Math.log2(value / low) / Math.log2(high / low) : value / high, 0, 1);
   }
 
-  colourOf(cell) {
-    return cell === MISMATCH ? this.data.mismatch_colour : css(this.lut[keyOf(cell)]);
-  }
+  colourOf(cell) { return cell === MISMATCH ? this.data.mismatch_colour : css(this.lut[keyOf(cell)]); }
 
   // Black or white, the readable one on the colour of a cell.
   inkOn(cell) {
@@ -42,11 +40,10 @@ class Drawing extends Tiles {
     return 0.3 * red + 0.59 * green + 0.11 * blue > 115 ? "#000000" : "#FFFFFF";
   }
 
-  paint() {
-    this.plan();
+  // The cells in sight as pixels of their colours.
+  pixels(unknown) {
     this.pool();
-    const { data, shape, grid, known, canvas } = this;
-    const { W, H, ratio, plot } = shape;
+    const { data, grid, known, shape: { W, H } } = this;
     let largest = 0;
     let least = MISMATCH;
     for (const value of grid) {
@@ -54,12 +51,23 @@ class Drawing extends Tiles {
       if (value > largest) largest = value;
       if (value < least) least = value;
     }
-    [least, largest] = [largest && floatOf(least), floatOf(largest)];
-    this.colours(least, largest);
+    this.colours(largest && floatOf(least), floatOf(largest));
     const { lut } = this;
+    const red = packed(data.mismatch_colour);
+    const colour = (value, i) => (value === 0 ? (known[i] ? 0 : unknown) : value === MISMATCH ? red : lut[keyOf(value)]);
+    const pixels = new Uint32Array(grid.length);
+    for (let i = 0; i < grid.length; i++) pixels[i] = colour(grid[i], i);
+    return new ImageData(new Uint8ClampedArray(pixels.buffer), W, H);
+  }
+
+  paint() {
+    this.plan();
+    const { data, shape, canvas } = this;
+    const { W, H, ratio, plot } = shape;
     const style = getComputedStyle(this.root);
     const [text, border, back, font] = ["text-color", "border-color", "secondary-background-color", "font"].map((name) => style.getPropertyValue(`--st-${name}`).trim());
-    const [unknown, red] = [packed(back), packed(data.mismatch_colour)];
+    const [map, view] = [[this.arrived, this.order, this.measure, this.scale, W, H, back].join(), this.view];
+    if (this.map !== map || this.mapped !== view) Object.assign(this, { map, mapped: view, image: this.pixels(packed(back)) });
     const size = [Math.round(shape.width * ratio), Math.round(shape.height * ratio)];
     if (canvas.width !== size[0] || canvas.height !== size[1]) [canvas.width, canvas.height] = size;
     const draw = canvas.getContext("2d");
@@ -67,13 +75,7 @@ class Drawing extends Tiles {
     draw.clearRect(0, 0, canvas.width, canvas.height);
     const left = Math.round(plot.left * ratio);
     const top = Math.round(plot.top * ratio);
-    const image = draw.createImageData(W, H);
-    const pixels = new Uint32Array(image.data.buffer);
-    for (let i = 0; i < grid.length; i++) {
-      const value = grid[i];
-      pixels[i] = value === 0 ? (known[i] ? 0 : unknown) : value === MISMATCH ? red : lut[keyOf(value)];
-    }
-    draw.putImageData(image, left, top);
+    draw.putImageData(this.image, left, top);
     // What differs alone is drawn large enough to be seen; NaN and infinity always are, on top.
     for (const cell of this.points) {
       const width = Math.max(cell.x1 - cell.x0, POINT * ratio);

@@ -96,6 +96,7 @@ class Tiles {
     if (values.length && values.length !== tile.rows * tile.columns) throw new Error(`${body.byteLength} bytes arrived for a tile`);
     tile.cells = tile.isCounted ? Uint32Array.from(values, (value) => (value === mismatch ? MISMATCH : bitsOf(value))) : values;
     this.tiles.set(tile.key, tile);
+    this.arrived = (this.arrived ?? 0) + 1;
     for (const key of this.tiles.keys()) {
       if (this.tiles.size <= KEPT_TILES) break;
       if (!this.wanted.some((one) => one.key === key)) this.tiles.delete(key);

@@ -192,9 +192,7 @@ class Strip {
     this.tip.style.top = `${isBelow ? at.bottom + 8 : Math.max(8, at.top - height - 8)}px`;
   }
 
-  hide() {
-    if (this.tip.matches(":popover-open")) this.tip.hidePopover();
-  }
+  hide() { if (this.tip.matches(":popover-open")) this.tip.hidePopover(); }
 }
 
 const strips = new WeakMap();
