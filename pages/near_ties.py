@@ -2,14 +2,15 @@
 
 from functools import partial
 
+import pandas as pd
 import streamlit as st
 
 from app.components import best_tokens, plots
 from app.flips import parts
 from app.near_ties import LOGIT_STEPS, PAGE, charts
-from app.shell import exports, selection, store_cache, widgets
+from app.shell import exports, selection, widgets
 from core.runs.queries.elements import with_argmax_texts
-from core.runs.queries.flips import close_margins, near_ties_sentence
+from core.runs.queries.flips import SIDES, near_ties_sentence
 from core.text import out_of, plural
 
 view = widgets.head(PAGE, selection.current_view())
@@ -47,17 +48,19 @@ if unit == "logits":
     limit = float(right.select_slider("Threshold, logits", LOGIT_STEPS, key="threshold_logits"))
 else:
     limit = float(right.slider("Threshold, ULPs", 0, 64, key="threshold"))
-of_table = (view.pair.index, scope, view.prompt, unit, limit)
-read = partial(close_margins, table, limit, "margin" if unit == "logits" else "margin_ulps")
-listing, on_sides = store_cache.cached("margins", store_cache.stamp_of(view.run), of_table, read)
+ending = "margin" if unit == "logits" else "margin_ulps"
+mask = pd.DataFrame({side: (table[f"{side}_{ending}"] <= limit).fillna(False).astype(bool) for side in SIDES})
+listing = table[mask.any(axis=1)].sort_values(
+    ["is_flip", "near_tie", "reference_margin_ulps", "position"], ascending=[False, False, True, True]
+)
 ulps = plural(int(limit), "ULP") + (f" of {view.dtype}" if view.dtype else "")
 most = f"{limit:g} {view.run.header.unit}" if unit == "logits" else ulps
-counts = ", ".join(f"{out_of(count, len(table))} on the {side}" for side, count in on_sides.items())
+counts = ", ".join(f"{out_of(int(mask[side].sum()), len(table))} on the {side}" for side in SIDES)
 st.markdown(
     f"**{out_of(len(listing), len(table))}** positions with margin ≤ {most}: {counts}."
     f" {int(listing['is_flip'].sum()):,} of {plural(int(table['is_flip'].sum()), 'flip')} below the threshold."
 )
-parts.draw_positions(listing, view.run, "close_margins", 7, of_table)
+parts.draw_positions(listing, view.run, "close_margins", 7, (view.pair.index, scope, view.prompt, unit, limit))
 positions = {"these positions": listing, f"all positions of {scope}": table}
 files = {title: partial(with_argmax_texts, view.run, rows) for title, rows in positions.items()}
 exports.download(files, exports.file_stem(view, "near-ties"), "near_ties")

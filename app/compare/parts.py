@@ -9,6 +9,7 @@ import streamlit as st
 
 from app.shell import selection, store_cache, widgets, wording
 from core.errors import UlpscopeError
+from core.numerics.metrics import COUNTS
 from core.runs.queries.compare import FIGURES, RunPair, figures
 from core.runs.store.store import cell_of
 from core.text import exact, multiple, number, percent, printable
@@ -116,6 +117,13 @@ def _text(name: str, value: float, rows: int) -> str:
     if name == "noise_ratio":
         return multiple(value)
     return exact(value) if name in ("max_abs", "min_margin") else number(value, 3)
+
+
+def export_runs(pairs: Sequence[RunPair]) -> pd.DataFrame:
+    """Return the unrounded figures and provenance for a download, one row per run."""
+    summary = ("flips", "near_ties", "same_top1", "max_ulps", "mean_ulps", "max_row_ulps", *COUNTS)
+    counts = [{name: getattr(one.pair.summary, name) for name in summary} for one in pairs]
+    return pd.concat([pd.DataFrame([one.facts for one in pairs]), figures(pairs), pd.DataFrame(counts)], axis=1)
 
 
 def flip_texts(flips: pd.DataFrame, pairs: Sequence[RunPair], titles: Sequence[str]) -> pd.DataFrame:

@@ -8,7 +8,7 @@ from app.compare import charts, parts
 from app.components import plots, tables
 from app.components.chart_style import selected_line
 from app.shell import exports, selection, store_cache, widgets
-from core.runs.queries.compare import by_position, distances, distribution, export_runs, flips, same_tokens, sentence
+from core.runs.queries.compare import distribution, flips, same_tokens, sentence
 from core.text import file_name
 
 BY = {"max_abs": "difference", "max_row_ulps": "row ULPs", "max_ulps": "ULPs", "rms": "rms", "kl": "KL"}
@@ -77,9 +77,7 @@ def draw(view: selection.View) -> None:
             tables.draw(table, "compare_flips", on_select=choose, selection_mode="single-row")
             st.caption("Reference token → variant token; empty if the run has no flip there. Shared flips come first.")
     files = {
-        "figures": partial(export_runs, pairs),
-        f"by position of prompt {view.prompt}": partial(by_position, pairs, view.prompt),
-        "distances in ULPs": partial(distances, pairs),
+        "figures": partial(parts.export_runs, pairs),
         "flips": all_flips.assign(run=[pairs[place].run.run_id for place in all_flips["run"]]),
     }
     exports.download(files, stem, "compare")

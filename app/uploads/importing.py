@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from threading import Thread
 
 from anyio import to_thread
 from msgspec.structs import replace
 
-from app.shell import store_cache, store_changes
+from app.shell import store_changes
 from app.shell.jobs import TAKING_IN, Job, Jobs
 from app.uploads.spool import DONE, FAILED, IMPORTING, RECEIVED, Upload, purge
 from core.errors import UlpscopeError, UsageError
@@ -103,15 +104,8 @@ def _command(paths: list[Path], values: dict[str, str]) -> list[str]:
 async def lifespan(_: object) -> AsyncIterator[None]:
     """Remove at the server's start what a killed one left behind, and load the first page before a browser asks."""
     await to_thread.run_sync(_tidy)
-    Thread(target=_load_first_page, name="ulpscope-first-page", daemon=True).start()
+    Thread(target=import_module, args=("app.gallery.table",), daemon=True).start()  # with pandas, 0.2 s
     yield
-
-
-def _load_first_page() -> None:
-    with suppress(UlpscopeError, OSError):
-        import app.gallery.table  # noqa: F401  (pandas takes 0.2 s)
-
-        store_cache.cards()
 
 
 def _tidy() -> None:

@@ -123,7 +123,7 @@ def test_figures_are_saved_as_chosen_under_the_name_of_run_and_position(
     if form == "SVG":
         for part in (
             "(fresh-against-cached)",
-            "decode against prefill",
+            "decode vs prefill",
             "logits and ULPs of bfloat16",
             "prompt 1, position 36",
         ):

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ...numerics.metrics import COUNTS
 from ...text import percent
 from ..reader import RunReader, StoredPair
 from .verdicts import ulp_percentile
@@ -98,37 +97,6 @@ def flips(run_pairs: Sequence[RunPair]) -> pd.DataFrame:
     whole["runs"] = whole.groupby(["prompt", "position"])["run"].transform("count")
     order = ["runs", "prompt", "position", "run"]
     return whole.sort_values(order, ascending=[False, True, True, True], ignore_index=True)
-
-
-def export_runs(pairs: Sequence[RunPair]) -> pd.DataFrame:
-    """Return the unrounded figures and provenance for a download, one row per run."""
-    import pandas as pd
-
-    summary = ("flips", "near_ties", "same_top1", "max_ulps", "mean_ulps", "max_row_ulps", *COUNTS)
-    counts = [{name: getattr(one.pair.summary, name) for name in summary} for one in pairs]
-    return pd.concat([pd.DataFrame([one.facts for one in pairs]), figures(pairs), pd.DataFrame(counts)], axis=1)
-
-
-def by_position(pairs: Sequence[RunPair], prompt: int) -> pd.DataFrame:
-    """Return the figures by position of a prompt for all runs, one below another; the first columns name the run."""
-    import pandas as pd
-
-    parts = [one.table[one.table["prompt"] == prompt] for one in pairs]
-    for part, one in zip(parts, pairs, strict=True):
-        part.insert(0, "variant", one.pair.variant)
-        part.insert(0, "run", one.run.run_id)
-    return pd.concat(parts, ignore_index=True)
-
-
-def distances(pairs: Sequence[RunPair]) -> pd.DataFrame:
-    """Return run, variant, distance_ulps, elements: number of logits of each pair by distance in ULPs."""
-    import pandas as pd
-
-    query = "SELECT distance AS distance_ulps, elements FROM ulp_histogram WHERE pair = ? ORDER BY distance"
-    return pd.concat(
-        [one.run.query(query, one.pair.index).assign(run=one.run.run_id, variant=one.pair.variant) for one in pairs],
-        ignore_index=True,
-    )
 
 
 def same_tokens(run_pairs: Sequence[RunPair]) -> bool | None:

@@ -193,16 +193,6 @@ def near_ties_sentence(table: pd.DataFrame, dtype: str) -> str:
     )
 
 
-def close_margins(table: pd.DataFrame, limit: float, column: str) -> tuple[pd.DataFrame, dict[str, int]]:
-    """Return the positions with a margin of at most `limit`, flips first, and their number on each side. column:
-    "margin", in logits, or "margin_ulps".
-    """
-    masks = {side: (table[f"{side}_{column}"] <= limit).fillna(False).astype(bool) for side in SIDES}
-    order = ["is_flip", "near_tie", "reference_margin_ulps", "position"]
-    rows = table[masks["reference"] | masks["variant"]].sort_values(order, ascending=[False, False, True, True])
-    return rows, {side: int(mask.sum()) for side, mask in masks.items()}
-
-
 class Candidates(NamedTuple):
     """Tokens between which an argmax is decided. logits [sides, tokens]; grid: every value of the compute dtype from
     one step below the lowest to one above the highest, empty if these are too many or a logit is not finite; steps:

@@ -62,8 +62,7 @@ def read_position(
 ) -> NDArray[np.unsignedinteger]:
     """All logits of some sides, in ascending order, at one position, as bits. [sides, vocab]"""
     which = f"side IN ({', '.join('?' * len(sides))}) AND prompt = ? AND position = ?"
-    sql = f"SELECT bits FROM logits WHERE {which} ORDER BY side, tile"
-    table = database.table(sql, [*sides, prompt, position])
+    table = database.table(f"SELECT bits FROM logits WHERE {which} ORDER BY side, tile", [*sides, prompt, position])
     with database.decoding("logits"):
         bits = join_tiles(table.column("bits"), header.format.carrier)
     if bits.size != len(sides) * header.vocab:

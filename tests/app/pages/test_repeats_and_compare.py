@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from app.compare import parts as compare_parts
 from app.shell.store_cache import open_run
-from core.runs.queries.compare import RunPair, by_position, distances, export_runs
+from core.runs.queries.compare import RunPair
 from core.runs.store.cards import list_runs
 from core.runs.store.store import open_store
 from tests.app.opening import open_page, plain
@@ -65,15 +66,10 @@ def test_a_variant_out_of_a_link_is_the_one_compared():
 def test_tables_of_a_comparison_hold_the_figures_of_the_run_files(own_store):
     runs = [open_run(name) for name in ("fresh-against-cached", "batch-1-against-n")]
     compared = [RunPair(run, run.pairs[0], run.positions(0)) for run in runs]
-    whole = export_runs(compared)
+    whole = compare_parts.export_runs(compared)
     assert whole["run"].tolist() == [run.run_id for run in runs]
     assert whole["flips"].tolist() == [run.pairs[0].summary.flips for run in runs]
     assert whole["max_abs"].tolist() == [run.pairs[0].summary.max_abs for run in runs]
     assert whole["neq_share"].tolist() == [
         run.pairs[0].summary.neq / (run.header.rows * run.header.vocab) for run in runs
     ]
-    along = by_position(compared, 0)
-    assert along.groupby("run").size().to_dict() == {run.run_id: run.header.prompts[0].positions for run in runs}
-    for run in runs:
-        counted = distances(compared).query("run == @run.run_id and distance_ulps > 0")["elements"].sum()
-        assert counted == run.pairs[0].summary.neq
