@@ -172,8 +172,14 @@ def _no_tf32(loaded: LoadedModel, others: Others) -> str | None:
 @contextmanager
 def _sdpa(batch: PromptBatch, backend: str) -> Iterator[PromptBatch]:
     """Use one backend of torch's scaled_dot_product_attention only."""
-    with sdpa_kernel(SDPA[backend]):
-        yield batch
+    try:
+        with sdpa_kernel(SDPA[backend]):
+            yield batch
+    except RuntimeError as error:
+        if "No available kernel" not in str(error):
+            raise
+        message = f"sdpa:{backend} has no kernel for this model's attention (grouped queries?); choose sdpa:math."
+        raise CaptureError(message) from error
 
 
 def _no_backend(loaded: LoadedModel, others: Others, backend: str) -> str | None:

@@ -180,6 +180,13 @@ def test_a_switch_is_set_while_its_path_is_open_and_put_back(modifier, values, k
     assert state(llama) == before
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's own reasons
+def test_a_backend_without_a_kernel_is_named(llama) -> None:
+    x = torch.ones(2, 3, 4)  # flash attention takes four dimensions
+    with pytest.raises(CaptureError, match="sdpa:flash"), MODIFIERS["sdpa"].change(PromptBatch(llama), "flash"):
+        torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+
 # What each modifier hands to the base.
 
 
