@@ -213,7 +213,7 @@ def summary(trials: Sequence[Tried], draws: dict[tuple[str, int], list[FloorTest
     for (model, count), of_draws in draws.items():
         own = [one for one in trials if (one.model, one.prompts) == (model, count)]
         faults, same = ([one for one in own if bool(one.size) == is_fault] for is_fault in (True, False))
-        limits = same[0].test.position.allowed, DRAWN.over_all
+        limits = same[0].test.position.limit, DRAWN.over_all
         smallest = [f"{smallest_fault(limit):.2g}" for limit in limits]
         cells = [model, count, len(faults), sum(one.is_seen for one in faults), len(same)]
         cells += [sum(one.is_seen for one in same), f"{max(one.test.ratio for one in same):.2f}"]

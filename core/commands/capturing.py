@@ -159,7 +159,7 @@ def run_extras(
     """Run the kernels, remedies and judging of a request into the run. Return a sentence per failure."""
     from ..inference.capture.remedies import floor_of, remedies_of
     from ..inference.controls.judge_model import judge
-    from ..inference.controls.precisions.catalogue import declared
+    from ..inference.controls.precisions.catalogue import parse_precisions
     from ..inference.paths.engines import side_of
     from ..inference.watching.kernels import kernels_of
 
@@ -196,7 +196,7 @@ def run_extras(
                 plan.token_ids,
                 reference=paths[0],
                 variant=paths[pair + 1],
-                precisions=declared(request.declares),
+                precisions=parse_precisions(request.declares),
                 on_progress=_with_prefix(say, f"judging {name}"),
                 session=session,
                 digests=(digests[0], digests[pair + 1]) if is_comparable else None,

@@ -94,9 +94,9 @@ def verdict(
             if model:
                 say("loading the model")
                 from ..inference.controls.model_controls import model_of_dump
-                from ..inference.controls.precisions.catalogue import declared
+                from ..inference.controls.precisions.catalogue import parse_precisions
 
-                loaded, precisions = load(run.header.compute_dtype), declared(declare or ())
+                loaded, precisions = load(run.header.compute_dtype), parse_precisions(declare or ())
                 extra["with_model"] = model_of_dump(
                     loaded, run, float32=float32 or (), precisions=precisions, on_progress=say
                 )

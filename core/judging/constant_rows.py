@@ -56,10 +56,10 @@ class Filling:
         vocab = bits.shape[1]
         if vocab < _LEAST_VOCAB:
             return
-        sampled = np.sort(bits[:, np.linspace(0, vocab - 1, _SAMPLED).astype(np.int64)], axis=1)
-        is_run = sampled[:, _ALIKE - 1 :] == sampled[:, : 1 - _ALIKE]
+        samples = np.sort(bits[:, np.linspace(0, vocab - 1, _SAMPLED).astype(np.int64)], axis=1)
+        is_run = samples[:, _ALIKE - 1 :] == samples[:, : 1 - _ALIKE]
         for row in np.flatnonzero(is_run.any(axis=1)):
-            filler = sampled[row, np.argmax(is_run[row])]
+            filler = samples[row, np.argmax(is_run[row])]
             value = float(values_of(np.array([filler]), self.fmt)[0])
             others = int((bits[row] != filler).sum())
             if not np.isnan(value) and 2 * others < vocab:

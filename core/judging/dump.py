@@ -45,11 +45,11 @@ def judge_upload(
     validity: rows of every pair, measured while the dump was read; earlier: verdicts by controls that were given
     before; with_model: adds what the model itself can measure.
     """
-    sampled = sampling(figures, generations)
+    samplers = sampling(figures, generations)
     earlier_by_pair = {verdict.pair: verdict for verdict in earlier}
     verdicts = []
     for pair in range(len(figures.header.sides) - 1):
-        rows = [*validity[pair], *(sampled[side] for side in (0, pair + 1) if side in sampled)]
+        rows = [*validity[pair], *(samplers[side] for side in (0, pair + 1) if side in samplers)]
         dump = DumpControls(figures, pair, uploads or UploadedControls(), rows)
         verdicts.append(replace(judge(with_model(dump), earlier_by_pair.get(pair)), pair=pair))
     return verdicts

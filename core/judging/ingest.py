@@ -70,16 +70,16 @@ def ingest(
     pairs = pairs_of(sides)
     responses = [response for side in sides for response in side.responses]
     models = {model} if model else {response.model for response in responses if response.model}
-    about, rows = About(title, models.pop() if len(models) == 1 else ""), sum(len(each.rows) for each in responses)
+    source, rows = About(title, models.pop() if len(models) == 1 else ""), sum(len(each.rows) for each in responses)
     on_progress(rows, rows)
-    return write_lists(store, about, sides, pairs, judge_responses(sides, pairs), run_id=run_id)
+    return write_lists(store, source, sides, pairs, judge_responses(sides, pairs), run_id=run_id)
 
 
-def store_dump(store: Store, dump: Dump, about: About, run_id: str | None, on_progress: _Tell) -> str:
+def store_dump(store: Store, dump: Dump, source: About, run_id: str | None, on_progress: _Tell) -> str:
     """Store an opened dump as a run, with its verdict without controls; return its id."""
     meta = f"meta {dump.meta}" if dump.meta else ""
     note = "; ".join(part for part in (f"compute dtype {dump.dtype_reason}", *dump.warnings, meta) if part)
-    header = dump.header(about.name, Provenance(kind="upload", model=about.model, note=note))
+    header = dump.header(source.name, Provenance(kind="upload", model=source.model, note=note))
     fillings = [Filling(header.format) for _ in header.sides]
     with RunWriter(store, header, run_id=run_id) as writer:
         for row, sides in dump.chunks():
@@ -180,8 +180,8 @@ def _responses(paths: Sequence[Path], **taken_as: Any) -> dict[str, Any]:
                 flags = set(responses["is_processed"].dropna())
                 values = f"{side.holds}s of at most {plural(side.k or 1, 'token')} per position"
                 formats = sorted(set(responses["format"])) or [FORMAT]
-                processed = True in flags if flags else None
-                sides.append({"name": side.name, "source_dtype": values, "formats": formats, "processed": processed})
+                is_processed = True in flags if flags else None
+                sides.append({"name": side.name, "source_dtype": values, "formats": formats, "processed": is_processed})
             keys, note = set(run.rows("side", side=0)["keys"]), run.header.provenance.note
             rows = [row for pair in run.pairs for row in run.evidence(pair.index)]
     grids = [f"{row.side}: {row.says}" for row in rows if row.check is Check.GRID]

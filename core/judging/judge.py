@@ -182,15 +182,15 @@ class Controls:
         raise NotAvailableError("")
 
     def floor(self, dtype: str) -> NoiseFloor:
-        """What rounding does in a dtype."""
+        """Return what rounding does in a dtype."""
         raise NotAvailableError("")
 
     def rerun(self) -> Rerun:
-        """The sides called again."""
+        """Call the sides again."""
         raise NotAvailableError("")
 
     def neighbours(self) -> list[OtherRows]:
-        """A side with other prompts in the other rows of its batch, and in another row."""
+        """Compute a side with other prompts in the other rows of its batch, and in another row."""
         return []
 
     def exact(self) -> Exact:
@@ -202,7 +202,7 @@ class Controls:
         raise NotAvailableError("")
 
     def without_floor(self, wide: Pair) -> list[Evidence]:
-        """What the pair in float32 says without a noise floor."""
+        """Return what the pair in float32 says without a noise floor."""
         return []
 
     def lower_precision(
@@ -220,7 +220,7 @@ class Controls:
         return None
 
     def source_of(self, mismatch: NotFinite) -> str:
-        """The first module that is not finite; '' if unknown."""
+        """Return the first module that is not finite; '' if unknown."""
         return ""
 
     def differing(self) -> list[Evidence]:
@@ -228,7 +228,7 @@ class Controls:
         return []
 
     def arrays_alone(self) -> Evidence | None:
-        """What the arrays say without any control."""
+        """Return what the arrays say without any control."""
         return None
 
 
@@ -359,7 +359,7 @@ class _Trial:
         return None
 
     def rerun(self) -> None:
-        """Does each side give the same bits when it is called again? If not, how far in noise floors?"""
+        """Check whether each side repeats its bits when it is called again; if not, how far in noise floors."""
         try:
             rerun = self.controls.rerun()
         except NotAvailableError:
@@ -382,7 +382,7 @@ class _Trial:
         limits = OWN if self.is_16_bits else WIDE
         test = floor_test(squares, self.floors[self.dtype], limits)
         at_one = limits.over_all if not self.controls.has_experts or not self.is_16_bits else np.inf
-        at_one = max(at_one, test.position.allowed if np.isfinite(test.position.allowed) else 0.0)
+        at_one = max(at_one, test.position.limit if np.isfinite(test.position.limit) else 0.0)
         worst = test.worst or 0.0
         figures.rerun_rms_logits = float(np.sqrt(squares.mean()))
         figures.largest_ratio_allowed = limits.over_all
@@ -478,7 +478,7 @@ class _Trial:
         squares = self.floors[dtype] = floor.squares
         test = self.tests[dtype] = floor_test(pair.sizes, squares, limits)
         self.rows.append(FloorRows(dtype, np.sqrt(pair.squares), np.sqrt(squares.mean(axis=0))))
-        allowed = test.position.allowed
+        limit = test.position.limit
         figures = evidence.PairFigures(
             compute_dtype=dtype,
             noise_ratio=test.noise_ratio,
@@ -487,7 +487,7 @@ class _Trial:
             floor_rms_logits=float(np.sqrt(squares.mean())),
             seed_ratios=test.seed_ratios,
             worst_position_ratio=test.worst,
-            position_ratio_allowed=allowed if np.isfinite(allowed) else None,
+            position_ratio_allowed=limit if np.isfinite(limit) else None,
             positions=len(squares[0]),
             positions_beyond=len(test.outliers),
             log_spread=test.spread,
@@ -523,12 +523,12 @@ class _Trial:
         """Add the first places, carry over what earlier controls showed, and name the verdict."""
         controls, lengths, dtype = self.controls, self.lengths, self.wide_dtype
         deciding = wide = self.tests.get(dtype)
-        failed = next((each for each in self.error_tests.values() if not each.is_passed), None)
-        if failed is not None and (wide is None or wide.is_passed):
-            deciding, dtype = failed, self.dtype
+        error_test = next((each for each in self.error_tests.values() if not each.is_passed), None)
+        if error_test is not None and (wide is None or wide.is_passed):
+            deciding, dtype = error_test, self.dtype
         measure = deciding or self.tests.get(self.dtype)
         ratio, first = None if measure is None else measure.noise_ratio, None
-        sources, undeclared = [], ""
+        sources, doubt = [], ""
         is_broken = self.not_finite is not None and (deciding is None or deciding.is_finite)
         if is_broken:
             assert self.not_finite is not None
@@ -550,7 +550,7 @@ class _Trial:
                 if figures.first is None:
                     part = f"{figures.kind} in {figures.blocks} blocks computes to {figures.bits:.0f} bits"
                     size = f"{multiple(deciding.ratio)} the noise floor in {dtype}"
-                    undeclared = f"{size}: a bug, or an undeclared lower precision ({part})."
+                    doubt = f"{size}: a bug, or an undeclared lower precision ({part})."
         if self.precisions and all(each.evidence.outcome in (PASSED, FAILED) for each in self.precisions):
             # the fault's own place, not the precision's
             first = next((each.place for each in self.precisions if each.evidence.outcome == FAILED), None)
@@ -568,8 +568,8 @@ class _Trial:
         if verdict.is_bug_suspected:
             token = "" if deciding is None else self._token(deciding, dtype)
             sentence = self._sentence(sentence, first, [token, *sources])
-        if undeclared and any(row.group == FLOAT32 and row.says == verdict.because for row in verdict.evidence):
-            sentence = undeclared
+        if doubt and any(row.group == FLOAT32 and row.says == verdict.because for row in verdict.evidence):
+            sentence = doubt
         return replace(verdict, because=sentence, floors=tuple(self.rows))
 
     def _without_floor(self) -> tuple[int, int] | None:
@@ -604,17 +604,17 @@ class _Trial:
 
     def _add_arrays_alone(self) -> None:
         """Screen the arrays themselves. If any other control was given, they can accuse and not excuse."""
-        screened = self.controls.arrays_alone()
+        screening = self.controls.arrays_alone()
         is_alone = all(row.group in _OF_ARRAYS or row.outcome == MISSING for row in self.evidence)
-        if screened is not None and (is_alone or screened.outcome == FAILED):
-            self.evidence.append(screened)
+        if screening is not None and (is_alone or screening.outcome == FAILED):
+            self.evidence.append(screening)
 
     def _carry_over(self, earlier: Sequence[Evidence]) -> bool:
         """Add the evidence of earlier controls on every check not made now; return whether it decides."""
-        decided = [row for row in earlier if row.group == FLOAT32 and row.outcome in (PASSED, FAILED)]
-        is_decided = self.is_open and bool(decided)
+        deciding = [row for row in earlier if row.group == FLOAT32 and row.outcome in (PASSED, FAILED)]
+        is_decided = self.is_open and bool(deciding)
         if is_decided:
-            self.evidence = [row for row in self.evidence if row.group != FLOAT32] + decided
+            self.evidence = [row for row in self.evidence if row.group != FLOAT32] + deciding
         own = {row.group for row in self.evidence}
         others = {evidence.RERUN, evidence.NEIGHBOURS, evidence.OWN_DTYPE} - own
         self.evidence += [row for row in earlier if row.group in others]
@@ -631,7 +631,7 @@ class _Trial:
 
 
 def foreign(ratios: Mapping[str, float]) -> tuple[str, str | None]:
-    """A sentence if a side is not what the model computes, else ''; the side's name if it is only one.
+    """Return a sentence if a side is not what the model computes, else ''; the side's name if it is only one.
 
     ratios: of each side to the model, in noise floors.
     """
@@ -648,7 +648,7 @@ def foreign(ratios: Mapping[str, float]) -> tuple[str, str | None]:
 def error_rows(
     exact: Exact, dtype: str, lengths: Sequence[int], blocks: Sequence[int] = BLOCKS, *, always_check_draws: bool
 ) -> list[tuple[Evidence, FloorTest]]:
-    """The row of each side's error in 16 bits over that of roundings drawn anew, and its test.
+    """Return the row of each side's error in 16 bits over that of roundings drawn anew, and its test.
 
     If a row fails, a path of the model itself has to look like its roundings drawn anew, or no row decides.
     always_check_draws: also if every row passes, because the draws alone decide.
@@ -673,8 +673,8 @@ def error_rows(
 
 
 def _error_row(name: str, test: FloorTest, exact: Exact, dtype: str, lengths: Sequence[int]) -> Evidence:
-    one, all_ = smallest_fault(test.position.allowed), smallest_fault(DRAWN.over_all)
-    broken = int(np.isinf(test.by_position).sum())
+    one, all_ = smallest_fault(test.position.limit), smallest_fault(DRAWN.over_all)
+    nonfinite = int(np.isinf(test.by_position).sum())
     figures = evidence.DrawnFigures(
         compute_dtype=dtype,
         noise_ratio=test.noise_ratio,
@@ -682,10 +682,10 @@ def _error_row(name: str, test: FloorTest, exact: Exact, dtype: str, lengths: Se
         draws=len(exact.draws),
         model_ways_ratios=(),
         worst_position_ratio=test.worst,
-        position_ratio_allowed=test.position.allowed,
+        position_ratio_allowed=test.position.limit,
         positions=len(test.by_position),
         positions_beyond=len(test.outliers),
-        nonfinite_mismatch=broken,
+        nonfinite_mismatch=nonfinite,
         fault_seen_at_one_position=one,
         fault_seen_over_all=all_,
         outliers={each.kind: tuple(each.outliers[:8].tolist()) for each in test.places if len(each.outliers)},
@@ -696,8 +696,8 @@ def _error_row(name: str, test: FloorTest, exact: Exact, dtype: str, lengths: Se
     outcome, says = FAILED, _says(test, size, lengths)
     if test.is_passed:
         outcome, says = PASSED, f"{size}; a fault of {one:.2g}x at one position, {all_:.2g}x over all would show."
-    elif broken:
-        says = f"In {dtype} '{name}' is NaN or infinite at {plural(broken, 'position')}, unlike in float32."
+    elif nonfinite:
+        says = f"In {dtype} '{name}' is NaN or infinite at {plural(nonfinite, 'position')}, unlike in float32."
     elif exact.has_experts and len(test.outliers) <= JUMPS * len(test.by_position):
         rest, draws = (np.delete(each, test.outliers, axis=-1) for each in (exact.errors[name], exact.draws))
         if rest.mean() <= DRAWN.over_all**2 * draws.mean():
@@ -715,7 +715,7 @@ def _says(test: FloorTest, size: str, lengths: Sequence[int]) -> str:
     if most is test.position:
         first, is_one = place_in_words(int(test.outliers[0]), lengths), len(test.outliers) == 1
         place = f"{multiple(most.worst)} at {first}" if is_one else f"up to {multiple(most.worst)} from {first} on"
-    return f"{size}, but {place} (rounding: at most {most.allowed:.3g}x)."
+    return f"{size}, but {place} (rounding: at most {most.limit:.3g}x)."
 
 
 def _quote(names: Sequence[str]) -> str:

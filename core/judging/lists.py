@@ -43,7 +43,7 @@ class ListControls(Controls):
         self.is_identical = pair.common_values > 0 and not any(doubts)
 
     def validity(self) -> list[Evidence]:
-        """What both sides sent: values, placeholders, inputs and the dtype that values show; and the noise floor."""
+        """Return what both sides sent (values, placeholders, inputs, the dtype of values) and the noise floor."""
         pair, rows = self.lists, [self.floor_row] if self.floor_row else []
 
         def add(check: Check, outcome: str, says: str, side: str | None = None, **figures: Any) -> None:
@@ -77,11 +77,11 @@ class ListControls(Controls):
         return Rerun("the same request sent again", tuple(repeats), unstable)
 
     def arrays_alone(self) -> Evidence | None:
-        faults = [cause.says for cause in self.explained[:1] if cause.is_fault]
+        faults = [cause.says for cause in self.simple_causes[:1] if cause.is_fault]
         return Evidence(Check.ARRAYS_ALONE, "the lists alone", Unmeasured(), FAILED, faults[0]) if faults else None
 
     @cached_property
-    def explained(self) -> Sequence[Cause]:
+    def simple_causes(self) -> Sequence[Cause]:
         return [] if self.is_identical else explain(rows_of_lists(self.lists, self.sides[0], self.sides[1])).causes
 
     @property
@@ -94,8 +94,8 @@ class ListControls(Controls):
         placeholders = clauses(pair.placeholders)[:1]
         if pair.is_void:
             yield from placeholders
-        if self.explained and (self.explained[0].is_fault or self.parting or not placeholders):
-            yield self.explained[0].says
+        if self.simple_causes and (self.simple_causes[0].is_fault or self.parting or not placeholders):
+            yield self.simple_causes[0].says
         if self.parting is not None:
             yield f"the inputs differ from position {self.parting.parting} of prompt {self.parting.prompt} on"
         yield from placeholders

@@ -116,7 +116,7 @@ def _kind_noise(alone: ModulesAlone, modules: list[int], start: int) -> tuple[di
     """`_noise` of the modules of one kind, from a position on; None if they err otherwise."""
     side = alone.side[modules, start:]
     error = np.sqrt(side / np.maximum(alone.outputs[modules, start:], _TINY))
-    across = np.median(1 - alone.along[modules, start:] / np.maximum(side, _TINY))  # share of the squared error
+    across_share = np.median(1 - alone.along[modules, start:] / np.maximum(side, _TINY))  # share of the squared error
     level = np.repeat(np.median(error, axis=1, keepdims=True), error.shape[1], axis=1)
     for length in (_PREFIX << n for n in range(32) if _PREFIX << n < error.shape[1]):
         level[:, length:] = np.minimum(level[:, length:], np.median(error[:, :length], axis=1, keepdims=True))
@@ -125,14 +125,14 @@ def _kind_noise(alone: ModulesAlone, modules: list[int], start: int) -> tuple[di
     low, high = np.nanquantile(np.where(stands_out, np.nan, error), (0.1, 0.9), axis=1)
     typical = float(np.median(level[:, -1]))
     on_top = dict.fromkeys(np.flatnonzero(level[:, -1] > _LEVELS * typical).tolist(), start)
-    alike = np.delete(level[:, -1], list(on_top))
+    other_levels = np.delete(level[:, -1], list(on_top))
     bits = -np.log2(max(typical, _TINY)) - _OF_A_PRODUCT
     if (
         error.shape[1] < _PREFIX
         or len(on_top) > max(1, (1 - _BLOCKS) * len(modules))
-        or alike.max() > _LEVELS * alike.min()
+        or other_levels.max() > _LEVELS * other_levels.min()
         or np.median(high / np.maximum(low, _TINY)) > _POSITIONS
-        or across < _ACROSS**2
+        or across_share < _ACROSS**2
         or not (_BITS_LATER if start else _BITS[0]) <= bits <= _BITS[1]
     ):
         return None

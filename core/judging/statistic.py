@@ -35,14 +35,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class Places:
-    """Places of one kind ('position', 'prompt'). worst: the largest noise ratio; allowed: largest ratio of rounding;
+    """Places of one kind ('position', 'prompt'). worst: the largest noise ratio; limit: largest ratio of rounding;
     outliers: places beyond it, in order.
     """
 
     kind: str
     worst: float
     worst_place: int
-    allowed: float
+    limit: float
     outliers: NDArray[np.int64] = field(repr=False)
 
 
@@ -92,9 +92,9 @@ class FloorTest:
         return float(np.quantile(self.by_position, 0.1)) > self.limits.over_all
 
 
-def smallest_fault(allowed: float) -> float:
+def smallest_fault(ratio: float) -> float:
     """Return the rms of the smallest fault that shows beyond this ratio, in rms of the rounding there."""
-    return math.sqrt(max(allowed, 1.0) ** 2 - 1)
+    return math.sqrt(max(ratio, 1.0) ** 2 - 1)
 
 
 def floor_test(
@@ -129,9 +129,9 @@ def floor_test(
             center = max(0.0, float(np.median(logs)))
             if limits.uses_own_spread and 2 * differs.sum() > len(mine):  # else the others are no measure of themselves
                 bound = max(bound, _quantile(chance / len(mine)) * _robust_spread(logs[differs]))
-        allowed, worst = center + bound, int(np.argmax(logs))
-        outliers = np.asarray(numbers)[(logs > allowed) | np.isinf(logs)]
-        return Places(kind, math.exp(logs[worst]), int(numbers[worst]), math.exp(allowed), outliers)
+        limit, worst = center + bound, int(np.argmax(logs))
+        outliers = np.asarray(numbers)[(logs > limit) | np.isinf(logs)]
+        return Places(kind, math.exp(logs[worst]), int(numbers[worst]), math.exp(limit), outliers)
 
     places = []
     for kind, labels in groups.items():
@@ -152,7 +152,7 @@ def floor_test(
 
 
 def _logs(squares: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Logs of ratios of rms; NaN stays."""
+    """Return logs of ratios of rms; NaN stays."""
     return 0.5 * np.log(np.maximum(squares, _TINY))
 
 
@@ -175,10 +175,10 @@ def tail_bound(values: NDArray[np.float64], chance: float) -> float:
     """Value that one sample of this distribution exceeds with `chance` at most, by the narrowest normal that no value
     of its upper quarter lies outside of. Few values widen it by what a standard deviation of so many may be off.
     """
-    ordered = np.sort(values)[::-1]
-    count, middle = max(1, len(ordered) // 4), float(np.median(ordered))
-    expected = np.array([_quantile((k + 0.5) / len(ordered)) for k in range(count)])
-    spread = float(((ordered[:count] - middle) / expected).max()) * (1 + 1 / math.sqrt(count))
+    descending = np.sort(values)[::-1]
+    count, middle = max(1, len(descending) // 4), float(np.median(descending))
+    quantiles = np.array([_quantile((k + 0.5) / len(descending)) for k in range(count)])
+    spread = float(((descending[:count] - middle) / quantiles).max()) * (1 + 1 / math.sqrt(count))
     return middle + spread * _quantile(min(chance, 0.5))
 
 
@@ -188,9 +188,9 @@ def _quantile(chance: float) -> float:
 
 
 def _robust_spread(logs: NDArray[np.float64]) -> float:
-    """Standard deviation of a normal with this median absolute deviation. Rousseeuw and Croux (1993)."""
-    known = logs[np.isfinite(logs)]
-    return float(1.4826 * np.median(np.abs(known - np.median(known)))) if len(known) else 0.0
+    """Return the standard deviation of a normal of this median absolute deviation. Rousseeuw and Croux (1993)."""
+    finite = logs[np.isfinite(logs)]
+    return float(1.4826 * np.median(np.abs(finite - np.median(finite)))) if len(finite) else 0.0
 
 
 def _groups_of(lengths: Sequence[int], blocks: Sequence[int]) -> Iterator[tuple[str, NDArray[np.int64]]]:

@@ -119,8 +119,8 @@ def _sides_of(header: RunHeader, dump: Dump | None) -> dict[str, _Side]:
         return shared
     if not shared and len(theirs) == len(ours):  # with one name shared and another not, order would swap sides silently
         return {name: (dump, place) for place, name in enumerate(ours)}
-    quoted, own = (series([repr(name) for name in names[:4]]) for names in (theirs, ours))
-    raise DumpError(f"The control has sides {quoted}; expected the run's {own}.")
+    quotes, own = (series([repr(name) for name in names[:4]]) for names in (theirs, ours))
+    raise DumpError(f"The control has sides {quotes}; expected the run's {own}.")
 
 
 def _compare(figures: Figures, couples: _Couples, fmt: FloatFormat, tick: Tick) -> dict[Any, Divergence]:
@@ -166,7 +166,7 @@ def _pairs(figures: Figures, dump: Dump, tick: Tick) -> dict[str, dict[str, Dive
 
 
 def _spread(figures: Figures) -> float:
-    """Standard deviation over the vocabulary of the reference's first logits."""
+    """Return the standard deviation over the vocabulary of the reference's first logits."""
     bits = figures.read_rows(0, 0, min(_FIRST_ROWS, figures.header.rows))
     with np.errstate(invalid="ignore"):
         variances = values_of(bits, figures.header.format).var(axis=1, dtype=np.float64)
@@ -182,9 +182,9 @@ def _floor(
     """
     header, names = figures.header, [side.name for side in dump.sides]
     pair_sides, reference, paths = _sides_of(header, pair), header.sides[0].name, range(len(names))
-    crossed = [(a, b) for a, b in combinations(paths, 2) if a == 0 or b < _CROSSED]
+    couples_of_paths = [(a, b) for a, b in combinations(paths, 2) if a == 0 or b < _CROSSED]
     couples: _Couples = {(path, name): ((dump, path), pair_sides[name]) for path in paths for name in pair_sides}
-    results = _compare(figures, couples | {(a, b): ((dump, a), (dump, b)) for a, b in crossed}, FLOAT32, tick)
+    results = _compare(figures, couples | {(a, b): ((dump, a), (dump, b)) for a, b in couples_of_paths}, FLOAT32, tick)
     for path, name in couples:
         if not results[(path, name)].neq and results[(path, reference)].neq:
             raise DumpError(f"'{names[path]}' of the noise floor is the variant itself; expected another path.")
@@ -192,7 +192,7 @@ def _floor(
     if len(distinct) < _LEAST_PATHS:
         count = f"{len(distinct)} distinct of {len(names)} paths"
         raise DumpError(f"The noise floor has {count}; expected {_LEAST_PATHS} or more.")
-    squares = {two: results[two].squares for two in crossed if {*two} <= {*distinct}}
+    squares = {two: results[two].squares for two in couples_of_paths if {*two} <= {*distinct}}
     floor, widest = np.stack([squares[(0, path)] for path in distinct[1:]]), judge.FLOOR_OF_SPREAD * _spread(figures)
     if reference in narrowing:
         finer = 2.0 ** (FLOAT32.mantissa_bits - header.format.mantissa_bits)

@@ -91,14 +91,14 @@ def _shift(table: pd.DataFrame, sides: tuple[_Side, _Side]) -> Evidence | None:
     reference, variant = (table[name].astype("Int64") for name in ("reference_token", "variant_token"))
     # of rows t where variant[t + shift] has the argmax of reference[t]
     same = {n: (variant.groupby(table["prompt"]).shift(-n) == reference).dropna() for n in (0, *_SHIFTS)}
-    agreed = {shift: float(rows.mean()) if len(rows) else 0.0 for shift, rows in same.items()}
-    best = max(_SHIFTS, key=agreed.__getitem__)
+    shares = {shift: float(rows.mean()) if len(rows) else 0.0 for shift, rows in same.items()}
+    best = max(_SHIFTS, key=shares.__getitem__)
     is_varied = len({*reference.dropna(), *variant.dropna()}) >= _LEAST_TOKENS and len(same[best]) >= _LEAST_ROWS
-    if not is_varied or agreed[best] < _AGREES or agreed[best] <= _MORE_OFTEN * agreed[0]:
+    if not is_varied or shares[best] < _AGREES or shares[best] <= _MORE_OFTEN * shares[0]:
         return None
-    figures = evidence.ShiftFigures(unshifted=agreed[0], **{name: agreed[shift] for shift, name in _SHIFTS.items()})
+    figures = evidence.ShiftFigures(unshifted=shares[0], **{name: shares[shift] for shift, name in _SHIFTS.items()})
     read = f"read {plural(abs(best), 'row')} {'later' if best > 0 else 'earlier'}"
-    agrees = f"it has the argmax of '{sides[0].name}' at {agreed[best]:.0%} of positions, else at {agreed[0]:.0%}"
+    agrees = f"it has the argmax of '{sides[0].name}' at {shares[best]:.0%} of positions, else at {shares[0]:.0%}"
     says = f"'{sides[1].name}' is shifted: {read}, {agrees}."
     return Evidence(Check.SHIFT, "argmaxes of the two sides, up to two rows apart", figures, FAILED, says)
 
@@ -118,13 +118,13 @@ def _scale(sides: tuple[_Side, _Side]) -> Evidence | None:
 
 
 def _truncation(header: RunHeader, table: pd.DataFrame, sides: tuple[_Side, _Side]) -> Evidence | None:
-    filled = [side for side in sides if side.filling.rows]
-    if not filled:
+    filled_sides = [side for side in sides if side.filling.rows]
+    if not filled_sides:
         return None
-    most, holds = max((side.filling for side in filled), key=lambda filling: filling.rows), filled[0].holds
-    least = min(side.filling.others for side in filled)
+    most, holds = max((side.filling for side in filled_sides), key=lambda filling: filling.rows), filled_sides[0].holds
+    least = min(side.filling.others for side in filled_sides)
     place = "every position" if most.rows == header.rows else f"{most.rows:,} of {header.rows:,} positions"
-    who = f"{series([repr(side.name) for side in filled])} {'holds' if len(filled) == 1 else 'hold'}"
+    who = f"{series([repr(side.name) for side in filled_sides])} {'holds' if len(filled_sides) == 1 else 'hold'}"
     clause = f"{holds} cut or masked to {least:,} tokens at {place}, {most.value:g} elsewhere"
     outcome, says = FAILED, f"{who} {clause}. Save the {holds} before that."
     if all(side.is_cut for side in sides) and not table["nonfinite_mismatch"].any():
@@ -194,29 +194,29 @@ def sampling(figures: Figures, generations: Sequence[Generation]) -> dict[int, E
     lengths, checks = figures.header.lengths, {}
     starts = np.cumsum([0, *lengths])
     for index, side in enumerate(figures.header.sides):
-        emitted = [
+        choices = [
             (int(starts[generation.prompt]) + generation.given_positions - 1 + step, int(token))
             for generation in generations
             for step, token in enumerate(generation.tokens[index])
         ]
-        if emitted:
-            checks[index] = sampler_evidence(emitted, figures.argmaxes(index, dict(emitted)), side.name, lengths)
+        if choices:
+            checks[index] = sampler_evidence(choices, figures.argmaxes(index, dict(choices)), side.name, lengths)
     return checks
 
 
 def sampler_evidence(
-    emitted: Sequence[tuple[int, int]], allowed: Mapping[int, Collection[int]], side: str, lengths: Sequence[int]
+    choices: Sequence[tuple[int, int]], argmaxes: Mapping[int, Collection[int]], side: str, lengths: Sequence[int]
 ) -> Evidence:
     """Check whether each emitted token has the largest logit of the row it was chosen from.
 
-    emitted: (row, token) of each; allowed: the token ids with the largest logit, by row; lengths: positions by prompt.
+    choices: (row, token) of each; argmaxes: the token ids with the largest logit, by row; lengths: positions by prompt.
     """
-    wrong = [index for index, (row, token) in enumerate(emitted) if token not in allowed.get(row, ())]
-    figures = evidence.SamplerFigures(tokens=len(emitted), not_the_argmax=len(wrong), first=wrong[0] if wrong else None)
+    wrong = [index for index, (row, token) in enumerate(choices) if token not in argmaxes.get(row, ())]
+    figures = evidence.SamplerFigures(tokens=len(choices), not_the_argmax=len(wrong), first=wrong[0] if wrong else None)
     outcome, says = PASSED, "Every emitted token is the argmax of its own logits."
     if wrong:
-        outcome, first = FAILED, place_in_words(emitted[wrong[0]][0], lengths)
-        count = f"{len(wrong):,} of {len(emitted):,} emitted tokens"
+        outcome, first = FAILED, place_in_words(choices[wrong[0]][0], lengths)
+        count = f"{len(wrong):,} of {len(choices):,} emitted tokens"
         says = f"{count} are not the argmax of their own logits, first at {first}: a fault of the sampler."
     control = f"emitted tokens vs the argmax of '{side}'s own logits"
     return Evidence(Check.EMITTED, control, figures, outcome, says, side)

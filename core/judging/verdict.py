@@ -28,7 +28,7 @@ def conclude(
     cause = causes[0] if causes else ""
 
     def first(group: str, *outcomes: str) -> Evidence | None:
-        """The first row of a group with one of these outcomes, one that names the side before others."""
+        """Return the first row of a group with one of these outcomes, one that names the side before others."""
         some = [row for row in rows if row.group == group and row.outcome in (outcomes or (FAILED,))]
         return min(some, key=lambda row: row.side is None, default=None)
 
@@ -55,18 +55,18 @@ def conclude(
     for row in rows:
         if row.outcome == PASSED and (row.group == FLOAT32 or row.check is Check.LIST_FLOOR):
             return verdict(records.ROUNDING, row.says)
-    screened = next((row for row in rows if row.group == checks.SCREENING), None)
-    if screened is not None and screened.outcome == FAILED:
-        return verdict(records.BUG_SUSPECTED, cause or screened.says)
+    screening = next((row for row in rows if row.group == checks.SCREENING), None)
+    if screening is not None and screening.outcome == FAILED:
+        return verdict(records.BUG_SUSPECTED, cause or screening.says)
     draws = [row for row in rows if row.check is Check.DRAWN]
     if draws and all(row.outcome == PASSED for row in draws):
         largest = max(draws, key=lambda row: row.figures.noise_ratio)  # type: ignore[attr-defined]
         return verdict(records.LIKELY_ROUNDING, largest.says)
-    if screened is not None and screened.outcome == PASSED:
-        return verdict(records.LIKELY_ROUNDING, screened.says)
+    if screening is not None and screening.outcome == PASSED:
+        return verdict(records.LIKELY_ROUNDING, screening.says)
     wide, own = first(FLOAT32, MISSING), first(OWN_DTYPE, MISSING)
     has_controls = any(getattr(row.figures, "controls", ()) for row in rows if type(row.figures) is checks.Unmeasured)
-    missing = screened if screened is not None and not has_controls else wide or own
+    missing = screening if screening is not None and not has_controls else wide or own
     lacking = "The pair in float32, compared with a noise floor, would decide." if missing is None else missing.says
     return verdict(records.UNDECIDED, cause or lacking)
 

@@ -48,7 +48,7 @@ class DrawnRounding(TorchDispatchMode):
     def __init__(self, dtype: torch.dtype, seed: int, weights: dict[torch.Tensor, torch.Tensor] | None = None) -> None:
         super().__init__()
         self._dtype, self._seed, self._calls, self._weights = dtype, seed, 0, weights
-        self.moved = 0
+        self.roundings = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -102,7 +102,7 @@ class DrawnRounding(TorchDispatchMode):
         moves = bits.mul(-1640531535).add_((seed * 0x9E3779B1) & 0x7FFFFFFF)
         moves = moves.bitwise_xor_(moves >> 15).mul_(-2048144777).bitwise_right_shift_(33 - spare)
         is_exact = bits.bitwise_and((1 << spare) - 1) == 0  # copies, gathered rows, infinities
-        self.moved += 1
+        self.roundings += 1
         return moves.masked_fill_(is_exact, 0).add_(bits).view(torch.float32).to(self._dtype)
 
 
@@ -165,7 +165,7 @@ class RoundingDraws:
         return [errors[side] for side in sides]
 
     def _own_paths(self) -> list[RunnableSide]:
-        """The model's own paths, which the draws must be a measure of."""
+        """Return the model's own paths, which the draws must be a measure of."""
 
         @contextmanager
         def reordering(loaded: LoadedModel, trace: ModuleTrace | None) -> Iterator[Run]:
@@ -182,7 +182,7 @@ class RoundingDraws:
 
 
 def draw_of(plain: RunnableSide, seed: int, weights: dict[torch.Tensor, torch.Tensor] | None = None) -> RunnableSide:
-    """A forward whose roundings are drawn anew; weights: as of `DrawnRounding`."""
+    """Return a forward whose roundings are drawn anew; weights: as of `DrawnRounding`."""
 
     @contextmanager
     def drawing(loaded: LoadedModel, trace: ModuleTrace | None) -> Iterator[Run]:
@@ -190,7 +190,7 @@ def draw_of(plain: RunnableSide, seed: int, weights: dict[torch.Tensor, torch.Te
         stop = foreign_errors_stop("drawing roundings anew", "choose eager attention")
         with stop, mode, plain.open(loaded, trace) as run:
             yield run
-        if not mode.moved:
+        if not mode.roundings:
             raise CaptureError("drawing roundings anew: no operation rounded in torch's sight; leave compile out.")
 
     return RunnableSide(f"draw {seed}", drawing)

@@ -127,7 +127,7 @@ class JudgingSession:
         return self.once(("floor", model.dtype), measure)
 
     def memoize(self, side: RunnableSide) -> RunnableSide:
-        """The side, but a path computes its logits once in each dtype, as far as MEMOIZED_BYTES go; not if followed."""
+        """Keep the logits of a path in each dtype, as far as MEMOIZED_BYTES go; not if it is followed."""
         return replace(side, open=partial(self._open, side)) if side.is_named else side
 
     def forget(self, side: RunnableSide) -> None:
@@ -168,7 +168,7 @@ class ModelControls(judging.Controls):
         self.names, self.lengths = (sides[0].name, sides[1].name), [len(ids) for ids in session.prompts]
         self.dtype, self.has_experts = self.loaded.dtype, has_experts(self.loaded.model)
         self.blocks = sorted({*BLOCKS, *(int(size) for side in sides for size in side.block_sizes)})
-        self.memoized = session.memoize(sides[0]), session.memoize(sides[1])
+        self.memoized_sides = session.memoize(sides[0]), session.memoize(sides[1])
         self.earlier_digests, self.digests = digests, ["", ""]
         self.floors: dict[str, NoiseFloor] = {}
 
@@ -194,12 +194,12 @@ class ModelControls(judging.Controls):
     def pair(self, dtype: str) -> Pair:
         self.say(f"both sides in {dtype}")
         if dtype == self.dtype:
-            divergence, self.digests = measure(self.loaded, self.prompts, self.memoized)
+            divergence, self.digests = measure(self.loaded, self.prompts, self.memoized_sides)
             return self._pair(divergence, self.names, is_identical=self.digests[0] == self.digests[1])
         if dtype == "float32" and self.narrow:
             raise NotAvailableError(self.narrow[0].says)
-        if dtype == "float64" and (compiled := next((side.name for side in self.sides if side.is_one_piece), None)):
-            raise NotAvailableError(f"'{compiled}' is compiled.")
+        if dtype == "float64" and (one_piece := next((side.name for side in self.sides if side.is_one_piece), None)):
+            raise NotAvailableError(f"'{one_piece}' is compiled.")
         is_wide = [dtype == "float32"] * 2
 
         def see(side: int, logits: torch.Tensor) -> None:
@@ -208,7 +208,7 @@ class ModelControls(judging.Controls):
                 is_wide[side] = bool((wide.astype(np.float32) != wide).any())
 
         with self._in(dtype) as model:
-            divergence = divergence_of(model, self.prompts, self.memoized, see)
+            divergence = divergence_of(model, self.prompts, self.memoized_sides, see)
         if not all(is_wide):
             name = self.names[is_wide.index(False)]
             raise judging.StaysInFloat32Error(f"'{name}' computes in float32 whatever it is asked.")
@@ -260,21 +260,22 @@ class ModelControls(judging.Controls):
         if side.rows < 2:
             return []
         self.say("other neighbors, another row")
-        here = int(side.value_of("row") or 0)
-        there = (here + side.rows // 2) % side.rows if here else side.rows - 1
-        other = side.with_modifier("neighbours", "same" if side.value_of("neighbours") == "random" else "random")
-        moved = side.with_modifier("row", there)
-        is_same = [digest_of(self.loaded, self.prompts, one) == self.digests[1] for one in (other, moved)]
+        row = int(side.value_of("row") or 0)
+        other_row = (row + side.rows // 2) % side.rows if row else side.rows - 1
+        neighbours = "same" if side.value_of("neighbours") == "random" else "random"
+        with_others = side.with_modifier("neighbours", neighbours)
+        side_in_row = side.with_modifier("row", other_row)
+        is_same = [digest_of(self.loaded, self.prompts, one) == self.digests[1] for one in (with_others, side_in_row)]
         of_prompts = OtherPromptsFigures(rows=side.rows, bit_identical=is_same[0])
-        of_row = OtherRowFigures(rows=side.rows, row=here, other_row=there, bit_identical=is_same[1])
+        of_row = OtherRowFigures(rows=side.rows, row=row, other_row=other_row, bit_identical=is_same[1])
         dtype, difference = next((name for name in ("float64", "float32") if name in self.floors), ""), None
         if not is_same[1] and dtype:
             with suppress(CaptureError), self._in(dtype) as model:
-                divergence = divergence_of(model, self.prompts, (self.memoized[1], moved))
-                difference = self._pair(divergence, (side.name, moved.name))
+                divergence = divergence_of(model, self.prompts, (self.memoized_sides[1], side_in_row))
+                difference = self._pair(divergence, (side.name, side_in_row.name))
         return [
-            OtherRows(side.name, f"'{other.name}' compared with '{side.name}'", of_prompts),
-            OtherRows(side.name, f"'{moved.name}' compared with '{side.name}'", of_row, dtype, difference),
+            OtherRows(side.name, f"'{with_others.name}' compared with '{side.name}'", of_prompts),
+            OtherRows(side.name, f"'{side_in_row.name}' compared with '{side.name}'", of_row, dtype, difference),
         ]
 
     def exact(self) -> judging.Exact:
@@ -309,7 +310,7 @@ class ModelControls(judging.Controls):
         prompt, position = place_of(row, self.lengths)
         ids = self.prompts[prompt]
         with self._in(dtype) as model:
-            reference, variant = (whole_side(side.run_on(model), ids)[position].double() for side in self.memoized)
+            reference, variant = (whole_side(one.run_on(model), ids)[position].double() for one in self.memoized_sides)
         return np.nan_to_num((variant - reference).square().cpu().numpy())
 
     def source_of(self, mismatch: NotFinite) -> str:

@@ -96,7 +96,7 @@ class _DumpOfModel(DumpControls):
 def _recording_of(
     figures: Figures, index: int, prompts: Sequence[tuple[int, ...]], float32: Sequence[Path]
 ) -> RunnableSide:
-    """An uploaded side: its logits in the dump's dtype, and in float32 if they were uploaded in it too."""
+    """Replay an uploaded side: its logits in the dump's dtype, and in float32 if they were uploaded in it too."""
     header, name = figures.header, figures.header.sides[index].name
     starts = {ids: sum(map(len, prompts[:number])) for number, ids in reversed(list(enumerate(prompts)))}
 

@@ -62,18 +62,18 @@ def module_row(
 
 
 class ModuleOutputs(ModuleTrace):
-    """Module outputs [positions, width] of a prompt, in the order in which modules ran. seen: computed positions."""
+    """Module outputs [positions, width] of a prompt, in the order in which modules ran. is_computed: positions."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
         super().__init__(prompt, range(len(prompt)))
         self.outputs: dict[str, torch.Tensor] = {}
-        self.seen: dict[str, NDArray[np.bool_]] = {}
+        self.is_computed: dict[str, NDArray[np.bool_]] = {}
 
     def take(self, name: str, first: int, output: torch.Tensor) -> None:
         places = slice(first, first + len(output))
-        seen = self.seen.setdefault(name, np.zeros(len(self.positions), bool))
-        self.is_ambiguous = self.is_ambiguous or (not self.is_told and bool(seen[places].any()))
-        seen[places] = True
+        is_computed = self.is_computed.setdefault(name, np.zeros(len(self.positions), bool))
+        self.is_ambiguous = self.is_ambiguous or (not self.is_told and bool(is_computed[places].any()))
+        is_computed[places] = True
         if name not in self.outputs:
             self.outputs[name] = output.new_full((len(self.positions), output.shape[1]), float("nan"))
         self.outputs[name][places] = output
@@ -99,7 +99,7 @@ def modules_alone(loaded: LoadedModel, prompt: Sequence[int], side: RunnableSide
         theirs.run(model, side, modules)
         if theirs.is_ambiguous:
             raise CaptureError(f"'{side.name}' computes positions twice, so its forwards could not be followed.")
-        outputs = {name: rows for name, rows in theirs.outputs.items() if bool(theirs.seen[name].all())}
+        outputs = {name: rows for name, rows in theirs.outputs.items() if bool(theirs.is_computed[name].all())}
         for name, rows in outputs.items():
             if not bool(rows.isfinite().all()):
                 raise CaptureError(f"'{side.name}' gives NaN or infinity, first at {name}.")
@@ -107,7 +107,7 @@ def modules_alone(loaded: LoadedModel, prompt: Sequence[int], side: RunnableSide
             if parent is not None and torch.equal(parent, outputs[name]):  # the parent's name says more
                 del outputs[name]
         own: dict[str, torch.Tensor] = {}
-        with _grafted(modules, outputs, lambda name, output, _: own.update({name: output.clone()})):
+        with _graft_outputs(modules, outputs, lambda name, output, _: own.update({name: output.clone()})):
             PLAIN.run_on(model)(prompt, ignore)
     squares: dict[str, list[NDArray[np.float64]]] = {}
 
@@ -118,7 +118,7 @@ def modules_alone(loaded: LoadedModel, prompt: Sequence[int], side: RunnableSide
         parts = (row_sums(error.square()), along, row_sums((own[name].double() - exact).square()), norms)
         squares[name] = [part / width for part in parts]
 
-    with in_float64(loaded) as model, _grafted(modules, outputs, compare):
+    with in_float64(loaded) as model, _graft_outputs(modules, outputs, compare):
         PLAIN.run_on(model)(prompt, ignore)
     names = tuple(name for name in own if name in squares)
     if not names:
@@ -127,26 +127,26 @@ def modules_alone(loaded: LoadedModel, prompt: Sequence[int], side: RunnableSide
 
 
 def fits(loaded: LoadedModel, positions: int) -> int:
-    """Number of positions, at most `positions`, that two copies of all outputs may have in memory."""
+    """Return how many positions, at most `positions`, two copies of all outputs may have in memory."""
     width = sum(each.width for each in watched_modules(loaded.model))
     return min(positions, OUTPUT_BYTES // (8 * max(1, width)))
 
 
 @contextmanager
-def _grafted(
+def _graft_outputs(
     modules: dict[str, torch.nn.Module],
     outputs: dict[str, torch.Tensor],
     see: Callable[[str, torch.Tensor, torch.Tensor], Any],
 ) -> Iterator[None]:
     """Show every module's first output inside and replace it. outputs: by module, [positions, width]"""
-    seen: set[str] = set()
+    names: set[str] = set()
 
     def graft(name: str, _: Any, __: Any, output: Any) -> Any:
         own, other = output[0] if isinstance(output, tuple) and output else output, outputs[name]
         if not isinstance(own, torch.Tensor) or own.numel() != other.numel() or own.shape[-1] != other.shape[-1]:
             return None
-        if name not in seen:
-            seen.add(name)
+        if name not in names:
+            names.add(name)
             see(name, own.detach().reshape(other.shape), other)
         other = other.to(own.dtype).reshape(own.shape)
         return (other, *output[1:]) if isinstance(output, tuple) else other

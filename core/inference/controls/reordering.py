@@ -57,8 +57,8 @@ def reorder(model: torch.nn.Module, seed: int) -> Iterator[Collection[str]]:
         with mode:
             yield mode.products
     for module, name in ran.items():
-        seen = mode.products if isinstance(module, torch.nn.Linear | Conv1D) else mode.products | mode.computed_with
-        if not any(weights.parameter(matrix) in seen for _, matrix in _matrices(module)):
+        products = mode.products if isinstance(module, torch.nn.Linear | Conv1D) else mode.products | mode.computed_with
+        if not any(weights.parameter(matrix) in products for _, matrix in _matrices(module)):
             raise CaptureError(
                 f"reordering: a fused kernel computes '{name}' ({type(module).__name__}); choose its eager"
                 " implementation."
@@ -68,9 +68,9 @@ def reorder(model: torch.nn.Module, seed: int) -> Iterator[Collection[str]]:
 def reordering_refusal(model: torch.nn.Module) -> str | None:
     """Return why the linear maps of this model cannot be reordered and what to do about it, or None."""
     for name, module in model.named_modules():
-        where = f"'{name}' ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
+        subject = f"'{name}' ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
         if "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None:
-            return f"{where} is compiled; load the model without compiling it"
+            return f"{subject} is compiled; load the model without compiling it"
         tensors = dict([*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)])
         kinds = ["no weight"] if hasattr(module, "in_features") and "weight" not in tensors else []
         for key, tensor in tensors.items():
@@ -78,9 +78,9 @@ def reordering_refusal(model: torch.nn.Module) -> str | None:
             if "weight" in key and (is_narrow or type(tensor) not in (torch.nn.Parameter, torch.Tensor)):
                 kinds.append(f"{key}: {type(tensor).__name__} of {str(tensor.dtype).removeprefix('torch.')}")
         if kinds:
-            return f"{where} is quantized ({kinds[0]}); load the model without quantization"
+            return f"{subject} is quantized ({kinds[0]}); load the model without quantization"
         if any(tensor.device.type == "meta" for tensor in tensors.values()):
-            return f"{where} is offloaded; load the whole model onto one device"
+            return f"{subject} is offloaded; load the whole model onto one device"
     return None
 
 
@@ -102,13 +102,13 @@ class _Weights:
         self.copies: Any = WeakTensorKeyDictionary()
 
     def parameter(self, tensor: torch.Tensor) -> str | None:
-        """The parameter that the tensor is, or is a view of."""
+        """Return the name of the parameter that the tensor is, or is a view of."""
         place = bisect_right(self._begins, tensor.data_ptr()) - 1
         end, name = self._ranges[self._begins[place]] if place >= 0 else (0, "")
         return name if tensor.data_ptr() < end else None
 
     def name(self, tensor: torch.Tensor) -> str | None:
-        """The parameter that the tensor is, views or is a function of."""
+        """Return the name of the parameter that the tensor is, views or is a function of."""
         return self.parameter(tensor) or self.copies.get(tensor)
 
 
@@ -157,23 +157,23 @@ class _Reorder(TorchDispatchMode):
                 return func(*args, **kwargs)
             name = f"a weight of {list(second.shape)}"
         self.products.add(name)
-        changed = list(args)
+        arguments = list(args)
         for number, axis in zip(factors, (-1, -1 if is_linear or second.ndim == 1 else -2), strict=True):
-            changed[number] = self._permuted(args[number], axis, name)
-        return func(*changed, **kwargs)
+            arguments[number] = self._permute(args[number], axis, name)
+        return func(*arguments, **kwargs)
 
-    def _permuted(self, tensor: torch.Tensor, axis: int, name: str) -> torch.Tensor:
-        """The tensor with one axis in another order, laid out in memory as it was. Same shape"""
+    def _permute(self, tensor: torch.Tensor, axis: int, name: str) -> torch.Tensor:
+        """Put one axis of a tensor in another order, laid out in memory as it was. Same shape"""
         place = (name, tensor.shape[axis], tensor.device)
         if place not in self._orders:
             self._orders[place] = order_of(self._seed, name, tensor.shape[axis]).to(tensor.device)
         outermost_first = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
         dense = tensor.permute(outermost_first)
-        chosen = _selected(dense, outermost_first.index(axis % tensor.ndim), self._orders[place])
-        return chosen.permute([outermost_first.index(dim) for dim in range(tensor.ndim)])
+        selection = _select(dense, outermost_first.index(axis % tensor.ndim), self._orders[place])
+        return selection.permute([outermost_first.index(dim) for dim in range(tensor.ndim)])
 
 
-def _selected(tensor: torch.Tensor, axis: int, order: torch.Tensor) -> torch.Tensor:
+def _select(tensor: torch.Tensor, axis: int, order: torch.Tensor) -> torch.Tensor:
     if tensor.device.type != "cpu" or axis != tensor.ndim - 1:
         return tensor.index_select(axis, order)
     # On a CPU index_select along the last axis takes up to 7 times as long ([4096, 384] in bfloat16: 2.1 against 0.3
@@ -183,13 +183,13 @@ def _selected(tensor: torch.Tensor, axis: int, order: torch.Tensor) -> torch.Ten
 
 
 def _floats(values: Any) -> list[torch.Tensor]:
-    """The floating-point tensors among arguments."""
+    """Return the floating-point tensors among arguments."""
     tensors = (value for value in tree_leaves(values) if isinstance(value, torch.Tensor))
     return [each for each in tensors if each.is_floating_point() and each.layout is torch.strided]
 
 
 def _matrices(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """The matrices that a module itself owns, by their names in it."""
+    """Yield the matrices that a module itself owns, by their names in it."""
     for key, parameter in module._parameters.items():
         if parameter is not None and parameter.ndim >= 2 and parameter.is_floating_point() and parameter.numel():
             yield key, parameter

@@ -73,7 +73,7 @@ def check_prompts(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> None
 def groups_of(
     loaded: LoadedModel, prompts: Sequence[Sequence[int]], itemsize: int | None = None
 ) -> Iterator[list[Sequence[int]]]:
-    """The prompts in order, so many at a time that their logits take LOGIT_BYTES, or one. itemsize: of a logit"""
+    """Yield the prompts in order, so many that their logits take LOGIT_BYTES, or one. itemsize: of a logit, bytes"""
     group: list[Sequence[int]] = []
     rows = LOGIT_BYTES // (loaded.vocab_size * (itemsize or loaded.torch_dtype.itemsize))
     for prompt in prompts:
@@ -108,9 +108,9 @@ def own_rounding_of(
 
 
 def as_many_as(prompts: Sequence[Sequence[int]], most: int) -> list[Sequence[int]]:
-    """The prompts whose positions are at most `most` together; at least one."""
-    chosen: list[Sequence[int]] = []
+    """Return the prompts whose positions are at most `most` together; at least one."""
+    group: list[Sequence[int]] = []
     for ids in prompts:
-        if sum(map(len, chosen)) + len(ids) <= most or not chosen:
-            chosen.append(ids)
-    return chosen
+        if sum(map(len, group)) + len(ids) <= most or not group:
+            group.append(ids)
+    return group

@@ -70,16 +70,16 @@ def explain(pair: PairRows) -> Explanation:
 
     # A penalty may have moved the tokens of the text besides; its amounts are those before a temperature.
     causes = look_for(OF_VALUES, replace(pair, rows=[row.outside_text() for row in pair.rows]))
-    undone, causes = pair, sorted(causes, key=remaining_rms)[:1]
+    rest, causes = pair, sorted(causes, key=remaining_rms)[:1]
     if causes and (undo := causes[0].undo):
         factor = causes[0].parameters.get("factor", 1.0)
-        undone = replace(pair, rows=[undo.row(row) for row in pair.rows], factor=factor)
-    causes += [*look_for(OF_TOKENS, undone), *look_for(OBSERVED, pair)]
+        rest = replace(pair, rows=[undo.row(row) for row in pair.rows], factor=factor)
+    causes += [*look_for(OF_TOKENS, rest), *look_for(OBSERVED, pair)]
     names = {cause.name for cause in causes}
-    implied = {name for name, others in _IMPLIED_BY.items() if names & others}
+    implications = {name for name, others in _IMPLIED_BY.items() if names & others}
     if pair.has_constants and names & {"renormalized", *_TOKENS}:  # which move the log-sum too
-        implied.add("constant")
-    causes = [cause for cause in causes if cause.name not in implied]
+        implications.add("constant")
+    causes = [cause for cause in causes if cause.name not in implications]
     causes.sort(key=lambda cause: -(2.0 if cause.name == "other tokens" else cause.explained or 0.0))
     says = [f"Checked {len(pair.rows):,} of {pair.positions:,} rows for: {', '.join(looked_for)}."]
     says += [f"Not: {', '.join(names)} (needs {what})." for what, names in missing.items()]

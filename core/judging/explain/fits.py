@@ -13,7 +13,7 @@ import numpy as np
 from ...numerics.formats import FORMATS, FloatFormat
 from ...text import number, plural
 from .rows import PairRows, RowPair, TooFewError, Values
-from .scoring import FEW, TRIMMED, Cause, Undo, center, fitted
+from .scoring import FEW, TRIMMED, Cause, Undo, center, fit_and_score
 
 _LEAST_CONSTANT = 0.05  # a constant in logits that is more than a normalizer's
 _OF_REST = 20.0  # a constant of log-probabilities is so many times what it leaves
@@ -26,7 +26,7 @@ _STEADY = 0.3  # of a bias, how far it may vary
 _ABOVE_NOISE = 4.0  # times what three quarters of the tokens differ by at most
 
 
-@fitted()
+@fit_and_score()
 def temperature(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     """variant = factor x reference + a number at each position, as a temperature of 1 / factor on the variant makes."""
     factor = float(np.median([_slope(row) for row in rows]))
@@ -48,7 +48,7 @@ def _slope(row: RowPair) -> float:
     return float(slopes[order][np.searchsorted(weights, weights[-1] / 2)])
 
 
-@fitted()
+@fit_and_score()
 def constant(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     """variant = reference + one number at each position, as log-probabilities are logits less their log-sum."""
     differences = [row.y - row.x for row in rows]
@@ -63,7 +63,7 @@ def constant(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
         yield Cause("constant", says, {"constant": middle}, undo)
 
 
-@fitted()
+@fit_and_score()
 def soft_capping(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     """Logits of one side are soft-capped: cap x tanh(logit / cap)."""
     if pair.has_constants:
@@ -86,7 +86,7 @@ def _apply(side: int, change: Callable[[Values], Values]) -> Callable[[RowPair],
     return lambda row: row._replace(x=change(row.x)) if side else row._replace(y=change(row.y))
 
 
-@fitted(least_tokens=1)
+@fit_and_score(least_tokens=1)
 def rounding(pair: PairRows, _: Sequence[RowPair]) -> Iterator[Cause]:
     """One side is the other rounded to a coarser format, or to so many decimals."""
     names = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2") if not pair.has_constants else ()
@@ -99,13 +99,13 @@ def rounding(pair: PairRows, _: Sequence[RowPair]) -> Iterator[Cause]:
 
 
 def round_to(fmt: FloatFormat, values: Values) -> Values:
-    clipped = np.clip(values, -fmt.largest, fmt.largest)
-    return clipped.astype(np.float32).astype(fmt.values).astype(np.float64)
+    finite = np.clip(values, -fmt.largest, fmt.largest)
+    return finite.astype(np.float32).astype(fmt.values).astype(np.float64)
 
 
-@fitted(in_parts=False)
+@fit_and_score(in_parts=False)
 def penalty(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
-    """The tokens that stand in the text already are moved, and the others are not. Amounts are before a temperature."""
+    """Tokens that stand in the text already are moved, and the others are not. Amounts are before a temperature."""
     if not any(row.in_text.any() for row in pair.rows):
         raise TooFewError("the token ids of the text")
     of_rows = []
@@ -134,9 +134,9 @@ def _penalize(form: str, strength: float, row: RowPair) -> RowPair:
     return row._replace(x=row.x - strength * (row.times if form == "frequency" else row.in_text))
 
 
-@fitted(in_parts=False)
+@fit_and_score(in_parts=False)
 def logit_bias(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
-    """A logit bias: the same few tokens are moved by the same amount wherever they stand."""
+    """Logit bias: the same few tokens are moved by the same amount wherever they stand."""
     differences = [center(row.y - row.x) for row in rows]
     noise = float(np.median([np.quantile(np.abs(values), 0.75) for values in differences]))
     grid = float(np.median([pair.rounding_rms(row) for row in rows]))  # of rows that hardly differ, the noise is 0

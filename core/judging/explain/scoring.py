@@ -72,16 +72,16 @@ class Cause:
         share = f"{floored_percent(self.explained)} of the squared difference"
         return f"{self.says} Explains {share}; leaves {number(self.left_rms)} (rms){floors}."
 
-    def score(self, total: Values, unexplained: Values, tokens: float) -> Cause:
-        """Return the cause with what it explains and leaves. total, unexplained: squares of each row, over `tokens`."""
-        explained = max(0.0, 1 - float(unexplained.sum() / total.sum()))
-        return replace(self, explained=explained, left_rms=math.sqrt(unexplained.sum() / tokens))
+    def score(self, total: Values, remaining: Values, tokens: float) -> Cause:
+        """Return the cause with what it explains and leaves. total, remaining: squares of each row, over `tokens`."""
+        explained = max(0.0, 1 - float(remaining.sum() / total.sum()))
+        return replace(self, explained=explained, left_rms=math.sqrt(remaining.sum() / tokens))
 
     def to_json(self) -> dict[str, Any]:
         return {**{name: value for name, value in vars(self).items() if name != "undo"}, "text": self.text}
 
 
-def fitted(*, least_tokens: int = LEAST_TOKENS, in_parts: bool = True) -> Callable[[Fit], Find]:
+def fit_and_score(*, least_tokens: int = LEAST_TOKENS, in_parts: bool = True) -> Callable[[Fit], Find]:
     """Fit a cause to half of the rows, score it on the others, return the fit that leaves least; decorates a `Fit`.
 
     in_parts: split a few rows of many tokens.
@@ -128,13 +128,13 @@ def _score(pair: PairRows, rows: Sequence[RowPair], cause: Cause) -> Cause | Non
     bar = _OF_FEW_ROWS if are_few else 1 - EXPLAINED
     scores: list[tuple[float, ...]] = []
     for row in rows:
-        undone, noise = undo.row(row), pair.rounding_rms(row)
+        sides, noise = undo.row(row), pair.rounding_rms(row)
         gap: Values = row.y - row.x
-        error: Values = undone.y - undone.x
+        error: Values = sides.y - sides.x
         if undo.moves is None:
             gap, error = (center(each) if undo.has_constant else each for each in (gap, error))
             nearest = np.argsort(np.abs(error), kind="stable")[: math.ceil(undo.share * len(error))]
-            x, y, gap, error = undone.x[nearest], undone.y[nearest], gap[nearest], error[nearest]
+            x, y, gap, error = sides.x[nearest], sides.y[nearest], gap[nearest], error[nearest]
             part, rest, disorder = gap, error, _disorder(row.x[nearest], error)
             is_close = rms(error) ** 2 <= bar * min(x.var(), y.var())
         else:
@@ -152,9 +152,9 @@ def _score(pair: PairRows, rows: Sequence[RowPair], cause: Cause) -> Cause | Non
             )
     if len(scores) < (LEAST_ROWS if undo.moves else 1):
         return None
-    total, unexplained, tokens, is_explained, over_noise, disorder = np.array(scores).T
+    total, remaining, tokens, is_explained, over_noise, disorder = np.array(scores).T
     is_noise = np.quantile(over_noise, 0.75 if undo.moves else 0.5) <= _AT_GRID or disorder.mean() >= _NO_ORDER
-    return cause.score(total, unexplained, tokens.sum()) if is_explained.mean() > 0.5 and is_noise else None
+    return cause.score(total, remaining, tokens.sum()) if is_explained.mean() > 0.5 and is_noise else None
 
 
 def center(values: Values) -> Values:

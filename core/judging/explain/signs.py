@@ -28,7 +28,7 @@ _MISSING = 0.01  # what the other side's probabilities lack of 1, at least
 
 
 def misplaced_rows(pair: PairRows) -> Iterator[Cause]:
-    """The variant's rows are the reference's of other places: shifted by some, one row everywhere, another order."""
+    """Rows of the variant are the reference's of other places: shifted by some, one row everywhere, another order."""
     places, (reference, variant) = pair.places, pair.names
     total, index = len(places), {place: at for at, place in enumerate(places)}
     if total < 2:
@@ -74,9 +74,9 @@ def _distances(pair: PairRows) -> tuple[Values, bool]:
     distances, least = np.full((sizes.shape[1],) * 2, _UNRELATED), _LEAST_SHARED if pair.dtype else 1
     for at, row in enumerate(whole[1]):
         for other, difference in enumerate(row - whole[0]):
-            shared = difference[np.isfinite(difference)]
-            if len(shared) >= max(least, min(sizes[1, at], sizes[0, other]) / 2):
-                distances[at, other] = np.minimum(center(shared) ** 2, _UNRELATED).mean()
+            values = difference[np.isfinite(difference)]
+            if len(values) >= max(least, min(sizes[1, at], sizes[0, other]) / 2):
+                distances[at, other] = np.minimum(center(values) ** 2, _UNRELATED).mean()
     return distances, False
 
 
@@ -153,7 +153,7 @@ def renormalization(pair: PairRows) -> Iterator[Cause]:
 
 
 def upcast(pair: PairRows) -> Iterator[Cause]:
-    """The values of one side lie on a 16-bit grid, and the other's do not."""
+    """Values of one side lie on a 16-bit grid, and the other's do not."""
     pair.masks()
     if pair.dtype != "float32" or not pair.rows:
         return
@@ -168,7 +168,7 @@ def upcast(pair: PairRows) -> Iterator[Cause]:
 
 
 def other_tokens(pair: PairRows) -> Iterator[Cause]:
-    """A token in front of one side's prompt that the other side's lacks: a BOS, or two."""
+    """Find a token in front of one side's prompt that the other side's lacks: a BOS, or two."""
     for prompt, sides in enumerate(zip(*pair.tokens, strict=False)):
         if (extra := extra_first_token(*sides)) is not None:
             side, is_doubled = extra
@@ -184,8 +184,8 @@ def sampler(pair: PairRows) -> Iterator[Cause]:
         raise TooFewError("generated tokens")
     for side in (0, 1):
         rows = [(place.figures.variant if side else place.figures.reference, place) for place in pair.lists.positions]
-        emitted = [(row.token, place.targets[side], place) for row, place in rows if place.is_generated]
-        usable = [(top, token, place) for top, token, place in emitted if top is not None and token != UNKNOWN_TOKEN]
+        choices = [(row.token, place.targets[side], place) for row, place in rows if place.is_generated]
+        usable = [(top, token, place) for top, token, place in choices if top is not None and token != UNKNOWN_TOKEN]
         other = [one for one in usable if one[0] != one[1]]
         if len(other) >= 2 or (other and len(usable) < 8):
             top, token, place = other[0]

@@ -161,7 +161,7 @@ def directed(rms: float, seed: int = 9) -> NDArray[np.float64]:
 @pytest.mark.parametrize("prompts", [1, 10])
 @pytest.mark.parametrize(("times", "is_seen"), [(1.5, True), (0.3, False)])
 def test_a_fault_at_one_position_is_seen_above_the_limit_and_placed(prompts: int, times: float, is_seen: bool) -> None:
-    limit = smallest_fault(tried(3, prompts).position.allowed)
+    limit = smallest_fault(tried(3, prompts).position.limit)
 
     def plant(engine: NDArray[np.float64]) -> None:
         engine[17] += directed(times * limit)

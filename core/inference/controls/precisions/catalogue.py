@@ -73,12 +73,12 @@ class Precision:
     def _open(self, loaded: LoadedModel, trace: ModuleTrace | None) -> Iterator[Run]:
         model: Any = loaded.model
         lower: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-            LAYERS: lambda: _weights_rounded(model, _in(torch.float32, self.rounding)),
+            LAYERS: lambda: _round_weights(model, _in(torch.float32, self.rounding)),
             PRODUCTS: lambda: _RoundedOperands(self.rounding),
-            ACTIVATIONS: lambda: _hooked(
+            ACTIVATIONS: lambda: _hook_outputs(
                 [each for each in model.modules() if type(each).__module__ in _FUNCTIONS], self._function
             ),
-            HEAD: lambda: _hooked([model.get_output_embeddings()], self._head),
+            HEAD: lambda: _hook_outputs([model.get_output_embeddings()], self._head),
         }
         with lower.get(self.part, nullcontext)(), side_of(self.path).open(loaded, trace) as run:
             if self.part == CACHE:
@@ -110,7 +110,7 @@ class Precision:
             start = stop
 
     def _function(self, module: Any, inputs: Any, _: torch.Tensor) -> torch.Tensor:
-        """It takes and gives rounded values, as one does that is looked up in a table."""
+        """Compute a function of rounded inputs and round it, as one that is looked up in a table."""
         return self.rounding(module.forward(self.rounding(inputs[0])))
 
     def _head(self, module: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:
@@ -126,8 +126,8 @@ def _in(dtype: torch.dtype, rounding: Rounding) -> Rounding:
     return lambda values: rounding(values.to(torch.promote_types(values.dtype, dtype))).to(values.dtype)
 
 
-def _weights_rounded(model: Any, rounding: Rounding) -> AbstractContextManager[None]:
-    """The matrices of linear layers but the head's, tied ones once; the original bits are put back."""
+def _round_weights(model: Any, rounding: Rounding) -> AbstractContextManager[None]:
+    """Round the matrices of linear layers but the head's, tied ones once; the original bits are put back."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
     layers = [each for each in model.modules() if isinstance(each, torch.nn.Linear | Conv1D) and each is not head]
     weights = {each.weight: isinstance(each, Conv1D) for each in layers if each.weight.is_floating_point()}
@@ -140,7 +140,7 @@ def _weights_rounded(model: Any, rounding: Rounding) -> AbstractContextManager[N
 
 
 @contextmanager
-def _hooked(modules: Sequence[Any], change: Callable[..., torch.Tensor]) -> Iterator[None]:
+def _hook_outputs(modules: Sequence[Any], change: Callable[..., torch.Tensor]) -> Iterator[None]:
     with ExitStack() as stack:
         for module in modules:
             stack.callback(module.register_forward_hook(change).remove)
@@ -164,7 +164,7 @@ class _RoundedOperands(TorchDispatchMode):
 # Formats
 
 
-def through(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def cast(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Round to the nearest value of a torch dtype; of 8 bits the largest one stands for what is beyond it."""
     largest = torch.finfo(dtype).max if dtype.itemsize == 1 else torch.inf
     return values.clamp(-largest, largest).to(dtype).to(values.dtype)
@@ -223,9 +223,9 @@ def nf4(values: torch.Tensor) -> torch.Tensor:
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 FORMATS: dict[str, tuple[Rounding, ...]] = {  # of several kinds, for arithmetic decides what lies in the middle
-    **{name: (partial(through, dtype=dtype),) for name, dtype in _DTYPES.items()},
-    "fp8_e4m3": (partial(through, dtype=torch.float8_e4m3fn),),
-    "fp8_e5m2": (partial(through, dtype=torch.float8_e5m2),),
+    **{name: (partial(cast, dtype=dtype),) for name, dtype in _DTYPES.items()},
+    "fp8_e4m3": (partial(cast, dtype=torch.float8_e4m3fn),),
+    "fp8_e5m2": (partial(cast, dtype=torch.float8_e5m2),),
     "int8": (int8, partial(int8, axis=-2), _in(torch.float64, int8)),
     "tf32": (tf32, partial(tf32, truncates=True)),
     "nf4": (nf4, _in(torch.float64, nf4)),
@@ -238,7 +238,7 @@ _USUAL = (
 )
 
 
-def declared(texts: Sequence[str]) -> tuple[Precision, ...]:
+def parse_precisions(texts: Sequence[str]) -> tuple[Precision, ...]:
     """Return what each PART=FORMAT stands for, once for each kind of rounding; UsageError if one is unknown."""
     every: list[Precision] = []
     for text in texts:
@@ -257,5 +257,5 @@ def catalogue(loaded: LoadedModel) -> tuple[Precision, ...]:
     """Return the precisions that are tried on this model undeclared. Position 0 shows each but a cache."""
     has_head = isinstance(getattr(loaded.model.get_output_embeddings(), "weight", None), torch.Tensor)
     missing = {HEAD: not has_head, CACHE: without_cache(loaded, None) is not None}
-    every = [each for each in declared(_USUAL) if each.path != _OWN_TF32 or loaded.device != "cpu"]
+    every = [each for each in parse_precisions(_USUAL) if each.path != _OWN_TF32 or loaded.device != "cpu"]
     return tuple(each for each in every if not missing.get(each.part))

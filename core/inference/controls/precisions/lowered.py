@@ -30,7 +30,7 @@ from ...paths.engines import PLAIN, RunnableSide, answering, divergence, diverge
 from ..answer_precision import grid_of
 from ..drawn_roundings import RoundingDraws
 from ..rounding_floor import LOGIT_BYTES, as_many_as, rounding_floor
-from .catalogue import ACTIVATIONS, CACHE, LAYERS, Precision, Stored, catalogue, through
+from .catalogue import ACTIVATIONS, CACHE, LAYERS, Precision, Stored, cast, catalogue
 
 Squares = NDArray[np.float64]
 _Candidate = tuple[Precision, PrecisionVerdict]
@@ -111,15 +111,15 @@ def lowered_of_pair(
         if candidate is not None and candidate[1].evidence.outcome == PASSED and fails_in_own_dtype:
             verdict = suspect.in_16_bits_too(loaded, *candidate)
         if verdict is not None or not engines:
-            rows.append(verdict or suspect.unexplained())
+            rows.append(verdict or suspect.no_explanation())
     return rows
 
 
 def lowered_in_16_bits(
-    question: Question, loaded: LoadedModel, side: RunnableSide, failed: FloorTest
+    question: Question, loaded: LoadedModel, side: RunnableSide, error_test: FloorTest
 ) -> PrecisionVerdict:
-    """Judge a side that has nothing but 16 bits. loaded: in its 16 bits; failed: its error's test."""
-    suspect, ratio, outliers = _Suspect(question, side, failed.ratio), failed.ratio, failed.outliers
+    """Judge a side that has nothing but 16 bits. loaded: in its 16 bits; error_test: of its error."""
+    suspect, ratio, outliers = _Suspect(question, side, error_test.ratio), error_test.ratio, error_test.outliers
     differs = np.isin(np.arange(sum(question.lengths)), outliers) | (not len(outliers))
     usual = [each for each in catalogue(loaded) if each.part in (CACHE, LAYERS)]
     with in_float32(loaded) as model:
@@ -131,12 +131,12 @@ def lowered_in_16_bits(
             outcome = verdict.evidence.outcome
             is_less = ratio <= DRAWN.over_all or test.ratio**2 - 1 <= _EXCESS_LEFT * (ratio**2 - 1)
             # a fault on top begins behind positions that the precision explains
-            before = outliers[outliers < min(test.outliers, default=0)]
-            if (outcome == FAILED and len(before) >= _FEWEST_EXPLAINED) or (outcome == PASSED and is_less):
+            explained_outliers = outliers[outliers < min(test.outliers, default=0)]
+            if (outcome == FAILED and len(explained_outliers) >= _FEWEST_EXPLAINED) or (outcome == PASSED and is_less):
                 yield precision, verdict
 
-    explained = _best_of(candidates())
-    return suspect.unexplained() if explained is None else explained[1]
+    best_candidate = _best_of(candidates())
+    return suspect.no_explanation() if best_candidate is None else best_candidate[1]
 
 
 def rms_ratio(squares: Squares, measure: Squares | float) -> float:
@@ -180,8 +180,8 @@ def best_precisions(
     @cache
     def share_left(precision: Precision) -> float:
         is_whole = precision in question.precisions and precision.storage is None  # scales may be of the whole prompt
-        left = log_distance(precision.side, prompt if is_whole else start) - log_distance(PLAIN, start)
-        return float(np.exp(left / (2 * (len(start) - first))))
+        log_ratio = log_distance(precision.side, prompt if is_whole else start) - log_distance(PLAIN, start)
+        return float(np.exp(log_ratio / (2 * (len(start) - first))))
 
     # weights, products and what is rounded before it is read show at position 0 already
     every = list(candidates) if first == 0 or is_noisy else []
@@ -227,14 +227,14 @@ class _Suspect:
         control = f"'{self.side.name}' compared with the model in lower precisions"
         return PrecisionVerdict(Evidence(check, control, figures, outcome, says, self.side.name), place)
 
-    def unexplained(self) -> PrecisionVerdict:
+    def no_explanation(self) -> PrecisionVerdict:
         figures, says = (
             evidence.PrecisionsFigures(noise_ratio=self.ratio),
             f"No lower precision explains '{self.side.name}'.",
         )
         return self.verdict(Check.PRECISIONS, figures, NOTED, says)
 
-    def explained(
+    def explanation(
         self,
         figures: evidence.ExplainedFigures | evidence.DrawnPrecisionFigures,
         outcome: str,
@@ -261,22 +261,22 @@ class _Suspect:
             rest = divergence_of(loaded, question.prompts, (precision.side, question.memoize(side)))
             if rest.nonfinite_mismatch:
                 continue
-            left = rest.squares
-            test = floor_test(left, rounding_floor(loaded, question.prompts, side=precision.side).squares, WIDE)
+            squares = rest.squares
+            test = floor_test(squares, rounding_floor(loaded, question.prompts, side=precision.side).squares, WIDE)
             figures = evidence.ExplainedFigures(
                 noise_ratio=self.ratio,
                 precision=precision.name,
                 compute_dtype=loaded.dtype,
-                share_left=rms_ratio(left, far),
+                share_left=rms_ratio(squares, far),
                 left_noise_ratio=test.noise_ratio,
                 worst_position_ratio=test.worst,
-                position_ratio_allowed=test.position.allowed,
+                position_ratio_allowed=test.position.limit,
                 positions_beyond=len(test.outliers),
             )
             is_explained = figures.share_left <= MOST_LEFT and test.is_passed
-            if is_explained or np.mean(left[differs] <= _EXPLAINED**2 * far[differs]) >= _SOME:
+            if is_explained or np.mean(squares[differs] <= _EXPLAINED**2 * far[differs]) >= _SOME:
                 outcome = PASSED if is_explained else FAILED
-                yield precision, self.explained(figures, outcome, test.outliers)
+                yield precision, self.explanation(figures, outcome, test.outliers)
 
     def by_draws(self, loaded: LoadedModel, precision: Precision | None = None) -> tuple[PrecisionVerdict, FloorTest]:
         """Compare it in 16 bits with the model in a precision, or as it is, over roundings drawn anew."""
@@ -286,11 +286,11 @@ class _Suspect:
         row, test = draws.compare(self.side, question.blocks, question.say)
         own = structs.asdict(row.figures) | {"noise_ratio": self.ratio, "ratio_over_draws": test.noise_ratio}
         figures = evidence.DrawnPrecisionFigures(**own, precision=name)
-        return self.explained(figures, row.outcome, test.outliers), test
+        return self.explanation(figures, row.outcome, test.outliers), test
 
-    def in_16_bits_too(self, loaded: LoadedModel, precision: Precision, passed: PrecisionVerdict) -> PrecisionVerdict:
+    def in_16_bits_too(self, loaded: LoadedModel, precision: Precision, wide: PrecisionVerdict) -> PrecisionVerdict:
         """Check what explains it in float32 in the model's own 16 bits: do its kernels have a fault of their own?"""
-        row, dtype = passed.evidence, loaded.dtype
+        row, dtype = wide.evidence, loaded.dtype
         with suppress(CaptureError):
             verdict, test = self.by_draws(loaded, precision)
             if verdict.evidence.outcome == FAILED:
@@ -298,7 +298,7 @@ class _Suspect:
                 says = f"{precision.name} explains float32, not {dtype}: {size}, a fault of the {dtype} kernels."
                 figures = structs.replace(row.figures, **{f"left_noise_ratio_{dtype}": test.ratio})
                 return self.verdict(row.check, figures, FAILED, says)
-        return passed
+        return wide
 
     def as_a_whole(self, loaded: LoadedModel) -> PrecisionVerdict | None:
         """Judge 16-bit answers by the model in that dtype throughout; None if they are of no 16-bit dtype."""
@@ -318,7 +318,7 @@ class _Suspect:
             # draws may be no measure by position (near ties of a router); the model's own paths are one over all
             if outcome == MISSING and over_own <= 1 / _LEAST_OF_WHOLE:
                 outcome = PASSED
-                verdict = suspect.explained(figures, outcome, test.outliers)
+                verdict = suspect.explanation(figures, outcome, test.outliers)
             is_whole = over_own >= _LEAST_OF_WHOLE and test.is_finite
             return verdict if outcome == FAILED or (outcome == PASSED and is_whole) else None
         return None
@@ -328,18 +328,18 @@ class _Suspect:
 
 
 def _modifiers(side: RunnableSide) -> Mapping[str, Any]:
-    """What an engine's adapter declares of its modifiers; of another side nothing."""
+    """Return what an engine's adapter declares of its modifiers; of another side nothing."""
     path = side.engine_path
     return {} if path is None or path.engine is None else path.engine.modifiers
 
 
 def narrow_settings(side: RunnableSide) -> dict[str, Any]:
     """Return settings of an engine's side, by name, at which it rounds coarser than at their widest."""
-    abouts = {name: about for name, about in _modifiers(side).items() if "widest" in about}
+    modifiers = {name: facts for name, facts in _modifiers(side).items() if "widest" in facts}
     steps = () if side.engine_path is None else side.engine_path.modifiers
-    chosen = {step.name: step.values[0] for step in steps if step.values}
-    values = {name: chosen.get(name, about.get("default")) for name, about in abouts.items()}
-    return {name: value for name, value in values.items() if value not in (None, abouts[name]["widest"])}
+    settings = {step.name: step.values[0] for step in steps if step.values}
+    values = {name: settings.get(name, facts.get("default")) for name, facts in modifiers.items()}
+    return {name: value for name, value in values.items() if value not in (None, modifiers[name]["widest"])}
 
 
 def coarse_activation(loaded: LoadedModel, side: RunnableSide) -> tuple[str, str] | None:
@@ -347,8 +347,8 @@ def coarse_activation(loaded: LoadedModel, side: RunnableSide) -> tuple[str, str
     config = loaded.model.config.get_text_config(decoder=True)
     own = str(getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", ""))
     engine = None if side.engine_path is None else side.engine_path.engine
-    declared = {} if engine is None else engine.activations
-    return next((each for each in declared.items() if own.startswith(each[0])), None)
+    activations = {} if engine is None else engine.activations
+    return next((each for each in activations.items() if own.startswith(each[0])), None)
 
 
 def at_widest(side: RunnableSide) -> RunnableSide:
@@ -368,14 +368,14 @@ def _by_settings(question: Question, loaded: LoadedModel, side: RunnableSide, fl
     forward that rounds every product to as few bits: the model in bfloat16, scaled by 2^(8 - bits). An activation
     function that no setting widens is a declared precision of the model.
     """
-    narrow, fixed, model, own_floor = narrow_settings(side), coarse_activation(loaded, side), PLAIN, floor
+    narrow, activation, model, own_floor = narrow_settings(side), coarse_activation(loaded, side), PLAIN, floor
     bits = [int(_modifiers(side)[name].get("bits", {}).get(str(value), 24)) for name, value in narrow.items()]
     settings = [f"{name}:{value}" for name, value in narrow.items()]
-    if fixed is not None:
-        model = Precision(ACTIVATIONS, fixed[1], partial(through, dtype=getattr(torch, fixed[1]))).side
+    if activation is not None:
+        model = Precision(ACTIVATIONS, activation[1], partial(cast, dtype=getattr(torch, activation[1]))).side
         own_floor = rounding_floor(loaded, question.prompts, side=model).squares
-        settings.append(":".join(fixed))
-        bits.append(_BITS_OF[fixed[1]])
+        settings.append(":".join(activation))
+        bits.append(_BITS_OF[activation[1]])
     question.say(f"'{side.name}' with its settings at their widest")
     own, wide = question.squares(loaded, side), question.squares(loaded, at_widest(side), model)
     share = rms_ratio(own, question.squares(loaded, side_of(_COARSE)) * 4.0 ** (_BITS - min(bits)))

@@ -38,13 +38,13 @@ from core.inference.controls.precisions.catalogue import (
     PRODUCTS,
     Precision,
     Stored,
+    cast,
     catalogue,
-    declared,
     gguf,
     int8,
     nf4,
+    parse_precisions,
     tf32,
-    through,
 )
 from core.inference.controls.precisions.lowered import Question, best_precisions, lowered_in_16_bits
 from core.inference.models.dtypes import in_float32
@@ -242,7 +242,7 @@ def test_what_is_declared_is_confirmed_and_is_no_excuse_for_another_fault(
     judged, small: LoadedModel, text: str
 ) -> None:
     """The twin: a row of logits is that of the position before it."""
-    prompts, given = _one_prompt(small), declared([text])
+    prompts, given = _one_prompt(small), parse_precisions([text])
 
     def engine(model, ids):
         with DECLARED[text].side.open(small, None) as run:
@@ -303,8 +303,8 @@ def test_noise_that_hides_where_a_cache_begins_to_be_rounded_is_looked_around(na
 def test_formats_hold_the_values_that_their_definitions_say() -> None:
     values = torch.tensor([[0.1, -0.7, 1.0, 3.3, -2.05, 0.0, 448.0, 0.0021]])
     for dtype, other in ((torch.float8_e4m3fn, ml_dtypes.float8_e4m3fn), (torch.float8_e5m2, ml_dtypes.float8_e5m2)):
-        assert np.array_equal(through(values, dtype).numpy(), values.numpy().astype(other).astype(np.float32))
-    assert through(torch.tensor([1e6, -500.0]), torch.float8_e4m3fn).tolist() == [448.0, -448.0]
+        assert np.array_equal(cast(values, dtype).numpy(), values.numpy().astype(other).astype(np.float32))
+    assert cast(torch.tensor([1e6, -500.0]), torch.float8_e4m3fn).tolist() == [448.0, -448.0]
     # TF32 keeps 10 bits: 1 + 2^-11 lies between 1 and 1 + 2^-10 and goes to the even one, 1 + 3 * 2^-11 to 1 + 2^-9
     given = torch.tensor([1 + 2.0**-11, 1 + 3 * 2.0**-11, 1 + 2.0**-10, -3.0000001])
     assert tf32(given).tolist() == [1.0, 1 + 2.0**-9, 1 + 2.0**-10, -3.0]
@@ -326,10 +326,10 @@ def test_formats_hold_the_values_that_their_definitions_say() -> None:
 def test_every_part_and_format_that_a_command_takes_is_a_precision() -> None:
     assert set(FORMATS) == set(capture_request.FORMATS)
     texts = [f"{part}={name}" for part in capture_request.PARTS for name in capture_request.FORMATS]
-    assert len({each.name for each in declared(texts)}) >= len(texts)
+    assert len({each.name for each in parse_precisions(texts)}) >= len(texts)
     for text in ("kv", "kv=fp4", "cache=int8", "=int8", ""):
         with pytest.raises(UsageError, match="fp8_e4m3"):
-            declared([text])
+            parse_precisions([text])
 
 
 def test_the_levels_of_nf4_are_those_of_its_definition() -> None:
