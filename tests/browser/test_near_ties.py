@@ -54,7 +54,8 @@ def opened(page: Page, dashboard: Dashboard, link: str) -> None:
 def test_thousands_of_positions_are_shaded_and_a_click_on_a_flip_selects_it(
     page: Page, dashboard: Dashboard, crowded: str
 ):
-    opened(page, dashboard, f"near_ties?run={crowded}&prompt=0&position=0")
+    with page.expect_response("**/media/*.json"):  # fetched once, not sent at every step
+        opened(page, dashboard, f"near_ties?run={crowded}&prompt=0&position=0")
     chart = page.locator(".js-plotly-plot").first
     assert chart.locator(".point").count() < 2100  # a crowd is shaded, its points are not elements of the page
     picture(page, "near-ties")
