@@ -22,7 +22,7 @@ from benchmarks.verdicts.mutations import (
     round_cache,
     scaled_head,
 )
-from benchmarks.verdicts.precisions import ON_TOP, PRECISIONS, q4_0, stale_slot_in_fp8, with_weights
+from benchmarks.verdicts.precisions import ON_TOP, PRECISIONS, eight_bits, q4_0, stale_slot_in_fp8, with_weights
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core import capture_request
 from core.errors import UsageError
@@ -338,3 +338,11 @@ def test_the_levels_of_nf4_are_those_of_its_definition() -> None:
     above, below = (norm.ppf(np.linspace(least, 0.5, count)[:-1]) for count in (9, 8))
     levels = np.sort([*above, 0.0, *-below]) / above.max()
     np.testing.assert_allclose(NF4_LEVELS, levels, atol=2e-7)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize(("dtype", "variant"), [("float32", "prefill+tf32"), ("bfloat16", with_weights(eight_bits))])
+def test_a_precision_on_a_gpu_is_named(dtype, variant):
+    loaded = tiny_model("llama", dtype, device="cuda")
+    assert judge(loaded, tiny_prompts(loaded), variant=variant).name == LOWER_PRECISION
