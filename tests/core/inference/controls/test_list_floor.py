@@ -91,29 +91,30 @@ def test_another_model_gives_no_verdict(loaded: LoadedModel) -> None:
     assert min(figures_of(found).reference_noise_ratio, figures_of(found).variant_noise_ratio) > 10
 
 
-def test_tokens_that_are_not_known_cannot_be_read(cli: Any, tmp_path: Path) -> None:
-    loaded = load_model(str(MODEL), dtype="float32", device="cpu")
-    made = [side(loaded, path, rows_of(loaded, path), has_ids=False) for path in ("prefill", "decode")]
+@pytest.fixture(scope="module")
+def wide() -> LoadedModel:
+    return load_model(str(MODEL), dtype="float32", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [("verdict", "has no token_ids, so no model can run"), ("explain", "needs the prompts' token ids")],
+)
+def test_tokens_that_are_not_known_cannot_be_read(command: str, why: str, wide, cli: Any, tmp_path: Path) -> None:
+    made = [side(wide, path, rows_of(wide, path), has_ids=False) for path in ("prefill", "decode")]
     run_id = store_run(Store(tmp_path), "made", *made)
-    for command, why in (
-        ("verdict", "has no token_ids, so no model can run"),
-        ("explain", "needs the prompts' token ids"),
-    ):
-        done = cli(command, run_id, "--model", MODEL, "--store", tmp_path)
-        assert done.returncode == 2
-        assert why in " ".join(done.stderr.split())
+    done = cli(command, run_id, "--model", MODEL, "--store", tmp_path)
+    assert done.returncode == 2
+    assert why in " ".join(done.stderr.split())
 
 
-def test_the_command_stores_the_run_judged(cli: Any, tmp_path: Path) -> None:
-    loaded = load_model(str(MODEL), dtype="float32", device="cpu")
-    made = [side(loaded, path, rows_of(loaded, path)) for path in ("prefill", "decode")]
+def test_the_command_stores_the_run_judged(wide: LoadedModel, cli: Any, tmp_path: Path) -> None:
+    made = [side(wide, path, rows_of(wide, path)) for path in ("prefill", "decode")]
     store = Store(tmp_path / "runs")
     run_id = store_run(store, "ways", *made)
     done = cli("verdict", run_id, "--model", MODEL, "--store", store.directory, "--json")
     assert done.returncode == 0, done.stderr
-    paths = sorted(store.directory.glob("*.duckdb"))
-    assert len(paths) == 2
-    new = next(path for path in paths if path.stem != run_id)
+    (new,) = (path for path in store.directory.glob("*.duckdb") if path.stem != run_id)
     judged_run = run_of(new)
     assert [found.name for found in judged_run.verdicts] == ["rounding"]
     assert judged_run.header.name == "ways, judged"
@@ -123,16 +124,11 @@ def test_the_command_stores_the_run_judged(cli: Any, tmp_path: Path) -> None:
     assert "dumps of complete logits" in " ".join(refused.stderr.split())
 
 
-def test_explain_says_which_side_is_not_the_models(cli: Any, tmp_path: Path) -> None:
-    loaded = load_model(str(MODEL), dtype="float32", device="cpu")
-    own = rows_of(loaded, "prefill")
+def test_explain_says_which_side_is_not_the_models(wide: LoadedModel, cli: Any, tmp_path: Path) -> None:
+    own = rows_of(wide, "prefill")
     other = torch.log_softmax(own + torch.from_numpy(np.random.default_rng(1).normal(0, 0.3, own.shape)).float(), -1)
-    sides = [
-        side(loaded, "ours", own),
-        side(loaded, "theirs", other),
-        side(loaded, "cached", rows_of(loaded, "decode")),
-    ]
-    run_id = store_run(Store(tmp_path), "made", *sides)
+    rows = {"ours": own, "theirs": other, "cached": rows_of(wide, "decode")}
+    run_id = store_run(Store(tmp_path), "made", *(side(wide, *each) for each in rows.items()))
     done = cli("explain", run_id, "--store", str(tmp_path), "--model", str(MODEL), "--json")
     assert done.returncode == 0, done.stderr
     theirs, cached = json.loads(done.stdout)["pairs"]

@@ -81,9 +81,7 @@ def _row(verdict_rows: tuple[Evidence, ...]) -> Evidence:
 @pytest.mark.spread(3)
 @pytest.mark.parametrize("name", NAMED)
 def test_a_lower_precision_is_named_with_its_size_in_floors(judged, small: LoadedModel, name: str) -> None:
-    case = CASES[name]
-    assert case.engine is not None
-    verdict = judged(small, _one_prompt(small), "prefill", case.engine)
+    verdict = judged(small, _one_prompt(small), "prefill", CASES[name].engine)
     row = _row(verdict.evidence)
     assert (verdict.name, row.outcome) == (LOWER_PRECISION, PASSED)
     assert row.figures.precision == NAMED[name]
@@ -97,9 +95,7 @@ def test_a_lower_precision_is_named_with_its_size_in_floors(judged, small: Loade
 def test_a_fault_on_top_of_a_lower_precision_stays_a_bug_and_has_its_own_place(
     judged, small: LoadedModel, case: Mutation
 ) -> None:
-    prompts = [tiny_prompts(small)[0][:28]]
-    assert case.engine is not None
-    verdict = judged(small, prompts, "prefill", case.engine)
+    verdict = judged(small, _one_prompt(small), "prefill", case.engine)
     assert verdict.name == BUG_SUSPECTED
     row = _row(verdict.evidence)
     assert row.outcome == FAILED
@@ -108,7 +104,7 @@ def test_a_fault_on_top_of_a_lower_precision_stays_a_bug_and_has_its_own_place(
     assert "slot" not in case.name or verdict.first_place == (
         0,
         16,
-    )  # the stale slot is read from there on; the cache is rounded from 8 on
+    )  # it is read from there on; the cache is in fp8 from 8
 
 
 @pytest.mark.thorough
@@ -135,33 +131,25 @@ def test_a_small_fault_of_one_side_is_not_excused_by_the_precision_of_the_other(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["fp8", "Q4_0"])
+@pytest.mark.parametrize(
+    ("sound", "wrong", "place"),
+    [
+        (round_cache(fp8), stale_slot_in_fp8, (0, 16)),  # of the fault; the cache is rounded from 8 on
+        (with_weights(q4_0), with_weights(q4_0, overwriting(another_prompt, PREFIX, -3)), None),
+    ],
+    ids=["fp8 cache", "weights in Q4_0"],
+)
 def test_an_engine_that_has_16_bits_only_is_held_beside_the_model_in_that_precision(
-    judged, narrow: LoadedModel, name: str
+    judged, narrow: LoadedModel, sound, wrong, place
 ) -> None:
-    """A served engine in bfloat16 with an 8-bit cache, or weights of 4 bits; and with a stale slot as well."""
-    own = copy.deepcopy(narrow.model)
-    stale = overwriting(another_prompt, PREFIX, -3)
-    sound, wrong = (
-        (with_weights(q4_0), with_weights(q4_0, stale)) if name == "Q4_0" else (round_cache(fp8), stale_slot_in_fp8)
-    )
-
-    def served(_, ids):
-        return sound(own, ids)
-
-    def faulty(_, ids):
-        return wrong(own, ids)
-
-    prompts = [tiny_prompts(narrow)[0][:24]]
-    verdict = judged(narrow, prompts, "prefill", served)
+    """A served engine in bfloat16; and with a stale slot as well."""
+    own, prompts = copy.deepcopy(narrow.model), [tiny_prompts(narrow)[0][:24]]
+    verdict = judged(narrow, prompts, "prefill", lambda _, ids: sound(own, ids))
     assert (verdict.name, verdict.first_place) == (LOWER_PRECISION, None), verdict.table()
     assert _row(verdict.evidence).figures.fault_seen_over_all > 1
-    verdict = judged(narrow, prompts, "prefill", faulty)
+    verdict = judged(narrow, prompts, "prefill", lambda _, ids: wrong(own, ids))
     assert verdict.name == BUG_SUSPECTED
-    assert name != "fp8" or verdict.first_place == (
-        0,
-        16,
-    )  # the fault's, not that of the cache, which is rounded from 8
+    assert place in (None, verdict.first_place)
 
 
 @pytest.mark.thorough
@@ -192,17 +180,13 @@ def test_of_an_engine_in_16_bits_no_fault_is_excused_by_a_precision(name: str) -
 @pytest.mark.thorough
 def test_a_fault_of_the_16_bit_kernels_alone_is_not_excused_by_a_precision(judged, narrow: LoadedModel) -> None:
     """Weights of 4 bits in both dtypes; in bfloat16 attention is scaled by another number besides."""
-    lower = with_weights(q4_0)
-
-    def sound(model, ids):
-        return lower(model, ids)
 
     def wrong_in_bfloat16(model, ids):
         inner = attention_scaled_by_head_dim if model.dtype == torch.bfloat16 else prefill
         return with_weights(q4_0, inner)(model, ids)
 
     prompts = [tiny_prompts(narrow)[0][:24]]
-    assert judged(narrow, prompts, "prefill", sound).name == LOWER_PRECISION
+    assert judged(narrow, prompts, "prefill", with_weights(q4_0)).name == LOWER_PRECISION
     verdict = judged(narrow, prompts, "prefill", wrong_in_bfloat16)
     assert verdict.name == BUG_SUSPECTED
     assert _row(verdict.evidence).figures.left_noise_ratio_bfloat16 > 10
@@ -264,12 +248,8 @@ def test_a_precision_that_cannot_be_tried_says_so_and_the_others_are(small: Load
     def broken(_: torch.Tensor) -> torch.Tensor:
         raise ValueError("no such format here")
 
-    engine = CASES["weights in NF4"].engine
-    assert engine is not None
-    assert (
-        judge(small, _one_prompt(small), variant=engine, precisions=[Precision(CACHE, "x", broken)]).name
-        == LOWER_PRECISION
-    )
+    engine, precisions = CASES["weights in NF4"].engine, [Precision(CACHE, "x", broken)]
+    assert judge(small, _one_prompt(small), variant=engine, precisions=precisions).name == LOWER_PRECISION
 
 
 def test_every_precision_of_the_catalogue_is_another_function_and_leaves_the_model_as_it_was(
