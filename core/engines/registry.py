@@ -44,7 +44,6 @@ ADAPTER_OF = {
     "ov": "adapter_openvino.py",
     "mlx": "adapter_mlx.py",
     "sglang": "adapter_sglang.py",
-    "trtllm": "adapter_tensorrt_llm.py",
     "transformers": "adapter_transformers.py",
 }
 _locations: dict[str, EngineLocation] = {}
