@@ -29,10 +29,9 @@ _NEEDED = re.compile(  # by a process that reads untrusted files and needs no ne
 class Child:
     """`PYTHON ARGUMENTS` as a context manager that ends the process. Usable from any thread.
 
-    seconds: timeout, sets `is_late`; restarts at every object if `is_patient`. may_ask: it may download a model, and
-    has this process's environment without the server's secrets; else only what reading untrusted files needs.
-    more: further variables. is_asked: it reads a JSON object per line on stdin. is_engine: its own children are killed
-    with it, and `seconds` count only while it is read from.
+    seconds: longest wait for a line; then it is killed, and `is_late`. may_ask: it may download a model, and has this
+    process's environment without the server's secrets; else only what reading untrusted files needs. more: further
+    variables. is_asked: it reads a JSON object per line on stdin. is_engine: its own children are killed with it.
     """
 
     def __init__(
@@ -41,18 +40,16 @@ class Child:
         *,
         python: str = sys.executable,
         seconds: float | None = None,
-        is_patient: bool = False,
         niceness: int = 0,
         may_ask: bool = False,
         more: Mapping[str, str] | None = None,
         is_asked: bool = False,
         is_engine: bool = False,
     ) -> None:
-        environment = environment_of_child(may_ask)
         self._process = subprocess.Popen(
             [python, *arguments],
             cwd=None if is_engine else ROOT,
-            env={**environment, **more} if more else environment,
+            env={**environment_of_child(may_ask), **(more or {})},
             stdin=subprocess.PIPE if is_asked else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -64,19 +61,16 @@ class Child:
         assert self._process.stdout is not None
         self._out: IO[bytes] = self._process.stdout
         self.is_late = False
-        self._seconds, self._is_patient, self._is_engine = seconds, is_patient, is_engine
-        self._watch: threading.Timer | None = None
+        self._seconds, self._is_engine = seconds, is_engine
         self._errors: deque[str] = deque(maxlen=_MOST_ERRORS)
         self._reader = threading.Thread(target=self._read_errors, args=(self._process.stderr,), daemon=True)
         self._reader.start()
-        if not is_engine:
-            self._wait_from_now()
 
     def __enter__(self) -> Child:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.kill()
+        self.end()
         self._reap()
         for pipe in (self._out, self._process.stdin):
             with suppress(OSError):
@@ -92,37 +86,19 @@ class Child:
 
     def messages(self) -> Iterator[dict[str, Any]]:
         """Yield every line that is a JSON object, until the process has ended."""
-        while line := self._out.readline(_LONGEST):
+        while line := self._read_in_time()[0]:
             if value := object_of(line):
-                if self._is_patient:
-                    self._wait_from_now()
                 yield value
         self._reap()
 
-    def answer(self) -> dict[str, Any]:
-        """Return its one object, over any number of lines; empty if there is none, or if it is too long."""
-        text = self._out.read(_LONGEST)
-        if self._out.read(1):
-            self.kill()
-        self._reap()
-        return object_of(text)
-
     def frame(self) -> tuple[bytes, bytes]:
         """Return an engine's line and its payload of `bytes` bytes; b"" for both if it ended."""
-        self._wait_from_now()
         try:
-            line = self._out.readline(_LONGEST)
-            count = object_of(line).get("bytes", 0)
-            payload = self._out.read(count) if isinstance(count, int) and count > 0 else b""
-            return (line, payload) if line.endswith(b"\n") and len(payload) == count else (b"", b"")
+            line, payload = self._read_in_time()
         except (OSError, ValueError):  # closed meanwhile
             return b"", b""
-        finally:
-            self._stop_watch()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        is_whole = line.endswith(b"\n") and len(payload) == object_of(line).get("bytes", 0)
+        return (line, payload) if is_whole else (b"", b"")
 
     @property
     def is_alive(self) -> bool:
@@ -153,11 +129,7 @@ class Child:
         """Ask it to end, and kill it after that time; at 0, kill it at once."""
         if patience_seconds:
             self._process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(patience_seconds)
-        self.kill()
-
-    def kill(self) -> None:
+            self.wait(patience_seconds)
         if self._is_engine:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -169,24 +141,26 @@ class Child:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
 
-    def _wait_from_now(self) -> None:
-        self._stop_watch()
-        if self._seconds is not None:
-            self._watch = threading.Timer(self._seconds, self._give_up)
-            self._watch.daemon = True
-            self._watch.start()
-
-    def _stop_watch(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
+    def _read_in_time(self) -> tuple[bytes, bytes]:
+        """Read a line, and the payload that an engine announces in it. Kill the process if that takes too long."""
+        timer = None if self._seconds is None else threading.Timer(self._seconds, self._give_up)
+        if timer is not None:
+            timer.daemon = True
+            timer.start()
+        try:
+            line = self._out.readline(_LONGEST)
+            count = object_of(line).get("bytes") if self._is_engine else None
+            return line, self._out.read(count) if isinstance(count, int) and count > 0 else b""
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     def _give_up(self) -> None:
         self.is_late = True
-        self.kill()
+        self.end()
 
     def _reap(self) -> None:
         self._process.wait()
-        self._stop_watch()
         self._reader.join(5)  # a process of its own may hold the pipe open
 
     def _read_errors(self, pipe: IO[bytes]) -> None:

@@ -72,7 +72,7 @@ def adopt(
         )
     settings = {"store": str(store.directory.absolute()), "path": str(path.absolute()), "run_id": run_id, "name": name}
     last: dict[str, object] = {}
-    child = Child(["-m", f"{__package__}.importing", json.dumps(settings)], seconds=SILENT_SECONDS, is_patient=True)
+    child = Child(["-m", f"{__package__}.importing", json.dumps(settings)], seconds=SILENT_SECONDS)
     try:
         with child:
             for last in child.messages():

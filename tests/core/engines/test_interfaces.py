@@ -1,4 +1,4 @@
-"""SGLang's adapter, against a package with its documented interface and a real model behind it. SGLang was never run."""
+"""The adapter of SGLang against a stand-in with its documented interface and a real model. SGLang was never run."""
 
 from __future__ import annotations
 

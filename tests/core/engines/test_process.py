@@ -156,7 +156,7 @@ def test_no_process_outlives_a_hub_that_is_killed(tmp_path):
         from core.engines.process import EngineProcess
         process = EngineProcess("toy", sys.executable, Path({str(path)!r}))
         process.load({{}})
-        print(process._child.pid, flush=True)
+        print(process._child._process.pid, flush=True)
         list(process.run([1]))
         """
     )
