@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 import tomllib
 from collections.abc import Mapping
@@ -17,9 +16,7 @@ from .errors import ConfigurationError
 
 VARIABLE = "ULPSCOPE_CONFIG"
 FILE_NAME = "ulpscope.toml"
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-_UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
-_AMOUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+_Bytes = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Secret(str):
@@ -31,16 +28,12 @@ class Secret(str):
         return "'...'"
 
 
-class Bytes(int):
-    """A number of bytes, in a file also "20 GB"."""
-
-
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Limits on what is stored. 0 is no limit."""
 
-    file_bytes: Bytes = Bytes(32 << 30)  # of one dump or run file that comes over HTTP
-    free_bytes: Bytes = Bytes(1 << 30)  # that must stay free on the store's disk
-    cache_bytes: Bytes = Bytes(20 << 30)  # of runs fetched from a store of objects
+    file_bytes: _Bytes = 32 << 30  # of one dump or run file that comes over HTTP
+    free_bytes: _Bytes = 1 << 30  # that must stay free on the store's disk
+    cache_bytes: _Bytes = 20 << 30  # of runs fetched from a store of objects
 
 
 class Hosting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -139,11 +132,7 @@ def variable_of(section: str, name: str) -> str:
 def _value(kind: type, value: Any) -> Any:
     if kind is Secret and isinstance(value, str):
         return Secret(value)
-    if kind is Bytes and isinstance(value, int | str) and not isinstance(value, bool):
-        amount = _AMOUNT.fullmatch(str(value))
-        if amount and amount[2].lower() in _UNITS:
-            return Bytes(min(float(amount[1]) * _UNITS[amount[2].lower()], 1 << 60))
-    raise ValueError('Expected bytes, as a whole number or as "20 GB"' if kind is Bytes else "Expected a text")
+    raise ValueError("Expected a text")
 
 
 def readable_secrets(config: Configuration, environment: Mapping[str, str]) -> list[str]:

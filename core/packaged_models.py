@@ -84,10 +84,6 @@ def is_here(model: PackagedModel) -> bool:
         return False
 
 
-def bytes_here(model: PackagedModel) -> int:
-    return sum(path.stat().st_size for path in folder_of(model).rglob("*") if path.is_file())
-
-
 def packaged_folder(name: str) -> Path | None:
     """Return the folder of the packaged model of this name, None if there is none. CaptureError if not installed."""
     model = PACKAGED.get(name)

@@ -15,20 +15,17 @@ from ..engines.registry import use_all as use_engines
 from ..errors import UlpscopeError, UsageError
 from ..packaged_models import packaged_folder
 from ..prompt_files import prompts_of
-from ..runs.file.keep import takes
 from ..runs.file.records import exit_code
 from ..runs.queries.verdicts import next_command
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import report_of_run
-from ..runs.requests import command_with
 from ..runs.store.partial import is_passing
 from ..runs.store.store import Store, open_store
 from ..runs.writer import RunWriter
-from ..text import plural, size
 from . import options
 from .options import takes_request
 from .tables import pair_table, print_answer
-from .terminal.console import Tell, announce, err, out, print_json, print_text, steps, stoppable, table_of
+from .terminal.console import Tell, announce, err, print_facts, print_json, print_records, print_text, steps, stoppable
 from .verdicts import print_verdicts, verdicts_as_json
 
 if TYPE_CHECKING:  # torch is for those who run a model
@@ -217,39 +214,18 @@ def print_costs(plan: CapturePlan, as_json_: bool) -> None:
     from ..inference.capture.costs import costs_of
     from ..inference.models.devices import devices_here
 
-    costs, loaded, name = costs_of(plan), plan.loaded, plan.header.name
+    costs, loaded = costs_of(plan), plan.loaded
+    about = {"model": loaded.name, **{key: getattr(loaded, key) for key in ("dtype", "device", "device_name")}}
+    figures = {**asdict(costs), "forwards": costs.forwards, "tokens": costs.tokens}
+    if (layers := plan.layers) is not None:
+        figures |= {"modules": layers.modules, "module_positions": layers.looked_at}
+        figures |= {"module_floor_prefills": layers.seeds, "module_spool_bytes": layers.spool_bytes}
     if as_json_:
         devices = [{"device": device, "device_name": chip, "free_bytes": free} for device, chip, free in devices_here()]
-        about = {"model": loaded.name, **{key: getattr(loaded, key) for key in ("dtype", "device", "device_name")}}
-        figures = {**asdict(costs), "forwards": costs.forwards, "tokens": costs.tokens}
-        print_json({**about, "name": name, "devices": devices, **figures})
+        print_json({**about, "name": plan.header.name, "devices": devices, **figures})
         return
-    rows = []
-    for side in costs.sides:
-        cache = "unknown" if side.kv_bytes is None else size(side.kv_bytes) if side.kv_bytes else "none"
-        rows.append((side.name, side.path, *(f"{n:,}" for n in (side.forwards, side.positions, side.tokens)), cache))
-    columns = ("side", "path", "forwards", "positions", "tokens computed", "KV cache")
-    title = f"{name}, in {loaded.dtype} on {loaded.device} ({loaded.device_name})"
-    out.print(table_of(columns, rows, title=title, text=("side", "path")))
-    print_text(
-        f"{plural(costs.prompts, 'prompt')}, {costs.positions:,} positions;"
-        f" {costs.forwards:,} forwards of {costs.tokens:,} tokens in all."
-    )
-    free = "an unknown amount" if costs.free_bytes is None else size(costs.free_bytes)
-    file, weights = takes(costs.keep, costs.file_bytes), size(costs.weight_bytes)
-    print_text(f"{file}; the weights take {weights}; {loaded.device} has {free} free.")
-    print_text("KV caches are compared." if costs.has_kv else "KV caches are not compared.")
-    if (layers := plan.layers) is not None:
-        total = plan.header.rows
-        at = "all positions" if layers.looked_at == total else f"{layers.looked_at:,} of {total:,} positions"
-        floor = f"their noise floor takes {layers.seeds} prefills more" if layers.seeds else "no noise floor"
-        print_text(
-            f"The outputs of {layers.modules} modules are compared at {at}: about {size(layers.spool_bytes)} on disk"
-            f" until the run is written; {floor}."
-        )
-
-
-_LONGEST = 200  # characters of a command that is worth printing: a prompt may have thousands
+    print_records(figures.pop("sides"), plan.header.name)
+    print_facts(about | figures)
 
 
 def tell_end(
@@ -295,8 +271,4 @@ def next_commands(run: RunReader, store: str | Path | None, *, is_verdict_printe
         return command("show"), f"{deciding}{f' {shell_command(place)}' if place else ''}    # would decide"
     if pairs:
         return command("show"), f"{command('verdict')}    # the checks"
-    judge = command_with(run.header.provenance, "judge", trusts_code=True)  # the reader has just typed it
-    if judge is None or len(judge) > _LONGEST or "$'" in judge:  # a prompt of several lines
-        return command("show"), "the same command with --judge: rounding, or a bug?"
-    judge += f" {shell_command(place)}" if place else ""
-    return command("show"), f"{judge}    # rounding, or a bug?"
+    return command("show"), "the same command with --judge: rounding, or a bug?"

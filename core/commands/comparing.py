@@ -43,7 +43,18 @@ from ..runs.topk.tokens import are_tokens
 from ..text import plural
 from . import options
 from .tables import print_reports
-from .terminal.console import announce, err, out, print_json, print_line, print_text, steps, stoppable, table_of
+from .terminal.console import (
+    announce,
+    err,
+    out,
+    print_facts,
+    print_json,
+    print_line,
+    print_records,
+    print_text,
+    steps,
+    stoppable,
+)
 
 _MOST_LINES = 20  # of outcomes of one kind on a terminal; JSON, JUnit and Markdown have them all
 
@@ -274,27 +285,7 @@ def inspect(
 
 
 def _print_summary(summary: dict[str, Any]) -> None:
-    prompts, positions = plural(summary["prompts"], "prompt"), plural(summary["positions"], "position")
-    if summary["kind"] == "responses":
-        columns = ("side", "format", "values", "processed")
-        processed = {True: "yes", False: "no", None: "unknown"}
-        rows = (
-            (side["name"], ", ".join(side["formats"]), side["source_dtype"], processed[side["processed"]])
-            for side in summary["sides"]
-        )
-        out.print(table_of(columns, rows, title="sides", text=columns))
-        print_text(f"{prompts}, {positions} on both sides, tokens by {summary['tokens']}. {summary['dtype_reason']}")
-    else:
-        lines = (
-            (side["name"], "variant" if number else "reference", side["source_dtype"])
-            for number, side in enumerate(summary["sides"])
-        )
-        out.print(table_of(("side", "role", "saved as"), lines, title=", ".join(summary["files"])))
-        shape = f"{prompts}, {positions} x {summary['vocab']:,} tokens"
-        dtype = summary["compute_dtype"]
-        if summary["kind"] == "run":
-            print_text(f"run '{summary['name']}', {shape}, {dtype}")
-            return
-        print_text(f"{shape}, tokens: {summary['tokens']}; compute dtype {dtype} ({summary['dtype_reason']})")
-    for warning in summary["warnings"]:
+    print_records(summary["sides"])
+    print_facts({key: value for key, value in summary.items() if key not in ("sides", "warnings")})
+    for warning in summary.get("warnings", ()):
         print_text(f"note: {warning}", err)

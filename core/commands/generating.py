@@ -20,13 +20,12 @@ from .showing import print_continuations
 from .terminal.console import (
     announce,
     err,
-    out,
     print_json,
     print_line,
+    print_records,
     print_text,
     steps,
     stoppable,
-    table_of,
     typed_command,
 )
 
@@ -141,11 +140,16 @@ def search(
                 else plan_capture(loaded, flipping, request.reference, [variant], **about)
             )
             run_id, _ = run_plan(request, plan, target, say)
+    rows = [
+        {
+            **asdict(one),
+            "reference_text": texts[one.reference_token],
+            "variant_text": texts[one.variant_token],
+            "source": names[one.prompt],
+        }
+        for one in result.flips
+    ]
     if as_json_ or progress == "json":
-        rows = [
-            {**asdict(one), "reference_text": texts[one.reference_token], "variant_text": texts[one.variant_token]}
-            for one in result.flips
-        ]
         skipped = [{"prompt": number, "reason": reason} for number, reason in result.skipped]
         record = {"stage": "done", "run_id": run_id, **asdict(result), "flips": rows, "skipped": skipped}
         if progress == "json":
@@ -153,15 +157,14 @@ def search(
         else:
             print_json(record)
     else:
-        _print_search(result, texts, names)
+        _print_search(result, rows)
         if run_id:
             announce(run_id, store)
     if len(result.flipped_prompts) < flips:
         raise typer.Exit(1)
 
 
-def _print_search(result: SearchResult, texts: dict[int, str], names: list[str]) -> None:
-    """Print the flips; texts: of their tokens, by id; names: of the prompts."""
+def _print_search(result: SearchResult, flips: list[dict[str, Any]]) -> None:
     for _, reason in result.skipped[:5]:
         print_text(f"skipped: {reason}", err)
     if len(result.skipped) > 5:
@@ -171,12 +174,7 @@ def _print_search(result: SearchResult, texts: dict[int, str], names: list[str])
         f"{result.reason}: {len(result.flipped_prompts)} of {result.prompts:,} prompts flip; {result.positions:,}"
         f" positions compared in {result.seconds:.1f} s ({per_minute:,.0f} prompts/min)."
     )
-    rows = []
-    for flip in result.flips[:50]:
-        tokens = (f"{token} {texts[token]!r}" for token in (flip.reference_token, flip.variant_token))
-        margins = f"{number(flip.reference_margin)} / {number(flip.variant_margin)}"
-        rows.append((flip.prompt, names[flip.prompt], flip.position, *tokens, margins))
-    if rows:
-        out.print(table_of(("prompt", "from", "position", "reference", "variant", "margins, logits"), rows))
+    if flips:
+        print_records(flips, most=50)
     elif result.closest is not None:
         print_text(f"Smallest margin: {number(result.closest)} logits.")

@@ -1,23 +1,23 @@
-"""`model`: install a packaged model or list them; `engines`: list the engines that can be a side."""
+"""`model`: install a packaged model; `engines`: list the engines that can be a side."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from ..engines import registry
 from ..errors import UsageError
-from ..packaged_models import PACKAGED, bytes_here, folder_of, get, is_here
-from ..text import clean, size
+from ..packaged_models import PACKAGED, folder_of, get
+from ..text import clean
 from . import options
 from .terminal.console import err, out, print_json, print_line, print_text, steps, stoppable, table_of
 
 
 def model(
-    name: Annotated[str, typer.Argument(metavar="NAME|list", help="Model to install, or 'list'.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help=f"Model to install: {', '.join(PACKAGED)}.")],
     progress: options.Progress = "bar",
     as_json_: options.Json = False,
 ) -> None:
@@ -28,11 +28,8 @@ def model(
 
     For example:  ulpscope model smollm2
     """
-    if name == "list":
-        _list(as_json_)
-        return
     if name not in PACKAGED:
-        raise UsageError(f"no packaged model '{clean(name, 40)}'; expected {', '.join(PACKAGED)} or list.")
+        raise UsageError(f"no packaged model '{clean(name, 40)}'; expected {', '.join(PACKAGED)}.")
     package = PACKAGED[name]
     with stoppable(), steps(progress) as say:
         is_new = get(package, _convert, say)
@@ -44,28 +41,6 @@ def model(
     else:
         print_text(folder)
         print_text(f"{package.title} is {'now' if is_new else 'already'} installed; use it by `--model {name}`.", err)
-
-
-def _list(as_json_: bool) -> None:
-    rows: list[dict[str, Any]] = [
-        {
-            "model": each.name,
-            "title": each.title,
-            "is_here": is_here(each),
-            "bytes": bytes_here(each),
-            "folder": str(folder_of(each)),
-            "package": f"{each.package}=={each.version}",
-        }
-        for each in PACKAGED.values()
-    ]
-    if as_json_:
-        print_json(rows)
-        return
-    lines = []
-    for row in rows:
-        status = size(row["bytes"]) if row["is_here"] else f"no: `{PACKAGED[row['model']].command}`"
-        lines.append((row["model"], row["title"], status, row["folder"]))
-    out.print(table_of(("model", "title", "installed", "folder"), lines))
 
 
 def _convert(gguf: Path, folder: Path) -> None:

@@ -13,7 +13,7 @@ from ..runs.reports.run_json import ops_json
 from ..runs.store.store import open_store
 from ..runs.tables.ops import answers
 from . import options
-from .terminal.console import out, print_json, print_line, print_text, steps, stoppable, table_of, typed_command
+from .terminal.console import out, print_json, print_line, print_records, print_text, steps, stoppable, typed_command
 
 
 def ops(
@@ -81,6 +81,5 @@ def _print(run: OpsRun, as_json: bool) -> None:
     rows = []
     for row in run.rows:
         name = f"{row['op']} ({row['backend']})" if row["backend"] else row["op"]
-        rows.append((name, row["dtype"], row["size"], *answers(row).values()))
-    columns = ("operation", "dtype", "size", "run to run", "batch size, row 0", "row position")
-    out.print(table_of(columns, rows))
+        rows.append({"operation": name, "dtype": row["dtype"], "size": row["size"], **answers(row)})
+    print_records(rows)

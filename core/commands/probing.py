@@ -21,7 +21,6 @@ from ..runs.store.store import Store, open_store
 from ..runs.topk.alignment import align
 from ..runs.topk.pairing import pairs_of
 from ..runs.topk.tables import About, write_lists
-from ..text import clean
 from . import options
 from .options import takes_request
 from .tables import print_pairs
@@ -51,7 +50,7 @@ def probe(
     """Probe a live server for nondeterminism: rerun, cold and warm cache, under load. Store the responses as a run.
 
     For vLLM, SGLang, llama.cpp, Ollama, TGI, and any OpenAI-compatible server with log-probabilities. Needs HTTP
-    only, and no model on this machine (docs/guides/probe.md).
+    only, and no model on this machine (docs/guides/probe.md). The API key is that of $ULPSCOPE_PROBE_KEY.
 
     For example:  ulpscope probe http://127.0.0.1:8000 --prompt "def area(shape):" --tests rerun,warm,load:8
     """
@@ -65,10 +64,7 @@ def probe(
         for line in [] if as_json_ else costs(plan):
             print_text(line)
         return
-    key = os.environ.get(request.key_variable, "")
-    if request.key_variable != KEY_VARIABLE and not key:
-        raise UsageError(f"--key-variable {clean(request.key_variable)}: no such environment variable.")
-    budget = Budget(request.max_requests, 60 * request.max_minutes)
+    key, budget = os.environ.get(KEY_VARIABLE, ""), Budget(request.max_requests)
     models = (request.model, request.against_model or request.model)
     target = open_store(store)
     try:

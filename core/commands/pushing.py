@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..errors import UsageError
+from ..probing.plan import base_of
 from ..runs.importing import is_run_file
 from ..runs.store.cards import RunCard, read_runs
 from ..runs.store.store import open_store
-from ..text import clean
 from . import options
 from .terminal.console import err, out, print_json, print_text, steps, stoppable
 
@@ -31,22 +30,17 @@ def push(
     compute_dtype: options.ComputeDtype = None,
     reference: options.Reference = None,
     holds: options.Holds = None,
-    patience: Annotated[float, typer.Option(min=0, help="Seconds to keep trying to reach the server.")] = 300.0,
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
     """Send a run or a dump to a server and print its link there."""
     from ..push import PushRequest, push_file  # what speaks HTTP takes 0.2 s to load
 
-    address = re.fullmatch(r"(https?://[^/?#@\s]+(?:/[^?#@\s]*)?)/?", to.strip())
-    if address is None:
-        raise UsageError(
-            f"--to '{clean(to)}' is not a server address; expected https://HOST, without user, query or fragment."
-        )
+    url = base_of(to)
     path, title = _source(source, store)
     about = {"model": model, "compute_dtype": compute_dtype, "reference": reference, "holds": holds}
     options_given = {key: value for key, value in about.items() if value}
-    request = PushRequest(path, name or title, address[1].rstrip("/"), _token(token_file), patience, options_given)
+    request = PushRequest(path, name or title, url, _token(token_file), options=options_given)
     with stoppable(), steps() as say:
         done = push_file(
             request,

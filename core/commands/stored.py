@@ -18,9 +18,9 @@ from ..runs.reports.run_json import card_json
 from ..runs.store import labels
 from ..runs.store.cards import RunCard, drop_replaced, list_runs, read_runs
 from ..runs.store.store import Store, open_store
-from ..text import multiple, number, plural, size
+from ..text import multiple, number, plural
 from . import options
-from .terminal.console import err, out, print_json, print_text, table_of
+from .terminal.console import err, out, print_json, print_records, print_text, table_of
 
 
 def list_(
@@ -75,13 +75,21 @@ def _list_deleted(store: Store, as_json_: bool) -> None:
     deleted = store.deleted()
     cards = read_runs([run.path for run in deleted])
     names = {path: card.name for path, card in cards.items() if isinstance(card, RunCard)}
-    rows = [(run.run_id, names.get(run.path), run.deleted.isoformat(" ", "seconds"), run.bytes) for run in deleted]
+    rows = [
+        {
+            "run_id": r.run_id,
+            "name": names.get(r.path),
+            "deleted": r.deleted.isoformat(" ", "seconds"),
+            "bytes": r.bytes,
+        }
+        for r in deleted
+    ]
     if as_json_:
-        print_json([dict(zip(("run_id", "name", "deleted", "bytes"), row, strict=True)) for row in rows])
-        return
-    lines = ((run_id, name or "cannot be read", at[:19], size(count)) for run_id, name, at, count in rows)
-    table = table_of(("run", "name", "deleted (UTC)", "size"), lines)
-    out.print(table if deleted else "no run was deleted within a week.", markup=False)
+        print_json(rows)
+    elif rows:
+        print_records(rows)
+    else:
+        print_text("no run was deleted within a week.")
 
 
 def export(

@@ -23,11 +23,11 @@ from ..sweeps.ledger import DONE, FAILED, RUNNING, CellCard, CellOutcome, Ledger
 from ..sweeps.plan import Cell, SweepPlan, cell_counts, in_short, read_plan
 from ..sweeps.ray_executor import compute_on_ray
 from ..sweeps.workers import compute_here
-from ..text import clean, plural, size, three_digits
+from ..text import clean, plural
 from . import options
 from .capturing import load, plan_of, run_plan
 from .comparing import write_gate
-from .terminal.console import Tell, err, out, print_json, print_text, steps, stoppable, table_of
+from .terminal.console import Tell, err, print_facts, print_json, print_records, print_text, steps, stoppable
 from .terminal.stopping import EXIT_CODE, stopping
 
 if TYPE_CHECKING:  # torch is for those who run a model
@@ -150,28 +150,20 @@ def _print_costs(plan: SweepPlan, cells: Sequence[Cell], ledger: Ledger, as_json
             try:
                 costs = costs_of(plan_of(cell.request, weights=False))
             except UlpscopeError as error:
-                row["refused"] = str(error)
+                row["refused"] = clean(error, 200)
                 continue
             memory = costs.weight_bytes + (costs.kv_bytes or 0)
-            row |= {"forwards": costs.forwards, "tokens": costs.tokens, "memory": memory, "bytes": costs.file_bytes}
+            row |= {"forwards": costs.forwards, "tokens": costs.tokens}
+            row |= {"memory_bytes": memory, "file_bytes": costs.file_bytes}
     open_rows = [row for row in rows if "refused" not in row and row["state"] != DONE]
-    total = {key: sum(row[key] for row in open_rows) for key in ("forwards", "tokens", "bytes")}
+    total = {key: sum(row[key] for row in open_rows) for key in ("forwards", "tokens", "file_bytes")}
     if as_json_:
         print_json({"name": plan.name, "cells": rows, "missing": total})
         return
-    lines = []
-    for row, cell in zip(rows, cells, strict=True):
-        cells_of_row: Sequence[str] = ("refused", "", "", "", clean(row.get("refused"), 200))
-        if "refused" not in row:
-            sizes = size(row["memory"]), size(row["bytes"])
-            cells_of_row = (row["state"], f"{row['forwards']:,}", f"{row['tokens']:,}", *sizes)
-        lines.append((cell.digest, cell.title, *cells_of_row))
-    columns = ("cell", "capture", "state", "forwards", "tokens", "weights and cache", "run file")
-    _print_cells(columns, lines, f"{plan.name}: {cell_counts(cells)}")
-    print_text(
-        f"{plural(len(open_rows), 'cell')} to compute: {total['forwards']:,} forwards of {total['tokens']:,} tokens,"
-        f" {size(total['bytes'])} of run files."
-    )
+    titled = [{"cell": cell.digest, "capture": cell.title, **row} for cell, row in zip(cells, rows, strict=True)]
+    keys = ("cell", "capture", "state", "forwards", "tokens", "memory_bytes", "file_bytes", "refused")
+    print_records(titled, f"{plan.name}: {cell_counts(cells)}", keys=keys, most=_MOST_SHOWN)
+    print_facts({"cells to compute": len(open_rows), **total})
     if refused := sum("refused" in row for row in rows):
         print_text(f"{plural(refused, 'cell')} cannot be computed; exclude them by [[exclude]].")
 
@@ -186,26 +178,16 @@ def _runs_tagged(ledger: Ledger, tag: str | None) -> set[str]:
 
 
 def _print_changes(plan: SweepPlan, changes: Sequence[CellChange]) -> None:
-    lines = []
+    axes = ("model", "engine", "path", "dtype", "prompts")
+    rows = []
     for change in changes:
-        axes, now = change.state.axes, change.now
-        place = [in_short(axis, axes[axis]) for axis in ("model", "engine", "path", "dtype", "prompts")]
-        figures = [change.state.state, "", "", ""]
-        if now is not None:
-            ratio = "" if now.noise_ratio is None else three_digits(now.noise_ratio)
-            figures = [now.verdict, ratio, f"{now.flips:,}", f"{now.neq_share:.1%}"]
-        lines.append((*map(clean, (*place, *figures)), change.in_words))
-    columns = ("model", "engine", "path", "dtype", "prompts", "verdict", "noise ratio", "flips", "differ", "change")
+        cell = change.as_json()
+        rows.append({axis: clean(in_short(axis, cell["axes"][axis])) for axis in axes} | cell)
     counts = [f"{count:,} {state}" for state, count in Counter(change.state.state for change in changes).items()]
     if count_changed := sum(bool(change.what) for change in changes):
         counts.append(f"{count_changed:,} changed")
-    _print_cells(columns, lines, f"{plan.name}: {', '.join(counts)}")
-
-
-def _print_cells(columns: Sequence[str], lines: Sequence[Sequence[str]], title: str) -> None:
-    out.print(table_of(columns, lines[:_MOST_SHOWN], title=title))
-    if len(lines) > _MOST_SHOWN:
-        print_text(f"and {len(lines) - _MOST_SHOWN:,} more cells; --json has them all.")
+    keys = (*axes, "state", "verdict", "noise_ratio", "flips", "neq_share", "says")
+    print_records(rows, f"{plan.name}: {', '.join(counts)}", keys=keys, most=_MOST_SHOWN)
 
 
 _loaded: dict[tuple[object, ...], LoadedModel] = {}  # the model of the last cell, for the next one

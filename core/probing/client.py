@@ -1,4 +1,4 @@
-"""HTTP for a probe: bounded JSON answers, retries with backoff, a budget, cancellation."""
+"""HTTP for a probe: bounded JSON answers, retries with backoff, a limit of requests, cancellation."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from .plan import base_of
 
 MOST_BYTES = 128 << 20  # of one answer
 _CONNECTIONS = 80  # at once
+_ANSWER_SECONDS = 300.0  # for one answer
 _TRIES = 6  # of a request that a server defers
 _LONGEST_PAUSE = 30.0  # seconds between two tries, even if a server asks for more
 _AGAIN = (429, 503)
@@ -33,48 +34,38 @@ class StoppedError(UlpscopeError):
 
 @dataclass
 class Budget:
-    """Limits of a probe, in requests and in seconds since the first; for any thread. cancelled: ends it."""
+    """Limit of a probe in requests; for any thread. cancelled: ends it."""
 
     requests: int = 2000
-    seconds: float = 1800.0
     cancelled: threading.Event = field(default_factory=threading.Event)
     requests_sent: int = 0
-    _began: float | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self) -> None:
         """Count a request. StoppedError if it exceeds the budget."""
         with self._lock:
-            self._began = self._began or time.monotonic()
             self.check()
             if self.requests_sent >= self.requests:
                 raise StoppedError(f"the {self.requests:,} requests of --max-requests are spent")
             self.requests_sent += 1
 
     def check(self) -> None:
-        """Raise StoppedError once the probe is cancelled or its time is over."""
+        """Raise StoppedError once the probe is cancelled."""
         if self.cancelled.is_set():
             raise StoppedError("it was cancelled")
-        if self._began is not None and time.monotonic() - self._began > self.seconds:
-            raise StoppedError(f"the {self.seconds / 60:g} minutes of --max-minutes are over")
-
-    def seconds_left(self) -> float:
-        """Return the remaining seconds."""
-        return self.seconds if self._began is None else max(0.0, self._began + self.seconds - time.monotonic())
 
     def pause(self, seconds: float) -> None:
         """Wait this long, or until the probe is cancelled."""
-        self.cancelled.wait(min(seconds, self.seconds_left()))
+        self.cancelled.wait(seconds)
         self.check()
 
 
 class Client:
-    """A server over HTTP, for any thread. key: sent as Bearer, in no message. seconds: for one answer."""
+    """A server over HTTP, for any thread. key: sent as Bearer, in no message."""
 
-    def __init__(self, url: str, *, key: str = "", budget: Budget | None = None, seconds: float = 300.0) -> None:
+    def __init__(self, url: str, *, key: str = "", budget: Budget | None = None) -> None:
         self.url = base_of(url)
         self.budget = budget or Budget()
-        self._seconds = seconds
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         limits = httpx.Limits(max_connections=_CONNECTIONS, max_keepalive_connections=_CONNECTIONS)
         self._http = httpx.Client(base_url=self.url, headers=headers, limits=limits, trust_env=False)
@@ -108,7 +99,7 @@ class Client:
         if 300 <= status < 400:
             reason = f"the server redirects ({status}); give the address that it redirects to."
         elif status in (401, 403):
-            reason = f"the server needs a key ({status}); name its environment variable by --key-variable."
+            reason = f"the server needs a key ({status}); set ULPSCOPE_PROBE_KEY."
         else:
             reason = f"the server answers {status}: {error_text(answer)}"
         raise ProbeError(f"{path}: {reason}")
@@ -135,10 +126,9 @@ class Client:
         raise AssertionError("the last try returns or raises")
 
     def _once(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, bytes, float | None]:
-        patience = min(self._seconds, self.budget.seconds_left())
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + _ANSWER_SECONDS
         content = bytearray()
-        timeout = httpx.Timeout(connect=10.0, read=max(patience, 0.1), write=60.0, pool=max(patience, 0.1))
+        timeout = httpx.Timeout(_ANSWER_SECONDS, connect=10.0, write=60.0)
         json_body = None if body is None else dict(body)
         with self._http.stream(method, path, json=json_body, timeout=timeout) as answer:
             for piece in answer.iter_bytes():
@@ -146,8 +136,7 @@ class Client:
                 if len(content) > MOST_BYTES:
                     raise ProbeError(f"{path}: the server sends more than {MOST_BYTES:,} bytes; request fewer tokens.")
                 if time.monotonic() > deadline:
-                    self.budget.check()
-                    raise ProbeError(f"{path}: no complete answer within {self._seconds:g} seconds.")
+                    raise ProbeError(f"{path}: no complete answer within {_ANSWER_SECONDS:g} seconds.")
                 self.budget.check()
             delay = answer.headers.get("retry-after", "")
             return answer.status_code, bytes(content), float(delay) if delay.isdecimal() else None  # a date is not read

@@ -141,7 +141,7 @@ def base_of(address: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeRequest(Request):
-    """One probe. It has the name of the key's environment variable, not the key."""
+    """One probe, without its key."""
 
     command: ClassVar[str] = "probe"
 
@@ -156,8 +156,6 @@ class ProbeRequest(Request):
     top: int = param("Top log-probabilities per position.", 20)
     tokens: int = param("Tokens to generate for each prompt, greedily.", 32)
     max_requests: int = param("Stop after this many requests.", 2000, lowest=1)
-    max_minutes: float = param("Stop after this many minutes.", 30.0, lowest=0.01)
-    key_variable: str = param("Environment variable with the API key, sent as Bearer and never stored.", KEY_VARIABLE)
     name: str | None = param("Name of the run. Default: the server and its model.", None)
 
     def __post_init__(self) -> None:

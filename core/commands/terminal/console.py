@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ from rich.text import Text
 from ...command_name import COMMAND, shell_command
 from ...runs.store.partial import remove_living
 from ...runs.store.store import open_store
-from ...text import duration, legible
+from ...text import duration, legible, number, percent, size
 from .stopping import EXIT_CODE, SENTENCE, stopping
 
 
@@ -35,7 +35,8 @@ out = _Printable(highlight=False, width=None if sys.stdout.isatty() else 180)  #
 err = _Printable(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 180)
 EVERY_SECONDS = 10.0  # between two lines of progress if stderr is not a terminal
 Cells = dict[str, Callable[[Any], object]]  # label of a column -> text of a row's cell
-_UNBROKEN = ("run", "cell")  # columns of ids, to copy
+_UNBROKEN = ("run", "run id", "cell")  # columns of ids, to copy
+_LABELS = {"neq": "differ", "neq_share": "differ", "ratio": "noise ratio", "floor_rms": "noise floor, rms"}
 
 
 def print_json(value: Any) -> None:
@@ -73,6 +74,45 @@ def table_of(
 def table_by(cells: Cells, rows: Iterable[Any], *, title: str, text: Collection[str]) -> Table:
     """Return a table with a cell of each row for every label."""
     return table_of(list(cells), ([cell(row) for cell in cells.values()] for row in rows), title=title, text=text)
+
+
+def print_records(
+    records: Sequence[Mapping[str, Any]], title: str | None = None, *, keys: Sequence[str] = (), most: int | None = None
+) -> None:
+    """Print records as a table, as JSON has them. keys: those shown, by default all; most: records shown."""
+    if records:
+        keys = keys or list(records[0])
+        text = [_label(key) for key in keys if any(isinstance(each.get(key), str) for each in records)]
+        rows = ([_in_words(key, each.get(key)) for key in keys] for each in records[:most])
+        out.print(table_of(list(map(_label, keys)), rows, title=title, text=text))
+    if most is not None and len(records) > most:
+        print_text(f"and {len(records) - most:,} more; --json has them all.")
+
+
+def print_facts(facts: Mapping[str, Any], title: str | None = None) -> None:
+    """Print names and values, a line each; empty ones are left out."""
+    rows = ((_label(key), _in_words(key, value)) for key, value in facts.items())
+    table = table_of(("", ""), (row for row in rows if row[1]), title=title)
+    table.show_header = False
+    out.print(table)
+
+
+def _label(key: str) -> str:
+    return _LABELS.get(key, key.replace("_ulps", " ULPs").replace("_", " "))
+
+
+def _in_words(key: str, value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {each}" for name, each in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    if value is None or isinstance(value, bool):
+        return {None: "", True: "yes", False: "no"}[value]
+    if isinstance(value, float):
+        return percent(value) if key.endswith("share") else number(value, 3)
+    if isinstance(value, int):
+        return size(value) if key.endswith("bytes") else f"{value:,}"
+    return str(value)
 
 
 def announce(run_id: str, store: str | Path | None, progress: str = "bar", as_json_: bool = False) -> None:

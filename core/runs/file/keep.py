@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...text import size
-
 if TYPE_CHECKING:
     from .records import RunHeader
 
@@ -45,13 +43,6 @@ def note_of(header: RunHeader) -> str:
 def refusal(header: RunHeader) -> str:
     """Sentence on why the run has no logits."""
     return REFUSAL if header.k is None else "a server sent top tokens only, so this run has no whole rows of logits."
-
-
-def takes(keep: str, file_bytes: int) -> str:
-    """Return `The run file takes 1.2 MB`, with a note if it has no logits. file_bytes: of expected_bytes."""
-    if keep == ALL:
-        return f"The run file takes {size(file_bytes)}"
-    return f"The run file takes about {size(file_bytes)}: {NOTE}"
 
 
 def expected_bytes(keep: str, sides: int, rows: int, side_bytes: int) -> int:

@@ -116,9 +116,9 @@ def _word(text: str) -> str:
     return text if text.isalpha() else f"`{code(text)}`"
 
 
-def layers_json(run: RunReader, pair: int, prompt: int | None = None) -> dict[str, Any] | None:
+def layers_json(run: RunReader, pair: int) -> dict[str, Any] | None:
     """Return a pair's modules as JSON: the summary and one object per module, infinite ratios null. None if none."""
-    table = modules(run, pair, prompt)
+    table = modules(run, pair)
     if table.empty:
         return None
     first, furthest = first_module(table), furthest_module(table)
@@ -126,7 +126,7 @@ def layers_json(run: RunReader, pair: int, prompt: int | None = None) -> dict[st
     return {
         "reference": run.pairs[pair].reference,
         "variant": run.pairs[pair].variant,
-        "prompts": prompts if prompt is None else [prompt],
+        "prompts": prompts,
         "positions": int(table["positions"].max()),
         "first_module": first and first.module,
         "first_prompt": first and int(first.first_prompt),

@@ -148,13 +148,6 @@ def test_ingest_list_show_compare_export_delete_go_round(cli, tmp_path):
     assert json.loads(cli("list", "--json").stdout) == []
 
 
-def test_help_teaches(cli):
-    text = cli("--help").stdout
-    for command in ("capture", "ingest", "compare", "list", "show", "export", "delete"):
-        assert command in text
-    assert "--reference prefill --variant decode" in " ".join(cli("capture", "--help").stdout.split())
-
-
 @pytest.mark.thorough
 @pytest.mark.model
 @pytest.mark.parametrize("characters", [300, *thorough([None])])

@@ -77,7 +77,7 @@ def test_the_dry_run_foresees_what_is_missing_and_names_what_is_refused(cli, pla
     told = json.loads(done.stdout)
     decode, chunked, refused = told["cells"]
     assert (decode["forwards"], chunked["forwards"]) == (1 + 3, 1 + 2)  # prefill, and three tokens or two chunks
-    assert (decode["bytes"], decode["state"]) == (2 * 3 * 4096 * 4, "missing")
+    assert (decode["file_bytes"], decode["state"]) == (2 * 3 * 4096 * 4, "missing")
     assert "no modifier 'batches'" in refused["refused"]
     assert told["missing"]["forwards"] == 4 + 3
     assert _runs(tmp_path) == set()

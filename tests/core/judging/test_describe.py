@@ -58,7 +58,7 @@ def test_a_damaged_run_file_is_refused(tmp_path):
 def test_inspect_prints_it_and_stores_nothing(cli, tmp_path):
     done = cli("inspect", UPCAST)
     assert done.returncode == 0, done.stderr
-    assert "compute dtype bfloat16 (detected" in done.stdout
+    assert "detected: float32 arrays" in done.stdout
     lines = cli("inspect", UPCAST, "--progress", "json").stdout.splitlines()
     assert json.loads(lines[-1])["understood"] == json.loads(cli("inspect", UPCAST, "--json").stdout)
     assert json.loads(lines[0])["stage"] == "reading"

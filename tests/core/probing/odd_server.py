@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -46,27 +45,16 @@ class Odd:
         self.acts = acts
         self.asked: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
-        self.hosts: set[str] = set()
-        self.most_at_once = 0
-        self._now = 0
         self._lock = threading.Lock()
 
     def handle(self, handler: BaseHTTPRequestHandler) -> None:
         body = json.loads(handler.rfile.read(int(handler.headers.get("Content-Length") or 0)) or b"{}")
         with self._lock:
-            self.hosts.add(handler.headers.get("Host") or "")
-            self._now += 1
-            self.most_at_once = max(self.most_at_once, self._now)
             number = len(self.asked)
             self.asked.append(body)
             self.keys.append(handler.headers.get("Authorization"))
-        try:
+        with suppress(BrokenPipeError, ConnectionResetError):  # the probe has gone
             self.acts[min(number, len(self.acts) - 1)](handler, body)
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # the probe has gone
-        finally:
-            with self._lock:
-                self._now -= 1
 
 
 @contextmanager
@@ -104,15 +92,6 @@ def good(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
 def moved(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
     """Another answer than before."""
     reply(handler, completion(request, shift=-0.01))
-
-
-def other_words(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
-    """Chosen tokens only, of which no other answer has one."""
-    answer = completion(request)
-    tokens = [f" other{step}" for step in range(len(answer["choices"][0]["logprobs"]["tokens"]))]
-    answer["choices"][0] |= {"text": "".join(tokens)}
-    answer["choices"][0]["logprobs"] |= {"tokens": tokens, "top_logprobs": None}
-    reply(handler, answer)
 
 
 def echoed(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
@@ -183,18 +162,3 @@ def endless(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:
     handler.end_headers()
     for _ in range(10_000):  # until the probe has had enough
         handler.wfile.write(b"data: " + b"x" * (1 << 16) + b"\n")
-
-
-def slow(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
-    """A byte now and then."""
-    body = json.dumps(completion(request)).encode()
-    handler.send_response(200)
-    handler.send_header("Content-Length", str(len(body)))
-    handler.end_headers()
-    until = time.monotonic() + 20
-    for byte in body:
-        if time.monotonic() > until:
-            return
-        handler.wfile.write(bytes([byte]))
-        handler.wfile.flush()
-        threading.Event().wait(0.05)

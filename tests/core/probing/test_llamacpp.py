@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from core.judging.lists import judge_probe
-from core.probing.client import Budget, Client
+from core.probing.client import Client
 from core.probing.plan import Plan, parsed_tests
 from core.probing.probe import Probe, ProbeResult
 from core.probing.servers import LLAMACPP, Ask, Server, find_server
@@ -32,11 +32,9 @@ def server(llama: str) -> Server:
     return find_server(Client(llama))
 
 
-def probed(
-    server: Server, tests: str, *, budget: Budget | None = None, prompts: tuple = PROMPTS, top: int = 20
-) -> ProbeResult:
+def probed(server: Server, tests: str, *, prompts: tuple = PROMPTS, top: int = 20) -> ProbeResult:
     names, load = parsed_tests(tests)
-    client = Client(server.client.url, budget=budget)
+    client = Client(server.client.url)
     return Probe(Plan(prompts, names, load, 6, top), [replace(server, client=client)]).run()
 
 
@@ -119,10 +117,10 @@ def test_two_servers_get_the_same_prompts_and_are_told_apart(llama: str, server:
 
 
 def test_the_command_stores_a_run_without_the_key(llama: str, cli: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setenv("MY_KEY", "sk-very-secret")
+    monkeypatch.setenv("ULPSCOPE_PROBE_KEY", "sk-very-secret")
     store = tmp_path / "runs"
     words = ["probe", llama, "--prompt", PROMPTS[0], "--tests", "rerun,warm", "--tokens", "4", "--store", str(store)]
-    done = cli(*words, "--key-variable", "MY_KEY", "--json")
+    done = cli(*words, "--json")
     assert done.returncode == 0, done.stderr
     run_id = json.loads(done.stdout)["run_id"]
     path = Store(store).path_of(run_id)

@@ -20,7 +20,7 @@ REQUESTS = [
         {},
         {"prompts": ("-dash", ""), "prompt_files": ("a b.txt",), "prompt_lists": ("many.jsonl",)},
         {"tests": "walk,load:3", "against": "https://other:1", "against_model": "b", "model": "a"},
-        {"top": 1, "tokens": 7, "max_requests": 5, "max_minutes": 0.5, "key_variable": "MINE", "name": "-odd"},
+        {"top": 1, "tokens": 7, "max_requests": 5, "name": "-odd"},
     )
 ]
 
