@@ -23,7 +23,7 @@ from ..runs.dumps.dump import open_dump
 from ..runs.file.evidence import FAILED, PASSED
 from ..runs.file.keep import note_of
 from ..runs.file.records import Provenance, RunHeader
-from ..runs.importing import adopt, is_run_file
+from ..runs.importing import import_run, is_run_file
 from ..runs.reader import RunReader
 from ..runs.reports.gate import (
     ALLOWED,
@@ -214,7 +214,7 @@ def ingest(
         if files[0].is_file() and is_run_file(files[0]):
             if len(files) > 1 or model or compute_dtype or reference or holds:
                 raise UsageError("A run file is imported alone; --name is its only option.")
-            new_id = adopt(target, files[0], name=name, run_id=run_id, on_progress=partial(say, "checking"))
+            new_id = import_run(target, files[0], name=name, run_id=run_id, on_progress=partial(say, "checking"))
         else:
             new_id = ingest_dump(
                 target,

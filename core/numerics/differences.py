@@ -12,9 +12,6 @@ from numpy.typing import NDArray
 from .formats import FloatFormat
 from .sizes import BLOCK
 
-_COUNTS = 5  # neq, max_ulps, sum_ulps, finite, nonfinite_mismatch
-_FIGURES = 3  # max_abs, sum_squares, spacing
-
 
 @dataclass(frozen=True)
 class Differences:
@@ -22,8 +19,8 @@ class Differences:
 
     neq: elements whose values differ; max_ulps, sum_ulps: distances in ULPs of the format, max_abs and sum_squares in
     the tensors' own unit, all over the `finite` elements that are finite on both sides; nonfinite_mismatch: a NaN or
-    infinity not met by the same; spacing: of the format at the reference
-    row's largest finite magnitude, NaN if it has none.
+    infinity not met by the same; spacing: of the format at the reference row's largest finite magnitude, NaN if it has
+    none.
     """
 
     neq: NDArray[np.int64]
@@ -37,7 +34,7 @@ class Differences:
 
     @property
     def max_row_ulps(self) -> NDArray[np.float64]:
-        """Largest difference in row ULPs; NaN if undefined."""
+        """Largest difference in row ULPs: over `spacing`, a power of two, so exact. NaN if undefined."""
         return self.max_abs / self.spacing
 
     @property
@@ -70,8 +67,8 @@ def differences(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], 
         raise ValueError(
             f"two [rows, width] arrays of {fmt.carrier} expected, not {a.shape} {a.dtype} and {b.shape} {b.dtype}"
         )
-    counts = np.zeros((len(a), _COUNTS), np.int64)
-    figures = np.zeros((len(a), _FIGURES), np.float64)
+    counts = np.zeros((len(a), 5), np.int64)
+    figures = np.zeros((len(a), 3), np.float64)
     ulps = np.empty(BLOCK, np.uint32 if fmt.bits == 32 else np.uint16)
     from .difference_loops import difference_rows  # numba takes a third of a second to load, and viewers never compare
 

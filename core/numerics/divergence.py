@@ -16,6 +16,7 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
+from .differences import Differences
 from .formats import FloatFormat, ordinals
 from .sizes import BINS, BLOCK, DENSE, GROUP, TOP_K
 
@@ -73,29 +74,20 @@ class SideRows:
     top_logits: NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class RowFigures:
+@dataclass(frozen=True, kw_only=True)
+class RowFigures(Differences):
     """The figures of a pair for some rows; every array is [rows] unless it says otherwise.
 
-    Distances are in ULPs of the compute dtype, `max_abs` in logits, `kl` in nats (NaN if undefined). `spacing`: of
-    the compute dtype at the reference's largest finite magnitude, in logits (NaN if it has none). `tiles` [rows,
-    ceil(vocab / 32)] holds the largest distance of each 32 tokens, `row_tiles` the largest difference over `spacing`,
-    float32 as its bits; all ones in either: a NaN or infinity mismatch. `distances`
-    [BINS] counts the elements of all rows at each distance; those of 65536 and more by powers of two.
+    `max_ulps_token`: the lowest with that distance. `kl` in nats (NaN if undefined). `tiles` [rows, ceil(vocab / 32)]
+    holds the largest distance of each 32 tokens, `row_tiles` the largest difference over `spacing`, float32 as its
+    bits; all ones in either: a NaN or infinity mismatch. `distances` [BINS] counts the elements of all rows at each
+    distance; those of 65536 and more by powers of two.
     """
 
     fmt: FloatFormat
     vocab: int
-    neq: NDArray[np.int64]
     bit_identical: NDArray[np.bool_]
-    max_abs: NDArray[np.float64]
-    sum_squares: NDArray[np.float64]
-    max_ulps: NDArray[np.int64]
     max_ulps_token: NDArray[np.int64]
-    sum_ulps: NDArray[np.int64]
-    finite: NDArray[np.int64]
-    nonfinite_mismatch: NDArray[np.int64]
-    spacing: NDArray[np.float64]
     kl: NDArray[np.float64]
     reference: SideRows
     variant: SideRows
@@ -127,19 +119,9 @@ class RowFigures:
         return self.sum_ulps / np.maximum(self.finite, 1)
 
     @property
-    def max_row_ulps(self) -> NDArray[np.float64]:
-        """Largest difference in row ULPs: over `spacing`, a power of two, so exact. NaN if undefined."""
-        return self.max_abs / self.spacing
-
-    @property
     def rms_row_ulps(self) -> NDArray[np.float64]:
         """rms in row ULPs; NaN if undefined."""
         return self.rms / self.spacing
-
-    @property
-    def row_squares(self) -> NDArray[np.float64]:
-        """Sum of squared differences in row ULPs; NaN if undefined."""
-        return self.sum_squares / self.spacing**2
 
     @property
     def elements(self) -> NDArray[np.int64]:
@@ -238,38 +220,30 @@ def compare(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt:
     tiles = np.zeros((rows, -(-vocab // GROUP)), fmt.carrier)
     row_tiles = np.zeros(tiles.shape, np.uint32)
     of_rows = is_bit_identical, counts, figures, a_logits, b_logits, a_ids, b_ids, tiles, row_tiles
-    mask = np.uint32((1 << (fmt.bits - 1)) - 1)
-    first_nonfinite = np.uint32(fmt.first_nonfinite)
 
     def work(worker: int) -> NDArray[np.int64]:
         histogram = np.zeros((4, BINS), np.int64)
         ulps = np.empty(BLOCK, np.uint32 if fmt.bits == 32 else np.uint16)
         for start in range(worker * ROWS_A_TASK, rows, workers * ROWS_A_TASK):
             s = slice(start, min(rows, start + ROWS_A_TASK))
-            outputs = (each[s] for each in of_rows)
+            outputs = tuple(each[s] for each in of_rows)
             bits = _as_compiled(a[s]), _as_compiled(b[s])
-            compare_rows(*bits, fmt.code, mask, first_nonfinite, *outputs, histogram, ulps)
+            compare_rows(*bits, fmt.code, outputs, histogram, ulps)
         return histogram.sum(axis=0)
 
     pool = _threads()
     workers = min(pool._max_workers, -(-rows // ROWS_A_TASK))
     results = [work(0)] if workers <= 1 else list(pool.map(work, range(workers)))
     return RowFigures(
+        *counts[:, :5].T,
+        *figures[:, :3].T,
         fmt=fmt,
         vocab=vocab,
-        neq=counts[:, 0],
         bit_identical=is_bit_identical,
-        max_abs=figures[:, 0],
-        sum_squares=figures[:, 1],
-        max_ulps=counts[:, 1],
-        max_ulps_token=counts[:, 2],
-        sum_ulps=counts[:, 3],
-        finite=counts[:, 4],
-        nonfinite_mismatch=counts[:, 5],
-        spacing=figures[:, 5],
-        kl=figures[:, 2],
-        reference=SideRows(figures[:, 3], a_ids, a_logits),
-        variant=SideRows(figures[:, 4], b_ids, b_logits),
+        max_ulps_token=counts[:, 5],
+        kl=figures[:, 3],
+        reference=SideRows(figures[:, 4], a_ids, a_logits),
+        variant=SideRows(figures[:, 5], b_ids, b_logits),
         tiles=tiles,
         row_tiles=row_tiles,
         distances=sum(results, np.zeros(BINS, np.int64)),

@@ -19,19 +19,27 @@ from ..errors import UsageError
 class FloatFormat:
     """One binary floating-point format.
 
-    name: as in `compute_dtype`; code: its number inside the kernels; bits, mantissa_bits: widths;
-    carrier: the unsigned numpy dtype that holds the bits; values: the numpy dtype that gives them meaning;
-    infinity: bits of +inf (e4m3fn has none, and its NaN is 0x7F); largest: the largest finite value.
+    name: as in `compute_dtype`; code: its number inside the kernels, which compare LOGIT_FORMATS; bits, mantissa_bits:
+    widths; values: the numpy dtype that gives the bits meaning; first_nonfinite: bits of +inf (e4m3fn has none, and its
+    NaN is 0x7F).
     """
 
     name: str
     code: int
     bits: int
     mantissa_bits: int
-    carrier: np.dtype
     values: np.dtype
     first_nonfinite: int
-    largest: float
+
+    @property
+    def carrier(self) -> np.dtype:
+        """Unsigned dtype that holds the bits."""
+        return np.dtype(f"<u{self.itemsize}")
+
+    @property
+    def largest(self) -> float:
+        """Largest finite value."""
+        return float(ml_dtypes.finfo(self.values).max)
 
     @property
     def itemsize(self) -> int:
@@ -44,24 +52,11 @@ class FloatFormat:
         return 2 - (1 << (self.bits - self.mantissa_bits - 2))
 
 
-def _format(name: str, code: int, bits: int, mantissa_bits: int, values: type, first_nonfinite: int) -> FloatFormat:
-    return FloatFormat(
-        name=name,
-        code=code,
-        bits=bits,
-        mantissa_bits=mantissa_bits,
-        carrier=np.dtype(f"<u{bits // 8}"),
-        values=np.dtype(values),
-        first_nonfinite=first_nonfinite,
-        largest=float(ml_dtypes.finfo(values).max),
-    )
-
-
-FLOAT32 = _format("float32", 0, 32, 23, np.float32, 0x7F800000)
-FLOAT16 = _format("float16", 1, 16, 10, np.float16, 0x7C00)
-BFLOAT16 = _format("bfloat16", 2, 16, 7, ml_dtypes.bfloat16, 0x7F80)
-FLOAT8_E4M3FN = _format("float8_e4m3fn", 3, 8, 3, ml_dtypes.float8_e4m3fn, 0x7F)
-FLOAT8_E5M2 = _format("float8_e5m2", 4, 8, 2, ml_dtypes.float8_e5m2, 0x7C)
+FLOAT32 = FloatFormat("float32", 0, 32, 23, np.dtype(np.float32), 0x7F800000)
+FLOAT16 = FloatFormat("float16", 1, 16, 10, np.dtype(np.float16), 0x7C00)
+BFLOAT16 = FloatFormat("bfloat16", 2, 16, 7, np.dtype(ml_dtypes.bfloat16), 0x7F80)
+FLOAT8_E4M3FN = FloatFormat("float8_e4m3fn", 3, 8, 3, np.dtype(ml_dtypes.float8_e4m3fn), 0x7F)
+FLOAT8_E5M2 = FloatFormat("float8_e5m2", 4, 8, 2, np.dtype(ml_dtypes.float8_e5m2), 0x7C)
 
 FORMATS = {f.name: f for f in (FLOAT32, FLOAT16, BFLOAT16, FLOAT8_E4M3FN, FLOAT8_E5M2)}
 LOGIT_FORMATS = {f.name: f for f in (FLOAT32, FLOAT16, BFLOAT16)}
@@ -98,12 +93,6 @@ def values_at(places: NDArray[np.int64], fmt: FloatFormat) -> NDArray[np.float32
     """Return the values that have these ordinals, as float32. Same shape."""
     bits = np.abs(places).astype(fmt.carrier)
     return np.where(places < 0, -values_of(bits, fmt), values_of(bits, fmt))
-
-
-def is_finite(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.bool_]:
-    """Return whether the bits are neither NaN nor infinite. Same shape."""
-    magnitude = bits & fmt.carrier.type((1 << (fmt.bits - 1)) - 1)
-    return magnitude < fmt.first_nonfinite
 
 
 def values_of(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.float32]:

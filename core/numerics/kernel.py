@@ -14,18 +14,16 @@ import math
 
 import numpy as np
 from numba import njit
-from numba.extending import overload
 
-from .formats import FLOAT8_E4M3FN, FLOAT8_E5M2, FORMATS, values_of
+from .formats import BFLOAT16, FLOAT32, LOGIT_FORMATS
 from .sizes import BLOCK, DENSE, GROUP, LANES
 
-_BFLOAT16 = 2
-_E4M3FN = 3
-_E4M3FN_VALUES = values_of(np.arange(256, dtype=np.uint8), FLOAT8_E4M3FN)
-_E5M2_VALUES = values_of(np.arange(256, dtype=np.uint8), FLOAT8_E5M2)
-_BY_CODE = sorted(FORMATS.values(), key=lambda fmt: fmt.code)
+_FLOAT32, _BFLOAT16 = FLOAT32.code, BFLOAT16.code
+_BY_CODE = sorted(LOGIT_FORMATS.values(), key=lambda fmt: fmt.code)
 _MANTISSA_BITS = np.array([fmt.mantissa_bits for fmt in _BY_CODE])
 _LEAST_EXPONENTS = np.array([fmt.least_exponent for fmt in _BY_CODE])
+_MAGNITUDE_MASKS = np.array([(1 << (fmt.bits - 1)) - 1 for fmt in _BY_CODE], np.uint32)
+_FIRST_NONFINITE = np.array([fmt.first_nonfinite for fmt in _BY_CODE], np.uint32)
 
 _LARGEST_CELL = np.float64(np.float32(3.4028235e38))
 _LOWEST = np.float32(-3.4028235e38)
@@ -56,29 +54,17 @@ def exp(x):
     return np.int64(np.float64(p).view(np.int64) + (np.float64(scaled).view(np.int64) << 52)).view(np.float64)
 
 
-def load_block(a, b, fmt, a_bits, b_bits, a_values, b_values, ulps):
-    """Bits to float32 values (exact) and ULP distances, for one block. Overloaded by the width of the bits."""
-    raise NotImplementedError  # only the overloads below are ever called
+@njit(forceinline=True)
+def load_block(a, b, fmt, a_bits, b_bits, ulps):
+    """Bits to those of float32 (exact) and ULP distances, for one block."""
+    if fmt == _FLOAT32:
+        _load32(a, b, a_bits, b_bits, ulps)
+    else:
+        _load16(a, b, fmt, a_bits, b_bits, ulps)
 
 
-@overload(load_block, jit_options={"forceinline": True})
-def _load_block_overload(a, b, fmt, a_bits, b_bits, a_values, b_values, ulps):
-    return {8: _load8, 16: _load16, 32: _load32}[a.dtype.bitwidth]
-
-
-def _load8(a, b, fmt, a_bits, b_bits, a_values, b_values, ulps):
-    table = _E4M3FN_VALUES if fmt == _E4M3FN else _E5M2_VALUES
-    for i in range(a.shape[0]):
-        x = np.int32(a[i])
-        y = np.int32(b[i])
-        x_ordinal = -(x & 0x7F) if x > 0x7F else x
-        y_ordinal = -(y & 0x7F) if y > 0x7F else y
-        ulps[i] = abs(x_ordinal - y_ordinal)
-        a_values[i] = table[x]
-        b_values[i] = table[y]
-
-
-def _load16(a, b, fmt, a_bits, b_bits, a_values, b_values, ulps):
+@njit(forceinline=True)
+def _load16(a, b, fmt, a_bits, b_bits, ulps):
     n = a.shape[0]
     for i in range(n):
         x = np.int32(a[i])
@@ -109,7 +95,8 @@ def _widen_half(half):
     return np.uint32(bits | np.uint32((half & np.uint32(0x8000)) << np.uint32(16)))
 
 
-def _load32(a, b, fmt, a_bits, b_bits, a_values, b_values, ulps):
+@njit(forceinline=True)
+def _load32(a, b, a_bits, b_bits, ulps):
     for i in range(a.shape[0]):
         x = np.int32(a[i])
         y = np.int32(b[i])
@@ -125,8 +112,9 @@ def _load32(a, b, fmt, a_bits, b_bits, a_values, b_values, ulps):
 
 
 @njit(forceinline=True)
-def _scan_row(a, b, magnitude_mask, first_nonfinite):
-    """(any NaN or infinity on either side, any bit pattern that differs, largest magnitude of a, as bits)."""
+def scan_row(a, b, fmt):
+    """(any NaN or infinity on either side, any bit pattern that differs, spacing at a's largest finite magnitude)."""
+    magnitude_mask, first_nonfinite = _MAGNITUDE_MASKS[fmt], _FIRST_NONFINITE[fmt]
     nonfinite = 0
     differing = 0
     largest = np.uint32(0)
@@ -139,11 +127,12 @@ def _scan_row(a, b, magnitude_mask, first_nonfinite):
         differing |= np.int32(x != y)
         magnitude = np.uint32(x & magnitude_mask)
         largest = magnitude if magnitude > largest else largest
-    return nonfinite != 0, differing != 0, largest
+    finite = _largest_finite(a, magnitude_mask, first_nonfinite) if nonfinite else np.int64(largest)
+    return nonfinite != 0, differing != 0, _spacing_at(finite, fmt)
 
 
 @njit(forceinline=True)
-def largest_finite(a, magnitude_mask, first_nonfinite):
+def _largest_finite(a, magnitude_mask, first_nonfinite):
     """Bits of the largest finite magnitude of a row of bits; -1 if nothing is finite."""
     largest = np.uint32(0)  # 1 more than that; a product in place of a choice, or it takes five times as long
     for i in range(a.shape[0]):
@@ -154,25 +143,12 @@ def largest_finite(a, magnitude_mask, first_nonfinite):
 
 
 @njit(forceinline=True)
-def spacing_at(magnitude, fmt):
+def _spacing_at(magnitude, fmt):
     """Spacing of the format at a magnitude, given as its bits: a power of two. NaN for -1."""
     if magnitude < 0:
         return np.nan
-    binade = max(np.int64(magnitude) >> _MANTISSA_BITS[fmt], np.int64(1)) - 1  # subnormals are as the first normals
-    return _spacing(binade + _LEAST_EXPONENTS[fmt], fmt)
-
-
-@njit(forceinline=True)
-def spacing_at_float32(magnitude, fmt):
-    """Spacing of the format at one of its magnitudes, given as the bits of a float32; NaN for -1."""
-    if magnitude < 0:
-        return np.nan
-    return _spacing(max(max(np.int64(magnitude) >> 23, np.int64(1)) - 127, _LEAST_EXPONENTS[fmt]), fmt)
-
-
-@njit(forceinline=True)
-def _spacing(exponent, fmt):
-    return np.int64((exponent - _MANTISSA_BITS[fmt] + 1023) << 52).view(np.float64)
+    binade = max(magnitude >> _MANTISSA_BITS[fmt], np.int64(1)) - 1  # subnormals are as the first normals
+    return np.int64((binade + _LEAST_EXPONENTS[fmt] - _MANTISSA_BITS[fmt] + 1023) << 52).view(np.float64)
 
 
 @njit(forceinline=True, error_model="numpy")
@@ -224,33 +200,19 @@ def _lane_maxima(values, out):
     return highest
 
 
-def _block_sums(ulps, n):
+@njit(forceinline=True)
+def block_sums(ulps, n, fmt):
     """(sum, number that are not 0) of a block's distances."""
-    raise NotImplementedError  # only the overload below is ever called
-
-
-@overload(_block_sums, jit_options={"forceinline": True})
-def _block_sums_overload(ulps, n):
-    if ulps.dtype.bitwidth == 32:
-
-        def sums(ulps, n):
-            total = np.uint64(0)
-            nonzero = np.int64(0)
-            for i in range(n):
-                total += np.uint64(ulps[i])
-                nonzero += np.int64(ulps[i] != 0)
-            return total, nonzero
-    else:
-
-        def sums(ulps, n):
-            total = np.uint32(0)  # 2048 * 65535 < 2**31
-            nonzero = np.int32(0)
-            for i in range(n):
-                total = np.uint32(total + np.uint32(ulps[i]))
-                nonzero = np.int32(nonzero + np.int32(ulps[i] != 0))
-            return np.uint64(total), np.int64(nonzero)
-
-    return sums
+    wide, narrow, nonzero = np.uint64(0), np.uint32(0), np.int32(0)
+    if fmt == _FLOAT32:
+        for i in range(n):
+            wide += np.uint64(ulps[i])
+            nonzero = np.int32(nonzero + np.int32(ulps[i] != 0))
+        return wide, np.int64(nonzero)
+    for i in range(n):  # 2048 * 65535 < 2**31
+        narrow = np.uint32(narrow + np.uint32(ulps[i]))
+        nonzero = np.int32(nonzero + np.int32(ulps[i] != 0))
+    return np.uint64(narrow), np.int64(nonzero)
 
 
 @njit(forceinline=True)
@@ -351,7 +313,7 @@ def _mask(a, b, ulps, n, is_mismatch):
 
 
 @njit
-def _scan_side(bits, fmt, a_bits, b_bits, a_values, b_values, ulps, top_values, top_ids):
+def _scan_side(bits, fmt, a_bits, b_bits, a_values, ulps, top_values, top_ids):
     """Find the top k of a row of any bits; return its largest value and the sum of exponentials relative to it."""
     highest, total = -np.inf, 0.0
     top_ids[:] = -1
@@ -359,7 +321,7 @@ def _scan_side(bits, fmt, a_bits, b_bits, a_values, b_values, ulps, top_values, 
     for start in range(0, bits.shape[0], BLOCK):
         n = min(BLOCK, bits.shape[0] - start)
         block = bits[start : start + n]
-        load_block(block, block, fmt, a_bits, b_bits, a_values, b_values, ulps)
+        load_block(block, block, fmt, a_bits, b_bits, ulps)
         for i in range(n):
             x = np.float64(a_values[i])
             if math.isnan(x):
@@ -394,34 +356,19 @@ def _count(ulps, n, histogram):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def compare_rows(
-    a,
-    b,
-    fmt,
-    magnitude_mask,
-    first_nonfinite,
-    is_bit_identical,
-    counts,
-    figures,
-    a_top_values,
-    b_top_values,
-    a_top_ids,
-    b_top_ids,
-    tiles,
-    row_tiles,
-    histogram,
-    ulps,
-):
-    """Compare rows of bits `a` and `b` [rows, vocab]; fills the outputs.
+def compare_rows(a, b, fmt, outputs, histogram, ulps):
+    """Compare rows of bits `a` and `b` [rows, vocab]; fills the outputs: whether rows are bit-identical, counts,
+    figures, top values of a and of b, their ids, tiles, row_tiles.
 
-    counts [rows, 6] int64: neq, max_ulps, token of max_ulps, sum_ulps, elements finite on both sides,
-    nonfinite_mismatch. figures [rows, 6] float64: max_abs, sum of squared differences, KL in nats (NaN: undefined),
-    logsumexp of a, of b, spacing of the format at a's largest finite magnitude (NaN: there is none). tiles [rows,
+    counts [rows, 6] int64: neq, max_ulps, sum_ulps, elements finite on both sides, nonfinite_mismatch, token of
+    max_ulps. figures [rows, 6] float64: max_abs, sum of squared differences, spacing of the format at a's largest
+    finite magnitude (NaN: there is none), KL in nats (NaN: undefined), logsumexp of a, of b. tiles [rows,
     ceil(vocab / 32)]: largest distance of each group of tokens, all ones if NaN or infinity mismatch. row_tiles of
     the same shape, uint32, arriving as zeros: the group's largest difference over that spacing, as the bits of a
     float32, all ones likewise. histogram [4, BINS] int64: elements by bin of their distance, to be summed over its
     first axis. ulps [2048] is scratch: uint32 for float32, uint16 for narrower formats, whose distances all fit.
     """
+    is_bit_identical, counts, figures, a_top_values, b_top_values, a_top_ids, b_top_ids, tiles, row_tiles = outputs
     rows, vocab = a.shape
     a_values = np.empty(BLOCK, np.float32)
     b_values = np.empty(BLOCK, np.float32)
@@ -437,13 +384,8 @@ def compare_rows(
     difference_maxima = np.empty(BLOCK // 2, np.uint32)
 
     for row in range(rows):
-        nonfinite, differing, magnitude = _scan_row(a[row], b[row], magnitude_mask, first_nonfinite)
+        nonfinite, differing, spacing = scan_row(a[row], b[row], fmt)
         is_bit_identical[row] = not differing
-        if nonfinite:
-            spacing = spacing_at(largest_finite(a[row], magnitude_mask, first_nonfinite), fmt)
-        else:
-            spacing = spacing_at(np.int64(magnitude), fmt)
-        figures[row, 5] = spacing
         a_top_ids[row, :] = -1
         b_top_ids[row, :] = -1
         a_top_values[row, :] = np.nan
@@ -458,9 +400,7 @@ def compare_rows(
         masked, mismatched, is_odd, is_undefined = 0, 0, False, False
         for start in range(0, vocab, BLOCK):
             n = min(BLOCK, vocab - start)
-            load_block(
-                a[row, start : start + n], b[row, start : start + n], fmt, a_bits, b_bits, a_values, b_values, ulps
-            )
+            load_block(a[row, start : start + n], b[row, start : start + n], fmt, a_bits, b_bits, ulps)
             groups = (n + GROUP - 1) // GROUP
             for i in range(n, BLOCK):  # pad the last block with what no maximum can notice
                 a_values[i] = _LOWEST
@@ -483,7 +423,7 @@ def compare_rows(
                 m = np.uint32(ulp_maxima[g])
                 tiles[row, first_group + g] = m
                 block_ulps = m if m > block_ulps else block_ulps
-            block_total, block_neq = _block_sums(ulps, n)
+            block_total, block_neq = block_sums(ulps, n, fmt)
             if block_neq:
                 _differences(a_values, b_values, differences)
                 _group_maxima(difference_bits, difference_maxima)
@@ -525,24 +465,25 @@ def compare_rows(
 
         counts[row, 0] = neq + mismatched
         counts[row, 1] = highest
-        counts[row, 2] = highest_token
-        counts[row, 3] = total
-        counts[row, 4] = vocab - masked
-        counts[row, 5] = mismatched
+        counts[row, 2] = total
+        counts[row, 3] = vocab - masked
+        counts[row, 4] = mismatched
+        counts[row, 5] = highest_token
         figures[row, 0] = np.int64(largest).view(np.float64)
         figures[row, 1] = squares
+        figures[row, 2] = spacing
         a_log, b_log = a_highest + math.log(a_sum), b_highest + math.log(b_sum)
         kl = weighted / a_sum + math.log(b_sum / a_sum)
         if nonfinite:
             histogram[0, 0] -= masked
             if is_odd or min(a_top_values[row, -1], b_top_values[row, -1]) <= _LOWEST:
-                scratch = a_bits, b_bits, a_values, b_values, ulps
+                scratch = a_bits, b_bits, a_values, ulps
                 highest_of_a, total_of_a = _scan_side(a[row], fmt, *scratch, a_top_values[row], a_top_ids[row])
                 highest_of_b, total_of_b = _scan_side(b[row], fmt, *scratch, b_top_values[row], b_top_ids[row])
                 a_log, b_log = highest_of_a + math.log(total_of_a), highest_of_b + math.log(total_of_b)
                 kl = weighted / a_sum + (highest_of_b - b_highest) + math.log(total_of_b / a_sum)
             if is_undefined or masked == vocab:
                 kl = np.nan
-        figures[row, 2] = kl if math.isnan(kl) else max(0.0, kl) if differing else 0.0
-        figures[row, 3] = a_log
-        figures[row, 4] = b_log
+        figures[row, 3] = kl if math.isnan(kl) else max(0.0, kl) if differing else 0.0
+        figures[row, 4] = a_log
+        figures[row, 5] = b_log

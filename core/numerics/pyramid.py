@@ -62,10 +62,14 @@ def element_differences(
     """Absolute differences of single elements in logits, float32 as its bits; all ones: NaN or infinity mismatch.
     [rows, tokens]
     """
-    out = np.empty(a.shape, np.uint32)
-    wide = [np.ascontiguousarray(widen(bits, fmt)) for bits in (a, b)]
-    _loops().differences(wide[0].view(np.float32), wide[1].view(np.float32), out.view(np.float32), out)
-    return out
+    x, y = (widen(bits, fmt).view(np.float32) for bits in (a, b))
+    with np.errstate(invalid="ignore", over="ignore"):
+        cells = np.abs(x - y).view(np.uint32)
+    is_odd = ~(np.isfinite(x) & np.isfinite(y))
+    if is_odd.any():
+        x, y = x[is_odd], y[is_odd]
+        cells[is_odd] = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0, 0xFFFFFFFF)
+    return cells
 
 
 def element_row_ulps(
@@ -75,8 +79,8 @@ def element_row_ulps(
     they differ; all ones: NaN or infinity mismatch. [rows, tokens]
     """
     out = np.empty(a.shape, np.uint32)
-    wide = [np.ascontiguousarray(widen(bits, fmt)) for bits in (a, b)]
-    _loops().row_ulps(wide[0].view(np.float32), wide[1].view(np.float32), np.ascontiguousarray(spacing), out)
+    wide = [np.ascontiguousarray(widen(bits, fmt)).view(np.float32) for bits in (a, b)]
+    _loops().row_ulps(*wide, np.ascontiguousarray(spacing), out)
     return out
 
 

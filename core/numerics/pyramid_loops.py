@@ -30,23 +30,6 @@ def ulps(a, b, width, first_nonfinite, out):
             out[row, j] = 0 if both_nan or x == y else (sign << 1) - 1
 
 
-@njit(nogil=True, cache=True)
-def differences(a, b, out, out_bits):
-    for row in range(a.shape[0]):
-        total = np.float32(0)
-        for j in range(a.shape[1]):
-            difference = abs(a[row, j] - b[row, j])
-            total += difference * np.float32(0)  # stays 0 until something is NaN or infinite
-            out[row, j] = difference
-        if total == 0:
-            continue
-        for j in range(a.shape[1]):
-            x, y = a[row, j], b[row, j]
-            if np.isfinite(x) and np.isfinite(y):
-                continue
-            out_bits[row, j] = 0 if x == y or (np.isnan(x) and np.isnan(y)) else 0xFFFFFFFF
-
-
 @njit(nogil=True, cache=True, error_model="numpy")
 def row_ulps(a, b, spacing, out):
     for row in range(a.shape[0]):

@@ -1,27 +1,22 @@
-"""Import run files from elsewhere: checked in a process of their own, then stored as they are under a new id.
+"""Import run files from elsewhere: checked, then stored as they are under a new id.
 
 The file is an untrusted database. DuckDB opens it with external access off and its configuration locked, its schema
-has to be ours, and the digests of its logits have to hold. Figures and verdicts are taken as they are. A damaged or
-made file can crash DuckDB or keep it busy for ever: hence the process and its time limit.
+has to be ours, and the digests of its logits have to hold. Figures and verdicts are taken as they are.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import sys
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 from ..command_name import COMMAND
-from ..errors import LimitError, StoreError, UlpscopeError
-from ..subprocess_json import Child
+from ..errors import StoreError
 from ..text import clean
 from .dumps.digests import SideDigest
-from .file.database import DECODING, Database
+from .file.database import Database
 from .ops_run import KIND as OPS
 from .ops_run import ops_of
 from .reader import RunReader
@@ -30,7 +25,6 @@ from .tables.run import read_run, refuse_other_versions
 from .tables.schema import TABLES, check_tables
 
 NOTE = "Imported from a run file: its figures and verdicts are as that file has them."
-SILENT_SECONDS = 300.0  # without a word; every 16 MB of logits bring one
 _CHUNK_BYTES = 16 << 20  # of logits of one side, read at a time
 Progress = Callable[[int, int], None]
 
@@ -58,49 +52,28 @@ def is_run_file(path: Path) -> bool:
         raise StoreError(f"{clean(path.name)}: cannot be read ({error.strerror}).") from error
 
 
-def adopt(
+def import_run(
     store: Store, path: Path, *, run_id: str | None = None, name: str | None = None, on_progress: Progress | None = None
 ) -> str:
-    """Check a run file and store it as a new run; returns its id. `on_progress(rows done, rows of all sides)`.
+    """Check a run file and store a copy as a new run; returns its id. `on_progress(rows done, rows of all sides)`.
 
-    StoreError, and nothing is stored, if its schema is not ours, a digest does not hold, or it cannot be read in time.
+    StoreError, and nothing is stored, if its schema is not ours or a digest does not hold.
     """
-    path = Path(path)
     if not path.is_file() or not is_run_file(path):
         raise StoreError(
             f"{clean(path.name)}: is not a DuckDB file; expected a run file. `{COMMAND} ingest` takes dumps."
         )
-    settings = {"store": str(store.directory.absolute()), "path": str(path.absolute()), "run_id": run_id, "name": name}
-    last: dict[str, object] = {}
-    child = Child(["-m", f"{__package__}.importing", json.dumps(settings)], seconds=SILENT_SECONDS)
-    try:
-        with child:
-            for last in child.messages():
-                if on_progress is not None and "done" in last:
-                    on_progress(int(str(last["done"])), int(str(last["total"])))
-    finally:
-        if "run_id" not in last:
-            with suppress(StoreError, OSError):
-                store.sweep()  # what it had begun, if it was killed
-    if "run_id" in last:
-        return str(last["run_id"])
-    if "error" in last:
-        raise LimitError(str(last["error"])) if last.get("is_limit") else StoreError(str(last["error"]))
-    problem = "takes too long to read" if child.is_late else "made the process that read it crash"
-    raise StoreError(f"{clean(path.name)}: {problem}; it is damaged, or made to do that.")
-
-
-def import_run(store: Store, path: Path, *, run_id: str | None, name: str | None, on_progress: Progress) -> str:
-    """Check a run file and store a copy as a new run; returns its id. Meant for a process of its own."""
-    kind = check_schema(path)
-    if kind == OPS:
+    if check_schema(path) == OPS:
         ops_of(path)
     else:
         with RunReader(path) as run:
-            _check_run(run, on_progress)
+            _check_run(run, on_progress or (lambda *_: None))
     store.check_space(path.stat().st_size)
     with store.new_partial(name or path.stem, datetime.now(UTC), run_id) as partial:
-        shutil.copyfile(path, partial.path)
+        try:
+            shutil.copyfile(path, partial.path)
+        except OSError as error:
+            raise StoreError(f"{clean(path.name)}: cannot be copied ({error.strerror}).") from error
         with Database.to_change(partial.path) as database:
             ((old_name, note),) = database.rows("SELECT name, note FROM run_file.run")
             if not (name or old_name).strip():
@@ -151,33 +124,3 @@ def _check_run(run: RunReader, on_progress: Progress) -> None:
             on_progress(side.index * header.rows + stop, len(run.sides) * header.rows)
         if (digest.stored_digest(), *digest.values()) != (side.stored_sha256, side.sha256, side.sha256_dtype):
             raise StoreError(f"{run.path.name}: the logits of side {side.index} do not have their SHA-256.")
-
-
-def main(arguments: list[str]) -> None:
-    """Import a run. arguments: a JSON object of store, path, run_id, name. Print JSON lines: progress, then `run_id` or
-    `error`.
-    """
-    settings = json.loads(arguments[0])
-    path = Path(settings["path"])
-
-    def say(**values: object) -> None:
-        sys.stdout.write(json.dumps(values) + "\n")
-        sys.stdout.flush()
-
-    try:
-        run_id = import_run(
-            Store(Path(settings["store"])),
-            path,
-            run_id=settings["run_id"],
-            name=settings["name"],
-            on_progress=lambda done, total: say(done=done, total=total),
-        )
-        say(run_id=run_id)
-    except UlpscopeError as error:
-        say(error=str(error), is_limit=isinstance(error, LimitError))
-    except (*DECODING, MemoryError, OSError) as error:
-        say(error=f"{clean(path.name)}: cannot be imported ({type(error).__name__}: {clean(error)}).")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...numerics.elements import distances, mismatch_mark
+from ...numerics.differences import differences
 from ...numerics.formats import FloatFormat, format_named
 from ...runs.tables.ops import OpRow, whole_row
 from ..models.bits import bits_of, own_bits
@@ -182,8 +182,8 @@ class _Probe:
 
     def _distance(self, a: Bits, b: Bits) -> tuple[int, int]:
         """Return (differing elements, largest distance in ULPs over those finite on both sides)."""
-        ulps = distances(a, b, self._format)
-        return int(np.count_nonzero(ulps)), int(ulps[ulps != mismatch_mark(self._format)].max(initial=0))
+        figures = differences(a.reshape(1, -1), b.reshape(1, -1), self._format)
+        return int(figures.neq[0]), int(figures.max_ulps[0])
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

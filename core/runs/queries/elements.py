@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UsageError
-from ...numerics.elements import distances, mismatch_mark
-from ...numerics.formats import values_of
+from ...numerics.formats import ordinals, values_of
 from ..reader import RunReader
 
 if TYPE_CHECKING:
@@ -99,14 +98,15 @@ def every_element(run: RunReader, pair: int, prompt: int, position: int) -> pd.D
 
     fmt = run.header.format
     bits = run.at_sides((0, pair + 1), prompt, position)
-    ulps = distances(bits[0], bits[1], fmt)
     row = sum(run.header.lengths[:prompt]) + position
     with np.errstate(invalid="ignore"):  # signalling NaNs, infinity less infinity
         reference, variant = (values_of(side, fmt).astype(np.float64) for side in bits)
-        difference = np.where(ulps == mismatch_mark(fmt), np.nan, np.where(ulps == 0, 0.0, variant - reference))
+        is_same = (reference == variant) | (np.isnan(reference) & np.isnan(variant))
+        is_mismatch = ~is_same & ~(np.isfinite(reference) & np.isfinite(variant))
+        difference = np.where(is_same, 0.0, np.where(is_mismatch, np.nan, variant - reference))
         row_ulps = np.abs(difference) / run.spacing(pair, (row, row + 1))
-    whole = pd.array(ulps.astype(np.int64), "Int64")
-    whole[np.isnan(difference)] = pd.NA
+    ulps = pd.array(np.where(is_same, 0, np.abs(ordinals(bits[0], fmt) - ordinals(bits[1], fmt))), "Int64")
+    ulps[is_mismatch] = pd.NA
     return pd.DataFrame(
         {
             "token_id": np.arange(len(ulps)),
@@ -114,7 +114,7 @@ def every_element(run: RunReader, pair: int, prompt: int, position: int) -> pd.D
             "variant_logit": variant,
             "difference": difference,
             "row_ulps": row_ulps,
-            "ulps": whole,
+            "ulps": ulps,
         }
     )
 

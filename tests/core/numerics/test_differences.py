@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from core.numerics.differences import differences
-from core.numerics.formats import BFLOAT16, FORMATS, FloatFormat, ordinals, values_of
+from core.numerics.formats import BFLOAT16, LOGIT_FORMATS, FloatFormat, ordinals, values_of
 
 WIDTHS = (1, 64, 2048, 5000)  # below, on and beyond a block
 
@@ -22,9 +22,9 @@ def sides(fmt: FloatFormat, width: int) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.spread(1)
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", LOGIT_FORMATS)
 def test_figures_are_those_of_their_definitions(name, width):
-    fmt = FORMATS[name]
+    fmt = LOGIT_FORMATS[name]
     a, b = sides(fmt, width)
     found = differences(a, b, fmt)
     with np.errstate(invalid="ignore"):  # signalling NaNs

@@ -12,7 +12,6 @@ from core.numerics.formats import (
     FORMATS,
     FloatFormat,
     format_named,
-    is_finite,
     narrow,
     ordinals,
     spacings,
@@ -56,12 +55,6 @@ def test_nans_lie_beyond_the_infinities(fmt):
     steps, values = np.abs(ordinals(bits, fmt)), oracle.values(bits, fmt)
     largest = steps[~np.isnan(values)].max()
     assert (steps[np.isnan(values)] > largest).all()
-
-
-@FMT
-def test_finite_is_what_torch_calls_finite(fmt):
-    bits = patterns(fmt)
-    assert np.array_equal(is_finite(bits, fmt), np.isfinite(oracle.values(bits, fmt)))
 
 
 @FMT

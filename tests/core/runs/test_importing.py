@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,8 +9,7 @@ import duckdb
 import pytest
 
 from core.errors import LimitError, StoreError
-from core.runs import importing
-from core.runs.importing import NOTE, adopt, import_run
+from core.runs.importing import NOTE, import_run
 from core.runs.ops_run import read_ops, write_ops_run
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
@@ -20,7 +18,6 @@ from tests.core.runs.made_runs import ROOT, copied
 from tests.core.runs.test_ops_run import UNSTEADY, header
 
 SAMPLES = sorted((ROOT / "tests" / "runs").glob("*.duckdb"))
-ENDLESS = Path(__file__).parent / "never-comes-back.duckdb.gz"
 
 
 @pytest.fixture
@@ -31,11 +28,6 @@ def store(tmp_path: Path) -> Store:
 @pytest.fixture
 def foreign_file(tmp_path: Path) -> Path:
     return copied(tmp_path / "outside" / "somebody.duckdb")
-
-
-def imported(store: Store, path: Path, run_id: str | None = None, name: str | None = None) -> str:
-    """In this process, which is quicker than in one of its own."""
-    return import_run(store, path, run_id=run_id, name=name, on_progress=lambda done, total: None)
 
 
 def differing(first: Path, second: Path) -> list[str]:
@@ -51,30 +43,28 @@ def differing(first: Path, second: Path) -> list[str]:
 @pytest.mark.spread(1)
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
 def test_a_run_comes_in_bit_for_bit_under_a_new_id_and_its_note_says_so(path: Path, store: Store) -> None:
-    new = store.path_of(imported(store, path, name="called anew"))
+    new = store.path_of(import_run(store, path, name="called anew"))
     assert new.stem != path.stem
     assert differing(path, new) == []
     with RunReader(path) as old, RunReader(new) as run:
         assert (run.header.name, run.created) == ("called anew", old.created)
         assert NOTE in run.header.provenance.note
-    again = store.path_of(imported(store, new))
+    again = store.path_of(import_run(store, new))
     with RunReader(again) as run:
         assert run.header.provenance.note.count(NOTE) == 1
 
 
 def test_a_bit_that_had_changed_would_be_seen(store: Store, foreign_file: Path) -> None:
-    new = store.path_of(imported(store, foreign_file))
+    new = store.path_of(import_run(store, foreign_file))
     damaged(new, "UPDATE logits SET bits = bits || '\\x00'::BLOB WHERE side = 1 AND position = 2 AND prompt = 0")
     assert differing(foreign_file, new) == ["logits"]
 
 
-def test_a_process_of_its_own_imports_under_the_id_asked_for_and_reports_progress(
-    store: Store, foreign_file: Path
-) -> None:
-    before, told = foreign_file.read_bytes(), []
-    run_id = adopt(store, foreign_file, run_id="a-run", on_progress=lambda *rows: told.append(rows))
+def test_it_has_the_id_asked_for_and_progress_is_reported(store: Store, foreign_file: Path) -> None:
+    before, steps = foreign_file.read_bytes(), []
+    run_id = import_run(store, foreign_file, run_id="a-run", on_progress=lambda *rows: steps.append(rows))
     assert run_id == "a-run"
-    assert told[-1][0] == told[-1][1] > 0
+    assert steps[-1][0] == steps[-1][1] > 0
     assert [each.name for each in store.directory.iterdir()] == ["a-run.duckdb"]
     assert foreign_file.read_bytes() == before
 
@@ -82,7 +72,7 @@ def test_a_process_of_its_own_imports_under_the_id_asked_for_and_reports_progres
 def test_probes_of_operations_come_in(store: Store, tmp_path: Path) -> None:
     outside = Store(tmp_path / "outside")
     path = outside.path_of(write_ops_run(outside, header(), [UNSTEADY]))
-    assert list(read_ops(store, imported(store, path)).rows) == [UNSTEADY]
+    assert list(read_ops(store, import_run(store, path)).rows) == [UNSTEADY]
 
 
 REFUSED: dict[str, tuple[list[str], str]] = {
@@ -128,7 +118,7 @@ def test_what_no_run_file_has_is_refused_and_nothing_is_stored(fault: str, store
     for statement in statements:
         damaged(foreign_file, statement)
     with pytest.raises(StoreError) as refused:
-        imported(store, foreign_file)
+        import_run(store, foreign_file)
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
     assert not store.directory.exists() or list(store.directory.iterdir()) == []
@@ -151,22 +141,12 @@ def test_what_is_no_run_file_is_one_sentence(
     change: Callable[[Path], Path], words: str, store: Store, foreign_file: Path
 ) -> None:
     with pytest.raises(StoreError, match=words):
-        adopt(store, change(foreign_file))
+        import_run(store, change(foreign_file))
     assert not store.directory.exists() or list(store.directory.iterdir()) == []
 
 
-def test_a_file_that_keeps_duckdb_busy_for_ever_is_given_up_in_time(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "endless.duckdb"
-    path.write_bytes(gzip.decompress(ENDLESS.read_bytes()))
-    monkeypatch.setattr(importing, "SILENT_SECONDS", 2.0)
-    with pytest.raises(StoreError, match="takes too long to read"):
-        adopt(store, path)
-
-
-def test_without_room_nothing_is_imported(store: Store, foreign_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_room_nothing_is_import_run(store: Store, foreign_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", "999 TB")
     with pytest.raises(LimitError):
-        imported(store, foreign_file)
+        import_run(store, foreign_file)
     assert not store.directory.exists()

@@ -14,7 +14,7 @@ from core.runs.dumps.arrays import StoredArray
 from core.runs.dumps.containers import MOST_ARRAYS
 from core.runs.file.bounds import LONGEST_TOKEN, MAX_SIDES
 from core.runs.file.records import Prompt, SideHeader
-from core.runs.importing import adopt
+from core.runs.importing import import_run
 from core.runs.reader import RunReader
 from core.runs.store.cards import list_runs
 from core.runs.store.store import Store
@@ -77,7 +77,7 @@ def test_every_side_of_a_dump_may_say_what_it_emitted_and_its_dtype(tmp_path: Pa
 def test_a_run_file_of_what_no_run_has_is_refused(statement: str, words: str, tmp_path: Path) -> None:
     path = copied(tmp_path / "runs" / "many.duckdb")
     damaged(path, statement)
-    for look in (RunReader, lambda path: adopt(Store(tmp_path / "to"), path)):
+    for look in (RunReader, lambda path: import_run(Store(tmp_path / "to"), path)):
         with pytest.raises(StoreError, match=words):
             look(path)
 

@@ -32,7 +32,7 @@ def test_columns_that_an_older_file_lacks_are_null(tmp_path: Path) -> None:
         assert run.positions(0)["kl"].isna().all()
         with Revision(store, run, "judged") as revision:
             judged = revision.finish([Verdict("nondeterministic", "why", (RERUN_FAILED,))], "")
-    imported = import_run(store, path, run_id=None, name=None, on_progress=lambda *_: None)
+    imported = import_run(store, path)
     for run_id, because in ((judged, "why"), (imported, None)):
         with RunReader(store.path_of(run_id)) as run:
             assert run.pairs[0].because == because

@@ -32,11 +32,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return store.path_of(store_run(store, "top 20", *sides()))
 
 
-def imported(store: Store, path: Path) -> str:
-    """In this process, which is quicker than in one of its own."""
-    return import_run(store, path, run_id=None, name=None, on_progress=lambda *_: None)
-
-
 def told(sides: tuple[ListSide, ...]) -> list[object]:
     """Everything of the sides but the texts, arrays as lists: a run has one text for a token."""
     return [
@@ -106,7 +101,7 @@ def test_sides_that_cannot_be_compared_leave_nothing(store: Store) -> None:
 
 
 def test_it_goes_from_store_to_store(made: Path, store: Store) -> None:
-    with RunReader(store.path_of(imported(store, made))) as run:
+    with RunReader(store.path_of(import_run(store, made))) as run:
         assert told(run.lists()) == told(sides())
 
 
@@ -133,7 +128,7 @@ def test_a_damaged_file_is_refused_in_a_sentence(made: Path, store: Store, tmp_p
     with pytest.raises(StoreError, match=path.stem), RunReader(path) as run:
         run.lists()
     with pytest.raises(StoreError):
-        imported(store, path)
+        import_run(store, path)
 
 
 def test_its_json_is_that_of_every_run(made: Path) -> None:

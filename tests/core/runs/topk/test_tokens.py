@@ -14,7 +14,7 @@ import pytest
 from core.errors import DumpError, StoreError, UsageError
 from core.judging.ingest import describe, headers_of, ingest
 from core.runs.file import records
-from core.runs.importing import adopt
+from core.runs.importing import import_run
 from core.runs.queries.verdicts import next_command
 from core.runs.reader import RunReader
 from core.runs.reports.gate import check_for_lists, parse_conditions
@@ -226,7 +226,7 @@ def test_a_long_run_is_summed_up_and_never_read_as_a_whole(rows, tmp_path, monke
         with pytest.raises(UsageError, match="summed up"):
             check_for_lists(parse_conditions(["flips"]), report_of_run(run)[0])
     assert [card.positions for card in list_runs(store)[0]] == [300]
-    assert adopt(store, store.path_of(run_id), name="again")
+    assert import_run(store, store.path_of(run_id), name="again")
 
 
 @pytest.mark.parametrize("form", [lines, parquet])
