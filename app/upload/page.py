@@ -15,9 +15,8 @@ KEYS = """
   vocabulary. A side called `reference` is the reference, else the first.
 - **bfloat16** may come as uint16 bits with `compute_dtype`, as numpy's 2-byte void, or upcast to float32: that is
   detected.
-- Reserved keys: `token_ids`, `tokens` (texts), `compute_dtype`, `reference_side`, `meta` (a JSON string). Also
-  `prompt_lengths` (prompts one after another), `emitted:SIDE` (the token each side chose, -1 if it was given) and
-  `dtype:SIDE` (of its 16-bit bits).
+- Reserved keys: `token_ids`, `tokens` (texts), `compute_dtype`, `reference_side`, `meta` (any text). Also
+  `prompt_lengths` (prompts one after another) and `emitted:SIDE` (the token each side chose, -1 if it was given).
 - To try it: `sample_runs/dumps/fresh_and_cached_upcast.npz` and `six_calls.npz`.
 """
 

@@ -33,7 +33,7 @@ Rows = Callable[[int, int], NDArray[Any]]
 # NotImplementedError; ValueError covers UnicodeError and the errors of json, msgspec and pickle's readers).
 FOREIGN = (
     *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, ValueError, TypeError, LookupError),
-    *(ArithmeticError, RuntimeError, SyntaxError, MemoryError),
+    *(ArithmeticError, RuntimeError, SyntaxError, MemoryError, SystemError),
     tokenize.TokenError,  # numpy's filter for headers written by Python 2
 )
 
@@ -97,12 +97,7 @@ class StoredArray:
 
     def blocks(self) -> Iterator[NDArray[Any]]:
         """All rows, about 1 MiB at a time; maybe views of the file. [n, columns] each"""
-        rows, columns = self.size // self.shape[-1], self.shape[-1]
-        step = max(1, BLOCK_BYTES // (columns * self.dtype.itemsize))
-        for start in range(0, rows, step):
-            with foreign_errors(self.label, "an undamaged, complete file"):
-                block = self.rows(start, min(start + step, rows))[:, : self.columns]
-            yield block
+        return self.checked_rows(max(1, BLOCK_BYTES // (self.shape[-1] * self.dtype.itemsize)))
 
     def load(self) -> NDArray[Any]:
         """Return the whole of a small array, flat. The caller has checked its size."""
@@ -159,10 +154,9 @@ def read_npy_header(start: bytes, label: str) -> tuple[tuple[int, ...], bool, np
 
 def check_elements(array: StoredArray, available: int) -> None:
     """DumpError for what is not plain numbers or text, and for a shape that the file does not back with bytes."""
-    if array.dtype.hasobject:
-        raise array.refusal("holds pickled Python objects", "plain numbers (nothing is ever unpickled)")
-    if array.dtype.names is not None or array.dtype.subdtype is not None:
-        raise array.refusal(f"has the structured dtype {clean(array.dtype)}", "one plain number an element")
+    if array.dtype.hasobject or array.dtype.names is not None or array.dtype.subdtype is not None:
+        need = "one plain number an element; nothing is ever unpickled"
+        raise array.refusal(f"has the dtype {clean(array.dtype)}", need)
     declared = f"shape {clean(array.shape)} of {clean(array.dtype)}"
     if array.nbytes == 0:
         raise array.refusal(f"is empty ({declared})", "at least one element")

@@ -19,18 +19,17 @@ from ...errors import DumpError, UsageError
 from ...numerics.formats import FloatFormat, format_named
 from ...text import clean, plural, printable
 from ..file.bounds import MAX_ROWS, MAX_SIDES, MAX_VOCAB
-from ..file.records import Generation, Prompt, Provenance, RunHeader, SideHeader
+from ..file.records import Generation, Prompt, Provenance, RunHeader
 from .arrays import StoredArray
 from .containers import Container, open_container
 from .dump_notes import notes_on
 from .reserved_keys import EMITTED, Reserved, is_reserved, prompts_of, read_reserved, sides_of
-from .source_dtype import DumpSide, check_all, convert, detect, source_of
+from .source_dtype import DumpSide, check_all, convert, detect, side_of
 
 GIB = 1 << 30
 MIB = 1 << 20
 CHUNK_BYTES = 32 * MIB  # a side
 CHUNK_BYTES_TOGETHER = 64 * MIB  # all sides; the caller may still hold one chunk while the next is read
-ROW_BYTES_TOGETHER = 256 * MIB  # one position of all sides, the least a chunk can be
 CONVERT_ELEMENTS = MIB  # converted at a time, which bounds the temporaries
 LOOKED_AT_BYTES = 8 * MIB  # of all sides together, at most an eighth of it a side
 LOGITS = "logits"  # what a user may say that arrays hold which look like something else
@@ -101,14 +100,14 @@ class Dump:
 
     def _stream(self, side: DumpSide, step: int) -> Generator[NDArray[np.unsignedinteger], None, None]:
         """Return the rows of one side as bits of the compute dtype, `step` at a time. [n, vocab] each"""
-        source, at_once = side.source, max(1, CONVERT_ELEMENTS // self.vocab)
-        for raw in source.array.checked_rows(step):
+        at_once = max(1, CONVERT_ELEMENTS // self.vocab)
+        for raw in side.array.checked_rows(step):
             out = np.empty(raw.shape, self._format.carrier)
             for first in range(0, len(raw), at_once):
-                bits = source.bits(raw[first : first + at_once])
-                converted = convert(bits, source.fmt, self._format)
+                bits = side.bits(raw[first : first + at_once])
+                converted = convert(bits, side.fmt, self._format)
                 if converted is None:  # it was checked when opened, so the file has changed
-                    raise source.lossy(bits, self._format)
+                    raise side.lossy(bits, self._format)
                 out[first : first + len(converted)] = converted
             yield out
 
@@ -158,10 +157,7 @@ def open_dump(
         need = "one, or compute_dtype given when opening"
         raise DumpError(f"{dump_name}: declare different compute_dtypes; expected {need}.")
     dtype = next((fmt for fmt in declared if fmt), None)
-    sides = []
-    for name, (place, array) in arrays.items():
-        source = source_of(array, reserved[place].side_dtypes.get(name) or declared[place] or dtype or override)
-        sides.append(DumpSide(SideHeader(name=name, path="", source_dtype=source.fmt.name), source))
+    sides = [side_of(name, array, declared[place] or dtype or override) for name, (place, array) in arrays.items()]
     if len(containers) == 1:
         reference = reference or reserved[0].reference or None
     if reference is not None and reference not in arrays:
@@ -169,25 +165,19 @@ def open_dump(
         raise UsageError(f"{dump_name}: no side '{clean(reference, 60)}'; there are {names}.")
     if reference is not None or len(containers) == 1:  # of two files the first is it, under any name
         is_sorted = containers[0].kind == "safetensors"  # which say nothing by their order
-        sides.sort(key=lambda side: _rank(side.header.name, reference, is_sorted))  # stable: others stay in file order
-    target = override or dtype
+        sides.sort(key=lambda side: _rank(side.name, reference, is_sorted))  # stable: others stay in file order
+    target, tell = override or dtype, on_progress or (lambda _done, _total: None)
     reason = "override: chosen when opening" if override else "declared: the dump's own compute_dtype key"
-    sources, tell = [side.source for side in sides], on_progress or (lambda _done, _total: None)
-    check_all(sources, target, tell)
+    check_all(sides, target, tell)
     if target is None:
-        target, reason = detect(sources, tell)
-    prompts, vocab = prompts_of(reserved[0], reserved[-1]), shape[-1]
-    if (row_bytes := target.itemsize * vocab * len(sides)) > ROW_BYTES_TOGETHER:
-        problem = f"one position of all {len(sides)} sides takes {row_bytes // MIB} MiB"
-        need = f"at most {ROW_BYTES_TOGETHER // MIB}: put the sides into several dumps"
-        raise DumpError(f"{dump_name}: {problem}; expected {need}.")
-    generations = _generations(dump_name, [side.header.name for side in sides], arrays, reserved, prompts)
+        target, reason = detect(sides, tell)
+    prompts = prompts_of(reserved[0], reserved[-1])
+    generations = _generations(dump_name, [side.name for side in sides], arrays, reserved, prompts)
     meta = next((r.meta for r in reserved if r.meta), "")
-    dump = Dump(sides, vocab, prompts, target, reason, meta, generations)
-    of_files = [f"{container.name}: {container.warning}" for container in containers if container.warning]
+    dump = Dump(sides, shape[-1], prompts, target, reason, meta, generations)
     _, first_rows = next(dump.chunks(max_bytes=LOOKED_AT_BYTES // max(8, len(sides))))
     of_rows = notes_on(dump_name, sides, prompts, first_rows, target, are_logits=holds == LOGITS)
-    dump.warnings = (*of_files, *notes, *of_rows)
+    dump.warnings = (*notes, *of_rows)
     return dump
 
 
@@ -248,27 +238,18 @@ def _generations(
 def _named_arrays(containers: list[Container], fewest_sides: int) -> tuple[_Arrays, list[str]]:
     """Return the sides, and notes on arrays that are none."""
     sides_by_file, notes = [], []
+    fewest, most = (fewest_sides, MAX_SIDES) if len(containers) == 1 else (1, 1)
     for container in containers:
-        sides, others = sides_of(container, fewest_sides if len(containers) == 1 else 1)
+        sides, others = sides_of(container, fewest)
         sides_by_file.append(sides)
         left_out = "no logits: it is left out"
         notes += [f"{array.label} holds whole numbers ({array.dtype.name}), {left_out}." for array in others]
+        if not fewest <= len(sides) <= most:
+            keys = ", ".join(f"'{clean(key, 40)}'" for key in list(sides)[:3]) or "none"
+            need = f"{fewest} to {most}, each under its own key, or one in each of two files"
+            raise DumpError(f"{container.name}: holds {plural(len(sides), 'side')} ({keys}); expected {need}.")
     if len(containers) == 1:
-        only, arrays = containers[0], sides_by_file[0]
-        if only.kind == "npy" and fewest_sides > 1:
-            need = "two sides: give a second file, or both arrays in one npz"
-            raise DumpError(f"{only.name}: holds one array; expected {need}.")
-        if not fewest_sides <= len(arrays) <= MAX_SIDES:
-            keys = ", ".join(f"'{clean(key, 40)}'" for key in list(arrays)[:3]) or "none"
-            raise DumpError(
-                f"{only.name}: holds {plural(len(arrays), 'side')} ({keys}); expected {fewest_sides} to {MAX_SIDES}:"
-                " save every side under its own key, or give a second file."
-            )
-        return {key: (0, array) for key, array in arrays.items()}, notes
-    for container, arrays in zip(containers, sides_by_file, strict=True):
-        if len(arrays) != 1:
-            need = "one array in each of two files that make a pair"
-            raise DumpError(f"{container.name}: holds {plural(len(arrays), 'side')}; expected {need}.")
+        return {key: (0, array) for key, array in sides_by_file[0].items()}, notes
     names = [printable(container.path.stem, "?")[:200] for container in containers]
     if names[0] == names[1] or any(is_reserved(name) or not name.strip() for name in names):
         names = ["reference", "variant"]

@@ -33,20 +33,16 @@ def notes_on(
     """
     vocab, rows = first[0].shape[1], sum(prompt.positions for prompt in prompts)
     notes = [
-        f"{side.source.array.label} is float64; its values are all float32, so it is kept, and exported, as float32."
+        f"{side.array.label} is float64; its values are all float32, so it is kept, and exported, as float32."
         for side in sides
-        if side.source.is_double
+        if side.is_double
     ]
-    highest = max((max(prompt.token_ids) for prompt in prompts if prompt.token_ids), default=0)
-    if highest >= vocab:
-        problem = f"token_ids holds {highest}, beyond the vocabulary of {vocab}"
-        notes.append(f"{name}: {problem}; are the ids those of these logits?")
     longest = max(prompt.positions for prompt in prompts)
     if vocab < _SMALL_VOCABULARY and longest > _LONG_PROMPT:
         problem = f"{longest:,} positions of {vocab:,} tokens each"
         notes.append(f"{name}: {problem}; if it is [vocab, positions], save it transposed (array.T).")
     for side, bits in zip(sides, first, strict=True):
-        array, values = side.source.array, values_of(bits, fmt)
+        array, values = side.array, values_of(bits, fmt)
         if what := looks_normalised(values):
             problem = f"looks like {what}: its sampled rows sum to 1"
             notes.append(f"{array.label} {problem}; ULPs and margins are of those, not logits.")
@@ -68,13 +64,13 @@ def _notes_on_dtypes(
     """Return notes on ULPs of sides saved or computed in different dtypes. first: bits of the compute dtype."""
     holds: dict[str, list[str]] = {}  # dtype of the values -> sides
     for side, bits in zip(sides, first, strict=True):
-        source, dtype = side.source.fmt, fmt
+        source, dtype = side.fmt, fmt
         if source.bits == 16 and source is not fmt:
             dtype = source
         elif len(np.unique(bits.reshape(-1)[:_MANY_VALUES])) >= _LEAST_VALUES:
             dtype = narrowest(bits, fmt)
-        holds.setdefault(dtype.name, []).append(f"'{clean(side.header.name, 40)}'")
-    saved = dict.fromkeys(side.header.source_dtype for side in sides)
+        holds.setdefault(dtype.name, []).append(f"'{clean(side.name, 40)}'")
+    saved = dict.fromkeys(side.fmt.name for side in sides)
     if len(holds) > 1:
         coarsest = min((format_named(dtype) for dtype in holds), key=lambda each: each.mantissa_bits)
         steps = 1 << (fmt.mantissa_bits - coarsest.mantissa_bits)

