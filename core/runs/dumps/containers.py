@@ -62,7 +62,7 @@ def open_container(path: Path, max_bytes: int) -> Container:
     """Check one file and map it. Reads headers only, and of no more arrays than a dump has."""
     name = clean(path.name or path)
     if not path.is_file():
-        raise DumpError(f"{name}: is no file; expected {_EXPECTED}.")
+        raise DumpError(f"{name}: there is no such file; expected {_EXPECTED}.")
     with foreign_errors(name, f"a readable file: {_EXPECTED}"), path.open("rb") as file:
         if not 0 < (size := path.stat().st_size) <= max_bytes:
             raise DumpError(f"{name}: has {size} bytes; expected 1 to {max_bytes}.")
