@@ -92,7 +92,7 @@ def _response(values: Values, tokens: tuple[int, ...], size: int) -> Response:
         logprobs = (row[best] - _log_sum(row)).astype(np.float32).astype(np.float64)
         token = tokens[position + 1] if position + 1 < len(tokens) else -1
         rows.append(ListRow(position, tuple(zip(best.tolist(), logprobs.tolist(), strict=True)), len(best), token))
-    return Response("made", "logprob", "token_id", tokens, list_rows(rows, "made"), vocab=values.shape[1])
+    return Response("made", "token_id", tokens, list_rows(rows, "made"), vocab=values.shape[1])
 
 
 def _log_sum(row: Values) -> float:

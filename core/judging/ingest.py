@@ -165,10 +165,7 @@ def describe(
 
 
 def _responses(paths: Sequence[Path], **taken_as: Any) -> dict[str, Any]:
-    """Describe responses by the run that they make, in a folder that is gone afterwards.
-
-    processed: whether temperature, penalties or a mask are in a side's values, null if a payload does not say.
-    """
+    """Describe responses by the run that they make, in a folder that is gone afterwards."""
     sides = []
     with tempfile.TemporaryDirectory(prefix="ulpscope-") as folder:
         store = Store(Path(folder))
@@ -177,11 +174,9 @@ def _responses(paths: Sequence[Path], **taken_as: Any) -> dict[str, Any]:
         with RunReader(path) as run:
             for side in run.sides:
                 responses = run.rows("response", side=side.index)
-                flags = set(responses["is_processed"].dropna())
                 values = f"{side.holds}s of at most {plural(side.k or 1, 'token')} per position"
                 formats = sorted(set(responses["format"])) or [FORMAT]
-                is_processed = True in flags if flags else None
-                sides.append({"name": side.name, "source_dtype": values, "formats": formats, "processed": is_processed})
+                sides.append({"name": side.name, "source_dtype": values, "formats": formats})
             keys, note = set(run.rows("side", side=0)["keys"]), run.header.provenance.note
             rows = [row for pair in run.pairs for row in run.evidence(pair.index)]
     grids = [f"{row.side}: {row.says}" for row in rows if row.check is Check.GRID]

@@ -1,4 +1,4 @@
-"""Figures of a pair of lists: the top tokens of a row that each side sent, over the values that both sent.
+"""Lists of the top tokens of rows as each side sent them, and their figures over the values that both sent.
 
 Log-softmax subtracts one number from a whole row, so gaps between log-probabilities are gaps between logits: margins,
 flips and ties are exact from the top two tokens.
@@ -6,10 +6,8 @@ flips and ties are exact from the top two tokens.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -19,133 +17,153 @@ from .metrics import Summary
 
 
 @dataclass(frozen=True, eq=False)
-class ListedRow:
-    """Some tokens of one row, largest first.
+class ListRows:
+    """Lists, compressed: row r has the entries offsets[r] to offsets[r + 1].
 
-    token_ids: int64 [entries]; values: float64 [entries], decreasing, finite. best: how many of the first entries are
-    the largest of the whole row. is_full: no token of the row is missing.
+    positions [rows] increase within a prompt; token_ids and values [entries]: largest first within a row, the lower
+    token first if values are equal. best [rows]: how many of the first entries are the largest of the whole row.
+    targets [rows]: token that was emitted or is given next, -1 if unknown; missing [rows]: placeholders for values.
     """
 
+    positions: NDArray[np.int64]
+    offsets: NDArray[np.int64]
     token_ids: NDArray[np.int64]
     values: NDArray[np.float64]
-    best: int
-    is_full: bool
+    best: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    missing: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.positions)
 
     @property
-    def top(self) -> NDArray[np.float64]:
-        """Values that are the largest of the whole row."""
-        return self.values if self.is_full else self.values[: self.best]
+    def counts(self) -> NDArray[np.int64]:
+        """Entries of each row. [rows]"""
+        return np.diff(self.offsets)
 
     @property
-    def token(self) -> int | None:
-        """Argmax of the row, None if it was not sent."""
-        return int(self.token_ids[0]) if len(self.top) else None
+    def row_of(self) -> NDArray[np.int64]:
+        """Row of each entry. [entries]"""
+        return np.repeat(np.arange(len(self)), self.counts)
 
     @property
-    def margin(self) -> float | None:
-        """Top-1 minus runner-up, in the values' unit; None if the runner-up was not sent."""
-        return float(self.top[0] - self.top[1]) if len(self.top) > 1 else None
+    def largest(self) -> NDArray[np.float64]:
+        """Largest value of each row, NaN without one. [rows]"""
+        return np.where(self.counts > 0, np.append(self.values, np.nan)[self.offsets[:-1]], np.nan)
+
+    def row(self, index: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return tokens and values of one row, largest first. [entries] each"""
+        part = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
+        return self.token_ids[part], self.values[part]
+
+    def part(self, rows: NDArray[np.bool_]) -> ListRows:
+        """Return some rows. rows [rows]: which stay."""
+        entries = rows[self.row_of]
+        columns = {name: getattr(self, name)[rows] for name in ("positions", "best", "targets", "missing")}
+        offsets = np.append(0, np.cumsum(self.counts[rows]))
+        return ListRows(offsets=offsets, token_ids=self.token_ids[entries], values=self.values[entries], **columns)
+
+    def without_values(self, rows: NDArray[np.bool_]) -> ListRows:
+        """Return all rows, some of them emptied: their values count as missing. rows [rows]: these."""
+        entries = ~rows[self.row_of]
+        return ListRows(
+            self.positions,
+            np.append(0, np.cumsum(np.where(rows, 0, self.counts))),
+            self.token_ids[entries],
+            self.values[entries],
+            np.where(rows, 0, self.best),
+            self.targets,
+            self.missing + np.where(rows, self.counts, 0),
+        )
+
+
+def concatenate(parts: Sequence[ListRows]) -> ListRows:
+    """Return the rows of all parts, one part after another."""
+    names = [field.name for field in fields(ListRows) if field.name != "offsets"]
+    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    return ListRows(offsets=np.cumsum([0, *np.concatenate([part.counts for part in parts])]), **columns)
 
 
 @dataclass(frozen=True, eq=False)
 class ListFigures:
-    """Figures of one position of a pair, None if what was sent does not say. changes: variant minus reference of the
-    tokens that both sides sent, in the values' unit; kl: of complete rows alone.
+    """Figures of a pair by row, as metrics name them, masked if what was sent does not say. [rows] each
+
+    common: values that both sides sent; squares: of their differences, summed; smaller_margin: of both sides.
     """
 
-    reference: ListedRow
-    variant: ListedRow
-    changes: NDArray[np.float64]
-    kl: float | None
+    common: NDArray[np.int64]
+    squares: NDArray[np.float64]
+    smaller_margin: np.ma.MaskedArray
+    neq: NDArray[np.int64]
+    max_abs: np.ma.MaskedArray
+    reference_token: np.ma.MaskedArray
+    variant_token: np.ma.MaskedArray
+    reference_margin: np.ma.MaskedArray
+    variant_margin: np.ma.MaskedArray
+    is_flip: np.ma.MaskedArray
+    is_tie: np.ma.MaskedArray
+    could_flip: np.ma.MaskedArray  # the smaller margin is at most twice the largest difference that was sent
 
     @property
-    def common(self) -> int:
-        return len(self.changes)
-
-    @cached_property
-    def neq(self) -> int:
-        return int(np.count_nonzero(self.changes))
-
-    @cached_property
-    def max_abs(self) -> float | None:
-        return float(np.abs(self.changes).max()) if len(self.changes) else None
-
-    @property
-    def rms(self) -> float | None:
-        return float(np.sqrt(np.square(self.changes).mean())) if len(self.changes) else None
-
-    @property
-    def bit_identical(self) -> bool | None:
+    def bit_identical(self) -> np.ma.MaskedArray:
         """False if a value differs; what was not sent may differ too."""
-        return False if self.neq else None
+        return np.ma.array(np.zeros(len(self.neq), np.bool_), mask=self.neq == 0)
 
     @property
-    def is_flip(self) -> bool | None:
-        tokens = self.reference.token, self.variant.token
-        return None if None in tokens else tokens[0] != tokens[1]
-
-    @property
-    def smaller_margin(self) -> float | None:
-        return min(
-            (margin for margin in (self.reference.margin, self.variant.margin) if margin is not None), default=None
-        )
-
-    @property
-    def is_tie(self) -> bool | None:
-        margins = self.reference.margin, self.variant.margin
-        return True if 0.0 in margins else None if None in margins else False
-
-    @property
-    def could_flip(self) -> bool | None:
-        """The smaller margin is at most twice the largest change that was sent."""
-        if self.smaller_margin is None or self.max_abs is None:
-            return None
-        return self.smaller_margin <= 2 * self.max_abs
+    def rms(self) -> np.ma.MaskedArray:
+        return np.ma.array(np.sqrt(self.squares / np.maximum(self.common, 1)), mask=self.common == 0)
 
 
-def compare_rows(reference: ListedRow, variant: ListedRow, values: str) -> ListFigures:
-    """Compare two rows. values: 'logit', 'logprob' or 'prob', of both."""
-    _, own, other = np.intersect1d(reference.token_ids, variant.token_ids, assume_unique=True, return_indices=True)
-    kl = None
-    if reference.is_full and variant.is_full and len(own):
-        log_p, log_q = (_log_probabilities(row, values) for row in (reference, variant))
-        p = np.exp(log_p)
-        missing = p[~np.isin(reference.token_ids, variant.token_ids)].sum()
-        terms = p[own] * (log_p[own] - log_q[other])
-        kl = max(0.0, math.fsum(terms[p[own] > 0])) if not missing and np.isfinite(terms[p[own] > 0]).all() else None
-    return ListFigures(reference, variant, variant.values[other] - reference.values[own], kl)
+def compare_rows(reference: ListRows, variant: ListRows) -> ListFigures:
+    """Compare the rows of two sides, each with the one at the same place."""
+    sides, rows = (reference, variant), len(reference)
+    keys, other_keys = (side.row_of << 32 | side.token_ids for side in sides)
+    both, own, other = np.intersect1d(keys, other_keys, assume_unique=True, return_indices=True)
+    row_of, changes = both >> 32, variant.values[other] - reference.values[own]
+    common, largest = np.bincount(row_of, minlength=rows), np.zeros(rows)
+    np.maximum.at(largest, row_of, np.abs(changes))
+    max_abs = np.ma.array(largest, mask=common == 0)
+    tokens, margins = zip(*map(_tops, sides), strict=True)
+    is_tie = np.logical_or(*(margin.filled(1.0) == 0 for margin in margins))
+    is_any_open = np.logical_or(*map(np.ma.getmaskarray, margins))
+    smaller_margin = np.ma.stack(margins).min(axis=0)
+    return ListFigures(
+        common=common,
+        squares=np.bincount(row_of, np.square(changes), minlength=rows).astype(np.float64),
+        smaller_margin=smaller_margin,
+        neq=np.bincount(row_of[changes != 0], minlength=rows),
+        max_abs=max_abs,
+        reference_token=tokens[0],
+        variant_token=tokens[1],
+        reference_margin=margins[0],
+        variant_margin=margins[1],
+        is_flip=tokens[0] != tokens[1],
+        is_tie=np.ma.array(is_tie, mask=~is_tie & is_any_open),
+        could_flip=smaller_margin <= 2 * max_abs,
+    )
 
 
-def _log_probabilities(row: ListedRow, values: str) -> NDArray[np.float64]:
-    if values == "logprob":
-        return row.values
-    if values == "prob":
-        with np.errstate(divide="ignore"):
-            return np.log(row.values)
-    top = row.values[0]
-    return row.values - (top + math.log(math.fsum(np.exp(row.values - top))))
+def _tops(rows: ListRows) -> tuple[np.ma.MaskedArray, np.ma.MaskedArray]:
+    """Return the argmax of each row, and its margin over the runner-up; masked if not sent. [rows] each"""
+    first, values = rows.offsets[:-1], np.append(rows.values, [0.0, 0.0])
+    tokens = np.ma.array(np.append(rows.token_ids, 0)[first], mask=rows.best < 1)
+    return tokens, np.ma.array(values[first] - values[first + 1], mask=rows.best < 2)
 
 
-def summary_of(rows: Sequence[ListFigures]) -> Summary:
-    """Summary of a pair; what a statement on whole rows would be is None."""
-    changes = np.concatenate([row.changes for row in rows])
-    flips, ties, could = ([getattr(row, name) for row in rows] for name in ("is_flip", "is_tie", "could_flip"))
-    kl = [row.kl for row in rows if row.kl is not None]
-    margins = [row.smaller_margin for row in rows if row.smaller_margin is not None]
-    known_flips = len(rows) - flips.count(None)
+def summary_of(figures: ListFigures) -> Summary:
+    """Return the summary of a pair; what a statement on whole rows would be is None."""
+    common, flips = int(figures.common.sum()), figures.is_flip.compressed()
+    margins = figures.smaller_margin.compressed()
     return summary_of_counts(
-        int(np.count_nonzero(changes)),
-        len(changes),
-        float(np.abs(changes).max()) if len(changes) else None,
-        float(np.sqrt(np.square(changes).mean())) if len(changes) else None,
-        flips=flips.count(True),
-        ties=ties.count(True),
-        could_flip=could.count(True),
-        mean_kl=math.fsum(kl) / len(kl) if kl else None,
-        max_kl=max(kl, default=None),
-        same_top1=1 - flips.count(True) / known_flips if known_flips else None,
-        min_margin=min(margins, default=None),
-        kl_positions=len(kl),
+        int(figures.neq.sum()),
+        common,
+        float(figures.max_abs.max()) if common else None,
+        float(np.sqrt(figures.squares.sum() / common)) if common else None,
+        flips=int(flips.sum()),
+        ties=int(figures.is_tie.filled(False).sum()),
+        could_flip=int(figures.could_flip.filled(False).sum()),
+        same_top1=float(1 - flips.sum() / len(flips)) if len(flips) else None,
+        min_margin=float(margins.min()) if len(margins) else None,
         margin_positions=len(margins),
     )
 
@@ -153,7 +171,9 @@ def summary_of(rows: Sequence[ListFigures]) -> Summary:
 def summary_of_counts(
     neq: int, common: int, max_abs: float | None, rms: float | None, **figures: float | None
 ) -> Summary:
-    """Summary of a pair with `neq` different values of `common`; of other figures, counts are 0 and the rest None."""
+    """Return the summary of a pair with `neq` different values of `common`; of other figures, counts are 0 and the rest
+    None.
+    """
     counts = ("nonfinite_mismatch", "flips", "ties", "could_flip", "kl_positions", "kl_infinite", "margin_positions")
     values: dict[str, Any] = dict.fromkeys(Summary.__dataclass_fields__) | dict.fromkeys(counts, 0)
     values |= {"bit_identical": False if neq else None, "neq": neq, "neq_share": neq / common if common else None}

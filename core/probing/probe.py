@@ -12,8 +12,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
+import numpy as np
+
 from ..errors import DumpError
-from ..runs.topk.records import UNKNOWN_TOKEN, ListRow, ListSide, Response, list_rows
+from ..numerics.topk import concatenate
+from ..runs.topk.records import UNKNOWN_TOKEN, ListSide, Response
 from ..text import plural, series
 from .client import ProbeError, StoppedError
 from .plan import ECHO, FILLER_FACTOR, LOAD, RERUN, WALK, Plan, Prompt
@@ -225,21 +228,15 @@ def start_call(call: Callable[[], T]) -> Future[T]:
 
 def _walk_response(prompt: tuple[int, ...], answers: Sequence[Response]) -> Response:
     """Return the first generated rows of all prefixes as the rows of the prompt."""
-    rows = []
-    for position, answer in enumerate(answers):
-        if not len(answer.rows):
-            raise ProbeError("the server generated nothing for a prefix of the prompt.")
-        tokens, values = answer.rows.row(0)
-        token = prompt[position + 1] if position + 1 < len(prompt) else int(answer.rows.targets[0])
-        entries = tuple(zip(tokens.tolist(), values.tolist(), strict=True))
-        best = int(answer.rows.best[0])
-        rows.append(ListRow(position, entries, best, token, int(answer.rows.missing[0]), bool(answer.rows.full[0])))
+    if not all(len(answer.rows) for answer in answers):
+        raise ProbeError("the server generated nothing for a prefix of the prompt.")
+    rows = concatenate([answer.rows.part(np.arange(len(answer.rows)) == 0) for answer in answers])
+    tokens = (*prompt, int(rows.targets[-1]))
     texts = {token: text for answer in answers for token, text in answer.texts.items()}
-    last = answers[-1]
     return replace(
-        last,
-        tokens=(*prompt, int(last.rows.targets[0])),
-        rows=list_rows(rows, "walk"),
+        answers[-1],
+        tokens=tokens,
+        rows=replace(rows, positions=np.arange(len(rows)), targets=np.array(tokens[1:], np.int64)),
         start_known=True,
         generated_from=None,
         texts=texts,

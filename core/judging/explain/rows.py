@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...numerics.formats import format_named, spacings, values_of
-from ...numerics.topk import ListedRow
 from ...runs.figures import Figures
 from ...runs.topk.alignment import prompt_tokens
 from ...runs.topk.pairing import ListPair
@@ -129,7 +128,7 @@ def complete_rows(
     tokens: of each prompt, () if unknown; lengths: its positions. read(side, prompt, position): all values. [vocab]
     """
     every = [(prompt, at) for prompt, length in enumerate(lengths) for at in range(length)]
-    places = _in_blocks(every, _MOST_LOGITS // vocab)
+    places = [every[at] for at in _blocks(len(every), _MOST_LOGITS // vocab)]
     whole = np.array([[read(side, *place) for place in places] for side in (0, 1)])
     is_masked = np.array([[is_left_out(row) for row in rows] | _is_padding(rows) for rows in whole])
     usable = np.isfinite(whole).all(axis=0) & ~is_masked.any(axis=0)
@@ -151,13 +150,13 @@ def complete_rows(
     return PairRows(names, "logit", dtype, rows, len(every), places, whole, is_masked)
 
 
-def _in_blocks(places: list[tuple[int, int]], most: int) -> list[tuple[int, int]]:
-    """Return blocks of consecutive places, spread over all."""
+def _blocks(count: int, most: int) -> list[int]:
+    """Return blocks of consecutive places out of `count`, spread over all."""
     blocks = min(max(2, most // _BLOCK), _MOST_PLACES // _BLOCK)
-    if len(places) <= blocks * _BLOCK:
-        return places
-    starts = np.linspace(0, len(places) - _BLOCK, blocks).astype(int)
-    return [places[start + step] for start in starts for step in range(_BLOCK)]
+    if count <= blocks * _BLOCK:
+        return list(range(count))
+    starts = np.linspace(0, count - _BLOCK, blocks).astype(int)
+    return [start + step for start in starts.tolist() for step in range(_BLOCK)]
 
 
 def _is_padding(rows: Values) -> Flags:
@@ -168,38 +167,31 @@ def _is_padding(rows: Values) -> Flags:
 
 
 def rows_of_lists(pair: ListPair, reference: ListSide, variant: ListSide, most: int = _MOST_LISTED) -> PairRows:
-    """Return about `most` compared positions of a pair of lists; probabilities become log-probabilities."""
-
-    def logs(row: ListedRow) -> tuple[Ids, Values]:
-        is_value = row.values > 0 if pair.values == "prob" else slice(None)
-        values = row.values[is_value]
-        return row.token_ids[is_value], np.log(values) if pair.values == "prob" else values
-
-    values_of = {
-        (place.prompt, place.position): (logs(place.figures.reference), logs(place.figures.variant))
-        for place in pair.positions
-    }
+    """Return about `most` compared positions of a pair of lists."""
+    places = list(zip(pair.prompts.tolist(), pair.positions.tolist(), strict=True))
     rows = []
-    for prompt, position in list(values_of)[:: max(1, len(values_of) // most)]:
-        (x_ids, x), (y_ids, y) = values_of[prompt, position]
+    for at in range(0, len(places), max(1, len(places) // most)):
+        prompt, position = places[at]
+        (x_ids, x), (y_ids, y) = (side.row(at) for side in pair.rows)
         ids, in_x, in_y = np.intersect1d(x_ids, y_ids, return_indices=True)
         text = np.array(reference.responses[prompt].tokens[: position + 1], np.int64)
         times = (text == ids[:, None]).sum(axis=1) * (pair.keys == "token_id" and UNKNOWN_TOKEN not in text)
         rows.append(RowPair(prompt, position, ids.astype(np.int64), x[in_x], y[in_y], times))
-    places = _in_blocks(list(values_of), _MOST_PLACES)
-    ids = np.unique([token for place in places for ids, _ in values_of[place] for token in ids])
-    whole = np.full((2, len(places), len(ids)), np.nan)
-    for at, place in enumerate(places):
-        for side, (tokens, values) in enumerate(values_of[place]):
+    blocks = _blocks(len(places), _MOST_PLACES)
+    lists = [[side.row(at) for at in blocks] for side in pair.rows]
+    ids = np.unique([token for side in lists for tokens, _ in side for token in tokens])
+    whole = np.full((2, len(blocks), len(ids)), np.nan)
+    for side, rows_of_side in enumerate(lists):
+        for at, (tokens, values) in enumerate(rows_of_side):
             whole[side, at, np.searchsorted(ids, tokens)] = values
     prompts = [tuple(prompt_tokens(each) or () for each in side.responses) for side in (reference, variant)]
     return PairRows(
         names=(pair.reference, pair.variant),
-        values="logit" if pair.values == "logit" else "logprob",
+        values="logprob",
         dtype="",
         rows=rows,
-        positions=len(pair.positions),
-        places=places,
+        positions=len(places),
+        places=[places[at] for at in blocks],
         whole=whole,
         lists=pair,
         tokens=prompts if pair.keys == "token_id" else (),

@@ -182,15 +182,17 @@ def sampler(pair: PairRows) -> Iterator[Cause]:
     """Tokens that were emitted are not the top ones, which greedy decoding would have emitted."""
     if pair.lists is None:
         raise TooFewError("generated tokens")
-    for side in (0, 1):
-        rows = [(place.figures.variant if side else place.figures.reference, place) for place in pair.lists.positions]
-        choices = [(row.token, place.targets[side], place) for row, place in rows if place.is_generated]
-        usable = [(top, token, place) for top, token, place in choices if top is not None and token != UNKNOWN_TOKEN]
-        other = [one for one in usable if one[0] != one[1]]
-        if len(other) >= 2 or (other and len(usable) < 8):
-            top, token, place = other[0]
+    lists = pair.lists
+    for rows, tops, name in zip(
+        lists.rows, (lists.figures.reference_token, lists.figures.variant_token), pair.names, strict=True
+    ):
+        is_usable = lists.is_generated & ~np.ma.getmaskarray(tops) & (rows.targets != UNKNOWN_TOKEN)
+        others = np.flatnonzero(is_usable & (tops.data != rows.targets))
+        if len(others) >= 2 or (len(others) and is_usable.sum() < 8):
+            first = others[0]
+            position, prompt = int(lists.positions[first]), int(lists.prompts[first])
             says = (
-                f"'{pair.names[side]}' emitted other tokens than its top ones at {len(other):,} of {len(usable):,}"
-                f" positions ({token} for {top} at position {place.position}): sampled, penalized or masked."
+                f"'{name}' emitted other tokens than its top ones at {len(others):,} of {is_usable.sum():,} positions"
+                f" ({rows.targets[first]} for {tops[first]} at position {position}): sampled, penalized or masked."
             )
-            yield Cause("sampler", says, {"positions": len(other), "position": place.position, "prompt": place.prompt})
+            yield Cause("sampler", says, {"positions": len(others), "position": position, "prompt": prompt})

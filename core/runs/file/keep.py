@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from .records import RunHeader
 
 ALL, FIGURES = KEEPS = ("all", "figures")
-VALUE_NAMES = {"logit": "logits", "logprob": "log-probabilities", "prob": "probabilities"}
 NOTE = "figures only, no logits"
 REFUSAL = f"this run keeps {NOTE}; capture it again with --keep all."
 
@@ -31,12 +30,7 @@ def note_of(header: RunHeader) -> str:
     """Note on what the figures of a run are over; empty if all logits are there."""
     if header.k is None:
         return note(header.keep)
-    what = VALUE_NAMES[header.holds]
-    values = (
-        f"the {what} of its top {header.k:,} tokens"
-        if header.k > 1
-        else f"one {what.replace('ies', 'y').removesuffix('s')}"
-    )
+    values = f"the log-probabilities of its top {header.k:,} tokens" if header.k > 1 else "one log-probability"
     return f"A server sent {values} per position: figures cover the values that both sides sent."
 
 

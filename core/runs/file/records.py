@@ -41,7 +41,7 @@ EXIT_CODES = {  # of `judge`, `verdict` and `compare --fail-on verdict`: 1 for w
 }
 VERDICTS = tuple(EXIT_CODES)
 FAILING = tuple(name for name, code in EXIT_CODES.items() if code)
-UNITS = {"logit": "logits", "logprob": "nats", "prob": "of probability"}
+UNITS = {"logit": "logits", "logprob": "nats"}
 NOT_JUDGED = "not judged"  # shown for a pair without a verdict
 
 
@@ -181,7 +181,7 @@ class RunHeader:
 
     `vocabulary` maps token id to text, as far as known (all of it for captures), so that a viewer needs no tokenizer.
     `keep`: of KEEPS, which logits are stored. `k`: most values per position that a server sent, None of whole
-    rows; then `holds` is what they are, 'logit', 'logprob' or 'prob', `compute_dtype` is '' and `vocab` 0 if unknown.
+    rows; then `holds` is 'logprob', `compute_dtype` is '' and `vocab` 0 if unknown.
     """
 
     name: str
@@ -228,9 +228,7 @@ class RunHeader:
     @property
     def quantity(self) -> str:
         """Values and their unit, for captions: `logits of bfloat16`, `log-probabilities, nats`."""
-        if self.k is None:
-            return f"logits of {self.compute_dtype}"
-        return {"logit": "logits", "logprob": "log-probabilities, nats", "prob": "probabilities"}[self.holds]
+        return f"logits of {self.compute_dtype}" if self.k is None else "log-probabilities, nats"
 
     def row_of(self, prompts: NDArray[np.integer], positions: NDArray[np.integer]) -> NDArray[np.int64]:
         """Rows of places. [places]"""

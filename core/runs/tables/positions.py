@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from numpy.typing import NDArray
 
 from ...numerics.divergence import RowFigures, SideRows
 from ...numerics.metrics import METRICS, OPEN_IN_LISTS
-from ...numerics.topk import ListFigures
 from ..file.bounds import MAX_ROWS
 from ..file.database import Database
 from ..file.records import RunHeader
@@ -46,7 +44,7 @@ SIDE_POSITION = Table(
     best INTEGER NULL -- of a list: how many of its values are the largest of the whole row
     chosen INTEGER NULL -- of a list: token that was emitted or is given next; null if unknown
     missing INTEGER NULL -- of a list: placeholders in place of values
-    is_full BOOLEAN NULL -- of a list: every token of the vocabulary has its value, or a placeholder
+    is_full BOOLEAN NULL -- unused, null
     """,
 )
 
@@ -96,21 +94,6 @@ def top_token_rows(side: int, places: NDArray[np.int32], figures: SideRows) -> p
         token_id=figures.top_ids.ravel()[is_known],
         logit=figures.top_logits.ravel()[is_known].astype(np.float64),
     )
-
-
-def list_position_rows(
-    pair: int, places: Sequence[tuple[int, int]], rows: Sequence[ListFigures], ulps: Sequence[Sequence[int | None]]
-) -> pa.Table:
-    """Rows of a pair of lists. ulps: margins of the reference and the variant in ULPs, None if not sure."""
-    names = ("neq", "bit_identical", "max_abs", "rms", "is_flip", "could_flip", "is_tie", "kl")
-    columns: dict[str, Any] = {name: [getattr(row, name) for row in rows] for name in names}
-    for side, margins in zip(("reference", "variant"), ulps, strict=True):
-        columns[f"{side}_token"] = [getattr(row, side).token for row in rows]
-        columns[f"{side}_margin"] = [getattr(row, side).margin for row in rows]
-        columns[f"{side}_margin_ulps"] = list(margins)
-    columns["nonfinite_mismatch"] = 0
-    prompts, positions = ([place[index] for place in places] for index in (0, 1))
-    return POSITION.arrow(pair=pair, prompt=prompts, position=positions, **columns)
 
 
 def read_positions(database: Database, header: RunHeader, pair: int, prompt: int | None = None) -> pd.DataFrame:

@@ -23,7 +23,7 @@ SIDE = Table(
     values_dtype VARCHAR -- bfloat16 if every value of the side is one, else float16 if every value is one, else
     -- float32
     bit_class INTEGER -- sides of the same number are bit-identical
-    holds VARCHAR -- what its values are: logit, or of lists logprob or prob too
+    holds VARCHAR -- what its values are: logit, or of lists logprob
     k INTEGER NULL -- of lists: most values that were sent for a position; null: whole rows
     keys VARCHAR NULL -- of lists: token_id, or text if the engine sent texts only and token ids are made up
     """,
@@ -38,14 +38,14 @@ RESPONSE = Table(
     format VARCHAR -- name of the payload's format
     is_start_known BOOLEAN -- false: position 0 scored the first generated token, and the prompt is not said
     generated_from INTEGER NULL -- first position computed while generating; null if all are of the prompt
-    is_processed BOOLEAN NULL -- temperature, penalties or a mask are in the values; null if not said
+    is_processed BOOLEAN NULL -- unused, null
     asked INTEGER NULL -- requested values per row; null if not known
     vocab INTEGER NULL -- tokens of the vocabulary; null if not said
     cached INTEGER NULL -- tokens of the prompt that were read from a cache; null if not said
     model VARCHAR -- model as the payload names it
     text VARCHAR -- text that was generated
     tokens VARCHAR -- JSON array: token ids of prompt and answer, -1 if not said
-    settings VARCHAR -- JSON object: temperature and the like as the payload says them
+    settings VARCHAR -- JSON object: accepted drafts, or the name of a sequence
     warnings VARCHAR -- JSON array: what its reader has to say of it
     """,
 )

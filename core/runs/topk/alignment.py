@@ -12,9 +12,6 @@ from ...text import plural, series
 from ..file.bounds import MAX_SIDES
 from .records import UNKNOWN_TOKEN, ListSide, Response
 
-_MOST_MISSING = 4  # rows at a start that tokens may show to be missing
-_LEAST_EQUAL = 3  # tokens that have to agree then
-
 
 def align(sides: Sequence[ListSide]) -> tuple[ListSide, ...]:
     """Return the sides with token ids and positions that all share, those of the reference first.
@@ -27,15 +24,11 @@ def align(sides: Sequence[ListSide]) -> tuple[ListSide, ...]:
         raise UsageError(f"a run has 2 to {MAX_SIDES} sides, not {len(sides):,}.")
     if twice := [name for name in names if names.count(name) > 1]:
         raise UsageError(f"two sides are called '{twice[0]}'; every side of a run needs its own name.")
-    first = sides[0]
+    first = len(sides[0].responses)
     for side in sides[1:]:
-        both, counts = f"'{first.name}' and '{side.name}'", (len(first.responses), len(side.responses))
-        if counts[0] != counts[1]:
-            raise DumpError(
-                f"{both} hold {counts[0]} and {counts[1]} responses; expected one per prompt on both sides."
-            )
-        if first.values != side.values:
-            raise DumpError(f"{both} hold {first.values}s and {side.values}s; expected one kind of value.")
+        if len(side.responses) != first:
+            both = f"'{sides[0].name}' and '{side.name}' hold {first} and {len(side.responses)}"
+            raise DumpError(f"{both} responses; expected one per prompt on both sides.")
     if any(side.keys == "text" for side in sides):
         sides = _by_text(sides)
     prompts = [
@@ -79,6 +72,7 @@ def parting_of(reference: Sequence[int], variant: Sequence[int]) -> int | None:
 
 
 def warn(response: Response, *warnings: str) -> Response:
+    """Return the response with more warnings."""
     return replace(response, warnings=tuple(dict.fromkeys((*response.warnings, *warnings))))
 
 
@@ -100,19 +94,21 @@ def _by_text(sides: Sequence[ListSide]) -> list[ListSide]:
 
 
 def _renumber(response: Response, numbers: Mapping[str, int]) -> Response:
-    new = {own: numbers[text] for own, text in response.texts.items()}
-    texts = sorted((numbers[text], text) for text in response.texts.values())
+    new = {token: numbers[text] for token, text in response.texts.items()}
     rows = response.rows
-    lists = [[new.get(token, UNKNOWN_TOKEN) for token in rows.row(index)[0].tolist()] for index in range(len(rows))]
-    usable = np.array([UNKNOWN_TOKEN not in ids and len(set(ids)) == len(ids) for ids in lists], np.bool_)
-    ids = np.array([token for row_ids in lists for token in row_ids], np.int64)
-    targets = np.array([new.get(token, UNKNOWN_TOKEN) for token in rows.targets.tolist()], np.int64)
+    targets, ids = (
+        np.array([new.get(token, UNKNOWN_TOKEN) for token in tokens.tolist()], np.int64)
+        for tokens in (rows.targets, rows.token_ids)
+    )
+    is_odd = np.ones(len(ids), np.bool_)
+    is_odd[np.unique(rows.row_of << 32 | ids, return_index=True)[1]] = False
+    usable = np.bincount(rows.row_of[is_odd | (ids < 0)], minlength=len(rows)) == 0
     renumbered = replace(
         response,
         keys="text",
         tokens=tuple(new.get(token, UNKNOWN_TOKEN) for token in response.tokens),
-        rows=replace(rows, token_ids=ids, targets=targets).part(usable, np.repeat(usable, np.diff(rows.offsets))),
-        texts=dict(texts),
+        rows=replace(rows, token_ids=ids, targets=targets).part(usable),
+        texts=dict(sorted((number, text) for text, number in numbers.items() if number in set(new.values()))),
     )
     if usable.all():
         return renumbered
@@ -120,26 +116,19 @@ def _renumber(response: Response, numbers: Mapping[str, int]) -> Response:
     return warn(renumbered, f"{plural(left_out, 'row')} left out: two of the tokens print alike, or one has no text.")
 
 
-def _in_place(prompt: int, responses: Sequence[Response]) -> list[Response]:
+def _in_place(prompt: int, responses: Sequence[Response]) -> Sequence[Response]:
     """Return the responses to one prompt with positions that count from the same place."""
-    moves = _common([_starts(responses[0], variant) for variant in responses[1:]])
-    if any(moves):
+    starts = [_starts(responses[0], variant) for variant in responses[1:]]
+    most = max(reference for reference, _ in starts)
+    moves = [most, *(variant + most - reference for reference, variant in starts)]
+    if not any(moves):
+        return responses
+    moved = [_later(one, move) if move else one for one, move in zip(responses, moves, strict=True)]
+    if all(one.start_known for one in responses):
         lengths = series([f"{end:,}" for end in dict.fromkeys((one.generated_from or 0) + 1 for one in responses)])
-        is_other = all(one.start_known for one in responses)
-        responses = [_later(one, move) if move else one for one, move in zip(responses, moves, strict=True)]
-        if is_other:
-            differ = f"Prompt {prompt} has {lengths} tokens on the two sides: its inputs differ"
-            responses[-1] = warn(responses[-1], f"{differ}, and rows are aligned at the first generated token.")
-    gaps = [_gap(responses[0], variant) for variant in responses[1:]]
-    place = max((gap[2] for gap in gaps if gap is not None), default=0)
-    counts = _common([(0, 0) if gap is None else (gap[1], 0) if gap[0] == 0 else (0, gap[1]) for gap in gaps])
-    return [_insert(prompt, one, place, count) if count else one for one, count in zip(responses, counts, strict=True)]
-
-
-def _common(moves: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the moves of all sides, from those of the reference and each variant."""
-    most = max(reference for reference, _ in moves)
-    return [most, *(variant + most - reference for reference, variant in moves)]
+        differ = f"Prompt {prompt} has {lengths} tokens on the two sides: its inputs differ"
+        moved[-1] = warn(moved[-1], f"{differ}, and rows are aligned at the first generated token.")
+    return moved
 
 
 def _later(response: Response, count: int) -> Response:
@@ -152,18 +141,6 @@ def _later(response: Response, count: int) -> Response:
         generated_from=None if first is None else first + count,
         start_known=True,
     )
-
-
-def _insert(prompt: int, response: Response, place: int, count: int) -> Response:
-    """Return the response with `count` unknown tokens before its token at `place`, and its rows from there on moved."""
-    tokens, rows = sequence(response), response.rows
-    shifted_response = replace(
-        response,
-        tokens=(*tokens[:place], *[UNKNOWN_TOKEN] * count, *tokens[place:]),
-        rows=replace(rows, positions=rows.positions + count * (rows.positions >= place - 1)),
-    )
-    lacks = f"No rows of {plural(count, 'token')} before its first at prompt {prompt}"
-    return warn(shifted_response, f"{lacks}; its rows are aligned by their tokens.")
 
 
 def _starts(reference: Response, variant: Response) -> tuple[int, int]:
@@ -187,35 +164,3 @@ def _starts(reference: Response, variant: Response) -> tuple[int, int]:
         return 0, 0
     later = max(ends[0], ends[1])
     return later - ends[0], later - ends[1]
-
-
-def _gap(reference: Response, variant: Response) -> tuple[int, int, int] | None:
-    """Find which side (0 or 1) lacks how many of the first rows, and before which token; None if neither does: the
-    sides have no token in common as they are, and many with one moved.
-    """
-    sides, tokens = (reference, variant), (sequence(reference), sequence(variant))
-    place = parting_of(*tokens)
-    if place is None:
-        return None
-    starts = {None if side.generated_from is None else side.generated_from + 1 for side in sides}
-    has_agreed = any(UNKNOWN_TOKEN not in pair for pair in zip(tokens[0][:place], tokens[1][:place], strict=False))
-    in_prompt = place not in starts
-    is_checked = None not in [prompt_tokens(side) for side in sides]
-    if len(starts) > 1 or (in_prompt and (has_agreed or is_checked)):
-        return None
-    for count in range(1, _MOST_MISSING + 1):
-        for side in (0, 1):
-            shorter, longer = tokens[side][place:], tokens[1 - side][place + count :]
-            pairs = [pair for pair in zip(shorter, longer, strict=False) if UNKNOWN_TOKEN not in pair][:8]
-            is_same = len(pairs) >= _LEAST_EQUAL and all(one == other for one, other in pairs)
-            if is_same and (in_prompt or not _begins_with_its_rows(sides[side])):
-                return side, count, place
-    return None
-
-
-def _begins_with_its_rows(response: Response) -> bool:
-    """Return whether the text of a response begins with the token of its first generated row."""
-    rows = response.rows
-    first = next((at for at, place in enumerate(rows.positions) if place >= (response.generated_from or 0)), None)
-    token = "" if first is None else response.texts.get(int(rows.targets[first]), "").lstrip(" Ġ▁")
-    return bool(response.text and token) and response.text.lstrip().startswith(token)

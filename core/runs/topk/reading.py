@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
+from ...numerics.topk import ListRows
 from ..file.database import Database
-from .records import UNKNOWN_TOKEN, Keys, ListRows, ListSide, Response, Values
+from .records import UNKNOWN_TOKEN, Keys, ListSide, Response
 
 _CHUNK_ROWS = 1 << 18  # read at a time
 _SIDES = "SELECT side, name, holds, keys, sha256 FROM side ORDER BY side"
@@ -17,13 +18,14 @@ _PLACE = "WHERE side = ? AND prompt BETWEEN ? AND ?"
 SAME = ("format", "generated_from", "vocab", "cached", "model", "text")  # of `Response` and of the table
 
 
-def digest_of(values: str, responses: Iterable[Response]) -> str:
+def digest_of(responses: Iterable[Response]) -> str:
     """SHA-256 of what a side sent: rows, values and tokens of every response, in order."""
-    digest = hashlib.sha256(values.encode())
+    digest = hashlib.sha256(b"logprob")
     for response in responses:
         digest.update(json.dumps([response.tokens, response.generated_from]).encode())
-        for name in ("positions", "offsets", "token_ids", "values", "best", "targets", "missing", "full"):
-            digest.update(np.ascontiguousarray(getattr(response.rows, name)).data)
+        for values in vars(response.rows).values():
+            digest.update(np.ascontiguousarray(values).data)
+        digest.update(bytes(len(response.rows)))  # a flag of each row, which no server set
     return digest.hexdigest()
 
 
@@ -33,7 +35,7 @@ def read_sides(database: Database) -> tuple[ListSide, ...]:
     sides = []
     with database.decoding("lists"):
         for index, name, holds, keys, sha256 in database.rows(_SIDES):
-            responses = tuple(responses_of(database, index, holds, keys, texts))
+            responses = tuple(responses_of(database, index, keys, texts))
             _check(responses, name, holds, sha256)
             sides.append(ListSide(name, responses))
     return tuple(sides)
@@ -43,39 +45,35 @@ def check_digests(database: Database) -> None:
     """Raise StoreError if a side of a run of lists, however long, did not send what its digest is of."""
     with database.decoding("lists"):
         for index, name, holds, keys, sha256 in database.rows(_SIDES):
-            _check(responses_of(database, index, holds, keys, {}), name, holds, sha256)
+            _check(responses_of(database, index, keys, {}), name, holds, sha256)
 
 
 def _check(responses: Iterable[Response], name: str, holds: str, sha256: str) -> None:
-    if digest_of(holds, responses) != sha256:
+    if holds != "logprob" or digest_of(responses) != sha256:
         raise ValueError(f"what side '{name:.40}' sent does not have its SHA-256")
 
 
-def responses_of(
-    database: Database, side: int, holds: Values, keys: Keys, texts: Mapping[int, str]
-) -> Iterator[Response]:
+def responses_of(database: Database, side: int, keys: Keys, texts: Mapping[int, str]) -> Iterator[Response]:
     """Return the responses of a side, some hundred thousand rows read at a time."""
     counts = np.array(database.rows("SELECT positions FROM prompt ORDER BY prompt"), np.int64).ravel()
     chunk = (np.cumsum(counts) - counts) // _CHUNK_ROWS
     for number in np.unique(chunk):
         first, last = np.flatnonzero(chunk == number)[[0, -1]]
-        yield from _read_responses(database, [side, first, last], holds, keys, texts)
+        yield from _read_responses(database, [side, first, last], keys, texts)
 
 
-def _read_responses(
-    database: Database, place: list[int], holds: Values, keys: Keys, texts: Mapping[int, str]
-) -> Iterator[Response]:
+def _read_responses(database: Database, place: list[int], keys: Keys, texts: Mapping[int, str]) -> Iterator[Response]:
     def table(columns: str, name: str, order: str) -> list[np.ndarray]:
         sql = f"SELECT prompt, position, {columns} FROM {name} {_PLACE} ORDER BY prompt, {order}"
         arrays = [column.to_numpy() for column in database.table(sql, place).columns]
         return [array.astype(np.int64) if array.dtype.kind in "iu" else array for array in arrays]
 
-    columns_of_rows = f"best, coalesce(chosen, {UNKNOWN_TOKEN}) AS chosen, missing, is_full"
-    prompts, positions, best, targets, missing, full = table(columns_of_rows, "side_position", "position")
+    columns_of_rows = f"best, coalesce(chosen, {UNKNOWN_TOKEN}) AS chosen, missing"
+    prompts, positions, best, targets, missing = table(columns_of_rows, "side_position", "position")
     of_values, places, ids, values = table("token_id, logit", "top_token", "position, rank")
     places, starts = (each << 32 | at for each, at in ((of_values, places), (prompts, positions)))
     ends = np.concatenate([[0], np.searchsorted(places, starts, "right")]).astype(np.int64)
-    columns = ", ".join(["prompt", *SAME, "asked", "is_start_known", "is_processed", "tokens", "settings", "warnings"])
+    columns = ", ".join(["prompt", *SAME, "asked", "is_start_known", "tokens", "settings", "warnings"])
     for about in database.table(f"SELECT {columns} FROM response {_PLACE} ORDER BY prompt", place).to_pylist():
         first, last = (int(np.searchsorted(prompts, about["prompt"], way)) for way in ("left", "right"))
         part, offsets = slice(first, last), ends[first : last + 1]
@@ -88,18 +86,15 @@ def _read_responses(
             best[part],
             targets[part],
             missing[part],
-            full[part].astype(np.bool_),
         )
         tokens = tuple(json.loads(about["tokens"]))
         own = {*ids[entries].tolist(), *targets[part].tolist(), *tokens} if texts else set()
         yield Response(
             **{name: about[name] for name in SAME},
-            values=holds,
             keys=keys,
             tokens=tokens,
             rows=rows,
             start_known=about["is_start_known"],
-            processed=about["is_processed"],
             top_logprobs=about["asked"],
             texts={token: texts[token] for token in sorted(own & texts.keys())},
             settings=json.loads(about["settings"]),

@@ -21,7 +21,7 @@ from ..file.records import Prompt, Provenance, RunHeader, SideHeader
 from ..store.partial import Partial
 from ..store.store import Store
 from ..tables.pairs import insert_pair
-from ..tables.positions import SIDE_POSITION, TOP_TOKEN, list_position_rows
+from ..tables.positions import POSITION, SIDE_POSITION, TOP_TOKEN
 from ..tables.prompts import VOCABULARY, insert_prompts
 from ..tables.run import insert_run
 from ..tables.schema import create_tables
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 
 _MOST_VALUES = 16 * MAX_ROWS  # of 20 a row, 100,000 rows on eight sides; read whole, they take 400 MB
 _BYTES_A_VALUE = 24  # in the file, uncompressed
+_FIGURES = (
+    *("neq", "bit_identical", "max_abs", "rms", "is_flip", "is_tie", "could_flip"),
+    *("reference_token", "variant_token", "reference_margin", "variant_margin"),
+)
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ def write_lists(
     run_id: str | None = None,
 ) -> str:
     """Store aligned sides and their pairs as a run; it appears when it is whole. -> its id"""
-    values = sum(len(response.rows.values) for side in sides for response in side.responses)
+    values = sum(len(side.rows.values) for side in sides)
     if values > _MOST_VALUES:
         raise UsageError(
             f"{values:,} values are more than a run of lists holds ({_MOST_VALUES:,}); store whole rows as a dump of"
@@ -69,6 +73,7 @@ def write_lists(
     with new_run(store, about.name, run_id, values * _BYTES_A_VALUE) as (database, partial, created):
         database.execute("BEGIN")
         dtypes = {pair.compute_dtype for pair in pairs}
+        counts = [most_sent(side) for side in sides]
         header = RunHeader(
             about.name,
             (dtypes.pop() if len(dtypes) == 1 else None) or "",
@@ -77,28 +82,21 @@ def write_lists(
             tuple(SideHeader(side.name, "", "float32") for side in sides),
             Provenance("upload", about.model, command=about.command, note=about.note, versions=about.versions),
             keep=FIGURES,
-            k=max(map(most_sent, sides)),
-            holds=sides[0].values,
+            k=max(counts),
+            holds="logprob",
         )
         insert_header(database, partial, created, header, header.rows)
         insert_prompts(database, header)
         mappings = [response.texts for side in sides for response in side.responses]
         if texts := {token: text for each in reversed(mappings) for token, text in each.items()}:  # the first counts
             VOCABULARY.insert(database, token_id=list(texts), text=list(texts.values()))
-        digests = [digest_of(side.values, side.responses) for side in sides]
-        value_counts = [most_sent(side) for side in sides]
-        insert_sides(database, header, digests, [(each, "float64") for each in digests], value_counts, sides[0].keys)
+        digests = [digest_of(side.responses) for side in sides]
+        insert_sides(database, header, digests, [(each, "float64") for each in digests], counts, sides[0].keys)
         for index, side in enumerate(sides):
             _insert_side(database, index, side)
         verdict_of_pair = {verdict.pair: verdict for verdict in verdicts}
         for index, pair in enumerate(pairs):
-            places = [(place.prompt, place.position) for place in pair.positions]
-            figures = [place.figures for place in pair.positions]
-            ulps = list(zip(*(place.margin_ulps for place in pair.positions), strict=True))
-            insert_pair(database, index, summary_of(figures), verdict_of_pair.get(index))
-            database.insert("position", list_position_rows(index, places, figures, ulps))
-            if verdict := verdict_of_pair.get(index):
-                insert_evidence(database, index, np.array(places, np.int32), verdict.evidence, verdict.floors)
+            _insert_pair(database, index, pair, verdict_of_pair.get(index))
         database.execute("COMMIT")
     return partial.path.stem
 
@@ -138,7 +136,7 @@ def insert_header(database: Database, partial: Partial, created: datetime, heade
 
 def most_sent(side: ListSide) -> int:
     """Most values that a side sent for a position; at least 1."""
-    return max(1, *(int(np.diff(response.rows.offsets).max(initial=0)) for response in side.responses))
+    return max(1, int(side.rows.counts.max(initial=0)))
 
 
 def _prompt(responses: Sequence[Response]) -> Prompt:
@@ -154,42 +152,46 @@ def _prompt(responses: Sequence[Response]) -> Prompt:
 
 def _insert_side(database: Database, index: int, side: ListSide) -> None:
     """Insert what a side sent, all responses at once: an insert costs 2 ms however small it is."""
-    responses, rows = side.responses, [response.rows for response in side.responses]
+    responses, rows, prompts = side.responses, side.rows, side.prompts
     RESPONSE.insert(
         database,
         side=index,
         prompt=list(range(len(responses))),
         **{name: [getattr(response, name) for response in responses] for name in SAME},
         is_start_known=[response.start_known for response in responses],
-        is_processed=[response.processed for response in responses],
         asked=[response.top_logprobs for response in responses],
         tokens=[json.dumps(response.tokens) for response in responses],
         settings=[json.dumps(dict(response.settings), sort_keys=True) for response in responses],
         warnings=[json.dumps(response.warnings) for response in responses],
     )
-    positions, best, targets, missing, full, ids, values = (
-        np.concatenate([getattr(each, name) for each in rows])
-        for name in ("positions", "best", "targets", "missing", "full", "token_ids", "values")
-    )
-    prompts = np.repeat(np.arange(len(rows)), [len(each) for each in rows])
     SIDE_POSITION.insert(
         database,
         side=index,
         prompt=prompts,
-        position=positions,
-        logsumexp=0.0 if side.values == "logprob" else None,
-        best=best,
-        chosen=pa.array(targets.astype(np.int32), mask=targets == UNKNOWN_TOKEN),
-        missing=missing,
-        is_full=full,
+        position=rows.positions,
+        logsumexp=0.0,
+        best=rows.best,
+        chosen=np.ma.masked_equal(rows.targets, UNKNOWN_TOKEN),
+        missing=rows.missing,
     )
-    counts = np.concatenate([np.diff(each.offsets) for each in rows])
     TOP_TOKEN.insert(
         database,
         side=index,
-        prompt=np.repeat(prompts, counts),
-        position=np.repeat(positions, counts),
-        rank=np.arange(len(values)) - np.repeat(np.cumsum(counts) - counts, counts),
-        token_id=ids,
-        logit=values,
+        prompt=prompts[rows.row_of],
+        position=rows.positions[rows.row_of],
+        rank=np.arange(len(rows.values)) - rows.offsets[rows.row_of],
+        token_id=rows.token_ids,
+        logit=rows.values,
     )
+
+
+def _insert_pair(database: Database, index: int, pair: ListPair, verdict: Verdict | None) -> None:
+    """Insert the figures of a pair, and its verdict."""
+    insert_pair(database, index, summary_of(pair.figures), verdict)
+    figures = {name: getattr(pair.figures, name) for name in _FIGURES}
+    figures |= dict(zip(("reference_margin_ulps", "variant_margin_ulps"), pair.margin_ulps, strict=True))
+    places = {"prompt": pair.prompts, "position": pair.positions}
+    POSITION.insert(database, pair=index, nonfinite_mismatch=0, **places, **figures)
+    if verdict:
+        ids = np.column_stack([pair.prompts, pair.positions]).astype(np.int32)
+        insert_evidence(database, index, ids, verdict.evidence, verdict.floors)

@@ -106,7 +106,7 @@ def write_tokens(
             tell((side + 2) * positions // 5, positions)
         database.execute(_INSERT_POSITIONS)
         tell(4 * positions // 5, positions)
-        digests = [digest_of("logprob", responses_of(database, side, "logprob", "token_id", {})) for side in (0, 1)]
+        digests = [digest_of(responses_of(database, side, "token_id", {})) for side in (0, 1)]
         insert_sides(database, header, digests, [(each, "float64") for each in digests], [1, 1], "token_id")
         extremes = "SELECT CASE WHEN count(*) > 1 AND min(logit) = max(logit) THEN min(logit) END FROM top_token"
         constants = tuple(database.rows(f"{extremes} WHERE side = ?", [side])[0][0] for side in (0, 1))
@@ -215,7 +215,7 @@ _INSERT_SIDE = f"""
         CASE WHEN sequence IS NULL THEN '{{{{}}}}' ELSE to_json({{{{sequence: sequence}}}})::VARCHAR END AS settings
         FROM arriving;
     INSERT INTO side_position BY NAME SELECT {{side}} AS side, prompt, position, 0.0 AS logsumexp, 0 AS best,
-        token AS chosen, (value IS NULL)::INTEGER AS missing, false AS is_full
+        token AS chosen, (value IS NULL)::INTEGER AS missing
         FROM (SELECT {_ELEMENTS}, unnest({{values}}) AS value FROM arriving);
     INSERT INTO top_token BY NAME SELECT {{side}} AS side, prompt, position, 0 AS rank, token AS token_id,
         value AS logit FROM (SELECT {_ELEMENTS}, unnest({{values}}) AS value FROM arriving) WHERE value IS NOT NULL;

@@ -138,4 +138,4 @@ def test_any_two_answers_are_judged_or_refused_in_a_sentence(one: list[Token], o
         return
     (verdict,) = judge_responses(sides, pairs)
     assert verdict.name != IDENTICAL or (pairs[0].common_values and not pairs[0].differing)
-    summary_of([place.figures for place in pairs[0].positions])
+    summary_of(pairs[0].figures)

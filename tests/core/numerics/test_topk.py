@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scipy.special import log_softmax, rel_entr
+from scipy.special import log_softmax
 
-from core.numerics.topk import ListedRow, compare_rows, summary_of
+from core.numerics.topk import ListRows, compare_rows, concatenate, summary_of
 
 VOCAB = 48
 
@@ -31,59 +31,53 @@ def pair(seed: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     return reference, variant
 
 
-def as_values(row: NDArray[np.float64], values: str) -> NDArray[np.float64]:
-    if values == "logit":
-        return row
-    return log_softmax(row) if values == "logprob" else np.exp(log_softmax(row))
+def listed(row: dict[int, float], best: int) -> ListRows:
+    """One row of these values, largest first."""
+    none = np.zeros(1, np.int64)
+    ids, values = np.array(list(row), np.int64), np.array(list(row.values()))
+    return ListRows(none, np.array([0, len(row)]), ids, values, np.array([best]), none, none)
 
 
-def cut(row: NDArray[np.float64], k: int, also: tuple[int, ...] = ()) -> ListedRow:
-    """The k best of a row, the lower token first if values are equal, and some others."""
+def cut(row: NDArray[np.float64], k: int, extra: int | None) -> ListRows:
+    """The k best of a row, the lower token first if values are equal, and a chosen token from further down."""
     order = sorted(range(len(row)), key=lambda token: (-row[token], token))
-    kept = order[:k] + [token for token in order[k:] if token in also]
-    ids = np.array(kept, np.int64)
-    return ListedRow(ids, row[ids], min(k, len(row)), is_full=k >= len(row))
+    kept = order[:k] + [token for token in order[k:] if token == extra]
+    return listed({token: row[token] for token in kept}, k)
 
 
-@pytest.mark.parametrize("values", ["logit", "logprob", "prob"])
 @pytest.mark.parametrize("seed", range(24))
-def test_figures_of_a_cut_row_are_those_of_the_whole_or_open(values: str, seed: int) -> None:
-    logits = pair(seed)
-    whole = [as_values(row, values) for row in logits]
-    shares = [np.exp(log_softmax(row)) for row in logits]
+def test_figures_of_a_cut_row_are_those_of_the_whole_or_open(seed: int) -> None:
+    whole = [log_softmax(row) for row in pair(seed)]
     best = [int(np.argmax(row)) for row in whole]  # the first of equal ones, the lowest token
     ranks = [sorted(range(VOCAB), key=lambda token, row=row: (-row[token], token)) for row in whole]
     margins = [float(row[order[0]] - row[order[1]]) for row, order in zip(whole, ranks, strict=True)]
-    for k in range(1, VOCAB + 1):
-        extra = (int(ranks[1][min(k + 3, VOCAB - 1)]),)  # a chosen token from further down
-        for also in ((), extra):
-            rows = [cut(row, k, also) for row in whole]
-            figures = compare_rows(*rows, values)
-            both = sorted(set(rows[0].token_ids.tolist()) & set(rows[1].token_ids.tolist()))
-            changes = whole[1][both] - whole[0][both]
-            assert (figures.common, figures.neq) == (len(both), int(np.count_nonzero(changes)))
-            assert figures.max_abs == (float(np.abs(changes).max()) if both else None)
-            assert figures.is_flip is (best[0] != best[1])
-            assert [figures.reference.token, figures.variant.token] == best
-            assert [figures.reference.margin, figures.variant.margin] == (margins if k > 1 else [None, None])
-            assert figures.is_tie == (0.0 in margins if k > 1 else None)
-            assert (figures.kl is None) == (k < VOCAB)
-            if k == VOCAB:
-                assert figures.kl == pytest.approx(float(rel_entr(*shares).sum()), rel=1e-9, abs=1e-12)
-                assert figures.could_flip == (min(margins) <= 2 * np.abs(changes).max())
+    cases = [(k, extra) for k in range(1, VOCAB + 1) for extra in (None, int(ranks[1][min(k + 3, VOCAB - 1)]))]
+    rows = [concatenate([cut(side, *case) for case in cases]) for side in whole]
+    figures = compare_rows(*rows)
+    for at, (k, _) in enumerate(cases):
+        both = sorted(set(rows[0].row(at)[0].tolist()) & set(rows[1].row(at)[0].tolist()))
+        changes = whole[1][both] - whole[0][both]
+        assert (figures.common[at], figures.neq[at]) == (len(both), np.count_nonzero(changes))
+        assert figures.max_abs.tolist()[at] == (np.abs(changes).max() if both else None)
+        assert figures.rms.tolist()[at] == (pytest.approx(np.sqrt(np.square(changes).mean())) if both else None)
+        assert figures.is_flip.tolist()[at] is (best[0] != best[1])
+        assert [figures.reference_token[at], figures.variant_token[at]] == best
+        both_margins = [figures.reference_margin.tolist()[at], figures.variant_margin.tolist()[at]]
+        assert both_margins == (margins if k > 1 else [None, None])
+        assert figures.is_tie.tolist()[at] == (0.0 in margins if k > 1 else None)
+        if k == VOCAB:
+            assert figures.could_flip[at] == (min(margins) <= 2 * np.abs(changes).max())
 
 
 def test_a_chosen_token_alone_says_its_change_and_nothing_of_the_top() -> None:
-    one = ListedRow(np.array([7]), np.array([-1.25]), 0, is_full=False)
-    other = ListedRow(np.array([7]), np.array([-1.5]), 0, is_full=False)
-    figures = compare_rows(one, other, "logprob")
-    assert (figures.max_abs, figures.rms, figures.neq, figures.bit_identical) == (0.25, 0.25, 1, False)
-    assert (figures.is_flip, figures.could_flip, figures.reference.margin) == (None, None, None)
+    figures = compare_rows(listed({7: -1.25}, 0), listed({7: -1.5}, 0))
+    assert (figures.max_abs[0], figures.rms[0], figures.neq[0], figures.bit_identical[0]) == (0.25, 0.25, 1, False)
+    for name in ("is_flip", "could_flip", "is_tie", "reference_margin"):
+        assert getattr(figures, name).tolist() == [None]
 
 
 def test_a_pair_without_a_common_token_has_open_figures() -> None:
-    rows = [ListedRow(np.array([token]), np.array([-0.5]), 1, is_full=False) for token in (7, 8)]
-    figures = compare_rows(*rows, "logprob")
-    assert (figures.common, figures.max_abs, figures.rms, figures.is_flip) == (0, None, None, True)
-    summary = summary_of([figures])
+    figures = compare_rows(listed({7: -0.5}, 1), listed({8: -0.5}, 1))
+    assert (figures.common[0], figures.max_abs.tolist(), figures.is_flip.tolist()) == (0, [None], [True])
+    summary = summary_of(figures)
     assert (summary.finite, summary.neq, summary.neq_share, summary.flips, summary.same_top1) == (0, 0, None, 1, 0.0)

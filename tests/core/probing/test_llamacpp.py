@@ -71,7 +71,7 @@ def test_cold_repeats_itself_cached_repeats_itself_and_they_differ(server: Serve
     cold_against_warm = compare_sides(found["cold"], found["warm"])
     if not cold_against_warm.differing:
         pytest.skip("this processor's kernels do not depend on how many rows they are given")
-    assert max(place.figures.max_abs for place in cold_against_warm.positions) < 0.1  # float32: no bug
+    assert cold_against_warm.figures.max_abs.max() < 0.1  # float32: no bug
     cached = [response.cached for response in found["warm"].responses]
     assert all(count is not None and count > 10 for count in cached)
 
@@ -103,7 +103,7 @@ def test_a_walk_is_teacher_forced_rows_of_the_prompt(server: Server) -> None:
     assert cold.rows.best.tolist() == [4096] * 12
     once = server.ask(Ask(ids[:5], 1, 4096))  # the row after five tokens, by itself
     assert (once.rows.row(0)[1] == cold.rows.row(4)[1]).all()
-    assert compare_sides(*found.walks).positions
+    assert len(compare_sides(*found.walks).positions)
     assert len(warm.rows) == 12
 
 

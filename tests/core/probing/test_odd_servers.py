@@ -49,7 +49,7 @@ def verdicts_of(found: ProbeResult) -> dict[str, str]:
         (odd.redirect, r"the server redirects \(307\)"),
         (odd.refused, r"the server needs a key \(401\)"),
         (odd.without, "without log-probabilities"),
-        (odd.wrong, "a token id is -4"),
+        (odd.wrong, "Expected `int` >= 0"),
         (odd.error_500, "the server answers 500: CUDA error"),
         (odd.busy, "the server answers 429: slow down"),
     ],

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from ....errors import DumpError
 from ....text import clean
+from ..alignment import warn
 from ..records import Response
-from . import bounded_json
-from .formats import read_completion, read_details, read_generate, read_ollama, read_responses_api
-from .openai import Payload, object_of, prompt_key, read_choices, request_of_choice
+from . import bounded_json, formats
+from .formats import Payload
 from .streams import whole_answers
 
 _MOST_RESPONSES = 1 << 16
@@ -39,7 +39,7 @@ def read_responses(path: Path) -> list[Response]:
     if failures:
         more = f" and {len(failures) - _MOST_NAMED} more" if len(failures) > _MOST_NAMED else ""
         warning = f"Failed requests are left out: {'; '.join(failures[:_MOST_NAMED])}{more}."
-        responses[0] = replace(responses[0], warnings=(*responses[0].warnings, warning))
+        responses[0] = warn(responses[0], warning)
     return responses
 
 
@@ -52,7 +52,7 @@ def read_payload(payload: object, source: str, request: Payload | None = None) -
         return [one for at, each in whole_answers(documents) for one in read_payload(each, at, request)]
     if isinstance(payload, list):
         answers = list(whole_answers((f"{source}, response {number}", one) for number, one in enumerate(payload)))
-        requests = [request_of_choice(request or {}, number, len(answers)) for number in range(len(answers))]
+        requests = [formats.request_of_choice(request or {}, at, len(answers)) for at in range(len(answers))]
         return [
             response
             for (at, one), own in zip(answers, requests, strict=True)
@@ -65,16 +65,23 @@ def read_payload(payload: object, source: str, request: Payload | None = None) -
         return _of_batch(payload, source)
     if isinstance(payload.get("request"), dict) and "response" in payload:
         return read_payload(payload["response"], source, payload["request"])
-    responses = _read(payload, source, request or {})
-    return [one if one.prompt_key else replace(one, prompt_key=prompt_key(request or {})) for one in responses]
+    if "choices" in payload and "completion_probabilities" not in payload:
+        return list(formats.read_choices(payload, source, request or {}))
+    for is_of_format, read in _READERS:
+        if is_of_format(payload):
+            return [read(payload, source, request or {})]
+    if error := payload.get("error") or (payload.get("object") == "error" and payload.get("message")):
+        raise DumpError(f"{source}: the server answered with an error: {clean(error, 200)}")
+    keys = ", ".join(f"'{clean(key, 30)}'" for key in list(payload)[:5])
+    raise DumpError(f"{source}: no response that is known here; its keys are {keys or 'none'}.")
 
 
 def _of_batch(payload: Payload, source: str) -> list[Response]:
     """Return the responses to one request of a batch, as OpenAI's batch API and `vllm run-batch` write them."""
-    name, error = payload.get("custom_id", payload.get("id", "")), payload.get("error")
-    if "url" in payload and payload.get("response") is None and not error:
+    name, answer, error = payload.get("custom_id", payload.get("id", "")), payload.get("response"), payload.get("error")
+    if "url" in payload and answer is None and not error:
         raise DumpError(f"{source}: is a request of a batch, and no answer; expected the batch's output file.")
-    answer = object_of(payload.get("response"))
+    answer = answer if isinstance(answer, dict) else {}
     status, body = answer.get("status_code"), answer.get("body", answer or None)
     if error or not isinstance(body, dict) or (isinstance(status, int) and status >= 400):
         reason = error or (body if body is not None else f"status {status}")
@@ -85,26 +92,10 @@ def _of_batch(payload: Payload, source: str) -> list[Response]:
 
 
 _READERS: tuple[tuple[Callable[[Payload], bool], Callable[[Payload, str, Payload], Response]], ...] = (
-    (lambda payload: "completion_probabilities" in payload, read_completion),
-    (lambda payload: "meta_info" in payload, read_generate),
-    (lambda payload: isinstance(payload.get("details"), dict), read_details),
-    (lambda payload: payload.get("object") == "response", read_responses_api),
-    (lambda payload: isinstance(payload.get("logprobs"), list) or isinstance(payload.get("done"), bool), read_ollama),
+    (lambda payload: "completion_probabilities" in payload, formats.read_completion),
+    (lambda payload: "meta_info" in payload, formats.read_generate),
+    (lambda payload: isinstance(payload.get("details"), dict), formats.read_details),
+    (lambda payload: payload.get("object") == "response", formats.read_responses_api),
+    (lambda payload: isinstance(payload.get("logprobs"), list), formats.read_ollama),
+    (lambda payload: isinstance(payload.get("done"), bool), formats.read_ollama),
 )
-
-
-def _read(payload: Payload, source: str, request: Payload) -> list[Response]:
-    if "choices" in payload and "completion_probabilities" not in payload:
-        return list(read_choices(payload, source, request))
-    for is_of_format, read in _READERS:
-        if is_of_format(payload):
-            return [read(payload, source, request)]
-    if "resps" in payload and "doc_id" in payload:
-        raise DumpError(
-            f"{source}: samples of lm-eval hold one summed log-probability a choice and no positions; there is nothing"
-            " to compare position by position in them."
-        )
-    if error := payload.get("error") or (payload.get("object") == "error" and payload.get("message")):
-        raise DumpError(f"{source}: the server answered with an error: {clean(error, 200)}")
-    keys = ", ".join(f"'{clean(key, 30)}'" for key in list(payload)[:5])
-    raise DumpError(f"{source}: no response that is known here; its keys are {keys or 'none'}.")

@@ -7,8 +7,7 @@ llama.cpp), OpenAI's Responses events, Ollama's lines, llama.cpp's /completion, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .bounded_json import StreamEvent
@@ -18,82 +17,57 @@ _TEXTS = ("text", "content", "response", "reasoning", "reasoning_content", "refu
 _LAST_EVENTS = ("response.completed", "response.incomplete", "response.failed")
 
 
-@dataclass
-class _Stream:
-    """The chunks of one answer so far. unfinished: indices of choices that go on."""
-
-    source: str
-    kind: str
-    chunks: list[Chunk] = field(default_factory=list)
-    unfinished: set[str] = field(default_factory=set)
-
-
 def whole_answers(documents: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Return the documents with their places; the chunks of a stream are one document, at the place of the first."""
-    answers: list[tuple[str, Any] | _Stream] = []
-    streams: dict[tuple[str, object], _Stream] = {}
+    """Return the documents with their places, then the answers of streams, each at the place of its first chunk."""
+    streams: list[tuple[str, str, list[Chunk]]] = []
+    open_streams: dict[object, list[Chunk]] = {}
     for source, document in documents:
-        kind, chunk_id, is_chunk, states = _about(document) if isinstance(document, dict) else ("", None, False, {})
-        stream = streams.get((kind, chunk_id))
-        if stream is not None and not stream.unfinished and states:  # a usage of its own after the last chunk has none
-            stream = None
-        if stream is None and is_chunk:
-            stream = streams[kind, chunk_id] = _Stream(source, kind)
-            answers.append(stream)
-        if stream is not None:
-            stream.chunks.append(document)
-            stream.unfinished |= states.keys()
-            stream.unfinished -= {index for index, is_last in states.items() if is_last}
-        elif answers:
-            answers.append((source, document))
-        else:
+        engine, stream_id, is_chunk, is_last = (
+            _about(document) if isinstance(document, dict) else ("", "", False, False)
+        )
+        key = engine, stream_id
+        if key not in open_streams and is_chunk:
+            streams.append((source, engine, []))
+            open_streams[key] = streams[-1][2]
+        if key not in open_streams:
             yield source, document
-    for answer in answers:
-        yield (answer.source, _join(answer)) if isinstance(answer, _Stream) else answer
+            continue
+        open_streams[key].append(document)
+        if is_last:
+            del open_streams[key]
+    for source, engine, chunks in streams:
+        yield source, _JOINS[engine](chunks)
 
 
-def _about(document: Chunk) -> tuple[str, object, bool, dict[str, bool]]:
-    """Kind of a document, what the chunks of one answer share, whether it must be a chunk, and for each choice whether
-    this is its last one. A last chunk alone may look like a whole answer.
+def _about(document: Chunk) -> tuple[str, str, bool, bool]:
+    """Engine of a document, what the chunks of one answer share, whether it must be a chunk, and whether the next chunk
+    is of another answer. A last chunk alone may look like a whole answer.
     """
     meta = document.get("meta_info")
     if isinstance(choices := document.get("choices"), list):
         objects = [choice for choice in choices if isinstance(choice, dict)]
-        states = {f"{choice.get('index')}": choice.get("finish_reason") is not None for choice in objects}
         is_named = f"{document.get('object')}".endswith(".chunk") or any("delta" in choice for choice in objects)
         is_open = bool(objects) and all(choice.get("finish_reason", "") is None for choice in objects)
         is_chunk = is_named or (is_open and document.get("id") is not None) or isinstance(document, StreamEvent)
-        return "OpenAI", f"{document.get('id')}", is_chunk, states
+        return "OpenAI", f"{document.get('id')}", is_chunk, False
     if isinstance(meta, dict) and meta.get("id") is not None:
-        is_last = meta.get("finish_reason", "") is not None
-        return "SGLang", f"{meta['id']} {document.get('index')}", not is_last, {"": is_last}
+        stream_id = f"{meta['id']} {document.get('index')}"
+        return "SGLang", stream_id, meta.get("finish_reason", "") is None, meta.get("finish_reason") is not None
     if isinstance(document.get("token"), dict) and "generated_text" in document:
-        return "TGI", None, True, {"": document["generated_text"] is not None}
+        return "TGI", "", True, document["generated_text"] is not None
     if isinstance(kind := document.get("type"), str) and kind.startswith("response."):
-        return "Responses", None, True, {"": kind in _LAST_EVENTS}
+        return "Responses", "", True, kind in _LAST_EVENTS
     for name, engine in (("done", "Ollama"), ("stop", "llama.cpp")):
         if isinstance(document.get(name), bool):
-            return engine, None, not document[name], {"": document[name]}
-    return "", None, False, {}
+            return engine, "", not document[name], document[name]
+    return "", "", False, False
 
 
-def _join(stream: _Stream) -> dict[str, Any]:
-    if stream.kind == "SGLang":
-        return _generate(stream.chunks)
-    if stream.kind == "Responses":
-        return _response(stream.chunks)
+def _joined(chunks: Iterable[Chunk]) -> dict[str, Any]:
     whole: dict[str, Any] = {}
-    for chunk in stream.chunks:
-        piece = dict(chunk)
-        if stream.kind == "TGI":  # one token each, and the text in the last
-            lists = {"tokens": [chunk["token"]], "top_tokens": [chunk.get("top_tokens") or []]}
-            details = chunk["details"] if isinstance(chunk.get("details"), dict) else {}
-            piece = {"generated_text": chunk["generated_text"], "details": {**details, **lists}}
-        elif stream.kind == "OpenAI":
-            choices = [choice for choice in _list(chunk.get("choices")) if isinstance(choice, dict)]
-            piece["choices"] = {f"{choice.get('index')}": choice for choice in choices}
-        _append(whole, piece)
-    return whole | ({"choices": list(whole["choices"].values())} if stream.kind == "OpenAI" else {})
+    for chunk in chunks:
+        _append(whole, chunk)
+    return whole
 
 
 def _append(into: dict[str, Any], chunk: Chunk) -> None:
@@ -112,8 +86,22 @@ def _append(into: dict[str, Any], chunk: Chunk) -> None:
             into[name] = value
 
 
-def _generate(chunks: Sequence[Chunk]) -> dict[str, Any]:
-    """SGLang's chunks: each holds all before it; with --stream-output, only what is new."""
+def _openai(chunks: Sequence[Chunk]) -> dict[str, Any]:
+    def by_index(choices: object) -> Chunk:
+        return {f"{choice.get('index')}": choice for choice in _list(choices) if isinstance(choice, dict)}
+
+    whole = _joined({**chunk, "choices": by_index(chunk.get("choices"))} for chunk in chunks)
+    return whole | {"choices": list(whole["choices"].values())}
+
+
+def _tgi(chunks: Sequence[Chunk]) -> dict[str, Any]:
+    """Join TGI's events: one token each, and the text in the last."""
+    tokens, tops = [chunk["token"] for chunk in chunks], [chunk.get("top_tokens") or [] for chunk in chunks]
+    return {"generated_text": chunks[-1]["generated_text"], "details": {"tokens": tokens, "top_tokens": tops}}
+
+
+def _sglang(chunks: Sequence[Chunk]) -> dict[str, Any]:
+    """Join SGLang's chunks: each holds all before it; with --stream-output, only what is new."""
     whole = dict(chunks[0])
     meta = dict(whole["meta_info"])
     for chunk in chunks[1:]:
@@ -129,7 +117,7 @@ def _generate(chunks: Sequence[Chunk]) -> dict[str, Any]:
     return whole | {"meta_info": meta}
 
 
-def _response(events: Sequence[Chunk]) -> dict[str, Any]:
+def _responses(events: Sequence[Chunk]) -> dict[str, Any]:
     """Return the Responses object of the last event, with log-probabilities of the text's deltas if it has none."""
     last: Chunk = next((event["response"] for event in reversed(events) if isinstance(event.get("response"), dict)), {})
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
@@ -151,3 +139,13 @@ def output_texts(response: Chunk) -> list[Chunk]:
 
 def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
+
+
+_JOINS: Mapping[str, Callable[[Sequence[Chunk]], dict[str, Any]]] = {
+    "OpenAI": _openai,
+    "SGLang": _sglang,
+    "TGI": _tgi,
+    "Responses": _responses,
+    "Ollama": _joined,
+    "llama.cpp": _joined,
+}

@@ -48,7 +48,7 @@ def side(loaded: LoadedModel, name: str, rows: torch.Tensor, *, has_ids: bool = 
         entries = tuple(zip(best.indices.tolist(), best.values.double().tolist(), strict=True))
         sent.append(ListRow(position, entries, 20, ids[position + 1] if position + 1 < len(ids) else -1))
     tokens = ids or (-1,) * (len(rows) + 1)
-    return ListSide(name, (Response("made", "logprob", "token_id", tokens, list_rows(sent, "made")),))
+    return ListSide(name, (Response("made", "token_id", tokens, list_rows(sent, "made")),))
 
 
 def judged(loaded: LoadedModel, *sides: ListSide) -> Verdict:

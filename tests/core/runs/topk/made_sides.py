@@ -22,21 +22,13 @@ Row = dict[int, float]
 
 def response(tokens: list[int], rows: dict[int, Row], *, prompt: int | None = None, **more: Any) -> Response:
     """A response with these log-probabilities by position; prompt: length of it, None if all rows are of it."""
-    made = list_rows(
-        [
-            ListRow(
-                at,
-                tuple(row.items()),
-                len(row),
-                tokens[at + 1] if at + 1 < len(tokens) else -1,
-                full=len(row) == more.get("vocab"),
-            )
-            for at, row in rows.items()
-        ],
-        "here",
-    )
+    listed = [
+        ListRow(at, tuple(row.items()), len(row), tokens[at + 1] if at + 1 < len(tokens) else -1)
+        for at, row in rows.items()
+    ]
     first = None if prompt is None else prompt - 1
-    return Response("test", "logprob", "token_id", tuple(tokens), made, generated_from=first, **more)
+    made = {"keys": "token_id", "generated_from": first} | more
+    return Response("test", tokens=tuple(tokens), rows=list_rows(listed, "here"), **made)
 
 
 def side(name: str, *responses: Response) -> ListSide:

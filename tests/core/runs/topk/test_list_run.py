@@ -45,14 +45,13 @@ def told(sides: tuple[ListSide, ...]) -> list[object]:
 def sides() -> tuple[ListSide, ListSide]:
     odd = response(
         [-1, 7, 8],
-        {0: {7: -0.1234567, 1: -3.0000000000000004}, 1: {8: -0.25, 1: float("-inf")}},
+        {0: {7: -0.1234567, 1: -3.0000000000000004}, 1: {8: -0.25, 1: -7.5}},
         prompt=1,
         start_known=False,
         texts={7: "ß", 8: "\x00"},
-        processed=False,
         top_logprobs=2,
         cached=3,
-        settings={"temperature": "0"},
+        settings={"draft_n_accepted": "0"},
         warnings=("a note.",),
     )
     first, second = engine_side("A", 1, 20), engine_side("B", 2, 20)
@@ -65,9 +64,10 @@ def test_what_was_sent_comes_back_exactly(made: Path) -> None:
         assert told(run.lists()) == told(written) == told(align(written))
         assert run.lists()[0].responses[1].texts == {7: "ß", 8: "\x00"}
         pair = compare(*written)
-        assert [(row["prompt"], row["position"], row["max_abs"], row["is_flip"]) for row in run.records(0)] == [
-            (place.prompt, place.position, place.figures.max_abs, place.figures.is_flip) for place in pair.positions
-        ]
+        columns = (pair.prompts, pair.positions, pair.figures.max_abs, pair.figures.is_flip)
+        assert [(row["prompt"], row["position"], row["max_abs"], row["is_flip"]) for row in run.records(0)] == list(
+            zip(*(column.tolist() for column in columns), strict=True)
+        )
         summary = run.pairs[0].summary
         assert (summary.finite, summary.neq) == (pair.common_values, pair.differing)
         assert (summary.max_ulps, summary.near_ties, summary.mean_kl) == (None, None, None)

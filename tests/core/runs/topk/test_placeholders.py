@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from core.errors import DumpError
@@ -90,26 +88,8 @@ def test_a_few_placeholders_are_left_out_and_the_rest_is_compared() -> None:
     pair, verdict = judged(answer(*sound()), answer(*drafted({2})[:2], drafted({2})[2], *sound(shift=-0.001)[3:]))
     assert (verdict.name, pair.differing) == (UNDECIDED, 5)
     assert verdict.because.startswith("Placeholders at 1 of 8 tokens")
-    summary = summary_of([place.figures for place in pair.positions])
+    summary = summary_of(pair.figures)
     assert summary.max_abs == pytest.approx(0.001)
-
-
-def with_certain_token(rows: list[Token], at: int) -> list[Token]:
-    word, _, top = rows[at]
-    return [*rows[:at], (word, 0.0, {**top, word: 0.0}), *rows[at + 1 :]]
-
-
-def test_probability_1_that_its_own_list_contradicts_is_the_first_finding() -> None:
-    pair, verdict = judged(answer(*sound()), answer(*with_certain_token(sound(), 2)))
-    assert kinds(pair) == [("B", "contradicted", 1, 8)]
-    assert (pair.common_values, pair.differing) == (3 * 7, 0)
-    assert verdict.because.startswith("Placeholders at 1 of 8 tokens of 'B'")
-
-
-def test_probability_1_of_a_log_softmax_in_bfloat16_contradicts_nothing() -> None:
-    rows = [(word, -0.125, {word: -0.125, " the": -2.5, " a": -3.25}) for word in WORDS]
-    pair, _ = judged(answer(*rows), answer(*with_certain_token(rows, 2)))
-    assert pair.placeholders == ()
 
 
 @pytest.mark.parametrize("value", [None, -9999, -9999.0, -3.4e38, -1e30, "-inf", "-Infinity", -math.inf, -10_000.0])
@@ -131,26 +111,10 @@ def test_json_with_minus_infinity_is_read_and_other_words_are_refused(tmp_path: 
         path.write_text(text.replace("-77.0", word))
     (pair,) = pairs_of(align(read_sides(paths)))
     assert (pair.common_values, pair.differing, pair.zeros) == (3, 0, 2)
-    paths[1].write_text(repr(answer((" a", -0.5, {" a": -0.5, " b": -math.inf}), (" c", -0.25, {}))))
-    (pair,) = pairs_of(align(read_sides(paths)))
-    assert (pair.common_values, pair.differing, pair.zeros) == (2, 0, 2)
-    for word, sentence in (("NaN", "a value is NaN"), ("Infinity", "expected a finite number")):
+    for word, sentence in (("NaN", "a value is nan"), ("Infinity", "expected a finite number")):
         paths[1].write_text(json.dumps(answer((" a", -0.5, {}))).replace("-0.5", word))
         with pytest.raises(DumpError, match=sentence):
             read_sides(paths)
-
-
-def test_not_a_number_in_an_array_is_refused() -> None:
-    values = np.array([-0.5, np.nan], "<f4").tobytes(), np.array([1, 2], "<i4").tobytes()
-    meta = {
-        "prompt_tokens": 2,
-        "output_token_logprobs": [[-0.5, 1, None]],
-        "output_top_logprobs_shape": [1, 2],
-        "output_top_logprobs_val_flat_b64": base64.b64encode(values[0]).decode(),
-        "output_top_logprobs_idx_flat_b64": base64.b64encode(values[1]).decode(),
-    }
-    with pytest.raises(DumpError, match="a value is NaN"):
-        read_payload({"text": "", "meta_info": meta}, "a.json")
 
 
 def test_a_positive_value_is_no_log_probability_and_in_no_bound() -> None:
@@ -160,7 +124,7 @@ def test_a_positive_value_is_no_log_probability_and_in_no_bound() -> None:
     assert kinds(pair) == [("B", "out of range", 1, 4)]
     assert verdict.name == UNDECIDED
     assert "+0.6997 is no log-probability (position 3)" in verdict.because
-    assert summary_of([place.figures for place in pair.positions]).max_abs == 0
+    assert summary_of(pair.figures).max_abs == 0
 
 
 def test_rounding_above_0_is_a_log_probability() -> None:
@@ -318,4 +282,4 @@ def test_placeholders_come_first_among_causes_and_in_the_report() -> None:
 def test_what_was_sent_stays_in_the_run() -> None:
     side, _ = sides_of(answer(*drafted({1, 2})), answer(*sound()))
     cleaned, _ = without_placeholders(side)
-    assert (len(side.responses[0].rows.values), len(cleaned.responses[0].rows.values)) == (20, 18)
+    assert (len(side.rows.values), len(cleaned.values)) == (20, 18)

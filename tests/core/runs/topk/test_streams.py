@@ -6,7 +6,6 @@ import bz2
 import gzip
 import io
 import json
-import lzma
 import random
 from collections.abc import Callable
 from contextlib import suppress
@@ -124,13 +123,9 @@ FORMS: dict[str, Callable[[list[dict[str, Any]]], str]] = {
     "JSON lines": lambda chunks: "\n".join(json.dumps(chunk) for chunk in chunks),
     "one after another": lambda chunks: "".join(json.dumps(chunk, indent=1) for chunk in chunks),
     "a list": json.dumps,
-    "lines of Python": lambda chunks: "\n".join(repr(chunk) for chunk in chunks),
     "events": lambda chunks: "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n",
     "events with names and comments": lambda chunks: ": ping\n\n" + "".join(
         f"event: x\nid: {at}\ndata:{json.dumps(chunk)}\r\n\r\n" for at, chunk in enumerate(chunks)
-    ),
-    "what curl -i writes": lambda chunks: "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nA: b\r\n\r\n" + "".join(
-        f"data: {json.dumps(chunk)}\n\n" for chunk in chunks
     ),
     "a log of the request and the text": lambda chunks: json.dumps(
         {"request": {"max_tokens": 3}, "response": "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)}
@@ -205,20 +200,17 @@ def zstd(data: bytes) -> bytes:
 WRAPPINGS: dict[str, Callable[[str], bytes]] = {
     "gzip": lambda text: gzip.compress(text.encode()),
     "bzip2": lambda text: bz2.compress(text.encode()),
-    "xz": lambda text: lzma.compress(text.encode()),
     "zstd": lambda text: zstd(text.encode()),
     "UTF-8 with a byte order mark": lambda text: text.encode("utf-8-sig"),
     "UTF-16": lambda text: text.encode("utf-16"),
     "UTF-16, big end first": lambda text: b"\xfe\xff" + text.encode("utf-16-be"),
-    "UTF-16 without a mark": lambda text: text.encode("utf-16-le"),
     "gzip of UTF-16": lambda text: gzip.compress(text.encode("utf-16")),
-    "what curl -i writes": lambda text: b"HTTP/2 200\r\ncontent-type: x\r\n\r\n" + text.encode(),
     "blank lines before": lambda text: b"\n\n" + text.encode(),
 }
 
 
 @pytest.mark.parametrize("wrapping", WRAPPINGS)
-@pytest.mark.parametrize("text", [json.dumps(chat(error=None)), json.dumps(chat(), indent=2), repr(chat(error=None))])
+@pytest.mark.parametrize("text", [json.dumps(chat(error=None)), json.dumps(chat(), indent=2)])
 def test_what_wraps_an_answer_is_taken_off(tmp_path: Path, wrapping: str, text: str) -> None:
     (response,) = read(tmp_path, WRAPPINGS[wrapping](text), "answer.npz")
     assert rows_of(response) == EXPECTED
@@ -230,9 +222,10 @@ def test_what_wraps_an_answer_is_taken_off(tmp_path: Path, wrapping: str, text: 
         (gzip.compress(json.dumps(chat()).encode())[:-20], "cannot be unpacked"),
         (b"\x28\xb5\x2f\xfd" + b"nonsense", "cannot be unpacked"),
         (b"\xff\xfe" + b'{\0"', "cannot be unpacked or decoded"),
+        (repr(chat()).encode(), "model_dump_json"),
         (b"ChatCompletion(id='x', choices=[Choice(index=0)])", "model_dump_json"),
         (b"[ChatCompletion(id='x', choices=[])]", "model_dump_json"),
-        (b"{'choices': [nan]}", "no JSON"),
+        (b"{nonsense", "no JSON"),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path: Path, content: bytes, sentence: str) -> None:
@@ -241,8 +234,8 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, content: bytes, sentence: 
 
 
 def test_a_compressed_file_may_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_json, "MAX_UNPACKED_BYTES", 1 << 20)
-    with pytest.raises(DumpError, match="unpacks to more than 1,048,576 bytes"):
+    monkeypatch.setattr(bounded_json, "MAX_FILE_BYTES", 1 << 20)
+    with pytest.raises(DumpError, match="more than 1,048,576 bytes"):
         read(tmp_path, gzip.compress(b"[" + b" " * (8 << 20)))
 
 

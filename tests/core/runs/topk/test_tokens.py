@@ -72,7 +72,7 @@ def in_python(store: Store, rows: list[Row]) -> str:
             ]
             made = list_rows(listed, "here")
             about = {"start_known": False, "generated_from": 0, "top_logprobs": 1}
-            responses.append(Response(FORMAT, "logprob", "token_id", (), made, **about))  # type: ignore[arg-type]
+            responses.append(Response(FORMAT, "token_id", (), made, **about))  # type: ignore[arg-type]
         sides.append(ListSide(side, tuple(responses)))
     return write_lists(store, About("here"), sides, pairs_of(sides))
 
