@@ -1,0 +1,463 @@
+"""Mismatch of a trainer and its rollout engine over the sampled tokens, as RL frameworks define it.
+
+r is the trainer's log-probability of a token minus the rollout's, ratio is exp(r), and a sequence is one response. A
+figure is made of sums by sequence, so that tokens are read once, in parts, and a bootstrap draws sequences again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+CLAMP = 20.0  # of log-ratios before exp, in verl, slime and ms-swift
+TIS, ICEPOP, DPPO, GEOMETRIC, VETO = 2.0, (0.5, 5.0), 0.2, (0.999, 1.002), 1e-4  # bars in the frameworks' references
+_TRL_CAP = 3.0  # vllm_importance_sampling_clip_max
+
+
+class TokenPairs:
+    """Log-probabilities of the same tokens on both sides, finite, sequence after sequence. [tokens] each"""
+
+    def __init__(self, rollout: NDArray[np.floating], trainer: NDArray[np.floating]) -> None:
+        self.rollout, self.trainer = (np.asarray(side, np.float64) for side in (rollout, trainer))
+        self.r = self.trainer - self.rollout
+
+    @cached_property
+    def size(self) -> NDArray[np.float64]:
+        """Absolute value of r."""
+        return np.abs(self.r)
+
+    @cached_property
+    def ratio(self) -> NDArray[np.float64]:
+        """exp(r), r clamped to 20 on either side."""
+        return np.exp(np.clip(self.r, -CLAMP, CLAMP))
+
+    @cached_property
+    def k3(self) -> NDArray[np.float64]:
+        """exp(r) - 1 - r, an estimate of KL(rollout ‖ trainer) that is never negative."""
+        with np.errstate(over="ignore"):
+            return np.expm1(self.r) - self.r
+
+    @cached_property
+    def rollout_probability(self) -> NDArray[np.float64]:
+        return np.exp(self.rollout)
+
+    @cached_property
+    def trainer_probability(self) -> NDArray[np.float64]:
+        return np.exp(self.trainer)
+
+    @cached_property
+    def probability_change(self) -> NDArray[np.float64]:
+        """Trainer's probability minus the rollout's."""
+        return self.trainer_probability - self.rollout_probability
+
+    @cached_property
+    def truncated(self) -> NDArray[np.float64]:
+        """Ratio, at most 2."""
+        return np.minimum(self.ratio, TIS)
+
+    @cached_property
+    def js(self) -> NDArray[np.float64]:
+        """Jensen-Shannon divergence by k3 of either side against their mean."""
+        mixture = np.logaddexp(self.trainer, self.rollout) - np.log(2)
+        sides = (self.trainer - mixture, self.rollout - mixture)
+        return 0.5 * sum(np.expm1(side) - side for side in sides)
+
+
+Quantity = Callable[[TokenPairs], NDArray]
+SUMS: dict[str, Quantity] = {
+    "rollout": lambda t: t.rollout,
+    "trainer": lambda t: t.trainer,
+    "rollout^2": lambda t: t.rollout**2,
+    "trainer^2": lambda t: t.trainer**2,
+    "rollout*trainer": lambda t: t.rollout * t.trainer,
+    "r": lambda t: t.r,
+    "|r|": lambda t: t.size,
+    "r^2": lambda t: t.r**2,
+    "exp|r|": lambda t: np.exp(t.size),
+    "ratio": lambda t: t.ratio,
+    "ratio^2": lambda t: t.ratio**2,
+    "truncated": lambda t: t.truncated,
+    "truncated^2": lambda t: t.truncated**2,
+    "k3": lambda t: t.k3,
+    "k3^2": lambda t: t.k3**2,
+    "k3<=10": lambda t: np.minimum(t.ratio - 1 - np.clip(t.r, -CLAMP, CLAMP), 10),
+    "k3 reverse": lambda t: np.expm1(-t.r) + t.r,
+    "js": lambda t: t.js,
+    "p rollout": lambda t: t.rollout_probability,
+    "p trainer": lambda t: t.trainer_probability,
+    "p rollout^2": lambda t: t.rollout_probability**2,
+    "p trainer^2": lambda t: t.trainer_probability**2,
+    "p rollout*p trainer": lambda t: t.rollout_probability * t.trainer_probability,
+    "dp": lambda t: t.probability_change,
+    "|dp|": lambda t: np.abs(t.probability_change),
+    "dp^2": lambda t: t.probability_change**2,
+    "above TIS": lambda t: t.ratio > TIS,
+    "below 1/TIS": lambda t: t.ratio < 1 / TIS,
+    "outside IcePop": lambda t: (t.ratio < ICEPOP[0]) | (t.ratio > ICEPOP[1]),
+    "beyond DPPO": lambda t: np.abs(t.probability_change) > DPPO,
+    "below veto": lambda t: t.r < np.log(VETO),
+}
+MAXIMA: dict[str, Quantity] = {
+    "r": lambda t: t.r,
+    "-r": lambda t: -t.r,
+    "|r|": lambda t: t.size,
+    "|dp|": lambda t: np.abs(t.probability_change),
+    "k3": lambda t: t.k3,
+}
+
+
+class Sequences:
+    """Sums and maxima of the tokens by sequence, computed when they are asked for. Sequences without a token are left
+    out.
+    """
+
+    def __init__(
+        self, tokens: NDArray[np.int64], sums: Mapping[str, NDArray[np.float64]], maxima: Mapping[str, NDArray]
+    ) -> None:
+        """tokens: of each sequence."""
+        self.tokens, self._sums, self._maxima = tokens, sums, maxima
+
+    @classmethod
+    def of(cls, pairs: TokenPairs, lengths: NDArray[np.integer]) -> Sequences:
+        """Sequences of `lengths` tokens, one after another."""
+        lengths = lengths[lengths > 0]
+        starts = np.cumsum(lengths) - lengths
+        sums = _Reduced(SUMS, lambda values: np.add.reduceat(values, starts, dtype=np.float64), pairs)
+        return cls(lengths, sums, _Reduced(MAXIMA, lambda values: np.maximum.reduceat(values, starts), pairs))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Sequences]) -> Sequences:
+        """All sequences of the parts, every sum computed."""
+        tokens = np.concatenate([part.tokens for part in parts])
+        sums = {name: np.concatenate([part.sums(name) for part in parts]) for name in SUMS}
+        return cls(tokens, sums, {name: np.concatenate([part.maxima(name) for part in parts]) for name in MAXIMA})
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def sums(self, name: str) -> NDArray[np.float64]:
+        """Return the sums of a quantity of SUMS. [sequences]"""
+        return self._sums[name]
+
+    def maxima(self, name: str) -> NDArray[np.float64]:
+        """Return the maxima of a quantity of MAXIMA. [sequences]"""
+        return self._maxima[name]
+
+    def means(self, name: str) -> NDArray[np.float64]:
+        """Return the means of a quantity. [sequences]"""
+        return self.sums(name) / self.tokens
+
+
+class _Reduced(dict[str, NDArray]):
+    """Quantities of tokens by sequence, each reduced when it is first asked for."""
+
+    def __init__(self, quantities: Mapping[str, Quantity], reduce: Callable[[NDArray], NDArray], pairs: TokenPairs):
+        super().__init__()
+        self._quantities, self._reduce, self._pairs = quantities, reduce, pairs
+
+    def __missing__(self, name: str) -> NDArray:
+        self[name] = self._reduce(self._quantities[name](self._pairs))
+        return self[name]
+
+
+class Batch:
+    """Sequences with how often each one counts: once, or as often as a bootstrap drew it."""
+
+    def __init__(self, sequences: Sequences, weights: NDArray[np.float64] | None = None) -> None:
+        self.sequences = sequences
+        self.weights = np.ones(len(sequences)) if weights is None else weights
+        self.tokens = float(self.weights @ sequences.tokens)
+
+    def sum(self, name: str) -> float:
+        """Return the sum over all tokens."""
+        return float(self.weights @ self.sequences.sums(name))
+
+    def mean(self, name: str) -> float:
+        """Return the mean over all tokens."""
+        return self.sum(name) / self.tokens
+
+    def over_sequences(self, values: NDArray) -> float:
+        """Return the mean of a value of each sequence."""
+        return float(self.weights @ values / self.weights.sum())
+
+    def mean_of_means(self, name: str) -> float:
+        """Return the mean over sequences of the mean over their tokens."""
+        return self.over_sequences(self.sequences.means(name))
+
+    def max(self, name: str) -> float:
+        """Return the maximum over all tokens."""
+        return float(self.sequences.maxima(name)[self.weights > 0].max())
+
+    def deviation(self, name: str, square: str) -> float:
+        """Return the standard deviation over all tokens, over their number less one."""
+        squares = self.sum(square) - self.sum(name) ** 2 / self.tokens
+        return float(np.sqrt(max(squares, 0.0) / (self.tokens - 1))) if self.tokens > 1 else float("nan")
+
+    def pearson(self, a: str, b: str) -> float:
+        """Return the correlation of two quantities over all tokens."""
+        spreads = [self.mean(f"{name}^2") - self.mean(name) ** 2 for name in (a, b)]
+        product = self.mean(f"{a}*{b}") - self.mean(a) * self.mean(b)
+        return float(product / np.sqrt(spreads[0] * spreads[1])) if min(spreads) > 0 else float("nan")
+
+    def sample_size(self, name: str) -> float:
+        """Return the effective sample size of importance weights as a share of the tokens."""
+        return self.sum(name) ** 2 / (self.tokens * self.sum(f"{name}^2"))
+
+    @cached_property
+    def log_ratio(self) -> NDArray[np.float64]:
+        """Sum of r of each sequence, clamped to 20 on either side."""
+        return np.clip(self.sequences.sums("r"), -CLAMP, CLAMP)
+
+    @cached_property
+    def geometric_ratio(self) -> NDArray[np.float64]:
+        """exp of the mean of r of each sequence."""
+        return np.exp(np.clip(self.sequences.means("r"), -CLAMP, CLAMP))
+
+    @cached_property
+    def kept_ratio(self) -> NDArray[np.float64]:
+        """Ratio of each sequence, 0 above 3: TRL's `sequence_mask`."""
+        ratio = np.exp(np.minimum(self.sequences.sums("r"), 700))
+        return np.where(ratio > _TRL_CAP, 0.0, ratio)
+
+    def perplexity(self, side: str) -> float:
+        """Return the mean over sequences of the perplexity of a sequence."""
+        return self.over_sequences(np.exp(-self.sequences.means(side)))
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Figure of a batch under its framework's name. unit: '' of what has none."""
+
+    name: str
+    definition: str
+    value: Callable[[Batch], float]
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class Framework:
+    """Figures of one framework. source: version and file that define them."""
+
+    name: str
+    source: str
+    figures: tuple[Figure, ...]
+
+
+_NATS = "nats"
+_OWN = (
+    Figure("mean_abs", "mean of |r| over tokens", lambda b: b.mean("|r|"), _NATS),
+    Figure("max_abs", "largest |r|", lambda b: b.max("|r|"), _NATS),
+    Figure("k1", "mean of -r", lambda b: -b.mean("r"), _NATS),
+    Figure("k2", "mean of r² / 2", lambda b: b.mean("r^2") / 2, _NATS),
+    Figure("k3", "mean of exp(r) - 1 - r", lambda b: b.mean("k3"), _NATS),
+    Figure("ratio", "mean of exp(r) over tokens", lambda b: b.mean("ratio")),
+    Figure("ratio_sequence", "mean over sequences of exp(sum of r)", lambda b: b.over_sequences(np.exp(b.log_ratio))),
+    Figure("ratio_geometric", "mean over sequences of exp(mean of r)", lambda b: b.over_sequences(b.geometric_ratio)),
+    Figure("ess", "effective sample size of exp(r), share of the tokens", lambda b: b.sample_size("ratio")),
+    Figure("ess_truncated", "the same of exp(r), at most 2", lambda b: b.sample_size("truncated")),
+    Figure("chi2", "mean of exp(r)² - 1", lambda b: b.mean("ratio^2") - 1),
+    Figure(
+        "chi2_sequence",
+        "mean over sequences of exp(sum of r)² - 1",
+        lambda b: b.over_sequences(np.exp(2 * b.log_ratio)) - 1,
+    ),
+    Figure(
+        "chi2_geometric",
+        "mean over sequences of exp(mean of r)² - 1",
+        lambda b: b.over_sequences(b.geometric_ratio**2) - 1,
+    ),
+    Figure("perplexity_rollout", "mean over sequences", lambda b: b.perplexity("rollout")),
+    Figure("perplexity_trainer", "mean over sequences", lambda b: b.perplexity("trainer")),
+    Figure("pearson", "correlation of log-probabilities", lambda b: b.pearson("rollout", "trainer")),
+    Figure("pearson_probability", "correlation of probabilities", lambda b: b.pearson("p rollout", "p trainer")),
+    Figure("above_tis", "share of tokens with exp(r) above 2", lambda b: b.mean("above TIS")),
+    Figure("outside_icepop", "share of tokens with exp(r) outside 0.5 to 5", lambda b: b.mean("outside IcePop")),
+    Figure("beyond_dppo", "share of tokens whose probability moves by over 0.2", lambda b: b.mean("beyond DPPO")),
+    Figure(
+        "outside_geometric",
+        "share of sequences with exp(mean of r) outside 0.999 to 1.002",
+        lambda b: b.over_sequences((b.geometric_ratio < GEOMETRIC[0]) | (b.geometric_ratio > GEOMETRIC[1])),
+    ),
+    Figure(
+        "vetoed",
+        "share of sequences with a token whose exp(r) is below 1e-4",
+        lambda b: b.over_sequences(b.sequences.sums("below veto") > 0),
+    ),
+)
+
+
+def _offpolicy(prefix: str, k3: str, chi2_sequence: Callable[[Batch], float], about: str) -> tuple[Figure, ...]:
+    """Figures that verl computes and ms-swift took over, but for k3 and chi2_seq."""
+
+    def lead(batch: Batch) -> NDArray[np.float64]:
+        return -batch.sequences.means("r")
+
+    rows: Iterable[tuple[str, str, Callable[[Batch], float]]] = (
+        ("kl", "mean of -r", lambda b: -b.mean("r")),
+        ("k3_kl", f"mean of {k3}", lambda b: b.mean("k3" if k3 == "exp(r) - 1 - r" else "k3<=10")),
+        ("training_ppl", "mean over sequences of exp(-mean)", lambda b: b.perplexity("trainer")),
+        ("training_log_ppl", "mean of sequence means", lambda b: -b.mean_of_means("trainer")),
+        ("rollout_ppl", "mean over sequences of exp(-mean)", lambda b: b.perplexity("rollout")),
+        ("rollout_log_ppl", "mean of sequence means", lambda b: -b.mean_of_means("rollout")),
+        ("log_ppl_diff", "mean of sequence means of -r", lambda b: b.over_sequences(lead(b))),
+        ("log_ppl_abs_diff", "the same, absolute", lambda b: b.over_sequences(np.abs(lead(b)))),
+        ("log_ppl_diff_max", "largest of them", lambda b: float(lead(b).max())),
+        ("log_ppl_diff_min", "least of them", lambda b: float(lead(b).min())),
+        ("ppl_ratio", "mean over sequences of exp(mean of -r)", lambda b: b.over_sequences(np.exp(lead(b)))),
+        ("chi2_token", "mean of exp(r)² - 1", lambda b: b.mean("ratio^2") - 1),
+        ("chi2_seq", about, chi2_sequence),
+    )
+    return tuple(Figure(f"{prefix}/{name}", definition, value) for name, definition, value in rows)
+
+
+def _truncated_means(batch: Batch) -> NDArray[np.float64]:
+    return batch.sequences.means("truncated")
+
+
+_VERL = (
+    *_offpolicy(
+        "rollout_corr",
+        "exp(r) - 1 - r",
+        lambda b: b.over_sequences(np.exp(2 * b.log_ratio)) - 1,
+        "mean over sequences of exp(sum of r)² - 1",
+    ),
+    *(
+        Figure(f"rollout_corr/rollout_is_{name}", definition, value)
+        for name, definition, value in (
+            ("mean", "mean of exp(r), at most 2", lambda b: b.mean("truncated")),
+            ("max", "largest, at most 2", lambda b: float(min(np.exp(b.max("r")), TIS))),
+            ("min", "least", lambda b: float(min(np.exp(-b.max("-r")), TIS))),
+            (
+                "std",
+                "standard deviation over the tokens",
+                lambda b: np.sqrt(max(b.mean("truncated^2") - b.mean("truncated") ** 2, 0)),
+            ),
+            ("eff_sample_size", "of exp(r), at most 2; share of the tokens", lambda b: b.sample_size("truncated")),
+            ("ratio_fraction_high", "share of tokens with exp(r) above 2", lambda b: b.mean("above TIS")),
+            ("ratio_fraction_low", "share of tokens with exp(r) below 0.5", lambda b: b.mean("below 1/TIS")),
+            ("seq_mean", "mean of sequence means", lambda b: b.mean_of_means("truncated")),
+            ("seq_std", "their standard deviation", lambda b: float(np.std(_truncated_means(b), ddof=1))),
+            ("seq_max", "largest of them", lambda b: float(_truncated_means(b).max())),
+            ("seq_min", "least of them", lambda b: float(_truncated_means(b).min())),
+            ("seq_max_deviation", "furthest from 1", lambda b: float(np.abs(_truncated_means(b) - 1).max())),
+            (
+                "seq_fraction_high",
+                "share of sequences with a mean of exp(r) above 2",
+                lambda b: b.over_sequences(b.sequences.means("ratio") > TIS),
+            ),
+            (
+                "seq_fraction_low",
+                "share of sequences with one below 0.5",
+                lambda b: b.over_sequences(b.sequences.means("ratio") < 1 / TIS),
+            ),
+        )
+    ),
+    Figure("training/rollout_probs_diff_max", "largest change of probability", lambda b: b.max("|dp|")),
+    Figure("training/rollout_probs_diff_mean", "mean of |change of probability|", lambda b: b.mean("|dp|")),
+    Figure("training/rollout_probs_diff_std", "its standard deviation", lambda b: b.deviation("|dp|", "dp^2")),
+    Figure(
+        "training/rollout_actor_probs_pearson_corr",
+        "correlation of probabilities",
+        lambda b: b.pearson("p rollout", "p trainer"),
+    ),
+)
+_SWIFT = _offpolicy(
+    "rollout_correction",
+    "exp(r) - 1 - r, at most 10",
+    lambda b: b.over_sequences(b.geometric_ratio**2) - 1,
+    "mean over sequences of exp(mean of r)² - 1",
+)
+_TRL = (
+    Figure("sampling/sampling_logp_difference/mean", "mean of |r| over tokens", lambda b: b.mean("|r|"), _NATS),
+    Figure("sampling/sampling_logp_difference/max", "largest |r|", lambda b: b.max("|r|"), _NATS),
+    *(
+        Figure(
+            f"sampling/importance_sampling_ratio/{name}", f"{name} over sequences of exp(sum of r), 0 above 3", value
+        )
+        for name, value in (
+            ("min", lambda b: float(b.kept_ratio.min())),
+            ("mean", lambda b: b.over_sequences(b.kept_ratio)),
+            ("max", lambda b: float(b.kept_ratio.max())),
+        )
+    ),
+)
+_SLIME = (
+    Figure(
+        "train/train_rollout_logprob_abs_diff", "mean of sequence means of |r|", lambda b: b.mean_of_means("|r|"), _NATS
+    ),
+    Figure("train/mis_kl", "mean of sequence means of -r", lambda b: -b.mean_of_means("r"), _NATS),
+    Figure("train/mis_k3_kl", "mean of sequence means of exp(r) - 1 - r", lambda b: b.mean_of_means("k3"), _NATS),
+    Figure("train/mis_training_ppl", "mean over sequences of exp(-mean)", lambda b: b.perplexity("trainer")),
+    Figure("train/mis_rollout_ppl", "mean over sequences of exp(-mean)", lambda b: b.perplexity("rollout")),
+    Figure("train/mis_chi2_token", "mean of sequence means of exp(r)² - 1", lambda b: b.mean_of_means("ratio^2") - 1),
+)
+_NEMO = (
+    Figure("token_mult_prob_error", "mean of exp|r|; alarm at 1.05", lambda b: b.mean("exp|r|")),
+    Figure("gen_kl_error", "mean of exp(r) - 1 - r", lambda b: b.mean("k3"), _NATS),
+    Figure("policy_kl_error", "mean of exp(-r) - 1 + r", lambda b: b.mean("k3 reverse"), _NATS),
+    Figure("js_divergence_error", "mean of half the k3 of either side to their mean", lambda b: b.mean("js"), _NATS),
+    Figure("sampling_importance_ratio", "mean of exp(r)", lambda b: b.mean("ratio")),
+)
+_PRIME = (
+    Figure("mismatch_kl/all/mean", "mean of exp(r) - 1 - r", lambda b: b.mean("k3"), _NATS),
+    Figure("mismatch_kl/all/std", "its standard deviation", lambda b: b.deviation("k3", "k3^2"), _NATS),
+    Figure("mismatch_kl/all/max", "largest", lambda b: b.max("k3"), _NATS),
+)
+_ROLL = tuple(
+    Figure(f"actor/train_infer_{name}_mean", definition, value)
+    for name, definition, value in (
+        ("ratio_token", "mean of sequence means of exp(r)", lambda b: b.mean_of_means("ratio")),
+        ("ratio_geometric", "mean over sequences of exp(mean of r)", lambda b: b.over_sequences(b.geometric_ratio)),
+        ("ratio_sequence", "mean over sequences of exp(sum of r)", lambda b: b.over_sequences(np.exp(b.log_ratio))),
+        ("diff_token", "mean of sequence means of the change of probability", lambda b: b.mean_of_means("dp")),
+        ("diff_sequence", "mean over sequences of its sum", lambda b: b.over_sequences(b.sequences.sums("dp"))),
+    )
+)
+FRAMEWORKS = {
+    framework.name: framework
+    for framework in (
+        Framework("ulpscope", "", _OWN),
+        Framework("verl", "0.9.1, trainer/ppo/rollout_corr_helper.py, utils/debug/metrics.py", _VERL),
+        Framework("trl", "1.16.0, trainer/grpo_trainer.py", _TRL),
+        Framework(
+            "slime", "624b824a8, backends/megatron_utils/loss.py, examples/train_infer_mismatch_helper/mis.py", _SLIME
+        ),
+        Framework("miles", "31f1ca961, backends/training_utils/loss_hub/losses.py", _SLIME[:1]),
+        Framework("nemo-rl", "7ea279abf, algorithms/loss/loss_functions.py", _NEMO),
+        Framework("prime-rl", "559b44772, trainer/rl/loss.py", _PRIME),
+        Framework(
+            "openrlhf", "0.11.2, models/loss.py", (Figure("vllm_kl", "mean of -r", lambda b: -b.mean("r"), _NATS),)
+        ),
+        Framework("ms-swift", "4.6.0, rlhf_trainers/grpo_trainer.py", _SWIFT),
+        Framework("roll", "utils/train_infer_corrections.py", _ROLL),
+        Framework(
+            "areal",
+            "1.0.4, utils/functional/functional.py",
+            (
+                Figure("behave_imp_weight", "mean of exp(r)", lambda b: b.mean("ratio")),
+                Figure("behave_approx_kl", "mean of r", lambda b: b.mean("r"), _NATS),
+            ),
+        ),
+    )
+}
+
+
+def intervals(
+    sequences: Sequences, figures: Sequence[Figure], *, draws: int = 200, seed: int = 0
+) -> list[tuple[float, float]]:
+    """Return the 95 % interval of each figure by a bootstrap over sequences. [figures]
+
+    Maxima have none worth the name: theirs is at most the maximum itself.
+    """
+    random, count = np.random.default_rng(seed), len(sequences)
+    values = np.empty((draws, len(figures)))
+    for draw in range(draws):
+        weights = np.bincount(random.integers(0, count, count), minlength=count).astype(np.float64)
+        batch = Batch(sequences, weights)
+        values[draw] = [figure.value(batch) for figure in figures]
+    low, high = np.nanquantile(values, (0.025, 0.975), axis=0)
+    return list(zip(low.tolist(), high.tolist(), strict=True))
