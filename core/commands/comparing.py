@@ -37,9 +37,9 @@ from ..runs.reports.gate import (
 )
 from ..runs.reports.gate_files import append, junit_text, markdown_text, write_whole
 from ..runs.reports.report_json import PairReport, as_json, report_of_run
+from ..runs.rollouts.files import are_tokens
 from ..runs.store.store import Store, open_store
 from ..runs.topk.files import are_payloads
-from ..runs.topk.tokens import are_tokens
 from ..text import plural
 from . import options
 from .tables import print_reports

@@ -21,6 +21,8 @@ from ..runs.file.records import Provenance
 from ..runs.importing import check_schema, is_run_file
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import PairReport, report_of_run
+from ..runs.rollouts.files import are_tokens
+from ..runs.rollouts.write import FORMAT, write_tokens
 from ..runs.store.cards import read_runs
 from ..runs.store.store import Store
 from ..runs.topk.alignment import align
@@ -28,7 +30,6 @@ from ..runs.topk.files import are_payloads, read_sides
 from ..runs.topk.pairing import pairs_of
 from ..runs.topk.payloads.bounded_json import is_payload
 from ..runs.topk.tables import About, write_lists
-from ..runs.topk.tokens import FORMAT, are_tokens, write_tokens
 from ..runs.writer import RunWriter
 from ..text import clean, plural
 from .constant_rows import Filling

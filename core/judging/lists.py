@@ -11,10 +11,10 @@ import numpy as np
 
 from ..runs.file.evidence import FAILED, NOTED, PASSED, Check, Evidence, SentFigures, Unmeasured, Verdict
 from ..runs.file.records import IDENTICAL, INVALID_DUMP, UNDECIDED
+from ..runs.rollouts.write import TokenPair
 from ..runs.topk.pairing import ListPair, compare_sides
 from ..runs.topk.placeholders import clauses
 from ..runs.topk.records import ListSide
-from ..runs.topk.tokens import TokenPair
 from ..text import number, opening, plural
 from .explain.causes import explain
 from .explain.rows import rows_of_lists

@@ -116,7 +116,7 @@ class Sequences:
     """
 
     def __init__(
-        self, tokens: NDArray[np.int64], sums: Mapping[str, NDArray[np.float64]], maxima: Mapping[str, NDArray]
+        self, tokens: NDArray[np.integer], sums: Mapping[str, NDArray[np.float64]], maxima: Mapping[str, NDArray]
     ) -> None:
         """tokens: of each sequence."""
         self.tokens, self._sums, self._maxima = tokens, sums, maxima

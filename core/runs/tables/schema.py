@@ -17,6 +17,7 @@ from . import (
     positions,
     prompts,
     remedies,
+    rollouts,
     run,
     sides,
     verdicts,
@@ -24,7 +25,7 @@ from . import (
 
 _MODULES = (
     *(run, prompts, sides, logits, positions, pairs, heatmap, verdicts),
-    *(kv_cache, layers, generations, ops, kernels, remedies),
+    *(kv_cache, layers, generations, ops, kernels, remedies, rollouts),
 )
 TABLES = {
     table.name: table for module in _MODULES for table in vars(module).values() if isinstance(table, Table)

@@ -25,7 +25,7 @@ from core.runs.store.store import Store
 from core.runs.topk.pairing import pairs_of
 from core.runs.topk.records import ListRow, ListSide, Response, list_rows
 from core.runs.topk.tables import About, write_lists
-from core.runs.topk.tokens import FORMAT
+from core.runs.rollouts.write import FORMAT
 
 SIDES = ("reference", "variant")
 Row = dict[str, object]
@@ -196,7 +196,7 @@ def test_two_files_that_do_not_fit_are_a_sentence(names, changed, says, tmp_path
 
 def test_a_column_that_a_parquet_file_lacks_is_named_and_options_of_whole_rows_are_refused(tmp_path):
     path = parquet(tmp_path / "tokens.parquet", [{"token_ids": [1], "reference": [-1.0]}])
-    with pytest.raises(DumpError, match="no column `variant`"):
+    with pytest.raises(DumpError, match="lacks a column"):
         ingest(Store(tmp_path / "runs"), [path])
     with pytest.raises(UsageError, match="whole rows"):
         ingest(Store(tmp_path / "runs"), [path], holds="logits")

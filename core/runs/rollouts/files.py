@@ -1,0 +1,348 @@
+"""Files of chosen tokens: which framework wrote them, and their rows in one form (docs/rl.md)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+from ...errors import DumpError, StoreError, UsageError
+from ...text import clean, plural
+from ..file.bounds import MAX_LISTED_ROWS
+from ..file.database import Database
+from ..tables.rollouts import CHOSEN_TOKEN, SEQUENCE
+from ..topk.files import side_names
+from ..topk.placeholders import ROUNDING
+from ..topk.records import MAX_POSITIONS
+from .torch_files import SavedResponse, is_rollout, read_responses
+
+_PARQUET = b"PAR1"
+_LONGEST_LINE = 64 << 20  # bytes; of a million tokens with both values
+_LOWEST = -745  # below, a probability is 0 in float64: placeholders
+SIDES = ("reference", "variant")
+_LISTS = tuple(name for name, kind in CHOSEN_TOKEN.types.items() if kind == "DOUBLE")  # a value per token, or null
+_FACTS = {name: kind for name, kind in SEQUENCE.types.items() if name != "prompt"}  # one per sequence, or null
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Form of a file. types: its columns; needs: those by which it is known; columns: SQL of ours over them."""
+
+    types: Mapping[str, str]
+    needs: frozenset[str]
+    columns: Mapping[str, str]
+    names: tuple[str, str] = ("rollout", "trainer")
+    check: Mapping[str, str] = field(default_factory=dict)  # message: condition over all rows that is an error
+
+
+def _plain(*sides: str, names: tuple[str, str] = ("rollout", "trainer")) -> Layout:
+    """Documented columns. sides: of the log-probabilities of the rollout and the trainer."""
+    more = [name for name in _LISTS if name not in SIDES]
+    columns = {name: name for name in ("token_ids", "mask", *more, *_FACTS) if name != "name"} | {"name": "sequence"}
+    types = {"token_ids": "DOUBLE[]", "mask": "DOUBLE[]", **dict.fromkeys((*sides, *more), "DOUBLE[]")}
+    types |= {"sequence": "VARCHAR"} | {name: kind for name, kind in _FACTS.items() if name != "name"}
+    return Layout(types, frozenset({"token_ids", *sides}), columns | dict(zip(SIDES, sides, strict=False)), names)
+
+
+_OF_LENGTH = "list_slice({}[1], 1, input_lengths[1])"
+LAYOUTS = (
+    Layout(  # NeMo-RL, train_data_step{N}.jsonl: batches of one, padded; value t belongs to token t
+        {
+            **dict.fromkeys(("token_ids", "token_loss_mask", "advantages"), "DOUBLE[][]"),
+            **dict.fromkeys(("generation_logprobs", "prev_logprobs"), "DOUBLE[][]"),
+            **dict.fromkeys(("sample_loss_mask", "rewards"), "DOUBLE[]"),
+            **{"input_lengths": "BIGINT[]", "idx": "BIGINT"},
+        },
+        frozenset({"token_ids", "generation_logprobs", "prev_logprobs", "input_lengths"}),
+        {
+            "token_ids": _OF_LENGTH.format("token_ids"),
+            "mask": "list_transform("
+            + _OF_LENGTH.format("token_loss_mask")
+            + ", lambda m: m * coalesce(sample_loss_mask[1], 1))",
+            "reference": _OF_LENGTH.format("generation_logprobs"),
+            "variant": _OF_LENGTH.format("prev_logprobs"),
+            "advantage": _OF_LENGTH.format("advantages"),
+            "name": "idx",
+            "reward": "rewards[1]",
+        },
+        check={
+            "every `prev_logprobs` is 0: with force_on_policy_ratio NeMo-RL does not compute the trainer's side": (
+                "coalesce(bool_and(list_min(prev_logprobs[1]) = 0 AND list_max(prev_logprobs[1]) = 0), false)"
+            )
+        },
+    ),
+    Layout(  # prime-rl, token_exports/step_N/rank_R.jsonl
+        {
+            **dict.fromkeys(("token_ids", "loss_mask", "advantages", "inference_logprobs"), "DOUBLE[]"),
+            **dict.fromkeys(("trainer_logprobs", "entropy"), "DOUBLE[]"),
+            **dict.fromkeys(("schema_version", "step", "rank", "export_sequence_idx"), "BIGINT"),
+            "env_name": "VARCHAR",
+        },
+        frozenset({"token_ids", "inference_logprobs", "trainer_logprobs"}),
+        {
+            **{"token_ids": "token_ids", "mask": "loss_mask", "reference": "inference_logprobs"},
+            **{"variant": "trainer_logprobs", "entropy": "entropy", "advantage": "advantages", "step": "step"},
+            **{"environment": "env_name", "name": "concat_ws('/', rank, export_sequence_idx)"},
+        },
+        check={"has another `schema_version` than 1, which is the one known": "bool_or(schema_version != 1)"},
+    ),
+    _plain(*SIDES, names=SIDES),
+    _plain("rollout", "trainer"),
+    _plain("logprobs", names=("", "")),  # a file per side
+    Layout(  # miles, dashboard_columns/rollout_{N}.parquet: the rollout alone
+        {**dict.fromkeys(("tokens", "loss_mask", "rollout_log_probs"), "DOUBLE[]"), "sample_index": "BIGINT"},
+        frozenset({"tokens", "loss_mask", "rollout_log_probs", "sample_index"}),
+        {},
+        check={"holds the rollout's side alone; give the files of `train_data`, which have both": "true"},
+    ),
+)
+
+
+def layout_of(path: Path) -> Layout | None:
+    """Return the layout of a file of JSON lines or Parquet by its first bytes, None if it has none of them."""
+    with path.open("rb") as file:
+        line = file.readline(_LONGEST_LINE)
+    if line.startswith(_PARQUET):
+        import pyarrow.parquet as pq
+
+        try:
+            names = set(pq.read_schema(path).names)
+        except (pa.ArrowException, OSError):
+            names = {"token_ids", *SIDES}  # so that it is read, and refused as cut off
+    else:
+        try:
+            row = json.loads(line)
+            names = set(row) if isinstance(row, dict) and not _is_of_lists(row) else set()
+        except (ValueError, RecursionError):  # cut off, or too deep
+            names = {name.decode("ascii", "replace") for name in re.findall(rb'"(\w{1,40})": ?\[', line)}
+    return next((layout for layout in LAYOUTS if layout.needs <= names), None)
+
+
+def _is_of_lists(row: dict[str, object]) -> bool:
+    """Whether a row is one of top tokens: a server's response has entries or lists in `logprobs`."""
+    values = row.get("logprobs")
+    return isinstance(values, list) and any(isinstance(each, dict | list) for each in values)
+
+
+def are_tokens(paths: Sequence[Path]) -> bool:
+    """Return whether the files hold chosen tokens, by their first bytes; False if one is not there."""
+    if not paths or not all(path.is_file() for path in paths):
+        return False
+    return all(is_rollout(path) for path in paths) or all(_is_parquet(path) or layout_of(path) for path in paths)
+
+
+def _is_parquet(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == _PARQUET
+
+
+def read_tokens(database: Database, paths: Sequence[Path], links: Sequence[Path]) -> tuple[tuple[str, str], str]:
+    """Make the temporary table `arriving` of all files, checked: prompt, token_ids, mask, lists and facts.
+
+    Returns:
+        names of the sides, and a note on what was left out.
+
+    Raises:
+        DumpError: a file cannot be read or joined; one sentence names the row.
+    """
+    if is_rollout(paths[0]):
+        tables = [_table_of_torch(database, paths)]
+        names = ("rollout", "trainer")
+    else:
+        layouts = [_known_layout(path) for path in paths]
+        names = layouts[0].names
+        of_one_side = [layout for layout in layouts if "variant" not in layout.columns]
+        tables = []
+        for number, (path, link, layout) in enumerate(zip(paths, links, layouts, strict=True)):
+            tables.append(_table_of_file(database, path, link, layout, number))
+        if of_one_side:
+            if len(paths) != 2 or len(of_one_side) != 2:
+                raise DumpError("`logprobs` are of one side; expected two files, the rollout's and the trainer's.")
+            first, second = side_names(paths)
+            return (first, second), _join(database, paths)
+    union = " UNION ALL BY NAME ".join(f"SELECT * EXCLUDE (prompt) FROM {table}" for table in tables)
+    database.execute(f"CREATE TEMP TABLE arriving AS SELECT row_number() OVER () - 1 AS prompt, * FROM ({union})")
+    for table in tables:
+        database.execute(f"DROP TABLE {table}")
+    twice = database.rows(
+        "SELECT name, step FROM arriving WHERE name IS NOT NULL GROUP BY name, step, environment"
+        " HAVING count(*) > 1 LIMIT 1"
+    )
+    if twice:
+        at = "" if twice[0][1] is None else f" of step {twice[0][1]}"
+        raise DumpError(f"sequence '{clean(twice[0][0])}'{at} occurs twice; expected each once.")
+    return names, _trim(database)
+
+
+def _known_layout(path: Path) -> Layout:
+    if (layout := layout_of(path)) is None:
+        raise DumpError(f"{clean(path.name)}: lacks a column; expected `token_ids`, `reference` and `variant`.")
+    return layout
+
+
+def _trim(database: Database) -> str:
+    """Cut each sequence to its response, from the first to the last token of the loss. -> a note"""
+    database.execute(
+        "CREATE TEMP TABLE trimmed AS SELECT *, coalesce(list_position(mask, true), 1) AS first_token,"
+        " len(token_ids) + 1 - coalesce(list_position(list_reverse(mask), true), 1) AS last_token,"
+        " mask IS NULL OR list_contains(mask, true) AS is_trained FROM arriving"
+    )
+    database.execute("DROP TABLE arriving")
+    ((dropped, kept),) = database.rows(
+        "SELECT count(*) FILTER (NOT is_trained), count(*) FILTER (is_trained) FROM trimmed"
+    )
+    if not kept:
+        raise DumpError("every token is masked out; expected some with a mask of 1.")
+    cut = ", ".join(f"list_slice({name}, first_token, last_token) AS {name}" for name in ("token_ids", "mask", *_LISTS))
+    database.execute(
+        f"CREATE TEMP TABLE arriving AS SELECT row_number() OVER (ORDER BY prompt) - 1 AS prompt, {cut},"
+        f" {', '.join(_FACTS)} FROM trimmed WHERE is_trained"
+    )
+    database.execute("DROP TABLE trimmed")
+    return f"{plural(dropped, 'sequence')} without a token in the loss left out." if dropped else ""
+
+
+def _join(database: Database, paths: Sequence[Path]) -> str:
+    """Join two files of one side each by the names of their sequences, or by their order. -> a note"""
+    counts = [database.rows(f"SELECT count(*), count(name), count(DISTINCT name) FROM file_{n}")[0] for n in (0, 1)]
+    is_named = all(rows == names for rows, names, _ in counts)
+    for number, (rows, _, distinct) in enumerate(counts):
+        if is_named and distinct < rows:
+            raise DumpError(f"{clean(paths[number].name)}: a `sequence` occurs twice; expected each once.")
+    if not is_named and counts[0][0] != counts[1][0]:
+        both = f"{counts[0][0]:,} and {counts[1][0]:,}"
+        raise DumpError(f"the files hold {both} sequences without a `sequence` to join them by; expected as many.")
+    key = "name" if is_named else "prompt"
+    (shared,) = database.rows(f"SELECT count(*) FROM file_0 JOIN file_1 USING ({key})")[0]
+    if not shared:
+        raise DumpError("the files share no `sequence`; expected log-probabilities of the same sequences.")
+    other = database.rows(
+        f"SELECT a.prompt + 1, b.prompt + 1, list_position(list_transform(range(1, 1 + least(len(a.token_ids),"
+        f" len(b.token_ids))), lambda n: a.token_ids[n] != b.token_ids[n]), true) FROM file_0 a JOIN file_1 b USING"
+        f" ({key}) WHERE a.token_ids != b.token_ids ORDER BY a.prompt LIMIT 1"
+    )
+    if other:
+        rows = f"row {other[0][0]:,} of {clean(paths[0].name)} and row {other[0][1]:,} of {clean(paths[1].name)}"
+        at = f" from token {other[0][2] - 1} on" if other[0][2] else "; one is longer"
+        raise DumpError(f"{rows} have other `token_ids`{at}; expected values of the same tokens.")
+    more = [name for name in ("mask", *_LISTS, *_FACTS) if name not in SIDES]
+    merged = ", ".join(f"coalesce(a.{name}, b.{name}) AS {name}" for name in more)
+    database.execute(
+        "CREATE TEMP TABLE arriving AS SELECT row_number() OVER (ORDER BY a.prompt) - 1 AS prompt, a.token_ids,"
+        f" a.reference, b.reference AS variant, {merged} FROM file_0 a JOIN file_1 b USING ({key})"
+    )
+    database.execute("DROP TABLE file_0; DROP TABLE file_1")
+    alone = counts[0][0] + counts[1][0] - 2 * shared
+    left = f"{plural(alone, 'sequence')} of one file alone left out." if alone else ""
+    return " ".join(filter(None, (left, _trim(database))))
+
+
+def _table_of_file(database: Database, path: Path, link: Path, layout: Layout, number: int) -> str:
+    """Make a temporary table of a file's rows in our columns. -> its name"""
+    name, place, table = clean(path.name), str(link).replace("'", "''"), f"file_{number}"
+    is_parquet = _is_parquet(path)
+    step = re.search(r"step_?(\d{1,12})", str(path.parent.name) + "/" + path.name)
+    columns = {"step": step[1] if step else "NULL", **layout.columns}
+    try:
+        if is_parquet:
+            source = f"read_parquet('{place}')"
+            present = {row[0] for row in database.rows(f"DESCRIBE SELECT * FROM {source}")}
+            fields = [f"{c if c in present else 'NULL'}::{kind} AS {c}" for c, kind in layout.types.items()]
+            source = f"(SELECT {', '.join(fields)} FROM {source})"
+        else:
+            kinds = ", ".join(f"{column}: '{kind}'" for column, kind in layout.types.items())
+            options = f"format = 'newline_delimited', maximum_object_size = {_LONGEST_LINE}"
+            source = f"read_json('{place}', {options}, compression = 'none', columns = {{{kinds}}})"
+        for says, condition in layout.check.items():
+            if database.rows(f"SELECT {condition} FROM {source}")[0][0]:
+                raise DumpError(f"{name}: {says}.")
+        _create(database, table, source, columns)
+    except StoreError as error:
+        reason = str(error.__cause__).splitlines()[0].replace(str(link), path.name)
+        raise DumpError(f"{name}: cannot be read as rows of tokens, or is cut off ({clean(reason, 160)}).") from error
+    _check(database, table, name, layout)
+    return table
+
+
+def _table_of_torch(database: Database, paths: Sequence[Path]) -> str:
+    """Make a temporary table of the responses in files of slime or miles. -> its name"""
+    responses = read_responses(paths)
+    trained = [each for each in responses if "variant" in each.values]
+    if not trained or not any("reference" in each.values for each in trained):
+        side = "rollout_log_probs" if trained else "log_probs"
+        raise DumpError(f"no sample has `{side}`; expected the train data of slime or miles, which has both sides.")
+    lists = "".join(f", {name} DOUBLE[]" for name in _LISTS) + "".join(
+        f", {name} {kind}" for name, kind in _FACTS.items()
+    )
+    database.execute(f"CREATE TEMP TABLE file_0 (prompt BIGINT, token_ids DOUBLE[], mask BOOLEAN[]{lists})")
+    database.insert("file_0", _arrow(trained))
+    _check(database, "file_0", clean(paths[0].name), _plain(*SIDES))
+    return "file_0"
+
+
+def _arrow(responses: Sequence[SavedResponse]) -> pa.Table:
+    columns: dict[str, pa.Array] = {
+        "prompt": pa.array(range(len(responses))),
+        "token_ids": pa.array([each.token_ids for each in responses], pa.list_(pa.float64())),
+        "mask": pa.array([each.mask for each in responses], pa.list_(pa.bool_())),
+        "name": pa.array([str(each.sample) for each in responses], pa.string()),
+        "step": pa.array([each.step for each in responses], pa.int64()),
+    }
+    for name in _LISTS:
+        columns[name] = pa.array([each.values.get(name) for each in responses], pa.list_(pa.float64()))
+    for name, kind in _FACTS.items():
+        if name not in columns:
+            type_of = pa.float64() if kind == "DOUBLE" else pa.string()
+            columns[name] = pa.array([each.about.get(name) for each in responses], type_of)
+    return pa.table(columns)
+
+
+def _create(database: Database, table: str, source: str, columns: Mapping[str, str]) -> None:
+    def value(name: str) -> str:
+        if name in SIDES:
+            of = f"lambda v: CASE WHEN isnan(v) OR v < {_LOWEST} THEN NULL ELSE v END"
+        else:
+            of = "lambda v: CASE WHEN isfinite(v) THEN v END"
+        return f"list_transform({columns.get(name, 'NULL')}::DOUBLE[], {of})::DOUBLE[] AS {name}"
+
+    facts = [f"({columns.get(name, 'NULL')})::{kind} AS {name}" for name, kind in _FACTS.items()]
+    mask = f"list_transform({columns.get('mask', 'NULL')}::DOUBLE[], lambda v: coalesce(v, 0) != 0)::BOOLEAN[] AS mask"
+    database.execute(
+        f"CREATE TEMP TABLE {table} AS SELECT row_number() OVER () - 1 AS prompt,"
+        f" ({columns['token_ids']})::DOUBLE[] AS token_ids, {mask}, {', '.join(map(value, _LISTS))}, {', '.join(facts)}"
+        f" FROM {source}"
+    )
+
+
+def _check(database: Database, table: str, name: str, layout: Layout) -> None:
+    """DumpError for the first row that cannot be one of tokens."""
+    wrong = {
+        f"expected `token_ids`, a list of 1 to {MAX_POSITIONS:,} token ids": "coalesce(len(token_ids), 0) NOT BETWEEN 1"
+        f" AND {MAX_POSITIONS} OR len(token_ids) != list_count(token_ids) OR list_min(token_ids) < 0"
+        " OR list_max(token_ids) >= 2147483648 OR token_ids != list_transform(token_ids, lambda t: floor(t))"
+    }
+    for side in SIDES if "variant" in layout.columns else SIDES[:1]:
+        wrong[f"expected a list `{_own_name(layout, side)}`"] = f"{side} IS NULL"
+    for column in (*_LISTS, "mask"):
+        wrong[f"`{_own_name(layout, column)}` and `token_ids` have other lengths"] = f"len({column}) != len(token_ids)"
+    for side in SIDES:
+        says = f"`{_own_name(layout, side)}` has a value above 0, so no log-probability"
+        wrong[says] = f"list_max({side}) > {ROUNDING}"
+    first = ", ".join(f"min(prompt) FILTER ({condition})" for condition in wrong.values())
+    rows, tokens, *first_rows = database.rows(f"SELECT count(*), sum(len(token_ids))::BIGINT, {first} FROM {table}")[0]
+    if not rows:
+        raise DumpError(f"{name}: holds no row.")
+    for what, row in zip(wrong, first_rows, strict=True):
+        if row is not None:
+            raise DumpError(f"{name}: row {row + 1:,}: {what}.")
+    if tokens > MAX_LISTED_ROWS:
+        raise UsageError(f"{name}: holds {tokens:,} tokens; a run holds {MAX_LISTED_ROWS:,}.")
+
+
+def _own_name(layout: Layout, column: str) -> str:
+    """Name of a column of ours in the file."""
+    return next((own for own in layout.types if own in layout.columns.get(column, "")), column)

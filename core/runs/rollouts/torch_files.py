@@ -1,0 +1,185 @@
+"""Responses in the files that slime and miles save with torch: `--save-debug-rollout-data`, `--save-debug-train-data`,
+`--dump-details`.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import DumpError
+from ...text import clean, plural
+
+# Of a training batch, one value per token of the response; miles saves the part of a context-parallel rank.
+_VALUES = {
+    "reference": "rollout_log_probs",
+    "variant": "log_probs",
+    "reference_policy": "ref_log_probs",
+    "entropy": "entropy",
+    "advantage": "advantages",
+}
+
+
+_HEAD = 1 << 20  # bytes of a pickle: either framework writes `rollout_id` first
+
+
+@dataclass
+class SavedResponse:
+    """One response: its tokens and what the files hold per token. [tokens] each; None if no file has it"""
+
+    step: int
+    sample: int
+    token_ids: NDArray[np.int64]
+    mask: NDArray[np.bool_] | None = None
+    values: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)  # environment, reward, stop reason, weight versions
+
+
+def is_rollout(path: Path) -> bool:
+    """Return whether a file is one of torch by slime or miles: its pickle names a `rollout_id`."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            (pickle,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+            with archive.open(pickle) as file:
+                return b"rollout_id" in file.read(_HEAD)
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError):
+        return False
+
+
+def read_responses(paths: Sequence[Path]) -> list[SavedResponse]:
+    """Read and join the files of one or several steps by step and sample.
+
+    Raises:
+        DumpError: a file holds more than tensors and plain values, a rank or a value is missing, or the files disagree.
+    """
+    responses: dict[tuple[int, int], SavedResponse] = {}
+    parts: dict[tuple[int, int], list[tuple[Path, dict[str, Any]]]] = {}
+    for path in paths:
+        content = _load(path)
+        if not isinstance(content.get("samples", content.get("rollout_data")), list | dict):
+            raise DumpError(f"{clean(path.name)}: holds no `samples` and no `rollout_data` of slime or miles.")
+        for sample in _samples(content):
+            key = int(content["rollout_id"]), sample["sample"]
+            parts.setdefault(key, []).append((path, sample))
+    for key, of_files in parts.items():
+        responses[key] = _joined(key, of_files)
+    return [responses[key] for key in sorted(responses)]
+
+
+def _load(path: Path) -> dict[str, Any]:
+    import torch
+    from numpy._core.multiarray import _reconstruct, scalar
+
+    plain: list[Any] = [
+        _reconstruct,
+        scalar,
+        np.ndarray,
+        np.dtype,
+        *{type(np.dtype(kind)) for kind in "?bhilqBHILQefdSU"},
+    ]
+    try:
+        with torch.serialization.safe_globals(plain):
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))
+        reason = f"holds {named[1]}, and only tensors and plain values are read" if named else "cannot be read by torch"
+        raise DumpError(
+            f"{clean(path.name)}: {reason}; is it complete?" if not named else f"{path.name}: {reason}."
+        ) from error
+    if not isinstance(content, dict):
+        raise DumpError(f"{clean(path.name)}: holds no dictionary of slime or miles.")
+    return content
+
+
+def _samples(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the samples of a file, each a dictionary with its number as `sample`."""
+    if "rollout_data" in content:  # of miles: columns, for one rank
+        columns = content["rollout_data"]
+        for row, sample in enumerate(columns["sample_indices"]):
+            values = {name: column[row] for name, column in columns.items() if _has_row(column, row)}
+            shard = {name: content.get(name) for name in ("cp_rank", "cp_size", "qkv_format")}
+            yield {**values, "max_seq_len": values.get("max_seq_lens"), **shard, "sample": int(sample)}
+        return
+    for number, sample in enumerate(content["samples"]):
+        index = next((sample[name] for name in ("sample_index", "index") if sample.get(name) is not None), number)
+        yield {**sample, "sample": int(index)}
+
+
+def _numbers(values: Any) -> NDArray[np.float64]:
+    """Return a tensor, an array or a list as float64; None is NaN."""
+    return np.asarray(values.double() if hasattr(values, "double") else values, np.float64)
+
+
+def _has_row(column: object, row: int) -> bool:
+    return isinstance(column, list | tuple) and row < len(column)
+
+
+def _joined(key: tuple[int, int], of_files: Sequence[tuple[Path, dict[str, Any]]]) -> SavedResponse:
+    """Join what the files hold of one sample."""
+    place = f"sample {key[1]} of rollout {key[0]}"
+    texts: list[NDArray[np.int64]] = []
+    values: dict[str, NDArray[np.float64]] = {}
+    mask: NDArray[np.bool_] | None = None
+    about: dict[str, Any] = {}
+    for path, sample in of_files:
+        tokens = np.asarray(sample.get("tokens", ()), np.int64)
+        length = int(sample.get("response_length", sample.get("response_lengths", len(tokens))))
+        if not 0 < length <= len(tokens):
+            raise DumpError(f"{clean(path.name)}: {place} has a response of {length} of {len(tokens)} tokens.")
+        if texts and not np.array_equal(tokens[-length:], texts[0]):
+            raise DumpError(f"{clean(path.name)}: {place} has other tokens than in {clean(of_files[0][0].name)}.")
+        texts.append(tokens[-length:])
+        own = sample.get("loss_mask", sample.get("loss_masks"))
+        if own is not None:
+            mask = _numbers(own) != 0
+        facts = {
+            "reward": sample.get("reward", sample.get("rewards")),
+            "stop_reason": sample.get("status"),
+            "environment": sample.get("source_names"),
+            "weight_version": ",".join(map(str, sample.get("weight_versions") or ())) or None,
+        }
+        about |= {name: value for name, value in facts.items() if isinstance(value, int | float | str)}
+    for name, column in _VALUES.items():
+        slices = [(path, one, _numbers(one[column])) for path, one in of_files if one.get(column) is not None]
+        if slices:
+            values[name] = _whole(place, column, slices, len(texts[0]))
+    if mask is not None and len(mask) != len(texts[0]):
+        raise DumpError(f"{place}: a mask of {len(mask)} for {plural(len(texts[0]), 'token')}.")
+    return SavedResponse(*key, texts[0], mask, values, about)
+
+
+def _whole(
+    place: str, column: str, slices: Sequence[tuple[Path, dict[str, Any], NDArray[np.float64]]], length: int
+) -> NDArray[np.float64]:
+    """Return the values of a response, put together from the parts of context-parallel ranks. [tokens]"""
+    size = max(int(one.get("cp_size") or 1) for _, one, _ in slices)
+    whole, ranks = np.full(length, np.nan), set()
+    for path, one, part in slices:
+        rank = int(one.get("cp_rank") or 0)
+        places = _places_of_rank(one, length, rank, size) if size > 1 else np.arange(length)
+        if len(part) != len(places):
+            raise DumpError(f"{clean(path.name)}: {place} has {len(part)} `{column}`; expected {len(places)}.")
+        if rank in ranks and not np.array_equal(whole[places], part, equal_nan=True):
+            raise DumpError(f"{clean(path.name)}: {place} occurs twice, with other `{column}`.")
+        whole[places] = part
+        ranks.add(rank)
+    if missing := sorted(set(range(size)) - ranks):
+        raise DumpError(f"{place}: the file of context-parallel rank {missing[0]} of {size} is missing.")
+    return whole
+
+
+def _places_of_rank(one: Mapping[str, Any], length: int, rank: int, size: int) -> NDArray[np.int64]:
+    """Return the tokens of a response that a rank holds: two chunks of the text, one from either end."""
+    total = int(one["total_lengths"])
+    padded = int(one["max_seq_len"]) if one.get("qkv_format") == "bshd" else total
+    chunk = -(-padded // (2 * size))
+    scores = np.arange(length) + total - length - 1  # the position whose logits score each token
+    owner = np.minimum(scores // chunk, 2 * size - 1)
+    return np.concatenate([np.flatnonzero(owner == each) for each in (rank, 2 * size - rank - 1)])

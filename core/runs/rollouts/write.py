@@ -1,0 +1,117 @@
+"""Runs of chosen tokens: DuckDB compares the sides and fills the tables of a run of lists of one value, so that memory
+does not grow with the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...numerics.metrics import Summary
+from ...numerics.topk import summary_of_counts
+from ..file.keep import FIGURES
+from ..file.records import Prompt, Provenance, RunHeader, SideHeader
+from ..store.store import Store
+from ..tables.pairs import insert_pair
+from ..tables.rollouts import CHOSEN_TOKEN, SEQUENCE
+from ..tables.sides import insert_sides
+from ..tables.verdicts import insert_evidence
+from ..topk.reading import digest_of, responses_of
+from ..topk.tables import About, insert_header, new_run
+from .files import SIDES, read_tokens
+
+if TYPE_CHECKING:
+    from ..file.evidence import Verdict
+
+FORMAT = "chosen tokens"
+_ROW_GROUP = 122_880
+
+
+@dataclass(frozen=True)
+class TokenPair:
+    """Two sides of chosen tokens: positions in all, figures over those with both values, and by side its only value,
+    None if it has several.
+    """
+
+    names: tuple[str, str]
+    positions: int
+    summary: Summary
+    constants: tuple[float | None, ...]
+
+
+def write_tokens(
+    store: Store,
+    paths: Sequence[Path],
+    about: About,
+    judge: Callable[[TokenPair], Verdict],
+    *,
+    run_id: str | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> str:
+    """Store the files as a run; it appears when it is whole. -> its id. DumpError for what cannot be compared."""
+    size, tell = sum(path.stat().st_size for path in paths), on_progress or (lambda *_: None)
+    with new_run(store, about.name, run_id, size, row_group=_ROW_GROUP) as (database, partial, created):
+        # Links, for DuckDB takes `*` and `?` in a name for any other file's.
+        links = [partial.directory / f"sequences-{number}" for number in range(len(paths))]
+        for link, path in zip(links, paths, strict=True):
+            link.symlink_to(path.resolve())
+        names, left_out = read_tokens(database, paths, links)
+        note = " ".join(filter(None, (about.note, left_out)))
+        database.execute("INSERT INTO prompt SELECT prompt, len(token_ids) FROM arriving ORDER BY prompt")
+        (positions,) = database.rows("SELECT sum(positions)::BIGINT FROM prompt")[0]
+        origin = Provenance("upload", about.model, command=about.command, note=note, versions=about.versions)
+        sides = tuple(SideHeader(name, "", "float32") for name in names)
+        header = RunHeader(about.name, "", 0, (Prompt(1),), sides, origin, keep=FIGURES, k=1, holds="logprob")
+        insert_header(database, partial, created, header, positions)
+        tell(positions // 6, positions)
+        database.execute(_INSERT_TOKENS)
+        tell(2 * positions // 6, positions)
+        for side, values in enumerate(SIDES):
+            database.execute(_INSERT_SIDE.format(side=side, values=values))
+            tell((side + 3) * positions // 6, positions)
+        database.execute(_INSERT_POSITIONS)
+        digests = [digest_of("logprob", responses_of(database, side, "logprob", "token_id", {})) for side in (0, 1)]
+        insert_sides(database, header, digests, [(each, "float64") for each in digests], [1, 1], "token_id")
+        extremes = "SELECT CASE WHEN count(*) > 1 AND min(logit) = max(logit) THEN min(logit) END FROM top_token"
+        constants = tuple(database.rows(f"{extremes} WHERE side = ?", [side])[0][0] for side in (0, 1))
+        token_pair = TokenPair(names, positions, summary_of_counts(*database.rows(_FIGURES)[0]), constants)
+        verdict = judge(token_pair)
+        insert_pair(database, 0, token_pair.summary, verdict)
+        insert_evidence(database, 0, np.empty((0, 2), np.int32), verdict.evidence, verdict.floors)
+        tell(positions, positions)
+    return partial.path.stem
+
+
+_LISTS = [name for name, kind in CHOSEN_TOKEN.types.items() if kind == "DOUBLE"]
+_INSERT_TOKENS = f"""
+    INSERT INTO sequence BY NAME SELECT prompt, {", ".join(SEQUENCE.names[1:])} FROM arriving;
+    INSERT INTO chosen_token BY NAME SELECT prompt, unnest(range(len(token_ids))) AS position,
+        unnest(token_ids)::INTEGER AS token_id,
+        unnest(coalesce(mask, list_transform(token_ids, lambda t: true))) AS is_trained,
+        {", ".join(f"unnest({name}) AS {name}" for name in _LISTS)} FROM arriving;
+"""
+_INSERT_SIDE = f"""
+    INSERT INTO response BY NAME SELECT {{side}} AS side, prompt, '{FORMAT}' AS format, false AS is_start_known,
+        0 AS generated_from, 1 AS asked, '' AS model, '' AS text, '[]' AS tokens, '[]' AS warnings,
+        CASE WHEN name IS NULL THEN '{{{{}}}}' ELSE to_json({{{{sequence: name}}}})::VARCHAR END AS settings
+        FROM sequence;
+    INSERT INTO side_position BY NAME SELECT {{side}} AS side, prompt, position, 0.0 AS logsumexp, 0 AS best,
+        token_id AS chosen, ({{values}} IS NULL AND is_trained)::INTEGER AS missing, false AS is_full FROM chosen_token;
+    INSERT INTO top_token BY NAME SELECT {{side}} AS side, prompt, position, 0 AS rank, token_id, {{values}} AS logit
+        FROM chosen_token WHERE {{values}} IS NOT NULL AND is_trained;
+"""
+_INSERT_POSITIONS = """
+    INSERT INTO position BY NAME SELECT 0 AS pair, prompt, position, coalesce(delta != 0, false)::INTEGER AS neq,
+        CASE WHEN delta != 0 THEN false END AS bit_identical, abs(delta) AS max_abs, sqrt(delta * delta) AS rms,
+        0 AS nonfinite_mismatch
+        FROM (SELECT *, variant - reference AS delta FROM chosen_token) WHERE is_trained;
+    DROP TABLE arriving;
+"""
+_FIGURES = """
+    SELECT coalesce(sum(neq), 0)::BIGINT, count(max_abs), max(max_abs),
+        sqrt(fsum(max_abs * max_abs) / nullif(count(max_abs), 0)) FROM position WHERE pair = 0
+"""
