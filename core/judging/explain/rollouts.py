@@ -1,0 +1,194 @@
+"""Causes that one log-probability per sampled token can show: trainer against rollout (docs/rl.md).
+
+To add one: a function over `SampledTokens` that yields it, a line in `CAUSES`, and a planted cause in
+`benchmarks/verdicts/rollouts.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...numerics.formats import FORMATS
+from ...text import number, percent
+from .fits import round_to
+from .scoring import Cause
+
+_LEAST = 64  # tokens
+_MOST = 0.1  # of the squared difference, that a named cause leaves
+_SHIFTS = (1, -1, 2, -2, 3, -3)
+_CONSTANT = 0.01  # of the tokens
+_ONE_SIDED = 0.1  # rms of r of one sign over that of the other
+_LEAST_MASS = 0.02  # that a renormalization adds to a log-probability, at most of all tokens
+_CONTRAST = 9.0  # of squared differences per token, within a part of the tokens and outside
+_LAGGED = 3.0  # times |r| of the oldest weights over that of the newest
+
+
+@dataclass(frozen=True)
+class SampledTokens:
+    """Tokens of the loss, sequence after sequence. [tokens] each; values NaN if missing.
+
+    sequence: number of the sequence; position: index in it; turn: how many masked stretches precede the token.
+    """
+
+    sequence: NDArray[np.integer]
+    position: NDArray[np.integer]
+    rollout: NDArray[np.float64]
+    trainer: NDArray[np.float64]
+    turn: NDArray[np.integer] | None = None
+    entropy: NDArray[np.float64] | None = None
+    lag: NDArray[np.float64] | None = None
+
+    @property
+    def r(self) -> NDArray[np.float64]:
+        return self.trainer - self.rollout
+
+    def where(self, selection: NDArray[np.bool_]) -> SampledTokens:
+        """Return some of the tokens."""
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        return replace(self, **{name: values[selection] for name, values in given.items() if values is not None})
+
+
+def explain_tokens(tokens: SampledTokens, names: tuple[str, str] = ("rollout", "trainer")) -> list[Cause]:
+    """Return the causes that account for the difference, the most telling first; none if it looks like noise."""
+    causes = list(_placeholders(tokens, names))
+    usable = np.isfinite(tokens.r)
+    for cause in causes:
+        usable &= ~_is_placeholder(tokens, cause)
+    tokens = tokens.where(usable)
+    if len(tokens.r) < _LEAST or not tokens.r.any():
+        return causes
+    for find in CAUSES:
+        if found := list(find(tokens, names)):
+            return causes + found
+    return causes
+
+
+def _placeholders(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
+    """One value of a side at many tokens to which the other side gives all kinds of values."""
+    sides = (tokens.rollout, tokens.trainer)
+    for side, (own, other) in enumerate((sides, sides[::-1])):
+        missing = ~np.isfinite(own) & np.isfinite(other)
+        if missing.sum() > _CONSTANT * len(own):
+            says = f"'{names[side]}' has no value for {percent(missing.mean())} of the tokens."
+            yield Cause("placeholders", says, {"side": side, "value": None, "share": float(missing.mean())})
+        values, counts = np.unique(own[np.isfinite(own)], return_counts=True)
+        if not len(values) or counts.max() <= max(8, _CONSTANT * len(own)):
+            continue
+        value = float(values[counts.argmax()])
+        is_value = own == value
+        inside, outside = (_mean_square((tokens.r)[part & np.isfinite(tokens.r)]) for part in (is_value, ~is_value))
+        # 0.0 is right for a certain token, and for the one that top-p leaves: there the sides agree as elsewhere.
+        if inside > _CONTRAST * outside:
+            share = is_value.mean()
+            says = f"'{names[side]}' is {number(value)} for {percent(share)} of the tokens: placeholders."
+            yield Cause("placeholders", says, {"side": side, "value": value, "share": float(share)})
+
+
+def _mean_square(values: NDArray[np.float64]) -> float:
+    return float((values**2).mean()) if len(values) else 0.0
+
+
+def _is_placeholder(tokens: SampledTokens, cause: Cause) -> NDArray[np.bool_]:
+    own = (tokens.rollout, tokens.trainer)[cause.parameters["side"]]
+    value = cause.parameters["value"]
+    return ~np.isfinite(own) if value is None else own == value
+
+
+def _shifted(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
+    """Each value of the trainer is the rollout's of another token of its sequence."""
+    for shift in _SHIFTS:
+        here, there = (
+            (slice(None, -shift), slice(shift, None)) if shift > 0 else (slice(-shift, None), slice(None, shift))
+        )
+        is_same = tokens.sequence[here] == tokens.sequence[there]
+        own = tokens.r[here][is_same] ** 2
+        moved = (tokens.trainer[here] - tokens.rollout[there])[is_same] ** 2
+        if len(own) >= _LEAST // 4 and moved.sum() <= _MOST * own.sum():
+            by = f"{abs(shift)} token{'s' * (abs(shift) > 1)} {'later' if shift > 0 else 'earlier'}"
+            says = f"Off by {abs(shift)}: '{names[1]}' at each token is '{names[0]}' {by}."
+            yield Cause("shifted", says, {"tokens": shift}).score(own, moved, len(own))
+            return
+
+
+def _grid(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
+    """Values of one side lie on the grid of a 16-bit dtype, and the other's do not."""
+    sides = (tokens.rollout, tokens.trainer)
+    for name in ("bfloat16", "float16"):
+        on_grid = [bool((round_to(FORMATS[name], side) == side).all()) for side in sides]
+        if on_grid[0] != on_grid[1]:
+            side = int(on_grid[1])
+            rounded = round_to(FORMATS[name], sides[1 - side])
+            if (np.abs(rounded - sides[side]) <= np.abs(tokens.r)).mean() > 0.9 and len(np.unique(sides[side])) > 8:
+                says = f"'{names[side]}' stores log-probabilities in {name}."
+                cause = Cause("rounded", says, {"side": side, "dtype": name})
+                yield cause.score(tokens.r**2, (rounded - sides[side]) ** 2, len(rounded))
+
+
+def _renormalized(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
+    """One side is never below the other: its probabilities were renormalized after top-p, top-k or min-p."""
+    r = tokens.r
+    for side, excess in enumerate((-r, r)):  # of the rollout over the trainer, of the trainer over the rollout
+        above, below = (float(np.sqrt((part**2).mean())) for part in (np.maximum(excess, 0), np.minimum(excess, 0)))
+        if below > _ONE_SIDED * above or float(np.quantile(excess, 0.99)) < _LEAST_MASS:
+            continue
+        least = float(np.exp(-excess.max()))
+        says = (
+            f"'{names[side]}' is renormalized after top-p, top-k or min-p: never below '{names[1 - side]}', and at most"
+            f" {number(float(excess.max()), 3)} above (top-p {least:.3g})."
+        )
+        yield Cause("renormalized", says, {"side": side, "top_p": least})
+
+
+def _temperature(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
+    """r follows log-probability plus entropy, its derivative by the inverse temperature. Needs the entropy."""
+    if tokens.entropy is None or not np.isfinite(tokens.entropy).all():
+        return
+    y = -tokens.r
+    x = np.column_stack([tokens.trainer, tokens.entropy])
+    slopes = np.linalg.lstsq(x, y, rcond=None)[0]
+    left, steeper = (y - x @ slopes) ** 2, float(slopes[0])
+    if left.sum() <= 1.5 * _MOST * (y**2).sum() and (min(slopes) > 0 or max(slopes) < 0):
+        temperature = 1 / (1 + steeper)
+        says = f"'{names[0]}' is sampled at a temperature of about {temperature:.2g} times that of '{names[1]}'."
+        yield Cause("temperature", says, {"temperature": temperature}).score(y**2, left, len(y))
+
+
+def _parts(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
+    """Find the part of each response that differs: its first token, its last, or what follows a tool's turn."""
+    starts = np.append(True, tokens.sequence[1:] != tokens.sequence[:-1])
+    ends = np.append(starts[1:], True)
+    parts = {"first": (starts, "the first token of each response"), "last": (ends, "the last token of each response")}
+    if tokens.turn is not None and tokens.turn.any():
+        parts["turn"] = (tokens.turn > 0, "tokens after a masked turn")
+    square = tokens.r**2
+    for kind, (part, words) in parts.items():
+        inside, outside = square[part], square[~part]
+        if len(inside) < 8 or len(outside) < 8 or inside.sum() < (1 - _MOST) * square.sum():
+            continue
+        if inside.mean() >= _CONTRAST * max(outside.mean(), 1e-300):
+            share = float(inside.sum() / square.sum())
+            says = f"'{names[1]}' and '{names[0]}' differ at {words}: {percent(share)} of the squared difference."
+            yield Cause("part of the response", says, {"part": kind})
+            return
+
+
+def _lag(tokens: SampledTokens, _: tuple[str, str]) -> Iterator[Cause]:
+    """|r| grows with the lag of the rollout's weights."""
+    if tokens.lag is None:
+        return
+    lags = np.unique(tokens.lag[np.isfinite(tokens.lag)])
+    sizes = [np.abs(tokens.r[tokens.lag == lag]) for lag in lags]
+    means = [float(size.mean()) for size in sizes if len(size) >= _LEAST // 4]
+    if len(means) == len(lags) > 1 and means[-1] >= _LAGGED * means[0] and (np.diff(means) > 0).all():
+        says = (
+            f"Older weights: mean |r| is {number(means[0], 2)} at a lag of {lags[0]:g} and {number(means[-1], 2)} at"
+            f" {lags[-1]:g}."
+        )
+        yield Cause("lag", says, {"lags": lags.tolist(), "mean_abs": means})
+
+
+CAUSES = (_shifted, _parts, _renormalized, _temperature, _grid, _lag)

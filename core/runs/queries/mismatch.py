@@ -1,0 +1,178 @@
+"""Trainer against rollout in a run of chosen tokens: figures by every framework's name, and what they depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from ...errors import UsageError
+from ...numerics.mismatch import DPPO, FRAMEWORKS, ICEPOP, TIS, Batch, Sequences, TokenPairs, intervals
+from ..figures import Figures
+
+_TOKENS_AT_ONCE = 1 << 20
+_BOTH = "is_trained AND reference IS NOT NULL AND variant IS NOT NULL"
+_R = "variant - reference"
+_KL = f"(exp({_R}) - 1 - ({_R}))"
+PERCENTILES = (0.5, 0.9, 0.99, 0.999)
+GROUPS = 16  # into which the values of a quantity are put
+BY = {
+    "position": "position",
+    "length": "positions",
+    "entropy": "entropy",
+    "advantage": "advantage",
+    "confidence": "reference",
+    "weight version": "coalesce(token_version, try_cast(weight_version AS DOUBLE))",
+    "step": "step",
+    "environment": "environment",
+}
+_JOINED = "chosen_token JOIN prompt USING (prompt) JOIN sequence USING (prompt)"
+
+
+def has_rollouts(run: Figures) -> bool:
+    """Return whether a run is of chosen tokens."""
+    return run.header.k == 1 and bool(len(run.query("SELECT 1 FROM sequence LIMIT 1")))
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Tokens of a run read once. percentiles: of |r|; half: how many tokens carry half of the sum of k3."""
+
+    sequences: Sequences
+    percentiles: dict[float, float]
+    half: int
+
+
+def read_tokens(run: Figures) -> Tokens:
+    """Read the tokens with both values, a million at a time. UsageError if there is none."""
+    parts, k3 = [], np.zeros(0)
+    for pairs, lengths in _pairs(run):
+        part = Sequences.of(pairs, lengths)
+        parts.append(Sequences.joined([part]))
+        k3 = np.concatenate([k3, pairs.k3.astype(np.float32)])
+    if not parts:
+        raise UsageError("no token has a log-probability on both sides.")
+    quantiles = run.query(
+        f"SELECT unnest(quantile_cont(abs({_R}), {list(PERCENTILES)})) AS q FROM chosen_token WHERE {_BOTH}"
+    )
+    k3.sort()
+    carried = np.cumsum(k3[::-1], dtype=np.float64)
+    half = int(np.searchsorted(carried, carried[-1] / 2)) + 1
+    return Tokens(Sequences.joined(parts), dict(zip(PERCENTILES, quantiles["q"].tolist(), strict=True)), half)
+
+
+def _pairs(run: Figures) -> Iterator[tuple[TokenPairs, NDArray[np.int64]]]:
+    """Yield the tokens of whole sequences in order, with the number of each."""
+    counts = run.query("SELECT positions FROM prompt ORDER BY prompt")["positions"].to_numpy(np.int64)
+    group = (np.cumsum(counts) - counts) // _TOKENS_AT_ONCE
+    for number in np.unique(group):
+        first, last = (int(each) for each in np.flatnonzero(group == number)[[0, -1]])
+        rows = run.query(
+            f"SELECT prompt, reference, variant FROM chosen_token WHERE prompt BETWEEN ? AND ? AND {_BOTH}"
+            " ORDER BY prompt, position",
+            first,
+            last,
+        )
+        if len(rows):
+            lengths = np.bincount(rows["prompt"].to_numpy() - first)
+            yield TokenPairs(rows["reference"].to_numpy(float), rows["variant"].to_numpy(float)), lengths
+
+
+def figures_of(tokens: Tokens, framework: str = "ulpscope", *, with_intervals: bool = True) -> list[dict[str, Any]]:
+    """Return a framework's figures: name, value, low and high of its 95 % interval over sequences, unit, definition.
+
+    Raises:
+        UsageError: no such framework.
+    """
+    if framework not in FRAMEWORKS:
+        raise UsageError(f"--as '{framework}': expected one of {', '.join(FRAMEWORKS)}.")
+    figures, batch = FRAMEWORKS[framework].figures, Batch(tokens.sequences)
+    bounds = intervals(tokens.sequences, figures) if with_intervals and len(tokens.sequences) > 1 else None
+    rows = []
+    for number, figure in enumerate(figures):
+        low, high = bounds[number] if bounds is not None else (None, None)
+        row = {"name": figure.name, "value": float(figure.value(batch)), "low": low, "high": high}
+        rows.append({**row, "unit": figure.unit, "definition": figure.definition})
+    if framework == "ulpscope":
+        quantiles = [
+            {"name": f"p{100 * share:g}", "value": value, "low": None, "high": None, "unit": "nats"}
+            | {"definition": f"{100 * share:g}th percentile of |r|"}
+            for share, value in tokens.percentiles.items()
+        ]
+        rows[2:2] = quantiles
+    return rows
+
+
+def histogram(run: Figures) -> pd.DataFrame:
+    """Return tokens and the sum of k3 by log-ratio r, in bins of 1/16 up to 8 on either side: r, tokens, kl."""
+    return run.query(
+        f"SELECT round(greatest(least({_R}, 8), -8) * 16) / 16 AS r, count(*) AS tokens,"
+        f" sum({_KL}) AS kl FROM chosen_token WHERE {_BOTH} GROUP BY 1 ORDER BY 1"
+    )
+
+
+def bars(run: Figures) -> pd.DataFrame:
+    """Return what the frameworks' bars cut: bar, tokens and kl as shares."""
+    ratio, change = f"exp({_R})", "abs(exp(variant) - exp(reference))"
+    conditions = {
+        f"TIS: exp(r) > {TIS:g}": f"{ratio} > {TIS}",
+        f"IcePop: exp(r) outside {ICEPOP[0]:g} to {ICEPOP[1]:g}": f"{ratio} NOT BETWEEN {ICEPOP[0]} AND {ICEPOP[1]}",
+        f"DPPO: change of probability > {DPPO:g}": f"{change} > {DPPO}",
+    }
+    parts = [
+        f"count(*) FILTER ({one}) / count(*), coalesce(sum({_KL}) FILTER ({one}), 0) / nullif(sum({_KL}), 0)"
+        for one in conditions.values()
+    ]
+    row = run.query(f"SELECT {', '.join(parts)} FROM chosen_token WHERE {_BOTH}").iloc[0].tolist()
+    return pd.DataFrame({"bar": list(conditions), "tokens": row[::2], "kl": row[1::2]})
+
+
+def by_step(run: Figures) -> pd.DataFrame:
+    """Return figures by training step: step, tokens, mean_abs, k3, ratio, max_abs; empty if no step is known."""
+    return run.query(
+        f"SELECT step, count(*) AS tokens, avg(abs({_R})) AS mean_abs, avg({_KL}) AS k3,"
+        f" avg(exp({_R})) AS ratio, max(abs({_R})) AS max_abs FROM {_JOINED} WHERE {_BOTH} AND step IS NOT NULL"
+        " GROUP BY step ORDER BY step"
+    )
+
+
+def by_quantity(run: Figures, quantity: str) -> pd.DataFrame:
+    """Return |r| by a quantity of BY, in groups of as many tokens: group, value, tokens, mean_abs, variance."""
+    column = BY[quantity]
+    kind = run.query(f"SELECT typeof({column}) AS kind FROM {_JOINED} LIMIT 1")["kind"]
+    is_text = bool(len(kind)) and kind.iloc[0] == "VARCHAR"
+    group = column if is_text else f"ntile({GROUPS}) OVER (ORDER BY {column})"
+    value = f"any_value({column})" if is_text else f"avg({column})"
+    return run.query(
+        f"SELECT part, {value.replace(column, 'value')} AS value, count(*) AS tokens, avg(size) AS mean_abs,"
+        f" coalesce(var_pop(size), 0) AS variance FROM (SELECT {group} AS part, {column} AS value, abs({_R}) AS size"
+        f" FROM {_JOINED} WHERE {_BOTH} AND {column} IS NOT NULL) GROUP BY part ORDER BY part"
+    )
+
+
+def explained(run: Figures) -> dict[str, float]:
+    """Return the share of the variance of |r| that lies between the groups of each quantity of BY, largest first."""
+    shares = {}
+    for quantity in BY:
+        rows = by_quantity(run, quantity)
+        tokens = rows["tokens"].to_numpy(float)
+        if len(rows) > 1:
+            mean = (tokens @ rows["mean_abs"]) / tokens.sum()
+            between = tokens @ (rows["mean_abs"] - mean) ** 2
+            total = between + tokens @ rows["variance"]
+            if total > 0:
+                shares[quantity] = float(between / total)
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+
+def heaviest(run: Figures, most: int = 20) -> pd.DataFrame:
+    """Return the sequences that carry the most of the KL: prompt, name, step, tokens, mean_abs, kl (share)."""
+    return run.query(
+        f"SELECT prompt, any_value(name) AS name, any_value(step) AS step, count(*) AS tokens,"
+        f" avg(abs({_R})) AS mean_abs, sum({_KL}) / nullif(sum(sum({_KL})) OVER (), 0) AS kl"
+        f" FROM {_JOINED} WHERE {_BOTH} GROUP BY prompt ORDER BY kl DESC LIMIT {most}"
+    )
