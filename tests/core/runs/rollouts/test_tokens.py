@@ -20,12 +20,12 @@ from core.runs.reader import RunReader
 from core.runs.reports.gate import check_for_lists, parse_conditions
 from core.runs.reports.report_json import report_of_run
 from core.runs.reports.run_json import run_json
+from core.runs.rollouts.write import FORMAT
 from core.runs.store.cards import list_runs
 from core.runs.store.store import Store
 from core.runs.topk.pairing import pairs_of
 from core.runs.topk.records import ListRow, ListSide, Response, list_rows
 from core.runs.topk.tables import About, write_lists
-from core.runs.rollouts.write import FORMAT
 
 SIDES = ("reference", "variant")
 Row = dict[str, object]

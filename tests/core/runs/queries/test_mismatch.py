@@ -1,0 +1,100 @@
+"""What trainer against rollout depends on, against the same figures by numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from core.errors import UsageError
+from core.judging.ingest import ingest
+from core.runs.queries import mismatch
+from core.runs.reader import RunReader
+from core.runs.store.store import Store
+
+LENGTHS = [20, 20, 20, 40, 29]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A run of five sequences, two steps and two environments; r is ten times as large in the second environment."""
+    folder, random = tmp_path_factory.mktemp("rollouts"), np.random.default_rng(1)
+    rows = []
+    for number, length in enumerate(LENGTHS):
+        rollout = -random.gamma(0.7, 1.0, length)
+        size = 0.2 if number % 2 else 0.02
+        trainer = np.minimum(rollout + random.normal(0, size, length), -1e-9)
+        about = {"step": number // 3, "environment": "code" if number % 2 else "math", "sequence": f"s{number}"}
+        values = {"rollout": rollout.tolist(), "trainer": trainer.tolist()}
+        rows.append({"token_ids": list(range(length)), **values, "entropy": (-rollout).tolist(), **about})
+    pq.write_table(pa.Table.from_pylist(rows), folder / "a.parquet")
+    store = Store(folder / "runs")
+    with RunReader(store.path_of(ingest(store, [folder / "a.parquet"]))) as run:
+        yield run, rows
+
+
+@pytest.fixture(scope="module")
+def tokens(made):
+    return mismatch.read_tokens(made[0])
+
+
+def of_rows(rows, name: str) -> np.ndarray:
+    return np.concatenate([row[name] for row in rows])
+
+
+def test_figures_and_percentiles_are_those_of_the_arrays(made, tokens, monkeypatch):
+    run, rows = made
+    r = of_rows(rows, "trainer") - of_rows(rows, "rollout")
+    values = {row["name"]: row for row in mismatch.figures_of(tokens)}
+    assert values["mean_abs"]["value"] == pytest.approx(np.abs(r).mean(), rel=1e-12)
+    assert values["mean_abs"]["low"] <= values["mean_abs"]["value"] <= values["mean_abs"]["high"]
+    assert values["p99"]["value"] == pytest.approx(np.quantile(np.abs(r), 0.99), rel=1e-12)
+    k3 = np.sort(np.expm1(r) - r)[::-1]
+    assert tokens.half == int(np.searchsorted(np.cumsum(k3), k3.sum() / 2)) + 1
+    monkeypatch.setattr(mismatch, "_TOKENS_AT_ONCE", 30)  # read in parts
+    again = mismatch.read_tokens(run)
+    assert again.half == tokens.half
+    np.testing.assert_allclose(again.sequences.sums("k3"), tokens.sequences.sums("k3"), rtol=1e-12)
+
+
+def test_an_unknown_framework_is_refused_with_those_known(tokens):
+    with pytest.raises(UsageError, match=r"--as 'verlx': expected one of ulpscope, verl, trl"):
+        mismatch.figures_of(tokens, "verlx")
+
+
+def test_steps_bars_and_the_histogram_cover_every_token(made):
+    run, rows = made
+    r = of_rows(rows, "trainer") - of_rows(rows, "rollout")
+    steps = mismatch.by_step(run)
+    assert steps["tokens"].tolist() == [60, 69]
+    assert steps["mean_abs"].tolist() == pytest.approx([np.abs(r[:60]).mean(), np.abs(r[60:]).mean()], rel=1e-12)
+    histogram = mismatch.histogram(run)
+    assert histogram["tokens"].sum() == len(r)
+    assert histogram["kl"].sum() == pytest.approx((np.exp(r) - 1 - r).sum(), rel=1e-12)
+    outside = (np.exp(r) < 0.5) | (np.exp(r) > 5)
+    bars = mismatch.bars(run).set_index("bar")
+    assert bars.iloc[1]["tokens"] == pytest.approx(outside.mean())
+
+
+def test_the_quantity_that_explains_most_is_the_one_that_was_made_to(made):
+    run, rows = made
+    shares = mismatch.explained(run)
+    assert next(iter(shares)) == "environment"
+    sizes = [np.abs(np.array(row["trainer"]) - row["rollout"]) for row in rows]
+    groups = [np.concatenate(sizes[1::2]), np.concatenate(sizes[::2])]
+    every = np.concatenate(groups)
+    between = sum(len(group) * (group.mean() - every.mean()) ** 2 for group in groups)
+    assert shares["environment"] == pytest.approx(between / ((every - every.mean()) ** 2).sum(), rel=1e-9)
+    assert "weight version" not in shares
+    assert mismatch.by_quantity(run, "environment")["mean_abs"].tolist() == pytest.approx(
+        [group.mean() for group in groups], rel=1e-12
+    )
+
+
+def test_the_heaviest_sequences_come_first(made):
+    run, rows = made
+    kl = [np.sum(np.expm1(r) - r) for r in (np.array(row["trainer"]) - row["rollout"] for row in rows)]
+    heaviest = mismatch.heaviest(run, 3)
+    assert heaviest["prompt"].tolist() == np.argsort(kl)[::-1][:3].tolist()
+    assert heaviest["kl"].tolist() == pytest.approx(sorted(np.array(kl) / sum(kl), reverse=True)[:3], rel=1e-9)

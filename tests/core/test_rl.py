@@ -1,0 +1,72 @@
+"""`ulpscope.rl.check` on one batch."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from core.errors import UsageError
+from core.rl import check, verl_metrics
+
+
+@pytest.fixture
+def batch():
+    random = np.random.default_rng(0)
+    rollout = -random.gamma(0.6, 0.9, (8, 50))
+    return rollout, np.minimum(rollout + random.normal(0, 0.02, rollout.shape), -1e-9)
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.tensor, lambda v: torch.tensor(v, requires_grad=True)])
+def test_a_clean_batch_is_silent_and_has_its_figures(kind, batch):
+    rollout, trainer = batch
+    mask = np.ones(rollout.shape)
+    mask[:, 40:] = 0
+    result = check(kind(rollout), kind(trainer), mask)
+    r = (trainer - rollout)[:, :40]
+    assert result.warning is None
+    assert result.figures["mean_abs"] == pytest.approx(np.abs(r).mean(), rel=1e-5)
+    assert result.figures["k3"] == pytest.approx((np.exp(r) - 1 - r).mean(), rel=1e-3)
+    assert result.figures["missing"] == 0
+
+
+def test_a_fault_is_named(batch):
+    rollout, trainer = batch
+    assert check(rollout, np.roll(trainer, 1, axis=1)).cause == "shifted"
+    assert check(np.where(np.arange(50) % 3 == 0, 0.0, rollout), trainer).cause == "placeholders"
+    missing = check(np.where(np.arange(50) % 5 == 0, np.nan, rollout), trainer)
+    assert (missing.cause, missing.figures["missing"]) == ("placeholders", pytest.approx(0.2))
+
+
+def test_tokens_far_apart_without_a_simple_cause_are_warned_of(batch):
+    rollout, trainer = batch
+    result = check(rollout, trainer - np.random.default_rng(1).gamma(0.5, 2, rollout.shape) * np.sign(rollout + 0.5))
+    assert result.cause is None
+    assert result.warning is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda r, t: (r, t[:, :-1], None), r"\[8, 50\] and \[8, 49\]"),
+        (lambda r, t: (r, t, np.ones((8, 49))), r"the mask is \[8, 49\]"),
+        (lambda r, t: (r, t, np.zeros((8, 50))), "no token of the loss"),
+    ],
+)
+def test_bad_input_is_refused(change, says, batch):
+    rollout, trainer, mask = change(*batch)
+    with pytest.raises(UsageError, match=says):
+        check(rollout, trainer, mask)
+
+
+def test_verl_gets_the_figures_among_its_own(batch, caplog):
+    rollout, trainer = (torch.tensor(side) for side in batch)
+    data = SimpleNamespace(
+        batch={"rollout_log_probs": rollout, "old_log_probs": trainer.roll(1, 1), "response_mask": torch.ones(8, 50)}
+    )
+    metrics = verl_metrics(lambda _: {"training/rollout_probs_diff_valid": 1})(data)
+    assert metrics["training/rollout_probs_diff_valid"] == 1
+    assert metrics["mismatch/mean_abs"] > 0.1
+    assert "Off by 1" in caplog.text
