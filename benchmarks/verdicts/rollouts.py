@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from core.inference.models.model import load_model
-from core.judging.explain.rollouts import SampledTokens, explain_tokens
+from core.judging.explain.rollouts import explain_tokens
+from core.numerics.mismatch import SampledTokens
 
 ROOT = Path(__file__).resolve().parents[2]
 Logits = NDArray[np.float64]
@@ -85,7 +86,8 @@ def cases(exact: Logits, rounded: Logits, other: Logits) -> Iterator[tuple[str, 
     for share, value in ((0.02, 0.0), (0.3, 0.0), (0.1, -9999.0), (0.1, np.nan)):
         hit = rng.random(len(plain.r)) < share
         values = np.where(hit, value, plain.rollout)
-        yield f"{value:g} at {share:.0%} of the tokens", "placeholders", with_values(plain, rollout=values)
+        expected = "missing" if np.isnan(value) else "placeholders"
+        yield f"{value:g} at {share:.0%} of the tokens", expected, with_values(plain, rollout=values)
     wrong = sampled(rounded, other, 20).trainer
     for place in (0, LENGTH - 1):
         values = np.where(plain.position == place, wrong - 0.5, plain.trainer)

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from ..runs.file.evidence import FAILED, NOTED, PASSED, Check, Evidence, SentFigures, Unmeasured, Verdict
-from ..runs.file.records import IDENTICAL, INVALID_DUMP, UNDECIDED
+from ..runs.file.records import BUG_SUSPECTED, IDENTICAL, INVALID_DUMP, UNDECIDED
 from ..runs.rollouts.write import TokenPair
 from ..runs.topk.pairing import ListPair, compare_sides
 from ..runs.topk.placeholders import clauses
 from ..runs.topk.records import ListSide
 from ..text import number, opening, plural
 from .explain.causes import explain
+from .explain.rollouts import explain_tokens
 from .explain.rows import rows_of_lists
 from .explain.scoring import Cause
 from .judge import Controls, NotAvailableError, Pair, Rerun, judge
@@ -140,7 +141,7 @@ def judge_with_floor(earlier: Verdict, pair: ListPair, sides: Sequence[ListSide]
 
 
 def judge_tokens(tokens: TokenPair) -> Verdict:
-    """Judge two files of chosen tokens: with one value per row no cause is looked for."""
+    """Judge two files of chosen tokens by the causes that one value per token can show."""
     figures, name = tokens.summary, UNDECIDED
     of = f"of {figures.finite:,} log-probabilities of chosen tokens"
     says = f"{figures.neq:,} {of} differ by up to {number(figures.max_abs)} nats"
@@ -151,8 +152,10 @@ def judge_tokens(tokens: TokenPair) -> Verdict:
         says = "No token has a log-probability on both sides."
     elif not figures.neq:
         name, says = IDENTICAL, f"{figures.finite:,} {of} are equal; other tokens are not compared."
+    elif causes := explain_tokens(tokens.sample, tokens.names):
+        name, says = BUG_SUSPECTED if causes[0].is_fault else UNDECIDED, causes[0].says
     else:
-        says = f"{says}; one value per position cannot tell rounding from a fault."
+        says = f"{says}; no simple cause, and one value per token cannot tell rounding from a fault."
     record = SentFigures(positions=tokens.positions, values=figures.finite, neq=figures.neq, flips=0)
-    outcome = {INVALID_DUMP: FAILED, IDENTICAL: PASSED}.get(name, NOTED)
+    outcome = {INVALID_DUMP: FAILED, BUG_SUSPECTED: FAILED, IDENTICAL: PASSED}.get(name, NOTED)
     return Verdict(name, says, (Evidence(Check.SENT, _REQUESTS, record, outcome, says),))

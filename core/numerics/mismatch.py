@@ -7,7 +7,7 @@ figure is made of sums by sequence, so that tokens are read once, in parts, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -65,6 +65,31 @@ class TokenPairs:
         mixture = np.logaddexp(self.trainer, self.rollout) - np.log(2)
         sides = (self.trainer - mixture, self.rollout - mixture)
         return 0.5 * sum(np.expm1(side) - side for side in sides)
+
+
+@dataclass(frozen=True)
+class SampledTokens:
+    """Tokens of the loss, sequence after sequence. [tokens] each; values NaN if missing.
+
+    sequence: number of the sequence; position: index in it; turn: how many masked stretches precede the token.
+    """
+
+    sequence: NDArray[np.integer]
+    position: NDArray[np.integer]
+    rollout: NDArray[np.float64]
+    trainer: NDArray[np.float64]
+    turn: NDArray[np.integer] | None = None
+    entropy: NDArray[np.float64] | None = None
+    lag: NDArray[np.float64] | None = None
+
+    @property
+    def r(self) -> NDArray[np.float64]:
+        return self.trainer - self.rollout
+
+    def where(self, selection: NDArray[np.bool_]) -> SampledTokens:
+        """Return some of the tokens."""
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        return replace(self, **{name: values[selection] for name, values in given.items() if values is not None})
 
 
 Quantity = Callable[[TokenPairs], NDArray]

@@ -37,7 +37,7 @@ def test_a_fault_is_named(batch):
     assert check(rollout, np.roll(trainer, 1, axis=1)).cause == "shifted"
     assert check(np.where(np.arange(50) % 3 == 0, 0.0, rollout), trainer).cause == "placeholders"
     missing = check(np.where(np.arange(50) % 5 == 0, np.nan, rollout), trainer)
-    assert (missing.cause, missing.figures["missing"]) == ("placeholders", pytest.approx(0.2))
+    assert (missing.cause, missing.figures["missing"]) == ("missing", pytest.approx(0.2))
 
 
 def test_tokens_far_apart_without_a_simple_cause_are_warned_of(batch):

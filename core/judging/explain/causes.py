@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...runs.file.evidence import PairFigures
+from ...runs.queries.mismatch import has_rollouts, sample_tokens
 from ...runs.reader import RunReader
 from ...runs.topk.pairing import ListPair, compare_sides
 from ...runs.topk.placeholders import MASKED, clauses
 from ...runs.topk.records import ListSide
 from ...text import opening
 from . import fits, signs
+from .rollouts import explain_tokens
 from .rows import PairRows, TooFewError, rows_of_lists, rows_of_run
 from .scoring import Cause, Find, remaining_rms
 
@@ -88,6 +90,11 @@ def explain(pair: PairRows) -> Explanation:
 
 def explain_pair(run: RunReader, pair: int) -> Explanation:
     """Return the causes of a stored pair; of a judged one each says how many noise floors it leaves."""
+    if has_rollouts(run):
+        tokens = sample_tokens(run)
+        says = f"Checked {len(tokens.r):,} of {run.compared_positions(pair):,} tokens."
+        names = (run.pairs[pair].reference, run.pairs[pair].variant)
+        return Explanation(explain_tokens(tokens, names), says)
     if run.header.k is not None:
         sides = run.lists()
         return explain_lists(compare_sides(sides[0], sides[pair + 1]), sides[0], sides[pair + 1])

@@ -7,12 +7,12 @@ To add one: a function over `SampledTokens` that yields it, a line in `CAUSES`, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...numerics.formats import FORMATS
+from ...numerics.mismatch import SampledTokens
 from ...text import number, percent
 from .fits import round_to
 from .scoring import Cause
@@ -23,33 +23,9 @@ _SHIFTS = (1, -1, 2, -2, 3, -3)
 _CONSTANT = 0.01  # of the tokens
 _ONE_SIDED = 0.1  # rms of r of one sign over that of the other
 _LEAST_MASS = 0.02  # that a renormalization adds to a log-probability, at most of all tokens
+_OPEN, _RAISED = -0.05, 0.75  # log-probability of a token that others compete with; share of those that are raised
 _CONTRAST = 9.0  # of squared differences per token, within a part of the tokens and outside
 _LAGGED = 3.0  # times |r| of the oldest weights over that of the newest
-
-
-@dataclass(frozen=True)
-class SampledTokens:
-    """Tokens of the loss, sequence after sequence. [tokens] each; values NaN if missing.
-
-    sequence: number of the sequence; position: index in it; turn: how many masked stretches precede the token.
-    """
-
-    sequence: NDArray[np.integer]
-    position: NDArray[np.integer]
-    rollout: NDArray[np.float64]
-    trainer: NDArray[np.float64]
-    turn: NDArray[np.integer] | None = None
-    entropy: NDArray[np.float64] | None = None
-    lag: NDArray[np.float64] | None = None
-
-    @property
-    def r(self) -> NDArray[np.float64]:
-        return self.trainer - self.rollout
-
-    def where(self, selection: NDArray[np.bool_]) -> SampledTokens:
-        """Return some of the tokens."""
-        given = {each.name: getattr(self, each.name) for each in fields(self)}
-        return replace(self, **{name: values[selection] for name, values in given.items() if values is not None})
 
 
 def explain_tokens(tokens: SampledTokens, names: tuple[str, str] = ("rollout", "trainer")) -> list[Cause]:
@@ -74,7 +50,7 @@ def _placeholders(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cau
         missing = ~np.isfinite(own) & np.isfinite(other)
         if missing.sum() > _CONSTANT * len(own):
             says = f"'{names[side]}' has no value for {percent(missing.mean())} of the tokens."
-            yield Cause("placeholders", says, {"side": side, "value": None, "share": float(missing.mean())})
+            yield Cause("missing", says, {"side": side, "value": None, "share": float(missing.mean())})
         values, counts = np.unique(own[np.isfinite(own)], return_counts=True)
         if not len(values) or counts.max() <= max(8, _CONSTANT * len(own)):
             continue
@@ -133,7 +109,10 @@ def _renormalized(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cau
     r = tokens.r
     for side, excess in enumerate((-r, r)):  # of the rollout over the trainer, of the trainer over the rollout
         above, below = (float(np.sqrt((part**2).mean())) for part in (np.maximum(excess, 0), np.minimum(excess, 0)))
+        is_open = (tokens.trainer if side == 0 else tokens.rollout) < _OPEN  # what was left out had some probability
         if below > _ONE_SIDED * above or float(np.quantile(excess, 0.99)) < _LEAST_MASS:
+            continue
+        if not is_open.any() or (excess[is_open] > 0).mean() < _RAISED:
             continue
         least = float(np.exp(-excess.max()))
         says = (

@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ...errors import UsageError
-from ...numerics.mismatch import DPPO, FRAMEWORKS, ICEPOP, TIS, Batch, Sequences, TokenPairs, intervals
+from ...numerics.mismatch import DPPO, FRAMEWORKS, ICEPOP, TIS, Batch, SampledTokens, Sequences, TokenPairs, intervals
 from ..figures import Figures
 
 _TOKENS_AT_ONCE = 1 << 20
@@ -107,6 +107,25 @@ def figures_of(tokens: Tokens, framework: str = "ulpscope", *, with_intervals: b
     return rows
 
 
+def sample_tokens(run: Figures, most: int = 1 << 16) -> SampledTokens:
+    """Return the tokens of whole sequences, spread evenly over the run, about `most` in all."""
+    total = int(run.query("SELECT sum(positions)::BIGINT AS total FROM prompt")["total"][0])
+    table = run.query(
+        "SELECT prompt, position, is_trained, reference, variant, entropy,"
+        " step - coalesce(token_version, try_cast(weight_version AS DOUBLE)) AS lag"
+        " FROM chosen_token JOIN sequence USING (prompt) WHERE prompt % ? = 0 ORDER BY prompt, position",
+        -(-total // most),
+    )
+    trained = table["is_trained"].to_numpy(bool)
+    is_hole = ~trained & np.append(False, trained[:-1])
+    turn = table.assign(hole=is_hole).groupby("prompt")["hole"].cumsum()
+    used = table[trained]
+    values = [used[name].to_numpy(np.float64, na_value=np.nan) for name in ("reference", "variant", "entropy", "lag")]
+    optional = [each if np.isfinite(each).any() else None for each in values[2:]]
+    prompt, position = (used[name].to_numpy() for name in ("prompt", "position"))
+    return SampledTokens(prompt, position, values[0], values[1], turn[trained].to_numpy(), optional[0], optional[1])
+
+
 def histogram(run: Figures) -> pd.DataFrame:
     """Return tokens and the sum of k3 by log-ratio r, in bins of 1/16 up to 8 on either side: r, tokens, kl."""
     return run.query(
@@ -145,7 +164,7 @@ def by_quantity(run: Figures, quantity: str) -> pd.DataFrame:
     column = BY[quantity]
     kind = run.query(f"SELECT typeof({column}) AS kind FROM {_JOINED} LIMIT 1")["kind"]
     is_text = bool(len(kind)) and kind.iloc[0] == "VARCHAR"
-    group = column if is_text else f"ntile({GROUPS}) OVER (ORDER BY {column})"
+    group = column if is_text else f"floor({GROUPS} * percent_rank() OVER (ORDER BY {column}))"  # equal values together
     value = f"any_value({column})" if is_text else f"avg({column})"
     return run.query(
         f"SELECT part, {value.replace(column, 'value')} AS value, count(*) AS tokens, avg(size) AS mean_abs,"
@@ -155,17 +174,20 @@ def by_quantity(run: Figures, quantity: str) -> pd.DataFrame:
 
 
 def explained(run: Figures) -> dict[str, float]:
-    """Return the share of the variance of |r| that lies between the groups of each quantity of BY, largest first."""
+    """Return the share of the variance of |r| between the groups of each quantity of BY, largest first.
+
+    The shares are adjusted (epsilon squared): groups that mean nothing explain 0 on average.
+    """
     shares = {}
     for quantity in BY:
         rows = by_quantity(run, quantity)
         tokens = rows["tokens"].to_numpy(float)
-        if len(rows) > 1:
+        if 1 < len(rows) < tokens.sum():
             mean = (tokens @ rows["mean_abs"]) / tokens.sum()
-            between = tokens @ (rows["mean_abs"] - mean) ** 2
-            total = between + tokens @ rows["variance"]
-            if total > 0:
-                shares[quantity] = float(between / total)
+            between, within = tokens @ (rows["mean_abs"] - mean) ** 2, tokens @ rows["variance"]
+            chance = (len(rows) - 1) * within / (tokens.sum() - len(rows))
+            if between + within > 0:
+                shares[quantity] = max(0.0, float((between - chance) / (between + within)))
     return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...numerics.metrics import Summary
+from ...numerics.mismatch import SampledTokens
 from ...numerics.topk import summary_of_counts
+from ..figures import Figures
 from ..file.keep import FIGURES
 from ..file.records import Prompt, Provenance, RunHeader, SideHeader
+from ..queries.mismatch import sample_tokens
 from ..store.store import Store
 from ..tables.pairs import insert_pair
 from ..tables.rollouts import CHOSEN_TOKEN, SEQUENCE
@@ -33,14 +36,15 @@ _ROW_GROUP = 122_880
 
 @dataclass(frozen=True)
 class TokenPair:
-    """Two sides of chosen tokens: positions in all, figures over those with both values, and by side its only value,
-    None if it has several.
+    """Two sides of chosen tokens: positions in all, figures over those with both values, by side its only value, None
+    if it has several, and some of the tokens.
     """
 
     names: tuple[str, str]
     positions: int
     summary: Summary
     constants: tuple[float | None, ...]
+    sample: SampledTokens
 
 
 def write_tokens(
@@ -78,7 +82,13 @@ def write_tokens(
         insert_sides(database, header, digests, [(each, "float64") for each in digests], [1, 1], "token_id")
         extremes = "SELECT CASE WHEN count(*) > 1 AND min(logit) = max(logit) THEN min(logit) END FROM top_token"
         constants = tuple(database.rows(f"{extremes} WHERE side = ?", [side])[0][0] for side in (0, 1))
-        token_pair = TokenPair(names, positions, summary_of_counts(*database.rows(_FIGURES)[0]), constants)
+        token_pair = TokenPair(
+            names,
+            positions,
+            summary_of_counts(*database.rows(_FIGURES)[0]),
+            constants,
+            sample_tokens(Figures(database, header)),
+        )
         verdict = judge(token_pair)
         insert_pair(database, 0, token_pair.summary, verdict)
         insert_evidence(database, 0, np.empty((0, 2), np.int32), verdict.evidence, verdict.floors)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from benchmarks.verdicts.rollouts import cases
-from core.judging.explain.rollouts import SampledTokens, explain_tokens
+from core.judging.explain.rollouts import explain_tokens
+from core.numerics.mismatch import SampledTokens
 
 
 def made():
