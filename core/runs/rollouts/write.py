@@ -78,7 +78,7 @@ def write_tokens(
             database.execute(_INSERT_SIDE.format(side=side, values=values))
             tell((side + 3) * positions // 6, positions)
         database.execute(_INSERT_POSITIONS)
-        digests = [digest_of("logprob", responses_of(database, side, "logprob", "token_id", {})) for side in (0, 1)]
+        digests = [digest_of(responses_of(database, side, "token_id", {})) for side in (0, 1)]
         insert_sides(database, header, digests, [(each, "float64") for each in digests], [1, 1], "token_id")
         extremes = "SELECT CASE WHEN count(*) > 1 AND min(logit) = max(logit) THEN min(logit) END FROM top_token"
         constants = tuple(database.rows(f"{extremes} WHERE side = ?", [side])[0][0] for side in (0, 1))
@@ -110,7 +110,7 @@ _INSERT_SIDE = f"""
         CASE WHEN name IS NULL THEN '{{{{}}}}' ELSE to_json({{{{sequence: name}}}})::VARCHAR END AS settings
         FROM sequence;
     INSERT INTO side_position BY NAME SELECT {{side}} AS side, prompt, position, 0.0 AS logsumexp, 0 AS best,
-        token_id AS chosen, ({{values}} IS NULL AND is_trained)::INTEGER AS missing, false AS is_full FROM chosen_token;
+        token_id AS chosen, ({{values}} IS NULL AND is_trained)::INTEGER AS missing FROM chosen_token;
     INSERT INTO top_token BY NAME SELECT {{side}} AS side, prompt, position, 0 AS rank, token_id, {{values}} AS logit
         FROM chosen_token WHERE {{values}} IS NOT NULL AND is_trained;
 """
