@@ -1,5 +1,5 @@
 """Causes of a trainer that differs from its rollout on trial: planted in tokens sampled from a real model's logits, and
-pairs that only round (docs/rl.md).
+pairs that only round (docs/guides/rl.md).
 
     python -m benchmarks.verdicts.rollouts                  # the small model of sample_runs
     python -m benchmarks.verdicts.rollouts --model DIR      # another, as SmolLM2

@@ -42,6 +42,7 @@ from ..runs.store.store import Store, open_store
 from ..runs.topk.files import are_payloads
 from ..text import plural
 from . import options
+from .mismatch import NO_TOKENS, As, mismatch_of, print_mismatch
 from .tables import print_reports
 from .terminal.console import (
     announce,
@@ -74,6 +75,7 @@ def compare(
     holds: options.Holds = None,
     variant: Annotated[str | None, typer.Option(help="Variant to summarize, if there are several.")] = None,
     positions: Annotated[bool, typer.Option("--positions", help="With --json: figures of every position.")] = False,
+    framework: As = None,
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
@@ -91,14 +93,17 @@ def compare(
         if compute_dtype or reference or holds:
             raise UsageError("--compute-dtype, --reference and --holds are for dumps; a stored run has its own.")
         path = open_store(store).path_of(first)
-        comparison = _compare_run(path, must_be_whole=bool(conditions))
+        comparison = _compare_run(path, framework, must_be_whole=bool(conditions))
     elif are_tokens(files) or are_payloads(files):
         if compute_dtype or reference or holds:
             raise UsageError(WHOLE_ROWS_ONLY)
         with tempfile.TemporaryDirectory(prefix="ulpscope-") as folder:
             target = Store(Path(folder))
-            comparison = _compare_run(target.path_of(ingest_dump(target, files, run_id="RUN")), must_be_whole=False)
+            path = target.path_of(ingest_dump(target, files, run_id="RUN"))
+            comparison = _compare_run(path, framework, must_be_whole=False)
     else:
+        if framework is not None:
+            raise UsageError(NO_TOKENS)
         comparison = _compare_dump(files, compute_dtype, reference, holds, is_quiet=as_json_)
     header = comparison.header
     if positions:
@@ -106,6 +111,8 @@ def compare(
     if header.k is not None:
         check_for_lists(conditions, comparison.pairs)
     report = as_json(comparison.pairs, comparison.classes, header, variant=variant, with_positions=positions)
+    if comparison.mismatch is not None:
+        report["mismatch"] = comparison.mismatch
     gate = _gate(comparison, conditions) if conditions else None
     if gate is not None:
         report["gate"] = gate.as_json()
@@ -113,6 +120,8 @@ def compare(
         print_json(report)
     else:
         print_reports(comparison.pairs, comparison.classes, header, comparison.texts, variant)
+        if comparison.mismatch is not None:
+            print_mismatch(comparison.mismatch)
     if gate is not None:
         end_with(gate, junit, markdown, as_json_)
 
@@ -125,15 +134,16 @@ class _Comparison:
     texts: dict[int, str]
     pairs: list[PairReport]
     classes: list[list[str]]
+    mismatch: dict[str, Any] | None = None
 
 
-def _compare_run(path: Path, *, must_be_whole: bool) -> _Comparison:
+def _compare_run(path: Path, framework: str | None, *, must_be_whole: bool) -> _Comparison:
     """Read the figures of a stored run. If it must be whole, a missing one is an error."""
     with RunReader(path) as run:
         pairs, classes = report_of_run(run)
         if must_be_whole:
             check_measured(run.path.name, pairs)
-        return _Comparison(run.header, run.vocabulary, pairs, classes)
+        return _Comparison(run.header, run.vocabulary, pairs, classes, mismatch_of(run, framework))
 
 
 def _compare_dump(

@@ -24,6 +24,7 @@ from ..runs.store.store import open_store
 from ..runs.tables.remedies import advice
 from ..text import number, plural, three_digits
 from . import options
+from .mismatch import As, mismatch_of, print_mismatch
 from .tables import print_pairs
 from .terminal.console import Cells, out, print_facts, print_json, print_records, print_text, table_by, table_of
 
@@ -41,6 +42,7 @@ def show(
     blocks: Annotated[bool, typer.Option("--blocks", help="With --layers: only the output of each block.")] = False,
     differing: Annotated[bool, typer.Option("--differing", help="With --kernels: only different counts.")] = False,
     positions: Annotated[bool, typer.Option("--positions", help="With --json: figures of every position.")] = False,
+    framework: As = None,
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
@@ -67,9 +69,13 @@ def show(
         elif remedies:
             _show_remedies(run, pairs, as_json_)
         elif as_json_:
-            print_json(run_json(run, with_positions=positions))
+            mismatch = mismatch_of(run, framework)
+            print_json(run_json(run, with_positions=positions) | ({"mismatch": mismatch} if mismatch else {}))
         else:
+            mismatch = mismatch_of(run, framework)
             print_pairs(run)
+            if mismatch is not None:
+                print_mismatch(mismatch)
             print_facts(provenance_json(run), run.header.name)
             sides = ((s.name, s.source_dtype, s.bit_class, s.sha256_dtype, s.sha256) for s in run.sides)
             out.print(table_of(("name", "saved as", "class", "dtype", "sha256"), sides, title="sides"))

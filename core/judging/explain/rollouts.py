@@ -1,4 +1,4 @@
-"""Causes that one log-probability per sampled token can show: trainer against rollout (docs/rl.md).
+"""Causes that one log-probability per sampled token can show: trainer against rollout (docs/guides/rl.md).
 
 To add one: a function over `SampledTokens` that yields it, a line in `CAUSES`, and a planted cause in
 `benchmarks/verdicts/rollouts.py`.

@@ -107,6 +107,21 @@ def figures_of(tokens: Tokens, framework: str = "ulpscope", *, with_intervals: b
     return rows
 
 
+def mismatch_json(run: Figures, framework: str = "ulpscope") -> dict[str, Any]:
+    """Return a framework's figures with what carries the difference; UsageError for an unknown framework."""
+    tokens = read_tokens(run)
+    return {
+        "framework": framework,
+        "figures": figures_of(tokens, framework),
+        "source": FRAMEWORKS[framework].source,
+        "tokens": int(tokens.sequences.tokens.sum()),
+        "sequences": len(tokens.sequences),
+        "tokens_with_half_of_kl": tokens.half,
+        "bars": bars(run).to_dict("records"),
+        "explained_by": explained(run),
+    }
+
+
 def sample_tokens(run: Figures, most: int = 1 << 16) -> SampledTokens:
     """Return the tokens of whole sequences, spread evenly over the run, about `most` in all."""
     total = int(run.query("SELECT sum(positions)::BIGINT AS total FROM prompt")["total"][0])

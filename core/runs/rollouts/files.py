@@ -1,4 +1,4 @@
-"""Files of chosen tokens: which framework wrote them, and their rows in one form (docs/rl.md)."""
+"""Files of chosen tokens: which framework wrote them, and their rows in one form (docs/guides/rl.md)."""
 
 from __future__ import annotations
 
