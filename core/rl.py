@@ -1,4 +1,4 @@
-"""Check a live RL loop: the trainer's log-probabilities of the sampled tokens against the rollout's (docs/guides/rl.md).
+"""Check a live RL loop: log-probabilities of the sampled tokens, trainer's vs. rollout's (docs/guides/rl.md).
 
 Nothing is stored. `MismatchMixin` does it at every step of TRL's GRPOTrainer, `verl_metrics` in verl.
 """
