@@ -22,7 +22,7 @@ from .ops_run import ops_of
 from .reader import RunReader
 from .store.store import Store
 from .tables.run import read_run, refuse_other_versions
-from .tables.schema import TABLES, check_tables
+from .tables.schema import LATER, TABLES, check_tables
 
 NOTE = "Imported from a run file: its figures and verdicts are as that file has them."
 _CHUNK_BYTES = 16 << 20  # of logits of one side, read at a time
@@ -98,7 +98,8 @@ def check_schema(path: Path) -> str:
         check_tables(database)
         sql = "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE database_name = 'run_file'"
         theirs = set(database.rows(sql))
-        columns = [(name, column) for name, table in TABLES.items() for column in table.columns]
+        here = {name for name, *_ in theirs} | TABLES.keys() - {table.name for table in LATER}
+        columns = [(name, column) for name, table in TABLES.items() if name in here for column in table.columns]
         ours = {(name, one.name, one.type): one.is_nullable for name, one in columns}
         for odd in sorted((theirs - ours.keys()) | {one for one in ours.keys() - theirs if not ours[one]}, key=str):
             verb = "lacks" if odd in ours else "has"

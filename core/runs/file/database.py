@@ -148,6 +148,10 @@ class Database:
             for name, kind in columns.items():
                 self.execute(f"ALTER TABLE run_file.main.{table} ADD COLUMN {name} {kind}")
 
+    def add_empty(self, table: str, columns: str) -> None:
+        """Add a table without rows, for the queries of a reader; a writer's file gets it. columns: of its DDL."""
+        self.execute(f"CREATE TABLE {'memory' if self._is_shared else 'run_file'}.main.{table} ({columns})")
+
     def refuse_views(self) -> None:
         """Refuse views: in place of a table one could make us read other files, or never come back."""
         views = self.rows("SELECT view_name FROM duckdb_views() WHERE NOT internal LIMIT 1")

@@ -32,6 +32,9 @@ TABLES = {
 }  # those that each module declares
 
 
+LATER = (rollouts.SEQUENCE, rollouts.CHOSEN_TOKEN)  # which runs of version 0.2 lack
+
+
 def create_tables(database: Database) -> None:
     """Create the tables, within a transaction: committed one by one its 350 statements take three times as long."""
     database.execute("\n".join(table.ddl for table in TABLES.values()))
@@ -46,6 +49,10 @@ def check_tables(database: Database) -> None:
     columns_by_table = dict(database.rows(f"SELECT table_name, column_count FROM duckdb_tables() {ours}"))
     if run.RUN.name in columns_by_table:
         run.read_run(database, "vocab")
+    for table in LATER:
+        if table.name not in columns_by_table:
+            database.add_empty(table.name, ", ".join(f"{name} {kind}" for name, kind in table.types.items()))
+            columns_by_table[table.name] = len(table.columns)
     if missing := sorted(TABLES.keys() - columns_by_table.keys()):
         raise StoreError(f"{database.file}: a DuckDB file without the table '{missing[0]}', so not a run file.")
     if all(columns_by_table[name] == len(table.columns) for name, table in TABLES.items()):
