@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from core.runs.dumps.dump import open_dump
 from core.runs.reader import RunReader
-from core.runs.reports.report_json import report_of_dump
 
 FOLDER = Path(__file__).resolve().parents[1] / "sample_runs"
 RUNS = sorted(FOLDER.glob("*.duckdb"))
@@ -64,19 +62,6 @@ def test_each_shows_what_it_is_for():
     finally:
         for run in shown.values():
             run.close()
-
-
-def test_the_six_calls_fall_into_two_classes():
-    with open_dump([FOLDER / "dumps" / "six_calls.npz"]) as dump:
-        _, classes = report_of_dump(dump)
-    assert classes == [["call_1"], ["call_2", "call_3", "call_4", "call_5", "call_6"]]
-
-
-def test_the_upcast_dump_is_recognised_and_brings_its_tokens():
-    with open_dump([FOLDER / "dumps" / "fresh_and_cached_upcast.npz"]) as dump:
-        assert dump.compute_dtype == "bfloat16"
-        assert {side.source_dtype for side in dump.sides} == {"float32"}
-        assert dump.prompts[0].token_texts[0] == "def"
 
 
 @pytest.mark.model

@@ -16,7 +16,6 @@ from ..errors import UlpscopeError, UsageError
 from ..packaged_models import packaged_folder
 from ..prompt_files import prompts_of
 from ..runs.file.records import exit_code
-from ..runs.queries.verdicts import next_command
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import report_of_run
 from ..runs.store.partial import is_passing
@@ -243,32 +242,21 @@ def tell_end(
         announce(run_id, store, progress, as_json_)
     elif not as_json_:
         with RunReader(open_store(store).path_of(run_id)) as run:
-            pairs, _ = report_of_run(run)
-            for pair in () if is_verdict_printed else pairs:
-                if pair.answer is not None and pair.answer.is_judged:
-                    print_answer(pair.answer, f"{pair.variant} vs {pair.reference}", err)
-            err.print(pair_table(pairs, run.header))
-            announce(run_id, store)
-            for command in next_commands(run, store, is_verdict_printed=is_verdict_printed):
-                print_text(f"next: {command}", err)
+            pairs, header = report_of_run(run)[0], run.header
+        answers = {pair.variant: pair.answer for pair in pairs if pair.answer is not None and pair.answer.is_judged}
+        for variant, answer in {} if is_verdict_printed else answers.items():
+            print_answer(answer, f"{variant} vs {pairs[0].reference}", err)
+        err.print(pair_table(pairs, header))
+        announce(run_id, store)
+        place = [run_id] if store is None else [run_id, "--store", str(store)]
+        print_text(f"next: {COMMAND} {shell_command(['show', *place])}", err)
+        if is_verdict_printed:
+            print_text(f"next: {COMMAND} {shell_command(['show', *place, '--markdown'])}    # a report", err)
+        elif answers:
+            print_text(f"next: {COMMAND} {shell_command(['verdict', *place])}    # the checks", err)
+        else:
+            print_text("next: the same command with --judge: rounding, or a bug?", err)
     for sentence in failures:
         print_text(f"error: {sentence}", err)
     if code or failures:
         raise typer.Exit(code or 2)
-
-
-def next_commands(run: RunReader, store: str | Path | None, *, is_verdict_printed: bool) -> tuple[str, str]:
-    """Return the two next commands for a new run: for its flips, and for its verdict, checks or report."""
-    place = [] if store is None else ["--store", str(store)]
-
-    def command(name: str, *options: str) -> str:
-        return f"{COMMAND} {shell_command([name, run.run_id, *place, *options])}"
-
-    if is_verdict_printed:
-        return command("show"), f"{command('show', '--markdown')}    # a report for an issue thread"
-    pairs = [pair for pair in run.pairs if pair.verdict is not None]
-    if deciding := next(filter(None, (next_command(run, pair) for pair in pairs)), ""):
-        return command("show"), f"{deciding}{f' {shell_command(place)}' if place else ''}    # would decide"
-    if pairs:
-        return command("show"), f"{command('verdict')}    # the checks"
-    return command("show"), "the same command with --judge: rounding, or a bug?"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-from concurrent.futures import wait
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
@@ -35,8 +33,6 @@ if TYPE_CHECKING:  # what speaks HTTP takes 0.2 s to load
     from ..probing.probe import Probe, ProbeResult
     from ..probing.servers import Server
     from ..runs.topk.records import ListSide
-
-_ENDS = (signal.SIGINT, signal.SIGTERM)
 
 
 @takes_request(ProbeRequest)
@@ -118,28 +114,18 @@ def _run_probe(
 
 
 def _cancellable(work: Probe, budget: Budget) -> ProbeResult:
-    """Run a probe in a thread. Ctrl-C and SIGTERM keep the answers so far and do not wait for requests in flight.
-    KeyboardInterrupt if there are no answers.
-    """
-    from ..probing.probe import start_call
-
-    is_main = threading.current_thread() is threading.main_thread()  # signals are the main thread's
-    handlers = {number: signal.signal(number, lambda *_: budget.cancelled.set()) for number in _ENDS if is_main}
+    """Run a probe. Ctrl-C and SIGTERM keep the answers so far; KeyboardInterrupt if there are none."""
+    earlier = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        outcome = start_call(work.run)
-        while not outcome.done() and not budget.cancelled.is_set():
-            wait([outcome], timeout=0.1)
-        if budget.cancelled.is_set():
-            wait([outcome], timeout=0.3)
+        return work.run()
+    except KeyboardInterrupt:
+        budget.cancelled.set()
+        try:
+            return work.collect_results("it was cancelled")
+        except UlpscopeError:
+            raise KeyboardInterrupt from None
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-    if outcome.done() and (outcome.exception() is None or not budget.cancelled.is_set()):
-        return outcome.result()
-    try:
-        return work.collect_results("it was cancelled")
-    except UlpscopeError:
-        raise KeyboardInterrupt from None
+        signal.signal(signal.SIGTERM, earlier)
 
 
 def _comparable(candidates: Sequence[ListSide], notes: list[str]) -> tuple[ListSide, ...]:

@@ -17,7 +17,7 @@ from ..errors import ConfigurationError, ExtraError, UsageError
 from ..hosting import credentials, start, tokens
 from ..runs.store.store import open_store
 from . import options
-from .terminal.console import err, out, print_json, print_text, table_of
+from .terminal.console import err, print_json, print_records, print_text
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -74,13 +74,12 @@ def _check(address: str, store: str | None, as_json_: bool) -> None:
     if as_json_:
         print_json(settings | {"token_names": names, "problem": problem})
     else:
-        lines = (
-            (f"[{section}] {name}", value if isinstance(value, str) else json.dumps(value), variable_of(section, name))
+        rows = [
+            {"setting": f"[{section}] {name}", "value": json.dumps(value), "variable": variable_of(section, name)}
             for section, values in settings.items()
             for name, value in (values.items() if isinstance(values, dict) else ())
-        )
-        title = f"from {config.source} and the environment" if config.source else None
-        out.print(table_of(("setting", "value", "environment variable"), lines, title=title))
+        ]
+        print_records(rows, f"from {config.source} and the environment" if config.source else None)
         print_text(f"sign-in: {_ways(config.sign_in)}; tokens: {', '.join(names) or 'none'}")
         for secret in readable_secrets(config, os.environ):
             print_text(f"warning: every user of this machine can read {secret}: chmod 600 the file.", err)

@@ -22,11 +22,11 @@ from ..runs.reports.run_json import provenance_json, run_json
 from ..runs.requests import asks_for, how_to_have
 from ..runs.store.store import open_store
 from ..runs.tables.remedies import advice
-from ..text import number, plural, three_digits
+from ..text import number, plural
 from . import options
 from .mismatch import As, mismatch_of, print_mismatch
-from .tables import print_pairs
-from .terminal.console import Cells, out, print_facts, print_json, print_records, print_text, table_by, table_of
+from .tables import TOKENS, print_pairs, with_texts
+from .terminal.console import out, print_facts, print_json, print_records, print_text, table_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,11 +99,8 @@ def _print_caches(run: RunReader) -> None:
 def print_continuations(run: RunReader) -> None:
     """Print where each variant's continuation diverges from the reference's, if the run has any."""
     rows = records(continuations(run))
-    sides = ("reference_token", "variant_token")
-    for row in rows:
-        row |= {side: f"{row[side]} {run.vocabulary.get(row[side], '')!r}" for side in sides if row[side] is not None}
-    keys = ("prompt", "variant", "compared_tokens", "agreed_tokens", "parting_position", *sides)
-    print_records(rows, "greedy continuations", keys=keys)
+    keys = ("prompt", "variant", "compared_tokens", "agreed_tokens", "parting_position", *TOKENS)
+    print_records([row | with_texts(row, run.vocabulary) for row in rows], "greedy continuations", keys=keys)
 
 
 _LAYER_KEYS = ("module", "kind", "neq_share", "rms", "floor_rms", "ratio", "max_ulps", "mean_ulps", "max_row_ulps")
@@ -166,26 +163,27 @@ def _show_kernels(run: RunReader, pairs: Sequence[StoredPair], differing: bool, 
             place_text = "No compared module differs."
         print_text(place_text.replace("`", "'"))
         title = f"Launches per forward, {pair.reference} vs {pair.variant}"
-        out.print(table_by(_KERNEL_CELLS, rows.itertuples(), title=title, text=("kernel", "library", "modules")))
+        shown = [
+            row
+            | {"kernel": short_name(row["name"]), "modules": [one or "the model itself" for one in row["places"][:2]]}
+            for row in records(rows)
+        ]
+        print_records(shown, title, keys=_KERNEL_KEYS)
         print_text(in_words(every, names).replace("`", "'"))
     if as_json_:
         print_json({"run_id": run.run_id, "pairs": as_records})
+
+
+_KERNEL_KEYS = (
+    *("kernel", "library", "modules", "reference_launches", "variant_launches"),
+    *("reference_microseconds", "variant_microseconds"),
+)
 
 
 def _kernels_json(table: pd.DataFrame) -> list[dict[str, Any]]:
     return records(table.drop(columns=["is_multiplied", "is_reducing"]))
 
 
-_KERNEL_CELLS: Cells = {
-    "kernel": lambda row: short_name(row.name),
-    "library": lambda row: row.library,
-    "modules": lambda row: "; ".join(module or "the model itself" for module in row.places[:2]),
-    "reference": lambda row: f"{row.reference_launches:.4g}",
-    "variant": lambda row: f"{row.variant_launches:.4g}",
-    "ratio": lambda row: "" if row.ratio != row.ratio else three_digits(row.ratio),
-    "reference µs": lambda row: f"{row.reference_microseconds:,.0f}",
-    "variant µs": lambda row: f"{row.variant_microseconds:,.0f}",
-}
 _REMEDY_KEYS = ("name", "neq", "elements", "rms", "noise_ratio", "max_ulps", "compute_dtype", "flips")
 
 

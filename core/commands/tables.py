@@ -17,9 +17,10 @@ from ..runs.queries.verdicts import Answer, ulp_percentile
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import PairReport, over_logits, over_positions, report_of_run
 from ..text import number, out_of, plural
-from .terminal.console import Cells, err, out, print_text, table_by, table_of
+from .terminal.console import err, out, print_records, print_text, table_of
 
 _MOST_FLIPS = 20
+TOKENS = ("reference_token", "variant_token")
 _STYLES = {FAILED: "bold red", MISSING: "yellow"}
 
 
@@ -109,22 +110,13 @@ def _pair_lines(pair: PairReport, header: RunHeader) -> Iterator[Sequence[str]]:
 
 def print_flips(pair: PairReport, texts: Mapping[int, str], has_prompts: bool) -> None:
     """Print the flips of a pair, if it has any."""
+    flips = [row | with_texts(row, texts) for row in pair.rows if row["is_flip"]]
+    keys = ("position", *TOKENS, "reference_margin_ulps", "variant_margin_ulps", "max_abs")
+    title = f"flips of {pair.variant}: {len(flips):,}"
+    print_records(flips, title, keys=("prompt", *keys) if has_prompts else keys, most=_MOST_FLIPS)
 
-    def token(row: dict[str, Any], side: str) -> str:
-        identity = row[f"{side}_token"]
-        return f"{identity} {texts[identity]!r}" if identity in texts else str(identity)
 
-    cells: Cells = {
-        "prompt": lambda row: row["prompt"],
-        "position": lambda row: row["position"],
-        "reference": lambda row: token(row, "reference"),
-        "variant": lambda row: token(row, "variant"),
-        "margins, ULPs": lambda row: " / ".join(number(row[f"{s}_margin_ulps"]) for s in ("reference", "variant")),
-        "max abs": lambda row: number(row["max_abs"]),
-    }
-    if not has_prompts:
-        del cells["prompt"]
-    if flips := [row for row in pair.rows if row["is_flip"]]:
-        most = f", the first {_MOST_FLIPS}" if len(flips) > _MOST_FLIPS else ""
-        title = f"flips of {pair.variant}: {len(flips):,}{most}"
-        out.print(table_by(cells, flips[:_MOST_FLIPS], title=title, text=()))
+def with_texts(row: Mapping[str, Any], texts: Mapping[int, str]) -> dict[str, str]:
+    """Return both tokens of a row with their texts."""
+    tokens = {key: row[key] for key in TOKENS if row[key] is not None}
+    return {key: f"{token} {texts[token]!r}" if token in texts else str(token) for key, token in tokens.items()}

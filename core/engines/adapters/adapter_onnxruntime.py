@@ -28,7 +28,7 @@ NEEDED = ("onnxruntime", "onnxscript", "torch", "transformers")
 def require(packages):
     """Refuse if one of these packages is not installed."""
     if missing := [name for name in packages if not is_installed(name)]:
-        raise Refused(f"the export needs {missing[0]}; pip install {' '.join(missing)}.")
+        raise Refused(f"the graph needs {missing[0]}; pip install {' '.join(missing).replace('_', '-')}.")
 
 
 def export(folder, path):

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from adapter_onnxruntime import LEVELS, require
 from ulpscope_engine import Refused, chunks, is_installed, modifier, serve, version_of, with_neighbors
 
-LEVELS = {"off": "ORT_DISABLE_ALL", "basic": "ORT_ENABLE_BASIC", "extended": "ORT_ENABLE_EXTENDED"}
-LEVELS["all"] = "ORT_ENABLE_ALL"
 PRECISIONS = {"f32": "fp32", "int8": "int8", "int4": "int4"}  # as the builder calls them
 ACCURACY = {"f32": 1, "int8": 4}  # accuracy_level of MatMulNBits
 HELLO = {
@@ -90,14 +89,7 @@ def check(request):
     if request.get("modules") and (rows > 1 or kind != "f32"):
         raise Refused("modules can be followed with weights:f32 and without batch:N only.")
     is_own = options.get("graph") == "own" and _is_own(Path(request["model"]), options, (kind, activations))
-    needed = [] if is_own else list(NEEDED)
-    if request.get("modules") and is_own:
-        needed = ["onnx"]
-    missing = [name for name in needed if not is_installed(name)]
-    if missing:
-        raise Refused(
-            f"building or changing a graph needs {missing[0]}; pip install {' '.join(needed).replace('_', '-')}."
-        )
+    require(NEEDED if not is_own else ("onnx",) if request.get("modules") else ())
     return is_own
 
 

@@ -59,25 +59,10 @@ def test_warnings_of_libraries_reach_no_user(tmp_path):
     assert (stored.stderr, done.stderr) == ("", "")
 
 
-def test_compare_prints_the_contract_and_needs_no_store(cli, tmp_path):
-    done = cli("compare", CASES / "flips_fp16.npz", "--json", "--positions")
-    assert done.returncode == 0, done.stderr
-    report, wanted = json.loads(done.stdout), json.loads((CASES / "flips_fp16.json").read_text())
-    assert report["ulp_histogram"] == wanted["ulp_histogram"]
-    assert report["summary"]["flips"] == wanted["summary"]["flips"] == len(report["flips"])
-    assert [p["neq"] for p in report["by_position"]] == [p["neq"] for p in wanted["by_position"]]
-    assert not (tmp_path / "runs").exists()
-
-
 @pytest.mark.parametrize(
     ("case", "gate", "code"),
     [
         ("identical_bf16_bits", "bits", 0),
-        ("one_ulp_bf16_void", "bits", 1),
-        ("one_ulp_bf16_void", "flips", 0),
-        ("one_ulp_bf16_void", "ulps:1", 0),
-        ("one_ulp_bf16_void", "ulps:0", 1),
-        ("flips_fp16", "flips", 1),
         ("flips_fp16", "ulps:40", 0),
         ("flips_fp16", "ulps:39", 1),
         ("nonfinite_fp32", "ulps:1000", 1),  # a NaN on one side is further than any number of ULPs
@@ -146,29 +131,6 @@ def test_ingest_list_show_compare_export_delete_go_round(cli, tmp_path):
     assert cli("export", run_id, tmp_path / "back.npz").returncode == 2
     assert json.loads(cli("delete", run_id, "--json").stdout) == {"deleted": [run_id]}
     assert json.loads(cli("list", "--json").stdout) == []
-
-
-@pytest.mark.thorough
-@pytest.mark.model
-@pytest.mark.parametrize("characters", [300, *thorough([None])])
-def test_the_same_capture_gives_the_same_bits_and_really_diverges(cli, tmp_path, characters):
-    """The README's example or the beginning of its prompt, twice: equal digests; bfloat16 logits of the cached path
-    differ from the fresh ones.
-    """
-    prompt = tmp_path / "shapes.txt"
-    prompt.write_text((ROOT / "sample_runs" / "prompts" / "shapes.txt").read_text()[:characters])
-    command = ["capture", "--model", "sample_runs/model", "--prompt-file", str(prompt), "--variant", "decode"]
-    command += ["--variant", "prefill+batch:8", "--dtype", "bfloat16", "--json"]
-    digests = []
-    for _ in range(2):
-        run_id = json.loads(cli(*command).stdout)["run_id"]
-        shown = json.loads(cli("show", run_id, "--json").stdout)
-        digests.append([side["sha256"] for side in shown["sides"]])
-        assert [side["name"] for side in shown["sides"]] == ["prefill", "decode", "prefill+batch:8"]
-        assert (
-            shown["summary"]["neq"] > 0
-        )  # how many, the processor's kernels decide: a third here, one in 200 without vector instructions
-    assert digests[0] == digests[1]
 
 
 def test_side_names_that_look_like_markup_are_printed_as_they_are(cli, tmp_path):

@@ -50,12 +50,6 @@ def test_a_search_keeps_the_prompts_it_found_as_a_run_with_those_flips(cli):
         assert [tuple(row) for row in kept.to_numpy().tolist()] == flips
 
 
-def test_wrong_budgets_are_refused_before_a_model_is_loaded(cli):
-    done = cli("search", *MODEL, "--prompt", "x", "--max-prompts", "0")
-    assert done.returncode == 2
-    assert "--max-prompts" in done.stderr
-
-
 @pytest.mark.model
 def test_the_reference_may_be_decode_without_naming_a_variant_and_a_value_of_its_own_sweep(cli):
     done = cli("capture", *MODEL, "--prompt", "def main():", "--reference", "decode", "--json")

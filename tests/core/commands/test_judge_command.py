@@ -76,9 +76,3 @@ def test_a_pair_that_cannot_be_judged_is_still_kept_and_the_sentence_told(cli, m
         assert "was not judged" in run.header.provenance.note
         assert "--declare kv=fp8_e4m3 --declare head=bf16" in run.header.provenance.command
     assert names == ["KV cache in fp8_e4m3", "head in bf16"]
-
-
-def test_an_unknown_precision_is_refused_with_those_that_there_are(cli):
-    done = cli("judge", *MODEL, *PROMPT, "--variant", "decode", "--declare", "kv=fp4")
-    assert done.returncode == 2
-    assert "fp8_e4m3, fp8_e5m2, int8" in done.stderr.replace("\n", " ")

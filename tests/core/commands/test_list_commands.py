@@ -50,16 +50,10 @@ def told(cli: Any, *words: str) -> Any:
 @pytest.mark.parametrize(
     ("condition", "outcome"),
     [
-        ("bits", "failed"),
-        ("flips", "failed"),
         ("flips:margin>0.001", "failed"),
         ("flips:margin>50", "passed"),
-        ("rms>0.0000001", "failed"),
         ("max-abs>0.0001", "failed"),
-        ("max-abs>50", "passed"),
-        ("share>0.5", "passed"),
         ("same-top1<0.9", "failed"),
-        ("same-top1<0.5", "passed"),
     ],
 )
 def test_a_condition_fails_passes_or_is_open(cli: Any, changed: list[str], condition: str, outcome: str) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -17,12 +16,11 @@ from onnx import TensorProto, helper
 
 from benchmarks.verdicts.other_engines import PLANTED, planted_folder
 from core.engines import registry
-from core.errors import CaptureError, UsageError
+from core.errors import CaptureError
 from core.inference.controls.judge_model import judge
 from core.inference.models.model import load_model
 from core.inference.paths import engine_side
 from core.inference.paths.engines import side_of, whole_side
-from core.inference.paths.paths import parse_path
 from tests.core.engines.test_sides import MODULES_OF
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -129,22 +127,6 @@ def test_rows_stand_at_their_positions(loaded, stand_in, path):
     reference, found = _logits(loaded, "prefill"), _logits(loaded, path)
     assert found.shape == reference.shape
     assert float((found - reference).abs().max()) < 1e-3
-
-
-@pytest.mark.parametrize(
-    ("path", "sentence"),
-    [
-        ("genai:walk", "ONNX Runtime GenAI has no base 'walk'; its bases are prefill, decode, chunked:N and reuse:N"),
-        ("genai:prefill+weights:bf16", "ONNX Runtime GenAI's weights is f32, int8 and int4, not 'bf16'"),
-        ("genai:prefill+kv:f16", "ONNX Runtime GenAI has no modifier 'kv'"),
-        ("genai:decode+batch:2", "its generator appends to a batch only once, so batch:N works with prefill only"),
-        ("genai:prefill+activations:int8", "activations:int8 needs quantized matrices"),
-    ],
-)
-def test_what_its_grammar_has_not_is_refused_by_name(path, sentence):
-    with pytest.raises(UsageError) as caught:
-        parse_path(path)
-    assert sentence in str(caught.value)
 
 
 def test_a_folder_without_a_graph_is_refused_before_anything_is_loaded(loaded, packages):
@@ -261,12 +243,3 @@ def test_a_fault_in_its_folder_is_called_a_bug_and_its_module_named(loaded, ids,
     assert found.name == "bug suspected", found.because
     (alone,) = [row for row in found.evidence if row.check == "each module alone"]
     assert set(alone.figures.modules_beyond) == MODULES_OF[fault]
-
-
-@pytest.fixture(scope="module")
-def built(real, tmp_path_factory):
-    """The model's folder with the builder's own graph in it."""
-    folder = tmp_path_factory.mktemp("genai") / "model"
-    what = ["-i", MODEL, "-o", folder, "-p", "fp32", "-e", "cpu", "-c", folder.parent]
-    subprocess.run([real, "-m", "onnxruntime_genai.models.builder", *what], check=True, capture_output=True)
-    return shutil.copytree(MODEL, folder, dirs_exist_ok=True)

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from benchmarks.verdicts.other_engines import PLANTED, SCALED, SETTINGS, WIDE, edit, planted, planted_folder
-from core.errors import CaptureError, UsageError
+from core.errors import CaptureError
 from core.inference.controls.judge_model import judge
 from core.inference.controls.modules_alone import ModuleOutputs, modules_alone
 from core.inference.models import engine_files
@@ -17,7 +17,6 @@ from core.inference.models.engine_files import gguf_of
 from core.inference.models.model import load_model, loaded_from
 from core.inference.paths import engine_side
 from core.inference.paths.engines import side_of, whole_side
-from core.inference.paths.paths import parse_path
 from core.inference.watching.modules import traced_modules
 from core.judging.module_evidence import LARGEST_ALONE
 from tests.covering import thorough
@@ -305,22 +304,3 @@ def test_vllm_decodes_given_tokens_where_it_replays_them_and_says_so_where_not(l
         assert "no trace replay" in str(error)  # noqa: PT017 - either is right
     else:
         assert float((found - _logits(loaded, "prefill", ids[:12])).abs().max()) < 1e-3
-
-
-# ---- refused before anything is loaded
-
-
-@pytest.mark.parametrize(
-    ("path", "sentence"),
-    [
-        ("nowhere:prefill", "no base 'nowhere', and no engine 'nowhere'"),
-        ("llamacpp:static", "llama.cpp has no base 'static'; its bases are prefill, decode"),
-        ("llamacpp:prefill+compile", "llama.cpp has no modifier 'compile'"),
-        ("llamacpp:prefill+kv:f32+kv:f16", "modifier 'kv' is given twice"),
-        ("llamacpp:prefill+kv:q8_0+flash:off", "llama.cpp refuses it: a quantized V cache needs flash attention"),
-    ],
-)
-def test_what_an_engine_cannot_do_is_refused_by_its_name(path, sentence):
-    with pytest.raises(UsageError) as caught:
-        parse_path(path)
-    assert sentence in str(caught.value)

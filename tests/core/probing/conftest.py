@@ -2,24 +2,48 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import gguf
 import pytest
 
+from core.inference.models.engine_files import gguf_of
+from core.inference.models.model import load_model
 from tests.app.api.serving import free_port
-from tests.core.probing.model_gguf import write_gguf
 
-ROOT = Path(__file__).resolve().parents[3]
+MODEL = Path(__file__).resolve().parents[3] / "sample_runs" / "model"
+
+
+def add_tokenizer(file: gguf.GGUFWriter, _: str) -> None:
+    """Add the small model's own tokenizer, in place of none."""
+    config, tokenizer = (json.loads((MODEL / name).read_text()) for name in ("config.json", "tokenizer.json"))
+    tokens = {number: text for text, number in tokenizer["model"]["vocab"].items()}
+    extra = {one["id"]: one["content"] for one in tokenizer["added_tokens"]}
+    every = [(tokens | extra).get(number, f"<unused {number}>") for number in range(config["vocab_size"])]
+    kinds = [gguf.TokenType.CONTROL if number in extra else gguf.TokenType.NORMAL for number in range(len(every))]
+    file.add_string("tokenizer.ggml.model", "gpt2")
+    file.add_tokenizer_pre("gpt-2")
+    file.add_token_list(every)
+    file.add_token_types(kinds)
+    file.add_token_merges([one if isinstance(one, str) else " ".join(one) for one in tokenizer["model"]["merges"]])
+    file.add_bos_token_id(config["bos_token_id"])
+    file.add_eos_token_id(config["eos_token_id"])
+    file.add_add_bos_token(False)
 
 
 @pytest.fixture(scope="session")
 def small_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("gguf") / "small.gguf"
-    write_gguf(ROOT / "sample_runs" / "model", path)
-    return path
+    """The small model as the GGUF in float32 that llama.cpp is given as an engine, with a tokenizer."""
+    place = tmp_path_factory.mktemp("gguf")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ULPSCOPE_CACHE", str(place))
+        patch.setattr(gguf.GGUFWriter, "add_tokenizer_model", add_tokenizer)
+        written = gguf_of(load_model(str(MODEL), dtype="float32", device="cpu"), "float32")
+    return written.rename(place / "small.gguf")
 
 
 @pytest.fixture(scope="session")

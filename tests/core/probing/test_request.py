@@ -63,8 +63,3 @@ def test_a_run_keeps_no_folder_and_only_the_beginning_of_a_long_prompt() -> None
 def test_the_plan_is_what_the_request_says() -> None:
     asked = replace(PLAIN, tests="load:3,rerun", tokens=7, top=5, against="http://host")
     assert asked.plan(["a", (1, 2)]) == Plan(("a", (1, 2)), ("rerun", "load"), 3, 7, 5, is_against=True)
-
-
-@pytest.mark.parametrize("text", ["{}", '{"url": "h"}', '{"url": "http://h", "x": 1}', None])
-def test_json_that_no_probe_wrote_is_no_request(text: str | None) -> None:
-    assert ProbeRequest.from_json(text) is None
