@@ -24,13 +24,17 @@ from ..runs.writer import RunWriter
 from . import options
 from .options import takes_request
 from .tables import pair_table, print_answer
-from .terminal.console import Tell, announce, err, print_facts, print_json, print_records, print_text, steps, stoppable
+from .terminal.console import Tell, announce, err, print_facts, print_json, print_records, print_text, steps
+from .terminal.stopping import stoppable
 from .verdicts import print_verdicts, verdicts_as_json
 
 if TYPE_CHECKING:  # torch is for those who run a model
     from ..inference.capture.capture import CapturePlan
     from ..inference.controls.judge_model import JudgingSession
     from ..inference.models.model import LoadedModel
+
+
+_LAYERS = ("layers", "layer_floor", "layer_positions")
 
 
 @takes_request(omit=["tokens"])
@@ -90,20 +94,33 @@ def judge(
     tell_end(run_id, failure, progress, as_json_, store, is_verdict_printed=True, code=code)
 
 
-def plan_of(request: CaptureRequest, *, weights: bool = True, loaded: LoadedModel | None = None) -> CapturePlan:
-    """Check a request and plan its capture; without `weights` only the model's shapes are loaded."""
+def plan_of(
+    request: CaptureRequest, *, weights: bool = True, loaded: LoadedModel | None = None, say: Tell = lambda *_: None
+) -> CapturePlan:
+    """Check a request and plan its capture, of its prompts or of continuations; without `weights` only the model's
+    shapes are loaded, and nothing is generated.
+    """
     prompts_of(request)  # errors before torch is loaded, as of a model to download
     packaged_folder(request.model)
     from ..inference.capture.capture import plan_capture
+    from ..inference.generating.generation import plan_generation
     from ..inference.models.chat import plan_inputs
     from ..inference.paths.sides import check_sides, variants_of
 
     check_sides(request)
     loaded = loaded or load(request, weights=weights)
-    names = ("name", "seed", "repeat", "kv", "layers", "layer_floor", "layer_positions", "keep")
-    more: dict[str, Any] = {name: getattr(request, name) for name in names}
-    sides = request.reference, variants_of(request)
-    return plan_capture(loaded, plan_inputs(loaded, request), *sides, request=to_store(request), **more)
+    sides = loaded, plan_inputs(loaded, request), request.reference, variants_of(request)
+    names = ["name", "seed", "kv", "keep", *(() if request.tokens else ("repeat", *_LAYERS))]
+    more: dict[str, Any] = {name: getattr(request, name) for name in names} | {"request": to_store(request)}
+    if not request.tokens:
+        return plan_capture(*sides, **more)
+    return plan_generation(
+        *sides,
+        **more,
+        tokens=request.tokens,
+        is_dry=not weights,
+        on_progress=lambda side, done, total: say(f"{side} writes", done, total, "prompts"),
+    )
 
 
 def load(request: CaptureRequest, *, weights: bool = True) -> LoadedModel:
@@ -121,7 +138,7 @@ def capture_to_store(request: CaptureRequest, progress: str, store: str | Path |
     target = open_store(store)
     with stoppable(), steps(progress) as say:
         say("loading the model")
-        return run_plan(request, plan_of(request), target, say)
+        return run_plan(request, plan_of(request, say=say), target, say)
 
 
 def run_plan(

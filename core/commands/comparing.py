@@ -44,18 +44,8 @@ from ..text import plural
 from . import options
 from .mismatch import NO_TOKENS, As, mismatch_of, print_mismatch
 from .tables import print_reports
-from .terminal.console import (
-    announce,
-    err,
-    out,
-    print_facts,
-    print_json,
-    print_line,
-    print_records,
-    print_text,
-    steps,
-    stoppable,
-)
+from .terminal.console import announce, err, out, print_facts, print_json, print_line, print_records, print_text, steps
+from .terminal.stopping import stoppable
 
 _MOST_LINES = 20  # of outcomes of one kind on a terminal; JSON, JUnit and Markdown have them all
 

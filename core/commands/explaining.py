@@ -18,7 +18,8 @@ from ..runs.reader import RunReader
 from ..runs.store.store import open_store
 from ..runs.topk.pairing import compare_sides
 from . import options
-from .terminal.console import Tell, out, print_json, print_text, steps, stoppable
+from .terminal.console import Tell, out, print_json, print_text, steps
+from .terminal.stopping import stoppable
 from .verdicts import Load, load_for
 
 Explanations = dict[tuple[str, str], Explanation]

@@ -14,20 +14,11 @@ from ..runs.reader import RunReader
 from ..runs.store.store import open_store
 from ..text import number
 from . import options
-from .capturing import load, print_costs, run_plan, tell_end, to_store
+from .capturing import capture_to_store, load, plan_of, print_costs, run_plan, tell_end
 from .options import takes_request
 from .showing import print_continuations
-from .terminal.console import (
-    announce,
-    err,
-    print_json,
-    print_line,
-    print_records,
-    print_text,
-    steps,
-    stoppable,
-    typed_command,
-)
+from .terminal.console import announce, err, print_json, print_line, print_records, print_text, steps, typed_command
+from .terminal.stopping import stoppable
 
 if TYPE_CHECKING:  # torch is for those who run a model
     from ..inference.generating.search import SearchResult
@@ -50,34 +41,15 @@ def generate(
 
     For example:  ulpscope generate --model sample_runs/model --variant reuse:4 --prompt "def __init__(self,"
     """
-    prompts_of(request)
-    packaged_folder(request.model)
-    target = open_store(store)
-    with stoppable(), steps(progress) as say:
-        if not dry_run:
-            say("loading the model")
-        from ..inference.generating.generation import plan_generation
-        from ..inference.models.chat import plan_inputs
-        from ..inference.paths.sides import variants_of
-
-        loaded = load(request, weights=not dry_run)
-        paths = (loaded, plan_inputs(loaded, request), request.reference, variants_of(request))
-        options: dict[str, Any] = {key: getattr(request, key) for key in ("tokens", "kv", "name", "keep")}
-        if dry_run:
-            print_costs(plan_generation(*paths, **options, is_dry=True), as_json_)
-            return
-        plan = plan_generation(
-            *paths,
-            **options,
-            request=to_store(request),
-            seed=request.seed,
-            on_progress=lambda side, done, total: say(f"{side} writes", done, total, "prompts"),
-        )
-        run_id, failure = run_plan(request, plan, target, say)
+    if dry_run:
+        with stoppable():
+            print_costs(plan_of(request, weights=False), as_json_)
+        return
+    run_id, failures = capture_to_store(request, progress, store)
     if progress == "bar" and not as_json_:
-        with RunReader(target.path_of(run_id)) as run:
+        with RunReader(open_store(store).path_of(run_id)) as run:
             print_continuations(run)
-    tell_end(run_id, failure, progress, as_json_, store)
+    tell_end(run_id, failures, progress, as_json_, store)
 
 
 _NOT_SEARCHED = ("variants", "sweeps", "repeat", "tokens", "judge", "keep")

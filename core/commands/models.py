@@ -13,7 +13,8 @@ from ..errors import UsageError
 from ..packaged_models import PACKAGED, folder_of, get
 from ..text import clean
 from . import options
-from .terminal.console import err, out, print_json, print_line, print_text, steps, stoppable, table_of
+from .terminal.console import err, out, print_json, print_line, print_text, steps, table_of
+from .terminal.stopping import stoppable
 
 
 def model(

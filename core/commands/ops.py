@@ -13,7 +13,8 @@ from ..runs.reports.run_json import ops_json
 from ..runs.store.store import open_store
 from ..runs.tables.ops import answers
 from . import options
-from .terminal.console import out, print_json, print_line, print_records, print_text, steps, stoppable, typed_command
+from .terminal.console import out, print_json, print_line, print_records, print_text, steps, typed_command
+from .terminal.stopping import stoppable
 
 
 def ops(

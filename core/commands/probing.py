@@ -22,8 +22,8 @@ from ..runs.topk.tables import About, write_lists
 from . import options
 from .options import takes_request
 from .tables import print_pairs
-from .terminal.console import Tell, announce, err, print_json, print_line, print_text, steps, stoppable
-from .terminal.stopping import EXIT_CODE, SENTENCE
+from .terminal.console import Tell, announce, err, print_json, print_line, print_text, steps
+from .terminal.stopping import EXIT_CODE, SENTENCE, stoppable
 
 if TYPE_CHECKING:  # what speaks HTTP takes 0.2 s to load
     from collections.abc import Sequence

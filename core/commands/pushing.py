@@ -14,7 +14,8 @@ from ..runs.importing import is_run_file
 from ..runs.store.cards import RunCard, read_runs
 from ..runs.store.store import open_store
 from . import options
-from .terminal.console import err, out, print_json, print_text, steps, stoppable
+from .terminal.console import err, out, print_json, print_text, steps
+from .terminal.stopping import stoppable
 
 TOKEN_VARIABLE = "ULPSCOPE_TOKEN"
 

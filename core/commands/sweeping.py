@@ -27,8 +27,8 @@ from ..text import clean, plural
 from . import options
 from .capturing import load, plan_of, run_plan
 from .comparing import write_gate
-from .terminal.console import Tell, err, print_facts, print_json, print_records, print_text, steps, stoppable
-from .terminal.stopping import EXIT_CODE, stopping
+from .terminal.console import Tell, err, print_facts, print_json, print_records, print_text, steps
+from .terminal.stopping import EXIT_CODE, stoppable, stopping
 
 if TYPE_CHECKING:  # torch is for those who run a model
     from ..inference.models.model import LoadedModel

@@ -25,7 +25,8 @@ from ..runs.store.store import Store, open_store
 from ..runs.topk.pairing import compare_sides
 from . import options
 from .tables import print_answer, print_checks
-from .terminal.console import out, print_json, print_text, steps, stoppable
+from .terminal.console import out, print_json, print_text, steps
+from .terminal.stopping import stoppable
 
 if TYPE_CHECKING:  # torch is for those who run a model
     from ..inference.models.model import LoadedModel

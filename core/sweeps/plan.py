@@ -83,15 +83,11 @@ class SweepPlan:
     def _by_digest(self) -> dict[str, Cell]:
         return {cell.digest: cell for cell in self.cells}
 
-    def cell(self, prefix: str) -> Cell:
-        """Return the cell of a digest or of its unique prefix. UsageError if there is none or several."""
-        matches = [self._by_digest[prefix]] if prefix in self._by_digest else []
-        if prefix and not matches:
-            matches = [cell for cell in self.cells if cell.digest.startswith(prefix)]
-        if len(matches) != 1:
-            several = "several" if matches else "no"
-            raise UsageError(f"the plan has {several} cells '{clean(prefix)}'; --dry-run lists them.")
-        return matches[0]
+    def cell(self, digest: str) -> Cell:
+        """Return the cell of a digest. UsageError if there is none."""
+        if digest not in self._by_digest:
+            raise UsageError(f"the plan has no cell '{clean(digest)}'; --dry-run lists them.")
+        return self._by_digest[digest]
 
 
 def read_plan(path: Path, build: str = "") -> SweepPlan:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -18,10 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ...command_name import COMMAND, shell_command
-from ...runs.store.partial import remove_living
 from ...runs.store.store import open_store
 from ...text import duration, legible, number, percent, size
-from .stopping import EXIT_CODE, SENTENCE, stopping
 
 
 class _Printable(Console):
@@ -118,19 +115,6 @@ def announce(run_id: str, store: str | Path | None, progress: str = "bar", as_js
     else:
         print_text(run_id)
         print_text(f"stored in {open_store(store).address}", err)
-
-
-@contextmanager
-def stoppable(
-    leave_nothing: Callable[[], None] = remove_living, says: Callable[[], str] = lambda: SENTENCE
-) -> Iterator[None]:
-    """Let Ctrl-C end the block with a sentence and EXIT_CODE; unfinished runs are removed."""
-    try:
-        with stopping(leave_nothing, says):
-            yield
-    except KeyboardInterrupt:
-        print_text(says(), err)
-        raise typer.Exit(EXIT_CODE) from None
 
 
 class Tell(Protocol):

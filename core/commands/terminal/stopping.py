@@ -9,6 +9,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+import typer
+
+from ...runs.store.partial import remove_living
+from .console import err, print_text
+
 SENTENCE = "stopped; nothing was stored."
 PATIENCE_SECONDS = 1.5
 EXIT_CODE = 130
@@ -62,3 +67,16 @@ def stopping(leave_nothing: Callable[[], None], says: Callable[[], str] = lambda
         for number, handler in handlers.items():
             if not is_asked and handler is not None:
                 signal.signal(number, handler)
+
+
+@contextmanager
+def stoppable(
+    leave_nothing: Callable[[], None] = remove_living, says: Callable[[], str] = lambda: SENTENCE
+) -> Iterator[None]:
+    """Let Ctrl-C end the block with a sentence and EXIT_CODE; unfinished runs are removed."""
+    try:
+        with stopping(leave_nothing, says):
+            yield
+    except KeyboardInterrupt:
+        print_text(says(), err)
+        raise typer.Exit(EXIT_CODE) from None

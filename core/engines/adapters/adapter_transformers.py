@@ -17,7 +17,7 @@ HELLO = {
     },
     "modifiers": {
         "attn": modifier("attention", ["eager", "sdpa"]),
-        "run": modifier("mode of the forward", ["eager", "compile", "export"], default="eager"),
+        "run": modifier("mode of the forward", ["eager", "compile"], default="eager"),
         "threads": modifier("threads of the CPU", least=1),
     },
 }
@@ -37,19 +37,8 @@ def load(request):
     model = AutoModelForCausalLM.from_pretrained(request["model"], dtype=dtype, local_files_only=True, **more).eval()
     model.config.use_cache = base == "decode"
 
-    class ExportableModel(torch.nn.Module):
-        """The model as a function of token ids alone, which can be exported."""
-
-        def __init__(self):
-            super().__init__()
-            self.model = model
-
-        def forward(self, tokens):
-            return self.model(tokens, use_cache=False).logits
-
     mode = options.get("run", "eager")
-    plain = ExportableModel()
-    forward = torch.compile(plain) if mode == "compile" else plain
+    forward = torch.compile(model) if mode == "compile" else model
 
     def emit(rows, start, logits):
         array, dtype = bits_of(logits)
@@ -74,8 +63,7 @@ def load(request):
         place, taker, tokens = 0, rows, torch.tensor([ids])
         with torch.inference_mode():
             if base == "prefill":
-                whole = torch.export.export(plain, (tokens,)).module() if mode == "export" else forward
-                emit(rows, 0, whole(tokens)[0])
+                emit(rows, 0, forward(tokens).logits[0])
                 return
             cache = None
             for place in range(len(ids)):

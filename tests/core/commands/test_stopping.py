@@ -19,7 +19,7 @@ STUCK = """
 import hashlib, sys, threading
 from pathlib import Path
 from core.commands.terminal import stopping
-from core.commands.terminal.console import stoppable
+from core.commands.terminal.stopping import stoppable
 from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
@@ -70,7 +70,7 @@ def test_a_process_inside_one_long_call_ends_within_two_seconds_and_leaves_nothi
 
 IMPATIENT = """
 import os, signal, threading, typer
-from core.commands.terminal.console import stoppable
+from core.commands.terminal.stopping import stoppable
 try:
     with stoppable():
         try:
@@ -93,7 +93,7 @@ def test_further_interrupts_do_not_break_off_the_cleaning_up_after_the_first_and
 
 SWALLOWED = """
 import os, signal, typer
-from core.commands.terminal.console import stoppable
+from core.commands.terminal.stopping import stoppable
 try:
     with stoppable():
         try:

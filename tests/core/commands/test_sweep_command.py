@@ -14,7 +14,6 @@ import yaml
 
 from core.command_name import COMMAND
 from tests.core.conftest import environment
-from tests.core.runs.store.machines import machines_of
 from tests.shell import command_in
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -100,7 +99,7 @@ def test_each_printed_command_computes_its_cell(cli, plan, tmp_path):
     [
         (["--fail-on", "kl>1"], "--fail-on 'kl>1' is not a condition of a sweep"),
         (["--junit", "x.xml"], "--junit and --markdown write a gate; add --fail-on"),
-        (["--cell", "00"], "the plan has no cells '00'"),
+        (["--cell", "00"], "the plan has no cell '00'"),
     ],
 )
 def test_what_makes_no_sense_is_one_sentence_and_nothing_is_run(cli, plan, tmp_path, arguments, sentence):
@@ -143,18 +142,3 @@ def test_the_workflow_of_the_documentation_runs_as_it_is_night_after_night(tmp_p
     assert told.count("### ULPscope gate: passed") == 2
     assert told.count("unchanged (build 1 -> 2)") == 6
     assert ET.parse(tmp_path / "sweep.xml").getroot().find("testsuite") is not None
-
-
-@pytest.mark.model
-@pytest.mark.thorough
-def test_a_bucket_is_filled_once_by_two_machines(cli, plan, tmp_path, monkeypatch, request):
-    plan.write_text(plan.read_text().replace(', "decode+batches:2"', ""))
-    machine = machines_of(request, tmp_path, monkeypatch)
-    url = machine("a").address
-    done = cli("sweep", plan, "--store", url, "--json")
-    assert done.returncode == 0, done.stderr
-    cells = json.loads(done.stdout)["cells"]
-    assert [cell["state"] for cell in cells] == ["done", "done"]
-    assert machine("b").cells() == {cell["run"] for cell in cells}
-    again = json.loads(cli("sweep", plan, "--store", url, "--json").stdout)
-    assert (again["computed"], again["were_there"], again["failed"]) == (0, 2, 0)

@@ -1,12 +1,8 @@
-"""ONNX Runtime GenAI as an engine: against a package with its interface and a real model behind it, and where it is
-installed the engine itself, sound and with faults planted in its folder and its graph.
-"""
+"""ONNX Runtime GenAI as an engine: against a package with its interface and a real model behind it."""
 
 from __future__ import annotations
 
 import importlib
-import os
-import subprocess
 from pathlib import Path
 
 import onnx
@@ -14,19 +10,14 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from benchmarks.verdicts.other_engines import PLANTED, planted_folder
 from core.engines import registry
 from core.errors import CaptureError
-from core.inference.controls.judge_model import judge
 from core.inference.models.model import load_model
-from core.inference.paths import engine_side
 from core.inference.paths.engines import side_of, whole_side
-from tests.core.engines.test_sides import MODULES_OF
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = ROOT / "sample_runs" / "model"
 IDS = (5, 9, 200, 0, 77, 9, 1024, 3, 0, 44)  # 0 ends a text, and is a token like any other here
-REAL = os.environ.get(registry.VARIABLE + "GENAI", str(ROOT / ".engines" / "bin" / "python"))  # `make engines`
 
 STAND_IN = {
     "onnxruntime_genai-0.18.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: onnxruntime-genai\nVersion: 0.18.0\n",
@@ -204,42 +195,3 @@ def test_outputs_are_those_of_the_modules_by_name(adapter, tmp_path):
     assert adapter.show(path, [*expected, *others], decoder) == expected
     given = {value.name for value in onnx.load(path).graph.output}
     assert given == {"logits", *(output for output, _, _ in expected.values())}
-
-
-# ---- the engine itself
-
-
-def _has_genai():
-    if not Path(REAL).exists():
-        return False
-    search = "import importlib.util as u, sys; sys.exit(u.find_spec('onnxruntime_genai') is None)"
-    return subprocess.run([REAL, "-c", search], check=False).returncode == 0
-
-
-@pytest.fixture(scope="module")
-def real():
-    """Interpreter that has the engine."""
-    if not _has_genai():
-        pytest.skip("`make engines` has not installed onnxruntime-genai")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(registry.VARIABLE + "GENAI", REAL)
-        yield REAL
-        registry.end_all()
-
-
-@pytest.fixture(scope="module")
-def ids(loaded):
-    text = (ROOT / "sample_runs" / "prompts" / "parser.txt").read_text()
-    return tuple(loaded.tokenizer(text)["input_ids"][:32])
-
-
-@pytest.mark.thorough
-@pytest.mark.engine
-@pytest.mark.parametrize("fault", PLANTED)
-def test_a_fault_in_its_folder_is_called_a_bug_and_its_module_named(loaded, ids, real, monkeypatch, tmp_path, fault):
-    edited = planted_folder(loaded, fault, tmp_path / "edited")
-    monkeypatch.setattr(engine_side, "folder_of", lambda *_: edited)
-    found = judge(loaded, [ids], variant="genai:prefill")
-    assert found.name == "bug suspected", found.because
-    (alone,) = [row for row in found.evidence if row.check == "each module alone"]
-    assert set(alone.figures.modules_beyond) == MODULES_OF[fault]

@@ -30,6 +30,17 @@ OTHERS = ROOT / ".engines" / "bin" / "python"  # `make engines`
 pytestmark = pytest.mark.model
 
 
+@pytest.fixture(autouse=True)
+def others(request, monkeypatch):
+    """An engine of another environment is run by its interpreter, if there is one."""
+    if request.node.get_closest_marker("engine") is None:
+        return
+    if not OTHERS.exists():
+        pytest.skip("`make engines` has not made their environment")
+    for name in ("VLLM", "OV", "MLX", "GENAI"):
+        monkeypatch.setenv(f"ULPSCOPE_ENGINE_{name}", str(OTHERS))
+
+
 @pytest.fixture(scope="module")
 def loaded():
     return load_model(MODEL, dtype="float32", device="cpu")
@@ -61,7 +72,7 @@ def _logits(loaded, path, ids):
         "ort:prefill+optimize:off",
         "ct2:prefill",
         "ct2:prefill+batch:3+threads:1",
-        *thorough(["transformers:decode+attn:eager", "transformers:prefill+run:export"]),
+        *thorough(["transformers:decode+attn:eager", "transformers:prefill+run:compile"]),
     ],
 )
 def test_in_float32_engines_agree_with_transformers(loaded, ids, path):
@@ -209,11 +220,14 @@ def test_a_fault_in_a_converted_folder_is_called_a_bug(loaded, ids, monkeypatch,
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("path", ["ort:prefill", pytest.param("genai:prefill", marks=pytest.mark.engine)])
 @pytest.mark.parametrize("fault", PLANTED)
-def test_a_fault_in_an_exported_graph_is_called_a_bug_and_its_module_named(loaded, ids, monkeypatch, tmp_path, fault):
+def test_a_fault_in_an_exported_graph_is_called_a_bug_and_its_module_named(
+    loaded, ids, monkeypatch, tmp_path, fault, path
+):
     edited = planted_folder(loaded, fault, tmp_path / "edited")
     monkeypatch.setattr(engine_side, "folder_of", lambda *_: edited)
-    found = judge(loaded, [ids], variant="ort:prefill")
+    found = judge(loaded, [ids], variant=path)
     assert found.name == "bug suspected", found.because
     (alone,) = [row for row in found.evidence if row.check == "each module alone"]
     assert set(alone.figures.modules_beyond) == MODULES_OF[fault]
@@ -263,12 +277,10 @@ def test_being_followed_changes_no_bit(loaded, ids, path):
 
 @pytest.mark.thorough
 @pytest.mark.engine
-@pytest.mark.skipif(not OTHERS.exists(), reason="`make engines` has not made their environment")
 @pytest.mark.parametrize(
     "path", ["vllm:prefill", "vllm:walk", "vllm:walk+prefix:on", "ov:prefill", "mlx:decode", "mlx:chunked:7"]
 )
-def test_an_engine_of_another_environment_is_the_model_and_so_is_every_module_of_it(loaded, ids, monkeypatch, path):
-    monkeypatch.setenv(f"ULPSCOPE_ENGINE_{path.partition(':')[0].upper()}", str(OTHERS))
+def test_an_engine_of_another_environment_is_the_model_and_so_is_every_module_of_it(loaded, ids, path):
     found = judge(loaded, [ids[:24]], variant=path)
     assert found.name == "rounding", found.because
     with torch.inference_mode():
@@ -279,10 +291,8 @@ def test_an_engine_of_another_environment_is_the_model_and_so_is_every_module_of
 
 @pytest.mark.thorough
 @pytest.mark.engine
-@pytest.mark.skipif(not OTHERS.exists(), reason="`make engines` has not made their environment")
 @pytest.mark.parametrize("path", ["ov:prefill+precision:bf16", "mlx:prefill+kv:q8", "mlx:decode+kv:q4"])
-def test_what_an_engine_of_another_environment_rounds_is_no_bug(loaded, ids, monkeypatch, path):
-    monkeypatch.setenv(f"ULPSCOPE_ENGINE_{path.partition(':')[0].upper()}", str(OTHERS))
+def test_what_an_engine_of_another_environment_rounds_is_no_bug(loaded, ids, path):
     try:
         found = judge(loaded, [ids[:24]], variant=path)
     except CaptureError as error:
@@ -294,10 +304,8 @@ def test_what_an_engine_of_another_environment_rounds_is_no_bug(loaded, ids, mon
 
 @pytest.mark.thorough
 @pytest.mark.engine
-@pytest.mark.skipif(not OTHERS.exists(), reason="`make engines` has not made their environment")
-def test_vllm_decodes_given_tokens_where_it_replays_them_and_says_so_where_not(loaded, ids, monkeypatch):
+def test_vllm_decodes_given_tokens_where_it_replays_them_and_says_so_where_not(loaded, ids):
     """Its runner for a CPU has no trace replay."""
-    monkeypatch.setenv("ULPSCOPE_ENGINE_VLLM", str(OTHERS))
     try:
         found = _logits(loaded, "vllm:decode", ids[:12])
     except CaptureError as error:
