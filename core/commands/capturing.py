@@ -15,7 +15,6 @@ from ..engines.registry import use_all as use_engines
 from ..errors import UlpscopeError, UsageError
 from ..packaged_models import packaged_folder
 from ..prompt_files import prompts_of
-from ..runs.file.records import exit_code
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import report_of_run
 from ..runs.store.partial import is_passing
@@ -26,7 +25,7 @@ from .options import takes_request
 from .tables import pair_table, print_answer
 from .terminal.console import Tell, announce, err, print_facts, print_json, print_records, print_text, steps
 from .terminal.stopping import stoppable
-from .verdicts import print_verdicts, verdicts_as_json
+from .verdicts import tell_verdicts
 
 if TYPE_CHECKING:  # torch is for those who run a model
     from ..inference.capture.capture import CapturePlan
@@ -70,11 +69,7 @@ def capture(
 
 @takes_request(omit=["tokens"], judge=True)
 def judge(
-    request: CaptureRequest,
-    engine: options.Engine = None,
-    progress: options.Progress = "bar",
-    store: options.Store = None,
-    as_json_: options.Json = False,
+    request: CaptureRequest, engine: options.Engine = None, store: options.Store = None, as_json_: options.Json = False
 ) -> None:
     """Capture like `capture`, run every check, and decide: rounding, or a bug?
 
@@ -84,14 +79,9 @@ def judge(
     For example:  ulpscope judge --model sample_runs/model --prompt "def __init__(self," --variant decode+batch:8
     """
     use_engines(engine)
-    run_id, failure = capture_to_store(request, progress, store)
-    with RunReader(open_store(store).path_of(run_id)) as run:
-        if as_json_:
-            print_json({"run_id": run_id, "pairs": verdicts_as_json(run)})
-        elif progress != "json":
-            print_verdicts(run)
-        code = exit_code(pair.verdict for pair in run.pairs)
-    tell_end(run_id, failure, progress, as_json_, store, is_verdict_printed=True, code=code)
+    run_id, failures = capture_to_store(request, "bar", store)
+    code = tell_verdicts(open_store(store), run_id, as_json_)
+    tell_end(run_id, failures, "bar", as_json_, store, is_verdict_printed=True, code=code)
 
 
 def plan_of(
@@ -133,8 +123,6 @@ def load(request: CaptureRequest, *, weights: bool = True) -> LoadedModel:
 
 def capture_to_store(request: CaptureRequest, progress: str, store: str | Path | None) -> tuple[str, list[str]]:
     """Capture a request into a run. Return its id and a sentence per failure."""
-    prompts_of(request)
-    packaged_folder(request.model)
     target = open_store(store)
     with stoppable(), steps(progress) as say:
         say("loading the model")

@@ -44,7 +44,7 @@ from ..text import plural
 from . import options
 from .mismatch import NO_TOKENS, As, mismatch_of, print_mismatch
 from .tables import print_reports
-from .terminal.console import announce, err, out, print_facts, print_json, print_line, print_records, print_text, steps
+from .terminal.console import announce, err, out, print_facts, print_json, print_records, print_text, steps
 from .terminal.stopping import stoppable
 
 _MOST_LINES = 20  # of outcomes of one kind on a terminal; JSON, JUnit and Markdown have them all
@@ -264,11 +264,10 @@ def inspect(
     compute_dtype: options.ComputeDtype = None,
     reference: options.Reference = None,
     holds: options.Holds = None,
-    progress: options.Progress = "bar",
     as_json_: options.Json = False,
 ) -> None:
     """Show what a dump, responses or a run file contains: sides, dtypes, shapes, tokens. Nothing is stored."""
-    with steps(progress) as say:
+    with steps() as say:
         summary = describe(
             files,
             compute_dtype=compute_dtype,
@@ -276,9 +275,7 @@ def inspect(
             holds=holds,
             on_progress=partial(say, "reading", unit="bytes"),
         )
-    if progress == "json":
-        print_line(understood=summary)
-    elif as_json_:
+    if as_json_:
         print_json(summary)
     else:
         _print_summary(summary)

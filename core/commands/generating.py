@@ -17,7 +17,7 @@ from . import options
 from .capturing import capture_to_store, load, plan_of, print_costs, run_plan, tell_end
 from .options import takes_request
 from .showing import print_continuations
-from .terminal.console import announce, err, print_json, print_line, print_records, print_text, steps, typed_command
+from .terminal.console import announce, err, print_json, print_records, print_text, steps, typed_command
 from .terminal.stopping import stoppable
 
 if TYPE_CHECKING:  # torch is for those who run a model
@@ -65,7 +65,6 @@ def search(
     tokens: Annotated[
         int, typer.Option(min=0, help="Continue each prompt by up to N tokens; 0: compare the prompt's own positions.")
     ] = 0,
-    progress: options.Progress = "bar",
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
@@ -79,7 +78,7 @@ def search(
     packaged_folder(request.model)
     target = open_store(store)
     run_id = None
-    with stoppable(), steps(progress) as say:
+    with stoppable(), steps() as say:
         say("loading the model")
         from ..inference.capture.capture import plan_capture
         from ..inference.generating.generation import plan_generation
@@ -121,13 +120,9 @@ def search(
         }
         for one in result.flips
     ]
-    if as_json_ or progress == "json":
+    if as_json_:
         skipped = [{"prompt": number, "reason": reason} for number, reason in result.skipped]
-        record = {"stage": "done", "run_id": run_id, **asdict(result), "flips": rows, "skipped": skipped}
-        if progress == "json":
-            print_line(**record)
-        else:
-            print_json(record)
+        print_json({"run_id": run_id, **asdict(result), "flips": rows, "skipped": skipped})
     else:
         _print_search(result, rows)
         if run_id:

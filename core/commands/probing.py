@@ -115,7 +115,7 @@ def _run_probe(
 
 def _cancellable(work: Probe, budget: Budget) -> ProbeResult:
     """Run a probe. Ctrl-C and SIGTERM keep the answers so far; KeyboardInterrupt if there are none."""
-    earlier = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    handlers = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         return work.run()
     except KeyboardInterrupt:
@@ -125,7 +125,8 @@ def _cancellable(work: Probe, budget: Budget) -> ProbeResult:
         except UlpscopeError:
             raise KeyboardInterrupt from None
     finally:
-        signal.signal(signal.SIGTERM, earlier)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _comparable(candidates: Sequence[ListSide], notes: list[str]) -> tuple[ListSide, ...]:

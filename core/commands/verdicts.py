@@ -145,14 +145,20 @@ def _judge_by_model(store: Store, run: RunReader, model: str, load: Load, dtype:
 
 
 def _tell(store: Store, run_id: str, as_json_: bool) -> None:
+    if not as_json_:
+        out.print(run_id, markup=False)
+    if code := tell_verdicts(store, run_id, as_json_):
+        raise typer.Exit(code)
+
+
+def tell_verdicts(store: Store, run_id: str, as_json_: bool) -> int:
+    """Print the verdict, simple causes and checks of every pair of a run. Return the exit code."""
     with RunReader(store.path_of(run_id)) as run:
         if as_json_:
             print_json({"run_id": run.run_id, "pairs": verdicts_as_json(run)})
         else:
-            out.print(run.run_id, markup=False)
             print_verdicts(run)
-        if code := exit_code(pair.verdict for pair in run.pairs):
-            raise typer.Exit(code)
+        return exit_code(pair.verdict for pair in run.pairs)
 
 
 def verdicts_as_json(run: RunReader) -> list[dict[str, Any]]:

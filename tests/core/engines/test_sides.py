@@ -72,7 +72,7 @@ def _logits(loaded, path, ids):
         "ort:prefill+optimize:off",
         "ct2:prefill",
         "ct2:prefill+batch:3+threads:1",
-        *thorough(["transformers:decode+attn:eager", "transformers:prefill+run:compile"]),
+        *thorough(["transformers:decode+attn:eager", "transformers:prefill+threads:1"]),
     ],
 )
 def test_in_float32_engines_agree_with_transformers(loaded, ids, path):
