@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
 from core.engines import registry
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -20,6 +23,14 @@ def ended():
     """Let no engine outlive its tests."""
     yield
     registry.end_all()
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    """The small model in float32."""
+    from core.inference.models.model import load_model
+
+    return load_model(str(ROOT / "sample_runs" / "model"), dtype="float32", device="cpu")
 
 
 @pytest.fixture

@@ -28,11 +28,6 @@ IDS = (5, 9, 200, 31, 77, 9, 1024, 3, 8, 44, 17, 2)
 pytestmark = pytest.mark.model
 
 
-@pytest.fixture(scope="module")
-def loaded():
-    return load_model(MODEL, dtype="float32", device="cpu")
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Where dumps are written, known as the engine `rollout`."""

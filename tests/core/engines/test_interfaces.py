@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from core.engines import registry
-from core.inference.models.model import load_model
 from core.inference.paths.engines import side_of, whole_side
 from tests.covering import thorough
 
@@ -57,11 +56,6 @@ class Runner:
 """,
 }
 pytestmark = pytest.mark.model
-
-
-@pytest.fixture(scope="module")
-def loaded():
-    return load_model(str(ROOT / "sample_runs" / "model"), dtype="float32", device="cpu")
 
 
 def test_an_engine_that_is_installed_later_is_found_without_a_new_start(packages):

@@ -12,7 +12,6 @@ from onnx import TensorProto, helper
 
 from core.engines import registry
 from core.errors import CaptureError
-from core.inference.models.model import load_model
 from core.inference.paths.engines import side_of, whole_side
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -81,11 +80,6 @@ class Generator:
 }
 
 pytestmark = pytest.mark.model
-
-
-@pytest.fixture(scope="module")
-def loaded():
-    return load_model(str(MODEL), dtype="float32", device="cpu")
 
 
 @pytest.fixture

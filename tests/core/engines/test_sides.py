@@ -42,11 +42,6 @@ def others(request, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def loaded():
-    return load_model(MODEL, dtype="float32", device="cpu")
-
-
-@pytest.fixture(scope="module")
 def ids(loaded):
     return tuple(loaded.tokenizer(TEXT)["input_ids"][:48])
 

@@ -33,20 +33,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield find_server(Client(address))
 
 
-def test_it_is_known_and_sends_ids_and_bfloat16(server: Server) -> None:
-    assert server.kind is VLLM
-    assert server.model == "small"
-    ids = server.tokenize(PROMPTS[1])
-    assert ids is not None
-    response = server.ask(Ask(ids, 4, 20, salt="one"))
-    assert response.tokens[: len(ids)] == ids
-    assert response.keys == "token_id"
-    assert response.rows.best.tolist() == [20] * 4
-    assert response.cached == 0
-
-
 def test_every_test_of_a_probe(server: Server) -> None:
     tests = ("rerun", "warm", "load", "walk", "echo")
+    assert (server.kind, server.model) == (VLLM, "small")
     plan = Plan((PROMPTS[0][:400], PROMPTS[1]), tests, 3, 6, 20)
     found = Probe(plan, [server]).run()
     names = [side.name for side in found.sides]
