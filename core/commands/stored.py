@@ -11,16 +11,19 @@ from msgspec.structs import asdict
 from ..command_name import COMMAND
 from ..errors import StoreError, UsageError
 from ..runs.dumps.export import export_npz
-from ..runs.file.keep import ALL
-from ..runs.file.keep import note as kept_note
 from ..runs.reader import RunReader
 from ..runs.reports.run_json import card_json
 from ..runs.store import labels
 from ..runs.store.cards import RunCard, drop_replaced, list_runs, read_runs
 from ..runs.store.store import Store, open_store
-from ..text import multiple, number, plural
+from ..text import plural
 from . import options
-from .terminal.console import err, out, print_json, print_records, print_text, table_of
+from .terminal.console import err, out, print_json, print_records, print_text
+
+_LIST_KEYS = (
+    *("run_id", "name", "model", "compute_dtype", "device", "positions", "flips"),
+    *("rms_row_ulps", "noise_ratio", "verdicts", "kept"),
+)
 
 
 def list_(
@@ -38,13 +41,13 @@ def list_(
     everything = len(cards)
     if not all_:
         cards = drop_replaced(cards, target.all_labels()[0])
+    rows = [card_json(card) for card in cards]
     if as_json_:
-        print_json([card_json(card) for card in cards])
+        print_json(rows)
     else:
-        text = ("run", "name", "model", "dtype", "device", "verdict")
-        columns = (*text[:5], "positions", "pairs", "flips", "rms row ULPs", "noise ratio", "verdict")
-        none = f"no runs yet; `{COMMAND} capture` or `{COMMAND} ingest` makes one."
-        out.print(table_of(columns, map(_card_line, cards), text=text) if cards else none, markup=False)
+        if not rows:
+            print_text(f"no runs yet; `{COMMAND} capture` or `{COMMAND} ingest` makes one.")
+        print_records(rows, keys=_LIST_KEYS)
         print_text(f"runs in {target.address}", err)
         if len(cards) < everything:
             print_text(f"{plural(everything - len(cards), 'run')} replaced by a judged run: --all", err)
@@ -52,22 +55,6 @@ def list_(
         print_text(f"not a readable run: {run.reason}", err)
     if target.outage:
         print_text(target.outage, err)
-
-
-def _card_line(card: RunCard) -> tuple[object, ...]:
-    return (
-        card.run_id,
-        card.name + ("" if card.keep == ALL else f" ({kept_note(card.keep).rstrip('.').lower()})"),
-        Path(card.model).name if card.model else "",
-        card.compute_dtype,
-        card.device,
-        f"{card.positions:,}",
-        card.pairs,
-        card.flips,
-        "" if card.rms_row_ulps is None else number(card.rms_row_ulps, 3),
-        "" if card.noise_ratio is None else multiple(card.noise_ratio),
-        ", ".join(dict.fromkeys(card.pair_verdicts)) if card.sides else "none: operations",
-    )
 
 
 def _list_deleted(store: Store, as_json_: bool) -> None:
