@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +12,7 @@ from ..errors import UsageError
 from ..packaged_models import PACKAGED, folder_of, get
 from ..text import clean
 from . import options
-from .terminal.console import err, out, print_json, print_line, print_text, steps, table_of
+from .terminal.console import err, print_json, print_line, print_records, print_text, steps
 from .terminal.stopping import stoppable
 
 
@@ -62,11 +61,5 @@ def engines(engine: options.Engine = None, as_json_: options.Json = False) -> No
     entries = registry.list_engines()
     if as_json_:
         print_json(entries)
-        return
-    rows = []
-    for each in entries:
-        status = each["version"] or "yes" if each["is_here"] else each["note"] or "no"
-        if each.get("python", sys.executable) != sys.executable:
-            status += f", {each['python']}"
-        rows.append((each["name"], each["engine"], status, each.get("bases", ""), each.get("modifiers", "")))
-    out.print(table_of(("name", "engine", "installed", "bases", "modifiers"), rows))
+    else:
+        print_records(entries, keys=("name", "engine", "is_here", "version", "bases", "modifiers", "note"))

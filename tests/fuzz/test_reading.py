@@ -47,7 +47,7 @@ def read() -> Iterator[Read]:
 @pytest.mark.parametrize("name", sorted(DUMPS | RUNS))
 def test_a_whole_file_is_read(name: str, read: Read, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes((DUMPS | RUNS)[name])
-    assert read(tmp_path / name) == Outcome("read", "", pytest.approx(0, abs=600))
+    assert read(tmp_path / name) == Outcome("read", "")
 
 
 @pytest.mark.parametrize("examples", [8, pytest.param(LONG, marks=pytest.mark.thorough)])

@@ -32,7 +32,7 @@ out = _Printable(highlight=False, width=None if sys.stdout.isatty() else 180)  #
 err = _Printable(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 180)
 EVERY_SECONDS = 10.0  # between two lines of progress if stderr is not a terminal
 _UNBROKEN = ("run", "run id", "cell")  # columns of ids, to copy
-_LABELS = {"neq": "differ", "neq_share": "differ", "ratio": "noise ratio", "floor_rms": "noise floor, rms"}
+_LABELS = {"is_here": "installed", "neq": "differ", "neq_share": "differ", "ratio": "noise ratio"}
 
 
 def print_json(value: Any) -> None:
@@ -73,7 +73,7 @@ def print_records(
     """Print records as a table, as JSON has them. keys: those shown, by default all; most: records shown."""
     if records:
         keys = keys or list(records[0])
-        text = [_label(key) for key in keys if any(isinstance(each.get(key), str | list) for each in records)]
+        text = [_label(key) for key in keys if any(isinstance(each.get(key), str | list | bool) for each in records)]
         rows = ([_in_words(key, each.get(key)) for key in keys] for each in records[:most])
         out.print(table_of(list(map(_label, keys)), rows, title=title, text=text))
     if most is not None and len(records) > most:

@@ -108,9 +108,6 @@ def test_any_other_request_is_another_cell(plan_file, other):
         ("model = ['m']", "unknown field `model`"),
         ("models = 'm'", r"got `str` - at `\$.models`"),
         ("models = ['m']\nprompts = ['a.txt']", "missing required field `paths`"),
-        ("models = ['m']\nprompts = ['a.txt']\npaths = ['decode']\nrepeats = 'x'", r"got `str` - at `\$.repeats`"),
-        ("models = ['m']\nprompts = ['a.txt']\npaths = ['decode']\njudge = 1", r"got `int` - at `\$.judge`"),
-        ("models = ['m']\nprompts = ['a.txt']\npaths = ['decode']\nkeep = 'some'", "Invalid enum value 'some'"),
         ("models = ['m']\nprompts = ['no.txt']\npaths = ['decode']", "no.txt: cannot be read as UTF-8 text"),
         (
             "models = ['m']\nprompts = ['a.txt']\npaths = ['decode']\n[[exclude]]\nvariant = 'x'",
