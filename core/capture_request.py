@@ -32,13 +32,11 @@ def param(
     default: Any = MISSING,
     *,
     option: str = "",
-    lowest: float | None = None,
     is_always_typed: bool = False,
     is_argument: bool = False,
 ) -> Any:
     """Return a field with its help text. option: its command-line name, if different."""
-    about = {"help": help_text, "option": option, "lowest": lowest}
-    about |= {"is_always_typed": is_always_typed, "is_argument": is_argument}
+    about = {"help": help_text, "option": option, "is_always_typed": is_always_typed, "is_argument": is_argument}
     return field(metadata=about) if default is MISSING else field(default=default, metadata=about)
 
 

@@ -18,7 +18,7 @@ def request_option(name: str, of: type[Request] = CaptureRequest) -> Any:
     each = next(one for one in fields(of) if one.name == name)
     if each.metadata["is_argument"]:
         return Argument(metavar=name.upper(), help=each.metadata["help"])
-    return Option(option_of(each), help=each.metadata["help"], min=each.metadata["lowest"])
+    return Option(option_of(each), help=each.metadata["help"])
 
 
 Run = Annotated[str, Argument(metavar="RUN", help="Run id, or a unique prefix of one.")]

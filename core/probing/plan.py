@@ -155,7 +155,7 @@ class ProbeRequest(Request):
     against_model: str = param("Model to request from the second server. Default: --model.", "")
     top: int = param("Top log-probabilities per position.", 20)
     tokens: int = param("Tokens to generate for each prompt, greedily.", 32)
-    max_requests: int = param("Stop after this many requests.", 2000, lowest=1)
+    max_requests: int = param("Stop after this many requests.", 2000)
     name: str | None = param("Name of the run. Default: the server and its model.", None)
 
     def __post_init__(self) -> None:
