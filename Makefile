@@ -18,11 +18,10 @@ test: $(VENV)/.development browser $(VENV)/.compiled house
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not browser and not thorough"
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not thorough" tests/browser
 
-# What `make test` has no time for, the rest of products of cases above all, and every browser test with pictures of the pages in
-# tests/browser/screenshots: about an hour and a half on two cores.
+# What `make test` has no time for, the rest of products of cases above all, and every browser test: about an hour on two cores.
 thorough: $(VENV)/.thorough browser
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "thorough and not browser"
-	ULPSCOPE_PICTURES=1 $(BIN)/python -m pytest -m browser
+	$(BIN)/python -m pytest -m browser
 
 quick: $(VENV)/.development
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not browser and not model and not gpu and not thorough"

@@ -36,11 +36,11 @@ ingest(Store(Path(sys.argv[2])), [Path(sys.argv[1])], run_id="tokens")
 print(time.perf_counter() - began, peak())
 """
 _PAGES = f"""{_STATUS}
-from tests.app.opening import opened
-opened("overview", run="fresh-against-cached")  # imports and compiles
+from tests.app.opening import open_page
+open_page("overview", run="fresh-against-cached")  # imports and compiles
 for page, link in (("overview", {{"run": "tokens"}}), ("runs", {{}})):
     began = time.perf_counter()
-    opened(page, **link)
+    open_page(page, **link)
     print(time.perf_counter() - began)
 print(peak())
 """

@@ -20,7 +20,8 @@ from core.numerics.formats import BFLOAT16
 from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
-from tests.browser.driving import Dashboard, chromium, start
+from tests.browser.driving import chromium
+from tests.serving import Server, start
 
 POSITIONS = 4096
 ROWS = 64  # are drawn; the others are these, each time moved along the vocabulary: a second in place of a minute
@@ -114,7 +115,7 @@ def _line(what: str, milliseconds: list[float], method: str, target: str = "<= 1
     )
 
 
-def _server_megabytes(dashboard: Dashboard) -> int:
+def _server_megabytes(dashboard: Server) -> int:
     status = Path(f"/proc/{dashboard.process.pid}/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0]) // 1024
 

@@ -23,7 +23,8 @@ from core.numerics.formats import format_named
 from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
-from tests.browser.driving import chromium, start
+from tests.browser.driving import chromium
+from tests.serving import start
 
 ROUNDS = 7
 WARM, BEFORE = 7, 3  # visits that count, and those before them

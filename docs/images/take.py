@@ -13,7 +13,8 @@ from pathlib import Path
 from playwright.sync_api import Page, sync_playwright
 
 from benchmarks.scratch import scratch
-from tests.browser.driving import ROOT, chromium, settle, start
+from tests.browser.driving import chromium, settle
+from tests.serving import ROOT, start
 
 FRESH = "run=fresh-against-cached"
 CLOSER = "run=where-it-starts"
@@ -55,7 +56,7 @@ def take(page: Page, url: str, name: str, shot: Shot) -> None:
 def main(names: list[str]) -> None:
     with scratch() as folder:
         store = Path(os.environ.get("ULPSCOPE_STORE") or folder / "runs")
-        dashboard = start(store, ULPSCOPE_SAMPLES=str(ROOT / "sample_runs"))
+        dashboard = start(store, samples=str(ROOT / "sample_runs"))
         try:
             with sync_playwright() as playwright:
                 browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox", "--disable-gpu"])

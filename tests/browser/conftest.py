@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-from tests.browser.driving import Dashboard, chromium, close_tabs, new_tab, serving
+from tests.browser.driving import chromium, close_tabs, new_tab
+from tests.serving import Server, serving
 
 expect.set_options(
     timeout=120_000
@@ -34,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
+def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(tmp_path_factory.mktemp("dashboard") / "runs") as running:
         yield running
 
@@ -84,7 +85,7 @@ def what_went_wrong(page: Page) -> list[str]:
 
 
 @pytest.fixture
-def page(visitor: BrowserContext, dashboard: Dashboard) -> Iterator[Page]:
+def page(visitor: BrowserContext, dashboard: Server) -> Iterator[Page]:
     """A new viewer. Fails if the page asked anything of the outside, or showed a traceback."""
     tab = new_tab(visitor, dashboard)
     problems = what_went_wrong(tab)

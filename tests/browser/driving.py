@@ -1,141 +1,31 @@
-"""Starting a dashboard and driving a page of it."""
+"""Driving a page of a dashboard."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from contextlib import suppress
 
-from playwright.sync_api import BrowserContext, Error, Locator, Page, TimeoutError
+from playwright.sync_api import BrowserContext, Locator, Page, TimeoutError
 
-from tests.app.api.serving import ROOT, free_port
-from tests.waiting import until
-
-SCREENSHOTS = Path(__file__).parent / "screenshots"
+from tests.serving import Server
 
 
 def chromium() -> str:
     """The browser to drive: ULPSCOPE_CHROMIUM, else the first of the usual names; the tests fail without one, they
     never skip.
     """
-    for name in (
-        os.environ.get("ULPSCOPE_CHROMIUM", ""),
-        "chromium",
-        "chromium-browser",
-        "google-chrome",
-        "google-chrome-stable",
-    ):
+    for name in (os.environ.get("ULPSCOPE_CHROMIUM", ""), "chromium", "chromium-browser", "google-chrome"):
         if name and (path := shutil.which(name)):
             return path
     raise RuntimeError("no Chromium was found; install one or set ULPSCOPE_CHROMIUM to its path")
 
 
-# `streamlit` as app/__main__.py starts it, which writes the stacks of its threads to its log when it is asked.
-STREAMLIT = """
-import faulthandler, signal
-from app.__main__ import main
-faulthandler.register(signal.SIGUSR1)
-{fault}
-main()
-"""
-
-
-@dataclass(frozen=True)
-class Dashboard:
-    """A running server: its address, its store, its process."""
-
-    url: str
-    store: Path
-    process: subprocess.Popen
-    ready_seconds: float
-
-
-def start(
-    store: Path, script: Path = Path("app/main.py"), port: int = 0, fault: str = "", **environment: str
-) -> Dashboard:
-    """fault: Python that changes the product before it starts."""
-    port = port or free_port()
-    began = time.perf_counter()
-    command = [
-        sys.executable,
-        "-c",
-        STREAMLIT.format(fault=fault),
-        "run",
-        str(script),
-        "--server.port",
-        str(port),
-        "--server.headless",
-        "true",
-    ]
-    store.parent.mkdir(parents=True, exist_ok=True)
-    log = (store.parent / "server.log").open("wb")
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdout=log, stderr=log, env={**os.environ, "ULPSCOPE_STORE": str(store), **environment}
-    )
-    try:
-        until(lambda: _answers(port), seconds=60)
-    except AssertionError:
-        process.kill()
-        raise RuntimeError("the dashboard did not start within a minute") from None
-    dashboard = Dashboard(f"http://127.0.0.1:{port}", store, process, time.perf_counter() - began)
-    started.append(dashboard)
-    return dashboard
-
-
-@contextmanager
-def serving(store: Path, **options: Any) -> Iterator[Dashboard]:
-    """A dashboard for as long as the block lasts; options: of `start`."""
-    dashboard = start(store, **options)
-    try:
-        yield dashboard
-    finally:
-        dashboard.process.terminate()
-        dashboard.process.wait(20)
-
-
-def _answers(port: int) -> bool:
-    """Whether a dashboard is there yet."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=1) as answer:
-            return answer.status == 200
-    except urllib.error.HTTPError as error:
-        return error.code == 401  # it asks who is there
-    except OSError:
-        return False
-
-
-started: list[Dashboard] = []  # by this process
-
-
-def what_servers_do() -> str:
-    """The end of the log of every server that runs, with the stacks of its threads."""
-    lines = []
-    for dashboard in started:
-        if dashboard.process.poll() is None:
-            log = dashboard.store.parent / "server.log"
-            before = log.stat().st_size
-            dashboard.process.send_signal(signal.SIGUSR1)
-            with suppress(AssertionError):  # a server that does not answer even to that
-                until(lambda log=log, before=before: log.stat().st_size > before, seconds=10, every=0.5)
-            lines.append(f"{dashboard.url}:\n{log.read_text(errors='replace')[-20_000:]}")
-    return "\n".join(lines)
-
-
 _homes: dict[tuple[BrowserContext, str], Page] = {}  # the first tab of a dashboard in a browser profile
 
 
-def new_tab(context: BrowserContext, dashboard: Dashboard) -> Page:
+def new_tab(context: BrowserContext, dashboard: Server) -> Page:
     """A tab without history, in the process of a first one that stays open: what that has compiled of the dashboard's
     scripts is not compiled again, half of what a page takes to open. Every dashboard has a first tab of its own: what
     was asked of one that had just gone from one server to another was now and then never answered.
@@ -182,20 +72,16 @@ QUIET = """() => new Promise((resolve, reject) => {
 
 def settle(page: Page) -> None:
     """Wait until no script runs, the code of every kind of element is there, every figure is drawn and the page has
-    come to rest. If it does not, what the servers do is printed.
+    come to rest.
     """
-    try:
-        page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=120_000)
-        # in the place of an element whose code is on its way
-        page.wait_for_selector("[data-testid=stSkeleton]", state="detached", timeout=120_000)
-        page.evaluate(QUIET)
-        page.wait_for_selector(".ulpscope-figure[data-state=waiting]", state="detached", timeout=120_000)
-    except Error:
-        print(what_servers_do())
-        raise
+    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=120_000)
+    # in the place of an element whose code is on its way
+    page.wait_for_selector("[data-testid=stSkeleton]", state="detached", timeout=120_000)
+    page.evaluate(QUIET)
+    page.wait_for_selector(".ulpscope-figure[data-state=waiting]", state="detached", timeout=120_000)
 
 
-def visit(page: Page, dashboard: Dashboard, path: str = "") -> None:
+def visit(page: Page, dashboard: Server, path: str = "") -> None:
     """Open an address of a dashboard."""
     page.goto(f"{dashboard.url}/{path}")
     settle(page)
@@ -254,18 +140,3 @@ def place(canvas: Locator, row: float, column: float) -> tuple[float, float]:
     left, top, width, height = (float(v) for v in (canvas.get_attribute("data-plot") or "").split(","))
     y0, y1, x0, x1 = window(canvas)
     return box["x"] + left + (column - x0) / (x1 - x0) * width, box["y"] + top + (row - y0) / (y1 - y0) * height
-
-
-def picture(page: Page, name: str) -> None:
-    """Keep a screenshot of the whole page for people to look at, if `make thorough` or a person requests them: each
-    takes seconds.
-    """
-    if not os.environ.get("ULPSCOPE_PICTURES"):
-        return
-    SCREENSHOTS.mkdir(exist_ok=True)
-    width = page.viewport_size["width"] if page.viewport_size else 1280
-    height = int(page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight"))
-    page.set_viewport_size({"width": width, "height": min(max(900, height + 20), 3000)})
-    page.wait_for_timeout(500)
-    page.screenshot(path=SCREENSHOTS / f"{name}.png")
-    page.set_viewport_size({"width": width, "height": 900})

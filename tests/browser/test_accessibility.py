@@ -12,8 +12,9 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from app.navigation import FIRST, PAGE_OF, PAGES
-from tests.browser.driving import ROOT, Dashboard, pause, picture, serving, visit
+from tests.browser.driving import pause, visit
 from tests.covering import covering, thorough
+from tests.serving import ROOT, Server, serving
 
 AXE = (files("axe_playwright_python") / "axe.min.js").read_text()
 RUN = "run=where-it-starts&variant=decode"
@@ -25,10 +26,10 @@ NO_SCROLL = "document.scrollingElement.scrollWidth - document.scrollingElement.c
 
 
 @pytest.fixture(scope="module")
-def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
+def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One whose samples are the shipped ones."""
     samples = str(ROOT / "sample_runs")
-    with serving(tmp_path_factory.mktemp("shipped") / "runs", ULPSCOPE_SAMPLES=samples) as running:
+    with serving(tmp_path_factory.mktemp("shipped") / "runs", samples=samples) as running:
         yield running
 
 
@@ -50,7 +51,7 @@ def faults(page: Page) -> list[str]:
     ("scheme", "name"),
     [*covering(list(BACK), [page.name for page in PAGES]), *thorough((scheme, tab) for scheme in BACK for tab in TABS)],
 )
-def test_a_page_stands_without_a_serious_fault(name: str, scheme: Any, page: Page, dashboard: Dashboard):
+def test_a_page_stands_without_a_serious_fault(name: str, scheme: Any, page: Page, dashboard: Server):
     page.emulate_media(color_scheme=scheme)
     of, tab = PAGE_OF[name], f"&tab={name}" if name in TABS else ""
     visit(page, dashboard, f"{'' if name == FIRST else of.name}?{QUERIES.get(name, RUN)}{tab}")
@@ -63,10 +64,9 @@ def test_a_page_stands_without_a_serious_fault(name: str, scheme: Any, page: Pag
         pause(page, 150)
         assert faults(page) == []
         assert page.evaluate(NO_SCROLL) <= 0
-        picture(page, f"{name}-{width}-{scheme}")
 
 
-def test_a_planted_fault_is_found(page: Page, dashboard: Dashboard):
+def test_a_planted_fault_is_found(page: Page, dashboard: Server):
     visit(page, dashboard, f"flips?{RUN}")
     page.evaluate(
         """() => {

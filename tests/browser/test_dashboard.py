@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from app.navigation import PAGES
-from tests.browser.driving import ROOT, Dashboard, visit
+from tests.browser.driving import visit
+from tests.serving import ROOT, Server
 
 
-def test_a_run_that_arrives_or_goes_while_the_gallery_is_open_is_noticed(page: Page, dashboard: Dashboard):
+def test_a_run_that_arrives_or_goes_while_the_gallery_is_open_is_noticed(page: Page, dashboard: Server):
     visit(page, dashboard)
     # the one before may stand below it until the run of the script ends
     counted = page.get_by_text(re.compile(r"^\d+ of \d+ runs,")).first
@@ -31,14 +31,10 @@ def test_a_run_that_arrives_or_goes_while_the_gallery_is_open_is_noticed(page: P
     expect(page.locator("h1")).to_have_text("Runs")
 
 
-def loaded_libraries(process: subprocess.Popen) -> str:
-    return Path(f"/proc/{process.pid}/maps").read_text()
-
-
 @pytest.mark.thorough
-def test_the_viewer_never_loads_torch(page: Page, dashboard: Dashboard):
+def test_the_viewer_never_loads_torch(page: Page, dashboard: Server):
     for each in PAGES:
         visit(page, dashboard, f"{'' if each.name == 'runs' else each.name}?run=fresh-against-cached")
-    libraries = loaded_libraries(dashboard.process)
+    libraries = Path(f"/proc/{dashboard.process.pid}/maps").read_text()
     assert "libtorch" not in libraries
     assert "duckdb" in libraries  # the look at the process does see what it has loaded

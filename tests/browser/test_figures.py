@@ -9,7 +9,8 @@ import re
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.driving import Dashboard, pause, settle, visit
+from tests.browser.driving import pause, settle, visit
+from tests.serving import Server
 
 AT = "run=fresh-against-cached&variant=decode&prompt=1&position=36"
 RANGE = "figure => figure._fullLayout.xaxis.range.map((end) => Math.round(end * 1e6) / 1e6)"
@@ -35,7 +36,7 @@ def zoom(page: Page, chart: Locator) -> None:
     pause(page, 400)
 
 
-def test_a_zoom_stays_from_position_to_position_and_goes_with_the_prompt(page: Page, dashboard: Dashboard):
+def test_a_zoom_stays_from_position_to_position_and_goes_with_the_prompt(page: Page, dashboard: Server):
     visit(page, dashboard, f"near_ties?{AT}")
     chart = figure(page, "near_ties")
     whole = chart.evaluate(RANGE)
@@ -64,7 +65,7 @@ def contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize(("scheme", "back"), [("light", "rgb(255, 255, 255)"), ("dark", "rgb(17, 21, 27)")])
-def test_words_of_a_figure_are_legible_in_both_themes(page: Page, dashboard: Dashboard, scheme, back):
+def test_words_of_a_figure_are_legible_in_both_themes(page: Page, dashboard: Server, scheme, back):
     page.emulate_media(color_scheme=scheme)
     visit(page, dashboard, f"near_ties?{AT}")
     expect(figure(page, "near_ties").locator(".xtick text").first).to_be_visible()
@@ -79,7 +80,7 @@ def test_words_of_a_figure_are_legible_in_both_themes(page: Page, dashboard: Das
 
 
 @pytest.mark.thorough
-def test_a_figure_opens_over_the_whole_window_and_comes_back(page: Page, dashboard: Dashboard):
+def test_a_figure_opens_over_the_whole_window_and_comes_back(page: Page, dashboard: Server):
     visit(page, dashboard, f"near_ties?{AT}")
     chart = figure(page, "near_ties")
     before = chart.bounding_box()

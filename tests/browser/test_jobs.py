@@ -1,11 +1,9 @@
-"""The five jobs of the dashboard, each walked from its first page to its result, and a fault in the product that makes
-each walk fail.
-"""
+"""Jobs of the dashboard, each walked from its first page to its result: a link, a flip to its module, an upload."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -16,20 +14,9 @@ from playwright.sync_api import Locator, Page, Request, expect
 from core.numerics.formats import BFLOAT16, values_of
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from tests.browser.driving import (
-    Dashboard,
-    choose,
-    click_row,
-    picture,
-    place,
-    serving,
-    settle,
-    visit,
-    wait_for_map,
-    window,
-)
-from tests.core.runs.judged_runs import judged_run
+from tests.browser.driving import choose, click_row, place, settle, visit, wait_for_map, window
 from tests.core.runs.layer_runs import MODULES, layer_run
+from tests.serving import Server, serving
 from tests.waiting import until
 
 POSITIONS, FLIPS = 60, (25, 40)
@@ -37,10 +24,9 @@ PARTS = re.compile(r"/api/uploads/[0-9a-f]+\?")
 
 
 @pytest.fixture(scope="module")
-def dashboard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
-    """One of its own, with two more runs: `flips`, whose modules differ from position 22 on, and `unjudged`."""
+def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One of its own, with the run `flips`, whose modules differ from position 22 on."""
     store = Store(tmp_path_factory.mktemp("jobs") / "runs")
-    judged_run(store, None, run_id="unjudged")
     changed = {
         (ordinal, 0, position): 1 << (ordinal - 2)
         for ordinal in range(2, len(MODULES))
@@ -48,7 +34,7 @@ def dashboard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     }
     rows = {"chosen": (tuple(range(POSITIONS)),), "lengths": (POSITIONS,), "flips": FLIPS}
     layer_run(store, changed, run_id="flips", **rows)
-    with serving(store.directory, fault=getattr(request, "param", "")) as running:
+    with serving(store.directory) as running:
         yield running
 
 
@@ -109,7 +95,7 @@ def expect_shown(page: Page, expected: list[str]) -> None:
     until(lambda: shown(page) == expected, seconds=60, about=lambda: f"{shown(page)} is not {expected}")
 
 
-def test_a_link_restores_the_view(page: Page, dashboard: Dashboard) -> None:
+def test_a_link_restores_the_view(page: Page, dashboard: Server) -> None:
     """Overview by controls, keys and a click; the heatmap's window; a tab of Internals."""
     other = colleague(page)
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -147,7 +133,7 @@ def test_a_link_restores_the_view(page: Page, dashboard: Dashboard) -> None:
     expect_shown(other, shown(page))
 
 
-def test_a_flip_leads_to_its_logits_and_to_a_module(page: Page, dashboard: Dashboard) -> None:
+def test_a_flip_leads_to_its_logits_and_to_a_module(page: Page, dashboard: Server) -> None:
     visit(page, dashboard)
     click_row(page, "a run")
     expect(page.locator("h1")).to_have_text("Overview")
@@ -184,7 +170,6 @@ def test_a_flip_leads_to_its_logits_and_to_a_module(page: Page, dashboard: Dashb
     page.mouse.click(*spot)
     expect(page.get_by_text("model.layers.1, residual: ")).to_be_visible()
     assert said(page, "run", "position", "module") == ["flips", "40", "model.layers.1"]
-    picture(page, "job-flip-to-module")
     go(page, "Runs")  # back there a tick opens nothing
     click_row(page, "a run", x=17)
     expect(page.get_by_text("Ticked:")).to_be_visible()
@@ -213,7 +198,7 @@ def first_byte(request: Request) -> int:
     return int((re.findall(r"bytes (\d+)", request.headers.get("content-range", "")) or [-1])[0])
 
 
-def test_an_upload_goes_on_after_a_reload_and_becomes_a_run(page: Page, dashboard: Dashboard) -> None:
+def test_an_upload_goes_on_after_a_reload_and_becomes_a_run(page: Page, dashboard: Server) -> None:
     """It is reloaded when the first part is there."""
     path = large_dump(dashboard.store.parent)
     visit(page, dashboard)
@@ -243,122 +228,3 @@ def test_an_upload_goes_on_after_a_reload_and_becomes_a_run(page: Page, dashboar
         assert run.header.name == "In two halves"
         assert np.array_equal(run.at(1, 0, 49).view(np.float32), np.load(path)["variant"][49])
     assert not there.exists()
-
-
-@pytest.mark.thorough
-@pytest.mark.model
-def test_a_capture_is_watched_and_cancelled(page: Page, dashboard: Dashboard) -> None:
-    runs = sorted(dashboard.store.glob("*.duckdb"))
-    visit(page, dashboard)
-    go(page, "New run")
-    page.get_by_role("tab", name="Capture").click()
-    page.get_by_role("textbox", name="Name of the run").fill("A long one")
-    page.get_by_role("textbox", name="Prompts").fill("for line in lines:\n    print(line)\n" * 60)
-    page.get_by_role("textbox", name="Prompts").press("Control+Enter")
-    settle(page)
-    page.get_by_role("button", name="Capture", exact=True).click()
-    # A job is polite to what else runs: ten seconds of imports take it minutes on a busy machine.
-    expect(page.get_by_text(re.compile(r"of [\d,]+ positions,")).first).to_be_visible(timeout=300_000)
-    assert list(dashboard.store.glob(".partial-*"))
-    page.get_by_role("link", name="Overview", exact=True).click()
-    expect(page.get_by_test_id("stSidebar").get_by_text("A long one: ")).to_be_visible()
-    other = colleague(page)  # everybody sees it, and may cancel it
-    visit(other, dashboard, "new_run?tab=capture")
-    other.get_by_role("button", name="Cancel").click()
-    expect(other.get_by_text("cancelled; nothing was stored")).to_be_visible()
-    assert list(dashboard.store.glob(".partial-*")) == []
-    assert sorted(dashboard.store.glob("*.duckdb")) == runs
-    other.get_by_role("button", name="Dismiss").click()
-    expect(other.get_by_text("cancelled; nothing was stored")).to_have_count(0)
-    page.get_by_role("link", name="New run", exact=True).click()
-    expect(page.get_by_role("textbox", name="Name of the run")).to_have_value("A long one")  # to be tried again
-
-
-@pytest.mark.thorough
-@pytest.mark.model
-def test_a_run_is_judged_from_its_page(page: Page, dashboard: Dashboard) -> None:
-    """A real capture and every control, on the run's own tokens and the shipped model."""
-    badge = page.locator(".st-key-verdict .stMarkdownBadge").first
-    visit(page, dashboard)
-    click_row(page, "Judged: None")
-    expect(page.locator("h1")).to_have_text("Overview")
-    expect(badge).to_contain_text("not judged")
-    settle(page)
-    page.get_by_role("button", name="Run checks").click()
-    expect(page.get_by_text("It continues if you leave this page.")).to_be_visible()
-    expect(page.get_by_text("Judged: None, judged").first).to_be_visible(timeout=300_000)  # it opens by itself
-    page.reload()
-    settle(page)
-    expect(badge).to_contain_text("rounding")
-    store = Store(dashboard.store)
-    with RunReader(store.path_of(said(page, "run")[0])) as run, RunReader(store.path_of("unjudged")) as first:
-        assert run.header.prompts[0].token_ids == first.header.prompts[0].token_ids
-        assert run.pairs[0].verdict == "rounding"
-        assert {line.group for line in run.evidence(0)} >= {"rerun", "own dtype", "float32"}
-    picture(page, "job-judged")
-    go(page, "Runs")
-    expect(page.get_by_role("gridcell", name="Judged: None", exact=True, include_hidden=True)).to_have_count(
-        0
-    )  # it stands in its place
-
-
-FAULTS: dict[str, tuple[Callable[[Page, Dashboard], None], str, str]] = {  # the job, the fault, what the job says
-    "a link without the position": (
-        test_a_link_restores_the_view,
-        """
-from app.shell import address
-of = address.of
-address.of = lambda *view: {name: value for name, value in of(*view).items() if name != "position"}
-""",
-        "Top tokens at position 239",
-    ),
-    "another row's position": (
-        test_a_flip_leads_to_its_logits_and_to_a_module,
-        """
-from app.shell import selection
-select = selection.select_row
-selection.select_row = lambda listed, key: select(listed[::-1], key)
-""",
-        "Position 40",
-    ),
-    "an upload from the start": (
-        test_an_upload_goes_on_after_a_reload_and_becomes_a_run,
-        """
-from pathlib import Path
-read, goes_on = Path.read_text, "row.received = answer.received ?? 0;"
-Path.read_text = lambda *a, **b: read(*a, **b).replace(goes_on, "await call(row, 'DELETE'); row.received = 0;")
-""",
-        r"assert 0 == \(8 << 20\)",
-    ),
-    "a cancel that leaves the job running": (
-        test_a_capture_is_watched_and_cancelled,
-        """
-from app.shell import jobs
-over = {"state": "cancelled", "message": "cancelled; nothing was stored"}
-jobs.Jobs.cancel = lambda self, number: self._change(self._tasks[number], **over) or True
-""",
-        "partial",
-    ),
-    "a judged run without its verdict": (
-        test_a_run_is_judged_from_its_page,
-        """
-from dataclasses import replace
-from app.verdict import panel_actions
-judged = panel_actions.judged_again
-panel_actions.judged_again = lambda *of: (replace(judged(*of)[0], judge=False), judged(*of)[1])
-""",
-        "rounding",
-    ),
-}
-
-
-@pytest.mark.thorough
-@pytest.mark.model
-@pytest.mark.parametrize(("job", "dashboard", "says"), FAULTS.values(), ids=FAULTS, indirect=["dashboard"])
-def test_a_planted_fault_fails_its_job(job: Callable, page: Page, dashboard: Dashboard, says: str) -> None:
-    expect.set_options(timeout=30_000)
-    try:
-        with pytest.raises(AssertionError, match=says):
-            job(page, dashboard)
-    finally:
-        expect.set_options(timeout=120_000)

@@ -13,7 +13,8 @@ from playwright.sync_api import Browser, Page, expect
 from app.overview import COLOURS
 from core.judging.ingest import ingest
 from core.runs.store.store import Store
-from tests.browser.driving import Dashboard, settle, visit
+from tests.browser.driving import settle, visit
+from tests.serving import Server
 
 AT_36 = "run=fresh-against-cached&variant=decode&prompt=1&position=36"
 HOSTILE = [
@@ -38,7 +39,7 @@ ROOT_OF = (
 )
 
 
-def run_of(dashboard: Dashboard, name: str, tokens: list[str]) -> str:
+def run_of(dashboard: Server, name: str, tokens: list[str]) -> str:
     """A run of random logits, its tokens as given. [tokens, 256] float32"""
     found = list(dashboard.store.glob(f"*{name}*.duckdb"))
     if found:
@@ -80,7 +81,7 @@ CONTRASTS = """() => {
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_on_every_colour_has_the_contrast_of_wcag_aa(browser: Browser, dashboard: Dashboard, scheme: str):
+def test_text_on_every_colour_has_the_contrast_of_wcag_aa(browser: Browser, dashboard: Server, scheme: str):
     page = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme=scheme).new_page()
     for colour in COLOURS:
         visit(page, dashboard, f"overview?{AT_36}&colour={colour.replace(' ', '-').lower()}")
@@ -93,7 +94,7 @@ def test_text_on_every_colour_has_the_contrast_of_wcag_aa(browser: Browser, dash
     page.context.close()
 
 
-def test_the_strip_is_one_tab_stop_and_arrows_and_enter_choose(page: Page, dashboard: Dashboard):
+def test_the_strip_is_one_tab_stop_and_arrows_and_enter_choose(page: Page, dashboard: Server):
     visit(page, dashboard, f"overview?{AT_36}")
     assert page.locator(".strip [tabindex]").count() == 1
     token(page, 36).focus()
@@ -124,7 +125,7 @@ def test_the_strip_is_one_tab_stop_and_arrows_and_enter_choose(page: Page, dashb
     expect(page.get_by_role("tooltip")).to_be_hidden()
 
 
-def test_token_texts_are_text_whatever_they_are(page: Page, dashboard: Dashboard):
+def test_token_texts_are_text_whatever_they_are(page: Page, dashboard: Server):
     run = run_of(dashboard, "hostile", HOSTILE)
     page.on("dialog", lambda dialog: pytest.fail(f"a script ran: {dialog.message}"))
     visit(page, dashboard, f"overview?run={run}")

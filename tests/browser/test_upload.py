@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from tests.browser.driving import ROOT, Dashboard, picture, serving, settle, visit
+from tests.browser.driving import settle, visit
 from tests.browser.test_accessibility import faults
 from tests.browser.test_jobs import PARTS, choose_file, first_byte, large_dump, row
+from tests.serving import ROOT, Server, serving
 from tests.waiting import until
 
 DUMP = ROOT / "sample_runs" / "dumps" / "six_calls.npz"
@@ -23,7 +24,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def opened(page: Page, dashboard: Dashboard) -> Page:
+def opened(page: Page, dashboard: Server) -> Page:
     visit(page, dashboard, "upload")
     return page
 
@@ -52,13 +53,13 @@ def test_a_dump_is_dropped(opened: Page) -> None:
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[Dashboard]:
+def own(tmp_path: Path) -> Iterator[Server]:
     with serving(tmp_path / "own" / "runs") as running:
         yield running
 
 
 @pytest.mark.thorough
-def test_a_server_that_is_killed_and_started_again_gets_the_rest(browser: Browser, own: Dashboard, large: Path) -> None:
+def test_a_server_that_is_killed_and_started_again_gets_the_rest(browser: Browser, own: Server, large: Path) -> None:
     page = browser.new_context().new_page()
     visit(page, own, "upload")
     waiting = held(page)
@@ -92,7 +93,7 @@ def test_a_proxy_that_takes_small_bodies_gets_small_parts(opened: Page, large: P
 
 @pytest.mark.thorough
 def test_cancel_and_every_button_by_keys_without_a_serious_fault(
-    opened: Page, dashboard: Dashboard, large: Path, tmp_path: Path
+    opened: Page, dashboard: Server, large: Path, tmp_path: Path
 ) -> None:
     odd = tmp_path / "odd.npz"
     odd.write_bytes(b"no dump at all")
@@ -110,7 +111,6 @@ def test_cancel_and_every_button_by_keys_without_a_serious_fault(
             settle(opened)
             assert faults(opened) == []
             assert opened.evaluate("document.documentElement.scrollWidth") <= width
-            picture(opened, f"upload-rows-{scheme}-{width}")
     opened.get_by_role("button", name="Cancel large.npz").focus()
     opened.keyboard.press("Enter")
     opened.get_by_role("button", name="Remove odd.npz").focus()

@@ -15,8 +15,8 @@ import pytest
 from core import push as pushing
 from core.push import PushError, PushRequest, PushResult, push_file
 from core.runs.reader import RunReader
-from tests.app.api.serving import Server, dump, free_port, serving
 from tests.core.runs.made_runs import copied
+from tests.serving import Server, dump, free_port, serving
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.app.api.serving import ROOT, serving
+from tests.serving import ROOT, serving
 from tests.shell import command_in
 
 DOCUMENT = ROOT / "docs" / "reference" / "api.md"
@@ -38,7 +38,7 @@ def test_every_example_does_what_it_says(tmp_path: Path) -> None:
         (tmp_path / "bin" / name).write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} "$@"\n')
         (tmp_path / "bin" / name).chmod(0o755)
     command_in(tmp_path / "bin")
-    with serving(tmp_path / "runs") as server:
+    with serving(tmp_path / "runs", samples="") as server:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("ULPSCOPE_")}
         environment = kept | {
             "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import socket
 import threading
 import time
@@ -23,6 +24,10 @@ from starlette.routing import Route
 from tests.waiting import until
 
 CLIENT, SECRET = "ulpscope", "the secret of the client"
+
+
+def encoded(content: bytes) -> str:
+    return base64.urlsafe_b64encode(content).decode().rstrip("=")
 
 
 class Provider:
@@ -73,32 +78,24 @@ class Provider:
         fields = {name: values[0] for name, values in parse_qs((await request.body()).decode()).items()}
         basic = base64.b64encode(f"{CLIENT}:{SECRET}".encode()).decode()
         request_of_code = self._codes.pop(fields.get("code", ""), None)
-        challenge = (
-            base64.urlsafe_b64encode(hashlib.sha256(fields.get("code_verifier", "").encode()).digest())
-            .decode()
-            .rstrip("=")
-        )
-        if (
-            request_of_code is None
-            or request.headers.get("authorization") != f"Basic {basic}"
-            or challenge != request_of_code["code_challenge"]
-        ):
+        challenge = encoded(hashlib.sha256(fields.get("code_verifier", "").encode()).digest())
+        is_client = request.headers.get("authorization") == f"Basic {basic}"
+        if request_of_code is None or not is_client or challenge != request_of_code["code_challenge"]:
             return JSONResponse({"error": "invalid_grant"}, 400)
-        now = int(time.time())
+        now, nonce = int(time.time()), request_of_code["nonce"]
         claims = {
             "iss": self.url,
             "aud": CLIENT,
             "sub": "1",
             "iat": now,
             "exp": now + 300,
-            "nonce": request_of_code["nonce"],
+            "nonce": nonce,
         } | self.claims
+        claims = {name: value for name, value in (claims | self.claims).items() if value is not None}
         token: dict[str, Any] = {"access_token": "a", "token_type": "Bearer", "expires_in": 300}
         if "no token" in self.faults:
             return JSONResponse(token)
-        return JSONResponse(
-            token | {"id_token": self._signed({name: value for name, value in claims.items() if value is not None})}
-        )
+        return JSONResponse(token | {"id_token": self._signed(claims)})
 
     def _signed(self, claims: dict[str, Any]) -> str:
         if "other key" in self.faults:
@@ -106,10 +103,7 @@ class Provider:
         if "client's secret" in self.faults:
             return jwt.encode({"alg": "HS256", "kid": "one"}, claims, OctKey.import_key(SECRET))
         if "unsigned" in self.faults:
-            head, body = (
-                base64.urlsafe_b64encode(__import__("json").dumps(part).encode()).decode().rstrip("=")
-                for part in ({"alg": "none"}, claims)
-            )
+            head, body = (encoded(json.dumps(part).encode()) for part in ({"alg": "none"}, claims))
             return f"{head}.{body}."
         return jwt.encode({"alg": "RS256", "kid": "one"}, claims, self._key)
 

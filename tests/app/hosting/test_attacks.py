@@ -20,8 +20,8 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from core.hosting import tokens
-from tests.app.hosting.servers import ROOT, serving
 from tests.core.runs.made_runs import copied
+from tests.serving import ROOT, serving
 
 PASSWORD = "correct horse"
 EVIL = "https://evil.example"
@@ -67,16 +67,16 @@ def hosted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
     copied(folder / "runs" / "mine.duckdb")
     token = tokens.add(folder / "runs", "ada")
     settings = {"sign_in_password": PASSWORD, "sign_in_tokens": "1", "samples": "", "limits_free_bytes": "0"}
-    with serving(folder / "runs", folder / "log", **settings) as url:
-        yield Hosted(url, folder / "runs", token)
+    with serving(folder / "runs", **settings) as running:
+        yield Hosted(running.url, folder / "runs", token)
 
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
     folder = tmp_path_factory.mktemp("local")
     copied(folder / "runs" / "mine.duckdb")
-    with serving(folder / "runs", folder / "log", samples="", limits_free_bytes="0") as url:
-        yield Hosted(url, folder / "runs", "")
+    with serving(folder / "runs", samples="", limits_free_bytes="0") as running:
+        yield Hosted(running.url, folder / "runs", "")
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,9 @@ def test_a_page_of_another_site_changes_nothing(hosted, local, origin):
         assert websocket_status(hosted, origin, Cookie=cookie) == 403
         assert websocket_status(local, origin) == 403
         assert websocket_status(hosted, hosted.url, Cookie=cookie) == 101  # the server's own page
-        assert member.get("/api/runs").status_code == 200  # signed in still
+        answer = member.get("/api/runs", headers={"Origin": origin})  # signed in still; no script of theirs may read it
+        assert (answer.status_code, "access-control-allow-origin" in answer.headers) == (200, False)
+        assert "frame-ancestors 'self'" in answer.headers["content-security-policy"]
     assert (
         httpx2.post(f"{hosted.url}/sign-in", data={"secret": PASSWORD}, headers={"Origin": origin}).status_code == 403
     )
@@ -175,7 +177,7 @@ def test_a_name_of_a_run_leads_nowhere(hosted, name):
         assert hosted_digest not in answer.text
     assert put(hosted, name, b"x") >= 400
     assert hosted.runs() == ["mine.duckdb"]
-    assert {path.name for path in hosted.store.parent.iterdir()} == {"runs", "log"}
+    assert {path.name for path in hosted.store.parent.iterdir()} == {"runs", "server.log"}
 
 
 def sent_raw(server: Hosted, head: bytes, block: bytes, blocks: int) -> bytes:

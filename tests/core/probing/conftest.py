@@ -13,7 +13,7 @@ import pytest
 
 from core.inference.models.engine_files import gguf_of
 from core.inference.models.model import load_model
-from tests.app.api.serving import free_port
+from tests.serving import free_port
 
 MODEL = Path(__file__).resolve().parents[3] / "sample_runs" / "model"
 

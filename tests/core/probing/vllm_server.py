@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx2 as httpx
 
-from tests.app.api.serving import free_port
+from tests.serving import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 PYTHON = Path(os.environ.get("ULPSCOPE_ENGINES", ROOT / ".engines")) / "bin" / "python"

@@ -1,0 +1,82 @@
+"""The dashboard as a server process of its own, for what no client in this process shows, and a dump to send it."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+import numpy as np
+
+from tests.waiting import until
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running dashboard: its address, its store, its process."""
+
+    url: str
+    store: Path
+    process: subprocess.Popen
+    ready_seconds: float
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]
+
+
+def start(store: Path, script: Path = Path("app/main.py"), port: int = 0, **settings: str) -> Server:
+    """Return a server that answers. settings: of its configuration, `store` for ULPSCOPE_STORE."""
+    port, began = port or free_port(), time.perf_counter()
+    settings = {"store": str(store), "samples": str(ROOT / "tests" / "runs"), **settings}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ULPSCOPE_")}
+    environment |= {f"ULPSCOPE_{name.upper()}": value for name, value in settings.items()}
+    options = ["--server.headless", "true", "--server.port", str(port)]
+    store.parent.mkdir(parents=True, exist_ok=True)
+    log = store.parent / "server.log"
+    with log.open("ab") as file:
+        command = [sys.executable, "-m", "streamlit", "run", str(script), *options]
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=file)
+
+    def is_ready() -> bool:
+        assert process.poll() is None, log.read_text()
+        with suppress(httpx2.HTTPError):
+            return httpx2.get(f"http://127.0.0.1:{port}/_stcore/health", timeout=1).status_code in (200, 401)
+        return False
+
+    until(is_ready, about=log.read_text)
+    return Server(f"http://127.0.0.1:{port}", store, process, time.perf_counter() - began)
+
+
+@contextmanager
+def serving(store: Path, *, port: int = 0, **settings: str) -> Iterator[Server]:
+    """A server for as long as the block lasts."""
+    server = start(store, port=port, **settings)
+    try:
+        yield server
+    finally:
+        server.process.terminate()
+        server.process.wait(20)
+
+
+def dump(positions: int = 4, vocab: int = 64, **more: np.ndarray) -> bytes:
+    reference = np.random.default_rng(0).standard_normal((positions, vocab)).astype(np.float32)
+    file = io.BytesIO()
+    np.savez(file, reference=reference, variant=np.nextafter(reference, np.float32(9)), **more)
+    return file.getvalue()
