@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import streamlit as st
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
 
-from app.shell.jobs import Job, Jobs
+from app.routes import ROUTES
+from app.shell import store_changes
+from app.shell.jobs import Job, Jobs, _Task
+from core.errors import UlpscopeError
+from core.judging.ingest import ingest
+from core.runs.importing import import_run, is_run_file
 from core.runs.store.store import Store
 
 
@@ -47,6 +54,50 @@ def bare_store(own_store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
     """An empty store without samples."""
     monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
     return own_store
+
+
+@pytest.fixture
+def store(bare_store: Store) -> Path:
+    """The directory of an empty store without samples."""
+    return bare_store.directory
+
+
+@pytest.fixture
+def own_jobs(own_store: Store) -> Iterator[Store]:
+    """An empty store whose list of jobs is this test's own."""
+    store_changes.jobs.cache_clear()
+    yield own_store
+    store_changes.jobs().stop()
+    store_changes.jobs.cache_clear()
+
+
+@pytest.fixture
+def imports_here(own_jobs: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """The same; files are imported in this process: starting one of its own takes two seconds."""
+
+    def run_here(self: Jobs, task: _Task) -> None:
+        _, *rest = task.job.arguments
+        options = dict(part[2:].replace("-", "_", 1).split("=", 1) for part in rest if part.startswith("--"))
+        paths = [Path(part) for part in rest if not part.startswith("--")]
+        is_run = is_run_file(paths[0])
+        make = partial(import_run, self.store, paths[0]) if is_run else partial(ingest, self.store, paths)
+        steps: list[tuple[int, int]] = []
+        try:
+            run_id = make(**options, on_progress=lambda *rows: steps.append(rows))
+        except UlpscopeError as error:
+            self._change(task, state="failed", message=str(error))
+        else:
+            self._change(task, state="done", rows_done=steps[-1][0], rows_total=steps[-1][1], run_id=run_id)
+
+    monkeypatch.setattr(Jobs, "_run", run_here)
+    return own_jobs
+
+
+@pytest.fixture
+def client(store: Path, imports_here: Store) -> Iterator[TestClient]:
+    """A client of the HTTP routes."""
+    with TestClient(Starlette(routes=ROUTES)) as client:
+        yield client
 
 
 @pytest.fixture

@@ -60,15 +60,10 @@ def open_page(page: str, open_: tuple[str, ...] = (), **link: str | list[str]) -
 
 
 def page_text(app: AppTest) -> str:
-    """All text of the page."""
+    """All text of the page, as a reader sees it: without the signs that keep names of others from being markdown."""
     kinds = ("title", "markdown", "caption", "info", "success", "warning", "error", "subheader")
     texts = [str(element.value) for kind in kinds for element in getattr(app, kind)]
-    return "\n".join([*texts, *(fold.label for fold in app.expander)])
-
-
-def plain(app: AppTest) -> str:
-    """The same as a reader sees it, without the signs that keep names of others from being markdown."""
-    return page_text(app).replace("\\", "")
+    return "\n".join([*texts, *(fold.label for fold in app.expander)]).replace("\\", "")
 
 
 def keys(app: AppTest) -> set[str]:
@@ -81,11 +76,16 @@ def codes(app: AppTest) -> list[str]:
     return [element.value for element in app.code]
 
 
+def metrics(app: AppTest) -> dict[str, str]:
+    return {metric.label: metric.value for metric in app.metric}
+
+
+def sent(app: AppTest, component: str) -> list[dict]:
+    """What the page sends to each of its components of a name."""
+    parts = (element.proto for element in app.get("bidi_component"))
+    return [json.loads(part.json) for part in parts if part.component_name == component]
+
+
 def figures_of(app: AppTest) -> list[dict]:
     """Figures of the page, in their order: what each is sent, its plot under `figure`."""
-    parts = (element.proto for element in app.get("bidi_component"))
-    found = [json.loads(part.json) for part in parts if part.component_name == "ulpscope_figure"]
-    figures = [json.loads(one["spec"]) for one in found]
-    for one, figure in zip(found, figures, strict=True):
-        figure["layout"]["shapes"] = json.loads(one["shapes"])
-    return [{**one, "figure": figure} for one, figure in zip(found, figures, strict=True)]
+    return [{**one, "figure": json.loads(one["spec"])} for one in sent(app, "ulpscope_figure")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -17,22 +18,8 @@ from core.runs.queries.flips import flip_table
 from core.runs.reader import RunReader
 
 ROOT = Path(__file__).resolve().parents[2]
-HOSTILE = [
-    "=cmd|' /C calc'!A0",
-    "+1",
-    "-1",
-    "@SUM(A1)",
-    "\t=1",
-    "\r=1",
-    "\n=1",
-    "＝1",
-    "'=1",
-    " plain",
-    'say "x", y',
-    "",
-    None,
-    "ü\u2028",
-]
+FORMULAS = ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "＝1", "'=1"]
+HOSTILE = [*FORMULAS, " plain", 'say "x", y', "", None, "ü\u2028"]
 FLOATS = [0.1 + 0.2, 1 / 3, 5e-324, 1.7976931348623157e308, -0.0, float("inf"), 2**-126, -7.25]
 
 
@@ -40,14 +27,9 @@ def read(data: bytes) -> list[list[str]]:
     return list(csv.reader(io.StringIO(data.decode(), newline="")))
 
 
-def table() -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "id": [2**53 + 1, -3],
-            "maybe": pd.array([None, 128_255], "Int64"),
-            "text": pd.Series(["=1", None], dtype=object),
-        }
-    )
+TABLE = pd.DataFrame(
+    {"id": [2**53 + 1, -3], "maybe": pd.array([None, 128_255], "Int64"), "text": pd.Series(["=1", None], dtype=object)}
+)
 
 
 def test_what_a_picture_says_of_others_is_no_markup_and_one_line():
@@ -61,11 +43,7 @@ def test_floats_read_back_as_the_very_same_bits():
 
 
 def test_whole_numbers_stay_whole_where_some_are_unknown():
-    assert read(exports.csv(table())) == [
-        ["id", "maybe", "text"],
-        ["9007199254740993", "", "'=1"],
-        ["-3", "128255", ""],
-    ]
+    assert read(exports.csv(TABLE)) == [["id", "maybe", "text"], ["9007199254740993", "", "'=1"], ["-3", "128255", ""]]
 
 
 @pytest.mark.parametrize("dtype", [object, "str"])
@@ -81,17 +59,14 @@ def test_no_text_begins_like_a_formula_and_each_can_be_told_back(dtype):
 
 
 def test_negative_numbers_are_no_formulas_and_get_no_apostrophe():
-    assert read(exports.csv(pd.DataFrame({"a": [-1.5], "b": [-2], "c": pd.array([-3], "Int64")})))[1] == [
-        "-1.5",
-        "-2",
-        "-3",
-    ]
+    numbers = pd.DataFrame({"a": [-1.5], "b": [-2], "c": pd.array([-3], "Int64")})
+    assert read(exports.csv(numbers))[1] == ["-1.5", "-2", "-3"]
 
 
 def test_parquet_has_texts_as_they_are_and_whole_numbers_with_nulls():
     texts = pd.DataFrame({"text": pd.Series(HOSTILE, dtype=object)})
     assert pq.read_table(io.BytesIO(exports.parquet(texts))).column("text").to_pylist() == HOSTILE
-    kept = pq.read_table(io.BytesIO(exports.parquet(table())))
+    kept = pq.read_table(io.BytesIO(exports.parquet(TABLE)))
     assert kept.schema.names == ["id", "maybe", "text"]
     assert kept.column("maybe").to_pylist() == [None, 128_255]
     assert str(kept.schema.field("maybe").type) == "int64"
@@ -99,17 +74,9 @@ def test_parquet_has_texts_as_they_are_and_whole_numbers_with_nulls():
 
 @pytest.mark.parametrize("run_id", ["plain", "../../etc/passwd", "a b/<c>"])
 def test_a_files_name_says_where_it_is_from_and_means_nothing_to_a_file_system(run_id):
-    class Of:
-        class run:  # noqa: N801
-            pass
-
-        class pair:  # noqa: N801
-            index = 2
-
-        prompt, position = 1, 36
-
-    Of.run.run_id = run_id
-    name = exports.file_stem(Of, "flips", at_position=True)
+    run, pair = SimpleNamespace(run_id=run_id), SimpleNamespace(index=2)
+    view = SimpleNamespace(run=run, pair=pair, prompt=1, position=36)
+    name = exports.file_stem(view, "flips", at_position=True)
     assert name.endswith("-pair2-flips-prompt1-position36")
     assert not set(name) & set('/\\<>:"|?*')
 

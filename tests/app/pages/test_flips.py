@@ -8,6 +8,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from app.flips import parts
+from core.judging.ingest import ingest
 from tests.app import opening
 from tests.app.opening import page_text
 
@@ -25,22 +26,16 @@ def table(app: AppTest) -> pd.DataFrame:
     return found
 
 
-def test_seven_columns_are_in_sight_and_a_toggle_shows_the_rest():
-    app = opened(prompt="1", position="36")
-    assert list(table(app).columns)[1:4] == ["position", "reference_token", "variant_token"]
-    assert len(table(app).columns) == 7
-    app.toggle(key="flip_table_all_columns").set_value(True).run()
-    assert {"kl", "max_abs", "reference_token_probability_change"} <= set(table(app).columns)
-
-
 def test_every_flip_of_every_prompt_is_listed_with_what_each_side_makes_of_both_tokens():
     app = opened(prompt="1", position="36")
+    assert list(table(app).columns)[1:4] == ["position", "reference_token", "variant_token"]
+    assert len(table(app).columns) == 7  # in sight; a toggle shows the rest
     app.toggle(key="flip_table_all_columns").set_value(True).run()
-    found = table(app)
-    assert list(zip(found["prompt"], found["position"], strict=True)) == [(0, 144), (1, 30), (1, 36), (1, 239)]
-    assert found["reference_token"].iloc[2] == ")  (9)"
-    assert found["variant_token"].iloc[2] == "·%  (512)"
-    assert found["reference_token_variant_rank"].iloc[2] == found["variant_token_reference_rank"].iloc[2] == 2
+    listed = table(app)
+    assert {"kl", "max_abs", "reference_token_probability_change"} <= set(listed.columns)
+    assert list(zip(listed["prompt"], listed["position"], strict=True)) == [(0, 144), (1, 30), (1, 36), (1, 239)]
+    assert (listed["reference_token"].iloc[2], listed["variant_token"].iloc[2]) == (")  (9)", "·%  (512)")
+    assert listed["reference_token_variant_rank"].iloc[2] == listed["variant_token_reference_rank"].iloc[2] == 2
 
 
 def test_near_ties_are_listed_too_when_asked_for_and_that_is_in_the_address():
@@ -56,65 +51,39 @@ def test_near_ties_are_listed_too_when_asked_for_and_that_is_in_the_address():
     assert "is no flip" in page_text(opened(prompt="1", position="142"))
 
 
-def position(**figures) -> pd.Series:
-    return pd.Series(
-        {
-            "reference_token": 1,
-            "variant_token": 1,
-            "is_flip": False,
-            "near_tie": True,
-            "could_flip": True,
-            "nonfinite_mismatch": 0,
-            "max_abs": 0.25,
-            "reference_margin": 0.5,
-            "variant_margin": 0.75,
-            "reference_margin_ulps": 4,
-            "variant_margin_ulps": 6,
-        }
-        | figures
-    )
-
-
+HERE = {
+    **{"reference_token": 1, "variant_token": 1, "is_flip": False, "near_tie": True, "could_flip": True},
+    **{"nonfinite_mismatch": 0, "max_abs": 0.25, "reference_margin": 0.5, "variant_margin": 0.75},
+    **{"reference_margin_ulps": 4, "variant_margin_ulps": 6},
+}
 TOP = pd.DataFrame({"token_id": [1, 2], "reference_logit": [4.0, 3.5], "variant_logit": [4.0, 4.25]})
 
 
 @pytest.mark.parametrize(
     ("here", "expected"),
     [
-        (
-            position(),
-            (
-                "The smaller margin is the reference's, 0.5 logits (4 ULPs). The largest difference here is 0.25"
-                " logits, twice that is 0.5."
-            ),
-        ),
-        (position(variant_margin=0.125, variant_margin_ulps=1), "the variant's, 0.125 logits (1 ULP)"),
-        (
-            position(is_flip=True, variant_token=2),
-            "moved by 0, the variant's by +0.75. First minus second: +0.5 → -0.25.",
-        ),
-        (position(could_flip=False, max_abs=0.125), "The margin is larger, so a flip is impossible here."),
-        (position(could_flip=False, max_abs=0.125, is_flip=True), "the figures contradict each other"),
-        (position(near_tie=False, is_flip=True, variant_token=2), "so one token can pass the other. The reference's"),
-        (position(nonfinite_mismatch=3), "3 logits here NaN or infinite on one side only"),
-        (position(variant_margin=np.nan, variant_margin_ulps=pd.NA), "no finite margin"),
+        ({}, "the reference's, 0.5 logits (4 ULPs). The largest difference here is 0.25 logits, twice that is 0.5."),
+        ({"variant_margin": 0.125, "variant_margin_ulps": 1}, "the variant's, 0.125 logits (1 ULP)"),
+        ({"is_flip": True, "variant_token": 2}, "by 0, the variant's by +0.75. First minus second: +0.5 → -0.25."),
+        ({"could_flip": False, "max_abs": 0.125}, "The margin is larger, so a flip is impossible here."),
+        ({"could_flip": False, "max_abs": 0.125, "is_flip": True}, "the figures contradict each other"),
+        ({"near_tie": False, "is_flip": True, "variant_token": 2}, "so one token can pass the other. The reference's"),
+        ({"nonfinite_mismatch": 3}, "3 logits here NaN or infinite on one side only"),
+        ({"variant_margin": np.nan, "variant_margin_ulps": pd.NA}, "no finite margin"),
     ],
 )
 def test_every_kind_of_position_has_its_reason(here, expected):
-    assert expected in parts.explain_flip(here, TOP)
+    assert expected in parts.explain_flip(pd.Series(HERE | here), TOP)
 
 
-def test_a_run_without_flips_says_how_close_it_came_and_still_offers_its_near_ties(tmp_path):
-    from core.judging.ingest import ingest
-    from core.runs.store.store import Store
-
+def test_a_run_without_flips_says_how_close_it_came_and_still_offers_its_near_ties(own_store, tmp_path):
     logits = np.full((2, 8), -4.0, np.float32)
     logits[:, 1], logits[:, 2] = 2.0, 1.5
     moved = logits.copy()
     moved[1, 2] = np.nextafter(np.float32(2), np.float32(0))  # one step below the argmax: a near tie, no flip
     dump = tmp_path / "near.npz"
     np.savez(dump, reference=logits, variant=moved)
-    run_id = ingest(Store(tmp_path / "runs"), [dump])
+    run_id = ingest(own_store, [dump])
     app = opened(run=run_id, position="0")
     assert "No flips" in page_text(app)
     assert "at all 2 positions" in page_text(app)

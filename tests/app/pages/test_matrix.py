@@ -1,4 +1,4 @@
-"""The Matrix page, over real runs of cells whose figures are planted."""
+"""Sweeps on the Compare page, over real runs of cells whose figures are planted."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from app.compare import matrix as parts
-from core.runs.store.store import Store
 from core.sweeps.ledger import FAILED, CellOutcome, Ledger, run_id_of
 from core.sweeps.plan import read_plan
-from tests.app.opening import figures_of, open_page, plain
+from tests.app.opening import figures_of, open_page, page_text
 from tests.core.sweeps.conftest import plan_file  # noqa: F401  (a fixture)
 from tests.core.sweeps.stand_in import write
 
@@ -21,12 +20,10 @@ SAMPLES = Path(__file__).resolve().parents[3] / "sample_runs"
 
 
 @pytest.fixture
-def sweep(tmp_path, plan_file, monkeypatch):  # noqa: F811
+def sweep(bare_store, plan_file):  # noqa: F811
     """Two models by two paths: one changed to a bug, one is as it was, one failed, one is missing."""
-    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
-    (tmp_path / "store").mkdir()
-    store = Store(tmp_path / "store")
+    store = bare_store
+    store.directory.mkdir()
     file = plan_file(name="night*ly", models=["m", "n"], paths=["decode", "chunked:8"])
     ledger = Ledger(store)
     for build in ("1", "2"):
@@ -49,31 +46,25 @@ def _grid(app):
 
 
 def test_cells_are_a_table_of_the_two_axes_that_vary(sweep):
-    app = open_page("matrix")
-    assert "night*ly**: 4 cells: 1 bug suspected, 1 rounding, 1 failed, 1 missing; 1 changed" in plain(app)
+    app = open_page("sweeps")
+    assert "night*ly**: 4 cells: 1 bug suspected, 1 rounding, 1 failed, 1 missing; 1 changed" in page_text(app)
     assert _grid(app) == [["", "decode", "chunked:8"], ["m", "Δ bug suspected", "rounding"], ["n", "failed", "missing"]]
 
 
 def test_the_axes_and_the_figure_are_in_the_link(sweep):
-    app = open_page("matrix", down="path", across="model", figure="flips")
+    app = open_page("sweeps", down="path", across="model", figure="flips")
     assert _grid(app) == [["", "m", "n"], ["decode", "Δ 1", "failed"], ["chunked:8", "0", "missing"]]
     app.selectbox(key="matrix_figure").set_value("neq_share").run()
     assert app.query_params["figure"] == "neq_share"
     assert _grid(app)[1][1] == "Δ 12.5%"
 
 
-def test_what_is_looked_at_says_what_changed_and_leads_to_both_runs(sweep):
-    ledger, now, before = sweep
-    (kept,) = ledger.plans()
-    change = parts.changes_of(ledger, kept)[0]
-    assert (change.now.run_id, change.baseline.run_id) == (now, before)
-    assert change.what == ("bits", "flips", "verdict")
-    assert (change.baseline.flips, change.now.flips) == (0, 1)
-    assert (change.baseline.verdict, change.now.verdict) == ("rounding", "bug suspected")
-    assert change.builds == {"build": ("1", "2")}
-    table = parts.export_cells(parts.changes_of(ledger, kept))
+def test_cells_are_exported_with_what_changed(sweep):
+    ledger, now, _ = sweep
+    (plan,) = ledger.plans()
+    table = parts.export_cells(parts.changes_of(ledger, plan))
     assert list(table["state"]) == ["done", "done", "failed", "missing"]
-    assert table["changed"][0] == "bits, flips, verdict"
+    assert (table["run"][0], table["changed"][0]) == (now, "bits, flips, verdict")
 
 
 def test_a_cell_leads_to_its_run_and_to_the_last_good_one(sweep):
@@ -82,11 +73,11 @@ def test_a_cell_leads_to_its_run_and_to_the_last_good_one(sweep):
         ("matrix_open", "Overview", {"run": now}),
         ("matrix_compare", "Compare", {"run": now, "with": before}),
     ):
-        app = open_page("matrix")
+        app = open_page("sweeps")
         assert button not in [each.key for each in app.button]
         app.session_state["matrix"] = {"selection": {"rows": [], "columns": [], "cells": [(0, "decode")]}}
         app.run()
-        assert "0 -> 1 flip" in plain(app)
+        assert "0 -> 1 flip" in page_text(app)
         app.button(key=button).click().run()
         assert app.title[0].value == page
         assert {name: app.query_params[name] for name in said} == said
@@ -94,13 +85,13 @@ def test_a_cell_leads_to_its_run_and_to_the_last_good_one(sweep):
 
 def test_the_growth_over_layers_stands_below_where_modules_were_compared(sweep):
     ledger, now, before = sweep
-    assert not figures_of(open_page("matrix"))
+    assert not figures_of(open_page("sweeps"))
     store = ledger.store
     for run_id in (now, before):
         store.path_of(run_id).unlink()
         shutil.copy(SAMPLES / "where-it-starts.duckdb", store.directory / f"{run_id}.duckdb")
     shutil.rmtree(ledger.folder / "cards")
-    app = open_page("matrix")
+    app = open_page("sweeps")
     (shown,) = figures_of(app)
     then, latest = shown["figure"]["data"]
     growth = Ledger(store).cards()[now].growth

@@ -50,13 +50,3 @@ def test_the_count_in_words_is_that_of_the_file_and_the_table_lists_it(link, col
     assert words in page_text(app)
     assert f"{len(sides[0])} of {total} ({100 * len(sides[0]) / total:.1f}%) on the reference" in page_text(app)
     assert listed(app) == sorted(position for _, position in either)
-
-
-def test_controls_are_in_the_address_and_come_back_from_it():
-    app = opened()
-    app.segmented_control(key="threshold_unit").set_value("logits").run()
-    app.select_slider(key="threshold_logits").set_value("0.02").run()
-    assert not app.exception
-    assert {name: app.query_params[name] for name in ("unit", "logits")} == {"unit": "logits", "logits": "0.02"}
-    again = opened(unit="logits", logits="0.02")
-    assert "≤ 0.02 logits" in page_text(again)

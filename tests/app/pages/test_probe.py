@@ -15,12 +15,8 @@ from tests.waiting import until
 
 
 @pytest.fixture
-def store(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
-    store_changes.jobs.cache_clear()
-    yield Store(tmp_path / "runs")
-    store_changes.jobs().stop()
-    store_changes.jobs.cache_clear()
+def store(own_jobs: Store) -> Store:
+    return own_jobs
 
 
 def button(app: Any) -> Any:

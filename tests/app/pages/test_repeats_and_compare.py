@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from app.compare import parts as compare_parts
 from app.shell.store_cache import open_run
 from core.runs.queries.compare import RunPair
 from core.runs.store.cards import list_runs
 from core.runs.store.store import open_store
-from tests.app.opening import open_page, plain
+from tests.app.opening import open_page, page_text
 from tests.core.runs.queries.test_classes import stored
 
 pytestmark = pytest.mark.usefixtures("own_store")
 
 
-def table(app: AppTest, key: str):
-    return next(
-        frame.value for frame in app.dataframe if frame.key == key or getattr(frame.proto, "id", "").find(key) >= 0
-    )
-
-
 def test_a_sweep_is_drawn_over_its_values_and_classes_against_each_other(own_store, tmp_path):
     run = stored(own_store.directory, ["decode"] + [f"decode+batch:{n}" for n in (2, 3, 4, 8)], [0, 1, 1, 2, 3])
-    app = open_page("repeats", run=run.run_id)
-    assert "5 sides in 4 classes" in plain(app)
-    assert "Over batch" in plain(app)
-    assert "Every two classes" in plain(app)
+    app = open_page("classes", run=run.run_id)
+    assert "5 sides in 4 classes" in page_text(app)
+    assert "Over batch" in page_text(app)
+    assert "Every two classes" in page_text(app)
 
 
 def test_two_runs_stand_side_by_side_with_ratios(own_store):
@@ -37,8 +30,8 @@ def test_two_runs_stand_side_by_side_with_ratios(own_store):
     first, second = figures.loc["flips, share of positions"]
     assert first == "0.5%, 4 of 729"
     assert second.startswith("0.0%")
-    assert "bfloat16" in plain(app) or "dtype" in " ".join(str(t.value) for t in app.table)
-    assert "different tokens" in plain(app)
+    assert "bfloat16" in page_text(app) or "dtype" in " ".join(str(t.value) for t in app.table)
+    assert "different tokens" in page_text(app)
 
 
 def test_runs_of_the_same_tokens_name_the_flips_they_share(own_store):
@@ -46,10 +39,7 @@ def test_runs_of_the_same_tokens_name_the_flips_they_share(own_store):
     second = stored(own_store.directory, ["decode", "decode+batch:4"], [0, 3])
     app = open_page("compare", run=first.run_id, **{"with": second.run_id})
     count = first.pairs[0].summary.flips
-    if count:
-        assert f"{count} of {count}" in plain(app)
-    else:
-        assert "No run has a flip" in plain(app)
+    assert (f"{count} of {count}" if count else "No run has a flip") in page_text(app)
 
 
 def test_a_variant_out_of_a_link_is_the_one_compared():
@@ -60,7 +50,7 @@ def test_a_variant_out_of_a_link_is_the_one_compared():
     assert [box.value for box in boxes] == [2]
     boxes[0].set_value(1).run()
     assert app.session_state["compare_with"] == "batch-1-against-n~1"
-    assert app.query_params["with"] == ["batch-1-against-n~1"] or app.query_params["with"] == "batch-1-against-n~1"
+    assert app.query_params["with"] in ("batch-1-against-n~1", ["batch-1-against-n~1"])
 
 
 def test_tables_of_a_comparison_hold_the_figures_of_the_run_files(own_store):
@@ -70,6 +60,3 @@ def test_tables_of_a_comparison_hold_the_figures_of_the_run_files(own_store):
     assert whole["run"].tolist() == [run.run_id for run in runs]
     assert whole["flips"].tolist() == [run.pairs[0].summary.flips for run in runs]
     assert whole["max_abs"].tolist() == [run.pairs[0].summary.max_abs for run in runs]
-    assert whole["neq_share"].tolist() == [
-        run.pairs[0].summary.neq / (run.header.rows * run.header.vocab) for run in runs
-    ]

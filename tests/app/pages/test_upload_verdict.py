@@ -1,6 +1,4 @@
-"""An uploaded run on the overview: its verdict, every check it rests on, and the commands that supply what is
-missing.
-"""
+"""An uploaded run on the overview: its verdict and the commands that supply what is missing."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from core.judging.dump import judge_stored
 from core.judging.ingest import ingest
 from core.judging.uploaded_controls import measure_controls
 from core.runs.reader import RunReader
-from tests.app.opening import codes, plain
+from tests.app.opening import codes, page_text
 from tests.app.pages.test_verdict import label, opened
 from tests.core.judging.engine_dumps import ROWS, in_bfloat16, in_float32, saved, states, with_fault
 
@@ -30,7 +28,7 @@ def test_an_undecided_dump_names_the_commands_with_its_id(own_store, tmp_path):
     pair = "--float32 PAIR_IN_FLOAT32.npz"
     for option in (pair, f"{pair} --floor WAYS_IN_FLOAT32.npz", f"{pair} --model MODEL", "--rerun AGAIN.npz"):
         assert f"ulpscope verdict {run_id} {option}" in "".join(commands)
-    assert "argmax" in plain(app)
+    assert "argmax" in page_text(app)
 
 
 def test_no_control_that_was_just_given_is_asked_for_again(own_store, tmp_path):
@@ -43,8 +41,8 @@ def test_no_control_that_was_just_given_is_asked_for_again(own_store, tmp_path):
     with RunReader(own_store.path_of(ingest(own_store, [dump]))) as run:
         judged = judge_stored(own_store, run, measure_controls(run, floor=[ways]))
     app = opened(run=judged)
-    assert "two kinds" in plain(app)
-    assert "--floor" not in plain(app) + " ".join(codes(app))
+    assert "two kinds" in page_text(app)
+    assert "--floor" not in page_text(app) + " ".join(codes(app))
     assert f"ulpscope verdict {judged} --model MODEL" in " ".join(codes(app))
 
 
@@ -52,7 +50,7 @@ def test_an_invalid_dump_says_why_and_asks_for_no_control(own_store, tmp_path):
     run_id = ingest(own_store, [saved(tmp_path / "d.npz", reference=PLAIN, variant=np.roll(OTHER, 1, axis=0))])
     app = opened(run=run_id)
     assert "invalid dump" in label(app)
-    assert "1 row later" in plain(app)
+    assert "1 row later" in page_text(app)
     assert not [text for text in codes(app) if "verdict" in text]
 
 

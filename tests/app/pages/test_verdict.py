@@ -13,9 +13,10 @@ from streamlit.testing.v1 import AppTest
 from app.shell import wording
 from app.shell.jobs import Job
 from app.verdict import charts
-from core.runs.file.evidence import CHECK_GROUPS, FAILED, NOTED, AloneFigures, Check, Evidence, RerunFigures, Unmeasured
+from app.verdict.panel_actions import refusal_of
+from core.runs.file.evidence import CHECK_GROUPS, FAILED, NOTED, AloneFigures, Check, Evidence, Unmeasured
 from tests.app import opening
-from tests.app.opening import codes, figures_of, plain
+from tests.app.opening import codes, figures_of, keys, page_text
 from tests.core.runs.judged_runs import CASES, REQUEST, judged_run, ratio_row
 
 pytestmark = pytest.mark.usefixtures("own_store")
@@ -38,15 +39,15 @@ def test_the_page_opens_with_the_verdict_and_every_row_it_rests_on(own_store, ve
     assert verdict in label(app)
     assert f":{wording.VERDICTS[verdict]}-badge[" in label(app)
     because, _, rows = CASES[verdict]
-    assert because in plain(app)
+    assert because in page_text(app)
     steps = [step.label.replace("\\", "") for step in app.expander]
     for row in rows:
         (step,) = (step for step in steps if f"**{CHECK_GROUPS[row.group]}**" in step)
         assert f"[{row.outcome}]" in step
         assert row.says in step
     for row in rows:
-        assert (row.control in plain(app)) == (row.outcome == FAILED)  # these are open
-    assert not [button for button in app.button if button.key == "judge"]
+        assert (row.control in page_text(app)) == (row.outcome == FAILED)  # these are open
+    assert "judge" not in keys(app)
 
 
 def test_a_failed_check_is_open_with_its_chart_and_figures_and_a_passed_one_unfolds(own_store):
@@ -72,7 +73,7 @@ def test_a_nan_has_no_ratio_in_the_chart_and_a_floor_left_aside_has_no_chart(own
         Check.WIDE_PAIR, "float32", None, "failed", "In float32, 'decode' is NaN at position 3, token 7.", **figures
     )
     app = opened(run=judged_run(own_store, "bug suspected", evidence=[aside, row]), open_=("check_0",))
-    page = plain(app)
+    page = page_text(app)
     assert "It is left aside" in page
     assert page.count("RMS difference over the noise floor") == 1
     assert "a gap nothing differs" in page
@@ -113,7 +114,7 @@ def test_a_dump_without_controls_is_undecided_with_the_commands_that_would_decid
     run_id = app.query_params["run"]
     assert commands.splitlines()[1] == f"ulpscope verdict {run_id} --float32 PAIR_IN_FLOAT32.npz"
     assert f"ulpscope verdict {run_id} --float32 PAIR_IN_FLOAT32.npz --model MODEL" in commands
-    assert not [button for button in app.button if button.key == "judge"]
+    assert "judge" not in keys(app)
 
 
 def test_the_report_can_be_copied_and_carries_the_address(own_store):
@@ -125,31 +126,11 @@ def test_the_report_can_be_copied_and_carries_the_address(own_store):
     assert f"/overview?run={run_id}&variant=decode&position=10" in text
 
 
-def test_markup_in_evidence_is_rendered_inert(own_store):
-    figures = RerunFigures(not_repeatable=("[y](http://evil)",), rerun_neq={"<i>f</i>[y](http://evil)": 1})
-    row = Evidence(
-        Check.AGAIN, "<b>c</b> [x](http://evil)", figures, "failed", "**loud** :red[red] `c`", "[z](http://s)"
-    )
-    run_id = judged_run(own_store, "nondeterministic", evidence=[row])
-    app = opened(run=run_id)
-    raw = "\n".join([*(str(e.value) for e in (*app.caption, *app.markdown)), *(step.label for step in app.expander)])
-    assert "\\<b\\>c" in raw
-    assert "[x](http" not in raw
-    assert "\\*\\*loud\\*\\* \\:red\\[red\\]" in raw
-    assert not any("[y](http" in table.value.to_string() for table in app.table)
-
-
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
-        (None, "–"),
-        (True, "yes"),
-        (12345, "12,345"),
-        (0.95572, "0.9557"),
-        ((1, 2.5), "1, 2.5"),
-        ((), "none"),
-        ({"a": (3, 4), "b": ()}, "a: 3, 4, b: none"),
-        ("x", "x"),
+        *((None, "–"), (True, "yes"), (12345, "12,345"), (0.95572, "0.9557"), ((1, 2.5), "1, 2.5"), ((), "none")),
+        *(({"a": (3, 4), "b": ()}, "a: 3, 4, b: none"), ("x", "x")),
     ],
 )
 def test_figures_of_any_json_are_shown(value, shown):
@@ -182,10 +163,32 @@ ALONE = AloneFigures(
 def test_a_check_that_names_modules_opens_with_its_chart(own_store):
     row = Evidence(Check.ALONE, "each module alone", ALONE, NOTED, "One module alone differs.", "decode")
     app = opened(("open_check_0",), run=judged_run(own_store, "bug suspected", evidence=[row]))
-    assert "RMS error of every module" in plain(app)
+    assert "RMS error of every module" in page_text(app)
     figure = charts.over_modules(
         list(ALONE.modules), np.array(ALONE.alone_rms), np.array(ALONE.own_rounding_rms), "<b>x</b>"
     )
     assert "<b>x" not in figure.to_json().replace("\\u003c", "<")
     assert np.isnan(figure.data[1].y[0])  # a log axis has no 0
     assert figure.data[1].y[3] == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("model", "revision", "refusal"),
+    [
+        *(("sample_runs/model", None, ""), ("gpt2", "refs/pr/7", "")),
+        *(("sample_runs/model\u200b", None, "cannot be seen"), ("gpt2", "ma\u202ein", "cannot be seen")),
+        *((model, None, "not on this machine") for model in ("../gone/model", "~nobody-of-that-name/a/b")),
+        ("m" * 5000 + "/a/b", None, "not on this machine"),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_here_is_refused(model, revision, refusal):
+    sentence = refusal_of(dataclasses.replace(REQUEST, model=model, revision=revision))
+    assert refusal in sentence
+    assert bool(sentence) == bool(refusal)
+
+
+def test_a_model_that_a_file_names_is_shown_before_the_click(own_store):
+    app = opened(run=judged_run(own_store, None, model="a-stranger/model", revision="refs/pr/7"))
+    assert "Loads `a-stranger/model` at revision `refs/pr/7`" in page_text(app)
+    assert "judge" in keys(app)
+    assert "Not run: rerun, own dtype, float32 comparison" in page_text(app)

@@ -7,7 +7,6 @@ import gzip
 import hashlib
 import io
 import os
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +20,9 @@ from app.uploads.spool import Upload
 from core.runs.file.bounds import MAX_SIDES
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from tests.app.api.conftest import *  # noqa: F403  (its fixtures)
-from tests.app.api.serving import dump
 from tests.core.runs.damaging import damaged
 from tests.core.runs.made_runs import copied
+from tests.serving import dump
 
 PAYLOADS = Path(__file__).parents[2] / "core" / "runs" / "topk" / "payloads"
 STREAM = (PAYLOADS / "vllm_stream.txt").read_bytes()
@@ -79,6 +77,7 @@ def test_parts_go_on_at_the_offset_and_the_last_byte_imports(client: TestClient,
     for wrong in (2999, 3001):
         refused = send(client, body, wrong, wrong + 10)
         assert (refused.status_code, refused.json()["received"]) == (409, 3000)
+    assert send(client, body + b"x", 3000, 4000).status_code == 409  # another total is another file
     (path,) = spooled(store)
     assert (path.name, path.read_bytes()) == ("my dump.npz", body[:3000])
     answer = send(client, body, 3000, len(body) - 1, "?wait=60&name=whole")
@@ -98,33 +97,17 @@ def test_a_failed_import_keeps_the_file_and_other_options_import_it(client: Test
     assert taken.status_code == 201, taken.text
 
 
-def test_a_kept_upload_is_imported_when_it_is_asked_for(client: TestClient, store: Path) -> None:
-    body = dump()
-    assert send(client, body, 0, len(body) - 1, "?keep=1").json()["state"] == "received"
-    assert runs(store) == []
-    assert finish(client, len(body), "?wait=60").status_code == 201
-
-
 @pytest.mark.parametrize(
-    "headers",
+    "text",
     [
-        {"Content-Range": "bytes 0-9"},
-        {"Content-Range": "bytes 5-3/20"},
-        {"Content-Range": "bytes 0-20/20"},
-        {"Content-Range": "bytes -1-3/20"},
-        {"Content-Range": "bytes 0-3/20"},  # the body has ten bytes
-        {"Content-Range": "bytes */0"},
+        *("bytes 0-9", "bytes 5-3/20", "bytes 0-20/20", "bytes -1-3/20", "bytes */0"),
+        "bytes 0-3/20",  # the body has ten bytes
     ],
 )
-def test_a_range_that_means_nothing_is_refused(headers: dict[str, str], client: TestClient, store: Path) -> None:
-    answer = client.put("/api/uploads/x", content=bytes(10), headers=headers)
+def test_a_range_that_means_nothing_is_refused(text: str, client: TestClient, store: Path) -> None:
+    answer = client.put("/api/uploads/x", content=bytes(10), headers={"Content-Range": text})
     assert (answer.status_code, list(answer.json())) == (400, ["error"])
     assert client.get("/api/uploads/x").json().get("received", 0) <= 4
-
-
-def test_another_total_is_another_file(client: TestClient) -> None:
-    send(client, bytes(20), 0, 9)
-    assert send(client, bytes(30), 10, 19).status_code == 409
 
 
 def test_another_request_waits_while_one_sends(client: TestClient, store: Path) -> None:
@@ -160,14 +143,7 @@ def test_an_import_of_a_server_that_was_killed_begins_anew(client: TestClient, s
 
 
 @pytest.mark.parametrize(
-    ("record", "why"),
-    [
-        ('{"file": "x", "total": "9"}', "$.total"),
-        ('{"file": "x", "total": 1e400}', "$.total"),
-        ('{"file": "x", "total": 9, "state": "lost"}', "$.state"),
-        ('{"file": "x", "total": 9, "by": 1}', "unknown field `by`"),
-        ("[" * 100_000, "Expected `object`"),
-    ],
+    ("record", "why"), [('{"file": "x", "total": 9, "state": "lost"}', "$.state"), ("[" * 100_000, "Expected `object`")]
 )
 def test_a_record_of_another_form_is_refused_with_its_path(record: str, why: str, client: TestClient, store: Path):
     send(client, bytes(20), 0, 9)
@@ -187,16 +163,7 @@ def test_uploads_that_nobody_continues_are_purged_after_a_day(client: TestClient
     assert [client.get(f"/api/uploads/{name}").status_code for name in ("old", "young", "new")] == [404, 200, 200]
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        STREAMS,
-        gzip.compress(STREAMS),
-        STREAMS.decode().encode("utf-16"),
-        b"HTTP/1.1 200 OK\r\n\r\n" + STREAMS,
-        STREAMS.replace(b"data: [DONE]", b"").replace(b"data: ", b""),
-    ],
-)
+@pytest.mark.parametrize("body", [STREAMS, gzip.compress(STREAMS), b"HTTP/1.1 200 OK\r\n\r\n" + STREAMS])
 def test_responses_become_a_run_however_they_are_wrapped(client: TestClient, body: bytes) -> None:
     answer = client.put("/api/uploads/streams?wait=60", content=body)
     assert answer.status_code == 201, answer.text
@@ -215,27 +182,17 @@ def test_a_run_file_is_known_by_its_bytes_and_checked(client: TestClient, store:
     assert len(runs(store)) == 1
 
 
-def _bomb() -> bytes:
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (1000, 70_000)})
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("a.npy", header.getvalue() + bytes(280_000_000))
-    return file.getvalue()
-
-
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("body", "words"),
     [
-        (lambda: b"hello, I am text", "hello"),
-        (lambda: b'{"hello": 1}', "no response that is known"),
-        (lambda: b"\x80\x04\x95pickled-things", "x.npz"),
-        (_bomb, "more than 200 times as many"),
-        (lambda: dump(**{f"s{n}": np.zeros((4, 64), np.float32) for n in range(MAX_SIDES - 1)}), "holds 513 sides"),
+        (b"hello, I am text", "hello"),
+        (b'{"hello": 1}', "no response that is known"),
+        (b"\x80\x04\x95pickled-things", "x.npz"),
+        (dump(**{f"s{n}": np.zeros((4, 64), np.float32) for n in range(MAX_SIDES - 1)}), "holds 513 sides"),
     ],
 )
-def test_what_is_no_dump_is_one_sentence_and_no_run(make, words: str, client: TestClient, store: Path) -> None:
-    refused = client.put("/api/uploads/hello?wait=60&file=x.npz", content=make())
+def test_what_is_no_dump_is_one_sentence_and_no_run(body: bytes, words: str, client: TestClient, store: Path) -> None:
+    refused = client.put("/api/uploads/hello?wait=60&file=x.npz", content=body)
     assert (refused.status_code, refused.json()["state"]) == (422, "failed")
     assert words in refused.json()["error"]
     assert runs(store) == []

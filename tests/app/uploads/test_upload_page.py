@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +10,10 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from app.shell import store_changes
-from app.shell.jobs import Jobs
-from app.upload import panel
+from app.upload import page as upload_page
 from app.uploads.spool import Upload
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from tests.app.api.conftest import run_here
 from tests.app.opening import open_page, page_text
 from tests.core.runs.topk.made_sides import run_of
 from tests.waiting import until
@@ -27,13 +24,8 @@ PAYLOADS = ROOT / "tests" / "core" / "runs" / "topk" / "payloads"
 
 
 @pytest.fixture(autouse=True)
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
-    monkeypatch.setattr(Jobs, "_run", run_here)
-    store_changes.jobs.cache_clear()
-    yield Store(tmp_path / "runs")
-    store_changes.jobs().stop()
-    store_changes.jobs.cache_clear()
+def store(imports_here: Store) -> Store:
+    return imports_here
 
 
 def put(store: Store, path: Path, name: str = "", part: float = 1.0) -> Upload:
@@ -46,7 +38,7 @@ def put(store: Store, path: Path, name: str = "", part: float = 1.0) -> Upload:
 
 def page(monkeypatch: pytest.MonkeyPatch, *uploads: Upload) -> AppTest:
     """The page of a viewer whose browser says that these have arrived."""
-    monkeypatch.setattr(panel, "draw_panel", lambda serial: [upload.upload_id for upload in uploads])
+    monkeypatch.setattr(upload_page, "draw_panel", lambda serial: [upload.upload_id for upload in uploads])
     return open_page("upload")
 
 

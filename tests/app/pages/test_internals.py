@@ -1,0 +1,184 @@
+"""The tabs of Internals and the continuations of Flips, on runs whose every figure is planted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core.capture_request import CaptureRequest
+from core.judging.ingest import ingest
+from core.runs.queries.caches import merge, summaries
+from core.runs.queries.kernels import find_start, in_words, place_in_words, side_by_side
+from core.runs.reader import RunReader
+from core.runs.store.store import Store
+from core.runs.tables.kv_cache import KvPart
+from core.runs.tables.remedies import advice
+from tests.app.opening import codes, figures_of, metrics, open_page, page_text
+from tests.core.runs.cache_runs import PARTING, both, cache, continued_run, kv_run
+from tests.core.runs.kernel_runs import NARROW, REDUCE, WIDE, kernel_run
+from tests.core.runs.layer_runs import GROWING, MODULES, layer_run, with_kernels
+from tests.core.runs.made_runs import calm_sides, header_of, write_run
+from tests.core.runs.remedy_runs import ROWS, remedy_run
+
+ROOT = Path(__file__).resolve().parents[3]
+
+pytestmark = pytest.mark.usefixtures("own_store")
+
+
+@pytest.fixture
+def growing(built, own_store, monkeypatch) -> str:
+    """The id of a run that tests only read."""
+    monkeypatch.setenv("ULPSCOPE_STORE", str(built(growing_run)))
+    return "growing"
+
+
+def growing_run(store: Store) -> None:
+    layer_run(store, GROWING, run_id="growing")
+
+
+@pytest.fixture
+def continued(built, own_store, monkeypatch) -> str:
+    """The id of a run with continuations and caches, which tests only read."""
+    monkeypatch.setenv("ULPSCOPE_STORE", str(built(continued_run)))
+    return "continued"
+
+
+def test_layers_open_with_the_first_module_and_position_that_differ(growing):
+    app = open_page("layers", run=growing, prompt="1")
+    assert app.query_params["tab"] == "layers"
+    assert "first module that differs, at position 3**: 1 of 8 (12.5%)" in page_text(app)
+    assert metrics(app) == {
+        "First module": "block 0",
+        "Logits that differ": "2.5%",
+        "Max ratio to floor": "0.632",
+        "Positions": "5 of 5",
+    }
+    assert len(figures_of(app)) == 3
+    assert app.dataframe[0].value["module"].tolist() == [module.name for module in MODULES]
+    app.toggle(key="layers_table_all_columns").set_value(True).run()
+    assert app.dataframe[0].value["max_ulps"].tolist() == [0, 0, 0, 1, 2, 4]
+
+
+def test_a_module_is_opened_by_a_link_and_by_hand_and_its_name_is_no_markup(growing):
+    app = open_page("layers", run=growing, prompt="0", module="model.layers.1")
+    assert app.selectbox(key="layers_module").value == "model.layers.1"
+    assert "`model.layers.1`, residual: 2 of 24 (8.3%)" in page_text(app)
+    assert app.query_params["module"] == "model.layers.1"
+    app.selectbox(key="layers_module").set_value(MODULES[2].name).run()
+    assert not app.exception
+    assert "`model.layers.0.attn.<b>q</b>_proj`, projection: " in page_text(app)
+    assert app.query_params["module"] == MODULES[2].name
+    gone = open_page("layers", run=growing, prompt="0", module="no such module")
+    assert gone.selectbox(key="layers_module").value == ""
+
+
+def test_a_run_without_modules_gives_the_command_that_supplies_them(own_store):
+    header = header_of()
+    request = CaptureRequest(model="m", prompts=("it's",), prompt_lists=("two of them.jsonl",))
+    header = replace(header, provenance=replace(header.provenance, request=request.to_json()))
+    write_run(own_store, header, calm_sides(header), "bare")
+    app = open_page("layers", run="bare")
+    assert "`--layers`" in app.info[0].value
+    assert codes(app) == [replace(request, layers=True, kv=True, kernels=True, remedies=True).typed()]
+    uploaded = open_page("layers", run=ingest(own_store, [ROOT / "tests" / "cases" / "flips_fp16.npz"]))
+    assert "dump of logits holds no" in uploaded.info[0].value
+
+
+def test_a_pair_that_only_a_zero_floor_sets_apart_is_not_called_near_its_floor(own_store):
+    app = open_page("layers", run=layer_run(own_store, {(0, 0, 0): 1}))  # the embedding: no reordering moves it
+    assert metrics(app)["Max ratio to floor"] == "floor is 0"
+    assert "no reordering does" in page_text(app)
+
+
+def test_caches_show_how_much_differs_and_where_it_begins(own_store):
+    bits = cache(0, 8, 74, 128)
+    later = np.zeros((8, 67, 128), np.uint16)
+    later.ravel()[:13_086] = 1
+    change = np.concatenate([np.zeros((8, 7, 128), np.uint16), later], axis=1)  # from position 7 on
+    parts = both(KvPart(0, 0, "key", 0, bits), bits ^ change) + both(KvPart(0, 0, "value", 0, bits), bits.copy())
+    app = open_page("kv_cache", run=kv_run(own_store, parts, lengths=(74,)))
+    assert app.query_params["tab"] == "kv_cache"
+    assert "13,086 of 151,552 (8.6%) elements differ" in page_text(app)
+    assert "first in layer 0's keys" in page_text(app)
+    assert "13,086 of 75,776** elements of layer 0's keys" in page_text(app)
+    assert app.metric[0].help == "13,086 of 75,776"
+    assert {"Keys differ": "17.3%", "Values differ": "0.0%", "First layer": "0"}.items() <= metrics(app).items()
+
+
+def test_figures_are_of_the_prompt_or_of_all_prompts(continued, built):
+    with RunReader(built(continued_run) / f"{continued}.duckdb") as run:
+        whole, first = (summaries(run, 0)[of]["together"] for of in (None, 0))
+        by_layer = merge(run, 0, None, "layer", "kind")
+    app = open_page("kv_cache", run=continued, variant="decode")
+    assert f"{first['neq']:,} of {first['elements']:,}" in page_text(app)
+    app.segmented_control(key="kv_scope").set_value("all prompts").run()
+    assert f"{whole['neq']:,} of {whole['elements']:,}" in page_text(app)
+    assert whole["neq"] > first["neq"]
+    assert app.dataframe[0].value["neq"].tolist() == by_layer["neq"].tolist()
+
+
+def test_a_nan_in_a_cache_is_called_more_than_rounding(own_store):
+    bits = cache(0)
+    changed = bits.copy()
+    changed[0, 0, 0] = 0x7FC0
+    app = open_page("kv_cache", run=kv_run(own_store, both(KvPart(1, 0, "key", 0, bits), changed)), prompt="1")
+    assert "infinity on one side" in app.error[0].value
+    assert "only in 1 element of the caches" in app.error[0].value
+
+
+def test_the_flips_page_tells_where_continuations_part(continued):
+    app = open_page("flips", run=continued, variant="decode")
+    assert "diverge after 2 tokens in common" in page_text(app)
+    assert app.dataframe[0].value[["parting_position", "reference_margin_ulps"]].iloc[0].tolist() == [PARTING, 2]
+    assert any("▸ w12◂" in text for text in codes(app))
+    assert not app.warning
+    assert "1 flip in 30 positions" in page_text(app)
+    app.number_input(key="position").set_value(PARTING).run()
+    assert "next token ·<b>two</b>↵" in page_text(app)
+
+
+def test_what_only_one_side_launched_stands_first_and_the_sentence_says_it(own_store):
+    app = open_page("kernels", run=kernel_run(own_store))
+    assert f"`{NARROW}` only in `side_0`; `{WIDE}` only in `side_1`" in "\n".join(
+        element.value for element in app.markdown
+    )
+    table = app.dataframe[0].value
+    assert table["name"].tolist() == [NARROW, WIDE, REDUCE, "aten::mm"]
+    assert table["only"].tolist() == ["reference", "variant", "", ""]
+    assert table["ratio"].tolist()[2:] == [3.0, 1.0]
+    assert any("1 of 1 of `side_0`, 3 of 40 of `side_1`" in element.value for element in app.caption)
+
+
+def test_the_page_begins_where_the_sides_begin_to_differ_and_counts_come_after(own_store):
+    """Both sides launch the same as often; the first module that differs is the norm, not the embedding before it."""
+    run_id = with_kernels(own_store, layer_run(own_store, {(1, 1, 4): 3, (5, 1, 4): 1}))
+    app = open_page("kernels", run=run_id)
+    assert [element.value for element in app.subheader] == ["Where it starts", "All kernels"]
+    texts = [element.value for element in app.markdown]
+    with RunReader(own_store.path_of(run_id)) as run:
+        pair = run.pairs[0]
+        sides = (pair.reference, pair.variant)
+        start, counts = find_start(run, 0), in_words(side_by_side(run, 0), sides)
+    assert (start.module, start.prompt, start.position) == ("model.layers.0.norm", 1, 4)
+    first = texts.index(place_in_words(start, sides, names_prompt=True, has_shapes=False))
+    assert counts in texts[first + 1 :]
+    there = app.dataframe[0].value
+    assert there["modules"].tolist() == ["model.layers.0.norm"]
+    assert (there["reference_details"][0], there["variant_details"][0]) == ("bfloat16 [1, 8]", "bfloat16 [2, 8]")
+
+
+def test_remedies_are_a_table_with_the_advice_above_it(own_store):
+    app = open_page("mitigations", run=remedy_run(own_store))
+    (table,) = [frame.value for frame in app.dataframe if "variant_share" in frame.value]
+    assert table["name"].tolist() == ["as it is", "float32", "invariant"]
+    assert table["variant_share"].tolist() == [1.0, 0.6, 0.75]
+    assert advice(ROWS) in page_text(app)
+    assert ROWS[2].refusal in page_text(app)
+
+
+def test_a_pair_without_mitigations_has_no_tab(own_store):
+    app = open_page("internals", run=remedy_run(own_store, rows=()))
+    assert "Mitigations" not in [tab.label for tab in app.tabs]
