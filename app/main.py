@@ -13,7 +13,7 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx  # noqa: E402
 from app.hosting import gate, members  # noqa: E402
 from app.navigation import FIRST, MOVED, PAGE_OF, PAGES  # noqa: E402
 from app.routes import ROUTES  # noqa: E402
-from app.shell import address, job_list, link, sidebar, widgets  # noqa: E402
+from app.shell import address, job_list, selection, sidebar, widgets  # noqa: E402
 from app.uploads.importing import lifespan  # noqa: E402
 from core.errors import UlpscopeError  # noqa: E402
 
@@ -58,7 +58,7 @@ def draw() -> None:
         st.divider()
         sidebar.link_to(view)
     members.sidebar()
-    for sentence in link.complaints():
+    for sentence in selection.complaints():
         st.warning(widgets.escape(sentence))
     try:
         page.run()

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
 from app.api.responses import RefusedError, route
+from app.shell.store_cache import version_of
 from core.errors import StoreError
 from core.runs.dumps.export import export_npz
 from core.runs.reader import RunReader
@@ -35,14 +36,14 @@ def path_of(store: Store, run_id: str) -> Path:
 def run_file(request: Request) -> Response:
     """Send the run file itself: one file that any DuckDB can open."""
     path = path_of(open_store(), request.path_params["run_id"])
-    return _file_response(path, path.name, _stamp(path), "application/octet-stream")
+    return _file_response(path, path.name, version_of(path), "application/octet-stream")
 
 
 def run_npz(request: Request) -> Response:
     """Send the run as an npz: every side in the bits it came in."""
     store = open_store()
     path = path_of(store, request.path_params["run_id"])
-    stamp = _stamp(path)
+    stamp = version_of(path)
     target = store.directory / FOLDER / f"{path.stem}-{stamp}.npz"
     with _exporting:  # one at a time: two fill the disk's queue
         if not target.exists():
@@ -63,15 +64,6 @@ def _file_response(path: Path, name: str, etag: str, kind: str) -> Response:
     # Not compressed on the way: floats hardly shrink, and a range would be of other bytes.
     headers = {"ETag": f'"{etag}"', "Cache-Control": "private, no-cache", "Content-Encoding": "identity"}
     return FileResponse(path, filename=name, media_type=kind, stat_result=path.stat(), headers=headers)
-
-
-def _stamp(path: Path) -> str:
-    """Return a text that changes with the file."""
-    try:
-        status = path.stat()
-    except OSError:
-        raise RefusedError(f"run '{path.stem}' does not exist any more.", 404) from None
-    return f"{status.st_mtime_ns:x}-{status.st_size:x}"
 
 
 def _export(store: Store, path: Path, target: Path) -> None:

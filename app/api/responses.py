@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import wraps
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -33,15 +33,23 @@ class RefusedError(UlpscopeError):
         self.status = status
 
 
-def route(method: str, path: str, handler: Callable[[Request], Any]) -> Route:
-    """Return a route whose handler is async, or runs in a thread; its errors are answers."""
+def route(
+    method: str, path: str, handler: Callable[[Request], Any], limiter: anyio.CapacityLimiter | None = None
+) -> Route:
+    """Return a route whose handler is async, or runs in a thread; its errors are answers.
+
+    limiter: how many threads at a time; a client that disconnected meanwhile is skipped.
+    """
 
     @wraps(handler)
     async def answer_of(request: Request) -> Response:
         try:
             if inspect.iscoroutinefunction(handler):
                 return await handler(request)
-            return await to_thread.run_sync(handler, request)
+            async with limiter or nullcontext():
+                if limiter is not None and await request.is_disconnected():
+                    raise ClientDisconnect
+                return await to_thread.run_sync(handler, request)
         except ClientDisconnect:
             return Response(status_code=499)
         except UlpscopeError as failure:

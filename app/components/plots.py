@@ -30,13 +30,6 @@ if TYPE_CHECKING:
 LIBRARY = Path(__file__).resolve().parents[1] / "vendor" / "plotly-cartesian-4.1.1.min.js"
 _ADDRESS = f"assets/{LIBRARY.name}"  # next to the pages; the name has the version, so it is cached for good
 LONG = 1 << 16  # characters
-_CSS = """
-.ulpscope-figure { position: relative; width: 100%; overflow: hidden; }
-.ulpscope-figure .plot:popover-open { position: fixed; inset: 0; margin: 0; padding: 16px; width: 100vw; height: 100vh;
-  max-width: none; max-height: none; border: 0; box-sizing: border-box; background: var(--st-background-color); }
-.ulpscope-figure .says:empty { display: none; }
-.ulpscope-figure .says { padding: 0.6rem 0; }
-"""
 _HTML = (
     '<div class="ulpscope-figure" data-state="waiting"><div class="plot"></div><div class="says"'
     ' role="status"></div></div>'
@@ -44,7 +37,7 @@ _HTML = (
 _figure = st.components.v2.component(
     "ulpscope_figure",
     html=_HTML,
-    css=_CSS,
+    css=Path(__file__).with_suffix(".css").read_text(encoding="utf-8"),
     js=Path(__file__).with_suffix(".js").read_text(encoding="utf-8"),
     isolate_styles=False,  # plotly's style sheet is the document's
 )

@@ -18,43 +18,17 @@ import streamlit as st
 
 from app.components import chart_style
 from app.heatmap import routes
-from app.shell import exports, heatmap_window, selection
+from app.shell import exports, heatmap_window, selection, store_cache
 from core.runs.queries import heatmap
 from core.runs.queries.elements import place_of
 from core.text import number
-
-_CSS = """
-#heatmap { font-family: var(--st-font, sans-serif); color: var(--st-text-color); }
-.bar { display: flex; flex-wrap: wrap; gap: 0.35rem 1rem; align-items: center; }
-.group { display: flex; align-items: center; flex-wrap: wrap; }
-.name { font-size: 0.8rem; opacity: 0.75; margin-right: 0.4rem; }
-button { font: inherit; font-size: 0.8rem; line-height: 1.3; padding: 0.25rem 0.55rem; color: inherit; cursor: pointer;
-  background: var(--st-background-color); border: 1px solid var(--st-border-color); margin-left: -1px; }
-button:first-of-type { border-radius: var(--st-base-radius) 0 0 var(--st-base-radius); }
-button:last-of-type { border-radius: 0 var(--st-base-radius) var(--st-base-radius) 0; }
-button:hover:enabled { border-color: var(--st-primary-color); position: relative; }
-button[aria-pressed="true"] { color: color-mix(in srgb, var(--st-primary-color) 75%, var(--st-text-color));
-  border-color: var(--st-primary-color); position: relative;
-  background: color-mix(in srgb, var(--st-primary-color) 12%, transparent); }
-button:disabled { opacity: 0.45; cursor: default; }
-button:focus-visible, canvas:focus-visible { outline: 2px solid var(--st-primary-color); outline-offset: 1px; }
-.status { font-size: 0.85rem; margin: 0.5rem 0 0.25rem; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
-.frame { position: relative; }
-canvas { display: block; width: 100%; height: 600px; cursor: crosshair; touch-action: pan-y;
-  border-radius: var(--st-base-radius); }
-.tip { position: absolute; z-index: 5; max-width: 22rem; pointer-events: none; font-size: 0.8rem; line-height: 1.45;
-  padding: 0.35rem 0.55rem; background: var(--st-background-color); border: 1px solid var(--st-border-color);
-  border-radius: var(--st-base-radius); box-shadow: 0 2px 8px rgba(0, 0, 0, 0.2); overflow-wrap: anywhere;
-  white-space: pre-wrap; }
-@media (max-width: 560px) { canvas { height: 500px; } }
-"""
 
 _CANVAS = Path(__file__).parent
 _PARTS = ("colours", "tiles", "drawing", "axes", "pointing", "heatmap")  # one script: each knows those before it
 _canvas = st.components.v2.component(
     "ulpscope_heatmap",
     html="<div id='heatmap'></div>",
-    css=_CSS,
+    css=(_CANVAS / "heatmap.css").read_text(encoding="utf-8"),
     js="\n".join((_CANVAS / f"{part}.js").read_text(encoding="utf-8") for part in _PARTS),
 )
 
@@ -70,7 +44,7 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
     floor = heatmap.floor_row_ulps(run, pair.index)
     data = {
         "address": routes.address(run, pair.index),
-        "stamp": routes.stamp(run),
+        "stamp": store_cache.version_of(run.path),
         "rows": header.rows,
         "columns": header.vocab,
         "dtype": header.compute_dtype,

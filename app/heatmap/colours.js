@@ -31,6 +31,13 @@ function button(parent, text, act, name = text) {
   return element;
 }
 
+// What the server answers, or its sentence as an error.
+async function answerOf(address, control) {
+  const answer = await fetch(address, { signal: control.signal });
+  if (answer.ok) return answer;
+  throw new Error((await answer.json()).error);
+}
+
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 const grouped = (value) => Math.round(value).toLocaleString("en-US");
 const span = (first, last) => (first === last ? grouped(first) : `${grouped(first)}–${grouped(last)}`);

@@ -115,8 +115,7 @@ class Drawing extends Tiles {
   async save() {
     this.crosshair = false;
     this.paint();
-    const { data } = this;
-    const { ratio, width, height } = this.shape;
+    const { data, shape: { ratio, width, height } } = this;
     const head = 50;
     const picture = new OffscreenCanvas(Math.round(width * ratio), Math.round((height + head) * ratio));
     const draw = picture.getContext("2d");

@@ -88,8 +88,6 @@ class Heatmap extends Pointing {
     for (const timer of [this.saying, this.fetchTimer, this.asking, this.arrivals]) clearTimeout(timer);
   }
 
-  // What is shown ------------------------------------------------------------------------------------------------------------
-
   get isLog() { return this.scale === "log" || (this.scale === "auto" && this.measure !== "row_ulps"); }
   get isRank() { return this.order === "rank"; } // ranks are counted from 1, the columns of the view from 0
   get floor() { return this.measure === "row_ulps" ? this.data.floor_row_ulps : null; }

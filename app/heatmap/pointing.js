@@ -118,9 +118,7 @@ class Pointing extends Axes {
 
   async largest(place, control) {
     const query = `rows=${place.rows.join(":")}&columns=${place.columns.join(":")}&order=${this.order}&measure=${this.measure}&v=${this.data.stamp}`;
-    const answer = await fetch(`${this.data.address}/largest?${query}`, { signal: control.signal });
-    if (!answer.ok) throw new Error((await answer.text()).slice(0, 300));
-    return answer.json();
+    return (await answerOf(`${this.data.address}/largest?${query}`, control)).json();
   }
 
   ask(here) {

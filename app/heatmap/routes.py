@@ -11,18 +11,18 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from urllib.parse import quote
 from weakref import WeakValueDictionary
 
 import numpy as np
-from anyio import CapacityLimiter, to_thread
+from anyio import CapacityLimiter
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.responses import JSONResponse, Response
 
+from app.api.responses import RefusedError, route
 from app.shell import store_cache, wording
-from core.errors import UlpscopeError, UsageError
+from core.errors import StoreError, UsageError
 from core.numerics import pyramid
 from core.numerics.formats import format_named
 from core.runs.queries.elements import place_of
@@ -89,48 +89,30 @@ def address(run: RunReader, pair: int) -> str:
     return _PAIR.format(run_id=quote(run.run_id, safe=""), pair=pair)
 
 
-def stamp(run: RunReader) -> str:
-    """Return a text that changes with the run file. StoreError if the file is gone."""
-    _, mtime, size = store_cache.stamp_of(run)
-    return f"{mtime:x}-{size:x}"
-
-
 @cache
 def prepare(dtype: str) -> None:
     """Load the compiled loops while the page is on its way: the first tile would wait 0.2 s for them."""
     threading.Thread(target=pyramid.prepare, args=(format_named(dtype),), name="ulpscope-heatmap", daemon=True).start()
 
 
-async def _answer(request: Request, make: Callable[[Request, RunReader], Response]) -> Response:
-    """Call `make` in a thread of the heatmap's own, so that a slow tile delays no download; skip it if the client has
-    disconnected.
-    """
-    async with _limiter:
-        if await request.is_disconnected():
-            return Response(status_code=499)
-        return await to_thread.run_sync(_in_thread, request, make)
-
-
-def _in_thread(request: Request, make: Callable[[Request, RunReader], Response]) -> Response:
-    status = 404
+def _pair(request: Request) -> tuple[RunReader, int]:
+    """Return the run and the number of the pair; RefusedError (404) if there is no such run."""
     try:
         run = store_cache.open_run(request.path_params["run_id"])
-        status = 409
-        return make(request, run)
-    except UlpscopeError as error:
-        is_asked_wrongly = status == 409 and isinstance(error, UsageError)
-        return PlainTextResponse(str(error), status_code=400 if is_asked_wrongly else status)
+    except StoreError as failure:
+        raise RefusedError(str(failure), 404) from None
+    return run, _number("pair", request.path_params["pair"])
 
 
-def _tile(request: Request, run: RunReader) -> Response:
+def _tile(request: Request) -> Response:
     """Send the cells of a tile, row by row, little-endian, two bytes each or four; an empty body if nothing in it
     differs.
     """
-    pair = _number("pair", request.path_params["pair"])
+    run, pair = _pair(request)
     order, measure = _view(request)
     (row_level, column_level), (row, column) = (_two(request, name, ",") for name in ("level", "tile"))
     tile = Tile(row_level, column_level, row, column)
-    version = stamp(run)
+    version = store_cache.version_of(run.path)
     about = (run.run_id, version, pair)
 
     def keep(key: tuple, make: Callable[[], Cells]) -> Cells:
@@ -148,12 +130,12 @@ def _headers(request: Request, version: str) -> dict[str, str]:
     return {"Cache-Control": _NEVER_CHANGES if request.query_params.get("v") == version else "no-store"}
 
 
-def _largest(request: Request, run: RunReader) -> Response:
+def _largest(request: Request) -> Response:
     """Send the largest difference in a rectangle as JSON, with exact digits."""
-    pair = _number("pair", request.path_params["pair"])
+    run, pair = _pair(request)
     rows, columns = (_two(request, name, ":") for name in ("rows", "columns"))
     element = largest_in(run, pair, rows, columns, *_view(request))
-    return JSONResponse(element_json(run, element), headers=_headers(request, stamp(run)))
+    return JSONResponse(element_json(run, element), headers=_headers(request, store_cache.version_of(run.path)))
 
 
 def element_json(run: RunReader, element: Element) -> dict[str, str | int]:
@@ -181,13 +163,13 @@ def element_json(run: RunReader, element: Element) -> dict[str, str | int]:
     }
 
 
-def _tokens(request: Request, run: RunReader) -> Response:
+def _tokens(request: Request) -> Response:
     """Send the tokens of a rectangle, rows of [id, text]; by token id one row stands for all."""
-    pair = _number("pair", request.path_params["pair"])
+    run, pair = _pair(request)
     rows, columns = (_two(request, name, ":") for name in ("rows", "columns"))
     ids = tokens_in(run, pair, rows, columns, _view(request)[0]).tolist()
     texts = [[(i, visible(run.vocabulary.get(i, f"#{i}"))) for i in row] for row in ids]
-    return JSONResponse(texts, headers=_headers(request, stamp(run)))
+    return JSONResponse(texts, headers=_headers(request, store_cache.version_of(run.path)))
 
 
 def _view(request: Request) -> tuple[Order, Measure]:
@@ -213,7 +195,7 @@ def _number(name: str, text: str) -> int:
 
 
 ROUTES = [
-    Route(_PAIR, partial(_answer, make=_tile), name="tile"),
-    Route(f"{_PAIR}/largest", partial(_answer, make=_largest), name="largest"),
-    Route(f"{_PAIR}/tokens", partial(_answer, make=_tokens), name="tokens"),
+    route("GET", _PAIR, _tile, _limiter),
+    route("GET", f"{_PAIR}/largest", _largest, _limiter),
+    route("GET", f"{_PAIR}/tokens", _tokens, _limiter),
 ]

@@ -56,8 +56,7 @@ class Tiles {
     const control = new AbortController();
     this.fetching.set(tile.key, control);
     try {
-      const answer = await fetch(`${this.data.address}?${tile.query}`, { signal: control.signal });
-      if (!answer.ok) throw new Error((await answer.text()).slice(0, 300));
+      const answer = await answerOf(`${this.data.address}?${tile.query}`, control);
       this.keep(tile, await answer.arrayBuffer());
       this.failed.delete(tile.key);
     } catch (error) {
@@ -93,7 +92,6 @@ class Tiles {
   keep(tile, body) {
     const values = body.byteLength === 2 * tile.rows * tile.columns ? new Uint16Array(body) : new Uint32Array(body);
     const mismatch = 2 ** (8 * values.BYTES_PER_ELEMENT) - 1;
-    if (values.length && values.length !== tile.rows * tile.columns) throw new Error(`${body.byteLength} bytes arrived for a tile`);
     tile.cells = tile.isCounted ? Uint32Array.from(values, (value) => (value === mismatch ? MISMATCH : bitsOf(value))) : values;
     this.tiles.set(tile.key, tile);
     this.arrived = (this.arrived ?? 0) + 1;

@@ -134,7 +134,7 @@ class Gate:
         removed = {name.encode() for name in (members.HEADER, PROXY_SECRET, self._access.config.sign_in.header.lower())}
         headers = [(name, value) for name, value in scope["headers"] if name.lower() not in removed]
         headers.append((members.HEADER.encode(), quote(member).encode()))
-        return {**scope, "headers": headers, "state": {**scope.get("state", {}), members.STATE: member}}
+        return {**scope, "headers": headers}
 
 
 def _is_cross_site(connection: HTTPConnection, public_url: str) -> bool:

@@ -11,15 +11,14 @@ from app.hosting.access import LOCAL
 from core.configuration import configuration
 from core.errors import AccessError
 
-STATE = "ulpscope_member"  # where the gate writes the name for a route
-HEADER = "x-ulpscope-member"  # and for a page's script; removed from what comes from outside
+HEADER = "x-ulpscope-member"  # in which the gate passes the name on; removed from what comes from outside
 READ_ONLY = "This server is read-only."
 _SIGN_OUT = '<a href="/sign-out" target="_self">Sign out</a>'  # Streamlit's own links open another tab
 
 
 def member_of(request: Request) -> str:
     """Return the name of the member that a request is from."""
-    return request.scope.get("state", {}).get(STATE, LOCAL)
+    return unquote(request.headers.get(HEADER, LOCAL))
 
 
 def current_member() -> str:

@@ -21,37 +21,6 @@ from app.shell import selection, store_cache
 from core.runs.file.records import Prompt
 from core.text import number
 
-_CSS = """
-.root { --here: #A2447A; color: var(--st-text-color); }
-.root.dark { --here: #E79AC6; }
-.strip { font-family: var(--st-code-font, monospace); font-size: 0.9rem; line-height: 1.85; max-height: 17rem;
-  overflow-y: auto; border: 1px solid var(--st-border-color); border-radius: var(--st-base-radius);
-  padding: 0.7rem 0.9rem; position: relative; }
-.token { cursor: pointer; border-radius: 3px; padding: 2px 0; margin-right: 1px; white-space: pre-wrap;
-  overflow-wrap: anywhere; -webkit-box-decoration-break: clone; box-decoration-break: clone; }
-.token i { font-style: normal; opacity: 0.4; }
-.token:hover { box-shadow: inset 0 0 0 1.5px var(--st-text-color); }
-.token.flip { font-weight: 700; text-decoration: underline 2px; text-underline-offset: 4px; }
-.token.odd { background-color: #C8000D !important; color: #FFFFFF; text-decoration: line-through; }
-.token.number { white-space: nowrap; padding: 2px 4px; }
-.token.here { outline: 2.5px solid var(--here); outline-offset: 0.5px; }
-.token:focus-visible { box-shadow: 0 0 0 2px var(--st-background-color), 0 0 0 4px var(--st-primary-color);
-  outline-offset: 0; z-index: 1; position: relative; }
-.legend { display: flex; flex-wrap: wrap; gap: 0.3rem 1.2rem; align-items: center; margin-top: 0.5rem;
-  font-size: 0.8rem; }
-.legend .scale { display: inline-flex; flex-wrap: wrap; align-items: center; gap: 0.45rem; }
-.legend .bar { width: 7rem; height: 0.75rem; border-radius: 3px; border: 1px solid var(--st-border-color); }
-.legend .end { font-family: var(--st-code-font, monospace); }
-.legend .sign { cursor: default; font-family: var(--st-code-font, monospace); padding: 1px 4px; box-shadow: none; }
-.tip { position: fixed; inset: auto; margin: 0; pointer-events: none; max-width: min(26rem, 90vw);
-  padding: 0.5rem 0.7rem; font-size: 0.8rem; line-height: 1.45; color: var(--st-text-color);
-  background-color: var(--st-secondary-background-color); border: 1px solid var(--st-border-color);
-  border-radius: var(--st-base-radius); box-shadow: 0 3px 12px rgba(0, 0, 0, 0.25); overflow-wrap: anywhere; }
-.tip b { font-family: var(--st-code-font, monospace); }
-.tip dl { display: grid; grid-template-columns: auto 1fr; gap: 0 0.9rem; margin: 0.3rem 0; }
-.tip dd { margin: 0; font-family: var(--st-code-font, monospace); white-space: pre-wrap; }
-.tip .flipped { font-weight: 700; }
-"""
 _HTML = """
 <div class="root">
   <div class="strip" role="listbox" aria-label="Tokens of the prompt"></div>
@@ -59,9 +28,8 @@ _HTML = """
   <div class="tip" popover="manual" role="tooltip"></div>
 </div>
 """
-_strip = st.components.v2.component(
-    "ulpscope_token_strip", html=_HTML, css=_CSS, js=Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
-)
+_CSS, _JS = (Path(__file__).with_suffix(kind).read_text(encoding="utf-8") for kind in (".css", ".js"))
+_strip = st.components.v2.component("ulpscope_token_strip", html=_HTML, css=_CSS, js=_JS)
 
 _UNITS = {  # of the columns that are coloured by their size; {} is the dtype
     "max_abs": "largest difference, logits",

@@ -9,7 +9,7 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from app import navigation
 from app.page import Page, PageSetting
-from app.shell import link, store_cache
+from app.shell import selection, store_cache
 from app.shell.selection import View, preset_widget
 from core.configuration import configuration
 from core.runs.reports.markdown import report_address
@@ -21,14 +21,14 @@ def adopt(page: str) -> None:
 
     Any other run has the address of the browser at the moment of a click or key, which may be older than the session.
     """
-    names = (*link.LINKED, *navigation.SETTING_NAMES)
+    names = (*selection.LINKED, *navigation.SETTING_NAMES)
     query = {key: st.query_params[key] for key in names if key in st.query_params}
     last_query = st.session_state.get("written")
     is_new = last_query is None or is_back() or page != st.session_state.get("page")
     if query and query != last_query and is_new:
         for key in query:
             if len(st.query_params.get_all(key)) > 1:
-                link.complain(f"The link names {key} more than once; the last one counts.")
+                selection.complain(f"The link names {key} more than once; the last one counts.")
         # Back within the session: a setting that the older address does not name is at its default.
         defaults = {} if last_query is None else dict.fromkeys(navigation.SETTING_NAMES, "")
         st.session_state["linked"] = defaults | query
@@ -61,12 +61,12 @@ def shown_tabs(page: Page, view: View | None) -> list[Page]:
 def _settle(settings: Iterable[PageSetting]) -> None:
     values = st.session_state.setdefault("settings", {})
     for setting in settings:
-        word = link.take(setting.name)
+        word = selection.take(setting.name)
         value = setting.parse(word) if word else None
         if word is not None:
             if word and value is None:
                 about = f"there is {setting.allowed_values}. Showing the default."
-                link.complain(f"The link asks for {setting.name} '{clean(word, 60)}'; {about}")
+                selection.complain(f"The link asks for {setting.name} '{clean(word, 60)}'; {about}")
             st.session_state[setting.key] = setting.default if value is None else value
         elif setting.key not in st.session_state:  # the widget was not on the last page
             st.session_state[setting.key] = values.get(setting.key, setting.default)
@@ -100,7 +100,7 @@ def absolute(view: View | None) -> str:
 
 def write(query: dict[str, str]) -> None:
     """Write parameters into the address bar, in one step: each is an entry in the browser's history."""
-    names = {*link.LINKED, *navigation.SETTING_NAMES}
+    names = {*selection.LINKED, *navigation.SETTING_NAMES}
     if {key: value for key, value in st.query_params.items() if key in names} != query:
         st.query_params.from_dict(query)
     st.session_state["written"] = query

@@ -1,4 +1,4 @@
-"""Selection of a viewer behind every page, in the session: the open run, variant, prompt and position."""
+"""Selection of a viewer behind every page, in the session: run, variant, prompt and position; values of a link."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from core.runs.reader import RunReader, StoredPair
 
 if TYPE_CHECKING:
     import pandas as pd
+
+LINKED = ("run", "variant", "prompt", "position")  # of a selection in an address
 
 
 @dataclass(frozen=True)
@@ -107,3 +109,28 @@ def preset_widget(key: str) -> None:
 def current_view() -> View | None:
     """View that the sidebar of this script run selected."""
     return st.session_state.get("view")
+
+
+def take(key: str) -> str | None:
+    """Return the value that the link gives for `key`, once."""
+    return st.session_state.get("linked", {}).pop(key, None)
+
+
+def is_linked(key: str) -> bool:
+    """Return whether the link gives a value for `key` that nothing has taken yet."""
+    return key in st.session_state.get("linked", {})
+
+
+def report_bad_link(sentence: str) -> None:
+    """Report that a link leads nowhere, and show the gallery instead of another view under the old link."""
+    complain(sentence)
+    st.session_state["astray"] = True
+
+
+def complain(sentence: str) -> None:
+    """Keep a sentence for the top of the page. It is shown as plain text, so it may quote a link."""
+    st.session_state.setdefault("complaints", []).append(sentence)
+
+
+def complaints() -> list[str]:
+    return st.session_state.pop("complaints", [])

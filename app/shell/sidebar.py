@@ -10,7 +10,7 @@ import streamlit as st
 from app import navigation
 from app.components import stepper
 from app.page import Page, whole
-from app.shell import address, link, selection, store_cache, widgets
+from app.shell import address, selection, store_cache, widgets
 from core.errors import StoreError, UlpscopeError
 from core.runs.queries.flips import telling_place
 from core.runs.reader import RunReader
@@ -19,7 +19,7 @@ from core.text import clean, code, visible
 
 def draw(page: Page) -> selection.View | None:
     """Draw the selection and return what it selects, None if there is no run. A page of the store has the run only."""
-    state, target = st.session_state, link.take("run")
+    state, target = st.session_state, selection.take("run")
     everything = {card.run_id: card for card in store_cache.cards()[0]}
     run_ids = {str(run_id) for run_id in (target, state.get("open_next"), state.get("run")) if run_id}
     missing = store_cache.cards_of(run_ids - everything.keys())  # of a sweep whose cells are not listed
@@ -28,21 +28,21 @@ def draw(page: Page) -> selection.View | None:
     if target in by_id:
         if target != state.get("run"):
             selection.new_run()
-        elif not link.is_linked("position"):
+        elif not selection.is_linked("position"):
             state.pop("position", None)
         state["run"] = target
     elif target is not None:
         is_of_operations = target in everything
         what = "holds probes of operations; the Machine page shows it" if is_of_operations else "is not here (any more)"
-        link.report_bad_link(f"The run '{clean(target, 60)}' {what}.")
-        for key in link.LINKED:
-            link.take(key)  # what else the link says is of that run
+        selection.report_bad_link(f"The run '{clean(target, 60)}' {what}.")
+        for key in selection.LINKED:
+            selection.take(key)  # what else the link says is of that run
     new = state.get("open_next")
     if new in by_id:
         selection.new_run()
         state["run"] = new
     for gone in {new, state.get("run")} - {None} - by_id.keys():
-        link.report_bad_link(f"The run '{clean(str(gone), 60)}' was deleted; here are the others.")
+        selection.report_bad_link(f"The run '{clean(str(gone), 60)}' was deleted; here are the others.")
         if gone == new:
             state.pop("opened", None)  # or the gallery would open another run
     if not state.get("opened"):  # else the page is about to be left, and a rerun meanwhile must not undo it
@@ -88,11 +88,12 @@ def link_to(view: selection.View | None) -> None:
 def _pick_within(run: RunReader, *, is_shown: bool) -> selection.View:
     """Draw variant, prompt and position of a run, and return what is selected of it."""
     names = [pair.variant for pair in run.pairs]
-    target = link.take("variant")
+    target = selection.take("variant")
     if target in names:
         st.session_state["variant"] = target
     elif target is not None:
-        link.report_bad_link(f"The link asks for variant '{clean(target, 60)}'; this run has '{names[0]}' and others.")
+        about = f"this run has '{names[0]}' and others."
+        selection.report_bad_link(f"The link asks for variant '{clean(target, 60)}'; {about}")
     if st.session_state.get("variant") not in names:
         st.session_state["variant"] = names[0]
     selection.preset_widget("variant")
@@ -108,7 +109,7 @@ def _pick_within(run: RunReader, *, is_shown: bool) -> selection.View:
     variant = st.session_state["variant"]
     pair, prompts, is_long = run.pairs[names.index(variant)], run.header.prompts, run.header.is_long
     table = store_cache.largest(run, pair.index) if is_long else store_cache.positions(run, pair.index)
-    is_open = "position" in st.session_state or link.is_linked("position")
+    is_open = "position" in st.session_state or selection.is_linked("position")
     _settle("prompt", 0, len(prompts) - 1, 0 if is_open else telling_place(table)[0])
     with_rows = table["prompt"].unique().tolist()  # of lists not all prompts have a row on both sides
     if not is_long and st.session_state["prompt"] not in with_rows:
@@ -137,9 +138,9 @@ def _pick_within(run: RunReader, *, is_shown: bool) -> selection.View:
 
 def _settle(key: str, lowest: int, highest: int, default: int) -> None:
     """Take `key` out of the link if it is there, and clip it to the run; `default` if nothing was chosen yet."""
-    target = link.take(key)
+    target = selection.take(key)
     value = st.session_state.get(key, default) if target is None else whole(target)
     st.session_state[key] = nearest = lowest if value is None else min(max(int(value), lowest), highest)
     if target is not None and value != nearest:
         about = f"this run has {lowest} to {highest}, and {nearest} is selected."
-        link.complain(f"The link asks for {key} '{clean(target, 60)}'; {about}")
+        selection.complain(f"The link asks for {key} '{clean(target, 60)}'; {about}")

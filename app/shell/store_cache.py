@@ -44,6 +44,12 @@ def _stamp(path: Path) -> Stamp:
     return str(path), status.st_mtime_ns, status.st_size
 
 
+def version_of(path: Path) -> str:
+    """Return a text that changes with a run's file."""
+    _, mtime, size = _stamp(path)
+    return f"{mtime:x}-{size:x}"
+
+
 def _stamps(paths: Iterable[Path]) -> tuple[Stamp, ...]:
     stamps = []
     for path in paths:

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from app.hosting import members
-from app.shell import link
+from app.shell import selection
 from app.shell.jobs import Job, Jobs
 from app.shell.store_cache import close, store
 from core.runs.store import labels
@@ -29,7 +29,7 @@ def label(run_id: str, old: labels.Labels, new: labels.Labels) -> None:
     result = store().label(run_id, new, old)
     _audit.info("%a labeled run %a", who, run_id)
     if result.has_both_notes:
-        link.complain("Another member changed the note meanwhile. Both are stored, yours second.")
+        selection.complain("Another member changed the note meanwhile. Both are stored, yours second.")
 
 
 def delete(run_id: str) -> None:

@@ -12,7 +12,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app.page import Page
-from app.shell import glossary, link, selection, store_cache, wording
+from app.shell import glossary, selection, store_cache, wording
 from core.errors import UlpscopeError
 from core.runs.file.keep import note_of, refusal
 from core.runs.file.records import Provenance
@@ -87,7 +87,7 @@ def report_errors() -> Iterator[None]:
     try:
         yield
     except UlpscopeError as error:
-        link.complain(str(error))
+        selection.complain(str(error))
 
 
 def button(draw: Callable[..., bool], label: str, key: str, *, disabled: bool = False, **look: Any) -> bool:
