@@ -17,29 +17,27 @@ from app.shell import address, job_list, selection, sidebar, widgets  # noqa: E4
 from app.uploads.importing import lifespan  # noqa: E402
 from core.errors import UlpscopeError  # noqa: E402
 
-PAGE_NAMES = [page.name for page in PAGES]
-
 
 def draw() -> None:
     """Run one viewer's script."""
     st.set_page_config(page_icon=ROOT / "app" / "shell" / "favicon.png", layout="wide")
     st.html(ROOT / "app" / "shell" / "style.css")
-    pages = [
-        st.Page(
+    pages = {
+        page.name: st.Page(
             ROOT / "pages" / f"{page.name}.py",
             title=f"{page.title} · ULPscope",
             url_path=page.name,
             default=page.name == FIRST,
         )
         for page in PAGES
-    ]
+    }
     redirects = [st.Page(draw, url_path=old, visibility="hidden") for old in MOVED]
-    page = st.navigation([*pages, *redirects], position="hidden")
+    page = st.navigation([*pages.values(), *redirects], position="hidden")
     name = page.url_path or FIRST
     if name in MOVED:
         part = MOVED[name]
-        tab = {} if part in PAGE_NAMES else {"tab": part}
-        st.switch_page(pages[PAGE_NAMES.index(PAGE_OF[part].name)], query_params=st.query_params.to_dict() | tab)
+        tab = {} if part in pages else {"tab": part}
+        st.switch_page(pages[PAGE_OF[part].name], query_params=st.query_params.to_dict() | tab)
     if name == "overview":  # the run that was opened is shown here; until then a rerun does not lose it
         st.session_state.pop("opened", None)
     widgets.forget_clicks(name)
@@ -49,7 +47,7 @@ def draw() -> None:
     view = sidebar.draw(PAGE_OF[name])
     st.session_state["view"] = view
     if st.session_state.pop("astray", False) and name != FIRST:
-        st.switch_page(pages[0])
+        st.switch_page(pages[FIRST])
     address.settle_settings(name, view)
     address.write(address.of(view))
     with links:

@@ -11,7 +11,7 @@ from app.machine import PAGE as MACHINE
 from app.near_ties import PAGE as NEAR_TIES
 from app.overview import PAGE as OVERVIEW
 from app.page import Page
-from core.runs.reader import RunReader, StoredPair
+from core.runs.reader import RunReader
 
 _NEW = tuple(Page(title.lower(), title, "store") for title in ("Upload", "Capture", "Probe"))
 NEW_RUN = Page("new_run", "New run", "store", tabs=_NEW)
@@ -26,7 +26,13 @@ MOVED = {  # addresses of earlier pages, and the tab or page that each is now
 SETTING_NAMES = frozenset(["tab", *(setting.name for part in PARTS.values() for setting in part.settings)])
 
 
-def absent(run: RunReader, pair: StoredPair) -> dict[str, str]:
+def absent(run: RunReader, pair: int) -> dict[str, str]:
     """Word for each page and tab of which a pair has nothing: `none`, or what was not done."""
-    parts = {part.name: part.absent(run, pair) for part in PARTS.values() if part.absent is not None}
+    parts = {part.name: part.absent(run, run.pairs[pair]) for part in PARTS.values() if part.absent is not None}
     return {name: word for name, word in parts.items() if word}
+
+
+def lines(run: RunReader, pair: int) -> list[tuple[Page, str]]:
+    """Return what pages and tabs say of a pair on its overview."""
+    parts = [(part, part.line(run, run.pairs[pair])) for part in PARTS.values() if part.line is not None]
+    return [(part, line) for part, line in parts if line is not None]

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from app.api import downloads, runs
+from app.api import runs
 from app.components import plots
 from app.heatmap import routes as heatmap
 from app.navigation import FIRST
@@ -18,11 +18,4 @@ async def _to_root(request: Request) -> Response:
     return RedirectResponse(f"./?{request.url.query}" if request.url.query else "./")
 
 
-ROUTES = [
-    Route(f"/{FIRST}", _to_root),
-    *runs.ROUTES,
-    *downloads.ROUTES,
-    *uploads.ROUTES,
-    *plots.ROUTES,
-    *heatmap.ROUTES,
-]
+ROUTES = [Route(f"/{FIRST}", _to_root), *runs.ROUTES, *uploads.ROUTES, *plots.ROUTES, *heatmap.ROUTES]

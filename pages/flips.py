@@ -1,7 +1,5 @@
 """Flips: every position whose argmax differs, with what is needed to see why."""
 
-from functools import partial
-
 import pandas as pd
 import streamlit as st
 
@@ -26,8 +24,7 @@ with heading:
     )
 with_near_ties = listing == "flips and near ties"
 with st.spinner("Reading the logits at the flips"):
-    read = partial(flip_table, run, pair.index, near_ties=with_near_ties)
-    table = store_cache.cached("flips", store_cache.stamp_of(run), (pair.index, with_near_ties), read)
+    table = store_cache.cached(run, flip_table, pair.index, near_ties=with_near_ties)
 count = int(table["is_flip"].sum())
 if not count:
     closest = view.prompt_table["reference_margin"].min()

@@ -7,7 +7,7 @@ import streamlit as st
 
 from app.components import tables
 from app.heatmap import PAGE, canvas
-from app.shell import exports, heatmap_window, selection, widgets, wording
+from app.shell import exports, selection, widgets, wording
 from core.runs.file.keep import refusal
 from core.runs.queries.elements import every_element, with_texts, worst_elements
 from core.runs.queries.heatmap import WHOLE_RUN, element, sentence
@@ -16,12 +16,12 @@ from core.text import clean, exact, number, plural
 view = widgets.head(PAGE, selection.current_view(), needs_rows=True)
 run, pair = view.run, view.pair
 header = run.header
-token = heatmap_window.selected_token(view)
+token = canvas.selected_token(view)
 selected = element(run, pair.index, view.row, token) if token is not None and run.has_all_logits else None
 
 with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
     st.markdown(sentence(run, view.table), width="content")
-    show, about = partial(heatmap_window.show_token, view), "Find a token: text or id"
+    show, about = partial(canvas.show_token, view), "Find a token: text or id"
     look: Any = {"placeholder": about, "label_visibility": "collapsed", "width": 220}
     st.text_input(about, key="heatmap_token", on_change=show, **look)
 if token is None and st.session_state["heatmap_token"]:
@@ -60,7 +60,7 @@ worst = worst_elements(run, *place, by_ulps=by == "ULPs")
 if worst.empty:
     st.write("No logit differs at this position.")
 else:
-    texts = [wording.token(i, text) for i, text in zip(worst["token_id"], worst["text"], strict=True)]
+    texts = widgets.table_texts(worst["token_id"], run)
     tables.draw(worst.assign(text=texts).drop(columns="token_id"), "worst", 12)
     st.caption(f"{plural(len(worst), 'logit')} of this position with the largest {by} of {view.dtype}, exact values.")
 files = {

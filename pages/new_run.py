@@ -6,7 +6,7 @@ from app.capture import page as capture
 from app.hosting import members
 from app.navigation import NEW_RUN
 from app.probe import page as probe
-from app.shell import selection, tabs, widgets
+from app.shell import selection, widgets
 from app.shell.widgets import PAGES
 from app.upload import page as upload
 
@@ -16,4 +16,4 @@ if not members.may_change():
     widgets.title(NEW_RUN)
     st.info(members.READ_ONLY)
     st.stop()
-tabs.draw(NEW_RUN, selection.current_view(), {"upload": upload.draw, "capture": capture.draw, "probe": probe.draw})
+widgets.tabs(NEW_RUN, selection.current_view(), {"upload": upload.draw, "capture": capture.draw, "probe": probe.draw})

@@ -5,13 +5,14 @@ from functools import partial
 import pandas as pd
 import streamlit as st
 
+from app import navigation
 from app.components import best_tokens, plots
-from app.navigation import PAGE_OF, PARTS
-from app.overview import COLOURS, PAGE, charts, token_strip
+from app.overview import COLOURS, PAGE, token_strip
 from app.shell import address, exports, selection, store_cache, widgets
 from app.shell.glossary import meanings
-from app.verdict import panel
+from app.verdict import charts, panel
 from core.runs.queries.verdicts import multiple, size_of, ulp_percentile
+from core.runs.reader import RunReader
 from core.runs.reports.report_json import over_logits, over_margins, over_positions
 from core.runs.requests import repeat_command
 from core.text import legible, number, out_of, percent, plural
@@ -61,18 +62,12 @@ with tokens:
     best_tokens.short(view)
 panel.checks(view, answer)
 
-lines = store_cache.cached(  # on what other pages show of the pair
-    "lines",
-    store_cache.stamp_of(view.run),
-    (view.pair.index,),
-    lambda: [(part, part.line(view.run, view.pair)) for part in PARTS.values() if part.line is not None],
-)
-for part, line in lines:
-    if line is not None:
-        left, right = st.columns([5, 1], vertical_alignment="center")
-        left.markdown(line)
-        script, query = widgets.PAGES / f"{PAGE_OF[part.name].name}.py", address.of(view, part.name)
-        right.page_link(script, label=f"{part.title} →", query_params=query)
+# what other pages show of the pair
+for part, line in store_cache.cached(view.run, navigation.lines, view.pair.index):
+    left, right = st.columns([5, 1], vertical_alignment="center")
+    left.markdown(line)
+    script = widgets.PAGES / f"{navigation.PAGE_OF[part.name].name}.py"
+    right.page_link(script, label=f"{part.title} →", query_params=address.of(view, part.name))
 if len(view.run.sides) > 2:
     groups = "  ".join(
         "{ " + ", ".join(f"`{widgets.code(side)}`" for side in group) + " }" for group in view.run.classes
@@ -87,7 +82,7 @@ if not view.is_list:
     folded = st.expander("More figures", icon=":material/bar_chart:", key="more_figures", on_change="rerun")
     if folded.open:
         with folded:
-            histogram = store_cache.histogram(view)
+            histogram = store_cache.cached(view.run, RunReader.histogram, view.pair.index)
             more = st.columns(5)
             largest = f"{header.unit}, over elements finite on both sides: {number(summary.max_row_ulps, 3)} row ULPs"
             more[0].metric("Largest difference", number(summary.max_abs), help=largest)
@@ -132,7 +127,7 @@ if provenance.open:
 distances = ["distance_ulps", "elements"]
 files = {
     "figures by position": view.table,
-    "distances in ULPs": lambda: pd.DataFrame(store_cache.histogram(view).items(), columns=distances),
+    "distances in ULPs": lambda: pd.DataFrame(view.run.histogram(view.pair.index).items(), columns=distances),
     "evidence": partial(panel.evidence_table, view),
     "pair and floor by position": partial(view.run.rows, "floor_position", pair=view.pair.index),
     "sides": sides,

@@ -4,7 +4,7 @@ from itertools import count
 
 import streamlit as st
 
-from app.gallery import PAGE, actions, filters, table, trash
+from app.gallery import PAGE, actions, filters, table
 from app.shell import store_cache, widgets
 from app.shell.widgets import PAGES
 from core.runs.store.cards import count_verdicts
@@ -17,7 +17,7 @@ labels, damaged = store_cache.all_labels()
 deleted = store_cache.store().deleted()
 if outage := store_cache.store().outage:
     st.warning(widgets.escape(outage))
-trash.undo_line(deleted)
+actions.undo_line(deleted)
 if cards:
     st.markdown(widgets.escape(count_verdicts(cards)))
     query = filters.ask(hidden)
@@ -25,7 +25,7 @@ if cards:
     matches = filters.matching(cards, query, labels, prompts)
 table.unreadable(unreadable, damaged)
 if not cards:
-    trash.trash_list(deleted)
+    actions.trash_list(deleted)
     widgets.empty()
 table.table(matches, labels)
 table.count_line(cards, matches, labels)
@@ -34,7 +34,7 @@ if st.session_state.get("opened"):
 actions.panel(cards, matches, labels)
 if all(card.is_read_only for card in cards) and not hidden:
     table.first_visit(cards)
-trash.trash_list(deleted)
+actions.trash_list(deleted)
 
 rounds = count()
 

@@ -1,26 +1,39 @@
-"""Runs over HTTP: listed and filtered as in the gallery, with the figures of the command line."""
+"""Runs over HTTP: listed and filtered as in the gallery, with the figures of the command line; and their files.
+
+A run is sent as its file or as an npz, in ranges, so that an interrupted download can resume. An npz is stored in
+`.npz/`. A range fits also after it was written again: exporting gives the same bytes every time.
+"""
 
 from __future__ import annotations
 
+import os
+import threading
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import asdict
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
 
-from app.api.downloads import path_of
 from app.api.responses import RefusedError, answer, flag, page_url, refuse_unknown, route, whole
 from app.gallery import filters
 from app.page import LONGEST_TEXT
 from app.shell import store_cache, wording
+from app.shell.store_cache import version_of
 from core.errors import StoreError
+from core.runs.dumps.export import export_npz
 from core.runs.ops_run import KIND as OPS
+from core.runs.reader import RunReader
 from core.runs.reports.run_json import card_json, ops_json, run_json
 from core.runs.store.cards import RunCard, read_runs
 from core.runs.store.labels import Labels
-from core.runs.store.store import open_store
+from core.runs.store.store import Store, open_store
 from core.text import clean
 
+FOLDER = ".npz"  # of the store's directory
+MOST_BYTES = 8 << 30  # of npz files; the one just written stays whatever its size
+_exporting = threading.Lock()
 _MOST_LISTED = 1000
 _FILTERS = ("search", "verdict", "flips", "tag", "limit", "offset")
 
@@ -58,9 +71,6 @@ def one_run(request: Request) -> Response:
     return answer({**figures, "labels": asdict(store.labels(path.stem)), "url": page_url(request, path.stem)})
 
 
-ROUTES = (route("GET", "/api/runs", list_runs), route("GET", "/api/runs/{run_id}", one_run))
-
-
 def _filters(request: Request) -> filters.Filters:
     query = request.query_params
     choices = {"verdict": ("any", *wording.VERDICTS), "flips": filters.FLIPS}
@@ -72,3 +82,75 @@ def _filters(request: Request) -> filters.Filters:
     if len(text) > LONGEST_TEXT:
         raise RefusedError(f"search has {len(text)} characters; expected at most {LONGEST_TEXT}.")
     return filters.Filters(text, tags=tuple(query.getlist("tag")), **values)
+
+
+def path_of(store: Store, run_id: str) -> Path:
+    """Return the path of a run's file; RefusedError (404) if there is none."""
+    try:
+        return store.path_of(run_id)
+    except StoreError as failure:
+        raise RefusedError(str(failure), 404) from None
+
+
+def run_file(request: Request) -> Response:
+    """Send the run file itself: one file that any DuckDB can open."""
+    path = path_of(open_store(), request.path_params["run_id"])
+    return _file_response(path, path.name, version_of(path), "application/octet-stream")
+
+
+def run_npz(request: Request) -> Response:
+    """Send the run as an npz: every side in the bits it came in."""
+    store = open_store()
+    path = path_of(store, request.path_params["run_id"])
+    stamp = version_of(path)
+    target = store.directory / FOLDER / f"{path.stem}-{stamp}.npz"
+    with _exporting:  # one at a time: two fill the disk's queue
+        if not target.exists():
+            _export(store, path, target)
+        os.utime(target)  # used last: dropped last
+    return _file_response(target, f"{path.stem}.npz", f"npz-{stamp}", "application/zip")
+
+
+def _file_response(path: Path, name: str, etag: str, kind: str) -> Response:
+    # Not compressed on the way: floats hardly shrink, and a range would be of other bytes.
+    headers = {"ETag": f'"{etag}"', "Cache-Control": "private, no-cache", "Content-Encoding": "identity"}
+    return FileResponse(path, filename=name, media_type=kind, stat_result=path.stat(), headers=headers)
+
+
+def _export(store: Store, path: Path, target: Path) -> None:
+    partial = target.with_name(f"{target.stem}.{os.getpid()}.partial")
+    try:
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with RunReader(path) as run:
+            width = sum(4 if side.source_dtype == "float32" else 2 for side in run.header.sides)
+            size = run.header.rows * run.header.vocab * width
+            _drop_oldest(target.parent, size)
+            store.check_space(size)
+            export_npz(run, partial)
+        partial.replace(target)
+    except OSError as failure:
+        raise StoreError(f"{target.parent}: cannot be written to ({failure.strerror}).") from failure
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _drop_oldest(folder: Path, coming: int) -> None:
+    """Make room within MOST_BYTES. Running downloads of a deleted file are not interrupted."""
+    files = sorted((status.st_mtime, status.st_size, path) for path in folder.iterdir() if (status := path.stat()))
+    total = sum(size for _, size, _ in files)
+    for _, size, path in files:
+        if total + coming <= MOST_BYTES:
+            break
+        with suppress(OSError):
+            path.unlink()
+        total -= size
+
+
+ROUTES = (
+    route("GET", "/api/runs", list_runs),
+    route("GET", "/api/runs/{run_id}", one_run),
+    route("GET", "/api/runs/{run_id}/file", run_file),
+    route("GET", "/api/runs/{run_id}/npz", run_npz),
+    route("GET", "/files/{run_id}.duckdb", run_file),
+    route("GET", "/files/{run_id}.npz", run_npz),
+)

@@ -1,15 +1,20 @@
-"""Charts of the Compare page: pairs of several runs over each other."""
+"""Charts of the Compare page: pairs of several runs over each other, classes of equal bits, a sweep over its value."""
 
 from __future__ import annotations
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
-from app.components.chart_style import VARIANT, add_lone, gaps_at_zero, inert, layout, log_axis
+from app.components.chart_style import QUIET, ULPS, VARIANT, add_lone, gaps_at_zero, inert, layout, log_axis
+from core.text import clip, number
 
 # Here a color is a run, not a side. Okabe-Ito without vermilion, in which flips are marked on every page.
 RUNS = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#9A6FD6", "#E69F00")
+# Okabe-Ito without the two colors of the sides; classes beyond these share one.
+_CLASSES = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#9A6FD6", "#8A93A0")
+_LONGEST = 34  # of a side's name on an axis
 
 
 def runs_by_distance(curves: list[tuple[str, pd.DataFrame]]) -> go.Figure:
@@ -61,3 +66,67 @@ def runs_by_position(runs: list[tuple[str, pd.DataFrame]], prompt: int, by: str,
     every = np.concatenate([table[by].to_numpy(float, na_value=np.nan) for _, table in runs])
     figure.update_yaxes(title=title, **log_axis(every))
     return layout(figure, 320).update_layout(legend_tracegroupgap=0)
+
+
+def class_matrix(pairs: pd.DataFrame, names: list[str], measure: str) -> go.Figure:
+    """One figure of every two classes as shaded cells with their numbers, grey if equal; a class against itself stays
+    empty. pairs: of core.runs.queries.classes.every_two.
+    """
+    values = np.full((len(names), len(names)), np.nan)
+    for i, j in ((0, 1), (1, 0)):
+        places = pairs[["class", "other_class"]].to_numpy(int)
+        values[places[:, i], places[:, j]] = pairs[measure].to_numpy(float, na_value=np.nan)
+    with np.errstate(divide="ignore"):
+        shade = np.log10(np.where(values > 0, values, np.nan))
+    is_exact = measure in ("max_abs", "max_row_ulps")
+    text = [["" if np.isnan(v) else number(v if is_exact else int(v)) for v in row] for row in values.tolist()]
+    axes = {
+        "text": text,
+        "texttemplate": "%{text}" if len(names) <= 12 else "",
+        "showscale": False,
+        "xgap": 2,
+        "ygap": 2,
+    }
+    hover = "class %{y} vs class %{x}: %{text}<extra></extra>"
+    figure = go.Figure()
+    grey = [[0, "rgba(138,147,160,0.16)"], [1, "rgba(138,147,160,0.16)"]]
+    figure.add_heatmap(z=np.where(values == 0, 0.0, np.nan), colorscale=grey, hovertemplate=hover, **axes)
+    figure.add_heatmap(z=shade, colorscale=ULPS, hovertemplate=hover, **axes)
+    labels = [f"{place}  {inert(clip(name, _LONGEST))}" for place, name in enumerate(names)]
+    ticks = {"tickvals": list(range(len(names))), "showgrid": False, "zeroline": False}
+    figure.update_xaxes(**ticks, title="class")
+    figure.update_yaxes(**ticks, ticktext=labels, autorange="reversed")
+    return layout(figure, 110 + int(np.clip(34 * len(names), 90, 620)), showlegend=False)
+
+
+def sweep(table: pd.DataFrame, name: str) -> go.Figure:
+    """Small multiples over the value that was swept: share of differing logits, largest difference, flips. One color a
+    class. table: of core.runs.queries.classes.sweep.
+    """
+    titles = {"neq_share": "logits that differ", "max_abs": "largest difference", "flips": "flips"}
+    figure = make_subplots(rows=1, cols=3, horizontal_spacing=0.09, subplot_titles=list(titles.values()))
+    values = [str(value) for value in table["value"]]  # as categories: 1, 2, 4, 33 stand side by side
+    line = {"mode": "lines", "line": {"color": QUIET, "width": 1}, "showlegend": False, "hoverinfo": "skip"}
+    for column, measure in enumerate(titles, start=1):
+        figure.add_scatter(x=values, y=table[measure], **line, row=1, col=column)
+        for group, rows in table.groupby("class", sort=False):
+            figure.add_scatter(
+                x=[str(value) for value in rows["value"]],
+                y=rows[measure],
+                mode="markers",
+                name=f"class {group}",
+                legendgroup=str(group),
+                showlegend=column == 1,
+                marker={"size": 10, "color": _CLASSES[int(group) % len(_CLASSES)]},
+                text=[inert(side) for side in rows["side"]],
+                hovertemplate="%{text}: %{y}<extra>class " + str(group) + "</extra>",
+                row=1,
+                col=column,
+            )
+    figure.update_annotations(font_size=11)  # the titles, side by side on a telephone too
+    figure.update_xaxes(title=inert(name), type="category", categoryorder="array", categoryarray=values)
+    figure.update_yaxes(rangemode="tozero")
+    figure.update_yaxes(tickformat=".0%", row=1, col=1)
+    step = {"dtick": 1} if table["flips"].max() < 6 else {}  # whole numbers only, each once
+    figure.update_yaxes(tickformat=",d", row=1, col=3, **step)
+    return layout(figure, 300).update_layout(legend={"y": -0.28, "yanchor": "top"}, margin={"t": 36})

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app.compare import class_charts as charts
+from app.compare import charts
 from app.components import plots, tables
 from app.shell import exports, selection, store_cache, widgets
 from core.runs.queries.classes import bytes_to_compare, classes, every_two, sentence, sweep
@@ -57,7 +57,7 @@ def draw(view: selection.View) -> None:
             st.button("Compare every two", on_click=st.session_state.__setitem__, args=("classes_asked", run.run_id))
         if is_quick or st.session_state.get("classes_asked") == run.run_id:
             with st.spinner("Comparing every two classes; this continues if you leave the page"):
-                pairs = store_cache.cached("every two classes", store_cache.stamp_of(run), (), lambda: every_two(run))
+                pairs = store_cache.cached(run, every_two)
             first_sides = [names[0] for names in groups["sides"]]
             figure = plots.cached(run, (measure,), charts.class_matrix, pairs, first_sides, str(measure))
             picture = exports.picture(f"{stem}-classes-{measure}", exports.of_run(run))

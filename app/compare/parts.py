@@ -11,6 +11,7 @@ from app.shell import selection, store_cache, widgets, wording
 from core.errors import UlpscopeError
 from core.numerics.metrics import COUNTS
 from core.runs.queries.compare import FIGURES, RunPair, figures
+from core.runs.reader import RunReader
 from core.runs.store.store import cell_of
 from core.text import exact, multiple, number, percent, printable
 
@@ -60,7 +61,7 @@ def pick(view: selection.View) -> list[RunPair]:
             continue
         if index is None or index >= len(run.pairs):
             index = next((pair.index for pair in run.pairs if pair.variant == view.pair.variant), 0)
-        pairs.append(RunPair(run, run.pairs[index], store_cache.positions(run, index)))
+        pairs.append(RunPair(run, run.pairs[index], store_cache.cached(run, RunReader.positions, index)))
     several = [one for one in pairs[1:] if len(one.run.pairs) > 1]
     for column, one in zip(st.columns(max(1, len(several))), several, strict=False):
         run_id, key = one.run.run_id, f"compare_variant_{one.run.run_id}"

@@ -34,7 +34,7 @@ def draw(view: selection.View) -> None:
         return is_same, all_flips, differs, parts.figure_texts(pairs, titles), curves
 
     of = tuple((store_cache.stamp_of(one.run), one.pair.index) for one in pairs)
-    is_same, all_flips, differs, figures, curves = store_cache.cached("compare", of[0][0], of, read)
+    is_same, all_flips, differs, figures, curves = store_cache.remember("compare", of[0][0], of, read)
     if is_same is False:
         st.warning("These runs have different tokens: compare rates only. Positions and flips cannot be matched.")
     st.markdown(sentence(pairs, all_flips))

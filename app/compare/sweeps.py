@@ -1,15 +1,31 @@
 """Sweeps: cells of a sweep as a table of two of its axes, live while it runs; a cell leads to its run."""
 
-import time
+from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
 import streamlit as st
 
-from app.compare import matrix as parts
+from app.compare import PAGE, SIDE_BY_SIDE
+from app.components import chart_style as style
+from app.components import plots
 from app.shell import exports, selection, store_cache, widgets
 from app.shell.widgets import PAGES
-from core.sweeps.ledger import RUNNING
-from core.sweeps.matrix import matrix_of, sentence
-from core.text import file_name
+from core.runs.file.records import FAILING
+from core.sweeps.history import CellChange, change_of
+from core.sweeps.ledger import FAILED, RUNNING, StoredPlan
+from core.sweeps.matrix import FIGURES, Matrix, filter_changes, matrix_of, sentence, varying
+from core.sweeps.plan import AXES, in_short
+from core.text import clean, file_name, number, percent, plural
+
+ANY = "any"
+_MOST_LINES = 48  # of the chart of growth: more take a browser a second
+_PICKED = "matrix_picked"  # digest of the cell that was picked in the chart after the table's last selection
 
 
 def draw(_: selection.View | None) -> None:
@@ -17,24 +33,24 @@ def draw(_: selection.View | None) -> None:
     if st.session_state.get("opened"):
         st.switch_page(PAGES / "overview.py")
     ledger = store_cache.ledger()
-    plan = parts.pick(ledger.plans())
-    changes = parts.changes_of(ledger, plan)
+    plan = pick(ledger.plans())
+    changes = [change_of(state) for state in ledger.states(plan.cells)]
     st.markdown(f"**{widgets.escape(plan.name)}**: {widgets.escape(sentence(changes))}")
-    axes = parts.axes_of(changes)
-    visible = parts.filters(changes, axes)
+    axes = axes_of(changes)
+    visible = filters(changes, axes)
     matrix = matrix_of(visible, *axes, str(st.session_state["matrix_figure"]))
-    selected = parts.table(matrix)
+    selected = table(matrix)
     st.caption(
         "Several cells at a place: the worst verdict and its count, or the largest figure. Δ: bits, flips or verdict of"
         " one changed since its last good run."
     )
     if selected is not None:
-        parts.cell(selected)
-    parts.growth(matrix)
-    exports.download({"cells": lambda: parts.export_cells(visible)}, f"{file_name(plan.name)}-matrix", "matrix")
+        cell(selected)
+    growth(matrix)
+    exports.download({"cells": lambda: export_cells(visible)}, f"{file_name(plan.name)}-matrix", "matrix")
 
     is_live = any(change.state.state == RUNNING for change in changes)
-    began = st.session_state["matrix_drawn"] = time.monotonic()
+    began = time.monotonic()
 
     @st.fragment(run_every=2.0 if is_live else None)
     def watch() -> None:
@@ -43,3 +59,159 @@ def draw(_: selection.View | None) -> None:
             st.rerun()
 
     watch()
+
+
+def _choice(label: str, options: Sequence[str], default: str, key: str, format_func: Callable[[str], str] = str) -> str:
+    """Draw a choice whose value the session holds, the default if it holds none of the options."""
+    if st.session_state.get(key) not in options:
+        st.session_state[key] = default
+    return str(st.selectbox(label, list(options), key=key, format_func=format_func))
+
+
+def pick(plans: Sequence[StoredPlan]) -> StoredPlan:
+    """Draw the choice of a sweep, if there are several."""
+    names = {plan.name: plan for plan in plans}
+    newest = max(plans, key=lambda plan: plan.begun).name
+    return names[_choice("Sweep", list(names), newest, "matrix_plan", partial(clean, longest=60))]
+
+
+def axes_of(changes: Sequence[CellChange]) -> tuple[str, str]:
+    """Draw the choice of the two axes and of the figure."""
+    axes = varying(changes) + [axis for axis in AXES if axis not in varying(changes)]
+    with st.container(horizontal=True):
+        rows = _choice("Rows", axes, axes[0], "matrix_rows")
+        others = [axis for axis in axes if axis != rows]
+        across = _choice("Columns", others, others[0], "matrix_columns")
+        _choice("Figure", list(FIGURES), "verdict", "matrix_figure", FIGURES.__getitem__)
+    return rows, across
+
+
+def filters(changes: Sequence[CellChange], axes: tuple[str, str]) -> list[CellChange]:
+    """Draw a filter for each other axis that varies; return the cells that pass."""
+    others = [axis for axis in varying(changes) if axis not in axes]
+    selection = {}
+    with st.container(horizontal=True):
+        for axis in others:
+            values = [ANY, *dict.fromkeys(change.state.axes[axis] for change in changes)]
+            value = _choice(axis, values, ANY, f"matrix_of_{axis}", partial(_value_label, axis))
+            if value != ANY:
+                selection[axis] = value
+    return filter_changes(changes, selection)
+
+
+def _value_label(axis: str, value: str) -> str:
+    return value if value == ANY else clean(in_short(axis, value), 60) or "-"
+
+
+def table(matrix: Matrix) -> CellChange | None:
+    """Draw the table; return the cell that is selected, there or in the chart."""
+    columns = [clean(name, 60) for name in matrix.columns]
+    names = [name if columns.count(name) == 1 else f"{name} ({place})" for place, name in enumerate(columns)]
+    rows = [
+        [clean(name, 60), *(entry.text for entry in row)] for name, row in zip(matrix.rows, matrix.entries, strict=True)
+    ]
+    height = widgets.table_height(len(rows), 16)
+    picked = widgets.room("matrix", height).dataframe(
+        pd.DataFrame(rows, columns=["", *names]),
+        key="matrix",
+        hide_index=True,
+        on_select=lambda: st.session_state.pop(_PICKED, None),
+        selection_mode="single-cell",
+        height=height,
+        placeholder="",
+        column_config={"": st.column_config.TextColumn(pinned=True)},
+    )
+    if (cell := st.session_state.get(_PICKED)) is not None:
+        shown_now = (entry.change for row in matrix.entries for entry in row if entry.change is not None)
+        return next((change for change in shown_now if change.state.cell == cell), None)
+    for row, column in picked["selection"]["cells"]:
+        if column in names and row < len(matrix.entries):
+            return matrix.entries[row][names.index(column)].change
+    return None
+
+
+def growth_chart(changes: Sequence[CellChange]) -> go.Figure:
+    """Draw rms in row ULPs after each block, log, one line per cell; dotted: its last good run. A click gives its
+    number.
+    """
+    figure = go.Figure()
+    every = [np.ones(1)]
+    for place, change in enumerate(changes):
+        if change.now is None:
+            continue
+        values = [in_short(axis, value) for axis, value in change.state.axes.items() if value]
+        name, verdict = style.inert(clean(", ".join(values), 60)), style.inert(change.now.verdict)
+        if change.baseline is not None and change.baseline.growth:
+            baseline = style.gaps_at_zero(np.array(change.baseline.growth, float))
+            line = {"color": style.QUIET, "width": 1.4, "dash": "dot"}
+            figure.add_scatter(y=baseline, mode="lines", line=line, hoverinfo="skip")
+        rms = style.gaps_at_zero(np.array(change.growth, float))
+        every.append(rms)
+        figure.add_scatter(
+            y=rms,
+            line={"color": style.VARIANT if change.now.verdict in FAILING else style.REFERENCE, "width": 2},
+            **style.CLICKABLE,
+            customdata=[[place]] * len(rms),
+            hovertemplate=f"{name}<br>block %{{x}}: %{{y:.3g}} row ULPs<br>{verdict}<extra></extra>",
+        )
+    figure.update_xaxes(title="block")
+    figure.update_yaxes(title="rms after the block, row ULPs", **style.log_axis(np.concatenate(every[1:] or every)))
+    return style.layout(figure, 360, showlegend=False, **style.NEAREST_CLICK)
+
+
+def growth(matrix: Matrix) -> None:
+    """Draw how the difference grows over the blocks of the model, if modules were compared."""
+    changes = [entry.change for row in matrix.entries for entry in row if entry.change and entry.change.growth]
+    if not changes:
+        return
+    lines = changes[:_MOST_LINES]
+
+    def pick() -> None:
+        place = plots.clicked_value("matrix_growth", 0)
+        if place is not None and 0 <= place < len(lines):
+            st.session_state[_PICKED] = lines[place].state.cell
+
+    st.subheader("Growth over layers")
+    picture = exports.picture("matrix-growth", ["rms of the difference after each block, row ULPs"])
+    plots.draw(growth_chart(lines), "matrix_growth", picture, pick)
+    more = f" The first {len(lines)} of {len(changes)} cells; use filters for others." if lines != changes else ""
+    st.caption(f"Orange: a bug suspected, or bits that do not repeat; dotted: the last good run.{more}")
+
+
+def cell(change: CellChange) -> None:
+    """Draw one cell: its axes, its result, and links to its runs."""
+    axes, now = change.state.axes, change.now
+    place = ", ".join(f"{axis} {in_short(axis, value)}" for axis, value in axes.items() if value)
+    st.markdown(f"**{widgets.escape(clean(place, 300))}**")
+    if change.state.state == FAILED:
+        st.markdown(f"failed: {widgets.escape(change.state.says)}")
+    if now is None:
+        st.markdown("It has no run yet.")
+        return
+    floors = "" if now.noise_ratio is None else f", {number(now.noise_ratio, 3)} x the noise floor"
+    st.markdown(
+        f"{widgets.escape(now.verdict)}{floors}; {plural(now.flips, 'flip')}, {percent(now.neq_share)} of logits"
+        f" differ. It {widgets.escape(change.in_words)}"
+    )
+    with st.container(horizontal=True):
+        st.button("Open the run", on_click=_open, args=(now.run_id,), key="matrix_open", type="primary")
+        if change.baseline is not None:
+            arguments = (now.run_id, change.baseline.run_id)
+            st.button("Compare with the last good run", on_click=_open, args=arguments, key="matrix_compare")
+
+
+def _open(run_id: str, other: str = "") -> None:
+    """Select a run and leave for its Overview, or for the tab that compares it with another one."""
+    selection.new_run(run_id)
+    if other:
+        st.session_state.update({"compare_with": other, PAGE.tab.key: SIDE_BY_SIDE.title})
+    else:
+        st.session_state["opened"] = True
+
+
+def export_cells(changes: Sequence[CellChange]) -> pd.DataFrame:
+    """Return the visible cells with their figures, one row each."""
+    columns = ("state", "verdict", "noise_ratio", "flips", "neq_share", "run", "changed", "says")
+    entries = [change.as_json() for change in changes]
+    rows = [one["axes"] | {name: one[name] for name in columns} for one in entries]
+    return pd.DataFrame([row | {"changed": ", ".join(row["changed"])} for row in rows])

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-import pandas as pd
 import streamlit as st
 
 from app.components import plots
 from app.flips import charts
-from app.shell import exports, selection, store_cache, widgets, wording
+from app.shell import exports, selection, store_cache, widgets
 from core.runs.queries.elements import top_of_sides
 from core.runs.queries.flips import SIDES, on_grid
 
@@ -32,13 +29,13 @@ def section(view: selection.View, *, is_charted: bool = True) -> None:
         st.caption(f"What either side sent, {run.header.quantity}.")
     elif is_charted:
         sides = {side.name: index for index, side in enumerate(run.sides)}
-        read = partial(top_of_sides, run, sides, *place, LARGEST)
-        largest = store_cache.cached("top of sides", store_cache.stamp_of(run), place, read)
+        largest = store_cache.cached(run, top_of_sides, sides, *place, LARGEST)
         grid = on_grid(largest, sides, run.header.format)
-        figure = plots.cached(run, ("sides", *place), charts.on_grid, grid, list(sides), _tokens(largest), view.dtype)
+        texts = widgets.table_texts(largest["token_id"], run)
+        figure = plots.cached(run, ("sides", *place), charts.on_grid, grid, list(sides), texts, view.dtype)
         plots.draw(figure, "top_tokens", exports.picture_of(view, "top-tokens", at_position=True), of=str(place))
         st.caption(f"The {LARGEST} largest logits of each side, {view.dtype}.")
-    table: dict = {"token": _tokens(top)}
+    table: dict = {"token": widgets.table_texts(top["token_id"], view.run)}
     for name in _COLUMNS:
         table[name.replace("logit", view.run.header.holds)] = top[name.removesuffix(" (1 = argmax)").replace(" ", "_")]
     st.dataframe(table, hide_index=True, key="top_table", column_config=_COLUMNS, placeholder="–")
@@ -49,11 +46,8 @@ def short(view: selection.View) -> None:
     """Draw the top tokens of the selected position next to a prompt: their logits on both sides, and the difference."""
     top, holds = store_cache.top(view), view.run.header.holds
     logits = {side: top[f"{side}_logit"] for side in SIDES}
-    table = {"token": _tokens(top), **logits, "difference": logits["variant"] - logits["reference"]}
+    tokens = widgets.table_texts(top["token_id"], view.run)
+    table = {"token": tokens, **logits, "difference": logits["variant"] - logits["reference"]}
     columns = dict.fromkeys([*SIDES, "difference"], st.column_config.NumberColumn(format="%.6g"))
     st.dataframe(table, hide_index=True, key="top_here", column_config=columns, placeholder="–")
     st.caption(f"{holds.capitalize()}s{f' in {view.dtype}' if view.dtype else ''}.")
-
-
-def _tokens(top: pd.DataFrame) -> list[str]:
-    return [wording.token(i, t) for i, t in zip(top["token_id"], top["text"], strict=True)]

@@ -72,11 +72,6 @@ def selected_line(x: int) -> dict:
     return {"type": "line", **place, "line": {"color": FLIP, "width": 1.5}}
 
 
-def add_selected(figure: go.Figure, x: int) -> None:
-    """Draw a line at what is selected."""
-    figure.add_shape(selected_line(x))
-
-
 def every_few(places: list[int], most: int) -> list[int]:
     """Return at most so many of the places, evenly spaced, from the first on."""
     return places[:: max(1, -(-len(places) // most))]

@@ -21,6 +21,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 from streamlit.runtime import get_instance
 
+from app.components import component
 from app.shell import selection, store_cache
 from core.runs.reader import RunReader
 
@@ -30,17 +31,8 @@ if TYPE_CHECKING:
 LIBRARY = Path(__file__).resolve().parents[1] / "vendor" / "plotly-cartesian-4.1.1.min.js"
 _ADDRESS = f"assets/{LIBRARY.name}"  # next to the pages; the name has the version, so it is cached for good
 LONG = 1 << 16  # characters
-_HTML = (
-    '<div class="ulpscope-figure" data-state="waiting"><div class="plot"></div><div class="says"'
-    ' role="status"></div></div>'
-)
-_figure = st.components.v2.component(
-    "ulpscope_figure",
-    html=_HTML,
-    css=Path(__file__).with_suffix(".css").read_text(encoding="utf-8"),
-    js=Path(__file__).with_suffix(".js").read_text(encoding="utf-8"),
-    isolate_styles=False,  # plotly's style sheet is the document's
-)
+# Styles are not isolated: plotly's style sheet is the document's.
+_figure = component("ulpscope_figure", Path(__file__).with_suffix(""), isolate_styles=False)
 
 
 async def _library(_: Request) -> Response:
@@ -83,7 +75,7 @@ def cached(
 ) -> FigureSpec:
     """Figure of `make(*arguments)` (10 to 30 ms), kept for the run; `of` names what else it depends on."""
     kind = f"{make.__module__}.{make.__qualname__}"
-    return store_cache.cached(kind, store_cache.stamp_of(run), of, lambda: figure_spec(make(*arguments)))
+    return store_cache.remember(kind, store_cache.stamp_of(run), of, lambda: figure_spec(make(*arguments)))
 
 
 def draw(

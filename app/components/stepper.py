@@ -12,6 +12,7 @@ from app.shell import selection
 from core.text import plural
 
 _KINDS = {  # the column of the positions to step to, the keys of the previous and the next one
+    "position": ("", "K", "J"),
     "flip": ("is_flip", "P", "N"),
     "near tie": ("near_tie", "G", "T"),
     "NaN or infinity": ("nonfinite_mismatch", "Z", "X"),
@@ -38,11 +39,11 @@ def stepper(view: selection.View) -> None:
             before, after = bisect_left(positions, view.position), bisect_right(positions, view.position)
             here = f"{kind} {before + 1:,} of {len(positions):,}" if after > before else plural(len(positions), kind)
             label = kind if kind == "position" else here
-            keys = {"position": ("K", "J")} | {name: keys for name, (_, *keys) in _KINDS.items()}
+            _, back, forth = _KINDS[kind]
             left, right = st.columns([5, 9], gap="xxsmall")
             for place, text, key, way, is_end in (
-                (left, "‹", keys[kind][0], -1, before == 0),
-                (right, f"{label} ›", keys[kind][1], 1, after == len(positions)),
+                (left, "‹", back, -1, before == 0),
+                (right, f"{label} ›", forth, 1, after == len(positions)),
             ):
                 place.button(
                     text,

@@ -39,7 +39,7 @@ def draw_positions(
         texts = {f"{side}_token": widgets.table_texts(table[f"{side}_token"], run) for side in SIDES}
         return table.assign(**texts)[columns]
 
-    rows = store_cache.cached(key, store_cache.stamp_of(run), of, with_texts)
+    rows = store_cache.remember(key, store_cache.stamp_of(run), of, with_texts)
     options = {"on_select": partial(selection.select_row, table, key)} | options
     tables.draw(rows, key, most, selection_mode=["single-row", "single-cell"], **options)
 

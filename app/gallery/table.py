@@ -86,8 +86,8 @@ def table(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
         if card is not None and not card.sides:  # probes of operations
             st.session_state.update(ops_run=card.run_id, opened_ops=True)
         elif card is not None:
-            selection.new_run()
-            st.session_state.update(run=card.run_id, opened=True)
+            selection.new_run(card.run_id)
+            st.session_state["opened"] = True
         hidden = [run_id for run_id in st.session_state.get("ticked", ()) if run_id not in ids]
         st.session_state["ticked"] = hidden + [ids[row] for row in picked["rows"]]
 

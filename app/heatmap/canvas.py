@@ -9,20 +9,23 @@ it follows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import quote
 
 import streamlit as st
 
 from app.components import chart_style
 from app.heatmap import routes
-from app.shell import exports, heatmap_window, selection, store_cache
+from app.page import whole
+from app.shell import exports, selection, store_cache
 from core.runs.queries import heatmap
 from core.runs.queries.elements import place_of
 from core.text import number
 
+_NEIGHBOURS = 12  # columns on either side of a token that was looked for
 _CANVAS = Path(__file__).parent
 _PARTS = ("colours", "tiles", "drawing", "axes", "pointing", "heatmap")  # one script: each knows those before it
 _canvas = st.components.v2.component(
@@ -33,17 +36,97 @@ _canvas = st.components.v2.component(
 )
 
 
+@dataclass(frozen=True)
+class HeatmapWindow:
+    """Window of the heatmap: its rows and columns, half open, what the columns are, and what the cells hold."""
+
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+    order: heatmap.Order = "rank"
+    measure: heatmap.Measure = heatmap.MEASURES[0]
+
+
+def current_window(view: selection.View) -> HeatmapWindow:
+    """Return the heatmap's window of this session, clipped to the run."""
+    run, state = view.run, st.session_state
+    # A link that names a window and no order is of a time when columns were token ids.
+    order: heatmap.Order = state["heatmap_order"] or (
+        "id" if state["heatmap_rows"] or state["heatmap_tokens"] else "rank"
+    )
+    measure = state["heatmap_cells"]
+    if not heatmap.is_offered(run, order, measure):
+        order, measure = "id", heatmap.MEASURES[0] if heatmap.is_offered(run, "id", heatmap.MEASURES[0]) else "ulps"
+    rows, columns = _first_look(view, order)
+    rows = _span(state["heatmap_rows"], run.header.rows) or rows
+    return HeatmapWindow(rows, _span(state["heatmap_tokens"], run.header.vocab) or columns, order, measure)
+
+
+def _first_look(view: selection.View, order: heatmap.Order) -> tuple[heatmap.Span, heatmap.Span]:
+    """Return rows and columns of the first view: everything by token id, the first ranks of as many rows as are read at
+    once.
+    """
+    header = view.run.header
+    if order == "id":
+        return (0, header.rows), (0, header.vocab)
+    height = min(header.rows, heatmap.MOST_READ // header.vocab)
+    first = min(max(view.row - height // 2, 0), header.rows - height)
+    return (first, first + height), (0, min(heatmap.RANKS, header.vocab))
+
+
+def _span(text: str, stop: int) -> heatmap.Span | None:
+    """`12:40` as (12, 40); None if it is no span of what there is."""
+    first, last = (whole(part) for part in text.split(":")) if text.count(":") == 1 else (None, None)
+    return (first, last) if first is not None and last is not None and 0 <= first < last <= stop else None
+
+
+def keep_window(view: selection.View, window: HeatmapWindow) -> None:
+    """Store a window; of the first view nothing, or rows by number if another position would move them."""
+    rows, columns = _first_look(view, window.order)
+    is_still = window.rows == rows == (0, view.run.header.rows)
+    st.session_state.update(
+        heatmap_rows="" if is_still else "{}:{}".format(*window.rows),
+        heatmap_tokens="" if window.columns == columns else "{}:{}".format(*window.columns),
+        heatmap_order=window.order,
+        heatmap_cells=window.measure,
+    )
+
+
+def selected_token(view: selection.View) -> int | None:
+    """Return the token selected on the heatmap or typed: by id, text, or text without its leading blank."""
+    typed = st.session_state["heatmap_token"]
+    token = whole(typed)
+    if token is not None or not typed:
+        return token if token in range(view.run.header.vocab) else None
+    forms = (typed, typed.replace("·", " ").replace("↵", "\n"), f" {typed}")
+    ids = {text: token for token, text in reversed(view.run.vocabulary.items()) if text in forms}
+    return next((ids[form] for form in forms if form in ids), None)
+
+
+def show_token(view: selection.View) -> None:
+    """Move the window to the column of the selected token; by rank, to its rank at the selected position."""
+    token, window = selected_token(view), current_window(view)
+    if token is None:
+        return
+    by_rank = window.order == "rank"
+    column = heatmap.element(view.run, view.pair.index, view.row, token).reference_rank - 1 if by_rank else token
+    first, last = window.columns
+    if not first <= column < last or last - first > heatmap.RANKS:
+        first = min(max(column - _NEIGHBOURS, 0), max(0, view.run.header.vocab - 2 * _NEIGHBOURS))
+        last = min(first + 2 * _NEIGHBOURS, view.run.header.vocab)
+    keep_window(view, replace(window, columns=(first, last)))
+
+
 def draw(view: selection.View, selected: heatmap.Element | None) -> None:
     """Draw the pair's heatmap; `selected`: the chosen logit, marked beneath the map."""
     routes.prepare(view.dtype)
     run, header, pair = view.run, view.run.header, view.pair
     starts = list(accumulate((prompt.positions for prompt in header.prompts[:-1]), initial=0))
-    window = heatmap_window.current(view)
+    window = current_window(view)
     if window != st.session_state.get("heatmap_followed"):  # a link or Back moved it: the browser follows
         st.session_state["heatmap_serial"] = ""
     floor = heatmap.floor_row_ulps(run, pair.index)
     data = {
-        "address": routes.address(run, pair.index),
+        "address": f"/tiles/{quote(run.run_id, safe='')}/{pair.index}",
         "stamp": store_cache.version_of(run.path),
         "rows": header.rows,
         "columns": header.vocab,
@@ -91,12 +174,12 @@ def _follow(view: selection.View, event: Mapping[str, Any]) -> None:
     order, measure = window["order"], window["measure"]
     if order in heatmap.ORDERS and measure in heatmap.MEASURES and heatmap.is_offered(view.run, order, measure):
         rows, columns = (cast(tuple[int, int], tuple(map(int, window[axis]))) for axis in ("rows", "columns"))
-        area = heatmap_window.HeatmapWindow(rows, columns, cast(heatmap.Order, order), cast(heatmap.Measure, measure))
-        heatmap_window.keep(view, area)
+        area = HeatmapWindow(rows, columns, cast(heatmap.Order, order), cast(heatmap.Measure, measure))
+        keep_window(view, area)
         if window.get("scale") in ("auto", "log", "linear"):
             st.session_state["heatmap_colours"] = window["scale"]
         st.session_state["heatmap_serial"] = str(event["serial"])
-        st.session_state["heatmap_followed"] = heatmap_window.current(view)
+        st.session_state["heatmap_followed"] = current_window(view)
     if "row" in event:
         prompt, position = place_of(view.run, int(event["row"]))
         selection.select(prompt=prompt, position=position, heatmap_token=str(int(event["token"])))

@@ -1,21 +1,18 @@
 """Routes of the heatmap: tiles of cells as raw integers, and the one element that a cell stands for. Read-only and
 bounded.
 
-The browser keeps a tile as long as the run file is the same: its address carries the file's stamp. Here tiles and the
-blocks of rows they are made of are kept up to a number of bytes; two requests that need the same block wait for one
-computation.
+The browser keeps a tile as long as the run file is the same: its address carries the file's stamp. Here some tiles and
+blocks of rows are cached; two requests that need the same block wait for one computation.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import cache
-from urllib.parse import quote
-from weakref import WeakValueDictionary
 
 import numpy as np
+import streamlit as st
 from anyio import CapacityLimiter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -41,52 +38,21 @@ from core.runs.queries.heatmap import (
 from core.runs.reader import RunReader
 from core.text import clean, exact, number, plural, visible
 
-# A run of 2^29 logits, by rank or as differences: 34 to 67 MB of cells of 32 columns.
-KEPT_BYTES = 96 << 20
-_ENTRY_BYTES = 512  # what an empty array and its key take
 AT_ONCE = 3  # tiles computed at a time: reading and computing overlap, and other viewers still get a core
 _NEVER_CHANGES = "private, max-age=31536000, immutable"
 _PAIR = "/tiles/{run_id}/{pair}"
-
-
-class ArrayCache:
-    """Cache of arrays by key, the least recently used dropped beyond `limit` bytes; each made once however many ask at
-    the same time.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._bytes = 0
-        self._lock = threading.Lock()
-        self._arrays: OrderedDict[tuple, Cells] = OrderedDict()
-        self._turns: WeakValueDictionary[tuple, threading.Lock] = WeakValueDictionary()  # while a request waits
-
-    def get(self, key: tuple, make: Callable[[], Cells]) -> Cells:
-        """Return the array of `key`, made by `make` if it is not there. The caller must not change it."""
-        with self._lock:
-            turn = self._turns.setdefault(key, threading.Lock())
-        with turn:
-            with self._lock:
-                if key in self._arrays:
-                    self._arrays.move_to_end(key)
-                    return self._arrays[key]
-            array = make()
-            with self._lock:
-                self._arrays[key] = array
-                self._bytes += array.nbytes + _ENTRY_BYTES
-                while self._bytes > self._limit and len(self._arrays) > 1:
-                    _, dropped = self._arrays.popitem(last=False)
-                    self._bytes -= dropped.nbytes + _ENTRY_BYTES
-            return array
-
-
-_cache = ArrayCache(KEPT_BYTES)
 _limiter = CapacityLimiter(AT_ONCE)
 
 
-def address(run: RunReader, pair: int) -> str:
-    """Address of the tiles of a pair, without the query."""
-    return _PAIR.format(run_id=quote(run.run_id, safe=""), pair=pair)
+@st.cache_resource(max_entries=192, show_spinner=False)  # of 256 KB at most
+def _cells(key: str, _make: Callable[[], Cells]) -> Cells:  # noqa: ARG001  (the key of the cache)
+    return _make()
+
+
+# A block has 64 rows in cells of 32 columns, 1.2 MB of 150,000 tokens: those of 4096 positions.
+@st.cache_resource(max_entries=64, show_spinner=False)
+def _block(key: str, _make: Callable[[], Cells]) -> Cells:  # noqa: ARG001
+    return _make()
 
 
 @cache
@@ -116,13 +82,13 @@ def _tile(request: Request) -> Response:
     about = (run.run_id, version, pair)
 
     def keep(key: tuple, make: Callable[[], Cells]) -> Cells:
-        return _cache.get((*about, *key), make)
+        return _block(repr((about, key)), make)
 
     def make() -> Cells:
         cells = tile_cells(run, pair, tile, order, measure, keep)
         return np.ascontiguousarray(cells) if cells.any() else cells[:0].copy()
 
-    cells = _cache.get((*about, order, measure, tile), make)
+    cells = _cells(repr((about, order, measure, tile)), make)
     return Response(cells.tobytes(), media_type="application/octet-stream", headers=_headers(request, version))
 
 

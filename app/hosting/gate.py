@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from streamlit import config as streamlit_config
 
 from app.hosting import members, sign_in
-from app.hosting.access import PROXY_SECRET, Access
+from app.hosting.members import PROXY_SECRET, Access
 from core.configuration import Configuration, configuration, readable_secrets
 from core.errors import UlpscopeError
 from core.hosting import start, tokens

@@ -1,19 +1,89 @@
-"""The member that a page or a route works for, and whether anything may be changed."""
+"""Who a request is from: a session's cookie, a token, or the header of a trusted proxy; whether it may change anything.
+
+A session is tied to what it began with (the password, a token, a name in the list of members). If that changes, the
+session ends at its next request.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import unquote
 
 import streamlit as st
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 
-from app.hosting.access import LOCAL
-from core.configuration import configuration
+from core.configuration import Configuration, configuration
 from core.errors import AccessError
+from core.hosting import credentials, tokens
 
+LOCAL = "local"  # the member of a server without a sign-in
+PROXY_SECRET = "x-ulpscope-proxy-secret"
 HEADER = "x-ulpscope-member"  # in which the gate passes the name on; removed from what comes from outside
 READ_ONLY = "This server is read-only."
 _SIGN_OUT = '<a href="/sign-out" target="_self">Sign out</a>'  # Streamlit's own links open another tab
+
+
+@dataclass(frozen=True)
+class Access:
+    """The configuration of a server as it started, and the store that has its tokens."""
+
+    config: Configuration
+    store: Path
+    key: str  # signs cookies
+
+    def member_of(self, connection: HTTPConnection) -> str | None:
+        """Return the name of the member that a request or websocket is from, None if there is none."""
+        sign_in, headers = self.config.sign_in, connection.headers
+        if not sign_in.is_configured:
+            return LOCAL
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        is_ours = scheme.lower() == "bearer" and token.startswith(tokens.PREFIX)  # others are a proxy's own
+        if sign_in.tokens and is_ours:
+            return tokens.name_of(self.store, token.strip())
+        if sign_in.header and _is_same(headers.get(PROXY_SECRET, ""), self.config.hosting.proxy_secret):
+            names = headers.getlist(sign_in.header)
+            if len(names) == 1 and credentials.is_member(names[0], sign_in.members):
+                return names[0].strip()
+        session = connection.session
+        if not {"member", "way", "proof"} <= set(session):
+            return None
+        proof = self._proof(session["way"], session["member"])
+        return session["member"] if proof is not None and _is_same(session["proof"], proof) else None
+
+    def member_with(self, secret: str) -> tuple[str, str] | None:
+        """Return (member, way) for a typed password or token, None for a wrong one."""
+        sign_in = self.config.sign_in
+        if sign_in.tokens and secret.startswith(tokens.PREFIX):
+            name = tokens.name_of(self.store, secret.strip())
+            return None if name is None else (name, "token")
+        is_right = bool(sign_in.password) and credentials.is_password(sign_in.password, secret)
+        return ("member", "password") if is_right else None
+
+    def begin(self, connection: HTTPConnection, member: str, way: str) -> None:
+        """Begin the session of a member."""
+        connection.session.clear()
+        connection.session.update(member=member, way=way, proof=self._proof(way, member))
+
+    def _proof(self, way: str, member: str) -> str | None:
+        """Return a keyed digest of a session's credentials, None if they are no longer valid."""
+        sign_in = self.config.sign_in
+        basis: str | None = None
+        if way == "password":
+            basis = sign_in.password
+        elif way == "token" and sign_in.tokens:
+            basis = tokens.digests(self.store).get(member)
+        elif way == "oidc" and credentials.is_member(member, sign_in.members):
+            basis = f"{sign_in.oidc_issuer} {sign_in.oidc_client_id}" if sign_in.oidc_issuer else None
+        text = f"{way}\n{member}\n{basis}"
+        return hmac.new(self.key.encode(), text.encode(), hashlib.sha256).hexdigest() if basis else None
+
+
+def _is_same(text: str, secret: str) -> bool:
+    return secrets.compare_digest(text.encode(), secret.encode())
 
 
 def member_of(request: Request) -> str:

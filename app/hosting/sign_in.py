@@ -1,25 +1,37 @@
-"""`/sign-in` and `/sign-out`, which the gate answers without a session: a form for password or token, and OIDC."""
+"""`/sign-in` and `/sign-out`, which the gate answers without a session: a form for password or token, and OIDC.
+
+Their pages are plain HTML with its own style, no script, nothing loaded.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from html import escape
+from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route, Router
 
-from app.hosting import sign_in_page
-from app.hosting.access import Access
+from app.hosting.members import Access
 from core.hosting.credentials import is_member
 
 PATHS = ("/sign-in", "/sign-out", "/sign-in/oidc", "/sign-in/callback")
 # Signatures that only the provider can make, even if it offers others: no "none", no shared secret.
 _ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
 _LARGEST_FORM = 16 << 10  # bytes; a form comes without a session
+STYLE = (Path(__file__).parent / "sign_in.css").read_text(encoding="utf-8")
+_HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+_POLICY = (
+    f"default-src 'none'; style-src 'sha256-{_HASH}'; img-src data:; form-action 'self'; base-uri 'none';"
+    " frame-ancestors 'none'"
+)
 _hashing = ThreadPoolExecutor(1, "passwords")  # one at a time: a hash takes 0.2 s of a core and 64 MB
 _audit = logging.getLogger("ulpscope.audit")
 _log = logging.getLogger(__name__)
@@ -36,7 +48,7 @@ def routes(access: Access) -> Router:
         host = urlsplit(config.sign_in.oidc_issuer).hostname or ""
         if not secret and not host:
             problem = "The proxy in front of this server did not name a member."
-        return sign_in_page.sign_in(secret, host, target, problem, status)
+        return sign_in_page(secret, host, target, problem, status)
 
     def begin(request: Request, member: str, way: str, target: str) -> Response:
         access.begin(request, member, way)
@@ -62,10 +74,10 @@ def routes(access: Access) -> Router:
         if member is None:
             return RedirectResponse("/sign-in", 303)
         if request.method != "POST":
-            return sign_in_page.sign_out(member)
+            return sign_out_page(member)
         request.session.clear()
         _audit.info("%s signed out", member)
-        return sign_in_page.sentence("Signed out", "This browser is signed out.")
+        return sentence("Signed out", "This browser is signed out.")
 
     async def leave(request: Request) -> Response:
         for state in [key for key in request.session if key.startswith("_state_")]:  # of attempts that were given up
@@ -76,7 +88,7 @@ def routes(access: Access) -> Router:
             return await provider.authorize_redirect(request, back)
         except Exception as error:  # the libraries of HTTP, JOSE and OAuth share no base class
             _log.error("the OIDC provider cannot be used: %r", error)
-            return sign_in_page.sentence("Not signed in", "The sign-in provider cannot be reached.", 502)
+            return sentence("Not signed in", "The sign-in provider cannot be reached.", 502)
 
     async def come_back(request: Request) -> Response:
         target = own_path(str(request.session.get("next", "/")))
@@ -84,10 +96,10 @@ def routes(access: Access) -> Router:
             member = await _verified_address(provider, request)
         except Exception as error:
             _log.error("the OIDC provider's answer was refused: %s", ascii(repr(error))[:300])
-            return sign_in_page.sentence("Not signed in", "The provider's answer was refused; try again.", 400)
+            return sentence("Not signed in", "The provider's answer was refused; try again.", 400)
         if not is_member(member, config.sign_in.members):
             _audit.info("refused sign-in by oidc from %s", _client(request))
-            return sign_in_page.sentence("Not signed in", "You are not a member of this server.", 403)
+            return sentence("Not signed in", "You are not a member of this server.", 403)
         return begin(request, member, "oidc", target)
 
     both = ["GET", "POST"]
@@ -140,3 +152,49 @@ async def _fields(request: Request) -> dict[str, str]:
 
 def _client(request: Request) -> str:
     return request.client.host if request.client else "unknown"
+
+
+def sign_in_page(secret: str, provider: str, target: str, problem: str, status: int) -> HTMLResponse:
+    """Return the sign-in page. secret: the field's label, '' for no field; provider: the host of OIDC, '' for none."""
+    parts = ["<h1>ULPscope</h1>"]
+    if problem:
+        parts.append(f'<p class="wrong" role="alert" id="wrong">{escape(problem)}</p>')
+    else:
+        parts.append("<p>Sign in to continue.</p>")
+    if secret:
+        about = ' aria-describedby="wrong" aria-invalid="true"' if problem else ""
+        parts.append(
+            f'<form method="post" action="/sign-in"><input type="hidden" name="next" value="{escape(target)}"><label'
+            f' for="secret">{escape(secret)}</label><input id="secret" name="secret" type="password" required autofocus'
+            f' autocomplete="current-password" maxlength="1024"{about}><button type="submit">Sign in</button></form>'
+        )
+    if provider:
+        parts.append('<span class="or">or</span>' if secret else "")
+        address = f"/sign-in/oidc?{urlencode({'next': target})}"
+        parts.append(f'<a class="button" href="{escape(address)}">Sign in with {escape(provider)}</a>')
+    return _page("Sign in", "".join(parts), status)
+
+
+def sign_out_page(member: str) -> HTMLResponse:
+    """Return the page that asks whether to sign out."""
+    body = (
+        f'<h1>Sign out?</h1><p>You are signed in as {escape(member)}.</p><form method="post" action="/sign-out"><button'
+        ' type="submit">Sign out</button></form><p></p><a href="/">Back to ULPscope</a>'
+    )
+    return _page("Sign out", body, 200)
+
+
+def sentence(title: str, text: str, status: int = 200) -> HTMLResponse:
+    """Return a page of one sentence with a link to the sign-in."""
+    body = f'<h1>{escape(title)}</h1><p>{escape(text)}</p><a href="/sign-in">Sign in</a>'
+    return _page(title, body, status)
+
+
+def _page(title: str, body: str, status: int) -> HTMLResponse:
+    return HTMLResponse(
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,'
+        f' initial-scale=1"><meta name="robots" content="noindex"><title>{escape(title)} · ULPscope</title><link'
+        f' rel="icon" href="data:,"><style>{STYLE}</style></head><body><main>{body}</main></body></html>',
+        status_code=status,
+        headers={"Content-Security-Policy": _POLICY, "Cache-Control": "no-store"},
+    )

@@ -17,12 +17,12 @@ from app.components.chart_style import (
     REFERENCE,
     ULPS,
     add_floor,
-    add_selected,
     every_few,
     gaps_at_zero,
     inert,
     layout,
     log_axis,
+    selected_line,
 )
 from core.runs.queries.layers import HEAD, RESIDUAL
 from core.text import visible
@@ -203,7 +203,7 @@ def module_growth(modules: pd.DataFrame, selected: int) -> go.Figure:
         marker={"size": 8, "symbol": "diamond"},
         opacity=0.85,
     )
-    add_selected(figure, int(np.flatnonzero(modules["ordinal"] == selected)[0]))
+    figure.add_shape(selected_line(int(np.flatnonzero(modules["ordinal"] == selected)[0])))
     ends = every_few(np.flatnonzero(modules["kind"] == RESIDUAL).tolist(), 12)
     figure.update_xaxes(
         title="modules in running order; ticks: ends of blocks",
@@ -232,7 +232,7 @@ def module_positions(along: pd.DataFrame, selected: int) -> go.Figure:
         mode="lines+markers",
         marker={"size": 4},
     )
-    add_selected(figure, selected)
+    figure.add_shape(selected_line(selected))
     figure.update_xaxes(title="position")
     figure.update_yaxes(title="rms of the difference", **log_axis(np.concatenate([rms, floor])))
     return layout(figure, 260, **NEAREST_CLICK)

@@ -13,9 +13,9 @@ SHOWN = {"all": "all", "differ": "what differs", "products": "products and reduc
 
 def draw(view: selection.View) -> None:
     """Draw the tab."""
-    run, pair, stamp = view.run, view.pair.index, store_cache.stamp_of(view.run)
+    run, pair = view.run, view.pair.index
     names = view.pair.reference, view.pair.variant
-    start = store_cache.cached("kernel place", stamp, (pair,), lambda: find_start(run, pair))
+    start = store_cache.cached(run, find_start, pair)
     files = {}
     if start is not None:
         st.subheader("Where it starts")
@@ -31,7 +31,7 @@ def draw(view: selection.View) -> None:
         st.info("Capture with `--layers` and `--kernels` to see what ran in the first module that differs.")
         widgets.same_capture_with(run.header.provenance, "layers")
     st.subheader("All kernels")
-    every = store_cache.cached("kernels", stamp, (pair,), lambda: side_by_side(run, pair))
+    every = store_cache.cached(run, side_by_side, pair)
     st.markdown(in_words(every, names))
     watched = run.query("SELECT * FROM kernel_side WHERE side IN (0, ?) ORDER BY side", pair + 1)
     counts = [

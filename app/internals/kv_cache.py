@@ -14,10 +14,10 @@ from core.text import number, percent, plural
 
 def draw(view: selection.View) -> None:
     """Draw the tab."""
-    run, pair, stamp = view.run, view.pair.index, store_cache.stamp_of(view.run)
+    run, pair = view.run, view.pair.index
     lead = st.container()
     prompt = parts.prompt_in_scope(view, "kv_scope")
-    caches = store_cache.cached("caches", stamp, (pair,), lambda: summaries(run, pair)).get(prompt)
+    caches = store_cache.cached(run, summaries, pair).get(prompt)
     if caches is None:
         st.info(f"Prompt {view.prompt} has no caches to compare; choose all prompts above.")
         return
@@ -43,8 +43,7 @@ def draw(view: selection.View) -> None:
     figures[4].metric("First layer", f"{together['first_layer']}")
 
     measure = parts.measure("Measure", ["rms", "max_row_ulps", "max_ulps", "neq_share"], charts.MEASURES, "kv_measure")
-    by_head = "layer", "kind", "head"
-    heads = store_cache.cached("heads", stamp, (pair, prompt), lambda: merge(run, pair, prompt, *by_head))
+    heads = store_cache.cached(run, merge, pair, prompt, "layer", "kind", "head")
     figure = plots.cached(run, (pair, prompt, measure), charts.head_maps, heads, measure)
     plots.draw(figure, "kv_heads", exports.picture_of(view, f"kv-heads-{measure}"))
     st.caption(f"Layers x key/value heads, {charts.MEASURES[measure]}, unit: {view.dtype}. Gray: equal.")
@@ -54,7 +53,7 @@ def draw(view: selection.View) -> None:
     kind = choice.segmented_control("Of", KINDS, format_func="{}s".format, required=True, key="kv_kind") or KINDS[0]
     by = measure if measure in MEASURES else "neq_share"
     content = (pair, view.prompt, kind, by)
-    grid = store_cache.cached("cache map", stamp, content, lambda: cells(run, pair, view.prompt, kind, by))
+    grid = store_cache.cached(run, cells, *content)
     if len(grid):
         ticks = {layer: str(layer) for layer in grid["row"]}
         names = {layer: f"layer {layer}" for layer in grid["row"]}

@@ -17,7 +17,7 @@ def draw(view: selection.View) -> None:
     run, pair, prompts = view.run, view.pair.index, view.run.header.prompts
     lead = st.container()
     prompt = parts.prompt_in_scope(view, "layers_scope")
-    table = store_cache.cached("modules", store_cache.stamp_of(run), (pair, prompt), lambda: modules(run, pair, prompt))
+    table = store_cache.cached(run, modules, pair, prompt)
     if table.empty:
         st.info(f"None of the compared positions is in prompt {view.prompt}; choose all prompts above.")
         return
@@ -82,8 +82,7 @@ def draw(view: selection.View) -> None:
     with choice:
         options = [name for name in ("ratio", "neq_share", "max_row_ulps", "max_ulps") if has_floor or name != "ratio"]
         measure = parts.measure("Color", options, charts.MEASURES, "layers_measure")
-    of = (pair, view.prompt, measure)
-    grid = store_cache.cached("module map", store_cache.stamp_of(run), of, lambda: cells(run, *of))
+    grid = store_cache.cached(run, cells, pair, view.prompt, measure)
     if len(grid):
         names, ticks = charts.names_of(modules(run, pair, view.prompt))
         figure = charts.position_map(grid, names, ticks, measure, view.position)

@@ -1,4 +1,4 @@
-"""Parts that the pages on modules, caches and kernels share."""
+"""Parts that the tabs of Internals share, and the tab of mitigations."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
+from app.components import tables
 from app.internals import CAPTURED, SCOPES, has
-from app.shell import selection, widgets
+from app.shell import exports, selection, widgets
 from core.runs.queries.kernels import shape_in_words, short_name
 from core.runs.requests import asks_for
+from core.runs.tables.remedies import advice
 from core.text import visible
+
+_OF_MITIGATIONS = ["name", "neq", "rms", "noise_ratio", "flips", "reference_share", "variant_share", "max_ulps", "what"]
 
 
 def not_recorded(view: selection.View, extras: Sequence[str]) -> None:
@@ -67,3 +71,15 @@ def kernel_texts(table: pd.DataFrame) -> pd.DataFrame:
     }
     texts = {"name": table["name"].map(short_name)} | {name: table[name].map(some) for name in ("places", "modules")}
     return table.assign(**shapes, **texts)
+
+
+def mitigations(view: selection.View) -> None:
+    """Draw what would make the sides agree, and the throughput cost."""
+    rows = view.run.remedies[view.pair.index]
+    st.markdown(widgets.escape(advice(rows)))
+    tables.draw(pd.DataFrame([row for row in rows if not row.refusal])[_OF_MITIGATIONS], "remedies")
+    st.caption("The pair with one change at a time. Throughput: relative to the unchanged path.")
+    if refused := [f"- **{widgets.escape(row.name)}**: {widgets.escape(row.refusal)}" for row in rows if row.refusal]:
+        st.markdown("Not measured:\n\n" + "\n".join(refused))
+    every = pd.DataFrame(rows).convert_dtypes()
+    exports.download({"mitigations": every}, exports.file_stem(view, "mitigations"), "mitigations")

@@ -15,21 +15,13 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from app.components import plots
+from app.components import component, plots
 from app.overview import COLOURS
 from app.shell import selection, store_cache
 from core.runs.file.records import Prompt
 from core.text import number
 
-_HTML = """
-<div class="root">
-  <div class="strip" role="listbox" aria-label="Tokens of the prompt"></div>
-  <div class="legend"></div>
-  <div class="tip" popover="manual" role="tooltip"></div>
-</div>
-"""
-_CSS, _JS = (Path(__file__).with_suffix(kind).read_text(encoding="utf-8") for kind in (".css", ".js"))
-_strip = st.components.v2.component("ulpscope_token_strip", html=_HTML, css=_CSS, js=_JS)
+_strip = component("ulpscope_token_strip", Path(__file__).with_suffix(""))
 
 _UNITS = {  # of the columns that are coloured by their size; {} is the dtype
     "max_abs": "largest difference, logits",
@@ -142,8 +134,9 @@ def token_strip(view: selection.View, colour: str) -> None:
         return json.dumps(figures)
 
     of = (view.pair.index, view.prompt, colour)
+    columns_json = store_cache.remember("strip", store_cache.stamp_of(view.run), of, to_json)
     data = {
-        "columns": plots.by_address(store_cache.cached("strip", store_cache.stamp_of(view.run), of, to_json), "strip"),
+        "columns": plots.by_address(columns_json, "strip"),
         "stamp": selection.stamp(view),
         "position": view.position,
     }

@@ -90,11 +90,13 @@ def select_row(table: pd.DataFrame, key: str) -> None:
         select(prompt=int(row["prompt"]), position=int(row["position"]))
 
 
-def new_run() -> None:
-    """Forget what was selected within the run that was open."""
+def new_run(run_id: str | None = None) -> None:
+    """Forget what was selected within the run that was open, and open another one."""
     for key in ("variant", "prompt", "position", "heatmap_rows", "heatmap_tokens", "heatmap_token"):
         st.session_state.pop(key, None)
         st.session_state.get("settings", {}).pop(key, None)
+    if run_id is not None:
+        st.session_state["run"] = run_id
 
 
 def preset_widget(key: str) -> None:

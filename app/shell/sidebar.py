@@ -27,10 +27,9 @@ def draw(page: Page) -> selection.View | None:
     by_id = {run_id: card for run_id, card in everything.items() if card.sides}  # of operations: on the Machine page
     if target in by_id:
         if target != state.get("run"):
-            selection.new_run()
+            selection.new_run(target)
         elif not selection.is_linked("position"):
             state.pop("position", None)
-        state["run"] = target
     elif target is not None:
         is_of_operations = target in everything
         what = "holds probes of operations; the Machine page shows it" if is_of_operations else "is not here (any more)"
@@ -39,8 +38,7 @@ def draw(page: Page) -> selection.View | None:
             selection.take(key)  # what else the link says is of that run
     new = state.get("open_next")
     if new in by_id:
-        selection.new_run()
-        state["run"] = new
+        selection.new_run(new)
     for gone in {new, state.get("run")} - {None} - by_id.keys():
         selection.report_bad_link(f"The run '{clean(str(gone), 60)}' was deleted; here are the others.")
         if gone == new:
@@ -52,9 +50,8 @@ def draw(page: Page) -> selection.View | None:
         if not by_id:
             return None
         if state.get("run") not in by_id:
-            selection.new_run()
             own = [card for card in by_id.values() if not card.is_read_only]  # newest first
-            state["run"] = (own[0] if own else max(by_id.values(), key=lambda card: card.flips)).run_id
+            selection.new_run((own[0] if own else max(by_id.values(), key=lambda card: card.flips)).run_id)
         selection.preset_widget("run")
         count = Counter(card.name for card in by_id.values())  # options of a select box need distinct labels
         labels = {i: card.name if count[card.name] == 1 else f"{card.name} · {i}" for i, card in by_id.items()}
@@ -108,7 +105,7 @@ def _pick_within(run: RunReader, *, is_shown: bool) -> selection.View:
         )
     variant = st.session_state["variant"]
     pair, prompts, is_long = run.pairs[names.index(variant)], run.header.prompts, run.header.is_long
-    table = store_cache.largest(run, pair.index) if is_long else store_cache.positions(run, pair.index)
+    table = store_cache.cached(run, RunReader.largest if is_long else RunReader.positions, pair.index)
     is_open = "position" in st.session_state or selection.is_linked("position")
     _settle("prompt", 0, len(prompts) - 1, 0 if is_open else telling_place(table)[0])
     with_rows = table["prompt"].unique().tolist()  # of lists not all prompts have a row on both sides

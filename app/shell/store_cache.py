@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -68,9 +68,15 @@ def _cached(kind: str, stamp: Stamp, of: str, _make: Callable[[], Any]) -> Any:
     return _make()
 
 
-def cached(kind: str, stamp: Stamp, of: tuple[Hashable, ...], make: Callable[[], Value]) -> Value:
+def remember(kind: str, stamp: Stamp, of: object, make: Callable[[], Value]) -> Value:
     """Return `make()`, computed once per kind, file and `of` for all viewers; do not change it."""
     return _cached(kind, stamp, repr(of), make)
+
+
+def cached(run: RunReader, make: Callable[..., Value], *arguments: Any, **options: Any) -> Value:
+    """Return `make(run, *arguments)`, computed once per file and arguments for all viewers; do not change it."""
+    kind, of = f"{make.__module__}.{make.__qualname__}", (arguments, options)
+    return remember(kind, stamp_of(run), of, lambda: make(run, *arguments, **options))
 
 
 @st.cache_resource(show_spinner=False)
@@ -154,30 +160,14 @@ def close(path: Path) -> None:
 def ops_run(run_id: str) -> OpsRun:
     """Return a run of probes of operations, which has no sides."""
     path = store().path_of(run_id)
-    return cached("probes", _stamp(path), (), lambda: ops_of(path))
+    return remember("probes", _stamp(path), (), lambda: ops_of(path))
 
 
 def causes(view: View) -> Explanation:
     """Return simple causes of the pair's difference, and what was fitted. See core.judging.explain."""
     from core.judging.explain.causes import explain_pair  # not before it is needed
 
-    number = view.pair.index
-    return cached("causes", stamp_of(view.run), (number,), lambda: explain_pair(view.run, number))
-
-
-def positions(run: RunReader, pair: int) -> pd.DataFrame:
-    return cached("positions", stamp_of(run), (pair,), lambda: run.positions(pair))
-
-
-def largest(run: RunReader, pair: int) -> pd.DataFrame:
-    """Return the figures of the position of a long run with the largest difference."""
-    return cached("largest", stamp_of(run), (pair,), lambda: run.largest(pair))
-
-
-def histogram(view: View) -> dict[int, int]:
-    """Map from ULP distance to number of elements; of a float32 pair it takes up to 0.15 s to read."""
-    pair = view.pair.index
-    return cached("histogram", stamp_of(view.run), (pair,), lambda: view.run.histogram(pair))
+    return cached(view.run, explain_pair, view.pair.index)
 
 
 def ledger() -> Ledger:
@@ -193,11 +183,10 @@ def absent(view: View | None) -> dict[str, str]:
     words = {} if ledger().plans() else {"sweeps": "none"}
     if view is None:
         return words
-    run, pair = view.run, view.pair
-    return words | cached("absent", stamp_of(run), (pair.index,), lambda: navigation.absent(run, pair))
+    return words | cached(view.run, navigation.absent, view.pair.index)
 
 
 def top(view: View) -> pd.DataFrame:
     """Return the top tokens of both sides at the selected position; see core.runs.queries.elements.top_of_sides."""
-    sides, of = {"reference": 0, "variant": view.pair.index + 1}, (view.prompt, view.position)
-    return cached("top tokens", stamp_of(view.run), (*sides.values(), *of), lambda: top_of_sides(view.run, sides, *of))
+    sides = {"reference": 0, "variant": view.pair.index + 1}
+    return cached(view.run, top_of_sides, sides, view.prompt, view.position)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,7 +12,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app.page import Page
-from app.shell import glossary, selection, store_cache, wording
+from app.shell import address, glossary, selection, store_cache, wording
 from core.errors import UlpscopeError
 from core.runs.file.keep import note_of, refusal
 from core.runs.file.records import Provenance
@@ -58,6 +58,24 @@ def head(page: Page, view: selection.View | None, *, needs_rows: bool = False) -
     if not view.run.has_all_logits:
         st.caption(note_of(header))
     return view
+
+
+def tabs(page: Page, view: selection.View | None, parts: Mapping[str, Callable[[Any], None]]) -> list[Page]:
+    """Draw the head of a page and its open tab; return the tabs that are shown. parts: draws a tab, by its name."""
+    if page.shows == "run" and view is not None:
+        head(page, view)
+    else:
+        title(page)
+    visible = address.shown_tabs(page, view)
+    if visible:
+        places = st.tabs([tab.title for tab in visible], key=page.tab.key, on_change="rerun")
+        for tab, place in zip(visible, places, strict=True):
+            if place.open:
+                with place:
+                    parts[tab.name](view)
+    elif view is None:
+        empty()
+    return visible
 
 
 ROW = 33  # pixels, at the theme's size of type

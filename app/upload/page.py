@@ -1,16 +1,23 @@
 """Upload: files arrive in parts and continue after a break; what they hold is shown, and they are saved as runs."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 
+from app.components import component
 from app.hosting import members
 from app.shell import selection, store_cache, store_changes, widgets
 from app.shell.job_list import job_list
-from app.upload import form
 from app.uploads.importing import start_import
 from app.uploads.spool import FAILED, RECEIVED, Upload
 from core.errors import UlpscopeError
+from core.judging.ingest import Headers, headers_of
+from core.runs.dumps.dump import LOGITS, PADDED
 
 KEYS = """
 - **Keys are side names**, each `[..., vocab]`: axes of size 1 are dropped; three axes left are prompts, positions,
@@ -21,20 +28,95 @@ KEYS = """
   `prompt_lengths` (prompts one after another) and `emitted:SIDE` (the token each side chose, -1 if it was given).
 - To try it: `sample_runs/dumps/fresh_and_cached_upcast.npz` and `six_calls.npz`.
 """
-_HTML = """
-<div class="root">
-  <div class="zone">
-    <button type="button" class="choose">Choose files</button>
-    <span>or drop them anywhere on this page: npz, npy, safetensors, torch.save (.pt), responses (JSON),
-      chosen tokens (Parquet) or a run file (duckdb)</span>
-    <input type="file" multiple hidden aria-label="Files to upload">
-  </div>
-  <ul aria-label="Files" hidden></ul>
-  <div class="status" role="status"></div>
-</div>
-"""
-_CSS, _JS = (Path(__file__).with_name(f"upload.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
-_panel = st.components.v2.component("ulpscope_uploads", html=_HTML, css=_CSS, js=_JS)
+_panel = component("ulpscope_uploads", Path(__file__).with_name("upload"))
+
+AS_FOUND = "as found"
+HOLDS = {"": AS_FOUND, LOGITS: "logits of [positions, vocab]", PADDED: "padded vocabularies: compare the common part"}
+_DTYPES = {"": AS_FOUND, **{name: name for name in ("bfloat16", "float16", "float32")}}
+_COLUMNS = {"run": 1, "responses": 2}  # of the form; of dumps 4
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A file that has arrived. refusal: why it cannot become a run."""
+
+    upload: Upload
+    path: Path
+    headers: Headers | None
+    refusal: str = ""
+
+    @property
+    def kind(self) -> str:
+        return self.headers.kind if self.headers else ""
+
+
+@st.cache_data(show_spinner=False, max_entries=200)
+def _headers(path: Path, mtime: int) -> Headers:  # noqa: ARG001  (of another file under the same name they differ)
+    return headers_of(path)
+
+
+def read_file(upload: Upload, path: Path) -> Arrived:
+    """Read the headers of a file."""
+    try:
+        return Arrived(upload, path, _headers(path, path.stat().st_mtime_ns))
+    except UlpscopeError as error:
+        return Arrived(upload, path, None, str(error))
+
+
+def candidates(files: Sequence[Arrived]) -> list[tuple[Arrived, ...]]:
+    """Group files into runs: two files of one array are a pair, those of responses one run, others each a run."""
+    arrays = [file for file in files if file.kind == "array"]
+    if len(arrays) > 2:
+        by_id = {file.upload.upload_id: file for file in arrays}
+        about = "files of one array each; the first is the reference"
+        look: dict[str, Any] = {"format_func": lambda upload_id: by_id[upload_id].path.name, "help": about}
+        default = list(by_id)[:2]
+        chosen = st.multiselect("Which two make a pair", by_id, default, max_selections=2, key="upload_pair", **look)
+        arrays = [by_id[upload_id] for upload_id in chosen]
+    responses = [file for file in files if file.kind == "responses"]
+    others = [(file,) for file in files if file.kind not in ("array", "responses")]
+    return others + [tuple(group) for group in (responses, arrays) if group]
+
+
+def draw_form(files: tuple[Arrived, ...]) -> dict[str, str] | None:
+    """Draw the form of one run; return its options when it is to be saved, else None."""
+    key, kind = "_".join(file.upload.upload_id for file in files), files[0].kind
+    with st.container(border=True, key=f"candidate_{key}"):
+        st.markdown(f"**{widgets.escape(' + '.join(file.path.name for file in files))}**")
+        refusal = next((file.refusal for file in files if file.refusal), "")
+        if kind == "array" and len(files) == 1:
+            refusal = f"{files[0].path.name}: one array. Add the file of the other side, or put both into one npz."
+        if refusal:
+            st.error(widgets.escape(refusal))
+            return None
+        columns = st.columns(_COLUMNS.get(kind, 4))
+        name = "" if kind == "run" else " + ".join(file.path.stem for file in files)[:120]
+        label = "Name of the run"
+        options = {"name": columns[0].text_input(label, name, placeholder="from the file", key=f"upload_name_{key}")}
+        if kind != "run":
+            options["model"] = columns[1].text_input("Model", placeholder="optional", key=f"upload_model_{key}")
+        if kind in ("dump", "array"):
+            about = "ULPs are counted in the dtype the logits were computed in, even if they were saved as float32."
+            options["compute_dtype"] = columns[2].selectbox(
+                "Compute dtype", list(_DTYPES), format_func=_DTYPES.__getitem__, key=f"upload_dtype_{key}", help=about
+            )
+            about = "For logits that look like log-probabilities of chosen tokens, and for padded vocabularies."
+            options["holds"] = columns[3].selectbox(
+                "Holds", list(HOLDS), format_func=HOLDS.__getitem__, key=f"upload_holds_{key}", help=about
+            )
+            sides = {
+                name if len(files) == 1 else file.path.stem: array
+                for file in files
+                if file.headers
+                for name, array in file.headers.sides.items()
+            }
+            table = [{"side": name, "array": array} for name, array in sides.items()]
+            st.dataframe(table, hide_index=True, key=f"sides_{key}")
+            names = {"": "the side called reference, else the first", **{name: name for name in sides}}
+            options["reference"] = st.selectbox(
+                "Reference", list(names), format_func=names.__getitem__, key=f"upload_reference_{key}"
+            )
+        return options if widgets.button(st.button, "Save as a run", f"save_{key}", type="primary") else None
 
 
 def draw_panel(serial: str) -> list[str]:
@@ -57,7 +139,7 @@ def draw(_: selection.View | None) -> None:
         upload = Upload(store_cache.store(), upload_id)
         record = upload.record()
         if record is not None and record.state in (RECEIVED, FAILED):
-            files.append(form.read_file(upload, upload.path(record)))
+            files.append(read_file(upload, upload.path(record)))
     # Each in a place of its own: a click on a part that has moved meanwhile, as the list does when a form above it
     # goes, is not heard.
     forms, heading, below = st.container(), st.container(), st.container()
@@ -69,8 +151,8 @@ def draw(_: selection.View | None) -> None:
                 st.markdown(KEYS)
                 widgets.code_block('np.savez("dump.npz", reference=fresh_logits, variant=cached_logits, token_ids=ids)')
         try:
-            for group in form.candidates(files):
-                options = form.draw(group)
+            for group in candidates(files):
+                options = draw_form(group)
                 if options is not None:
                     start_import(jobs, [file.upload for file in group], options, members.current_member())
                     st.rerun()

@@ -1,4 +1,4 @@
-"""A pair compared with the noise floor: by position, and over the modules."""
+"""Charts of the Overview: a pair by ULP distance, compared with the noise floor by position, and over the modules."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def floor_ratio(
                 marker=marker,
                 hovertemplate=f"{name} at %{{x}}: %{{y:.4g}} times the floor<extra></extra>",
             )
-    style.add_selected(figure, selected)
+    figure.add_shape(style.selected_line(selected))
     figure.update_xaxes(title="position")
     figure.update_yaxes(title=f"times the floor, {dtype}", **style.log_axis(np.append(ratio, [1.0, threshold or 1.0])))
     return style.layout(figure, 280, **style.NEAREST_CLICK)
@@ -85,3 +85,29 @@ def over_modules(names: list[str], side: np.ndarray, own: np.ndarray, first: str
     )
     figure.update_yaxes(title="rms error", **style.log_axis(np.concatenate([side, own])))
     return style.layout(figure, 320)
+
+
+def ulp_histogram(histogram: dict[int, int], dtype: str) -> go.Figure:
+    """Elements by ULP distance, in doubling bins, log counts from a half on: a bar of one element is seen, and every
+    bar has a length.
+    """
+    top = max(histogram, default=0).bit_length()
+    counts = [0] * (top + 1)
+    for distance, elements in histogram.items():
+        counts[distance.bit_length()] += elements
+    spans = [(1 << power, (2 << power) - 1) for power in range(top)]
+    labels = ["0", *(str(low) if low == high else f"{low:,}-{high:,}" for low, high in spans)]
+    figure = go.Figure(
+        go.Bar(
+            x=labels,
+            y=counts,
+            marker_color=[style.QUIET, *[style.REFERENCE] * top],
+            hovertemplate="%{x} ULPs: %{y:,} elements<extra></extra>",
+        )
+    )
+    figure.update_xaxes(title=f"distance, ULPs of {dtype}", type="category")
+    most = float(np.log10(max(*counts, 10)))
+    figure.update_yaxes(
+        title="elements", type="log", exponentformat="power", dtick=1, range=[np.log10(0.5), most + 0.05 * (most + 0.3)]
+    )
+    return style.layout(figure, 300)

@@ -17,7 +17,7 @@ from core.command_name import COMMAND, shell_command
 from core.packaged_models import PACKAGED, is_here
 from core.runs.file.records import LIKELY_ROUNDING, NONDETERMINISTIC, UNDECIDED
 from core.runs.queries.verdicts import Answer, deciding_controls
-from core.runs.requests import caveat, command_with, rejudge_request
+from core.runs.requests import rejudge_request
 from core.subprocess_json import ROOT
 from core.text import clean, is_seen, printable
 
@@ -41,13 +41,8 @@ def _how_to_judge(view: selection.View) -> None:
     """Draw a button that judges this capture here, or the state of that job; the command for it is folded."""
     if request := rejudge_request(view.run, f"{printable(view.run.header.name)}, judged"):
         _judge_here(view, *request)
-    about = view.run.header.provenance
-    command = command_with(about, "judge")
-    if command is not None:
-        with st.expander("CLI command", icon=":material/terminal:", key="judge_command"):
-            widgets.code_block(command, wraps=True)
-    if sentence := caveat(about, command):
-        st.caption(sentence)
+    with st.expander("CLI command", icon=":material/terminal:", key="judge_command"):
+        widgets.same_capture_with(view.run.header.provenance, "judge")
 
 
 def _judge_here(view: selection.View, request: CaptureRequest, tokens: bytes) -> None:

@@ -77,7 +77,8 @@ def imports_here(own_jobs: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
 
     def run_here(self: Jobs, task: _Task) -> None:
         _, *rest = task.job.arguments
-        options = dict(part[2:].replace("-", "_", 1).split("=", 1) for part in rest if part.startswith("--"))
+        pairs = [part[2:].partition("=") for part in rest if part.startswith("--")]
+        options = {"name": None, **{key.replace("-", "_"): value for key, _, value in pairs}}
         paths = [Path(part) for part in rest if not part.startswith("--")]
         is_run = is_run_file(paths[0])
         make = partial(import_run, self.store, paths[0]) if is_run else partial(ingest, self.store, paths)

@@ -1,9 +1,8 @@
-"""The routes of the heatmap: what they answer, what they refuse, and that what is kept stays bounded."""
+"""The routes of the heatmap: what they answer and what they refuse."""
 
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from core.numerics.formats import BFLOAT16, values_of
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
-from tests.waiting import until
 
 ROW, TOKEN = 40, 1234
 
@@ -151,23 +149,3 @@ def test_a_run_that_is_deleted_and_written_anew_is_answered_anew(client, store, 
     header = header_of("bfloat16", (30, 40), 3000)
     write_run(own, header, calm_sides(header, seed=1), "one")
     assert tile(client).content != before
-
-
-def test_what_many_ask_for_at_once_is_made_once():
-    kept, asking, made = routes.ArrayCache(1 << 20), [], []
-
-    def make() -> np.ndarray:
-        made.append(1)
-        until(lambda: len(asking) == 8)
-        return np.zeros(10, np.uint8)
-
-    def ask() -> None:
-        asking.append(1)
-        kept.get(("same",), make)
-
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(made) == 1

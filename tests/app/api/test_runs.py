@@ -13,7 +13,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.testclient import TestClient
 
-from app.api import downloads
+from app.api import runs
 from app.routes import ROUTES
 from core.__main__ import app
 from core.runs.dumps.export import export_npz
@@ -139,7 +139,7 @@ def test_kept_npz_files_stay_within_bounds(
     for run_id in three:
         assert client.get(f"/api/runs/{run_id}/npz").status_code == 200
     assert len(list((store / ".npz").iterdir())) == 3
-    monkeypatch.setattr(downloads, "MOST_BYTES", 1)
+    monkeypatch.setattr(runs, "MOST_BYTES", 1)
     copied(store / "run-3.duckdb")
     assert client.get("/api/runs/run-3/npz").status_code == 200
     assert [path.name.rsplit("-", 2)[0] for path in (store / ".npz").iterdir()] == ["run-3"]

@@ -57,7 +57,7 @@ def kept_runs(store: Store) -> None:
         write_run(store, replace(header, keep=kept), calm_sides(header), f"kept-{kept}")
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(8)
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("kept", KEEPS)
 def test_every_page_draws_what_there_is_and_says_what_is_kept(built, monkeypatch, page, kept):

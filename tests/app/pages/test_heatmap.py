@@ -9,7 +9,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from app.heatmap import canvas
-from app.shell import heatmap_window, store_cache
+from app.shell import store_cache
 from app.shell.selection import View
 from core.judging.ingest import ingest
 from core.runs.queries.elements import every_element
@@ -78,14 +78,14 @@ def test_the_map_opens_by_rank_and_a_link_of_before_by_token_id(link, order, row
 
 
 def test_of_a_large_run_the_rows_around_the_position_are_ranked(monkeypatch):
-    monkeypatch.setattr(heatmap_window, "MOST_READ", 20 * 4096)
+    monkeypatch.setattr(canvas.heatmap, "MOST_READ", 20 * 4096)
     assert drawn(opened(position="89"))["window"]["rows"] == [79, 99]
     assert drawn(opened(position="285"))["window"]["rows"] == [267, 287]
     session = dict.fromkeys(("heatmap_rows", "heatmap_tokens", "heatmap_order"), "") | {"heatmap_cells": "ulps"}
     monkeypatch.setattr("streamlit.session_state", session)
     with RunReader(ROOT / "tests" / "runs" / "batch-1-against-n.duckdb") as run:
         view = View(run, run.pairs[0], 0, 89, run.positions(0))
-        heatmap_window.keep(view, heatmap_window.current(view))
+        canvas.keep_window(view, canvas.current_window(view))
     assert session["heatmap_rows"] == "79:99"  # a click selects another position, and the map stays
     assert session["heatmap_tokens"] == ""
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.compare import matrix as parts
+from app.compare import sweeps
+from core.sweeps.history import change_of
 from core.sweeps.ledger import FAILED, CellOutcome, Ledger, run_id_of
 from core.sweeps.plan import read_plan
 from tests.app.opening import figures_of, open_page, page_text
@@ -62,7 +63,7 @@ def test_the_axes_and_the_figure_are_in_the_link(sweep):
 def test_cells_are_exported_with_what_changed(sweep):
     ledger, now, _ = sweep
     (plan,) = ledger.plans()
-    table = parts.export_cells(parts.changes_of(ledger, plan))
+    table = sweeps.export_cells([change_of(state) for state in ledger.states(plan.cells)])
     assert list(table["state"]) == ["done", "done", "failed", "missing"]
     assert (table["run"][0], table["changed"][0]) == (now, "bits, flips, verdict")
 
