@@ -143,7 +143,7 @@ def test_kept_npz_files_stay_within_bounds(
     copied(store / "run-3.duckdb")
     assert client.get("/api/runs/run-3/npz").status_code == 200
     assert [path.name.rsplit("-", 2)[0] for path in (store / ".npz").iterdir()] == ["run-3"]
-    monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", "999 TB")
+    monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", "999000000000000")
     assert client.get("/api/runs/run-0/npz").status_code == 507
 
 
