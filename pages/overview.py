@@ -7,6 +7,7 @@ import streamlit as st
 
 from app import navigation
 from app.components import best_tokens, plots
+from app.mismatch import section
 from app.overview import COLOURS, PAGE, token_strip
 from app.shell import address, exports, selection, store_cache, widgets
 from app.shell.glossary import meanings
@@ -61,6 +62,7 @@ with tokens:
     st.subheader(f"Top tokens at position {view.position}")
     best_tokens.short(view)
 panel.checks(view, answer)
+section.draw(view)
 
 # what other pages show of the pair
 for part, line in store_cache.cached(view.run, navigation.lines, view.pair.index):

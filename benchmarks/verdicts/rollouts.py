@@ -103,6 +103,10 @@ def cases(exact: Logits, rounded: Logits, other: Logits) -> Iterator[tuple[str, 
     for name in ("bfloat16", "float16"):
         values = torch.tensor(equal.rollout).to(getattr(torch, name)).double().numpy()
         yield f"log-probabilities stored in {name}", "rounded", with_values(equal, rollout=values)
+    step = plain.sequence // 8
+    hot = np.where(step == step.max(), sampled(rounded / 0.7, exact, 20).rollout, plain.rollout)
+    trainer = np.where(step == step.max(), sampled(rounded / 0.7, exact, 20).trainer, plain.trainer)
+    yield "temperature 0.7 at the last step", "temperature", with_values(plain, rollout=hot, trainer=trainer, step=step)
     lag = (plain.sequence % 3).astype(float)
     mixed = np.choose(lag.astype(int), [plain.trainer, 0.7 * plain.trainer + 0.3 * wrong, wrong])
     yield "weights of 0 to 2 steps ago", "lag", with_values(plain, trainer=mixed, lag=lag)

@@ -81,6 +81,7 @@ class SampledTokens:
     turn: NDArray[np.integer] | None = None
     entropy: NDArray[np.float64] | None = None
     lag: NDArray[np.float64] | None = None
+    step: NDArray[np.float64] | None = None
 
     @property
     def r(self) -> NDArray[np.float64]:

@@ -7,6 +7,7 @@ To add one: a function over `SampledTokens` that yields it, a line in `CAUSES`, 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +26,28 @@ _ONE_SIDED = 0.1  # rms of r of one sign over that of the other
 _LEAST_MASS = 0.02  # that a renormalization adds to a log-probability, at most of all tokens
 _OPEN, _RAISED = -0.05, 0.75  # log-probability of a token that others compete with; share of those that are raised
 _CONTRAST = 9.0  # of squared differences per token, within a part of the tokens and outside
-_LAGGED = 3.0  # times |r| of the oldest weights over that of the newest
+_LAGGED = 3.0  # times mean |r| of the newest weights, or of the best step
 
 
 def explain_tokens(tokens: SampledTokens, names: tuple[str, str] = ("rollout", "trainer")) -> list[Cause]:
-    """Return the causes that account for the difference, the most telling first; none if it looks like noise."""
+    """Return the causes that account for the difference, the most telling first; none if it looks like noise.
+
+    If all tokens together show none, those of the steps that differ most are looked at alone.
+    """
+    causes = _causes_of(tokens, names)
+    if causes or tokens.step is None:
+        return causes
+    steps = np.unique(tokens.step[np.isfinite(tokens.step)])
+    means = np.array([np.nanmean(np.abs(tokens.r[tokens.step == step])) for step in steps])
+    worst = steps[means >= _LAGGED * means.min()] if len(steps) > 1 else steps[:0]
+    if not len(worst):
+        return []
+    place = f"step {worst[0]:g}" if len(worst) == 1 else f"{len(worst)} steps, the first {worst[0]:g}"
+    causes = _causes_of(tokens.where(np.isin(tokens.step, worst)), names)
+    return [replace(cause, says=f"At {place}: {cause.says}") for cause in causes]
+
+
+def _causes_of(tokens: SampledTokens, names: tuple[str, str]) -> list[Cause]:
     causes = list(_placeholders(tokens, names))
     usable = np.isfinite(tokens.r)
     for cause in causes:

@@ -127,7 +127,7 @@ def sample_tokens(run: Figures, most: int = 1 << 16) -> SampledTokens:
     total = int(run.query("SELECT sum(positions)::BIGINT AS total FROM prompt")["total"][0])
     table = run.query(
         "SELECT prompt, position, is_trained, reference, variant, entropy,"
-        " step - coalesce(token_version, try_cast(weight_version AS DOUBLE)) AS lag"
+        " step - coalesce(token_version, try_cast(weight_version AS DOUBLE)) AS lag, step"
         " FROM chosen_token JOIN sequence USING (prompt) WHERE prompt % ? = 0 ORDER BY prompt, position",
         -(-total // most),
     )
@@ -135,10 +135,12 @@ def sample_tokens(run: Figures, most: int = 1 << 16) -> SampledTokens:
     is_hole = ~trained & np.append(False, trained[:-1])
     turn = table.assign(hole=is_hole).groupby("prompt")["hole"].cumsum()
     used = table[trained]
-    values = [used[name].to_numpy(np.float64, na_value=np.nan) for name in ("reference", "variant", "entropy", "lag")]
+    values = [
+        used[name].to_numpy(np.float64, na_value=np.nan) for name in ("reference", "variant", "entropy", "lag", "step")
+    ]
     optional = [each if np.isfinite(each).any() else None for each in values[2:]]
     prompt, position = (used[name].to_numpy() for name in ("prompt", "position"))
-    return SampledTokens(prompt, position, values[0], values[1], turn[trained].to_numpy(), optional[0], optional[1])
+    return SampledTokens(prompt, position, values[0], values[1], turn[trained].to_numpy(), *optional)
 
 
 def histogram(run: Figures) -> pd.DataFrame:
@@ -146,6 +148,18 @@ def histogram(run: Figures) -> pd.DataFrame:
     return run.query(
         f"SELECT round(greatest(least({_R}, 8), -8) * 16) / 16 AS r, count(*) AS tokens,"
         f" sum({_KL}) AS kl FROM chosen_token WHERE {_BOTH} GROUP BY 1 ORDER BY 1"
+    )
+
+
+def density(run: Figures) -> pd.DataFrame:
+    """Return tokens by the rollout's probability (in 40 steps) and r (in 1/20 of the 99.9th percentile of |r|, which
+    bounds it): probability, r, tokens.
+    """
+    return run.query(
+        f"WITH bound AS (SELECT greatest(quantile_cont(abs({_R}), 0.999), 1e-9) AS most FROM chosen_token"
+        f" WHERE {_BOTH}) SELECT round(exp(reference) * 40) / 40 AS probability,"
+        f" round(greatest(least({_R}, most), -most) / most * 20) / 20 * most AS r, count(*) AS tokens"
+        f" FROM chosen_token, bound WHERE {_BOTH} GROUP BY ALL ORDER BY ALL"
     )
 
 
@@ -207,9 +221,11 @@ def explained(run: Figures) -> dict[str, float]:
 
 
 def heaviest(run: Figures, most: int = 20) -> pd.DataFrame:
-    """Return the sequences that carry the most of the KL: prompt, name, step, tokens, mean_abs, kl (share)."""
+    """Return the sequences that carry the most of the KL, with the position that has the most: prompt, position, name,
+    step, tokens, mean_abs, kl_share.
+    """
     return run.query(
-        f"SELECT prompt, any_value(name) AS name, any_value(step) AS step, count(*) AS tokens,"
-        f" avg(abs({_R})) AS mean_abs, sum({_KL}) / nullif(sum(sum({_KL})) OVER (), 0) AS kl"
-        f" FROM {_JOINED} WHERE {_BOTH} GROUP BY prompt ORDER BY kl DESC LIMIT {most}"
+        f"SELECT prompt, arg_max(position, {_KL}) AS position, any_value(name) AS name, any_value(step) AS step,"
+        f" count(*) AS tokens, avg(abs({_R})) AS mean_abs, sum({_KL}) / nullif(sum(sum({_KL})) OVER (), 0) AS kl_share"
+        f" FROM {_JOINED} WHERE {_BOTH} GROUP BY prompt ORDER BY kl_share DESC LIMIT {most}"
     )

@@ -73,6 +73,9 @@ def test_steps_bars_and_the_histogram_cover_every_token(made):
     assert histogram["tokens"].sum() == len(r)
     assert histogram["kl"].sum() == pytest.approx((np.exp(r) - 1 - r).sum(), rel=1e-12)
     outside = (np.exp(r) < 0.5) | (np.exp(r) > 5)
+    cells = mismatch.density(run)
+    assert cells["tokens"].sum() == len(r)
+    assert cells["r"].abs().max() <= np.quantile(np.abs(r), 0.999) + 1e-12
     bars = mismatch.bars(run).set_index("bar")
     assert bars.iloc[1]["tokens"] == pytest.approx(outside.mean())
 
@@ -99,4 +102,4 @@ def test_the_heaviest_sequences_come_first(made):
     kl = [np.sum(np.expm1(r) - r) for r in (np.array(row["trainer"]) - row["rollout"] for row in rows)]
     heaviest = mismatch.heaviest(run, 3)
     assert heaviest["prompt"].tolist() == np.argsort(kl)[::-1][:3].tolist()
-    assert heaviest["kl"].tolist() == pytest.approx(sorted(np.array(kl) / sum(kl), reverse=True)[:3], rel=1e-9)
+    assert heaviest["kl_share"].tolist() == pytest.approx(sorted(np.array(kl) / sum(kl), reverse=True)[:3], rel=1e-9)

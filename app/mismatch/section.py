@@ -1,0 +1,113 @@
+"""Trainer vs. rollout: the part of the Overview of a run of chosen tokens."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pandas as pd
+import streamlit as st
+
+from app.components import plots, tables
+from app.mismatch import charts
+from app.shell import exports, selection, store_cache
+from core.numerics.mismatch import FRAMEWORKS
+from core.runs.queries import mismatch
+from core.text import number, percent, plural
+
+
+def draw(view: selection.View) -> None:
+    """Draw the figures of a framework, and what the difference depends on; nothing for another run."""
+    run, stamp = view.run, store_cache.stamp_of(view.run)
+    if not store_cache.cached("has rollouts", stamp, (), lambda: mismatch.has_rollouts(run)):
+        return
+    tokens = store_cache.cached("rollout tokens", stamp, (), lambda: mismatch.read_tokens(run))
+    st.subheader("Trainer vs. rollout")
+    count = int(tokens.sequences.tokens.sum())
+    shares = store_cache.cached("explained", stamp, (), lambda: mismatch.explained(run))
+    lines = [
+        f"r is trainer minus rollout, over {plural(count, 'token')} of {plural(len(tokens.sequences), 'sequence')}.",
+        f"Half of the KL is in {plural(tokens.half, 'token')}.",
+    ]
+    name, share = next(iter(shares.items()), ("", 0.0))
+    if share >= 0.02 and count >= 1000:
+        lines.append(f"|r| depends most on the {name}: {percent(share)} of its variance.")
+    st.markdown(" ".join(lines))
+    steps = store_cache.cached("steps", stamp, (), lambda: mismatch.by_step(run))
+    names = ["Figures", "Distribution", "Depends on", "Sequences", *(["Steps"] if len(steps) > 1 else [])]
+    kind = st.segmented_control("Show", names, default="Figures", key="mismatch_part", label_visibility="collapsed")
+    if kind == "Distribution":
+        _distribution(view)
+    elif kind == "Depends on":
+        _dependence(view, shares)
+    elif kind == "Sequences":
+        _sequences(view)
+    elif kind == "Steps":
+        chart = plots.cached(run, (), charts.steps, steps)
+        plots.draw(chart, key="mismatch_steps", picture=exports.picture_of(view, "steps"))
+        st.caption("Mean |r| and k3 (an estimate of the KL) by training step, log axis.")
+    else:
+        _figures(view, tokens)
+
+
+def _figures(view: selection.View, tokens: mismatch.Tokens) -> None:
+    framework = st.selectbox("Names and definitions of", list(FRAMEWORKS), key="framework", width=240)
+    rows = store_cache.cached(
+        "mismatch", store_cache.stamp_of(view.run), (framework,), lambda: mismatch.figures_of(tokens, framework)
+    )
+    table = pd.DataFrame(
+        {
+            "figure": [row["name"] for row in rows],
+            "value": [number(row["value"]) for row in rows],
+            "95 % interval": [
+                "" if row["low"] is None else f"{number(row['low'])} to {number(row['high'])}" for row in rows
+            ],
+            "unit": [row["unit"] for row in rows],
+            "definition": [row["definition"] for row in rows],
+        }
+    )
+    tables.draw(table, "mismatch_figures", 26)
+    source = FRAMEWORKS[framework].source
+    about = f"As {framework} {source} computes them, thresholds at their defaults. " if source else ""
+    st.caption(f"{about}Intervals: bootstrap over sequences.")
+    exports.download({"figures": pd.DataFrame(rows)}, exports.file_stem(view, f"mismatch-{framework}"), "mismatch")
+
+
+def _distribution(view: selection.View) -> None:
+    run, stamp = view.run, store_cache.stamp_of(view.run)
+    left, right = st.columns(2)
+    with left:
+        table = store_cache.cached("ratios", stamp, (), lambda: mismatch.histogram(run))
+        plots.draw(
+            plots.cached(run, (), charts.ratios, table), key="ratios", picture=exports.picture_of(view, "ratios")
+        )
+        st.caption("Tokens by r, log counts, and their share of the KL (k3). Dashed: bars of TIS and IcePop.")
+    with right:
+        table = store_cache.cached("density", stamp, (), lambda: mismatch.density(run))
+        chart = plots.cached(run, (), charts.density, table)
+        plots.draw(chart, key="density", picture=exports.picture_of(view, "density"))
+        st.caption("Tokens by the rollout's probability and r; beyond the 99.9th percentile of |r| at the edges.")
+    bars = store_cache.cached("bars", stamp, (), lambda: mismatch.bars(run))
+    bars = bars.rename(columns={"tokens": "tokens_share", "kl": "kl_share"})
+    tables.draw(bars, "mismatch_bars")
+
+
+def _dependence(view: selection.View, shares: dict[str, float]) -> None:
+    if not shares:
+        st.info("The file has no step, environment, entropy, advantage or weight version, and the tokens are too few.")
+        return
+    labels = {name: f"{name} ({percent(share)})" for name, share in shares.items()}
+    about = "Quantity (share of the variance of |r|)"
+    quantity = st.selectbox(about, list(labels), format_func=labels.__getitem__, width=320) or next(iter(labels))
+    stamp = store_cache.stamp_of(view.run)
+    table = store_cache.cached("by", stamp, (quantity,), lambda: mismatch.by_quantity(view.run, quantity))
+    chart = plots.cached(view.run, (quantity,), charts.by_value, table, quantity)
+    plots.draw(chart, key="mismatch_by", picture=exports.picture_of(view, f"by-{quantity}"), of=quantity)
+    st.caption("Mean |r| with its standard error, in up to 16 groups of as many tokens.")
+
+
+def _sequences(view: selection.View) -> None:
+    stamp = store_cache.stamp_of(view.run)
+    table = store_cache.cached("heaviest", stamp, (), lambda: mismatch.heaviest(view.run))
+    pick = partial(selection.select_row, table, "mismatch_sequences")
+    tables.draw(table, "mismatch_sequences", 20, selection_mode="single-row", on_select=pick)
+    st.caption("Sequences with the largest share of the KL. Click one to see its tokens above.")
