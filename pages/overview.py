@@ -28,24 +28,27 @@ if summary.nonfinite_mismatch:
     st.error(f"{plural(summary.nonfinite_mismatch, 'logit')} {about}")
 
 elements = summary.finite if view.is_list else header.rows * header.vocab
-figures = st.columns(4)
-about = f"the same top-1 at {out_of(view.compared_positions - summary.flips, view.compared_positions)} positions"
-about = "no side sent its top tokens" if summary.same_top1 is None else about
-figures[0].metric("Flips", f"{summary.flips:,}", help=f"{meanings()['flip']}; {about}")
-if view.is_list:
-    figures[1].metric("Could flip", f"{summary.could_flip:,}", help=meanings()["could flip"])
-else:
-    figures[1].metric("Near ties", f"{summary.near_ties:,}", help=meanings()["near tie"])
-differ = percent(summary.neq / elements) if elements else "none sent by both"
-figures[2].metric(f"{'Values' if view.is_list else 'Logits'} that differ", differ, help=out_of(summary.neq, elements))
-in_row_ulps = f"{number(summary.rms_row_ulps, 3)} row ULPs"
-if view.is_list:
-    figures[3].metric("Largest difference", number(summary.max_abs), help=header.quantity)
-elif view.pair.noise_ratio is not None:
-    size = size_of(view.pair, view.run.evidence(view.pair.index))
-    figures[3].metric("RMS difference", f"{multiple(view.pair.noise_ratio)} floor", help=f"{size}; {in_row_ulps}")
-else:
-    figures[3].metric("RMS difference", in_row_ulps, help=meanings()["row ULP"])
+if not section.tiles(view):
+    figures = st.columns(4)
+    about = f"the same top-1 at {out_of(view.compared_positions - summary.flips, view.compared_positions)} positions"
+    about = "no side sent its top tokens" if summary.same_top1 is None else about
+    figures[0].metric("Flips", f"{summary.flips:,}", help=f"{meanings()['flip']}; {about}")
+    if view.is_list:
+        figures[1].metric("Could flip", f"{summary.could_flip:,}", help=meanings()["could flip"])
+    else:
+        figures[1].metric("Near ties", f"{summary.near_ties:,}", help=meanings()["near tie"])
+    differ = percent(summary.neq / elements) if elements else "none sent by both"
+    figures[2].metric(
+        f"{'Values' if view.is_list else 'Logits'} that differ", differ, help=out_of(summary.neq, elements)
+    )
+    in_row_ulps = f"{number(summary.rms_row_ulps, 3)} row ULPs"
+    if view.is_list:
+        figures[3].metric("Largest difference", number(summary.max_abs), help=header.quantity)
+    elif view.pair.noise_ratio is not None:
+        size = size_of(view.pair, view.run.evidence(view.pair.index))
+        figures[3].metric("RMS difference", f"{multiple(view.pair.noise_ratio)} floor", help=f"{size}; {in_row_ulps}")
+    else:
+        figures[3].metric("RMS difference", in_row_ulps, help=meanings()["row ULP"])
 
 strip, tokens = st.columns([3, 2], gap="medium")
 with strip:

@@ -10,20 +10,33 @@ import streamlit as st
 from app.components import plots, tables
 from app.mismatch import charts
 from app.shell import exports, selection, store_cache
-from core.numerics.mismatch import FRAMEWORKS
+from core.numerics.mismatch import FRAMEWORKS, Batch
 from core.runs.queries import mismatch
 from core.text import number, percent, plural
 
 
+def tiles(view: selection.View) -> bool:
+    """Draw the headline figures of a run of chosen tokens; False for another run."""
+    if not store_cache.cached(view.run, mismatch.has_rollouts):
+        return False
+    batch = Batch(store_cache.cached(view.run, mismatch.read_tokens).sequences)
+    values = {figure.name: (figure.value(batch), figure.definition) for figure in FRAMEWORKS["ulpscope"].figures}
+    names = {"mean_abs": "Mean |r|", "k3": "KL (k3)", "ess": "ESS", "max_abs": "Largest |r|"}
+    for column, (name, label) in zip(st.columns(4), names.items(), strict=True):
+        value, definition = values[name]
+        column.metric(label, number(value), help=f"{definition}; r = trainer - rollout, nats")
+    return True
+
+
 def draw(view: selection.View) -> None:
     """Draw the figures of a framework, and what the difference depends on; nothing for another run."""
-    run, stamp = view.run, store_cache.stamp_of(view.run)
-    if not store_cache.cached("has rollouts", stamp, (), lambda: mismatch.has_rollouts(run)):
+    run = view.run
+    if not store_cache.cached(run, mismatch.has_rollouts):
         return
-    tokens = store_cache.cached("rollout tokens", stamp, (), lambda: mismatch.read_tokens(run))
+    tokens = store_cache.cached(run, mismatch.read_tokens)
     st.subheader("Trainer vs. rollout")
     count = int(tokens.sequences.tokens.sum())
-    shares = store_cache.cached("explained", stamp, (), lambda: mismatch.explained(run))
+    shares = store_cache.cached(run, mismatch.explained)
     lines = [
         f"r is trainer minus rollout, over {plural(count, 'token')} of {plural(len(tokens.sequences), 'sequence')}.",
         f"Half of the KL is in {plural(tokens.half, 'token')}.",
@@ -32,7 +45,7 @@ def draw(view: selection.View) -> None:
     if share >= 0.02 and count >= 1000:
         lines.append(f"|r| depends most on the {name}: {percent(share)} of its variance.")
     st.markdown(" ".join(lines))
-    steps = store_cache.cached("steps", stamp, (), lambda: mismatch.by_step(run))
+    steps = store_cache.cached(run, mismatch.by_step)
     names = ["Figures", "Distribution", "Depends on", "Sequences", *(["Steps"] if len(steps) > 1 else [])]
     kind = st.segmented_control("Show", names, default="Figures", key="mismatch_part", label_visibility="collapsed")
     if kind == "Distribution":
@@ -51,9 +64,8 @@ def draw(view: selection.View) -> None:
 
 def _figures(view: selection.View, tokens: mismatch.Tokens) -> None:
     framework = st.selectbox("Names and definitions of", list(FRAMEWORKS), key="framework", width=240)
-    rows = store_cache.cached(
-        "mismatch", store_cache.stamp_of(view.run), (framework,), lambda: mismatch.figures_of(tokens, framework)
-    )
+    stamp = store_cache.stamp_of(view.run)
+    rows = store_cache.remember("mismatch", stamp, (framework,), lambda: mismatch.figures_of(tokens, framework))
     table = pd.DataFrame(
         {
             "figure": [row["name"] for row in rows],
@@ -73,20 +85,20 @@ def _figures(view: selection.View, tokens: mismatch.Tokens) -> None:
 
 
 def _distribution(view: selection.View) -> None:
-    run, stamp = view.run, store_cache.stamp_of(view.run)
+    run = view.run
     left, right = st.columns(2)
     with left:
-        table = store_cache.cached("ratios", stamp, (), lambda: mismatch.histogram(run))
+        table = store_cache.cached(run, mismatch.histogram)
         plots.draw(
             plots.cached(run, (), charts.ratios, table), key="ratios", picture=exports.picture_of(view, "ratios")
         )
         st.caption("Tokens by r, log counts, and their share of the KL (k3). Dashed: bars of TIS and IcePop.")
     with right:
-        table = store_cache.cached("density", stamp, (), lambda: mismatch.density(run))
+        table = store_cache.cached(run, mismatch.density)
         chart = plots.cached(run, (), charts.density, table)
         plots.draw(chart, key="density", picture=exports.picture_of(view, "density"))
         st.caption("Tokens by the rollout's probability and r; beyond the 99.9th percentile of |r| at the edges.")
-    bars = store_cache.cached("bars", stamp, (), lambda: mismatch.bars(run))
+    bars = store_cache.cached(run, mismatch.bars)
     bars = bars.rename(columns={"tokens": "tokens_share", "kl": "kl_share"})
     tables.draw(bars, "mismatch_bars")
 
@@ -98,16 +110,14 @@ def _dependence(view: selection.View, shares: dict[str, float]) -> None:
     labels = {name: f"{name} ({percent(share)})" for name, share in shares.items()}
     about = "Quantity (share of the variance of |r|)"
     quantity = st.selectbox(about, list(labels), format_func=labels.__getitem__, width=320) or next(iter(labels))
-    stamp = store_cache.stamp_of(view.run)
-    table = store_cache.cached("by", stamp, (quantity,), lambda: mismatch.by_quantity(view.run, quantity))
+    table = store_cache.cached(view.run, mismatch.by_quantity, quantity)
     chart = plots.cached(view.run, (quantity,), charts.by_value, table, quantity)
     plots.draw(chart, key="mismatch_by", picture=exports.picture_of(view, f"by-{quantity}"), of=quantity)
     st.caption("Mean |r| with its standard error, in up to 16 groups of as many tokens.")
 
 
 def _sequences(view: selection.View) -> None:
-    stamp = store_cache.stamp_of(view.run)
-    table = store_cache.cached("heaviest", stamp, (), lambda: mismatch.heaviest(view.run))
+    table = store_cache.cached(view.run, mismatch.heaviest)
     pick = partial(selection.select_row, table, "mismatch_sequences")
     tables.draw(table, "mismatch_sequences", 20, selection_mode="single-row", on_select=pick)
     st.caption("Sequences with the largest share of the KL. Click one to see its tokens above.")
