@@ -43,7 +43,7 @@ from .errors import UlpscopeError
 
 app = typer.Typer(
     name=COMMAND,
-    help="Is it rounding, or a bug? Capture and compare the complete logits of two ways to run a language model.",
+    help="Is it rounding, or a bug? Capture and compare full-vocabulary logits of two execution paths of a model.",
     epilog=f"A first look:  {COMMAND} list   then   {COMMAND} show RUN. A run id may be shortened to a unique prefix.",
     no_args_is_help=True,
     add_completion=False,
@@ -73,6 +73,9 @@ def main() -> None:
     """Run the command line; an UlpscopeError becomes one sentence on stderr and exit code 2."""
     if not sys.warnoptions:  # libraries' warnings are for developers: python -W shows them
         warnings.simplefilter("ignore")
+    if "--remedies" in sys.argv:  # until 1.0
+        err.print("warning: --remedies is deprecated; write --mitigations.", markup=False)
+        sys.argv = ["--mitigations" if word == "--remedies" else word for word in sys.argv]
     try:
         code = app(prog_name=COMMAND, standalone_mode=False)
     except UlpscopeError as error:

@@ -14,7 +14,7 @@ from .errors import UsageError
 # values of --declare: parts of a model, and their formats (core.inference.controls.precisions.catalogue)
 PARTS = ("kv", "weights", "products", "head", "logits", "activations")
 FORMATS = ("fp8_e4m3", "fp8_e5m2", "int8", "bf16", "fp16", "tf32", "q8_0", "q4_0", "nf4")
-DECLARE = "PART=FORMAT, a known lower precision of a side: kv=fp8_e4m3."
+DECLARE = f"PART=FORMAT, an intended lower precision. PART: {', '.join(PARTS)}. FORMAT: {', '.join(FORMATS)}."
 
 
 def part_and_format(text: str) -> tuple[str, str]:
@@ -107,26 +107,34 @@ class CaptureRequest(Request):
     )
     is_chat: bool = param("Format each prompt as a user message by the chat template.", False, option="--chat")
     system: str | None = param("System message of every chat.", None)
-    reference: str = param("Path of the reference: prefill, decode, ...", "prefill", is_always_typed=True)
-    variants: tuple[str, ...] = param(
-        "Path to compare with the reference; repeatable. Default: decode.", (), option="--variant"
+    reference: str = param(
+        "Execution path used as the reference: prefill, decode, ...", "prefill", is_always_typed=True
     )
-    sweeps: tuple[str, ...] = param("Add one variant per value: batch=1,2,4,8.", (), option="--sweep")
+    variants: tuple[str, ...] = param(
+        "Execution path to compare with the reference; repeatable. Default: decode.", (), option="--variant"
+    )
+    sweeps: tuple[str, ...] = param(
+        "One variant per value: batch=1,2,4,8. (`ulpscope sweep` runs plans of captures.)", (), option="--sweep"
+    )
     repeat: int = param("Run every path N times in sequence, as repeated requests.", 1)
     tokens: int = param("Continue each side greedily by up to N tokens.", 0)
     kv: bool | None = param("Compare the KV caches. Default: if a path uses one.", None, option="--kv/--no-kv")
     layers: bool = param("Compare every module's output: where the difference starts and how it grows.", False)
-    layer_floor: int = param("With --layers: number of reordered forwards for the noise floor; 0: none.", 2)
+    layer_floor: int = param(
+        "With --layers: forwards with other reduction orders, which measure the noise floor; 0: none.", 2
+    )
     layer_positions: tuple[int, ...] = param(
-        "With --layers: always compare this position of each prompt, if not all fit on disk; repeatable.",
+        "With --layers: compare this position of each prompt even if not all fit on disk; repeatable.",
         (),
         option="--layer-position",
     )
     kernels: bool = param("Record which kernels each side launches, by module, on the first prompt.", False)
-    remedies: bool = param("Test changes that may make the sides agree, and measure throughput.", False)
+    remedies: bool = param(
+        "Measure changes that may make the sides agree, and their throughput.", False, option="--mitigations"
+    )
     judge: bool = param("Run the checks of `judge` too; several times the work.", False)
     declares: tuple[str, ...] = param(DECLARE, (), option="--declare")
-    keep: Literal["all", "figures"] = param("all: store every logit. figures: only figures and digests.", "all")
+    keep: Literal["all", "figures"] = param("all: store every logit. figures: only metrics and hashes.", "all")
     dtype: str = param("float32, float16 or bfloat16.", "bfloat16", is_always_typed=True)
     device: str | None = param("cpu, cuda, cuda:1. Default: CUDA if there is one.", None)
     revision: str | None = param("Revision on the hub.", None)

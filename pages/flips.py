@@ -35,7 +35,8 @@ if not count:
 if table.empty:
     st.stop()
 with heading:
-    exports.download({str(listing): table}, exports.file_stem(view, str(listing).replace(" ", "-")), "flips")
+    stem = exports.file_stem(view, str(listing).replace(" ", "-"))
+    exports.download({str(listing): table}, stem, "flips", "Download flips")
 parts.draw_positions(table, run, "flip_table", 11, (pair.index, with_near_ties))
 if with_near_ties:
     near = plural(len(table) - count, "near tie")
@@ -68,7 +69,7 @@ if view.texts:
         with column:
             widgets.code_block(context + "▸" + visible(choice) + "◂", wraps=True)
 top = store_cache.top(view)
-st.markdown("**Why it could flip.** " + parts.explain_flip(figures, top, run.header.unit))
+st.markdown("**How close it was.** " + parts.explain_flip(figures, top, run.header.unit))
 answer = answer_of(run, pair)
 reason = widgets.escape(opening(answer.sentence.replace("`", "'"))) if answer.is_judged else ""
 st.markdown(f"Pair verdict: **{widgets.escape(answer.name)}**. {reason}")

@@ -37,6 +37,6 @@ exports.download({"probes": parts.table(run.rows)}, "ops", "ops")
 with st.expander("Versions, settings and command"):
     about = run.header
     facts = {"device": about.device, "chip": about.device_name, **about.versions}
-    facts["command, as the file states it"] = about.command
+    facts["recorded command (unverified)"] = about.command
     content = {widgets.escape(name): widgets.escape(legible(value)) for name, value in facts.items()}
     st.table(content, border="horizontal")

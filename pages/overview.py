@@ -46,7 +46,7 @@ if not section.tiles(view):
         figures[3].metric("Largest difference", number(summary.max_abs), help=header.quantity)
     elif view.pair.noise_ratio is not None:
         size = size_of(view.pair, view.run.evidence(view.pair.index))
-        figures[3].metric("RMS difference", f"{multiple(view.pair.noise_ratio)} floor", help=f"{size}; {in_row_ulps}")
+        figures[3].metric("RMS / noise floor", multiple(view.pair.noise_ratio), help=f"{size}; {in_row_ulps}")
     else:
         figures[3].metric("RMS difference", in_row_ulps, help=meanings()["row ULP"])
 
@@ -120,7 +120,7 @@ if provenance.open:
             "revision": origin.revision,
             "device": f"{origin.device} {origin.device_name}".strip(),
             "command": command,
-            "command, as the file states it": "" if command else legible(origin.command),
+            "recorded command (unverified)": "" if command else legible(origin.command),
             "note": origin.note,
             **origin.versions,
         }

@@ -30,7 +30,7 @@ MORE = {  # what can run with the sides: label of its box, what it takes
     "kernels": ("Profile kernels (Internals)", "runs every path once more on the first prompt, under the profiler"),
     "remedies": (
         "Test mitigations (Internals)",
-        "every pair again in float32, with math attention, batch-invariant and so on, timed: many times the work",
+        "every pair again in float32, with batch-invariant kernels and so on, timed: many times the work",
     ),
 }
 _FIELD: dict[str, Any] = {"persist_state": "session"}  # the form comes back as it was left

@@ -39,7 +39,8 @@ def section(view: selection.View, *, is_charted: bool = True) -> None:
     for name in _COLUMNS:
         table[name.replace("logit", view.run.header.holds)] = top[name.removesuffix(" (1 = argmax)").replace(" ", "_")]
     st.dataframe(table, hide_index=True, key="top_table", column_config=_COLUMNS, placeholder="–")
-    exports.download({"top tokens": top}, exports.file_stem(view, "top-tokens", at_position=True), "top")
+    stem = exports.file_stem(view, "top-tokens", at_position=True)
+    exports.download({"top tokens": top}, stem, "top", "Download this position")
 
 
 def short(view: selection.View) -> None:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 
 from app.shell import widgets
-from core.text import plural
 
 COLUMNS_IN_SIGHT = 7  # fit side by side in a window of 1280 pixels
 
 _LABELS = {
     "neq": "differ",
-    "neq_share": "share",
+    "neq_share": "fraction mismatched",
+    "rms": "rms (absolute)",
     "max_abs": "largest difference",
-    "floor_rms": "floor",
+    "floor_rms": "noise floor, rms",
     "kl": "KL, nats",
     "is_flip": "flip",
+    "near_tie": "near tie of either side",
     "text": "token",
     "reference_share": "reference throughput",
     "variant_share": "variant throughput",
@@ -31,6 +33,8 @@ def label(name: str) -> str:
     """Return the label of a column: `reference margin, ULPs` for `reference_margin_ulps`."""
     ending = next((ending for ending in _ENDINGS if name.endswith(ending)), "")
     name = name.removesuffix(ending) + _ENDINGS[ending] if ending else name
+    name = re.sub(r"(\w+)_token_(\w+)_rank", r"rank of \1's token in \2", name)
+    name = re.sub(r"(\w+)_token_probability_change", r"probability of \1's token, change", name)
     return _LABELS.get(name, name.replace("_", " ").replace("ulps", "ULPs"))
 
 
@@ -38,7 +42,9 @@ def _column(name: str, values: pd.Series) -> Any:
     is_pinned = name in ("prompt", "position") or None
     if values.dtype == bool or not pd.api.types.is_numeric_dtype(values.dtype):
         return st.column_config.Column(label(name), pinned=is_pinned, width="medium" if name == "name" else None)
-    if name.endswith(("share", "probability", "probability_change")):
+    if name.endswith("probability_change"):  # percentage points
+        return st.column_config.NumberColumn(label(name), format="%+.1f pp")
+    if name.endswith(("share", "probability")):
         return st.column_config.NumberColumn(label(name), format="percent")
     if pd.api.types.is_integer_dtype(values.dtype):
         return st.column_config.NumberColumn(label(name), format="localized", pinned=is_pinned)
@@ -53,8 +59,9 @@ def draw(table: pd.DataFrame, key: str, most: int = 16, **options: Any) -> Any:
     """
     table = table.dropna(axis="columns", how="all") if len(table) else table
     more = len(table.columns) - COLUMNS_IN_SIGHT
-    if more > 0 and not st.toggle(f"{plural(more, 'more column')}", key=f"{key}_all_columns"):
+    if more > 0 and not st.toggle("Show all columns", key=f"{key}_all_columns"):
         table = table.iloc[:, :COLUMNS_IN_SIGHT]
+    table = table.assign(**{name: 100 * table[name] for name in table if name.endswith("probability_change")})
     height = widgets.table_height(len(table), most)
     return widgets.room(key, height).dataframe(
         table,

@@ -52,7 +52,7 @@ def on_grid(candidates: Candidates, names: Sequence[str], texts: Sequence[str], 
         ticks = grid[:: max(1, -(-len(grid) // _LABELLED))]
         half = float(np.diff(candidates.grid).max(initial=0.0)) / 2
         across |= {
-            "title": {"text": f"logit; lines: values of {dtype}"},
+            "title": {"text": f"logit (grid lines: representable {dtype} values)"},
             "showgrid": False,
             "tickvals": ticks,
             "ticktext": [f"{value:.9g}" for value in ticks],

@@ -93,7 +93,7 @@ def draw_continuations(view: selection.View) -> None:
 
 
 def explain_flip(figures: pd.Series, top: pd.DataFrame, unit: str = "logits") -> str:
-    """Say why the argmax could change at this position, in markdown. top: of core.runs.queries.elements."""
+    """Say how close the decision was at this position, in markdown. top: of core.runs.queries.elements."""
     if figures["nonfinite_mismatch"]:
         return (
             f"{plural(int(figures['nonfinite_mismatch']), 'logit')} here NaN or infinite on one side only, which"
@@ -102,37 +102,26 @@ def explain_flip(figures: pd.Series, top: pd.DataFrame, unit: str = "logits") ->
     margins = {side: figures[f"{side}_margin"] for side in SIDES}
     if any(pd.isna(margin) for margin in margins.values()):
         return "A side has no finite margin here, so the bound does not apply."
-    smaller = min(SIDES, key=lambda side: margins[side])
-    bound = 2 * float(figures["max_abs"])
-    steps = figures[f"{smaller}_margin_ulps"]
-    ulps = "" if pd.isna(steps) else f" ({plural(int(steps), 'ULP')})"
-    numbers = (
-        f"The smaller margin is the {smaller}'s, {margins[smaller]:.12g} {unit}{ulps}. The largest difference here"
-        f" is {figures['max_abs']:.12g} {unit}, twice that is {bound:.12g}."
-    )
+    parts = []
+    for side in SIDES:
+        steps = figures[f"{side}_margin_ulps"]
+        ulps = "" if pd.isna(steps) else f" ({plural(int(steps), 'ULP')})"
+        parts.append(f"{side} {margins[side]:.12g} {unit}{ulps}" if margins[side] else f"{side} 0, an exact tie")
+    numbers = f"Margins: {', '.join(parts)}. Logits here moved by up to {figures['max_abs']:.12g}."
     if not figures["could_flip"]:
         contradiction = ", and yet the argmax changed: the figures contradict each other" if figures["is_flip"] else ""
-        return f"{numbers} The margin is larger, so a flip is impossible here{contradiction}."
-    possible = (
-        "The margin is no larger than that, so one token can pass the other."
-        if margins[smaller]
-        else "It is a tie, which any difference can decide."
-    )
-    return f"{numbers} {possible} {_argmax_moves(figures, top)}".rstrip()
+        return f"{numbers} The smaller margin is more than twice that, so a flip is impossible here{contradiction}."
+    tie = "" if all(margins.values()) else "At an exact tie any difference decides."
+    return " ".join(filter(None, [numbers, tie, _argmax_moves(figures, top)]))
 
 
 def _argmax_moves(figures: pd.Series, top: pd.DataFrame) -> str:
-    """Say how far the two argmaxes moved, and what that made of the gap between them; '' if there is no flip, or a run
-    without logits does not hold both.
-    """
+    """Say how the gap between the two argmaxes changed; '' if there is no flip, or a run without logits lacks one."""
     argmaxes = top.set_index("token_id").reindex([figures[f"{side}_token"] for side in SIDES])
     gap = {side: argmaxes[f"{side}_logit"].iloc[0] - argmaxes[f"{side}_logit"].iloc[1] for side in SIDES}
     if not figures["is_flip"] or pd.isna(list(gap.values())).any():
         return ""
-    moves = (argmaxes["variant_logit"] - argmaxes["reference_logit"]).tolist()
     tied = [side for side in SIDES if gap[side] == 0]
     tie = f" (equal on the {' and the '.join(tied)}: the lower token id counts as the argmax)" if tied else ""
-    first, second, start, end = (f"{x:+.12g}" if x else "0" for x in (*moves, gap["reference"], gap["variant"]))
-    return (
-        f"The reference's token moved by {first}, the variant's by {second}. First minus second: {start} → {end}{tie}."
-    )
+    start, end = (f"{x:+.12g}" if x else "0" for x in (gap["reference"], gap["variant"]))
+    return f"Logit of the reference's token minus that of the variant's: {start} → {end}{tie}."

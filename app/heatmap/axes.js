@@ -98,12 +98,12 @@ class Axes extends Drawing {
     draw.textBaseline = "top";
     draw.textAlign = "left";
     const wide = (label) => draw.measureText(label).width;
-    const end = shown(ends.high / this.scaleUnit);
-    const start = ends.isLog && !isOne ? shown(ends.low / this.scaleUnit) : "";
+    const end = shown(ends.high);
+    const start = ends.isLog && !isOne ? shown(ends.low) : "";
     draw.fillText(start, left, top + 13);
     let free = start ? wide(start) + 6 : 0; // from where on there is room for a label
     for (const value of this.legendTicks()) {
-      const place = this.share(value * this.scaleUnit) * width;
+      const place = this.share(value) * width;
       const label = shown(value);
       if (place < free || place + wide(label) > width - wide(end) - 10) continue;
       free = place + wide(label) + 6;
@@ -114,7 +114,7 @@ class Axes extends Drawing {
     draw.fillText(end, isOne ? left + width / 2 : left + width, top + 13);
     draw.textAlign = "left";
     draw.textBaseline = "middle";
-    const unit = floor > 0 ? "noise floors" : this.unit;
+    const { unit } = this;
     const isUnitBeside = plot.width > width + 110;
     if (isUnitBeside) draw.fillText(unit, left + width + 12, top + 5);
     else draw.fillText(unit, left, top + 35);
@@ -142,9 +142,9 @@ class Axes extends Drawing {
     draw.fillText(says, Math.max(4, Math.min(left, shape.width - wide(says))), isBeside ? top + 37 : line + 5 + LINE);
   }
 
-  // Values worth a label, in the unit of the scale, from low to high without it.
+  // Values worth a label, from low to high without it.
   legendTicks() {
-    const [low, high] = [this.ends.low / this.scaleUnit, this.ends.high / this.scaleUnit];
+    const [low, high] = [this.ends.low, this.ends.high];
     if (!this.ends.isLog) return [0, 1, 2, 3, 4].map((i) => i * stepOf(high / 4)).filter((value) => value < high);
     const factors = Math.log10(high / low) < 2 ? [1, 2, 5] : [1];
     const powers = Array.from({ length: 80 }, (_, i) => 10 ** (i - 40));

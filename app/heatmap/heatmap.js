@@ -91,7 +91,6 @@ class Heatmap extends Pointing {
   get isLog() { return this.scale === "log" || (this.scale === "auto" && this.measure !== "row_ulps"); }
   get isRank() { return this.order === "rank"; } // ranks are counted from 1, the columns of the view from 0
   get floor() { return this.measure === "row_ulps" ? this.data.floor_row_ulps : null; }
-  get scaleUnit() { return this.floor > 0 ? this.floor : 1; } // row ULPs, or what a cell counts, per unit of the scale
   get unit() { return { row_ulps: `row ULPs of ${this.data.dtype}`, ulps: `ULPs of ${this.data.dtype}`, difference: "logits" }[this.measure]; }
   get isWhole() {
     const { view, data } = this;

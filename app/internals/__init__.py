@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 SCOPES = ("this prompt", "all prompts")
 CAPTURED = {  # by option of `capture`: what it records, and which pairs of a run have it
-    "layers": "outputs of modules",
+    "layers": "module outputs",
     "kv": "KV caches",
     "kernels": "kernels",
     "remedies": "mitigations",

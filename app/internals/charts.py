@@ -28,15 +28,15 @@ from core.runs.queries.layers import HEAD, RESIDUAL
 from core.text import visible
 
 MEASURES = {
-    "ratio": "ratio to floor",
-    "neq_share": "share that differs",
+    "ratio": "rms / noise floor",
+    "neq_share": "fraction mismatched",
     "max_row_ulps": "max row ULPs",
     "max_ulps": "max ULPs",
     "rms": "rms difference",
 }
 LINEAR = ("neq_share", "max_row_ulps")  # measures that do not spread over decades
 _HOVER = {
-    "ratio": "%{customdata[2]:.3g} times the floor (-1: the floor is 0)",
+    "ratio": "%{customdata[2]:.3g}x the noise floor (-1: the noise floor is 0)",
     "neq_share": "%{customdata[2]:.4~p} of its elements differ",
     "max_row_ulps": "at most %{customdata[2]:.4g} row ULPs",
     "max_ulps": "at most %{customdata[2]:,} ULPs",
@@ -46,8 +46,9 @@ _MOST_NAMED = 60  # rows whose names fit next to a map
 
 
 def short_name(module: str, kind: str, block: int) -> str:
-    """`block 3` for the stream after a block, else the last part of a module's name."""
-    return f"block {block}" if kind == RESIDUAL else visible(module.rpartition(".")[2])
+    """`layer 3`; of a module in it the last part of its name too, `layer 3 o_proj`."""
+    layer = f"layer {block}" if block >= 0 else ""
+    return layer if kind == RESIDUAL else f"{layer} {visible(module.rpartition('.')[2])}".strip()
 
 
 def _color_scale(values: np.ndarray, measure: str) -> tuple[np.ndarray, dict]:
@@ -189,14 +190,14 @@ def module_growth(modules: pd.DataFrame, selected: int) -> go.Figure:
         customdata=np.stack([modules["ordinal"], floor, modules["neq_share"]], axis=1),
         text=[inert(name) for name in modules["module"]],
         hovertemplate=(
-            "%{text}<br>rms %{y:.3g}, floor %{customdata[1]:.3g}<br>%{customdata[2]:.3~p} of its elements differ"
+            "%{text}<br>rms %{y:.3g}, noise floor %{customdata[1]:.3g}<br>%{customdata[2]:.3~p} of its elements differ"
             "<extra></extra>"
         ),
     )
     figure.add_scatter(
         x=streams,
         y=gaps_at_zero(pair)[streams],
-        name="this pair after each block, and the logits",
+        name="residual stream after each layer, then logits",
         mode="lines+markers",
         hoverinfo="skip",
         line={"color": REFERENCE, "width": 3},
@@ -206,7 +207,7 @@ def module_growth(modules: pd.DataFrame, selected: int) -> go.Figure:
     figure.add_shape(selected_line(int(np.flatnonzero(modules["ordinal"] == selected)[0])))
     ends = every_few(np.flatnonzero(modules["kind"] == RESIDUAL).tolist(), 12)
     figure.update_xaxes(
-        title="modules in running order; ticks: ends of blocks",
+        title="execution order; ticks: end of each layer",
         tickvals=ends,
         ticktext=[str(block) for block in modules["block"].iloc[ends]],
         range=[-0.5, len(modules) - 0.5],
@@ -228,7 +229,7 @@ def module_positions(along: pd.DataFrame, selected: int) -> go.Figure:
         name="this pair",
         line={"color": REFERENCE, "width": 1.6},
         customdata=np.stack([positions, floor], axis=1),
-        hovertemplate="position %{x}<br>pair %{y:.3g}, floor %{customdata[1]:.3g}<extra></extra>",
+        hovertemplate="position %{x}<br>pair %{y:.3g}, noise floor %{customdata[1]:.3g}<extra></extra>",
         mode="lines+markers",
         marker={"size": 4},
     )

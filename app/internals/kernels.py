@@ -6,9 +6,8 @@ from app.components import tables
 from app.internals import parts
 from app.shell import exports, selection, store_cache, widgets
 from core.runs.queries.kernels import find_start, in_words, place_in_words, side_by_side
-from core.text import plural
 
-SHOWN = {"all": "all", "differ": "what differs", "products": "products and reductions"}
+SHOWN = {"all": "all", "differ": "what differs", "products": "matmuls and reductions"}
 
 
 def draw(view: selection.View) -> None:
@@ -23,14 +22,14 @@ def draw(view: selection.View) -> None:
         if len(start.kernels):
             columns = ["name", "library", "reference_details", "variant_details", "only", "modules"]
             tables.draw(parts.kernel_texts(start.kernels)[columns], "kernels_there", 8)
-            st.caption("Kernels since the last matching module.")
+            st.caption("Ops and kernels launched after the last module with equal output.")
             files["where it starts"] = start.kernels
     elif pair in run.pairs_with_layers:
         st.success("No compared module differs, so there is no first kernel.")
     else:
-        st.info("Capture with `--layers` and `--kernels` to see what ran in the first module that differs.")
+        st.info("Capture with `--layers` and `--kernels` to see what ran in the first module whose output differs.")
         widgets.same_capture_with(run.header.provenance, "layers")
-    st.subheader("All kernels")
+    st.subheader("All ops and kernels")
     every = store_cache.cached(run, side_by_side, pair)
     st.markdown(in_words(every, names))
     watched = run.query("SELECT * FROM kernel_side WHERE side IN (0, ?) ORDER BY side", pair + 1)
@@ -41,8 +40,8 @@ def draw(view: selection.View) -> None:
     st.caption(f"Profiled forwards: {', '.join(counts)}; prompt 0. Launches and µs are per forward, profiler included.")
     libraries = ["any", *every["library"].unique()]
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="bottom"):
-        choice = parts.measure("Listed", list(SHOWN), SHOWN, "kernels_shown")
-        library = parts.measure("Source", libraries, {name: name for name in libraries}, "kernels_library")
+        choice = parts.measure("Show", list(SHOWN), SHOWN, "kernels_shown")
+        library = parts.measure("Library", libraries, {name: name for name in libraries}, "kernels_library")
         if st.toggle("Split by module", key="kernels_split"):
             every = side_by_side(run, pair, "place")
     is_listed = {
@@ -62,7 +61,7 @@ def draw(view: selection.View) -> None:
         selection_mode="single-row",
     )
     st.caption(
-        f"{plural(len(table), 'kernel')} of {len(every):,}; what differs first, then by time. Click one for its places."
+        f"{len(table):,} of {len(every):,}, sorted: differing first, then by time. Click a row for its call sites."
     )
     lists = "SELECT * EXCLUDE (side, ordinal) FROM kernel WHERE side = ? ORDER BY ordinal"
     files |= {"side by side": every, "reference": run.query(lists, 0), "variant": run.query(lists, pair + 1)}

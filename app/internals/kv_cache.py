@@ -50,7 +50,7 @@ def draw(view: selection.View) -> None:
 
     title, choice = st.columns([3, 2], vertical_alignment="bottom")
     title.subheader(f"Where in {f'prompt {view.prompt}' if len(run.header.prompts) > 1 else 'the prompt'}")
-    kind = choice.segmented_control("Of", KINDS, format_func="{}s".format, required=True, key="kv_kind") or KINDS[0]
+    kind = choice.segmented_control("Tensor", KINDS, format_func="{}s".format, required=True, key="kv_kind") or KINDS[0]
     by = measure if measure in MEASURES else "neq_share"
     content = (pair, view.prompt, kind, by)
     grid = store_cache.cached(run, cells, *content)

@@ -8,7 +8,7 @@ import streamlit as st
 from app.components import plots, tables
 from app.internals import charts, parts
 from app.shell import exports, selection, store_cache, widgets
-from core.runs.queries.layers import cells, first_module, furthest_module, modules, says_little, sentence
+from core.runs.queries.layers import cells, first_module, furthest_module, kind_word, modules, says_little, sentence
 from core.text import file_name, number, out_of, percent, plural, visible
 
 
@@ -33,8 +33,8 @@ def draw(view: selection.View) -> None:
     if not has_floor:
         st.markdown("No noise floor was run for the modules; capture with `--layer-floor 2` to have one.")
     if furthest is not None:
-        name = widgets.code(furthest.module)
-        st.markdown(f"Highest ratio to the noise floor: `{name}`, {number(furthest.ratio, 3)}x.{says_little(furthest)}")
+        place = f"`{widgets.code(furthest.module)}`, {number(furthest.ratio, 3)}x"
+        st.markdown(f"Highest rms / noise floor ({furthest.dtype}, per module): {place}.{says_little(furthest)}")
     infinite = table[np.isinf(table["ratio"])]
     if len(infinite):
         name = widgets.code(infinite["module"].iloc[0])
@@ -51,12 +51,12 @@ def draw(view: selection.View) -> None:
     last = table.iloc[-1]
     figures = st.columns(4)
     figures[0].metric(
-        "First module", charts.short_name(first.module, first.kind, first.block), help=visible(first.module)
+        "First difference", charts.short_name(first.module, first.kind, first.block), help=visible(first.module)
     )
     figures[1].metric("Logits that differ", percent(last["neq_share"]), help=out_of(last["neq"], last["elements"]))
     worst = "no floor" if not has_floor else "floor is 0" if len(infinite) and furthest is None else "0"
-    figures[2].metric("Max ratio to floor", worst if furthest is None else f"{number(furthest.ratio, 3)}")
-    figures[3].metric("Positions", f"{positions:,} of {total:,}")
+    figures[2].metric("Max rms / noise floor", worst if furthest is None else f"{number(furthest.ratio, 3)}")
+    figures[3].metric("Positions compared", f"{positions:,} of {total:,}")
 
     choices = ["", *table["module"]]
     if st.session_state.get("layers_module") not in choices:
@@ -75,7 +75,7 @@ def draw(view: selection.View) -> None:
     picture = exports.picture_of(view, "layers-growth")
     growth = charts.module_growth(table, module["ordinal"])
     plots.draw(growth, "layers_growth", picture, partial(open_module, "layers_growth"))
-    st.caption("RMS difference after each block and of each module, in its own unit. Dotted: noise floor.")
+    st.caption("RMS difference of each module, absolute, not normalized. Line: after each layer. Dotted: noise floor.")
 
     title, choice = st.columns([3, 5], vertical_alignment="bottom")
     title.subheader(f"Where in {f'prompt {view.prompt}' if len(prompts) > 1 else 'the prompt'}")
@@ -97,11 +97,11 @@ def draw(view: selection.View) -> None:
         choices,
         key="layers_module",
         label_visibility="collapsed",
-        format_func=lambda name: visible(name) if name else f"the first that differs: {begins_at}",
+        format_func=lambda name: visible(name) if name else f"first module whose output differs: {begins_at}",
     )
     share = out_of(module["neq"], module["elements"])
     st.markdown(
-        f"`{widgets.code(module['module'])}`, {widgets.escape(module['kind'])}: {share} of its elements differ."
+        f"`{widgets.code(module['module'])}`, {widgets.escape(kind_word(module['kind']))}: {share} elements differ."
     )
     along = run.rows("layer_position", pair=pair, prompt=view.prompt, ordinal=module["ordinal"])
 
@@ -109,7 +109,7 @@ def draw(view: selection.View) -> None:
         figure, key = charts.module_positions(along, view.position), "layers_module_chart"
         picture = exports.picture_of(view, f"layers-{file_name(module['module'])}", of_prompt=True)
         plots.draw(figure, key, picture, partial(plots.select_position, key))
-        st.caption(f"RMS diff by position of prompt {view.prompt} (native units). Dotted: noise floor.")
+        st.caption(f"RMS difference by position of prompt {view.prompt}, absolute. Dotted: noise floor.")
     else:
         st.caption(f"Equal at every compared position of prompt {view.prompt}.")
 
@@ -118,7 +118,8 @@ def draw(view: selection.View) -> None:
     hidden += [] if len(nonfinite) else ["nonfinite_mismatch"]
     first_columns = ["module", "kind", "neq_share", "rms", "floor_rms", "ratio", "first_position"]
     columns = [name for name in dict.fromkeys([*first_columns, *table.columns]) if name not in hidden]
-    tables.draw(table.assign(module=table["module"].map(visible))[columns], "layers_table")
+    texts = {"module": table["module"].map(visible), "kind": table["kind"].map(kind_word)}
+    tables.draw(table.assign(**texts)[columns].rename(columns={"ratio": charts.MEASURES["ratio"]}), "layers_table")
     files: dict = {
         "by prompt and module": partial(run.rows, "layer", pair=pair),
         "by module and position": partial(run.rows, "layer_position", pair=pair, prompt=view.prompt),

@@ -11,7 +11,7 @@ from app.components import tables
 from app.internals import CAPTURED, SCOPES, has
 from app.shell import exports, selection, widgets
 from core.runs.queries.kernels import shape_in_words, short_name
-from core.runs.requests import asks_for
+from core.runs.requests import asks_for, has_engine
 from core.runs.tables.remedies import advice
 from core.text import visible
 
@@ -22,8 +22,8 @@ def not_recorded(view: selection.View, extras: Sequence[str]) -> None:
     """Say why this pair has none of what these options of `capture` record, and how to get it."""
     run, about = view.run, view.run.header.provenance
     if about.kind == "upload":
-        what = ", no ".join(CAPTURED[extra] for extra in extras)
-        st.info(f"This run was uploaded: a dump of logits holds no {what}. Capture the pair from its model.")
+        what = ", ".join(CAPTURED[extra] for extra in extras)
+        st.info(f"This run was uploaded; a dump of logits has no {what}. Capture the pair from its model.")
         return
     others = {extra: [pair.variant for pair in run.pairs if has(extra, run, pair.index)] for extra in extras}
     lacking = [extra for extra in extras if not others[extra]]
@@ -37,9 +37,11 @@ def not_recorded(view: selection.View, extras: Sequence[str]) -> None:
     if failed:
         what = " and ".join(CAPTURED[extra] for extra in failed)
         st.info(f"The {what} of this pair could not be recorded. {widgets.escape(about.note)}".strip())
-    if new := [extra for extra in lacking if extra not in failed]:
-        options = " ".join(f"`--{extra}`" for extra in new)
-        st.info(f"This run holds no {', no '.join(CAPTURED[extra] for extra in new)}. Capture it with {options}.")
+    if refused := [extra for extra in lacking if extra != "layers" and has_engine(about)]:
+        st.info(f"A side ran in another engine, which records no {', '.join(CAPTURED[extra] for extra in refused)}.")
+    if new := [extra for extra in lacking if extra not in (*failed, *refused)]:
+        options = " ".join(f"`--{'mitigations' if extra == 'remedies' else extra}`" for extra in new)
+        st.info(f"This run has no {', '.join(CAPTURED[extra] for extra in new)}. Capture it with {options}.")
         widgets.same_capture_with(about, *new)
 
 
@@ -77,7 +79,8 @@ def mitigations(view: selection.View) -> None:
     """Draw what would make the sides agree, and the throughput cost."""
     rows = view.run.remedies[view.pair.index]
     st.markdown(widgets.escape(advice(rows)))
-    tables.draw(pd.DataFrame([row for row in rows if not row.refusal])[_OF_MITIGATIONS], "remedies")
+    table = pd.DataFrame([row for row in rows if not row.refusal])[_OF_MITIGATIONS]
+    tables.draw(table.rename(columns={"noise_ratio": f"rms / {rows[0].compute_dtype} noise floor"}), "remedies")
     st.caption("The pair with one change at a time. Throughput: relative to the unchanged path.")
     if refused := [f"- **{widgets.escape(row.name)}**: {widgets.escape(row.refusal)}" for row in rows if row.refusal]:
         st.markdown("Not measured:\n\n" + "\n".join(refused))

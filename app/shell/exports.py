@@ -52,7 +52,7 @@ def parquet(table: pd.DataFrame) -> bytes:
 _FORMS = (("CSV", csv, "text/csv"), ("Parquet", parquet, "application/vnd.apache.parquet"))
 
 
-def download(tables: Mapping[str, Table], name: str, key: str) -> None:
+def download(tables: Mapping[str, Table], name: str, key: str, label: str = "Download") -> None:
     """Draw a popover with every table as CSV and as Parquet; a file is made on request.
 
     tables: by what each is called, the table or what makes it. name: the beginning of the files' names.
@@ -61,7 +61,7 @@ def download(tables: Mapping[str, Table], name: str, key: str) -> None:
     def content_of(form: Callable[[pd.DataFrame], bytes], table: Table) -> bytes:
         return form(table() if callable(table) else table)
 
-    popover = st.popover("Download", icon=":material/download:", key=f"{key}_download", on_change="rerun")
+    popover = st.popover(label, icon=":material/download:", key=f"{key}_download", on_change="rerun")
     if not popover.open:
         return
     with popover:

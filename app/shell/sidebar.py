@@ -129,7 +129,7 @@ def _pick_within(run: RunReader, *, is_shown: bool) -> selection.View:
     if is_shown:
         stepper.stepper(view)
         if view.texts and view.texts[position]:
-            st.caption(f"predicts the token after `{code(visible(view.texts[position]))}`")
+            st.caption(f"logits here predict the token after `{code(visible(view.texts[position]))}`")
     return view
 
 

@@ -164,7 +164,7 @@ def ops_run(run_id: str) -> OpsRun:
 
 
 def causes(view: View) -> Explanation:
-    """Return simple causes of the pair's difference, and what was fitted. See core.judging.explain."""
+    """Return common causes of the pair's difference, and what was fitted. See core.judging.explain."""
     from core.judging.explain.causes import explain_pair  # not before it is needed
 
     return cached(view.run, explain_pair, view.pair.index)

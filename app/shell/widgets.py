@@ -152,8 +152,8 @@ def _marked_text(part: str, bold: bool) -> str:
 
 
 def causes(view: selection.View) -> None:
-    """Draw simple causes of the pair's difference, computed when unfolded."""
-    folded = st.expander("Simple causes", icon=":material/search_insights:", key="causes", on_change="rerun")
+    """Draw common causes of the pair's difference, computed when unfolded."""
+    folded = st.expander("Common causes", icon=":material/search_insights:", key="causes", on_change="rerun")
     if not folded.open:
         return
     if view.run.header.is_long:
@@ -163,12 +163,12 @@ def causes(view: selection.View) -> None:
         folded.markdown(f"Causes are fitted to logits: {refusal(view.run.header)}")
         return
     with folded:
-        with st.spinner("Fitting simple causes to half of the positions"):
+        with st.spinner("Fitting common causes to half of the positions"):
             result = store_cache.causes(view)
         for cause in result.causes:
             st.markdown(f"**{escape(cause.name)}**: {escape(cause.text)}")
         if not result.causes:
-            st.markdown("No simple cause found.")
+            st.markdown("No common cause found.")
         st.caption(f"{result.says} Fitted to half of the rows, scored on the other half (docs/explanation/causes.md).")
 
 
@@ -193,7 +193,6 @@ def same_capture_with(about: Provenance, *extras: str) -> None:
     """Draw the command of the run's request with more recorded, to copy; nothing if none records it."""
     command = command_with(about, *extras)
     if command is not None:
-        st.markdown("The same capture with it:")
         code_block(command, wraps=True)
     if sentence := caveat(about, command):
         st.caption(sentence)

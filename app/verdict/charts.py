@@ -7,6 +7,8 @@ import plotly.graph_objects as go
 
 from app.components import chart_style as style
 
+_DASHED = {"color": style.MISMATCH, "width": 1.4, "dash": "dash"}
+
 
 def floor_ratio(
     positions: np.ndarray, ratio: np.ndarray, threshold: float | None, selected: int, dtype: str, flips: np.ndarray
@@ -19,18 +21,18 @@ def floor_ratio(
         x=positions,
         y=style.gaps_at_zero(ratio),
         line={"color": style.REFERENCE, "width": 1.6},
-        name="pair over floor",
+        name="difference / noise floor",
         customdata=positions[:, None],
-        hovertemplate="position %{x}: %{y:.3g} times the floor<extra></extra>",
+        hovertemplate="position %{x}: %{y:.3g}x the noise floor<extra></extra>",
         **style.CLICKABLE,
     )
     style.add_lone(figure, positions, style.gaps_at_zero(ratio), style.REFERENCE)
     figure.add_hline(y=1, line={"color": style.QUIET, "width": 1.2, "dash": "dot"})
     if threshold is not None:
-        figure.add_hline(y=threshold, line={"color": style.MISMATCH, "width": 1.4, "dash": "dash"})
+        figure.add_hline(y=threshold, line=_DASHED)
     for name, mask, marker in (
         ("flip", np.isin(positions, flips) & (ratio > 0), {"color": style.VARIANT, "symbol": "x", "size": 9}),
-        ("stands out", ratio > (threshold or np.inf), {"color": style.MISMATCH, "size": 7}),
+        ("outlier", ratio > (threshold or np.inf), {"color": style.MISMATCH, "size": 7}),
     ):
         if mask.any():
             figure.add_scatter(
@@ -40,11 +42,11 @@ def floor_ratio(
                 name=name,
                 customdata=positions[mask][:, None],
                 marker=marker,
-                hovertemplate=f"{name} at %{{x}}: %{{y:.4g}} times the floor<extra></extra>",
+                hovertemplate=f"{name} at %{{x}}: %{{y:.4g}}x the noise floor<extra></extra>",
             )
     figure.add_shape(style.selected_line(selected))
     figure.update_xaxes(title="position")
-    figure.update_yaxes(title=f"times the floor, {dtype}", **style.log_axis(np.append(ratio, [1.0, threshold or 1.0])))
+    figure.update_yaxes(title=f"difference / noise floor, {dtype}", **style.log_axis(np.append(ratio, threshold or 1)))
     return style.layout(figure, 280, **style.NEAREST_CLICK)
 
 
@@ -57,7 +59,7 @@ def over_modules(names: list[str], side: np.ndarray, own: np.ndarray, first: str
     figure = go.Figure()
     places = np.arange(len(names))
     labels = [style.inert(name) for name in names]
-    style.add_floor(figure, places, own, name="own rounding")
+    style.add_floor(figure, places, own, name="model in float32")
     figure.add_scatter(
         x=places,
         y=style.gaps_at_zero(side),
@@ -66,24 +68,20 @@ def over_modules(names: list[str], side: np.ndarray, own: np.ndarray, first: str
         marker={"size": 5},
         name="this side",
         customdata=np.stack([np.array(labels, object), own.astype(object)], axis=1),
-        hovertemplate="%{customdata[0]}<br>this side %{y:.3g}, own rounding %{customdata[1]:.3g}<extra></extra>",
+        hovertemplate="%{customdata[0]}<br>this side %{y:.3g}, model in float32 %{customdata[1]:.3g}<extra></extra>",
     )
     if first in names:
         place = names.index(first)
         side_of_line = "right" if place < len(names) / 2 else "left"
-        figure.add_vline(
-            x=place,
-            line={"color": style.MISMATCH, "width": 1.4, "dash": "dash"},
-            annotation={"text": labels[place], "font": {"color": style.MISMATCH}},
-            annotation_position=f"top {side_of_line}",
-        )
+        text = {"text": labels[place], "font": {"color": style.MISMATCH}}
+        figure.add_vline(x=place, line=_DASHED, annotation=text, annotation_position=f"top {side_of_line}")
     blocks = style.every_few([place for place, name in enumerate(names) if name.rpartition(".")[2].isdigit()], 12)
     figure.update_xaxes(
-        title="modules in running order; ticks: ends of blocks",
+        title="execution order; ticks: end of each layer",
         tickvals=blocks,
         ticktext=[names[place].rpartition(".")[2] for place in blocks],
     )
-    figure.update_yaxes(title="rms error", **style.log_axis(np.concatenate([side, own])))
+    figure.update_yaxes(title="rms error vs. float64", **style.log_axis(np.concatenate([side, own])))
     return style.layout(figure, 320)
 
 

@@ -1,4 +1,4 @@
-"""The verdict at the head of the overview: name, sentence, first place, size, next step, checks, a report to copy."""
+"""The verdict at the head of the overview: name, sentence, first divergence, size, checks, a report to copy."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ import streamlit as st
 from app.components import plots
 from app.shell import address, exports, selection, widgets, wording
 from app.verdict import charts, panel_actions
-from core.runs.file.evidence import FAILED, MISSING, NOTED, PASSED, AloneFigures, Evidence, PairFigures
+from core.runs.file.evidence import EXPLAINED, FAILED, MISSING, NOTED, PASSED, AloneFigures, Evidence, PairFigures
 from core.runs.queries.verdicts import Answer, answer_of, position_ratios
 from core.runs.reports.issue_markdown import issue_text
 from core.text import opening, plural
 
 _OUTCOMES = {
     PASSED: (":material/check_circle:", "green"),
+    EXPLAINED: (":material/check_circle:", "orange"),
     FAILED: (":material/cancel:", "red"),
     MISSING: (":material/help:", "orange"),
     NOTED: (":material/info:", "blue"),
@@ -29,13 +30,13 @@ _EVIDENCE = ("group", "check", "side", "control", "outcome", "says", "figures")
 
 
 def verdict(view: selection.View) -> Answer:
-    """Draw the answer and return it: name, sentence, first place, size."""
+    """Draw the answer and return it: name, sentence, first divergence, size."""
     answer = answer_of(view.run, view.pair)
     with st.container(border=True, key="verdict"):
         badge = f":{wording.VERDICTS.get(answer.name, 'gray')}-badge[{widgets.escape(answer.name)}]"
         st.markdown(f"{badge} {widgets.to_markdown(opening(answer.sentence), bold=True)}")
         if any(part not in answer.sentence for part in answer.place.split(", ")):
-            st.markdown(f"First place: **{widgets.escape(answer.place)}**")
+            st.markdown(f"First divergence: **{widgets.escape(answer.place)}**")
     return answer
 
 
@@ -83,13 +84,15 @@ def _check(view: selection.View, title: str, row: Evidence, key: str, *, is_open
             side, own, first = figures.alone_rms, figures.own_rounding_rms, next(iter(figures.modules_beyond), None)
             chart = charts.over_modules(list(figures.modules), np.array(side, float), np.array(own, float), first)
             plots.draw(chart, key=f"modules_{key}", picture=exports.picture_of(view, f"modules-{row.side}"))
-            st.caption("RMS error of every module to float64 on the same input, and the rounding of the model itself.")
+            st.caption(
+                "RMS error vs. float64 on the same input: of each module of the side, and of the model in float32."
+            )
         table = {
             name: widgets.escape(wording.figure(value))
             for _, name, value in figures.present()
-            if not isinstance(value, tuple) or len(value) <= _MOST_VALUES
+            if (not isinstance(value, tuple) or len(value) <= _MOST_VALUES) and not name.endswith("old runs")
         }
-        with st.expander("Controls and figures", type="compact", key=f"figures_{key}"):
+        with st.expander("Method and numbers", type="compact", key=f"figures_{key}"):
             st.caption(widgets.escape(row.control))
             if table:
                 st.table(table, border="horizontal")
@@ -122,8 +125,8 @@ def _over_floor(view: selection.View, figures: PairFigures) -> None:
     gaps = "; in a gap nothing differs, or a logit is NaN or infinite on one side" if figures.nonfinite_mismatch else ""
     exceeding = int((ratios[~mask] > allowed).sum()) if allowed else 0
     st.caption(
-        f"RMS difference over the noise floor by position of prompt {view.prompt}, {dtype}{gaps}."
-        + (f" Dashed: limit {allowed:.3g}." if allowed else " In 16 bits positions are not judged.")
+        f"RMS difference / noise floor by position of prompt {view.prompt}, {dtype}{gaps}."
+        f" Limit {figures.largest_ratio_allowed:g} overall{f', dashed: {allowed:.3g} per position' if allowed else ''}."
         + (f" {plural(exceeding, 'position')} of other prompts exceed the limit too." if exceeding else "")
     )
 

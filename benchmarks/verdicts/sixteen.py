@@ -1,5 +1,5 @@
 """16 bits alone on trial: faults of a given size and other kernels of the same function, each side's error compared
-with roundings drawn anew (docs/explanation/calibration.md).
+with randomized rounding (docs/explanation/calibration.md).
 
 python -m benchmarks.verdicts.sixteen                # every model and dtype: the tables of the docs
 python -m benchmarks.verdicts.sixteen --model "llama bfloat16" --prompts 10
@@ -129,7 +129,7 @@ TWINS: dict[str, Engine] = {
 
 @dataclass(frozen=True)
 class Tried:
-    """One case on one model with so many prompts. size: of a fault in float32, in roundings drawn anew at the position
+    """One case on one model with so many prompts. size: of a fault in float32, in units of rounding at the position
     where it is largest, 0 of another way to compute the same.
     """
 

@@ -45,12 +45,12 @@ def capture(
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Run a model on two or more mathematically equivalent paths and store every logit.
+    """Run a model on two or more mathematically equivalent execution paths and store every logit.
 
     For example:  ulpscope capture --model sample_runs/model --prompt-file sample_runs/prompts/parser.txt
     --reference prefill --variant decode --variant prefill+batch:8 --dtype bfloat16
 
-    First call vs. later ones, with block reuse:  --reference blocks:16 --repeat 6
+    Cold vs. repeated requests, with block-level prefix caching:  --reference blocks:16 --repeat 6
 
     Which batch sizes agree bit for bit:  --reference decode --sweep batch=1,2,3,4,8,16
 
@@ -73,8 +73,9 @@ def judge(
 ) -> None:
     """Capture like `capture`, run every check, and decide: rounding, or a bug?
 
-    Each pair is compared with this model's own noise floor, in its dtype and in float32; docs/explanation/verdict.md
-    has the method. Exit code 1: a pair is `bug suspected`, `nondeterministic` or `invalid dump`.
+    Each pair is compared with the model's noise floor: how far its logits move if only the reduction order changes
+    (docs/explanation/verdict.md). Exit code 1: a pair is `bug suspected`, `nondeterministic` or `invalid dump`. 2: a
+    pair could not be judged.
 
     For example:  ulpscope judge --model sample_runs/model --prompt "def __init__(self," --variant decode+batch:8
     """
@@ -139,6 +140,7 @@ def run_plan(
     other = next((path for path in plan.paths if path.engine is not None), None)
     option = next((name for name in ("kernels", "remedies") if getattr(request, name)), None)
     if other is not None and option is not None:
+        option = "mitigations" if option == "remedies" else option
         raise UsageError(f"--{option} is for transformers, and '{other}' runs in another engine; leave it out.")
     with RunWriter(store, plan.header, run_id=run_id) as writer:
         session = JudgingSession(plan.loaded, plan.token_ids)

@@ -63,15 +63,15 @@ def compare(
     compute_dtype: options.ComputeDtype = None,
     reference: options.Reference = None,
     holds: options.Holds = None,
-    variant: Annotated[str | None, typer.Option(help="Variant to summarize, if there are several.")] = None,
-    positions: Annotated[bool, typer.Option("--positions", help="With --json: figures of every position.")] = False,
+    variant: Annotated[str | None, typer.Option(help="Variant to summarize; --fail-on still covers all.")] = None,
+    positions: Annotated[bool, typer.Option("--positions", help="With --json: per-position metrics.")] = False,
     framework: As = None,
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Compare the sides of a dump, two dumps, server responses or a stored run. Files need no store.
+    """Compare the logits of two dumps, of the sides of one, of server responses or of a stored run.
 
-    A CI gate over every pair (docs/guides/gates.md):
+    With --fail-on it is a CI gate over every variant (docs/guides/gates.md):
 
     ulpscope compare golden.npz today.npz --fail-on 'verdict,kl>0.05' --junit gate.xml
     """
@@ -179,7 +179,7 @@ def end_with(gate: GateReport, junit: Path | None, markdown: Path | None, as_jso
         undecided = sum(outcome.outcome == UNDECIDED for outcome in gate.outcomes)
         passed = len(gate.outcomes) - undecided
         rest = f", undecided: {undecided:,}" if undecided else ""
-        out.print(f"gate passed: {plural(passed, 'check')}{rest}", markup=False)
+        out.print(f"gate passed: {plural(passed, 'condition')}{rest}", markup=False)
     write_gate(gate, junit, markdown)
     if gate.failed:
         raise typer.Exit(1)

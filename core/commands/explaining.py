@@ -24,13 +24,15 @@ from .verdicts import Load, load_for
 
 Explanations = dict[tuple[str, str], Explanation]
 
-NONE_FOUND = "no simple cause found."
+NONE_FOUND = "no common cause found."
 
 
 def explain(
     run_id: options.Run,
     variant: Annotated[str | None, typer.Option(help="Explain this variant only.")] = None,
-    model: Annotated[str | None, typer.Option(help="Compare both sides with this model's own logits.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Find other weights: compare both sides with this model's logits.")
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="With --model: dtype of the sides. Default: as detected.")] = None,
     device: options.Device = None,
     revision: options.Revision = None,
@@ -38,7 +40,7 @@ def explain(
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Look for a simple cause of a difference: temperature, shifted rows, penalty, mask, BOS, coarser dtype.
+    """Look for a common cause of a difference: temperature, shifted rows, penalty, masking, other tokens, rounded.
 
     Each is fitted to half of the positions and scored on the other half. Causes below the thresholds of
     docs/explanation/causes.md are not reported.

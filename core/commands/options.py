@@ -25,14 +25,16 @@ Run = Annotated[str, Argument(metavar="RUN", help="Run id, or a unique prefix of
 Store = Annotated[str | None, Option("--store", help="Folder of runs, or s3://... Default: $ULPSCOPE_STORE.")]
 Json = Annotated[bool, Option("--json", help="Print JSON instead of tables.")]
 Progress = Annotated[Literal["bar", "json"], Option(help="'bar', or 'json': one JSON line per stage.")]
-Junit = Annotated[Path | None, Option("--junit", help="Write the gate as JUnit XML.")]
-Markdown = Annotated[Path | None, Option("--markdown", help="Append the gate as Markdown to a file.")]
-ComputeDtype = Annotated[str | None, Option(help="Dtype of the computation. Default: declared or detected.")]
+Junit = Annotated[Path | None, Option("--junit", help="Write the gate results as JUnit XML.")]
+Markdown = Annotated[Path | None, Option("--markdown", help="Append the gate results as Markdown to a file.")]
+ComputeDtype = Annotated[
+    str | None, Option(help="Dtype that computed the logits; ULPs are counted in it. Default: detected.")
+]
 Reference = Annotated[str | None, Option(help="Side to compare the others with. Default: 'reference' or first.")]
 Holds = Annotated[
     str | None,
     Option(
-        help="'logits': arrays that look like log-probabilities of chosen tokens are logits. 'padded': cut a padded"
+        help="'logits': read arrays that look like log-probabilities of chosen tokens as logits. 'padded': cut a padded"
         " vocabulary to the tokens common to all sides."
     ),
 ]
@@ -44,8 +46,8 @@ Engine = Annotated[
     list[str] | None,
     Option(
         "--engine",
-        help="NAME=PYTHON: interpreter of an engine. NAME=PYTHON,ADAPTER.py: your own engine. NAME=FOLDER: tensor dumps"
-        " to replay.",
+        help="NAME=PYTHON: run the engine with this interpreter. NAME=PYTHON,ADAPTER.py: an engine of your own."
+        " NAME=FOLDER: replay tensor dumps.",
     ),
 ]
 

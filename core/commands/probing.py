@@ -38,12 +38,14 @@ if TYPE_CHECKING:  # what speaks HTTP takes 0.2 s to load
 @takes_request(ProbeRequest)
 def probe(
     request: ProbeRequest,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print requests and tokens; send nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the number of requests and tokens; send nothing.")
+    ] = False,
     progress: options.Progress = "bar",
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Probe a live server for nondeterminism: rerun, cold and warm cache, under load. Store the responses as a run.
+    """Probe a live server for nondeterminism: repeated, with a warm cache, under load. Store the responses as a run.
 
     For vLLM, SGLang, llama.cpp, Ollama, TGI, and any OpenAI-compatible server with log-probabilities. Needs HTTP
     only, and no model on this machine (docs/guides/probe.md). The API key is that of $ULPSCOPE_PROBE_KEY.

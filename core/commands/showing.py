@@ -14,7 +14,7 @@ from ..errors import UsageError
 from ..runs.queries.caches import summaries
 from ..runs.queries.flips import continuations
 from ..runs.queries.kernels import find_start, in_words, is_watched, place_in_words, short_name, side_by_side
-from ..runs.queries.layers import furthest_module, layers_json, modules, records, says_little, sentence
+from ..runs.queries.layers import furthest_module, kind_word, layers_json, modules, records, says_little, sentence
 from ..runs.reader import RunReader, StoredPair
 from ..runs.reports.issue_markdown import issue_text
 from ..runs.reports.markdown import report_address
@@ -36,7 +36,7 @@ def show(
     run_id: options.Run,
     layers: Annotated[bool, typer.Option("--layers", help="Show the modules that differ, and the first one.")] = False,
     kernels: Annotated[bool, typer.Option("--kernels", help="Show which kernels each side launched.")] = False,
-    remedies: Annotated[bool, typer.Option("--remedies", help="Show mitigations and their throughput.")] = False,
+    remedies: Annotated[bool, typer.Option("--mitigations", help="Show mitigations and their throughput.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a report for an issue thread.")] = False,
     variant: Annotated[str | None, typer.Option(help="With one of these options: only this variant.")] = None,
     blocks: Annotated[bool, typer.Option("--blocks", help="With --layers: only the output of each block.")] = False,
@@ -51,9 +51,11 @@ def show(
     The modules of a run captured with --layers:  ulpscope show RUN --layers (docs/guides/where_it_starts.md)
     """
     if layers + kernels + remedies + markdown > 1 or (as_json_ and markdown):
-        raise UsageError("--layers, --kernels, --remedies and --markdown exclude each other; --markdown also --json.")
+        raise UsageError(
+            "--layers, --kernels, --mitigations and --markdown exclude each other; --markdown also --json."
+        )
     if variant is not None and not (layers or kernels or remedies or markdown):
-        raise UsageError("--variant needs --layers, --kernels, --remedies or --markdown.")
+        raise UsageError("--variant needs --layers, --kernels, --mitigations or --markdown.")
     path = open_store(store).path_of(run_id)
     with RunReader(path) as run:
         pairs = [pair for pair in run.pairs if variant in (None, pair.variant)]
@@ -112,15 +114,16 @@ def _show_layers(run: RunReader, pairs: Sequence[StoredPair], blocks: bool, as_j
     if all(figures is None for _, figures in layers):
         is_compiled = asks_for(run.header.provenance, "layers")
         reason = "its model was compiled" if is_compiled else how_to_have("layers", run.header.provenance)
-        raise UsageError(f"run '{run.run_id}' holds no outputs of modules; {reason}.")
+        raise UsageError(f"run '{run.run_id}' holds no module outputs; {reason}.")
     if as_json_:
         print_json({"run_id": run.run_id, "pairs": [figures for _, figures in layers if figures is not None]})
         return
     for pair, figures in layers:
         if figures is None:
-            print_text(f"{pair.variant}: no outputs of modules; its model was compiled.")
+            print_text(f"{pair.variant}: no module outputs; its model was compiled.")
             continue
         rows = [row for row in figures["by_module"] if not blocks or row["kind"] in ("residual", "head")]
+        rows = [row | {"kind": kind_word(row["kind"])} for row in rows]
         at = f"{figures['positions']:,} of {plural(run.header.rows, 'position')}"
         title = f"{pair.variant} vs {pair.reference}, {at}"
         print_records(rows, title, keys=(*_LAYER_KEYS, "dtype", "first_prompt", "first_position"))
@@ -158,7 +161,7 @@ def _show_kernels(run: RunReader, pairs: Sequence[StoredPair], differing: bool, 
         if place is not None:
             place_text = place_in_words(place, names, names_prompt=len(run.header.prompts) > 1)
         elif pair.index not in run.pairs_with_layers:
-            place_text = f"This run does not have the first module that differs; {how_to_have('layers', about)}."
+            place_text = f"This run has no module outputs, so no first module; {how_to_have('layers', about)}."
         else:
             place_text = "No compared module differs."
         print_text(place_text.replace("`", "'"))
@@ -184,7 +187,7 @@ def _kernels_json(table: pd.DataFrame) -> list[dict[str, Any]]:
     return records(table.drop(columns=["is_multiplied", "is_reducing"]))
 
 
-_REMEDY_KEYS = ("name", "neq", "elements", "rms", "noise_ratio", "max_ulps", "compute_dtype", "flips")
+_REMEDY_KEYS = ("name", "neq", "elements", "rms", "max_ulps", "compute_dtype", "flips")
 
 
 def _show_remedies(run: RunReader, pairs: Sequence[StoredPair], as_json_: bool) -> None:
@@ -192,7 +195,7 @@ def _show_remedies(run: RunReader, pairs: Sequence[StoredPair], as_json_: bool) 
     remedies = [(pair, rows) for pair in pairs if (rows := run.remedies.get(pair.index))]
     if not remedies:
         raise UsageError(
-            f"run '{run.run_id}' has no mitigations; {run.header.provenance.note or 'capture it with --remedies'}."
+            f"run '{run.run_id}' has no mitigations; {run.header.provenance.note or 'capture it with --mitigations'}."
         )
     if as_json_:
         print_json(
@@ -202,7 +205,9 @@ def _show_remedies(run: RunReader, pairs: Sequence[StoredPair], as_json_: bool) 
     for pair, rows in remedies:
         measured = [asdict(row) for row in rows if not row.refusal]
         keys = (*_REMEDY_KEYS, "reference_share", "variant_share")
-        print_records(measured, f"{pair.reference} vs {pair.variant}; shares of throughput", keys=keys)
+        print_records(
+            measured, f"{pair.reference} vs {pair.variant}; share: throughput relative to the baseline", keys=keys
+        )
         for row in rows:
             if row.refusal:
                 print_text(f"{row.name}: not measured. {row.refusal}")

@@ -162,7 +162,7 @@ def tell_verdicts(store: Store, run_id: str, as_json_: bool) -> int:
 
 
 def verdicts_as_json(run: RunReader) -> list[dict[str, Any]]:
-    """Return the verdicts as JSON: one object per pair, with its checks and simple causes."""
+    """Return the verdicts as JSON: one object per pair, with its checks and common causes."""
     return [
         {
             "reference": pair.reference,
@@ -180,7 +180,7 @@ def verdicts_as_json(run: RunReader) -> list[dict[str, Any]]:
 
 
 def print_verdicts(run: RunReader) -> None:
-    """Print the verdict, simple causes and checks of every pair."""
+    """Print the verdict, common causes and checks of every pair."""
     for pair, causes in _with_causes(run):
         answer = answer_of(run, pair)
         print_answer(answer, f"{pair.variant} vs {pair.reference}")
@@ -191,7 +191,7 @@ def print_verdicts(run: RunReader) -> None:
 
 
 def _with_causes(run: RunReader) -> Iterator[tuple[StoredPair, Sequence[Cause] | None]]:
-    """Yield every pair with its simple causes, None if the run does not hold its logits."""
+    """Yield every pair with its common causes, None if the run does not hold its logits."""
     with steps() as say:
         for pair in run.pairs:
             say("looking for causes", pair.index, len(run.pairs), "pairs")

@@ -125,7 +125,7 @@ class DumpControls(Controls):
         floor = self.uploads.floor if dtype == "float32" else ""
         if isinstance(floor, str):
             is_asked = dtype == self.dtype == "float32"
-            raise NotAvailableError(floor or "A noise floor in float32 would decide." * is_asked)
+            raise NotAvailableError(floor or "A noise floor in float32 decides." * is_asked)
         return floor
 
     def rerun(self) -> Rerun:

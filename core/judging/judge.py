@@ -32,7 +32,7 @@ Squares = NDArray[np.float64]
 # Limits, in noise floors (rms over rms), each with what it was measured on.
 # float32 and float64: 1,076 pairs of the same function reach 1.09 over all; the smallest fault of the trial is 13.
 WIDE = Limits(over_all=4.0, at_a_place=4.0, uses_own_spread=True)
-# 16 bits, each side's error over that of roundings drawn anew: engines that round more often (partial sums of ranks,
+# 16 bits, each side's error over that of randomized rounding: engines that round more often (partial sums of ranks,
 # unfused kernels) reach 1.5; a place stands out from twice on, whatever the draws say.
 DRAWN = Limits(over_all=2.0, at_a_place=2.0)
 JUMPS = 0.1  # of positions, at which experts may be further: norms in float64 move 1 of 42 positions by 28x
@@ -122,7 +122,7 @@ class OtherRows:
 class Exact:
     """Errors in 16 bits to the model's float32 forward, mean squares, infinite if a logit is not finite, unlike there.
 
-    errors: of each side [positions]; draws: of forwards with roundings drawn anew [draws, positions]; own_paths: errors
+    errors: of each side [positions]; draws: of forwards with randomized rounding [draws, positions]; own_paths: errors
     of the model's own paths, which must look like one more draw, or the draws measure nothing; has_experts: a router
     that nearly ties may choose another expert at a position, in sound sides too.
     """
@@ -155,7 +155,7 @@ class Controls:
 
     A method raises NotAvailableError, or the CaptureError that stopped it. blocks: sizes that a fault may begin at
     multiples of; only_16_bits: sides that compute in 16 bits whatever they are asked, and the dtype; available:
-    controls that were given; causes: sentences of simple causes that explain the difference, best first.
+    controls that were given; causes: sentences of common causes that explain the difference, best first.
     """
 
     names: tuple[str, str]
@@ -334,7 +334,7 @@ class _Trial:
         self.evidence[index] = replace(self.evidence[index], outcome=outcome, says=says)
 
     def in_16_bits(self) -> None:
-        """Compare each side's error to the model's float32 forward with that of roundings drawn anew."""
+        """Compare each side's error to the model's float32 forward with that of randomized rounding."""
         if not self.is_16_bits or self.own.is_identical or self.own.not_finite is not None:
             return None
         try:
@@ -344,13 +344,13 @@ class _Trial:
                     raise NotAvailableError(says)
             exact = self.controls.exact()
         except CaptureError as error:
-            return self.not_available(Check.DRAWN, f"roundings to {self.dtype} drawn anew", error)
+            return self.not_available(Check.DRAWN, f"randomized rounding to {self.dtype}", error)
         tests = error_rows(
             exact, self.dtype, self.lengths, self.controls.blocks, always_check_draws="float32" not in self.tests
         )
         rows = [row for row, _ in tests]
         if len(rows) > 1 and all(row.outcome == FAILED for row in rows):
-            says = f"Neither side is what {exact.model} computes in {self.dtype}: another checkpoint, or other weights."
+            says = f"Neither side is what {exact.model} computes in {self.dtype}: a different checkpoint?"
             rows = [replace(row, outcome=MISSING, says=says) for row in rows]
         self.error_tests = {
             str(row.side): test for row, (_, test) in zip(rows, tests, strict=True) if row.outcome in (PASSED, FAILED)
@@ -548,7 +548,7 @@ class _Trial:
             for figures in (each for each in alone if each.bits is not None):
                 first = figures.first or first  # of a fault on top of the noise
                 if figures.first is None:
-                    part = f"{figures.kind} in {figures.blocks} blocks computes to {figures.bits:.0f} bits"
+                    part = f"{figures.kind} of {figures.blocks} layers computes to {figures.bits:.0f} bits"
                     size = f"{multiple(deciding.ratio)} the noise floor in {dtype}"
                     doubt = f"{size}: a bug, or an undeclared lower precision ({part})."
         if self.precisions and all(each.evidence.outcome in (PASSED, FAILED) for each in self.precisions):
@@ -648,9 +648,9 @@ def foreign(ratios: Mapping[str, float]) -> tuple[str, str | None]:
 def error_rows(
     exact: Exact, dtype: str, lengths: Sequence[int], blocks: Sequence[int] = BLOCKS, *, always_check_draws: bool
 ) -> list[tuple[Evidence, FloorTest]]:
-    """Return the row of each side's error in 16 bits over that of roundings drawn anew, and its test.
+    """Return the row of each side's error in 16 bits over that of randomized rounding, and its test.
 
-    If a row fails, a path of the model itself has to look like its roundings drawn anew, or no row decides.
+    If a row fails, a path of the model itself has to look like its randomized rounding, or no row decides.
     always_check_draws: also if every row passes, because the draws alone decide.
     """
 
@@ -667,7 +667,7 @@ def error_rows(
         rows = [replace(row, figures=structs.replace(row.figures, model_ways_ratios=ratios)) for row in rows]
         odd = next((name for name, test in own.items() if not test.is_passed), None)
         if odd is not None:
-            says = f"The model's own '{odd}' does not look like its roundings drawn anew, so they are no measure here."
+            says = f"The model's own '{odd}' does not look like its randomized rounding, which is no measure here."
             rows = [replace(row, outcome=MISSING, says=says) for row in rows]
     return list(zip(rows, tests.values(), strict=True))
 
@@ -690,12 +690,15 @@ def _error_row(name: str, test: FloorTest, exact: Exact, dtype: str, lengths: Se
         fault_seen_over_all=all_,
         outliers={each.kind: tuple(each.outliers[:8].tolist()) for each in test.places if len(each.outliers)},
     )
-    forwards = f"{len(exact.draws)} forwards whose roundings are drawn anew"
+    forwards = f"{len(exact.draws)} forwards with randomized rounding"
     control = f"'{name}' in {dtype} compared with the model's float32 forward, over {forwards}"
-    size = f"In {dtype} the error of '{name}' to float32 is {multiple(test.ratio)} that of rounding"
+    size = f"In {dtype} the error of '{name}' vs. float32 is {multiple(test.ratio)} that of rounding"
     outcome, says = FAILED, _says(test, size, lengths)
     if test.is_passed:
-        outcome, says = PASSED, f"{size}; a fault of {one:.2g}x at one position, {all_:.2g}x over all would show."
+        outcome, says = (
+            PASSED,
+            f"{size}; detectable: {one:.2g}x the rounding error at one position, {all_:.2g}x overall.",
+        )
     elif nonfinite:
         says = f"In {dtype} '{name}' is NaN or infinite at {plural(nonfinite, 'position')}, unlike in float32."
     elif exact.has_experts and len(test.outliers) <= JUMPS * len(test.by_position):
@@ -709,13 +712,13 @@ def _says(test: FloorTest, size: str, lengths: Sequence[int]) -> str:
     """Say how large a difference is, and what lies beyond the limits. size: `In float32 the difference is 3x ...`."""
     exceeding = [each for each in test.places if len(each.outliers)]
     if test.ratio > test.limits.over_all or not exceeding:
-        return f"{size} (rounding: at most {test.limits.over_all:g}x)."
+        return f"{size} (limit for rounding: {test.limits.over_all:g}x)."
     most = exceeding[0]
     place = f"{multiple(most.worst)} at {most.kind} {most.worst_place}"
     if most is test.position:
         first, is_one = place_in_words(int(test.outliers[0]), lengths), len(test.outliers) == 1
         place = f"{multiple(most.worst)} at {first}" if is_one else f"up to {multiple(most.worst)} from {first} on"
-    return f"{size}, but {place} (rounding: at most {most.limit:.3g}x)."
+    return f"{size}, but {place} (limit for rounding: {most.limit:.3g}x)."
 
 
 def _quote(names: Sequence[str]) -> str:

@@ -68,20 +68,23 @@ def alone_evidence(control: str, alone: ModulesAlone, side: str, prompt: int = 0
         first=(prompt, min(faults.values())) if on_top or (starts and not levels) else None,
     )
     position = f" from position {figures.first[1]} on" if figures.first else ""
-    differ = f"{in_words(faulty, names)} alone differ{'s' * (len(faulty) == 1)}{position}"
+    verb = "differ" if " and " in (modules := in_words(faulty, names)) else "differs"
+    differ = f"Given identical inputs, {modules} {verb}{position}"
     if not faulty:
-        agree = f"{plural(len(names), 'module')} alone agree within {largest:.1f}x their own rounding"
+        agree = f"Given identical inputs, all {plural(len(names), 'module')} agree within {largest:.1f}x rounding"
         says = f"{agree}: the fault is smaller, or in the head."
     elif not levels:
-        says = f"{differ}, {three_digits(float(ratios[list(faults)].max()))}x rounding; others within {largest:.1f}x."
+        says = (
+            f"{differ} ({three_digits(float(ratios[list(faults)].max()))}x rounding); all others within {largest:.1f}x."
+        )
     else:
         figures.kind = series(list(dict.fromkeys(_kind_of(names[module]).partition(".")[0] for module in levels)))
         figures.blocks = len({_block_of(names[module]) for module in levels})
         figures.bits = round(-float(np.log2(np.median(list(levels.values())))) - _OF_A_PRODUCT, 1)
         says = f"{differ}, beyond {figures.bits:.0f}-bit noise of {figures.kind}."
     if levels and not on_top:
-        part = f"{figures.kind} in {figures.blocks} blocks {'compute' if ' and ' in str(figures.kind) else 'computes'}"
-        says = f"{part} to about {figures.bits:.0f} bits: an undeclared lower precision? --declare it to confirm."
+        part = f"{figures.kind} of {figures.blocks} layers"
+        says = f"About {figures.bits:.0f} bits in {part}: an undeclared lower precision? Confirm by --declare."
     return Evidence(Check.ALONE, control, figures, NOTED, says, side)
 
 
@@ -146,14 +149,15 @@ def _kind_noise(alone: ModulesAlone, modules: list[int], start: int) -> tuple[di
 
 
 def in_words(faulty: Sequence[str], names: Sequence[str]) -> str:
-    """Return few modules by name, more as `self_attn in 30 of 30 blocks`, many by the first."""
+    """Return few modules by name, more as `self_attn of all 30 layers`, many by the first."""
     if len(faulty) <= _NAMED:
         return series(faulty)
     kinds, of_all = [_kind_of(name) for name in faulty], [_kind_of(name) for name in names]
     if len(set(kinds)) > _NAMED:
         return f"{faulty[0]} and {len(faulty) - 1} more modules"
     counts = {kind: (kinds.count(kind), of_all.count(kind)) for kind in kinds}
-    return series([kind if of == 1 else f"{kind} in {count} of {of} blocks" for kind, (count, of) in counts.items()])
+    shares = {kind: f"all {of}" if count == of else f"{count} of {of}" for kind, (count, of) in counts.items()}
+    return series([kind if counts[kind][1] == 1 else f"{kind} of {share} layers" for kind, share in shares.items()])
 
 
 def _kind_of(name: str) -> str:

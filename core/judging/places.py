@@ -10,6 +10,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from ..runs.file.evidence import NOTED, Check, Evidence, StructureFigures
+from ..text import plural
 from .statistic import BLOCKS, FloorTest
 
 FLOAT16_MAX = 65504.0
@@ -116,18 +117,19 @@ def outliers_evidence(
     def row_of(place: tuple[int, int]) -> int:
         return sum(lengths[: place[0]]) + place[1]
 
-    says = "No single position is an outlier: the difference is larger everywhere alike."
+    says = "No single position is an outlier: the difference is similar everywhere."
     if shape.first is not None:
-        row = row_of(shape.first)
-        reach = (
-            ", at every position" if shape.positions == sum(lengths) else ", and continues to the end" * shape.is_tail
-        )
-        block = f"; every start is a multiple of {shape.block}, as of blocks of a KV cache" if shape.block else ""
-        says = f"It begins at {place_in_words(row, lengths)}{reach}{block}."
+        row, total = row_of(shape.first), sum(lengths)
+        place = place_in_words(row, lengths)
+        who = f"{shape.positions:,} of {plural(total, 'position')}, first {place},"
+        if shape.is_tail and len(lengths) == 1:
+            who = f"Positions {row} to the end" if row else "All positions"
+        block = f"; starts are multiples of {shape.block}, like blocks of a KV cache" if shape.block else ""
+        says = f"{who} exceed the limit{block}."
         if first is not None and first != shape.first:
             fault = place_in_words(row_of(first), lengths)
-            says = f"Noise begins at {place_in_words(row, lengths)}, the fault at {fault}."
+            says = f"The lower precision exceeds the limit from {place} on, the fault from {fault}."
         elif shape.first[1] == 1 and not test.by_position[row - 1]:
-            says += " Position 0 has one key only, so a fault of keys, masks or scales cannot show there."
+            says += " Position 0 attends to one key only: faults of keys, masks or scales cannot show there."
     figures = structs.replace(shape, first=first or shape.first)
-    return Evidence(Check.OUTLIERS, f"positions beyond what rounding reaches in {dtype}", figures, NOTED, says)
+    return Evidence(Check.OUTLIERS, f"positions above the limit of rounding in {dtype}", figures, NOTED, says)

@@ -61,10 +61,10 @@ def shrink_evidence(
             says = f"{smaller}; {finer}, so it shrinks as rounding does."
         else:
             outcome = MISSING
-            says = f"{smaller}, which neither rounding nor a fault explains. A noise floor would decide."
+            says = f"{smaller}, which neither rounding nor a fault explains. A noise floor decides."
             if not narrow.any():
                 rms = f"{np.sqrt(wide.mean()):.3g} logits (rms)"
-                says = f"Only float32 shows a difference: {rms}. A noise floor would decide."
+                says = f"Only float32 shows a difference: {rms}. A noise floor decides."
     figures = ShrinkFigures(
         compute_dtype="float32",
         pair_rms_logits=float(np.sqrt(wide.mean())),

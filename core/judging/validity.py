@@ -241,7 +241,7 @@ def screen(
 ) -> Evidence:
     """Screen a pair by its figures at each position, as `run.positions` gives them.
 
-    causes: sentences of simple causes that explain the difference; has_experts: a near tie of the router may choose
+    causes: sentences of common causes that explain the difference; has_experts: a near tie of the router may choose
     another expert, which moves a position as far as a bug does. The evidence is noted if undecided.
     """
     dtype = header.compute_dtype

@@ -1,4 +1,4 @@
-"""Verdict of a pair from all of its evidence: the first check that fails decides."""
+"""Verdict of a pair from all of its evidence, in the order of docs/explanation/verdict.md."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def conclude(
     first_place: tuple[int, int] | None = None,
     causes: Sequence[str] = (),
 ) -> Verdict:
-    """Name the verdict: the first check that fails decides, and one that is not available decides nothing.
+    """Name the verdict; a check that is not available decides nothing.
 
-    causes: sentences of simple causes that explain the difference, best first; they replace the check's sentence.
+    causes: sentences of common causes that explain the difference, best first; they replace the check's sentence.
     """
     rows = tuple(sorted(_without_leaks_of_unsteady_sides(evidence), key=lambda row: row.order))
     cause = causes[0] if causes else ""
@@ -67,7 +67,7 @@ def conclude(
     wide, own = first(FLOAT32, MISSING), first(OWN_DTYPE, MISSING)
     has_controls = any(getattr(row.figures, "controls", ()) for row in rows if type(row.figures) is checks.Unmeasured)
     missing = screening if screening is not None and not has_controls else wide or own
-    lacking = "The pair in float32, compared with a noise floor, would decide." if missing is None else missing.says
+    lacking = "The pair in float32, compared with a noise floor, decides." if missing is None else missing.says
     return verdict(records.UNDECIDED, cause or lacking)
 
 
@@ -84,7 +84,7 @@ def _without_leaks_of_unsteady_sides(evidence: Sequence[Evidence]) -> list[Evide
         if isinstance(row.figures, checks.OtherPromptsFigures) and row.outcome == FAILED and row.side in far:
             rms, again = row.figures.rms_logits, far[row.side]
             if rms is None or again is None or rms <= _MORE_THAN_A_RERUN * again:
-                says = f"Other prompts change bits of '{row.side}', but so does a rerun of the same: no leak shown."
+                says = f"Other prompts change bits of '{row.side}', but so does a rerun: no leak is shown."
                 row = replace(row, outcome=NOTED, says=says)
         rows.append(row)
     return rows

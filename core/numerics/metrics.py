@@ -74,8 +74,7 @@ METRICS = (
         "near_tie",
         "",
         "bool",
-        "smaller margin at most 2 row ULPs: a property of the model, not of the pair; false if the reference has no"
-        " finite element",
+        "smaller margin of the two sides at most 2 row ULPs; false if the reference has no finite element",
     ),
     Metric(
         "could_flip",

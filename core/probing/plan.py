@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from ..capture_request import Request, param
 from ..errors import UsageError
-from ..text import clean
+from ..text import clean, plural
 
 Prompt = str | tuple[int, ...]
 RERUN, WARM, LOAD, WALK, ECHO = "rerun", "warm", "load", "walk", "echo"
@@ -115,12 +115,12 @@ def costs(plan: Plan) -> list[str]:
     if LOAD in meanings:
         meanings[LOAD] = f"load:{plan.load}", MEANINGS[LOAD].replace("N other", f"{plan.load} other")
     lines = [
-        f"{name:>8}: {plan.requests_of(test) * plan.servers:>6,} requests, {meaning}"
+        f"{name:>8}: {plural(plan.requests_of(test) * plan.servers, 'request'):>15}, {meaning}"
         for test, (name, meaning) in meanings.items()
     ]
     of = " to both servers together" if plan.is_against else ""
     tokens = f"about {plan.tokens_read:,} tokens to read, {plan.tokens_made:,} to generate"
-    return [*lines, f"At most {plan.requests:,} requests{of}: {tokens}."]
+    return [*lines, f"At most {plural(plan.requests, 'request')}{of}: {tokens}."]
 
 
 def base_of(address: str) -> str:
@@ -150,7 +150,7 @@ class ProbeRequest(Request):
     prompt_files: tuple[str, ...] = param("A text file that is one prompt.", (), option="--prompt-file")
     prompt_lists: tuple[str, ...] = param("A file of prompts, one per line, or JSON lines.", (), option="--prompts")
     model: str = param("Model to request, if the server has several.", "")
-    tests: str = param("Tests to run: rerun, warm, load:N, walk, echo (docs/guides/probe.md).", DEFAULT_TESTS)
+    tests: str = param("; ".join(f"{test}: {meaning}" for test, meaning in MEANINGS.items()) + ".", DEFAULT_TESTS)
     against: str | None = param("A second server to compare with, such as one after an upgrade.", None)
     against_model: str = param("Model to request from the second server. Default: --model.", "")
     top: int = param("Top log-probabilities per position.", 20)

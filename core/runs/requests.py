@@ -10,6 +10,7 @@ runs no code of a model.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -89,6 +90,12 @@ def caveat(about: Provenance, command: str | None) -> str:
 def asks_for(about: Provenance, extra: str) -> bool:
     """Return whether the capture's request has `layers`, `kernels` or `remedies`."""
     return bool(getattr(request_of(about), extra, False))
+
+
+def has_engine(about: Provenance) -> bool:
+    """Return whether a side of the run's request is of another engine, `vllm:prefill`; `blocks:16` is not."""
+    request = request_of(about)
+    return request is not None and any(re.match(r"\w+:[a-z]", path) for path in (request.reference, *request.variants))
 
 
 def how_to_have(extra: str, about: Provenance) -> str:

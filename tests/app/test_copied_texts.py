@@ -73,7 +73,7 @@ def test_a_command_that_a_file_states_is_shown_as_its_own_and_never_offered(bare
     app = open_page("overview", ("copy_report", "provenance"), run=run_id)
     assert "No command is offered" in page_text(app)
     assert not [text for text in codes(app) if STATED in text or text.startswith("python")]
-    table = next(table.value for table in app.table if "command, as the file states it" in table.value.index)
+    table = next(table.value for table in app.table if "recorded command (unverified)" in table.value.index)
     assert f"{STATED}\\x1b" in table.to_string().replace("\\-", "-").replace("\\\\", "\\")
     with RunReader(bare_store.path_of(run_id)) as run:
         told = run_json(run)

@@ -209,14 +209,14 @@ def _deterministic(loaded: LoadedModel) -> Iterator[LoadedModel]:
 
 
 _HEAD = "The LM head, hidden states to logits, in float32; everything before it unchanged."
-_INVARIANT = "Batch-invariant kernels: one reduction order for any batch, row, chunk and cache length."
+_INVARIANT = "One reduction order for any batch, row, chunk and cache length (+invariant)."
 REMEDIES = (
-    Remedy("as it is", "The two paths, unchanged."),
+    Remedy("baseline", "The two paths, unchanged."),
     Remedy("float32", "Weights and every step in float32.", model=_model_in_float32, dtype="float32"),
     Remedy("float32 head", _HEAD, model=_head_in_float32, dtype="float32"),
-    Remedy("TF32 off", "float32 products with full operands."),
-    Remedy("reduced reductions off", "Parts of a 16-bit product are added in float32.", Step("reduced", ("off",))),
-    Remedy("math attention", "Attention as plain products and a softmax, no fused kernel.", Step("sdpa", ("math",))),
+    Remedy("TF32 off", "float32 matmuls without TF32."),
+    Remedy("reduced reductions off", "16-bit matmuls accumulate in float32.", Step("reduced", ("off",))),
+    Remedy("SDPA math backend", "Attention as matmuls and a softmax, no fused kernel.", Step("sdpa", ("math",))),
     Remedy("deterministic algorithms", "torch.use_deterministic_algorithms(True).", model=_deterministic),
-    Remedy("invariant", _INVARIANT, Step("invariant")),
+    Remedy("batch-invariant kernels", _INVARIANT, Step("invariant")),
 )

@@ -1,4 +1,4 @@
-"""Roundings to 16 bits drawn anew: what the same function might as well have come out as in the same dtype.
+"""Randomized rounding to 16 bits: what the same function might as well have come out as in the same dtype.
 
 A model's own paths round the same values to the same bits nearly everywhere: what one of them does says little of an
 engine whose kernels round elsewhere. So each operation's result is computed from the same 16-bit inputs in float32,
@@ -112,7 +112,7 @@ def _first(result: Any) -> Any:
 
 @dataclass
 class RoundingDraws:
-    """Errors in a model's 16 bits to its float32 forward, and those of DRAWS forwards whose roundings are drawn anew.
+    """Errors in a model's 16 bits to its float32 forward, and those of DRAWS forwards with randomized rounding.
 
     plain: what the sides ought to compute; exact: runs it in float32; draws: their errors, made at first need.
     """
@@ -136,7 +136,7 @@ class RoundingDraws:
     def compare(
         self, side: RunnableSide, blocks: Sequence[int], say: Callable[[str], None] = lambda _: None
     ) -> tuple[Evidence, FloorTest]:
-        """Compare a side's error in 16 bits with that of roundings drawn anew."""
+        """Compare a side's error in 16 bits with that of randomized rounding."""
         lengths = [len(ids) for ids in self.prompts]
         return error_rows(self.measure([side], say), self.loaded.dtype, lengths, blocks, always_check_draws=True)[0]
 
@@ -146,7 +146,7 @@ class RoundingDraws:
         """Return the errors of each side. CaptureError if float32 does not fit, or a side fails."""
         loaded = self.loaded
         if loaded.torch_dtype not in _SPARE_BITS:
-            raise CaptureError(f"roundings are drawn in bfloat16 and float16, not in {loaded.dtype}.")
+            raise CaptureError(f"randomized rounding needs bfloat16 or float16, not {loaded.dtype}.")
         weights: dict[torch.Tensor, torch.Tensor] | None = {} if self.plain is PLAIN else None
         draws = [] if self.draws else [draw_of(self.plain, seed, weights) for seed in range(DRAWS)]
         pieces: dict[RunnableSide, list[NDArray[np.float64]]] = {side: [] for side in (*sides, *draws)}
@@ -177,21 +177,21 @@ class RoundingDraws:
             names = ["prefill+attn:eager", *(["decode"] if sum(map(len, self.prompts)) <= _DECODED else [])]
             paths += [side_of(name) for name in names if parse_path(name).refusal(self.loaded) is None]
         if reordering_refusal(self.loaded.model) is None:
-            paths.append(RunnableSide(f"{self.plain.name}, every sum in another order", reordering))
+            paths.append(RunnableSide(f"{self.plain.name}, reordered sums", reordering))
         return paths
 
 
 def draw_of(plain: RunnableSide, seed: int, weights: dict[torch.Tensor, torch.Tensor] | None = None) -> RunnableSide:
-    """Return a forward whose roundings are drawn anew; weights: as of `DrawnRounding`."""
+    """Return a forward with randomized rounding; weights: as of `DrawnRounding`."""
 
     @contextmanager
     def drawing(loaded: LoadedModel, trace: ModuleTrace | None) -> Iterator[Run]:
         mode = DrawnRounding(loaded.torch_dtype, seed, weights)
-        stop = foreign_errors_stop("drawing roundings anew", "choose eager attention")
+        stop = foreign_errors_stop("randomized rounding", "choose eager attention")
         with stop, mode, plain.open(loaded, trace) as run:
             yield run
         if not mode.roundings:
-            raise CaptureError("drawing roundings anew: no operation rounded in torch's sight; leave compile out.")
+            raise CaptureError("randomized rounding: torch saw no operation that rounds; leave compile out.")
 
     return RunnableSide(f"draw {seed}", drawing)
 

@@ -45,7 +45,7 @@ def module_row(
     counts; position: has to be among those that are compared; is_below_float32: a fault may be too small for a module.
     """
     name = sides[-1].name
-    control = f"every module of '{name}' on prompt {number} with its inputs there, compared with float64"
+    control = f"every module of '{name}' on prompt {number}, fed identical inputs, compared with float64"
     try:
         if (count := fits(loaded, len(ids))) <= position:
             raise CaptureError(f"position {position} of prompt {number} does not fit into memory.")

@@ -52,7 +52,7 @@ def rounding_floor(
     if not maps:
         raise CaptureError("noise floor: no linear map ran that could be reordered; expected some.")
     row_ulps = row_ulp_percentile([one for draw in draws for one in draw], _PERCENTILE)
-    control = f"{len(draws)} reorderings of every linear map"
+    control = f"{len(draws)} forwards with other reduction orders in every linear layer"
     return NoiseFloor(np.stack([concatenate(draw).squares for draw in draws]), control, maps, row_ulps)
 
 

@@ -16,7 +16,7 @@ from ...runs.reader import RunReader
 from ...runs.topk.pairing import ListPair, compare_sides
 from ...runs.topk.placeholders import MASKED, clauses
 from ...runs.topk.records import ListSide
-from ...text import opening
+from ...text import opening, plural
 from . import fits, signs
 from .rollouts import explain_tokens
 from .rows import PairRows, TooFewError, rows_of_lists, rows_of_run
@@ -83,8 +83,8 @@ def explain(pair: PairRows) -> Explanation:
         implications.add("constant")
     causes = [cause for cause in causes if cause.name not in implications]
     causes.sort(key=lambda cause: -(2.0 if cause.name == "other tokens" else cause.explained or 0.0))
-    says = [f"Checked {len(pair.rows):,} of {pair.positions:,} rows for: {', '.join(looked_for)}."]
-    says += [f"Not: {', '.join(names)} (needs {what})." for what, names in missing.items()]
+    says = [f"Checked {len(pair.rows):,} of {plural(pair.positions, 'position')} for: {', '.join(looked_for)}."]
+    says += [f"Not checked: {', '.join(names)} (needs {what})." for what, names in missing.items()]
     return Explanation(causes, " ".join(says))
 
 

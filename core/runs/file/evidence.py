@@ -20,7 +20,8 @@ from ...text import clean
 from .records import BUG_SUSPECTED, IDENTICAL, ROUNDING, VERDICTS, FloorRows
 
 PASSED, FAILED, MISSING, NOTED = "passed", "failed", "not available", "informative"
-OUTCOMES = (PASSED, FAILED, MISSING, NOTED)
+EXPLAINED = "explained"  # of a pair that is `lower precision`: shown for a failed check, not stored
+OUTCOMES = (PASSED, FAILED, MISSING, NOTED, EXPLAINED)
 
 VALIDITY, SAMPLER, SCREENING = "validity", "sampler", "screening"
 RERUN, NEIGHBOURS = "rerun", "neighbours"
@@ -138,10 +139,10 @@ class ScreeningFigures(CheckFigures):
     bug_row_ulps: Annotated[float, "rms that rounding never comes near, row ULPs"]
     worst_position_ratio: Annotated[float, "largest rms at one position over the median position"]
     position_ratio_allowed: Annotated[float, "largest such ratio of rounding"]
-    positions_beyond: Annotated[int, "positions that stand out"]
+    positions_beyond: Annotated[int, "outlier positions"]
     flips_beyond_noise: Annotated[int, "flips beyond the noise"]
     first: Annotated[tuple[int, int] | None, "first (prompt, position)"]
-    causes: Annotated[tuple[str, ...], "simple causes"]
+    causes: Annotated[tuple[str, ...], "common causes"]
 
 
 class RerunFigures(CheckFigures):
@@ -152,8 +153,8 @@ class RerunFigures(CheckFigures):
     pair_rms_logits: Annotated[float | None, "rms of the pair, logits"] = None
     rerun_rms_logits: Annotated[float | None, "rms of the rerun to its first call, logits"] = None
     rerun_neq: Annotated[Mapping[str, int | None] | None, "logits that differ in the rerun, by side"] = None
-    rerun_noise_ratio: Annotated[float | None, "rerun over the noise floor, rms over rms"] = None
-    largest_ratio_allowed: Annotated[float | None, "largest noise ratio of rounding"] = None
+    rerun_noise_ratio: Annotated[float | None, "rerun / noise floor, rms"] = None
+    largest_ratio_allowed: Annotated[float | None, "limit of the noise ratio"] = None
     rerun_worst_position_ratio: Annotated[float | None, "largest ratio at one position"] = None
     beyond_noise_floor: Annotated[bool | None, "the rerun differs by more than rounding"] = None
     rerun_row_ulps: Annotated[float | None, "largest difference of the rerun, row ULPs"] = None
@@ -177,9 +178,9 @@ class OtherRowFigures(CheckFigures):
 
 class OtherRowFloorFigures(OtherRowFigures):
     compute_dtype: Annotated[str, "dtype"]
-    noise_ratio: Annotated[float | None, "noise ratio: pair over floor, rms over rms"]
+    noise_ratio: Annotated[float | None, "noise ratio: rms of the difference / rms of the noise floor"]
     worst_position_ratio: Annotated[float | None, "largest ratio at one position"]
-    positions_beyond: Annotated[int, "positions beyond it"]
+    positions_beyond: Annotated[int, "positions above the limit"]
     nonfinite_mismatch: Annotated[int, "logits NaN or infinite on one side only"]
 
 
@@ -187,20 +188,20 @@ class RatioFigures(CheckFigures):
     """A noise ratio and the dtype it was measured in, with which figures of several checks begin."""
 
     compute_dtype: Annotated[str, "dtype"]
-    noise_ratio: Annotated[float | None, "noise ratio: pair over floor, rms over rms"]
+    noise_ratio: Annotated[float | None, "noise ratio: rms of the difference / rms of the noise floor"]
 
 
 class PairFigures(RatioFigures):
     """A pair compared with its noise floor."""
 
-    largest_ratio_allowed: Annotated[float, "largest noise ratio of rounding"]
+    largest_ratio_allowed: Annotated[float, "limit of the noise ratio"]
     pair_rms_logits: Annotated[float, "rms of the pair, logits"]
     floor_rms_logits: Annotated[float, "rms of the floor, logits"]
-    seed_ratios: Annotated[tuple[float, ...], "each reordering over the others"]
+    seed_ratios: Annotated[tuple[float, ...], "each noise-floor forward / mean of the others"]
     worst_position_ratio: Annotated[float | None, "largest ratio at one position"]
-    position_ratio_allowed: Annotated[float | None, "largest ratio of rounding at one position"]
+    position_ratio_allowed: Annotated[float | None, "limit of the ratio at one position"]
     positions: Annotated[int, "positions"]
-    positions_beyond: Annotated[int, "positions beyond it"]
+    positions_beyond: Annotated[int, "positions above the limit"]
     log_spread: Annotated[float, "spread of log ratios (standard deviation)"]
     nonfinite_mismatch: Annotated[int, "logits NaN or infinite on one side only"]
     linear_maps: Annotated[int | None, "linear maps reordered"] = None
@@ -235,21 +236,23 @@ class ListFloorFigures(RatioFigures):
 class DrawnFigures(RatioFigures, kw_only=True):
     """An engine's error against the model's float32 forward, compared with that of random roundings."""
 
-    largest_ratio_allowed: Annotated[float, "largest noise ratio of rounding"]
-    draws: Annotated[int, "forwards with roundings drawn anew"]
-    model_ways_ratios: Annotated[tuple[float, ...], "the model's own ways over the draws"]
+    largest_ratio_allowed: Annotated[float, "limit of the noise ratio"]
+    draws: Annotated[int, "forwards with randomized rounding"]
+    model_ways_ratios: Annotated[tuple[float, ...], "the model's own paths / these forwards"]
     worst_position_ratio: Annotated[float | None, "largest ratio at one position"]
-    position_ratio_allowed: Annotated[float, "largest ratio of rounding at one position"]
+    position_ratio_allowed: Annotated[float, "limit of the ratio at one position"]
     positions: Annotated[int, "positions"]
-    positions_beyond: Annotated[int, "positions beyond it"]
+    positions_beyond: Annotated[int, "positions above the limit"]
     ratio_outside_roundings_directions: Annotated[float | None, "outside the directions of rounding, in old runs"] = (
         None
     )
     nonfinite_mismatch: Annotated[int, "positions NaN or infinite, unlike in float32"]
-    fault_seen_at_one_position: Annotated[float | None, "smallest fault seen at one position, in roundings"] = None
+    fault_seen_at_one_position: Annotated[
+        float | None, "smallest detectable fault at one position, x rounding error"
+    ] = None
     fault_seen_of_one_token: Annotated[float | None, "of one token, in old runs"] = None
-    fault_seen_over_all: Annotated[float, "over all positions"]
-    outliers: Annotated[Mapping[str, tuple[int, ...]], "what stands out"] = msgspec.field(name="beyond")
+    fault_seen_over_all: Annotated[float, "smallest detectable fault overall, x rounding error"]
+    outliers: Annotated[Mapping[str, tuple[int, ...]], "outliers"] = msgspec.field(name="beyond")
 
 
 class ShrinkFigures(CheckFigures):
@@ -267,22 +270,22 @@ class ShrinkFigures(CheckFigures):
 
 
 class PrecisionsFigures(CheckFigures):
-    noise_ratio: Annotated[float, "noise ratio: pair over floor, rms over rms"]
+    noise_ratio: Annotated[float, "noise ratio: rms of the difference / rms of the noise floor"]
     precision: Annotated[str | None, "the precision"] = None
-    share_left: Annotated[float | None, "share of the distance that it leaves"] = None
+    share_left: Annotated[float | None, "share of the difference that remains"] = None
 
 
 class ExplainedFigures(CheckFigures):
     """A side compared with the model in one lower precision, over that precision's own noise floor."""
 
-    noise_ratio: Annotated[float, "noise ratio: pair over floor, rms over rms"]
+    noise_ratio: Annotated[float, "noise ratio: rms of the difference / rms of the noise floor"]
     precision: Annotated[str, "the precision"]
     compute_dtype: Annotated[str, "dtype"]
-    share_left: Annotated[float, "share of the distance that it leaves"]
-    left_noise_ratio: Annotated[float | None, "what it leaves over its own floor, rms over rms"]
+    share_left: Annotated[float, "share of the difference that remains"]
+    left_noise_ratio: Annotated[float | None, "what remains / that precision's own noise floor, rms"]
     worst_position_ratio: Annotated[float | None, "largest ratio at one position"]
-    position_ratio_allowed: Annotated[float, "largest ratio of rounding at one position"]
-    positions_beyond: Annotated[int, "positions beyond it"]
+    position_ratio_allowed: Annotated[float, "limit of the ratio at one position"]
+    positions_beyond: Annotated[int, "positions above the limit"]
     left_noise_ratio_bfloat16: Annotated[float | None, "the same in bfloat16"] = None
     left_noise_ratio_float16: Annotated[float | None, "the same in float16"] = None
 
@@ -291,15 +294,15 @@ class DrawnPrecisionFigures(DrawnFigures, kw_only=True):
     """A side of 16 bits compared with the model in a lower precision and random roundings."""
 
     precision: Annotated[str, "the precision"]
-    ratio_over_draws: Annotated[float, "error over that of rounding drawn anew"]
+    ratio_over_draws: Annotated[float, "error over that of randomized rounding"]
 
 
 class SettingsFigures(CheckFigures):
     """A side of another engine with its settings at their widest."""
 
-    noise_ratio: Annotated[float, "noise ratio: pair over floor, rms over rms"]
+    noise_ratio: Annotated[float, "noise ratio: rms of the difference / rms of the noise floor"]
     settings: Annotated[tuple[str, ...], "settings that round coarser than float32"]
-    widest_noise_ratio: Annotated[float, "noise ratio with all at their widest"]
+    widest_noise_ratio: Annotated[float, "noise ratio with all at full precision"]
     bits: Annotated[int, "bits of the coarsest setting's significand"]
     share_of_rounding_in_bits: Annotated[float, "distance over that of the model with every product in so many bits"]
     setting_noise_ratios: Annotated[tuple[float, ...] | None, "noise ratio of each alone, in old runs"] = None
@@ -309,7 +312,7 @@ class StructureFigures(CheckFigures, kw_only=True):
     positions: Annotated[int, "positions"]
     of: Annotated[int | None, "positions compared"] = None
     first: Annotated[tuple[int, int] | None, "first (prompt, position)"]
-    starts: Annotated[tuple[int, ...], "positions at which it begins"]
+    starts: Annotated[tuple[int, ...], "positions at which outliers start"]
     block: Annotated[int | None, "block size"]
     smaller_block: Annotated[int | None, "smaller block size that is not ruled out, in old runs"] = None
     is_tail: Annotated[bool, "continues to the end"]
@@ -318,17 +321,17 @@ class StructureFigures(CheckFigures, kw_only=True):
 class AloneFigures(CheckFigures):
     """The modules of a side, each given what ran before it on that side."""
 
-    largest_ratio_allowed: Annotated[float, "largest ratio of rounding, to a module's own"]
-    modules_beyond: Annotated[tuple[str, ...], "modules that alone differ by more"]
+    largest_ratio_allowed: Annotated[float, "limit of the ratio, x the module's own rounding"]
+    modules_beyond: Annotated[tuple[str, ...], "modules that differ by more given identical inputs"]
     largest_ratio_of_others: Annotated[float, "largest ratio of the others"]
-    modules: Annotated[tuple[str, ...], "modules as they run"]
+    modules: Annotated[tuple[str, ...], "modules in execution order"]
     alone_rms: Annotated[tuple[float | None, ...], "rms of the side to float64, in units of each module's output"]
     own_rounding_rms: Annotated[tuple[float | None, ...], "rms of the model's own float32 to float64, likewise"]
     first_module: Annotated[str | None, "first of those that differ"] = None
     first: Annotated[tuple[int, int] | None, "first (prompt, position) at which one does"] = None
     kind: Annotated[str | None, "part of the blocks that errs like a lower precision"] = None
     blocks: Annotated[int | None, "blocks in which it does"] = None
-    bits: Annotated[float | None, "bits that it computes to, about"] = None
+    bits: Annotated[float | None, "approximate bits that it computes to"] = None
 
 
 class Check(StrEnum):

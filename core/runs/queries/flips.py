@@ -137,7 +137,7 @@ def beyond_noise(table: pd.DataFrame) -> NDArray[np.bool_]:
 
 
 def noise_sentence(table: pd.DataFrame, most: int = 3) -> str:
-    """`7 of 8 flips lie within the noise; beyond it: position 12 (margin 3.25 logits).`; '' if there is no flip.
+    """`1 of 8 flips is no close decision: position 12 (margin 3.25 logits).`; '' if there is no flip.
 
     table: the pair's figures by position, of all prompts.
     """
@@ -145,7 +145,11 @@ def noise_sentence(table: pd.DataFrame, most: int = 3) -> str:
     if not count or table["max_row_ulps"].isna().all():
         return ""
     if far.empty:
-        return f"{'The flip lies' if count == 1 else f'All {count:,} flips lie'} within the noise."
+        flips = table[table["is_flip"]]
+        kind = "near tie" if flips["near_tie"].all() else "close decision"
+        if count > 1:
+            return f"All {count:,} flips are at {kind}s of a side."
+        return f"It is at a {kind} of the {flips[[f'{side}_margin' for side in SIDES]].iloc[0].idxmin()[:-7]}."
     several = table["prompt"].any()
     places = [
         f"{f'prompt {row.prompt}, ' if several else ''}position {row.position}"
@@ -153,10 +157,8 @@ def noise_sentence(table: pd.DataFrame, most: int = 3) -> str:
         for row in far.head(most).itertuples()
     ]
     more = f" and {len(far) - most:,} more" if len(far) > most else ""
-    return (
-        f"{count - len(far):,} of {plural(count, 'flip')} {'lies' if count - len(far) == 1 else 'lie'} within the"
-        f" noise; beyond it: {'; '.join(places)}{more}."
-    )
+    are = "is at no close decision" if len(far) == 1 else "are at no close decisions"
+    return f"{len(far):,} of {plural(count, 'flip')} {are}: {'; '.join(places)}{more}."
 
 
 def flips_sentence(table: pd.DataFrame) -> str:

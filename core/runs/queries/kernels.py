@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _SHAPE = re.compile(r"([a-z]\w* )?(\d+(?:x\d+)*)")
 _MOST_CLAUSES = 3
+_LAUNCHED = "Ops launched after the last module with equal output"
 # Operations whose order of summation can depend on shapes; what remains computes element by element, or moves values.
 _REDUCING = "mm|gemm|gemv|dot|conv|matmul|attention|sum|mean|norm|softmax|reduce|var|inner"
 # What one side launches alone or more often a forward comes first, of these what adds something up, then by time. Lists
@@ -123,13 +124,13 @@ def in_words(table: pd.DataFrame, names: tuple[str, str]) -> str:
     clauses = []
     for side, name in zip(("reference", "variant"), names, strict=True):
         if only := [pair for pair in pairs if pair.only == side]:
-            clauses.append((only, f"{_few(_code(pair.name) for pair in only)} only in {_code(name)}"))
+            clauses.append((only, f"only in {_code(name)}: {_few(_code(pair.name) for pair in only)}"))
     if grown := [pair for pair in pairs if pair.is_multiplied]:
-        ratios = _few(f"{_code(pair.name)} {three_digits(pair.ratio)} times" for pair in grown)
-        clauses.append((grown, f"launched more or less often per forward in {_code(names[1])}: {ratios}"))
+        ratios = _few(f"{_code(pair.name)} {three_digits(pair.ratio)}x" for pair in grown)
+        clauses.append((grown, f"different launch counts per forward: {ratios} in {_code(names[1])}"))
     if not clauses:
         other = sum(set(pair.reference_details) != set(pair.variant_details) for pair in pairs)
-        shapes = f", {other} of them in other shapes" if other else ""
+        shapes = f", {other} of them with other shapes" if other else ""
         return f"Both sides launch the same kernels as often per forward{shapes}."
     clauses.sort(key=lambda one: -max(max(pair.reference_microseconds, pair.variant_microseconds) for pair in one[0]))
     text = "; ".join(clause for _, clause in clauses)
@@ -141,18 +142,18 @@ def place_in_words(place: KernelPlace, names: tuple[str, str], *, names_prompt: 
     kernels are only named.
     """
     prompt = f"prompt {place.prompt}, " if names_prompt else ""
-    start = f"The first module that differs is {_code(place.module)}, at {prompt}position {place.position}."
+    start = f"The first module whose output differs is {_code(place.module)}, at {prompt}position {place.position}."
     pairs = list(place.kernels.itertuples(index=False))
     adding = [pair for pair in pairs if pair.is_reducing]
     if not pairs:
         return f"{start} No kernel was seen there."
     if not adding:
-        return f"{start} Nothing that ran there adds up: {_few(_code(pair.name) for pair in pairs)}."
+        return f"{start} No matmul or reduction was launched there: {_few(_code(pair.name) for pair in pairs)}."
     if not has_shapes:
-        return f"{start} There ran {_few(_code(pair.name) for pair in adding)}."
+        return f"{start} {_LAUNCHED}: {_few(_code(pair.name) for pair in adding)}."
     clauses = "; ".join(_clause(pair, names) for pair in adding[:_MOST_CLAUSES])
     rest = f"; and {len(adding) - _MOST_CLAUSES} more kernels" if len(adding) > _MOST_CLAUSES else ""
-    return f"{start} There ran {clauses}{rest}."
+    return f"{start} {_LAUNCHED}: {clauses}{rest}."
 
 
 def _clause(pair: Any, names: tuple[str, str]) -> str:
@@ -161,9 +162,9 @@ def _clause(pair: Any, names: tuple[str, str]) -> str:
         side = pair.only == "variant"
         clause, shapes = f"only in {_code(names[side])}", [next(iter(details[side]), "")]
     elif set(details[0]) == set(details[1]):
-        clause, shapes = "on both sides, same kernel, same shapes", [next(iter(details[0]), "")]
+        clause, shapes = "on both sides with the same shapes", [next(iter(details[0]), "")]
     else:
-        clause = "on both sides, same kernel, other shape"
+        clause = "on both sides with other shapes"
         both = (details, details[::-1])
         shapes = [next((each for each in one if each not in other), next(iter(one), "")) for one, other in both]
     clause += f": {' vs '.join(map(shape_in_words, shapes))}" if any(shapes) else ""
@@ -177,7 +178,7 @@ def shape_in_words(detail: str) -> str:
     """`bfloat16 [1, 384] x [384, 2048]` of `bfloat16 1x384, 384x2048`; what libraries write stays as it is."""
     parts = detail.split(", ")
     if not all(_SHAPE.fullmatch(part) for part in parts):
-        return _code(detail) if detail else "no shape told"
+        return _code(detail) if detail else "no shape recorded"
     return " x ".join(_SHAPE.sub(lambda at: f"{at[1] or ''}[{at[2].replace('x', ', ')}]", part) for part in parts)
 
 

@@ -102,18 +102,19 @@ def sentence(run: RunReader, pair: int, table: pd.DataFrame, *, names_prompt: bo
     neq = int(along.loc[along["position"] == first.first_position, "neq"].sum())
     prompt = f"prompt {first.first_prompt}, " if names_prompt else ""
     text = (
-        f"**`{code(first.module)}`** ({_word(first.kind)}) **is the first module that differs, at"
+        f"**`{code(first.module)}`** ({kind_word(first.kind)}) **is the first module whose output differs, at"
         f" {prompt}position {first.first_position}**: {out_of(neq, first.elements // first.positions)} of its elements"
         " there."
     )
     if last["ordinal"] == first.ordinal:
         return text
-    differ = "differs" if last["neq"] == 1 else "differ"
-    return f"{text} Overall {out_of(last['neq'], last['elements'])} of the {_word(last['module'])} {differ}."
+    last_name = last["module"] if last["module"].isalpha() else f"`{code(last['module'])}`"
+    return f"{text} Of the {last_name}, {out_of(last['neq'], last['elements'])} differ."
 
 
-def _word(text: str) -> str:
-    return text if text.isalpha() else f"`{code(text)}`"
+def kind_word(kind: str) -> str:
+    """Return a kind of module as people read it."""
+    return "decoder layer" if kind == RESIDUAL else kind
 
 
 def layers_json(run: RunReader, pair: int) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Verdict of a pair as people read it: name, sentence, first place, size in noise floors, next step, checks.
+"""Verdict of a pair as people read it: name, sentence, first divergence, size, next step, checks.
 
 Reads stored verdicts only. A pair that was not judged is identical if its bits are, else undecided or not judged.
 """
@@ -6,7 +6,7 @@ Reads stored verdicts only. A pair that was not judged is identical if its bits 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +15,14 @@ from ...command_name import COMMAND
 from ...text import multiple, number
 from ..file.evidence import (
     CHECK_GROUPS,
+    EXPLAINED,
+    FAILED,
     FLOAT32,
     MISSING,
     NEIGHBOURS,
     OWN_DTYPE,
+    PASSED,
+    PRECISION,
     RERUN,
     SAMPLER,
     AloneFigures,
@@ -26,7 +30,7 @@ from ..file.evidence import (
     ShrinkFigures,
     Unmeasured,
 )
-from ..file.records import IDENTICAL, LIKELY_ROUNDING, NOT_JUDGED, UNDECIDED
+from ..file.records import IDENTICAL, LIKELY_ROUNDING, LOWER_PRECISION, NOT_JUDGED, UNDECIDED
 from ..reader import RunReader, StoredPair
 from ..requests import command_with
 
@@ -56,8 +60,8 @@ class Answer:
 
     @property
     def facts(self) -> dict[str, str]:
-        """First place and size, those that there are."""
-        facts = {"first place": self.place, "size": self.size}
+        """First divergence and size, those that there are."""
+        facts = {"first divergence": self.place, "size": self.size}
         return {name: value for name, value in facts.items() if value}
 
     @property
@@ -106,9 +110,24 @@ def answer_of(run: RunReader, pair: StoredPair) -> Answer:
         _place(run, pair, evidence),
         size_of(pair, evidence),
         next_command(run, pair, evidence),
-        tuple(evidence),
+        tuple(_explained(evidence) if name == LOWER_PRECISION else evidence),
         tuple(CHECK_GROUPS[group] for group in can_be_run if group not in done),
     )
+
+
+def _explained(evidence: Sequence[Evidence]) -> list[Evidence]:
+    """Rows of a pair that is `lower precision`: what the precision explains has not failed."""
+    figures = [row.figures for row in evidence if row.group == PRECISION and row.outcome == PASSED]
+    names = [getattr(each, "precision", None) or ", ".join(getattr(each, "settings", ())) for each in figures]
+    cause, rows = f"consistent with {' and '.join(names)}", []
+    for row in evidence:
+        if row.group in (OWN_DTYPE, FLOAT32) and row.outcome == FAILED:
+            row = replace(row, outcome=EXPLAINED, says=f"{row.says.removesuffix('.')}: {cause}.")
+        elif isinstance(row.figures, AloneFigures) and row.figures.bits is not None and row.figures.first is None:
+            part = f"{row.figures.kind} of {row.figures.blocks} layers"
+            row = replace(row, says=f"About {row.figures.bits:.0f} bits in {part}, {cause}.")
+        rows.append(row)
+    return rows
 
 
 def _place(run: RunReader, pair: StoredPair, evidence: Sequence[Evidence]) -> str:

@@ -77,11 +77,14 @@ def _reproduction(run: RunReader) -> list[str]:
     about = run.header.provenance
     typed = command_elsewhere(run, "MODEL" if _is_folder(about) else about.model)
     if typed is None:
-        what = "Uploaded logits" if about.kind == "upload" else "Captured by a program"
+        what = "Uploaded logits have" if about.kind == "upload" else "This run has"
         if run.header.k is not None:
-            return [f"{what}: attach its run file.", block(f"ulpscope ingest {run.path.name}", "sh")]
+            return [
+                f"{what} no CLI command to repeat; attach the run file.",
+                block(f"ulpscope ingest {run.path.name}", "sh"),
+            ]
         commands = f"ulpscope export {run.run_id} logits.npz\nulpscope compare logits.npz"
-        return [f"{what}: attach the file that the first command writes.", block(commands, "sh")]
+        return [f"{what} no CLI command to repeat; attach logits.npz from the first command.", block(commands, "sh")]
     command, prompts = typed
     notes, lines = [], []
     if about.model in PACKAGED:
@@ -117,7 +120,7 @@ def _figures(run: RunReader, pair: StoredPair) -> dict[str, str]:
             "flips": f"{summary.flips:,} of {plural(positions, 'position')}",
             "values that differ": out_of(summary.neq, summary.finite),
             "largest difference": f"{number(summary.max_abs)} {header.unit}",
-            "could flip": f"{summary.could_flip:,}, of them ties {summary.ties:,}",
+            "could flip": f"{summary.could_flip:,} ({plural(summary.ties, 'exact tie')})",
             "smallest margin": f"{number(summary.min_margin)} {header.unit}",
         }
     logits, kl = _overs(run, pair)
@@ -157,7 +160,7 @@ def _details(run: RunReader, pair: StoredPair, answer: Answer) -> list[str]:
             f"median {median}, 99th percentile {most}, mean {three_digits(summary.mean_ulps)}, max"
             f" {summary.max_ulps:,} ULPs of {dtype}{logits}"
         ),
-        "near ties": f"{summary.near_ties:,}, of them ties {summary.ties:,}",
+        "near ties": f"{summary.near_ties:,} ({plural(summary.ties, 'exact tie')})",
         "KL, nats": kl,
     }
     return [*shown_checks, facts(figures, "figure")]

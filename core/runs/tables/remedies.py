@@ -83,10 +83,13 @@ def advice(rows: Sequence[RemedyRow]) -> str:
         parts.append(_effect(max(equal, key=lambda row: row.share or 0.0), "all logits equal"))
     if smaller:
         best = min(smaller, key=lambda row: row.rms or math.inf)
-        size = f"RMS diff /{number((plain.rms or 0.0) / (best.rms or 1.0), 3)}" if plain.rms else "no NaN on one side"
+        times = number((plain.rms or 0.0) / (best.rms or 1.0), 3)
+        size = f"RMS difference {times}x smaller" if plain.rms else "no NaN on one side"
         parts.append(_effect(best, f"{size}, flips {plain.flips or 0:,} -> {best.flips or 0:,}"))
     return " ".join(parts) or f"None of {len(others)} changes halves the difference."
 
 
 def _effect(row: RemedyRow, effect: str) -> str:
-    return f"{row.name}: {effect}{'' if row.share is None else f', {row.share:.2f}x throughput'}."
+    if row.reference_share is not None and row.variant_share is not None:
+        effect += f", throughput {row.reference_share:.2f}x (reference) and {row.variant_share:.2f}x (variant)"
+    return f"{row.name}: {effect}."

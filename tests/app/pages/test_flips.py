@@ -47,7 +47,7 @@ def test_near_ties_are_listed_too_when_asked_for_and_that_is_in_the_address():
     assert (len(found), int(found["is_flip"].sum())) == (79, 4)
     assert "in 729 positions" in page_text(app)
     linked = opened(list="flips-and-near-ties", prompt="1", position="142")  # a near tie without a flip
-    assert "Why it could flip" in page_text(linked)
+    assert "How close it was" in page_text(linked)
     assert "is no flip" in page_text(opened(prompt="1", position="142"))
 
 
@@ -62,12 +62,12 @@ TOP = pd.DataFrame({"token_id": [1, 2], "reference_logit": [4.0, 3.5], "variant_
 @pytest.mark.parametrize(
     ("here", "expected"),
     [
-        ({}, "the reference's, 0.5 logits (4 ULPs). The largest difference here is 0.25 logits, twice that is 0.5."),
-        ({"variant_margin": 0.125, "variant_margin_ulps": 1}, "the variant's, 0.125 logits (1 ULP)"),
-        ({"is_flip": True, "variant_token": 2}, "by 0, the variant's by +0.75. First minus second: +0.5 → -0.25."),
-        ({"could_flip": False, "max_abs": 0.125}, "The margin is larger, so a flip is impossible here."),
+        ({}, "reference 0.5 logits (4 ULPs), variant 0.75 logits (6 ULPs). Logits here moved by up to 0.25."),
+        ({"variant_margin": 0.125, "variant_margin_ulps": 1}, "variant 0.125 logits (1 ULP)"),
+        ({"reference_margin": 0.0}, "any difference decides"),
+        ({"is_flip": True, "variant_token": 2}, "+0.5 → -0.25"),
+        ({"could_flip": False, "max_abs": 0.125}, "so a flip is impossible here."),
         ({"could_flip": False, "max_abs": 0.125, "is_flip": True}, "the figures contradict each other"),
-        ({"near_tie": False, "is_flip": True, "variant_token": 2}, "so one token can pass the other. The reference's"),
         ({"nonfinite_mismatch": 3}, "3 logits here NaN or infinite on one side only"),
         ({"variant_margin": np.nan, "variant_margin_ulps": pd.NA}, "no finite margin"),
     ],
@@ -91,4 +91,4 @@ def test_a_run_without_flips_says_how_close_it_came_and_still_offers_its_near_ti
     assert not app.exception
     assert table(app)["position"].tolist() == [1]
     next(button for button in app.button if "first near tie" in button.label).click().run()
-    assert "Why it could flip" in page_text(app)
+    assert "How close it was" in page_text(app)

@@ -49,12 +49,12 @@ def continued(built, own_store, monkeypatch) -> str:
 def test_layers_open_with_the_first_module_and_position_that_differ(growing):
     app = open_page("layers", run=growing, prompt="1")
     assert app.query_params["tab"] == "layers"
-    assert "first module that differs, at position 3**: 1 of 8 (12.5%)" in page_text(app)
+    assert "first module whose output differs, at position 3**: 1 of 8 (12.5%)" in page_text(app)
     assert metrics(app) == {
-        "First module": "block 0",
+        "First difference": "layer 0",
         "Logits that differ": "2.5%",
-        "Max ratio to floor": "0.632",
-        "Positions": "5 of 5",
+        "Max rms / noise floor": "0.632",
+        "Positions compared": "5 of 5",
     }
     assert len(figures_of(app)) == 3
     assert app.dataframe[0].value["module"].tolist() == [module.name for module in MODULES]
@@ -65,7 +65,7 @@ def test_layers_open_with_the_first_module_and_position_that_differ(growing):
 def test_a_module_is_opened_by_a_link_and_by_hand_and_its_name_is_no_markup(growing):
     app = open_page("layers", run=growing, prompt="0", module="model.layers.1")
     assert app.selectbox(key="layers_module").value == "model.layers.1"
-    assert "`model.layers.1`, residual: 2 of 24 (8.3%)" in page_text(app)
+    assert "`model.layers.1`, decoder layer: 2 of 24 (8.3%)" in page_text(app)
     assert app.query_params["module"] == "model.layers.1"
     app.selectbox(key="layers_module").set_value(MODULES[2].name).run()
     assert not app.exception
@@ -84,12 +84,12 @@ def test_a_run_without_modules_gives_the_command_that_supplies_them(own_store):
     assert "`--layers`" in app.info[0].value
     assert codes(app) == [replace(request, layers=True, kv=True, kernels=True, remedies=True).typed()]
     uploaded = open_page("layers", run=ingest(own_store, [ROOT / "tests" / "cases" / "flips_fp16.npz"]))
-    assert "dump of logits holds no" in uploaded.info[0].value
+    assert "dump of logits has no" in uploaded.info[0].value
 
 
 def test_a_pair_that_only_a_zero_floor_sets_apart_is_not_called_near_its_floor(own_store):
     app = open_page("layers", run=layer_run(own_store, {(0, 0, 0): 1}))  # the embedding: no reordering moves it
-    assert metrics(app)["Max ratio to floor"] == "floor is 0"
+    assert metrics(app)["Max rms / noise floor"] == "floor is 0"
     assert "no reordering does" in page_text(app)
 
 
@@ -173,7 +173,7 @@ def test_the_page_begins_where_the_sides_begin_to_differ_and_counts_come_after(o
 def test_remedies_are_a_table_with_the_advice_above_it(own_store):
     app = open_page("mitigations", run=remedy_run(own_store))
     (table,) = [frame.value for frame in app.dataframe if "variant_share" in frame.value]
-    assert table["name"].tolist() == ["as it is", "float32", "invariant"]
+    assert table["name"].tolist() == ["baseline", "float32", "batch-invariant kernels"]
     assert table["variant_share"].tolist() == [1.0, 0.6, 0.75]
     assert advice(ROWS) in page_text(app)
     assert ROWS[2].refusal in page_text(app)

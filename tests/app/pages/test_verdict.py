@@ -75,7 +75,7 @@ def test_a_nan_has_no_ratio_in_the_chart_and_a_floor_left_aside_has_no_chart(own
     app = opened(run=judged_run(own_store, "bug suspected", evidence=[aside, row]), open_=("check_0",))
     page = page_text(app)
     assert "It is left aside" in page
-    assert page.count("RMS difference over the noise floor") == 1
+    assert page.count("RMS difference / noise floor by position") == 1
     assert "a gap nothing differs" in page
 
 

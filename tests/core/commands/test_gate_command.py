@@ -86,7 +86,7 @@ def test_the_verdict_of_a_dump_is_what_it_would_be_stored_with_and_nothing_is_le
     assert "id that `ulpscope ingest` prints" in undecided.stderr
     assert "gate passed" not in undecided.stdout
     identical = cli("compare", CASES / "identical_bf16_bits.npz", "--fail-on", "verdict")
-    assert (identical.returncode, "gate passed: 1 check" in identical.stdout) == (0, True)
+    assert (identical.returncode, "gate passed: 1 condition" in identical.stdout) == (0, True)
     assert list((tmp_path / "passing").iterdir()) == []
     assert not list(tmp_path.glob("runs/*.duckdb"))
 

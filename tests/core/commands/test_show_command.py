@@ -1,4 +1,4 @@
-"""`show` with --layers, --kernels and --remedies: what a run has is printed, what it lacks is a sentence."""
+"""`show` with --layers, --kernels and --mitigations: what a run has is printed, what it lacks is a sentence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_layers_name_the_first_module_that_differs_and_its_position(cli, store):
     run_id = layer_run(store, GROWING)
     done = cli("show", run_id, "--layers")
     assert done.returncode == 0
-    assert "'model.layers.0.attn.<b>q</b>_proj' (projection) is the first module that differs" in done.stdout
+    assert "'model.layers.0.attn.<b>q</b>_proj' (projection) is the first module whose output differs" in done.stdout
     assert "8 of 8 positions" in done.stdout
     table, _, _ = cli("show", run_id, "--layers", "--blocks").stdout.partition("is the first module")
     assert "_proj │" not in table
@@ -36,23 +36,23 @@ def test_layers_name_the_first_module_that_differs_and_its_position(cli, store):
 def test_kernels_begin_where_the_sides_begin_to_differ(cli, store):
     run_id = with_kernels(store, layer_run(store, {(1, 1, 4): 3}))
     lines = cli("show", run_id, "--kernels").stdout.splitlines()
-    assert lines[0].startswith("The first module that differs is 'model.layers.0.norm', at prompt 1,")
-    assert "position 4. There ran 'aten::mean' on both sides" in lines[0]
-    assert lines[0].endswith("other shape: bfloat16 [1, 8] vs bfloat16 [2, 8].")
+    assert lines[0].startswith("The first module whose output differs is 'model.layers.0.norm', at prompt 1,")
+    assert "'aten::mean' on both sides" in lines[0]
+    assert lines[0].endswith("other shapes: bfloat16 [1, 8] vs bfloat16 [2, 8].")
     (pair,) = json.loads(cli("show", run_id, "--kernels", "--json").stdout)["pairs"]
     assert (pair["where_it_starts"]["module"], pair["where_it_starts"]["position"]) == ("model.layers.0.norm", 4)
     kernel_run(store)
-    assert "first module that differs" in cli("show", "kernels", "--kernels").stdout
+    assert "first module" in cli("show", "kernels", "--kernels").stdout
     assert json.loads(cli("show", "kernels", "--kernels", "--json").stdout)["pairs"][0]["where_it_starts"] is None
 
 
 def test_remedies_have_a_cost_or_a_reason_why_they_were_not_measured(cli, store):
     remedy_run(store)
-    done = cli("show", "remedies", "--remedies")
+    done = cli("show", "remedies", "--mitigations")
     assert done.returncode == 0, done.stderr
     assert f"{ROWS[2].name}: not measured. {ROWS[2].refusal}" in done.stdout
     assert advice(ROWS) in done.stdout
-    (pair,) = json.loads(cli("show", "remedies", "--remedies", "--json").stdout)
+    (pair,) = json.loads(cli("show", "remedies", "--mitigations", "--json").stdout)
     assert [row["neq"] for row in pair["remedies"]] == [600, 700, None, 0]
 
 
@@ -61,7 +61,7 @@ def test_remedies_have_a_cost_or_a_reason_why_they_were_not_measured(cli, store)
     [
         (("--layers",), "capture it with --layers"),
         (("--kernels",), "capture it with --kernels"),
-        (("--remedies",), "capture it with --remedies"),
+        (("--mitigations",), "capture it with --mitigations"),
         (("--layers", "--variant", "x"), "no variant 'x'; there are side_1."),
         (("--layers", "--kernels"), "exclude each other"),
         (("--variant", "side_1"), "--variant needs"),
@@ -80,7 +80,7 @@ def test_what_is_not_there_is_one_sentence_and_exit_code_2(options, sentence, cl
 def test_a_capture_keeps_both_where_it_is_asked_to(cli, monkeypatch):
     monkeypatch.setattr(remedies, "ROUNDS", 1)
     asked = ("--model", "sample_runs/model", "--prompt", "def walk(self):", "--variant", "decode", "--json")
-    done = cli("capture", *asked, "--kernels", "--remedies")
+    done = cli("capture", *asked, "--kernels", "--mitigations")
     assert done.returncode == 0, done.stderr
     with RunReader(open_store().path_of(json.loads(done.stdout)["run_id"])) as run:
         assert run.sides_with_kernels == {0, 1}
@@ -88,11 +88,11 @@ def test_a_capture_keeps_both_where_it_is_asked_to(cli, monkeypatch):
         assert forwards == [1, run.header.rows]
         plain, *others = run.remedies[0]
         assert (plain.name, plain.neq, plain.max_ulps) == (
-            "as it is",
+            "baseline",
             run.pairs[0].summary.neq,
             run.pairs[0].summary.max_ulps,
         )
-        assert {row.name: row.neq for row in others}["invariant"] == 0
+        assert {row.name: row.neq for row in others}["batch-invariant kernels"] == 0
     with RunReader(open_store().path_of(json.loads(cli("capture", *asked).stdout)["run_id"])) as run:
         assert not run.sides_with_kernels
         assert run.remedies == {}

@@ -21,7 +21,7 @@ COMMANDS = [
     ("show", "mine", "--markdown"),
     ("compare", "mine"),
     ("show", "mine", "--kernels"),
-    ("show", "mine", "--remedies"),
+    ("show", "mine", "--mitigations"),
     ("show", "mine", "--layers"),
     ("show", "bare", "--layers"),
     ("ops", "--show", "probes"),

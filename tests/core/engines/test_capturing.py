@@ -120,7 +120,7 @@ def test_a_capture_that_is_stopped_leaves_neither_a_run_nor_its_engine(tmp_path)
     [
         (["--layers"], "'toy:prefill' does not send module outputs; leave --layers out."),
         (["--kernels"], "--kernels is for transformers, and 'toy:prefill' runs in another engine; leave it out."),
-        (["--remedies"], "--remedies is for transformers"),
+        (["--mitigations"], "--mitigations is for transformers"),
         (["--variant", "toy:decode"], "Toy has no base 'decode'; its bases are prefill"),
     ],
 )

@@ -37,8 +37,8 @@ def noise(bits, start=0):
     [
         (["model.norm"], "model.norm"),
         (BLOCKS[:2], "model.layers.0.self_attn and model.layers.0.mlp"),
-        (BLOCKS[::2], "self_attn in 4 of 4 blocks"),
-        ([*BLOCKS[1:6:2], "model.norm"], "mlp in 3 of 4 blocks and model.norm"),
+        (BLOCKS[::2], "self_attn of all 4 layers"),
+        ([*BLOCKS[1:6:2], "model.norm"], "mlp of 3 of 4 layers and model.norm"),
         ([*BLOCKS[:3], "model.norm"], "model.layers.0.self_attn and 3 more modules"),
     ],
 )

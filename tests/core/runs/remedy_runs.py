@@ -33,10 +33,10 @@ def row(name: str, neq: int, rms: float, flips: int, shares: tuple[float, float]
 
 
 ROWS = (
-    row("as it is", 600, 0.02, 3, (1.0, 1.0)),
+    row("baseline", 600, 0.02, 3, (1.0, 1.0)),
     row("float32", 700, 2e-6, 0, (0.5, 0.6), "float32"),
     RemedyRow("TF32 off", "Full operands.", "bfloat16", refusal="TF32 exists on CUDA only."),
-    row("invariant", 0, 0.0, 0, (0.8, 0.75)),
+    row("batch-invariant kernels", 0, 0.0, 0, (0.8, 0.75)),
 )
 
 

@@ -1,6 +1,6 @@
 """Explain a side by a lower precision: rank candidates by what each leaves, and test what the best ones leave.
 
-In float32 the rest is compared with reorderings, in 16 bits with redrawn roundings (docs/explanation/calibration.md).
+In float32 the rest is compared with reorderings, in 16 bits with randomized rounding (docs/explanation/calibration.md).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ....judging.places import place_in_words, structure_of
 from ....judging.statistic import BLOCKS, FloorTest, floor_test
 from ....runs.file import evidence
 from ....runs.file.evidence import FAILED, MISSING, NOTED, PASSED, Check, Evidence
-from ....text import three_digits
+from ....text import multiple, three_digits
 from ...models.dtypes import WIDENING, converted, in_float32
 from ...models.model import LoadedModel, has_experts
 from ...models.torch_errors import foreign_errors_stop
@@ -46,7 +46,7 @@ _EXCESS_LEFT = 0.5  # of the squared error beyond rounding to 16 bits: less may 
 _FEWEST_EXPLAINED = 3  # positions before a fault, by which the precision under it is known
 _COARSE, _BITS = "prefill+dtype:bfloat16", 8  # the measure of a setting's rounding, and bits of its significand
 _BITS_OF = {"float32": 24, "float16": 11, "bfloat16": 8}
-_LEAST_OF_WHOLE = 0.5  # of what rounding drawn anew is from float32: a model in 16 bits throughout is no nearer
+_LEAST_OF_WHOLE = 0.5  # of what randomized rounding is from float32: a model in 16 bits throughout is no nearer
 
 
 @dataclass(frozen=True)
@@ -243,11 +243,11 @@ class _Suspect:
         """Say what explains it, wholly or but for a fault on top. outliers: positions beyond the precision's noise."""
         name, lengths, place = figures.precision, self.question.lengths, None
         size = f"{three_digits(self.ratio)}x the noise floor"
-        says = f"'{self.side.name}' is the model with {name}: {size}, nothing but that precision's noise."
+        says = f"'{self.side.name}' is the model with {name}: {size}; what remains is rounding-sized."
         if outcome == FAILED:
             place = structure_of(outliers, lengths).first
             start = f", from {place_in_words(int(outliers[0]), lengths)}" if len(outliers) else ""
-            says = f"A fault on top of a lower precision, {name}{start}."
+            says = f"A fault besides a lower precision, {name}{start}."
         check = Check.EXPLAINED if isinstance(figures, evidence.ExplainedFigures) else Check.DRAWN_PRECISION
         return self.verdict(check, figures, outcome, says, place)
 
@@ -279,9 +279,9 @@ class _Suspect:
                 yield precision, self.explanation(figures, outcome, test.outliers)
 
     def by_draws(self, loaded: LoadedModel, precision: Precision | None = None) -> tuple[PrecisionVerdict, FloorTest]:
-        """Compare it in 16 bits with the model in a precision, or as it is, over roundings drawn anew."""
+        """Compare it in 16 bits with the model in a precision, or as it is, over randomized rounding."""
         question, name = self.question, f"all of it in {loaded.dtype}" if precision is None else precision.name
-        question.say(f"roundings drawn anew with {name}")
+        question.say(f"randomized rounding with {name}")
         draws = RoundingDraws(loaded, question.prompts, PLAIN if precision is None else precision.side)
         row, test = draws.compare(self.side, question.blocks, question.say)
         own = structs.asdict(row.figures) | {"noise_ratio": self.ratio, "ratio_over_draws": test.noise_ratio}
@@ -381,14 +381,16 @@ def _by_settings(question: Question, loaded: LoadedModel, side: RunnableSide, fl
     share = rms_ratio(own, question.squares(loaded, side_of(_COARSE)) * 4.0 ** (_BITS - min(bits)))
     test, ratio, words = floor_test(wide, own_floor, WIDE), rms_ratio(own, floor), ", ".join(settings)
     place = None if test.is_passed else structure_of(test.outliers, question.lengths).first
-    says = (
-        f"'{side.name}' is {three_digits(ratio)} noise floors from float32 by {words}; {test.ratio:.2f} at its widest."
-    )
+    cause = f"The {narrow['kv']} KV cache" if narrow.keys() == {"kv"} and activation is None else f"The setting {words}"
+    sizes = f"{multiple(ratio)} the noise floor with it, {multiple(test.ratio)} at full precision"
+    says = f"{cause} explains the difference: {sizes}."
     if not test.is_passed:
         worst = three_digits(max(test.ratio, test.worst or 0.0))
-        says = f"With every setting at its widest '{side.name}' is still {worst} noise floors from the model."
+        says = f"With every setting at full precision '{side.name}' is still {worst}x the noise floor from the model."
     elif share > 1.0:
-        says = f"{words} move '{side.name}' {three_digits(share)}x as far as {min(bits)} bits round: a fault in these."
+        says = (
+            f"{words} move '{side.name}' {three_digits(share)}x as far as {min(bits)}-bit rounding: a fault in these."
+        )
     figures = evidence.SettingsFigures(
         noise_ratio=ratio,
         settings=tuple(settings),
@@ -397,5 +399,5 @@ def _by_settings(question: Question, loaded: LoadedModel, side: RunnableSide, fl
         share_of_rounding_in_bits=share,
     )
     outcome = PASSED if test.is_passed and share <= 1.0 else FAILED
-    control = f"'{side.name}' compared with the model, with its settings at their widest"
+    control = f"'{side.name}' compared with the model, with its settings at full precision"
     return PrecisionVerdict(Evidence(Check.SETTINGS, control, figures, outcome, says, side.name), place)

@@ -37,7 +37,7 @@ def test_the_pair_as_it_is_and_in_float32_are_what_torch_counts(bfloat16):
     loaded, prompts, rows = bfloat16
     wide = tiny_model("llama", "bfloat16")
     wide.model.float()  # the same weights, widened by other code
-    models = {"as it is": loaded, "float32": LoadedModel(**{**vars(wide), "dtype": "float32"})}
+    models = {"baseline": loaded, "float32": LoadedModel(**{**vars(wide), "dtype": "float32"})}
     for name, model in models.items():
         sides = [torch.cat([whole(model, path, ids) for ids in prompts]) for path in ("prefill", "decode")]
         difference = sides[0].double() - sides[1].double()
@@ -48,8 +48,8 @@ def test_the_pair_as_it_is_and_in_float32_are_what_torch_counts(bfloat16):
         assert row.noise_ratio == pytest.approx(row.rms / 0.5)
         assert row.flips == int((sides[0].argmax(1) != sides[1].argmax(1)).sum())
         assert row.compute_dtype == model.dtype
-    assert rows["as it is"].neq > 0
-    assert rows["invariant"].neq == 0
+    assert rows["baseline"].neq > 0
+    assert rows["batch-invariant kernels"].neq == 0
 
 
 def test_a_head_in_float32_leaves_the_difference_of_the_hidden_states(bfloat16):
@@ -57,7 +57,7 @@ def test_a_head_in_float32_leaves_the_difference_of_the_hidden_states(bfloat16):
     row = rows["float32 head"]
     assert row.compute_dtype == "float32"
     assert rows["float32"].rms < row.rms / 100
-    assert 0.3 < row.rms / rows["as it is"].rms < 1.2
+    assert 0.3 < row.rms / rows["baseline"].rms < 1.2
 
 
 def test_a_remedy_that_a_cpu_cannot_use_is_a_row_with_the_reason(bfloat16):
@@ -93,8 +93,8 @@ def test_an_overflow_on_one_side_has_no_size_and_float32_leaves_none():
 
     down.forward = overflowing
     rows = tried(loaded, [list(tiny_prompts(loaded)[0][:12])])
-    assert (rows["as it is"].rms, rows["as it is"].max_ulps, rows["as it is"].noise_ratio) == (None, None, None)
-    assert rows["as it is"].neq == rows["as it is"].elements
+    assert (rows["baseline"].rms, rows["baseline"].max_ulps, rows["baseline"].noise_ratio) == (None, None, None)
+    assert rows["baseline"].neq == rows["baseline"].elements
     assert "float32: no NaN on one side" in advice(list(rows.values()))
 
 
@@ -111,13 +111,13 @@ def test_shares_are_ratios_of_the_throughput_in_the_same_rounds(monkeypatch: pyt
     ids = list(tiny_prompts(loaded)[0][: TIMED_FORWARDS + 1])
     rows = {row.name: row for row in remedies_of(loaded, [ids], "prefill", "decode", floor_rms=1.0)}
     assert {count for path, count in walked if path.startswith("decode")} == {TIMED_FORWARDS}
-    for name, share in (("as it is", 1.0), ("deterministic algorithms", 1.0), ("invariant", 0.5)):
+    for name, share in (("baseline", 1.0), ("deterministic algorithms", 1.0), ("batch-invariant kernels", 0.5)):
         row = rows[name]
         assert row.variant_share == pytest.approx(share, rel=0.03)
         assert row.variant_share_low <= row.variant_share <= row.variant_share_high
-        plain = rows["as it is"].variant_tokens_per_second
+        plain = rows["baseline"].variant_tokens_per_second
         assert row.variant_share == pytest.approx(row.variant_tokens_per_second / plain)
-    assert rows["as it is"].turns == 6
+    assert rows["baseline"].turns == 6
 
 
 def test_a_remedy_that_cannot_be_timed_has_its_figures(monkeypatch: pytest.MonkeyPatch):
@@ -126,6 +126,6 @@ def test_a_remedy_that_cannot_be_timed_has_its_figures(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(remedies, "_seconds", seconds)
     loaded = tiny_model("llama")
-    plain = tried(loaded, [list(tiny_prompts(loaded)[0][:9])])["as it is"]
+    plain = tried(loaded, [list(tiny_prompts(loaded)[0][:9])])["baseline"]
     assert plain.neq > 0
     assert plain.share is None

@@ -46,7 +46,7 @@ def test_the_public_example_is_told_another_tile_and_three_times_the_reductions(
     assert (found[REDUCE].reference_microseconds, found[REDUCE].variant_microseconds) == (4.0, 12.0)
     assert found[REDUCE].places == ["model.layers.*.mlp.down_proj"]
     assert table["is_multiplied"].tolist() == [False, False, True, False]
-    assert "more or less often per forward" in in_words(table, ("prefill", "prefill+batch:2"))
+    assert "launch counts per forward" in in_words(table, ("prefill", "prefill+batch:2"))
 
 
 def test_as_often_a_forward_is_no_difference_whatever_the_number_of_forwards(read):
