@@ -79,13 +79,13 @@ def wanted(run_id: str, name: str, prompts: tuple[str, ...], variants: tuple[str
 RUNS = [
     wanted(
         "fresh-against-cached",
-        "Fresh against cached: prose, German, code; bfloat16",
+        "Prefill vs. decode with a KV cache: prose, German, code; bfloat16",
         ("bridge.txt", "harbour.txt", "merge.txt"),
         ("decode",),
     ),
     wanted(
         "batch-1-against-n",
-        "Decode alone against batches, float32",
+        "Decode alone vs. batches, float32",
         ("tea.txt",),
         ("decode+batch:2", "decode+batch:8"),
         reference="decode",
@@ -93,7 +93,7 @@ RUNS = [
     ),
     wanted(
         "continuations-that-part",
-        "Greedy continuations that part: a chat and a sentence, bfloat16",
+        "Greedy continuations that diverge: a chat and a sentence, bfloat16",
         ("answers.jsonl",),
         ("decode",),
         tokens=16,
@@ -108,7 +108,7 @@ RUNS = [
     ),
     wanted(
         "where-it-starts",
-        "Where it starts: layers, kernels, remedies, bfloat16",
+        "Where it starts: layers, kernels, mitigations, bfloat16",
         ("committee.txt",),
         ("decode",),
         layers=True,
@@ -117,7 +117,7 @@ RUNS = [
     ),
     wanted(
         "batches-on-an-h100",
-        "Decode alone against batches and prefill on an H100, bfloat16",
+        "Decode alone vs. batches and prefill on an H100, bfloat16",
         ("tea.txt",),
         ("decode+batch:8", "prefill"),
         reference="decode",
@@ -128,14 +128,14 @@ RUNS = [
     ),
     wanted(
         "vllm-against-transformers",
-        "vLLM against transformers, bfloat16",
+        "vLLM vs. transformers, bfloat16",
         ("merge.txt",),
         ("vllm:prefill",),
         model=SMALL,
     ),
     wanted(
         "llamacpp-kv-float16",
-        "llama.cpp with its cache in float16, all else in float32",
+        "llama.cpp with a float16 KV cache, all else in float32",
         ("cache.txt",),
         ("llamacpp:decode+kv:f16+flash:off",),
         model=SMALL,
