@@ -695,10 +695,8 @@ def _error_row(name: str, test: FloorTest, exact: Exact, dtype: str, lengths: Se
     size = f"In {dtype} the error of '{name}' vs. float32 is {multiple(test.ratio)} that of rounding"
     outcome, says = FAILED, _says(test, size, lengths)
     if test.is_passed:
-        outcome, says = (
-            PASSED,
-            f"{size}; detectable: {one:.2g}x the rounding error at one position, {all_:.2g}x overall.",
-        )
+        outcome = PASSED
+        says = f"{size}; detectable: {one:.2g}x the rounding error at one position, {all_:.2g}x overall."
     elif nonfinite:
         says = f"In {dtype} '{name}' is NaN or infinite at {plural(nonfinite, 'position')}, unlike in float32."
     elif exact.has_experts and len(test.outliers) <= JUMPS * len(test.by_position):

@@ -68,23 +68,20 @@ def alone_evidence(control: str, alone: ModulesAlone, side: str, prompt: int = 0
         first=(prompt, min(faults.values())) if on_top or (starts and not levels) else None,
     )
     position = f" from position {figures.first[1]} on" if figures.first else ""
-    verb = "differ" if " and " in (modules := in_words(faulty, names)) else "differs"
-    differ = f"Given identical inputs, {modules} {verb}{position}"
+    modules = in_words(faulty, names)
+    differ = f"Given identical inputs, {modules} differ{'s' * (' and ' not in modules)}{position}"
     if not faulty:
         agree = f"Given identical inputs, all {plural(len(names), 'module')} agree within {largest:.1f}x rounding"
         says = f"{agree}: the fault is smaller, or in the head."
     elif not levels:
-        says = (
-            f"{differ} ({three_digits(float(ratios[list(faults)].max()))}x rounding); all others within {largest:.1f}x."
-        )
+        says = f"{differ} ({three_digits(float(ratios[list(faults)].max()))}x rounding); others within {largest:.1f}x."
     else:
         figures.kind = series(list(dict.fromkeys(_kind_of(names[module]).partition(".")[0] for module in levels)))
         figures.blocks = len({_block_of(names[module]) for module in levels})
         figures.bits = round(-float(np.log2(np.median(list(levels.values())))) - _OF_A_PRODUCT, 1)
         says = f"{differ}, beyond {figures.bits:.0f}-bit noise of {figures.kind}."
     if levels and not on_top:
-        part = f"{figures.kind} of {figures.blocks} layers"
-        says = f"About {figures.bits:.0f} bits in {part}: an undeclared lower precision? Confirm by --declare."
+        says = f"About {figures.bits:.0f} bits in {figures.kind} of {figures.blocks} layers: undeclared? --declare it."
     return Evidence(Check.ALONE, control, figures, NOTED, says, side)
 
 
@@ -155,9 +152,9 @@ def in_words(faulty: Sequence[str], names: Sequence[str]) -> str:
     kinds, of_all = [_kind_of(name) for name in faulty], [_kind_of(name) for name in names]
     if len(set(kinds)) > _NAMED:
         return f"{faulty[0]} and {len(faulty) - 1} more modules"
-    counts = {kind: (kinds.count(kind), of_all.count(kind)) for kind in kinds}
-    shares = {kind: f"all {of}" if count == of else f"{count} of {of}" for kind, (count, of) in counts.items()}
-    return series([kind if counts[kind][1] == 1 else f"{kind} of {share} layers" for kind, share in shares.items()])
+    counts = [(kind, kinds.count(kind), of_all.count(kind)) for kind in dict.fromkeys(kinds)]
+    words = [kind if of == 1 else f"{kind} of {'all' if n == of else f'{n} of'} {of} layers" for kind, n, of in counts]
+    return series(words)
 
 
 def _kind_of(name: str) -> str:

@@ -119,16 +119,15 @@ def outliers_evidence(
 
     says = "No single position is an outlier: the difference is similar everywhere."
     if shape.first is not None:
-        row, total = row_of(shape.first), sum(lengths)
+        row = row_of(shape.first)
         place = place_in_words(row, lengths)
-        who = f"{shape.positions:,} of {plural(total, 'position')}, first {place},"
+        who = f"{shape.positions:,} of {plural(sum(lengths), 'position')}, first {place},"
         if shape.is_tail and len(lengths) == 1:
             who = f"Positions {row} to the end" if row else "All positions"
         block = f"; starts are multiples of {shape.block}, like blocks of a KV cache" if shape.block else ""
         says = f"{who} exceed the limit{block}."
         if first is not None and first != shape.first:
-            fault = place_in_words(row_of(first), lengths)
-            says = f"The lower precision exceeds the limit from {place} on, the fault from {fault}."
+            says = f"Noise of the precision begins at {place}, the fault at {place_in_words(row_of(first), lengths)}."
         elif shape.first[1] == 1 and not test.by_position[row - 1]:
             says += " Position 0 attends to one key only: faults of keys, masks or scales cannot show there."
     figures = structs.replace(shape, first=first or shape.first)
