@@ -127,11 +127,7 @@ RUNS = [
         kernels=True,
     ),
     wanted(
-        "vllm-against-transformers",
-        "vLLM vs. transformers, bfloat16",
-        ("merge.txt",),
-        ("vllm:prefill",),
-        model=SMALL,
+        "vllm-against-transformers", "vLLM vs. transformers, bfloat16", ("merge.txt",), ("vllm:prefill",), model=SMALL
     ),
     wanted(
         "llamacpp-kv-float16",
