@@ -84,12 +84,9 @@ def takes_request(
         parameters += [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
 
         def run(**arguments: Any) -> None:
-            values = {each.name: arguments.pop(each.name) for each in request_fields if each.name in arguments}
-            values = {
-                name: tuple(value) if isinstance(value, list) else value
-                for name, value in values.items()
-                if value is not None
-            }
+            typed = {each.name: arguments.pop(each.name) for each in request_fields}
+            values = {n: tuple(value) if isinstance(value, list) else value for n, value in typed.items()}
+            values = {name: value for name, value in values.items() if value is not None}
             command(of(**{**defaults, **values, **preset}), **arguments)
 
         run.__doc__, run.__name__ = command.__doc__, command.__name__

@@ -18,7 +18,7 @@ from ..runs.store.cards import RunCard, drop_replaced, list_runs, read_runs
 from ..runs.store.store import Store, open_store
 from ..text import plural
 from . import options
-from .terminal.console import err, out, print_json, print_records, print_text
+from .terminal.console import err, out, print_facts, print_json, print_records, print_text
 
 _LIST_KEYS = (
     *("run_id", "name", "model", "compute_dtype", "device", "positions", "flips"),
@@ -115,13 +115,7 @@ def label(
     new = labels.labels_of(tags, old.note if note is None else note, old.pinned if pin is None else pin)
     if new != old:
         new = target.label(full, new, old).labels
-    if as_json_:
-        print_json({"run_id": full, **asdict(new)})
-        return
-    pinned = "pinned" if new.pinned else "not pinned"
-    print_text(f"{full}: tags {', '.join(new.tags) or 'none'}; {pinned}")
-    if new.note:
-        print_text(new.note)
+    (print_json if as_json_ else print_facts)({"run_id": full, **asdict(new)})
 
 
 def delete(

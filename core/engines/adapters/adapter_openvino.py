@@ -50,17 +50,14 @@ def load(request):
         padded = ids if len(ids) > 1 else [*ids, ids[0]]  # the graph takes two positions at least; none sees the next
         outputs = compiled([np.array([padded], np.int64)])
         values = [outputs[output] for output in compiled.outputs]
+        # the compiler may give an output other names too
+        named = {name: one for output, one in zip(compiled.outputs, values, strict=True) for name in output.get_names()}
         for module, name in output_of.items():
-            rows.module(module, 0, _of(compiled, values, name)[0][: len(ids)])
+            rows.module(module, 0, named[name][0][: len(ids)])
         rows(0, values[0][0][: len(ids)])
 
     parts = {"weights": "float32", "kv": "float32", "activations": computes_in, "accumulation": "float32"}
     return {"vocab": vocab, "versions": {"openvino": version_of("openvino")}, "parts": parts}, run
-
-
-def _of(compiled, values, name):
-    """Return the output of this name; the compiler may give it others too."""
-    return next(value for output, value in zip(compiled.outputs, values, strict=True) if name in output.get_names())
 
 
 if __name__ == "__main__":
