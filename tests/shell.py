@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+
+import yaml
+
+from tests.core.conftest import environment
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -26,3 +31,19 @@ def command_in(folder: Path) -> None:
         f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.quote(sys.executable)} -P -m core "$@"\n'
     )
     path.chmod(0o755)
+
+
+def run_workflow(page: str, folder: Path, **variables: str) -> None:
+    """Run every `run` step of a documented workflow that calls ULPscope, in a folder with the sample runs."""
+    text = (ROOT / "docs" / "guides" / page).read_text()
+    (job,) = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])["jobs"].values()
+    steps = [step["run"] for step in job["steps"] if "ulpscope " in step.get("run", "")]
+    assert steps
+    if not (folder / "sample_runs").exists():
+        (folder / "sample_runs").symlink_to(ROOT / "sample_runs")
+    command_in(folder)
+    summary = {"GITHUB_STEP_SUMMARY": str(folder / "summary.md"), "PATH": f"{folder}:{os.environ['PATH']}"}
+    given = {**os.environ, **environment(folder), **summary, **variables}
+    for step in steps:
+        done = subprocess.run(["bash", "-e", "-c", step], cwd=folder, env=given, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr

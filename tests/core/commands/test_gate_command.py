@@ -5,23 +5,19 @@ documentation.
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import tempfile
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-import yaml
 
 from core.judging.ingest import ingest
 from core.runs.dumps.export import export_npz
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from tests.core.conftest import environment
 from tests.core.runs.damaging import damaged
-from tests.shell import command_in
+from tests.shell import run_workflow
 
 ROOT = Path(__file__).resolve().parents[3]
 CASES = ROOT / "tests" / "cases"
@@ -93,24 +89,7 @@ def test_the_verdict_of_a_dump_is_what_it_would_be_stored_with_and_nothing_is_le
 
 def test_the_workflow_of_the_documentation_runs_as_it_is(tmp_path):
     """Every `run` step of docs/guides/gates.md that calls ULPscope, in a shell, on files of the repository."""
-    text = (ROOT / "docs" / "guides" / "gates.md").read_text()
-    workflow = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])
-    (job,) = workflow["jobs"].values()
-    steps = [step["run"] for step in job["steps"] if "ulpscope " in step.get("run", "")]
-    assert steps
-    (tmp_path / "sample_runs").symlink_to(ROOT / "sample_runs")
-    command_in(tmp_path)
-    variables = {
-        **os.environ,
-        **environment(tmp_path),
-        "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-    }
-    for step in steps:
-        done = subprocess.run(
-            ["bash", "-e", "-c", step], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, done.stderr
+    run_workflow("gates.md", tmp_path)
     assert "### ULPscope gate: passed" in (tmp_path / "summary.md").read_text()
     assert ET.parse(tmp_path / "gate.xml").getroot().find("testsuite") is not None
 

@@ -25,7 +25,7 @@ def test_a_label_pins_tags_and_keeps_what_it_is_not_asked_to_change(cli, store: 
     assert Store(store).labels("a") == labels.Labels(("golden", "old"), "why", True)
     said = json.loads(cli("label", "a", "--remove-tag", "old", "--json").stdout)
     assert said == {"run_id": "a", "tags": ["golden"], "note": "why", "pinned": True, "judged_as": ""}
-    assert "no" in cli("label", "a", "--unpin").stdout
+    assert cli("label", "a", "--unpin").returncode == 0
     assert not Store(store).labels("a").pinned
     assert cli("label", "none").returncode == 2
 

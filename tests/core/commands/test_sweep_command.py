@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import subprocess
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-import yaml
 
 from core.command_name import COMMAND
-from tests.core.conftest import environment
-from tests.shell import command_in
+from tests.shell import run_workflow
 
 ROOT = Path(__file__).resolve().parents[3]
 PLAN = """
@@ -120,24 +116,8 @@ def test_a_tag_that_no_run_of_a_cell_has_is_refused_before_anything_is_computed(
 @pytest.mark.model
 def test_the_workflow_of_the_documentation_runs_as_it_is_night_after_night(tmp_path):
     """The `run` step of docs/guides/sweeps.md that calls ULPscope, in a shell, on two nights."""
-    text = (ROOT / "docs" / "guides" / "sweeps.md").read_text()
-    workflow = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])
-    (job,) = workflow["jobs"].values()
-    (step,) = [step["run"] for step in job["steps"] if "ulpscope " in step.get("run", "")]
-    (tmp_path / "sample_runs").symlink_to(ROOT / "sample_runs")
-    command_in(tmp_path)
     for night in ("1", "2"):
-        variables = {
-            **os.environ,
-            **environment(tmp_path),
-            "GITHUB_SHA": night,
-            "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
-            "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        }
-        done = subprocess.run(
-            ["bash", "-e", "-c", step], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=900
-        )
-        assert done.returncode == 0, done.stderr
+        run_workflow("sweeps.md", tmp_path, GITHUB_SHA=night)
     told = (tmp_path / "summary.md").read_text().replace("\\", "")
     assert told.count("### ULPscope gate: passed") == 2
     assert told.count("unchanged (build 1 -> 2)") == 6
