@@ -21,7 +21,6 @@ from .ops_run import KIND as OPS
 from .ops_run import ops_of
 from .reader import RunReader
 from .store.store import Store
-from .tables.run import read_run, refuse_other_versions
 from .tables.schema import LATER, TABLES, check_tables
 
 NOTE = "Imported from a run file: its figures and verdicts are as that file has them."
@@ -94,17 +93,15 @@ def check_schema(path: Path) -> str:
         for what, query in _OBJECTS.items():
             if rows := database.rows(f"SELECT * FROM ({query}) LIMIT 1"):
                 raise StoreError(f"{file}: holds the {what} '{clean(rows[0][0], 60)}'; a run file has none.")
-        refuse_other_versions(database)
-        check_tables(database)
+        kind = str(check_tables(database)["kind"])
         sql = "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE database_name = 'run_file'"
         theirs = set(database.rows(sql))
         here = {name for name, *_ in theirs} | TABLES.keys() - {table.name for table in LATER}
-        columns = [(name, column) for name, table in TABLES.items() if name in here for column in table.columns]
-        ours = {(name, one.name, one.type): one.is_nullable for name, one in columns}
-        for odd in sorted((theirs - ours.keys()) | {one for one in ours.keys() - theirs if not ours[one]}, key=str):
+        ours = {(name, column.name, column.type) for name in here & TABLES.keys() for column in TABLES[name].columns}
+        for odd in sorted(theirs ^ ours):
             verb = "lacks" if odd in ours else "has"
             raise StoreError(f"{file}: {verb} the column {clean('.'.join(odd[:2]), 120)} ({clean(odd[2], 60)}).")
-        return str(read_run(database, "kind")["kind"])
+        return kind
 
 
 def _check_run(run: RunReader, on_progress: Progress) -> None:

@@ -13,7 +13,7 @@ from ..errors import StoreError, UsageError
 from .file.database import Database
 from .store.store import Store
 from .tables import ops
-from .tables.run import insert_run, read_run
+from .tables.run import insert_run
 from .tables.schema import check_tables, create_tables
 
 KIND = "ops"
@@ -72,8 +72,7 @@ def ops_of(path: Path) -> OpsRun:
     """Return the run of probes in this file, under any name."""
     names = ("name", "created", "model", "device", "device_name", "command", "note")
     with Database.to_read(path) as database:
-        check_tables(database)
-        about = read_run(database, "kind", "compute_dtype", "versions", *names)
+        about = check_tables(database)
         if about["kind"] != KIND:
             raise StoreError(f"run '{path.stem}' holds logits and no probes of operations; `{COMMAND} show` shows it.")
         with database.decoding("provenance"):

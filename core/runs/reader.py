@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -15,37 +15,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..command_name import COMMAND
-from ..errors import StoreError, UsageError
-from ..numerics.metrics import Summary
-from ..text import clean
+from ..errors import StoreError
 from .figures import Figures
 from .file.database import Database
 from .file.evidence import Evidence
-from .file.keep import KEEPS
-from .file.records import UNITS, Generation, Provenance, RunHeader, SideHeader
-from .tables import generations, heatmap, logits, pairs, positions, prompts, remedies, run, sides, verdicts
+from .file.records import Generation, Provenance, RunHeader, SideHeader
+from .tables import heatmap, logits, pairs, positions, remedies, run
+from .tables.pairs import StoredPair
 from .tables.remedies import RemedyRow
+from .tables.run import StoredSide
 from .tables.schema import check_tables
-from .tables.sides import StoredSide
 from .topk import reading
 from .topk.records import ListSide
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-@dataclass(frozen=True)
-class StoredPair:
-    """A pair of the run with the names of its sides, its summary and, if it was judged, its verdict."""
-
-    index: int
-    reference: str
-    variant: str
-    summary: Summary
-    verdict: str | None
-    because: str | None = None
-    noise_ratio: float | None = None
-    first_place: tuple[int, int] | None = None  # (prompt, position)
 
 
 class RunReader(Figures):
@@ -67,12 +51,13 @@ class RunReader(Figures):
             raise StoreError(f"run '{self.run_id}' does not exist any more.")
         database = self._database = Database.to_read(path)
         try:
-            check_tables(database)
+            about = check_tables(database)
             with database.decoding("provenance"):
-                self.created, header = self._read_header()
+                header = self._read_header(about)
         except BaseException:
             self.close()
             raise
+        self.created: datetime = about["created"]
         super().__init__(database, header)
 
     def __enter__(self) -> RunReader:
@@ -85,43 +70,34 @@ class RunReader(Figures):
         """Close the run file."""
         self._database.abandon()
 
-    def _read_header(self) -> tuple[datetime, RunHeader]:
-        names = [field.name for field in fields(Provenance)]
-        about = run.read_run(self._database, "name", "created", "compute_dtype", "vocab", "kept", *names)
+    def _read_header(self, about: dict[str, Any]) -> RunHeader:
         if about["kind"] == "ops":  # core.runs.ops_run reads those
             shown_by = f"`{COMMAND} ops --show {self.run_id}` and the Machine page show it"
             raise StoreError(f"run '{self.run_id}' holds probes of operations, so no sides and no logits; {shown_by}.")
-        compute_dtype, vocab = about["compute_dtype"], about["vocab"]
-        keep = about["kept"]
-        if keep not in KEEPS:
-            raise UsageError(f"it says that it keeps '{clean(keep, 40)}' of its logits")
-        k = max((side.k for side in self.sides if side.k is not None), default=None)
-        stored_prompts = prompts.read_prompts(self._database)
-        provenance = Provenance(**{name: about[name] for name in names} | {"versions": json.loads(about["versions"])})
-        headers = tuple(SideHeader(side.name, side.path, side.source_dtype) for side in self.sides)
-        holds = self.sides[0].holds if self.sides else "logit"
-        if holds not in UNITS:
-            raise UsageError(f"it says that its values are '{clean(holds, 40)}'")
+        provenance = {field.name: about[field.name] for field in fields(Provenance)}
         header = RunHeader(
-            about["name"], compute_dtype, vocab, stored_prompts, headers, provenance, keep=keep, k=k, holds=holds
+            about["name"],
+            about["compute_dtype"],
+            about["vocab"],
+            run.read_prompts(self._database),
+            tuple(SideHeader(side.name, side.path, side.source_dtype) for side in self.sides),
+            Provenance(**provenance | {"versions": json.loads(about["versions"])}),
+            keep=about["kept"],
+            k=max((side.k for side in self.sides if side.k is not None), default=None),
+            holds=self.sides[0].holds if self.sides else "logit",
         )
         logits.check_whole(self._database, header)
-        return about["created"], header
+        return header
 
     @cached_property
     def sides(self) -> list[StoredSide]:
         """Sides of the run with their names, dtypes and digests; the first is the reference."""
-        return sides.read_sides(self._database)
+        return run.read_sides(self._database)
 
     @cached_property
     def pairs(self) -> list[StoredPair]:
         """Pairs of the reference and each variant, with summary and verdict."""
-        names = [side.name for side in self.sides]
-        rows = pairs.read_pairs(self._database)
-        with self.decoding("list of pairs"):
-            return [
-                StoredPair(index, names[reference], names[variant], *rest) for index, reference, variant, *rest in rows
-            ]
+        return pairs.read_pairs(self._database, [side.name for side in self.sides])
 
     def evidence(self, pair: int) -> list[Evidence]:
         """Evidence that a pair's verdict rests on, in the order of the checks; empty if it was not judged."""
@@ -129,7 +105,7 @@ class RunReader(Figures):
 
     @cached_property
     def _evidence(self) -> dict[int, list[Evidence]]:
-        return verdicts.read_evidence(self._database)
+        return pairs.read_evidence(self._database)
 
     @cached_property
     def classes(self) -> list[list[str]]:
@@ -202,7 +178,7 @@ class RunReader(Figures):
     @cached_property
     def generations(self) -> dict[int, Generation]:
         """Tokens that the sides generated, by prompt; empty for a run that only scored given tokens."""
-        return generations.read_generations(self._database)
+        return run.read_generations(self._database)
 
     def levels(self) -> range:
         """Levels of the heatmap pyramid that the file holds."""

@@ -13,9 +13,8 @@ from .file.database import Database
 from .file.evidence import Verdict
 from .reader import RunReader
 from .store.store import Store
-from .tables.pairs import update_verdict
+from .tables.pairs import delete_evidence, insert_evidence, update_verdict
 from .tables.schema import check_tables
-from .tables.verdicts import delete_evidence, insert_evidence
 
 
 class Revision:

@@ -22,22 +22,18 @@ from .file.database import Database
 from .file.evidence import Verdict
 from .file.keep import ALL, FIGURES, expected_bytes
 from .file.records import Generation, RunHeader
-from .spooled_rows import SpooledRows
+from .spool import Spool
 from .store.store import Store
-from .tables.generations import insert_generation
 from .tables.heatmap import PYRAMIDS, CoarseCells, insert_levels, tile_rows
 from .tables.kernels import KernelList, insert_kernels
-from .tables.kv_cache import KV, KV_POSITION, KvPart, KvSpool, kv_rows
+from .tables.kv_cache import KV, KV_POSITION, KvPart, kv_rows
 from .tables.layers import LayerRows
 from .tables.logits import insert_logits, read_rows
-from .tables.pairs import insert_pair
+from .tables.pairs import insert_evidence, insert_pair
 from .tables.positions import position_rows, side_position_rows, top_token_rows
-from .tables.prompts import insert_prompts, insert_used_vocabulary
 from .tables.remedies import RemedyRow, insert_remedies
-from .tables.run import insert_run
+from .tables.run import insert_generation, insert_prompts, insert_run, insert_sides, insert_used_vocabulary
 from .tables.schema import create_tables
-from .tables.sides import insert_sides
-from .tables.verdicts import insert_evidence
 
 _COMMIT_BYTES = 64 << 20  # DuckDB keeps an open transaction in memory: one a run took as much as the dump is large
 _WAITING_BYTES = 128 << 20  # of logits that wait to be stored: on a GPU the next forward runs meanwhile
@@ -74,19 +70,18 @@ class RunWriter:
         self._storing = Background("ulpscope-store", _WAITING_BYTES)
         self._uncommitted = 0
         self._database: Database | None = None
-        self._layers: LayerRows | None = None
         store.sweep()
         store.check_space(room)  # before hours of capture
         self._partial = store.new_partial(header.name, self._created, run_id)
         self.run_id = self._partial.path.stem
-        spool = self._partial.directory / "reference"
-        self._spool = None if is_whole else SpooledRows(spool, header.vocab, header.format.carrier)
+        self._spool = None if is_whole else Spool(self._partial.directory / "reference")
+        self._caches = Spool(self._partial.directory / "reference-kv")
+        self._parts: dict[tuple[int, int, str], tuple[int, int, tuple[int, ...]]] = {}  # first position, place, shape
         self._coarse = (
             [] if is_whole else [[CoarseCells(p, header, i) for p in PYRAMIDS] for i in range(len(self._totals))]
         )
         try:
             self._database = Database.to_write(self._partial.path, expected_bytes=raw_bytes if is_whole else 0)
-            self._caches = KvSpool(self._partial.directory / "reference-kv", header.format)
             self._database.execute("BEGIN")
             create_tables(self._database)
             # first, so that what cannot be stored is refused before hours of capture
@@ -102,11 +97,8 @@ class RunWriter:
                 **asdict(header.provenance),
             )
             insert_prompts(self._database, header)
-        except BaseException as error:
+        except BaseException:
             self._leave()
-            if isinstance(error, pa.ArrowException | OverflowError | UnicodeError):  # a long id, half a surrogate
-                what = "its tokens or their texts cannot be stored"
-                raise StoreError(f"run '{header.name!a}': {what} ({error}).") from error
             raise
 
     def __enter__(self) -> RunWriter:
@@ -119,8 +111,6 @@ class RunWriter:
         """Leave nothing but the finished run, if there is one."""
         self._hashing.close()
         self._storing.close()
-        if self._layers is not None:
-            self._layers.close()
         if self._database is not None:
             self._database.abandon()
             self._database = None
@@ -157,19 +147,17 @@ class RunWriter:
 
         The reference's come first. The array is the writer's from now on.
         """
-        if side == 0:
-            self._storing.put(self._caches.keep, part, size=part.bits.nbytes)
-        else:
-            self._storing.put(self._compare_kv, side - 1, part, size=part.bits.nbytes)
+        self._storing.put(self._compare_kv, side - 1, part, size=part.bits.nbytes)
 
     def _compare_kv(self, pair: int, part: KvPart) -> None:
-        """Compare a part of a cache, in the storing thread."""
-        reference = self._caches.reference_of(part)
-        if reference is not None:
+        """Compare a part of a cache, or let the reference's wait, in the storing thread."""
+        if pair < 0:
+            self._parts[part.key] = part.first_position, self._caches.add(part.bits), part.bits.shape
+        elif part.key in self._parts:
+            first, place, shape = self._parts[part.key]
+            reference = KvPart(*part.key, first, self._caches.read(place, self.header.format.carrier, shape))
             by_head, by_position = kv_rows(pair, reference, part, self.header.format)
-            self._keep_figures(KV.name, by_head)
-            self._keep_figures(KV_POSITION.name, by_position)
-            self._count_figures(len(by_position))
+            self._keep(len(by_position), {KV.name: by_head, KV_POSITION.name: by_position})
 
     def _put(self, insert: Callable[..., None], *rows: object, size: int = 0) -> None:
         """Have the storing thread insert rows into the database, by a function of their table's module."""
@@ -182,8 +170,7 @@ class RunWriter:
         is_async: compare them in the storing thread, else in the caller's.
         """
         insert = self._open_database().insert
-        self._layers = LayerRows(self._partial.directory, positions, self._storing.put, insert, is_async=is_async)
-        return self._layers
+        return LayerRows(self._partial.directory, positions, self._storing.put, insert, is_async=is_async)
 
     def write_kernels(self, kernels: KernelList) -> None:
         """Write the kernels that a side launched. Once a side."""
@@ -236,29 +223,26 @@ class RunWriter:
     ) -> None:
         """Compare rows, in the storing thread. `reference`: the same rows of side 0 if they are still in memory."""
         if reference is None and self._spool is not None:
-            reference = self._spool.rows(row, len(bits))
+            reference = self._spool.read(row * bits[:1].nbytes, bits.dtype, bits.shape)
         elif reference is None:
             reference = read_rows(database, self.header, 0, row, row + len(bits))
-        figures = compare(reference, bits, self.header.format)
-        self._totals[side - 1].add(figures)
-        pair = side - 1
-        self._keep_figures("position", position_rows(pair, places, figures))
+        figures, pair = compare(reference, bits, self.header.format), side - 1
+        self._totals[pair].add(figures)
+        self._keep(len(places), {"position": position_rows(pair, places, figures)})
         rows = np.arange(row, row + len(places), dtype=np.int32)
         for place, (pyramid, cells) in enumerate(zip(PYRAMIDS, (figures.tiles, figures.row_tiles), strict=True)):
             tiles = self._coarse[pair][place].see(cells) if self._coarse else tile_rows(pyramid, pair, 0, rows, cells)
             if tiles is not None:
-                self._keep_figures(pyramid.name, tiles)
-        for index, figures_of_side in ((0, figures.reference), (side, figures.variant)):
+                self._keep(0, {pyramid.name: tiles})
+        for index, of_side in ((0, figures.reference), (side, figures.variant)):
             if index or side == 1:  # the reference's own figures are the same in every pair
-                self._keep_figures("side_position", side_position_rows(index, places, figures_of_side))
-                self._keep_figures("top_token", top_token_rows(index, places, figures_of_side))
-        self._count_figures(len(places))
+                by_position = side_position_rows(index, places, of_side)
+                self._keep(0, {"side_position": by_position, "top_token": top_token_rows(index, places, of_side)})
 
-    def _keep_figures(self, name: str, table: pa.Table) -> None:
-        self._figures.setdefault(name, []).append(table)
-
-    def _count_figures(self, positions: int) -> None:
-        """Insert the figures that wait once they are of many positions."""
+    def _keep(self, positions: int, tables: dict[str, pa.Table]) -> None:
+        """Keep figures, and insert all that wait once they are of many positions."""
+        for name, table in tables.items():
+            self._figures.setdefault(name, []).append(table)
         self._figure_rows += positions
         if self._figure_rows >= _FIGURE_ROWS:
             self._insert_figures()
@@ -311,16 +295,6 @@ class RunWriter:
         database.execute("COMMIT")
         database.close()
         self._database = None
-        self._place()
+        self._store.place(self._partial.path, self.run_id)
         self._leave()
         return self.run_id
-
-    def _place(self) -> None:
-        """Place the run; an interrupt after that comes too late, for it is stored."""
-        try:
-            self._store.place(self._partial.path, self.run_id)
-        except KeyboardInterrupt as interrupt:
-            try:
-                self._store.path_of(self.run_id)
-            except StoreError:
-                raise interrupt from None

@@ -69,7 +69,7 @@ class CellCard(msgspec.Struct, frozen=True):
 
 def read_card(database: Database) -> CellCard:
     """Read the card of a run file. StoreError if the run is not of a cell."""
-    about = read_run(database, "created", "kind", "revision", "device", "device_name", "versions", "request")
+    about = read_run(database)
     of_pair = "bit_identical, verdict, neq_share"
     pairs = database.rows(f"SELECT {of_pair} FROM run_file.pair ORDER BY pair", most=_MOST_SIDES)
     bits = database.rows("SELECT left(sha256, 64) FROM run_file.side ORDER BY side", most=_MOST_SIDES + 1)

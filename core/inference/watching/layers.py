@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ...errors import CaptureError, UsageError
-from ...runs.tables.layers import LayerModule, LayerPart, LayerRows
+from ...runs.tables.layers import FLOOR, PLAIN_PREFILL, LayerModule, LayerPart, LayerRows
 from ..controls.reordering import reorder, reordering_refusal
 from ..models.bits import bits_of
 from ..models.model import LoadedModel
@@ -213,18 +213,19 @@ class LayerCapture:
         try:
             if self.plan.seeds and str(reference) != PLAIN.name:
                 on_step("plain prefill for the floor of the modules")
-                self._prefill(self._sink.write_plain, lambda: None)
+                self._prefill(PLAIN_PREFILL)
             for seed in range(self.plan.seeds):
                 on_step(f"floor of the modules, reordering {seed + 1} of {self.plan.seeds}")
                 with reorder(self.loaded.model, seed):
-                    self._prefill(self._sink.write_floor, self._sink.end_floor)
+                    self._prefill(FLOOR)
         except CaptureError:
             self._sink.forget_floor()
             raise
 
-    def _prefill(self, emit: Callable[[LayerPart], None], end: Callable[[], None]) -> None:
+    def _prefill(self, side: int) -> None:
         """Follow a prefill of every prompt."""
-        trace = SpooledOutputs(self, emit, lambda _: end(), is_reference=False)
+        emit, end = partial(self._sink.write, side), partial(self._sink.end, side)
+        trace = SpooledOutputs(self, emit, end, is_reference=False)
         with PLAIN.open(self.loaded, trace) as run, trace.watching():
             for number, ids in enumerate(self.token_ids):
                 with trace.of_prompt(number):

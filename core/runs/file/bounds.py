@@ -13,10 +13,10 @@ MAX_VOCAB = 1 << 22  # 15 times the largest vocabulary in use
 MAX_ROWS = 1 << 20  # positions of all prompts together, of whole rows; a longer run of lists is read in parts only
 MAX_LISTED_ROWS = 32 * MAX_ROWS  # positions of lists of two sides
 
-# Bytes of UTF-8 of a token's text. The longest tokens in use are 128 spaces (of Llama 3 and GPT-4o) or some words of a
-# chat template between brackets; as `<0xE2>` for each byte, a token has six times its bytes.
+# Characters of a token's text. The longest tokens in use are 128 spaces (of Llama 3 and GPT-4o) or some words of a chat
+# template between brackets; as `<0xE2>` for each byte, a token has six times its bytes.
 LONGEST_TOKEN = 1024
 TOKENS_TOGETHER = 16 << 20  # of all tokens of a run: 16 each at MAX_ROWS. Four are usual, nine in Chinese or Hindi.
 LONGEST_NAME = 1000  # of a run
-LONGEST_SIDE_NAME = 800  # the 200 characters that a key of a dump may have
+LONGEST_SIDE_NAME = 800
 LONGEST_NOTE = 1 << 20

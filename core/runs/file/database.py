@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -98,13 +98,7 @@ class Database:
         """Open a file that no other process sees yet for writing, confined like a reader's."""
         with _edge(path):
             attach = f"ATTACH {_quote(_regular_file(path))} AS run_file (TYPE duckdb)"
-            database = cls(path, _connect(attach, _SEARCH, _LOCKED))
-        try:
-            database.refuse_views()
-        except BaseException:
-            database.abandon()
-            raise
-        return database
+            return cls(path, _connect(attach, _SEARCH, _LOCKED))
 
     def _ask(self) -> duckdb.DuckDBPyConnection:
         """Return a cursor of a reader, which is a connection of its own with a search path of its own; of a writer the
@@ -127,6 +121,13 @@ class Database:
             result = self._ask().execute(sql, _plain(values))
             return result.fetchall() if most is None else result.fetchmany(most)
 
+    def records(self, sql: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        """Return the result of a query, each row by the names of its columns."""
+        with _edge(self.path):
+            result = self._ask().execute(sql, _plain(values))
+            names = [column[0] for column in result.description or ()]
+            return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+
     def execute(self, sql: str, values: Sequence[Any] = ()) -> None:
         with _edge(self.path):
             self._connection.execute(sql, _plain(values))
@@ -138,15 +139,6 @@ class Database:
             self._connection.register("arriving", table)
             self._connection.execute(f"INSERT INTO {name} ({columns}) SELECT {columns} FROM arriving")
             self._connection.unregister("arriving")
-
-    def add_nulls(self, table: str, columns: Mapping[str, str]) -> None:
-        """Add columns of nulls to a table; a reader's queries see them unless they say `run_file`."""
-        if self._is_shared:
-            nulls = ", ".join(f"NULL::{kind} AS {name}" for name, kind in columns.items())
-            self.execute(f"CREATE VIEW memory.main.{table} AS SELECT *, {nulls} FROM run_file.main.{table}")
-        else:
-            for name, kind in columns.items():
-                self.execute(f"ALTER TABLE run_file.main.{table} ADD COLUMN {name} {kind}")
 
     def add_empty(self, table: str, columns: str) -> None:
         """Add a table without rows, for the queries of a reader; a writer's file gets it. columns: of its DDL."""
@@ -224,20 +216,9 @@ def _name(path: Path) -> str:
     return clean(path.name, 255)
 
 
-_DAMAGES = {  # what DuckDB says, and what it means for the file
-    "not a valid DuckDB database file": "it is not a DuckDB file: empty, cut off or something else",
-    "Could not read enough bytes": "its end is missing; copy it again",
-    "does not match stored checksum": "a block of it is damaged, its checksum does not fit; copy it again",
-}
-
-
 def _reason(path: Path, error: BaseException) -> str:
-    """Return the cause of an error in a few words, without the folders of this machine."""
-    lines = str(error).strip().splitlines()
-    first = lines[0].rstrip(".") if lines else type(error).__name__
-    for message, meaning in _DAMAGES.items():
-        if message in first:
-            return meaning
+    """Return the first line of an error, without the folders of this machine."""
+    first = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
     for place in (os.path.realpath(path), path.absolute(), path):
         first = first.replace(str(place), path.name)
     return first

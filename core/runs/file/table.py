@@ -6,16 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ...errors import StoreError
 from .database import Database
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _SQL = {
     "bool": "BOOLEAN",
@@ -45,10 +43,6 @@ class Column:
     type: str
     help: str
     more: str = "NOT NULL"
-
-    @property
-    def is_nullable(self) -> bool:
-        return "NOT NULL" not in self.more
 
 
 def column(name: str, dtype: str, unit: str, help: str, is_nullable: bool) -> Column:
@@ -87,8 +81,7 @@ class Table:
             else:
                 self.help = f"{self.help} {text}".strip()
         self.columns = (*parsed, *columns)
-        self.types = {column.name: column.type for column in self.columns}
-        self.names = list(self.types)
+        self.names = [column.name for column in self.columns]
 
     @property
     def ddl(self) -> str:
@@ -114,9 +107,16 @@ class Table:
             raise TypeError(f"table {self.name} has no column {', '.join(values)}")
         return pa.table(columns)
 
+    def rows(self, database: Database, **values: Any) -> pa.Table:
+        """Return rows, given as for `arrow`, for this file. StoreError for what no column takes."""
+        try:
+            return self.arrow(**values)
+        except (pa.ArrowException, OverflowError, UnicodeError) as error:  # a long id, half a surrogate
+            raise StoreError(f"{database.file}: its table '{self.name}' cannot be stored ({error}).") from error
+
     def insert(self, database: Database, **values: Any) -> None:
         """Append rows, given as for `arrow`."""
-        database.insert(self.name, self.arrow(**values))
+        database.insert(self.name, self.rows(database, **values))
 
     def insert_records(self, database: Database, records: Sequence[Any], **values: Any) -> None:
         """Append a row for each record, its attributes under the columns that `values` does not give."""
@@ -128,12 +128,6 @@ class Table:
         """Append one row; columns that are not named are null."""
         places = ", ".join("?" * len(values))
         database.execute(f"INSERT INTO {self.name} ({', '.join(values)}) VALUES ({places})", list(values.values()))
-
-    def read(self, database: Database, condition: str, values: Sequence[Any], columns: Sequence[str]) -> pd.DataFrame:
-        """Read some columns of the rows for which `condition`, which may end in ORDER BY, holds."""
-        table = database.table(f"SELECT {', '.join(columns)} FROM {self.name} WHERE {condition}", values)
-        with database.decoding(f"table {self.name}"):
-            return table.to_pandas(types_mapper=nullable)
 
 
 def null_if_nan(values: NDArray[np.float64]) -> pa.Array:

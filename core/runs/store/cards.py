@@ -173,8 +173,9 @@ def _largest(values: Iterable[Any]) -> Any:
 def _read_card(database: Database) -> RunCard:
     """Plain queries: planning one that adds up takes as long as all of these."""
     path = database.path
-    about = read_run(database, *_ABOUT, "kept")
-    keep = about.pop("kept") or ALL  # probes of operations say nothing
+    provenance = read_run(database)
+    keep = provenance["kept"] or ALL  # probes of operations say nothing
+    about = {name: provenance[name] for name in _ABOUT}
     pairs = sorted(database.rows(_PAIRS, most=MAX_SIDES), key=lambda row: row[0])
     sides = sorted(database.rows("SELECT side, name FROM run_file.side", most=MAX_SIDES), key=lambda row: row[0])
     ((prompts,),) = database.rows("SELECT count(*) FROM run_file.prompt")

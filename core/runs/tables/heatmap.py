@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ...numerics import pyramid
-from ..file.blob_tiles import binary_rows, join_tiles
 from ..file.database import Database
 from ..file.keep import ALL
 from ..file.records import RunHeader
 from ..file.table import Table
+from .logits import binary_rows, join_tiles
 
 _TILES = """
     -- heatmap pyramid: {help}

@@ -1,20 +1,24 @@
-"""The complete logits, bit for bit, in tiles."""
+"""The complete logits, bit for bit, in tiles, and rows of bits as Arrow buffers.
+
+8 KB tiles in an uncompressed column reach disk speed (docs/contributing/decisions/0003-run-file.md).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...errors import StoreError, UsageError
-from ..file.blob_tiles import TILE_BYTES, binary_rows, join_tiles
 from ..file.bounds import MAX_LISTED_ROWS, MAX_ROWS, MAX_VOCAB
 from ..file.database import Database
 from ..file.keep import ALL
 from ..file.records import RunHeader
 from ..file.table import Table
 
+TILE_BYTES = 8192
 _INSERT_BYTES = 1 << 28  # Arrow's binary offsets are 32 bits: a gigabyte-wide chunk must not wrap them
 LOGITS = Table(
     "logits",
@@ -87,24 +91,36 @@ def read_window(
     places = header.places()[rows[0] : rows[1]]
     (first_prompt, first), (last_prompt, last) = places[0], places[-1]
     table = database.table(
-        """SELECT prompt, position, tile, bits FROM logits
+        """SELECT bits FROM logits
            WHERE side = ? AND prompt BETWEEN ? AND ? AND (prompt > ? OR position >= ?) AND (prompt < ? OR position <= ?)
              AND tile BETWEEN ? AND ?""",
         [side, first_prompt, last_prompt, first_prompt, first, last_prompt, last, first_tile, last_tile],
     )
-    with database.decoding(f"table of logits of side {side}"):
-        keys = np.stack([table.column(name).to_numpy().astype(np.int64) for name in ("prompt", "position", "tile")])
-        order = np.lexsort(keys[::-1])
-        if not np.array_equal(order, np.arange(len(order))):  # rows lie in insertion order, which is this one
-            table = table.take(order)
-        tiles = np.arange(first_tile, last_tile + 1)
-        expected_keys = np.stack([*np.repeat(np.array(places), len(tiles), axis=0).T, np.tile(tiles, len(places))])
-        if not np.array_equal(keys[:, order], expected_keys):
-            raise ValueError("a tile is missing, or there twice")
-        bits = join_tiles(table.column("bits"), header.format.carrier).reshape(len(places), -1)
     first_token = first_tile * per_tile
-    if bits.shape[1] != min((last_tile + 1) * per_tile, header.vocab) - first_token:
-        raise StoreError(
-            f"{database.file}: side {side} lacks logits of rows {rows[0]} to {rows[1]}; the file is damaged."
-        )
+    width = min((last_tile + 1) * per_tile, header.vocab) - first_token
+    with database.decoding(f"table of logits of side {side}"):  # rows lie in insertion order, which is this one
+        bits = join_tiles(table.column("bits"), header.format.carrier).reshape(len(places), width)
     return bits[:, tokens[0] - first_token : tokens[1] - first_token]
+
+
+def binary_rows(rows: NDArray[np.unsignedinteger], tile_bytes: int) -> tuple[pa.Array, int]:
+    """[rows, columns] as (binary array of rows x tiles values sharing the rows' memory, tiles a row)."""
+    rows = np.ascontiguousarray(rows)
+    row_bytes = rows.shape[1] * rows.itemsize
+    tiles = -(-row_bytes // tile_bytes)
+    starts = np.arange(rows.shape[0])[:, None] * row_bytes + np.arange(tiles)[None, :] * tile_bytes
+    offsets = np.append(starts.ravel(), rows.nbytes).astype(np.int32)
+    return pa.Array.from_buffers(
+        pa.binary(), rows.shape[0] * tiles, [None, pa.py_buffer(offsets), pa.py_buffer(rows)]
+    ), tiles
+
+
+def join_tiles(column: pa.ChunkedArray, dtype: np.dtype) -> NDArray:
+    """Return all values of a binary column, one after another, as one array. [elements]"""
+    parts = []
+    for chunk in column.chunks:
+        if len(chunk):
+            offsets = np.frombuffer(chunk.buffers()[1], np.int64 if pa.types.is_large_binary(chunk.type) else np.int32)
+            first, last = offsets[chunk.offset], offsets[chunk.offset + len(chunk)]
+            parts.append(np.frombuffer(chunk.buffers()[2], np.uint8)[first:last])
+    return np.concatenate(parts).view(dtype) if parts else np.empty(0, dtype)

@@ -1,13 +1,22 @@
-"""Summaries of the pairs over all positions, with their verdicts, and numbers of elements by distance in ULPs."""
+"""Summaries of the pairs over all positions, numbers of elements by distance in ULPs, and verdicts with the rows they
+rest on.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ...numerics.metrics import NULLABLE, OPEN_IN_LISTS, Summary
 from ...numerics.totals import PairTotal
 from ..file.database import Database
-from ..file.evidence import Verdict
+from ..file.evidence import Check, Evidence, Verdict, figures_of
+from ..file.records import FloorRows
 from ..file.table import Table, column
 
 PAIR = Table(
@@ -48,7 +57,19 @@ ULP_HISTOGRAM = Table(
     """,
 )
 
-_SUMMARY = [field.name for field in fields(Summary)]
+
+@dataclass(frozen=True)
+class StoredPair:
+    """A pair of the run with the names of its sides, its summary and, if it was judged, its verdict."""
+
+    index: int
+    reference: str
+    variant: str
+    summary: Summary
+    verdict: str | None
+    because: str | None = None
+    noise_ratio: float | None = None
+    first_place: tuple[int, int] | None = None  # (prompt, position)
 
 
 def insert_pair(database: Database, pair: int, total: PairTotal | Summary, verdict: Verdict | None = None) -> None:
@@ -60,28 +81,102 @@ def insert_pair(database: Database, pair: int, total: PairTotal | Summary, verdi
         variant=pair + 1,
         **asdict(total if isinstance(total, Summary) else total.summary()),
         is_histogram_exact=isinstance(total, Summary) or total.is_histogram_exact,
+        **({} if verdict is None else _columns(verdict)),
     )
-    if verdict is not None:
-        update_verdict(database, verdict)
-    if isinstance(total, Summary):
-        return
-    histogram = total.histogram
-    ULP_HISTOGRAM.insert(database, pair=pair, distance=list(histogram), elements=list(histogram.values()))
+    if not isinstance(total, Summary):
+        histogram = total.histogram
+        ULP_HISTOGRAM.insert(database, pair=pair, distance=list(histogram), elements=list(histogram.values()))
+
+
+def _columns(verdict: Verdict) -> dict[str, Any]:
+    prompt, position = verdict.first_place or (None, None)
+    return {
+        "verdict": verdict.name,
+        "because": verdict.because,
+        "noise_ratio": verdict.noise_ratio,
+        "first_prompt": prompt,
+        "first_position": position,
+    }
 
 
 def update_verdict(database: Database, verdict: Verdict) -> None:
     """Put a verdict on a stored pair."""
-    prompt, position = verdict.first_place or (None, None)
-    columns = "verdict = ?, because = ?, noise_ratio = ?, first_prompt = ?, first_position = ?"
-    values = [verdict.name, verdict.because, verdict.noise_ratio, prompt, position]
-    database.execute(f"UPDATE pair SET {columns} WHERE pair = ?", [*values, verdict.pair])
+    columns = _columns(verdict)
+    changes = ", ".join(f"{name} = ?" for name in columns)
+    database.execute(f"UPDATE pair SET {changes} WHERE pair = ?", [*columns.values(), verdict.pair])
 
 
-def read_pairs(database: Database) -> list[tuple]:
-    """Read of each pair: index, its sides' indices, summary, verdict, because, noise ratio, first place."""
-    names = ", ".join(["pair", "reference", "variant", *_SUMMARY, "verdict", "because", "noise_ratio"])
-    rows = database.rows(f"SELECT {names}, first_prompt, first_position FROM pair ORDER BY pair")
+def read_pairs(database: Database, sides: Sequence[str]) -> list[StoredPair]:
+    """Read the pairs in their order. sides: names of the run's sides."""
+    pairs = []
     with database.decoding("list of pairs"):
-        return [
-            (*row[:3], Summary(*row[3:-5]), *row[-5:-2], None if row[-2] is None else tuple(row[-2:])) for row in rows
-        ]
+        for row in database.records("SELECT * FROM pair ORDER BY pair"):
+            summary = Summary(**{total.name: row[total.name] for total in fields(Summary)})
+            place = None if row["first_prompt"] is None else (row["first_prompt"], row["first_position"])
+            judged = (row["verdict"], row["because"], row["noise_ratio"], place)
+            pairs.append(StoredPair(row["pair"], sides[row["reference"]], sides[row["variant"]], summary, *judged))
+    return pairs
+
+
+EVIDENCE = Table(
+    "evidence",
+    """
+    -- what supports a verdict: one row per check
+    pair INTEGER -- index of the pair
+    rung VARCHAR -- group of the check
+    checked VARCHAR -- what was checked, which says what the figures are
+    side_name VARCHAR NULL -- side that the row is about; null: the pair
+    control VARCHAR -- what was run for it
+    figures VARCHAR -- JSON object of the check's figures, empty if it could not be made
+    outcome VARCHAR -- passed, failed, not available or informative
+    says VARCHAR -- what that says, in a line
+    """,
+)
+
+FLOOR_POSITION = Table(
+    "floor_position",
+    """
+    -- a judged pair and its noise floor, by position
+    pair INTEGER -- index of the pair
+    compute_dtype VARCHAR -- dtype in which both were computed for the judgment
+    prompt INTEGER -- index of the prompt
+    position INTEGER -- 0-based token index in its prompt
+    pair_rms DOUBLE -- root mean square of variant minus reference, logits
+    floor_rms DOUBLE -- the same of reorderings of the reference, over all seeds, logits
+    """,
+)
+
+
+def insert_evidence(
+    database: Database, pair: int, places: NDArray[np.int32], evidence: Sequence[Evidence], floors: Sequence[FloorRows]
+) -> None:
+    """Insert evidence of a pair and its floors. places: prompt and position of every row of the run. [rows, 2]"""
+    if evidence:
+        EVIDENCE.insert_records(
+            database,
+            evidence,
+            pair=pair,
+            rung=[row.group for row in evidence],
+            checked=[row.check.value for row in evidence],
+            side_name=[row.side for row in evidence],
+            figures=[json.dumps(row.figures.to_json(), allow_nan=False) for row in evidence],
+        )
+    for floor in floors:
+        FLOOR_POSITION.insert(database, pair=pair, prompt=places[:, 0], position=places[:, 1], **vars(floor))
+
+
+def delete_evidence(database: Database, pair: int) -> None:
+    """Delete all evidence of a pair, its floor by position included."""
+    for table in (EVIDENCE, FLOOR_POSITION):
+        database.execute(f"DELETE FROM {table.name} WHERE pair = ?", [pair])
+
+
+def read_evidence(database: Database) -> dict[int, list[Evidence]]:
+    """Evidence of every judged pair, by its number, in the order of the checks."""
+    sql = "SELECT pair, checked, control, figures, outcome, says, side_name FROM evidence"
+    of_pairs: dict[int, list[Evidence]] = {}
+    with database.decoding("evidence"):
+        for pair, checked, control, figures, *rest in database.rows(sql):
+            row = Evidence(Check(checked), control, figures_of(Check(checked), figures), *rest)
+            of_pairs.setdefault(pair, []).append(row)
+        return {pair: sorted(rows, key=lambda row: row.order) for pair, rows in of_pairs.items()}

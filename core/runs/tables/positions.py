@@ -13,7 +13,7 @@ from ...numerics.metrics import METRICS, OPEN_IN_LISTS
 from ..file.bounds import MAX_ROWS
 from ..file.database import Database
 from ..file.records import RunHeader
-from ..file.table import Table, column, null_if_nan
+from ..file.table import Table, column, null_if_nan, nullable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -98,20 +98,16 @@ def top_token_rows(side: int, places: NDArray[np.int32], figures: SideRows) -> p
 
 def read_positions(database: Database, header: RunHeader, pair: int, prompt: int | None = None) -> pd.DataFrame:
     """Figures of a pair, one row per position of every prompt or of one (null if undefined)."""
-    clause, of = ("", []) if prompt is None else (" AND prompt = ?", [prompt])
-    table = POSITION.read(database, f"pair = ?{clause} ORDER BY prompt, position", [pair, *of], POSITION.names[1:])
+    condition, of = ("", []) if prompt is None else (" AND prompt = ?", [prompt])
+    columns = ", ".join(POSITION.names[1:])
+    sql = f"SELECT {columns} FROM position WHERE pair = ?{condition} ORDER BY prompt, position"
     with database.decoding("table of positions"):
+        table = database.table(sql, [pair, *of]).to_pandas(types_mapper=nullable)
         if len(table) != header.rows and header.k is None and prompt is None:
             raise ValueError(f"{len(table)} rows for {header.rows} positions of pair {pair}")
-        for metric in METRICS:  # a file in which one is text or null is not read as one that is all equal
-            is_open = header.k is not None and metric.name in OPEN_IN_LISTS
-            if is_open:
+        for metric in METRICS if header.k is not None else ():
+            if metric.name in OPEN_IN_LISTS:
                 table[metric.name] = _fill_open(table[metric.name], metric.dtype)
-            values = table[metric.name]
-            if values.dtype.kind != np.dtype(metric.dtype).kind or (
-                not (metric.is_nullable or is_open) and values.isna().any()
-            ):
-                raise TypeError(f"column {metric.name} holds {values.dtype}")
     return table
 
 
@@ -124,9 +120,4 @@ def read_records(database: Database, pair: int, condition: str = "true") -> list
     """Figures of a pair, one dict per position for which `condition` holds, None if undefined."""
     columns = ", ".join(POSITION.names[1:])
     sql = f"SELECT {columns} FROM position WHERE pair = ? AND {condition} ORDER BY prompt, position LIMIT {MAX_ROWS}"
-    with database.decoding("table of positions"):
-        table = database.table(sql, [pair])
-        for metric in METRICS:
-            if np.dtype(table.schema.field(metric.name).type.to_pandas_dtype()).kind != np.dtype(metric.dtype).kind:
-                raise TypeError(f"column {metric.name} holds {table.schema.field(metric.name).type}")
-        return table.to_pylist()
+    return database.table(sql, [pair]).to_pylist()

@@ -1,14 +1,20 @@
-"""Provenance of a run: the table `run`, by which a file is known to be of this form."""
+"""Tables that say what a run is of: `run`, by which a file is known to be of this form, prompts, sides with what makes
+equal ones known as equal, and continuations.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
 from ...errors import StoreError
 from ..file.database import FILE_VERSION, Database
+from ..file.keep import FIGURES
+from ..file.records import Generation, Prompt, RunHeader
 from ..file.table import Table
 
 RUN = Table(
@@ -38,7 +44,7 @@ RUN = Table(
 
 
 def insert_run(database: Database, created: datetime, versions: Mapping[str, str], **values: Any) -> None:
-    """Return the only row; `values`: the other columns, unchanged."""
+    """Insert the only row; `values`: the other columns, unchanged."""
     RUN.insert_row(
         database,
         created=created.astimezone(UTC).replace(tzinfo=None),
@@ -48,35 +54,237 @@ def insert_run(database: Database, created: datetime, versions: Mapping[str, str
     )
 
 
-def read_run(database: Database, *columns: str) -> dict[str, Any]:
-    """Read these columns of the one row. StoreError if the file is not of the version that is read."""
-    try:
-        rows = database.rows(f"SELECT {', '.join(['file_version', *columns])} FROM run_file.run", most=2)
-    except StoreError:
-        refuse_other_versions(database)
-        raise
+def read_run(database: Database) -> dict[str, Any]:
+    """Read the one row by its columns. StoreError if the file is not of the version that is read."""
+    rows = database.records("SELECT * FROM run_file.run LIMIT 2")
     if len(rows) != 1:
-        several = database.rows("SELECT count(*) FROM run_file.run")[0][0]
-        raise StoreError(f"{database.file}: {several} rows of provenance, a run file has one.")
-    if rows[0][0] != FILE_VERSION:
-        raise _other_version(database, rows[0][0])
-    return dict(zip(columns, rows[0][1:], strict=True))
+        raise StoreError(f"{database.file}: {len(rows) or 'no'} rows of provenance, a run file has one.")
+    version = rows[0].get("file_version")
+    if version != FILE_VERSION:
+        raise StoreError(
+            f"{database.file}: a run file of version {version!r:.40}; this ULPscope reads version {FILE_VERSION}."
+            " Capture or ingest it again, or export it as npz with the version that wrote it."
+        )
+    return rows[0]
 
 
-def refuse_other_versions(database: Database) -> None:
-    """StoreError for a file that lacks columns because another version of ULPscope wrote it."""
-    sql = (
-        "SELECT column_name FROM duckdb_columns() WHERE database_name = 'run_file' AND table_name = 'run'"
-        " AND column_name IN ('file_version', 'schema_version')"
+PROMPT = Table(
+    "prompt",
+    """
+    -- the token sequences of the run
+    prompt INTEGER -- 0-based index
+    positions INTEGER -- its length, number of positions
+    """,
+)
+
+TOKEN = Table(
+    "token",
+    """
+    -- the tokens fed to the model; empty if a dump brought none
+    prompt INTEGER -- index of the prompt
+    position INTEGER -- 0-based token index in its prompt
+    token_id INTEGER NULL -- token id, null if unknown
+    text VARCHAR NULL -- text of the token, null if unknown
+    """,
+)
+
+VOCABULARY = Table(
+    "vocabulary",
+    """
+    -- texts of the vocabulary as far as known, so that a viewer needs no tokenizer
+    token_id INTEGER -- token id, the column of the logits
+    text VARCHAR -- text of the token
+    """,
+)
+
+
+def insert_prompts(database: Database, header: RunHeader) -> None:
+    """Insert the prompts, their tokens and the vocabulary: what is known before the first logit."""
+    prompts = header.prompts
+    lengths = [prompt.positions for prompt in prompts]
+    PROMPT.insert(database, prompt=list(range(len(prompts))), positions=lengths)
+    with_tokens = [(index, each) for index, each in enumerate(prompts) if each.token_ids or each.token_texts]
+    if with_tokens:
+        TOKEN.insert(
+            database,
+            prompt=[index for index, each in with_tokens for _ in range(each.positions)],
+            position=[position for _, each in with_tokens for position in range(each.positions)],
+            token_id=[token for _, each in with_tokens for token in each.token_ids or [None] * each.positions],
+            text=[text for _, each in with_tokens for text in each.token_texts or [None] * each.positions],
+        )
+    vocabulary = VOCABULARY.rows(database, token_id=list(header.vocabulary), text=list(header.vocabulary.values()))
+    if header.keep != FIGURES:  # whose texts follow: those of a large vocabulary are more than all figures
+        database.insert(VOCABULARY.name, vocabulary)
+
+
+def insert_used_vocabulary(database: Database, header: RunHeader) -> None:
+    """Insert the texts of the tokens that stand in other tables: in prompts, among the best, in continuations."""
+    sql = " UNION ".join(f"SELECT token_id FROM {table}" for table in ("token", "top_token", "generated_token"))
+    ids = sorted(header.vocabulary.keys() & {row[0] for row in database.rows(sql)})
+    if ids:
+        VOCABULARY.insert(database, token_id=ids, text=[header.vocabulary[token] for token in ids])
+
+
+def read_prompts(database: Database) -> tuple[Prompt, ...]:
+    """Read the prompts in their order."""
+    rows = database.rows(
+        """SELECT positions, list(token_id ORDER BY position) FILTER (token_id IS NOT NULL),
+               list(text ORDER BY position) FILTER (text IS NOT NULL)
+           FROM prompt LEFT JOIN token USING (prompt) GROUP BY prompt, positions ORDER BY prompt"""
     )
-    for (column,) in database.rows(sql):
-        version = database.rows(f"SELECT {column} FROM run_file.run")[0][0]
-        if column != "file_version" or version != FILE_VERSION:
-            raise _other_version(database, version)
-
-
-def _other_version(database: Database, version: object) -> StoreError:
-    return StoreError(
-        f"{database.file}: a run file of version {version!r:.40}; this ULPscope reads version {FILE_VERSION}. Capture"
-        " or ingest it again, or export it as npz with the version that wrote it."
+    without_tokens = cache(Prompt)  # one of each length, for there may be a million
+    return tuple(
+        Prompt(positions, tuple(ids or ()), tuple(texts or ())) if ids or texts else without_tokens(positions)
+        for positions, ids, texts in rows
     )
+
+
+SIDE = Table(
+    "side",
+    """
+    -- one way the logits were computed; side 0 is the reference
+    side INTEGER -- 0-based index
+    name VARCHAR -- name of the side
+    path VARCHAR -- path that computed it, empty if unknown
+    compute_dtype VARCHAR -- dtype of the stored bits
+    source_dtype VARCHAR -- dtype the array was given in; widening the stored bits restores it exactly
+    sha256 VARCHAR -- SHA-256 of its stored bits, rows in order, little-endian
+    values_sha256 VARCHAR -- what equal values are known by in any run: SHA-256 of its values as bits of values_dtype
+    values_dtype VARCHAR -- bfloat16 if every value of the side is one, else float16 if every value is one, else
+    -- float32
+    bit_class INTEGER -- sides of the same number are bit-identical
+    holds VARCHAR -- what its values are: logit, or of lists logprob
+    k INTEGER NULL -- of lists: most values that were sent for a position; null: whole rows
+    keys VARCHAR NULL -- of lists: token_id, or text if the engine sent texts only and token ids are made up
+    """,
+)
+
+RESPONSE = Table(
+    "response",
+    """
+    -- a server's answer to one prompt; filled in runs of lists only
+    side INTEGER -- index of the side
+    prompt INTEGER -- index of the prompt
+    format VARCHAR -- name of the payload's format
+    is_start_known BOOLEAN -- false: position 0 scored the first generated token, and the prompt is not said
+    generated_from INTEGER NULL -- first position computed while generating; null if all are of the prompt
+    is_processed BOOLEAN NULL -- unused, null
+    asked INTEGER NULL -- requested values per row; null if not known
+    vocab INTEGER NULL -- tokens of the vocabulary; null if not said
+    cached INTEGER NULL -- tokens of the prompt that were read from a cache; null if not said
+    model VARCHAR -- model as the payload names it
+    text VARCHAR -- text that was generated
+    tokens VARCHAR -- JSON array: token ids of prompt and answer, -1 if not said
+    settings VARCHAR -- JSON object: accepted drafts, or the name of a sequence
+    warnings VARCHAR -- JSON array: what its reader has to say of it
+    """,
+)
+
+
+@dataclass(frozen=True)
+class StoredSide:
+    """A side as stored; `bit_class` is shared by bit-identical sides.
+
+    sha256: of its values as bits of `sha256_dtype`, the dtype they are of, so that equal values have it in any run.
+    stored_sha256: of the bits as they are stored.
+    """
+
+    index: int
+    name: str
+    path: str
+    source_dtype: str
+    sha256: str
+    sha256_dtype: str
+    stored_sha256: str
+    bit_class: int
+    holds: str = "logit"
+    k: int | None = None
+
+
+def insert_sides(
+    database: Database,
+    header: RunHeader,
+    digests: Sequence[str],
+    values: Sequence[tuple[str, str]],
+    k: list[int] | None = None,
+    keys: str | None = None,
+) -> None:
+    """Insert the sides. digests: of the stored bits, the same for sides of one class; values: of each side's values,
+    and of which dtype; k, keys: of lists.
+    """
+    classes = {digest: number for number, digest in enumerate(dict.fromkeys(digests))}
+    SIDE.insert_records(
+        database,
+        header.sides,
+        side=list(range(len(header.sides))),
+        compute_dtype=header.compute_dtype,
+        sha256=list(digests),
+        values_sha256=[sha256 for sha256, _ in values],
+        values_dtype=[dtype for _, dtype in values],
+        bit_class=[classes[digest] for digest in digests],
+        holds=header.holds,
+        k=k,
+        keys=keys,
+    )
+
+
+def read_sides(database: Database) -> list[StoredSide]:
+    """Read the sides in their order."""
+    rows = database.rows(
+        """SELECT side, name, path, source_dtype, values_sha256, values_dtype, sha256, bit_class, holds, k
+           FROM side ORDER BY side"""
+    )
+    with database.decoding("list of sides"):
+        return [StoredSide(*row) for row in rows]
+
+
+GENERATION = Table(
+    "generation",
+    """
+    -- prompts that every side continued greedily and freely; the prompt's tokens beyond given_positions are the
+    -- reference's
+    side INTEGER -- index of the side
+    prompt INTEGER -- index of the prompt
+    given_positions INTEGER -- positions that were given; the logits of the last of them chose the first generated
+    -- token
+    asked INTEGER -- tokens requested of the side; fewer if it ended its text
+    text VARCHAR -- what it generated, as the tokenizer decodes it
+    """,
+)
+
+GENERATED_TOKEN = Table(
+    "generated_token",
+    """
+    -- what each side generated on its own, also after they diverge
+    side INTEGER -- index of the side
+    prompt INTEGER -- index of the prompt
+    step INTEGER -- 0-based; step 0 follows the given prompt
+    token_id INTEGER -- argmax of the side's own logits there, lowest id on ties
+    """,
+)
+
+_GENERATIONS = """
+WITH made AS (SELECT prompt, side, list(token_id ORDER BY step) AS tokens FROM generated_token GROUP BY prompt, side)
+SELECT prompt, any_value(given_positions), any_value(asked), list(coalesce(tokens, []) ORDER BY side),
+    list(text ORDER BY side)
+FROM generation LEFT JOIN made USING (prompt, side) GROUP BY prompt ORDER BY prompt
+"""
+
+
+def insert_generation(database: Database, generation: Generation) -> None:
+    """Insert the generation of one prompt."""
+    counts = {"given_positions": generation.given_positions, "asked": generation.max_tokens}
+    for side, (tokens, text) in enumerate(zip(generation.tokens, generation.texts, strict=True)):
+        GENERATION.insert_row(database, side=side, prompt=generation.prompt, text=text, **counts)
+        steps = list(range(len(tokens)))
+        GENERATED_TOKEN.insert(database, side=side, prompt=generation.prompt, step=steps, token_id=list(tokens))
+
+
+def read_generations(database: Database) -> dict[int, Generation]:
+    """Read the generations by prompt; empty for a run that only scored given tokens."""
+    rows = database.rows(_GENERATIONS)
+    with database.decoding("generations"):
+        return {
+            prompt: Generation(prompt, given_positions, max_tokens, tuple(map(tuple, tokens)), tuple(texts))
+            for prompt, given_positions, max_tokens, tokens, texts in rows
+        }

@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ...errors import StoreError
 from ..file.database import Database
 from ..file.table import Table
-from . import (
-    generations,
-    heatmap,
-    kernels,
-    kv_cache,
-    layers,
-    logits,
-    ops,
-    pairs,
-    positions,
-    prompts,
-    remedies,
-    rollouts,
-    run,
-    sides,
-    verdicts,
-)
+from . import heatmap, kernels, kv_cache, layers, logits, ops, pairs, positions, remedies, rollouts, run
 
-_MODULES = (
-    *(run, prompts, sides, logits, positions, pairs, heatmap, verdicts),
-    *(kv_cache, layers, generations, ops, kernels, remedies, rollouts),
-)
+_MODULES = (run, logits, positions, pairs, heatmap, kv_cache, layers, ops, kernels, remedies, rollouts)
 TABLES = {
     table.name: table for module in _MODULES for table in vars(module).values() if isinstance(table, Table)
 }  # those that each module declares
@@ -40,24 +23,22 @@ def create_tables(database: Database) -> None:
     database.execute("\n".join(table.ddl for table in TABLES.values()))
 
 
-def check_tables(database: Database) -> None:
-    """StoreError for a DuckDB file that is not a run file of this form. Columns that may be null and that an older file
-    lacks are null.
-    """
+def check_tables(database: Database) -> dict[str, Any]:
+    """Return the provenance. StoreError for a DuckDB file that is not a run file of this form."""
     database.refuse_views()
     ours = "WHERE database_name = 'run_file' AND schema_name = 'main'"
     columns_by_table = dict(database.rows(f"SELECT table_name, column_count FROM duckdb_tables() {ours}"))
-    if run.RUN.name in columns_by_table:
-        run.read_run(database, "vocab")
+    provenance = run.read_run(database) if run.RUN.name in columns_by_table else {}
     for table in LATER:
         if table.name not in columns_by_table:
-            database.add_empty(table.name, ", ".join(f"{name} {kind}" for name, kind in table.types.items()))
+            database.add_empty(table.name, ", ".join(f"{column.name} {column.type}" for column in table.columns))
             columns_by_table[table.name] = len(table.columns)
-    if missing := sorted(TABLES.keys() - columns_by_table.keys()):
-        raise StoreError(f"{database.file}: a DuckDB file without the table '{missing[0]}', so not a run file.")
-    if all(columns_by_table[name] == len(table.columns) for name, table in TABLES.items()):
-        return  # the list of columns takes a tenth of opening a run
-    names = set(database.rows(f"SELECT table_name, column_name FROM duckdb_columns() {ours}"))
-    for name, table in TABLES.items():
-        if absent := [column for column in table.columns if column.is_nullable and (name, column.name) not in names]:
-            database.add_nulls(name, {column.name: column.type for column in absent})
+    for name, table in sorted(TABLES.items()):
+        if name not in columns_by_table:
+            raise StoreError(f"{database.file}: a DuckDB file without the table '{name}', so not a run file.")
+        if columns_by_table[name] != len(table.columns):
+            raise StoreError(
+                f"{database.file}: its table '{name}' has {columns_by_table[name]} columns; expected"
+                f" {len(table.columns)}."
+            )
+    return provenance

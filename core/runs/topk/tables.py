@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from ...errors import StoreError, UsageError
+from ...errors import UsageError
 from ...numerics.topk import summary_of
 from ..file.bounds import MAX_ROWS
 from ..file.database import Database
@@ -20,13 +20,10 @@ from ..file.keep import FIGURES
 from ..file.records import Prompt, Provenance, RunHeader, SideHeader
 from ..store.partial import Partial
 from ..store.store import Store
-from ..tables.pairs import insert_pair
+from ..tables.pairs import insert_evidence, insert_pair
 from ..tables.positions import POSITION, SIDE_POSITION, TOP_TOKEN
-from ..tables.prompts import VOCABULARY, insert_prompts
-from ..tables.run import insert_run
+from ..tables.run import RESPONSE, VOCABULARY, insert_prompts, insert_run, insert_sides
 from ..tables.schema import create_tables
-from ..tables.sides import RESPONSE, insert_sides
-from ..tables.verdicts import insert_evidence
 from .alignment import sequence
 from .pairing import ListPair, vocabulary_size
 from .reading import SAME, digest_of
@@ -117,10 +114,8 @@ def new_run(
             database.execute("COMMIT")
             yield database, partial, created
             database.close()
-        except BaseException as error:
+        except BaseException:
             database.abandon()
-            if isinstance(error, (pa.ArrowException, OverflowError, UnicodeError)):
-                raise StoreError(f"run '{name!a}': its tokens or texts cannot be stored ({error}).") from error
             raise
         store.place(partial.path, partial.path.stem)
     finally:

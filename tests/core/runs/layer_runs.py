@@ -8,7 +8,7 @@ import numpy as np
 
 from core.numerics.formats import BFLOAT16
 from core.runs.store.store import Store
-from core.runs.tables.layers import LayerModule, LayerPart
+from core.runs.tables.layers import FLOOR, LayerModule, LayerPart
 from core.runs.writer import RunWriter
 from tests.core.runs.damaging import damaged
 from tests.core.runs.made_runs import calm_sides, header_of
@@ -67,8 +67,8 @@ def layer_run(
             for module in MODULES if positions else ():
                 bits = outputs(module, prompt, lengths[prompt])[list(positions)]
                 bits = bits if module.kind == "embedding" else bits + np.uint16(floor_ulps or 0)
-                rows.write_floor(LayerPart(prompt, module, 0, bits, "bfloat16"))
-            rows.end_floor()
+                rows.write(FLOOR, LayerPart(prompt, module, 0, bits, "bfloat16"))
+            rows.end(FLOOR, prompt)
         for side in range(1, sides):
             writer.write(side, 0, logits[side])
             for prompt, positions in enumerate(chosen if side == 1 else ()):

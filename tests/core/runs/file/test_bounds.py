@@ -68,7 +68,7 @@ def test_every_side_of_a_dump_may_say_what_it_emitted_and_its_dtype(tmp_path: Pa
 @pytest.mark.parametrize(
     ("statement", "words"),
     [
-        ("UPDATE token SET text = repeat('x', 1025)", "the text of a token has 1,025 bytes"),
+        ("UPDATE token SET text = repeat('x', 1025)", "the text of a token has 1,025 characters"),
         ("INSERT INTO side SELECT s.* REPLACE (range AS side) FROM side s, range(2, 600)", "at most 512 sides"),
         ("UPDATE prompt SET positions = 2000000000", "2,000,000,000 positions"),
         ("DELETE FROM logits WHERE side = 1 AND position = 0", "tiles of logits"),

@@ -121,7 +121,7 @@ LIES = {
     "says all, lacks some": (ALL, "DELETE FROM logits WHERE side = 2 AND position = 57", "has 398 tiles"),
     "says all, has none": (FIGURES, "UPDATE run SET kept = 'all'", "has 0 tiles"),
     "says nothing": (ALL, "UPDATE run SET kept = NULL", r"is invalid"),
-    "says something else": (ALL, "UPDATE run SET kept = 'most'", r"keeps 'most'"),
+    "says something else": (ALL, "UPDATE run SET kept = 'most'", "'most'"),
 }
 
 
