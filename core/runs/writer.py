@@ -5,14 +5,16 @@ whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from contextlib import ExitStack
+from dataclasses import asdict
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ..errors import StoreError, UsageError
+from ..errors import UsageError
 from ..numerics.divergence import compare
 from ..numerics.totals import PairTotal
 from .background import Background
@@ -69,7 +71,6 @@ class RunWriter:
         # waits.
         self._storing = Background("ulpscope-store", _WAITING_BYTES)
         self._uncommitted = 0
-        self._database: Database | None = None
         store.sweep()
         store.check_space(room)  # before hours of capture
         self._partial = store.new_partial(header.name, self._created, run_id)
@@ -80,8 +81,12 @@ class RunWriter:
         self._coarse = (
             [] if is_whole else [[CoarseCells(p, header, i) for p in PYRAMIDS] for i in range(len(self._totals))]
         )
-        try:
+        with ExitStack() as stack:
+            stack.callback(self._partial.remove)
             self._database = Database.to_write(self._partial.path, expected_bytes=raw_bytes if is_whole else 0)
+            stack.callback(self._database.abandon)
+            stack.callback(self._storing.close)
+            stack.callback(self._hashing.close)
             self._database.execute("BEGIN")
             create_tables(self._database)
             # first, so that what cannot be stored is refused before hours of capture
@@ -97,24 +102,13 @@ class RunWriter:
                 **asdict(header.provenance),
             )
             insert_prompts(self._database, header)
-        except BaseException:
-            self._leave()
-            raise
+            self._ending = stack.pop_all()  # leaves nothing but the finished run, if there is one
 
     def __enter__(self) -> RunWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
-        """Leave nothing but the finished run, if there is one."""
-        self._hashing.close()
-        self._storing.close()
-        if self._database is not None:
-            self._database.abandon()
-            self._database = None
-        self._partial.remove()
+        self._ending.close()
 
     def write(self, side: int, row: int, bits: NDArray[np.unsignedinteger]) -> None:
         """Append rows of a side: bits [rows, vocab] of the compute dtype, starting at `row`, which must be the next
@@ -131,16 +125,15 @@ class RunWriter:
         if not len(bits):
             return
         bits = np.ascontiguousarray(bits)
-        places = self._places[row:stop]
-        self._put(self._insert_logits, side, places, bits, size=bits.nbytes)
+        self._storing.put(self._insert_logits, side, row, bits, size=bits.nbytes)
         self._hashing.put(self._hashes[side].update, bits, size=bits.nbytes)
-        self._rows_done[side] = row + len(bits)
+        self._rows_done[side] = stop
         if side == 0:
             self._latest = row, bits
         else:
             first, latest = self._latest
             reference = latest[row - first : stop - first] if latest is not None and row >= first else None
-            self._put(self._compare, side, row, bits, places, reference)
+            self._storing.put(self._compare, side, row, bits, reference)
 
     def write_kv(self, side: int, part: KvPart) -> None:
         """Write the keys or values of one layer after one prompt of a side; figures need both sides of a pair.
@@ -159,9 +152,9 @@ class RunWriter:
             by_head, by_position = kv_rows(pair, reference, part, self.header.format)
             self._keep(len(by_position), {KV.name: by_head, KV_POSITION.name: by_position})
 
-    def _put(self, insert: Callable[..., None], *rows: object, size: int = 0) -> None:
+    def _put(self, insert: Callable[..., None], *rows: object) -> None:
         """Have the storing thread insert rows into the database, by a function of their table's module."""
-        self._storing.put(insert, self._open_database(), *rows, size=size)
+        self._storing.put(insert, self._database, *rows)
 
     def layers(self, positions: Sequence[Sequence[int]], *, is_async: bool = True) -> LayerRows:
         """Return a writer of the model's module outputs at these positions of each prompt. Once a run, before the
@@ -169,8 +162,8 @@ class RunWriter:
 
         is_async: compare them in the storing thread, else in the caller's.
         """
-        insert = self._open_database().insert
-        return LayerRows(self._partial.directory, positions, self._storing.put, insert, is_async=is_async)
+        put, insert = self._storing.put, self._database.insert
+        return LayerRows(self._partial.directory, positions, put, insert, is_async=is_async)
 
     def write_kernels(self, kernels: KernelList) -> None:
         """Write the kernels that a side launched. Once a side."""
@@ -189,43 +182,29 @@ class RunWriter:
         self._verdicts[verdict.pair] = verdict
         self._put(insert_evidence, verdict.pair, self._places, verdict.evidence, verdict.floors)
 
-    def _open_database(self) -> Database:
-        if self._database is None:
-            raise StoreError(f"run '{self.run_id}' is finished; nothing more can be written to it.")
-        return self._database
-
-    def _insert_logits(
-        self, database: Database, side: int, places: NDArray[np.int32], bits: NDArray[np.unsignedinteger]
-    ) -> None:
+    def _insert_logits(self, side: int, row: int, bits: NDArray[np.unsignedinteger]) -> None:
         """Insert logits, in the storing thread; if none are stored, the reference's go to a file of their own."""
         if self._spool is None:
-            insert_logits(database, side, places, bits)
-            self._commit(database, bits.nbytes)
+            insert_logits(self._database, side, self._places[row : row + len(bits)], bits)
+            self._commit(bits.nbytes)
         elif side == 0:
             self._spool.add(bits)
 
-    def _commit(self, database: Database, inserted: int) -> None:
+    def _commit(self, inserted: int) -> None:
         """Commit now and then: the file is not visible before it is whole. inserted: bytes."""
         self._uncommitted += inserted
         if self._uncommitted >= _COMMIT_BYTES:
             self._uncommitted = 0
             for step in ("COMMIT", "CHECKPOINT", "BEGIN"):
-                database.execute(step)
+                self._database.execute(step)
 
-    def _compare(
-        self,
-        database: Database,
-        side: int,
-        row: int,
-        bits: NDArray,
-        places: NDArray[np.int32],
-        reference: NDArray[np.unsignedinteger] | None,
-    ) -> None:
+    def _compare(self, side: int, row: int, bits: NDArray[Any], reference: NDArray[Any] | None) -> None:
         """Compare rows, in the storing thread. `reference`: the same rows of side 0 if they are still in memory."""
         if reference is None and self._spool is not None:
             reference = self._spool.read(row * bits[:1].nbytes, bits.dtype, bits.shape)
         elif reference is None:
-            reference = read_rows(database, self.header, 0, row, row + len(bits))
+            reference = read_rows(self._database, self.header, 0, row, row + len(bits))
+        places = self._places[row : row + len(bits)]
         figures, pair = compare(reference, bits, self.header.format), side - 1
         self._totals[pair].add(figures)
         self._keep(len(places), {"position": position_rows(pair, places, figures)})
@@ -251,8 +230,8 @@ class RunWriter:
         """Insert the figures, in the storing thread, or after it was drained."""
         for name, tables in self._figures.items():
             rows = pa.concat_tables(tables)
-            self._open_database().insert(name, rows)
-            self._commit(self._open_database(), rows.nbytes)
+            self._database.insert(name, rows)
+            self._commit(rows.nbytes)
         self._figures.clear()
         self._figure_rows = 0
 
@@ -261,40 +240,38 @@ class RunWriter:
         self._hashing.drain()
         return [digest.stored_digest() for digest in self._hashes]
 
-    def figures(self) -> Figures:
-        """Figures measured, once every row of every side has been written; for a verdict that rests on them."""
-        if any(done != self.header.rows for done in self._rows_done):
-            raise UsageError(f"run '{self.header.name}': figures are requested before its last row is written.")
+    def _end_rows(self) -> None:
+        """Insert all figures, once every row of every side has been written."""
+        for side, done in zip(self.header.sides, self._rows_done, strict=True):
+            if done != self.header.rows:
+                raise UsageError(f"side '{side.name}' has {done} of {self.header.rows} rows; the run is not finished.")
         self._storing.drain()
         self._insert_figures()
-        return Figures(self._open_database(), self.header)
+
+    def figures(self) -> Figures:
+        """Figures measured, once every row of every side has been written; for a verdict that rests on them."""
+        self._end_rows()
+        return Figures(self._database, self.header)
 
     def finish(self, *, note: str = "") -> str:
         """Write summaries and provenance, put the file in its place, return the run's id.
 
         note: added to the header's own.
         """
-        header, database = self.header, self._open_database()
-        for side, done in zip(header.sides, self._rows_done, strict=True):
-            if done != header.rows:
-                raise UsageError(f"side '{side.name}' has {done} of {header.rows} rows; the run is not finished.")
-        self._hashing.drain()
-        self._storing.drain()
-        self._insert_figures()
+        self._end_rows()
+        header, database = self.header, self._database
         if header.keep == FIGURES:
             insert_used_vocabulary(database, header)
         if note:
-            about = replace(header.provenance, note=" ".join(part for part in (header.provenance.note, note) if part))
-            self.header = replace(header, provenance=about)
-            database.execute("UPDATE run SET note = ?", [about.note])
+            notes = " ".join(part for part in (header.provenance.note, note) if part)
+            database.execute("UPDATE run SET note = ?", [notes])
         for pair, total in enumerate(self._totals):
             for pyramid in PYRAMIDS:
-                insert_levels(database, pyramid, self.header, pair)
+                insert_levels(database, pyramid, header, pair)
             insert_pair(database, pair, total, self._verdicts.get(pair))
-        insert_sides(database, self.header, self.digests(), [digest.values() for digest in self._hashes])
+        insert_sides(database, header, self.digests(), [digest.values() for digest in self._hashes])
         database.execute("COMMIT")
         database.close()
-        self._database = None
         self._store.place(self._partial.path, self.run_id)
-        self._leave()
+        self._ending.close()
         return self.run_id

@@ -15,12 +15,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from core.errors import DumpError
 from core.runs.dumps.dump import open_dump
+from core.text import clean
 
 ROWS, VOCAB = 4, 8
 GOOD = np.random.default_rng(0).standard_normal((ROWS, VOCAB)).astype(np.float32)
@@ -251,12 +250,10 @@ def test_the_same_dumps_without_their_fault_open(tmp_path: Path, good: bytes) ->
     assert list(read_whole(path).values()) == [GOOD.tobytes()] * 2
 
 
-@pytest.mark.parametrize(
-    "bad", ["BadZipFile", "up.npz: broken; expected a\nb.", "up.npz: broken; expected better", "up.npz: broken."]
-)
-def test_the_measure_of_a_sentence_can_fail(bad: str) -> None:
-    with pytest.raises(AssertionError):
-        assert_one_sentence(bad, "up.npz")
+def test_the_measure_of_a_sentence_can_fail() -> None:
+    for bad in ("BadZipFile", "up.npz: broken; expected a\nb.", "up.npz: broken; expected better", "up.npz: broken."):
+        with pytest.raises(AssertionError):
+            assert_one_sentence(bad, "up.npz")
 
 
 # ---- places
@@ -266,18 +263,10 @@ def test_directories_missing_files_and_pipes_are_refused_at_once(tmp_path: Path)
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "folder").mkdir()
-    for name in ("folder", "gone", "pipe", "loop"):
+    for name in ("folder", "gone", "pipe", "loop", "a\x1b[2J\n.npz"):
         with pytest.raises(DumpError, match="no such file") as refusal:
             read_whole(tmp_path / name)
-        assert_one_sentence(str(refusal.value), name)
-
-
-def test_a_file_name_cannot_write_to_the_terminal(tmp_path: Path) -> None:
-    path = tmp_path / "a\x1b[2J\n.npz"
-    path.write_bytes(b"nope")
-    with pytest.raises(DumpError) as refusal:
-        read_whole(path)
-    assert str(refusal.value).isprintable()
+        assert_one_sentence(str(refusal.value), clean(name))
 
 
 def test_the_size_limit_holds_for_the_file_and_for_what_it_unpacks_to(tmp_path: Path) -> None:
@@ -337,35 +326,6 @@ def test_a_dump_cut_off_anywhere_is_refused(tmp_path: Path, form: str) -> None:
         with pytest.raises(DumpError) as refusal:
             read_whole(path)
         assert_one_sentence(str(refusal.value), "cut")
-
-
-@pytest.mark.spread(1)
-@pytest.mark.parametrize("form", WHOLE)
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_random_damage_is_refused_or_harmless(tmp_path: Path, form: str, data: st.DataObject) -> None:
-    """An archive's checksums guard its values; safetensors has none, so there only the names and sizes can be
-    compared.
-    """
-    raw = bytearray(WHOLE[form])
-    for _ in range(data.draw(st.integers(1, 4))):
-        # half of the damage goes to the start and the end, where the structure is
-        span = data.draw(
-            st.sampled_from([range(len(raw)), range(min(130, len(raw))), range(max(0, len(raw) - 260), len(raw))])
-        )
-        raw[data.draw(st.integers(span.start, span.stop - 1))] = data.draw(st.integers(0, 255))
-    path = tmp_path / "damaged"
-    path.write_bytes(raw)
-    try:
-        found = read_whole(path)
-    except DumpError as refusal:
-        assert_one_sentence(str(refusal), "damaged")
-        return
-    if form == "safetensors":
-        assert len(found) == 2
-        assert {len(bits) for bits in found.values()} <= {ROWS * VOCAB * 4, ROWS * VOCAB * 2}
-    else:
-        assert found == SIDES
 
 
 # ---- bombs: bounded time and memory, in a process of its own

@@ -33,11 +33,11 @@ def test_what_is_as_long_as_it_may_be_is_read(tmp_path: Path) -> None:
 
 def test_nothing_is_stored_that_no_reader_would_open(tmp_path: Path) -> None:
     header = header_of(lengths=(3,))
-    with pytest.raises(UsageError, match="token has 1,025 bytes"):
+    with pytest.raises(UsageError, match="token has 1,025 characters"):
         replace(header, prompts=(Prompt(1, (1,), ("x" * (LONGEST_TOKEN + 1),)),))
     with pytest.raises(UsageError, match="at most 512 sides, not 513"):
         replace(header, sides=tuple(SideHeader(f"s{i}", "", "bfloat16") for i in range(MAX_SIDES + 1)))
-    with pytest.raises(UsageError, match="run has 1,001 bytes"):
+    with pytest.raises(UsageError, match="run has 1,001 characters"):
         replace(header, name="x" * 1001)
 
 
@@ -57,12 +57,8 @@ def test_a_dump_of_more_sides_than_a_run_has_is_refused_before_a_value_is_read(
     for look in (headers_of, lambda path: describe([path]), lambda path: ingest(Store(tmp_path / "runs"), [path])):
         with pytest.raises(DumpError, match=f"many.npz: holds {sides} (sides|arrays of logits|members).*{MAX_SIDES}"):
             look(path)
-    assert headers_of(many_sides(tmp_path / "most.npz", MAX_SIDES)).kind == "dump"
-
-
-def test_every_side_of_a_dump_may_say_what_it_emitted_and_its_dtype(tmp_path: Path) -> None:
     emitted = {f"emitted:s{i}": np.array([-1, 3]) for i in range(MAX_SIDES)}
-    assert headers_of(many_sides(tmp_path / "emitted.npz", MAX_SIDES, **emitted)).kind == "dump"
+    assert headers_of(many_sides(tmp_path / "most.npz", MAX_SIDES, **emitted)).kind == "dump"
 
 
 @pytest.mark.parametrize(
@@ -82,17 +78,17 @@ def test_a_run_file_of_what_no_run_has_is_refused(statement: str, words: str, tm
             look(path)
 
 
-@pytest.mark.parametrize("texts", [["x" * 1025, "a"], ["a"]])
-def test_a_dump_with_texts_no_tokenizer_makes_is_refused_in_a_sentence(
-    texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("reserved", "words"),
+    [
+        ({"tokens": np.array(["x" * 1025, "a"])}, "'tokens': the text of a token has 1,025 characters"),
+        ({"tokens": np.array(["a", "b"])}, "'tokens': the texts of all tokens have together 2"),
+        ({"meta": np.array(b"x" * 600_009)}, "'meta' takes 600,009 bytes; expected"),
+    ],
+)
+def test_a_dump_with_texts_of_no_run_is_refused_in_a_sentence(
+    reserved: dict[str, np.ndarray], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("core.runs.file.records.TOKENS_TOGETHER", 1)
-    tokens = np.array((texts * 2)[:2])
-    with pytest.raises(DumpError, match=r"texts\.npz: 'tokens': the text"):
-        describe([many_sides(tmp_path / "texts.npz", 2, tokens=tokens)])
-
-
-def test_a_dumps_meta_is_no_longer_than_a_note_may_be(tmp_path: Path) -> None:
-    meta = np.array(b'{"a": "' + b"x" * 600_000 + b'"}')
-    with pytest.raises(DumpError, match="'meta' takes 600,009 bytes; expected"):
-        describe([many_sides(tmp_path / "meta.npz", 2, meta=meta)])
+    with pytest.raises(DumpError, match=words):
+        describe([many_sides(tmp_path / "texts.npz", 2, **reserved)])

@@ -2,8 +2,6 @@
 version 1.
 """
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -72,14 +70,6 @@ def test_a_window_is_compared_where_both_sides_still_hold_it(tmp_path):
         assert run.rows("kv_position", pair=0, prompt=0)["position"].tolist() == [2, 3, 4]
 
 
-def test_positions_shifted_by_one_are_seen(tmp_path):
-    """The twin: with a wrong first position equal caches would be called different, so the alignment above is real."""
-    reference = cache(1)
-    parts = [(0, KvPart(0, 0, "value", 0, reference)), (1, KvPart(0, 0, "value", 1, reference[:, 2:].copy()))]
-    with RunReader(written(Store(tmp_path), parts=parts)) as run:
-        assert min(run.rows("kv", pair=0)["neq"]) > 0
-
-
 def test_a_side_without_a_cache_leaves_no_rows(tmp_path):
     with RunReader(written(Store(tmp_path), parts=[(0, KvPart(0, 0, "key", 0, cache(2)))])) as run:
         assert run.rows("kv", pair=0).empty
@@ -92,19 +82,14 @@ def test_caches_of_other_heads_are_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_generated_tokens_come_back_with_the_place_where_they_part(tmp_path):
+def test_generated_tokens_come_back_with_the_place_where_they_diverge(tmp_path):
     made = Generation(1, 3, 4, ((5, 6, 7, 8), (5, 6, 9), (5, 6, 7, 8)), ("a b c d", "a b x", "a b c d"))
     with RunReader(written(Store(tmp_path), sides=3, generations=[made])) as run:
         assert run.generations == {1: made}
-        found = run.generations[1]
-        assert found.parting(1) == 4  # two tokens agree: position 2 chose the first, position 4 the one that parts
-        assert found.parting(2) is None
-
-
-def test_more_tokens_than_were_asked_for_are_no_generation():
+        assert run.generations[1].parting(1) == 4  # position 2 chose the first token, position 4 the one that differs
+        assert run.generations[1].parting(2) is None
     with pytest.raises(UsageError):
-        Generation(0, 3, 1, ((5, 6), (5,)), ("", ""))
-    assert dataclasses.replace(Generation(0, 3, 2, ((5, 6), (5,)), ("", ""))).parting(1) is None
+        Generation(0, 3, 1, ((5, 6), (5,)), ("", ""))  # more tokens than requested
 
 
 def test_a_verdict_comes_back_with_its_evidence_and_floor(tmp_path):
