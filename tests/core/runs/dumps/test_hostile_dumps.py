@@ -92,10 +92,10 @@ def overlapping() -> bytes:
     return bytes(raw)
 
 
-def lying_about_size(size: int) -> bytes:
+def lying_about_size() -> bytes:
     raw = bytearray(npz_with(npy(), method=zipfile.ZIP_DEFLATED))
     second = raw.rindex(b"PK\x01\x02")
-    raw[second + 24 : second + 28] = size.to_bytes(4, "little")
+    raw[second + 24 : second + 28] = bytes([0, 255, 255, 255])
     return bytes(raw)
 
 
@@ -110,41 +110,28 @@ PAIR = {"a": GOOD, "b": GOOD}
 # what it is -> (the bytes, words its refusal must hold)
 HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "empty file": (lambda: b"", "has 0 bytes"),
-    "one byte": (lambda: b"P", "begins with"),
     "pickle": (lambda: b"\x80\x04\x95\x00\x00\x00\x00\x00\x00\x00\x00.", "no code in a file is run"),
     "zip of text": (lambda: archive(("a.txt", b"x"), ("b.npy", npy())), "'a.txt' is no npy array"),
     "torch checkpoint": (lambda: archive(("archive/data.pkl", b"\x80\x02.")), "file of torch.save"),
-    "empty zip": (lambda: archive(), "holds 0 sides"),
     "single npy": (npy, "holds 1 side ('upload'); expected 2 to 512"),
     "one side": (lambda: npz(a=GOOD, token_ids=np.arange(ROWS)), "holds 1 side ('a')"),
     "objects": (lambda: npz(a=GOOD, b=np.array([{}, []], dtype=object)), "'b' has the dtype object"),
-    "object header, no pickle": (lambda: npz_with(npy_of((2,), "|O", b"x" * 16)), "unpickled"),
     "text array": (lambda: npz(a=GOOD, b=np.full((4, 8), "x")), "'b' has the dtype <U1"),
     "structured": (lambda: npz(a=GOOD, b=np.zeros((4, 8), "u1,u1")), "'b' has the dtype [("),
-    "sub-array dtype": (lambda: npz_with(npy_of((1,), ("<f4", (4, 8)))), "'b'"),
     "integers": (lambda: npz(a=GOOD, b=GOOD.astype(np.int32)), "dtype int32"),
     "float8": (lambda: npz(a=GOOD, b=GOOD.astype(ml_dtypes.float8_e4m3fn)), "upcast float8"),
-    "bits of float32": (
-        lambda: npz(a=BITS, b=BITS, compute_dtype="float32"),
-        "'a' is uint16 with the compute_dtype 'float32'",
-    ),
+    "bits without compute_dtype": (lambda: npz(a=BITS, b=BITS), "'a' is uint16 with the compute_dtype none"),
     "other rows": (lambda: npz(a=GOOD, b=GOOD[:2]), "'b' has shape (2, 8); expected (4, 8) as 'a' has"),
-    "four axes": (lambda: npz(a=GOOD.reshape(2, 2, 2, 4), b=GOOD.reshape(2, 2, 2, 4)), "(prompts, positions, vocab)"),
     "zero size": (lambda: npz(a=GOOD, b=np.zeros((0, 8), np.float32)), "'b' is empty"),
     "0-d": (lambda: npz(a=np.float32(1), b=np.float32(2)), "'a' is a single number"),
     "vocabulary of one": (lambda: npz(a=GOOD[:, :1], b=GOOD[:, :1]), "last axis of 2 to"),
     "all NaN": (lambda: npz(a=GOOD, b=np.full_like(GOOD, np.nan)), "'b' holds nothing but NaN"),
-    "all NaN bits": (
-        lambda: npz(a=BITS, b=np.full_like(BITS, 0xFFFF), compute_dtype="bfloat16"),
-        "'b' holds nothing but NaN",
-    ),
     "token_ids too short": (
         lambda: npz(**PAIR, token_ids=np.arange(3)),
         "'token_ids' has shape (3,); expected one for each position: 4",
     ),
     "token_ids floats": (lambda: npz(**PAIR, token_ids=np.arange(4.0)), "'token_ids' has the dtype float64"),
     "token_ids negative": (lambda: npz(**PAIR, token_ids=np.array([0, 1, -5, 2])), "'token_ids' holds -5"),
-    "token_ids huge": (lambda: npz(**PAIR, token_ids=np.full(4, 1 << 63, np.uint64)), "holds 9223372036854775808"),
     "tokens beyond unicode": (
         lambda: archive(*[(k, npy()) for k in ("a.npy", "b.npy")], ("tokens.npy", npy_of((4,), "<U1", b"\xff" * 16))),
         "'tokens' cannot be read",
@@ -153,38 +140,26 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: npz(**PAIR, compute_dtype="int7"),
         "'compute_dtype' is 'int7'; expected one of float32",
     ),
-    "two compute_dtypes": (
-        lambda: npz(**PAIR, compute_dtype=np.array(["float32", "float16"])),
-        "'compute_dtype' has shape (2,)",
-    ),
     "numeric compute_dtype": (lambda: npz(**PAIR, compute_dtype=7), "bytes of the dtype int64; expected text"),
     "another reference": (lambda: npz(**PAIR, reference_side="c"), "is 'c'; expected the name of a side"),
     "prompt_lengths off": (lambda: npz(**PAIR, prompt_lengths=[2, 1]), "'prompt_lengths' adds up to 3"),
     "prompt_lengths zero": (lambda: npz(**PAIR, prompt_lengths=[4, 0]), "'prompt_lengths' holds 0"),
     "parent path": (lambda: npz_with(npy(), "../b.npy"), "'../b' is an unsafe name"),
-    "absolute path": (lambda: npz_with(npy(), "/b.npy"), "'/b' is an unsafe name"),
     "blank name": (lambda: npz_with(npy(), "  .npy"), "unsafe name"),
-    "NUL in the name": (lambda: patched(npz_with(npy(), "bXc.npy"), b"bXc.npy", b"b\0c.npy"), "no npy array"),
     "terminal escape in the name": (lambda: npz_with(npy(), "b\x1b[2J.npy"), "'b\\x1b[2J' is an unsafe name"),
     "long name": (lambda: npz_with(npy(), "b" * 300 + ".npy"), "unsafe name; expected at most 200"),
     "duplicate members": (lambda: patched(npz_with(npy(), "c.npy"), b"c.npy", b"a.npy"), "'a' is no npy array"),
     "encrypted": (encrypted, "is encrypted"),
     "overlapping members": (overlapping, "differ"),
-    "size beyond deflate": (lambda: lying_about_size(0xFFFFFF00), "more than 200 times as many"),
-    "size a little larger": (lambda: lying_about_size(len(npy()) + 64), "192 are there"),
+    "size beyond deflate": (lying_about_size, "more than 200 times as many"),
     "checksum": (corrupt_data, "cannot be read (Bad CRC-32"),
-    "10^12 elements": (lambda: npy_of((10**6, 10**6)), "4000000000000 bytes, but 128 are there"),
     "10^30 elements": (lambda: npz_with(npy_of((10**30, 8))), "declares the shape"),
     "negative shape": (lambda: npz_with(npy_of((-4, -8))), "declares the shape (-4, -8)"),
-    "boolean shape": (lambda: npz_with(npy_of((True, 32))), "declares the shape"),
     "trailing bytes": (lambda: npz_with(npy() + b"x"), "nothing after it"),
-    "npy of 7 bytes": (lambda: npz_with(b"\x93NUMPY\x01"), "'b' cannot be read"),
     "npy version 9": (lambda: npz_with(npy_header("{}", version=(9, 0))), "version (9, 0)"),
     "npy header of code": (lambda: npz_with(npy_header("__import__('os').abort()\n")), "'b' cannot be read"),
     "npy header nested": (lambda: npz_with(npy_header("(" * 5000)), "'b' cannot be read"),
-    "npy header with a huge dtype": (lambda: npz_with(npy_of((1, 2), "V2147483647")), "'b'"),
     "safetensors: header of 2^39": (lambda: tensors(b"{}", length=1 << 39), "header of 549755813888 bytes"),
-    "safetensors: nested": (lambda: tensors(b'{"a":' + b"[" * 100_000), "cannot be read"),
     "safetensors: bad entry": (lambda: tensors({"a": 7, "b": 8}), "the entry of 'a' cannot be read"),
     "safetensors: overlap": (
         lambda: tensors({"a": tensor(0, 16), "b": tensor(8, 24)}, bytes(24)),
@@ -195,14 +170,8 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
         "has 40 bytes of tensors; expected 32",
     ),
     "safetensors: offsets turned": (lambda: tensors({"a": tensor(16, 0)}, bytes(16)), "but -16 are there"),
-    "safetensors: negative": (lambda: tensors({"a": tensor(-16, 0)}, bytes(16)), "the entry of 'a' cannot be read"),
-    "safetensors: 10^12": (
-        lambda: tensors({"a": tensor(0, 16, (10**6, 10**6))}, bytes(16)),
-        "4000000000000 bytes, but 16 are there",
-    ),
     "safetensors: dtype": (lambda: tensors({"a": tensor(0, 16, dtype="F8_E4M3")}, bytes(16)), "dtype F8_E4M3"),
     "safetensors: metadata": (lambda: tensors({"__metadata__": {"meta": 3}}), "the header cannot be read"),
-    "safetensors: unsafe name": (lambda: tensors({"../a": tensor(0, 16)}, bytes(16)), "unsafe name"),
     "safetensors: tokens": (lambda: save(dict(PAIR), metadata={"tokens": '["x"]'}), "'tokens' lists 1 texts"),
 }
 
