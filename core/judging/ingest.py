@@ -15,9 +15,8 @@ from ..numerics.formats import format_named
 from ..runs.dumps.containers import open_container
 from ..runs.dumps.dump import GIB, Dump, open_dump
 from ..runs.dumps.reserved_keys import sides_of
-from ..runs.file.bounds import MAX_SIDES
 from ..runs.file.evidence import Check, SentFigures
-from ..runs.file.records import Provenance
+from ..runs.file.records import MAX_SIDES, Provenance
 from ..runs.importing import check_schema, is_run_file
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import PairReport, report_of_run

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ...errors import DumpError
 from ...text import clean
-from ..file.bounds import MAX_SIDES
+from ..file.records import MAX_SIDES
 from . import llamacpp_files, torch_files
 from .arrays import HEADER_BYTES, StoredArray, check_elements, foreign_errors, map_file, read_npy_header, rows_of
 

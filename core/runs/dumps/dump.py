@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from ...errors import DumpError, UsageError
 from ...numerics.formats import FloatFormat, format_named
 from ...text import clean, plural, printable
-from ..file.bounds import MAX_ROWS, MAX_SIDES, MAX_VOCAB
-from ..file.records import Generation, Prompt, Provenance, RunHeader
+from ..file.records import MAX_ROWS, MAX_SIDES, MAX_VOCAB, Generation, Prompt, Provenance, RunHeader
 from .arrays import StoredArray
 from .containers import Container, open_container
 from .dump_notes import notes_on

@@ -13,7 +13,7 @@ import struct
 import numpy as np
 
 from ...errors import DumpError
-from ..file.bounds import MAX_SIDES, MAX_VOCAB
+from ..file.records import MAX_SIDES, MAX_VOCAB
 from .arrays import StoredArray, foreign_errors, rows_of
 
 MAGIC = b"GGUF"

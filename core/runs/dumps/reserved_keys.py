@@ -12,8 +12,7 @@ import msgspec
 from ...errors import DumpError, UsageError
 from ...numerics.formats import LOGIT_FORMATS, FloatFormat, format_named
 from ...text import clean
-from ..file.bounds import LONGEST_NOTE
-from ..file.records import Prompt, check_token_texts
+from ..file.records import LONGEST_NOTE, Prompt, check_token_texts
 from .arrays import StoredArray, foreign_errors
 from .containers import Container
 

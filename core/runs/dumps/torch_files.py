@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...errors import DumpError, ExtraError
 from ...text import clean
-from ..file.bounds import MAX_ROWS, TOKENS_TOGETHER
+from ..file.records import MAX_ROWS, TOKENS_TOGETHER
 from .arrays import FOREIGN, StoredArray, check_elements, foreign_errors, rows_of
 
 if TYPE_CHECKING:

@@ -12,10 +12,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...errors import StoreError, UsageError
-from ..file.bounds import MAX_LISTED_ROWS, MAX_ROWS, MAX_VOCAB
 from ..file.database import Database
 from ..file.keep import ALL
-from ..file.records import RunHeader
+from ..file.records import MAX_LISTED_ROWS, MAX_ROWS, MAX_VOCAB, RunHeader
 from ..file.table import Table
 
 TILE_BYTES = 8192

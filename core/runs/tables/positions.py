@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from ...numerics.divergence import RowFigures, SideRows
 from ...numerics.metrics import METRICS, OPEN_IN_LISTS
-from ..file.bounds import MAX_ROWS
 from ..file.database import Database
-from ..file.records import RunHeader
+from ..file.records import MAX_ROWS, RunHeader
 from ..file.table import Table, column, null_if_nan, nullable
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...errors import DumpError, UsageError
 from ...text import plural, series
-from ..file.bounds import MAX_SIDES
+from ..file.records import MAX_SIDES
 from .records import UNKNOWN_TOKEN, ListSide, Response
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...errors import DumpError, UsageError
 from ...text import clean, plural, series
-from ..file.bounds import MAX_SIDES
+from ..file.records import MAX_SIDES
 from .alignment import prompt_tokens
 from .payloads.bounded_json import is_payload
 from .payloads.recognise import read_responses

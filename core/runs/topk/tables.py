@@ -14,10 +14,9 @@ import pyarrow as pa
 
 from ...errors import UsageError
 from ...numerics.topk import summary_of
-from ..file.bounds import MAX_ROWS
 from ..file.database import Database
 from ..file.keep import FIGURES
-from ..file.records import Prompt, Provenance, RunHeader, SideHeader
+from ..file.records import MAX_ROWS, Prompt, Provenance, RunHeader, SideHeader
 from ..store.partial import Partial
 from ..store.store import Store
 from ..tables.pairs import insert_evidence, insert_pair

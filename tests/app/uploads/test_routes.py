@@ -17,7 +17,7 @@ from app.shell import store_changes
 from app.shell.jobs import Jobs
 from app.uploads import routes, spool
 from app.uploads.spool import Upload
-from core.runs.file.bounds import MAX_SIDES
+from core.runs.file.records import MAX_SIDES
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.runs.damaging import damaged

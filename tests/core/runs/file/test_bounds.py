@@ -12,8 +12,7 @@ from core.errors import DumpError, StoreError, UsageError
 from core.judging.ingest import describe, headers_of, ingest
 from core.runs.dumps.arrays import StoredArray
 from core.runs.dumps.containers import MOST_ARRAYS
-from core.runs.file.bounds import LONGEST_TOKEN, MAX_SIDES
-from core.runs.file.records import Prompt, SideHeader
+from core.runs.file.records import LONGEST_TOKEN, MAX_SIDES, Prompt, SideHeader
 from core.runs.importing import import_run
 from core.runs.reader import RunReader
 from core.runs.store.cards import list_runs
