@@ -65,6 +65,8 @@ def read_run(database: Database) -> dict[str, Any]:
             f"{database.file}: a run file of version {version!r:.40}; this ULPscope reads version {FILE_VERSION}."
             " Capture or ingest it again, or export it as npz with the version that wrote it."
         )
+    if missing := sorted(set(RUN.names) - rows[0].keys()):
+        raise StoreError(f"{database.file}: its table 'run' lacks the column '{missing[0]}'; the file is damaged.")
     return rows[0]
 
 

@@ -146,7 +146,7 @@ def test_what_is_no_run_file_is_one_sentence(
 
 
 def test_without_room_nothing_is_import_run(store: Store, foreign_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", "999 TB")
+    monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", "999000000000000")
     with pytest.raises(LimitError):
         import_run(store, foreign_file)
     assert not store.directory.exists()

@@ -194,7 +194,7 @@ def test_hundreds_of_prompts_do_not_grow_memory(tmp_path):
                 rows.end(side, prompt)
                 writer._storing.drain()
                 assert not rows._compared
-        assert (writer._partial.directory / "reference-layers").stat().st_size == 40 * 20 * 64 * 512 * 2
+        assert (writer._partial.directory / "layers0").stat().st_size == 40 * 20 * 64 * 512 * 2
         path = store.path_of(writer.finish())
     assert not list(tmp_path.glob(".partial*"))
     with RunReader(path) as run:

@@ -64,22 +64,22 @@ def _views(path: Path) -> None:
 
 # name of the fault -> (how it is planted, what the sentence says of it)
 FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
-    "nothing in it": (Path.touch, "it is not a DuckDB file"),
-    "text": (_text, "it is not a DuckDB file"),
+    "nothing in it": (Path.touch, "not a valid DuckDB database"),
+    "text": (_text, "not a valid DuckDB database"),
     "a directory": (Path.mkdir, "not a regular file"),
     "a pipe": (os.mkfifo, "not a regular file"),
     "a device": (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
     "a link to nothing": (lambda path: path.symlink_to("gone"), "cannot be opened"),
     "a link to itself": (_loop, "cannot be"),
     "another database": (lambda path: _shell(path, "CREATE TABLE t AS SELECT 42 AS a"), "run"),
-    "an empty run": (lambda path: _shell(path, SCHEMA), "0 rows of provenance"),
+    "an empty run": (lambda path: _shell(path, SCHEMA), "no rows of provenance"),
     "a view called run": (_views, "with the view 'run', so not a run file"),
     "a newer form": (_changed("UPDATE run SET file_version = 9"), "of version 9; this ULPscope reads version 7"),
     "a text for a version": (
         _changed("ALTER TABLE run ALTER file_version TYPE VARCHAR USING 'x'"),
         "of version 'x'; this ULPscope reads version 7",
     ),
-    "a run that counts nothing": (_changed("ALTER TABLE run DROP file_version"), '"file_version" not found'),
+    "a run that counts nothing": (_changed("ALTER TABLE run DROP file_version"), "of version None"),
     "two provenances": (_changed("INSERT INTO run SELECT * FROM run"), "2 rows of provenance"),
     "a missing column": (_changed("ALTER TABLE run DROP COLUMN device"), "device"),
     "an unknown dtype": (_changed("UPDATE run SET compute_dtype = 'int4'"), "'int4' is not known"),
