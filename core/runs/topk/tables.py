@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
 from ...errors import UsageError
 from ...numerics.topk import summary_of
