@@ -26,7 +26,7 @@ from .file.keep import ALL, FIGURES, expected_bytes
 from .file.records import Generation, RunHeader
 from .spool import Spool
 from .store.store import Store
-from .tables.heatmap import PYRAMIDS, CoarseCells, insert_levels, tile_rows
+from .tables.heatmap import PYRAMIDS, first_level_rows, insert_levels, narrowed, tile_rows
 from .tables.kernels import KernelList, insert_kernels
 from .tables.kv_cache import KV, KV_POSITION, KvPart, kv_rows
 from .tables.layers import LayerRows
@@ -78,9 +78,7 @@ class RunWriter:
         self._spool = None if is_whole else Spool(self._partial.directory / "reference")
         self._caches = Spool(self._partial.directory / "reference-kv")
         self._parts: dict[tuple[int, int, str], tuple[int, int, tuple[int, ...]]] = {}  # first position, place, shape
-        self._coarse = (
-            [] if is_whole else [[CoarseCells(p, header, i) for p in PYRAMIDS] for i in range(len(self._totals))]
-        )
+        self._cells: dict[tuple[int, str], list[NDArray[Any]]] = {}  # by pair and pyramid, of a run without logits
         with ExitStack() as stack:
             stack.callback(self._partial.remove)
             self._database = Database.to_write(self._partial.path, expected_bytes=raw_bytes if is_whole else 0)
@@ -209,10 +207,11 @@ class RunWriter:
         self._totals[pair].add(figures)
         self._keep(len(places), {"position": position_rows(pair, places, figures)})
         rows = np.arange(row, row + len(places), dtype=np.int32)
-        for place, (pyramid, cells) in enumerate(zip(PYRAMIDS, (figures.tiles, figures.row_tiles), strict=True)):
-            tiles = self._coarse[pair][place].see(cells) if self._coarse else tile_rows(pyramid, pair, 0, rows, cells)
-            if tiles is not None:
-                self._keep(0, {pyramid.name: tiles})
+        for pyramid, cells in zip(PYRAMIDS, (figures.tiles, figures.row_tiles), strict=True):
+            if self._spool is None:
+                self._keep(0, {pyramid.name: tile_rows(pyramid, pair, 0, rows, cells)})
+            else:
+                self._cells.setdefault((pair, pyramid.name), []).append(narrowed(self.header, cells))
         for index, of_side in ((0, figures.reference), (side, figures.variant)):
             if index or side == 1:  # the reference's own figures are the same in every pair
                 by_position = side_position_rows(index, places, of_side)
@@ -267,6 +266,8 @@ class RunWriter:
             database.execute("UPDATE run SET note = ?", [notes])
         for pair, total in enumerate(self._totals):
             for pyramid in PYRAMIDS:
+                if cells := self._cells.get((pair, pyramid.name)):
+                    database.insert(pyramid.name, first_level_rows(pyramid, header, pair, cells))
                 insert_levels(database, pyramid, header, pair)
             insert_pair(database, pair, total, self._verdicts.get(pair))
         insert_sides(database, header, self.digests(), [digest.values() for digest in self._hashes])

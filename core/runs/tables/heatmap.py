@@ -4,6 +4,8 @@ larger cells.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -39,28 +41,19 @@ def levels_of(header: RunHeader) -> range:
     return pyramid.coarse_levels(header.rows, header.vocab)
 
 
-class CoarseCells:
-    """The first level that is stored of one of PYRAMIDS, of one pair, made of the finest as its rows pass by."""
+def narrowed(header: RunHeader, cells: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
+    """Return rows of the finest level [rows, columns] in columns of the first level that is stored."""
+    return pyramid.maxima(cells, 1, pyramid.FACTOR ** levels_of(header).start)
 
-    def __init__(self, table: Table, header: RunHeader, pair: int) -> None:
-        self._table, self._rows, self._pair = table, header.rows, pair
-        self._level = levels_of(header).start
-        self._span = pyramid.FACTOR**self._level
-        self._begun: list[NDArray[np.unsignedinteger]] = []  # rows of a cell that has yet to be whole
-        self._first = self._seen = 0
 
-    def see(self, cells: NDArray[np.unsignedinteger]) -> pa.Table | None:
-        """Add rows of the finest level [rows, columns]; return the rows of cells that are complete."""
-        self._begun.append(pyramid.maxima(cells, 1, self._span))
-        self._seen += len(cells)
-        whole = self._rows if self._seen == self._rows else self._seen // self._span * self._span
-        if whole == self._first:
-            return None
-        waiting = np.concatenate(self._begun)
-        coarse = pyramid.maxima(waiting[: whole - self._first], self._span, 1)
-        rows = np.arange(self._first, whole, self._span, dtype=np.int32)
-        self._begun, self._first = [waiting[whole - self._first :]], whole
-        return tile_rows(self._table, self._pair, self._level, rows, coarse)
+def first_level_rows(
+    table: Table, header: RunHeader, pair: int, narrow: Sequence[NDArray[np.unsignedinteger]]
+) -> pa.Table:
+    """Rows of the first level that is stored of one of PYRAMIDS. narrow: all rows, `narrowed`."""
+    level = levels_of(header).start
+    span = pyramid.FACTOR**level
+    rows = np.arange(0, header.rows, span, dtype=np.int32)
+    return tile_rows(table, pair, level, rows, pyramid.maxima(np.concatenate(narrow), span, 1))
 
 
 def tile_rows(

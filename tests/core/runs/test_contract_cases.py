@@ -42,33 +42,23 @@ def unlike(got: Any, want: Any, where: str = "") -> list[str]:
     return [] if got == want else [f"{where}: {got!r}, not {want!r}"]
 
 
-def from_dump(path: Path) -> dict[str, Any]:
-    with open_dump([path]) as dump:
-        pairs, classes = report_of_dump(dump)
-        return as_json(pairs, classes, dump.header("dump", Provenance(kind="upload")), with_positions=True)
-
-
-def from_run(path: Path, directory: Path) -> dict[str, Any]:
-    store = Store(directory)
-    with RunReader(store.path_of(ingest(store, [path]))) as run:
-        pairs, classes = report_of_run(run)
-        return as_json(pairs, classes, run.header, with_positions=True)
-
-
 def example(path: Path) -> dict[str, Any]:
     return json.loads(path.with_suffix(".json").read_text())
 
 
 @CASE
 def test_the_example_comes_out_of_the_dump(path):
-    got = from_dump(path)
-    assert unlike(got, example(path)) == []
+    with open_dump([path]) as dump:
+        pairs, classes = report_of_dump(dump)
+        got = as_json(pairs, classes, dump.header("dump", Provenance(kind="upload")), with_positions=True)
     assert unlike(json.loads(json.dumps(got, allow_nan=False)), example(path)) == []
 
 
 @pytest.mark.spread(3)
 @CASE
 def test_the_example_comes_out_of_the_run_file(path, tmp_path):
-    got = from_run(path, tmp_path)
-    assert unlike(got, example(path)) == []
+    store = Store(tmp_path)
+    with RunReader(store.path_of(ingest(store, [path]))) as run:
+        pairs, classes = report_of_run(run)
+        got = as_json(pairs, classes, run.header, with_positions=True)
     assert unlike(json.loads(json.dumps(got, allow_nan=False)), example(path)) == []

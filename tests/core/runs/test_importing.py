@@ -95,19 +95,13 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "a default": (["ALTER TABLE run ALTER note SET DEFAULT current_user"], "default or generated column"),
     "another type": (["ALTER TABLE position ALTER max_ulps TYPE VARCHAR"], "the column position.max_ulps"),
     "a column too few": (["ALTER TABLE pair DROP COLUMN flips"], "its table 'pair' has 30 columns"),
-    "a table too few": (["DROP TABLE position"], "without the table 'position'"),
-    "a newer version": (["UPDATE run SET file_version = 99"], "of version 99"),
-    "two runs": (["INSERT INTO run FROM run"], "2 rows of provenance"),
-    "much text": (["UPDATE token SET text = repeat('x', 1000000)"], "the text of a token has 1,000,000 characters"),
     "another bit": (
         ["UPDATE logits SET bits = '\\x01'::BLOB || bits[2:] WHERE side = 1 AND prompt = 0 AND position = 0"],
         "SHA-256",
     ),
     "another digest": (["UPDATE side SET sha256 = repeat('0', 64) WHERE side = 1"], "SHA-256"),
     "another digest of values": (["UPDATE side SET values_sha256 = repeat('0', 64) WHERE side = 1"], "SHA-256"),
-    "logits too few": (["DELETE FROM logits WHERE side = 1 AND prompt = 0 AND position = 1"], "tiles of logits"),
     "no name": (["UPDATE run SET name = '  '"], "has no name"),
-    "more logits than its bytes": (["UPDATE run SET vocab = 2000000000"], "tiles of logits"),
 }
 
 
