@@ -341,15 +341,14 @@ def probe(path: Path, how: str = "dump") -> tuple[int, float, str]:
     return int(mib), float(seconds), said
 
 
-def deflated_zeros(path: Path, mib: int, names: str = "b") -> Path:
-    """An honest archive whose members but 'a' are `mib` MiB of zeros each: about a thousandth of that on disk."""
+def deflated_zeros(path: Path, mib: int) -> Path:
+    """An honest archive of a side of `mib` MiB of zeros: about a thousandth of that on disk."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as made:
         made.writestr("a.npy", npy())
-        for name in names:
-            with made.open(f"{name}.npy", "w", force_zip64=True) as member:
-                member.write(npy_of((mib, 1 << 18), body=b""))
-                for _ in range(mib):
-                    member.write(bytes(1 << 20))
+        with made.open("b.npy", "w", force_zip64=True) as member:
+            member.write(npy_of((mib, 1 << 18), body=b""))
+            for _ in range(mib):
+                member.write(bytes(1 << 20))
     return path
 
 
@@ -367,23 +366,18 @@ def many_members(path: Path, count: int) -> Path:
     return path
 
 
-def written(path: Path, raw: bytes) -> Path:
-    path.write_bytes(raw)
+def lists_in_json(path: Path) -> Path:
+    path.write_bytes(tensors(b'{"a":[' + b"[]," * 1_300_000 + b"[]]}"))
     return path
 
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")
 
 BOMBS: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "deflate bomb": (lambda p: deflated_zeros(p, 300), "more than 200 times as many"),
-    "several small bombs": (lambda p: deflated_zeros(p, 100, "bcd"), "more than 200 times as many"),
-    "60000 members": (lambda p: many_members(p, 60_000), "holds 60001 members"),
-    "300000 members": (lambda p: many_members(p, 300_000), "a directory of more than"),
-    "json of lists": (lambda p: written(p, tensors(b'{"a":[' + b"[]," * 1_300_000 + b"[]]}")), "the entry of 'a'"),
-    "npy header length": (
-        lambda p: written(p, npy_header(" " * (64 << 20), version=(2, 0))),
-        "expected 67108864 bytes",
-    ),
+    "deflate bomb": (lambda path: deflated_zeros(path, 300), "more than 200 times as many"),
+    "60000 members": (lambda path: many_members(path, 60_000), "holds 60001 members"),
+    "300000 members": (lambda path: many_members(path, 300_000), "a directory of more than"),
+    "json of lists": (lists_in_json, "the entry of 'a'"),
 }
 
 
@@ -403,16 +397,3 @@ def test_a_bomb_is_refused_in_bounded_time_and_memory(tmp_path: Path, bomb: str)
 @needs_proc
 def test_the_measure_of_a_bomb_can_fail(tmp_path: Path) -> None:
     assert probe(deflated_zeros(tmp_path / "bomb.npz", 310), "numpy")[0] >= 300
-
-
-@pytest.mark.thorough
-@needs_proc
-def test_a_large_honest_archive_opens_within_the_same_bounds(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "large.npz", "w") as made:
-        for key in ("a", "b"):
-            with made.open(f"{key}.npy", "w", force_zip64=True) as member:
-                member.write(npy_of((320, 1 << 18), body=b""))
-                for _ in range(320):
-                    member.write(bytes(1 << 20))
-    mib, _, said = probe(tmp_path / "large.npz")
-    assert (said, mib < 300) == ("opened", True)
