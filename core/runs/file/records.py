@@ -199,10 +199,10 @@ class RunHeader:
             raise UsageError(f"--keep '{clean(self.keep, 40)}': expected {', '.join(KEEPS)}.")
         if self.vocab < 2 and self.k is None:
             raise UsageError(f"a vocabulary of {self.vocab} cannot have a margin; expected at least two tokens.")
-        if len(self.sides) < 2:
-            raise UsageError(f"a run needs at least two sides, not {len(self.sides)}.")
-        if len(self.sides) > MAX_SIDES:
-            raise UsageError(f"a run has at most {MAX_SIDES} sides, not {len(self.sides):,}.")
+        if self.holds not in UNITS:
+            raise UsageError(f"values are '{clean(self.holds, 40)}'; expected {' or '.join(UNITS)}.")
+        if not 2 <= len(self.sides) <= MAX_SIDES:
+            raise UsageError(f"a run has from 2 to {MAX_SIDES} sides, not {len(self.sides):,}.")
         if not self.prompts:
             raise UsageError("a run needs at least one prompt.")
         if len(self.name) > LONGEST_NAME:

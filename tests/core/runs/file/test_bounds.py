@@ -34,7 +34,7 @@ def test_nothing_is_stored_that_no_reader_would_open(tmp_path: Path) -> None:
     header = header_of(lengths=(3,))
     with pytest.raises(UsageError, match="token has 1,025 characters"):
         replace(header, prompts=(Prompt(1, (1,), ("x" * (LONGEST_TOKEN + 1),)),))
-    with pytest.raises(UsageError, match="at most 512 sides, not 513"):
+    with pytest.raises(UsageError, match="from 2 to 512 sides, not 513"):
         replace(header, sides=tuple(SideHeader(f"s{i}", "", "bfloat16") for i in range(MAX_SIDES + 1)))
     with pytest.raises(UsageError, match="run has 1,001 characters"):
         replace(header, name="x" * 1001)
@@ -64,8 +64,8 @@ def test_a_dump_of_more_sides_than_a_run_has_is_refused_before_a_value_is_read(
     ("statement", "words"),
     [
         ("UPDATE token SET text = repeat('x', 1025)", "the text of a token has 1,025 characters"),
-        ("INSERT INTO side SELECT s.* REPLACE (range AS side) FROM side s, range(2, 600)", "at most 512 sides"),
-        ("UPDATE prompt SET positions = 2000000000", "2,000,000,000 positions"),
+        ("INSERT INTO side SELECT s.* REPLACE (range AS side) FROM side s, range(2, 600)", "from 2 to 512 sides"),
+        ("UPDATE side SET holds = 'prob'", "values are 'prob'; expected logit or logprob"),
         ("DELETE FROM logits WHERE side = 1 AND position = 0", "tiles of logits"),
     ],
 )
