@@ -82,6 +82,7 @@ class Table:
                 self.help = f"{self.help} {text}".strip()
         self.columns = (*parsed, *columns)
         self.names = [column.name for column in self.columns]
+        self.types = [_ARROW.get(column.type) for column in self.columns]
 
     @property
     def ddl(self) -> str:

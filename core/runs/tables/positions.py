@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ...errors import StoreError
 from ...numerics.divergence import RowFigures, SideRows
 from ...numerics.metrics import METRICS, OPEN_IN_LISTS
 from ..file.database import Database
@@ -95,13 +96,21 @@ def top_token_rows(side: int, places: NDArray[np.int32], figures: SideRows) -> p
     )
 
 
+def _read(database: Database, condition: str, values: list[int]) -> pa.Table:
+    """Rows of pair `values[0]` for which `condition` holds."""
+    columns = ", ".join(POSITION.names[1:])
+    sql = f"SELECT {columns} FROM position WHERE pair = ? AND {condition} ORDER BY prompt, position LIMIT {MAX_ROWS}"
+    table = database.table(sql, values)
+    if table.schema.types != POSITION.types[1:]:
+        raise StoreError(f"{database.file}: its table of positions has columns of other types; the file is damaged.")
+    return table
+
+
 def read_positions(database: Database, header: RunHeader, pair: int, prompt: int | None = None) -> pd.DataFrame:
     """Figures of a pair, one row per position of every prompt or of one (null if undefined)."""
-    condition, of = ("", []) if prompt is None else (" AND prompt = ?", [prompt])
-    columns = ", ".join(POSITION.names[1:])
-    sql = f"SELECT {columns} FROM position WHERE pair = ?{condition} ORDER BY prompt, position"
+    rows = _read(database, "true", [pair]) if prompt is None else _read(database, "prompt = ?", [pair, prompt])
     with database.decoding("table of positions"):
-        table = database.table(sql, [pair, *of]).to_pandas(types_mapper=nullable)
+        table = rows.to_pandas(types_mapper=nullable)
         if len(table) != header.rows and header.k is None and prompt is None:
             raise ValueError(f"{len(table)} rows for {header.rows} positions of pair {pair}")
         for metric in METRICS if header.k is not None else ():
@@ -117,6 +126,4 @@ def _fill_open(values: pd.Series, dtype: str) -> pd.Series:
 
 def read_records(database: Database, pair: int, condition: str = "true") -> list[dict[str, Any]]:
     """Figures of a pair, one dict per position for which `condition` holds, None if undefined."""
-    columns = ", ".join(POSITION.names[1:])
-    sql = f"SELECT {columns} FROM position WHERE pair = ? AND {condition} ORDER BY prompt, position LIMIT {MAX_ROWS}"
-    return database.table(sql, [pair]).to_pylist()
+    return _read(database, condition, [pair]).to_pylist()
