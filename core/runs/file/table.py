@@ -81,8 +81,8 @@ class Table:
             else:
                 self.help = f"{self.help} {text}".strip()
         self.columns = (*parsed, *columns)
-        self.names = [column.name for column in self.columns]
-        self.types = [_ARROW.get(column.type) for column in self.columns]
+        self.types = {column.name: column.type for column in self.columns}
+        self.names = list(self.types)
 
     @property
     def ddl(self) -> str:
@@ -107,6 +107,11 @@ class Table:
         if values:
             raise TypeError(f"table {self.name} has no column {', '.join(values)}")
         return pa.table(columns)
+
+    @property
+    def schema(self) -> list[pa.DataType]:
+        """Arrow types of the columns."""
+        return [_ARROW[column.type] for column in self.columns]
 
     def rows(self, database: Database, **values: Any) -> pa.Table:
         """Return rows, given as for `arrow`, for this file. StoreError for what no column takes."""

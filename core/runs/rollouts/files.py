@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from ...errors import DumpError, StoreError, UsageError
 from ...text import clean, plural
-from ..file.bounds import MAX_LISTED_ROWS
 from ..file.database import Database
+from ..file.records import MAX_LISTED_ROWS
 from ..tables.rollouts import CHOSEN_TOKEN, SEQUENCE
 from ..topk.files import side_names
 from ..topk.placeholders import ROUNDING

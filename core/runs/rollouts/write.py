@@ -19,10 +19,9 @@ from ..file.keep import FIGURES
 from ..file.records import Prompt, Provenance, RunHeader, SideHeader
 from ..queries.mismatch import sample_tokens
 from ..store.store import Store
-from ..tables.pairs import insert_pair
+from ..tables.pairs import insert_evidence, insert_pair
 from ..tables.rollouts import CHOSEN_TOKEN, SEQUENCE
-from ..tables.sides import insert_sides
-from ..tables.verdicts import insert_evidence
+from ..tables.run import insert_sides
 from ..topk.reading import digest_of, responses_of
 from ..topk.tables import About, insert_header, new_run
 from .files import SIDES, read_tokens

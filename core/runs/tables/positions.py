@@ -101,7 +101,7 @@ def _read(database: Database, condition: str, values: list[int]) -> pa.Table:
     columns = ", ".join(POSITION.names[1:])
     sql = f"SELECT {columns} FROM position WHERE pair = ? AND {condition} ORDER BY prompt, position LIMIT {MAX_ROWS}"
     table = database.table(sql, values)
-    if table.schema.types != POSITION.types[1:]:
+    if table.schema.types != POSITION.schema[1:]:
         raise StoreError(f"{database.file}: its table of positions has columns of other types; the file is damaged.")
     return table
 

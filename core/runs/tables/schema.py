@@ -31,7 +31,7 @@ def check_tables(database: Database) -> dict[str, Any]:
     provenance = run.read_run(database) if run.RUN.name in columns_by_table else {}
     for table in LATER:
         if table.name not in columns_by_table:
-            database.add_empty(table.name, ", ".join(f"{column.name} {column.type}" for column in table.columns))
+            database.add_empty(table.name, ", ".join(f"{name} {kind}" for name, kind in table.types.items()))
             columns_by_table[table.name] = len(table.columns)
     for name, table in sorted(TABLES.items()):
         if name not in columns_by_table:
