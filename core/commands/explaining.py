@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated
@@ -10,10 +11,12 @@ import typer
 
 from ..errors import UsageError
 from ..judging.explain.causes import Explanation, explain_lists, explain_pair
-from ..judging.explain.rows import rows_of_lists, rows_of_run
+from ..judging.explain.rollouts import rescored
+from ..judging.explain.rows import rows_of_lists, rows_of_rollouts, rows_of_run
 from ..judging.explain.scoring import Cause
 from ..judging.judge import FOREIGN
 from ..runs.file.evidence import Evidence, ListFloorFigures
+from ..runs.queries.mismatch import has_rollouts
 from ..runs.reader import RunReader
 from ..runs.store.store import open_store
 from ..runs.topk.pairing import compare_sides
@@ -24,6 +27,7 @@ from .verdicts import Load, load_for
 
 Explanations = dict[tuple[str, str], Explanation]
 
+_DTYPES = ("bfloat16", "float32")  # in which a checkpoint rescores the tokens of a rollout
 NONE_FOUND = "no common cause found."
 
 
@@ -70,9 +74,13 @@ def explain(
 
 def _explain(run: RunReader, variant: str | None, dtype: str | None, load: Load | None, say: Tell) -> Explanations:
     tokens = [prompt.token_ids for prompt in run.header.prompts]
-    lists = () if run.header.k is None else run.lists()
-    if load is not None and not all(tokens):
+    is_rollout = has_rollouts(run)
+    lists = () if run.header.k is None or is_rollout else run.lists()
+    if load is not None and not is_rollout and not all(tokens):
         raise UsageError("--model needs the prompts' token ids, which this run does not have.")
+    if load is not None and is_rollout:
+        names = run.pairs[0].reference, run.pairs[0].variant
+        return {names: _explain_rollout(run, (dtype,) if dtype else _DTYPES, load, say)}
     loaded = load(dtype or run.header.compute_dtype or "float32") if load is not None else None
     explanations: Explanations = {}
     for number, pair in enumerate(run.pairs):
@@ -96,6 +104,22 @@ def _explain(run: RunReader, variant: str | None, dtype: str | None, load: Load 
             causes.sort(key=lambda cause: cause.name not in ("masking", "placeholders"))
         explanations[pair.reference, pair.variant] = replace(explanation, causes=causes)
     return explanations
+
+
+def _explain_rollout(run: RunReader, dtypes: Sequence[str], load: Load, say: Tell) -> Explanation:
+    """Compare a rollout and a trainer with a checkpoint in these dtypes, each in its own noise floors."""
+    from ..inference.controls.list_floor import floor_of_rows
+
+    sequences, rows = rows_of_rollouts(run)
+    floors = {}
+    for dtype in dtypes:
+        floor = floor_of_rows(load(dtype), sequences, rows, say)
+        if isinstance(floor.figures, ListFloorFigures):
+            floors[dtype], model = floor.figures, floor.control
+    explanation = explain_pair(run, 0)
+    if not floors:
+        return explanation
+    return replace(explanation, causes=[*explanation.causes, rescored(floors, rows.names, model)])
 
 
 def _weights(floor: Evidence) -> list[Cause]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ...errors import UsageError
 from ...numerics.formats import format_named, spacings, values_of
 from ...runs.figures import Figures
 from ...runs.topk.alignment import prompt_tokens
@@ -196,3 +198,29 @@ def rows_of_lists(pair: ListPair, reference: ListSide, variant: ListSide, most: 
         lists=pair,
         tokens=prompts if pair.keys == "token_id" else (),
     )
+
+
+def rows_of_rollouts(run: Figures, most: int = 4096) -> tuple[list[tuple[int, ...]], PairRows]:
+    """Return sequences of a run of chosen tokens, about `most` tokens in all, and the rows that score the tokens of the
+    loss. UsageError if the prompts' tokens are not known.
+    """
+    table = run.query(
+        "SELECT prompt, position, token_id, is_trained, reference, variant, prompt_token_ids FROM chosen_token JOIN"
+        " sequence USING (prompt) WHERE prompt % (SELECT 1 + sum(positions)::BIGINT // ? FROM prompt) = 0"
+        " ORDER BY prompt, position",
+        most,
+    )
+    if table["prompt_token_ids"].isna().any():
+        raise UsageError("--model needs the prompts: mark them by a mask of 0, or add `prompt_token_ids`.")
+    sequences, rows = [], []
+    for index, (_, tokens) in enumerate(table.groupby("prompt")):
+        before = json.loads(tokens["prompt_token_ids"].iloc[0])
+        ids = tokens["token_id"].to_numpy(np.int64)
+        sequences.append((*before, *ids.tolist()))
+        x, y = (tokens[side].to_numpy(np.float64, na_value=np.nan) for side in ("reference", "variant"))
+        usable = tokens["is_trained"].to_numpy(bool) & np.isfinite(x) & np.isfinite(y)
+        for at in np.flatnonzero(usable):
+            one = slice(at, at + 1)
+            rows.append(RowPair(index, len(before) + int(at) - 1, ids[one], x[one], y[one], np.zeros(1, np.int64)))
+    pair = run.header.sides[0].name, run.header.sides[1].name
+    return sequences, PairRows(pair, "logprob", "", rows, len(rows), [], np.empty((2, 0, 0)))

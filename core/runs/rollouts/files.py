@@ -197,10 +197,13 @@ def _trim(database: Database) -> str:
     )
     if not kept:
         raise DumpError("every token is masked out; expected some with a mask of 1.")
+    facts = ", ".join(name for name in _FACTS if name != "prompt_token_ids")
+    before = "list_slice(token_ids, 1, first_token - 1)::INTEGER[]"
     cut = ", ".join(f"list_slice({name}, first_token, last_token) AS {name}" for name in ("token_ids", "mask", *_LISTS))
     database.execute(
         f"CREATE TEMP TABLE arriving AS SELECT row_number() OVER (ORDER BY prompt) - 1 AS prompt, {cut},"
-        f" {', '.join(_FACTS)} FROM trimmed WHERE is_trained"
+        f" {facts}, CASE WHEN first_token > 1 THEN to_json({before})::VARCHAR ELSE prompt_token_ids END"
+        " AS prompt_token_ids FROM trimmed WHERE is_trained"
     )
     database.execute("DROP TABLE trimmed")
     return f"{plural(dropped, 'sequence')} without a token in the loss left out." if dropped else ""

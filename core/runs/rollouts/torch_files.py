@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -139,7 +140,9 @@ def _joined(key: tuple[int, int], of_files: Sequence[tuple[Path, dict[str, Any]]
         own = sample.get("loss_mask", sample.get("loss_masks"))
         if own is not None:
             mask = _numbers(own) != 0
+        prompt = tokens[:-length].tolist()
         facts = {
+            "prompt_token_ids": json.dumps(prompt) if prompt else None,
             "reward": sample.get("reward", sample.get("rewards")),
             "stop_reason": sample.get("status"),
             "environment": sample.get("source_names"),

@@ -16,6 +16,7 @@ SEQUENCE = Table(
     stop_reason VARCHAR NULL -- why it ended
     weight_version VARCHAR NULL -- versions of the rollout's weights
     sampling VARCHAR NULL -- JSON: sampling settings
+    prompt_token_ids VARCHAR NULL -- JSON array: tokens before the response
     """,
 )
 
