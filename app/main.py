@@ -44,7 +44,11 @@ def draw() -> None:
     st.sidebar.markdown("**ULPscope** :small[rounding, or a bug?]")
     links = st.sidebar.container()
     address.adopt(name)
-    view = sidebar.draw(PAGE_OF[name])
+    try:
+        view = sidebar.draw(PAGE_OF[name])
+    except UlpscopeError as error:  # a store in object storage that does not answer
+        st.error(widgets.escape(str(error)))
+        st.stop()
     st.session_state["view"] = view
     if st.session_state.pop("astray", False) and name != FIRST:
         st.switch_page(pages[FIRST])

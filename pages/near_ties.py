@@ -20,7 +20,7 @@ if len(view.run.header.prompts) > 1:
     scopes = ["this prompt", "all prompts"]
     scope = st.segmented_control("Positions of", scopes, required=True, key="near_ties_of") or scope
 table = view.table if scope == "all prompts" else view.prompt_table
-lead.markdown(near_ties_sentence(table, view.dtype))
+lead.markdown(near_ties_sentence(table))
 
 
 def follow() -> None:

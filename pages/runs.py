@@ -1,5 +1,6 @@
 """Runs: the gallery."""
 
+from contextlib import suppress
 from itertools import count
 
 import streamlit as st
@@ -7,6 +8,7 @@ import streamlit as st
 from app.gallery import PAGE, actions, filters, table
 from app.shell import store_cache, widgets
 from app.shell.widgets import PAGES
+from core.errors import StoreError
 from core.runs.store.cards import count_verdicts
 
 widgets.title(PAGE)
@@ -15,8 +17,6 @@ cards, unreadable = store_cache.cards(is_whole=is_whole)
 hidden = store_cache.hidden()
 labels, damaged = store_cache.all_labels()
 deleted = store_cache.store().deleted()
-if outage := store_cache.store().outage:
-    st.warning(widgets.escape(outage))
 actions.undo_line(deleted)
 if cards:
     st.markdown(widgets.escape(count_verdicts(cards)))
@@ -42,9 +42,10 @@ rounds = count()
 @st.fragment(run_every=3.0)
 def watch() -> None:
     """Draw the page anew when a run arrives or goes, or labels change, while it is open."""
-    now = store_cache.cards(is_whole=is_whole), store_cache.all_labels(), store_cache.store().deleted()
-    if next(rounds) and now != ((cards, unreadable), (labels, damaged), deleted):
-        st.rerun()
+    with suppress(StoreError):
+        now = store_cache.cards(is_whole=is_whole), store_cache.all_labels(), store_cache.store().deleted()
+        if next(rounds) and now != ((cards, unreadable), (labels, damaged), deleted):
+            st.rerun()
 
 
 watch()

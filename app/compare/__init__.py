@@ -17,7 +17,6 @@ CLASSES = Page(
     "classes",
     "Classes",
     "run",
-    (PageSetting("figure", "class_measure", "neq", words(["neq", "max_abs", "max_row_ulps", "max_ulps", "flips"])),),
     absent=lambda run, _: "" if len(run.sides) > 2 and run.header.k is None else "two sides",
 )
 SWEEPS = Page(

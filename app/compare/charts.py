@@ -7,8 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from app.components.chart_style import QUIET, ULPS, VARIANT, add_lone, gaps_at_zero, inert, layout, log_axis
-from core.text import clip, number
+from app.components.chart_style import QUIET, VARIANT, add_lone, gaps_at_zero, inert, layout, log_axis
 
 # Here a color is a run, not a side. Okabe-Ito without vermilion, in which flips are marked on every page.
 RUNS = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#9A6FD6", "#E69F00")
@@ -66,37 +65,6 @@ def runs_by_position(runs: list[tuple[str, pd.DataFrame]], prompt: int, by: str,
     every = np.concatenate([table[by].to_numpy(float, na_value=np.nan) for _, table in runs])
     figure.update_yaxes(title=title, **log_axis(every))
     return layout(figure, 320).update_layout(legend_tracegroupgap=0)
-
-
-def class_matrix(pairs: pd.DataFrame, names: list[str], measure: str) -> go.Figure:
-    """One figure of every two classes as shaded cells with their numbers, grey if equal; a class against itself stays
-    empty. pairs: of core.runs.queries.classes.every_two.
-    """
-    values = np.full((len(names), len(names)), np.nan)
-    for i, j in ((0, 1), (1, 0)):
-        places = pairs[["class", "other_class"]].to_numpy(int)
-        values[places[:, i], places[:, j]] = pairs[measure].to_numpy(float, na_value=np.nan)
-    with np.errstate(divide="ignore"):
-        shade = np.log10(np.where(values > 0, values, np.nan))
-    is_exact = measure in ("max_abs", "max_row_ulps")
-    text = [["" if np.isnan(v) else number(v if is_exact else int(v)) for v in row] for row in values.tolist()]
-    axes = {
-        "text": text,
-        "texttemplate": "%{text}" if len(names) <= 12 else "",
-        "showscale": False,
-        "xgap": 2,
-        "ygap": 2,
-    }
-    hover = "class %{y} vs class %{x}: %{text}<extra></extra>"
-    figure = go.Figure()
-    grey = [[0, "rgba(138,147,160,0.16)"], [1, "rgba(138,147,160,0.16)"]]
-    figure.add_heatmap(z=np.where(values == 0, 0.0, np.nan), colorscale=grey, hovertemplate=hover, **axes)
-    figure.add_heatmap(z=shade, colorscale=ULPS, hovertemplate=hover, **axes)
-    labels = [f"{place}  {inert(clip(name, _LONGEST))}" for place, name in enumerate(names)]
-    ticks = {"tickvals": list(range(len(names))), "showgrid": False, "zeroline": False}
-    figure.update_xaxes(**ticks, title="class")
-    figure.update_yaxes(**ticks, ticktext=labels, autorange="reversed")
-    return layout(figure, 110 + int(np.clip(34 * len(names), 90, 620)), showlegend=False)
 
 
 def sweep(table: pd.DataFrame, name: str) -> go.Figure:

@@ -52,7 +52,7 @@ def _kernels_line(run: RunReader, pair: StoredPair) -> str | None:
     names, place = (pair.reference, pair.variant), find_start(run, pair.index)
     if place is None:
         return "Kernels: " + in_words(side_by_side(run, pair.index), names)
-    return "Kernels: " + place_in_words(place, names, names_prompt=len(run.header.prompts) > 1, has_shapes=False)
+    return "Kernels: " + place_in_words(place, names, names_prompt=len(run.header.prompts) > 1)
 
 
 LAYERS = Page(

@@ -18,7 +18,7 @@ def draw(view: selection.View) -> None:
     files = {}
     if start is not None:
         st.subheader("Where it starts")
-        st.markdown(place_in_words(start, names, names_prompt=len(run.header.prompts) > 1, has_shapes=False))
+        st.markdown(place_in_words(start, names, names_prompt=len(run.header.prompts) > 1))
         if len(start.kernels):
             columns = ["name", "library", "reference_details", "variant_details", "only", "modules"]
             tables.draw(parts.kernel_texts(start.kernels)[columns], "kernels_there", 8)

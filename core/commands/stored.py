@@ -53,8 +53,6 @@ def list_(
             print_text(f"{plural(everything - len(cards), 'run')} replaced by a judged run: --all", err)
     for run in failures:
         print_text(f"not a readable run: {run.reason}", err)
-    if target.outage:
-        print_text(target.outage, err)
 
 
 def _list_deleted(store: Store, as_json_: bool) -> None:
@@ -114,7 +112,7 @@ def label(
     tags = [each for each in (*old.tags, *labels.labels_of(tag or [], "").tags) if each not in removed]
     new = labels.labels_of(tags, old.note if note is None else note, old.pinned if pin is None else pin)
     if new != old:
-        new = target.label(full, new, old).labels
+        new = target.label(full, new, old)
     (print_json if as_json_ else print_facts)({"run_id": full, **asdict(new)})
 
 

@@ -20,7 +20,7 @@ from ..judging.uploaded_controls import measure_controls
 from ..runs.file.records import UNDECIDED, exit_code
 from ..runs.queries.verdicts import answer_of, next_command
 from ..runs.reader import RunReader, StoredPair
-from ..runs.revision import Revision
+from ..runs.revision import revise
 from ..runs.store.store import Store, open_store
 from ..runs.topk.pairing import compare_sides
 from . import options
@@ -138,10 +138,7 @@ def _judge_by_model(store: Store, run: RunReader, model: str, load: Load, dtype:
                 rows = rows_of_lists(pairing, *both, most=len(pairing.positions))
                 verdict = judge_with_floor(verdict, pairing, both, floor_of_rows(loaded, prompts, rows, say))
             verdicts.append(verdict)
-        with Revision(store, run, name or f"{run.header.name}, judged") as revision:
-            run_id = revision.finish(verdicts, f"Floor: model {model}.")
-        store.mark_judged(run.run_id, run_id)
-        return run_id
+        return revise(store, run, name or f"{run.header.name}, judged", verdicts, f"Floor: model {model}.")
 
 
 def _tell(store: Store, run_id: str, as_json_: bool) -> None:

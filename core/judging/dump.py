@@ -19,7 +19,7 @@ from ..runs.file import evidence
 from ..runs.file.evidence import FAILED, PASSED, VALIDITY, Check, Evidence, Verdict
 from ..runs.file.records import FloorRows, Generation
 from ..runs.reader import RunReader, StoredPair
-from ..runs.revision import Revision
+from ..runs.revision import revise
 from ..runs.store.store import Store
 from ..text import three_digits
 from .explain.causes import explain
@@ -75,14 +75,12 @@ def judge_stored(
     """Store `run` once more with the verdict by its controls, listed in its place; return the new run's id."""
     check_upload(run)
     generations = [run.generations[index] for index in sorted(run.generations)]
-    with Revision(store, run, name or f"{run.header.name}, judged") as revision:
-        with run.decoding("figures"):
-            earlier = [stored_verdict(run, pair) for pair in run.pairs]
-            checks = [[row for row in verdict.evidence if row.group == VALIDITY] for verdict in earlier]
-            verdicts = judge_upload(run, checks, generations, controls, earlier, with_model)
-        new_id = revision.finish(verdicts, f"Judged from run {run.run_id}. {note}".rstrip())
-    store.mark_judged(run.run_id, new_id)
-    return new_id
+    with run.decoding("figures"):
+        earlier = [stored_verdict(run, pair) for pair in run.pairs]
+        checks = [[row for row in verdict.evidence if row.group == VALIDITY] for verdict in earlier]
+        verdicts = judge_upload(run, checks, generations, controls, earlier, with_model)
+    note = f"Judged from run {run.run_id}. {note}".rstrip()
+    return revise(store, run, name or f"{run.header.name}, judged", verdicts, note)
 
 
 def stored_verdict(run: RunReader, pair: StoredPair) -> Verdict:

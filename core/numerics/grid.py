@@ -104,7 +104,7 @@ def _fits(values: NDArray[np.float64], error: float, precision: int) -> _Fits:
         likelihood = (likelihood + np.where(is_free, 0.0, np.log(spacing / (2 * tolerance))))[holds]
         residual, best = np.maximum(residual, np.where(is_free, 0.0, off))[holds], best[holds]
     runner = float(values[0] - values[1]) if len(values) > 1 else 0.0
-    return _Fits(likelihood, _places(best), _steps(best, best - runner, precision), residual)
+    return _Fits(likelihood, _places(best), _ordinals(best, precision) - _ordinals(best - runner, precision), residual)
 
 
 @cache
@@ -122,12 +122,7 @@ def _places(best: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.where(best < 0, bins + _BINS, bins)
 
 
-def _steps(upper: NDArray[np.float64], lower: NDArray[np.float64], precision: int) -> NDArray[np.int64]:
-    """Representable numbers between two values: the difference of their ordinals."""
-    return _ordinal(upper, precision) - _ordinal(lower, precision)
-
-
-def _ordinal(values: NDArray[np.float64], precision: int) -> NDArray[np.int64]:
+def _ordinals(values: NDArray[np.float64], precision: int) -> NDArray[np.int64]:
     """Place among the numbers of the format, 0 for 0; subnormals are counted at float16's or bfloat16's least."""
     fraction, exponent = np.frexp(np.abs(values))
     offset = np.round((fraction - 0.5) * (1 << precision)).astype(np.int64)

@@ -12,44 +12,7 @@ from .divergence import RowFigures, histogram_of
 from .metrics import NULLABLE, Reduction, Summary, SummaryRule
 from .sizes import BINS, DENSE
 
-
-class _Total:
-    """One figure of a pair, as far as rows were added."""
-
-    def __init__(self, rule: SummaryRule) -> None:
-        self._rule = rule
-        self._sum: float = 0
-        self._count = 0
-        self._extreme: Any = None
-
-    def add(self, figures: RowFigures) -> None:
-        values = getattr(figures, self._rule.figure)
-        defined = values[~np.isnan(values)]
-        self._count += int(getattr(figures, self._rule.denominator).sum()) if self._rule.denominator else len(defined)
-        if self._rule.reduction in _EXTREMES:
-            pick = _EXTREMES[self._rule.reduction]
-            extremes = [] if self._extreme is None else [self._extreme]
-            self._extreme = pick([*extremes, *defined.tolist()], default=None)
-        elif defined.dtype.kind == "f":
-            self._sum = math.fsum([self._sum, *defined.tolist()])
-        else:
-            self._sum += int(defined.sum())
-
-    def value(self) -> Any:
-        """Return the reduced figure, None if it is over nothing."""
-        kind = self._rule.reduction
-        if kind in _EXTREMES:
-            return self._extreme
-        if kind is Reduction.SUM:
-            return self._sum
-        if kind is Reduction.DEFINED:
-            return self._count
-        if not self._count:
-            return None
-        mean = self._sum / self._count
-        return math.sqrt(mean) if kind is Reduction.ROOT_MEAN else 1.0 - mean if kind is Reduction.REST else mean
-
-
+_RULES: dict[str, SummaryRule] = {total.name: total.metadata["rule"] for total in fields(Summary)}
 _EXTREMES = {Reduction.LARGEST: max, Reduction.LEAST: min}
 
 
@@ -57,13 +20,19 @@ class PairTotal:
     """Sums of a pair's `RowFigures`. `summary()` needs at least one row."""
 
     def __init__(self) -> None:
-        self._totals = {total.name: _Total(total.metadata["rule"]) for total in fields(Summary)}
+        self._parts: dict[str, Any] = dict.fromkeys(_RULES)  # extreme or sum of the rows so far, None of none
+        self._counts = dict.fromkeys(_RULES, 0)  # rows in which it is defined, or its denominator
         self._distances = np.zeros(BINS, np.int64)
 
     def add(self, figures: RowFigures) -> None:
         """Add the figures of more rows."""
-        for total in self._totals.values():
-            total.add(figures)
+        for name, rule in _RULES.items():
+            values = getattr(figures, rule.figure)
+            defined = values[~np.isnan(values)].tolist()
+            self._counts[name] += int(getattr(figures, rule.denominator).sum()) if rule.denominator else len(defined)
+            defined += [] if self._parts[name] is None else [self._parts[name]]
+            reduce: Any = _EXTREMES.get(rule.reduction, math.fsum if values.dtype.kind == "f" else sum)
+            self._parts[name] = reduce(defined) if defined else None
         self._distances += figures.distances
 
     @property
@@ -77,8 +46,17 @@ class PairTotal:
 
     def summary(self) -> Summary:
         """Return the summary. Over no elements a mean is 0, or None if it may be None."""
-        values = {name: total.value() for name, total in self._totals.items()}
-        for total in fields(Summary):
-            if values[total.name] is None and total.name not in NULLABLE:
-                values[total.name] = 0.0
-        return Summary(**values)
+        values = {name: self._reduced(name, rule.reduction) for name, rule in _RULES.items()}
+        empty: dict[str, Any] = {name: 0.0 for name in values if values[name] is None and name not in NULLABLE}
+        return Summary(**values | empty)
+
+    def _reduced(self, name: str, kind: Reduction) -> Any:
+        part, count = self._parts[name], self._counts[name]
+        if kind in _EXTREMES:
+            return part
+        if kind in (Reduction.SUM, Reduction.DEFINED):
+            return count if kind is Reduction.DEFINED else part or 0
+        if not count:
+            return None
+        mean = (part or 0) / count
+        return math.sqrt(mean) if kind is Reduction.ROOT_MEAN else 1.0 - mean if kind is Reduction.REST else mean

@@ -7,9 +7,7 @@ has to be ours, and the digests of its logits have to hold. Figures and verdicts
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
 from ..command_name import COMMAND
@@ -20,6 +18,7 @@ from .file.database import Database
 from .ops_run import KIND as OPS
 from .ops_run import ops_of
 from .reader import RunReader
+from .revision import changed_copy
 from .store.store import Store
 from .tables.schema import LATER, TABLES, check_tables
 
@@ -31,12 +30,7 @@ _OBJECTS = {  # what a run file has none of; each query names the first
     "schema": "SELECT schema_name FROM duckdb_schemas() WHERE database_name = 'run_file' AND schema_name <> 'main'",
     "view": "SELECT view_name FROM duckdb_views() WHERE database_name = 'run_file'",
     "macro": "SELECT function_name FROM duckdb_functions() WHERE database_name = 'run_file'",
-    "sequence": "SELECT sequence_name FROM duckdb_sequences() WHERE database_name = 'run_file'",
-    "type": "SELECT type_name FROM duckdb_types() WHERE database_name = 'run_file' AND NOT internal",
-    "index": "SELECT index_name FROM duckdb_indexes() WHERE database_name = 'run_file'",
     "trigger": "SELECT trigger_name FROM duckdb_triggers() WHERE database_name = 'run_file'",
-    "constraint": "SELECT constraint_text FROM duckdb_constraints() WHERE database_name = 'run_file'"
-    " AND constraint_type <> 'NOT NULL'",
     "default or generated column": "SELECT column_name FROM duckdb_columns() WHERE database_name = 'run_file'"
     " AND (column_default IS NOT NULL OR is_generated)",
 }
@@ -67,21 +61,14 @@ def import_run(
     else:
         with RunReader(path) as run:
             _check_run(run, on_progress or (lambda *_: None))
-    store.check_space(path.stat().st_size)
-    with store.new_partial(name or path.stem, datetime.now(UTC), run_id) as partial:
-        try:
-            shutil.copyfile(path, partial.path)
-        except OSError as error:
-            raise StoreError(f"{clean(path.name)}: cannot be copied ({error.strerror}).") from error
-        with Database.to_change(partial.path) as database:
-            ((old_name, note),) = database.rows("SELECT name, note FROM run_file.run")
-            if not (name or old_name).strip():
-                raise StoreError(f"{clean(path.name)}: the run has no name; give it one.")
-            notes = note if NOTE in note else " ".join(part for part in (note, NOTE) if part)
-            values = [partial.path.stem, name or old_name, notes]
-            database.execute("UPDATE run_file.run SET run_id = ?, name = ?, note = ?", values)
-        store.place(partial.path, partial.path.stem)
-        return partial.path.stem
+    with changed_copy(store, path, name or path.stem, run_id) as database:
+        ((old_name, note),) = database.rows("SELECT name, note FROM run_file.run")
+        if not (name or old_name).strip():
+            raise StoreError(f"{clean(path.name)}: the run has no name; give it one.")
+        notes = note if NOTE in note else " ".join(part for part in (note, NOTE) if part)
+        values = [database.path.stem, name or old_name, notes]
+        database.execute("UPDATE run_file.run SET run_id = ?, name = ?, note = ?", values)
+        return database.path.stem
 
 
 def check_schema(path: Path) -> str:

@@ -1,14 +1,17 @@
-"""A stored run with another verdict: a new run of the same bits, for runs never change."""
+"""A stored run once more, with another name or verdict: a new run of the same bits, for runs never change."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
 
 from ..errors import StoreError
+from ..text import clean
 from .file.database import Database
 from .file.evidence import Verdict
 from .reader import RunReader
@@ -17,52 +20,40 @@ from .tables.pairs import delete_evidence, insert_evidence, update_verdict
 from .tables.schema import check_tables
 
 
-class Revision:
-    """`with Revision(store, run, name) as revision:` the id it will have is known at once; `finish` puts it in place,
-    leaving does not.
-
-    The new run holds the old one's sides, figures and tokens bit for bit, and verdicts of its own.
-    """
-
-    def __init__(self, store: Store, run: RunReader, name: str) -> None:
-        self._store, self._run, self._name = store, run, name
-        self._created = datetime.now(UTC)
-        store.sweep()
-        store.check_space(run.path.stat().st_size)
-        self._partial = store.new_partial(name, self._created)
-        self.run_id = self._partial.path.stem
-
-    def __enter__(self) -> Revision:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._partial.remove()
-
-    def finish(self, verdicts: Sequence[Verdict], note: str) -> str:
-        """Write the verdicts, put the run in its place, return its id. `note` is added to the run's own."""
-        path = self._partial.path
+@contextmanager
+def changed_copy(store: Store, path: Path, name: str, run_id: str | None = None) -> Iterator[Database]:
+    """Yield a copy of a run file to be changed, which is a new run when the block ends. Its path has the new id."""
+    store.sweep()
+    store.check_space(path.stat().st_size)
+    with store.new_partial(name, datetime.now(UTC), run_id) as partial:
         try:
-            shutil.copyfile(self._run.path, path)
+            shutil.copyfile(path, partial.path)
         except OSError as error:
-            what = f"run '{self._run.run_id}' cannot be copied ({error.strerror}); nothing was changed"
-            raise StoreError(f"{what}. It takes as much disk again.") from error
-        with Database.to_change(path) as database:
-            self._write(database, verdicts, note)
-        self._store.place(path, self.run_id)
-        return self.run_id
+            raise StoreError(
+                f"{clean(path.name)}: cannot be copied ({error.strerror}); nothing was changed."
+            ) from error
+        with Database.to_change(partial.path) as database:
+            yield database
+        store.place(partial.path, partial.path.stem)
 
-    def _write(self, database: Database, verdicts: Sequence[Verdict], note: str) -> None:
-        about = self._run.header.provenance
-        places = np.array(self._run.header.places(), np.int32)
-        created = self._created.replace(tzinfo=None)
-        notes = " ".join(part for part in (about.note, note) if part)
+
+def revise(store: Store, run: RunReader, name: str, verdicts: Sequence[Verdict], note: str) -> str:
+    """Store a run once more with these verdicts, listed in its place; return the new run's id. note: added to its own.
+
+    The new run holds the old one's sides, figures and tokens bit for bit.
+    """
+    places = np.array(run.header.places(), np.int32)
+    notes = " ".join(part for part in (run.header.provenance.note, note) if part)
+    with changed_copy(store, run.path, name) as database:
+        run_id = database.path.stem
         check_tables(database)
         database.execute("BEGIN")
-        database.execute(
-            "UPDATE run SET run_id = ?, name = ?, created = ?, note = ?", [self.run_id, self._name, created, notes]
-        )
+        values = [run_id, name, datetime.now(UTC).replace(tzinfo=None), notes]
+        database.execute("UPDATE run SET run_id = ?, name = ?, created = ?, note = ?", values)
         for verdict in verdicts:
             delete_evidence(database, verdict.pair)
             update_verdict(database, verdict)
             insert_evidence(database, verdict.pair, places, verdict.evidence, verdict.floors)
         database.execute("COMMIT")
+    store.mark_judged(run.run_id, run_id)
+    return run_id

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...text import out_of, plural
 from ..reader import RunReader
 from ..tables.kv_cache import KINDS
-from .layers import records
+from .layers import pool, records
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,23 +39,12 @@ SELECT prompt AS of_prompt, name, {_FIGURES}, min(layer) FILTER (neq > 0) AS fir
     arg_min(head, (layer, prompt, first_position, head)) FILTER (neq > 0) AS first_head
 FROM chosen GROUP BY GROUPING SETS ((name), (name, prompt)) ORDER BY of_prompt NULLS FIRST
 """
-MEASURES = {  # of a cell by position
-    "neq_share": "here.neq / (whole.elements / here.held)",
-    "max_row_ulps": "here.max_row_ulps",
-    "max_ulps": "here.max_ulps::DOUBLE",
-}
-_CELLS = """
-WITH here AS (
-    SELECT *, count(*) OVER (PARTITION BY layer) AS held FROM kv_position
-    WHERE pair = $1 AND prompt = $2 AND kind = $3),
-place AS (
-    SELECT position, (row_number() OVER (ORDER BY position) - 1) // ceil(count(*) OVER () / $4)::BIGINT AS cell
-    FROM (SELECT DISTINCT position FROM here)),
-whole AS (
-    SELECT layer, sum(elements) AS elements FROM kv WHERE pair = $1 AND prompt = $2 AND kind = $3 GROUP BY layer)
-SELECT layer AS row, cell, min(position) AS first_position, max(position) AS last_position, max({measure}) AS value,
-    bool_or(here.neq > 0 AND here.max_ulps = 0) AS is_mismatch
-FROM here JOIN place USING (position) JOIN whole USING (layer) GROUP BY ALL ORDER BY row, cell
+MEASURES = ("neq_share", "max_row_ulps", "max_ulps")  # of a cell by position
+_HERE = """
+SELECT p.*, layer AS "row", whole.elements / count(*) OVER (PARTITION BY layer) AS width
+FROM kv_position AS p JOIN (
+    SELECT layer, sum(elements) AS elements FROM kv WHERE pair = $2 AND prompt = $3 AND kind = $4 GROUP BY layer
+) AS whole USING (layer) WHERE pair = $2 AND prompt = $3 AND kind = $4
 """
 
 
@@ -65,8 +54,8 @@ def merge(run: RunReader, pair: int, prompt: int | None, *by: str) -> pd.DataFra
 
 
 def cells(run: RunReader, pair: int, prompt: int, kind: str, measure: str, most: int = 200) -> pd.DataFrame:
-    """Return one of MEASURES over layers x positions of a prompt, as `core.runs.queries.layers.cells`."""
-    return run.query(_CELLS.format(measure=MEASURES[measure]), pair, prompt, kind, most)
+    """Return one of MEASURES over layers x positions of a prompt, as core.runs.queries.layers.pool."""
+    return pool(run, _HERE, measure, most, pair, prompt, kind)
 
 
 def summaries(run: RunReader, pair: int) -> dict[int | None, dict[str, Any]]:

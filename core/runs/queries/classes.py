@@ -1,20 +1,15 @@
-"""Classes of sides that are equal bit for bit: against each other, and against the value that was swept."""
+"""Classes of sides that are equal bit for bit, and the value that was swept."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from itertools import combinations
 from typing import TYPE_CHECKING
 
-from ...numerics.divergence import compare
-from ...numerics.totals import PairTotal
 from ...text import plural
 from ..reader import RunReader
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_CHUNK_BYTES = 64 << 20  # of all classes together
 # Figures of a class are those of its first side against the reference; null for the reference's own class.
 _CLASSES = """
 WITH class AS (
@@ -48,35 +43,6 @@ def sentence(table: pd.DataFrame) -> str:
     if alone in (0, len(table)):
         return f"{text}{', each side alone in its class' if alone else ''}."
     return f"{text}, {plural(alone, 'side')} alone in {'its' if alone == 1 else 'their'} class."
-
-
-def bytes_to_compare(run: RunReader, count: int) -> int:
-    """Return bytes read to compare `count` classes: what is stored as pairs of the reference is not read again."""
-    return (count - 1 if count > 2 else 0) * run.header.rows * run.header.vocab * run.header.format.itemsize
-
-
-def every_two(run: RunReader) -> pd.DataFrame:
-    """Return a row every two classes: class, other_class, side, other_side (their first sides), and the figures of a
-    summary; the class that comes first is the reference. Every class is read once, some rows at a time.
-    """
-    import pandas as pd
-
-    table, header = classes(run), run.header
-    first = table["side"].tolist()
-    reference_summaries = {pair.index + 1: pair.summary for pair in run.pairs}
-    totals = {both: PairTotal() for both in combinations(range(1, len(first)), 2)}
-    at_once = max(1, _CHUNK_BYTES // (header.vocab * header.format.itemsize * len(first)))
-    for start in range(0, header.rows if totals else 0, at_once):
-        bits = [run.read_rows(side, start, min(start + at_once, header.rows)) for side in first[1:]]
-        for (i, j), total in totals.items():
-            total.add(compare(bits[i - 1], bits[j - 1], header.format))
-    summaries = {(0, place): reference_summaries[side] for place, side in enumerate(first) if place}
-    summaries |= {both: total.summary() for both, total in totals.items()}
-    names = [sides[0] for sides in table["sides"]]
-    return pd.DataFrame(
-        {"class": i, "other_class": j, "side": names[i], "other_side": names[j], **asdict(summary)}
-        for (i, j), summary in sorted(summaries.items())
-    )
 
 
 def sweep(run: RunReader) -> tuple[str, pd.DataFrame] | None:

@@ -38,14 +38,8 @@ def with_texts(run: RunReader, table: pd.DataFrame) -> pd.DataFrame:
 
 def with_argmax_texts(run: RunReader, table: pd.DataFrame) -> pd.DataFrame:
     """Return figures by position with `reference_text` and `variant_text` of the argmaxes, None if unknown."""
-    import pandas as pd
-
-    sides = {side: table[f"{side}_token"] for side in ("reference", "variant")}
-    texts = {
-        f"{side}_text": [None if pd.isna(token) else run.vocabulary.get(int(token)) for token in tokens]
-        for side, tokens in sides.items()
-    }
-    return table.assign(**texts)
+    sides = ("reference", "variant")
+    return table.assign(**{f"{side}_text": table[f"{side}_token"].map(run.vocabulary) for side in sides})
 
 
 def top_of_sides(run: RunReader, sides: Mapping[str, int], prompt: int, position: int, count: int = 8) -> pd.DataFrame:

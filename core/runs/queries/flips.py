@@ -114,10 +114,8 @@ def outcome(table: pd.DataFrame) -> str:
     if parted.empty:
         return f"the sides agree in all of {tokens}" + (f" of each of {len(table)} prompts." if len(table) > 1 else ".")
     first = parted.loc[parted["agreed_tokens"].idxmin()]
-    place = f", first in prompt {first['prompt']}" if len(table) > 1 else ""
-    many = f"**{len(parted)} of {len(table)} prompts diverge**" if len(table) > 1 else "**the sides diverge**"
-    agreed = plural(int(first["agreed_tokens"]), "token")
-    return f"{many} within {tokens}{place} after {agreed} in common, at position {first['parting_position']}."
+    place = f"position {first['parting_position']} of prompt {first['prompt']}"
+    return f"**{len(parted)} of {plural(len(table), 'prompt')} diverge** within {tokens}, first at {place}."
 
 
 def beyond_noise(table: pd.DataFrame) -> NDArray[np.bool_]:
@@ -136,62 +134,42 @@ def beyond_noise(table: pd.DataFrame) -> NDArray[np.bool_]:
         return flips & (margins * in_row_ulps / difference > typical)
 
 
-def noise_sentence(table: pd.DataFrame, most: int = 3) -> str:
-    """`1 of 8 flips is no close decision: position 12 (margin 3.25 logits).`; '' if there is no flip.
-
-    table: the pair's figures by position, of all prompts.
-    """
-    count, far = int(table["is_flip"].sum()), table[beyond_noise(table)]
-    if not count or table["max_row_ulps"].isna().all():
-        return ""
-    if far.empty:
-        flips = table[table["is_flip"]]
-        kind = "near tie" if flips["near_tie"].all() else "close decision"
-        if count > 1:
-            return f"All {count:,} flips are at {kind}s of a side."
-        return f"It is at a {kind} of the {flips[[f'{side}_margin' for side in SIDES]].iloc[0].idxmin()[:-7]}."
-    several = table["prompt"].any()
-    places = [
-        f"{f'prompt {row.prompt}, ' if several else ''}position {row.position}"
-        f" (margin {number(np.fmin(row.reference_margin, row.variant_margin), 3)} logits)"
-        for row in far.head(most).itertuples()
-    ]
-    more = f" and {len(far) - most:,} more" if len(far) > most else ""
-    are = "is at no close decision" if len(far) == 1 else "are at no close decisions"
-    return f"{len(far):,} of {plural(count, 'flip')} {are}: {'; '.join(places)}{more}."
-
-
 def flips_sentence(table: pd.DataFrame) -> str:
-    """Say how many positions flip and which of them noise explains, in markdown. table: figures by position."""
+    """Say how many positions flip and which of them noise does not explain, in markdown. table: figures by position."""
     flips, total = table[table["is_flip"]], len(table)
     unknown = int(table[[f"{side}_token" for side in SIDES]].isna().any(axis=1).sum())
     if flips.empty and unknown:
         return f"No known flips: at {out_of(unknown, total)} positions a side has no known argmax."
     if flips.empty:
         return f"No flips: both sides have the same argmax at all {plural(total, 'position')}."
-    first = flips.iloc[0]
-    place = f"{'' if len(flips) == 1 else 'the first '}at position {first['position']}"
-    place += f" of prompt {first['prompt']}" if table["prompt"].any() else ""
-    return f"**{plural(len(flips), 'flip')} in {plural(total, 'position')}**, {place}. {noise_sentence(table)}"
+
+    def place(row: pd.Series) -> str:
+        return f"position {row['position']}" + (f" of prompt {row['prompt']}" if table["prompt"].any() else "")
+
+    text = f"**{plural(len(flips), 'flip')} in {plural(total, 'position')}**, first at {place(flips.iloc[0])}."
+    if table["max_row_ulps"].isna().all():  # lists have no row ULPs
+        return text
+    far = table[beyond_noise(table)]
+    if far.empty:
+        kind = "near tie" if flips["near_tie"].all() else "close decision"
+        return f"{text} It is at a {kind} of a side." if len(flips) == 1 else f"{text} All are at {kind}s of a side."
+    margin = number(far.iloc[0][[f"{side}_margin" for side in SIDES]].astype(float).min(), 3)
+    are = "is" if len(far) == 1 else "are"
+    return f"{text} {len(far):,} {are} at no close decision, first at {place(far.iloc[0])} (margin {margin} logits)."
 
 
-def near_ties_sentence(table: pd.DataFrame, dtype: str) -> str:
-    """Say how many positions are near ties, how many of them flip, and the nearest one, in markdown. table: figures by
-    position.
+def near_ties_sentence(table: pd.DataFrame) -> str:
+    """Say how many positions are near ties, how many of them flip, and the smallest margin, in markdown. table: figures
+    by position.
     """
-    near, total = table[table["near_tie"]], len(table)
-    if near.empty:
-        margins = table[["reference_margin", "variant_margin"]].min(axis=1)
-        smallest = "" if margins.isna().all() else f"; the smallest margin is {number(float(margins.min()))}"
-        if table["max_row_ulps"].isna().all():  # lists have no row ULPs
-            could = out_of(int(table["could_flip"].sum()), total)
-            return f"**{could} positions could flip** by what was sent{smallest}."
-        return f"**No position of {total:,} is a near tie** (margin at most {NEAR_TIE_ROW_ULPS} row ULPs){smallest}."
-    steps = int(near[["reference_margin_ulps", "variant_margin_ulps"]].min(axis=None))
+    is_list = table["max_row_ulps"].isna().all()  # lists have no row ULPs
+    near = table[table["could_flip" if is_list else "near_tie"].fillna(False).astype(bool)]
+    limit = "by what was sent" if is_list else f"(margin at most {NEAR_TIE_ROW_ULPS} row ULPs)"
+    what = "could flip" if is_list else "is a near tie" if len(near) == 1 else "are near ties"
+    flips, smallest = int(near["is_flip"].sum()), float(table[[f"{side}_margin" for side in SIDES]].min(axis=None))
     return (
-        f"**{out_of(len(near), total)} positions {'is a near tie' if len(near) == 1 else 'are near ties'}** (margin at"
-        f" most {NEAR_TIE_ROW_ULPS} row ULPs), with {plural(int(near['is_flip'].sum()), 'flip')}; the smallest margin"
-        f" is {plural(steps, 'ULP')} of {dtype}."
+        f"**{out_of(len(near), len(table))} positions {what}** {limit}, with {plural(flips, 'flip')}; the smallest"
+        f" margin is {number(smallest)}."
     )
 
 

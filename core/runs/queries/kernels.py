@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...text import code, three_digits
+from ...text import code, opening, three_digits
 from ..reader import RunReader
 from .layers import first_module, modules
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _SHAPE = re.compile(r"([a-z]\w* )?(\d+(?:x\d+)*)")
-_MOST_CLAUSES = 3
-_LAUNCHED = "Ops launched after the last module with equal output"
 # Operations whose order of summation can depend on shapes; what remains computes element by element, or moves values.
 _REDUCING = "mm|gemm|gemv|dot|conv|matmul|attention|sum|mean|norm|softmax|reduce|var|inner"
 # What one side launches alone or more often a forward comes first, of these what adds something up, then by time. Lists
@@ -120,27 +118,18 @@ def in_words(table: pd.DataFrame, names: tuple[str, str]) -> str:
     """
     if table.empty:
         return "No kernel was seen on either side."
-    pairs = sorted(table.itertuples(index=False), key=lambda pair: not pair.is_reducing)
     clauses = []
     for side, name in zip(("reference", "variant"), names, strict=True):
-        if only := [pair for pair in pairs if pair.only == side]:
-            clauses.append((only, f"only in {_code(name)}: {_few(_code(pair.name) for pair in only)}"))
-    if grown := [pair for pair in pairs if pair.is_multiplied]:
-        ratios = _few(f"{_code(pair.name)} {three_digits(pair.ratio)}x" for pair in grown)
-        clauses.append((grown, f"different launch counts per forward: {ratios} in {_code(names[1])}"))
-    if not clauses:
-        other = sum(set(pair.reference_details) != set(pair.variant_details) for pair in pairs)
-        shapes = f", {other} of them with other shapes" if other else ""
-        return f"Both sides launch the same kernels as often per forward{shapes}."
-    clauses.sort(key=lambda one: -max(max(pair.reference_microseconds, pair.variant_microseconds) for pair in one[0]))
-    text = "; ".join(clause for _, clause in clauses)
-    return f"{text[0].upper()}{text[1:]}."
+        if len(only := table.loc[table["only"] == side, "name"]):
+            clauses.append(f"only in {_code(name)}: {_few(map(_code, only))}")
+    if len(grown := table[table["is_multiplied"]]):
+        ratios = _few(f"{_code(row.name)} {three_digits(row.ratio)}x" for row in grown.itertuples(index=False))
+        clauses.append(f"different launch counts per forward: {ratios} in {_code(names[1])}")
+    return f"{opening('; '.join(clauses) or 'both sides launch the same kernels as often per forward')}."
 
 
-def place_in_words(place: KernelPlace, names: tuple[str, str], *, names_prompt: bool, has_shapes: bool = True) -> str:
-    """Say which module differs first, and what ran there on both sides; names: of the sides. has_shapes: else the
-    kernels are only named.
-    """
+def place_in_words(place: KernelPlace, names: tuple[str, str], *, names_prompt: bool) -> str:
+    """Say which module differs first, and what ran there on both sides; names: of the sides."""
     prompt = f"prompt {place.prompt}, " if names_prompt else ""
     start = f"The first module whose output differs is {_code(place.module)}, at {prompt}position {place.position}."
     pairs = list(place.kernels.itertuples(index=False))
@@ -149,36 +138,25 @@ def place_in_words(place: KernelPlace, names: tuple[str, str], *, names_prompt: 
         return f"{start} No kernel was seen there."
     if not adding:
         return f"{start} No matmul or reduction was launched there: {_few(_code(pair.name) for pair in pairs)}."
-    if not has_shapes:
-        return f"{start} {_LAUNCHED}: {_few(_code(pair.name) for pair in adding)}."
-    clauses = "; ".join(_clause(pair, names) for pair in adding[:_MOST_CLAUSES])
-    rest = f"; and {len(adding) - _MOST_CLAUSES} more kernels" if len(adding) > _MOST_CLAUSES else ""
-    return f"{start} {_LAUNCHED}: {clauses}{rest}."
+    ran = _few(_with_shapes(pair, names) for pair in adding)
+    return f"{start} Ops launched after the last module with equal output: {ran}."
 
 
-def _clause(pair: Any, names: tuple[str, str]) -> str:
-    details = pair.reference_details, pair.variant_details
-    if pair.only:
-        side = pair.only == "variant"
-        clause, shapes = f"only in {_code(names[side])}", [next(iter(details[side]), "")]
-    elif set(details[0]) == set(details[1]):
-        clause, shapes = "on both sides with the same shapes", [next(iter(details[0]), "")]
-    else:
-        clause = "on both sides with other shapes"
-        both = (details, details[::-1])
-        shapes = [next((each for each in one if each not in other), next(iter(one), "")) for one, other in both]
-    clause += f": {' vs '.join(map(shape_in_words, shapes))}" if any(shapes) else ""
-    often = (
-        f", {three_digits(pair.ratio)} times as often per forward in {_code(names[1])}" if pair.is_multiplied else ""
-    )
-    return f"{_code(pair.name)} {clause}{often}"
+def _with_shapes(pair: Any, names: tuple[str, str]) -> str:
+    """Name a kernel with the side that alone ran it, or with a shape that each side alone gave it."""
+    sides = pair.reference_details, pair.variant_details
+    shapes = [next((each for each in one if each not in other), "") for one, other in (sides, sides[::-1])]
+    shapes = [shape_in_words(shape) for shape in shapes if shape]
+    facts = [f"only in {_code(names[pair.only == 'variant'])}"] if pair.only else []
+    facts += [" vs ".join(shapes)] if shapes else []
+    return _code(pair.name) + (f" ({', '.join(facts)})" if facts else "")
 
 
 def shape_in_words(detail: str) -> str:
     """`bfloat16 [1, 384] x [384, 2048]` of `bfloat16 1x384, 384x2048`; what libraries write stays as it is."""
     parts = detail.split(", ")
     if not all(_SHAPE.fullmatch(part) for part in parts):
-        return _code(detail) if detail else "no shape recorded"
+        return _code(detail)
     return " x ".join(_SHAPE.sub(lambda at: f"{at[1] or ''}[{at[2].replace('x', ', ')}]", part) for part in parts)
 
 

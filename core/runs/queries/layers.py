@@ -46,20 +46,23 @@ SELECT ordinal, module, kind, block, dtype, positions, elements, neq, neq / grea
 FROM sizes ORDER BY ordinal
 """
 MEASURES = {  # of a cell; ratio: to the floor of the whole module, at one position that of a 16-bit format is often 0
-    "ratio": """CASE WHEN whole.floor_rms IS NULL THEN NULL WHEN here.rms = 0 THEN 0 WHEN whole.floor_rms = 0
-        THEN 'inf'::DOUBLE ELSE here.rms / whole.floor_rms END""",
-    "neq_share": "here.neq / (whole.elements / whole.positions)",
-    "max_row_ulps": "here.max_row_ulps",
-    "max_ulps": "here.max_ulps::DOUBLE",
+    "ratio": """CASE WHEN floor_rms IS NULL THEN NULL WHEN rms = 0 THEN 0 WHEN floor_rms = 0 THEN 'inf'::DOUBLE
+        ELSE rms / floor_rms END""",
+    "neq_share": "neq / width",
+    "max_row_ulps": "max_row_ulps",
+    "max_ulps": "max_ulps::DOUBLE",
 }
 _CELLS = """
-WITH place AS (
-    SELECT position, (row_number() OVER (ORDER BY position) - 1) // ceil(count(*) OVER () / $3)::BIGINT AS cell
-    FROM (SELECT DISTINCT position FROM layer_position WHERE pair = $1 AND prompt = $2))
-SELECT ordinal AS row, cell, min(position) AS first_position, max(position) AS last_position,
-    max({measure}) AS value, bool_or(here.neq > 0 AND here.max_ulps = 0) AS is_mismatch
-FROM layer_position AS here JOIN place USING (position) JOIN layer AS whole USING (pair, prompt, ordinal)
-WHERE pair = $1 AND prompt = $2 GROUP BY ALL ORDER BY row, cell
+WITH here AS ({here}), place AS (
+    SELECT position, (row_number() OVER (ORDER BY position) - 1) // ceil(count(*) OVER () / $1)::BIGINT AS cell
+    FROM (SELECT DISTINCT position FROM here))
+SELECT "row", cell, min(position) AS first_position, max(position) AS last_position, max({measure}) AS value,
+    bool_or(neq > 0 AND max_ulps = 0) AS is_mismatch
+FROM here JOIN place USING (position) GROUP BY ALL ORDER BY "row", cell
+"""
+_HERE = """
+SELECT p.* EXCLUDE floor_rms, ordinal AS "row", whole.floor_rms, whole.elements / whole.positions AS width
+FROM layer_position AS p JOIN layer AS whole USING (pair, prompt, ordinal) WHERE pair = $2 AND prompt = $3
 """
 
 
@@ -69,10 +72,15 @@ def modules(run: RunReader, pair: int, prompt: int | None = None) -> pd.DataFram
 
 
 def cells(run: RunReader, pair: int, prompt: int, measure: str, most: int = 200) -> pd.DataFrame:
-    """Return one of MEASURES over modules x positions of a prompt, at most `most` cells a module, pooled by maximum:
-    row (the module's ordinal), cell, first_position, last_position, value, is_mismatch (NaN or infinity on one side).
+    """Return one of MEASURES over modules x positions of a prompt, as `pool` has them. row: the module's ordinal."""
+    return pool(run, _HERE, measure, most, pair, prompt)
+
+
+def pool(run: RunReader, here: str, measure: str, most: int, *values: object) -> pd.DataFrame:
+    """Pool rows of positions by maximum, at most `most` cells a row: row, cell, first_position, last_position, value,
+    is_mismatch (NaN or infinity on one side). here: their query, of `values` from $2 on.
     """
-    return run.query(_CELLS.format(measure=MEASURES[measure]), pair, prompt, most)
+    return run.query(_CELLS.format(here=here, measure=MEASURES[measure]), most, *values)
 
 
 def first_module(table: pd.DataFrame) -> Any | None:

@@ -216,10 +216,8 @@ def ulp_percentile(histogram: Mapping[int, int], share: float) -> int | None:
 
     histogram: ULP distance to number of elements.
     """
-    total = sum(histogram.values())
-    count = 0
-    for distance in sorted(histogram):
-        count += histogram[distance]
-        if total and count >= share * total:
-            return distance
-    return None
+    distances = sorted(histogram)
+    counts = np.cumsum([histogram[distance] for distance in distances])
+    if not len(counts) or not counts[-1]:
+        return None
+    return distances[int(np.searchsorted(counts, share * counts[-1]))]

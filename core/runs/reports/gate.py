@@ -168,9 +168,7 @@ class Condition:
             is_over = figure < self.limit if measure.sign == "<" else figure > self.limit
             outcome = FAILED if is_over else PASSED
         value = "unknown" if figure is None else percent(figure) if measure.unit.startswith("of ") else number(figure)
-        says = measure.words.format(
-            value, of=plural(pair.list_positions if pair.is_list else len(rows), "position"), unit=pair.unit
-        )
+        says = measure.words.format(value, of=plural(pair.positions, "position"), unit=pair.unit)
         if self.kind == "bits" and figures["bit_identical"] is False:
             outcome = FAILED
             says += " (zeros differ in sign, or NaNs in their bits)" * (figure == 0)
@@ -240,7 +238,7 @@ def parse_conditions(texts: Sequence[str]) -> list[Condition]:
 def check_for_lists(conditions: Sequence[Condition], pairs: Sequence[PairReport]) -> None:
     """UsageError for a condition that no list of some tokens could decide."""
     for condition in conditions:
-        if condition.kind in _BY_TOP and any(pair.is_list and pair.list_positions > len(pair.rows) for pair in pairs):
+        if condition.kind in _BY_TOP and any(pair.is_list and pair.positions > len(pair.rows) for pair in pairs):
             raise UsageError(f"--fail-on {condition}: reads every position, and a run this long is only summed up.")
         column = MEASURES[condition.kind].column
         is_open = all(pair.is_list and column and pair.figures[column] is None for pair in pairs)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 
 from ...disk import write_atomic
@@ -15,44 +14,25 @@ from ...errors import StoreError
 from ...text import clean
 from ..file.evidence import FAILED, PASSED
 from . import markdown
-from .gate import UNDECIDED, GateReport, Outcome, figure_text
+from .gate import UNDECIDED, GateReport, figure_text
 
 
 def junit_text(report: GateReport) -> str:
-    """JUnit XML that Ant's and Jenkins' schemas take: a suite a pair, a test a condition; `undecided` is a
-    skipped test.
-    """
+    """JUnit XML: a suite a pair, a test a condition; `undecided` is a skipped test."""
     root = ET.Element("testsuites")
-    suites: dict[tuple[str, str], list[Outcome]] = {}
-    for outcome in report.outcomes:
-        suites.setdefault((outcome.reference, outcome.variant), []).append(outcome)
-    for number, ((reference, variant), outcomes) in enumerate(suites.items()):
-        name = _name(f"{variant} vs {reference}")
-        attributes = {
-            "name": name,
-            "package": "ulpscope",
-            "id": str(number),
-            "timestamp": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S"),
-            "hostname": "localhost",
-            "tests": str(len(outcomes)),
-            "failures": str(sum(outcome.outcome == FAILED for outcome in outcomes)),
-            "errors": "0",
-            "skipped": str(sum(outcome.outcome == UNDECIDED for outcome in outcomes)),
-            "time": "0",
-        }
-        suite = ET.SubElement(root, "testsuite", attributes)
-        ET.SubElement(suite, "properties")
-        class_name = f"ulpscope.{name.replace('.', '_')}"  # a dot would make packages of it
+    for pair in dict.fromkeys((outcome.reference, outcome.variant) for outcome in report.outcomes):
+        outcomes = [outcome for outcome in report.outcomes if (outcome.reference, outcome.variant) == pair]
+        name = " ".join(clean(f"{pair[1]} vs {pair[0]}", 300).split())
+        counts = {"failures": FAILED, "skipped": UNDECIDED}
+        attributes = {key: str(sum(each.outcome == kind for each in outcomes)) for key, kind in counts.items()}
+        suite = ET.SubElement(root, "testsuite", {"name": name, "tests": str(len(outcomes)), **attributes})
         for outcome in outcomes:
-            test = ET.SubElement(suite, "testcase", name=_name(outcome.condition), classname=class_name, time="0")
-            message = clean(outcome.says, 4000)
-            if outcome.outcome == FAILED:
-                failure = ET.SubElement(test, "failure", message=message, type=clean(outcome.condition, 4000))
-                failure.text = clean(report.sentence(outcome), 4000)
-            elif outcome.outcome == UNDECIDED:
-                ET.SubElement(test, "skipped", message=message)
-        ET.SubElement(suite, "system-out").text = "\n".join(clean(report.sentence(each), 4000) for each in outcomes)
-        ET.SubElement(suite, "system-err").text = "\n".join(clean(note, 4000) for note in report.notes)
+            class_name = f"ulpscope.{name.replace('.', '_')}"  # a dot would make packages of it
+            test = ET.SubElement(suite, "testcase", name=clean(outcome.condition, 300), classname=class_name)
+            if outcome.outcome != PASSED:
+                result = ET.SubElement(test, "failure" if outcome.outcome == FAILED else "skipped")
+                result.attrib["message"] = clean(outcome.says, 4000)
+                result.text = clean(report.sentence(outcome), 4000)
     ET.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
 
@@ -101,7 +81,3 @@ def _writing(path: Path) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or error
         raise StoreError(f"{path}: cannot be written ({reason}); check the folder and its permissions.") from error
-
-
-def _name(text: str) -> str:
-    return " ".join(clean(text, 300).split()) or "-"

@@ -112,7 +112,7 @@ def _pair(run: RunReader, pair: StoredPair, answer: Answer) -> list[str]:
 
 
 def _figures(run: RunReader, pair: StoredPair) -> dict[str, str]:
-    """Return the five figures that say most."""
+    """Return the figures that say most."""
     summary, header = pair.summary, run.header
     if header.k is not None:
         positions = len(run.positions(pair.index))
@@ -123,25 +123,18 @@ def _figures(run: RunReader, pair: StoredPair) -> dict[str, str]:
             "could flip": f"{summary.could_flip:,} ({plural(summary.ties, 'exact tie')})",
             "smallest margin": f"{number(summary.min_margin)} {header.unit}",
         }
-    logits, kl = _overs(run, pair)
+    elements, over = over_logits(summary, header.rows * header.vocab), over_positions(summary, header.rows)
+    logits, kl_over = elements and f", {elements}", over and f", {over}"
     figures = {
         "flips": f"{summary.flips:,} of {plural(header.rows, 'position')} ({percent(summary.flips / header.rows)})",
         "logits that differ": out_of(summary.neq, header.rows * header.vocab),
         "rms difference": f"{number(summary.rms_row_ulps, 3)} row ULPs of {header.compute_dtype}{logits}",
         "largest difference": f"{number(summary.max_abs)} logits, {number(summary.max_row_ulps, 3)} row ULPs{logits}",
-        "KL, nats": kl,
+        "KL, nats": f"mean {number(summary.mean_kl, 3)}, max {number(summary.max_kl, 3)}{kl_over}",
     }
-    if summary.nonfinite_mismatch:  # five stay five: NaN leaves little of KL
-        figures = {"NaN or Inf on one side": plural(summary.nonfinite_mismatch, "logit"), **figures, "KL, nats": ""}
+    if summary.nonfinite_mismatch:
+        figures["NaN or Inf on one side"] = plural(summary.nonfinite_mismatch, "logit")
     return figures
-
-
-def _overs(run: RunReader, pair: StoredPair) -> tuple[str, str]:
-    """Return the elements that differences are over, and KL with the positions it is over."""
-    summary, rows = pair.summary, run.header.rows
-    logits, positions = over_logits(summary, rows * run.header.vocab), over_positions(summary, rows)
-    kl = f"mean {number(summary.mean_kl, 3)}, max {number(summary.max_kl, 3)}"
-    return logits and f", {logits}", kl + (positions and f", {positions}")
 
 
 def _details(run: RunReader, pair: StoredPair, answer: Answer) -> list[str]:
@@ -152,16 +145,14 @@ def _details(run: RunReader, pair: StoredPair, answer: Answer) -> list[str]:
         return [*shown_checks, note_of(run.header)]
     summary, dtype = pair.summary, run.header.compute_dtype
     histogram = run.histogram(pair.index)
-    logits, kl = _overs(run, pair)
     median, most = (number(ulp_percentile(histogram, share)) for share in (0.5, 0.99))
     figures = {
-        "rms difference": f"{number(summary.rms)} logits, {number(summary.rms_row_ulps, 3)} row ULPs{logits}",
+        "rms difference": f"{number(summary.rms)} logits",
         "ULPs": (
             f"median {median}, 99th percentile {most}, mean {three_digits(summary.mean_ulps)}, max"
-            f" {summary.max_ulps:,} ULPs of {dtype}{logits}"
+            f" {summary.max_ulps:,} ULPs of {dtype}"
         ),
         "near ties": f"{summary.near_ties:,} ({plural(summary.ties, 'exact tie')})",
-        "KL, nats": kl,
     }
     return [*shown_checks, facts(figures, "figure")]
 

@@ -66,7 +66,7 @@ class PairReport:
     answer: Answer | None = None
     unit: str = "logits"
     is_list: bool = False
-    list_positions: int = 0
+    positions: int = 0
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def report_of_dump(
     for side, digest in zip(dump.sides, digests, strict=True):
         classes.setdefault(digest.hexdigest(), []).append(side.name)
     pairs = [
-        PairReport(dump.sides[0].name, side.name, total.summary(), total.histogram, pair_rows)
+        PairReport(dump.sides[0].name, side.name, total.summary(), total.histogram, pair_rows, positions=dump.rows)
         for side, total, pair_rows in zip(dump.sides[1:], totals, rows, strict=True)
     ]
     return pairs, list(classes.values())
@@ -177,7 +177,7 @@ def as_json(
         "reference": selection.reference,
         "variant": selection.variant,
         "compute_dtype": header.compute_dtype or None,
-        "positions": selection.list_positions if selection.is_list else header.rows,
+        "positions": selection.positions,
         "vocab": header.vocab or None,
         **_verdict_json(selection),
         "summary": selection.figures,

@@ -5,13 +5,12 @@ reason.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -160,14 +159,11 @@ def _read_prompt_texts(database: Database) -> str:
 
 
 _ABOUT = ("name", "created", "kind", "model", "compute_dtype", "device", "positions", "vocab")
+_WORST = ("flips", "max_ulps", "max_row_ulps", "rms_row_ulps", "noise_ratio", "max_neq_share", "nonfinite_mismatch")
 _PAIRS = (
     "SELECT pair, bit_identical, verdict, flips, max_ulps, max_row_ulps, rms_row_ulps, noise_ratio, neq_share,"
     " nonfinite_mismatch FROM run_file.pair"
 )
-
-
-def _largest(values: Iterable[Any]) -> Any:
-    return max((value for value in values if value is not None), default=None)
 
 
 def _read_card(database: Database) -> RunCard:
@@ -180,25 +176,23 @@ def _read_card(database: Database) -> RunCard:
     sides = sorted(database.rows("SELECT side, name FROM run_file.side", most=MAX_SIDES), key=lambda row: row[0])
     ((prompts,),) = database.rows("SELECT count(*) FROM run_file.prompt")
     try:
-        _, identical, verdicts, *figures = zip(*pairs, strict=True) if pairs else [()] * 10
-        flips, max_ulps, max_row_ulps, rms_row_ulps, noise_ratio, neq_share, mismatch = map(_largest, figures)
+        _, identical, verdicts, *figures = zip(*pairs, strict=True) if pairs else [()] * (3 + len(_WORST))
+        worst = {
+            name: max((value for value in values if value is not None), default=None)
+            for name, values in zip(_WORST, figures, strict=True)
+        }
+        worst |= {name: worst[name] or 0 for name in ("flips", "max_neq_share", "nonfinite_mismatch")}
         logits_bytes = 0
         if about["kind"] != "ops" and keep == ALL:
             itemsize = format_named(about["compute_dtype"]).itemsize
             logits_bytes = len(sides) * about["positions"] * about["vocab"] * itemsize
         card = {
             **about,
+            **worst,
             "run_id": path.stem,
             "prompts": prompts,
             "pairs": len(pairs),
             "bit_identical_pairs": sum(map(bool, identical)),
-            "flips": flips or 0,
-            "max_ulps": max_ulps,
-            "max_row_ulps": max_row_ulps,
-            "rms_row_ulps": rms_row_ulps,
-            "noise_ratio": noise_ratio,
-            "max_neq_share": neq_share or 0.0,
-            "nonfinite_mismatch": mismatch or 0,
             "verdicts": ", ".join(sorted(set(verdicts) - {None})),
             "pair_verdicts": [
                 shown_verdict(about["kind"], bool(same), verdict)

@@ -50,14 +50,6 @@ class Labels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class LabelUpdate:
-    """Labels that are stored now. has_both_notes: two people's, one below the other."""
-
-    labels: Labels
-    has_both_notes: bool = False
-
-
-@dataclass(frozen=True)
 class Attached:
     """All that a store's file holds. deleted: run id -> UTC time."""
 
@@ -130,36 +122,33 @@ def change(folder: Path, work: Callable[[sqlite3.Connection], Result]) -> Result
         raise StoreError(f"{folder / FILE}: cannot be written ({error}); nothing was changed.") from error
 
 
-def update(database: sqlite3.Connection, run_id: str, mine: Labels, base: Labels | None) -> LabelUpdate:
+def update(database: sqlite3.Connection, run_id: str, mine: Labels, base: Labels | None) -> Labels:
     """Merge new labels of a run with changes that others made since `base` was read; without `base`, replace them.
 
     Others' tags and pin stay, and a note that both changed becomes both notes.
     """
     row = database.execute("SELECT * FROM label WHERE run_id = ?", [run_id]).fetchone()
     current = _labels_of_row(*row) if row else Labels()
-    result = LabelUpdate(mine) if base is None else _merge(base, mine, current)
-    labels = _check(result.labels)
+    labels = _check(mine if base is None else _merge(base, mine, current))
     database.execute("DELETE FROM label WHERE run_id = ?", [run_id])
     if labels != Labels():
         tags = msgspec.json.encode(labels.tags).decode()
         database.execute(
             "INSERT INTO label VALUES (?, ?, ?, ?, ?)", [run_id, tags, labels.note, labels.pinned, labels.judged_as]
         )
-    return result
+    return labels
 
 
-def _merge(base: Labels, mine: Labels, current: Labels) -> LabelUpdate:
+def _merge(base: Labels, mine: Labels, current: Labels) -> Labels:
     tags = [tag for tag in current.tags if tag in mine.tags or tag not in base.tags]
     tags += [tag for tag in mine.tags if tag not in base.tags and tag not in tags]
     if current.tags == base.tags:
         tags = list(mine.tags)  # in the order that was chosen
-    both = False
     if mine.note == base.note:
         note = current.note
     elif current.note in (base.note, mine.note, ""):
         note = mine.note
     else:  # both have changed it: the other's is never lost, not even to an empty one
-        both = mine.note != ""
-        note = f"{current.note}\n\n{mine.note}" if both else current.note
+        note = f"{current.note}\n\n{mine.note}" if mine.note else current.note
     pinned = current.pinned if mine.pinned == base.pinned else mine.pinned
-    return LabelUpdate(Labels(tuple(tags), note, pinned, mine.judged_as or current.judged_as), both)
+    return Labels(tuple(tags), note, pinned, mine.judged_as or current.judged_as)

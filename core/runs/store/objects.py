@@ -15,8 +15,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from hashlib import md5, sha256
 from importlib import import_module
@@ -27,6 +26,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from ...command_name import COMMAND
 from ...configuration import configuration
 from ...disk import WRITING, discard, write_atomic, writing
 from ...errors import ExtraError, StoreError, UsageError
@@ -47,19 +47,11 @@ LIST_SECONDS = 3.0  # for which a list is not read again: the gallery refreshes 
 DEAD_SECONDS = 30.0  # for which a dead endpoint is not asked again
 USED_SECONDS = 600.0  # a file used within them stays in the cache: a page may be about to open it
 ABANDONED_SECONDS = 24 * 3600
-_UNSENT = ".unsent"  # folder of finished runs that could not be put yet
+_UNSENT = "unsent"  # folder of finished runs that could not be put
 _mirrors: dict[tuple[int, Path], Mirror] = {}  # by process: connections do not survive a fork
 _open_lock = threading.Lock()
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class Object:
-    """An object at the URL. tag: another if the contents are others."""
-
-    bytes: int
-    tag: str
-    last_modified: datetime
+Meta = Mapping[str, Any]  # size, e_tag and last_modified of an object, as obstore has them
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
@@ -79,44 +71,40 @@ class Mirror:
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder, self.url = folder, url
-        self.outage: str | None = None  # a sentence, while the endpoint does not answer
         self._short, self._long = _connect(url, SHORT_SECONDS), _connect(url, LONG_SECONDS)
         self._obstore = import_module("obstore")
         self._lock = threading.RLock()
-        self._listed: dict[str, Object] | None = None
-        self._listed_at = self._fresh_until = 0.0
+        self._listed: dict[str, Meta] = {}
+        self._failure, self._fresh_until = "", 0.0  # why the last list failed, if it did
         self._cards: dict[str, _Entry] = {}
         self._tags: dict[str, str] = {}  # of small objects, by name, as they lie in the folder
         self._fetching: dict[str, threading.Lock] = {}
 
-    def runs(self) -> dict[str, Object]:
-        """Return runs by id; as last listed, with `outage` set, if the backend does not answer."""
+    def runs(self) -> dict[str, Meta]:
+        """Return runs by id."""
         return {name.removesuffix(SUFFIX): each for name, each in self._list().items() if name.endswith(SUFFIX)}
 
-    def _list(self) -> dict[str, Object]:
+    def _list(self) -> dict[str, Meta]:
         with self._lock:
-            if self._listed is not None and time.monotonic() < self._fresh_until:
-                return self._listed
-            try:
-                self._listed, self.outage = self._folder(""), None
-                self._listed_at, self._fresh_until = time.time(), time.monotonic() + LIST_SECONDS
-            except StoreError as error:
-                if self._listed is None:
-                    raise
-                self._fresh_until = time.monotonic() + DEAD_SECONDS
-                moment = datetime.fromtimestamp(self._listed_at, UTC)
-                self.outage = f"{error} Runs are listed as they were at {moment:%Y-%m-%d %H:%M} UTC."
+            if time.monotonic() >= self._fresh_until:
+                try:
+                    self._listed, self._failure, seconds = self._folder(""), "", LIST_SECONDS
+                except StoreError as error:
+                    self._failure, seconds = str(error), DEAD_SECONDS
+                self._fresh_until = time.monotonic() + seconds
+            if self._failure:
+                raise StoreError(self._failure)
             return self._listed
 
-    def _folder(self, name: str) -> dict[str, Object]:
+    def _folder(self, name: str) -> dict[str, Meta]:
         objects = self._ask("list", lambda: self._obstore.list_with_delimiter(self._short, name or None)["objects"])
         if objects is None:
             raise StoreError(f"{clean(self.url)}: there is no such bucket.")
-        return {each["path"].rpartition("/")[2]: _object(each) for each in objects}
+        return {each["path"].rpartition("/")[2]: each for each in objects}
 
-    def find(self, run_id: str) -> Object | None:
+    def find(self, run_id: str) -> Meta | None:
         """Return a run of the list, which is read again if it lacks the run: it may be seconds old."""
-        if run_id not in self.runs() and not self.outage:
+        if run_id not in self.runs():
             self._fresh_until = 0.0
         return self.runs().get(run_id)
 
@@ -129,10 +117,8 @@ class Mirror:
                 path.unlink(missing_ok=True)
                 raise StoreError(f"run '{run_id}' is not in {self.url} any more.")
             if not _is_copy(path, remote):
-                if self.outage:
-                    raise StoreError(f"run '{run_id}' was not fetched yet, and {self.outage}")
                 self._download(remote, path)
-            os.utime(path, (time.time(), remote.last_modified.timestamp()))
+            os.utime(path, (time.time(), remote["last_modified"].timestamp()))
         self._evict(path)
         return path
 
@@ -140,19 +126,19 @@ class Mirror:
     def fetch_once(self, run_id: str) -> Iterator[Path]:
         """Yield the run's file for the length of the block, so that listing a thousand runs does not fill the cache."""
         remote, path = self.find(run_id), self.folder / f"{run_id}{SUFFIX}"
-        if remote is None or self.outage or _is_copy(path, remote):
+        if remote is None or _is_copy(path, remote):
             yield self.fetch(run_id)
             return
         with TemporaryDirectory(dir=self.folder, prefix=WRITING) as place:
             self._download(remote, Path(place) / path.name)
             yield Path(place) / path.name
 
-    def _download(self, remote: Object, path: Path) -> None:
+    def _download(self, remote: Meta, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with writing(path) as file:
-            while file.tell() < remote.bytes:
-                end = min(file.tell() + PIECE_BYTES, remote.bytes)
-                options = {"range": (file.tell(), end), "if_match": remote.tag}
+            while file.tell() < remote["size"]:
+                end = min(file.tell() + PIECE_BYTES, remote["size"])
+                options = {"range": (file.tell(), end), "if_match": remote["e_tag"]}
                 body = None
                 with suppress(FileExistsError):  # of another tag
                     body = self._ask("read", partial(self._read, self._long, path.name, options))
@@ -163,7 +149,7 @@ class Mirror:
     def put(self, path: Path, run_id: str) -> None:
         """Put a finished run file there and keep it in the folder. FileExistsError if the id is taken.
 
-        If it cannot be put it waits in the folder for `send`: hours of capture are not lost to an outage.
+        If it cannot be put it stays in the folder: hours of capture are not lost to an outage.
         """
         target = self.folder / f"{run_id}{SUFFIX}"
         try:
@@ -172,16 +158,13 @@ class Mirror:
             waiting = self.folder / _UNSENT / target.name
             waiting.parent.mkdir(parents=True, exist_ok=True)
             path.replace(waiting)
-            raise StoreError(
-                f"run '{run_id}' is whole but not stored: {error} It waits in {waiting}, and the next command that"
-                " writes to this store sends it."
-            ) from None
+            raise StoreError(f"run '{run_id}' is not stored: {error} `{COMMAND} ingest {waiting}` stores it.") from None
         path.replace(target)
-        os.utime(target, (time.time(), remote.last_modified.timestamp()))
+        os.utime(target, (time.time(), remote["last_modified"].timestamp()))
         self._fresh_until = 0.0
         self._evict(target)
 
-    def _create(self, path: Path, name: str) -> Object:
+    def _create(self, path: Path, name: str) -> Meta:
         size = path.stat().st_size
         if size <= SINGLE_BYTES:
             body = path.read_bytes()
@@ -200,7 +183,7 @@ class Mirror:
         # A put that is answered too late has happened, and the next try finds its own bytes under the name.
         if not is_new and (size > SINGLE_BYTES or meta["e_tag"].strip('"') != digest):
             raise FileExistsError(name)
-        return _object(meta)
+        return meta
 
     def _put_if(self, client: Any, name: str, body: bytes, mode: Any) -> bool:
         """Put under a condition: "create", or the tag that is to be replaced; False if it does not hold."""
@@ -210,15 +193,6 @@ class Mirror:
             return False
         return True
 
-    def send(self) -> None:
-        """Put what waits since an outage, as far as that goes now, and remove what killed processes left."""
-        for path in self.folder.glob(f"{WRITING}*"):
-            if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
-                discard(path)
-        for path in sorted((self.folder / _UNSENT).glob(f"*{SUFFIX}")):
-            with suppress(OSError, StoreError):
-                self.put(path, path.stem)
-
     def remove(self, run_id: str) -> None:
         """Remove a run's file, there and here."""
         (self.folder / f"{run_id}{SUFFIX}").unlink(missing_ok=True)
@@ -227,7 +201,6 @@ class Mirror:
 
     def change(self, work: Callable[[Path], Result]) -> Result:
         """Run `work` on a copy of the labels and put it if they have not changed meanwhile; else do it again."""
-        self._refuse_outage()
         for _ in range(MOST_TRIES):
             body, tag = self._ask("read", partial(self._read, self._short, labels.FILE)) or (b"", "")
             with TemporaryDirectory() as name:
@@ -241,33 +214,28 @@ class Mirror:
         raise StoreError(f"{clean(self.url)}: others keep changing labels there; nothing was changed. Try again.")
 
     def bring_labels(self) -> None:
-        """Bring the copy of the labels to what the backend has; during an outage it stays as it is."""
-        remote = self._list().get(labels.FILE)
-        if not self.outage:
-            self._bring(labels.FILE, remote)
+        """Bring the copy of the labels to what the backend has."""
+        self._bring(labels.FILE, self._list().get(labels.FILE))
 
     def bring(self, folder: str, most: int) -> None:
         """Bring the small files of a folder to what the backend has. most: bytes of one."""
-        if self._list() is None or self.outage:
-            return
-        remote_files = {name: remote for name, remote in self._folder(folder).items() if remote.bytes <= most}
+        remote_files = {name: remote for name, remote in self._folder(folder).items() if remote["size"] <= most}
         local_names = {path.name for path in (self.folder / folder).glob("*") if not path.name.startswith(WRITING)}
         for name in remote_files.keys() | local_names:
             self._bring(f"{folder}/{name}", remote_files.get(name))
 
-    def _bring(self, name: str, remote: Object | None) -> None:
+    def _bring(self, name: str, remote: Meta | None) -> None:
         path = self.folder / name
         with self._lock:
             if remote is None:
                 path.unlink(missing_ok=True)
-            elif self._tags.get(name) != remote.tag or not path.exists():
+            elif self._tags.get(name) != remote["e_tag"] or not path.exists():
                 body, self._tags[name] = self._ask("read", partial(self._read, self._short, name)) or (b"", "")
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomic(path, body)
 
     def send_small(self, name: str, most: int = 0) -> None:
         """Put a file of at most so many bytes there as it is in the folder, gone if it is gone."""
-        self._refuse_outage()
         path = self.folder / name
         if not path.exists():
             self._ask("remove", lambda: self._obstore.delete(self._short, name))
@@ -278,14 +246,14 @@ class Mirror:
         """Cards of the index by run, JSON each, of those that are there as they were."""
         with self._lock, suppress(OSError, EOFError, zlib.error, msgspec.MsgspecError, RecursionError):
             runs, remote = self.runs(), self._list().get(INDEX)
-            if not self.outage and (remote is None or self._tags.get(INDEX) != remote.tag):
+            if remote is None or self._tags.get(INDEX) != remote["e_tag"]:
                 self._bring(INDEX, remote)
                 self._cards = {}
             if not self._cards and (self.folder / INDEX).exists():
                 index = gzip.decompress((self.folder / INDEX).read_bytes())
                 self._cards = msgspec.json.decode(index, type=dict[str, _Entry])
             entries = {each: entry for each, entry in self._cards.items() if each in runs}
-            return {each: entry.card for each, entry in entries.items() if entry.tag == runs[each].tag}
+            return {each: entry.card for each, entry in entries.items() if entry.tag == runs[each]["e_tag"]}
         return {}
 
     def remember(self, cards: Mapping[str, bytes]) -> None:
@@ -293,7 +261,7 @@ class Mirror:
         with self._lock, suppress(StoreError):
             runs = self.runs()
             raw_cards = self.cards() | {each: msgspec.Raw(card) for each, card in cards.items()}
-            self._cards = {each: _Entry(runs[each].tag, card) for each, card in raw_cards.items() if each in runs}
+            self._cards = {each: _Entry(runs[each]["e_tag"], card) for each, card in raw_cards.items() if each in runs}
             write_atomic(self.folder / INDEX, gzip.compress(msgspec.json.encode(self._cards), mtime=0))
             self.send_small(INDEX, 1 << 30)
 
@@ -303,6 +271,9 @@ class Mirror:
 
     def _evict(self, newest: Path) -> None:
         """Remove the files used longest ago until the folder holds no more than it may; `newest` stays."""
+        for path in self.folder.glob(f"{WRITING}*"):  # of killed processes
+            if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
+                discard(path)
         most, files = configuration().limits.cache_bytes, []
         for path in self.folder.glob(f"*{SUFFIX}"):
             with suppress(OSError):
@@ -315,10 +286,6 @@ class Mirror:
             if path != newest:
                 path.unlink(missing_ok=True)
                 total -= size
-
-    def _refuse_outage(self) -> None:
-        if self.outage and time.monotonic() < self._fresh_until:
-            raise StoreError(self.outage)
 
     def _ask(self, what: str, ask: Callable[[], Result]) -> Result | None:
         """Return the result of a request, None if there is no such object; FileExistsError if a condition fails."""
@@ -351,15 +318,11 @@ def _reason(error: BaseException) -> str:
     return next((words for part, words in _REASONS.items() if part in text), type(error).__name__)
 
 
-def _object(meta: Mapping[str, Any]) -> Object:
-    return Object(meta["size"], str(meta["e_tag"]), meta["last_modified"])
-
-
-def _is_copy(path: Path, remote: Object) -> bool:
+def _is_copy(path: Path, remote: Meta) -> bool:
     """Return whether a file has the size and time of its object."""
     with suppress(OSError):
         status = path.stat()
-        return status.st_size == remote.bytes and int(status.st_mtime) == int(remote.last_modified.timestamp())
+        return status.st_size == remote["size"] and int(status.st_mtime) == int(remote["last_modified"].timestamp())
     return False
 
 

@@ -24,7 +24,7 @@ from ...disk import place_new, to_disk
 from ...errors import LimitError, StoreError
 from ...text import clean, slug
 from . import labels
-from .labels import Attached, Labels, LabelUpdate
+from .labels import Attached, Labels
 from .objects import is_url, mirror_for, mirror_of
 from .partial import Partial, sweep
 
@@ -69,11 +69,6 @@ class Store:
     def address(self) -> str:
         """URL or directory, for sentences."""
         return str(self.directory) if self.mirror is None else self.mirror.url
-
-    @property
-    def outage(self) -> str | None:
-        """Sentence on a store of objects that did not answer when it was last asked; None if it did."""
-        return None if self.mirror is None else self.mirror.outage
 
     def paths(self, *, of_cells: bool = True) -> list[Path]:
         """Every visible run file, those of the writable directory first. of_cells: those of sweeps too."""
@@ -123,7 +118,7 @@ class Store:
         stamps = []
         for path in self.paths(of_cells=of_cells):
             if (remote := runs.get(path.stem)) is not None and path.parent == self.directory:
-                stamps.append((str(path), zlib.crc32(remote.tag.encode()), remote.bytes))
+                stamps.append((str(path), zlib.crc32(remote["e_tag"].encode()), remote["size"]))
                 continue
             with suppress(OSError):  # deleted between the listing and the look
                 status = path.stat()
@@ -134,10 +129,15 @@ class Store:
         return path.parent.resolve() == self.directory.resolve()
 
     def has(self, run_id: str) -> bool:
-        """Return whether there is a run of exactly this id; thousands need not be listed for it."""
+        """Return whether there is a run of exactly this id."""
+        return self._exact(run_id) is not None
+
+    def _exact(self, run_id: str) -> Path | None:
+        """Path of the run of exactly this id; thousands need not be listed for it."""
         if self._is_there(run_id):
-            return True
-        return any(os.path.lexists(folder / f"{run_id}{SUFFIX}") for folder in self.read_only)
+            return self._target(run_id)
+        samples = (folder / f"{run_id}{SUFFIX}" for folder in self.read_only)
+        return next((path for path in samples if os.path.lexists(path)), None)
 
     def path_of(self, run_id: str) -> Path:
         """Path of a run's file, fetched if need be. A unique beginning of its id will do."""
@@ -148,12 +148,9 @@ class Store:
 
     def find(self, run_id: str) -> Path:
         """Path of a run's file as `path_of` has it, of objects without fetching it."""
-        if run_id and "/" not in run_id and not run_id.startswith("."):  # a file that was renamed may have any name
-            if self._is_there(run_id):  # and thousands need not be listed for it
-                return self._target(run_id)
-            for folder in self.read_only:
-                if os.path.lexists(path := folder / f"{run_id}{SUFFIX}"):
-                    return path
+        is_name = run_id and "/" not in run_id and not run_id.startswith(".")  # a renamed file may have any other
+        if is_name and (path := self._exact(run_id)) is not None:
+            return path
         if not is_run_id(run_id):
             raise StoreError(f"'{clean(run_id)}' is not a run id; `list` shows those there are.")
         close = [path for path in self.paths() if path.stem.startswith(run_id)]
@@ -186,7 +183,7 @@ class Store:
         for run_id, at in deletions:
             with suppress(OSError, KeyError):
                 path = self._target(run_id)
-                size = path.lstat().st_size if self.mirror is None else objects[run_id].bytes
+                size = path.lstat().st_size if self.mirror is None else objects[run_id]["size"]
                 runs.append(DeletedRun(run_id, path, at, size))
         return runs
 
@@ -243,8 +240,8 @@ class Store:
         except StoreError as error:
             return {}, [str(error)]
 
-    def label(self, run_id: str, mine: Labels, base: Labels | None = None) -> LabelUpdate:
-        """Change the labels of a run; see core.runs.store.labels.update."""
+    def label(self, run_id: str, mine: Labels, base: Labels | None = None) -> Labels:
+        """Change the labels of a run, and return them; see core.runs.store.labels.update."""
         return self._change(lambda database: labels.update(database, run_id, mine, base))
 
     def new_run_id(self, name: str, created: datetime) -> str:
@@ -258,8 +255,6 @@ class Store:
             raise StoreError(f"'{clean(run_id)}' cannot be a run id; expected letters, digits, '.', '-' and '_'.")
         if self.mirror is not None:
             self.mirror.runs()  # asked now, before hours of capture
-        if self.outage:
-            raise StoreError(f"nothing can be stored now: {self.outage}")
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             for _ in range(1 if run_id else 1000):
@@ -324,8 +319,6 @@ class Store:
     def sweep(self) -> list[Path]:
         """Remove what killed writers left, and what was deleted a week ago. Returns the directories removed."""
         with suppress(StoreError):
-            if self.mirror is not None:
-                self.mirror.send()
             week_ago = datetime.now(UTC) - timedelta(seconds=DELETED_SECONDS)
             if old := [run_id for run_id, at in self._read_labels().deleted.items() if at < week_ago]:
                 self._remove(old)

@@ -142,7 +142,7 @@ def test_the_flips_page_tells_where_continuations_part(continued):
 
 def test_what_only_one_side_launched_stands_first_and_the_sentence_says_it(own_store):
     app = open_page("kernels", run=kernel_run(own_store))
-    assert f"`{NARROW}` only in `side_0`; `{WIDE}` only in `side_1`" in "\n".join(
+    assert f"Only in `side_0`: `{NARROW}`; only in `side_1`: `{WIDE}`" in "\n".join(
         element.value for element in app.markdown
     )
     table = app.dataframe[0].value
@@ -163,7 +163,7 @@ def test_the_page_begins_where_the_sides_begin_to_differ_and_counts_come_after(o
         sides = (pair.reference, pair.variant)
         start, counts = find_start(run, 0), in_words(side_by_side(run, 0), sides)
     assert (start.module, start.prompt, start.position) == ("model.layers.0.norm", 1, 4)
-    first = texts.index(place_in_words(start, sides, names_prompt=True, has_shapes=False))
+    first = texts.index(place_in_words(start, sides, names_prompt=True))
     assert counts in texts[first + 1 :]
     there = app.dataframe[0].value
     assert there["modules"].tolist() == ["model.layers.0.norm"]

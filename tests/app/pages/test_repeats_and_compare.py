@@ -15,12 +15,11 @@ from tests.core.runs.queries.test_classes import stored
 pytestmark = pytest.mark.usefixtures("own_store")
 
 
-def test_a_sweep_is_drawn_over_its_values_and_classes_against_each_other(own_store, tmp_path):
+def test_a_sweep_is_drawn_over_its_values(own_store, tmp_path):
     run = stored(own_store.directory, ["decode"] + [f"decode+batch:{n}" for n in (2, 3, 4, 8)], [0, 1, 1, 2, 3])
     app = open_page("classes", run=run.run_id)
     assert "5 sides in 4 classes" in page_text(app)
     assert "Over batch" in page_text(app)
-    assert "Every two classes" in page_text(app)
 
 
 def test_two_runs_stand_side_by_side_with_ratios(own_store):

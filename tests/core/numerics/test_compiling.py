@@ -6,8 +6,6 @@ import os
 import subprocess
 import sys
 
-import numpy as np
-
 from core.numerics import divergence
 from core.numerics.formats import FLOAT32
 
@@ -19,12 +17,3 @@ def test_an_empty_cache_is_told_from_a_filled_one(tmp_path):
     assert done.stdout.strip() == "False"
     divergence.prepare(FLOAT32)
     assert divergence.is_compiled(FLOAT32)
-
-
-def test_the_first_comparison_says_once_that_it_compiles(monkeypatch, caplog):
-    rows = np.zeros((2, 4), np.uint32)
-    monkeypatch.setattr(divergence, "is_compiled", lambda fmt: False)
-    divergence._tell_of_compiling.cache_clear()
-    divergence.compare(rows, rows, FLOAT32)
-    divergence.compare(rows, rows, FLOAT32)
-    assert [record.message.partition(":")[0] for record in caplog.records] == [divergence.COMPILING]

@@ -9,8 +9,6 @@ import numpy as np
 from core.numerics.divergence import RowFigures, compare
 from core.numerics.formats import BFLOAT16
 from core.numerics.metrics import METRICS, Reduction, Summary
-from core.runs.tables.pairs import PAIR
-from core.runs.tables.positions import POSITION
 
 
 def figures_of_two_rows() -> RowFigures:
@@ -34,24 +32,3 @@ def test_every_total_adds_up_something_that_is_computed() -> None:
         assert len(getattr(figures, rule.figure)) == 2
         assert not rule.denominator or len(getattr(figures, rule.denominator)) == 2
         assert not rule.denominator or rule.reduction in (Reduction.MEAN, Reduction.ROOT_MEAN, Reduction.REST)
-
-
-# Lists of top tokens say nothing of these if no token is on both sides (decision 0021).
-OF_POSITIONS = {"bit_identical", "neq_share", "max_abs", "rms", "max_ulps", "max_ulps_token", "mean_ulps", "is_flip"}
-OF_POSITIONS |= {"near_tie", "could_flip", "is_tie"}
-OF_PAIRS = {"bit_identical", "neq_share", "max_abs", "rms", "max_ulps", "mean_ulps", "near_ties", "could_flip"}
-OF_PAIRS |= {"same_top1"}
-
-
-def test_every_metric_has_its_column_with_its_definition() -> None:
-    by_position = {column.name: column for column in POSITION.columns}
-    by_pair = {column.name: column for column in PAIR.columns}
-    for metric in METRICS:
-        assert by_position[metric.name].help.endswith(metric.help)
-        is_open = metric.is_nullable or metric.name in OF_POSITIONS
-        assert ("NOT NULL" in by_position[metric.name].more) is not is_open
-    for total in fields(Summary):
-        assert by_pair[total.name].help.endswith(total.metadata["help"])
-        assert ("NOT NULL" in by_pair[total.name].more) is (
-            "None" not in str(total.type) and total.name not in OF_PAIRS
-        )

@@ -86,9 +86,6 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         ],
         "the view 'v'",
     ),
-    "a sequence": (["CREATE SEQUENCE s"], "the sequence 's'"),
-    "a type": (["CREATE TYPE mood AS ENUM ('a')"], "the type 'mood'"),
-    "an index": (["CREATE INDEX i ON position(position)"], "the index 'i'"),
     "a schema": (["CREATE SCHEMA other"], "the schema 'other'"),
     "another table": (["CREATE TABLE more (a INTEGER)"], "has the column more.a (INTEGER)"),
     "another column": (["ALTER TABLE run ADD COLUMN more INTEGER"], "its table 'run' has 19 columns; expected 18"),
@@ -139,7 +136,7 @@ def test_what_is_no_run_file_is_one_sentence(
     assert not store.directory.exists() or list(store.directory.iterdir()) == []
 
 
-def test_without_room_nothing_is_import_run(store: Store, foreign_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_room_nothing_is_imported(store: Store, foreign_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", "999000000000000")
     with pytest.raises(LimitError):
         import_run(store, foreign_file)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import duckdb
 import pytest
 
 from core.errors import StoreError, UsageError
@@ -83,15 +82,6 @@ def test_what_is_written_is_read_back(store):
     assert run.rows == rows
     assert run.header == header(created=datetime(2026, 11, 21, 7))
     assert [path.name for path in store.directory.iterdir()] == [f"{run_id}.duckdb"]  # no partial file is left
-
-
-def test_plain_sql_answers_which_operations_change_with_the_batch(store):
-    path = store.path_of(write_ops_run(store, header(), [row_of(), STEADY, UNSTEADY, ABSENT]))
-    with duckdb.connect(str(path), read_only=True) as shell:
-        changing = shell.sql("SELECT op, batch_neq, batch_max_ulps FROM op WHERE NOT is_batch_invariant").fetchall()
-        unsteady = shell.sql("SELECT op, differing_calls FROM op WHERE NOT is_repeatable").fetchall()
-    assert changing == [("mm", 231, 1792)]
-    assert unsteady == [("scatter_add", 3)]
 
 
 def test_each_row_answers_three_questions(store):

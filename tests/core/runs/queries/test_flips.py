@@ -100,16 +100,6 @@ def test_no_more_rows_are_read_than_allowed_and_the_rest_is_null(tmp_path, monke
         assert found["reference_token_reference_probability"].notna().all()  # the argmax is always among the stored
 
 
-def test_a_pair_without_flips_has_an_empty_table_with_all_columns(tmp_path):
-    header = header_of(vocab=40)
-    same = np.random.default_rng(0).standard_normal((header.rows, 40)).astype(BFLOAT16.values).view(np.uint16)
-    write_run(Store(tmp_path), header, [same, same.copy()], run_id="same")
-    with RunReader(Store(tmp_path).path_of("same")) as run, far_flips(Store(tmp_path)) as other:
-        empty = flip_table(run, 0)
-        assert len(empty) == 0
-        assert list(empty.columns) == list(flip_table(other, 0).columns)
-
-
 def test_a_side_that_is_all_nan_has_no_rank_and_no_probability(tmp_path):
     header = header_of(vocab=40)
     sides = [np.random.default_rng(0).standard_normal((header.rows, 40)).astype(BFLOAT16.values) for _ in range(2)]

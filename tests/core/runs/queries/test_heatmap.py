@@ -131,21 +131,6 @@ def one_differs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunReader]
         yield run
 
 
-def seen(run: RunReader, cells_of: Callable[[Tile], np.ndarray]) -> bool:
-    """Whether exactly one cell of every level differs, the one that covers the element, by one ULP."""
-    for row_level in range(heatmap.largest_level(run.header.rows, TILE_ROWS) + 1):
-        for column_level in range(heatmap.largest_level(run.header.vocab, TILE_COLUMNS) + 1):
-            place = (ROW >> row_level, TOKEN >> column_level)
-            cells = cells_of(Tile(row_level, column_level, place[0] // TILE_ROWS, place[1] // TILE_COLUMNS))
-            if np.argwhere(cells).tolist() != [[place[0] % TILE_ROWS, place[1] % TILE_COLUMNS]] or cells.max() != 1:
-                return False
-    return True
-
-
-def test_one_differing_element_is_seen_at_every_level(one_differs):
-    assert seen(one_differs, lambda tile: tile_cells(one_differs, 0, tile, "id", "ulps", nothing_kept))
-
-
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("measure", MEASURES)
 def test_the_element_of_a_cell_is_the_one_that_differs(one_differs, order, measure):

@@ -65,11 +65,6 @@ def test_numbers_of_layers_are_left_out_of_a_kind_of_module(read):
     assert table["places"].tolist() == [["a.*.mlp", "a.b2.mlp", "a.*.*", "a.*.*.w"]]
 
 
-def test_two_sides_of_which_nothing_was_seen_are_not_called_the_same(read):
-    table = side_by_side(read((KernelList(0, (), 1, 1), KernelList(1, (), 1, 1))), 0)
-    assert "seen on either side" in in_words(table, ("a", "b"))
-
-
 def test_the_first_module_that_differs_is_told_with_what_ran_in_it_and_in_what_shapes(read):
     """Attention is launched as often and as differently; but the sides were still equal behind it."""
     down = "model.layers.0.mlp.down_proj"

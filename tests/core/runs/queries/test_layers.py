@@ -17,7 +17,7 @@ from core.runs.store.store import Store
 from core.runs.tables.layers import LayerModule, LayerPart
 from core.runs.writer import RunWriter
 from tests.core.numerics.oracle import spacing
-from tests.core.runs.layer_runs import GROWING, MODULES, WIDTH, layer_run, outputs
+from tests.core.runs.layer_runs import GROWING, MODULES, WIDTH, layer_run
 from tests.core.runs.made_runs import calm_sides, header_of
 
 NORM = LayerModule(0, "model.norm", "norm")
@@ -175,29 +175,3 @@ def test_the_map_pools_by_maximum_so_that_nothing_is_lost(measure, tmp_path):
     assert differs.row == 3
     assert differs.first_position <= 41 <= differs.last_position
     assert differs.value == 5 or measure != "max_ulps"
-
-
-def test_hundreds_of_prompts_do_not_grow_memory(tmp_path):
-    """Memory holds the sums of the floor and one prompt's figures, after any number of prompts."""
-    store, header = Store(tmp_path), header_of(lengths=(64,) * 40)
-    chosen = [list(range(64))] * 40
-    modules = [LayerModule(number, f"m{number}", "mlp", 0) for number in range(20)]
-    with RunWriter(store, header) as writer:
-        rows = writer.layers(chosen)
-        for side, bits in enumerate(calm_sides(header)):
-            writer.write(side, 0, bits)
-            for prompt in range(40):
-                for module in modules:
-                    rows.write(
-                        side, LayerPart(prompt, module, 0, np.full((64, 512), 0x3F80 + side, np.uint16), "bfloat16")
-                    )
-                rows.end(side, prompt)
-                writer._storing.drain()
-                assert not rows._compared
-        assert (writer._partial.directory / "layers0").stat().st_size == 40 * 20 * 64 * 512 * 2
-        path = store.path_of(writer.finish())
-    assert not list(tmp_path.glob(".partial*"))
-    with RunReader(path) as run:
-        assert len(run.rows("layer", pair=0)) == 40 * 20
-        assert (run.rows("layer", pair=0)["neq"] == 64 * 512).all()
-    assert outputs(MODULES[0], 0, 3).shape == (3, WIDTH)

@@ -93,15 +93,6 @@ def test_a_figure_passes_up_to_its_limit_and_fails_beyond(case: str, condition: 
         assert judged(f"{condition}{beyond:.15f}", pair) == FAILED
 
 
-def test_rms_is_over_all_elements_of_the_pair(tmp_path: Path) -> None:
-    rng = np.random.default_rng(5)
-    a, b = rng.standard_normal((3, 40), dtype=np.float32), rng.standard_normal((3, 40), dtype=np.float32)
-    (pair,), _ = made(tmp_path, reference=a, variant=b)
-    rms = float(np.sqrt(((a.astype(float) - b) ** 2).mean()))
-    assert judged(f"rms>{rms * 1.000001:.12f}", pair) == PASSED
-    assert judged(f"rms>{rms * 0.999999:.12f}", pair) == FAILED
-
-
 def ordinal(values: np.ndarray) -> np.ndarray:
     bits = values.astype(np.float16).view(np.int16).astype(np.int64)
     return np.where(bits < 0, -(1 << 15) - bits, bits)
@@ -121,15 +112,6 @@ def test_a_flip_counts_where_the_smaller_margin_is_over_the_limit(unit: str) -> 
         outcome = Condition.parse(f"flips:margin>{limit:.10g}{unit}").judge(pair)
         counted = int((smaller > limit).sum())
         assert (outcome.figure, outcome.outcome) == (counted, FAILED if counted else PASSED)
-
-
-def test_flips_that_are_excused_are_said_with_the_surest_margin_of_either_side(tmp_path: Path) -> None:
-    """The reference prefers its token by 2 logits, the variant ties: no flip that counts, but a reader must know."""
-    (pair,), _ = made(tmp_path, reference=[[0, 3.0, 1]], variant=[[2, 2.0, 0]])
-    outcome = Condition.parse("flips:margin>0").judge(pair)
-    assert outcome.outcome == PASSED
-    assert "both margins over 0 logits" in outcome.says
-    assert judged("flips", pair) == FAILED
 
 
 def test_a_flip_with_an_undefined_margin_counts(tmp_path: Path) -> None:
@@ -247,17 +229,6 @@ def test_a_failure_names_prompt_position_tokens_and_margins(tmp_path: Path) -> N
     )
     assert (told["reference_text"], told["variant_text"], told["kl"]) == (" dog", " cat", pytest.approx(kl, abs=1e-4))
     json.dumps(report.as_json(), allow_nan=False)
-
-
-def test_every_pair_of_a_dump_is_judged_and_says_which(tmp_path: Path) -> None:
-    same = np.float32([[0, 3, 1]])
-    pairs, header = made(tmp_path, run_1=same, run_2=same, run_3=same + np.float32([[0, 0, 0.5]]))
-    outcomes = tuple(Condition.parse("bits").judge(pair) for pair in pairs)
-    assert [(o.variant, o.outcome) for o in outcomes] == [("run_2", PASSED), ("run_3", FAILED)]
-    report = GateReport(outcomes, header.prompts, {})
-    assert report.outcome == FAILED
-    assert [o.variant for o in report.failed] == ["run_3"]
-    assert report.failed[0].says.startswith("'run_3' vs 'run_1'")
 
 
 @pytest.mark.parametrize(

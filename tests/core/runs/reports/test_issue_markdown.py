@@ -9,11 +9,10 @@ import re
 import numpy as np
 import pytest
 
-from core.errors import UsageError
 from core.judging.judge import WIDE
 from core.judging.statistic import floor_test
 from core.runs.file.evidence import CHECK_GROUPS, Verdict
-from core.runs.file.records import VERDICTS, Provenance, SideHeader
+from core.runs.file.records import Provenance, SideHeader
 from core.runs.queries.verdicts import answer_of, position_ratios, shown_verdict
 from core.runs.reader import RunReader
 from core.runs.reports.issue_markdown import issue_text
@@ -179,10 +178,6 @@ def test_what_was_not_judged_is_never_called_more_than_its_bits_say(kind, is_ide
     assert shown_verdict(kind, is_identical, verdict) == shown
 
 
-def test_every_verdict_there_is_has_a_case_here():
-    assert set(CASES) == set(VERDICTS)
-
-
 def test_ratios_by_position_are_those_the_verdict_was_taken_from():
     random = np.random.default_rng(0)
     floor = np.exp(random.normal(0, 1, (4, 500))) * 1e-6
@@ -221,17 +216,3 @@ def test_names_and_tokens_of_strangers_stay_text(store):
     assert "https://evil" not in text
     assert "Run `` `a` \\| [x](http://evil) <img src=x> # b `` ·" in text
     assert "```" in tables[1][-1]  # a token of two backticks is fenced by three
-
-
-def test_show_prints_the_report_and_refuses_two_forms_at_once(store, monkeypatch, capsys):
-    from core.commands.showing import show
-
-    run_id = judged_run(store, "rounding", run_id="fixed")
-    show(run_id, markdown=True, store=store.directory)
-    assert capsys.readouterr().out == report(store, run_id).replace(
-        "an address", "http://localhost:8501/overview?run=fixed"
-    )
-    with pytest.raises(UsageError, match="exclude each other"):
-        show(run_id, markdown=True, as_json_=True, store=store.directory)
-    with pytest.raises(UsageError, match="no variant 'x'"):
-        show(run_id, markdown=True, variant="x", store=store.directory)

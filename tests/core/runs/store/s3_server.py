@@ -23,7 +23,6 @@ class Faults:
     plan: Callable[[str, str, str], str | None] = lambda method, path, query: None
     seen: list[tuple[str, str, str]] = field(default_factory=list)
     released: threading.Event = field(default_factory=threading.Event)
-    is_in_put: threading.Event = field(default_factory=threading.Event)
 
     def __call__(self, environ: Any, start: Any) -> Any:
         request = (environ["REQUEST_METHOD"], environ["PATH_INFO"], environ.get("QUERY_STRING", ""))
@@ -47,12 +46,6 @@ class Faults:
             body = b"".join(self.app(environ, lambda *args: reply.extend(args[:2])))
             start(reply[0], [*(each for each in reply[1] if each[0].lower() != "connection"), ("Connection", "close")])
             return [body[: len(body) // 2]]
-        if fault == "held":  # a put that has begun, until its sender was killed
-            environ["wsgi.input"].read(1000)
-            self.is_in_put.set()
-            self.released.wait(20)
-            start("500 Internal Server Error", [("Connection", "close")])
-            return [b""]
         return self.app(environ, start)
 
     def count(self, method: str, part: str) -> int:

@@ -256,13 +256,6 @@ def test_prompts_are_read_to_be_searched_the_beginning_of_each(tmp_path: Path) -
     assert texts[foreign] == ""
 
 
-def test_a_foreign_file_cannot_send_more_text_than_is_searched(tmp_path: Path) -> None:
-    path = copied(tmp_path / "big.duckdb")
-    _shell(path, "INSERT INTO token SELECT p, i, 1, repeat('x', 5000) FROM range(100) a(p), range(50) b(i)")
-    (text,) = prompt_texts([path]).values()
-    assert len(text) <= 64 * (2000 + 1)
-
-
 def test_runs_are_counted_by_the_verdicts_of_their_pairs_the_most_frequent_first():
     (card, *_), _ = list_runs(Store(Path("nowhere"), [ROOT / "tests" / "runs"]))
     cards = [

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +12,7 @@ import boto3
 import pytest
 
 from core.errors import ExtraError, StoreError, UsageError
+from core.runs.importing import import_run
 from core.runs.reader import RunReader
 from core.runs.store import labels, objects
 from core.runs.store.cards import list_runs
@@ -31,7 +30,6 @@ def faults(server: tuple[str, s3_server.Faults]) -> Iterator[s3_server.Faults]:
     _, planted = server
     planted.seen.clear()
     planted.released.clear()
-    planted.is_in_put.clear()
     yield planted
     planted.plan = lambda method, path, query: None
     planted.released.set()
@@ -93,26 +91,6 @@ def test_no_run_is_put_over_another(machine: Machine, is_large: bool, monkeypatc
     assert get(machine("c"), "same.duckdb") == body
     with pytest.raises(StoreError, match="exists already or is being"):
         write_run(machine("b"), header := header_of(), bits_of_sides(header), "same")
-
-
-def test_of_two_that_put_one_id_at_once_one_is_refused(machine: Machine) -> None:
-    stores, outcomes = [machine("a"), machine("b")], []
-
-    def put_one(store: Store, source: str) -> None:
-        try:
-            outcomes.append(place_run(store, "one", source))
-        except StoreError as error:
-            outcomes.append(str(error))
-
-    sources = ("where-it-starts", "injected-bug")
-    threads = [threading.Thread(target=put_one, args=each) for each in zip(stores, sources, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    (refused,) = [each for each in outcomes if isinstance(each, str)]
-    assert "exists already" in refused
-    assert get(stores[0], "one.duckdb") in outcomes
 
 
 def test_a_second_listing_reads_the_index_and_no_run(machine: Machine, faults: s3_server.Faults) -> None:
@@ -181,15 +159,6 @@ def test_the_files_used_longest_ago_make_room(machine: Machine, monkeypatch: pyt
         there.path_of(run_id)
     assert sorted(path.stem for path in there.directory.glob("*.duckdb")) == ["one", "three"]
     assert ids(there) == ["one", "three", "two"]
-
-
-def test_labels_of_two_machines_become_both(machine: Machine) -> None:
-    place_run(machine("a"), "one")
-    machine("a").label("one", Labels(("a tag",), "a note"), Labels())
-    assert machine("b").labels("one") == Labels(("a tag",), "a note")
-    machine("b").label("one", Labels(("another",), pinned=True), Labels())  # who has seen none
-    expected = Labels(("a tag", "another"), "a note", True)
-    assert machine("a").all_labels() == ({"one": expected}, [])
 
 
 def test_two_machines_that_tag_one_run_at_once_lose_no_tag(machine: Machine, faults: s3_server.Faults) -> None:
@@ -276,71 +245,32 @@ def test_a_put_whose_answer_got_lost_has_happened(
         assert get(store, "one.duckdb") == b"another's"
 
 
-def test_while_nothing_answers_runs_are_listed_as_they_were_and_nothing_is_lost(
+def test_while_nothing_answers_every_request_is_refused_and_a_finished_run_is_not_lost(
     machine: Machine, faults: s3_server.Faults
 ) -> None:
-    for run_id in ("fetched", "unfetched"):
-        place_run(machine("a"), run_id)
-    machine("a").label("fetched", Labels(("a tag",)))
-    store = machine("b")
-    before = list_runs(store)
-    body = store.path_of("fetched").read_bytes()
-    assert store.labels("fetched") == Labels(("a tag",))
+    place_run(machine("a"), "fetched")
+    store, header = machine("b"), header_of()
+    assert ids(store) == ["fetched"]
     faults.plan = lambda method, path, query: "503"
-    assert list_runs(store) == before
-    faults.seen.clear()
-    assert list_runs(store) == before
-    assert faults.seen == []  # a dead endpoint is not asked at every page
-    assert "as they were at 20" in (store.outage or "")
-    assert store.path_of("fetched").read_bytes() == body
-    assert store.labels("fetched") == Labels(("a tag",))
-    header = header_of()
-    for refused in (
-        lambda: store.path_of("unfetched"),
-        lambda: store.delete("fetched"),
-        lambda: store.label("fetched", Labels()),
-        lambda: write_run(store, header, bits_of_sides(header)),
-    ):
-        with pytest.raises(StoreError, match="as they were at"):
-            refused()
-    with pytest.raises(StoreError, match="whole but not stored"):
+    for _ in range(2):
+        for refused in (
+            lambda: list_runs(store),
+            lambda: store.path_of("fetched"),
+            lambda: store.delete("fetched"),
+            lambda: write_run(store, header, bits_of_sides(header)),
+        ):
+            with pytest.raises(StoreError, match="cannot list objects there"):
+                refused()
+        asked, faults.seen[:] = list(faults.seen), []
+    assert asked == []  # a dead endpoint is not asked at every page
+    with pytest.raises(StoreError, match=r"is not stored: .* ingest .*one\.duckdb"):
         place_run(store, "one")
+    (waiting,) = store.directory.glob("unsent/*")
     faults.plan = lambda method, path, query: None
-    assert ids(machine("c")) == ["fetched", "unfetched"]
-    assert store.mirror is not None
-    store.mirror._fresh_until = 0.0
-    store.sweep()
-    assert ids(machine("c")) == ["fetched", "one", "unfetched"]
-    assert ids(store) == ["fetched", "one", "unfetched"]
-    assert store.outage is None
-
-
-KILLED = """
-import sys
-from pathlib import Path
-from core.runs.store.store import open_store
-open_store().place(Path(sys.argv[1]), "one")
-"""
-
-
-def test_a_writer_killed_in_the_middle_of_a_put_leaves_nothing(
-    machine: Machine, faults: s3_server.Faults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = machine("a")
-    monkeypatch.setenv("ULPSCOPE_STORE", store.address)
-    run = tmp_path / "one.duckdb"
-    run.write_bytes((ROOT / "tests" / "runs" / "injected-bug.duckdb").read_bytes())
-    faults.plan = first(1, "PUT", "one.duckdb", "held")
-    writer = subprocess.Popen([sys.executable, "-c", KILLED, str(run)], cwd=ROOT)
-    try:
-        assert faults.is_in_put.wait(60)
-    finally:
-        writer.kill()
-    assert writer.wait() == -signal.SIGKILL
-    faults.released.set()
-    assert ids(store) == []
-    place_run(store, "one")
-    assert ids(machine("b")) == ["one"]
+    there = machine("c")
+    assert ids(there) == ["fetched"]
+    import_run(there, waiting, run_id="one")
+    assert ids(there) == ["fetched", "one"]
 
 
 @pytest.mark.parametrize(
