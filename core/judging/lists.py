@@ -13,7 +13,6 @@ from ..runs.file.evidence import FAILED, NOTED, PASSED, Check, Evidence, SentFig
 from ..runs.file.records import BUG_SUSPECTED, IDENTICAL, INVALID_DUMP, UNDECIDED
 from ..runs.rollouts.write import TokenPair
 from ..runs.topk.pairing import ListPair, compare_sides
-from ..runs.topk.placeholders import clauses
 from ..runs.topk.records import ListSide
 from ..text import number, opening, plural
 from .explain.causes import explain
@@ -55,7 +54,7 @@ class ListControls(Controls):
         outcome = NOTED if pair.differs or not pair.common_values else PASSED
         add(Check.SENT, outcome, f"{opening(pair.in_words)}{zeros}.", None, positions=len(pair.positions), **counts)
         for one in pair.placeholders:
-            outcome, says = FAILED if pair.is_void else NOTED, f"{opening(clauses([one])[0])}."
+            outcome, says = FAILED if pair.is_void else NOTED, f"{opening(one.clause)}."
             add(Check.PLACEHOLDERS, outcome, says, one.side, kind=one.kind, tokens=one.tokens, of=one.of)
         for note in pair.notes:
             add(Check.CONTEXT, FAILED if self.parting else NOTED, note, prompts=len(pair.meetings))
@@ -92,7 +91,7 @@ class ListControls(Controls):
     def _says(self) -> Iterator[str]:
         """Yield what there is to say about the pair, the most telling first."""
         pair, words = self.lists, self.lists.in_words
-        placeholders = clauses(pair.placeholders)[:1]
+        placeholders = [one.clause for one in pair.placeholders[:1]]
         if pair.is_void:
             yield from placeholders
         if self.simple_causes and (self.simple_causes[0].is_fault or self.parting or not placeholders):

@@ -14,7 +14,7 @@ from ...runs.file.evidence import PairFigures
 from ...runs.queries.mismatch import has_rollouts, sample_tokens
 from ...runs.reader import RunReader
 from ...runs.topk.pairing import ListPair, compare_sides
-from ...runs.topk.placeholders import MASKED, clauses
+from ...runs.topk.placeholders import MASKED
 from ...runs.topk.records import ListSide
 from ...text import opening, plural
 from . import fits, signs
@@ -113,8 +113,8 @@ def explain_pair(run: RunReader, pair: int) -> Explanation:
 def explain_lists(pair: ListPair, reference: ListSide, variant: ListSide) -> Explanation:
     """Return the causes of a pair of lists, values that are no values of a model before all."""
     explanation = explain(rows_of_lists(pair, reference, variant))
-    missing = []
-    for name, is_mask in (("masking", True), ("placeholders", False)):
-        kinds = [one for one in pair.placeholders if (one.kind == MASKED) == is_mask]
-        missing += [Cause(name, f"{opening(clause)}.") for clause in clauses(kinds)]
+    missing = [
+        Cause("masking" if one.kind == MASKED else "placeholders", f"{opening(one.clause)}.")
+        for one in pair.placeholders  # masks first
+    ]
     return replace(explanation, causes=[*missing, *explanation.causes])

@@ -7,7 +7,7 @@ probability; probabilities in place of their logarithms. Such rows are emptied b
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...numerics.grid import sent_error
 from ...numerics.topk import ListRows
-from ...text import number, plural, series
+from ...text import number, plural
 from .records import ListSide
 
 DRAFTED = "draft_n_accepted"  # of settings: drafted tokens that were accepted, as llama.cpp's timings say
@@ -24,8 +24,12 @@ _MOST_TOGETHER = 1.5  # a row's probabilities together, of log-probabilities rou
 _REPEATS = 3  # rows of chosen tokens without lists that hold one whole number, and a quarter of all rows
 
 MASKED, MISSING = "masked", "missing"  # of one token; the rest of its list holds values
-_IMPOSSIBLE = "impossible values"
-_HEADS = {MASKED: "a mask (top-p or a grammar)", "out of range": _IMPOSSIBLE, "sum above 1": _IMPOSSIBLE}
+_HEADS = {
+    MASKED: "a mask (top-p or a grammar)",
+    "out of range": "impossible values",
+    "sum above 1": "impossible values",
+    "probabilities": "probabilities in place of log-probabilities",
+}
 
 Flags = NDArray[np.bool_]
 
@@ -44,22 +48,10 @@ class Placeholders:
     of: int
     what: str
 
-
-def clauses(placeholders: Sequence[Placeholders]) -> list[str]:
-    """Return clauses on what is seen, one for sides of which the same is true."""
-    groups: dict[tuple[str, str], list[Placeholders]] = {}
-    for one in placeholders:
-        groups.setdefault((one.kind, one.what), []).append(one)
-    says = []
-    for (kind, what), (first, *others) in groups.items():
-        places = [f"{first.tokens:,} of {plural(first.of, 'token')} of '{first.side}'"]
-        places += [f"{one.tokens:,} of {one.of:,} of '{one.side}'" for one in others]
-        head = f"{_HEADS.get(kind, 'placeholders')} at {series(places)}"
-        if kind == "probabilities":
-            sides = series([f"'{one.side}'" for one in (first, *others)])
-            head = f"the values of {sides} look like probabilities, not log-probabilities"
-        says.append(f"{head}: {what}")
-    return says
+    @property
+    def clause(self) -> str:
+        head = _HEADS.get(self.kind, "placeholders")
+        return f"{head} at {self.tokens:,} of {plural(self.of, 'token')} of '{self.side}': {self.what}"
 
 
 def without_placeholders(side: ListSide) -> tuple[ListRows, tuple[Placeholders, ...]]:

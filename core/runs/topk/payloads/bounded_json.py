@@ -76,8 +76,7 @@ def _events(lines: Iterable[tuple[int, bytes]], name: str) -> Iterator[tuple[str
         elif text[:1] == b"{":  # an error that a server writes into its stream
             data += text
         if data.strip() and (_is_whole(data) or not text):
-            document = parse(data, source)
-            yield source, StreamEvent(document) if isinstance(document, dict) else document
+            yield source, parse(data, source)
             data = b""
 
 
@@ -122,10 +121,6 @@ def parse(text: bytes, source: str) -> Any:
             says = f"{source}: is a Python object as printed; expected JSON, as `response.model_dump_json()` writes it."
             raise DumpError(says) from None
         raise DumpError(f"{source}: no JSON ({clean(error, 60)}).") from None
-
-
-class StreamEvent(dict[str, Any]):
-    """A document that came as a server-sent event."""
 
 
 def is_payload(path: Path) -> bool:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -26,7 +25,6 @@ class Sent(msgspec.Struct):
     text: str | None = None
     token: str | None = None
     bytes: list[int] | None = None
-    rank: int | None = None
 
 
 class SentRow(Sent):
@@ -35,21 +33,15 @@ class SentRow(Sent):
     top_logprobs: list[Sent] | None = None
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A token with its value. token: its id, None if only its text was sent. value: None if it is a placeholder."""
 
     token: int | None
     text: str | None
     value: float | None
 
-    @property
-    def name(self) -> tuple[int | None, str | None]:
-        return self.token, self.text
 
-
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One position as a payload has it. top: the list of best tokens; target: the token that is given or was emitted.
 
     best: how many of `top` are the best of the whole row, None if the reader cannot tell.
@@ -246,7 +238,7 @@ def _best(rows: Sequence[Row], top_logprobs: int | None) -> list[int]:
 
 def _is_chosen_last(row: Row) -> bool:
     """Return whether the chosen token may be in the list only because it was chosen: no other has a smaller value."""
-    own = next((entry for entry in row.top if entry.name == row.target.name), None)
+    own = next((entry for entry in row.top if entry[:2] == row.target[:2]), None)
     return own is not None and (own.value is None or own.value <= min(row.values, default=math.inf))
 
 
@@ -262,7 +254,7 @@ def _greedy(rows: Sequence[Row], text: str, source: str) -> list[Row]:
     spelled = b"".join(_bytes_of(entry.text or "") for entry in tops)
     if not text or text.strip().encode() not in spelled:
         raise DumpError(f"{source}: its lists are in no order, and do not spell its text; request temperature 0.")
-    return [replace(row, target=top, best=len(row.top)) for row, top in zip(rows, tops, strict=True)]
+    return [row._replace(target=top, best=len(row.top)) for row, top in zip(rows, tops, strict=True)]
 
 
 def _bytes_of(text: str) -> bytes:

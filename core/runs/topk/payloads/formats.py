@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -209,7 +208,7 @@ def read_generate(payload: Payload, source: str, request: Payload) -> Response:
     prompt = prompt or len(prompt_rows) or None
     # The last rows of the prompt end at its last token; the first token of all has no row.
     shift = first_row(prompt) - len(prompt_rows)
-    rows = [replace(row, position=row.position + shift) for row in prompt_rows]
+    rows = [row._replace(position=row.position + shift) for row in prompt_rows]
     rows = [row for row in rows if row.position >= 0 and (row.top or row.target.value is not None)]
     return response_of(
         [*rows, *rows_of(_triples(meta, "output", source), first_row(prompt), source)],

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .bounded_json import StreamEvent
-
 Chunk = Mapping[str, Any]
 _TEXTS = ("text", "content", "response", "reasoning", "reasoning_content", "refusal", "thinking")  # go on in each chunk
 _LAST_EVENTS = ("response.completed", "response.incomplete", "response.failed")
@@ -48,7 +46,7 @@ def _about(document: Chunk) -> tuple[str, str, bool, bool]:
         objects = [choice for choice in choices if isinstance(choice, dict)]
         is_named = f"{document.get('object')}".endswith(".chunk") or any("delta" in choice for choice in objects)
         is_open = bool(objects) and all(choice.get("finish_reason", "") is None for choice in objects)
-        is_chunk = is_named or (is_open and document.get("id") is not None) or isinstance(document, StreamEvent)
+        is_chunk = is_named or (is_open and document.get("id") is not None)
         return "OpenAI", f"{document.get('id')}", is_chunk, False
     if isinstance(meta, dict) and meta.get("id") is not None:
         stream_id = f"{meta['id']} {document.get('index')}"
@@ -101,20 +99,13 @@ def _tgi(chunks: Sequence[Chunk]) -> dict[str, Any]:
 
 
 def _sglang(chunks: Sequence[Chunk]) -> dict[str, Any]:
-    """Join SGLang's chunks: each holds all before it; with --stream-output, only what is new."""
-    whole = dict(chunks[0])
-    meta = dict(whole["meta_info"])
-    for chunk in chunks[1:]:
-        current, new = (_list(each.get("output_token_logprobs")) for each in (meta, chunk["meta_info"]))
-        is_all = new[: len(current)] == current
-        for name, value in chunk["meta_info"].items():
-            is_part = name.startswith("output_") and isinstance(value, list) and isinstance(meta.get(name), list)
-            if value is not None:
-                meta[name] = meta[name] + value if is_part and not is_all else value
-        for name, value in chunk.items():
-            is_part = name in ("text", "output_ids") and type(value) is type(whole.get(name)) in (str, list)
-            whole[name] = whole[name] + value if is_part and not is_all else value
-    return whole | {"meta_info": meta}
+    """Join SGLang's chunks: each holds all before it; with --stream-output, only what is new, and the prompt's rows."""
+    metas = [chunk["meta_info"] for chunk in chunks]
+    first, last = (_list(meta.get("output_token_logprobs")) for meta in (metas[0], metas[-1]))
+    if last[: len(first)] == first:
+        return dict(chunks[-1])
+    whole = _joined(chunks)
+    return whole | {"meta_info": whole["meta_info"] | {n: v for n, v in metas[-1].items() if n.startswith("input_")}}
 
 
 def _responses(events: Sequence[Chunk]) -> dict[str, Any]:
