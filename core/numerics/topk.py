@@ -51,6 +51,13 @@ class ListRows:
         """Largest value of each row, NaN without one. [rows]"""
         return np.where(self.counts > 0, np.append(self.values, np.nan)[self.offsets[:-1]], np.nan)
 
+    @property
+    def has_repeats(self) -> NDArray[np.bool_]:
+        """Whether a token stands twice in a row. [rows]"""
+        is_repeat = np.ones(len(self.token_ids), np.bool_)
+        is_repeat[np.unique(self.row_of << 32 | self.token_ids, return_index=True)[1]] = False
+        return np.bincount(self.row_of[is_repeat], minlength=len(self)) > 0
+
     def row(self, index: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return tokens and values of one row, largest first. [entries] each"""
         part = slice(int(self.offsets[index]), int(self.offsets[index + 1]))

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import DumpError
 from ..runs.topk.payloads.entries import count_of
-from ..runs.topk.payloads.recognise import read_payload
+from ..runs.topk.payloads.formats import read_payload
 from ..runs.topk.records import Response
 from ..text import clean
 from .client import Client, ProbeError
@@ -193,7 +193,7 @@ class Server:
         path, body = self.kind.path, self.kind.body(ask, self.model)
         try:
             responses = read_payload(self.client.post(path, body), path, body)
-        except DumpError as error:
+        except (DumpError, RecursionError) as error:
             raise ProbeError(str(error)) from None
         if not responses:
             raise ProbeError(f"{path}: the server sends no answer.")

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...errors import DumpError, UsageError
+from ...errors import DumpError
 from ...text import plural, series
-from ..file.records import MAX_SIDES
 from .records import UNKNOWN_TOKEN, ListSide, Response
 
 
@@ -17,13 +16,8 @@ def align(sides: Sequence[ListSide]) -> tuple[ListSide, ...]:
     """Return the sides with token ids and positions that all share, those of the reference first.
 
     What was moved or left out becomes a warning; sides that are aligned already stay as they are. DumpError if they
-    cannot be compared, UsageError for fewer than two, more than a run has, or equal names.
+    cannot be compared.
     """
-    names = [side.name for side in sides]
-    if not 2 <= len(sides) <= MAX_SIDES:
-        raise UsageError(f"a run has 2 to {MAX_SIDES} sides, not {len(sides):,}.")
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise UsageError(f"two sides are called '{twice[0]}'; every side of a run needs its own name.")
     first = len(sides[0].responses)
     for side in sides[1:]:
         if len(side.responses) != first:
@@ -100,14 +94,14 @@ def _renumber(response: Response, numbers: Mapping[str, int]) -> Response:
         np.array([new.get(token, UNKNOWN_TOKEN) for token in tokens.tolist()], np.int64)
         for tokens in (rows.targets, rows.token_ids)
     )
-    is_odd = np.ones(len(ids), np.bool_)
-    is_odd[np.unique(rows.row_of << 32 | ids, return_index=True)[1]] = False
-    usable = np.bincount(rows.row_of[is_odd | (ids < 0)], minlength=len(rows)) == 0
+    rows = replace(rows, token_ids=ids, targets=targets)
+    usable = ~rows.has_repeats
+    usable[rows.row_of[ids < 0]] = False
     renumbered = replace(
         response,
         keys="text",
         tokens=tuple(new.get(token, UNKNOWN_TOKEN) for token in response.tokens),
-        rows=replace(rows, token_ids=ids, targets=targets).part(usable),
+        rows=rows.part(usable),
         texts=dict(sorted((number, text) for text, number in numbers.items() if number in set(new.values()))),
     )
     if usable.all():

@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from ...errors import DumpError, UsageError
-from ...text import clean, plural, series
-from ..file.records import MAX_SIDES
-from .alignment import prompt_tokens
+from ...errors import DumpError
+from ...text import clean, plural
+from .alignment import prompt_tokens, warn
 from .payloads.bounded_json import is_payload
-from .payloads.recognise import read_responses
+from .payloads.formats import read_responses
 from .records import ListSide, Response
 
 
 def are_payloads(paths: Sequence[Path]) -> bool:
-    """Return whether these files hold responses of engines, False if one is not there. UsageError if some do."""
-    if not all(path.is_file() for path in paths):
-        return False
-    kinds = [is_payload(path) for path in paths]
-    if len(set(kinds)) == 2:
-        names = [(f"'{clean(path.name)}'", is_one) for path, is_one in zip(paths, kinds, strict=True)]
-        holds, lacks = (series([name for name, is_one in names if is_one == one]) for one in (True, False))
-        raise UsageError(
-            f"{holds} may hold server responses and {lacks} is no JSON, stream or compressed file of them; expected"
-            " files of one kind."
-        )
-    return bool(kinds) and all(kinds)
+    """Return whether these files, or one of them, hold responses of engines; False if one is not there."""
+    return all(path.is_file() for path in paths) and any(map(is_payload, paths))
 
 
 def read_sides(paths: Sequence[Path]) -> tuple[ListSide, ...]:
@@ -38,8 +26,6 @@ def read_sides(paths: Sequence[Path]) -> tuple[ListSide, ...]:
     """
     if len(paths) == 1:
         return sides_of(read_responses(paths[0]), clean(paths[0].name))
-    if len(paths) > MAX_SIDES:
-        raise UsageError(f"{len(paths):,} files; a run has at most {MAX_SIDES} sides.")
     names = side_names(paths)
     sides = _in_one_order([read_responses(path) for path in paths])
     return tuple(ListSide(name, tuple(side)) for name, side in zip(names, sides, strict=True))
@@ -90,9 +76,9 @@ def _in_one_order(sides: Sequence[list[Response]]) -> Sequence[Sequence[Response
             if more := [key for key in side if key not in set(common)]:
                 example = f" ({clean(more[0], 60)})" if isinstance(more[0], str) else ""
                 warning = f"{len(more)} of its {len(side)} prompts have no answer on another side{example}; left out."
-                responses[0] = replace(responses[0], warnings=(*responses[0].warnings, warning))
+                responses[0] = warn(responses[0], warning)
         return ordered
     if all(response.prompt_key for side in sides for response in side):
         warning = "Its custom_ids or prompts are not those of the other side; answers are joined in their order."
-        return [[replace(side[0], warnings=(*side[0].warnings, warning)), *side[1:]] for side in sides]
+        return [[warn(side[0], warning), *side[1:]] for side in sides]
     return sides

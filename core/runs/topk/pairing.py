@@ -194,16 +194,14 @@ def vocabulary_size(sides: Sequence[ListSide]) -> int | None:
 
 
 def _cause(reference: ListSide, variant: ListSide) -> str:
-    """Return a clause on a BOS that only one side has, or on rows that were left out."""
+    """Return a clause on a BOS that only one side has, if it does."""
     for one, other in zip(reference.responses, variant.responses, strict=True):
         prompts = prompt_tokens(one) or (), prompt_tokens(other) or ()
         if (extra := extra_first_token(*prompts)) is not None:
             name, tokens = (reference.name, variant.name)[extra[0]], prompts[extra[0]]
             twice = " twice" if extra[1] else ""
             return f": '{name}' has token {tokens[0]} in front{twice}, a BOS that the other lacks"
-    warnings = [warning for side in (reference, variant) for one in side.responses for warning in one.warnings]
-    left_out = next((warning for warning in warnings if "left out: two" in warning), "")
-    return f": {left_out.rstrip('.')}" if left_out else ""
+    return ""
 
 
 def _margin_ulps(rows: ListRows, grid: Grid | None) -> np.ma.MaskedArray:

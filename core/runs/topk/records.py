@@ -34,7 +34,7 @@ class ListRow(NamedTuple):
 
 
 def list_rows(rows: Iterable[ListRow], source: str) -> ListRows:
-    """Compress rows; a token twice with one value (a target listed again) is one entry. source: name in errors."""
+    """Compress rows. source: name in errors."""
     items = list(rows)
     entries = [entry for row in items for entry in row.entries]
     if len(items) > MAX_POSITIONS or len(entries) > MAX_ENTRIES:
@@ -46,12 +46,10 @@ def list_rows(rows: Iterable[ListRow], source: str) -> ListRows:
         raise DumpError(f"{source}: two rows have one position, or are in no order; expected increasing positions.")
     row_of = np.repeat(np.arange(len(items)), [len(row.entries) for row in items])
     tokens, values = np.array(entries, np.float64).reshape(-1, 2).T
-    columns = np.array([row_of, tokens, values])[:, np.lexsort((tokens, -values, row_of))]
-    is_new = np.append(True, (columns[:, 1:] != columns[:, :-1]).any(axis=0))[: len(entries)]
-    row_of, tokens = columns[:2, is_new].astype(np.int64)
+    order = np.lexsort((tokens, -values, row_of))
     counts = np.bincount(row_of, minlength=len(items))
-    offsets = np.append(0, np.cumsum(counts))
-    return ListRows(positions, offsets, tokens, columns[2, is_new], np.minimum(best, counts), targets, missing)
+    offsets, ids = np.append(0, np.cumsum(counts)), tokens[order].astype(np.int64)
+    return ListRows(positions, offsets, ids, values[order], np.minimum(best, counts), targets, missing)
 
 
 @dataclass(frozen=True, eq=False)

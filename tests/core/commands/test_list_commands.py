@@ -70,7 +70,7 @@ def test_what_needs_whole_rows_is_refused_in_a_sentence(cli: Any, changed: list[
 
 def test_a_dump_beside_responses_is_refused(cli: Any, changed: list[str], tmp_path: Path) -> None:
     (tmp_path / "C.npz").write_bytes(b"PK\x03\x04")
-    assert "expected files of one kind" in run(cli, "compare", changed[0], str(tmp_path / "C.npz"), code=2)
+    assert "C.npz: no JSON" in run(cli, "compare", changed[0], str(tmp_path / "C.npz"), code=2)
 
 
 def test_responses_are_stored_shown_and_compared_again(cli: Any, changed: list[str], tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from core.runs.reports.run_json import run_json
 from core.runs.store.store import Store
 from core.runs.topk.alignment import align
 from core.runs.topk.pairing import pairs_of
-from core.runs.topk.payloads.recognise import read_payload
+from core.runs.topk.payloads.formats import read_payload
 from core.runs.topk.records import ListSide
 
 Token = tuple[str, Any, dict[str, Any]]

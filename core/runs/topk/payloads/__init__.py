@@ -1,1 +1,1 @@
-"""Readers of what engines send: one module per format; `recognise.read_responses` recognizes them by content."""
+"""Readers of what engines send: `formats.read_responses` recognizes their format by content."""

@@ -165,33 +165,28 @@ def response_of(
             texts.setdefault(token or 0, entry.text)
         return token or 0
 
-    usable: list[ListRow] = []
+    listed: list[ListRow] = []
     targets: dict[int, int] = {}
-    left_out: list[str] = []
     drafted = 0
     for row, best in zip(rows, _best(rows, top_logprobs), strict=True):
-        target, tokens = id_of(row.target), [id_of(entry) for entry in row.top]
+        target, value = id_of(row.target), row.target.value
+        sent = [(id_of(entry), entry.value) for entry in row.top]
         targets[row.position + 1] = target
-        sent = [(token, entry.value) for token, entry in zip(tokens, row.top, strict=True)]
-        if row.target.value == 0 and dict(sent).get(target):  # SGLang's drafted tokens: their list has the value
+        if value == 0 and dict(sent).get(target):  # SGLang's drafted tokens: their list has the value
             drafted += 1
-        else:
-            sent.append((target, row.target.value))
-        values = {token: value for token, value in reversed(sent) if value is not None}
-        twice = next((token for token, value in sent if value not in (None, values.get(token))), None)
-        if twice is None and not is_by_id:
-            twice = next((token for token in tokens if tokens.count(token) > 1), None)
-        if twice is not None:
-            name = f"token {twice}" if is_by_id else clean(repr(texts[twice]), 60)
-            both = " and ".join(dict.fromkeys(f"{value}" for token, value in sent if token == twice))
-            left_out.append(f"at position {row.position} {name} stands twice, with {both}")
-            continue
-        missing = len({token for token, _ in sent} - values.keys())
-        usable.append(ListRow(row.position, tuple(values.items()), best, target, missing))
-    if left_out and not usable:
-        raise DumpError(f"{source}: no row can be used; {left_out[0]}.")
-    if left_out:
-        says.append(f"{len(left_out)} of {len(rows)} rows are left out: {left_out[0]}.")
+        elif (target, value) not in sent:
+            sent.append((target, value))
+        values = tuple((token, value) for token, value in sent if value is not None)
+        missing = len({token for token, _ in sent} - {token for token, _ in values})
+        listed.append(ListRow(row.position, values, best, target, missing))
+    listed_rows = list_rows(listed, source)
+    if (has_repeats := listed_rows.has_repeats).any():
+        what = "a token has two values" if is_by_id else "a token has two values, or two print alike"
+        at = f"at position {listed_rows.positions[has_repeats.argmax()]} {what}"
+        if has_repeats.all():
+            raise DumpError(f"{source}: no row can be used; {at}.")
+        says.append(f"{has_repeats.sum()} of {len(rows)} rows are left out: {at}.")
+        listed_rows = listed_rows.part(~has_repeats)
     if drafted:
         emitted = plural(drafted, "emitted token")
         says.append(f"0.0, a placeholder, was sent for {emitted}; the value in the row's list is read.")
@@ -209,7 +204,7 @@ def response_of(
         format=format,
         keys="token_id" if is_by_id else "text",
         tokens=tuple(known),
-        rows=list_rows(usable, source),
+        rows=listed_rows,
         start_known=length is not None or has_prompt_rows,
         generated_from=first if has_generated else None,
         texts=texts,

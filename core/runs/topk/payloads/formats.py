@@ -1,4 +1,4 @@
-"""Responses of engines, one reader a format.
+"""Responses of engines: recognized by content, one reader a format.
 
 Formats as in the engines' sources: vllm/entrypoints/openai/completion/protocol.py and vllm/logprobs.py (0.32),
 llama.cpp's tools/server/server-task.cpp, sglang/srt/managers/tokenizer_manager.py (0.5.23), TGI's docs (`prefill` and
@@ -7,30 +7,121 @@ llama.cpp's tools/server/server-task.cpp, sglang/srt/managers/tokenizer_manager.
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ....errors import DumpError
+from ....text import clean
+from ..alignment import warn
 from ..placeholders import DRAFTED
 from ..records import Response
+from .bounded_json import documents, documents_of
 from .entries import Entry, Id, Row, Sent, convert, count_of, entry_of, first_row, response_of, rows_of, tokens_of
-from .streams import output_texts
+from .streams import output_texts, whole_answers
 
 Payload = Mapping[str, Any]
+_MOST_RESPONSES = 1 << 16
+_MOST_NAMED = 5  # of failed requests
 _PROMPTS = ("prompt", "text", "inputs", "input", "input_ids", "prompt_token_ids", "token_ids")  # names in requests
+# Paths of what several formats say, first found first:
+_TEXTS = ("text", "content", "response", "generated_text", "message.content")
+_LENGTHS = (
+    *("tokens_evaluated", "prompt_eval_count", "meta_info.prompt_tokens"),
+    *("usage.prompt_tokens", "usage.input_tokens"),
+)
+_CACHED = ("timings.cache_n", "meta_info.cached_tokens", "usage.prompt_tokens_details.cached_tokens")
+_GENERATED = ("tokens", "output_ids", "token_ids")
 _COUNTS = ("n_probs", "top_logprobs", "top_logprobs_num", "logprobs")  # what requests call the values per row
 
 
-def read_choices(payload: Payload, source: str, request: Payload) -> Iterator[Response]:
+class FailedRequestError(DumpError):
+    """A request of a batch that has no answer."""
+
+
+def read_responses(path: Path) -> list[Response]:
+    """Read every response of a file: JSON, lists or lines of it, streams, or the output of a batch."""
+    responses: list[Response] = []
+    failures: list[str] = []
+    try:
+        for source, document in whole_answers(documents(path)):
+            try:
+                responses.extend(read_payload(document, source))
+            except FailedRequestError as failure:
+                failures.append(str(failure))
+            if len(responses) > _MOST_RESPONSES:
+                raise DumpError(f"{clean(path.name)}: holds more than {_MOST_RESPONSES:,} responses.")
+    except RecursionError:
+        raise DumpError(f"{clean(path.name)}: its JSON is nested too deeply.") from None
+    if not responses:
+        raise DumpError(failures[0] if failures else f"{clean(path.name)}: holds no response.")
+    if failures:
+        more = f" and {len(failures) - _MOST_NAMED} more" if len(failures) > _MOST_NAMED else ""
+        warning = f"Failed requests are left out: {'; '.join(failures[:_MOST_NAMED])}{more}."
+        responses[0] = warn(responses[0], warning)
+    return responses
+
+
+def read_payload(payload: object, source: str, request: Payload | None = None) -> list[Response]:
+    """Return the responses of a parsed document. request: the body that was sent for it, with tokens and settings; a
+    document `{"request": ..., "response": ...}` has both, one of a batch `{"custom_id": ..., "response": ...}`.
+    """
+    if isinstance(payload, str):  # a stream that was logged as a text
+        documents = documents_of(io.BytesIO(payload.encode()), source)
+        return [one for at, each in whole_answers(documents) for one in read_payload(each, at, request)]
+    if isinstance(payload, list):
+        answers = list(whole_answers((f"{source}, response {number}", one) for number, one in enumerate(payload)))
+        requests = [request_of_choice(request or {}, at, len(answers)) for at in range(len(answers))]
+        return [
+            response
+            for (at, one), own in zip(answers, requests, strict=True)
+            for response in read_payload(one, at, own)
+        ]
+    if not isinstance(payload, dict):
+        raise DumpError(f"{source}: no response of an engine; expected a JSON object.")
+    answer = payload.get("response")
+    if isinstance(payload.get("custom_id"), str | int) or (isinstance(answer, dict) and "status_code" in answer):
+        return _of_batch(payload, source)
+    if isinstance(payload.get("request"), dict) and "response" in payload:
+        return read_payload(payload["response"], source, payload["request"])
+    if "choices" in payload and "completion_probabilities" not in payload:
+        return list(_read_choices(payload, source, request or {}))
+    for format, read, is_of_format in _READERS:
+        if is_of_format(payload):
+            about = _about(payload, request or {}, source)
+            return [response_of(source=source, **{"format": format} | about | read(payload, about["prompt"], source))]
+    if error := payload.get("error") or (payload.get("object") == "error" and payload.get("message")):
+        raise DumpError(f"{source}: the server answered with an error: {clean(error, 200)}")
+    keys = ", ".join(f"'{clean(key, 30)}'" for key in list(payload)[:5])
+    raise DumpError(f"{source}: no response that is known here; its keys are {keys or 'none'}.")
+
+
+def _of_batch(payload: Payload, source: str) -> list[Response]:
+    """Return the responses to one request of a batch, as OpenAI's batch API and `vllm run-batch` write them."""
+    name, answer, error = payload.get("custom_id", payload.get("id", "")), payload.get("response"), payload.get("error")
+    if "url" in payload and answer is None and not error:
+        raise DumpError(f"{source}: is a request of a batch, and no answer; expected the batch's output file.")
+    answer = answer if isinstance(answer, dict) else {}
+    status, body = answer.get("status_code"), answer.get("body", answer or None)
+    if error or not isinstance(body, dict) or (isinstance(status, int) and status >= 400):
+        reason = error or (body if body is not None else f"status {status}")
+        for _ in range(3):
+            reason = reason.get("error") or reason.get("message") or reason if isinstance(reason, dict) else reason
+        raise FailedRequestError(f"{source}: request '{clean(name)}' failed: {clean(reason, 120)}")
+    return [replace(response, prompt_key=f"custom_id {name}") for response in read_payload(body, source)]
+
+
+def _read_choices(payload: Payload, source: str, request: Payload) -> Iterator[Response]:
     """Read every choice of a completions or chat response, vLLM's `/inference/v1/generate` included."""
     choices = convert(payload["choices"], list[dict[str, Any]], f"{source}, choices")
     indices = [count_of(choice.get("index")) for choice in choices]
     if None not in indices and len(set(indices)) == len(indices):
         choices = sorted(choices, key=lambda choice: choice["index"])
-    has_prompt = bool(prompt_key(request)) or any(choice.get("prompt_token_ids") for choice in choices)
     warnings = (
         f"Its {len(choices)} choices are taken for answers to one prompt; if the request had several, save it too:"
         ' {"request": ..., "response": ...}.',
@@ -38,40 +129,34 @@ def read_choices(payload: Payload, source: str, request: Payload) -> Iterator[Re
     for number, choice in enumerate(choices):
         at = f"{source}, choice {number}" if len(choices) > 1 else source
         own = request_of_choice(request, number, len(choices))
-        is_of_all = len(choices) > 1 and own is not request  # usage then counts the tokens of all prompts
-        length = None if is_of_all else count_of(_at(payload, "usage", "prompt_tokens"))
-        of_prompt = {name: choice.get(name) or payload.get(name) for name in ("prompt_token_ids", "prompt_logprobs")}
-        about = _about(payload, own) | {"warnings": () if has_prompt or len(choices) == 1 else warnings}
-        yield _choice({**choice, **of_prompt}, at, own, length, about)
+        whole = {**payload, **choice}
+        whole["prompt_logprobs"] = choice.get("prompt_logprobs") or payload.get("prompt_logprobs")
+        ids = choice.get("prompt_token_ids") or payload.get("prompt_token_ids")
+        if len(choices) > 1 and own is not request:
+            whole["usage"] = None  # it counts the tokens of all prompts
+        about = _about(whole, {**own, "prompt": ids} if ids else own, at) | {"prompt_key": _prompt_key(own)}
+        if len(choices) > 1 and not ids and not _prompt_key(request):
+            about["warnings"] = warnings
+        yield response_of(source=at, **about | _choice(whole, about["prompt"], at))
 
 
-def _choice(choice: Payload, source: str, request: Payload, length: int | None, about: dict[str, Any]) -> Response:
-    ids = tokens_of(choice["prompt_token_ids"] or prompt_ids(request), "prompt_token_ids", source)
-    prompt: Any = ids or length
+def _choice(choice: Payload, prompt: Any, source: str) -> dict[str, Any]:
     of_prompt, logprobs = choice["prompt_logprobs"], choice.get("logprobs")
-    values = _at(logprobs, "token_logprobs")  # of the prompt first: nothing scores the very first token, so it has null
+    logprobs = logprobs if isinstance(logprobs, dict) else {}
+    values = logprobs.get("token_logprobs")  # of the prompt first: nothing scores the very first token, so it has null
     is_echoed = isinstance(values, list) and values[:1] == [None]
-    generated = tokens_of(choice.get("token_ids"), "token_ids", source)
     rows: list[Row] = []
     if of_prompt:
-        rows = list(_prompt_rows(of_prompt, ids, source))
+        rows = list(_prompt_rows(of_prompt, prompt if isinstance(prompt, tuple) else (), source))
         prompt = len(of_prompt) if prompt is None else prompt
-    if isinstance(content := _at(logprobs, "content"), list):
-        rows += rows_of(content, first_row(prompt), source)
-    elif _at(logprobs, "tokens") is not None:
-        start = -1 if is_echoed or request.get("echo") else first_row(prompt)
-        rows += _listed_rows({"token_ids": generated, **logprobs}, start, source)  # type: ignore[dict-item]
+    if isinstance(logprobs.get("content"), list):
+        rows += rows_of(logprobs["content"], first_row(prompt), source)
+    elif logprobs.get("tokens") is not None:
+        start = -1 if is_echoed else first_row(prompt)
+        rows += _listed_rows({"token_ids": choice.get("token_ids"), **logprobs}, start, source)
     engine = "vLLM" if of_prompt or "token_ids" in choice else "OpenAI"
-    return response_of(
-        rows,
-        source,
-        format=f"{engine} {'chat' if 'message' in choice else 'completions'}",
-        prompt=prompt,
-        generated=generated,
-        has_prompt_rows=bool(of_prompt) or is_echoed,
-        text=text_of(choice.get("text") or _at(choice, "message", "content")),
-        **about,
-    )
+    format = f"{engine} {'chat' if 'message' in choice else 'completions'}"
+    return {"rows": rows, "format": format, "prompt": prompt, "has_prompt_rows": bool(of_prompt) or is_echoed}
 
 
 class _PromptToken(msgspec.Struct):
@@ -132,94 +217,54 @@ def _listed_rows(logprobs: Payload, start: int, source: str) -> Iterator[Row]:
             yield Row(position, entries, target, None if entries else 0)
 
 
-def read_completion(payload: Payload, source: str, request: Payload) -> Response:
+def _read_completion(payload: Payload, prompt: Any, source: str) -> dict[str, Any]:
     """Read llama.cpp: ids, texts and log-probabilities of the whole row, taken before sampling."""
     tokens = payload["completion_probabilities"]
-    if isinstance(tokens, list) and any(_at(token, "prob") is not None for token in tokens):
+    if isinstance(tokens, list) and any(isinstance(token, dict) and "prob" in token for token in tokens):
         raise DumpError(f"{source}: holds probabilities after sampling; request it without `post_sampling_probs`.")
-    prompt: Any = prompt_ids(request) or count_of(payload.get("tokens_evaluated"))
-    about = _about(payload, {"n_probs": _at(payload, "generation_settings", "n_probs"), **request})
-    return response_of(
-        rows_of(tokens, first_row(prompt), source),
-        source,
-        format="llama.cpp completion",
-        prompt=prompt,
-        generated=tokens_of(payload.get("tokens"), "tokens", source),
-        text=text_of(payload.get("content")),
-        **about | {"cached": count_of(_at(payload, "timings", "cache_n"))},
-    )
+    return {"rows": rows_of(tokens, first_row(prompt), source)}
 
 
-def read_details(payload: Payload, source: str, request: Payload) -> Response:
+def _read_details(payload: Payload, _: Any, source: str) -> dict[str, Any]:
     """Read TGI. The first token of the prompt has no row; what is before the first of `prefill` is not known."""
     details = payload["details"]
     prefill = rows_of(details.get("prefill"), -1, source)
     tokens = convert(details.get("tokens") or [], list[dict[str, Any]], f"{source}, tokens")
     tops = convert(details.get("top_tokens") or [None] * len(tokens), list[Any], f"{source}, top_tokens")
     items = [{**token, "top_logprobs": top} for token, top in zip(tokens, tops, strict=False)]
+    rows = [row for row in prefill[1:] if row.target.value is not None]
+    rows += rows_of(items, first_row(len(prefill)), source)
     ids = [row.target.token for row in prefill]
-    return response_of(
-        [*(row for row in prefill[1:] if row.target.value is not None), *rows_of(items, first_row(len(ids)), source)],
-        source,
-        format="TGI details",
-        prompt=ids if ids and None not in ids else None,  # type: ignore[arg-type]
-        has_prompt_rows=bool(prefill),
-        text=text_of(payload.get("generated_text")),
-        **_about(payload, request),
-    )
+    return {"rows": rows, "prompt": None if None in ids else ids, "has_prompt_rows": bool(prefill)}
 
 
-def read_ollama(payload: Payload, source: str, request: Payload) -> Response:
+def _read_lines(payload: Payload, prompt: Any, source: str) -> dict[str, Any]:
     """Read Ollama's `/api/generate` or `/api/chat`: texts and bytes, no token ids."""
-    length = count_of(payload.get("prompt_eval_count"))
-    return response_of(
-        rows_of(payload.get("logprobs"), first_row(length), source),
-        source,
-        format="Ollama",
-        prompt=length,
-        text=text_of(_at(payload, "message", "content") or payload.get("response")),
-        **_about(payload, request),
-    )
+    return {"rows": rows_of(payload.get("logprobs"), first_row(prompt), source)}
 
 
-def read_responses_api(payload: Payload, source: str, request: Payload) -> Response:
+def _read_output(payload: Payload, prompt: Any, source: str) -> dict[str, Any]:
     """Read OpenAI's `/v1/responses`. Tokens of reasoning come before its text and have no rows, so that the text begins
     at the prompt's end only without them.
     """
     parts, output = output_texts(payload), payload.get("output")
-    is_text_only = isinstance(output, list) and len(output) == 1
-    length = count_of(_at(payload, "usage", "input_tokens")) if is_text_only else None
+    prompt = prompt if isinstance(output, list) and len(output) == 1 else None
     entries = [one for part in parts for one in convert(part.get("logprobs") or [], list[Any], source)]
-    return response_of(
-        rows_of(entries, first_row(length), source),
-        source,
-        format="OpenAI responses",
-        prompt=length,
-        text="".join(f"{part.get('text', '')}" for part in parts),
-        **_about(payload, request),
-    )
+    text = "".join(f"{part.get('text', '')}" for part in parts)
+    return {"rows": rows_of(entries, first_row(prompt), source), "prompt": prompt, "text": text}
 
 
-def read_generate(payload: Payload, source: str, request: Payload) -> Response:
+def _read_generate(payload: Payload, prompt: Any, source: str) -> dict[str, Any]:
     """Read SGLang: rows of the prompt, as far as they were requested, then of what was generated."""
     meta = convert(payload["meta_info"], dict[str, Any], source)
-    prompt: Any = prompt_ids(request) or count_of(meta.get("prompt_tokens"))
     prompt_rows = rows_of(_triples(meta, "input", source), 0, source)
     prompt = prompt or len(prompt_rows) or None
     # The last rows of the prompt end at its last token; the first token of all has no row.
     shift = first_row(prompt) - len(prompt_rows)
     rows = [row._replace(position=row.position + shift) for row in prompt_rows]
     rows = [row for row in rows if row.position >= 0 and (row.top or row.target.value is not None)]
-    return response_of(
-        [*rows, *rows_of(_triples(meta, "output", source), first_row(prompt), source)],
-        source,
-        format="SGLang generate",
-        prompt=prompt,
-        generated=tokens_of(payload.get("output_ids"), "output_ids", source),
-        has_prompt_rows=bool(rows),
-        text=text_of(payload.get("text")),
-        **_about(payload, request) | {"cached": count_of(meta.get("cached_tokens"))},
-    )
+    generated = rows_of(_triples(meta, "output", source), first_row(prompt), source)
+    return {"rows": [*rows, *generated], "prompt": prompt, "has_prompt_rows": bool(rows)}
 
 
 def _triples(meta: Payload, part: str, source: str) -> list[dict[str, Any]]:
@@ -241,37 +286,34 @@ def _triples(meta: Payload, part: str, source: str) -> list[dict[str, Any]]:
     ]
 
 
-def _at(payload: object, *names: str) -> Any:
-    """Return what a payload has at a path of names, None if it has none."""
-    for name in names:
-        payload = payload.get(name) if isinstance(payload, Mapping) else None
-    return payload
-
-
-def text_of(value: object) -> str:
-    """Return the value if it is a text, else ''."""
-    return value if isinstance(value, str) else ""
-
-
-def _about(payload: Payload, request: Payload) -> dict[str, Any]:
-    """Return what responses of every format may say of themselves and of their request."""
-    drafted = count_of(_at(payload, "timings", DRAFTED))
-    return {
-        "model": text_of(payload.get("model")),
-        "cached": count_of(_at(payload, "usage", "prompt_tokens_details", "cached_tokens")),
-        "settings": {} if drafted is None else {DRAFTED: f"{drafted}"},
-        "top_logprobs": next((count for name in _COUNTS if (count := count_of(request.get(name)))), None),
-        "prompt_key": prompt_key(request),
-    }
-
-
-def prompt_ids(request: Payload) -> list[int] | None:
-    """Return the token ids of a request's prompt, None if it is a text or several prompts."""
-    for name in ("prompt", "input_ids", "prompt_token_ids", "token_ids"):
-        ids = request.get(name)
-        if isinstance(ids, list) and ids and all(type(token) is int for token in ids):
-            return ids
+def _first(payload: Payload, kind: type, *paths: str) -> Any:
+    """Return the first value of a kind that a payload has at one of these paths of names, None if it has none."""
+    for path in paths:
+        value: Any = payload
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if type(value) is kind and value != "":
+            return value
     return None
+
+
+def _about(payload: Payload, request: Payload, source: str) -> dict[str, Any]:
+    """Return what responses of every format may say of themselves and of their request."""
+    ids = _first(request, list, "prompt", "input_ids", "prompt_token_ids", "token_ids") or []
+    is_one_prompt = bool(ids) and all(type(token) is int for token in ids)  # not texts, nor several
+    cached = _first(payload, int, *_CACHED)
+    drafted = count_of(_first(payload, int, f"timings.{DRAFTED}"))
+    top_logprobs = _first(request, int, *_COUNTS) or _first(payload, int, "generation_settings.n_probs")
+    return {
+        "model": _first(payload, str, "model") or "",
+        "text": _first(payload, str, *_TEXTS) or "",
+        "prompt": tokens_of(ids, "prompt", source) if is_one_prompt else count_of(_first(payload, int, *_LENGTHS)),
+        "generated": tokens_of(_first(payload, list, *_GENERATED), "generated tokens", source),
+        "cached": count_of(cached),
+        "settings": {} if drafted is None else {DRAFTED: f"{drafted}"},
+        "top_logprobs": count_of(top_logprobs) or None,
+        "prompt_key": _prompt_key(request),
+    }
 
 
 def request_of_choice(request: Payload, index: int, count: int) -> Payload:
@@ -285,7 +327,16 @@ def request_of_choice(request: Payload, index: int, count: int) -> Payload:
     return request
 
 
-def prompt_key(request: Payload) -> str:
+def _prompt_key(request: Payload) -> str:
     """Return the prompt of a request as a text, '' if it has none."""
     prompt = next((request[name] for name in (*_PROMPTS, "messages") if request.get(name)), None)
     return "" if prompt is None else json.dumps(prompt, sort_keys=True)
+
+
+_READERS: tuple[tuple[str, Callable[[Payload, Any, str], dict[str, Any]], Callable[[Payload], bool]], ...] = (
+    ("llama.cpp completion", _read_completion, lambda payload: "completion_probabilities" in payload),
+    ("SGLang generate", _read_generate, lambda payload: "meta_info" in payload),
+    ("TGI details", _read_details, lambda payload: isinstance(payload.get("details"), dict)),
+    ("OpenAI responses", _read_output, lambda payload: payload.get("object") == "response"),
+    ("Ollama", _read_lines, lambda payload: _first(payload, list, "logprobs") is not None or "done" in payload),
+)

@@ -57,7 +57,7 @@ def test_texts_join_where_one_side_has_no_ids() -> None:
     assert (figures.common.tolist(), figures.neq.tolist(), figures.is_flip.tolist()) == ([2], [2], [False])
     assert pair.texts[int(figures.reference_token[0])] == " seven"
     twice = replace(ids, texts={7: "same", 1: "same"})
-    with pytest.raises(DumpError, match="print alike"):
+    with pytest.raises(DumpError, match="no position"):
         compare(side("ids", twice), side("texts", texts))
 
 
@@ -125,8 +125,8 @@ def test_rows_of_other_contexts_would_be_noticed(monkeypatch: pytest.MonkeyPatch
         test_a_row_is_compared_while_both_have_read_the_same_tokens()
 
 
-def test_a_row_is_its_distinct_tokens_the_lowest_of_equal_ones_first() -> None:
-    rows = list_rows([ListRow(0, ((9, -0.5), (3, -0.5), (4, -2.0), (9, -0.5)), 4), ListRow(2, (), 0)], "here")
+def test_the_first_of_the_best_is_the_lowest_token() -> None:
+    rows = list_rows([ListRow(0, ((9, -0.5), (3, -0.5), (4, -2.0)), 4), ListRow(2, (), 0)], "here")
     assert (rows.token_ids.tolist(), rows.offsets.tolist(), rows.best.tolist()) == ([3, 9, 4], [0, 3, 3], [3, 0])
     with pytest.raises(DumpError, match="increasing positions"):
         list_rows([ListRow(1, (), 0), ListRow(1, (), 0)], "here")

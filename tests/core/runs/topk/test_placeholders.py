@@ -18,7 +18,7 @@ from core.runs.file.records import IDENTICAL, INVALID_DUMP, UNDECIDED
 from core.runs.topk.alignment import align
 from core.runs.topk.files import read_sides
 from core.runs.topk.pairing import ListPair, pairs_of
-from core.runs.topk.payloads.recognise import read_payload
+from core.runs.topk.payloads.formats import read_payload
 from core.runs.topk.placeholders import without_placeholders
 from tests.core.judging.test_degenerate_lists import answer, chosen, sides_of
 
@@ -75,7 +75,7 @@ def test_timings_of_speculative_decoding_are_named() -> None:
     }  # fmt: skip
     pair, verdict = judged(payload, payload)
     assert kinds(pair) == [("A", "no list", 2, 3), ("B", "no list", 2, 3)]
-    assert verdict.because.startswith("Placeholders at 2 of 3 tokens of 'A' and 2 of 3")
+    assert verdict.because.startswith("Placeholders at 2 of 3 tokens of 'A'")
     assert "turn speculative decoding off" in verdict.because
     assert verdict.name == INVALID_DUMP
 
@@ -138,7 +138,7 @@ def test_probabilities_in_place_of_their_logarithms_are_named() -> None:
     pair, verdict = judged(answer(*logs), answer(*probabilities))
     assert kinds(pair) == [("B", "probabilities", 2, 2)]
     assert (verdict.name, pair.common_values) == (INVALID_DUMP, 0)
-    assert "look like probabilities, not log-probabilities" in verdict.because
+    assert "Probabilities in place of log-probabilities" in verdict.because
     negated = [(text, -value, {t: -v for t, v in top.items()}) for text, value, top in logs]
     pair, verdict = judged(answer(*logs), answer(*negated))
     assert kinds(pair) == [("B", "out of range", 2, 2)]
