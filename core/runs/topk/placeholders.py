@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...numerics.grid import sent_error
 from ...numerics.topk import ListRows
 from ...text import number, plural
 from .records import ListSide
@@ -21,7 +20,6 @@ from .records import ListSide
 DRAFTED = "draft_n_accepted"  # of settings: drafted tokens that were accepted, as llama.cpp's timings say
 ROUNDING = 1e-3  # a rounded log-probability is at most so far above 0
 _MOST_TOGETHER = 1.5  # a row's probabilities together, of log-probabilities rounded to bfloat16
-_REPEATS = 3  # rows of chosen tokens without lists that hold one whole number, and a quarter of all rows
 
 MASKED, MISSING = "masked", "missing"  # of one token; the rest of its list holds values
 _HEADS = {
@@ -82,15 +80,15 @@ def _kinds(side: ListSide) -> Iterator[tuple[str, Flags, str]]:
     has_drafts = any(int(response.settings.get(DRAFTED, "0")) for response in responses)
     of_drafts = "; turn speculative decoding off" if has_drafts else ""
     if has_values.sum() > 1 and values.min() == values.max():
-        yield "constant", has_values, f"every value is {_value(values[0])}{of_drafts}"
+        yield "constant", has_values, f"every value is {values[0] + 0.0}{of_drafts}"
     top_logprobs = max(response.top_logprobs or 0 for response in responses)
-    is_alone = np.zeros(len(rows), np.bool_)
-    for part in (is_generated, ~is_generated):
-        is_alone |= _without_list(rows, part, top_logprobs, has_drafts)
-    if is_alone.any():
-        numbers, times = np.unique(largest[is_alone], return_counts=True)
-        no_list = " and no list" if max(top_logprobs, int((counts + rows.missing).max())) > 1 else ""
-        yield "no list", is_alone, f"{_value(numbers[times.argmax()])}{no_list}{of_drafts}"
+    entries, is_alone = counts + rows.missing, np.zeros(len(rows), np.bool_)
+    for part in (is_generated, ~is_generated):  # a server may send lists of either
+        alone = part & (entries == 1) & has_values
+        if has_drafts or (entries[part] > 1).any() or (top_logprobs > 1 and not largest[alone].any()):
+            is_alone |= alone & (largest == 0)
+    no_list = " and no list" if max(top_logprobs, int(entries.max())) > 1 else ""
+    yield "no list", is_alone, f"0.0 (probability 1){no_list}{of_drafts}"
     together = np.bincount(row_of, np.exp(np.minimum(values, 1.0)), minlength=len(rows))
     what = f"their probabilities add up to {number(float(together.max(initial=0.0)), 3)}"
     yield "sum above 1", together > _MOST_TOGETHER, what
@@ -112,30 +110,3 @@ def _impossible(rows: ListRows) -> Iterator[tuple[str, Flags, str]]:
     what = f"{largest[first]:+.4g} is no log-probability (position {rows.positions[first]:,})"
     what += "; all are positive" if is_positive else ""
     yield "out of range", has_values if 2 * is_impossible.sum() > has_values.sum() else is_impossible, what
-
-
-def _without_list(rows: ListRows, part: Flags, top_logprobs: int, has_drafts: bool) -> Flags:
-    """Rows of one value that is no value of a model, of the prompts' or the generated ones.
-
-    If other rows have lists: probability 1, or a whole number that stands twice. If no row has one: probability 1
-    of drafted tokens, or a whole number at many rows, if it is not what rounding makes of small values.
-    """
-    entries, largest = rows.counts + rows.missing, rows.largest
-    is_alone = part & (entries == 1) & (rows.counts == 1)
-    numbers, times = np.unique(largest[is_alone], return_counts=True)
-    is_whole = numbers == np.round(numbers)
-    if (entries[part] > 1).any():
-        none = numbers[(numbers == 0) | (is_whole & (times > 1))]
-    elif has_drafts or (top_logprobs > 1 and set(numbers) == {0.0}):
-        none = numbers[numbers == 0]
-    else:
-        none = numbers[is_whole & (times >= _REPEATS) & (4 * times >= is_alone.sum())]
-        others = numbers[~np.isin(numbers, none)]
-        is_coarse = sent_error(others) > ROUNDING or not np.any(256 * others % 1)
-        if is_coarse or np.any(np.abs(others) < ROUNDING):
-            none = none[none != 0]
-    return is_alone & np.isin(largest, none)
-
-
-def _value(value: np.float64) -> str:
-    return f"{float(abs(value))} (probability 1)" if value == 0 else f"{float(value)}"
