@@ -14,11 +14,12 @@ from ..errors import DumpError, UlpscopeError, UsageError
 from ..judging.lists import judge_probe
 from ..probing.plan import KEY_VARIABLE, ProbeRequest
 from ..prompt_files import collect_prompts
+from ..runs.file.records import Provenance
 from ..runs.reader import RunReader
 from ..runs.store.store import Store, open_store
 from ..runs.topk.alignment import align
 from ..runs.topk.pairing import pairs_of
-from ..runs.topk.tables import About, write_lists
+from ..runs.topk.tables import write_lists
 from . import options
 from .options import takes_request
 from .tables import print_pairs
@@ -155,10 +156,11 @@ def _store(target: Store, servers: list[Server], probed: ProbeResult, request: P
     versions = {server.kind.name: server.version for server in servers if server.version}
     note = " ".join([f"Probed {hosts} with {servers[0].client.budget.requests_sent:,} requests.", *probed.notes])
     models = dict.fromkeys(server.model for server in servers if server.model)
-    model, command = " and ".join(models), request.to_store().typed()
+    command = request.to_store().typed()
+    origin = Provenance("upload", " and ".join(models), command=command, note=note, versions=versions)
     run_ids = []
     for what, sides in comparable:
         pairs = pairs_of(sides)
         verdicts = judge_probe(sides, pairs)
-        run_ids.append(write_lists(target, About(title + what, model, command, note, versions), sides, pairs, verdicts))
+        run_ids.append(write_lists(target, title + what, origin, sides, pairs, verdicts))
     return run_ids

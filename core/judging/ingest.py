@@ -28,7 +28,7 @@ from ..runs.topk.alignment import align
 from ..runs.topk.files import are_payloads, read_sides
 from ..runs.topk.pairing import pairs_of
 from ..runs.topk.payloads.bounded_json import is_payload
-from ..runs.topk.tables import About, write_lists
+from ..runs.topk.tables import write_lists
 from ..runs.writer import RunWriter
 from ..text import clean, plural
 from .constant_rows import Filling
@@ -61,25 +61,26 @@ def ingest(
     is_tokens = are_tokens(paths)
     if not is_tokens and not are_payloads(paths):
         with open_dump(paths, **taken_as) as dump:
-            return store_dump(store, dump, About(title, model), run_id, on_progress)
+            return store_dump(store, dump, title, model, run_id, on_progress)
     if any(taken_as.values()):
         raise UsageError(WHOLE_ROWS_ONLY)
     if is_tokens:
-        return write_tokens(store, paths, About(title, model), judge_tokens, run_id=run_id, on_progress=on_progress)
+        origin = Provenance("upload", model)
+        return write_tokens(store, paths, title, origin, judge_tokens, run_id=run_id, on_progress=on_progress)
     sides = align(read_sides(paths))
     pairs = pairs_of(sides)
     responses = [response for side in sides for response in side.responses]
     models = {model} if model else {response.model for response in responses if response.model}
-    source, rows = About(title, models.pop() if len(models) == 1 else ""), sum(len(each.rows) for each in responses)
+    origin, rows = Provenance("upload", models.pop() if len(models) == 1 else ""), sum(len(each.rows) for each in sides)
     on_progress(rows, rows)
-    return write_lists(store, source, sides, pairs, judge_responses(sides, pairs), run_id=run_id)
+    return write_lists(store, title, origin, sides, pairs, judge_responses(sides, pairs), run_id=run_id)
 
 
-def store_dump(store: Store, dump: Dump, source: About, run_id: str | None, on_progress: _Tell) -> str:
+def store_dump(store: Store, dump: Dump, name: str, model: str, run_id: str | None, on_progress: _Tell) -> str:
     """Store an opened dump as a run, with its verdict without controls; return its id."""
     meta = f"meta {dump.meta}" if dump.meta else ""
     note = "; ".join(part for part in (f"compute dtype {dump.dtype_reason}", *dump.warnings, meta) if part)
-    header = dump.header(source.name, Provenance(kind="upload", model=source.model, note=note))
+    header = dump.header(name, Provenance(kind="upload", model=model, note=note))
     fillings = [Filling(header.format) for _ in header.sides]
     with RunWriter(store, header, run_id=run_id) as writer:
         for row, sides in dump.chunks():
@@ -102,7 +103,7 @@ def judged_report_of_dump(dump: Dump, on_progress: _Tell = lambda *_: None) -> t
     """
     with tempfile.TemporaryDirectory(prefix="ulpscope-") as folder:
         store = Store(Path(folder))
-        with RunReader(store.path_of(store_dump(store, dump, About("dump"), "RUN", on_progress))) as run:
+        with RunReader(store.path_of(store_dump(store, dump, "dump", "", "RUN", on_progress))) as run:
             return report_of_run(run)
 
 

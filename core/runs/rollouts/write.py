@@ -5,7 +5,7 @@ does not grow with the files.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from ..tables.pairs import insert_evidence, insert_pair
 from ..tables.rollouts import CHOSEN_TOKEN, SEQUENCE
 from ..tables.run import insert_sides
 from ..topk.reading import digest_of, responses_of
-from ..topk.tables import About, insert_header, new_run
+from ..topk.tables import insert_header, new_run
 from .files import SIDES, read_tokens
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ class TokenPair:
 def write_tokens(
     store: Store,
     paths: Sequence[Path],
-    about: About,
+    name: str,
+    origin: Provenance,
     judge: Callable[[TokenPair], Verdict],
     *,
     run_id: str | None = None,
@@ -57,18 +58,17 @@ def write_tokens(
 ) -> str:
     """Store the files as a run; it appears when it is whole. -> its id. DumpError for what cannot be compared."""
     size, tell = sum(path.stat().st_size for path in paths), on_progress or (lambda *_: None)
-    with new_run(store, about.name, run_id, size, row_group=_ROW_GROUP) as (database, partial, created):
+    with new_run(store, name, run_id, size, row_group=_ROW_GROUP) as (database, partial, created):
         # Links, for DuckDB takes `*` and `?` in a name for any other file's.
         links = [partial.directory / f"sequences-{number}" for number in range(len(paths))]
         for link, path in zip(links, paths, strict=True):
             link.symlink_to(path.resolve())
         names, left_out = read_tokens(database, paths, links)
-        note = " ".join(filter(None, (about.note, left_out)))
         database.execute("INSERT INTO prompt SELECT prompt, len(token_ids) FROM arriving ORDER BY prompt")
         (positions,) = database.rows("SELECT sum(positions)::BIGINT FROM prompt")[0]
-        origin = Provenance("upload", about.model, command=about.command, note=note, versions=about.versions)
+        origin = replace(origin, note=left_out)
         sides = tuple(SideHeader(name, "", "float32") for name in names)
-        header = RunHeader(about.name, "", 0, (Prompt(1),), sides, origin, keep=FIGURES, k=1, holds="logprob")
+        header = RunHeader(name, "", 0, (Prompt(1),), sides, origin, keep=FIGURES, k=1, holds="logprob")
         insert_header(database, partial, created, header, positions)
         tell(positions // 6, positions)
         database.execute(_INSERT_TOKENS)

@@ -54,11 +54,10 @@ def sides_of(responses: Sequence[Response], source: str) -> tuple[ListSide, ...]
 
 
 def side_names(paths: Sequence[Path]) -> list[str]:
-    """Names of sides: the files' names without their suffix; with it, or the folder, if two are alike."""
-    for names in ([path.stem for path in paths], [path.name for path in paths]):
-        if len(set(names)) == len(names):
-            return [clean(name) for name in names]
-    return [clean(f"{number + 1} {path.name}") for number, path in enumerate(paths)]
+    """Names of sides: the files' names without their suffix; numbered and with it if two are alike."""
+    names = [clean(path.stem) for path in paths]
+    are_unique = len(set(names)) == len(names)
+    return names if are_unique else [clean(f"{number} {path.name}") for number, path in enumerate(paths, 1)]
 
 
 def _in_one_order(sides: Sequence[list[Response]]) -> Sequence[Sequence[Response]]:

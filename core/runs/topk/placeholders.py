@@ -87,7 +87,7 @@ def _kinds(side: ListSide) -> Iterator[tuple[str, Flags, str]]:
         alone = part & (entries == 1) & has_values
         if has_drafts or (entries[part] > 1).any() or (top_logprobs > 1 and not largest[alone].any()):
             is_alone |= alone & (largest == 0)
-    no_list = " and no list" if max(top_logprobs, int(entries.max())) > 1 else ""
+    no_list = " and no list" if max(top_logprobs, int(entries.max(initial=0))) > 1 else ""
     yield "no list", is_alone, f"0.0 (probability 1){no_list}{of_drafts}"
     together = np.bincount(row_of, np.exp(np.minimum(values, 1.0)), minlength=len(rows))
     what = f"their probabilities add up to {number(float(together.max(initial=0.0)), 3)}"

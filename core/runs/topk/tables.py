@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -38,20 +38,10 @@ _FIGURES = (
 )
 
 
-@dataclass(frozen=True)
-class About:
-    """Name and origin of a run. command: that which sent the requests, '' for uploads."""
-
-    name: str
-    model: str = ""
-    command: str = ""
-    note: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
-
-
 def write_lists(
     store: Store,
-    about: About,
+    name: str,
+    origin: Provenance,
     sides: Sequence[ListSide],
     pairs: Sequence[ListPair],
     verdicts: Sequence[Verdict] = (),
@@ -65,17 +55,17 @@ def write_lists(
             f"{values:,} values are more than a run of lists holds ({_MOST_VALUES:,}); store whole rows as a dump of"
             " arrays."
         )
-    with new_run(store, about.name, run_id, values * _BYTES_A_VALUE) as (database, partial, created):
+    with new_run(store, name, run_id, values * _BYTES_A_VALUE) as (database, partial, created):
         database.execute("BEGIN")
         dtypes = {pair.compute_dtype for pair in pairs}
-        counts = [most_sent(side) for side in sides]
+        counts = [int(side.rows.counts.max(initial=1)) for side in sides]
         header = RunHeader(
-            about.name,
+            name,
             (dtypes.pop() if len(dtypes) == 1 else None) or "",
             vocabulary_size(sides) or 0,
             tuple(_prompt(responses) for responses in zip(*(side.responses for side in sides), strict=True)),
             tuple(SideHeader(side.name, "", "float32") for side in sides),
-            Provenance("upload", about.model, command=about.command, note=about.note, versions=about.versions),
+            origin,
             keep=FIGURES,
             k=max(counts),
             holds="logprob",
@@ -125,11 +115,6 @@ def insert_header(database: Database, partial: Partial, created: datetime, heade
     about = {name: getattr(header, name) for name in ("name", "compute_dtype", "vocab")}
     about |= {"run_id": partial.path.stem, "created": created, "positions": positions, "kept": header.keep}
     insert_run(database, **about, **asdict(header.provenance))
-
-
-def most_sent(side: ListSide) -> int:
-    """Most values that a side sent for a position; at least 1."""
-    return max(1, int(side.rows.counts.max(initial=0)))
 
 
 def _prompt(responses: Sequence[Response]) -> Prompt:

@@ -25,7 +25,7 @@ from core.runs.store.cards import list_runs
 from core.runs.store.store import Store
 from core.runs.topk.pairing import pairs_of
 from core.runs.topk.records import ListRow, ListSide, Response, list_rows
-from core.runs.topk.tables import About, write_lists
+from core.runs.topk.tables import write_lists
 
 SIDES = ("reference", "variant")
 Row = dict[str, object]
@@ -74,7 +74,7 @@ def in_python(store: Store, rows: list[Row]) -> str:
             about = {"start_known": False, "generated_from": 0, "top_logprobs": 1}
             responses.append(Response(FORMAT, "token_id", (), made, **about))  # type: ignore[arg-type]
         sides.append(ListSide(side, tuple(responses)))
-    return write_lists(store, About("here"), sides, pairs_of(sides))
+    return write_lists(store, "here", records.Provenance("upload"), sides, pairs_of(sides))
 
 
 def tables(store: Store, run_id: str) -> dict[str, list]:

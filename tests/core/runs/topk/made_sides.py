@@ -10,12 +10,13 @@ import numpy as np
 import torch
 
 from core.judging.lists import judge_responses
+from core.runs.file.records import Provenance
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.topk.alignment import align
 from core.runs.topk.pairing import ListPair, compare_sides, pairs_of
 from core.runs.topk.records import ListRow, ListSide, Response, list_rows
-from core.runs.topk.tables import About, write_lists
+from core.runs.topk.tables import write_lists
 
 Row = dict[int, float]
 
@@ -55,7 +56,7 @@ def store_run(store: Store, name: str, *sides: ListSide, **more: Any) -> str:
     """A run of these sides, judged as uploads are; -> its id"""
     lined = align(sides)
     pairs = pairs_of(lined)
-    return write_lists(store, About(name, "m"), lined, pairs, judge_responses(lined, pairs), **more)
+    return write_lists(store, name, Provenance("upload", "m"), lined, pairs, judge_responses(lined, pairs), **more)
 
 
 def run_of(path: Path) -> SimpleNamespace:
