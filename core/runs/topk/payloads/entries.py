@@ -226,9 +226,8 @@ def _best(rows: Sequence[Row], top_logprobs: int | None) -> list[int]:
     if k is None and unknown:
         k = max(len(row.top) for row in unknown)
         k -= all(_is_chosen_last(row) for row in unknown if len(row.top) == k)
-    return [
-        row.best if row.best is not None else min(k or 0, len(row.top)) * (len(row.top) >= (k or 0)) for row in rows
-    ]
+    k = k or 0
+    return [(k if len(row.top) >= k else 0) if row.best is None else row.best for row in rows]
 
 
 def _is_chosen_last(row: Row) -> bool:
