@@ -325,14 +325,14 @@ def test_a_file_that_is_none_is_named_beside_one_that_is(tmp_path: Path) -> None
         read_sides([good, bad])
 
 
-def test_a_compressed_dump_is_named(tmp_path: Path) -> None:
+def test_a_compressed_dump_is_no_payload(tmp_path: Path) -> None:
     file = io.BytesIO()
     np.savez(file, reference=np.ones((1, 2), np.float32), variant=np.ones((1, 2), np.float32))
     path = tmp_path / "dump.npz"
-    for packed, name in ((gzip.compress(file.getvalue()), "gzip"), (zstd(file.getvalue()), "zstd")):
+    for packed in (gzip.compress(file.getvalue()), zstd(file.getvalue())):
         path.write_bytes(packed)
         assert not are_payloads([path])
-        with pytest.raises(DumpError, match=f"compressed with {name}; expected .* unpack it first"):
+        with pytest.raises(DumpError, match="expected an npz"):
             open_dump([path])
 
 
