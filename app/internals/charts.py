@@ -47,7 +47,7 @@ _MOST_NAMED = 60  # rows whose names fit next to a map
 
 def short_name(module: str, kind: str, block: int) -> str:
     """`layer 3`; of a module in it the last part of its name too, `layer 3 o_proj`."""
-    layer = f"layer {block}" if block >= 0 else ""
+    layer = "" if pd.isna(block) else f"layer {block}"
     return layer if kind == RESIDUAL else f"{layer} {visible(module.rpartition('.')[2])}".strip()
 
 

@@ -156,7 +156,7 @@ def test_the_page_begins_where_the_sides_begin_to_differ_and_counts_come_after(o
     """Both sides launch the same as often; the first module that differs is the norm, not the embedding before it."""
     run_id = with_kernels(own_store, layer_run(own_store, {(1, 1, 4): 3, (5, 1, 4): 1}))
     app = open_page("kernels", run=run_id)
-    assert [element.value for element in app.subheader] == ["Where it starts", "All kernels"]
+    assert [element.value for element in app.subheader] == ["Where it starts", "All ops and kernels"]
     texts = [element.value for element in app.markdown]
     with RunReader(own_store.path_of(run_id)) as run:
         pair = run.pairs[0]

@@ -42,11 +42,11 @@ def test_the_page_opens_with_the_verdict_and_every_row_it_rests_on(own_store, ve
     assert because in page_text(app)
     steps = [step.label.replace("\\", "") for step in app.expander]
     for row in rows:
+        is_explained = verdict == "lower precision" and row.outcome == FAILED
         (step,) = (step for step in steps if f"**{CHECK_GROUPS[row.group]}**" in step)
-        assert f"[{row.outcome}]" in step
-        assert row.says in step
-    for row in rows:
-        assert (row.control in page_text(app)) == (row.outcome == FAILED)  # these are open
+        assert ("[explained]" if is_explained else f"[{row.outcome}]") in step
+        assert row.says.removesuffix(".") in step
+        assert (row.control in page_text(app)) == (row.outcome == FAILED and not is_explained)  # these are open
     assert "judge" not in keys(app)
 
 
@@ -145,9 +145,9 @@ def test_what_is_beyond_the_threshold_is_marked_and_without_one_nothing_is():
     ratio = np.ones(96)
     ratio[[32, 33]] = 1000
     drawn = charts.floor_ratio(np.arange(96), ratio, 4.4, 0, "float32", np.array([], int))
-    assert list(trace(drawn, "stands out")[0].x) == [32, 33]
+    assert list(trace(drawn, "outlier")[0].x) == [32, 33]
     assert any(shape.y0 == 4.4 for shape in drawn.layout.shapes)
-    assert not trace(charts.floor_ratio(np.arange(96), ratio, None, 0, "bfloat16", np.array([], int)), "stands out")
+    assert not trace(charts.floor_ratio(np.arange(96), ratio, None, 0, "bfloat16", np.array([], int)), "outlier")
 
 
 ALONE = AloneFigures(
@@ -163,7 +163,7 @@ ALONE = AloneFigures(
 def test_a_check_that_names_modules_opens_with_its_chart(own_store):
     row = Evidence(Check.ALONE, "each module alone", ALONE, NOTED, "One module alone differs.", "decode")
     app = opened(("open_check_0",), run=judged_run(own_store, "bug suspected", evidence=[row]))
-    assert "RMS error of every module" in page_text(app)
+    assert "RMS error vs. float64" in page_text(app)
     figure = charts.over_modules(
         list(ALONE.modules), np.array(ALONE.alone_rms), np.array(ALONE.own_rounding_rms), "<b>x</b>"
     )

@@ -72,7 +72,7 @@ def test_noise_of_one_kind_in_every_block_is_a_lower_precision(bits, start):
     row = alone_evidence("c", modules(dict.fromkeys(ATTENTION, noise(bits, start))), "side")
     assert (row.figures.kind, row.figures.blocks, row.figures.first) == ("self_attn", 4, None)
     assert row.figures.bits == pytest.approx(bits, abs=0.5)
-    assert "undeclared lower precision" in row.says
+    assert "--declare" in row.says
 
 
 def test_a_fault_on_top_of_noise_is_named_by_itself():
