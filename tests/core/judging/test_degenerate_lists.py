@@ -103,15 +103,6 @@ def test_a_pair_of_which_little_can_be_compared_is_a_run_with_a_verdict(shape: s
         assert (pair.verdict == IDENTICAL) == (pair.summary.finite > 0 and not pair.summary.neq)
 
 
-def test_the_tokens_that_differ_are_named_where_no_value_can_be_compared() -> None:
-    sides = sides_of(*SHAPES["other chosen tokens"])
-    (verdict,) = judge_responses(sides, pairs_of(sides))
-    assert "token at position 3 differs ('The' / 'A')" in verdict.because
-    sides = sides_of(*SHAPES["lists without a common token"])
-    (verdict,) = judge_responses(sides, pairs_of(sides))
-    assert "top token at position 3 differs ('The' / 'So')" in verdict.because
-
-
 def sides_of(*payloads: dict[str, Any]) -> tuple[ListSide, ...]:
     return align(
         [ListSide(name, tuple(read_payload(payload, name))) for name, payload in zip("AB", payloads, strict=True)]

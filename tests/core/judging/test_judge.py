@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from core.errors import UsageError
-from core.judging.judge import Controls, Exact, NoiseFloor, NotAvailableError, OtherRows, Pair, Rerun, judge
+from core.judging import judge as judging
+from core.judging.judge import Controls, Exact, NoiseFloor, NotAvailableError, OtherRows, Pair, Rerun
 from core.judging.places import NotFinite, structure_of
 from core.judging.shrink import shrink_evidence
 from core.judging.validity import sampler_evidence
@@ -31,6 +32,7 @@ from core.runs.file.evidence import (
     OtherPromptsFigures,
     SamplerFigures,
     Unmeasured,
+    Verdict,
 )
 
 POSITIONS = 300
@@ -78,6 +80,13 @@ class MadeControls(Controls):
     @property
     def own_paths(self) -> Mapping[str, np.ndarray]:
         return {"prefill": np.random.default_rng(1).chisquare(50, POSITIONS) / 50}
+
+
+def judge(controls: Controls, earlier: Verdict | None = None) -> Verdict:
+    """Judge, and count the words of every sentence."""
+    verdict = judging.judge(controls, earlier)
+    assert max(len(says.split()) for says in (verdict.because, *(row.says for row in verdict.evidence))) <= 25
+    return verdict
 
 
 def at(row: int, factor: float) -> np.ndarray:
@@ -144,9 +153,7 @@ def test_modules_that_all_compute_in_fewer_bits_may_be_an_undeclared_precision(f
     verdict = judge(Noisy("float32", wide=1e3))
     assert verdict.is_bug_suspected
     assert ("undeclared lower precision" in verdict.because) is (first is None)
-    assert len(verdict.because.split()) <= 25
-    if first is not None:  # a fault on top of the noise
-        assert verdict.first_place == first
+    assert first in (None, verdict.first_place)  # a fault on top of the noise
 
 
 def test_an_engine_of_16_bits_alone_is_likely_rounding_with_what_would_show() -> None:
@@ -155,7 +162,6 @@ def test_an_engine_of_16_bits_alone_is_likely_rounding_with_what_would_show() ->
     (drawn,) = rows(verdict, Check.DRAWN)
     assert verdict.because == drawn.says
     assert f"{drawn.figures.fault_seen_at_one_position:.2g}x" in verdict.because
-    assert rows(verdict, Check.WIDE_PAIR)[0].says == "The engine takes bfloat16 only."
     assert judge(MadeControls(narrow=3.0, has_wide=False)).name == "bug suspected"
 
 
@@ -207,9 +213,7 @@ def test_a_side_that_does_not_repeat_its_bits() -> None:
 def test_other_prompts_that_change_bits_are_a_leak_of_a_dense_model(has_experts: bool) -> None:
     controls = MadeControls()
     controls.has_experts, controls.other_prompts = has_experts, False
-    controls.moved = ()
-    verdict = judge(controls)
-    assert verdict.is_bug_suspected is not has_experts
+    assert judge(controls).is_bug_suspected is not has_experts
     controls.moved = ("engine",)  # other bits with the same prompts too
     assert judge(controls).name == "nondeterministic"
 
@@ -226,23 +230,6 @@ def test_a_nan_needs_no_floor() -> None:
     controls.not_finite = NotFinite(by_row, 7, " the", controls.names, (1.25, math.nan))
     verdict = judge(controls)
     assert (verdict.name, verdict.first_place, verdict.noise_ratio) == ("bug suspected", (1, 3), None)
-
-
-@pytest.mark.parametrize(
-    "controls",
-    [
-        MadeControls(),
-        MadeControls(wide=1e6),
-        MadeControls(wide=at(164, 30)),
-        MadeControls(narrow=at(164, 30)),
-        MadeControls(narrow=1e3),
-        MadeControls(has_wide=False),
-    ],
-)
-def test_sentences_have_at_most_25_words(controls: MadeControls) -> None:
-    verdict = judge(controls)
-    assert len(verdict.because.split()) <= 25
-    assert max(len(row.says.split()) for row in verdict.evidence) <= 25
 
 
 def test_earlier_evidence_stands_for_checks_that_are_not_made_now() -> None:
@@ -321,23 +308,13 @@ def test_a_pair_that_shrinks_with_the_precision_passes_and_one_that_does_not_fai
     assert row.figures.times_smaller_in_float32 == pytest.approx(0.2 * full)
     assert shrink_evidence(wide, wide, bits, [1000]).outcome == FAILED
     assert shrink_evidence(wide * (full * 0.01) ** 2, wide, bits, [1000]).outcome == MISSING
-
-
-def test_a_position_that_does_not_shrink_is_not_averaged_away():
-    wide = np.random.default_rng(4).chisquare(9, 1000)
-    narrow = wide * (65536 * 0.2) ** 2
-    wide[500] *= 1e5**2
+    few = np.where(np.arange(1000) < 9, wide, 0.0)  # hardly a position moves in 16 bits: only a floor decides
+    assert shrink_evidence(few, wide, bits, [1000]).outcome == MISSING
+    assert shrink_evidence(few, np.zeros_like(wide), bits, [1000]).outcome == PASSED
+    narrow, wide[500] = wide * (full * 0.2) ** 2, wide[500] * 1e10
     narrow[500] = wide[500]
-    row = shrink_evidence(narrow, wide, 8, [400, 600])
+    row = shrink_evidence(narrow, wide, bits, [400, 600])  # one position that does not is not averaged away
     assert (row.outcome, row.figures.worst_position) == (FAILED, (1, 100))
-
-
-def test_if_hardly_a_position_moves_in_16_bits_only_a_floor_decides():
-    wide = np.random.default_rng(5).chisquare(9, 1000)
-    narrow = np.zeros_like(wide)
-    narrow[:9] = wide[:9]
-    assert shrink_evidence(narrow, wide, 8, [1000]).outcome == MISSING
-    assert shrink_evidence(narrow, np.zeros_like(wide), 8, [1000]).outcome == PASSED
 
 
 # Where it begins.
@@ -364,7 +341,3 @@ def test_random_places_are_hardly_ever_called_boundaries():
     )
     expected = draws * math.comb(63, 3) / math.comb(511, 3)
     assert abs(named - expected) < 5 * math.sqrt(expected)
-    aligned = [
-        structure_of(np.sort(rng.choice(np.arange(16, 512, 16), 3, replace=False)), [512]).block for _ in range(1000)
-    ]
-    assert None not in aligned  # the twin: faults at blocks of 16 are always seen

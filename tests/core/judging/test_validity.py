@@ -6,24 +6,31 @@ from typing import Any
 import numpy as np
 import pytest
 
+from core.errors import DumpError
 from core.judging.constant_rows import Filling
 from core.judging.ingest import ingest
 from core.numerics.formats import BFLOAT16, FLOAT32
 from core.runs.file.evidence import FAILED, MISSING, NOTED, PASSED, SAMPLER, SCREENING, STRUCTURE, VALIDITY, Check
 from core.runs.file.evidence import FLOAT32 as FLOAT32_GROUP
+from core.runs.queries.flips import telling_place
 from core.runs.queries.verdicts import next_command
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from tests.core.judging.engine_dumps import ROWS, VOCAB, in_bfloat16, saved, states
+from tests.core.judging.engine_dumps import ROWS, VOCAB, in_bfloat16, in_float32, saved, states
 
 X, HEAD = states()
 PLAIN = in_bfloat16(X, HEAD, 1)
 OTHER = in_bfloat16(X, HEAD, 2)
 
 
-def stored(folder: Path, **arrays: Any) -> RunReader:
-    store = Store(folder / "store")
-    return RunReader(store.path_of(ingest(store, [saved(folder / "dump.npz", **arrays)])))
+FLOAT32_NAMED = {"compute_dtype": np.array("float32")}
+WIDE, WIDE_OTHER = in_float32(X, HEAD, 1), in_float32(X, HEAD, 2)
+
+
+def stored(folder: Path, reference: np.ndarray = PLAIN, variant: np.ndarray = OTHER, **more: Any) -> RunReader:
+    folder.mkdir(exist_ok=True)
+    store, dump = Store(folder / "store"), saved(folder / "dump.npz", reference=reference, variant=variant, **more)
+    return RunReader(store.path_of(ingest(store, [dump])))
 
 
 def outcomes(run: RunReader) -> dict[str, list[str]]:
@@ -34,15 +41,11 @@ def outcomes(run: RunReader) -> dict[str, list[str]]:
 
 
 def test_a_sound_dump_is_likely_rounding_and_names_the_command_that_would_decide(tmp_path):
-    run = stored(tmp_path, reference=PLAIN, variant=OTHER, token_ids=np.arange(ROWS))
+    run = stored(tmp_path, token_ids=np.arange(ROWS))
     (pair,) = run.pairs
     assert pair.verdict == "likely rounding"
     assert next_command(run, pair) == f"ulpscope verdict {run.run_id} --float32 PAIR_IN_FLOAT32.npz"
     assert outcomes(run) == {VALIDITY: [PASSED], SCREENING: [PASSED], FLOAT32_GROUP: [MISSING], STRUCTURE: [NOTED]}
-
-
-def test_equal_sides_are_identical(tmp_path):
-    assert stored(tmp_path, reference=PLAIN, variant=PLAIN).pairs[0].verdict == "identical"
 
 
 def _top(logits: np.ndarray, k: int, fill: float) -> np.ndarray:
@@ -59,12 +62,6 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
 
 def _softmax(logits: np.ndarray) -> np.ndarray:
     return np.exp(_log_softmax(logits))
-
-
-def _with_nan(logits: np.ndarray) -> np.ndarray:
-    changed = logits.copy()
-    changed[7, 3] = np.nan
-    return changed
 
 
 INVALID = {  # the sides, the check that fails, and some of its figures
@@ -107,10 +104,11 @@ INVALID = {  # the sides, the check that fails, and some of its figures
     "probabilities on one side": (PLAIN, _softmax(OTHER), Check.LOGSUMEXP, {}),
     "a NaN on one side": (
         PLAIN,
-        _with_nan(OTHER),
+        np.where((np.arange(ROWS)[:, None] == 7) & (np.arange(VOCAB) == 3), np.nan, OTHER),
         Check.NUMBERS,
         {"nonfinite_mismatch": 1, "positions": 1, "first": (0, 7), "token": 3},
     ),
+    "tokens beyond the vocabulary": (PLAIN, OTHER, Check.SHAPES, {"highest_token_id": ROWS - 1 + VOCAB}),
 }
 SHIFTED = {"rows one late": "one_later", "rows one early": "one_earlier", "rows two late": "two_later"}
 
@@ -122,7 +120,7 @@ SHIFTED = {"rows one late": "one_later", "rows one early": "one_earlier", "rows 
 def test_an_overflow_of_float16_is_named_if_the_other_side_is_as_large(wrong, top, is_named, tmp_path):
     reference, variant = PLAIN.astype(np.float32), OTHER.astype(np.float32)
     reference[7, 3], variant[7, 3] = top, wrong
-    (pair,) = stored(tmp_path, reference=reference, variant=variant).pairs
+    (pair,) = stored(tmp_path, reference, variant).pairs
     assert pair.verdict == "invalid dump"
     assert ("overflow of float16" in pair.because) is is_named
 
@@ -131,7 +129,8 @@ def test_an_overflow_of_float16_is_named_if_the_other_side_is_as_large(wrong, to
 @pytest.mark.parametrize("case", INVALID, ids=str)
 def test_a_dump_that_cannot_be_compared_is_called_invalid_with_the_reason(case, tmp_path):
     reference, variant, check, figures = INVALID[case]
-    run = stored(tmp_path, reference=reference, variant=variant)
+    more = {"token_ids": np.arange(ROWS) + VOCAB} if check is Check.SHAPES else {}
+    run = stored(tmp_path, reference, variant, **more)
     assert run.pairs[0].verdict == "invalid dump"
     (row,) = [row for row in run.evidence(0) if row.check is check]
     assert row.outcome == FAILED
@@ -140,46 +139,31 @@ def test_a_dump_that_cannot_be_compared_is_called_invalid_with_the_reason(case, 
         assert getattr(row.figures, SHIFTED[case]) > 0.9 > row.figures.unshifted
 
 
-def test_token_ids_beyond_the_vocabulary_are_not_those_of_the_logits(tmp_path):
-    (pair,) = stored(tmp_path, reference=PLAIN, variant=OTHER, token_ids=np.arange(ROWS) + VOCAB).pairs
-    assert pair.verdict == "invalid dump"
-
-
-TOP_20 = [
-    _top(_log_softmax(side / 2), 20, -np.inf)
-    for side in (PLAIN, OTHER + np.random.default_rng(3).standard_normal(OTHER.shape))
-]
-
-
 def test_log_probabilities_cut_to_the_top_20_are_called_that_and_no_nan_is_blamed(tmp_path):
-    run = stored(tmp_path, reference=TOP_20[0], variant=TOP_20[1])
+    sides = PLAIN, OTHER + np.random.default_rng(3).standard_normal(OTHER.shape)
+    run = stored(tmp_path, *(_top(_log_softmax(side / 2), 20, -np.inf) for side in sides))
     assert run.pairs[0].verdict == "invalid dump"
     rows = {row.check: row for row in run.evidence(0)}
     assert rows[Check.TRUNCATION].outcome == FAILED
     assert "log-probabilities" in rows[Check.LOGSUMEXP].says
     assert Check.NUMBERS not in rows
-
-
-def test_negative_logits_cut_to_the_top_20_are_no_log_probabilities(tmp_path):
-    """As GPT-2's are: their 20 best add up to 1e-16, where 20 of 600 probabilities are a thirtieth at least."""
-    run = stored(tmp_path, reference=_top(PLAIN - 60, 20, -np.inf), variant=_top(OTHER - 60, 20, -np.inf))
+    # Negative logits are none: the 20 best of GPT-2 add up to 1e-16, 20 of 600 probabilities to a thirtieth at least.
+    run = stored(tmp_path / "negative", *(_top(side - 60, 20, -np.inf) for side in (PLAIN, OTHER)))
     assert Check.LOGSUMEXP not in {row.check for row in run.evidence(0)}
 
 
-def test_a_mask_on_half_of_the_vocabulary_is_no_truncation(tmp_path):
-    """The twin of the truncated ones: what one value fills to less than a half."""
-    masked = [side.copy() for side in (PLAIN, OTHER)]
-    for side in masked:
-        side[:, : VOCAB // 2 - 1] = -np.inf
-    run = stored(tmp_path, reference=masked[0], variant=masked[1])
-    assert run.pairs[0].verdict == "likely rounding"
-
-
-def test_of_two_tokens_that_tie_nothing_is_called_truncated(tmp_path):
-    random = np.random.default_rng(0)
-    sides = [random.integers(0, 2, (12, 2)).astype(np.float32) for _ in range(2)]
-    run = stored(tmp_path, reference=sides[0], variant=sides[1])
+@pytest.mark.parametrize(
+    "sides",
+    [
+        [np.where(np.arange(VOCAB) < VOCAB // 2 - 1, -np.inf, side) for side in (PLAIN, OTHER)],
+        np.random.default_rng(0).integers(0, 2, (2, 12, 2)).astype(np.float32),
+    ],
+    ids=["a mask on half of the vocabulary", "two tokens that tie"],
+)
+def test_less_than_half_of_a_row_is_no_truncation(sides, tmp_path):
+    run = stored(tmp_path, *sides)
     assert Check.TRUNCATION not in {row.check for row in run.evidence(0)}
+    assert run.pairs[0].verdict != "invalid dump"
 
 
 @pytest.mark.parametrize("fmt", [BFLOAT16, FLOAT32], ids=lambda fmt: fmt.name)
@@ -202,7 +186,7 @@ def test_filled_rows_are_counted_exactly_wherever_the_others_lie(fmt, share):
 
 def test_the_first_difference_is_found_without_a_control_and_one_place_names_no_block(tmp_path):
     variant = np.concatenate([PLAIN[:32], OTHER[32:]])
-    run = stored(tmp_path, reference=PLAIN, variant=variant)
+    run = stored(tmp_path, PLAIN, variant)
     (row,) = [row for row in run.evidence(0) if row.group == STRUCTURE]
     assert (row.figures.positions, row.figures.first, row.figures.is_tail) == (16, (0, 32), True)
     assert row.figures.block is None
@@ -211,10 +195,7 @@ def test_the_first_difference_is_found_without_a_control_and_one_place_names_no_
 def test_places_that_are_multiples_of_a_block_are_named_without_a_control(tmp_path):
     variant = PLAIN.copy()
     variant[[8, 16, 24, 32, 40]] = OTHER[[8, 16, 24, 32, 40]]
-    (row,) = [row for row in stored(tmp_path, reference=PLAIN, variant=variant).evidence(0) if row.group == STRUCTURE]
-    assert row.figures.block == 8
-    variant[[8, 40]] = PLAIN[[8, 40]]  # 16, 24, 32: three places, as blocks of 8 and nothing smaller have them
-    (row,) = [row for row in stored(tmp_path, reference=PLAIN, variant=variant).evidence(0) if row.group == STRUCTURE]
+    (row,) = [row for row in stored(tmp_path, PLAIN, variant).evidence(0) if row.group == STRUCTURE]
     assert row.figures.block == 8
 
 
@@ -229,47 +210,25 @@ def _emitted(logits: np.ndarray, given: int = 4) -> np.ndarray:
 
 def test_emitted_tokens_that_are_the_argmax_pass_and_another_is_the_samplers_fault(tmp_path):
     right = {"emitted:reference": _emitted(PLAIN), "emitted:variant": _emitted(OTHER)}
-    run = stored(tmp_path, reference=PLAIN, variant=OTHER, **right)
+    run = stored(tmp_path, **right)
     assert outcomes(run)[SAMPLER] == [PASSED, PASSED]
     assert run.pairs[0].verdict == "likely rounding"
     assert run.generations[0].given_positions == 5
     assert run.generations[0].tokens[1] == tuple(OTHER.argmax(1)[4:])
     wrong = {**right, "emitted:variant": np.where(np.arange(ROWS) == 20, 3, right["emitted:variant"])}
-    (tmp_path / "b").mkdir()
-    run = stored(tmp_path / "b", reference=PLAIN, variant=OTHER, **wrong)
+    run = stored(tmp_path / "b", **wrong)
     assert outcomes(run)[SAMPLER] == [PASSED, FAILED]
     assert run.pairs[0].verdict == "bug suspected"
 
 
-def test_of_tokens_that_tie_any_may_be_emitted(tmp_path):
-    tied = PLAIN.copy()
-    tied[10, [5, 300]] = 40.0
-    tokens = tied.argmax(1)
-    tokens[10] = 300
-    run = stored(
-        tmp_path, reference=tied, variant=OTHER, **{"emitted:reference": tokens, "emitted:variant": OTHER.argmax(1)}
-    )
-    assert outcomes(run)[SAMPLER] == [PASSED, PASSED]
-
-
-def test_of_more_tokens_that_tie_than_are_kept_any_may_be_emitted(tmp_path):
-    flat = np.round(PLAIN)
-    flat[:, :60] = flat.max() + 8
-    tokens = np.full(ROWS, 55)
-    run = stored(
-        tmp_path, reference=flat, variant=OTHER, **{"emitted:reference": tokens, "emitted:variant": OTHER.argmax(1)}
-    )
-    assert outcomes(run)[SAMPLER] == [PASSED, PASSED]
-    (tmp_path / "b").mkdir()
-    tokens[9] = 70
-    run = stored(
-        tmp_path / "b",
-        reference=flat,
-        variant=OTHER,
-        **{"emitted:reference": tokens, "emitted:variant": OTHER.argmax(1)},
-    )
-    assert outcomes(run)[SAMPLER] == [FAILED, PASSED]
-    assert [row.figures.first for row in run.evidence(0) if row.group == SAMPLER] == [9, None]
+@pytest.mark.parametrize(("token", "first"), [(55, None), (70, 9)])
+def test_of_tokens_that_tie_any_may_be_emitted(token, first, tmp_path):
+    """Of more than are kept, too."""
+    flat, tokens = np.round(PLAIN), np.full(ROWS, 55)
+    flat[:, :60], tokens[9] = flat.max() + 8, token
+    run = stored(tmp_path, flat, **{"emitted:reference": tokens, "emitted:variant": OTHER.argmax(1)})
+    assert outcomes(run)[SAMPLER] == [PASSED if first is None else FAILED, PASSED]
+    assert [row.figures.first for row in run.evidence(0) if row.group == SAMPLER] == [first, None]
 
 
 @pytest.mark.parametrize(
@@ -277,7 +236,6 @@ def test_of_more_tokens_that_tie_than_are_kept_any_may_be_emitted(tmp_path):
     [
         ({"emitted:reference": _emitted(PLAIN)}, "not of 'variant'; expected all or none"),
         ({"emitted:nobody": _emitted(PLAIN)}, "belongs to no side"),
-        ({"emitted": _emitted(PLAIN)}, "belongs to no side"),
         ({"emitted:reference": _emitted(PLAIN), "emitted:variant": _emitted(PLAIN, 5)}, "begin at different positions"),
         (
             {"emitted:reference": _emitted(PLAIN)[1:], "emitted:variant": _emitted(PLAIN)},
@@ -288,9 +246,41 @@ def test_of_more_tokens_that_tie_than_are_kept_any_may_be_emitted(tmp_path):
     ],
 )
 def test_odd_emitted_tokens_are_refused_in_a_sentence(emitted, sentence, tmp_path):
-    from core.errors import DumpError
+    with pytest.raises(DumpError, match=sentence):
+        stored(tmp_path, **emitted)
+    assert Store(tmp_path / "store").paths() == []
 
-    store = Store(tmp_path / "store")
-    with pytest.raises(DumpError, match=sentence.replace("(", r"\(")):
-        ingest(store, [saved(tmp_path / "dump.npz", reference=PLAIN, variant=OTHER, **emitted)])
-    assert store.paths() == []
+
+# The difference, by the arrays alone.
+
+
+@pytest.mark.parametrize(
+    ("reference", "variant", "more", "verdict"),
+    [
+        (PLAIN, PLAIN, {}, "identical"),
+        (WIDE, WIDE_OTHER, FLOAT32_NAMED, "likely rounding"),
+        # a log-softmax hides the grid of the bfloat16 logits that it was taken of
+        (_log_softmax(PLAIN), _log_softmax(OTHER), {}, "undecided"),
+        (_log_softmax(PLAIN), _log_softmax(OTHER), FLOAT32_NAMED, "bug suspected"),
+    ],
+)
+def test_a_difference_is_compared_with_what_its_dtype_rounds(reference, variant, more, verdict, tmp_path):
+    assert stored(tmp_path, reference, variant, **more).pairs[0].verdict == verdict
+
+
+@pytest.mark.parametrize(("reference", "variant"), [(PLAIN, OTHER), (WIDE, WIDE_OTHER)], ids=["bfloat16", "float32"])
+def test_unrelated_arrays_and_one_swapped_row_are_a_suspected_bug(tmp_path, reference, variant):
+    unrelated = (np.random.default_rng(0).standard_normal(reference.shape) * reference.std()).astype(np.float32)
+    assert stored(tmp_path, reference, unrelated).pairs[0].verdict == "bug suspected"
+    swapped = variant.copy()
+    swapped[11] = variant[29]
+    with stored(tmp_path / "swapped", reference, swapped) as run:
+        assert run.pairs[0].verdict == "bug suspected"
+        assert telling_place(run.positions(0)) == (0, 11)
+
+
+def test_a_difference_of_medium_size_stays_undecided(tmp_path):
+    signs = np.random.default_rng(1).choice([-1, 1], PLAIN.shape)
+    step = 2.0 ** (np.floor(np.log2(np.abs(PLAIN).max())) - 7)  # of bfloat16 at the largest logit
+    moved = np.round(PLAIN / step + 6 * signs).astype(np.float32) * np.float32(step)
+    assert stored(tmp_path, PLAIN, moved, compute_dtype=np.array("bfloat16")).pairs[0].verdict == "undecided"
