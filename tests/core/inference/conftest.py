@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -159,8 +160,9 @@ def loaded(request: pytest.FixtureRequest, model_folders: dict[str, Path]) -> Lo
 
 
 @pytest.fixture(scope="module")
-def model_of(model_folders: dict[str, Path]) -> Callable[[str], LoadedModel]:
-    return lambda name: load_model(str(model_folders[name]), dtype="float32", device="cpu")
+def model_of(model_folders: dict[str, Path]) -> Callable[..., LoadedModel]:
+    """Each model in each dtype, loaded once."""
+    return cache(lambda name, dtype="float32": load_model(str(model_folders[name]), dtype=dtype, device="cpu"))
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from core.inference.ops.operations import OPERATIONS, Operation, linear_operations
-from core.inference.ops.probing import ProbePlan, machine_settings, probe, probe_all, probes_of
+from core.inference.ops.probing import ProbePlan, probe, probe_all, probes_of
 
 CPU = torch.device("cpu")
 WIDE = 64
@@ -139,31 +139,11 @@ def test_out_of_memory_at_a_batch_ends_the_batches_and_is_noted():
     assert "batch 8 was not compared" in row["note"]
 
 
-def test_progress_names_each_probe():
-    told = []
-    rows = list(probe_all(plan_of(planted(in_order), dtypes=("float32", "bfloat16")), lambda *said: told.append(said)))
-    assert [row["dtype"] for row in rows] == ["float32", "bfloat16"]
-    assert told == [("planted, width 64, 8, float32", 0, 2), ("planted, width 64, 8, bfloat16", 1, 2), ("probed", 2, 2)]
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_operation_of_the_table_is_probed(dtype):
     probes = tuple((operation, operation.sizes[0]) for operation in OPERATIONS if operation.is_on_cpu)
     rows = list(probe_all(ProbePlan(CPU, (dtype,), probes, repeats=1, is_quick=True, seconds_each=0.0)))
     assert [row for row in rows if row["refusal"] or not row["elements"]] == []
-
-
-def test_mm_of_this_processor_is_what_torch_itself_says():
-    (operation,) = [each for each in OPERATIONS if each.name == "mm"]
-    given = []
-    watched = Operation(
-        "mm", operation.words, ("k",), ("k n",), lambda x, w: given.append((x, w)) or torch.mm(x, w), ()
-    )
-    row = probe(watched, (256, 256), "float32", plan_of(repeats=1))
-    x, w = max(((x, w) for x, w in given), key=lambda each: len(each[0]))
-    alone = torch.mm(x[:1].clone(), w)[0]
-    same = [batch for batch in BATCHES if torch.equal(torch.mm(x[:batch].clone(), w)[0], alone)]
-    assert set(row["batch_classes"][0]["batches"]) <= set(same)  # the class is over more rows than row 0
 
 
 def test_a_models_linear_maps_are_each_shape_once_with_the_modules_that_have_it():
@@ -181,12 +161,6 @@ def test_a_models_linear_maps_are_each_shape_once_with_the_modules_that_have_it(
     ]
     row = probe(operations[1], (12, 4), "float32", plan_of())
     assert (row["modules"], row["elements"]) == ("down", 4)
-
-
-def test_settings_name_what_may_choose_another_kernel():
-    settings = machine_settings(CPU)
-    assert settings["torch"] == torch.__version__
-    assert {"threads", "float32_matmul_precision", "deterministic_algorithms", "cpu_capability"} <= settings.keys()
 
 
 @pytest.mark.gpu

@@ -5,6 +5,7 @@ The whole trial is `python -m benchmarks.verdicts.causes`; here every cause once
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +13,18 @@ import pytest
 
 from benchmarks.verdicts.causes import CLEAN, INJECTIONS, LISTED, complete, inject_and_explain, lists, pair_of
 from core.errors import DumpError
-from core.judging.explain.causes import explain, explain_pair
+from core.judging.constant_rows import is_left_out
+from core.judging.explain.causes import explain
 from core.judging.explain.rows import complete_rows, rows_of_lists, rows_of_run
 from core.judging.explain.scoring import Cause
 from core.runs.reader import RunReader
 from core.runs.topk.pairing import compare_sides
+from core.runs.topk.records import ListSide
 from tests.core.runs.topk.made_sides import response, side
 from tests.covering import few, thorough
 
 SAMPLES = Path(__file__).resolve().parents[3] / "sample_runs"
+pytestmark = pytest.mark.filterwarnings("error")
 
 
 @pytest.mark.parametrize(
@@ -31,6 +35,8 @@ SAMPLES = Path(__file__).resolve().parents[3] / "sample_runs"
         ("constant", 5.0, "constant", 5.0),
         ("rows shifted", 2, "rows", 2),
         ("rows shifted", -1, "rows", -1),
+        ("rows swapped", 1, "positions", 2),
+        ("one row repeated", 0.4, "prompt", 0),
         ("soft cap", 10.0, "cap", 10.0),
         ("presence", 2.0, "strength", 2.0),
         ("frequency", 2.0, "strength", 2.0),
@@ -38,7 +44,9 @@ SAMPLES = Path(__file__).resolve().parents[3] / "sample_runs"
         ("logit bias", 5.0, "largest", 5.0),
         ("top-k", 20, "top_k", 20),
         ("top-p", 0.9, "top_p", 0.9),
+        ("tokens masked", 3, "count", 3),
         ("cut vocabulary", 64, "tokens", 64),
+        ("padded with 0", 64, "tokens", 64),
         ("rounded", 1, "to", "bfloat16"),
         ("decimals", 2, "to", "2 decimals"),
     ],
@@ -95,6 +103,110 @@ def test_noise_of_any_size_is_no_cause() -> None:
         assert explain(complete(pair, pair.x, y)).causes == [], size
 
 
+# Small inputs as users send them.
+
+ROWS, VOCAB = 24, 600
+_RANDOM = np.random.default_rng(5)
+LOGITS = _RANDOM.normal(size=(ROWS, 32)) @ _RANDOM.normal(0, 0.8, (32, VOCAB)) + _RANDOM.normal(0, 2, VOCAB)
+OTHER = LOGITS + _RANDOM.normal(0, 2e-6, LOGITS.shape)  # as float32 rounds
+TOKENS = tuple((np.arange(ROWS) * 7 % 11).tolist())
+LOWEST = [-1e4, -1e9, -65504.0, float(np.finfo(np.float32).min), -3.3895313892515355e38, -np.inf]
+
+
+def causes_of(y: np.ndarray, x: np.ndarray = LOGITS) -> list[Cause]:
+    sides = (x.astype(np.float32), y.astype(np.float32))
+
+    def read(which: int, _: int, position: int) -> np.ndarray:
+        return sides[which][position]
+
+    return explain(complete_rows(("a", "b"), "float32", (TOKENS,), [len(x)], x.shape[1], read)).causes
+
+
+def changed(ids: object, value: float, y: np.ndarray = OTHER) -> np.ndarray:
+    made = y.copy()
+    made[:, ids] = value
+    return made
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+
+
+@pytest.mark.parametrize("filler", LOWEST)
+def test_masked_tokens_leave_the_figures_of_other_causes(filler: float) -> None:
+    least = np.sort(OTHER, axis=1)[:, -40][:, None]
+    (mask,) = causes_of(np.where(least <= OTHER, OTHER, filler))
+    assert (mask.name, mask.parameters) == ("masking", {"top_k": 40})
+    temperature, mask = causes_of(changed(slice(100, 160), filler, OTHER / 0.7))
+    assert (temperature.name, mask.name) == ("temperature", "masking")
+    assert temperature.parameters["temperature"] == pytest.approx(0.7, rel=1e-4)
+
+
+@pytest.mark.parametrize(("ids", "first"), [([0], 0), ([3, 9, 200], 3), (slice(0, 50), 0), (slice(300, 340), 300)])
+def test_a_vocabulary_is_cut_only_at_its_end(ids: object, first: int) -> None:
+    (cause,) = causes_of(changed(ids, -np.inf))
+    assert (cause.name, cause.parameters["tokens"][0]) == ("masking", first)
+
+
+def test_a_mask_that_is_added_to_logits_is_a_mask_and_a_large_logit_makes_none() -> None:
+    row = np.linspace(-10, 20, 300)
+    assert is_left_out(row - 1e4 * (np.arange(300) < 9)).nonzero()[0].tolist() == list(range(9))
+    assert not is_left_out(row + 1e9 * (np.arange(300) == 4)).any()
+    assert not is_left_out(row * 500).any()  # a temperature of 0.002
+    assert not is_left_out(np.zeros(300)).any()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda y: np.zeros_like(y),
+        lambda y: np.full_like(y, np.nan),  # never written
+        lambda y: np.full_like(y, -np.inf),
+        lambda y: np.where(np.arange(ROWS)[:, None] < 16, 0.0, y),
+        lambda y: np.where(np.arange(VOCAB) % 3 == 0, 0.0, y),
+        lambda y: np.random.default_rng(0).normal(0, 1, y.shape),
+        lambda y: np.exp(log_softmax(y)),
+        np.abs,
+        lambda y: -y,
+    ],
+)
+def test_other_values_are_no_simple_cause(change: Callable[[np.ndarray], np.ndarray]) -> None:
+    assert causes_of(change(OTHER)) == []
+    assert causes_of(OTHER, change(LOGITS)) == []
+
+
+def test_log_probabilities_at_a_temperature_are_no_constant() -> None:
+    (cause,) = causes_of(log_softmax(OTHER / 0.7))
+    assert cause.name == "temperature"
+    assert cause.parameters["temperature"] == pytest.approx(0.7, rel=1e-4)
+
+
+def causes_of_lists(*sides: ListSide) -> list[Cause]:
+    return explain(rows_of_lists(compare_sides(*sides), *sides)).causes
+
+
+@pytest.mark.parametrize("size", [1, 3, 5, 20])
+def test_clean_lists_have_no_cause(size: int) -> None:
+    """Lists of the top tokens of each row; of size 1 of the next token."""
+    tokens, sides = [*TOKENS, 0], []
+    for values in (log_softmax(LOGITS), log_softmax(OTHER)):
+        best = np.argsort(-values, axis=1)[:, :size] if size > 1 else np.array(tokens[1:])[:, None]
+        rows = {at: {int(token): float(values[at, token]) for token in best[at]} for at in range(ROWS)}
+        sides.append(side(f"size {len(sides)}", response(tokens, rows)))
+    assert causes_of_lists(*sides) == []
+
+
+@pytest.mark.parametrize("shift", [1, 2, -1])
+def test_chosen_values_of_other_tokens_are_shifted_rows(shift: int) -> None:
+    values, tokens = [-0.5 - (at * 37 % 23) / 5 for at in range(30)], list(range(100, 131))
+    sides = [
+        side(name, response(tokens, {place: {tokens[place + 1]: values[place + move]} for place in range(3, 27)}))
+        for name, move in (("a", 0), ("b", shift))
+    ]
+    (cause,) = causes_of_lists(*sides)
+    assert (cause.name, cause.parameters) == ("shifted rows", {"rows": shift})
+
+
 @pytest.mark.parametrize(("bos", "words"), [(1, "has token 1 in front,"), (5, "has token 5 in front twice,")])
 def test_a_bos_on_one_side_is_named_whatever_was_generated_after_it(bos: int, words: str) -> None:
     prompt = [5, 6, 7, 8]
@@ -105,41 +217,17 @@ def test_a_bos_on_one_side_is_named_whatever_was_generated_after_it(bos: int, wo
 
 
 def test_a_doubled_bos_is_named_where_some_rows_can_be_compared() -> None:
-    prompt = [5, 6, 7, 8]
     sides = [
         side(name, response(tokens, {at: {9: -0.5, 3: -1.0} for at in range(len(tokens) - 1)}))
-        for name, tokens in (("once", prompt), ("twice", [5, *prompt]))
+        for name, tokens in (("once", [5, 6, 7, 8]), ("twice", [5, 5, 6, 7, 8]))
     ]
-    found = explain(rows_of_lists(compare_sides(*sides), *sides)).causes
-    assert (found[0].name, found[0].parameters["token"]) == ("other tokens", 5)
+    first, *_ = causes_of_lists(*sides)
+    assert (first.name, first.parameters["token"]) == ("other tokens", 5)
 
 
 def test_a_sampler_is_seen_and_greedy_decoding_is_not() -> None:
     tokens = list(range(13))
     greedy = response(tokens, {at: {at + 1: -0.5, at: -1.0} for at in range(3, 12)}, prompt=4)
     sampled = response(tokens, {at: {500: -0.5, at + 1: -1.0} for at in range(3, 12)}, prompt=4)
-    sides = side("greedy", greedy), side("sampled", sampled)
-    found = [cause for cause in explain(rows_of_lists(compare_sides(*sides), *sides)).causes if cause.name == "sampler"]
+    found = [cause for cause in causes_of_lists(side("a", greedy), side("b", sampled)) if cause.name == "sampler"]
     assert [cause.parameters["positions"] for cause in found] == [9]
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("empty", [np.nan, -np.inf, 0.0])
-@pytest.mark.parametrize("is_variant", [True, False])
-def test_rows_without_a_number_or_of_one_value_have_no_cause(empty: float, is_variant: bool) -> None:
-    """A side that was never written, or all masked: other checks name it, and nothing here fails on it."""
-    rows = np.random.default_rng(0).normal(0, 3, (20, 300))
-    sides = (rows, np.full_like(rows, empty)) if is_variant else (np.full_like(rows, empty), rows)
-    found = complete_rows(("a", "b"), "float32", ((),), [20], 300, lambda side, _, position: sides[side][position])
-    assert explain(found).causes == []
-
-
-def test_what_a_cause_leaves_is_named_in_floors() -> None:
-    scaled = Cause("temperature", "Scaled.", explained=0.99, left_rms=0.3, left_floors=3.0)
-    assert "3 noise floors" in scaled.text
-    assert Cause("masking", "Seen.").text == "Seen."
-
-
-def test_a_judged_pair_without_a_cause_has_none() -> None:
-    with RunReader(SAMPLES / "fresh-against-cached.duckdb") as run:
-        assert explain_pair(run, 0).causes == []

@@ -4,9 +4,8 @@ made.
 
 from __future__ import annotations
 
-import json
-import resource
-import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,11 @@ from transformers import DynamicCache
 from core.errors import CaptureError
 from core.inference.capture.capture import plan_capture, run_capture
 from core.inference.capture.costs import costs_of
-from core.inference.models import memory, model
+from core.inference.generating.generation import plan_generation
+from core.inference.models import memory
 from core.inference.models.devices import devices_here
 from core.inference.models.model import LoadedModel, load_model
+from tests.core.inference.capture.test_capture import Collected
 from tests.core.inference.conftest import CONFIGS
 
 PROMPTS = ["def walk(self, path): return [step for step in path if step]", "cafÃ© lamps"]
@@ -26,6 +27,14 @@ PROMPTS = ["def walk(self, path): return [step for step in path if step]", "cafÃ
 
 def shapes(folder: Path, dtype: str = "float32") -> LoadedModel:
     return load_model(str(folder), dtype=dtype, device="cpu", weights=False)
+
+
+@contextmanager
+def tokens_of_forwards(loaded: LoadedModel) -> Iterator[list[int]]:
+    """Tokens of each forward, all rows."""
+    seen: list[int] = []
+    with loaded.model.model.embed_tokens.register_forward_hook(lambda _, given, __: seen.append(given[0].numel())):
+        yield seen
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -39,41 +48,6 @@ def test_without_weights_every_shape_and_limit_is_there_and_nothing_is_held(name
         assert getattr(empty, same) == getattr(whole, same), same
     assert empty.revision == ""
     assert empty.vocabulary() == whole.vocabulary()
-
-
-def test_a_folder_of_40_gigabytes_is_looked_at_in_seconds(tmp_path, model_folders, monkeypatch):
-    """Its weight file is all hole: reading it, or its digest, would take minutes and memory that is not there."""
-    folder = shutil.copytree(model_folders["llama"], tmp_path / "large")
-    config = json.loads((folder / "config.json").read_text())
-    config |= {
-        "hidden_size": 8192,
-        "intermediate_size": 28672,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 64,
-        "head_dim": 128,
-    }
-    (folder / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 8}))
-    with torch.device("meta"):
-        from transformers import AutoConfig, AutoModelForCausalLM
-
-        state = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16).state_dict()
-    entries, end = {}, 0
-    for key, tensor in state.items():
-        entries[key] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [end, end := end + tensor.nbytes]}
-    header = json.dumps(entries).encode()
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        file.truncate(8 + len(header) + end)
-    assert end > 40e9
-    monkeypatch.setattr(model.memory, "free_host_bytes", lambda: 30 * 10**9)
-    with pytest.raises(CaptureError, match=r"needs \d+\.\d GB in bfloat16"):  # the same refusal as that of loading it
-        shapes(folder, "bfloat16")
-    monkeypatch.setattr(model.memory, "free_host_bytes", lambda: 10**15)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KB
-    assert shapes(folder, "bfloat16").weight_bytes == end
-    assert (
-        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 4_000_000
-    )  # a tenth of what reading them would take
 
 
 PATHS = [
@@ -91,36 +65,14 @@ PATHS = [
 @pytest.mark.parametrize("path", ["prefill", *PATHS])
 def test_forwards_and_tokens_are_those_that_the_model_really_computes(llama, model_folders, path):
     other = "decode" if path == "prefill" else "prefill"
-    foreseen = costs_of(plan_capture(shapes(model_folders["llama"]), PROMPTS, path, [other], kv=False)).sides[0]
-    seen: list[int] = []
-    hook = llama.model.model.embed_tokens.register_forward_hook(
-        lambda module, given, result: seen.append(given[0].numel())
-    )
-
-    class Sink:
-        def write(self, side, row, bits):
-            if side == 0:
-                sink.count = len(seen)
-
-        def write_kv(self, side, part): ...
-        def write_generation(self, generation): ...
-
-    sink = Sink()
-    try:
-        run_capture(plan_capture(llama, PROMPTS, path, [other], kv=False), sink)
-    finally:
-        hook.remove()
-    of_path = seen[: sink.count]
-    assert (foreseen.forwards, foreseen.tokens) == (len(of_path), sum(of_path))
-    assert foreseen.positions == sum(len(llama.tokenizer(text)["input_ids"]) for text in PROMPTS)
-
-
-@pytest.mark.parametrize("path", ["prefill", *PATHS])
-def test_the_walk_and_the_path_agree_on_the_number_of_forwards(model_folders, path):
-    plan = plan_capture(
-        shapes(model_folders["llama"]), PROMPTS, path, ["decode" if path == "prefill" else "prefill"], kv=False
-    )
-    assert costs_of(plan).sides[0].forwards == sum(plan.paths[0].forwards(len(ids)) for ids in plan.token_ids)
+    plan = plan_capture(shapes(model_folders["llama"]), PROMPTS, path, [other], kv=False)
+    foreseen = costs_of(plan)
+    with tokens_of_forwards(llama) as seen:
+        run_capture(plan_capture(llama, PROMPTS, path, [other], kv=False), Collected())
+    assert sum(side.forwards for side in foreseen.sides) == len(seen)
+    assert sum(side.tokens for side in foreseen.sides) == sum(seen)
+    assert foreseen.sides[0].forwards == sum(plan.paths[0].forwards(len(ids)) for ids in plan.token_ids)
+    assert foreseen.sides[0].positions == sum(map(len, plan.token_ids))
 
 
 @pytest.mark.parametrize(
@@ -159,26 +111,18 @@ def test_logits_that_do_not_fit_beside_the_weights_are_refused(model_folders, mo
 
 
 @pytest.mark.parametrize(
-    ("prompt", "reference", "variant", "sentence"),
+    ("prompt", "variant", "sentence"),
     [
-        ("x", "prefill", "reuse:40", "has nothing left to compute"),
-        ("x " * 200, "prefill", "decode", "the model's context is 96"),
-        ("", "prefill", "decode", "is empty"),
-        ("x", "prefill", "decode+attn:flash_attention_2", "has no attention 'flash_attention_2'"),
-        ("x", "prefill", "decode+tf32", "tf32 needs CUDA"),
-        ((5, 9999), "prefill", "decode", "token 9999 at position 1"),
+        ("x", "reuse:40", "has nothing left to compute"),
+        ("x " * 200, "decode", "the model's context is 96"),
+        ("x", "decode+attn:flash_attention_2", "has no attention 'flash_attention_2'"),
+        ("x", "decode+tf32", "tf32 needs CUDA"),
     ],
 )
-def test_what_a_capture_refuses_a_dry_run_refuses_in_the_same_words(
-    llama, model_folders, prompt, reference, variant, sentence
-):
-    said = []
+def test_what_a_capture_refuses_a_dry_run_refuses_too(llama, model_folders, prompt, variant, sentence):
     for loaded in (llama, shapes(model_folders["llama"])):
-        with pytest.raises(CaptureError) as refused:
-            plan_capture(loaded, [prompt], reference, [variant])
-        said.append(str(refused.value))
-    assert said[0] == said[1]
-    assert sentence in said[0]
+        with pytest.raises(CaptureError, match=sentence):
+            plan_capture(loaded, [prompt], "prefill", [variant])
 
 
 def test_the_devices_are_those_a_model_can_be_loaded_on(model_folders):
@@ -193,25 +137,11 @@ def test_what_is_generated_is_counted_as_the_most_it_can_be(llama, model_folders
     """Twice the prompt's forwards and one a token, both to find the tokens and to keep their logits; the real capture
     as oracle.
     """
-    from core.inference.generating.generation import plan_generation
-
     what, shaped = (PROMPTS, "chunked:5", ["decode"]), shapes(model_folders["llama"])
     foreseen = costs_of(plan_generation(shaped, *what, tokens=6, kv=False, is_dry=True))
-    seen: list[int] = []
-    hook = llama.model.model.embed_tokens.register_forward_hook(
-        lambda module, given, result: seen.append(given[0].numel())
-    )
-
-    class Sink:
-        def write(self, side, row, bits): ...
-        def write_kv(self, side, part): ...
-        def write_generation(self, generation): ...
-
-    try:
+    with tokens_of_forwards(llama) as seen:
         plan = plan_generation(llama, *what, tokens=6, kv=False)
-        run_capture(plan, Sink())
-    finally:
-        hook.remove()
+        run_capture(plan, Collected())
     # in float32 these do not part; if that changes, choose prompts that do not
     assert all(len(side) == 6 for made in plan.generations for side in made.tokens)
     assert all(made.parting(1) is None for made in plan.generations)

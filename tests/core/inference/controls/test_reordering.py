@@ -8,8 +8,6 @@ import copy
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import cache
-from pathlib import Path as FilePath
 from typing import Any
 
 import pytest
@@ -20,7 +18,7 @@ from core.errors import CaptureError
 from core.inference.controls import reordering
 from core.inference.controls.reordering import order_of, reorder
 from core.inference.models.dtypes import converted
-from core.inference.models.model import LoadedModel, load_model
+from core.inference.models.model import LoadedModel
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.engines import whole_side
 from core.inference.paths.paths import open_path, parse_path
@@ -48,11 +46,6 @@ MAPS = {
     "mamba": 2 * 4 + 1,  # in, x, dt, out
 }
 MODES = {"inference": torch.inference_mode, "no_grad": torch.no_grad, "grad": torch.enable_grad}
-
-
-@pytest.fixture(scope="module")
-def model_of(model_folders: dict[str, FilePath]) -> Callable[..., LoadedModel]:
-    return cache(lambda name, dtype="float32": load_model(str(model_folders[name]), dtype=dtype, device="cpu"))
 
 
 def forward(model: Any, ids: list[int], seed: int | None = None) -> torch.Tensor:

@@ -1,7 +1,5 @@
 """Continuations: each side's tokens are those of transformers' own generate, and the run shows why they part."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -10,12 +8,13 @@ from core.errors import CaptureError
 from core.inference.capture.capture import run_capture
 from core.inference.generating import search
 from core.inference.generating.generation import best_and_margin, continue_all, end_tokens, plan_generation
-from core.inference.models.model import LoadedModel, load_model
+from core.inference.models.model import LoadedModel
 from core.inference.paths.paths import parse_path
 from core.numerics.formats import values_of
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
+from tests.core.inference.capture.test_capture import collect
 from tests.core.inference.conftest import MODELS
 from tests.core.inference.sameness import tokens
 from tests.covering import covering
@@ -73,20 +72,14 @@ def test_a_path_continues_a_prompt_as_transformers_does(path: str, loaded: Loade
 
 
 @pytest.mark.model
-def test_a_text_ends_with_the_models_own_end_token(llama: LoadedModel) -> None:
+def test_a_text_ends_with_the_models_own_end_token(llama: LoadedModel, monkeypatch) -> None:
     ids = tokens(llama)[:20]
     whole = generated(llama, ids, LENGTH)
     stop = whole[5]
-    ending = copy.copy(llama.model.generation_config)
-    before = llama.model.generation_config
-    ending.eos_token_id = [stop, 383]
-    llama.model.generation_config = ending
-    try:
-        assert end_tokens(llama) == {stop, 383}
-        ((found, _),) = continue_all(parse_path("prefill"), llama, [ids], LENGTH)
-        assert found == whole[: whole.index(stop) + 1] == generated(llama, ids, LENGTH)
-    finally:
-        llama.model.generation_config = before
+    monkeypatch.setattr(llama.model.generation_config, "eos_token_id", [stop, 383])
+    assert end_tokens(llama) == {stop, 383}
+    ((found, _),) = continue_all(parse_path("prefill"), llama, [ids], LENGTH)
+    assert found == whole[: whole.index(stop) + 1] == generated(llama, ids, LENGTH)
 
 
 def test_the_argmax_is_the_lowest_id_and_never_nan_and_its_margin_is_over_the_runner_up() -> None:
@@ -112,23 +105,11 @@ def test_each_token_of_a_continuation_has_the_margin_of_its_own_logits(llama: Lo
     assert len(set(margins)) == len(found)
 
 
-@pytest.fixture(scope="module")
-def shipped(shipped_model) -> LoadedModel:
-    return load_model(str(shipped_model), dtype="bfloat16", device="cpu")
-
-
-@pytest.fixture(scope="module")
-def parted(llama: LoadedModel) -> tuple[LoadedModel, int, str, int, search.SearchResult]:
-    """A model in float32, a prompt, and a path in bfloat16 that parts from prefill within so many tokens."""
-    path, length = "decode+dtype:bfloat16", 24
-    found = search.search(llama, MADE, "prefill", path, tokens=length)
-    return llama, found.flipped_prompts[0], path, length, found
-
-
 @pytest.mark.model
-def test_the_run_shows_the_flip_that_made_the_texts_part(parted, tmp_path) -> None:
-    loaded, prompt, path_name, length, found = parted
-    plan = plan_generation(loaded, [MADE[prompt]], "prefill", [path_name], tokens=length)
+def test_the_run_shows_the_flip_that_made_the_texts_part(llama: LoadedModel, tmp_path) -> None:
+    variant = "decode+dtype:bfloat16"
+    found = search.search(llama, MADE, "prefill", variant, tokens=LENGTH)
+    plan = plan_generation(llama, [MADE[found.flipped_prompts[0]]], "prefill", [variant], tokens=LENGTH)
     with RunWriter(Store(tmp_path), plan.header) as writer:
         run_capture(plan, writer)
         path = Store(tmp_path).path_of(writer.finish())
@@ -145,71 +126,37 @@ def test_the_run_shows_the_flip_that_made_the_texts_part(parted, tmp_path) -> No
             logits = values_of(run.at(side, 0, parting), run.header.format)
             assert int(np.argmax(logits)) == made.tokens[side][step]
         assert made.tokens[0][:step] == made.tokens[1][:step] == run.header.prompts[0].token_ids[made.given_positions :]
-        assert made.texts[0] == loaded.tokenizer.decode(made.tokens[0])
+        assert made.texts[0] == llama.tokenizer.decode(made.tokens[0])
         # Between prompt and parting every generated token is the argmax of both sides' stored logits.
         middle = table.iloc[made.given_positions - 1 : parting]
         assert middle["reference_token"].tolist() == middle["variant_token"].tolist() == list(made.tokens[0][:step])
 
 
 @pytest.mark.model
-def test_sides_that_never_part_are_captured_to_their_last_token(shipped: LoadedModel) -> None:
-    plan = plan_generation(shipped, ["import os\nimport sys\n"], "prefill", ["prefill+batch:2"], tokens=6)
-    (made,) = plan.generations
-    assert made.parting(1) is None
-    assert plan.token_ids[0] == (*shipped.tokenizer("import os\nimport sys\n")["input_ids"], *made.tokens[0][:-1])
-
-
-@pytest.mark.model
-def test_the_second_pass_repeats_the_first_bit_for_bit(shipped: LoadedModel, monkeypatch) -> None:
-    """Teacher-forced on the common tokens, static cache and neighbours included: the same argmax at every step, from
-    the same bits.
-    """
-    from core.inference.capture import capture
-    from core.inference.paths.batch import ignore
-    from core.inference.paths.paths import OpenPath
-
-    for path in ("static", "decode+batch:3", "blocks:8+pad:left:2"):
-        seen: list[torch.Tensor] = []
-        real = OpenPath.continue_prompt
-
-        def kept(self, ids, asked, choose, emit, seen=seen, real=real):
-            def keep(position: int, logits: torch.Tensor) -> None:
-                seen.append(logits.clone())
-                emit(position, logits)
-
-            real(self, ids, asked, choose, keep)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(OpenPath, "continue_prompt", kept)
-            plan = plan_generation(shipped, [MADE[1]], path, ["prefill"], tokens=8)
-            first = torch.cat(seen)
-            seen.clear()
-            with torch.inference_mode(), capture.open_path(plan.paths[0], shipped) as opened:
-                capture._run_prompt(opened, plan.token_ids[0], plan.generations[0], ignore)
-            second = torch.cat(seen)
-        rows = len(second)
-        assert rows > plan.generations[0].given_positions
-        assert torch.equal(second, first[:rows])
+@pytest.mark.parametrize("path", ["static", "decode+batch:3", "blocks:8+pad:left:2"])
+def test_the_second_pass_repeats_the_first(path: str, llama_bfloat16: LoadedModel) -> None:
+    """Fed the common tokens, every step has the token and the very margin of the first pass."""
+    ids = llama_bfloat16.tokenizer(MADE[1])["input_ids"]
+    ((found, margins),) = continue_all(parse_path(path), llama_bfloat16, [ids], 8)
+    plan = plan_generation(llama_bfloat16, [MADE[1]], path, ["prefill"], tokens=8)
+    logits = values_of(collect(plan).side(0), plan.header.format)[len(ids) - 1 :].astype(np.float32)
+    again, margins_again = best_and_margin(torch.from_numpy(logits))
+    assert again.tolist() == list(found[: len(again)]) != []
+    assert margins_again.tolist() == list(margins[: len(again)])
 
 
 @pytest.mark.model
 @pytest.mark.parametrize(
-    ("reference", "tokens_asked", "sentence"),
+    ("name", "reference", "length", "sentence"),
     [
-        ("prefill+pad:right:2", 4, "padding after the prompt leaves no place for generated tokens; choose pad:left"),
-        ("prefill", 500, "and 500 more exceed the model's context of 96; shorten it or lower --tokens"),
+        ("llama", "prefill+pad:right:2", 4, "padding after the prompt leaves no place for generated tokens"),
+        ("llama", "prefill", 500, "and 500 more exceed the model's context of 96"),
+        # the prompt is short enough, the continuation is not: keys cached before would be rotated otherwise
+        ("longrope", "prefill", 30, "changes its rotary frequencies beyond"),
     ],
 )
 def test_what_cannot_be_continued_is_refused_before_anything_is_computed(
-    reference, tokens_asked, sentence, llama
+    name, reference, length, sentence, model_of
 ) -> None:
     with pytest.raises(CaptureError, match=sentence):
-        plan_generation(llama, ["def walk"], reference, ["decode"], tokens=tokens_asked)
-
-
-@pytest.mark.model
-def test_rotary_frequencies_that_change_on_the_way_are_refused_before_anything_is_computed(model_of) -> None:
-    """The prompt is short enough, the continuation is not: keys cached before would be rotated otherwise."""
-    with pytest.raises(CaptureError, match="changes its rotary frequencies beyond"):
-        plan_generation(model_of("longrope"), ["def walk(self)"], "prefill", ["prefill+batch:2"], tokens=30)
-    plan_generation(model_of("longrope"), ["def walk(self)"], "prefill", ["prefill+batch:2"], tokens=3)
+        plan_generation(model_of(name), ["def walk(self)"], reference, ["prefill+batch:2"], tokens=length)

@@ -29,12 +29,6 @@ def chatty(llama, model_folders):
     return replace(llama, tokenizer=tokenizer)
 
 
-def test_the_rendered_chat_begins_with_one_beginning_of_text_and_ends_where_the_model_answers(chatty):
-    ids = chat_tokens(chatty, [{"role": "system", "content": "be short"}, USER], "here")
-    assert "<|start|>[system] be short" in chatty.tokenizer.decode(ids)
-    assert ids.count(0) == 1
-
-
 def test_the_tokens_are_those_transformers_makes_of_the_chat_itself(chatty):
     wanted = chatty.tokenizer.apply_chat_template([USER], tokenize=True, add_generation_prompt=True, return_dict=False)
     assert list(chat_tokens(chatty, [USER], "here")) == list(wanted)

@@ -10,7 +10,6 @@ from transformers import DynamicCache
 from core.errors import CaptureError
 from core.inference.capture.capture import plan_capture, run_capture
 from core.inference.models.model import LoadedModel, load_model
-from core.inference.paths.batch import ignore
 from core.inference.paths.cache_watch import CacheWatch, kv_parts
 from core.inference.paths.engines import whole_side
 from core.inference.paths.paths import open_path, parse_path
@@ -38,15 +37,16 @@ PATHS = [
 ]
 
 
-def parts_of(path: str, loaded: LoadedModel) -> dict[tuple[int, str], tuple[int, torch.Tensor]]:
-    """(layer, kind) -> (first position, [heads, positions, width])."""
+def parts_of(path: str, loaded: LoadedModel) -> tuple[dict[tuple[int, str], tuple[int, torch.Tensor]], torch.Tensor]:
+    """({(layer, kind): (first position, [heads, positions, width])}, logits)"""
     watch = CacheWatch()
     with torch.inference_mode(), open_path(parse_path(path), loaded, watch) as opened:
-        opened(tokens(loaded), ignore)
-        return {
+        logits = whole_side(opened, tokens(loaded))
+        parts = {
             (part.layer, part.kind): (part.first_position, torch.from_numpy(part.bits.view(np.float32).copy()))
             for part in kv_parts(watch, 0, loaded.torch_dtype)
         }
+    return parts, logits
 
 
 def own_cache(loaded: LoadedModel) -> DynamicCache:
@@ -62,8 +62,9 @@ def own_cache(loaded: LoadedModel) -> DynamicCache:
 @pytest.mark.model
 @pytest.mark.parametrize(("loaded", "path"), covering(MODELS, PATHS, whole=("llama",)), indirect=["loaded"])
 def test_each_path_leaves_the_keys_and_values_of_the_prompts_own_tokens(path, loaded) -> None:
-    found, exact = parts_of(path, loaded), own_cache(loaded)
+    (found, logits), exact = parts_of(path, loaded), own_cache(loaded)
     assert found
+    assert torch.equal(logits, logits_of(path, loaded))
     for (layer, kind), (first, part) in found.items():
         whole = getattr(exact.layers[layer], f"{kind}s")[0]
         expected = whole[:, first : first + part.shape[1]]
@@ -71,14 +72,6 @@ def test_each_path_leaves_the_keys_and_values_of_the_prompts_own_tokens(path, lo
         assert part.shape == expected.shape
         # The float32 bound of logits holds for states before the head with room to spare: their products are as long.
         assert float((part - expected).abs().max()) <= float32_bound(loaded)
-
-
-@pytest.mark.model
-def test_a_cache_kept_for_its_figures_changes_no_logit(loaded) -> None:
-    for path in ("prefill", "prefill+batch:3", "reuse:7"):
-        with torch.inference_mode(), open_path(parse_path(path), loaded, CacheWatch()) as opened:
-            watched = whole_side(opened, tokens(loaded))
-        assert torch.equal(watched, logits_of(path, loaded))
 
 
 def captured(store: Store, loaded: LoadedModel, ids: list[int], variant: str, **options) -> RunReader:
@@ -117,10 +110,8 @@ def test_the_public_threads_count_is_ours_for_every_layer(dtype: str, prompt: in
                 assert ours["elements"].sum() == theirs.numel()
                 assert ours["neq"].tolist() == theirs[0].sum(dim=(1, 2)).tolist()  # by head
                 assert places["neq"].tolist() == theirs[0].sum(dim=(0, 2)).tolist()
-        if (
-            prompt == 47 and dtype == "float32"
-        ):  # in bfloat16 the last digits of another kernel may round away, as they do without vectors
-            assert table["neq"].sum() > 0
+        # in bfloat16 the last digits of another kernel may round away, as they do without vectors
+        assert table["neq"].sum() > 0 or prompt != 47 or dtype != "float32"
 
 
 @pytest.mark.model
@@ -144,16 +135,10 @@ def test_the_variants_cache_is_what_the_counts_speak_of(llama, tmp_path, monkeyp
 
 
 @pytest.mark.model
-def test_caches_are_kept_where_a_path_reads_one_or_where_they_are_asked_for(llama: LoadedModel) -> None:
+def test_caches_are_kept_where_a_path_reads_one_or_where_they_are_asked_for(llama: LoadedModel, model_of) -> None:
     assert plan_capture(llama, ["def"], "prefill", ["decode"]).has_kv
     assert not plan_capture(llama, ["def"], "prefill", ["prefill+batch:2"]).has_kv
     assert plan_capture(llama, ["def"], "prefill", ["prefill+batch:2"], kv=True).has_kv
     assert not plan_capture(llama, ["def"], "prefill", ["decode"], kv=False).has_kv
-
-
-@pytest.mark.model
-def test_a_model_without_such_a_cache_says_so_when_asked_for_it(model_of) -> None:
-    mamba = model_of("mamba")
-    assert not plan_capture(mamba, ["def"], "prefill", ["prefill+batch:2"]).has_kv
     with pytest.raises(CaptureError, match="no KV cache to read"):
-        plan_capture(mamba, ["def"], "prefill", ["prefill+batch:2"], kv=True)
+        plan_capture(model_of("mamba"), ["def"], "prefill", ["prefill+batch:2"], kv=True)

@@ -16,8 +16,8 @@ from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.inference.models.model import LoadedModel
 from core.inference.paths import sliced_head
 from core.inference.paths.batch import ignore
-from core.inference.paths.engines import RunnableSide, side_of, whole_side
-from core.inference.watching.kernels import FORWARDS, KernelSums, _add_library_lines, _computes, kernels_of
+from core.inference.paths.engines import side_of, whole_side
+from core.inference.watching.kernels import FORWARDS, KernelSums, _add_library_lines, kernels_of
 from core.runs.queries.kernels import in_words, side_by_side
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
@@ -51,50 +51,11 @@ PRINTED = [
 def test_lines_of_the_libraries_are_read_into_the_module_that_ran():
     found = KernelSums()
     _add_library_lines(PRINTED, found)
-    product, gemm = found.rows()
-    assert (product.module, product.library, product.name) == (
-        "model.layers.0.mlp.up_proj",
-        "oneDNN",
-        "matmul brg_matmul:avx512_core_bf16",
-    )
-    assert (product.detail, product.launches, product.microseconds) == (
-        "bf16 13x384:384x2048",
-        1,
-        pytest.approx(23428.2),
-    )
-    assert (gemm.module, gemm.library, gemm.name, gemm.detail) == (
-        "model.layers.0.mlp",
-        "MKL",
-        "SGEMM",
-        "T,N,2048,13,384",
-    )
-    assert (gemm.launches, gemm.microseconds) == (2, pytest.approx(10_000.0))
-
-
-@pytest.mark.parametrize(
-    ("name", "is_one"),
-    [
-        ("mm", True),
-        ("addmm", True),
-        ("cat", True),
-        ("mul_", True),
-        ("_softmax", True),
-        ("native_layer_norm", True),
-        ("copy_", True),
-        ("view", False),
-        ("t", False),
-        ("slice", False),
-        ("linear", False),
-        ("matmul", False),
-        ("reshape", False),
-        ("empty_like", False),
-    ],
-)
-def test_what_only_looks_at_values_or_calls_others_is_no_kernel(name, is_one):
-    assert _computes(name) is is_one
-
-
-pytest_model = pytest.mark.model
+    assert [(row.module, row.library, row.name, row.detail, row.launches) for row in found.rows()] == [
+        ("model.layers.0.mlp.up_proj", "oneDNN", "matmul brg_matmul:avx512_core_bf16", "bf16 13x384:384x2048", 1),
+        ("model.layers.0.mlp", "MKL", "SGEMM", "T,N,2048,13,384", 2),
+    ]
+    assert [row.microseconds for row in found.rows()] == pytest.approx([23428.2, 10_000.0])
 
 
 @pytest.fixture(scope="module", params=["llama", "gpt2", "mixtral"])
@@ -119,7 +80,7 @@ def launches(listed: KernelList, name: str) -> int:
 
 
 @pytest.mark.spread(3)
-@pytest_model
+@pytest.mark.model
 @pytest.mark.parametrize("path", ["prefill", "prefill+batch:3", "prefill+attn:eager"])
 def test_products_are_counted_as_the_dispatcher_counts_them(loaded: LoadedModel, path: str):
     ids = tiny_prompts(loaded)[0]
@@ -127,20 +88,15 @@ def test_products_are_counted_as_the_dispatcher_counts_them(loaded: LoadedModel,
     with _Counting() as counting:
         side_of(path).run_on(loaded)(ids, ignore)
     assert counting.seen["aten::mm"] + counting.seen["aten::addmm"] > 0
-    for name in (
-        "aten::mm",
-        "aten::addmm",
-        "aten::bmm",
-        "aten::embedding",
-        "aten::_softmax",
-        "aten::native_layer_norm",
-    ):
+    names = ["mm", "addmm", "bmm", "embedding", "_softmax", "native_layer_norm"]
+    for name in (f"aten::{name}" for name in names):
         assert launches(listed, name) == counting.seen[name], name
+    assert not {"aten::view", "aten::t", "aten::linear"} & {row.name for row in listed.rows}
     modules = {name for name, _ in loaded.model.named_modules()}
     assert {row.module for row in listed.rows} <= modules
 
 
-@pytest_model
+@pytest.mark.model
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_operations_shapes_and_dtypes_are_those_of_its_tensors(dtype: str):
     loaded = tiny_model("llama", dtype)
@@ -176,20 +132,12 @@ def _another_kernel_at_larger_batches(loaded: LoadedModel, name: str) -> Iterato
         del module.forward
 
 
-def _both(loaded: LoadedModel, variant: str) -> tuple[KernelList, KernelList]:
-    ids = tiny_prompts(loaded)[0]
-    sides: list[RunnableSide] = [side_of("prefill"), side_of(variant)]
-    first, second = (kernels_of(loaded, side, ids, number) for number, side in enumerate(sides))
-    return first, second
-
-
-@pytest_model
+@pytest.mark.model
 def test_a_kernel_that_only_a_larger_batch_launches_is_named_with_its_module(tmp_path):
-    loaded = tiny_model("llama")
+    loaded, sides, store = tiny_model("llama"), ("prefill", "prefill+batch:2"), Store(tmp_path)
     with _another_kernel_at_larger_batches(loaded, "model.layers.1.mlp.up_proj"):
-        reference, variant = _both(loaded, "prefill+batch:2")
-    store = Store(tmp_path)
-    with RunReader(store.path_of(kernel_run(store, lists=(reference, variant)))) as run:
+        lists = [kernels_of(loaded, side_of(side), tiny_prompts(loaded)[0], n) for n, side in enumerate(sides)]
+    with RunReader(store.path_of(kernel_run(store, lists=tuple(lists)))) as run:
         table, split = side_by_side(run, 0), side_by_side(run, 0, "place")
     only = table[(table["only"] == "variant") & (table["library"] == "torch")]
     assert ("aten::logaddexp2", ["model.layers.*.mlp.up_proj"]) in list(zip(only["name"], only["places"], strict=True))
@@ -197,10 +145,10 @@ def test_a_kernel_that_only_a_larger_batch_launches_is_named_with_its_module(tmp
     layers = loaded.model.config.num_hidden_layers
     assert split["places"].tolist() == [["model.layers.*.mlp.up_proj"]]
     assert split["ratio"].tolist() == [(layers + 2) / layers]
-    assert "`aten::logaddexp2`" in in_words(table, ("prefill", "prefill+batch:2"))
+    assert "`aten::logaddexp2`" in in_words(table, sides)
 
 
-@pytest_model
+@pytest.mark.model
 def test_watching_leaves_standard_output_and_the_bits_as_they_were(capfd: pytest.CaptureFixture[str]):
     loaded = tiny_model("llama")
     ids = tiny_prompts(loaded)[0]
@@ -214,7 +162,7 @@ def test_watching_leaves_standard_output_and_the_bits_as_they_were(capfd: pytest
     assert not any(module._forward_pre_hooks for module in loaded.model.modules())
 
 
-@pytest_model
+@pytest.mark.model
 def test_a_forward_whose_logits_come_in_slices_is_one_forward(monkeypatch: pytest.MonkeyPatch):
     """The model is called once a slice (core.inference.paths.sliced_head), its body once; the twin: without that each
     slice would be a forward.
