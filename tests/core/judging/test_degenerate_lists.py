@@ -31,16 +31,7 @@ from core.runs.topk.payloads.formats import read_payload
 from core.runs.topk.records import ListSide
 
 Token = tuple[str, Any, dict[str, Any]]
-CONDITIONS = (
-    "bits",
-    "flips",
-    "flips:margin>0.5",
-    "flips:margin>2ulps",
-    "kl>0.1",
-    "max-abs>0.1",
-    "share>0.1",
-    "same-top1<0.9",
-)
+CONDITIONS = ("bits", "flips", "flips:margin>0.5", "flips:margin>2ulps", "kl>0.1", "max-abs>0.1", "same-top1<0.9")
 
 
 def answer(*tokens: Token) -> dict[str, Any]:

@@ -37,13 +37,8 @@ def test_reserved_keys_alone_are_no_logits(tmp_path):
 def test_a_dump_says_its_sides_shape_dtype_and_tokens():
     found = describe([UPCAST])
     assert [side["name"] for side in found["sides"]] == ["fresh", "cached"]
-    assert (found["positions"], found["vocab"], found["compute_dtype"], found["tokens"]) == (
-        152,
-        4096,
-        "bfloat16",
-        "ids and texts",
-    )
-    assert found["logits_bytes"] == 152 * 4096 * 2 * 2
+    assert (found["positions"], found["vocab"], found["logits_bytes"]) == (152, 4096, 152 * 4096 * 2 * 2)
+    assert (found["compute_dtype"], found["tokens"]) == ("bfloat16", "ids and texts")
     assert describe([UPCAST], reference="cached")["sides"][0]["name"] == "cached"
     json.dumps(found, allow_nan=False)
 
@@ -56,9 +51,6 @@ def test_a_damaged_run_file_is_refused(tmp_path):
 
 
 def test_inspect_prints_it_and_stores_nothing(cli, tmp_path):
-    done = cli("inspect", UPCAST)
-    assert done.returncode == 0, done.stderr
-    assert "detected: float32 arrays" in done.stdout
     assert json.loads(cli("inspect", UPCAST, "--json").stdout) == describe([UPCAST])
     assert not list(tmp_path.rglob("*.duckdb"))
     assert cli("inspect", ROOT / "README.md").returncode == 2

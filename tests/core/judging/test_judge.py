@@ -239,9 +239,6 @@ def test_earlier_evidence_stands_for_checks_that_are_not_made_now() -> None:
     assert [row.outcome for row in verdict.evidence if row.group == FLOAT32] == [FAILED]
 
 
-# Order.
-
-
 def row(group, outcome, says="so it is."):
     return Evidence(next(check for check in Check if check.group == group), "a control", Unmeasured(), outcome, says)
 
@@ -296,9 +293,6 @@ def test_a_test_can_ask_for_rounding_and_is_shown_the_evidence_otherwise():
         rounding.check(allowed=["fine"])
 
 
-# A pair in 16 bits and in float32, without a floor.
-
-
 @pytest.mark.parametrize(("bits", "full"), [(8, 65536), (11, 8192)])
 def test_a_pair_that_shrinks_with_the_precision_passes_and_one_that_does_not_fails(bits, full):
     """Unit roundoffs: 2^-8 of bfloat16, 2^-11 of float16, 2^-24 of float32 (IEEE 754)."""
@@ -315,9 +309,6 @@ def test_a_pair_that_shrinks_with_the_precision_passes_and_one_that_does_not_fai
     narrow[500] = wide[500]
     row = shrink_evidence(narrow, wide, bits, [400, 600])  # one position that does not is not averaged away
     assert (row.outcome, row.figures.worst_position) == (FAILED, (1, 100))
-
-
-# Where it begins.
 
 
 def test_blocks_are_recognised_by_where_faults_begin():

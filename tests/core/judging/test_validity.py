@@ -199,9 +199,6 @@ def test_places_that_are_multiples_of_a_block_are_named_without_a_control(tmp_pa
     assert row.figures.block == 8
 
 
-# ---- what was emitted
-
-
 def _emitted(logits: np.ndarray, given: int = 4) -> np.ndarray:
     tokens = logits.argmax(1)
     tokens[:given] = -1

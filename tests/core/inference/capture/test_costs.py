@@ -1,6 +1,4 @@
-"""A dry run: a model without weights refuses what the model refuses, and its figures are those of the forwards really
-made.
-"""
+"""A dry run: it refuses what a capture refuses, and its figures are those of the forwards really made."""
 
 from __future__ import annotations
 

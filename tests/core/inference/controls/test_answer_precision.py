@@ -1,6 +1,4 @@
-"""Engines that compute in 16 bits whatever they are asked are found out, and those that answer in float32 are not taken
-for one.
-"""
+"""Engines that compute in 16 bits whatever they are asked are detected; those that answer in float32 are not."""
 
 from __future__ import annotations
 
@@ -129,9 +127,6 @@ OWN_FLOAT32 = (
     "positions off by one after a reused prefix",
     "another row's logits",
 )
-
-
-# What the judge makes of it.
 
 
 @pytest.mark.spread(1)

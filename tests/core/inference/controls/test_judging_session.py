@@ -64,15 +64,6 @@ def test_a_session_of_another_model_or_of_other_prompts_is_refused() -> None:
             judge(loaded, prompts, reference="prefill", variant="decode", session=session)
 
 
-@pytest.mark.parametrize(("dtype", "decodings"), [("float32", 2), ("bfloat16", 3)])
-def test_a_judgement_decodes_for_the_pair_and_its_rerun(dtype: str, decodings: int) -> None:
-    """bfloat16: the pair in float32 is one more."""
-    loaded = tiny_model("llama", dtype)
-    with counted(loaded, columns=1) as seen:
-        judge(loaded, [tiny_prompts(loaded)[0][:8]], reference="prefill", variant="decode")
-    assert len(seen) == 8 * decodings
-
-
 def test_a_capture_counts_as_one_of_the_calls_that_a_side_has_to_repeat_itself_in() -> None:
     loaded = tiny_model("llama", "float32")
     prompt = tiny_prompts(loaded)[0][:8]

@@ -1,6 +1,4 @@
-"""A model beside a dump: its floor decides, a dump of another model is told from one of this, and a wrong side is
-named.
-"""
+"""A model beside a dump: its noise floor decides, other models' dumps get no verdict, and a wrong side is named."""
 
 from __future__ import annotations
 

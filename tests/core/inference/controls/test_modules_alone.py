@@ -105,9 +105,6 @@ def test_an_engine_that_shows_no_module_is_refused(loaded):
         alone(loaded, lambda model, ids: weight[ids][:, :8] @ weight[:, :8].T)
 
 
-# ---- lower precisions, and faults on top of them
-
-
 CASES = {case.name: case.engine for case in (*MUTATIONS, *KINDS)}
 BITS = {
     "TF32 by truncation": ("self_attn and mlp", 10),
@@ -158,9 +155,6 @@ def test_watching_changes_no_bit_and_leaves_no_hook(loaded):
             assert torch.equal(whole_side(run, ids), bare)
     assert torch.equal(bare, seen)
     assert not any(module._forward_hooks for module in traced_modules(loaded.model).values())
-
-
-# ---- engines that hand in what their modules put out
 
 
 def _in_parts(model, ids, watch, fault=1.0, at=1):

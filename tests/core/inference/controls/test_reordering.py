@@ -1,6 +1,4 @@
-"""A reordered model is the same function with other rounding, every linear map of it, and nothing of it is left
-afterwards.
-"""
+"""A reordered model is the same function with other rounding, and nothing of it is left afterwards."""
 
 from __future__ import annotations
 
@@ -131,19 +129,6 @@ def test_an_order_holds_each_term_once_and_depends_on_seed_name_and_length() -> 
     assert torch.equal(order, order_of(3, "model.layers.0.mlp.up_proj.weight", 48))
 
 
-@pytest.mark.model
-def test_a_tied_head_is_reordered_and_its_embedding_is_not(model_of: Callable[..., LoadedModel]) -> None:
-    model: Any = model_of("qwen2").model
-    ids = torch.tensor([tokens(model_of("qwen2"))])
-    embedded = model.model.embed_tokens(ids)
-    with torch.inference_mode(), reorder(model, 0) as found:
-        assert torch.equal(model.model.embed_tokens(ids), embedded)
-        assert len(found) == 0
-        model.lm_head(embedded)
-    assert list(found) == ["lm_head.weight"]
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-
-
 REORDERED = ["llama", "gpt2", "qwen2", "mixtral", "gemma3"]
 REORDERED_PATHS = ["decode", "chunked:7", "reuse:9", "static", "prefill+batch:3+row:1", "prefill+attn:eager"]
 
@@ -188,9 +173,6 @@ def test_the_model_is_bit_for_bit_what_it_was_even_if_a_forward_is_interrupted(n
     forward(loaded.model, ids, seed=0)
     assert full_state(loaded) == before
     assert torch.equal(forward(loaded.model, ids), plain)
-
-
-# Ways to multiply by a weight.
 
 
 class Layer(torch.nn.Module):
@@ -255,9 +237,6 @@ def test_every_way_to_multiply_by_a_weight_is_reordered(way: str, mode: str) -> 
             wide = Layer(shape, compute).double()
             with reorder(wide, 0):
                 assert apart(wide(x.double()), wide.compute(wide.weight, x.double())) <= 8 * IN * 2.0**-52
-
-
-# Refused rather than half done.
 
 
 class Blocked(torch.nn.Parameter):

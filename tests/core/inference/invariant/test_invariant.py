@@ -51,9 +51,6 @@ def _drawn(*shape: int, dtype: str = "float32", seed: int = 0) -> torch.Tensor:
     return (torch.randn(shape, generator=generator) * scale).to(getattr(torch, dtype))
 
 
-# Kernels.
-
-
 @pytest.mark.parametrize("dtype", [*DTYPES, "float16"])
 @pytest.mark.parametrize(("length", "columns"), [(1, 5), (31, 7), (100, 130), (2100, 33)])
 @pytest.mark.parametrize("lies", ["by row", "by column"])
@@ -151,9 +148,6 @@ def test_an_element_does_not_depend_on_its_place(name: str, dtype: str, threads:
     assert torch.equal(shared, whole[:40_001])
 
 
-# Models.
-
-
 def _differing(loaded: LoadedModel, paths: list[str], modifiers: str) -> list[str]:
     """The paths that do not give the bits of prefill."""
     plain = logits_of(f"prefill{modifiers}", loaded)
@@ -216,9 +210,6 @@ def test_a_wrong_cache_still_shows(llama: LoadedModel) -> None:
             cache.layers[0].values[0, 0, 3] *= scale
             last = llama.model(ids[:, -1:], past_key_values=cache).logits[0, -1]
         assert torch.equal(last, plain[-1]) is is_same
-
-
-# The mode.
 
 
 @pytest.mark.model

@@ -1,6 +1,4 @@
-"""A GGUF of a tiny Llama, written by the `gguf` package and quantised by its own quantiser, and its weights by hand:
-from the bytes of the blocks, as the format describes them.
-"""
+"""A GGUF of a tiny Llama, and its weights by hand: from the bytes of the blocks, as the format describes them."""
 
 from __future__ import annotations
 

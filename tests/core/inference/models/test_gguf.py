@@ -1,6 +1,4 @@
-"""A GGUF loads with the weights that its blocks hold, rounded once; files next to it are ignored; a broken one, or one
-that transformers would read in part, gets a sentence.
-"""
+"""A GGUF loads with the weights that its blocks hold, rounded once; a broken one gets a sentence."""
 
 from __future__ import annotations
 

@@ -71,9 +71,6 @@ def test_bytes_that_are_no_text_are_shown_as_bytes(raw: bytes, text: str) -> Non
     assert readable(raw) == text
 
 
-# Refusals, in the order in which the checks come.
-
-
 @pytest.mark.parametrize(("device", "said"), [("tpu9", "is unknown"), ("meta", "is not supported")])
 def test_an_unknown_device_is_one_sentence(device: str, said: str, folder: Path) -> None:
     assert refusal(folder, device=device) == f"device '{device}' {said}; expected cpu, cuda or cuda:N."

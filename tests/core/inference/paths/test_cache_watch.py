@@ -1,6 +1,4 @@
-"""Key/value caches of a capture: every path leaves those of the prompt's own tokens, counted as the public thread
-counts them.
-"""
+"""KV caches of a capture: those of the prompt's own tokens, counted as the public thread counts them."""
 
 import numpy as np
 import pytest

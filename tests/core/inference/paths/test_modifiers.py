@@ -1,6 +1,4 @@
-"""A modifier does what it says while its path is open, and nothing of it is left afterwards; what cannot be done is
-refused first.
-"""
+"""A modifier acts while its path is open and leaves nothing behind; what cannot be done is refused first."""
 
 from __future__ import annotations
 
@@ -154,18 +152,12 @@ def test_a_backend_without_a_kernel_is_named(llama) -> None:
         torch.nn.functional.scaled_dot_product_attention(x, x, x)
 
 
-# What each modifier hands to the base.
-
-
 def test_the_prompt_stands_in_its_row_between_its_neighbours_and_padding_surrounds_every_row(llama) -> None:
     ids = tuple(tokens(llama))
     own, first = torch.tensor([ids]), PromptBatch(llama, ids, rows=4).token_ids
     third = PromptBatch(llama, ids, rows=4, row=2, left_padding=3, right_padding=1).token_ids
     assert torch.equal(first[:1], own)
     assert torch.equal(third[:, 3:-1], torch.cat([first[1:3], own, first[3:]]))
-
-
-# dtype:X
 
 
 @pytest.mark.spread(8)
@@ -191,9 +183,6 @@ def test_a_capture_says_which_dtype_a_side_was_computed_in_and_keeps_its_bits(ll
     assert all(bits.dtype.itemsize == 4 for parts in sides for bits in parts)
     assert not any((bits & 0xFFFF).any() for bits in sides[1])  # every value is a bfloat16
     assert any((bits & 0xFFFF).any() for bits in sides[0])
-
-
-# Refusals.
 
 
 @pytest.mark.parametrize(
@@ -229,9 +218,6 @@ def test_the_memory_of_logits_is_known_beforehand(llama: LoadedModel) -> None:
     rows |= {"blocks:16": 40, "prefill+batch:3": 120, "prefill+batch:3+pad:left:5": 135}
     found = {path: parse_path(path).logits_bytes(llama, 40) // (llama.vocab_size * 4) for path in rows}
     assert found == rows
-
-
-# compile
 
 
 @pytest.mark.model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from core.inference.models.model import LoadedModel
@@ -15,21 +14,11 @@ def are_proper(rows: torch.Tensor, ids: list[int]) -> bool:
     return rows.shape[1] == len(ids) and tuple(ids) not in found and len(set(found)) == len(found)
 
 
-@pytest.mark.parametrize("positions", [2, 17, 96])
-def test_neighbours_have_the_prompts_length_and_differ_from_it_and_each_other(
-    positions: int, llama: LoadedModel
-) -> None:
-    ids = list(range(5, 5 + positions))
-    assert are_proper(neighbour_rows(llama.tokenizer, ids, 31), ids)
-
-
-def test_a_prompt_that_is_one_of_the_windows_is_not_its_own_neighbour(llama: LoadedModel) -> None:
-    window = neighbour_rows(llama.tokenizer, list(range(9)), 1)[0].tolist()
-    assert are_proper(neighbour_rows(llama.tokenizer, window, 8), window)
-
-
-def test_a_prompt_longer_than_the_text_has_neighbours_too(llama: LoadedModel) -> None:
-    ids = [5] * 20_000
+def test_neighbours_have_the_prompts_length_and_differ_from_it_and_each_other(llama: LoadedModel) -> None:
+    window = neighbour_rows(llama.tokenizer, list(range(9)), 1)[0].tolist()  # a prompt may be one of the windows
+    for ids in (list(range(5, 7)), list(range(5, 101)), window):
+        assert are_proper(neighbour_rows(llama.tokenizer, ids, 31), ids)
+    ids = [5] * 20_000  # longer than the text
     assert are_proper(neighbour_rows(llama.tokenizer, ids, 2), ids)
 
 

@@ -1,6 +1,4 @@
-"""Logits in slices: the same function as all at once on every architecture, and never more of them in memory than a
-slice.
-"""
+"""Logits in slices: the same function on every architecture, one slice in memory at a time."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -277,9 +277,6 @@ def test_noise_that_hides_where_a_cache_begins_to_be_rounded_is_looked_around(na
     assert best[0] == true
 
 
-# Formats
-
-
 def test_formats_hold_the_values_that_their_definitions_say() -> None:
     values = torch.tensor([[0.1, -0.7, 1.0, 3.3, -2.05, 0.0, 448.0, 0.0021]])
     for dtype, other in ((torch.float8_e4m3fn, ml_dtypes.float8_e4m3fn), (torch.float8_e5m2, ml_dtypes.float8_e5m2)):
