@@ -24,6 +24,7 @@ from ..models import memory
 from ..models.bits import own_bits
 from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop, no_foreign_errors, quiet
+from ..paths import engine_side
 from ..paths.bases import without_cache
 from ..paths.batch import Emit, ignore, rows_of_a_chunk
 from ..paths.cache_watch import CacheWatch, kv_parts
@@ -271,7 +272,9 @@ def tokens_of(loaded: LoadedModel, prompt: str | Sequence[int], label: str) -> t
 def check_paths(loaded: LoadedModel, paths: Sequence[Path], positions: int | None) -> None:
     """CaptureError if a path cannot run prompts of `positions` tokens, or of any length if None."""
     for path in paths:
-        refusal = path.refusal(loaded, positions) or path.cannot_be_stored(loaded)
+        refusal = path.refusal(loaded, positions)
+        if path.engine is not None:
+            refusal = refusal or engine_side.not_stored(path.engine, str(path), loaded)
         if refusal:
             raise CaptureError(f"path '{path}': {refusal}.")
 

@@ -61,7 +61,11 @@ def costs_of(plan: CapturePlan) -> Costs:
     longest = max(map(len, plan.token_ids))
     sides = []
     for side, path in zip(header.sides, plan.paths, strict=True):
-        walks = [_walk_of_prompt(plan, path, number) for number in range(len(plan.token_ids))]
+        walks = []
+        for number, ids in enumerate(plan.token_ids):
+            given = plan.generations[number].given_positions if plan.generations else len(ids)
+            walk = _walk(path, loaded, given) + [1] * (len(ids) - given)
+            walks.append(walk * 2 if plan.generations else walk)  # a continuation is computed to find and to store it
         has_cache = path.reads_cache or plan.has_kv
         cache_bytes = _cache_bytes(loaded, longest + sum(path.padding)) if has_cache else 0
         ratio = format_named(path.compute_dtype(loaded)).itemsize / loaded.torch_dtype.itemsize
@@ -100,15 +104,6 @@ class _Counting(PromptBatch):
 
     def forward(self, start: int, stop: int, emit: Emit, cache: Cache | None = None) -> None:  # noqa: ARG002
         self.columns_of_forwards.append(self.column_after(stop) - self.column(start))
-
-
-def _walk_of_prompt(plan: CapturePlan, path: Path, number: int) -> list[int]:
-    """Return the columns of each forward for one prompt; a continuation is computed twice, to find and to store it."""
-    positions = len(plan.token_ids[number])
-    if not plan.generations:
-        return _walk(path, plan.loaded, positions)
-    length = plan.generations[number].given_positions
-    return (_walk(path, plan.loaded, length) + [1] * (positions - length)) * 2
 
 
 def _walk(path: Path, loaded: LoadedModel, positions: int) -> list[int]:

@@ -34,7 +34,12 @@ def plan_inputs(loaded: LoadedModel, request: CaptureRequest) -> list[str | Sequ
 
 def chat_tokens(loaded: LoadedModel, messages: Sequence[Mapping[str, str]], label: str) -> tuple[int, ...]:
     """Return the token ids of a chat, up to the model's turn. The template writes all special tokens."""
-    template = template_of(loaded, label)
+    try:
+        with quiet():
+            template = str(loaded.tokenizer.get_chat_template())  # the default one of several
+    except Exception as error:  # ValueError if there is none, others if a tokenizer cannot have one
+        reason = f"the tokenizer of '{loaded.name}' has no chat template"
+        raise CaptureError(f"{label}: {reason}; give the prompt as text, or choose a chat model.") from error
     is_answered = messages[-1]["role"] == "assistant"
     try:
         with quiet():
@@ -46,20 +51,6 @@ def chat_tokens(loaded: LoadedModel, messages: Sequence[Mapping[str, str]], labe
             )
     except Exception as error:  # templates are programs: jinja's errors, and those they raise on purpose
         roles = ", ".join(message["role"] for message in messages)
-        raise CaptureError(
-            f"{label}: the chat template of '{loaded.name}' refuses messages of {roles} ({first_line(error)}); "
-            "change their order."
-        ) from error
+        reason = f"the chat template of '{loaded.name}' refuses messages of {roles} ({first_line(error)})"
+        raise CaptureError(f"{label}: {reason}; change their order.") from error
     return loaded.encode(str(rendered), label, add_special_tokens=False)
-
-
-def template_of(loaded: LoadedModel, label: str) -> str:
-    """Return the tokenizer's chat template; the default one if it has several."""
-    try:
-        with quiet():
-            return str(loaded.tokenizer.get_chat_template())
-    except Exception as error:  # ValueError if there is none, others if a tokenizer cannot have one
-        raise CaptureError(
-            f"{label}: the tokenizer of '{loaded.name}' has no chat template; give the prompt as text, or choose a chat"
-            " model."
-        ) from error

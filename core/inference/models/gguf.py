@@ -61,7 +61,7 @@ def is_gguf(path: Path) -> bool:
 def look(path: Path) -> GgufFile:
     """Read a GGUF's header. CaptureError if it is truncated, or if transformers would ignore a part of it."""
     require_gguf()
-    from gguf import GGUFReader, GGUFValueType
+    from gguf import GGUFReader, GGUFValueType, LlamaFileType
 
     try:
         file = GGUFReader(path)
@@ -83,10 +83,18 @@ def look(path: Path) -> GgufFile:
             " give the model's folder or hub id."
         )
     pre_tokenizer = facts.get("tokenizer.ggml.pre") if facts.get("tokenizer.ggml.model") == "gpt2" else None
+    file_type: Any = facts.get("general.file_type")
+    try:
+        quantization = LlamaFileType(file_type).name.removeprefix("MOSTLY_").removeprefix("ALL_")
+    except ValueError:  # no name of llama.cpp: the type of most elements
+        elements = Counter[str]()
+        for kind, count in types.values():
+            elements[kind] += count
+        quantization = elements.most_common(1)[0][0]
     return GgufFile(
         path=path,
         architecture=architecture,
-        quantization=_mixture(facts.get("general.file_type"), types),
+        quantization=quantization,
         elements=sum(elements for _, elements in types.values()),
         splits_digits=pre_tokenizer in _DIGITS_APART,
     )
@@ -119,16 +127,3 @@ def split_digits(tokenizer: Any) -> None:
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
-
-
-def _mixture(file_type: Any, types: dict[str, tuple[str, int]]) -> str:
-    """Return llama.cpp's name of a file's quantization; if it has none, the type of most elements."""
-    from gguf import LlamaFileType
-
-    try:
-        return LlamaFileType(file_type).name.removeprefix("MOSTLY_").removeprefix("ALL_")
-    except ValueError:
-        elements: Counter[str] = Counter()
-        for kind, count in types.values():
-            elements[kind] += count
-        return elements.most_common(1)[0][0]

@@ -17,8 +17,17 @@ _LIMIT_FILES = (
 
 def free_host_bytes() -> int | None:
     """Return the host memory that this process may still allocate, within a container's limit; None if unknown."""
-    sizes = [free for free in (_free_in_machine(), _free_in_container()) if free is not None]
-    return min(sizes) if sizes else None
+    sizes = []
+    with suppress(OSError, ValueError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        sizes += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    for *files, reclaimable in _LIMIT_FILES:
+        with suppress(OSError, ValueError):  # no such file, or the word "max"
+            limit, usage, text = ((_CGROUP / name).read_text() for name in files)
+            statistics = dict(line.split(maxsplit=1) for line in text.splitlines())
+            sizes.append(max(0, int(limit) - int(usage) + int(statistics.get(reclaimable, "0"))))
+            break
+    return min(sizes, default=None)
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -27,20 +36,3 @@ def free_bytes(device: torch.device) -> int | None:
         return free_host_bytes()
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-
-
-def _free_in_machine() -> int | None:
-    with suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None
-
-
-def _free_in_container() -> int | None:
-    for *files, reclaimable in _LIMIT_FILES:
-        with suppress(OSError, ValueError):  # no such file, or the word "max"
-            limit, usage, lines = ((_CGROUP / name).read_text() for name in files)
-            statistics = dict(line.split(maxsplit=1) for line in lines.splitlines())
-            return max(0, int(limit) - int(usage) + int(statistics.get(reclaimable, "0")))
-    return None

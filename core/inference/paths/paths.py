@@ -140,10 +140,6 @@ class Path:
         reasons += [MODIFIERS[step.name].refuse(loaded, others, *step.values) for step in self.modifiers]
         return next((sentence for sentence in reasons if sentence), None)
 
-    def cannot_be_stored(self, loaded: LoadedModel) -> str | None:
-        """Return why a run in the model's dtype cannot hold the logits, and the remedy, or None."""
-        return None if self.engine is None else engine_side.not_stored(self.engine, str(self), loaded)
-
     def cannot_continue(self, loaded: LoadedModel, positions: int | None = None) -> str | None:
         """Return why this path cannot generate, and the remedy, or None. positions: tokens to feed"""
         if self.engine is not None:

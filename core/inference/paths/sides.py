@@ -37,9 +37,11 @@ def sides_of(reference: str, variants: Sequence[str], repeat: int = 1) -> tuple[
             raise UsageError(f"path '{path}' is given twice; the sides of a run need different paths.")
     if repeat == 1:
         return tuple(NamedPath(str(path), path) for path in paths)
-    return tuple(
-        NamedPath(f"{path} call {call}", _path_of_call(path, call)) for path in paths for call in range(1, repeat + 1)
-    )
+    sides = []
+    for path in paths:  # the first call fills the cache that the later ones read
+        filling = replace(path, base=Step("prefill")) if path.base.name in ("blocks", "reuse") else path
+        sides += [NamedPath(f"{path} call {call}", filling if call == 1 else path) for call in range(1, repeat + 1)]
+    return tuple(sides)
 
 
 def check_sides(request: CaptureRequest) -> None:
@@ -47,11 +49,6 @@ def check_sides(request: CaptureRequest) -> None:
     for side in sides_of(request.reference, variants_of(request), request.repeat):
         if side.path.engine is not None and not side.path.engine.is_here:
             raise CaptureError(f"path '{side.path}': {engine_side.not_here(side.path.engine)}.")
-
-
-def _path_of_call(path: Path, call: int) -> Path:
-    is_filling = call == 1 and path.base.name in ("blocks", "reuse")  # which read the cache of an earlier call
-    return replace(path, base=Step("prefill")) if is_filling else path
 
 
 def variants_of(request: CaptureRequest, default: str = "decode") -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.verdicts.causes import CLEAN, INJECTIONS, LISTED, complete, inject_and_explain, lists, pair_of
+from benchmarks.verdicts.causes import CLEAN, INJECTIONS, complete, inject_and_explain, lists, pair_of
 from core.errors import DumpError
 from core.judging.constant_rows import is_left_out
 from core.judging.explain.causes import explain
@@ -58,25 +58,20 @@ def test_what_was_injected_is_named_with_its_size(kind: str, strength: float, pa
     assert fitted == value if isinstance(value, str | int) else fitted == pytest.approx(value, rel=0.03, abs=0.02)
 
 
-@pytest.mark.spread(2)
 @pytest.mark.parametrize(
-    ("kind", "strength"),
+    ("kind", "strength", "size"),
     [
-        ("temperature", 0.7),
-        ("presence", 2.0),
-        *thorough([("rows shifted", 1), ("frequency", 2.0), ("logit bias", 5.0)]),
+        ("temperature", 0.7, 20),
+        ("presence", 1.0, 3),
+        ("frequency", 0.5, 3),
+        *thorough([("presence", 2.0, 20), ("rows shifted", 1, 20), ("frequency", 2.0, 20), ("logit bias", 5.0, 20)]),
     ],
 )
-def test_lists_of_twenty_name_it_too(kind: str, strength: float) -> None:
-    assert LISTED == 20
-    assert inject_and_explain(kind, strength, LISTED)[0].name == INJECTIONS[kind][0][0]
-
-
-@pytest.mark.parametrize(("kind", "strength"), [("presence", 1.0), ("frequency", 0.5)])
-def test_a_penalty_is_seen_in_lists_of_three(kind: str, strength: float) -> None:
-    (cause,) = inject_and_explain(kind, strength, 3)
-    assert (cause.name, cause.parameters["kind"]) == ("penalty", kind)
-    assert cause.parameters["strength"] == pytest.approx(strength, rel=1e-6)
+def test_lists_of_top_tokens_name_it_too(kind: str, strength: float, size: int) -> None:
+    cause = inject_and_explain(kind, strength, size)[0]
+    assert cause.name == INJECTIONS[kind][0][0]
+    if size == 3:
+        assert (cause.parameters["kind"], cause.parameters["strength"]) == (kind, pytest.approx(strength, rel=1e-6))
 
 
 @pytest.mark.parametrize("name", few(CLEAN, "batch-1-against-n", "injected-bug"))

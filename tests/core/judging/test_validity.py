@@ -184,19 +184,12 @@ def test_filled_rows_are_counted_exactly_wherever_the_others_lie(fmt, share):
     assert kept - 30 <= watch.others <= kept  # a drawn logit may be -3.0 too
 
 
-def test_the_first_difference_is_found_without_a_control_and_one_place_names_no_block(tmp_path):
-    variant = np.concatenate([PLAIN[:32], OTHER[32:]])
-    run = stored(tmp_path, PLAIN, variant)
-    (row,) = [row for row in run.evidence(0) if row.group == STRUCTURE]
-    assert (row.figures.positions, row.figures.first, row.figures.is_tail) == (16, (0, 32), True)
-    assert row.figures.block is None
-
-
-def test_places_that_are_multiples_of_a_block_are_named_without_a_control(tmp_path):
-    variant = PLAIN.copy()
-    variant[[8, 16, 24, 32, 40]] = OTHER[[8, 16, 24, 32, 40]]
+@pytest.mark.parametrize(("places", "is_tail", "block"), [(range(32, ROWS), True, None), (range(8, 41, 8), False, 8)])
+def test_the_first_difference_and_its_blocks_are_found_without_a_control(places, is_tail, block, tmp_path):
+    variant = np.where(np.isin(np.arange(ROWS), places)[:, None], OTHER, PLAIN)
     (row,) = [row for row in stored(tmp_path, PLAIN, variant).evidence(0) if row.group == STRUCTURE]
-    assert row.figures.block == 8
+    assert (row.figures.positions, row.figures.first) == (len(places), (0, places[0]))
+    assert (row.figures.is_tail, row.figures.block) == (is_tail, block)
 
 
 def _emitted(logits: np.ndarray, given: int = 4) -> np.ndarray:

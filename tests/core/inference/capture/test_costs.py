@@ -89,14 +89,6 @@ def test_the_estimate_of_a_cache_is_what_the_cache_takes(name, model_folders):
     assert foreseen.kv_bytes == held
 
 
-def test_the_size_of_the_run_file_is_that_of_every_logit(model_folders):
-    plan = plan_capture(shapes(model_folders["llama"], "bfloat16"), PROMPTS, "prefill", ["decode", "static"])
-    foreseen = costs_of(plan)
-    assert foreseen.logits_bytes == 3 * plan.header.rows * 384 * 2
-    assert foreseen.has_kv
-    assert foreseen.sides[0].kv_bytes == foreseen.sides[1].kv_bytes  # compared, so prefill keeps one too
-
-
 def test_logits_that_do_not_fit_beside_the_weights_are_refused(model_folders, monkeypatch):
     loaded = shapes(model_folders["llama"])
     plan = plan_capture(loaded, PROMPTS, "prefill+batch:64", ["decode"])

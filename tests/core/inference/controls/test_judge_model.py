@@ -173,20 +173,6 @@ def test_an_engine_without_float32_is_compared_with_roundings_drawn_anew(narrow:
 
 
 @pytest.mark.model
-def test_a_model_whose_maps_cannot_be_reordered_is_undecided(
-    small: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "core.inference.controls.reordering.reordering_refusal",
-        lambda _: "its weights are int8; load it without quantisation",
-    )
-    verdict = judge(small, [PROMPT], reference="prefill", variant="decode")
-    assert verdict.name == "undecided"
-    assert rows(verdict)[FLOAT32].outcome == MISSING
-    assert "load it without quantisation" in verdict.because
-
-
-@pytest.mark.model
 @pytest.mark.parametrize("error", few([RuntimeError, KeyboardInterrupt], KeyboardInterrupt))
 def test_the_model_is_as_it_was_however_the_judgement_ends(error: type[BaseException], narrow: LoadedModel) -> None:
     before = state(narrow)

@@ -67,17 +67,6 @@ def test_a_row_of_a_product_does_not_depend_on_the_others(dtype: str, length: in
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_threads_share_a_product_and_change_no_bit(dtype: str, threads: Callable[[int], None]) -> None:
-    x, w = _drawn(9, 700, dtype=dtype), _drawn(900, 700, dtype=dtype, seed=1).t()
-    found = []
-    for count in (1, 2, 3):
-        threads(count)
-        found.append(products.product(x, w))
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mask", ["boolean", "added"])
 def test_masked_keys_change_no_bit_of_attention_wherever_they_stand(dtype: str, mask: str) -> None:
     query, key, value = (_drawn(2, heads, 37, 24, dtype=dtype, seed=heads + n) for n, heads in ((0, 4), (1, 2), (2, 2)))

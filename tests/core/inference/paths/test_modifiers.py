@@ -28,14 +28,10 @@ from tests.covering import covering
 
 MODELS = ["llama", "gpt2", "gpt-neox", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "mixtral", "qwen2-moe"]
 ON_A_CPU = [
-    "batch:2",
-    "batch:2+row:1",
-    "batch:2+neighbours:same",
+    "batch:2+row:1+neighbours:same",
     "pad:left:3",
     "attn:eager",
-    "dtype:bfloat16",
     "dtype:float16",
-    "threads:3",
     "sdpa:math",
     "sdpa:flash",
     "attn:eager+dtype:bfloat16+threads:3",

@@ -12,14 +12,6 @@ def names_and_paths(*arguments, **options):
     return [(side.name, str(side.path)) for side in sides_of(*arguments, **options)]
 
 
-def test_paths_beside_each_other_carry_their_own_names():
-    assert names_and_paths("prefill", ["decode", "prefill+batch:2"]) == [
-        ("prefill", "prefill"),
-        ("decode", "decode"),
-        ("prefill+batch:2", "prefill+batch:2"),
-    ]
-
-
 def test_the_first_call_with_reuse_is_fresh_and_the_later_ones_read_the_cache():
     assert names_and_paths("blocks:16+batch:2", [], repeat=3) == [
         ("blocks:16+batch:2 call 1", "prefill+batch:2"),

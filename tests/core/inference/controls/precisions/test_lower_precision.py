@@ -198,6 +198,9 @@ def test_a_precision_of_ones_own_is_tried_and_without_it_the_cache_is_a_bug(smal
     def calibrated(values: torch.Tensor) -> torch.Tensor:
         return (values / 0.37).to(torch.float8_e4m3fn).to(values.dtype) * 0.37
 
+    def broken(_: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no such format here")
+
     def engine(model, ids):
         with Precision(CACHE, "", calibrated).side.open(small, None) as run:
             return whole_side(run, ids.tolist())
@@ -205,7 +208,7 @@ def test_a_precision_of_ones_own_is_tried_and_without_it_the_cache_is_a_bug(smal
     prompts = _one_prompt(small)
     assert judge(small, prompts, variant=engine).name == BUG_SUSPECTED
     known = Precision(CACHE, "float8_e4m3fn with the scale 0.37", calibrated)
-    verdict = judge(small, prompts, variant=engine, precisions=[known])
+    verdict = judge(small, prompts, variant=engine, precisions=[Precision(CACHE, "x", broken), known])
     assert verdict.name == LOWER_PRECISION
     assert _row(verdict.evidence).figures.precision == known.name
 
@@ -242,14 +245,6 @@ def test_what_is_declared_is_confirmed_and_is_no_excuse_for_another_fault(
     assert _row(verdict.evidence).figures.precision in {each.name for each in given}
     verdict = judge(small, prompts, variant=faulty, precisions=given)
     assert (verdict.name, verdict.first_place) == (BUG_SUSPECTED, (0, 20)), verdict.table()
-
-
-def test_a_precision_that_cannot_be_tried_says_so_and_the_others_are(small: LoadedModel) -> None:
-    def broken(_: torch.Tensor) -> torch.Tensor:
-        raise ValueError("no such format here")
-
-    engine, precisions = CASES["weights in NF4"].engine, [Precision(CACHE, "x", broken)]
-    assert judge(small, _one_prompt(small), variant=engine, precisions=precisions).name == LOWER_PRECISION
 
 
 def test_every_precision_of_the_catalogue_is_another_function_and_leaves_the_model_as_it_was(
