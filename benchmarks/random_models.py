@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
-from core.inference.models.devices import name_of_device, usable_device
+from core.inference.models.devices import usable_device
 from core.inference.models.model import LoadedModel
 from core.inference.models.torch_errors import quiet
 
@@ -48,9 +48,6 @@ def random_model(shape: str, *, dtype: str = "bfloat16", device: str | None = No
         revision="seed 0",
         dtype=dtype,
         device=str(target),
-        device_name=name_of_device(target),
-        context=context,
-        vocab_size=config.vocab_size,
     )
 
 

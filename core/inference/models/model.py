@@ -38,8 +38,7 @@ class LoadedModel:
     """A model in eval mode, all of it in `dtype` on `device`.
 
     name: as requested; revision: the hub's commit, or the digest of a folder's weights or of a GGUF; device: 'cpu',
-    'cuda:0'; device_name: the chip; context: the most positions, None if unlimited; vocab_size: width of its logits, in
-    tokens; weights: the GGUF that they come from, in words, else ''. Loaded without weights, its parameters are on
+    'cuda:0'; weights: the GGUF that they come from, in words, else ''. Loaded without weights, its parameters are on
     torch's meta device: shapes without values.
     """
 
@@ -49,14 +48,31 @@ class LoadedModel:
     revision: str
     dtype: str
     device: str
-    device_name: str
-    context: int | None
-    vocab_size: int
     weights: str = ""
 
     @property
     def torch_dtype(self) -> torch.dtype:
         return getattr(torch, self.dtype)
+
+    @property
+    def device_name(self) -> str:
+        """The chip."""
+        return name_of_device(torch.device(self.device))
+
+    @property
+    def context(self) -> int | None:
+        """The most positions, None if unlimited."""
+        text = self.model.config.get_text_config(decoder=True)
+        lengths = [getattr(text, key, None) for key in _CONTEXT_KEYS]
+        return next((length for length in lengths if isinstance(length, int) and length > 0), None)
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of its logits, in tokens."""
+        head: Any = self.model.get_output_embeddings()
+        if head is not None and getattr(head, "weight", None) is not None:
+            return int(head.weight.shape[0])
+        return int(self.model.config.get_text_config(decoder=True).vocab_size)
 
     @property
     def token_limit(self) -> int:
@@ -123,9 +139,6 @@ def load_model(
         revision=source.revision or (_digest(source) if weights else ""),
         dtype=fmt.name,
         device=str(target),
-        device_name=name_of_device(target),
-        context=_context(config),
-        vocab_size=_logit_width(model),
         weights=_origin(model.config),
     )
 
@@ -178,9 +191,6 @@ def loaded_from(model: PreTrainedModel, tokenizer: Any = None) -> LoadedModel:
         revision="",
         dtype=dtype,
         device=str(model.device),
-        device_name=name_of_device(model.device),
-        context=_context(model.config),
-        vocab_size=_logit_width(model),
     )
 
 
@@ -296,20 +306,6 @@ def _weights(name: str, source: ModelSource, config: Any, dtype: str, trust_remo
                 parameter.data = parameter.data.to(target)
             model.config.dtype = target
     return model
-
-
-def _context(config: Any) -> int | None:
-    text = config.get_text_config(decoder=True)
-    values = [getattr(text, key, None) for key in _CONTEXT_KEYS]
-    lengths = [length for length in values if isinstance(length, int) and length > 0]
-    return lengths[0] if lengths else None
-
-
-def _logit_width(model: PreTrainedModel) -> int:
-    head: Any = model.get_output_embeddings()
-    if head is not None and getattr(head, "weight", None) is not None:
-        return int(head.weight.shape[0])
-    return int(model.config.get_text_config(decoder=True).vocab_size)
 
 
 def has_experts(model: Any) -> bool:
