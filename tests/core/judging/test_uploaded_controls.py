@@ -339,6 +339,7 @@ def test_a_floor_without_the_pair_in_float32_is_refused(judged: Judged) -> None:
         "ALTER TABLE position ALTER rms TYPE VARCHAR",
         "DELETE FROM pair",
         "UPDATE pair SET pair = 5",
+        "CREATE VIEW v AS SELECT 1",
     ],
 )
 def test_a_damaged_run_gets_a_sentence_and_no_verdict(damage, tmp_path):

@@ -158,10 +158,8 @@ def test_pieces_come_in_order_and_are_bounded(path: str, llama: LoadedModel, mon
 @pytest.mark.parametrize(
     ("text", "canonical"),
     [
-        ("prefill", "prefill"),
         (" Decode ", "decode"),
         ("prefill+batch:08", "prefill+batch:8"),
-        ("decode + batch:1", "decode+batch:1"),
         ("Blocks:032 + PAD:Left:3 + batch:4 + attn:Eager + row:2", "blocks:32+batch:4+row:2+pad:left:3+attn:eager"),
         (
             "prefill+compile+tf32+threads:1+neighbours:same+batch:2",
