@@ -125,7 +125,9 @@ def _write(path: Path, kind: str, config: Any, loaded: LoadedModel, dtype: str) 
         if tensor is None:
             raise CaptureError(f"a GGUF has no tensor for the model's '{name}'; give a GGUF as the model.")
         if _ARCHITECTURES[kind] == "LLAMA" and ending == "weight" and tensor.endswith(("attn_q", "attn_k")):
-            values = _rotated_as_neighbours(values, heads if tensor.endswith("attn_q") else kv_heads)
+            # llama.cpp's Llama rotates neighboring rows of queries and keys instead of halves
+            of_heads = values.reshape(heads if tensor.endswith("attn_q") else kv_heads, 2, size // 2, -1)
+            values = np.ascontiguousarray(of_heads.swapaxes(1, 2).reshape(values.shape))
         if kind == "gemma" and tensor.endswith("norm"):
             values = values + np.float32(1)  # transformers adds it, llama.cpp has it in the file
         is_matrix = values.ndim > 1 and dtype != "float32"
@@ -160,13 +162,6 @@ def _in_dtype(name: str, values: NDArray[np.float32], dtype: str) -> tuple[NDArr
     if dtype == "float16":
         return half.numpy(), gguf.GGMLQuantizationType.F16
     return bits_of(half).view(np.uint8), gguf.GGMLQuantizationType.BF16
-
-
-def _rotated_as_neighbours(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """Reorder rows of queries or keys for llama.cpp's Llama, which rotates neighbors instead of halves."""
-    return np.ascontiguousarray(
-        values.reshape(heads, 2, len(values) // heads // 2, -1).swapaxes(1, 2).reshape(values.shape)
-    )
 
 
 def _rope(config: Any) -> dict[str, Any]:

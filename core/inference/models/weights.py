@@ -23,10 +23,16 @@ def weight_bytes(folder: Path, itemsize: int, saved_itemsize: int) -> int:
     """Return the bytes of a folder's weights in floats of `itemsize`. saved_itemsize: for pytorch_model.bin."""
     total = 0.0
     for file in _weight_files(folder):
-        if file.suffix == ".safetensors":
-            total += _safetensors_bytes(file, itemsize)
-        else:
+        if file.suffix != ".safetensors":
             total += file.stat().st_size * itemsize / saved_itemsize
+            continue
+        try:
+            with safe_open(file, framework="numpy") as tensors:
+                slices = [tensors.get_slice(name) for name in tensors.keys()]  # noqa: SIM118 - it is no mapping
+                sizes = [itemsize if each.get_dtype() in _FLOATS else _LARGEST for each in slices]
+                total += sum(math.prod(each.get_shape()) * size for each, size in zip(slices, sizes, strict=True))
+        except Exception as error:  # a git-lfs pointer, or a truncated download
+            raise CaptureError(f"{file} is not a complete safetensors file ({error}); copy the model again.") from error
     return int(total)
 
 
@@ -47,17 +53,6 @@ def _weight_files(folder: Path) -> list[Path]:
                     raise CaptureError(f"{folder} has no '{shard}', which its {index} lists; copy the model again.")
             return [folder / shard for shard in shards]
     raise CaptureError(f"{folder} has no weights; expected model.safetensors or pytorch_model.bin, whole or in shards.")
-
-
-def _safetensors_bytes(file: Path, itemsize: int) -> int:
-    try:
-        with safe_open(file, framework="numpy") as tensors:
-            slices = [tensors.get_slice(name) for name in tensors.keys()]  # noqa: SIM118 - it is no mapping
-            return sum(
-                math.prod(each.get_shape()) * (itemsize if each.get_dtype() in _FLOATS else _LARGEST) for each in slices
-            )
-    except Exception as error:  # a git-lfs pointer, or a truncated download
-        raise CaptureError(f"{file} is not a complete safetensors file ({error}); copy the model again.") from error
 
 
 def digest(folder: Path) -> str:

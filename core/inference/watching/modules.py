@@ -48,7 +48,9 @@ def watched_modules(model: Any) -> list[WatchedModule]:
     for name, module in model.get_submodule(owner_name).named_modules(prefix=owner_name):
         inside = name.removeprefix(f"{prefix}.") if name.startswith(f"{prefix}.") else None
         block = int(inside.partition(".")[0]) if inside is not None else None
-        if name == owner_name or _is_left_out(name, module):
+        is_of_experts = "experts" in name.split(".")[:-1]  # each sees the tokens routed to it, in another order
+        is_rotary = "rotary" in type(module).__name__.lower()
+        if name == owner_name or is_of_experts or is_rotary or isinstance(module, _LEFT_OUT):
             continue
         is_block = block is not None and module is blocks[block]
         kind = "residual" if is_block else _kind(inside.partition(".")[2] if inside is not None else "", name, module)
@@ -81,12 +83,6 @@ def _blocks_of(model: Any, remedy: str = "") -> tuple[str, torch.nn.ModuleList]:
         if count and isinstance(module, torch.nn.ModuleList) and len(module) == count:
             return name, module
     raise CaptureError(f"a {type(model).__name__} has no list of {count} blocks{remedy}.")
-
-
-def _is_left_out(name: str, module: torch.nn.Module) -> bool:
-    parts = name.split(".")
-    is_of_experts = "experts" in parts[:-1]  # each sees the tokens routed to it, in another order
-    return is_of_experts or isinstance(module, _LEFT_OUT) or "rotary" in type(module).__name__.lower()
 
 
 def _kind(place: str, name: str, module: torch.nn.Module) -> str:
