@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +124,7 @@ def test_a_row_read_one_token_late_would_be_noticed(monkeypatch: pytest.MonkeyPa
     """The twin: rows at the place of the token that they score."""
     read = formats._prompt_rows
     monkeypatch.setattr(
-        formats, "_prompt_rows", lambda *given: [replace(row, position=row.position + 1) for row in read(*given)]
+        formats, "_prompt_rows", lambda *given: [row._replace(position=row.position + 1) for row in read(*given)]
     )
     with pytest.raises((AssertionError, DumpError)):
         test_prompt_rows_score_the_token_after_them()
