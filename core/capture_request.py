@@ -107,22 +107,16 @@ class CaptureRequest(Request):
     )
     is_chat: bool = param("Format each prompt as a user message by the chat template.", False, option="--chat")
     system: str | None = param("System message of every chat.", None)
-    reference: str = param(
-        "Execution path used as the reference: prefill, decode, ...", "prefill", is_always_typed=True
-    )
+    reference: str = param("Execution path of the reference: prefill, decode, ...", "prefill", is_always_typed=True)
     variants: tuple[str, ...] = param(
         "Execution path to compare with the reference; repeatable. Default: decode.", (), option="--variant"
     )
-    sweeps: tuple[str, ...] = param(
-        "One variant per value: batch=1,2,4,8. (`ulpscope sweep` runs plans of captures.)", (), option="--sweep"
-    )
+    sweeps: tuple[str, ...] = param("One variant per value: batch=1,2,4. Not the command sweep.", (), option="--sweep")
     repeat: int = param("Run every path N times in sequence, as repeated requests.", 1)
     tokens: int = param("Continue each side greedily by up to N tokens.", 0)
     kv: bool | None = param("Compare the KV caches. Default: if a path uses one.", None, option="--kv/--no-kv")
     layers: bool = param("Compare every module's output: where the difference starts and how it grows.", False)
-    layer_floor: int = param(
-        "With --layers: forwards with other reduction orders, which measure the noise floor; 0: none.", 2
-    )
+    layer_floor: int = param("With --layers: reordered forwards that measure the noise floor; 0: none.", 2)
     layer_positions: tuple[int, ...] = param(
         "With --layers: compare this position of each prompt even if not all fit on disk; repeatable.",
         (),

@@ -34,9 +34,7 @@ NONE_FOUND = "no common cause found."
 def explain(
     run_id: options.Run,
     variant: Annotated[str | None, typer.Option(help="Explain this variant only.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Find other weights: compare both sides with this model's logits.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="Find other weights: compare with this model's logits.")] = None,
     dtype: Annotated[str | None, typer.Option(help="With --model: dtype of the sides. Default: as detected.")] = None,
     device: options.Device = None,
     revision: options.Revision = None,

@@ -27,9 +27,7 @@ Json = Annotated[bool, Option("--json", help="Print JSON instead of tables.")]
 Progress = Annotated[Literal["bar", "json"], Option(help="'bar', or 'json': one JSON line per stage.")]
 Junit = Annotated[Path | None, Option("--junit", help="Write the gate results as JUnit XML.")]
 Markdown = Annotated[Path | None, Option("--markdown", help="Append the gate results as Markdown to a file.")]
-ComputeDtype = Annotated[
-    str | None, Option(help="Dtype that computed the logits; ULPs are counted in it. Default: detected.")
-]
+ComputeDtype = Annotated[str | None, Option(help="Dtype of the computation, whose ULPs count. Default: detected.")]
 Reference = Annotated[str | None, Option(help="Side to compare the others with. Default: 'reference' or first.")]
 Holds = Annotated[
     str | None,

@@ -39,9 +39,7 @@ if TYPE_CHECKING:  # what speaks HTTP takes 0.2 s to load
 @takes_request(ProbeRequest)
 def probe(
     request: ProbeRequest,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the number of requests and tokens; send nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print request and token counts; send nothing.")] = False,
     progress: options.Progress = "bar",
     store: options.Store = None,
     as_json_: options.Json = False,
