@@ -37,6 +37,7 @@ from .commands import (
     stored,
     sweeping,
     verdicts,
+    weights,
 )
 from .commands.terminal.console import err
 from .errors import UlpscopeError
@@ -62,6 +63,7 @@ for each in (
         models.engines,
         pushing.push,
         serve.serve,
+        weights.weights,
     ),
 ):
     app.command()(each)

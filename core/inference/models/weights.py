@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from collections.abc import Iterator
@@ -13,8 +12,8 @@ import torch
 from safetensors import safe_open
 
 from ...errors import CaptureError
+from ...weights import weight_files
 
-_FORMS = (("model.safetensors", "model.safetensors.index.json"), ("pytorch_model.bin", "pytorch_model.bin.index.json"))
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _LARGEST = 8  # bytes of an element of any other type, at most
 
@@ -22,7 +21,7 @@ _LARGEST = 8  # bytes of an element of any other type, at most
 def weight_bytes(folder: Path, itemsize: int, saved_itemsize: int) -> int:
     """Return the bytes of a folder's weights in floats of `itemsize`. saved_itemsize: for pytorch_model.bin."""
     total = 0.0
-    for file in _weight_files(folder):
+    for file in weight_files(folder):
         if file.suffix != ".safetensors":
             total += file.stat().st_size * itemsize / saved_itemsize
             continue
@@ -34,25 +33,6 @@ def weight_bytes(folder: Path, itemsize: int, saved_itemsize: int) -> int:
         except Exception as error:  # a git-lfs pointer, or a truncated download
             raise CaptureError(f"{file} is not a complete safetensors file ({error}); copy the model again.") from error
     return int(total)
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """Return the files that transformers would load, in its order of preference."""
-    for single, index in _FORMS:
-        if (folder / single).is_file():
-            return [folder / single]
-        if (folder / index).is_file():
-            try:
-                shards = sorted(set(json.loads((folder / index).read_text())["weight_map"].values()))
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                raise CaptureError(
-                    f"{folder / index} is not an index of weight files; copy the model again."
-                ) from error
-            for shard in shards:
-                if not (folder / shard).is_file():
-                    raise CaptureError(f"{folder} has no '{shard}', which its {index} lists; copy the model again.")
-            return [folder / shard for shard in shards]
-    raise CaptureError(f"{folder} has no weights; expected model.safetensors or pytorch_model.bin, whole or in shards.")
 
 
 def digest(folder: Path) -> str:

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -79,7 +79,7 @@ def open_container(path: Path, max_bytes: int) -> Container:
     elif start.startswith(llamacpp_files.MAGIC):
         container = Container(path, "gguf", *llamacpp_files.read(name, path.stem, data))
     elif len(start) == 9 and start[8:] == b"{" and int.from_bytes(start[:8], "little") < 1 << 40:
-        container = Container(path, "safetensors", *_safetensors(name, data))
+        container = Container(path, "safetensors", *read_safetensors(name, data))
     else:
         hint = " of PyTorch 1.6 or later; no code in a file is run" if start[:1] == b"\x80" else ""
         raise DumpError(f"{name}: begins with {start[:8]!r}; expected {_EXPECTED}{hint}.")
@@ -192,9 +192,11 @@ class _Tensor(msgspec.Struct):
     data_offsets: tuple[_Count, _Count]
 
 
-def _safetensors(name: str, data: mmap.mmap) -> tuple[dict[str, StoredArray], dict[str, str]]:
+def read_safetensors(
+    name: str, data: mmap.mmap, more_dtypes: Mapping[str, Any] | None = None
+) -> tuple[dict[str, StoredArray], dict[str, str]]:
     """Format: 8 bytes of length, JSON header, bytes of the tensors without holes or overlaps
-    (huggingface.co/docs/safetensors).
+    (huggingface.co/docs/safetensors). more_dtypes: numpy's, by name, of weights.
 
     Read here and not by the safetensors library, which has no bfloat16 for numpy.
     """
@@ -205,15 +207,15 @@ def _safetensors(name: str, data: mmap.mmap) -> tuple[dict[str, StoredArray], di
     with foreign_errors(f"{name}: the header", "the header of a safetensors file"):
         header = msgspec.json.decode(data[8 : 8 + length], type=dict[str, msgspec.Raw])
         texts = msgspec.json.decode(header.pop("__metadata__", b"{}"), type=dict[str, str])
-    arrays, spans = {}, []
+    arrays, spans, dtypes = {}, [], {**_SAFETENSORS, **(more_dtypes or {})}
     for key, entry in header.items():
         with foreign_errors(f"{name}: the entry of '{clean(key)}'", "dtype, shape and data_offsets of whole numbers"):
             tensor = msgspec.json.decode(entry, type=_Tensor)
-        if tensor.dtype not in _SAFETENSORS:
+        if tensor.dtype not in dtypes:
             need = "F32, F16 or BF16; upcast others"
             raise DumpError(f"{name}: '{clean(key)}' has the dtype {clean(tensor.dtype)}; expected {need}.")
         begin, end = tensor.data_offsets
-        dtype, place = np.dtype(_SAFETENSORS[tensor.dtype]), _place_at(data, 8 + length + begin)
+        dtype, place = np.dtype(dtypes[tensor.dtype]), _place_at(data, 8 + length + begin)
         arrays[key] = _array(name, key, dtype, tuple(tensor.shape), False, place)
         check_elements(arrays[key], end - begin)
         spans.append((begin, end, key))

@@ -20,8 +20,7 @@ MAGIC = b"GGUF"
 _HEADER_BYTES = 64 << 20  # keys and tensors
 _F32, _I32 = 0, 26  # types of tensors
 _NUMBERS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes of a value, by its type
-_STRING, _LIST = 8, 9
-_ALIGNMENT = 32  # the format's default
+_UINT32, _STRING, _LIST = 4, 8, 9
 
 
 def read(name: str, key: str, data: mmap.mmap) -> tuple[dict[str, StoredArray], dict[str, str]]:
@@ -31,10 +30,11 @@ def read(name: str, key: str, data: mmap.mmap) -> tuple[dict[str, StoredArray], 
     other; they do not: the rows are whole.
     """
     with foreign_errors(name, "a GGUF of llama-results"):
-        tensors = _tensors(data[:_HEADER_BYTES])
+        _, tensors = gguf_header(data[:_HEADER_BYTES], MAX_SIDES)
     if {"tokens", "logits"} - tensors.keys():
         raise DumpError(f"{name}: a GGUF without the tensors 'tokens' and 'logits'; expected one of llama-results.")
-    (count, id_kind, id_place), (elements, kind, place) = tensors["tokens"], tensors["logits"]
+    (ids, id_kind, id_place), (dimensions, kind, place) = tensors["tokens"], tensors["logits"]
+    count, elements = math.prod(ids), math.prod(dimensions)
     if (id_kind, kind) != (_I32, _F32):
         raise DumpError(f"{name}: has tensors of types {id_kind} and {kind}; expected int32 tokens, float32 logits.")
     if count < 1 or elements % count or not 1 < elements // count <= MAX_VOCAB:
@@ -48,9 +48,11 @@ def read(name: str, key: str, data: mmap.mmap) -> tuple[dict[str, StoredArray], 
     return {key: logits, "token_ids": tokens}, {"compute_dtype": "float32", "meta": meta}
 
 
-def _tensors(data: bytes) -> dict[str, tuple[int, int, int]]:
-    """Elements, type and place of every tensor of a GGUF of version 2 or 3 (its specification in ggml)."""
-    at = 4
+def gguf_header(data: bytes | mmap.mmap, most_tensors: int) -> tuple[str, dict[str, tuple[tuple[int, ...], int, int]]]:
+    """Architecture of a GGUF of version 2 or 3, and dimensions (the last axis first), type and place of every tensor
+    (its specification in ggml).
+    """
+    at, alignment, architecture = 4, 32, ""
 
     def take(form: str) -> tuple[int, ...]:
         nonlocal at
@@ -76,15 +78,21 @@ def _tensors(data: bytes) -> dict[str, tuple[int, int, int]]:
             at += _NUMBERS[kind] * count
 
     version, count, keys = take("<I2Q")
-    if version not in (2, 3) or count > MAX_SIDES:
+    if version not in (2, 3) or count > most_tensors:
         raise ValueError(f"version {version} with {count} tensors; a file of weights is not a dump")
     for _ in range(keys):
-        text()
-        skip(*take("<I"))
+        key, (kind,) = text(), take("<I")
+        if key == "general.architecture" and kind == _STRING:
+            architecture = text()
+            continue
+        if key == "general.alignment" and kind == _UINT32:
+            (alignment,) = struct.unpack_from("<I", data, at)
+        skip(kind)
     tensors = {}
     for _ in range(count):
         key, (dimensions,) = text(), take("<I")
         shape = take(f"<{min(dimensions, 4)}Q")
-        tensors[key] = (math.prod(shape), *take("<IQ"))
-    begin = -(-at // _ALIGNMENT) * _ALIGNMENT
-    return {key: (elements, kind, begin + place) for key, (elements, kind, place) in tensors.items()}
+        kind, place = take("<IQ")
+        tensors[key] = shape, kind, place
+    begin = -(-at // alignment) * alignment
+    return architecture, {key: (shape, kind, begin + place) for key, (shape, kind, place) in tensors.items()}

@@ -1,0 +1,80 @@
+"""`weights`: what differs between two checkpoints, module by module."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from ..numerics.formats import format_named
+from ..text import number, percent
+from ..weights import Change, Comparison, compare_checkpoints, sum_of
+from . import options
+from .terminal.console import out, print_json, print_text, steps, stoppable, table_of
+
+
+def weights(
+    a: Annotated[str, typer.Argument(metavar="A", help="Folder of safetensors, a .safetensors file or a GGUF.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Checkpoint to compare with A, in any of these forms.")],
+    as_: Annotated[str, typer.Option("--as", help="Dtype of the engine: bfloat16, float16 or float32.")] = "bfloat16",
+    layers: Annotated[bool, typer.Option("--layers", help="Print the modules of every layer apart.")] = False,
+    as_json_: options.Json = False,
+) -> None:
+    """Compare two checkpoints tensor by tensor: what an update changed, or whether a conversion is right.
+
+    Of each module: elements that differ, the change, and what is left of it after rounding both sides to --as. Missing,
+    tied, fused, transposed, reordered and quantized tensors are named.
+
+    For example:  ulpscope weights step-100 step-101   or   ulpscope weights model model.gguf
+    """
+    fmt = format_named(as_)
+    with stoppable(), steps() as say:
+        result = compare_checkpoints(a, b, fmt, say)
+    if as_json_:
+        print_json(result.as_json())
+    else:
+        _print(result, layers)
+
+
+def _print(result: Comparison, has_layers: bool) -> None:
+    lines = defaultdict(list)
+    for module, change in result.modules.items():
+        lines[module if has_layers else _pattern(module), change.differing > 0].append(module)
+    rows = [(_name(each), *_cells(sum_of(result.modules[one] for one in each))) for each in lines.values()]
+    columns = ("module", "differ", "share", "max\nchange", "rms\nchange", f"share in\n{result.rounded_to}", "max\nULPs")
+    table = table_of(columns, rows, text=("module",))
+    table.collapse_padding = True
+    table.add_section()
+    table.add_row(f"total of {result.total.elements:,} elements", *_cells(result.total))
+    for side, facts in (("A", result.a.as_json()), ("B", result.b.as_json())):
+        print_text(f"{side}: {facts['path']}, {facts['tensors']:,} tensors, {', '.join(facts['dtypes'])}")
+    out.print(table)
+    for (_, text), keys in result.findings.items():
+        kinds = defaultdict(list)
+        for key in keys:
+            kinds[_pattern(key)].append(key.removesuffix(".weight"))
+        print_text(f"{text}: {', '.join(map(_name, kinds.values()))}.")
+
+
+def _cells(change: Change) -> tuple[str, ...]:
+    if not change.differing:
+        return ("identical", *[""] * 5)
+    share, rounded = (percent(each / change.elements) for each in (change.differing, change.rounded_differing))
+    largest, rms = number(change.max_abs, 3), number(change.rms, 3)
+    return f"{change.differing:,}", share, largest, rms, rounded, number(change.max_rounded_ulps)
+
+
+def _pattern(name: str) -> str:
+    return re.sub(r"\.\d+(?=\.)", ".*", name)
+
+
+def _name(names: Sequence[str]) -> str:
+    """Return one name for those of several layers, `layers.0-2,5.mlp.up_proj`; experts are `*`."""
+    first, *rest = _pattern(names[0]).split(".*", 1)
+    layers = {int(number) for name in names for number in re.findall(r"\.(\d+)\.", name)[:1]}
+    starts, ends = (sorted(n for n in layers if n + step not in layers) for step in (-1, 1))
+    ranges = [f"{start}" if start == end else f"{start}-{end}" for start, end in zip(starts, ends, strict=True)]
+    return f"{first}.{','.join(ranges)}{rest[0]}" if rest else first
