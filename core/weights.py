@@ -23,7 +23,7 @@ import numpy as np
 from ml_dtypes import float8_e4m3fn, float8_e5m2, float8_e8m0fnu
 from numpy.typing import NDArray
 
-from .errors import CaptureError, DumpError
+from .errors import CaptureError
 from .numerics.differences import differences
 from .numerics.formats import FLOAT32, FORMATS, FloatFormat, bits_of, widen
 from .packaged_models import packaged_folder, require_gguf
@@ -34,10 +34,9 @@ from .runs.dumps.llamacpp_files import gguf_header
 CHUNK = 1 << 22  # elements of a tensor in memory at a time, 16 MiB in float32; at least one row
 _FORMS = (("model.safetensors", "model.safetensors.index.json"), ("pytorch_model.bin", "pytorch_model.bin.index.json"))
 _PART = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")  # of llama-gguf-split
-_MOST_TENSORS = 1 << 20
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # types of a GGUF that are not quantized
 _FLOAT8 = {"F8_E4M3": float8_e4m3fn, "F8_E5M2": float8_e5m2, "F8_E8M0": float8_e8m0fnu}
-_WRAPPERS = re.compile(r"^(?:(?:module|model|language_model)\.)+|(?:_orig_mod|_fsdp_wrapped_module)\.")
+_WRAPPERS = re.compile(r"^(?:(?:module|model|language_model|_\w+)\.)+|\b(?:_orig_mod|_fsdp_wrapped_module)\.")
 _EMBEDDING = re.compile(r"(?:\D*\.)?(?:embed_tokens|embed_in|wte|word_embeddings|token_embd)\.weight")
 _HEAD = re.compile(r"(?:\D*\.)?(?:lm_head|embed_out|output)\.weight")
 _FUSED = {
@@ -63,7 +62,7 @@ _Finding = tuple[str, str]  # kind, sentence without the tensors' names
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of a file, unread, as a matrix. dtype: as stored, of a GGUF its type; read: some rows as float32."""
+    """A tensor of a file, unread, as a matrix. dtype: as stored, of a GGUF its type; read: some rows in float32."""
 
     dtype: str
     rows: int
@@ -126,7 +125,10 @@ class Change:
         return self.squares <= _ALIKE**2 * self.scale
 
     def as_json(self) -> dict[str, Any]:
-        figures = asdict(self) | {"rms": self.rms}
+        shares = {
+            f"{name}_share": vars(self)[name] / max(self.elements, 1) for name in ("differing", "rounded_differing")
+        }
+        figures = asdict(self) | shares | {"rms": self.rms}
         return {name: value for name, value in figures.items() if name not in ("squares", "scale")}
 
 
@@ -174,9 +176,7 @@ def compare_checkpoints(a: str, b: str, fmt: FloatFormat, tell: Callable[[str, i
             tell("comparing", done, len(keys), "tensors")
             change, findings = _compare(sides[0][key], sides[1][key], fmt, pool)
             if is_converted:
-                is_quantized = any(dtype.isupper() for dtype in dtypes[key])  # Q4_1, not float32
-                text = "{} in A, {} in B".format(*dtypes[key])
-                findings.append(("quantized", f"Quantized: {text}") if is_quantized else ("dtype", text))
+                findings.append(("dtype", "{} in A, {} in B".format(*dtypes[key])))
             for finding in findings:
                 result.findings[finding].append(key)
             if change is not None:
@@ -196,19 +196,17 @@ def open_checkpoint(name: str) -> Checkpoint:
     tensors: dict[str, Tensor] = {}
     architecture = ""
     for file in files:
-        try:
-            with file.open("rb") as opened:
-                data = map_file(opened)
-            if data[:4] == b"GGUF":
-                architecture, of_file = _read_gguf(file.name, data)
-                tensors |= of_file
-            elif data[8:9] == b"{":
-                tensors |= {key: _stored(array) for key, array in read_safetensors(file.name, data, _FLOAT8)[0].items()}
-            else:
-                pickle = " but a pickle, which is never opened" if data[:2] in (b"PK", b"\x80\x02") else ""
-                raise CaptureError(f"{file} is no safetensors file or GGUF{pickle}; save the model as safetensors.")
-        except (OSError, ValueError, DumpError) as error:  # ValueError: mmap of an empty file
-            raise CaptureError(f"{file} is incomplete or damaged ({str(error).rstrip('.')}); copy it again.") from error
+        with foreign_errors(str(file), "a complete safetensors file or GGUF"), file.open("rb") as opened:
+            data = map_file(opened)
+        if data[:4] == b"GGUF":
+            architecture, of_file = _read_gguf(str(file), data)
+            tensors |= of_file
+        elif data[8:9] == b"{":
+            arrays, _ = read_safetensors(str(file), data, _FLOAT8)
+            tensors |= {key: _stored(array) for key, array in arrays.items()}
+        else:
+            pickle = " but a pickle, which is never opened" if data[:2] in (b"PK", b"\x80\x02") else ""
+            raise CaptureError(f"{file} is no safetensors file or GGUF{pickle}; save the model as safetensors.")
     by_key = {_WRAPPERS.sub("", key): tensor for key, tensor in tensors.items()}
     return Checkpoint(path, by_key if len(by_key) == len(tensors) else tensors, architecture)
 
@@ -222,9 +220,7 @@ def weight_files(folder: Path) -> list[Path]:
             try:
                 shards = sorted(set(json.loads((folder / index).read_text())["weight_map"].values()))
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                raise CaptureError(
-                    f"{folder / index} is not an index of weight files; copy the model again."
-                ) from error
+                raise CaptureError(f"{folder / index} is no index of weight files; copy the model again.") from error
             for shard in shards:
                 if not (folder / shard).is_file():
                     raise CaptureError(f"{folder} has no '{shard}', which its {index} lists; copy the model again.")
@@ -271,10 +267,10 @@ def _read_gguf(file: str, data: mmap.mmap) -> tuple[str, dict[str, Tensor]]:
             forget(raw)
             return gguf.quants.dequantize(np.ascontiguousarray(raw[rows]), kind)
 
-        return Tensor(_FLOATS.get(kind.name, kind.name), count, columns, read)
+        return Tensor(_FLOATS.get(kind.name, f"{kind.name} (quantized)"), count, columns, read)
 
     with foreign_errors(file, "a complete GGUF of types that gguf reads"):
-        architecture, header = gguf_header(data, _MOST_TENSORS)
+        architecture, header = gguf_header(data, 1 << 20)
         return architecture, {key: tensor_of(key, shape[::-1], *rest) for key, (shape, *rest) in header.items()}
 
 
@@ -372,8 +368,8 @@ def _compare(a: Tensor, b: Tensor, fmt: FloatFormat, pool: ThreadPoolExecutor) -
         return None, [("shape", f"Not compared: {a.rows:,} x {a.columns:,} in A, {b.rows:,} x {b.columns:,} in B")]
     if change.nonfinite_mismatch:
         findings.append(("nonfinite", "NaN or infinity on one side only"))
-    elif change.differing == change.elements > 1 and change.rms > 0.999 * change.max_abs:
-        findings.append(("offset", f"Every element changes by {change.max_abs:.3g}"))
+    elif 0.999 < change.rms <= change.max_abs < 1.001:
+        findings.append(("offset", "Every element differs by 1, as norms stored as 1 + weight"))
     return change, findings
 
 

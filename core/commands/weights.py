@@ -13,7 +13,8 @@ from ..numerics.formats import format_named
 from ..text import number, percent
 from ..weights import Change, Comparison, compare_checkpoints, sum_of
 from . import options
-from .terminal.console import out, print_json, print_text, steps, stoppable, table_of
+from .terminal.console import out, print_json, print_text, steps, table_of
+from .terminal.stopping import stoppable
 
 
 def weights(
@@ -25,8 +26,8 @@ def weights(
 ) -> None:
     """Compare two checkpoints tensor by tensor: what an update changed, or whether a conversion is right.
 
-    Of each module: elements that differ, the change, and what is left of it after rounding both sides to --as. Missing,
-    tied, fused, transposed, reordered and quantized tensors are named.
+    Of each module: elements that differ, the change, and what is left of it after rounding both sides to --as.
+    Missing, tied, fused, transposed, reordered and quantized tensors are named. All are compared in float32.
 
     For example:  ulpscope weights step-100 step-101   or   ulpscope weights model model.gguf
     """
