@@ -64,6 +64,16 @@ engines: .engines/.made
 	.engines/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
+# RL frameworks for the loops of `make thorough`, each in an environment of its own on top of $(VENV).
+TRL = 1.13.0 1.16.0
+.PHONY: frameworks
+frameworks: $(VENV)/.development $(TRL:%=.frameworks/trl-%/.made)
+.frameworks/trl-%/.made:
+	$(BIN)/python -m venv $(@D)
+	$(BIN)/python -c "import site; print(site.getsitepackages()[0])" > $$(echo $(@D)/lib/python*/site-packages)/main.pth
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check trl==$* accelerate==1.15.0 datasets==5.2.0
+	touch $@
+
 # The browser tests drive a Chromium; Debian's is installed where apt-get and the rights to use it are there.
 .PHONY: browser
 browser:
