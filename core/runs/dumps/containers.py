@@ -78,6 +78,8 @@ def open_container(path: Path, max_bytes: int) -> Container:
         container = Container(path, "npy", {key: array})
     elif start.startswith(llamacpp_files.MAGIC):
         container = Container(path, "gguf", *llamacpp_files.read(name, path.stem, data))
+    elif start.startswith(llamacpp_files.KLD_MAGIC):
+        container = Container(path, "kld", *llamacpp_files.read_kld(name, path.stem, data))
     elif len(start) == 9 and start[8:] == b"{" and int.from_bytes(start[:8], "little") < 1 << 40:
         container = Container(path, "safetensors", *read_safetensors(name, data))
     else:

@@ -1,4 +1,5 @@
-"""GGUF files of `llama-results`, llama.cpp's tool that writes logits (tools/results/results.cpp).
+"""Files of llama.cpp: GGUF of `llama-results` (tools/results/results.cpp), and `--kl-divergence-base` of perplexity
+(tools/perplexity/perplexity.cpp).
 
 Every count is checked against the file's size before anything of that size is allocated.
 """
@@ -9,14 +10,16 @@ import json
 import math
 import mmap
 import struct
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import DumpError
 from ..file.records import MAX_SIDES, MAX_VOCAB
 from .arrays import StoredArray, foreign_errors, rows_of
 
-MAGIC = b"GGUF"
+MAGIC, KLD_MAGIC = b"GGUF", b"_logits_"
 _HEADER_BYTES = 64 << 20  # keys and tensors
 _F32, _I32 = 0, 26  # types of tensors
 _NUMBERS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes of a value, by its type
@@ -46,6 +49,34 @@ def read(name: str, key: str, data: mmap.mmap) -> tuple[dict[str, StoredArray], 
     tokens = StoredArray.of_numbers(name, "token_ids", np.frombuffer(data, "<i4", count, id_place))
     meta = json.dumps({"format": "llama.cpp llama-results"})
     return {key: logits, "token_ids": tokens}, {"compute_dtype": "float32", "meta": meta}
+
+
+def read_kld(name: str, key: str, data: mmap.mmap) -> tuple[dict[str, StoredArray], dict[str, str]]:
+    """Read a file of --kl-divergence-base: of each chunk of the context, the rows of its second half but the last.
+
+    A row is float32 scale, float32 lowest value and a uint16 per token: log-probability = lowest + scale x uint16. So
+    ULPs mean nothing, and differences below 2.4e-4 nats are the file's own.
+    """
+    with foreign_errors(name, "a file of --kl-divergence-base"):
+        context, vocab, chunks = struct.unpack("<3i", data[8:20])
+    first, row_bytes, start = context // 2, 2 * ((vocab + 1) // 2) + 4, 20 + 4 * chunks * context
+    rows = context - 1 - first
+    if min(context - 2, vocab - 1, chunks) < 1 or start + 2 * chunks * rows * row_bytes != len(data):
+        problem = f"{chunks} chunks of {context} tokens and a vocabulary of {vocab} in {len(data):,} bytes"
+        raise DumpError(f"{name}: declares {problem}; expected a complete file of --kl-divergence-base.")
+    tokens = np.frombuffer(data, "<i4", chunks * context, 20).reshape(chunks, context)
+    packed = rows_of(lambda: np.ndarray((chunks * rows, row_bytes), "<u2", data, start))
+
+    def decode(start: int, stop: int) -> NDArray[Any]:
+        block = np.ascontiguousarray(packed(start, stop))
+        scale, lowest = block[:, :4].copy().view("<f4").T
+        return lowest[:, None] + scale[:, None] * block[:, 4 : 4 + vocab].astype(np.float32)
+
+    numbers = {"token_ids": tokens[:, first : first + rows].reshape(-1), "prompt_lengths": np.array([rows] * chunks)}
+    arrays = {key: StoredArray(name, key, np.dtype("<f4"), (chunks * rows, vocab), decode)}
+    arrays |= {each: StoredArray.of_numbers(name, each, values) for each, values in numbers.items()}
+    meta = "llama.cpp --kl-divergence-base, 16 bits per value: ULPs mean nothing"
+    return arrays, {"compute_dtype": "float32", "meta": meta}
 
 
 def gguf_header(data: bytes | mmap.mmap, most_tensors: int) -> tuple[str, dict[str, tuple[tuple[int, ...], int, int]]]:

@@ -1,7 +1,8 @@
-"""GGUF files of llama-results are read as dumps; what is damaged or no dump is one sentence."""
+"""Files of llama.cpp are read as dumps; what is damaged or no dump is one sentence."""
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import gguf
@@ -10,6 +11,7 @@ import pytest
 
 from core.errors import DumpError
 from core.judging.ingest import headers_of, ingest
+from core.runs.dumps.dump import open_dump
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 
@@ -39,6 +41,32 @@ def test_a_results_file_is_its_logits_bit_for_bit(tmp_path: Path) -> None:
         for position in range(7):
             for number, side in enumerate(sides):
                 assert np.array_equal(run.at(number, 0, position), side[position].view(np.uint32))
+
+
+@pytest.mark.parametrize("vocab", [32, 33])
+def test_a_kl_base_file_is_its_rows_to_16_bits(tmp_path: Path, vocab: int) -> None:
+    """Written as perplexity.cpp does: two chunks of 12 tokens, of each the rows 6 to 10."""
+    random = np.random.default_rng(0)
+    tokens = random.integers(0, vocab, (2, 12), dtype=np.int32)
+    logits = random.normal(0, 3, (10, vocab))
+    logs = (logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))).astype(np.float32)
+    body = struct.pack("<8s3i", b"_logits_", 12, vocab, 2) + tokens.astype("<i4").tobytes()
+    for row in logs:
+        lowest = np.float32(max(row.min(), row.max() - 16))
+        scale = np.float32((row.max() - lowest) / 65535)
+        steps = np.clip(np.round((row - lowest) / scale), 0, 65535).astype("<u2")
+        body += struct.pack("<2f", scale, lowest) + steps.tobytes() + bytes(2 * (vocab % 2))
+    for side in "ab":
+        (tmp_path / f"{side}.kld").write_bytes(body)
+    with open_dump([tmp_path / "a.kld", tmp_path / "b.kld"]) as dump:
+        assert (dump.rows, dump.vocab, dump.compute_dtype) == (10, vocab, "float32")
+        assert [prompt.token_ids for prompt in dump.prompts] == [tuple(each[6:11]) for each in tokens.tolist()]
+        read = next(dump.chunks())[1][0].view(np.float32)
+    within = logs > logs.max(axis=1, keepdims=True) - 16
+    assert np.abs(read - logs)[within].max() <= 16 / 65535
+    (tmp_path / "a.kld").write_bytes(body[:-1])
+    with pytest.raises(DumpError, match="expected a complete file of --kl-divergence-base"):
+        headers_of(tmp_path / "a.kld")
 
 
 def test_weights_and_cut_files_are_no_results(tmp_path: Path) -> None:
