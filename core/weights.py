@@ -163,8 +163,8 @@ def compare_checkpoints(a: str, b: str, fmt: FloatFormat, tell: Callable[[str, i
     sides = _by_common_names(result.a, result.b)
     _tie(sides, result.findings)
     _fuse(sides, result.findings)
-    for here, there, side in ((*sides, "A"), (*sides[::-1], "B")):
-        if only := sorted(here.keys() - there.keys(), key=_place):
+    for own, other, side in ((*sides, "A"), (*sides[::-1], "B")):
+        if only := sorted(own.keys() - other.keys(), key=_place):
             result.findings["missing", f"Only in {side}"] = only
     keys = sorted(sides[0].keys() & sides[1].keys(), key=_place)
     if not keys:
@@ -203,10 +203,10 @@ def open_checkpoint(name: str) -> Checkpoint:
             tensors |= of_file
         elif data[8:9] == b"{":
             arrays, _ = read_safetensors(str(file), data, _FLOAT8)
-            tensors |= {key: _stored(array) for key, array in arrays.items()}
+            tensors |= {key: _from_file(array) for key, array in arrays.items()}
         else:
             pickle = " but a pickle, which is never opened" if data[:2] in (b"PK", b"\x80\x02") else ""
-            raise CaptureError(f"{file} is no safetensors file or GGUF{pickle}; save the model as safetensors.")
+            raise CaptureError(f"{file} is not a safetensors file or GGUF{pickle}; save the model as safetensors.")
     by_key = {_WRAPPERS.sub("", key): tensor for key, tensor in tensors.items()}
     return Checkpoint(path, by_key if len(by_key) == len(tensors) else tensors, architecture)
 
@@ -235,7 +235,7 @@ def _matrix(shape: Sequence[int]) -> tuple[int, int]:
     return math.prod(shape) // columns, columns
 
 
-def _stored(array: StoredArray) -> Tensor:
+def _from_file(array: StoredArray) -> Tensor:
     """Return a tensor of a safetensors file."""
     dtype = "bfloat16" if array.dtype == np.dtype("V2") else array.dtype.name
     fmt = FORMATS.get(dtype)
@@ -312,14 +312,14 @@ def _tie(sides: _Sides, findings: dict[_Finding, list[str]]) -> None:
         bool(head and embedding) and _are_equal(side[head], side[embedding])
         for side, head, embedding in zip(sides, heads, embeddings, strict=True)
     ]
-    for here, there, side in ((0, 1, "A"), (1, 0, "B")):
-        if heads[here] and heads[there]:
-            if is_tied[here] and not is_tied[there]:
-                findings["tied", f"Equal to the embedding in {side} only"].append(heads[here])
-        elif heads[here] and embeddings[there]:
-            how = "tied: equal to its embedding" if is_tied[here] else "not tied: its embedding differs"
-            findings["tied", f"Only in {side} ({how}) and compared with the other embedding"].append(heads[here])
-            sides[there][heads[here]] = sides[there][embeddings[there]]
+    for own, other, side in ((0, 1, "A"), (1, 0, "B")):
+        if heads[own] and heads[other]:
+            if is_tied[own] and not is_tied[other]:
+                findings["tied", f"Equal to the embedding in {side} only"].append(heads[own])
+        elif heads[own] and embeddings[other]:
+            how = "tied: equal to its embedding" if is_tied[own] else "not tied: its embedding differs"
+            findings["tied", f"Only in {side} ({how}) and compared with the other embedding"].append(heads[own])
+            sides[other][heads[own]] = sides[other][embeddings[other]]
 
 
 def _are_equal(one: Tensor, other: Tensor) -> bool:
@@ -328,18 +328,18 @@ def _are_equal(one: Tensor, other: Tensor) -> bool:
 
 def _fuse(sides: _Sides, findings: dict[_Finding, list[str]]) -> None:
     """Join tensors of a side that are one tensor of the other."""
-    for here, there, (side, other) in ((*sides, "AB"), (*sides[::-1], "BA")):
+    for own, rest, (side, other) in ((*sides, "AB"), (*sides[::-1], "BA")):
         parts = defaultdict(list)
-        for key in sorted(here.keys() - there.keys(), key=_place):
+        for key in sorted(own.keys() - rest.keys(), key=_place):
             for pattern, name in _FUSED.items():
-                if (whole := re.sub(pattern, name, key)) != key and whole in there.keys() - here.keys():
+                if (whole := re.sub(pattern, name, key)) != key and whole in rest.keys() - own.keys():
                     parts[whole].append(key)
         for whole, keys in parts.items():
-            here[whole] = _joined([here.pop(key) for key in keys])
+            own[whole] = _join([own.pop(key) for key in keys])
             findings["fused", f"Several tensors in {side}, one in {other}"].append(whole)
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
+def _join(parts: Sequence[Tensor]) -> Tensor:
     """Return the rows of several tensors one after another."""
     ends = np.cumsum([part.rows for part in parts]).tolist()
 

@@ -37,8 +37,8 @@ def stepper(view: selection.View) -> None:
     with st.container(key="stepper", gap="xxsmall"):
         for kind, positions in places(view).items():
             before, after = bisect_left(positions, view.position), bisect_right(positions, view.position)
-            here = f"{kind} {before + 1:,} of {len(positions):,}" if after > before else plural(len(positions), kind)
-            label = kind if kind == "position" else here
+            count = f"{kind} {before + 1:,} of {len(positions):,}" if after > before else plural(len(positions), kind)
+            label = kind if kind == "position" else count
             _, back, forth = _KINDS[kind]
             left, right = st.columns([5, 9], gap="xxsmall")
             for place, text, key, way, is_end in (
@@ -68,7 +68,7 @@ def stepper(view: selection.View) -> None:
 
 def _step(positions: Sequence[int], way: int) -> None:
     """Select the next of some positions: from where the session is by now, so that no press of a key is lost."""
-    here = st.session_state.get("position", 0)
-    place = bisect_right(positions, here) if way > 0 else bisect_left(positions, here) - 1
+    current = st.session_state.get("position", 0)
+    place = bisect_right(positions, current) if way > 0 else bisect_left(positions, current) - 1
     if 0 <= place < len(positions):
         selection.select(position=positions[place])

@@ -87,7 +87,7 @@ class SampledTokens:
     def r(self) -> NDArray[np.float64]:
         return self.trainer - self.rollout
 
-    def where(self, selection: NDArray[np.bool_]) -> SampledTokens:
+    def select(self, selection: NDArray[np.bool_]) -> SampledTokens:
         """Return some of the tokens."""
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         return replace(self, **{name: values[selection] for name, values in given.items() if values is not None})
@@ -156,7 +156,7 @@ class Sequences:
         return cls(lengths, sums, _Reduced(MAXIMA, lambda values: np.maximum.reduceat(values, starts), pairs))
 
     @classmethod
-    def joined(cls, parts: Sequence[Sequences]) -> Sequences:
+    def concatenate(cls, parts: Sequence[Sequences]) -> Sequences:
         """All sequences of the parts, every sum computed."""
         tokens = np.concatenate([part.tokens for part in parts])
         sums = {name: np.concatenate([part.sums(name) for part in parts]) for name in SUMS}
@@ -369,7 +369,7 @@ _VERL = (
             ("seq_std", "their standard deviation", lambda b: float(np.std(_truncated_means(b), ddof=1))),
             ("seq_max", "largest of them", lambda b: float(_truncated_means(b).max())),
             ("seq_min", "least of them", lambda b: float(_truncated_means(b).min())),
-            ("seq_max_deviation", "furthest from 1", lambda b: float(np.abs(_truncated_means(b) - 1).max())),
+            ("seq_max_deviation", "largest distance from 1", lambda b: float(np.abs(_truncated_means(b) - 1).max())),
             (
                 "seq_fraction_high",
                 "share of sequences with a mean of exp(r) above 2",

@@ -83,8 +83,8 @@ def check_schema(path: Path) -> str:
         kind = str(check_tables(database)["kind"])
         sql = "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE database_name = 'run_file'"
         theirs = set(database.rows(sql))
-        here = {name for name, *_ in theirs} | TABLES.keys() - {table.name for table in LATER}
-        ours = {(name, column.name, column.type) for name in here & TABLES.keys() for column in TABLES[name].columns}
+        names = {name for name, *_ in theirs} | TABLES.keys() - {table.name for table in LATER}
+        ours = {(name, column.name, column.type) for name in names & TABLES.keys() for column in TABLES[name].columns}
         for odd in sorted(theirs ^ ours):
             verb = "lacks" if odd in ours else "has"
             raise StoreError(f"{file}: {verb} the column {clean('.'.join(odd[:2]), 120)} ({clean(odd[2], 60)}).")

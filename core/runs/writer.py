@@ -26,7 +26,7 @@ from .file.keep import ALL, FIGURES, expected_bytes
 from .file.records import Generation, RunHeader
 from .spool import Spool
 from .store.store import Store
-from .tables.heatmap import PYRAMIDS, first_level_rows, insert_levels, narrowed, tile_rows
+from .tables.heatmap import PYRAMIDS, first_level_rows, insert_levels, narrow_cells, tile_rows
 from .tables.kernels import KernelList, insert_kernels
 from .tables.kv_cache import KV, KV_POSITION, KvPart, kv_rows
 from .tables.layers import LayerRows
@@ -211,7 +211,7 @@ class RunWriter:
             if self._spool is None:
                 self._keep(0, {pyramid.name: tile_rows(pyramid, pair, 0, rows, cells)})
             else:
-                self._cells.setdefault((pair, pyramid.name), []).append(narrowed(self.header, cells))
+                self._cells.setdefault((pair, pyramid.name), []).append(narrow_cells(self.header, cells))
         for index, of_side in ((0, figures.reference), (side, figures.variant)):
             if index or side == 1:  # the reference's own figures are the same in every pair
                 by_position = side_position_rows(index, places, of_side)

@@ -45,7 +45,7 @@ def explain_tokens(tokens: SampledTokens, names: tuple[str, str] = ("rollout", "
     if not len(worst):
         return []
     place = f"step {worst[0]:g}" if len(worst) == 1 else f"{len(worst)} steps, the first {worst[0]:g}"
-    causes = _causes_of(tokens.where(np.isin(tokens.step, worst)), names)
+    causes = _causes_of(tokens.select(np.isin(tokens.step, worst)), names)
     return [replace(cause, says=f"At {place}: {cause.says}") for cause in causes]
 
 
@@ -54,7 +54,7 @@ def _causes_of(tokens: SampledTokens, names: tuple[str, str]) -> list[Cause]:
     usable = np.isfinite(tokens.r)
     for cause in causes:
         usable &= ~_is_placeholder(tokens, cause)
-    tokens = tokens.where(usable)
+    tokens = tokens.select(usable)
     if len(tokens.r) < _LEAST or not tokens.r.any():
         return causes
     for find in CAUSES:
@@ -94,15 +94,15 @@ def _is_placeholder(tokens: SampledTokens, cause: Cause) -> NDArray[np.bool_]:
     return ~np.isfinite(own) if value is None else own == value
 
 
-def _shifted(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
+def _shift(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
     """Each value of the trainer is the rollout's of another token of its sequence."""
     for shift in _SHIFTS:
-        here, there = (
+        own_places, other_places = (
             (slice(None, -shift), slice(shift, None)) if shift > 0 else (slice(-shift, None), slice(None, shift))
         )
-        is_same = tokens.sequence[here] == tokens.sequence[there]
-        own = tokens.r[here][is_same] ** 2
-        moved = (tokens.trainer[here] - tokens.rollout[there])[is_same] ** 2
+        is_same = tokens.sequence[own_places] == tokens.sequence[other_places]
+        own = tokens.r[own_places][is_same] ** 2
+        moved = (tokens.trainer[own_places] - tokens.rollout[other_places])[is_same] ** 2
         if len(own) >= _LEAST // 4 and moved.sum() <= _MOST * own.sum():
             by = f"{abs(shift)} token{'s' * (abs(shift) > 1)} {'later' if shift > 0 else 'earlier'}"
             says = f"Off by {abs(shift)}: '{names[1]}' at each token is '{names[0]}' {by}."
@@ -149,11 +149,11 @@ def _temperature(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Caus
     y = -tokens.r
     x = np.column_stack([tokens.trainer, tokens.entropy])
     slopes = np.linalg.lstsq(x, y, rcond=None)[0]
-    left, steeper = (y - x @ slopes) ** 2, float(slopes[0])
-    if left.sum() <= 1.5 * _MOST * (y**2).sum() and (min(slopes) > 0 or max(slopes) < 0):
+    rest, steeper = (y - x @ slopes) ** 2, float(slopes[0])
+    if rest.sum() <= 1.5 * _MOST * (y**2).sum() and (min(slopes) > 0 or max(slopes) < 0):
         temperature = 1 / (1 + steeper)
         says = f"'{names[0]}' is sampled at a temperature of about {temperature:.2g} times that of '{names[1]}'."
-        yield Cause("temperature", says, {"temperature": temperature}).score(y**2, left, len(y))
+        yield Cause("temperature", says, {"temperature": temperature}).score(y**2, rest, len(y))
 
 
 def _parts(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
@@ -190,7 +190,7 @@ def _lag(tokens: SampledTokens, _: tuple[str, str]) -> Iterator[Cause]:
         yield Cause("lag", says, {"lags": lags.tolist(), "mean_abs": means})
 
 
-CAUSES = (_shifted, _parts, _renormalized, _temperature, _grid, _lag)
+CAUSES = (_shift, _parts, _renormalized, _temperature, _grid, _lag)
 
 
 def rescored(floors: Mapping[str, ListFloorFigures], names: tuple[str, str], model: str) -> Cause:

@@ -214,13 +214,13 @@ def rows_of_rollouts(run: Figures, most: int = 4096) -> tuple[list[tuple[int, ..
         raise UsageError("--model needs the prompts: mark them by a mask of 0, or add `prompt_token_ids`.")
     sequences, rows = [], []
     for index, (_, tokens) in enumerate(table.groupby("prompt")):
-        before = json.loads(tokens["prompt_token_ids"].iloc[0])
+        first = json.loads(tokens["prompt_token_ids"].iloc[0])
         ids = tokens["token_id"].to_numpy(np.int64)
-        sequences.append((*before, *ids.tolist()))
+        sequences.append((*first, *ids.tolist()))
         x, y = (tokens[side].to_numpy(np.float64, na_value=np.nan) for side in ("reference", "variant"))
         usable = tokens["is_trained"].to_numpy(bool) & np.isfinite(x) & np.isfinite(y)
         for at in np.flatnonzero(usable):
             one = slice(at, at + 1)
-            rows.append(RowPair(index, len(before) + int(at) - 1, ids[one], x[one], y[one], np.zeros(1, np.int64)))
+            rows.append(RowPair(index, len(first) + int(at) - 1, ids[one], x[one], y[one], np.zeros(1, np.int64)))
     pair = run.header.sides[0].name, run.header.sides[1].name
     return sequences, PairRows(pair, "logprob", "", rows, len(rows), [], np.empty((2, 0, 0)))

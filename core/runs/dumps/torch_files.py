@@ -39,8 +39,8 @@ def read(name: str, path: Path) -> tuple[dict[str, StoredArray], dict[str, str],
     try:
         value = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (*FOREIGN, pickle.UnpicklingError, AttributeError, AssertionError) as error:
-        named = re.search(r"GLOBAL (\S+)", str(error))
-        what = f" ({clean(named[1], 100)})" if named else ", or is damaged"
+        match = re.search(r"GLOBAL (\S+)", str(error))
+        what = f" ({clean(match[1], 100)})" if match else ", or is damaged"
         problem = f"is a file of torch.save that holds more than tensors{what}, and no code is run"
         raise DumpError(f"{name}: {problem}; expected {_INSTEAD}.") from error
     items = list(islice(_items(path.stem, value), _MOST_ITEMS + 1))

@@ -53,12 +53,12 @@ MEASURES = {  # of a cell; ratio: to the floor of the whole module, at one posit
     "max_ulps": "max_ulps::DOUBLE",
 }
 _CELLS = """
-WITH here AS ({here}), place AS (
+WITH cells AS ({cells}), place AS (
     SELECT position, (row_number() OVER (ORDER BY position) - 1) // ceil(count(*) OVER () / $1)::BIGINT AS cell
-    FROM (SELECT DISTINCT position FROM here))
+    FROM (SELECT DISTINCT position FROM cells))
 SELECT "row", cell, min(position) AS first_position, max(position) AS last_position, max({measure}) AS value,
     bool_or(neq > 0 AND max_ulps = 0) AS is_mismatch
-FROM here JOIN place USING (position) GROUP BY ALL ORDER BY "row", cell
+FROM cells JOIN place USING (position) GROUP BY ALL ORDER BY "row", cell
 """
 _HERE = """
 SELECT p.* EXCLUDE floor_rms, ordinal AS "row", whole.floor_rms, whole.elements / whole.positions AS width
@@ -76,11 +76,11 @@ def cells(run: RunReader, pair: int, prompt: int, measure: str, most: int = 200)
     return pool(run, _HERE, measure, most, pair, prompt)
 
 
-def pool(run: RunReader, here: str, measure: str, most: int, *values: object) -> pd.DataFrame:
+def pool(run: RunReader, cells: str, measure: str, most: int, *values: object) -> pd.DataFrame:
     """Pool rows of positions by maximum, at most `most` cells a row: row, cell, first_position, last_position, value,
-    is_mismatch (NaN or infinity on one side). here: their query, of `values` from $2 on.
+    is_mismatch (NaN or infinity on one side). cells: their query, of `values` from $2 on.
     """
-    return run.query(_CELLS.format(here=here, measure=MEASURES[measure]), most, *values)
+    return run.query(_CELLS.format(cells=cells, measure=MEASURES[measure]), most, *values)
 
 
 def first_module(table: pd.DataFrame) -> Any | None:

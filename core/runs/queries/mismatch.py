@@ -52,7 +52,7 @@ def read_tokens(run: Figures) -> Tokens:
     parts, k3 = [], np.zeros(0)
     for pairs, lengths in _pairs(run):
         part = Sequences.of(pairs, lengths)
-        parts.append(Sequences.joined([part]))
+        parts.append(Sequences.concatenate([part]))
         k3 = np.concatenate([k3, pairs.k3.astype(np.float32)])
     if not parts:
         raise UsageError("no token has a log-probability on both sides.")
@@ -62,7 +62,7 @@ def read_tokens(run: Figures) -> Tokens:
     k3.sort()
     carried = np.cumsum(k3[::-1], dtype=np.float64)
     half = int(np.searchsorted(carried, carried[-1] / 2)) + 1
-    return Tokens(Sequences.joined(parts), dict(zip(PERCENTILES, quantiles["q"].tolist(), strict=True)), half)
+    return Tokens(Sequences.concatenate(parts), dict(zip(PERCENTILES, quantiles["q"].tolist(), strict=True)), half)
 
 
 def _pairs(run: Figures) -> Iterator[tuple[TokenPairs, NDArray[np.int64]]]:

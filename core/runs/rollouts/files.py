@@ -198,11 +198,11 @@ def _trim(database: Database) -> str:
     if not kept:
         raise DumpError("every token is masked out; expected some with a mask of 1.")
     facts = ", ".join(name for name in _FACTS if name != "prompt_token_ids")
-    before = "list_slice(token_ids, 1, first_token - 1)::INTEGER[]"
+    prompt = "list_slice(token_ids, 1, first_token - 1)::INTEGER[]"
     cut = ", ".join(f"list_slice({name}, first_token, last_token) AS {name}" for name in ("token_ids", "mask", *_LISTS))
     database.execute(
         f"CREATE TEMP TABLE arriving AS SELECT row_number() OVER (ORDER BY prompt) - 1 AS prompt, {cut},"
-        f" {facts}, CASE WHEN first_token > 1 THEN to_json({before})::VARCHAR ELSE prompt_token_ids END"
+        f" {facts}, CASE WHEN first_token > 1 THEN to_json({prompt})::VARCHAR ELSE prompt_token_ids END"
         " AS prompt_token_ids FROM trimmed WHERE is_trained"
     )
     database.execute("DROP TABLE trimmed")
@@ -240,8 +240,8 @@ def _join(database: Database, paths: Sequence[Path]) -> str:
     )
     database.execute("DROP TABLE file_0; DROP TABLE file_1")
     alone = counts[0][0] + counts[1][0] - 2 * shared
-    left = f"{plural(alone, 'sequence')} of one file alone left out." if alone else ""
-    return " ".join(filter(None, (left, _trim(database))))
+    note = f"{plural(alone, 'sequence')} of one file alone left out." if alone else ""
+    return " ".join(filter(None, (note, _trim(database))))
 
 
 def _table_of_file(database: Database, path: Path, link: Path, layout: Layout, number: int) -> str:

@@ -70,7 +70,7 @@ def read_responses(paths: Sequence[Path]) -> list[SavedResponse]:
             key = int(content["rollout_id"]), sample["sample"]
             parts.setdefault(key, []).append((path, sample))
     for key, of_files in parts.items():
-        responses[key] = _joined(key, of_files)
+        responses[key] = _join(key, of_files)
     return [responses[key] for key in sorted(responses)]
 
 
@@ -89,10 +89,10 @@ def _load(path: Path) -> dict[str, Any]:
         with torch.serialization.safe_globals(plain):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        named = re.search(r"GLOBAL ([\w.]+)", str(error))
-        reason = f"holds {named[1]}, and only tensors and plain values are read" if named else "cannot be read by torch"
+        match = re.search(r"GLOBAL ([\w.]+)", str(error))
+        reason = f"holds {match[1]}, and only tensors and plain values are read" if match else "cannot be read by torch"
         raise DumpError(
-            f"{clean(path.name)}: {reason}; is it complete?" if not named else f"{path.name}: {reason}."
+            f"{clean(path.name)}: {reason}; is it complete?" if not match else f"{path.name}: {reason}."
         ) from error
     if not isinstance(content, dict):
         raise DumpError(f"{clean(path.name)}: holds no dictionary of slime or miles.")
@@ -122,7 +122,7 @@ def _has_row(column: object, row: int) -> bool:
     return isinstance(column, list | tuple) and row < len(column)
 
 
-def _joined(key: tuple[int, int], of_files: Sequence[tuple[Path, dict[str, Any]]]) -> SavedResponse:
+def _join(key: tuple[int, int], of_files: Sequence[tuple[Path, dict[str, Any]]]) -> SavedResponse:
     """Join what the files hold of one sample."""
     place = f"sample {key[1]} of rollout {key[0]}"
     texts: list[NDArray[np.int64]] = []

@@ -41,7 +41,7 @@ def levels_of(header: RunHeader) -> range:
     return pyramid.coarse_levels(header.rows, header.vocab)
 
 
-def narrowed(header: RunHeader, cells: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
+def narrow_cells(header: RunHeader, cells: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
     """Return rows of the finest level [rows, columns] in columns of the first level that is stored."""
     return pyramid.maxima(cells, 1, pyramid.FACTOR ** levels_of(header).start)
 
@@ -49,7 +49,7 @@ def narrowed(header: RunHeader, cells: NDArray[np.unsignedinteger]) -> NDArray[n
 def first_level_rows(
     table: Table, header: RunHeader, pair: int, narrow: Sequence[NDArray[np.unsignedinteger]]
 ) -> pa.Table:
-    """Rows of the first level that is stored of one of PYRAMIDS. narrow: all rows, `narrowed`."""
+    """Rows of the first level that is stored of one of PYRAMIDS. narrow: all rows, `narrow_cells`."""
     level = levels_of(header).start
     span = pyramid.FACTOR**level
     rows = np.arange(0, header.rows, span, dtype=np.int32)

@@ -275,16 +275,16 @@ class LayerRows:
         at_once = max(1, _INSERT_ROWS // len(positions))
         for start in range(0, len(modules), at_once):
             of = slice(start, start + at_once)
-            here = figures[of].ravel()
+            part = figures[of].ravel()
             rows = LAYER_POSITION.arrow(
                 pair=pair,
                 prompt=prompt,
                 ordinal=np.repeat([each.module.ordinal for each in outputs[of]], len(positions)),
                 position=np.tile(positions, len(outputs[of])),
-                neq=here["neq"],
-                rms=np.sqrt(here["sum_squares"] / np.maximum(here["finite"], 1)),
-                max_ulps=here["max_ulps"],
-                max_row_ulps=null_if_nan(here["max_row_ulps"]),
+                neq=part["neq"],
+                rms=np.sqrt(part["sum_squares"] / np.maximum(part["finite"], 1)),
+                max_ulps=part["max_ulps"],
+                max_row_ulps=null_if_nan(part["max_row_ulps"]),
                 floor_rms=null_if_nan(floor_rms[of].ravel()),
             )
             self._insert(LAYER_POSITION.name, rows)

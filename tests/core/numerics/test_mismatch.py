@@ -76,7 +76,9 @@ def test_sums_of_parts_are_those_of_the_whole():
     whole, tokens = Sequences.of(pairs(), LENGTHS), pairs()
     cut = LENGTHS[:2].sum()
     parts = [TokenPairs(tokens.rollout[part], tokens.trainer[part]) for part in (slice(cut), slice(cut, None))]
-    joined = Sequences.joined([Sequences.of(*each) for each in zip(parts, (LENGTHS[:2], LENGTHS[2:]), strict=True)])
+    joined = Sequences.concatenate(
+        [Sequences.of(*each) for each in zip(parts, (LENGTHS[:2], LENGTHS[2:]), strict=True)]
+    )
     for name in SUMS:
         np.testing.assert_allclose(joined.sums(name), whole.sums(name), rtol=1e-12)
     for name in MAXIMA:

@@ -78,21 +78,21 @@ def count_of(value: object) -> int | None:
     return value if type(value) is int and 0 <= value < _MOST_TOKEN else None
 
 
-def entry_of(sent: Sent, source: str) -> Entry:
+def entry_of(entry: Sent, source: str) -> Entry:
     """Read one token with its value, by id if there is one; a text that is a cut character is read by its bytes.
 
     `token_id:123` is an id that the engine was asked to send in place of a text.
     """
-    token, text = sent.id, sent.text if sent.token is None else sent.token
+    token, text = entry.id, entry.text if entry.token is None else entry.token
     if token is None and text is not None:
         head, _, digits = text.partition("token_id:")
         if not head and digits.isascii() and digits.isdecimal():
             token, text = convert(int(digits[:11]), Id, source), None
-        elif sent.bytes and "\ufffd" in text:
-            text = "".join(f"<0x{byte:02X}>" for byte in sent.bytes)
+        elif entry.bytes and "\ufffd" in text:
+            text = "".join(f"<0x{byte:02X}>" for byte in entry.bytes)
     if token is None and text is None:
         raise DumpError(f"{source}: a token has neither id nor text.")
-    return Entry(token, text, _value_of(sent.logprob, source))
+    return Entry(token, text, _value_of(entry.logprob, source))
 
 
 def _value_of(value: float | str | None, source: str) -> float | None:

@@ -61,7 +61,7 @@ def _about(document: Chunk) -> tuple[str, str, bool, bool]:
     return "", "", False, False
 
 
-def _joined(chunks: Iterable[Chunk]) -> dict[str, Any]:
+def _join(chunks: Iterable[Chunk]) -> dict[str, Any]:
     whole: dict[str, Any] = {}
     for chunk in chunks:
         _append(whole, chunk)
@@ -88,7 +88,7 @@ def _openai(chunks: Sequence[Chunk]) -> dict[str, Any]:
     def by_index(choices: object) -> Chunk:
         return {f"{choice.get('index')}": choice for choice in _list(choices) if isinstance(choice, dict)}
 
-    whole = _joined({**chunk, "choices": by_index(chunk.get("choices"))} for chunk in chunks)
+    whole = _join({**chunk, "choices": by_index(chunk.get("choices"))} for chunk in chunks)
     return whole | {"choices": list(whole["choices"].values())}
 
 
@@ -104,7 +104,7 @@ def _sglang(chunks: Sequence[Chunk]) -> dict[str, Any]:
     first, last = (_list(meta.get("output_token_logprobs")) for meta in (metas[0], metas[-1]))
     if last[: len(first)] == first:
         return dict(chunks[-1])
-    whole = _joined(chunks)
+    whole = _join(chunks)
     return whole | {"meta_info": whole["meta_info"] | {n: v for n, v in metas[-1].items() if n.startswith("input_")}}
 
 
@@ -137,6 +137,6 @@ _JOINS: Mapping[str, Callable[[Sequence[Chunk]], dict[str, Any]]] = {
     "SGLang": _sglang,
     "TGI": _tgi,
     "Responses": _responses,
-    "Ollama": _joined,
-    "llama.cpp": _joined,
+    "Ollama": _join,
+    "llama.cpp": _join,
 }
