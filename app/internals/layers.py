@@ -34,7 +34,9 @@ def draw(view: selection.View) -> None:
         st.markdown("No noise floor was run for the modules; capture with `--layer-floor 2` to have one.")
     if furthest is not None:
         place = f"`{widgets.code(furthest.module)}`, {number(furthest.ratio, 3)}x"
-        st.markdown(f"Highest rms / noise floor ({furthest.dtype}, per module): {place}.{says_little(furthest)}")
+        st.markdown(
+            f"Highest rms / noise floor ({widgets.escape(furthest.dtype)}, per module): {place}.{says_little(furthest)}"
+        )
     infinite = table[np.isinf(table["ratio"])]
     if len(infinite):
         name = widgets.code(infinite["module"].iloc[0])

@@ -121,8 +121,8 @@ def sentence(run: RunReader, pair: int, table: pd.DataFrame, *, names_prompt: bo
 
 
 def kind_word(kind: str) -> str:
-    """Return a kind of module as people read it."""
-    return "decoder layer" if kind == RESIDUAL else kind
+    """Return a kind of module as people read it; of a file from elsewhere it may be anything."""
+    return "decoder layer" if kind == RESIDUAL else kind if kind.replace(" ", "").isalnum() else "module"
 
 
 def layers_json(run: RunReader, pair: int) -> dict[str, Any] | None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ...numerics.mismatch import DPPO, FRAMEWORKS, ICEPOP, TIS, Batch, SampledTokens, Sequences, TokenPairs, intervals
 from ..figures import Figures
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _TOKENS_AT_ONCE = 1 << 20
 _BOTH = "is_trained AND reference IS NOT NULL AND variant IS NOT NULL"
@@ -172,11 +174,12 @@ def bars(run: Figures) -> pd.DataFrame:
         f"DPPO: change of probability > {DPPO:g}": f"{change} > {DPPO}",
     }
     parts = [
-        f"count(*) FILTER ({one}) / count(*), coalesce(sum({_KL}) FILTER ({one}), 0) / nullif(sum({_KL}), 0)"
+        f"count(*) FILTER ({one}) / count(*) AS tokens,"
+        f" coalesce(sum({_KL}) FILTER ({one}), 0) / nullif(sum({_KL}), 0) AS kl"
         for one in conditions.values()
     ]
-    row = run.query(f"SELECT {', '.join(parts)} FROM chosen_token WHERE {_BOTH}").iloc[0].tolist()
-    return pd.DataFrame({"bar": list(conditions), "tokens": row[::2], "kl": row[1::2]})
+    rows = [f"SELECT ? AS bar, {part} FROM chosen_token WHERE {_BOTH}" for part in parts]
+    return run.query(" UNION ALL ".join(rows), *conditions)
 
 
 def by_step(run: Figures) -> pd.DataFrame:
