@@ -166,9 +166,9 @@ def test_a_flip_leads_to_its_logits_and_to_a_module(page: Page, dashboard: Serve
     assert box is not None
     spot = box["x"] + box["width"] * 40.5 / POSITIONS, box["y"] + box["height"] * 4.5 / len(MODULES)
     page.mouse.move(*spot)
-    expect(chart.locator(".hoverlayer")).to_contain_text("model.layers.1from position 40: 1.41 times the floor")
+    expect(chart.locator(".hoverlayer")).to_contain_text("model.layers.1from position 40: 1.41x")
     page.mouse.click(*spot)
-    expect(page.get_by_text("model.layers.1, residual: ")).to_be_visible()
+    expect(page.get_by_text("model.layers.1, decoder layer: ")).to_be_visible()
     assert said(page, "run", "position", "module") == ["flips", "40", "model.layers.1"]
     go(page, "Runs")  # back there a tick opens nothing
     click_row(page, "a run", x=17)
