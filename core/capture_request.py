@@ -118,7 +118,7 @@ class CaptureRequest(Request):
     layers: bool = param("Compare every module's output: where the difference starts and how it grows.", False)
     layer_floor: int = param("With --layers: reordered forwards that measure the noise floor; 0: none.", 2)
     layer_positions: tuple[int, ...] = param(
-        "With --layers: compare this position of each prompt even if not all fit on disk; repeatable.",
+        "With --layers: keep this position of each prompt if the disk has room for some only; repeatable.",
         (),
         option="--layer-position",
     )

@@ -75,7 +75,7 @@ def judge(
 
     Each pair is compared with the model's noise floor: how far its logits move if only the reduction order changes
     (docs/explanation/verdict.md). Exit code 1: a pair is `bug suspected`, `nondeterministic` or `invalid dump`. 2: a
-    pair could not be judged.
+    side failed to run, so its pair has no verdict.
 
     For example:  ulpscope judge --model sample_runs/model --prompt "def __init__(self," --variant decode+batch:8
     """

@@ -69,7 +69,7 @@ def compare(
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Compare the logits of two dumps, of the sides of one, of server responses or of a stored run.
+    """Compare logits: two dumps, the arrays (sides) of one dump, server responses, or a stored run.
 
     With --fail-on it is a CI gate over every variant (docs/guides/gates.md):
 

@@ -34,7 +34,9 @@ NONE_FOUND = "no common cause found."
 def explain(
     run_id: options.Run,
     variant: Annotated[str | None, typer.Option(help="Explain this variant only.")] = None,
-    model: Annotated[str | None, typer.Option(help="Find other weights: compare with this model's logits.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Rescore with this checkpoint: does a side use other weights, and which?")
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="With --model: dtype of the sides. Default: as detected.")] = None,
     device: options.Device = None,
     revision: options.Revision = None,
@@ -42,7 +44,7 @@ def explain(
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Look for a common cause of a difference: temperature, shifted rows, penalty, masking, other tokens, rounded.
+    """Check a difference for well-known causes: temperature, shifted rows, a penalty, a mask, placeholders.
 
     Each is fitted to half of the positions and scored on the other half. Causes below the thresholds of
     docs/explanation/causes.md are not reported.

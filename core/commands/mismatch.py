@@ -17,7 +17,11 @@ OWN = "ulpscope"
 _LEAST_SHARE, _LEAST_TOKENS = 0.02, 1000  # of what |r| is said to depend on
 NO_TOKENS = "--as is for a rollout's and a trainer's log-probabilities of the sampled tokens."
 As = Annotated[
-    str | None, Option("--as", help=f"Of trainer vs. rollout: figures by the names of {', '.join(FRAMEWORKS)}.")
+    str | None,
+    Option(
+        "--as",
+        help=f"For trainer vs. rollout: figures as this framework defines and names them: {', '.join(FRAMEWORKS)}.",
+    ),
 ]
 
 

@@ -22,18 +22,22 @@ def request_option(name: str, of: type[Request] = CaptureRequest) -> Any:
 
 
 Run = Annotated[str, Argument(metavar="RUN", help="Run id, or a unique prefix of one.")]
-Store = Annotated[str | None, Option("--store", help="Folder of runs, or s3://... Default: $ULPSCOPE_STORE.")]
+Store = Annotated[
+    str | None, Option("--store", help="Folder of runs, or s3://... Default: $ULPSCOPE_STORE, else runs/.")
+]
 Json = Annotated[bool, Option("--json", help="Print JSON instead of tables.")]
 Progress = Annotated[Literal["bar", "json"], Option(help="'bar', or 'json': one JSON line per stage.")]
 Junit = Annotated[Path | None, Option("--junit", help="Write the gate results as JUnit XML.")]
 Markdown = Annotated[Path | None, Option("--markdown", help="Append the gate results as Markdown to a file.")]
-ComputeDtype = Annotated[str | None, Option(help="Dtype of the computation, whose ULPs count. Default: detected.")]
+ComputeDtype = Annotated[
+    str | None, Option(help="Dtype in which the logits were computed; ULPs are in it. Default: detected.")
+]
 Reference = Annotated[str | None, Option(help="Side to compare the others with. Default: 'reference' or first.")]
 Holds = Annotated[
     str | None,
     Option(
-        help="'logits': read arrays that look like log-probabilities of chosen tokens as logits. 'padded': cut a padded"
-        " vocabulary to the tokens common to all sides."
+        help="'logits': treat arrays as logits even if they look like log-probabilities of chosen tokens. 'padded': cut"
+        " a padded vocabulary to the tokens common to all sides."
     ),
 ]
 Device = Annotated[str | None, request_option("device")]

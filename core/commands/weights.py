@@ -21,7 +21,9 @@ def weights(
     a: Annotated[str, typer.Argument(metavar="A", help="Folder of safetensors, a .safetensors file or a GGUF.")],
     b: Annotated[str, typer.Argument(metavar="B", help="Checkpoint to compare with A, in any of these forms.")],
     as_: Annotated[str, typer.Option("--as", help="Dtype of the engine: bfloat16, float16 or float32.")] = "bfloat16",
-    layers: Annotated[bool, typer.Option("--layers", help="Print the modules of every layer apart.")] = False,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="Print a row per module of each layer instead of merging layers.")
+    ] = False,
     as_json_: options.Json = False,
 ) -> None:
     """Compare two checkpoints tensor by tensor: what an update changed, or whether a conversion is right.

@@ -104,7 +104,7 @@ class ListControls(Controls):
         if self.is_text_alone:
             yield f"the texts differ, although {words}"
         has_ids = pair.keys == "token_id" and all(each.is_prompt_checked for each in pair.meetings)
-        yield f"{words}; only the served model can decide" if pair.differing and has_ids else words
+        yield f"{words}. To decide, bring the model's weights" if pair.differing and has_ids else words
 
 
 def judge_probe(sides: Sequence[ListSide], pairs: Sequence[ListPair]) -> list[Verdict]:
