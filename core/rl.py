@@ -60,13 +60,15 @@ def check(
     lengths = usable.sum(axis=1)
     if not lengths.any():
         raise UsageError("no token of the loss has a log-probability on both sides.")
-    batch = Batch(Sequences.of(TokenPairs(sides[0][usable], sides[1][usable]), lengths))
+    values = [side.ravel() if usable.all() else side[usable] for side in sides]
+    batch = Batch(Sequences.of(TokenPairs(values[0], values[1]), lengths))
+    r, ratio = batch.mean("r"), batch.mean("ratio")
     figures = {
         "mean_abs": batch.mean("|r|"),
         "max_abs": batch.max("|r|"),
-        "k1": -batch.mean("r"),
-        "k3": batch.mean("k3"),
-        "ratio": batch.mean("ratio"),
+        "k1": -r,
+        "k3": ratio - 1 - r,  # of ratios clamped at exp(20); expm1 takes twice the time
+        "ratio": ratio,
         "ess": batch.sample_size("ratio"),
         "missing": 1 - float(lengths.sum() / max(1, of_loss.sum())),
     }
