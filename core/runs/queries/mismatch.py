@@ -32,6 +32,7 @@ BY = {
     "step": "step",
     "environment": "environment",
 }
+_TEXTS = ("environment",)
 _JOINED = "chosen_token JOIN prompt USING (prompt) JOIN sequence USING (prompt)"
 
 
@@ -192,16 +193,21 @@ def by_step(run: Figures) -> pd.DataFrame:
 
 
 def by_quantity(run: Figures, quantity: str) -> pd.DataFrame:
-    """Return |r| by a quantity of BY, in groups of as many tokens: group, value, tokens, mean_abs, variance."""
+    """Return |r| by a quantity of BY, in up to GROUPS groups of about as many tokens: part, value, tokens, mean_abs,
+    variance. Equal values are together; the borders are those of about 200,000 tokens.
+    """
     column = BY[quantity]
-    kind = run.query(f"SELECT typeof({column}) AS kind FROM {_JOINED} LIMIT 1")["kind"]
-    is_text = bool(len(kind)) and kind.iloc[0] == "VARCHAR"
-    group = column if is_text else f"floor({GROUPS} * percent_rank() OVER (ORDER BY {column}))"  # equal values together
-    value = f"any_value({column})" if is_text else f"avg({column})"
+    rows = f"FROM {_JOINED} WHERE {_BOTH} AND {column} IS NOT NULL"
+    group, value = column, f"any_value({column})"
+    if quantity not in _TEXTS:
+        shares = [number / GROUPS for number in range(1, GROUPS)]
+        some = "prompt % (SELECT 1 + sum(positions)::BIGINT // 200000 FROM prompt) = 0"
+        borders = run.query(f"SELECT unnest(list_distinct(quantile_disc({column}, {shares}))) AS at {rows} AND {some}")
+        group = " + ".join(["0", *(f"({column} > {at!r})::INTEGER" for at in borders["at"].tolist())])
+        value = f"avg({column})"
     return run.query(
-        f"SELECT part, {value.replace(column, 'value')} AS value, count(*) AS tokens, avg(size) AS mean_abs,"
-        f" coalesce(var_pop(size), 0) AS variance FROM (SELECT {group} AS part, {column} AS value, abs({_R}) AS size"
-        f" FROM {_JOINED} WHERE {_BOTH} AND {column} IS NOT NULL) GROUP BY part ORDER BY part"
+        f"SELECT {group} AS part, {value} AS value, count(*) AS tokens, avg(abs({_R})) AS mean_abs,"
+        f" coalesce(var_pop(abs({_R})), 0) AS variance {rows} GROUP BY part ORDER BY part"
     )
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 FORMAT = "chosen tokens"
 _ROW_GROUP = 122_880
+_MEMORY = "SET memory_limit = '640MB'"  # a row group of Parquet may hold ten million tokens; the lists are copied twice
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ def write_tokens(
         links = [partial.directory / f"sequences-{number}" for number in range(len(paths))]
         for link, path in zip(links, paths, strict=True):
             link.symlink_to(path.resolve())
+        database.execute(_MEMORY)
         names, left_out = read_tokens(database, paths, links)
         database.execute("INSERT INTO prompt SELECT prompt, len(token_ids) FROM arriving ORDER BY prompt")
         (positions,) = database.rows("SELECT sum(positions)::BIGINT FROM prompt")[0]
