@@ -56,8 +56,8 @@ def write_files(jsonl: Path, parquet: Path, sequences: int) -> None:
             size = AT_ONCE * LENGTH
             reference = -rng.exponential(1.0, size).astype(np.float32)
             noisy = np.where(rng.random(size) < 0.5, reference, reference * (1 + rng.normal(0, 0.004, size)))
-            values = [rng.integers(0, 150_000, size, dtype=np.int32), reference, noisy.astype(np.float32)]
-            columns = dict(zip(("token_ids", "reference", "variant"), values, strict=True))
+            values = [rng.integers(0, 150_000, size, dtype=np.int32), reference, noisy.astype(np.float32), -reference]
+            columns = dict(zip(("token_ids", "reference", "variant", "entropy"), values, strict=True))
             table = pa.table(
                 {name: pa.ListArray.from_arrays(offsets, pa.array(each)) for name, each in columns.items()}
             )

@@ -14,6 +14,8 @@ from core.numerics.mismatch import FRAMEWORKS, Batch
 from core.runs.queries import mismatch
 from core.text import number, percent, plural
 
+_QUICK = 1 << 20  # tokens for which what |r| depends on is found in a fifth of a second
+
 
 def tiles(view: selection.View) -> bool:
     """Draw the headline figures of a run of chosen tokens; False for another run."""
@@ -36,13 +38,13 @@ def draw(view: selection.View) -> None:
     tokens = store_cache.cached(run, mismatch.read_tokens)
     st.subheader("Trainer vs. rollout")
     count = int(tokens.sequences.tokens.sum())
-    shares = store_cache.cached(run, mismatch.explained)
     lines = [
         f"r is trainer minus rollout, over {plural(count, 'token')} of {plural(len(tokens.sequences), 'sequence')}.",
         f"Half of the KL is in {plural(tokens.half, 'token')}.",
     ]
-    name, share = next(iter(shares.items()), ("", 0.0))
-    if share >= 0.02 and count >= 1000:
+    is_quick = 1000 <= count <= _QUICK  # fewer tokens tell nothing
+    name, share = next(iter(store_cache.cached(run, mismatch.explained).items() if is_quick else ()), ("", 0.0))
+    if share >= 0.02:
         lines.append(f"|r| depends most on the {name}: {percent(share)} of its variance.")
     st.markdown(" ".join(lines))
     steps = store_cache.cached(run, mismatch.by_step)
@@ -51,7 +53,7 @@ def draw(view: selection.View) -> None:
     if kind == "Distribution":
         _distribution(view)
     elif kind == "Depends on":
-        _dependence(view, shares)
+        _dependence(view, store_cache.cached(run, mismatch.explained))
     elif kind == "Sequences":
         _sequences(view)
     elif kind == "Steps":
