@@ -6,7 +6,7 @@ Nothing is stored. `MismatchMixin` does it at every step of TRL's GRPOTrainer, `
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -100,6 +100,14 @@ def _tokens(
     return SampledTokens(sequence, position, values[0], values[1], holes[sequence, index], entropies)
 
 
+def _check_safely(*sides: Any, **options: Any) -> Check:
+    """Check a batch without ever stopping the loop: a batch that cannot be compared is a warning."""
+    try:
+        return check(*sides, **options)
+    except UsageError as error:
+        return Check({}, str(error), "not compared")
+
+
 class MismatchMixin:
     """Check every step of TRL's GRPOTrainer: `class Trainer(MismatchMixin, GRPOTrainer)`.
 
@@ -107,23 +115,23 @@ class MismatchMixin:
     rollout's log-probabilities: `use_vllm`, or a `rollout_func` that returns `logprobs`.
     """
 
-    _scored: tuple[Any, Any] | None = None
+    _scored: Sequence[Any] | None = None
     _warned: frozenset[str | None] = frozenset()
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         scored = super()._get_per_token_logps_and_entropies(*args, **kwargs)  # type: ignore[misc]
-        self._scored = scored[:2]
+        self._scored = tuple(None if each is None else each.detach() for each in scored[:2])  # not the graph
         return scored
 
     def _compute_loss(self, model: Any, inputs: Any) -> Any:
         loss = super()._compute_loss(model, inputs)  # type: ignore[misc]
         rollout = inputs.get("sampling_per_token_logps")
         if rollout is not None and self._scored is not None:
-            trainer, entropy = self._scored
+            (trainer, entropy), self._scored = self._scored, None
             mask = inputs["completion_mask"]
             if (tools := inputs.get("tool_mask")) is not None:
                 mask = mask * tools
-            result = check(rollout, trainer, mask, entropy=entropy)
+            result = _check_safely(rollout, trainer, mask, entropy=entropy)
             mode = "train" if model.training else "eval"
             for name, value in result.figures.items():
                 self._metrics[mode][f"mismatch/{name}"].append(value)  # type: ignore[attr-defined]
@@ -144,7 +152,7 @@ def verl_metrics(calculate_debug_metrics: Callable[[Any], dict[str, Any]]) -> Ca
     def with_mismatch(data: Any) -> dict[str, Any]:
         metrics, batch = dict(calculate_debug_metrics(data)), data.batch
         mask = batch.get("response_mask")
-        result = check(batch["rollout_log_probs"], batch["old_log_probs"], mask)
+        result = _check_safely(batch["rollout_log_probs"], batch["old_log_probs"], mask)
         if result.warning:
             log.warning(result.warning)
         return metrics | {f"mismatch/{name}": value for name, value in result.figures.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from core.errors import UsageError
-from core.rl import check, verl_metrics
+from core.rl import MismatchMixin, check, verl_metrics
 
 
 @pytest.fixture
@@ -70,3 +71,37 @@ def test_verl_gets_the_figures_among_its_own(batch, caplog):
     assert metrics["training/rollout_probs_diff_valid"] == 1
     assert metrics["mismatch/mean_abs"] > 0.1
     assert "Off by 1" in caplog.text
+
+
+class Base:
+    """What the mixin needs of TRL's trainer: one scoring forward, then the loss."""
+
+    def __init__(self, scored):
+        self.scored, self._metrics = scored, {"train": defaultdict(list)}
+        self.state = SimpleNamespace(global_step=3)
+
+    def _get_per_token_logps_and_entropies(self):
+        return self.scored, None, None
+
+    def _compute_loss(self, model, inputs):
+        return self._get_per_token_logps_and_entropies()[0].sum()
+
+
+class Trainer(MismatchMixin, Base):
+    """A trainer with the check."""
+
+
+def test_the_mixin_holds_no_graph_and_never_stops_a_step(batch, caplog):
+    rollout, scores = (torch.tensor(side, requires_grad=True) for side in batch)
+    trainer, model = Trainer(scores), SimpleNamespace(training=True)
+    trainer._get_per_token_logps_and_entropies()
+    assert not trainer._scored[0].requires_grad
+    inputs = {"sampling_per_token_logps": rollout, "completion_mask": torch.ones(8, 50)}
+    trainer._compute_loss(model, inputs).backward()
+    assert trainer._scored is None
+    assert len(trainer._metrics["train"]["mismatch/k3"]) == 1
+    assert caplog.text == ""
+    trainer._compute_loss(model, inputs | {"completion_mask": torch.zeros(8, 50)})
+    trainer._compute_loss(model, inputs | {"completion_mask": torch.zeros(8, 50)})
+    assert len(trainer._metrics["train"]["mismatch/k3"]) == 1
+    assert caplog.text.count("no token of the loss") == 1

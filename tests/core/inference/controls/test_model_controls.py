@@ -1,4 +1,4 @@
-"""A model beside a dump: its noise floor decides, other models' dumps get no verdict, and a wrong side is named."""
+"""A model with a dump: its noise floor decides, other models' dumps get no verdict, and a wrong side is named."""
 
 from __future__ import annotations
 

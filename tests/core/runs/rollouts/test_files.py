@@ -119,7 +119,7 @@ def altered(target: Path, change) -> Path:
 
 
 class Anything:
-    """What a pickle of somebody may construct."""
+    """What a pickle may construct."""
 
 
 @pytest.mark.parametrize(
