@@ -41,7 +41,7 @@ def compare(request: pytest.FixtureRequest) -> Callable[..., GateReport]:
     from .judging.ingest import judged_report_of_dump
     from .runs.dumps.dump import open_dump
     from .runs.file.records import Provenance
-    from .runs.reports.gate import GateReport, gate_notes, parse_conditions
+    from .runs.reports.gate import GateReport, check_decidable, gate_notes, parse_conditions
     from .runs.reports.report_json import report_of_dump
 
     evidence = request.node.stash.setdefault(_FOUND, [])
@@ -54,6 +54,7 @@ def compare(request: pytest.FixtureRequest) -> Callable[..., GateReport]:
         with open_dump([Path(dump) for dump in dumps], compute_dtype=compute_dtype, reference=reference) as dump:
             pairs, _ = (judged_report_of_dump if needs_verdict else report_of_dump)(dump)
             header = dump.header("dump", Provenance(kind="upload"))
+        check_decidable(conditions, pairs)
         outcomes = tuple(condition.judge(pair) for condition in conditions for pair in pairs)
         evidence.append(GateReport(outcomes, header.prompts, header.vocabulary, tuple(gate_notes(pairs))))
         return evidence[-1]

@@ -7,7 +7,7 @@ import json
 import signal
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,7 +30,7 @@ from ..runs.reports.gate import (
     UNDECIDED,
     Condition,
     GateReport,
-    check_for_lists,
+    check_decidable,
     check_measured,
     gate_notes,
     parse_conditions,
@@ -98,11 +98,8 @@ def compare(
     header = comparison.header
     if positions:
         header.check_short()
-    if header.k is not None:
-        check_for_lists(conditions, comparison.pairs)
+    check_decidable(conditions, comparison.pairs)
     report = as_json(comparison.pairs, comparison.classes, header, variant=variant, with_positions=positions)
-    if comparison.mismatch is not None:
-        report["mismatch"] = comparison.mismatch
     gate = _gate(comparison, conditions) if conditions else None
     if gate is not None:
         report["gate"] = gate.as_json()
@@ -110,8 +107,8 @@ def compare(
         print_json(report)
     else:
         print_reports(comparison.pairs, comparison.classes, header, comparison.texts, variant)
-        if comparison.mismatch is not None:
-            print_mismatch(comparison.mismatch)
+        if comparison.pairs[0].mismatch is not None:
+            print_mismatch(comparison.pairs[0].mismatch)
     if gate is not None:
         end_with(gate, junit, markdown, as_json_)
 
@@ -124,7 +121,6 @@ class _Comparison:
     texts: dict[int, str]
     pairs: list[PairReport]
     classes: list[list[str]]
-    mismatch: dict[str, Any] | None = None
 
 
 def _compare_run(path: Path, framework: str | None, *, must_be_whole: bool) -> _Comparison:
@@ -133,7 +129,9 @@ def _compare_run(path: Path, framework: str | None, *, must_be_whole: bool) -> _
         pairs, classes = report_of_run(run)
         if must_be_whole:
             check_measured(run.path.name, pairs)
-        return _Comparison(run.header, run.vocabulary, pairs, classes, mismatch_of(run, framework))
+        mismatch = mismatch_of(run, framework)
+        pairs = [replace(pair, mismatch=mismatch) for pair in pairs]
+        return _Comparison(run.header, run.vocabulary, pairs, classes)
 
 
 def _compare_dump(

@@ -154,8 +154,14 @@ class RunReader(Figures):
         return frozenset(row[0] for row in self._database.rows(f"SELECT DISTINCT {column} FROM {table}"))
 
     def records(self, pair: int) -> list[dict[str, Any]]:
-        """Return the figures of a pair, one dict per position, None if undefined; of a long run only its flips."""
-        return positions.read_records(self._database, pair, "is_flip" if self.header.is_long else "true")
+        """Return the figures of a pair, one dict per position, None if undefined; of a long run only its flips and the
+        largest difference.
+        """
+        condition = "true"
+        if self.header.is_long:
+            prompt, position = self.largest(pair)[["prompt", "position"]].iloc[0]
+            condition = f"(is_flip OR prompt = {prompt} AND position = {position})"
+        return positions.read_records(self._database, pair, condition)
 
     def compared_positions(self, pair: int) -> int:
         """Return the number of positions of a pair that were compared."""

@@ -30,8 +30,12 @@ def note_of(header: RunHeader) -> str:
     """Note on what the figures of a run are over; empty if all logits are there."""
     if header.k is None:
         return note(header.keep)
-    values = f"the log-probabilities of its top {header.k:,} tokens" if header.k > 1 else "one log-probability"
-    return f"A server sent {values} per position: figures cover the values that both sides sent."
+    if header.k == 1:
+        return "One log-probability per position: figures cover those that both sides have."
+    return (
+        f"A server sent the log-probabilities of its top {header.k:,} tokens per position: figures cover the values"
+        " that both sides sent."
+    )
 
 
 def refusal(header: RunHeader) -> str:

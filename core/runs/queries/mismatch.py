@@ -20,7 +20,8 @@ _TOKENS_AT_ONCE = 1 << 20
 _BOTH = "is_trained AND reference IS NOT NULL AND variant IS NOT NULL"
 _R = "variant - reference"
 _KL = f"(exp({_R}) - 1 - ({_R}))"
-PERCENTILES = (0.5, 0.9, 0.99, 0.999)
+PERCENTILES = {f"p{100 * share:g}": share for share in (0.5, 0.9, 0.99, 0.999)}
+FIGURE_NAMES = {*PERCENTILES, *(figure.name for framework in FRAMEWORKS.values() for figure in framework.figures)}
 GROUPS = 16  # into which the values of a quantity are put
 BY = {
     "position": "position",
@@ -43,10 +44,10 @@ def has_rollouts(run: Figures) -> bool:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokens of a run read once. percentiles: of |r|; half: how many tokens carry half of the sum of k3."""
+    """Tokens of a run read once. percentiles: of |r|, by name; half: how many tokens carry half of the sum of k3."""
 
     sequences: Sequences
-    percentiles: dict[float, float]
+    percentiles: dict[str, float]
     half: int
 
 
@@ -60,7 +61,7 @@ def read_tokens(run: Figures) -> Tokens:
     if not parts:
         raise UsageError("no token has a log-probability on both sides.")
     quantiles = run.query(
-        f"SELECT unnest(quantile_cont(abs({_R}), {list(PERCENTILES)})) AS q FROM chosen_token WHERE {_BOTH}"
+        f"SELECT unnest(quantile_cont(abs({_R}), {list(PERCENTILES.values())})) AS q FROM chosen_token WHERE {_BOTH}"
     )
     k3.sort()
     carried = np.cumsum(k3[::-1], dtype=np.float64)
@@ -102,9 +103,9 @@ def figures_of(tokens: Tokens, framework: str = "ulpscope", *, with_intervals: b
         rows.append({**row, "unit": figure.unit, "definition": figure.definition})
     if framework == "ulpscope":
         quantiles = [
-            {"name": f"p{100 * share:g}", "value": value, "low": None, "high": None, "unit": "nats"}
-            | {"definition": f"{100 * share:g}th percentile of |r|"}
-            for share, value in tokens.percentiles.items()
+            {"name": name, "value": value, "low": None, "high": None, "unit": "nats"}
+            | {"definition": f"{name[1:]}th percentile of |r|"}
+            for name, value in tokens.percentiles.items()
         ]
         rows[2:2] = quantiles
     return rows

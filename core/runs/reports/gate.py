@@ -13,15 +13,17 @@ from typing import Any
 from ...command_name import COMMAND
 from ...errors import StoreError, UsageError
 from ...numerics.metrics import NULLABLE
+from ...numerics.mismatch import FRAMEWORKS
 from ...text import clean, number, percent, plural
 from ..file.evidence import FAILED, PASSED
 from ..file.records import NOT_JUDGED, UNDECIDED, Prompt, exit_code
+from ..queries.mismatch import FIGURE_NAMES
 from .report_json import PairReport, plain_number
 
 Row = dict[str, Any]
 Key = Callable[[Row], tuple[float, ...]]  # rank of a row, highest for the worst; all 0 if nothing is wrong
 _CONDITION = re.compile(
-    r"(flips:margin|[a-z0-9-]+)(?:\s*([<>:])\s*((?:\d{1,18}(?:\.\d{0,30})?|\.\d{1,30})(?:e[+-]?\d{1,4})?)\s*(ulps)?)?",
+    r"(flips:margin|[a-z0-9_./-]+)(?:\s*([<>:])\s*((?:\d{1,18}(?:\.\d{0,30})?|\.\d{1,30})(?:e[+-]?\d{1,4})?)\s*(ulps)?)?",
     re.ASCII | re.IGNORECASE,
 )
 
@@ -58,7 +60,8 @@ class Measure:
     """What a condition compares with its limit: a column of the summary, its unit ('of': a share; 'logits': the pair's
     own), how a sentence says it, the rank of a position under it.
 
-    sign: before the limit, '' if it takes none. refused: why lists of some tokens cannot answer it.
+    sign: before the limit, '' if it takes none, one of two if a figure may be too small or too large. refused: why
+    lists of some tokens cannot answer it.
     """
 
     column: str
@@ -89,8 +92,12 @@ MEASURES = {
     "share": Measure("neq_share", "of all elements", "differs in {} of elements", _by("neq"), ">"),
     "same-top1": Measure("same_top1", "of all positions", _SAME_TOP1, by_flip, "<"),
     "verdict": Measure("", "", "is {}", _difference),
+    **{name: Measure(name, "", "", _difference, "<>") for name in FIGURE_NAMES},  # of trainer vs. rollout
 }
-ALLOWED = "bits, flips, flips:margin>X, ulps:N, kl>X, rms>X, max-abs>X, share>X, same-top1<X or verdict"
+ALLOWED = (
+    "bits, flips, flips:margin>X, ulps:N, kl>X, rms>X, max-abs>X, share>X, same-top1<X, verdict or, for trainer vs."
+    " rollout, a figure like k3>X or ess<X"
+)
 
 
 @dataclass(frozen=True)
@@ -116,13 +123,13 @@ class Condition:
     """Condition that fails a build: a kind of `MEASURES` and its limit."""
 
     kind: str
+    sign: str = ""
     limit: float = 0
     is_in_ulps: bool = False
 
     def __str__(self) -> str:
         limit = str(self.limit) if isinstance(self.limit, int) else f"{self.limit:.15g}"
-        sign = MEASURES[self.kind].sign
-        return f"{self.kind}{sign}{limit}{'ulps' * self.is_in_ulps}" if sign else self.kind
+        return f"{self.kind}{self.sign}{limit}{'ulps' * self.is_in_ulps}" if self.sign else self.kind
 
     @classmethod
     def parse(cls, text: str) -> Condition:
@@ -130,11 +137,12 @@ class Condition:
         match = _CONDITION.fullmatch(text.strip())
         kind, sign, digits, ulps = match.groups("") if match else ("", "", "", "")
         measure = MEASURES.get(kind)
-        if measure is not None and sign == measure.sign and (not ulps or kind == "flips:margin"):
+        is_signed = measure is not None and (sign in measure.sign if sign else not measure.sign)
+        if is_signed and (not ulps or kind == "flips:margin"):
             is_whole = kind == "ulps" and digits.isdecimal()
             limit = int(digits) if is_whole else float(digits or 0)
             if limit <= (1 if kind in ("share", "same-top1") else 1e300) and (is_whole or kind != "ulps"):
-                return cls(kind, limit, bool(ulps))
+                return cls(kind, sign, limit, bool(ulps))
         raise UsageError(
             f"--fail-on '{clean(text, 60)}' is not known; expected {ALLOWED}. X is a number from 0, a share at most 1;"
             " quote what has < or >."
@@ -143,15 +151,18 @@ class Condition:
     def judge(self, pair: PairReport) -> Outcome:
         """Judge a pair by the condition: its outcome, with the position at which it is worst."""
         measure = MEASURES[self.kind]
+        unit = pair.unit if measure.unit == "logits" else measure.unit
         figure: Any
-        if self.kind == "verdict":
+        if (row := _figure_of(pair, self.kind)) is not None:
+            outcome, figure, says = self._compare_mismatch(row)
+            unit = row["unit"]
+        elif self.kind == "verdict":
             outcome, figure, says = _judge_verdict(pair)
         elif self.kind == "flips:margin":
             outcome, figure, says = self._judge_sure_flips(pair)
         else:
             outcome, figure, says = self._compare(pair)
         sides = f"'{clean(pair.variant, 200)}' vs '{clean(pair.reference, 200)}'"
-        unit = pair.unit if measure.unit == "logits" else measure.unit
         worst = worst_row(pair.rows, measure.key)
         return Outcome(pair.reference, pair.variant, str(self), outcome, figure, unit, f"{sides} {says}.", worst)
 
@@ -165,7 +176,7 @@ class Condition:
         if figure is None:
             outcome = UNDECIDED if pair.is_list else FAILED
         else:
-            is_over = figure < self.limit if measure.sign == "<" else figure > self.limit
+            is_over = figure < self.limit if self.sign == "<" else figure > self.limit
             outcome = FAILED if is_over else PASSED
         value = "unknown" if figure is None else percent(figure) if measure.unit.startswith("of ") else number(figure)
         says = measure.words.format(value, of=plural(pair.positions, "position"), unit=pair.unit)
@@ -187,6 +198,16 @@ class Condition:
             outcome = FAILED
             says += f", and {plural(mismatch, 'value is', 'values are')} NaN or infinite on one side only"
         return outcome, figure, says
+
+    def _compare_mismatch(self, figure: Row) -> tuple[str, float, str]:
+        """Compare a figure of trainer against rollout, which is exact for these tokens; the interval is only said."""
+        value, low, high = figure["value"], figure["low"], figure["high"]
+        is_over = value < self.limit if self.sign == "<" else value > self.limit
+        outcome = UNDECIDED if math.isnan(value) else FAILED if is_over else PASSED
+        says = f"has {self.kind} = {number(value)} {figure['unit']}".rstrip()
+        if low is not None:
+            says += f" (95 % interval {number(low)} to {number(high)})"
+        return outcome, value, says
 
     def _judge_sure_flips(self, pair: PairReport) -> tuple[str, float | None, str]:
         """Count flips at which both sides prefer their own token by more than the limit. An undefined margin counts, a
@@ -217,6 +238,11 @@ class Condition:
 _BY_TOP = ("flips", "same-top1", "flips:margin")  # conditions on top tokens
 
 
+def _figure_of(pair: PairReport, name: str) -> Row | None:
+    figures = pair.mismatch["figures"] if pair.mismatch else ()
+    return next((figure for figure in figures if figure["name"] == name), None)
+
+
 def _judge_verdict(pair: PairReport) -> tuple[str, str, str]:
     answer = pair.answer
     assert answer is not None
@@ -235,15 +261,24 @@ def parse_conditions(texts: Sequence[str]) -> list[Condition]:
     return list(dict.fromkeys(Condition.parse(one) for text in texts for one in text.split(",")))
 
 
-def check_for_lists(conditions: Sequence[Condition], pairs: Sequence[PairReport]) -> None:
-    """UsageError for a condition that no list of some tokens could decide."""
+def check_decidable(conditions: Sequence[Condition], pairs: Sequence[PairReport]) -> None:
+    """UsageError for a condition that no list of some tokens could decide, or on a figure that was not computed."""
     for condition in conditions:
+        if condition.kind in FIGURE_NAMES and any(_figure_of(pair, condition.kind) is None for pair in pairs):
+            raise UsageError(f"--fail-on {condition}: {_why_not_computed(condition.kind, pairs)}.")
         if condition.kind in _BY_TOP and any(pair.is_list and pair.positions > len(pair.rows) for pair in pairs):
             raise UsageError(f"--fail-on {condition}: reads every position, and a run this long is only summed up.")
-        column = MEASURES[condition.kind].column
-        is_open = all(pair.is_list and column and pair.figures[column] is None for pair in pairs)
-        if is_open and (refused := MEASURES[condition.kind].refused):
+        column, refused = MEASURES[condition.kind].column, MEASURES[condition.kind].refused
+        if refused and all(pair.is_list and pair.figures[column] is None for pair in pairs):
             raise UsageError(f"--fail-on {condition}: {refused}; leave it out for responses of servers.")
+
+
+def _why_not_computed(figure: str, pairs: Sequence[PairReport]) -> str:
+    if all(pair.mismatch is None for pair in pairs):
+        return "is for a rollout's and a trainer's log-probabilities of the sampled tokens"
+    owners = [owner for owner, framework in FRAMEWORKS.items() if figure in {each.name for each in framework.figures}]
+    owner = owners[0] if owners else "ulpscope"  # percentiles
+    return f"is a figure of {owner}; add --as {owner}"
 
 
 @dataclass(frozen=True)
@@ -290,6 +325,9 @@ class GateReport:
         """
         place = self.place(row)
         prompt = f"prompt {place['prompt']}, " if len(self.prompts) != 1 else ""
+        difference = f"largest difference {number(place['max_abs'])} {self.unit}"
+        if {place["reference_token"], place["variant_token"], place.get("nonfinite_mismatch") or None} == {None}:
+            return f"{prompt}position {place['position']}: {difference}"
         context = ""
         if place.get("text"):
             context = f" (after {place['text']!r})"
@@ -308,7 +346,7 @@ class GateReport:
         mismatch = place.get("nonfinite_mismatch")
         return (
             f"{prompt}position {place['position']}{context}: {change}, margins {margins} {self.unit} ({ulps} ULPs), KL"
-            f" {number(place['kl'])} nats, largest difference {number(place['max_abs'])} {self.unit}{max_ulps}"
+            f" {number(place['kl'])} nats, {difference}{max_ulps}"
             + (f", {mismatch:,} NaN or infinite on one side only" if mismatch else "")
         )
 

@@ -56,7 +56,10 @@ def _out_of(count: int, of: int, what: str) -> str:
 
 @dataclass(frozen=True)
 class PairReport:
-    """One pair's share of the report: summary, histogram, one dict per row, and of a stored run its verdict."""
+    """One pair's share of the report: summary, histogram, one dict per row, and of a stored run its verdict.
+
+    mismatch: figures of trainer vs. rollout, if they were asked for.
+    """
 
     reference: str
     variant: str
@@ -67,6 +70,7 @@ class PairReport:
     unit: str = "logits"
     is_list: bool = False
     positions: int = 0
+    mismatch: dict[str, Any] | None = None
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -184,6 +188,8 @@ def as_json(
         "ulp_histogram": {str(distance): elements for distance, elements in selection.histogram.items()},
         "flips": [with_place(row, _FLIP_FIELDS) for row in selection.rows if row["is_flip"]],
     }
+    if selection.mismatch is not None:
+        result["mismatch"] = selection.mismatch
     if with_positions:
         result["by_position"] = [with_place(row, _POSITION_FIELDS) for row in selection.rows]
     if len(pairs) > 1:

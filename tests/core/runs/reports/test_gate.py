@@ -31,11 +31,16 @@ MEANT = {  # what is written: what it is shown as
     "flips:margin>0.25": "flips:margin>0.25",
     "flips:margin>5ulps": "flips:margin>5ulps",
     "flips:margin > 5 ulps": "flips:margin>5ulps",
+    "k3 > 1e-3": "k3>0.001",
+    "ess<0.3": "ess<0.3",
+    "p99.9>0.5": "p99.9>0.5",
+    "mismatch_kl/all/mean>0.01": "mismatch_kl/all/mean>0.01",
 }
 REFUSED = [
     *("", "ulp", "flips:sure>1", "bits>1", "kl", "flips:margin", "ulps", "ulps>3", "ulps:" + "9" * 5000, "ulps:-1"),
     *("ulps:1.5", "kl:0.1", "kl>", "kl>nan", "kl>inf", "kl>-1", "kl>=1", "kl>1_0", "kl>\u0663", "rms>0.1logits"),
     *("kl>1e999", "share>1.5", "same-top1<90", "same-top1>0.9", "flips:margin>5ulp", "kl>1\x1b[31m", "rms>5ulps"),
+    *("k3", "k3:1", "k4>1", "ess<0.3ulps"),
 ]
 
 
@@ -229,6 +234,24 @@ def test_a_failure_names_prompt_position_tokens_and_margins(tmp_path: Path) -> N
     )
     assert (told["reference_text"], told["variant_text"], told["kl"]) == (" dog", " cat", pytest.approx(kl, abs=1e-4))
     json.dumps(report.as_json(), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "outcome"),
+    [
+        (0.5, "ess<0.5", "passed"),
+        (0.5, "ess<0.6", "failed"),
+        (0.5, "ess>0.4", "failed"),
+        (float("nan"), "ess<0.5", "undecided"),
+    ],
+)
+def test_the_value_of_a_figure_decides_whatever_its_interval(value: float, text: str, outcome: str) -> None:
+    (pair,), header = read(CASES / "flips_fp16.npz")
+    figure = {"name": "ess", "value": value, "low": 0.3, "high": 0.7, "unit": ""}
+    found = Condition.parse(text).judge(replace(pair, mismatch={"figures": [figure]}))
+    assert found.outcome == outcome
+    assert "95 % interval 0.3 to 0.7" in found.says
+    json.dumps(GateReport((found,), header.prompts, {}).as_json(), allow_nan=False)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from core.runs.file import records
 from core.runs.importing import import_run
 from core.runs.queries.verdicts import next_command
 from core.runs.reader import RunReader
-from core.runs.reports.gate import check_for_lists, parse_conditions
+from core.runs.reports.gate import check_decidable, parse_conditions
 from core.runs.reports.report_json import report_of_run
 from core.runs.reports.run_json import run_json
 from core.runs.rollouts.write import FORMAT
@@ -223,8 +223,9 @@ def test_a_long_run_is_summed_up_and_never_read_as_a_whole(rows, tmp_path, monke
         for read in (lambda: run.positions(0), run.lists, lambda: run_json(run, with_positions=True)):
             with pytest.raises(StoreError, match="too long"):
                 read()
+        assert [row["max_abs"] for row in run.records(0)] == [table["max_abs"].max()]
         with pytest.raises(UsageError, match="summed up"):
-            check_for_lists(parse_conditions(["flips"]), report_of_run(run)[0])
+            check_decidable(parse_conditions(["flips"]), report_of_run(run)[0])
     assert [card.positions for card in list_runs(store)[0]] == [300]
     assert import_run(store, store.path_of(run_id), name="again")
 
