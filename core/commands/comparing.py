@@ -37,7 +37,7 @@ from ..runs.reports.gate import (
 )
 from ..runs.reports.gate_files import append, junit_text, markdown_text, write_whole
 from ..runs.reports.report_json import PairReport, as_json, report_of_run
-from ..runs.rollouts.files import are_tokens
+from ..runs.rollouts.files import are_tokens, files_in
 from ..runs.store.store import Store, open_store
 from ..runs.topk.files import are_payloads
 from ..text import plural
@@ -47,14 +47,19 @@ from .tables import print_reports
 from .terminal.console import announce, err, out, print_facts, print_json, print_records, print_text, steps
 from .terminal.stopping import stoppable
 
+_FILES = "One or two dumps, responses (JSON, JSONL), files or folders of trainer vs. rollout, or a run file."
 _MOST_LINES = 20  # of outcomes of one kind on a terminal; JSON, JUnit and Markdown have them all
 
 
 def compare(
-    first: Annotated[str, typer.Argument(metavar="A", help="A logit dump, responses (JSON, JSONL) or a run id.")],
-    second: Annotated[
-        str | None, typer.Argument(metavar="[B]", help="A second dump or responses; A is the reference.")
-    ] = None,
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="A [B]...",
+            help="A logit dump, responses (JSON, JSONL) or a run id; B: a second dump or responses, A is the reference."
+            " Of trainer vs. rollout: any number of files, or folders of them.",
+        ),
+    ],
     fail_on: Annotated[
         list[str] | None, typer.Option(help=f"Exit with 1 if a pair meets a condition; comma-separated: {ALLOWED}.")
     ] = None,
@@ -78,11 +83,11 @@ def compare(
     conditions = parse_conditions(fail_on or [])
     if (junit or markdown) and not conditions:
         raise UsageError("--junit and --markdown report a gate; add --fail-on.")
-    files = [Path(name) for name in (first, second) if name is not None]
-    if second is None and not files[0].exists() and _is_run(store, first):
+    files = files_in([Path(name) for name in names])
+    if len(names) == 1 and not files[0].exists() and _is_run(store, names[0]):
         if compute_dtype or reference or holds:
             raise UsageError("--compute-dtype, --reference and --holds are for dumps; a stored run has its own.")
-        path = open_store(store).path_of(first)
+        path = open_store(store).path_of(names[0])
         comparison = _compare_run(path, framework, must_be_whole=bool(conditions))
     elif are_tokens(files) or are_payloads(files):
         if compute_dtype or reference or holds:
@@ -191,7 +196,7 @@ def write_gate(gate: GateReport, junit: Path | None, markdown: Path | None) -> N
 
 
 def ingest(
-    files: Annotated[list[Path], typer.Argument(help="One or two dumps, responses (JSON, JSONL), or a run file.")],
+    files: Annotated[list[Path], typer.Argument(help=_FILES)],
     name: Annotated[str | None, typer.Option(help="Name of the run. Default: the file's name.")] = None,
     model: Annotated[str, typer.Option(help="Model that the logits come from, for the record.")] = "",
     compute_dtype: options.ComputeDtype = None,
@@ -207,7 +212,7 @@ def ingest(
     A dump is stored bit for bit. Of a run file, the schema and the digests of its logits are checked; no code in it
     is executed (docs/guides/upload.md).
     """
-    target = open_store(store)
+    target, files = open_store(store), files_in(files)
     with stoppable(), steps(progress) as say:
         if files[0].is_file() and is_run_file(files[0]):
             if len(files) > 1 or model or compute_dtype or reference or holds:
@@ -258,7 +263,7 @@ def spare(context: typer.Context) -> None:
 
 
 def inspect(
-    files: Annotated[list[Path], typer.Argument(help="One or two dumps, responses (JSON, JSONL), or a run file.")],
+    files: Annotated[list[Path], typer.Argument(help=_FILES)],
     compute_dtype: options.ComputeDtype = None,
     reference: options.Reference = None,
     holds: options.Holds = None,
@@ -267,7 +272,7 @@ def inspect(
     """Show what a dump, responses or a run file contains: sides, dtypes, shapes, tokens. Nothing is stored."""
     with steps() as say:
         summary = describe(
-            files,
+            files_in(files),
             compute_dtype=compute_dtype,
             reference=reference,
             holds=holds,

@@ -11,10 +11,11 @@ from ..numerics.mismatch import FRAMEWORKS
 from ..runs.figures import Figures
 from ..runs.queries.mismatch import has_rollouts, mismatch_json
 from ..text import number, percent, plural
-from .terminal.console import out, print_text, table_of
+from .terminal.console import out, print_records, print_text, table_of
 
 OWN = "ulpscope"
 _LEAST_SHARE, _LEAST_TOKENS = 0.02, 1000  # of what |r| is said to depend on
+_MOST_STEPS = 40
 NO_TOKENS = "--as is for a rollout's and a trainer's log-probabilities of the sampled tokens."
 As = Annotated[
     str | None,
@@ -45,6 +46,8 @@ def print_mismatch(mismatch: dict[str, Any]) -> None:
     source = f" ({mismatch['source']})" if mismatch["source"] else ""
     title = f"{mismatch['framework']}{source}: {of}, r = trainer - rollout"
     out.print(table_of(("figure", "value", "95 % interval", "unit", "definition"), rows, title=title))
+    if len(mismatch["by_step"]) > 1:
+        print_records(mismatch["by_step"], "by step", most=_MOST_STEPS)
     print_text(f"half of the KL (k3) is in {mismatch['tokens_with_half_of_kl']:,} of {mismatch['tokens']:,} tokens")
     for bar in mismatch["bars"]:
         if bar["tokens"]:

@@ -57,7 +57,8 @@ def ingest(
     taken_as: compute_dtype, reference and holds of open_dump. DumpError if they cannot be taken, LimitError if there is
     no room for them: nothing is left in the store then.
     """
-    title = name or " + ".join(path.stem for path in paths)
+    more = f"{len(paths) - 1:,} more" if len(paths) > 2 else paths[-1].stem if len(paths) > 1 else ""
+    title = name or " + ".join(filter(None, (paths[0].stem, more)))
     is_tokens = are_tokens(paths)
     if not is_tokens and not are_payloads(paths):
         with open_dump(paths, **taken_as) as dump:

@@ -122,6 +122,7 @@ def mismatch_json(run: Figures, framework: str = "ulpscope") -> dict[str, Any]:
         "sequences": len(tokens.sequences),
         "tokens_with_half_of_kl": tokens.half,
         "bars": bars(run).to_dict("records"),
+        "by_step": by_step(run).to_dict("records"),
         "explained_by": explained(run),
     }
 

@@ -135,6 +135,30 @@ def are_tokens(paths: Sequence[Path]) -> bool:
     return all(is_rollout(path) for path in paths) or all(_is_parquet(path) or layout_of(path) for path in paths)
 
 
+def files_in(paths: Sequence[Path]) -> list[Path]:
+    """Return the paths, for a folder the files of chosen tokens below it: those of torch if there are some, as miles
+    writes other columns of the same tokens beside them.
+
+    Raises:
+        DumpError: a folder holds no such file.
+    """
+    files = []
+    for path in paths:
+        if not path.is_dir():
+            files.append(path)
+            continue
+        below = [each for each in sorted(path.rglob("*"), key=_in_order) if are_tokens([each])]
+        if not below:
+            raise DumpError(f"{clean(path.name)}: is a folder without a file of sampled tokens (docs/guides/rl.md).")
+        files += [each for each in below if is_rollout(each)] or below
+    return files
+
+
+def _in_order(path: Path) -> list[str | int]:
+    """Key by which step 10 comes after step 9."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", str(path))]
+
+
 def _is_parquet(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(4) == _PARQUET

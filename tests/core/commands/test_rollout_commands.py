@@ -1,4 +1,4 @@
-"""`compare` of a rollout's and a trainer's log-probabilities: gates on figures."""
+"""`compare` of a rollout's and a trainer's log-probabilities: gates on figures, several files and folders."""
 
 from __future__ import annotations
 
@@ -66,3 +66,53 @@ def test_a_figure_that_was_not_computed_is_refused(cli, words, says):
     done = cli("compare", *words)
     assert done.returncode == 2
     assert says in " ".join(done.stderr.split())
+
+
+@pytest.fixture
+def steps(tmp_path):
+    """Two files of NeMo-RL, of steps 9 and 10; in the later one the trainer is 0.25 lower at every token."""
+    rows = [json.loads(line) for line in (CASES / "train_data_step6.jsonl").read_text().splitlines()]
+    for step, change in ((9, 0.0), (10, 0.25)):
+        moved = [row | {"prev_logprobs": [[v - change for v in row["prev_logprobs"][0]]]} for row in rows]
+        text = "".join(json.dumps(row) + "\n" for row in moved)
+        (tmp_path / "logs").mkdir(exist_ok=True)
+        (tmp_path / "logs" / f"train_data_step{step}.jsonl").write_text(text)
+    return tmp_path / "logs"
+
+
+@pytest.mark.parametrize("form", ["folder", "files"])
+def test_files_of_several_steps_are_one_run_with_figures_by_step(cli, steps, form):
+    paths = [steps] if form == "folder" else [steps / f"train_data_step{step}.jsonl" for step in (10, 9)]
+    mismatch = json.loads(cli("compare", *paths, "--json").stdout)["mismatch"]
+    of_steps = [r_of(0, 1, 2), r_of(0, 1, 2) - 0.25]
+    assert [row["step"] for row in mismatch["by_step"]] == [9, 10]
+    for row, r in zip(mismatch["by_step"], of_steps, strict=True):
+        assert row["tokens"] == len(r)
+        expected = np.abs(r).mean(), np.mean(np.exp(r) - 1 - r), np.exp(r).mean(), np.abs(r).max()
+        assert [row[name] for name in ("mean_abs", "k3", "ratio", "max_abs")] == pytest.approx(expected, rel=1e-6)
+    both = np.concatenate(of_steps)
+    figures = {row["name"]: row["value"] for row in mismatch["figures"]}
+    assert figures["mean_abs"] == pytest.approx(np.abs(both).mean(), rel=1e-6)
+    printed = cli("compare", *paths).stdout
+    assert "by step" in printed
+
+
+def test_a_folder_is_its_files_in_the_order_of_their_numbers(cli, steps, tmp_path):
+    run_id = cli("ingest", steps, "--store", tmp_path / "runs").stdout.strip()
+    shown = json.loads(cli("show", run_id, "--json", "--store", tmp_path / "runs").stdout)
+    assert shown["name"] == "train_data_step9 + train_data_step10"
+    ranks = CASES / "token_exports"
+    whole = [
+        json.loads(cli("compare", *paths, "--json").stdout) for paths in ([ranks], sorted(ranks.glob("*/*.jsonl")))
+    ]
+    assert whole[0]["mismatch"] == whole[1]["mismatch"]
+    miles = json.loads(cli("compare", CASES / "miles", "--json").stdout)["mismatch"]
+    assert (miles["tokens"], miles["by_step"][0]["step"]) == (len(r_of(0, 1, 2)), 9)
+
+
+def test_a_folder_without_sampled_tokens_and_three_dumps_are_refused(cli, tmp_path):
+    dump = CASES.parent / "flips_fp16.npz"
+    for paths, says in (([tmp_path], "without a file of sampled tokens"), ([dump] * 3, "not 3")):
+        done = cli("compare", *paths)
+        assert done.returncode == 2
+        assert says in " ".join(done.stderr.split())
