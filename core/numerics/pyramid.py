@@ -56,27 +56,11 @@ def element_ulps(
     return out
 
 
-def element_differences(
-    a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt: FloatFormat
-) -> NDArray[np.uint32]:
-    """Absolute differences of single elements in logits, float32 as its bits; all ones: NaN or infinity mismatch.
-    [rows, tokens]
-    """
-    x, y = (widen(bits, fmt).view(np.float32) for bits in (a, b))
-    with np.errstate(invalid="ignore", over="ignore"):
-        cells = np.abs(x - y).view(np.uint32)
-    is_odd = ~(np.isfinite(x) & np.isfinite(y))
-    if is_odd.any():
-        x, y = x[is_odd], y[is_odd]
-        cells[is_odd] = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0, 0xFFFFFFFF)
-    return cells
-
-
 def element_row_ulps(
     a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt: FloatFormat, spacing: NDArray[np.float64]
 ) -> NDArray[np.uint32]:
-    """Absolute differences of single elements over the spacing of their row [rows], float32 as its bits, never 0 if
-    they differ; all ones: NaN or infinity mismatch. [rows, tokens]
+    """Absolute differences of single elements over the spacing of their row [rows] (1: in logits), float32 as its
+    bits, never 0 if they differ; all ones: NaN or infinity mismatch. [rows, tokens]
     """
     out = np.empty(a.shape, np.uint32)
     wide = [np.ascontiguousarray(widen(bits, fmt)).view(np.float32) for bits in (a, b)]
@@ -118,7 +102,6 @@ def _loops() -> ModuleType:
 def prepare(fmt: FloatFormat) -> None:
     """Compile the loops for a format, or load them compiled: 0.2 s that no request should wait for."""
     bits = np.zeros((1, 2), fmt.carrier)
-    in_row_ulps = element_row_ulps(bits, bits, fmt, np.ones(1))
-    for cells in (element_ulps(bits, bits, fmt), element_differences(bits, bits, fmt), in_row_ulps):
+    for cells in (element_ulps(bits, bits, fmt), element_row_ulps(bits, bits, fmt, np.ones(1))):
         maxima(cells, 1, 2)
     descending(bits, fmt)

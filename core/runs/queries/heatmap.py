@@ -207,10 +207,10 @@ def _elements(
     if order == "rank":
         ids = pyramid.descending(reference, fmt)[:, columns[0] : columns[1]]
         reference, variant = (np.stack(list(map(np.take, bits, ids))) for bits in (reference, variant))
-    if measure == "row_ulps":
-        return pyramid.element_row_ulps(reference, variant, fmt, run.spacing(pair, rows)), ids
-    elements = pyramid.element_ulps if measure == "ulps" else pyramid.element_differences
-    return elements(reference, variant, fmt), ids
+    if measure == "ulps":
+        return pyramid.element_ulps(reference, variant, fmt), ids
+    spacing = run.spacing(pair, rows) if measure == "row_ulps" else np.ones(rows[1] - rows[0])
+    return pyramid.element_row_ulps(reference, variant, fmt, spacing), ids
 
 
 def _pool(
