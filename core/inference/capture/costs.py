@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import Cache, DynamicCache
+from transformers import DynamicCache
 
 from ...numerics.formats import format_named
 from ...runs.file.keep import expected_bytes
 from ..models.model import LoadedModel
 from ..models.torch_errors import quiet
-from ..paths.bases import BASES
-from ..paths.batch import Emit, PromptBatch, ignore
-from ..paths.paths import Path
 from .capture import CapturePlan, free_beside_weights
 
 
@@ -64,7 +61,7 @@ def costs_of(plan: CapturePlan) -> Costs:
         walks = []
         for number, ids in enumerate(plan.token_ids):
             given = plan.generations[number].given_positions if plan.generations else len(ids)
-            walk = _walk(path, loaded, given) + [1] * (len(ids) - given)
+            walk = path.forwards(loaded, given) + [1] * (len(ids) - given)
             walks.append(walk * 2 if plan.generations else walk)  # a continuation is computed to find and to store it
         has_cache = path.reads_cache or plan.has_kv
         cache_bytes = _cache_bytes(loaded, longest + sum(path.padding)) if has_cache else 0
@@ -94,26 +91,6 @@ def costs_of(plan: CapturePlan) -> Costs:
         free_bytes=free_beside_weights(loaded),
         has_kv=plan.has_kv,
     )
-
-
-@dataclass(frozen=True)
-class _Counting(PromptBatch):
-    """Stands in for a batch: counts the forwards of a base and computes none."""
-
-    columns_of_forwards: list[int] = field(default_factory=list)
-
-    def forward(self, start: int, stop: int, emit: Emit, cache: Cache | None = None) -> None:  # noqa: ARG002
-        self.columns_of_forwards.append(self.column_after(stop) - self.column(start))
-
-
-def _walk(path: Path, loaded: LoadedModel, positions: int) -> list[int]:
-    """Return the columns of each forward for a prompt; an engine's `walk` is a forward of every prefix."""
-    if path.engine is not None and path.base.name not in BASES:
-        return list(range(1, positions + 1))
-    left_pad, right_pad = path.padding
-    counting = _Counting(loaded, prompt=(0,) * positions, left_padding=left_pad, right_padding=right_pad)
-    BASES[path.base.name].compute(counting, ignore, *path.base.values)
-    return counting.columns_of_forwards
 
 
 def _cache_bytes(loaded: LoadedModel, columns: int) -> int | None:

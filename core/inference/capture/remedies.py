@@ -133,7 +133,8 @@ def _throughput(
     """Return tokens per second of both sides by row, and the ratio to row 0 with its range over the rounds."""
     seconds: dict[tuple[int, int], list[float]] = {(row, side): [] for row in timed for side in (0, 1)}
     most = min(len(ids), TIMED_TOKENS)
-    tokens = [max(1, min(most, most * TIMED_FORWARDS // path.forwards(most))) for path in timed[0][1]]
+    counts = [len(path.forwards(loaded, most)) for path in timed[0][1]]
+    tokens = [max(1, min(most, most * TIMED_FORWARDS // count)) for count in counts]
     for number in range(rounds + 1):
         for row, side in seconds:
             remedy, paths = timed[row]

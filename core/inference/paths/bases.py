@@ -2,7 +2,7 @@
 in BASES.
 """
 
-# ruff: noqa: ARG001, ARG005 - every entry of the registry has one signature, whether or not it needs all of it
+# ruff: noqa: ARG001 - every entry of the registry has one signature, whether or not it needs all of it
 
 from __future__ import annotations
 
@@ -124,29 +124,11 @@ def _cannot_trim(loaded: LoadedModel, positions: int | None, size: int) -> str |
 
 
 BASES: dict[str, Base] = {
-    "prefill": Base(_prefill, at_once=lambda positions: positions, forwards=lambda positions: 1, reads_cache=False),
+    "prefill": Base(_prefill, reads_cache=False),
     # token by token, teacher-forced: each forward reads the keys and values of the earlier ones from a cache
     "decode": Base(partial(_chunked, size=1), refuse=without_cache),
-    "chunked": Base(
-        _chunked,
-        (whole_number(1),),
-        at_once=lambda positions, size: min(size, positions),
-        forwards=lambda positions, size: -(-positions // size),
-        refuse=without_cache,
-    ),
-    "reuse": Base(
-        _reuse,
-        (whole_number(1),),
-        at_once=lambda positions, prefix: max(prefix, positions - prefix),
-        forwards=lambda positions, prefix: 2,
-        refuse=_nothing_fresh,
-    ),
-    "blocks": Base(
-        _blocks,
-        (whole_number(1),),
-        at_once=lambda positions, size: positions,
-        forwards=lambda positions, size: 1 if positions <= size else 2,
-        refuse=_cannot_trim,
-    ),
+    "chunked": Base(_chunked, (whole_number(1),), refuse=without_cache),
+    "reuse": Base(_reuse, (whole_number(1),), refuse=_nothing_fresh),
+    "blocks": Base(_blocks, (whole_number(1),), refuse=_cannot_trim),
     "static": Base(_static, refuse=without_cache),
 }

@@ -30,15 +30,12 @@ class Argument:
 class Base:
     """How a path walks through the prompt.
 
-    compute: (batch, emit, values); at_once: positions whose logits are on the device at once, of (positions, values);
-    forwards: calls of the model for a prompt; reads_cache: whether a forward reads keys and values of an earlier one;
-    refuse: why this model cannot run so many positions (None: any), or None.
+    compute: (batch, emit, values); reads_cache: whether a forward reads keys and values of an earlier one; refuse: why
+    this model cannot run so many positions (None: any), or None.
     """
 
     compute: Callable[..., None]
     arguments: tuple[Argument, ...] = ()
-    at_once: Callable[..., int] = lambda positions, *values: 1
-    forwards: Callable[..., int] = lambda positions, *values: positions
     reads_cache: bool = True
     refuse: Callable[..., str | None] = lambda loaded, positions, *values: None
 

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
+from transformers import Cache
 
 from ...engines.process import EngineDescription
 from ...engines.registry import describe
@@ -17,7 +18,7 @@ from ...errors import CaptureError, UsageError
 from ..models.model import LoadedModel
 from . import engine_side
 from .bases import BASES, without_cache
-from .batch import Emit, Follower, PromptBatch, rows_of_a_chunk
+from .batch import Emit, Follower, PromptBatch, ignore, rows_of_a_chunk
 from .cache_watch import CacheWatch
 from .grammar import Others, Step, Value, read_step
 from .hooks import ModuleTrace
@@ -73,16 +74,21 @@ class Path:
         """True if it is compiled, so that hooks do not see its modules."""
         return self.engine is None and self.values_of("compile") is not None
 
-    def _columns(self, positions: int) -> int:
-        """Return the most columns of a forward's logits, padding included."""
-        return BASES[self.base.name].at_once(positions, *self.base.values) + sum(self.padding)
+    def forwards(self, loaded: LoadedModel, positions: int) -> list[int]:
+        """Return the columns of each forward for a prompt, padding included, by walking it without computing."""
+        if self.engine is not None and self.base.name not in BASES:  # `walk`: a forward of every prefix
+            return list(range(1, positions + 1))
+        left, right = self.padding
+        counting = _Counting(loaded, prompt=(0,) * positions, left_padding=left, right_padding=right)
+        BASES[self.base.name].compute(counting, ignore, *self.base.values)
+        return counting.columns_of_forwards
 
     def logits_bytes(self, loaded: LoadedModel, positions: int) -> int:
         """Return the bytes of the logits on the device at once, for a prompt of `positions` tokens."""
         row_bytes = loaded.vocab_size * loaded.torch_dtype.itemsize
         if self.engine is not None:
             return rows_of_a_chunk(loaded) * row_bytes
-        columns = self._columns(positions)
+        columns = max(self.forwards(loaded, positions))
         if not self.is_one_piece:
             columns = min(columns, columns_at_once(self.rows, loaded.vocab_size, loaded.torch_dtype.itemsize))
         return self.rows * columns * row_bytes
@@ -97,16 +103,10 @@ class Path:
         heads = int(getattr(text, "num_attention_heads", 0) or 1)
         kv_heads = int(getattr(text, "num_key_value_heads", 0) or heads)
         layers = int(getattr(text, "num_hidden_layers", 0) or 1)
-        elements = self.rows * self._columns(positions) * (2 * hidden + wide)
+        elements = self.rows * max(self.forwards(loaded, positions)) * (2 * hidden + wide)
         if self.reads_cache:
             elements += self.rows * (positions + sum(self.padding)) * layers * 2 * kv_heads * (hidden // heads)
         return self.logits_bytes(loaded, positions) + elements * loaded.torch_dtype.itemsize
-
-    def forwards(self, positions: int) -> int:
-        """Return the calls of the model for a prompt of this length."""
-        if self.engine is not None:
-            return positions if self.base.name == "decode" else 1
-        return BASES[self.base.name].forwards(positions, *self.base.values)
 
     @property
     def reads_cache(self) -> bool:
@@ -176,6 +176,16 @@ def parse_path(text: str) -> Path:
     if contradiction:
         raise UsageError(f"path '{text}': {contradiction}.")
     return path
+
+
+@dataclass(frozen=True)
+class _Counting(PromptBatch):
+    """Stands in for a batch: counts the forwards of a base and computes none."""
+
+    columns_of_forwards: list[int] = field(default_factory=list)
+
+    def forward(self, start: int, stop: int, emit: Emit, cache: Cache | None = None) -> None:  # noqa: ARG002
+        self.columns_of_forwards.append(self.column_after(stop) - self.column(start))
 
 
 class OpenPath:

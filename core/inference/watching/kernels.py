@@ -94,7 +94,7 @@ def kernels_of(
     Of a path with many forwards, the first and the last are profiled, FORWARDS together; of a callable the first ones.
     The kernels of a compiled model belong to no module; it runs once without the profiler.
     """
-    total = side.path.forwards(len(ids)) if side.path is not None else 0
+    total = len(side.path.forwards(loaded, len(ids))) if side.path is not None else 0
     half = FORWARDS // 2
     picks = {*range(half), *range(max(half, total - half), max(total, FORWARDS))}
     sums, forward_count, profile_count, is_warm = KernelSums(), 0, 0, not side.is_one_piece

@@ -139,9 +139,11 @@ def test_a_seed_that_torch_does_not_take_is_refused_in_a_sentence(seed: int, lla
 def test_torchs_exceptions_stop_in_the_capture_and_an_interrupt_does_not(
     error, kind, sentence, llama, monkeypatch
 ) -> None:
-    def base(batch: PromptBatch, emit: Emit) -> None:
-        emit(0, torch.zeros(1, batch.loaded.vocab_size))
+    def fail(*_: object) -> None:
         raise error
+
+    def base(batch: PromptBatch, emit: Emit) -> None:
+        batch.forward(0, batch.positions, fail)
 
     monkeypatch.setitem(paths.BASES, "odd", Base(base))
     with pytest.raises(kind, match=sentence):

@@ -69,7 +69,6 @@ def test_forwards_and_tokens_are_those_that_the_model_really_computes(llama, mod
         run_capture(plan_capture(llama, PROMPTS, path, [other], kv=False), Collected())
     assert sum(side.forwards for side in foreseen.sides) == len(seen)
     assert sum(side.tokens for side in foreseen.sides) == sum(seen)
-    assert foreseen.sides[0].forwards == sum(plan.paths[0].forwards(len(ids)) for ids in plan.token_ids)
     assert foreseen.sides[0].positions == sum(map(len, plan.token_ids))
 
 
