@@ -96,7 +96,7 @@ def plan_of(
     from ..inference.capture.capture import plan_capture
     from ..inference.generating.generation import plan_generation
     from ..inference.models.chat import plan_inputs
-    from ..inference.paths.sides import check_sides, variants_of
+    from ..inference.paths.paths import check_sides, variants_of
 
     check_sides(request)
     loaded = loaded or load(request, weights=weights)

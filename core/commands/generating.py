@@ -84,7 +84,7 @@ def search(
         from ..inference.generating.generation import plan_generation
         from ..inference.generating.search import search as search_prompts
         from ..inference.models.chat import plan_inputs
-        from ..inference.models.token_text import token_texts
+        from ..inference.models.model import token_texts
 
         loaded = load(request)
         inputs = plan_inputs(loaded, request)[:max_prompts]

@@ -210,7 +210,7 @@ def outcome_of(store: Store, cell: Cell, say: Tell = lambda *_: None) -> CellOut
     try:
         if not cell.is_unchanged():
             return CellOutcome(cell, FAILED, says="its prompts changed after the plan was read.")
-        from ..inference.capture.environment import environment_of
+        from ..inference.capture.capture import environment_of
 
         environment = environment_of(cell.request, plan_of(cell.request, weights=False))
         run_id = run_id_of(cell.digest, environment)

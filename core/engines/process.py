@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import CaptureError, UsageError
+from ..errors import CaptureError
+from ..path_grammar import Argument, Value, choice, syntax_of, whole_number
 from ..subprocess_json import Child, object_of
 from ..text import clean, printable, series
 
@@ -21,7 +22,6 @@ ADAPTERS = Path(__file__).parent / "adapters"
 CARRIERS = {"float16": "<u2", "bfloat16": "<u2", "float32": "<u4", "float64": "<u8"}
 QUIET_SECONDS = 900.0  # an engine that sends nothing for this long hangs
 PROTOCOL = 2
-Value = int | str
 _WORTH = ("error", "exception", "fail", "cannot", "abort", "killed", "memory")
 
 
@@ -64,19 +64,10 @@ class EngineDescription(msgspec.Struct, frozen=True, rename={"shows_modules": "m
         except msgspec.ValidationError as error:
             raise CaptureError(f"engine '{name}': its hello: {error} (docs/contributing/engine.md).") from error
 
-    def values_of(self, path: str, text: str, kind: str) -> tuple[str, tuple[Value, ...]]:
-        """Parse `kv:f32` to ("kv", ("f32",)). UsageError lists the choices."""
-        choices = self.bases if kind == "base" else self.modifiers
-        name, *values = (part.strip().lower() for part in text.split(":"))
-        if name not in choices:
-            raise UsageError(
-                f"path '{path}': {self.engine} has no {kind} '{name}'; its {kind}s are {self.syntax(kind)}."
-            )
-        about = choices[name]
-        takes = "values" in about or "least" in about
-        if len(values) != int(takes):
-            raise UsageError(f"path '{path}': {kind} '{name}' takes {int(takes)} values; write {_syntax(name, about)}.")
-        return name, tuple(self._read(path, name, about, one) for one in values)
+    def arguments(self, kind: str) -> dict[str, tuple[Argument, ...]]:
+        """Return the arguments of its bases or modifiers by name."""
+        every = self.bases if kind == "base" else self.modifiers
+        return {name: _arguments(about) for name, about in every.items()}
 
     def contradiction(self, base: str, options: Mapping[str, Value]) -> str | None:
         """Return the adapter's reason why a base and modifiers are incompatible, or None."""
@@ -89,25 +80,13 @@ class EngineDescription(msgspec.Struct, frozen=True, rename={"shows_modules": "m
 
     def syntax(self, kind: str) -> str:
         """Return the bases or modifiers in the grammar of paths."""
-        choices = self.bases if kind == "base" else self.modifiers
-        return series([_syntax(name, about) for name, about in choices.items()]) or "none"
-
-    def _read(self, path: str, name: str, about: Mapping[str, Any], text: str) -> Value:
-        words = [str(word) for word in about.get("values", ())]
-        if words:
-            if text not in words:
-                raise UsageError(f"path '{path}': {self.engine}'s {name} is {series(words)}, not '{clean(text)}'.")
-            return text
-        least = int(about["least"])
-        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= least):
-            raise UsageError(f"path '{path}': {name} takes a whole number of at least {least}, not '{clean(text)}'.")
-        return int(text)
+        return series([syntax_of(*each) for each in self.arguments(kind).items()]) or "none"
 
 
-def _syntax(name: str, about: Mapping[str, Any]) -> str:
+def _arguments(about: Mapping[str, Any]) -> tuple[Argument, ...]:
     if "values" in about:
-        return f"{name}:{'|'.join(map(str, about['values']))}"
-    return f"{name}:N" if "least" in about else name
+        return (choice(*map(str, about["values"])),)
+    return (whole_number(int(about["least"])),) if "least" in about else ()
 
 
 @dataclass(frozen=True)

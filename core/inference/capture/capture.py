@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import platform
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,18 +22,17 @@ from ...runs.file.keep import ALL
 from ...runs.file.records import Generation, Prompt, Provenance, RunHeader, SideHeader
 from ...runs.writer import RunWriter
 from ...text import size
-from ..models import memory
-from ..models.bits import own_bits
-from ..models.model import LoadedModel
+from ..models import devices
+from ..models.devices import own_bits
+from ..models.model import LoadedModel, revision_of
 from ..models.torch_errors import foreign_errors_stop, no_foreign_errors, quiet
 from ..paths import engine_side
 from ..paths.bases import without_cache
-from ..paths.batch import Emit, ignore, rows_of_a_chunk
-from ..paths.cache_watch import CacheWatch, kv_parts
-from ..paths.neighbours import neighbour_rows
-from ..paths.paths import OpenPath, Path, open_path
-from ..paths.sides import NamedPath, sides_of
+from ..paths.batch import CacheWatch, Emit, ignore, kv_parts, neighbour_rows, rows_of_a_chunk
+from ..paths.paths import NamedPath, OpenPath, Path, open_path, sides_of
 from ..watching.layers import FLOOR_SEEDS, LayerCapture, LayerPlan, has_a_core_to_spare, plan_layers
+
+_REVISIONS: dict[tuple[str, str | None], str] = {}  # cached: a model's weights do not change during a process
 
 
 @dataclass(frozen=True)
@@ -281,7 +282,7 @@ def check_paths(loaded: LoadedModel, paths: Sequence[Path], positions: int | Non
 
 def free_beside_weights(loaded: LoadedModel) -> int | None:
     """Return the free bytes on the model's device, less its weights if not loaded yet; None if unknown."""
-    free = memory.free_bytes(torch.device(loaded.device))
+    free = devices.free_bytes(torch.device(loaded.device))
     is_dry = next(loaded.model.parameters()).is_meta
     return free if free is None or not is_dry else max(0, free - loaded.weight_bytes)
 
@@ -319,3 +320,26 @@ def _versions(loaded: LoadedModel, paths: Sequence[Path]) -> dict[str, str]:
     if loaded.device.startswith("cuda") and torch.version.cuda:
         versions["cuda"] = torch.version.cuda
     return versions | {path.engine.name: path.engine.version or "unknown" for path in paths if path.engine}
+
+
+def environment_of(request: CaptureRequest, plan: CapturePlan) -> dict[str, Any]:
+    """Return what determines the bits besides the request. The plan needs no weights."""
+    about, loaded = plan.header.provenance, plan.loaded
+    key = (request.model, request.revision)
+    if key not in _REVISIONS:
+        _REVISIONS[key] = about.revision or revision_of(*key)
+    config = {name: value for name, value in loaded.model.config.to_dict().items() if not name.startswith("_")}
+    tokenizer = getattr(loaded.tokenizer, "backend_tokenizer", None)
+    return {
+        "revision": _REVISIONS[key],
+        "config": _digest(json.dumps(config, sort_keys=True, default=str)),
+        "tokenizer": _digest(tokenizer.to_str()) if tokenizer is not None else type(loaded.tokenizer).__name__,
+        "device": loaded.device,
+        "device_name": loaded.device_name,
+        "versions": dict(about.versions),
+        "build": request.build,
+    }
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

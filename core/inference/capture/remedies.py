@@ -16,15 +16,15 @@ from ...errors import CaptureError, UlpscopeError
 from ...numerics.divergence import compare
 from ...numerics.formats import format_named
 from ...numerics.totals import PairTotal
+from ...path_grammar import Step
 from ...runs.tables.remedies import RemedyRow
 from ..controls.judge_model import JudgingSession
-from ..models.bits import own_bits
+from ..models.devices import own_bits
 from ..models.dtypes import in_float32
 from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.batch import ignore
 from ..paths.engines import whole_side
-from ..paths.grammar import Step
 from ..paths.paths import Path, open_path, parse_path
 from ..paths.sliced_head import attribute_replaced
 

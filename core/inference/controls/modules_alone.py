@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from ...errors import CaptureError
 from ...judging.module_evidence import LARGEST_ALONE, ModulesAlone, alone_evidence
 from ...runs.file.evidence import MISSING, Check, Evidence, Unmeasured
-from ..models.bits import row_sums
+from ..models.devices import row_sums
 from ..models.dtypes import in_float32, in_float64
 from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop

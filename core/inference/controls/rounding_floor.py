@@ -15,8 +15,7 @@ from ...judging.judge import NoiseFloor
 from ...judging.places import NotFinite
 from ...numerics.formats import FloatFormat
 from ..models.dtypes import in_float32
-from ..models.model import LoadedModel
-from ..models.token_text import token_texts
+from ..models.model import LoadedModel, token_texts
 from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.engines import PLAIN, RunnableSide, divergence, whole_side
 from .reordering import reorder

@@ -19,8 +19,7 @@ from ..capture.capture import CapturePlan, check_paths, plan_capture, title_of, 
 from ..models.model import LoadedModel
 from ..models.torch_errors import quiet
 from ..paths.batch import ignore
-from ..paths.paths import OpenPath, Path, open_path
-from ..paths.sides import sides_of
+from ..paths.paths import OpenPath, Path, open_path, sides_of
 
 
 def plan_generation(

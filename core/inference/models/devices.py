@@ -1,4 +1,7 @@
-"""Devices of this machine for models: names, chips and free memory."""
+"""Devices of this machine for models: names, chips, free memory, and tensors of them as bits on the host.
+
+Free memory is checked before large allocations, because Linux grants first and kills later.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,26 @@ import platform
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ...errors import CaptureError
-from . import memory
+
+_CGROUP = Path("/sys/fs/cgroup")
+# (limit, usage, statistics, name of the reclaimable page cache), cgroup v2 and v1
+_LIMIT_FILES = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+)
+_SIGNED = {2: torch.int16, 4: torch.int32}  # of the float's width: torch hands these to numpy, and not bfloat16
 
 
 def devices_here() -> list[tuple[str, str, int | None]]:
     """Return (name, chip, free bytes) of every device; None if the free memory is unknown."""
     cards = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     devices = [torch.device("cpu"), *(torch.device("cuda", index) for index in cards)]
-    return [(str(device), name_of_device(device), memory.free_bytes(device)) for device in devices]
+    return [(str(device), name_of_device(device), free_bytes(device)) for device in devices]
 
 
 def usable_device(name: str | None) -> torch.device:
@@ -49,3 +61,44 @@ def name_of_device(device: torch.device) -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def free_host_bytes() -> int | None:
+    """Return the host memory that this process may still allocate, within a container's limit; None if unknown."""
+    sizes = []
+    with suppress(OSError, ValueError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        sizes += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    for *files, reclaimable in _LIMIT_FILES:
+        with suppress(OSError, ValueError):  # no such file, or the word "max"
+            limit, usage, text = ((_CGROUP / name).read_text() for name in files)
+            statistics = dict(line.split(maxsplit=1) for line in text.splitlines())
+            sizes.append(max(0, int(limit) - int(usage) + int(statistics.get(reclaimable, "0"))))
+            break
+    return min(sizes, default=None)
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Return the free bytes on the device, with torch's unused reserve; None if unknown."""
+    if device.type != "cuda":
+        return free_host_bytes()
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def bits_of(tensor: torch.Tensor) -> NDArray[np.unsignedinteger]:
+    """Return the bits of a float tensor on any device. Same shape; on a CPU the same memory if contiguous."""
+    itemsize = tensor.dtype.itemsize
+    return tensor.contiguous().view(_SIGNED[itemsize]).cpu().numpy().view(f"<u{itemsize}")
+
+
+def own_bits(tensor: torch.Tensor) -> NDArray[np.unsignedinteger]:
+    """Return bits like `bits_of`, copied if the tensor is a small part of larger memory."""
+    if tensor.device.type == "cpu" and tensor.untyped_storage().nbytes() > 2 * tensor.nbytes:
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
+    return bits_of(tensor)
+
+
+def row_sums(values: torch.Tensor) -> NDArray[np.float64]:
+    """Return sums of rows, [rows, n] float64 -> [rows]; on a CPU in numpy's order, the same on every processor."""
+    return values.numpy().sum(axis=1) if values.device.type == "cpu" else values.sum(1).cpu().numpy()

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ...disk import WRITING, discard, hold, making
 from ...errors import CaptureError
 from ...packaged_models import cache_folder, packaged_folder, require_gguf
-from .bits import bits_of
+from .devices import bits_of
 from .model import LoadedModel, save_model
 
 # transformers' model_type -> llama.cpp's architecture, of those that compute the same function

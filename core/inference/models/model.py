@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +22,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from ...errors import CaptureError
 from ...numerics.formats import LOGIT_FORMATS, format_named
-from ...text import clean, size
-from . import gguf, memory
+from ...text import BYTE_LEVEL, clean, size
+from . import devices, gguf
 from .devices import name_of_device, usable_device
 from .source import ModelSource, isolate, needed_bytes, source_of
-from .token_text import token_texts
 from .torch_errors import first_line, foreign_errors_stop, quiet
 from .weights import digest, rounded_parameters
 
@@ -265,9 +265,9 @@ def _tokenizer(name: str, source: ModelSource, trust_remote_code: bool) -> PreTr
 
 def _check_memory(name: str, source: ModelSource, config: Any, dtype: str, device: torch.device) -> None:
     needed = needed_bytes(source, config, format_named(dtype).itemsize)
-    places = {"this machine": memory.free_host_bytes()}  # weights pass through the host on their way to a GPU
+    places = {"this machine": devices.free_host_bytes()}  # weights pass through the host on their way to a GPU
     if device.type == "cuda":
-        places[str(device)] = memory.free_bytes(device)
+        places[str(device)] = devices.free_bytes(device)
     for place, free in places.items():
         if needed is not None and free is not None and needed > free:
             raise CaptureError(
@@ -313,3 +313,35 @@ def has_experts(model: Any) -> bool:
     config = model.config.get_text_config(decoder=True)
     keys = ("num_local_experts", "num_experts", "n_routed_experts", "num_experts_per_tok")
     return any(getattr(config, key, None) for key in keys)
+
+
+def readable(raw: bytes) -> str:
+    """Decode UTF-8, with '<0xE2>' for each invalid byte."""
+    return "".join(
+        f"<0x{ord(char) - 0xDC00:02X}>" if 0xDC80 <= ord(char) <= 0xDCFF else char
+        for char in raw.decode("utf-8", errors="surrogateescape")
+    )
+
+
+def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> dict[int, str]:
+    """Return token id -> readable text; an id unknown to the tokenizer is '<unused 511>'.
+
+    `convert_ids_to_tokens` returns a byte-level tokenizer's private alphabet, and `decode` replaces bytes that are not
+    valid UTF-8 alone.
+    """
+    raws = tokenizer.convert_ids_to_tokens(list(ids))
+    return {token: _text(tokenizer, token, raw) for token, raw in zip(ids, raws, strict=True)}
+
+
+def _text(tokenizer: PreTrainedTokenizerBase, token: int, raw: str | None) -> str:
+    if raw is None:
+        return f"<unused {token}>"
+    text = str(tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    if "\ufffd" in text:
+        is_byte_level = all(char in BYTE_LEVEL for char in raw)
+        return (
+            readable(bytes(BYTE_LEVEL[char] for char in raw)) if is_byte_level else raw
+        )  # sentencepiece: raw is '<0xE2>'
+    if raw.startswith("▁") and not text.startswith(" "):
+        return f" {text}"  # sentencepiece drops the space of a first word
+    return text or raw

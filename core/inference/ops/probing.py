@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ...numerics.differences import differences
 from ...numerics.formats import FloatFormat, format_named
 from ...runs.tables.ops import OpRow, whole_row
-from ..models.bits import bits_of, own_bits
+from ..models.devices import bits_of, own_bits
 from ..models.torch_errors import first_line
 from ..paths.batch import ignore
 from .operations import OPERATIONS, Operation

@@ -2,11 +2,13 @@
 in BASES.
 """
 
-# ruff: noqa: ARG001 - every entry of the registry has one signature, whether or not it needs all of it
+# ruff: noqa: ARG001, ARG005 - every entry of the registry has one signature, whether or not it needs all of it
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 
@@ -14,12 +16,26 @@ import torch
 from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import DummyLayer, DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
 
+from ...path_grammar import Argument, whole_number
 from ..models.model import LoadedModel
 from .batch import Emit, PromptBatch
-from .grammar import Base, whole_number
 
 # One entry per token, so that dropping the last entries drops the last tokens. Other kinds are not trusted.
 _TRIMMABLE = (DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer, DummyLayer)
+
+
+@dataclass(frozen=True)
+class Base:
+    """How a path walks through the prompt.
+
+    compute: (batch, emit, values); reads_cache: whether a forward reads keys and values of an earlier one; refuse: why
+    this model cannot run so many positions (None: any), or None.
+    """
+
+    compute: Callable[..., None]
+    arguments: tuple[Argument, ...] = ()
+    reads_cache: bool = True
+    refuse: Callable[..., str | None] = lambda loaded, positions, *values: None
 
 
 def _prefill(batch: PromptBatch, emit: Emit) -> None:

@@ -5,20 +5,28 @@ Logits are pushed: the producer calls `emit` and keeps no reference, so that onl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from math import gcd
+from pathlib import Path
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
-from transformers import Cache, DynamicCache
+from transformers import Cache, DynamicCache, PreTrainedTokenizerBase
 
+from ...errors import CaptureError
+from ...runs.tables.kv_cache import KvPart
+from ..models.devices import own_bits
 from ..models.model import LoadedModel
-from .cache_watch import CacheWatch
-from .neighbours import neighbour_rows
+from ..models.torch_errors import quiet
 from .sliced_head import columns_at_once, sliced_logits
 
+_TEXT = Path(__file__).with_name("neighbours.txt")
+_KNOWN: WeakKeyDictionary[PreTrainedTokenizerBase, list[int]] = WeakKeyDictionary()
+_GOLDEN = 0.6180339887498949  # steps of this share of the text stay far apart
 CHUNK_BYTES = 8 << 20  # logits leave the device and reach the sink in pieces of about this size
 
 Emit = Callable[[int, torch.Tensor], None]
@@ -37,6 +45,14 @@ class Follower(Protocol):
 
     def forward(self, row: int, skipped: int, start: int, stop: int) -> AbstractContextManager[None]:
         """Positions start..stop-1 of the prompt, in columns from `skipped` on of batch row `row`."""
+
+
+@dataclass
+class CacheWatch:
+    """Holds the cache of the last forward of an open path, and its batch."""
+
+    cache: Cache | None = None
+    batch: PromptBatch | None = None
 
 
 @dataclass(frozen=True)
@@ -174,3 +190,82 @@ def _padding_token(loaded: LoadedModel) -> int:
         if isinstance(token, int) and 0 <= token < loaded.token_limit:
             return token
     return 0
+
+
+def _tokens_of_text(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the tokens of the text, cached per tokenizer: a continuation needs them at every step."""
+    if tokenizer not in _KNOWN:
+        with quiet():
+            tokens = tokenizer(_TEXT.read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"]
+        _KNOWN[tokenizer] = [int(token) for token in tokens]
+    return _KNOWN[tokenizer]
+
+
+def neighbour_rows(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], count: int) -> torch.Tensor:
+    """Return token ids of other prompts, each as long as `ids`. [count, positions], int64, on the CPU.
+
+    Windows of real text, the same at every call; row k does not depend on `count`, so a batch of 4 is the beginning of
+    a batch of 8. None equals `ids`, and all differ until the text has no new window.
+    """
+    prompt = [int(token) for token in ids]
+    if count == 0:
+        return torch.empty((0, len(prompt)), dtype=torch.long)
+    text = _tokens_of_text(tokenizer)
+    # If a prompt begins with the BOS token, its neighbors do too, like any request to a server.
+    opening = prompt[:1] if len(prompt) > 1 and prompt[0] == tokenizer.bos_token_id else []
+    length = len(prompt) - len(opening)
+    around = text * (2 + length // max(1, len(text)))  # the text repeats, so that every offset has a whole window
+    step = max(1, round(len(text) * _GOLDEN))
+    while gcd(step, len(text)) > 1:  # coprime, so that each offset comes up once
+        step += 1
+    rows: list[list[int]] = []
+    windows = {tuple(prompt)}
+    for number in range(len(text)):
+        if len(rows) == count:
+            break
+        offset = (1 + number) * step % len(text)
+        window = opening + around[offset : offset + length]
+        if tuple(window) not in windows:
+            windows.add(tuple(window))
+            rows.append(window)
+    if not rows:
+        raise CaptureError(
+            f"the tokenizer turns every neighbor of a prompt of {len(prompt)} tokens into that prompt; lengthen it."
+        )
+    different = len(rows)
+    rows += [rows[k % different] for k in range(count - different)]
+    return torch.tensor(rows, dtype=torch.long)
+
+
+def kv_parts(watch: CacheWatch, prompt: int, dtype: torch.dtype) -> Iterator[KvPart]:
+    """Yield the prompt's row of all keys and values by layer, in `dtype` if exact, without padding."""
+    if watch.cache is None or watch.batch is None:
+        return
+    for index, layer in enumerate(watch.cache.layers):
+        for kind, tensor in (("key", getattr(layer, "keys", None)), ("value", getattr(layer, "values", None))):
+            if (
+                not isinstance(tensor, torch.Tensor)
+                or tensor.ndim != 4
+                or torch.promote_types(tensor.dtype, dtype) != dtype
+            ):
+                continue
+            first, slots = _slots(layer, tensor.shape[2], watch.batch)
+            if slots.start < slots.stop:
+                own = tensor[watch.batch.row, :, slots].to(dtype)
+                yield KvPart(prompt, index, kind, first, own_bits(own))
+
+
+def _slots(layer: Any, size: int, batch: PromptBatch) -> tuple[int, slice]:
+    """Return (first position of the prompt in the layer, the slots from it on).
+
+    A layer holds its columns from slot 0 on, or, once it has dropped some, the last ones. Columns are
+    the prompt's positions shifted by the left padding.
+    """
+    length = int(layer.get_seq_length())
+    first_column, filled = (0, length) if size >= length else (length - size, size)
+    first = max(0, first_column - batch.left_padding)
+    last = first_column + filled - batch.left_padding
+    if batch.right_padding:
+        last = min(last, batch.positions)
+    shift = batch.left_padding - first_column
+    return first, slice(first + shift, last + shift)

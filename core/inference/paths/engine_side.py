@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from ...engines import registry
 from ...engines.process import EngineDescription, EngineRows
 from ...errors import CaptureError
+from ...path_grammar import Step
 from ...text import printable
 from ..models.engine_files import folder_of, gguf_of
 from ..models.model import LoadedModel
 from .batch import Emit
-from .grammar import Step
 from .hooks import ModuleTrace
 
 _SIGNED = {"float16": np.int16, "bfloat16": np.int16, "float32": np.int32, "float64": np.int64}

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ...errors import CaptureError, UlpscopeError
 from ...judging.divergence import ROW_ULP_SHIFT, Divergence, concatenate
 from ...numerics.formats import FloatFormat, spacings
-from ..models.bits import bits_of, row_sums
+from ..models.devices import bits_of, row_sums
 from ..models.model import LoadedModel
 from ..models.torch_errors import first_line
 from ..watching.modules import traced_modules

@@ -8,9 +8,9 @@ enter it in MODIFIERS.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
 from sysconfig import get_path
@@ -22,13 +22,13 @@ from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_availa
 
 from ...errors import CaptureError
 from ...numerics.formats import LOGIT_FORMATS, format_named
+from ...path_grammar import Argument, Value, choice, whole_number
 from ...text import size
-from ..invariant.mode import invariant_forwards, invariant_refusal
-from ..models import memory
+from ..invariant.operations import invariant_forwards, invariant_refusal
+from ..models import devices
 from ..models.dtypes import converted, converted_bytes
 from ..models.model import LoadedModel
 from .batch import Neighbours, PromptBatch
-from .grammar import Modifier, Others, Value, a_word, choice, whole_number
 
 _MOST_THREADS = 256  # a typing error of more would make the operating system end the process
 SDPA = {
@@ -39,6 +39,18 @@ SDPA = {
 }
 _SDPA_ON_CPU = ("flash", "math")
 _TF32_CAPABILITY = (8, 0)  # Ampere
+Others = Mapping[str, tuple[Value, ...]]
+"""The modifiers of a path and their values, for checks of contradictions."""
+
+
+@dataclass(frozen=True)
+class Modifier:
+    """A change while the base runs. contradiction: with other modifiers; refuse: why this model cannot do it."""
+
+    change: Callable[..., AbstractContextManager[PromptBatch]]
+    arguments: tuple[Argument, ...] = ()
+    contradiction: Callable[..., str | None] = lambda others, *values: None
+    refuse: Callable[..., str | None] = lambda loaded, others, *values: None
 
 
 # The batch.
@@ -122,7 +134,7 @@ def _not_representable(loaded: LoadedModel, others: Others, name: str) -> str | 
         return None
     if loaded.dtype != "float32":
         return f"{name} logits do not fit a run in {loaded.dtype} bit for bit; choose --dtype float32 for the run"
-    needed, free = converted_bytes(loaded, name), memory.free_bytes(torch.device(loaded.device))
+    needed, free = converted_bytes(loaded, name), devices.free_bytes(torch.device(loaded.device))
     if free is None or needed <= free:
         return None
     hint = f"{loaded.device} has {size(free)} free; leave dtype:{name} out"
@@ -265,7 +277,9 @@ def _not_invariant(loaded: LoadedModel, others: Others) -> str | None:
 _threads = _switching(torch.get_num_threads, torch.set_num_threads, lambda count: count)
 _tf32 = _switching(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, lambda: "high")
 _reduced = _switching(_reductions, _reduce, lambda switch: [switch == "on"] * len(_REDUCTIONS))
-_AN_ATTENTION = a_word("eager|sdpa", "the name of an attention")
+_AN_ATTENTION = Argument(  # which only the model can refuse
+    "eager|sdpa", "the name of an attention", lambda text: text.lower() if text.replace("_", "").isalnum() else None
+)
 _ROW = whole_number(0, syntax="I")
 MODIFIERS: dict[str, Modifier] = {  # in the order in which they are written and applied
     # N rows, 1..N-1 of other sequences of the same length: same work, different shapes

@@ -18,7 +18,7 @@ import torch
 from ...errors import CaptureError, UsageError
 from ...runs.tables.layers import FLOOR, PLAIN_PREFILL, LayerModule, LayerPart, LayerRows
 from ..controls.reordering import reorder, reordering_refusal
-from ..models.bits import bits_of
+from ..models.devices import bits_of
 from ..models.model import LoadedModel
 from ..paths.engines import PLAIN
 from ..paths.hooks import ModuleTrace

@@ -121,7 +121,7 @@ def test_a_capture_that_is_stopped_leaves_neither_a_run_nor_its_engine(tmp_path)
         (["--layers"], "'toy:prefill' does not send module outputs; leave --layers out."),
         (["--kernels"], "--kernels is for transformers, and 'toy:prefill' runs in another engine; leave it out."),
         (["--mitigations"], "--mitigations is for transformers"),
-        (["--variant", "toy:decode"], "Toy has no base 'decode'; its bases are prefill"),
+        (["--variant", "toy:decode"], "no Toy base 'decode'; Toy bases are prefill"),
     ],
 )
 def test_what_cannot_be_had_of_an_engine_is_refused(captured, more, sentence):
@@ -134,7 +134,7 @@ def test_what_cannot_be_had_of_an_engine_is_refused(captured, more, sentence):
 @pytest.mark.parametrize(
     ("variant", "sentence"),
     [
-        ("llamacpp:static", "llama.cpp has no base 'static'"),
+        ("llamacpp:static", "no llama.cpp base 'static'"),
         ("llamacpp:prefill+kv:q8_0+flash:off", "a quantized V cache needs flash attention"),
         ("sglang:walk", "SGLang is not installed for this interpreter"),
     ],

@@ -14,6 +14,7 @@ import pytest
 
 from core.engines.process import EngineDescription, EngineProcess
 from core.errors import CaptureError, UsageError
+from core.path_grammar import Step, read_step
 from tests.waiting import until
 
 HELLO = """
@@ -205,16 +206,16 @@ def test_what_an_engine_cannot_do_is_refused_by_name():
             "modifiers": {"kv": {"values": ["f16", "f32"]}},
         },
     )
-    assert toy.values_of("p", "chunked:8", "base") == ("chunked", (8,))
-    assert toy.values_of("p", "kv:F32", "modifier") == ("kv", ("f32",))
+    assert read_step("p", "chunked:8", "base", toy.arguments("base")) == Step("chunked", (8,))
+    assert read_step("p", "kv:F32", "modifier", toy.arguments("modifier")) == Step("kv", ("f32",))
     for text, kind, sentence in (
-        ("decode", "base", "Toy has no base 'decode'; its bases are prefill and chunked:N"),
-        ("chunked", "base", "takes 1 values; write chunked:N"),
+        ("decode", "base", "no Toy base 'decode'; Toy bases are prefill, chunked:N"),
+        ("chunked", "base", "has 0 values, not 1; write chunked:N"),
         ("chunked:0", "base", "a whole number of at least 1, not '0'"),
-        ("kv:f8", "modifier", "Toy's kv is f16 and f32, not 'f8'"),
+        ("kv:f8", "modifier", "kv takes one of f16, f32, not 'f8'"),
     ):
         with pytest.raises(UsageError) as caught:
-            toy.values_of("p", text, kind)
+            read_step("p", text, f"Toy {kind}", toy.arguments(kind))
         assert sentence in str(caught.value)
 
 

@@ -13,11 +13,12 @@ import torch
 
 from core.errors import CaptureError, UsageError
 from core.inference.capture.capture import CapturePlan, plan_capture, run_capture
-from core.inference.models.bits import bits_of
+from core.inference.models.devices import bits_of
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.paths import batch, paths
+from core.inference.paths.bases import Base
 from core.inference.paths.batch import Emit, PromptBatch
-from core.inference.paths.grammar import Base, Modifier
+from core.inference.paths.modifiers import Modifier
 from core.runs.file.records import Generation
 from core.runs.tables.kv_cache import KvPart
 

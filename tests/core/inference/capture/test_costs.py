@@ -14,7 +14,7 @@ from core.errors import CaptureError
 from core.inference.capture.capture import plan_capture, run_capture
 from core.inference.capture.costs import costs_of
 from core.inference.generating.generation import plan_generation
-from core.inference.models import memory
+from core.inference.models import devices
 from core.inference.models.devices import devices_here
 from core.inference.models.model import LoadedModel, load_model
 from tests.core.inference.capture.test_capture import Collected
@@ -92,9 +92,9 @@ def test_logits_that_do_not_fit_beside_the_weights_are_refused(model_folders, mo
     loaded = shapes(model_folders["llama"])
     plan = plan_capture(loaded, PROMPTS, "prefill+batch:64", ["decode"])
     needed = plan.paths[0].working_bytes(loaded, max(map(len, plan.token_ids)))
-    monkeypatch.setattr(memory, "free_bytes", lambda device: needed + loaded.weight_bytes)
+    monkeypatch.setattr(devices, "free_bytes", lambda device: needed + loaded.weight_bytes)
     assert costs_of(plan_capture(loaded, PROMPTS, "prefill+batch:64", ["decode"])).free_bytes == needed
-    monkeypatch.setattr(memory, "free_bytes", lambda device: needed + loaded.weight_bytes - 1)
+    monkeypatch.setattr(devices, "free_bytes", lambda device: needed + loaded.weight_bytes - 1)
     with pytest.raises(CaptureError, match=r"path 'prefill\+batch:64': a batch"):
         plan_capture(loaded, PROMPTS, "prefill+batch:64", ["decode"])
 

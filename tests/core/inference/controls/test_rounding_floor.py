@@ -12,7 +12,7 @@ import torch
 from core.errors import CaptureError
 from core.inference.controls.reordering import reorder
 from core.inference.controls.rounding_floor import rounding_floor
-from core.inference.models import memory
+from core.inference.models import devices
 from core.inference.models.dtypes import in_float32
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.paths.engines import divergence, divergence_of, side_of
@@ -84,6 +84,6 @@ def test_widened_it_computes_in_float32_with_the_very_same_values(name, dtype, m
 
 
 def test_too_little_memory_for_float32_is_said_beforehand(llama_bfloat16, monkeypatch) -> None:
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 1000)
+    monkeypatch.setattr(devices, "free_bytes", lambda device: 1000)
     with pytest.raises(CaptureError, match=r"take another 314\.3 KB; cpu"), in_float32(llama_bfloat16):
         pass

@@ -12,7 +12,7 @@ from transformers import DynamicCache
 
 from core.errors import CaptureError
 from core.inference.invariant import products
-from core.inference.invariant.mode import Invariant, invariant_forwards, invariant_refusal
+from core.inference.invariant.operations import Invariant, invariant_forwards, invariant_refusal
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.paths.paths import parse_path
 from tests.core.inference.conftest import MODELS

@@ -13,8 +13,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from core.errors import CaptureError, UsageError
-from core.inference.models.model import LoadedModel, load_model
-from core.inference.models.token_text import readable
+from core.inference.models.model import LoadedModel, load_model, readable
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from transformers import DynamicCache
 from core.errors import CaptureError
 from core.inference.capture.capture import plan_capture, run_capture
 from core.inference.models.model import LoadedModel, load_model
-from core.inference.paths.cache_watch import CacheWatch, kv_parts
+from core.inference.paths.batch import CacheWatch, kv_parts
 from core.inference.paths.engines import whole_side
 from core.inference.paths.paths import open_path, parse_path
 from core.runs.reader import RunReader

@@ -19,8 +19,7 @@ from core.inference.models.model import LoadedModel, load_model
 from core.inference.paths import paths
 from core.inference.paths.batch import PromptBatch, ignore
 from core.inference.paths.engines import side_of
-from core.inference.paths.grammar import Modifier
-from core.inference.paths.modifiers import MODIFIERS
+from core.inference.paths.modifiers import MODIFIERS, Modifier
 from core.inference.paths.paths import open_path, parse_path
 from tests.core.inference.capture.test_capture import collect
 from tests.core.inference.sameness import exact_logits, float32_bound, logits_of, tokens

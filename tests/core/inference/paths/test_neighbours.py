@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from core.inference.models.model import LoadedModel
-from core.inference.paths.neighbours import neighbour_rows
+from core.inference.paths.batch import neighbour_rows
 
 
 def are_proper(rows: torch.Tensor, ids: list[int]) -> bool:

@@ -11,9 +11,9 @@ from transformers import DynamicCache
 from core.errors import CaptureError, UsageError
 from core.inference.models.model import LoadedModel
 from core.inference.paths import batch, paths
+from core.inference.paths.bases import Base
 from core.inference.paths.batch import Emit, PromptBatch
 from core.inference.paths.engines import side_of
-from core.inference.paths.grammar import Base
 from core.inference.paths.paths import parse_path
 from tests.core.inference.conftest import MODELS
 from tests.core.inference.paths.test_modifiers import ON_A_MACHINE

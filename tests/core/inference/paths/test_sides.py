@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core.errors import UsageError
-from core.inference.paths.sides import sides_of, sweep
+from core.inference.paths.paths import sides_of, sweep
 
 
 def names_and_paths(*arguments, **options):

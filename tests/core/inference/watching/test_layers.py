@@ -18,8 +18,7 @@ from core.inference.capture.capture import plan_capture, run_capture
 from core.inference.models.model import LoadedModel, loaded_from
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.batch import PromptBatch
-from core.inference.paths.grammar import Modifier
-from core.inference.paths.modifiers import MODIFIERS
+from core.inference.paths.modifiers import MODIFIERS, Modifier
 from core.inference.watching import layers as layer_capture
 from core.inference.watching.modules import watched_modules
 from core.runs.queries.layers import first_module, furthest_module, modules
