@@ -1,7 +1,7 @@
 """Compare: runs side by side, the sides of one run as classes of equal bits, the cells of a sweep as a matrix."""
 
-from app.compare import PAGE, classes, runs, sweeps
+from app.compare import PAGE, runs, sweeps
 from app.shell import selection, widgets
 
-parts = {"side_by_side": runs.draw, "classes": classes.draw, "sweeps": sweeps.draw}
+parts = {"side_by_side": runs.draw, "classes": runs.draw_classes, "sweeps": sweeps.draw}
 widgets.tabs(PAGE, selection.current_view(), parts)

@@ -4,7 +4,7 @@ import pandas as pd
 import streamlit as st
 
 from app.components import best_tokens, plots
-from app.flips import PAGE, charts, parts
+from app.flips import PAGE, parts
 from app.shell import exports, selection, store_cache, widgets, wording
 from core.runs.queries.flips import MOST_READ, STORED_RANKS, candidates, flip_table, flips_sentence
 from core.runs.queries.verdicts import answer_of
@@ -77,7 +77,7 @@ decided = None if view.is_list else candidates(top, run.header.format)
 if decided is not None:
     texts = tuple(wording.token(token, run.vocabulary.get(token)) for token in decided.tokens)
     of, names = (pair.index, view.prompt, view.position), (pair.reference, pair.variant)
-    grid = plots.cached(run, of, charts.on_grid, decided, names, texts, view.dtype)
+    grid = plots.cached(run, of, best_tokens.grid_chart, decided, names, texts, view.dtype)
     picture = exports.picture_of(view, "candidates", at_position=True)
     plots.draw(grid, key="candidates", picture=picture, of=str(view.position))
     if decided.steps is not None and not len(decided.grid):

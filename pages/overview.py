@@ -10,7 +10,7 @@ from app.components import best_tokens, plots
 from app.mismatch import section
 from app.overview import COLOURS, PAGE, token_strip
 from app.shell import address, exports, selection, store_cache, widgets
-from app.shell.glossary import meanings
+from app.shell.widgets import meanings
 from app.verdict import charts, panel
 from core.runs.queries.verdicts import multiple, size_of, ulp_percentile
 from core.runs.reader import RunReader

@@ -1,4 +1,4 @@
-"""Two or more runs side by side, before and after an upgrade, in two dtypes, on two devices."""
+"""Side by side: two or more runs, as before and after an upgrade. Classes: the sides of equal bits of one run."""
 
 from functools import partial
 
@@ -8,8 +8,9 @@ from app.compare import charts, parts
 from app.components import plots, tables
 from app.components.chart_style import selected_line
 from app.shell import exports, selection, store_cache, widgets
+from core.runs.queries import classes
 from core.runs.queries.compare import distribution, flips, same_tokens, sentence
-from core.text import file_name
+from core.text import file_name, plural, visible
 
 BY = {"max_abs": "difference", "max_row_ulps": "row ULPs", "max_ulps": "ULPs", "rms": "rms", "kl": "KL"}
 
@@ -81,3 +82,36 @@ def draw(view: selection.View) -> None:
         "flips": all_flips.assign(run=[pairs[place].run.run_id for place in all_flips["run"]]),
     }
     exports.download(files, stem, "compare")
+
+
+def draw_classes(view: selection.View) -> None:
+    """Draw the tab of classes, and a sweep over its value."""
+    run, stem = view.run, file_name(view.run.run_id)
+    groups = classes.classes(run)
+    (st.success if len(groups) == 1 else st.markdown)(classes.sentence(groups))
+
+    def choose() -> None:
+        """Select the first variant of the class that was clicked."""
+        rows = st.session_state["classes"]["selection"]["rows"]
+        if rows and rows[0] < len(groups):
+            names = list(groups["sides"][rows[0]])[0 if groups["side"][rows[0]] else 1 :]
+            if names:
+                selection.select(variant=names[0])
+
+    table = groups.assign(sides=[", ".join(map(visible, names)) for names in groups["sides"]]).drop(columns="side")
+    tables.draw(table, "classes", 10, on_select=choose, selection_mode="single-row")
+    st.caption(
+        f"Each class vs the reference's, over {plural(run.header.rows, 'position')} x {run.header.vocab:,} logits,"
+        f" ULPs of {view.dtype}."
+    )
+    files = {"classes": table}
+    swept = classes.sweep(run)
+    if swept is not None:
+        name, files["sweep"] = swept
+        st.subheader(f"Over {widgets.escape(name)}")
+        figure = plots.cached(run, (), charts.sweep, files["sweep"], name)
+        of = [*exports.of_run(run), f"vs {run.sides[0].name}"]
+        plots.draw(figure, "sweep", exports.picture(f"{stem}-sweep-{file_name(name)}", of))
+        against = f"Each side vs `{widgets.code(run.sides[0].name)}`, by its {widgets.code(name)}"
+        st.caption(f"{against}; differences in logits of {view.dtype}, one color per class.")
+    exports.download(files, f"{stem}-repeats", "repeats")

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import cycle
+from typing import Any
+
+import numpy as np
 import streamlit as st
 
 from app.components import plots
-from app.flips import charts
+from app.components.chart_style import LAYOUT, QUIET, REFERENCE, VARIANT, inert
 from app.shell import exports, selection, store_cache, widgets
 from core.runs.queries.elements import top_of_sides
-from core.runs.queries.flips import SIDES, on_grid
+from core.runs.queries.flips import SIDES, Candidates, on_grid
 
 LARGEST = 3  # logits of each side in the chart
+_APART = 0.17  # of a mark of a side, above or below its line
+_SYMBOLS = ("triangle-down", "triangle-up", "circle", "square", "diamond", "cross", "star", "x", "pentagon", "hexagram")
+_LABELLED = 9  # lines of the grid
 _COLUMNS = {
     f"{side} {what}": column
     for side in SIDES
@@ -32,7 +40,7 @@ def section(view: selection.View, *, is_charted: bool = True) -> None:
         largest = store_cache.cached(run, top_of_sides, sides, *place, LARGEST)
         grid = on_grid(largest, sides, run.header.format)
         texts = widgets.table_texts(largest["token_id"], run)
-        figure = plots.cached(run, ("sides", *place), charts.on_grid, grid, list(sides), texts, view.dtype)
+        figure = plots.cached(run, ("sides", *place), grid_chart, grid, list(sides), texts, view.dtype)
         plots.draw(figure, "top_tokens", exports.picture_of(view, "top-tokens", at_position=True), of=str(place))
         st.caption(f"The {LARGEST} largest logits of each side, {view.dtype}.")
     table: dict = {"token": widgets.table_texts(top["token_id"], view.run)}
@@ -52,3 +60,50 @@ def short(view: selection.View) -> None:
     columns = dict.fromkeys([*SIDES, "difference"], st.column_config.NumberColumn(format="%.6g"))
     st.dataframe(table, hide_index=True, key="top_here", column_config=columns, placeholder="–")
     st.caption(f"{holds.capitalize()}s{f' in {view.dtype}' if view.dtype else ''}.")
+
+
+def grid_chart(candidates: Candidates, names: Sequence[str], texts: Sequence[str], dtype: str) -> dict[str, Any]:
+    """Logits of the candidates on every side, a line of the grid for every value that the dtype has there; a plain
+    dict, for plotly takes 20 ms to check it.
+
+    names: of the sides, the reference first; texts: of the candidates. The first candidate points down on a side's line
+    from above, the second up from below: where they meet is a tie.
+    """
+    sides, grid = range(len(names))[::-1], candidates.grid.tolist()
+    thin = {"type": "line", "layer": "below", "y0": 0, "y1": 1, "xref": "x", "yref": "y domain", "opacity": 0.45}
+    lines = [{**thin, "x0": value, "x1": value, "line": {"color": QUIET, "width": 1}} for value in grid]
+    thin = {"type": "line", "layer": "below", "x0": 0, "x1": 1, "xref": "x domain", "yref": "y"}
+    lines += [{**thin, "y0": height, "y1": height, "line": {"color": QUIET, "width": 1.2}} for height in sides]
+    marks: list[dict[str, Any]] = []
+    for candidate, (text, symbol) in enumerate(zip(texts, cycle(_SYMBOLS), strict=False)):
+        offset = -_APART if candidate % 2 else _APART
+        hover = f"{inert(text).replace('%', '&#37;')}: %{{x:.9g}} logits on %{{customdata}}<extra></extra>"
+        mark = {"type": "scatter", "mode": "markers", "name": inert(text), "legendgroup": symbol}
+        legend = {"symbol": symbol, "size": 11, "color": QUIET}  # colours are sides, so the legend's mark has none
+        marks.append({**mark, "x": [None], "y": [None], "marker": legend})
+        marks.append(
+            {
+                **mark,
+                "x": candidates.logits[:, candidate].tolist(),
+                "y": [side + offset for side in sides],
+                "showlegend": False,
+                "marker": {"symbol": symbol, "size": 15, "color": [REFERENCE, *[VARIANT] * (len(names) - 1)]},
+                "customdata": [inert(name).replace("%", "&#37;") for name in names],
+                "hovertemplate": hover,
+            }
+        )
+    fixed = {"zeroline": False, "automargin": True}
+    across: dict[str, Any] = {"title": {"text": "logit"}, **fixed}
+    if grid:
+        ticks = grid[:: max(1, -(-len(grid) // _LABELLED))]
+        half = float(np.diff(candidates.grid).max(initial=0.0)) / 2
+        across |= {
+            "title": {"text": f"logit (grid lines: representable {dtype} values)"},
+            "showgrid": False,
+            "tickvals": ticks,
+            "ticktext": [f"{value:.9g}" for value in ticks],
+            "range": [grid[0] - half, grid[-1] + half],
+        }
+    up = {"tickvals": [*sides], "ticktext": [*map(inert, names)], "range": [-0.6, len(names) - 0.4], **fixed}
+    of_all = {**LAYOUT, "height": 120 + 50 * len(names), "hovermode": "closest"}
+    return {"data": marks, "layout": {**of_all, "shapes": lines, "xaxis": across, "yaxis": up}}

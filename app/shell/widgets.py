@@ -1,7 +1,11 @@
-"""Parts that several pages share: the head of a page, empty states, escaped texts."""
+"""Parts that several pages share: the head of a page, definitions, empty states, escaped texts.
+
+Definitions are glossary.md, metrics.md and each page's section of pages.md in docs/reference.
+"""
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +16,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app.page import Page
-from app.shell import address, glossary, selection, store_cache, wording
+from app.shell import address, selection, store_cache, wording
 from core.errors import UlpscopeError
 from core.runs.file.keep import note_of, refusal
 from core.runs.file.records import Provenance
@@ -24,9 +28,39 @@ from core.text import code, legible
 GROUPED = st.column_config.NumberColumn(format="localized")
 PAGES = Path(__file__).resolve().parents[2] / "pages"
 OVERVIEW = "overview"  # name of the page that shows runs of any length
+_DOCS = PAGES.with_name("docs") / "reference"
+_ROW = re.compile(r"^\| (.+?) \| (.+) \|$", re.MULTILINE)
+_LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")  # the documents are no pages: what they link to is named, not linked
 _SIGNS = re.compile(r"[\\`*_{}\[\]()#+\-.!|<>~$:]")
 # Markdown links these even if every sign is escaped.
 _ADDRESS = re.compile(r"(?=://)|(?<=www)(?=\.)|(?=@)", re.IGNORECASE)
+
+
+@functools.cache
+def definitions() -> str:
+    """Markdown of every word by subject, and of every figure with its unit and how it is computed."""
+    _, first, words = _text("glossary.md").partition("\n## ")
+    figures = _text("metrics.md")
+    both = f"{first}{words}\n## Figures\n\n{figures[figures.index('| name |') :]}"
+    return _LINK.sub(r"\1", both.replace("\n## ", "\n#### "))
+
+
+@functools.cache
+def reading(page: str) -> str:
+    """Markdown on how a page is read: the section of that title in docs/reference/pages.md."""
+    _, _, section = _text("pages.md").partition(f"\n## {page}\n")
+    return _LINK.sub(r"\1", section.partition("\n## ")[0]).strip()
+
+
+@functools.cache
+def meanings() -> dict[str, str]:
+    """Meaning of each word; one entry for each word of a row that defines several."""
+    rows = [row for row in _ROW.findall(_text("glossary.md")) if row[0] != "word" and not row[0].startswith("---")]
+    return {word: meaning for names, meaning in rows for word in names.split(", ")}
+
+
+def _text(name: str) -> str:
+    return (_DOCS / name).read_text(encoding="utf-8")
 
 
 def title(page: Page, widths: tuple[float, float] = (5, 1.2)) -> None:
@@ -34,7 +68,7 @@ def title(page: Page, widths: tuple[float, float] = (5, 1.2)) -> None:
     left, right = st.columns(widths, vertical_alignment="bottom")
     left.title(page.title)
     with right.popover("Definitions", icon=":material/menu_book:", width="stretch"):
-        st.markdown(f"#### {page.title}\n\n{glossary.reading(page.title)}\n\n{glossary.definitions()}")
+        st.markdown(f"#### {page.title}\n\n{reading(page.title)}\n\n{definitions()}")
 
 
 def head(page: Page, view: selection.View | None, *, needs_rows: bool = False) -> selection.View:

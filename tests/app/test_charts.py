@@ -8,8 +8,7 @@ import plotly.graph_objects as go
 import pytest
 
 from app.compare import charts as compare_charts
-from app.components import chart_style
-from app.flips import charts as flips_charts
+from app.components import best_tokens, chart_style
 from app.internals import charts as internals
 from app.near_ties import charts as near_ties_charts
 from core.numerics.formats import BFLOAT16
@@ -125,7 +124,7 @@ def test_every_side_of_a_run_has_a_line_with_a_mark_a_token_on_the_grid_of_the_d
     """bfloat16 at 4 to 8 has steps of 1/32."""
     sides = ("a", "<b>", "c")
     top = pd.DataFrame({"token_id": [7, 9], "a_logit": [4.0625, 4.0], "<b>_logit": [4.0, 4.0625], "c_logit": 4.0})
-    figure = go.Figure(flips_charts.on_grid(on_grid(top, sides, BFLOAT16), sides, ("x", "y"), "bfloat16"))
+    figure = go.Figure(best_tokens.grid_chart(on_grid(top, sides, BFLOAT16), sides, ("x", "y"), "bfloat16"))
     marks = [one for one in figure.data if len(one.x) == 3]
     assert [one.x for one in marks] == [(4.0625, 4.0, 4.0), (4.0, 4.0625, 4.0)]
     assert [[round(height) for height in one.y] for one in marks] == [[2, 1, 0]] * 2

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from app.shell import glossary, wording
+from app.shell import widgets as glossary
+from app.shell import wording
 from core.runs.file.records import VERDICTS
 
 ROOT = Path(__file__).resolve().parents[2]

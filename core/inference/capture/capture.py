@@ -86,7 +86,7 @@ def plan_capture(
     if not prompts:
         raise CaptureError("a capture needs at least one prompt.")
     token_ids = tuple(
-        tokens_of(loaded, prompt, f"prompt {n} of {len(prompts)}") for n, prompt in enumerate(prompts, start=1)
+        loaded.tokens_of(prompt, f"prompt {n} of {len(prompts)}") for n, prompt in enumerate(prompts, start=1)
     )
     for positions in sorted({len(ids) for ids in token_ids}):
         check_paths(loaded, paths, positions)
@@ -248,26 +248,6 @@ class _Gather:
 def torch_errors_stop(path: Path) -> AbstractContextManager[None]:
     """Turn torch's errors inside into one sentence that names the path."""
     return foreign_errors_stop(f"path '{path}'", "shorten the prompts, lower batch:N, or choose a narrower dtype")
-
-
-def tokens_of(loaded: LoadedModel, prompt: str | Sequence[int], label: str) -> tuple[int, ...]:
-    """Return the tokens of a prompt, text or token ids. CaptureError if the model cannot take them."""
-    if isinstance(prompt, str):
-        ids = loaded.encode(prompt, label) if prompt else ()
-    else:
-        ids = tuple(int(token) for token in prompt)
-    if not ids:
-        raise CaptureError(f"{label} is empty; expected at least one token.")
-    if loaded.context is not None and len(ids) > loaded.context:
-        raise CaptureError(
-            f"{label} has {len(ids)} tokens; the model's context is {loaded.context}. Shorten the prompt."
-        )
-    for position, token in enumerate(ids):
-        if not 0 <= token < loaded.token_limit:
-            raise CaptureError(
-                f"{label}: token {token} at position {position} is outside the vocabulary of {loaded.token_limit}."
-            )
-    return ids
 
 
 def check_paths(loaded: LoadedModel, paths: Sequence[Path], positions: int | None) -> None:

@@ -56,17 +56,11 @@ def rounding_floor(
 
 
 def check_prompts(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> None:
-    """CaptureError where there is none, or one is empty or longer than the model's context."""
+    """CaptureError if there is none, or the model cannot take one."""
     if not prompts:
         raise CaptureError("a divergence is measured over at least one prompt; none was given.")
     for number, prompt in enumerate(prompts, start=1):
-        if not len(prompt):
-            raise CaptureError(f"prompt {number} of {len(prompts)} is empty; expected at least one token.")
-        if loaded.context is not None and len(prompt) > loaded.context:
-            raise CaptureError(
-                f"prompt {number} of {len(prompts)} has {len(prompt)} tokens, the model's context is {loaded.context};"
-                " shorten it."
-            )
+        loaded.tokens_of(prompt, f"prompt {number} of {len(prompts)}")
 
 
 def groups_of(

@@ -15,7 +15,7 @@ import torch
 
 from ...errors import CaptureError, UsageError
 from ...runs.file.records import Generation
-from ..capture.capture import CapturePlan, check_paths, plan_capture, title_of, tokens_of, torch_errors_stop
+from ..capture.capture import CapturePlan, check_paths, plan_capture, title_of, torch_errors_stop
 from ..models.model import LoadedModel
 from ..models.torch_errors import quiet
 from ..paths.batch import ignore
@@ -133,7 +133,7 @@ def _check(
                 raise CaptureError(f"path '{path}': {reason}.")
 
     refuse(None)
-    ids = [tokens_of(loaded, prompt, f"prompt {n} of {len(prompts)}") for n, prompt in enumerate(prompts, start=1)]
+    ids = [loaded.tokens_of(prompt, f"prompt {n} of {len(prompts)}") for n, prompt in enumerate(prompts, start=1)]
     for number, prompt in enumerate(ids, start=1):
         if loaded.context is not None and len(prompt) + tokens > loaded.context:
             raise CaptureError(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ...errors import CaptureError, UsageError
-from ..capture.capture import check_paths, tokens_of, torch_errors_stop
+from ..capture.capture import check_paths, torch_errors_stop
 from ..models.model import LoadedModel
 from ..models.torch_errors import quiet
 from ..paths.batch import ignore, rows_of_a_chunk
@@ -188,7 +188,7 @@ def _usable(
     for number, prompt in enumerate(prompts):
         label = f"prompt {number + 1} of {len(prompts)}"
         try:
-            ids = tokens_of(loaded, prompt, label)
+            ids = loaded.tokens_of(prompt, label)
             if loaded.context is not None and len(ids) + tokens > loaded.context:
                 raise CaptureError(f"{label} has {len(ids)} tokens, too many for {tokens} more in {loaded.context}.")
             check_paths(loaded, paths, len(ids))

@@ -94,6 +94,25 @@ class LoadedModel:
             reason = f"the tokenizer cannot read it ({first_line(error)}); expected plain text"
             raise CaptureError(f"{label}: {reason}.") from error
 
+    def tokens_of(self, prompt: str | Sequence[int], label: str) -> tuple[int, ...]:
+        """Return the tokens of a prompt, text or token ids. CaptureError if the model cannot take them."""
+        if isinstance(prompt, str):
+            ids = self.encode(prompt, label) if prompt else ()
+        else:
+            ids = tuple(int(token) for token in prompt)
+        if not ids:
+            raise CaptureError(f"{label} is empty; expected at least one token.")
+        if self.context is not None and len(ids) > self.context:
+            raise CaptureError(
+                f"{label} has {len(ids)} tokens; the model's context is {self.context}. Shorten the prompt."
+            )
+        for position, token in enumerate(ids):
+            if not 0 <= token < self.token_limit:
+                raise CaptureError(
+                    f"{label}: token {token} at position {position} is outside the vocabulary of {self.token_limit}."
+                )
+        return ids
+
     def vocabulary(self) -> dict[int, str]:
         """Return token id -> readable text, for every id that has a logit."""
         with quiet():

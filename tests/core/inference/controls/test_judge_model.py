@@ -143,7 +143,7 @@ def test_an_engine_that_gives_no_logits_is_refused_in_a_sentence(
     [
         ([], "a divergence is measured over at least one prompt; none was given."),
         ([PROMPT, ()], "prompt 2 of 2 is empty; expected at least one token."),
-        ([PROMPT * 5], "prompt 1 of 1 has 120 tokens, the model's context is 96; shorten it."),
+        ([PROMPT * 5], "prompt 1 of 1 has 120 tokens; the model's context is 96. Shorten the prompt."),
     ],
 )
 def test_what_cannot_be_judged_is_refused_first(prompts: Any, sentence: str, small: LoadedModel) -> None:
