@@ -81,14 +81,12 @@ def _vllm(ask: Ask, model: str) -> Json:
     return _completions(ask, model) | body | rows | ask.filler
 
 
-def _llamacpp(ask: Ask, model: str) -> Json:
-    del model
+def _llamacpp(ask: Ask, _: str) -> Json:
     about = {"n_predict": ask.tokens, "n_probs": ask.top, "cache_prompt": ask.cache == WARM}
     return {"prompt": ask.words, "temperature": 0, "return_tokens": True} | about | ask.filler
 
 
-def _sglang(ask: Ask, model: str) -> Json:
-    del model
+def _sglang(ask: Ask, _: str) -> Json:
     return {
         "input_ids" if isinstance(ask.prompt, tuple) else "text": ask.words,
         "sampling_params": {"temperature": 0, "max_new_tokens": ask.tokens} | ask.filler,
@@ -105,8 +103,7 @@ def _ollama(ask: Ask, model: str) -> Json:
     return {"model": model, "prompt": ask.prompt, "raw": True, "stream": False, "options": options} | values
 
 
-def _tgi(ask: Ask, model: str) -> Json:
-    del model
+def _tgi(ask: Ask, _: str) -> Json:
     about = {"max_new_tokens": ask.tokens, "do_sample": False, "details": True, "top_n_tokens": min(ask.top, 5)}
     return {"inputs": ask.prompt, "parameters": about | {"decoder_input_details": ask.rows}}
 

@@ -256,18 +256,18 @@ class ModelControls(judging.Controls):
         return judging.Rerun(control, self.names, tuple(side.name for side in unstable), size, mismatches)
 
     def neighbours(self) -> list[OtherRows]:
-        side = self.sides[1]
-        if side.rows < 2:
+        side, path = self.sides[1], self.sides[1].path
+        if path is None or path.rows < 2:
             return []
         self.say("other neighbors, another row")
-        row = int(side.value_of("row") or 0)
-        other_row = (row + side.rows // 2) % side.rows if row else side.rows - 1
-        neighbours = "same" if side.value_of("neighbours") == "random" else "random"
-        with_others = side.with_modifier("neighbours", neighbours)
-        side_in_row = side.with_modifier("row", other_row)
+        row = int((path.values_of("row") or (0,))[0])
+        other_row = (row + path.rows // 2) % path.rows if row else path.rows - 1
+        neighbours = "same" if path.values_of("neighbours") == ("random",) else "random"
+        with_others = side_of(str(path.with_modifier("neighbours", neighbours)))
+        side_in_row = side_of(str(path.with_modifier("row", other_row)))
         is_same = [digest_of(self.loaded, self.prompts, one) == self.digests[1] for one in (with_others, side_in_row)]
-        of_prompts = OtherPromptsFigures(rows=side.rows, bit_identical=is_same[0])
-        of_row = OtherRowFigures(rows=side.rows, row=row, other_row=other_row, bit_identical=is_same[1])
+        of_prompts = OtherPromptsFigures(rows=path.rows, bit_identical=is_same[0])
+        of_row = OtherRowFigures(rows=path.rows, row=row, other_row=other_row, bit_identical=is_same[1])
         dtype, difference = next((name for name in ("float64", "float32") if name in self.floors), ""), None
         if not is_same[1] and dtype:
             with suppress(CaptureError), self._in(dtype) as model:

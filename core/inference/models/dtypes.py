@@ -18,8 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...errors import CaptureError
 from ...text import size
 from . import devices
-from .model import LoadedModel
-from .weights import rounded_parameters
+from .model import LoadedModel, rounded_parameters
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,6 @@ from . import devices, gguf
 from .devices import name_of_device, usable_device
 from .source import ModelSource, isolate, needed_bytes, source_of
 from .torch_errors import first_line, foreign_errors_stop, quiet
-from .weights import digest, rounded_parameters
 
 _ORIGIN = "dequantized_from"  # in a config: the GGUF of the weights
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
@@ -155,7 +155,7 @@ def load_model(
         model=model,
         tokenizer=tokenizer,
         name=name,
-        revision=source.revision or (_digest(source) if weights else ""),
+        revision=source.revision or (source.digest if weights else ""),
         dtype=fmt.name,
         device=str(target),
         weights=_origin(model.config),
@@ -165,14 +165,7 @@ def load_model(
 def revision_of(name: str, revision: str | None = None) -> str:
     """Return the revision of a model without loading its weights."""
     source = source_of(name, revision)
-    return source.revision or _digest(source)
-
-
-def _digest(source: ModelSource) -> str:
-    """Return the digest of a model's weight files."""
-    if source.gguf is not None:
-        return source.gguf.sha256
-    return digest(source.folder) if source.folder else ""
+    return source.revision or source.digest
 
 
 def save_model(loaded: LoadedModel, folder: Path) -> None:
@@ -325,6 +318,19 @@ def _weights(name: str, source: ModelSource, config: Any, dtype: str, trust_remo
                 parameter.data = parameter.data.to(target)
             model.config.dtype = target
     return model
+
+
+def rounded_parameters(
+    model: torch.nn.Module, source: torch.dtype, target: torch.dtype
+) -> Iterator[torch.nn.Parameter]:
+    """Yield the parameters that a conversion rounds: all but those that transformers loads in float32."""
+    float32_names = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    if target is torch.float16:  # modeling_utils: the second list is for overflows of float16
+        float32_names |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    for name, parameter in model.named_parameters():
+        is_kept = any(re.search(rf"(^|\.){re.escape(part)}(\.|$)", name) for part in float32_names)
+        if parameter.dtype == source and not is_kept and target != source:
+            yield parameter
 
 
 def has_experts(model: Any) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -10,14 +12,17 @@ from typing import Any
 
 import huggingface_hub
 from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+from safetensors import safe_open
 
 from ...errors import CaptureError
 from ...packaged_models import packaged_folder
+from ...weights import weight_files
 from . import gguf
 from .torch_errors import first_line
-from .weights import weight_bytes
 
 _HUB_TIMEOUT_SECONDS = 10
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_LARGEST = 8  # bytes of an element of any other type, at most
 _OF_HUB: dict[type[Exception], str] = {  # the narrower ones first
     HFValidationError: ": no such folder; expected one with config.json and weights, or a hub id.",
     GatedRepoError: " is gated; accept its terms on the hub and log in with an access token.",
@@ -43,6 +48,19 @@ class ModelSource:
         if self.folder is not None:
             return {"local_files_only": True}  # a folder must never make a call to the hub
         return {"revision": self.revision}
+
+    @property
+    def digest(self) -> str:
+        """`sha256:...` of the GGUF or of the folder's weight files, in order of their names; '' if there are none."""
+        if self.gguf is not None:
+            return self.gguf.sha256
+        total, folder = hashlib.sha256(), self.folder
+        every = [] if folder is None else [path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin")]
+        files = sorted(path for path in every if path.is_file())
+        for path in files:
+            with path.open("rb") as file:
+                total.update(hashlib.file_digest(file, "sha256").digest())
+        return f"sha256:{total.hexdigest()}" if files else ""
 
 
 def source_of(name: str, revision: str | None) -> ModelSource:
@@ -99,9 +117,26 @@ def needed_bytes(source: ModelSource, config: Any, itemsize: int) -> int | None:
     if source.gguf is not None:
         return source.gguf.elements * (4 if source.gguf.architecture in gguf.ROUNDED_AFTERWARDS else itemsize)
     if source.folder is not None:
-        return weight_bytes(source.folder, itemsize, saved)
+        return _weight_bytes(source.folder, itemsize, saved)
     counts = getattr(source.hub.safetensors, "parameters", None)
     if counts:
         return sum(counts.values()) * itemsize
     binaries = [f.size or 0 for f in source.hub.siblings or [] if f.rfilename.endswith(".bin")]
     return sum(binaries) * itemsize // saved if binaries else None
+
+
+def _weight_bytes(folder: Path, itemsize: int, saved_itemsize: int) -> int:
+    """Return the bytes of a folder's weights in floats of `itemsize`. saved_itemsize: for pytorch_model.bin."""
+    total = 0.0
+    for file in weight_files(folder):
+        if file.suffix != ".safetensors":
+            total += file.stat().st_size * itemsize / saved_itemsize
+            continue
+        try:
+            with safe_open(file, framework="numpy") as tensors:
+                slices = [tensors.get_slice(name) for name in tensors.keys()]  # noqa: SIM118 - it is no mapping
+                sizes = [itemsize if each.get_dtype() in _FLOATS else _LARGEST for each in slices]
+                total += sum(math.prod(each.get_shape()) * size for each, size in zip(slices, sizes, strict=True))
+        except Exception as error:  # a git-lfs pointer, or a truncated download
+            raise CaptureError(f"{file} is not a complete safetensors file ({error}); copy the model again.") from error
+    return int(total)

@@ -58,11 +58,6 @@ class RunnableSide:
         """True if it is compiled, so that hooks do not see its modules."""
         return self.path is not None and self.path.is_one_piece
 
-    @property
-    def rows(self) -> int:
-        """Rows of its batches; 1 for a callable, whose batches are unknown."""
-        return 1 if self.path is None else self.path.rows
-
     def run_on(self, loaded: LoadedModel, trace: ModuleTrace | None = None) -> Run:
         """Return a run of one prompt on the model, which is restored afterwards. `trace` follows the forwards."""
 
@@ -71,16 +66,6 @@ class RunnableSide:
                 compute(ids, emit)
 
         return run
-
-    def with_modifier(self, name: str, value: Any) -> RunnableSide:
-        """Return the same path with one modifier set to another value."""
-        assert self.path is not None
-        return side_of(str(self.path.with_modifier(name, value)))
-
-    def value_of(self, name: str) -> Any:
-        """Return the value of a modifier; None if the path does not have it."""
-        values = None if self.path is None else self.path.values_of(name)
-        return None if values is None else values[0]
 
 
 def side_of(source: str | Engine) -> RunnableSide:

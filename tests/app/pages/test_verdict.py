@@ -13,7 +13,7 @@ from streamlit.testing.v1 import AppTest
 from app.shell import wording
 from app.shell.jobs import Job
 from app.verdict import charts
-from app.verdict.panel_actions import refusal_of
+from app.verdict.panel import refusal_of
 from core.runs.file.evidence import CHECK_GROUPS, FAILED, NOTED, AloneFigures, Check, Evidence, Unmeasured
 from tests.app import opening
 from tests.app.opening import codes, figures_of, keys, page_text
