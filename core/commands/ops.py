@@ -48,8 +48,7 @@ def ops(
         say("loading torch")
         from ..inference.models.devices import name_of_device, usable_device
         from ..inference.models.model import load_model
-        from ..inference.ops.operations import OPERATIONS, linear_operations
-        from ..inference.ops.probing import ProbePlan, machine_settings, probe_all, probes_of
+        from ..inference.ops import OPERATIONS, ProbePlan, linear_operations, machine_settings, probe_all, probes_of
 
         operations = list(dict.fromkeys(operation.name for operation in OPERATIONS))
         if unknown := [each for each in op or () if each not in operations]:

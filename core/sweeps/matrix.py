@@ -27,10 +27,9 @@ CHANGED = "Δ "  # prefix of an entry that changed since the last good run
 
 @dataclass(frozen=True)
 class MatrixEntry:
-    """One entry of the table. change: of its gravest cell, None if it has none; cells: their number."""
+    """One entry of the table. change: of its gravest cell, None if it has none."""
 
     change: CellChange | None
-    cells: int
     text: str
 
 
@@ -79,7 +78,7 @@ def sentence(changes: Sequence[CellChange]) -> str:
 
 def _entry(changes: Sequence[CellChange], figure: str) -> MatrixEntry:
     if not changes:
-        return MatrixEntry(None, 0, "")
+        return MatrixEntry(None, "")
     gravest = min(changes, key=_gravity)
     mark = CHANGED if any(change.what for change in changes) else ""
     done = [change.now for change in changes if change.state.state == DONE and change.now is not None]
@@ -90,12 +89,12 @@ def _entry(changes: Sequence[CellChange], figure: str) -> MatrixEntry:
         form = {"flips": "{:,}".format, "neq_share": percent}.get(figure, lambda value: number(value, 3))
         text = "" if largest is None else form(largest)
     if len(changes) == 1:
-        return MatrixEntry(gravest, 1, f"{mark}{text}")
+        return MatrixEntry(gravest, f"{mark}{text}")
     alike = sum(_status(change) == _status(gravest) for change in changes)
     of_all = f"{alike}/{len(changes)}" if figure == "verdict" or not is_done else f"×{len(changes)}"
     others = Counter(change.state.state for change in changes if change.state.state not in (gravest.state.state, DONE))
     states = "".join(f", {count} {state}" for state, count in sorted(others.items()))
-    return MatrixEntry(gravest, len(changes), f"{mark}{text} {of_all}{states}")
+    return MatrixEntry(gravest, f"{mark}{text} {of_all}{states}")
 
 
 def _status(change: CellChange) -> str:

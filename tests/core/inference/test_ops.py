@@ -10,8 +10,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from core.inference.ops.operations import OPERATIONS, Operation, linear_operations
-from core.inference.ops.probing import ProbePlan, probe, probe_all, probes_of
+from core.inference.ops import OPERATIONS, Operation, ProbePlan, linear_operations, probe, probe_all, probes_of
 
 CPU = torch.device("cpu")
 WIDE = 64
