@@ -35,10 +35,9 @@ from core.inference.controls.judge_model import JudgingSession  # noqa: E402
 from core.inference.generating.generation import plan_generation  # noqa: E402
 from core.inference.models.chat import plan_inputs  # noqa: E402
 from core.inference.models.model import load_model  # noqa: E402
-from core.inference.paths.bases import BASES  # noqa: E402
+from core.inference.paths.bases import BASES, Base  # noqa: E402
 from core.inference.paths.batch import Emit, PromptBatch  # noqa: E402
 from core.inference.paths.engines import Engine  # noqa: E402
-from core.inference.paths.grammar import Base  # noqa: E402
 from core.runs.dumps.dump import open_dump  # noqa: E402
 from core.runs.reader import RunReader  # noqa: E402
 from core.runs.store.store import Store  # noqa: E402
@@ -229,7 +228,7 @@ def planted(bug: tuple[str, Engine] | None) -> Iterator[None]:
     def walk(batch: PromptBatch, emit: Emit) -> None:
         emit(0, engine(batch.loaded.model, torch.tensor(batch.prompt, device=batch.loaded.device)))
 
-    BASES[name] = Base(walk, forwards=lambda positions: positions)
+    BASES[name] = Base(walk)
     try:
         yield
     finally:

@@ -88,7 +88,7 @@ class Path:
         row_bytes = loaded.vocab_size * loaded.torch_dtype.itemsize
         if self.engine is not None:
             return rows_of_a_chunk(loaded) * row_bytes
-        columns = max(self.forwards(loaded, positions))
+        columns = max(self.forwards(loaded, positions), default=positions)
         if not self.is_one_piece:
             columns = min(columns, columns_at_once(self.rows, loaded.vocab_size, loaded.torch_dtype.itemsize))
         return self.rows * columns * row_bytes
@@ -103,7 +103,7 @@ class Path:
         heads = int(getattr(text, "num_attention_heads", 0) or 1)
         kv_heads = int(getattr(text, "num_key_value_heads", 0) or heads)
         layers = int(getattr(text, "num_hidden_layers", 0) or 1)
-        elements = self.rows * max(self.forwards(loaded, positions)) * (2 * hidden + wide)
+        elements = self.rows * max(self.forwards(loaded, positions), default=positions) * (2 * hidden + wide)
         if self.reads_cache:
             elements += self.rows * (positions + sum(self.padding)) * layers * 2 * kv_heads * (hidden // heads)
         return self.logits_bytes(loaded, positions) + elements * loaded.torch_dtype.itemsize
