@@ -38,11 +38,9 @@ def judge(request: pytest.FixtureRequest) -> Callable[..., Verdict]:
 @pytest.fixture
 def compare(request: pytest.FixtureRequest) -> Callable[..., GateReport]:
     """Gate of `compare`: `compare("golden.npz", "today.npz", fail_on="flips,kl>0.01").check()` fails like it."""
-    from .judging.ingest import judged_report_of_dump
-    from .runs.dumps.dump import open_dump
-    from .runs.file.records import Provenance
-    from .runs.reports.gate import GateReport, check_decidable, gate_notes, parse_conditions
-    from .runs.reports.report_json import report_of_dump
+    from .judging.ingest import temporary_run
+    from .runs.reports.gate import gate_of, parse_conditions
+    from .runs.reports.report_json import report_of_run
 
     evidence = request.node.stash.setdefault(_FOUND, [])
 
@@ -50,13 +48,8 @@ def compare(request: pytest.FixtureRequest) -> Callable[..., GateReport]:
         *dumps: str | Path, fail_on: str, compute_dtype: str | None = None, reference: str | None = None
     ) -> GateReport:
         conditions = parse_conditions([fail_on])
-        needs_verdict = any(condition.kind == "verdict" for condition in conditions)
-        with open_dump([Path(dump) for dump in dumps], compute_dtype=compute_dtype, reference=reference) as dump:
-            pairs, _ = (judged_report_of_dump if needs_verdict else report_of_dump)(dump)
-            header = dump.header("dump", Provenance(kind="upload"))
-        check_decidable(conditions, pairs)
-        outcomes = tuple(condition.judge(pair) for condition in conditions for pair in pairs)
-        evidence.append(GateReport(outcomes, header.prompts, header.vocabulary, tuple(gate_notes(pairs))))
+        with temporary_run([Path(dump) for dump in dumps], compute_dtype=compute_dtype, reference=reference) as run:
+            evidence.append(gate_of(run, report_of_run(run)[0], conditions))
         return evidence[-1]
 
     return compare_dumps

@@ -250,7 +250,7 @@ def tell_end(
     elif not as_json_:
         with RunReader(open_store(store).path_of(run_id)) as run:
             pairs, header = report_of_run(run)[0], run.header
-        answers = {pair.variant: pair.answer for pair in pairs if pair.answer is not None and pair.answer.is_judged}
+        answers = {pair.variant: pair.answer for pair in pairs if pair.answer.is_judged}
         for variant, answer in {} if is_verdict_printed else answers.items():
             print_answer(answer, f"{variant} vs {pairs[0].reference}", err)
         err.print(pair_table(pairs, header))

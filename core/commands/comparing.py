@@ -6,8 +6,8 @@ import importlib
 import json
 import signal
 import sys
-import tempfile
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,39 +15,27 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import UlpscopeError, UsageError
-from ..judging.ingest import WHOLE_ROWS_ONLY, describe, judged_report_of_dump
+from ..judging.ingest import describe, temporary_run
 from ..judging.ingest import ingest as ingest_dump
 from ..numerics.divergence import COMPILING, is_compiled, prepare
 from ..numerics.formats import BFLOAT16, FLOAT32
-from ..runs.dumps.dump import open_dump
 from ..runs.file.evidence import FAILED, PASSED
-from ..runs.file.keep import note_of
-from ..runs.file.records import Provenance, RunHeader
 from ..runs.importing import import_run, is_run_file
 from ..runs.reader import RunReader
-from ..runs.reports.gate import (
-    ALLOWED,
-    UNDECIDED,
-    Condition,
-    GateReport,
-    check_decidable,
-    check_measured,
-    gate_notes,
-    parse_conditions,
-)
+from ..runs.reports.gate import ALLOWED, UNDECIDED, GateReport, gate_of, parse_conditions
 from ..runs.reports.gate_files import append, junit_text, markdown_text, write_whole
-from ..runs.reports.report_json import PairReport, as_json, report_of_run
-from ..runs.rollouts.files import are_tokens, files_in
-from ..runs.store.store import Store, open_store
-from ..runs.topk.files import are_payloads
-from ..text import plural
+from ..runs.reports.report_json import as_json, report_of_run
+from ..runs.rollouts.files import files_in
+from ..runs.store.store import open_store
+from ..text import clean, plural
 from . import options
-from .mismatch import NO_TOKENS, As, mismatch_of, print_mismatch
+from .mismatch import As, mismatch_of, print_mismatch
 from .tables import print_reports
 from .terminal.console import announce, err, out, print_facts, print_json, print_records, print_text, steps
 from .terminal.stopping import stoppable
 
 _FILES = "One or two dumps, responses (JSON, JSONL), files or folders of trainer vs. rollout, or a run file."
+_LONGEST_NOTE = 1000  # characters of what is noted on a dump, its own `meta` included
 _MOST_LINES = 20  # of outcomes of one kind on a terminal; JSON, JUnit and Markdown have them all
 
 
@@ -84,88 +72,35 @@ def compare(
     if (junit or markdown) and not conditions:
         raise UsageError("--junit and --markdown report a gate; add --fail-on.")
     files = files_in([Path(name) for name in names])
-    if len(names) == 1 and not files[0].exists() and _is_run(store, names[0]):
-        if compute_dtype or reference or holds:
-            raise UsageError("--compute-dtype, --reference and --holds are for dumps; a stored run has its own.")
-        path = open_store(store).path_of(names[0])
-        comparison = _compare_run(path, framework, must_be_whole=bool(conditions))
-    elif are_tokens(files) or are_payloads(files):
-        if compute_dtype or reference or holds:
-            raise UsageError(WHOLE_ROWS_ONLY)
-        with tempfile.TemporaryDirectory(prefix="ulpscope-") as folder:
-            target = Store(Path(folder))
-            path = target.path_of(ingest_dump(target, files, run_id="RUN"))
-            comparison = _compare_run(path, framework, must_be_whole=False)
-    else:
-        if framework is not None:
-            raise UsageError(NO_TOKENS)
-        comparison = _compare_dump(files, compute_dtype, reference, holds, is_quiet=as_json_)
-    header = comparison.header
-    if positions:
-        header.check_short()
-    check_decidable(conditions, comparison.pairs)
-    report = as_json(comparison.pairs, comparison.classes, header, variant=variant, with_positions=positions)
-    gate = _gate(comparison, conditions) if conditions else None
+    taken_as = {"compute_dtype": compute_dtype, "reference": reference, "holds": holds}
+    with ExitStack() as stack:
+        if len(names) == 1 and not files[0].exists() and _is_run(store, names[0]):
+            if any(taken_as.values()):
+                raise UsageError("--compute-dtype, --reference and --holds are for dumps; a stored run has its own.")
+            run = stack.enter_context(RunReader(open_store(store).path_of(names[0])))
+        else:
+            with steps() as say:
+                run = stack.enter_context(temporary_run(files, on_progress=partial(say, "comparing"), **taken_as))
+            if note := run.header.provenance.note:
+                print_text(f"note: {clean(note, _LONGEST_NOTE)}", err)
+        header, texts = run.header, run.vocabulary
+        if positions:
+            header.check_short()
+        mismatch = mismatch_of(run, framework)
+        pairs, classes = report_of_run(run)
+        pairs = [replace(pair, mismatch=mismatch) for pair in pairs]
+        gate = gate_of(run, pairs, conditions) if conditions else None
+    report = as_json(pairs, classes, header, variant=variant, with_positions=positions)
     if gate is not None:
         report["gate"] = gate.as_json()
     if as_json_:
         print_json(report)
     else:
-        print_reports(comparison.pairs, comparison.classes, header, comparison.texts, variant)
-        if comparison.pairs[0].mismatch is not None:
-            print_mismatch(comparison.pairs[0].mismatch)
+        print_reports(pairs, classes, header, texts, variant)
+        if mismatch is not None:
+            print_mismatch(mismatch)
     if gate is not None:
         end_with(gate, junit, markdown, as_json_)
-
-
-@dataclass(frozen=True)
-class _Comparison:
-    """Pairs, their classes and the header of their run; texts: of its tokens."""
-
-    header: RunHeader
-    texts: dict[int, str]
-    pairs: list[PairReport]
-    classes: list[list[str]]
-
-
-def _compare_run(path: Path, framework: str | None, *, must_be_whole: bool) -> _Comparison:
-    """Read the figures of a stored run. If it must be whole, a missing one is an error."""
-    with RunReader(path) as run:
-        pairs, classes = report_of_run(run)
-        if must_be_whole:
-            check_measured(run.path.name, pairs)
-        mismatch = mismatch_of(run, framework)
-        pairs = [replace(pair, mismatch=mismatch) for pair in pairs]
-        return _Comparison(run.header, run.vocabulary, pairs, classes)
-
-
-def _compare_dump(
-    files: list[Path], compute_dtype: str | None, reference: str | None, holds: str | None, *, is_quiet: bool
-) -> _Comparison:
-    with (
-        steps() as say,
-        open_dump(
-            files,
-            compute_dtype=compute_dtype,
-            reference=reference,
-            holds=holds,
-            on_progress=lambda done, total: say("reading", done, total, "bytes"),
-        ) as dump,
-    ):
-        pairs, classes = judged_report_of_dump(dump, lambda done, total: say("comparing", done, total))
-        header = dump.header("dump", Provenance(kind="upload"))
-        for warning in dump.warnings:
-            err.print(f"note: {warning}", markup=False)
-        if not is_quiet:
-            out.print(f"compute dtype {dump.dtype_reason}", markup=False)
-    return _Comparison(header, header.vocabulary, pairs, classes)
-
-
-def _gate(comparison: _Comparison, conditions: list[Condition]) -> GateReport:
-    header = comparison.header
-    outcomes = [condition.judge(pair) for condition in conditions for pair in comparison.pairs]
-    notes = [*gate_notes(comparison.pairs), *([note_of(header)] if header.k is not None else [])]
-    return GateReport(tuple(outcomes), header.prompts, comparison.texts, tuple(notes), header.unit)
 
 
 def end_with(gate: GateReport, junit: Path | None, markdown: Path | None, as_json_: bool) -> None:

@@ -48,8 +48,7 @@ def print_reports(
 ) -> None:
     """Print verdicts, figures, flips and classes of pairs; variant: print only its flips."""
     for pair in pairs:
-        if pair.answer is not None:
-            print_answer(pair.answer, f"{pair.variant} vs {pair.reference}")
+        print_answer(pair.answer, f"{pair.variant} vs {pair.reference}")
     out.print(pair_table(pairs, header))
     first_of_class = {group[0] for group in classes} | ({group[1] for group in classes[:1] if len(group) > 1})
     for pair in pairs:  # bit-identical variants have the same flips

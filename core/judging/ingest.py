@@ -5,7 +5,8 @@ a file before it is stored.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +20,6 @@ from ..runs.file.evidence import Check, SentFigures
 from ..runs.file.records import MAX_SIDES, Provenance
 from ..runs.importing import check_schema, is_run_file
 from ..runs.reader import RunReader
-from ..runs.reports.report_json import PairReport, report_of_run
 from ..runs.rollouts.files import are_tokens
 from ..runs.rollouts.write import FORMAT, write_tokens
 from ..runs.store.cards import read_runs
@@ -97,15 +97,13 @@ def store_dump(store: Store, dump: Dump, name: str, model: str, run_id: str | No
         return writer.finish()
 
 
-def judged_report_of_dump(dump: Dump, on_progress: _Tell = lambda *_: None) -> tuple[list[PairReport], list[list[str]]]:
-    """Return the report of an opened dump with the verdict that it would be stored with.
-
-    It passes through a store that is gone afterwards; the sentences call the run RUN. StoreError if there is no room.
-    """
+@contextmanager
+def temporary_run(paths: Sequence[Path], **options: Any) -> Iterator[RunReader]:
+    """Yield the run that `ingest` makes of files, in a store that is gone afterwards; its sentences call it RUN."""
     with tempfile.TemporaryDirectory(prefix="ulpscope-") as folder:
         store = Store(Path(folder))
-        with RunReader(store.path_of(store_dump(store, dump, "dump", "", "RUN", on_progress))) as run:
-            return report_of_run(run)
+        with RunReader(store.path_of(ingest(store, paths, run_id="RUN", **options))) as run:
+            yield run
 
 
 @dataclass(frozen=True)
@@ -167,20 +165,17 @@ def describe(
 
 
 def _responses(paths: Sequence[Path], **taken_as: Any) -> dict[str, Any]:
-    """Describe responses by the run that they make, in a folder that is gone afterwards."""
+    """Describe responses by the run that they make."""
     sides = []
-    with tempfile.TemporaryDirectory(prefix="ulpscope-") as folder:
-        store = Store(Path(folder))
-        path = store.path_of(ingest(store, paths, run_id="RUN", **taken_as))
-        facts = _run(path)
-        with RunReader(path) as run:
-            for side in run.sides:
-                responses = run.rows("response", side=side.index)
-                values = f"{side.holds}s of at most {plural(side.k or 1, 'token')} per position"
-                formats = sorted(set(responses["format"])) or [FORMAT]
-                sides.append({"name": side.name, "source_dtype": values, "formats": formats})
-            keys, note = set(run.rows("side", side=0)["keys"]), run.header.provenance.note
-            rows = [row for pair in run.pairs for row in run.evidence(pair.index)]
+    with temporary_run(paths, **taken_as) as run:
+        facts = _run(run.path)
+        for side in run.sides:
+            responses = run.rows("response", side=side.index)
+            values = f"{side.holds}s of at most {plural(side.k or 1, 'token')} per position"
+            formats = sorted(set(responses["format"])) or [FORMAT]
+            sides.append({"name": side.name, "source_dtype": values, "formats": formats})
+        keys, note = set(run.rows("side", side=0)["keys"]), run.header.provenance.note
+        rows = [row for pair in run.pairs for row in run.evidence(pair.index)]
     grids = [f"{row.side}: {row.says}" for row in rows if row.check is Check.GRID]
     warnings = [row.says for row in rows if row.check in (Check.PLACEHOLDERS, Check.CONTEXT)] + [note] * bool(note)
     counts = [row.figures.positions for row in rows if isinstance(row.figures, SentFigures)]

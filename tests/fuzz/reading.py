@@ -22,7 +22,7 @@ from core.judging.explain.rows import rows_of_lists
 from core.runs.dumps.dump import open_dump
 from core.runs.ops_run import read_ops
 from core.runs.reader import RunReader
-from core.runs.reports.gate import GateReport, check_measured, gate_notes, parse_conditions
+from core.runs.reports.gate import gate_of, parse_conditions
 from core.runs.reports.gate_files import junit_text, markdown_text
 from core.runs.reports.report_json import report_of_run
 from core.runs.store.cards import prompt_texts, read_runs
@@ -94,9 +94,7 @@ def _read_run(path: Path) -> None:
         for _ in (run.classes, run.vocabulary, run.remedies, run.generations):
             pass
         pairs, _ = report_of_run(run)
-        check_measured(path.name, pairs)
-        outcomes = tuple(condition.judge(pair) for condition in parse_conditions(GATE) for pair in pairs)
-        gate = GateReport(outcomes, run.header.prompts, run.vocabulary, tuple(gate_notes(pairs)))
+        gate = gate_of(run, pairs, parse_conditions(GATE))
         json.dumps(gate.as_json(), allow_nan=False)
         (junit_text(gate) + markdown_text(gate)).encode()
 

@@ -16,8 +16,10 @@ from ...numerics.metrics import NULLABLE
 from ...numerics.mismatch import FRAMEWORKS
 from ...text import clean, number, percent, plural
 from ..file.evidence import FAILED, PASSED
+from ..file.keep import note_of
 from ..file.records import NOT_JUDGED, UNDECIDED, Prompt, exit_code
 from ..queries.mismatch import FIGURE_NAMES
+from ..reader import RunReader
 from .report_json import PairReport, plain_number
 
 Row = dict[str, Any]
@@ -245,7 +247,6 @@ def _figure_of(pair: PairReport, name: str) -> Row | None:
 
 def _judge_verdict(pair: PairReport) -> tuple[str, str, str]:
     answer = pair.answer
-    assert answer is not None
     parts = [answer.sentence.rstrip(". "), *(f"{name} {value}" for name, value in answer.facts.items())]
     if answer.next_command:
         parts.append(f"next `{answer.next_command}`")
@@ -380,17 +381,6 @@ class GateReport:
         return {"outcome": self.outcome, "conditions": conditions, "worst": worst, "notes": list(self.notes)}
 
 
-def check_measured(source: str, pairs: Sequence[PairReport]) -> None:
-    """StoreError if a figure of whole rows is undefined that nothing can make so: the file is damaged."""
-    for pair in pairs:
-        for row in () if pair.is_list else (pair.figures, *pair.rows):
-            lost = [name for name, value in row.items() if value is None and name not in NULLABLE]
-            if lost:
-                raise StoreError(
-                    f"{source}: its figure {lost[0]} is not a finite number somewhere; the file is damaged."
-                )
-
-
 def gate_notes(pairs: Sequence[PairReport]) -> list[str]:
     """Return notes on what a gate cannot look at: positions without a number on a side, placeholders in lists."""
     notes = []
@@ -401,6 +391,17 @@ def gate_notes(pairs: Sequence[PairReport]) -> list[str]:
             first = f"position {empty[0]['position']} of prompt {empty[0]['prompt']} first"
             notes.append(f"at {_of(len(empty), pair.rows)} a side of {sides} holds no number, {first}.")
     return notes
+
+
+def gate_of(run: RunReader, pairs: Sequence[PairReport], conditions: Sequence[Condition]) -> GateReport:
+    """Judge the pairs of a run by conditions. UsageError for one that cannot be decided of it."""
+    check_decidable(conditions, pairs)
+    for row in (row for pair in pairs if not pair.is_list for row in (pair.figures, *pair.rows)):
+        if lost := [name for name, value in row.items() if name not in NULLABLE and not isinstance(value, int | float)]:
+            raise StoreError(f"{run.path.name}: its figure {lost[0]} is not a finite number; the file is damaged.")
+    outcomes = [condition.judge(pair) for condition in conditions for pair in pairs]
+    notes = [*gate_notes(pairs), *([note_of(run.header)] if run.header.k is not None else [])]
+    return GateReport(tuple(outcomes), run.header.prompts, run.vocabulary, tuple(notes), run.header.unit)
 
 
 def worst_row(rows: Sequence[Row], key: Key) -> Row | None:

@@ -1,24 +1,18 @@
-"""The JSON shape of the metric contract (DESIGN, section 5), from stored figures or straight from a dump."""
+"""The JSON shape of the metric contract (DESIGN, section 5), from stored figures."""
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from ...errors import StoreError, UsageError
-from ...numerics.divergence import compare
 from ...numerics.metrics import METRICS, Summary
-from ...numerics.totals import PairTotal
-from ..dumps.dump import Dump
-from ..file.records import Provenance, RunHeader
+from ..file.records import RunHeader
 from ..queries.verdicts import Answer, answer_of
 from ..reader import RunReader
-from ..tables.positions import position_rows
 
 _POSITION_FIELDS = tuple(metric.name for metric in METRICS if metric.is_reported)
 _FLIP_FIELDS = tuple(
@@ -56,7 +50,7 @@ def _out_of(count: int, of: int, what: str) -> str:
 
 @dataclass(frozen=True)
 class PairReport:
-    """One pair's share of the report: summary, histogram, one dict per row, and of a stored run its verdict.
+    """One pair's share of the report: summary, histogram, one dict per row, and its verdict.
 
     mismatch: figures of trainer vs. rollout, if they were asked for.
     """
@@ -66,10 +60,10 @@ class PairReport:
     summary: Summary
     histogram: dict[int, int]
     rows: list[dict[str, Any]]
-    answer: Answer | None = None
-    unit: str = "logits"
-    is_list: bool = False
-    positions: int = 0
+    answer: Answer
+    unit: str
+    is_list: bool
+    positions: int
     mismatch: dict[str, Any] | None = None
 
     @property
@@ -78,79 +72,39 @@ class PairReport:
         return {name: plain_number(value) for name, value in asdict(self.summary).items()}
 
 
-def report_of_dump(
-    dump: Dump, on_progress: Callable[[int, int], None] | None = None
-) -> tuple[list[PairReport], list[list[str]]]:
-    """Compare a dump's reference with every variant, in one pass over the file. Returns the pairs and the bit-identical
-    classes.
-
-    Classes need every side against every other; sides are grouped by the SHA-256 of their bits. `on_progress(rows done,
-    rows in all)`.
-    """
-    header = dump.header("dump", Provenance(kind="upload"))
-    places = np.array(header.places(), np.int32)
-    totals = [PairTotal() for _ in dump.sides[1:]]
-    rows: list[list[dict[str, Any]]] = [[] for _ in dump.sides[1:]]
-    digests = [hashlib.sha256() for _ in dump.sides]
-    for start, sides in dump.chunks():
-        if len(sides) > 2:
-            for digest, bits in zip(digests, sides, strict=True):
-                digest.update(np.ascontiguousarray(bits).data)
-        for pair, bits in enumerate(sides[1:]):
-            figures = compare(sides[0], bits, header.format)
-            totals[pair].add(figures)
-            of_rows = position_rows(0, places[start : start + len(bits)], figures)
-            rows[pair] += of_rows.drop_columns(["pair"]).to_pylist()
-        if on_progress is not None:
-            on_progress(start + len(sides[0]), dump.rows)
-    classes: dict[str, list[str]] = {}
-    for side, digest in zip(dump.sides, digests, strict=True):
-        classes.setdefault(digest.hexdigest(), []).append(side.name)
-    pairs = [
-        PairReport(dump.sides[0].name, side.name, total.summary(), total.histogram, pair_rows, positions=dump.rows)
-        for side, total, pair_rows in zip(dump.sides[1:], totals, rows, strict=True)
-    ]
-    return pairs, list(classes.values())
-
-
 def report_of_run(run: RunReader, only: int | None = None) -> tuple[list[PairReport], list[list[str]]]:
-    """Report of a stored run, as `report_of_dump` has it of a dump, from the figures in its file.
+    """Return the pairs of a run, from the figures in its file, and its classes of sides with equal bits.
 
     only: the pair of which rows and histogram are read; those of the others are left empty then.
     """
-    pairs = []
+    pairs, is_list = [], run.header.k is not None
     for pair in run.pairs:
-        is_list = run.header.k is not None
+        is_read = only in (None, pair.index)
+        records = run.records(pair.index) if is_read else []
+        rows = [{name: plain_number(value) for name, value in row.items()} for row in records]
+        if is_read and not is_list and [(row["prompt"], row["position"]) for row in rows] != run.header.places():
+            raise StoreError(
+                f"{run.path.name}: its figures are of other positions than its prompts have; the file is damaged."
+            )
         report = PairReport(
             pair.reference,
             pair.variant,
             pair.summary,
-            {},
-            [],
+            run.histogram(pair.index) if is_read else {},
+            rows,
             answer_of(run, pair),
             run.header.unit,
             is_list,
             run.compared_positions(pair.index) if is_list else run.header.rows,
         )
-        for name, value in report.figures.items():
-            if value is not None and not isinstance(value, int | float):
-                raise StoreError(f"{run.path.name}: its figure {name} is not a number; the file is damaged.")
-        if only not in (None, pair.index):
-            pairs.append(report)
-            continue
-        rows = [{name: plain_number(value) for name, value in row.items()} for row in run.records(pair.index)]
-        if not is_list and [(row["prompt"], row["position"]) for row in rows] != run.header.places():
-            raise StoreError(
-                f"{run.path.name}: its figures are of other positions than its prompts have; the file is damaged."
-            )
-        pairs.append(replace(report, histogram=run.histogram(pair.index), rows=rows))
+        pairs.append(report)
     return pairs, run.classes
 
 
 def _verdict_json(pair: PairReport) -> dict[str, Any]:
-    answer = pair.answer or Answer("", "")
+    answer = pair.answer
     return {
-        "verdict": answer.name or None,
+        "verdict": answer.name,
         "because": answer.sentence if answer.is_judged else None,
         "first_place": answer.first_place,
         "next_command": answer.next_command or None,

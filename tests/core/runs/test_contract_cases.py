@@ -1,4 +1,4 @@
-"""The worked examples of the metric contract come out exactly, straight from the dump and by way of a run file."""
+"""The worked examples of the metric contract come out exactly, by way of a run file."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from core.judging.ingest import ingest
-from core.runs.dumps.dump import open_dump
-from core.runs.file.records import Provenance
 from core.runs.reader import RunReader
-from core.runs.reports.report_json import as_json, report_of_dump, report_of_run
+from core.runs.reports.report_json import as_json, report_of_run
 from core.runs.store.store import Store
 
 CASES = sorted((Path(__file__).parents[2] / "cases").glob("*.npz"))
@@ -46,15 +44,6 @@ def example(path: Path) -> dict[str, Any]:
     return json.loads(path.with_suffix(".json").read_text())
 
 
-@CASE
-def test_the_example_comes_out_of_the_dump(path):
-    with open_dump([path]) as dump:
-        pairs, classes = report_of_dump(dump)
-        got = as_json(pairs, classes, dump.header("dump", Provenance(kind="upload")), with_positions=True)
-    assert unlike(json.loads(json.dumps(got, allow_nan=False)), example(path)) == []
-
-
-@pytest.mark.spread(3)
 @CASE
 def test_the_example_comes_out_of_the_run_file(path, tmp_path):
     store = Store(tmp_path)

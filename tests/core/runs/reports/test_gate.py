@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from core.errors import UsageError
-from core.runs.dumps.dump import open_dump
+from core.judging.ingest import temporary_run
 from core.runs.file.evidence import FAILED, PASSED
-from core.runs.file.records import Provenance, RunHeader
+from core.runs.file.records import RunHeader
 from core.runs.queries.verdicts import Answer
 from core.runs.reports.gate import Condition, GateReport, gate_notes, parse_conditions
-from core.runs.reports.report_json import PairReport, report_of_dump
+from core.runs.reports.report_json import PairReport, report_of_run
 
 CASES = Path(__file__).resolve().parents[3] / "cases"
 MEANT = {  # what is written: what it is shown as
@@ -45,8 +45,8 @@ REFUSED = [
 
 
 def read(*paths: Path) -> tuple[list[PairReport], RunHeader]:
-    with open_dump(paths) as dump:
-        return report_of_dump(dump)[0], dump.header("dump", Provenance(kind="upload"))
+    with temporary_run(paths) as run:
+        return report_of_run(run)[0], replace(run.header, vocabulary=run.vocabulary)
 
 
 def made(folder: Path, **arrays: object) -> tuple[list[PairReport], RunHeader]:
