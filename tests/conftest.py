@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from core.runs import ops_run, writer
+from core.runs import new_run
 from core.runs.file.database import Database
 
 # Pages, commands and servers under test see these as the sample runs (tests/runs/README.md).
@@ -47,7 +47,7 @@ def tables_are_described_once(tmp_path_factory: pytest.TempPathFactory) -> Itera
     nearly all of the tenth of a second that a new run file takes goes to the comments on its columns.
     """
     path = tmp_path_factory.mktemp("tables") / "described.duckdb"
-    make = writer.create_tables
+    make = new_run.create_tables
     made = Database.to_write(path, expected_bytes=0)
     make(made)
     made.close()
@@ -57,6 +57,5 @@ def tables_are_described_once(tmp_path_factory: pytest.TempPathFactory) -> Itera
         database.execute("COPY FROM DATABASE described TO run_file (SCHEMA)")
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(writer, "create_tables", copy)
-        patched.setattr(ops_run, "create_tables", copy)
+        patched.setattr(new_run, "create_tables", copy)
         yield

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from ..command_name import COMMAND
 from ..errors import StoreError, UsageError
 from .file.database import Database
+from .new_run import new_run
 from .store.store import Store
 from .tables import ops
 from .tables.run import insert_run
-from .tables.schema import check_tables, create_tables
+from .tables.schema import check_tables
 
 KIND = "ops"
 
@@ -47,20 +48,13 @@ def write_ops_run(store: Store, header: OpsHeader, rows: Sequence[ops.OpRow], *,
     """Store the probes as an immutable run; it appears when it is whole. -> its id"""
     if not rows:
         raise UsageError("no operation was probed; nothing was stored.")
-    created = header.created or datetime.now(UTC)
-    store.sweep()
-    with store.new_partial(header.name, created, run_id) as partial:
-        new_id = partial.path.stem
-        with Database.to_write(partial.path, expected_bytes=0) as database:
-            database.execute("BEGIN")
-            create_tables(database)
-            about = asdict(header) | {"compute_dtype": ", ".join(header.dtypes), "created": created}
-            del about["dtypes"]
-            insert_run(database, run_id=new_id, kind=KIND, revision="", vocab=0, positions=0, **about)
-            ops.insert_ops(database, rows)
-            database.execute("COMMIT")
-        store.place(partial.path, new_id)
-    return new_id
+    about = asdict(header) | {"compute_dtype": ", ".join(header.dtypes)}
+    del about["dtypes"]
+    with new_run(store, header.name, run_id, created=header.created) as (database, partial, created):
+        values = about | {"run_id": partial.path.stem, "created": created}
+        insert_run(database, kind=KIND, revision="", vocab=0, positions=0, **values)
+        ops.insert_ops(database, rows)
+    return partial.path.stem
 
 
 def read_ops(store: Store, run_id: str) -> OpsRun:

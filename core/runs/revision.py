@@ -23,9 +23,8 @@ from .tables.schema import check_tables
 @contextmanager
 def changed_copy(store: Store, path: Path, name: str, run_id: str | None = None) -> Iterator[Database]:
     """Yield a copy of a run file to be changed, which is a new run when the block ends. Its path has the new id."""
-    store.sweep()
     store.check_space(path.stat().st_size)
-    with store.new_partial(name, datetime.now(UTC), run_id) as partial:
+    with store.new_file(name, datetime.now(UTC), run_id) as partial:
         try:
             shutil.copyfile(path, partial.path)
         except OSError as error:
@@ -34,7 +33,6 @@ def changed_copy(store: Store, path: Path, name: str, run_id: str | None = None)
             ) from error
         with Database.to_change(partial.path) as database:
             yield database
-        store.place(partial.path, partial.path.stem)
 
 
 def revise(store: Store, run: RunReader, name: str, verdicts: Sequence[Verdict], note: str) -> str:

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -20,10 +18,10 @@ from ..numerics.totals import PairTotal
 from .background import Background
 from .dumps.digests import SideDigest
 from .figures import Figures
-from .file.database import Database
 from .file.evidence import Verdict
 from .file.keep import ALL, FIGURES, expected_bytes
 from .file.records import Generation, RunHeader
+from .new_run import new_run
 from .spool import Spool
 from .store.store import Store
 from .tables.heatmap import PYRAMIDS, first_level_rows, insert_levels, narrow_cells, tile_rows
@@ -34,8 +32,7 @@ from .tables.logits import insert_logits, read_rows
 from .tables.pairs import insert_evidence, insert_pair
 from .tables.positions import position_rows, side_position_rows, top_token_rows
 from .tables.remedies import RemedyRow, insert_remedies
-from .tables.run import insert_generation, insert_prompts, insert_run, insert_sides, insert_used_vocabulary
-from .tables.schema import create_tables
+from .tables.run import insert_generation, insert_header, insert_prompts, insert_sides, insert_used_vocabulary
 
 _COMMIT_BYTES = 64 << 20  # DuckDB keeps an open transaction in memory: one a run took as much as the dump is large
 _WAITING_BYTES = 128 << 20  # of logits that wait to be stored: on a GPU the next forward runs meanwhile
@@ -52,8 +49,6 @@ class RunWriter:
 
     def __init__(self, store: Store, header: RunHeader, *, run_id: str | None = None) -> None:
         self.header = header
-        self._store = store
-        self._created = header.created or datetime.now(UTC)
         self._places = np.array(header.places(), np.int32)
         self._rows_done = [0] * len(header.sides)
         self._hashes = [SideDigest(header.format) for _ in header.sides]
@@ -65,48 +60,36 @@ class RunWriter:
         side_bytes = header.rows * header.vocab * header.format.itemsize
         raw_bytes = expected_bytes(header.keep, len(header.sides), header.rows, side_bytes)
         is_whole = header.keep == ALL
-        room = raw_bytes if is_whole else raw_bytes + side_bytes  # the reference waits in a file of its own
+        # before hours of capture; the reference waits in a file of its own
+        store.check_space(raw_bytes if is_whole else raw_bytes + side_bytes)
         self._hashing = Background("ulpscope-sha256", _WAITING_BYTES)
         # The only thread that touches the database between begin and finish; it compares too, so that a forward never
         # waits.
         self._storing = Background("ulpscope-store", _WAITING_BYTES)
         self._uncommitted = 0
-        store.sweep()
-        store.check_space(room)  # before hours of capture
-        self._partial = store.new_partial(header.name, self._created, run_id)
-        self.run_id = self._partial.path.stem
-        self._spool = None if is_whole else Spool(self._partial.directory / "reference")
-        self._caches = Spool(self._partial.directory / "reference-kv")
         self._parts: dict[tuple[int, int, str], tuple[int, int, tuple[int, ...]]] = {}  # first position, place, shape
         self._cells: dict[tuple[int, str], list[NDArray[Any]]] = {}  # by pair and pyramid, of a run without logits
+        logits_bytes = raw_bytes if is_whole else 0
         with ExitStack() as stack:
-            stack.callback(self._partial.remove)
-            self._database = Database.to_write(self._partial.path, expected_bytes=raw_bytes if is_whole else 0)
-            stack.callback(self._database.abandon)
+            run = new_run(store, header.name, run_id, logits_bytes, created=header.created)
+            self._database, partial, created = stack.enter_context(run)
+            self.run_id, self._directory = partial.path.stem, partial.directory
+            self._spool = None if is_whole else Spool(self._directory / "reference")
+            self._caches = Spool(self._directory / "reference-kv")
             stack.callback(self._storing.close)
             stack.callback(self._hashing.close)
             self._database.execute("BEGIN")
-            create_tables(self._database)
             # first, so that what cannot be stored is refused before hours of capture
-            insert_run(
-                self._database,
-                created=self._created,
-                run_id=self.run_id,
-                name=header.name,
-                compute_dtype=header.compute_dtype,
-                vocab=header.vocab,
-                positions=header.rows,
-                kept=header.keep,
-                **asdict(header.provenance),
-            )
+            insert_header(self._database, created, header, header.rows)
             insert_prompts(self._database, header)
-            self._ending = stack.pop_all()  # leaves nothing but the finished run, if there is one
+            self._ending = stack.pop_all()
 
     def __enter__(self) -> RunWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ending.close()
+        """Leave nothing, if the run is not finished."""
+        self._ending.__exit__(UsageError, UsageError("the run is not finished"), None)
 
     def write(self, side: int, row: int, bits: NDArray[np.unsignedinteger]) -> None:
         """Append rows of a side: bits [rows, vocab] of the compute dtype, starting at `row`, which must be the next
@@ -161,7 +144,7 @@ class RunWriter:
         is_async: compare them in the storing thread, else in the caller's.
         """
         put, insert = self._storing.put, self._database.insert
-        return LayerRows(self._partial.directory, positions, put, insert, is_async=is_async)
+        return LayerRows(self._directory, positions, put, insert, is_async=is_async)
 
     def write_kernels(self, kernels: KernelList) -> None:
         """Write the kernels that a side launched. Once a side."""
@@ -272,7 +255,5 @@ class RunWriter:
             insert_pair(database, pair, total, self._verdicts.get(pair))
         insert_sides(database, header, self.digests(), [digest.values() for digest in self._hashes])
         database.execute("COMMIT")
-        database.close()
-        self._store.place(self._partial.path, self.run_id)
         self._ending.close()
         return self.run_id

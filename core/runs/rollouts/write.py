@@ -17,13 +17,13 @@ from ...numerics.topk import summary_of_counts
 from ..figures import Figures
 from ..file.keep import FIGURES
 from ..file.records import Prompt, Provenance, RunHeader, SideHeader
+from ..new_run import new_run
 from ..queries.mismatch import sample_tokens
 from ..store.store import Store
 from ..tables.pairs import insert_evidence, insert_pair
 from ..tables.rollouts import CHOSEN_TOKEN, SEQUENCE
-from ..tables.run import insert_sides
+from ..tables.run import insert_header, insert_sides
 from ..topk.reading import digest_of, responses_of
-from ..topk.tables import insert_header, new_run
 from .files import SIDES, read_tokens
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def write_tokens(
         origin = replace(origin, note=left_out)
         sides = tuple(SideHeader(name, "", "float32") for name in names)
         header = RunHeader(name, "", 0, (Prompt(1),), sides, origin, keep=FIGURES, k=1, holds="logprob")
-        insert_header(database, partial, created, header, positions)
+        insert_header(database, created, header, positions)
         tell(positions // 6, positions)
         database.execute(_INSERT_TOKENS)
         tell(2 * positions // 6, positions)

@@ -10,7 +10,7 @@ import secrets
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -248,6 +248,14 @@ class Store:
         """Sortable by time, readable, and unique: 20261120-213000-fresh-against-cached-3f9a."""
         words = slug(name.lower()).strip("-")
         return "-".join(part for part in (created.strftime("%Y%m%d-%H%M%S"), words, secrets.token_hex(2)) if part)
+
+    @contextmanager
+    def new_file(self, name: str, created: datetime, run_id: str | None = None) -> Iterator[Partial]:
+        """Yield a place for the file of a new run, which becomes visible when the block ends without an error."""
+        self.sweep()
+        with self.new_partial(name, created, run_id) as partial:
+            yield partial
+            self.place(partial.path, partial.path.stem)
 
     def new_partial(self, name: str, created: datetime, run_id: str | None = None) -> Partial:
         """Return a place for a run to be written to, in the same directory, so that renaming it is atomic."""

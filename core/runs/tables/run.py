@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
@@ -52,6 +52,13 @@ def insert_run(database: Database, created: datetime, versions: Mapping[str, str
         file_version=FILE_VERSION,
         **values,
     )
+
+
+def insert_header(database: Database, created: datetime, header: RunHeader, positions: int) -> None:
+    """Insert the only row, of a run with sides."""
+    about = {name: getattr(header, name) for name in ("name", "compute_dtype", "vocab")}
+    about |= {"run_id": database.path.stem, "positions": positions, "kept": header.keep}
+    insert_run(database, created, **about, **asdict(header.provenance))
 
 
 def read_run(database: Database) -> dict[str, Any]:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,12 +13,11 @@ from ...numerics.topk import summary_of
 from ..file.database import Database
 from ..file.keep import FIGURES
 from ..file.records import MAX_ROWS, Prompt, Provenance, RunHeader, SideHeader
-from ..store.partial import Partial
+from ..new_run import new_run
 from ..store.store import Store
 from ..tables.pairs import insert_evidence, insert_pair
 from ..tables.positions import POSITION, SIDE_POSITION, TOP_TOKEN
-from ..tables.run import RESPONSE, VOCABULARY, insert_prompts, insert_run, insert_sides
-from ..tables.schema import create_tables
+from ..tables.run import RESPONSE, VOCABULARY, insert_header, insert_prompts, insert_sides
 from .alignment import sequence
 from .pairing import ListPair, vocabulary_size
 from .reading import SAME, digest_of
@@ -70,7 +66,7 @@ def write_lists(
             k=max(counts),
             holds="logprob",
         )
-        insert_header(database, partial, created, header, header.rows)
+        insert_header(database, created, header, header.rows)
         insert_prompts(database, header)
         mappings = [response.texts for side in sides for response in side.responses]
         if texts := {token: text for each in reversed(mappings) for token, text in each.items()}:  # the first counts
@@ -84,37 +80,6 @@ def write_lists(
             _insert_pair(database, index, pair, verdict_of_pair.get(index))
         database.execute("COMMIT")
     return partial.path.stem
-
-
-@contextmanager
-def new_run(
-    store: Store, name: str, run_id: str | None, expected_bytes: int, **options: int
-) -> Iterator[tuple[Database, Partial, datetime]]:
-    """Open the database of a new run with empty tables; leaving puts the run in its place, an error leaves nothing."""
-    created = datetime.now(UTC)
-    store.sweep()
-    partial = store.new_partial(name, created, run_id)
-    try:
-        database = Database.to_write(partial.path, expected_bytes=expected_bytes, **options)
-        try:
-            database.execute("BEGIN")
-            create_tables(database)
-            database.execute("COMMIT")
-            yield database, partial, created
-            database.close()
-        except BaseException:
-            database.abandon()
-            raise
-        store.place(partial.path, partial.path.stem)
-    finally:
-        partial.remove()
-
-
-def insert_header(database: Database, partial: Partial, created: datetime, header: RunHeader, positions: int) -> None:
-    """Insert the one row of provenance."""
-    about = {name: getattr(header, name) for name in ("name", "compute_dtype", "vocab")}
-    about |= {"run_id": partial.path.stem, "created": created, "positions": positions, "kept": header.keep}
-    insert_run(database, **about, **asdict(header.provenance))
 
 
 def _prompt(responses: Sequence[Response]) -> Prompt:
