@@ -79,7 +79,7 @@ def _ask() -> tuple[ProbeRequest | None, str]:
     key = middle.text_input("Key", type="password", key="probe_key", placeholder="none", help=about)
     name = right.text_input("Name of the run", key="probe_name", placeholder="the server and its model", **_FIELD)
     if not url:
-        st.caption("Give a server's address: vLLM, SGLang, llama.cpp, Ollama, TGI, or any OpenAI-compatible one.")
+        st.caption("Give a server's address: vLLM, SGLang, llama.cpp, Ollama, or any OpenAI-compatible one.")
         return None, key
     selection = ",".join(f"{LOAD}:{load}" if test == LOAD else test for test in MEANINGS if test in tests)
     about_run = {"model": model.strip(), "against": against or None, "name": name.strip() or None}

@@ -46,8 +46,8 @@ def probe(
 ) -> None:
     """Probe a live server for nondeterminism: repeated, with a warm cache, under load. Store the responses as a run.
 
-    For vLLM, SGLang, llama.cpp, Ollama, TGI, and any OpenAI-compatible server with log-probabilities. Needs HTTP
-    only, and no model on this machine (docs/guides/probe.md). The API key is that of $ULPSCOPE_PROBE_KEY.
+    For vLLM, SGLang, llama.cpp, Ollama, and any OpenAI-compatible server with log-probabilities. Needs HTTP only, and
+    no model on this machine (docs/guides/probe.md). The API key is that of $ULPSCOPE_PROBE_KEY.
 
     For example:  ulpscope probe http://127.0.0.1:8000 --prompt "def area(shape):" --tests rerun,warm,load:8
     """

@@ -1,7 +1,7 @@
 """Servers for a probe: a table of kinds, and their detection.
 
 Endpoints and fields as in the engines' sources and documentation: vLLM 0.32, SGLang 0.5, llama.cpp's tools/server,
-Ollama's docs/api.md, text-generation-inference 3.
+Ollama's docs/api.md.
 """
 
 from __future__ import annotations
@@ -103,18 +103,12 @@ def _ollama(ask: Ask, model: str) -> Json:
     return {"model": model, "prompt": ask.prompt, "raw": True, "stream": False, "options": options} | values
 
 
-def _tgi(ask: Ask, _: str) -> Json:
-    about = {"max_new_tokens": ask.tokens, "do_sample": False, "details": True, "top_n_tokens": min(ask.top, 5)}
-    return {"inputs": ask.prompt, "parameters": about | {"decoder_input_details": ask.rows}}
-
-
 def _tokenize(text: str, model: str) -> Json:
     return {"model": model, "prompt": text}
 
 
 OPENAI = Kind("OpenAI-compatible", "/v1/completions", _completions)
 CHAT = Kind("OpenAI-compatible", "/v1/chat/completions", _chat)
-TGI = Kind("TGI", "/generate", _tgi)
 LLAMACPP = Kind(
     "llama.cpp",
     "/completion",
@@ -223,14 +217,11 @@ def find_server(client: Client, model: str = "") -> Server:
         return server(SGLANG, about.get("version", ""), _model(model, names or [str(about.get("model_path", ""))]))
     if "version" in (about := section("/api/version")):
         return server(OLLAMA, about["version"], _model(model, names))
-    if "model_id" in (about := section("/info")):
-        return server(TGI, about.get("version", ""), about["model_id"])
     if "version" in version and (owners == {"vllm"} or not names):
         return server(VLLM, version["version"], _model(model, names))
     if not (names or model):
         raise ProbeError(
-            f"{client.url}: unknown server; /v1/models, /props, /server_info, /api/version and /info do not identify an"
-            " engine."
+            f"{client.url}: unknown server; /v1/models, /props, /server_info and /api/version name no engine."
         )
     reasons = []
     for kind in (OPENAI, CHAT):  # completions if they have log-probabilities, else chat

@@ -1,8 +1,8 @@
 """Responses of engines: recognized by content, one reader a format.
 
 Formats as in the engines' sources: vllm/entrypoints/openai/completion/protocol.py and vllm/logprobs.py (0.32),
-llama.cpp's tools/server/server-task.cpp, sglang/srt/managers/tokenizer_manager.py (0.5.23), TGI's docs (`prefill` and
-`tokens` are lists of id, text and logprob, `top_tokens` a list for each), Ollama's docs/openapi.yaml, OpenAI's docs.
+llama.cpp's tools/server/server-task.cpp, sglang/srt/managers/tokenizer_manager.py (0.5.23), Ollama's docs/openapi.yaml,
+OpenAI's docs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..placeholders import DRAFTED
 from ..records import Response
 from .bounded_json import documents, documents_of
 from .entries import Entry, Id, Row, Sent, convert, count_of, entry_of, first_row, response_of, rows_of, tokens_of
-from .streams import output_texts, whole_answers
+from .streams import whole_answers
 
 Payload = Mapping[str, Any]
 _MOST_RESPONSES = 1 << 16
@@ -225,19 +225,6 @@ def _read_completion(payload: Payload, prompt: Any, source: str) -> dict[str, An
     return {"rows": rows_of(tokens, first_row(prompt), source)}
 
 
-def _read_details(payload: Payload, _: Any, source: str) -> dict[str, Any]:
-    """Read TGI. The first token of the prompt has no row; what is before the first of `prefill` is not known."""
-    details = payload["details"]
-    prefill = rows_of(details.get("prefill"), -1, source)
-    tokens = convert(details.get("tokens") or [], list[dict[str, Any]], f"{source}, tokens")
-    tops = convert(details.get("top_tokens") or [None] * len(tokens), list[Any], f"{source}, top_tokens")
-    items = [{**token, "top_logprobs": top} for token, top in zip(tokens, tops, strict=False)]
-    rows = [row for row in prefill[1:] if row.target.value is not None]
-    rows += rows_of(items, first_row(len(prefill)), source)
-    ids = [row.target.token for row in prefill]
-    return {"rows": rows, "prompt": None if None in ids else ids, "has_prompt_rows": bool(prefill)}
-
-
 def _read_lines(payload: Payload, prompt: Any, source: str) -> dict[str, Any]:
     """Read Ollama's `/api/generate` or `/api/chat`: texts and bytes, no token ids."""
     return {"rows": rows_of(payload.get("logprobs"), first_row(prompt), source)}
@@ -247,8 +234,10 @@ def _read_output(payload: Payload, prompt: Any, source: str) -> dict[str, Any]:
     """Read OpenAI's `/v1/responses`. Tokens of reasoning come before its text and have no rows, so that the text begins
     at the prompt's end only without them.
     """
-    parts, output = output_texts(payload), payload.get("output")
-    prompt = prompt if isinstance(output, list) and len(output) == 1 else None
+    items = convert(payload.get("output") or [], list[dict[str, Any]], f"{source}, output")
+    contents = [item["content"] for item in items if isinstance(item.get("content"), list)]
+    parts = [part for content in contents for part in content if part.get("type") == "output_text"]
+    prompt = prompt if len(items) == 1 else None
     entries = [one for part in parts for one in convert(part.get("logprobs") or [], list[Any], source)]
     text = "".join(f"{part.get('text', '')}" for part in parts)
     return {"rows": rows_of(entries, first_row(prompt), source), "prompt": prompt, "text": text}
@@ -257,6 +246,8 @@ def _read_output(payload: Payload, prompt: Any, source: str) -> dict[str, Any]:
 def _read_generate(payload: Payload, prompt: Any, source: str) -> dict[str, Any]:
     """Read SGLang: rows of the prompt, as far as they were requested, then of what was generated."""
     meta = convert(payload["meta_info"], dict[str, Any], source)
+    if meta.get("finish_reason", "") is None:
+        raise DumpError(f"{source}: is a part of SGLang's own stream; request it without `stream`.")
     prompt_rows = rows_of(_triples(meta, "input", source), 0, source)
     prompt = prompt or len(prompt_rows) or None
     # The last rows of the prompt end at its last token; the first token of all has no row.
@@ -336,7 +327,6 @@ def _prompt_key(request: Payload) -> str:
 _READERS: tuple[tuple[str, Callable[[Payload, Any, str], dict[str, Any]], Callable[[Payload], bool]], ...] = (
     ("llama.cpp completion", _read_completion, lambda payload: "completion_probabilities" in payload),
     ("SGLang generate", _read_generate, lambda payload: "meta_info" in payload),
-    ("TGI details", _read_details, lambda payload: isinstance(payload.get("details"), dict)),
     ("OpenAI responses", _read_output, lambda payload: payload.get("object") == "response"),
     ("Ollama", _read_lines, lambda payload: _first(payload, list, "logprobs") is not None or "done" in payload),
 )

@@ -179,21 +179,7 @@ def test_sglang_from_a_later_start() -> None:
     assert found.rows.best.tolist() == [0, 0]  # chosen tokens alone say nothing of the best
 
 
-def test_tgi_and_ollama() -> None:
-    token = {"id": 9, "text": " b", "logprob": -0.5, "special": False}
-    tgi = one(
-        {
-            "generated_text": " b",
-            "details": {
-                "prefill": [{"id": 4, "text": "a", "logprob": None}, {"id": 5, "text": "c", "logprob": -2.0}],
-                "tokens": [token],
-                "top_tokens": [[token, {"id": 8, "text": " z", "logprob": -1.5}]],
-            },
-        }
-    )
-    assert tgi.tokens == (4, 5, 9)
-    assert [row(tgi, 0), row(tgi, 1)] == [{5: -2.0}, {9: -0.5, 8: -1.5}]
-    assert tgi.rows.best.tolist() == [0, 2]
+def test_ollama() -> None:
     top = [{"token": "b", "logprob": -0.5, "bytes": [98]}, {"token": "\ufffd", "logprob": -1.0, "bytes": [240, 159]}]
     ollama = one({"model": "m", "response": "b", "logprobs": [{**top[0], "top_logprobs": top}]})
     assert (ollama.keys, ollama.start_known) == ("text", False)

@@ -77,47 +77,12 @@ def llamacpp_lines() -> list[dict[str, Any]]:
     return [*made, {"content": "", "stop": True, "tokens_evaluated": 5, "generation_settings": {"n_probs": 2}}]
 
 
-def tgi_events() -> list[dict[str, Any]]:
-    made = []
-    for at, (text, value, other, less) in enumerate(TOKENS):
-        top = [{"id": at, "text": text, "logprob": value}, {"id": at + 9, "text": other, "logprob": less}]
-        is_last = at == len(TOKENS) - 1
-        made.append({"index": at + 1, "token": top[0], "top_tokens": top, "generated_text": TEXT if is_last else None,
-                     "details": {"finish_reason": "length", "generated_tokens": 3} if is_last else None})  # fmt: skip
-    return made
-
-
-def sglang_events(*, is_cumulative: bool) -> list[dict[str, Any]]:
-    made = []
-    for at in range(len(TOKENS)):
-        part = slice(0 if is_cumulative else at, at + 1)
-        chosen = [[value, number, text] for number, (text, value, _, _) in enumerate(TOKENS)][part]
-        tops = [[[value, number, text], [less, number + 9, other]]
-                for number, (text, value, other, less) in enumerate(TOKENS)][part]  # fmt: skip
-        meta = {"id": "rid", "prompt_tokens": 5, "finish_reason": {"type": "length"} if at == 2 else None,
-                "output_token_logprobs": chosen, "output_top_logprobs": tops}  # fmt: skip
-        made.append({"text": "".join(one[0] for one in TOKENS[part]), "meta_info": meta})
-    return made
-
-
-def response_events() -> list[dict[str, Any]]:
-    deltas = [{"type": "response.output_text.delta", "delta": one["token"], "logprobs": [one]} for one in ENTRIES]
-    content = [{"type": "output_text", "text": TEXT, "logprobs": []}]
-    whole = {"object": "response", "error": None, "output": [{"type": "message", "content": content}]}
-    return [{"type": "response.created", "response": {"object": "response"}}, *deltas,
-            {"type": "response.completed", "response": whole}]  # fmt: skip
-
-
 STREAMS: dict[str, list[dict[str, Any]]] = {
     "chat": chat_chunks(),
     "completions": completion_chunks(),
     "Ollama generate": ollama_lines(is_chat=False),
     "Ollama chat": ollama_lines(is_chat=True),
     "llama.cpp": llamacpp_lines(),
-    "TGI": tgi_events(),
-    "SGLang": sglang_events(is_cumulative=True),
-    "SGLang, only what is new": sglang_events(is_cumulative=False),
-    "Responses": response_events(),
 }
 FORMS: dict[str, Callable[[list[dict[str, Any]]], str]] = {
     "JSON lines": lambda chunks: "\n".join(json.dumps(chunk) for chunk in chunks),
@@ -167,7 +132,12 @@ def test_streams_of_several_ids_are_several_answers(tmp_path: Path) -> None:
         found = read(tmp_path, FORMS["JSON lines"](chunks))
         assert [rows_of(response) for response in found] == [EXPECTED] * (3 if len(chunks) % 2 else 2)
     assert len(read(tmp_path, FORMS["JSON lines"](ollama_lines(is_chat=True) * 2))) == 2
-    assert len(read(tmp_path, FORMS["events"](tgi_events() * 2))) == 2
+
+
+def test_a_part_of_a_stream_of_sglang_is_refused(tmp_path: Path) -> None:
+    meta = {"id": "rid", "finish_reason": None, "output_token_logprobs": [[-0.5, 4, "a"]]}
+    with pytest.raises(DumpError, match="without `stream`"):
+        read(tmp_path, json.dumps({"text": "a", "meta_info": meta}))
 
 
 def test_choices_of_one_stream_are_answers_of_their_own(tmp_path: Path) -> None:
