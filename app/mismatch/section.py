@@ -10,24 +10,26 @@ import streamlit as st
 from app.components import plots, tables
 from app.mismatch import charts
 from app.shell import exports, selection, store_cache
-from core.numerics.mismatch import FRAMEWORKS, Batch
+from core.numerics.mismatch import FRAMEWORKS
 from core.runs.queries import mismatch
+from core.runs.reader import RunReader
 from core.text import number, percent, plural
-
-_QUICK = 1 << 20  # tokens for which what |r| depends on is found in a fifth of a second
 
 
 def tiles(view: selection.View) -> bool:
     """Draw the headline figures of a run of chosen tokens; False for another run."""
     if not store_cache.cached(view.run, mismatch.has_rollouts):
         return False
-    batch = Batch(store_cache.cached(view.run, mismatch.read_tokens).sequences)
-    values = {figure.name: (figure.value(batch), figure.definition) for figure in FRAMEWORKS["ulpscope"].figures}
+    figures = {row["name"]: row for row in store_cache.cached(view.run, mismatch.figures_of)}
     names = {"mean_abs": "Mean |r|", "k3": "KL (k3)", "ess": "ESS", "max_abs": "Largest |r|"}
     for column, (name, label) in zip(st.columns(4), names.items(), strict=True):
-        value, definition = values[name]
-        column.metric(label, number(value), help=f"{definition}; r = trainer - rollout, nats")
+        about = f"{figures[name]['definition']}; r = trainer - rollout, nats"
+        column.metric(label, number(figures[name]["value"]), help=about)
     return True
+
+
+def _table(run: RunReader, name: str) -> pd.DataFrame:
+    return pd.DataFrame(store_cache.cached(run, mismatch.summary, name))
 
 
 def draw(view: selection.View) -> None:
@@ -35,25 +37,24 @@ def draw(view: selection.View) -> None:
     run = view.run
     if not store_cache.cached(run, mismatch.has_rollouts):
         return
-    tokens = store_cache.cached(run, mismatch.read_tokens)
+    counts, shares = (store_cache.cached(run, mismatch.summary, name) for name in ("tokens", "explained"))
     st.subheader("Trainer vs. rollout")
-    count = int(tokens.sequences.tokens.sum())
+    count = counts["tokens"]
     lines = [
-        f"r is trainer minus rollout, over {plural(count, 'token')} of {plural(len(tokens.sequences), 'sequence')}.",
-        f"Half of the KL is in {plural(tokens.half, 'token')}.",
+        f"r is trainer minus rollout, over {plural(count, 'token')} of {plural(counts['sequences'], 'sequence')}.",
+        f"Half of the KL is in {plural(counts['half'], 'token')}.",
     ]
-    is_quick = 1000 <= count <= _QUICK  # fewer tokens tell nothing
-    name, share = next(iter(store_cache.cached(run, mismatch.explained).items() if is_quick else ()), ("", 0.0))
-    if share >= 0.02:
+    name, share = next(iter(shares.items()), ("", 0.0))
+    if share >= 0.02 and count >= 1000:  # fewer tokens tell nothing
         lines.append(f"|r| depends most on the {name}: {percent(share)} of its variance.")
     st.markdown(" ".join(lines))
-    steps = store_cache.cached(run, mismatch.by_step)
+    steps = _table(run, "steps")
     names = ["Figures", "Distribution", "Depends on", "Sequences", *(["Steps"] if len(steps) > 1 else [])]
     kind = st.segmented_control("Show", names, default="Figures", key="mismatch_part", label_visibility="collapsed")
     if kind == "Distribution":
         _distribution(view)
     elif kind == "Depends on":
-        _dependence(view, store_cache.cached(run, mismatch.explained))
+        _dependence(view, shares)
     elif kind == "Sequences":
         _sequences(view)
     elif kind == "Steps":
@@ -61,13 +62,12 @@ def draw(view: selection.View) -> None:
         plots.draw(chart, key="mismatch_steps", picture=exports.picture_of(view, "steps"))
         st.caption("Mean |r| and k3 (an estimate of the KL) by training step, log axis.")
     else:
-        _figures(view, tokens)
+        _figures(view)
 
 
-def _figures(view: selection.View, tokens: mismatch.Tokens) -> None:
+def _figures(view: selection.View) -> None:
     framework = st.selectbox("Names and definitions of", list(FRAMEWORKS), key="framework", width=240)
-    stamp = store_cache.stamp_of(view.run)
-    rows = store_cache.remember("mismatch", stamp, (framework,), lambda: mismatch.figures_of(tokens, framework))
+    rows = store_cache.cached(view.run, mismatch.figures_of, framework)
     table = pd.DataFrame(
         {
             "figure": [row["name"] for row in rows],
@@ -90,18 +90,16 @@ def _distribution(view: selection.View) -> None:
     run = view.run
     left, right = st.columns(2)
     with left:
-        table = store_cache.cached(run, mismatch.histogram)
+        table = _table(run, "histogram")
         plots.draw(
             plots.cached(run, (), charts.ratios, table), key="ratios", picture=exports.picture_of(view, "ratios")
         )
         st.caption("Tokens by r, log counts, and their share of the KL (k3). Dashed: bars of TIS and IcePop.")
     with right:
-        table = store_cache.cached(run, mismatch.density)
-        chart = plots.cached(run, (), charts.density, table)
+        chart = plots.cached(run, (), charts.density, _table(run, "density"))
         plots.draw(chart, key="density", picture=exports.picture_of(view, "density"))
         st.caption("Tokens by the rollout's probability and r; beyond the 99.9th percentile of |r| at the edges.")
-    bars = store_cache.cached(run, mismatch.bars)
-    bars = bars.rename(columns={"tokens": "tokens_share", "kl": "kl_share"})
+    bars = _table(run, "bars").rename(columns={"tokens": "tokens_share", "kl": "kl_share"})
     tables.draw(bars, "mismatch_bars")
 
 
@@ -112,14 +110,14 @@ def _dependence(view: selection.View, shares: dict[str, float]) -> None:
     labels = {name: f"{name} ({percent(share)})" for name, share in shares.items()}
     about = "Quantity (share of the variance of |r|)"
     quantity = st.selectbox(about, list(labels), format_func=labels.__getitem__, width=320) or next(iter(labels))
-    table = store_cache.cached(view.run, mismatch.by_quantity, quantity)
+    table = _table(view.run, f"by {quantity}")
     chart = plots.cached(view.run, (quantity,), charts.by_value, table, quantity)
     plots.draw(chart, key="mismatch_by", picture=exports.picture_of(view, f"by-{quantity}"), of=quantity)
     st.caption("Mean |r| with its standard error, in up to 16 groups of as many tokens.")
 
 
 def _sequences(view: selection.View) -> None:
-    table = store_cache.cached(view.run, mismatch.heaviest)
+    table = _table(view.run, "heaviest")
     pick = partial(selection.select_row, table, "mismatch_sequences")
     tables.draw(table, "mismatch_sequences", 20, selection_mode="single-row", on_select=pick)
     st.caption("Sequences with the largest share of the KL. Click one to see its tokens above.")

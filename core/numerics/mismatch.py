@@ -155,13 +155,6 @@ class Sequences:
         sums = _Reduced(SUMS, lambda values: np.add.reduceat(values, starts, dtype=np.float64), pairs)
         return cls(lengths, sums, _Reduced(MAXIMA, lambda values: np.maximum.reduceat(values, starts), pairs))
 
-    @classmethod
-    def concatenate(cls, parts: Sequence[Sequences]) -> Sequences:
-        """All sequences of the parts, every sum computed."""
-        tokens = np.concatenate([part.tokens for part in parts])
-        sums = {name: np.concatenate([part.sums(name) for part in parts]) for name in SUMS}
-        return cls(tokens, sums, {name: np.concatenate([part.maxima(name) for part in parts]) for name in MAXIMA})
-
     def __len__(self) -> int:
         return len(self.tokens)
 
@@ -366,7 +359,11 @@ _VERL = (
             ("ratio_fraction_high", "share of tokens with exp(r) above 2", lambda b: b.mean("above TIS")),
             ("ratio_fraction_low", "share of tokens with exp(r) below 0.5", lambda b: b.mean("below 1/TIS")),
             ("seq_mean", "mean of sequence means", lambda b: b.mean_of_means("truncated")),
-            ("seq_std", "their standard deviation", lambda b: float(np.std(_truncated_means(b), ddof=1))),
+            (
+                "seq_std",
+                "their standard deviation",
+                lambda b: float(np.std(_truncated_means(b), ddof=1)) if len(b.sequences) > 1 else float("nan"),
+            ),
             ("seq_max", "largest of them", lambda b: float(_truncated_means(b).max())),
             ("seq_min", "least of them", lambda b: float(_truncated_means(b).min())),
             ("seq_max_deviation", "largest distance from 1", lambda b: float(np.abs(_truncated_means(b) - 1).max())),

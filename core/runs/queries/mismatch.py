@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UsageError
-from ...numerics.mismatch import DPPO, FRAMEWORKS, ICEPOP, TIS, Batch, SampledTokens, Sequences, TokenPairs, intervals
+from ...numerics.mismatch import (
+    DPPO,
+    FRAMEWORKS,
+    ICEPOP,
+    MAXIMA,
+    SUMS,
+    TIS,
+    Batch,
+    SampledTokens,
+    Sequences,
+    TokenPairs,
+    intervals,
+)
 from ..figures import Figures
+from .layers import records
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,7 +32,8 @@ if TYPE_CHECKING:
 _TOKENS_AT_ONCE = 1 << 20
 _BOTH = "is_trained AND reference IS NOT NULL AND variant IS NOT NULL"
 _R = "variant - reference"
-_KL = f"(exp({_R}) - 1 - ({_R}))"
+_KL = f"(2 * exp(({_R}) / 2) * sinh(({_R}) / 2) - ({_R}))"  # k3 = exp(r) - 1 - r, also near 0
+_BINS = 10_000  # of a logarithm: values within 0.01 % of each other are together
 PERCENTILES = {f"p{100 * share:g}": share for share in (0.5, 0.9, 0.99, 0.999)}
 FIGURE_NAMES = {*PERCENTILES, *(figure.name for framework in FRAMEWORKS.values() for figure in framework.figures)}
 GROUPS = 16  # into which the values of a quantity are put
@@ -38,35 +52,91 @@ _JOINED = "chosen_token JOIN prompt USING (prompt) JOIN sequence USING (prompt)"
 
 
 def has_rollouts(run: Figures) -> bool:
-    """Return whether a run is of chosen tokens."""
-    return run.header.k == 1 and bool(len(run.query("SELECT 1 FROM sequence LIMIT 1")))
+    """Return whether a run is of chosen tokens, some with both values."""
+    return bool(len(run.query("SELECT 1 FROM mismatch LIMIT 1")))
 
 
-@dataclass(frozen=True)
-class Tokens:
-    """Tokens of a run read once. percentiles: of |r|, by name; half: how many tokens carry half of the sum of k3."""
-
-    sequences: Sequences
-    percentiles: dict[str, float]
-    half: int
+def summary(run: Figures, name: str) -> Any:
+    """Return one of `summaries`, as it was stored with the run."""
+    return json.loads(run.query("SELECT content FROM mismatch WHERE name = ?", name)["content"][0])
 
 
-def read_tokens(run: Figures) -> Tokens:
-    """Read the tokens with both values, a million at a time. UsageError if there is none."""
-    parts, k3 = [], np.zeros(0)
+def figures_of(run: Figures, framework: str = "ulpscope") -> list[dict[str, Any]]:
+    """Return a framework's figures: name, value, low and high of its 95 % interval over sequences, unit, definition.
+
+    Raises:
+        UsageError: no such framework.
+    """
+    if framework not in FRAMEWORKS:
+        raise UsageError(f"--as '{framework}': expected one of {', '.join(FRAMEWORKS)}.")
+    rows: list[dict[str, Any]] = summary(run, f"figures of {framework}")
+    return rows
+
+
+def summaries(run: Figures) -> dict[str, Any]:
+    """Return what pages and reports show of all tokens, to be stored with the run, in types of JSON; empty if no token
+    has both values.
+    """
+    sequences = _read_sequences(run)
+    if not len(sequences):
+        return {}
+    percentiles, half = _percentiles(run), _tokens_with_half(run)
+    groups = {quantity: by_quantity(run, quantity) for quantity in BY}
+    tables = {"histogram": histogram(run), "density": density(run, percentiles[-1]), "bars": bars(run)}
+    tables |= {
+        "steps": by_step(run),
+        "heaviest": heaviest(run),
+        **{f"by {name}": rows for name, rows in groups.items()},
+    }
+    return {
+        "tokens": {"tokens": int(sequences.tokens.sum()), "sequences": len(sequences), "half": half},
+        "explained": _explained(groups),
+        **{f"figures of {name}": rows for name, rows in _figures(sequences, percentiles).items()},
+        **{name: records(table) for name, table in tables.items()},
+    }
+
+
+def _read_sequences(run: Figures) -> Sequences:
+    """Sum up the tokens with both values by sequence, about a million tokens at a time."""
+    of_part = [(Sequences.sums, name) for name in SUMS] + [(Sequences.maxima, name) for name in MAXIMA]
+    most = int(run.query("SELECT count(*) AS n FROM prompt")["n"][0])
+    tokens, whole, stop = np.empty(most, np.int64), np.empty((len(of_part), most)), 0
     for pairs, lengths in _pairs(run):
         part = Sequences.of(pairs, lengths)
-        parts.append(Sequences.concatenate([part]))
-        k3 = np.concatenate([k3, pairs.k3.astype(np.float32)])
-    if not parts:
-        raise UsageError("no token has a log-probability on both sides.")
-    quantiles = run.query(
-        f"SELECT unnest(quantile_cont(abs({_R}), {list(PERCENTILES.values())})) AS q FROM chosen_token WHERE {_BOTH}"
+        place = slice(stop, stop := stop + len(part))
+        tokens[place] = part.tokens
+        for values, (of, name) in zip(whole, of_part, strict=True):
+            values[place] = of(part, name)
+    sums, maxima = whole[: len(SUMS), :stop], whole[len(SUMS) :, :stop]
+    return Sequences(tokens[:stop], dict(zip(SUMS, sums, strict=True)), dict(zip(MAXIMA, maxima, strict=True)))
+
+
+def _bins(run: Figures, value: str) -> pd.DataFrame:
+    """Return the tokens in bins of a value that is never negative, ascending: tokens, low, high, total."""
+    return run.query(
+        f"SELECT count(*) AS tokens, min(v) AS low, max(v) AS high, sum(v) AS total"
+        f" FROM (SELECT {value} AS v FROM chosen_token WHERE {_BOTH})"
+        f" GROUP BY round(ln(nullif(greatest(v, 0), 0)) * {_BINS}) ORDER BY low"
     )
-    k3.sort()
-    carried = np.cumsum(k3[::-1], dtype=np.float64)
-    half = int(np.searchsorted(carried, carried[-1] / 2)) + 1
-    return Tokens(Sequences.concatenate(parts), dict(zip(PERCENTILES, quantiles["q"].tolist(), strict=True)), half)
+
+
+def _percentiles(run: Figures) -> NDArray[np.float64]:
+    """Return PERCENTILES of |r|, exact in bins of up to two tokens."""
+    bins = _bins(run, f"abs({_R})")
+    tokens = bins["tokens"].to_numpy(np.int64)
+    ends = np.cumsum(tokens)
+    ranks, values = np.column_stack([ends - tokens, ends - 1]), bins[["low", "high"]].to_numpy(float)
+    return np.interp(np.array(list(PERCENTILES.values())) * (ends[-1] - 1), ranks.ravel(), values.ravel())
+
+
+def _tokens_with_half(run: Figures) -> int:
+    """Return how many tokens carry half of the sum of k3, the largest first."""
+    bins = _bins(run, _KL)[::-1]
+    tokens, kl = bins["tokens"].to_numpy(np.int64), bins["total"].to_numpy(float)
+    carried = np.cumsum(kl)
+    last = int(np.searchsorted(carried, carried[-1] / 2))
+    rest = carried[-1] / 2 - (carried[last] - kl[last])
+    return int(tokens[:last].sum()) + max(1, int(np.ceil(rest / kl[last] * tokens[last]))) if kl[last] else 1
 
 
 def _pairs(run: Figures) -> Iterator[tuple[TokenPairs, NDArray[np.int64]]]:
@@ -86,44 +156,38 @@ def _pairs(run: Figures) -> Iterator[tuple[TokenPairs, NDArray[np.int64]]]:
             yield TokenPairs(rows["reference"].to_numpy(float), rows["variant"].to_numpy(float)), lengths
 
 
-def figures_of(tokens: Tokens, framework: str = "ulpscope", *, with_intervals: bool = True) -> list[dict[str, Any]]:
-    """Return a framework's figures: name, value, low and high of its 95 % interval over sequences, unit, definition.
-
-    Raises:
-        UsageError: no such framework.
-    """
-    if framework not in FRAMEWORKS:
-        raise UsageError(f"--as '{framework}': expected one of {', '.join(FRAMEWORKS)}.")
-    figures, batch = FRAMEWORKS[framework].figures, Batch(tokens.sequences)
-    bounds = intervals(tokens.sequences, figures) if with_intervals and len(tokens.sequences) > 1 else None
-    rows = []
-    for number, figure in enumerate(figures):
-        low, high = bounds[number] if bounds is not None else (None, None)
-        row = {"name": figure.name, "value": float(figure.value(batch)), "low": low, "high": high}
-        rows.append({**row, "unit": figure.unit, "definition": figure.definition})
-    if framework == "ulpscope":
-        quantiles = [
-            {"name": name, "value": value, "low": None, "high": None, "unit": "nats"}
-            | {"definition": f"{name[1:]}th percentile of |r|"}
-            for name, value in tokens.percentiles.items()
-        ]
-        rows[2:2] = quantiles
+def _figures(sequences: Sequences, percentiles: NDArray[np.float64]) -> dict[str, list[dict[str, Any]]]:
+    """Return the figures of every framework, by its name."""
+    figures, batch = [each for framework in FRAMEWORKS.values() for each in framework.figures], Batch(sequences)
+    bounds = iter(intervals(sequences, figures) if len(sequences) > 1 else [(None, None)] * len(figures))
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for name, framework in FRAMEWORKS.items():
+        rows[name] = []
+        for figure in framework.figures:
+            low, high = next(bounds)
+            row = {"name": figure.name, "value": float(figure.value(batch)), "low": low, "high": high}
+            rows[name].append({**row, "unit": figure.unit, "definition": figure.definition})
+    rows["ulpscope"][2:2] = [
+        {"name": name, "value": float(value), "low": None, "high": None, "unit": "nats"}
+        | {"definition": f"{name[1:]}th percentile of |r|"}
+        for name, value in zip(PERCENTILES, percentiles, strict=True)
+    ]
     return rows
 
 
 def mismatch_json(run: Figures, framework: str = "ulpscope") -> dict[str, Any]:
     """Return a framework's figures with what carries the difference; UsageError for an unknown framework."""
-    tokens = read_tokens(run)
+    tokens = summary(run, "tokens")
     return {
         "framework": framework,
-        "figures": figures_of(tokens, framework),
+        "figures": figures_of(run, framework),
         "source": FRAMEWORKS[framework].source,
-        "tokens": int(tokens.sequences.tokens.sum()),
-        "sequences": len(tokens.sequences),
-        "tokens_with_half_of_kl": tokens.half,
-        "bars": bars(run).to_dict("records"),
-        "by_step": by_step(run).to_dict("records"),
-        "explained_by": explained(run),
+        "tokens": tokens["tokens"],
+        "sequences": tokens["sequences"],
+        "tokens_with_half_of_kl": tokens["half"],
+        "bars": summary(run, "bars"),
+        "by_step": summary(run, "steps"),
+        "explained_by": summary(run, "explained"),
     }
 
 
@@ -156,15 +220,16 @@ def histogram(run: Figures) -> pd.DataFrame:
     )
 
 
-def density(run: Figures) -> pd.DataFrame:
-    """Return tokens by the rollout's probability (in 40 steps) and r (in 1/20 of the 99.9th percentile of |r|, which
-    bounds it): probability, r, tokens.
+def density(run: Figures, most: float) -> pd.DataFrame:
+    """Return tokens by the rollout's probability (in 40 steps) and r (in 1/20 of `most`, which bounds it): probability,
+    r, tokens.
     """
+    most = max(most, 1e-9)
     return run.query(
-        f"WITH bound AS (SELECT greatest(quantile_cont(abs({_R}), 0.999), 1e-9) AS most FROM chosen_token"
-        f" WHERE {_BOTH}) SELECT round(exp(reference) * 40) / 40 AS probability,"
-        f" round(greatest(least({_R}, most), -most) / most * 20) / 20 * most AS r, count(*) AS tokens"
-        f" FROM chosen_token, bound WHERE {_BOTH} GROUP BY ALL ORDER BY ALL"
+        f"SELECT round(exp(reference) * 40) / 40 AS probability,"
+        f" round(greatest(least({_R}, $1), -$1) / $1 * 20) / 20 * $1 AS r, count(*) AS tokens"
+        f" FROM chosen_token WHERE {_BOTH} GROUP BY ALL ORDER BY ALL",
+        most,
     )
 
 
@@ -176,13 +241,18 @@ def bars(run: Figures) -> pd.DataFrame:
         f"IcePop: exp(r) outside {ICEPOP[0]:g} to {ICEPOP[1]:g}": f"{ratio} NOT BETWEEN {ICEPOP[0]} AND {ICEPOP[1]}",
         f"DPPO: change of probability > {DPPO:g}": f"{change} > {DPPO}",
     }
-    parts = [
-        f"count(*) FILTER ({one}) / count(*) AS tokens,"
-        f" coalesce(sum({_KL}) FILTER ({one}), 0) / nullif(sum({_KL}), 0) AS kl"
-        for one in conditions.values()
+    totals = ", ".join(
+        f"count(*) FILTER ({one}) AS tokens{n}, coalesce(sum({_KL}) FILTER ({one}), 0) AS kl{n}"
+        for n, one in enumerate(conditions.values())
+    )
+    rows = [
+        f"SELECT ? AS bar, tokens{n} / tokens AS tokens, kl{n} / kl AS kl FROM totals" for n in range(len(conditions))
     ]
-    rows = [f"SELECT ? AS bar, {part} FROM chosen_token WHERE {_BOTH}" for part in parts]
-    return run.query(" UNION ALL ".join(rows), *conditions)
+    return run.query(
+        f"WITH totals AS MATERIALIZED (SELECT count(*) AS tokens, nullif(sum({_KL}), 0) AS kl, {totals}"
+        f" FROM chosen_token WHERE {_BOTH}) {' UNION ALL '.join(rows)}",
+        *conditions,
+    )
 
 
 def by_step(run: Figures) -> pd.DataFrame:
@@ -213,14 +283,13 @@ def by_quantity(run: Figures, quantity: str) -> pd.DataFrame:
     )
 
 
-def explained(run: Figures) -> dict[str, float]:
+def _explained(groups: Mapping[str, pd.DataFrame]) -> dict[str, float]:
     """Return the share of the variance of |r| between the groups of each quantity of BY, largest first.
 
     The shares are adjusted (epsilon squared): groups that mean nothing explain 0 on average.
     """
     shares = {}
-    for quantity in BY:
-        rows = by_quantity(run, quantity)
+    for quantity, rows in groups.items():
         tokens = rows["tokens"].to_numpy(float)
         if 1 < len(rows) < tokens.sum():
             mean = (tokens @ rows["mean_abs"]) / tokens.sum()

@@ -4,6 +4,7 @@ does not grow with the files.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,10 +19,10 @@ from ..figures import Figures
 from ..file.keep import FIGURES
 from ..file.records import Prompt, Provenance, RunHeader, SideHeader
 from ..new_run import new_run
-from ..queries.mismatch import sample_tokens
+from ..queries.mismatch import sample_tokens, summaries
 from ..store.store import Store
 from ..tables.pairs import insert_evidence, insert_pair
-from ..tables.rollouts import CHOSEN_TOKEN, SEQUENCE
+from ..tables.rollouts import CHOSEN_TOKEN, MISMATCH, SEQUENCE
 from ..tables.run import insert_header, insert_sides
 from ..topk.reading import digest_of, responses_of
 from .files import SIDES, read_tokens
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 FORMAT = "chosen tokens"
 _ROW_GROUP = 122_880
 _MEMORY = "SET memory_limit = '640MB'"  # a row group of Parquet may hold ten million tokens; the lists are copied twice
+_LESS_MEMORY = "SET memory_limit = '320MB'"  # while numpy has the sums of a million sequences
 
 
 @dataclass(frozen=True)
@@ -83,16 +85,14 @@ def write_tokens(
         insert_sides(database, header, digests, [(each, "float64") for each in digests], [1, 1], "token_id")
         extremes = "SELECT CASE WHEN count(*) > 1 AND min(logit) = max(logit) THEN min(logit) END FROM top_token"
         constants = tuple(database.rows(f"{extremes} WHERE side = ?", [side])[0][0] for side in (0, 1))
-        token_pair = TokenPair(
-            names,
-            positions,
-            summary_of_counts(*database.rows(_FIGURES)[0]),
-            constants,
-            sample_tokens(Figures(database, header)),
-        )
+        summary, figures = summary_of_counts(*database.rows(_FIGURES)[0]), Figures(database, header)
+        token_pair = TokenPair(names, positions, summary, constants, sample_tokens(figures))
         verdict = judge(token_pair)
-        insert_pair(database, 0, token_pair.summary, verdict)
+        insert_pair(database, 0, summary, verdict)
         insert_evidence(database, 0, np.empty((0, 2), np.int32), verdict.evidence, verdict.floors)
+        database.execute(_LESS_MEMORY)
+        contents = summaries(figures)
+        MISMATCH.insert(database, name=list(contents), content=[json.dumps(each) for each in contents.values()])
         tell(positions, positions)
     return partial.path.stem
 

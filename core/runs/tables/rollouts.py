@@ -37,3 +37,12 @@ CHOSEN_TOKEN = Table(
     token_version DOUBLE NULL -- version of the weights that sampled it
     """,
 )
+
+MISMATCH = Table(
+    "mismatch",
+    """
+    -- figures over all tokens, computed when the run is stored; filled in runs of chosen tokens only
+    name VARCHAR -- figures of a framework, histogram, density, bars, steps, heaviest, explained, tokens, by a quantity
+    content VARCHAR -- JSON: rows by the names of their columns; explained: shares; tokens: counts
+    """,
+)

@@ -15,7 +15,7 @@ TABLES = {
 }  # those that each module declares
 
 
-LATER = (rollouts.SEQUENCE, rollouts.CHOSEN_TOKEN)  # which runs of version 0.2 lack
+LATER = (rollouts.SEQUENCE, rollouts.CHOSEN_TOKEN, rollouts.MISMATCH)  # which runs of version 0.2 lack
 
 
 def create_tables(database: Database) -> None:

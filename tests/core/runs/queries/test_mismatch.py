@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -34,33 +35,53 @@ def made(tmp_path_factory):
         yield run, rows
 
 
-@pytest.fixture(scope="module")
-def tokens(made):
-    return mismatch.read_tokens(made[0])
-
-
 def of_rows(rows, name: str) -> np.ndarray:
     return np.concatenate([row[name] for row in rows])
 
 
-def test_figures_and_percentiles_are_those_of_the_arrays(made, tokens, monkeypatch):
+def test_figures_and_percentiles_are_those_of_the_arrays(made, monkeypatch):
     run, rows = made
     r = of_rows(rows, "trainer") - of_rows(rows, "rollout")
-    values = {row["name"]: row for row in mismatch.figures_of(tokens)}
+    values = {row["name"]: row for row in mismatch.figures_of(run)}
     assert values["mean_abs"]["value"] == pytest.approx(np.abs(r).mean(), rel=1e-12)
     assert values["mean_abs"]["low"] <= values["mean_abs"]["value"] <= values["mean_abs"]["high"]
     assert values["p99"]["value"] == pytest.approx(np.quantile(np.abs(r), 0.99), rel=1e-12)
     k3 = np.sort(np.expm1(r) - r)[::-1]
-    assert tokens.half == int(np.searchsorted(np.cumsum(k3), k3.sum() / 2)) + 1
+    counts = mismatch.summary(run, "tokens")
+    assert counts == {
+        "tokens": len(r),
+        "sequences": len(LENGTHS),
+        "half": int(np.searchsorted(np.cumsum(k3), k3.sum() / 2)) + 1,
+    }
     monkeypatch.setattr(mismatch, "_TOKENS_AT_ONCE", 30)  # read in parts
-    again = mismatch.read_tokens(run)
-    assert again.half == tokens.half
-    np.testing.assert_allclose(again.sequences.sums("k3"), tokens.sequences.sums("k3"), rtol=1e-12)
+    again = mismatch.summaries(run)
+    assert again["tokens"] == counts
+    assert [row["value"] for row in again["figures of verl"]] == pytest.approx(
+        [row["value"] for row in mismatch.figures_of(run, "verl")], rel=1e-12
+    )
 
 
-def test_an_unknown_framework_is_refused_with_those_known(tokens):
+@pytest.mark.parametrize("size", [1.0, 1e-9])
+def test_percentiles_and_half_of_the_kl_of_many_tokens_are_those_of_numpy(size, tmp_path):
+    random = np.random.default_rng(5)
+    rollout = -random.gamma(0.7, 1.0, 50_000)
+    trainer = rollout - size * np.abs(random.standard_t(2, 50_000))
+    trainer[::7] = rollout[::7]
+    rows = {"token_ids": np.zeros(50_000, int), "rollout": rollout, "trainer": trainer}
+    pq.write_table(pa.table({name: pa.array([values]) for name, values in rows.items()}), tmp_path / "a.parquet")
+    store, r = Store(tmp_path / "runs"), trainer - rollout
+    with RunReader(store.path_of(ingest(store, [tmp_path / "a.parquet"]))) as run:
+        values = {row["name"]: row["value"] for row in mismatch.figures_of(run)}
+        half = mismatch.summary(run, "tokens")["half"]
+    for name, share in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)):
+        assert values[name] == pytest.approx(np.quantile(np.abs(r), share), rel=1e-4)
+    k3 = np.sort(np.expm1(r) - r)[::-1]
+    assert half == pytest.approx(np.searchsorted(np.cumsum(k3), k3.sum() / 2) + 1, abs=2)
+
+
+def test_an_unknown_framework_is_refused_with_those_known(made):
     with pytest.raises(UsageError, match=r"--as 'verlx': expected one of ulpscope, verl, trl"):
-        mismatch.figures_of(tokens, "verlx")
+        mismatch.figures_of(made[0], "verlx")
 
 
 def test_steps_bars_and_the_histogram_cover_every_token(made):
@@ -73,7 +94,7 @@ def test_steps_bars_and_the_histogram_cover_every_token(made):
     assert histogram["tokens"].sum() == len(r)
     assert histogram["kl"].sum() == pytest.approx((np.exp(r) - 1 - r).sum(), rel=1e-12)
     outside = (np.exp(r) < 0.5) | (np.exp(r) > 5)
-    cells = mismatch.density(run)
+    cells = pd.DataFrame(mismatch.summary(run, "density"))
     assert cells["tokens"].sum() == len(r)
     assert cells["r"].abs().max() <= np.quantile(np.abs(r), 0.999) + 1e-12
     bars = mismatch.bars(run).set_index("bar")
@@ -82,7 +103,7 @@ def test_steps_bars_and_the_histogram_cover_every_token(made):
 
 def test_the_quantity_that_explains_most_is_the_one_that_was_made_to(made):
     run, rows = made
-    shares = mismatch.explained(run)
+    shares = mismatch.summary(run, "explained")
     assert next(iter(shares)) == "environment"
     sizes = [np.abs(np.array(row["trainer"]) - row["rollout"]) for row in rows]
     groups = [np.concatenate(sizes[1::2]), np.concatenate(sizes[::2])]
