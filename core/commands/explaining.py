@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
 import typer
 
-from ..errors import UsageError
+from ..errors import CaptureError, UsageError
 from ..judging.explain.causes import Explanation, explain_lists, explain_pair
-from ..judging.explain.rollouts import rescored
+from ..judging.explain.rescoring import explain_rescored, floor_evidence
 from ..judging.explain.rows import rows_of_lists, rows_of_rollouts, rows_of_run
 from ..judging.explain.scoring import Cause
 from ..judging.judge import FOREIGN
@@ -21,23 +21,36 @@ from ..runs.reader import RunReader
 from ..runs.store.store import open_store
 from ..runs.topk.pairing import compare_sides
 from . import options
-from .terminal.console import Tell, out, print_json, print_text, steps
+from .terminal.console import Tell, out, print_json, print_records, print_text, steps
 from .terminal.stopping import stoppable
 from .verdicts import Load, load_for
 
 Explanations = dict[tuple[str, str], Explanation]
 
-_DTYPES = ("bfloat16", "float32")  # in which a checkpoint rescores the tokens of a rollout
 NONE_FOUND = "no common cause found."
 
 
 def explain(
     run_id: options.Run,
     variant: Annotated[str | None, typer.Option(help="Explain this variant only.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Rescore with this checkpoint: does a side use other weights, and which?")
+    more: Annotated[
+        list[str] | None, typer.Argument(metavar="[CHECKPOINT]...", help="More checkpoints for --trainer.")
     ] = None,
-    dtype: Annotated[str | None, typer.Option(help="With --model: dtype of the sides. Default: as detected.")] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            "--trainer",
+            metavar="CHECKPOINT",
+            help="Score the tokens by this checkpoint, or several of trainer vs. rollout: which side is off?",
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="With --model: dtype of the sides. Default: as detected; of a rollout bfloat16, and float32."
+        ),
+    ] = None,
     device: options.Device = None,
     revision: options.Revision = None,
     trust_remote_code: options.Trust = False,
@@ -49,12 +62,15 @@ def explain(
     Each is fitted to half of the positions and scored on the other half. Causes below the thresholds of
     docs/explanation/causes.md are not reported.
     """
-    if not model and any((dtype, device, revision, trust_remote_code)):
-        raise UsageError("--dtype, --device, --revision and --trust-remote-code need --model.")
+    if not model and any((more, dtype, device, revision, trust_remote_code)):
+        raise UsageError(
+            "Checkpoints, --dtype, --device, --revision and --trust-remote-code need --model or --trainer."
+        )
     path = open_store(store).path_of(run_id)
-    load = partial(load_for, model, device, revision, trust_remote_code) if model else None
+    checkpoints = [*(model or ()), *(more or ())]
+    loads = {name: partial(load_for, name, device, revision, trust_remote_code) for name in checkpoints}
     with stoppable(), steps() as say, RunReader(path) as run:
-        explanations = _explain(run, variant, dtype, load, say)
+        explanations = _explain(run, variant, dtype, loads, say)
     if variant is not None and not explanations:
         raise UsageError(f"no variant '{variant}' in run '{path.stem}'.")
     if as_json_:
@@ -68,20 +84,27 @@ def explain(
         out.print(f"{name} vs {reference}:", markup=False)
         for cause in explanation.causes:
             print_text(f"  {cause.name}: {cause.text}")
+            print_records(cause.parameters.get("noise_floors", ()), "noise floors from each checkpoint")
         if not explanation.causes:
             print_text(f"  {NONE_FOUND} {explanation.says}".rstrip())
 
 
-def _explain(run: RunReader, variant: str | None, dtype: str | None, load: Load | None, say: Tell) -> Explanations:
+def _explain(
+    run: RunReader, variant: str | None, dtype: str | None, loads: Mapping[str, Load], say: Tell
+) -> Explanations:
     tokens = [prompt.token_ids for prompt in run.header.prompts]
     is_rollout = has_rollouts(run)
     lists = () if run.header.k is None or is_rollout else run.lists()
-    if load is not None and not is_rollout and not all(tokens):
-        raise UsageError("--model needs the prompts' token ids, which this run does not have.")
-    if load is not None and is_rollout:
+    if loads and is_rollout:
         names = run.pairs[0].reference, run.pairs[0].variant
-        return {names: _explain_rollout(run, (dtype,) if dtype else _DTYPES, load, say)}
-    loaded = load(dtype or run.header.compute_dtype or "float32") if load is not None else None
+        return {names: _explain_rollout(run, tuple(dict.fromkeys((dtype or "bfloat16", "float32"))), loads, say)}
+    if loads and not all(tokens):
+        raise UsageError("--model needs the prompts' token ids, which this run does not have.")
+    if len(loads) > 1:
+        raise UsageError("Several checkpoints are for trainer vs. rollout; give one.")
+    loaded = None
+    for load in loads.values():
+        loaded = load(dtype or run.header.compute_dtype or "float32")
     explanations: Explanations = {}
     for number, pair in enumerate(run.pairs):
         say("looking for causes", number, len(run.pairs), "pairs")
@@ -106,20 +129,39 @@ def _explain(run: RunReader, variant: str | None, dtype: str | None, load: Load 
     return explanations
 
 
-def _explain_rollout(run: RunReader, dtypes: Sequence[str], load: Load, say: Tell) -> Explanation:
-    """Compare a rollout and a trainer with a checkpoint in these dtypes, each in its own noise floors."""
-    from ..inference.controls.list_floor import floor_of_rows
+def _explain_rollout(run: RunReader, dtypes: Sequence[str], loads: Mapping[str, Load], say: Tell) -> Explanation:
+    """Compare a rollout and a trainer with every checkpoint in these dtypes, one in memory at a time."""
+    from ..inference.controls.list_floor import rescore
 
     sequences, rows = rows_of_rollouts(run)
-    floors = {}
-    for dtype in dtypes:
-        floor = floor_of_rows(load(dtype), sequences, rows, say)
-        if isinstance(floor.figures, ListFloorFigures):
-            floors[dtype], model = floor.figures, floor.control
+    scores, notes = [], []
+    for name, label in zip(loads, _labels(list(loads)), strict=True):
+        for dtype in dtypes:
+            say(f"loading {label} in {dtype}")
+            try:
+                one = replace(rescore(loads[name](dtype), sequences, rows, say), model=label)
+            except CaptureError as error:
+                if dtype == dtypes[0]:
+                    raise
+                notes.append(f"Not in {dtype}: {error}")  # it has no room for float32, for instance
+                continue
+            if one.has_floor:
+                scores.append(one)
+            else:
+                notes.append(floor_evidence(one).says)
     explanation = explain_pair(run, 0)
-    if not floors:
-        return explanation
-    return replace(explanation, causes=[*explanation.causes, rescored(floors, rows.names, model)])
+    causes = explain_rescored(scores) if scores else []
+    names = {cause.name for cause in causes}
+    causes += [cause for cause in explanation.causes if cause.name not in names]
+    return Explanation(causes, " ".join([explanation.says, *notes]))
+
+
+def _labels(names: Sequence[str]) -> list[str]:
+    """Return paths or hub ids without the folders that they share: `step_40/actor`."""
+    parts = [name.rstrip("/").split("/") for name in names]
+    while len({part[0] for part in parts}) == 1 and all(len(part) > 1 for part in parts):
+        parts = [part[1:] for part in parts]
+    return ["/".join(part) for part in parts]
 
 
 def _weights(floor: Evidence) -> list[Cause]:

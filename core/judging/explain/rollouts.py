@@ -6,7 +6,7 @@ To add one: a function over `SampledTokens` that yields it, a line in `CAUSES`, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 
 from ...numerics.formats import FORMATS
 from ...numerics.mismatch import SampledTokens
-from ...runs.file.evidence import ListFloorFigures
-from ...text import number, percent, three_digits
-from ..judge import LISTS
+from ...text import number, percent
 from .fits import round_to
 from .scoring import Cause
 
@@ -191,25 +189,3 @@ def _lag(tokens: SampledTokens, _: tuple[str, str]) -> Iterator[Cause]:
 
 
 CAUSES = (_shift, _parts, _renormalized, _temperature, _grid, _lag)
-
-
-def rescored(floors: Mapping[str, ListFloorFigures], names: tuple[str, str], model: str) -> Cause:
-    """Return which side computes what a checkpoint does. floors: of each dtype, how many noise floors of the
-    checkpoint each side is away.
-    """
-    ratios = [
-        {d: f.reference_noise_ratio for d, f in floors.items()},
-        {d: f.variant_noise_ratio for d, f in floors.items()},
-    ]
-    best = [min(of_side, key=of_side.__getitem__) for of_side in ratios]
-    agrees = [ratios[side][best[side]] <= LISTS.over_all for side in (0, 1)]
-    sizes = [f"{three_digits(ratios[side][best[side]])} ({best[side]})" for side in (0, 1)]
-    both = f"'{names[0]}' is {sizes[0]} and '{names[1]}' {sizes[1]} noise floors from {model}"
-    if all(agrees):
-        kind = "numerics of two settings" if best[0] != best[1] else "rounding"
-        says = f"Both sides are this checkpoint: {both}."
-    elif any(agrees):
-        kind, says = "one side", f"'{names[agrees.index(False)]}' is off: {both}."
-    else:
-        kind, says = "another checkpoint", f"Neither side is this checkpoint: {both}."
-    return Cause(kind, says, {"noise_floors": dict(zip(names, ratios, strict=True))})

@@ -1,94 +1,159 @@
-"""`explain --model` on sampled tokens: which side computes what the checkpoint does."""
+"""`explain --trainer` on sampled tokens: which checkpoint each side agrees with."""
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from core.commands import explaining
-from core.errors import UsageError
-from core.inference.models.model import load_model
-from core.judging.explain.rollouts import rescored
+from core.errors import CaptureError, UsageError
+from core.inference.models.model import LoadedModel, load_model, save_model
 from core.judging.ingest import ingest
-from core.runs.file.evidence import ListFloorFigures
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 
-NAMES = ("rollout", "trainer")
 MODEL = Path(__file__).resolve().parents[3] / "sample_runs" / "model"
+PROMPT, TOKENS, SEQUENCES = 8, 24, 8
 
 
-def load(dtype: str):
-    return load_model(str(MODEL), dtype=dtype, device="cpu")
+def load(folder: Path, dtype: str) -> LoadedModel:
+    return load_model(str(folder), dtype=dtype, device="cpu")
 
 
-def floor(reference: float, variant: float) -> ListFloorFigures:
-    return ListFloorFigures(
-        compute_dtype="bfloat16",
-        noise_ratio=1.0,
-        worst_position_ratio=1.0,
-        reference_noise_ratio=reference,
-        variant_noise_ratio=variant,
-    )
+@torch.no_grad()
+def sample(model: torch.nn.Module, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Responses drawn token by token, and their log-probabilities. [sequences, prompt + tokens], [sequences, tokens]"""
+    drawn = ids = torch.randint(0, 4096, (SEQUENCES, PROMPT))
+    cache, values = None, []
+    for _ in range(TOKENS):
+        output = model(drawn, past_key_values=cache, use_cache=True)
+        cache, logprobs = output.past_key_values, (output.logits[:, -1].float() / temperature).log_softmax(-1)
+        drawn = torch.multinomial(logprobs.exp(), 1)
+        values.append(logprobs.gather(1, drawn))
+        ids = torch.cat([ids, drawn], 1)
+    return ids, torch.cat(values, 1)
 
 
-@pytest.mark.parametrize(
-    ("bfloat16", "float32", "name"),
-    [
-        ((1.1, 1.3), (6000, 5000), "rounding"),
-        ((1.1, 1.0), (6000, 0.9), "numerics of two settings"),
-        ((1.1, 240), (6000, 9000), "one side"),
-        ((90, 240), (6000, 9000), "another checkpoint"),
-    ],
-)
-def test_each_side_counts_in_the_dtype_in_which_it_is_nearest(bfloat16, float32, name):
-    cause = rescored({"bfloat16": floor(*bfloat16), "float32": floor(*float32)}, NAMES, "M")
-    assert cause.name == name, cause
-    assert cause.parameters["noise_floors"]["trainer"] == {"bfloat16": bfloat16[1], "float32": float32[1]}
+def score(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities of the responses' tokens by one forward. [sequences, tokens]"""
+    logprobs = model(ids).logits[:, PROMPT - 1 : -1].float().log_softmax(-1)
+    return logprobs.gather(2, ids[:, PROMPT:, None])[..., 0]
 
 
-def sampled_rows(change: float) -> list[dict[str, object]]:
-    """Responses of the small model in bfloat16, scored by a trainer in float32 whose weights are changed so much."""
-    engine, trainer = load("bfloat16").model, load("float32").model
-    torch.manual_seed(0)
-    rows = []
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: Any) -> dict[float, list[Path]]:
+    """Checkpoints after 0, 1 and 2 policy-gradient steps of Adam, by learning rate."""
+    folders: dict[float, list[Path]] = {}
+    for rate in (1e-6, 1e-4):
+        torch.manual_seed(0)
+        loaded = load(MODEL, "float32")
+        loaded.model.requires_grad_(True)
+        optimizer = torch.optim.Adam(loaded.model.parameters(), lr=rate)
+        for step in range(3):
+            folders.setdefault(rate, []).append(tmp_path_factory.mktemp(f"rate_{rate:g}") / f"step_{step}")
+            save_model(loaded, folders[rate][-1])
+            ids, _ = sample(loaded.model)
+            optimizer.zero_grad()
+            (-torch.randn(SEQUENCES, 1) * score(loaded.model, ids)).mean().backward()
+            optimizer.step()
+    return folders
+
+
+def run_of(tmp_path: Path, rollout: torch.nn.Module, trainer: torch.nn.Module, temperature: float = 1.0) -> Path:
+    torch.manual_seed(1)
+    ids, values = sample(rollout, temperature)
     with torch.no_grad():
-        for weight in trainer.parameters():
-            weight += change * weight.std() * torch.randn_like(weight) if weight.numel() > 1 else 0
-        for number in range(2):
-            ids = torch.randint(0, 100, (1, 8))
-            for _ in range(12):
-                drawn = torch.multinomial(engine(ids).logits[0, -1].float().softmax(-1), 1)
-                ids = torch.cat([ids, drawn[None]], 1)
-            sides = [model(ids).logits[0].float().log_softmax(-1) for model in (engine, trainer)]
-            values = [[0.0, *(float(side[at - 1, ids[0, at]]) for at in range(1, 20))] for side in sides]
-            about = {"mask": [0] * 8 + [1] * 12, "sequence": str(number)}
-            rows.append({"token_ids": ids[0].tolist(), **dict(zip(NAMES, values, strict=True)), **about})
-    return rows
+        sides = {"rollout": values, "trainer": score(trainer, ids)}
+    rows = [
+        {"token_ids": ids[at].tolist(), "mask": [0] * PROMPT + [1] * TOKENS}
+        | {name: [0.0] * PROMPT + side[at].tolist() for name, side in sides.items()}
+        for at in range(SEQUENCES)
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    store = Store(tmp_path / "runs")
+    return store.path_of(ingest(store, [tmp_path / "a.jsonl"]))
+
+
+def explained(path: Path, folders: list[Path], loads: Any = None) -> explaining.Explanation:
+    loads = loads or {str(folder): partial(load, folder) for folder in folders}
+    with RunReader(path) as run:
+        (explanation,) = explaining._explain(run, None, None, loads, lambda *_: None).values()
+    return explanation
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(("change", "name"), [(0.0, "numerics of two settings"), (0.05, "one side")])
-def test_a_checkpoint_names_the_side_that_is_off(change, name, tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in sampled_rows(change)))
-    store = Store(tmp_path / "runs")
-    with RunReader(store.path_of(ingest(store, [path]))) as run:
-        (explanation,) = explaining._explain(run, None, None, load, print).values()
-    (cause,) = explanation.causes
-    assert cause.name == name, cause
-    assert cause.parameters["noise_floors"]["rollout"]["bfloat16"] < 4
+@pytest.mark.parametrize(
+    ("rate", "trainer", "given", "kind", "agrees"),
+    [
+        (1e-4, 1, (0, 1), "numerics of two settings", (["step_1"], ["step_1"])),
+        (1e-4, 2, (1, 2), "stale weights", (["step_1"], ["step_2"])),
+        (1e-6, 2, (1, 2), "numerics of two settings", (["step_1", "step_2"], ["step_2"])),
+        (1e-4, 2, (2,), "one side", ([], ["step_2"])),
+    ],
+)
+def test_real_updates_are_told_apart_or_said_to_be_tied(rate, trainer, given, kind, agrees, checkpoints, tmp_path):
+    folders = checkpoints[rate]
+    path = run_of(tmp_path, load(folders[1], "bfloat16").model, load(folders[trainer], "float32").model)
+    cause = explained(path, [folders[number] for number in given]).causes[0]
+    names = [name.split("/")[-1] for side in cause.parameters["agrees"].values() for name in side]
+    assert (cause.name, names) == (kind, [*agrees[0], *agrees[1]]), cause
+
+
+@pytest.mark.model
+def test_a_side_of_other_weights_or_values_is_named_with_its_cause(checkpoints, tmp_path):
+    """Sampled at a temperature of 0.7: no entropy is in the file, the checkpoint has it."""
+    folders = checkpoints[1e-6]
+    path = run_of(tmp_path, load(folders[0], "bfloat16").model, load(folders[0], "float32").model, temperature=0.7)
+    side, temperature = explained(path, folders[:1]).causes
+    assert (side.name, temperature.name) == ("one side", "temperature")
+    assert side.parameters["agrees"] == {"rollout": [], "trainer": ["step_0"]}
+    assert temperature.parameters["temperature"] == pytest.approx(0.7, rel=0.1)
+
+
+@pytest.mark.model
+def test_one_model_is_in_memory_at_a_time_and_float32_may_not_fit(checkpoints, tmp_path):
+    folders, living = checkpoints[1e-4][:2], []
+    path = run_of(tmp_path, load(folders[0], "bfloat16").model, load(folders[1], "bfloat16").model)
+
+    def load_next(folder: Path, dtype: str) -> LoadedModel:
+        if dtype == "float32":
+            raise CaptureError("no room.")
+        assert all(each() is None for each in living)
+        loaded = load(folder, dtype)
+        living.append(weakref.ref(loaded.model))
+        return loaded
+
+    gc.collect()
+    explanation = explained(path, [], {str(folder): partial(load_next, folder) for folder in folders})
+    assert [cause.name for cause in explanation.causes] == ["stale weights"]
+    assert len(living) == 2
+    assert explanation.says.count("Not in float32: no room.") == 2
 
 
 def test_without_the_prompts_no_model_can_rescore(tmp_path):
     rows = [{"token_ids": [1, 2], "rollout": [-1.0, -2.0], "trainer": [-1.0, -2.1]}]
     (tmp_path / "a.jsonl").write_text(json.dumps(rows[0]))
     store = Store(tmp_path / "runs")
-    with (
-        RunReader(store.path_of(ingest(store, [tmp_path / "a.jsonl"]))) as run,
-        pytest.raises(UsageError, match="prompt_token_ids"),
-    ):
-        explaining._explain(run, None, None, load, print)
+    path = store.path_of(ingest(store, [tmp_path / "a.jsonl"]))
+    with pytest.raises(UsageError, match="prompt_token_ids"):
+        explained(path, [MODEL])
+
+
+@pytest.mark.parametrize(
+    ("names", "labels"),
+    [
+        (["runs/step_40/actor/", "runs/step_41/actor"], ["step_40/actor", "step_41/actor"]),
+        (["/a/runs/step_40"], ["step_40"]),
+        (["ckpt", "ckpt/step_40"], ["ckpt", "ckpt/step_40"]),
+        (["me/model", "you/model"], ["me/model", "you/model"]),
+    ],
+)
+def test_labels_leave_out_shared_folders(names, labels):
+    assert explaining._labels(names) == labels

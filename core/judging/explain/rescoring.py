@@ -1,0 +1,178 @@
+"""A pair's tokens rescored by models: how many noise floors each side is away, and which checkpoint it agrees with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...numerics.mismatch import SampledTokens
+from ...runs.file.evidence import MISSING, NOTED, PASSED, Check, Evidence, ListFloorFigures, Unmeasured
+from ...text import multiple, three_digits
+from ..judge import LISTS, foreign
+from .rollouts import explain_tokens
+from .rows import RowPair
+from .scoring import Cause
+
+Floats = NDArray[np.float64]
+_TOLD_APART = 4.0  # standard errors, so that one in 30,000 ties is named apart
+
+
+@dataclass(frozen=True, eq=False)
+class Rescoring:
+    """Rows of a pair as a model scores their tokens, one after another.
+
+    plain: by its forward, [tokens]; draws: in other reduction orders, [draws, tokens]; entropy: nats, [rows].
+    """
+
+    model: str
+    dtype: str
+    names: tuple[str, str]
+    rows: Sequence[RowPair]
+    plain: Floats
+    draws: Floats
+    entropy: Floats
+
+    @cached_property
+    def sides(self) -> tuple[Floats, Floats]:
+        """Floats of the reference and the variant. [tokens] each"""
+        reference, variant = (np.concatenate([row.side(side) for row in self.rows]) for side in (0, 1))
+        return reference, variant
+
+    @cached_property
+    def squares(self) -> Floats:
+        """Mean squares of the pair, of the draws to the model, and of both sides to it. [3 + draws, rows]"""
+        x, y = self.sides
+        differences = np.square([y - x, *(values - self.plain for values in (*self.draws, x, y))])
+        sizes = [len(row.x) for row in self.rows]
+        return np.add.reduceat(differences, np.cumsum([0, *sizes[:-1]]), axis=1) / sizes
+
+    @property
+    def floor(self) -> Floats:
+        """Mean squares of the draws. [rows]"""
+        return self.squares[1:-2].mean(axis=0)
+
+    @property
+    def has_floor(self) -> bool:
+        return bool(self.floor.any() and np.isfinite(self.squares).all())
+
+    @cached_property
+    def ratios(self) -> tuple[float, float, float]:
+        """Difference of the pair, of the reference to the model and of the variant to it, in noise floors."""
+        pair, x, y = np.sqrt(self.squares[[0, -2, -1]].mean(axis=1) / self.floor.mean())
+        return float(pair), float(x), float(y)
+
+    @property
+    def mean(self) -> Floats:
+        """Mean over the forward and the draws, which has less rounding than each. [tokens]"""
+        return np.mean([self.plain, *self.draws], axis=0)
+
+
+def floor_evidence(scores: Rescoring) -> Evidence:
+    """Return the noise floor check of a pair of lists."""
+    model, dtype = f"'{scores.model}'", scores.dtype
+    if not scores.has_floor:
+        says = f"{model} in {dtype} has no noise floor: sums in another order change no value, or one is NaN."
+        return Evidence(Check.LIST_FLOOR, model, Unmeasured(), MISSING, says)
+    ratio, *distances = scores.ratios
+    # A position whose floor is next to 0 has no scale of its own.
+    worst = float(np.sqrt(scores.squares[0] / np.maximum(scores.floor, max(np.median(scores.floor), 1e-300))).max())
+    outcome, says = NOTED, foreign(dict(zip(scores.names, distances, strict=True)))[0]
+    size = f"{multiple(ratio)} the noise floor of {model} in {dtype}, up to {multiple(worst)} at one position"
+    if not says and ratio <= LISTS.over_all and worst <= LISTS.at_a_place:
+        outcome, says = PASSED, f"Rounding noise: the pair is {size}."
+    figures = ListFloorFigures(
+        compute_dtype=dtype,
+        noise_ratio=ratio,
+        worst_position_ratio=worst,
+        reference_noise_ratio=distances[0],
+        variant_noise_ratio=distances[1],
+    )
+    says = says or f"The pair is {size}: a lower precision, or a fault."
+    return Evidence(Check.LIST_FLOOR, model, figures, outcome, says)
+
+
+@dataclass(frozen=True)
+class _Agreement:
+    """A side, its nearest rescoring, and those that it agrees with by checkpoint: the nearest and what cannot be told
+    apart from it, none if all are far.
+    """
+
+    side: int
+    nearest: Rescoring
+    fits: dict[str, Rescoring]
+
+    @property
+    def name(self) -> str:
+        return self.nearest.names[self.side]
+
+    def size(self, one: Rescoring) -> str:
+        return f"{three_digits(one.ratios[1 + self.side])} noise floors ({one.dtype})"
+
+    @property
+    def place(self) -> str:
+        return f"{self.nearest.model}, {self.size(self.nearest)}"
+
+
+def _agreement(scores: Sequence[Rescoring], side: int) -> _Agreement:
+    # Of those that fit the closest, so the finer dtype: a float32 side may be 1 noise floor from either.
+    close = [one for one in scores if one.ratios[1 + side] <= LISTS.over_all]
+    nearest = min(close, key=lambda one: one.squares[-2 + side].mean(), default=None)
+    nearest = nearest or min(scores, key=lambda one: one.ratios[1 + side])
+    values, fits = nearest.sides[side], {}
+    for one in close:
+        if one.dtype == nearest.dtype:
+            # Diebold and Mariano (1995): squared errors of two predictions of the same values, paired.
+            farther = (values - one.mean) ** 2 - (values - nearest.mean) ** 2
+            if one is nearest or farther.sum() <= _TOLD_APART * np.sqrt((farther**2).sum()):
+                fits[one.model] = one
+    return _Agreement(side, nearest, fits)
+
+
+def explain_rescored(scores: Sequence[Rescoring]) -> list[Cause]:
+    """Return which checkpoint a rollout and a trainer each agree with, then why a side agrees with none.
+
+    scores: of each checkpoint and dtype, each with a noise floor.
+    """
+    sides = [_agreement(scores, side) for side in (0, 1)]
+    causes = [_verdict(sides, scores)]
+    for side in sides:
+        if not side.fits:
+            near = side.nearest
+            sequence, position = np.array([(row.prompt, row.position) for row in near.rows]).T
+            tokens = SampledTokens(sequence, position, near.sides[side.side], near.plain, entropy=near.entropy)
+            causes += explain_tokens(tokens, (side.name, near.model))
+    return causes
+
+
+def _verdict(sides: Sequence[_Agreement], scores: Sequence[Rescoring]) -> Cause:
+    rollout, trainer = sides
+    both = [name for name in rollout.fits if name in trainer.fits]
+    if both:
+        kind = "rounding" if rollout.nearest.dtype == trainer.nearest.dtype else "numerics of two settings"
+        name = min(both, key=lambda name: sum(side.fits[name].ratios[1 + side.side] for side in sides))
+        sizes = ", ".join(f"'{side.name}' {side.size(side.fits[name])}" for side in sides)
+        says = f"Both sides agree with {name}: {sizes}."
+    elif rollout.fits and trainer.fits:
+        kind = "stale weights"
+        says = f"'{rollout.name}' agrees with {rollout.place}, '{trainer.name}' with {trainer.place}."
+    elif rollout.fits or trainer.fits:
+        kind, (fit, off) = "one side", sides if rollout.fits else sides[::-1]
+        says = f"No given checkpoint fits '{off.name}', nearest {off.place}; '{fit.name}' agrees with {fit.place}."
+    else:
+        kind = "another checkpoint"
+        near = f"'{rollout.name}' is {rollout.place}, to '{trainer.name}' {trainer.place}"
+        says = f"No given checkpoint fits. Nearest to {near}."
+    for side in sides:
+        if len(side.fits) > 1:
+            names = ", ".join(list(side.fits)[:3]) + ", ..." * (len(side.fits) > 3)
+            says += f" For '{side.name}', {names} cannot be told apart at this noise floor."
+    table = [
+        {"checkpoint": one.model, "dtype": one.dtype, "rollout": one.ratios[1], "trainer": one.ratios[2]}
+        for one in scores
+    ]
+    agrees = {"rollout": list(rollout.fits), "trainer": list(trainer.fits)}
+    return Cause(kind, says, {"agrees": agrees, "noise_floors": table})
