@@ -81,35 +81,53 @@ def cases(exact: Logits, rounded: Logits, other: Logits) -> Iterator[tuple[str, 
     for seed, least in enumerate((0.2, 0.1, 0.05), 13):
         yield f"min-p {least}", "renormalized", sampled(restricted(rounded, min_p=least), exact, seed)
     plain = sampled(rounded, exact, 20)
+    about = {"turn": plain.position // 8, "lag": plain.sequence % 3.0, "step": plain.sequence // 8}
+    yield "turns, lags and steps of one quality", CLEAN, with_values(plain, **about)
     for shift in (1, -1, 2):
         yield f"shifted by {shift}", "shifted", with_values(plain, trainer=np.roll(plain.trainer, -shift))
-    for share, value in ((0.02, 0.0), (0.3, 0.0), (0.1, -9999.0), (0.1, np.nan)):
-        hit = rng.random(len(plain.r)) < share
-        values = np.where(hit, value, plain.rollout)
-        expected = "missing" if np.isnan(value) else "placeholders"
-        yield f"{value:g} at {share:.0%} of the tokens", expected, with_values(plain, rollout=values)
-    wrong = sampled(rounded, other, 20).trainer
+    for value in (0.0, -9999.0, np.nan):
+        for share in (0.02, 0.1, 0.3):
+            values = np.where(rng.random(len(plain.r)) < share, value, plain.rollout)
+            expected = "missing" if np.isnan(value) else "placeholders"
+            yield f"{value:g} at {share:.0%} of the tokens", expected, with_values(plain, rollout=values)
+    for length in (2, 4, 8):  # a tool's output that the mask does not leave out
+        values = np.where((plain.position >= 10) & (plain.position < 10 + length), 0.0, plain.rollout)
+        yield f"{length} tokens of a tool in the loss", "placeholders", with_values(plain, rollout=values)
     for place in (0, LENGTH - 1):
-        values = np.where(plain.position == place, wrong - 0.5, plain.trainer)
-        yield f"wrong at token {place}", "part of the response", with_values(plain, trainer=values)
-    late = plain.position >= LENGTH // 2
-    values = np.where(late, sampled(rounded / 0.8, exact, 20).trainer - 0.3, plain.trainer)
-    yield (
-        "second turn of other inputs",
-        "part of the response",
-        with_values(plain, trainer=values, turn=late.astype(int)),
-    )
+        for size in (0.1, 0.5, 2.0):
+            values = plain.trainer - size * (plain.position == place)
+            yield f"token {place} off by {size}", "part of the response", with_values(plain, trainer=values)
+    for every, shift in ((4, 1), (2, -1), (1, 2)):  # the trainer's text has another number of tokens
+        later = np.roll(plain.rollout, -shift) + rng.normal(0, 0.05, len(plain.r))
+        is_later = (plain.sequence % every == 0) & (plain.position >= 8 + plain.sequence % 5)
+        is_later &= np.roll(plain.sequence, -shift) == plain.sequence
+        moved = with_values(plain, trainer=np.where(is_later, later, plain.trainer))
+        yield f"other ids in 1 of {every} sequences", "retokenized", moved
+    turn = plain.position // (LENGTH // 4)
+    for first, size in ((1, 0.05), (2, 0.2), (3, 1.0)):
+        changed = with_values(plain, trainer=plain.trainer - size * (turn >= first), turn=turn)
+        yield f"other inputs from turn {first + 1} of 4 on, {size}", "part of the response", changed
+    for size in (0.1, 0.5, 2.0):
+        values = plain.trainer - size * (plain.position % (LENGTH // 4) == 0)
+        changed = with_values(plain, trainer=values, turn=turn)
+        yield f"first token of each turn off by {size}", "part of the response", changed
     equal = sampled(exact, exact, 20)
-    for name in ("bfloat16", "float16"):
-        values = torch.tensor(equal.rollout).to(getattr(torch, name)).double().numpy()
-        yield f"log-probabilities stored in {name}", "rounded", with_values(equal, rollout=values)
+    for tokens, name in ((equal, "float16"), (equal, "bfloat16"), (plain, "bfloat16")):
+        values = torch.tensor(tokens.rollout).to(getattr(torch, name)).double().numpy()
+        about = ", with its rounding" if tokens is plain else ""
+        yield f"log-probabilities stored in {name}{about}", "rounded", with_values(tokens, rollout=values)
     step = plain.sequence // 8
-    hot = np.where(step == step.max(), sampled(rounded / 0.7, exact, 20).rollout, plain.rollout)
-    trainer = np.where(step == step.max(), sampled(rounded / 0.7, exact, 20).trainer, plain.trainer)
-    yield "temperature 0.7 at the last step", "temperature", with_values(plain, rollout=hot, trainer=trainer, step=step)
-    lag = (plain.sequence % 3).astype(float)
-    mixed = np.choose(lag.astype(int), [plain.trainer, 0.7 * plain.trainer + 0.3 * wrong, wrong])
-    yield "weights of 0 to 2 steps ago", "lag", with_values(plain, trainer=mixed, lag=lag)
+    for factor in (0.7, 0.8, 1.3):
+        hot = sampled(rounded / factor, exact, 20)
+        rollout, trainer = (
+            np.where(step == step.max(), *each) for each in ((hot.rollout, plain.rollout), (hot.trainer, plain.trainer))
+        )
+        late = with_values(plain, rollout=rollout, trainer=trainer, entropy=hot.entropy, step=step)
+        yield f"temperature {factor} at the last step", "temperature", late
+    wrong, lag = sampled(rounded, other, 20).trainer, (plain.sequence % 3).astype(float)
+    for share in (1.0, 0.7, 0.5):
+        values = plain.trainer + share * lag / 2 * (wrong - plain.trainer)
+        yield f"weights of 0 to 2 steps ago, {share}", "lag", with_values(plain, trainer=values, lag=lag)
 
 
 def with_values(tokens: SampledTokens, **values: NDArray) -> SampledTokens:

@@ -18,7 +18,7 @@ from .rows import RowPair
 from .scoring import Cause
 
 Floats = NDArray[np.float64]
-_TOLD_APART = 4.0  # standard errors, so that one in 30,000 ties is named apart
+_DISTINCT = 4.0  # standard errors, so that one tie in 30,000 is called distinct
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,8 +97,8 @@ def floor_evidence(scores: Rescoring) -> Evidence:
 
 @dataclass(frozen=True)
 class _Agreement:
-    """A side, its nearest rescoring, and those that it agrees with by checkpoint: the nearest and what cannot be told
-    apart from it, none if all are far.
+    """A side, its nearest rescoring, and those that it agrees with by checkpoint: the nearest and what cannot be
+    distinguished from it, none if all are far.
     """
 
     side: int
@@ -127,7 +127,7 @@ def _agreement(scores: Sequence[Rescoring], side: int) -> _Agreement:
         if one.dtype == nearest.dtype:
             # Diebold and Mariano (1995): squared errors of two predictions of the same values, paired.
             farther = (values - one.mean) ** 2 - (values - nearest.mean) ** 2
-            if one is nearest or farther.sum() <= _TOLD_APART * np.sqrt((farther**2).sum()):
+            if one is nearest or farther.sum() <= _DISTINCT * np.sqrt((farther**2).sum()):
                 fits[one.model] = one
     return _Agreement(side, nearest, fits)
 
@@ -169,7 +169,7 @@ def _verdict(sides: Sequence[_Agreement], scores: Sequence[Rescoring]) -> Cause:
     for side in sides:
         if len(side.fits) > 1:
             names = ", ".join(list(side.fits)[:3]) + ", ..." * (len(side.fits) > 3)
-            says += f" For '{side.name}', {names} cannot be told apart at this noise floor."
+            says += f" For '{side.name}', {names} cannot be distinguished at this noise floor."
     table = [
         {"checkpoint": one.model, "dtype": one.dtype, "rollout": one.ratios[1], "trainer": one.ratios[2]}
         for one in scores

@@ -26,7 +26,10 @@ _ONE_SIDED = 0.1  # rms of r of one sign over that of the other
 _LEAST_MASS = 0.02  # that a renormalization adds to a log-probability, at most of all tokens
 _OPEN, _RAISED = -0.05, 0.75  # log-probability of a token that others compete with; share of those that are raised
 _CONTRAST = 9.0  # of squared differences per token, within a part of the tokens and outside
-_LAGGED = 3.0  # times mean |r| of the newest weights, or of the best step
+_OUTLYING = 16.0  # times the mean square of the other tokens, for at least half of a part's
+_UNRELATED = 1e-3  # mean square of r over the variance of log-probabilities, if some are of other tokens
+_LAGGED = 3.0  # times mean |r| of the best step
+_OLDER, _SURE = 2.0, 4.0  # times mean |r| of the newest weights, and standard errors above it
 
 
 def explain_tokens(tokens: SampledTokens, names: tuple[str, str] = ("rollout", "trainer")) -> list[Cause]:
@@ -108,6 +111,38 @@ def _shift(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
             return
 
 
+def _retokenized(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
+    """From some token of a sequence on, each value of the trainer is the rollout's of another token."""
+    if _mean_square(tokens.r) < _UNRELATED * tokens.rollout.var():
+        return
+    starts = np.flatnonzero(np.append(True, tokens.sequence[1:] != tokens.sequence[:-1]))
+    ends = np.append(starts[1:], len(tokens.r)) - 1
+    gains, places = [], []
+    for shift in _SHIFTS:
+        at = np.arange(len(tokens.r))
+        other = np.clip(at + shift, 0, len(at) - 1)
+        moved = np.where(tokens.sequence[other] == tokens.sequence, tokens.trainer - tokens.rollout[other], tokens.r)
+        total = np.cumsum(tokens.r**2 - moved**2)
+        gain = np.repeat(total[ends], ends - starts + 1) - np.append(0, total[:-1])  # if it starts at this token
+        best = np.maximum.reduceat(gain, starts)
+        gains.append(best)
+        is_best = gain == np.repeat(best, ends - starts + 1)
+        places.append(np.minimum.reduceat(np.where(is_best, at, len(at)), starts))
+    best, of = np.max(gains, axis=0), np.argmax(gains, axis=0)
+    left = np.add.reduceat(tokens.r**2, starts) - np.maximum(best, 0)
+    places = np.choose(of, places)
+    is_moved = best > (1 - _MOST) * np.add.reduceat(tokens.r**2, starts)
+    if left.sum() <= _MOST * (tokens.r**2).sum() and (ends - places)[is_moved].sum() >= _LEAST // 4:
+        first, shift = int(places[is_moved][0]), _SHIFTS[of[is_moved][0]]
+        place = f"from token {tokens.position[first]} of sequence {tokens.sequence[first]} on"
+        by = f"{abs(shift)} token{'s' * (abs(shift) > 1)} {'later' if shift > 0 else 'earlier'}"
+        count = f"{is_moved.sum():,} of {len(starts):,} sequences"
+        says = f"Other token ids in {count}: {place}, '{names[1]}' is '{names[0]}' {by}."
+        parameters = {"sequences": int(is_moved.sum()), "sequence": int(tokens.sequence[first])}
+        parameters |= {"token": int(tokens.position[first]), "tokens": shift}
+        yield Cause("retokenized", says, parameters).score(tokens.r**2, left, len(tokens.r))
+
+
 def _grid(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
     """Values of one side lie on the grid of a 16-bit dtype, and the other's do not."""
     sides = (tokens.rollout, tokens.trainer)
@@ -116,10 +151,12 @@ def _grid(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
         if on_grid[0] != on_grid[1]:
             side = int(on_grid[1])
             rounded = round_to(FORMATS[name], sides[1 - side])
-            if (np.abs(rounded - sides[side]) <= np.abs(tokens.r)).mean() > 0.9 and len(np.unique(sides[side])) > 8:
+            if len(np.unique(sides[side])) > 8:
                 says = f"'{names[side]}' stores log-probabilities in {name}."
                 cause = Cause("rounded", says, {"side": side, "dtype": name})
-                yield cause.score(tokens.r**2, (rounded - sides[side]) ** 2, len(rounded))
+                left = (rounded - sides[side]) ** 2
+                is_all = left.sum() <= _MOST * (tokens.r**2).sum()
+                yield cause.score(tokens.r**2, left, len(left)) if is_all else cause
 
 
 def _renormalized(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
@@ -155,18 +192,22 @@ def _temperature(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Caus
 
 
 def _parts(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
-    """Find the part of each response that differs: its first token, its last, or what follows a tool's turn."""
+    """Find the part of each response that differs: its first or last token, or what follows a masked turn."""
     starts = np.append(True, tokens.sequence[1:] != tokens.sequence[:-1])
     ends = np.append(starts[1:], True)
     parts = {"first": (starts, "the first token of each response"), "last": (ends, "the last token of each response")}
     if tokens.turn is not None and tokens.turn.any():
-        parts["turn"] = (tokens.turn > 0, "tokens after a masked turn")
+        is_first = starts | np.append(False, np.diff(tokens.turn) != 0)
+        parts["first of a turn"] = (is_first, "the first token of each turn")
+        for turn in range(int(tokens.turn.max()), 0, -1):
+            parts[f"turn {turn}"] = (tokens.turn >= turn, f"tokens from turn {turn + 1} on")
     square = tokens.r**2
     for kind, (part, words) in parts.items():
         inside, outside = square[part], square[~part]
-        if len(inside) < 8 or len(outside) < 8 or inside.sum() < (1 - _MOST) * square.sum():
+        if len(inside) < 8 or len(outside) < 8:
             continue
-        if inside.mean() >= _CONTRAST * max(outside.mean(), 1e-300):
+        is_most = inside.sum() >= (1 - _MOST) * square.sum() and inside.mean() >= _CONTRAST * outside.mean()
+        if is_most or np.median(inside) >= _OUTLYING * max(outside.mean(), 1e-300):
             share = float(inside.sum() / square.sum())
             says = f"'{names[1]}' and '{names[0]}' differ at {words}: {percent(share)} of the squared difference."
             yield Cause("part of the response", says, {"part": kind})
@@ -178,9 +219,16 @@ def _lag(tokens: SampledTokens, _: tuple[str, str]) -> Iterator[Cause]:
     if tokens.lag is None:
         return
     lags = np.unique(tokens.lag[np.isfinite(tokens.lag)])
-    sizes = [np.abs(tokens.r[tokens.lag == lag]) for lag in lags]
-    means = [float(size.mean()) for size in sizes if len(size) >= _LEAST // 4]
-    if len(means) == len(lags) > 1 and means[-1] >= _LAGGED * means[0] and (np.diff(means) > 0).all():
+    means, errors = [], []
+    for lag in lags:
+        of_lag = tokens.select(tokens.lag == lag)
+        _, sequence = np.unique(of_lag.sequence, return_inverse=True)
+        sizes = np.bincount(sequence, np.abs(of_lag.r)) / np.bincount(sequence)  # of a sequence: its tokens are alike
+        if len(sizes) > 1:
+            means.append(float(np.abs(of_lag.r).mean()))
+            errors.append(sizes.var(ddof=1) / len(sizes))
+    is_sure = len(means) == len(lags) > 1 and means[-1] - means[0] >= _SURE * (errors[0] + errors[-1]) ** 0.5
+    if is_sure and means[-1] >= _OLDER * means[0] and (np.diff(means) > 0).all():
         says = (
             f"Older weights: mean |r| is {number(means[0], 2)} at a lag of {lags[0]:g} and {number(means[-1], 2)} at"
             f" {lags[-1]:g}."
@@ -188,4 +236,4 @@ def _lag(tokens: SampledTokens, _: tuple[str, str]) -> Iterator[Cause]:
         yield Cause("lag", says, {"lags": lags.tolist(), "mean_abs": means})
 
 
-CAUSES = (_shift, _parts, _renormalized, _temperature, _grid, _lag)
+CAUSES = (_shift, _retokenized, _parts, _renormalized, _temperature, _grid, _lag)

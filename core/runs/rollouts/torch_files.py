@@ -135,7 +135,10 @@ def _join(key: tuple[int, int], of_files: Sequence[tuple[Path, dict[str, Any]]])
         if not 0 < length <= len(tokens):
             raise DumpError(f"{clean(path.name)}: {place} has a response of {length} of {len(tokens)} tokens.")
         if texts and not np.array_equal(tokens[-length:], texts[0]):
-            raise DumpError(f"{clean(path.name)}: {place} has other tokens than in {clean(of_files[0][0].name)}.")
+            some = min(length, len(texts[0]))
+            at = int(np.argmax(np.append(tokens[-length:][:some] != texts[0][:some], True)))
+            other = clean(of_files[0][0].name)
+            raise DumpError(f"{clean(path.name)}: {place} has other tokens than in {other} from token {at} on.")
         texts.append(tokens[-length:])
         own = sample.get("loss_mask", sample.get("loss_masks"))
         if own is not None:

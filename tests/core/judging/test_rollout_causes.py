@@ -35,6 +35,18 @@ def test_the_amount_is_about_the_planted_one(case, name, value):
     assert explain_tokens(tokens)[0].parameters[name] == pytest.approx(value, rel=0.1)
 
 
+def test_other_ids_are_placed():
+    """Planted in every fourth sequence, from token 8 + number % 5 on, one token later."""
+    (tokens,) = (each[2] for each in CASES if each[0] == "other ids in 1 of 4 sequences")
+    parameters = explain_tokens(tokens)[0].parameters
+    assert parameters == {"sequences": 8, "sequence": 0, "token": 8, "tokens": 1}
+
+
+def test_the_turn_from_which_on_inputs_differ_is_named():
+    (tokens,) = (each[2] for each in CASES if each[0] == "other inputs from turn 3 of 4 on, 0.2")
+    assert explain_tokens(tokens)[0].parameters == {"part": "turn 2"}
+
+
 def test_too_few_tokens_and_equal_sides_have_no_cause():
     index = np.arange(10)
     few = SampledTokens(index * 0, index, -1.0 - index, -1.5 - index)
