@@ -31,7 +31,7 @@ from core.inference.models.dtypes import in_float64
 from core.runs.file.evidence import NEIGHBOURS, SAMPLER
 from tests.covering import few, thorough
 
-QUICK = ("gpt2", "mixtral-ties")
+QUICK = ("gpt2", "mixtral")
 
 
 def _wrong(trials: list[Trial]) -> list[str]:
