@@ -1,10 +1,10 @@
-"""Rebuild everything in this folder from nothing: `python sample_runs/build.py [model] [runs] [dumps] [readme]`
-(default: all).
+"""Rebuild everything in this folder from nothing: `python sample_runs/build.py [STAGE]...`, by default all stages.
 
 model: trains the small model (train.py; about an hour on two cores); runs, or runs=ID: captures the sample runs with
 SmolLM2-135M-Instruct, which `ulpscope model smollm2` gets (those of vLLM and llama.cpp with the small model,
-where `ULPSCOPE_ENGINE_VLLM` names an interpreter that has vLLM), or one of them; dumps: writes the npz files to try the
-upload with, of the small model; readme: the provenance and digests in README.md. Nothing here is simulated.
+where `ULPSCOPE_ENGINE_VLLM` names an interpreter that has vLLM), or one of them; rollout: six steps of a trainer whose
+responses vLLM samples; dumps: writes the npz files to try the upload with, of the small model; readme: the provenance
+and digests in README.md. Nothing here is simulated.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import duckdb
@@ -34,16 +35,19 @@ from core.inference.capture.capture import CapturePlan, plan_capture, run_captur
 from core.inference.controls.judge_model import JudgingSession  # noqa: E402
 from core.inference.generating.generation import plan_generation  # noqa: E402
 from core.inference.models.chat import plan_inputs  # noqa: E402
-from core.inference.models.model import load_model  # noqa: E402
+from core.inference.models.model import load_model, save_model  # noqa: E402
 from core.inference.paths.bases import BASES, Base  # noqa: E402
 from core.inference.paths.batch import Emit, PromptBatch  # noqa: E402
 from core.inference.paths.engines import Engine  # noqa: E402
+from core.judging.ingest import ingest  # noqa: E402
 from core.runs.dumps.dump import open_dump  # noqa: E402
 from core.runs.reader import RunReader  # noqa: E402
 from core.runs.store.store import Store  # noqa: E402
 from core.runs.writer import RunWriter  # noqa: E402
 
 SMALL = "sample_runs/model"
+ROLLOUT = "trainer-against-rollout"
+ROLLOUT_NAME = "Trainer vs. rollout: vLLM in bfloat16, temperature at step 5"
 BUG = "another_requests_block"
 STEPS = 4500  # 1.2 passes over the corpus
 
@@ -175,6 +179,32 @@ def build_runs(only: str = "") -> None:
                 writer.finish(note=note if each.bug else "")
         pack(HERE / f"{each.run_id}.duckdb")
         print(f"{each.run_id}: captured and judged", flush=True)
+
+
+def build_rollout() -> None:
+    """Sample by vLLM in bfloat16, train in float32; at the last step vLLM's values include a temperature."""
+    if not describe("vllm").is_here:
+        print(f"{ROLLOUT}: left as it is, there is no vllm here", flush=True)
+        return
+    from benchmarks.verdicts.sampling import Rollout, Sampler, sample_vllm, update
+
+    with TemporaryDirectory() as scratch:
+        path, sampler, rows = Path(scratch) / "rollout.jsonl", Sampler(Path(scratch)), []
+        trainer = sampler.load("float32")
+        for step in range(6):
+            sampling = {"temperature": 0.8} if step == 5 else {}
+            rollout = Rollout(f"step-{step}", "vllm", sampling=sampling)
+            folder = Path(scratch) / rollout.name
+            save_model(trainer, folder)
+            (responses,) = sample_vllm(folder, rollout.weights, [rollout], sampler.prompts)
+            rows += [{**row, "step": step} for row in sampler.rows(rollout, responses, trainer)]
+            update(trainer, sampler.prompts, responses, 1e-6)
+            print(f"  step {step}", flush=True)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (HERE / f"{ROLLOUT}.duckdb").unlink(missing_ok=True)
+        ingest(Store(HERE), [path], name=ROLLOUT_NAME, model="smollm2", run_id=ROLLOUT)
+    pack(HERE / f"{ROLLOUT}.duckdb")
+    print(f"{ROLLOUT}: sampled and scored", flush=True)
 
 
 def pack(path: Path) -> None:
@@ -346,6 +376,20 @@ def build_readme() -> None:
             if about.note:
                 lines += ["", about.note]
             lines.append("")
+    with RunReader(HERE / f"{ROLLOUT}.duckdb") as run:
+        lines += [
+            f"### {run.header.name}",
+            "",
+            f"`{ROLLOUT}.duckdb`, SHA-256 `{sha256(HERE / f'{ROLLOUT}.duckdb')}`: {run.compared_positions(0):,} sampled"
+            f" tokens of {len(run.header.prompts)} responses.",
+            "vLLM 0.32 samples SmolLM2 in bfloat16, transformers in float32 scores the tokens and takes a step of AdamW"
+            " (1e-6), six times. At the last",
+            "step vLLM samples at a temperature of 0.8 and returns log-probabilities that include it."
+            " `python sample_runs/build.py rollout`.",
+            "",
+            *(f"- `{side.name}`: SHA-256 of its bits `{side.sha256}`" for side in run.sides),
+            "",
+        ]
     lines += ["## Dumps", ""]
     for path in sorted((HERE / "dumps").glob("*.npz")):
         with open_dump([path]) as dump:
@@ -395,7 +439,13 @@ def build_readme() -> None:
     (HERE / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-STAGES = {"model": build_model, "runs": build_runs, "dumps": build_dumps, "readme": build_readme}
+STAGES = {
+    "model": build_model,
+    "runs": build_runs,
+    "rollout": build_rollout,
+    "dumps": build_dumps,
+    "readme": build_readme,
+}
 
 if __name__ == "__main__":
     chosen = [stage.partition("=") for stage in sys.argv[1:] or STAGES]

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from core.judging.explain.causes import explain_pair
+from core.runs.queries.mismatch import by_step
 from core.runs.reader import RunReader
 
 FOLDER = Path(__file__).resolve().parents[1] / "sample_runs"
-RUNS = sorted(FOLDER.glob("*.duckdb"))
+ROLLOUT = FOLDER / "trainer-against-rollout.duckdb"
+RUNS = sorted(set(FOLDER.glob("*.duckdb")) - {ROLLOUT})
 DUMPS = sorted((FOLDER / "dumps").glob("*.npz"))
 README = (FOLDER / "README.md").read_text(encoding="utf-8")
 
@@ -19,10 +22,12 @@ README = (FOLDER / "README.md").read_text(encoding="utf-8")
 def test_the_runs_and_dumps_stay_within_seventy_megabytes():
     assert len(RUNS) >= 5
     assert len(DUMPS) >= 2
-    assert sum(path.stat().st_size for path in (*RUNS, *DUMPS)) <= 70_000_000
+    assert sum(path.stat().st_size for path in (*RUNS, ROLLOUT, *DUMPS)) <= 70_000_000
 
 
-@pytest.mark.parametrize("path", [*RUNS, *DUMPS, FOLDER / "model" / "model.safetensors"], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [*RUNS, ROLLOUT, *DUMPS, FOLDER / "model" / "model.safetensors"], ids=lambda path: path.name
+)
 def test_the_digest_in_the_readme_is_the_files(path):
     assert hashlib.sha256(path.read_bytes()).hexdigest() in README
 
@@ -40,6 +45,17 @@ def test_a_sample_run_is_whole_and_judged(path):
             assert {"rerun", "float32"} <= {row.group for row in run.evidence(pair.index)}
         assert run.header.provenance.kind == "capture"
         assert len(run.vocabulary) == run.header.vocab
+
+
+def test_the_rollout_is_rounding_until_a_temperature_is_named_at_the_last_step():
+    with RunReader(ROLLOUT) as run:
+        assert all(side.sha256 in README for side in run.sides)
+        (cause,) = explain_pair(run, 0).causes
+        assert cause.name == "temperature"
+        assert cause.parameters["temperature"] == pytest.approx(0.8, rel=0.1)
+        means = by_step(run)["mean_abs"]
+        assert len(means) == 6
+        assert means[:5].max() < means[5] / 3
 
 
 def test_each_shows_what_it_is_for():

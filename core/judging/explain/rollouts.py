@@ -22,6 +22,7 @@ _LEAST = 64  # tokens
 _MOST = 0.1  # of the squared difference, that a named cause leaves
 _SHIFTS = (1, -1, 2, -2, 3, -3)
 _CONSTANT = 0.01  # of the tokens
+_EXACT = 0.01  # rms of r of the other sign, of the largest r
 _ONE_SIDED = 0.1  # rms of r of one sign over that of the other
 _LEAST_MASS = 0.02  # that a renormalization adds to a log-probability, at most of all tokens
 _OPEN, _RAISED = -0.05, 0.75  # log-probability of a token that others compete with; share of those that are raised
@@ -169,10 +170,11 @@ def _renormalized(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cau
             continue
         if not is_open.any() or (excess[is_open] > 0).mean() < _RAISED:
             continue
-        least = float(np.exp(-excess.max()))
+        most = float(excess.max())
+        least = float(np.exp(-most)) if below <= _EXACT * most else None  # with noise, the largest is no bound
         says = (
             f"'{names[side]}' is renormalized after top-p, top-k or min-p: never below '{names[1 - side]}', and at most"
-            f" {number(float(excess.max()), 3)} above (top-p {least:.3g})."
+            f" {number(most, 3)} above{f' (top-p would be {least:.3g})' if least else ''}."
         )
         yield Cause("renormalized", says, {"side": side, "top_p": least})
 
@@ -219,16 +221,18 @@ def _lag(tokens: SampledTokens, _: tuple[str, str]) -> Iterator[Cause]:
     if tokens.lag is None:
         return
     lags = np.unique(tokens.lag[np.isfinite(tokens.lag)])
-    means, errors = [], []
+    means, logs, errors = [], [], []
     for lag in lags:
         of_lag = tokens.select(tokens.lag == lag)
         _, sequence = np.unique(of_lag.sequence, return_inverse=True)
         sizes = np.bincount(sequence, np.abs(of_lag.r)) / np.bincount(sequence)  # of a sequence: its tokens are alike
         if len(sizes) > 1:
             means.append(float(np.abs(of_lag.r).mean()))
+            sizes = np.log(np.maximum(sizes, np.finfo(float).tiny))  # their spread is in proportion to their size
+            logs.append(sizes.mean())
             errors.append(sizes.var(ddof=1) / len(sizes))
-    is_sure = len(means) == len(lags) > 1 and means[-1] - means[0] >= _SURE * (errors[0] + errors[-1]) ** 0.5
-    if is_sure and means[-1] >= _OLDER * means[0] and (np.diff(means) > 0).all():
+    is_sure = len(means) == len(lags) > 1 and logs[-1] - logs[0] >= _SURE * (errors[0] + errors[-1]) ** 0.5
+    if is_sure and means[-1] >= _OLDER * means[0] and min(means[1:]) > means[0]:
         says = (
             f"Older weights: mean |r| is {number(means[0], 2)} at a lag of {lags[0]:g} and {number(means[-1], 2)} at"
             f" {lags[-1]:g}."
