@@ -8,10 +8,11 @@ import streamlit as st
 from app import navigation
 from app.components import best_tokens, plots
 from app.mismatch import section
-from app.overview import COLOURS, PAGE, token_strip
+from app.overview import PAGE, token_strip
 from app.shell import address, exports, selection, store_cache, widgets
 from app.shell.widgets import meanings
 from app.verdict import charts, panel
+from core.runs.queries.heat import COLOURS
 from core.runs.queries.verdicts import multiple, size_of, ulp_percentile
 from core.runs.reader import RunReader
 from core.runs.reports.report_json import over_logits, over_margins, over_positions

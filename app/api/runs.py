@@ -11,6 +11,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from msgspec.structs import asdict
 from starlette.requests import Request
@@ -21,6 +22,7 @@ from app.gallery import filters
 from app.page import LONGEST_TEXT
 from app.shell import store_cache, wording
 from app.shell.store_cache import version_of
+from core.document.page import html_file
 from core.errors import StoreError
 from core.runs.dumps.export import export_npz
 from core.runs.ops_run import KIND as OPS
@@ -111,6 +113,17 @@ def run_npz(request: Request) -> Response:
     return _file_response(target, f"{path.stem}.npz", f"npz-{stamp}", "application/zip")
 
 
+def run_html(request: Request) -> Response:
+    """Send the run as one HTML file that opens from a disk, without scripts."""
+    path = path_of(open_store(), request.path_params["run_id"])
+    content = html_file(store_cache.open_run(path.stem))
+    headers = {
+        "Content-Disposition": f"attachment; filename*=utf-8''{quote(path.stem)}.html",
+        "Cache-Control": "no-store",
+    }
+    return Response(content, media_type="text/html", headers=headers)
+
+
 def _file_response(path: Path, name: str, etag: str, kind: str) -> Response:
     # Not compressed on the way: floats hardly shrink, and a range would be of other bytes.
     headers = {"ETag": f'"{etag}"', "Cache-Control": "private, no-cache", "Content-Encoding": "identity"}
@@ -151,6 +164,8 @@ ROUTES = (
     route("GET", "/api/runs/{run_id}", one_run),
     route("GET", "/api/runs/{run_id}/file", run_file),
     route("GET", "/api/runs/{run_id}/npz", run_npz),
+    route("GET", "/api/runs/{run_id}/html", run_html),
     route("GET", "/files/{run_id}.duckdb", run_file),
+    route("GET", "/files/{run_id}.html", run_html),
     route("GET", "/files/{run_id}.npz", run_npz),
 )

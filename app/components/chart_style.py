@@ -8,16 +8,16 @@ import numpy as np
 import plotly.graph_objects as go
 import plotly.io
 
+from core.document.charts import MISMATCH as MISMATCH
+from core.document.charts import ULPS as ULPS
+
 plotly.io.templates.default = "none"  # the browser has the colours of its theme
 
 REFERENCE = "#0072B2"
 VARIANT = "#D55E00"
 FLIP = "#CC79A7"
 QUIET = "#8A93A0"
-MISMATCH = "#E3000F"
 KINDS = {"key": "#009E73", "value": "#9A6FD6"}  # keys and values are no sides: colours of their own
-# Cividis without its darkest third: one ULP has to be seen on black as well as on white; lightness still only rises.
-ULPS = [[0.0, "#3D6FB5"], [0.33, "#7C7B78"], [0.66, "#BCAF6F"], [1.0, "#FEE838"]]
 LAYOUT = {
     "margin": {"l": 8, "r": 8, "t": 28, "b": 8},
     "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},

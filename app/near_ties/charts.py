@@ -10,10 +10,12 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from app.components.chart_style import FLIP, MISMATCH, NEAREST_CLICK, QUIET, REFERENCE, VARIANT, inert, layout, log_axis
+from core.runs.queries.flips import above_zero, margin_points
 from core.text import visible
 
 CROWDED = 2000  # positions of a kind from which on they are shaded by density: points would lie on each other
 _CELLS = (96, 56)  # of the density, across and up: about 8 px at 800 x 430
+_MARKS = ((QUIET, "circle", 6), (REFERENCE, "circle", 7), (VARIANT, "x", 10), (MISMATCH, "square", 10))  # by kind
 
 
 def near_tie_scatter(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> go.Figure:
@@ -24,24 +26,17 @@ def near_tie_scatter(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> g
     positions of a kind are shaded by density, with points that are there to be hovered and clicked only. texts: of
     every prompt's tokens, empty if unknown. A click gives prompt, position, difference, margin.
     """
-    table, margin, difference = _finite(table)
-    (x, x_zero), (y, y_zero) = _above_zero(difference), _above_zero(margin)
+    table, margin, difference, kinds = margin_points(table)
+    (x, x_zero), (y, y_zero) = above_zero(difference), above_zero(margin)
     ends = [(v.min() / 2, v.max() * 2) if len(v) else (0.1, 10.0) for v in (x, y)]
     figure = go.Figure()
     low = max(x_zero * 10**0.25 if x_zero else ends[0][0], (y_zero * 10**0.25 if y_zero else ends[1][0]) / 2)
     span = np.array([low, max(ends[0][1], ends[1][1] / 2)])
     bound = {"name": "margin = 2 × difference", "line": {"color": QUIET, "dash": "dash", "width": 1.5}}
     figure.add_scatter(x=span, y=2 * span, mode="lines", hoverinfo="skip", **bound)
-    flips, could = (table[name].to_numpy(bool) for name in ("is_flip", "could_flip"))
-    odd = table["nonfinite_mismatch"].to_numpy() > 0  # the bound is a theorem about finite numbers
     labels = _labels(table, texts)
     hover_data = np.stack([table["prompt"], table["position"], difference, margin], axis=1)
-    for name, mask, color, symbol, size in (
-        ("no flip possible", ~could & ~odd, QUIET, "circle", 6),
-        ("could flip", could & ~flips & ~odd, REFERENCE, "circle", 7),
-        ("flip", flips & ~odd, VARIANT, "x", 10),
-        ("NaN or infinity on one side", odd, MISMATCH, "square", 10),
-    ):
+    for (name, mask), (color, symbol, size) in zip(kinds.items(), _MARKS, strict=True):
         count = int(mask.sum())
         if not count:
             continue
@@ -79,28 +74,12 @@ def near_tie_scatter(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> g
 
 def selection_ring(table: pd.DataFrame, prompt: int, position: int) -> tuple[dict[str, Any], ...]:
     """Ring around a position in the scatter of the same table, as shapes of a layout; none if it is not drawn."""
-    table, margin, difference = _finite(table)
+    table, margin, difference, _ = margin_points(table)
     rows = np.flatnonzero((table["prompt"] == prompt) & (table["position"] == position))
     size = {"x0": -9, "x1": 9, "y0": -9, "y1": 9, "xsizemode": "pixel", "ysizemode": "pixel"}
     line = {"color": FLIP, "width": 2.5}
-    x, y = _above_zero(difference)[0], _above_zero(margin)[0]
+    x, y = above_zero(difference)[0], above_zero(margin)[0]
     return tuple({"type": "circle", "xanchor": x[row], "yanchor": y[row], **size, "line": line} for row in rows)
-
-
-def _finite(table: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
-    """Return the positions with a finite margin, the smaller margin and the largest difference of each."""
-    margin = table[["reference_margin", "variant_margin"]].min(axis=1)
-    table = table[margin.notna()]
-    return table, margin[margin.notna()].to_numpy(float), table["max_abs"].to_numpy(float)
-
-
-def _above_zero(values: np.ndarray) -> tuple[np.ndarray, float | None]:
-    """(values with zeros moved to where a log axis can show them, that place or None)."""
-    positive = values[values > 0]
-    if len(positive) == len(values):
-        return values, None
-    place = float(positive.min()) / 10**0.5 if len(positive) else 1e-3
-    return np.where(values > 0, values, place), place
 
 
 def _labels(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> np.ndarray:

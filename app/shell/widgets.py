@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import quote
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
@@ -63,17 +64,24 @@ def _text(name: str) -> str:
     return (_DOCS / name).read_text(encoding="utf-8")
 
 
-def title(page: Page, widths: tuple[float, float] = (5, 1.2)) -> None:
-    """Draw the title of a page and its Definitions: how the page is read, and what each word means."""
-    left, right = st.columns(widths, vertical_alignment="bottom")
+def title(page: Page, run: RunReader | None = None) -> None:
+    """Draw the title of a page with the run's HTML file, and its Definitions: how the page is read, and what each word
+    means.
+    """
+    left, right = st.columns((3, 2), vertical_alignment="bottom")
     left.title(page.title)
-    with right.popover("Definitions", icon=":material/menu_book:", width="stretch"):
+    buttons = right.container(horizontal=True, horizontal_alignment="right")
+    if run is not None:
+        about = "Verdict, flips and charts of every variant in one file that opens without a network."
+        file = f"/files/{quote(run.run_id)}.html"
+        buttons.link_button("HTML file", file, help=about, icon=":material/download:")
+    with buttons.popover("Definitions", icon=":material/menu_book:"):
         st.markdown(f"#### {page.title}\n\n{reading(page.title)}\n\n{definitions()}")
 
 
 def head(page: Page, view: selection.View | None, *, needs_rows: bool = False) -> selection.View:
     """Draw the title and the pair; stop with a sentence if there is no run, or top tokens only."""
-    title(page)
+    title(page, None if view is None else view.run)
     if view is None:
         empty()
     header = view.run.header

@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 
 from ..command_name import COMMAND
 from ..errors import StoreError, UsageError
-from ..runs.dumps.export import export_npz
+from ..runs.dumps.export import export_npz, exporting
 from ..runs.reader import RunReader
 from ..runs.reports.run_json import card_json
 from ..runs.store import labels
@@ -79,20 +79,31 @@ def _list_deleted(store: Store, as_json_: bool) -> None:
 
 def export(
     run_id: options.Run,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="FILE.npz.")],
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="FILE.npz.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one HTML file instead, to look at.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Export the sides of a run to an npz, in their bits and dtype."""
+    """Export the sides of a run to an npz, in their bits and dtype, or the run to one HTML file."""
+    target = html or file
+    if target is None or (html and file):
+        raise UsageError("export writes one file: FILE.npz or --html FILE.")
     path = open_store(store).path_of(run_id)
     with RunReader(path) as run:
         names = [side.name for side in run.sides]
-        export_npz(run, file, overwrite=overwrite)
+        if html:
+            from ..document.page import html_file  # imports pandas, a third of a second
+
+            content = html_file(run).encode()
+            with exporting(html, overwrite=overwrite) as output:
+                output.write(content)
+        else:
+            export_npz(run, target, overwrite=overwrite)
     if as_json_:
-        print_json({"run_id": path.stem, "file": str(file), "bytes": file.stat().st_size, "sides": names})
+        print_json({"run_id": path.stem, "file": str(target), "bytes": target.stat().st_size, "sides": names})
     else:
-        out.print(f"{file}: {', '.join(names)}", markup=False)
+        out.print(f"{target}: {', '.join(names)}", markup=False)
 
 
 def label(

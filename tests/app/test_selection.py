@@ -13,9 +13,10 @@ from streamlit.util import calc_hash
 
 from app import navigation
 from app.components import stepper
-from app.overview import COLOURS, token_strip
+from app.overview import token_strip
 from app.page import PageSetting
 from app.shell import address, selection
+from core.runs.queries.heat import COLOURS, heat
 from core.runs.reader import RunReader
 from tests.app import opening
 
@@ -300,12 +301,12 @@ def table() -> pd.DataFrame:
     ],
 )
 def test_heat_runs_from_nothing_to_the_largest_and_the_legend_has_both_ends(colour, levels, ends):
-    heat = token_strip.heat(table(), colour, "bfloat16")
-    assert heat.levels.tolist() == levels
-    assert (heat.low, heat.high) == ends
+    shade = heat(table(), colour, "bfloat16")
+    assert shade.levels.tolist() == levels
+    assert (shade.low, shade.high) == ends
 
 
 @pytest.mark.parametrize("colour", COLOURS)
 def test_nothing_differs_nothing_is_coloured(colour):
     equal = table().iloc[[0, 0, 0]]
-    assert token_strip.heat(equal, colour, "float32").levels.tolist() == [0, 0, 0]
+    assert heat(equal, colour, "float32").levels.tolist() == [0, 0, 0]

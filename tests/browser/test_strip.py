@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from app.overview import COLOURS
 from core.judging.ingest import ingest
+from core.runs.queries.heat import COLOURS
 from core.runs.store.store import Store
 from tests.browser.driving import settle, visit
 from tests.serving import Server

@@ -8,8 +8,10 @@ Prompts of unequal lengths stand one after another as `[all positions, vocab]`, 
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -53,11 +55,18 @@ def export_npz(run: RunReader, path: Path, *, overwrite: bool = False) -> None:
             raise UsageError(f"{problem}; expected another name.")
     if run.header.keep != ALL:
         raise StoreError(refusal(run.header))
+    with exporting(path, overwrite=overwrite) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        _write(run, archive)
+
+
+@contextmanager
+def exporting(path: Path, *, overwrite: bool) -> Iterator[BinaryIO]:
+    """Yield a file that appears at `path` when it is complete; StoreError if it cannot, or would replace another."""
     if path.exists() and not overwrite:
         raise StoreError(f"{path}: already exists; expected a new file name, or overwrite to replace it.")
     try:
-        with writing(path, is_new=not overwrite) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-            _write(run, archive)
+        with writing(path, is_new=not overwrite) as file:
+            yield file
     except OSError as error:
         need = "a new file in a folder with room and permission"
         raise StoreError(f"{path}: cannot be written ({error.strerror or error}); expected {need}.") from error

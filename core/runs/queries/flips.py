@@ -173,6 +173,41 @@ def near_ties_sentence(table: pd.DataFrame) -> str:
     )
 
 
+class MarginPoints(NamedTuple):
+    """Positions with a finite margin. margin: the smaller one of the two sides, difference: the largest, both in
+    logits; kinds: masks, of which each position is in one. [rows] each
+    """
+
+    table: pd.DataFrame
+    margin: NDArray[np.float64]
+    difference: NDArray[np.float64]
+    kinds: dict[str, NDArray[np.bool_]]
+
+
+def margin_points(table: pd.DataFrame) -> MarginPoints:
+    """Return the positions of the chart of near ties. table: figures by position."""
+    margin = table[["reference_margin", "variant_margin"]].min(axis=1)
+    table = table[margin.notna()]
+    flips, could = (table[name].to_numpy(bool) for name in ("is_flip", "could_flip"))
+    odd = table["nonfinite_mismatch"].to_numpy() > 0  # the bound is a theorem about finite numbers
+    kinds = {
+        "no flip possible": ~could & ~odd,
+        "could flip": could & ~flips & ~odd,
+        "flip": flips & ~odd,
+        "NaN or infinity on one side": odd,
+    }
+    return MarginPoints(table, margin[margin.notna()].to_numpy(float), table["max_abs"].to_numpy(float), kinds)
+
+
+def above_zero(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], float | None]:
+    """(values with zeros moved to where a log axis can show them, that place or None)."""
+    positive = values[values > 0]
+    if len(positive) == len(values):
+        return values, None
+    place = float(positive.min()) / 10**0.5 if len(positive) else 1e-3
+    return np.where(values > 0, values, place), place
+
+
 class Candidates(NamedTuple):
     """Tokens between which an argmax is decided. logits [sides, tokens]; grid: every value of the compute dtype from
     one step below the lowest to one above the highest, empty if these are too many or a logit is not finite; steps:

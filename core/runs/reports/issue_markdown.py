@@ -30,12 +30,11 @@ _LONGEST_PROMPTS = 20_000  # characters of token ids that an issue takes
 
 def issue_text(run: RunReader, pairs: Sequence[StoredPair], address: str) -> str:
     """Markdown, at most 25 lines of it unfolded. address: URL of the run's page."""
-    answers = [(pair, answer_of(run, pair)) for pair in pairs]
-    answers.sort(key=lambda each: each[1].name not in FAILING)  # what fails is what the thread is about
+    answers = gravest_first(run, pairs)
     pair, answer = answers[0]
     header, about = run.header, run.header.provenance
-    origin = [f"Run {code(header.name)}", code(_model_of(about)) if about.model else "", header.compute_dtype, address]
-    parts = [*_pair(run, pair, answer), " · ".join(filter(None, origin))]
+    line = [f"Run {code(header.name)}", code(_model_of(about)) if about.model else "", header.compute_dtype, address]
+    parts = [*_pair(run, pair, answer), " · ".join(filter(None, line))]
     if others := answers[1:]:
         of_others = [part for other in others for part in (*_pair(run, *other), *_details(run, *other))]
         parts.append(fold(plural(len(others), "other variant"), of_others))
@@ -45,21 +44,32 @@ def issue_text(run: RunReader, pairs: Sequence[StoredPair], address: str) -> str
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _provenance(run: RunReader) -> str:
+def gravest_first(run: RunReader, pairs: Sequence[StoredPair]) -> list[tuple[StoredPair, Answer]]:
+    """Return pairs with their verdicts, those that fail first: they are what a report is about."""
+    answers = [(pair, answer_of(run, pair)) for pair in pairs]
+    return sorted(answers, key=lambda each: each[1].name not in FAILING)
+
+
+def origin(run: RunReader) -> dict[str, str]:
+    """Return what a report says of the origin of a run; '' if it is unknown."""
     header, about = run.header, run.header.provenance
     versions = {"ulpscope": __version__, **about.versions}
-    values = {
-        "model": code(_model_of(about)) if about.model else "",
-        "revision": code(about.revision) if about.revision else "",
+    return {
+        "model": _model_of(about),
+        "revision": about.revision,
         "dtype": header.compute_dtype,
-        "device": plain(f"{about.device} ({about.device_name})" if about.device_name else about.device),
-        "versions": plain(", ".join(f"{name} {version}" for name, version in versions.items())),
+        "device": f"{about.device} ({about.device_name})" if about.device_name else about.device,
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
         "size": f"{plural(len(header.prompts), 'prompt')}, {plural(header.rows, 'position')}"
         + (f", {header.vocab:,} tokens" if header.vocab else ""),
         "captured" if about.kind == "capture" else "uploaded": f"{run.created:%Y-%m-%d %H:%M} UTC",
-        "note": plain(about.note),
+        "note": about.note,
     }
-    return facts(values)
+
+
+def _provenance(run: RunReader) -> str:
+    mark = {"model": code, "revision": code}
+    return facts({name: mark.get(name, plain)(value) for name, value in origin(run).items() if value})
 
 
 def _is_folder(about: Provenance) -> bool:
@@ -106,20 +116,25 @@ def _pair(run: RunReader, pair: StoredPair, answer: Answer) -> list[str]:
         f"### {code(pair.variant)} vs {code(pair.reference)}: {plain(answer.name)}",
         plain(answer.sentence),
         f"Next: {code(answer.next_command)}" if answer.next_command else "",
-        facts({name: plain(value) for name, value in answer.facts.items()} | _figures(run, pair), "figure"),
+        facts({name: plain(value) for name, value in answer.facts.items()} | headline(run, pair), "figure"),
         _flips(run, pair, positions[positions["is_flip"]]) if pair.summary.flips else "",
     ]
 
 
-def _figures(run: RunReader, pair: StoredPair) -> dict[str, str]:
-    """Return the figures that say most."""
+def headline(run: RunReader, pair: StoredPair) -> dict[str, str]:
+    """Return the figures of a pair that say most."""
     summary, header = pair.summary, run.header
     if header.k is not None:
-        positions = len(run.positions(pair.index))
-        return {
-            "flips": f"{summary.flips:,} of {plural(positions, 'position')}",
+        positions = run.compared_positions(pair.index)
+        differences = {
             "values that differ": out_of(summary.neq, summary.finite),
             "largest difference": f"{number(summary.max_abs)} {header.unit}",
+        }
+        if header.k == 1:
+            return differences
+        return {
+            "flips": f"{summary.flips:,} of {plural(positions, 'position')}",
+            **differences,
             "could flip": f"{summary.could_flip:,} ({plural(summary.ties, 'exact tie')})",
             "smallest margin": f"{number(summary.min_margin)} {header.unit}",
         }

@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 from app.api import runs
 from app.routes import ROUTES
 from core.__main__ import app
+from core.document.page import html_file
 from core.runs.dumps.export import export_npz
 from core.runs.reader import RunReader
 from core.runs.store import labels
@@ -114,6 +115,13 @@ def test_the_file_comes_in_ranges_and_only_if_it_has_changed(client: TestClient,
     assert client.get("/api/runs/run-0/file", headers={"Range": "bytes=0-9", "If-Range": '"other"'}).status_code == 200
     assert client.head("/api/runs/run-0/file").headers["content-length"] == str(len(body))
     assert client.get("/files/run-0.duckdb").content == body
+
+
+def test_the_html_file_is_a_download(client: TestClient, three: list[str], store: Path) -> None:
+    answer = client.get("/files/run-0.html")
+    assert answer.headers["content-disposition"] == "attachment; filename*=utf-8''run-0.html"
+    with RunReader(store / "run-0.duckdb") as run:
+        assert answer.text == html_file(run)
 
 
 def test_an_npz_is_the_same_bytes_whenever_it_is_written_so_that_a_range_fits(

@@ -119,6 +119,11 @@ def test_ingest_list_show_compare_export_delete_go_round(cli, tmp_path):
             assert before[key].tobytes() == after[key].tobytes()
             assert before[key].dtype == after[key].dtype
     assert cli("export", run_id, tmp_path / "back.npz").returncode == 2
+    assert cli("export", run_id, "--html", tmp_path / "run.html").returncode == 0
+    assert (tmp_path / "run.html").read_text().startswith("<!doctype html>")
+    for refused in (["--html", tmp_path / "run.html"], [], [tmp_path / "b.npz", "--html", tmp_path / "b.html"]):
+        assert cli("export", run_id, *refused).returncode == 2
+    assert not list(tmp_path.glob("b.*"))
     assert json.loads(cli("delete", run_id, "--json").stdout) == {"deleted": [run_id]}
     assert json.loads(cli("list", "--json").stdout) == []
 

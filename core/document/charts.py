@@ -1,0 +1,140 @@
+"""Charts as SVG without scripts: places are percentages, so that they fit any width, and every text keeps its size."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil, floor, log10
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..text import number
+from .markup import Markup, element, join
+
+# Cividis without its darkest third: one ULP has to be seen on black as well as on white; lightness still only rises.
+ULPS = ((0.0, "#3D6FB5"), (0.33, "#7C7B78"), (0.66, "#BCAF6F"), (1.0, "#FEE838"))
+MISMATCH = "#E3000F"
+_LEVELS = 254  # of a picture's colors: 0 is transparent, 255 a mismatch
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis from `low` (left, bottom) to `high`. zero: where a log axis has zeros; labels: by value, else of round
+    numbers.
+    """
+
+    title: str
+    low: float
+    high: float
+    is_log: bool = False
+    zero: float | None = None
+    labels: Mapping[float, str] | None = None
+
+    def at(self, value: float | np.number) -> float:
+        """Place of a value in percent."""
+        low, high, at = (log10(each) if self.is_log else float(each) for each in (self.low, self.high, value))
+        return 100 * (at - low) / (high - low)
+
+    def ticks(self) -> dict[float, str]:
+        """Labels of the axis by value."""
+        if self.labels is not None:
+            return dict(self.labels)
+        low, high = sorted((self.low, self.high))
+        if self.is_log:
+            powers = range(floor(log10(low)), ceil(log10(high)) + 1)
+            digits = (1,) if len(powers) > 4 else (1, 2, 5)
+            values = [digit * 10.0**power for power in powers[:: ceil(len(powers) / 9)] for digit in digits]
+            low = low if self.zero is None else self.zero * 1.5
+        else:
+            power = 10.0 ** floor(log10((high - low) / 5))
+            step = next(digit * power for digit in (1, 2, 5, 10) if (high - low) / (digit * power) <= 6)
+            values = [step * place for place in range(ceil(low / step), floor(high / step) + 1)]
+        zero = {} if self.zero is None else {self.zero: "0"}
+        return zero | {value: number(float(value), 3) for value in values if low <= value <= high}
+
+
+def chart(
+    label: str, x: Axis, y: Axis, marks: Iterable[Markup], legend: Mapping[str, str], height: int = 320
+) -> Markup:
+    """Return a chart with its axes and legend. marks: of `dot`, `line`, `bar` or `picture`, the last on top; legend:
+    names by the class of their marks.
+    """
+    grid = []
+    for value, text in x.ticks().items():
+        place = f"{x.at(value):.2f}%"
+        grid.append(element("line", x1=place, x2=place, y1="0%", y2="100%", class_="grid"))
+        grid.append(element("text", text, x=place, y="100%", dy="1.3em", text_anchor="middle"))
+    for value, text in y.ticks().items():
+        place = f"{100 - y.at(value):.2f}%"
+        grid.append(element("line", x1="0%", x2="100%", y1=place, y2=place, class_="grid"))
+        grid.append(element("text", text, x="0%", dx="-0.5em", y=place, dy="0.35em", text_anchor="end"))
+    drawing = element("svg", *grid, *marks, role="img", aria_label=label, width="100%", height=height)
+    keys = [element("span", element("i", class_=f"key {name}"), text) for name, text in legend.items()]
+    return element(
+        "figure",
+        element("p", y.title, class_="axis"),
+        element("div", drawing, class_="plot"),
+        element("p", x.title, class_="axis across"),
+        *([element("figcaption", *keys)] if keys else []),
+    )
+
+
+def dot(x: float, y: float, kind: str, title: str, radius: float = 3.5) -> Markup:
+    """Return a mark at a place in percent that shows its title under the pointer."""
+    return element("circle", element("title", title), cx=f"{x:.2f}%", cy=f"{100 - y:.2f}%", r=radius, class_=kind)
+
+
+def line(xs: Sequence[float], ys: Sequence[float], kind: str) -> Markup:
+    """Return a line through places in percent; a gap if one is NaN."""
+    points = [(f"{x:.2f}%", f"{100 - y:.2f}%") if y == y else None for x, y in zip(xs, ys, strict=True)]
+    return join(
+        [element("line", x1=a[0], y1=a[1], x2=b[0], y2=b[1], class_=kind) for a, b in pairwise(points) if a and b]
+    )
+
+
+def bar(x: float, width: float, y: float, kind: str, title: str) -> Markup:
+    """Return a bar from the bottom up to `y`; all in percent."""
+    place = {"x": f"{x:.2f}%", "width": f"{width:.2f}%", "y": f"{100 - y:.2f}%", "height": f"{y:.2f}%"}
+    return element("rect", element("title", title), **place, class_=kind)
+
+
+def picture(shares: NDArray[np.float64], is_mismatch: NDArray[np.bool_]) -> Markup:
+    """Return cells that fill a chart, by their share of the largest value. 0 is transparent. [rows, columns] each"""
+    levels = np.where(shares > 0, np.clip(np.ceil(shares * _LEVELS), 1, _LEVELS), 0)
+    content = base64.b64encode(png(np.where(is_mismatch, 255, levels).astype(np.uint8))).decode()
+    size = {"width": "100%", "height": "100%", "preserveAspectRatio": "none", "image_rendering": "pixelated"}
+    return element("image", href=Markup(f"data:image/png;base64,{content}"), **size)
+
+
+def _rgb(color: str) -> list[int]:
+    return list(bytes.fromhex(color[1:]))
+
+
+def png(levels: NDArray[np.uint8]) -> bytes:
+    """Return a PNG of levels in the colors of the heatmap: 0 transparent, 1 to 254 its scale, 255 a mismatch.
+    [rows, columns]
+    """
+    colors = np.array([_rgb(color) for _, color in ULPS])
+    at, places = np.linspace(0, 1, _LEVELS), [place for place, _ in ULPS]
+    scale = np.stack([np.interp(at, places, channel) for channel in colors.T], axis=1)
+    palette = np.zeros((256, 3), np.uint8)
+    palette[1:255] = np.rint(scale)
+    palette[255] = _rgb(MISMATCH)
+    height, width = levels.shape
+    body = np.pad(levels, ((0, 0), (1, 0))).tobytes()  # every row begins with its filter, 0 is none
+    parts = [
+        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)),
+        (b"PLTE", palette.tobytes()),
+        (b"tRNS", b"\0"),
+        (b"IDAT", zlib.compress(body, 9)),
+        (b"IEND", b""),
+    ]
+    chunks = (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)

@@ -1,0 +1,307 @@
+"""Sections of a pair: verdict, figures, tokens, flips, near ties, heatmap, modules, trainer vs. rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..numerics import pyramid
+from ..numerics.mismatch import ICEPOP, TIS
+from ..runs.file.records import FAILING, IDENTICAL, ROUNDING
+from ..runs.queries import flips, heatmap, layers, mismatch
+from ..runs.queries.heat import every_token, heat
+from ..runs.queries.verdicts import Answer
+from ..runs.reader import RunReader, StoredPair
+from ..runs.reports.issue_markdown import headline
+from ..text import clip, number, opening, percent, plural, visible
+from .charts import Axis, bar, chart, dot, line, picture
+from .markup import Markup, element, facts, fold, join, prose, table
+
+MOST_POSITIONS = 1500  # of a pair: 0.8 KB each
+MOST_FLIPS = 100
+MOST_MODULES = 600
+MOST_CELLS = 320  # of a side of the heatmap: a cell has a pixel on a phone
+MOST_READ = 1 << 22  # cells of the run's pyramid
+_FEW = 400  # differing cells that are drawn three times as wide and tall
+_TOP = 3  # tokens of a side at a flip
+_LONGEST_TOKEN = 60  # characters
+_ABOUT = {"": "'s argmax", "_margin": "'s margin"}  # of either side, in the table of positions
+
+
+def sections(run: RunReader, pair: StoredPair, answer: Answer) -> Iterator[tuple[str, Markup]]:
+    """Yield the title and content of every section that the pair has."""
+    if run.header.is_long:
+        figures = run.positions_of(pair.index, int(run.largest(pair.index)["prompt"].iloc[0]))
+    else:
+        figures = run.positions(pair.index)
+    yield "", join([_verdict(answer), facts(headline(run, pair))])
+    if answer.checks:
+        yield "Checks", _checks(answer)
+    if mismatch.has_rollouts(run):
+        yield "Trainer vs. rollout", _rollouts(run)
+    yield "Tokens", _tokens(run, pair, figures)
+    if figures["is_flip"].any():
+        yield "Flips", _flips(run, pair, figures)
+    if not pair.summary.bit_identical and figures["reference_margin"].notna().any():
+        yield "Near ties", _near_ties(run, figures)
+    if not pair.summary.bit_identical and run.header.k is None:
+        yield "Heatmap", _heatmap(run, pair, figures)
+    if pair.index in run.pairs_with_layers:
+        yield "Layers", _layers(run, pair)
+
+
+def _verdict(answer: Answer) -> Markup:
+    kind = "bad" if answer.name in FAILING else "good" if answer.name in (IDENTICAL, ROUNDING) else "open"
+    parts = [element("p", element("strong", answer.name), " ", prose(opening(answer.sentence)), class_="verdict")]
+    if answer.facts:
+        parts.append(facts(answer.facts))
+    if answer.next_command:
+        parts.append(element("p", "Next: ", element("code", answer.next_command)))
+    return element("div", *parts, class_=f"answer {kind}")
+
+
+def _checks(answer: Answer) -> Markup:
+    rows = [
+        (
+            element("span", row.outcome, class_=row.outcome.replace(" ", "-")),
+            title,
+            join([prose(row.says), element("small", prose(row.control))]),
+        )
+        for title, row in answer.titled_checks
+    ]
+    return join(
+        [table(("outcome", "check", "result"), rows, "Checks", class_="box stack"), element("p", answer.not_run_line)]
+    )
+
+
+def _rollouts(run: RunReader) -> Markup:
+    counts, shares = (mismatch.summary(run, name) for name in ("tokens", "explained"))
+    figures, bins = (pd.DataFrame(rows) for rows in (mismatch.figures_of(run), mismatch.summary(run, "histogram")))
+    titles = {"name": "figure", "value": "value", "low": "95 % interval, from", "high": "to", "unit": "unit"}
+    span = max(1.0, float(bins["r"].abs().max()) + 0.1)
+    x = Axis("r = trainer - rollout, nats (8 and beyond: last bins)", -span, span)
+    y = Axis("tokens, log scale", 0.5, 2.0 * float(bins["tokens"].max()), is_log=True)
+    share, half = bins["kl"] / max(float(bins["kl"].sum()), 1e-300), 100 / 64 / span
+    marks = [
+        bar(x.at(r) - half, 2 * half, y.at(count), "reference", f"r = {r:g}: {count:,} tokens, {percent(kl)} of the KL")
+        for r, count, kl in zip(bins["r"], bins["tokens"], share, strict=True)
+    ]
+    bars = [x.at(float(np.log(ratio))) for ratio in (TIS, *ICEPOP) if abs(np.log(ratio)) < span]
+    marks += [line((place, place), (0, 100), "limit") for place in bars]
+    about = f"{plural(counts['tokens'], 'token')} of {plural(counts['sequences'], 'sequence')}; half of the KL is in"
+    about += f" {counts['half']:,}."
+    if name := next(iter(shares), ""):
+        about += f" |r| depends most on the {name}: {percent(shares[name])} of its variance."
+    return join(
+        [
+            element("p", about),
+            listing(figures, titles | {"definition": "definition"}, "Trainer vs. rollout"),
+            chart("Tokens by r", x, y, marks, {"reference": "tokens", "limit": "bars of TIS and IcePop"}, 260),
+        ]
+    )
+
+
+def _known(values: pd.Series | pd.DataFrame) -> Any:
+    """Return values as objects, None for what is undefined."""
+    return values.astype(object).where(values.notna(), None)
+
+
+def _rows(table: pd.DataFrame) -> Iterator[Any]:
+    return _known(table).itertuples(index=False)
+
+
+def _text(value: Any) -> str:
+    """Return the text of a cell; '' if it is undefined."""
+    return "" if value is None else visible(value).replace("·", " ") if isinstance(value, str) else number(value)
+
+
+def _visible(token: str) -> str:
+    return clip(visible(token) or "∅", _LONGEST_TOKEN)
+
+
+def listing(figures: pd.DataFrame, titles: Mapping[str, str], label: str) -> Markup:
+    """Return a table of some columns. titles: by the names of the columns."""
+    return table([*titles.values()], [[*map(_text, row)] for row in _rows(figures[[*titles]])], label)
+
+
+def _around(figures: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows that are shown: all, or MOST_POSITIONS around the telling one."""
+    if len(figures) <= MOST_POSITIONS:
+        return figures
+    prompt, position = flips.telling_place(figures)
+    row = int(np.flatnonzero((figures["prompt"] == prompt) & (figures["position"] == position))[0])
+    start = min(max(0, row - MOST_POSITIONS // 2), len(figures) - MOST_POSITIONS)
+    return figures.iloc[start : start + MOST_POSITIONS]
+
+
+def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Markup:
+    header, shown = run.header, _around(figures)
+    shade = heat(shown, "largest difference", header.compute_dtype, header.unit)
+    shown = shown.assign(level=shade.levels, link=shown["is_flip"] & (figures["is_flip"].cumsum() <= MOST_FLIPS))
+    parts, tables = [], []
+    for number_of, part in shown.groupby("prompt", sort=False):
+        prompt, first, last = header.prompts[number_of], int(part["position"].min()), int(part["position"].max())
+        if len(header.prompts) > 1 or len(part) < prompt.positions:
+            parts.append(element("h4", f"Prompt {number_of}, positions {first:,} to {last:,}"))
+        part = part if header.k is None else every_token(part, first, last + 1).reset_index()
+        ids = prompt.token_ids[first : last + 1] or range(first, last + 1)
+        texts, names = [f"{token} " for token in ids], [f"token {token}" for token in ids]
+        if any(prompt.token_texts):
+            texts = [_visible(text) for text in prompt.token_texts[first : last + 1]]
+            names = [f"{text} ({token})" if prompt.token_ids else text for text, token in zip(texts, ids, strict=True)]
+        state = np.select([part["is_flip"], part["near_tie"]], ["flip", "near tie"], "")
+        spans = []
+        for row, text, name, kind in zip(_rows(part), texts, names, state, strict=True):
+            mark = "mismatch" if row.nonfinite_mismatch else kind.replace("near tie", "")
+            title = f"position {row.position}, {name}: {_text(row.max_abs)} {header.unit} {kind}"
+            link = f"#f{pair.index}-{number_of}-{row.position}" if row.link else None
+            look = {"class_": f"h{row.level or 0} {mark}", "title": title, "href": link}
+            spans.append(element("a" if row.link else "span", text.replace("↵", "↵\n"), **look))
+        parts.append(element("p", join(spans, "<wbr>"), class_="strip"))
+        argmaxes = {side: [_argmax(run, row) for row in _known(part[f"{side}_token"])] for side in flips.SIDES}
+        tables.append(part.assign(prompt=number_of, token=names, state=state, **argmaxes))
+    scale = [element("b", shade.low), element("span", class_="scale")] if shade.low else []
+    titles = {"prompt": "prompt", "position": "position", "token": "token", "state": "state"}
+    titles |= {f"{side}{what}": f"{side}{about}" for side in flips.SIDES for what, about in _ABOUT.items()}
+    titles |= {"max_abs": "largest difference", "max_row_ulps": "row ULPs", "kl": "KL, nats"}
+    cut = f"{len(shown):,} of {plural(header.rows, 'position')} are shown: those around the most telling one."
+    return join(
+        [
+            element("p", cut) if len(shown) < len(figures) or header.is_long else "",
+            *parts,
+            element("p", shade.unit, *scale, element("b", shade.high or ""), class_="legend"),
+            fold("Figures by position", listing(pd.concat(tables), titles, "Figures by position")),
+        ]
+    )
+
+
+def _argmax(run: RunReader, token: int | None) -> str:
+    """Return `·self (301)`, or the id of a token whose text is unknown; '' for no token."""
+    if token is None or token not in run.vocabulary:
+        return "" if token is None else f"token {token}"
+    return f"{_visible(run.vocabulary[token])} ({token})"
+
+
+def _flips(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Markup:
+    every = figures[figures["is_flip"]]
+    rows = []
+    for row in _rows(every.head(MOST_FLIPS)):
+        texts = run.header.prompts[row.prompt].token_texts
+        place = f"{row.position:,}" + (f" of prompt {row.prompt}" if len(run.header.prompts) > 1 else "")
+        after = element("small", f"after {_visible(texts[row.position])}") if texts else ""
+        tops = run.top_tokens([0, pair.index + 1], row.prompt, row.position)
+        steps = [_text(getattr(row, f"{side}_margin_ulps")) or "undefined" for side in flips.SIDES]
+        cells = [join([place, after]), *(_top(run, top) for top in tops), " / ".join(steps), _text(row.max_abs)]
+        name = f"f{pair.index}-{row.prompt}-{row.position}"
+        rows.append(element("tr", *(element("td", cell) for cell in cells), id=name))
+    cut = f"{MOST_FLIPS:,} of {len(every):,} flips are listed." if len(every) > MOST_FLIPS else ""
+    sides = f"reference: {pair.reference}", f"variant: {pair.variant}"
+    head = ("position", *sides, "margins, ULPs", "largest difference")
+    return join([element("p", prose(flips.flips_sentence(figures)), " ", cut), table(head, rows, "Flips")])
+
+
+def _top(run: RunReader, top: pd.DataFrame) -> Markup:
+    """Return the top tokens of a side with logits and probabilities."""
+    items = [
+        element("li", element("code", _argmax(run, token)), f" {row.logit:.9g}, {percent(row.probability)}")
+        for token, row in top.head(_TOP).iterrows()
+    ]
+    return element("ol", *items)
+
+
+def _near_ties(run: RunReader, figures: pd.DataFrame) -> Markup:
+    points = flips.margin_points(figures)
+    (x, x_zero), (y, y_zero) = flips.above_zero(points.difference), flips.above_zero(points.margin)
+    across = Axis(f"largest difference at the position, {run.header.unit}", x.min() / 2, x.max() * 2, True, x_zero)
+    up = Axis(f"smaller margin of the two sides, {run.header.unit}", y.min() / 2, y.max() * 2, True, y_zero)
+    start = max((x_zero or across.low) * 10**0.25, (y_zero or up.low) * 10**0.25 / 2)  # after the zeros
+    ends = (start, max(start, min(across.high, up.high / 2)))
+    marks = [line([across.at(each) for each in ends], [up.at(2 * each) for each in ends], "bound")]
+    legend = {"bound": "margin = 2 x difference"}
+    nearest = set(np.argsort(points.margin / np.maximum(points.difference, 1e-300), kind="stable")[:MOST_POSITIONS])
+    for (name, mask), kind in zip(points.kinds.items(), ("quiet", "reference", "variant", "mismatch"), strict=True):
+        rows = [row for row in np.flatnonzero(mask) if row in nearest]
+        if not rows:
+            continue
+        legend[kind] = f"{name} ({int(mask.sum()):,})"
+        for row in rows:
+            place = points.table.iloc[row]
+            title = f"prompt {place['prompt']}, position {place['position']}: margin {number(points.margin[row])}"
+            title += f", largest difference {number(points.difference[row])}"
+            marks.append(dot(across.at(x[row]), up.at(y[row]), kind, title, 5 if kind == "variant" else 3))
+    cut = f" {MOST_POSITIONS:,} of {len(x):,} are drawn: the nearest to a flip." if len(x) > MOST_POSITIONS else ""
+    about = element("p", prose(flips.near_ties_sentence(figures)), " Positions can flip only below the line.", cut)
+    return join([about, chart("Margins and differences of every position, log scales", across, up, marks, legend, 380)])
+
+
+def _heatmap(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Markup:
+    header = run.header
+    cells, tall, wide = overview(run, pair.index)
+    is_mismatch, values = cells == 0xFFFFFFFF, cells.view(np.float32).astype(float)
+    highest = float(values[~is_mismatch].max(initial=0.0))
+    shares = np.where(is_mismatch, 0.0, values / (highest or 1.0))
+    x = Axis("token id", 0, cells.shape[1] * wide)
+    y = Axis("position (prompts one after another)" if len(header.prompts) > 1 else "position", len(cells) * tall, 0)
+    floor = heatmap.floor_row_ulps(run, pair.index)
+    about = f"A cell is the largest difference of {plural(tall, 'position')} x {plural(wide, 'token')}. Red: NaN or"
+    about += " infinity on one side only."
+    about += f" 99.9% of the noise floor's logits are within {number(floor)} row ULPs." if floor is not None else ""
+    scale = [element("b", "0"), element("span", class_="ulps"), element("b", number(highest, 3))]
+    legend = element("p", f"row ULPs of {header.compute_dtype}", *scale, class_="legend")
+    drawing = chart("Heatmap: largest differences by position and token", x, y, [picture(shares, is_mismatch)], {}, 340)
+    sentence = element("p", prose(heatmap.sentence(run, figures)))
+    return join([sentence, drawing, legend, element("p", about, class_="note")])
+
+
+def overview(run: RunReader, pair: int) -> tuple[np.ndarray, int, int]:
+    """Return the heatmap in row ULPs with at most MOST_CELLS cells a side, and the rows and tokens of a cell.
+
+    Cells are maxima, float32 as bits, all ones for NaN or infinity on one side. If few cells differ, their neighbors
+    have their value: a single one is seen at any size.
+    """
+    header = run.header
+    sizes = {level: pyramid.cell_shape(level) for level in run.levels()}
+    most = header.rows * header.vocab / MOST_READ
+    level = next(level for level, (tall, wide) in sizes.items() if tall * wide >= most)
+    cells = run.stored_cells("row_ulps", pair, level, (0, header.rows))
+    by = [-(-size // MOST_CELLS) for size in cells.shape]
+    cells = pyramid.maxima(cells, *by)
+    if np.count_nonzero(cells) <= _FEW:
+        around = np.lib.stride_tricks.sliding_window_view(np.pad(cells, 1), (3, 3))
+        cells = np.where(cells, cells, around.max(axis=(2, 3)))
+    tall, wide = sizes[level]
+    return np.ascontiguousarray(cells), tall * by[0], wide * by[1]
+
+
+def _layers(run: RunReader, pair: StoredPair) -> Markup:
+    modules = layers.modules(run, pair.index)
+    sentence = layers.sentence(run, pair.index, modules, names_prompt=len(run.header.prompts) > 1)
+    rms, floor = (modules[name].to_numpy(float, na_value=np.nan) for name in ("rms", "floor_rms"))
+    streams = np.flatnonzero(modules["kind"].isin([layers.RESIDUAL, layers.HEAD]))
+    known = np.concatenate([rms, floor[streams]])
+    known = known[known > 0]
+    parts = [element("p", prose(sentence))]
+    if (rms > 0).any():
+        blocks = modules.loc[modules["kind"] == layers.RESIDUAL, "block"]
+        ends = {float(row): str(block) for row, block in blocks[:: -(-len(blocks) // 12) or 1].items()}
+        x = Axis("execution order; ticks: end of each layer", -0.5, max(len(modules), 2) - 0.5, labels=ends)
+        y = Axis("rms of the difference", float(known.min()) / 2, float(known.max()) * 2, is_log=True)
+
+        def path(values: np.ndarray, kind: str) -> Markup:
+            return line([x.at(row) for row in streams], [y.at(v) if v > 0 else np.nan for v in values[streams]], kind)
+
+        marks = [path(floor, "limit"), path(rms, "stream")]
+        for row in np.flatnonzero(rms > 0):
+            title = f"{modules['module'].iloc[row]}: rms {number(rms[row], 3)}, noise floor {number(floor[row], 3)}"
+            marks.append(dot(x.at(row), y.at(rms[row]), "reference", clip(title, 200)))
+        legend = {"reference": "module", "stream": "after each layer, then logits"}
+        legend |= {"limit": "noise floor"} if (floor > 0).any() else {}
+        parts.append(chart("rms of the difference of every module, log scale", x, y, marks, legend))
+    table = modules.assign(kind=modules["kind"].map(layers.kind_word)).head(MOST_MODULES)
+    titles = {"module": "module", "kind": "kind", "neq_share": "share that differs", "rms": "rms"}
+    titles |= {"floor_rms": "noise floor, rms", "ratio": "rms / noise floor", "max_row_ulps": "max row ULPs"}
+    cut = f", {MOST_MODULES:,} of {len(modules):,}" if len(modules) > MOST_MODULES else ""
+    return join([*parts, fold(f"Modules{cut}", listing(table, titles, "Modules"))])

@@ -1,0 +1,74 @@
+"""The HTML file of a run, opened from a disk: no request, no script, in both themes, by keyboard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from core.document.page import html_file
+from core.runs.reader import RunReader
+from tests.browser.conftest import what_went_wrong
+from tests.browser.driving import visit
+from tests.browser.test_accessibility import BACK, NO_SCROLL, faults
+from tests.serving import ROOT, Server
+
+SAMPLE = ROOT / "tests" / "runs" / "fresh-against-cached.duckdb"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_opens_from_a_disk_without_a_network(scheme: Any, browser: Browser, tmp_path: Path):
+    with RunReader(SAMPLE) as run:
+        (tmp_path / "run.html").write_text(html_file(run), encoding="utf-8")
+    context = browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme=scheme, offline=True)
+    tab = context.new_page()
+    problems, requests = what_went_wrong(tab), list[str]()
+    tab.on("request", lambda request: requests.append(request.url))
+    address = (tmp_path / "run.html").as_uri()
+    tab.goto(address)
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == BACK[scheme]
+    expect(tab.locator("h3")).to_have_text(["Checks", "Tokens", "Flips", "Near ties", "Heatmap"])
+    picture = tab.locator("image").evaluate("image => image.decode ? 1 : image.getBoundingClientRect().width")
+    assert picture > 0
+    assert tab.locator(".strip .h100").first.evaluate("token => getComputedStyle(token).backgroundColor") == (
+        "rgba(213, 94, 0, 0.75)"
+    )
+    tab.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+    for width in (1440, 390):
+        tab.set_viewport_size({"width": width, "height": 900})
+        assert faults(tab) == []
+        assert tab.evaluate(NO_SCROLL) <= 0
+    assert requests == [address]
+    assert problems == []
+
+
+def test_the_keyboard_goes_through_it_in_order_and_from_a_flip_to_its_row(browser: Browser, tmp_path: Path):
+    with RunReader(SAMPLE) as run:
+        (tmp_path / "run.html").write_text(html_file(run), encoding="utf-8")
+    tab = browser.new_context().new_page()
+    tab.goto((tmp_path / "run.html").as_uri())
+    stops = []
+    for _ in range(40):
+        tab.keyboard.press("Tab")
+        stop = tab.evaluate("document.activeElement.getAttribute('aria-label') || document.activeElement.tagName")
+        if stop == "BODY":
+            break
+        stops.append(stop)
+    links = tab.locator(".strip a").count()
+    assert stops == ["SUMMARY", "Checks", *["A"] * links, "SUMMARY", "Flips", "SUMMARY"]
+    tab.locator(".strip a").last.focus()
+    tab.keyboard.press("Enter")
+    row = tab.locator("tr:target")
+    expect(row).to_have_count(1)
+    expect(row).to_be_in_viewport()
+
+
+def test_a_page_offers_it(page: Page, dashboard: Server):
+    visit(page, dashboard, "near_ties?run=fresh-against-cached")
+    with page.expect_download() as download:
+        page.get_by_role("link", name="HTML file").click()
+    assert download.value.suggested_filename == "fresh-against-cached.html"
+    with RunReader(SAMPLE) as run:
+        assert Path(download.value.path()).read_text(encoding="utf-8") == html_file(run)

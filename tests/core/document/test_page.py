@@ -1,0 +1,216 @@
+"""The HTML file of a run: what it shows is in the run, nothing in it is live, and its size is bounded."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import struct
+import zlib
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core.document import page, sections
+from core.document.charts import MISMATCH, ULPS, Axis, png
+from core.document.markup import element, prose
+from core.document.page import html_file
+from core.judging.ingest import ingest
+from core.runs.queries.heatmap import sentence
+from core.runs.reader import RunReader
+from core.runs.store.store import Store
+from tests.core.runs.damaging import with_texts
+from tests.core.runs.made_runs import calm_sides, header_of, write_run
+
+TESTS = Path(__file__).resolve().parents[2]
+RUNS = TESTS / "runs"
+HOSTILE = "</style></title><script>alert(1)</script><img src=x onerror=alert(1)>\" onload='x' &lt; `code` **b**\u202e"
+TAGS = {
+    *("html", "head", "meta", "title", "style", "body", "main", "header", "footer", "section", "details", "summary"),
+    *("h1", "h2", "h3", "h4", "p", "b", "strong", "small", "code", "pre", "span", "i", "a", "wbr", "div", "ol", "li"),
+    *("dl", "dt", "dd", "table", "thead", "tbody", "tr", "th", "td", "figure", "figcaption"),
+    *("svg", "line", "text", "circle", "rect", "image"),
+}
+ATTRIBUTES = {
+    *("lang", "charset", "http-equiv", "content", "name", "class", "id", "href", "title", "open", "scope", "tabindex"),
+    *("role", "aria-label", "x", "y", "x1", "x2", "y1", "y2", "dx", "dy", "cx", "cy", "r", "width", "height"),
+    *("text-anchor", "preserveaspectratio", "image-rendering"),
+}
+
+
+class Document(HTMLParser):
+    """Elements of an HTML file, and the texts in them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    def of(self, tag: str, kind: str = "") -> list[dict[str, str | None]]:
+        of_tag = [about for name, about in self.elements if name == tag]
+        return [about for about in of_tag if not kind or kind in (about.get("class") or "").split(" ")]
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+def shown(path: Path) -> Document:
+    with RunReader(path) as run:
+        return Document(html_file(run))
+
+
+def test_the_policy_allows_the_style_sheet_and_pictures_in_the_file_alone() -> None:
+    with RunReader(RUNS / "injected-bug.duckdb") as run:
+        text = html_file(run)
+    (style,) = re.findall("<style>(.*?)</style>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policies = [about["content"] for about in Document(text).of("meta", "") if "http-equiv" in about]
+    allowed = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    assert policies == [allowed]
+    assert "url(" not in style
+
+
+@pytest.mark.parametrize("sample", ["where-it-starts", "fresh-against-cached", "continuations-that-part"])
+def test_no_text_of_a_run_becomes_markup(sample: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.duckdb"
+    path.write_bytes((RUNS / f"{sample}.duckdb").read_bytes())
+    with_texts(path, HOSTILE)
+    document = shown(path)
+    assert {tag for tag, _ in document.elements} <= TAGS
+    assert {name for _, about in document.elements for name in about} <= ATTRIBUTES
+    links = {about["href"] for _, about in document.elements if about.get("href")}
+    assert all((link or "").startswith(("#", "data:image/png;base64,")) for link in links)
+    assert "<script>alert(1)</script>" in document.text
+    assert "\u202e" not in document.text
+
+
+def test_an_element_escapes_its_text_and_its_attributes() -> None:
+    assert element("b", "<i>", title='"&') == '<b title="&quot;&amp;">&lt;i&gt;</b>'
+    assert element("b", element("i", "x"), class_=None) == "<b><i>x</i></b>"
+    assert prose("a `<b>` **c `d`** e") == "a <code>&lt;b&gt;</code> <b>c </b><b><code>d</code></b> e"
+
+
+def test_figures_flips_and_points_are_those_of_the_run() -> None:
+    path = RUNS / "fresh-against-cached.duckdb"
+    document = shown(path)
+    with RunReader(path) as run:
+        table, pair = run.positions(0), run.pairs[0]
+        assert sentence(run, table).replace("*", "") in document.text
+        flips = table[table["is_flip"]]
+        first = run.top_tokens([0, 1], int(flips["prompt"].iloc[0]), int(flips["position"].iloc[0]))[0]
+        logit = f"{first['logit'].iloc[0]:.9g}, {first['probability'].iloc[0]:.1%}"
+    assert str(pair.because) in document.text
+    assert logit in document.text
+    listed = [about["id"] for about in document.of("tr") if about.get("id")]
+    assert listed == [f"f0-{row.prompt}-{row.position}" for row in flips.itertuples()]
+    assert [about["href"] for about in document.of("a", "flip")] == [f"#{name}" for name in listed]
+    assert len(document.of("circle", "variant")) == len(flips)
+    assert len(document.of("circle")) == int(table["reference_margin"].notna().sum())
+
+
+def levels_of(content: bytes) -> np.ndarray:
+    """Palette indices of a PNG, by its specification. [rows, columns]"""
+    chunks, place = {}, 8
+    while place < len(content):
+        (size,) = struct.unpack(">I", content[place : place + 4])
+        kind, data = content[place + 4 : place + 8], content[place + 8 : place + 8 + size]
+        assert struct.unpack(">I", content[place + 8 + size : place + 12 + size])[0] == zlib.crc32(kind + data)
+        chunks[kind] = data
+        place += 12 + size
+    width, height = struct.unpack(">II", chunks[b"IHDR"][:8])
+    rows = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(height, width + 1)
+    assert not rows[:, 0].any()
+    assert [chunks[b"PLTE"][3 * level : 3 * level + 3].hex() for level in (1, 254, 255)] == [
+        color[1:].lower() for color in (ULPS[0][1], ULPS[-1][1], MISMATCH)
+    ]
+    return rows[:, 1:]
+
+
+def test_a_picture_is_a_png_of_its_levels() -> None:
+    levels = np.random.default_rng(0).integers(0, 256, (5, 7), dtype=np.uint8)
+    assert np.array_equal(levels_of(png(levels)), levels)
+
+
+@pytest.mark.parametrize("place", [(0, 0), (37, 40_001), (499, 49_999)])
+def test_a_single_differing_logit_is_seen_in_the_heatmap(place: tuple[int, int], tmp_path: Path) -> None:
+    header = header_of("bfloat16", (500,), 50_000)
+    reference = calm_sides(header)[0]
+    variant = reference.copy()
+    variant[place] ^= 1  # one ULP
+    path = write_run(Store(tmp_path), header, [reference, variant])
+    with RunReader(path) as run:
+        cells, tall, wide = sections.overview(run, 0)
+        text = html_file(run)
+    assert max(cells.shape) <= sections.MOST_CELLS
+    rows, columns = np.nonzero(cells)
+    assert {
+        (abs(row - place[0] // tall) <= 1, abs(column - place[1] // wide) <= 1)
+        for row, column in zip(rows, columns, strict=True)
+    } == {(True, True)}
+    assert len(rows) >= 4  # with its neighbors
+    (picture,) = re.findall('data:image/png;base64,([^"]+)', text)
+    assert np.array_equal(np.nonzero(levels_of(base64.b64decode(picture))), np.nonzero(cells))
+
+
+def test_a_run_of_500_positions_and_three_variants_is_whole_and_within_three_megabytes(tmp_path: Path) -> None:
+    header = header_of("bfloat16", (500,), 4096, sides=4)
+    path = write_run(Store(tmp_path), header, calm_sides(header))
+    with RunReader(path) as run:
+        text = html_file(run)
+    assert len(text.encode()) <= 3_000_000
+    document = Document(text)
+    assert len(document.of("details", "pair")) == 3
+    assert len([1 for about in document.of("span") if "position 499" in (about.get("title") or "")]) == 3
+
+
+def test_what_is_too_large_is_cut_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = header_of("bfloat16", (900,), 64, sides=4)
+    path = write_run(Store(tmp_path), header, calm_sides(header))
+    monkeypatch.setattr(page, "MOST_BYTES", 500_000)
+    monkeypatch.setattr(sections, "MOST_POSITIONS", 600)
+    monkeypatch.setattr(sections, "MOST_FLIPS", 5)
+    document = shown(path)
+    pairs = len(document.of("details", "pair"))
+    assert 1 <= pairs < 3
+    assert f"{3 - pairs} variants left out" in document.text or f"{3 - pairs} variant left out" in document.text
+    tokens = [about for tag in ("span", "a") for about in document.of(tag) if about.get("title")]
+    assert len(tokens) == 600 * pairs
+    assert "600 of 900 positions are shown" in document.text
+    assert len([about for about in document.of("tr") if about.get("id")]) == 5 * pairs
+    assert len(document.of("circle")) == 600 * pairs
+
+
+def test_trainer_vs_rollout_has_its_figures_and_histogram(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    path = store.path_of(ingest(store, [TESTS / "cases/rollouts/slime/train_data/2.pt"]))
+    document = shown(path)
+    expected = np.load(TESTS / "cases/rollouts/expected.npz")
+    masks = [expected[f"mask{number}"].astype(bool) for number in range(3)]
+    count = sum(int(mask.sum()) for mask in masks)
+    assert "0.01212" in document.text  # mean |r|, as the Overview has it
+    bars = re.findall("r = [-0-9.]+: ([0-9]+) tokens", document.text)
+    assert sum(map(int, bars)) == count
+
+
+@pytest.mark.parametrize(
+    ("axis", "value", "place"),
+    [(Axis("", 0, 10), 2.5, 25.0), (Axis("", 10, 0), 2.5, 75.0), (Axis("", 1, 1000, is_log=True), 10, 100 / 3)],
+)
+def test_an_axis_places_values_in_percent(axis: Axis, value: float, place: float) -> None:
+    assert axis.at(value) == pytest.approx(place)
+
+
+def test_ticks_are_round_numbers_within_the_axis() -> None:
+    assert list(Axis("", 0, 49_152).ticks().values()) == ["0", "10,000", "20,000", "30,000", "40,000"]
+    assert list(Axis("", 0.01, 30, is_log=True).ticks().values()) == ["0.01", "0.1", "1", "10"]
+    assert list(Axis("", 0.05, 3, is_log=True, zero=0.1).ticks().values()) == ["0", "0.2", "0.5", "1", "2"]
