@@ -13,7 +13,7 @@ from app.shell import exports, selection, store_cache
 from core.numerics.mismatch import FRAMEWORKS
 from core.runs.queries import mismatch
 from core.runs.reader import RunReader
-from core.text import number, percent, plural
+from core.text import number, percent
 
 
 def tiles(view: selection.View) -> bool:
@@ -37,24 +37,15 @@ def draw(view: selection.View) -> None:
     run = view.run
     if not store_cache.cached(run, mismatch.has_rollouts):
         return
-    counts, shares = (store_cache.cached(run, mismatch.summary, name) for name in ("tokens", "explained"))
     st.subheader("Trainer vs. rollout")
-    count = counts["tokens"]
-    lines = [
-        f"r is trainer minus rollout, over {plural(count, 'token')} of {plural(counts['sequences'], 'sequence')}.",
-        f"Half of the KL is in {plural(counts['half'], 'token')}.",
-    ]
-    name, share = next(iter(shares.items()), ("", 0.0))
-    if share >= 0.02 and count >= 1000:  # fewer tokens tell nothing
-        lines.append(f"|r| depends most on the {name}: {percent(share)} of its variance.")
-    st.markdown(" ".join(lines))
+    st.markdown(store_cache.cached(run, mismatch.sentence))
     steps = _table(run, "steps")
     names = ["Figures", "Distribution", "Depends on", "Sequences", *(["Steps"] if len(steps) > 1 else [])]
     kind = st.segmented_control("Show", names, default="Figures", key="mismatch_part", label_visibility="collapsed")
     if kind == "Distribution":
         _distribution(view)
     elif kind == "Depends on":
-        _dependence(view, shares)
+        _dependence(view, store_cache.cached(run, mismatch.summary, "explained"))
     elif kind == "Sequences":
         _sequences(view)
     elif kind == "Steps":

@@ -78,7 +78,6 @@ def _checks(answer: Answer) -> Markup:
 
 
 def _rollouts(run: RunReader) -> Markup:
-    counts, shares = (mismatch.summary(run, name) for name in ("tokens", "explained"))
     figures, bins = (pd.DataFrame(rows) for rows in (mismatch.figures_of(run), mismatch.summary(run, "histogram")))
     titles = {"name": "figure", "value": "value", "low": "95 % interval, from", "high": "to", "unit": "unit"}
     span = max(1.0, float(bins["r"].abs().max()) + 0.1)
@@ -91,13 +90,9 @@ def _rollouts(run: RunReader) -> Markup:
     ]
     bars = [x.at(float(np.log(ratio))) for ratio in (TIS, *ICEPOP) if abs(np.log(ratio)) < span]
     marks += [line((place, place), (0, 100), "limit") for place in bars]
-    about = f"{plural(counts['tokens'], 'token')} of {plural(counts['sequences'], 'sequence')}; half of the KL is in"
-    about += f" {counts['half']:,}."
-    if name := next(iter(shares), ""):
-        about += f" |r| depends most on the {name}: {percent(shares[name])} of its variance."
     return join(
         [
-            element("p", about),
+            element("p", mismatch.sentence(run)),
             listing(figures, titles | {"definition": "definition"}, "Trainer vs. rollout"),
             chart("Tokens by r", x, y, marks, {"reference": "tokens", "limit": "bars of TIS and IcePop"}, 260),
         ]

@@ -23,6 +23,7 @@ from ...numerics.mismatch import (
     TokenPairs,
     intervals,
 )
+from ...text import percent, plural
 from ..figures import Figures
 from .layers import records
 
@@ -71,6 +72,20 @@ def figures_of(run: Figures, framework: str = "ulpscope") -> list[dict[str, Any]
         raise UsageError(f"--as '{framework}': expected one of {', '.join(FRAMEWORKS)}.")
     rows: list[dict[str, Any]] = summary(run, f"figures of {framework}")
     return rows
+
+
+def sentence(run: Figures) -> str:
+    """Say how many tokens there are, how few carry half of the KL, and what |r| depends on most."""
+    counts, shares = summary(run, "tokens"), summary(run, "explained")
+    lines = [
+        f"r is trainer minus rollout, over {plural(counts['tokens'], 'token')} of"
+        f" {plural(counts['sequences'], 'sequence')}.",
+        f"Half of the KL is in {plural(counts['half'], 'token')}.",
+    ]
+    name, share = next(iter(shares.items()), ("", 0.0))
+    if share >= 0.02 and counts["tokens"] >= 1000:  # fewer tokens tell nothing
+        lines.append(f"|r| depends most on the {name}: {percent(share)} of its variance.")
+    return " ".join(lines)
 
 
 def summaries(run: Figures) -> dict[str, Any]:
