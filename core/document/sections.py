@@ -212,10 +212,11 @@ def _near_ties(run: RunReader, figures: pd.DataFrame) -> Markup:
     (x, x_zero), (y, y_zero) = flips.above_zero(points.difference), flips.above_zero(points.margin)
     across = Axis(f"largest difference at the position, {run.header.unit}", x.min() / 2, x.max() * 2, True, x_zero)
     up = Axis(f"smaller margin of the two sides, {run.header.unit}", y.min() / 2, y.max() * 2, True, y_zero)
-    start = max((x_zero or across.low) * 10**0.25, (y_zero or up.low) * 10**0.25 / 2)  # after the zeros
-    ends = (start, max(start, min(across.high, up.high / 2)))
-    marks = [line([across.at(each) for each in ends], [up.at(2 * each) for each in ends], "bound")]
-    legend = {"bound": "margin = 2 x difference"}
+    ends = max((x_zero or across.low) * 1.5, (y_zero or up.low) * 0.75), min(across.high, up.high / 2)  # after zeros
+    marks, legend = [], {}
+    if ends[0] < ends[1]:
+        legend["bound"] = "margin = 2 x difference"
+        marks.append(line([across.at(each) for each in ends], [up.at(2 * each) for each in ends], "bound"))
     nearest = set(np.argsort(points.margin / np.maximum(points.difference, 1e-300), kind="stable")[:MOST_POSITIONS])
     for (name, mask), kind in zip(points.kinds.items(), ("quiet", "reference", "variant", "mismatch"), strict=True):
         rows = [row for row in np.flatnonzero(mask) if row in nearest]
