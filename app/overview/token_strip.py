@@ -17,7 +17,7 @@ import streamlit as st
 from app.components import component, plots
 from app.shell import selection, store_cache
 from core.runs.file.records import Prompt
-from core.runs.queries.heat import every_token, heat
+from core.runs.queries.heat import heat
 
 _strip = component("ulpscope_token_strip", Path(__file__).with_suffix(""))
 
@@ -67,7 +67,9 @@ def token_strip(view: selection.View, colour: str) -> None:
     def to_json() -> str:  # Streamlit writes its data at every run, and that of 4096 positions takes 11 ms
         table = view.prompt_table
         if view.is_list:  # one line per token, also if nothing was compared there
-            table = every_token(table, 0, prompt.positions)
+            table = table.set_index("position").reindex(range(prompt.positions))
+            whole = {name: table[name].eq(True) for name in ("is_flip", "near_tie", "could_flip")}
+            table = table.assign(nonfinite_mismatch=0, **whole)
         figures = columns(table, prompt, view.run.vocabulary, header.vocab, header.compute_dtype, colour)
         return json.dumps(figures)
 

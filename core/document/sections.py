@@ -12,7 +12,7 @@ from ..numerics import pyramid
 from ..numerics.mismatch import ICEPOP, TIS
 from ..runs.file.records import FAILING, IDENTICAL, ROUNDING
 from ..runs.queries import flips, heatmap, layers, mismatch
-from ..runs.queries.heat import every_token, heat
+from ..runs.queries.heat import heat
 from ..runs.queries.verdicts import Answer
 from ..runs.reader import RunReader, StoredPair
 from ..runs.reports.issue_markdown import headline
@@ -110,7 +110,7 @@ def _rows(table: pd.DataFrame) -> Iterator[Any]:
 
 def _text(value: Any) -> str:
     """Return the text of a cell; '' if it is undefined."""
-    return "" if value is None else visible(value).replace("·", " ") if isinstance(value, str) else number(value)
+    return "" if value is None else value if isinstance(value, str) else number(value)
 
 
 def _visible(token: str) -> str:
@@ -119,7 +119,8 @@ def _visible(token: str) -> str:
 
 def listing(figures: pd.DataFrame, titles: Mapping[str, str], label: str) -> Markup:
     """Return a table of some columns. titles: by the names of the columns."""
-    return table([*titles.values()], [[*map(_text, row)] for row in _rows(figures[[*titles]])], label)
+    figures = figures[[*titles]].dropna(axis="columns", how="all")
+    return table([titles[name] for name in figures], [[*map(_text, row)] for row in _rows(figures)], label)
 
 
 def _around(figures: pd.DataFrame) -> pd.DataFrame:
@@ -138,18 +139,21 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Markup:
     shown = shown.assign(level=shade.levels, link=shown["is_flip"] & (figures["is_flip"].cumsum() <= MOST_FLIPS))
     parts, tables = [], []
     for number_of, part in shown.groupby("prompt", sort=False):
-        prompt, first, last = header.prompts[number_of], int(part["position"].min()), int(part["position"].max())
+        prompt, places = header.prompts[number_of], part["position"].tolist()  # of lists: those that were compared
+        before, last = places[0], places[-1]
         if len(header.prompts) > 1 or len(part) < prompt.positions:
-            parts.append(element("h4", f"Prompt {number_of}, positions {first:,} to {last:,}"))
-        part = part if header.k is None else every_token(part, first, last + 1).reset_index()
-        ids = prompt.token_ids[first : last + 1] or range(first, last + 1)
+            parts.append(element("h4", f"Prompt {number_of}, positions {before:,} to {last:,}"))
+        ids = [prompt.token_ids[place] for place in places] if prompt.token_ids else places
         texts, names = [f"{token} " for token in ids], [f"token {token}" for token in ids]
         if any(prompt.token_texts):
-            texts = [_visible(text) for text in prompt.token_texts[first : last + 1]]
+            texts = [_visible(prompt.token_texts[place]) for place in places]
             names = [f"{text} ({token})" if prompt.token_ids else text for text, token in zip(texts, ids, strict=True)]
         state = np.select([part["is_flip"], part["near_tie"]], ["flip", "near tie"], "")
-        spans = []
+        spans: list[Markup] = []
         for row, text, name, kind in zip(_rows(part), texts, names, state, strict=True):
+            if spans and row.position > before + 1:
+                spans.append(Markup("… "))
+            before = row.position
             mark = "mismatch" if row.nonfinite_mismatch else kind.replace("near tie", "")
             title = f"position {row.position}, {name}: {_text(row.max_abs)} {header.unit} {kind}"
             link = f"#f{pair.index}-{number_of}-{row.position}" if row.link else None
@@ -296,8 +300,8 @@ def _layers(run: RunReader, pair: StoredPair) -> Markup:
         legend = {"reference": "module", "stream": "after each layer, then logits"}
         legend |= {"limit": "noise floor"} if (floor > 0).any() else {}
         parts.append(chart("rms of the difference of every module, log scale", x, y, marks, legend))
-    table = modules.assign(kind=modules["kind"].map(layers.kind_word)).head(MOST_MODULES)
+    listed = modules.assign(kind=modules["kind"].map(layers.kind_word)).head(MOST_MODULES)
     titles = {"module": "module", "kind": "kind", "neq_share": "share that differs", "rms": "rms"}
     titles |= {"floor_rms": "noise floor, rms", "ratio": "rms / noise floor", "max_row_ulps": "max row ULPs"}
     cut = f", {MOST_MODULES:,} of {len(modules):,}" if len(modules) > MOST_MODULES else ""
-    return join([*parts, fold(f"Modules{cut}", listing(table, titles, "Modules"))])
+    return join([*parts, fold(f"Modules{cut}", listing(listed, titles, "Modules"))])

@@ -80,12 +80,3 @@ def _levels(share: np.ndarray) -> np.ndarray:
 
 def _figure(value: float) -> str:
     return f"{int(value):,}" if float(value).is_integer() and abs(value) < 1e9 else number(value, 3)
-
-
-def every_token(table: pd.DataFrame, start: int, stop: int) -> pd.DataFrame:
-    """Return the figures of positions [start, stop) of a prompt of lists, one row each, also if nothing was compared
-    there.
-    """
-    table = table.set_index("position").reindex(range(start, stop))
-    whole = {name: table[name].eq(True) for name in ("is_flip", "near_tie", "could_flip")}
-    return table.assign(nonfinite_mismatch=0, **whole)
