@@ -163,6 +163,8 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Markup:
         argmaxes = {side: [_argmax(run, row) for row in _known(part[f"{side}_token"])] for side in flips.SIDES}
         tables.append(part.assign(prompt=number_of, token=names, state=state, **argmaxes))
     scale = [element("b", shade.low), element("span", class_="scale")] if shade.low else []
+    signs = (("flip", "is_flip", "flip"), ("mismatch", "nonfinite_mismatch", "NaN or infinity on one side"))
+    legend = [element("span", text, class_=kind) for kind, column, text in signs if shown[column].any()]
     titles = {"prompt": "prompt", "position": "position", "token": "token", "state": "state"}
     titles |= {f"{side}{what}": f"{side}{about}" for side in flips.SIDES for what, about in _ABOUT.items()}
     titles |= {"max_abs": "largest difference", "max_row_ulps": "row ULPs", "kl": "KL, nats"}
@@ -171,7 +173,7 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Markup:
         [
             element("p", cut) if len(shown) < len(figures) or header.is_long else "",
             *parts,
-            element("p", shade.unit, *scale, element("b", shade.high or ""), class_="legend"),
+            element("p", shade.unit, *scale, element("b", shade.high or ""), *legend, class_="legend"),
             fold("Figures by position", listing(pd.concat(tables), titles, "Figures by position")),
         ]
     )
@@ -204,10 +206,10 @@ def _flips(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Markup:
 
 def _top(run: RunReader, top: pd.DataFrame) -> Markup:
     """Return the top tokens of a side with logits and probabilities."""
-    items = [
-        element("li", element("code", _argmax(run, token)), f" {row.logit:.9g}, {percent(row.probability)}")
-        for token, row in top.head(_TOP).iterrows()
-    ]
+    items = []
+    for token, row in top.head(_TOP).iterrows():
+        share = "" if np.isnan(row.probability) else f", {percent(row.probability)}"
+        items.append(element("li", element("code", _argmax(run, token)), f" {row.logit:.9g}{share}"))
     return element("ol", *items)
 
 
