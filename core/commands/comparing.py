@@ -19,6 +19,7 @@ from ..judging.ingest import describe, temporary_run
 from ..judging.ingest import ingest as ingest_dump
 from ..numerics.divergence import COMPILING, is_compiled, prepare
 from ..numerics.formats import BFLOAT16, FLOAT32
+from ..runs.dumps.corpus import are_logs
 from ..runs.file.evidence import FAILED, PASSED
 from ..runs.importing import import_run, is_run_file
 from ..runs.reader import RunReader
@@ -29,6 +30,7 @@ from ..runs.rollouts.files import files_in
 from ..runs.store.store import open_store
 from ..text import clean, plural
 from . import options
+from .corpus import corpus_json, print_corpus
 from .mismatch import As, mismatch_of, print_mismatch
 from .tables import print_reports
 from .terminal.console import announce, err, out, print_facts, print_json, print_records, print_text, steps
@@ -73,6 +75,11 @@ def compare(
         raise UsageError("--junit and --markdown report a gate; add --fail-on.")
     files = files_in([Path(name) for name in names])
     taken_as = {"compute_dtype": compute_dtype, "reference": reference, "holds": holds}
+    if are_logs(files) and not conditions and not positions and not any(taken_as.values()):
+        with steps() as say:
+            corpus = corpus_json(files, partial(say, "comparing"))
+        (print_json if as_json_ else print_corpus)(corpus)
+        return
     with ExitStack() as stack:
         if len(names) == 1 and not files[0].exists() and _is_run(store, names[0]):
             if any(taken_as.values()):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ...errors import DumpError
 from ..file.records import MAX_SIDES, MAX_VOCAB
-from .arrays import StoredArray, foreign_errors, rows_of
+from .arrays import Rows, StoredArray, foreign_errors, rows_of
 
 MAGIC, KLD_MAGIC = b"GGUF", b"_logits_"
 _HEADER_BYTES = 64 << 20  # keys and tensors
@@ -52,10 +52,23 @@ def read(name: str, key: str, data: mmap.mmap) -> tuple[dict[str, StoredArray], 
 
 
 def read_kld(name: str, key: str, data: mmap.mmap) -> tuple[dict[str, StoredArray], dict[str, str]]:
-    """Read a file of --kl-divergence-base: of each chunk of the context, the rows of its second half but the last.
+    """Read a file of --kl-divergence-base as a dump: ULPs mean nothing."""
+    tokens, vocab, decode = kld_rows(name, data)
+    read = tokens[:, tokens.shape[1] // 2 : -1]
+    chunks, length = read.shape
+    numbers = {"token_ids": read.reshape(-1), "prompt_lengths": np.array([length] * chunks)}
+    arrays = {key: StoredArray(name, key, np.dtype("<f4"), (chunks * length, vocab), decode)}
+    arrays |= {each: StoredArray.of_numbers(name, each, values) for each, values in numbers.items()}
+    meta = "llama.cpp --kl-divergence-base, 16 bits per value: ULPs mean nothing"
+    return arrays, {"compute_dtype": "float32", "meta": meta}
+
+
+def kld_rows(name: str, data: mmap.mmap) -> tuple[NDArray[np.int32], int, Rows]:
+    """Return what a file of --kl-divergence-base holds: tokens [chunks, context], size of the vocabulary, and a reader
+    of log-probabilities, a row for each token of a chunk's second half but the last.
 
     A row is float32 scale, float32 lowest value and a uint16 per token: log-probability = lowest + scale x uint16. So
-    ULPs mean nothing, and differences below 2.4e-4 nats are the file's own.
+    differences below 2.4e-4 nats are the file's own, and what is more than 16 below the largest is raised to that.
     """
     with foreign_errors(name, "a file of --kl-divergence-base"):
         context, vocab, chunks = struct.unpack("<3i", data[8:20])
@@ -72,11 +85,7 @@ def read_kld(name: str, key: str, data: mmap.mmap) -> tuple[dict[str, StoredArra
         scale, lowest = block[:, :4].copy().view("<f4").T
         return lowest[:, None] + scale[:, None] * block[:, 4 : 4 + vocab].astype(np.float32)
 
-    numbers = {"token_ids": tokens[:, first : first + rows].reshape(-1), "prompt_lengths": np.array([rows] * chunks)}
-    arrays = {key: StoredArray(name, key, np.dtype("<f4"), (chunks * rows, vocab), decode)}
-    arrays |= {each: StoredArray.of_numbers(name, each, values) for each, values in numbers.items()}
-    meta = "llama.cpp --kl-divergence-base, 16 bits per value: ULPs mean nothing"
-    return arrays, {"compute_dtype": "float32", "meta": meta}
+    return tokens, vocab, decode
 
 
 def gguf_header(data: bytes | mmap.mmap, most_tensors: int) -> tuple[str, dict[str, tuple[tuple[int, ...], int, int]]]:

@@ -1,0 +1,79 @@
+"""Two files of llama.cpp's `--kl-divergence-base`, scored a few rows at a time; nothing is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import DumpError
+from ...numerics.corpus import ScoredTokens, score_rows
+from ...text import clean
+from .arrays import map_file
+from .llamacpp_files import KLD_MAGIC, kld_rows
+
+_ROW_BYTES = 8 << 20  # of a side's log-probabilities at a time
+_GROUPS = 8  # of positions
+
+
+def are_logs(paths: Sequence[Path]) -> bool:
+    """Return whether these are two files of --kl-divergence-base, by their first bytes."""
+    return len(paths) == 2 and all(path.is_file() and _magic(path) == KLD_MAGIC for path in paths)
+
+
+def _magic(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(len(KLD_MAGIC))
+
+
+def score_logs(paths: Sequence[Path], on_progress: Callable[[int, int], None] = lambda *_: None) -> ScoredTokens:
+    """Score the right token at every row of both files, the first one the base.
+
+    Raises:
+        DumpError: a file is damaged, or the files are of other tokens.
+    """
+    sides = []
+    for path in paths:
+        with path.open("rb") as file:
+            sides.append(kld_rows(clean(path.name), map_file(file)))
+    (tokens, vocab, base), (other_tokens, other_vocab, other) = sides
+    if vocab != other_vocab or not np.array_equal(tokens, other_tokens):
+        sizes = " and ".join(f"{len(t):,} x {t.shape[1]:,} of {v:,}" for t, v, _ in sides)
+        raise DumpError(
+            f"{clean(paths[1].name)}: has other tokens than {clean(paths[0].name)} (chunks x context of vocabulary:"
+            f" {sizes}). Expected one text, tokenizer and --ctx-size."
+        )
+    first = tokens.shape[1] // 2
+    targets, step = tokens[:, first + 1 :].reshape(-1), max(1, _ROW_BYTES // (4 * vocab))
+    if targets.min() < 0 or targets.max() >= vocab:
+        raise DumpError(f"{clean(paths[0].name)}: has a token beyond its vocabulary of {vocab:,}; the file is damaged.")
+    parts = []
+    for start in range(0, len(targets), step):
+        stop = min(start + step, len(targets))
+        parts.append(score_rows(base(start, stop), other(start, stop), targets[start:stop]))
+        on_progress(stop, len(targets))
+    kl, of_base, of_other, is_same = (np.concatenate(column) for column in zip(*parts, strict=True))
+    document, row = np.divmod(np.arange(len(targets)), tokens.shape[1] - 1 - first)
+    return ScoredTokens(document, first + row, kl, of_base, of_other, is_same)
+
+
+def by_position(tokens: ScoredTokens) -> list[dict[str, Any]]:
+    """Return figures by position in the document, in up to 8 groups of as many positions."""
+    rows = []
+    for group in np.array_split(np.unique(tokens.position), _GROUPS):
+        if len(group):
+            part = (tokens.position >= group[0]) & (tokens.position <= group[-1])
+            change = tokens.other[part] - tokens.base[part]
+            rows.append(
+                {
+                    "positions": f"{group[0]} to {group[-1]}",
+                    "scored": int(part.sum()),
+                    "mean_kld_nats": float(tokens.kl[part].mean()),
+                    "ln_ppl_ratio": float(-change.mean()),
+                    "mean_dp_percent": float(100 * tokens.dp[part].mean()),
+                    "same_top_p_share": float(tokens.is_same_top[part].mean()),
+                }
+            )
+    return rows

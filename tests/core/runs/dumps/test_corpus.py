@@ -1,0 +1,134 @@
+"""Two files of `llama-perplexity --kl-divergence-base`: its statistics, computed once more in numpy."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.special import log_softmax
+
+from core.errors import DumpError
+from core.numerics.corpus import ScoredTokens, statistics
+from core.runs.dumps.corpus import are_logs, by_position, score_logs
+
+CONTEXT, VOCAB, CHUNKS = 33, 257, 7
+FIRST = CONTEXT // 2
+ROWS = CONTEXT - 1 - FIRST
+RANDOM = np.random.default_rng(5)
+TOKENS = RANDOM.integers(0, VOCAB, (CHUNKS, CONTEXT), dtype=np.int32)
+LOGITS = RANDOM.normal(0, 3.5, (CHUNKS * ROWS, VOCAB)).astype(np.float32)  # some are more than 16 below the largest
+OTHER = LOGITS + RANDOM.normal(0, 0.2, LOGITS.shape).astype(np.float32)
+TARGETS = np.concatenate([chunk[FIRST + 1 :] for chunk in TOKENS])
+
+
+def kld_file(path: Path, logits: np.ndarray, tokens: np.ndarray = TOKENS) -> np.ndarray:
+    """Write one as perplexity.cpp does. -> the log-probabilities that it holds"""
+    body, held = [struct.pack("<8s3i", b"_logits_", CONTEXT, VOCAB, CHUNKS), tokens.astype("<i4").tobytes()], []
+    for row in logits:
+        lowest = max(row.min(), row.max() - np.float32(16))
+        scale = (row.max() - lowest) / np.float32(65535)
+        steps = np.clip(np.rint((row - lowest) / scale), 0, 65535).astype("<u2")
+        least = np.float32(lowest - row.max() - np.log(np.exp(row - row.max()).sum(dtype=np.float64)))
+        body.append(struct.pack("<2f", scale, least) + steps.tobytes() + bytes(2 * (VOCAB % 2)))
+        held.append(least + scale * steps.astype(np.float32))
+    path.write_bytes(b"".join(body))
+    return np.array(held, np.float64)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    return [tmp_path / "base.kld", tmp_path / "q.kld"]
+
+
+def test_figures_are_those_of_llama_perplexity(files: list[Path]) -> None:
+    base, q = (kld_file(path, logits) for path, logits in zip(files, (LOGITS, OTHER), strict=True))
+    rows = {row["name"]: row for row in statistics(score_logs(files))}
+    count, places = len(TARGETS), np.arange(len(TARGETS))
+    nll, nll_base = -q[places, TARGETS], -base[places, TARGETS]
+    kl = np.where(base > -16, np.exp(base) * (base - q), 0).sum(axis=1)
+    dp = np.exp(-nll) - np.exp(-nll_base)
+    same = (q.argmax(axis=1) == base.argmax(axis=1)).mean()
+    ppl, ppl_base, error = np.exp(nll.mean()), np.exp(nll_base.mean()), np.std(nll) / np.sqrt(count - 1)
+    error_base, covariance = np.std(nll_base) / np.sqrt(count - 1), np.cov(nll, nll_base, ddof=0)[0, 1] / (count - 1)
+    ratio_error = np.sqrt(error**2 + error_base**2 - 2 * covariance)
+    rms = np.sqrt((dp**2).mean())
+    difference_error = np.sqrt((ppl * error) ** 2 + (ppl_base * error_base) ** 2 - 2 * ppl * ppl_base * covariance)
+    expected = {
+        "Mean PPL(Q)": (ppl, ppl * error),
+        "Mean PPL(base)": (ppl_base, ppl_base * error_base),
+        "Cor(ln(PPL(Q)), ln(PPL(base)))": (100 * np.corrcoef(nll, nll_base)[0, 1], None),
+        "Mean ln(PPL(Q)/PPL(base))": (np.log(ppl / ppl_base), ratio_error),
+        "Mean PPL(Q)/PPL(base)": (ppl / ppl_base, ppl / ppl_base * ratio_error),
+        "Mean PPL(Q)-PPL(base)": (ppl - ppl_base, difference_error),
+        "Mean KLD": (kl.mean(), np.std(kl) / np.sqrt(count - 1)),
+        "Mean Δp": (100 * dp.mean(), 100 * np.std(dp) / np.sqrt(count - 1)),
+        "RMS Δp": (100 * rms, 100 * 0.5 / rms * np.std(dp**2) / np.sqrt(count - 1)),
+        "Same top p": (100 * same, 100 * np.sqrt(same * (1 - same) / (count - 1))),
+    }
+    for name, values, shares in (
+        ("KLD", kl, (99.9, 99, 95, 90, 10, 5, 1, 0.1)),
+        ("Δp", 100 * dp, (99.9, 99, 95, 90, 75, 25, 10, 5, 1, 0.1)),
+    ):
+        expected |= {f"{share:.1f}% {name}": (np.percentile(values, share), None) for share in shares}
+        expected |= {f"{each} {name}": (of(values), None) for each, of in (("Maximum", max), ("Minimum", min))}
+        expected[f"Median {name}"] = (np.median(values), None)
+    assert rows.keys() == expected.keys()
+    for name, (value, uncertainty) in expected.items():
+        assert rows[name]["value"] == pytest.approx(value, rel=1e-5, abs=5e-7), name
+        assert rows[name]["uncertainty"] == (uncertainty and pytest.approx(uncertainty, rel=1e-4)), name
+
+
+def test_what_a_file_cuts_moves_no_figure(files: list[Path]) -> None:
+    """A quarter of the tokens is raised to 16 below the largest; a row normalized again would be off by 4e-3."""
+    spread = LOGITS.copy()
+    spread[:, ::4] -= 30
+    held = kld_file(files[0], spread)
+    kld_file(files[1], OTHER)
+    assert np.log(np.exp(held).sum(axis=1)).max() > 1e-6
+    tokens = score_logs(files)
+    true = log_softmax(spread.astype(np.float64), axis=1)[np.arange(len(TARGETS)), TARGETS]
+    is_seen = spread[np.arange(len(TARGETS)), TARGETS] > spread.max(axis=1) - 16
+    assert np.abs(tokens.base - true)[is_seen].max() < 2e-4
+
+
+def test_intervals_are_over_documents() -> None:
+    """Tokens of a document that are all alike say no more than one of them."""
+    documents, length = 60, 50
+    of_document = np.random.default_rng(1).gamma(2, 0.01, documents)
+    tokens = np.repeat(of_document, length)
+    place = np.repeat(np.arange(documents), length)
+    zeros = np.zeros(len(tokens))
+    rows = statistics(ScoredTokens(place, place, tokens, -tokens, -tokens, zeros == 0))
+    kld = next(row for row in rows if row["name"] == "Mean KLD")
+    half = 1.96 * np.std(of_document) / np.sqrt(documents)
+    assert (kld["high"] - kld["low"]) / 2 == pytest.approx(half, rel=0.2)
+    assert kld["uncertainty"] < half / 5
+
+
+def test_positions_are_those_of_the_context(files: list[Path]) -> None:
+    kld_file(files[0], LOGITS)
+    kld_file(files[1], OTHER)
+    tokens = score_logs(files)
+    groups = by_position(tokens)
+    assert [groups[0]["positions"], groups[-1]["positions"]] == ["16 to 17", "30 to 31"]
+    first = tokens.kl.reshape(CHUNKS, ROWS)[:, :2]
+    assert groups[0]["mean_kld_nats"] == pytest.approx(first.mean())
+    assert sum(group["scored"] for group in groups) == len(TARGETS)
+
+
+def test_compare_prints_them_and_refuses_other_tokens(cli, files: list[Path]) -> None:
+    kld_file(files[0], LOGITS)
+    kld_file(files[1], LOGITS)
+    report = json.loads(cli("compare", *files, "--json").stdout)
+    values = {figure["name"]: figure["value"] for figure in report["figures"]}
+    assert (report["positions"], report["chunks"]) == (CHUNKS * ROWS, CHUNKS)
+    assert (values["Maximum KLD"], values["RMS Δp"], values["Same top p"]) == (0, 0, 100)
+    assert not are_logs(files[:1])
+    others = TOKENS.copy()
+    others[3, 0] += 1
+    kld_file(files[1], LOGITS, others)
+    with pytest.raises(DumpError, match=r"q\.kld: has other tokens than base\.kld"):
+        score_logs(files)
