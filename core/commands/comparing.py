@@ -66,6 +66,8 @@ def compare(
 ) -> None:
     """Compare logits: two dumps, the arrays (sides) of one dump, server responses, or a stored run.
 
+    Two files of llama.cpp's --kl-divergence-base have the statistics of llama-perplexity (docs/guides/corpora.md).
+
     With --fail-on it is a CI gate over every variant (docs/guides/gates.md):
 
     ulpscope compare golden.npz today.npz --fail-on 'verdict,kl>0.05' --junit gate.xml
