@@ -25,6 +25,7 @@ except ModuleNotFoundError as missing:
 
 from .commands import (
     capturing,
+    commenting,
     comparing,
     explaining,
     generating,
@@ -68,7 +69,8 @@ for each in (
 ):
     app.command()(each)
 app.command("list")(stored.list_)
-app.command(hidden=True)(comparing.spare)
+for internal in (comparing.spare, commenting.comment):
+    app.command(hidden=True)(internal)
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -284,13 +284,17 @@ def _why_not_computed(figure: str, pairs: Sequence[PairReport]) -> str:
 
 @dataclass(frozen=True)
 class GateReport:
-    """Result of a gate: one outcome a pair and condition. prompts: empty if rows hold their tokens' texts already."""
+    """Result of a gate: one outcome a pair and condition.
+
+    prompts: empty if rows hold their tokens' texts already; rows: every position of a pair, by (reference, variant).
+    """
 
     outcomes: tuple[Outcome, ...]
     prompts: tuple[Prompt, ...] = ()
     vocabulary: dict[int, str] = field(default_factory=dict, repr=False)
     notes: tuple[str, ...] = ()
     unit: str = "logits"
+    rows: Mapping[tuple[str, str], Sequence[Row]] = field(default_factory=dict, repr=False)
 
     @property
     def failed(self) -> list[Outcome]:
@@ -401,7 +405,8 @@ def gate_of(run: RunReader, pairs: Sequence[PairReport], conditions: Sequence[Co
             raise StoreError(f"{run.path.name}: its figure {lost[0]} is not a finite number; the file is damaged.")
     outcomes = [condition.judge(pair) for condition in conditions for pair in pairs]
     notes = [*gate_notes(pairs), *([note_of(run.header)] if run.header.k is not None else [])]
-    return GateReport(tuple(outcomes), run.header.prompts, run.vocabulary, tuple(notes), run.header.unit)
+    rows = {(pair.reference, pair.variant): pair.rows for pair in pairs if len(pair.rows) == pair.positions}
+    return GateReport(tuple(outcomes), run.header.prompts, run.vocabulary, tuple(notes), run.header.unit, rows)
 
 
 def worst_row(rows: Sequence[Row], key: Key) -> Row | None:

@@ -4,17 +4,21 @@ dump.
 
 from __future__ import annotations
 
+import math
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from ...disk import write_atomic
 from ...errors import StoreError
-from ...text import clean
+from ...text import clean, number, plural
 from ..file.evidence import FAILED, PASSED
 from . import markdown
-from .gate import UNDECIDED, GateReport, figure_text
+from .gate import UNDECIDED, GateReport, Row, figure_text
+
+_BARS = "▁▂▃▄▅▆▇█"
+_COLUMNS = 80
 
 
 def junit_text(report: GateReport) -> str:
@@ -38,7 +42,10 @@ def junit_text(report: GateReport) -> str:
 
 
 def markdown_text(report: GateReport) -> str:
-    """Markdown: a table of conditions with outcome and figure, the worst position, the notes."""
+    """Markdown: the worst position and its pair as a strip of text, a table of conditions, the notes.
+
+    The table comes last, for it is what a comment has no room for.
+    """
     counts = {kind: sum(outcome.outcome == kind for outcome in report.outcomes) for kind in (FAILED, UNDECIDED, PASSED)}
     rows = []
     for outcome in report.outcomes:
@@ -49,14 +56,35 @@ def markdown_text(report: GateReport) -> str:
     parts = [
         f"### ULPscope gate: {report.outcome}",
         f"{', '.join(f'{count:,} {kind}' for kind, count in counts.items() if count)}.",
-        markdown.table(("outcome", "condition", "pair", "figure", "result"), rows),
     ]
     worst = report.worst
     if worst is not None and worst.worst is not None:
         pair = f"{markdown.code(worst.variant)} vs {markdown.code(worst.reference)}"
         parts.append(f"**Worst position** ({pair}): {markdown.plain(report.in_words(worst.worst))}.")
+        parts += _strip(report.rows.get((worst.reference, worst.variant), ()), report.unit)
+    parts.append(markdown.table(("outcome", "condition", "pair", "figure", "result"), rows))
     parts += [f"Note: {markdown.plain(clean(note, 1000))}" for note in report.notes]
     return "\n\n".join(parts) + "\n"
+
+
+def _strip(rows: Sequence[Row], unit: str) -> list[str]:
+    """Draw the largest difference by position as bars of text: a comment cannot embed an image. Empty if none is."""
+    largest = max((row["max_abs"] or 0.0 for row in rows), default=0.0)
+    if not largest and not any(row.get("nonfinite_mismatch") for row in rows):
+        return []
+    columns = min(len(rows), _COLUMNS)
+    bars, flips = "", ""
+    for column in range(columns):
+        group = rows[len(rows) * column // columns : len(rows) * (column + 1) // columns]
+        top = max(row["max_abs"] or 0.0 for row in group)
+        bar = _BARS[max(0, math.ceil(8 * (top / largest)) - 1)] if top else " "
+        bars += "×" if any(row.get("nonfinite_mismatch") for row in group) else bar
+        flips += "^" if any(row["is_flip"] for row in group) else " "
+    legend = (
+        f"Largest difference by position, {plural(len(rows), 'position')} in {plural(columns, 'column')}: █ is"
+        f" {number(largest)} {unit}, ^ a flip, × NaN or Inf on one side only."
+    )
+    return [legend, markdown.block("\n".join(filter(str.strip, (bars, flips))))]
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -60,7 +60,7 @@ def plain(text: str) -> str:
 
 def _escape(text: str) -> str:
     safe = re.sub(r"([\\*\[\]|<>#~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))", r"\\\1", text)
-    return safe.replace("`", "'").replace("@", "@\u200b").replace("://", ":\u200b//")
+    return safe.replace("`", "'").replace("@", "@\u200b").replace("://", ":\u200b//").replace("www.", "www\u200b.")
 
 
 def _fence(text: str, least: int) -> str:

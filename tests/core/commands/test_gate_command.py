@@ -1,13 +1,10 @@
-"""`compare` as a gate of a CI job: conditions, its files, exit codes, and the example of the
-documentation.
-"""
+"""`compare` as a gate of a CI job: conditions, its files, exit codes."""
 
 from __future__ import annotations
 
 import json
 import re
 import tempfile
-import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -17,7 +14,6 @@ from core.runs.dumps.export import export_npz
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.runs.damaging import damaged
-from tests.shell import run_workflow
 
 ROOT = Path(__file__).resolve().parents[3]
 CASES = ROOT / "tests" / "cases"
@@ -85,13 +81,6 @@ def test_the_verdict_of_a_dump_is_what_it_would_be_stored_with_and_nothing_is_le
     assert (identical.returncode, "gate passed: 1 condition" in identical.stdout) == (0, True)
     assert list((tmp_path / "passing").iterdir()) == []
     assert not list(tmp_path.glob("runs/*.duckdb"))
-
-
-def test_the_workflow_of_the_documentation_runs_as_it_is(tmp_path):
-    """Every `run` step of docs/guides/gates.md that calls ULPscope, in a shell, on files of the repository."""
-    run_workflow("gates.md", tmp_path)
-    assert "### ULPscope gate: passed" in (tmp_path / "summary.md").read_text()
-    assert ET.parse(tmp_path / "gate.xml").getroot().find("testsuite") is not None
 
 
 @pytest.mark.spread(2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,15 +82,33 @@ def test_hostile_names_leave_junit_well_formed_and_printable(name: str) -> None:
     assert len(ET.fromstring(text.encode())) == 2
 
 
-def test_markdown_has_a_row_a_condition_and_then_the_worst_position() -> None:
+def test_markdown_has_the_worst_position_and_a_row_a_condition() -> None:
     lines = markdown_text(report()).splitlines()
     assert lines[0] == "### ULPscope gate: failed"
     assert lines[2] == "2 failed, 1 undecided, 1 passed."
-    assert "condition | pair | figure" in lines[4]
-    assert "`kl>0.01` | `today` vs `golden`" in lines[6]
-    assert "vs `golden` | 0.75 logits" in lines[9]
-    assert "position 0 (after 'x'): 1" in lines[11]
+    assert "condition | pair | figure" in lines[6]
+    assert "position 0 (after 'x'): 1" in lines[4]
+    assert "`kl>0.01` | `today` vs `golden`" in lines[8]
+    assert "vs `golden` | 0.75 logits" in lines[11]
     assert lines[-1] == "Note: a note about today"
+
+
+@pytest.mark.parametrize(
+    ("differences", "flips", "mismatches", "strip"),
+    [
+        ([0.75, 0.376, 0.374, 0.0, 1e-300, None], [0], [], "█▅▄ ▁ \n^     "),
+        ([0.0, 0.75, 0.75], [], [0], "×██"),
+        ([0.1] * 159 + [0.8], [159], [], "▁" * 79 + "█\n" + " " * 79 + "^"),  # two positions a column
+        ([0.0, 0.0], [], [], ""),
+    ],
+)
+def test_markdown_draws_the_largest_differences_of_the_worst_pair(differences, flips, mismatches, strip) -> None:
+    rows = [
+        row(place, max_abs=value, is_flip=place in flips, nonfinite_mismatch=int(place in mismatches))
+        for place, value in enumerate(differences)
+    ]
+    text = markdown_text(replace(report(), rows={("golden", "other"): rows, ("golden", "today"): []}))
+    assert text.partition("```text\n")[2].partition("\n```")[0] == strip
 
 
 @pytest.mark.parametrize("name", HOSTILE)

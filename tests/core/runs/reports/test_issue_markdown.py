@@ -117,6 +117,7 @@ def test_the_prompt_of_a_flip_is_in_the_report(store):
 def test_names_between_backticks_stay_code():
     assert plain("at `model.layers.0`, `a`") == "at `model.layers.0`, `a`"
     assert plain("<b> `c") == "\\<b\\> 'c"
+    assert "www." not in plain("www.example.org")  # a link on GitHub
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,181 @@
+"""The GitHub Action and its comment, against a local server that stands for GitHub."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import yaml
+
+from tests.core.conftest import environment
+from tests.core.probing.odd_server import reply
+from tests.shell import ROOT, command_in
+
+MARKER = "<!-- ulpscope gate: logits -->\n"
+
+
+class GitHub(ThreadingHTTPServer):
+    """Pull request 7 of the repository o/r with 120 comments. status: of every answer to a write, if it is an error."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.comments: list[dict[str, Any]] = []
+        self.status = 0
+        for number in range(120):
+            self.add(f"comment {number}", "User")
+
+    def add(self, body: str, kind: str = "Bot") -> dict[str, Any]:
+        id_, user = len(self.comments), {"login": "somebody", "type": kind}
+        comment = {"id": id_, "body": body, "user": user, "author_association": "NONE", "html_url": f"http://c/{id_}"}
+        self.comments.append(comment)
+        return comment
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: GitHub
+
+    def do_GET(self) -> None:
+        assert self.headers["Authorization"] == "Bearer secret"
+        address = urlsplit(self.path)
+        assert address.path == "/repos/o/r/issues/7/comments"
+        size, page = (int(parse_qs(address.query)[name][0]) for name in ("per_page", "page"))
+        reply(self, self.server.comments[size * (page - 1) : size * page])
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["body"]
+        if self.server.status:
+            reply(self, {"message": "Resource not accessible by integration"}, self.server.status)
+        elif self.command == "PATCH":
+            comment = self.server.comments[int(self.path.removeprefix("/repos/o/r/issues/comments/"))]
+            comment["body"] = body
+            reply(self, comment)
+        else:
+            assert self.path == "/repos/o/r/issues/7/comments"
+            reply(self, self.server.add(body), 201)
+
+    do_PATCH = do_POST  # noqa: N815
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def github() -> Iterator[GitHub]:
+    with GitHub() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture
+def job(github: GitHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Set the variables of a job on pull request 7; return the event's file."""
+    event = tmp_path / "event.json"
+    event.write_text(json.dumps({"action": "synchronize", "pull_request": {"number": 7, "head": {"sha": "ab" * 20}}}))
+    variables = {"EVENT_PATH": str(event), "REPOSITORY": "o/r", "RUN_ID": "5", "TOKEN": "secret"}
+    for name, value in {
+        **variables,
+        "SERVER_URL": "http://g",
+        "API_URL": f"http://127.0.0.1:{github.server_port}",
+    }.items():
+        monkeypatch.setenv(f"GITHUB_{name}", value)
+    return event
+
+
+def test_a_gate_has_one_comment_which_later_jobs_update(cli, github: GitHub, job: Path, tmp_path: Path) -> None:
+    github.comments[110]["body"] = MARKER + "planted by a stranger"
+    report = tmp_path / "gate.md"
+    for text in ("### first\n", "### second\n"):
+        report.write_text(text)
+        done = cli("comment", report, "--artifact", "http://g/files")
+        assert (done.returncode, done.stdout) == (0, "http://c/120\n")
+    assert cli("comment", report, "--name", "other gate").stdout == "http://c/121\n"
+    assert len(github.comments) == 122
+    footer = f"\nCommit {'ab' * 20} · [job](http://g/o/r/actions/runs/5) · [files](http://g/files)\n"
+    assert github.comments[120]["body"] == MARKER + "### second\n" + footer
+    assert github.comments[110]["body"] == MARKER + "planted by a stranger"
+    report.unlink()
+    cli("comment", report)
+    assert "gate: no result" in github.comments[120]["body"]
+
+
+@pytest.mark.parametrize("status", [403, 500])
+def test_a_comment_that_github_refuses_is_a_warning(
+    cli, github: GitHub, job: Path, tmp_path: Path, status: int
+) -> None:
+    github.status = status
+    done = cli("comment", tmp_path / "gate.md")
+    assert (done.returncode, len(github.comments)) == (0, 120)
+    assert done.stdout.startswith("::warning title=ULPscope::GitHub refuses the token's comment")
+    assert ("pull-requests: write" in done.stdout) == (status == 403)
+    assert "secret" not in done.stdout + done.stderr
+
+
+def test_a_push_has_no_comment_and_a_broken_event_is_a_warning(cli, github: GitHub, job: Path, tmp_path: Path) -> None:
+    job.write_text('{"ref": "refs/heads/main"}')
+    assert cli("comment", tmp_path / "gate.md").stdout == "no pull request, so no comment.\n"
+    job.write_text("{")
+    assert cli("comment", tmp_path / "gate.md").stdout.startswith("::warning title=ULPscope::GITHUB_EVENT_PATH")
+    assert len(github.comments) == 120
+
+
+def test_a_comment_is_cut_at_a_line_to_what_github_takes(cli, github: GitHub, job: Path, tmp_path: Path) -> None:
+    line = f"| {'é' * 996} |"
+    (tmp_path / "gate.md").write_text(f"{line}\n" * 100)
+    cli("comment", tmp_path / "gate.md")
+    body = github.comments[-1]["body"]
+    rows = [each for each in body.splitlines() if each.startswith("|")]
+    assert len(body) <= 65_536
+    assert (len(rows), set(rows)) == (65, {line})
+
+
+def _run_action(folder: Path, inputs: dict[str, str]) -> dict[str, tuple[int, str]]:
+    """Run the `run` steps of action.yml with an installed command; return exit code and output of each."""
+    action = yaml.safe_load((ROOT / "action.yml").read_text())
+    assert set(inputs) <= set(action["inputs"])
+    command_in(folder / "bin")
+    variables = {"GITHUB_OUTPUT": folder / "output", "GITHUB_STEP_SUMMARY": folder / "summary.md"}
+    variables |= {"RUNNER_TEMP": folder, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "GITHUB_TOKEN": "secret"}
+    values = {f"inputs.{name}": inputs.get(name, each.get("default", "")) for name, each in action["inputs"].items()}
+    results = {}
+    for step in action["runs"]["steps"]:
+        if "run" in step:
+            own = {name: values.get(text.strip("${ }"), "") for name, text in step["env"].items()}
+            given = {**os.environ, **environment(folder), **own, **{k: str(v) for k, v in variables.items()}}
+            shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+            done = subprocess.run(shell, cwd=ROOT, env=given, capture_output=True, text=True)
+            results[step["name"]] = done.returncode, done.stdout + done.stderr
+            if (folder / "output").exists():
+                for line in (folder / "output").read_text().splitlines():
+                    values[f"steps.gate.outputs.{line.partition('=')[0]}"] = line.partition("=")[2]
+    return results
+
+
+def test_the_documented_workflow_comments_and_leaves_summary_and_junit(github: GitHub, job: Path, tmp_path) -> None:
+    text = (ROOT / "docs" / "guides" / "gates.md").read_text()
+    (of_job,) = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])["jobs"].values()
+    inputs = of_job["steps"][-1]["with"]
+    results = _run_action(tmp_path, inputs)
+    assert [code for code, _ in results.values()] == [0, 0, 0], results
+    (junit,) = tmp_path.glob("ulpscope.*/gate.xml")
+    conditions = [test.attrib["name"] for test in ET.parse(junit).getroot().iter("testcase")]
+    assert ",".join(conditions) == inputs["fail-on"]
+    summary = (tmp_path / "summary.md").read_text()
+    assert "### ULPscope gate: passed" in summary
+    assert github.comments[120]["body"].startswith(MARKER + summary)
+
+
+@pytest.mark.parametrize(("files", "code"), [("none.npz", 2), ("tests/cases/flips_fp16.npz 'unclosed", 1)])
+def test_a_gate_without_a_run_fails_and_its_comment_says_so(github, job, tmp_path, files: str, code: int) -> None:
+    results = _run_action(tmp_path, {"files": files})
+    assert [each for each, _ in results.values()] == [0, code, 0], results
+    assert "gate: no result" in github.comments[120]["body"]
