@@ -12,7 +12,7 @@ import typer
 from ..configuration import configuration
 from ..errors import UsageError
 from ..runs.queries.caches import summaries
-from ..runs.queries.flips import continuations
+from ..runs.queries.flips import continuations, telling_place
 from ..runs.queries.kernels import find_start, in_words, is_watched, place_in_words, short_name, side_by_side
 from ..runs.queries.layers import furthest_module, kind_word, layers_json, modules, records, says_little, sentence
 from ..runs.reader import RunReader, StoredPair
@@ -38,6 +38,9 @@ def show(
     kernels: Annotated[bool, typer.Option("--kernels", help="Show which kernels each side launched.")] = False,
     remedies: Annotated[bool, typer.Option("--mitigations", help="Show mitigations and their throughput.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a report for an issue thread.")] = False,
+    link: Annotated[
+        bool, typer.Option("--link", help="Print the address of a pair's most telling position in a dashboard.")
+    ] = False,
     variant: Annotated[str | None, typer.Option(help="With one of these options: only this variant.")] = None,
     blocks: Annotated[bool, typer.Option("--blocks", help="With --layers: only the output of each block.")] = False,
     differing: Annotated[bool, typer.Option("--differing", help="With --kernels: only different counts.")] = False,
@@ -50,12 +53,13 @@ def show(
 
     The modules of a run captured with --layers:  ulpscope show RUN --layers (docs/guides/where_it_starts.md)
     """
-    if layers + kernels + remedies + markdown > 1 or (as_json_ and markdown):
+    views = layers + kernels + remedies + markdown + link
+    if views > 1 or (as_json_ and (markdown or link)):
         raise UsageError(
-            "--layers, --kernels, --mitigations and --markdown exclude each other; --markdown also --json."
+            "--layers, --kernels, --mitigations, --markdown and --link exclude each other; the last two also --json."
         )
-    if variant is not None and not (layers or kernels or remedies or markdown):
-        raise UsageError("--variant needs --layers, --kernels, --mitigations or --markdown.")
+    if variant is not None and not views:
+        raise UsageError("--variant needs --layers, --kernels, --mitigations, --markdown or --link.")
     path = open_store(store).path_of(run_id)
     with RunReader(path) as run:
         pairs = [pair for pair in run.pairs if variant in (None, pair.variant)]
@@ -64,6 +68,8 @@ def show(
         if markdown:
             place = {"run": run.run_id} | ({} if variant is None else {"variant": variant})
             sys.stdout.write(issue_text(run, pairs, report_address(place, configuration().hosting.public_url)))
+        elif link:
+            print_text(_address_of(run, pairs[0]))
         elif layers:
             _show_layers(run, pairs, blocks, as_json_)
         elif kernels:
@@ -83,6 +89,14 @@ def show(
             out.print(table_of(("name", "saved as", "class", "dtype", "sha256"), sides, title="sides"))
             _print_caches(run)
             print_continuations(run)
+
+
+def _address_of(run: RunReader, pair: StoredPair) -> str:
+    """Return the address at which a dashboard shows a pair's most telling position."""
+    prompt, position = telling_place((run.largest if run.header.is_long else run.positions)(pair.index))
+    place = {"prompt": str(prompt)} if len(run.header.prompts) > 1 else {}
+    query = {"run": run.run_id, "variant": pair.variant, **place, "position": str(position)}
+    return report_address(query, configuration().hosting.public_url)
 
 
 def _print_caches(run: RunReader) -> None:

@@ -1,4 +1,4 @@
-"""`show` with --layers, --kernels and --mitigations: what a run has is printed, what it lacks is a sentence."""
+"""`show` with --layers, --kernels, --mitigations and --link: what a run has is printed, what it lacks is a sentence."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from core.runs.store.store import Store, open_store
 from core.runs.tables.remedies import advice
 from tests.core.runs.kernel_runs import kernel_run
 from tests.core.runs.layer_runs import GROWING, layer_run, with_kernels
+from tests.core.runs.made_runs import calm_sides, header_of, write_run
 from tests.core.runs.remedy_runs import ROWS, remedy_run
 
 PROMPT = "def __init__(self, name, parent=None):\n    self.name = name"
@@ -53,6 +54,16 @@ def test_remedies_have_a_cost_or_a_reason_why_they_were_not_measured(cli, store)
     assert advice(ROWS) in done.stdout
     (pair,) = json.loads(cli("show", "remedies", "--mitigations", "--json").stdout)
     assert [row["neq"] for row in pair["remedies"]] == [600, 700, None, 0]
+
+
+def test_a_link_opens_the_position_that_dominates_in_the_variant(cli, store, monkeypatch):
+    header = header_of("float32", (3, 5), 64, sides=3)
+    sides = calm_sides(header)
+    sides[2][6] = sides[2][6][::-1]  # prompt 1, position 3
+    write_run(store, header, sides, "linked")
+    monkeypatch.setenv("ULPSCOPE_HOSTING_PUBLIC_URL", "https://u.example.org/")
+    done = cli("show", "linked", "--link", "--variant", "side_2")
+    assert done.stdout == "https://u.example.org/overview?run=linked&variant=side_2&prompt=1&position=3\n", done.stderr
 
 
 @pytest.mark.parametrize(
