@@ -167,6 +167,7 @@ def test_the_documented_workflow_comments_and_leaves_summary_and_junit(github: G
     results = _run_action(tmp_path, inputs)
     assert [code for code, _ in results.values()] == [0, 0, 0], results
     (junit,) = tmp_path.glob("ulpscope.*/gate.xml")
+    assert junit.with_name("report.html").read_bytes().startswith(b"<!doctype html>")
     conditions = [test.attrib["name"] for test in ET.parse(junit).getroot().iter("testcase")]
     assert ",".join(conditions) == inputs["fail-on"]
     summary = (tmp_path / "summary.md").read_text()
