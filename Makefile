@@ -65,13 +65,13 @@ engines: .engines/.made
 	touch $@
 
 # RL frameworks for the loops of `make thorough`, each in an environment of its own on top of $(VENV).
-TRL = 1.13.0 1.16.0
+FRAMEWORKS = trl-1.13.0 trl-1.16.0 verl-0.9.1
 .PHONY: frameworks
-frameworks: $(VENV)/.development $(TRL:%=.frameworks/trl-%/.made)
-.frameworks/trl-%/.made:
+frameworks: $(VENV)/.development $(FRAMEWORKS:%=.frameworks/%/.made)
+.frameworks/%/.made:
 	$(BIN)/python -m venv $(@D)
 	$(BIN)/python -c "import site; print(site.getsitepackages()[0])" > $$(echo $(@D)/lib/python*/site-packages)/main.pth
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check trl==$* accelerate==1.15.0 datasets==5.2.0
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(subst -,==,$*) accelerate==1.15.0 datasets==5.2.0
 	touch $@
 
 # The browser tests drive a Chromium; Debian's is installed where apt-get and the rights to use it are there.
