@@ -144,6 +144,8 @@ class MismatchMixin:
 def verl_metrics(calculate_debug_metrics: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
     """Wrap verl's `calculate_debug_metrics` so that its metrics have `mismatch/...` too, and warnings are logged.
 
+    A temperature is named if the batch has `entropy`, as that of verl's v1 trainer has.
+
     Args:
         calculate_debug_metrics: of `verl.utils.debug.metrics`.
     """
@@ -151,8 +153,10 @@ def verl_metrics(calculate_debug_metrics: Callable[[Any], dict[str, Any]]) -> Ca
     @wraps(calculate_debug_metrics)
     def with_mismatch(data: Any) -> dict[str, Any]:
         metrics, batch = dict(calculate_debug_metrics(data)), data.batch
-        mask = batch.get("response_mask")
-        result = _check_safely(batch["rollout_log_probs"], batch["old_log_probs"], mask)
+        sides = batch["rollout_log_probs"], batch["old_log_probs"]
+        mask = batch.get("response_mask", batch.get("attention_mask", None))  # the latter of the prompt as well
+        mask = None if mask is None else mask[:, -sides[0].shape[1] :]
+        result = _check_safely(*sides, mask, entropy=batch.get("entropy", None))
         if result.warning:
             log.warning(result.warning)
         return metrics | {f"mismatch/{name}": value for name, value in result.figures.items()}
