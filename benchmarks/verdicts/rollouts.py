@@ -81,7 +81,7 @@ def cases(exact: Logits, rounded: Logits, other: Logits) -> Iterator[tuple[str, 
     for seed, least in enumerate((0.2, 0.1, 0.05), 13):
         yield f"min-p {least}", "renormalized", sampled(restricted(rounded, min_p=least), exact, seed)
     plain = sampled(rounded, exact, 20)
-    about = {"turn": plain.position // 8, "lag": plain.sequence % 3.0, "step": plain.sequence // 8}
+    about = {"turn": plain.position // 8, "lag": plain.sequence % 3.0, "groups": {"step": plain.sequence // 8}}
     yield "turns, lags and steps of one quality", CLEAN, with_values(plain, **about)
     for shift in (1, -1, 2):
         yield f"shifted by {shift}", "shifted", with_values(plain, trainer=np.roll(plain.trainer, -shift))
@@ -122,7 +122,7 @@ def cases(exact: Logits, rounded: Logits, other: Logits) -> Iterator[tuple[str, 
         rollout, trainer = (
             np.where(step == step.max(), *each) for each in ((hot.rollout, plain.rollout), (hot.trainer, plain.trainer))
         )
-        late = with_values(plain, rollout=rollout, trainer=trainer, entropy=hot.entropy, step=step)
+        late = with_values(plain, rollout=rollout, trainer=trainer, entropy=hot.entropy, groups={"step": step})
         yield f"temperature {factor} at the last step", "temperature", late
     wrong, lag = sampled(rounded, other, 20).trainer, (plain.sequence % 3).astype(float)
     for share in (1.0, 0.7, 0.5):

@@ -7,7 +7,7 @@ figure is made of sums by sequence, so that tokens are read once, in parts, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -71,7 +71,7 @@ class TokenPairs:
 class SampledTokens:
     """Tokens of the loss, sequence after sequence. [tokens] each; values NaN if missing.
 
-    sequence: number of the sequence; position: index in it; turn: how many masked stretches precede the token.
+    position: index in the sequence; turn: masked stretches before it; groups: step and others, NaN or '' if unknown.
     """
 
     sequence: NDArray[np.integer]
@@ -81,7 +81,7 @@ class SampledTokens:
     turn: NDArray[np.integer] | None = None
     entropy: NDArray[np.float64] | None = None
     lag: NDArray[np.float64] | None = None
-    step: NDArray[np.float64] | None = None
+    groups: Mapping[str, NDArray] = field(default_factory=dict)
 
     @property
     def r(self) -> NDArray[np.float64]:
@@ -89,8 +89,8 @@ class SampledTokens:
 
     def select(self, selection: NDArray[np.bool_]) -> SampledTokens:
         """Return some of the tokens."""
-        given = {each.name: getattr(self, each.name) for each in fields(self)}
-        return replace(self, **{name: values[selection] for name, values in given.items() if values is not None})
+        values = {name: each[selection] for name, each in vars(self).items() if isinstance(each, np.ndarray)}
+        return replace(self, groups={name: each[selection] for name, each in self.groups.items()}, **values)
 
 
 Quantity = Callable[[TokenPairs], NDArray]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ...numerics.formats import FORMATS
 from ...numerics.mismatch import SampledTokens
-from ...text import number, percent
+from ...text import clean, number, percent
 from .fits import round_to
 from .scoring import Cause
 
@@ -36,19 +36,39 @@ _OLDER, _SURE = 2.0, 4.0  # times mean |r| of the newest weights, and standard e
 def explain_tokens(tokens: SampledTokens, names: tuple[str, str] = ("rollout", "trainer")) -> list[Cause]:
     """Return the causes that account for the difference, the most telling first; none if it looks like noise.
 
-    If all tokens together show none, those of the steps that differ most are looked at alone.
+    If all tokens together show none, those of the steps, environments and so on that differ most are looked at alone.
     """
-    causes = _causes_of(tokens, names)
-    if causes or tokens.step is None:
+    if causes := _causes_of(tokens, names):
         return causes
-    steps = np.unique(tokens.step[np.isfinite(tokens.step)])
-    means = np.array([np.nanmean(np.abs(tokens.r[tokens.step == step])) for step in steps])
-    worst = steps[means >= _LAGGED * means.min()] if len(steps) > 1 else steps[:0]
-    if not len(worst):
-        return []
-    place = f"step {worst[0]:g}" if len(worst) == 1 else f"{len(worst)} steps, the first {worst[0]:g}"
-    causes = _causes_of(tokens.select(np.isin(tokens.step, worst)), names)
-    return [replace(cause, says=f"At {place}: {cause.says}") for cause in causes]
+    sizes = np.nan_to_num(np.abs(tokens.r))
+    places = [(name, *_worst_of(name, values, sizes)) for name, values in tokens.groups.items()]
+    for _, place, is_worst in places:
+        if causes := _causes_of(tokens.select(is_worst), names):
+            return [replace(cause, says=f"At {place}: {cause.says}") for cause in causes]
+    square = sizes**2
+    for name, place, is_worst in places:
+        if min(is_worst.sum(), (~is_worst).sum()) >= _LEAST and _is_most(square, is_worst):
+            share = percent(float(square[is_worst].sum() / square.sum()))
+            says = f"'{names[1]}' and '{names[0]}' differ at {place}: {share} of the squared difference."
+            return [Cause("part of the sequences", says, {"part": name})]
+    return []
+
+
+def _worst_of(name: str, values: NDArray, sizes: NDArray[np.float64]) -> tuple[str, NDArray[np.bool_]]:
+    """Return the values of a group of tokens whose mean |r| is large, in words, and which tokens have one."""
+    is_text = values.dtype.kind == "U"
+    each = np.unique(values[values != "" if is_text else np.isfinite(values)])
+    means = np.array([sizes[values == value].mean() for value in each])
+    worst = each[(means > 0) & (means >= _LAGGED * means.min())] if len(each) > 1 else each[:0]
+    first = "" if not len(worst) else f"'{clean(worst[0], 60)}'" if is_text else f"{worst[0]:g}"
+    return f"{name} {first}" if len(worst) == 1 else f"{len(worst)} {name}s, the first {first}", np.isin(values, worst)
+
+
+def _is_most(square: NDArray[np.float64], part: NDArray[np.bool_]) -> bool:
+    """Return whether nearly all of the squared difference lies in a part of the tokens, at a much higher density."""
+    inside, outside = square[part], square[~part]
+    is_dense = inside.mean() >= _CONTRAST * max(outside.mean(), 1e-300)
+    return bool(is_dense and inside.sum() >= (1 - _MOST) * square.sum())
 
 
 def _causes_of(tokens: SampledTokens, names: tuple[str, str]) -> list[Cause]:

@@ -62,7 +62,15 @@ class Cause:
     def is_fault(self) -> bool:
         """Whether it explains nearly all of the difference and sound sides do not have it."""
         is_most = self.explained is None or self.explained >= EXPLAINED
-        return is_most and self.name not in ("upcast", "rounded", "other tokens", "sampler", "lag", "missing")
+        return is_most and self.name not in (
+            "upcast",
+            "rounded",
+            "other tokens",
+            "sampler",
+            "lag",
+            "missing",
+            "part of the sequences",
+        )
 
     @property
     def text(self) -> str:

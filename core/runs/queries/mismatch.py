@@ -38,18 +38,29 @@ _BINS = 10_000  # of a logarithm: values within 0.01 % of each other are togethe
 PERCENTILES = {f"p{100 * share:g}": share for share in (0.5, 0.9, 0.99, 0.999)}
 FIGURE_NAMES = {*PERCENTILES, *(figure.name for framework in FRAMEWORKS.values() for figure in framework.figures)}
 GROUPS = 16  # into which the values of a quantity are put
+_VERSION = "coalesce(token_version, oldest)"
 BY = {
     "position": "position",
     "length": "positions",
     "entropy": "entropy",
     "advantage": "advantage",
     "confidence": "reference",
-    "weight version": "coalesce(token_version, try_cast(weight_version AS DOUBLE))",
+    "turn": "coalesce(len(list_filter(starts, lambda p: p < position)), 0)",
+    "lag": f"step - {_VERSION}",
+    "weight version": _VERSION,
     "step": "step",
     "environment": "environment",
+    "stop reason": "stop_reason",
 }
-_TEXTS = ("environment",)
-_JOINED = "chosen_token JOIN prompt USING (prompt) JOIN sequence USING (prompt)"
+_TEXTS = ("environment", "stop reason")
+_OLDEST = "list_min(list_transform(string_split(weight_version, ','), lambda v: try_cast(v AS DOUBLE)))"
+_JOINED = f"chosen_token JOIN prompt USING (prompt) JOIN (SELECT *, {_OLDEST} AS oldest FROM sequence) USING (prompt)"
+# Where the masked stretches of a sequence start. One that has no masked token is not there.
+_STARTS = """
+    SELECT prompt, list_filter(masked, lambda p, number: number = 1 OR masked[number - 1] < p - 1) AS starts
+    FROM (SELECT prompt, list(position ORDER BY position) AS masked FROM chosen_token WHERE NOT is_trained
+        GROUP BY prompt)
+"""
 
 
 def has_rollouts(run: Figures) -> bool:
@@ -210,21 +221,24 @@ def sample_tokens(run: Figures, most: int = 1 << 16) -> SampledTokens:
     """Return the tokens of whole sequences, spread evenly over the run, about `most` in all."""
     total = int(run.query("SELECT sum(positions)::BIGINT AS total FROM prompt")["total"][0])
     table = run.query(
-        "SELECT prompt, position, is_trained, reference, variant, entropy,"
-        " step - coalesce(token_version, try_cast(weight_version AS DOUBLE)) AS lag, step"
-        " FROM chosen_token JOIN sequence USING (prompt) WHERE prompt % ? = 0 ORDER BY prompt, position",
+        f"SELECT prompt, position, is_trained, reference, variant, entropy, {_VERSION} AS version, step, environment,"
+        f" stop_reason FROM {_JOINED} WHERE prompt % ? = 0 ORDER BY prompt, position",
         -(-total // most),
     )
     trained = table["is_trained"].to_numpy(bool)
     is_hole = ~trained & np.append(False, trained[:-1])
     turn = table.assign(hole=is_hole).groupby("prompt")["hole"].cumsum()
     used = table[trained]
-    values = [
-        used[name].to_numpy(np.float64, na_value=np.nan) for name in ("reference", "variant", "entropy", "lag", "step")
-    ]
-    optional = [each if np.isfinite(each).any() else None for each in values[2:]]
+    rollout, trainer, entropy, version, step = (
+        used[name].to_numpy(np.float64, na_value=np.nan)
+        for name in ("reference", "variant", "entropy", "version", "step")
+    )
+    lag = (step if np.isfinite(step).any() else np.fmax.reduce(version)) - version
+    entropies, lags = (each if np.isfinite(each).any() else None for each in (entropy, lag))
+    texts = {name: used[BY[name]].fillna("").to_numpy(str) for name in _TEXTS}
+    groups = {"step": step, "weight version": version, **texts}
     prompt, position = (used[name].to_numpy() for name in ("prompt", "position"))
-    return SampledTokens(prompt, position, values[0], values[1], turn[trained].to_numpy(), *optional)
+    return SampledTokens(prompt, position, rollout, trainer, turn[trained].to_numpy(), entropies, lags, groups)
 
 
 def histogram(run: Figures) -> pd.DataFrame:
@@ -284,7 +298,8 @@ def by_quantity(run: Figures, quantity: str) -> pd.DataFrame:
     variance. Equal values are together; the borders are those of about 200,000 tokens.
     """
     column = BY[quantity]
-    rows = f"FROM {_JOINED} WHERE {_BOTH} AND {column} IS NOT NULL"
+    source = f"{_JOINED} LEFT JOIN ({_STARTS}) USING (prompt)" if quantity == "turn" else _JOINED
+    rows = f"FROM {source} WHERE {_BOTH} AND {column} IS NOT NULL"
     group, value = column, f"any_value({column})"
     if quantity not in _TEXTS:
         shares = [number / GROUPS for number in range(1, GROUPS)]
@@ -312,7 +327,7 @@ def _explained(groups: Mapping[str, pd.DataFrame]) -> dict[str, float]:
             chance = (len(rows) - 1) * within / (tokens.sum() - len(rows))
             if between + within > 0:
                 shares[quantity] = max(0.0, float((between - chance) / (between + within)))
-    return dict(sorted(shares.items(), key=lambda item: -item[1]))
+    return dict(sorted(shares.items(), key=lambda item: -round(item[1], 9)))  # lag before its equal, the version
 
 
 def heaviest(run: Figures, most: int = 20) -> pd.DataFrame:
