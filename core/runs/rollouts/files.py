@@ -55,7 +55,7 @@ LAYOUTS = (
             **dict.fromkeys(("token_ids", "token_loss_mask", "advantages"), "DOUBLE[][]"),
             **dict.fromkeys(("generation_logprobs", "prev_logprobs"), "DOUBLE[][]"),
             **dict.fromkeys(("sample_loss_mask", "rewards"), "DOUBLE[]"),
-            **{"input_lengths": "BIGINT[]", "idx": "BIGINT"},
+            **{"input_lengths": "BIGINT[]", "idx": "BIGINT", "agent_ref": "STRUCT(name VARCHAR)[]"},
         },
         frozenset({"token_ids", "generation_logprobs", "prev_logprobs", "input_lengths"}),
         {
@@ -68,6 +68,7 @@ LAYOUTS = (
             "advantage": _OF_LENGTH.format("advantages"),
             "name": "idx",
             "reward": "rewards[1]",
+            "environment": "agent_ref[1].name",
         },
         check={
             "every `prev_logprobs` is 0: with force_on_policy_ratio NeMo-RL does not compute the trainer's side": (

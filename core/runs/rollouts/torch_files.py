@@ -129,6 +129,7 @@ def _join(key: tuple[int, int], of_files: Sequence[tuple[Path, dict[str, Any]]])
     values: dict[str, NDArray[np.float64]] = {}
     mask: NDArray[np.bool_] | None = None
     about: dict[str, Any] = {}
+    versions: list[str] = []
     for path, sample in of_files:
         tokens = np.asarray(sample.get("tokens", ()), np.int64)
         length = int(sample.get("response_length", sample.get("response_lengths", len(tokens))))
@@ -144,12 +145,14 @@ def _join(key: tuple[int, int], of_files: Sequence[tuple[Path, dict[str, Any]]])
         if own is not None:
             mask = _numbers(own) != 0
         prompt = tokens[:-length].tolist()
+        versions = list(map(str, sample.get("weight_versions") or ())) or versions
+        is_cut = sample.get("truncated")
         facts = {
             "prompt_token_ids": json.dumps(prompt) if prompt else None,
             "reward": sample.get("reward", sample.get("rewards")),
-            "stop_reason": sample.get("status"),
+            "stop_reason": sample.get("status", None if is_cut is None else "truncated" if is_cut else "completed"),
             "environment": sample.get("source_names"),
-            "weight_version": ",".join(map(str, sample.get("weight_versions") or ())) or None,
+            "weight_version": ",".join(versions) or None,
         }
         about |= {name: value for name, value in facts.items() if isinstance(value, int | float | str)}
     for name, column in _VALUES.items():
@@ -158,7 +161,19 @@ def _join(key: tuple[int, int], of_files: Sequence[tuple[Path, dict[str, Any]]])
             values[name] = _whole(place, column, slices, len(texts[0]))
     if mask is not None and len(mask) != len(texts[0]):
         raise DumpError(f"{place}: a mask of {len(mask)} for {plural(len(texts[0]), 'token')}.")
+    if mask is not None and (of_tokens := _versions_by_turn(versions, mask)) is not None:
+        values["token_version"] = of_tokens
     return SavedResponse(*key, texts[0], mask, values, about)
+
+
+def _versions_by_turn(versions: Sequence[str], mask: NDArray[np.bool_]) -> NDArray[np.float64] | None:
+    """Return the version of each token, NaN if masked, for a response with one version for each of its turns: tokens of
+    the loss with masked ones between; None for another one. [tokens]
+    """
+    turn = np.cumsum(np.diff(mask.astype(np.int8), prepend=0) == 1) - 1
+    if not len(versions) == turn[-1] + 1 > 1 or not all(map(str.isdecimal, versions)):
+        return None
+    return np.where(mask, np.array(versions, np.float64)[turn], np.nan)
 
 
 def _whole(

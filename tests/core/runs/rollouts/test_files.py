@@ -78,6 +78,31 @@ def test_what_else_the_frameworks_say_of_tokens_and_sequences(tmp_path):
     assert set(sequences["environment"]) == {"gsm8k"}
 
 
+def test_one_version_for_each_turn_is_the_version_of_its_tokens(tmp_path):
+    """slime and miles append a version per call of the engine; `truncated` stands in the train data alone."""
+    turns = torch.tensor([1, 1, 0, 0, 1, 1, 1, 0, 1, 1, 1, 1])
+
+    def change(samples):
+        samples[0].update(loss_masks=turns, weight_versions=["7", "8", "8"], truncated=1)
+        whole = torch.ones_like(samples[1]["loss_masks"])  # one turn: at which token the version changed is unknown
+        samples[1].update(loss_masks=whole, weight_versions=["7", "8"], truncated=0)
+
+    tokens, sequences, _ = read(tmp_path, [altered(tmp_path / "a.pt", change)])
+    versions = tokens[tokens["prompt"] == 0]["token_version"].fillna(-1)
+    assert versions.tolist() == [7, 7, -1, -1, 8, 8, 8, -1, 8, 8, 8, 8]
+    assert tokens[tokens["prompt"] == 1]["token_version"].isna().all()
+    assert sequences["weight_version"].tolist()[:2] == ["7,8,8", "7,8"]
+    assert sequences["stop_reason"].tolist()[:2] == ["truncated", "completed"]
+
+
+def test_the_agent_of_nemo_gym_is_the_environment(tmp_path):
+    """Its logger writes batches of one, here `agent_ref` of grpo.py."""
+    rows = [json.loads(line) for line in (CASES / NEMO[0]).read_text().splitlines()]
+    agents = [{"agent_ref": [{"type": "responses_api_agents", "name": name}]} for name in ("math", "code", "math")]
+    path = lines(tmp_path / "train_data_step6.jsonl", [row | each for row, each in zip(rows, agents, strict=True)])
+    assert read(tmp_path, [path])[1]["environment"].tolist() == ["math", "code", "math"]
+
+
 def row(**more: object) -> dict[str, object]:
     return {"token_ids": [5, 6, 7], "rollout": [-1.0, -2.0, -3.0], "trainer": [-1.0, -2.5, -3.0], **more}
 
