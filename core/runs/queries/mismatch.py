@@ -190,8 +190,8 @@ def _figures(sequences: Sequences, percentiles: NDArray[np.float64]) -> dict[str
     for name, framework in FRAMEWORKS.items():
         rows[name] = []
         for figure in framework.figures:
-            low, high = next(bounds)
-            row = {"name": figure.name, "value": float(figure.value(batch)), "low": low, "high": high}
+            low, high = map(_plain, next(bounds))
+            row = {"name": figure.name, "value": _plain(figure.value(batch)), "low": low, "high": high}
             rows[name].append({**row, "unit": figure.unit, "definition": figure.definition})
     rows["ulpscope"][2:2] = [
         {"name": name, "value": float(value), "low": None, "high": None, "unit": "nats"}
@@ -199,6 +199,11 @@ def _figures(sequences: Sequences, percentiles: NDArray[np.float64]) -> dict[str
         for name, value in zip(PERCENTILES, percentiles, strict=True)
     ]
     return rows
+
+
+def _plain(value: float | None) -> float | None:
+    """Return a figure as JSON knows it: None for NaN, the largest number for an overflow."""
+    return None if value is None or np.isnan(value) else float(np.nan_to_num(value))
 
 
 def mismatch_json(run: Figures, framework: str = "ulpscope") -> dict[str, Any]:

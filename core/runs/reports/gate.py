@@ -201,11 +201,12 @@ class Condition:
             says += f", and {plural(mismatch, 'value is', 'values are')} NaN or infinite on one side only"
         return outcome, figure, says
 
-    def _compare_mismatch(self, figure: Row) -> tuple[str, float, str]:
+    def _compare_mismatch(self, figure: Row) -> tuple[str, float | None, str]:
         """Compare a figure of trainer against rollout, which is exact for these tokens; the interval is only said."""
         value, low, high = figure["value"], figure["low"], figure["high"]
-        is_over = value < self.limit if self.sign == "<" else value > self.limit
-        outcome = UNDECIDED if math.isnan(value) else FAILED if is_over else PASSED
+        if value is None:
+            return UNDECIDED, None, f"has no {self.kind}: it is undefined for these tokens"
+        outcome = FAILED if (value < self.limit if self.sign == "<" else value > self.limit) else PASSED
         says = f"has {self.kind} = {number(value)} {figure['unit']}".rstrip()
         if low is not None:
             says += f" (95 % interval {number(low)} to {number(high)})"

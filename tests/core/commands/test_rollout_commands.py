@@ -54,6 +54,14 @@ def test_a_framework_has_its_own_figures(cli):
     assert done.returncode == 0, done.stderr
 
 
+def test_a_figure_that_is_undefined_is_null_and_undecided(cli, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"token_ids": [1, 2], "rollout": [-1, -1], "trainer": [-1.5, -1.5]}')
+    done = cli("compare", tmp_path / "a.jsonl", "--fail-on", "pearson<0.9", "--json")
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["gate"]["outcome"]) == (0, "undecided")
+    assert {row["name"]: row["value"] for row in report["mismatch"]["figures"]}["pearson"] is None
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
