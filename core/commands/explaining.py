@@ -34,7 +34,7 @@ def explain(
     run_id: options.Run,
     variant: Annotated[str | None, typer.Option(help="Explain this variant only.")] = None,
     more: Annotated[
-        list[str] | None, typer.Argument(metavar="[CHECKPOINT]...", help="More checkpoints for --trainer.")
+        list[str] | None, typer.Argument(metavar="CHECKPOINT", help="More checkpoints for --trainer.")
     ] = None,
     model: Annotated[
         list[str] | None,
@@ -68,6 +68,11 @@ def explain(
         )
     path = open_store(store).path_of(run_id)
     checkpoints = [*(model or ()), *(more or ())]
+    if len(checkpoints) > 1:  # each is looked for before the first is loaded, which may take minutes
+        from ..inference.models.source import source_of
+
+        for name in checkpoints:
+            source_of(name, revision)
     loads = {name: partial(load_for, name, device, revision, trust_remote_code) for name in checkpoints}
     with stoppable(), steps() as say, RunReader(path) as run:
         explanations = _explain(run, variant, dtype, loads, say)
@@ -134,6 +139,8 @@ def _explain_rollout(run: RunReader, dtypes: Sequence[str], loads: Mapping[str, 
     from ..inference.controls.list_floor import rescore
 
     sequences, rows = rows_of_rollouts(run)
+    if not rows.rows:
+        raise UsageError("No token of the loss has a log-probability on both sides.")
     scores, notes = [], []
     for name, label in zip(loads, _labels(list(loads)), strict=True):
         for dtype in dtypes:

@@ -21,14 +21,15 @@ from .rounding_floor import check_prompts
 
 _SEEDS = range(4)
 Say = Callable[..., None]
+Prompts = Sequence[tuple[int, ...]] | Mapping[int, tuple[int, ...]]  # by number
 
 
-def floor_of_rows(loaded: LoadedModel, prompts: Sequence[tuple[int, ...]], pair: PairRows, say: Say) -> Evidence:
+def floor_of_rows(loaded: LoadedModel, prompts: Prompts, pair: PairRows, say: Say) -> Evidence:
     """Compare rows of a pair with a model's noise floor. prompts: all tokens that were read, or more."""
     return floor_evidence(rescore(loaded, prompts, pair, say))
 
 
-def rescore(loaded: LoadedModel, prompts: Sequence[tuple[int, ...]], pair: PairRows, say: Say) -> Rescoring:
+def rescore(loaded: LoadedModel, prompts: Prompts, pair: PairRows, say: Say) -> Rescoring:
     """Score the tokens of a pair's rows by a model, and by its reorderings. prompts: all tokens that were read."""
     rows = [row for row in pair.rows if len(row.token_ids)]
     rows_of = {prompt: {row.position: row for row in group} for prompt, group in groupby(rows, lambda row: row.prompt)}
@@ -50,7 +51,7 @@ def rescore(loaded: LoadedModel, prompts: Sequence[tuple[int, ...]], pair: PairR
             entropies.append(entropy)
     plain, *draws = np.concatenate(scores, axis=1)
     entropy = np.concatenate(entropies)
-    return Rescoring(loaded.name, loaded.dtype, pair.names, rows, plain, np.array(draws), entropy)
+    return Rescoring(loaded.name, loaded.dtype, pair.names, rows, plain, np.array(draws), entropy, pair.places)
 
 
 def _values_of(run: Run, ids: Sequence[int], rows: Mapping[int, RowPair], values: str) -> tuple[Floats, Floats]:

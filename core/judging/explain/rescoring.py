@@ -18,6 +18,7 @@ from .rows import RowPair
 from .scoring import Cause
 
 Floats = NDArray[np.float64]
+_FEW = 0.05  # of the tokens may be far off without deciding about the others
 _DISTINCT = 4.0  # standard errors, so that one tie in 30,000 is called distinct
 
 
@@ -25,7 +26,8 @@ _DISTINCT = 4.0  # standard errors, so that one tie in 30,000 is called distinct
 class Rescoring:
     """Rows of a pair as a model scores their tokens, one after another.
 
-    plain: by its forward, [tokens]; draws: in other reduction orders, [draws, tokens]; entropy: nats, [rows].
+    plain: by its forward, [tokens]; draws: in other reduction orders, [draws, tokens]; entropy: nats, [rows]; places:
+    of a rollout, sequence and index in the response of each row.
     """
 
     model: str
@@ -35,6 +37,7 @@ class Rescoring:
     plain: Floats
     draws: Floats
     entropy: Floats
+    places: Sequence[tuple[int, int]] = ()
 
     @cached_property
     def sides(self) -> tuple[Floats, Floats]:
@@ -65,6 +68,21 @@ class Rescoring:
         pair, x, y = np.sqrt(self.squares[[0, -2, -1]].mean(axis=1) / self.floor.mean())
         return float(pair), float(x), float(y)
 
+    @cached_property
+    def scale(self) -> Floats:
+        """Floor of each row; one next to 0 is no scale. [rows]"""
+        return np.maximum(self.floor, max(float(np.median(self.floor)), 1e-300))
+
+    def outliers(self, side: int) -> NDArray[np.bool_]:
+        """Return the rows of a side that are far from the model; none if they are many. [rows]"""
+        is_far = self.squares[-2 + side] > LISTS.at_a_place**2 * self.scale
+        return is_far if is_far.mean() <= _FEW else np.zeros_like(is_far)
+
+    def ratio(self, side: int) -> float:
+        """Return a side's distance without outliers, in noise floors."""
+        usual = ~self.outliers(side)
+        return float(np.sqrt(self.squares[-2 + side][usual].mean() / self.floor[usual].mean()))
+
     @property
     def mean(self) -> Floats:
         """Mean over the forward and the draws, which has less rounding than each. [tokens]"""
@@ -78,8 +96,7 @@ def floor_evidence(scores: Rescoring) -> Evidence:
         says = f"{model} in {dtype} has no noise floor: sums in another order change no value, or one is NaN."
         return Evidence(Check.LIST_FLOOR, model, Unmeasured(), MISSING, says)
     ratio, *distances = scores.ratios
-    # A position whose floor is next to 0 has no scale of its own.
-    worst = float(np.sqrt(scores.squares[0] / np.maximum(scores.floor, max(np.median(scores.floor), 1e-300))).max())
+    worst = float(np.sqrt(scores.squares[0] / scores.scale).max())
     outcome, says = NOTED, foreign(dict(zip(scores.names, distances, strict=True)))[0]
     size = f"{multiple(ratio)} the noise floor of {model} in {dtype}, up to {multiple(worst)} at one position"
     if not says and ratio <= LISTS.over_all and worst <= LISTS.at_a_place:
@@ -110,7 +127,7 @@ class _Agreement:
         return self.nearest.names[self.side]
 
     def size(self, one: Rescoring) -> str:
-        return f"{three_digits(one.ratios[1 + self.side])} noise floors ({one.dtype})"
+        return f"{three_digits(one.ratio(self.side))} noise floors ({one.dtype})"
 
     @property
     def place(self) -> str:
@@ -119,32 +136,38 @@ class _Agreement:
 
 def _agreement(scores: Sequence[Rescoring], side: int) -> _Agreement:
     # Of those that fit the closest, so the finer dtype: a float32 side may be 1 noise floor from either.
-    close = [one for one in scores if one.ratios[1 + side] <= LISTS.over_all]
-    nearest = min(close, key=lambda one: one.squares[-2 + side].mean(), default=None)
-    nearest = nearest or min(scores, key=lambda one: one.ratios[1 + side])
-    values, fits = nearest.sides[side], {}
+    close = [one for one in scores if one.ratio(side) <= LISTS.over_all]
+    nearest = min(close, key=lambda one: one.squares[-2 + side][~one.outliers(side)].mean(), default=None)
+    nearest = nearest or min(scores, key=lambda one: one.ratio(side))
+    values, usual, fits = nearest.sides[side], ~nearest.outliers(side), {}
     for one in close:
         if one.dtype == nearest.dtype:
             # Diebold and Mariano (1995): squared errors of two predictions of the same values, paired.
-            farther = (values - one.mean) ** 2 - (values - nearest.mean) ** 2
+            farther = ((values - one.mean) ** 2 - (values - nearest.mean) ** 2)[usual]
             if one is nearest or farther.sum() <= _DISTINCT * np.sqrt((farther**2).sum()):
                 fits[one.model] = one
     return _Agreement(side, nearest, fits)
 
 
 def explain_rescored(scores: Sequence[Rescoring]) -> list[Cause]:
-    """Return which checkpoint a rollout and a trainer each agree with, then why a side agrees with none.
+    """Return which checkpoint a rollout and a trainer each agree with, then why a side does not, or some of its tokens.
 
     scores: of each checkpoint and dtype, each with a noise floor.
     """
     sides = [_agreement(scores, side) for side in (0, 1)]
     causes = [_verdict(sides, scores)]
     for side in sides:
-        if not side.fits:
-            near = side.nearest
-            sequence, position = np.array([(row.prompt, row.position) for row in near.rows]).T
+        near, off = side.nearest, side.nearest.outliers(side.side)
+        if not side.fits or off.any():
+            sequence, position = np.array(near.places).T
             tokens = SampledTokens(sequence, position, near.sides[side.side], near.plain, entropy=near.entropy)
-            causes += explain_tokens(tokens, (side.name, near.model))
+            reasons = explain_tokens(tokens, (side.name, near.model))
+            if not reasons and off.any():
+                count, first = int(off.sum()), int(np.argmax(off))
+                place = f"{count:,} of {len(off):,} tokens, first token {position[first]} of sequence {sequence[first]}"
+                says = f"'{side.name}' is off at {place}: another choice of experts, or other inputs?"
+                reasons = [Cause("some tokens", says, {"tokens": count, "sequence": int(sequence[first])})]
+            causes += reasons
     return causes
 
 
@@ -153,7 +176,7 @@ def _verdict(sides: Sequence[_Agreement], scores: Sequence[Rescoring]) -> Cause:
     both = [name for name in rollout.fits if name in trainer.fits]
     if both:
         kind = "rounding" if rollout.nearest.dtype == trainer.nearest.dtype else "numerics of two settings"
-        name = min(both, key=lambda name: sum(side.fits[name].ratios[1 + side.side] for side in sides))
+        name = min(both, key=lambda name: sum(side.fits[name].ratio(side.side) for side in sides))
         sizes = ", ".join(f"'{side.name}' {side.size(side.fits[name])}" for side in sides)
         says = f"Both sides agree with {name}: {sizes}."
     elif rollout.fits and trainer.fits:

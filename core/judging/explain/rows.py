@@ -200,9 +200,9 @@ def rows_of_lists(pair: ListPair, reference: ListSide, variant: ListSide, most: 
     )
 
 
-def rows_of_rollouts(run: Figures, most: int = 4096) -> tuple[list[tuple[int, ...]], PairRows]:
-    """Return sequences of a run of chosen tokens, about `most` tokens in all, and the rows that score the tokens of the
-    loss. UsageError if the prompts' tokens are not known.
+def rows_of_rollouts(run: Figures, most: int = 4096) -> tuple[dict[int, tuple[int, ...]], PairRows]:
+    """Return sequences of a run of chosen tokens by number, about `most` tokens in all, and the rows that score the
+    tokens of the loss; places are their indices in the response. UsageError if the prompts' tokens are not known.
     """
     table = run.query(
         "SELECT prompt, position, token_id, is_trained, reference, variant, prompt_token_ids FROM chosen_token JOIN"
@@ -211,16 +211,17 @@ def rows_of_rollouts(run: Figures, most: int = 4096) -> tuple[list[tuple[int, ..
         most,
     )
     if table["prompt_token_ids"].isna().any():
-        raise UsageError("--model needs the prompts: mark them by a mask of 0, or add `prompt_token_ids`.")
-    sequences, rows = [], []
-    for index, (_, tokens) in enumerate(table.groupby("prompt")):
+        raise UsageError("--trainer needs the prompts: mark them by a mask of 0, or add `prompt_token_ids`.")
+    sequences, rows, places = {}, [], []
+    for prompt, tokens in table.groupby("prompt"):
         first = json.loads(tokens["prompt_token_ids"].iloc[0])
         ids = tokens["token_id"].to_numpy(np.int64)
-        sequences.append((*first, *ids.tolist()))
+        sequences[prompt] = (*first, *ids.tolist())
         x, y = (tokens[side].to_numpy(np.float64, na_value=np.nan) for side in ("reference", "variant"))
         usable = tokens["is_trained"].to_numpy(bool) & np.isfinite(x) & np.isfinite(y)
         for at in np.flatnonzero(usable):
             one = slice(at, at + 1)
-            rows.append(RowPair(index, len(first) + int(at) - 1, ids[one], x[one], y[one], np.zeros(1, np.int64)))
+            places.append((prompt, int(at)))
+            rows.append(RowPair(prompt, len(first) + int(at) - 1, ids[one], x[one], y[one], np.zeros(1, np.int64)))
     pair = run.header.sides[0].name, run.header.sides[1].name
-    return sequences, PairRows(pair, "logprob", "", rows, len(rows), [], np.empty((2, 0, 0)))
+    return sequences, PairRows(pair, "logprob", "", rows, len(rows), places, np.empty((2, 0, 0)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import weakref
@@ -9,12 +10,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from benchmarks.verdicts.tiny_models import tiny_model
 from core.commands import explaining
 from core.errors import CaptureError, UsageError
+from core.inference.controls.list_floor import rescore
 from core.inference.models.model import LoadedModel, load_model, save_model
+from core.judging.explain.rescoring import explain_rescored
+from core.judging.explain.rows import PairRows, RowPair
 from core.judging.ingest import ingest
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
@@ -30,7 +36,7 @@ def load(folder: Path, dtype: str) -> LoadedModel:
 @torch.no_grad()
 def sample(model: torch.nn.Module, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
     """Responses drawn token by token, and their log-probabilities. [sequences, prompt + tokens], [sequences, tokens]"""
-    drawn = ids = torch.randint(0, 4096, (SEQUENCES, PROMPT))
+    drawn = ids = torch.randint(0, model.config.vocab_size, (SEQUENCES, PROMPT))
     cache, values = None, []
     for _ in range(TOKENS):
         output = model(drawn, past_key_values=cache, use_cache=True)
@@ -118,6 +124,29 @@ def test_a_side_of_other_weights_or_values_is_named_with_its_cause(checkpoints, 
 
 
 @pytest.mark.model
+def test_experts_summed_in_another_order_are_no_other_weights():
+    """Expert parallelism sums the experts of a token in another order."""
+    loaded, order = tiny_model("mixtral", "float32"), torch.tensor([2, 0, 3, 1])
+    other = copy.deepcopy(loaded.model)
+    for layer in other.model.layers:
+        for weight in (layer.mlp.gate.weight, *layer.mlp.experts.parameters()):
+            weight.data = weight.data[order]
+    torch.manual_seed(1)
+    ids, _ = sample(loaded.model)
+    sides = [score(model, ids).double().numpy() for model in (loaded.model, other)]
+    places = [(sequence, index) for sequence in range(SEQUENCES) for index in range(TOKENS)]
+    rows = [
+        RowPair(n, PROMPT + at - 1, ids[n, PROMPT + at : PROMPT + at + 1].numpy(), *values, np.zeros(1, np.int64))
+        for n, at in places
+        for values in [[side[n, at : at + 1] for side in sides]]
+    ]
+    pair = PairRows(("rollout", "trainer"), "logprob", "", rows, len(rows), places, np.empty((2, 0, 0)))
+    scores = rescore(loaded, [tuple(each) for each in ids.tolist()], pair, lambda *_: None)
+    assert (sides[0] != sides[1]).mean() > 0.2
+    assert [cause.name for cause in explain_rescored([scores])] == ["rounding"]
+
+
+@pytest.mark.model
 def test_one_model_is_in_memory_at_a_time_and_float32_may_not_fit(checkpoints, tmp_path):
     folders, living = checkpoints[1e-4][:2], []
     path = run_of(tmp_path, load(folders[0], "bfloat16").model, load(folders[1], "bfloat16").model)
@@ -144,6 +173,15 @@ def test_without_the_prompts_no_model_can_rescore(tmp_path):
     path = store.path_of(ingest(store, [tmp_path / "a.jsonl"]))
     with pytest.raises(UsageError, match="prompt_token_ids"):
         explained(path, [MODEL])
+
+
+def test_a_missing_checkpoint_stops_before_any_is_loaded(tmp_path, cli):
+    """As a shell's glob gives them: the first is the option's, the others follow."""
+    (tmp_path / "a.jsonl").write_text(json.dumps({"token_ids": [1, 2], "rollout": [-1, -2], "trainer": [-1, -3]}))
+    run_id = ingest(Store(tmp_path / "runs"), [tmp_path / "a.jsonl"])
+    done = cli("explain", run_id, "--store", tmp_path / "runs", "--trainer", MODEL, tmp_path / "a.jsonl")
+    assert done.returncode == 2
+    assert "is a file; expected a folder" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,11 @@ def scores(rollout: np.ndarray, trainer: np.ndarray, step: float, dtypes: dict[s
     """Rescorings by three checkpoints, each `step` noise floors of the first dtype from the one before."""
     one = np.zeros(1, np.int64)
     rows = [RowPair(at // 40, at % 40, one, rollout[at : at + 1], trainer[at : at + 1], one) for at in range(TOKENS)]
+    places = [(row.prompt, row.position) for row in rows]
     return [
         Rescoring(
             *(f"step_{number}", dtype, ("rollout", "trainer"), rows),
-            *(values + noise(floor), values + RANDOM.normal(0, floor, (4, TOKENS)), np.ones(TOKENS)),
+            *(values + noise(floor), values + RANDOM.normal(0, floor, (4, TOKENS)), np.ones(TOKENS), places),
         )
         for number in range(3)
         for values in [EXACT + number * step * FLOOR * UPDATE]
@@ -80,6 +81,15 @@ def test_a_side_that_fits_nothing_is_explained_by_the_nearest_checkpoint():
     made = scores(side(1, 8), np.roll(side(1, 8), 1), 8, BOTH)
     names = [cause.name for cause in explain_rescored(made)]
     assert names == ["one side", "shifted"]
+
+
+def test_a_few_tokens_far_off_do_not_decide_about_the_others():
+    """As where a near tie of a router falls the other way: 9 tokens from token 31 of sequence 7 on."""
+    trainer = side(1, 8)
+    trainer[311:320] -= np.abs(noise(0.5)[:9]) + 0.2
+    agrees, some = explain_rescored(scores(side(1, 8), trainer, 8, BOTH))
+    assert (agrees.name, agrees.parameters["agrees"]["trainer"]) == ("rounding", ["step_1"])
+    assert (some.name, some.parameters) == ("some tokens", {"tokens": 9, "sequence": 7})
 
 
 def test_a_model_whose_values_never_change_has_no_floor():
