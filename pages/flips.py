@@ -29,8 +29,8 @@ count = int(table["is_flip"].sum())
 if not count:
     closest = view.prompt_table["reference_margin"].min()
     st.info(
-        f"The smallest reference margin of this prompt is {number(closest, 9)} {run.header.unit}"
-        + ("." if view.is_list else f"; {out_of(pair.summary.near_ties, len(view.table))} positions are near ties.")
+        f"Smallest margin of the reference in this prompt: {number(closest, 9)} {run.header.unit}."
+        + ("" if view.is_list else f" Near ties: {out_of(pair.summary.near_ties, len(view.table))} positions.")
     )
 if table.empty:
     st.stop()
@@ -39,8 +39,9 @@ with heading:
     exports.download({str(listing): table}, stem, "flips", "Download flips")
 parts.draw_positions(table, run, "flip_table", 11, (pair.index, with_near_ties))
 if with_near_ties:
-    near = plural(len(table) - count, "near tie")
-    st.caption(f"{plural(count, 'flip')} and {near} in {plural(len(view.table), 'position')}.")
+    near = int(table["near_tie"].eq(True).sum())
+    both = plural(near + count - len(table), "position")
+    st.caption(f"{plural(near, 'near tie')}, {plural(count, 'flip')}, both at {both}.")
 ranks = table[["reference_token_variant_rank", "variant_token_reference_rank"]].isna().any(axis=1)
 unread = int((ranks & table["reference_token"].notna() & table["variant_token"].notna()).sum())
 if unread and not view.is_list:
@@ -69,10 +70,10 @@ if view.texts:
         with column:
             widgets.code_block(context + "▸" + visible(choice) + "◂", wraps=True)
 top = store_cache.top(view)
-st.markdown("**How close it was.** " + parts.explain_flip(figures, top, run.header.unit))
+st.markdown("**Margin.** " + parts.explain_flip(figures, top, run.header.unit))
 answer = answer_of(run, pair)
 reason = widgets.escape(opening(answer.sentence.replace("`", "'"))) if answer.is_judged else ""
-st.markdown(f"Pair verdict: **{widgets.escape(answer.name)}**. {reason}")
+st.markdown(f"Verdict of this pair: **{widgets.escape(answer.name)}**. {reason}")
 decided = None if view.is_list else candidates(top, run.header.format)
 if decided is not None:
     texts = tuple(wording.token(token, run.vocabulary.get(token)) for token in decided.tokens)

@@ -31,7 +31,7 @@ if summary.nonfinite_mismatch:
 elements = summary.finite if view.is_list else header.rows * header.vocab
 if not section.tiles(view):
     figures = st.columns(4)
-    about = f"the same top-1 at {out_of(view.compared_positions - summary.flips, view.compared_positions)} positions"
+    about = f"it is the same at {out_of(view.compared_positions - summary.flips, view.compared_positions)} positions"
     about = "no side sent its top tokens" if summary.same_top1 is None else about
     figures[0].metric("Flips", f"{summary.flips:,}", help=f"{meanings()['flip']}; {about}")
     if view.is_list:
@@ -46,8 +46,8 @@ if not section.tiles(view):
     if view.is_list:
         figures[3].metric("Largest difference", number(summary.max_abs), help=header.quantity)
     elif view.pair.noise_ratio is not None:
-        size = size_of(view.pair, view.run.evidence(view.pair.index))
-        figures[3].metric("RMS / noise floor", multiple(view.pair.noise_ratio), help=f"{size}; {in_row_ulps}")
+        size = f"{size_of(view.pair, view.run.evidence(view.pair.index))}; RMS in {view.dtype}: {in_row_ulps}"
+        figures[3].metric("RMS / noise floor", multiple(view.pair.noise_ratio), help=size)
     else:
         figures[3].metric("RMS difference", in_row_ulps, help=meanings()["row ULP"])
 
@@ -85,7 +85,7 @@ panel.report(view)
 
 # The content of these is read when they are opened.
 if not view.is_list:
-    folded = st.expander("More figures", icon=":material/bar_chart:", key="more_figures", on_change="rerun")
+    folded = st.expander("More metrics", icon=":material/bar_chart:", key="more_figures", on_change="rerun")
     if folded.open:
         with folded:
             histogram = store_cache.cached(view.run, RunReader.histogram, view.pair.index)
@@ -107,7 +107,7 @@ if not view.is_list:
                 st.caption(" ".join(f"{what} {scope}." for what, scope in limits.items() if scope))
             chart = plots.cached(view.run, (view.pair.index,), charts.ulp_histogram, histogram, view.dtype)
             plots.draw(chart, key="ulp_histogram", picture=exports.picture_of(view, "ulps"))
-            st.caption(f"Logits of the pair by distance, ULPs of {view.dtype}, log counts.")
+            st.caption(f"Logits by ULP distance ({view.dtype}), log counts.")
 sides = pd.DataFrame([vars(side) for side in view.run.sides])
 provenance = st.expander("Provenance and sides", key="provenance", on_change="rerun")
 if provenance.open:

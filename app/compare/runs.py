@@ -12,7 +12,7 @@ from core.runs.queries import classes
 from core.runs.queries.compare import distribution, flips, same_tokens, sentence
 from core.text import file_name, plural, visible
 
-BY = {"max_abs": "difference", "max_row_ulps": "row ULPs", "max_ulps": "ULPs", "rms": "rms", "kl": "KL"}
+BY = {"max_abs": "difference", "max_row_ulps": "row ULPs", "max_ulps": "ULPs", "rms": "RMS", "kl": "KL"}
 
 
 def draw(view: selection.View) -> None:

@@ -155,7 +155,7 @@ def growth_chart(changes: Sequence[CellChange]) -> go.Figure:
             hovertemplate=f"{name}<br>block %{{x}}: %{{y:.3g}} row ULPs<br>{verdict}<extra></extra>",
         )
     figure.update_xaxes(title="block")
-    figure.update_yaxes(title="rms after the block, row ULPs", **style.log_axis(np.concatenate(every[1:] or every)))
+    figure.update_yaxes(title="RMS after the block, row ULPs", **style.log_axis(np.concatenate(every[1:] or every)))
     return style.layout(figure, 360, showlegend=False, **style.NEAREST_CLICK)
 
 
@@ -172,7 +172,7 @@ def growth(matrix: Matrix) -> None:
             st.session_state[_PICKED] = lines[place].state.cell
 
     st.subheader("Growth over layers")
-    picture = exports.picture("matrix-growth", ["rms of the difference after each block, row ULPs"])
+    picture = exports.picture("matrix-growth", ["RMS difference after each block, row ULPs"])
     plots.draw(growth_chart(lines), "matrix_growth", picture, pick)
     more = f" The first {len(lines)} of {len(changes)} cells; use filters for others." if lines != changes else ""
     st.caption(f"Orange: a bug suspected, or bits that do not repeat; dotted: the last good run.{more}")

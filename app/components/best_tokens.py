@@ -52,14 +52,14 @@ def section(view: selection.View, *, is_charted: bool = True) -> None:
 
 
 def short(view: selection.View) -> None:
-    """Draw the top tokens of the selected position next to a prompt: their logits on both sides, and the difference."""
+    """Draw the top tokens of the selected position next to a prompt: logits on both sides, and Δ."""
     top, holds = store_cache.top(view), view.run.header.holds
     logits = {side: top[f"{side}_logit"] for side in SIDES}
     tokens = widgets.table_texts(top["token_id"], view.run)
-    table = {"token": tokens, **logits, "difference": logits["variant"] - logits["reference"]}
-    columns = dict.fromkeys([*SIDES, "difference"], st.column_config.NumberColumn(format="%.6g"))
+    table = {"token": tokens, **logits, "Δ": logits["variant"] - logits["reference"]}
+    columns = dict.fromkeys(list(table)[1:], st.column_config.NumberColumn(format="%.6g"))
     st.dataframe(table, hide_index=True, key="top_here", column_config=columns, placeholder="–")
-    st.caption(f"{holds.capitalize()}s{f' in {view.dtype}' if view.dtype else ''}.")
+    st.caption(f"{holds.capitalize()}s{f' in {view.dtype}' if view.dtype else ''}. Δ: variant minus reference.")
 
 
 def grid_chart(candidates: Candidates, names: Sequence[str], texts: Sequence[str], dtype: str) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def stepper(view: selection.View) -> None:
         if largest.any():
             worst = int(table["position"].iloc[largest.argmax()])
             st.button(
-                f"largest difference: {worst:,}",
+                f"largest difference: position {worst:,}",
                 key="worst",
                 on_click=partial(selection.select, position=worst),
                 shortcut="W",

@@ -13,15 +13,21 @@ from app.shell import widgets
 COLUMNS_IN_SIGHT = 7  # fit side by side in a window of 1280 pixels
 
 _LABELS = {
-    "neq": "differ",
-    "neq_share": "fraction mismatched",
-    "rms": "rms (absolute)",
+    "neq": "elements that differ",
+    "neq_share": "share that differs",
+    "rms": "RMS difference",
     "max_abs": "largest difference",
-    "floor_rms": "noise floor, rms",
+    "floor_rms": "noise floor, RMS",
     "kl": "KL, nats",
     "is_flip": "flip",
-    "near_tie": "near tie of either side",
+    "near_tie": "near tie (either side)",
     "text": "token",
+    "first_position": "first differing position",
+    "ratio": "launches, variant / reference",
+    "only": "only in",
+    "places": "modules",
+    "reference_details": "reference shapes",
+    "variant_details": "variant shapes",
     "reference_share": "reference throughput",
     "variant_share": "variant throughput",
     "nonfinite_mismatch": "NaN or infinity on one side",
@@ -34,7 +40,7 @@ def label(name: str) -> str:
     ending = next((ending for ending in _ENDINGS if name.endswith(ending)), "")
     name = name.removesuffix(ending) + _ENDINGS[ending] if ending else name
     name = re.sub(r"(\w+)_token_(\w+)_rank", r"rank of \1's token in \2", name)
-    name = re.sub(r"(\w+)_token_probability_change", r"probability of \1's token, change", name)
+    name = re.sub(r"(\w+)_token_probability_change", r"Δ probability of \1's token", name)
     return _LABELS.get(name, name.replace("_", " ").replace("ulps", "ULPs"))
 
 

@@ -106,13 +106,12 @@ def explain_flip(figures: pd.Series, top: pd.DataFrame, unit: str = "logits") ->
     for side in SIDES:
         steps = figures[f"{side}_margin_ulps"]
         ulps = "" if pd.isna(steps) else f" ({plural(int(steps), 'ULP')})"
-        parts.append(f"{side} {margins[side]:.12g} {unit}{ulps}" if margins[side] else f"{side} 0, an exact tie")
-    numbers = f"Margins: {', '.join(parts)}. Logits here moved by up to {figures['max_abs']:.12g}."
+        parts.append(f"{f'{margins[side]:.12g} {unit}{ulps}' if margins[side] else '0 (exact tie)'} on the {side}")
+    numbers = f"{', '.join(parts)}. Largest difference over the vocabulary here: {figures['max_abs']:.12g} {unit}."
     if not figures["could_flip"]:
         contradiction = ", and yet the argmax changed: the figures contradict each other" if figures["is_flip"] else ""
         return f"{numbers} The smaller margin is more than twice that, so a flip is impossible here{contradiction}."
-    tie = "" if all(margins.values()) else "At an exact tie any difference decides."
-    return " ".join(filter(None, [numbers, tie, _argmax_moves(figures, top)]))
+    return " ".join(filter(None, [numbers, _argmax_moves(figures, top)]))
 
 
 def _argmax_moves(figures: pd.Series, top: pd.DataFrame) -> str:
@@ -121,7 +120,7 @@ def _argmax_moves(figures: pd.Series, top: pd.DataFrame) -> str:
     gap = {side: argmaxes[f"{side}_logit"].iloc[0] - argmaxes[f"{side}_logit"].iloc[1] for side in SIDES}
     if not figures["is_flip"] or pd.isna(list(gap.values())).any():
         return ""
-    tied = [side for side in SIDES if gap[side] == 0]
-    tie = f" (equal on the {' and the '.join(tied)}: the lower token id counts as the argmax)" if tied else ""
+    tie = "" if all(gap.values()) else " At a tie the lower token id wins."
     start, end = (f"{x:+.12g}" if x else "0" for x in (gap["reference"], gap["variant"]))
-    return f"Logit of the reference's token minus that of the variant's: {start} → {end}{tie}."
+    tokens = "Logit of the reference's token minus that of the variant's token"
+    return f"{tokens}: {start} on the reference, {end} on the variant.{tie}"

@@ -21,7 +21,7 @@ from core.text import size
 
 _FIGURE = "%.3g"
 COLUMNS = {  # the first seven fit into a window of 1280 pixels
-    "name": st.column_config.TextColumn(width=300),
+    "name": st.column_config.TextColumn(width=270),
     "verdict": st.column_config.MultiselectColumn(
         options=list(wording.VERDICTS),
         color=list(wording.VERDICTS.values()),
@@ -29,17 +29,20 @@ COLUMNS = {  # the first seven fit into a window of 1280 pixels
         width=126,
     ),
     "x floor": st.column_config.NumberColumn(
-        "x noise floor",
+        "RMS / noise floor",
         format=_FIGURE,
-        help="rms of the pair over rms of the noise floor; rounding: up to 4",
-        width=100,
+        help="RMS of the difference over RMS of the noise floor; rounding: up to 4",
+        width=130,
     ),
     "differ": st.column_config.TextColumn(
         "logits that differ", help="largest share of a pair's logits that differ", width=108
     ),
     "flips": st.column_config.NumberColumn(format="localized", help="positions whose argmax differs", width=62),
     "rms row ULPs": st.column_config.NumberColumn(
-        format=_FIGURE, help="rms of the differences, in spacings of the dtype at the row's largest logit", width=112
+        "RMS, row ULPs",
+        format=_FIGURE,
+        help="RMS difference, in spacings of the dtype at the row's largest logit",
+        width=112,
     ),
     "dtype": st.column_config.TextColumn(width=80),
     "tags": st.column_config.ListColumn(width=90),

@@ -41,18 +41,18 @@ def _caches_line(run: RunReader, pair: StoredPair) -> str | None:
     from core.runs.queries.caches import sentence, summaries
 
     caches = summaries(run, pair.index)
-    return "Key/value caches: " + sentence(caches[None], names_prompt=len(run.header.prompts) > 1) if caches else None
+    return "KV cache: " + sentence(caches[None], names_prompt=len(run.header.prompts) > 1) if caches else None
 
 
 def _kernels_line(run: RunReader, pair: StoredPair) -> str | None:
-    from core.runs.queries.kernels import find_start, in_words, place_in_words, side_by_side
+    from core.runs.queries.kernels import find_start, in_words, ops_in_words, side_by_side
 
     if not has("kernels", run, pair.index):
         return None
     names, place = (pair.reference, pair.variant), find_start(run, pair.index)
     if place is None:
         return "Kernels: " + in_words(side_by_side(run, pair.index), names)
-    return "Kernels: " + place_in_words(place, names, names_prompt=len(run.header.prompts) > 1)
+    return "Kernels: " + ops_in_words(place)
 
 
 LAYERS = Page(

@@ -28,11 +28,11 @@ from core.runs.queries.layers import HEAD, RESIDUAL
 from core.text import visible
 
 MEASURES = {
-    "ratio": "rms / noise floor",
-    "neq_share": "fraction mismatched",
+    "ratio": "RMS / noise floor",
+    "neq_share": "share that differs",
     "max_row_ulps": "max row ULPs",
     "max_ulps": "max ULPs",
-    "rms": "rms difference",
+    "rms": "RMS difference",
 }
 LINEAR = ("neq_share", "max_row_ulps")  # measures that do not spread over decades
 _HOVER = {
@@ -40,7 +40,7 @@ _HOVER = {
     "neq_share": "%{customdata[2]:.4~p} of its elements differ",
     "max_row_ulps": "at most %{customdata[2]:.4g} row ULPs",
     "max_ulps": "at most %{customdata[2]:,} ULPs",
-    "rms": "rms %{customdata[2]:.4g}",
+    "rms": "RMS %{customdata[2]:.4g}",
 }
 _MOST_NAMED = 60  # rows whose names fit next to a map
 
@@ -190,7 +190,7 @@ def module_growth(modules: pd.DataFrame, selected: int) -> go.Figure:
         customdata=np.stack([modules["ordinal"], floor, modules["neq_share"]], axis=1),
         text=[inert(name) for name in modules["module"]],
         hovertemplate=(
-            "%{text}<br>rms %{y:.3g}, noise floor %{customdata[1]:.3g}<br>%{customdata[2]:.3~p} of its elements differ"
+            "%{text}<br>RMS %{y:.3g}, noise floor %{customdata[1]:.3g}<br>%{customdata[2]:.3~p} of its elements differ"
             "<extra></extra>"
         ),
     )
@@ -207,13 +207,13 @@ def module_growth(modules: pd.DataFrame, selected: int) -> go.Figure:
     figure.add_shape(selected_line(int(np.flatnonzero(modules["ordinal"] == selected)[0])))
     ends = every_few(np.flatnonzero(modules["kind"] == RESIDUAL).tolist(), 12)
     figure.update_xaxes(
-        title="execution order; ticks: end of each layer",
+        title="module in execution order (tick: end of a layer)",
         tickvals=ends,
         ticktext=[str(block) for block in modules["block"].iloc[ends]],
         range=[-0.5, len(modules) - 0.5],
         showgrid=False,
     )
-    figure.update_yaxes(title="rms of the difference", **log_axis(np.concatenate([pair, floor])))
+    figure.update_yaxes(title="RMS difference", **log_axis(np.concatenate([pair, floor])))
     return layout(figure, 340, **NEAREST_CLICK)
 
 
@@ -235,7 +235,7 @@ def module_positions(along: pd.DataFrame, selected: int) -> go.Figure:
     )
     figure.add_shape(selected_line(selected))
     figure.update_xaxes(title="position")
-    figure.update_yaxes(title="rms of the difference", **log_axis(np.concatenate([rms, floor])))
+    figure.update_yaxes(title="RMS difference", **log_axis(np.concatenate([rms, floor])))
     return layout(figure, 260, **NEAREST_CLICK)
 
 

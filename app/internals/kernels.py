@@ -7,7 +7,7 @@ from app.internals import parts
 from app.shell import exports, selection, store_cache, widgets
 from core.runs.queries.kernels import find_start, in_words, place_in_words, side_by_side
 
-SHOWN = {"all": "all", "differ": "what differs", "products": "matmuls and reductions"}
+SHOWN = {"all": "all", "differ": "launch counts differ", "products": "matmuls and reductions"}
 
 
 def draw(view: selection.View) -> None:
@@ -22,7 +22,7 @@ def draw(view: selection.View) -> None:
         if len(start.kernels):
             columns = ["name", "library", "reference_details", "variant_details", "only", "modules"]
             tables.draw(parts.kernel_texts(start.kernels)[columns], "kernels_there", 8)
-            st.caption("Ops and kernels launched after the last module with equal output.")
+            st.caption("Every op and kernel there. Shapes are those of all profiled forwards.")
             files["where it starts"] = start.kernels
     elif pair in run.pairs_with_layers:
         st.success("No compared module differs, so there is no first kernel.")
@@ -37,7 +37,7 @@ def draw(view: selection.View) -> None:
         f"{row.forwards:,} of {row.forwards_of:,} of `{widgets.code(name)}`"
         for row, name in zip(watched.itertuples(), names, strict=True)
     ]
-    st.caption(f"Profiled forwards: {', '.join(counts)}; prompt 0. Launches and µs are per forward, profiler included.")
+    st.caption(f"Profiled forwards of prompt 0: {', '.join(counts)}. Launches and µs: per forward, with the profiler.")
     libraries = ["any", *every["library"].unique()]
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="bottom"):
         choice = parts.measure("Show", list(SHOWN), SHOWN, "kernels_shown")
@@ -60,9 +60,8 @@ def draw(view: selection.View) -> None:
         on_select="rerun",
         selection_mode="single-row",
     )
-    st.caption(
-        f"{len(table):,} of {len(every):,}, sorted: differing first, then by time. Click a row for its call sites."
-    )
+    order = "Order: launch counts that differ, reductions, time"
+    st.caption(f"{len(table):,} of {len(every):,}. {order}. Click a row for its call sites.")
     lists = "SELECT * EXCLUDE (side, ordinal) FROM kernel WHERE side = ? ORDER BY ordinal"
     files |= {"side by side": every, "reference": run.query(lists, 0), "variant": run.query(lists, pair + 1)}
     if (rows := picked["selection"]["rows"]) and rows[0] < len(table):

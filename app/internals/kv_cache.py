@@ -37,16 +37,16 @@ def draw(view: selection.View) -> None:
     for column, part in zip(figures, ("keys", "values"), strict=False):
         if (one := caches[part]) is not None:
             of = f"{one['neq']:,} of {one['elements']:,}"
-            column.metric(f"{part.capitalize()} differ", percent(one["neq_share"]), help=of)
+            column.metric(f"{part.capitalize()} that differ", percent(one["neq_share"]), help=of)
     figures[2].metric("RMS row ULPs", number(together["rms_row_ulps"], 3))
     figures[3].metric("Max row ULPs", number(together["max_row_ulps"], 3))
-    figures[4].metric("First layer", f"{together['first_layer']}")
+    figures[4].metric("First differing layer", f"{together['first_layer']}")
 
     measure = parts.measure("Measure", ["rms", "max_row_ulps", "max_ulps", "neq_share"], charts.MEASURES, "kv_measure")
     heads = store_cache.cached(run, merge, pair, prompt, "layer", "kind", "head")
     figure = plots.cached(run, (pair, prompt, measure), charts.head_maps, heads, measure)
     plots.draw(figure, "kv_heads", exports.picture_of(view, f"kv-heads-{measure}"))
-    st.caption(f"Layers x key/value heads, {charts.MEASURES[measure]}, unit: {view.dtype}. Gray: equal.")
+    st.caption(f"Layers x key/value heads: {charts.MEASURES[measure]} ({view.dtype}). Gray: equal.")
 
     title, choice = st.columns([3, 2], vertical_alignment="bottom")
     title.subheader(f"Where in {f'prompt {view.prompt}' if len(run.header.prompts) > 1 else 'the prompt'}")
@@ -61,7 +61,7 @@ def draw(view: selection.View) -> None:
         figure = plots.cached(run, (*content, position), charts.position_map, grid, names, ticks, by, position)
         picture = exports.picture_of(view, f"kv-{kind}s-{by}", of_prompt=True)
         plots.draw(figure, "kv_map", picture, partial(plots.select_position, "kv_map", 1))
-        st.caption(f"Layers x positions of the {kind}s, {charts.MEASURES[by]}. Gray: equal.")
+        st.caption(f"Layers x positions of the {kind}s: {charts.MEASURES[by]}. Gray: equal. ▼: selected position.")
 
     st.subheader("By layer")
     layers = merge(run, pair, prompt, "layer", "kind")

@@ -35,7 +35,7 @@ def draw(view: selection.View) -> None:
     if furthest is not None:
         place = f"`{widgets.code(furthest.module)}`, {number(furthest.ratio, 3)}x"
         st.markdown(
-            f"Highest rms / noise floor ({widgets.escape(furthest.dtype)}, per module): {place}.{says_little(furthest)}"
+            f"Highest RMS / noise floor of a module ({widgets.escape(furthest.dtype)}): {place}.{says_little(furthest)}"
         )
     infinite = table[np.isinf(table["ratio"])]
     if len(infinite):
@@ -57,7 +57,8 @@ def draw(view: selection.View) -> None:
     )
     figures[1].metric("Logits that differ", percent(last["neq_share"]), help=out_of(last["neq"], last["elements"]))
     worst = "no floor" if not has_floor else "floor is 0" if len(infinite) and furthest is None else "0"
-    figures[2].metric("Max rms / noise floor", worst if furthest is None else f"{number(furthest.ratio, 3)}")
+    worst = worst if furthest is None else f"{number(furthest.ratio, 3)}x"
+    figures[2].metric("Max RMS / noise floor", worst, help="Of a module, over all positions.")
     figures[3].metric("Positions compared", f"{positions:,} of {total:,}")
 
     choices = ["", *table["module"]]
@@ -77,7 +78,7 @@ def draw(view: selection.View) -> None:
     picture = exports.picture_of(view, "layers-growth")
     growth = charts.module_growth(table, module["ordinal"])
     plots.draw(growth, "layers_growth", picture, partial(open_module, "layers_growth"))
-    st.caption("RMS difference of each module, absolute, not normalized. Line: after each layer. Dotted: noise floor.")
+    st.caption("RMS difference of each module. Line: residual stream. Dotted: noise floor. Vertical: selected module.")
 
     title, choice = st.columns([3, 5], vertical_alignment="bottom")
     title.subheader(f"Where in {f'prompt {view.prompt}' if len(prompts) > 1 else 'the prompt'}")
@@ -90,7 +91,8 @@ def draw(view: selection.View) -> None:
         figure = charts.position_map(grid, names, ticks, measure, view.position)
         picture = exports.picture_of(view, f"layers-{measure}", of_prompt=True)
         plots.draw(figure, "layers_map", picture, partial(open_module, "layers_map"))
-        st.caption(f"Modules x positions, {charts.MEASURES[measure]}. Gray: equal.")
+        ratio = "RMS at the position / noise floor of the module" if measure == "ratio" else charts.MEASURES[measure]
+        st.caption(f"Modules x positions: {ratio}. Gray: equal. ▼: selected position.")
 
     st.subheader("Module")
     begins_at = visible(first.module)
@@ -111,7 +113,7 @@ def draw(view: selection.View) -> None:
         figure, key = charts.module_positions(along, view.position), "layers_module_chart"
         picture = exports.picture_of(view, f"layers-{file_name(module['module'])}", of_prompt=True)
         plots.draw(figure, key, picture, partial(plots.select_position, key))
-        st.caption(f"RMS difference by position of prompt {view.prompt}, absolute. Dotted: noise floor.")
+        st.caption(f"RMS difference by position of prompt {view.prompt}. Dotted: noise floor.")
     else:
         st.caption(f"Equal at every compared position of prompt {view.prompt}.")
 

@@ -38,10 +38,10 @@ def not_recorded(view: selection.View, extras: Sequence[str]) -> None:
         what = " and ".join(CAPTURED[extra] for extra in failed)
         st.info(f"The {what} of this pair could not be recorded. {widgets.escape(about.note)}".strip())
     if refused := [extra for extra in lacking if extra != "layers" and has_engine(about)]:
-        st.info(f"A side ran in another engine, which records no {', '.join(CAPTURED[extra] for extra in refused)}.")
+        st.info(f"A side ran in another engine, which cannot record {', '.join(CAPTURED[extra] for extra in refused)}.")
     if new := [extra for extra in lacking if extra not in (*failed, *refused)]:
         options = " ".join(f"`--{'mitigations' if extra == 'remedies' else extra}`" for extra in new)
-        st.info(f"This run has no {', '.join(CAPTURED[extra] for extra in new)}. Capture it with {options}.")
+        st.info(f"Not recorded: {', '.join(CAPTURED[extra] for extra in new)}. Capture again with {options}.")
         widgets.same_capture_with(about, *new)
 
 
@@ -80,8 +80,10 @@ def mitigations(view: selection.View) -> None:
     rows = view.run.remedies[view.pair.index]
     st.markdown(widgets.escape(advice(rows)))
     table = pd.DataFrame([row for row in rows if not row.refusal])[_OF_MITIGATIONS]
-    tables.draw(table.rename(columns={"noise_ratio": f"rms / {rows[0].compute_dtype} noise floor"}), "remedies")
-    st.caption("The pair with one change at a time. Throughput: relative to the unchanged path.")
+    titles = {"name": "mitigation", "noise_ratio": f"RMS / {rows[0].compute_dtype} noise floor"}
+    tables.draw(table.rename(columns=titles), "remedies")
+    floor = "Noise floor: other reduction orders only; in 16 bits the verdict's floor includes rounding too"
+    st.caption(f"One change at a time. Throughput: relative to the baseline. {floor}.")
     if refused := [f"- **{widgets.escape(row.name)}**: {widgets.escape(row.refusal)}" for row in rows if row.refusal]:
         st.markdown("Not measured:\n\n" + "\n".join(refused))
     every = pd.DataFrame(rows).convert_dtypes()

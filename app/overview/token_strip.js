@@ -172,7 +172,7 @@ class Strip {
       ["max ULPs", count(data.max_ulps[place])],
       ["mean ULPs", number(data.mean_ulps[place])],
       ["max row ULPs", number(data.max_row_ulps[place])],
-      ["differing logits", `${count(data.neq[place])} of ${count(data.vocab)}`],
+      ["logits that differ", `${count(data.neq[place])} of ${count(data.vocab)}`],
       ["margins", `${count(data.reference_margin[place])} / ${count(data.variant_margin[place])} ULPs${data.near[place] ? ", near tie" : ""}`],
       ["KL", `${number(data.kl[place])} nats`],
     ];

@@ -74,7 +74,7 @@ def download(tables: Mapping[str, Table], name: str, key: str, label: str = "Dow
                 for form, make, kind in _FORMS:
                     file, content = f"{stem}.{form.lower()}", partial(content_of, make, table)
                     st.download_button(form, content, file, kind, f"{key}_{number}_{form}", on_click="ignore")
-        st.caption("All digits, texts in full. In the CSV a text like a formula has an apostrophe in front.")
+        st.caption("Full precision, texts in full. CSV cells that look like formulas begin with an apostrophe.")
 
 
 def file_stem(view: selection.View, what: str, *, at_position: bool = False) -> str:
@@ -109,8 +109,8 @@ def of_run(run: RunReader) -> list[str]:
 
 def whole_run(view: selection.View) -> None:
     """Draw links to the run file and to the npz of every side."""
-    duckdb = "Logits, figures and provenance in one file; any store opens it."
-    npz = "Every side under its name, bit for bit, with the token ids if known."
+    duckdb = "Logits, metrics and provenance in one file; any ULPscope store imports it."
+    npz = "One array per side, bit for bit, and the token ids if known."
     address, icon = f"/files/{quote(view.run.run_id)}", ":material/download:"
     with st.container(horizontal=True):
         st.link_button("Run file (.duckdb)", f"{address}.duckdb", help=duckdb, icon=icon)

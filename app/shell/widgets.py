@@ -210,8 +210,8 @@ def causes(view: selection.View) -> None:
         for cause in result.causes:
             st.markdown(f"**{escape(cause.name)}**: {escape(cause.text)}")
         if not result.causes:
-            st.markdown("No common cause found.")
-        st.caption(f"{result.says} Fitted to half of the rows, scored on the other half (docs/explanation/causes.md).")
+            st.markdown("No common cause fits.")
+        st.caption(f"{result.says} Each is fitted to half of the positions and checked on the rest.")
 
 
 def empty() -> NoReturn:

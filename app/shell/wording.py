@@ -30,8 +30,8 @@ def token(token_id: int | None, text: str | None) -> str:
 
 
 def model_name(model: str) -> str:
-    """Return the last part of a folder or hub id."""
-    return model.rstrip("/").rsplit("/", 1)[-1]
+    """Return the last two parts of a folder, or a hub id."""
+    return "/".join(model.rstrip("/").split("/")[-2:])
 
 
 def outcome(card: RunCard) -> str:

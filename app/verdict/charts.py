@@ -21,7 +21,7 @@ def floor_ratio(
         x=positions,
         y=style.gaps_at_zero(ratio),
         line={"color": style.REFERENCE, "width": 1.6},
-        name="difference / noise floor",
+        name="RMS / noise floor",
         customdata=positions[:, None],
         hovertemplate="position %{x}: %{y:.3g}x the noise floor<extra></extra>",
         **style.CLICKABLE,
@@ -46,7 +46,7 @@ def floor_ratio(
             )
     figure.add_shape(style.selected_line(selected))
     figure.update_xaxes(title="position")
-    figure.update_yaxes(title=f"difference / noise floor, {dtype}", **style.log_axis(np.append(ratio, threshold or 1)))
+    figure.update_yaxes(title=f"RMS / noise floor, {dtype}", **style.log_axis(np.append(ratio, threshold or 1)))
     return style.layout(figure, 280, **style.NEAREST_CLICK)
 
 
@@ -77,11 +77,11 @@ def over_modules(names: list[str], side: np.ndarray, own: np.ndarray, first: str
         figure.add_vline(x=place, line=_DASHED, annotation=text, annotation_position=f"top {side_of_line}")
     blocks = style.every_few([place for place, name in enumerate(names) if name.rpartition(".")[2].isdigit()], 12)
     figure.update_xaxes(
-        title="execution order; ticks: end of each layer",
+        title="module in execution order (tick: end of a layer)",
         tickvals=blocks,
         ticktext=[names[place].rpartition(".")[2] for place in blocks],
     )
-    figure.update_yaxes(title="rms error vs. float64", **style.log_axis(np.concatenate([side, own])))
+    figure.update_yaxes(title="RMS error vs. float64", **style.log_axis(np.concatenate([side, own])))
     return style.layout(figure, 320)
 
 

@@ -1,4 +1,4 @@
-"""The verdict at the head of the overview: name, sentence, first divergence, size, checks, a report to copy.
+"""The verdict at the head of the overview: name, sentence, first divergence, checks, a report to copy.
 
 What would judge a run that was not judged, or not enough: controls to bring, or judging it on this server.
 """
@@ -46,7 +46,7 @@ _EVIDENCE = ("group", "check", "side", "control", "outcome", "says", "figures")
 
 
 def verdict(view: selection.View) -> Answer:
-    """Draw the answer and return it: name, sentence, first divergence, size."""
+    """Draw the answer and return it: name, sentence, first divergence."""
     answer = answer_of(view.run, view.pair)
     with st.container(border=True, key="verdict"):
         badge = f":{wording.VERDICTS.get(answer.name, 'gray')}-badge[{widgets.escape(answer.name)}]"
@@ -227,8 +227,9 @@ def _over_floor(view: selection.View, figures: PairFigures) -> None:
     gaps = "; in a gap nothing differs, or a logit is NaN or infinite on one side" if figures.nonfinite_mismatch else ""
     exceeding = int((ratios[~mask] > allowed).sum()) if allowed else 0
     st.caption(
-        f"RMS difference / noise floor by position of prompt {view.prompt}, {dtype}{gaps}."
-        f" Limit {figures.largest_ratio_allowed:g} overall{f', dashed: {allowed:.3g} per position' if allowed else ''}."
+        f"RMS difference / noise floor by position of prompt {view.prompt}, {dtype}{gaps}. Dotted: the noise floor;"
+        f" {f'dashed: limit {allowed:.3g} of a position; ' if allowed else ''}vertical: the selected position. Limit"
+        f" overall: {figures.largest_ratio_allowed:g}."
         + (f" {plural(exceeding, 'position')} of other prompts exceed the limit too." if exceeding else "")
     )
 
@@ -237,7 +238,7 @@ def report(view: selection.View) -> None:
     """Draw the report for an issue thread, folded; none of a long run, which would be read whole."""
     if view.run.header.is_long:
         return
-    folded = st.expander("Report for an issue thread", icon=":material/article:", key="copy_report", on_change="rerun")
+    folded = st.expander("Issue report (Markdown)", icon=":material/article:", key="copy_report", on_change="rerun")
     if folded.open:
         with folded:
             widgets.code_block(issue_text(view.run, [view.pair], address.absolute(view)), wraps=True)

@@ -144,7 +144,7 @@ def _show_layers(run: RunReader, pairs: Sequence[StoredPair], blocks: bool, as_j
         table = modules(run, pair.index)
         line = sentence(run, pair.index, table, names_prompt=len(run.header.prompts) > 1).replace("**", "")
         if (largest := furthest_module(table)) is not None:
-            line += f" Highest noise ratio: {largest.module}, {number(largest.ratio, 3)}x.{says_little(largest)}"
+            line += f" Highest RMS / noise floor: {largest.module}, {number(largest.ratio, 3)}x.{says_little(largest)}"
         print_text(line.replace("`", "'"))
 
 

@@ -25,7 +25,7 @@ _STYLES = {FAILED: "bold red", MISSING: "yellow"}
 
 
 def pair_table(pairs: Sequence[PairReport], header: RunHeader) -> Table:
-    columns = ("variant", "differing logits", "rms, row ULPs", "max abs", "ULPs: median", "p99", "flips", "near ties")
+    columns = ("variant", "logits that differ", "RMS, row ULPs", "max abs", "ULPs: median", "p99", "flips", "near ties")
     size = f"{plural(header.rows, 'position')} x {header.vocab:,} tokens, ULPs of {header.compute_dtype}"
     of_lists = f"{plural(pairs[0].positions, 'position')}, {header.quantity}"
     title = f"{pairs[0].reference} vs …   {size if header.k is None else of_lists}"

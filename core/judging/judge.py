@@ -314,7 +314,7 @@ class _Trial:
         single = self.tests.get("float32")
         if single is None or not single.is_finite or single.is_larger_everywhere:
             return
-        size = f"In float32 the difference is {multiple(single.ratio)} the noise floor"
+        size = f"In float32 the RMS difference is {multiple(single.ratio)} the noise floor"
         outcome, says = NOTED, f"{size}; near ties of the router make it uncertain, so float64 decides."
         index = next(n for n, row in enumerate(self.evidence) if row.check is Check.WIDE_PAIR)
         try:
@@ -366,15 +366,15 @@ class _Trial:
             return
         figures, names = evidence.RerunFigures(not_repeatable=rerun.unstable, **rerun.figures), _quote(rerun.unstable)
         others = [name for name in self.names if name not in rerun.sides]
-        says = "Each side repeats its own bits."
+        says = "Both sides are bitwise reproducible from run to run."
         if rerun.unstable and rerun.squares is not None and self.dtype in self.floors:
             says = f"{names} {self._rerun_size(rerun, rerun.squares, figures)}"
         elif rerun.unstable:
             size = figures.rerun_row_ulps
             far = "" if size is None else f": two calls differ by up to {number(size, 3)} row ULPs"
-            says = f"{names} {'does' if len(rerun.unstable) == 1 else 'do'} not repeat the same bits{far}."
+            says = f"{names} {'is' if len(rerun.unstable) == 1 else 'are'} not bitwise reproducible{far}."
         elif others:
-            says = f"{_quote(rerun.sides)} repeats its own bits; {_quote(others)} has no rerun."
+            says = f"{_quote(rerun.sides)} is bitwise reproducible; {_quote(others)} has no rerun."
         self.add(Check.AGAIN, rerun.control, figures, FAILED if rerun.unstable else PASSED, says)
 
     def _rerun_size(self, rerun: Rerun, squares: Squares, figures: evidence.RerunFigures) -> str:
@@ -496,7 +496,9 @@ class _Trial:
             **mismatch,
         )
         if first is None:
-            says = _says(test, f"In {dtype} the difference is {multiple(test.ratio)} the noise floor", self.lengths)
+            prefix = f"In {dtype}" if dtype == self.dtype else f"Recomputed in {dtype},"
+            size = f"{prefix} the RMS difference is {multiple(test.ratio)} the noise floor"
+            says = _says(test, size, self.lengths)
         outcome, check = PASSED if test.is_passed else FAILED, Check.WIDE_PAIR if is_wide else Check.OWN_PAIR
         self.add(check, f"{control}, over {floor.control}", figures, outcome, says)
         return True
@@ -692,11 +694,11 @@ def _error_row(name: str, test: FloorTest, exact: Exact, dtype: str, lengths: Se
     )
     forwards = f"{len(exact.draws)} forwards with randomized rounding"
     control = f"'{name}' in {dtype} compared with the model's float32 forward, over {forwards}"
-    size = f"In {dtype} the error of '{name}' vs. float32 is {multiple(test.ratio)} that of rounding"
+    size = f"In {dtype} the RMS error of '{name}' vs. float32 is {multiple(test.ratio)} the rounding error"
     outcome, says = FAILED, _says(test, size, lengths)
     if test.is_passed:
         outcome = PASSED
-        says = f"{size}; detectable: {one:.2g}x the rounding error at one position, {all_:.2g}x overall."
+        says = f"{size}; it detects faults from {one:.2g}x at one position, {all_:.2g}x overall."
     elif nonfinite:
         says = f"In {dtype} '{name}' is NaN or infinite at {plural(nonfinite, 'position')}, unlike in float32."
     elif exact.has_experts and len(test.outliers) <= JUMPS * len(test.by_position):
@@ -707,7 +709,7 @@ def _error_row(name: str, test: FloorTest, exact: Exact, dtype: str, lengths: Se
 
 
 def _says(test: FloorTest, size: str, lengths: Sequence[int]) -> str:
-    """Say how large a difference is, and what lies beyond the limits. size: `In float32 the difference is 3x ...`."""
+    """Say how large a difference is, and what lies beyond the limits. size: `In float32 the RMS difference is ...`."""
     exceeding = [each for each in test.places if len(each.outliers)]
     if test.ratio > test.limits.over_all or not exceeding:
         return f"{size} (limit for rounding: {test.limits.over_all:g}x)."

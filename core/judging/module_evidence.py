@@ -67,14 +67,15 @@ def alone_evidence(control: str, alone: ModulesAlone, side: str, prompt: int = 0
         first_module=next(iter(faulty), None),
         first=(prompt, min(faults.values())) if on_top or (starts and not levels) else None,
     )
-    position = f" from position {figures.first[1]} on" if figures.first else ""
+    position = f", first at position {figures.first[1]}" if figures.first else ""
     modules = in_words(faulty, names)
     differ = f"Given identical inputs, {modules} differ{'s' * (' and ' not in modules)}{position}"
     if not faulty:
-        agree = f"Given identical inputs, all {plural(len(names), 'module')} agree within {largest:.1f}x rounding"
-        says = f"{agree}: the fault is smaller, or in the head."
+        every = f"Given identical inputs, all {plural(len(names), 'module')}"
+        says = f"{every} agree within {largest:.1f}x the rounding error: the fault is smaller, or in the head."
     elif not levels:
-        says = f"{differ} ({three_digits(float(ratios[list(faults)].max()))}x rounding); others within {largest:.1f}x."
+        most = three_digits(float(ratios[list(faults)].max()))
+        says = f"{differ} (up to {most}x the rounding error); other modules within {largest:.1f}x."
     else:
         figures.kind = series(list(dict.fromkeys(_kind_of(names[module]).partition(".")[0] for module in levels)))
         figures.blocks = len({_block_of(names[module]) for module in levels})

@@ -47,7 +47,7 @@ def shrink_evidence(
         stands_out = (relative > STANDS_OUT_ALONE) & lags
         row = int(np.argmax(relative))
         worst = float(relative[row])
-        smaller = f"In float32 the difference is {three_digits(shrink)} times smaller"
+        smaller = f"In float32 the RMS difference is {three_digits(shrink)} times smaller"
         finer = f"float32 is {full:,.0f} times finer"
         is_like_rounding = SHRINKS_LIKE_ROUNDING * full <= shrink <= SHRINKS_TOO_MUCH * full
         if stands_out.any():

@@ -256,7 +256,7 @@ def screen(
     first = outliers[0] if len(outliers) else dominating(rms)
     of_16_bits = size / FLOAT32_STEPS
     may_be_16_bits = dtype == "float32" and not header.provenance.note.startswith(NAMED)
-    measurement = f"The rms difference is {number(size, 3)} row ULPs of {dtype}"
+    measurement = f"The RMS difference is {number(size, 3)} row ULPs of {dtype}"
     outcome = FAILED
     if causes:
         says = causes[0]
@@ -279,7 +279,7 @@ def screen(
     else:
         outcome = PASSED
         says = (
-            f"Consistent with rounding in {dtype}: {number(size, 3)} row ULPs (rms). A fault below {rounding:g} row"
+            f"Consistent with rounding in {dtype}: {number(size, 3)} row ULPs (RMS). A fault below {rounding:g} row"
             f" ULPs, or {STANDS_OUT_MOST}x at one position, would not show."
         )
     figures = evidence.ScreeningFigures(

@@ -77,7 +77,7 @@ def caveat(about: Provenance, command: str | None) -> str:
     """Sentence on what `command`, from this run's request, leaves out, or on why no run like it has one; else ''."""
     request = request_of(about)
     if request is None:
-        none = "No command is offered: this run holds no options that one could be made of."
+        none = "This run did not record its options, so no command can be offered."
         return none if about.kind == "capture" else ""
     if command and request.trust_remote_code:
         return (

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 FIGURES = {
     "verdict": "verdict",
-    "noise_ratio": "noise ratio",
+    "noise_ratio": "RMS / noise floor",
     "flips": "flips",
     "neq_share": "share that differs",
     "max_row_ulps": "max row ULPs",

@@ -293,7 +293,7 @@ def table() -> pd.DataFrame:
         ("largest difference", [0, 25, 100], ("0", "1")),
         ("mean ULPs", [0, 25, 100], ("0", "2")),
         ("max row ULPs", [0, 25, 100], ("0", "4")),
-        ("differing logits", [0, 50, 100], ("0", "10")),
+        ("logits that differ", [0, 50, 100], ("0", "10")),
         ("max ULPs", [0, 13, 100], ("10", "1,000")),  # 0.7 of 0.7 + ln 100
         ("KL", [0, 7, 100], ("1e-06", "0.01")),  # 0.7 of 0.7 + ln 10000
         ("near ties", [0, 100, 100], ("0", "1 or more: could flip")),

@@ -159,7 +159,7 @@ def test_a_flip_leads_to_its_logits_and_to_a_module(page: Page, dashboard: Serve
             page.get_by_role("gridcell", name=f"{logit:.9g}", exact=True, include_hidden=True).first
         ).to_be_attached()
     go(page, "Internals")
-    expect(page.get_by_text("is the first module whose output differs, at position 22")).to_be_visible()
+    expect(page.get_by_text("is the first module whose output differs at all, at position 22")).to_be_visible()
     chart = page.locator(".st-key-layers_map .js-plotly-plot")
     chart.scroll_into_view_if_needed()
     box = chart.locator(".nsewdrag").first.bounding_box()

@@ -32,7 +32,13 @@ out = _Printable(highlight=False, width=None if sys.stdout.isatty() else 180)  #
 err = _Printable(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 180)
 EVERY_SECONDS = 10.0  # between two lines of progress if stderr is not a terminal
 _UNBROKEN = ("run", "run id", "cell")  # columns of ids, to copy
-_LABELS = {"is_here": "installed", "neq": "differ", "neq_share": "differ", "ratio": "noise ratio"}
+_LABELS = {
+    "is_here": "installed",
+    "neq": "differ",
+    "neq_share": "differ",
+    "ratio": "RMS / noise floor",
+    "noise_ratio": "RMS / noise floor",
+}
 
 
 def print_json(value: Any) -> None:

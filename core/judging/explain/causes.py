@@ -22,11 +22,11 @@ from .rollouts import explain_tokens
 from .rows import PairRows, TooFewError, rows_of_lists, rows_of_run
 from .scoring import Cause, Find, remaining_rms
 
-OF_VALUES = (fits.temperature, fits.constant, fits.soft_capping, fits.rounding)
+OF_VALUES = (fits.temperature, fits.constant_offset, fits.soft_capping, fits.rounded_logits)
 OF_TOKENS = (fits.penalty, fits.logit_bias)
 OBSERVED = (
-    *(signs.misplaced_rows, signs.masks_and_padding, signs.renormalization),
-    *(signs.upcast, signs.other_tokens, signs.sampler),
+    *(signs.misaligned_rows, signs.masks_and_padding, signs.renormalization),
+    *(signs.upcast_values, signs.other_token_ids, signs.sampler),
 )
 _VALUES = {"temperature", "constant", "soft-capping", "rounded"}
 _TOKENS, _MOVED = {"penalty", "logit bias"}, {"shifted rows", "other rows", "repeated rows"}
@@ -84,7 +84,8 @@ def explain(pair: PairRows) -> Explanation:
     causes = [cause for cause in causes if cause.name not in implications]
     causes.sort(key=lambda cause: -(2.0 if cause.name == "other tokens" else cause.explained or 0.0))
     says = [f"Checked {len(pair.rows):,} of {plural(pair.positions, 'position')} for: {', '.join(looked_for)}."]
-    says += [f"Not checked: {', '.join(names)} (needs {what})." for what, names in missing.items()]
+    if not_checked := [f"{', '.join(names)} (needs {what})" for what, names in missing.items()]:
+        says.append(f"Not checked: {', '.join(not_checked)}.")
     return Explanation(causes, " ".join(says))
 
 

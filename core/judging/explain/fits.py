@@ -49,7 +49,7 @@ def _slope(row: RowPair) -> float:
 
 
 @fit_and_score()
-def constant(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
+def constant_offset(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     """variant = reference + one number at each position, as log-probabilities are logits less their log-sum."""
     differences = [row.y - row.x for row in rows]
     constants, rest = np.array([(np.median(each), np.median(np.abs(center(each)))) for each in differences]).T
@@ -87,7 +87,7 @@ def _apply(side: int, change: Callable[[Values], Values]) -> Callable[[RowPair],
 
 
 @fit_and_score(least_tokens=1)
-def rounding(pair: PairRows, _: Sequence[RowPair]) -> Iterator[Cause]:
+def rounded_logits(pair: PairRows, _: Sequence[RowPair]) -> Iterator[Cause]:
     """One side is the other rounded to a coarser format, or to so many decimals."""
     names = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2") if not pair.has_constants else ()
     roundings = {name: partial(round_to, FORMATS[name]) for name in names if name != pair.dtype}

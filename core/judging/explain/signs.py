@@ -27,7 +27,7 @@ _SURE, _SUM_ERROR, _LEAST_SHARE = 0.01, 2e-6, 1e-4
 _MISSING = 0.01  # what the other side's probabilities lack of 1, at least
 
 
-def misplaced_rows(pair: PairRows) -> Iterator[Cause]:
+def misaligned_rows(pair: PairRows) -> Iterator[Cause]:
     """Rows of the variant are the reference's of other places: shifted by some, one row everywhere, another order."""
     places, (reference, variant) = pair.places, pair.names
     total, index = len(places), {place: at for at, place in enumerate(places)}
@@ -152,7 +152,7 @@ def renormalization(pair: PairRows) -> Iterator[Cause]:
             yield Cause("renormalized", says, {"positions": int(is_one.sum()), "sum_of_other": middle})
 
 
-def upcast(pair: PairRows) -> Iterator[Cause]:
+def upcast_values(pair: PairRows) -> Iterator[Cause]:
     """Values of one side lie on a 16-bit grid, and the other's do not."""
     pair.masks()
     if pair.dtype != "float32" or not pair.rows:
@@ -167,7 +167,7 @@ def upcast(pair: PairRows) -> Iterator[Cause]:
             return
 
 
-def other_tokens(pair: PairRows) -> Iterator[Cause]:
+def other_token_ids(pair: PairRows) -> Iterator[Cause]:
     """Find a token in front of one side's prompt that the other side's lacks: a BOS, or two."""
     for prompt, sides in enumerate(zip(*pair.tokens, strict=False)):
         if (extra := extra_first_token(*sides)) is not None:

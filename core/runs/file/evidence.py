@@ -33,7 +33,7 @@ CHECK_GROUPS = {  # groups of checks in the order in which they run, with their 
     SCREENING: "arrays alone",
     RERUN: "rerun",
     NEIGHBOURS: "neighbors",
-    OWN_DTYPE: "own dtype",
+    OWN_DTYPE: "compute dtype",
     FLOAT32: "float32 comparison",
     PRECISION: "lower precision",
     STRUCTURE: "positions",
@@ -134,10 +134,10 @@ class SamplerFigures(CheckFigures):
 
 class ScreeningFigures(CheckFigures):
     compute_dtype: Annotated[str, "dtype"]
-    rms_row_ulps: Annotated[float, "rms of the pair, row ULPs"]
-    rounding_row_ulps: Annotated[float, "largest rms that looks like rounding, row ULPs"]
-    bug_row_ulps: Annotated[float, "rms that rounding never comes near, row ULPs"]
-    worst_position_ratio: Annotated[float, "largest rms at one position over the median position"]
+    rms_row_ulps: Annotated[float, "RMS of the pair, row ULPs"]
+    rounding_row_ulps: Annotated[float, "largest RMS that looks like rounding, row ULPs"]
+    bug_row_ulps: Annotated[float, "RMS that rounding never comes near, row ULPs"]
+    worst_position_ratio: Annotated[float, "largest RMS at one position over the median position"]
     position_ratio_allowed: Annotated[float, "largest such ratio of rounding"]
     positions_beyond: Annotated[int, "outlier positions"]
     flips_beyond_noise: Annotated[int, "flips beyond the noise"]
@@ -150,11 +150,11 @@ class RerunFigures(CheckFigures):
 
     not_repeatable: Annotated[tuple[str, ...], "sides that do not repeat"]
     called_again: Annotated[tuple[str, ...] | None, "sides computed again"] = None
-    pair_rms_logits: Annotated[float | None, "rms of the pair, logits"] = None
-    rerun_rms_logits: Annotated[float | None, "rms of the rerun to its first call, logits"] = None
+    pair_rms_logits: Annotated[float | None, "RMS of the pair, logits"] = None
+    rerun_rms_logits: Annotated[float | None, "RMS of the rerun to its first call, logits"] = None
     rerun_neq: Annotated[Mapping[str, int | None] | None, "logits that differ in the rerun, by side"] = None
-    rerun_noise_ratio: Annotated[float | None, "rerun / noise floor, rms"] = None
-    largest_ratio_allowed: Annotated[float | None, "limit of the noise ratio"] = None
+    rerun_noise_ratio: Annotated[float | None, "rerun / noise floor, RMS"] = None
+    largest_ratio_allowed: Annotated[float | None, "its limit"] = None
     rerun_worst_position_ratio: Annotated[float | None, "largest ratio at one position"] = None
     beyond_noise_floor: Annotated[bool | None, "the rerun differs by more than rounding"] = None
     rerun_row_ulps: Annotated[float | None, "largest difference of the rerun, row ULPs"] = None
@@ -166,7 +166,7 @@ class OtherPromptsFigures(CheckFigures, kw_only=True):
     rows: Annotated[int | None, "rows in the batch"] = None
     bit_identical: Annotated[bool, "bit-identical"]
     neq: Annotated[int | None, "logits that differ"] = None
-    rms_logits: Annotated[float | None, "rms to the first call, logits"] = None
+    rms_logits: Annotated[float | None, "RMS to the first call, logits"] = None
 
 
 class OtherRowFigures(CheckFigures):
@@ -178,9 +178,9 @@ class OtherRowFigures(CheckFigures):
 
 class OtherRowFloorFigures(OtherRowFigures):
     compute_dtype: Annotated[str, "dtype"]
-    noise_ratio: Annotated[float | None, "noise ratio: rms of the difference / rms of the noise floor"]
+    noise_ratio: Annotated[float | None, "RMS difference / noise floor"]
     worst_position_ratio: Annotated[float | None, "largest ratio at one position"]
-    positions_beyond: Annotated[int, "positions above the limit"]
+    positions_beyond: Annotated[int, "outlier positions"]
     nonfinite_mismatch: Annotated[int, "logits NaN or infinite on one side only"]
 
 
@@ -188,23 +188,23 @@ class RatioFigures(CheckFigures):
     """A noise ratio and the dtype it was measured in, with which figures of several checks begin."""
 
     compute_dtype: Annotated[str, "dtype"]
-    noise_ratio: Annotated[float | None, "noise ratio: rms of the difference / rms of the noise floor"]
+    noise_ratio: Annotated[float | None, "RMS difference / noise floor"]
 
 
 class PairFigures(RatioFigures):
     """A pair compared with its noise floor."""
 
-    largest_ratio_allowed: Annotated[float, "limit of the noise ratio"]
-    pair_rms_logits: Annotated[float, "rms of the pair, logits"]
-    floor_rms_logits: Annotated[float, "rms of the floor, logits"]
-    seed_ratios: Annotated[tuple[float, ...], "each noise-floor forward / mean of the others"]
+    largest_ratio_allowed: Annotated[float, "its limit"]
+    pair_rms_logits: Annotated[float, "RMS of the pair, logits"]
+    floor_rms_logits: Annotated[float, "RMS of the floor, logits"]
+    seed_ratios: Annotated[tuple[float, ...], "RMS of each noise-floor forward / mean of the others"]
     worst_position_ratio: Annotated[float | None, "largest ratio at one position"]
     position_ratio_allowed: Annotated[float | None, "limit of the ratio at one position"]
     positions: Annotated[int, "positions"]
-    positions_beyond: Annotated[int, "positions above the limit"]
+    positions_beyond: Annotated[int, "outlier positions"]
     log_spread: Annotated[float, "spread of log ratios (standard deviation)"]
     nonfinite_mismatch: Annotated[int, "logits NaN or infinite on one side only"]
-    linear_maps: Annotated[int | None, "linear maps reordered"] = None
+    linear_maps: Annotated[int | None, "linear layers with reordered reduction"] = None
     floor_row_ulps: Annotated[float | None, "99.9th percentile of the floor, row ULPs"] = None
     first_nonfinite: Annotated[tuple[int, int, int] | None, "first of them (prompt, position, token id)"] = None
 
@@ -218,8 +218,8 @@ class NotFiniteFigures(RatioFigures):
 
 
 class NarrowingFigures(CheckFigures):
-    reference_to_float32_logits: Annotated[float, "rms of the reference to itself in float32, logits"]
-    variant_to_float32_logits: Annotated[float, "rms of the variant to itself in float32, logits"]
+    reference_to_float32_logits: Annotated[float, "RMS of the reference to itself in float32, logits"]
+    variant_to_float32_logits: Annotated[float, "RMS of the variant to itself in float32, logits"]
 
 
 class FromModelFigures(CheckFigures):
@@ -236,13 +236,14 @@ class ListFloorFigures(RatioFigures):
 class DrawnFigures(RatioFigures, kw_only=True):
     """An engine's error against the model's float32 forward, compared with that of random roundings."""
 
-    largest_ratio_allowed: Annotated[float, "limit of the noise ratio"]
+    noise_ratio: Annotated[float | None, "RMS error / RMS error of rounding"]
+    largest_ratio_allowed: Annotated[float, "its limit"]
     draws: Annotated[int, "forwards with randomized rounding"]
-    model_ways_ratios: Annotated[tuple[float, ...], "the model's own paths / these forwards"]
+    model_ways_ratios: Annotated[tuple[float, ...], "RMS of the model's own paths / of these forwards"]
     worst_position_ratio: Annotated[float | None, "largest ratio at one position"]
     position_ratio_allowed: Annotated[float, "limit of the ratio at one position"]
     positions: Annotated[int, "positions"]
-    positions_beyond: Annotated[int, "positions above the limit"]
+    positions_beyond: Annotated[int, "outlier positions"]
     ratio_outside_roundings_directions: Annotated[float | None, "outside the directions of rounding, in old runs"] = (
         None
     )
@@ -252,15 +253,15 @@ class DrawnFigures(RatioFigures, kw_only=True):
     ] = None
     fault_seen_of_one_token: Annotated[float | None, "of one token, in old runs"] = None
     fault_seen_over_all: Annotated[float, "smallest detectable fault overall, x rounding error"]
-    outliers: Annotated[Mapping[str, tuple[int, ...]], "outliers"] = msgspec.field(name="beyond")
+    outliers: Annotated[Mapping[str, tuple[int, ...]], "outliers, by kind of place"] = msgspec.field(name="beyond")
 
 
 class ShrinkFigures(CheckFigures):
     """A pair in float32 compared with the same pair in 16 bits, if no noise floor is available."""
 
     compute_dtype: Annotated[str, "dtype"]
-    pair_rms_logits: Annotated[float, "rms of the pair, logits"]
-    own_dtype_rms_logits: Annotated[float, "rms of the pair in its own dtype, logits"]
+    pair_rms_logits: Annotated[float, "RMS of the pair, logits"]
+    own_dtype_rms_logits: Annotated[float, "RMS of the pair in its own dtype, logits"]
     times_smaller_in_float32: Annotated[float | None, "how many times smaller it is in float32"]
     times_finer_float32_is: Annotated[float, "how many times finer float32 is"]
     positions_that_move_in_own_dtype: Annotated[float, "share of positions that move in the own dtype too"]
@@ -270,7 +271,7 @@ class ShrinkFigures(CheckFigures):
 
 
 class PrecisionsFigures(CheckFigures):
-    noise_ratio: Annotated[float, "noise ratio: rms of the difference / rms of the noise floor"]
+    noise_ratio: Annotated[float, "RMS difference / noise floor"]
     precision: Annotated[str | None, "the precision"] = None
     share_left: Annotated[float | None, "share of the difference that remains"] = None
 
@@ -278,14 +279,14 @@ class PrecisionsFigures(CheckFigures):
 class ExplainedFigures(CheckFigures):
     """A side compared with the model in one lower precision, over that precision's own noise floor."""
 
-    noise_ratio: Annotated[float, "noise ratio: rms of the difference / rms of the noise floor"]
+    noise_ratio: Annotated[float, "RMS difference / noise floor"]
     precision: Annotated[str, "the precision"]
     compute_dtype: Annotated[str, "dtype"]
     share_left: Annotated[float, "share of the difference that remains"]
-    left_noise_ratio: Annotated[float | None, "what remains / that precision's own noise floor, rms"]
+    left_noise_ratio: Annotated[float | None, "what remains / that precision's own noise floor, RMS"]
     worst_position_ratio: Annotated[float | None, "largest ratio at one position"]
     position_ratio_allowed: Annotated[float, "limit of the ratio at one position"]
-    positions_beyond: Annotated[int, "positions above the limit"]
+    positions_beyond: Annotated[int, "outlier positions"]
     left_noise_ratio_bfloat16: Annotated[float | None, "the same in bfloat16"] = None
     left_noise_ratio_float16: Annotated[float | None, "the same in float16"] = None
 
@@ -300,9 +301,9 @@ class DrawnPrecisionFigures(DrawnFigures, kw_only=True):
 class SettingsFigures(CheckFigures):
     """A side of another engine with its settings at their widest."""
 
-    noise_ratio: Annotated[float, "noise ratio: rms of the difference / rms of the noise floor"]
+    noise_ratio: Annotated[float, "RMS difference / noise floor"]
     settings: Annotated[tuple[str, ...], "settings that round coarser than float32"]
-    widest_noise_ratio: Annotated[float, "noise ratio with all at full precision"]
+    widest_noise_ratio: Annotated[float, "RMS difference / noise floor with all at full precision"]
     bits: Annotated[int, "bits of the coarsest setting's significand"]
     share_of_rounding_in_bits: Annotated[float, "distance over that of the model with every product in so many bits"]
     setting_noise_ratios: Annotated[tuple[float, ...] | None, "noise ratio of each alone, in old runs"] = None
@@ -325,8 +326,8 @@ class AloneFigures(CheckFigures):
     modules_beyond: Annotated[tuple[str, ...], "modules that differ by more given identical inputs"]
     largest_ratio_of_others: Annotated[float, "largest ratio of the others"]
     modules: Annotated[tuple[str, ...], "modules in execution order"]
-    alone_rms: Annotated[tuple[float | None, ...], "rms of the side to float64, in units of each module's output"]
-    own_rounding_rms: Annotated[tuple[float | None, ...], "rms of the model's own float32 to float64, likewise"]
+    alone_rms: Annotated[tuple[float | None, ...], "RMS of the side to float64, in units of each module's output"]
+    own_rounding_rms: Annotated[tuple[float | None, ...], "RMS of the model's own float32 to float64, likewise"]
     first_module: Annotated[str | None, "first of those that differ"] = None
     first: Annotated[tuple[int, int] | None, "first (prompt, position) at which one does"] = None
     kind: Annotated[str | None, "part of the blocks that errs like a lower precision"] = None

@@ -81,13 +81,13 @@ def sentence(summary: dict[str, Any], *, names_prompt: bool) -> str:
     prompt = f"prompt {together['first_prompt']}, " if names_prompt else ""
     text = (
         f"**{out_of(together['neq'], together['elements'])} elements"
-        f" {'differs' if together['neq'] == 1 else 'differ'}**, first in layer {together['first_layer']}'s {kinds}:"
+        f" {'differs' if together['neq'] == 1 else 'differ'}**, first in layer {together['first_layer']} ({kinds}),"
         f" {prompt}head {together['first_head']}, position {together['first_position']}."
     )
     if first is None:
         return text
     if not first["neq"]:
-        return f"{text} Layer 0's keys are all equal."
+        return text
     return f"{text} **{first['neq']:,} of {first['elements']:,}** elements of layer 0's keys differ."
 
 

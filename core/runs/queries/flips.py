@@ -152,7 +152,7 @@ def flips_sentence(table: pd.DataFrame) -> str:
     far = table[beyond_noise(table)]
     if far.empty:
         kind = "near tie" if flips["near_tie"].all() else "close decision"
-        return f"{text} It is at a {kind} of a side." if len(flips) == 1 else f"{text} All are at {kind}s of a side."
+        return f"{text} {f'It is at a {kind}' if len(flips) == 1 else f'All are at {kind}s'} on at least one side."
     margin = number(far.iloc[0][[f"{side}_margin" for side in SIDES]].astype(float).min(), 3)
     are = "is" if len(far) == 1 else "are"
     return f"{text} {len(far):,} {are} at no close decision, first at {place(far.iloc[0])} (margin {margin} logits)."

@@ -17,7 +17,7 @@ COLOURS = {  # of the strip of tokens, and the figure each shows
     "max ULPs": "max_ulps",
     "mean ULPs": "mean_ulps",
     "max row ULPs": "max_row_ulps",
-    "differing logits": "neq",
+    "logits that differ": "neq",
     "KL": "kl",
     "near ties": "margin",
     "flips": "is_flip",
@@ -27,7 +27,7 @@ _UNITS = {  # of the columns that are coloured by their size; by the dtype and u
     "max_ulps": "max ULPs of {dtype}, log scale",
     "mean_ulps": "mean ULPs of {dtype}",
     "max_row_ulps": "max row ULPs of {dtype}",
-    "neq": "differing logits",
+    "neq": "logits that differ",
     "kl": "KL, nats, log scale",
 }
 

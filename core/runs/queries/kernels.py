@@ -98,7 +98,8 @@ def _rows_behind(run: RunReader, side: int, first: str, equal: Sequence[str]) ->
     is_made = [not any(_is_within(module, outer) for outer in equal if outer) for module in names]
     inside = [n for n, module in enumerate(names) if is_made[n] and _is_within(module, first)]
     if inside:
-        around = takewhile(lambda n: is_made[n], range(inside[0] - 1, -1, -1))
+        starts = [n for n, before in zip(inside, [-2, *inside], strict=False) if n > before + 1]  # of each library
+        around = (n for start in starts for n in takewhile(is_made.__getitem__, range(start - 1, -1, -1)))
         indices = [*inside, *(n for n in around if _is_within(first, names[n]))]
     else:  # the logits, which no module of that name puts out: what ran behind the last module
         begins = [next((n for n, module in enumerate(names) if _is_within(module, name)), -1) for name in equal]
@@ -132,21 +133,25 @@ def place_in_words(place: KernelPlace, names: tuple[str, str], *, names_prompt: 
     """Say which module differs first, and what ran there on both sides; names: of the sides."""
     prompt = f"prompt {place.prompt}, " if names_prompt else ""
     start = f"The first module whose output differs is {_code(place.module)}, at {prompt}position {place.position}."
+    return f"{start} {opening(ops_in_words(place, names))}"
+
+
+def ops_in_words(place: KernelPlace, names: tuple[str, str] | None = None) -> str:
+    """Say what ran where the first module differs; names: of the sides, to say in what shapes."""
     pairs = list(place.kernels.itertuples(index=False))
     adding = [pair for pair in pairs if pair.is_reducing]
-    if not pairs:
-        return f"{start} No kernel was seen there."
     if not adding:
-        return f"{start} No matmul or reduction was launched there: {_few(_code(pair.name) for pair in pairs)}."
-    ran = _few(_with_shapes(pair, names) for pair in adding)
-    return f"{start} Ops launched after the last module with equal output: {ran}."
+        others = f": {_few(_code(pair.name) for pair in pairs)}" if pairs else ""
+        return f"no matmul or reduction was launched in the first module that differs{others}."
+    ran = _few(_with_shapes(pair, names) if names else _code(pair.name) for pair in adding)
+    return f"matmuls and reductions between the last equal module and the first that differs: {ran}."
 
 
 def _with_shapes(pair: Any, names: tuple[str, str]) -> str:
-    """Name a kernel with the side that alone ran it, or with a shape that each side alone gave it."""
+    """Name a kernel with the side that alone ran it, or with the shape or count of shapes that each side alone has."""
     sides = pair.reference_details, pair.variant_details
-    shapes = [next((each for each in one if each not in other), "") for one, other in (sides, sides[::-1])]
-    shapes = [shape_in_words(shape) for shape in shapes if shape]
+    own = [[each for each in one if each not in other] for one, other in (sides, sides[::-1])]
+    shapes = [shape_in_words(each[0]) if len(each) == 1 else f"{len(each)} shapes" for each in own if each]
     facts = [f"only in {_code(names[pair.only == 'variant'])}"] if pair.only else []
     facts += [" vs ".join(shapes)] if shapes else []
     return _code(pair.name) + (f" ({', '.join(facts)})" if facts else "")

@@ -98,7 +98,7 @@ def says_little(row: Any) -> str:
     """Warn that a floor in 16 bits says little, if a pair is above it; else ''."""
     if row is None or row.ratio <= 1 or row.dtype not in NARROW:
         return ""
-    return f" {row.dtype} noise floors are unreliable in early layers; capture in float32 for finer resolution."
+    return f" In early layers a {row.dtype} noise floor is too small to be reliable; capture in float32."
 
 
 def sentence(run: RunReader, pair: int, table: pd.DataFrame, *, names_prompt: bool) -> str:
@@ -110,7 +110,7 @@ def sentence(run: RunReader, pair: int, table: pd.DataFrame, *, names_prompt: bo
     neq = int(along.loc[along["position"] == first.first_position, "neq"].sum())
     prompt = f"prompt {first.first_prompt}, " if names_prompt else ""
     text = (
-        f"**`{code(first.module)}`** ({kind_word(first.kind)}) **is the first module whose output differs, at"
+        f"**`{code(first.module)}`** ({kind_word(first.kind)}) **is the first module whose output differs at all, at"
         f" {prompt}position {first.first_position}**: {out_of(neq, first.elements // first.positions)} of its elements"
         " there."
     )

@@ -1,4 +1,4 @@
-"""Verdict of a pair as people read it: name, sentence, first divergence, size, next step, checks.
+"""Verdict of a pair as people read it: name, sentence, first divergence, RMS / noise floor, next step, checks.
 
 Reads stored verdicts only. A pair that was not judged is identical if its bits are, else undecided or not judged.
 """
@@ -45,7 +45,7 @@ _OF_LISTS = (RERUN, OWN_DTYPE)
 class Answer:
     """A pair's verdict in the order in which it is read.
 
-    name: a verdict or 'not judged'; place: first place of a fault, in words; size: in noise floors; next_command: it
+    name: a verdict or 'not judged'; place: first place of a fault, in words; size: RMS / noise floor; next_command: it
     would decide. Each is '' if there is none. not_run: titles of the checks that could be run and were not.
     """
 
@@ -61,8 +61,8 @@ class Answer:
 
     @property
     def facts(self) -> dict[str, str]:
-        """First divergence and size, those that there are."""
-        facts = {"first divergence": self.place, "size": self.size}
+        """First divergence and RMS / noise floor, those that there are."""
+        facts = {"first divergence": self.place, "RMS / noise floor": self.size}
         return {name: value for name, value in facts.items() if value}
 
     @property
@@ -79,7 +79,7 @@ class Answer:
 
     @property
     def not_run_line(self) -> str:
-        """`Not run: rerun, own dtype.`; '' if every check was."""
+        """`Not run: rerun, compute dtype.`; '' if every check was."""
         return f"Not run: {', '.join(self.not_run)}." if self.not_run else ""
 
 
@@ -143,14 +143,14 @@ def _place(run: RunReader, pair: StoredPair, evidence: Sequence[Evidence]) -> st
 
 
 def size_of(pair: StoredPair, evidence: Sequence[Evidence]) -> str:
-    """`0.94x the noise floor in float32 (limit 4x)`: the noise ratio of a verdict, '' if there is none."""
+    """`0.94x in float32 (limit 4x)`: the noise ratio of a verdict, '' if there is none."""
     ratio = pair.noise_ratio
     if ratio is None:
         return ""
     figures = next((row.figures for row in evidence if getattr(row.figures, "noise_ratio", None) == ratio), None)
     dtype, limit = (getattr(figures, name, None) for name in ("compute_dtype", "largest_ratio_allowed"))
     in_dtype, at_most = f" in {dtype}" if dtype else "", f" (limit {number(limit)}x)" if limit else ""
-    return f"{multiple(ratio)} the noise floor{in_dtype}{at_most}"
+    return f"{multiple(ratio)}{in_dtype}{at_most}"
 
 
 def _used_controls(evidence: Sequence[Evidence]) -> frozenset[str]:

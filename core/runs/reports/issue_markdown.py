@@ -40,7 +40,7 @@ def issue_text(run: RunReader, pairs: Sequence[StoredPair], address: str) -> str
         parts.append(fold(plural(len(others), "other variant"), of_others))
     details = [*_prompts(run, pair), *_reproduction(run), _provenance(run)]
     parts.append(fold("Prompt, how to reproduce, versions", details))
-    parts.append(fold("All figures and checks", _details(run, pair, answer)))
+    parts.append(fold("All metrics and checks", _details(run, pair, answer)))
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -60,8 +60,8 @@ def origin(run: RunReader) -> dict[str, str]:
         "dtype": header.compute_dtype,
         "device": f"{about.device} ({about.device_name})" if about.device_name else about.device,
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
-        "size": f"{plural(len(header.prompts), 'prompt')}, {plural(header.rows, 'position')}"
-        + (f", {header.vocab:,} tokens" if header.vocab else ""),
+        "shape": f"{plural(len(header.prompts), 'prompt')}, {plural(header.rows, 'position')}"
+        + (f", vocabulary {header.vocab:,}" if header.vocab else ""),
         "captured" if about.kind == "capture" else "uploaded": f"{run.created:%Y-%m-%d %H:%M} UTC",
         "note": about.note,
     }
@@ -90,11 +90,11 @@ def _reproduction(run: RunReader) -> list[str]:
         what = "Uploaded logits have" if about.kind == "upload" else "This run has"
         if run.header.k is not None:
             return [
-                f"{what} no CLI command to repeat; attach the run file.",
+                f"{what} no CLI command that reproduces it; attach the run file.",
                 block(f"ulpscope ingest {run.path.name}", "sh"),
             ]
         commands = f"ulpscope export {run.run_id} logits.npz\nulpscope compare logits.npz"
-        return [f"{what} no CLI command to repeat; attach logits.npz from the first command.", block(commands, "sh")]
+        return [f"{what} no CLI command that reproduces it. Export and attach logits.npz.", block(commands, "sh")]
     command, prompts = typed
     notes, lines = [], []
     if about.model in PACKAGED:
@@ -116,7 +116,7 @@ def _pair(run: RunReader, pair: StoredPair, answer: Answer) -> list[str]:
         f"### {code(pair.variant)} vs {code(pair.reference)}: {plain(answer.name)}",
         plain(answer.sentence),
         f"Next: {code(answer.next_command)}" if answer.next_command else "",
-        facts({name: plain(value) for name, value in answer.facts.items()} | headline(run, pair), "figure"),
+        facts({name: plain(value) for name, value in answer.facts.items()} | headline(run, pair), "metric"),
         _flips(run, pair, positions[positions["is_flip"]]) if pair.summary.flips else "",
     ]
 
@@ -143,7 +143,7 @@ def headline(run: RunReader, pair: StoredPair) -> dict[str, str]:
     figures = {
         "flips": f"{summary.flips:,} of {plural(header.rows, 'position')} ({percent(summary.flips / header.rows)})",
         "logits that differ": out_of(summary.neq, header.rows * header.vocab),
-        "rms difference": f"{number(summary.rms_row_ulps, 3)} row ULPs of {header.compute_dtype}{logits}",
+        "RMS difference": f"{number(summary.rms_row_ulps, 3)} row ULPs of {header.compute_dtype}{logits}",
         "largest difference": f"{number(summary.max_abs)} logits, {number(summary.max_row_ulps, 3)} row ULPs{logits}",
         "KL, nats": f"mean {number(summary.mean_kl, 3)}, max {number(summary.max_kl, 3)}{kl_over}",
     }
@@ -162,14 +162,14 @@ def _details(run: RunReader, pair: StoredPair, answer: Answer) -> list[str]:
     histogram = run.histogram(pair.index)
     median, most = (number(ulp_percentile(histogram, share)) for share in (0.5, 0.99))
     figures = {
-        "rms difference": f"{number(summary.rms)} logits",
+        "RMS difference": f"{number(summary.rms)} logits",
         "ULPs": (
             f"median {median}, 99th percentile {most}, mean {three_digits(summary.mean_ulps)}, max"
             f" {summary.max_ulps:,} ULPs of {dtype}"
         ),
         "near ties": f"{summary.near_ties:,} ({plural(summary.ties, 'exact tie')})",
     }
-    return [*shown_checks, facts(figures, "figure")]
+    return [*shown_checks, facts(figures, "metric")]
 
 
 def _prompts(run: RunReader, pair: StoredPair) -> list[str]:
@@ -208,4 +208,4 @@ def _flips(run: RunReader, pair: StoredPair, flips: pd.DataFrame) -> str:
         rows.append((place, *tokens, " / ".join(ulps), number(row.max_abs)))
     count = f" ({len(rows)} of {len(flips):,})" if len(rows) < len(flips) else ""
     sides = code(pair.reference), code(pair.variant)
-    return table((f"flip at position{count}", *sides, "margins, ULPs", "max difference there"), rows)
+    return table((f"flip at position{count}", *sides, "margins, ULPs", "largest difference there"), rows)

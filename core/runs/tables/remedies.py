@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from ...text import number
+from ...text import number, percent
 from ..file.database import Database
 from ..file.table import Table, columns_of_record
 
@@ -91,5 +91,5 @@ def advice(rows: Sequence[RemedyRow]) -> str:
 
 def _effect(row: RemedyRow, effect: str) -> str:
     if row.reference_share is not None and row.variant_share is not None:
-        effect += f", throughput {row.reference_share:.2f}x (reference) and {row.variant_share:.2f}x (variant)"
+        effect += f", throughput {percent(row.reference_share)} (reference), {percent(row.variant_share)} (variant)"
     return f"{row.name}: {effect}."

@@ -47,7 +47,7 @@ def test_near_ties_are_listed_too_when_asked_for_and_that_is_in_the_address():
     assert (len(found), int(found["is_flip"].sum())) == (79, 4)
     assert "in 729 positions" in page_text(app)
     linked = opened(list="flips-and-near-ties", prompt="1", position="142")  # a near tie without a flip
-    assert "How close it was" in page_text(linked)
+    assert "Margin." in page_text(linked)
     assert "is no flip" in page_text(opened(prompt="1", position="142"))
 
 
@@ -62,10 +62,10 @@ TOP = pd.DataFrame({"token_id": [1, 2], "reference_logit": [4.0, 3.5], "variant_
 @pytest.mark.parametrize(
     ("here", "expected"),
     [
-        ({}, "reference 0.5 logits (4 ULPs), variant 0.75 logits (6 ULPs). Logits here moved by up to 0.25."),
-        ({"variant_margin": 0.125, "variant_margin_ulps": 1}, "variant 0.125 logits (1 ULP)"),
-        ({"reference_margin": 0.0}, "any difference decides"),
-        ({"is_flip": True, "variant_token": 2}, "+0.5 → -0.25"),
+        ({}, "0.5 logits (4 ULPs) on the reference, 0.75 logits (6 ULPs) on the variant."),
+        ({"variant_margin": 0.125, "variant_margin_ulps": 1}, "0.125 logits (1 ULP) on the variant"),
+        ({"reference_margin": 0.0}, "0 (exact tie) on the reference"),
+        ({"is_flip": True, "variant_token": 2}, "+0.5 on the reference, -0.25 on the variant"),
         ({"could_flip": False, "max_abs": 0.125}, "so a flip is impossible here."),
         ({"could_flip": False, "max_abs": 0.125, "is_flip": True}, "the figures contradict each other"),
         ({"nonfinite_mismatch": 3}, "3 logits here NaN or infinite on one side only"),
@@ -91,4 +91,4 @@ def test_a_run_without_flips_says_how_close_it_came_and_still_offers_its_near_ti
     assert not app.exception
     assert table(app)["position"].tolist() == [1]
     next(button for button in app.button if "first near tie" in button.label).click().run()
-    assert "How close it was" in page_text(app)
+    assert "Margin." in page_text(app)

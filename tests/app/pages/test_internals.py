@@ -49,11 +49,11 @@ def continued(built, own_store, monkeypatch) -> str:
 def test_layers_open_with_the_first_module_and_position_that_differ(growing):
     app = open_page("layers", run=growing, prompt="1")
     assert app.query_params["tab"] == "layers"
-    assert "first module whose output differs, at position 3**: 1 of 8 (12.5%)" in page_text(app)
+    assert "first module whose output differs at all, at position 3**: 1 of 8 (12.5%)" in page_text(app)
     assert metrics(app) == {
         "First difference": "layer 0",
         "Logits that differ": "2.5%",
-        "Max rms / noise floor": "0.632",
+        "Max RMS / noise floor": "0.632x",
         "Positions compared": "5 of 5",
     }
     assert len(figures_of(app)) == 3
@@ -89,7 +89,7 @@ def test_a_run_without_modules_gives_the_command_that_supplies_them(own_store):
 
 def test_a_pair_that_only_a_zero_floor_sets_apart_is_not_called_near_its_floor(own_store):
     app = open_page("layers", run=layer_run(own_store, {(0, 0, 0): 1}))  # the embedding: no reordering moves it
-    assert metrics(app)["Max rms / noise floor"] == "floor is 0"
+    assert metrics(app)["Max RMS / noise floor"] == "floor is 0"
     assert "no reordering does" in page_text(app)
 
 
@@ -102,10 +102,11 @@ def test_caches_show_how_much_differs_and_where_it_begins(own_store):
     app = open_page("kv_cache", run=kv_run(own_store, parts, lengths=(74,)))
     assert app.query_params["tab"] == "kv_cache"
     assert "13,086 of 151,552 (8.6%) elements differ" in page_text(app)
-    assert "first in layer 0's keys" in page_text(app)
+    assert "first in layer 0 (keys" in page_text(app)
     assert "13,086 of 75,776** elements of layer 0's keys" in page_text(app)
     assert app.metric[0].help == "13,086 of 75,776"
-    assert {"Keys differ": "17.3%", "Values differ": "0.0%", "First layer": "0"}.items() <= metrics(app).items()
+    shown = {"Keys that differ": "17.3%", "Values that differ": "0.0%", "First differing layer": "0"}
+    assert shown.items() <= metrics(app).items()
 
 
 def test_figures_are_of_the_prompt_or_of_all_prompts(continued, built):
@@ -173,7 +174,7 @@ def test_the_page_begins_where_the_sides_begin_to_differ_and_counts_come_after(o
 def test_remedies_are_a_table_with_the_advice_above_it(own_store):
     app = open_page("mitigations", run=remedy_run(own_store))
     (table,) = [frame.value for frame in app.dataframe if "variant_share" in frame.value]
-    assert table["name"].tolist() == ["baseline", "float32", "batch-invariant kernels"]
+    assert table["mitigation"].tolist() == ["baseline", "float32", "batch-invariant kernels"]
     assert table["variant_share"].tolist() == [1.0, 0.6, 0.75]
     assert advice(ROWS) in page_text(app)
     assert ROWS[2].refusal in page_text(app)

@@ -65,10 +65,10 @@ def test_the_overview_has_the_figures_of_what_both_sent() -> None:
 @pytest.mark.usefixtures("store")
 def test_simple_causes_are_looked_for_when_they_are_asked_for() -> None:
     app = open_page("overview", run="apart")
-    assert "No common cause found." not in page_text(app)
+    assert "No common cause fits." not in page_text(app)
     app.session_state["causes"] = True
     app.run()
-    assert "No common cause found." in page_text(app)
+    assert "No common cause fits." in page_text(app)
 
 
 @pytest.mark.parametrize("page", PAGES)

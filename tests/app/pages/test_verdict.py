@@ -191,4 +191,4 @@ def test_a_model_that_a_file_names_is_shown_before_the_click(own_store):
     app = opened(run=judged_run(own_store, None, model="a-stranger/model", revision="refs/pr/7"))
     assert "Loads `a-stranger/model` at revision `refs/pr/7`" in page_text(app)
     assert "judge" in keys(app)
-    assert "Not run: rerun, own dtype, float32 comparison" in page_text(app)
+    assert "Not run: rerun, compute dtype, float32 comparison" in page_text(app)

@@ -69,7 +69,7 @@ def test_a_run_without_a_request_of_its_own_has_no_such_command(about):
     assert not asks_for(about, "layers")
     assert "capture it with --layers" in how_to_have("layers", about)
     assert repeat_command(about) == ""
-    assert caveat(about, None).startswith("No command is offered") == (about.kind == "capture")
+    assert bool(caveat(about, None)) == (about.kind == "capture")
 
 
 def test_no_command_from_a_file_lets_a_model_run_its_own_code():

@@ -230,7 +230,7 @@ class _Suspect:
     def no_explanation(self) -> PrecisionVerdict:
         figures, says = (
             evidence.PrecisionsFigures(noise_ratio=self.ratio),
-            f"No lower precision explains '{self.side.name}'.",
+            f"No lower precision explains the difference of '{self.side.name}'.",
         )
         return self.verdict(Check.PRECISIONS, figures, NOTED, says)
 

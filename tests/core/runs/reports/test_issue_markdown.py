@@ -28,16 +28,16 @@ SHOWN = """\
 
 In float32 the pair is 0.96 times this model's own rounding floor, and no position stands out.
 
-| figure |  |
+| metric |  |
 | --- | --- |
-| size | 0.96x the noise floor in float32 (limit 4x) |
+| RMS / noise floor | 0.96x in float32 (limit 4x) |
 | flips | 2 of 96 positions (2.1%) |
 | logits that differ | 1,789 of 6,144 (29.1%) |
-| rms difference | 0.0762 row ULPs of bfloat16 |
+| RMS difference | 0.0762 row ULPs of bfloat16 |
 | largest difference | 0.1875 logits, 1.5 row ULPs |
 | KL, nats | mean 9.16e-05, max 0.00439 |
 
-| flip at position | `prefill` | `decode` | margins, ULPs | max difference there |
+| flip at position | `prefill` | `decode` | margins, ULPs | largest difference there |
 | --- | --- | --- | --- | --- |
 | 10 | 0 `' w0'` | 1 `' w1'` | 1 / 1 | 0.1875 |
 | 70 | 0 `' w0'` | 1 `' w1'` | 1 / 1 | 0.1875 |
@@ -147,7 +147,7 @@ def test_every_verdict_is_reported_with_every_row_it_rests_on_and_at_most_25_lin
 def test_a_report_of_a_pair_that_was_not_judged_says_so_and_guesses_nothing(store):
     text = report(store, judged_run(store, None))
     assert "vs `prefill`: not judged" in text
-    assert "Not run: rerun, own dtype, float32 comparison." in text
+    assert "Not run: rerun, compute dtype, float32 comparison." in text
     text = report(store, judged_run(store, None, kind="upload", request=None))
     assert "vs `prefill`: undecided" in text
 
@@ -155,14 +155,14 @@ def test_a_report_of_a_pair_that_was_not_judged_says_so_and_guesses_nothing(stor
 def test_an_answer_has_size_place_and_the_checks_that_can_still_be_run(store):
     with RunReader(store.path_of(judged_run(store, "bug suspected"))) as run:
         answer = answer_of(run, run.pairs[0])
-    assert answer.facts == {"first divergence": "position 32", "size": "24.3x the noise floor in float32 (limit 4x)"}
+    assert answer.facts == {"first divergence": "position 32", "RMS / noise floor": "24.3x in float32 (limit 4x)"}
     assert (answer.next_command, answer.not_run) == ("", ())
     assert [row for _, row in answer.titled_checks] == CASES["bug suspected"][2]
     run_id = judged_run(store, None, kind="upload", request=None)
     with RunReader(store.path_of(run_id)) as run:
         answer = answer_of(run, run.pairs[0])
     assert answer.next_command == f"ulpscope verdict {run_id} --float32 PAIR_IN_FLOAT32.npz"
-    assert answer.not_run == ("sampler", "rerun", "neighbors", "own dtype", "float32 comparison")
+    assert answer.not_run == ("sampler", "rerun", "neighbors", "compute dtype", "float32 comparison")
 
 
 @pytest.mark.parametrize(
