@@ -290,20 +290,20 @@ def _layers(run: RunReader, pair: StoredPair) -> Markup:
         blocks = modules.loc[modules["kind"] == layers.RESIDUAL, "block"]
         ends = {float(row): str(block) for row, block in blocks[:: -(-len(blocks) // 12) or 1].items()}
         x = Axis("execution order; ticks: end of each layer", -0.5, max(len(modules), 2) - 0.5, labels=ends)
-        y = Axis("rms of the difference", float(known.min()) / 2, float(known.max()) * 2, is_log=True)
+        y = Axis("RMS difference", float(known.min()) / 2, float(known.max()) * 2, is_log=True)
 
         def path(values: np.ndarray, kind: str) -> Markup:
             return line([x.at(row) for row in streams], [y.at(v) if v > 0 else np.nan for v in values[streams]], kind)
 
         marks = [path(floor, "limit"), path(rms, "stream")]
         for row in np.flatnonzero(rms > 0):
-            title = f"{modules['module'].iloc[row]}: rms {number(rms[row], 3)}, noise floor {number(floor[row], 3)}"
+            title = f"{modules['module'].iloc[row]}: RMS {number(rms[row], 3)}, noise floor {number(floor[row], 3)}"
             marks.append(dot(x.at(row), y.at(rms[row]), "reference", clip(title, 200)))
         legend = {"reference": "module", "stream": "after each layer, then logits"}
         legend |= {"limit": "noise floor"} if (floor > 0).any() else {}
-        parts.append(chart("rms of the difference of every module, log scale", x, y, marks, legend))
+        parts.append(chart("RMS difference of every module, log scale", x, y, marks, legend))
     listed = modules.assign(kind=modules["kind"].map(layers.kind_word)).head(MOST_MODULES)
-    titles = {"module": "module", "kind": "kind", "neq_share": "share that differs", "rms": "rms"}
-    titles |= {"floor_rms": "noise floor, rms", "ratio": "rms / noise floor", "max_row_ulps": "max row ULPs"}
+    titles = {"module": "module", "kind": "kind", "neq_share": "share that differs", "rms": "RMS difference"}
+    titles |= {"floor_rms": "noise floor, RMS", "ratio": "RMS / noise floor", "max_row_ulps": "max row ULPs"}
     cut = f", {MOST_MODULES:,} of {len(modules):,}" if len(modules) > MOST_MODULES else ""
     return join([*parts, fold(f"Modules{cut}", listing(listed, titles, "Modules"))])
