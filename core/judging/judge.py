@@ -717,7 +717,7 @@ def _says(test: FloorTest, size: str, lengths: Sequence[int]) -> str:
     place = f"{multiple(most.worst)} at {most.kind} {most.worst_place}"
     if most is test.position:
         first, is_one = place_in_words(int(test.outliers[0]), lengths), len(test.outliers) == 1
-        place = f"{multiple(most.worst)} at {first}" if is_one else f"up to {multiple(most.worst)} from {first} on"
+        place = f"{multiple(most.worst)} at {first}" if is_one else f"up to {multiple(most.worst)} from {first}"
     return f"{size}, but {place} (limit for rounding: {most.limit:.3g}x)."
 
 
