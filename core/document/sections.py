@@ -18,7 +18,7 @@ from ..runs.reader import RunReader, StoredPair
 from ..runs.reports.issue_markdown import headline
 from ..text import clip, number, opening, percent, plural, visible
 from .charts import Axis, bar, chart, dot, line, picture
-from .markup import Markup, element, facts, fold, join, prose, table
+from .markup import Markup, element, facts, fold, join, prose, scrolling, table
 
 MOST_POSITIONS = 1500  # of a pair: 0.8 KB each
 MOST_FLIPS = 100
@@ -26,6 +26,7 @@ MOST_MODULES = 600
 MOST_CELLS = 320  # of a side of the heatmap: a cell has a pixel on a phone
 MOST_READ = 1 << 22  # cells of the run's pyramid
 _FEW = 400  # differing cells that are drawn three times as wide and tall
+_MOST_STRIPS = 8  # with their headings; more are in a box that scrolls
 _TOP = 3  # tokens of a side at a flip
 _LONGEST_TOKEN = 60  # characters
 _ABOUT = {"": "'s argmax", "_margin": "'s margin"}  # of either side, in the table of positions
@@ -172,7 +173,7 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Markup:
     return join(
         [
             element("p", cut) if len(shown) < len(figures) or header.is_long else "",
-            *parts,
+            join(parts) if len(parts) <= _MOST_STRIPS else scrolling(join(parts), "Tokens"),
             element("p", shade.unit, *scale, element("b", shade.high or ""), *legend, class_="legend"),
             fold("Figures by position", listing(pd.concat(tables), titles, "Figures by position")),
         ]
