@@ -9,6 +9,7 @@ import typer
 from msgspec.structs import asdict
 
 from ..command_name import COMMAND
+from ..document.page import html_file
 from ..errors import StoreError, UsageError
 from ..runs.dumps.export import export_npz, exporting
 from ..runs.reader import RunReader
@@ -93,8 +94,6 @@ def export(
     with RunReader(path) as run:
         names = [side.name for side in run.sides]
         if html:
-            from ..document.page import html_file  # imports pandas, a third of a second
-
             content = html_file(run).encode()
             with exporting(html, overwrite=overwrite) as output:
                 output.write(content)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from ..numerics import pyramid
 from ..numerics.mismatch import ICEPOP, TIS
@@ -19,6 +18,9 @@ from ..runs.reports.issue_markdown import headline
 from ..text import clip, number, opening, percent, plural, visible
 from .charts import Axis, bar, chart, dot, line, picture
 from .markup import Markup, element, facts, fold, join, prose, scrolling, table
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MOST_POSITIONS = 1500  # of a pair: 0.8 KB each
 MOST_FLIPS = 100
@@ -79,6 +81,8 @@ def _checks(answer: Answer) -> Markup:
 
 
 def _rollouts(run: RunReader) -> Markup:
+    import pandas as pd
+
     figures, bins = (pd.DataFrame(rows) for rows in (mismatch.figures_of(run), mismatch.summary(run, "histogram")))
     titles = {"name": "figure", "value": "value", "low": "95 % interval, from", "high": "to", "unit": "unit"}
     span = max(1.0, float(bins["r"].abs().max()) + 0.1)
@@ -135,6 +139,8 @@ def _around(figures: pd.DataFrame) -> pd.DataFrame:
 
 
 def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Markup:
+    import pandas as pd
+
     header, shown = run.header, _around(figures)
     shade = heat(shown, "largest difference", header.compute_dtype, header.unit)
     shown = shown.assign(level=shade.levels, link=shown["is_flip"] & (figures["is_flip"].cumsum() <= MOST_FLIPS))
