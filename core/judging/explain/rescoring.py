@@ -74,9 +74,10 @@ class Rescoring:
         return np.maximum(self.floor, max(float(np.median(self.floor)), 1e-300))
 
     def outliers(self, side: int) -> NDArray[np.bool_]:
-        """Return the rows of a side that are far from the model; none if they are many. [rows]"""
+        """Return the rows by which a side is far from the model; none if it is not, or if they are many. [rows]"""
         is_far = self.squares[-2 + side] > LISTS.at_a_place**2 * self.scale
-        return is_far if is_far.mean() <= _FEW else np.zeros_like(is_far)
+        counts = self.ratios[1 + side] > LISTS.over_all and is_far.mean() <= _FEW
+        return is_far if counts else np.zeros_like(is_far)
 
     def ratio(self, side: int) -> float:
         """Return a side's distance without outliers, in noise floors."""

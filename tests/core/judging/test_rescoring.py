@@ -90,6 +90,9 @@ def test_a_few_tokens_far_off_do_not_decide_about_the_others():
     agrees, some = explain_rescored(scores(side(1, 8), trainer, 8, BOTH))
     assert (agrees.name, agrees.parameters["agrees"]["trainer"]) == ("rounding", ["step_1"])
     assert (some.name, some.parameters) == ("some tokens", {"tokens": 9, "sequence": 7})
+    trainer = side(1, 8)
+    trainer[311] -= 0.15  # the tail of rounding: 10 noise floors once in 400
+    assert len(explain_rescored(scores(side(1, 8), trainer, 8, BOTH))) == 1
 
 
 def test_a_model_whose_values_never_change_has_no_floor():
