@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import UlpscopeError, UsageError
+from ..evals import are_samples
 from ..judging.ingest import describe, temporary_run
 from ..judging.ingest import ingest as ingest_dump
 from ..numerics.divergence import COMPILING, is_compiled, prepare
@@ -30,7 +31,7 @@ from ..runs.rollouts.files import files_in
 from ..runs.store.store import open_store
 from ..text import clean, plural
 from . import options
-from .corpus import corpus_json, print_corpus
+from .corpus import corpus_json, print_corpus, print_samples, samples_json
 from .mismatch import As, mismatch_of, print_mismatch
 from .tables import print_reports
 from .terminal.console import announce, err, out, print_facts, print_json, print_records, print_text, steps
@@ -66,7 +67,8 @@ def compare(
 ) -> None:
     """Compare logits: two dumps, the arrays (sides) of one dump, server responses, or a stored run.
 
-    Two files of llama.cpp's --kl-divergence-base have the statistics of llama-perplexity (docs/guides/corpora.md).
+    Two files of llama.cpp's --kl-divergence-base have the statistics of llama-perplexity, and two of lm-eval's samples
+    the answers that changed (docs/guides/corpora.md).
 
     With --fail-on it is a CI gate over every variant (docs/guides/gates.md):
 
@@ -77,7 +79,14 @@ def compare(
         raise UsageError("--junit and --markdown report a gate; add --fail-on.")
     files = files_in([Path(name) for name in names])
     taken_as = {"compute_dtype": compute_dtype, "reference": reference, "holds": holds}
-    if are_logs(files) and not conditions and not positions and not any(taken_as.values()):
+    is_plain = not (conditions or positions or variant or framework or any(taken_as.values()))
+    if are_samples(files):
+        if not is_plain:
+            raise UsageError("Samples of lm-eval have no logits; leave out every option but --json.")
+        changes = samples_json(files)
+        (print_json if as_json_ else print_samples)(changes)
+        return
+    if are_logs(files) and is_plain:
         with steps() as say:
             corpus = corpus_json(files, partial(say, "comparing"))
         (print_json if as_json_ else print_corpus)(corpus)

@@ -1,0 +1,156 @@
+"""Two files of lm-eval's `--log_samples` (lm_eval/loggers/evaluation_tracker.py): which answers changed, at which
+margin, and how many are near ties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import DumpError
+from .numerics.mismatch import Figure, Sequences, intervals
+from .runs.dumps.arrays import foreign_errors
+from .runs.topk.files import side_names
+from .runs.topk.payloads.bounded_json import documents, open_plain
+from .text import clean
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_START = b'{"doc_id":'
+_NEAR = 2  # median changes of a document's scores; that of a margin is 1.4 if choices move independently
+_Key = tuple[str, str]  # filter, doc_id
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A line of a file. logliks: of each choice, empty of a generation, whose answer is its text."""
+
+    hashes: tuple[str, str]  # of document and prompt
+    target: str
+    metrics: dict[str, float]
+    logliks: NDArray[np.float64]
+    choices: tuple[str, ...]
+    text: str
+
+    def scores(self, metric: str) -> NDArray[np.float64]:
+        """Return what the argmax of a metric is over, as in `process_results` of lm_eval/api/task.py: nats, of acc_norm
+        per character; [choices], NaN for other metrics.
+        """
+        if metric not in ("acc", "acc_norm") or len(self.choices) < 2:
+            return np.full(2, np.nan)
+        lengths = [max(1, len(choice)) if metric == "acc_norm" else 1 for choice in self.choices]
+        return self.logliks / lengths
+
+
+def are_samples(paths: Sequence[Path]) -> bool:
+    """Return whether these are two files of lm-eval's samples, by their first bytes."""
+    return len(paths) == 2 and all(path.is_file() and _begins(path) for path in paths)
+
+
+def _begins(path: Path) -> bool:
+    try:
+        with open_plain(path) as file:
+            return file.read(len(_START)) == _START
+    except DumpError:
+        return False
+
+
+def read_samples(path: Path) -> dict[_Key, Sample]:
+    """Return the samples of a file by filter and document.
+
+    Raises:
+        DumpError: a line is no sample, or a document occurs twice.
+    """
+    samples: dict[_Key, Sample] = {}
+    for source, line in documents(path):
+        with foreign_errors(source, "a sample of lm-eval"):
+            key = str(line.get("filter", "none")), str(line["doc_id"])
+            sample = _sample(line)
+        if key in samples:
+            raise DumpError(f"{source}: document {clean(key[1])} occurs twice; expected a file of one evaluation.")
+        samples[key] = sample
+    return samples
+
+
+def _sample(line: dict[str, Any]) -> Sample:
+    responses, arguments = line["filtered_resps"], line["arguments"]
+    is_scored = all(isinstance(each, list) and len(each) == 2 for each in responses)
+    logliks = np.array([float(each[0]) for each in responses] if is_scored else [])
+    choices = [str(arguments[f"gen_args_{n}"]["arg_1"]).removeprefix(" ") for n in range(len(logliks))]
+    if "acc_mutual_info" in line["metrics"]:  # the unconditional ones follow
+        choices = choices[: len(choices) // 2]
+    numbers = {name: line[name] for name in line["metrics"] if isinstance(line[name], int | float)}
+    hashes = str(line.get("doc_hash", "")), str(line.get("prompt_hash", ""))
+    metrics = {name: float(value) for name, value in numbers.items()}
+    return Sample(hashes, str(line["target"]), metrics, logliks[: len(choices)], tuple(choices), str(responses))
+
+
+def compare_samples(paths: Sequence[Path]) -> dict[str, Any]:
+    """Return scores by metric and filter, and the answers that changed, the largest margin first.
+
+    Raises:
+        DumpError: a file is damaged, or the files are of other documents.
+    """
+    import pandas as pd
+
+    reference, variant = (read_samples(path) for path in paths)
+    pairs = {key: (sample, variant[key]) for key, sample in reference.items() if key in variant}
+    if not pairs or any(a.hashes[0] != b.hashes[0] for a, b in pairs.values()):
+        raise DumpError(f"{clean(paths[1].name)}: has other documents than {clean(paths[0].name)}; expected one task.")
+    table = pd.DataFrame([_compare(key, metric, *pair) for key, pair in pairs.items() for metric in pair[0].metrics])
+    group = table.groupby(["filter", "metric"], sort=False)
+    table["near_tie"] = table["margin"] <= _NEAR * group["move"].transform("median")
+    table["change"] = table["variant_score"] - table["reference_score"]
+    is_changed = (table["reference_answer"] != table["variant_answer"]) | (table["change"] != 0)
+    changed = table[is_changed].sort_values("margin", ascending=False)
+    return {
+        **dict(zip(("reference", "variant"), side_names(paths), strict=True)),
+        "samples": len(pairs),
+        "left_out": len(reference) + len(variant) - 2 * len(pairs),
+        "other_prompts": sum(a.hashes[1] != b.hashes[1] for a, b in pairs.values()),
+        "scores": [_score(rows.assign(changed=is_changed)) for _, rows in group],
+        "changed": changed.drop(columns=["move", "change"]).to_dict("records"),
+    }
+
+
+def _compare(key: _Key, metric: str, a: Sample, b: Sample) -> dict[str, Any]:
+    """Return answers and scores of a document on both sides. margin: the smaller one, NaN if unknown; move: rms change
+    of what the margins are of, NaN if there is none.
+    """
+    scores = a.scores(metric), b.scores(metric)
+    is_known = len(scores[0]) == len(scores[1]) and not np.isnan(scores).any()
+    answers = [int(each.argmax()) for each in scores] if is_known else [a.text, b.text]
+    return {
+        "metric": metric,
+        "filter": key[0],
+        "doc_id": key[1],
+        "target": a.target,
+        "reference_answer": answers[0],
+        "variant_answer": answers[1],
+        "reference_score": a.metrics[metric],
+        "variant_score": b.metrics.get(metric, np.nan),
+        "margin": min(float(np.diff(np.sort(each)[-2:])[0]) for each in scores) if is_known else np.nan,
+        "move": float(np.sqrt(np.mean((scores[1] - scores[0]) ** 2))) or np.nan if is_known else np.nan,
+    }
+
+
+def _score(rows: pd.DataFrame) -> dict[str, Any]:
+    """Return a metric on both sides over all documents, with the 95 % interval of its change."""
+    change = rows["change"].to_numpy()
+    sequences = Sequences(np.ones(len(rows), np.int64), {"change": change}, {})
+    ((low, high),) = intervals(sequences, [Figure("change", "", lambda b: b.mean("change"))])
+    return {
+        **rows.iloc[0][["metric", "filter"]],
+        **{side: float(rows[f"{side}_score"].mean()) for side in ("reference", "variant")},
+        **{"change": float(change.mean()), "low": low, "high": high},
+        **{"lower": int((change < 0).sum()), "higher": int((change > 0).sum()), "changed": int(rows["changed"].sum())},
+        "changed_near_ties": int((rows["changed"] & rows["near_tie"]).sum()),
+        "near_ties": int(rows["near_tie"].sum()),
+        "median_move": float(rows["move"].median()),
+    }

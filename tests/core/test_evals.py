@@ -1,0 +1,86 @@
+"""Two files of lm-eval's `--log_samples`, as its evaluation tracker writes them (every number in `filtered_resps` is a
+text).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core.errors import DumpError
+from core.evals import are_samples, compare_samples
+
+CHOICES = (" yes", " no, never", " it depends")
+RANDOM = np.random.default_rng(0)
+BASE = RANDOM.normal(-10, 3, (200, 3))
+MOVED = BASE + RANDOM.normal(0, 0.05, BASE.shape)
+MOVED[7] = BASE[7, [1, 0, 2]]  # no rounding
+GOLD = RANDOM.integers(0, 3, 200)
+
+
+def samples(path: Path, logliks: np.ndarray, prompt: str = "p") -> Path:
+    lines = []
+    for number, row in enumerate(logliks):
+        arguments = {f"gen_args_{n}": {"arg_0": "Q", "arg_1": choice} for n, choice in enumerate(CHOICES)}
+        lengths = np.array([len(choice) - 1 for choice in CHOICES])
+        correct = {"acc": row.argmax(), "acc_norm": (row / lengths).argmax()}
+        line = {"doc_id": number, "doc": {"q": number}, "target": str(GOLD[number]), "arguments": arguments}
+        line |= {"resps": [], "filtered_resps": [[str(each), "False"] for each in row], "filter": "none"}
+        line |= {"metrics": list(correct), "doc_hash": f"d{number}", "prompt_hash": prompt}
+        lines.append(line | {name: float(answer == GOLD[number]) for name, answer in correct.items()})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_changed_answers_have_margins_and_near_ties(tmp_path: Path) -> None:
+    paths = [samples(tmp_path / "one.jsonl", BASE), samples(tmp_path / "eight.jsonl", MOVED)]
+    assert are_samples(paths)
+    changes = compare_samples(paths)
+    for score, lengths in zip(changes["scores"], (np.ones(3), [len(each) - 1 for each in CHOICES]), strict=True):
+        a, b = BASE / lengths, MOVED / lengths
+        is_changed = a.argmax(axis=1) != b.argmax(axis=1)
+        change = (b.argmax(axis=1) == GOLD).mean() - (a.argmax(axis=1) == GOLD).mean()
+        margin = np.minimum(*(np.diff(np.sort(each), axis=1)[:, -1] for each in (a, b)))
+        is_near = margin <= 2 * np.median(np.sqrt(((b - a) ** 2).mean(axis=1)))
+        assert score["change"] == pytest.approx(change)
+        assert (score["changed"], score["near_ties"]) == (is_changed.sum(), is_near.sum())
+        assert score["changed_near_ties"] == (is_changed & is_near).sum()
+        assert score["low"] <= score["change"] <= score["high"]
+        rows = [row for row in changes["changed"] if row["metric"] == score["metric"]]
+        assert {row["doc_id"]: row["margin"] for row in rows} == pytest.approx(
+            {str(doc): margin[doc] for doc in np.flatnonzero(is_changed)}
+        )
+    assert (changes["changed"][0]["doc_id"], changes["changed"][0]["near_tie"]) == ("7", False)
+
+
+def test_generations_change_without_a_margin(tmp_path: Path) -> None:
+    paths = []
+    for name, answers in (("a", ("4", "5")), ("b", ("4", "6"))):
+        lines = [
+            {"doc_id": n, "target": "5", "arguments": {}, "filtered_resps": [text], "filter": "strict"}
+            | {"metrics": ["exact_match"], "exact_match": float(text == "5")}
+            for n, text in enumerate(answers)
+        ]
+        paths.append(tmp_path / f"{name}.jsonl")
+        paths[-1].write_text("".join(json.dumps(line) + "\n" for line in lines))
+    changes = compare_samples(paths)
+    (row,) = changes["changed"]
+    assert (row["doc_id"], row["variant_answer"]) == ("1", "['6']")
+    assert (changes["scores"][0]["change"], changes["scores"][0]["near_ties"]) == (-0.5, 0)
+
+
+def test_compare_prints_them(cli, tmp_path: Path) -> None:
+    paths = [samples(tmp_path / "one.jsonl", BASE), samples(tmp_path / "eight.jsonl", MOVED, "other prompt")]
+    report = json.loads(cli("compare", *paths, "--json").stdout)
+    assert (report["samples"], report["other_prompts"], report["variant"]) == (200, 200, "eight")
+    assert cli("compare", *paths, "--fail-on", "bits").returncode == 2
+    with paths[1].open("a") as file:
+        file.write(paths[1].read_text().splitlines()[3] + "\n")
+    with pytest.raises(DumpError, match="line 201: document 3 occurs twice"):
+        compare_samples(paths)
+    paths[1].write_text('{"doc_id": 3}\n{"doc_id": 4}\n')
+    with pytest.raises(DumpError, match="line 1"):
+        compare_samples(paths)
