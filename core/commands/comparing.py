@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import UlpscopeError, UsageError
-from ..evals import are_samples
 from ..judging.ingest import describe, temporary_run
 from ..judging.ingest import ingest as ingest_dump
 from ..numerics.divergence import COMPILING, is_compiled, prepare
@@ -31,7 +30,8 @@ from ..runs.rollouts.files import files_in
 from ..runs.store.store import open_store
 from ..text import clean, plural
 from . import options
-from .corpus import corpus_json, print_corpus, print_samples, samples_json
+from .corpus import corpus_json, print_corpus
+from .evals import are_samples, compare_samples, print_samples
 from .mismatch import As, mismatch_of, print_mismatch
 from .tables import print_reports
 from .terminal.console import announce, err, out, print_facts, print_json, print_records, print_text, steps
@@ -83,7 +83,7 @@ def compare(
     if are_samples(files):
         if not is_plain:
             raise UsageError("Samples of lm-eval have no logits; leave out every option but --json.")
-        changes = samples_json(files)
+        changes = compare_samples(files)
         (print_json if as_json_ else print_samples)(changes)
         return
     if are_logs(files) and is_plain:

@@ -1,4 +1,4 @@
-"""Files that `compare` sums up without a run: two of llama.cpp's `--kl-divergence-base`, or of lm-eval's samples."""
+"""Two models over a corpus on a terminal: `compare` of two files of llama.cpp's `--kl-divergence-base`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..evals import compare_samples
 from ..numerics.corpus import statistics
 from ..runs.dumps.corpus import by_position, score_logs
 from ..runs.reports.report_json import plain_number
 from ..text import number, plural
-from .terminal.console import err, out, print_records, print_text, table_of
-
-_MOST_ANSWERS = 20
+from .terminal.console import out, print_records, table_of
 
 
 def corpus_json(files: Sequence[Path], on_progress: Callable[[int, int], None]) -> dict[str, Any]:
@@ -21,14 +18,14 @@ def corpus_json(files: Sequence[Path], on_progress: Callable[[int, int], None]) 
     tokens = score_logs(files, on_progress)
     tables = {"figures": statistics(tokens), "by_position": by_position(tokens)}
     names = {"reference": files[0].stem, "variant": files[1].stem}
-    return _plain(names | {"positions": len(tokens.kl), "chunks": int(tokens.document[-1]) + 1} | tables)
+    return plain_json(names | {"positions": len(tokens.kl), "chunks": int(tokens.document[-1]) + 1} | tables)
 
 
-def _plain(value: Any) -> Any:
+def plain_json(value: Any) -> Any:
     """Return a value with null for what is undefined."""
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list) else plain_number(value)
+        return {key: plain_json(each) for key, each in value.items()}
+    return [plain_json(each) for each in value] if isinstance(value, list) else plain_number(value)
 
 
 def print_corpus(corpus: dict[str, Any]) -> None:
@@ -44,19 +41,3 @@ def print_corpus(corpus: dict[str, Any]) -> None:
     columns = ("figure", "value", "±", "95 % interval over chunks", "unit")
     out.print(table_of(columns, rows, title=title, text=("figure", "unit")))
     print_records(corpus["by_position"], "by position in the context")
-
-
-def samples_json(files: Sequence[Path]) -> dict[str, Any]:
-    """Return what changed between two files of lm-eval's samples, with null for what is undefined."""
-    return _plain(compare_samples(files))
-
-
-def print_samples(changes: dict[str, Any]) -> None:
-    """Print scores, and the answers that changed."""
-    title = f"{changes['variant']} vs {changes['reference']}: {plural(changes['samples'], 'sample')}"
-    print_records(changes["scores"], title)
-    print_records(changes["changed"], "changed answers", most=_MOST_ANSWERS)
-    if changes["other_prompts"]:
-        print_text(f"note: the prompt differs at {plural(changes['other_prompts'], 'sample')}.", err)
-    if changes["left_out"]:
-        print_text(f"note: {plural(changes['left_out'], 'sample')} of one file alone left out.", err)

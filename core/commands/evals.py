@@ -1,5 +1,5 @@
-"""Two files of lm-eval's `--log_samples` (lm_eval/loggers/evaluation_tracker.py): which answers changed, at which
-margin, and how many are near ties.
+"""`compare` of two files of lm-eval's `--log_samples` (lm_eval/loggers/evaluation_tracker.py): which answers changed, at
+which margin, and how many are near ties.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import DumpError
-from .numerics.mismatch import Figure, Sequences, intervals
-from .runs.dumps.arrays import foreign_errors
-from .runs.topk.files import side_names
-from .runs.topk.payloads.bounded_json import documents, open_plain
-from .text import clean
+from ..errors import DumpError
+from ..numerics.mismatch import Figure, Sequences, intervals
+from ..runs.dumps.arrays import foreign_errors
+from ..runs.topk.files import side_names
+from ..runs.topk.payloads.bounded_json import documents, open_plain
+from ..text import clean, plural
+from .corpus import plain_json
+from .terminal.console import err, print_records, print_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
+_MOST_ANSWERS = 20  # on a terminal
 _START = b'{"doc_id":'
 _NEAR = 2  # median changes of a document's scores; that of a margin is 1.4 if choices move independently
 _Key = tuple[str, str]  # filter, doc_id
@@ -92,7 +95,7 @@ def _sample(line: dict[str, Any]) -> Sample:
 
 
 def compare_samples(paths: Sequence[Path]) -> dict[str, Any]:
-    """Return scores by metric and filter, and the answers that changed, the largest margin first.
+    """Return scores by metric and filter, and the answers that changed, the largest margin first; null if undefined.
 
     Raises:
         DumpError: a file is damaged, or the files are of other documents.
@@ -109,7 +112,7 @@ def compare_samples(paths: Sequence[Path]) -> dict[str, Any]:
     table["change"] = table["variant_score"] - table["reference_score"]
     is_changed = (table["reference_answer"] != table["variant_answer"]) | (table["change"] != 0)
     changed = table[is_changed].sort_values("margin", ascending=False)
-    return {
+    changes = {
         **dict(zip(("reference", "variant"), side_names(paths), strict=True)),
         "samples": len(pairs),
         "left_out": len(reference) + len(variant) - 2 * len(pairs),
@@ -117,6 +120,7 @@ def compare_samples(paths: Sequence[Path]) -> dict[str, Any]:
         "scores": [_score(rows.assign(changed=is_changed)) for _, rows in group],
         "changed": changed.drop(columns=["move", "change"]).to_dict("records"),
     }
+    return plain_json(changes)
 
 
 def _compare(key: _Key, metric: str, a: Sample, b: Sample) -> dict[str, Any]:
@@ -154,3 +158,14 @@ def _score(rows: pd.DataFrame) -> dict[str, Any]:
         "near_ties": int(rows["near_tie"].sum()),
         "median_move": float(rows["move"].median()),
     }
+
+
+def print_samples(changes: dict[str, Any]) -> None:
+    """Print scores, and the answers that changed."""
+    title = f"{changes['variant']} vs {changes['reference']}: {plural(changes['samples'], 'sample')}"
+    print_records(changes["scores"], title)
+    print_records(changes["changed"], "changed answers", most=_MOST_ANSWERS)
+    if changes["other_prompts"]:
+        print_text(f"note: the prompt differs at {plural(changes['other_prompts'], 'sample')}.", err)
+    if changes["left_out"]:
+        print_text(f"note: {plural(changes['left_out'], 'sample')} of one file alone left out.", err)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from core.errors import DumpError
-from core.evals import are_samples, compare_samples
+from core.commands.evals import are_samples, compare_samples
 
 CHOICES = (" yes", " no, never", " it depends")
 RANDOM = np.random.default_rng(0)
