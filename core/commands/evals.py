@@ -1,5 +1,5 @@
-"""`compare` of two files of lm-eval's `--log_samples` (lm_eval/loggers/evaluation_tracker.py): which answers changed, at
-which margin, and how many are near ties.
+"""`compare` of two files of lm-eval's `--log_samples` (lm_eval/loggers/evaluation_tracker.py): which answers changed,
+at which margin, and how many are near ties.
 """
 
 from __future__ import annotations

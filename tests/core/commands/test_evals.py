@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.errors import DumpError
 from core.commands.evals import are_samples, compare_samples
+from core.errors import DumpError
 
 CHOICES = (" yes", " no, never", " it depends")
 RANDOM = np.random.default_rng(0)
