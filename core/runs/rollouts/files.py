@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ...errors import DumpError, StoreError, UsageError
+from ...errors import DumpError, StoreError
 from ...text import clean, plural
 from ..file.database import Database
-from ..file.records import MAX_LISTED_ROWS
 from ..tables.rollouts import CHOSEN_TOKEN, SEQUENCE
 from ..topk.files import side_names
 from ..topk.placeholders import ROUNDING
@@ -190,17 +189,17 @@ def read_tokens(database: Database, paths: Sequence[Path], links: Sequence[Path]
             first, second = side_names(paths)
             return (first, second), _join(database, paths)
     union = " UNION ALL BY NAME ".join(f"SELECT * EXCLUDE (prompt) FROM {table}" for table in tables)
-    database.execute(f"CREATE TEMP TABLE arriving AS SELECT row_number() OVER () - 1 AS prompt, * FROM ({union})")
-    for table in tables:
-        database.execute(f"DROP TABLE {table}")
     twice = database.rows(
-        "SELECT name, step FROM arriving WHERE name IS NOT NULL GROUP BY name, step, environment"
+        f"SELECT name, step FROM ({union}) WHERE name IS NOT NULL GROUP BY name, step, environment"
         " HAVING count(*) > 1 LIMIT 1"
     )
     if twice:
         at = "" if twice[0][1] is None else f" of step {twice[0][1]}"
         raise DumpError(f"sequence '{clean(twice[0][0])}'{at} occurs twice; expected each once.")
-    return names, _trim(database)
+    note = _trim(database, union)
+    for table in tables:
+        database.execute(f"DROP TABLE {table}")
+    return names, note
 
 
 def _known_layout(path: Path) -> Layout:
@@ -209,28 +208,27 @@ def _known_layout(path: Path) -> Layout:
     return layout
 
 
-def _trim(database: Database) -> str:
-    """Cut each sequence to its response, from the first to the last token of the loss. -> a note"""
-    database.execute(
-        "CREATE TEMP TABLE trimmed AS SELECT *, coalesce(list_position(mask, true), 1) AS first_token,"
+def _trim(database: Database, rows: str, order: str = "") -> str:
+    """Make `arriving` of a query, each sequence cut to its response, from the first to the last token of the loss. -> a
+    note
+    """
+    places = (
+        "SELECT *, coalesce(list_position(mask, true), 1) AS first_token,"
         " len(token_ids) + 1 - coalesce(list_position(list_reverse(mask), true), 1) AS last_token,"
-        " mask IS NULL OR list_contains(mask, true) AS is_trained FROM arriving"
+        f" mask IS NULL OR list_contains(mask, true) AS is_trained FROM ({rows})"
     )
-    database.execute("DROP TABLE arriving")
-    ((dropped, kept),) = database.rows(
-        "SELECT count(*) FILTER (NOT is_trained), count(*) FILTER (is_trained) FROM trimmed"
-    )
-    if not kept:
+    counts = f"SELECT count(*) FILTER (NOT is_trained), count(*) FILTER (is_trained) FROM ({places})"
+    ((dropped, used),) = database.rows(counts)
+    if not used:
         raise DumpError("every token is masked out; expected some with a mask of 1.")
     facts = ", ".join(name for name in _FACTS if name != "prompt_token_ids")
     prompt = "list_slice(token_ids, 1, first_token - 1)::INTEGER[]"
     cut = ", ".join(f"list_slice({name}, first_token, last_token) AS {name}" for name in ("token_ids", "mask", *_LISTS))
     database.execute(
-        f"CREATE TEMP TABLE arriving AS SELECT row_number() OVER (ORDER BY prompt) - 1 AS prompt, {cut},"
+        f"CREATE TEMP TABLE arriving AS SELECT row_number() OVER ({order}) - 1 AS prompt, {cut},"
         f" {facts}, CASE WHEN first_token > 1 THEN to_json({prompt})::VARCHAR ELSE prompt_token_ids END"
-        " AS prompt_token_ids FROM trimmed WHERE is_trained"
+        f" AS prompt_token_ids FROM ({places}) WHERE is_trained"
     )
-    database.execute("DROP TABLE trimmed")
     return f"{plural(dropped, 'sequence')} without a token in the loss left out." if dropped else ""
 
 
@@ -259,14 +257,15 @@ def _join(database: Database, paths: Sequence[Path]) -> str:
         raise DumpError(f"{rows} have other `token_ids`{at}; expected values of the same tokens.")
     more = [name for name in ("mask", *_LISTS, *_FACTS) if name not in SIDES]
     merged = ", ".join(f"coalesce(a.{name}, b.{name}) AS {name}" for name in more)
-    database.execute(
-        "CREATE TEMP TABLE arriving AS SELECT row_number() OVER (ORDER BY a.prompt) - 1 AS prompt, a.token_ids,"
-        f" a.reference, b.reference AS variant, {merged} FROM file_0 a JOIN file_1 b USING ({key})"
+    rows = (
+        f"SELECT a.prompt, a.token_ids, a.reference, b.reference AS variant, {merged} FROM file_0 a JOIN file_1 b"
+        f" USING ({key})"
     )
+    note = _trim(database, rows, "ORDER BY prompt")
     database.execute("DROP TABLE file_0; DROP TABLE file_1")
     alone = counts[0][0] + counts[1][0] - 2 * shared
-    note = f"{plural(alone, 'sequence')} of one file alone left out." if alone else ""
-    return " ".join(filter(None, (note, _trim(database))))
+    of_one = f"{plural(alone, 'sequence')} of one file alone left out." if alone else ""
+    return " ".join(filter(None, (of_one, note)))
 
 
 def _table_of_file(database: Database, path: Path, link: Path, layout: Layout, number: int) -> str:
@@ -361,14 +360,12 @@ def _check(database: Database, table: str, name: str, layout: Layout) -> None:
         says = f"`{_own_name(layout, side)}` has a value above 0, so no log-probability"
         wrong[says] = f"list_max({side}) > {ROUNDING}"
     first = ", ".join(f"min(prompt) FILTER ({condition})" for condition in wrong.values())
-    rows, tokens, *first_rows = database.rows(f"SELECT count(*), sum(len(token_ids))::BIGINT, {first} FROM {table}")[0]
+    rows, *first_rows = database.rows(f"SELECT count(*), {first} FROM {table}")[0]
     if not rows:
         raise DumpError(f"{name}: holds no row.")
     for what, row in zip(wrong, first_rows, strict=True):
         if row is not None:
             raise DumpError(f"{name}: row {row + 1:,}: {what}.")
-    if tokens > MAX_LISTED_ROWS:
-        raise UsageError(f"{name}: holds {tokens:,} tokens; a run holds {MAX_LISTED_ROWS:,}.")
 
 
 def _own_name(layout: Layout, column: str) -> str:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...errors import UsageError
 from ...numerics.metrics import Summary
 from ...numerics.mismatch import SampledTokens
 from ...numerics.topk import summary_of_counts
 from ..figures import Figures
 from ..file.keep import FIGURES
-from ..file.records import Prompt, Provenance, RunHeader, SideHeader
+from ..file.records import MAX_LISTED_ROWS, Prompt, Provenance, RunHeader, SideHeader
 from ..new_run import new_run
 from ..queries.mismatch import sample_tokens, summaries
 from ..store.store import Store
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 FORMAT = "chosen tokens"
 _ROW_GROUP = 122_880
 _MEMORY = "SET memory_limit = '640MB'"  # a row group of Parquet may hold ten million tokens; the lists are copied twice
-_LESS_MEMORY = "SET memory_limit = '320MB'"  # while numpy has the sums of a million sequences
+_LESS_MEMORY = "SET memory_limit = '320MB'"  # while Python has responses and the sums of a million sequences
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ def write_tokens(
         names, left_out = read_tokens(database, paths, links)
         database.execute("INSERT INTO prompt SELECT prompt, len(token_ids) FROM arriving ORDER BY prompt")
         (positions,) = database.rows("SELECT sum(positions)::BIGINT FROM prompt")[0]
+        if positions > MAX_LISTED_ROWS:
+            raise UsageError(f"The files hold {positions:,} tokens; a run holds {MAX_LISTED_ROWS:,}.")
         origin = replace(origin, note=left_out)
         sides = tuple(SideHeader(name, "", "float32") for name in names)
         header = RunHeader(name, "", 0, (Prompt(1),), sides, origin, keep=FIGURES, k=1, holds="logprob")
@@ -81,6 +84,7 @@ def write_tokens(
             database.execute(_INSERT_SIDE.format(side=side, values=values))
             tell((side + 3) * positions // 6, positions)
         database.execute(_INSERT_POSITIONS)
+        database.execute(_LESS_MEMORY)
         digests = [digest_of(responses_of(database, side, "token_id", {})) for side in (0, 1)]
         insert_sides(database, header, digests, [(each, "float64") for each in digests], [1, 1], "token_id")
         extremes = "SELECT CASE WHEN count(*) > 1 AND min(logit) = max(logit) THEN min(logit) END FROM top_token"
@@ -90,7 +94,6 @@ def write_tokens(
         verdict = judge(token_pair)
         insert_pair(database, 0, summary, verdict)
         insert_evidence(database, 0, np.empty((0, 2), np.int32), verdict.evidence, verdict.floors)
-        database.execute(_LESS_MEMORY)
         contents = summaries(figures)
         MISMATCH.insert(database, name=list(contents), content=[json.dumps(each) for each in contents.values()])
         tell(positions, positions)

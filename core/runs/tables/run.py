@@ -137,9 +137,10 @@ def insert_used_vocabulary(database: Database, header: RunHeader) -> None:
 def read_prompts(database: Database) -> tuple[Prompt, ...]:
     """Read the prompts in their order."""
     rows = database.rows(
-        """SELECT positions, list(token_id ORDER BY position) FILTER (token_id IS NOT NULL),
-               list(text ORDER BY position) FILTER (text IS NOT NULL)
-           FROM prompt LEFT JOIN token USING (prompt) GROUP BY prompt, positions ORDER BY prompt"""
+        """SELECT positions, ids, texts FROM prompt LEFT JOIN (
+               SELECT prompt, list(token_id ORDER BY position) FILTER (token_id IS NOT NULL) AS ids,
+                   list(text ORDER BY position) FILTER (text IS NOT NULL) AS texts FROM token GROUP BY prompt
+           ) USING (prompt) ORDER BY prompt"""
     )
     without_tokens = cache(Prompt)  # one of each length, for there may be a million
     return tuple(

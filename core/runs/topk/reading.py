@@ -55,7 +55,7 @@ def _check(responses: Iterable[Response], name: str, holds: str, sha256: str) ->
 
 def responses_of(database: Database, side: int, keys: Keys, texts: Mapping[int, str]) -> Iterator[Response]:
     """Return the responses of a side, some hundred thousand rows read at a time."""
-    counts = np.array(database.rows("SELECT positions FROM prompt ORDER BY prompt"), np.int64).ravel()
+    counts = database.table("SELECT positions FROM prompt ORDER BY prompt")[0].to_numpy().astype(np.int64)
     chunk = (np.cumsum(counts) - counts) // _CHUNK_ROWS
     for number in np.unique(chunk):
         first, last = np.flatnonzero(chunk == number)[[0, -1]]
