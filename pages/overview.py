@@ -12,7 +12,6 @@ from app.overview import PAGE, token_strip
 from app.shell import address, exports, selection, store_cache, widgets
 from app.shell.widgets import meanings
 from app.verdict import charts, panel
-from core.runs.queries.heat import COLOURS
 from core.runs.queries.verdicts import multiple, size_of, ulp_percentile
 from core.runs.reader import RunReader
 from core.runs.reports.report_json import over_logits, over_margins, over_positions
@@ -29,7 +28,8 @@ if summary.nonfinite_mismatch:
     st.error(f"{plural(summary.nonfinite_mismatch, 'logit')} {about}")
 
 elements = summary.finite if view.is_list else header.rows * header.vocab
-if not section.tiles(view):
+is_rollout = section.tiles(view)
+if not is_rollout:
     figures = st.columns(4)
     about = f"it is the same at {out_of(view.compared_positions - summary.flips, view.compared_positions)} positions"
     about = "no side sent its top tokens" if summary.same_top1 is None else about
@@ -55,15 +55,16 @@ strip, tokens = st.columns([3, 2], gap="medium")
 with strip:
     left, right = st.columns([3, 2], vertical_alignment="bottom")
     left.subheader(
-        f"Prompt{f' {view.prompt}' if len(header.prompts) > 1 else ''}, {plural(len(view.prompt_table), 'position')}"
+        f"{'Sequence' if is_rollout else 'Prompt'}{f' {view.prompt}' if len(header.prompts) > 1 else ''},"
+        f" {plural(len(view.prompt_table), 'position')}"
     )
-    colour = right.selectbox("Color by", list(COLOURS), key="strip_colour", label_visibility="collapsed")
+    colour = right.selectbox("Color by", token_strip.colours(view), key="strip_colour", label_visibility="collapsed")
     token_strip.token_strip(view, colour)
     if not view.texts:
-        substitute = "token ids are shown" if header.prompts[view.prompt].token_ids else "positions are shown by number"
-        st.caption(f"This dump brought no token texts: {substitute}.")
+        substitute = "token ids" if is_rollout or header.prompts[view.prompt].token_ids else "positions"
+        st.caption(f"This dump brought no token texts: {substitute} are shown.")
 with tokens:
-    st.subheader(f"Top tokens at position {view.position}")
+    st.subheader(f"{'Token' if is_rollout else 'Top tokens'} at position {view.position}")
     best_tokens.short(view)
 panel.checks(view, answer)
 section.draw(view)

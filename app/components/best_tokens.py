@@ -14,6 +14,7 @@ from app.components.chart_style import LAYOUT, QUIET, REFERENCE, VARIANT, inert
 from app.shell import exports, selection, store_cache, widgets
 from core.runs.queries.elements import top_of_sides
 from core.runs.queries.flips import SIDES, Candidates, on_grid
+from core.text import opening
 
 LARGEST = 3  # logits of each side in the chart
 _APART = 0.17  # of a mark of a side, above or below its line
@@ -53,13 +54,13 @@ def section(view: selection.View, *, is_charted: bool = True) -> None:
 
 def short(view: selection.View) -> None:
     """Draw the top tokens of the selected position next to a prompt: logits on both sides, and Δ."""
-    top, holds = store_cache.top(view), view.run.header.holds
+    top = store_cache.top(view)
     logits = {side: top[f"{side}_logit"] for side in SIDES}
     tokens = widgets.table_texts(top["token_id"], view.run)
     table = {"token": tokens, **logits, "Δ": logits["variant"] - logits["reference"]}
     columns = dict.fromkeys(list(table)[1:], st.column_config.NumberColumn(format="%.6g"))
     st.dataframe(table, hide_index=True, key="top_here", column_config=columns, placeholder="–")
-    st.caption(f"{holds.capitalize()}s{f' in {view.dtype}' if view.dtype else ''}. Δ: variant minus reference.")
+    st.caption(f"{opening(view.run.header.quantity)}. Δ: variant minus reference.")
 
 
 def grid_chart(candidates: Candidates, names: Sequence[str], texts: Sequence[str], dtype: str) -> dict[str, Any]:

@@ -19,6 +19,9 @@ _LABELS = {
     "max_abs": "largest difference",
     "floor_rms": "noise floor, RMS",
     "kl": "KL, nats",
+    "kl_share": "share of the KL",
+    "tokens_share": "share of the tokens",
+    "mean_abs": "mean |r|, nats",
     "is_flip": "flip",
     "near_tie": "near tie (either side)",
     "text": "token",
@@ -32,6 +35,7 @@ _LABELS = {
     "variant_share": "variant throughput",
     "nonfinite_mismatch": "NaN or infinity on one side",
 }
+_WIDTHS: dict[str, Any] = {"name": "medium", "definition": "large"}
 _ENDINGS = {"_margin_ulps": " margin, ULPs", "_margin": " margin, logits", "_microseconds": ", µs"}
 
 
@@ -45,9 +49,9 @@ def label(name: str) -> str:
 
 
 def _column(name: str, values: pd.Series) -> Any:
-    is_pinned = name in ("prompt", "position") or None
+    is_pinned = name in ("prompt", "sequence", "position") or None
     if values.dtype == bool or not pd.api.types.is_numeric_dtype(values.dtype):
-        return st.column_config.Column(label(name), pinned=is_pinned, width="medium" if name == "name" else None)
+        return st.column_config.Column(label(name), pinned=is_pinned, width=_WIDTHS.get(name))
     if name.endswith("probability_change"):  # percentage points
         return st.column_config.NumberColumn(label(name), format="%+.1f pp")
     if name.endswith(("share", "probability")):

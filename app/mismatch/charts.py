@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from app.components.chart_style import QUIET, REFERENCE, ULPS, VARIANT, layout
+from app.components.chart_style import QUIET, REFERENCE, ULPS, VARIANT, layout, log_axis
 from core.numerics.mismatch import ICEPOP, TIS
 
 
@@ -14,9 +14,10 @@ def ratios(table: pd.DataFrame) -> go.Figure:
     """Tokens by r, log counts, the share of the KL in each bin, and the frameworks' bars."""
     figure = go.Figure()
     figure.add_bar(x=table["r"], y=table["tokens"], width=1 / 16, name="tokens", marker={"color": REFERENCE})
-    share = table["kl"] / max(float(table["kl"].sum()), 1e-300)
-    line = {"color": VARIANT, "width": 2}
-    figure.add_scatter(x=table["r"], y=share, mode="lines+markers", name="share of the KL", yaxis="y2", line=line)
+    bins = np.arange(16 * table["r"].min() - 1, 16 * table["r"].max() + 2) / 16  # also those without a token
+    share = (table.set_index("r")["kl"] / max(float(table["kl"].sum()), 1e-300)).reindex(bins, fill_value=0.0)
+    line = {"color": VARIANT, "width": 2, "shape": "hvh"}
+    figure.add_scatter(x=bins, y=share, mode="lines", name="share of the KL", yaxis="y2", line=line)
     span = max(1.0, float(table["r"].abs().max()) + 0.1)
     for name, ratio in (("TIS", TIS), ("IcePop", ICEPOP[0]), ("IcePop", ICEPOP[1])):
         if abs(np.log(ratio)) < span:
@@ -38,10 +39,12 @@ def ratios(table: pd.DataFrame) -> go.Figure:
 
 def by_value(table: pd.DataFrame, quantity: str) -> go.Figure:
     """Mean |r| by a quantity, with the standard error."""
-    error = np.sqrt(table["variance"] / table["tokens"])
-    marks = {"mode": "markers" if table["value"].dtype == object else "lines+markers", "marker": {"color": REFERENCE}}
-    figure = go.Figure()
-    figure.add_scatter(x=table["value"], y=table["mean_abs"], error_y={"array": error}, name="mean |r|", **marks)
+    figure, bar = go.Figure(), {"array": np.sqrt(table["variance"] / table["tokens"])}
+    values = {"x": table["value"], "y": table["mean_abs"], "error_y": bar, "name": "mean |r|"}
+    if pd.api.types.is_numeric_dtype(table["value"]):
+        figure.add_scatter(**values, mode="lines+markers", marker={"color": REFERENCE})
+    else:
+        figure.add_bar(**values, marker={"color": REFERENCE})
     figure.update_xaxes(title=quantity)
     figure.update_yaxes(title="mean |r|, nats", rangemode="tozero")
     return layout(figure, 340)
@@ -53,7 +56,7 @@ def steps(table: pd.DataFrame) -> go.Figure:
     for name, label, color in (("mean_abs", "mean |r|", REFERENCE), ("k3", "k3", VARIANT)):
         figure.add_scatter(x=table["step"], y=table[name], mode="lines+markers", name=label, line={"color": color})
     figure.update_xaxes(title="step")
-    figure.update_yaxes(title="nats", type="log", exponentformat="power")
+    figure.update_yaxes(title="nats", **log_axis(table[["mean_abs", "k3"]].to_numpy(float)))
     return layout(figure, 340)
 
 
@@ -65,4 +68,4 @@ def density(table: pd.DataFrame) -> go.Figure:
     figure.add_heatmap(x=cells.columns, y=cells.index, z=np.log10(cells), colorscale=ULPS, colorbar=scale)
     figure.update_xaxes(title="probability by the rollout")
     figure.update_yaxes(title="r, nats")
-    return layout(figure, 380)
+    return layout(figure, 360)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
 from functools import partial
 
 import pandas as pd
@@ -9,11 +11,14 @@ import streamlit as st
 
 from app.components import plots, tables
 from app.mismatch import charts
+from app.overview import PARTS, token_strip
 from app.shell import exports, selection, store_cache
 from core.numerics.mismatch import FRAMEWORKS
 from core.runs.queries import mismatch
 from core.runs.reader import RunReader
-from core.text import number, percent
+from core.text import number, percent, plural
+
+_STRIPS = 3  # heaviest sequences that are drawn token by token
 
 
 def tiles(view: selection.View) -> bool:
@@ -28,6 +33,12 @@ def tiles(view: selection.View) -> bool:
     return True
 
 
+def _settle(key: str, options: Collection[str]) -> None:
+    """Select the first option unless the link or the viewer selected one."""
+    if st.session_state[key] not in options:
+        st.session_state[key] = next(iter(options))
+
+
 def _table(run: RunReader, name: str) -> pd.DataFrame:
     return pd.DataFrame(store_cache.cached(run, mismatch.summary, name))
 
@@ -40,8 +51,9 @@ def draw(view: selection.View) -> None:
     st.subheader("Trainer vs. rollout")
     st.markdown(store_cache.cached(run, mismatch.sentence))
     steps = _table(run, "steps")
-    names = ["Figures", "Distribution", "Depends on", "Sequences", *(["Steps"] if len(steps) > 1 else [])]
-    kind = st.segmented_control("Show", names, default="Figures", key="mismatch_part", label_visibility="collapsed")
+    names = PARTS if len(steps) > 1 else PARTS[:-1]
+    _settle("mismatch_part", names)
+    kind = st.segmented_control("Show", names, key="mismatch_part", label_visibility="collapsed")
     if kind == "Distribution":
         _distribution(view)
     elif kind == "Depends on":
@@ -57,6 +69,7 @@ def draw(view: selection.View) -> None:
 
 
 def _figures(view: selection.View) -> None:
+    _settle("framework", FRAMEWORKS)
     framework = st.selectbox("Names and definitions of", list(FRAMEWORKS), key="framework", width=240)
     rows = store_cache.cached(view.run, mismatch.figures_of, framework)
     table = pd.DataFrame(
@@ -66,8 +79,7 @@ def _figures(view: selection.View) -> None:
             "95 % interval": [
                 "" if row["low"] is None else f"{number(row['low'])} to {number(row['high'])}" for row in rows
             ],
-            "unit": [row["unit"] for row in rows],
-            "definition": [row["definition"] for row in rows],
+            "definition": [f"{row['definition']}, {row['unit']}".removesuffix(", ") for row in rows],
         }
     )
     tables.draw(table, "mismatch_figures", 26)
@@ -100,7 +112,8 @@ def _dependence(view: selection.View, shares: dict[str, float]) -> None:
         return
     labels = {name: f"{name} ({percent(share)})" for name, share in shares.items()}
     about = "Quantity (share of the variance of |r|)"
-    quantity = st.selectbox(about, list(labels), format_func=labels.__getitem__, width=320) or next(iter(labels))
+    _settle("mismatch_by_quantity", labels)
+    quantity = st.selectbox(about, labels, format_func=labels.__getitem__, key="mismatch_by_quantity", width=320)
     table = _table(view.run, f"by {quantity}")
     chart = plots.cached(view.run, (quantity,), charts.by_value, table, quantity)
     plots.draw(chart, key="mismatch_by", picture=exports.picture_of(view, f"by-{quantity}"), of=quantity)
@@ -110,5 +123,14 @@ def _dependence(view: selection.View, shares: dict[str, float]) -> None:
 def _sequences(view: selection.View) -> None:
     table = _table(view.run, "heaviest")
     pick = partial(selection.select_row, table, "mismatch_sequences")
-    tables.draw(table, "mismatch_sequences", 20, selection_mode="single-row", on_select=pick)
-    st.caption("Sequences with the largest share of the KL. Click one to see its tokens above.")
+    named = table.rename(columns={"prompt": "sequence"})
+    named = named[["sequence", "position", "kl_share", "tokens", "mean_abs", "step", "name"]]
+    tables.draw(named, "mismatch_sequences", 20, selection_mode="single-row", on_select=pick)
+    st.caption("Sequences with the largest share of the KL. Click one, or a token below, to see it above.")
+    for rank, row in enumerate(table.head(_STRIPS).itertuples()):
+        step = f", step {row.step:.0f}" if pd.notna(row.step) else ""
+        share = f"{percent(row.kl_share)} of the KL" if pd.notna(row.kl_share) else "no KL"
+        st.markdown(f"**Sequence {row.prompt}**{step}: {share} in {plural(row.tokens, 'token')}")
+        rows = view.run.positions_of(view.pair.index, row.prompt)
+        of = replace(view, prompt=row.prompt, position=row.position, table=rows)
+        token_strip.token_strip(of, "KL", f"heavy_strip_{rank}")

@@ -159,11 +159,12 @@ class Strip {
   title(place) {
     const { texts, ids } = this.data;
     const id = ids && (texts ? `  (${ids[place]})` : `token ${ids[place]}`);
-    return `position ${place}${texts || ids ? ", after " : ""}${texts ? shown(texts[place]) : ""}${id ?? ""}`;
+    return `position ${place}${this.data.figures ? ", " : texts || ids ? ", after " : ""}${texts ? shown(texts[place]) : ""}${id ?? ""}`;
   }
 
   rows(place) {
     const { data } = this;
+    if (data.figures) return Object.entries(data.figures).map(([name, values]) => [name, `${number(values[place])} nats`]);
     const name = (token) => (token === null ? "none (all NaN)" : data.names[token] === undefined ? `token (${token})` : `${shown(data.names[token])}  (${token})`);
     return [
       data.flip[place] ? ["FLIP", `${name(data.reference[place])} → ${name(data.variant[place])}`] : ["argmax of both", name(data.reference[place])],
@@ -181,7 +182,7 @@ class Strip {
   show(place) {
     if (place < 0) return this.hide();
     const list = make("dl", "", ...this.rows(place).flatMap(([name, value]) => ["dt", "dd"].map((tag, at) => make(tag, name === "FLIP" ? "flipped" : "", at ? value : name))));
-    this.tip.replaceChildren(make("b", "", this.title(place)), list, make("small", "", `ULPs of ${this.data.dtype}`));
+    this.tip.replaceChildren(make("b", "", this.title(place)), list, ...(this.data.dtype ? [make("small", "", `ULPs of ${this.data.dtype}`)] : []));
     if (!this.tip.matches(":popover-open")) this.tip.showPopover();
     const pieces = this.spans[place].getClientRects();
     const last = pieces[pieces.length - 1];

@@ -7,6 +7,7 @@ for a prompt and a colour.
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ import pandas as pd
 import streamlit as st
 
 from app.components import component, plots
+from app.overview import OF_ROLLOUTS
 from app.shell import selection, store_cache
 from core.runs.file.records import Prompt
-from core.runs.queries.heat import heat
+from core.runs.queries import mismatch
+from core.runs.queries.heat import COLOURS, heat
 
 _strip = component("ulpscope_token_strip", Path(__file__).with_suffix(""))
 
@@ -60,11 +63,37 @@ def _four_digits(column: pd.Series) -> list[float | None]:
     return [float(f"{value:.4g}") if np.isfinite(value) else None for value in column.to_numpy(float).tolist()]
 
 
-def token_strip(view: selection.View, colour: str) -> None:
+def rollout_columns(tokens: pd.DataFrame, colour: str) -> dict[str, Any]:
+    """Return the component's data for a sequence of trainer vs. rollout. tokens: of core.runs.queries.mismatch."""
+    column, none = tokens[COLOURS[colour]], [0] * len(tokens)
+    shade = heat(tokens.assign(max_abs=column), "largest difference", "")  # KL linear too: a few tokens carry it
+    names = {"rollout": "rollout", "trainer": "trainer", "r": "r = trainer - rollout", "kl": "KL (k3)"}
+    return {
+        "texts": None,
+        "ids": tokens["token_id"].tolist(),
+        "dtype": "",
+        "heat": shade.levels.tolist(),
+        "legend": {"unit": OF_ROLLOUTS[colour], "low": shade.low, "high": shade.high, "stops": list(shade.stops)},
+        **dict.fromkeys(("flip", "near", "odd"), none),
+        "figures": {label: _four_digits(tokens[name]) for name, label in names.items()},
+    }
+
+
+def colours(view: selection.View) -> list[str]:
+    """Return what the tokens of a run can be colored by; the selected color is one of them."""
+    options = list(OF_ROLLOUTS if store_cache.cached(view.run, mismatch.has_rollouts) else COLOURS)
+    if st.session_state["strip_colour"] not in options:
+        st.session_state["strip_colour"] = options[0]
+    return options
+
+
+def token_strip(view: selection.View, colour: str, key: str = "strip") -> None:
     """Draw the strip of the selected prompt."""
     header, prompt = view.run.header, view.run.header.prompts[view.prompt]
 
     def to_json() -> str:  # Streamlit writes its data at every run, and that of 4096 positions takes 11 ms
+        if mismatch.has_rollouts(view.run):
+            return json.dumps(rollout_columns(mismatch.tokens_of(view.run, view.prompt), colour))
         table = view.prompt_table
         if view.is_list:  # one line per token, also if nothing was compared there
             table = table.set_index("position").reindex(range(prompt.positions))
@@ -80,13 +109,14 @@ def token_strip(view: selection.View, colour: str) -> None:
         "stamp": selection.stamp(view),
         "position": view.position,
     }
-    _strip(key="strip", data=data, on_go_change=_go)
+    _strip(key=key, data=data, on_go_change=partial(_go, key, view))
 
 
-def _go() -> None:
-    """Select the clicked position if the open prompt has it; what the browser sends is checked."""
-    click, view = st.session_state["strip"].get("go"), selection.current_view()
-    if isinstance(click, dict) and view is not None and click.get("stamp") == selection.stamp(view):
+def _go(key: str, view: selection.View) -> None:
+    """Select the clicked position if the drawn prompt has it; what the browser sends is checked."""
+    click, current = st.session_state[key].get("go"), selection.current_view()
+    is_open = current is not None and current.run.run_id == view.run.run_id and current.pair.index == view.pair.index
+    if isinstance(click, dict) and is_open and click.get("stamp") == selection.stamp(view):
         position = click.get("position")
         if isinstance(position, int) and view.first_position <= position <= view.last_position:
-            selection.select(position=position)
+            selection.select(prompt=view.prompt, position=position)

@@ -266,7 +266,7 @@ def test_what_the_browser_asks_for_is_checked(asked, expected, monkeypatch):
         go = {"stamp": selection.stamp(view), **asked} if isinstance(asked, dict) else asked
         session: dict = {"view": view, "position": 7, "strip": {"go": go}}
         monkeypatch.setattr("streamlit.session_state", session)
-        token_strip._go()
+        token_strip._go("strip", view)
     assert session["position"] == expected
 
 

@@ -91,7 +91,7 @@ def sentence(run: Figures) -> str:
     lines = [
         f"r is trainer minus rollout, over {plural(counts['tokens'], 'token')} of"
         f" {plural(counts['sequences'], 'sequence')}.",
-        f"Half of the KL is in {plural(counts['half'], 'token')}.",
+        f"Half of the KL is in {plural(counts['half'], 'token')} ({percent(counts['half'] / counts['tokens'])}).",
     ]
     name, share = next(iter(shares.items()), ("", 0.0))
     if share >= 0.02 and counts["tokens"] >= 1000:  # fewer tokens tell nothing
@@ -120,6 +120,14 @@ def summaries(run: Figures) -> dict[str, Any]:
         **{f"figures of {name}": rows for name, rows in _figures(sequences, percentiles).items()},
         **{name: records(table) for name, table in tables.items()},
     }
+
+
+def tokens_of(run: Figures, prompt: int) -> pd.DataFrame:
+    """Return the tokens of a sequence: token_id, rollout, trainer, r, max_abs (|r|), kl (k3); values null if masked."""
+    is_used = "CASE WHEN is_trained THEN {} END AS {}".format
+    values = {"rollout": "reference", "trainer": "variant", "r": _R, "max_abs": f"abs({_R})", "kl": _KL}
+    columns = ", ".join(is_used(value, name) for name, value in values.items())
+    return run.query(f"SELECT token_id, {columns} FROM chosen_token WHERE prompt = ? ORDER BY position", prompt)
 
 
 def _read_sequences(run: Figures) -> Sequences:
