@@ -12,7 +12,7 @@ from core.runs.store.store import Store
 from tests.app.opening import metrics, open_page, page_text
 from tests.core.runs.topk.made_sides import engine_side, response, side, store_run
 
-NOTE = "figures cover the values that both sides sent"
+NOTE = "figures cover th"
 PAGES = ("overview", "near_ties", "flips", "heatmap", "layers", "kv_cache", "kernels", "compare", "repeats", "runs")
 
 
