@@ -32,9 +32,9 @@ def html_file(run: RunReader) -> str:
         if parts and size > MOST_BYTES:
             break
         parts.append(part)
-    left = len(answers) - len(parts)
-    cut = f"{plural(left, 'variant')} left out: the file would have more than {MOST_BYTES // 10**6} MB."
-    return _document(run.header.name, join([head, *parts, element("p", cut) if left else "", foot]))
+    rest = len(answers) - len(parts)
+    note = f"{plural(rest, 'variant')} left out: the file would have more than {MOST_BYTES // 10**6} MB."
+    return _document(run.header.name, join([head, *parts, element("p", note) if rest else "", foot]))
 
 
 def _document(title: str, content: Markup) -> str:

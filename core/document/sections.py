@@ -104,13 +104,13 @@ def _rollouts(run: RunReader) -> Markup:
     )
 
 
-def _known(values: pd.Series | pd.DataFrame) -> Any:
+def _non_null(values: pd.Series | pd.DataFrame) -> Any:
     """Return values as objects, None for what is undefined."""
     return values.astype(object).where(values.notna(), None)
 
 
 def _rows(table: pd.DataFrame) -> Iterator[Any]:
-    return _known(table).itertuples(index=False)
+    return _non_null(table).itertuples(index=False)
 
 
 def _text(value: Any) -> str:
@@ -141,15 +141,15 @@ def _around(figures: pd.DataFrame) -> pd.DataFrame:
 def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Markup:
     import pandas as pd
 
-    header, shown = run.header, _around(figures)
-    shade = heat(shown, "largest difference", header.compute_dtype, header.unit)
-    shown = shown.assign(level=shade.levels, link=shown["is_flip"] & (figures["is_flip"].cumsum() <= MOST_FLIPS))
+    header, window = run.header, _around(figures)
+    shade = heat(window, "largest difference", header.compute_dtype, header.unit)
+    window = window.assign(level=shade.levels, link=window["is_flip"] & (figures["is_flip"].cumsum() <= MOST_FLIPS))
     parts, tables = [], []
-    for number_of, part in shown.groupby("prompt", sort=False):
+    for number_of, part in window.groupby("prompt", sort=False):
         prompt, places = header.prompts[number_of], part["position"].tolist()  # of lists: those that were compared
-        before, last = places[0], places[-1]
+        previous, last = places[0], places[-1]
         if len(header.prompts) > 1 or len(part) < prompt.positions:
-            parts.append(element("h4", f"Prompt {number_of}, positions {before:,} to {last:,}"))
+            parts.append(element("h4", f"Prompt {number_of}, positions {previous:,} to {last:,}"))
         ids = [prompt.token_ids[place] for place in places] if prompt.token_ids else places
         texts, names = [f"{token} " for token in ids], [f"token {token}" for token in ids]
         if any(prompt.token_texts):
@@ -158,27 +158,27 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Markup:
         state = np.select([part["is_flip"], part["near_tie"]], ["flip", "near tie"], "")
         spans: list[Markup] = []
         for row, text, name, kind in zip(_rows(part), texts, names, state, strict=True):
-            if spans and row.position > before + 1:
+            if spans and row.position > previous + 1:
                 spans.append(Markup("… "))
-            before = row.position
+            previous = row.position
             mark = "mismatch" if row.nonfinite_mismatch else kind.replace("near tie", "")
             title = f"position {row.position}, {name}: {_text(row.max_abs)} {header.unit} {kind}"
             link = f"#f{pair.index}-{number_of}-{row.position}" if row.link else None
             look = {"class_": f"h{row.level or 0} {mark}", "title": title, "href": link}
             spans.append(element("a" if row.link else "span", text.replace("↵", "↵\n"), **look))
         parts.append(element("p", join(spans, "<wbr>"), class_="strip"))
-        argmaxes = {side: [_argmax(run, row) for row in _known(part[f"{side}_token"])] for side in flips.SIDES}
+        argmaxes = {side: [_argmax(run, row) for row in _non_null(part[f"{side}_token"])] for side in flips.SIDES}
         tables.append(part.assign(prompt=number_of, token=names, state=state, **argmaxes))
     scale = [element("b", shade.low), element("span", class_="scale")] if shade.low else []
     signs = (("flip", "is_flip", "flip"), ("mismatch", "nonfinite_mismatch", "NaN or infinity on one side"))
-    legend = [element("span", text, class_=kind) for kind, column, text in signs if shown[column].any()]
+    legend = [element("span", text, class_=kind) for kind, column, text in signs if window[column].any()]
     titles = {"prompt": "prompt", "position": "position", "token": "token", "state": "state"}
     titles |= {f"{side}{what}": f"{side}{about}" for side in flips.SIDES for what, about in _ABOUT.items()}
     titles |= {"max_abs": "largest difference", "max_row_ulps": "row ULPs", "kl": "KL, nats"}
-    cut = f"{len(shown):,} of {plural(header.rows, 'position')} are shown: those around the most telling one."
+    note = f"{len(window):,} of {plural(header.rows, 'position')} are shown: those around the most telling one."
     return join(
         [
-            element("p", cut) if len(shown) < len(figures) or header.is_long else "",
+            element("p", note) if len(window) < len(figures) or header.is_long else "",
             join(parts) if len(parts) <= _MOST_STRIPS else scrolling(join(parts), "Tokens"),
             element("p", shade.unit, *scale, element("b", shade.high or ""), *legend, class_="legend"),
             fold("Figures by position", listing(pd.concat(tables), titles, "Figures by position")),
@@ -199,16 +199,16 @@ def _flips(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Markup:
     for row in _rows(every.head(MOST_FLIPS)):
         texts = run.header.prompts[row.prompt].token_texts
         place = f"{row.position:,}" + (f" of prompt {row.prompt}" if len(run.header.prompts) > 1 else "")
-        after = element("small", f"after {_visible(texts[row.position])}") if texts else ""
+        context = element("small", f"after {_visible(texts[row.position])}") if texts else ""
         tops = run.top_tokens([0, pair.index + 1], row.prompt, row.position)
         steps = [_text(getattr(row, f"{side}_margin_ulps")) or "undefined" for side in flips.SIDES]
-        cells = [join([place, after]), *(_top(run, top) for top in tops), " / ".join(steps), _text(row.max_abs)]
+        cells = [join([place, context]), *(_top(run, top) for top in tops), " / ".join(steps), _text(row.max_abs)]
         name = f"f{pair.index}-{row.prompt}-{row.position}"
         rows.append(element("tr", *(element("td", cell) for cell in cells), id=name))
-    cut = f"{MOST_FLIPS:,} of {len(every):,} flips are listed." if len(every) > MOST_FLIPS else ""
+    note = f"{MOST_FLIPS:,} of {len(every):,} flips are listed." if len(every) > MOST_FLIPS else ""
     sides = f"reference: {pair.reference}", f"variant: {pair.variant}"
     head = ("position", *sides, "margins, ULPs", "largest difference")
-    return join([element("p", prose(flips.flips_sentence(figures)), " ", cut), table(head, rows, "Flips")])
+    return join([element("p", prose(flips.flips_sentence(figures)), " ", note), table(head, rows, "Flips")])
 
 
 def _top(run: RunReader, top: pd.DataFrame) -> Markup:
@@ -241,8 +241,8 @@ def _near_ties(run: RunReader, figures: pd.DataFrame) -> Markup:
             title = f"prompt {place['prompt']}, position {place['position']}: margin {number(points.margin[row])}"
             title += f", largest difference {number(points.difference[row])}"
             marks.append(dot(across.at(x[row]), up.at(y[row]), kind, title, 5 if kind == "variant" else 3))
-    cut = f" {MOST_POSITIONS:,} of {len(x):,} are drawn: the nearest to a flip." if len(x) > MOST_POSITIONS else ""
-    about = element("p", prose(flips.near_ties_sentence(figures)), " Positions can flip only below the line.", cut)
+    note = f" {MOST_POSITIONS:,} of {len(x):,} are drawn: the nearest to a flip." if len(x) > MOST_POSITIONS else ""
+    about = element("p", prose(flips.near_ties_sentence(figures)), " Positions can flip only below the line.", note)
     return join([about, chart("Margins and differences of every position, log scales", across, up, marks, legend, 380)])
 
 
@@ -290,14 +290,14 @@ def _layers(run: RunReader, pair: StoredPair) -> Markup:
     sentence = layers.sentence(run, pair.index, modules, names_prompt=len(run.header.prompts) > 1)
     rms, floor = (modules[name].to_numpy(float, na_value=np.nan) for name in ("rms", "floor_rms"))
     streams = np.flatnonzero(modules["kind"].isin([layers.RESIDUAL, layers.HEAD]))
-    known = np.concatenate([rms, floor[streams]])
-    known = known[known > 0]
+    positive = np.concatenate([rms, floor[streams]])
+    positive = positive[positive > 0]
     parts = [element("p", prose(sentence))]
     if (rms > 0).any():
         blocks = modules.loc[modules["kind"] == layers.RESIDUAL, "block"]
         ends = {float(row): str(block) for row, block in blocks[:: -(-len(blocks) // 12) or 1].items()}
         x = Axis("execution order; ticks: end of each layer", -0.5, max(len(modules), 2) - 0.5, labels=ends)
-        y = Axis("RMS difference", float(known.min()) / 2, float(known.max()) * 2, is_log=True)
+        y = Axis("RMS difference", float(positive.min()) / 2, float(positive.max()) * 2, is_log=True)
 
         def path(values: np.ndarray, kind: str) -> Markup:
             return line([x.at(row) for row in streams], [y.at(v) if v > 0 else np.nan for v in values[streams]], kind)
@@ -309,8 +309,8 @@ def _layers(run: RunReader, pair: StoredPair) -> Markup:
         legend = {"reference": "module", "stream": "after each layer, then logits"}
         legend |= {"limit": "noise floor"} if (floor > 0).any() else {}
         parts.append(chart("RMS difference of every module, log scale", x, y, marks, legend))
-    listed = modules.assign(kind=modules["kind"].map(layers.kind_word)).head(MOST_MODULES)
+    top_modules = modules.assign(kind=modules["kind"].map(layers.kind_word)).head(MOST_MODULES)
     titles = {"module": "module", "kind": "kind", "neq_share": "share that differs", "rms": "RMS difference"}
     titles |= {"floor_rms": "noise floor, RMS", "ratio": "RMS / noise floor", "max_row_ulps": "max row ULPs"}
-    cut = f", {MOST_MODULES:,} of {len(modules):,}" if len(modules) > MOST_MODULES else ""
-    return join([*parts, fold(f"Modules{cut}", listing(listed, titles, "Modules"))])
+    note = f", {MOST_MODULES:,} of {len(modules):,}" if len(modules) > MOST_MODULES else ""
+    return join([*parts, fold(f"Modules{note}", listing(top_modules, titles, "Modules"))])
