@@ -123,9 +123,9 @@ def _dependence(view: selection.View, shares: dict[str, float]) -> None:
 def _sequences(view: selection.View) -> None:
     table = _table(view.run, "heaviest")
     pick = partial(selection.select_row, table, "mismatch_sequences")
-    named = table.rename(columns={"prompt": "sequence"})
-    named = named[["sequence", "position", "kl_share", "tokens", "mean_abs", "step", "name"]]
-    tables.draw(named, "mismatch_sequences", 20, selection_mode="single-row", on_select=pick)
+    columns = table.rename(columns={"prompt": "sequence"})
+    columns = columns[["sequence", "position", "kl_share", "tokens", "mean_abs", "step", "name"]]
+    tables.draw(columns, "mismatch_sequences", 20, selection_mode="single-row", on_select=pick)
     st.caption("Sequences with the largest share of the KL. Click one, or a token below, to see it above.")
     for rank, row in enumerate(table.head(_STRIPS).itertuples()):
         step = f", step {row.step:.0f}" if pd.notna(row.step) else ""

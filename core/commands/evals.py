@@ -111,14 +111,14 @@ def compare_samples(paths: Sequence[Path]) -> dict[str, Any]:
     table["near_tie"] = table["margin"] <= _NEAR * group["move"].transform("median")
     table["change"] = table["variant_score"] - table["reference_score"]
     is_changed = (table["reference_answer"] != table["variant_answer"]) | (table["change"] != 0)
-    changed = table[is_changed].sort_values("margin", ascending=False)
+    changed_rows = table[is_changed].sort_values("margin", ascending=False)
     changes = {
         **dict(zip(("reference", "variant"), side_names(paths), strict=True)),
         "samples": len(pairs),
         "left_out": len(reference) + len(variant) - 2 * len(pairs),
         "other_prompts": sum(a.hashes[1] != b.hashes[1] for a, b in pairs.values()),
         "scores": [_score(rows.assign(changed=is_changed)) for _, rows in group],
-        "changed": changed.drop(columns=["move", "change"]).to_dict("records"),
+        "changed": changed_rows.drop(columns=["move", "change"]).to_dict("records"),
     }
     return plain_json(changes)
 

@@ -80,8 +80,8 @@ def _causes_of(tokens: SampledTokens, names: tuple[str, str]) -> list[Cause]:
     if len(tokens.r) < _LEAST or not tokens.r.any():
         return causes
     for find in CAUSES:
-        if found := list(find(tokens, names)):
-            return causes + found
+        if matches := list(find(tokens, names)):
+            return causes + matches
     return causes
 
 
@@ -124,11 +124,11 @@ def _shift(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
         )
         is_same = tokens.sequence[own_places] == tokens.sequence[other_places]
         own = tokens.r[own_places][is_same] ** 2
-        moved = (tokens.trainer[own_places] - tokens.rollout[other_places])[is_same] ** 2
-        if len(own) >= _LEAST // 4 and moved.sum() <= _MOST * own.sum():
+        moved_r = (tokens.trainer[own_places] - tokens.rollout[other_places])[is_same] ** 2
+        if len(own) >= _LEAST // 4 and moved_r.sum() <= _MOST * own.sum():
             by = f"{abs(shift)} token{'s' * (abs(shift) > 1)} {'later' if shift > 0 else 'earlier'}"
             says = f"Off by {abs(shift)}: '{names[1]}' at each token is '{names[0]}' {by}."
-            yield Cause("shifted", says, {"tokens": shift}).score(own, moved, len(own))
+            yield Cause("shifted", says, {"tokens": shift}).score(own, moved_r, len(own))
             return
 
 
@@ -142,18 +142,18 @@ def _retokenized(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Caus
     for shift in _SHIFTS:
         at = np.arange(len(tokens.r))
         other = np.clip(at + shift, 0, len(at) - 1)
-        moved = np.where(tokens.sequence[other] == tokens.sequence, tokens.trainer - tokens.rollout[other], tokens.r)
-        total = np.cumsum(tokens.r**2 - moved**2)
+        moved_r = np.where(tokens.sequence[other] == tokens.sequence, tokens.trainer - tokens.rollout[other], tokens.r)
+        total = np.cumsum(tokens.r**2 - moved_r**2)
         gain = np.repeat(total[ends], ends - starts + 1) - np.append(0, total[:-1])  # if it starts at this token
         best = np.maximum.reduceat(gain, starts)
         gains.append(best)
         is_best = gain == np.repeat(best, ends - starts + 1)
         places.append(np.minimum.reduceat(np.where(is_best, at, len(at)), starts))
     best, of = np.max(gains, axis=0), np.argmax(gains, axis=0)
-    left = np.add.reduceat(tokens.r**2, starts) - np.maximum(best, 0)
+    rest = np.add.reduceat(tokens.r**2, starts) - np.maximum(best, 0)
     places = np.choose(of, places)
     is_moved = best > (1 - _MOST) * np.add.reduceat(tokens.r**2, starts)
-    if left.sum() <= _MOST * (tokens.r**2).sum() and (ends - places)[is_moved].sum() >= _LEAST // 4:
+    if rest.sum() <= _MOST * (tokens.r**2).sum() and (ends - places)[is_moved].sum() >= _LEAST // 4:
         first, shift = int(places[is_moved][0]), _SHIFTS[of[is_moved][0]]
         place = f"from token {tokens.position[first]} of sequence {tokens.sequence[first]} on"
         by = f"{abs(shift)} token{'s' * (abs(shift) > 1)} {'later' if shift > 0 else 'earlier'}"
@@ -161,7 +161,7 @@ def _retokenized(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Caus
         says = f"Other token ids in {count}: {place}, '{names[1]}' is '{names[0]}' {by}."
         parameters = {"sequences": int(is_moved.sum()), "sequence": int(tokens.sequence[first])}
         parameters |= {"token": int(tokens.position[first]), "tokens": shift}
-        yield Cause("retokenized", says, parameters).score(tokens.r**2, left, len(tokens.r))
+        yield Cause("retokenized", says, parameters).score(tokens.r**2, rest, len(tokens.r))
 
 
 def _grid(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
@@ -171,13 +171,13 @@ def _grid(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
         on_grid = [bool((round_to(FORMATS[name], side) == side).all()) for side in sides]
         if on_grid[0] != on_grid[1]:
             side = int(on_grid[1])
-            rounded = round_to(FORMATS[name], sides[1 - side])
+            grid = round_to(FORMATS[name], sides[1 - side])
             if len(np.unique(sides[side])) > 8:
                 says = f"'{names[side]}' stores log-probabilities in {name}."
                 cause = Cause("rounded", says, {"side": side, "dtype": name})
-                left = (rounded - sides[side]) ** 2
-                is_all = left.sum() <= _MOST * (tokens.r**2).sum()
-                yield cause.score(tokens.r**2, left, len(left)) if is_all else cause
+                rest = (grid - sides[side]) ** 2
+                is_all = rest.sum() <= _MOST * (tokens.r**2).sum()
+                yield cause.score(tokens.r**2, rest, len(rest)) if is_all else cause
 
 
 def _renormalized(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
