@@ -98,7 +98,7 @@ if not view.is_list:
             of_ulps = f"ULPs of {view.dtype}, over all logits; large ones belong to logits near 0, where steps are tiny"
             more[2].metric("Median ULPs", number(ulp_percentile(histogram, 0.5)), help=of_ulps)
             more[3].metric("99th percentile ULPs", number(ulp_percentile(histogram, 0.99)), help=of_ulps)
-            more[4].metric("Ties", f"{summary.ties:,}", help=meanings()["tie"])
+            more[4].metric("Exact ties", f"{summary.ties:,}", help=meanings()["tie"])
             limits = {
                 "Differences and ULPs are": over_logits(summary, elements),
                 "KL is": over_positions(summary, header.rows),

@@ -122,5 +122,5 @@ def _argmax_moves(figures: pd.Series, top: pd.DataFrame) -> str:
         return ""
     tie = "" if all(gap.values()) else " At a tie the lower token id wins."
     start, end = (f"{x:+.12g}" if x else "0" for x in (gap["reference"], gap["variant"]))
-    tokens = "Logit of the reference's token minus that of the variant's token"
+    tokens = "Gap between the two argmaxes, the reference's minus the variant's"
     return f"{tokens}: {start} on the reference, {end} on the variant.{tie}"

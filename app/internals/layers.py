@@ -78,7 +78,9 @@ def draw(view: selection.View) -> None:
     picture = exports.picture_of(view, "layers-growth")
     growth = charts.module_growth(table, module["ordinal"])
     plots.draw(growth, "layers_growth", picture, partial(open_module, "layers_growth"))
-    st.caption("RMS difference of each module. Line: residual stream. Dotted: noise floor. Vertical: selected module.")
+    st.caption(
+        "RMS difference of each module. Line: residual stream. Dotted: its noise floor. Vertical: selected module."
+    )
 
     title, choice = st.columns([3, 5], vertical_alignment="bottom")
     title.subheader(f"Where in {f'prompt {view.prompt}' if len(prompts) > 1 else 'the prompt'}")
@@ -113,7 +115,9 @@ def draw(view: selection.View) -> None:
         figure, key = charts.module_positions(along, view.position), "layers_module_chart"
         picture = exports.picture_of(view, f"layers-{file_name(module['module'])}", of_prompt=True)
         plots.draw(figure, key, picture, partial(plots.select_position, key))
-        st.caption(f"RMS difference by position of prompt {view.prompt}. Dotted: noise floor.")
+        st.caption(
+            f"RMS difference by position of prompt {view.prompt}. Dotted: noise floor. Log axis: zeros are not drawn."
+        )
     else:
         st.caption(f"Equal at every compared position of prompt {view.prompt}.")
 

@@ -228,8 +228,8 @@ def _over_floor(view: selection.View, figures: PairFigures) -> None:
     exceeding = int((ratios[~mask] > allowed).sum()) if allowed else 0
     st.caption(
         f"RMS difference / noise floor by position of prompt {view.prompt}, {dtype}{gaps}. Dotted: the noise floor;"
-        f" {f'dashed: limit {allowed:.3g} of a position; ' if allowed else ''}vertical: the selected position. Limit"
-        f" overall: {figures.largest_ratio_allowed:g}."
+        f" {f'dashed: limit of one position, {allowed:.3g}x; ' if allowed else ''}vertical: the selected one. Limit"
+        f" over all positions: {figures.largest_ratio_allowed:g}x."
         + (f" {plural(exceeding, 'position')} of other prompts exceed the limit too." if exceeding else "")
     )
 

@@ -90,11 +90,11 @@ def _reproduction(run: RunReader) -> list[str]:
         what = "Uploaded logits have" if about.kind == "upload" else "This run has"
         if run.header.k is not None:
             return [
-                f"{what} no CLI command that reproduces it; attach the run file.",
+                f"{what} no ulpscope command that reproduces it; attach the run file.",
                 block(f"ulpscope ingest {run.path.name}", "sh"),
             ]
         commands = f"ulpscope export {run.run_id} logits.npz\nulpscope compare logits.npz"
-        return [f"{what} no CLI command that reproduces it. Export and attach logits.npz.", block(commands, "sh")]
+        return [f"{what} no ulpscope command that reproduces it. Export and attach logits.npz.", block(commands, "sh")]
     command, prompts = typed
     notes, lines = [], []
     if about.model in PACKAGED:
