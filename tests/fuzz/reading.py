@@ -22,7 +22,7 @@ from core.judging.explain.rows import rows_of_lists
 from core.runs.dumps.dump import open_dump
 from core.runs.ops_run import read_ops
 from core.runs.reader import RunReader
-from core.runs.reports.gate import gate_of, parse_conditions
+from core.runs.reports.gate import MEASURES, gate_of, parse_conditions
 from core.runs.reports.gate_files import junit_text, markdown_text
 from core.runs.reports.report_json import report_of_run
 from core.runs.store.cards import prompt_texts, read_runs
@@ -94,7 +94,10 @@ def _read_run(path: Path) -> None:
         for _ in (run.classes, run.vocabulary, run.remedies, run.generations):
             pass
         pairs, _ = report_of_run(run)
-        gate = gate_of(run, pairs, parse_conditions(GATE))
+        conditions = [
+            each for each in parse_conditions(GATE) if run.header.k is None or not MEASURES[each.kind].refused
+        ]
+        gate = gate_of(run, pairs, conditions)
         json.dumps(gate.as_json(), allow_nan=False)
         (junit_text(gate) + markdown_text(gate)).encode()
 

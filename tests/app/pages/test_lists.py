@@ -80,7 +80,7 @@ def test_a_long_run_opens_at_its_largest_difference_and_shows_an_overview_only(p
     monkeypatch.setattr(records, "MAX_ROWS", 3)
     text = page_text(open_page(page, run=run_id))
     if page == "overview":
-        assert "Top tokens at position 1" in text
-        assert "Prompt 1, 2 positions" in text
+        assert "Token at position 1" in text
+        assert "Sequence 1, 2 positions" in text
     elif page != "runs":
         assert "A run of 4 positions has an Overview only." in text
