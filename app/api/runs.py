@@ -116,7 +116,8 @@ def run_npz(request: Request) -> Response:
 def run_html(request: Request) -> Response:
     """Send the run as one HTML file that opens from a disk, without scripts."""
     path = path_of(open_store(), request.path_params["run_id"])
-    content = html_file(store_cache.open_run(path.stem))
+    with _exporting:
+        content = html_file(store_cache.open_run(path.stem))
     headers = {
         "Content-Disposition": f"attachment; filename*=utf-8''{quote(path.stem)}.html",
         "Cache-Control": "no-store",

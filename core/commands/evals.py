@@ -107,6 +107,8 @@ def compare_samples(paths: Sequence[Path]) -> dict[str, Any]:
     if not pairs or any(a.hashes[0] != b.hashes[0] for a, b in pairs.values()):
         raise DumpError(f"{clean(paths[1].name)}: has other documents than {clean(paths[0].name)}; expected one task.")
     table = pd.DataFrame([_compare(key, metric, *pair) for key, pair in pairs.items() for metric in pair[0].metrics])
+    if table.empty:
+        raise DumpError(f"{clean(paths[0].name)}: has no scores; expected `metrics` of each sample.")
     group = table.groupby(["filter", "metric"], sort=False)
     table["near_tie"] = table["margin"] <= _NEAR * group["move"].transform("median")
     table["change"] = table["variant_score"] - table["reference_score"]

@@ -90,6 +90,8 @@ def export(
     target = html or file
     if target is None or (html and file):
         raise UsageError("export writes one file: FILE.npz or --html FILE.")
+    if html and html.suffix not in (".html", ".htm"):
+        raise UsageError(f"--html {html}: expected a name that ends in .html.")
     path = open_store(store).path_of(run_id)
     with RunReader(path) as run:
         names = [side.name for side in run.sides]

@@ -33,7 +33,7 @@ Rows = Callable[[int, int], NDArray[Any]]
 # NotImplementedError; ValueError covers UnicodeError and the errors of json, msgspec and pickle's readers).
 FOREIGN = (
     *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, ValueError, TypeError, LookupError),
-    *(ArithmeticError, RuntimeError, SyntaxError, MemoryError, SystemError),
+    *(ArithmeticError, AttributeError, RuntimeError, SyntaxError, MemoryError, SystemError),
     tokenize.TokenError,  # numpy's filter for headers written by Python 2
 )
 

@@ -74,7 +74,11 @@ def kld_rows(name: str, data: mmap.mmap) -> tuple[NDArray[np.int32], int, Rows]:
         context, vocab, chunks = struct.unpack("<3i", data[8:20])
     first, row_bytes, start = context // 2, 2 * ((vocab + 1) // 2) + 4, 20 + 4 * chunks * context
     rows = context - 1 - first
-    if min(context - 2, vocab - 1, chunks) < 1 or start + 2 * chunks * rows * row_bytes != len(data):
+    if (
+        min(context - 2, vocab - 1, chunks) < 1
+        or vocab > MAX_VOCAB
+        or start + 2 * chunks * rows * row_bytes != len(data)
+    ):
         problem = f"{chunks} chunks of {context} tokens and a vocabulary of {vocab} in {len(data):,} bytes"
         raise DumpError(f"{name}: declares {problem}; expected a complete file of --kl-divergence-base.")
     tokens = np.frombuffer(data, "<i4", chunks * context, 20).reshape(chunks, context)

@@ -59,7 +59,7 @@ def plain(text: str) -> str:
 
 
 def _escape(text: str) -> str:
-    safe = re.sub(r"([\\*\[\]|<>#~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))", r"\\\1", text)
+    safe = re.sub(r"([\\*\[\]|<>#~]|&(?=#?\w+;)|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))", r"\\\1", text)
     return safe.replace("`", "'").replace("@", "@\u200b").replace("://", ":\u200b//").replace("www.", "www\u200b.")
 
 

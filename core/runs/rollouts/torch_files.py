@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ...errors import DumpError
 from ...text import clean, plural
+from ..dumps.arrays import foreign_errors
 
 # Of a training batch, one value per token of the response; miles saves the part of a context-parallel rank.
 _VALUES = {
@@ -29,6 +30,8 @@ _VALUES = {
 
 
 _HEAD = 1 << 20  # bytes of a pickle: either framework writes `rollout_id` first
+_FILE = "a file of slime or miles"
+_MOST_RANKS = 4096
 
 
 @dataclass
@@ -66,11 +69,13 @@ def read_responses(paths: Sequence[Path]) -> list[SavedResponse]:
         content = _load(path)
         if not isinstance(content.get("samples", content.get("rollout_data")), list | dict):
             raise DumpError(f"{clean(path.name)}: holds no `samples` and no `rollout_data` of slime or miles.")
-        for sample in _samples(content):
-            key = int(content["rollout_id"]), sample["sample"]
-            parts.setdefault(key, []).append((path, sample))
+        with foreign_errors(clean(path.name), _FILE):
+            for sample in _samples(content):
+                key = int(content["rollout_id"]), sample["sample"]
+                parts.setdefault(key, []).append((path, sample))
     for key, of_files in parts.items():
-        responses[key] = _join(key, of_files)
+        with foreign_errors(clean(of_files[0][0].name), _FILE):
+            responses[key] = _join(key, of_files)
     return [responses[key] for key in sorted(responses)]
 
 
@@ -91,9 +96,7 @@ def _load(path: Path) -> dict[str, Any]:
     except Exception as error:
         match = re.search(r"GLOBAL ([\w.]+)", str(error))
         reason = f"holds {match[1]}, and only tensors and plain values are read" if match else "cannot be read by torch"
-        raise DumpError(
-            f"{clean(path.name)}: {reason}; is it complete?" if not match else f"{path.name}: {reason}."
-        ) from error
+        raise DumpError(f"{clean(path.name)}: {reason}{'.' if match else '; is it complete?'}") from error
     if not isinstance(content, dict):
         raise DumpError(f"{clean(path.name)}: holds no dictionary of slime or miles.")
     return content
@@ -115,7 +118,14 @@ def _samples(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _numbers(values: Any) -> NDArray[np.float64]:
     """Return a tensor, an array or a list as float64; None is NaN."""
-    return np.asarray(values.double() if hasattr(values, "double") else values, np.float64)
+    return np.asarray(_complete(values).double() if hasattr(values, "double") else values, np.float64)
+
+
+def _complete(values: Any) -> Any:
+    """Return the values; ValueError for a tensor with more elements than the file has, by a stride of 0."""
+    if hasattr(values, "untyped_storage") and values.nbytes > values.untyped_storage().nbytes():
+        raise ValueError("a tensor has more elements than the file")
+    return values
 
 
 def _has_row(column: object, row: int) -> bool:
@@ -131,7 +141,7 @@ def _join(key: tuple[int, int], of_files: Sequence[tuple[Path, dict[str, Any]]])
     about: dict[str, Any] = {}
     versions: list[str] = []
     for path, sample in of_files:
-        tokens = np.asarray(sample.get("tokens", ()), np.int64)
+        tokens = np.asarray(_complete(sample.get("tokens", ())), np.int64)
         length = int(sample.get("response_length", sample.get("response_lengths", len(tokens))))
         if not 0 < length <= len(tokens):
             raise DumpError(f"{clean(path.name)}: {place} has a response of {length} of {len(tokens)} tokens.")
@@ -181,6 +191,8 @@ def _whole(
 ) -> NDArray[np.float64]:
     """Return the values of a response, put together from the parts of context-parallel ranks. [tokens]"""
     size = max(int(one.get("cp_size") or 1) for _, one, _ in slices)
+    if size > _MOST_RANKS:
+        raise DumpError(f"{place}: has a `cp_size` of {size}; expected at most {_MOST_RANKS}.")
     whole, ranks = np.full(length, np.nan), set()
     for path, one, part in slices:
         rank = int(one.get("cp_rank") or 0)

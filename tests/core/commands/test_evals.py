@@ -84,3 +84,12 @@ def test_compare_prints_them(cli, tmp_path: Path) -> None:
     paths[1].write_text('{"doc_id": 3}\n{"doc_id": 4}\n')
     with pytest.raises(DumpError, match="line 1"):
         compare_samples(paths)
+
+
+@pytest.mark.parametrize(
+    "line", ["[1]", '{"doc_id": 1, "filtered_resps": [], "arguments": {}, "metrics": [], "target": ""}']
+)
+def test_lines_that_are_no_scored_samples_are_refused(line: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(line + "\n")
+    with pytest.raises(DumpError):
+        compare_samples([tmp_path / "a.jsonl"] * 2)

@@ -118,6 +118,7 @@ def test_names_between_backticks_stay_code():
     assert plain("at `model.layers.0`, `a`") == "at `model.layers.0`, `a`"
     assert plain("<b> `c") == "\\<b\\> 'c"
     assert "www." not in plain("www.example.org")  # a link on GitHub
+    assert plain("a&commat;b & c") == "a\\&commat;b & c"  # an entity would become a mention
 
 
 @pytest.mark.parametrize(

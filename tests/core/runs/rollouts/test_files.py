@@ -169,6 +169,13 @@ class Anything:
             "has other tokens than in 2.pt from token 3 on",
         ),
         (lambda d: [altered(d / "a.pt", lambda s: s[0].update(extra=Anything()))], "Anything, and only tensors"),
+        (lambda d: [altered(d / "a.pt", lambda s: s[0].update(cp_size=30_000_000))], "at most 4096"),
+        (
+            lambda d: [altered(d / "a.pt", lambda s: s[0].update(log_probs=torch.zeros(1).expand(10**13)))],
+            "more elements than the file",
+        ),
+        (lambda d: [altered(d / "a.pt", lambda s: s[0].update(loss_masks="x"))], "expected a file of slime or miles"),
+        (lambda d: [altered(d / "a.pt", lambda s: s.append([1]))], "expected a file of slime or miles"),
         (lambda d: [lines(d / "a.jsonl", [row(mask=[1, 1])])], "row 1: `mask` and `token_ids` have other lengths"),
         (lambda d: [lines(d / "a.jsonl", [row(mask=[0, 0, 0])])], "every token is masked out"),
         (lambda d: [lines(d / "a.jsonl", [row(trainer=[0.5, -1, -1])])], "`trainer` has a value above 0"),
