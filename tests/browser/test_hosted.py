@@ -59,7 +59,7 @@ def test_a_link_leads_through_the_sign_in_to_its_view_and_not_back_after_signing
     settle(viewer)
     assert viewer.url.startswith(f"{url}/flips?run=fresh-against-cached")
     assert "position=144" in viewer.url
-    expect(viewer.get_by_test_id("stMain").get_by_text("How close it was")).to_be_visible()
+    expect(viewer.get_by_test_id("stMain").get_by_text("Margin.")).to_be_visible()
     expect(viewer.get_by_text("Signed in: member")).to_be_visible()
     viewer.get_by_role("link", name="Sign out").click()
     expect(viewer).to_have_title("Sign out · ULPscope")
