@@ -122,5 +122,5 @@ def _argmax_moves(figures: pd.Series, top: pd.DataFrame) -> str:
         return ""
     tie = "" if all(gap.values()) else " At a tie the lower token id wins."
     start, end = (f"{x:+.12g}" if x else "0" for x in (gap["reference"], gap["variant"]))
-    tokens = "Gap between the two argmaxes, the reference's minus the variant's"
+    tokens = "Logit of the reference's argmax minus that of the variant's argmax"
     return f"{tokens}: {start} on the reference, {end} on the variant.{tie}"

@@ -28,7 +28,7 @@ from core.runs.queries.layers import HEAD, RESIDUAL
 from core.text import visible
 
 MEASURES = {
-    "ratio": "RMS at the position / noise floor",
+    "ratio": "RMS / noise floor",
     "neq_share": "share that differs",
     "max_row_ulps": "max row ULPs",
     "max_ulps": "max ULPs",

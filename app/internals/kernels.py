@@ -37,7 +37,9 @@ def draw(view: selection.View) -> None:
         f"{row.forwards:,} of {row.forwards_of:,} of `{widgets.code(name)}`"
         for row, name in zip(watched.itertuples(), names, strict=True)
     ]
-    st.caption(f"Profiled forwards of prompt 0: {', '.join(counts)}. Launches and µs: per forward, with the profiler.")
+    st.caption(
+        f"Profiled forwards of prompt 0: {', '.join(counts)}. Launches and µs: per forward; µs include the profiler."
+    )
     libraries = ["any", *every["library"].unique()]
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="bottom"):
         choice = parts.measure("Show", list(SHOWN), SHOWN, "kernels_shown")

@@ -39,7 +39,7 @@ def not_recorded(view: selection.View, extras: Sequence[str]) -> None:
         st.info(f"The {what} of this pair could not be recorded. {widgets.escape(about.note)}".strip())
     if refused := [extra for extra in lacking if extra != "layers" and has_engine(about)]:
         what = ", ".join(CAPTURED[extra] for extra in refused)
-        st.info(f"One side ran in another engine than transformers, which cannot record {what}.")
+        st.info(f"One side ran in another engine than transformers: {what} cannot be recorded.")
     if new := [extra for extra in lacking if extra not in (*failed, *refused)]:
         options = " ".join(f"`--{'mitigations' if extra == 'remedies' else extra}`" for extra in new)
         st.info(f"Not recorded: {', '.join(CAPTURED[extra] for extra in new)}. Capture again with {options}.")
@@ -83,9 +83,7 @@ def mitigations(view: selection.View) -> None:
     table = pd.DataFrame([row for row in rows if not row.refusal])[_OF_MITIGATIONS]
     titles = {"name": "mitigation", "noise_ratio": f"RMS / {rows[0].compute_dtype} noise floor"}
     tables.draw(table.rename(columns=titles), "remedies")
-    floor = (
-        "Noise floor: other reduction orders; the verdict's in 16 bits adds randomized rounding, so its ratio is lower"
-    )
+    floor = "Noise floor: other reduction orders only; the pair's check in 16 bits adds rounding, so its ratio is lower"
     st.caption(f"One change at a time. Throughput: relative to the baseline. {floor}.")
     if refused := [f"- **{widgets.escape(row.name)}**: {widgets.escape(row.refusal)}" for row in rows if row.refusal]:
         st.markdown("Not measured:\n\n" + "\n".join(refused))

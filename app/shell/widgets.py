@@ -211,7 +211,7 @@ def causes(view: selection.View) -> None:
             st.markdown(f"**{escape(cause.name)}**: {escape(cause.text)}")
         if not result.causes:
             st.markdown("No common cause fits.")
-        st.caption(f"{result.says} Each is fitted to one half of them and validated on the other.")
+        st.caption(f"Each cause is fitted to half of the positions and validated on the other half. {result.says}")
 
 
 def empty() -> NoReturn:

@@ -125,7 +125,7 @@ def outliers_evidence(
         if shape.is_tail and len(lengths) == 1:
             who = f"Positions {row} to the end" if row else "All positions"
         block = f"; starts are multiples of {shape.block}, like blocks of a KV cache" if shape.block else ""
-        says = f"{who} exceed the {dtype} limit ({test.position.limit:.3g}x){block}."
+        says = f"{who} exceed the {dtype} limit of one position ({test.position.limit:.3g}x){block}."
         if first is not None and first != shape.first:
             says = f"Noise of the precision begins at {place}, the fault at {place_in_words(row_of(first), lengths)}."
         elif shape.first[1] == 1 and not test.by_position[row - 1]:
