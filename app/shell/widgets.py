@@ -21,6 +21,7 @@ from app.shell import address, selection, store_cache, wording
 from core.errors import UlpscopeError
 from core.runs.file.keep import note_of, refusal
 from core.runs.file.records import Provenance
+from core.runs.queries.mismatch import has_rollouts
 from core.runs.reader import RunReader
 from core.runs.requests import caveat, command_with
 from core.text import code, legible
@@ -93,6 +94,9 @@ def head(page: Page, view: selection.View | None, *, needs_rows: bool = False) -
     )
     if header.is_long and page.name != OVERVIEW:
         st.info(f"A run of {header.rows:,} positions has an Overview only.")
+        st.stop()
+    if page.name in ("flips", "near_ties") and has_rollouts(view.run):
+        st.info(f"{page.title} needs both sides' top tokens: this run has one log-probability per token.")
         st.stop()
     if view.is_list and needs_rows:
         st.info(f"{page.title} needs whole rows of logits: {refusal(header)}")

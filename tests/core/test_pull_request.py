@@ -34,7 +34,7 @@ class GitHub(ThreadingHTTPServer):
             self.add(f"comment {number}", "User")
 
     def add(self, body: str, kind: str = "Bot") -> dict[str, Any]:
-        id_, user = len(self.comments), {"login": "somebody", "type": kind}
+        id_, user = len(self.comments), {"login": "reviewer", "type": kind}
         comment = {"id": id_, "body": body, "user": user, "author_association": "NONE", "html_url": f"http://c/{id_}"}
         self.comments.append(comment)
         return comment

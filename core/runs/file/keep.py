@@ -40,7 +40,7 @@ def note_of(header: RunHeader) -> str:
 
 def refusal(header: RunHeader) -> str:
     """Sentence on why the run has no logits."""
-    return REFUSAL if header.k is None else "a server sent top tokens only, so this run has no whole rows of logits."
+    return REFUSAL if header.k is None else "this run has log-probabilities of some tokens only."
 
 
 def expected_bytes(keep: str, sides: int, rows: int, side_bytes: int) -> int:

@@ -137,7 +137,7 @@ def are_tokens(paths: Sequence[Path]) -> bool:
 
 def files_in(paths: Sequence[Path]) -> list[Path]:
     """Return the paths, for a folder the files of chosen tokens below it: those of torch if there are some, as miles
-    writes other columns of the same tokens beside them.
+    writes other columns of the same tokens next to them.
 
     Raises:
         DumpError: a folder holds no such file.

@@ -35,6 +35,16 @@ def test_the_headline_figures_are_those_of_the_tokens(page):
     ]
 
 
+@pytest.mark.parametrize("name", ["flips", "near_ties"])
+def test_pages_of_top_tokens_show_no_empty_charts(name, store):
+    run = ingest(Store(store), [CASES / "slime/train_data/2.pt"])
+    opened = open_page(name, run=run)
+    assert len(opened.info) == 1
+    assert not opened.get("plotly_chart")
+    assert not opened.metric
+    assert not opened.dataframe
+
+
 def test_a_framework_gives_its_own_names(page):
     page.selectbox(key="framework").select("slime").run()
     (table,) = [each.value for each in page.dataframe if "definition" in each.value]
