@@ -1,4 +1,7 @@
-"""ULPscope's core: numerics, run files, captures and the command line. No user interface is imported here."""
+"""ULPscope's core: numerics, run files, captures and the command line. No user interface is imported here.
+
+`open`, `compare` and `judge` are the functions of Python; their modules load on first use.
+"""
 
 import sys
 from importlib import import_module
@@ -7,8 +10,22 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .inference import judge as judge
+    from .notebook import Run as Run
+    from .notebook import compare as compare
+    from .notebook import open as open
 
 __version__ = "0.2.0"
+_PUBLIC = {"open": "notebook", "compare": "notebook", "Run": "notebook", "judge": "inference"}  # module by name
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return getattr(import_module(f".{_PUBLIC[name]}", __name__), name)
 
 
 class _OneCopy(MetaPathFinder, Loader):
