@@ -30,7 +30,7 @@ from ..runs.rollouts.files import files_in
 from ..runs.store.store import open_store
 from ..text import clean, plural
 from . import options
-from .corpus import corpus_json, print_corpus
+from .corpus import corpora_of, corpus_of_logs, print_corpus
 from .evals import are_samples, compare_samples, print_samples
 from .mismatch import As, mismatch_of, print_mismatch
 from .tables import print_reports
@@ -61,6 +61,9 @@ def compare(
     holds: options.Holds = None,
     variant: Annotated[str | None, typer.Option(help="Variant to summarize; --fail-on still covers all.")] = None,
     positions: Annotated[bool, typer.Option("--positions", help="With --json: per-position metrics.")] = False,
+    corpus: Annotated[
+        bool, typer.Option("--corpus", help="Statistics of llama-perplexity over all positions, with intervals.")
+    ] = False,
     framework: As = None,
     store: options.Store = None,
     as_json_: options.Json = False,
@@ -88,8 +91,8 @@ def compare(
         return
     if are_logs(files) and is_plain:
         with steps() as say:
-            corpus = corpus_json(files, partial(say, "comparing"))
-        (print_json if as_json_ else print_corpus)(corpus)
+            statistics = corpus_of_logs(files, partial(say, "comparing"))
+        (print_json if as_json_ else print_corpus)(statistics)
         return
     with ExitStack() as stack:
         if len(names) == 1 and not files[0].exists() and _is_run(store, names[0]):
@@ -108,7 +111,10 @@ def compare(
         pairs, classes = report_of_run(run)
         pairs = [replace(pair, mismatch=mismatch) for pair in pairs]
         gate = gate_of(run, pairs, conditions) if conditions else None
+        corpora = corpora_of(run, variant) if corpus else []
     report = as_json(pairs, classes, header, variant=variant, with_positions=positions)
+    if corpora:
+        report["corpora"] = corpora
     if gate is not None:
         report["gate"] = gate.as_json()
     if as_json_:
@@ -117,6 +123,8 @@ def compare(
         print_reports(pairs, classes, header, texts, variant)
         if mismatch is not None:
             print_mismatch(mismatch)
+        for each in corpora:
+            print_corpus(each)
     if gate is not None:
         end_with(gate, junit, markdown, as_json_)
 

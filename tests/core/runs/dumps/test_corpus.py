@@ -1,4 +1,4 @@
-"""Two files of `llama-perplexity --kl-divergence-base`: its statistics, computed once more in numpy."""
+"""Statistics of llama-perplexity, of its files and of runs: computed once more in numpy."""
 
 from __future__ import annotations
 
@@ -132,3 +132,27 @@ def test_compare_prints_them_and_refuses_other_tokens(cli, files: list[Path]) ->
     kld_file(files[1], LOGITS, others)
     with pytest.raises(DumpError, match=r"q\.kld: has other tokens than base\.kld"):
         score_logs(files)
+
+
+def test_any_pair_with_token_ids_is_a_corpus(cli, tmp_path: Path) -> None:
+    """The last row of a prompt has no right token; probabilities are normalized over all tokens."""
+    prompts, rows = 4, 6
+    tokens, random = RANDOM.integers(0, VOCAB, (prompts, rows)), np.random.default_rng(7)
+    base = random.normal(0, 3, (prompts, rows, VOCAB)).astype(np.float32)
+    other = base + random.normal(0, 0.3, base.shape).astype(np.float32)
+    np.savez(tmp_path / "dump.npz", reference=base, variant=other, token_ids=tokens)
+    report = json.loads(cli("compare", tmp_path / "dump.npz", "--corpus", "--json").stdout)["corpora"][0]
+    values = {figure["name"]: figure["value"] for figure in report["figures"]}
+    p, q = (log_softmax(side[:, :-1].astype(np.float64), axis=2) for side in (base, other))
+    right, right_q = (np.take_along_axis(side, tokens[:, 1:, None], 2) for side in (p, q))
+    assert (report["positions"], report["prompts"], report["variant"]) == (prompts * (rows - 1), prompts, "variant")
+    assert values["Mean KLD"] == pytest.approx((np.exp(p) * (p - q)).sum(axis=2).mean())
+    assert values["Mean PPL(Q)"] == pytest.approx(np.exp(-right_q.mean()))
+    assert values["Maximum Δp"] == pytest.approx(100 * (np.exp(right_q) - np.exp(right)).max())
+    assert values["Same top p"] == pytest.approx(100 * (p.argmax(axis=2) == q.argmax(axis=2)).mean())
+
+
+def test_a_run_without_tokens_is_no_corpus(cli, tmp_path: Path) -> None:
+    np.savez(tmp_path / "dump.npz", reference=LOGITS[:4], variant=OTHER[:4])
+    failed = cli("compare", tmp_path / "dump.npz", "--corpus")
+    assert (failed.returncode, "token ids" in failed.stderr) == (2, True)
