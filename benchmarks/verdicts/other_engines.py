@@ -208,9 +208,7 @@ def _row(loaded: LoadedModel, path: str, fault: str, verdict_expected: str, prom
     for row in verdict.evidence:
         figures: Any = row.figures
         if fault == "none" and row.check == "an engine's settings":
-            pairs = zip(figures.settings, figures.setting_noise_ratios, strict=True)
-            alone = ", ".join(f"{name} {value:.3g}" for name, value in pairs)
-            each = f"{alone}; all wide {figures.widest_noise_ratio:.2f}"
+            each = f"{', '.join(figures.settings)}; all wide {figures.widest_noise_ratio:.2f}"
         elif fault != "none" and row.check == "each module alone":
             each = in_words(figures.modules_beyond, figures.modules)
     mark = "" if verdict.name == verdict_expected else f" (expected {verdict_expected})"
