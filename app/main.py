@@ -6,6 +6,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # `streamlit run` puts only app/ on the path
     sys.path.insert(0, str(ROOT))
+if "core" not in sys.modules and not (ROOT / "core").is_dir():  # of the wheel
+    from ulpscope import OneCopy
+
+    OneCopy("core", "ulpscope")
 
 import streamlit as st  # noqa: E402  (the path above comes first)
 from streamlit.runtime.scriptrunner import get_script_run_ctx  # noqa: E402

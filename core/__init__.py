@@ -28,15 +28,23 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f".{_PUBLIC[name]}", __name__), name)
 
 
-class _OneCopy(MetaPathFinder, Loader):
-    """In a clone `ulpscope.x` is the module `core.x`: two copies would be two classes of every error."""
+class OneCopy(MetaPathFinder, Loader):
+    """Finder by which `alias.x` is the module `package.x`: two copies would be two classes of every error.
+
+    In a clone `ulpscope` is `core`. In the wheel's dashboard `core` is `ulpscope`.
+    """
+
+    def __init__(self, alias: str, package: str) -> None:
+        self._alias, self._package = alias, package
+        sys.meta_path.insert(0, self)
+        sys.modules[alias] = import_module(package)
 
     def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
-        is_ours = name.startswith("ulpscope.") and name != "ulpscope.__main__"
+        is_ours = name.startswith(f"{self._alias}.") and name != f"{self._alias}.__main__"
         return ModuleSpec(name, self) if is_ours else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        module = import_module(f"core{spec.name.removeprefix('ulpscope')}")
+        module = import_module(f"{self._package}{spec.name.removeprefix(self._alias)}")
         spec.loader_state = module.__spec__
         return module
 
@@ -48,5 +56,4 @@ class _OneCopy(MetaPathFinder, Loader):
 if __name__ == "ulpscope":
     core = find_spec("core")  # of a clone, whose dashboard and tests are core, or another package
     if core is not None and core.origin and Path(core.origin).resolve() == Path(__file__).resolve():
-        sys.meta_path.insert(0, _OneCopy())
-        sys.modules["ulpscope"] = import_module("core")
+        OneCopy("ulpscope", "core")

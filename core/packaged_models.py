@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from .command_name import COMMAND
 from .disk import WRITING, discard, lock, making
 from .errors import CaptureError, ConfigurationError, ExtraError
+from .subprocess_json import ROOT
 from .text import clean, size
 
 VARIABLE = "ULPSCOPE_CACHE"
@@ -55,6 +56,8 @@ PACKAGED = {
         ),
     )
 }
+
+EXAMPLE = "sample_runs/model" if (ROOT / "sample_runs").is_dir() else "smollm2"  # the wheel has no sample runs
 
 
 def cache_folder() -> Path:

@@ -15,7 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-ROOT = Path(__file__).resolve().parents[1]
+_PACKAGE = Path(__file__).resolve().parent
+# The folder with app/ and pages/: of the wheel, or of the clone.
+ROOT = folder if (folder := _PACKAGE / "dashboard").is_dir() else _PACKAGE.parent
 _LONGEST = 4 << 20  # bytes of an object
 _LONGEST_ERROR = 4096  # bytes of a line on stderr
 _MOST_ERRORS = 1000  # lines, the latest

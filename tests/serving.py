@@ -56,12 +56,17 @@ def start(store: Path, script: Path = Path("app/main.py"), port: int = 0, **sett
 
     def is_ready() -> bool:
         assert process.poll() is None, log.read_text()
-        with suppress(httpx2.HTTPError):
-            return httpx2.get(f"http://127.0.0.1:{port}/_stcore/health", timeout=1).status_code in (200, 401)
-        return False
+        return answers(f"http://127.0.0.1:{port}")
 
     until(is_ready, about=log.read_text)
     return Server(f"http://127.0.0.1:{port}", store, process, time.perf_counter() - began)
+
+
+def answers(url: str) -> bool:
+    """Whether a dashboard is up at `url`."""
+    with suppress(httpx2.HTTPError):
+        return httpx2.get(f"{url}/_stcore/health", timeout=1).status_code in (200, 401)
+    return False
 
 
 @contextmanager

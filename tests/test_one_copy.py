@@ -45,6 +45,11 @@ def test_a_clone_has_one_copy_of_every_module_under_both_names(imports: str, ins
     run(installed, "-c", SAME.format(imports=imports, root=str(ROOT)))
 
 
+def test_the_dashboard_of_the_wheel_has_one_copy_as_well(installed: Path) -> None:
+    imports = "import ulpscope; ulpscope.OneCopy('core', 'ulpscope'); import core"
+    run(installed, "-c", SAME.format(imports=imports, root=str(ROOT)), has_clone=False)
+
+
 def test_the_module_runs_by_either_name(installed: Path) -> None:
     assert run(installed, "-m", "ulpscope", "--help") == run(installed, "-m", "core", "--help")
 

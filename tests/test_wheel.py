@@ -1,8 +1,8 @@
 """The package as others install it: the wheel in a virtual environment of its own, used from a folder that is no clone.
 
 The environment gets its libraries without a network and in a second: folders of links to those installed here, one with
-what the wheel's metadata asks for without extras (and pytest), one with what the extra `capture` adds. A library that
-is used and not declared is missing there, as it would be elsewhere.
+what the wheel's metadata asks for without extras (and pytest), one with what each of two extras adds. A library that is
+used and not declared is missing there, as it would be elsewhere.
 """
 
 from __future__ import annotations
@@ -21,38 +21,44 @@ from email import message_from_string
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
+import httpx2
 import numpy as np
 import pytest
 from packaging.requirements import Requirement
+from playwright.sync_api import expect, sync_playwright
 
 import core
+from tests.browser.driving import chromium
+from tests.serving import answers, free_port
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
 class Installed:
-    """The wheel, the virtual environment it is installed in, and a folder of what the extra `capture` brings."""
+    """The wheel, the virtual environment it is installed in, and the parent of a folder of what each extra brings."""
 
     wheel: Path
     environment: Path
-    extra: Path
+    extras: Path
 
-    def run(self, folder: Path, *command: object, extra: bool = False) -> subprocess.CompletedProcess[str]:
-        """A command of the environment's bin/, from `folder`, with what `capture` brings or without."""
+    def start(self, folder: Path, *command: object, extra: str = "") -> subprocess.Popen[str]:
+        """A command of the environment's bin/, from `folder`, with what an extra brings or without."""
         program, *arguments = map(str, command)
         ours = ("ULPSCOPE_", "PYTEST_", "PYTHON", "OMP_")  # of the caller of these tests
         environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | (
-            {"PYTHONPATH": str(self.extra)} if extra else {}
+            {"PYTHONPATH": str(self.extras / extra)} if extra else {}
         )
-        return subprocess.run(
-            [self.environment / "bin" / program, *arguments],
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
+        words = [self.environment / "bin" / program, *arguments]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(words, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+    def run(self, folder: Path, *command: object, extra: str = "") -> subprocess.CompletedProcess[str]:
+        process = self.start(folder, *command, extra=extra)
+        printed, errors = process.communicate()
+        return subprocess.CompletedProcess(command, process.returncode, printed, errors)
 
 
 def closure(asked: Iterable[str], extra: str = "") -> dict[str, Distribution]:
@@ -78,7 +84,7 @@ def closure(asked: Iterable[str], extra: str = "") -> dict[str, Distribution]:
 
 def link(distributions: Iterable[Distribution], folder: Path) -> None:
     """Links in `folder` to all files of these distributions."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     for one in distributions:
         for name in {Path(file).parts[0] for file in one.files or ()} - {"..", "__pycache__"}:
             place = Path(str(one.locate_file(name)))
@@ -90,7 +96,8 @@ def link(distributions: Iterable[Distribution], folder: Path) -> None:
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"  # a build leaves folders behind
-    shutil.copytree(ROOT / "core", source / "core", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("core", "app", "pages", ".streamlit", "docs/reference"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
@@ -105,10 +112,12 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     asked = metadata_of(wheel).get_all("Requires-Dist") or []
     bare = closure([*asked, "pytest"])
     link(bare.values(), folder / "bare")
-    link((one for name, one in closure(asked, "capture").items() if name not in bare), folder / "capture")
+    extras = folder / "site-packages"  # Streamlit takes itself for its own clone in a folder of another name
+    for extra in ("capture", "hosting"):
+        link((one for name, one in closure(asked, extra).items() if name not in bare), extras / extra)
     (site,) = environment.glob("lib/python*/site-packages")
     (site / "libraries.pth").write_text(f"{folder / 'bare'}\n")
-    return Installed(wheel, environment, folder / "capture")
+    return Installed(wheel, environment, extras)
 
 
 def metadata_of(wheel: Path):
@@ -128,8 +137,12 @@ def dumps(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_wheel_holds_every_file_of_core_the_licence_and_the_readme(installed):
-    kept = {path.relative_to(ROOT / "core").as_posix() for path in (ROOT / "core").rglob("*") if path.is_file()}
+def test_the_wheel_holds_every_file_of_core_and_the_dashboard_the_licence_and_the_readme(installed):
+    def files(folder: str, pattern: str = "*") -> set[str]:
+        return {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob(pattern) if path.is_file()}
+
+    dashboard = files("app") | files("pages") | files("docs/reference", "*.md") | files(".streamlit")
+    kept = {name.removeprefix("core/") for name in files("core")} | {f"dashboard/{name}" for name in dashboard}
     with zipfile.ZipFile(installed.wheel) as archive:
         names = [name for name in archive.namelist() if not name.startswith(f"ulpscope-{core.__version__}.dist-info/")]
         assert f"ulpscope-{core.__version__}.dist-info/licenses/LICENSE" in archive.namelist()
@@ -138,7 +151,7 @@ def test_the_wheel_holds_every_file_of_core_the_licence_and_the_readme(installed
     assert (about["Name"], about["Version"], about["License-Expression"]) == (
         "ulpscope",
         core.__version__,
-        "Apache-2.0",
+        "Apache-2.0 AND MIT",  # Plotly's
     )
     assert about.get_payload().startswith("# ULPscope")
 
@@ -164,6 +177,34 @@ def test_without_extras_the_command_compares_stores_reads_and_exports(installed,
     assert "pip install '.[capture]'" in " ".join(ulpscope(*capture, code=2).stderr.split())
 
 
+@pytest.mark.thorough
+def test_with_the_extra_hosting_it_serves_pages_and_takes_an_upload(installed, dumps):
+    def ulpscope(*arguments: object) -> str:
+        return installed.run(dumps, "ulpscope", *arguments, extra="hosting").stdout
+
+    assert "ulpscope[hosting]" in " ".join(installed.run(dumps, "ulpscope", "serve").stderr.split())
+    first = json.loads(ulpscope("ingest", "golden.npz", "today.npz", "--json"))["run_id"]
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    server = installed.start(dumps, "ulpscope", "serve", "--port", port, extra="hosting")
+    try:
+        until(lambda: server.poll() is not None or answers(url))
+        assert server.poll() is None, server.communicate()
+        ulpscope("export", first, "both.npz")
+        second = ulpscope("push", "both.npz", "--to", url).rpartition("run=")[2].strip()
+        assert {run["run_id"] for run in httpx2.get(f"{url}/api/runs").json()["runs"]} == {first, second}
+        with sync_playwright() as playwright:
+            page = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"]).new_page()
+            for name in ("overview", "flips", "heatmap", "new_run?tab=capture"):
+                page.goto(f"{url}/{name}{'&' if '?' in name else '?'}run={second}")
+                expect(page.get_by_role("heading", level=1)).to_be_visible(timeout=120_000)
+                expect(page.locator("[data-test-script-state=notRunning]")).to_be_visible(timeout=120_000)
+                assert page.get_by_test_id("stException").count() == 0
+            expect(page.get_by_role("combobox", name="Model")).to_have_value("smollm2")
+    finally:
+        server.terminate()
+        server.communicate()
+
+
 MODEL = """
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -183,7 +224,7 @@ def broken(model, ids):
 """
 
 
-def of_pytest(installed: Installed, folder: Path, tests: str, *, extra: bool = False) -> tuple[str, dict[str, str]]:
+def of_pytest(installed: Installed, folder: Path, tests: str, *, extra: str = "") -> tuple[str, dict[str, str]]:
     """What pytest prints about `tests`, and how each of them came out. The plugin is found by its entry point."""
     (folder / "test_mine.py").write_text(tests)
     done = installed.run(folder, "python", "-m", "pytest", "-p", "no:cacheprovider", "-rA", "test_mine.py", extra=extra)
@@ -211,7 +252,7 @@ def test_plain(judge):
 @pytest.mark.thorough
 @pytest.mark.model
 def test_a_test_that_judges_passes_or_fails_with_the_evidence(installed, tmp_path):
-    printed, outcomes = of_pytest(installed, tmp_path, JUDGING, extra=True)
+    printed, outcomes = of_pytest(installed, tmp_path, JUDGING, extra="capture")
     wanted = {"test_imported": "PASSED", "test_sound": "PASSED", "test_checked": "FAILED", "test_plain": "FAILED"}
     assert outcomes == wanted, printed
     _, checked, plain = re.split(r"^_+ test_\w+ _+$", printed, flags=re.MULTILINE)

@@ -13,10 +13,9 @@ from app.shell.job_list import job_list
 from app.shell.jobs import ANY_DEVICE, DEVICES, GETTING, PromptFile, queue_of
 from core.capture_request import CaptureRequest
 from core.errors import UsageError
-from core.packaged_models import PACKAGED, PackagedModel, is_here
+from core.packaged_models import EXAMPLE, PACKAGED, PackagedModel, is_here
 from core.text import file_name, is_seen, size
 
-SHIPPED = "sample_runs/model"
 BASES = ["prefill", "decode", "blocks:16", "reuse:16", "chunked:16", "static"]  # docs/reference/paths.md has all
 SUGGESTED = ["decode", "prefill+batch:8", "decode+batch:2", "decode+batch:8", *BASES[4:1:-1], *BASES[5:], "prefill"]
 SAMPLE = "def __init__(self, name, parent=None):\n    self.name = name\n    self.parent ="
@@ -128,13 +127,13 @@ def _choose() -> CaptureForm:
     """Draw the form and return its values."""
     left, right = st.columns(2, gap="medium")
     with left:
-        # The chosen one, those of stored runs, the one that is shipped, those of packages.
+        # The chosen one, those of stored runs, the example, those of packages.
         own_models = [card.model for card in store_cache.cards()[0] if card.model and is_seen(card.model)]
-        current = st.session_state.get("capture_model") or SHIPPED
-        models = list(dict.fromkeys([current, *own_models, SHIPPED, *PACKAGED]))
+        current = st.session_state.get("capture_model") or EXAMPLE
+        models = list(dict.fromkeys([current, *own_models, EXAMPLE, *PACKAGED]))
         about = "a folder or .gguf file on this machine, or a hub id; type to add one"
         look: dict[str, Any] = {"accept_new_options": True, "help": about, **_FIELD}
-        model = (st.selectbox("Model", models, models.index(SHIPPED), key="capture_model", **look) or "").strip()
+        model = (st.selectbox("Model", models, models.index(EXAMPLE), key="capture_model", **look) or "").strip()
         if (packaged := PACKAGED.get(model)) is not None and not is_here(packaged):
             _offer(packaged)
         prompts, file = _choose_prompts()

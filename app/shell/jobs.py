@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import core
 from core.errors import UlpscopeError, UsageError
 from core.runs.store.partial import Partial
 from core.runs.store.store import Store
@@ -198,7 +199,7 @@ class Jobs:
         with self._lock:
             if not self._is_stopped and (self._spare is None or not self._spare.is_alive):
                 self._drop_spare()
-                self._spare = Child(["-m", "core", "spare"], niceness=NICENESS, is_asked=True)
+                self._spare = Child(["-m", core.__name__, "spare"], niceness=NICENESS, is_asked=True)
 
     def _drop_spare(self) -> None:
         if self._spare is not None:
@@ -281,7 +282,9 @@ class Jobs:
         """Return the process of a job: for an import the spare one if there is one. The caller holds the lock."""
         spare = self._spare
         if job.device != TAKING_IN or spare is None or not spare.is_alive:
-            return Child(["-m", "core", *arguments], niceness=NICENESS, may_ask=job.device != TAKING_IN, more=secrets)
+            return Child(
+                ["-m", core.__name__, *arguments], niceness=NICENESS, may_ask=job.device != TAKING_IN, more=secrets
+            )
         self._spare = None
         spare.ask({"arguments": arguments})
         return spare

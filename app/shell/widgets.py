@@ -19,6 +19,7 @@ from streamlit.delta_generator import DeltaGenerator
 from app.page import Page
 from app.shell import address, selection, store_cache, wording
 from core.errors import UlpscopeError
+from core.packaged_models import EXAMPLE
 from core.runs.file.keep import note_of, refusal
 from core.runs.file.records import Provenance
 from core.runs.queries.mismatch import has_rollouts
@@ -223,10 +224,7 @@ def empty() -> NoReturn:
     st.info("No runs yet. Upload a dump of logits, or capture a run; it appears here by itself.")
     st.page_link(PAGES / "new_run.py", label="Upload a dump", query_params={"tab": "upload"})
     st.page_link(PAGES / "new_run.py", label="Capture a run", query_params={"tab": "capture"})
-    code_block(
-        "ulpscope capture --model sample_runs/model --prompt-file sample_runs/prompts/parser.txt \\\n    --reference"
-        " prefill --variant decode --dtype bfloat16"
-    )
+    code_block(f'ulpscope capture --model {EXAMPLE} --prompt "def __init__(self," --variant decode --dtype bfloat16')
     st.stop()
 
 

@@ -16,10 +16,9 @@ from ..configuration import FILE_NAME, VARIABLE, SignIn, as_json, configuration,
 from ..errors import ConfigurationError, ExtraError, UsageError
 from ..hosting import credentials, start, tokens
 from ..runs.store.store import open_store
+from ..subprocess_json import ROOT
 from . import options
 from .terminal.console import err, print_json, print_records, print_text
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def serve(
@@ -92,10 +91,8 @@ def _ways(sign_in: SignIn) -> str:
 
 
 def _serve(address: str, port: int, read_only: bool, store: str | None) -> None:
-    if not (ROOT / "app" / "main.py").is_file():
-        raise UsageError("The dashboard is part of a clone: run ./ulpscope serve there.")
     if find_spec("streamlit") is None:
-        raise ExtraError("The dashboard needs streamlit: pip install -e '.[hosting]' in the clone.")
+        raise ExtraError("The dashboard needs streamlit: pip install 'ulpscope[hosting]', or make run in a clone.")
     config, runs = configuration(), open_store(store)
     start.check(config, address)
     directory = runs.directory.absolute()
@@ -103,7 +100,7 @@ def _serve(address: str, port: int, read_only: bool, store: str | None) -> None:
     if read_only:
         environment[variable_of("hosting", "read_only")] = "1"
     config_file = environment.get(VARIABLE) or (FILE_NAME if Path(FILE_NAME).exists() else "")
-    if config_file:  # the server runs in the repository, which has the theme
+    if config_file:  # the server runs in the dashboard's folder, which has the theme
         environment[VARIABLE] = str(Path(config_file).absolute())
     url = config.hosting.public_url or f"http://{f'[{address}]' if ':' in address else address}:{port}"
     place = directory if runs.mirror is None else runs.address
