@@ -74,6 +74,16 @@ frameworks: $(VENV)/.development $(FRAMEWORKS:%=.frameworks/%/.made)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(subst -,==,$*) accelerate==1.15.0 datasets==5.2.0
 	touch $@
 
+# Experiment trackers for `make thorough`, in an environment on top of $(VENV) too.
+.PHONY: trackers
+trackers: .trackers/.made
+.trackers/.made: $(VENV)/.development Makefile
+	$(BIN)/python -m venv $(@D)
+	$(BIN)/python -c "import site; print(site.getsitepackages()[0])" > $$(echo $(@D)/lib/python*/site-packages)/main.pth
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check wandb==0.31.0 trackio==0.43.0 mlflow==3.17.2 \
+		tensorboard==2.21.0
+	touch $@
+
 # The browser tests drive a Chromium; Debian's is installed where apt-get and the rights to use it are there.
 .PHONY: browser
 browser:

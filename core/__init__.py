@@ -1,6 +1,6 @@
 """ULPscope's core: numerics, run files, captures and the command line. No user interface is imported here.
 
-`open`, `compare` and `judge` are the functions of Python; their modules load on first use.
+`open`, `compare`, `judge` and `log` are the functions of Python; their modules load on first use.
 """
 
 import sys
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from .notebook import Run as Run
     from .notebook import compare as compare
     from .notebook import open as open
+    from .trackers import log as log
 
 __version__ = "0.2.0"
-_PUBLIC = {"open": "notebook", "compare": "notebook", "Run": "notebook", "judge": "inference"}  # module by name
+_PUBLIC = {"open": "notebook", "compare": "notebook", "Run": "notebook", "judge": "inference", "log": "trackers"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,106 @@
+"""`log` of the package offline, run by a Python that has the trackers: `tracker_logs.py TRACKER FOLDER`.
+
+Logs a run to a new run of the tracker, then steps and a check to an active one. Prints as JSON what the tracker stored:
+the number of its runs, (name, step, value) of each figure and text, and HTML files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from core import log
+from core.rl import Check
+
+SAMPLES = Path(__file__).resolve().parents[2] / "sample_runs"
+RUN, STEPS = SAMPLES / "fresh-against-cached.duckdb", SAMPLES / "trainer-against-rollout.duckdb"
+
+
+def log_all(name: str, start: Callable, finish: Callable, active: str = "") -> None:
+    log(RUN, to=name)
+    run = start()
+    log(STEPS, to=run, step=3)
+    log(Check({"k3": 0.25}, "a warning"), to=active or run, step=4)
+    finish(run)
+
+
+def wandb() -> tuple:
+    import wandb
+
+    log_all("wandb", wandb.init, lambda _: wandb.teardown(), "wandb")
+    runs = [list(histories(path.read_bytes())) for path in Path().glob("wandb/offline-*/*.wandb")]
+    rows = [(name, items["_step"], value) for run in runs for items in run for name, value in items.items()]
+    for path in Path().glob("wandb/offline-*/files/media/table/mismatch/by_step/*.json"):  # of charts
+        name = f"mismatch/by_step/{path.name.partition('_table')[0]}"
+        rows += [(name, step, value) for step, _, value in json.loads(path.read_text())["data"]]
+    return len(runs), rows, [path.read_text() for path in Path().glob("wandb/offline-*/files/media/html/**/*.html")]
+
+
+def histories(data: bytes) -> Iterator[dict]:
+    """Histories in a .wandb file: after 7 bytes LevelDB's log of blocks of 32 KiB, each record a protobuf message."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    place, message = 7, b""
+    while place + 7 <= len(data):
+        if (rest := 32768 - place % 32768) < 7:
+            place += rest
+            continue
+        _, size, kind = struct.unpack_from("<IHB", data, place)
+        message += data[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # a whole message, or its last part
+            record, message = Record.FromString(message), b""
+            yield {item.key or "|".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+
+
+def trackio() -> tuple:
+    import trackio
+    from trackio.sqlite_storage import SQLiteStorage
+
+    log_all("trackio", lambda: trackio.init("ulpscope"), lambda _: trackio.finish(), "trackio")
+    runs = list(trackio.Api().runs("ulpscope"))
+    logs = [entry for run in runs for entry in SQLiteStorage.get_logs("ulpscope", run.name, run_id=run.id)]
+    rows = [(name, entry["step"], value) for entry in logs for name, value in entry.items()]
+    media = [value["file_path"] for *_, value in rows if isinstance(value, dict)]
+    return len(runs), rows, [Path("trackio", "media", path).read_text() for path in media]
+
+
+def mlflow() -> tuple:
+    import mlflow
+
+    log_all("mlflow", mlflow.start_run, lambda _: mlflow.end_run(), "mlflow")
+    client, rows, html = mlflow.MlflowClient(), [], []
+    runs = client.search_runs(["0"])
+    for run in runs:
+        run_id = run.info.run_id
+        rows += [(name, None, text) for name, text in run.data.tags.items()]
+        rows += [(name, p.step, p.value) for name in run.data.metrics for p in client.get_metric_history(run_id, name)]
+        files = client.list_artifacts(run_id, "ulpscope")
+        html += [mlflow.artifacts.load_text(f"{run.info.artifact_uri}/{file.path}") for file in files]
+    return len(runs), rows, html
+
+
+def tensorboard() -> tuple:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    log_all("tensorboard:runs/new", lambda: SummaryWriter("runs/active"), SummaryWriter.close)
+    rows, folders = [], list(Path("runs").iterdir())
+    for folder in folders:
+        events = EventAccumulator(str(folder)).Reload()
+        rows += [(name, p.step, p.value) for name in events.Tags()["scalars"] for p in events.Scalars(name)]
+        for name in events.Tags()["tensors"]:
+            (text,) = events.Tensors(name)
+            rows.append((name.removesuffix("/text_summary"), text.step, text.tensor_proto.string_val[0].decode()))
+    return len(folders), rows, [file.read_text() for file in Path("runs").glob("*/*.html")]
+
+
+if __name__ == "__main__":
+    os.chdir(sys.argv[2])
+    os.environ |= {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "MLFLOW_TRACKING_URI": "sqlite:///mlflow.db"}
+    os.environ["TRACKIO_DIR"] = str(Path("trackio").resolve())
+    print(json.dumps(globals()[sys.argv[1]](), default=str))
