@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,69 +16,55 @@ import core
 from core.errors import ExtraError, UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
-TRACKERS = Path(os.environ.get("ULPSCOPE_TRACKERS", ROOT / ".trackers"))
+PYTHON = ROOT / ".trackers" / "bin" / "python"
 SAMPLES = ROOT / "sample_runs"
+RUN, STEPS = "fresh-against-cached", "trainer-against-rollout"
 
 
-class Writer(SimpleNamespace):
-    """What `log` calls of a SummaryWriter."""
-
-    def add_scalar(self, name, value, step):
-        self.scalars[name, step] = value
-
-    def add_text(self, name, text, step):
-        self.texts[name] = text
-
-
-def writer_in(folder: Path) -> Writer:
-    return Writer(scalars={}, texts={}, file_writer=SimpleNamespace(get_logdir=lambda: folder))
-
-
-def figures_of(cli, run_id: str) -> tuple[dict, dict]:
+def shown(cli, run_id: str, at: int | None) -> tuple[dict, dict]:
     """Figures by name and step, and texts, as `show --json` has them."""
-    shown = json.loads(cli("show", run_id, "--json", "--store", SAMPLES).stdout)
-    side = f"ulpscope/{shown['variant']}"
-    texts = {"ulpscope/run_id": run_id, f"{side}/verdict": shown["verdict"], f"{side}/because": shown["because"]}
-    if "mismatch" in shown:
-        figures = {(f"mismatch/{row['name']}", 3): row["value"] for row in shown["mismatch"]["figures"]}
-        for row in shown["mismatch"]["by_step"]:
-            figures |= {(f"mismatch/by_step/{name}", row["step"]): row[name] for name in row if name != "step"}
-    else:
-        summary = shown["summary"] | {"noise_ratio": shown["verdicts"][0]["noise_ratio"]}
-        figures = {(f"{side}/{name}", 0): float(value) for name, value in summary.items() if value is not None}
+    run = json.loads(cli("show", run_id, "--json", "--store", SAMPLES).stdout)
+    side = f"ulpscope/{run['variant']}"
+    texts = {"ulpscope/run_id": run_id, f"{side}/verdict": run["verdict"], f"{side}/because": run["because"]}
+    if "mismatch" not in run:
+        summary = run["summary"] | {"noise_ratio": run["verdicts"][0]["noise_ratio"]}
+        return {(f"{side}/{name}", at): float(value) for name, value in summary.items() if value is not None}, texts
+    figures = {(f"mismatch/{row['name']}", at): row["value"] for row in run["mismatch"]["figures"]}
+    for row in run["mismatch"]["by_step"]:
+        figures |= {(f"mismatch/by_step/{name}", row["step"]): row[name] for name in row if name != "step"}
     return figures, texts
 
 
-@pytest.mark.parametrize(("run_id", "step"), [("fresh-against-cached", 0), ("trainer-against-rollout", 3)])
-def test_figures_have_the_names_of_show_json(cli, tmp_path, run_id, step):
-    writer = writer_in(tmp_path)
-    core.log(SAMPLES / f"{run_id}.duckdb", to=writer, step=step)
-    figures, texts = figures_of(cli, run_id)
-    assert writer.scalars == pytest.approx(figures)
-    assert writer.texts == texts | {"ulpscope/report": str(tmp_path / f"{run_id}.html")}
+def log_to_writer(run, folder: Path, step: int | None = None) -> tuple[dict, dict]:
+    """Figures by name and step, and texts, of the calls of a SummaryWriter."""
+    writer = Mock(["add_scalar", "add_text", "file_writer"])
+    writer.file_writer.get_logdir.return_value = str(folder)
+    core.log(run, to=writer, step=step)
+    figures = {(name, at): value for (name, value, at), _ in writer.add_scalar.call_args_list}
+    return figures, {name: text for (name, text, _), _ in writer.add_text.call_args_list}
+
+
+@pytest.mark.parametrize("run_id", [RUN, STEPS])
+def test_figures_have_the_names_of_show_json(cli, tmp_path, run_id):
+    figures, texts = log_to_writer(SAMPLES / f"{run_id}.duckdb", tmp_path, step=7)
+    expected, expected_texts = shown(cli, run_id, 7)
+    assert figures == pytest.approx(expected)
+    assert texts == expected_texts | {"ulpscope/report": str(tmp_path / f"{run_id}.html")}
 
 
 def test_variants_whose_names_look_alike_stay_apart(tmp_path):
     a, b, c = np.random.default_rng(0).normal(size=(3, 4, 10)).astype(np.float32)
-    writer = writer_in(tmp_path)
-    core.log(core.compare(a, a, **{"b c": b, "b+c": c}), to=writer)
-    largest = [writer.scalars[f"ulpscope/{name}/max_abs", None] for name in ("variant", "b_c", "variant_3")]
+    figures, _ = log_to_writer(core.compare(a, a, **{"b c": b, "b+c": c}), tmp_path)
+    largest = [figures[f"ulpscope/{name}/max_abs", None] for name in ("variant", "b_c", "variant_3")]
     assert largest == pytest.approx([0, np.abs(a - b).max(), np.abs(a - c).max()])
 
 
-@pytest.mark.parametrize(
-    ("to", "module", "command"),
-    [
-        ("wandb", "wandb", "pip install wandb"),
-        ("trackio", "trackio", "pip install trackio"),
-        ("mlflow", "mlflow", "pip install mlflow"),
-        ("tensorboard:runs", "torch.utils.tensorboard", "pip install torch tensorboard"),
-    ],
-)
-def test_a_missing_package_is_named_with_its_command(monkeypatch, to, module, command):
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ExtraError, match=command):
-        core.log(SAMPLES / "fresh-against-cached.duckdb", to=to)
+@pytest.mark.parametrize("to", ["wandb", "trackio", "mlflow", "tensorboard:runs"])
+def test_a_missing_package_is_named_with_its_command(monkeypatch, to):
+    name = to.partition(":")[0]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard" if name == "tensorboard" else name, None)
+    with pytest.raises(ExtraError, match=f"pip install (torch )?{name}"):
+        core.log(SAMPLES / f"{RUN}.duckdb", to=to)
 
 
 @pytest.mark.parametrize("to", ["tensorboard", "wandb:entity", "mlfow", "", None, object()])
@@ -88,26 +74,17 @@ def test_an_unknown_tracker_is_refused(to):
 
 
 @pytest.mark.thorough
+@pytest.mark.skipif(not PYTHON.exists(), reason="no trackers here: make trackers")
 @pytest.mark.parametrize("tracker", ["wandb", "trackio", "mlflow", "tensorboard"])
 def test_a_tracker_stores_figures_texts_and_html(cli, tmp_path, tracker):
-    python = TRACKERS / "bin" / "python"
-    if not python.exists():
-        pytest.skip("no trackers here: make trackers")
-    done = subprocess.run(
-        [python, "-P", ROOT / "tests/core/tracker_logs.py", tracker, tmp_path],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    command = [PYTHON, "-P", ROOT / "tests/core/tracker_logs.py", tracker, tmp_path]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     runs, rows, html = json.loads(done.stdout.splitlines()[-1])
     assert runs == 2
-    run_ids = "fresh-against-cached", "trainer-against-rollout"
-    (figures, texts), (steps, step_texts) = (figures_of(cli, run_id) for run_id in run_ids)
-    figures |= steps | {("mismatch/k3", 4): 0.25}
-    texts |= step_texts | {"mismatch/warning": "a warning"}
+    figures, texts = (one | other for one, other in zip(shown(cli, RUN, 0), shown(cli, STEPS, 3), strict=True))
+    figures["mismatch/k3", 4], texts["mismatch/warning"] = 0.25, "a warning"
     stored = {(name, step): value for name, step, value in rows if isinstance(value, float | int)}
     assert {key: stored[key] for key in figures} == pytest.approx(figures, rel=1e-6)  # TensorBoard: float32
-    assert texts.items() - {("ulpscope/run_id", run_ids[1])} <= {(n, v) for n, _, v in rows if isinstance(v, str)}
-    assert set(html) == {core.open(SAMPLES / f"{run_id}.duckdb").html() for run_id in run_ids}
+    assert texts.items() <= {(name, value) for name, _, value in rows if isinstance(value, str)}
+    assert set(html) == {core.open(SAMPLES / f"{run_id}.duckdb").html() for run_id in (RUN, STEPS)}

@@ -12,32 +12,35 @@ import struct
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from core import log
 from core.rl import Check
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_runs"
-RUN, STEPS = SAMPLES / "fresh-against-cached.duckdb", SAMPLES / "trainer-against-rollout.duckdb"
 
 
-def log_all(name: str, start: Callable, finish: Callable, active: str = "") -> None:
-    log(RUN, to=name)
+def log_all(new: str, start: Callable, active: str = "") -> Any:
+    log(SAMPLES / "fresh-against-cached.duckdb", to=new)
     run = start()
-    log(STEPS, to=run, step=3)
+    log(SAMPLES / "trainer-against-rollout.duckdb", to=run, step=3)
     log(Check({"k3": 0.25}, "a warning"), to=active or run, step=4)
-    finish(run)
+    return run
 
 
 def wandb() -> tuple:
     import wandb
 
-    log_all("wandb", wandb.init, lambda _: wandb.teardown(), "wandb")
-    runs = [list(histories(path.read_bytes())) for path in Path().glob("wandb/offline-*/*.wandb")]
-    rows = [(name, items["_step"], value) for run in runs for items in run for name, value in items.items()]
+    log_all("wandb", wandb.init, "wandb")
+    wandb.teardown()
+    folders = list(Path().glob("wandb/offline-*"))
+    rows = []
+    for path in Path().glob("wandb/offline-*/*.wandb"):
+        rows += [(name, items["_step"], items[name]) for items in histories(path.read_bytes()) for name in items]
     for path in Path().glob("wandb/offline-*/files/media/table/mismatch/by_step/*.json"):  # of charts
         name = f"mismatch/by_step/{path.name.partition('_table')[0]}"
         rows += [(name, step, value) for step, _, value in json.loads(path.read_text())["data"]]
-    return len(runs), rows, [path.read_text() for path in Path().glob("wandb/offline-*/files/media/html/**/*.html")]
+    return len(folders), rows, [path.read_text() for path in Path().glob("wandb/offline-*/files/media/html/**/*.html")]
 
 
 def histories(data: bytes) -> Iterator[dict]:
@@ -61,7 +64,8 @@ def trackio() -> tuple:
     import trackio
     from trackio.sqlite_storage import SQLiteStorage
 
-    log_all("trackio", lambda: trackio.init("ulpscope"), lambda _: trackio.finish(), "trackio")
+    log_all("trackio", lambda: trackio.init("ulpscope"), "trackio")
+    trackio.finish()
     runs = list(trackio.Api().runs("ulpscope"))
     logs = [entry for run in runs for entry in SQLiteStorage.get_logs("ulpscope", run.name, run_id=run.id)]
     rows = [(name, entry["step"], value) for entry in logs for name, value in entry.items()]
@@ -72,10 +76,10 @@ def trackio() -> tuple:
 def mlflow() -> tuple:
     import mlflow
 
-    log_all("mlflow", mlflow.start_run, lambda _: mlflow.end_run(), "mlflow")
+    log_all("mlflow", mlflow.start_run, "mlflow")
+    mlflow.end_run()
     client, rows, html = mlflow.MlflowClient(), [], []
-    runs = client.search_runs(["0"])
-    for run in runs:
+    for run in (runs := client.search_runs(["0"])):
         run_id = run.info.run_id
         rows += [(name, None, text) for name, text in run.data.tags.items()]
         rows += [(name, p.step, p.value) for name in run.data.metrics for p in client.get_metric_history(run_id, name)]
@@ -88,14 +92,12 @@ def tensorboard() -> tuple:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from torch.utils.tensorboard import SummaryWriter
 
-    log_all("tensorboard:runs/new", lambda: SummaryWriter("runs/active"), SummaryWriter.close)
+    log_all("tensorboard:runs/new", lambda: SummaryWriter("runs/active")).close()
     rows, folders = [], list(Path("runs").iterdir())
-    for folder in folders:
-        events = EventAccumulator(str(folder)).Reload()
+    for events in (EventAccumulator(str(folder)).Reload() for folder in folders):
         rows += [(name, p.step, p.value) for name in events.Tags()["scalars"] for p in events.Scalars(name)]
-        for name in events.Tags()["tensors"]:
-            (text,) = events.Tensors(name)
-            rows.append((name.removesuffix("/text_summary"), text.step, text.tensor_proto.string_val[0].decode()))
+        texts = {name.removesuffix("/text_summary"): events.Tensors(name)[0] for name in events.Tags()["tensors"]}
+        rows += [(name, text.step, text.tensor_proto.string_val[0].decode()) for name, text in texts.items()]
     return len(folders), rows, [file.read_text() for file in Path("runs").glob("*/*.html")]
 
 
