@@ -45,6 +45,15 @@ prose: $(VENV)/.development
 	$(BIN)/codespell README.md CONTRIBUTING.md docs $(VENV)/strings.md
 	$(BIN)/python .ci/prose README.md CONTRIBUTING.md docs $(VENV)/strings.md
 
+# The site of docs/ in site/. A link or anchor that does not exist fails it.
+.PHONY: docs
+docs: .docs/.made
+	.docs/bin/zensical build --clean --strict
+.docs/.made: requirements-docs.txt
+	test -x .docs/bin/python || $(PYTHON) -m venv .docs
+	.docs/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
 bench: $(VENV)/.development
 	$(BIN)/python -m benchmarks
 
@@ -120,4 +129,4 @@ $(VENV)/.compiled: $(VENV)/.development core/numerics/kernel.py
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) .docs site .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -73,13 +73,43 @@ def test_a_wrong_command_is_found(command):
         parse(found)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
-def test_links_and_named_files_are_there(page):
-    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
-    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+def without_code(page: Path) -> str:
+    return re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+def is_there(place: Path, anchor: str) -> bool:
+    """Whether a file exists, with a heading of that anchor as GitHub and the site derive it."""
+    if not (anchor and place.exists()):
+        return place.exists()
+    headings = re.findall(r"^#+ (.+)$", without_code(place), re.M)
+    return anchor in [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda path: path.stem)
+def test_links_anchors_and_named_files_are_there(page):
+    text = without_code(page)
+    links = [link.partition("#")[::2] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    places = [((page.parent / name).resolve() if name else page, anchor) for name, anchor in links]
+    assert [place for place in places if not is_there(*place)] == []
+    if ROOT / "docs" in page.parents:  # which is all that the site has
+        assert [place for place, _ in places if ROOT / "docs" not in place.parents] == []
     named = re.findall(r"`((?:core|app|pages|tests|benchmarks|deploy|docs|sample_runs)/[\w./-]*)`", text)
-    assert [link for link in links if link and not (page.parent / link).exists()] == []
-    assert [name for name in named if "/x" not in name and not (ROOT / name).exists()] == []
+    if page.stem != "CHANGELOG":  # whose files may be gone
+        assert [name for name in named if "/x" not in name and not (ROOT / name).exists()] == []
+
+
+def test_docs_that_the_code_names_are_there():
+    patterns = ("core/**/*.py", "app/**/*.py", "pages/*.py", "deploy/*.*", "action.yml")
+    texts = [path.read_text(encoding="utf-8") for pattern in patterns for path in ROOT.glob(pattern)]
+    named = [name for text in texts for name in re.findall(r"(?<!Ollama's )(docs/[\w/-]+\.md)#?([\w-]*)", text)]
+    assert len(named) > 50
+    assert [name for name in named if not is_there(ROOT / name[0], name[1])] == []
+
+
+def test_the_site_lists_every_page_but_decisions():
+    listed = re.findall(r'"([\w/-]+\.md)"', (ROOT / "zensical.toml").read_text(encoding="utf-8"))
+    pages = [path.relative_to(ROOT / "docs").as_posix() for path in PAGES if ROOT / "docs" in path.parents]
+    assert sorted(listed) == sorted(page for page in pages if "decisions/" not in page)
 
 
 @pytest.fixture
