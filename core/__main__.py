@@ -65,6 +65,8 @@ for each in (
         pushing.push,
         serve.serve,
         weights.weights,
+        serve.skill,
+        serve.mcp,
     ),
 ):
     app.command()(each)

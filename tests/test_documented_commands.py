@@ -38,10 +38,10 @@ def commands(text: str) -> list[str]:
 
 def parse(command: str) -> None:
     """Raise what the command line would: it knows no such command, option or value."""
-    lexer = shlex.shlex(command, posix=True, punctuation_chars=";&|)")
+    lexer = shlex.shlex(command, posix=True, punctuation_chars=";&|)>")
     lexer.whitespace_split = True
     words = list(lexer)
-    words = words[: next((n for n, word in enumerate(words) if set(word) <= set(";&|)")), len(words))]
+    words = words[: next((n for n, word in enumerate(words) if set(word) <= set(";&|)>")), len(words))]
     rest = words[3:] if words[1] == "-m" else words[1:]
     made, name, context = typer.main.get_command(app), "ulpscope", None
     with contextlib.ExitStack() as contexts:

@@ -1,4 +1,6 @@
-"""`serve`: the dashboard for others. Checks the configuration, then becomes Streamlit's server."""
+"""`serve`: the dashboard for others; checks the configuration, then becomes Streamlit's server. `mcp` and `skill`: for
+coding agents.
+"""
 
 from __future__ import annotations
 
@@ -113,3 +115,17 @@ def _serve(address: str, port: int, read_only: bool, store: str | None) -> None:
     os.chdir(ROOT)
     sys.stderr.flush()
     os.execve(sys.executable, command, environment)
+
+
+def mcp() -> None:
+    """Serve read-only tools to coding agents over stdio, by the Model Context Protocol (docs/guides/agents.md)."""
+    if find_spec("mcp") is None:
+        raise ExtraError(f"`{COMMAND} mcp` needs the MCP SDK: pip install 'ulpscope[mcp]'.")
+    from .agent_tools import server
+
+    server.run()
+
+
+def skill() -> None:
+    """Print a skill for coding agents: which command answers which question (docs/guides/agents.md)."""
+    sys.stdout.write((Path(__file__).parents[1] / "skill.md").read_text(encoding="utf-8"))

@@ -1,0 +1,108 @@
+"""`skill` is true, and the tools of `mcp`, called by the client of MCP's own SDK, answer what commands print."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import yaml
+from mcp import Client, StdioServerParameters
+
+from core.commands import agent_tools
+from core.text import is_seen
+from tests.core.conftest import environment
+from tests.core.runs.damaging import with_texts
+from tests.test_documented_commands import parse
+
+ROOT = Path(__file__).resolve().parents[3]
+SAMPLES = ROOT / "tests" / "runs"
+FLIPS = str(ROOT / "tests" / "cases" / "flips_fp16.npz")
+SKILL = (ROOT / "core" / "skill.md").read_text(encoding="utf-8")
+ORDERS = "\x1b]0;owned\x07\u202e"
+
+
+def test_every_command_and_field_of_the_skill_is_there(cli, monkeypatch, tmp_path):
+    """On sample runs, and on logits of which one side has another temperature."""
+    monkeypatch.setenv("ULPSCOPE_SAMPLES", str(SAMPLES))
+    assert cli("skill").stdout == SKILL
+    assert yaml.safe_load(SKILL.split("---\n")[1]).keys() == {"name", "description"}
+    logits = np.random.default_rng(0).normal(0, 3, (40, 64)).astype(np.float32)
+    np.savez(tmp_path / "A.npz", logits)
+    np.savez(tmp_path / "B.npz", logits * np.float32(0.8))
+    cli("ingest", tmp_path / "A.npz", tmp_path / "B.npz", "--run-id", "heated")
+    questions = re.findall(r"^\| .+? \| `(ulpscope .+?)` \| (.+) \|$", SKILL, re.M)
+    assert len(questions) == 10
+    for command, fields in questions:
+        parse(command)
+        words = shlex.split(command)[1:]
+        values = {"RUN": {"show": "where-it-starts", "explain": "heated"}.get(words[0], "injected-bug")}
+        values |= {"NAME": "another_requests_block", "A": tmp_path / "A.npz", "B": tmp_path / "B.npz"}
+        report = json.loads(cli(*(values.get(word, word) for word in words)).stdout)
+        for field in re.findall(r"`([^`]+)`", fields):
+            assert values_at(report, field), (command, field)
+
+
+def values_at(report: Any, field: str) -> list[Any]:
+    """Values at `pairs[].verdict`; KeyError for a field that is not there."""
+    reports = [report]
+    for name in field.replace("[]", ".[]").strip(".").split("."):
+        reports = [each for one in reports for each in one] if name == "[]" else [one[name] for one in reports]
+    return reports
+
+
+def answers_of(folder: Path, *calls: tuple[str, dict[str, Any]]) -> list[Any]:
+    """JSON of each call of one session with a server, or the text of its error."""
+    variables = environment(folder) | {"ULPSCOPE_SAMPLES": str(SAMPLES), "TMPDIR": str(folder)}
+    server = StdioServerParameters(command=sys.executable, args=["-m", "core", "mcp"], env=variables, cwd=ROOT)
+
+    async def talk() -> list[Any]:
+        async with Client(server) as client:
+            assert all(tool.annotations.read_only_hint for tool in (await client.list_tools()).tools)
+            results = [await client.call_tool(*call) for call in calls]
+        return [one.content[0].text if one.is_error else one.structured_content for one in results]
+
+    return anyio.run(talk)
+
+
+def test_tools_answer_what_commands_print_and_leave_nothing(cli, monkeypatch, tmp_path):
+    monkeypatch.setenv("ULPSCOPE_SAMPLES", str(SAMPLES))
+
+    def printed(*words: str) -> Any:
+        report = json.loads(cli(*words, "--json").stdout)
+        return {name: report[name] for name in report if name not in ("ulp_histogram", "kv")} if words[1:] else report
+
+    runs, started = printed("list"), printed("show", "where-it-starts", "--layers")
+    for pair in started["pairs"]:
+        pair |= {"by_module": pair["by_module"][:20], "by_module_total": len(pair["by_module"])}
+    rows = printed("compare", "fresh-against-cached", "--positions")["by_position"]
+    flips = {"variant": "decode", "by_position": [row for row in rows if row["is_flip"]]}
+    verdicts = {"verdicts": printed("verdict", "where-it-starts")["pairs"]}
+    expected = [
+        ("list_runs", {"limit": 2, "offset": 3}, {"runs": runs[3:5], "runs_total": len(runs)}),
+        ("show_run", {"run": "where-it-starts"}, printed("show", "where-it-starts") | verdicts),
+        ("positions", {"run": "fresh-against-cached", "flips_only": True}, flips),
+        ("where_it_starts", {"run": "where-it-starts"}, started),
+        ("explain", {"run": "injected-bug"}, printed("explain", "injected-bug")),
+        ("compare", {"a": FLIPS, "fail_on": "flips"}, printed("compare", FLIPS, "--fail-on", "flips")),
+    ]
+    assert answers_of(tmp_path, *(call[:2] for call in expected)) == [answer for *_, answer in expected]
+    assert list(tmp_path.rglob("*.*")) == []
+
+
+def test_errors_are_sentences_and_texts_of_runs_are_harmless(cli, tmp_path):
+    hostile = tmp_path / "runs" / "hostile.duckdb"
+    hostile.parent.mkdir()
+    hostile.write_bytes((SAMPLES / "where-it-starts.duckdb").read_bytes())
+    with_texts(hostile, ORDERS)
+    answer, error = answers_of(tmp_path, ("show_run", {"run": "hostile"}), ("show_run", {"run": ORDERS}))
+    assert error.removeprefix("Error executing tool show_run: ") == cli("show", ORDERS).stderr[len("error: ") :].strip()
+    assert "owned" in answer["name"]
+    assert is_seen(error + json.dumps(answer, ensure_ascii=False))
+    long = agent_tools._answer({"rows": ["x" * 9000] * 200}, "rows", 999)
+    assert long == {"rows": ["x" * 1999 + "…"] * 100, "rows_total": 200}
