@@ -1,6 +1,4 @@
-"""`serve`: the dashboard for others; checks the configuration, then becomes Streamlit's server. `mcp` and `skill`: for
-coding agents.
-"""
+"""`serve`: the dashboard for others, by Streamlit's server. `mcp` and `skill`: for coding agents."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 import numpy as np
+import pytest
 import yaml
 from mcp import Client, StdioServerParameters
 
@@ -46,6 +47,8 @@ def test_every_command_and_field_of_the_skill_is_there(cli, monkeypatch, tmp_pat
         report = json.loads(cli(*(values.get(word, word) for word in words)).stdout)
         for field in re.findall(r"`([^`]+)`", fields):
             assert values_at(report, field), (command, field)
+    with pytest.raises(KeyError):
+        values_at(report, "runs[].id")
 
 
 def values_at(report: Any, field: str) -> list[Any]:
