@@ -45,7 +45,7 @@ if not is_rollout:
     in_row_ulps = f"{number(summary.rms_row_ulps, 3)} row ULPs"
     if view.is_list:
         figures[3].metric("Largest difference", number(summary.max_abs), help=header.quantity)
-    elif view.pair.noise_ratio is not None:
+    elif view.pair.noise_ratio is not None and summary.neq:
         size = f"{size_of(view.pair, view.run.evidence(view.pair.index))}; RMS in {view.dtype}: {in_row_ulps}"
         figures[3].metric("RMS / noise floor", multiple(view.pair.noise_ratio), help=size)
     else:

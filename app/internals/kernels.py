@@ -34,7 +34,7 @@ def draw(view: selection.View) -> None:
     st.markdown(in_words(every, names))
     watched = run.query("SELECT * FROM kernel_side WHERE side IN (0, ?) ORDER BY side", pair + 1)
     counts = [
-        f"{row.forwards:,} of {row.forwards_of:,} of `{widgets.code(name)}`"
+        f"{row.forwards:,} of {row.forwards_of:,} (`{widgets.code(name)}`)"
         for row, name in zip(watched.itertuples(), names, strict=True)
     ]
     st.caption(

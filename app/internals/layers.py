@@ -26,7 +26,7 @@ def draw(view: selection.View) -> None:
     positions = int(table["positions"].max())
     total = sum(each.positions for number, each in enumerate(prompts) if prompt in (None, number))
     if first is None:
-        lead.success(f"{text} That is at {plural(positions, 'position')}.")
+        lead.success(f"{text} Positions compared: {positions:,}.")
         return
     lead.markdown(text)
     has_floor = bool(table["floor_rms"].notna().any())

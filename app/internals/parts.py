@@ -83,7 +83,7 @@ def mitigations(view: selection.View) -> None:
     table = pd.DataFrame([row for row in rows if not row.refusal])[_OF_MITIGATIONS]
     titles = {"name": "mitigation", "noise_ratio": f"RMS / {rows[0].compute_dtype} noise floor"}
     tables.draw(table.rename(columns=titles), "remedies")
-    floor = "Noise floor: other reduction orders only; the pair's check in 16 bits adds rounding, so its ratio is lower"
+    floor = "Noise floor: reduction orders only; 16-bit checks of the Overview add rounding, so their ratios are lower"
     st.caption(f"One change at a time. Throughput: relative to the baseline. {floor}.")
     if refused := [f"- **{widgets.escape(row.name)}**: {widgets.escape(row.refusal)}" for row in rows if row.refusal]:
         st.markdown("Not measured:\n\n" + "\n".join(refused))

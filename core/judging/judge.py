@@ -698,7 +698,7 @@ def _error_row(name: str, test: FloorTest, exact: Exact, dtype: str, lengths: Se
     outcome, says = FAILED, _says(test, size, lengths)
     if test.is_passed:
         outcome = PASSED
-        says = f"{size}; it detects faults from {one:.2g}x at one position, {all_:.2g}x overall."
+        says = f"{size}; this check detects faults from {one:.2g}x at one position, {all_:.2g}x overall."
     elif nonfinite:
         says = f"In {dtype} '{name}' is NaN or infinite at {plural(nonfinite, 'position')}, unlike in float32."
     elif exact.has_experts and len(test.outliers) <= JUMPS * len(test.by_position):

@@ -82,7 +82,7 @@ def alone_evidence(control: str, alone: ModulesAlone, side: str, prompt: int = 0
         figures.bits = round(-float(np.log2(np.median(list(levels.values())))) - _OF_A_PRODUCT, 1)
         says = f"{differ}, beyond {figures.bits:.0f}-bit noise of {figures.kind}."
     if levels and not on_top:
-        says = f"{figures.bits:.0f} bits in {figures.kind} of {figures.blocks} layers: lower precision? --declare it."
+        says = f"{figures.kind} of {figures.blocks} layers: {figures.bits:.0f} bits. Lower precision? --declare it."
     return Evidence(Check.ALONE, control, figures, NOTED, says, side)
 
 

@@ -239,7 +239,7 @@ class DrawnFigures(RatioFigures, kw_only=True):
     noise_ratio: Annotated[float | None, "RMS error / RMS error of rounding"]
     largest_ratio_allowed: Annotated[float, "its limit"]
     draws: Annotated[int, "forwards with randomized rounding"]
-    model_ways_ratios: Annotated[tuple[float, ...], "near 1: RMS error of the model's own paths / of these forwards"]
+    model_ways_ratios: Annotated[tuple[float, ...], "RMS error of the model's own paths / of these forwards, near 1"]
     worst_position_ratio: Annotated[float | None, "largest ratio at one position"]
     position_ratio_allowed: Annotated[float, "limit of the ratio at one position"]
     positions: Annotated[int, "positions"]

@@ -98,7 +98,7 @@ def says_little(row: Any) -> str:
     """Warn that a floor in 16 bits says little, if a pair is above it; else ''."""
     if row is None or row.ratio <= 1 or row.dtype not in NARROW:
         return ""
-    return f" In early layers a {row.dtype} noise floor is too small to be reliable; capture in float32."
+    return f" In early layers a {row.dtype} noise floor is too small to be reliable; capture with `--dtype float32`."
 
 
 def sentence(run: RunReader, pair: int, table: pd.DataFrame, *, names_prompt: bool) -> str:

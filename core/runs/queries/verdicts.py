@@ -126,7 +126,7 @@ def _explained(evidence: Sequence[Evidence]) -> list[Evidence]:
             row = replace(row, outcome=EXPLAINED, says=f"{row.says.removesuffix('.')}: {cause}.")
         elif isinstance(row.figures, AloneFigures) and row.figures.bits is not None and row.figures.first is None:
             part = f"{row.figures.kind} of {row.figures.blocks} layers"
-            row = replace(row, says=f"{row.figures.bits:.0f} bits in {part}, {cause}.")
+            row = replace(row, says=f"{part}: about {row.figures.bits:.0f} bits of precision, {cause}.")
         rows.append(row)
     return rows
 

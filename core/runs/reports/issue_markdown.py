@@ -87,7 +87,7 @@ def _reproduction(run: RunReader) -> list[str]:
     about = run.header.provenance
     typed = command_elsewhere(run, "MODEL" if _is_folder(about) else about.model)
     if typed is None:
-        what = "Uploaded logits have" if about.kind == "upload" else "This run has"
+        what = "An uploaded run has" if about.kind == "upload" else "This run has"
         if run.header.k is not None:
             return [
                 f"{what} no ulpscope command that reproduces it; attach the run file.",

@@ -150,7 +150,7 @@ def test_what_only_one_side_launched_stands_first_and_the_sentence_says_it(own_s
     assert table["name"].tolist() == [NARROW, WIDE, REDUCE, "aten::mm"]
     assert table["only"].tolist() == ["reference", "variant", "", ""]
     assert table["ratio"].tolist()[2:] == [3.0, 1.0]
-    assert any("1 of 1 of `side_0`, 3 of 40 of `side_1`" in element.value for element in app.caption)
+    assert any("1 of 1 (`side_0`), 3 of 40 (`side_1`)" in element.value for element in app.caption)
 
 
 def test_the_page_begins_where_the_sides_begin_to_differ_and_counts_come_after(own_store):
