@@ -118,7 +118,7 @@ def _find(client: httpx.Client, address: str, marker: str) -> int | None:
 
 
 def _body(pull: PullRequest, marker: str, report: str, artifact: str) -> str:
-    links = [f"Commit {pull.commit}", f"[job]({pull.job})", f"[files]({artifact})" if artifact else ""]
+    links = [f"Commit {pull.commit}", f"[job]({pull.job})", f"[files, with a picture]({artifact})" if artifact else ""]
     footer = " · ".join(filter(None, links))
     room = _MOST_CHARACTERS - len(marker) - len(footer) - 100
     if len(report) > room:

@@ -86,7 +86,8 @@ def _figures(view: selection.View) -> None:
     source = FRAMEWORKS[framework].source
     about = f"As {framework} {source} computes them, thresholds at their defaults. " if source else ""
     st.caption(f"{about}Intervals: bootstrap over sequences.")
-    exports.download({"figures": pd.DataFrame(rows)}, exports.file_stem(view, f"mismatch-{framework}"), "mismatch")
+    name = exports.file_stem(view, f"mismatch-{framework}")
+    exports.download({"figures": pd.DataFrame(rows)}, name, "mismatch", "Download figures")
 
 
 def _distribution(view: selection.View) -> None:

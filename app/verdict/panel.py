@@ -24,6 +24,7 @@ from app.shell.jobs import Job, PromptFile, queue_of
 from app.verdict import charts
 from core.capture_request import CaptureRequest
 from core.command_name import COMMAND, shell_command
+from core.document.drawing import png_file
 from core.packaged_models import PACKAGED, is_here
 from core.runs.file.evidence import EXPLAINED, FAILED, MISSING, NOTED, PASSED, AloneFigures, Evidence, PairFigures
 from core.runs.file.records import LIKELY_ROUNDING, NONDETERMINISTIC, UNDECIDED
@@ -242,3 +243,5 @@ def report(view: selection.View) -> None:
     if folded.open:
         with folded:
             widgets.code_block(issue_text(view.run, [view.pair], address.absolute(view)), wraps=True)
+            file, draw = f"{exports.file_stem(view, 'report')}.png", partial(png_file, view.run, view.pair)
+            st.download_button("Picture (PNG)", draw, file, "image/png", on_click="ignore", icon=":material/image:")

@@ -4,6 +4,7 @@ at which margin, and how many are near ties.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _MOST_ANSWERS = 20  # on a terminal
+_LONGEST = 2000  # characters of a text that is kept
 _START = b'{"doc_id":'
 _NEAR = 2  # median changes of a document's scores; that of a margin is 1.4 if choices move independently
 _Key = tuple[str, str]  # filter, doc_id
@@ -38,17 +40,16 @@ class Sample:
     target: str
     metrics: dict[str, float]
     logliks: NDArray[np.float64]
-    choices: tuple[str, ...]
+    lengths: tuple[int, ...]  # of the choices, characters
     text: str
 
     def scores(self, metric: str) -> NDArray[np.float64]:
         """Return what the argmax of a metric is over, as in `process_results` of lm_eval/api/task.py: nats, of acc_norm
         per character; [choices], NaN for other metrics.
         """
-        if metric not in ("acc", "acc_norm") or len(self.choices) < 2:
+        if metric not in ("acc", "acc_norm") or len(self.lengths) < 2:
             return np.full(2, np.nan)
-        lengths = [max(1, len(choice)) if metric == "acc_norm" else 1 for choice in self.choices]
-        return self.logliks / lengths
+        return self.logliks / np.maximum(1, self.lengths) if metric == "acc_norm" else self.logliks
 
 
 def are_samples(paths: Sequence[Path]) -> bool:
@@ -85,13 +86,20 @@ def _sample(line: dict[str, Any]) -> Sample:
     responses, arguments = line["filtered_resps"], line["arguments"]
     is_scored = all(isinstance(each, list) and len(each) == 2 for each in responses)
     logliks = np.array([float(each[0]) for each in responses] if is_scored else [])
-    choices = [str(arguments[f"gen_args_{n}"]["arg_1"]).removeprefix(" ") for n in range(len(logliks))]
+    lengths = [len(str(arguments[f"gen_args_{n}"]["arg_1"]).removeprefix(" ")) for n in range(len(logliks))]
     if "acc_mutual_info" in line["metrics"]:  # the unconditional ones follow
-        choices = choices[: len(choices) // 2]
+        lengths = lengths[: len(lengths) // 2]
     numbers = {name: line[name] for name in line["metrics"] if isinstance(line[name], int | float)}
     hashes = str(line.get("doc_hash", "")), str(line.get("prompt_hash", ""))
     metrics = {name: float(value) for name, value in numbers.items()}
-    return Sample(hashes, str(line["target"]), metrics, logliks[: len(choices)], tuple(choices), str(responses))
+    target, text = _shorten(line["target"]), _shorten(responses)
+    return Sample(hashes, target, metrics, logliks[: len(lengths)], tuple(lengths), text)
+
+
+def _shorten(value: object) -> str:
+    """Return a text with a digest in place of what is over _LONGEST: equal only if the texts are."""
+    rest = str(value)[_LONGEST:].encode("utf-8", "surrogatepass")
+    return str(value)[:_LONGEST] + (f"… sha256 {hashlib.sha256(rest).hexdigest()}" if rest else "")
 
 
 def compare_samples(paths: Sequence[Path]) -> dict[str, Any]:

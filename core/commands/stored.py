@@ -9,10 +9,12 @@ import typer
 from msgspec.structs import asdict
 
 from ..command_name import COMMAND
+from ..document.drawing import png_file
 from ..document.page import html_file
 from ..errors import StoreError, UsageError
 from ..runs.dumps.export import export_npz, exporting
 from ..runs.reader import RunReader
+from ..runs.reports.issue_markdown import gravest_first
 from ..runs.reports.run_json import card_json
 from ..runs.store import labels
 from ..runs.store.cards import RunCard, drop_replaced, list_runs, read_runs
@@ -82,22 +84,24 @@ def export(
     run_id: options.Run,
     file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="FILE.npz.")] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one HTML file instead, to look at.")] = None,
+    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a picture of the worst pair.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Export the sides of a run to an npz, in their bits and dtype, or the run to one HTML file."""
-    target = html or file
-    if target is None or (html and file):
-        raise UsageError("export writes one file: FILE.npz or --html FILE.")
-    if html and html.suffix not in (".html", ".htm"):
-        raise UsageError(f"--html {html}: expected a name that ends in .html.")
+    """Export the sides of a run to an npz, in their bits and dtype, or the run to one HTML file or a picture."""
+    target = html or png or file
+    if target is None or sum(each is not None for each in (file, html, png)) > 1:
+        raise UsageError("export writes one file: FILE.npz, --html FILE or --png FILE.")
+    for each, ending in ((html, ".html"), (png, ".png")):
+        if each and each.suffix != ending:
+            raise UsageError(f"{each}: expected a name that ends in {ending}.")
     path = open_store(store).path_of(run_id)
     with RunReader(path) as run:
         names = [side.name for side in run.sides]
-        if html:
-            content = html_file(run).encode()
-            with exporting(html, overwrite=overwrite) as output:
+        if html or png:
+            content = html_file(run).encode() if html else png_file(run, gravest_first(run, run.pairs)[0][0])
+            with exporting(target, overwrite=overwrite) as output:
                 output.write(content)
         else:
             export_npz(run, target, overwrite=overwrite)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
-import struct
-import zlib
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, floor, log10
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,16 +16,19 @@ from numpy.typing import NDArray
 from ..text import number
 from .markup import Markup, element, join
 
+if TYPE_CHECKING:
+    from PIL import Image
+
 # Cividis without its darkest third: one ULP has to be seen on black as well as on white; lightness still only rises.
 ULPS = ((0.0, "#3D6FB5"), (0.33, "#7C7B78"), (0.66, "#BCAF6F"), (1.0, "#FEE838"))
 MISMATCH = "#E3000F"
-_LEVELS = 254  # of a picture's colors: 0 is transparent, 255 a mismatch
+LEVELS = 254  # of a picture's colors: 0 is transparent, 255 a mismatch
 
 
 @dataclass(frozen=True)
 class Axis:
     """An axis from `low` (left, bottom) to `high`. zero: where a log axis has zeros; labels: by value, else of round
-    numbers.
+    numbers, at least `step` apart.
     """
 
     title: str
@@ -34,6 +37,7 @@ class Axis:
     is_log: bool = False
     zero: float | None = None
     labels: Mapping[float, str] | None = None
+    step: float = 0.0
 
     def at(self, value: float | np.number) -> float:
         """Place of a value in percent."""
@@ -53,6 +57,7 @@ class Axis:
         else:
             power = 10.0 ** floor(log10((high - low) / 5))
             step = next(digit * power for digit in (1, 2, 5, 10) if (high - low) / (digit * power) <= 6)
+            step = max(step, self.step)
             values = [step * place for place in range(ceil(low / step), floor(high / step) + 1)]
         zero = {} if self.zero is None else {self.zero: "0"}
         return zero | {value: number(float(value), 3) for value in values if low <= value <= high}
@@ -103,38 +108,23 @@ def bar(x: float, width: float, y: float, kind: str, title: str) -> Markup:
     return element("rect", element("title", title), **place, class_=kind)
 
 
-def picture(shares: NDArray[np.float64], is_mismatch: NDArray[np.bool_]) -> Markup:
-    """Return cells that fill a chart, by their share of the largest value. 0 is transparent. [rows, columns] each"""
-    levels = np.where(shares > 0, np.clip(np.ceil(shares * _LEVELS), 1, _LEVELS), 0)
-    content = base64.b64encode(png(np.where(is_mismatch, 255, levels).astype(np.uint8))).decode()
+def picture(levels: NDArray[np.uint8]) -> Markup:
+    """Return cells that fill a chart. levels: as of `colored`, [rows, columns]"""
+    output = io.BytesIO()
+    colored(levels).save(output, "PNG", optimize=True)
+    content = base64.b64encode(output.getvalue()).decode()
     size = {"width": "100%", "height": "100%", "preserveAspectRatio": "none", "image_rendering": "pixelated"}
     return element("image", href=Markup(f"data:image/png;base64,{content}"), **size)
 
 
-def _rgb(color: str) -> list[int]:
-    return list(bytes.fromhex(color[1:]))
+def colored(levels: NDArray[np.uint8]) -> Image.Image:
+    """Return levels in the colors of the heatmap: 0 transparent, 1 to 254 its scale, 255 a mismatch. [rows, columns]"""
+    from PIL import Image, ImageColor
 
-
-def png(levels: NDArray[np.uint8]) -> bytes:
-    """Return a PNG of levels in the colors of the heatmap: 0 transparent, 1 to 254 its scale, 255 a mismatch.
-    [rows, columns]
-    """
-    colors = np.array([_rgb(color) for _, color in ULPS])
-    at, places = np.linspace(0, 1, _LEVELS), [place for place, _ in ULPS]
-    scale = np.stack([np.interp(at, places, channel) for channel in colors.T], axis=1)
-    palette = np.zeros((256, 3), np.uint8)
-    palette[1:255] = np.rint(scale)
-    palette[255] = _rgb(MISMATCH)
-    height, width = levels.shape
-    body = np.pad(levels, ((0, 0), (1, 0))).tobytes()  # every row begins with its filter, 0 is none
-    parts = [
-        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)),
-        (b"PLTE", palette.tobytes()),
-        (b"tRNS", b"\0"),
-        (b"IDAT", zlib.compress(body, 9)),
-        (b"IEND", b""),
-    ]
-    chunks = (
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
-    )
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+    colors = np.array([ImageColor.getrgb(color) for _, color in ULPS])
+    at, places = np.linspace(0, 1, LEVELS), [place for place, _ in ULPS]
+    scale = np.rint(np.stack([np.interp(at, places, channel) for channel in colors.T], axis=1)).astype(int)
+    image = Image.fromarray(levels)
+    image.putpalette([0, 0, 0, *scale.ravel().tolist(), *ImageColor.getrgb(MISMATCH)])
+    image.info["transparency"] = 0
+    return image

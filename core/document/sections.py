@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..numerics import pyramid
 from ..numerics.mismatch import ICEPOP, TIS
@@ -16,7 +17,7 @@ from ..runs.queries.verdicts import Answer
 from ..runs.reader import RunReader, StoredPair
 from ..runs.reports.issue_markdown import headline
 from ..text import clip, number, opening, percent, plural, visible
-from .charts import Axis, bar, chart, dot, line, picture
+from .charts import LEVELS, Axis, bar, chart, dot, line, picture
 from .markup import Markup, element, facts, fold, join, prose, scrolling, table
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ MOST_FLIPS = 100
 MOST_MODULES = 600
 MOST_CELLS = 320  # of a side of the heatmap: a cell has a pixel on a phone
 MOST_READ = 1 << 22  # cells of the run's pyramid
+_MISMATCH = np.uint32(0xFFFFFFFF)
 _FEW = 400  # differing cells that are drawn three times as wide and tall
 _MOST_STRIPS = 8  # with their headings; more are in a box that scrolls
 _TOP = 3  # tokens of a side at a flip
@@ -247,42 +249,62 @@ def _near_ties(run: RunReader, figures: pd.DataFrame) -> Markup:
 
 
 def _heatmap(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Markup:
-    header = run.header
-    cells, tall, wide = overview(run, pair.index)
-    is_mismatch, values = cells == 0xFFFFFFFF, cells.view(np.float32).astype(float)
-    highest = float(values[~is_mismatch].max(initial=0.0))
-    shares = np.where(is_mismatch, 0.0, values / (highest or 1.0))
-    x = Axis("token id", 0, cells.shape[1] * wide)
-    y = Axis("position (prompts one after another)" if len(header.prompts) > 1 else "position", len(cells) * tall, 0)
-    floor = heatmap.floor_row_ulps(run, pair.index)
-    about = f"A cell is the largest difference of {plural(tall, 'position')} x {plural(wide, 'token')}. Red: NaN or"
-    about += " infinity on one side only."
-    about += f" 99.9% of the noise floor's logits are within {number(floor)} row ULPs." if floor is not None else ""
-    scale = [element("b", "0"), element("span", class_="ulps"), element("b", number(highest, 3))]
-    legend = element("p", f"row ULPs of {header.compute_dtype}", *scale, class_="legend")
-    drawing = chart("Heatmap: largest differences by position and token", x, y, [picture(shares, is_mismatch)], {}, 340)
+    grid = overview(run, pair, figures)
+    scale = [element("b", "0"), element("span", class_="ulps"), element("b", number(grid.highest, 3))]
+    label = "Heatmap: largest differences by position and token"
+    drawing = chart(label, grid.x, grid.y, [picture(grid.levels)], {}, 340)
     sentence = element("p", prose(heatmap.sentence(run, figures)))
-    return join([sentence, drawing, legend, element("p", about, class_="note")])
+    legend, note = element("p", grid.unit, *scale, class_="legend"), element("p", grid.note, class_="note")
+    return join([sentence, drawing, legend, note])
 
 
-def overview(run: RunReader, pair: int) -> tuple[np.ndarray, int, int]:
-    """Return the heatmap in row ULPs with at most MOST_CELLS cells a side, and the rows and tokens of a cell.
+class Grid(NamedTuple):
+    """Largest differences, as colors of at most MOST_CELLS cells a side. highest: of all, in `unit`."""
 
-    Cells are maxima, float32 as bits, all ones for NaN or infinity on one side. If few cells differ, their neighbors
-    have their value: a single one is seen at any size.
+    levels: NDArray[np.uint8]
+    highest: float
+    unit: str
+    x: Axis
+    y: Axis
+    note: str
+
+
+def overview(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Grid:
+    """Return the heatmap in row ULPs; of runs without whole rows, differences by prompt and position.
+
+    If few cells differ, their neighbors have their value: a single one is seen at any size.
     """
-    header = run.header
-    sizes = {level: pyramid.cell_shape(level) for level in run.levels()}
-    most = header.rows * header.vocab / MOST_READ
-    level = next(level for level, (tall, wide) in sizes.items() if tall * wide >= most)
-    cells = run.stored_cells("row_ulps", pair, level, (0, header.rows))
-    by = [-(-size // MOST_CELLS) for size in cells.shape]
-    cells = pyramid.maxima(cells, *by)
+    header, note = run.header, "Red: NaN or infinity on one side only."
+    if header.k is None:
+        sizes = {level: pyramid.cell_shape(level) for level in run.levels()}
+        most = header.rows * header.vocab / MOST_READ
+        level = next(level for level, (tall, wide) in sizes.items() if tall * wide >= most)
+        cells = run.stored_cells("row_ulps", pair.index, level, (0, header.rows))
+        by = -(-np.array(cells.shape) // MOST_CELLS)
+        cells = pyramid.maxima(cells, *by)
+        tall, wide = by * sizes[level]
+        name = "position (prompts one after another)" if len(header.prompts) > 1 else "position"
+        x, y = Axis("token id", 0, cells.shape[1] * wide, step=1), Axis(name, len(cells) * tall, 0, step=1)
+        size, unit = f"{plural(tall, 'position')} x {plural(wide, 'token')}", f"row ULPs of {header.compute_dtype}"
+        if (floor := heatmap.floor_row_ulps(run, pair.index)) is not None:
+            note += f" 99.9% of the noise floor's logits are within {number(floor)} row ULPs."
+    else:
+        places = figures[["prompt", "position"]].to_numpy(int)
+        start, end = places.min(axis=0), places.max(axis=0) + 1
+        by = -(-(end - start) // MOST_CELLS)
+        cells = np.zeros(-(-(end - start) // by), np.uint32)
+        bits = np.nan_to_num(figures["max_abs"].to_numpy(np.float32)).view(np.uint32)
+        np.maximum.at(cells, (*((places - start) // by).T,), np.where(figures["nonfinite_mismatch"], _MISMATCH, bits))
+        x, y = Axis("position", start[1], end[1], step=1), Axis("prompt", end[0], start[0], step=1)
+        size, unit = f"{plural(by[0], 'prompt')} x {plural(by[1], 'position')}", header.unit
     if np.count_nonzero(cells) <= _FEW:
         around = np.lib.stride_tricks.sliding_window_view(np.pad(cells, 1), (3, 3))
         cells = np.where(cells, cells, around.max(axis=(2, 3)))
-    tall, wide = sizes[level]
-    return np.ascontiguousarray(cells), tall * by[0], wide * by[1]
+    is_mismatch, values = cells == _MISMATCH, np.ascontiguousarray(cells).view(np.float32)
+    highest = float(values[~is_mismatch].max(initial=0.0))
+    levels = np.clip(np.ceil(values / (highest or 1.0) * LEVELS), values > 0, LEVELS)
+    levels[is_mismatch] = LEVELS + 1
+    return Grid(levels.astype(np.uint8), highest, unit, x, y, f"A cell is the largest difference of {size}. {note}")
 
 
 def _layers(run: RunReader, pair: StoredPair) -> Markup:

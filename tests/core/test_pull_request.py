@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import yaml
+from PIL import Image
 
 from tests.core.conftest import environment
 from tests.core.probing.odd_server import reply
@@ -100,7 +101,7 @@ def test_a_gate_has_one_comment_which_later_jobs_update(cli, github: GitHub, job
         assert (done.returncode, done.stdout) == (0, "http://c/120\n")
     assert cli("comment", report, "--name", "other gate").stdout == "http://c/121\n"
     assert len(github.comments) == 122
-    footer = f"\nCommit {'ab' * 20} · [job](http://g/o/r/actions/runs/5) · [files](http://g/files)\n"
+    footer = f"\nCommit {'ab' * 20} · [job](http://g/o/r/actions/runs/5) · [files, with a picture](http://g/files)\n"
     assert github.comments[120]["body"] == MARKER + "### second\n" + footer
     assert github.comments[110]["body"] == MARKER + "planted by a stranger"
     report.unlink()
@@ -168,6 +169,7 @@ def test_the_documented_workflow_comments_and_leaves_summary_and_junit(github: G
     assert [code for code, _ in results.values()] == [0, 0, 0], results
     (junit,) = tmp_path.glob("ulpscope.*/gate.xml")
     assert junit.with_name("report.html").read_bytes().startswith(b"<!doctype html>")
+    assert Image.open(junit.with_name("report.png")).size == (800, 620)
     conditions = [test.attrib["name"] for test in ET.parse(junit).getroot().iter("testcase")]
     assert ",".join(conditions) == inputs["fail-on"]
     summary = (tmp_path / "summary.md").read_text()
@@ -180,3 +182,10 @@ def test_a_gate_without_a_run_fails_and_its_comment_says_so(github, job, tmp_pat
     results = _run_action(tmp_path, {"files": files})
     assert [each for each, _ in results.values()] == [0, code, 0], results
     assert "gate: no result" in github.comments[120]["body"]
+
+
+def test_a_gate_whose_command_crashes_ends_with_a_sentence(github, job, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", "none")  # Python ends with 1, as with a traceback
+    code, log = _run_action(tmp_path, {"files": "tests/cases/flips_fp16.npz"})["Gate"]
+    assert (code, log.count("Fatal Python error")) == (1, 1), log
+    assert "No run to gate: ulpscope ended with exit code 1." in log

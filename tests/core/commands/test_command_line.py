@@ -121,6 +121,9 @@ def test_ingest_list_show_compare_export_delete_go_round(cli, tmp_path):
     assert cli("export", run_id, tmp_path / "back.npz").returncode == 2
     assert cli("export", run_id, "--html", tmp_path / "run.html").returncode == 0
     assert (tmp_path / "run.html").read_text().startswith("<!doctype html>")
+    assert cli("export", run_id, "--png", tmp_path / "pair.png").returncode == 0
+    assert (tmp_path / "pair.png").read_bytes().startswith(b"\x89PNG")
+    assert cli("export", run_id, "--png", tmp_path / "b.jpg").returncode == 2
     for refused in (["--html", tmp_path / "run.html"], [], [tmp_path / "b.npz", "--html", tmp_path / "b.html"]):
         assert cli("export", run_id, *refused).returncode == 2
     assert not list(tmp_path.glob("b.*"))

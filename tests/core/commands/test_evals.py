@@ -86,6 +86,17 @@ def test_compare_prints_them(cli, tmp_path: Path) -> None:
         compare_samples(paths)
 
 
+def test_long_answers_are_kept_short_and_differ_at_their_end(tmp_path: Path) -> None:
+    line = {"target": "5", "arguments": {}, "filter": "strict", "metrics": ["exact_match"], "exact_match": 0.0}
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for path, end in zip(paths, "xy", strict=True):
+        lines = [{"doc_id": n, "filtered_resps": ["é" * 9000 + last]} | line for n, last in enumerate(("z", end))]
+        path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    (row,) = compare_samples(paths)["changed"]
+    assert row["doc_id"] == "1"
+    assert len(row["reference_answer"]) < 2100
+
+
 @pytest.mark.parametrize(
     "line", ["[1]", '{"doc_id": 1, "filtered_resps": [], "arguments": {}, "metrics": [], "target": ""}']
 )

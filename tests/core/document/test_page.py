@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import re
-import struct
-import zlib
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from core.document import page, sections
-from core.document.charts import MISMATCH, ULPS, Axis, png
+from core.document.charts import Axis, picture
 from core.document.markup import element, prose
 from core.document.page import html_file
 from core.judging.ingest import ingest
@@ -118,27 +118,16 @@ def test_figures_flips_and_points_are_those_of_the_run() -> None:
     assert len(document.of("circle")) == int(table["reference_margin"].notna().sum())
 
 
-def levels_of(content: bytes) -> np.ndarray:
-    """Palette indices of a PNG, by its specification. [rows, columns]"""
-    chunks, place = {}, 8
-    while place < len(content):
-        (size,) = struct.unpack(">I", content[place : place + 4])
-        kind, data = content[place + 4 : place + 8], content[place + 8 : place + 8 + size]
-        assert struct.unpack(">I", content[place + 8 + size : place + 12 + size])[0] == zlib.crc32(kind + data)
-        chunks[kind] = data
-        place += 12 + size
-    width, height = struct.unpack(">II", chunks[b"IHDR"][:8])
-    rows = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(height, width + 1)
-    assert not rows[:, 0].any()
-    assert [chunks[b"PLTE"][3 * level : 3 * level + 3].hex() for level in (1, 254, 255)] == [
-        color[1:].lower() for color in (ULPS[0][1], ULPS[-1][1], MISMATCH)
-    ]
-    return rows[:, 1:]
-
-
 def test_a_picture_is_a_png_of_its_levels() -> None:
     levels = np.random.default_rng(0).integers(0, 256, (5, 7), dtype=np.uint8)
-    assert np.array_equal(levels_of(png(levels)), levels)
+    image = image_in(picture(levels))
+    assert np.array_equal(np.asarray(image), levels)
+    assert np.array_equal(np.asarray(image.convert("RGBA"))[..., 3] > 0, levels > 0)
+
+
+def image_in(text: str) -> Image.Image:
+    (content,) = re.findall('data:image/png;base64,([^"]+)', text)
+    return Image.open(io.BytesIO(base64.b64decode(content)))
 
 
 @pytest.mark.parametrize("place", [(0, 0), (37, 40_001), (499, 49_999)])
@@ -149,17 +138,17 @@ def test_a_single_differing_logit_is_seen_in_the_heatmap(place: tuple[int, int],
     variant[place] ^= 1  # one ULP
     path = write_run(Store(tmp_path), header, [reference, variant])
     with RunReader(path) as run:
-        cells, tall, wide = sections.overview(run, 0)
+        grid = sections.overview(run, run.pairs[0], run.positions(0))
         text = html_file(run)
-    assert max(cells.shape) <= sections.MOST_CELLS
-    rows, columns = np.nonzero(cells)
+    assert max(grid.levels.shape) <= sections.MOST_CELLS
+    tall, wide = grid.y.low / len(grid.levels), grid.x.high / grid.levels.shape[1]
+    rows, columns = np.nonzero(grid.levels)
     assert {
         (abs(row - place[0] // tall) <= 1, abs(column - place[1] // wide) <= 1)
         for row, column in zip(rows, columns, strict=True)
     } == {(True, True)}
     assert len(rows) >= 4  # with its neighbors
-    (picture,) = re.findall('data:image/png;base64,([^"]+)', text)
-    assert np.array_equal(np.nonzero(levels_of(base64.b64decode(picture))), np.nonzero(cells))
+    assert np.array_equal(np.asarray(image_in(text)), grid.levels)
 
 
 def test_a_run_of_500_positions_and_three_variants_is_whole_and_within_three_megabytes(tmp_path: Path) -> None:
@@ -212,5 +201,6 @@ def test_an_axis_places_values_in_percent(axis: Axis, value: float, place: float
 
 def test_ticks_are_round_numbers_within_the_axis() -> None:
     assert list(Axis("", 0, 49_152).ticks().values()) == ["0", "10,000", "20,000", "30,000", "40,000"]
+    assert list(Axis("", 0, 3, step=1).ticks().values()) == ["0", "1", "2", "3"]
     assert list(Axis("", 0.01, 30, is_log=True).ticks().values()) == ["0.01", "0.1", "1", "10"]
     assert list(Axis("", 0.05, 3, is_log=True, zero=0.1).ticks().values()) == ["0", "0.2", "0.5", "1", "2"]

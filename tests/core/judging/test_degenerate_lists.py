@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from core.commands.tables import print_pairs
+from core.document.drawing import png_file
 from core.errors import DumpError
 from core.judging.explain.causes import explain_pair
 from core.judging.ingest import ingest
@@ -60,6 +61,7 @@ def everything_of(path: Path) -> None:
             explain_pair(run, pair.index)
             for condition in parse_conditions(CONDITIONS):
                 condition.judge(report)
+            png_file(run, pair)
             table = run.positions(pair.index)
             prompt, position = telling_place(table)
             top_of_sides(run, {"reference": 0, "variant": pair.index + 1}, prompt, position)

@@ -43,6 +43,8 @@ In float32 the pair is 0.96 times this model's own rounding floor, and no positi
 | 70 | 0 `' w0'` | 1 `' w1'` | 1 / 1 | 0.1875 |
 
 Run `Judged: rounding` · `model` · bfloat16 · http://localhost/overview?run=fixed
+
+Picture, to drag in here: `ulpscope export fixed --png pair.png`
 """
 MOST_SHOWN = 25
 

@@ -1,0 +1,63 @@
+"""A pair as a PNG for an issue thread, drawn without a browser."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+
+import numpy as np
+
+from ..runs.queries.verdicts import answer_of
+from ..runs.reader import RunReader, StoredPair
+from ..runs.reports.issue_markdown import headline
+from ..text import clip, number, opening, printable
+from .charts import LEVELS, colored
+from .sections import MOST_FLIPS, overview
+
+SIZE = (800, 620)  # pixels, as wide as an issue
+PLOT = (72, 188, 776, 508)  # left, top, right, bottom
+_INK, _QUIET, _GRID = "#1A1C20", "#5F6872", "#D5DAE0"
+
+
+def png_file(run: RunReader, pair: StoredPair) -> bytes:
+    """Return a PNG of a pair: verdict, figures and heatmap; rings are flips, at the reference's argmax."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    run.header.check_short()
+    answer, figures = answer_of(run, pair), run.positions(pair.index)
+    grid, (left, top, right, bottom) = overview(run, pair, figures), PLOT
+    image = Image.new("RGB", SIZE, "white")
+    draw = ImageDraw.Draw(image)
+    draw.font = ImageFont.load_default(14)
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return left + grid.x.at(x) / 100 * (right - left), bottom - grid.y.at(y) / 100 * (bottom - top)
+
+    facts = "; ".join(f"{name}: {value}" for name, value in headline(run, pair).items())
+    texts = f"Run: {run.header.name}", opening(answer.sentence).replace("`", "'"), opening(facts)
+    lines = [line for text in texts for line in textwrap.wrap(printable(text), 110, max_lines=2)]
+    title = clip(printable(f"{opening(answer.name)}: {pair.variant} vs {pair.reference}"), 76)
+    draw.text((16, 10), title, _INK, ImageFont.load_default(20))
+    draw.multiline_text((16, 42), "\n".join(lines), _INK, spacing=5)
+    for value, text in grid.x.ticks().items():
+        draw.line((place(value, grid.y.low), place(value, grid.y.high)), _GRID)
+        draw.text(place(value, grid.y.low), text, _QUIET, anchor="ma")
+    for value, text in grid.y.ticks().items():
+        draw.line((place(grid.x.low, value), place(grid.x.high, value)), _GRID)
+        draw.text(place(grid.x.low, value), f"{text}  ", _QUIET, anchor="rm")
+    cells = colored(grid.levels).resize((right - left, bottom - top), Image.Resampling.NEAREST).convert("RGBA")
+    image.paste(cells, (left, top), cells)
+    names = ["row", "reference_token"] if run.header.k is None else ["prompt", "position"]
+    flips = figures.assign(row=range(len(figures)))[figures["is_flip"]][names].head(MOST_FLIPS)
+    for y, x in flips.dropna().to_numpy(float) + 0.5:
+        draw.circle(place(x, y), 5, outline=_INK, width=2)
+    draw.text((left, top - 8), grid.y.title, _QUIET, anchor="ls")
+    draw.text((right, bottom + 36), grid.x.title, _QUIET, anchor="rs")
+    scale = colored(np.arange(1, LEVELS + 1, dtype=np.uint8)[None]).resize((120, 12))
+    image.paste(scale, (left, bottom + 48))
+    legend = f"0 to {number(grid.highest, 3)} {grid.unit}{'; ring: flip' if len(flips) else ''}"
+    draw.text((left + 128, bottom + 60), legend, _QUIET, anchor="ls")
+    draw.multiline_text((left, bottom + 68), textwrap.fill(grid.note, 100), _QUIET, spacing=5)
+    output = io.BytesIO()
+    image.save(output, "PNG", optimize=True)
+    return output.getvalue()

@@ -1,0 +1,76 @@
+"""The picture of a pair: cells have the color of their value, flips a ring, and every kind of run is drawn."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageColor
+
+from core.document.charts import MISMATCH, ULPS
+from core.document.drawing import PLOT, SIZE, png_file
+from core.judging.ingest import ingest
+from core.runs.reader import RunReader
+from core.runs.store.store import Store
+from tests.core.runs.made_runs import header_of, write_run
+
+TESTS = Path(__file__).resolve().parents[2]
+COLORS = np.array([ImageColor.getrgb(color) for _, color in ULPS])
+
+
+def plot(path: Path) -> np.ndarray:
+    """The plot in the picture of a run's first pair. [rows, columns, 3] int"""
+    with RunReader(path) as run:
+        image = Image.open(io.BytesIO(png_file(run, run.pairs[0])))
+    assert (image.format, image.size) == ("PNG", SIZE)
+    return np.asarray(image.convert("RGB").crop(PLOT)).astype(int)
+
+
+def cells_of(pixels: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """Colors of the middles of so many cells. [rows, columns, 3]"""
+    places = ((np.arange(n) + 0.5) * size / n for n, size in zip((rows, columns), pixels.shape[:2], strict=True))
+    return pixels[np.ix_(*(each.astype(int) for each in places))]
+
+
+def color_of(share: float) -> list[float]:
+    return [np.interp(share, [place for place, _ in ULPS], channel) for channel in COLORS.T]
+
+
+def test_cells_have_the_color_of_their_value_and_a_flip_has_a_ring(tmp_path: Path) -> None:
+    header = header_of("float32", (8,), 32 * 22)
+    reference = np.zeros((8, header.vocab), np.float32)
+    reference[:, 0] = 8.0  # a row ULP is 2**-20
+    reference[1, 500] = 8.0 - 4 * 2**-20
+    variant = reference.copy()
+    variant[1, 500] = 8.0 + 4 * 2**-20
+    variant[5, 400], variant[7, 650] = 3 * 2**-20, np.nan
+    path = write_run(Store(tmp_path), header, [reference.view(np.uint32), variant.view(np.uint32)])
+    pixels = plot(path)
+    colors = cells_of(pixels, 8, 22)
+    assert colors[1, 500 // 32] == pytest.approx(COLORS[-1])
+    assert colors[5, 400 // 32] == pytest.approx(color_of(3 / 8), abs=2)
+    assert colors[7, 650 // 32] == pytest.approx(ImageColor.getrgb(MISMATCH))
+    assert (colors[3, :12] == 255).all()
+    ring = np.argwhere((pixels == (0x1A, 0x1C, 0x20)).all(axis=2))
+    assert ring.mean(axis=0) == pytest.approx((1.5 * len(pixels) / 8, 0.5), abs=4)  # half of it, at the left edge
+
+
+def test_trainer_vs_rollout_is_drawn_by_sequence_and_position(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    path = store.path_of(ingest(store, [TESTS / "cases/rollouts/slime/train_data/2.pt"]))
+    expected = np.load(TESTS / "cases/rollouts/expected.npz")
+    r = [np.abs(expected[f"trainer{n}"] - expected[f"rollout{n}"]) * expected[f"mask{n}"] for n in range(3)]
+    places = [np.flatnonzero(expected[f"mask{n}"]) for n in range(3)]
+    start, end = min(each[0] for each in places), max(each[-1] for each in places) + 1
+    colors = cells_of(plot(path), 3, end - start)
+    for row, each in enumerate(r):
+        for position in np.flatnonzero(each > 0):
+            share = each[position] / max(map(np.max, r))
+            assert colors[row, position - start] == pytest.approx(color_of(share), abs=2), (row, position)
+
+
+def test_an_identical_pair_is_an_empty_plot() -> None:
+    colors = cells_of(plot(TESTS.parent / "sample_runs" / "batches-on-an-h100.duckdb"), 16, 37)
+    assert (colors == 255).mean() > 0.9  # the rest is grid
