@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ... import __version__
-from ...command_name import COMMAND
 from ...packaged_models import PACKAGED
 from ...text import number, out_of, percent, plural, three_digits
 from ..file.keep import note_of
@@ -35,9 +34,8 @@ def issue_text(run: RunReader, pairs: Sequence[StoredPair], address: str) -> str
     pair, answer = answers[0]
     header, about = run.header, run.header.provenance
     line = [f"Run {code(header.name)}", code(_model_of(about)) if about.model else "", header.compute_dtype, address]
-    parts = [*_pair(run, pair, answer), " · ".join(filter(None, line))]
-    if len(pairs) == len(run.pairs):  # what `export` draws
-        parts.append(f"Picture, to drag in here: {code(f'{COMMAND} export {run.run_id} --png pair.png')}")
+    picture = f"Picture, to drag in here: {code(f'ulpscope export {run.run_id} --png pair.png')}"
+    parts = [*_pair(run, pair, answer), " · ".join(filter(None, line)), picture if pairs == run.pairs else ""]
     if others := answers[1:]:
         of_others = [part for other in others for part in (*_pair(run, *other), *_details(run, *other))]
         parts.append(fold(plural(len(others), "other variant"), of_others))

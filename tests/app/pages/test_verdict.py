@@ -124,6 +124,7 @@ def test_the_report_can_be_copied_and_carries_the_address(own_store):
     (text,) = (text for text in codes(app) if "###" in text)
     assert "| passed | rerun |" in text
     assert f"/overview?run={run_id}&variant=decode&position=10" in text
+    assert [button.proto.label for button in app.get("download_button")] == ["Picture (PNG)"]
 
 
 @pytest.mark.parametrize(
