@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Sequence
@@ -40,6 +41,12 @@ def visible(text: str) -> str:
 
 def clip(text: str, longest: int) -> str:
     return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+def shorten(text: str, longest: int) -> str:
+    """Return a text with a digest in place of what is too long: two are equal only if the texts are."""
+    rest = text[longest:].encode("utf-8", "surrogatepass")
+    return f"{text[:longest]}… sha256 {hashlib.sha256(rest).hexdigest()}" if rest else text
 
 
 def code(text: str) -> str:

@@ -4,7 +4,6 @@ at which margin, and how many are near ties.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from ..numerics.mismatch import Figure, Sequences, intervals
 from ..runs.dumps.arrays import foreign_errors
 from ..runs.topk.files import side_names
 from ..runs.topk.payloads.bounded_json import documents, open_plain
-from ..text import clean, plural
+from ..text import clean, plural, shorten
 from .corpus import plain_json
 from .terminal.console import err, print_records, print_text
 
@@ -92,14 +91,8 @@ def _sample(line: dict[str, Any]) -> Sample:
     numbers = {name: line[name] for name in line["metrics"] if isinstance(line[name], int | float)}
     hashes = str(line.get("doc_hash", "")), str(line.get("prompt_hash", ""))
     metrics = {name: float(value) for name, value in numbers.items()}
-    target, text = _shorten(line["target"]), _shorten(responses)
+    target, text = (shorten(str(each), _LONGEST) for each in (line["target"], responses))
     return Sample(hashes, target, metrics, logliks[: len(lengths)], tuple(lengths), text)
-
-
-def _shorten(value: object) -> str:
-    """Return a text with a digest in place of what is over _LONGEST: equal only if the texts are."""
-    rest = str(value)[_LONGEST:].encode("utf-8", "surrogatepass")
-    return str(value)[:_LONGEST] + (f"… sha256 {hashlib.sha256(rest).hexdigest()}" if rest else "")
 
 
 def compare_samples(paths: Sequence[Path]) -> dict[str, Any]:

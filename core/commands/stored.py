@@ -14,7 +14,6 @@ from ..document.page import html_file
 from ..errors import StoreError, UsageError
 from ..runs.dumps.export import export_npz, exporting
 from ..runs.reader import RunReader
-from ..runs.reports.issue_markdown import gravest_first
 from ..runs.reports.run_json import card_json
 from ..runs.store import labels
 from ..runs.store.cards import RunCard, drop_replaced, list_runs, read_runs
@@ -100,7 +99,7 @@ def export(
     with RunReader(path) as run:
         names = [side.name for side in run.sides]
         if html or png:
-            content = html_file(run).encode() if html else png_file(run, gravest_first(run, run.pairs)[0][0])
+            content = html_file(run).encode() if html else png_file(run)
             with exporting(target, overwrite=overwrite) as output:
                 output.write(content)
         else:

@@ -7,9 +7,8 @@ import textwrap
 
 import numpy as np
 
-from ..runs.queries.verdicts import answer_of
 from ..runs.reader import RunReader, StoredPair
-from ..runs.reports.issue_markdown import headline
+from ..runs.reports.issue_markdown import gravest_first, headline
 from ..text import clip, number, opening, printable
 from .charts import LEVELS, colored
 from .sections import MOST_FLIPS, overview
@@ -19,12 +18,16 @@ PLOT = (72, 188, 776, 508)  # left, top, right, bottom
 _INK, _QUIET, _GRID = "#1A1C20", "#5F6872", "#D5DAE0"
 
 
-def png_file(run: RunReader, pair: StoredPair) -> bytes:
-    """Return a PNG of a pair: verdict, figures and heatmap; rings are flips, at the reference's argmax."""
+def png_file(run: RunReader, pair: StoredPair | None = None) -> bytes:
+    """Return a PNG of a pair: verdict, figures and heatmap; rings are flips, at the reference's argmax.
+
+    pair: default: one that fails, else the first.
+    """
     from PIL import Image, ImageDraw, ImageFont
 
     run.header.check_short()
-    answer, figures = answer_of(run, pair), run.positions(pair.index)
+    pair, answer = gravest_first(run, run.pairs if pair is None else [pair])[0]
+    figures = run.positions(pair.index)
     grid, (left, top, right, bottom) = overview(run, pair, figures), PLOT
     image = Image.new("RGB", SIZE, "white")
     draw = ImageDraw.Draw(image)
