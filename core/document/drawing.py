@@ -19,10 +19,7 @@ _INK, _QUIET, _GRID = "#1A1C20", "#5F6872", "#D5DAE0"
 
 
 def png_file(run: RunReader, pair: StoredPair | None = None) -> bytes:
-    """Return a PNG of a pair: verdict, figures and heatmap; rings are flips, at the reference's argmax.
-
-    pair: default: one that fails, else the first.
-    """
+    """Return a PNG of a pair, else of the gravest: verdict, figures, heatmap; rings are flips, at reference tokens."""
     from PIL import Image, ImageDraw, ImageFont
 
     run.header.check_short()
