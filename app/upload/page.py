@@ -26,7 +26,7 @@ KEYS = """
   detected.
 - Reserved keys: `token_ids`, `tokens` (texts), `compute_dtype`, `reference_side`, `meta` (any text). Also
   `prompt_lengths` (prompts one after another) and `emitted:SIDE` (the token each side chose, -1 if it was given).
-- To try it: `sample_runs/dumps/fresh_and_cached_upcast.npz` and `six_calls.npz`.
+- A clone has two to try: `fresh_and_cached_upcast.npz` and `six_calls.npz` in `sample_runs/dumps`.
 """
 _panel = component("ulpscope_uploads", Path(__file__).with_name("upload"))
 
