@@ -1,56 +1,111 @@
-"""Runs in Python: opened, or compared in memory; shown in a notebook, as tables and figures."""
+"""Runs in Python: opened, or compared in memory; shown in a notebook, as tables and as figures."""
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .document.page import html_file
-from .judging.ingest import compare_arrays, temporary_run
+from .document.page import html_cell, html_file
+from .errors import ExtraError, UsageError
+from .judging.ingest import temporary_run
 from .runs.dumps.arrays import foreign_errors
 from .runs.importing import check_schema, is_run_file
+from .runs.queries import caches, flips, kernels, layers, mismatch
 from .runs.reader import RunReader
+from .runs.reports.issue_markdown import gravest_first
 from .runs.rollouts.files import files_in
 from .runs.store.store import open_store
 
 if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
     from numpy.typing import ArrayLike
     from torch import Tensor
 
+_OF_RUN: dict[str, Callable[[RunReader], Any]] = {
+    "pairs": lambda run: [(row := asdict(pair)) | row.pop("summary") for pair in run.pairs],
+    "sides": lambda run: [asdict(side) for side in run.sides],
+    "rollouts": lambda run: mismatch.figures_of(run) if mismatch.has_rollouts(run) else [],
+    "continuations": flips.continuations,
+}
+_OF_PAIR: dict[str, Callable[[RunReader, int], Any]] = {
+    "positions": RunReader.positions,
+    "flips": flips.flip_table,
+    "checks": lambda run, pair: [row.to_json() for row in run.evidence(pair)],
+    "ulps": lambda run, pair: {"distance": (n := run.histogram(pair)).keys(), "elements": n.values()},
+    "modules": layers.modules,
+    "kernels": kernels.side_by_side,
+    "kv": lambda run, pair: caches.merge(run, pair, None, "layer", "kind", "head"),
+    "mitigations": lambda run, pair: run.remedies.get(pair, []),
+}
+
 
 class Run:
-    """A run that is open.
-
-    Args:
-        reader: reads its figures, its logits, and by `query` any table of docs/reference/run_file.md.
+    """A run that is open; a notebook shows verdict, checks, tokens and flips. reader: figures and logits by position,
+    and `query` for the tables of docs/reference/run_file.md.
     """
 
     def __init__(self, reader: RunReader) -> None:
         self.reader = reader
 
+    def __repr__(self) -> str:
+        pairs = [f"{pair.variant}: {answer.name}" for pair, answer in gravest_first(self.reader, self.reader.pairs)]
+        return f"{self.reader.run_id}, {', '.join(pairs)}"
+
+    def _repr_html_(self) -> str:
+        return html_cell(self.reader)
+
     def html(self) -> str:
         """Return the run as one HTML file."""
         return html_file(self.reader)
 
+    def to_pandas(self, table: str = "positions") -> pd.DataFrame:
+        """Return a table: positions, flips, checks, ulps, modules, kernels, kv or mitigations of every `variant`; or
+        pairs, sides, rollouts (trainer vs. rollout) or continuations. No rows if the run has none.
+        """
+        import pandas as pd
+
+        if table in _OF_RUN:
+            return pd.DataFrame(_OF_RUN[table](self.reader))
+        if table not in _OF_PAIR:
+            raise UsageError(f"no table '{table}'; there are {', '.join([*_OF_PAIR, *_OF_RUN])}.")
+        of_pair = {pair.variant: pd.DataFrame(_OF_PAIR[table](self.reader, pair.index)) for pair in self.reader.pairs}
+        return pd.concat(of_pair, names=["variant"]).reset_index("variant").reset_index(drop=True)
+
+    def figure(self, name: str = "margins", variant: str | None = None, prompt: int | None = None) -> go.Figure:
+        """Return a figure: margins, positions, ulps, noise floor or modules; ratios, density or steps of trainer vs.
+        rollout. variant: the one with the gravest verdict if None; prompt: of `positions` and `noise floor`, the one
+        with the most telling position if None.
+        """
+        try:
+            from .plots.of_run import figure_of
+        except ModuleNotFoundError as error:
+            raise ExtraError("figures need plotly: pip install 'ulpscope[notebook]'.") from error
+
+        run = self.reader
+        pairs = {pair.variant: pair.index for pair, _ in gravest_first(run, run.pairs)}
+        if (variant := next(iter(pairs)) if variant is None else variant) not in pairs:
+            raise UsageError(f"no variant '{variant}'; there are {', '.join(pairs)}.")
+        if prompt is None:
+            prompt, _ = flips.telling_place((run.largest if run.header.is_long else run.positions)(pairs[variant]))
+        return figure_of(run, name, pairs[variant], prompt)
+
 
 def open(*names: str | Path, store: str | Path | None = None, **taken_as: Any) -> Run:
-    """Open a stored run, a run file, or what `ulpscope compare` reads: a dump, two of them, responses.
+    """Open a stored run by its id or the beginning of one, a run file, or files that `ulpscope compare` reads.
 
     Args:
-        names: a run id or the beginning of one, or files.
         store: folder or URL of the runs; default: ULPSCOPE_STORE, then `runs/`.
-        taken_as: compute_dtype, reference and holds of a dump, as of `ulpscope compare`.
-
-    Raises:
-        StoreError: no such run.
-        DumpError: a file cannot be read as logits.
+        taken_as: compute_dtype, reference and holds of files, as of `ulpscope compare`.
     """
     paths = [Path(name) for name in names]
     if len(paths) != 1 or paths[0].is_dir() or (paths[0].is_file() and not is_run_file(paths[0])):
-        return Run(temporary_run(files_in(paths), **taken_as))
+        return Run(_reader_of(files_in(paths), **taken_as))
     if not paths[0].is_file():
         return Run(RunReader(open_store(store).path_of(str(names[0]))))
     check_schema(paths[0])
@@ -61,22 +116,27 @@ def compare(reference: ArrayLike | Tensor, variant: ArrayLike | Tensor, **more: 
     """Compare logits in memory; nothing is stored.
 
     Args:
-        reference, variant: [positions, vocab] or [prompts, positions, vocab], arrays or tensors in the dtype in which
-            they were computed.
+        reference, variant: [positions, vocab] or [prompts, positions, vocab], in the dtype that they were computed in.
         more: what else a dump holds (docs/guides/upload.md): `token_ids`, `tokens` (texts), `prompt_lengths`,
-            `compute_dtype`; under any other name, further variants.
-
-    Raises:
-        DumpError: they cannot be read as logits, or their shapes differ.
+            `compute_dtype`; under any other name a further variant.
     """
-    given = {"reference": reference, "variant": variant, **more}
-    return Run(compare_arrays({name: _array(name, values) for name, values in given.items()}))
+    arrays = {name: _array(name, each) for name, each in {"reference": reference, "variant": variant, **more}.items()}
+    with tempfile.TemporaryDirectory(prefix="ulpscope-") as folder:
+        dump = Path(folder) / "arrays.npz"
+        np.savez(dump, **arrays)
+        return Run(_reader_of([dump]))
 
 
-def _array(name: str, values: Any) -> NDArray[Any]:
+def _reader_of(files: Sequence[Path], **taken_as: Any) -> RunReader:
+    """Return the run that files make, open. Its own file has no name any more: closed or killed, it leaves nothing."""
+    with temporary_run(files, **taken_as) as run:
+        return RunReader(run.path)
+
+
+def _array(name: str, values: Any) -> Any:
     """Return an array, or the values of a tensor, bfloat16 as V2."""
-    with foreign_errors(f"arrays: '{name}'", "an array or a tensor of numbers"):
-        if type(values).__module__.partition(".")[0] != "torch":
+    with foreign_errors(f"arrays.npz: '{name}'", "an array or a tensor of numbers"):
+        if not hasattr(values, "detach"):
             return np.asarray(values)
         import torch
 

@@ -7,8 +7,9 @@ import streamlit as st
 
 from app.components import best_tokens, plots
 from app.flips import parts
-from app.near_ties import LOGIT_STEPS, PAGE, charts
+from app.near_ties import LOGIT_STEPS, PAGE
 from app.shell import exports, selection, widgets
+from core.plots import near_ties as charts
 from core.runs.queries.elements import with_argmax_texts
 from core.runs.queries.flips import SIDES, near_ties_sentence
 from core.text import out_of, plural
@@ -30,8 +31,7 @@ def follow() -> None:
 
 
 place, texts = (view.prompt, view.position), [prompt.token_texts for prompt in view.run.header.prompts]
-of = (view.pair.index, scope, view.prompt)
-scatter = plots.cached(view.run, of, charts.near_tie_scatter, table, texts)
+scatter = plots.cached(view.run, (view.pair.index, scope, view.prompt), charts.near_tie_scatter, table, texts)
 scatter = scatter._replace(shapes=(*scatter.shapes, *charts.selection_ring(table, *place)))
 plots.draw(scatter, key="near_ties", on_pick=follow, picture=exports.picture_of(view, "near-ties"))
 undrawn = int(table[["reference_margin", "variant_margin"]].min(axis=1).isna().sum())

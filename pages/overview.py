@@ -10,8 +10,8 @@ from app.components import best_tokens, plots
 from app.mismatch import section
 from app.overview import PAGE, token_strip
 from app.shell import address, exports, selection, store_cache, widgets
-from app.shell.widgets import meanings
-from app.verdict import charts, panel
+from app.verdict import panel
+from core.plots import pairs as charts
 from core.runs.queries.verdicts import multiple, size_of, ulp_percentile
 from core.runs.reader import RunReader
 from core.runs.reports.report_json import over_logits, over_margins, over_positions
@@ -33,11 +33,11 @@ if not is_rollout:
     figures = st.columns(4)
     about = f"it is the same at {out_of(view.compared_positions - summary.flips, view.compared_positions)} positions"
     about = "no side sent its top tokens" if summary.same_top1 is None else about
-    figures[0].metric("Flips", f"{summary.flips:,}", help=f"{meanings()['flip']}; {about}")
+    figures[0].metric("Flips", f"{summary.flips:,}", help=f"{widgets.meanings()['flip']}; {about}")
     if view.is_list:
-        figures[1].metric("Could flip", f"{summary.could_flip:,}", help=meanings()["could flip"])
+        figures[1].metric("Could flip", f"{summary.could_flip:,}", help=widgets.meanings()["could flip"])
     else:
-        figures[1].metric("Near ties", f"{summary.near_ties:,}", help=meanings()["near tie"])
+        figures[1].metric("Near ties", f"{summary.near_ties:,}", help=widgets.meanings()["near tie"])
     differ = percent(summary.neq / elements) if elements else "none sent by both"
     figures[2].metric(
         f"{'Values' if view.is_list else 'Logits'} that differ", differ, help=out_of(summary.neq, elements)
@@ -49,7 +49,7 @@ if not is_rollout:
         size = f"{size_of(view.pair, view.run.evidence(view.pair.index))}; RMS in {view.dtype}: {in_row_ulps}"
         figures[3].metric("RMS / noise floor", multiple(view.pair.noise_ratio), help=size)
     else:
-        figures[3].metric("RMS difference", in_row_ulps, help=meanings()["row ULP"])
+        figures[3].metric("RMS difference", in_row_ulps, help=widgets.meanings()["row ULP"])
 
 strip, tokens = st.columns([3, 2], gap="medium")
 with strip:
@@ -98,7 +98,7 @@ if not view.is_list:
             of_ulps = f"ULPs of {view.dtype}, over all logits; large ones belong to logits near 0, where steps are tiny"
             more[2].metric("Median ULPs", number(ulp_percentile(histogram, 0.5)), help=of_ulps)
             more[3].metric("99th percentile ULPs", number(ulp_percentile(histogram, 0.99)), help=of_ulps)
-            more[4].metric("Exact ties", f"{summary.ties:,}", help=meanings()["tie"])
+            more[4].metric("Exact ties", f"{summary.ties:,}", help=widgets.meanings()["tie"])
             limits = {
                 "Differences and ULPs are": over_logits(summary, elements),
                 "KL is": over_positions(summary, header.rows),

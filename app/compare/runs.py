@@ -6,8 +6,9 @@ import streamlit as st
 
 from app.compare import charts, parts
 from app.components import plots, tables
-from app.components.chart_style import selected_line
 from app.shell import exports, selection, store_cache, widgets
+from core.plots.pairs import runs_by_position
+from core.plots.style import selected_line
 from core.runs.queries import classes
 from core.runs.queries.compare import distribution, flips, same_tokens, sentence
 from core.text import file_name, plural, visible
@@ -63,7 +64,7 @@ def draw(view: selection.View) -> None:
             )
             lines = [(title, one.table) for title, one in zip(titles, pairs, strict=True)]
             arguments = (lines, view.prompt, by, tables.label(by))
-            chart = plots.cached(view.run, (*of, by, view.prompt), charts.runs_by_position, *arguments)
+            chart = plots.cached(view.run, (*of, by, view.prompt), runs_by_position, *arguments)
             picture = exports.picture(f"{stem}-{by}-prompt{view.prompt}", [*titles, f"prompt {view.prompt}"])
             plots.draw(chart._replace(shapes=(selected_line(view.position),)), "compare_positions", picture)
             st.caption(f"By position of prompt {view.prompt}; orange crosses are flips.")

@@ -12,10 +12,10 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from app.compare import PAGE, SIDE_BY_SIDE
-from app.components import chart_style as style
 from app.components import plots
 from app.shell import exports, selection, store_cache, widgets
 from app.shell.widgets import PAGES
+from core.plots import style
 from core.runs.file.records import FAILING
 from core.sweeps.history import CellChange, change_of
 from core.sweeps.ledger import FAILED, RUNNING, StoredPlan

@@ -10,8 +10,8 @@ import numpy as np
 import streamlit as st
 
 from app.components import plots
-from app.components.chart_style import LAYOUT, QUIET, REFERENCE, VARIANT, inert
 from app.shell import exports, selection, store_cache, widgets
+from core.plots.style import LAYOUT, QUIET, REFERENCE, VARIANT, inert
 from core.runs.queries.elements import top_of_sides
 from core.runs.queries.flips import SIDES, Candidates, on_grid
 from core.text import opening

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import plotly.io
 import streamlit as st
 from plotly.io.json import to_json_plotly
 from starlette.requests import Request
@@ -28,6 +29,7 @@ from core.runs.reader import RunReader
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+plotly.io.templates.default = "none"  # the browser has the colours of its theme
 LIBRARY = Path(__file__).resolve().parents[1] / "vendor" / "plotly-cartesian-4.1.1.min.js"
 _ADDRESS = f"assets/{LIBRARY.name}"  # next to the pages; the name has the version, so it is cached for good
 LONG = 1 << 16  # characters

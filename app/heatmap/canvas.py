@@ -17,10 +17,10 @@ from urllib.parse import quote
 
 import streamlit as st
 
-from app.components import chart_style
 from app.heatmap import routes
 from app.page import whole
 from app.shell import exports, selection, store_cache
+from core.plots import style
 from core.runs.queries import heatmap
 from core.runs.queries.elements import place_of
 from core.text import number
@@ -155,9 +155,9 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
             "token": selected.token if selected else None,
             "rank": selected.reference_rank - 1 if selected else None,  # a column of the view by rank, counted from 0
         },
-        "palette": chart_style.ULPS,
-        "mismatch_colour": chart_style.MISMATCH,
-        "selected_colour": chart_style.FLIP,
+        "palette": style.ULPS,
+        "mismatch_colour": style.MISMATCH,
+        "selected_colour": style.FLIP,
         "label": (
             f"Heatmap of {pair.variant} vs {pair.reference}. Arrow keys move it, plus and minus zoom, 0 shows the"
             " whole run, Enter selects the logit at the middle."

@@ -5,8 +5,9 @@ from functools import partial
 import streamlit as st
 
 from app.components import plots, tables
-from app.internals import charts, parts
+from app.internals import parts
 from app.shell import exports, selection, store_cache
+from core.plots import layers as charts
 from core.runs.queries.caches import MEASURES, cells, merge, sentence, summaries
 from core.runs.tables.kv_cache import KINDS
 from core.text import number, percent, plural

@@ -6,8 +6,10 @@ import numpy as np
 import streamlit as st
 
 from app.components import plots, tables
-from app.internals import charts, parts
+from app.internals import parts
 from app.shell import exports, selection, store_cache, widgets
+from core.plots import layers as charts
+from core.plots.style import selected_line
 from core.runs.queries.layers import cells, first_module, furthest_module, kind_word, modules, says_little, sentence
 from core.text import file_name, number, out_of, percent, plural, visible
 
@@ -76,7 +78,7 @@ def draw(view: selection.View) -> None:
 
     st.subheader("Growth over depth")
     picture = exports.picture_of(view, "layers-growth")
-    growth = charts.module_growth(table, module["ordinal"])
+    growth = charts.module_growth(table).add_shape(selected_line(int(module.name)))
     plots.draw(growth, "layers_growth", picture, partial(open_module, "layers_growth"))
     st.caption(
         "RMS difference of each module. Line: residual stream. Dotted: its noise floor. Vertical: selected module."

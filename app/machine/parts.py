@@ -8,10 +8,10 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from app.components.chart_style import inert, layout
 from app.shell import store_changes, widgets
 from app.shell.jobs import ANY_DEVICE, DEVICES, queue_of
 from core.numerics.formats import LOGIT_FORMATS
+from core.plots.style import inert, layout
 from core.runs.store.cards import RunCard
 from core.runs.tables.ops import OpRow, answers
 from core.text import legible

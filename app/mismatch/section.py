@@ -10,10 +10,10 @@ import pandas as pd
 import streamlit as st
 
 from app.components import plots, tables
-from app.mismatch import charts
 from app.overview import PARTS, token_strip
 from app.shell import exports, selection, store_cache
 from core.numerics.mismatch import FRAMEWORKS
+from core.plots import mismatch as charts
 from core.runs.queries import mismatch
 from core.runs.reader import RunReader
 from core.text import number, percent, plural

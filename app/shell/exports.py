@@ -14,8 +14,8 @@ from urllib.parse import quote
 import pandas as pd
 import streamlit as st
 
-from app.components.chart_style import inert
 from app.shell import selection
+from core.plots.style import inert
 from core.runs.reader import RunReader
 from core.text import file_name
 

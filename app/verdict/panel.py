@@ -21,14 +21,15 @@ from app.hosting import members
 from app.shell import address, exports, selection, store_changes, widgets, wording
 from app.shell.job_list import how_it_stands
 from app.shell.jobs import Job, PromptFile, queue_of
-from app.verdict import charts
 from core.capture_request import CaptureRequest
 from core.command_name import COMMAND, shell_command
 from core.document.drawing import png_file
 from core.packaged_models import PACKAGED, is_here
+from core.plots import pairs as charts
+from core.plots.style import selected_line
 from core.runs.file.evidence import EXPLAINED, FAILED, MISSING, NOTED, PASSED, AloneFigures, Evidence, PairFigures
 from core.runs.file.records import LIKELY_ROUNDING, NONDETERMINISTIC, UNDECIDED
-from core.runs.queries.verdicts import Answer, answer_of, deciding_controls, position_ratios
+from core.runs.queries.verdicts import Answer, answer_of, deciding_controls
 from core.runs.reports.issue_markdown import issue_text
 from core.runs.requests import rejudge_request
 from core.subprocess_json import ROOT
@@ -211,22 +212,17 @@ def evidence_table(view: selection.View) -> pd.DataFrame:
 def _over_floor(view: selection.View, figures: PairFigures) -> None:
     """Draw the pair over its noise floor by position."""
     dtype, allowed = figures.compute_dtype, figures.position_ratio_allowed or None
-    floors = view.run.rows("floor_position", pair=view.pair.index)
-    floors = floors[floors["compute_dtype"] == dtype]
+    floors = charts.floor_ratios(view.run, view.pair.index, figures)
     if floors.empty:
         return
-    ratios = position_ratios(floors["pair_rms"].to_numpy(float), floors["floor_rms"].to_numpy(float))
-    if figures.nonfinite_mismatch:  # over the finite logits alone a ratio would look small
-        ratios = np.where(view.table["nonfinite_mismatch"].to_numpy(int) > 0, np.nan, ratios)
-    mask = (floors["prompt"] == view.prompt).to_numpy()
+    is_here = floors["prompt"] == view.prompt
     flips = view.prompt_table.query("is_flip")["position"].to_numpy(int)
-    positions = floors["position"].to_numpy(int)[mask]
-    figure = charts.floor_ratio(positions, ratios[mask], allowed, view.position, dtype, flips)
+    figure = charts.floor_ratio(floors[is_here], allowed, dtype, flips).add_shape(selected_line(view.position))
     key = f"floor_ratio_{dtype}"
     picture = exports.picture_of(view, key.replace("_", "-"), of_prompt=True)
     plots.draw(figure, key=key, on_pick=partial(plots.select_position, key), picture=picture)
     gaps = "; in a gap nothing differs, or a logit is NaN or infinite on one side" if figures.nonfinite_mismatch else ""
-    exceeding = int((ratios[~mask] > allowed).sum()) if allowed else 0
+    exceeding = int((floors["ratio"][~is_here] > allowed).sum()) if allowed else 0
     st.caption(
         f"RMS difference / noise floor by position of prompt {view.prompt}, {dtype}{gaps}. Dotted: the noise floor;"
         f" {f'dashed: limit of one position, {allowed:.3g}x; ' if allowed else ''}vertical: the selected one. Limit"

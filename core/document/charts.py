@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ..markup import Markup, element, join
 from ..text import number
-from .markup import Markup, element, join
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -11,7 +11,7 @@ from ..runs.reader import RunReader, StoredPair
 from ..runs.reports.issue_markdown import gravest_first, headline
 from ..text import clip, number, opening, printable
 from .charts import LEVELS, colored
-from .sections import MOST_FLIPS, overview
+from .sections import FILE, overview
 
 SIZE = (800, 620)  # pixels, as wide as an issue
 PLOT = (72, 188, 776, 508)  # left, top, right, bottom
@@ -48,7 +48,7 @@ def png_file(run: RunReader, pair: StoredPair | None = None) -> bytes:
     cells = colored(grid.levels).resize((right - left, bottom - top), Image.Resampling.NEAREST).convert("RGBA")
     image.paste(cells, (left, top), cells)
     names = ["row", "reference_token"] if run.header.k is None else ["prompt", "position"]
-    flips = figures.assign(row=range(len(figures)))[figures["is_flip"]][names].head(MOST_FLIPS)
+    flips = figures.assign(row=range(len(figures)))[figures["is_flip"]][names].head(FILE.flips)
     for y, x in flips.dropna().to_numpy(float) + 0.5:
         draw.circle(place(x, y), 5, outline=_INK, width=2)
     draw.text((left, top - 8), grid.y.title, _QUIET, anchor="ls")

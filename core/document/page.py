@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..markup import HEAT, Markup, element, facts, fold, inline, join, table
 from ..runs.file.keep import note_of
 from ..runs.queries.verdicts import Answer
 from ..runs.reader import RunReader, StoredPair
@@ -14,27 +15,35 @@ from ..runs.reports.issue_markdown import gravest_first, origin
 from ..runs.requests import repeat_command
 from ..text import clip, legible, percent, plural
 from .charts import ULPS
-from .markup import Markup, element, facts, fold, join, table
-from .sections import sections
+from .sections import CELL, FILE, Size, sections
 
-MOST_BYTES = 3_000_000
 _STYLE = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
 
 
 def html_file(run: RunReader) -> str:
-    """Return a run as an HTML file of at most MOST_BYTES: its pairs, the gravest first, as many as fit."""
+    """Return a run as an HTML file of at most FILE.bytes."""
+    return _document(run.header.name, join([_content(run, FILE), _foot(run)]))
+
+
+def html_cell(run: RunReader) -> str:
+    """Return a run as the output of a notebook's cell, of at most CELL.bytes."""
+    return inline(_content(run, CELL))
+
+
+def _content(run: RunReader, most: Size) -> Markup:
+    """Return the pairs of a run, the gravest first, as many as fit."""
     answers = gravest_first(run, run.pairs)
-    head, foot = _head(run, answers), _foot(run)
-    size, parts = len((head + foot).encode()), list[Markup]()
+    parts = [_head(run, answers)]
+    size = len(parts[0].encode())
     for pair, answer in answers:
-        part = _pair(run, pair, answer, is_open=not parts)
+        part = _pair(run, pair, answer, most, is_open=len(parts) == 1)
         size += len(part.encode())
-        if parts and size > MOST_BYTES:
+        if len(parts) > 1 and size > most.bytes:
             break
         parts.append(part)
-    rest = len(answers) - len(parts)
-    note = f"{plural(rest, 'variant')} left out: the file would have more than {MOST_BYTES // 10**6} MB."
-    return _document(run.header.name, join([head, *parts, element("p", note) if rest else "", foot]))
+    rest = len(answers) + 1 - len(parts)
+    note = f"{plural(rest, 'variant')} left out: more than {most.bytes / 10**6:g} MB."
+    return join([*parts, element("p", note) if rest else ""])
 
 
 def _document(title: str, content: Markup) -> str:
@@ -57,7 +66,7 @@ def _document(title: str, content: Markup) -> str:
 
 def _scales() -> str:
     """Style sheet of the colors of tokens and of the heatmap's scale."""
-    heat = "".join(f".h{level}{{background:rgba(213,94,0,{level * 0.0075:.4f})}}" for level in range(1, 101))
+    heat = "".join(f".{level}{{{style}}}" for level, style in HEAT.items())
     stops = ", ".join(f"{color} {percent(place)}" for place, color in ULPS)
     return f"{heat}.ulps{{background:linear-gradient(to right, {stops})}}"
 
@@ -79,9 +88,11 @@ def _head(run: RunReader, answers: Sequence[tuple[StoredPair, Answer]]) -> Marku
     return element("header", *parts)
 
 
-def _pair(run: RunReader, pair: StoredPair, answer: Answer, *, is_open: bool) -> Markup:
+def _pair(run: RunReader, pair: StoredPair, answer: Answer, size: Size, *, is_open: bool) -> Markup:
     title = element("h2", element("code", pair.variant), " vs ", element("code", pair.reference))
-    parts = [join([element("h3", name) if name else "", content]) for name, content in sections(run, pair, answer)]
+    parts = [
+        join([element("h3", name) if name else "", content]) for name, content in sections(run, pair, answer, size)
+    ]
     return element(
         "details",
         element("summary", title),

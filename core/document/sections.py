@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..markup import Markup, element, facts, fold, join, prose, scrolling, table
 from ..numerics import pyramid
 from ..numerics.mismatch import ICEPOP, TIS
 from ..runs.file.records import FAILING, IDENTICAL, ROUNDING
@@ -18,13 +19,21 @@ from ..runs.reader import RunReader, StoredPair
 from ..runs.reports.issue_markdown import headline
 from ..text import clip, number, opening, percent, plural, visible
 from .charts import LEVELS, Axis, bar, chart, dot, line, picture
-from .markup import Markup, element, facts, fold, join, prose, scrolling, table
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MOST_POSITIONS = 1500  # of a pair: 0.8 KB each
-MOST_FLIPS = 100
+
+class Size(NamedTuple):
+    """Most positions and flips that are shown of a pair, and bytes of all pairs."""
+
+    positions: int
+    flips: int
+    bytes: int
+
+
+FILE = Size(1500, 100, 3_000_000)  # a position takes 0.8 KB
+CELL = Size(250, 10, 100_000)  # the output of a notebook's cell: 0.2 KB, styles come on top
 MOST_MODULES = 600
 MOST_CELLS = 320  # of a side of the heatmap: a cell has a pixel on a phone
 MOST_READ = 1 << 22  # cells of the run's pyramid
@@ -33,11 +42,12 @@ _FEW = 400  # differing cells that are drawn three times as wide and tall
 _MOST_STRIPS = 8  # with their headings; more are in a box that scrolls
 _TOP = 3  # tokens of a side at a flip
 _LONGEST_TOKEN = 60  # characters
+_MARKS = {"flip": "b", "mismatch": "s"}  # elements of tokens, for where there are no styles
 _ABOUT = {"": "'s argmax", "_margin": "'s margin"}  # of either side, in the table of positions
 
 
-def sections(run: RunReader, pair: StoredPair, answer: Answer) -> Iterator[tuple[str, Markup]]:
-    """Yield the title and content of every section that the pair has."""
+def sections(run: RunReader, pair: StoredPair, answer: Answer, size: Size = FILE) -> Iterator[tuple[str, Markup]]:
+    """Yield the title and content of every section that the pair has; of a CELL those of text."""
     if run.header.is_long:
         figures = run.positions_of(pair.index, int(run.largest(pair.index)["prompt"].iloc[0]))
     else:
@@ -47,9 +57,11 @@ def sections(run: RunReader, pair: StoredPair, answer: Answer) -> Iterator[tuple
         yield "Checks", _checks(answer)
     if mismatch.has_rollouts(run):
         yield "Trainer vs. rollout", _rollouts(run)
-    yield "Tokens", _tokens(run, pair, figures)
+    yield "Tokens", _tokens(run, pair, figures, size)
     if figures["is_flip"].any():
-        yield "Flips", _flips(run, pair, figures)
+        yield "Flips", _flips(run, pair, figures, size)
+    if size is CELL:
+        return
     if not pair.summary.bit_identical and figures["reference_margin"].notna().any():
         yield "Near ties", _near_ties(run, figures)
     if not pair.summary.bit_identical and run.header.k is None:
@@ -130,22 +142,22 @@ def listing(figures: pd.DataFrame, titles: Mapping[str, str], label: str) -> Mar
     return table([titles[name] for name in figures], [[*map(_text, row)] for row in _rows(figures)], label)
 
 
-def _around(figures: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that are shown: all, or MOST_POSITIONS around the telling one."""
-    if len(figures) <= MOST_POSITIONS:
+def _around(figures: pd.DataFrame, most: int) -> pd.DataFrame:
+    """Return the rows that are shown: all, or so many around the telling one."""
+    if len(figures) <= most:
         return figures
     prompt, position = flips.telling_place(figures)
     row = int(np.flatnonzero((figures["prompt"] == prompt) & (figures["position"] == position))[0])
-    start = min(max(0, row - MOST_POSITIONS // 2), len(figures) - MOST_POSITIONS)
-    return figures.iloc[start : start + MOST_POSITIONS]
+    start = min(max(0, row - most // 2), len(figures) - most)
+    return figures.iloc[start : start + most]
 
 
-def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Markup:
+def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size) -> Markup:
     import pandas as pd
 
-    header, window = run.header, _around(figures)
+    header, window = run.header, _around(figures, size.positions)
     shade = heat(window, "largest difference", header.compute_dtype, header.unit)
-    window = window.assign(level=shade.levels, link=window["is_flip"] & (figures["is_flip"].cumsum() <= MOST_FLIPS))
+    window = window.assign(level=shade.levels, link=window["is_flip"] & (figures["is_flip"].cumsum() <= size.flips))
     parts, tables = [], []
     for number_of, part in window.groupby("prompt", sort=False):
         prompt, places = header.prompts[number_of], part["position"].tolist()  # of lists: those that were compared
@@ -167,23 +179,25 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Markup:
             title = f"position {row.position}, {name}: {_text(row.max_abs)} {header.unit} {kind}"
             link = f"#f{pair.index}-{number_of}-{row.position}" if row.link else None
             look = {"class_": f"h{row.level or 0} {mark}", "title": title, "href": link}
-            spans.append(element("a" if row.link else "span", text.replace("↵", "↵\n"), **look))
+            content = element(_MARKS[mark], text.replace("↵", "↵\n")) if mark else text.replace("↵", "↵\n")
+            spans.append(element("a" if row.link else "span", content, **look))
         parts.append(element("p", join(spans, "<wbr>"), class_="strip"))
         argmaxes = {side: [_argmax(run, row) for row in _non_null(part[f"{side}_token"])] for side in flips.SIDES}
         tables.append(part.assign(prompt=number_of, token=names, state=state, **argmaxes))
-    scale = [element("b", shade.low), element("span", class_="scale")] if shade.low else []
+    scale = [element("b", shade.low), element("span", " to ", class_="scale")] if shade.low else []
     signs = (("flip", "is_flip", "flip"), ("mismatch", "nonfinite_mismatch", "NaN or infinity on one side"))
-    legend = [element("span", text, class_=kind) for kind, column, text in signs if window[column].any()]
+    legend = [element(_MARKS[kind], text, class_=kind) for kind, column, text in signs if window[column].any()]
     titles = {"prompt": "prompt", "position": "position", "token": "token", "state": "state"}
     titles |= {f"{side}{what}": f"{side}{about}" for side in flips.SIDES for what, about in _ABOUT.items()}
     titles |= {"max_abs": "largest difference", "max_row_ulps": "row ULPs", "kl": "KL, nats"}
+    title = "Figures by position"
     note = f"{len(window):,} of {plural(header.rows, 'position')} are shown: those around the most telling one."
     return join(
         [
             element("p", note) if len(window) < len(figures) or header.is_long else "",
             join(parts) if len(parts) <= _MOST_STRIPS else scrolling(join(parts), "Tokens"),
-            element("p", shade.unit, *scale, element("b", shade.high or ""), *legend, class_="legend"),
-            fold("Figures by position", listing(pd.concat(tables), titles, "Figures by position")),
+            element("p", join([shade.unit, *scale, element("b", shade.high or ""), *legend], " "), class_="legend"),
+            fold(title, listing(pd.concat(tables), titles, title)) if size is FILE else "",
         ]
     )
 
@@ -195,10 +209,10 @@ def _argmax(run: RunReader, token: int | None) -> str:
     return f"{_visible(run.vocabulary[token])} ({token})"
 
 
-def _flips(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Markup:
+def _flips(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size) -> Markup:
     every = figures[figures["is_flip"]]
     rows = []
-    for row in _rows(every.head(MOST_FLIPS)):
+    for row in _rows(every.head(size.flips)):
         texts = run.header.prompts[row.prompt].token_texts
         place = f"{row.position:,}" + (f" of prompt {row.prompt}" if len(run.header.prompts) > 1 else "")
         context = element("small", f"after {_visible(texts[row.position])}") if texts else ""
@@ -207,7 +221,7 @@ def _flips(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Markup:
         cells = [join([place, context]), *(_top(run, top) for top in tops), " / ".join(steps), _text(row.max_abs)]
         name = f"f{pair.index}-{row.prompt}-{row.position}"
         rows.append(element("tr", *(element("td", cell) for cell in cells), id=name))
-    note = f"{MOST_FLIPS:,} of {len(every):,} flips are listed." if len(every) > MOST_FLIPS else ""
+    note = f"{len(rows):,} of {len(every):,} flips are listed." if len(every) > len(rows) else ""
     sides = f"reference: {pair.reference}", f"variant: {pair.variant}"
     head = ("position", *sides, "margins, ULPs", "largest difference")
     return join([element("p", prose(flips.flips_sentence(figures)), " ", note), table(head, rows, "Flips")])
@@ -232,7 +246,7 @@ def _near_ties(run: RunReader, figures: pd.DataFrame) -> Markup:
     if ends[0] < ends[1]:
         legend["bound"] = "margin = 2 x difference"
         marks.append(line([across.at(each) for each in ends], [up.at(2 * each) for each in ends], "bound"))
-    nearest = set(np.argsort(points.margin / np.maximum(points.difference, 1e-300), kind="stable")[:MOST_POSITIONS])
+    nearest = set(np.argsort(points.margin / np.maximum(points.difference, 1e-300), kind="stable")[: FILE.positions])
     for (name, mask), kind in zip(points.kinds.items(), ("quiet", "reference", "variant", "mismatch"), strict=True):
         rows = [row for row in np.flatnonzero(mask) if row in nearest]
         if not rows:
@@ -243,7 +257,7 @@ def _near_ties(run: RunReader, figures: pd.DataFrame) -> Markup:
             title = f"prompt {place['prompt']}, position {place['position']}: margin {number(points.margin[row])}"
             title += f", largest difference {number(points.difference[row])}"
             marks.append(dot(across.at(x[row]), up.at(y[row]), kind, title, 5 if kind == "variant" else 3))
-    note = f" {MOST_POSITIONS:,} of {len(x):,} are drawn: the nearest to a flip." if len(x) > MOST_POSITIONS else ""
+    note = f" {len(nearest):,} of {len(x):,} are drawn: the nearest to a flip." if len(x) > len(nearest) else ""
     about = element("p", prose(flips.near_ties_sentence(figures)), " Positions can flip only below the line.", note)
     return join([about, chart("Margins and differences of every position, log scales", across, up, marks, legend, 380)])
 

@@ -5,17 +5,15 @@ a file before it is stored.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from numpy.typing import NDArray
-
 from ..errors import DumpError, StoreError, UsageError
 from ..numerics.formats import format_named
-from ..runs.dumps.containers import of_arrays, open_container
+from ..runs.dumps.containers import open_container
 from ..runs.dumps.dump import GIB, Dump, open_dump
 from ..runs.dumps.reserved_keys import sides_of
 from ..runs.file.evidence import Check, SentFigures
@@ -42,7 +40,6 @@ WHOLE_ROWS_ONLY = "--compute-dtype, --reference and --holds are for whole rows o
 _MAX_BYTES = 64 * GIB  # as a dump may have
 _LONGEST_NAME = 200  # characters of what a run file says of itself: a text there may be as long as it likes
 _Tell = Callable[[int, int], None]  # rows done, rows in all
-_folder = partial(tempfile.TemporaryDirectory, prefix="ulpscope-")
 
 
 def ingest(
@@ -100,24 +97,13 @@ def store_dump(store: Store, dump: Dump, name: str, model: str, run_id: str | No
         return writer.finish()
 
 
-def temporary_run(paths: Sequence[Path], **options: Any) -> RunReader:
-    """Return the run that `ingest` makes of files, open; its sentences call it RUN. Its file has no name any more, and
-    takes its space until it is closed.
-    """
-    with _folder() as folder:
-        return RunReader(_store_in(folder, paths, **options))
-
-
-def compare_arrays(arrays: Mapping[str, NDArray[Any]]) -> RunReader:
-    """Return the run of arrays in memory, by the keys that a dump has, open as `temporary_run` has it."""
-    with _folder() as folder, open_dump([of_arrays("arrays", arrays)]) as dump:
+@contextmanager
+def temporary_run(paths: Sequence[Path], **options: Any) -> Iterator[RunReader]:
+    """Yield the run that `ingest` makes of files, in a store that is gone afterwards; its sentences call it RUN."""
+    with tempfile.TemporaryDirectory(prefix="ulpscope-") as folder:
         store = Store(Path(folder))
-        return RunReader(store.path_of(store_dump(store, dump, "arrays", "", "RUN", lambda *_: None)))
-
-
-def _store_in(folder: str, paths: Sequence[Path], **options: Any) -> Path:
-    store = Store(Path(folder))
-    return store.path_of(ingest(store, paths, run_id="RUN", **options))
+        with RunReader(store.path_of(ingest(store, paths, run_id="RUN", **options))) as run:
+            yield run
 
 
 @dataclass(frozen=True)
@@ -181,7 +167,7 @@ def describe(
 def _responses(paths: Sequence[Path], **taken_as: Any) -> dict[str, Any]:
     """Describe responses by the run that they make."""
     sides = []
-    with _folder() as folder, RunReader(_store_in(folder, paths, **taken_as)) as run:
+    with temporary_run(paths, **taken_as) as run:
         facts = _run(run.path)
         for side in run.sides:
             responses = run.rows("response", side=side.index)

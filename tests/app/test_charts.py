@@ -8,10 +8,11 @@ import plotly.graph_objects as go
 import pytest
 
 from app.compare import charts as compare_charts
-from app.components import best_tokens, chart_style
-from app.internals import charts as internals
-from app.near_ties import charts as near_ties_charts
+from app.components import best_tokens
 from core.numerics.formats import BFLOAT16
+from core.plots import layers as internals
+from core.plots import near_ties as near_ties_charts
+from core.plots import style
 from core.runs.queries.flips import on_grid
 
 
@@ -129,7 +130,7 @@ def test_every_side_of_a_run_has_a_line_with_a_mark_a_token_on_the_grid_of_the_d
     assert [one.x for one in marks] == [(4.0625, 4.0, 4.0), (4.0, 4.0625, 4.0)]
     assert [[round(height) for height in one.y] for one in marks] == [[2, 1, 0]] * 2
     assert marks[0].marker.symbol != marks[1].marker.symbol
-    assert marks[0].marker.color == (chart_style.REFERENCE, chart_style.VARIANT, chart_style.VARIANT)
+    assert marks[0].marker.color == (style.REFERENCE, style.VARIANT, style.VARIANT)
     assert figure.layout.yaxis.ticktext == ("a", "&lt;b&gt;", "c")
     assert figure.layout.xaxis.range == (3.984375 - 1 / 64, 4.09375 + 1 / 64)
 
@@ -151,5 +152,5 @@ def test_flips_of_compared_runs_are_drawn_over_every_line_in_the_colour_of_flips
     assert list(figure.data[-2:]) == crosses
     assert [one.x.tolist() for one in crosses] == [[1, 3], [1]]
     assert [one.showlegend for one in crosses] == [True, False]
-    assert {one.marker.color for one in crosses} == {chart_style.VARIANT}
-    assert not {one.line.color for one in figure.data if one.mode == "lines"} & {chart_style.VARIANT}
+    assert {one.marker.color for one in crosses} == {style.VARIANT}
+    assert not {one.line.color for one in figure.data if one.mode == "lines"} & {style.VARIANT}

@@ -1,17 +1,24 @@
 """Runs in Python: opened, and compared in memory."""
 
+import copy
 import gc
 import os
+import re
+import sys
 from pathlib import Path
 
+import nbformat
 import numpy as np
 import pytest
 import torch
+from nbclient import NotebookClient
 
 import core
-from core.errors import DumpError, StoreError
+from core.errors import DumpError, ExtraError, StoreError, UsageError
+from core.judging.dump import stored_verdict
 
 POSITIONS, VOCAB = 6, 40
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def logits(seed: int) -> np.ndarray:
@@ -75,6 +82,60 @@ def open_files(folder: Path) -> list[str]:
     return [name for fd in Path("/proc/self/fd").iterdir() if str(folder) in (name := os.path.realpath(fd))]
 
 
+def test_tables_are_of_all_variants_and_a_bad_name_lists_the_names():
+    a, b, c = (logits(seed) for seed in (1, 2, 3))
+    run = core.compare(a, b, other=c)
+    table = run.to_pandas("positions").set_index("variant")
+    for name, side in (("variant", b), ("other", c)):
+        assert table.loc[name, "max_abs"].to_numpy() == pytest.approx(np.abs(a - side).max(axis=1))
+    flips = run.to_pandas("flips").groupby("variant").size()
+    assert flips["other"] == (a.argmax(axis=1) != c.argmax(axis=1)).sum()
+    assert run.to_pandas("ulps").groupby("variant")["elements"].sum().to_dict() == {"variant": a.size, "other": a.size}
+    assert run.to_pandas("pairs")["max_abs"].tolist() == pytest.approx([np.abs(a - side).max() for side in (b, c)])
+    with pytest.raises(UsageError) as caught:
+        run.to_pandas("position")
+    sample = core.open(ROOT / "sample_runs/where-it-starts.duckdb")
+    tables = {name: sample.to_pandas(name) for name in str(caught.value).partition("are ")[2].rstrip(".").split(", ")}
+    filled = {name for name, rows in tables.items() if len(rows)}
+    assert tables.keys() - filled == {"rollouts", "continuations"}
+    assert len(tables["modules"]) == sample.reader.query("SELECT count(DISTINCT ordinal) AS n FROM layer")["n"][0]
+
+
+def test_figures_draw_what_numpy_computes():
+    a, b = logits(1), logits(2)
+    run = core.compare(a, b)
+    difference = np.abs(a - b).max(axis=1)
+    first, second = (np.sort(side, axis=1)[:, :-3:-1].T for side in (a, b))
+    margins = {(x, y) for trace in run.figure("margins").data[1:] for x, y in zip(trace.x, trace.y, strict=True)}
+    expected = zip(difference, np.minimum(first[0] - first[1], second[0] - second[1]), strict=True)
+    assert np.ravel(sorted(margins)) == pytest.approx(np.ravel(sorted(expected)))
+    assert run.figure("positions").data[0].y == pytest.approx(difference)
+    assert sum(run.figure("ulps").data[0].y) == a.size
+
+
+@pytest.mark.parametrize("name", ["modules", "noise floor", "ratios", "density", "steps", "no such figure"])
+def test_a_figure_that_a_run_lacks_is_refused_and_drawn_of_one_that_has_it(name):
+    with pytest.raises(UsageError):
+        core.compare(logits(1), logits(2)).figure(name)
+    if name != "no such figure":
+        sample = "where-it-starts" if name in ("modules", "noise floor") else "trainer-against-rollout"
+        assert core.open(ROOT / f"sample_runs/{sample}.duckdb").figure(name).data
+
+
+def test_without_plotly_a_figure_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "core.plots.of_run", None)
+    with pytest.raises(ExtraError, match="notebook"):
+        core.compare(logits(1), logits(2)).figure()
+
+
+def test_a_verdict_shows_its_checks():
+    run = core.open("injected-bug").reader
+    verdict = stored_verdict(run, run.pairs[0])
+    cells = re.findall("<td[^>]*>(.*?)</td>", verdict._repr_html_())
+    assert cells[::3] == [row.outcome for row in verdict.evidence]
+    assert f"<b>{verdict.name}</b>" in verdict._repr_html_()
+
+
 def test_open_takes_a_run_a_run_file_and_dumps(tmp_path, monkeypatch):
     for name in ("a", "b"):
         np.save(tmp_path / f"{name}.npy", logits(ord(name)))
@@ -84,3 +145,26 @@ def test_open_takes_a_run_a_run_file_and_dumps(tmp_path, monkeypatch):
     monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
     with pytest.raises(StoreError):
         core.open("where-it-starts", store=tmp_path)
+
+
+def test_the_notebook_of_the_docs_shows_what_it_was_saved_with(tmp_path, monkeypatch):
+    """After a change: `PLOTLY_RENDERER=plotly_mimetype+png jupyter execute --inplace docs/guides/notebook.ipynb`, with
+    kaleido.
+    """
+    (tmp_path / "ulpscope").symlink_to(ROOT / "core")  # also in a worktree that is not the installed one
+    settings = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "ULPSCOPE_SAMPLES": ROOT / "sample_runs"}
+    for name, value in (settings | {"IPYTHONDIR": tmp_path / "own", "PLOTLY_RENDERER": "plotly_mimetype"}).items():
+        monkeypatch.setenv(name, str(value))
+    saved = nbformat.read(ROOT / "docs/guides/notebook.ipynb", as_version=4)
+    executed = NotebookClient(copy.deepcopy(saved), timeout=120).execute()
+    shown, expected = ([values_of(cell) for cell in one.cells] for one in (executed, saved))
+    assert shown == expected
+    assert sum(map(len, shown)) == 4
+
+
+def values_of(cell) -> list:
+    """Return what the outputs of a cell show: the data of a figure, and HTML without the day of the run."""
+    outputs = [output["data"] for output in cell.get("outputs", ())]
+    figures = [output.get("application/vnd.plotly.v1+json", {}).get("data") for output in outputs]
+    texts = [re.sub("[0-9]{4}-[0-9]{2}-[0-9]{2}", "", output.get("text/html", "")) for output in outputs]
+    return list(zip(figures, texts, strict=True))

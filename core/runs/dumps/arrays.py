@@ -66,14 +66,10 @@ class StoredArray:
     columns: int | None = None
 
     @classmethod
-    def of_array(cls, file: str, key: str, values: NDArray[Any]) -> StoredArray:
-        """Return an array that is in memory."""
-        return cls(file, key, values.dtype, values.shape, rows_of(lambda: values))
-
-    @classmethod
     def of_numbers(cls, file: str, key: str, numbers: NDArray[Any]) -> StoredArray:
         """Return an array of whole numbers that is in memory."""
-        return cls.of_array(file, key, numbers.astype("<i8"))
+        numbers = numbers.astype("<i8")
+        return cls(file, key, numbers.dtype, numbers.shape, rows_of(lambda: numbers))
 
     @property
     def size(self) -> int:

@@ -94,15 +94,6 @@ def open_container(path: Path, max_bytes: int) -> Container:
     return container
 
 
-def of_arrays(name: str, arrays: Mapping[str, NDArray[Any]]) -> Container:
-    """Return arrays in memory as a file named so would have them; they must not change before they are read."""
-    stored = {key: StoredArray.of_array(name, key, values) for key, values in arrays.items()}
-    for key, array in stored.items():
-        check_key(name, key)
-        check_elements(array, array.nbytes)
-    return Container(Path(name), "npz", stored)
-
-
 def _array(
     name: str,
     key: str,

@@ -112,7 +112,7 @@ class Dump:
 
 
 def open_dump(
-    paths: Sequence[Path | Container],
+    paths: Sequence[Path],
     *,
     compute_dtype: str | None = None,
     reference: str | None = None,
@@ -121,8 +121,8 @@ def open_dump(
     fewest_sides: int = 2,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Dump:
-    """Open one npz, safetensors or torch.save file of two or more sides, or two files of one array each; or a container
-    that is open. DumpError if it cannot be read as logits.
+    """Open one npz, safetensors or torch.save file of two or more sides, or two files of one array each. DumpError
+    if it cannot be read as logits.
 
     `reference` names the side to compare with; else it is the one called 'reference', else the first; of safetensors,
     which sort by name, 'fresh' and 'baseline' come before others, and 'cached' and 'variant' last. `compute_dtype`
@@ -138,7 +138,7 @@ def open_dump(
         )
     override = format_named(compute_dtype) if compute_dtype else None
     check_holds(holds)
-    containers = [path if isinstance(path, Container) else open_container(Path(path), max_bytes) for path in paths]
+    containers = [open_container(Path(path), max_bytes) for path in paths]
     dump_name = " and ".join(container.name for container in containers)
     arrays, notes = _named_arrays(containers, fewest_sides)
     if holds == PADDED:

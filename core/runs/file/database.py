@@ -181,7 +181,9 @@ def _connect(*statements: str, **config: Any) -> duckdb.DuckDBPyConnection:
 
     connection = duckdb.connect(":memory:", config=_CONFIG | config)
     try:
-        for statement in ("SET enable_progress_bar = false", *statements):  # it is printed among results
+        with suppress(duckdb.InvalidInputException):  # in Jupyter without ipywidgets it is off and cannot be set
+            connection.execute("SET enable_progress_bar = false")  # it is printed among results
+        for statement in statements:
             connection.execute(statement)
     except BaseException:
         connection.close()

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import structs
 
 from ...errors import UsageError
+from ...markup import element, inline, join, prose, table
 from ...text import clean
 from .records import BUG_SUSPECTED, IDENTICAL, ROUNDING, VERDICTS, FloorRows
 
@@ -450,6 +451,11 @@ class Verdict:
         outcomes = max((len(row.outcome) for row in self.evidence), default=0)
         rows = [f"  {row.group:<{groups}}  {row.outcome:<{outcomes}}  {row.says}" for row in self.evidence]
         return "\n".join([f"{self.name}: {self.because}", *rows])
+
+    def _repr_html_(self) -> str:
+        rows = [(row.outcome, CHECK_GROUPS[row.group], prose(row.says)) for row in self.evidence]
+        sentence = element("p", element("b", self.name), " ", prose(self.because))
+        return inline(join([sentence, table(("outcome", "check", "result"), rows, "Checks")]))
 
     def check(self, *, allowed: Sequence[str] = (IDENTICAL, ROUNDING)) -> Verdict:
         """Return the verdict if it is one of `allowed`.

@@ -7,13 +7,14 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from app.shell import wording
 from app.shell.jobs import Job
-from app.verdict import charts
 from app.verdict.panel import refusal_of
+from core.plots import pairs as charts
 from core.runs.file.evidence import CHECK_GROUPS, FAILED, NOTED, AloneFigures, Check, Evidence, Unmeasured
 from tests.app import opening
 from tests.app.opening import codes, figures_of, keys, page_text
@@ -143,12 +144,12 @@ def trace(figure, name):
 
 
 def test_what_is_beyond_the_threshold_is_marked_and_without_one_nothing_is():
-    ratio = np.ones(96)
-    ratio[[32, 33]] = 1000
-    drawn = charts.floor_ratio(np.arange(96), ratio, 4.4, 0, "float32", np.array([], int))
+    ratios = pd.DataFrame({"position": np.arange(96), "ratio": 1.0})
+    ratios.loc[[32, 33], "ratio"] = 1000
+    drawn = charts.floor_ratio(ratios, 4.4, "float32", np.array([], int))
     assert list(trace(drawn, "outlier")[0].x) == [32, 33]
     assert any(shape.y0 == 4.4 for shape in drawn.layout.shapes)
-    assert not trace(charts.floor_ratio(np.arange(96), ratio, None, 0, "bfloat16", np.array([], int)), "outlier")
+    assert not trace(charts.floor_ratio(ratios, None, "bfloat16", np.array([], int)), "outlier")
 
 
 ALONE = AloneFigures(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import io
 import re
 from html.parser import HTMLParser
@@ -15,12 +16,13 @@ from PIL import Image
 
 from core.document import page, sections
 from core.document.charts import Axis, picture
-from core.document.markup import element, prose
-from core.document.page import html_file
+from core.document.page import html_cell, html_file
 from core.judging.ingest import ingest
+from core.markup import element, prose
 from core.runs.queries.heatmap import sentence
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
+from core.text import visible
 from tests.core.runs.damaging import with_texts
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
 
@@ -29,8 +31,8 @@ RUNS = TESTS / "runs"
 HOSTILE = "</style></title><script>alert(1)</script><img src=x onerror=alert(1)>\" onload='x' &lt; `code` **b**\u202e"
 TAGS = {
     *("html", "head", "meta", "title", "style", "body", "main", "header", "footer", "section", "details", "summary"),
-    *("h1", "h2", "h3", "h4", "p", "b", "strong", "small", "code", "pre", "span", "i", "a", "wbr", "div", "ol", "li"),
-    *("dl", "dt", "dd", "table", "thead", "tbody", "tr", "th", "td", "figure", "figcaption"),
+    *("h1", "h2", "h3", "h4", "p", "b", "s", "strong", "small", "code", "pre", "span", "i", "a", "wbr", "div", "ol"),
+    *("li", "dl", "dt", "dd", "table", "thead", "tbody", "tr", "th", "td", "figure", "figcaption"),
     *("svg", "line", "text", "circle", "rect", "image"),
 }
 ATTRIBUTES = {
@@ -92,6 +94,11 @@ def test_no_text_of_a_run_becomes_markup(sample: str, tmp_path: Path) -> None:
     assert all((link or "").startswith(("#", "data:image/png;base64,")) for link in links)
     assert "<script>alert(1)</script>" in document.text
     assert "\u202e" not in document.text
+    with RunReader(path) as run:
+        cell = Document(html_cell(run))
+    assert {tag for tag, _ in cell.elements} <= TAGS | {"br"}
+    assert {name for _, about in cell.elements for name in about} <= ATTRIBUTES - {"id", "href", "class"} | {"style"}
+    assert "<script>alert(1)</script>" in cell.text
 
 
 def test_an_element_escapes_its_text_and_its_attributes() -> None:
@@ -116,6 +123,26 @@ def test_figures_flips_and_points_are_those_of_the_run() -> None:
     assert [about["href"] for about in document.of("a", "flip")] == [f"#{name}" for name in listed]
     assert len(document.of("circle", "variant")) == len(flips)
     assert len(document.of("circle")) == int(table["reference_margin"].notna().sum())
+
+
+def test_a_cell_of_a_notebook_reads_without_its_styles() -> None:
+    with RunReader(TESTS.parent / "sample_runs/fresh-against-cached.duckdb") as run:
+        cell, table, texts = html_cell(run), run.positions(0), [each.token_texts for each in run.header.prompts]
+    strips = "".join(re.findall('<p style="white-space:pre-wrap[^>]*>(.*?)</p>', cell, re.DOTALL))
+    places = table.loc[table["is_flip"], ["prompt", "position"]].to_numpy()
+    tokens = [visible(texts[prompt][position]) for prompt, position in places]
+    bold = re.findall("<b>(.*?)</b>", strips, re.DOTALL)
+    assert [html.unescape(token).rstrip("\n") for token in bold] == tokens
+    assert not re.search("<h[1-6]|<svg|<style|<a href", cell)
+    assert len(re.findall("<tr><td[^>]*>[0-9]+ of prompt", cell)) == len(places)
+
+
+def test_a_cell_is_bounded_whatever_the_run(tmp_path: Path) -> None:
+    header = header_of("bfloat16", (3000,), 64, sides=4)
+    with RunReader(write_run(Store(tmp_path), header, calm_sides(header))) as run:
+        cell = html_cell(run)
+    assert len(cell.encode()) < 200_000
+    assert "250 of 3,000 positions are shown" in cell
 
 
 def test_a_picture_is_a_png_of_its_levels() -> None:
@@ -165,9 +192,9 @@ def test_a_run_of_500_positions_and_three_variants_is_whole_and_within_three_meg
 def test_what_is_too_large_is_cut_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     header = header_of("bfloat16", (900,), 64, sides=4)
     path = write_run(Store(tmp_path), header, calm_sides(header))
-    monkeypatch.setattr(page, "MOST_BYTES", 500_000)
-    monkeypatch.setattr(sections, "MOST_POSITIONS", 600)
-    monkeypatch.setattr(sections, "MOST_FLIPS", 5)
+    small = sections.Size(600, 5, 500_000)
+    for module in (page, sections):
+        monkeypatch.setattr(module, "FILE", small)
     document = shown(path)
     pairs = len(document.of("details", "pair"))
     assert 1 <= pairs < 3

@@ -5,10 +5,32 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from ..text import clip, legible
+from .text import clip, legible
 
 LONGEST = 4000  # characters of one text
+HEAT = {f"h{level}": f"background:rgba(213,94,0,{level * 0.0075:.4f})" for level in range(1, 101)}  # by class
+_STYLES = {  # of classes, in colors that read on black and on white
+    "box": "overflow-x:auto",
+    "strip": "white-space:pre-wrap;font-family:monospace;line-height:1.9",
+    "scale": f"font-size:0;padding:.5rem 3rem;background:linear-gradient(to right,transparent,{HEAT['h100'][11:]})",
+    "flip": "text-decoration:underline",
+    "mismatch": "background:#C8000D;color:#FFFFFF",
+    **HEAT,
+}
+_PLAIN: list[tuple[str, Any]] = [  # no charts, links and headings, which would be the notebook's
+    (r"(?s)<figure>.*?</figure>", ""),
+    (r'class="([^"]*)"', lambda of: f'style="{";".join(_STYLES.get(name, "") for name in of[1].split()).strip(";")}"'),
+    (r' (?:(?:id|href)="[^"]*"|style="")', ""),
+    (r"<(/?)h2>", r"<\1b>"),
+    (r"<h[134]>(.*?)</h[134]>", r"<p><b>\1</b></p>"),
+    ("<small>", "<br><small>"),
+    ("<ol>", '<ol style="margin:0">'),
+    (r"<(/?)dl>", r"<\1table>"),
+    (r"<div><dt>(.*?)</dt><dd>(.*?)</dd></div>", r"<tr><th>\1</th><td>\2</td></tr>"),
+    (r"<(t[dh])\b", r'<\1 style="text-align:left;vertical-align:top"'),
+]
 
 
 class Markup(str):
@@ -71,3 +93,10 @@ def scrolling(content: Markup, label: str, **options: object) -> Markup:
 def fold(title: str, *content: object, **options: object) -> Markup:
     """Return content that is shown when its title is opened."""
     return element("details", element("summary", title), *content, **options)
+
+
+def inline(content: Markup) -> Markup:
+    """Return HTML for a page that is not ours, as a notebook's: tables and text that need no style sheet."""
+    for pattern, replacement in _PLAIN:
+        content = Markup(re.sub(pattern, replacement, content))
+    return content

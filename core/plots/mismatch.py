@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from app.components.chart_style import QUIET, REFERENCE, ULPS, VARIANT, layout, log_axis
-from core.numerics.mismatch import ICEPOP, TIS
+from ..numerics.mismatch import ICEPOP, TIS
+from .style import QUIET, REFERENCE, ULPS, VARIANT, layout, log_axis
 
 
 def ratios(table: pd.DataFrame) -> go.Figure:

@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 
-from app.components import chart_style as style
+from ..runs.file.evidence import PairFigures
+from ..runs.queries.verdicts import position_ratios
+from ..runs.reader import RunReader
+from . import style
 
+# A color is a run, not a side. Okabe-Ito without vermilion, in which flips are marked.
+RUNS = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#9A6FD6", "#E69F00")
 _DASHED = {"color": style.MISMATCH, "width": 1.4, "dash": "dash"}
 
 
-def floor_ratio(
-    positions: np.ndarray, ratio: np.ndarray, threshold: float | None, selected: int, dtype: str, flips: np.ndarray
-) -> go.Figure:
-    """Pair over floor at each position of a prompt, log axis; the floor itself as a line at 1, the threshold dashed,
-    what is beyond it red.
+def floor_ratios(run: RunReader, pair: int, figures: PairFigures) -> pd.DataFrame:
+    """Return what `floor_ratio` draws of a pair: prompt, position and ratio, NaN if a logit is NaN or infinite on one
+    side; no rows if the floor is not stored by position.
     """
-    figure = go.Figure()
+    floors = run.rows("floor_position", pair=pair)
+    floors = floors[floors["compute_dtype"] == figures.compute_dtype]
+    if floors.empty:
+        return floors
+    ratios = position_ratios(floors["pair_rms"].to_numpy(float), floors["floor_rms"].to_numpy(float))
+    if figures.nonfinite_mismatch:  # over the finite logits alone a ratio would look small
+        ratios = np.where(run.positions(pair)["nonfinite_mismatch"].to_numpy(int) > 0, np.nan, ratios)
+    return floors.assign(ratio=ratios)
+
+
+def floor_ratio(ratios: pd.DataFrame, threshold: float | None, dtype: str, flips: np.ndarray) -> go.Figure:
+    """Pair over floor at each position of a prompt, log axis; the floor itself as a line at 1, the threshold dashed,
+    what is beyond it red. ratios: of `floor_ratios`.
+    """
+    figure, positions, ratio = go.Figure(), ratios["position"].to_numpy(int), ratios["ratio"].to_numpy(float)
     figure.add_scatter(
         x=positions,
         y=style.gaps_at_zero(ratio),
@@ -44,10 +62,40 @@ def floor_ratio(
                 marker=marker,
                 hovertemplate=f"{name} at %{{x}}: %{{y:.4g}}x the noise floor<extra></extra>",
             )
-    figure.add_shape(style.selected_line(selected))
     figure.update_xaxes(title="position")
     figure.update_yaxes(title=f"RMS / noise floor, {dtype}", **style.log_axis(np.append(ratio, threshold or 1)))
     return style.layout(figure, 280, **style.NEAREST_CLICK)
+
+
+def runs_by_position(runs: list[tuple[str, pd.DataFrame]], prompt: int, by: str, title: str) -> go.Figure:
+    """Plot a figure by position of a prompt, one line per run, flips marked. runs: name, figures by position."""
+    runs = [(name, table[table["prompt"] == prompt]) for name, table in runs]
+    figure = go.Figure()
+    flips = []
+    for place, ((name, table), color) in enumerate(zip(runs, RUNS, strict=False)):
+        at, values = table["position"].to_numpy(int), style.gaps_at_zero(table[by].to_numpy(float, na_value=np.nan))
+        hover = "position %{x}: %{y:.3g}<extra>" + style.inert(name) + "</extra>"
+        of_run = {"name": style.inert(name), "legendgroup": str(place), "hovertemplate": hover}
+        figure.add_scatter(x=at, y=values, mode="lines", line={"color": color, "width": 1.6}, **of_run)
+        style.add_lone(figure, at, values, color, 4)
+        is_marked = table["is_flip"].to_numpy(bool) & ~np.isnan(values)
+        flips.append((at[is_marked], values[is_marked], color, hover))
+    flips = [one for one in flips if len(one[0])]
+    for at, values, color, hover in flips:  # after every line: none is drawn over them
+        figure.add_scatter(
+            x=at,
+            y=values,
+            mode="markers",
+            name="flip",
+            legendgroup="flip",
+            marker={"color": style.VARIANT, "size": 10, "symbol": "x", "line": {"color": color, "width": 1}},
+            showlegend=at is flips[0][0],
+            hovertemplate=f"flip at {hover}",
+        )
+    figure.update_xaxes(title="position")
+    every = np.concatenate([table[by].to_numpy(float, na_value=np.nan) for _, table in runs])
+    figure.update_yaxes(title=title, **style.log_axis(every))
+    return style.layout(figure, 320).update_layout(legend_tracegroupgap=0)
 
 
 def over_modules(names: list[str], side: np.ndarray, own: np.ndarray, first: str | None) -> go.Figure:

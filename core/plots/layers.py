@@ -9,7 +9,9 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from app.components.chart_style import (
+from ..runs.queries.layers import HEAD, RESIDUAL
+from ..text import visible
+from .style import (
     FLIP,
     MISMATCH,
     NEAREST_CLICK,
@@ -24,8 +26,6 @@ from app.components.chart_style import (
     log_axis,
     selected_line,
 )
-from core.runs.queries.layers import HEAD, RESIDUAL
-from core.text import visible
 
 MEASURES = {
     "ratio": "RMS / noise floor",
@@ -165,7 +165,7 @@ def head_maps(table: pd.DataFrame, measure: str) -> go.Figure:
     return layout(figure, 130 + int(np.clip(26 * len(layers), 130, 520)), showlegend=False)
 
 
-def module_growth(modules: pd.DataFrame, selected: int) -> go.Figure:
+def module_growth(modules: pd.DataFrame) -> go.Figure:
     """rms of the pair and of its floor after every block, as lines on a log axis; of other modules, which have other
     units, points. The stretch before the first module that differs is shaded. A click gives the ordinal.
     """
@@ -204,7 +204,6 @@ def module_growth(modules: pd.DataFrame, selected: int) -> go.Figure:
         marker={"size": 8, "symbol": "diamond"},
         opacity=0.85,
     )
-    figure.add_shape(selected_line(int(np.flatnonzero(modules["ordinal"] == selected)[0])))
     ends = every_few(np.flatnonzero(modules["kind"] == RESIDUAL).tolist(), 12)
     figure.update_xaxes(
         title="module in execution order (tick: end of a layer)",

@@ -6,12 +6,9 @@ import html
 
 import numpy as np
 import plotly.graph_objects as go
-import plotly.io
 
-from core.document.charts import MISMATCH as MISMATCH
-from core.document.charts import ULPS as ULPS
-
-plotly.io.templates.default = "none"  # the browser has the colours of its theme
+from ..document.charts import MISMATCH as MISMATCH
+from ..document.charts import ULPS as ULPS
 
 REFERENCE = "#0072B2"
 VARIANT = "#D55E00"

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from app.components.chart_style import FLIP, MISMATCH, NEAREST_CLICK, QUIET, REFERENCE, VARIANT, inert, layout, log_axis
-from core.runs.queries.flips import above_zero, margin_points
-from core.text import visible
+from ..runs.queries.flips import above_zero, margin_points
+from ..text import visible
+from .style import FLIP, MISMATCH, NEAREST_CLICK, QUIET, REFERENCE, VARIANT, inert, layout, log_axis
 
 CROWDED = 2000  # positions of a kind from which on they are shaded by density: points would lie on each other
 _CELLS = (96, 56)  # of the density, across and up: about 8 px at 800 x 430

@@ -1,0 +1,1 @@
+"""Figures of plotly, those of the dashboard's pages and those of a run by name."""
