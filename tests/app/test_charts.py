@@ -7,12 +7,11 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
-from app.compare import charts as compare_charts
 from app.components import best_tokens
 from core.numerics.formats import BFLOAT16
 from core.plots import layers as internals
 from core.plots import near_ties as near_ties_charts
-from core.plots import style
+from core.plots import pairs, style
 from core.runs.queries.flips import on_grid
 
 
@@ -147,7 +146,7 @@ def test_flips_of_compared_runs_are_drawn_over_every_line_in_the_colour_of_flips
         )
         for name in values
     ]
-    figure = compare_charts.runs_by_position(curves, 0, "max_abs", "difference")
+    figure = pairs.runs_by_position(curves, 0, "max_abs", "difference")
     crosses = [one for one in figure.data if one.name == "flip"]
     assert list(figure.data[-2:]) == crosses
     assert [one.x.tolist() for one in crosses] == [[1, 3], [1]]
