@@ -25,52 +25,33 @@ def logits(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(POSITIONS, VOCAB)).astype(np.float32)
 
 
-def test_arrays_in_memory_are_compared_as_numpy_does():
-    a, b = logits(1), logits(2)
-    run = core.compare(a, b, token_ids=range(POSITIONS))
-    figures = run.reader.positions(0)
-    assert figures["max_abs"].to_numpy() == pytest.approx(np.abs(a - b).max(axis=1))
-    assert (figures["is_flip"] == (a.argmax(axis=1) != b.argmax(axis=1))).all()
-    assert run.reader.header.prompts[0].token_ids == tuple(range(POSITIONS))
-
-
-def test_tensors_of_bfloat16_keep_their_bits():
-    a, b = (torch.tensor(logits(seed)).bfloat16().requires_grad_() for seed in (1, 2))
-    run = core.compare(a[None], b[None], transposed=b.T.contiguous().T)
-    assert run.reader.header.compute_dtype == "bfloat16"
-    assert run.reader.classes == [["reference"], ["variant", "transposed"]]
-    bits = b.detach().view(torch.int16).numpy().view(np.uint16)
-    assert (run.reader.read_rows(1, 0, POSITIONS) == bits).all()
-
-
-def test_prompts_are_an_axis():
-    a = np.stack([logits(1), logits(2)])
-    assert [prompt.positions for prompt in core.compare(a, a).reader.header.prompts] == [POSITIONS, POSITIONS]
+def test_tensors_of_bfloat16_keep_their_bits_and_prompts_are_an_axis():
+    a, b = (torch.tensor(logits(seed)).bfloat16().requires_grad_().expand(2, -1, -1) for seed in (1, 2))
+    run = core.compare(a, b, token_ids=torch.arange(2 * POSITIONS).view(2, -1)).reader
+    assert run.header.compute_dtype == "bfloat16"
+    assert [prompt.token_ids for prompt in run.header.prompts] == [(0, 1, 2, 3, 4, 5), (6, 7, 8, 9, 10, 11)]
+    bits = b.detach().contiguous().view(torch.int16).numpy().view(np.uint16)
+    assert (run.read_rows(1, 0, 2 * POSITIONS) == bits.reshape(-1, VOCAB)).all()
 
 
 @pytest.mark.parametrize(
     ("variant", "more", "place"),
     [
         (logits(2)[:4], {}, "'variant' has shape (4, 40)"),
-        (logits(2).astype(int), {}, "'variant' has the dtype int64"),
         (torch.tensor(logits(2)).to(torch.float8_e4m3fn), {}, "'variant' cannot be read"),
         ([[1.0, 2.0], [3.0]], {}, "'variant' cannot be read"),
-        (np.stack([logits(2)] * 2).reshape(1, 2, POSITIONS, 1, VOCAB)[[0, 0]], {}, "'variant' has shape"),
         (logits(2), {"compute_dtype": "float12"}, "'compute_dtype' is 'float12'"),
-        (logits(2), {"token_ids": [1]}, "'token_ids' has shape (1,)"),
     ],
 )
 def test_bad_arrays_are_refused_by_name(variant, more, place):
-    with pytest.raises(DumpError) as caught:
+    with pytest.raises(DumpError, match=re.escape(place)):
         core.compare(logits(1), variant, **more)
-    assert place in str(caught.value)
 
 
 def test_a_run_in_memory_leaves_no_file(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     run = core.compare(logits(1), logits(2))
     assert not list(tmp_path.iterdir())
-    assert run.reader.pairs[0].summary.neq > 0
     assert open_files(tmp_path)
     del run
     gc.collect()
@@ -88,8 +69,7 @@ def test_tables_are_of_all_variants_and_a_bad_name_lists_the_names():
     table = run.to_pandas("positions").set_index("variant")
     for name, side in (("variant", b), ("other", c)):
         assert table.loc[name, "max_abs"].to_numpy() == pytest.approx(np.abs(a - side).max(axis=1))
-    flips = run.to_pandas("flips").groupby("variant").size()
-    assert flips["other"] == (a.argmax(axis=1) != c.argmax(axis=1)).sum()
+    assert len(run.to_pandas("flips")) == sum((a.argmax(axis=1) != side.argmax(axis=1)).sum() for side in (b, c))
     assert run.to_pandas("ulps").groupby("variant")["elements"].sum().to_dict() == {"variant": a.size, "other": a.size}
     assert run.to_pandas("pairs")["max_abs"].tolist() == pytest.approx([np.abs(a - side).max() for side in (b, c)])
     with pytest.raises(UsageError) as caught:
@@ -131,9 +111,8 @@ def test_without_plotly_a_figure_names_the_extra(monkeypatch):
 def test_a_verdict_shows_its_checks():
     run = core.open("injected-bug").reader
     verdict = stored_verdict(run, run.pairs[0])
-    cells = re.findall("<td[^>]*>(.*?)</td>", verdict._repr_html_())
-    assert cells[::3] == [row.outcome for row in verdict.evidence]
-    assert f"<b>{verdict.name}</b>" in verdict._repr_html_()
+    assert verdict._repr_html_().startswith("<p><b>bug suspected</b>")
+    assert re.findall("<td[^>]*>(.*?)</td>", verdict._repr_html_())[::3] == [row.outcome for row in verdict.evidence]
 
 
 def test_open_takes_a_run_a_run_file_and_dumps(tmp_path, monkeypatch):
@@ -148,9 +127,7 @@ def test_open_takes_a_run_a_run_file_and_dumps(tmp_path, monkeypatch):
 
 
 def test_the_notebook_of_the_docs_shows_what_it_was_saved_with(tmp_path, monkeypatch):
-    """After a change: `PLOTLY_RENDERER=plotly_mimetype+png jupyter execute --inplace docs/guides/notebook.ipynb`, with
-    kaleido.
-    """
+    # made by `PLOTLY_RENDERER=plotly_mimetype+png jupyter execute --inplace docs/guides/notebook.ipynb`, with kaleido
     (tmp_path / "ulpscope").symlink_to(ROOT / "core")  # also in a worktree that is not the installed one
     settings = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "ULPSCOPE_SAMPLES": ROOT / "sample_runs"}
     for name, value in (settings | {"IPYTHONDIR": tmp_path / "own", "PLOTLY_RENDERER": "plotly_mimetype"}).items():
