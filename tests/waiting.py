@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -28,27 +27,3 @@ def until(
             raise AssertionError(f"still {result!r} after {seconds:g} seconds {about()}".strip())
         time.sleep(every)
     return result
-
-
-async def until_beside(look: Callable[[], Found], *, about: Callable[[], object] = lambda: "") -> Found:
-    """`until`, while the other tasks of the event loop go on."""
-    ends = time.monotonic() + PATIENCE_SECONDS
-    while not (result := look()):
-        if time.monotonic() > ends:
-            raise AssertionError(f"still {result!r} after {PATIENCE_SECONDS:g} seconds {about()}".strip())
-        await asyncio.sleep(EVERY_SECONDS)
-    return result
-
-
-def throughout(seconds: float, look: Callable[[], object]) -> None:
-    """AssertionError as soon as an answer of `look` is not true, within so many seconds or right after them: for what
-    must not happen.
-    """
-    ends = time.monotonic() + seconds
-    while True:
-        is_last = time.monotonic() >= ends
-        if not (result := look()):
-            raise AssertionError(f"it was {result!r}")
-        if is_last:
-            return
-        time.sleep(EVERY_SECONDS)

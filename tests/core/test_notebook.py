@@ -34,18 +34,13 @@ def test_tensors_of_bfloat16_keep_their_bits_and_prompts_are_an_axis():
     assert (run.read_rows(1, 0, 2 * POSITIONS) == bits.reshape(-1, VOCAB)).all()
 
 
-@pytest.mark.parametrize(
-    ("variant", "more", "place"),
-    [
-        (logits(2)[:4], {}, "'variant' has shape (4, 40)"),
-        (torch.tensor(logits(2)).to(torch.float8_e4m3fn), {}, "'variant' cannot be read"),
-        ([[1.0, 2.0], [3.0]], {}, "'variant' cannot be read"),
-        (logits(2), {"compute_dtype": "float12"}, "'compute_dtype' is 'float12'"),
-    ],
-)
-def test_bad_arrays_are_refused_by_name(variant, more, place):
-    with pytest.raises(DumpError, match=re.escape(place)):
-        core.compare(logits(1), variant, **more)
+FLOAT8 = torch.zeros(POSITIONS, VOCAB, dtype=torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize(("variant", "problem"), [(logits(2)[:4], "has shape"), (FLOAT8, "cannot"), ([[1], []], "can")])
+def test_bad_arrays_are_refused_by_name(variant, problem):
+    with pytest.raises(DumpError, match=f"'variant' {problem}"):
+        core.compare(logits(1), variant)
 
 
 def test_a_run_in_memory_leaves_no_file(tmp_path, monkeypatch):
