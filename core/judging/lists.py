@@ -157,4 +157,4 @@ def judge_tokens(tokens: TokenPair) -> Verdict:
         says = f"{says}; no simple cause, and one value per token cannot tell rounding from a fault."
     record = SentFigures(positions=tokens.positions, values=figures.finite, neq=figures.neq, flips=0)
     outcome = {INVALID_DUMP: FAILED, BUG_SUSPECTED: FAILED, IDENTICAL: PASSED}.get(name, NOTED)
-    return Verdict(name, says, (Evidence(Check.SENT, _REQUESTS, record, outcome, says),))
+    return Verdict(name, says, (Evidence(Check.SENT, "both sides, token by token", record, outcome, says),))
