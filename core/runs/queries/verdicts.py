@@ -143,9 +143,9 @@ def _place(run: RunReader, pair: StoredPair, evidence: Sequence[Evidence]) -> st
 
 
 def size_of(pair: StoredPair, evidence: Sequence[Evidence]) -> str:
-    """`0.94x in float32 (limit 4x)`: the noise ratio of a verdict, '' if there is none."""
+    """`0.94x in float32 (limit 4x)`: the noise ratio of a verdict, '' if there is none or no bit differs."""
     ratio = pair.noise_ratio
-    if ratio is None:
+    if ratio is None or pair.summary.bit_identical:
         return ""
     figures = next((row.figures for row in evidence if getattr(row.figures, "noise_ratio", None) == ratio), None)
     dtype, limit = (getattr(figures, name, None) for name in ("compute_dtype", "largest_ratio_allowed"))

@@ -248,7 +248,7 @@ def _figure_of(pair: PairReport, name: str) -> Row | None:
 
 def _judge_verdict(pair: PairReport) -> tuple[str, str, str]:
     answer = pair.answer
-    parts = [answer.sentence.rstrip(". "), *(f"{name} {value}" for name, value in answer.facts.items())]
+    parts = [answer.sentence.rstrip(". ")]
     if answer.next_command:
         parts.append(f"next `{answer.next_command}`")
     if f"{COMMAND} verdict RUN " in answer.next_command:  # a dump that is compared is not stored
@@ -421,6 +421,8 @@ def figure_text(outcome: Outcome) -> str:
     figure = outcome.figure
     if figure is None or isinstance(figure, str):
         return f"{figure or ''} {outcome.unit}".strip() if figure else ""
+    if outcome.unit == "positions":
+        return plural(int(figure), "position")
     return f"{percent(figure) if outcome.unit.startswith('of all') else number(figure)} {outcome.unit}".strip()
 
 

@@ -13,7 +13,7 @@ import pytest
 from core.errors import StoreError
 from core.runs.file.evidence import FAILED, PASSED
 from core.runs.file.records import Prompt
-from core.runs.reports.gate import UNDECIDED, GateReport, Outcome
+from core.runs.reports.gate import UNDECIDED, GateReport, Outcome, figure_text
 from core.runs.reports.gate_files import append, junit_text, markdown_text, write_whole
 
 HOSTILE = [
@@ -91,6 +91,11 @@ def test_markdown_has_the_worst_position_and_a_row_a_condition() -> None:
     assert "`kl>0.01` | `today` vs `golden`" in lines[8]
     assert "vs `golden` | 0.75 logits" in lines[11]
     assert lines[-1] == "Note: a note about today"
+
+
+def test_a_figure_of_one_position_is_singular() -> None:
+    texts = [figure_text(Outcome("a", "b", "flips", FAILED, count, "positions", "")) for count in (1, 1200)]
+    assert texts == ["1 position", "1,200 positions"]
 
 
 @pytest.mark.parametrize(
