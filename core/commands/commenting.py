@@ -18,7 +18,7 @@ def comment(
     artifact: Annotated[str, typer.Option(help="Address of the job's files.")] = "",
 ) -> None:
     """Write a gate's report as a comment on the job's pull request. If it cannot, warn: the gate decides."""
-    from ..pull_request import CommentError, pull_request_of, put_comment  # what speaks HTTP takes 0.2 s to load
+    from ..pull_request import CommentError, put_comment  # what speaks HTTP takes 0.2 s to load
 
     # a comment of an earlier push would pass for the result of this one
     text = (
@@ -27,7 +27,6 @@ def comment(
         else "### ULPscope gate: no result\n\nThe job's log has the reason.\n"
     )
     try:
-        pull = pull_request_of(os.environ)
-        print_text("no pull request, so no comment." if pull is None else put_comment(pull, name, text, artifact))
+        print_text(put_comment(os.environ, name, text, artifact) or "no pull request, so no comment.")
     except CommentError as error:
         print_text(f"::warning title=ULPscope::{clean(error, 500).replace('%', '%25')}")
