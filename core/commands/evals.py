@@ -33,22 +33,13 @@ _Key = tuple[str, str]  # filter, doc_id
 
 @dataclass(frozen=True)
 class Sample:
-    """A line of a file. logliks: of each choice, empty of a generation, whose answer is its text."""
+    """A line of a file. scores: what the argmax of a metric is over, nats; text: all responses."""
 
     hashes: tuple[str, str]  # of document and prompt
     target: str
     metrics: dict[str, float]
-    logliks: NDArray[np.float64]
-    lengths: tuple[int, ...]  # of the choices, characters
+    scores: dict[str, NDArray[np.float64]]
     text: str
-
-    def scores(self, metric: str) -> NDArray[np.float64]:
-        """Return what the argmax of a metric is over, as in `process_results` of lm_eval/api/task.py: nats, of acc_norm
-        per character; [choices], NaN for other metrics.
-        """
-        if metric not in ("acc", "acc_norm") or len(self.lengths) < 2:
-            return np.full(2, np.nan)
-        return self.logliks / np.maximum(1, self.lengths) if metric == "acc_norm" else self.logliks
 
 
 def are_samples(paths: Sequence[Path]) -> bool:
@@ -82,17 +73,17 @@ def read_samples(path: Path) -> dict[_Key, Sample]:
 
 
 def _sample(line: dict[str, Any]) -> Sample:
-    responses, arguments = line["filtered_resps"], line["arguments"]
-    is_scored = all(isinstance(each, list) and len(each) == 2 for each in responses)
-    logliks = np.array([float(each[0]) for each in responses] if is_scored else [])
-    lengths = [len(str(arguments[f"gen_args_{n}"]["arg_1"]).removeprefix(" ")) for n in range(len(logliks))]
-    if "acc_mutual_info" in line["metrics"]:  # the unconditional ones follow
-        lengths = lengths[: len(lengths) // 2]
-    numbers = {name: line[name] for name in line["metrics"] if isinstance(line[name], int | float)}
+    """Return a sample with its scores as in `process_results` of lm_eval/api/task.py: acc_norm is per character."""
+    responses, arguments, scores = line["filtered_resps"], line["arguments"], {}
+    choices = len(responses) // (2 if "acc_mutual_info" in line["metrics"] else 1)  # the unconditional ones follow
+    if choices > 1 and all(isinstance(each, list) and len(each) == 2 for each in responses):
+        logliks = np.array([float(each[0]) for each in responses[:choices]])
+        lengths = [len(str(arguments[f"gen_args_{n}"]["arg_1"]).removeprefix(" ")) for n in range(choices)]
+        scores = {"acc": logliks, "acc_norm": logliks / np.maximum(1, lengths)}
+    metrics = {name: float(line[name]) for name in line["metrics"] if isinstance(line[name], int | float)}
     hashes = str(line.get("doc_hash", "")), str(line.get("prompt_hash", ""))
-    metrics = {name: float(value) for name, value in numbers.items()}
     target, text = (shorten(str(each), _LONGEST) for each in (line["target"], responses))
-    return Sample(hashes, target, metrics, logliks[: len(lengths)], tuple(lengths), text)
+    return Sample(hashes, target, metrics, scores, text)
 
 
 def compare_samples(paths: Sequence[Path]) -> dict[str, Any]:
@@ -130,21 +121,16 @@ def _compare(key: _Key, metric: str, a: Sample, b: Sample) -> dict[str, Any]:
     """Return answers and scores of a document on both sides. margin: the smaller one, NaN if unknown; move: rms change
     of what the margins are of, NaN if there is none.
     """
-    scores = a.scores(metric), b.scores(metric)
-    is_known = len(scores[0]) == len(scores[1]) and not np.isnan(scores).any()
-    answers = [int(each.argmax()) for each in scores] if is_known else [a.text, b.text]
-    return {
-        "metric": metric,
-        "filter": key[0],
-        "doc_id": key[1],
-        "target": a.target,
-        "reference_answer": answers[0],
-        "variant_answer": answers[1],
-        "reference_score": a.metrics[metric],
-        "variant_score": b.metrics.get(metric, np.nan),
-        "margin": min(float(np.diff(np.sort(each)[-2:])[0]) for each in scores) if is_known else np.nan,
-        "move": float(np.sqrt(np.mean((scores[1] - scores[0]) ** 2))) or np.nan if is_known else np.nan,
-    }
+    row: dict[str, Any] = {"metric": metric, "filter": key[0], "doc_id": key[1], "target": a.target}
+    row |= {"reference_answer": a.text, "variant_answer": b.text}
+    row |= {"reference_score": a.metrics[metric], "variant_score": b.metrics.get(metric, np.nan)}
+    row |= {"margin": np.nan, "move": np.nan}
+    scores = [side.scores[metric] for side in (a, b) if metric in side.scores]
+    if len(scores) == 2 and len(scores[0]) == len(scores[1]) and not np.isnan(scores).any():
+        row |= {"reference_answer": int(scores[0].argmax()), "variant_answer": int(scores[1].argmax())}
+        row["margin"] = float(np.diff(np.sort(scores)[:, -2:]).min())
+        row["move"] = float(np.sqrt(np.mean((scores[1] - scores[0]) ** 2))) or np.nan
+    return row
 
 
 def _score(rows: pd.DataFrame) -> dict[str, Any]:
