@@ -1,4 +1,4 @@
-"""The Compare page: tabs Side by side (runs), Classes (of the sides of one run), Sweeps (cells as a matrix)."""
+"""The Compare page: tabs Side by side (runs), Classes (of the sides of one run), Sweeps, Watched endpoints."""
 
 from app.page import Page, PageSetting, words
 from core.sweeps.matrix import FIGURES
@@ -31,4 +31,5 @@ SWEEPS = Page(
         *(PageSetting(axis, f"matrix_of_{axis}", "any") for axis in AXES),
     ),
 )
-PAGE = Page("compare", "Compare", "run", tabs=(SIDE_BY_SIDE, CLASSES, SWEEPS))
+WATCHES = Page("watches", "Watched endpoints", "store")
+PAGE = Page("compare", "Compare", "run", tabs=(SIDE_BY_SIDE, CLASSES, SWEEPS, WATCHES))

@@ -194,13 +194,13 @@ def cell(change: CellChange) -> None:
         f" differ. It {widgets.escape(change.in_words)}"
     )
     with st.container(horizontal=True):
-        st.button("Open the run", on_click=_open, args=(now.run_id,), key="matrix_open", type="primary")
+        st.button("Open the run", on_click=open_run, args=(now.run_id,), key="matrix_open", type="primary")
         if change.baseline is not None:
             arguments = (now.run_id, change.baseline.run_id)
-            st.button("Compare with the last good run", on_click=_open, args=arguments, key="matrix_compare")
+            st.button("Compare with the last good run", on_click=open_run, args=arguments, key="matrix_compare")
 
 
-def _open(run_id: str, other: str = "") -> None:
+def open_run(run_id: str, other: str = "") -> None:
     """Select a run and leave for its Overview, or for the tab that compares it with another one."""
     selection.new_run(run_id)
     if other:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from core.judging.explain.causes import Explanation
+    from core.probing.watch import Round
 
 MOST_CELLS = 200  # of sweeps among the runs that are listed
 store = open_store
@@ -178,9 +179,16 @@ def ledger() -> Ledger:
     return sweeps
 
 
+def watches() -> list[list[Round]]:
+    """Return the rounds of each watched endpoint; one that has none is left out."""
+    from core.probing.watch import read_rounds  # not before it is needed
+
+    return list(filter(None, read_rounds(store())))
+
+
 def absent(view: View | None) -> dict[str, str]:
     """Pages and tabs that have nothing to show, with a word for each; see app.navigation.absent."""
-    words = {} if ledger().plans() else {"sweeps": "none"}
+    words = {name: "none" for name, has in (("sweeps", ledger().plans()), ("watches", watches())) if not has}
     if view is None:
         return words
     return words | cached(view.run, navigation.absent, view.pair.index)

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Annotated
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Annotated, NoReturn
 from urllib.parse import urlsplit
 
+import msgspec
 import typer
 
 from ..errors import DumpError, UlpscopeError, UsageError
 from ..judging.lists import judge_probe
-from ..probing.plan import KEY_VARIABLE, ProbeRequest
+from ..probing.plan import KEY_VARIABLE, WATCH_PROMPTS, ProbeRequest
 from ..prompt_files import collect_prompts
 from ..runs.file.records import Provenance
 from ..runs.reader import RunReader
+from ..runs.store.partial import remove_living
 from ..runs.store.store import Store, open_store
 from ..runs.topk.alignment import align
 from ..runs.topk.pairing import pairs_of
 from ..runs.topk.tables import write_lists
+from ..text import number
 from . import options
 from .options import takes_request
 from .tables import print_pairs
 from .terminal.console import Tell, announce, err, print_json, print_line, print_text, steps
-from .terminal.stopping import EXIT_CODE, SENTENCE, stoppable
+from .terminal.stopping import EXIT_CODE, SENTENCE, stoppable, stopping
 
 if TYPE_CHECKING:  # what speaks HTTP takes 0.2 s to load
     from collections.abc import Sequence
@@ -39,6 +43,8 @@ if TYPE_CHECKING:  # what speaks HTTP takes 0.2 s to load
 @takes_request(ProbeRequest)
 def probe(
     request: ProbeRequest,
+    rounds: Annotated[int | None, typer.Option(min=1, help="End --watch after so many rounds.")] = None,
+    webhook: Annotated[str, typer.Option(help="URL that gets JSON when --watch sees a move, and a return.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print request and token counts; send nothing.")] = False,
     progress: options.Progress = "bar",
     store: options.Store = None,
@@ -54,6 +60,11 @@ def probe(
     from ..probing.client import Budget
     from ..probing.plan import costs
 
+    if request.watch and dry_run:
+        print_text("Of each prompt: 16 requests for a new baseline, and 1 to 3 in a round, with one token to generate.")
+        return
+    if request.watch:
+        _watch(request, rounds, webhook, open_store(store), as_json_)
     plan = request.plan(_prompts(request))
     if dry_run:
         if as_json_:
@@ -86,7 +97,42 @@ def probe(
         announce(run_id, store)
 
 
+def _watch(request: ProbeRequest, most: int | None, webhook: str, store: Store, as_json_: bool) -> NoReturn:
+    """Compare an endpoint with its baseline until Ctrl-C or the last round. Exit with 1 if it has moved then."""
+    from ..probing import watch
+    from ..probing.client import Budget, Client
+    from ..probing.probe import ProbeResult
+
+    def write_run(server: Server, sides: Sequence[ListSide], what: str) -> str:
+        return _store(store, [server], ProbeResult(tuple(sides)), request, f", {what}")[0]
+
+    if webhook and urlsplit(webhook).scheme not in ("http", "https"):
+        raise UsageError("--webhook: expected an address that begins with http:// or https://.")
+    client = Client(request.url, key=os.environ.get(KEY_VARIABLE, ""), budget=Budget(request.max_requests))
+    rounds = watch.watch(client, request, _prompts(request), store, write_run)
+    with stoppable():
+        last = next(rounds)
+    noise, limit = number(last.noise_nats, 3), number(last.limit_nats, 3)
+    print_text(f"{last.server}; baseline {last.baseline}: noise up to {noise} nats, limit {limit}", err)
+    unsent: dict[str, object] = {}
+    with suppress(KeyboardInterrupt), stopping(remove_living, lambda: "stopped."):
+        for now in itertools.islice(rounds, most):
+            message = msgspec.to_builtins(now) | {"text": now.text}
+            if as_json_:
+                print_line(**message)
+            else:
+                print_text(f"{now.at:%H:%M:%S} {now.text} {now.run}")
+            unsent = message if webhook and bool(now.since) != bool(last.since) else unsent
+            failure = unsent and watch.post(webhook, unsent)
+            unsent, last = unsent if failure else {}, now
+            for note in (*now.notes, *([f"the webhook failed ({failure}); tried again next round"] if failure else [])):
+                print_text(f"note: {note}", err)
+    raise typer.Exit(1 if last.since else 0)
+
+
 def _prompts(request: ProbeRequest) -> list[Prompt]:
+    if request.watch and not (request.prompts or request.prompt_files or request.prompt_lists):
+        return list(WATCH_PROMPTS)
     prompts = collect_prompts(request.prompts, request.prompt_files, request.prompt_lists)
     chats = [one for one in prompts if one.messages is not None]
     if chats:
@@ -145,9 +191,11 @@ def _comparable(candidates: Sequence[ListSide], notes: list[str]) -> tuple[ListS
     return align(sides)
 
 
-def _store(target: Store, servers: list[Server], probed: ProbeResult, request: ProbeRequest) -> list[str]:
+def _store(
+    target: Store, servers: list[Server], probed: ProbeResult, request: ProbeRequest, what: str = ""
+) -> list[str]:
     """Store the answers as a run, and a walk as another, with the verdict of each pair. Return the ids."""
-    parts = [("", probed.sides), (", walk", probed.walks)]
+    parts = [(what, probed.sides), (", walk", probed.walks)]
     comparable = [(what, _comparable(candidates, probed.notes)) for what, candidates in parts if candidates]
     hosts = " and ".join(urlsplit(server.client.url).netloc for server in servers)
     title = request.name or f"{' and '.join(dict.fromkeys(server.describe() for server in servers))}, at {hosts}"

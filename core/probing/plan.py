@@ -26,6 +26,11 @@ DEFAULT_TESTS = "rerun,warm,load:8"
 MOST_LOAD = 64
 FILLER_FACTOR = 2  # tokens of a load request, per token of a measured one
 KEY_VARIABLE = "ULPSCOPE_PROBE_KEY"
+WATCH_PROMPTS = (  # eight: fewer rows tell no temperature
+    *("x", "The capital of France is", "1, 1, 2, 3, 5, 8,", "Sehr geehrte Damen und Herren,", "def area(shape):\n"),
+    *('{"name": "Ada", "born": ', "Q: How many legs has a spider?\nA:"),
+    "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of " * 8,
+)
 _LONGEST_PROMPT = 2000  # characters of each in the stored command
 _CHARACTERS_A_TOKEN = 4.0  # estimate for a text without token ids
 
@@ -155,7 +160,8 @@ class ProbeRequest(Request):
     against_model: str = param("Model to request from the second server. Default: --model.", "")
     top: int = param("Top log-probabilities per position.", 20)
     tokens: int = param("Tokens to generate for each prompt, greedily.", 32)
-    max_requests: int = param("Stop after this many requests.", 2000)
+    max_requests: int = param("Stop after this many requests; with --watch, of each round.", 2000)
+    watch: str = param("Compare the first token of each prompt with a baseline every 10m, 30s, 1h or 1d.", "")
     name: str | None = param("Name of the run. Default: the server and its model.", None)
 
     def __post_init__(self) -> None:
@@ -163,6 +169,16 @@ class ProbeRequest(Request):
         object.__setattr__(self, "url", base_of(self.url))
         if self.against is not None:
             object.__setattr__(self, "against", base_of(self.against))
+        if self.watch and self.every and (self.against, self.tests, self.tokens) != (None, DEFAULT_TESTS, 32):
+            raise UsageError("--watch has its own requests; remove --against, --tests and --tokens.")
+
+    @property
+    def every(self) -> float:
+        """Seconds between two rounds of --watch. UsageError for no interval."""
+        match = re.fullmatch(r"([1-9]\d{0,5})([smhd])", self.watch or "1d")
+        if match is None:
+            raise UsageError(f"--watch '{clean(self.watch, 40)}': expected an interval such as 30s, 10m, 1h or 1d.")
+        return int(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
     @property
     def addresses(self) -> list[str]:

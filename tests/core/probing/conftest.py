@@ -6,9 +6,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 
 from core.inference.models.engine_files import gguf_of
@@ -35,25 +38,50 @@ def add_tokenizer(file: gguf.GGUFWriter, _: str) -> None:
     file.add_add_bos_token(False)
 
 
-@pytest.fixture(scope="session")
-def small_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small model as the GGUF in float32 that llama.cpp is given as an engine, with a tokenizer."""
-    place = tmp_path_factory.mktemp("gguf")
+def _written(place: Path, quantize: gguf.GGMLQuantizationType | None = None) -> Path:
+    """The small model as the GGUF in float32 that llama.cpp is given as an engine, with a tokenizer. quantize: kind of
+    its matrices.
+    """
+    plain = gguf.GGUFWriter.add_tensor
+
+    def add(file: gguf.GGUFWriter, name: str, values: np.ndarray, **more: Any) -> None:
+        if quantize is not None and values.ndim > 1:
+            values, more = gguf.quants.quantize(values, quantize), {"raw_dtype": quantize}
+        plain(file, name, values, **more)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ULPSCOPE_CACHE", str(place))
         patch.setattr(gguf.GGUFWriter, "add_tokenizer_model", add_tokenizer)
+        patch.setattr(gguf.GGUFWriter, "add_tensor", add)
         written = gguf_of(load_model(str(MODEL), dtype="float32", device="cpu"), "float32")
     return written.rename(place / "small.gguf")
 
 
 @pytest.fixture(scope="session")
-def llama(small_gguf: Path) -> Iterator[str]:
-    """Address of a llama.cpp server with the small model in float32."""
+def small_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _written(tmp_path_factory.mktemp("gguf"))
+
+
+@pytest.fixture(scope="session")
+def quantized_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _written(tmp_path_factory.mktemp("quantized"), gguf.GGMLQuantizationType.Q8_0)
+
+
+@contextmanager
+def llama_of(path: Path, port: int) -> Iterator[str]:
+    """Address of a llama.cpp server with this model."""
     script = Path(__file__).with_name("llama_server.py")
-    command = [sys.executable, str(script), str(small_gguf), str(free_port())]
+    command = [sys.executable, str(script), str(path), str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
         assert address.startswith("http"), f"no llama.cpp server came up: {address}"
         yield address
         process.kill()
+
+
+@pytest.fixture(scope="session")
+def llama(small_gguf: Path) -> Iterator[str]:
+    """Address of a llama.cpp server with the small model in float32."""
+    with llama_of(small_gguf, free_port()) as address:
+        yield address

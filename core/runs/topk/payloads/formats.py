@@ -294,6 +294,7 @@ def _about(payload: Payload, request: Payload, source: str) -> dict[str, Any]:
     is_one_prompt = bool(ids) and all(type(token) is int for token in ids)  # not texts, nor several
     cached = _first(payload, int, *_CACHED)
     drafted = count_of(_first(payload, int, f"timings.{DRAFTED}"))
+    fingerprint = _first(payload, str, "system_fingerprint")
     top_logprobs = _first(request, int, *_COUNTS) or _first(payload, int, "generation_settings.n_probs")
     return {
         "model": _first(payload, str, "model") or "",
@@ -301,7 +302,8 @@ def _about(payload: Payload, request: Payload, source: str) -> dict[str, Any]:
         "prompt": tokens_of(ids, "prompt", source) if is_one_prompt else count_of(_first(payload, int, *_LENGTHS)),
         "generated": tokens_of(_first(payload, list, *_GENERATED), "generated tokens", source),
         "cached": count_of(cached),
-        "settings": {} if drafted is None else {DRAFTED: f"{drafted}"},
+        "settings": ({} if drafted is None else {DRAFTED: f"{drafted}"})
+        | ({"system_fingerprint": fingerprint} if fingerprint else {}),
         "top_logprobs": count_of(top_logprobs) or None,
         "prompt_key": _prompt_key(request),
     }

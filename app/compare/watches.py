@@ -1,0 +1,57 @@
+"""Watched endpoints: the distance of each round from the baseline, and since when an endpoint has moved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pandas as pd
+import plotly.graph_objects as go
+import streamlit as st
+
+from app.compare.sweeps import open_run
+from app.components import chart_style as style
+from app.components import plots
+from app.shell import exports, selection, store_cache, widgets
+from app.shell.widgets import PAGES
+from core.probing.watch import Round
+
+
+def draw(_: selection.View | None) -> None:
+    """Draw the tab: those that have moved first."""
+    if st.session_state.get("opened"):
+        st.switch_page(PAGES / "overview.py")
+    histories = sorted(store_cache.watches(), key=lambda rounds: (rounds[-1].since is None, rounds[-1].url))
+    for place, rounds in enumerate(histories):
+        last = rounds[-1]
+        st.markdown(f"**{widgets.escape(last.text)}** {widgets.escape(last.server)}")
+        for note in last.notes:
+            st.caption(widgets.escape(note))
+        plots.draw(chart(rounds), f"watch_{place}", exports.picture("watch", [last.url]))
+        with st.container(horizontal=True):
+            for label, run_id in {"Open the run that moved": last.run, "Open the baseline": last.baseline}.items():
+                if run_id:
+                    st.button(label, on_click=open_run, args=(run_id,), key=f"watch_{label[9:12]}_{place}")
+    st.caption("RMS difference from the baseline's log-probabilities; dotted: the limit, orange: moved.")
+    table = [msgspec.to_builtins(one) for rounds in histories for one in rounds]
+    exports.download({"rounds": lambda: pd.DataFrame(table)}, "watches", "watches")
+
+
+def chart(rounds: Sequence[Round]) -> go.Figure:
+    """Plot the distance of each round by its time, log; what is below a hundredth of the limit is drawn there."""
+    measured = [one for one in rounds if one.distance_nats is not None]
+    table = pd.DataFrame([(one.at, one.distance_nats, one.limit_nats) for one in measured], columns=[*"xyz"])
+    figure = go.Figure()
+    figure.add_scatter(
+        x=table["x"],
+        y=table["y"].clip(table["z"] / 100),
+        mode="lines+markers",
+        line={"color": style.QUIET, "width": 1},
+        marker={"color": [style.VARIANT if one.since else style.REFERENCE for one in measured], "size": 7},
+        customdata=table["y"],
+        hovertemplate="%{x}: %{customdata:.3g} nats<extra></extra>",
+    )
+    style.add_floor(figure, table["x"].to_numpy(), table["z"].to_numpy(), "limit")
+    figure.update_xaxes(title="time, UTC")
+    figure.update_yaxes(title="distance, nats", **style.log_axis(table[["y", "z"]].to_numpy()))
+    return style.layout(figure, 260, showlegend=False)

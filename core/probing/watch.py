@@ -1,0 +1,176 @@
+"""Watch of an endpoint: the first tokens of fixed prompts on a schedule, compared with its first answers.
+
+After log-probability tracking (Chauvin et al., arXiv:2512.03816). Its permutation test is not used: a batch of another
+size moves all answers alike, so answers of an idle and of a busy server are not exchangeable.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+
+import httpx2 as httpx
+import msgspec
+
+from ..errors import DumpError, UlpscopeError
+from ..numerics.topk import summary_of
+from ..runs.reader import RunReader
+from ..runs.store.store import Store
+from ..runs.topk.alignment import align
+from ..runs.topk.pairing import compare_sides
+from ..runs.topk.records import ListSide, Response
+from ..text import number
+from .client import Client
+from .plan import ProbeRequest, Prompt
+from .servers import Ask, Server, find_server
+
+FOLDER = ".watches"
+REPEATS = 8  # answers to each prompt alone, and as many with REPEATS requests in flight
+SENDS = 3  # of a round beyond the limit; the smallest distance counts
+FACTOR = 3.0  # times the noise: other users' requests make batches that the own load did not have
+_LEAST_LIMIT = 1e-5  # nats; float32 rounds a log-probability of -20 to 1e-6
+_PAUSE_SECONDS = 2.0  # between two sends of a round
+_LARGEST = 64 << 20  # bytes of a history
+
+
+class Round(msgspec.Struct, frozen=True):
+    """One round, a line of a store's `.watches/KEY.jsonl`; the baseline is the first one.
+
+    server: as it calls itself; noise_nats: largest distance of a repeat from the first answers; distance_nats:
+    None without comparable answers; since: first round that moved, None if it has not; run: that was stored then.
+    """
+
+    url: str
+    server: str
+    baseline: str
+    noise_nats: float
+    limit_nats: float
+    at: datetime
+    distance_nats: float | None = None
+    since: datetime | None = None
+    run: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The state after the round, as a sentence."""
+        state = f"has moved since {self.since:%Y-%m-%d %H:%M:%S} UTC" if self.since else "has not moved"
+        distance, limit = number(self.distance_nats, 3), number(self.limit_nats, 3)
+        return f"{self.url} {state}: {distance} nats from the baseline, limit {limit}."
+
+
+def read_rounds(store: Store, pattern: str = "*.jsonl") -> list[list[Round]]:
+    """Read the rounds of each watched endpoint since its latest baseline."""
+    if store.mirror is not None:
+        store.mirror.bring(FOLDER, _LARGEST)
+    histories = []
+    for path in sorted((store.directory / FOLDER).glob(pattern)):
+        rounds: list[Round] = []
+        for line in path.read_bytes().splitlines():
+            with suppress(msgspec.MsgspecError):  # a process was killed while it wrote
+                rounds.append(msgspec.json.decode(line, type=Round))
+        histories.append([one for one in rounds if one.baseline == rounds[-1].baseline])
+    return histories
+
+
+def watch(
+    client: Client,
+    request: ProbeRequest,
+    prompts: Sequence[Prompt],
+    store: Store,
+    write_run: Callable[[Server, Sequence[ListSide], str], str],
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Round]:
+    """Yield the baseline or the last stored round, then round after round. write_run: stores sides as a run."""
+    about = [request.url, request.model, request.top, prompts]
+    path = store.directory / FOLDER / f"{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}.jsonl"
+
+    def ask(server: Server, prompt: Prompt) -> Response:
+        """Ask for one token. No cache is cleared: others use the endpoint."""
+        if isinstance(prompt, str) and server.kind.takes_ids:
+            prompt = server.tokenize(prompt) or prompt
+        return server.ask(Ask(prompt, 1, request.top, salt=secrets.token_hex(8)))
+
+    def append(one: Round) -> Round:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(b"\n" + msgspec.json.encode(one))
+        if store.mirror is not None:
+            store.mirror.send_small(f"{FOLDER}/{path.name}", _LARGEST)
+        return one
+
+    last = next((rounds[-1] for rounds in read_rounds(store, path.name) if rounds), None)
+    if last is None or not store.has(last.baseline):
+        server = find_server(client, request.model)
+        answers = [ask(server, prompt) for prompt in [*prompts] * REPEATS]
+        with ThreadPoolExecutor(REPEATS) as pool:
+            answers += pool.map(partial(ask, server), [*prompts] * REPEATS)
+        names = [f"{how} {number}" for how in ("alone", "under load") for number in range(1, REPEATS + 1)]
+        each = zip(*[iter(answers)] * len(prompts), strict=True)
+        sides = [ListSide(name, responses) for name, responses in zip(names, each, strict=True)]
+        noise = max(distance(sides[0], side) for side in sides)
+        limit, run_id = max(_LEAST_LIMIT, FACTOR * noise), write_run(server, sides, "baseline")
+        last = append(Round(request.url, called(server, sides[0]), run_id, noise, limit, datetime.now(UTC)))
+    with RunReader(store.path_of(last.baseline)) as run:
+        first = run.lists()[0]
+    yield last
+    for count in itertools.count():
+        sleep(request.every if count else 0)
+        client.budget.requests_sent, at, sides = 0, datetime.now(UTC), []
+        try:
+            server = find_server(client, request.model)
+            while len(sides) < SENDS and all(distance(first, side) > last.limit_nats for side in sides):
+                sleep(_PAUSE_SECONDS if sides else 0)
+                sides.append(ListSide("now", tuple(ask(server, prompt) for prompt in prompts)))
+            side = min(sides, key=partial(distance, first))
+            nats, now, run_id = distance(first, side), called(server, side), last.run
+            # An endpoint near the limit does not come and go: it has returned if it is within the noise itself.
+            has_moved = nats > (last.limit_nats / FACTOR if last.since else last.limit_nats)
+            if has_moved and not last.since and math.isfinite(nats):
+                run_id = write_run(server, [replace(first, name="baseline"), side], "moved")
+            last = msgspec.structs.replace(
+                last,
+                at=at,
+                server=now,
+                distance_nats=nats if math.isfinite(nats) else None,
+                since=(last.since or at) if has_moved else None,
+                run=run_id if has_moved else "",
+                notes=() if now == last.server else (f"The server was {last.server}; it is {now}.",),
+            )
+        except UlpscopeError as error:
+            last = msgspec.structs.replace(last, at=at, distance_nats=None, notes=(str(error),))
+        yield append(last)
+
+
+def distance(first: ListSide, side: ListSide) -> float:
+    """Return the RMS difference of the log-probabilities that both sent, nats; infinite if there are none."""
+    try:
+        rms = summary_of(compare_sides(*align([first, side])).figures).rms
+    except DumpError:  # every prompt has other tokens
+        return math.inf
+    return math.inf if rms is None else rms
+
+
+def called(server: Server, side: ListSide) -> str:
+    """Return what a server and its answers say of themselves, with the number of tokens of the prompts."""
+    one, tokens = side.responses[0], sum(1 + (each.generated_from or 0) for each in side.responses)
+    parts = [server.kind.name, server.version, one.model or server.model, one.settings.get("system_fingerprint", "")]
+    return f"{' '.join(filter(None, parts))}, {tokens:,} prompt tokens"
+
+
+def post(url: str, message: object) -> str:
+    """POST JSON, without a key and through no redirect. Return why it failed, '' if it did not."""
+    try:
+        answer = httpx.post(url, json=message, timeout=30)
+        return "" if answer.is_success else f"{answer.status_code}"
+    except (httpx.HTTPError, httpx.InvalidURL) as error:  # their sentences have the URL, which may be a secret
+        return type(error).__name__
