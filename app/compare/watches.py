@@ -24,9 +24,7 @@ def draw(_: selection.View | None) -> None:
     histories = sorted(store_cache.watches(), key=lambda rounds: (rounds[-1].since is None, rounds[-1].url))
     for place, rounds in enumerate(histories):
         last = rounds[-1]
-        st.markdown(f"**{widgets.escape(last.text)}** {widgets.escape(last.server)}")
-        for note in last.notes:
-            st.caption(widgets.escape(note))
+        st.markdown(f"{widgets.escape(last.text)} {widgets.escape(last.server)}.")
         plots.draw(chart(rounds), f"watch_{place}", exports.picture("watch", [last.url]))
         with st.container(horizontal=True):
             for label, run_id in {"Open the run that moved": last.run, "Open the baseline": last.baseline}.items():

@@ -180,10 +180,10 @@ def ledger() -> Ledger:
 
 
 def watches() -> list[list[Round]]:
-    """Return the rounds of each watched endpoint; one that has none is left out."""
+    """Return the rounds of each watched endpoint."""
     from core.probing.watch import read_rounds  # not before it is needed
 
-    return list(filter(None, read_rounds(store())))
+    return read_rounds(store())
 
 
 def absent(view: View | None) -> dict[str, str]:

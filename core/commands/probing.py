@@ -65,6 +65,8 @@ def probe(
         return
     if request.watch:
         _watch(request, rounds, webhook, open_store(store), as_json_)
+    if rounds or webhook:
+        raise UsageError("--rounds and --webhook are options of --watch; add --watch 10m.")
     plan = request.plan(_prompts(request))
     if dry_run:
         if as_json_:
@@ -114,7 +116,7 @@ def _watch(request: ProbeRequest, most: int | None, webhook: str, store: Store, 
         last = next(rounds)
     noise, limit = number(last.noise_nats, 3), number(last.limit_nats, 3)
     print_text(f"{last.server}; baseline {last.baseline}: noise up to {noise} nats, limit {limit}", err)
-    unsent: dict[str, object] = {}
+    unsent = None
     with suppress(KeyboardInterrupt), stopping(remove_living, lambda: "stopped."):
         for now in itertools.islice(rounds, most):
             message = msgspec.to_builtins(now) | {"text": now.text}
@@ -123,10 +125,11 @@ def _watch(request: ProbeRequest, most: int | None, webhook: str, store: Store, 
             else:
                 print_text(f"{now.at:%H:%M:%S} {now.text} {now.run}")
             unsent = message if webhook and bool(now.since) != bool(last.since) else unsent
-            failure = unsent and watch.post(webhook, unsent)
-            unsent, last = unsent if failure else {}, now
-            for note in (*now.notes, *([f"the webhook failed ({failure}); tried again next round"] if failure else [])):
-                print_text(f"note: {note}", err)
+            last, failure = now, unsent and watch.post(webhook, unsent)
+            if failure:
+                print_text(f"note: the webhook failed ({failure}); it is tried again after the next round.", err)
+            else:
+                unsent = None
     raise typer.Exit(1 if last.since else 0)
 
 

@@ -27,26 +27,25 @@ from ..runs.reader import RunReader
 from ..runs.store.store import Store
 from ..runs.topk.alignment import align
 from ..runs.topk.pairing import compare_sides
-from ..runs.topk.records import ListSide, Response
+from ..runs.topk.records import ListSide
 from ..text import number
 from .client import Client
 from .plan import ProbeRequest, Prompt
 from .servers import Ask, Server, find_server
 
 FOLDER = ".watches"
-REPEATS = 8  # answers to each prompt alone, and as many with REPEATS requests in flight
-SENDS = 3  # of a round beyond the limit; the smallest distance counts
+REPEATS = 8  # alone, and as many at once
+SENDS = 3  # of a round beyond the limit
 FACTOR = 3.0  # times the noise: other users' requests make batches that the own load did not have
 _LEAST_LIMIT = 1e-5  # nats; float32 rounds a log-probability of -20 to 1e-6
-_PAUSE_SECONDS = 2.0  # between two sends of a round
 _LARGEST = 64 << 20  # bytes of a history
 
 
 class Round(msgspec.Struct, frozen=True):
     """One round, a line of a store's `.watches/KEY.jsonl`; the baseline is the first one.
 
-    server: as it calls itself; noise_nats: largest distance of a repeat from the first answers; distance_nats:
-    None without comparable answers; since: first round that moved, None if it has not; run: that was stored then.
+    server: as it calls itself; noise_nats: largest distance of a repeat from the first answers; distance_nats: None
+    without comparable answers; since: first round that moved, None if it has not; run: that was stored then.
     """
 
     url: str
@@ -62,10 +61,11 @@ class Round(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The state after the round, as a sentence."""
+        """The state after the round, in words."""
         state = f"has moved since {self.since:%Y-%m-%d %H:%M:%S} UTC" if self.since else "has not moved"
-        distance, limit = number(self.distance_nats, 3), number(self.limit_nats, 3)
-        return f"{self.url} {state}: {distance} nats from the baseline, limit {limit}."
+        nats, limit = number(self.distance_nats, 3), number(self.limit_nats, 3)
+        size = "no comparable answer" if self.distance_nats is None else f"{nats} nats from the baseline, limit {limit}"
+        return " ".join([f"{self.url} {state}: {size}.", *self.notes])
 
 
 def read_rounds(store: Store, pattern: str = "*.jsonl") -> list[list[Round]]:
@@ -78,7 +78,7 @@ def read_rounds(store: Store, pattern: str = "*.jsonl") -> list[list[Round]]:
         for line in path.read_bytes().splitlines():
             with suppress(msgspec.MsgspecError):  # a process was killed while it wrote
                 rounds.append(msgspec.json.decode(line, type=Round))
-        histories.append([one for one in rounds if one.baseline == rounds[-1].baseline])
+        histories += [[one for one in rounds if one.baseline == rounds[-1].baseline]] if rounds else []
     return histories
 
 
@@ -91,14 +91,16 @@ def watch(
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Round]:
     """Yield the baseline or the last stored round, then round after round. write_run: stores sides as a run."""
-    about = [request.url, request.model, request.top, prompts]
-    path = store.directory / FOLDER / f"{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}.jsonl"
+    about = repr([request.url, request.model, request.top, prompts])
+    path = store.directory / FOLDER / f"{hashlib.sha256(about.encode()).hexdigest()[:16]}.jsonl"
 
-    def ask(server: Server, prompt: Prompt) -> Response:
-        """Ask for one token. No cache is cleared: others use the endpoint."""
-        if isinstance(prompt, str) and server.kind.takes_ids:
-            prompt = server.tokenize(prompt) or prompt
-        return server.ask(Ask(prompt, 1, request.top, salt=secrets.token_hex(8)))
+    def ask(server: Server, name: str) -> ListSide:
+        """Ask for one token of each prompt. No cache is cleared: others use the endpoint."""
+        takes_ids, answers = server.kind.takes_ids, []
+        for one in prompts:
+            ids = server.tokenize(one) if takes_ids and isinstance(one, str) else None
+            answers.append(server.ask(Ask(ids or one, 1, request.top, salt=secrets.token_hex(8))))
+        return ListSide(name, tuple(answers))
 
     def append(one: Round) -> Round:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,15 +110,12 @@ def watch(
             store.mirror.send_small(f"{FOLDER}/{path.name}", _LARGEST)
         return one
 
-    last = next((rounds[-1] for rounds in read_rounds(store, path.name) if rounds), None)
+    last = next((rounds[-1] for rounds in read_rounds(store, path.name)), None)
     if last is None or not store.has(last.baseline):
         server = find_server(client, request.model)
-        answers = [ask(server, prompt) for prompt in [*prompts] * REPEATS]
+        sides = [ask(server, f"alone {number}") for number in range(1, REPEATS + 1)]
         with ThreadPoolExecutor(REPEATS) as pool:
-            answers += pool.map(partial(ask, server), [*prompts] * REPEATS)
-        names = [f"{how} {number}" for how in ("alone", "under load") for number in range(1, REPEATS + 1)]
-        each = zip(*[iter(answers)] * len(prompts), strict=True)
-        sides = [ListSide(name, responses) for name, responses in zip(names, each, strict=True)]
+            sides += pool.map(partial(ask, server), [f"at once {number}" for number in range(1, REPEATS + 1)])
         noise = max(distance(sides[0], side) for side in sides)
         limit, run_id = max(_LEAST_LIMIT, FACTOR * noise), write_run(server, sides, "baseline")
         last = append(Round(request.url, called(server, sides[0]), run_id, noise, limit, datetime.now(UTC)))
@@ -125,39 +124,35 @@ def watch(
     yield last
     for count in itertools.count():
         sleep(request.every if count else 0)
-        client.budget.requests_sent, at, sides = 0, datetime.now(UTC), []
+        client.budget.requests_sent, at, nats, since = 0, datetime.now(UTC), math.inf, last.since
         try:
             server = find_server(client, request.model)
-            while len(sides) < SENDS and all(distance(first, side) > last.limit_nats for side in sides):
-                sleep(_PAUSE_SECONDS if sides else 0)
-                sides.append(ListSide("now", tuple(ask(server, prompt) for prompt in prompts)))
-            side = min(sides, key=partial(distance, first))
-            nats, now, run_id = distance(first, side), called(server, side), last.run
+            for _ in range(SENDS):
+                side = ask(server, "now")
+                nats = min(nats, distance(first, side))
+                if nats <= last.limit_nats:
+                    break
             # An endpoint near the limit does not come and go: it has returned if it is within the noise itself.
-            has_moved = nats > (last.limit_nats / FACTOR if last.since else last.limit_nats)
-            if has_moved and not last.since and math.isfinite(nats):
+            has_moved = nats > (last.limit_nats / FACTOR if since else last.limit_nats)
+            name, run_id = called(server, side), last.run if has_moved else ""
+            if has_moved and not since:
                 run_id = write_run(server, [replace(first, name="baseline"), side], "moved")
-            last = msgspec.structs.replace(
-                last,
-                at=at,
-                server=now,
-                distance_nats=nats if math.isfinite(nats) else None,
-                since=(last.since or at) if has_moved else None,
-                run=run_id if has_moved else "",
-                notes=() if now == last.server else (f"The server was {last.server}; it is {now}.",),
-            )
-        except UlpscopeError as error:
-            last = msgspec.structs.replace(last, at=at, distance_nats=None, notes=(str(error),))
-        yield append(last)
+            since = (since or at) if has_moved else None
+            notes = () if name == last.server else (f"The server was {last.server}; it is {name}.",)
+            changes = {"server": name, "distance_nats": nats, "since": since, "run": run_id, "notes": notes}
+        except UlpscopeError as error:  # a DumpError: there are answers, with other tokens
+            since = since or (at if isinstance(error, DumpError) else None)
+            changes = {"distance_nats": None, "since": since, "notes": (str(error),)}
+        last = append(msgspec.structs.replace(last, at=at, **changes))
+        yield last
 
 
 def distance(first: ListSide, side: ListSide) -> float:
-    """Return the RMS difference of the log-probabilities that both sent, nats; infinite if there are none."""
-    try:
-        rms = summary_of(compare_sides(*align([first, side])).figures).rms
-    except DumpError:  # every prompt has other tokens
-        return math.inf
-    return math.inf if rms is None else rms
+    """Return the RMS difference of the log-probabilities that both sent, nats. DumpError if there are none."""
+    rms = summary_of(compare_sides(*align([first, side])).figures).rms
+    if rms is None:
+        raise DumpError("no token has a log-probability on both sides.")
+    return rms
 
 
 def called(server: Server, side: ListSide) -> str:
