@@ -10,10 +10,10 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from app.compare.sweeps import open_run
-from app.components import chart_style as style
 from app.components import plots
 from app.shell import exports, selection, store_cache, widgets
 from app.shell.widgets import PAGES
+from core.plots import style
 from core.probing.watch import Round
 
 

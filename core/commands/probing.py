@@ -114,22 +114,17 @@ def _watch(request: ProbeRequest, most: int | None, webhook: str, store: Store, 
     rounds = watch.watch(client, request, _prompts(request), store, write_run)
     with stoppable():
         last = next(rounds)
-    noise, limit = number(last.noise_nats, 3), number(last.limit_nats, 3)
-    print_text(f"{last.server}; baseline {last.baseline}: noise up to {noise} nats, limit {limit}", err)
+    print_text(f"{last.server}; baseline {last.baseline}: noise up to {number(last.noise_nats, 3)} nats", err)
     unsent = None
     with suppress(KeyboardInterrupt), stopping(remove_living, lambda: "stopped."):
         for now in itertools.islice(rounds, most):
             message = msgspec.to_builtins(now) | {"text": now.text}
-            if as_json_:
-                print_line(**message)
-            else:
-                print_text(f"{now.at:%H:%M:%S} {now.text} {now.run}")
+            print_line(**message) if as_json_ else print_text(f"{now.at:%H:%M:%S} {now.text} {now.run}")
             unsent = message if webhook and bool(now.since) != bool(last.since) else unsent
             last, failure = now, unsent and watch.post(webhook, unsent)
             if failure:
                 print_text(f"note: the webhook failed ({failure}); it is tried again after the next round.", err)
-            else:
-                unsent = None
+            unsent = unsent if failure else None
     raise typer.Exit(1 if last.since else 0)
 
 
