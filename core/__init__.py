@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .notebook import open as open
     from .trackers import log as log
 
-__version__ = "0.2.0"
+__version__ = "1.0.0"
 _PUBLIC = {"open": "notebook", "compare": "notebook", "Run": "notebook", "judge": "inference", "log": "trackers"}
 
 

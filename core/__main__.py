@@ -79,9 +79,6 @@ def main() -> None:
     """Run the command line; an UlpscopeError becomes one sentence on stderr and exit code 2."""
     if not sys.warnoptions:  # libraries' warnings are for developers: python -W shows them
         warnings.simplefilter("ignore")
-    if "--remedies" in sys.argv:  # until 1.0
-        err.print("warning: --remedies is deprecated; write --mitigations.", markup=False)
-        sys.argv = ["--mitigations" if word == "--remedies" else word for word in sys.argv]
     try:
         code = app(prog_name=COMMAND, standalone_mode=False)
     except UlpscopeError as error:
