@@ -90,7 +90,7 @@ def scrolling(content: Markup, label: str, **options: object) -> Markup:
     return element("div", content, tabindex="0", role="group", aria_label=label, **{"class_": "box"} | options)
 
 
-def fold(title: str, *content: object, **options: object) -> Markup:
+def fold(title: object, *content: object, **options: object) -> Markup:
     """Return content that is shown when its title is opened."""
     return element("details", element("summary", title), *content, **options)
 

@@ -22,7 +22,19 @@ _STYLE = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
 
 def html_file(run: RunReader) -> str:
     """Return a run as an HTML file of at most FILE.bytes."""
-    return _document(run.header.name, join([_content(run, FILE), _foot(run)]))
+    heat = "".join(f".{level}{{{style}}}" for level, style in HEAT.items())
+    stops = ", ".join(f"{color} {percent(place)}" for place, color in ULPS)
+    style = f"{_STYLE}{heat}.ulps{{background:linear-gradient(to right, {stops})}}"
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">'
+        f"{element('title', clip(run.header.name, 200))}<style>{style}</style></head>\n"
+        f"<body><main>{_content(run, FILE)}{_foot(run)}</main></body></html>\n"
+    )
 
 
 def html_cell(run: RunReader) -> str:
@@ -46,31 +58,6 @@ def _content(run: RunReader, most: Size) -> Markup:
     return join([*parts, element("p", note) if rest else ""])
 
 
-def _document(title: str, content: Markup) -> str:
-    style = _STYLE + _scales()
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    head = (
-        '<meta charset="utf-8">',
-        Markup(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        '<meta name="color-scheme" content="light dark">',
-        '<meta name="referrer" content="no-referrer">',
-        element("title", clip(title, 200)),
-        Markup(f"<style>{style}</style>"),
-    )
-    return (
-        f'<!doctype html>\n<html lang="en"><head>{"".join(head)}</head>\n<body><main>{content}</main></body></html>\n'
-    )
-
-
-def _scales() -> str:
-    """Style sheet of the colors of tokens and of the heatmap's scale."""
-    heat = "".join(f".{level}{{{style}}}" for level, style in HEAT.items())
-    stops = ", ".join(f"{color} {percent(place)}" for place, color in ULPS)
-    return f"{heat}.ulps{{background:linear-gradient(to right, {stops})}}"
-
-
 def _head(run: RunReader, answers: Sequence[tuple[StoredPair, Answer]]) -> Markup:
     about, header = run.header.provenance, run.header
     facts_line = (origin(run)["model"], header.compute_dtype, about.device, f"{run.created:%Y-%m-%d}", run.run_id)
@@ -91,16 +78,10 @@ def _head(run: RunReader, answers: Sequence[tuple[StoredPair, Answer]]) -> Marku
 def _pair(run: RunReader, pair: StoredPair, answer: Answer, size: Size, *, is_open: bool) -> Markup:
     title = element("h2", element("code", pair.variant), " vs ", element("code", pair.reference))
     parts = [
-        join([element("h3", name) if name else "", content]) for name, content in sections(run, pair, answer, size)
+        element("section", element("h3", name) if name else "", content)
+        for name, content in sections(run, pair, answer, size)
     ]
-    return element(
-        "details",
-        element("summary", title),
-        *(element("section", part) for part in parts),
-        id=f"pair{pair.index}",
-        open="" if is_open else None,
-        class_="pair",
-    )
+    return fold(title, *parts, id=f"pair{pair.index}", open="" if is_open else None, class_="pair")
 
 
 def _foot(run: RunReader) -> Markup:
