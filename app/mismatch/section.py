@@ -49,7 +49,7 @@ def draw(view: selection.View) -> None:
     if not store_cache.cached(run, mismatch.has_rollouts):
         return
     st.subheader("Trainer vs. rollout")
-    st.markdown(store_cache.cached(run, mismatch.sentence))
+    st.markdown(mismatch.sentence(store_cache.cached(run, mismatch.mismatch_json)))
     steps = _table(run, "steps")
     names = PARTS if len(steps) > 1 else PARTS[:-1]
     _settle("mismatch_part", names)

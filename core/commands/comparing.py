@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -174,23 +174,15 @@ def ingest(
     is executed (docs/guides/upload.md).
     """
     target, files = open_store(store), files_in(files)
+    taken_as = {"compute_dtype": compute_dtype, "reference": reference, "holds": holds}
     with stoppable(), steps(progress) as say:
         if files[0].is_file() and is_run_file(files[0]):
-            if len(files) > 1 or model or compute_dtype or reference or holds:
+            if len(files) > 1 or model or any(taken_as.values()):
                 raise UsageError("A run file is imported alone; --name is its only option.")
             new_id = import_run(target, files[0], name=name, run_id=run_id, on_progress=partial(say, "checking"))
         else:
-            new_id = ingest_dump(
-                target,
-                files,
-                name=name,
-                model=model,
-                compute_dtype=compute_dtype,
-                reference=reference,
-                holds=holds,
-                run_id=run_id,
-                on_progress=partial(say, "storing and comparing"),
-            )
+            tell = partial(say, "storing and comparing")
+            new_id = ingest_dump(target, files, name=name, model=model, run_id=run_id, on_progress=tell, **taken_as)
     announce(new_id, store, progress, as_json_)
 
 
@@ -232,20 +224,11 @@ def inspect(
 ) -> None:
     """Show what a dump, responses or a run file contains: sides, dtypes, shapes, tokens. Nothing is stored."""
     with steps() as say:
-        summary = describe(
-            files_in(files),
-            compute_dtype=compute_dtype,
-            reference=reference,
-            holds=holds,
-            on_progress=partial(say, "reading", unit="bytes"),
-        )
+        taken_as = {"compute_dtype": compute_dtype, "reference": reference, "holds": holds}
+        summary = describe(files_in(files), on_progress=partial(say, "reading", unit="bytes"), **taken_as)
     if as_json_:
         print_json(summary)
-    else:
-        _print_summary(summary)
-
-
-def _print_summary(summary: dict[str, Any]) -> None:
+        return
     print_records(summary["sides"])
     print_facts({key: value for key, value in summary.items() if key not in ("sides", "warnings")})
     for warning in summary.get("warnings", ()):

@@ -111,7 +111,7 @@ def _rollouts(run: RunReader) -> Markup:
     marks += [line((place, place), (0, 100), "limit") for place in bars]
     return join(
         [
-            element("p", mismatch.sentence(run)),
+            element("p", mismatch.sentence(mismatch.mismatch_json(run))),
             listing(figures, titles | {"definition": "definition"}, "Trainer vs. rollout"),
             chart("Tokens by r", x, y, marks, {"reference": "tokens", "limit": "bars of TIS and IcePop"}, 260),
         ]

@@ -85,18 +85,19 @@ def figures_of(run: Figures, framework: str = "ulpscope") -> list[dict[str, Any]
     return rows
 
 
-def sentence(run: Figures) -> str:
-    """Say how many tokens there are, how few carry half of the KL, and what |r| depends on most."""
-    counts, shares = summary(run, "tokens"), summary(run, "explained")
-    lines = [
-        f"r is trainer minus rollout, over {plural(counts['tokens'], 'token')} of"
-        f" {plural(counts['sequences'], 'sequence')}.",
-        f"Half of the KL is in {plural(counts['half'], 'token')} ({percent(counts['half'] / counts['tokens'])}).",
-    ]
-    name, share = next(iter(shares.items()), ("", 0.0))
-    if share >= 0.02 and counts["tokens"] >= 1000:  # fewer tokens tell nothing
-        lines.append(f"|r| depends most on the {name}: {percent(share)} of its variance.")
-    return " ".join(lines)
+def sentence(mismatch: Mapping[str, Any]) -> str:
+    """Say how many tokens there are, how few carry half of the KL, and what |r| depends on most. mismatch: of
+    `mismatch_json`.
+    """
+    tokens, half = mismatch["tokens"], mismatch["tokens_with_half_of_kl"]
+    text = (
+        f"r is trainer minus rollout, over {plural(tokens, 'token')} of {plural(mismatch['sequences'], 'sequence')}."
+        f" Half of the KL is in {plural(half, 'token')} ({percent(half / tokens)})."
+    )
+    name, share = next(iter(mismatch["explained_by"].items()), ("", 0.0))
+    if share >= 0.02 and tokens >= 1000:  # fewer tokens tell nothing
+        text += f" |r| depends most on the {name}: {percent(share)} of its variance."
+    return text
 
 
 def summaries(run: Figures) -> dict[str, Any]:
