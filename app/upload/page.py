@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from app.shell.job_list import job_list
 from app.uploads.importing import start_import
 from app.uploads.spool import FAILED, RECEIVED, Upload
 from core.errors import UlpscopeError
-from core.judging.ingest import Headers, headers_of
+from core.judging.ingest import headers_of
 from core.runs.dumps.dump import LOGITS, PADDED
 
 KEYS = """
@@ -38,29 +38,26 @@ _COLUMNS = {"run": 1, "responses": 2}  # of the form; of dumps 4
 
 @dataclass(frozen=True)
 class Arrived:
-    """A file that has arrived. refusal: why it cannot become a run."""
+    """A file that has arrived. kind, sides: of its headers; refusal: why it cannot become a run."""
 
     upload: Upload
     path: Path
-    headers: Headers | None
+    kind: str = ""
+    sides: Mapping[str, str] = field(default_factory=dict)
     refusal: str = ""
-
-    @property
-    def kind(self) -> str:
-        return self.headers.kind if self.headers else ""
 
 
 @st.cache_data(show_spinner=False, max_entries=200)
-def _headers(path: Path, mtime: int) -> Headers:  # noqa: ARG001  (of another file under the same name they differ)
+def _headers(path: Path, mtime: int) -> tuple[str, dict[str, str]]:  # noqa: ARG001  (of another file under the same name they differ)
     return headers_of(path)
 
 
 def read_file(upload: Upload, path: Path) -> Arrived:
     """Read the headers of a file."""
     try:
-        return Arrived(upload, path, _headers(path, path.stat().st_mtime_ns))
+        return Arrived(upload, path, *_headers(path, path.stat().st_mtime_ns))
     except UlpscopeError as error:
-        return Arrived(upload, path, None, str(error))
+        return Arrived(upload, path, refusal=str(error))
 
 
 def candidates(files: Sequence[Arrived]) -> list[tuple[Arrived, ...]]:
@@ -107,8 +104,7 @@ def draw_form(files: tuple[Arrived, ...]) -> dict[str, str] | None:
             sides = {
                 name if len(files) == 1 else file.path.stem: array
                 for file in files
-                if file.headers
-                for name, array in file.headers.sides.items()
+                for name, array in file.sides.items()
             }
             table = [{"side": name, "array": array} for name, array in sides.items()]
             st.dataframe(table, hide_index=True, key=f"sides_{key}")

@@ -5,9 +5,8 @@ a file before it is stored.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -106,30 +105,24 @@ def temporary_run(paths: Sequence[Path], **options: Any) -> Iterator[RunReader]:
             yield run
 
 
-@dataclass(frozen=True)
-class Headers:
-    """Kind of a file by its first bytes and headers. sides: of arrays, the dtype and shape of each by its name."""
-
-    kind: Literal["run", "dump", "array", "responses"]
-    sides: Mapping[str, str] = field(default_factory=dict)
-
-
-def headers_of(path: Path) -> Headers:
-    """Return what a file is: a run, a dump, one array, or responses of an engine; DumpError for anything else."""
+def headers_of(path: Path) -> tuple[Literal["run", "dump", "array", "responses"], dict[str, str]]:
+    """Return what a file is by its first bytes and headers, and of arrays the dtype and shape of each side by its name;
+    DumpError for anything else.
+    """
     if is_run_file(path):
-        return Headers("run")
+        return "run", {}
     if is_payload(path) or are_tokens([path]):
-        return Headers("responses")
+        return "responses", {}
     container = open_container(path, _MAX_BYTES)
     sides, _ = sides_of(container)
     if not 1 <= len(sides) <= MAX_SIDES:
         problem = f"holds {plural(len(sides), 'array')} of logits"
         raise DumpError(f"{container.name}: {problem}; expected 1 to {MAX_SIDES} of [positions, vocab].")
-    headers = {
+    shapes = {
         name: f"{'bfloat16' if array.dtype.kind == 'V' else array.dtype.name} {list(array.shape)}"
         for name, array in sides.items()
     }
-    return Headers("array" if len(sides) == 1 else "dump", headers)
+    return "array" if len(sides) == 1 else "dump", shapes
 
 
 def describe(

@@ -57,7 +57,7 @@ def test_a_dump_of_more_sides_than_a_run_has_is_refused_before_a_value_is_read(
         with pytest.raises(DumpError, match=f"many.npz: holds {sides} (sides|arrays of logits|members).*{MAX_SIDES}"):
             look(path)
     emitted = {f"emitted:s{i}": np.array([-1, 3]) for i in range(MAX_SIDES)}
-    assert headers_of(many_sides(tmp_path / "most.npz", MAX_SIDES, **emitted)).kind == "dump"
+    assert headers_of(many_sides(tmp_path / "most.npz", MAX_SIDES, **emitted))[0] == "dump"
 
 
 @pytest.mark.parametrize(
