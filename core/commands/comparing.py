@@ -19,7 +19,7 @@ from ..judging.ingest import describe, temporary_run
 from ..judging.ingest import ingest as ingest_dump
 from ..numerics.divergence import COMPILING, is_compiled, prepare
 from ..numerics.formats import BFLOAT16, FLOAT32
-from ..runs.dumps.corpus import are_logs
+from ..runs.corpus import are_logs
 from ..runs.file.evidence import FAILED, PASSED
 from ..runs.importing import import_run, is_run_file
 from ..runs.reader import RunReader
@@ -30,8 +30,7 @@ from ..runs.rollouts.files import files_in
 from ..runs.store.store import open_store
 from ..text import clean, plural
 from . import options
-from .corpus import corpora_of, corpus_of_logs, print_corpus
-from .evals import are_samples, compare_samples, print_samples
+from .corpora import are_samples, compare_samples, corpora_of, corpus_of_logs, print_corpus, print_samples
 from .mismatch import As, mismatch_of, print_mismatch
 from .tables import print_reports
 from .terminal.console import announce, err, out, print_facts, print_json, print_records, print_text, steps

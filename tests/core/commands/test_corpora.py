@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.commands.evals import are_samples, compare_samples
+from core.commands.corpora import are_samples, compare_samples
 from core.errors import DumpError
 
 CHOICES = (" yes", " no, never", " it depends")

@@ -1,10 +1,11 @@
-"""`compare` of two files of lm-eval's `--log_samples` (lm_eval/loggers/evaluation_tracker.py): which answers changed,
-at which margin, and how many are near ties.
+"""`compare` over a corpus: the statistics of llama-perplexity, of two of its files or of a run, and of two files of
+lm-eval's `--log_samples` (lm_eval/loggers/evaluation_tracker.py) which answers changed, at which margin, and how many
+are near ties.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DumpError
+from ..numerics.corpus import ScoredTokens, statistics
 from ..numerics.mismatch import Figure, Sequences, intervals
+from ..runs.corpus import by_position, score_logs, score_pair
 from ..runs.dumps.arrays import foreign_errors
+from ..runs.reader import RunReader
+from ..runs.reports.report_json import plain_number
 from ..runs.topk.files import side_names
 from ..runs.topk.payloads.bounded_json import documents, open_plain
-from ..text import clean, plural, shorten
-from .corpus import plain_json
-from .terminal.console import err, print_records, print_text
+from ..text import clean, number, plural, shorten
+from .terminal.console import err, out, print_records, print_text, table_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,6 +33,47 @@ _LONGEST = 2000  # characters of a text that is kept
 _START = b'{"doc_id":'
 _NEAR = 2  # median changes of a document's scores; that of a margin is 1.4 if choices move independently
 _Key = tuple[str, str]  # filter, doc_id
+
+
+def corpus_of_logs(files: Sequence[Path], on_progress: Callable[[int, int], None]) -> dict[str, Any]:
+    """Return the statistics of two files, the first one the base."""
+    return _statistics(score_logs(files, on_progress), files[0].stem, files[1].stem, "chunk")
+
+
+def corpora_of(run: RunReader, variant: str | None) -> list[dict[str, Any]]:
+    """Return the statistics of every pair of a run, or of one."""
+    pairs = [pair for pair in run.pairs if variant in (None, pair.variant)]
+    return [_statistics(score_pair(run, pair.index), pair.reference, pair.variant, "prompt") for pair in pairs]
+
+
+def _statistics(tokens: ScoredTokens, reference: str, variant: str, document: str) -> dict[str, Any]:
+    """Return statistics with null for what is undefined. document: what a text of the corpus is called."""
+    names = {"reference": reference, "variant": variant, "positions": len(tokens.kl)}
+    counts = {f"{document}s": len(np.unique(tokens.document))}
+    return plain_json(names | counts | {"figures": statistics(tokens), "by_position": by_position(tokens)})
+
+
+def plain_json(value: Any) -> Any:
+    """Return a value with null for what is undefined."""
+    if isinstance(value, dict):
+        return {key: plain_json(each) for key, each in value.items()}
+    return [plain_json(each) for each in value] if isinstance(value, list) else plain_number(value)
+
+
+def print_corpus(corpus: dict[str, Any]) -> None:
+    """Print the statistics as llama-perplexity names them, and by position."""
+    rows = []
+    for figure in corpus["figures"]:
+        low, high, error = figure["low"], figure["high"], figure["uncertainty"]
+        interval = "" if low is None else f"{number(low)} to {number(high)}"
+        spread = "" if error is None else number(error, 3)
+        rows.append((figure["name"], number(figure["value"], 6), spread, interval, figure["unit"]))
+    document = "chunk" if "chunks" in corpus else "prompt"
+    of = f"{plural(corpus['positions'], 'position')} of {plural(corpus[f'{document}s'], document)}"
+    title = f"Q: {corpus['variant']}, base: {corpus['reference']}: {of}"
+    columns = ("figure", "value", "±", f"95 % interval over {document}s", "unit")
+    out.print(table_of(columns, rows, title=title, text=("figure", "unit")))
+    print_records(corpus["by_position"], "by position in the context")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from scipy.special import log_softmax
 
 from core.errors import DumpError
 from core.numerics.corpus import ScoredTokens, statistics
-from core.runs.dumps.corpus import are_logs, by_position, score_logs
+from core.runs.corpus import are_logs, by_position, score_logs
 
 CONTEXT, VOCAB, CHUNKS = 33, 257, 7
 FIRST = CONTEXT // 2
