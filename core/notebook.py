@@ -135,6 +135,8 @@ def _reader_of(files: Sequence[Path], **taken_as: Any) -> RunReader:
 
 def _array(name: str, values: Any) -> Any:
     """Return an array, or the values of a tensor, bfloat16 as V2."""
+    if isinstance(values, str | Path):
+        raise UsageError(f"'{name}' is a file name; ulpscope.open('{values}', ...) reads files.")
     with foreign_errors(f"arrays.npz: '{name}'", "an array or a tensor of numbers"):
         if not hasattr(values, "detach"):
             return np.asarray(values)

@@ -151,8 +151,9 @@ def compare_samples(paths: Sequence[Path]) -> dict[str, Any]:
     table["change"] = table["variant_score"] - table["reference_score"]
     is_changed = (table["reference_answer"] != table["variant_answer"]) | (table["change"] != 0)
     changed_rows = table[is_changed].sort_values("margin", ascending=False)
+    names = side_names(paths) if paths[0].name != paths[1].name else [clean(str(path)) for path in paths]
     changes = {
-        **dict(zip(("reference", "variant"), side_names(paths), strict=True)),
+        **dict(zip(("reference", "variant"), names, strict=True)),
         "samples": len(pairs),
         "left_out": len(reference) + len(variant) - 2 * len(pairs),
         "other_prompts": sum(a.hashes[1] != b.hashes[1] for a, b in pairs.values()),

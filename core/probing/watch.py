@@ -62,7 +62,8 @@ class Round(msgspec.Struct, frozen=True):
     @property
     def text(self) -> str:
         """The state after the round, in words."""
-        state = f"has moved since {self.since:%Y-%m-%d %H:%M:%S} UTC" if self.since else "has not moved"
+        unmoved = "is undecided" if self.distance_nats is None else "has not moved"
+        state = f"has moved since {self.since:%Y-%m-%d %H:%M:%S} UTC" if self.since else unmoved
         nats, limit = number(self.distance_nats, 3), number(self.limit_nats, 3)
         size = "no comparable answer" if self.distance_nats is None else f"{nats} nats from the baseline, limit {limit}"
         return " ".join([f"{self.url} {state}: {size}.", *self.notes])

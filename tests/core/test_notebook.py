@@ -43,6 +43,11 @@ def test_bad_arrays_are_refused_by_name(variant, problem):
         core.compare(logits(1), variant)
 
 
+def test_names_of_files_are_for_open():
+    with pytest.raises(UsageError, match=r"ulpscope.open\('b.npz'"):
+        core.compare(logits(1), "b.npz")
+
+
 def test_a_run_in_memory_leaves_no_file(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     run = core.compare(logits(1), logits(2))

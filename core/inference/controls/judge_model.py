@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from ...errors import CaptureError
+from ...errors import CaptureError, UsageError
 from ...judging import judge as judging
 from ...judging.divergence import Divergence
 from ...judging.judge import NoiseFloor, NotAvailableError, OtherRows, Pair
@@ -76,6 +76,8 @@ def judge(
     Raises:
         CaptureError: a side cannot be run at all. A control that cannot be run is evidence that is not available.
     """
+    if any(isinstance(each, str) for each in (model, *prompts)):
+        raise UsageError("judge takes a model and token ids; `ulpscope judge` takes a model's name and texts.")
     loaded = model if isinstance(model, LoadedModel) else loaded_from(model, tokenizer)
     ids = [tuple(int(token) for token in prompt) for prompt in prompts]
     check_prompts(loaded, ids)

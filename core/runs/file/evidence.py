@@ -452,6 +452,8 @@ class Verdict:
         rows = [f"  {row.group:<{groups}}  {row.outcome:<{outcomes}}  {row.says}" for row in self.evidence]
         return "\n".join([f"{self.name}: {self.because}", *rows])
 
+    __str__ = table
+
     def _repr_html_(self) -> str:
         rows = [(row.outcome, CHECK_GROUPS[row.group], prose(row.says)) for row in self.evidence]
         sentence = element("p", element("b", self.name), " ", prose(self.because))

@@ -248,9 +248,8 @@ def _figure_of(pair: PairReport, name: str) -> Row | None:
 
 def _judge_verdict(pair: PairReport) -> tuple[str, str, str]:
     answer = pair.answer
-    parts = [answer.sentence.rstrip(". ")]
-    if answer.next_command:
-        parts.append(f"next `{answer.next_command}`")
+    following = [f"next `{answer.next_command}`"] if answer.next_command else []
+    parts = [answer.sentence.rstrip(". "), *following]
     if f"{COMMAND} verdict RUN " in answer.next_command:  # a dump that is compared is not stored
         parts[-1] += f", where RUN is the id that `{COMMAND} ingest` prints"
     is_open = answer.name in (UNDECIDED, NOT_JUDGED)

@@ -78,6 +78,9 @@ def test_compare_prints_them(cli, tmp_path: Path) -> None:
     paths = [samples(tmp_path / "one.jsonl", BASE), samples(tmp_path / "eight.jsonl", MOVED, "other prompt")]
     report = json.loads(cli("compare", *paths, "--json").stdout)
     assert (report["samples"], report["other_prompts"], report["variant"]) == (200, 200, "eight")
+    (tmp_path / "more").mkdir()
+    more = samples(tmp_path / "more" / "one.jsonl", MOVED)
+    assert json.loads(cli("compare", paths[0], more, "--json").stdout)["variant"] == str(more)
     assert cli("compare", *paths, "--fail-on", "bits").returncode == 2
     with paths[1].open("a") as file:
         file.write(paths[1].read_text().splitlines()[3] + "\n")

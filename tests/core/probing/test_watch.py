@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -130,6 +131,7 @@ def test_a_restart_goes_on_and_an_endpoint_that_is_away_is_a_note(begin: Any) ->
     server.is_away = True
     away = next(rounds)
     assert (away.distance_nats, away.since, away.notes) == (None, moved.since, ("http://made cannot be reached.",))
+    assert "is undecided" in msgspec.structs.replace(away, since=None).text
 
 
 def test_other_tokens_have_moved_and_another_name_is_a_note(begin: Any) -> None:

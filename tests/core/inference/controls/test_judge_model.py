@@ -12,7 +12,7 @@ from benchmarks.verdicts.engines import Engine, prefill
 from benchmarks.verdicts.mutations import scaled_value
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from benchmarks.verdicts.variations import nondeterministic_sums
-from core.errors import CaptureError
+from core.errors import CaptureError, UsageError
 from core.inference.controls.judge_model import judge
 from core.inference.models.model import LoadedModel
 from core.runs.file.evidence import (
@@ -150,6 +150,12 @@ def test_what_cannot_be_judged_is_refused_first(prompts: Any, sentence: str, sma
     with pytest.raises(CaptureError) as caught:
         judge(small, prompts, reference="prefill", variant="decode")
     assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(("model", "prompt"), [("smollm2", PROMPT), (None, "def f(")])
+def test_names_and_texts_are_for_the_command(model: Any, prompt: Any, small: LoadedModel) -> None:
+    with pytest.raises(UsageError, match="takes a model and token ids"):
+        judge(model or small, [prompt], variant="decode")
 
 
 def only_in_bfloat16(model: Any, ids: torch.Tensor) -> torch.Tensor:
