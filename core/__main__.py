@@ -25,7 +25,6 @@ except ModuleNotFoundError as missing:
 
 from .commands import (
     capturing,
-    commenting,
     comparing,
     explaining,
     generating,
@@ -71,7 +70,7 @@ for each in (
 ):
     app.command()(each)
 app.command("list")(stored.list_)
-for internal in (comparing.spare, commenting.comment):
+for internal in (comparing.spare, comparing.comment):
     app.command(hidden=True)(internal)
 
 

@@ -21,7 +21,7 @@ from ..runs.dumps.arrays import foreign_errors
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import plain_number
 from ..runs.topk.files import side_names
-from ..runs.topk.payloads.bounded_json import documents, open_plain
+from ..runs.topk.payloads.bounded_json import begins, documents
 from ..text import clean, number, plural, shorten
 from .terminal.console import err, out, print_records, print_text, table_of
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 _MOST_ANSWERS = 20  # on a terminal
 _LONGEST = 2000  # characters of a text that is kept
-_START = b'{"doc_id":'
 _NEAR = 2  # median changes of a document's scores; that of a margin is 1.4 if choices move independently
 _Key = tuple[str, str]  # filter, doc_id
 
@@ -89,15 +88,7 @@ class Sample:
 
 def are_samples(paths: Sequence[Path]) -> bool:
     """Return whether these are two files of lm-eval's samples, by their first bytes."""
-    return len(paths) == 2 and all(path.is_file() and _begins(path) for path in paths)
-
-
-def _begins(path: Path) -> bool:
-    try:
-        with open_plain(path) as file:
-            return file.read(len(_START)) == _START
-    except DumpError:
-        return False
+    return len(paths) == 2 and all(begins(path, b'{"doc_id":') for path in paths)
 
 
 def read_samples(path: Path) -> dict[_Key, Sample]:

@@ -17,6 +17,7 @@ from ..text import clean
 from .dumps.arrays import map_file
 from .dumps.llamacpp_files import KLD_MAGIC, kld_rows
 from .reader import RunReader
+from .topk.payloads.bounded_json import begins
 
 _ROW_BYTES = 8 << 20  # of a side's log-probabilities at a time
 _GROUPS = 8  # of positions
@@ -24,12 +25,7 @@ _GROUPS = 8  # of positions
 
 def are_logs(paths: Sequence[Path]) -> bool:
     """Return whether these are two files of --kl-divergence-base, by their first bytes."""
-    return len(paths) == 2 and all(path.is_file() and _magic(path) == KLD_MAGIC for path in paths)
-
-
-def _magic(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(len(KLD_MAGIC))
+    return len(paths) == 2 and all(begins(path, KLD_MAGIC) for path in paths)
 
 
 def score_logs(paths: Sequence[Path], on_progress: Callable[[int, int], None] = lambda *_: None) -> ScoredTokens:

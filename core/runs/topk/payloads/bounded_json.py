@@ -133,6 +133,17 @@ def is_payload(path: Path) -> bool:
     return head[8:12] != b"DUCK" and _START.match(head) is not None  # a run file begins with a checksum
 
 
+def begins(path: Path, start: bytes) -> bool:
+    """Return whether a path is a file that, unpacked, begins with some bytes."""
+    if not path.is_file():  # a pipe would be empty afterwards
+        return False
+    try:
+        with open_plain(path) as file:
+            return file.read(len(start)) == start
+    except DumpError:
+        return False
+
+
 @contextmanager
 def open_plain(path: Path) -> Iterator[BinaryIO]:
     """Open a file as UTF-8, unpacked. DumpError if it cannot be unpacked or decoded."""
