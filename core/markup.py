@@ -42,7 +42,7 @@ def escape(content: object) -> Markup:
     return content if isinstance(content, Markup) else Markup(html.escape(legible(clip(str(content), LONGEST))))
 
 
-def join(parts: Sequence[object], between: str = "") -> Markup:
+def join(*parts: object, between: str = "") -> Markup:
     """Return HTML of several parts one after another."""
     return Markup(between.join(map(escape, parts)))
 
@@ -56,7 +56,7 @@ def element(tag: str, *content: object, **attributes: object) -> Markup:
         for name, value in attributes.items()
         if value is not None
     )
-    return Markup(f"<{tag}{''.join(marks)}>{join(content)}</{tag}>")
+    return Markup(f"<{tag}{''.join(marks)}>{join(*content)}</{tag}>")
 
 
 def prose(sentence: str) -> Markup:
@@ -69,7 +69,7 @@ def prose(sentence: str) -> Markup:
         for number, text in enumerate(part.split("**")):
             is_bold ^= number > 0
             parts.append(element("b", text) if is_bold and text else escape(text))
-    return join(parts)
+    return join(*parts)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]], label: str, **options: object) -> Markup:
@@ -81,7 +81,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]], label: str, **o
 
 def facts(values: Mapping[str, object]) -> Markup:
     """Return names and values, without those that are ''."""
-    pairs = [join([element("dt", name), element("dd", value)]) for name, value in values.items() if value != ""]
+    pairs = [join(element("dt", name), element("dd", value)) for name, value in values.items() if value != ""]
     return element("dl", *(element("div", pair) for pair in pairs))
 
 

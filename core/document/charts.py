@@ -97,9 +97,8 @@ def dot(x: float, y: float, kind: str, title: str, radius: float = 3.5) -> Marku
 def line(xs: Sequence[float], ys: Sequence[float], kind: str) -> Markup:
     """Return a line through places in percent; a gap if one is NaN."""
     points = [(f"{x:.2f}%", f"{100 - y:.2f}%") if y == y else None for x, y in zip(xs, ys, strict=True)]
-    return join(
-        [element("line", x1=a[0], y1=a[1], x2=b[0], y2=b[1], class_=kind) for a, b in pairwise(points) if a and b]
-    )
+    lines = [(a, b) for a, b in pairwise(points) if a and b]
+    return join(*(element("line", x1=a[0], y1=a[1], x2=b[0], y2=b[1], class_=kind) for a, b in lines))
 
 
 def bar(x: float, width: float, y: float, kind: str, title: str) -> Markup:

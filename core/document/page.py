@@ -55,7 +55,7 @@ def _content(run: RunReader, most: Size) -> Markup:
         parts.append(part)
     rest = len(answers) + 1 - len(parts)
     note = f"{plural(rest, 'variant')} left out: more than {most.bytes / 10**6:g} MB."
-    return join([*parts, element("p", note) if rest else ""])
+    return join(*parts, element("p", note) if rest else "")
 
 
 def _head(run: RunReader, answers: Sequence[tuple[StoredPair, Answer]]) -> Markup:

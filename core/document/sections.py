@@ -52,7 +52,7 @@ def sections(run: RunReader, pair: StoredPair, answer: Answer, size: Size = FILE
         figures = run.positions_of(pair.index, int(run.largest(pair.index)["prompt"].iloc[0]))
     else:
         figures = run.positions(pair.index)
-    yield "", join([_verdict(answer), facts(headline(run, pair))])
+    yield "", join(_verdict(answer), facts(headline(run, pair)))
     if answer.checks:
         yield "Checks", _checks(answer)
     if mismatch.has_rollouts(run):
@@ -72,7 +72,7 @@ def sections(run: RunReader, pair: StoredPair, answer: Answer, size: Size = FILE
 
 def _verdict(answer: Answer) -> Markup:
     kind = "bad" if answer.name in FAILING else "good" if answer.name in (IDENTICAL, ROUNDING) else "open"
-    parts = [element("p", element("strong", answer.name), " ", prose(opening(answer.sentence)), class_="verdict")]
+    parts = [element("p", element("strong", answer.name), " ", prose(opening(answer.sentence)))]
     if answer.facts:
         parts.append(facts(answer.facts))
     if answer.next_command:
@@ -85,13 +85,12 @@ def _checks(answer: Answer) -> Markup:
         (
             element("span", row.outcome, class_=row.outcome.replace(" ", "-")),
             title,
-            join([prose(row.says), element("small", prose(row.control))]),
+            join(prose(row.says), element("small", prose(row.control))),
         )
         for title, row in answer.titled_checks
     ]
-    return join(
-        [table(("outcome", "check", "result"), rows, "Checks", class_="box stack"), element("p", answer.not_run_line)]
-    )
+    checks = table(("outcome", "check", "result"), rows, "Checks", class_="box stack")
+    return join(checks, element("p", answer.not_run_line))
 
 
 def _rollouts(run: RunReader) -> Markup:
@@ -110,11 +109,9 @@ def _rollouts(run: RunReader) -> Markup:
     bars = [x.at(float(np.log(ratio))) for ratio in (TIS, *ICEPOP) if abs(np.log(ratio)) < span]
     marks += [line((place, place), (0, 100), "limit") for place in bars]
     return join(
-        [
-            element("p", mismatch.sentence(mismatch.mismatch_json(run))),
-            listing(figures, titles | {"definition": "definition"}, "Trainer vs. rollout"),
-            chart("Tokens by r", x, y, marks, {"reference": "tokens", "limit": "bars of TIS and IcePop"}, 260),
-        ]
+        element("p", mismatch.sentence(mismatch.mismatch_json(run))),
+        listing(figures, titles | {"definition": "definition"}, "Trainer vs. rollout"),
+        chart("Tokens by r", x, y, marks, {"reference": "tokens", "limit": "bars of TIS and IcePop"}, 260),
     )
 
 
@@ -181,7 +178,7 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size)
             look = {"class_": f"h{row.level or 0} {mark}", "title": title, "href": link}
             content = element(_MARKS[mark], text.replace("↵", "↵\n")) if mark else text.replace("↵", "↵\n")
             spans.append(element("a" if row.link else "span", content, **look))
-        parts.append(element("p", join(spans, "<wbr>"), class_="strip"))
+        parts.append(element("p", join(*spans, between="<wbr>"), class_="strip"))
         argmaxes = {side: [_argmax(run, row) for row in _non_null(part[f"{side}_token"])] for side in flips.SIDES}
         tables.append(part.assign(prompt=number_of, token=names, state=state, **argmaxes))
     scale = [element("b", shade.low), element("span", " to ", class_="scale")] if shade.low else []
@@ -193,12 +190,10 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size)
     title = "Figures by position"
     note = f"{len(window):,} of {plural(header.rows, 'position')} are shown: those around the most telling one."
     return join(
-        [
-            element("p", note) if len(window) < len(figures) or header.is_long else "",
-            join(parts) if len(parts) <= _MOST_STRIPS else scrolling(join(parts), "Tokens"),
-            element("p", join([shade.unit, *scale, element("b", shade.high or ""), *legend], " "), class_="legend"),
-            fold(title, listing(pd.concat(tables), titles, title)) if size is FILE else "",
-        ]
+        element("p", note) if len(window) < len(figures) or header.is_long else "",
+        join(*parts) if len(parts) <= _MOST_STRIPS else scrolling(join(*parts), "Tokens"),
+        element("p", join(shade.unit, *scale, element("b", shade.high or ""), *legend, between=" "), class_="legend"),
+        fold(title, listing(pd.concat(tables), titles, title)) if size is FILE else "",
     )
 
 
@@ -218,13 +213,13 @@ def _flips(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size) 
         context = element("small", f"after {_visible(texts[row.position])}") if texts else ""
         tops = run.top_tokens([0, pair.index + 1], row.prompt, row.position)
         steps = [_text(getattr(row, f"{side}_margin_ulps")) or "undefined" for side in flips.SIDES]
-        cells = [join([place, context]), *(_top(run, top) for top in tops), " / ".join(steps), _text(row.max_abs)]
+        cells = [join(place, context), *(_top(run, top) for top in tops), " / ".join(steps), _text(row.max_abs)]
         name = f"f{pair.index}-{row.prompt}-{row.position}"
         rows.append(element("tr", *(element("td", cell) for cell in cells), id=name))
     note = f"{len(rows):,} of {len(every):,} flips are listed." if len(every) > len(rows) else ""
     sides = f"reference: {pair.reference}", f"variant: {pair.variant}"
     head = ("position", *sides, "margins, ULPs", "largest difference")
-    return join([element("p", prose(flips.flips_sentence(figures)), " ", note), table(head, rows, "Flips")])
+    return join(element("p", prose(flips.flips_sentence(figures)), " ", note), table(head, rows, "Flips"))
 
 
 def _top(run: RunReader, top: pd.DataFrame) -> Markup:
@@ -259,7 +254,7 @@ def _near_ties(run: RunReader, figures: pd.DataFrame) -> Markup:
             marks.append(dot(across.at(x[row]), up.at(y[row]), kind, title, 5 if kind == "variant" else 3))
     note = f" {len(nearest):,} of {len(x):,} are drawn: the nearest to a flip." if len(x) > len(nearest) else ""
     about = element("p", prose(flips.near_ties_sentence(figures)), " Positions can flip only below the line.", note)
-    return join([about, chart("Margins and differences of every position, log scales", across, up, marks, legend, 380)])
+    return join(about, chart("Margins and differences of every position, log scales", across, up, marks, legend, 380))
 
 
 def _heatmap(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Markup:
@@ -269,7 +264,7 @@ def _heatmap(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Markup:
     drawing = chart(label, grid.x, grid.y, [picture(grid.levels)], {}, 340)
     sentence = element("p", prose(heatmap.sentence(run, figures)))
     legend, note = element("p", grid.unit, *scale, class_="legend"), element("p", grid.note, class_="note")
-    return join([sentence, drawing, legend, note])
+    return join(sentence, drawing, legend, note)
 
 
 class Grid(NamedTuple):
@@ -349,4 +344,4 @@ def _layers(run: RunReader, pair: StoredPair) -> Markup:
     titles = {"module": "module", "kind": "kind", "neq_share": "share that differs", "rms": "RMS difference"}
     titles |= {"floor_rms": "noise floor, RMS", "ratio": "RMS / noise floor", "max_row_ulps": "max row ULPs"}
     note = f", {MOST_MODULES:,} of {len(modules):,}" if len(modules) > MOST_MODULES else ""
-    return join([*parts, fold(f"Modules{note}", listing(top_modules, titles, "Modules"))])
+    return join(*parts, fold(f"Modules{note}", listing(top_modules, titles, "Modules")))

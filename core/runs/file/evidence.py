@@ -457,7 +457,7 @@ class Verdict:
     def _repr_html_(self) -> str:
         rows = [(row.outcome, CHECK_GROUPS[row.group], prose(row.says)) for row in self.evidence]
         sentence = element("p", element("b", self.name), " ", prose(self.because))
-        return inline(join([sentence, table(("outcome", "check", "result"), rows, "Checks")]))
+        return inline(join(sentence, table(("outcome", "check", "result"), rows, "Checks")))
 
     def check(self, *, allowed: Sequence[str] = (IDENTICAL, ROUNDING)) -> Verdict:
         """Return the verdict if it is one of `allowed`.
