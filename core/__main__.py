@@ -86,6 +86,9 @@ def main() -> None:
     except TyperException as error:  # usage: an unknown option, a missing argument
         err.print(f"error: {error.format_message()}", markup=False, soft_wrap=True)
         sys.exit(error.exit_code)
+    except OSError as error:  # a file without permission, a full disk
+        err.print(f"error: {error}", markup=False, soft_wrap=True)
+        sys.exit(2)
     except typer.Abort:
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)

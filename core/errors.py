@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from .text import clip, legible
+
+_LONGEST = 2000  # characters: a message may quote a file
+
 
 class UlpscopeError(Exception):
     """Base of all errors that ULPscope raises on purpose; users see the text."""
+
+    def __str__(self) -> str:
+        return clip(legible(super().__str__()), _LONGEST)
 
 
 class DumpError(UlpscopeError):

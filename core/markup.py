@@ -99,4 +99,4 @@ def inline(content: Markup) -> Markup:
     """Return HTML for a page that is not ours, as a notebook's: tables and text that need no style sheet."""
     for pattern, replacement in _PLAIN:
         content = Markup(re.sub(pattern, replacement, content))
-    return content
+    return element("div", content, class_="tex2jax_ignore mathjax_ignore")  # else Jupyter typesets texts between $

@@ -20,6 +20,7 @@ from .runs.reader import RunReader
 from .runs.reports.issue_markdown import gravest_first
 from .runs.rollouts.files import files_in
 from .runs.store.store import open_store
+from .text import legible
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,7 +56,7 @@ class Run:
 
     def __repr__(self) -> str:
         pairs = [f"{pair.variant}: {answer.name}" for pair, answer in gravest_first(self.reader, self.reader.pairs)]
-        return f"{self.reader.run_id}, {', '.join(pairs)}"
+        return legible(f"{self.reader.run_id}, {', '.join(pairs)}")
 
     def _repr_html_(self) -> str:
         return html_cell(self.reader)

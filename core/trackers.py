@@ -15,6 +15,7 @@ from .notebook import Run, open
 from .rl import Check
 from .runs.queries.mismatch import has_rollouts, mismatch_json
 from .runs.queries.verdicts import answer_of
+from .runs.reports.markdown import plain
 from .runs.reports.report_json import plain_number
 from .text import slug
 
@@ -50,7 +51,7 @@ def log(run: Run | Check | str | Path, to: Any, *, step: int | None = None) -> N
             path.write_text(html, encoding="utf-8")
             texts[_REPORT] = str(path)
         for key, text in texts.items():
-            writer.add_text(key, text, step)
+            writer.add_text(key, plain(text), step)  # TensorBoard renders Markdown, and loads its images
         if target is None:
             writer.close()
     elif name == "mlflow":

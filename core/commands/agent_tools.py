@@ -65,7 +65,7 @@ def _json(command: Callable[..., None], *arguments: Any, **options: Any) -> Any:
     try:
         with _stdout, redirect_stdout(StringIO()) as printed, suppress(typer.Exit):
             command(*arguments, as_json_=True, **options)
-    except UlpscopeError as error:
+    except (UlpscopeError, OSError) as error:
         raise ToolError(legible(str(error))) from None
     return json.loads(printed.getvalue())
 
@@ -79,7 +79,7 @@ def _answer(report: Report, rows: str = "", limit: int = 0, offset: int = 0) -> 
         if not isinstance(value, dict):
             return clip(legible(value), _LONGEST_TEXT) if isinstance(value, str) else value
         lists = {name: each for name, each in value.items() if isinstance(each, list)}
-        page = slice(offset, offset + min(limit, _MOST_IN_PAGE))
+        page = slice(max(0, offset), max(0, offset) + max(0, min(limit, _MOST_IN_PAGE)))
         parts = {name: each[page] if name == rows else each[:_MOST_IN_LIST] for name, each in lists.items()}
         totals = {f"{name}_total": len(each) for name, each in lists.items() if len(parts[name]) < len(each)}
         return {legible(name): bounded(each) for name, each in (value | parts | totals).items()}

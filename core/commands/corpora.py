@@ -42,7 +42,12 @@ def corpus_of_logs(files: Sequence[Path], on_progress: Callable[[int, int], None
 def corpora_of(run: RunReader, variant: str | None) -> list[dict[str, Any]]:
     """Return the statistics of every pair of a run, or of one."""
     pairs = [pair for pair in run.pairs if variant in (None, pair.variant)]
-    return [_statistics(score_pair(run, pair.index), pair.reference, pair.variant, "prompt") for pair in pairs]
+    most = run.header.rows - len(run.header.prompts)  # the last position of a prompt has no next token
+    scores = [(pair, score_pair(run, pair.index)) for pair in pairs]
+    return [
+        _statistics(tokens, pair.reference, pair.variant, "prompt") | {"left_out": most - len(tokens.kl)}
+        for pair, tokens in scores
+    ]
 
 
 def _statistics(tokens: ScoredTokens, reference: str, variant: str, document: str) -> dict[str, Any]:
@@ -70,6 +75,8 @@ def print_corpus(corpus: dict[str, Any]) -> None:
     document = "chunk" if "chunks" in corpus else "prompt"
     of = f"{plural(corpus['positions'], 'position')} of {plural(corpus[f'{document}s'], document)}"
     title = f"Q: {corpus['variant']}, base: {corpus['reference']}: {of}"
+    if left_out := corpus.get("left_out"):  # a side gives no probability to a token of the other
+        title += f", {left_out:,} without a finite KL left out"
     columns = ("figure", "value", "±", f"95 % interval over {document}s", "unit")
     out.print(table_of(columns, rows, title=title, text=("figure", "unit")))
     print_records(corpus["by_position"], "by position in the context")

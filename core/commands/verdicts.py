@@ -20,6 +20,7 @@ from ..judging.uploaded_controls import measure_controls
 from ..runs.file.records import UNDECIDED, exit_code
 from ..runs.queries.verdicts import answer_of, next_command
 from ..runs.reader import RunReader, StoredPair
+from ..runs.reports.report_json import plain_number
 from ..runs.revision import revise
 from ..runs.store.store import Store, open_store
 from ..runs.topk.pairing import compare_sides
@@ -167,7 +168,7 @@ def verdicts_as_json(run: RunReader) -> list[dict[str, Any]]:
             "verdict": pair.verdict,
             "because": pair.because,
             "first_place": pair.first_place,
-            "noise_ratio": pair.noise_ratio,
+            "noise_ratio": plain_number(pair.noise_ratio),
             "next_command": next_command(run, pair) or None,
             "causes": None if causes is None else [cause.to_json() for cause in causes],
             "evidence": [row.to_json() for row in run.evidence(pair.index)],

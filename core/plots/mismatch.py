@@ -7,7 +7,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ..numerics.mismatch import ICEPOP, TIS
-from .style import QUIET, REFERENCE, ULPS, VARIANT, layout, log_axis
+from ..text import clean
+from .style import QUIET, REFERENCE, ULPS, VARIANT, inert, layout, log_axis
 
 
 def ratios(table: pd.DataFrame) -> go.Figure:
@@ -44,6 +45,7 @@ def by_value(table: pd.DataFrame, quantity: str) -> go.Figure:
     if pd.api.types.is_numeric_dtype(table["value"]):
         figure.add_scatter(**values, mode="lines+markers", marker={"color": REFERENCE})
     else:
+        values["x"] = [inert(clean(each, 40)) for each in table["value"]]
         figure.add_bar(**values, marker={"color": REFERENCE})
     figure.update_xaxes(title=quantity)
     figure.update_yaxes(title="mean |r|, nats", rangemode="tozero")

@@ -69,12 +69,14 @@ def score_pair(run: RunReader, pair: int) -> ScoredTokens:
     if header.k is not None or not run.has_all_logits or not all(prompt.token_ids for prompt in header.prompts):
         raise UsageError("--corpus needs the logits of whole rows and the token ids of the prompts.")
     figures = run.positions(pair)
-    document, position = (figures[name].to_numpy(np.int64) for name in ("prompt", "position"))
+    document, position, is_flip = (figures[name].to_numpy(np.int64) for name in ("prompt", "position", "is_flip"))
     kl = figures["kl"].to_numpy(np.float64, na_value=np.nan)
     rows = np.flatnonzero((position < np.array(header.lengths)[document] - 1) & np.isfinite(kl))
     if not len(rows):
         raise UsageError("--corpus: no position has a next token and a KL.")
     targets = np.concatenate([prompt.token_ids[: prompt.positions] for prompt in header.prompts])[rows + 1]
+    if targets.min() < 0 or targets.max() >= header.vocab:
+        raise UsageError(f"--corpus: the prompts have token ids beyond the vocabulary of {header.vocab:,}.")
     step, chosen = max(1, _ROW_BYTES // (header.vocab * header.format.itemsize)), []
     for side in (0, pair + 1):
         logits = np.empty(len(rows))
@@ -83,8 +85,7 @@ def score_pair(run: RunReader, pair: int) -> ScoredTokens:
             bits = run.read_rows(side, start, min(start + step, header.rows))
             logits[part] = values_of(bits[rows[part] - start, targets[part]], header.format)
         chosen.append(logits - run.logsumexp(side)[rows])
-    is_same = ~figures["is_flip"].to_numpy(bool)[rows]
-    return ScoredTokens(document[rows], position[rows], kl[rows], chosen[0], chosen[1], is_same)
+    return ScoredTokens(document[rows], position[rows], kl[rows], chosen[0], chosen[1], is_flip[rows] == 0)
 
 
 def by_position(tokens: ScoredTokens) -> list[dict[str, Any]]:

@@ -81,7 +81,7 @@ class RunReader(Figures):
             about["vocab"],
             run.read_prompts(self._database),
             tuple(SideHeader(side.name, side.path, side.source_dtype) for side in self.sides),
-            Provenance(**provenance | {"versions": json.loads(about["versions"])}),
+            Provenance(**provenance | {"versions": dict(json.loads(about["versions"]))}),
             keep=about["kept"],
             k=max((side.k for side in self.sides if side.k is not None), default=None),
             holds=self.sides[0].holds if self.sides else "logit",

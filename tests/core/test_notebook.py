@@ -111,7 +111,7 @@ def test_without_plotly_a_figure_names_the_extra(monkeypatch):
 def test_a_verdict_shows_its_checks():
     run = core.open("injected-bug").reader
     verdict = stored_verdict(run, run.pairs[0])
-    assert verdict._repr_html_().startswith("<p><b>bug suspected</b>")
+    assert re.match('<div class="[^"]*mathjax_ignore"><p><b>bug suspected</b>', verdict._repr_html_())
     assert re.findall("<td[^>]*>(.*?)</td>", verdict._repr_html_())[::3] == [row.outcome for row in verdict.evidence]
 
 

@@ -81,8 +81,7 @@ def figures_of(run: Figures, framework: str = "ulpscope") -> list[dict[str, Any]
     """
     if framework not in FRAMEWORKS:
         raise UsageError(f"--as '{framework}': expected one of {', '.join(FRAMEWORKS)}.")
-    rows: list[dict[str, Any]] = summary(run, f"figures of {framework}")
-    return rows
+    return list(summary(run, f"figures of {framework}"))
 
 
 def sentence(mismatch: Mapping[str, Any]) -> str:

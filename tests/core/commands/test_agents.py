@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 import yaml
 from mcp import Client, StdioServerParameters
+from mcp.server.mcpserver.exceptions import ToolError
 
 from core.commands import agent_tools
-from core.text import is_seen
+from core.errors import UsageError
+from core.text import is_seen, legible
 from tests.core.conftest import environment
 from tests.core.runs.damaging import with_texts
 from tests.test_documented_commands import parse
@@ -109,3 +111,7 @@ def test_errors_are_sentences_and_texts_of_runs_are_harmless(cli, tmp_path):
     assert is_seen(error + json.dumps(answer, ensure_ascii=False))
     long = agent_tools._answer({"rows": ["x" * 9000] * 200}, "rows", 999)
     assert long == {"rows": ["x" * 1999 + "…"] * 100, "rows_total": 200}
+    assert agent_tools._answer({"rows": [1] * 200}, "rows", -1, -1) == {"rows": [], "rows_total": 200}
+    assert str(UsageError(ORDERS + "x" * 9000)) == legible(ORDERS) + "x" * (1999 - len(legible(ORDERS))) + "…"
+    with pytest.raises(ToolError, match="too long"):
+        agent_tools.compare("x" * 9000)

@@ -97,7 +97,8 @@ def test_no_text_of_a_run_becomes_markup(sample: str, tmp_path: Path) -> None:
     with RunReader(path) as run:
         cell = Document(html_cell(run))
     assert {tag for tag, _ in cell.elements} <= TAGS | {"br"}
-    assert {name for _, about in cell.elements for name in about} <= ATTRIBUTES - {"id", "href", "class"} | {"style"}
+    assert {name for _, about in cell.elements for name in about} <= ATTRIBUTES - {"id", "href"} | {"style"}
+    assert [about["class"] for _, about in cell.elements if "class" in about] == ["tex2jax_ignore mathjax_ignore"]
     assert "<script>alert(1)</script>" in cell.text
 
 

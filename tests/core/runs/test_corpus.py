@@ -156,3 +156,15 @@ def test_a_run_without_tokens_is_no_corpus(cli, tmp_path: Path) -> None:
     np.savez(tmp_path / "dump.npz", reference=LOGITS[:4], variant=OTHER[:4])
     failed = cli("compare", tmp_path / "dump.npz", "--corpus")
     assert (failed.returncode, "token ids" in failed.stderr) == (2, True)
+
+
+def test_a_token_beyond_the_vocabulary_is_refused_and_an_infinite_kl_counted(cli, tmp_path: Path) -> None:
+    base, tokens, dump = LOGITS[:4].astype(np.float32), np.arange(4), tmp_path / "dump.npz"
+    other = base.copy()
+    other[1, tokens[2]] = -np.inf
+    np.savez(dump, reference=base, variant=other, token_ids=tokens)
+    report = json.loads(cli("compare", dump, "--corpus", "--json").stdout)["corpora"][0]
+    assert (report["positions"], report["left_out"]) == (2, 1)
+    np.savez(dump, reference=base, variant=base, token_ids=tokens + base.shape[1])
+    failed = cli("compare", dump, "--corpus")
+    assert (failed.returncode, "beyond the vocabulary" in failed.stderr) == (2, True)
