@@ -90,8 +90,9 @@ def _static(batch: PromptBatch, emit: Emit) -> None:
 
 def without_cache(loaded: LoadedModel, positions: int | None, *values: int) -> str | None:
     """Return why this model cannot compute a prompt in several forwards with a cache, or None."""
-    kind = type(loaded.model).__name__
-    if "past_key_values" not in signature(loaded.model.forward).parameters:
+    kind, names = type(loaded.model).__name__, signature(loaded.model.forward).parameters
+    has_attention = hasattr(loaded.model.config, "num_attention_heads")  # 5.24's `cache` of a Mamba has states alone
+    if "past_key_values" not in names and not ("cache" in names and has_attention):
         return f"a {kind} has no KV cache to read from; choose prefill"
     most = _positions_of_one_rotation(loaded)
     if most is not None and positions is not None and positions > most:

@@ -74,7 +74,7 @@ class ModuleTrace:
         if not isinstance(ids, torch.Tensor) or ids.ndim != 2:
             return
         if not self.is_told:
-            self._infer(ids, keywords.get("past_key_values"))
+            self._infer(ids, keywords.get("cache", keywords.get("past_key_values")))  # transformers 5.24, 5.23
         if self._computed is None:
             return
         _, skipped, start, stop = self._computed
