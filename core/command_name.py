@@ -28,3 +28,6 @@ def _shell_word(word: str) -> str:
 
 def _octal(character: str) -> str:
     return "".join(f"\\{byte:03o}" for byte in character.encode("utf-8", "surrogateescape"))
+
+
+UNSTORED = "RUN"  # id of a run that is only compared, as its commands print it

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .command_name import UNSTORED
 from .document.page import html_cell, html_file
 from .errors import ExtraError, UsageError
 from .judging.ingest import temporary_run
@@ -56,7 +57,8 @@ class Run:
 
     def __repr__(self) -> str:
         pairs = [f"{pair.variant}: {answer.name}" for pair, answer in gravest_first(self.reader, self.reader.pairs)]
-        return legible(f"{self.reader.run_id}, {', '.join(pairs)}")
+        stored = [] if self.reader.run_id == UNSTORED else [self.reader.run_id]
+        return legible(", ".join(stored + pairs))
 
     def _repr_html_(self) -> str:
         return html_cell(self.reader)

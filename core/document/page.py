@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..command_name import UNSTORED
 from ..markup import HEAT, Markup, element, facts, fold, inline, join, table
 from ..runs.file.keep import note_of
 from ..runs.queries.verdicts import Answer
@@ -60,7 +61,8 @@ def _content(run: RunReader, most: Size) -> Markup:
 
 def _head(run: RunReader, answers: Sequence[tuple[StoredPair, Answer]]) -> Markup:
     about, header = run.header.provenance, run.header
-    facts_line = (origin(run)["model"], header.compute_dtype, about.device, f"{run.created:%Y-%m-%d}", run.run_id)
+    stored = () if run.run_id == UNSTORED else (f"{run.created:%Y-%m-%d}", run.run_id)
+    facts_line = (origin(run)["model"], header.compute_dtype, about.device, *stored)
     parts = [
         element("h1", header.name),
         element("p", " · ".join(filter(None, facts_line)), class_="note"),

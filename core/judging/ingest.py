@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+from ..command_name import UNSTORED
 from ..errors import DumpError, StoreError, UsageError
 from ..numerics.formats import format_named
 from ..runs.dumps.containers import open_container
@@ -101,7 +102,7 @@ def temporary_run(paths: Sequence[Path], **options: Any) -> Iterator[RunReader]:
     """Yield the run that `ingest` makes of files, in a store that is gone afterwards; its sentences call it RUN."""
     with tempfile.TemporaryDirectory(prefix="ulpscope-") as folder:
         store = Store(Path(folder))
-        with RunReader(store.path_of(ingest(store, paths, run_id="RUN", **options))) as run:
+        with RunReader(store.path_of(ingest(store, paths, run_id=UNSTORED, **options))) as run:
             yield run
 
 

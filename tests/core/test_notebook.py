@@ -51,6 +51,7 @@ def test_names_of_files_are_for_open():
 def test_a_run_in_memory_leaves_no_file(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     run = core.compare(logits(1), logits(2))
+    assert repr(run) == "variant: bug suspected"  # and no id
     assert not list(tmp_path.iterdir())
     assert open_files(tmp_path)
     del run
