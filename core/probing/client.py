@@ -114,7 +114,7 @@ class Client:
                 if status not in _AGAIN or attempt == _TRIES - 1:
                     return status, answer
                 pause = pause if retry_after is None else retry_after
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 self.budget.check()
                 is_away = isinstance(error, httpx.ConnectError)
                 if attempt or not isinstance(error, httpx.ConnectError | httpx.RemoteProtocolError):

@@ -203,15 +203,21 @@ def find_server(client: Client, model: str = "") -> Server:
     def server(kind: Kind, version: object, name: str, vocab: int | None = None) -> Server:
         return Server(client, kind, clean(version, 60), clean(name, 200), vocab)
 
-    models = [one for one in section("/v1/models").get("data") or [] if isinstance(one, dict)]
+    data = section("/v1/models").get("data")
+    models = [one for one in data if isinstance(one, dict)] if isinstance(data, list) else []
     names = [str(one.get("id", "")) for one in models]
-    owners = {one.get("owned_by") for one in models}
+    owners = {str(one.get("owned_by")) for one in models}
     props, version = section("/props"), section("/version")
     if "default_generation_settings" in props or "build_info" in props:
         build = f"{props.get('build_info') or ''}"
         name = model or (names[0] if names else str(props.get("model_path") or "")).rpartition("/")[2]
         meta = models[0].get("meta") if models else None
-        return server(LLAMACPP, "" if "unknown" in build else build, name, count_of((meta or {}).get("n_vocab")))
+        return server(
+            LLAMACPP,
+            "" if "unknown" in build else build,
+            name,
+            count_of(meta.get("n_vocab") if isinstance(meta, dict) else None),
+        )
     about = section("/server_info") or section("/get_server_info")
     if "mem_fraction_static" in about or "tokenizer_path" in about or (about and "sglang" in owners):
         return server(SGLANG, about.get("version", ""), _model(model, names or [str(about.get("model_path", ""))]))

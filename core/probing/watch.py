@@ -28,7 +28,7 @@ from ..runs.store.store import Store
 from ..runs.topk.alignment import align
 from ..runs.topk.pairing import compare_sides
 from ..runs.topk.records import ListSide
-from ..text import number
+from ..text import clean, number
 from .client import Client
 from .plan import ProbeRequest, Prompt
 from .servers import Ask, Server, find_server
@@ -77,7 +77,7 @@ def read_rounds(store: Store, pattern: str = "*.jsonl") -> list[list[Round]]:
     for path in sorted((store.directory / FOLDER).glob(pattern)):
         rounds: list[Round] = []
         for line in path.read_bytes().splitlines():
-            with suppress(msgspec.MsgspecError):  # a process was killed while it wrote
+            with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):  # a process was killed while it wrote
                 rounds.append(msgspec.json.decode(line, type=Round))
         histories += [[one for one in rounds if one.baseline == rounds[-1].baseline]] if rounds else []
     return histories
@@ -160,13 +160,13 @@ def called(server: Server, side: ListSide) -> str:
     """Return what a server and its answers say of themselves, with the number of tokens of the prompts."""
     one, tokens = side.responses[0], sum(1 + (each.generated_from or 0) for each in side.responses)
     parts = [server.kind.name, server.version, one.model or server.model, one.settings.get("system_fingerprint", "")]
-    return f"{' '.join(filter(None, parts))}, {tokens:,} prompt tokens"
+    return f"{clean(' '.join(filter(None, parts)), 200)}, {tokens:,} prompt tokens"
 
 
 def post(url: str, message: object) -> str:
     """POST JSON, without a key and through no redirect. Return why it failed, '' if it did not."""
     try:
-        answer = httpx.post(url, json=message, timeout=30)
-        return "" if answer.is_success else f"{answer.status_code}"
+        with httpx.stream("POST", url, json=message, timeout=30) as answer:  # its body is not read
+            return "" if answer.is_success else f"{answer.status_code}"
     except (httpx.HTTPError, httpx.InvalidURL) as error:  # their sentences have the URL, which may be a secret
         return type(error).__name__

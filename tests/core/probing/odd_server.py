@@ -135,6 +135,10 @@ def redirect(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:
     reply(handler, b"", 307, Location="http://127.0.0.1:1/v1/completions")
 
 
+def garbled(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:
+    reply(handler, b"{}", Content_Encoding="gzip")
+
+
 def refused(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:
     reply(handler, {"error": "no such key"}, 401)
 

@@ -45,6 +45,7 @@ def verdicts_of(found: ProbeResult) -> dict[str, str]:
     ("act", "sentence"),
     [
         (odd.cut_off, "the connection broke"),
+        (odd.garbled, "the connection broke"),
         (odd.html, "sends an HTML page; is this the address of the engine"),
         (odd.redirect, r"the server redirects \(307\)"),
         (odd.refused, r"the server needs a key \(401\)"),
@@ -59,6 +60,13 @@ def test_each_misbehaviour_is_one_sentence(act: odd.Act, sentence: str, monkeypa
         probed(address)
     assert "\n" not in str(raised.value)
     assert "\x1b" not in str(raised.value)
+
+
+@pytest.mark.parametrize("models", [5, [{"id": "m", "owned_by": ["x"], "meta": [1]}]])
+def test_what_a_server_says_of_itself_may_have_any_form(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(odd.MODELS, "data", models)
+    with odd.serving(odd.refused) as (address, _), pytest.raises(ProbeError):
+        find_server(Client(address))
 
 
 def test_an_endless_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

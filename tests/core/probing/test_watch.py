@@ -116,6 +116,9 @@ def test_noise_is_silent_for_hundreds_of_rounds_and_a_shift_is_dated(begin: Any,
     assert (moved[0].run, back.run) == (moved[2].run, "")
     (history,) = watch.read_rounds(Store(tmp_path))
     assert (history[201:204], history[-1]) == (moved, back)
+    with next((tmp_path / watch.FOLDER).iterdir()).open("ab") as file:
+        file.write(b'\n{"url":"\xc3\n' + b'{"x":' * 10**5)
+    assert watch.read_rounds(Store(tmp_path)) == [history]
 
 
 def test_a_restart_goes_on_and_an_endpoint_that_is_away_is_a_note(begin: Any) -> None:
