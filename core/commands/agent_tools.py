@@ -82,7 +82,8 @@ def _answer(report: Report, rows: str = "", limit: int = 0, offset: int = 0) -> 
         page = slice(max(0, offset), max(0, offset) + max(0, min(limit, _MOST_IN_PAGE)))
         parts = {name: each[page] if name == rows else each[:_MOST_IN_LIST] for name, each in lists.items()}
         totals = {f"{name}_total": len(each) for name, each in lists.items() if len(parts[name]) < len(each)}
-        return {legible(name): bounded(each) for name, each in (value | parts | totals).items()}
+        every = value | parts | totals
+        return {clip(legible(name), 200): bounded(every[name]) for name in list(every)[:_MOST_IN_PAGE]}
 
     return bounded({name: value for name, value in report.items() if name not in _LARGE})
 

@@ -112,6 +112,7 @@ def test_errors_are_sentences_and_texts_of_runs_are_harmless(cli, tmp_path):
     long = agent_tools._answer({"rows": ["x" * 9000] * 200}, "rows", 999)
     assert long == {"rows": ["x" * 1999 + "…"] * 100, "rows_total": 200}
     assert agent_tools._answer({"rows": [1] * 200}, "rows", -1, -1) == {"rows": [], "rows_total": 200}
+    assert len(agent_tools._answer({"versions": {str(number): "" for number in range(999)}})["versions"]) == 100
     assert str(UsageError(ORDERS + "x" * 9000)) == legible(ORDERS) + "x" * (1999 - len(legible(ORDERS))) + "…"
     with pytest.raises(ToolError, match="too long"):
         agent_tools.compare("x" * 9000)
