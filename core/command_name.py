@@ -9,6 +9,7 @@ from .errors import UsageError
 from .text import clean, is_seen
 
 COMMAND = "ulpscope"
+UNSTORED = "RUN"  # id of a run that is only compared, as its commands print it
 _IN_DOLLAR_QUOTES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t", "\r": "\\r", "!": "\\041"}
 
 
@@ -28,6 +29,3 @@ def _shell_word(word: str) -> str:
 
 def _octal(character: str) -> str:
     return "".join(f"\\{byte:03o}" for byte in character.encode("utf-8", "surrogateescape"))
-
-
-UNSTORED = "RUN"  # id of a run that is only compared, as its commands print it
