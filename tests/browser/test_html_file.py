@@ -18,15 +18,19 @@ from tests.serving import ROOT, Server
 SAMPLE = ROOT / "tests" / "runs" / "fresh-against-cached.duckdb"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_opens_from_a_disk_without_a_network(scheme: Any, browser: Browser, tmp_path: Path):
+@pytest.fixture
+def address(tmp_path: Path) -> str:
     with RunReader(SAMPLE) as run:
         (tmp_path / "run.html").write_text(html_file(run), encoding="utf-8")
+    return (tmp_path / "run.html").as_uri()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_opens_from_a_disk_without_a_network(scheme: Any, browser: Browser, address: str):
     context = browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme=scheme, offline=True)
     tab = context.new_page()
     problems, requests = what_went_wrong(tab), list[str]()
     tab.on("request", lambda request: requests.append(request.url))
-    address = (tmp_path / "run.html").as_uri()
     tab.goto(address)
     assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == BACK[scheme]
     expect(tab.locator("h3")).to_have_text(["Checks", "Tokens", "Flips", "Near ties", "Heatmap"])
@@ -44,11 +48,9 @@ def test_it_opens_from_a_disk_without_a_network(scheme: Any, browser: Browser, t
     assert problems == []
 
 
-def test_the_keyboard_goes_through_it_in_order_and_from_a_flip_to_its_row(browser: Browser, tmp_path: Path):
-    with RunReader(SAMPLE) as run:
-        (tmp_path / "run.html").write_text(html_file(run), encoding="utf-8")
+def test_the_keyboard_goes_through_it_in_order_and_from_a_flip_to_its_row(browser: Browser, address: str):
     tab = browser.new_context().new_page()
-    tab.goto((tmp_path / "run.html").as_uri())
+    tab.goto(address)
     stops = []
     for _ in range(40):
         tab.keyboard.press("Tab")

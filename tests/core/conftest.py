@@ -12,6 +12,7 @@ import pytest
 
 from core.__main__ import main
 from core.commands.terminal import console
+from core.runs.store.store import Store
 from tests.core.runs.store import s3_server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,6 +27,11 @@ class Done:
 
 def environment(tmp_path: Path) -> dict[str, str]:
     return {"ULPSCOPE_STORE": str(tmp_path / "runs"), "ULPSCOPE_SAMPLES": "", "HF_HUB_OFFLINE": "1"}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "runs")
 
 
 @pytest.fixture

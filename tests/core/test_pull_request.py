@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import threading
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -18,19 +17,18 @@ import yaml
 from PIL import Image
 
 from tests.core.conftest import environment
-from tests.core.probing.odd_server import reply
+from tests.core.probing.odd_server import listening, reply
 from tests.shell import ROOT, command_in
 
 MARKER = "<!-- ulpscope gate: logits -->\n"
 
 
-class GitHub(ThreadingHTTPServer):
+class GitHub:
     """Pull request 7 of the repository o/r with 120 comments. status: of every answer to a write, if it is an error."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
         self.comments: list[dict[str, Any]] = []
-        self.status = 0
+        self.status, self.address = 0, ""
         for number in range(120):
             self.add(f"comment {number}", "User")
 
@@ -40,41 +38,30 @@ class GitHub(ThreadingHTTPServer):
         self.comments.append(comment)
         return comment
 
-
-class _Handler(BaseHTTPRequestHandler):
-    server: GitHub
-
-    def do_GET(self) -> None:
-        assert self.headers["Authorization"] == "Bearer secret"
-        address = urlsplit(self.path)
-        assert address.path == "/repos/o/r/issues/7/comments"
-        size, page = (int(parse_qs(address.query)[name][0]) for name in ("per_page", "page"))
-        reply(self, self.server.comments[size * (page - 1) : size * page])
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["body"]
-        if self.server.status:
-            reply(self, {"message": "Resource not accessible by integration"}, self.server.status)
-        elif self.command == "PATCH":
-            comment = self.server.comments[int(self.path.removeprefix("/repos/o/r/issues/comments/"))]
+    def handle(self, handler: BaseHTTPRequestHandler) -> None:
+        address, of_pull_request = urlsplit(handler.path), "/repos/o/r/issues/7/comments"
+        if handler.command == "GET":
+            assert (address.path, handler.headers["Authorization"]) == (of_pull_request, "Bearer secret")
+            size, page = (int(parse_qs(address.query)[name][0]) for name in ("per_page", "page"))
+            reply(handler, self.comments[size * (page - 1) : size * page])
+            return
+        body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))["body"]
+        if self.status:
+            reply(handler, {"message": "Resource not accessible by integration"}, self.status)
+        elif handler.command == "PATCH":
+            comment = self.comments[int(address.path.removeprefix("/repos/o/r/issues/comments/"))]
             comment["body"] = body
-            reply(self, comment)
+            reply(handler, comment)
         else:
-            assert self.path == "/repos/o/r/issues/7/comments"
-            reply(self, self.server.add(body), 201)
-
-    do_PATCH = do_POST  # noqa: N815
-
-    def log_message(self, *_: object) -> None:
-        pass
+            assert address.path == of_pull_request
+            reply(handler, self.add(body), 201)
 
 
 @pytest.fixture
 def github() -> Iterator[GitHub]:
-    with GitHub() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    server = GitHub()
+    with listening(server.handle) as server.address:
         yield server
-        server.shutdown()
 
 
 @pytest.fixture
@@ -83,11 +70,7 @@ def job(github: GitHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     event = tmp_path / "event.json"
     event.write_text(json.dumps({"action": "synchronize", "pull_request": {"number": 7, "head": {"sha": "ab" * 20}}}))
     variables = {"EVENT_PATH": str(event), "REPOSITORY": "o/r", "RUN_ID": "5", "TOKEN": "secret"}
-    for name, value in {
-        **variables,
-        "SERVER_URL": "http://g",
-        "API_URL": f"http://127.0.0.1:{github.server_port}",
-    }.items():
+    for name, value in (variables | {"SERVER_URL": "http://g", "API_URL": github.address}).items():
         monkeypatch.setenv(f"GITHUB_{name}", value)
     return event
 

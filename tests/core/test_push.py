@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import httpx2
@@ -15,6 +14,7 @@ import pytest
 from core import push as pushing
 from core.push import PushError, PushRequest, PushResult, push_file
 from core.runs.reader import RunReader
+from tests.core.probing.odd_server import listening, reply
 from tests.core.runs.made_runs import copied
 from tests.serving import Server, dump, free_port, serving
 
@@ -100,29 +100,16 @@ def test_a_push_that_was_stopped_goes_on_and_one_that_is_done_makes_another_run(
     assert (notes, other.run_id != done.run_id) == ([], True)
 
 
-@contextmanager
-def answering(status: int, body: str, seen: list[str | None] | None = None) -> Iterator[str]:
+def answering(status: int, body: str, seen: list[str | None] | None = None) -> AbstractContextManager[str]:
     """A server that says the same to everything."""
 
-    class Answering(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            if seen is not None:
-                seen.append(self.headers.get("Authorization"))
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body.encode())
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        if seen is not None:
+            seen.append(handler.headers.get("Authorization"))
+        handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+        reply(handler, body.encode(), status)
 
-        do_PUT = do_GET  # noqa: N815
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    return listening(answer)
 
 
 @pytest.mark.parametrize(

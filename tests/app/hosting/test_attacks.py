@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import json
 import socket
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import duckdb
 import httpx2
-import numpy as np
 import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
@@ -129,12 +125,6 @@ def test_a_member_reaches_them(hosted):
     assert websocket_status(hosted, **hosted.bearer) == 101
 
 
-@pytest.mark.parametrize("secret", ["", "correct horsf", "ulp_" + "A" * 43, "x" * 2000])
-def test_a_wrong_password_or_token_signs_nobody_in(hosted, secret):
-    answer = httpx2.post(f"{hosted.url}/sign-in", data={"secret": secret})
-    assert (answer.status_code, "set-cookie" in answer.headers) == (401, False)
-
-
 @pytest.mark.parametrize("origin", [EVIL, "null", "http://127.0.0.1:1", "https://127.0.0.1.evil.example"])
 def test_a_page_of_another_site_changes_nothing(hosted, local, origin):
     with httpx2.Client(base_url=hosted.url, timeout=60) as member, httpx2.Client(base_url=local.url) as neighbor:
@@ -211,33 +201,3 @@ def test_a_form_of_100_mb_signs_nobody_in(hosted):
 def put(server: Hosted, name: str, body: bytes) -> int:
     address = f"{server.url}/api/uploads/{name}?wait=60"
     return httpx2.put(address, content=body, headers=server.bearer, timeout=90).status_code
-
-
-def test_a_zip_bomb_is_refused(hosted):
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (40_000, 100_000)})
-    bomb = io.BytesIO()
-    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
-        for side in ("reference.npy", "variant.npy"):
-            with archive.open(side, "w") as entry:
-                entry.write(header.getvalue())
-                for _ in range(4):  # of the 16 GB that the header claims
-                    entry.write(bytes(MB))
-    assert put(hosted, "bomb", bomb.getvalue()) in (413, 422, 507)
-    assert hosted.runs() == ["mine.duckdb"]
-
-
-@pytest.mark.parametrize(
-    "statements",
-    [
-        ["CREATE VIEW run AS SELECT * FROM read_text('/etc/passwd')"],
-        pytest.param(["CREATE TABLE run (run_id TEXT)", "INSERT INTO run VALUES ('x')"], marks=pytest.mark.thorough),
-    ],
-)
-def test_a_hostile_run_file_is_refused(hosted, tmp_path, statements):
-    path = tmp_path / "evil.duckdb"
-    with duckdb.connect(str(path)) as connection:
-        for statement in statements:
-            connection.execute(statement)
-    assert put(hosted, "evil", path.read_bytes()) == 422
-    assert hosted.runs() == ["mine.duckdb"]

@@ -33,7 +33,9 @@ def opens_websocket(client: TestClient, **headers: str) -> bool:
 def test_a_password_signs_in_and_out(configured):
     client = browser(password=configured)
     assert (member(client), opens_websocket(client)) == (None, False)
-    assert sign_in(client, "wrong password").status_code == 401
+    for secret in ("", "wrong password", "ulp_" + "A" * 43, "x" * 2000):
+        refused = sign_in(client, secret)
+        assert (refused.status_code, "set-cookie" in refused.headers) == (401, False)
     entered = sign_in(client, PASSWORD, "/flips?run=a&position=3")
     assert (entered.status_code, entered.headers["location"]) == (303, "/flips?run=a&position=3")
     cookie = entered.headers["set-cookie"].lower()

@@ -108,16 +108,6 @@ def test_a_judging_that_is_done_opens_the_judged_run_unless_a_side_failed(own_st
         assert app.query_params["run"] == opened_run
 
 
-def test_a_dump_without_controls_is_undecided_with_the_commands_that_would_decide(own_store):
-    app = opened(run=judged_run(own_store, None, kind="upload", request=None, model=""))
-    assert "undecided" in label(app)
-    (commands,) = codes(app)
-    run_id = app.query_params["run"]
-    assert commands.splitlines()[1] == f"ulpscope verdict {run_id} --float32 PAIR_IN_FLOAT32.npz"
-    assert f"ulpscope verdict {run_id} --float32 PAIR_IN_FLOAT32.npz --model MODEL" in commands
-    assert "judge" not in keys(app)
-
-
 def test_the_report_can_be_copied_and_carries_the_address(own_store):
     run_id = judged_run(own_store, "rounding")
     assert not [text for text in codes(opened(run=run_id)) if "###" in text]

@@ -11,9 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.runs.store.store import Store
 from tests.core.conftest import environment
-from tests.covering import thorough
 
 ROOT = Path(__file__).resolve().parents[3]
 CASES = ROOT / "tests" / "cases"
@@ -27,18 +25,11 @@ def in_a_process(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess
     )
 
 
-@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("arguments", "code", "stream", "text"),
     [
         (["compare", "tests/cases/flips_fp16.npz", "--fail-on", "bits"], 1, "stderr", "gate failed"),
         (["--help"], 0, "stdout", "rounding, or a bug"),
-        *thorough(
-            [
-                (["compare", "tests/cases/flips_fp16.npz", "--json"], 0, "stdout", '"flips"'),
-                (["compare", "nowhere.npz"], 2, "stderr", "error: nowhere.npz"),
-            ]
-        ),
     ],
 )
 def test_a_shell_sees_the_exit_code_and_the_right_stream(tmp_path, arguments, code, stream, text):
@@ -57,22 +48,6 @@ def test_warnings_of_libraries_reach_no_user(tmp_path):
     done = in_a_process(tmp_path, "explain", json.loads(stored.stdout.splitlines()[-1])["run_id"])
     assert done.returncode == 0
     assert (stored.stderr, done.stderr) == ("", "")
-
-
-@pytest.mark.parametrize(
-    ("case", "gate", "code"),
-    [
-        ("identical_bf16_bits", "bits", 0),
-        ("flips_fp16", "ulps:40", 0),
-        ("flips_fp16", "ulps:39", 1),
-        ("nonfinite_fp32", "ulps:1000", 1),  # a NaN on one side is further than any number of ULPs
-        ("six_repeats_bf16", "bits", 1),
-    ],
-)
-def test_the_gate_decides_the_exit_code(cli, case, gate, code):
-    done = cli("compare", CASES / f"{case}.npz", "--fail-on", gate)
-    assert done.returncode == code, done.stderr
-    assert ("gate failed" in done.stderr) == (code == 1)
 
 
 @pytest.mark.parametrize(
@@ -142,9 +117,8 @@ def test_side_names_that_look_like_markup_are_printed_as_they_are(cli, tmp_path)
     assert "[red]c" in cli("show", run_id).stdout
 
 
-def test_a_deleted_run_is_listed_restored_and_removed_for_good(cli, tmp_path):
+def test_a_deleted_run_is_listed_restored_and_removed_for_good(cli, store):
     run_id = json.loads(cli("ingest", CASES / "flips_fp16.npz", "--name", "[red]Golden", "--json").stdout)["run_id"]
-    store = Store(tmp_path / "runs")
     body = store.path_of(run_id).read_bytes()
     assert json.loads(cli("list", "--deleted", "--json").stdout) == []
     assert cli("delete", run_id[:10]).returncode == 0

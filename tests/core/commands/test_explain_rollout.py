@@ -166,10 +166,9 @@ def test_one_model_is_in_memory_at_a_time_and_float32_may_not_fit(checkpoints, t
     assert explanation.says.count("Not in float32: no room.") == 2
 
 
-def test_without_the_prompts_no_model_can_rescore(tmp_path):
+def test_without_the_prompts_no_model_can_rescore(store, tmp_path):
     rows = [{"token_ids": [1, 2], "rollout": [-1.0, -2.0], "trainer": [-1.0, -2.1]}]
     (tmp_path / "a.jsonl").write_text(json.dumps(rows[0]))
-    store = Store(tmp_path / "runs")
     path = store.path_of(ingest(store, [tmp_path / "a.jsonl"]))
     with pytest.raises(UsageError, match="prompt_token_ids"):
         explained(path, [MODEL])

@@ -68,11 +68,6 @@ def test_what_needs_whole_rows_is_refused_in_a_sentence(cli: Any, changed: list[
         assert sentence in run(cli, "compare", *changed, *words, code=2)
 
 
-def test_a_dump_beside_responses_is_refused(cli: Any, changed: list[str], tmp_path: Path) -> None:
-    (tmp_path / "C.npz").write_bytes(b"PK\x03\x04")
-    assert "C.npz: no JSON" in run(cli, "compare", changed[0], str(tmp_path / "C.npz"), code=2)
-
-
 def test_responses_are_stored_shown_and_compared_again(cli: Any, changed: list[str], tmp_path: Path) -> None:
     store = ("--store", str(tmp_path / "runs"))
     run_id = run(cli, "ingest", *changed, "--name", "one flip", *store).strip()
@@ -84,10 +79,3 @@ def test_responses_are_stored_shown_and_compared_again(cli: Any, changed: list[s
     assert "### `B` vs `A`: undecided" in run(cli, "show", run_id, "--markdown", *store)
     card = next(card for card in told(cli, "list", *store) if card["run_id"] == run_id)
     assert (card["kind"], card["sides"], card["flips"]) == ("upload", ["A", "B"], 1)
-
-
-def test_what_is_no_response_stores_nothing(cli: Any, tmp_path: Path) -> None:
-    (tmp_path / "A.json").write_text('{"hello": 1}')
-    said = run(cli, "ingest", str(tmp_path / "A.json"), "--store", str(tmp_path / "runs"), code=2)
-    assert "keys are 'hello'" in said
-    assert not list((tmp_path / "runs").glob("*.duckdb")) if (tmp_path / "runs").exists() else True

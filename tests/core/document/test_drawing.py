@@ -58,8 +58,7 @@ def test_cells_have_the_color_of_their_value_and_a_flip_has_a_ring(tmp_path: Pat
     assert ring.mean(axis=0) == pytest.approx((1.5 * len(pixels) / 8, 0.5), abs=4)  # half of it, at the left edge
 
 
-def test_trainer_vs_rollout_is_drawn_by_sequence_and_position(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+def test_trainer_vs_rollout_is_drawn_by_sequence_and_position(store: Store) -> None:
     path = store.path_of(ingest(store, [TESTS / "cases/rollouts/slime/train_data/2.pt"]))
     expected, r = np.load(TESTS / "cases/rollouts/expected.npz"), np.zeros((3, 20))
     for row in range(3):

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from core.document import page, sections
-from core.document.charts import Axis, picture
+from core.document.charts import Axis
 from core.document.page import html_cell, html_file
 from core.judging.ingest import ingest
 from core.markup import element, prose
@@ -138,13 +138,6 @@ def test_a_cell_of_a_notebook_reads_without_its_styles() -> None:
     assert len(re.findall("<tr><td[^>]*>[0-9]+ of prompt", cell)) == len(places)
 
 
-def test_a_picture_is_a_png_of_its_levels() -> None:
-    levels = np.random.default_rng(0).integers(0, 256, (5, 7), dtype=np.uint8)
-    image = image_in(picture(levels))
-    assert np.array_equal(np.asarray(image), levels)
-    assert np.array_equal(np.asarray(image.convert("RGBA"))[..., 3] > 0, levels > 0)
-
-
 def image_in(text: str) -> Image.Image:
     (content,) = re.findall('data:image/png;base64,([^"]+)', text)
     return Image.open(io.BytesIO(base64.b64decode(content)))
@@ -168,7 +161,9 @@ def test_a_single_differing_logit_is_seen_in_the_heatmap(place: tuple[int, int],
         for row, column in zip(rows, columns, strict=True)
     } == {(True, True)}
     assert len(rows) >= 4  # with its neighbors
-    assert np.array_equal(np.asarray(image_in(text)), grid.levels)
+    image = image_in(text)
+    assert np.array_equal(np.asarray(image), grid.levels)
+    assert np.array_equal(np.asarray(image.convert("RGBA"))[..., 3] > 0, grid.levels > 0)
 
 
 def test_a_run_of_500_positions_and_three_variants_is_whole_and_within_three_megabytes(tmp_path: Path) -> None:
@@ -203,8 +198,7 @@ def test_what_is_too_large_is_cut_with_a_sentence(tmp_path: Path, monkeypatch: p
     assert "250 of 900 positions are shown" in cell
 
 
-def test_trainer_vs_rollout_has_its_figures_and_histogram(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+def test_trainer_vs_rollout_has_its_figures_and_histogram(store: Store) -> None:
     path = store.path_of(ingest(store, [TESTS / "cases/rollouts/slime/train_data/2.pt"]))
     document = shown(path)
     expected = np.load(TESTS / "cases/rollouts/expected.npz")

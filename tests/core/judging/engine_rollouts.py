@@ -117,18 +117,8 @@ def cause_of(case: Case, model: str | None = None) -> tuple[str, str]:
         store = Store(Path(folder) / "runs")
         run_id = ingest(store, [path])
         if model:
-            command = [
-                sys.executable,
-                "-m",
-                "core",
-                "explain",
-                run_id,
-                "--model",
-                model,
-                "--store",
-                str(store.directory),
-            ]
-            done = subprocess.run([*command, "--json"], stdout=subprocess.PIPE, check=True)
+            words = ("explain", run_id, "--model", model, "--store", str(store.directory), "--json")
+            done = subprocess.run([sys.executable, "-m", "core", *words], stdout=subprocess.PIPE, check=True)
             causes = json.loads(done.stdout)["pairs"][0]["causes"]
         else:
             with RunReader(store.path_of(run_id)) as run:

@@ -84,11 +84,12 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_pair_of_which_little_can_be_compared_is_a_run_with_a_verdict(shape: str, tmp_path: Path) -> None:
+def test_a_pair_of_which_little_can_be_compared_is_a_run_with_a_verdict(
+    shape: str, store: Store, tmp_path: Path
+) -> None:
     paths = [tmp_path / "A.json", tmp_path / "B.json"]
     for path, payload in zip(paths, SHAPES[shape], strict=True):
         path.write_text(json.dumps(payload))
-    store = Store(tmp_path / "store")
     path = store.path_of(ingest(store, paths))
     everything_of(path)
     with RunReader(path) as run:

@@ -311,9 +311,8 @@ def test_a_floor_that_is_none_decides_nothing(floor: dict[str, np.ndarray], sent
         assert aside.outcome == MISSING
 
 
-def test_a_float32_dump_whose_floor_is_refused_is_undecided_and_is_not_asked_for_a_floor_again(tmp_path):
+def test_a_float32_dump_whose_floor_is_refused_is_undecided_and_is_not_asked_for_a_floor_again(store, tmp_path):
     """There is no pair in 16 bits beside which it could shrink."""
-    store = Store(tmp_path / "s")
     sides = {"reference": in_float32(X, HEAD, 1), "variant": in_float32(with_fault(X, factor=1.5), HEAD, 2)}
     dump = saved(tmp_path / "d.npz", **sides, token_ids=np.arange(ROWS))
     ways = saved(tmp_path / "w.npz", **EACH_WITH_A_FAULT)

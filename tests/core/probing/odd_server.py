@@ -48,6 +48,10 @@ class Odd:
         self._lock = threading.Lock()
 
     def handle(self, handler: BaseHTTPRequestHandler) -> None:
+        if handler.command == "GET":
+            is_models = handler.path == "/v1/models"
+            reply(handler, MODELS if is_models else {}, 200 if is_models else 404)
+            return
         body = json.loads(handler.rfile.read(int(handler.headers.get("Content-Length") or 0)) or b"{}")
         with self._lock:
             number = len(self.asked)
@@ -58,31 +62,34 @@ class Odd:
 
 
 @contextmanager
-def serving(*acts: Act) -> Iterator[tuple[str, Odd]]:
-    """(address, what it saw) of a server on loopback."""
-    odd = Odd(*acts)
+def listening(handle: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
+    """Address of a server on loopback that treats every request so."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            reply(self, MODELS if self.path == "/v1/models" else {}, 200 if self.path == "/v1/models" else 404)
+            handle(self)
 
-        def do_POST(self) -> None:
-            odd.handle(self)
+        do_POST = do_PUT = do_PATCH = do_GET  # noqa: N815
 
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", odd
-    finally:
-        server.shutdown()
-        server.server_close()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+@contextmanager
+def serving(*acts: Act) -> Iterator[tuple[str, Odd]]:
+    """(address, what it saw) of a server on loopback."""
+    odd = Odd(*acts)
+    with listening(odd.handle) as address:
+        yield address, odd
 
 
 def good(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
@@ -110,12 +117,17 @@ def speculative(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> Non
     reply(handler, answer)
 
 
-def busy(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:
-    reply(handler, {"error": {"message": "slow down"}}, 429, Retry_After="0")
+def always(answer: Any, status: int = 200, **headers: str) -> Act:
+    return lambda handler, _: reply(handler, answer, status, **headers)
 
 
-def away(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:
-    reply(handler, b"", 503, Retry_After="0")
+busy = always({"error": {"message": "slow down"}}, 429, Retry_After="0")
+away = always(b"", 503, Retry_After="0")
+html = always(b"<html><body>Welcome to nginx!</body></html>")
+redirect = always(b"", 307, Location="http://127.0.0.1:1/v1/completions")
+garbled = always(b"{}", Content_Encoding="gzip")
+refused = always({"error": "no such key"}, 401)
+error_500 = always({"error": {"message": "CUDA error: an illegal memory access\x1b[31m", "code": 500}}, 500)
 
 
 def cut_off(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:
@@ -125,22 +137,6 @@ def cut_off(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:
     handler.wfile.write(b'{"choices": [')
     handler.wfile.flush()
     handler.connection.shutdown(socket.SHUT_RDWR)
-
-
-def html(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:
-    reply(handler, b"<html><body>Welcome to nginx!</body></html>")
-
-
-def redirect(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:
-    reply(handler, b"", 307, Location="http://127.0.0.1:1/v1/completions")
-
-
-def garbled(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:
-    reply(handler, b"{}", Content_Encoding="gzip")
-
-
-def refused(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:
-    reply(handler, {"error": "no such key"}, 401)
 
 
 def without(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
@@ -154,10 +150,6 @@ def wrong(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
     answer = completion(request)
     answer["choices"][0]["logprobs"] = {"content": [{"id": -4, "token": "x", "logprob": -1.0, "top_logprobs": []}]}
     reply(handler, answer)
-
-
-def error_500(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:
-    reply(handler, {"error": {"message": "CUDA error: an illegal memory access\x1b[31m", "code": 500}}, 500)
 
 
 def endless(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:

@@ -33,6 +33,16 @@ def probed(address: str, tests: str = "rerun", prompts: tuple[str, ...] = ("Hell
         client.close()
 
 
+def stored(cli: Any, folder: Path, *acts: odd.Act, tests: str = "rerun") -> tuple[Any, Any]:
+    """The run that a probe with two prompts leaves, and what it prints."""
+    words = ("--prompt", "one", "--prompt", "two", "--tests", tests, "--tokens", "2", "--store", folder, "--json")
+    with odd.serving(*acts) as (address, _):
+        done = cli("probe", address, *words)
+    assert done.returncode == 0, done.stderr
+    (path,) = folder.glob("*.duckdb")
+    return run_of(path), json.loads(done.stdout)
+
+
 def judged_of(found: ProbeResult) -> list[Verdict]:
     return judge_probe(found.sides, pairs_of(found.sides))
 
@@ -100,15 +110,10 @@ def test_an_answer_that_changes_is_nondeterministic_and_a_steady_one_is_not() ->
 
 
 def test_an_answer_that_cannot_be_compared_does_not_take_the_others_with_it(cli: Any, tmp_path: Path) -> None:
-    words = ("--prompt", "one", "--tests", "rerun,warm", "--tokens", "2", "--store", tmp_path / "runs", "--json")
-    with odd.serving(odd.good, odd.good, odd.echoed, odd.good) as (address, _):
-        done = cli("probe", address, *words)
-    assert done.returncode == 0, done.stderr
-    (path,) = (tmp_path / "runs").glob("*.duckdb")
-    run = run_of(path)
+    run, printed = stored(cli, tmp_path, *[odd.good] * 3, odd.echoed, odd.good, tests="rerun,warm")
     assert [side.name for side in run.sides] == ["cold", "warm", "warm again"]
     assert "'cold again' is left out" in run.header.note
-    assert any("'cold again' is left out" in note for note in json.loads(done.stdout)["notes"])
+    assert any("'cold again' is left out" in note for note in printed["notes"])
 
 
 def test_placeholders_are_never_called_identical() -> None:
@@ -167,24 +172,14 @@ def test_ctrl_c_keeps_what_had_come_and_waits_for_nothing(cli: Any, tmp_path: Pa
         odd.good(handler, asked)
 
     before = signal.getsignal(signal.SIGINT)
-    with odd.serving(odd.good, odd.good, odd.good, hang) as (address, _):
-        words = ("--prompt", "one", "--prompt", "two", "--tests", "rerun", "--tokens", "2")
-        done = cli("probe", address, *words, "--store", tmp_path / "runs", "--json")
-        leave.set()
-    assert done.returncode == 0, done.stderr
-    (path,) = (tmp_path / "runs").glob("*.duckdb")
-    run = run_of(path)
+    run, _ = stored(cli, tmp_path, odd.good, odd.good, odd.good, hang)
+    leave.set()
     assert [len(side.responses) for side in run.sides] == [1, 1]
     assert "answers to 1 prompt" in run.header.note
     assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_server_that_fails_later_does_not_take_what_it_had_sent_with_it(cli: Any, tmp_path: Path) -> None:
-    with odd.serving(odd.good, odd.good, odd.good, odd.error_500) as (address, _):
-        words = ("--prompt", "one", "--prompt", "two", "--tests", "rerun", "--tokens", "2")
-        done = cli("probe", address, *words, "--store", tmp_path / "runs", "--json")
-    assert done.returncode == 0, done.stderr
-    (path,) = (tmp_path / "runs").glob("*.duckdb")
-    run = run_of(path)
+    run, _ = stored(cli, tmp_path, odd.good, odd.good, odd.good, odd.error_500)
     assert [len(side.responses) for side in run.sides] == [1, 1]
     assert "ended early (/v1/completions: the server answers 500" in run.header.note

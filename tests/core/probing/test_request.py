@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from core.commands.options import takes_request
 from core.errors import UsageError
 from core.probing.plan import Plan, ProbeRequest
+from tests.core.test_capture_request import read_back
 from tests.shell import words_of
 
 PLAIN = ProbeRequest(url="http://127.0.0.1:8000", prompts=("one", "two\nlines"))
@@ -23,17 +21,6 @@ REQUESTS = [
         {"top": 1, "tokens": 7, "max_requests": 5, "name": "-odd"},
     )
 ]
-
-
-def read_back(arguments: list[str]) -> ProbeRequest:
-    """The request that a command line with these arguments gets."""
-    asked: list[ProbeRequest] = []
-    app = typer.Typer()
-    app.command("probe")(takes_request(ProbeRequest)(lambda request: asked.append(request)))
-    app.command("other")(lambda: None)
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 0, done.output
-    return asked[0]
 
 
 @pytest.mark.parametrize("request_", REQUESTS)

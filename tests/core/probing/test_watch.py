@@ -24,9 +24,7 @@ from tests.core.probing.conftest import llama_of
 from tests.core.runs.topk.made_sides import response, run_of, store_run
 from tests.serving import free_port
 
-
-def accept(handler: Any, _: dict[str, Any]) -> None:
-    odd.reply(handler, b"", 204)
+accept = odd.always(b"", 204)
 
 
 @pytest.mark.model

@@ -11,7 +11,6 @@ import pytest
 from core.judging.ingest import ingest
 from core.runs.reader import RunReader
 from core.runs.reports.report_json import as_json, report_of_run
-from core.runs.store.store import Store
 
 CASES = sorted((Path(__file__).parents[2] / "cases").glob("*.npz"))
 CASE = pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
@@ -45,8 +44,7 @@ def example(path: Path) -> dict[str, Any]:
 
 
 @CASE
-def test_the_example_comes_out_of_the_run_file(path, tmp_path):
-    store = Store(tmp_path)
+def test_the_example_comes_out_of_the_run_file(path, store):
     with RunReader(store.path_of(ingest(store, [path]))) as run:
         pairs, classes = report_of_run(run)
         got = as_json(pairs, classes, run.header, with_positions=True)

@@ -41,8 +41,7 @@ def _check_whole(store: Store) -> int:
     return len(cards)
 
 
-def test_a_killed_writers_partial_run_is_swept_and_a_living_writers_is_not(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
+def test_a_killed_writers_partial_run_is_swept_and_a_living_writers_is_not(store: Store) -> None:
     process = _writer(store)
     try:
         assert process.stdout is not None
@@ -67,8 +66,7 @@ def test_a_killed_writers_partial_run_is_swept_and_a_living_writers_is_not(tmp_p
     _check_whole(store)
 
 
-def test_a_partial_run_of_this_process_is_not_swept_by_this_process(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+def test_a_partial_run_of_this_process_is_not_swept_by_this_process(store: Store) -> None:
     header = header_of()
     sides = calm_sides(header)
     with RunWriter(store, header) as first:

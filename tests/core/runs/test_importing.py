@@ -21,11 +21,6 @@ SAMPLES = sorted((ROOT / "tests" / "runs").glob("*.duckdb"))
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "runs")
-
-
-@pytest.fixture
 def foreign_file(tmp_path: Path) -> Path:
     return copied(tmp_path / "outside" / "somebody.duckdb")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,6 @@ from core.errors import StoreError, UsageError
 from core.runs.ops_run import OpsHeader, read_ops, write_ops_run
 from core.runs.reader import RunReader
 from core.runs.store.cards import list_runs
-from core.runs.store.store import Store
 from core.runs.tables.ops import OpRow, answers, whole_row
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
 
@@ -68,11 +66,6 @@ def header(**changes) -> OpsHeader:
         created=datetime(2026, 11, 21, 7, tzinfo=UTC),
     )
     return replace(made, **changes)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "runs")
 
 
 def test_what_is_written_is_read_back(store):

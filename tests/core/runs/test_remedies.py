@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from core.runs.reader import RunReader
-from core.runs.store.store import Store
 from core.runs.tables.remedies import advice
 from tests.core.runs.remedy_runs import ROWS, remedy_run, row
 
@@ -33,8 +32,7 @@ def test_the_advice_names_what_makes_the_sides_agree_and_its_cost(rows, says):
     assert advice(rows).startswith(says) or says in advice(rows)
 
 
-def test_remedies_are_read_as_they_were_written(tmp_path):
-    store = Store(tmp_path)
+def test_remedies_are_read_as_they_were_written(store):
     with RunReader(store.path_of(remedy_run(store))) as run:
         assert run.remedies == {0: list(ROWS)}
     with RunReader(store.path_of(remedy_run(store, "without", ()))) as run:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 
 import pytest
 
@@ -12,15 +11,9 @@ from core.capture_request import CaptureRequest
 from core.runs.file.records import Generation, Prompt, Provenance
 from core.runs.reader import RunReader
 from core.runs.requests import asks_for, caveat, command_with, how_to_have, rejudge_request, repeat_command
-from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 from tests.core.runs.judged_runs import REQUEST, judged_run
 from tests.core.runs.made_runs import calm_sides, header_of
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "runs")
 
 
 def provenance(**asked) -> Provenance:

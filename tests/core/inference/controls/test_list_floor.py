@@ -108,9 +108,8 @@ def test_tokens_that_are_not_known_cannot_be_read(command: str, why: str, wide, 
     assert why in " ".join(done.stderr.split())
 
 
-def test_the_command_stores_the_run_judged(wide: LoadedModel, cli: Any, tmp_path: Path) -> None:
+def test_the_command_stores_the_run_judged(wide: LoadedModel, cli: Any, store: Store) -> None:
     made = [side(wide, path, rows_of(wide, path)) for path in ("prefill", "decode")]
-    store = Store(tmp_path / "runs")
     run_id = store_run(store, "ways", *made)
     done = cli("verdict", run_id, "--model", MODEL, "--store", store.directory, "--json")
     assert done.returncode == 0, done.stderr

@@ -29,13 +29,12 @@ def results_file(path: Path, logits: np.ndarray, tokens: np.ndarray) -> None:
     writer.close()
 
 
-def test_a_results_file_is_its_logits_bit_for_bit(tmp_path: Path) -> None:
+def test_a_results_file_is_its_logits_bit_for_bit(store: Store, tmp_path: Path) -> None:
     random = np.random.default_rng(3)
     sides = [random.normal(0, 4, (7, 40)).astype(np.float32) for _ in range(2)]
     tokens = np.arange(7) + 5
     for name, side in zip("ab", sides, strict=True):
         results_file(tmp_path / f"{name}.gguf", side, tokens)
-    store = Store(tmp_path / "runs")
     with RunReader(store.path_of(ingest(store, [tmp_path / "a.gguf", tmp_path / "b.gguf"]))) as run:
         assert run.header.prompts[0].token_ids == tuple(tokens)
         for position in range(7):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -52,12 +51,11 @@ def figures(check: Check, *, is_full: bool = True) -> CheckFigures:
 
 
 @pytest.mark.parametrize("is_full", [True, False])
-def test_every_checks_figures_come_back_from_a_run_file(tmp_path: Path, is_full: bool) -> None:
+def test_every_checks_figures_come_back_from_a_run_file(store: Store, is_full: bool) -> None:
     rows = [
         Evidence(check, f"control of {check}", figures(check, is_full=is_full), NOTED, f"{check}.", side)
         for check, side in zip(Check, ["decode", None] * len(Check), strict=False)
     ]
-    store = Store(tmp_path)
     with reader(store, judged_run(store, "rounding", evidence=rows)) as run:
         assert run.evidence(0) == rows
     assert [row.check for row in rows] == list(Check)  # in the order of the groups

@@ -64,12 +64,11 @@ def test_kept_levels_of_the_heatmap_are_those_of_the_whole_run(kept: dict[str, P
 
 @pytest.mark.parametrize("most", [1000, 100, 20])
 def test_a_coarse_level_is_made_as_its_rows_pass_by(
-    most: int, tmp_path: Path, kept: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    most: int, store: Store, kept: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pyramid, "MOST_COARSE", most)
     header = header_of(lengths=LENGTHS, vocab=VOCAB)
     sides = bits_of_sides(header)
-    store = Store(tmp_path)
     with RunWriter(store, replace(header, keep=FIGURES)) as writer:
         for start in range(0, header.rows, 7):
             for side, bits in enumerate(sides):
@@ -133,10 +132,9 @@ def test_a_run_is_asked_for_what_a_file_can_keep(kept: dict[str, Path]) -> None:
         replace(header_of(), keep="most")
 
 
-def test_a_large_vocabulary_takes_no_more_than_the_dry_run_says(tmp_path: Path) -> None:
+def test_a_large_vocabulary_takes_no_more_than_the_dry_run_says(store: Store) -> None:
     header = replace(header_of(lengths=(64,), vocab=32000), vocabulary={i: f"token {i}" for i in range(32000)})
     sides = calm_sides(header)
-    store = Store(tmp_path)
     with RunWriter(store, replace(header, keep=FIGURES)) as writer:
         for side, bits in enumerate(sides):
             writer.write(side, 0, bits)

@@ -35,11 +35,6 @@ EVERY_TABLE = ["prompt", "token", "vocabulary", "side", "logits", "side_position
 EVERY_TABLE += ["ulp_histogram", "ulp_tile", "evidence"]
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
 def _sha256_by_sql_alone(path: Path) -> list[tuple[str, str]]:
     """(recomputed, stored) of every side, by someone with only the DuckDB shell."""
     with duckdb.connect(str(path), read_only=True) as shell:

@@ -120,8 +120,7 @@ def test_a_module_that_is_nan_on_one_side_has_no_size(tmp_path):
 # ---- what a page makes of them
 
 
-def test_the_first_module_is_the_first_that_ran_and_differs(tmp_path):
-    store = Store(tmp_path)
+def test_the_first_module_is_the_first_that_ran_and_differs(store):
     with RunReader(store.path_of(layer_run(store, GROWING))) as run:
         found = {prompt: modules(run, 0, prompt) for prompt in (0, 1, None)}
         text = sentence(run, 0, found[None], names_prompt=True)
@@ -136,8 +135,7 @@ def test_the_first_module_is_the_first_that_ran_and_differs(tmp_path):
     assert (furthest.module, furthest.ratio) == ("logits", pytest.approx(16 / np.sqrt(3 * WIDTH)))
 
 
-def test_figures_of_several_prompts_are_those_of_all_their_elements(tmp_path):
-    store = Store(tmp_path)
+def test_figures_of_several_prompts_are_those_of_all_their_elements(store):
     with RunReader(store.path_of(layer_run(store, GROWING))) as run:
         together, apart = modules(run, 0), run.rows("layer", pair=0)
     for row in together.itertuples():
@@ -151,8 +149,7 @@ def test_figures_of_several_prompts_are_those_of_all_their_elements(tmp_path):
         assert (row.max_ulps, row.max_row_ulps) == (parts["max_ulps"].max(), parts["max_row_ulps"].max())
 
 
-def test_the_floor_is_that_of_the_module_and_an_embedding_has_one_of_nought(tmp_path):
-    store = Store(tmp_path)
+def test_the_floor_is_that_of_the_module_and_an_embedding_has_one_of_nought(store):
     with RunReader(store.path_of(layer_run(store, {(0, 1, 2): 3, **GROWING}))) as run:
         table = modules(run, 0)
         along = run.rows("layer_position", pair=0, prompt=1, ordinal=4)

@@ -49,11 +49,6 @@ Picture, to drag in here: `ulpscope export fixed --png pair.png`
 MOST_SHOWN = 25
 
 
-@pytest.fixture
-def store(tmp_path) -> Store:
-    return Store(tmp_path / "runs")
-
-
 def report(store: Store, run_id: str) -> str:
     with RunReader(store.path_of(run_id)) as run:
         return issue_text(run, run.pairs, "an address")

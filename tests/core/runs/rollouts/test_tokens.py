@@ -101,8 +101,7 @@ def assert_equal(one: dict[str, list], other: dict[str, list]) -> None:
 
 
 @pytest.mark.parametrize("form", [lines, parquet])
-def test_every_column_is_that_of_the_lists_of_a_server(form, rows, tmp_path):
-    store = Store(tmp_path / "runs")
+def test_every_column_is_that_of_the_lists_of_a_server(form, rows, store, tmp_path):
     ours = ingest(store, [form(tmp_path / "tokens.any", rows)], name="here")
     assert_equal(tables(store, ours), tables(store, in_python(store, rows)))
 
@@ -127,12 +126,11 @@ def test_files_of_a_side_each_are_joined_by_name_or_in_order(form, rows, tmp_pat
         assert_equal(found_tables, expected)
 
 
-def test_nan_and_values_of_no_probability_are_missing(tmp_path):
+def test_nan_and_values_of_no_probability_are_missing(store, tmp_path):
     path = tmp_path / "tokens.jsonl"
     path.write_text(
         '{"token_ids": [1, 2, 3, 4], "reference": [NaN, -1, -9999, -2], "variant": [-1, -1, -3, -Infinity]}'
     )
-    store = Store(tmp_path / "runs")
     with RunReader(store.path_of(ingest(store, [path]))) as run:
         assert run.pairs[0].summary.finite == 1
         assert run.pairs[0].verdict == "identical"
@@ -159,8 +157,7 @@ GOOD = {"token_ids": [1, 2], "reference": [-1.0, -2.0], "variant": [-1.0, -2.0]}
         ({"token_ids": [1, None]}, "row 2: expected `token_ids`"),
     ],
 )
-def test_a_bad_row_is_a_sentence_and_nothing_is_stored(bad, says, tmp_path):
-    store = Store(tmp_path / "runs")
+def test_a_bad_row_is_a_sentence_and_nothing_is_stored(bad, says, store, tmp_path):
     with pytest.raises(DumpError) as refused:
         ingest(store, [lines(tmp_path / "a*b?.jsonl", [GOOD, {**GOOD, **bad}])])
     assert says in str(refused.value)
@@ -202,15 +199,13 @@ def test_a_column_that_a_parquet_file_lacks_is_named_and_options_of_whole_rows_a
         ingest(Store(tmp_path / "runs"), [path], holds="logits")
 
 
-def test_one_value_everywhere_is_no_log_probability(tmp_path):
-    store = Store(tmp_path / "runs")
+def test_one_value_everywhere_is_no_log_probability(store, tmp_path):
     path = lines(tmp_path / "zeros.jsonl", [{**GOOD, "variant": [0.0, 0.0]}])
     with RunReader(store.path_of(ingest(store, [path]))) as run:
         assert run.pairs[0].verdict == "invalid dump"
 
 
-def test_a_long_run_is_summed_up_and_never_read_as_a_whole(rows, tmp_path, monkeypatch):
-    store = Store(tmp_path / "runs")
+def test_a_long_run_is_summed_up_and_never_read_as_a_whole(rows, store, tmp_path, monkeypatch):
     run_id = ingest(store, [lines(tmp_path / "tokens.jsonl", rows)])
     with RunReader(store.path_of(run_id)) as run:
         whole, table = run_json(run), run.positions(0)

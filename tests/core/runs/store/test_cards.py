@@ -112,9 +112,8 @@ def _read_all(path: Path) -> list[bytes]:
 
 @pytest.mark.spread(8)
 @pytest.mark.parametrize("fault", FOREIGN)
-def test_a_foreign_file_is_named_with_a_reason_and_harms_no_run(fault: str, tmp_path: Path) -> None:
+def test_a_foreign_file_is_named_with_a_reason_and_harms_no_run(fault: str, store: Store) -> None:
     plant, sentence = FOREIGN[fault]
-    store = Store(tmp_path / "store")
     good = [copied(store.directory / f"{run_id}.duckdb") for run_id in "amz"]  # before, between and after the bad ones
     bad = store.directory / "l.duckdb", store.directory / "n.duckdb"
     for path in bad:

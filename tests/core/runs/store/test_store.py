@@ -76,8 +76,9 @@ FOUND = [
 
 
 @pytest.mark.parametrize(("runs", "asked", "found", "words"), FOUND)
-def test_a_run_is_found_by_its_id_or_a_unique_beginning(runs, asked, found, words, tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
+def test_a_run_is_found_by_its_id_or_a_unique_beginning(
+    runs, asked, found, words, store: Store, tmp_path: Path
+) -> None:
     store.directory.mkdir()
     (tmp_path / "x.duckdb").touch()  # what '../x' would reach
     for name in runs:

@@ -20,11 +20,6 @@ from core.runs.topk.records import ListSide
 from tests.core.runs.topk.made_sides import compare, engine_side, response, side, store_run
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A stored run, made once for the tests that read it or damage a copy."""
