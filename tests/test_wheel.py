@@ -17,8 +17,7 @@ import venv
 import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
-from email import message_from_string
-from importlib.metadata import Distribution, distribution
+from importlib.metadata import Distribution, distribution, distributions
 from pathlib import Path
 
 import httpx2
@@ -109,7 +108,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     python = ["--python", environment / "bin" / "python"]
     install = ["install", wheel, "--no-deps", "--no-index", "--no-compile"]
     subprocess.run([*pip, *python, *install], check=True, capture_output=True)
-    asked = metadata_of(wheel).get_all("Requires-Dist") or []
+    (ours,) = distributions(path=[str(wheel)])
+    asked = ours.requires or []
     bare = closure([*asked, "pytest"])
     link(bare.values(), folder / "bare")
     extras = folder / "site-packages"  # Streamlit takes itself for its own clone in a folder of another name
@@ -118,12 +118,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     (site,) = environment.glob("lib/python*/site-packages")
     (site / "libraries.pth").write_text(f"{folder / 'bare'}\n")
     return Installed(wheel, environment, extras)
-
-
-def metadata_of(wheel: Path):
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        return message_from_string(archive.read(name).decode())
 
 
 @pytest.fixture
@@ -147,7 +141,7 @@ def test_the_wheel_holds_every_file_of_core_and_the_dashboard_the_licence_and_th
         names = [name for name in archive.namelist() if not name.startswith(f"ulpscope-{core.__version__}.dist-info/")]
         assert f"ulpscope-{core.__version__}.dist-info/licenses/LICENSE" in archive.namelist()
     assert set(names) == {f"ulpscope/{name}" for name in kept if "__pycache__" not in name}
-    about = metadata_of(installed.wheel)
+    (about,) = (each.metadata for each in distributions(path=[str(installed.wheel)]))
     assert (about["Name"], about["Version"], about["License-Expression"]) == (
         "ulpscope",
         core.__version__,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 
 from core import weights
 from core.inference.models.engine_files import gguf_of
@@ -214,54 +216,30 @@ def test_no_more_than_a_chunk_of_a_side_is_in_memory(tmp_path: Path, monkeypatch
     assert [block.size for block in tensor.blocks()] == [640] * 9 + [384]
 
 
-def damaged(folder: Path, how: str) -> Path:
-    """A checkpoint that cannot be read."""
-    path = folder / "b.safetensors"
-    save_file({"x.weight": WIDE}, path)
-    if how == "truncated":
-        path.write_bytes(path.read_bytes()[:-9])
-    elif how == "empty":
-        path.write_bytes(b"")
-    elif how == "truncated GGUF":
-        small_gguf.write(path := folder / "b.gguf")
-        path.write_bytes(path.read_bytes()[:-4000])
-    elif how == "half a header":
-        small_gguf.write(path := folder / "b.gguf")
-        path.write_bytes(path.read_bytes()[:2000])
-    elif how == "missing shard":
-        path = folder / "b"
-        path.mkdir()
-        index = {"weight_map": {"x.weight": "model-00001-of-00002.safetensors"}}
-        (path / "model.safetensors.index.json").write_text(json.dumps(index))
-    elif how == "pickle":
-        path = folder / "b"
-        path.mkdir()
-        torch.save({"x.weight": WIDE}, path / "pytorch_model.bin")
-    elif how == "other names":
-        save_file({"z.weight": WIDE}, path)
-    else:
-        path = folder / "nowhere"
-    return path
+INDEX = '{"weight_map": {"x.weight": "model-00001-of-00002.safetensors"}}'
 
 
 @pytest.mark.parametrize(
-    ("how", "words"),
+    ("name", "make", "words"),
     [
-        ("no such file", "no such file or folder"),
-        ("empty", "cannot be read"),
-        ("truncated", "a complete file"),
-        ("truncated GGUF", "ends within"),
-        ("half a header", "ends within its keys"),
-        ("missing shard", "has no 'model-00001-of-00002.safetensors'"),
-        ("pickle", "a pickle, which is never opened"),
-        ("other names", "no tensor of the same name"),
+        ("b.safetensors", id, "no such file or folder"),
+        ("b.safetensors", Path.touch, "cannot be read"),
+        ("b.safetensors", lambda path: path.write_bytes(save({"x.weight": WIDE})[:-9]), "a complete file"),
+        ("b.safetensors", lambda path: path.write_bytes(save({"z.weight": WIDE})), "no tensor of the same name"),
+        ("b.gguf", lambda path: small_gguf.write(path) and path.write_bytes(path.read_bytes()[:-4000]), "ends within"),
+        ("b.gguf", lambda path: small_gguf.write(path) and os.truncate(path, 2000), "ends within its keys"),
+        ("b/model.safetensors.index.json", lambda path: path.write_text(INDEX), "has no 'model-00001-of-00002"),
+        ("b/pytorch_model.bin", lambda path: torch.save({"x.weight": WIDE}, path), "a pickle, which is never opened"),
     ],
 )
 def test_a_checkpoint_that_cannot_be_read_is_one_sentence_and_code_2(
-    how: str, words: str, cli: Any, tmp_path: Path
+    name: str, make: Callable[[Path], object], words: str, cli: Any, tmp_path: Path
 ) -> None:
     save_file({"x.weight": WIDE}, tmp_path / "a.safetensors")
-    done = cli("weights", tmp_path / "a.safetensors", damaged(tmp_path, how))
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    make(path)
+    done = cli("weights", tmp_path / "a.safetensors", tmp_path / name.split("/")[0])
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

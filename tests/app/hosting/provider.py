@@ -51,7 +51,6 @@ class Provider:
         ]
 
     async def discovery(self, _: Request) -> Response:
-
         algorithms = ["RS256", "HS256", "none"]
         return JSONResponse(
             {
@@ -83,14 +82,7 @@ class Provider:
         if request_of_code is None or not is_client or challenge != request_of_code["code_challenge"]:
             return JSONResponse({"error": "invalid_grant"}, 400)
         now, nonce = int(time.time()), request_of_code["nonce"]
-        claims = {
-            "iss": self.url,
-            "aud": CLIENT,
-            "sub": "1",
-            "iat": now,
-            "exp": now + 300,
-            "nonce": nonce,
-        } | self.claims
+        claims = {"iss": self.url, "aud": CLIENT, "sub": "1", "iat": now, "exp": now + 300, "nonce": nonce}
         claims = {name: value for name, value in (claims | self.claims).items() if value is not None}
         token: dict[str, Any] = {"access_token": "a", "token_type": "Bearer", "expires_in": 300}
         if "no token" in self.faults:

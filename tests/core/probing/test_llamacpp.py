@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +13,8 @@ from core.probing.plan import Plan, parsed_tests
 from core.probing.probe import Probe, ProbeResult
 from core.probing.servers import LLAMACPP, Ask, Server, find_server
 from core.runs.file.evidence import Check
-from core.runs.store.store import Store
 from core.runs.topk.pairing import compare_sides, pairs_of
 from core.runs.topk.records import ListSide
-from tests.core.runs.topk.made_sides import run_of
 
 pytestmark = pytest.mark.model
 PROMPTS = (
@@ -114,27 +110,6 @@ def test_two_servers_get_the_same_prompts_and_are_told_apart(llama: str, server:
     pairs = pairs_of(found.sides)
     verdicts = judge_probe(found.sides, pairs)
     assert {one.name for one in verdicts} == {"identical"}
-
-
-def test_the_command_stores_a_run_without_the_key(llama: str, cli: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setenv("ULPSCOPE_PROBE_KEY", "sk-very-secret")
-    store = tmp_path / "runs"
-    words = ["probe", llama, "--prompt", PROMPTS[0], "--tests", "rerun,warm", "--tokens", "4", "--store", str(store)]
-    done = cli(*words, "--json")
-    assert done.returncode == 0, done.stderr
-    run_id = json.loads(done.stdout)["run_id"]
-    path = Store(store).path_of(run_id)
-    run = run_of(path)
-    assert [side.name for side in run.sides] == ["cold", "cold again", "warm", "warm again"]
-    expected = ["undecided" if pair.differing else "identical" for pair in run.pairs]
-    assert [found.name for found in run.verdicts] == expected
-    assert expected[0] == "identical"
-    assert "probe" in run.header.command
-    assert "llama.cpp" in run.header.name
-    assert "sk-very-secret" not in f"{run.header}"
-    assert b"sk-very-secret" not in path.read_bytes()
-    shown = cli("show", run_id, "--store", str(store))
-    assert f"{expected[1]}  warm vs cold" in shown.stdout
 
 
 def test_a_dry_run_sends_nothing(cli: Any) -> None:

@@ -33,11 +33,13 @@ def probed(address: str, tests: str = "rerun", prompts: tuple[str, ...] = ("Hell
         client.close()
 
 
-def stored(cli: Any, folder: Path, *acts: odd.Act, tests: str = "rerun") -> tuple[Any, Any]:
-    """The run that a probe with two prompts leaves, and what it prints."""
-    words = ("--prompt", "one", "--prompt", "two", "--tests", tests, "--tokens", "2", "--store", folder, "--json")
+TWO = ("--prompt", "one", "--prompt", "two", "--tests", "rerun")
+
+
+def stored(cli: Any, folder: Path, *acts: odd.Act, words: tuple[str, ...] = TWO) -> tuple[Any, Any]:
+    """The run that a probe leaves, and what it prints."""
     with odd.serving(*acts) as (address, _):
-        done = cli("probe", address, *words)
+        done = cli("probe", address, *words, "--tokens", "2", "--store", folder, "--json")
     assert done.returncode == 0, done.stderr
     (path,) = folder.glob("*.duckdb")
     return run_of(path), json.loads(done.stdout)
@@ -110,7 +112,8 @@ def test_an_answer_that_changes_is_nondeterministic_and_a_steady_one_is_not() ->
 
 
 def test_an_answer_that_cannot_be_compared_does_not_take_the_others_with_it(cli: Any, tmp_path: Path) -> None:
-    run, printed = stored(cli, tmp_path, *[odd.good] * 3, odd.echoed, odd.good, tests="rerun,warm")
+    words = ("--prompt", "one", "--tests", "rerun,warm")
+    run, printed = stored(cli, tmp_path, odd.good, odd.good, odd.echoed, odd.good, words=words)
     assert [side.name for side in run.sides] == ["cold", "warm", "warm again"]
     assert "'cold again' is left out" in run.header.note
     assert any("'cold again' is left out" in note for note in printed["notes"])
@@ -124,7 +127,13 @@ def test_placeholders_are_never_called_identical() -> None:
     assert all(one.because.startswith("Placeholders at 2 of 3 tokens of 'cold'") for one in judged)
 
 
-def test_the_key_is_sent_and_in_no_sentence() -> None:
+def test_the_key_is_sent_and_in_no_sentence_and_in_no_run(cli: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("ULPSCOPE_PROBE_KEY", "sk-secret")
+    run, printed = stored(cli, tmp_path, odd.good)
+    assert b"sk-secret" not in (tmp_path / f"{printed['run_id']}.duckdb").read_bytes()
+    assert "probe" in run.header.command
+    assert [(side.name, len(side.responses)) for side in run.sides] == [("cold", 2), ("cold again", 2)]
+    assert [verdict.name for verdict in run.verdicts] == ["identical"]
     with odd.serving(odd.good, odd.refused) as (address, seen):
         with pytest.raises(ProbeError) as raised:
             probed(address, key="sk-secret")

@@ -79,15 +79,14 @@ def test_a_partial_run_of_this_process_is_not_swept_by_this_process(store: Store
     assert _partials(store) == []
 
 
-def test_a_finished_run_is_held_until_it_is_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_run_is_held_until_it_is_in_place(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """DuckDB's own lock ends before that: a sweep in between would take a whole capture away."""
-    store = Store(tmp_path)
     swept_by_others = []
 
     def to_disk(path: Path, original=store_module.to_disk) -> None:
         if path.is_file():
             code = "import sys, pathlib, core.runs.store.partial as p; print(len(p.sweep(pathlib.Path(sys.argv[1]))))"
-            command = [sys.executable, "-c", code, str(tmp_path)]
+            command = [sys.executable, "-c", code, str(store.directory)]
             found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
             swept_by_others.append(int(found.stdout))
         original(path)
@@ -110,8 +109,7 @@ def test_a_link_named_like_a_partial_run_is_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [ValueError("planted"), KeyboardInterrupt()], ids=["exception", "Ctrl-C"])
 @pytest.mark.parametrize("rows", [0, 4, 8])
-def test_an_exception_in_the_middle_leaves_nothing(error: BaseException, rows: int, tmp_path: Path) -> None:
-    store = Store(tmp_path)
+def test_an_exception_in_the_middle_leaves_nothing(error: BaseException, rows: int, store: Store) -> None:
     header = header_of()
 
     def interrupted() -> None:
@@ -122,7 +120,7 @@ def test_an_exception_in_the_middle_leaves_nothing(error: BaseException, rows: i
 
     with pytest.raises(type(error)):
         interrupted()
-    assert list(tmp_path.iterdir()) == []
+    assert list(store.directory.iterdir()) == []
 
 
 def test_a_run_reaches_the_disk_before_it_gets_its_name_and_the_directory_after(

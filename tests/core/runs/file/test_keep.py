@@ -21,7 +21,7 @@ from core.runs.store.cards import list_runs
 from core.runs.store.store import Store
 from core.runs.tables.schema import TABLES
 from core.runs.writer import RunWriter
-from tests.core.runs.made_runs import bits_of_sides, calm_sides, header_of
+from tests.core.runs.made_runs import bits_of_sides, calm_sides, header_of, write_run
 
 LENGTHS, VOCAB = (40, 3, 90), 300
 PYRAMID = ("ulp_tile", "row_ulp_tile")
@@ -135,8 +135,5 @@ def test_a_run_is_asked_for_what_a_file_can_keep(kept: dict[str, Path]) -> None:
 def test_a_large_vocabulary_takes_no_more_than_the_dry_run_says(store: Store) -> None:
     header = replace(header_of(lengths=(64,), vocab=32000), vocabulary={i: f"token {i}" for i in range(32000)})
     sides = calm_sides(header)
-    with RunWriter(store, replace(header, keep=FIGURES)) as writer:
-        for side, bits in enumerate(sides):
-            writer.write(side, 0, bits)
-        path = store.path_of(writer.finish())
+    path = write_run(store, replace(header, keep=FIGURES), sides)
     assert path.stat().st_size < expected_bytes(FIGURES, 2, 64, sides[0].nbytes) < sides[0].nbytes

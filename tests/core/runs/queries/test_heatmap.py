@@ -189,7 +189,6 @@ def test_a_tile_that_would_read_too_much_is_refused_and_the_table_says_which_is_
 
 
 def test_the_floor_is_marked_where_it_was_measured_in_the_runs_own_dtype(store):
-
     def marked(*rows: Evidence) -> float | None:
         with reader(store, judged_run(store, "rounding", evidence=list(rows))) as run:
             return heatmap.floor_row_ulps(run, 0)

@@ -20,7 +20,7 @@ from core.runs.reports.markdown import plain, report_address
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 from tests.core.runs.judged_runs import CASES, REQUEST, judged_run
-from tests.core.runs.made_runs import calm_sides, header_of
+from tests.core.runs.made_runs import calm_sides, header_of, write_run
 
 # What a reader of the thread sees before unfolding anything.
 SHOWN = """\
@@ -203,11 +203,7 @@ def test_names_and_tokens_of_strangers_stay_text(store):
     )
     sides = calm_sides(header)
     sides[1] = np.roll(sides[1], 1, axis=1)  # flips everywhere
-    with RunWriter(store, header) as writer:
-        for side, bits in enumerate(sides):
-            writer.write(side, 0, bits)
-        run_id = writer.finish()
-    text = report(store, run_id)
+    text = report(store, write_run(store, header, sides).stem)
     tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
     assert len(tables) == 4
     for table in tables:

@@ -189,9 +189,8 @@ class Anything:
         (lambda d: [lines(d / "a.jsonl", [{"token_ids": [1, 2], "logprobs": [-1, -1]}])], "expected two files"),
     ],
 )
-def test_bad_input_is_one_sentence_and_stores_nothing(make, says, tmp_path):
-    store = Store(tmp_path / "runs")
+def test_bad_input_is_one_sentence_and_stores_nothing(make, says, store, tmp_path):
     with pytest.raises(DumpError, match=says) as error:
         ingest(store, make(tmp_path))
     assert "\n" not in str(error.value)
-    assert list((tmp_path / "runs").glob("*.duckdb")) == []
+    assert list(store.directory.glob("*.duckdb")) == []

@@ -103,7 +103,7 @@ def _read_all(path: Path) -> list[bytes]:
             run.stored_cells("ulps", 0, 0, (0, header.rows)).tobytes(),
         ]
         seen += [
-            run.positions(0).to_csv().encode(),
+            *(run.positions(pair.index).to_csv().encode() for pair in run.pairs),
             run.top_tokens([0], 0, 0)[0].to_csv().encode(),
             run.logsumexp(0).tobytes(),
         ]
@@ -158,6 +158,10 @@ def test_a_file_without_one_of_the_tables_is_refused(table: str, tmp_path: Path)
         "UPDATE prompt SET positions = -1",
         "ALTER TABLE position DROP COLUMN neq",
         "ALTER TABLE side_position ALTER logsumexp TYPE VARCHAR",
+        "DELETE FROM position WHERE position > 3",
+        "ALTER TABLE position ALTER bit_identical TYPE VARCHAR",
+        "ALTER TABLE position ALTER rms TYPE VARCHAR",
+        "UPDATE pair SET pair = 5",
     ],
 )
 def test_tables_that_contradict_each_other_are_a_store_error_when_read(tampered: str, tmp_path: Path) -> None:
@@ -199,17 +203,15 @@ ODD_NAMES = ["a run of mine", "it's", "日本", "temp", "system", "memory", "run
 
 @pytest.mark.spread(4)
 @pytest.mark.parametrize("name", ODD_NAMES)
-def test_a_renamed_run_is_listed_and_opened_whatever_its_name(name: str, tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    copied(tmp_path / f"{name}.duckdb")
+def test_a_renamed_run_is_listed_and_opened_whatever_its_name(name: str, store: Store) -> None:
+    copied(store.directory / f"{name}.duckdb")
     cards, broken = list_runs(store)
     assert ([card.run_id for card in cards], broken) == ([name], [])
     assert len(_read_all(store.path_of(name))) > 0
 
 
-def test_a_name_that_is_no_text_is_broken_and_can_be_printed(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    odd = make_run(store).rename(tmp_path / os.fsdecode(b"\xff\xfe.duckdb"))
+def test_a_name_that_is_no_text_is_broken_and_can_be_printed(store: Store) -> None:
+    odd = make_run(store).rename(store.directory / os.fsdecode(b"\xff\xfe.duckdb"))
     make_run(store)
     cards, broken = list_runs(store)
     assert (len(cards), [found.path for found in broken]) == (1, [odd])
