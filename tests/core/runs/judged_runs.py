@@ -4,7 +4,6 @@ and faults planted.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from core.runs.file.evidence import (
     Verdict,
 )
 from core.runs.file.records import FloorRows, Prompt, Provenance, RunHeader, SideHeader
-from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 
@@ -234,7 +232,3 @@ def judged_run(
             place = (0, outliers[0]) if outliers else None
             writer.write_verdict(Verdict(verdict, because, evidence_rows, noise_ratio, place, tuple(by_position)))
         return writer.finish()
-
-
-def reader(store: Store, run_id: str) -> RunReader:
-    return RunReader(Path(store.path_of(run_id)))

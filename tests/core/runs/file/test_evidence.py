@@ -24,8 +24,9 @@ from core.runs.file.evidence import (
     figures_of,
     labels_of,
 )
+from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from tests.core.runs.judged_runs import judged_run, reader
+from tests.core.runs.judged_runs import judged_run
 
 RECORDS = [*dict.fromkeys(check.record for check in Check), Unmeasured]
 CHECKS = pytest.mark.parametrize("check", Check, ids=str)
@@ -56,7 +57,7 @@ def test_every_checks_figures_come_back_from_a_run_file(store: Store, is_full: b
         Evidence(check, f"control of {check}", figures(check, is_full=is_full), NOTED, f"{check}.", side)
         for check, side in zip(Check, ["decode", None] * len(Check), strict=False)
     ]
-    with reader(store, judged_run(store, "rounding", evidence=rows)) as run:
+    with RunReader(store.path_of(judged_run(store, "rounding", evidence=rows))) as run:
         assert run.evidence(0) == rows
     assert [row.check for row in rows] == list(Check)  # in the order of the groups
 

@@ -18,7 +18,7 @@ from core.runs.queries.heatmap import MEASURES, ORDERS, TILE_COLUMNS, TILE_ROWS,
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.numerics.oracle import spacing
-from tests.core.runs.judged_runs import judged_run, ratio_row, reader
+from tests.core.runs.judged_runs import judged_run, ratio_row
 from tests.core.runs.made_runs import bits_of_sides, calm_sides, header_of, write_run
 from tests.covering import few
 
@@ -190,7 +190,7 @@ def test_a_tile_that_would_read_too_much_is_refused_and_the_table_says_which_is_
 
 def test_the_floor_is_marked_where_it_was_measured_in_the_runs_own_dtype(store):
     def marked(*rows: Evidence) -> float | None:
-        with reader(store, judged_run(store, "rounding", evidence=list(rows))) as run:
+        with RunReader(store.path_of(judged_run(store, "rounding", evidence=list(rows)))) as run:
             return heatmap.floor_row_ulps(run, 0)
 
     own, wide = (
