@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,8 @@ def installed(tmp_path: Path) -> Path:
 
 
 def run(installed: Path, *arguments: str, has_clone: bool = True) -> str:
-    paths = f"{installed}:{ROOT}" if has_clone else f"{installed}"
-    command = [sys.executable, "-P", *arguments]
+    paths = f"{installed}:{ROOT if has_clone else sysconfig.get_path('purelib')}"
+    command = [sys.executable, "-P", *([] if has_clone else ["-S"]), *arguments]  # -S: no .pth file names the clone
     done = subprocess.run(command, env={"PYTHONPATH": paths, "PATH": ""}, cwd=installed, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout

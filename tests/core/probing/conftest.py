@@ -64,7 +64,7 @@ def small_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def quantized_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _written(tmp_path_factory.mktemp("quantized"), gguf.GGMLQuantizationType.Q8_0)
+    return _written(tmp_path_factory.mktemp("quantized"), gguf.GGMLQuantizationType.Q4_0)
 
 
 @contextmanager

@@ -48,14 +48,14 @@ def test_load_is_silent_and_other_weights_of_the_same_name_are_not(
             code, rounds = watched(2, "--webhook", hook)
             others.shutdown(cancel_futures=True)
     assert (code, len(rounds), seen.asked) == (0, 2, [])
-    assert all(one["distance_nats"] <= one["limit_nats"] < 1e-3 for one in rounds)
+    assert all(one["distance_nats"] <= one["limit_nats"] for one in rounds)
     live.unlink()
     live.symlink_to(quantized_gguf)
     with odd.serving(accept) as (hook, seen), llama_of(live, port):
         code, rounds = watched(2, "--webhook", f"{hook}/services/T0?token=1")
     assert code == 1
     assert [one["since"] for one in rounds] == [rounds[0]["at"]] * 2
-    assert rounds[0]["distance_nats"] > 1e-3  # of 8-bit weights
+    assert rounds[0]["distance_nats"] > 0.1  # of 4-bit weights
     assert [one["run"] for one in seen.asked] == [rounds[0]["run"]]
     assert seen.keys == [None]
     run = run_of(tmp_path / "runs" / f"{rounds[0]['run']}.duckdb")
