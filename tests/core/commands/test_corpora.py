@@ -74,13 +74,14 @@ def test_generations_change_without_a_margin(start: str, tmp_path: Path) -> None
     assert (changes["scores"][0]["change"], changes["scores"][0]["near_ties"]) == (-0.5, 0)
 
 
-def test_compare_prints_them(cli, tmp_path: Path) -> None:
+def test_compare_prints_them(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # long names are cut
     paths = [samples(tmp_path / "one.jsonl", BASE), samples(tmp_path / "eight.jsonl", MOVED, "other prompt")]
     report = json.loads(cli("compare", *paths, "--json").stdout)
     assert (report["samples"], report["other_prompts"], report["variant"]) == (200, 200, "eight")
     (tmp_path / "more").mkdir()
-    more = samples(tmp_path / "more" / "one.jsonl", MOVED)
-    assert json.loads(cli("compare", paths[0], more, "--json").stdout)["variant"] == str(more)
+    samples(tmp_path / "more" / "one.jsonl", MOVED)
+    assert json.loads(cli("compare", "one.jsonl", "more/one.jsonl", "--json").stdout)["variant"] == "more/one.jsonl"
     assert cli("compare", *paths, "--fail-on", "bits").returncode == 2
     with paths[1].open("a") as file:
         file.write(paths[1].read_text().splitlines()[3] + "\n")
