@@ -136,7 +136,7 @@ def watch(
             # An endpoint near the limit does not come and go: it has returned if it is within the noise itself.
             has_moved = nats > (last.limit_nats / FACTOR if since else last.limit_nats)
             name, run_id = called(server, side), last.run if has_moved else ""
-            if has_moved and not since:
+            if has_moved and not run_id:  # other tokens before have none
                 run_id = write_run(server, [replace(first, name="baseline"), side], "moved")
             since = (since or at) if has_moved else None
             notes = () if name == last.server else (f"The server was {last.server}; it is {name}.",)

@@ -145,6 +145,9 @@ def test_other_tokens_have_moved_and_another_name_is_a_note(begin: Any) -> None:
     other = next(rounds)
     assert (named.since, len(named.notes)) == (None, 1)
     assert (other.since, other.distance_nats, other.run) == (other.at, None, "")
+    server.first_token, server.shift = 0, -2.0
+    beyond = next(rounds)
+    assert (beyond.since, bool(beyond.run)) == (other.at, True)
 
 
 def test_a_webhook_that_fails_is_tried_again_and_no_redirect_is_followed(cli: Any) -> None:
