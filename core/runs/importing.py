@@ -20,7 +20,7 @@ from .ops_run import ops_of
 from .reader import RunReader
 from .revision import changed_copy
 from .store.store import Store
-from .tables.schema import LATER, TABLES, check_tables
+from .tables.schema import TABLES, check_tables, stored_columns
 
 NOTE = "Imported from a run file: its figures and verdicts are as that file has them."
 _CHUNK_BYTES = 16 << 20  # of logits of one side, read at a time
@@ -72,7 +72,7 @@ def import_run(
 
 
 def check_schema(path: Path) -> str:
-    """Return the run's kind. StoreError for anything in the file that is no table of a run, and for too many rows."""
+    """Return the run's kind. StoreError for views, macros and other objects than tables, and for other types."""
     file = clean(path.name)
     if os.path.lexists(f"{path}.wal"):
         raise StoreError(f"{file}: has unfinished changes (.wal); open and close it in DuckDB first.")
@@ -81,13 +81,13 @@ def check_schema(path: Path) -> str:
             if rows := database.rows(f"SELECT * FROM ({query}) LIMIT 1"):
                 raise StoreError(f"{file}: holds the {what} '{clean(rows[0][0], 60)}'; a run file has none.")
         kind = str(check_tables(database)["kind"])
-        sql = "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE database_name = 'run_file'"
-        theirs = set(database.rows(sql))
-        names = {name for name, *_ in theirs} | TABLES.keys() - {table.name for table in LATER}
-        ours = {(name, column.name, column.type) for name in names & TABLES.keys() for column in TABLES[name].columns}
-        for odd in sorted(theirs ^ ours):
-            verb = "lacks" if odd in ours else "has"
-            raise StoreError(f"{file}: {verb} the column {clean('.'.join(odd[:2]), 120)} ({clean(odd[2], 60)}).")
+        for table, columns in stored_columns(database).items():
+            types = TABLES[table].types if table in TABLES else {}
+            for name, stored_type in columns.items():
+                expected = types.get(name, stored_type)  # a newer build's columns are left alone
+                if stored_type != expected:
+                    problem = f"has the type {clean(stored_type, 60)}; expected {expected}."
+                    raise StoreError(f"{file}: the column {table}.{name} {problem}")
         return kind
 
 

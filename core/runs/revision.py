@@ -41,10 +41,11 @@ def revise(store: Store, run: RunReader, name: str, verdicts: Sequence[Verdict],
     The new run holds the old one's sides, figures and tokens bit for bit.
     """
     places = np.array(run.header.places(), np.int32)
-    notes = " ".join(part for part in (run.header.provenance.note, note) if part)
     with changed_copy(store, run.path, name) as database:
         run_id = database.path.stem
         check_tables(database)
+        ((old_note,),) = database.rows("SELECT note FROM run")
+        notes = " ".join(filter(None, (old_note, note)))
         database.execute("BEGIN")
         values = [run_id, name, datetime.now(UTC).replace(tzinfo=None), notes]
         database.execute("UPDATE run SET run_id = ?, name = ?, created = ?, note = ?", values)

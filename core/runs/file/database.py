@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -143,6 +143,19 @@ class Database:
     def add_empty(self, table: str, columns: str) -> None:
         """Add a table without rows, for the queries of a reader; a writer's file gets it. columns: of its DDL."""
         self.execute(f"CREATE TABLE {'memory' if self._is_shared else 'run_file'}.main.{table} ({columns})")
+
+    def complete(self, table: str, names: Sequence[str], missing: Mapping[str, str]) -> None:
+        """Give a table the columns `names`: `missing` (name to type) read as NULL, others are hidden.
+
+        A reader's queries see a view in place of the table. A writer's file gets the missing columns.
+        """
+        if not self._is_shared:
+            for name, kind in missing.items():
+                self.execute(f"ALTER TABLE run_file.main.{table} ADD COLUMN {name} {kind}")
+            return
+        columns = [f"NULL::{missing[name]} AS {name}" if name in missing else name for name in names]
+        chosen = f"SELECT {', '.join(columns)} FROM run_file.main.{table}"
+        self.execute(f"CREATE VIEW memory.main.{table} AS {chosen}")
 
     def refuse_views(self) -> None:
         """Refuse views: in place of a table one could make us read other files, or never come back."""

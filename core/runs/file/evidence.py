@@ -42,7 +42,7 @@ CHECK_GROUPS = {  # groups of checks in the order in which they run, with their 
 }
 
 
-class CheckFigures(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class CheckFigures(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Figures of one check. A figure is written to JSON as null if it has no value, and left out if its default is
     None.
     """
@@ -479,13 +479,17 @@ class Verdict:
 
 
 def figures_of(check: Check, text: str) -> CheckFigures:
-    """Return the record of a check from its figures in JSON. UsageError for figures of another check."""
-    for record in (Unmeasured, check.record):
-        try:
-            return msgspec.json.decode(text, type=record)
-        except (msgspec.DecodeError, RecursionError) as error:
-            reason = error
-    raise UsageError(f"the figures of the check '{check}' cannot be read ({clean(reason)})")
+    """Return the record of a check from its figures in JSON; a newer build's figures that it lacks are left out.
+
+    Raises:
+        UsageError: figures of another check.
+    """
+    try:
+        values = msgspec.json.decode(text, type=dict[str, Any])
+        record = Unmeasured if values.keys() <= labels_of(Unmeasured).keys() else check.record
+        return msgspec.convert(values, record)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise UsageError(f"the figures of the check '{check}' cannot be read ({clean(error)})") from error
 
 
 @cache

@@ -44,6 +44,10 @@ class Column:
     help: str
     more: str = "NOT NULL"
 
+    @property
+    def is_nullable(self) -> bool:
+        return "NOT NULL" not in self.more
+
 
 def column(name: str, dtype: str, unit: str, help: str, is_nullable: bool) -> Column:
     """Column of a figure. dtype: numpy's or Python's name of its type."""

@@ -172,11 +172,20 @@ def delete_evidence(database: Database, pair: int) -> None:
 
 
 def read_evidence(database: Database) -> dict[int, list[Evidence]]:
-    """Evidence of every judged pair, by its number, in the order of the checks."""
+    """Evidence of every judged pair, by its number, in the order of the checks. Unknown checks are left out."""
     sql = "SELECT pair, checked, control, figures, outcome, says, side_name FROM evidence"
+    unknown = unknown_checks(database)
     of_pairs: dict[int, list[Evidence]] = {}
     with database.decoding("evidence"):
         for pair, checked, control, figures, *rest in database.rows(sql):
+            if checked in unknown:
+                continue
             row = Evidence(Check(checked), control, figures_of(Check(checked), figures), *rest)
             of_pairs.setdefault(pair, []).append(row)
         return {pair: sorted(rows, key=lambda row: row.order) for pair, rows in of_pairs.items()}
+
+
+def unknown_checks(database: Database) -> list[str]:
+    """Return the checks of the file that this build does not know."""
+    checks = {row[0] for row in database.rows("SELECT DISTINCT checked::VARCHAR FROM evidence")}
+    return sorted(checks - set(Check))

@@ -72,9 +72,12 @@ def read_run(database: Database) -> dict[str, Any]:
             f"{database.file}: a run file of version {version!r:.40}; this ULPscope reads version {FILE_VERSION}."
             " Capture or ingest it again, or export it as npz with the version that wrote it."
         )
-    if missing := sorted(set(RUN.names) - rows[0].keys()):
-        raise StoreError(f"{database.file}: its table 'run' lacks the column '{missing[0]}'; the file is damaged.")
-    return rows[0]
+    unset = {column.name: None for column in RUN.columns if column.is_nullable}
+    provenance = unset | rows[0]
+    for name in RUN.names:
+        if name not in provenance:
+            raise StoreError(f"{database.file}: its table 'run' lacks the column '{name}'; the file is damaged.")
+    return provenance
 
 
 PROMPT = Table(

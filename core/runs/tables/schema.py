@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ...errors import StoreError
+from ...text import clean
 from ..file.database import Database
 from ..file.table import Table
 from . import heatmap, kernels, kv_cache, layers, logits, ops, pairs, positions, remedies, rollouts, run
@@ -13,9 +15,10 @@ _MODULES = (run, logits, positions, pairs, heatmap, kv_cache, layers, ops, kerne
 TABLES = {
     table.name: table for module in _MODULES for table in vars(module).values() if isinstance(table, Table)
 }  # those that each module declares
+_NAMED = 3  # of what is unknown, in the note
 
-
-LATER = (rollouts.SEQUENCE, rollouts.CHOSEN_TOKEN, rollouts.MISMATCH)  # which runs of version 0.2 lack
+# A run file of 1.0.0 or later grows by addition: a build reads the files of every other one. Columns
+# that are added to a table are nullable; only a change of meaning takes another FILE_VERSION.
 
 
 def create_tables(database: Database) -> None:
@@ -24,21 +27,64 @@ def create_tables(database: Database) -> None:
 
 
 def check_tables(database: Database) -> dict[str, Any]:
-    """Return the provenance. StoreError for a DuckDB file that is not a run file of this form."""
+    """Return the provenance, and give the file's tables the columns of this build.
+
+    A nullable column that the file lacks reads as NULL, a table that it lacks as empty. What only the
+    file has is left alone; `note` of the provenance names it.
+
+    Raises:
+        StoreError: not a run file of this version, or a column that may not be null is missing.
+    """
     database.refuse_views()
     ours = "WHERE database_name = 'run_file' AND schema_name = 'main'"
-    columns_by_table = dict(database.rows(f"SELECT table_name, column_count FROM duckdb_tables() {ours}"))
-    provenance = run.read_run(database) if run.RUN.name in columns_by_table else {}
-    for table in LATER:
-        if table.name not in columns_by_table:
-            database.add_empty(table.name, ", ".join(f"{name} {kind}" for name, kind in table.types.items()))
-            columns_by_table[table.name] = len(table.columns)
-    for name, table in sorted(TABLES.items()):
-        if name not in columns_by_table:
-            raise StoreError(f"{database.file}: a DuckDB file without the table '{name}', so not a run file.")
-        if columns_by_table[name] != len(table.columns):
-            raise StoreError(
-                f"{database.file}: its table '{name}' has {columns_by_table[name]} columns; expected"
-                f" {len(table.columns)}."
-            )
-    return provenance
+    counts = dict(database.rows(f"SELECT table_name, column_count FROM duckdb_tables() {ours}"))
+    if run.RUN.name not in counts:
+        raise StoreError(f"{database.file}: a DuckDB file without the table 'run', so not a run file.")
+    provenance = run.read_run(database)
+    unknown: list[str] = []
+    # Names of all columns take 9 ms in a new connection, as long as the rest of opening a run. Builds only
+    # ever add, so a table of as many columns has the same ones.
+    if counts != {name: len(table.columns) for name, table in TABLES.items()}:
+        unknown = _complete(database)
+    if pairs.EVIDENCE.name in counts:
+        unknown += [f"check '{each}'" for each in pairs.unknown_checks(database)]
+    note = _note_on(unknown) if unknown else ""
+    return provenance | {"note": " ".join(filter(None, (provenance["note"], note)))}
+
+
+def _complete(database: Database) -> list[str]:
+    """Give the tables the columns of this build; return what only the file has."""
+    stored = stored_columns(database)
+    unknown = [f"table {name}" for name in sorted(stored.keys() - TABLES.keys())]
+    for name, table in TABLES.items():
+        columns = stored.get(name)
+        if columns is None:
+            database.add_empty(name, ", ".join(f"{each.name} {each.type}" for each in table.columns))
+            continue
+        unknown += [f"column {name}.{each}" for each in columns if each not in table.types]
+        missing = [each for each in table.columns if each.name not in columns]
+        for each in missing:
+            if not each.is_nullable:
+                problem = f"its table '{name}' lacks the column '{each.name}'; the file is damaged."
+                raise StoreError(f"{database.file}: {problem}")
+        if list(columns) != table.names:
+            database.complete(name, table.names, {each.name: each.type for each in missing})
+    return unknown
+
+
+def stored_columns(database: Database) -> dict[str, dict[str, str]]:
+    """Return the columns of the file's tables: name and type by table."""
+    sql = (
+        "SELECT table_name, column_name, data_type FROM duckdb_columns()"
+        " WHERE database_name = 'run_file' AND schema_name = 'main' ORDER BY table_name, column_index"
+    )
+    columns: dict[str, dict[str, str]] = {}
+    for table, column, kind in database.rows(sql):
+        columns.setdefault(table, {})[column] = kind
+    return columns
+
+
+def _note_on(unknown: Sequence[str]) -> str:
+    names = ", ".join(clean(each) for each in unknown[:_NAMED])
+    more = f" and {len(unknown) - _NAMED:,} more" if len(unknown) > _NAMED else ""
+    return f"Written by a newer ULPscope; not shown here: {names}{more}."

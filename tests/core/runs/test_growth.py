@@ -1,0 +1,158 @@
+"""A run file grows by addition: this build reads the files of 1.0.0, of older builds and of newer ones."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pytest
+
+from core.errors import StoreError
+from core.judging.dump import stored_verdict
+from core.runs.importing import import_run
+from core.runs.ops_run import ops_of
+from core.runs.reader import RunReader
+from core.runs.revision import revise
+from core.runs.store.store import Store
+from core.runs.tables.schema import TABLES
+from tests.core.runs.damaging import damaged
+
+FILES = Path(__file__).parents[2] / "cases" / "files_of_1_0_0"
+CORPUS = Path(__file__).parents[2] / "fuzz" / "corpus"
+EXPECTED = json.loads((FILES / "expected.json").read_text())
+
+
+def file_of_1_0_0(kind: str, folder: Path) -> Path:
+    path = folder / f"{kind}.duckdb"
+    path.write_bytes(gzip.decompress((FILES / f"{kind}.duckdb.gz").read_bytes()))
+    return path
+
+
+def figures_of(path: Path) -> dict[str, object]:
+    """What `expected.json` has of a run."""
+    with RunReader(path) as run:
+        records = run.records(0)
+        summary = run.pairs[0].summary
+        return {
+            "sha256": [side.sha256 for side in run.sides],
+            "verdict": run.pairs[0].verdict or "identical",  # a capture is not judged if all bits are equal
+            "summary": {name: getattr(summary, name) for name in EXPECTED["dump"]["summary"]},
+            "max_abs": [record["max_abs"] for record in records][:8],
+        }
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_a_file_of_1_0_0_shows_what_1_0_0_showed(kind: str, tmp_path: Path) -> None:
+    assert figures_of(file_of_1_0_0(kind, tmp_path)) == EXPECTED[kind]
+
+
+def test_probes_of_1_0_0_are_read(tmp_path: Path) -> None:
+    assert {row["dtype"] for row in ops_of(file_of_1_0_0("ops", tmp_path)).rows} == {"bfloat16"}
+
+
+def test_a_file_of_1_0_0_is_compared_judged_and_exported(cli, tmp_path: Path) -> None:
+    path = file_of_1_0_0("dump", tmp_path)
+    assert cli("ingest", path).returncode == 0
+    (card,) = json.loads(cli("list", "--json").stdout)
+    run_id = card["run_id"]
+    assert json.loads(cli("compare", run_id, "--json").stdout)["summary"]["neq"] == 32
+    rerun = tmp_path / "rerun.npz"
+    assert cli("export", run_id, rerun).returncode == 0
+    with np.load(rerun) as exported, np.load(CORPUS / "prompts.npz") as given:
+        for side in ("reference", "variant"):
+            assert exported[side].tobytes() == given[side].tobytes()
+    judged = cli("verdict", run_id, "--rerun", rerun, "--json")
+    assert judged.returncode == 0
+    with RunReader(Store(tmp_path / "runs").path_of(json.loads(judged.stdout)["run_id"])) as run:
+        assert "rerun" in {row.group for row in run.evidence(0)}
+
+
+def test_an_older_file_reads_null_and_empty_where_it_lacks_a_column_or_a_table(tmp_path: Path) -> None:
+    """All nullable columns at once, and the tables of what a run may do without."""
+    path = file_of_1_0_0("judged", tmp_path)
+    whole = figures_of(path)
+    statements = [
+        f"ALTER TABLE {table.name} DROP COLUMN {column.name}"
+        for table in TABLES.values()
+        for column in table.columns
+        if column.is_nullable and (table.name, column.name) != ("run", "kept")
+    ]
+    damaged(path, *statements)
+    with duckdb.connect(str(path)) as shell:
+        for table in ("remedy", "kernel", "kernel_side", "layer", "layer_position", "generation", "op"):
+            shell.execute(f"DROP TABLE {table}")
+    figures = figures_of(path)
+    assert figures["sha256"] == whole["sha256"]
+    assert figures["summary"]["neq"] == whole["summary"]["neq"]
+    assert set(figures["max_abs"]) == {None}
+    with RunReader(path) as run:
+        assert run.positions(0)["kl"].isna().all()
+        assert (run.pairs_with_layers, run.remedies, run.generations) == (frozenset(), {}, {})
+        assert run.query("SELECT * FROM layer").columns.tolist() == TABLES["layer"].names
+
+
+def test_a_judged_copy_of_an_older_file_gets_the_column(store: Store, tmp_path: Path) -> None:
+    path = file_of_1_0_0("dump", tmp_path)
+    damaged(path, "ALTER TABLE pair DROP COLUMN noise_ratio", "DROP TABLE floor_position")
+    run_id = import_run(store, path)
+    with RunReader(store.path_of(run_id)) as run:
+        verdict = stored_verdict(run, run.pairs[0])
+        judged = revise(store, run, "judged", [verdict], "")
+    with duckdb.connect(str(store.path_of(judged)), read_only=True) as shell:
+        assert shell.sql("SELECT noise_ratio FROM pair").fetchall() == [(None,)]
+        assert shell.sql("SELECT count(*) FROM floor_position").fetchall() == [(0,)]
+
+
+NEWER = {
+    "column": "ALTER TABLE position ADD COLUMN logsumexp_change DOUBLE DEFAULT NULL",
+    "column of the run": "ALTER TABLE run ADD COLUMN cluster VARCHAR",
+    "table": "CREATE TABLE expert_choice (pair INTEGER, expert INTEGER)",
+    "check": "INSERT INTO evidence SELECT pair, rung, 'choices of experts', side_name, control, figures, outcome,"
+    " says FROM evidence LIMIT 1",
+    "figure of a check": "UPDATE evidence SET figures = json_merge_patch(figures, '{\"new_ratio\": 2.5}')"
+    " WHERE figures <> '{}'",
+}
+
+
+@pytest.mark.parametrize("addition", NEWER)
+def test_what_a_newer_build_added_is_left_alone(addition: str, store: Store, tmp_path: Path) -> None:
+    path = file_of_1_0_0("judged", tmp_path)
+    with RunReader(path) as run:
+        checks = [row.check for row in run.evidence(0)]
+    whole = figures_of(path)
+    damaged(path, NEWER[addition].replace(" DEFAULT NULL", ""))
+    assert figures_of(path) == whole
+    run_id = import_run(store, path)
+    with RunReader(store.path_of(run_id)) as run:
+        assert [row.check for row in run.evidence(0)] == checks
+        assert run.query("SELECT * FROM position").columns.tolist() == TABLES["position"].names
+        is_noted = addition != "figure of a check"
+        assert ("newer ULPscope" in run.header.provenance.note) == is_noted
+        judged = revise(store, run, "judged", [stored_verdict(run, run.pairs[0])], "")
+    with duckdb.connect(str(store.path_of(judged)), read_only=True) as shell:
+        stored_note = shell.sql("SELECT note FROM run").fetchall()[0][0]
+        assert "newer" not in stored_note
+        if addition == "column":
+            assert shell.sql("SELECT count(logsumexp_change) FROM position").fetchall() == [(0,)]
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("UPDATE run SET file_version = 4", "version 4; this ULPscope reads version 7"),
+        ("ALTER TABLE run DROP COLUMN file_version", "version None; this ULPscope reads"),
+        ("ALTER TABLE position DROP COLUMN neq", "its table 'position' lacks the column 'neq'"),
+        ("ALTER TABLE run DROP COLUMN vocab", "its table 'run' lacks the column 'vocab'"),
+        ("DROP TABLE run", "without the table 'run'"),
+        ("DROP TABLE logits", "damaged"),
+        ("DROP TABLE side", "damaged"),
+    ],
+)
+def test_a_file_of_another_form_is_refused(statement: str, words: str, tmp_path: Path) -> None:
+    path = file_of_1_0_0("judged", tmp_path)
+    damaged(path, statement)
+    with pytest.raises(StoreError, match=words), RunReader(path):
+        pass
