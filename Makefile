@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 
-.PHONY: run test thorough quick check bench format clean
+.PHONY: run test thorough processors quick check bench format clean
 
 run: $(VENV)/.runtime
 	$(BIN)/python -m app $(if $(PORT),--server.port $(PORT))
@@ -22,6 +22,18 @@ test: $(VENV)/.development browser $(VENV)/.compiled house
 thorough: $(VENV)/.thorough browser
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "thorough and not browser"
 	$(BIN)/python -m pytest -m browser
+
+# The first stage of `make test` as other processors and thread counts compute it, and what ended red at the end: an
+# hour and a half on two cores. The names are numpy's for AVX-512 and AVX2.
+PROCESSORS = ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 \
+	NPY_DISABLE_CPU_FEATURES=X86_V3,X86_V4,AVX512_ICL,AVX512_SPR OMP_NUM_THREADS=1 OMP_NUM_THREADS=4
+processors: export OMP_WAIT_POLICY = passive
+processors: $(VENV)/.development $(VENV)/.compiled
+	@red=; for setting in $(PROCESSORS); do \
+		echo "== $$setting"; \
+		env OMP_NUM_THREADS=1 $$setting $(BIN)/python -m pytest -n auto --dist worksteal \
+			-m "not browser and not thorough" || red="$$red $$setting"; \
+	done; test -z "$$red" || { echo "red with:$$red"; exit 1; }
 
 quick: $(VENV)/.development
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not browser and not model and not gpu and not thorough"
