@@ -20,7 +20,7 @@ from .ops_run import ops_of
 from .reader import RunReader
 from .revision import changed_copy
 from .store.store import Store
-from .tables.schema import LATER, TABLES, check_tables
+from .tables.schema import LATER, TABLES, check_rows, check_tables
 
 NOTE = "Imported from a run file: its figures and verdicts are as that file has them."
 _CHUNK_BYTES = 16 << 20  # of logits of one side, read at a time
@@ -80,7 +80,7 @@ def check_schema(path: Path) -> str:
         for what, query in _OBJECTS.items():
             if rows := database.rows(f"SELECT * FROM ({query}) LIMIT 1"):
                 raise StoreError(f"{file}: holds the {what} '{clean(rows[0][0], 60)}'; a run file has none.")
-        kind = str(check_tables(database)["kind"])
+        provenance = check_tables(database)
         sql = "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE database_name = 'run_file'"
         theirs = set(database.rows(sql))
         names = {name for name, *_ in theirs} | TABLES.keys() - {table.name for table in LATER}
@@ -88,7 +88,8 @@ def check_schema(path: Path) -> str:
         for odd in sorted(theirs ^ ours):
             verb = "lacks" if odd in ours else "has"
             raise StoreError(f"{file}: {verb} the column {clean('.'.join(odd[:2]), 120)} ({clean(odd[2], 60)}).")
-        return kind
+        check_rows(database, provenance)
+        return str(provenance["kind"])
 
 
 def _check_run(run: RunReader, on_progress: Progress) -> None:
