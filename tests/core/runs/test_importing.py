@@ -17,6 +17,7 @@ from core.runs.store.store import Store
 from tests.core.runs.damaging import damaged
 from tests.core.runs.made_runs import ROOT, copied
 from tests.core.runs.test_ops_run import UNSTEADY, header
+from tests.core.runs.topk.made_sides import response, side, store_run
 
 SAMPLES = sorted((ROOT / "tests" / "runs").glob("*.duckdb"))
 
@@ -136,6 +137,8 @@ def test_without_room_nothing_is_imported(store: Store, foreign_file: Path, monk
     monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", "999000000000000")
     with pytest.raises(LimitError):
         import_run(store, foreign_file)
+    with pytest.raises(LimitError):
+        store_run(store, "lists", *(side(name, response([1, 2], {0: {2: -0.5}})) for name in "ab"))
     assert not store.directory.exists()
 
 
