@@ -12,7 +12,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-WRITING = ".writing-"  # what a file's name begins with until it is whole; a killed writer leaves it
+WRITING = (
+    ".writing-"  # what a name begins with until all is whole; a killed writer leaves folders, and files if need be
+)
+
+_DESCRIPTORS = "/proc/self/fd"  # by which a file without a name gets one
 
 
 def lock(path: Path, *, wait: bool = True, mode: int = 0o600) -> int:
@@ -44,14 +48,20 @@ def hold(path: Path) -> Iterator[None]:
 
 @contextmanager
 def writing(path: Path, *, is_new: bool = False, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """Yield a file, renamed to `path` once it is whole and on disk. is_new: FileExistsError instead of replacing."""
+    """Yield a file that is called `path` once it is whole and on disk. is_new: FileExistsError instead of replacing.
+
+    Until then it has no name, if the file system can do that: a killed process leaves nothing.
+    """
     temporary = path.with_name(f"{WRITING}{secrets.token_hex(8)}")
     try:
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        descriptor = _open_new(temporary, mode)
         with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
             os.fsync(descriptor)
+            if os.fstat(descriptor).st_nlink == 0:
+                # Any descriptor makes Python call linkat, which alone follows the link in /proc.
+                os.link(f"{_DESCRIPTORS}/{descriptor}", temporary, src_dir_fd=descriptor, follow_symlinks=True)
         if is_new:
             place_new(temporary, path)
         else:
@@ -59,6 +69,15 @@ def writing(path: Path, *, is_new: bool = False, mode: int = 0o666) -> Iterator[
     finally:
         with suppress(OSError):  # renamed, or never there
             temporary.unlink()
+
+
+def _open_new(path: Path, mode: int) -> int:
+    """Open a new file in the folder of `path`, without a name if possible, else called `path`."""
+    without_name = getattr(os, "O_TMPFILE", 0)  # Linux
+    if without_name and Path(_DESCRIPTORS).is_dir():
+        with suppress(OSError):  # NFS and old file systems cannot
+            return os.open(path.parent, os.O_RDWR | without_name | os.O_CLOEXEC, mode)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
 
 
 def write_atomic(path: Path, body: bytes, *, is_new: bool = False, mode: int = 0o666) -> None:

@@ -70,6 +70,24 @@ def slug(text: str, besides: str = "", longest: int = 60) -> str:
     return re.sub(rf"[^A-Za-z0-9{re.escape(besides)}]+", "-", text).strip("-")[:longest]
 
 
+def readable(raw: bytes) -> str:
+    """Decode UTF-8, with '<0xE2>' for each invalid byte."""
+    return "".join(
+        f"<0x{ord(char) - 0xDC00:02X}>" if 0xDC80 <= ord(char) <= 0xDCFF else char
+        for char in raw.decode("utf-8", errors="surrogateescape")
+    )
+
+
+def join_bytes(text: str) -> str:
+    """Return the joined texts of tokens with the characters of which each token has some bytes, as '<0xE2>'."""
+
+    def character(run: re.Match[str]) -> str:
+        digits = re.sub("<0x|>", "", run[0])
+        return readable(bytes.fromhex(digits))
+
+    return re.sub("(?:<0x[0-9A-F]{2}>)+", character, text)
+
+
 def plural(count: int, one: str, many: str = "") -> str:
     """`1 flip`, `2,000 flips`; `many` if it is not `one` with an s."""
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"

@@ -163,6 +163,20 @@ def test_the_launcher_installs_first_if_nothing_is_installed(clone, tmp_path, ma
     assert done.stderr == f"make -C {clone} .venv/.runtime\n"
 
 
+@pytest.mark.parametrize("installed", [True, False])
+def test_the_launcher_runs_an_environment_that_pip_made_where_there_is_no_make(clone, tmp_path, installed):
+    (clone / ".venv" / ".runtime").unlink()
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("bash", "sh", "dirname", "readlink"):
+        (tools / name).symlink_to(shutil.which(name))
+    if not installed:
+        (clone / ".venv" / "bin" / "python").unlink()
+    done = in_a_fresh_shell("./ulpscope list --json", clone, tmp_path, PATH=str(tools))
+    assert (done.returncode, done.stdout) == ((0, "[]\n") if installed else (2, ""))
+    assert ("no make" in done.stderr) is not installed
+
+
 PASTED = [page for page in PAGES if page.stem not in NOT_PASTED and blocks(page.read_text(encoding="utf-8"), "bash")]
 
 

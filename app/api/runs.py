@@ -132,7 +132,6 @@ def _file_response(path: Path, name: str, etag: str, kind: str) -> Response:
 
 
 def _export(store: Store, path: Path, target: Path) -> None:
-    partial = target.with_name(f"{target.stem}.{os.getpid()}.partial")
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with RunReader(path) as run:
@@ -140,12 +139,9 @@ def _export(store: Store, path: Path, target: Path) -> None:
             size = run.header.rows * run.header.vocab * width
             _drop_oldest(target.parent, size)
             store.check_space(size)
-            export_npz(run, partial)
-        partial.replace(target)
+            export_npz(run, target, overwrite=True)  # another process of this server may be faster
     except OSError as failure:
         raise StoreError(f"{target.parent}: cannot be written to ({failure.strerror}).") from failure
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _drop_oldest(folder: Path, coming: int) -> None:

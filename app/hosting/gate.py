@@ -21,10 +21,11 @@ from streamlit import config as streamlit_config
 from app.hosting import members, sign_in
 from app.hosting.members import PROXY_SECRET, Access
 from core.configuration import Configuration, configuration, readable_secrets
-from core.errors import UlpscopeError
+from core.errors import ConfigurationError, UlpscopeError
 from core.hosting import start, tokens
 from core.runs.store.store import open_store
 
+_log = logging.getLogger(__name__)
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 # What pages, components and figures need in Chromium. Streamlit needs inline scripts, so the policy does not stop a
 # script in a page, only what that could send to other hosts.
@@ -94,19 +95,32 @@ class Gate:
                     headers.setdefault(name, value)
             await send(message)
 
+        try:
+            passed = await self._answer(scope, receive, sending)
+        except ConfigurationError as failure:  # of the file of tokens, whose path is for the log alone
+            _log.error("nobody can sign in by token: %s", failure)
+            sentence = "The server cannot read its list of tokens, so it lets nobody in by token. Its log says why."
+            await _error_response(scope, sentence, 503)(scope, receive, sending)
+            return
+        if passed is not None:
+            await self._app(passed, receive, sending)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> Scope | None:
+        """Return the scope for the application, None if the request is answered here."""
         connection = HTTPConnection(scope)
         is_own = self._own is not None and scope["type"] == "http" and scope["path"] in sign_in.PATHS
         member = None if is_own else self._access.member_of(connection)
         refusal = self._refusal(connection, member, is_own)
         if refusal is not None:
-            await refusal(scope, receive, sending)
-        elif is_own:
+            await refusal(scope, receive, send)
+            return None
+        if is_own:
             assert self._own is not None
             # Without "app": the router would raise what only the application turns into a 404.
-            await self._own({key: scope[key] for key in scope if key != "app"}, receive, sending)
-        else:
-            assert member is not None
-            await self._app(self._passed(scope, member), receive, sending)
+            await self._own({key: scope[key] for key in scope if key != "app"}, receive, send)
+            return None
+        assert member is not None
+        return self._passed(scope, member)
 
     def _refusal(self, connection: HTTPConnection, member: str | None, is_own: bool) -> Response | None:
         """Return the answer to a request that may not pass, None if it may."""

@@ -33,6 +33,9 @@ _POLICY = (
     " frame-ancestors 'none'"
 )
 _hashing = ThreadPoolExecutor(1, "passwords")  # one at a time: a hash takes 0.2 s of a core and 64 MB
+# One attempt of each address at a time, so that wrong guesses delay their sender alone, and of few addresses: the last
+# of eight waits 2 s.
+_MOST_WAITING = 8
 _audit = logging.getLogger("ulpscope.audit")
 _log = logging.getLogger(__name__)
 
@@ -41,6 +44,7 @@ def routes(access: Access) -> Router:
     """Return the routes of a server's sign-in."""
     config = access.config
     provider: Any = _provider(access) if config.sign_in.oidc_issuer else None
+    waiting: set[str] = set()  # addresses whose attempt is being checked
 
     def form(target: str, problem: str = "", status: int = 200) -> Response:
         words = {"password": config.sign_in.password, "token": config.sign_in.tokens}
@@ -61,11 +65,16 @@ def routes(access: Access) -> Router:
             return form(target) if access.member_of(request) is None else RedirectResponse(target, 303)
         fields = await _fields(request)
         target = own_path(fields.get("next", "/"))
-        entered = await asyncio.get_running_loop().run_in_executor(
-            _hashing, access.member_with, fields.get("secret", "")
-        )
+        client, secret = _client(request), fields.get("secret", "")
+        if client in waiting or len(waiting) >= _MOST_WAITING:
+            return form(target, "Too many attempts at once; try again in a few seconds.", 429)
+        waiting.add(client)
+        try:
+            entered = await asyncio.get_running_loop().run_in_executor(_hashing, access.member_with, secret)
+        finally:
+            waiting.remove(client)
         if entered is None:
-            _audit.info("failed sign-in from %s", _client(request))
+            _audit.info("failed sign-in from %s", client)
             return form(target, "Wrong password or token.", 401)
         return begin(request, *entered, target)
 
@@ -137,7 +146,7 @@ async def _verified_address(provider: Any, request: Request) -> str:
     if "email" not in claims and "userinfo_endpoint" in provider.server_metadata:
         more = dict(await provider.userinfo(token=token))
         claims |= more if more.get("sub") == claims["sub"] else {}  # OpenID Connect Core 5.3.2
-    return str(claims.get("email", "")) if claims.get("email_verified") in (True, "true") else ""
+    return str(claims.get("email", "")) if claims.get("email_verified") is True else ""
 
 
 async def _fields(request: Request) -> dict[str, str]:

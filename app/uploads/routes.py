@@ -11,6 +11,7 @@ import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import anyio
@@ -34,6 +35,7 @@ from core.text import clean
 IDLE_SECONDS = 30.0  # without a byte, after which a request is over and another may continue
 _PIECE_BYTES = 1 << 20  # written at a time, which bounds the memory of a request
 _LONGEST_WAIT = 600  # seconds
+_writing = Lock()
 _LOOK_SECONDS = 0.2
 _RANGE = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18})")
 _DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/=]{44}):")  # RFC 9530
@@ -156,17 +158,23 @@ def _check_size(size: int) -> None:
 
 async def _append(request: Request, path: Path, part: Part) -> None:
     stream, waiting, end = request.stream(), bytearray(), part.first
+    rest = "Nothing of it is stored" if part.end is None else "What arrived is kept"  # put_upload removes whole ones
+    store = open_store()
     with path.open("ab", buffering=0) as file:
 
         def write() -> None:
             view = memoryview(bytes(waiting))
             waiting.clear()
             try:
-                while view:
-                    view = view[file.write(view) :]
+                with _writing:  # or parallel uploads would each find room for the same bytes
+                    store.check_space(len(view))
+                    while view:
+                        view = view[file.write(view) :]
+            except LimitError as error:
+                raise LimitError(f"The server's disk has no room for the upload. {rest}. {error}") from error
             except OSError as error:
                 if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                    raise LimitError("The server's disk is full; what arrived is kept.") from error
+                    raise LimitError(f"The server's disk is full. {rest}.") from error
                 raise
 
         try:
@@ -174,7 +182,7 @@ async def _append(request: Request, path: Path, part: Part) -> None:
                 with anyio.move_on_after(IDLE_SECONDS) as idle:
                     piece = await anext(stream, b"")
                 if idle.cancelled_caught:
-                    raise RefusedError(f"No byte came for {IDLE_SECONDS:.0f} seconds; what arrived is kept.", 408)
+                    raise RefusedError(f"No byte came for {IDLE_SECONDS:.0f} seconds. {rest}.", 408)
                 if not piece:
                     break
                 end += len(piece)

@@ -36,7 +36,8 @@ _Key = tuple[str, str]  # filter, doc_id
 
 def corpus_of_logs(files: Sequence[Path], on_progress: Callable[[int, int], None]) -> dict[str, Any]:
     """Return the statistics of two files, the first one the base."""
-    return _statistics(score_logs(files, on_progress), files[0].stem, files[1].stem, "chunk")
+    tokens = score_logs(files, on_progress)
+    return _statistics(tokens, files[0].stem, files[1].stem, "chunk") | {"cut_tokens": tokens.cut}
 
 
 def corpora_of(run: RunReader, variant: str | None) -> list[dict[str, Any]]:
@@ -80,6 +81,9 @@ def print_corpus(corpus: dict[str, Any]) -> None:
     columns = ("figure", "value", "±", f"95 % interval over {document}s", "unit")
     out.print(table_of(columns, rows, title=title, text=("figure", "unit")))
     print_records(corpus["by_position"], "by position in the context")
+    if cut := corpus.get("cut_tokens"):
+        what = f"{plural(cut, 'right token is', 'right tokens are')} less likely than the files can say"
+        print_text(f"note: {what} (16 nats below the likeliest), so the perplexities are too low.", err)
 
 
 @dataclass(frozen=True)

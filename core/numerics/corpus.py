@@ -26,7 +26,8 @@ _LABELS = {1.0: "Maximum", 0.5: "Median", 0.0: "Minimum"}
 class ScoredTokens:
     """Scored positions of a corpus, document after document. [positions] each
 
-    kl: nats; base, other: log-probability of the right token; is_same_top: both sides have one argmax.
+    kl: nats; base, other: log-probability of the right token; is_same_top: both sides have one argmax; cut: right
+    tokens that are less likely than a file says, which raised them.
     """
 
     document: NDArray[np.integer]
@@ -35,6 +36,7 @@ class ScoredTokens:
     base: NDArray[np.float64]
     other: NDArray[np.float64]
     is_same_top: NDArray[np.bool_]
+    cut: int = 0
 
     @property
     def dp(self) -> NDArray[np.float64]:

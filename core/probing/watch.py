@@ -45,7 +45,8 @@ class Round(msgspec.Struct, frozen=True):
     """One round, a line of a store's `.watches/KEY.jsonl`; the baseline is the first one.
 
     server: as it calls itself; noise_nats: largest distance of a repeat from the first answers; distance_nats: None
-    without comparable answers; since: first round that moved, None if it has not; run: that was stored then.
+    without comparable answers; since: first round that moved, None if it has not; run: that was stored then; is_down:
+    there was no answer.
     """
 
     url: str
@@ -58,15 +59,18 @@ class Round(msgspec.Struct, frozen=True):
     since: datetime | None = None
     run: str = ""
     notes: tuple[str, ...] = ()
+    is_down: bool = False
 
     @property
     def text(self) -> str:
         """The state after the round, in words."""
-        unmoved = "is undecided" if self.distance_nats is None else "has not moved"
-        state = f"has moved since {self.since:%Y-%m-%d %H:%M:%S} UTC" if self.since else unmoved
+        moved = f"moved since {self.since:%Y-%m-%d %H:%M:%S} UTC" if self.since else "not moved"
         nats, limit = number(self.distance_nats, 3), number(self.limit_nats, 3)
-        size = "no comparable answer" if self.distance_nats is None else f"{nats} nats from the baseline, limit {limit}"
-        return " ".join([f"{self.url} {state}: {size}.", *self.notes])
+        size = "other tokens" if self.distance_nats is None else f"{nats} nats from the baseline, limit {limit}"
+        state = f"has {moved}: {size}"
+        if self.is_down or self.distance_nats is self.since is None:  # versions before had no is_down
+            state = f"is down, so it is undecided; it had {moved}"
+        return " ".join([f"{self.url} {state}.", *self.notes])
 
 
 def read_rounds(store: Store, pattern: str = "*.jsonl") -> list[list[Round]]:
@@ -141,10 +145,12 @@ def watch(
             since = (since or at) if has_moved else None
             notes = () if name == last.server else (f"The server was {last.server}; it is {name}.",)
             changes = {"server": name, "distance_nats": nats, "since": since, "run": run_id, "notes": notes}
-        except UlpscopeError as error:  # a DumpError: there are answers, with other tokens
-            since = since or (at if isinstance(error, DumpError) else None)
+            is_down = False
+        except UlpscopeError as error:
+            is_down = not isinstance(error, DumpError)  # else there are answers, with other tokens
+            since = since or (None if is_down else at)
             changes = {"distance_nats": None, "since": since, "notes": (str(error),)}
-        last = append(msgspec.structs.replace(last, at=at, **changes))
+        last = append(msgspec.structs.replace(last, at=at, is_down=is_down, **changes))
         yield last
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import DumpError, UsageError
 from ..numerics.corpus import ScoredTokens, score_rows
@@ -21,6 +22,7 @@ from .topk.payloads.bounded_json import begins
 
 _ROW_BYTES = 8 << 20  # of a side's log-probabilities at a time
 _GROUPS = 8  # of positions
+_RANGE = 16.0  # nats from the largest value of a row to the lowest that --kl-divergence-base stores
 
 
 def are_logs(paths: Sequence[Path]) -> bool:
@@ -49,14 +51,24 @@ def score_logs(paths: Sequence[Path], on_progress: Callable[[int, int], None] = 
     targets, step = tokens[:, first + 1 :].reshape(-1), max(1, _ROW_BYTES // (4 * vocab))
     if targets.min() < 0 or targets.max() >= vocab:
         raise DumpError(f"{clean(paths[0].name)}: has a token beyond its vocabulary of {vocab:,}; the file is damaged.")
-    parts = []
+    parts, cut = [], 0
     for start in range(0, len(targets), step):
         stop = min(start + step, len(targets))
-        parts.append(score_rows(base(start, stop), other(start, stop), targets[start:stop]))
+        rows = base(start, stop), other(start, stop)
+        parts.append(score_rows(*rows, targets[start:stop]))
+        is_cut = _is_cut(rows[0], targets[start:stop]) | _is_cut(rows[1], targets[start:stop])
+        cut += int(is_cut.sum())
         on_progress(stop, len(targets))
     kl, of_base, of_other, is_same = (np.concatenate(column) for column in zip(*parts, strict=True))
     document, row = np.divmod(np.arange(len(targets)), tokens.shape[1] - 1 - first)
-    return ScoredTokens(document, first + row, kl, of_base, of_other, is_same)
+    return ScoredTokens(document, first + row, kl, of_base, of_other, is_same, cut)
+
+
+def _is_cut(rows: NDArray[np.float32], targets: NDArray[np.integer]) -> NDArray[np.bool_]:
+    """Return whether the right token has the value to which a file raises all less likely ones. [rows]"""
+    lowest = rows.min(axis=1)
+    is_full = rows.max(axis=1) - lowest > _RANGE - 0.001  # float32 rounds both ends
+    return is_full & (rows[np.arange(len(targets)), targets] == lowest)
 
 
 def score_pair(run: RunReader, pair: int) -> ScoredTokens:

@@ -20,7 +20,7 @@ from .ops_run import ops_of
 from .reader import RunReader
 from .revision import changed_copy
 from .store.store import Store
-from .tables.schema import TABLES, check_tables, stored_columns
+from .tables.schema import TABLES, check_rows, check_tables, stored_columns
 
 NOTE = "Imported from a run file: its figures and verdicts are as that file has them."
 _CHUNK_BYTES = 16 << 20  # of logits of one side, read at a time
@@ -80,7 +80,7 @@ def check_schema(path: Path) -> str:
         for what, query in _OBJECTS.items():
             if rows := database.rows(f"SELECT * FROM ({query}) LIMIT 1"):
                 raise StoreError(f"{file}: holds the {what} '{clean(rows[0][0], 60)}'; a run file has none.")
-        kind = str(check_tables(database)["kind"])
+        provenance = check_tables(database)
         for table, columns in stored_columns(database).items():
             types = TABLES[table].types if table in TABLES else {}
             for name, stored_type in columns.items():
@@ -88,7 +88,8 @@ def check_schema(path: Path) -> str:
                 if stored_type != expected:
                     problem = f"has the type {clean(stored_type, 60)}; expected {expected}."
                     raise StoreError(f"{file}: the column {table}.{name} {problem}")
-        return kind
+        check_rows(database, provenance)
+        return str(provenance["kind"])
 
 
 def _check_run(run: RunReader, on_progress: Progress) -> None:

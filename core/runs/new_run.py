@@ -24,6 +24,7 @@ def new_run(
 ) -> Iterator[tuple[Database, Partial, datetime]]:
     """Open the database of a new run with empty tables; an error leaves nothing. options: of `Database.to_write`."""
     created = created or datetime.now(UTC)
+    store.check_space(logits_bytes)
     with (
         store.new_file(name, created, run_id) as partial,
         Database.to_write(partial.path, expected_bytes=logits_bytes, **options) as database,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,7 +46,11 @@ def test_what_is_no_file_is_neither_locked_nor_waited_for(tmp_path: Path, place:
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_file_is_replaced_whole_and_has_its_mode_from_the_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize("descriptors", ["/proc/self/fd", "/none"])
+def test_a_file_is_replaced_whole_and_has_its_mode_from_the_start(
+    descriptors: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "_DESCRIPTORS", descriptors)
     path = tmp_path / "x"
     for body in (b"old", b"new"):
         disk.write_atomic(path, body, mode=0o600)
@@ -52,6 +58,19 @@ def test_a_file_is_replaced_whole_and_has_its_mode_from_the_start(tmp_path: Path
     with pytest.raises(FileExistsError):
         disk.write_atomic(path, b"mine", is_new=True)
     assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("x", b"new")]
+
+
+def test_a_writer_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, sys, time; from core import disk\n"
+        "with disk.writing(pathlib.Path(sys.argv[1])) as file:\n"
+        "    file.write(bytes(1 << 20)); print('half', flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, tmp_path / "x"], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"half\n"
+        writer.kill()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_write_that_fails_leaves_the_older_file_and_nothing_else(

@@ -144,6 +144,18 @@ def _run_action(folder: Path, inputs: dict[str, str]) -> dict[str, tuple[int, st
     return results
 
 
+def test_the_artifact_holds_the_run_that_the_comment_names(github: GitHub, job: Path, tmp_path: Path) -> None:
+    _run_action(tmp_path, {"files": "tests/cases/flips_fp16.npz"})
+    steps = yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"]
+    (upload,) = [step for step in steps if "upload-artifact" in step.get("uses", "")]
+    (folder,) = tmp_path.glob("ulpscope.*")
+    patterns = upload["with"]["path"].replace("${{ steps.gate.outputs.folder }}/", "").split()
+    uploaded = {path.name for pattern in patterns for path in folder.glob(pattern)}
+    (run,) = folder.glob("store/*.duckdb")
+    assert {run.name, "gate.md", "report.html"} <= uploaded
+    assert github.comments[120]["body"].count("verdict")
+
+
 def test_the_documented_workflow_comments_and_leaves_summary_and_junit(github: GitHub, job: Path, tmp_path) -> None:
     text = (ROOT / "docs" / "guides" / "gates.md").read_text()
     (of_job,) = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])["jobs"].values()

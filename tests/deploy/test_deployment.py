@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import fields
 
+from app.hosting import sign_in
 from core.commands import serve
 from core.configuration import SECTIONS, Configuration, configuration
 from core.errors import ConfigurationError
@@ -73,6 +74,15 @@ def test_the_example_starts_with_a_password_and_nginx_takes_its_headers_from_the
     assert {re.search(r'header = "(\S+)"', text)[1], "X-ULPscope-Proxy-Secret"} <= set(emptied)
     # nginx drops the server's lines in a location that has one of its own
     assert "proxy_set_header" not in site[site.index("location") :]
+
+
+def test_nginx_limits_the_sign_in_of_each_address() -> None:
+    site = (DEPLOY / "nginx.conf").read_text()
+    zone = re.search(r"^limit_req_zone \$binary_remote_addr zone=(\w+):1m rate=1r/s;$", site, re.MULTILINE)
+    assert zone
+    location = re.search(r"location (\S+) +\{[^}]*limit_req zone=" + zone[1], site)
+    assert location
+    assert all(path.startswith(location[1]) for path in sign_in.PATHS)
 
 
 def _complaints(unit: Path) -> list[str]:

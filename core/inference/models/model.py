@@ -23,7 +23,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from ...errors import CaptureError
 from ...numerics.formats import LOGIT_FORMATS, format_named
-from ...text import BYTE_LEVEL, clean, size
+from ...text import BYTE_LEVEL, clean, readable, size
 from . import devices, gguf
 from .devices import name_of_device, usable_device
 from .source import ModelSource, isolate, needed_bytes, source_of
@@ -338,14 +338,6 @@ def has_experts(model: Any) -> bool:
     config = model.config.get_text_config(decoder=True)
     keys = ("num_local_experts", "num_experts", "n_routed_experts", "num_experts_per_tok")
     return any(getattr(config, key, None) for key in keys)
-
-
-def readable(raw: bytes) -> str:
-    """Decode UTF-8, with '<0xE2>' for each invalid byte."""
-    return "".join(
-        f"<0x{ord(char) - 0xDC00:02X}>" if 0xDC80 <= ord(char) <= 0xDCFF else char
-        for char in raw.decode("utf-8", errors="surrogateescape")
-    )
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> dict[int, str]:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ..reader import RunReader
 
 ROWS_BYTES = 8 << 20  # read and written at a time
-_OTHER_KINDS = (".npy", ".safetensors", ".duckdb")
 
 
 def export_npz(run: RunReader, path: Path, *, overwrite: bool = False) -> None:
@@ -43,7 +42,7 @@ def export_npz(run: RunReader, path: Path, *, overwrite: bool = False) -> None:
     complete or not at all; StoreError if it cannot be written or would replace another.
     """
     path = Path(path)
-    if path.suffix in _OTHER_KINDS:
+    if path.suffix != ".npz":
         raise UsageError(f"{path.name}: export writes an npz; expected a name that ends in .npz.")
     for side in run.header.sides:
         try:

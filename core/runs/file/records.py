@@ -27,6 +27,8 @@ MAX_VOCAB = 1 << 22  # 15 times the largest vocabulary in use
 MAX_ROWS = 1 << 20  # positions of all prompts together, of whole rows; a longer run of lists is read in parts only
 MAX_LISTED_ROWS = 128 * MAX_ROWS  # positions of lists of two sides
 
+MAX_VALUES = 16 * MAX_ROWS  # of lists: 20 a row, 100,000 rows on eight sides; read whole, they take 400 MB
+
 # Characters of a token's text. The longest tokens in use are 128 spaces (of Llama 3 and GPT-4o) or some words of a chat
 # template between brackets; as `<0xE2>` for each byte, a token has six times its bytes.
 LONGEST_TOKEN = 1024

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ... import __version__
 from ...packaged_models import PACKAGED
-from ...text import number, out_of, percent, plural, three_digits
+from ...text import join_bytes, number, out_of, percent, plural, three_digits
 from ..file.keep import note_of
 from ..file.records import FAILING, Provenance
 from ..queries.verdicts import Answer, answer_of, ulp_percentile
@@ -182,7 +182,7 @@ def _prompts(run: RunReader, pair: StoredPair) -> list[str]:
     parts = []
     for place in order[:_MOST_PROMPTS]:
         prompt = prompts[place]
-        text = "".join(prompt.token_texts) or " ".join(map(str, prompt.token_ids))
+        text = join_bytes("".join(prompt.token_texts)) or " ".join(map(str, prompt.token_ids))
         if text:
             limit = f", first {LONGEST_PROMPT:,} characters" if len(text) > LONGEST_PROMPT else ""
             kind = "" if prompt.token_texts else ", token ids"

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...numerics.formats import FORMATS
 from ...numerics.metrics import NULLABLE, OPEN_IN_LISTS, Summary
+from ...numerics.sizes import DENSE
 from ...numerics.totals import PairTotal
 from ..file.database import Database
 from ..file.evidence import Check, Evidence, Verdict, figures_of
@@ -45,6 +47,7 @@ PAIR = Table(
         )
         for total in fields(Summary)
     ],
+    per="pair",
 )
 
 ULP_HISTOGRAM = Table(
@@ -55,6 +58,8 @@ ULP_HISTOGRAM = Table(
     distance BIGINT -- ULPs of the compute dtype
     elements BIGINT -- number of elements finite on both sides
     """,
+    per="pair",
+    each=DENSE + 64,  # and the powers of two beyond,
 )
 
 
@@ -131,6 +136,8 @@ EVIDENCE = Table(
     outcome VARCHAR -- passed, failed, not available or informative
     says VARCHAR -- what that says, in a line
     """,
+    per="pair",
+    each=1000,  # 30 are usual,
 )
 
 FLOOR_POSITION = Table(
@@ -144,6 +151,8 @@ FLOOR_POSITION = Table(
     pair_rms DOUBLE -- root mean square of variant minus reference, logits
     floor_rms DOUBLE -- the same of reorderings of the reference, over all seeds, logits
     """,
+    per="pair position",
+    each=len(FORMATS),
 )
 
 

@@ -18,6 +18,7 @@ SEQUENCE = Table(
     sampling VARCHAR NULL -- JSON: sampling settings
     prompt_token_ids VARCHAR NULL -- JSON array: tokens before the response
     """,
+    per="prompt",
 )
 
 CHOSEN_TOKEN = Table(
@@ -36,6 +37,7 @@ CHOSEN_TOKEN = Table(
     advantage DOUBLE NULL -- advantage
     token_version DOUBLE NULL -- version of the weights that sampled it
     """,
+    per="position",
 )
 
 MISMATCH = Table(
@@ -45,4 +47,5 @@ MISMATCH = Table(
     name VARCHAR -- figures of a framework, histogram, density, bars, steps, heaviest, explained, tokens, by a quantity
     content VARCHAR -- JSON: rows by the names of their columns; explained: shares; tokens: counts
     """,
+    each=1000,  # 26 are usual,
 )

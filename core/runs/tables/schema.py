@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...errors import StoreError
+from ...numerics.sizes import TOP_K
 from ...text import clean
 from ..file.database import Database
+from ..file.records import MAX_LISTED_ROWS, MAX_ROWS, MAX_VALUES, MAX_VOCAB, TOKENS_TOGETHER
 from ..file.table import Table
 from . import heatmap, kernels, kv_cache, layers, logits, ops, pairs, positions, remedies, rollouts, run
 
@@ -88,3 +90,37 @@ def _note_on(unknown: Sequence[str]) -> str:
     names = ", ".join(clean(each) for each in unknown[:_NAMED])
     more = f" and {len(unknown) - _NAMED:,} more" if len(unknown) > _NAMED else ""
     return f"Written by a newer ULPscope; not shown here: {names}{more}."
+
+
+def check_rows(database: Database, provenance: dict[str, Any]) -> None:
+    """StoreError for a table with more rows than a writer makes of a run of this size: a small file can hold millions
+    of equal rows, and readers load whole tables. Reads counts, and the lengths of the vocabulary's texts.
+    """
+    sql = " UNION ALL ".join(f"SELECT '{name}', count(*) FROM {name}" for name in TABLES)
+    counts = dict(database.rows(sql))
+    is_list = database.rows("SELECT count(k) FROM side")[0][0] > 0
+    sides, vocab = counts["side"], min(provenance["vocab"], MAX_VOCAB)
+    positions = min(provenance["positions"], MAX_LISTED_ROWS if is_list else MAX_ROWS)
+    values = sides * positions
+    sizes = {
+        "side": sides,
+        "pair": max(0, sides - 1),
+        "prompt": counts["prompt"],
+        "position": positions,
+        "tile": -(-4 * vocab // logits.TILE_BYTES),  # of float32
+        "value": max(values, MAX_VALUES) if is_list else TOP_K * values,
+        "vocabulary": MAX_VOCAB if is_list else vocab + positions,  # a dump may have tokens without a logit
+    }
+    for name, count in counts.items():
+        most = TABLES[name].most_rows(sizes)
+        if count > most:
+            raise StoreError(
+                f"{database.file}: its table '{name}' has {count:,} rows; expected at most {most:,} in a run of"
+                " its size."
+            )
+    ((length,),) = database.rows("SELECT coalesce(sum(length(text)), 0)::BIGINT FROM vocabulary")
+    if length > TOKENS_TOGETHER:
+        raise StoreError(
+            f"{database.file}: the texts of its vocabulary have {length:,} characters; expected at most"
+            f" {TOKENS_TOGETHER:,}."
+        )

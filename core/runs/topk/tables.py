@@ -12,7 +12,7 @@ from ...errors import UsageError
 from ...numerics.topk import summary_of
 from ..file.database import Database
 from ..file.keep import FIGURES
-from ..file.records import MAX_ROWS, Prompt, Provenance, RunHeader, SideHeader
+from ..file.records import MAX_VALUES, Prompt, Provenance, RunHeader, SideHeader
 from ..new_run import new_run
 from ..store.store import Store
 from ..tables.pairs import insert_evidence, insert_pair
@@ -26,7 +26,6 @@ from .records import UNKNOWN_TOKEN, ListSide, Response
 if TYPE_CHECKING:
     from ..file.evidence import Verdict
 
-_MOST_VALUES = 16 * MAX_ROWS  # of 20 a row, 100,000 rows on eight sides; read whole, they take 400 MB
 _BYTES_A_VALUE = 24  # in the file, uncompressed
 _FIGURES = (
     *("neq", "bit_identical", "max_abs", "rms", "is_flip", "is_tie", "could_flip"),
@@ -46,9 +45,9 @@ def write_lists(
 ) -> str:
     """Store aligned sides and their pairs as a run; it appears when it is whole. -> its id"""
     values = sum(len(side.rows.values) for side in sides)
-    if values > _MOST_VALUES:
+    if values > MAX_VALUES:
         raise UsageError(
-            f"{values:,} values are more than a run of lists holds ({_MOST_VALUES:,}); store whole rows as a dump of"
+            f"{values:,} values are more than a run of lists holds ({MAX_VALUES:,}); store whole rows as a dump of"
             " arrays."
         )
     with new_run(store, name, run_id, values * _BYTES_A_VALUE) as (database, partial, created):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from threading import Event
+
+import httpx2
 import pytest
 from starlette.testclient import TestClient
 
 from core.hosting import credentials, tokens
-from tests.app.hosting.serving import PASSWORD, SECRET, browser, sign_in
+from tests.app.hosting.serving import PASSWORD, SECRET, URL, browser, sign_in
 
 PROXY = {"header": "X-Forwarded-User", "members": ("@example.org",)}
 PROVEN = {"X-ULPscope-Proxy-Secret": SECRET}
@@ -148,3 +152,52 @@ def test_on_loopback_nobody_is_asked():
 )
 def test_the_sign_in_leads_nowhere_else(target):
     assert sign_in(browser(password=PASSWORD), PASSWORD, target).headers["location"] == "/"
+
+
+@pytest.mark.parametrize("damage", ["text", "folder"])
+def test_an_unreadable_list_of_tokens_is_503_for_a_token_and_the_password_still_signs_in(damage, store, caplog):
+    client = browser(tokens=True, password=PASSWORD)
+    path = store / tokens.FOLDER / "tokens.json"
+    path.mkdir() if damage == "folder" else path.write_text("{")
+    for answer in (
+        client.get("/api/runs", headers={"Authorization": f"Bearer {tokens.PREFIX}x"}),
+        client.get("/", headers={"Authorization": f"Bearer {tokens.PREFIX}x"}),
+        sign_in(client, f"{tokens.PREFIX}x"),
+    ):
+        assert answer.status_code == 503
+        assert "list of tokens" in answer.text
+        assert str(store) not in answer.text
+    assert str(path) in caplog.text
+    assert sign_in(client, PASSWORD).status_code == 303
+
+
+def test_wrong_guesses_of_one_address_delay_no_other(monkeypatch):
+    """While a guess is checked, more of its address are refused at once; others wait for that one alone."""
+    may_go_on, checked = Event(), []
+
+    def is_password(configured: str, typed: str) -> bool:
+        may_go_on.wait(30)
+        checked.append(typed)
+        return configured == typed
+
+    monkeypatch.setattr(credentials, "is_password", is_password)
+    app = browser(password=PASSWORD).app
+
+    async def attempt(address: str, secret: str) -> int:
+        transport = httpx2.ASGITransport(app, client=(address, 1))
+        async with httpx2.AsyncClient(transport=transport, base_url=URL) as client:
+            return (await client.post("/sign-in", data={"secret": secret})).status_code
+
+    async def attack() -> tuple[list[int], int, list[int]]:
+        guesses = [asyncio.create_task(attempt("192.0.2.1", f"wrong {number}")) for number in range(60)]
+        await asyncio.wait(guesses, return_when=asyncio.FIRST_COMPLETED)
+        right = asyncio.create_task(attempt("192.0.2.2", PASSWORD))
+        many = [asyncio.create_task(attempt(f"198.51.100.{number}", "wrong")) for number in range(20)]
+        await asyncio.wait(many, return_when=asyncio.FIRST_COMPLETED)
+        may_go_on.set()
+        return await asyncio.gather(*guesses), await right, await asyncio.gather(*many)
+
+    guesses, right, many = asyncio.run(attack())
+    assert (sorted(guesses), right) == ([401] + 59 * [429], 303)
+    assert checked[:2] == ["wrong 0", PASSWORD]
+    assert sorted(many) == 6 * [401] + 14 * [429]  # eight in all wait

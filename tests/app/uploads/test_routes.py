@@ -7,7 +7,9 @@ import gzip
 import hashlib
 import io
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -215,6 +217,34 @@ def test_size_and_room_are_checked_before_a_byte_is_stored(
     monkeypatch.delenv("ULPSCOPE_LIMITS_FREE_BYTES")
     parts = (body[i : i + 500] for i in range(0, len(body), 500))
     assert client.put("/api/uploads/x?wait=60", content=parts).status_code == 201
+
+
+def test_free_bytes_hold_while_parallel_and_chunked_uploads_arrive(
+    client: TestClient, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each fits when it begins; together they do not. What a 507 says of the bytes that arrived is true."""
+    free, margin, size = 10 << 20, 4 << 20, 4 << 20
+
+    def statvfs(place: Path) -> SimpleNamespace:
+        used = sum(path.stat().st_size for path in spooled(store))
+        return SimpleNamespace(f_bavail=free - used, f_frsize=1, f_blocks=1)
+
+    monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", str(margin))
+    monkeypatch.setattr("core.runs.store.store.os.statvfs", statvfs)
+    body = bytes(size)
+    with ThreadPoolExecutor(3) as pool:
+        parallel = list(pool.map(lambda name: send(client, body, 0, size - 1, "?keep=1", name), "abc"))
+    kept = sum(path.stat().st_size for path in spooled(store))
+    assert kept <= free - margin
+    assert sorted(answer.status_code for answer in parallel)[-1] == 507
+    for name, answer in zip("abc", parallel, strict=True):
+        if answer.status_code == 507:
+            assert "What arrived is kept" in answer.json()["error"]
+            assert client.get(f"/api/uploads/{name}").json()["received"] < size
+    chunked = client.put("/api/uploads/x?keep=1", content=(body[:65536] for _ in range(64)))
+    assert chunked.status_code == 507
+    assert "Nothing of it is stored" in chunked.json()["error"]
+    assert sum(path.stat().st_size for path in spooled(store)) == kept
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux's disk that is always full")

@@ -68,7 +68,9 @@ def answers_of(folder: Path, *calls: tuple[str, dict[str, Any]]) -> list[Any]:
 
     async def talk() -> list[Any]:
         async with Client(server) as client:
-            assert all(tool.annotations.read_only_hint for tool in (await client.list_tools()).tools)
+            for tool in (await client.list_tools()).tools:
+                assert tool.annotations.read_only_hint
+                assert all(argument.get("description") for argument in tool.input_schema["properties"].values()), tool
             results = [await client.call_tool(*call) for call in calls]
         return [one.content[0].text if one.is_error else one.structured_content for one in results]
 

@@ -133,6 +133,7 @@ def test_a_restart_goes_on_and_an_endpoint_that_is_away_is_a_note(begin: Any) ->
     away = next(rounds)
     assert (away.distance_nats, away.since, away.notes) == (None, moved.since, ("http://made cannot be reached.",))
     assert "is undecided" in msgspec.structs.replace(away, since=None).text
+    assert ("is down" in away.text, "had moved since" in away.text, "has moved" in away.text) == (True, True, False)
 
 
 def test_other_tokens_have_moved_and_another_name_is_a_note(begin: Any) -> None:
@@ -145,6 +146,7 @@ def test_other_tokens_have_moved_and_another_name_is_a_note(begin: Any) -> None:
     other = next(rounds)
     assert (named.since, len(named.notes)) == (None, 1)
     assert (other.since, other.distance_nats, other.run) == (other.at, None, "")
+    assert ("is down" in other.text, "has moved since" in other.text) == (False, True)
     server.first_token, server.shift = 0, -2.0
     beyond = next(rounds)
     assert (beyond.since, bool(beyond.run)) == (other.at, True)

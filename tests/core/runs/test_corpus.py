@@ -94,6 +94,22 @@ def test_what_a_file_cuts_moves_no_figure(files: list[Path]) -> None:
     assert np.abs(tokens.base - true)[is_seen].max() < 2e-4
 
 
+def test_right_tokens_that_a_file_cuts_are_counted_and_noted(cli, files: list[Path]) -> None:
+    """The files then say a lower perplexity than the logits have."""
+    spread = LOGITS.copy()
+    places = np.arange(len(TARGETS))
+    spread[places[:5], TARGETS[:5]] = spread.max(axis=1)[:5] - 20
+    held = kld_file(files[0], spread)
+    kld_file(files[1], LOGITS)
+    is_cut = [logits[places, TARGETS] < logits.max(axis=1) - 16 for logits in (spread, LOGITS)]
+    count = int((is_cut[0] | is_cut[1]).sum())
+    true = log_softmax(spread.astype(np.float64), axis=1)[places, TARGETS]
+    assert held[places, TARGETS].mean() > true.mean()
+    assert score_logs(files).cut == count >= 5
+    assert json.loads(cli("compare", *files, "--json").stdout)["cut_tokens"] == count
+    assert f"{count} right tokens are less likely" in cli("compare", *files).stderr
+
+
 def test_intervals_are_over_documents() -> None:
     """Tokens of a document that are all alike say no more than one of them."""
     documents, length = 60, 50

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,13 +10,14 @@ import duckdb
 import pytest
 
 from core.errors import LimitError, StoreError
-from core.runs.importing import NOTE, import_run
+from core.runs.importing import NOTE, check_schema, import_run
 from core.runs.ops_run import read_ops, write_ops_run
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.runs.damaging import damaged
 from tests.core.runs.made_runs import ROOT, copied
 from tests.core.runs.test_ops_run import UNSTEADY, header
+from tests.core.runs.topk.made_sides import response, side, store_run
 
 SAMPLES = sorted((ROOT / "tests" / "runs").glob("*.duckdb"))
 
@@ -133,4 +135,34 @@ def test_without_room_nothing_is_imported(store: Store, foreign_file: Path, monk
     monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", "999000000000000")
     with pytest.raises(LimitError):
         import_run(store, foreign_file)
+    with pytest.raises(LimitError):
+        store_run(store, "lists", *(side(name, response([1, 2], {0: {2: -0.5}})) for name in "ab"))
     assert not store.directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("rows", "table", "most"),
+    [
+        # A run of 4,096 tokens, 2 sides (1 pair), 1 prompt and 58 positions.
+        ("INSERT INTO vocabulary SELECT 7, 'x' FROM range(3_000_000)", "vocabulary", 4096 + 58),
+        ("INSERT INTO evidence SELECT e.* FROM evidence e, range(1000)", "evidence", 1000),
+        ("INSERT INTO top_token SELECT t.* FROM top_token t, range(1)", "top_token", 2 * 58 * 20),
+        ("INSERT INTO side_position SELECT s.* FROM side_position s LIMIT 1", "side_position", 2 * 58),
+        ("INSERT INTO generated_token SELECT 0, 0, range, 7 FROM range(2_097_153)", "generated_token", 2 * (1 << 20)),
+        ("INSERT INTO kernel_side SELECT 0, 1, 1 FROM range(3)", "kernel_side", 2),
+    ],
+)
+def test_a_table_of_more_rows_than_a_run_has_is_refused_before_it_is_read(
+    rows: str, table: str, most: int, store: Store, tmp_path: Path
+) -> None:
+    path = Path(shutil.copy(ROOT / "tests" / "runs" / "injected-bug.duckdb", tmp_path))
+    damaged(path, rows)
+    for look in (check_schema, lambda path: import_run(store, path)):
+        with pytest.raises(StoreError, match=rf"table '{table}' has .* rows; expected at most {most:,} "):
+            look(path)
+
+
+def test_a_vocabulary_of_few_but_long_texts_is_refused(store: Store, foreign_file: Path) -> None:
+    damaged(foreign_file, "INSERT INTO vocabulary SELECT range, repeat('x', 5_000_000) FROM range(4)")
+    with pytest.raises(StoreError, match="vocabulary have 20,000,000 characters"):
+        import_run(store, foreign_file)

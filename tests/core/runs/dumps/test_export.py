@@ -154,7 +154,8 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, target: str) ->
 @pytest.mark.parametrize(
     ("side", "target"),
     [(name, "out.npz") for name in ("token_ids", "../x", "a\nb", "x" * 300)]
-    + [("variant", f"out.{ending}") for ending in ("safetensors", "npy", "duckdb")],
+    + [("variant", f"out.{ending}") for ending in ("safetensors", "npy", "duckdb", "txt", "NPZ", "npz.gz")]
+    + [("variant", "out")],
 )
 def test_names_that_could_not_be_read_back_are_refused(tmp_path: Path, side: str, target: str) -> None:
     with pytest.raises(UsageError):

@@ -16,6 +16,7 @@ from core.runs.file.records import RunHeader
 from core.runs.queries.verdicts import Answer
 from core.runs.reports.gate import Condition, GateReport, gate_notes, parse_conditions
 from core.runs.reports.report_json import PairReport, report_of_run
+from core.text import number
 
 CASES = Path(__file__).resolve().parents[3] / "cases"
 MEANT = {  # what is written: what it is shown as
@@ -209,6 +210,19 @@ def test_the_worst_position_is_that_of_the_condition(tmp_path: Path, text: str, 
     outcome = Condition.parse(text).judge(pair)
     assert outcome.worst is not None
     assert (outcome.outcome, outcome.worst["position"]) == (FAILED, position)
+
+
+def test_a_gate_that_passes_speaks_row_ulps(tmp_path: Path) -> None:
+    """bfloat16 has 128 values in each of the 9 binades from 2^-10 to 0.5, and a spacing of 1/16 at 8."""
+    reference = np.float32([[0, 8, 7], [2**-10, 8, 7]])
+    variant = reference.copy()
+    variant[1, 0] = 0.5
+    (pair,), header = made(tmp_path, reference=reference, variant=variant)
+    passed, failed = (Condition.parse(text).judge(pair) for text in ("kl>1", "ulps:0"))
+    assert f"and {number((0.5 - 2**-10) * 16)} row ULPs" in GateReport((passed,), header.prompts).in_words(
+        passed.worst or {}
+    )
+    assert "and 1,152 ULPs" in GateReport((failed,), header.prompts).sentence(failed)
 
 
 def test_a_failure_names_prompt_position_tokens_and_margins(tmp_path: Path) -> None:

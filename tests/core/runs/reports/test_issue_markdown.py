@@ -19,6 +19,7 @@ from core.runs.reports.issue_markdown import issue_text
 from core.runs.reports.markdown import plain, report_address
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
+from tests.core.runs.damaging import damaged
 from tests.core.runs.judged_runs import CASES, REQUEST, judged_run
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
 
@@ -109,6 +110,14 @@ def test_the_prompt_of_a_flip_is_in_the_report(store):
     assert "```text\n w0 w1 w2" in text
     text = report(store, judged_run(store, "rounding", with_token_ids=False))
     assert "Prompt:" not in text
+
+
+def test_a_character_of_several_tokens_is_whole_in_the_prompt(store):
+    judged_run(store, "rounding")
+    (path,) = store.directory.glob("*.duckdb")
+    damaged(path, "UPDATE token SET text = CASE position WHEN 0 THEN ' <0xE2>' WHEN 1 THEN '<0x82><0xAC>' ELSE '.' END")
+    with RunReader(path) as run:
+        assert "```text\n \u20ac." in issue_text(run, run.pairs, "")
 
 
 def test_names_between_backticks_stay_code():
