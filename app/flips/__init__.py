@@ -17,11 +17,17 @@ def _line(run: RunReader, pair: StoredPair) -> str | None:
     return None if table.empty else "Continuations: " + outcome(table[table["pair"] == pair.index])
 
 
+def _absent(run: RunReader, pair: StoredPair) -> str:
+    if pair.summary.flips or run.generations:
+        return ""
+    return "none" if pair.summary.flips == 0 else "unknown"
+
+
 PAGE = Page(
     "flips",
     "Flips",
     "run",
     (PageSetting("list", "flips_listed", "flips", words(["flips", "flips and near ties"])),),
-    absent=lambda run, pair: "" if pair.summary.flips or run.generations else "none",
+    absent=_absent,
     line=_line,
 )

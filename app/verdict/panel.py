@@ -70,10 +70,9 @@ def checks(view: selection.View, answer: Answer) -> None:
             _check(view, title, row, f"open_check_{number}", is_open=row.outcome == FAILED)
     if rest:
         counts = Counter(row.outcome for _, row in rest)
-        label = ", ".join(f"{counts[outcome]} {outcome}" for outcome in _OUTCOMES if counts[outcome])
-        folded = st.expander(
-            f"Other checks: {label}", icon=":material/checklist:", key="other_checks", on_change="rerun"
-        )
+        first, *others = [(counts[outcome], outcome) for outcome in _OUTCOMES if counts[outcome]]
+        parts = [f"{plural(first[0], 'check')} {first[1]}", *(f"{count} {outcome}" for count, outcome in others)]
+        folded = st.expander(", ".join(parts), icon=":material/checklist:", key="other_checks", on_change="rerun")
         if folded.open:
             with folded:
                 for number, (title, row) in enumerate(rest):
