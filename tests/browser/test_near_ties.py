@@ -59,6 +59,16 @@ def click_some_flip(page: Page, chart: Locator) -> None:
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
 
 
+def test_the_ring_is_around_the_selected_point(page: Page, dashboard: Server):
+    opened(page, dashboard, "near_ties?run=injected-bug")  # at its only flip
+    chart = page.locator(".js-plotly-plot").first
+    ring, point = (chart.locator(each).last.bounding_box() for each in (".shapelayer path", ".scatterlayer .point"))
+    assert ring is not None
+    assert point is not None
+    for start, size in (("x", "width"), ("y", "height")):
+        assert ring[start] + ring[size] / 2 == pytest.approx(point[start] + point[size] / 2, abs=1)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(("form", "begins"), [("SVG", b"<svg"), ("PNG", b"\x89PNG")])
 def test_figures_are_saved_as_chosen_under_the_name_of_run_and_position(
