@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,9 @@ import numpy as np
 from .command_name import UNSTORED
 from .document.page import html_cell, html_file
 from .errors import DumpError, ExtraError, UsageError
-from .judging.dump import stored_verdict
 from .judging.ingest import temporary_run
 from .runs.dumps.arrays import foreign_errors
+from .runs.file.evidence import Verdict
 from .runs.importing import check_schema, is_run_file
 from .runs.queries import caches, flips, kernels, layers, mismatch
 from .runs.reader import RunReader
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     from numpy.typing import ArrayLike
     from torch import Tensor
-
-    from .runs.file.evidence import Verdict
 
 _OF_RUN: dict[str, Callable[[RunReader], Any]] = {
     "pairs": lambda run: [(row := asdict(pair)) | row.pop("summary") for pair in run.pairs],
@@ -70,8 +68,8 @@ class Run:
     def verdict(self) -> Verdict:
         """Verdict of the variant with the gravest one, with its checks, as `judge` returns it."""
         pair, answer = gravest_first(self.reader, self.reader.pairs)[0]
-        verdict = stored_verdict(self.reader, pair)
-        return replace(verdict, name=answer.name, because=answer.sentence, evidence=answer.checks)
+        about = answer.name, answer.sentence, answer.checks, pair.noise_ratio, pair.first_place
+        return Verdict(*about, pair=pair.index)
 
     def html(self) -> str:
         """Return the run as one HTML file."""

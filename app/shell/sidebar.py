@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import Any
 
 import streamlit as st
 
@@ -63,9 +62,8 @@ def draw(page: Page) -> selection.View | None:
         selection.preset_widget("run")
         count = Counter(card.name for card in by_id.values())  # options of a select box need distinct labels
         labels = {i: card.name if count[card.name] == 1 else f"{card.name} · {i}" for i, card in by_id.items()}
-        index = None if is_cleared else 0
-        look: dict[str, Any] = {"format_func": labels.__getitem__, "placeholder": "Choose a run"}
-        run_id = st.selectbox("Run", by_id, index, key="run", on_change=selection.new_run, **look)
+        index, name_of = None if is_cleared else 0, labels.__getitem__
+        run_id = st.selectbox("Run", by_id, index, name_of, key="run", on_change=selection.new_run)
         if run_id is None:
             return None
         judged_id = store_cache.judged_run(run_id)

@@ -100,7 +100,8 @@ def _how_to_judge(view: selection.View) -> None:
     """Draw the link to the run that judges this capture; if there is none, a button that judges it here, or the state
     of that job, with the command for it folded.
     """
-    title, judged_id = _title(view), store_cache.judged_run(view.run.run_id)
+    title = f"Judge {view.run.header.name} ({view.run.run_id})"
+    judged_id = store_cache.judged_run(view.run.run_id)
     if judged_id:
         if st.session_state.pop("judge_awaits", None) == title:
             _open(judged_id)
@@ -112,11 +113,6 @@ def _how_to_judge(view: selection.View) -> None:
         _judge_here(view, title, *request)
     with st.expander("CLI command", icon=":material/terminal:", key="judge_command"):
         widgets.same_capture_with(view.run.header.provenance, "judge")
-
-
-def _title(view: selection.View) -> str:
-    """Return the title of the job that judges this run."""
-    return f"Judge {view.run.header.name} ({view.run.run_id})"
 
 
 def _open(run_id: str) -> NoReturn:
