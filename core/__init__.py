@@ -29,6 +29,10 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f".{_PUBLIC[name]}", __name__), name)
 
 
+def __dir__() -> list[str]:
+    return [*_PUBLIC, "__version__"]
+
+
 class OneCopy(MetaPathFinder, Loader):
     """Finder by which `alias.x` is the module `package.x`: two copies would be two classes of every error.
 

@@ -12,16 +12,17 @@ import numpy as np
 
 from .command_name import UNSTORED
 from .document.page import html_cell, html_file
-from .errors import ExtraError, UsageError
+from .errors import DumpError, ExtraError, UsageError
 from .judging.ingest import temporary_run
 from .runs.dumps.arrays import foreign_errors
+from .runs.file.evidence import Verdict
 from .runs.importing import check_schema, is_run_file
 from .runs.queries import caches, flips, kernels, layers, mismatch
 from .runs.reader import RunReader
 from .runs.reports.issue_markdown import gravest_first
 from .runs.rollouts.files import files_in
 from .runs.store.store import open_store
-from .text import legible
+from .text import legible, plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,6 +64,13 @@ class Run:
     def _repr_html_(self) -> str:
         return html_cell(self.reader)
 
+    @property
+    def verdict(self) -> Verdict:
+        """Verdict of the variant with the gravest one, with its checks, as `judge` returns it."""
+        pair, answer = gravest_first(self.reader, self.reader.pairs)[0]
+        about = answer.name, answer.sentence, answer.checks, pair.noise_ratio, pair.first_place
+        return Verdict(*about, pair=pair.index)
+
     def html(self) -> str:
         """Return the run as one HTML file."""
         return html_file(self.reader)
@@ -92,42 +100,70 @@ class Run:
 
         run = self.reader
         pairs = {pair.variant: pair.index for pair, _ in gravest_first(run, run.pairs)}
-        if (variant := next(iter(pairs)) if variant is None else variant) not in pairs:
+        variant = next(iter(pairs)) if variant is None else variant
+        if variant not in pairs:
             raise UsageError(f"no variant '{variant}'; there are {', '.join(pairs)}.")
+        prompts = len(run.header.prompts)
+        if prompt is not None and not 0 <= prompt < prompts:
+            raise UsageError(f"no prompt {prompt}; the run has {plural(prompts, 'prompt')}, counted from 0.")
         if prompt is None:
             prompt, _ = flips.telling_place((run.largest if run.header.is_long else run.positions)(pairs[variant]))
         return figure_of(run, name, pairs[variant], prompt)
 
 
-def open(*names: str | Path, store: str | Path | None = None, **taken_as: Any) -> Run:
+def open(
+    *names: str | Path,
+    store: str | Path | None = None,
+    compute_dtype: str | None = None,
+    reference: str | None = None,
+    holds: str | None = None,
+) -> Run:
     """Open a stored run by its id or the beginning of one, a run file, or files that `ulpscope compare` reads.
 
     Args:
         store: folder or URL of the runs; default: ULPSCOPE_STORE, then `runs/`.
-        taken_as: compute_dtype, reference and holds of files, as of `ulpscope compare`.
+        compute_dtype, reference, holds: of files, as of `ulpscope compare`.
     """
     paths = [Path(name) for name in names]
+    if not paths:
+        raise UsageError("ulpscope.open needs a run id or files.")
+    taken_as = {"compute_dtype": compute_dtype, "reference": reference, "holds": holds}
     if len(paths) != 1 or paths[0].is_dir() or (paths[0].is_file() and not is_run_file(paths[0])):
         return Run(_reader_of(files_in(paths), **taken_as))
+    if any(taken_as.values()):
+        raise UsageError("compute_dtype, reference and holds are for files of logits; a stored run has its own.")
     if not paths[0].is_file():
         return Run(RunReader(open_store(store).path_of(str(names[0]))))
     check_schema(paths[0])
     return Run(RunReader(paths[0]))
 
 
-def compare(reference: ArrayLike | Tensor, variant: ArrayLike | Tensor, **more: ArrayLike | Tensor) -> Run:
+def compare(
+    reference: ArrayLike | Tensor,
+    variant: ArrayLike | Tensor,
+    *,
+    compute_dtype: str | None = None,
+    holds: str | None = None,
+    **more: ArrayLike | Tensor,
+) -> Run:
     """Compare logits in memory; nothing is stored.
 
     Args:
         reference, variant: [positions, vocab] or [prompts, positions, vocab], in the dtype that they were computed in.
-        more: what else a dump holds (docs/guides/upload.md): `token_ids`, `tokens` (texts), `prompt_lengths`,
-            `compute_dtype`; under any other name a further variant.
+        compute_dtype: of arrays of 16-bit patterns, or if it is not the arrays' own.
+        holds: "padded" compares padded vocabularies over the tokens that all sides have; "logits" takes what looks
+            like log-probabilities of chosen tokens for logits.
+        more: what else a dump holds (docs/guides/upload.md): `token_ids`, `tokens` (texts), `prompt_lengths`; under
+            any other name a further variant.
     """
     arrays = {name: _array(name, each) for name, each in {"reference": reference, "variant": variant, **more}.items()}
     with tempfile.TemporaryDirectory(prefix="ulpscope-") as folder:
         dump = Path(folder) / "arrays.npz"
         np.savez(dump, **arrays)
-        return Run(_reader_of([dump]))
+        try:
+            return Run(_reader_of([dump], compute_dtype=compute_dtype, holds=holds))
+        except DumpError as error:  # the caller has arrays and no file
+            raise DumpError(str(error).removeprefix(f"{dump.name}: ")) from None
 
 
 def _reader_of(files: Sequence[Path], **taken_as: Any) -> RunReader:
@@ -140,7 +176,7 @@ def _array(name: str, values: Any) -> Any:
     """Return an array, or the values of a tensor, bfloat16 as V2."""
     if isinstance(values, str | Path):
         raise UsageError(f"'{name}' is a file name; ulpscope.open('{values}', ...) reads files.")
-    with foreign_errors(f"arrays.npz: '{name}'", "an array or a tensor of numbers"):
+    with foreign_errors(f"'{name}'", "an array or a tensor of numbers"):
         if not hasattr(values, "detach"):
             return np.asarray(values)
         import torch

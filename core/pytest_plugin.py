@@ -6,7 +6,7 @@ Every test run of an environment with the package loads this module, so heavy im
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,9 +45,9 @@ def compare(request: pytest.FixtureRequest) -> Callable[..., GateReport]:
     evidence = request.node.stash.setdefault(_FOUND, [])
 
     def compare_dumps(
-        *dumps: str | Path, fail_on: str, compute_dtype: str | None = None, reference: str | None = None
+        *dumps: str | Path, fail_on: str | Sequence[str], compute_dtype: str | None = None, reference: str | None = None
     ) -> GateReport:
-        conditions = parse_conditions([fail_on])
+        conditions = parse_conditions(fail_on)
         with temporary_run([Path(dump) for dump in dumps], compute_dtype=compute_dtype, reference=reference) as run:
             evidence.append(gate_of(run, report_of_run(run)[0], conditions))
         return evidence[-1]

@@ -93,6 +93,11 @@ def plural(count: int, one: str, many: str = "") -> str:
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
 
 
+def known(count: int | None) -> str:
+    """`2,000`; `unknown` for None."""
+    return "unknown" if count is None else f"{count:,}"
+
+
 def series(parts: Sequence[str]) -> str:
     """Return `a`, `a and b`, `a, b and c`; empty for none."""
     return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))

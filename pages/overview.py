@@ -16,7 +16,7 @@ from core.runs.queries.verdicts import multiple, size_of, ulp_percentile
 from core.runs.reader import RunReader
 from core.runs.reports.report_json import over_logits, over_margins, over_positions
 from core.runs.requests import repeat_command
-from core.text import legible, number, out_of, percent, plural
+from core.text import known, legible, number, out_of, percent, plural
 
 view = widgets.head(PAGE, selection.current_view())
 summary, header = view.pair.summary, view.run.header
@@ -31,11 +31,13 @@ elements = summary.finite if view.is_list else header.rows * header.vocab
 is_rollout = section.tiles(view)
 if not is_rollout:
     figures = st.columns(4)
-    about = f"it is the same at {out_of(view.compared_positions - summary.flips, view.compared_positions)} positions"
-    about = "no side sent its top tokens" if summary.same_top1 is None else about
-    figures[0].metric("Flips", f"{summary.flips:,}", help=f"{widgets.meanings()['flip']}; {about}")
+    about = "at no position both sides sent their top tokens"
+    if summary.same_top1 is not None:
+        same = out_of(view.compared_positions - summary.flips, view.compared_positions)
+        about = f"it is the same at {same} positions"
+    figures[0].metric("Flips", known(summary.flips), help=f"{widgets.meanings()['flip']}; {about}")
     if view.is_list:
-        figures[1].metric("Could flip", f"{summary.could_flip:,}", help=widgets.meanings()["could flip"])
+        figures[1].metric("Could flip", known(summary.could_flip), help=widgets.meanings()["could flip"])
     else:
         figures[1].metric("Near ties", f"{summary.near_ties:,}", help=widgets.meanings()["near tie"])
     differ = percent(summary.neq / elements) if elements else "none sent by both"

@@ -17,11 +17,12 @@ def _line(run: RunReader, pair: StoredPair) -> str | None:
     return None if table.empty else "Continuations: " + outcome(table[table["pair"] == pair.index])
 
 
+_ABSENT = {None: "unknown", 0: "none"}  # by number of flips
 PAGE = Page(
     "flips",
     "Flips",
     "run",
     (PageSetting("list", "flips_listed", "flips", words(["flips", "flips and near ties"])),),
-    absent=lambda run, pair: "" if pair.summary.flips or run.generations else "none",
+    absent=lambda run, pair: "" if run.generations else _ABSENT.get(pair.summary.flips, ""),
     line=_line,
 )

@@ -1,5 +1,5 @@
-"""Actions on the ticked runs of the gallery, else on the run of the sidebar: open, download, label, compare, delete;
-undoing the last deletion, and the runs deleted within a week.
+"""Actions on the ticked runs of the gallery, else on the run of the sidebar if it is listed: open, download, label,
+compare, delete; undoing the last deletion, and the runs deleted within a week.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ def panel(cards: Sequence[RunCard], listing: Sequence[RunCard], labels: Mapping[
     """Draw the actions."""
     by_id = {card.run_id: card for card in cards}
     ticked = [by_id[run_id] for run_id in st.session_state.get("ticked", ()) if run_id in by_id]
-    hidden = len({card.run_id for card in ticked} - {card.run_id for card in listing})
+    listed = {card.run_id for card in listing}
+    hidden = len({card.run_id for card in ticked} - listed)
     view = selection.current_view()
     with st.container(border=True, key="actions"):
         if len(ticked) > 1:
             _several(ticked, hidden)
         elif ticked:
             _one(ticked[0], labels, "Ticked, not shown" if hidden else "Ticked", {"run": ticked[0].run_id})
-        elif view is not None and view.run.run_id in by_id:
+        elif view is not None and view.run.run_id in listed:
             _one(by_id[view.run.run_id], labels, "Selected", address.of(view, "overview"))
         else:
             st.caption("Tick runs to tag, download or delete them.")
@@ -124,9 +125,9 @@ def _delete(cards: Sequence[RunCard]) -> None:
         st.session_state["undo"] = ([card.run_id for card in gone], f"Deleted {what}.")
     ids = {card.run_id for card in gone}
     st.session_state["ticked"] = [run_id for run_id in st.session_state.get("ticked", ()) if run_id not in ids]
-    if st.session_state.get("run") in ids:  # or the sidebar would report it as deleted
-        st.session_state.pop("run")
+    if gone:  # a second click must not find another run under the same button
         selection.new_run()
+        selection.select(run=None)
 
 
 def _each(change: Callable[[str], None], run_ids: Iterable[str]) -> None:

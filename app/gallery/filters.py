@@ -40,9 +40,10 @@ def matching(
         attached = labels.get(card.run_id, Labels())
         about = (card.name, card.model, card.run_id, card.compute_dtype, card.device, *card.sides)
         text = "\n".join((*about, *attached.tags, attached.note)).casefold()
+        known_flips = {None: "", 0: "without flips"}.get(card.flips, "with flips")
         return (
             (filters.verdict == "any" or filters.verdict in card.pair_verdicts)
-            and filters.flips in ("any", "with flips" if card.flips else "without flips")
+            and filters.flips in ("any", known_flips)
             and set(filters.tags) <= set(attached.tags)
             and all(word in text or word in prompts.get(card.run_id, "") for word in filters.words)
         )
@@ -59,5 +60,5 @@ def ask(hidden: int) -> Filters:
         flips = st.selectbox("Flips", FLIPS, key="gallery_flips", width=150)
     if hidden:
         about = "Cells of large sweeps, which Compare shows, and runs that a judged run replaces."
-        st.toggle(f"with {plural(hidden, 'more run')}", key="gallery_hidden", help=about)
+        st.toggle(f"List {plural(hidden, 'more run')}", key="gallery_hidden", help=about)
     return Filters(text, verdict, flips)

@@ -17,7 +17,7 @@ from core.runs.file.keep import ALL
 from core.runs.file.records import BUG_SUSPECTED, ROUNDING
 from core.runs.store.cards import BrokenRun, RunCard
 from core.runs.store.labels import Labels
-from core.text import size
+from core.text import plural, size
 
 _FIGURE = "%.3g"
 COLUMNS = {  # the first seven fit into a window of 1280 pixels
@@ -56,8 +56,10 @@ _MOST_ROWS = 16  # that are shown without scrolling
 def count_line(cards: Sequence[RunCard], matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
     """Draw the number of matching runs, and their list to download."""
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
-        what = "the worst pair of each. Click one to open it, tick some to tag, compare or delete them."
-        st.caption(f"{len(matches):,} of {len(cards):,} runs, {what}", width="content")
+        total = plural(len(cards), "run")
+        count = total if len(matches) == len(cards) else f"{len(matches):,} of {total}"
+        what = "worst pair of each. Click one to open it, tick some to tag, compare or delete them."
+        st.caption(f"{count}, {what}", width="content")
         if matches:
             exports.download({"runs": partial(export_table, matches, labels)}, "ulpscope-runs", "runs")
 
@@ -121,7 +123,7 @@ def _rows(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFr
             "name": [card.name for card in matches],
             "x floor": [card.noise_ratio for card in matches],
             "differ": [wording.outcome(card) if card.sides else "operations" for card in matches],
-            "flips": pd.array([card.flips if card.sides else None for card in matches], "Int64"),
+            "flips": pd.array([card.flips for card in matches], "Int64"),
             "rms row ULPs": [card.rms_row_ulps for card in matches],
             "dtype": [card.compute_dtype for card in matches],
             "tags": [list(each.tags) for each in attached],
@@ -150,7 +152,9 @@ def unreadable(files: Sequence[BrokenRun], damaged: Sequence[str]) -> None:
 
 def first_visit(cards: Sequence[RunCard]) -> None:
     """Draw what this is and two sample runs worth opening, for a store without a run of one's own."""
-    flip = max((card for card in cards if ROUNDING in card.pair_verdicts), key=lambda card: card.flips, default=None)
+    flip = max(
+        (card for card in cards if ROUNDING in card.pair_verdicts), key=lambda card: card.flips or 0, default=None
+    )
     bug = next((card for card in cards if BUG_SUSPECTED in card.pair_verdicts), None)
     with st.container(border=True, key="first_visit"):
         st.markdown(

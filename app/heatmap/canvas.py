@@ -161,7 +161,7 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
         "label": (
             f"Heatmap of {pair.variant} vs {pair.reference}. Arrow keys move it, plus and minus zoom, 0 shows the"
             " whole run, Enter selects the logit at the middle."
-            + ("" if floor is None else f" 99.9% of the noise floor's logits are within {number(floor)} row ULPs.")
+            + ("" if floor is None else f" The noise floor: 99.9 % of logits move by at most {number(floor)} row ULPs.")
         ),
     }
 

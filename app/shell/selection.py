@@ -76,7 +76,7 @@ def stamp(view: View) -> str:
     return f"{view.run.run_id} {view.pair.index} {view.prompt}"
 
 
-def select(**values: str | int) -> None:
+def select(**values: str | int | None) -> None:
     """Change the selection; for callbacks, which run before the widgets of the selection are drawn."""
     st.session_state.update(values)
 

@@ -19,7 +19,9 @@ from core.text import clean, code, visible
 
 
 def draw(page: Page) -> selection.View | None:
-    """Draw the selection and return what it selects, None if there is no run. A page of the store has the run only."""
+    """Draw the selection and return what it selects, None if there is no run, or on a page of the store, which
+    has the run only, after it was deleted.
+    """
     state, target = st.session_state, selection.take("run")
     everything = {card.run_id: card for card in store_cache.cards()[0]}
     run_ids = {str(run_id) for run_id in (target, state.get("open_next"), state.get("run")) if run_id}
@@ -50,13 +52,20 @@ def draw(page: Page) -> selection.View | None:
         widgets.keep_room()
         if not by_id:
             return None
-        if state.get("run") not in by_id:
+        is_missing = state.get("run") not in by_id
+        is_cleared = is_missing and "run" in state and page.shows == "store"  # after a deletion, by whomever
+        if is_cleared:
+            state["run"] = None
+        elif is_missing:
             own = [card for card in by_id.values() if not card.is_read_only]  # newest first
-            selection.new_run((own[0] if own else max(by_id.values(), key=lambda card: card.flips)).run_id)
+            selection.new_run((own[0] if own else max(by_id.values(), key=lambda card: card.flips or 0)).run_id)
         selection.preset_widget("run")
         count = Counter(card.name for card in by_id.values())  # options of a select box need distinct labels
         labels = {i: card.name if count[card.name] == 1 else f"{card.name} · {i}" for i, card in by_id.items()}
-        run_id = st.selectbox("Run", by_id, format_func=labels.__getitem__, key="run", on_change=selection.new_run)
+        index, name_of = None if is_cleared else 0, labels.__getitem__
+        run_id = st.selectbox("Run", by_id, index, name_of, key="run", on_change=selection.new_run)
+        if run_id is None:
+            return None
         judged_id = store_cache.judged_run(run_id)
         if judged_id and widgets.button(st.button, "Open the judged run", "open_judged_run", icon=":material/gavel:"):
             state["open_next"] = judged_id

@@ -11,6 +11,7 @@ from collections import Counter
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pandas as pd
@@ -18,9 +19,10 @@ import streamlit as st
 
 from app.components import plots
 from app.hosting import members
-from app.shell import address, exports, selection, store_changes, widgets, wording
+from app.shell import address, exports, selection, store_cache, store_changes, widgets, wording
 from app.shell.job_list import how_it_stands
 from app.shell.jobs import Job, PromptFile, queue_of
+from app.shell.widgets import PAGES
 from core.capture_request import CaptureRequest
 from core.command_name import COMMAND, shell_command
 from core.document.drawing import png_file
@@ -70,10 +72,9 @@ def checks(view: selection.View, answer: Answer) -> None:
             _check(view, title, row, f"open_check_{number}", is_open=row.outcome == FAILED)
     if rest:
         counts = Counter(row.outcome for _, row in rest)
-        label = ", ".join(f"{counts[outcome]} {outcome}" for outcome in _OUTCOMES if counts[outcome])
-        folded = st.expander(
-            f"Other checks: {label}", icon=":material/checklist:", key="other_checks", on_change="rerun"
-        )
+        first, *others = [(counts[outcome], outcome) for outcome in _OUTCOMES if counts[outcome]]
+        parts = [f"{plural(first[0], 'check')} {first[1]}", *(f"{count} {outcome}" for count, outcome in others)]
+        folded = st.expander(", ".join(parts), icon=":material/checklist:", key="other_checks", on_change="rerun")
         if folded.open:
             with folded:
                 for number, (title, row) in enumerate(rest):
@@ -96,16 +97,31 @@ def _next_step(view: selection.View, answer: Answer) -> None:
 
 
 def _how_to_judge(view: selection.View) -> None:
-    """Draw a button that judges this capture here, or the state of that job; the command for it is folded."""
+    """Draw the link to the run that judges this capture; if there is none, a button that judges it here, or the state
+    of that job, with the command for it folded.
+    """
+    title = f"Judge {view.run.header.name} ({view.run.run_id})"
+    judged_id = store_cache.judged_run(view.run.run_id)
+    if judged_id:
+        if st.session_state.pop("judge_awaits", None) == title:
+            _open(judged_id)
+        (card,) = store_cache.cards_of([judged_id])
+        label = f"Judged: **{widgets.escape(', '.join(wording.verdicts(card)))}** →"
+        st.page_link(PAGES / "overview.py", label=label, query_params={"run": judged_id}, icon=":material/gavel:")
+        return
     if request := rejudge_request(view.run, f"{printable(view.run.header.name)}, judged"):
-        _judge_here(view, *request)
+        _judge_here(view, title, *request)
     with st.expander("CLI command", icon=":material/terminal:", key="judge_command"):
         widgets.same_capture_with(view.run.header.provenance, "judge")
 
 
-def _judge_here(view: selection.View, request: CaptureRequest, tokens: bytes) -> None:
+def _open(run_id: str) -> NoReturn:
+    st.session_state["open_next"] = run_id
+    st.rerun()
+
+
+def _judge_here(view: selection.View, title: str, request: CaptureRequest, tokens: bytes) -> None:
     """Draw a button that judges the run's own tokens in a process of its own, or the state of that job."""
-    title = f"Judge {view.run.header.name} ({view.run.run_id})"
     job = _job(title)
     if job is not None and not job.is_over:
         st.session_state["judge_awaits"] = title
@@ -114,8 +130,7 @@ def _judge_here(view: selection.View, request: CaptureRequest, tokens: bytes) ->
     if job is not None:
         is_done = job.state == "done" and not job.message
         if st.session_state.pop("judge_awaits", None) == title and is_done:
-            st.session_state["open_next"] = job.run_id
-            st.rerun()
+            _open(job.run_id)
         if not is_done:
             say = {"failed": st.error, "done": st.warning}.get(job.state, st.caption)
             say(widgets.escape(job.message or job.state))

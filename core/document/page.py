@@ -14,7 +14,7 @@ from ..runs.queries.verdicts import Answer
 from ..runs.reader import RunReader, StoredPair
 from ..runs.reports.issue_markdown import gravest_first, origin
 from ..runs.requests import repeat_command
-from ..text import clip, legible, percent, plural
+from ..text import clip, known, legible, percent, plural
 from .charts import ULPS
 from .sections import CELL, FILE, Size, sections
 
@@ -70,7 +70,7 @@ def _head(run: RunReader, answers: Sequence[tuple[StoredPair, Answer]]) -> Marku
     ]
     if len(answers) > 1:
         rows = [
-            (element("a", pair.variant, href=f"#pair{pair.index}"), answer.name, f"{pair.summary.flips:,}")
+            (element("a", pair.variant, href=f"#pair{pair.index}"), answer.name, known(pair.summary.flips))
             for pair, answer in answers
         ]
         parts.append(table((f"variant, vs {answers[0][0].reference}", "verdict", "flips"), rows, "Variants"))

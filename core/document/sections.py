@@ -38,7 +38,8 @@ MOST_MODULES = 600
 MOST_CELLS = 320  # of a side of the heatmap: a cell has a pixel on a phone
 MOST_READ = 1 << 22  # cells of the run's pyramid
 _MISMATCH = np.uint32(0xFFFFFFFF)
-_FEW = 400  # differing cells that are drawn three times as wide and tall
+_FEW = 400  # differing cells; so few get more tokens each, so that one is seen on a phone too
+_BROADER = 3
 _MOST_STRIPS = 8  # with their headings; more are in a box that scrolls
 _TOP = 3  # tokens of a side at a flip
 _LONGEST_TOKEN = 60  # characters
@@ -279,10 +280,7 @@ class Grid(NamedTuple):
 
 
 def overview(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Grid:
-    """Return the heatmap in row ULPs; of runs without whole rows, differences by prompt and position.
-
-    If few cells differ, their neighbors have their value: a single one is seen at any size.
-    """
+    """Return the heatmap in row ULPs; of runs without whole rows, differences by prompt and position."""
     header, note = run.header, "Red: NaN or infinity on one side only."
     if header.k is None:
         sizes = {level: pyramid.cell_shape(level) for level in run.levels()}
@@ -291,12 +289,15 @@ def overview(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Grid:
         cells = run.stored_cells("row_ulps", pair.index, level, (0, header.rows))
         by = -(-np.array(cells.shape) // MOST_CELLS)
         cells = pyramid.maxima(cells, *by)
+        if np.count_nonzero(cells) <= _FEW:
+            by[1] *= _BROADER
+            cells = pyramid.maxima(cells, 1, _BROADER)
         tall, wide = by * sizes[level]
         name = "position (prompts one after another)" if len(header.prompts) > 1 else "position"
         x, y = Axis("token id", 0, cells.shape[1] * wide, step=1), Axis(name, len(cells) * tall, 0, step=1)
         size, unit = f"{plural(tall, 'position')} x {plural(wide, 'token')}", f"row ULPs of {header.compute_dtype}"
         if (floor := heatmap.floor_row_ulps(run, pair.index)) is not None:
-            note += f" 99.9% of the noise floor's logits are within {number(floor)} row ULPs."
+            note += f" The noise floor: 99.9 % of logits move by at most {number(floor)} row ULPs."
     else:
         places = figures[["prompt", "position"]].to_numpy(int)
         start, end = places.min(axis=0), places.max(axis=0) + 1
@@ -306,9 +307,6 @@ def overview(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Grid:
         np.maximum.at(cells, (*((places - start) // by).T,), np.where(figures["nonfinite_mismatch"], _MISMATCH, bits))
         x, y = Axis("position", start[1], end[1], step=1), Axis("prompt", end[0], start[0], step=1)
         size, unit = f"{plural(by[0], 'prompt')} x {plural(by[1], 'position')}", header.unit
-    if np.count_nonzero(cells) <= _FEW:
-        around = np.lib.stride_tricks.sliding_window_view(np.pad(cells, 1), (3, 3))
-        cells = np.where(cells, cells, around.max(axis=(2, 3)))
     is_mismatch, values = cells == _MISMATCH, np.ascontiguousarray(cells).view(np.float32)
     highest = float(values[~is_mismatch].max(initial=0.0))
     levels = np.clip(np.ceil(values / (highest or 1.0) * LEVELS), values > 0, LEVELS)

@@ -36,7 +36,7 @@ from .dump import judge_upload
 from .lists import judge_responses, judge_tokens
 from .validity import checks_of
 
-WHOLE_ROWS_ONLY = "--compute-dtype, --reference and --holds are for whole rows of logits, not for server responses."
+WHOLE_ROWS_ONLY = "compute dtype, reference and holds are for whole rows of logits, not for server responses."
 _MAX_BYTES = 64 * GIB  # as a dump may have
 _LONGEST_NAME = 200  # characters of what a run file says of itself: a text there may be as long as it likes
 _Tell = Callable[[int, int], None]  # rows done, rows in all

@@ -22,6 +22,7 @@ from .explain.scoring import Cause
 from .judge import Controls, NotAvailableError, Pair, Rerun, judge
 
 _REQUESTS = "the requests that were sent"
+_NORMAL_K3 = "NeMo-RL: about 0.001 is normal"  # of its `gen_kl_error`, the same figure
 
 
 @dataclass
@@ -143,7 +144,6 @@ def judge_tokens(tokens: TokenPair) -> Verdict:
     """Judge two files of chosen tokens by the causes that one value per token can show."""
     figures, name = tokens.summary, UNDECIDED
     of = f"of {figures.finite:,} log-probabilities of chosen tokens"
-    says = f"{figures.neq:,} {of} differ by up to {number(figures.max_abs)} nats"
     constants = zip(tokens.names, tokens.constants, strict=True)
     if constant := next((f"'{side}' is {value}" for side, value in constants if value is not None), ""):
         name, says = INVALID_DUMP, f"Every value of {constant}: placeholders."
@@ -154,7 +154,8 @@ def judge_tokens(tokens: TokenPair) -> Verdict:
     elif causes := explain_tokens(tokens.sample, tokens.names):
         name, says = BUG_SUSPECTED if causes[0].is_fault else UNDECIDED, causes[0].says
     else:
-        says = f"{says}; no simple cause, and one value per token cannot tell rounding from a fault."
-    record = SentFigures(positions=tokens.positions, values=figures.finite, neq=figures.neq, flips=0)
+        size = f"k3 {number(tokens.k3)} nats ({_NORMAL_K3}), largest difference {number(figures.max_abs)} nats"
+        says = f"{size}; no simple cause, and one value per token cannot tell rounding from a fault."
+    record = SentFigures(positions=tokens.positions, values=figures.finite, neq=figures.neq, flips=None)
     outcome = {INVALID_DUMP: FAILED, BUG_SUSPECTED: FAILED, IDENTICAL: PASSED}.get(name, NOTED)
     return Verdict(name, says, (Evidence(Check.SENT, "both sides, token by token", record, outcome, says),))

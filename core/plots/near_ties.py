@@ -15,6 +15,8 @@ from .style import FLIP, MISMATCH, NEAREST_CLICK, QUIET, REFERENCE, VARIANT, ine
 
 CROWDED = 2000  # positions of a kind from which on they are shaded by density: points would lie on each other
 _CELLS = (96, 56)  # of the density, across and up: about 8 px at 800 x 430
+# A path: of other shapes in pixels, plotly moves corners below 0 to 0 if the axis is logarithmic.
+_RING = "M9,0 C9,5 5,9 0,9 C-5,9 -9,5 -9,0 C-9,-5 -5,-9 0,-9 C5,-9 9,-5 9,0 Z"
 _MARKS = ((QUIET, "circle", 6), (REFERENCE, "circle", 7), (VARIANT, "x", 10), (MISMATCH, "square", 10))  # by kind
 
 
@@ -76,10 +78,10 @@ def selection_ring(table: pd.DataFrame, prompt: int, position: int) -> tuple[dic
     """Ring around a position in the scatter of the same table, as shapes of a layout; none if it is not drawn."""
     table, margin, difference, _ = margin_points(table)
     rows = np.flatnonzero((table["prompt"] == prompt) & (table["position"] == position))
-    size = {"x0": -9, "x1": 9, "y0": -9, "y1": 9, "xsizemode": "pixel", "ysizemode": "pixel"}
-    line = {"color": FLIP, "width": 2.5}
+    ring: dict[str, Any] = {"type": "path", "path": _RING, "xsizemode": "pixel", "ysizemode": "pixel"}
+    ring["line"] = {"color": FLIP, "width": 2.5}
     x, y = above_zero(difference)[0], above_zero(margin)[0]
-    return tuple({"type": "circle", "xanchor": x[row], "yanchor": y[row], **size, "line": line} for row in rows)
+    return tuple(ring | {"xanchor": x[row], "yanchor": y[row]} for row in rows)
 
 
 def _labels(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> np.ndarray:

@@ -10,6 +10,7 @@ from ..runs.file.evidence import PairFigures
 from ..runs.queries.layers import modules
 from ..runs.queries.mismatch import has_rollouts, summary
 from ..runs.reader import RunReader
+from ..text import clean
 from .layers import module_growth
 from .mismatch import density, ratios, steps
 from .near_ties import near_tie_scatter
@@ -42,5 +43,5 @@ def figure_of(run: RunReader, name: str, pair: int, prompt: int) -> go.Figure:
     draw, stored = _OF_ROLLOUTS.get(name, (None, ""))
     if draw is not None and has_rollouts(run) and len(table := pd.DataFrame(summary(run, stored))):
         return draw(table)
-    missing = f"run '{run.run_id}' has nothing to draw as '{name}'" if name in NAMES else f"no figure '{name}'"
+    missing = f"run '{clean(header.name)}' has nothing to draw as '{name}'" if name in NAMES else f"no figure '{name}'"
     raise UsageError(f"{missing}; figures are {', '.join(NAMES)}.")

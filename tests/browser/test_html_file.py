@@ -48,6 +48,17 @@ def test_it_opens_from_a_disk_without_a_network(scheme: Any, browser: Browser, a
     assert problems == []
 
 
+def test_tables_are_printed_in_whole(browser: Browser, address: str):
+    tab = browser.new_context(viewport={"width": 720, "height": 900}).new_page()  # about A4
+    tab.goto(address)
+    tab.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+    hidden = "each => each.scrollHeight > each.clientHeight + 1 || each.scrollWidth > each.clientWidth + 1"
+    cut = f"[...document.querySelectorAll('.box')].filter({hidden}).length"
+    assert tab.evaluate(cut) > 0
+    tab.emulate_media(media="print")
+    assert tab.evaluate(cut) == 0
+
+
 def test_the_keyboard_goes_through_it_in_order_and_from_a_flip_to_its_row(browser: Browser, address: str):
     tab = browser.new_context().new_page()
     tab.goto(address)

@@ -59,6 +59,16 @@ def click_some_flip(page: Page, chart: Locator) -> None:
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
 
 
+def test_the_ring_is_around_the_selected_point(page: Page, dashboard: Server):
+    opened(page, dashboard, "near_ties?run=injected-bug")
+    chart = page.locator(".js-plotly-plot").first
+    middles = """all => all.map((one) => one.getBoundingClientRect()).map((box) =>
+        [box.x + box.width / 2, box.y + box.height / 2])"""
+    points = np.array(chart.locator(".scatterlayer .point").evaluate_all(middles))
+    ring = np.array(chart.locator(".shapelayer path").evaluate_all(middles)[-1])
+    assert np.linalg.norm(points - ring, axis=1).min() < 1
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(("form", "begins"), [("SVG", b"<svg"), ("PNG", b"\x89PNG")])
 def test_figures_are_saved_as_chosen_under_the_name_of_run_and_position(

@@ -43,6 +43,41 @@ def test_bad_arrays_are_refused_by_name(variant, problem):
         core.compare(logits(1), variant)
 
 
+def test_a_comparison_has_the_verdict_of_its_gravest_variant():
+    a, b = logits(1), logits(2)
+    verdict = core.compare(a, a, other=b).verdict
+    assert verdict.pair == 1
+    assert verdict.is_bug_suspected
+    with pytest.raises(AssertionError, match="bug suspected"):
+        verdict.check()
+    assert core.compare(a, a).verdict.check().name == "identical"
+
+
+def test_dir_lists_the_functions_of_python():
+    assert set(dir(core)) == {"Run", "compare", "judge", "log", "open", "__version__"}
+
+
+def test_16_bit_patterns_are_read_as_the_compute_dtype_that_is_given():
+    patterns = logits(1).astype(np.float16).view(np.uint16)
+    run = core.compare(patterns, patterns, compute_dtype="float16")
+    assert run.reader.header.compute_dtype == "float16"
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda run: run.figure("modules"), "run 'arrays' has nothing"),
+        (lambda run: run.figure("positions", prompt=1), "no prompt 1"),
+        (lambda run: core.open(), "needs a run id or files"),
+        (lambda run: core.open("injected-bug", holds="padded"), "compute_dtype, reference and holds"),
+        (lambda run: core.compare(logits(1), logits(2)[:4]), "^'variant'"),
+    ],
+)
+def test_messages_name_what_the_caller_gave(call, words):
+    with pytest.raises((UsageError, DumpError), match=words):
+        call(core.compare(logits(1), logits(2)))
+
+
 def test_names_of_files_are_for_open():
     with pytest.raises(UsageError, match=r"ulpscope.open\('b.npz'"):
         core.compare(logits(1), "b.npz")

@@ -80,7 +80,7 @@ class SentFigures(CheckFigures):
     positions: Annotated[int, "positions at which both sides sent a row of equal context"]
     values: Annotated[int, "values that both sides sent"]
     neq: Annotated[int, "of them, values that differ"]
-    flips: Annotated[int, "flips"]
+    flips: Annotated[int | None, "flips"]
 
 
 class PlaceholderFigures(CheckFigures):

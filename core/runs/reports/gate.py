@@ -146,8 +146,8 @@ class Condition:
             if limit <= (1 if kind in ("share", "same-top1") else 1e300) and (is_whole or kind != "ulps"):
                 return cls(kind, sign, limit, bool(ulps))
         raise UsageError(
-            f"--fail-on '{clean(text, 60)}' is not known; expected {ALLOWED}. X is a number from 0, a share at most 1;"
-            " quote what has < or >."
+            f"condition '{clean(text, 60)}' is not known; expected {ALLOWED}. X is a number from 0, a share at most"
+            " 1; in a shell, quote what has < or >."
         )
 
     def judge(self, pair: PairReport) -> Outcome:
@@ -257,8 +257,9 @@ def _judge_verdict(pair: PairReport) -> tuple[str, str, str]:
     return outcome, answer.name, f"is {answer.name}: {'; '.join(parts)}"
 
 
-def parse_conditions(texts: Sequence[str]) -> list[Condition]:
-    """Conditions of every --fail-on, which may hold several with commas between them; each once."""
+def parse_conditions(texts: str | Sequence[str]) -> list[Condition]:
+    """Conditions of one text or several, each with commas between its conditions; each once."""
+    texts = [texts] if isinstance(texts, str) else texts
     return list(dict.fromkeys(Condition.parse(one) for text in texts for one in text.split(",")))
 
 
@@ -266,12 +267,12 @@ def check_decidable(conditions: Sequence[Condition], pairs: Sequence[PairReport]
     """UsageError for a condition that no list of some tokens could decide, or on a figure that was not computed."""
     for condition in conditions:
         if condition.kind in FIGURE_NAMES and any(_figure_of(pair, condition.kind) is None for pair in pairs):
-            raise UsageError(f"--fail-on {condition}: {_why_not_computed(condition.kind, pairs)}.")
+            raise UsageError(f"condition {condition}: {_why_not_computed(condition.kind, pairs)}.")
         if condition.kind in _BY_TOP and any(pair.is_list and pair.positions > len(pair.rows) for pair in pairs):
-            raise UsageError(f"--fail-on {condition}: reads every position, and a run this long is only summed up.")
+            raise UsageError(f"condition {condition}: reads every position, and a run this long is only summed up.")
         column, refused = MEASURES[condition.kind].column, MEASURES[condition.kind].refused
         if refused and all(pair.is_list and pair.figures[column] is None for pair in pairs):
-            raise UsageError(f"--fail-on {condition}: {refused}; leave it out for responses of servers.")
+            raise UsageError(f"condition {condition}: {refused}; leave it out for responses of servers.")
 
 
 def _why_not_computed(figure: str, pairs: Sequence[PairReport]) -> str:

@@ -131,7 +131,7 @@ def headline(run: RunReader, pair: StoredPair) -> dict[str, str]:
             "values that differ": out_of(summary.neq, summary.finite),
             "largest difference": f"{number(summary.max_abs)} {header.unit}",
         }
-        if header.k == 1:
+        if header.k == 1 or summary.same_top1 is None:
             return differences
         return {
             "flips": f"{summary.flips:,} of {plural(positions, 'position')}",

@@ -39,13 +39,14 @@ _LESS_MEMORY = "SET memory_limit = '320MB'"  # while Python has responses and th
 
 @dataclass(frozen=True)
 class TokenPair:
-    """Two sides of chosen tokens: positions in all, figures over those with both values, by side its only value, None
-    if it has several, and some of the tokens.
+    """Two sides of chosen tokens: positions in all, figures over those with both values (k3: None without any), by side
+    its only value, None if it has several, and some of the tokens.
     """
 
     names: tuple[str, str]
     positions: int
     summary: Summary
+    k3: float | None
     constants: tuple[float | None, ...]
     sample: SampledTokens
 
@@ -90,11 +91,11 @@ def write_tokens(
         extremes = "SELECT CASE WHEN count(*) > 1 AND min(logit) = max(logit) THEN min(logit) END FROM top_token"
         constants = tuple(database.rows(f"{extremes} WHERE side = ?", [side])[0][0] for side in (0, 1))
         summary, figures = summary_of_counts(*database.rows(_FIGURES)[0]), Figures(database, header)
-        token_pair = TokenPair(names, positions, summary, constants, sample_tokens(figures))
-        verdict = judge(token_pair)
+        contents = summaries(figures)
+        k3 = next((each["value"] for each in contents.get("figures of ulpscope", []) if each["name"] == "k3"), None)
+        verdict = judge(TokenPair(names, positions, summary, k3, constants, sample_tokens(figures)))
         insert_pair(database, 0, summary, verdict)
         insert_evidence(database, 0, np.empty((0, 2), np.int32), verdict.evidence, verdict.floors)
-        contents = summaries(figures)
         MISMATCH.insert(database, name=list(contents), content=[json.dumps(each) for each in contents.values()])
         tell(positions, positions)
     return partial.path.stem

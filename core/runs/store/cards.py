@@ -33,8 +33,8 @@ _AFAR_THREADS = 8  # that fetch run files; each waits for the network most of th
 
 
 class RunCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A run at a glance. flips, max_ulps (of the compute dtype), max_row_ulps, rms_row_ulps (None of lists),
-    noise_ratio (None if not measured), max_neq_share and nonfinite_mismatch are those of its worst pair.
+    """A run at a glance. flips (None if unknown), max_ulps (of the compute dtype), max_row_ulps, rms_row_ulps (None of
+    lists), noise_ratio (None if not measured), max_neq_share and nonfinite_mismatch are those of its worst pair.
 
     keep: which logits are stored (core.runs.file.keep). verdicts: those that are stored; pair_verdicts: what is
     shown for each pair, judged or not (core.runs.queries.verdicts).
@@ -52,7 +52,7 @@ class RunCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vocab: int
     pairs: int
     bit_identical_pairs: int
-    flips: int
+    flips: int | None
     max_ulps: int | None
     max_row_ulps: float | None
     rms_row_ulps: float | None
@@ -161,8 +161,8 @@ def _read_prompt_texts(database: Database) -> str:
 _ABOUT = ("name", "created", "kind", "model", "compute_dtype", "device", "positions", "vocab")
 _WORST = ("flips", "max_ulps", "max_row_ulps", "rms_row_ulps", "noise_ratio", "max_neq_share", "nonfinite_mismatch")
 _PAIRS = (
-    "SELECT pair, bit_identical, verdict, flips, max_ulps, max_row_ulps, rms_row_ulps, noise_ratio, neq_share,"
-    " nonfinite_mismatch FROM run_file.pair"
+    "SELECT pair, bit_identical, verdict, CASE WHEN same_top1 IS NOT NULL THEN flips END, max_ulps, max_row_ulps,"
+    " rms_row_ulps, noise_ratio, neq_share, nonfinite_mismatch FROM run_file.pair"
 )
 
 
@@ -181,7 +181,7 @@ def _read_card(database: Database) -> RunCard:
             name: max((value for value in values if value is not None), default=None)
             for name, values in zip(_WORST, figures, strict=True)
         }
-        worst |= {name: worst[name] or 0 for name in ("flips", "max_neq_share", "nonfinite_mismatch")}
+        worst |= {name: worst[name] or 0 for name in ("max_neq_share", "nonfinite_mismatch")}
         logits_bytes = 0
         if about["kind"] != "ops" and keep == ALL:
             itemsize = format_named(about["compute_dtype"]).itemsize

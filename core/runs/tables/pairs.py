@@ -63,6 +63,9 @@ ULP_HISTOGRAM = Table(
 )
 
 
+_OF_TOP_TOKENS = ("flips", "ties", "could_flip")  # stored as 0 if no position has the top tokens of both sides
+
+
 @dataclass(frozen=True)
 class StoredPair:
     """A pair of the run with the names of its sides, its summary and, if it was judged, its verdict."""
@@ -116,6 +119,8 @@ def read_pairs(database: Database, sides: Sequence[str]) -> list[StoredPair]:
     pairs = []
     with database.decoding("list of pairs"):
         for row in database.records("SELECT * FROM pair ORDER BY pair"):
+            if row["same_top1"] is None:
+                row |= dict.fromkeys(_OF_TOP_TOKENS)
             summary = Summary(**{total.name: row[total.name] for total in fields(Summary)})
             place = None if row["first_prompt"] is None else (row["first_prompt"], row["first_position"])
             judged = (row["verdict"], row["because"], row["noise_ratio"], place)

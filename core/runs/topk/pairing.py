@@ -81,8 +81,10 @@ class ListPair:
         return int(self.figures.neq.sum())
 
     @cached_property
-    def flips(self) -> int:
-        return int(self.figures.is_flip.filled(False).sum())
+    def flips(self) -> int | None:
+        """Positions whose top tokens differ, of those that both sides sent; None if there are none."""
+        known = self.figures.is_flip.compressed()
+        return int(known.sum()) if len(known) else None
 
     @cached_property
     def differs_in_tokens(self) -> NDArray[np.bool_]:

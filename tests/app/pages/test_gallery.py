@@ -94,6 +94,11 @@ def test_what_is_asked_for_is_what_is_shown(asked, shown):
     assert [card.run_id for card in matching(CARDS, Filters(**asked), LABELS, PROMPTS)] == shown
 
 
+@pytest.mark.parametrize("flips", ["with flips", "without flips"])
+def test_unknown_flips_are_neither_some_nor_none(flips):
+    assert matching([structs.replace(CARD, flips=None)], Filters(flips=flips), {}, {}) == []
+
+
 LINKS = {
     "search": ("scheduler", {"fresh-against-cached"}),  # the name of no run, a word of a prompt
     "verdict": ("bug-suspected", {"injected-bug"}),
@@ -166,6 +171,38 @@ def test_a_deleted_run_can_be_had_back_at_once(mine, own_store):
     assert len(names(app)) == len(SAMPLES) + 1
     assert own_store.labels("mine") == Labels(("kept",))
     assert "undo_delete" not in keys(app)
+
+
+@pytest.mark.parametrize("ticked", [[], ["mine"]])
+def test_after_a_deletion_nothing_is_selected_so_a_second_click_deletes_nothing(ticked, mine, own_store):
+    copied(own_store.directory / "another.duckdb")
+    app = open_page("runs", run="another" if ticked else "mine")
+    app.session_state["ticked"] = ticked
+    app.run().button(key="delete").click().run()
+    assert not app.exception
+    assert not own_store.has("mine")
+    assert own_store.has("another")
+    assert "delete" not in keys(app)
+    assert "run" not in app.query_params
+    app.selectbox(key="run").select("another").run()
+    assert "delete" in keys(app)
+
+
+def test_a_run_that_another_viewer_deleted_leaves_no_other_under_the_button(mine, own_store):
+    copied(own_store.directory / "another.duckdb")
+    app = open_page("runs", run="mine")
+    own_store.delete("mine")
+    app.run()
+    assert "'mine' was deleted" in app.warning[0].value
+    assert "delete" not in keys(app)
+
+
+def test_only_a_listed_run_is_in_the_box_of_the_selected_one(mine):
+    app = open_page("runs", run="mine")
+    app.text_input(key="gallery_search").set_value("no run has these words").run()
+    assert "delete" not in keys(app)
+    app.text_input(key="gallery_search").set_value("").run()
+    assert "delete" in keys(app)
 
 
 def test_several_ticked_runs_are_deleted_together_and_had_back_together(mine, own_store):

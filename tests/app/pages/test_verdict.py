@@ -108,6 +108,19 @@ def test_a_judging_that_is_done_opens_the_judged_run_unless_a_side_failed(own_st
         assert app.query_params["run"] == opened_run
 
 
+def test_a_run_that_was_judged_elsewhere_or_earlier_shows_its_verdict(own_store):
+    judged_run(own_store, None, run_id="mine")
+    judged_run(own_store, "rounding", run_id="better")
+    app = opened(run="mine")
+    own_store.mark_judged("mine", "better")
+    app.run()
+    assert not app.exception
+    (link,) = [each.proto for each in app.get("page_link") if "Judged" in each.proto.label]
+    assert "rounding" in link.label
+    assert link.query_string == "run=better"
+    assert "judge" not in keys(app)
+
+
 def test_the_report_can_be_copied_and_carries_the_address(own_store):
     run_id = judged_run(own_store, "rounding")
     assert not [text for text in codes(opened(run=run_id)) if "###" in text]

@@ -67,13 +67,14 @@ def test_a_condition_is_read_and_shown_in_one_way(text: str, shown: str) -> None
 
 @pytest.mark.parametrize("text", REFUSED)
 def test_a_malformed_condition_is_named_and_told_what_is_allowed(text: str) -> None:
-    with pytest.raises(UsageError, match=r"--fail-on '.*' is not known; expected bits, flips,") as refused:
+    with pytest.raises(UsageError, match=r"condition '.*' is not known; expected bits, flips,") as refused:
         Condition.parse(text)
     assert "\x1b" not in str(refused.value)
 
 
 def test_conditions_come_repeated_or_with_commas_and_each_counts_once() -> None:
     assert [str(c) for c in parse_conditions(["bits,kl>0.1", "kl > 0.1, ulps:3"])] == ["bits", "kl>0.1", "ulps:3"]
+    assert parse_conditions("bits,ulps:3") == parse_conditions(["bits", "ulps:3"])
     with pytest.raises(UsageError, match="'' is not known"):
         parse_conditions(["bits,"])
 

@@ -225,6 +225,15 @@ def test_a_long_run_is_summed_up_and_never_read_as_a_whole(rows, store, tmp_path
     assert import_run(store, store.path_of(run_id), name="again")
 
 
+def test_flips_of_chosen_tokens_are_unknown(rows, store, tmp_path):
+    with RunReader(store.path_of(ingest(store, [lines(tmp_path / "tokens.jsonl", rows)]))) as run:
+        assert run_json(run)["summary"]["flips"] is None
+        assert run.evidence(0)[0].figures.flips is None
+        pair = report_of_run(run)[0][0]
+        assert [each.judge(pair).outcome for each in parse_conditions("flips")] == ["undecided"]
+    assert [card.flips for card in list_runs(store)[0]] == [None]
+
+
 @pytest.mark.parametrize("form", [lines, parquet])
 def test_a_file_is_described_and_no_command_is_named_that_could_not_run(form, rows, tmp_path):
     store, path = Store(tmp_path / "runs"), form(tmp_path / "tokens.any", rows)
