@@ -15,6 +15,7 @@ from benchmarks.logits import POSITIONS, VOCAB, pair
 from benchmarks.timing import Line, interleaved
 from core.numerics.divergence import RowFigures, compare
 from core.numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat
+from core.numerics.topk import largest
 
 TOP_K = 20
 TORCH_TRIES = (
@@ -63,9 +64,7 @@ def notebook(a: NDArray, b: NDArray, fmt: FloatFormat) -> Figures:
     histogram[near[near < 1 << 16]] = elements[near < 1 << 16]
 
     def top(values: NDArray) -> NDArray:
-        ids = np.sort(np.argpartition(values, -TOP_K, axis=1)[:, -TOP_K:], axis=1)
-        best = np.take_along_axis(values, ids, 1)
-        return np.take_along_axis(ids, np.argsort(-best, axis=1, kind="stable"), 1)
+        return np.array([largest(row, TOP_K) for row in values])
 
     def log_softmax(values: NDArray) -> tuple[NDArray, NDArray]:
         wide = values.astype(np.float64)
@@ -144,8 +143,13 @@ def chunked_torch(a: NDArray, b: NDArray, fmt: FloatFormat, threads: int = 1, ro
 
 
 def _ordered_top(values: torch.Tensor) -> torch.Tensor:
-    """Ids of the 20 largest, the lowest id first where values are equal within them. [rows, 20]"""
-    ids = values.topk(TOP_K, dim=1).indices.sort(dim=1).values
+    """Ids of the 20 largest, the lowest id first if values are equal. [rows, 20]"""
+    top = values.topk(TOP_K, dim=1)
+    ids = top.indices.sort(dim=1).values
+    is_tied = (values >= top.values[:, -1:]).sum(dim=1) > TOP_K  # topk picks among equal values as it likes
+    if is_tied.any():
+        order = values[is_tied].sort(dim=1, descending=True, stable=True).indices
+        ids[is_tied] = order[:, :TOP_K].sort(dim=1).values
     return ids.gather(1, values.gather(1, ids).argsort(dim=1, descending=True, stable=True))
 
 

@@ -23,6 +23,7 @@ from core.judging.explain.causes import explain
 from core.judging.explain.rows import PairRows, complete_rows, rows_of_lists
 from core.judging.explain.scoring import Cause
 from core.numerics.formats import FORMATS, values_of
+from core.numerics.topk import largest
 from core.runs.reader import RunReader
 from core.runs.topk.pairing import compare_sides
 from core.runs.topk.records import ListRow, ListSide, Response, list_rows
@@ -84,8 +85,7 @@ def lists(pair: Pair, x: Values, y: Values, size: int = LISTED) -> PairRows:
 def _response(values: Values, tokens: tuple[int, ...], size: int) -> Response:
     rows = []
     for position, row in enumerate(values):
-        best = np.argpartition(-row, size)[:size]
-        best = best[np.argsort(-row[best], kind="stable")]
+        best = largest(row, size)
         if size == 1:
             best = np.array([tokens[position + 1]] if position + 1 < len(tokens) else [0])
         best = best[np.isfinite(row[best])]
@@ -137,7 +137,7 @@ def repetition(pair: Pair, strength: float) -> tuple[Values, Values]:
 
 def biased(pair: Pair, strength: float) -> tuple[Values, Values]:
     y = pair.y.copy()
-    often = np.argsort(-y.mean(axis=0))[:3]
+    often = largest(y.mean(axis=0), 3)
     y[:, often] += strength
     return pair.x, y
 

@@ -41,7 +41,7 @@ def log_softmax(logits: Logits) -> Logits:
 
 def restricted(logits: Logits, *, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.0) -> Logits:
     """Logits with the tokens that a sampler leaves out at -inf."""
-    order = np.argsort(-logits, axis=1)
+    order = np.argsort(-logits, axis=1, kind="stable")
     ranked = np.exp(np.take_along_axis(log_softmax(logits), order, axis=1))
     keep = (np.cumsum(ranked, axis=1) - ranked) < top_p
     keep &= ranked >= min_p * ranked[:, :1]

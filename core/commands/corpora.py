@@ -152,7 +152,7 @@ def compare_samples(paths: Sequence[Path]) -> dict[str, Any]:
     table["near_tie"] = table["margin"] <= _NEAR * group["move"].transform("median")
     table["change"] = table["variant_score"] - table["reference_score"]
     is_changed = (table["reference_answer"] != table["variant_answer"]) | (table["change"] != 0)
-    changed_rows = table[is_changed].sort_values("margin", ascending=False)
+    changed_rows = table[is_changed].sort_values("margin", ascending=False, kind="stable")
     names = side_names(paths) if paths[0].name != paths[1].name else [clean(str(path)) for path in paths]
     changes = {
         **dict(zip(("reference", "variant"), names, strict=True)),

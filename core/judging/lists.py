@@ -41,7 +41,7 @@ class ListControls(Controls):
         self.is_certain = not pair.differs and 2 * pair.certain > len(pair.positions)
         self.is_text_alone = bool(self.repeats) and not pair.differs and pair.has_other_text
         doubts = pair.differs, pair.placeholders, self.parting, self.is_certain, self.is_text_alone
-        self.is_identical = pair.common_values > 0 and not any(doubts)
+        self.is_identical = pair.common_values > 0 and pair.is_most_compared and not any(doubts)
 
     def validity(self) -> list[Evidence]:
         """Return what both sides sent (values, placeholders, inputs, the dtype of values) and the noise floor."""
@@ -53,7 +53,15 @@ class ListControls(Controls):
         zeros = f"; {plural(pair.zeros, 'token')} of probability 0 not compared" if pair.zeros else ""
         counts = {"values": pair.common_values, "neq": pair.differing, "flips": pair.flips}
         outcome = NOTED if pair.differs or not pair.common_values else PASSED
-        add(Check.SENT, outcome, f"{opening(pair.in_words)}{zeros}.", None, positions=len(pair.positions), **counts)
+        left_out = f"; {pair.left_out}" if pair.left_out else ""
+        add(
+            Check.SENT,
+            outcome,
+            f"{opening(pair.in_words)}{zeros}{left_out}.",
+            None,
+            positions=len(pair.positions),
+            **counts,
+        )
         for one in pair.placeholders:
             outcome, says = FAILED if pair.is_void else NOTED, f"{opening(one.clause)}."
             add(Check.PLACEHOLDERS, outcome, says, one.side, kind=one.kind, tokens=one.tokens, of=one.of)
@@ -87,11 +95,15 @@ class ListControls(Controls):
 
     @property
     def causes(self) -> Sequence[str]:
-        return [self.floor_row.says] if self.floor_row else [f"{opening(next(self._says())).removesuffix('.')}."]
+        if self.floor_row and self.lists.is_most_compared:
+            return [self.floor_row.says]
+        says = f"{opening(next(self._says())).removesuffix('.')}."
+        return [f"{says} {self.floor_row.says}" if self.floor_row else says]
 
     def _says(self) -> Iterator[str]:
         """Yield what there is to say about the pair, the most telling first."""
-        pair, words = self.lists, self.lists.in_words
+        pair = self.lists
+        words = f"{pair.left_out}; {pair.in_words}" if pair.left_out else pair.in_words
         placeholders = [one.clause for one in pair.placeholders[:1]]
         if pair.is_void:
             yield from placeholders
@@ -100,6 +112,8 @@ class ListControls(Controls):
         if self.parting is not None:
             yield f"the inputs differ from position {self.parting.parting} of prompt {self.parting.prompt} on"
         yield from placeholders
+        if not pair.is_most_compared:
+            yield f"only {words}"
         if self.is_certain:
             yield f"both sides send probability 1 for a token at {pair.certain:,} positions: placeholders, or a mask"
         if self.is_text_alone:
@@ -135,6 +149,8 @@ def judge_responses(
 def judge_with_floor(earlier: Verdict, pair: ListPair, sides: Sequence[ListSide], floor: Evidence) -> Verdict:
     """Judge a stored, undecided pair again with a model's noise floor."""
     rows = tuple(row for row in earlier.evidence if row.outcome != FAILED)  # what had failed had not decided
+    if not pair.is_most_compared and floor.outcome == PASSED:
+        floor = replace(floor, outcome=NOTED)
     verdict = judge(ListControls(pair, sides, floor_row=floor), replace(earlier, evidence=rows))
     ratio = getattr(floor.figures, "noise_ratio", None)
     return replace(verdict, noise_ratio=ratio, first_place=None, pair=earlier.pair)

@@ -100,7 +100,7 @@ _MEANS: tuple[tuple[str, str, Value, Value | None], ...] = (
 
 def _percentiles(name: str, unit: str, shares: tuple[float, ...], values: NDArray, place: NDArray) -> list[Figure]:
     """Return figures of `values`, linear between two of them. place: document of each, counted from 0."""
-    order = np.argsort(values)
+    order = np.argsort(values, kind="stable")
     ascending, documents = values[order], place[order]
 
     @lru_cache(maxsize=1)

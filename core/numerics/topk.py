@@ -23,6 +23,7 @@ class ListRows:
     positions [rows] increase within a prompt; token_ids and values [entries]: largest first within a row, the lower
     token first if values are equal. best [rows]: how many of the first entries are the largest of the whole row.
     targets [rows]: token that was emitted or is given next, -1 if unknown; missing [rows]: placeholders for values.
+    chosen [rows]: value sent with the target if its list has another one, as after sampling settings; else NaN.
     """
 
     positions: NDArray[np.int64]
@@ -32,6 +33,11 @@ class ListRows:
     best: NDArray[np.int64]
     targets: NDArray[np.int64]
     missing: NDArray[np.int64]
+    chosen: NDArray[np.float64] = None  # type: ignore[assignment]  # NaN in each row
+
+    def __post_init__(self) -> None:
+        if self.chosen is None:
+            object.__setattr__(self, "chosen", np.full(len(self.positions), np.nan))
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -52,6 +58,15 @@ class ListRows:
         return np.where(self.counts > 0, np.append(self.values, np.nan)[self.offsets[:-1]], np.nan)
 
     @property
+    def target_values(self) -> NDArray[np.float64]:
+        """Value of each target in its list, NaN without one. [rows]"""
+        row_of = self.row_of
+        is_target = self.token_ids == self.targets[row_of]
+        values = np.full(len(self), np.nan)
+        values[row_of[is_target]] = self.values[is_target]
+        return values
+
+    @property
     def has_repeats(self) -> NDArray[np.bool_]:
         """Whether a token stands twice in a row. [rows]"""
         is_repeat = np.ones(len(self.token_ids), np.bool_)
@@ -66,7 +81,7 @@ class ListRows:
     def part(self, rows: NDArray[np.bool_]) -> ListRows:
         """Return some rows. rows [rows]: which stay."""
         entries = rows[self.row_of]
-        columns = {name: getattr(self, name)[rows] for name in ("positions", "best", "targets", "missing")}
+        columns = {name: getattr(self, name)[rows] for name in ("positions", "best", "targets", "missing", "chosen")}
         offsets = np.append(0, np.cumsum(self.counts[rows]))
         return ListRows(offsets=offsets, token_ids=self.token_ids[entries], values=self.values[entries], **columns)
 
@@ -81,7 +96,21 @@ class ListRows:
             np.where(rows, 0, self.best),
             self.targets,
             self.missing + np.where(rows, self.counts, 0),
+            np.where(rows, np.nan, self.chosen),
         )
+
+
+def largest(values: NDArray[Any], count: int) -> NDArray[np.int64]:
+    """Return the places of the `count` largest values, largest first, the lower place first if values are equal.
+
+    `argpartition` picks among equal values as the processor's instructions do. No NaN. values: [n] -> [count]
+    """
+    if count < len(values):
+        least = np.partition(values, len(values) - count)[len(values) - count]
+        places = np.flatnonzero(values >= least)
+    else:
+        places = np.arange(len(values))
+    return places[np.argsort(-values[places], kind="stable")][:count]
 
 
 def concatenate(parts: Sequence[ListRows]) -> ListRows:
@@ -127,9 +156,11 @@ def compare_rows(reference: ListRows, variant: ListRows) -> ListFigures:
     keys, other_keys = (side.row_of << 32 | side.token_ids for side in sides)
     both, own, other = np.intersect1d(keys, other_keys, assume_unique=True, return_indices=True)
     row_of, changes = both >> 32, variant.values[other] - reference.values[own]
-    common, largest = np.bincount(row_of, minlength=rows), np.zeros(rows)
-    np.maximum.at(largest, row_of, np.abs(changes))
-    max_abs = np.ma.array(largest, mask=common == 0)
+    of_chosen, chosen_changes = _chosen_changes(reference, variant)
+    row_of, changes = np.append(row_of, of_chosen), np.append(changes, chosen_changes)
+    common, largest_change = np.bincount(row_of, minlength=rows), np.zeros(rows)
+    np.maximum.at(largest_change, row_of, np.abs(changes))
+    max_abs = np.ma.array(largest_change, mask=common == 0)
     tokens, margins = zip(*map(_tops, sides), strict=True)
     is_tie = np.logical_or(*(margin.filled(1.0) == 0 for margin in margins))
     is_any_open = np.logical_or(*map(np.ma.getmaskarray, margins))
@@ -148,6 +179,18 @@ def compare_rows(reference: ListRows, variant: ListRows) -> ListFigures:
         is_tie=np.ma.array(is_tie, mask=~is_tie & is_any_open),
         could_flip=smaller_margin <= 2 * max_abs,
     )
+
+
+def _chosen_changes(reference: ListRows, variant: ListRows) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return rows with a chosen value beside the list on either side, and its change: chosen values are compared with
+    chosen values, lists with lists.
+    """
+    sides = reference, variant
+    has_own = [np.isfinite(side.chosen) for side in sides]
+    values = [np.where(own, side.chosen, side.target_values) for own, side in zip(has_own, sides, strict=True)]
+    changes = values[1] - values[0]
+    is_comparable = (has_own[0] | has_own[1]) & (reference.targets == variant.targets) & np.isfinite(changes)
+    return np.flatnonzero(is_comparable), changes[is_comparable]
 
 
 def _tops(rows: ListRows) -> tuple[np.ma.MaskedArray, np.ma.MaskedArray]:

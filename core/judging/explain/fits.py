@@ -43,7 +43,7 @@ def _slope(row: RowPair) -> float:
     first, second = np.triu_indices(len(row.x), 1)
     gaps = row.x[first] - row.x[second]
     slopes = np.divide(row.y[first] - row.y[second], gaps, out=np.zeros(len(gaps)), where=gaps != 0)
-    order = np.argsort(slopes)
+    order = np.argsort(slopes, kind="stable")
     weights = np.cumsum(np.abs(gaps[order]))
     return float(slopes[order][np.searchsorted(weights, weights[-1] / 2)])
 

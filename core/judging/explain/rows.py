@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ...numerics.formats import format_named, spacings, values_of
+from ...numerics.topk import largest
 from ...runs.figures import Figures
 from ...runs.topk.alignment import prompt_tokens
 from ...runs.topk.pairing import ListPair
@@ -141,10 +142,9 @@ def complete_rows(
         x, y = np.where(usable[at], whole[:, at], 0.0).astype(np.float64)
         shifts = np.abs(y - x - np.median((y - x)[usable[at]]))
         text = np.array([token for token in tokens[prompt][: position + 1] if 0 <= token < vocab], np.int64)
-        keys = zip(np.where(usable[at], (x, y, shifts), -np.inf), (_LARGEST, _LARGEST, _MOVED), strict=True)
-        ids = np.unique(
-            np.concatenate([spread, text, *(np.argpartition(-key, min(most, vocab) - 1)[:most] for key, most in keys)])
-        )
+        keys = np.where(usable[at], (x, y, shifts), -np.inf)
+        tops = [largest(key, most) for key, most in zip(keys, (_LARGEST, _LARGEST, _MOVED), strict=True)]
+        ids = np.unique(np.concatenate([spread, text, *tops]))
         ids = ids[usable[at][ids]]
         if np.ptp(x[ids]) > 0 and np.ptp(y[ids]) > 0:
             times = np.bincount(text, minlength=vocab)[ids]

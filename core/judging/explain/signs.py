@@ -11,7 +11,7 @@ from ...runs.topk.alignment import extra_first_token
 from ...runs.topk.records import UNKNOWN_TOKEN
 from ...text import number, plural
 from .fits import round_to
-from .rows import FARTHEST, Flags, Ids, PairRows, TooFewError, Values
+from .rows import FARTHEST, LEAST_TOKENS, Flags, Ids, PairRows, TooFewError, Values
 from .scoring import EXPLAINED, LEAST_ROWS, Cause, center
 
 _SHIFTS = (-3, -2, -1, 1, 2, 3)  # rows
@@ -33,7 +33,7 @@ def misaligned_rows(pair: PairRows) -> Iterator[Cause]:
     total, index = len(places), {place: at for at, place in enumerate(places)}
     if total < 2:
         raise TooFewError("2 rows")
-    distances, are_single = _distances(pair)
+    distances, shared, are_single = _distances(pair)
     own, axis = distances.diagonal(), int(any(position for _, position in places))  # each row a prompt of its own
     for shift in _SHIFTS:
         moves = {at: index.get((p + shift * (1 - axis), q + shift * axis)) for at, (p, q) in enumerate(places)}
@@ -44,7 +44,9 @@ def misaligned_rows(pair: PairRows) -> Iterator[Cause]:
             says = f"Each row of '{variant}' holds what '{reference}' holds {by}."
             cause = Cause("shifted rows", says, {"rows": shift})
             yield from _if_explained(cause, original, remaining, EXPLAINED if are_single else 0.5)
-    nearest, least = distances.argmin(axis=1), distances.min(axis=1)
+    # Two values tell no row from another: of a few pairs of tokens some are equally far apart by chance.
+    identified = np.where((shared >= LEAST_TOKENS) | np.eye(total, dtype=bool), distances, _UNRELATED)
+    nearest, least = identified.argmin(axis=1), identified.min(axis=1)
     is_moved = (nearest != np.arange(total)) & (own > 0) & (least <= _SAME_ROW * own)
     count = int(is_moved.sum())
     if are_single or not count or (not pair.dtype and 2 * count < total):
@@ -61,23 +63,42 @@ def misaligned_rows(pair: PairRows) -> Iterator[Cause]:
     yield Cause(name, says, parameters).score(own, np.where(is_moved, least, own), total)
 
 
-def _distances(pair: PairRows) -> tuple[Values, bool]:
-    """Return mean squared differences of rows up to a constant, [places of the variant, of the reference], and whether
-    they are of single values: chosen tokens, whose values in their order are compared, whatever the tokens.
+def _distances(pair: PairRows) -> tuple[Values, Ids, bool]:
+    """Return mean squared differences of rows up to a constant, and how many tokens they share, both [places of the
+    variant, of the reference], and whether they are of single values: chosen tokens, whose values in their order are
+    compared, whatever the tokens.
     """
     whole = np.where(pair.is_masked, np.nan, pair.whole) if pair.is_masked is not None else pair.whole
     whole = np.clip(whole[:, :, :: 1 + whole.shape[2] // _COMPARED if pair.dtype else 1], -FARTHEST, FARTHEST)
     sizes = np.isfinite(whole).sum(axis=2)
     if (sizes == 1).sum() > sizes.shape[1]:
         x, y = np.where(sizes == 1, np.nansum(whole, axis=2), np.nan)
-        return (y[:, None] - x) ** 2, True
-    distances, least = np.full((sizes.shape[1],) * 2, _UNRELATED), _LEAST_SHARED if pair.dtype else 1
+        return (y[:, None] - x) ** 2, np.zeros((len(x), len(x)), np.int64), True
+    distances = np.full((sizes.shape[1],) * 2, _UNRELATED)
+    shared = np.zeros(distances.shape, np.int64)
+    least = _LEAST_SHARED if pair.dtype else 1
     for at, row in enumerate(whole[1]):
         for other, difference in enumerate(row - whole[0]):
             values = difference[np.isfinite(difference)]
-            if len(values) >= max(least, min(sizes[1, at], sizes[0, other]) / 2):
-                distances[at, other] = np.minimum(center(values) ** 2, _UNRELATED).mean()
-    return distances, False
+            shared[at, other] = len(values)
+            if len(values) < max(least, min(sizes[1, at], sizes[0, other]) / 2):
+                continue
+            errors = center(values)
+            if not pair.dtype:
+                errors = np.append(errors, _least_differences(whole[0, other], row))
+            distances[at, other] = np.minimum(errors**2, _UNRELATED).mean()
+    return distances, shared, False
+
+
+def _least_differences(x: Values, y: Values) -> Values:
+    """Return how far apart two lists are, at least, at tokens that one of them alone has: in the other, such a token is
+    below the listed ones. x, y: up to a constant. -> [tokens of one list alone]
+    """
+    has_x, has_y = np.isfinite(x), np.isfinite(y)
+    shift = np.median((y - x)[has_x & has_y])
+    above_y = x[has_x & ~has_y] + shift - np.nanmin(y)
+    above_x = y[has_y & ~has_x] - shift - np.nanmin(x)
+    return np.maximum(np.append(above_y, above_x), 0.0)
 
 
 def _place(place: tuple[int, int]) -> str:

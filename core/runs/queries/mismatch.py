@@ -348,7 +348,8 @@ def heaviest(run: Figures, most: int = 20) -> pd.DataFrame:
     step, tokens, mean_abs, kl_share.
     """
     return run.query(
-        f"SELECT prompt, arg_max(position, {_KL}) AS position, any_value(name) AS name, any_value(step) AS step,"
-        f" count(*) AS tokens, avg(abs({_R})) AS mean_abs, sum({_KL}) / nullif(sum(sum({_KL})) OVER (), 0) AS kl_share"
-        f" FROM {_JOINED} WHERE {_BOTH} GROUP BY prompt ORDER BY kl_share DESC LIMIT {most}"
+        f"SELECT prompt, arg_max(position, ({_KL}, -position)) AS position, any_value(name) AS name,"
+        f" any_value(step) AS step, count(*) AS tokens, avg(abs({_R})) AS mean_abs, sum({_KL})"
+        f" / nullif(sum(sum({_KL})) OVER (), 0) AS kl_share FROM {_JOINED} WHERE {_BOTH} GROUP BY prompt"
+        f" ORDER BY kl_share DESC, prompt LIMIT {most}"
     )

@@ -192,7 +192,7 @@ RESPONSE = Table(
     model VARCHAR -- model as the payload names it
     text VARCHAR -- text that was generated
     tokens VARCHAR -- JSON array: token ids of prompt and answer, -1 if not said
-    settings VARCHAR -- JSON object: accepted drafts, or the name of a sequence
+    settings VARCHAR -- JSON object: accepted drafts, the name of a sequence, chosen values that lists contradict
     warnings VARCHAR -- JSON array: what its reader has to say of it
     """,
     per="side prompt",

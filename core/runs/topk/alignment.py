@@ -101,7 +101,7 @@ def _renumber(response: Response, numbers: Mapping[str, int]) -> Response:
         response,
         keys="text",
         tokens=tuple(new.get(token, UNKNOWN_TOKEN) for token in response.tokens),
-        rows=rows.part(usable),
+        rows=replace(rows.without_values(~usable), missing=rows.missing),
         texts=dict(sorted((number, text) for text, number in numbers.items() if number in set(new.values()))),
     )
     if usable.all():

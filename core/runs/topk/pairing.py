@@ -19,10 +19,11 @@ from ...numerics.grid import Grid, find_grid, margin_ulps
 from ...numerics.topk import ListFigures, ListRows, compare_rows
 from ...text import clean, number, plural
 from .alignment import extra_first_token, parting_of, prompt_tokens, sequence
-from .placeholders import MASKED, ROUNDING, Placeholders, without_placeholders
-from .records import Keys, ListSide
+from .placeholders import CONTRADICTION, MASKED, ROUNDING, Placeholders, contradictions, without_placeholders
+from .records import UNSENT, Keys, ListSide
 
 _END = 1 << 32  # beyond every position
+LEAST_COMPARED = 0.9  # of the rows: a fault may be in those that are left out
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ class ListPair:
     of both sides. texts: of tokens, as far as sent. placeholders: values of either side that are no values of a model;
     they are missing in every figure. zeros: listed tokens of probability 0 (null, -9999.0, -inf) on either side.
     certain: positions at which both sides send a list with probability 1 for one token and 0 for the rest.
-    has_other_text: texts of two responses are known and differ.
+    has_other_text: texts of two responses are known and differ. sent: rows that either side sent, or generated and did
+    not send, before the sides diverge.
     """
 
     reference: str
@@ -65,6 +67,7 @@ class ListPair:
     zeros: int = 0
     certain: int = 0
     has_other_text: bool = False
+    sent: int = 0
 
     @property
     def positions(self) -> NDArray[np.int64]:
@@ -91,6 +94,24 @@ class ListPair:
         """Whether the top tokens differ, or the emitted ones if both are known. [positions]"""
         one, other = (rows.targets for rows in self.rows)
         return self.figures.is_flip.filled(False) | ((one >= 0) & (other >= 0) & (one != other))
+
+    @cached_property
+    def compared(self) -> int:
+        """Positions at which both sides have a value."""
+        return int(np.logical_and(*(rows.counts > 0 for rows in self.rows)).sum())
+
+    @property
+    def is_most_compared(self) -> bool:
+        """Whether enough rows are compared for another verdict than `undecided`."""
+        return self.compared >= LEAST_COMPARED * self.sent
+
+    @property
+    def left_out(self) -> str:
+        """`1 of 8 rows compared; others are on one side only, or without usable values`, '' if all are compared."""
+        if self.compared >= self.sent:
+            return ""
+        rows = f"{self.compared:,} of {plural(self.sent, 'row')} compared"
+        return f"{rows}; others are on one side only, or without usable values"
 
     @property
     def differs(self) -> bool:
@@ -156,12 +177,18 @@ def compare_sides(reference: ListSide, variant: ListSide) -> ListPair:
             f"'{reference.name}' and '{variant.name}' have no position with equal tokens before it, so no two rows to"
             f" compare{_cause(reference, variant)}."
         )
+    sent = np.union1d(keys[0], keys[1])
+    unsent = max(sum(int(response.settings.get(UNSENT, "0")) for response in side.responses) for side in sides)
     rows = [each.part(np.isin(of_side, shared)) for each, of_side in zip(cleaned, keys, strict=True)]
+    contradicts = [contradictions(each) for each in rows]
     # Probability 1 for one token and 0 for every other one, and another token is possible.
     is_certain = [(each.counts == 1) & (each.missing > 0) & (each.largest == 0) for each in rows]
     is_open = [(each.counts > 1) | (each.largest < -ROUNDING) for each in rows]
     missing = [*placeholders[0], *placeholders[1]]
     for index, side in enumerate(sides):
+        if (is_on_one_side := contradicts[index] & ~contradicts[1 - index]).any():
+            what = "the chosen value contradicts its list, as after sampling settings"
+            missing.append(Placeholders(side.name, CONTRADICTION, int(is_on_one_side.sum()), len(side.rows), what))
         is_alone = is_certain[index] & ~is_certain[1 - index] & is_open[1 - index]
         rows[index] = rows[index].without_values(is_alone)
         if is_alone.any():
@@ -186,6 +213,7 @@ def compare_sides(reference: ListSide, variant: ListSide) -> ListPair:
         sum(int(each.missing[each.counts > 0].sum()) for each in cleaned),
         int((is_certain[0] & is_certain[1]).sum()),
         any(one.text != other.text for one, other in responses if one.text and other.text),
+        int(((sent & (_END - 1)) < ends[sent >> 32]).sum()) + unsent,
     )
 
 

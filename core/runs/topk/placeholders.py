@@ -22,8 +22,10 @@ ROUNDING = 1e-3  # a rounded log-probability is at most so far above 0
 _MOST_TOGETHER = 1.5  # a row's probabilities together, of log-probabilities rounded to bfloat16
 
 MASKED, MISSING = "masked", "missing"  # of one token; the rest of its list holds values
+CONTRADICTION = "contradiction"  # of one token too
 _HEADS = {
     MASKED: "a mask (top-p or a grammar)",
+    CONTRADICTION: "two values of one token",
     "out of range": "impossible values",
     "sum above 1": "impossible values",
     "probabilities": "probabilities in place of log-probabilities",
@@ -36,7 +38,8 @@ Flags = NDArray[np.bool_]
 class Placeholders:
     """Rows of one side that hold no values of a model.
 
-    kind: 'probabilities', 'out of range', 'constant', 'no list', 'sum above 1', 'masked', 'missing' or 'certain'.
+    kind: 'probabilities', 'out of range', 'constant', 'no list', 'sum above 1', 'masked', 'missing',
+    'certain' or 'contradiction'.
     tokens: such rows, of: all rows of the side. what: clause on their values.
     """
 
@@ -63,6 +66,11 @@ def without_placeholders(side: ListSide) -> tuple[ListRows, tuple[Placeholders, 
         if kind not in (MASKED, MISSING):
             is_emptied |= rows
     return (side.rows.without_values(is_emptied) if is_emptied.any() else side.rows), tuple(placeholders)
+
+
+def contradictions(rows: ListRows) -> Flags:
+    """Return whether the value sent with a token contradicts the one in its list. [rows]"""
+    return np.abs(rows.chosen - rows.target_values) > ROUNDING
 
 
 def _kinds(side: ListSide) -> Iterator[tuple[str, Flags, str]]:

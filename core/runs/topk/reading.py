@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from .records import UNKNOWN_TOKEN, Keys, ListSide, Response
 _CHUNK_ROWS = 1 << 18  # read at a time
 _SIDES = "SELECT side, name, holds, keys, sha256 FROM side ORDER BY side"
 _PLACE = "WHERE side = ? AND prompt BETWEEN ? AND ?"
+CHOSEN = "chosen_values"  # of the stored settings: values sent beside a list that has others, by position
 SAME = ("format", "generated_from", "vocab", "cached", "model", "text")  # of `Response` and of the table
 
 
@@ -23,8 +25,9 @@ def digest_of(responses: Iterable[Response]) -> str:
     digest = hashlib.sha256(b"logprob")
     for response in responses:
         digest.update(json.dumps([response.tokens, response.generated_from]).encode())
-        for values in vars(response.rows).values():
-            digest.update(np.ascontiguousarray(values).data)
+        for name, values in vars(response.rows).items():
+            if name != "chosen" or np.isfinite(values).any():  # which runs of 1.0.0 lack
+                digest.update(np.ascontiguousarray(values).data)
         digest.update(bytes(len(response.rows)))  # a flag of each row, which no server set
     return digest.hexdigest()
 
@@ -89,6 +92,9 @@ def _read_responses(database: Database, place: list[int], keys: Keys, texts: Map
         )
         tokens = tuple(json.loads(about["tokens"]))
         own = {*ids[entries].tolist(), *targets[part].tolist(), *tokens} if texts else set()
+        settings = json.loads(about["settings"])
+        chosen = settings.pop(CHOSEN, {})
+        rows = replace(rows, chosen=np.array([chosen.get(f"{at}", np.nan) for at in rows.positions], np.float64))
         yield Response(
             **{name: about[name] for name in SAME},
             keys=keys,
@@ -97,6 +103,6 @@ def _read_responses(database: Database, place: list[int], keys: Keys, texts: Map
             start_known=about["is_start_known"],
             top_logprobs=about["asked"],
             texts={token: texts[token] for token in sorted(own & texts.keys())},
-            settings=json.loads(about["settings"]),
+            settings=settings,
             warnings=tuple(json.loads(about["warnings"])),
         )

@@ -6,6 +6,7 @@ i + 1, as in runs of whole rows. Nothing here is invented: what a payload does n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +20,7 @@ from ...numerics.topk import ListRows, concatenate
 
 Keys = Literal["token_id", "text"]
 UNKNOWN_TOKEN = -1
+UNSENT = "tokens_without_row"  # of settings: generated tokens that the answer counts and has no row of
 MAX_ENTRIES = 1 << 26  # of a response: (token, value) pairs
 MAX_POSITIONS = 1 << 20  # of a response
 
@@ -31,6 +33,7 @@ class ListRow(NamedTuple):
     best: int
     target: int = UNKNOWN_TOKEN
     missing: int = 0
+    chosen: float = math.nan
 
 
 def list_rows(rows: Iterable[ListRow], source: str) -> ListRows:
@@ -49,7 +52,8 @@ def list_rows(rows: Iterable[ListRow], source: str) -> ListRows:
     order = np.lexsort((tokens, -values, row_of))
     counts = np.bincount(row_of, minlength=len(items))
     offsets, ids = np.append(0, np.cumsum(counts)), tokens[order].astype(np.int64)
-    return ListRows(positions, offsets, ids, values[order], np.minimum(best, counts), targets, missing)
+    chosen = np.array([row.chosen for row in items], np.float64)
+    return ListRows(positions, offsets, ids, values[order], np.minimum(best, counts), targets, missing, chosen)
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from ..tables.positions import POSITION, SIDE_POSITION, TOP_TOKEN
 from ..tables.run import RESPONSE, VOCABULARY, insert_header, insert_prompts, insert_sides
 from .alignment import sequence
 from .pairing import ListPair, vocabulary_size
-from .reading import SAME, digest_of
+from .reading import CHOSEN, SAME, digest_of
 from .records import UNKNOWN_TOKEN, ListSide, Response
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _insert_side(database: Database, index: int, side: ListSide) -> None:
         is_start_known=[response.start_known for response in responses],
         asked=[response.top_logprobs for response in responses],
         tokens=[json.dumps(response.tokens) for response in responses],
-        settings=[json.dumps(dict(response.settings), sort_keys=True) for response in responses],
+        settings=[json.dumps(_settings(response), sort_keys=True) for response in responses],
         warnings=[json.dumps(response.warnings) for response in responses],
     )
     SIDE_POSITION.insert(
@@ -125,6 +125,14 @@ def _insert_side(database: Database, index: int, side: ListSide) -> None:
         token_id=rows.token_ids,
         logit=rows.values,
     )
+
+
+def _settings(response: Response) -> dict[str, object]:
+    """Return a response's settings, with the values of chosen tokens that their lists contradict."""
+    rows = response.rows
+    has_own = np.isfinite(rows.chosen)
+    values = dict(zip(rows.positions[has_own].tolist(), rows.chosen[has_own].tolist(), strict=True))
+    return {**response.settings, CHOSEN: values} if values else dict(response.settings)
 
 
 def _insert_pair(database: Database, index: int, pair: ListPair, verdict: Verdict | None) -> None:

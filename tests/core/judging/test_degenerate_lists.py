@@ -94,7 +94,8 @@ def test_a_pair_of_which_little_can_be_compared_is_a_run_with_a_verdict(
     everything_of(path)
     with RunReader(path) as run:
         (pair,) = run.pairs
-        assert (pair.verdict == IDENTICAL) == (pair.summary.finite > 0 and not pair.summary.neq)
+        is_half = shape == "a longer answer"  # of two rows one is compared
+        assert (pair.verdict == IDENTICAL) == (pair.summary.finite > 0 and not pair.summary.neq and not is_half)
 
 
 def sides_of(*payloads: dict[str, Any]) -> tuple[ListSide, ...]:

@@ -226,3 +226,20 @@ def test_a_sampler_is_seen_and_greedy_decoding_is_not() -> None:
     sampled = response(tokens, {at: {500: -0.5, at + 1: -1.0} for at in range(3, 12)}, prompt=4)
     found = [cause for cause in causes_of_lists(side("a", greedy), side("b", sampled)) if cause.name == "sampler"]
     assert [cause.parameters["positions"] for cause in found] == [9]
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("name", CLEAN)
+def test_short_lists_of_a_clean_pair_hold_no_other_rows(name: str, size: int) -> None:
+    """Rows of two listed tokens share one by chance, and up to a constant that is equal."""
+    pair = pair_of(name)
+    for count in (12, 16, 24, 48):
+        assert explain(lists(pair, pair.x[:count], pair.y[:count], size)).causes == []
+
+
+@pytest.mark.parametrize("size", [4, 5, 20])
+def test_lists_in_another_order_hold_other_rows(size: int) -> None:
+    pair = pair_of("fresh-against-cached")
+    order = np.random.default_rng(0).permutation(24)
+    (cause,) = explain(lists(pair, pair.x[:24], pair.y[:24][order], size)).causes
+    assert (cause.name, cause.parameters) == ("other rows", {"positions": int((order != np.arange(24)).sum())})

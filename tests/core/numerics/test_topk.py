@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from scipy.special import log_softmax
 
-from core.numerics.topk import ListRows, compare_rows, concatenate, summary_of
+from benchmarks.kernel import _ordered_top
+from core.numerics.topk import ListRows, compare_rows, concatenate, largest, summary_of
 
 VOCAB = 48
 
@@ -81,3 +83,18 @@ def test_a_pair_without_a_common_token_has_open_figures() -> None:
     assert (figures.common[0], figures.max_abs.tolist(), figures.is_flip.tolist()) == (0, [None], [True])
     summary = summary_of(figures)
     assert (summary.finite, summary.neq, summary.neq_share, summary.flips, summary.same_top1) == (0, 0, None, 1, 0.0)
+
+
+@pytest.mark.parametrize("count", [1, 3, 20, 47, 48, 60])
+def test_equal_values_are_chosen_by_their_place_however_they_are_permuted(count: int) -> None:
+    """Values of four levels in any order: nearly all are tied, and the cut is always among equal ones."""
+    for seed in range(8):
+        values = np.random.default_rng(seed).permutation(np.repeat([-np.inf, -1.5, 0.25, 3.0], VOCAB // 4))
+        expected = sorted(range(VOCAB), key=lambda place, values=values: (-values[place], place))[:count]
+        assert largest(values, count).tolist() == expected
+
+
+def test_the_benchmarks_top_tokens_are_those_of_lower_ids_among_equal_ones() -> None:
+    rows = np.random.default_rng(0).integers(0, 4, (6, 300)).astype(np.float32)
+    expected = [sorted(range(300), key=lambda token, row=row: (-row[token], token))[:20] for row in rows]
+    assert _ordered_top(torch.from_numpy(rows)).tolist() == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -172,13 +173,17 @@ def response_of(
         target, value = id_of(row.target), row.target.value
         sent = [(id_of(entry), entry.value) for entry in row.top]
         targets[row.position + 1] = target
-        if value == 0 and dict(sent).get(target):  # SGLang's drafted tokens: their list has the value
+        listed_values = [each for token, each in sent if token == target and each is not None]
+        chosen = math.nan
+        if value == 0 and any(listed_values):  # SGLang's drafted tokens: their list has the value
             drafted += 1
-        elif (target, value) not in sent:
+        elif value is not None and listed_values and value not in listed_values:
+            chosen = value
+        else:
             sent.append((target, value))
-        values = tuple((token, value) for token, value in sent if value is not None)
+        values = tuple(dict.fromkeys((token, value) for token, value in sent if value is not None))
         missing = len({token for token, _ in sent} - {token for token, _ in values})
-        listed.append(ListRow(row.position, values, best, target, missing))
+        listed.append(ListRow(row.position, values, best, target, missing, chosen))
     listed_rows = list_rows(listed, source)
     if (has_repeats := listed_rows.has_repeats).any():
         what = "a token has two values" if is_by_id else "a token has two values, or two print alike"
@@ -186,7 +191,7 @@ def response_of(
         if has_repeats.all():
             raise DumpError(f"{source}: no row can be used; {at}.")
         says.append(f"{has_repeats.sum()} of {len(rows)} rows are left out: {at}.")
-        listed_rows = listed_rows.part(~has_repeats)
+        listed_rows = replace(listed_rows.without_values(has_repeats), missing=listed_rows.missing)
     if drafted:
         emitted = plural(drafted, "emitted token")
         says.append(f"0.0, a placeholder, was sent for {emitted}; the value in the row's list is read.")

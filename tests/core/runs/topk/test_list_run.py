@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import duckdb
+import numpy as np
 import pytest
 
 from core.errors import DumpError, StoreError, UsageError
@@ -31,7 +32,7 @@ def told(sides: tuple[ListSide, ...]) -> list[object]:
     """Everything of the sides but the texts, arrays as lists: a run has one text for a token."""
     return [
         {**vars(one), "texts": None, "settings": dict(one.settings)}
-        | {"rows": {name: values.tolist() for name, values in vars(one.rows).items()}}
+        | {"rows": {name: np.nan_to_num(values).tolist() for name, values in vars(one.rows).items()}}
         for each in sides
         for one in each.responses
     ]

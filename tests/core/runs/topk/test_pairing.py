@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from core.errors import DumpError
+from core.judging.lists import judge_responses
 from core.numerics.topk import summary_of
+from core.runs.file.records import IDENTICAL, UNDECIDED
+from core.runs.store.store import Store
 from core.runs.topk import pairing
+from core.runs.topk.alignment import align
 from core.runs.topk.files import sides_of
-from core.runs.topk.records import ListRow, ListSide, list_rows
-from tests.core.runs.topk.made_sides import compare, engine_side, response, side
+from core.runs.topk.pairing import pairs_of
+from core.runs.topk.records import ListRow, ListSide, Response, list_rows
+from tests.core.runs.topk.made_sides import compare, engine_side, response, run_of, side, store_run
 
 
 def test_a_row_is_compared_while_both_have_read_the_same_tokens() -> None:
@@ -57,8 +63,8 @@ def test_texts_join_where_one_side_has_no_ids() -> None:
     assert (figures.common.tolist(), figures.neq.tolist(), figures.is_flip.tolist()) == ([2], [2], [False])
     assert pair.texts[int(figures.reference_token[0])] == " seven"
     twice = replace(ids, texts={7: "same", 1: "same"})
-    with pytest.raises(DumpError, match="no position"):
-        compare(side("ids", twice), side("texts", texts))
+    pair = compare(side("ids", twice), side("texts", texts))
+    assert (pair.sent, pair.compared, pair.common_values) == (1, 0, 0)
 
 
 def test_tokens_of_one_text_cost_their_row_alone() -> None:
@@ -69,7 +75,7 @@ def test_tokens_of_one_text_cost_their_row_alone() -> None:
     rows = {0: {0: -0.1, 1: -4.0}, 1: {1: -0.25, 0: -1.5}}
     texts = response([-1, 0, 1], rows, texts={0: "\ufffd", 1: "b"}, keys="text")
     pair = compare(side("ids", ids), side("texts", texts))
-    assert pair.positions.tolist() == [1]
+    assert (pair.sent, pair.compared, pair.figures.common.tolist()) == (2, 1, [0, 2])
     assert any("1 row left out" in note for note in pair.notes)
 
 
@@ -130,3 +136,51 @@ def test_the_first_of_the_best_is_the_lowest_token() -> None:
     assert (rows.token_ids.tolist(), rows.offsets.tolist(), rows.best.tolist()) == ([3, 9, 4], [0, 3, 3], [3, 0])
     with pytest.raises(DumpError, match="increasing positions"):
         list_rows([ListRow(1, (), 0), ListRow(1, (), 0)], "here")
+
+
+def chosen_beside(*values: float | None) -> ListSide:
+    """Rows of two tokens, the first of which was emitted, and is sent with another value beside the list if given."""
+    rows = [
+        ListRow(at, ((7, -0.5 - 0.1 * at), (8, -2.0)), 2, 7, chosen=math.nan if value is None else value)
+        for at, value in enumerate(values)
+    ]
+    tokens = (5, *[7] * len(values))
+    return side("side", Response("test", "token_id", tokens, list_rows(rows, "here")))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "values", "neq", "largest", "verdict"),
+    [
+        ([None] * 4, [-0.9, -1.0, -1.1, None], 8 + 3, 3, 0.4, UNDECIDED),  # the one's list has its chosen values
+        ([-0.9, -1.0, -1.1, -1.2], [-0.9, -1.0, -1.1, -1.2], 8 + 4, 0, 0.0, IDENTICAL),
+        ([-0.9, -1.0, -1.1, -1.2], [-0.9, -1.0, -1.1, -1.7], 8 + 4, 1, 0.5, UNDECIDED),
+        ([None] * 4, [-0.50001, None, None, None], 8 + 1, 1, 1e-5, UNDECIDED),
+    ],
+)
+def test_chosen_values_are_compared_with_chosen_values_and_lists_with_lists(
+    one: list[float], other: list[float], values: int, neq: int, largest: float, verdict: str, store: Store
+) -> None:
+    sides = replace(chosen_beside(*one), name="one"), replace(chosen_beside(*other), name="other")
+    pair = compare(*sides)
+    assert (pair.common_values, pair.differing) == (values, neq)
+    assert pair.figures.max_abs.max() == pytest.approx(largest)
+    path = store.path_of(store_run(store, "chosen", *sides))
+    stored = run_of(path)
+    assert [each.name for each in stored.verdicts] == [verdict]
+    assert (stored.pairs[0].common_values, stored.pairs[0].differing) == (values, neq)
+    assert stored.pairs[0].placeholders == pair.placeholders
+
+
+def test_a_contradiction_on_one_side_is_said_first() -> None:
+    pair = compare(chosen_beside(*[None] * 8), chosen_beside(*[-1.5] * 7, None))
+    assert [(each.kind, each.tokens, each.of) for each in pair.placeholders] == [("contradiction", 7, 8)]
+
+
+@pytest.mark.parametrize(("rows", "verdict"), [(9, IDENTICAL), (8, UNDECIDED)])
+def test_a_verdict_needs_nine_of_ten_rows(rows: int, verdict: str) -> None:
+    """The rest was not sent by one side; what is left out begins the sentence."""
+    sides = align([chosen_beside(*[None] * rows), chosen_beside(*[None] * 10)])
+    pairs = pairs_of(sides)
+    (found,) = judge_responses(sides, pairs)
+    assert found.name == verdict
+    assert f"{rows} of 10 rows compared" in found.because.split(";")[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -245,10 +246,6 @@ HOSTILE = {
         '[{"token": "a", "logprob": -1}, {"token": "a", "logprob": -2}]}]}',
         "a token has two values",
     ),
-    "a chosen token that prints like another": (
-        '{"choices": [{"logprobs": {"tokens": ["a"], "token_logprobs": [-3], "top_logprobs": [{"a": -1, "b": -2}]}}]}',
-        "a token has two values",
-    ),
     "a flat array": (
         '{"meta_info": {"output_token_logprobs": [[-1, 1, null]], "output_top_logprobs_shape": [1, 1]}}', "flat array"
     ),
@@ -335,7 +332,7 @@ def test_a_token_that_ties_with_the_emitted_one_stays_in_the_list() -> None:
     assert row(found, 0) == {5: -1.0, 6: -1.0}
 
 
-def test_a_token_that_prints_like_another_costs_its_own_row() -> None:
+def test_a_token_that_prints_like_another_has_a_value_beside_its_list() -> None:
     """Four rows, of which the second lists \ufffd with a value that is not the emitted one's."""
     tops = [
         {"a": -0.1, "b": -3.0},
@@ -346,20 +343,19 @@ def test_a_token_that_prints_like_another_costs_its_own_row() -> None:
     found = one(
         completions(["a", "\ufffd", "d", "\ufffd"], [-0.1, -1.2, -0.2, -0.5], tops, token_ids=[64, 240, 68, 241])
     )
-    assert found.rows.positions.tolist() == [0, 2, 3]
+    assert found.rows.positions.tolist() == [0, 1, 2, 3]
+    assert found.rows.chosen.tolist() == pytest.approx([math.nan, -1.2, math.nan, math.nan], nan_ok=True)
+    assert by_text(found, 1) == {"\ufffd": -1.1, "c": -1.5}
     assert [found.texts.get(token) for token in found.tokens] == [None, "a", "\ufffd", "d", "\ufffd"]
-    (warning,) = found.warnings
-    assert "1 of 4 rows" in warning
     pair = compare_sides(*align([ListSide("A", (found,)), ListSide("B", (found,))]))
-    assert (len(pair.positions), pair.differing) == (3, 0)
+    assert (len(pair.positions), pair.differing, pair.common_values) == (4, 0, 9)
     assert not any("ask the server" in note for note in pair.notes)
 
 
-def test_a_token_sent_with_two_values_costs_its_own_row() -> None:
-    rows = [unsorted_row((4, "a", -1.0), (5, "b", -2.0)), unsorted_row((6, "c", -1.0), (7, "d", -2.0))]
-    rows[1]["logprob"] = -1.25
+def test_a_token_listed_with_two_values_costs_the_values_of_its_row() -> None:
+    rows = [unsorted_row((4, "a", -1.0), (5, "b", -2.0)), unsorted_row((6, "c", -1.0), (6, "c", -2.0))]
     found = one(unsorted_chat(*rows, text="ac"))
-    assert found.rows.positions.tolist() == [0]
+    assert found.rows.counts.tolist() == [2, 0]
     assert found.tokens[1:] == (4, 6)
     assert "at position 1 a token has two values" in found.warnings[0]
 
