@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+# Largest difference at a position over the others there: of rounding up to 8, in tiny models and SmolLM2 alike.
+SINGLE_LOGIT = 16.0
+FEW = 16  # logits of a row that a fault may move alone
 ROW_ULP_SHIFT = 12  # of a float32's bits, those that are left to tell numbers apart: sign, exponent and 11 of mantissa
 
 
@@ -17,7 +20,8 @@ class Divergence:
 
     squares: mean squares, logits^2, 0 if no element is finite on both [positions]; mismatches: elements that are NaN or
     infinite on a side and differ [positions]; first_mismatch: token of the first and its values; neq: elements that
-    differ; row_ulps: bits of row ULPs, shifted by ROW_ULP_SHIFT, with their counts [2, n]. None if not measured.
+    differ; row_ulps: bits of row ULPs, shifted by ROW_ULP_SHIFT, with their counts [2, n];
+    peaks: `peaks_of` of every position [positions]. None if not measured.
     """
 
     squares: NDArray[np.float64]
@@ -25,6 +29,7 @@ class Divergence:
     first_mismatch: tuple[int, float, float] | None = None
     neq: int | None = None
     is_bit_identical: bool | None = None
+    peaks: NDArray[np.float64] | None = None
     row_ulps: NDArray[np.int64] | None = None
     largest_row_ulps: float | None = None
 
@@ -38,8 +43,26 @@ class Divergence:
         return float(np.sqrt(self.squares.mean()))
 
 
+def peaks_of(differences: NDArray[np.float64], least: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the largest difference of each row over the rms of its others that are not 0. [rows, vocab] -> [rows]
+
+    least: that the others are taken for at least [rows]. The largest few are no others, for a fault may move several.
+    """
+    sizes = np.abs(differences)
+    few = min(FEW, sizes.shape[1] // 8)
+    if not few:
+        return np.zeros(len(sizes))
+    ordered = np.partition(sizes, -few, axis=1)
+    others = ordered[:, :-few]
+    count = np.maximum((others > 0).sum(axis=1), 1)
+    rms = np.sqrt(np.square(others).sum(axis=1) / count)
+    peaks: NDArray[np.float64] = ordered[:, -few:].max(axis=1) / np.maximum(rms, least)
+    return peaks
+
+
 def concatenate(parts: Sequence[Divergence]) -> Divergence:
     """Divergence of all positions, one part after another."""
+    peaks = [part.peaks for part in parts if part.peaks is not None]
     ulps = [part.row_ulps for part in parts if part.row_ulps is not None]
     return Divergence(
         np.concatenate([part.squares for part in parts]),
@@ -47,6 +70,7 @@ def concatenate(parts: Sequence[Divergence]) -> Divergence:
         next((part.first_mismatch for part in parts if part.first_mismatch is not None), None),
         sum(part.neq or 0 for part in parts),
         all(part.is_bit_identical for part in parts),
+        np.concatenate(peaks) if peaks else None,
         np.concatenate(ulps, axis=1) if ulps else None,
         max((part.largest_row_ulps or 0.0 for part in parts), default=None),
     )

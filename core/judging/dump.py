@@ -22,13 +22,15 @@ from ..runs.reader import RunReader, StoredPair
 from ..runs.revision import revise
 from ..runs.store.store import Store
 from ..text import three_digits
+from .divergence import FEW, SINGLE_LOGIT, peaks_of
 from .explain.causes import explain
 from .explain.rows import rows_of_run
-from .judge import OWN, Controls, NoiseFloor, NotAvailableError, OtherRows, Pair, Rerun, judge
+from .judge import OWN, ROW_ULPS, Controls, NoiseFloor, NotAvailableError, OtherRows, Pair, Rerun, judge
 from .shrink import shrink_evidence
 from .uploaded_controls import UploadedControls
-from .validity import differing, not_finite_of, sampling, screen
+from .validity import FLOAT32_STEPS, differing, may_be_16_bits, not_finite_of, sampling, screen
 
+_LOGITS = 1 << 22  # of a side that are read at once
 WithModel = Callable[["DumpControls"], Controls]
 
 
@@ -111,7 +113,7 @@ class DumpControls(Controls):
 
     def pair(self, dtype: str) -> Pair:
         if dtype == self.dtype:
-            return Pair(self.squares, not_finite_of(self.figures, self.index), self.is_identical)
+            return Pair(self.squares, not_finite_of(self.figures, self.index), self.is_identical, self._peaks())
         wide = self.uploads.divergences("float32", self.names).get(self.names[1]) if dtype == "float32" else None
         if wide is None:
             is_given = "float32" in self.uploads.controls
@@ -162,11 +164,17 @@ class DumpControls(Controls):
     def differences(self, row: int, dtype: str) -> NDArray[np.float64] | None:
         if dtype != self.dtype:
             return None
+        return np.square(self._differences(row, row + 1)[0])
+
+    def _differences(self, start: int, stop: int) -> NDArray[np.float64]:
+        """Return differences of some rows, 0 if one is not finite. [rows, vocab]"""
         reference, variant = (
-            values_of(self.figures.read_rows(side, row, row + 1)[0], self.header.format).astype(np.float64)
+            values_of(self.figures.read_rows(side, start, stop), self.header.format).astype(np.float64)
             for side in (0, self.index + 1)
         )
-        return np.square(np.nan_to_num(variant - reference))
+        with np.errstate(invalid="ignore"):
+            differences = variant - reference
+        return np.where(np.isfinite(differences), differences, 0.0)
 
     def differing(self) -> list[Evidence]:
         return differing(self.figures, self.index)
@@ -179,6 +187,24 @@ class DumpControls(Controls):
         if self.is_identical or not self.figures.has_all_logits:
             return []
         return [cause.says for cause in explain(rows_of_run(self.figures, self.index)).causes if cause.is_fault]
+
+    def _peaks(self) -> NDArray[np.float64] | None:
+        """Return `peaks_of` of positions that may have one beyond SINGLE_LOGIT, 0 of others. [positions]"""
+        if self.is_identical or not self.figures.has_all_logits:
+            return None
+        dtype = "bfloat16" if may_be_16_bits(self.header) else self.dtype
+        step = ROW_ULPS[dtype][2] * (FLOAT32_STEPS if dtype != self.dtype else 1)
+        largest, rms = (self.positions[name].fillna(0).to_numpy(float) for name in ("max_row_ulps", "rms_row_ulps"))
+        count = np.maximum(self.positions["neq"].to_numpy(float), 1.0)
+        others = np.sqrt(np.maximum(rms**2 - FEW * largest**2 / count, 0.0))  # at least
+        is_high = largest > SINGLE_LOGIT * np.maximum(others, step)
+        peaks, size = np.zeros(len(largest)), max(1, _LOGITS // self.header.vocab)
+        for start in range(0, len(peaks), size):
+            stop = min(start + size, len(peaks))
+            if is_high[start:stop].any():
+                differences = self._differences(start, stop)
+                peaks[start:stop] = peaks_of(differences, step * self.figures.spacing(self.index, (start, stop)))
+        return peaks
 
     def _narrowing(self) -> list[Evidence]:
         """Is one side further from itself in float32 than the other is? A fault of 16-bit kernels alone is."""

@@ -22,7 +22,8 @@ from ..runs.file import evidence
 from ..runs.file.evidence import FAILED, FLOAT32, MISSING, NOTED, PASSED, Check, CheckFigures, Evidence, Verdict
 from ..runs.file.records import FloorRows
 from ..text import multiple, number, plural, three_digits
-from .places import NotFinite, outliers_evidence, place_in_words, structure_of
+from .divergence import SINGLE_LOGIT
+from .places import NotFinite, outliers_evidence, place_in_words, place_of, structure_of
 from .statistic import BLOCKS, FloorTest, Limits, floor_test, smallest_fault
 from .verdict import conclude
 
@@ -67,11 +68,14 @@ _OF_ARRAYS = (evidence.VALIDITY, evidence.SAMPLER, evidence.RERUN, evidence.NEIG
 
 @dataclass(frozen=True)
 class Pair:
-    """Two sides in one dtype. squares: mean squares of their difference [positions]."""
+    """Two sides in one dtype. squares: mean squares of their difference [positions]; peaks: the largest difference over
+    the others there [positions], None if not measured.
+    """
 
     squares: Squares
     not_finite: NotFinite | None = None
     is_identical: bool = False
+    peaks: NDArray[np.float64] | None = None
 
     @property
     def sizes(self) -> Squares:
@@ -291,10 +295,33 @@ class _Trial:
 
     def in_own_dtype(self) -> None:
         """Compare the pair in 16 bits with reorderings, and see what is not finite there."""
+        self.single_logits()
         if self.is_16_bits:
             is_other = any(dtype != self.dtype for dtype in self.controls.only_16_bits.values())
             self.compare(self.dtype, self.own, OTHER_16_BITS if is_other else OWN)
             self.from_model()
+
+    def single_logits(self) -> None:
+        """Add the first logit that differs far more than the others at its position: rounding moves them alike."""
+        peaks = self.own.peaks
+        if peaks is None or peaks.max() <= SINGLE_LOGIT:
+            return
+        rows = np.flatnonzero(peaks > SINGLE_LOGIT)
+        row = int(rows[0])
+        squares = self.controls.differences(row, self.dtype)
+        assert squares is not None  # what has peaks has logits
+        place, token = place_of(row, self.lengths), int(squares.argmax())
+        reach = f"{three_digits(float(peaks[row]))}x the others at {place_in_words(row, self.lengths)}"
+        says = f"Token {token} differs by {reach}: rounding moves no logit alone."
+        figures = evidence.SingleLogitFigures(
+            compute_dtype=self.dtype,
+            ratio_to_others=float(peaks[row]),
+            largest_ratio_allowed=SINGLE_LOGIT,
+            positions_beyond=len(rows),
+            first=place,
+            token=token,
+        )
+        self.add(Check.SINGLE_LOGIT, "logits compared with the others at their position", figures, FAILED, says)
 
     def in_float32(self) -> None:
         """Compare the pair in float32 with the noise floor: of a sound pair it is one more order of summation."""
