@@ -24,7 +24,7 @@ from ..runs.file.records import FloorRows
 from ..text import multiple, number, plural, three_digits
 from .divergence import SINGLE_LOGIT
 from .places import NotFinite, outliers_evidence, place_in_words, place_of, structure_of
-from .statistic import BLOCKS, FloorTest, Limits, floor_test, smallest_fault
+from .statistic import BLOCKS, FloorTest, Limits, Places, floor_test, smallest_fault
 from .verdict import conclude
 
 Squares = NDArray[np.float64]
@@ -36,6 +36,8 @@ WIDE = Limits(over_all=4.0, at_a_place=4.0, uses_own_spread=True)
 # 16 bits, each side's error over that of randomized rounding: engines that round more often (partial sums of ranks,
 # unfused kernels) reach 1.5; a place stands out from twice on, whatever the draws say.
 DRAWN = Limits(over_all=2.0, at_a_place=2.0)
+SYSTEMATIC = "systematic error"  # that goes with the logits; sound kernels reach 1.5 times that of draws
+SYSTEMATIC_OVER_DRAWS = 1.5  # the largest of the draws: these differ from one another by up to 1.4
 JUMPS = 0.1  # of positions, at which experts may be further: norms in float64 move 1 of 42 positions by 28x
 # 16 bits, the pair over reorderings of sums: kernels round more often than the model, which reordering does not show,
 # and single positions jump by orders of magnitude in rounding too, so they are not tested.
@@ -128,7 +130,8 @@ class Exact:
 
     errors: of each side [positions]; draws: of forwards with randomized rounding [draws, positions]; own_paths: errors
     of the model's own paths, which must look like one more draw, or the draws measure nothing; has_experts: a router
-    that nearly ties may choose another expert at a position, in sound sides too.
+    that nearly ties may choose another expert at a position, in sound sides too; systematic: `SystematicError.size` of
+    sides and own paths, once they were run; draws_systematic: of each draw.
     """
 
     errors: Mapping[str, Squares]
@@ -136,6 +139,8 @@ class Exact:
     own_paths: Callable[[], Mapping[str, Squares]]
     model: str = "the model"
     has_experts: bool = False
+    systematic: Mapping[str, float] = field(default_factory=dict)
+    draws_systematic: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -587,7 +592,8 @@ class _Trial:
             self.evidence.append(outliers_evidence(places, first, deciding, dtype, lengths))
         if earlier is not None and self._carry_over(earlier.evidence):
             ratio, first = earlier.noise_ratio, earlier.first_place
-        if not self.own.is_identical and self.is_open:
+        has_16_bits = any(row.check is Check.DRAWN for row in self.evidence)
+        if not self.own.is_identical and (self.is_open or (self.is_16_bits and not has_16_bits)):
             self._add_arrays_alone()
         is_identical, causes = self.own.is_identical, controls.causes
         verdict = conclude(
@@ -685,13 +691,20 @@ def error_rows(
 
     has_groups = not exact.has_experts
 
-    def test_of(errors: Squares) -> FloorTest:
-        return floor_test(errors, exact.draws, DRAWN, lengths=lengths if has_groups else (), blocks=blocks)
+    def test_of(name: str, errors: Squares) -> FloorTest:
+        test = floor_test(errors, exact.draws, DRAWN, lengths=lengths if has_groups else (), blocks=blocks)
+        typical = float(np.sqrt(np.square(exact.draws_systematic).mean())) if exact.draws_systematic else 0.0
+        if exact.has_experts or not typical:
+            return test
+        ratio = exact.systematic[name] / typical
+        limit = max(DRAWN.over_all, SYSTEMATIC_OVER_DRAWS * max(exact.draws_systematic) / typical)
+        outliers = np.flatnonzero([ratio > limit])
+        return replace(test, groups=(*test.groups, Places(SYSTEMATIC, ratio, 0, limit, outliers)))
 
-    tests = {name: test_of(errors) for name, errors in exact.errors.items()}
+    tests = {name: test_of(name, errors) for name, errors in exact.errors.items()}
     rows = [_error_row(name, test, exact, dtype, lengths) for name, test in tests.items()]
     if always_check_draws or any(row.outcome != PASSED for row in rows):
-        own = {name: test_of(errors) for name, errors in exact.own_paths().items()}
+        own = {name: test_of(name, errors) for name, errors in exact.own_paths().items()}
         ratios = tuple(test.ratio for test in own.values())
         rows = [replace(row, figures=structs.replace(row.figures, model_ways_ratios=ratios)) for row in rows]
         odd = next((name for name, test in own.items() if not test.is_passed), None)
@@ -742,7 +755,9 @@ def _says(test: FloorTest, size: str, lengths: Sequence[int]) -> str:
         return f"{size} (limit for rounding: {test.limits.over_all:g}x)."
     most = exceeding[0]
     place = f"{multiple(most.worst)} at {most.kind} {most.worst_place}"
-    if most is test.position:
+    if most.kind == SYSTEMATIC:
+        place = f"the part that goes with the logits is {multiple(most.worst)} that of rounding"
+    elif most is test.position:
         first, is_one = place_in_words(int(test.outliers[0]), lengths), len(test.outliers) == 1
         place = f"{multiple(most.worst)} at {first}" if is_one else f"up to {multiple(most.worst)} from {first}"
     return f"{size}, but {place} (limit for rounding: {most.limit:.3g}x)."

@@ -232,6 +232,8 @@ class SingleLogitFigures(CheckFigures):
 class NarrowingFigures(CheckFigures):
     reference_to_float32_logits: Annotated[float, "RMS of the reference to itself in float32, logits"]
     variant_to_float32_logits: Annotated[float, "RMS of the variant to itself in float32, logits"]
+    worst_position_ratio: Annotated[float | None, "largest ratio of the two at one position over the median one"] = None
+    systematic_share: Annotated[float | None, "part of the error that goes with the logits"] = None
 
 
 class FromModelFigures(CheckFigures):
