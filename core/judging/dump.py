@@ -238,7 +238,7 @@ class DumpControls(Controls):
             share = f"{system.share:.0%} of the rounding error of '{side}' goes with its logits"
             says = f"{share}: a stale weight or scale in {self.dtype} alone (rounding: up to 45%)."
         elif jumps[row] > STANDS_OUT:
-            outcome, says = FAILED, f"{place}. A mixture of experts may do this (--mixture-of-experts)."
+            outcome, says = FAILED, f"{place}. Pass --mixture-of-experts if it is one."
         elif jumps[row] > JUMP_OF_ROUNDING:
             outcome, says = MISSING, f"{place}: a fault, or a mixture of experts (--mixture-of-experts)."
         elif ratio > RATIO_OF_ROUNDING and not is_near_rounded_once:

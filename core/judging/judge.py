@@ -125,22 +125,28 @@ class OtherRows:
 
 
 @dataclass(frozen=True)
-class Exact:
-    """Errors in 16 bits to the model's float32 forward, mean squares, infinite if a logit is not finite, unlike there.
-
-    errors: of each side [positions]; draws: of forwards with randomized rounding [draws, positions]; own_paths: errors
-    of the model's own paths, which must look like one more draw, or the draws measure nothing; has_experts: a router
-    that nearly ties may choose another expert at a position, in sound sides too; systematic: `SystematicError.size` of
-    sides and own paths, once they were run; draws_systematic: of each draw.
+class Errors:
+    """Errors in 16 bits to the model's float32 forward. squares: their mean squares, infinite if a logit is not finite,
+    unlike there [positions]; systematic: `SystematicError.size`.
     """
 
-    errors: Mapping[str, Squares]
-    draws: Squares
-    own_paths: Callable[[], Mapping[str, Squares]]
+    squares: Squares
+    systematic: float = 0.0
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Errors of each side, and of draws, which are forwards with randomized rounding.
+
+    own_paths: errors of the model's own paths, which must look like one more draw, or the draws measure nothing;
+    has_experts: a router that nearly ties may choose another expert at a position, in sound sides too.
+    """
+
+    errors: Mapping[str, Errors]
+    draws: Sequence[Errors]
+    own_paths: Callable[[], Mapping[str, Errors]]
     model: str = "the model"
     has_experts: bool = False
-    systematic: Mapping[str, float] = field(default_factory=dict)
-    draws_systematic: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -689,22 +695,13 @@ def error_rows(
     always_check_draws: also if every row passes, because the draws alone decide.
     """
 
-    has_groups = not exact.has_experts
+    def test_of(errors: Errors) -> FloorTest:
+        return error_test(errors, exact.draws, () if exact.has_experts else lengths, blocks)
 
-    def test_of(name: str, errors: Squares) -> FloorTest:
-        test = floor_test(errors, exact.draws, DRAWN, lengths=lengths if has_groups else (), blocks=blocks)
-        typical = float(np.sqrt(np.square(exact.draws_systematic).mean())) if exact.draws_systematic else 0.0
-        if exact.has_experts or not typical:
-            return test
-        ratio = exact.systematic[name] / typical
-        limit = max(DRAWN.over_all, SYSTEMATIC_OVER_DRAWS * max(exact.draws_systematic) / typical)
-        outliers = np.flatnonzero([ratio > limit])
-        return replace(test, groups=(*test.groups, Places(SYSTEMATIC, ratio, 0, limit, outliers)))
-
-    tests = {name: test_of(name, errors) for name, errors in exact.errors.items()}
+    tests = {name: test_of(errors) for name, errors in exact.errors.items()}
     rows = [_error_row(name, test, exact, dtype, lengths) for name, test in tests.items()]
     if always_check_draws or any(row.outcome != PASSED for row in rows):
-        own = {name: test_of(name, errors) for name, errors in exact.own_paths().items()}
+        own = {name: test_of(errors) for name, errors in exact.own_paths().items()}
         ratios = tuple(test.ratio for test in own.values())
         rows = [replace(row, figures=structs.replace(row.figures, model_ways_ratios=ratios)) for row in rows]
         odd = next((name for name, test in own.items() if not test.is_passed), None)
@@ -712,6 +709,21 @@ def error_rows(
             says = f"The model's own '{odd}' does not look like its randomized rounding, which is no measure here."
             rows = [replace(row, outcome=MISSING, says=says) for row in rows]
     return list(zip(rows, tests.values(), strict=True))
+
+
+def error_test(
+    errors: Errors, draws: Sequence[Errors], lengths: Sequence[int] = (), blocks: Sequence[int] = BLOCKS
+) -> FloorTest:
+    """Compare errors with draws of rounding. lengths: of prompts; without them positions alone are tested."""
+    test = floor_test(errors.squares, np.stack([draw.squares for draw in draws]), DRAWN, lengths=lengths, blocks=blocks)
+    systematic = np.array([draw.systematic for draw in draws])
+    typical = float(np.sqrt(np.square(systematic).mean()))
+    if not lengths or not typical:
+        return test
+    ratio = errors.systematic / typical
+    limit = max(DRAWN.over_all, SYSTEMATIC_OVER_DRAWS * float(systematic.max()) / typical)
+    places = Places(SYSTEMATIC, ratio, 0, limit, np.flatnonzero([ratio > limit]))
+    return replace(test, groups=(*test.groups, places))
 
 
 def _error_row(name: str, test: FloorTest, exact: Exact, dtype: str, lengths: Sequence[int]) -> Evidence:
@@ -742,7 +754,8 @@ def _error_row(name: str, test: FloorTest, exact: Exact, dtype: str, lengths: Se
     elif nonfinite:
         says = f"In {dtype} '{name}' is NaN or infinite at {plural(nonfinite, 'position')}, unlike in float32."
     elif exact.has_experts and len(test.outliers) <= JUMPS * len(test.by_position):
-        rest, draws = (np.delete(each, test.outliers, axis=-1) for each in (exact.errors[name], exact.draws))
+        draws = np.stack([draw.squares for draw in exact.draws])
+        rest, draws = (np.delete(each, test.outliers, axis=-1) for each in (exact.errors[name].squares, draws))
         if rest.mean() <= DRAWN.over_all**2 * draws.mean():
             outcome, says = NOTED, f"{says.removesuffix('.')}: another expert, by a near tie of the router?"
     return Evidence(Check.DRAWN, control, figures, outcome, says, name)
@@ -756,7 +769,7 @@ def _says(test: FloorTest, size: str, lengths: Sequence[int]) -> str:
     most = exceeding[0]
     place = f"{multiple(most.worst)} at {most.kind} {most.worst_place}"
     if most.kind == SYSTEMATIC:
-        place = f"the part that goes with the logits is {multiple(most.worst)} that of rounding"
+        place = f"{multiple(most.worst)} in its systematic part"
     elif most is test.position:
         first, is_one = place_in_words(int(test.outliers[0]), lengths), len(test.outliers) == 1
         place = f"{multiple(most.worst)} at {first}" if is_one else f"up to {multiple(most.worst)} from {first}"

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ...errors import CaptureError
 from ...judging.divergence import ALIKE, SystematicError, systematic_error
-from ...judging.judge import Exact, error_rows
+from ...judging.judge import Errors, Exact, error_rows
 from ...judging.statistic import FloorTest
 from ...runs.file.evidence import Evidence
 from ..models.dtypes import in_float32
@@ -122,27 +122,17 @@ class RoundingDraws:
     prompts: Sequence[Sequence[int]]
     plain: RunnableSide = PLAIN
     exact: RunnableSide | None = None
-    draws: list[NDArray[np.float64]] = field(default_factory=list)
-    draws_systematic: list[float] = field(default_factory=list)
-    systematic: dict[str, float] = field(default_factory=dict)
+    draws: list[Errors] = field(default_factory=list)
 
     def measure(self, sides: Sequence[RunnableSide], say: Callable[[str], None] = lambda _: None) -> Exact:
         """Measure the sides, and the model's own paths when they are asked for."""
 
-        def by_name(sides: Sequence[RunnableSide]) -> dict[str, NDArray[np.float64]]:
+        def by_name(sides: Sequence[RunnableSide]) -> dict[str, Errors]:
             return {side.name: each for side, each in zip(sides, self.errors(sides, say), strict=True)}
 
         errors, model = by_name(sides), self.loaded  # and the draws
         experts = has_experts(model.model)
-        return Exact(
-            errors,
-            np.stack(self.draws),
-            lambda: by_name(self._own_paths()),
-            f"'{model.name}'",
-            experts,
-            self.systematic,
-            self.draws_systematic,
-        )
+        return Exact(errors, self.draws, lambda: by_name(self._own_paths()), f"'{model.name}'", experts)
 
     def compare(
         self, side: RunnableSide, blocks: Sequence[int], say: Callable[[str], None] = lambda _: None
@@ -151,9 +141,7 @@ class RoundingDraws:
         lengths = [len(ids) for ids in self.prompts]
         return error_rows(self.measure([side], say), self.loaded.dtype, lengths, blocks, always_check_draws=True)[0]
 
-    def errors(
-        self, sides: Sequence[RunnableSide], say: Callable[[str], None] = lambda _: None
-    ) -> list[NDArray[np.float64]]:
+    def errors(self, sides: Sequence[RunnableSide], say: Callable[[str], None] = lambda _: None) -> list[Errors]:
         """Return the errors of each side. CaptureError if float32 does not fit, or a side fails."""
         loaded = self.loaded
         if loaded.torch_dtype not in _SPARE_BITS:
@@ -175,11 +163,8 @@ class RoundingDraws:
                     side.run_on(loaded)(ids, partial(_add_error, wide, of_side, rows))
                     logits = wide[:: _step(wide)]
                     systems[side] += systematic_error(torch.cat(rows), logits.where(logits.isfinite(), 0.0))
-        errors = {side: np.concatenate(each) for side, each in pieces.items()}
-        if draws:
-            self.draws = [errors[draw] for draw in draws]
-            self.draws_systematic = [systems[draw].size for draw in draws]
-        self.systematic |= {side.name: systems[side].size for side in sides}
+        errors = {side: Errors(np.concatenate(each), systems[side].size) for side, each in pieces.items()}
+        self.draws = self.draws or [errors[draw] for draw in draws]
         return [errors[side] for side in sides]
 
     def _own_paths(self) -> list[RunnableSide]:
