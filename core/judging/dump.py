@@ -215,7 +215,7 @@ class DumpControls(Controls):
     def _narrowing(self) -> list[Evidence]:
         """Is one side further from itself in float32 than the other is? A fault of 16-bit kernels alone is."""
         errors = self.uploads.divergences("narrowing", self.names)
-        if self.is_identical or len(errors) < len(self.names):
+        if not self.squares.any() or len(errors) < len(self.names):
             return []
         near, further = sorted(self.names, key=lambda name: errors[name].rms)
         ratio = errors[further].rms / max(errors[near].rms, float(np.finfo(np.float64).tiny))
@@ -223,20 +223,20 @@ class DumpControls(Controls):
         is_near_rounded_once = errors[near].rms <= self._rounding_of_the_end()
         jumps = _jumps(errors[near].squares, errors[further].squares)
         row = int(jumps.argmax())
-        place = f"is {three_digits(jumps[row])}x further from float32 at {place_in_words(row, self.lengths)}"
-        place = f"In {self.dtype} one side {place} than at others"
-        side = max(self.names, key=lambda name: errors[name].system.size)
-        system, other = (errors[name].system for name in (side, *{*self.names} - {side}))
+        jump = f"In {self.dtype} one side is {three_digits(jumps[row])}x further from float32 at"
+        place = f"{jump} {place_in_words(row, self.lengths)} than at others"
+        other, side = sorted(self.names, key=lambda name: errors[name].system.size)
+        system = errors[side].system
         if ratio > OWN.over_all and not is_near_rounded_once:
             times = three_digits(ratio) if errors[near].rms else "infinitely many"
             outcome = FAILED
             says = f"'{further}' is {times} times as far from itself in float32 as '{near}': more than rounding."
         elif self.has_experts:
             pass  # a near tie of the router moves positions as far as a fault does
-        elif system.share > SYSTEMATIC_SHARE and system.size > SYSTEMATIC * other.size:
+        elif system.share > SYSTEMATIC_SHARE and system.size > SYSTEMATIC * errors[other].system.size:
             outcome = FAILED
             share = f"{system.share:.0%} of the rounding error of '{side}' goes with its logits"
-            says = f"{share}: a stale weight or scale in {self.dtype} alone (rounding: up to 45%)."
+            says = f"{share} (limit {SYSTEMATIC_SHARE:.0%}): a stale weight or a scale in {self.dtype} alone."
         elif jumps[row] > STANDS_OUT:
             outcome, says = FAILED, f"{place}. Pass --mixture-of-experts if it is one."
         elif jumps[row] > JUMP_OF_ROUNDING:

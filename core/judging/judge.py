@@ -596,6 +596,8 @@ class _Trial:
             first = next((each.place for each in self.precisions if each.evidence.outcome == FAILED), None)
         if deciding is not None and not deciding.is_passed and not is_broken:
             self.evidence.append(outliers_evidence(places, first, deciding, dtype, lengths))
+        singles = [row.figures.first for row in self.evidence if isinstance(row.figures, evidence.SingleLogitFigures)]
+        first = first or next(iter(singles), None)
         if earlier is not None and self._carry_over(earlier.evidence):
             ratio, first = earlier.noise_ratio, earlier.first_place
         has_16_bits = any(row.check is Check.DRAWN for row in self.evidence)
