@@ -279,6 +279,7 @@ def table(trials: Sequence[Tried]) -> Iterator[str]:
     yield f"| fault | {' | '.join(ends)} |"
     yield f"|{'---|' * (1 + len(ends))}"
     groups = {name: {name} for name in FAULTS} | {"the trial's": {case.name for case in MUTATIONS}}
+    groups["about rounding"] = {case.name for case in SMALL}
     for group, names in (groups | {"together": {one.case for one in trials}}).items():
         cells = []
         for low, high in ranges:
