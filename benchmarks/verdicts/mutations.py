@@ -455,6 +455,11 @@ def norm_epsilon_of_layer(number: int) -> Engine:
     return alter(replacing(values))
 
 
+def final_norm(model: Any) -> list[Any]:
+    """The norm before the head."""
+    return [model.transformer.ln_f if hasattr(model, "transformer") else model.model.norm]
+
+
 def activated(module: torch.nn.Module) -> Change:
     """The MLPs' activation is this module."""
     return replacing(

@@ -12,6 +12,7 @@ import argparse
 import inspect
 import itertools
 import json
+import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,9 @@ from benchmarks.verdicts.engines import (
 from benchmarks.verdicts.mutations import (
     MUTATIONS,
     Mutation,
+    activated,
     another_prompt,
+    final_norm,
     first_norm,
     head_of,
     in_a_batch,
@@ -43,15 +46,22 @@ from benchmarks.verdicts.mutations import (
 )
 from benchmarks.verdicts.tiny_models import CONFIGS
 from benchmarks.verdicts.trial import SHIPPED, TOKENS, model_named
-from benchmarks.verdicts.variations import VARIATIONS, in_float64, in_two_halves, norms_in_float64, scores_rounded
+from benchmarks.verdicts.variations import (
+    VARIATIONS,
+    in_float64,
+    in_two_halves,
+    norms_in_float64,
+    scores_rounded,
+    without_groups,
+)
 from core.errors import CaptureError
 from core.inference.controls.drawn_roundings import RoundingDraws
 from core.inference.models.dtypes import in_float32
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.engines import PLAIN, side_of, whole_side
-from core.judging.judge import DRAWN
-from core.judging.statistic import FloorTest, floor_test, smallest_fault
+from core.judging.judge import DRAWN, error_test
+from core.judging.statistic import FloorTest, smallest_fault
 
 DTYPES = ("bfloat16", "float16")
 MODELS = (*(f"{name} {dtype}" for name in CONFIGS if name != "mixtral-ties" for dtype in DTYPES), SHIPPED[0])
@@ -107,6 +117,38 @@ def attention_reads_ahead(share: float) -> Engine:
     return alter(attending(change))
 
 
+def _of_another_step(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    """The output of a norm whose weights are a tenth off, each by its own share."""
+    generator = torch.Generator().manual_seed(0)
+    moves = torch.randn(output.shape[-1], generator=generator).to(output)
+    return output * (1 + 0.1 * moves)
+
+
+def _softmax_by_exp2(query: Any, key: Any, value: Any, mask: Any, scaling: float) -> torch.Tensor:
+    """Softmax in powers of two, whose log2(e) is rounded to bfloat16."""
+    log2e = float(torch.tensor(math.log2(math.e), dtype=torch.bfloat16))
+    scores = (query.float() @ key.float().transpose(2, 3) * (scaling * log2e)).masked_fill(~mask, -torch.inf)
+    weights = torch.exp2(scores - scores.amax(-1, keepdim=True))
+    return weights / weights.sum(-1, keepdim=True) @ value.float()
+
+
+def _has_silu(loaded: LoadedModel) -> bool:
+    """True of dense models with SiLU, whose scores are not capped either."""
+    return loaded.model.config.model_type in ("llama", "mistral")
+
+
+class SigmoidTable(torch.nn.Module):
+    """SiLU whose sigmoid is read from a table of so many entries from -8 to 8."""
+
+    def __init__(self, entries: int) -> None:
+        super().__init__()
+        self._step = 16 / entries
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = (x.float() / self._step).round() * self._step
+        return (x.float() * places.clamp(-8, 8).sigmoid()).to(x.dtype)
+
+
 _HERE, _BEFORE = (slice(None), PLACE), (slice(None), PLACE - 1)
 _TILE = slice(16, 32)
 FAULTS: dict[str, Share] = {
@@ -118,7 +160,15 @@ FAULTS: dict[str, Share] = {
     "tile of the head": _towards(head_of, (*_HERE, _TILE), lambda output, _: output[(*_BEFORE, _TILE)]),
     "last chunk shifted": _towards(second_layer, (0, slice(-7, None)), lambda output, _: output[0, -8:-1]),
     "another row of the batch": _towards(second_layer, (0, PLACE), lambda output, _: output[1, PLACE], in_a_batch),
+    "stale final norm": _towards(final_norm, ..., _of_another_step),
 }
+SMALL = (  # faults of about the size of rounding
+    Mutation("softmax by a rounded log2(e)", without_groups(_softmax_by_exp2), applies=_has_silu),
+    *(
+        Mutation(f"sigmoid from {entries} entries", alter(activated(SigmoidTable(entries))), applies=_has_silu)
+        for entries in (32, 64, 128, 256)
+    ),
+)
 TWINS: dict[str, Engine] = {
     "scores rounded to 16 bits": scores_rounded,
     "products in two halves": in_two_halves,
@@ -164,7 +214,8 @@ def cases_of(loaded: LoadedModel, shares: Sequence[float] = SHARES) -> list[Muta
     ]
     twin = Mutation("scores rounded to 16 bits", scores_rounded, changes=lambda _: False)
     faults = [Mutation(name, make(share)) for name, make in FAULTS.items() for share in shares]
-    return [*faults, *(case for case in cases if not case.name.startswith(_SLOW)), twin]
+    small = [case for case in SMALL if case.applies(loaded)]
+    return [*faults, *small, *(case for case in cases if not case.name.startswith(_SLOW)), twin]
 
 
 def run_trial(
@@ -176,8 +227,8 @@ def run_trial(
         able = [case for case in cases if _runs(case, loaded, prompts[0])]
         sides = [side_of(case.path or case.engine or "prefill") for case in able]
         draws = RoundingDraws(loaded, prompts)
-        errors, each_draw = draws.errors(sides), np.stack(draws.draws)
-        rounding = each_draw.mean(axis=0)
+        errors = draws.errors(sides)
+        rounding = np.mean([draw.squares for draw in draws.draws], axis=0)
         sizes = []
         with in_float32(loaded) as wide:
             plain = torch.cat([whole_side(PLAIN.run_on(wide), ids) for ids in prompts]).double()
@@ -189,11 +240,11 @@ def run_trial(
                     size = float(np.sqrt((fault.square().mean(1).cpu().numpy() / rounding).max()))
                 sizes.append(size)
     trials = [
-        Tried(name, len(prompts), case.name, size, floor_test(one, each_draw, DRAWN, lengths=lengths))
+        Tried(name, len(prompts), case.name, size, error_test(one, draws.draws, lengths))
         for case, size, one in zip(able, sizes, errors, strict=True)
     ]
-    others = [np.delete(each_draw, number, axis=0) for number in range(len(each_draw))]
-    return trials, [floor_test(one, rest, DRAWN, lengths=lengths) for one, rest in zip(each_draw, others, strict=True)]
+    every = [(one, [other for other in draws.draws if other is not one]) for one in draws.draws]
+    return trials, [error_test(one, others, lengths) for one, others in every]
 
 
 def _runs(case: Mutation, loaded: LoadedModel, ids: Sequence[int]) -> bool:
@@ -228,6 +279,7 @@ def table(trials: Sequence[Tried]) -> Iterator[str]:
     yield f"| fault | {' | '.join(ends)} |"
     yield f"|{'---|' * (1 + len(ends))}"
     groups = {name: {name} for name in FAULTS} | {"the trial's": {case.name for case in MUTATIONS}}
+    groups["about rounding"] = {case.name for case in SMALL}
     for group, names in (groups | {"together": {one.case for one in trials}}).items():
         cells = []
         for low, high in ranges:

@@ -78,7 +78,7 @@ def in_two_halves(model: Any, ids: torch.Tensor) -> torch.Tensor:
         return prefill(model, ids)
 
 
-def _without_groups(change: Callable[..., torch.Tensor]) -> Engine:
+def without_groups(change: Callable[..., torch.Tensor]) -> Engine:
     """Attention is change(query, keys and values of each query head, mask, scaling), but where scores are capped."""
 
     def attend(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, options: Any) -> Any:
@@ -109,7 +109,7 @@ def _rounded_scores(query: Any, key: Any, value: Any, mask: Any, scaling: float)
     return scores.softmax(-1) @ value
 
 
-scores_rounded = _without_groups(_rounded_scores)
+scores_rounded = without_groups(_rounded_scores)
 
 
 def in_uneven_chunks(model: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -188,7 +188,7 @@ VARIATIONS: tuple[Mutation, ...] = (
     *(_same(f"reordering of seed {seed}", reordering(seed)) for seed in (101, 102, 103)),
     _same("float64, rounded at the end", in_float64),
     _same("products in two halves", in_two_halves),
-    _same("attention in parts of 7 keys", _without_groups(_in_parts), lambda loaded: not _of("gemma2")(loaded)),
+    _same("attention in parts of 7 keys", without_groups(_in_parts), lambda loaded: not _of("gemma2")(loaded)),
     _same("cached slots in another order", cached([PREFIX], rewriting(lambda slots: slots.flip(2))), _full),
     _same("chunks of 1, 2, 3 ... tokens", in_uneven_chunks),
     _same("last of five rows", last_row_of_a_batch),

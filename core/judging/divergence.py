@@ -2,13 +2,60 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+# Largest difference at a position over the others there: of rounding up to 8, in tiny models and SmolLM2 alike.
+SINGLE_LOGIT = 16.0
+FEW = 16  # logits of a row that a fault may move alone
+ALIKE = 128  # rows that are compared with one another
 ROW_ULP_SHIFT = 12  # of a float32's bits, those that are left to tell numbers apart: sign, exponent and 11 of mantissa
+
+
+@dataclass(frozen=True)
+class SystematicError:
+    """Errors compared with one another: a stale weight errs alike if logits are alike, rounding hardly does.
+
+    alike: products of two positions' errors times products of their logits; of_logits: the latter squared; errors,
+    logits: squares of both. All are sums, less the mean of each position.
+    """
+
+    alike: float = 0.0
+    of_logits: float = 0.0
+    errors: float = 0.0
+    logits: float = 0.0
+
+    def __add__(self, other: SystematicError) -> SystematicError:
+        return SystematicError(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def size(self) -> float:
+        """Error that goes with the logits, relative to them, by least squares."""
+        return math.sqrt(max(self.alike, 0.0) / self.of_logits) if self.of_logits else 0.0
+
+    @property
+    def share(self) -> float:
+        """Part of the error, rms, that goes with the logits."""
+        return self.size / math.sqrt(self.errors / self.logits) if self.errors and self.logits else 0.0
+
+
+def systematic_error(errors: Any, logits: Any) -> SystematicError:
+    """Compare the errors of some rows of one prompt. errors, logits: finite, of numpy or torch. [rows, vocab]"""
+    step = max(1, -(-len(errors) // ALIKE))
+    error, logit = (values[::step] - values[::step].mean(1)[:, None] for values in (errors, logits))
+    products, of_logits = error @ error.T, logit @ logit.T
+    own, own_of_logits = products.diagonal(), of_logits.diagonal()
+    return SystematicError(
+        float((products * of_logits).sum() - (own * own_of_logits).sum()),
+        float((of_logits**2).sum() - (own_of_logits**2).sum()),
+        float(own.sum()),
+        float(own_of_logits.sum()),
+    )
 
 
 @dataclass(frozen=True)
@@ -17,7 +64,8 @@ class Divergence:
 
     squares: mean squares, logits^2, 0 if no element is finite on both [positions]; mismatches: elements that are NaN or
     infinite on a side and differ [positions]; first_mismatch: token of the first and its values; neq: elements that
-    differ; row_ulps: bits of row ULPs, shifted by ROW_ULP_SHIFT, with their counts [2, n]. None if not measured.
+    differ; row_ulps: bits of row ULPs, shifted by ROW_ULP_SHIFT, with their counts [2, n];
+    peaks: `peaks_of` of every position [positions]. None if not measured. system: of errors.
     """
 
     squares: NDArray[np.float64]
@@ -25,6 +73,8 @@ class Divergence:
     first_mismatch: tuple[int, float, float] | None = None
     neq: int | None = None
     is_bit_identical: bool | None = None
+    peaks: NDArray[np.float64] | None = None
+    system: SystematicError = SystematicError()
     row_ulps: NDArray[np.int64] | None = None
     largest_row_ulps: float | None = None
 
@@ -38,8 +88,26 @@ class Divergence:
         return float(np.sqrt(self.squares.mean()))
 
 
+def peaks_of(differences: NDArray[np.float64], least: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the largest difference of each row over the rms of its others that are not 0. [rows, vocab] -> [rows]
+
+    least: that the others are taken for at least [rows]. The largest few are no others, for a fault may move several.
+    """
+    sizes = np.abs(differences)
+    few = min(FEW, sizes.shape[1] // 8)
+    if not few:
+        return np.zeros(len(sizes))
+    ordered = np.partition(sizes, -few, axis=1)
+    others = ordered[:, :-few]
+    count = np.maximum((others > 0).sum(axis=1), 1)
+    rms = np.sqrt(np.square(others).sum(axis=1) / count)
+    peaks: NDArray[np.float64] = ordered[:, -few:].max(axis=1) / np.maximum(rms, least)
+    return peaks
+
+
 def concatenate(parts: Sequence[Divergence]) -> Divergence:
     """Divergence of all positions, one part after another."""
+    peaks = [part.peaks for part in parts if part.peaks is not None]
     ulps = [part.row_ulps for part in parts if part.row_ulps is not None]
     return Divergence(
         np.concatenate([part.squares for part in parts]),
@@ -47,6 +115,8 @@ def concatenate(parts: Sequence[Divergence]) -> Divergence:
         next((part.first_mismatch for part in parts if part.first_mismatch is not None), None),
         sum(part.neq or 0 for part in parts),
         all(part.is_bit_identical for part in parts),
+        np.concatenate(peaks) if peaks else None,
+        sum((part.system for part in parts), SystematicError()),
         np.concatenate(ulps, axis=1) if ulps else None,
         max((part.largest_row_ulps or 0.0 for part in parts), default=None),
     )

@@ -16,19 +16,27 @@ from ..errors import StoreError, UsageError
 from ..numerics.formats import FLOAT32, values_of
 from ..runs.figures import Figures
 from ..runs.file import evidence
-from ..runs.file.evidence import FAILED, PASSED, VALIDITY, Check, Evidence, Verdict
+from ..runs.file.evidence import FAILED, MISSING, PASSED, VALIDITY, Check, Evidence, Verdict
 from ..runs.file.records import FloorRows, Generation
 from ..runs.reader import RunReader, StoredPair
 from ..runs.revision import revise
 from ..runs.store.store import Store
 from ..text import three_digits
+from .divergence import FEW, SINGLE_LOGIT, peaks_of
 from .explain.causes import explain
 from .explain.rows import rows_of_run
-from .judge import OWN, Controls, NoiseFloor, NotAvailableError, OtherRows, Pair, Rerun, judge
+from .judge import OWN, ROW_ULPS, STANDS_OUT, Controls, NoiseFloor, NotAvailableError, OtherRows, Pair, Rerun, judge
+from .places import place_in_words
 from .shrink import shrink_evidence
 from .uploaded_controls import UploadedControls
-from .validity import differing, not_finite_of, sampling, screen
+from .validity import FLOAT32_STEPS, differing, may_be_16_bits, not_finite_of, sampling, screen
 
+# Errors of two sides in 16 bits, each to itself in float32; docs/explanation/calibration.md has the measurements.
+SYSTEMATIC_SHARE = 0.65  # of an error goes with the logits: of rounding up to 0.42, of a norm 1 % off 0.6 and more
+SYSTEMATIC = 2.5  # times the other side's
+JUMP_OF_ROUNDING = 12.0  # at one position over the median one: 5.7 in dense models, 54 with experts
+RATIO_OF_ROUNDING = 4.0  # of the two errors
+_LOGITS = 1 << 22  # of a side that are read at once
 WithModel = Callable[["DumpControls"], Controls]
 
 
@@ -111,7 +119,7 @@ class DumpControls(Controls):
 
     def pair(self, dtype: str) -> Pair:
         if dtype == self.dtype:
-            return Pair(self.squares, not_finite_of(self.figures, self.index), self.is_identical)
+            return Pair(self.squares, not_finite_of(self.figures, self.index), self.is_identical, self._peaks())
         wide = self.uploads.divergences("float32", self.names).get(self.names[1]) if dtype == "float32" else None
         if wide is None:
             is_given = "float32" in self.uploads.controls
@@ -162,11 +170,17 @@ class DumpControls(Controls):
     def differences(self, row: int, dtype: str) -> NDArray[np.float64] | None:
         if dtype != self.dtype:
             return None
+        return np.square(self._differences(row, row + 1)[0])
+
+    def _differences(self, start: int, stop: int) -> NDArray[np.float64]:
+        """Return differences of some rows, 0 if one is not finite. [rows, vocab]"""
         reference, variant = (
-            values_of(self.figures.read_rows(side, row, row + 1)[0], self.header.format).astype(np.float64)
+            values_of(self.figures.read_rows(side, start, stop), self.header.format).astype(np.float64)
             for side in (0, self.index + 1)
         )
-        return np.square(np.nan_to_num(variant - reference))
+        with np.errstate(invalid="ignore"):
+            differences = variant - reference
+        return np.where(np.isfinite(differences), differences, 0.0)
 
     def differing(self) -> list[Evidence]:
         return differing(self.figures, self.index)
@@ -180,20 +194,75 @@ class DumpControls(Controls):
             return []
         return [cause.says for cause in explain(rows_of_run(self.figures, self.index)).causes if cause.is_fault]
 
+    def _peaks(self) -> NDArray[np.float64] | None:
+        """Return `peaks_of` of positions that may have one beyond SINGLE_LOGIT, 0 of others. [positions]"""
+        if self.is_identical or not self.figures.has_all_logits:
+            return None
+        dtype = "bfloat16" if may_be_16_bits(self.header) else self.dtype
+        step = ROW_ULPS[dtype][2] * (FLOAT32_STEPS if dtype != self.dtype else 1)
+        largest, rms = (self.positions[name].fillna(0).to_numpy(float) for name in ("max_row_ulps", "rms_row_ulps"))
+        count = np.maximum(self.positions["neq"].to_numpy(float), 1.0)
+        others = np.sqrt(np.maximum(rms**2 - FEW * largest**2 / count, 0.0))  # at least
+        is_high = largest > SINGLE_LOGIT * np.maximum(others, step)
+        peaks, size = np.zeros(len(largest)), max(1, _LOGITS // self.header.vocab)
+        for start in range(0, len(peaks), size):
+            stop = min(start + size, len(peaks))
+            if is_high[start:stop].any():
+                differences = self._differences(start, stop)
+                peaks[start:stop] = peaks_of(differences, step * self.figures.spacing(self.index, (start, stop)))
+        return peaks
+
     def _narrowing(self) -> list[Evidence]:
         """Is one side further from itself in float32 than the other is? A fault of 16-bit kernels alone is."""
-        far = {name: side.rms for name, side in self.uploads.divergences("narrowing", self.names).items()}
-        if self.is_identical or len(far) < len(self.names):
+        errors = self.uploads.divergences("narrowing", self.names)
+        if not self.squares.any() or len(errors) < len(self.names):
             return []
-        near, further = sorted(self.names, key=far.__getitem__)
-        ratio = far[further] / max(far[near], float(np.finfo(np.float64).tiny))
+        near, further = sorted(self.names, key=lambda name: errors[name].rms)
+        ratio = errors[further].rms / max(errors[near].rms, float(np.finfo(np.float64).tiny))
         outcome, says = PASSED, f"Rounding to {self.dtype} moves both sides about equally far from float32."
-        if ratio > OWN.over_all:
-            times = three_digits(ratio) if far[near] else "infinitely many"
+        is_near_rounded_once = errors[near].rms <= self._rounding_of_the_end()
+        jumps = _jumps(errors[near].squares, errors[further].squares)
+        row = int(jumps.argmax())
+        jump = f"In {self.dtype} one side is {three_digits(jumps[row])}x further from float32 at"
+        place = f"{jump} {place_in_words(row, self.lengths)} than at others"
+        other, side = sorted(self.names, key=lambda name: errors[name].system.size)
+        system = errors[side].system
+        if ratio > OWN.over_all and not is_near_rounded_once:
+            times = three_digits(ratio) if errors[near].rms else "infinitely many"
             outcome = FAILED
             says = f"'{further}' is {times} times as far from itself in float32 as '{near}': more than rounding."
+        elif self.has_experts:
+            pass  # a near tie of the router moves positions as far as a fault does
+        elif system.share > SYSTEMATIC_SHARE and system.size > SYSTEMATIC * errors[other].system.size:
+            outcome = FAILED
+            share = f"{system.share:.0%} of the rounding error of '{side}' goes with its logits"
+            says = f"{share} (limit {SYSTEMATIC_SHARE:.0%}): a stale weight or a scale in {self.dtype} alone."
+        elif jumps[row] > STANDS_OUT:
+            outcome, says = FAILED, f"{place}. Pass --mixture-of-experts if it is one."
+        elif jumps[row] > JUMP_OF_ROUNDING:
+            outcome, says = MISSING, f"{place}: a fault, or a mixture of experts (--mixture-of-experts)."
+        elif ratio > RATIO_OF_ROUNDING and not is_near_rounded_once:
+            times = f"{three_digits(ratio)} times as far from itself in float32 as '{near}'"
+            outcome, says = MISSING, f"'{further}' is {times}: more than most kernels. The model decides (--model)."
         figures = evidence.NarrowingFigures(
-            reference_to_float32_logits=far[self.names[0]], variant_to_float32_logits=far[self.names[1]]
+            reference_to_float32_logits=errors[self.names[0]].rms,
+            variant_to_float32_logits=errors[self.names[1]].rms,
+            worst_position_ratio=float(jumps[row]),
+            systematic_share=system.share,
         )
         control = f"each side in {self.dtype} compared with itself in float32"
         return [Evidence(Check.NARROWING, control, figures, outcome, says)]
+
+    def _rounding_of_the_end(self) -> float:
+        """Return the rms of one rounding at most, logits: what is left of a side that computes in float32."""
+        spacing = self.figures.spacing(self.index, (0, self.header.rows))[self.squares > 0]
+        return float(np.sqrt(np.square(spacing).mean() / 12))
+
+
+def _jumps(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return how far the ratio of two sides' errors at a position is from the median one. [positions]"""
+    is_known = (one > 0) & (other > 0)
+    logs = 0.5 * np.log(np.where(is_known, one, 1.0) / np.where(is_known, other, 1.0))
+    middle = np.median(logs[is_known]) if is_known.any() else 0.0
+    jumps: NDArray[np.float64] = np.exp(np.abs(np.where(is_known, logs - middle, 0.0)))
+    return jumps

@@ -22,8 +22,9 @@ from ..runs.file import evidence
 from ..runs.file.evidence import FAILED, FLOAT32, MISSING, NOTED, PASSED, Check, CheckFigures, Evidence, Verdict
 from ..runs.file.records import FloorRows
 from ..text import multiple, number, plural, three_digits
-from .places import NotFinite, outliers_evidence, place_in_words, structure_of
-from .statistic import BLOCKS, FloorTest, Limits, floor_test, smallest_fault
+from .divergence import SINGLE_LOGIT
+from .places import NotFinite, outliers_evidence, place_in_words, place_of, structure_of
+from .statistic import BLOCKS, FloorTest, Limits, Places, floor_test, smallest_fault
 from .verdict import conclude
 
 Squares = NDArray[np.float64]
@@ -35,6 +36,8 @@ WIDE = Limits(over_all=4.0, at_a_place=4.0, uses_own_spread=True)
 # 16 bits, each side's error over that of randomized rounding: engines that round more often (partial sums of ranks,
 # unfused kernels) reach 1.5; a place stands out from twice on, whatever the draws say.
 DRAWN = Limits(over_all=2.0, at_a_place=2.0)
+SYSTEMATIC = "systematic error"  # that goes with the logits; sound kernels reach 1.5 times that of draws
+SYSTEMATIC_OVER_DRAWS = 1.5  # the largest of the draws: these differ from one another by up to 1.4
 JUMPS = 0.1  # of positions, at which experts may be further: norms in float64 move 1 of 42 positions by 28x
 # 16 bits, the pair over reorderings of sums: kernels round more often than the model, which reordering does not show,
 # and single positions jump by orders of magnitude in rounding too, so they are not tested.
@@ -67,11 +70,14 @@ _OF_ARRAYS = (evidence.VALIDITY, evidence.SAMPLER, evidence.RERUN, evidence.NEIG
 
 @dataclass(frozen=True)
 class Pair:
-    """Two sides in one dtype. squares: mean squares of their difference [positions]."""
+    """Two sides in one dtype. squares: mean squares of their difference [positions]; peaks: the largest difference over
+    the others there [positions], None if not measured.
+    """
 
     squares: Squares
     not_finite: NotFinite | None = None
     is_identical: bool = False
+    peaks: NDArray[np.float64] | None = None
 
     @property
     def sizes(self) -> Squares:
@@ -119,17 +125,26 @@ class OtherRows:
 
 
 @dataclass(frozen=True)
-class Exact:
-    """Errors in 16 bits to the model's float32 forward, mean squares, infinite if a logit is not finite, unlike there.
-
-    errors: of each side [positions]; draws: of forwards with randomized rounding [draws, positions]; own_paths: errors
-    of the model's own paths, which must look like one more draw, or the draws measure nothing; has_experts: a router
-    that nearly ties may choose another expert at a position, in sound sides too.
+class Errors:
+    """Errors in 16 bits to the model's float32 forward. squares: their mean squares, infinite if a logit is not finite,
+    unlike there [positions]; systematic: `SystematicError.size`.
     """
 
-    errors: Mapping[str, Squares]
-    draws: Squares
-    own_paths: Callable[[], Mapping[str, Squares]]
+    squares: Squares
+    systematic: float = 0.0
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Errors of each side, and of draws, which are forwards with randomized rounding.
+
+    own_paths: errors of the model's own paths, which must look like one more draw, or the draws measure nothing;
+    has_experts: a router that nearly ties may choose another expert at a position, in sound sides too.
+    """
+
+    errors: Mapping[str, Errors]
+    draws: Sequence[Errors]
+    own_paths: Callable[[], Mapping[str, Errors]]
     model: str = "the model"
     has_experts: bool = False
 
@@ -291,10 +306,33 @@ class _Trial:
 
     def in_own_dtype(self) -> None:
         """Compare the pair in 16 bits with reorderings, and see what is not finite there."""
+        self.single_logits()
         if self.is_16_bits:
             is_other = any(dtype != self.dtype for dtype in self.controls.only_16_bits.values())
             self.compare(self.dtype, self.own, OTHER_16_BITS if is_other else OWN)
             self.from_model()
+
+    def single_logits(self) -> None:
+        """Add the first logit that differs far more than the others at its position: rounding moves them alike."""
+        peaks = self.own.peaks
+        if peaks is None or peaks.max() <= SINGLE_LOGIT:
+            return
+        rows = np.flatnonzero(peaks > SINGLE_LOGIT)
+        row = int(rows[0])
+        squares = self.controls.differences(row, self.dtype)
+        assert squares is not None  # what has peaks has logits
+        place, token = place_of(row, self.lengths), int(squares.argmax())
+        reach = f"{three_digits(float(peaks[row]))}x the others at {place_in_words(row, self.lengths)}"
+        says = f"Token {token} differs by {reach}: rounding moves no logit alone."
+        figures = evidence.SingleLogitFigures(
+            compute_dtype=self.dtype,
+            ratio_to_others=float(peaks[row]),
+            largest_ratio_allowed=SINGLE_LOGIT,
+            positions_beyond=len(rows),
+            first=place,
+            token=token,
+        )
+        self.add(Check.SINGLE_LOGIT, "logits compared with the others at their position", figures, FAILED, says)
 
     def in_float32(self) -> None:
         """Compare the pair in float32 with the noise floor: of a sound pair it is one more order of summation."""
@@ -558,9 +596,12 @@ class _Trial:
             first = next((each.place for each in self.precisions if each.evidence.outcome == FAILED), None)
         if deciding is not None and not deciding.is_passed and not is_broken:
             self.evidence.append(outliers_evidence(places, first, deciding, dtype, lengths))
+        singles = [row.figures.first for row in self.evidence if isinstance(row.figures, evidence.SingleLogitFigures)]
+        first = first or next(iter(singles), None)
         if earlier is not None and self._carry_over(earlier.evidence):
             ratio, first = earlier.noise_ratio, earlier.first_place
-        if not self.own.is_identical and self.is_open:
+        has_16_bits = any(row.check is Check.DRAWN for row in self.evidence)
+        if not self.own.is_identical and (self.is_open or (self.is_16_bits and not has_16_bits)):
             self._add_arrays_alone()
         is_identical, causes = self.own.is_identical, controls.causes
         verdict = conclude(
@@ -656,10 +697,8 @@ def error_rows(
     always_check_draws: also if every row passes, because the draws alone decide.
     """
 
-    has_groups = not exact.has_experts
-
-    def test_of(errors: Squares) -> FloorTest:
-        return floor_test(errors, exact.draws, DRAWN, lengths=lengths if has_groups else (), blocks=blocks)
+    def test_of(errors: Errors) -> FloorTest:
+        return error_test(errors, exact.draws, () if exact.has_experts else lengths, blocks)
 
     tests = {name: test_of(errors) for name, errors in exact.errors.items()}
     rows = [_error_row(name, test, exact, dtype, lengths) for name, test in tests.items()]
@@ -672,6 +711,21 @@ def error_rows(
             says = f"The model's own '{odd}' does not look like its randomized rounding, which is no measure here."
             rows = [replace(row, outcome=MISSING, says=says) for row in rows]
     return list(zip(rows, tests.values(), strict=True))
+
+
+def error_test(
+    errors: Errors, draws: Sequence[Errors], lengths: Sequence[int] = (), blocks: Sequence[int] = BLOCKS
+) -> FloorTest:
+    """Compare errors with draws of rounding. lengths: of prompts; without them positions alone are tested."""
+    test = floor_test(errors.squares, np.stack([draw.squares for draw in draws]), DRAWN, lengths=lengths, blocks=blocks)
+    systematic = np.array([draw.systematic for draw in draws])
+    typical = float(np.sqrt(np.square(systematic).mean()))
+    if not lengths or not typical:
+        return test
+    ratio = errors.systematic / typical
+    limit = max(DRAWN.over_all, SYSTEMATIC_OVER_DRAWS * float(systematic.max()) / typical)
+    places = Places(SYSTEMATIC, ratio, 0, limit, np.flatnonzero([ratio > limit]))
+    return replace(test, groups=(*test.groups, places))
 
 
 def _error_row(name: str, test: FloorTest, exact: Exact, dtype: str, lengths: Sequence[int]) -> Evidence:
@@ -702,7 +756,8 @@ def _error_row(name: str, test: FloorTest, exact: Exact, dtype: str, lengths: Se
     elif nonfinite:
         says = f"In {dtype} '{name}' is NaN or infinite at {plural(nonfinite, 'position')}, unlike in float32."
     elif exact.has_experts and len(test.outliers) <= JUMPS * len(test.by_position):
-        rest, draws = (np.delete(each, test.outliers, axis=-1) for each in (exact.errors[name], exact.draws))
+        draws = np.stack([draw.squares for draw in exact.draws])
+        rest, draws = (np.delete(each, test.outliers, axis=-1) for each in (exact.errors[name].squares, draws))
         if rest.mean() <= DRAWN.over_all**2 * draws.mean():
             outcome, says = NOTED, f"{says.removesuffix('.')}: another expert, by a near tie of the router?"
     return Evidence(Check.DRAWN, control, figures, outcome, says, name)
@@ -715,7 +770,9 @@ def _says(test: FloorTest, size: str, lengths: Sequence[int]) -> str:
         return f"{size} (limit for rounding: {test.limits.over_all:g}x)."
     most = exceeding[0]
     place = f"{multiple(most.worst)} at {most.kind} {most.worst_place}"
-    if most is test.position:
+    if most.kind == SYSTEMATIC:
+        place = f"{multiple(most.worst)} in its systematic part"
+    elif most is test.position:
         first, is_one = place_in_words(int(test.outliers[0]), lengths), len(test.outliers) == 1
         place = f"{multiple(most.worst)} at {first}" if is_one else f"up to {multiple(most.worst)} from {first}"
     return f"{size}, but {place} (limit for rounding: {most.limit:.3g}x)."

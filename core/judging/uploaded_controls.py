@@ -20,7 +20,7 @@ from ..runs.figures import Figures
 from ..runs.file.records import RunHeader
 from ..text import series, three_digits
 from . import judge
-from .divergence import Divergence, concatenate
+from .divergence import Divergence, SystematicError, concatenate, systematic_error
 from .places import place_in_words
 from .validity import first_mismatch
 
@@ -138,7 +138,8 @@ def _compare(figures: Figures, couples: _Couples, fmt: FloatFormat, tick: Tick) 
             if figures.header.format is not fmt:
                 bits[side] = bits_of(values_of(bits[side], figures.header.format))
         for key, (reference, variant) in couples.items():
-            parts[key].append(_divergence(bits[reference], bits[variant], fmt))
+            with_errors = key[0] == "narrowing"
+            parts[key].append(_divergence(bits[reference], bits[variant], fmt, with_errors=with_errors))
         tick(stop, figures.header.rows)
     return {key: concatenate(each) for key, each in parts.items()}
 
@@ -239,7 +240,14 @@ def _doubt(
     return ""
 
 
-def _divergence(reference: _Bits, variant: _Bits, fmt: FloatFormat) -> Divergence:
+def _divergence(reference: _Bits, variant: _Bits, fmt: FloatFormat, *, with_errors: bool = False) -> Divergence:
+    """with_errors: `reference` is `variant` in 16 bits."""
+    system = SystematicError()
+    if with_errors:
+        narrow, wide = (values_of(bits, fmt).astype(np.float64) for bits in (reference, variant))
+        is_finite = np.isfinite(narrow) & np.isfinite(wide)
+        exact = np.where(is_finite, wide, 0.0)
+        system = systematic_error(np.where(is_finite, narrow, 0.0) - exact, exact)
     rows = compare(reference, variant, fmt)
     mismatches = np.flatnonzero(rows.nonfinite_mismatch)
     mismatch = [values_of(bits[mismatches[0]], fmt) for bits in (reference, variant)] if len(mismatches) else []
@@ -249,5 +257,6 @@ def _divergence(reference: _Bits, variant: _Bits, fmt: FloatFormat) -> Divergenc
         first_mismatch(*mismatch) if mismatch else None,
         int(rows.neq.sum()),
         bool(np.all(rows.bit_identical)),
+        system=system,
         largest_row_ulps=float(np.nanmax(rows.max_row_ulps, initial=0.0)),
     )

@@ -236,6 +236,11 @@ def differing(figures: Figures, pair: int) -> list[Evidence]:
     return [Evidence(Check.DIFFERING, "positions with a bit that differs", shape, NOTED, says)]
 
 
+def may_be_16_bits(header: RunHeader) -> bool:
+    """Return whether float32 arrays may hold what a 16-bit model computed: nobody named their dtype."""
+    return header.compute_dtype == "float32" and not header.provenance.note.startswith(NAMED)
+
+
 def screen(
     header: RunHeader, positions: pd.DataFrame, causes: Sequence[str] = (), *, has_experts: bool = False
 ) -> Evidence:
@@ -255,7 +260,6 @@ def screen(
     flips = int(beyond_noise(positions).sum())
     first = outliers[0] if len(outliers) else dominating(rms)
     of_16_bits = size / FLOAT32_STEPS
-    may_be_16_bits = dtype == "float32" and not header.provenance.note.startswith(NAMED)
     measurement = f"The RMS difference is {number(size, 3)} row ULPs of {dtype}"
     outcome = FAILED
     if causes:
@@ -266,7 +270,7 @@ def screen(
         place, ratio = place_in_words(int(outliers[0]), header.lengths), number(float(over_typical[outliers[0]]), 3)
         reach = f"{ratio}x the median position's (rounding: up to {STANDS_OUT_MOST}x)"
         says = f"The difference at {place} is {reach}. A mixture of experts may do this (--mixture-of-experts)."
-    elif size > bug and may_be_16_bits and of_16_bits <= ROW_ULPS["bfloat16"][1]:
+    elif size > bug and may_be_16_bits(header) and of_16_bits <= ROW_ULPS["bfloat16"][1]:
         outcome, in_16_bits = NOTED, f"{number(of_16_bits, 3)} if the model computes in bfloat16"
         says = f"{measurement}, {in_16_bits}. Name its --compute-dtype."
     elif size > bug and not has_experts:

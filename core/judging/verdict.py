@@ -52,12 +52,15 @@ def conclude(
         return verdict(records.LOWER_PRECISION, precisions[0].says)
     if is_bit_identical:
         return verdict(records.IDENTICAL, cause or "Both sides are equal bit for bit.")
-    for row in rows:
-        if row.outcome == PASSED and (row.group == FLOAT32 or row.check is Check.LIST_FLOOR):
-            return verdict(records.ROUNDING, row.says)
     screening = next((row for row in rows if row.group == checks.SCREENING), None)
     if screening is not None and screening.outcome == FAILED:
         return verdict(records.BUG_SUSPECTED, cause or screening.says)
+    doubt = next((row for row in rows if row.check is Check.NARROWING and row.outcome == MISSING), None)
+    if doubt is not None:  # float32 says nothing of a fault that 16 bits alone have
+        return verdict(records.UNDECIDED, cause or doubt.says)
+    for row in rows:
+        if row.outcome == PASSED and (row.group == FLOAT32 or row.check is Check.LIST_FLOOR):
+            return verdict(records.ROUNDING, row.says)
     draws = [row for row in rows if row.check is Check.DRAWN]
     if draws and all(row.outcome == PASSED for row in draws):
         largest = max(draws, key=lambda row: row.figures.noise_ratio)  # type: ignore[attr-defined]

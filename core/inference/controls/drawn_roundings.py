@@ -21,7 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ...errors import CaptureError
-from ...judging.judge import Exact, error_rows
+from ...judging.divergence import ALIKE, SystematicError, systematic_error
+from ...judging.judge import Errors, Exact, error_rows
 from ...judging.statistic import FloorTest
 from ...runs.file.evidence import Evidence
 from ..models.dtypes import in_float32
@@ -121,17 +122,17 @@ class RoundingDraws:
     prompts: Sequence[Sequence[int]]
     plain: RunnableSide = PLAIN
     exact: RunnableSide | None = None
-    draws: list[NDArray[np.float64]] = field(default_factory=list)
+    draws: list[Errors] = field(default_factory=list)
 
     def measure(self, sides: Sequence[RunnableSide], say: Callable[[str], None] = lambda _: None) -> Exact:
         """Measure the sides, and the model's own paths when they are asked for."""
 
-        def by_name(sides: Sequence[RunnableSide]) -> dict[str, NDArray[np.float64]]:
+        def by_name(sides: Sequence[RunnableSide]) -> dict[str, Errors]:
             return {side.name: each for side, each in zip(sides, self.errors(sides, say), strict=True)}
 
         errors, model = by_name(sides), self.loaded  # and the draws
         experts = has_experts(model.model)
-        return Exact(errors, np.stack(self.draws), lambda: by_name(self._own_paths()), f"'{model.name}'", experts)
+        return Exact(errors, self.draws, lambda: by_name(self._own_paths()), f"'{model.name}'", experts)
 
     def compare(
         self, side: RunnableSide, blocks: Sequence[int], say: Callable[[str], None] = lambda _: None
@@ -140,9 +141,7 @@ class RoundingDraws:
         lengths = [len(ids) for ids in self.prompts]
         return error_rows(self.measure([side], say), self.loaded.dtype, lengths, blocks, always_check_draws=True)[0]
 
-    def errors(
-        self, sides: Sequence[RunnableSide], say: Callable[[str], None] = lambda _: None
-    ) -> list[NDArray[np.float64]]:
+    def errors(self, sides: Sequence[RunnableSide], say: Callable[[str], None] = lambda _: None) -> list[Errors]:
         """Return the errors of each side. CaptureError if float32 does not fit, or a side fails."""
         loaded = self.loaded
         if loaded.torch_dtype not in _SPARE_BITS:
@@ -150,6 +149,7 @@ class RoundingDraws:
         weights: dict[torch.Tensor, torch.Tensor] | None = {} if self.plain is PLAIN else None
         draws = [] if self.draws else [draw_of(self.plain, seed, weights) for seed in range(DRAWS)]
         pieces: dict[RunnableSide, list[NDArray[np.float64]]] = {side: [] for side in (*sides, *draws)}
+        systems = dict.fromkeys(pieces, SystematicError())
         for group in groups_of(loaded, self.prompts, itemsize=4):
             if weights:
                 weights.clear()
@@ -159,8 +159,11 @@ class RoundingDraws:
             for side, of_side in pieces.items():
                 say(f"'{side.name}' compared with it")
                 for ids, wide in zip(group, exact, strict=True):
-                    side.run_on(loaded)(ids, partial(_add_error, wide, of_side))
-        errors = {side: np.concatenate(each) for side, each in pieces.items()}
+                    rows: list[torch.Tensor] = []
+                    side.run_on(loaded)(ids, partial(_add_error, wide, of_side, rows))
+                    logits = wide[:: _step(wide)]
+                    systems[side] += systematic_error(torch.cat(rows), logits.where(logits.isfinite(), 0.0))
+        errors = {side: Errors(np.concatenate(each), systems[side].size) for side, each in pieces.items()}
         self.draws = self.draws or [errors[draw] for draw in draws]
         return [errors[side] for side in sides]
 
@@ -196,9 +199,17 @@ def draw_of(plain: RunnableSide, seed: int, weights: dict[torch.Tensor, torch.Te
     return RunnableSide(f"draw {seed}", drawing)
 
 
-def _add_error(exact: torch.Tensor, pieces: list[NDArray[np.float64]], start: int, logits: torch.Tensor) -> None:
+def _step(exact: torch.Tensor) -> int:
+    """Return the step between positions whose errors are compared with one another."""
+    return -(-len(exact) // ALIKE)
+
+
+def _add_error(
+    exact: torch.Tensor, pieces: list[NDArray[np.float64]], rows: list[torch.Tensor], start: int, logits: torch.Tensor
+) -> None:
     """Add the errors of some positions, without a number that all logits of one share: most of rounding in trained
-    models is one, and no probability shows it. Infinite if one is not finite, unlike in float32.
+    models is one, and no probability shows it. Infinite if one is not finite, unlike in float32. rows: gets the errors
+    at every `_step`, 0 if not finite.
 
     exact, logits: [positions, vocab]
     """
@@ -206,6 +217,8 @@ def _add_error(exact: torch.Tensor, pieces: list[NDArray[np.float64]], start: in
     error = logits - wide
     finite = error.isfinite()
     is_same = finite if bool(finite.all()) else finite | (logits == wide) | (logits.isnan() & wide.isnan())
+    step = _step(exact)
+    rows.append(torch.where(finite, error, 0.0)[-start % step :: step])
     error, count = error if is_same is finite else torch.where(finite, error, 0.0), finite.sum(1).clamp_min(1)
     mean = error.sum(1, dtype=torch.float64) / count
     squares = torch.linalg.vector_norm(error, dim=1, dtype=torch.float64).square() / count

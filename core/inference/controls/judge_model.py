@@ -217,7 +217,8 @@ class ModelControls(judging.Controls):
         return self._pair(divergence, self.names)
 
     def _pair(self, divergence: Divergence, names: tuple[str, str], *, is_identical: bool = False) -> Pair:
-        return Pair(divergence.squares, not_finite_of(self.loaded, divergence, names), is_identical)
+        not_finite = not_finite_of(self.loaded, divergence, names)
+        return Pair(divergence.squares, not_finite, is_identical, divergence.peaks)
 
     def floor(self, dtype: str) -> NoiseFloor:
         """Reorder every linear map. In 16 bits kernels round elsewhere too, as far as a forward is from float32."""

@@ -16,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import CaptureError, UlpscopeError
-from ...judging.divergence import ROW_ULP_SHIFT, Divergence, concatenate
-from ...numerics.formats import FloatFormat, spacings
+from ...judging.divergence import ROW_ULP_SHIFT, SINGLE_LOGIT, Divergence, concatenate, peaks_of
+from ...judging.judge import ROW_ULPS
+from ...numerics.formats import LOGIT_FORMATS, FloatFormat, spacings
 from ..models.devices import bits_of, row_sums
 from ..models.model import LoadedModel
 from ..models.torch_errors import first_line
@@ -169,13 +170,16 @@ def divergence(
     run: Run,
     ids: Sequence[int],
     row_ulps_of: FloatFormat | None = None,
+    peaks_in: FloatFormat | None = None,
     check: Callable[[torch.Tensor], None] = ignore,
 ) -> Divergence:
     """Return the divergence of a prompt's logits from `plain`, in pieces; differences in float64, which holds those of
-    float32 values to 2^-53. row_ulps_of: dtype of a histogram in row ULPs; check: called with each piece first.
+    float32 values to 2^-53. row_ulps_of, peaks_in: dtype of a histogram in row ULPs, of peaks; check: called with each
+    piece first.
     """
     squares, mismatches = [], []
     counts: list[NDArray[np.int64]] = []
+    peaks: list[NDArray[np.float64]] = []
     first: tuple[int, float, float] | None = None
 
     def add(position: int, logits: torch.Tensor) -> None:
@@ -195,19 +199,42 @@ def divergence(
                 first = token, float(reference[row, token]), float(variant[row, token])
         if row_ulps_of is not None:
             counts.append(_row_ulp_counts(reference, difference, is_finite, row_ulps_of))
+        if peaks_in is not None:
+            peaks.append(_peaks(reference, difference, peaks_in))
         squares.append(row_sums(difference.square()) / elements.clamp_min(1).numpy())
 
     run(ids, add)
     row_ulps = np.concatenate(counts, axis=1) if counts else None
-    return Divergence(np.concatenate(squares), torch.cat(mismatches).numpy(), first, row_ulps=row_ulps)
+    return Divergence(
+        np.concatenate(squares),
+        torch.cat(mismatches).numpy(),
+        first,
+        peaks=np.concatenate(peaks) if peaks else None,
+        row_ulps=row_ulps,
+    )
+
+
+def _spacings(reference: torch.Tensor, fmt: FloatFormat) -> NDArray[np.float64]:
+    """Return the row ULP of each row."""
+    largest = torch.where(reference.isfinite(), reference.abs(), -1.0).amax(1).cpu().numpy()
+    return spacings(np.maximum(largest, 0.0), fmt)
+
+
+def _peaks(reference: torch.Tensor, difference: torch.Tensor, fmt: FloatFormat) -> NDArray[np.float64]:
+    """Return `peaks_of` of rows that may have one beyond SINGLE_LOGIT, 0 of others."""
+    least = ROW_ULPS[fmt.name][2] * _spacings(reference, fmt)
+    largest = difference.abs().amax(1).cpu().numpy()
+    rows = np.flatnonzero(largest > SINGLE_LOGIT * least)
+    peaks = np.zeros(len(least))
+    peaks[rows] = peaks_of(difference[rows].cpu().numpy(), least[rows])
+    return peaks
 
 
 def _row_ulp_counts(
     reference: torch.Tensor, difference: torch.Tensor, is_finite: torch.Tensor, fmt: FloatFormat
 ) -> NDArray[np.int64]:
     """Count finite elements [rows, vocab] by their difference in row ULPs, for `Divergence.row_ulps`."""
-    largest = torch.where(reference.isfinite(), reference.abs(), -1.0).amax(1).cpu().numpy()
-    steps = torch.from_numpy(spacings(np.maximum(largest, 0.0), fmt)).to(difference.device)
+    steps = torch.from_numpy(_spacings(reference, fmt)).to(difference.device)
     bins = (difference.abs() / steps[:, None]).float().view(torch.int32) >> ROW_ULP_SHIFT
     bins = bins.flatten() if is_finite.all() else bins[is_finite]
     counts = torch.bincount(bins).cpu().numpy()
@@ -220,7 +247,8 @@ def measure(
 ) -> tuple[Divergence, list[str]]:
     """Return (divergence, digest of each side's bits)."""
     hashes = [hashlib.sha256(), hashlib.sha256()]
-    pair = divergence_of(loaded, prompts, sides, lambda side, logits: hashes[side].update(bits_of(logits).data))
+    fmt = LOGIT_FORMATS.get(loaded.dtype)
+    pair = divergence_of(loaded, prompts, sides, lambda side, logits: hashes[side].update(bits_of(logits).data), fmt)
     return pair, [digest.hexdigest() for digest in hashes]
 
 
@@ -229,8 +257,9 @@ def divergence_of(
     prompts: Sequence[Sequence[int]],
     sides: tuple[RunnableSide, RunnableSide],
     see: Callable[[int, torch.Tensor], None] = ignore,
+    peaks_in: FloatFormat | None = None,
 ) -> Divergence:
-    """Compare two sides over all prompts. see: called with (side, its logits)."""
+    """Compare two sides over all prompts. see: called with (side, its logits); peaks_in: as of `divergence`."""
     divergences = []
     for ids in prompts:
         plain = whole_side(sides[0].run_on(loaded), ids)
@@ -244,7 +273,7 @@ def divergence_of(
                 )
             see(1, logits)
 
-        divergences.append(divergence(plain, sides[1].run_on(loaded), ids, check=check))
+        divergences.append(divergence(plain, sides[1].run_on(loaded), ids, peaks_in=peaks_in, check=check))
     return concatenate(divergences)
 
 

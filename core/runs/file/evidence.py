@@ -218,9 +218,22 @@ class NotFiniteFigures(RatioFigures):
     first_nonfinite: Annotated[tuple[int, int, int], "first of them (prompt, position, token id)"]
 
 
+class SingleLogitFigures(CheckFigures):
+    """A logit that differs far more than the others at its position."""
+
+    compute_dtype: Annotated[str, "dtype"]
+    ratio_to_others: Annotated[float, "difference of the logit / RMS of the others at its position"]
+    largest_ratio_allowed: Annotated[float, "its limit"]
+    positions_beyond: Annotated[int, "positions with such a logit"]
+    first: Annotated[tuple[int, int], "first (prompt, position)"]
+    token: Annotated[int, "token id of the first"]
+
+
 class NarrowingFigures(CheckFigures):
     reference_to_float32_logits: Annotated[float, "RMS of the reference to itself in float32, logits"]
     variant_to_float32_logits: Annotated[float, "RMS of the variant to itself in float32, logits"]
+    worst_position_ratio: Annotated[float | None, "largest ratio of the two at one position over the median one"] = None
+    systematic_share: Annotated[float | None, "part of the error that goes with the logits"] = None
 
 
 class FromModelFigures(CheckFigures):
@@ -363,6 +376,7 @@ class Check(StrEnum):
     OTHER_PROMPTS = "other prompts", NEIGHBOURS, OtherPromptsFigures
     OTHER_ROW = "another row", NEIGHBOURS, OtherRowFigures
     OTHER_ROW_FLOOR = "another row, against the floor", NEIGHBOURS, OtherRowFloorFigures
+    SINGLE_LOGIT = "a single logit", OWN_DTYPE, SingleLogitFigures
     NARROWING = "each side against float32", OWN_DTYPE, NarrowingFigures
     FROM_MODEL = "each side against the model", OWN_DTYPE, FromModelFigures
     LIST_FLOOR = "the lists over a model's floor", OWN_DTYPE, ListFloorFigures

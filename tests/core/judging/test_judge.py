@@ -10,7 +10,7 @@ import pytest
 
 from core.errors import UsageError
 from core.judging import judge as judging
-from core.judging.judge import Controls, Exact, NoiseFloor, NotAvailableError, OtherRows, Pair, Rerun
+from core.judging.judge import Controls, Errors, Exact, NoiseFloor, NotAvailableError, OtherRows, Pair, Rerun
 from core.judging.places import NotFinite, structure_of
 from core.judging.shrink import shrink_evidence
 from core.judging.validity import sampler_evidence
@@ -52,7 +52,7 @@ class MadeControls(Controls):
         self.errors = rng.chisquare(50, (9, POSITIONS)) / 50
         self.wide[0] *= np.asarray(wide) ** 2
         self.errors[0] *= np.asarray(narrow) ** 2
-        self.has_wide = has_wide
+        self.has_wide, self.systematic = has_wide, 1.0
         self.not_finite: NotFinite | None = None
         self.moved: tuple[str, ...] = ()
         self.rerun_squares: np.ndarray | None = None
@@ -75,11 +75,12 @@ class MadeControls(Controls):
         return [OtherRows("engine", "other prompts", OtherPromptsFigures(rows=8, bit_identical=self.other_prompts))]
 
     def exact(self) -> Exact:
-        return Exact({"engine": self.errors[0]}, self.errors[1:], lambda: self.own_paths)
+        draws = [Errors(draw, 1.0) for draw in self.errors[1:]]
+        return Exact({"engine": Errors(self.errors[0], self.systematic)}, draws, lambda: self.own_paths)
 
     @property
-    def own_paths(self) -> Mapping[str, np.ndarray]:
-        return {"prefill": np.random.default_rng(1).chisquare(50, POSITIONS) / 50}
+    def own_paths(self) -> Mapping[str, Errors]:
+        return {"prefill": Errors(np.random.default_rng(1).chisquare(50, POSITIONS) / 50, 1.0)}
 
 
 def judge(controls: Controls, earlier: Verdict | None = None) -> Verdict:
@@ -165,11 +166,20 @@ def test_an_engine_of_16_bits_alone_is_likely_rounding_with_what_would_show() ->
     assert judge(MadeControls(narrow=3.0, has_wide=False)).name == "bug suspected"
 
 
+@pytest.mark.parametrize(("has_wide", "sound"), [(True, "rounding"), (False, "likely rounding")])
+def test_an_error_that_goes_with_the_logits_is_a_suspected_bug(has_wide: bool, sound: str) -> None:
+    """It is no larger than rounding over all and at every position."""
+    for systematic, name in ((1.9, sound), (2.1, "bug suspected")):
+        controls = MadeControls(has_wide=has_wide)
+        controls.systematic = systematic
+        assert judge(controls).name == name
+
+
 def test_draws_that_the_models_own_paths_do_not_look_like_decide_nothing() -> None:
     class Odd(MadeControls):
         @property
-        def own_paths(self) -> Mapping[str, np.ndarray]:
-            return {"decode": np.full(POSITIONS, 9.0)}
+        def own_paths(self) -> Mapping[str, Errors]:
+            return {"decode": Errors(np.full(POSITIONS, 9.0))}
 
     for narrow in (1.0, 3.0):
         verdict = judge(Odd(narrow=narrow, has_wide=False))

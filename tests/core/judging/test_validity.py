@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -274,3 +275,41 @@ def test_a_difference_of_medium_size_stays_undecided(tmp_path):
     step = 2.0 ** (np.floor(np.log2(np.abs(PLAIN).max())) - 7)  # of bfloat16 at the largest logit
     moved = np.round(PLAIN / step + 6 * signs).astype(np.float32) * np.float32(step)
     assert stored(tmp_path, PLAIN, moved, compute_dtype=np.array("bfloat16")).pairs[0].verdict == "undecided"
+
+
+def _rounded(logits: np.ndarray, dtype: str) -> np.ndarray:
+    return logits.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype).astype(np.float32)
+
+
+SINGLES = {  # rows and tokens that are 6 logits off
+    "one logit": ([5], [777]),
+    "one token at several positions": ([5, 11, 29], [777]),
+    "a few logits at several positions": ([5, 29], [3, 777, 2048]),
+}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("rest", ["equal", "rounded"])
+@pytest.mark.parametrize("case", [*SINGLES, "sound"])
+def test_a_logit_that_moves_alone_is_a_suspected_bug_in_every_dtype(case, rest, dtype, tmp_path):
+    """Row maxima are about 18, so 6 logits are 48 row ULPs of bfloat16; one position has no others' size to show it."""
+    random = np.random.default_rng(4)
+    x, head = random.standard_normal((ROWS, 64)), random.standard_normal((64, 4096)) / 2
+    eps = 2.0 ** -{"bfloat16": 9, "float16": 12, "float32": 23}[dtype]
+    moved = x * (1 + eps * random.standard_normal(x.shape)) if rest == "rounded" else x
+    reference, variant = (_rounded(states @ head, dtype) for states in (x, moved))
+    variant[7, 9] = reference[7, 9] * (1 + 2 * eps)  # the one difference of a sound pair
+    variant = _rounded(variant, dtype)
+    if case != "sound":
+        rows, tokens = SINGLES[case]
+        variant[np.ix_(rows, tokens)] += 6
+    named = {"compute_dtype": np.array(dtype)}
+    run = stored(tmp_path, reference, _rounded(variant, dtype), **named)
+    (pair,) = run.pairs
+    singles = [row.figures for row in run.evidence(0) if row.check is Check.SINGLE_LOGIT]
+    if case == "sound":
+        assert (pair.verdict, singles) == ("likely rounding", [])
+    else:
+        assert pair.verdict == "bug suspected"
+        assert (singles[0].first, singles[0].positions_beyond) == ((0, rows[0]), len(rows))
+        assert singles[0].token in tokens

@@ -68,8 +68,10 @@ def test_what_is_exact_stays_and_what_is_rounded_moves_by_less_than_a_unit(dtype
 def test_an_error_is_measured_without_what_all_logits_share() -> None:
     """Variances of each row: of a number that all share 0, of 3 1 1 3 it is 1; 1e30 is no NaN, and NaN has no size."""
     pieces: list[Any] = []
+    rows: list[torch.Tensor] = []
     logits = torch.tensor([[7.0, 7, 7, 7], [3, 1, 1, 3], [0, 0, 0, 1e30], [3, 1, float("nan"), 3]])
-    drawn_roundings._add_error(torch.zeros(5, 4), pieces, 1, logits)
+    drawn_roundings._add_error(torch.zeros(5, 4), pieces, rows, 1, logits)
+    assert rows[0].isfinite().all()
     assert pieces[0].tolist() == pytest.approx([0, 1, 3 / 16 * 1e60, np.inf], rel=1e-5)
 
 
