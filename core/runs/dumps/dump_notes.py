@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from ...numerics.formats import FloatFormat, format_named, values_of
 from ...text import clean
 from ..file.records import Prompt
+from .shapes import HOLDS, LOGITS
 from .source_dtype import DumpSide, looks_chosen, looks_normalised, narrowest
 
-LOGITS_ALL_THE_SAME = "--holds logits (under New run, 'Holds') if that is what they are"
 _LEAST_VALUES, _MANY_VALUES = 32, 1 << 16  # different ones, of so many: fewer say nothing of a side's dtype
 _SMALL_VOCABULARY, _LONG_PROMPT = 256, 1000  # bytes alone are 256 tokens; longer prompts of so few are rare
 
@@ -52,7 +52,7 @@ def notes_on(
                 " [positions, vocab]: no value is above 0, and the rows add up to more than 1 as probabilities"
             )
             if rows > vocab:
-                raise array.refusal(looks, f"the logits of every token of the vocabulary, or {LOGITS_ALL_THE_SAME}")
+                raise array.refusal(looks, f"the logits of every token of the vocabulary, or {HOLDS.format(LOGITS)}")
             meaning = "if it is so, every figure here is meaningless: save the logits of every token of the vocabulary"
             notes.append(f"{array.label} {looks}; {meaning}.")
     return notes + _notes_on_dtypes(sides, first, fmt)
