@@ -11,6 +11,7 @@ from ...runs.topk.alignment import extra_first_token
 from ...runs.topk.records import UNKNOWN_TOKEN
 from ...text import number, plural
 from .fits import round_to
+from .moves import Moves
 from .rows import FARTHEST, Flags, Ids, PairRows, TooFewError, Values
 from .scoring import EXPLAINED, LEAST_ROWS, Cause, center
 
@@ -19,7 +20,6 @@ _LEAST_VALUES = 16  # of a sequence of single values
 _COMPARED = 2048  # tokens of complete rows
 _LEAST_SHARED = 32  # tokens of complete rows, or a mask's few match by chance
 _UNRELATED = 64.0  # squared logits: rows that share too few tokens
-_SAME_ROW = 0.01  # of a row's squared difference, that one at another place leaves
 _SWAPPED = 0.25  # of the tokens that a mask keeps, and of the masked ones
 # By what the sum of a row's probabilities may miss 1: of the least one, of which the next one would be a part; and for
 # float32. A row whose least probability is smaller says nothing.
@@ -44,8 +44,11 @@ def misaligned_rows(pair: PairRows) -> Iterator[Cause]:
             says = f"Each row of '{variant}' holds what '{reference}' holds {by}."
             cause = Cause("shifted rows", says, {"rows": shift})
             yield from _if_explained(cause, original, remaining, EXPLAINED if are_single else 0.5)
-    nearest, least = distances.argmin(axis=1), distances.min(axis=1)
-    is_moved = (nearest != np.arange(total)) & (own > 0) & (least <= _SAME_ROW * own)
+    moves = Moves(distances.argmin(axis=1), own, distances.min(axis=1))
+    if pair.find_moves is not None:
+        moves, places, total = pair.find_moves(), pair.every_place, pair.positions
+    nearest, own, least = moves
+    is_moved = moves.is_moved
     count = int(is_moved.sum())
     if are_single or not count or (not pair.dtype and 2 * count < total):
         return
