@@ -12,16 +12,17 @@ import numpy as np
 
 from .command_name import UNSTORED
 from .document.page import html_cell, html_file
-from .errors import ExtraError, UsageError
+from .errors import DumpError, ExtraError, UsageError
 from .judging.ingest import temporary_run
 from .runs.dumps.arrays import foreign_errors
+from .runs.dumps.shapes import HOLDS, LOGITS, PADDED
 from .runs.importing import check_schema, is_run_file
 from .runs.queries import caches, flips, kernels, layers, mismatch
 from .runs.reader import RunReader
 from .runs.reports.issue_markdown import gravest_first
 from .runs.rollouts.files import files_in
 from .runs.store.store import open_store
-from .text import legible
+from .text import clean, legible
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from torch import Tensor
 
+_IN_MEMORY = "arrays.npz"
 _OF_RUN: dict[str, Callable[[RunReader], Any]] = {
     "pairs": lambda run: [(row := asdict(pair)) | row.pop("summary") for pair in run.pairs],
     "sides": lambda run: [asdict(side) for side in run.sides],
@@ -108,42 +110,71 @@ def open(*names: str | Path, store: str | Path | None = None, **taken_as: Any) -
     """
     paths = [Path(name) for name in names]
     if len(paths) != 1 or paths[0].is_dir() or (paths[0].is_file() and not is_run_file(paths[0])):
-        return Run(_reader_of(files_in(paths), **taken_as))
+        return Run(_reader_of(files_in(names), **taken_as))
     if not paths[0].is_file():
         return Run(RunReader(open_store(store).path_of(str(names[0]))))
     check_schema(paths[0])
     return Run(RunReader(paths[0]))
 
 
-def compare(reference: ArrayLike | Tensor, variant: ArrayLike | Tensor, **more: ArrayLike | Tensor) -> Run:
+def compare(
+    reference: ArrayLike | Tensor, variant: ArrayLike | Tensor, *, holds: str | None = None, **more: ArrayLike | Tensor
+) -> Run:
     """Compare logits in memory; nothing is stored.
 
     Args:
-        reference, variant: [positions, vocab] or [prompts, positions, vocab], in the dtype that they were computed in.
+        reference, variant: [positions, vocab] or [prompts, positions, vocab], in the dtype that they were computed in;
+            a tuple of [sequences, vocab] is the steps of `generate`, a list of [positions, vocab] has prompts.
+        holds: 'padded' or 'logits', as of `ulpscope compare`.
         more: what else a dump holds (docs/guides/upload.md): `token_ids`, `tokens` (texts), `prompt_lengths`,
             `compute_dtype`; under any other name a further variant.
     """
     arrays = {name: _array(name, each) for name, each in {"reference": reference, "variant": variant, **more}.items()}
     with tempfile.TemporaryDirectory(prefix="ulpscope-") as folder:
-        dump = Path(folder) / "arrays.npz"
+        dump = Path(folder) / _IN_MEMORY
         np.savez(dump, **arrays)
-        return Run(_reader_of([dump]))
+        return Run(_reader_of([dump], holds=holds))
 
 
 def _reader_of(files: Sequence[Path], **taken_as: Any) -> RunReader:
     """Return the run that files make, open. Its own file has no name any more: closed or killed, it leaves nothing."""
-    with temporary_run(files, **taken_as) as run:
-        return RunReader(run.path)
+    try:
+        with temporary_run(files, **taken_as) as run:
+            return RunReader(run.path)
+    except DumpError as error:
+        says = str(error).removeprefix(f"{_IN_MEMORY}: ")
+        for word in (LOGITS, PADDED):
+            says = says.replace(HOLDS.format(word), f"holds='{word}'")
+        raise DumpError(says) from None
 
 
 def _array(name: str, values: Any) -> Any:
     """Return an array, or the values of a tensor, bfloat16 as V2."""
     if isinstance(values, str | Path):
         raise UsageError(f"'{name}' is a file name; ulpscope.open('{values}', ...) reads files.")
-    with foreign_errors(f"arrays.npz: '{name}'", "an array or a tensor of numbers"):
+    if hasattr(values, "keys"):
+        fields = ", ".join(map(str, values.keys()))
+        raise UsageError(f"'{name}' is a {type(values).__name__}; pass one of its fields: {clean(fields, 120)}.")
+    if isinstance(values, list | tuple) and values and all(hasattr(each, "shape") for each in values):
+        return _stack(name, values)
+    with foreign_errors(f"'{name}'", "an array or a tensor of numbers"):
         if not hasattr(values, "detach"):
             return np.asarray(values)
         import torch
 
+        dtype = str(values.dtype).removeprefix("torch.")
+        if dtype.startswith("float8"):
+            raise DumpError(f"'{name}' is {dtype}; pass it upcast: x.to(torch.bfloat16).")
         values = values.detach().cpu()
         return values.view(torch.int16).numpy().view("V2") if values.dtype is torch.bfloat16 else values.numpy()
+
+
+def _stack(name: str, parts: Sequence[Any]) -> Any:
+    """Return the prompts of a list, or the steps of a tuple as `generate` returns them, as one array."""
+    arrays = [_array(name, each) for each in parts]
+    shapes = sorted({each.shape for each in arrays})
+    if len(shapes) > 1:
+        raise UsageError(f"'{name}' has parts of the shapes {shapes[0]} and {shapes[1]}; pass parts of one shape.")
+    if isinstance(parts, tuple) and len(shapes[0]) > 2:
+        raise UsageError(f"'{name}' is a tuple of {len(parts)} arrays {shapes[0]}, as of layers; pass logits.")
+    return np.stack(arrays, axis=1 if isinstance(parts, tuple) and len(shapes[0]) == 2 else 0)

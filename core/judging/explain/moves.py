@@ -11,7 +11,7 @@ from ...numerics.formats import values_of
 from ...numerics.sizes import TOP_K
 from ...runs.figures import Figures
 
-Floats = NDArray[np.float64]
+Floats = NDArray[np.floating]
 SAME_ROW = 0.01  # of a row's squared difference, that one at another place leaves
 # A row's top tokens, each a random direction as long as its logit exceeds the last one, make a vector: rows that differ
 # by rounding are near, others far. 2 x 5,000 x 32,000: 5 s, of 66 s that its import takes.

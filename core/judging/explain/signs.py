@@ -37,18 +37,15 @@ def misaligned_rows(pair: PairRows) -> Iterator[Cause]:
     own, axis = distances.diagonal(), int(any(position for _, position in places))  # each row a prompt of its own
     for shift in _SHIFTS:
         moves = {at: index.get((p + shift * (1 - axis), q + shift * axis)) for at, (p, q) in enumerate(places)}
-        rows = [(own[at], distances[at, to]) for at, to in moves.items() if to is not None and own[at] > 0]
-        original, remaining = np.array([row for row in rows if np.isfinite(row).all()]).reshape(-1, 2).T
+        squares = [(own[at], distances[at, to]) for at, to in moves.items() if to is not None and own[at] > 0]
+        original, remaining = np.array([row for row in squares if np.isfinite(row).all()]).reshape(-1, 2).T
         if len(original) >= (_LEAST_VALUES if are_single else 2 * LEAST_ROWS):
-            by = f"{plural(abs(shift), 'row')} {'after' if shift > 0 else 'before'} it"
-            says = f"Each row of '{variant}' holds what '{reference}' holds {by}."
-            cause = Cause("shifted rows", says, {"rows": shift})
+            cause = Cause("shifted rows", f"{shift_in_words(reference, variant, shift)}.", {"rows": shift})
             yield from _if_explained(cause, original, remaining, EXPLAINED if are_single else 0.5)
-    moves = Moves(distances.argmin(axis=1), own, distances.min(axis=1))
+    rows = Moves(distances.argmin(axis=1), own, distances.min(axis=1))
     if pair.find_moves is not None:
-        moves, places, total = pair.find_moves(), pair.every_place, pair.positions
-    nearest, own, least = moves
-    is_moved = moves.is_moved
+        rows, places, total = pair.find_moves(), pair.every_place, pair.positions
+    nearest, is_moved = rows.nearest, rows.is_moved
     count = int(is_moved.sum())
     if are_single or not count or (not pair.dtype and 2 * count < total):
         return
@@ -61,7 +58,12 @@ def misaligned_rows(pair: PairRows) -> Iterator[Cause]:
         one = f"at {_place(places[first])} that of {_place(places[nearest[first]])}"
         says = f"'{variant}' holds other rows of '{reference}' at {count} of {total} positions: {one}."
         name, parameters = "other rows", {"positions": count}
-    yield Cause(name, says, parameters).score(own, np.where(is_moved, least, own), total)
+    yield Cause(name, says, parameters).score(rows.own, np.where(is_moved, rows.least, rows.own), total)
+
+
+def shift_in_words(reference: str, variant: str, shift: int) -> str:
+    by = f"{plural(abs(shift), 'row')} {'after' if shift > 0 else 'before'} it"
+    return f"Each row of '{variant}' holds what '{reference}' holds {by}"
 
 
 def _distances(pair: PairRows) -> tuple[Values, bool]:
