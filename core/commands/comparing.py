@@ -21,7 +21,7 @@ from ..judging.ingest import ingest as ingest_dump
 from ..numerics.divergence import COMPILING, is_compiled, prepare
 from ..numerics.formats import BFLOAT16, FLOAT32
 from ..runs.corpus import are_logs
-from ..runs.file.evidence import FAILED, PASSED
+from ..runs.file.evidence import FAILED, PASSED, Check
 from ..runs.importing import import_run, is_run_file
 from ..runs.reader import RunReader
 from ..runs.reports.gate import ALLOWED, UNDECIDED, GateReport, gate_of, parse_conditions
@@ -115,12 +115,18 @@ def compare(
     report = as_json(pairs, classes, header, variant=variant, with_positions=positions)
     if corpora:
         report["corpora"] = corpora
+    # Of responses: inputs of other lengths, texts that differ.
+    contexts = [row.says for pair in pairs for row in pair.answer.checks if row.check is Check.CONTEXT]
+    if contexts:
+        report["notes"] = contexts
     if gate is not None:
         report["gate"] = gate.as_json()
     if as_json_:
         print_json(report)
     else:
         print_reports(pairs, classes, header, texts, variant)
+        for says in contexts:
+            print_text(f"note: {says}", err)
         if mismatch is not None:
             print_mismatch(mismatch)
         for each in corpora:

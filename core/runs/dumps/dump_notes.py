@@ -14,7 +14,6 @@ from .shapes import HOLDS, LOGITS
 from .source_dtype import DumpSide, looks_chosen, looks_normalised, narrowest
 
 _LEAST_VALUES, _MANY_VALUES = 32, 1 << 16  # different ones, of so many: fewer say nothing of a side's dtype
-_SMALL_VOCABULARY, _LONG_PROMPT = 256, 1000  # bytes alone are 256 tokens; longer prompts of so few are rare
 
 
 def notes_on(
@@ -38,11 +37,14 @@ def notes_on(
         if side.is_double
     ]
     longest = max(prompt.positions for prompt in prompts)
-    if vocab < _SMALL_VOCABULARY and longest > _LONG_PROMPT:
+    if vocab < longest:
         problem = f"{longest:,} positions of {vocab:,} tokens each"
         notes.append(f"{name}: {problem}; if it is [vocab, positions], save it transposed (array.T).")
     for side, bits in zip(sides, first, strict=True):
         array, values = side.array, values_of(bits, fmt)
+        if len(values) == rows == longest and looks_normalised(values.T) and not looks_normalised(values):
+            need = "[positions, vocab]: save it transposed (array.T)"
+            raise array.refusal("has columns that sum to 1 as probabilities, and rows that do not", need)
         if what := looks_normalised(values):
             problem = f"looks like {what}: its sampled rows sum to 1"
             notes.append(f"{array.label} {problem}; ULPs and margins are of those, not logits.")

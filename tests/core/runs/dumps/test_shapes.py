@@ -64,7 +64,7 @@ def test_one_transposed_side_is_refused_with_the_fix(tmp_path):
 
 
 def test_sides_whose_last_axis_has_the_length_of_the_token_ids_are_refused_with_the_fix(tmp_path):
-    with pytest.raises(DumpError, match=r"'token_ids' has 6 ids.*array\.T"):
+    with pytest.raises(DumpError, match=r"'token_ids' has 6 entries.*array\.T"):
         open_dump([saved(tmp_path, a=logits(1).T, b=logits(2).T, token_ids=np.arange(ROWS))])
 
 
