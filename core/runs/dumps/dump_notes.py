@@ -37,12 +37,14 @@ def notes_on(
         if side.is_double
     ]
     longest = max(prompt.positions for prompt in prompts)
-    if vocab < longest:
+    is_transposed = vocab < longest  # perhaps
+    if is_transposed:
         problem = f"{longest:,} positions of {vocab:,} tokens each"
         notes.append(f"{name}: {problem}; if it is [vocab, positions], save it transposed (array.T).")
     for side, bits in zip(sides, first, strict=True):
         array, values = side.array, values_of(bits, fmt)
-        if len(values) == rows == longest and looks_normalised(values.T) and not looks_normalised(values):
+        is_whole = is_transposed and len(values) == longest
+        if is_whole and looks_normalised(values.T) and not looks_normalised(values):
             need = "[positions, vocab]: save it transposed (array.T)"
             raise array.refusal("has columns that sum to 1 as probabilities, and rows that do not", need)
         if what := looks_normalised(values):
