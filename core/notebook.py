@@ -15,6 +15,7 @@ from .document.page import html_cell, html_file
 from .errors import DumpError, ExtraError, UsageError
 from .judging.ingest import temporary_run
 from .runs.dumps.arrays import foreign_errors
+from .runs.dumps.shapes import HOLDS, LOGITS, PADDED
 from .runs.file.evidence import Verdict
 from .runs.importing import check_schema, is_run_file
 from .runs.queries import caches, flips, kernels, layers, mismatch
@@ -22,7 +23,7 @@ from .runs.reader import RunReader
 from .runs.reports.issue_markdown import gravest_first
 from .runs.rollouts.files import files_in
 from .runs.store.store import open_store
-from .text import legible, plural
+from .text import clean, legible, plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from torch import Tensor
 
+_IN_MEMORY = "arrays.npz"
 _OF_RUN: dict[str, Callable[[RunReader], Any]] = {
     "pairs": lambda run: [(row := asdict(pair)) | row.pop("summary") for pair in run.pairs],
     "sides": lambda run: [asdict(side) for side in run.sides],
@@ -129,7 +131,7 @@ def open(
         raise UsageError("ulpscope.open needs a run id or files.")
     taken_as = {"compute_dtype": compute_dtype, "reference": reference, "holds": holds}
     if len(paths) != 1 or paths[0].is_dir() or (paths[0].is_file() and not is_run_file(paths[0])):
-        return Run(_reader_of(files_in(paths), **taken_as))
+        return Run(_reader_of(files_in(names), **taken_as))
     if any(taken_as.values()):
         raise UsageError("compute_dtype, reference and holds are for files of logits; a stored run has its own.")
     if not paths[0].is_file():
@@ -149,7 +151,8 @@ def compare(
     """Compare logits in memory; nothing is stored.
 
     Args:
-        reference, variant: [positions, vocab] or [prompts, positions, vocab], in the dtype that they were computed in.
+        reference, variant: [positions, vocab] or [prompts, positions, vocab], in the dtype that they were computed in;
+            a tuple of [sequences, vocab] is the steps of `generate`, a list of [positions, vocab] has prompts.
         compute_dtype: of arrays of 16-bit patterns, or if it is not the arrays' own.
         holds: "padded" compares padded vocabularies over the tokens that all sides have; "logits" takes what looks
             like log-probabilities of chosen tokens for logits.
@@ -158,28 +161,50 @@ def compare(
     """
     arrays = {name: _array(name, each) for name, each in {"reference": reference, "variant": variant, **more}.items()}
     with tempfile.TemporaryDirectory(prefix="ulpscope-") as folder:
-        dump = Path(folder) / "arrays.npz"
+        dump = Path(folder) / _IN_MEMORY
         np.savez(dump, **arrays)
-        try:
-            return Run(_reader_of([dump], compute_dtype=compute_dtype, holds=holds))
-        except DumpError as error:  # the caller has arrays and no file
-            raise DumpError(str(error).removeprefix(f"{dump.name}: ")) from None
+        return Run(_reader_of([dump], compute_dtype=compute_dtype, holds=holds))
 
 
 def _reader_of(files: Sequence[Path], **taken_as: Any) -> RunReader:
     """Return the run that files make, open. Its own file has no name any more: closed or killed, it leaves nothing."""
-    with temporary_run(files, **taken_as) as run:
-        return RunReader(run.path)
+    try:
+        with temporary_run(files, **taken_as) as run:
+            return RunReader(run.path)
+    except DumpError as error:
+        says = str(error).removeprefix(f"{_IN_MEMORY}: ")
+        for word in (LOGITS, PADDED):
+            says = says.replace(HOLDS.format(word), f"holds='{word}'")
+        raise DumpError(says) from None
 
 
 def _array(name: str, values: Any) -> Any:
     """Return an array, or the values of a tensor, bfloat16 as V2."""
     if isinstance(values, str | Path):
         raise UsageError(f"'{name}' is a file name; ulpscope.open('{values}', ...) reads files.")
+    if hasattr(values, "keys"):
+        fields = ", ".join(map(str, values.keys()))
+        raise UsageError(f"'{name}' is a {type(values).__name__}; pass one of its fields: {clean(fields, 120)}.")
+    if isinstance(values, list | tuple) and values and all(hasattr(each, "shape") for each in values):
+        return _stack(name, values)
     with foreign_errors(f"'{name}'", "an array or a tensor of numbers"):
         if not hasattr(values, "detach"):
             return np.asarray(values)
         import torch
 
+        dtype = str(values.dtype).removeprefix("torch.")
+        if dtype.startswith("float8"):
+            raise DumpError(f"'{name}' is {dtype}; pass it upcast: x.to(torch.bfloat16).")
         values = values.detach().cpu()
         return values.view(torch.int16).numpy().view("V2") if values.dtype is torch.bfloat16 else values.numpy()
+
+
+def _stack(name: str, parts: Sequence[Any]) -> Any:
+    """Return the prompts of a list, or the steps of a tuple as `generate` returns them, as one array."""
+    arrays = [_array(name, each) for each in parts]
+    shapes = sorted({each.shape for each in arrays})
+    if len(shapes) > 1:
+        raise UsageError(f"'{name}' has parts of the shapes {shapes[0]} and {shapes[1]}; pass parts of one shape.")
+    if isinstance(parts, tuple) and len(shapes[0]) > 2:
+        raise UsageError(f"'{name}' is a tuple of {len(parts)} arrays {shapes[0]}, as of layers; pass logits.")
+    return np.stack(arrays, axis=1 if isinstance(parts, tuple) and len(shapes[0]) == 2 else 0)

@@ -21,7 +21,7 @@ from ..judging.ingest import ingest as ingest_dump
 from ..numerics.divergence import COMPILING, is_compiled, prepare
 from ..numerics.formats import BFLOAT16, FLOAT32
 from ..runs.corpus import are_logs
-from ..runs.file.evidence import FAILED, PASSED
+from ..runs.file.evidence import FAILED, PASSED, Check
 from ..runs.importing import import_run, is_run_file
 from ..runs.reader import RunReader
 from ..runs.reports.gate import ALLOWED, UNDECIDED, GateReport, gate_of, parse_conditions
@@ -80,7 +80,7 @@ def compare(
     conditions = parse_conditions(fail_on or [])
     if (junit or markdown) and not conditions:
         raise UsageError("--junit and --markdown report a gate; add --fail-on.")
-    files = files_in([Path(name) for name in names])
+    files = files_in(names)
     taken_as = {"compute_dtype": compute_dtype, "reference": reference, "holds": holds}
     is_plain = not (conditions or positions or variant or framework or any(taken_as.values()))
     if are_samples(files):
@@ -115,12 +115,18 @@ def compare(
     report = as_json(pairs, classes, header, variant=variant, with_positions=positions)
     if corpora:
         report["corpora"] = corpora
+    # Of responses: inputs of other lengths, texts that differ.
+    contexts = [row.says for pair in pairs for row in pair.answer.checks if row.check is Check.CONTEXT]
+    if contexts:
+        report["notes"] = contexts
     if gate is not None:
         report["gate"] = gate.as_json()
     if as_json_:
         print_json(report)
     else:
         print_reports(pairs, classes, header, texts, variant)
+        for says in contexts:
+            print_text(f"note: {says}", err)
         if mismatch is not None:
             print_mismatch(mismatch)
         for each in corpora:
@@ -174,7 +180,7 @@ def comment(
 
 
 def ingest(
-    files: Annotated[list[Path], typer.Argument(help=_FILES)],
+    names: Annotated[list[str], typer.Argument(metavar="FILES...", help=_FILES)],
     name: Annotated[str | None, typer.Option(help="Name of the run. Default: the file's name.")] = None,
     model: Annotated[str, typer.Option(help="Model that the logits come from, for the record.")] = "",
     compute_dtype: options.ComputeDtype = None,
@@ -190,7 +196,7 @@ def ingest(
     A dump is stored bit for bit. Of a run file, the schema and the digests of its logits are checked; no code in it
     is executed (docs/guides/upload.md).
     """
-    target, files = open_store(store), files_in(files)
+    target, files = open_store(store), files_in(names)
     taken_as = {"compute_dtype": compute_dtype, "reference": reference, "holds": holds}
     with stoppable(), steps(progress) as say:
         if files[0].is_file() and is_run_file(files[0]):
@@ -233,7 +239,7 @@ def spare(context: typer.Context) -> None:
 
 
 def inspect(
-    files: Annotated[list[Path], typer.Argument(help=_FILES)],
+    names: Annotated[list[str], typer.Argument(metavar="FILES...", help=_FILES)],
     compute_dtype: options.ComputeDtype = None,
     reference: options.Reference = None,
     holds: options.Holds = None,
@@ -242,7 +248,7 @@ def inspect(
     """Show what a dump, responses or a run file contains: sides, dtypes, shapes, tokens. Nothing is stored."""
     with steps() as say:
         taken_as = {"compute_dtype": compute_dtype, "reference": reference, "holds": holds}
-        summary = describe(files_in(files), on_progress=partial(say, "reading", unit="bytes"), **taken_as)
+        summary = describe(files_in(names), on_progress=partial(say, "reading", unit="bytes"), **taken_as)
     if as_json_:
         print_json(summary)
         return

@@ -39,12 +39,14 @@ def is_left_out(values: NDArray[np.floating]) -> NDArray[np.bool_]:
 class Filling:
     """Rows of one side that one value fills to more than a half, counted as they pass by.
 
-    rows: how many; value: of the first; others: the least number of other logits in such a row.
+    rows: how many; value: of the first; others: the least number of other logits in such a row; whole: how many rows
+    have no other logit.
     """
 
     fmt: FloatFormat
     rows: int = 0
     others: int = 0
+    whole: int = 0
     value: float = float("nan")
 
     def see(self, bits: NDArray[np.unsignedinteger]) -> None:
@@ -66,3 +68,4 @@ class Filling:
                 self.others = min(self.others, others) if self.rows else others
                 self.value = self.value if self.rows else value
                 self.rows += 1
+                self.whole += others == 0

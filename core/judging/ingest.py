@@ -39,6 +39,7 @@ from .validity import checks_of
 WHOLE_ROWS_ONLY = "compute dtype, reference and holds are for whole rows of logits, not for server responses."
 _MAX_BYTES = 64 * GIB  # as a dump may have
 _LONGEST_NAME = 200  # characters of what a run file says of itself: a text there may be as long as it likes
+_ORIGINS = {"array dtype": "the arrays' own", "declared": "declared", "override": "chosen"}
 _Tell = Callable[[int, int], None]  # rows done, rows in all
 
 
@@ -80,7 +81,10 @@ def ingest(
 def store_dump(store: Store, dump: Dump, name: str, model: str, run_id: str | None, on_progress: _Tell) -> str:
     """Store an opened dump as a run, with its verdict without controls; return its id."""
     meta = f"meta {dump.meta}" if dump.meta else ""
-    note = "; ".join(part for part in (f"compute dtype {dump.dtype_reason}", *dump.warnings, meta) if part)
+    kind, _, words = dump.dtype_reason.partition(": ")
+    origin = _ORIGINS.get(kind) or f"{kind}: {words}"
+    of_dtype = f"Compute dtype: {dump.compute_dtype}, {origin}."
+    note = " ".join(part for part in (of_dtype, *dump.warnings, meta) if part)
     header = dump.header(name, Provenance(kind="upload", model=model, note=note))
     fillings = [Filling(header.format) for _ in header.sides]
     with RunWriter(store, header, run_id=run_id) as writer:

@@ -23,6 +23,7 @@ from ..runs.queries.flips import beyond_noise, dominating
 from ..text import number, plural, series
 from .constant_rows import Filling
 from .divergence import Divergence
+from .explain.signs import shift_in_words
 from .judge import KL, ROW_ULPS, STANDS_OUT, STANDS_OUT_MOST
 from .places import FLOAT16_MAX, NotFinite, place_in_words, place_of, structure_of
 
@@ -37,7 +38,10 @@ _AGREES, _MORE_OFTEN = 0.5, 2.0
 _FIRST_ROWS = 64  # that tell logits from probabilities
 # float32 arrays may hold what a 16-bit model computed, if a cast, softcap or log-softmax hides its grid. Only a dtype
 # that somebody named is taken for the one of the computation.
-NAMED = ("compute dtype declared:", "compute dtype override:")
+NAMED = (
+    *("Compute dtype: float32, declared", "Compute dtype: float32, chosen"),
+    *("compute dtype declared:", "compute dtype override:"),  # of 1.0.0
+)
 FLOAT32_STEPS = 1 << 16  # row ULPs of float32 in one of bfloat16
 
 
@@ -97,9 +101,8 @@ def _shift(table: pd.DataFrame, sides: tuple[_Side, _Side]) -> Evidence | None:
     if not is_varied or shares[best] < _AGREES or shares[best] <= _MORE_OFTEN * shares[0]:
         return None
     figures = evidence.ShiftFigures(unshifted=shares[0], **{name: shares[shift] for shift, name in _SHIFTS.items()})
-    read = f"read {plural(abs(best), 'row')} {'later' if best > 0 else 'earlier'}"
-    agrees = f"it has the argmax of '{sides[0].name}' at {shares[best]:.0%} of positions, else at {shares[0]:.0%}"
-    says = f"'{sides[1].name}' is shifted: {read}, {agrees}."
+    agrees = f"argmaxes agree at {shares[best]:.0%} of positions then, else at {shares[0]:.0%}"
+    says = f"{shift_in_words(sides[0].name, sides[1].name, -best)}: {agrees}."
     return Evidence(Check.SHIFT, "argmaxes of the two sides, up to two rows apart", figures, FAILED, says)
 
 
@@ -130,6 +133,8 @@ def _truncation(header: RunHeader, table: pd.DataFrame, sides: tuple[_Side, _Sid
     if all(side.is_cut for side in sides) and not table["nonfinite_mismatch"].any():
         outcome = NOTED
         says = f"Both sides mask more than half of the vocabulary at {place}: only other logits are compared."
+    elif most.whole == most.rows and most.value != 0:
+        says = f"{who} one value, {most.value:g}, for all tokens at {place}: the output head computes nothing."
     elif most.value == 0:
         says = f"{who} rows of zeros at {place}: padding, or rows that were never written."
     mine, theirs = (side.filling.rows for side in sides)

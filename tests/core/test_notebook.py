@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 from nbclient import NotebookClient
+from transformers.utils import ModelOutput
 
 import core
-from core.errors import DumpError, ExtraError, StoreError, UsageError
+from core.errors import DumpError, ExtraError, StoreError, UlpscopeError, UsageError
 from core.judging.dump import stored_verdict
 
 POSITIONS, VOCAB = 6, 40
@@ -34,10 +35,51 @@ def test_tensors_of_bfloat16_keep_their_bits_and_prompts_are_an_axis():
     assert (run.read_rows(1, 0, 2 * POSITIONS) == bits.reshape(-1, VOCAB)).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_tuple_holds_the_steps_of_generate_and_a_list_prompts(dtype):
+    steps = torch.tensor(np.stack([logits(seed) for seed in range(9)])).to(dtype)  # [steps, sequences, vocab]
+    for value, expected in ((tuple(steps), steps.transpose(0, 1)), (list(steps), steps)):
+        run = core.compare(value, value).reader
+        assert run.header.lengths == [expected.shape[1]] * expected.shape[0]
+        bits = expected.contiguous().view(torch.int16 if dtype is torch.bfloat16 else torch.int32).numpy()
+        assert (run.read_rows(0, 0, run.header.rows).view(bits.dtype) == bits.reshape(-1, VOCAB)).all()
+
+
+STEPS = torch.zeros(4, POSITIONS, VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (ModelOutput(logits=STEPS), "'reference' is a ModelOutput; pass one of its fields: logits"),
+        (tuple(STEPS[:, None]), "'reference' is a tuple of 4 arrays .* layers"),
+        ([STEPS[0], STEPS[1, :2]], "'reference' has parts of the shapes"),
+        (logits(1).astype(np.float16).view(np.uint16), "^'reference' holds 16-bit patterns: choose bfloat16"),
+        (logits(1)[:, :-1], "holds='padded' compares the first 39"),
+    ],
+)
+def test_what_is_no_array_of_logits_is_refused_with_python_s_words(value, words):
+    with pytest.raises(UlpscopeError, match=words) as caught:
+        core.compare(value, logits(2))
+    assert "arrays.npz" not in str(caught.value)
+
+
+def test_padding_is_left_out_if_python_says_so():
+    assert core.compare(logits(1)[:, :-1], logits(2), holds="padded").reader.header.vocab == VOCAB - 1
+
+
+def test_an_empty_name_is_not_the_current_folder():
+    with pytest.raises(UsageError, match="empty"):
+        core.open("")
+
+
 FLOAT8 = torch.zeros(POSITIONS, VOCAB, dtype=torch.float8_e4m3fn)
 
 
-@pytest.mark.parametrize(("variant", "problem"), [(logits(2)[:4], "has shape"), (FLOAT8, "cannot"), ([[1], []], "can")])
+@pytest.mark.parametrize(
+    ("variant", "problem"),
+    [(logits(2)[:4], "has 4 positions"), (FLOAT8, "is float8_e4m3fn; .*upcast"), ([[1], []], "can")],
+)
 def test_bad_arrays_are_refused_by_name(variant, problem):
     with pytest.raises(DumpError, match=f"'variant' {problem}"):
         core.compare(logits(1), variant)

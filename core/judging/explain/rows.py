@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from ...runs.topk.alignment import prompt_tokens
 from ...runs.topk.pairing import ListPair
 from ...runs.topk.records import UNKNOWN_TOKEN, ListSide
 from ..constant_rows import is_left_out
+from .moves import MOST_ROWS, Moves, moves_of_run
 
 Ids = NDArray[np.int64]
 Values = NDArray[np.floating]
@@ -73,7 +75,7 @@ class PairRows:
     of complete rows, '' for lists. positions: number of shared ones. places: (prompt, position) in blocks of
     consecutive ones; whole: all values there, NaN if a list lacks them, and is_masked: those that a mask left out,
     [sides, places, tokens]. lists, tokens: of lists, and their prompts' tokens by side if known. factor: what the
-    reference was multiplied by since.
+    reference was multiplied by since. find_moves: looks among all places, if `places` are only some of them.
     """
 
     names: tuple[str, str]
@@ -87,6 +89,8 @@ class PairRows:
     lists: ListPair | None = None
     tokens: Sequence[Sequence[tuple[int, ...]]] = ()
     factor: float = 1.0
+    every_place: Sequence[tuple[int, int]] = ()
+    find_moves: Callable[[], Moves] | None = None
 
     @property
     def has_constants(self) -> bool:
@@ -108,7 +112,7 @@ class PairRows:
 def rows_of_run(run: Figures, pair: int) -> PairRows:
     """Return some rows of a stored pair of complete rows."""
     header, sides = run.header, (0, pair + 1)
-    return complete_rows(
+    rows = complete_rows(
         (header.sides[0].name, header.sides[pair + 1].name),
         header.compute_dtype,
         tuple(tuple(prompt.token_ids or ()) for prompt in header.prompts),
@@ -116,6 +120,9 @@ def rows_of_run(run: Figures, pair: int) -> PairRows:
         header.vocab,
         lambda side, prompt, position: values_of(run.at(sides[side], prompt, position), header.format),
     )
+    if len(rows.places) == header.rows or header.rows > MOST_ROWS:
+        return rows
+    return replace(rows, every_place=header.places(), find_moves=partial(moves_of_run, run, pair))
 
 
 def complete_rows(

@@ -11,6 +11,7 @@ from ...runs.topk.alignment import extra_first_token
 from ...runs.topk.records import UNKNOWN_TOKEN
 from ...text import number, plural
 from .fits import round_to
+from .moves import Moves
 from .rows import FARTHEST, LEAST_TOKENS, Flags, Ids, PairRows, TooFewError, Values
 from .scoring import EXPLAINED, LEAST_ROWS, Cause, center
 
@@ -19,7 +20,6 @@ _LEAST_VALUES = 16  # of a sequence of single values
 _COMPARED = 2048  # tokens of complete rows
 _LEAST_SHARED = 32  # tokens of complete rows, or a mask's few match by chance
 _UNRELATED = 64.0  # squared logits: rows that share too few tokens
-_SAME_ROW = 0.01  # of a row's squared difference, that one at another place leaves
 _SWAPPED = 0.25  # of the tokens that a mask keeps, and of the masked ones
 # By what the sum of a row's probabilities may miss 1: of the least one, of which the next one would be a part; and for
 # float32. A row whose least probability is smaller says nothing.
@@ -37,17 +37,17 @@ def misaligned_rows(pair: PairRows) -> Iterator[Cause]:
     own, axis = distances.diagonal(), int(any(position for _, position in places))  # each row a prompt of its own
     for shift in _SHIFTS:
         moves = {at: index.get((p + shift * (1 - axis), q + shift * axis)) for at, (p, q) in enumerate(places)}
-        rows = [(own[at], distances[at, to]) for at, to in moves.items() if to is not None and own[at] > 0]
-        original, remaining = np.array([row for row in rows if np.isfinite(row).all()]).reshape(-1, 2).T
+        squares = [(own[at], distances[at, to]) for at, to in moves.items() if to is not None and own[at] > 0]
+        original, remaining = np.array([row for row in squares if np.isfinite(row).all()]).reshape(-1, 2).T
         if len(original) >= (_LEAST_VALUES if are_single else 2 * LEAST_ROWS):
-            by = f"{plural(abs(shift), 'row')} {'after' if shift > 0 else 'before'} it"
-            says = f"Each row of '{variant}' holds what '{reference}' holds {by}."
-            cause = Cause("shifted rows", says, {"rows": shift})
+            cause = Cause("shifted rows", f"{shift_in_words(reference, variant, shift)}.", {"rows": shift})
             yield from _if_explained(cause, original, remaining, EXPLAINED if are_single else 0.5)
     # Two values tell no row from another: of a few pairs of tokens some are equally far apart by chance.
     identified = np.where((shared >= LEAST_TOKENS) | np.eye(total, dtype=bool), distances, _UNRELATED)
-    nearest, least = identified.argmin(axis=1), identified.min(axis=1)
-    is_moved = (nearest != np.arange(total)) & (own > 0) & (least <= _SAME_ROW * own)
+    rows = Moves(identified.argmin(axis=1), own, identified.min(axis=1))
+    if pair.find_moves is not None:
+        rows, places, total = pair.find_moves(), pair.every_place, pair.positions
+    nearest, is_moved = rows.nearest, rows.is_moved
     count = int(is_moved.sum())
     if are_single or not count or (not pair.dtype and 2 * count < total):
         return
@@ -60,7 +60,12 @@ def misaligned_rows(pair: PairRows) -> Iterator[Cause]:
         one = f"at {_place(places[first])} that of {_place(places[nearest[first]])}"
         says = f"'{variant}' holds other rows of '{reference}' at {count} of {total} positions: {one}."
         name, parameters = "other rows", {"positions": count}
-    yield Cause(name, says, parameters).score(own, np.where(is_moved, least, own), total)
+    yield Cause(name, says, parameters).score(rows.own, np.where(is_moved, rows.least, rows.own), total)
+
+
+def shift_in_words(reference: str, variant: str, shift: int) -> str:
+    by = f"{plural(abs(shift), 'row')} {'after' if shift > 0 else 'before'} it"
+    return f"Each row of '{variant}' holds what '{reference}' holds {by}"
 
 
 def _distances(pair: PairRows) -> tuple[Values, Ids, bool]:

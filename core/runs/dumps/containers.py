@@ -8,6 +8,7 @@ allocated.
 from __future__ import annotations
 
 import mmap
+import re
 import shutil
 import tempfile
 import zipfile
@@ -38,6 +39,7 @@ _SAFETENSORS = {
     **{"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "V2", "BOOL": "?"},
     **{f"{kind.upper()}{8 * size}": f"<{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)},
 }
+_TEXT = re.compile(rb"(\xef\xbb\xbf)?([\x20-\x7e\t\r]*[,;\t ][\x20-\x7e\t\r]*|[-+.\deE\r]+)")  # of a table
 _EXPECTED = "an npz, npy, safetensors or torch.save file"
 _Place = Callable[
     [], tuple[mmap.mmap, int]
@@ -83,8 +85,7 @@ def open_container(path: Path, max_bytes: int) -> Container:
     elif len(start) == 9 and start[8:] == b"{" and int.from_bytes(start[:8], "little") < 1 << 40:
         container = Container(path, "safetensors", *read_safetensors(name, data))
     else:
-        hint = " of PyTorch 1.6 or later; no code in a file is run" if start[:1] == b"\x80" else ""
-        raise DumpError(f"{name}: begins with {start[:8]!r}; expected {_EXPECTED}{hint}.")
+        raise DumpError(f"{name}: {_other_format(data[:256])}.")
     if len(container.arrays) > MOST_ARRAYS:
         raise DumpError(f"{name}: holds {len(container.arrays)} arrays; expected at most {MAX_SIDES} sides.")
     for key in container.arrays:
@@ -92,6 +93,17 @@ def open_container(path: Path, max_bytes: int) -> Container:
     if (total := sum(array.nbytes for array in container.arrays.values())) > max_bytes:
         raise DumpError(f"{name}: unpacks to {total} bytes; expected at most {max_bytes}.")
     return container
+
+
+def _other_format(start: bytes) -> str:
+    """Say what a file that begins so is, and what to do."""
+    if start[:1] == b"\x80":
+        return f"is a pickle; expected {_EXPECTED} of PyTorch 1.6 or later; no code in a file is run"
+    if start.startswith((b"ARROW1", b"FEA1")):
+        return f"is a Feather file; expected {_EXPECTED}: np.save('a.npy', pd.read_feather(...).to_numpy('float32'))"
+    if _TEXT.fullmatch(start.partition(b"\n")[0]):
+        return f"is text, as CSV; expected {_EXPECTED}: np.save('a.npy', np.loadtxt(..., 'float32', delimiter=','))"
+    return f"begins with {start[:8]!r}; expected {_EXPECTED}"
 
 
 def _array(
@@ -126,7 +138,7 @@ def _zip(path: Path, name: str, data: mmap.mmap) -> Container:
             raise zipfile.BadZipFile(f"a directory of more than {DIRECTORY_BYTES} bytes")
         archive = zipfile.ZipFile(path)
     with archive:
-        members = archive.infolist()
+        members = _members(archive)
         is_packed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
         if any(member.filename.rpartition("/")[2] == torch_files.PICKLE for member in members):
             if is_packed:
@@ -142,14 +154,23 @@ def _zip(path: Path, name: str, data: mmap.mmap) -> Container:
         return Container(path, "npz", _npz_arrays(path, name, data, archive))
 
 
+def _members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+    """Return the members of an archive without its folders and what macOS adds."""
+    return [
+        member
+        for member in archive.infolist()
+        if not (member.is_dir() or member.filename.startswith("__MACOSX/") or member.filename.endswith(".DS_Store"))
+    ]
+
+
 def _npz_arrays(path: Path, name: str, data: mmap.mmap, archive: zipfile.ZipFile) -> dict[str, StoredArray]:
     arrays: dict[str, StoredArray] = {}
-    for member in archive.infolist():
+    for member in _members(archive):
         key = member.orig_filename.removesuffix(".npy")
         label = f"{name}: '{clean(key)}'"
         if not member.filename.endswith(".npy") or key in arrays:
             problem = "is no npy array, or is there twice"
-            raise DumpError(f"{label} {problem}; expected an archive as np.savez writes it.")
+            raise DumpError(f"{label} {problem}; expected an archive as np.savez writes it, or its files unpacked.")
         with foreign_errors(label, "an undamaged member of an npz archive"), archive.open(member) as stream:
             begin = stream.read(min(member.file_size, HEADER_BYTES + 12))
             local = data[member.header_offset : member.header_offset + 30]

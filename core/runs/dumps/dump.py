@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from ...errors import DumpError, UsageError
 from ...numerics.formats import FloatFormat, format_named
 from ...text import clean, plural, printable
-from ..file.records import MAX_ROWS, MAX_SIDES, MAX_VOCAB, Generation, Prompt, Provenance, RunHeader
+from ..file.records import MAX_SIDES, Generation, Prompt, Provenance, RunHeader
 from .arrays import StoredArray
 from .containers import Container, open_container
 from .dump_notes import notes_on
 from .reserved_keys import EMITTED, Reserved, is_reserved, prompts_of, read_reserved, sides_of
+from .shapes import LOGITS, PADDED, check_layers, check_shards, common_shape
 from .source_dtype import DumpSide, check_all, convert, detect, side_of
 
 GIB = 1 << 30
@@ -31,8 +32,6 @@ CHUNK_BYTES = 32 * MIB  # a side
 CHUNK_BYTES_TOGETHER = 64 * MIB  # all sides; the caller may still hold one chunk while the next is read
 CONVERT_ELEMENTS = MIB  # converted at a time, which bounds the temporaries
 LOOKED_AT_BYTES = 8 * MIB  # of all sides together, at most an eighth of it a side
-LOGITS = "logits"  # what a user may say that arrays hold which look like something else
-PADDED = "padded"  # or that the last tokens of wider sides are padding
 _REFERENCES = ("reference", "ref", "baseline", "base", "fresh", "expected", "golden")
 _VARIANTS = ("variant", "cached", "cache", "reused", "candidate", "test", "actual")
 _Arrays = dict[str, tuple[int, StoredArray]]  # side name -> (which file, array), in file order
@@ -143,7 +142,7 @@ def open_dump(
     arrays, notes = _named_arrays(containers, fewest_sides)
     if holds == PADDED:
         arrays = _cut_to_common(arrays, notes)
-    shape = _common_shape(arrays)
+    shape = common_shape({name: array for name, (_, array) in arrays.items()})
     of_steps = [array for _, array in arrays.values() if len(array.shape) > 2 and array.shape[-2] == 1]
     if of_steps and len(shape) == 2 and not any("prompt_lengths" in container.arrays for container in containers):
         notes.append(  # [steps, 1, vocab], as np.stack makes them of the scores of generate
@@ -240,6 +239,7 @@ def _named_arrays(containers: list[Container], fewest_sides: int) -> tuple[_Arra
     fewest, most = (fewest_sides, MAX_SIDES) if len(containers) == 1 else (1, 1)
     for container in containers:
         sides, others = sides_of(container, fewest)
+        check_layers(container.name, list(sides))
         sides_by_file.append(sides)
         left_out = "no logits: it is left out"
         notes += [f"{array.label} holds whole numbers ({array.dtype.name}), {left_out}." for array in others]
@@ -257,40 +257,14 @@ def _named_arrays(containers: list[Container], fewest_sides: int) -> tuple[_Arra
 
 def _cut_to_common(arrays: _Arrays, notes: list[str]) -> _Arrays:
     """Return the sides, each with the tokens that all of them have; a note on every one that had more."""
-    vocab = min((array.shape[-1] for _, array in arrays.values() if array.shape), default=0)
+    widths = {name: array.shape[-1] for name, (_, array) in arrays.items() if array.shape}
+    vocab = min(widths.values(), default=0)
+    if widths:
+        check_shards(next(iter(arrays.values()))[1].file, widths)
     common = {}
     for name, (place, array) in arrays.items():
         more = array.shape[-1] - vocab if array.shape else 0
         common[name] = place, replace(array, shape=(*array.shape[:-1], vocab), columns=vocab) if more else array
         if more:
             notes.append(f"{array.label} is compared in its first {vocab:,} tokens; {more:,} of padding are left out.")
-    return common
-
-
-def _common_shape(arrays: _Arrays) -> tuple[int, ...]:
-    """Return the shape all sides have once axes of size 1 are dropped: 1 to 3 axes, the last the vocabulary."""
-    first: tuple[str, StoredArray] | None = None
-    common: tuple[int, ...] = ()
-    for name, (_, array) in arrays.items():
-        if not array.shape:
-            raise array.refusal("is a single number", "logits of shape [..., vocab]")
-        problem = f"has shape {clean(array.shape)}"
-        shape = (*(n for n in array.shape[:-1] if n != 1), array.shape[-1])
-        if len(shape) > 3:
-            raise array.refusal(problem, "(positions, vocab) or (prompts, positions, vocab)")
-        if not 2 <= shape[-1] <= MAX_VOCAB:
-            raise array.refusal(problem, f"a last axis of 2 to {MAX_VOCAB} tokens, the vocabulary")
-        if array.size // shape[-1] > MAX_ROWS:
-            raise array.refusal(problem, f"at most {MAX_ROWS} positions")
-        if first is None:
-            first, common = (name, array), shape
-        if shape != common:
-            hint = ": sides align"
-            if len(shape) == 2 and shape == common[::-1]:
-                hint = ": one of them is [vocab, positions]; save it transposed (array.T)"
-            elif shape[:-1] == common[:-1]:
-                more, least = abs(shape[-1] - common[-1]), min(shape[-1], common[-1])
-                option = f"--holds {PADDED} (under New run, 'Holds') compares the first {least:,}"
-                hint = f": a vocabulary padded by {more:,} tokens? {option}"
-            raise array.refusal(problem, f"{clean(first[1].shape)} as '{clean(first[0])}' has{hint}")
     return common

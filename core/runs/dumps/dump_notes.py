@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 from ...numerics.formats import FloatFormat, format_named, values_of
 from ...text import clean
 from ..file.records import Prompt
+from .shapes import HOLDS, LOGITS
 from .source_dtype import DumpSide, looks_chosen, looks_normalised, narrowest
 
-LOGITS_ALL_THE_SAME = "--holds logits (under New run, 'Holds') if that is what they are"
 _LEAST_VALUES, _MANY_VALUES = 32, 1 << 16  # different ones, of so many: fewer say nothing of a side's dtype
-_SMALL_VOCABULARY, _LONG_PROMPT = 256, 1000  # bytes alone are 256 tokens; longer prompts of so few are rare
 
 
 def notes_on(
@@ -38,11 +37,16 @@ def notes_on(
         if side.is_double
     ]
     longest = max(prompt.positions for prompt in prompts)
-    if vocab < _SMALL_VOCABULARY and longest > _LONG_PROMPT:
+    is_transposed = vocab < longest  # perhaps
+    if is_transposed:
         problem = f"{longest:,} positions of {vocab:,} tokens each"
         notes.append(f"{name}: {problem}; if it is [vocab, positions], save it transposed (array.T).")
     for side, bits in zip(sides, first, strict=True):
         array, values = side.array, values_of(bits, fmt)
+        is_whole = is_transposed and len(values) == longest
+        if is_whole and looks_normalised(values.T) and not looks_normalised(values):
+            need = "[positions, vocab]: save it transposed (array.T)"
+            raise array.refusal("has columns that sum to 1 as probabilities, and rows that do not", need)
         if what := looks_normalised(values):
             problem = f"looks like {what}: its sampled rows sum to 1"
             notes.append(f"{array.label} {problem}; ULPs and margins are of those, not logits.")
@@ -52,7 +56,7 @@ def notes_on(
                 " [positions, vocab]: no value is above 0, and the rows add up to more than 1 as probabilities"
             )
             if rows > vocab:
-                raise array.refusal(looks, f"the logits of every token of the vocabulary, or {LOGITS_ALL_THE_SAME}")
+                raise array.refusal(looks, f"the logits of every token of the vocabulary, or {HOLDS.format(LOGITS)}")
             meaning = "if it is so, every figure here is meaningless: save the logits of every token of the vocabulary"
             notes.append(f"{array.label} {looks}; {meaning}.")
     return notes + _notes_on_dtypes(sides, first, fmt)

@@ -97,9 +97,11 @@ def read_reserved(container: Container, shape: tuple[int, ...]) -> Reserved:
     tokens = arrays.get("tokens")
     has_numbers = tokens is not None and tokens.dtype.kind in "iu"
     with_ids = [arrays[key] for key in (*TOKEN_IDS, *["tokens"] * has_numbers) if key in arrays]
-    if with_ids and with_ids[0].size == shape[-1] != math.prod(counts):
-        problem = f"has {shape[-1]} ids, as many as the last axis of the sides"
-        raise with_ids[0].refusal(problem, "sides of [positions, vocab]: save them transposed (array.T)")
+    by_position = [*with_ids, *(array for key, array in arrays.items() if key == "tokens" or key.startswith(EMITTED))]
+    for array in by_position:
+        if array.size == shape[-1] != math.prod(counts):
+            problem = f"has {shape[-1]} entries, as many as the last axis of the sides"
+            raise array.refusal(problem, "sides of [positions, vocab]: save them transposed (array.T)")
     emitted = {
         key.partition(":")[2]: _whole_numbers(array, counts, lowest=-1)
         for key, array in arrays.items()

@@ -96,9 +96,7 @@ def side_of(name: str, array: StoredArray, bits_format: FloatFormat | None) -> D
     if kind in "ui" and size == 2:  # int16 too: it is what older torch offers as a view of bfloat16
         if bits_format in (BFLOAT16, FLOAT16):
             return DumpSide(name, array, bits_format)
-        dtype_name = f"'{bits_format.name}'" if bits_format else "none"
-        need = "compute_dtype 'bfloat16' or 'float16' with 16-bit bits"
-        raise array.refusal(f"is {array.dtype.name} with the compute_dtype {dtype_name}", need)
+        raise DumpError(f"{array.label} holds 16-bit patterns: choose bfloat16 or float16 as compute dtype.")
     need = "float32, float16, bfloat16, or uint16 bits with a 'compute_dtype' key; upcast float8"
     raise array.refusal(f"has the dtype {clean(array.dtype)}", need)
 

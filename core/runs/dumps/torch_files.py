@@ -98,6 +98,9 @@ def _array(name: str, key: str, tensors: Sequence[torch.Tensor]) -> StoredArray:
     import torch
 
     label = f"{name}: '{clean(key)}'"
+    dtype = str(tensors[0].dtype).removeprefix("torch.")
+    if dtype.startswith("float8"):
+        raise DumpError(f"{label} is {dtype}; expected float32, float16 or bfloat16: upcast it, x.to(torch.bfloat16).")
     with foreign_errors(label, "float32, float16 or bfloat16"):
         storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}
         views: list[NDArray[Any]] = [

@@ -101,10 +101,10 @@ class ShiftFigures(CheckFigures, rename=_SHIFTS_IN_JSON):
     """Share of the positions at which the argmax is the same."""
 
     unshifted: Annotated[float, "same argmax without a shift"]
-    two_earlier: Annotated[float, "the variant read 2 rows earlier"]
-    one_earlier: Annotated[float, "the variant read 1 row earlier"]
-    one_later: Annotated[float, "the variant read 1 row later"]
-    two_later: Annotated[float, "the variant read 2 rows later"]
+    two_earlier: Annotated[float, "each row vs. the reference's 2 rows after it"]
+    one_earlier: Annotated[float, "each row vs. the reference's 1 row after it"]
+    one_later: Annotated[float, "each row vs. the reference's 1 row before it"]
+    two_later: Annotated[float, "each row vs. the reference's 2 rows before it"]
 
 
 class LogsumexpFigures(CheckFigures):

@@ -154,8 +154,9 @@ def flips_sentence(table: pd.DataFrame) -> str:
         kind = "near tie" if flips["near_tie"].all() else "close decision"
         return f"{text} {f'It is at a {kind}' if len(flips) == 1 else f'All are at {kind}s'} on at least one side."
     margin = number(far.iloc[0][[f"{side}_margin" for side in SIDES]].astype(float).min(), 3)
-    are = "is" if len(far) == 1 else "are"
-    return f"{text} {len(far):,} {are} at no close decision, first at {place(far.iloc[0])} (margin {margin} logits)."
+    are = "is no near tie" if len(far) == 1 else "are no near ties"
+    first = f"{'first at ' if len(far) > 1 else ''}{place(far.iloc[0])}, margin {margin} logits"
+    return f"{text} {plural(len(far), 'flip')} {are} ({first})."
 
 
 def near_ties_sentence(table: pd.DataFrame) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ...errors import DumpError, StoreError
+from ...errors import DumpError, StoreError, UsageError
 from ...text import clean, plural
 from ..file.database import Database
 from ..tables.rollouts import CHOSEN_TOKEN, SEQUENCE
@@ -135,15 +135,18 @@ def are_tokens(paths: Sequence[Path]) -> bool:
     return all(is_rollout(path) for path in paths) or all(_is_parquet(path) or layout_of(path) for path in paths)
 
 
-def files_in(paths: Sequence[Path]) -> list[Path]:
+def files_in(names: Sequence[str | Path]) -> list[Path]:
     """Return the paths, for a folder the files of chosen tokens below it: those of torch if there are some, as miles
     writes other columns of the same tokens next to them.
 
     Raises:
         DumpError: a folder holds no such file.
+        UsageError: a name is empty, which would be the current folder.
     """
+    if "" in names:
+        raise UsageError("a file's name is empty; give one.")
     files = []
-    for path in paths:
+    for path in map(Path, names):
         if not path.is_dir():
             files.append(path)
             continue

@@ -50,7 +50,7 @@ def test_an_invalid_dump_says_why_and_asks_for_no_control(own_store, tmp_path):
     run_id = ingest(own_store, [saved(tmp_path / "d.npz", reference=PLAIN, variant=np.roll(OTHER, 1, axis=0))])
     app = opened(run=run_id)
     assert "invalid dump" in label(app)
-    assert "1 row later" in page_text(app)
+    assert "1 row before it" in page_text(app)
     assert not [text for text in codes(app) if "verdict" in text]
 
 

@@ -79,3 +79,35 @@ def test_responses_are_stored_shown_and_compared_again(cli: Any, changed: list[s
     assert "### `B` vs `A`: undecided" in run(cli, "show", run_id, "--markdown", *store)
     card = next(card for card in told(cli, "list", *store) if card["run_id"] == run_id)
     assert (card["kind"], card["sides"], card["flips"]) == ("upload", ["A", "B"], 1)
+
+
+def sglang(prompt_tokens: int, logprob: float) -> dict[str, Any]:
+    entry = [logprob, 7, None]
+    meta = {"prompt_tokens": prompt_tokens, "output_token_logprobs": [entry], "output_top_logprobs": [[entry]]}
+    return {"text": "x", "output_ids": [7], "meta_info": meta}
+
+
+def test_compare_says_that_inputs_differ(cli, tmp_path):
+    files = [tmp_path / "five.json", tmp_path / "six.json"]
+    for file, tokens in zip(files, (5, 6), strict=True):
+        file.write_text(json.dumps(sglang(tokens, -0.1)))
+    says = "Prompt 0 has 5 and 6 tokens on the two sides"
+    assert says in cli("compare", *files).stderr
+    assert any(says in note for note in told(cli, "compare", *map(str, files))["notes"])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "a file's name is empty"),
+        ('{"prompt": "a", "tokens": [1], "logits": [[1.5, 2.5]]}\n' * 2, "np.save"),  # of MaxText
+        ("[[1.5, 2.5], [3.5, 4.5]]", "np.save"),
+        ('{"lst": [["trt", []]], "polygraphy_class": "RunResults"}', "RunResults.load"),
+    ],
+)
+@pytest.mark.parametrize("command", ["compare", "ingest", "inspect"])
+def test_what_is_no_response_is_refused_with_what_to_do(cli, tmp_path, monkeypatch, command, text, words):
+    monkeypatch.chdir(tmp_path)
+    Path("file.json").write_text(text)
+    name = "file.json" if text else ""
+    assert words in run(cli, command, name, name, code=2)

@@ -9,6 +9,7 @@ import pytest
 
 from core.errors import DumpError
 from core.judging.constant_rows import Filling
+from core.judging.explain.causes import explain_pair
 from core.judging.ingest import ingest
 from core.numerics.formats import BFLOAT16, FLOAT32
 from core.runs.file.evidence import FAILED, MISSING, NOTED, PASSED, SAMPLER, SCREENING, STRUCTURE, VALIDITY, Check
@@ -111,6 +112,7 @@ INVALID = {  # the sides, the check that fails, and some of its figures
     ),
     "tokens beyond the vocabulary": (PLAIN, OTHER, Check.SHAPES, {"highest_token_id": ROWS - 1 + VOCAB}),
 }
+INVALID["one value"] = (PLAIN, np.full_like(OTHER, 0.375), Check.TRUNCATION, {"variant_filled_rows": ROWS})
 SHIFTED = {"rows one late": "one_later", "rows one early": "one_earlier", "rows two late": "two_later"}
 
 
@@ -313,3 +315,42 @@ def test_a_logit_that_moves_alone_is_a_suspected_bug_in_every_dtype(case, rest, 
         assert pair.verdict == "bug suspected"
         assert (singles[0].first, singles[0].positions_beyond) == ((0, rows[0]), len(rows))
         assert singles[0].token in tokens
+
+
+def test_one_value_for_all_tokens_is_no_cut(tmp_path):
+    run = stored(tmp_path, PLAIN, np.full_like(OTHER, 0.375))
+    assert "one value, 0.375, for all tokens at every position" in run.pairs[0].because
+
+
+# ---- rows of other places, among more rows than are read whole
+
+BATCH = np.random.default_rng(7)
+LOGITS = BATCH.normal(size=(2, 100, 24)) @ BATCH.normal(0, 0.7, (24, 128))
+SWAPPED = np.arange(200)
+SWAPPED[[9, 171]] = 171, 9
+
+
+@pytest.mark.parametrize("noise", [1e-6, 0.03])
+@pytest.mark.parametrize(
+    ("rows", "count", "words"),
+    [
+        (np.tile(np.arange(100), 2), 100, "prompt 1 position 0 that of prompt 0 position 0"),
+        (np.roll(np.arange(200), 60), 200, "prompt 0 position 0 that of prompt 1 position 40"),
+        (SWAPPED, 2, "prompt 0 position 9 that of prompt 1 position 71"),
+        (np.full(200, 133), 200, "repeats one row at 200 of 200 positions: that of prompt 1 position 33"),
+    ],
+)
+def test_rows_of_other_places_are_counted_over_the_whole_dump(tmp_path, noise, rows, count, words):
+    moved = LOGITS.reshape(200, -1)[rows].reshape(LOGITS.shape) + BATCH.normal(0, noise, LOGITS.shape)
+    with stored(tmp_path, LOGITS.astype(np.float32), moved.astype(np.float32)) as run:
+        (cause,) = explain_pair(run, 0).causes
+    assert cause.parameters["positions"] == count
+    assert words in cause.says
+
+
+def test_equal_prompts_are_no_rows_of_other_places(tmp_path):
+    """The variant's rounding of one prompt may be that of the reference's other one."""
+    x, y = (LOGITS[0] + BATCH.normal(0, 1e-6, LOGITS[0].shape) for _ in range(2))
+    with stored(tmp_path, np.stack([x, y]).astype(np.float32), np.stack([y, x]).astype(np.float32)) as run:
+        assert run.pairs[0].verdict == "likely rounding"
+        assert explain_pair(run, 0).causes == []

@@ -26,6 +26,7 @@ from .entries import Entry, Id, Row, Sent, convert, count_of, entry_of, first_ro
 from .streams import whole_answers
 
 Payload = Mapping[str, Any]
+_OF_ROWS = "Save whole rows of logits: np.save('a.npy', np.array(rows, np.float32))."
 _MOST_RESPONSES = 1 << 16
 _MOST_NAMED = 5  # of failed requests
 _PROMPTS = ("prompt", "text", "inputs", "input", "input_ids", "prompt_token_ids", "token_ids")  # names in requests
@@ -82,6 +83,8 @@ def read_payload(payload: object, source: str, request: Payload | None = None) -
             for (at, one), own in zip(answers, requests, strict=True)
             for response in read_payload(one, at, own)
         ]
+    if isinstance(payload, int | float):
+        raise DumpError(f"{source}: is a number, no response of an engine. {_OF_ROWS}")
     if not isinstance(payload, dict):
         raise DumpError(f"{source}: no response of an engine; expected a JSON object.")
     answer = payload.get("response")
@@ -98,6 +101,11 @@ def read_payload(payload: object, source: str, request: Payload | None = None) -
     if error := payload.get("error") or (payload.get("object") == "error" and payload.get("message")):
         raise DumpError(f"{source}: the server answered with an error: {clean(error, 200)}")
     keys = ", ".join(f"'{clean(key, 30)}'" for key in list(payload)[:5])
+    if isinstance(payload.get("logits"), list):
+        raise DumpError(f"{source}: holds logits as JSON. {_OF_ROWS}")
+    if payload.get("polygraphy_class") == "RunResults":
+        fix = "np.savez('dump.npz', **{name: runs[0]['logits'] for name, runs in RunResults.load(...).items()})"
+        raise DumpError(f"{source}: is RunResults of polygraphy. Save its arrays: {fix}.")
     raise DumpError(f"{source}: no response that is known here; its keys are {keys or 'none'}.")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from scipy.special import log_softmax, softmax
 
 from core.errors import DumpError
 from core.runs.dumps.dump import Dump, open_dump
@@ -64,7 +65,7 @@ def test_one_transposed_side_is_refused_with_the_fix(tmp_path):
 
 
 def test_sides_whose_last_axis_has_the_length_of_the_token_ids_are_refused_with_the_fix(tmp_path):
-    with pytest.raises(DumpError, match=r"'token_ids' has 6 ids.*array\.T"):
+    with pytest.raises(DumpError, match=r"'token_ids' has 6 entries.*array\.T"):
         open_dump([saved(tmp_path, a=logits(1).T, b=logits(2).T, token_ids=np.arange(ROWS))])
 
 
@@ -74,7 +75,83 @@ def test_a_thousand_positions_of_few_tokens_are_asked_about(tmp_path):
         assert any("array.T" in note for note in dump.warnings)
 
 
-# ---- padded vocabularies
+@pytest.mark.parametrize("normalize", [softmax, log_softmax])
+def test_columns_that_sum_to_1_are_refused_with_the_fix(tmp_path, normalize):
+    sides = {name: normalize(logits(seed), axis=-1) for seed, name in enumerate("ab")}
+    open_dump([saved(tmp_path, **sides)]).close()
+    with pytest.raises(DumpError, match=r"array\.T"):
+        open_dump([saved(tmp_path, **{name: side.T for name, side in sides.items()})])
+
+
+def test_texts_as_many_as_the_last_axis_are_refused_with_the_fix(tmp_path):
+    with pytest.raises(DumpError, match=r"'tokens' has 6 entries.*array\.T"):
+        open_dump([saved(tmp_path, a=logits(1).T, b=logits(2).T, tokens=np.array(list("abcdef")))])
+
+
+# ---- other lengths
+
+
+@pytest.mark.parametrize("shape", [(40, 64), (2, 40, 64)])
+@pytest.mark.parametrize(("rows", "part"), [((1, 40), "1:"), ((0, 33), ":33"), ((7, 36), "7:36")])
+@pytest.mark.parametrize("is_shorter", [True, False])
+def test_the_rows_of_a_longer_side_that_fit_are_named(tmp_path, shape, rows, part, is_shorter):
+    long = logits(1, shape)
+    short = long[..., slice(*rows), :] + np.float32(1e-5)
+    sides = {"a": long, "b": short} if is_shorter else {"b": short, "a": long}
+    axes = ":, " * (len(shape) - 2)
+    with pytest.raises(DumpError, match=rf"Rows {rows[0]} to {rows[1] - 1} of 'a' fit: pass a\[{axes}{part}\]"):
+        open_dump([saved(tmp_path, **sides)])
+
+
+@pytest.mark.parametrize("other", [logits(2, (39, 64)), np.ones((39, 64), np.float32)])
+def test_no_rows_are_named_if_none_fit(tmp_path, other):
+    with pytest.raises(DumpError, match=r"'b' has 39 positions, 'a' 40. Save the same positions"):
+        open_dump([saved(tmp_path, a=logits(1, (40, 64)), b=other)])
+
+
+# ---- layers
+
+
+@pytest.mark.parametrize(
+    ("names", "is_refused"),
+    [
+        (("layers.0", "layers.1", "layers.2"), True),
+        (("model.layers.0.mlp", "model.layers.1.mlp", "norm"), True),
+        (("transformer.h.0", "transformer.h.1"), True),
+        (("hf_hidden_states", "vllm_hidden_states"), True),
+        (("hf/0", "hf/1", "vllm/0", "vllm/1"), True),
+        (("a100", "h100", "h200"), False),
+        (("block_16", "block_32"), False),
+        (("layer_3_fp8", "layer_7_fp8"), False),
+        (("run/0", "run/1"), False),
+    ],
+)
+def test_tensors_of_layers_are_no_sides(tmp_path, names, is_refused):
+    path = saved(tmp_path, **{name: logits(seed) for seed, name in enumerate(names)})
+    if not is_refused:
+        open_dump([path]).close()
+        return
+    with pytest.raises(DumpError, match=r"Tensor dumps in docs/guides/engines.md"):
+        open_dump([path])
+
+
+# ---- vocabularies of other sizes
+
+
+@pytest.mark.parametrize("holds", [None, "padded"])
+@pytest.mark.parametrize(("vocab", "rank"), [(64, 32), (64, 16), (64, 8), (5030, 1264)])
+def test_the_share_of_one_rank_is_no_padding(tmp_path, vocab, rank, holds):
+    whole = logits(1, (ROWS, vocab))
+    with pytest.raises(DumpError, match=f"one rank of {round(vocab / rank)}"):
+        open_dump([saved(tmp_path, whole=whole, rank=whole[:, :rank])], holds=holds)
+
+
+def test_padding_is_asked_about_only_if_it_is_likely(tmp_path):
+    wide = logits(1, (2, 32_000))
+    with pytest.raises(DumpError, match=r"padded by 1 token[?]"):
+        open_dump([saved(tmp_path, a=wide, b=wide[:, :-1])])
+    with pytest.raises(DumpError, match="more than padding"):
+        open_dump([saved(tmp_path, a=wide, b=wide[:, :-9000])])
 
 
 @pytest.mark.parametrize("order", ["C", "F"])

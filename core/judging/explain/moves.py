@@ -1,0 +1,91 @@
+"""Rows of a variant that the reference has at other places, looked for among all rows of a run."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...numerics.formats import values_of
+from ...numerics.sizes import TOP_K
+from ...runs.figures import Figures
+
+Floats = NDArray[np.floating]
+SAME_ROW = 0.01  # of a row's squared difference, that one at another place leaves
+# A row's top tokens, each a random direction as long as its logit exceeds the last one, make a vector: rows that differ
+# by rounding are near, others far. 2 x 5,000 x 32,000: 5 s, of 66 s that its import takes.
+_DIRECTIONS, _SEED = 32, 0
+MOST_ROWS = 1 << 16  # of a run, whose top tokens take 100 MB; longer ones are sampled
+_MOST_PAIRS, _BLOCK = 1 << 28, 1 << 8  # of rows, and rows at a time
+_CONFIRMED, _AGREES = 16, 0.9  # rows that are read whole, and how many have to be the same
+
+
+class Moves(NamedTuple):
+    """Rows of a variant. nearest: row of the reference that each is nearest to; own, least: mean squares of its
+    difference from its own row and from that one.
+    """
+
+    nearest: NDArray[np.int64]
+    own: Floats
+    least: Floats
+
+    @property
+    def is_moved(self) -> NDArray[np.bool_]:
+        is_elsewhere = self.nearest != np.arange(len(self.nearest))
+        return is_elsewhere & (self.own > 0) & (self.least <= SAME_ROW * self.own)
+
+
+def moves_of_run(run: Figures, pair: int) -> Moves:
+    """Return the moved rows of a pair; only rows that some read whole confirm are."""
+    reference, variant = (_vectors(run, side) for side in (0, pair + 1))
+    rows = run.header.rows
+    nearest = np.arange(rows)
+    own = np.nan_to_num(run.positions(pair)["rms"].to_numpy(float)) ** 2
+    apart = ((variant - reference) ** 2).sum(axis=1)
+    is_far = apart > SAME_ROW * (variant**2).sum(axis=1)  # rows of equal prompts are near without a move
+    asked = np.flatnonzero(is_far & (own > 0))
+    asked = asked[:: 1 + len(asked) * rows // _MOST_PAIRS]
+    lengths = (reference**2).sum(axis=1)
+    for start in range(0, len(asked), _BLOCK):
+        block = asked[start : start + _BLOCK]
+        best = (lengths - 2 * variant[block] @ reference.T).argmin(axis=1)
+        left = ((variant[block] - reference[best]) ** 2).sum(axis=1)
+        is_near = left <= SAME_ROW * apart[block]
+        nearest[block[is_near]] = best[is_near]
+    moved = np.flatnonzero(nearest != np.arange(rows))
+    sampled = moved[:: 1 + len(moved) // _CONFIRMED]
+    shares = np.array([_left(run, pair, row, int(nearest[row])) for row in sampled.tolist()])
+    least = own.copy()
+    if len(shares) and (shares <= SAME_ROW).mean() >= _AGREES:
+        least[moved] *= shares[shares <= SAME_ROW].mean()
+    return Moves(nearest, own, least)
+
+
+def _vectors(run: Figures, side: int) -> Floats:
+    """Return the top tokens of each row as a vector. [rows, directions]"""
+    top = run.best_tokens(side, TOP_K)
+    rows = run.header.row_of(top["prompt"].to_numpy(), top["position"].to_numpy())
+    logits = np.full((run.header.rows, TOP_K), -np.inf)
+    tokens = np.zeros(logits.shape, np.int64)
+    places = rows, top["rank"].to_numpy()
+    logits[places], tokens[places] = top["logit"], top["token_id"]
+    is_number = np.isfinite(logits)
+    lowest = np.where(is_number, logits, np.inf).min(axis=1, keepdims=True)
+    excess = np.where(is_number, logits - np.where(is_number, lowest, 0.0), 0.0)
+    directions = np.random.default_rng(_SEED).normal(size=(run.header.vocab, _DIRECTIONS))
+    vectors = np.zeros((run.header.rows, _DIRECTIONS))
+    for rank in range(TOP_K):
+        vectors += excess[:, rank, None] * directions[tokens[:, rank]]
+    return vectors
+
+
+def _left(run: Figures, pair: int, row: int, partner: int) -> float:
+    """Return what of a row's squared difference is left from another row of the reference, each up to a constant."""
+    theirs = values_of(run.read_rows(pair + 1, row, row + 1)[0], run.header.format).astype(float)
+    squares = []
+    for place in (partner, row):
+        difference = theirs - values_of(run.read_rows(0, place, place + 1)[0], run.header.format)
+        difference = difference[np.isfinite(difference)]
+        squares.append(float(difference.var()) if len(difference) else 0.0)
+    return squares[0] / squares[1] if squares[1] else 1.0

@@ -1,0 +1,146 @@
+"""Shapes of a dump's sides: the one that all of them have, or what to do about another one."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import DumpError
+from ...numerics.formats import values_of
+from ...text import clean, plural
+from ..file.records import MAX_ROWS, MAX_VOCAB
+from .arrays import StoredArray
+from .source_dtype import side_of
+
+LOGITS = "logits"  # what a user may say that arrays hold which look like something else
+PADDED = "padded"  # or that the last tokens of wider sides are padding
+HOLDS = "--holds {} (under New run, 'Holds')"
+# Padding fills a vocabulary up to a multiple of 64 to 1,024, times the ranks that share it.
+_MOST_PADDING, _PADDING_SHARE = 1024, 0.02
+_MOST_RANKS = 64
+# Rows fit from a half of equal argmaxes on, if no other place has half as many; fewer tokens say nothing.
+_AGREES, _LEAST_TOKENS = 0.5, 4
+# A side may be called layer_3_fp8, block_32 or h100.
+_LAYER = re.compile(r"(.*[./])?(layers?[._/]?\d+|(h|blocks?)[./]\d+)([./].*)?|.*hidden_?states?.*", re.IGNORECASE)
+_MOST_COMPARED = 1 << 28  # pairs of rows, about 1 s
+
+
+def check_layers(file: str, names: Sequence[str]) -> None:
+    """DumpError if the sides of a file are layers of a model, or several lists of tensors, by their names."""
+    stems = [stem for stem, _, number in (name.rpartition("/") for name in names) if number.isdecimal()]
+    lists = [stem for stem, count in Counter(stems).items() if count > 1]
+    layers = [name for name in names if _LAYER.fullmatch(name)]
+    if len(lists) > 1:
+        name = clean(lists[0], 60)
+        says = f"'{name}' is a list of {stems.count(lists[0])} tensors. Save steps as torch.stack({name}, 1)"
+    elif len(layers) > 1 and 2 * len(layers) >= len(names):
+        says = f"'{clean(layers[0], 60)}' and others are tensors of layers. Save logits alone"
+    else:
+        return
+    raise DumpError(f"{file}: {says}; for layers see Tensor dumps in docs/guides/engines.md.")
+
+
+def common_shape(arrays: Mapping[str, StoredArray]) -> tuple[int, ...]:
+    """Return the shape all sides have once axes of size 1 are dropped: 1 to 3 axes, the last the vocabulary."""
+    first = ""
+    common: tuple[int, ...] = ()
+    for name, array in arrays.items():
+        shape = _shape_of(array)
+        if not first:
+            first, common = name, shape
+        if shape == common:
+            continue
+        if len(shape) == 2 and shape == common[::-1]:
+            need = f"{clean(arrays[first].shape)} as '{clean(first)}' has"
+            fix = "one of them is [vocab, positions]; save it transposed (array.T)"
+            raise array.refusal(f"has shape {clean(array.shape)}", f"{need}: {fix}")
+        if shape[:-1] == common[:-1]:
+            raise _other_vocabulary(array.file, {name: shape[-1], first: common[-1]})
+        if shape[-1] == common[-1] and len(shape) == len(common) > 1 and shape[:-2] == common[:-2]:
+            raise _other_length(array.file, {name: array, first: arrays[first]}, {name: shape, first: common})
+        need = f"{clean(arrays[first].shape)} as '{clean(first)}' has: save the same positions of both"
+        raise array.refusal(f"has shape {clean(array.shape)}", need)
+    return common
+
+
+def _shape_of(array: StoredArray) -> tuple[int, ...]:
+    if not array.shape:
+        raise array.refusal("is a single number", "logits of shape [..., vocab]")
+    problem = f"has shape {clean(array.shape)}"
+    shape = (*(n for n in array.shape[:-1] if n != 1), array.shape[-1])
+    if len(shape) > 3:
+        raise array.refusal(problem, "(positions, vocab) or (prompts, positions, vocab)")
+    if not 2 <= shape[-1] <= MAX_VOCAB:
+        raise array.refusal(problem, f"a last axis of 2 to {MAX_VOCAB} tokens, the vocabulary")
+    if array.size // shape[-1] > MAX_ROWS:
+        raise array.refusal(problem, f"at most {MAX_ROWS} positions")
+    return shape
+
+
+def check_shards(file: str, widths: Mapping[str, int]) -> None:
+    """DumpError if a side has the share of a vocabulary that one rank of tensor parallelism has. widths: by name."""
+    narrow, wide = min(widths, key=widths.__getitem__), max(widths, key=widths.__getitem__)
+    least, most = widths[narrow], widths[wide]
+    ranks = math.ceil(most / least)
+    padding = max(min(_MOST_PADDING, most // 8), int(_PADDING_SHARE * most))
+    if 1 < ranks <= _MOST_RANKS and ranks * least - most <= padding:
+        raise DumpError(
+            f"{file}: '{clean(narrow)}' has {least:,} tokens, '{clean(wide)}' {most:,}: one rank of {ranks}?"
+            " Join the ranks: np.concatenate(ranks, -1)."
+        )
+
+
+def _other_vocabulary(file: str, widths: Mapping[str, int]) -> DumpError:
+    check_shards(file, widths)
+    (name, vocab), (first, common) = widths.items()
+    sizes = f"{file}: '{clean(name)}' has {vocab:,} tokens, '{clean(first)}' {common:,}"
+    more, least = abs(vocab - common), min(vocab, common)
+    if more > max(_MOST_PADDING, _PADDING_SHARE * least):
+        return DumpError(f"{sizes}: more than padding. Save the logits of one vocabulary.")
+    how = f"{HOLDS.format(PADDED)} compares the first {least:,}"
+    return DumpError(f"{sizes}. A vocabulary padded by {plural(more, 'token')}? {how}.")
+
+
+def _other_length(file: str, arrays: Mapping[str, StoredArray], shapes: Mapping[str, tuple[int, ...]]) -> DumpError:
+    """Error about two sides of different numbers of positions that says which rows fit, if some do."""
+    (name, shape), (first, common) = shapes.items()
+    sizes = f"{file}: '{clean(name)}' has {plural(shape[-2], 'position')}, '{clean(first)}' {common[-2]:,}"
+    longer, shorter = (name, first) if shape[-2] > common[-2] else (first, name)
+    length, total = shapes[shorter][-2], shapes[longer][-2]
+    start = None
+    if all(array.dtype.kind in "fV" for array in arrays.values()):
+        tokens, fewer = (_argmaxes(one, arrays[one]).reshape(-1, shapes[one][-2]) for one in (longer, shorter))
+        start = _fitting_start(tokens, fewer)
+    if start is None:
+        return DumpError(f"{sizes}. Save the same positions of both.")
+    ends = f"{start or ''}:{'' if start + length == total else start + length}"
+    part = f"{clean(longer)}[{':, ' * (len(shape) - 2)}{ends}]"
+    return DumpError(f"{sizes}. Rows {start} to {start + length - 1} of '{clean(longer)}' fit: pass {part}.")
+
+
+def _argmaxes(name: str, array: StoredArray) -> NDArray[np.int64]:
+    side = side_of(name, array, None)
+    parts = []
+    for raw in array.blocks():
+        values = values_of(side.bits(raw), side.fmt)
+        parts.append(np.where(np.isnan(values), -np.inf, values).argmax(axis=1))
+    return np.concatenate(parts)
+
+
+def _fitting_start(tokens: NDArray[np.int64], fewer: NDArray[np.int64]) -> int | None:
+    """Return the position from which on argmaxes agree with fewer ones. [prompts, positions]"""
+    length = fewer.shape[1]
+    last = tokens.shape[1] - length
+    starts = list(range(last + 1))
+    if len(starts) * fewer.size > _MOST_COMPARED:
+        starts = [0, 1, last - 1, last]
+    shares = [float((tokens[:, start : start + length] == fewer).mean()) for start in starts]
+    best = int(np.argmax(shares))
+    others = max(shares[:best] + shares[best + 1 :])
+    is_clear = shares[best] >= _AGREES and shares[best] > 2 * others
+    return starts[best] if is_clear and len(np.unique(fewer)) >= _LEAST_TOKENS else None
