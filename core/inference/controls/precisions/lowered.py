@@ -88,30 +88,32 @@ def lowered_of_pair(
     engines = [side for side in sides if narrow_settings(side) or coarse_activation(loaded, side)]
     rows: list[PrecisionVerdict] = []
     if engines:
+        narrow_floor = floors["float32"]
         with foreign_errors_stop("engine settings", "choose a smaller model"), in_float32(loaded) as model:
-            rows = [_by_settings(question, model, side, floors["float32"]) for side in engines]
+            for side in engines:
+                # settings that change nothing excuse nothing
+                if not _is_rounding(model, question.squares(model, side), narrow_floor):
+                    rows.append(_by_settings(question, model, side, narrow_floor))
         sides = [side for side in sides if side not in engines and side.path != PLAIN.path]
         # what a forward in 16 bits adds is the run's own dtype, not the engine's settings
         dtype, fails_in_own_dtype = "float32", False
     floor = floors[dtype]
-    is_torn = dtype != "float64" and has_experts(loaded.model)  # by near ties of a router, in sound sides too
     with foreign_errors_stop("lower precisions", "choose a smaller model"), WIDENING[dtype](loaded) as model:
         far = {side: question.squares(model, side) for side in sides}
         suspects = [
             _Suspect(question, side, rms_ratio(squares, floor))
             for side, squares in far.items()
-            if not floor_test(squares, floor, WIDE).is_passed and not (is_torn and rms_ratio(squares, floor) <= _ALIKE)
+            if not _is_rounding(model, squares, floor)
         ]
-        if not suspects and far:
+        if not suspects and far and not rows:
             furthest = max(far, key=lambda side: float(far[side].mean()))
             suspects = [_Suspect(question, furthest, rms_ratio(far[furthest], floor))]
-        best = [_best_of(each.in_wide(model, far[each.side], float(floor.mean()))) for each in suspects]
+        best = [_best_of(each.in_wide(model, far[each.side], floor)) for each in suspects]
     for suspect, candidate in zip(suspects, best, strict=True):
         verdict = suspect.as_a_whole(loaded) if candidate is None else candidate[1]
         if candidate is not None and candidate[1].evidence.outcome == PASSED and fails_in_own_dtype:
             verdict = suspect.in_16_bits_too(loaded, *candidate)
-        if verdict is not None or not engines:
-            rows.append(verdict or suspect.no_explanation())
+        rows.append(verdict or suspect.no_explanation())
     return rows
 
 
@@ -137,6 +139,12 @@ def lowered_in_16_bits(
 
     best_candidate = _best_of(candidates())
     return suspect.no_explanation() if best_candidate is None else best_candidate[1]
+
+
+def _is_rounding(loaded: LoadedModel, squares: Squares, floor: Squares) -> bool:
+    """Return whether mean squares are within the noise floor; of experts, near ties of a router may jump beyond it."""
+    is_torn = loaded.dtype != "float64" and has_experts(loaded.model)
+    return floor_test(squares, floor, WIDE).is_passed or (is_torn and rms_ratio(squares, floor) <= _ALIKE)
 
 
 def rms_ratio(squares: Squares, measure: Squares | float) -> float:
@@ -183,9 +191,9 @@ def best_precisions(
         log_ratio = log_distance(precision.side, prompt if is_whole else start) - log_distance(PLAIN, start)
         return float(np.exp(log_ratio / (2 * (len(start) - first))))
 
-    # weights, products and what is rounded before it is read show at position 0 already
-    every = list(candidates) if first == 0 or is_noisy else []
     caches = [each for each in candidates if each.part == CACHE]
+    # weights and products show at position 0 already; the first tokens, which all attend to, may have tiny values
+    every = list(candidates) if first == 0 or is_noisy else list(caches)
     # noise hides where a cache begins to be rounded: at a block, if not where a position stands out first
     begins = {first, max((size for size in question.blocks if size <= first), default=first)} if is_noisy else {first}
     for begin in begins - {0}:
@@ -251,13 +259,18 @@ class _Suspect:
         check = Check.EXPLAINED if isinstance(figures, evidence.ExplainedFigures) else Check.DRAWN_PRECISION
         return self.verdict(check, figures, outcome, says, place)
 
-    def in_wide(self, loaded: LoadedModel, far: Squares, floor: float) -> Iterator[_Candidate]:
+    def in_wide(self, loaded: LoadedModel, far: Squares, floor: Squares) -> Iterator[_Candidate]:
         """Compare what each precision leaves in float32 or float64 with reorderings. far: to the model [positions]."""
-        question, side = self.question, self.side
-        differs = far > _ALIKE**2 * floor
+        question, side, size = self.question, self.side, float(floor.mean())
+        differs = far > _ALIKE**2 * size
         candidates = [*question.precisions, *catalogue(loaded)]
-        for precision in best_precisions(question, loaded, loaded, side, differs, candidates, floor):
+        for precision in best_precisions(question, loaded, loaded, side, differs, candidates, size):
             question.say(f"reorderings with {precision.name}")
+            if not _is_rounding(loaded, question.squares(loaded, precision.walk), floor):
+                continue  # the model's own forwards have a fault that is no precision's
+            rounded = question.squares(loaded, precision.side)
+            if rms_ratio(rounded[differs], floor[:, differs]) <= WIDE.over_all:
+                continue  # it rounds nothing, as integers scaled to one token each
             rest = divergence_of(loaded, question.prompts, (precision.side, question.memoize(side)))
             if rest.nonfinite_mismatch:
                 continue
