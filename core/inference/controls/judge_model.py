@@ -290,7 +290,8 @@ class ModelControls(judging.Controls):
     def lower_precision(
         self, dtype: str, tests: Mapping[str, FloorTest], *, also_in_16_bits: bool
     ) -> Sequence[judging.PrecisionVerdict]:
-        question = Question(self.prompts, self.blocks, self.say, self.precisions, self.session.memoize)
+        session = self.session
+        question = Question(self.prompts, self.blocks, self.say, self.precisions, session.memoize, session.draws)
         if dtype == self.dtype and dtype != "float32":
             sides = [side for side in self.sides if side.name in tests]
             return [lowered_in_16_bits(question, self.loaded, side, tests[side.name]) for side in sides]

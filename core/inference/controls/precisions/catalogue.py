@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -69,6 +69,13 @@ class Precision:
         """The model's own forward in this precision."""
         return RunnableSide(self.name, self._open)
 
+    @property
+    def walk(self) -> RunnableSide:
+        """The same forwards without rounding."""
+        if self.part == CACHE:
+            return replace(self, rounding=_unrounded).side
+        return side_of("prefill" if self.path == _OWN_TF32 else self.path)
+
     @contextmanager
     def _open(self, loaded: LoadedModel, trace: ModuleTrace | None) -> Iterator[Run]:
         model: Any = loaded.model
@@ -119,6 +126,10 @@ class Precision:
         weight = module.weight if self.dtype else self.rounding(module.weight)
         bias = None if bias is None else bias.to(dtype)
         return torch.nn.functional.linear(inputs[0].to(dtype), weight.to(dtype), bias).to(output.dtype)
+
+
+def _unrounded(values: torch.Tensor) -> torch.Tensor:
+    return values
 
 
 def _in(dtype: torch.dtype, rounding: Rounding) -> Rounding:
@@ -236,6 +247,7 @@ _USUAL = (
     *("logits=bf16", "logits=fp16", "head=bf16", "head=fp16", "products=tf32", "weights=int8", "weights=nf4"),
     *("weights=q8_0", "weights=q4_0", "kv=fp8_e4m3", "kv=fp8_e5m2", "kv=int8"),
 )
+_CACHES_OF_16_BITS = ("kv=fp16", "kv=bf16")  # llama.cpp has float16 by default; a model in 16 bits has its own
 
 
 def parse_precisions(texts: Sequence[str]) -> tuple[Precision, ...]:
@@ -257,5 +269,6 @@ def catalogue(loaded: LoadedModel) -> tuple[Precision, ...]:
     """Return the precisions that are tried on this model undeclared. Position 0 shows each but a cache."""
     has_head = isinstance(getattr(loaded.model.get_output_embeddings(), "weight", None), torch.Tensor)
     missing = {HEAD: not has_head, CACHE: without_cache(loaded, None) is not None}
-    every = [each for each in parse_precisions(_USUAL) if each.path != _OWN_TF32 or loaded.device != "cpu"]
+    texts = [*_USUAL, *(() if loaded.torch_dtype.itemsize == 2 else _CACHES_OF_16_BITS)]
+    every = [each for each in parse_precisions(texts) if each.path != _OWN_TF32 or loaded.device != "cpu"]
     return tuple(each for each in every if not missing.get(each.part))

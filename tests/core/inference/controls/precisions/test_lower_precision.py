@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
+from unittest import mock
 
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
 from scipy.stats import norm
+from transformers.models.llama import modeling_llama
 
-from benchmarks.verdicts.engines import PREFIX, prefill
+from benchmarks.verdicts.engines import PREFIX, attending, cached, left_by, prefill, rewriting
 from benchmarks.verdicts.mutations import (
     MUTATIONS,
     Mutation,
@@ -37,6 +42,7 @@ from core.inference.controls.precisions.catalogue import (
     NF4_LEVELS,
     PRODUCTS,
     Precision,
+    Rounding,
     Stored,
     cast,
     catalogue,
@@ -46,12 +52,14 @@ from core.inference.controls.precisions.catalogue import (
     parse_precisions,
     tf32,
 )
-from core.inference.controls.precisions.lowered import Question, best_precisions, lowered_in_16_bits
+from core.inference.controls.precisions.lowered import Question, best_precisions, lowered_in_16_bits, lowered_of_pair
+from core.inference.controls.rounding_floor import rounding_floor
 from core.inference.models.dtypes import in_float32
 from core.inference.models.model import LoadedModel
-from core.inference.paths.engines import side_of, whole_side
+from core.inference.paths.engines import PLAIN, side_of, whole_side
+from core.inference.paths.paths import parse_path
 from core.judging.statistic import BLOCKS
-from core.runs.file.evidence import FAILED, PASSED, PRECISION, Evidence
+from core.runs.file.evidence import FAILED, NOTED, PASSED, PRECISION, Evidence
 from core.runs.file.records import BUG_SUSPECTED, LOWER_PRECISION
 
 pytestmark = pytest.mark.model
@@ -171,8 +179,8 @@ def test_of_an_engine_in_16_bits_no_fault_is_excused_by_a_precision(name: str) -
             if row.outcome == FAILED:
                 seen.append(case.name)
             if row.outcome == FAILED and test.is_finite:
-                lowered = lowered_in_16_bits(Question(ids), loaded, side, test)
-                excused += [case.name] * (lowered.evidence.outcome == PASSED)
+                verdict = lowered_in_16_bits(Question(ids), loaded, side, test)
+                excused += [case.name] * (verdict.evidence.outcome == PASSED)
     assert excused == []
     assert len(seen) > 12
 
@@ -190,6 +198,145 @@ def test_a_fault_of_the_16_bit_kernels_alone_is_not_excused_by_a_precision(judge
     verdict = judged(narrow, prompts, "prefill", wrong_in_bfloat16)
     assert verdict.name == BUG_SUSPECTED
     assert _row(verdict.evidence).figures.left_noise_ratio_bfloat16 > 10
+
+
+# ---- faults of the model's own forwards, which a candidate has too
+
+
+@contextmanager
+def step_without_rope(*_, dtypes=(torch.float32, torch.bfloat16)) -> Iterator[None]:
+    """A forward of one token skips the rotary embedding."""
+    rotate = modeling_llama.apply_rotary_pos_emb
+
+    def rotate_many(query, key, *arguments):
+        is_skipped = query.shape[2] == 1 and query.dtype in dtypes
+        return (query, key) if is_skipped else rotate(query, key, *arguments)
+
+    with mock.patch.object(modeling_llama, "apply_rotary_pos_emb", rotate_many):
+        yield
+
+
+def _without_oldest(original, module, query, key, value, mask, options):
+    if query.shape[2] == 1 < key.shape[2]:
+        mask[..., 0] = False
+    return original(module, query, key, value, mask, options)
+
+
+step_without_oldest_key = attending(_without_oldest)
+
+
+@pytest.mark.parametrize(
+    ("fault", "dtype", "path", "declared", "position"),
+    [
+        (step_without_rope, "float32", "decode", [], 1),
+        (step_without_oldest_key, "float32", "decode+batch:2", [], 1),
+        (step_without_rope, "float32", "reuse:27", [], 27),
+        (step_without_rope, "float32", "static", ["kv=int8", "kv=bf16", "weights=q8_0"], 1),
+        (step_without_oldest_key, "bfloat16", "decode", ["kv=int8"], 1),
+    ],
+)
+def test_a_fault_of_the_models_own_step_is_no_precision(fault, dtype, path, declared, position) -> None:
+    loaded = tiny_model("llama", dtype)
+    with fault(loaded.model):
+        verdict = judge(loaded, _one_prompt(loaded), variant=path, precisions=parse_precisions(declared))
+    assert (verdict.name, verdict.first_place) == (BUG_SUSPECTED, (0, position)), verdict.table()
+    assert _row(verdict.evidence).outcome == NOTED
+    assert "int8" not in verdict.because
+    assert "the same forwards of the model differ" in _row(verdict.evidence).says
+
+
+@pytest.mark.thorough
+def test_a_fault_of_the_models_own_16_bit_step_is_not_excused_by_a_cache_of_8_bits(narrow: LoadedModel) -> None:
+    engine, prompts = cached(range(8, 48), rewriting(fp8)), _one_prompt(narrow)
+    assert judge(narrow, prompts, variant=engine).name == LOWER_PRECISION
+    with step_without_rope(dtypes=[torch.bfloat16]):
+        verdict = judge(narrow, prompts, variant=engine)
+    assert verdict.name == BUG_SUSPECTED, verdict.table()
+    assert _row(verdict.evidence).figures.left_noise_ratio_bfloat16 > 10
+
+
+# ---- caches in 16 bits of a model in float32, as llama.cpp has by default
+
+
+def _cache_in(dtype) -> Rounding:
+    return lambda values: torch.from_numpy(values.numpy().astype(dtype).astype(np.float32))
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(np.float16, "fp16"), (ml_dtypes.bfloat16, "bf16")])
+def test_an_undeclared_cache_in_16_bits_is_named_and_a_stale_slot_in_it_is_a_bug(
+    judged, small: LoadedModel, dtype, name
+) -> None:
+    def written_rounded(model, ids):
+        with Precision(CACHE, "", _cache_in(dtype)).side.open(small, None) as run:
+            return whole_side(run, ids.tolist())
+
+    prompts, rounded = _one_prompt(small), rewriting(_cache_in(dtype))
+    for engine, later in ((written_rounded, ""), (cached(8, rounded), " (rounded after its first read)")):
+        verdict = judged(small, prompts, "prefill", engine)
+        assert verdict.name == LOWER_PRECISION, verdict.table()
+        assert _row(verdict.evidence).figures.precision == f"KV cache in {name}{later}"
+    verdict = judged(small, prompts, "prefill", cached(8, rounded, left_by(another_prompt, PREFIX, -3)))
+    assert (verdict.name, verdict.first_place) == (BUG_SUSPECTED, (0, PREFIX)), verdict.table()
+
+
+def test_a_cache_rounded_before_it_is_read_is_found_if_its_first_positions_are_quiet(small: LoadedModel) -> None:
+    """All tokens may attend to a first one of tiny values, whose rounding is within the noise floor."""
+    prompts = _one_prompt(small)
+    (true,) = parse_precisions(["kv=fp8_e4m3"])
+    differs = np.arange(len(prompts[0])) >= 2
+    with torch.inference_mode():
+        floor = float(rounding_floor(small, prompts).squares.mean())
+        best = best_precisions(Question(prompts), small, small, true.side, differs, [true], floor)
+    assert best == [true]
+
+
+# ---- settings of engines
+
+
+def _engine(compute, widest: str = "prefill"):
+    """A side of an engine with a float16 cache by default, which at its widest is a path of the model."""
+    settings = {"kv": {"default": "f16", "widest": "f32", "bits": {"f16": 11}}}
+    path = SimpleNamespace(
+        engine=SimpleNamespace(modifiers=settings, activations={}),
+        modifiers=(),
+        with_modifier=lambda *_: parse_path(widest),
+    )
+    return replace(side_of(compute), engine_path=path)
+
+
+def _float16_cache(model, ids):
+    return cached(8, rewriting(_cache_in(np.float16)))(model, ids)
+
+
+def _repeating_a_row(model, ids):
+    logits = _float16_cache(model, ids)
+    logits[20] += 1e-2 * (logits[19] - logits[20])
+    return logits
+
+
+def _scaled(model, ids):
+    return prefill(model, ids) * 1.01
+
+
+@pytest.mark.parametrize(
+    ("reference", "engine", "outcomes", "place"),
+    [
+        (PLAIN, _float16_cache, [PASSED], None),
+        (PLAIN, _repeating_a_row, [FAILED], (0, 20)),  # among 280 sound positions no rms shows it
+        (side_of(_scaled), prefill, [NOTED], None),  # a setting that changes nothing
+        (side_of(_scaled), _float16_cache, [PASSED, NOTED], None),  # nor does one excuse the other side
+    ],
+    ids=["float16 cache", "fault at a position", "no rounding", "fault of the other side"],
+)
+def test_settings_of_an_engine_excuse_what_they_round_alone(small, reference, engine, outcomes, place) -> None:
+    prompts = [tiny_prompts(small)[0][:28]] * 10
+    with torch.inference_mode():
+        floors = {"float32": rounding_floor(small, prompts).squares}
+        rows = lowered_of_pair(
+            Question(prompts), small, [reference, _engine(engine)], floors, "float32", fails_in_own_dtype=False
+        )
+    assert [row.evidence.outcome for row in rows] == outcomes
+    assert rows[0].place == place
 
 
 def test_a_precision_of_ones_own_is_tried_and_without_it_the_cache_is_a_bug(small: LoadedModel) -> None:
