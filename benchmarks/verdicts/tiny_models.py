@@ -69,15 +69,22 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 
 def tiny_model(name: str, dtype: str = "float32", seed: int = 7, device: str = "cpu") -> LoadedModel:
     """A model of CONFIGS with its tokenizer, ready for forwards."""
+    return model_of(CONFIGS[name](), dtype, seed, device, ties_experts=name == "mixtral-ties")
+
+
+def model_of(
+    config: Any, dtype: str = "float32", seed: int = 7, device: str = "cpu", *, ties_experts: bool = False
+) -> LoadedModel:
+    """A model of a config, every parameter drawn."""
     generator = torch.Generator().manual_seed(seed)
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.ndim == 1:
                     parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
-            if name == "mixtral-ties":
+            if ties_experts:
                 _tie_two_experts(model, generator)
         model = model.to(device, getattr(torch, dtype)).eval().requires_grad_(False)
         return loaded_from(model, _tokenizer())

@@ -63,7 +63,12 @@ FOREIGN = 10.0  # a side further than this from the model's own logits is not wh
 # float64 rounds 2^-29 of what float32 does. A pair that differs by what float32 rounds stays in float32 somewhere.
 _FLOAT32_OVER_FLOAT64 = 2.0**29
 _OF_ONE_TOKEN = 0.9  # of the squared difference at a position: the fault is in one column of the vocabulary
+_INDEXER = (
+    "Near ties of the sparse-attention indexer choose other keys: this difference shows neither rounding nor a bug."
+)
 _LONGEST = 25  # words of a verdict's sentence
+# groups that compare the size of a difference with that of rounding
+_BY_SIZE = (evidence.SCREENING, evidence.OWN_DTYPE, FLOAT32)
 # groups that need no model and no other dtype
 _OF_ARRAYS = (evidence.VALIDITY, evidence.SAMPLER, evidence.RERUN, evidence.NEIGHBOURS, evidence.STRUCTURE)
 
@@ -187,6 +192,11 @@ class Controls:
     @property
     def causes(self) -> Sequence[str]:
         return ()
+
+    @property
+    def chooses_keys(self) -> bool:
+        """True if attention chooses its keys: near ties move a sound side by more than rounding."""
+        return False
 
     def validity(self) -> list[Evidence]:
         """Can the sides be compared at all, and is each emitted token the argmax?"""
@@ -431,6 +441,9 @@ class _Trial:
         size = f"differs between two calls by {multiple(test.ratio)} the noise floor"
         if not figures.beyond_noise_floor:
             return f"{size}, as rounding does."
+        if self.controls.chooses_keys:
+            figures.beyond_noise_floor = False
+            return f"{size}: other keys, by near ties of the indexer?"
         place = place_in_words(test.position.worst_place, self.lengths)
         return f"{size}, up to {multiple(worst)} at {place}, more than rounding."
 
@@ -473,6 +486,8 @@ class _Trial:
         elif not test.is_passed:
             says = f"{name} differs from row {rows.row} by up to {size}: the result depends on the row."
         outcome = PASSED if test.is_passed else FAILED
+        if outcome == FAILED and mismatch is None and self.controls.chooses_keys:
+            outcome, says = NOTED, f"{name} differs from row {rows.row}: other keys, by near ties of the indexer?"
         self.add(Check.OTHER_ROW_FLOOR, each.control, figures, outcome, says, each.side)
 
     def lower_precision(self) -> None:
@@ -483,6 +498,8 @@ class _Trial:
         else:
             dtype, tests = self.dtype, {side: each for side, each in self.error_tests.items() if not each.is_passed}
         if not tests or not all(each.is_finite for each in tests.values()):
+            return
+        if self.controls.chooses_keys:
             return
         fails_in_own = any(row.group == evidence.OWN_DTYPE and row.outcome == FAILED for row in self.evidence)
         try:
@@ -579,7 +596,7 @@ class _Trial:
         elif not deciding.is_passed:
             places = structure_of(deciding.outliers, lengths, controls.blocks)
             first = places.first
-        if deciding is not None and deciding is wide and not deciding.is_passed:
+        if deciding is not None and deciding is wide and not deciding.is_passed and not controls.chooses_keys:
             faulty = [each.evidence.side for each in self.precisions if each.evidence.outcome == FAILED]
             rows = controls.modules(deciding.position.worst_place, faulty, dtype)
             self.evidence += rows
@@ -603,6 +620,7 @@ class _Trial:
         has_16_bits = any(row.check is Check.DRAWN for row in self.evidence)
         if not self.own.is_identical and (self.is_open or (self.is_16_bits and not has_16_bits)):
             self._add_arrays_alone()
+        self._leave_choices_open()
         is_identical, causes = self.own.is_identical, controls.causes
         verdict = conclude(
             self.evidence, is_bit_identical=is_identical, noise_ratio=ratio, first_place=first, causes=causes
@@ -614,6 +632,19 @@ class _Trial:
         if doubt and any(row.group == FLOAT32 and row.says == verdict.because for row in verdict.evidence):
             sentence = doubt
         return replace(verdict, because=sentence, floors=tuple(self.rows))
+
+    def _leave_choices_open(self) -> None:
+        """Let no size decide if one failed and attention chooses its keys. A NaN is not made by a choice."""
+
+        def is_by_size(row: Evidence) -> bool:
+            return row.group in _BY_SIZE and not getattr(row.figures, "nonfinite_mismatch", 0)
+
+        has_failed = any(row.outcome == FAILED and is_by_size(row) for row in self.evidence)
+        if not has_failed or not self.controls.chooses_keys:
+            return
+        for index, row in enumerate(self.evidence):
+            if is_by_size(row) and row.outcome != NOTED:
+                self.evidence[index] = replace(row, outcome=MISSING, says=_INDEXER)
 
     def _without_floor(self) -> tuple[int, int] | None:
         """Return a place that does not shrink from 16 bits to float32, else add the positions that differ."""

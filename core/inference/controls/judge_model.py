@@ -30,6 +30,7 @@ from ..paths.engines import PLAIN, Engine, RunnableSide, digest_of, divergence_o
 from ..paths.hooks import ModuleTrace
 from .answer_precision import Narrow, narrow_answers
 from .drawn_roundings import RoundingDraws
+from .key_choices import chooses_keys
 from .modules_alone import first_not_finite, module_row
 from .precisions.catalogue import Precision
 from .precisions.lowered import Question, at_widest, lowered_in_16_bits, lowered_of_pair
@@ -189,6 +190,11 @@ class ModelControls(judging.Controls):
     @property
     def only_16_bits(self) -> Mapping[str, str]:
         return {each.side: each.dtype for each in self.narrow}
+
+    @property
+    def chooses_keys(self) -> bool:
+        longest = max(self.prompts, key=len)
+        return self.session.once(("chooses keys",), partial(chooses_keys, self.loaded, longest))
 
     def _in(self, dtype: str) -> AbstractContextManager[LoadedModel]:
         return nullcontext(self.loaded) if dtype == self.dtype else WIDENING[dtype](self.loaded)

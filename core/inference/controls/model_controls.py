@@ -68,6 +68,11 @@ class _DumpOfModel(DumpControls):
         self.model, self.has_experts = model, dump.has_experts or model.has_experts
         self.available = tuple(sorted({*(dump.available or ()), "model"}))
 
+    @property
+    @model_errors_stop()
+    def chooses_keys(self) -> bool:
+        return self.model.chooses_keys
+
     def validity(self) -> list[Evidence]:
         return self.rows
 

@@ -6,6 +6,7 @@ is and nowhere after it. The measure is the module's own rounding, float32 to fl
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -25,7 +26,7 @@ from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop
 from ..paths.batch import ignore
 from ..paths.engines import PLAIN, RunnableSide
-from ..paths.hooks import ModuleTrace
+from ..paths.hooks import ModuleTrace, module_of_call, name_of_call
 from ..watching.modules import traced_modules, watched_modules
 
 OUTPUT_BYTES = 256 << 20  # of the side's outputs at once
@@ -100,6 +101,7 @@ def modules_alone(loaded: LoadedModel, prompt: Sequence[int], side: RunnableSide
         if theirs.is_ambiguous:
             raise CaptureError(f"'{side.name}' computes positions twice, so its forwards could not be followed.")
         outputs = {name: rows for name, rows in theirs.outputs.items() if bool(theirs.is_computed[name].all())}
+        recorded_calls = Counter(map(module_of_call, outputs))
         for name, rows in outputs.items():
             if not bool(rows.isfinite().all()):
                 raise CaptureError(f"'{side.name}' gives NaN or infinity, first at {name}.")
@@ -107,8 +109,10 @@ def modules_alone(loaded: LoadedModel, prompt: Sequence[int], side: RunnableSide
             if parent is not None and torch.equal(parent, outputs[name]):  # the parent's name says more
                 del outputs[name]
         own: dict[str, torch.Tensor] = {}
-        with _graft_outputs(modules, outputs, lambda name, output, _: own.update({name: output.clone()})):
+        with _graft_outputs(modules, outputs, lambda name, output, _: own.update({name: output.clone()})) as calls:
             PLAIN.run_on(model)(prompt, ignore)
+    # if a forward of the side calls a module less often, its calls are not those of the model
+    outputs = {name: outputs[name] for name in own if recorded_calls[module := module_of_call(name)] == calls[module]}
     squares: dict[str, list[NDArray[np.float64]]] = {}
 
     def compare(name: str, exact: torch.Tensor, output: torch.Tensor) -> None:
@@ -120,7 +124,7 @@ def modules_alone(loaded: LoadedModel, prompt: Sequence[int], side: RunnableSide
 
     with in_float64(loaded) as model, _graft_outputs(modules, outputs, compare):
         PLAIN.run_on(model)(prompt, ignore)
-    names = tuple(name for name in own if name in squares)
+    names = tuple(name for name in outputs if name in squares)
     if not names:
         raise CaptureError(f"'{side.name}' hands on no module's outputs at every position.")
     return ModulesAlone(names, *(np.array(rows) for rows in zip(*(squares[name] for name in names), strict=True)))
@@ -137,24 +141,28 @@ def _graft_outputs(
     modules: dict[str, torch.nn.Module],
     outputs: dict[str, torch.Tensor],
     see: Callable[[str, torch.Tensor, torch.Tensor], Any],
-) -> Iterator[None]:
-    """Show every module's first output inside and replace it. outputs: by module, [positions, width]"""
-    names: set[str] = set()
+) -> Iterator[Counter[str]]:
+    """Show every output of one forward inside and replace it. outputs: by call, [positions, width]
+    -> calls of each module
+    """
+    calls: Counter[str] = Counter()
 
-    def graft(name: str, _: Any, __: Any, output: Any) -> Any:
+    def graft(module: str, _: Any, __: Any, output: Any) -> Any:
+        calls[module] += 1
+        name = name_of_call(module, calls[module])
+        if name not in outputs:
+            return None
         own, other = output[0] if isinstance(output, tuple) and output else output, outputs[name]
         if not isinstance(own, torch.Tensor) or own.numel() != other.numel() or own.shape[-1] != other.shape[-1]:
             return None
-        if name not in names:
-            names.add(name)
-            see(name, own.detach().reshape(other.shape), other)
+        see(name, own.detach().reshape(other.shape), other)
         other = other.to(own.dtype).reshape(own.shape)
         return (other, *output[1:]) if isinstance(output, tuple) else other
 
     with ExitStack() as hooks:
-        for name in outputs:
-            hooks.callback(modules[name].register_forward_hook(partial(graft, name)).remove)
-        yield
+        for module in dict.fromkeys(map(module_of_call, outputs)):
+            hooks.callback(modules[module].register_forward_hook(partial(graft, module)).remove)
+        yield calls
 
 
 def first_not_finite(loaded: LoadedModel, ids: Sequence[int], side: RunnableSide) -> str | None:

@@ -29,6 +29,7 @@ _PRODUCTS = {
     **dict.fromkeys(("aten::_grouped_mm", "transformers::grouped_mm_fallback"), (0, 1)),
 }
 _NO_PRODUCTS = {f"aten::{name}" for name in ("embedding", "conv1d", "conv2d", "conv3d", "convolution", "_convolution")}
+_ALIGNED = 64  # elements: of 2 bytes or more, a multiple of the 64 bytes that kernels look at
 _NO_MAP = (torch.nn.Embedding, torch.nn.modules.conv._ConvNd)
 
 
@@ -163,14 +164,33 @@ class _Reorder(TorchDispatchMode):
         return func(*arguments, **kwargs)
 
     def _permute(self, tensor: torch.Tensor, axis: int, name: str) -> torch.Tensor:
-        """Put one axis of a tensor in another order, laid out in memory as it was. Same shape"""
+        """Put one axis of a tensor in another order, laid out in memory as it was. Same shape
+
+        Some kernels round by strides and by alignment. An expanded tensor is one copy of its rows, expanded again.
+        """
+        shape = tensor.shape
+        if tensor.stride(axis) == 0:  # all alike
+            return tensor
+        for dim, stride in enumerate(tensor.stride()):
+            tensor = tensor.narrow(dim, 0, 1) if stride == 0 else tensor
         place = (name, tensor.shape[axis], tensor.device)
         if place not in self._orders:
             self._orders[place] = order_of(self._seed, name, tensor.shape[axis]).to(tensor.device)
         outermost_first = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
         dense = tensor.permute(outermost_first)
         selection = _select(dense, outermost_first.index(axis % tensor.ndim), self._orders[place])
-        return selection.permute([outermost_first.index(dim) for dim in range(tensor.ndim)])
+        selection = selection.permute([outermost_first.index(dim) for dim in range(tensor.ndim)])
+        return _laid_out_like(tensor, selection).expand(shape)
+
+
+def _laid_out_like(tensor: torch.Tensor, selection: torch.Tensor) -> torch.Tensor:
+    """Give a copy the strides and the alignment of a view into a wider tensor."""
+    if selection.stride() == tensor.stride():
+        return selection
+    start = tensor.storage_offset() % _ALIGNED
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    room = selection.new_empty(start + last + 1)
+    return room.as_strided(tensor.shape, tensor.stride(), start).copy_(selection)
 
 
 def _select(tensor: torch.Tensor, axis: int, order: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from ...numerics.formats import LOGIT_FORMATS, format_named
 from ...text import BYTE_LEVEL, clean, readable, size
 from . import devices, gguf
 from .devices import name_of_device, usable_device
+from .module_state import ModuleState, state_at_start
 from .source import ModelSource, isolate, needed_bytes, source_of
 from .torch_errors import first_line, foreign_errors_stop, quiet
 
@@ -38,8 +39,8 @@ class LoadedModel:
     """A model in eval mode, all of it in `dtype` on `device`.
 
     name: as requested; revision: the hub's commit, or the digest of a folder's weights or of a GGUF; device: 'cpu',
-    'cuda:0'; weights: the GGUF that they come from, in words, else ''. Loaded without weights, its parameters are on
-    torch's meta device: shapes without values.
+    'cuda:0'; weights: the GGUF that they come from, in words, else ''; start: what its modules hold when a sequence
+    begins. Loaded without weights, its parameters are on torch's meta device: shapes without values.
     """
 
     model: PreTrainedModel
@@ -49,6 +50,7 @@ class LoadedModel:
     dtype: str
     device: str
     weights: str = ""
+    start: ModuleState = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -159,6 +161,7 @@ def load_model(
         dtype=fmt.name,
         device=str(target),
         weights=_origin(model.config),
+        start=state_at_start(model),
     )
 
 
@@ -203,6 +206,7 @@ def loaded_from(model: PreTrainedModel, tokenizer: Any = None) -> LoadedModel:
         revision="",
         dtype=dtype,
         device=str(model.device),
+        start=state_at_start(model),
     )
 
 

@@ -21,6 +21,7 @@ from ...judging.judge import ROW_ULPS
 from ...numerics.formats import LOGIT_FORMATS, FloatFormat, spacings
 from ..models.devices import bits_of, row_sums
 from ..models.model import LoadedModel
+from ..models.module_state import restore_state
 from ..models.torch_errors import first_line
 from ..watching.modules import traced_modules
 from .batch import Emit, Run, ignore
@@ -130,6 +131,7 @@ class Watch:
 
 def _run_of(name: str, engine: Engine, loaded: LoadedModel, trace: ModuleTrace | None, *, hands_in: bool) -> Run:
     def run(ids: Sequence[int], emit: Emit) -> None:
+        restore_state(loaded.start)
         keywords = {"watch": Watch(name, loaded, len(ids), trace)} if hands_in else {}
         try:
             logits = engine(loaded.model, torch.tensor(list(ids), dtype=torch.long, device=loaded.device), **keywords)

@@ -6,6 +6,7 @@ it is spooled (core.inference.watching.layers), or kept and compared (core.infer
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -14,10 +15,22 @@ import numpy as np
 import torch
 from transformers import Cache
 
+_CALL = " (call "  # no module's name has a space
+
+
+def name_of_call(module: str, number: int) -> str:
+    """Return the name of one call of a module in a forward, counted from 1: `model.rotary_emb (call 2)`."""
+    return module if number == 1 else f"{module}{_CALL}{number})"
+
+
+def module_of_call(name: str) -> str:
+    """Return the module of a call that `name_of_call` named."""
+    return name.partition(_CALL)[0]
+
 
 class ModuleTrace:
     """Takes module outputs of one prompt. A path tells which positions a forward computes; of a callable the tokens and
-    the cache tell. Of a module that runs several times in a forward the first output counts.
+    the cache tell. A module that runs several times in a forward has an output for each call, by `name_of_call`.
 
     positions: ascending; modules: names of those that an engine may hand in; is_ambiguous: several rows hold the
     tokens.
@@ -32,7 +45,7 @@ class ModuleTrace:
         self._shape = (0, 0)  # rows and columns of the batch of this forward
         self._columns: slice | torch.Tensor | None = None  # of the chosen positions; None: there are none
         self._first = 0  # place of the first of them in `positions`
-        self._seen: set[str] = set()
+        self._calls: Counter[str] = Counter()  # of each module in this forward
 
     def take(self, name: str, first: int, output: torch.Tensor) -> None:
         """Take a module's output [chosen, width] from the `first` chosen position on. Copy it: models add in place."""
@@ -69,7 +82,7 @@ class ModuleTrace:
 
     def _begin(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         self._columns = None
-        self._seen.clear()
+        self._calls.clear()
         ids = keywords.get("input_ids", arguments[0] if arguments else None)
         if not isinstance(ids, torch.Tensor) or ids.ndim != 2:
             return
@@ -91,17 +104,18 @@ class ModuleTrace:
         self._computed = (rows[0], 0, start, stop) if rows else None
 
     def _see(self, name: str, output: Any) -> None:
+        self._calls[name] += 1
+        call = name_of_call(name, self._calls[name])
         first = output[0] if isinstance(output, tuple) and output else output
-        if self._columns is None or name in self._seen:
+        if self._columns is None:
             return
         if not isinstance(first, torch.Tensor) or not first.is_floating_point():
             return
-        self._seen.add(name)
         own = self._own_row(first)
         if own is None:
-            self.not_understood(name, first)
+            self.not_understood(call, first)
         else:
-            self.take(name, self._first, own[self._columns].detach())
+            self.take(call, self._first, own[self._columns].detach())
 
     def _own_row(self, output: torch.Tensor) -> torch.Tensor | None:
         """Return the prompt's row of an output, [columns, width]; None if its axes are ambiguous."""

@@ -18,6 +18,7 @@ from ...engines.registry import describe
 from ...errors import CaptureError, UsageError
 from ...path_grammar import Step, Value, read_step
 from ..models.model import LoadedModel
+from ..models.module_state import restore_state
 from . import engine_side
 from .bases import BASES, without_cache
 from .batch import CacheWatch, Emit, Follower, PromptBatch, ignore, rows_of_a_chunk
@@ -302,6 +303,7 @@ class OpenPath:
         limit, highest = batch.loaded.token_limit, int(batch.token_ids.max())
         if highest >= limit:
             raise CaptureError(f"path '{self.path}': token {highest} is outside the vocabulary of {limit}.")
+        restore_state(self._asked.start)
         done = 0
 
         def check_emit(position: int, logits: torch.Tensor) -> None:

@@ -21,7 +21,7 @@ from ..controls.reordering import reorder, reordering_refusal
 from ..models.devices import bits_of
 from ..models.model import LoadedModel
 from ..paths.engines import PLAIN
-from ..paths.hooks import ModuleTrace
+from ..paths.hooks import ModuleTrace, module_of_call
 from ..paths.paths import Path
 from .modules import LOGITS, watched_modules
 
@@ -138,7 +138,7 @@ class SpooledOutputs(ModuleTrace):
         if module is None:
             if not self._is_reference:
                 return
-            watched = self._of.modules.get(name)  # None of the logits
+            watched = self._of.modules.get(module_of_call(name))  # None of the logits
             kind, block = (watched.kind, watched.block) if watched is not None else ("head", None)
             module = self._of.order[name] = LayerModule(len(self._of.order), name, kind, block)
         waiting = self._waiting.get(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -205,6 +206,35 @@ def test_a_mixture_of_experts_is_decided_in_float64() -> None:
     controls = Experts("float32")
     controls.double = 2.0**29
     assert judge(controls).name == "rounding"
+
+
+@pytest.mark.parametrize(
+    ("faults", "name"),
+    [
+        ({"wide": 17.8}, "undecided"),
+        ({"wide": at(7, 1e7)}, "undecided"),
+        ({"narrow": 3.0}, "undecided"),
+        ({"narrow": 3.0, "has_wide": False}, "undecided"),
+        ({}, "rounding"),
+    ],
+)
+def test_a_model_that_chooses_its_keys_is_at_worst_undecided(faults: dict[str, Any], name: str) -> None:
+    class Indexed(MadeControls):
+        chooses_keys = True
+
+        def modules(self, *_: object) -> list[Evidence]:
+            raise AssertionError
+
+    verdict = judge(Indexed(**faults))
+    assert verdict.name == name
+    assert ("indexer" in verdict.because) is (name == "undecided")
+    controls = Indexed("float32")
+    controls.moved, controls.rerun_squares = ("engine",), controls.wide[2] * 1e6
+    assert judge(controls).name == "nondeterministic"
+    by_row = np.zeros(POSITIONS, np.int64)
+    by_row[103] = 2
+    controls.not_finite = NotFinite(by_row, 7, " the", controls.names, (1.25, math.nan))
+    assert judge(controls).is_bug_suspected  # no choice makes a NaN
 
 
 def test_a_side_that_does_not_repeat_its_bits() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import count
 
 import pytest
 import torch
 
 from benchmarks.verdicts.kinds import KINDS
 from benchmarks.verdicts.mutations import MUTATIONS
-from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
+from benchmarks.verdicts.tiny_models import model_of, tiny_model, tiny_prompts
 from core.errors import CaptureError
 from core.inference.controls.judge_model import judge
 from core.inference.controls.modules_alone import ModuleOutputs, modules_alone
@@ -18,6 +19,7 @@ from core.inference.paths.paths import open_path, parse_path
 from core.inference.watching.modules import traced_modules
 from core.judging.module_evidence import LARGEST_ALONE, alone_evidence
 from core.runs.file.evidence import AloneFigures
+from tests.core.inference.odd_models import gemma3, modernbert_decoder
 from tests.covering import thorough
 
 pytestmark = pytest.mark.model
@@ -87,6 +89,38 @@ def test_a_fault_is_named_at_its_module_and_position_and_not_at_those_that_it_re
     assert name in beyond or f"{name}.o_proj" in beyond or f"{name}.down_proj" in beyond
     assert len(beyond) == 1
     assert row.figures.largest_ratio_of_others < LARGEST_ALONE / 2
+
+
+@pytest.mark.parametrize("config", [gemma3, modernbert_decoder])
+def test_a_module_called_for_each_kind_of_layer_is_compared_by_call(config):
+    model = model_of(config())
+    blocks = [name for name, part in traced_modules(model.model).items() if "attn" in name and "norm" not in name]
+    assert len(blocks) == 3
+    for block in blocks:
+        found = alone(model, with_fault(block, lambda output: output * 1.001))
+        assert "model.rotary_emb (call 2)" in found.names
+        assert alone_evidence("c", found, "engine").figures.modules_beyond == (block,)
+
+    def late(output):
+        return (output[0] * 1.001, output[1]) if next(calls) % 2 else output
+
+    def engine(model, ids):
+        with model.get_submodule("model.rotary_emb").register_forward_hook(lambda *call: late(call[2]), prepend=True):
+            return model(ids[None]).logits[0]
+
+    calls = count()
+    found = alone_evidence("c", alone(model, engine), "engine")
+    assert found.figures.modules_beyond == ("model.rotary_emb (call 2)",)
+
+
+def test_blocks_that_share_a_module_are_compared_by_call():
+    model = tiny_model("llama")
+    layers = model.model.model.layers
+    for layer in layers:
+        layer.post_attention_layernorm = layers[0].post_attention_layernorm
+    found = alone_evidence("c", alone(model, with_fault("model.layers.2.mlp", lambda output: output * 1.001)), "engine")
+    assert found.figures.modules_beyond == ("model.layers.2.mlp",)
+    assert alone(model, "decode").ratios.max() < LARGEST_ALONE / 2
 
 
 def test_nan_is_told_where_it_begins_and_no_module_after_it_is_blamed(loaded):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from core.errors import CaptureError
 from core.inference.controls import reordering
@@ -103,6 +103,43 @@ def test_the_order_that_changes_nothing_changes_no_bit(name, dtype, mode, model_
         with reorder(model, 0) as found:
             assert torch.equal(model(ids).logits, plain)
     assert len(found) == MAPS[name]
+
+
+class Factors(TorchDispatchMode):
+    """Strides of the factors of every product, and their places among the 64 bytes that kernels align to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layouts: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name in ("aten::mm", "aten::bmm", "aten::linear"):
+            self.layouts += [(each.shape, each.stride(), each.data_ptr() % 64) for each in args[:2]]
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda rows: rows[:, :, :5],  # of a wider tensor: its rows are further apart
+        lambda rows: rows[:, :, 3:8],  # and begin elsewhere
+        lambda rows: rows.mT[:, :, :5],  # torch expands the weight for it
+        lambda rows: rows[:1, :, :5].expand(2, -1, -1),
+        lambda rows: rows[:, :, :1].expand(-1, -1, 5),
+        lambda rows: rows[:, :, :5].contiguous(),
+    ],
+    ids=["slice", "slice from 3 on", "transposed", "expanded rows", "expanded terms", "contiguous"],
+)
+def test_kernels_get_reordered_factors_in_the_layout_of_the_plain_ones(view, mode) -> None:
+    """Kernels of some processors round by it, so this is checked on every one."""
+    inputs = view(torch.randn(2, 16, 16, generator=torch.Generator().manual_seed(0)))
+    model = torch.nn.Sequential(torch.nn.Linear(5, 4, bias=False))
+    with MODES[mode](), Factors() as plain:
+        expected = model(inputs)
+    with MODES[mode](), Factors() as reordered, reorder(model, 0):
+        assert torch.allclose(model(inputs), expected, atol=1e-5)
+    assert reordered.layouts == plain.layouts != []
 
 
 @pytest.mark.model

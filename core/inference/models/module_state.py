@@ -1,0 +1,48 @@
+"""What modules hold between forwards: the recurrent state of a RecurrentGemma, the position offset of a Qwen-VL.
+
+Most models keep all of a sequence in its cache. With the others, each sequence has to begin as in a model that has run
+nothing; else a path's logits depend on the calls before it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from .torch_errors import quiet
+
+ModuleState = Mapping[torch.nn.Module, Mapping[str, Any]]
+"""Module -> its attributes and buffers, by name."""
+_STATE = (torch.Tensor, int, float, type(None))
+
+
+def state_at_start(model: Any) -> ModuleState:
+    """Return the state in which a sequence begins: as constructed, if the model has run before."""
+    state = {module: _held(module) for module in model.modules()}
+    has_state = any(isinstance(value, torch.Tensor) for module in state for value in vars(module).values())
+    fresh: dict[str, torch.nn.Module] = {}
+    if has_state:
+        with suppress(Exception), quiet(), torch.device("meta"):  # custom code may take more than a config
+            fresh = dict(type(model)(copy.deepcopy(model.config)).named_modules())
+    for name, module in model.named_modules():
+        empty = [key for key, value in vars(fresh.get(name, module)).items() if value is None]
+        state[module] |= dict.fromkeys(empty)
+    return state
+
+
+def restore_state(state: ModuleState) -> None:
+    """Give modules back what they held, by reference: a tensor that is written in place is not restored."""
+    for module, before in state.items():
+        for key, value in _held(module).items():
+            if key not in before and isinstance(value, torch.Tensor):
+                delattr(module, key)
+            elif value is not before.get(key) and isinstance(value, _STATE) and isinstance(before.get(key), _STATE):
+                setattr(module, key, before[key])
+
+
+def _held(module: torch.nn.Module) -> dict[str, Any]:
+    return {**vars(module), **module._buffers}

@@ -1,0 +1,64 @@
+"""What modules hold between forwards does not reach the next sequence."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.verdicts.tiny_models import model_of, tiny_prompts
+from core.inference.controls.judge_model import judge
+from core.inference.models.model import LoadedModel, loaded_from
+from core.inference.models.module_state import restore_state, state_at_start
+from core.inference.paths.engines import side_of, whole_side
+from tests.core.inference.odd_models import recurrent_gemma
+
+
+class Holder(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(2))
+        self.register_buffer("table", torch.zeros(2))
+        self.state: torch.Tensor | None = None
+        self.tokens = 0
+
+
+def test_tensors_and_numbers_are_those_of_the_start_and_weights_stay() -> None:
+    module = Holder()
+    table, start = module.table, state_at_start(module)
+    module.state = module.newer = torch.ones(2)
+    module.register_buffer("table", torch.ones(2))
+    module.tokens = 7
+    module.weight = torch.nn.Parameter(torch.ones(2))
+    module.name = "kept"
+    restore_state(start)
+    assert (module.state, module.tokens, module.table, module.name) == (None, 0, table, "kept")
+    assert not hasattr(module, "newer")
+    assert module.weight.tolist() == [1.0, 1.0]
+
+
+@pytest.fixture
+def recurrent() -> LoadedModel:
+    return model_of(recurrent_gemma())
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("path", ["decode", "decode+batch:2", "static"])
+def test_a_path_repeats_its_bits_whatever_ran_before(path: str, recurrent: LoadedModel) -> None:
+    one, other = tiny_prompts(recurrent)
+    with torch.inference_mode():
+        first = whole_side(side_of(path).run_on(recurrent), one)
+        for between in ("decode+batch:3", "prefill", path):
+            whole_side(side_of(between).run_on(recurrent), other)
+            assert torch.equal(whole_side(side_of(path).run_on(recurrent), one), first)
+
+
+@pytest.mark.model
+def test_a_verdict_does_not_depend_on_earlier_calls(recurrent: LoadedModel) -> None:
+    prompts = tiny_prompts(recurrent)
+    recurrent.model.generate(torch.tensor(prompts[:1]), max_new_tokens=2, pad_token_id=0)
+    used = loaded_from(recurrent.model, recurrent.tokenizer)
+    names = {}
+    for order in (("decode", "static"), ("static", "decode")):
+        for variant in order:
+            names[variant, order] = judge(used, prompts, reference="prefill", variant=variant).name
+    assert set(names.values()) == {"rounding"}

@@ -1,0 +1,71 @@
+"""Configs of models that are unlike others in one respect each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import (
+    DeepseekV32Config,
+    Gemma3TextConfig,
+    ModernBertDecoderConfig,
+    PreTrainedConfig,
+    RecurrentGemmaConfig,
+)
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": 384,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "initializer_range": 0.15,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+
+
+def gemma3() -> PreTrainedConfig:
+    """It calls its rotary embedding once for each layer type."""
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    return Gemma3TextConfig(**_SHAPE, num_key_value_heads=2, head_dim=16, sliding_window=8, layer_types=types)
+
+
+def modernbert_decoder() -> PreTrainedConfig:
+    """It calls its rotary embedding once for each layer type."""
+    return ModernBertDecoderConfig(**_SHAPE, local_attention=8, pad_token_id=0, cls_token_id=0, sep_token_id=0)
+
+
+def recurrent_gemma() -> PreTrainedConfig:
+    """Its modules hold the recurrent state."""
+    return RecurrentGemmaConfig(
+        **_SHAPE,
+        num_key_value_heads=2,
+        lru_width=64,
+        head_dim=16,
+        attention_window_size=8,
+        block_types=["recurrent", "recurrent", "attention"],
+        w_init_variance_scale=0.3,
+    )
+
+
+def deepseek_v32(index_topk: int) -> PreTrainedConfig:
+    """An indexer chooses the keys of each query, a router the experts."""
+    return DeepseekV32Config(
+        **_SHAPE,
+        num_key_value_heads=4,
+        moe_intermediate_size=32,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
+        q_lora_rank=32,
+        kv_lora_rank=32,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=16,
+        head_dim=8,
+        index_topk=index_topk,
+        index_n_heads=2,
+        index_head_dim=16,
+    )
