@@ -17,7 +17,7 @@ from app.uploads.importing import start_import
 from app.uploads.spool import FAILED, RECEIVED, Upload
 from core.errors import UlpscopeError
 from core.judging.ingest import headers_of
-from core.runs.dumps.dump import LOGITS, PADDED
+from core.runs.dumps.shapes import LOGITS, PADDED
 
 KEYS = """
 - **Keys are side names**, each `[..., vocab]`: axes of size 1 are dropped; three axes left are prompts, positions,
