@@ -35,6 +35,8 @@ _LENGTHS = (
     *("tokens_evaluated", "prompt_eval_count", "meta_info.prompt_tokens"),
     *("usage.prompt_tokens", "usage.input_tokens"),
 )
+_COUNTED = ("usage.completion_tokens", "usage.output_tokens", "meta_info.completion_tokens", "eval_count")
+_REASONING = ("usage.completion_tokens_details.reasoning_tokens", "usage.output_tokens_details.reasoning_tokens")
 _CACHED = ("timings.cache_n", "meta_info.cached_tokens", "usage.prompt_tokens_details.cached_tokens")
 _GENERATED = ("tokens", "output_ids", "token_ids")
 _COUNTS = ("n_probs", "top_logprobs", "top_logprobs_num", "logprobs")  # what requests call the values per row
@@ -135,6 +137,8 @@ def _read_choices(payload: Payload, source: str, request: Payload) -> Iterator[R
         if len(choices) > 1 and own is not request:
             whole["usage"] = None  # it counts the tokens of all prompts
         about = _about(whole, {**own, "prompt": ids} if ids else own, at) | {"prompt_key": _prompt_key(own)}
+        if len(choices) > 1:
+            about["counted"] = None  # of all choices
         if len(choices) > 1 and not ids and not _prompt_key(request):
             about["warnings"] = warnings
         yield response_of(source=at, **about | _choice(whole, about["prompt"], at))
@@ -293,6 +297,9 @@ def _about(payload: Payload, request: Payload, source: str) -> dict[str, Any]:
     ids = _first(request, list, "prompt", "input_ids", "prompt_token_ids", "token_ids") or []
     is_one_prompt = bool(ids) and all(type(token) is int for token in ids)  # not texts, nor several
     cached = _first(payload, int, *_CACHED)
+    counted = count_of(_first(payload, int, *_COUNTED))
+    if counted is not None:
+        counted -= count_of(_first(payload, int, *_REASONING)) or 0  # of which no rows are sent
     drafted = count_of(_first(payload, int, f"timings.{DRAFTED}"))
     fingerprint = _first(payload, str, "system_fingerprint")
     top_logprobs = _first(request, int, *_COUNTS) or _first(payload, int, "generation_settings.n_probs")
@@ -301,6 +308,7 @@ def _about(payload: Payload, request: Payload, source: str) -> dict[str, Any]:
         "text": _first(payload, str, *_TEXTS) or "",
         "prompt": tokens_of(ids, "prompt", source) if is_one_prompt else count_of(_first(payload, int, *_LENGTHS)),
         "generated": tokens_of(_first(payload, list, *_GENERATED), "generated tokens", source),
+        "counted": counted,
         "cached": count_of(cached),
         "settings": ({} if drafted is None else {DRAFTED: f"{drafted}"})
         | ({"system_fingerprint": fingerprint} if fingerprint else {}),
