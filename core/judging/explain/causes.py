@@ -118,4 +118,6 @@ def explain_lists(pair: ListPair, reference: ListSide, variant: ListSide) -> Exp
         Cause("masking" if one.kind == MASKED else "placeholders", f"{opening(one.clause)}.")
         for one in pair.placeholders  # masks first
     ]
-    return replace(explanation, causes=[*missing, *explanation.causes])
+    causes = [*missing, *explanation.causes]
+    causes.sort(key=lambda cause: cause.name != "renormalized")  # which masks tokens, or leaves one alone
+    return replace(explanation, causes=causes)
