@@ -104,8 +104,9 @@ class ListControls(Controls):
         pair = self.lists
         words = f"{pair.left_out}; {pair.in_words}" if pair.left_out else pair.in_words
         placeholders = [one.clause for one in pair.placeholders[:1]]
-        # Top-p leaves tokens out, or a single one: what else is named is a part of it.
-        yield from (cause.says for cause in self.simple_causes if placeholders and cause.name == "renormalized")
+        for cause in self.simple_causes if placeholders else ():
+            if cause.name == "renormalized":  # of which what else is named is a part
+                yield f"{cause.says.removesuffix('.')}; {placeholders[0]}"
         if pair.is_void:
             yield from placeholders
         if self.simple_causes and (self.simple_causes[0].is_fault or self.parting or not placeholders):

@@ -119,5 +119,6 @@ def explain_lists(pair: ListPair, reference: ListSide, variant: ListSide) -> Exp
         for one in pair.placeholders  # masks first
     ]
     causes = [*missing, *explanation.causes]
-    causes.sort(key=lambda cause: cause.name != "renormalized")  # which masks tokens, or leaves one alone
+    # Top-p leaves the prompt's tokens out, or one token alone, which is then no placeholder.
+    causes.sort(key=lambda cause: {"masking": 0, "renormalized": 1}.get(cause.name, 2))
     return replace(explanation, causes=causes)

@@ -493,3 +493,14 @@ def test_generated_tokens_without_a_row_are_counted(counted: int, reasoning: int
     sides = align([ListSide("A", (found,)), ListSide("B", (found,))])
     (verdict,) = judge_responses(sides, pairs_of(sides))
     assert verdict.name == (UNDECIDED if unsent else IDENTICAL)
+
+
+def test_lists_of_id_and_value_of_an_older_mlx_server() -> None:
+    lists = {
+        "tokens": [5, 6],
+        "token_logprobs": [-0.25, -0.5],
+        "top_logprobs": [[[5, -0.25], [9, -2.0]], [[6, -0.5], [7, -1.5]]],
+    }
+    found = one({"choices": [{"message": {"content": "ab"}, "logprobs": lists}]})
+    assert (found.keys, found.rows.targets.tolist()) == ("token_id", [5, 6])
+    assert [row(found, at) for at in (0, 1)] == [{5: -0.25, 9: -2.0}, {6: -0.5, 7: -1.5}]
