@@ -204,10 +204,10 @@ def response_of(
         says.append(f"0.0, a placeholder, was sent for {emitted}; the value in the row's list is read.")
     first = None if length is None and has_prompt_rows else first_row(length)
     has_generated = not has_prompt_rows or any(row.position >= (first or 0) for row in rows)
-    sent = sum(row.position >= (first or 0) for row in rows)
-    if has_generated and counted is not None and counted > sent + 1:  # the last may end the text, and have no row
-        says.append(f"It counts {counted:,} generated tokens, and sends log-probabilities of {sent:,}.")
-        about["settings"] = {**about.get("settings", {}), UNSENT: f"{counted - sent}"}
+    with_rows = sum(row.position >= (first or 0) for row in rows)
+    if has_generated and counted is not None and counted > with_rows + 1:  # the last may end the text, and have no row
+        says.append(f"It counts {counted:,} generated tokens, and sends log-probabilities of {with_rows:,}.")
+        about["settings"] = {**about.get("settings", {}), UNSENT: f"{counted - with_rows}"}
     is_known = is_by_id and prompt and not isinstance(prompt, int)
     known = [*prompt] if is_known else [UNKNOWN_TOKEN] * (length or 1)  # type: ignore[misc]
     start = 0 if has_prompt_rows else len(known)
