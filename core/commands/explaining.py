@@ -129,7 +129,7 @@ def _explain(
             weights = _weights(floor_of_rows(loaded, tokens, rows, say))
         causes = [*weights, *explanation.causes]
         if lists:
-            causes.sort(key=lambda cause: cause.name not in ("masking", "placeholders"))
+            causes.sort(key=lambda cause: cause.name not in ("masking", "renormalized", "placeholders"))
         explanations[pair.reference, pair.variant] = replace(explanation, causes=causes)
     return explanations
 

@@ -105,6 +105,9 @@ class ListControls(Controls):
         pair = self.lists
         words = f"{pair.left_out}; {pair.in_words}" if pair.left_out else pair.in_words
         placeholders = [one.clause for one in pair.placeholders[:1]]
+        for cause in self.simple_causes if placeholders else ():
+            if cause.name == "renormalized":  # of which what else is named is a part
+                yield f"{cause.says.removesuffix('.')}; {placeholders[0]}"
         if pair.is_void:
             yield from placeholders
         if self.simple_causes and (self.simple_causes[0].is_fault or self.parting or not placeholders):

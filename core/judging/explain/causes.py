@@ -118,4 +118,7 @@ def explain_lists(pair: ListPair, reference: ListSide, variant: ListSide) -> Exp
         Cause("masking" if one.kind == MASKED else "placeholders", f"{opening(one.clause)}.")
         for one in pair.placeholders  # masks first
     ]
-    return replace(explanation, causes=[*missing, *explanation.causes])
+    causes = [*missing, *explanation.causes]
+    # Top-p leaves the prompt's tokens out, or one token alone, which is then no placeholder.
+    causes.sort(key=lambda cause: {"masking": 0, "renormalized": 1}.get(cause.name, 2))
+    return replace(explanation, causes=causes)

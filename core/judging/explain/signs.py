@@ -163,19 +163,26 @@ def renormalization(pair: PairRows) -> Iterator[Cause]:
     """Log-probabilities of one side sum to 1 over the tokens that were sent, as if no other could come."""
     if not pair.has_constants:
         raise TooFewError("log-probabilities")
-    tops = [[np.exp(np.minimum(row[np.isfinite(row)], 0.0)) for row in side] for side in pair.whole]
-    tops = [[top for top in side if len(top) > 1 and top.min() >= _LEAST_SHARE] for side in tops]
+    is_sent = np.isfinite(pair.whole)
+    shares = np.where(is_sent, np.exp(np.minimum(pair.whole, 0.0)), 0.0)
+    least = np.where(is_sent, shares, np.inf).min(axis=2, initial=np.inf)
+    counts, sums = is_sent.sum(axis=2), shares.sum(axis=2)
+    is_usable = (counts > 1) & (least >= _LEAST_SHARE)
     for side in (1, 0):
-        if min(map(len, tops)) < LEAST_ROWS:
-            continue
-        is_one = np.array([abs(1 - top.sum()) <= max(_SURE * top.min(), _SUM_ERROR) for top in tops[side]])
-        middle = float(np.median([top.sum() for top in tops[1 - side]]))
-        if is_one.mean() >= EXPLAINED and middle <= 1 - _MISSING:
-            says = (
-                f"Renormalized after top-k or top-p: probabilities of {max(map(len, tops[side]))} tokens sum to 1 on"
-                f" '{pair.names[side]}', to {middle:.3g} on '{pair.names[1 - side]}'."
-            )
-            yield Cause("renormalized", says, {"positions": int(is_one.sum()), "sum_of_other": middle})
+        is_one = np.abs(1 - sums[side]) <= np.maximum(_SURE * least[side], _SUM_ERROR)
+        of_other = np.where(is_sent[side], shares[1 - side], 0.0).sum(axis=1)
+        # Of rows with more tokens left than are listed, a list is a part of them; a shorter list has all of them.
+        for rows in (is_usable[side], is_usable[side] & (counts[side] < counts[1 - side])):
+            if rows.sum() < LEAST_ROWS or is_one[rows].mean() < EXPLAINED:
+                continue
+            middle = float(np.median(of_other[rows]))
+            if middle <= 1 - _MISSING:
+                says = (
+                    f"Renormalized after top-k, top-p or min-p: probabilities of {counts[side, rows].max()} tokens or"
+                    f" fewer sum to 1 on '{pair.names[side]}', to {middle:.3g} on '{pair.names[1 - side]}'."
+                )
+                yield Cause("renormalized", says, {"positions": int(is_one[rows].sum()), "sum_of_other": middle})
+                break
 
 
 def upcast_values(pair: PairRows) -> Iterator[Cause]:

@@ -23,6 +23,8 @@ _HEAD_BYTES = 4096  # that decide what a file is
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
 _BLANKS = re.compile(r"\s*")
 _EVENT = re.compile(rb"(data|event|id|retry)?:")
+# An escaped backslash or a whole pair, which stay, or half a pair.
+_SURROGATES = re.compile(rb"\\\\|\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<half>\\u[dD][89a-fA-F]..)")
 _REPR = re.compile(rb"\s*\[?\s*(\{'|[A-Z]\w*\()")  # of Python's objects
 _START = re.compile(rb"(\xef\xbb\xbf)?\s*([{\[]|data:|event:|id:|retry:|:|[A-Z]\w+\()")  # JSON, events, or a repr
 _Lines = Iterator[tuple[int, bytes]]
@@ -85,7 +87,8 @@ def _consecutive(text: bytes, name: str) -> Iterator[tuple[str, Any]]:
     try:
         yield name, parse(text, name)
     except DumpError:
-        decoder, characters = json.JSONDecoder(), text.decode("utf-8", "replace").strip()
+        decoder = json.JSONDecoder()
+        characters = _escape_lone_surrogates(text).decode("utf-8", "replace").strip()
         documents, end = [], 0
         while end < len(characters):
             try:
@@ -113,7 +116,7 @@ def parse(text: bytes, source: str) -> Any:
     if len(text) > MAX_BYTES:
         raise DumpError(f"{source}: a JSON document of more than {MAX_BYTES:,} bytes; expected at most that many.")
     try:
-        return json.loads(text)
+        return json.loads(_escape_lone_surrogates(text))
     except RecursionError:
         raise DumpError(f"{source}: its JSON is nested too deeply.") from None
     except ValueError as error:  # no JSON, or no UTF-8
@@ -121,6 +124,11 @@ def parse(text: bytes, source: str) -> Any:
             says = f"{source}: is a Python object as printed; expected JSON, as `response.model_dump_json()` writes it."
             raise DumpError(says) from None
         raise DumpError(f"{source}: no JSON ({clean(error, 60)}).") from None
+
+
+def _escape_lone_surrogates(text: bytes) -> bytes:
+    r"""Return a document in which half a character, which no text can hold, is spelled: \ud800 as six characters."""
+    return _SURROGATES.sub(lambda match: b"\\" + match[0] if match["half"] else match[0], text)
 
 
 def is_payload(path: Path) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
 
@@ -11,7 +11,7 @@ import msgspec
 
 from ....errors import DumpError
 from ....text import BYTE_LEVEL, clean, plural
-from ..records import MAX_POSITIONS, UNKNOWN_TOKEN, ListRow, Response, list_rows
+from ..records import MAX_POSITIONS, UNKNOWN_TOKEN, UNSENT, ListRow, Response, list_rows
 
 _LOWEST = -745.0  # below, a probability is 0 in float64: vLLM sends -9999.0, llama.cpp -3.4e38, SGLang -Infinity
 _MOST_TOKEN = 1 << 31
@@ -90,10 +90,15 @@ def entry_of(entry: Sent, source: str) -> Entry:
         if not head and digits.isascii() and digits.isdecimal():
             token, text = convert(int(digits[:11]), Id, source), None
         elif entry.bytes and "\ufffd" in text:
-            text = "".join(f"<0x{byte:02X}>" for byte in entry.bytes)
+            text = byte_names(entry.bytes)
     if token is None and text is None:
         raise DumpError(f"{source}: a token has neither id nor text.")
     return Entry(token, text, _value_of(entry.logprob, source))
+
+
+def byte_names(values: Iterable[int]) -> str:
+    """`<0xF0><0x9F>`: how a part of a character is spelled."""
+    return "".join(f"<0x{byte:02X}>" for byte in values)
 
 
 def _value_of(value: float | str | None, source: str) -> float | None:
@@ -135,13 +140,14 @@ def response_of(
     has_prompt_rows: bool = False,
     top_logprobs: int | None = None,
     warnings: Sequence[str] = (),
+    counted: int | None = None,
     **about: Any,
 ) -> Response:
     """Return the record of a response.
 
     prompt: its token ids, or how many, or None if unknown; rows of generated tokens follow its
     end, and without it position 0 is the row of the first generated token. generated: ids of what was generated, if
-    the payload has them. about: the other fields of Response.
+    the payload has them. counted: how many these are, as the payload says. about: the other fields of Response.
     """
     if not rows:
         raise DumpError(f"{source}: {format} response without log-probabilities; ask the server for them.")
@@ -152,6 +158,7 @@ def response_of(
     if not has_prompt_rows and _is_unordered(rows):
         rows = _greedy(rows, about.get("text", ""), source)
         says.append("Its lists are in no order; their top tokens, which spell its text, are the emitted ones.")
+    rows = _plain_texts(rows)
     is_by_id = all(entry.token is not None for row in rows for entry in (*row.top, row.target))
     ids: dict[str, int] = {}
     texts: dict[int, str] = {}
@@ -197,6 +204,10 @@ def response_of(
         says.append(f"0.0, a placeholder, was sent for {emitted}; the value in the row's list is read.")
     first = None if length is None and has_prompt_rows else first_row(length)
     has_generated = not has_prompt_rows or any(row.position >= (first or 0) for row in rows)
+    with_rows = sum(row.position >= (first or 0) for row in rows)
+    if has_generated and counted is not None and counted > with_rows + 1:  # the last may end the text, and have no row
+        says.append(f"It counts {counted:,} generated tokens, and sends log-probabilities of {with_rows:,}.")
+        about["settings"] = {**about.get("settings", {}), UNSENT: f"{counted - with_rows}"}
     is_known = is_by_id and prompt and not isinstance(prompt, int)
     known = [*prompt] if is_known else [UNKNOWN_TOKEN] * (length or 1)  # type: ignore[misc]
     start = 0 if has_prompt_rows else len(known)
@@ -261,3 +272,38 @@ def _bytes_of(text: str) -> bytes:
     if all(char in BYTE_LEVEL for char in text):
         return bytes(BYTE_LEVEL[char] for char in text)
     return text.replace("▁", " ").encode()
+
+
+def _plain_texts(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with texts in place of the spellings of a vocabulary; a server may spell its lists so, and not
+    the emitted tokens.
+    """
+    is_listed_spelled = _are_spelled({entry.text for row in rows for entry in row.top})
+    is_target_spelled = _are_spelled({row.target.text for row in rows})
+    plain = []
+    for row in rows:
+        top, target = row.top, row.target
+        is_in_list = any(entry.text == target.text for entry in top)
+        if is_target_spelled or (is_listed_spelled and is_in_list):
+            target = _decoded(target)
+        if is_listed_spelled:
+            top = [_decoded(entry) for entry in top]
+        plain.append(row._replace(top=top, target=target))
+    return plain
+
+
+def _are_spelled(texts: set[str | None]) -> bool:
+    """Return whether tokens are spelled as in a byte-level or SentencePiece vocabulary: no text has a blank."""
+    known = [text for text in texts if text]
+    has_blank = any(" " in text for text in known)
+    return not has_blank and any(text.startswith(("Ġ", "Ċ", "▁")) for text in known)
+
+
+def _decoded(entry: Entry) -> Entry:
+    if entry.text is None:
+        return entry
+    spelled = _bytes_of(entry.text)
+    try:
+        return entry._replace(text=spelled.decode())
+    except UnicodeDecodeError:  # a part of a character
+        return entry._replace(text=byte_names(spelled))

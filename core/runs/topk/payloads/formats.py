@@ -36,6 +36,8 @@ _LENGTHS = (
     *("tokens_evaluated", "prompt_eval_count", "meta_info.prompt_tokens"),
     *("usage.prompt_tokens", "usage.input_tokens"),
 )
+_COUNTED = ("usage.completion_tokens", "usage.output_tokens", "meta_info.completion_tokens", "eval_count")
+_REASONING = ("usage.completion_tokens_details.reasoning_tokens", "usage.output_tokens_details.reasoning_tokens")
 _CACHED = ("timings.cache_n", "meta_info.cached_tokens", "usage.prompt_tokens_details.cached_tokens")
 _GENERATED = ("tokens", "output_ids", "token_ids")
 _COUNTS = ("n_probs", "top_logprobs", "top_logprobs_num", "logprobs")  # what requests call the values per row
@@ -143,6 +145,8 @@ def _read_choices(payload: Payload, source: str, request: Payload) -> Iterator[R
         if len(choices) > 1 and own is not request:
             whole["usage"] = None  # it counts the tokens of all prompts
         about = _about(whole, {**own, "prompt": ids} if ids else own, at) | {"prompt_key": _prompt_key(own)}
+        if len(choices) > 1:
+            about["counted"] = None  # of all choices
         if len(choices) > 1 and not ids and not _prompt_key(request):
             about["warnings"] = warnings
         yield response_of(source=at, **about | _choice(whole, about["prompt"], at))
@@ -208,7 +212,7 @@ def _listed_rows(logprobs: Payload, start: int, source: str) -> Iterator[Row]:
     """Read the four lists of completions. start: position of the first row, -1 of echoed ones: the prompt's first token
     has no row. Ids of the emitted tokens count if no other token was sent.
     """
-    lists = convert(logprobs, _Lists, source)
+    lists = convert(_with_named_ids(logprobs), _Lists, source)
     count, tops = len(lists.tokens), lists.top_logprobs or [None] * len(lists.tokens)
     if not count == len(lists.token_logprobs) == len(tops):
         values = f"{len(lists.token_logprobs)} values and {len(tops)} lists"
@@ -223,6 +227,19 @@ def _listed_rows(logprobs: Payload, start: int, source: str) -> Iterator[Row]:
             entries = [entry_of(Sent(each, token=key), at) for key, each in (top or {}).items()]
             target = entry_of(Sent(value, token, token=text), at)
             yield Row(position, entries, target, None if entries else 0)
+
+
+def _with_named_ids(logprobs: Payload) -> Payload:
+    """Return lists by token id as others are: mlx-lm's older server sends ids for texts, and [id, value] pairs."""
+    tokens, tops = logprobs["tokens"], logprobs.get("top_logprobs")
+    if not isinstance(tokens, list) or not tokens or not all(type(token) is int for token in tokens):
+        return logprobs
+    named = {**logprobs, "tokens": [f"token_id:{token}" for token in tokens]}
+    is_paired = isinstance(tops, list) and any(isinstance(top, list) for top in tops)
+    if is_paired:
+        rows = convert(tops, list[list[tuple[Id, float | str | None]] | None], "top_logprobs")
+        named["top_logprobs"] = [{f"token_id:{token}": value for token, value in row or ()} for row in rows]
+    return named
 
 
 def _read_completion(payload: Payload, prompt: Any, source: str) -> dict[str, Any]:
@@ -301,6 +318,9 @@ def _about(payload: Payload, request: Payload, source: str) -> dict[str, Any]:
     ids = _first(request, list, "prompt", "input_ids", "prompt_token_ids", "token_ids") or []
     is_one_prompt = bool(ids) and all(type(token) is int for token in ids)  # not texts, nor several
     cached = _first(payload, int, *_CACHED)
+    counted = count_of(_first(payload, int, *_COUNTED))
+    if counted is not None:
+        counted -= count_of(_first(payload, int, *_REASONING)) or 0  # of which no rows are sent
     drafted = count_of(_first(payload, int, f"timings.{DRAFTED}"))
     fingerprint = _first(payload, str, "system_fingerprint")
     top_logprobs = _first(request, int, *_COUNTS) or _first(payload, int, "generation_settings.n_probs")
@@ -309,6 +329,7 @@ def _about(payload: Payload, request: Payload, source: str) -> dict[str, Any]:
         "text": _first(payload, str, *_TEXTS) or "",
         "prompt": tokens_of(ids, "prompt", source) if is_one_prompt else count_of(_first(payload, int, *_LENGTHS)),
         "generated": tokens_of(_first(payload, list, *_GENERATED), "generated tokens", source),
+        "counted": counted,
         "cached": count_of(cached),
         "settings": ({} if drafted is None else {DRAFTED: f"{drafted}"})
         | ({"system_fingerprint": fingerprint} if fingerprint else {}),

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from core.errors import DumpError
+from core.judging.lists import judge_responses
+from core.runs.file.records import IDENTICAL, UNDECIDED
 from core.runs.topk.alignment import align
 from core.runs.topk.files import sides_of
-from core.runs.topk.pairing import compare_sides
+from core.runs.topk.pairing import compare_sides, pairs_of
 from core.runs.topk.payloads import bounded_json, formats
 from core.runs.topk.payloads.bounded_json import is_payload
 from core.runs.topk.payloads.formats import read_payload, read_responses
@@ -431,3 +433,74 @@ def test_prompts_of_ids_are_each_choices_own() -> None:
     listed = [{"index": index, "logprobs": {"content": [{"id": 7, "logprob": -1.0}]}} for index in range(2)]
     found = read_payload({"choices": listed}, "here", {"prompt": [[4, 5], [6]]})
     assert [response.tokens for response in found] == [(4, 5, 7), (6, 7)]
+
+
+def spelled(text: str) -> str:
+    """The text as GPT-2's byte-level vocabulary spells it: a blank is \u0120, a line end \u010a, \u00e9 two letters."""
+    return text.replace(" ", "\u0120").replace("\n", "\u010a").replace("\u00e9", "\u00c3\u00a9")
+
+
+def spelled_answer(of_list: Any, of_chosen: Any) -> dict[str, Any]:
+    rows = [(" the", " a"), ("\n", "!"), ("caf\u00e9", " tea"), ("sat", " sat")]
+    content = [
+        {
+            "token": of_chosen(first),
+            "logprob": -0.3 - 0.1 * at,
+            "top_logprobs": [
+                {"token": of_list(first), "logprob": -0.3 - 0.1 * at},
+                {"token": of_list(second), "logprob": -1.9},
+            ],
+        }
+        for at, (first, second) in enumerate(rows)
+    ]
+    return {"choices": [{"message": {"content": " the\ncaf\u00e9sat"}, "logprobs": {"content": content}}]}
+
+
+@pytest.mark.parametrize("of_chosen", [str, spelled])
+def test_lists_that_spell_tokens_as_bytes_are_those_of_the_texts(of_chosen: Any) -> None:
+    found, plain = one(spelled_answer(spelled, of_chosen)), one(spelled_answer(str, str))
+    pair = compare_sides(*align([ListSide("A", (plain,)), ListSide("B", (found,))]))
+    assert (pair.common_values, pair.differing, pair.flips, pair.placeholders) == (8, 0, 0, ())
+
+
+def test_sentencepieces_spelling_is_the_text_and_plain_texts_stay() -> None:
+    answer = spelled_answer(lambda text: text.replace(" ", "\u2581"), str)
+    assert by_text(one(answer), 0) == {" the": -0.3, " a": -1.9}
+    assert by_text(one(completions([" \u0120"], [-1.0], [{" \u0120": -1.0, "\u0120x": -2.0}])), 0) == {
+        " \u0120": -1.0,
+        "\u0120x": -2.0,
+    }
+
+
+def test_half_a_character_is_spelled_and_whole_ones_stay(tmp_path: Path) -> None:
+    path = tmp_path / "half.json"
+    texts = r'["\ud800", "\ud83d\ude00", "\\ud800", "\udc00\ud800"]'
+    rows = ", ".join(f"[-{number + 1}.5, {number}, {text}]" for number, text in enumerate(texts[1:-1].split(", ")))
+    path.write_text('{"meta_info": {"output_token_logprobs": [' + rows + "]}}")
+    (found,) = read_responses(path)
+    assert found.texts == {0: r"\ud800", 1: "\U0001f600", 2: r"\ud800", 3: r"\udc00\ud800"}
+
+
+@pytest.mark.parametrize(
+    ("counted", "reasoning", "unsent"), [(3, 0, "2"), (1, 0, None), (2, 0, None), (50, 48, None), (50, 40, "9")]
+)
+def test_generated_tokens_without_a_row_are_counted(counted: int, reasoning: int, unsent: str | None) -> None:
+    """The end of the text may have no row, and reasoning has none."""
+    payload = completions([" c"], [-0.5], [{" c": -0.5, " d": -1.5}])
+    payload["usage"] = {"completion_tokens": counted, "completion_tokens_details": {"reasoning_tokens": reasoning}}
+    found = one(payload)
+    assert found.settings.get("tokens_without_row") == unsent
+    sides = align([ListSide("A", (found,)), ListSide("B", (found,))])
+    (verdict,) = judge_responses(sides, pairs_of(sides))
+    assert verdict.name == (UNDECIDED if unsent else IDENTICAL)
+
+
+def test_lists_of_id_and_value_of_an_older_mlx_server() -> None:
+    lists = {
+        "tokens": [5, 6],
+        "token_logprobs": [-0.25, -0.5],
+        "top_logprobs": [[[5, -0.25], [9, -2.0]], [[6, -0.5], [7, -1.5]]],
+    }
+    found = one({"choices": [{"message": {"content": "ab"}, "logprobs": lists}]})
+    assert (found.keys, found.rows.targets.tolist()) == ("token_id", [5, 6])
+    assert [row(found, at) for at in (0, 1)] == [{5: -0.25, 9: -2.0}, {6: -0.5, 7: -1.5}]

@@ -7,7 +7,9 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy.special import log_softmax
 
 from core.errors import DumpError
 from core.judging.explain.causes import explain_lists
@@ -274,3 +276,41 @@ def test_what_was_sent_stays_in_the_run() -> None:
     side, _ = sides_of(answer(*drafted({1, 2})), answer(*sound()))
     cleaned, _ = without_placeholders(side)
     assert (len(side.rows.values), len(cleaned.values)) == (20, 18)
+
+
+def restricted(logits: np.ndarray, size: int, *, keep: str = "", temperature: float = 1.0) -> dict[str, Any]:
+    """A chat answer: the `size` top tokens of each row, -9999.0 for those that a sampler leaves out."""
+    rows: list[Token] = []
+    for row in log_softmax(logits / temperature, axis=1):
+        order = np.argsort(-row, kind="stable")
+        shares = np.exp(row[order])
+        is_kept = {
+            "": np.ones(len(row), bool),
+            "top-p": np.cumsum(shares) - shares < 0.9,
+            "top-k": np.arange(len(row)) < 5,
+            "min-p": shares >= 0.1 * shares[0],
+        }[keep.removesuffix(", masked")]
+        kept = 0.0 if keep.endswith("masked") else np.log(shares[is_kept].sum())
+        values = np.where(is_kept, row[order] - kept, -9999.0)
+        top = {f"t{token}": float(value) for token, value in zip(order[:size], values, strict=False)}
+        rows.append((f"t{order[0]}", float(values[0]), top))
+    return answer(*rows)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("spread", [3.0, 6.0])
+@pytest.mark.parametrize("keep", ["top-p", "top-k", "min-p"])
+def test_lists_after_a_sampler_are_renormalized_and_a_mask_is_not(keep: str, spread: float, temperature: float) -> None:
+    """Of a spread of 3 a nucleus is often more than the 20 listed tokens, of 6 often one."""
+    logits = np.random.default_rng(3).normal(0, spread, (32, 400))
+    plain = restricted(logits, 20)
+    sides = sides_of(plain, restricted(logits + 1e-3, 20, keep=keep, temperature=temperature))
+    (pair,) = pairs_of(sides)
+    names = [cause.name for cause in explain_lists(pair, *sides).causes]
+    assert "renormalized" in names
+    assert "placeholders" not in names[: names.index("renormalized")]
+    if (keep, spread) != ("min-p", 6.0):  # which leaves too few values for a temperature
+        assert ("temperature" in names) == (temperature != 1.0)
+    sides = sides_of(plain, restricted(logits, 20, keep=f"{keep}, masked"))
+    (pair,) = pairs_of(sides)
+    assert "renormalized" not in [cause.name for cause in explain_lists(pair, *sides).causes]
