@@ -26,7 +26,7 @@ from ..tables.pairs import insert_evidence, insert_pair
 from ..tables.rollouts import CHOSEN_TOKEN, MISMATCH, SEQUENCE
 from ..tables.run import insert_header, insert_sides
 from ..topk.reading import digest_of, responses_of
-from .files import SIDES, read_tokens
+from .files import SIDES, make_plain, read_tokens
 
 if TYPE_CHECKING:
     from ..file.evidence import Verdict
@@ -66,7 +66,7 @@ def write_tokens(
         # Links, for DuckDB takes `*` and `?` in a name for any other file's.
         links = [partial.directory / f"sequences-{number}" for number in range(len(paths))]
         for link, path in zip(links, paths, strict=True):
-            link.symlink_to(path.resolve())
+            make_plain(path, link)
         database.execute(_MEMORY)
         names, left_out = read_tokens(database, paths, links)
         database.execute("INSERT INTO prompt SELECT prompt, len(token_ids) FROM arriving ORDER BY prompt")

@@ -143,6 +143,31 @@ def altered(target: Path, change) -> Path:
     return target
 
 
+@pytest.mark.parametrize("value", [np.nan, -np.inf, np.inf, -9999.0])
+@pytest.mark.parametrize("is_trained", [0, 1])
+def test_a_value_that_is_no_log_probability_is_missing_and_of_no_weight_if_masked(value, is_trained, tmp_path):
+    def change(samples):
+        samples[0]["log_probs"][3] = value
+        samples[0]["loss_masks"][3] = is_trained
+
+    tokens, _, summary = read(tmp_path, [altered(tmp_path / "a.pt", change)])
+    trained = sum(int(EXPECTED[f"mask{prompt}"].sum()) for prompt in range(3))
+    assert summary.finite == trained - 1
+    assert np.isnan(tokens["variant"].iloc[3])
+
+
+def test_a_response_of_no_tokens_is_left_out(tmp_path):
+    def change(samples):
+        of_tokens = {name: value[:0] for name, value in samples[0].items() if name != "tokens" and np.ndim(value)}
+        samples[0].update(of_tokens, response_lengths=0)
+
+    path = altered(tmp_path / "a.pt", change)
+    store = Store(tmp_path / "runs")
+    with RunReader(store.path_of(ingest(store, [path]))) as run:
+        assert run.header.provenance.note == "1 sequence without a token in the loss left out."
+        assert run.query("SELECT name FROM sequence ORDER BY prompt")["name"].tolist() == ["11", "12"]
+
+
 class Anything:
     """What a pickle may construct."""
 
