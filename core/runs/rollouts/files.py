@@ -173,16 +173,17 @@ def files_in(paths: Sequence[Path]) -> list[Path]:
 
 def make_plain(path: Path, target: Path) -> None:
     """Make `target` the file, unpacked: a link if it is plain, else a copy. DumpError if it cannot be unpacked."""
-    with path.open("rb") as packed, open_plain(path) as plain:
-        head = plain.peek(4)[:4]
-        if packed.read(4) == head:
+    with path.open("rb") as file, open_plain(path) as plain:
+        part = plain.read(_COPIED)
+        if file.read(len(part)) == part:
             target.symlink_to(path.resolve())
             return
         with target.open("wb") as copy:
-            while part := plain.read(_COPIED):
+            while part:
                 copy.write(part)
                 if copy.tell() > MAX_FILE_BYTES:
                     raise DumpError(f"{clean(path.name)}: unpacks to over {MAX_FILE_BYTES:,} bytes; split it.")
+                part = plain.read(_COPIED)
 
 
 def _in_order(path: Path) -> list[str | int]:
@@ -268,7 +269,7 @@ def _trim(database: Database, rows: str, names: Sequence[str], order: str = "") 
 
 
 def _of_loss(side: str, condition: str) -> str:
-    """SQL of a side's values at tokens of the loss for which a condition on `v` holds."""
+    """Return SQL of a side's values at tokens of the loss for which a condition on `v` holds."""
     return f"list_filter({side}, lambda v, place: {condition} AND coalesce(mask[place], true))"
 
 
@@ -293,9 +294,9 @@ def _join(database: Database, paths: Sequence[Path], names: Sequence[str]) -> st
     """Join two files of one side each by the names of their sequences, or by their order. -> a note"""
     counts = [database.rows(f"SELECT count(*), count(name), count(DISTINCT name) FROM file_{n}")[0] for n in (0, 1)]
     is_named = all(rows == names for rows, names, _ in counts)
-    for number, (rows, _, distinct) in enumerate(counts):
+    for path, (rows, _, distinct) in zip(paths, counts, strict=True):
         if is_named and distinct < rows:
-            raise DumpError(f"{clean(paths[number].name)}: a `sequence` occurs twice; expected each once.")
+            raise DumpError(f"{clean(path.name)}: a `sequence` occurs twice; expected each once.")
     if not is_named and counts[0][0] != counts[1][0]:
         both = f"{counts[0][0]:,} and {counts[1][0]:,}"
         raise DumpError(f"the files hold {both} sequences without a `sequence` to join them by; expected as many.")
