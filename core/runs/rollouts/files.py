@@ -196,11 +196,11 @@ def _is_parquet(path: Path) -> bool:
         return file.read(4) == _PARQUET
 
 
-def read_tokens(database: Database, paths: Sequence[Path], links: Sequence[Path]) -> tuple[tuple[str, str], str]:
+def read_tokens(database: Database, paths: Sequence[Path], links: Sequence[Path]) -> tuple[tuple[str, str], str, int]:
     """Make the temporary table `arriving` of all files, checked: prompt, token_ids, mask, lists and facts.
 
     Returns:
-        names of the sides, and a note on what was left out.
+        names of the sides, a note on what was left out, and how many sequences had no token in the loss.
 
     Raises:
         DumpError: a file cannot be read or joined; one sentence names the row.
@@ -219,7 +219,7 @@ def read_tokens(database: Database, paths: Sequence[Path], links: Sequence[Path]
             if len(paths) != 2 or len(of_one_side) != 2:
                 raise DumpError("`logprobs` are of one side; expected two files, the rollout's and the trainer's.")
             first, second = side_names(paths)
-            return (first, second), _join(database, paths, (first, second))
+            return (first, second), *_join(database, paths, (first, second))
     union = " UNION ALL BY NAME ".join(f"SELECT * EXCLUDE (prompt) FROM {table}" for table in tables)
     twice = database.rows(
         f"SELECT name, step FROM ({union}) WHERE name IS NOT NULL GROUP BY name, step, environment"
@@ -228,10 +228,10 @@ def read_tokens(database: Database, paths: Sequence[Path], links: Sequence[Path]
     if twice:
         at = "" if twice[0][1] is None else f" of step {twice[0][1]}"
         raise DumpError(f"sequence '{clean(twice[0][0])}'{at} occurs twice; expected each once.")
-    note = _trim(database, union, names)
+    note, dropped = _trim(database, union, names)
     for table in tables:
         database.execute(f"DROP TABLE {table}")
-    return names, note
+    return names, note, dropped
 
 
 def _known_layout(path: Path) -> Layout:
@@ -240,9 +240,9 @@ def _known_layout(path: Path) -> Layout:
     return layout
 
 
-def _trim(database: Database, rows: str, names: Sequence[str], order: str = "") -> str:
+def _trim(database: Database, rows: str, names: Sequence[str], order: str = "") -> tuple[str, int]:
     """Make `arriving` of a query, each sequence cut to its response, from the first to the last token of the loss. -> a
-    note
+    note, and how many have no such token
     """
     places = (
         "SELECT *, coalesce(list_position(mask, true), 1) AS first_token,"
@@ -265,7 +265,7 @@ def _trim(database: Database, rows: str, names: Sequence[str], order: str = "") 
         f" {facts}, CASE WHEN first_token > 1 THEN to_json({prompt})::VARCHAR ELSE prompt_token_ids END"
         f" AS prompt_token_ids FROM ({places}) WHERE is_trained"
     )
-    return " ".join(notes)
+    return " ".join(notes), dropped
 
 
 def _of_loss(side: str, condition: str) -> str:
@@ -290,8 +290,8 @@ def _impossible(database: Database, rows: str, names: Sequence[str]) -> list[str
     return notes
 
 
-def _join(database: Database, paths: Sequence[Path], names: Sequence[str]) -> str:
-    """Join two files of one side each by the names of their sequences, or by their order. -> a note"""
+def _join(database: Database, paths: Sequence[Path], names: Sequence[str]) -> tuple[str, int]:
+    """Join two files of one side each by the names of their sequences, or by their order. -> as `_trim` returns"""
     counts = [database.rows(f"SELECT count(*), count(name), count(DISTINCT name) FROM file_{n}")[0] for n in (0, 1)]
     is_named = all(rows == names for rows, names, _ in counts)
     for path, (rows, _, distinct) in zip(paths, counts, strict=True):
@@ -319,11 +319,11 @@ def _join(database: Database, paths: Sequence[Path], names: Sequence[str]) -> st
         f"SELECT a.prompt, a.token_ids, a.reference, b.reference AS variant, {merged} FROM file_0 a JOIN file_1 b"
         f" USING ({key})"
     )
-    note = _trim(database, rows, names, "ORDER BY prompt")
+    note, dropped = _trim(database, rows, names, "ORDER BY prompt")
     database.execute("DROP TABLE file_0; DROP TABLE file_1")
     alone = counts[0][0] + counts[1][0] - 2 * shared
     of_one = f"{plural(alone, 'sequence')} of one file alone left out." if alone else ""
-    return " ".join(filter(None, (of_one, note)))
+    return " ".join(filter(None, (of_one, note))), dropped
 
 
 def _table_of_file(database: Database, path: Path, link: Path, layout: Layout, number: int) -> str:

@@ -68,7 +68,7 @@ def write_tokens(
         for link, path in zip(links, paths, strict=True):
             make_plain(path, link)
         database.execute(_MEMORY)
-        names, left_out = read_tokens(database, paths, links)
+        names, left_out, masked = read_tokens(database, paths, links)
         database.execute("INSERT INTO prompt SELECT prompt, len(token_ids) FROM arriving ORDER BY prompt")
         (positions,) = database.rows("SELECT sum(positions)::BIGINT FROM prompt")[0]
         if positions > MAX_LISTED_ROWS:
@@ -94,7 +94,7 @@ def write_tokens(
         verdict = judge(token_pair)
         insert_pair(database, 0, summary, verdict)
         insert_evidence(database, 0, np.empty((0, 2), np.int32), verdict.evidence, verdict.floors)
-        contents = summaries(figures)
+        contents = summaries(figures, masked)
         MISMATCH.insert(database, name=list(contents), content=[json.dumps(each) for each in contents.values()])
         tell(positions, positions)
     return partial.path.stem
