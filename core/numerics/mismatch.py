@@ -198,7 +198,7 @@ class Batch:
     def __init__(self, sequences: Sequences, weights: NDArray[np.float64] | None = None) -> None:
         self.sequences = sequences
         self.weights = np.ones(len(sequences)) if weights is None else weights
-        self.tokens = float(self.weights @ sequences.tokens)
+        self.tokens = float(self.weights @ sequences.tokens) or float("nan")  # a draw may hold masked sequences alone
 
     def sum(self, name: str) -> float:
         """Return the sum over all tokens."""

@@ -49,6 +49,7 @@ BY = {
     "lag": f"step - {_VERSION}",
     "weight version": _VERSION,
     "step": "step",
+    "rank": "try_cast(try_cast(sampling AS JSON) ->> 'rank' AS BIGINT)",
     "environment": "environment",
     "stop reason": "stop_reason",
 }
@@ -258,22 +259,23 @@ def sample_tokens(run: Figures, most: int = 1 << 16) -> SampledTokens:
     """Return the tokens of whole sequences, spread evenly over the run, about `most` in all."""
     total = int(run.query("SELECT sum(positions)::BIGINT AS total FROM prompt")["total"][0])
     table = run.query(
-        f"SELECT prompt, position, is_trained, reference, variant, entropy, {_VERSION} AS version, step, environment,"
-        f" stop_reason FROM {_JOINED} WHERE prompt % ? = 0 ORDER BY prompt, position",
+        f"SELECT prompt, position, is_trained, reference, variant, entropy, {_VERSION} AS version, step,"
+        f" {BY['rank']} AS rank, environment, stop_reason FROM {_JOINED}"
+        " WHERE prompt % ? = 0 ORDER BY prompt, position",
         -(-total // most),
     )
     trained = table["is_trained"].to_numpy(bool)
     is_hole = ~trained & np.append(False, trained[:-1])
     turn = table.assign(hole=is_hole).groupby("prompt")["hole"].cumsum()
     used = table[trained]
-    rollout, trainer, entropy, version, step = (
+    rollout, trainer, entropy, version, step, rank = (
         used[name].to_numpy(np.float64, na_value=np.nan)
-        for name in ("reference", "variant", "entropy", "version", "step")
+        for name in ("reference", "variant", "entropy", "version", "step", "rank")
     )
     lag = (step if np.isfinite(step).any() else np.fmax.reduce(version)) - version
     entropies, lags = (each if np.isfinite(each).any() else None for each in (entropy, lag))
     texts = {name: used[BY[name]].fillna("").to_numpy(str) for name in _TEXTS}
-    groups = {"step": step, "weight version": version, **texts}
+    groups = {"step": step, "weight version": version, "rank": rank, **texts}
     prompt, position = (used[name].to_numpy() for name in ("prompt", "position"))
     return SampledTokens(prompt, position, rollout, trainer, turn[trained].to_numpy(), entropies, lags, groups)
 

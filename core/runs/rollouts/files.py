@@ -92,6 +92,7 @@ LAYOUTS = (
             **{"token_ids": "token_ids", "mask": "loss_mask", "reference": "inference_logprobs"},
             **{"variant": "trainer_logprobs", "entropy": "entropy", "advantage": "advantages", "step": "step"},
             **{"environment": "env_name", "name": "concat_ws('/', rank, export_sequence_idx)"},
+            "sampling": "CASE WHEN rank IS NOT NULL THEN json_object('rank', rank) END",
         },
         check={"has another `schema_version` than 1, which is the one known": "bool_or(schema_version != 1)"},
     ),

@@ -163,7 +163,11 @@ def _join(key: tuple[int, int], of_files: Sequence[tuple[Path, dict[str, Any]]])
             "stop_reason": sample.get("status", None if is_cut is None else "truncated" if is_cut else "completed"),
             "environment": sample.get("source_names"),
             "weight_version": ",".join(versions) or None,
+            "sampling": about.get("sampling"),
         }
+        rank = re.search(r"_(\d{1,9})\.pt$", path.name)
+        if "cp_rank" in sample and rank and not about.get("sampling"):  # miles; of context-parallel ranks the first
+            facts["sampling"] = json.dumps({"rank": int(rank[1])})
         about |= {name: value for name, value in facts.items() if isinstance(value, int | float | str)}
     for name, column in _VALUES.items():
         slices = [(path, one, _numbers(one[column])) for path, one in of_files if one.get(column) is not None]

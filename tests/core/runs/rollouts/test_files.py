@@ -156,6 +156,29 @@ def test_a_value_that_is_no_log_probability_is_missing_and_of_no_weight_if_maske
     assert np.isnan(tokens["variant"].iloc[3])
 
 
+@pytest.mark.parametrize(("files", "ranks"), [(PRIME, [0, 0, 1]), (MILES, [0, 0, 0])])
+def test_the_rank_is_that_of_the_file(files, ranks, tmp_path):
+    _, sequences, _ = read(tmp_path, [CASES / each for each in files])
+    assert [json.loads(each)["rank"] for each in sequences["sampling"]] == ranks
+
+
+def test_a_rank_that_differs_is_named(store, tmp_path):
+    """As many tokens on each of four ranks; the third has other weights."""
+    random = np.random.default_rng(1)
+    paths = []
+    for rank in range(4):
+        rollout = -random.gamma(0.7, 1.0, (8, 40))
+        trainer = np.minimum(rollout + random.normal(0, 0.3 if rank == 2 else 0.01, rollout.shape), -1e-6)
+        rows = [
+            {"token_ids": [0] * 40, "inference_logprobs": one.tolist(), "trainer_logprobs": other.tolist()}
+            | {"rank": rank, "step": 1, "export_sequence_idx": at}
+            for at, (one, other) in enumerate(zip(rollout, trainer, strict=True))
+        ]
+        paths.append(lines(tmp_path / f"rank_{rank}.jsonl", rows))
+    with RunReader(store.path_of(ingest(store, paths))) as run:
+        assert "rank 2" in run.pairs[0].because
+
+
 def test_a_response_of_no_tokens_is_left_out(tmp_path):
     def change(samples):
         of_tokens = {name: value[:0] for name, value in samples[0].items() if name != "tokens" and np.ndim(value)}
