@@ -18,6 +18,7 @@ from ..topk.files import side_names
 from ..topk.payloads.bounded_json import MAX_FILE_BYTES, open_plain
 from ..topk.placeholders import ROUNDING
 from ..topk.records import MAX_POSITIONS
+from .array_files import is_batch, read_batch
 from .torch_files import SavedResponse, is_rollout, read_responses
 
 _PARQUET = b"PAR1"
@@ -150,6 +151,8 @@ def are_tokens(paths: Sequence[Path]) -> bool:
     """Return whether the files hold chosen tokens, by their first bytes; False if one is not there."""
     if not paths or not all(path.is_file() for path in paths):
         return False
+    if len(paths) == 1 and is_batch(paths[0]):
+        return True
     return all(is_rollout(path) for path in paths) or all(_is_parquet(path) or layout_of(path) for path in paths)
 
 
@@ -206,7 +209,7 @@ def read_tokens(database: Database, paths: Sequence[Path], links: Sequence[Path]
     Raises:
         DumpError: a file cannot be read or joined; one sentence names the row.
     """
-    if is_rollout(paths[0]):
+    if is_rollout(paths[0]) or is_batch(paths[0]):
         tables = [_table_of_torch(database, paths)]
         names = ("rollout", "trainer")
     else:
@@ -355,8 +358,8 @@ def _table_of_file(database: Database, path: Path, link: Path, layout: Layout, n
 
 
 def _table_of_torch(database: Database, paths: Sequence[Path]) -> str:
-    """Make a temporary table of the responses in files of slime or miles. -> its name"""
-    responses = read_responses(paths)
+    """Make a temporary table of the responses in files of slime or miles, or of a batch. -> its name"""
+    responses = read_responses(paths) if is_rollout(paths[0]) else read_batch(paths[0])
     trained = [each for each in responses if "variant" in each.values]
     if not trained or not any("reference" in each.values for each in trained):
         side = "rollout_log_probs" if trained else "log_probs"

@@ -156,6 +156,29 @@ def test_a_value_that_is_no_log_probability_is_missing_and_of_no_weight_if_maske
     assert np.isnan(tokens["variant"].iloc[3])
 
 
+def save_npz(path, arrays):
+    np.savez(path, **{name: values.float().numpy() for name, values in arrays.items()})
+
+
+@pytest.mark.parametrize(
+    ("name", "save"), [("a.npz", save_npz), ("a.pt", lambda path, arrays: torch.save(arrays, path))]
+)
+@pytest.mark.parametrize("keys", [("rollout_log_probs", "old_log_probs"), ("sampling_per_token_logps", "log_probs")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_arrays_named_as_log_probabilities_are_responses(name, save, keys, dtype, tmp_path):
+    """[12, 32], which would pass for logits of 12 positions."""
+    random = torch.Generator().manual_seed(1)
+    sides = [-torch.rand(12, 32, generator=random).to(dtype) for _ in keys]
+    mask = torch.ones(12, 32, dtype=torch.int64)
+    mask[3, 20:] = mask[5] = 0
+    save(tmp_path / name, {**dict(zip(keys, sides, strict=True)), "response_mask": mask})
+    tokens, sequences, summary = read(tmp_path, [tmp_path / name])
+    assert len(sequences) == 11
+    assert summary.finite == int(mask.sum())
+    for column, side in zip(("reference", "variant"), sides, strict=True):
+        assert tokens[column].tolist() == side[mask.bool()].double().tolist()
+
+
 @pytest.mark.parametrize(("files", "ranks"), [(PRIME, [0, 0, 1]), (MILES, [0, 0, 0])])
 def test_the_rank_is_that_of_the_file(files, ranks, tmp_path):
     _, sequences, _ = read(tmp_path, [CASES / each for each in files])
