@@ -221,8 +221,9 @@ class Batch:
         return self.over_sequences(self.sequences.means(name))
 
     def max(self, name: str) -> float:
-        """Return the maximum over all tokens."""
-        return float(self.sequences.maxima(name)[self.weights > 0].max())
+        """Return the maximum over all tokens, NaN if there is none."""
+        largest = float(self.sequences.maxima(name)[self.weights > 0].max())
+        return largest if largest > -np.inf else float("nan")
 
     def deviation(self, name: str, square: str) -> float:
         """Return the standard deviation over all tokens, over their number less one."""
