@@ -79,7 +79,8 @@ def check(
         return Check(figures, causes[0].text, causes[0].name)
     if figures["ess"] < _LEAST_ESS or figures["k3"] > _MOST_K3:
         sizes = f"ESS {figures['ess']:.2g}, k3 {figures['k3']:.2g} nats"
-        return Check(figures, f"{sizes}: the rollout is far from the trainer, and no simple cause is found.")
+        lacks = "" if entropy is not None else " A temperature was not looked for: pass `entropy`."
+        return Check(figures, f"{sizes}: the rollout is far from the trainer, and no simple cause is found.{lacks}")
     return Check(figures)
 
 

@@ -16,7 +16,7 @@ from ..runs.topk.pairing import ListPair, compare_sides
 from ..runs.topk.records import ListSide
 from ..text import number, opening, plural
 from .explain.causes import explain
-from .explain.rollouts import explain_tokens
+from .explain.rollouts import NO_TEMPERATURE, explain_tokens
 from .explain.rows import rows_of_lists
 from .explain.scoring import Cause
 from .judge import Controls, NotAvailableError, Pair, Rerun, judge
@@ -170,11 +170,13 @@ def judge_tokens(tokens: TokenPair) -> Verdict:
         says = "No token has a log-probability on both sides."
     elif not figures.neq:
         name, says = IDENTICAL, f"{figures.finite:,} {of} are equal; other tokens are not compared."
-    elif causes := explain_tokens(tokens.sample, tokens.names):
+    elif causes := sorted(explain_tokens(tokens.sample, tokens.names), key=lambda cause: not cause.is_fault):
         name, says = BUG_SUSPECTED if causes[0].is_fault else UNDECIDED, causes[0].says
     else:
         size = f"k3 {number(tokens.k3)} nats ({_NORMAL_K3}), largest difference {number(figures.max_abs)} nats"
         says = f"{size}; no simple cause, and one value per token cannot tell rounding from a fault."
+        if tokens.sample.entropy is None:
+            says = f"{says} {NO_TEMPERATURE}"
     record = SentFigures(positions=tokens.positions, values=figures.finite, neq=figures.neq, flips=None)
     outcome = {INVALID_DUMP: FAILED, BUG_SUSPECTED: FAILED, IDENTICAL: PASSED}.get(name, NOTED)
     return Verdict(name, says, (Evidence(Check.SENT, "both sides, token by token", record, outcome, says),))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 CLAMP = 20.0  # of log-ratios before exp, in verl, slime and ms-swift
 TIS, ICEPOP, DPPO, GEOMETRIC, VETO = 2.0, (0.5, 5.0), 0.2, (0.999, 1.002), 1e-4  # bars in the frameworks' references
+_LARGEST = 700.0  # of which float64 has the exponential
 _TRL_CAP = 3.0  # vllm_importance_sampling_clip_max
 
 
@@ -105,6 +106,7 @@ SUMS: dict[str, Quantity] = {
     "r^2": lambda t: t.r**2,
     "exp|r|": lambda t: np.exp(t.size),
     "ratio": lambda t: t.ratio,
+    "exp r": lambda t: np.exp(np.minimum(t.r, _LARGEST)),
     "ratio^2": lambda t: t.ratio**2,
     "truncated": lambda t: t.truncated,
     "truncated^2": lambda t: t.truncated**2,
@@ -138,7 +140,7 @@ MAXIMA: dict[str, Quantity] = {
 
 class Sequences:
     """Sums and maxima of the tokens by sequence, computed when they are asked for. Sequences without a token are left
-    out.
+    out, unless they are added by `with_masked`.
     """
 
     def __init__(
@@ -168,7 +170,14 @@ class Sequences:
 
     def means(self, name: str) -> NDArray[np.float64]:
         """Return the means of a quantity. [sequences]"""
-        return self.sums(name) / self.tokens
+        return self.sums(name) / np.maximum(self.tokens, 1)
+
+    def with_masked(self, count: int) -> Sequences:
+        """Return these and `count` sequences without a token of the loss: all of their sums are 0."""
+        tokens = np.append(self.tokens, np.zeros(count, self.tokens.dtype))
+        sums = {name: np.append(self.sums(name), np.zeros(count)) for name in SUMS}
+        maxima = {name: np.append(self.maxima(name), np.full(count, -np.inf)) for name in MAXIMA}
+        return Sequences(tokens, sums, maxima)
 
 
 class _Reduced(dict[str, NDArray]):
@@ -189,7 +198,7 @@ class Batch:
     def __init__(self, sequences: Sequences, weights: NDArray[np.float64] | None = None) -> None:
         self.sequences = sequences
         self.weights = np.ones(len(sequences)) if weights is None else weights
-        self.tokens = float(self.weights @ sequences.tokens)
+        self.tokens = float(self.weights @ sequences.tokens) or float("nan")  # a draw may hold masked sequences alone
 
     def sum(self, name: str) -> float:
         """Return the sum over all tokens."""
@@ -203,13 +212,18 @@ class Batch:
         """Return the mean of a value of each sequence."""
         return float(self.weights @ values / self.weights.sum())
 
+    def over_trained(self, values: NDArray) -> float:
+        """Return the sum of a value of each sequence with a token of the loss, over the number of all."""
+        return self.over_sequences(values * (self.sequences.tokens > 0))
+
     def mean_of_means(self, name: str) -> float:
         """Return the mean over sequences of the mean over their tokens."""
         return self.over_sequences(self.sequences.means(name))
 
     def max(self, name: str) -> float:
-        """Return the maximum over all tokens."""
-        return float(self.sequences.maxima(name)[self.weights > 0].max())
+        """Return the maximum over all tokens, NaN if there is none."""
+        largest = float(self.sequences.maxima(name)[self.weights > 0].max())
+        return largest if largest > -np.inf else float("nan")
 
     def deviation(self, name: str, square: str) -> float:
         """Return the standard deviation over all tokens, over their number less one."""
@@ -239,7 +253,7 @@ class Batch:
     @cached_property
     def kept_ratio(self) -> NDArray[np.float64]:
         """Ratio of each sequence, 0 above 3: TRL's `sequence_mask`."""
-        ratio = np.exp(np.minimum(self.sequences.sums("r"), 700))
+        ratio = np.exp(np.minimum(self.sequences.sums("r"), _LARGEST))
         return np.where(ratio > _TRL_CAP, 0.0, ratio)
 
     def perplexity(self, side: str) -> float:
@@ -259,11 +273,14 @@ class Figure:
 
 @dataclass(frozen=True)
 class Framework:
-    """Figures of one framework. source: version and file that define them."""
+    """Figures of one framework. source: version and file that define them; counts_masked: means over sequences count
+    those without a token of the loss.
+    """
 
     name: str
     source: str
     figures: tuple[Figure, ...]
+    counts_masked: bool = False
 
 
 _NATS = "nats"
@@ -349,7 +366,7 @@ _VERL = (
         for name, definition, value in (
             ("mean", "mean of exp(r), at most 2", lambda b: b.mean("truncated")),
             ("max", "largest, at most 2", lambda b: float(min(np.exp(b.max("r")), TIS))),
-            ("min", "least", lambda b: float(min(np.exp(-b.max("-r")), TIS))),
+            ("min", "least, at least exp(-20)", lambda b: float(min(np.exp(max(-b.max("-r"), -CLAMP)), TIS))),
             (
                 "std",
                 "standard deviation over the tokens",
@@ -414,16 +431,25 @@ _SLIME = (
     ),
     Figure("train/mis_kl", "mean of sequence means of -r", lambda b: -b.mean_of_means("r"), _NATS),
     Figure("train/mis_k3_kl", "mean of sequence means of exp(r) - 1 - r", lambda b: b.mean_of_means("k3"), _NATS),
-    Figure("train/mis_training_ppl", "mean over sequences of exp(-mean)", lambda b: b.perplexity("trainer")),
-    Figure("train/mis_rollout_ppl", "mean over sequences of exp(-mean)", lambda b: b.perplexity("rollout")),
-    Figure("train/mis_chi2_token", "mean of sequence means of exp(r)² - 1", lambda b: b.mean_of_means("ratio^2") - 1),
+    *(
+        Figure(f"train/mis_{name}", "mean over sequences of exp(-mean), 0 if all is masked", value)
+        for name, value in (
+            ("training_ppl", lambda b: b.over_trained(np.exp(-b.sequences.means("trainer")))),
+            ("rollout_ppl", lambda b: b.over_trained(np.exp(-b.sequences.means("rollout")))),
+        )
+    ),
+    Figure(
+        "train/mis_chi2_token",
+        "mean of sequence means of exp(r)² - 1",
+        lambda b: b.over_trained(b.sequences.means("ratio^2") - 1),
+    ),
 )
 _NEMO = (
     Figure("token_mult_prob_error", "mean of exp|r|; alarm at 1.05", lambda b: b.mean("exp|r|")),
     Figure("gen_kl_error", "mean of exp(r) - 1 - r", lambda b: b.mean("k3"), _NATS),
     Figure("policy_kl_error", "mean of exp(-r) - 1 + r", lambda b: b.mean("k3 reverse"), _NATS),
     Figure("js_divergence_error", "mean of half the k3 of either side to their mean", lambda b: b.mean("js"), _NATS),
-    Figure("sampling_importance_ratio", "mean of exp(r)", lambda b: b.mean("ratio")),
+    Figure("sampling_importance_ratio", "mean of exp(r)", lambda b: b.mean("exp r")),
 )
 _PRIME = (
     Figure("mismatch_kl/all/mean", "mean of exp(r) - 1 - r", lambda b: b.mean("k3"), _NATS),
@@ -444,24 +470,27 @@ FRAMEWORKS = {
     framework.name: framework
     for framework in (
         Framework("ulpscope", "", _OWN),
-        Framework("verl", "0.9.1, trainer/ppo/rollout_corr_helper.py, utils/debug/metrics.py", _VERL),
-        Framework("trl", "1.16.0, trainer/grpo_trainer.py", _TRL),
+        Framework("verl", "0.9.1, trainer/ppo/rollout_corr_helper.py, utils/debug/metrics.py", _VERL, True),
+        Framework("trl", "1.16.0, trainer/grpo_trainer.py", _TRL, True),
         Framework(
-            "slime", "624b824a8, backends/megatron_utils/loss.py, examples/train_infer_mismatch_helper/mis.py", _SLIME
+            "slime",
+            "624b824a8, backends/megatron_utils/loss.py, examples/train_infer_mismatch_helper/mis.py",
+            _SLIME,
+            True,
         ),
-        Framework("miles", "31f1ca961, backends/training_utils/loss_hub/losses.py", _SLIME[:1]),
+        Framework("miles", "31f1ca961, backends/training_utils/loss_hub/losses.py", _SLIME[:1], True),
         Framework("nemo-rl", "7ea279abf, algorithms/loss/loss_functions.py", _NEMO),
         Framework("prime-rl", "559b44772, trainer/rl/loss.py", _PRIME),
         Framework(
             "openrlhf", "0.11.2, models/loss.py", (Figure("vllm_kl", "mean of -r", lambda b: -b.mean("r"), _NATS),)
         ),
-        Framework("ms-swift", "4.6.0, rlhf_trainers/grpo_trainer.py", _SWIFT),
+        Framework("ms-swift", "4.6.0, rlhf_trainers/grpo_trainer.py", _SWIFT, True),
         Framework("roll", "utils/train_infer_corrections.py", _ROLL),
         Framework(
             "areal",
             "1.0.4, utils/functional/functional.py",
             (
-                Figure("behave_imp_weight", "mean of exp(r)", lambda b: b.mean("ratio")),
+                Figure("behave_imp_weight", "mean of exp(r)", lambda b: b.mean("exp r")),
                 Figure("behave_approx_kl", "mean of r", lambda b: b.mean("r"), _NATS),
             ),
         ),

@@ -38,19 +38,21 @@ def rescore(loaded: LoadedModel, prompts: Prompts, pair: PairRows, say: Say) -> 
     largest = max(*(int(row.token_ids.max()) for row in rows), *map(max, ids_of.values()))
     if largest >= loaded.vocab_size:
         raise UsageError(f"model '{loaded.name}' has {loaded.vocab_size:,} tokens, and the run token {largest:,}.")
-    scores, entropies = [], []  # [1 + seeds, tokens], [rows] of each prompt
     with model_errors_stop(), PLAIN.open(loaded, None) as run:
-        for number, (prompt, of_prompt) in enumerate(rows_of.items()):
-            say(f"scoring by '{loaded.name}' in {loaded.dtype}", number, len(rows_of), "prompts")
-            plain, entropy = _values_of(run, ids_of[prompt], of_prompt, pair.values)
-            draws = []
-            for seed in _SEEDS:
-                with reorder(loaded.model, seed):
-                    draws.append(_values_of(run, ids_of[prompt], of_prompt, pair.values)[0])
-            scores.append(np.stack([plain, *draws]))
-            entropies.append(entropy)
-    plain, *draws = np.concatenate(scores, axis=1)
-    entropy = np.concatenate(entropies)
+
+        def score(what: str) -> tuple[Floats, Floats]:
+            parts = []
+            for number, (prompt, of_prompt) in enumerate(rows_of.items()):
+                say(f"scoring by '{loaded.name}' in {loaded.dtype}, {what}", number, len(rows_of), "prompts")
+                parts.append(_values_of(run, ids_of[prompt], of_prompt, pair.values))
+            values, entropies = zip(*parts, strict=True)
+            return np.concatenate(values), np.concatenate(entropies)
+
+        plain, entropy = score("as it is")
+        draws = []
+        for seed in _SEEDS:
+            with reorder(loaded.model, seed):  # which permutes all weights: once for all prompts
+                draws.append(score(f"reordering {seed + 1} of {len(_SEEDS)}")[0])
     return Rescoring(loaded.name, loaded.dtype, pair.names, rows, plain, np.array(draws), entropy, pair.places)
 
 

@@ -18,7 +18,7 @@ from ...runs.topk.placeholders import MASKED
 from ...runs.topk.records import ListSide
 from ...text import opening, plural
 from . import fits, signs
-from .rollouts import explain_tokens
+from .rollouts import NO_TEMPERATURE, explain_tokens
 from .rows import PairRows, TooFewError, rows_of_lists, rows_of_run
 from .scoring import Cause, Find, remaining_rms
 
@@ -94,6 +94,8 @@ def explain_pair(run: RunReader, pair: int) -> Explanation:
     if has_rollouts(run):
         tokens = sample_tokens(run)
         says = f"Checked {len(tokens.r):,} of {run.compared_positions(pair):,} tokens."
+        if tokens.entropy is None:
+            says = f"{says} {NO_TEMPERATURE}"
         names = (run.pairs[pair].reference, run.pairs[pair].variant)
         return Explanation(explain_tokens(tokens, names), says)
     if run.header.k is not None:

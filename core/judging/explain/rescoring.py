@@ -163,6 +163,8 @@ def explain_rescored(scores: Sequence[Rescoring]) -> list[Cause]:
             sequence, position = np.array(near.places).T
             tokens = SampledTokens(sequence, position, near.sides[side.side], near.plain, entropy=near.entropy)
             reasons = explain_tokens(tokens, (side.name, near.model))
+            places = ("some tokens", "part of the response") if off.any() else ()
+            reasons = [reason for reason in reasons if reason.name not in places]
             if not reasons and off.any():
                 count, first = int(off.sum()), int(np.argmax(off))
                 place = f"{count:,} of {len(off):,} tokens, first token {position[first]} of sequence {sequence[first]}"

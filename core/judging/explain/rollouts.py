@@ -14,21 +14,37 @@ from numpy.typing import NDArray
 
 from ...numerics.formats import FORMATS
 from ...numerics.mismatch import SampledTokens
-from ...text import clean, number, percent
+from ...text import clean, number, percent, series
 from .fits import round_to
 from .scoring import Cause
+from .token_values import (
+    CONTRAST,
+    MOST,
+    MOST_MASS,
+    another_token,
+    is_explained,
+    other_order,
+    placeholders,
+    sequence_starts,
+    units,
+)
 
 _LEAST = 64  # tokens
-_MOST = 0.1  # of the squared difference, that a named cause leaves
+# nats, rms, of a part that differs: a step of bfloat16 in a logit is 0.03 to 0.25, and in a trial clean sides of which
+# few tokens differ at all had 3e-6.
+_LEAST_SIZE = 1e-3
 _SHIFTS = (1, -1, 2, -2, 3, -3)
-_CONSTANT = 0.01  # of the tokens
 _EXACT = 0.01  # rms of r of the other sign, of the largest r
 _ONE_SIDED = 0.1  # rms of r of one sign over that of the other
 _LEAST_MASS = 0.02  # that a renormalization adds to a log-probability, at most of all tokens
 _OPEN, _RAISED = -0.05, 0.75  # log-probability of a token that others compete with; share of those that are raised
-_CONTRAST = 9.0  # of squared differences per token, within a part of the tokens and outside
 _OUTLYING = 16.0  # times the mean square of the other tokens, for at least half of a part's
 _UNRELATED = 1e-3  # mean square of r over the variance of log-probabilities, if some are of other tokens
+NO_TEMPERATURE = "Not checked: temperature (needs `entropy` of each token, or --trainer)."
+_HOTTEST, _FITS = 10.0, 5  # temperature of one side over the other's; rounds of a robust fit
+_FEW, _FAR = 0.05, 0.1  # of the tokens; nats, that they differ by if they are named
+_LISTED = 4  # places in a sentence
+_LEAST_TAIL = 4  # tokens, and before it
 _LAGGED = 3.0  # times mean |r| of the best step
 _OLDER, _SURE = 2.0, 4.0  # times mean |r| of the newest weights, and standard errors above it
 
@@ -38,20 +54,42 @@ def explain_tokens(tokens: SampledTokens, names: tuple[str, str] = ("rollout", "
 
     If all tokens together show none, those of the steps, environments and so on that differ most are looked at alone.
     """
-    if causes := _causes_of(tokens, names):
+    causes = _causes_of(tokens, names)
+    if _are_telling(causes):
         return causes
     sizes = np.nan_to_num(np.abs(tokens.r))
     places = [(name, *_worst_of(name, values, sizes)) for name, values in tokens.groups.items()]
     for _, place, is_worst in places:
-        if causes := _causes_of(tokens.select(is_worst), names):
-            return [replace(cause, says=f"At {place}: {cause.says}") for cause in causes]
+        if _are_telling(of_worst := _causes_of(tokens.select(is_worst), names)):
+            return [replace(cause, says=f"At {place}: {cause.says}") for cause in of_worst]
     square = sizes**2
     for name, place, is_worst in places:
         if min(is_worst.sum(), (~is_worst).sum()) >= _LEAST and _is_most(square, is_worst):
             share = percent(float(square[is_worst].sum() / square.sum()))
             says = f"'{names[1]}' and '{names[0]}' differ at {place}: {share} of the squared difference."
-            return [Cause("part of the sequences", says, {"part": name})]
-    return []
+            return [Cause("part of the sequences", says, {"part": name}), *causes]
+    return [*_few(tokens, square, names), *causes]
+
+
+def _are_telling(causes: list[Cause]) -> bool:
+    return any(cause.name != "missing" for cause in causes)
+
+
+def _few(tokens: SampledTokens, square: NDArray[np.float64], names: tuple[str, str]) -> Iterator[Cause]:
+    """Name the place of a few tokens that hold nearly all of the squared difference."""
+    order = np.argsort(-square, kind="stable")
+    count = int(np.searchsorted(np.cumsum(square[order]), (1 - MOST) * square.sum())) + 1
+    if count > _FEW * len(square) or len(square) < _LEAST or square[order[count - 1]] < _FAR**2:
+        return
+    first = order[:count].min()
+    place = f"first token {tokens.position[first]} of sequence {tokens.sequence[first]}"
+    share = percent(float(square[order[:count]].sum() / square.sum()))
+    says = f"{count:,} of {len(square):,} tokens hold {share} of the squared difference, {place}."
+    yield Cause(
+        "some tokens",
+        f"'{names[1]}' and '{names[0]}': {says}",
+        {"tokens": count, "sequence": int(tokens.sequence[first])},
+    )
 
 
 def _worst_of(name: str, values: NDArray, sizes: NDArray[np.float64]) -> tuple[str, NDArray[np.bool_]]:
@@ -67,53 +105,29 @@ def _worst_of(name: str, values: NDArray, sizes: NDArray[np.float64]) -> tuple[s
 def _is_most(square: NDArray[np.float64], part: NDArray[np.bool_]) -> bool:
     """Return whether nearly all of the squared difference lies in a part of the tokens, at a much higher density."""
     inside, outside = square[part], square[~part]
-    is_dense = inside.mean() >= _CONTRAST * max(outside.mean(), 1e-300)
-    return bool(is_dense and inside.sum() >= (1 - _MOST) * square.sum())
+    is_dense = inside.mean() >= max(_LEAST_SIZE**2, CONTRAST * outside.mean())
+    return bool(is_dense and inside.sum() >= (1 - MOST) * square.sum())
 
 
 def _causes_of(tokens: SampledTokens, names: tuple[str, str]) -> list[Cause]:
-    causes = list(_placeholders(tokens, names))
     usable = np.isfinite(tokens.r)
+    if _is_enough(values := tokens.select(usable)) and (causes := list(units(values, names))):
+        return causes
+    causes = list(placeholders(tokens, names))
     for cause in causes:
-        usable &= ~_is_placeholder(tokens, cause)
+        own = (tokens.rollout, tokens.trainer)[cause.parameters["side"]]
+        usable &= own != cause.parameters["value"]
     tokens = tokens.select(usable)
-    if len(tokens.r) < _LEAST or not tokens.r.any():
+    if not _is_enough(tokens):
         return causes
     for find in CAUSES:
         if matches := list(find(tokens, names)):
-            return causes + matches
+            return sorted([*causes, *matches], key=lambda cause: cause.name == "missing")
     return causes
 
 
-def _placeholders(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
-    """One value of a side at many tokens to which the other side gives all kinds of values."""
-    sides = (tokens.rollout, tokens.trainer)
-    for side, (own, other) in enumerate((sides, sides[::-1])):
-        missing = ~np.isfinite(own) & np.isfinite(other)
-        if missing.sum() > _CONSTANT * len(own):
-            says = f"'{names[side]}' has no value for {percent(missing.mean())} of the tokens."
-            yield Cause("missing", says, {"side": side, "value": None, "share": float(missing.mean())})
-        values, counts = np.unique(own[np.isfinite(own)], return_counts=True)
-        if not len(values) or counts.max() <= max(8, _CONSTANT * len(own)):
-            continue
-        value = float(values[counts.argmax()])
-        is_value = own == value
-        inside, outside = (_mean_square((tokens.r)[part & np.isfinite(tokens.r)]) for part in (is_value, ~is_value))
-        # 0.0 is right for a certain token, and for the one that top-p leaves: there the sides agree as elsewhere.
-        if inside > _CONTRAST * outside:
-            share = is_value.mean()
-            says = f"'{names[side]}' is {number(value)} for {percent(share)} of the tokens: placeholders."
-            yield Cause("placeholders", says, {"side": side, "value": value, "share": float(share)})
-
-
-def _mean_square(values: NDArray[np.float64]) -> float:
-    return float((values**2).mean()) if len(values) else 0.0
-
-
-def _is_placeholder(tokens: SampledTokens, cause: Cause) -> NDArray[np.bool_]:
-    own = (tokens.rollout, tokens.trainer)[cause.parameters["side"]]
-    value = cause.parameters["value"]
-    return ~np.isfinite(own) if value is None else own == value
+def _is_enough(tokens: SampledTokens) -> bool:
+    return len(tokens.r) >= _LEAST and bool(tokens.r.any())
 
 
 def _shift(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
@@ -125,7 +139,7 @@ def _shift(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
         is_same = tokens.sequence[own_places] == tokens.sequence[other_places]
         own = tokens.r[own_places][is_same] ** 2
         moved_r = (tokens.trainer[own_places] - tokens.rollout[other_places])[is_same] ** 2
-        if len(own) >= _LEAST // 4 and moved_r.sum() <= _MOST * own.sum():
+        if len(own) >= _LEAST // 4 and is_explained(own, moved_r):
             by = f"{abs(shift)} token{'s' * (abs(shift) > 1)} {'later' if shift > 0 else 'earlier'}"
             says = f"Off by {abs(shift)}: '{names[1]}' at each token is '{names[0]}' {by}."
             yield Cause("shifted", says, {"tokens": shift}).score(own, moved_r, len(own))
@@ -134,9 +148,9 @@ def _shift(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
 
 def _retokenized(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
     """From some token of a sequence on, each value of the trainer is the rollout's of another token."""
-    if _mean_square(tokens.r) < _UNRELATED * tokens.rollout.var():
+    if (tokens.r**2).mean() < _UNRELATED * tokens.rollout.var():
         return
-    starts = np.flatnonzero(np.append(True, tokens.sequence[1:] != tokens.sequence[:-1]))
+    starts = sequence_starts(tokens)
     ends = np.append(starts[1:], len(tokens.r)) - 1
     gains, places = [], []
     for shift in _SHIFTS:
@@ -150,18 +164,32 @@ def _retokenized(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Caus
         is_best = gain == np.repeat(best, ends - starts + 1)
         places.append(np.minimum.reduceat(np.where(is_best, at, len(at)), starts))
     best, of = np.max(gains, axis=0), np.argmax(gains, axis=0)
-    rest = np.add.reduceat(tokens.r**2, starts) - np.maximum(best, 0)
+    square = tokens.r**2
+    rest = np.add.reduceat(square, starts) - np.maximum(best, 0)
     places = np.choose(of, places)
-    is_moved = best > (1 - _MOST) * np.add.reduceat(tokens.r**2, starts)
-    if rest.sum() <= _MOST * (tokens.r**2).sum() and (ends - places)[is_moved].sum() >= _LEAST // 4:
-        first, shift = int(places[is_moved][0]), _SHIFTS[of[is_moved][0]]
-        place = f"from token {tokens.position[first]} of sequence {tokens.sequence[first]} on"
-        by = f"{abs(shift)} token{'s' * (abs(shift) > 1)} {'later' if shift > 0 else 'earlier'}"
-        count = f"{is_moved.sum():,} of {len(starts):,} sequences"
-        says = f"Other token ids in {count}: {place}, '{names[1]}' is '{names[0]}' {by}."
-        parameters = {"sequences": int(is_moved.sum()), "sequence": int(tokens.sequence[first])}
-        parameters |= {"token": int(tokens.position[first]), "tokens": shift}
-        yield Cause("retokenized", says, parameters).score(tokens.r**2, rest, len(tokens.r))
+    is_moved = best > (1 - MOST) * np.add.reduceat(square, starts)
+    sizes = (ends - places)[is_moved]
+    if rest.sum() > MOST * square.sum() or sizes.sum() < _LEAST // 4:
+        return
+    shift = _SHIFTS[of[is_moved][0]]
+    at = np.concatenate([np.arange(first, last) for first, last in zip(places[is_moved], ends[is_moved], strict=True)])
+    other = np.clip(at + shift, 0, len(square) - 1)
+    is_inside = tokens.sequence[at] == tokens.sequence[other]
+    moved = (tokens.trainer[at] - tokens.rollout[other])[is_inside] ** 2
+    if not is_explained(square[at][is_inside], moved):
+        return
+    first = int(places[is_moved][0])
+    by = (
+        f"'{names[1]}' is '{names[0]}' {abs(shift)} token{'s' * (abs(shift) > 1)} {'later' if shift > 0 else 'earlier'}"
+    )
+    count = f"{is_moved.sum():,} of {len(starts):,} sequences"
+    parameters = {"sequences": int(is_moved.sum()), "sequence": int(tokens.sequence[first])}
+    parameters |= {"token": int(tokens.position[first]), "tokens": shift}
+    name, says = "retokenized", f"Other token ids in {count}: from token {tokens.position[first]} of sequence"
+    says = f"{says} {tokens.sequence[first]} on, {by}."
+    if np.median((places - starts)[is_moved]) <= abs(shift):
+        name, says = "shifted", f"Off by {abs(shift)} in {count}, the first {tokens.sequence[first]}: {by}."
+    yield Cause(name, says, parameters).score(square, rest, len(square))
 
 
 def _grid(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
@@ -176,7 +204,7 @@ def _grid(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
                 says = f"'{names[side]}' stores log-probabilities in {name}."
                 cause = Cause("rounded", says, {"side": side, "dtype": name})
                 rest = (grid - sides[side]) ** 2
-                is_all = rest.sum() <= _MOST * (tokens.r**2).sum()
+                is_all = rest.sum() <= MOST * (tokens.r**2).sum()
                 yield cause.score(tokens.r**2, rest, len(rest)) if is_all else cause
 
 
@@ -191,7 +219,10 @@ def _renormalized(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cau
         if not is_open.any() or (excess[is_open] > 0).mean() < _RAISED:
             continue
         most = float(excess.max())
-        least = float(np.exp(-most)) if below <= _EXACT * most else None  # with noise, the largest is no bound
+        if np.quantile(excess, 0.99) > MOST_MASS:
+            continue
+        # With noise, or outliers, the largest is no bound.
+        least = float(np.exp(-most)) if below <= _EXACT * most and most <= MOST_MASS else None
         says = (
             f"'{names[side]}' is renormalized after top-p, top-k or min-p: never below '{names[1 - side]}', and at most"
             f" {number(most, 3)} above{f' (top-p would be {least:.3g})' if least else ''}."
@@ -205,35 +236,86 @@ def _temperature(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Caus
         return
     y = -tokens.r
     x = np.column_stack([tokens.trainer, tokens.entropy])
-    slopes = np.linalg.lstsq(x, y, rcond=None)[0]
-    rest, steeper = (y - x @ slopes) ** 2, float(slopes[0])
-    if rest.sum() <= 1.5 * _MOST * (y**2).sum() and (min(slopes) > 0 or max(slopes) < 0):
-        temperature = 1 / (1 + steeper)
-        says = f"'{names[0]}' is sampled at a temperature of about {temperature:.2g} times that of '{names[1]}'."
-        yield Cause("temperature", says, {"temperature": temperature}).score(y**2, rest, len(y))
+    usual = np.ones(len(y), bool)
+    for _ in range(2):
+        slopes = np.linalg.lstsq(x[usual], y[usual], rcond=None)[0]
+        rest, inverse = (y - x @ slopes) ** 2, 1 + float(slopes[0])
+        is_one_sign = min(slopes) > 0 or max(slopes) < 0
+        if is_one_sign and 1 / _HOTTEST <= inverse <= _HOTTEST and is_explained(y**2, rest, 1.5 * MOST):
+            says = f"'{names[0]}' is sampled at a temperature of about {1 / inverse:.3g} times that of '{names[1]}'."
+            cause = Cause("temperature", says, {"temperature": 1 / inverse})
+            near = rest <= np.quantile(rest, 0.99)
+            yield cause.score(y[near] ** 2, rest[near], near.sum())
+            return
+        usual = _without_outliers(x, y)
+
+
+def _without_outliers(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return all rows but the 2 % that are farthest from a line of least absolute deviations. [rows]"""
+    weights = np.ones(len(y))
+    for _ in range(_FITS):
+        slopes = np.linalg.lstsq(x * weights[:, None], y * weights, rcond=None)[0]
+        distances = np.abs(y - x @ slopes)
+        weights = 1 / np.sqrt(np.maximum(distances, 1e-3))
+    return distances <= np.quantile(distances, 0.98)
 
 
 def _parts(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
-    """Find the part of each response that differs: its first or last token, or what follows a masked turn."""
-    starts = np.append(True, tokens.sequence[1:] != tokens.sequence[:-1])
-    ends = np.append(starts[1:], True)
-    parts = {"first": (starts, "the first token of each response"), "last": (ends, "the last token of each response")}
+    """Find the part of each response that differs: places from its start or end, what follows a masked turn, a tail."""
+    square = tokens.r**2
+    starts = sequence_starts(tokens)
+    lengths = np.diff(np.append(starts, len(square)))
+    index = np.arange(len(square)) - np.repeat(starts, lengths)
+    to_end = np.repeat(lengths, lengths) - 1 - index
+    parts: dict[str, tuple[NDArray[np.bool_], str]] = {}
+    for places, words in ((tokens.position, "of each response"), (to_end + 1, "from the end of each response")):
+        bad = _bad_places(places, square)
+        if 0 < len(bad) <= _LISTED and bad[0] > (places is not tokens.position):
+            listed = f"token{'s' * (len(bad) > 1)} {series([str(each) for each in bad])} {words}"
+            parts[listed] = (np.isin(places, bad), listed)
+    parts["first"] = (index == 0, "the first token of each response")
+    parts["last"] = (to_end == 0, "the last token of each response")
     if tokens.turn is not None and tokens.turn.any():
-        is_first = starts | np.append(False, np.diff(tokens.turn) != 0)
-        parts["first of a turn"] = (is_first, "the first token of each turn")
         for turn in range(int(tokens.turn.max()), 0, -1):
             parts[f"turn {turn}"] = (tokens.turn >= turn, f"tokens from turn {turn + 1} on")
-    square = tokens.r**2
+    tail = _tail(square, starts, lengths)
+    if tail.any():
+        first = int(np.argmax(tail))
+        place = f"token {tokens.position[first]} of sequence {tokens.sequence[first]}"
+        count = f"{len(np.unique(tokens.sequence[tail])):,} of {len(starts):,} sequences"
+        parts["end"] = (tail, f"the end of {count}, first from {place} on")
+    if tokens.turn is not None:
+        is_first = (index == 0) | np.append(False, np.diff(tokens.turn) != 0)
+        parts["first of a turn"] = (is_first, "the first token of each turn")
     for kind, (part, words) in parts.items():
         inside, outside = square[part], square[~part]
-        if len(inside) < 8 or len(outside) < 8:
+        if len(inside) < 8 or len(outside) < 8 or inside.mean() < _LEAST_SIZE**2:
             continue
-        is_most = inside.sum() >= (1 - _MOST) * square.sum() and inside.mean() >= _CONTRAST * outside.mean()
-        if is_most or np.median(inside) >= _OUTLYING * max(outside.mean(), 1e-300):
+        is_far = np.median(inside) >= _OUTLYING * max(outside.mean(), 1e-300)
+        if is_far or (kind != "end" and _is_most(square, part)):
             share = float(inside.sum() / square.sum())
             says = f"'{names[1]}' and '{names[0]}' differ at {words}: {percent(share)} of the squared difference."
             yield Cause("part of the response", says, {"part": kind})
             return
+
+
+def _bad_places(places: NDArray[np.integer], square: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the places at which most responses differ much more than anywhere else."""
+    each, place, counts = np.unique(places, return_inverse=True, return_counts=True)
+    in_order = square[np.lexsort((square, place))]
+    medians = in_order[np.cumsum(counts) - 1 - counts // 2]
+    means = np.bincount(place, square) / counts
+    return each[(counts >= 4) & (medians >= _OUTLYING * np.median(means))]
+
+
+def _tail(square: NDArray[np.float64], starts: NDArray[np.intp], lengths: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Return the tokens from which on most of a sequence differs, and little before it does. [tokens]"""
+    total = np.cumsum(np.where(square > _OUTLYING * np.median(square), 1.0, -1.0))
+    gain = np.repeat(total[starts + lengths - 1], lengths) - np.append(0.0, total[:-1])
+    best = np.repeat(np.maximum.reduceat(gain, starts), lengths)
+    begin = np.where((gain == best) & (best >= _LEAST_TAIL), np.arange(len(gain)), -1)
+    first = np.maximum.accumulate(begin) - np.repeat(starts, lengths)
+    return first >= _LEAST_TAIL
 
 
 def _lag(tokens: SampledTokens, _: tuple[str, str]) -> Iterator[Cause]:
@@ -260,4 +342,7 @@ def _lag(tokens: SampledTokens, _: tuple[str, str]) -> Iterator[Cause]:
         yield Cause("lag", says, {"lags": lags.tolist(), "mean_abs": means})
 
 
-CAUSES = (_shift, _retokenized, _parts, _renormalized, _temperature, _grid, _lag)
+CAUSES = (
+    *(units, _shift, _retokenized, other_order, _parts, another_token),
+    *(_renormalized, _temperature, _grid, _lag),
+)

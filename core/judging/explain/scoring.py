@@ -69,6 +69,7 @@ class Cause:
             "sampler",
             "lag",
             "missing",
+            "some tokens",
             "part of the sequences",
         )
 

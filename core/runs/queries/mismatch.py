@@ -49,6 +49,7 @@ BY = {
     "lag": f"step - {_VERSION}",
     "weight version": _VERSION,
     "step": "step",
+    "rank": "try_cast(try_cast(sampling AS JSON) ->> 'rank' AS BIGINT)",
     "environment": "environment",
     "stop reason": "stop_reason",
 }
@@ -93,15 +94,17 @@ def sentence(mismatch: Mapping[str, Any]) -> str:
         f"r is trainer minus rollout, over {plural(tokens, 'token')} of {plural(mismatch['sequences'], 'sequence')}."
         f" Half of the KL is in {plural(half, 'token')} ({percent(half / tokens)})."
     )
+    if mismatch["left_out"]:
+        text += f" {mismatch['left_out']}"
     name, share = next(iter(mismatch["explained_by"].items()), ("", 0.0))
     if share >= 0.02 and tokens >= 1000:  # fewer tokens tell nothing
         text += f" |r| depends most on the {name}: {percent(share)} of its variance."
     return text
 
 
-def summaries(run: Figures) -> dict[str, Any]:
+def summaries(run: Figures, masked: int = 0) -> dict[str, Any]:
     """Return what pages and reports show of all tokens, to be stored with the run, in types of JSON; empty if no token
-    has both values.
+    has both values. masked: responses without a token of the loss, which are not in the run.
     """
     sequences = _read_sequences(run)
     if not len(sequences):
@@ -114,10 +117,14 @@ def summaries(run: Figures) -> dict[str, Any]:
         "heaviest": heaviest(run),
         **{f"by {name}": rows for name, rows in groups.items()},
     }
+    trained = run.query("SELECT count(*) FILTER (is_trained) AS tokens, count(DISTINCT prompt) AS n FROM chosen_token")
+    masked += int(trained["n"][0]) - len(sequences)  # and those without a value on a side
+    tokens = int(sequences.tokens.sum())
+    counts = {"tokens": tokens, "sequences": len(sequences), "half": half}
     return {
-        "tokens": {"tokens": int(sequences.tokens.sum()), "sequences": len(sequences), "half": half},
+        "tokens": {**counts, "masked": masked, "missing": int(trained["tokens"][0]) - tokens},
         "explained": _explained(groups),
-        **{f"figures of {name}": rows for name, rows in _figures(sequences, percentiles).items()},
+        **{f"figures of {name}": rows for name, rows in _figures(sequences, percentiles, masked).items()},
         **{name: records(table) for name, table in tables.items()},
     }
 
@@ -190,17 +197,20 @@ def _pairs(run: Figures) -> Iterator[tuple[TokenPairs, NDArray[np.int64]]]:
             yield TokenPairs(rows["reference"].to_numpy(float), rows["variant"].to_numpy(float)), lengths
 
 
-def _figures(sequences: Sequences, percentiles: NDArray[np.float64]) -> dict[str, list[dict[str, Any]]]:
+def _figures(sequences: Sequences, percentiles: NDArray[np.float64], masked: int) -> dict[str, list[dict[str, Any]]]:
     """Return the figures of every framework, by its name."""
-    figures, batch = [each for framework in FRAMEWORKS.values() for each in framework.figures], Batch(sequences)
-    bounds = iter(intervals(sequences, figures) if len(sequences) > 1 else [(None, None)] * len(figures))
     rows: dict[str, list[dict[str, Any]]] = {}
-    for name, framework in FRAMEWORKS.items():
-        rows[name] = []
-        for figure in framework.figures:
-            low, high = map(_plain, next(bounds))
-            row = {"name": figure.name, "value": _plain(figure.value(batch)), "low": low, "high": high}
-            rows[name].append({**row, "unit": figure.unit, "definition": figure.definition})
+    for counts_masked in (False, True):
+        frameworks = [each for each in FRAMEWORKS.values() if each.counts_masked == counts_masked]
+        counted = sequences.with_masked(masked) if counts_masked else sequences
+        figures, batch = [figure for each in frameworks for figure in each.figures], Batch(counted)
+        bounds = iter(intervals(counted, figures) if len(counted) > 1 else [(None, None)] * len(figures))
+        for framework in frameworks:
+            of_framework = rows[framework.name] = []
+            for figure in framework.figures:
+                low, high = map(_plain, next(bounds))
+                row = {"name": figure.name, "value": _plain(figure.value(batch)), "low": low, "high": high}
+                of_framework.append({**row, "unit": figure.unit, "definition": figure.definition})
     rows["ulpscope"][2:2] = [
         {"name": name, "value": float(value), "low": None, "high": None, "unit": "nats"}
         | {"definition": f"{name[1:]}th percentile of |r|"}
@@ -224,32 +234,48 @@ def mismatch_json(run: Figures, framework: str = "ulpscope") -> dict[str, Any]:
         "tokens": tokens["tokens"],
         "sequences": tokens["sequences"],
         "tokens_with_half_of_kl": tokens["half"],
+        "left_out": _left_out(framework, tokens),
         "bars": summary(run, "bars"),
         "by_step": summary(run, "steps"),
         "explained_by": summary(run, "explained"),
     }
 
 
+def _left_out(framework: str, tokens: Mapping[str, int]) -> str:
+    """Say what is in no figure, and how that differs from the framework's own. tokens: of `summaries`."""
+    says = []
+    if masked := tokens.get("masked", 0):
+        are_counted = FRAMEWORKS[framework].counts_masked
+        about = f"counted in means over responses, as {framework} does" if are_counted else "in no figure"
+        says.append(f"{plural(masked, 'response')} without a token of the loss: {about}.")
+    if missing := tokens.get("missing", 0):
+        own = {"ulpscope": "", "trl": "; TRL takes r as 0 there in its ratios"}
+        about = own.get(framework, f"; {framework} itself makes NaN of means over them")
+        says.append(f"{plural(missing, 'token')} without a value on a side: in no figure{about}.")
+    return " ".join(says)
+
+
 def sample_tokens(run: Figures, most: int = 1 << 16) -> SampledTokens:
     """Return the tokens of whole sequences, spread evenly over the run, about `most` in all."""
     total = int(run.query("SELECT sum(positions)::BIGINT AS total FROM prompt")["total"][0])
     table = run.query(
-        f"SELECT prompt, position, is_trained, reference, variant, entropy, {_VERSION} AS version, step, environment,"
-        f" stop_reason FROM {_JOINED} WHERE prompt % ? = 0 ORDER BY prompt, position",
+        f"SELECT prompt, position, is_trained, reference, variant, entropy, {_VERSION} AS version, step,"
+        f" {BY['rank']} AS rank, environment, stop_reason FROM {_JOINED}"
+        " WHERE prompt % ? = 0 ORDER BY prompt, position",
         -(-total // most),
     )
     trained = table["is_trained"].to_numpy(bool)
     is_hole = ~trained & np.append(False, trained[:-1])
     turn = table.assign(hole=is_hole).groupby("prompt")["hole"].cumsum()
     used = table[trained]
-    rollout, trainer, entropy, version, step = (
+    rollout, trainer, entropy, version, step, rank = (
         used[name].to_numpy(np.float64, na_value=np.nan)
-        for name in ("reference", "variant", "entropy", "version", "step")
+        for name in ("reference", "variant", "entropy", "version", "step", "rank")
     )
     lag = (step if np.isfinite(step).any() else np.fmax.reduce(version)) - version
     entropies, lags = (each if np.isfinite(each).any() else None for each in (entropy, lag))
     texts = {name: used[BY[name]].fillna("").to_numpy(str) for name in _TEXTS}
-    groups = {"step": step, "weight version": version, **texts}
+    groups = {"step": step, "weight version": version, "rank": rank, **texts}
     prompt, position = (used[name].to_numpy() for name in ("prompt", "position"))
     return SampledTokens(prompt, position, rollout, trainer, turn[trained].to_numpy(), entropies, lags, groups)
 

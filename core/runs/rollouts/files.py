@@ -11,17 +11,23 @@ from pathlib import Path
 import pyarrow as pa
 
 from ...errors import DumpError, StoreError, UsageError
-from ...text import clean, plural
+from ...text import clean, number, plural
 from ..file.database import Database
 from ..tables.rollouts import CHOSEN_TOKEN, SEQUENCE
 from ..topk.files import side_names
+from ..topk.payloads.bounded_json import MAX_FILE_BYTES, open_plain
 from ..topk.placeholders import ROUNDING
 from ..topk.records import MAX_POSITIONS
+from .array_files import is_batch, read_batch
 from .torch_files import SavedResponse, is_rollout, read_responses
 
 _PARQUET = b"PAR1"
 _LONGEST_LINE = 64 << 20  # bytes; of a million tokens with both values
 _LOWEST = -745  # below, a probability is 0 in float64: placeholders
+# A certain token's logit less the log-sum, both rounded to bfloat16, is above 0 by up to a step: 0.125 at logits of 16
+# to 32, 0.25 above. What is farther above 0 is no log-probability.
+_HIGHEST = 0.25
+_COPIED = 1 << 20  # bytes at a time
 SIDES = ("reference", "variant")
 _LISTS = tuple(name for name, kind in CHOSEN_TOKEN.types.items() if kind == "DOUBLE")  # a value per token, or null
 _FACTS = {name: kind for name, kind in SEQUENCE.types.items() if name != "prompt"}  # one per sequence, or null
@@ -87,6 +93,7 @@ LAYOUTS = (
             **{"token_ids": "token_ids", "mask": "loss_mask", "reference": "inference_logprobs"},
             **{"variant": "trainer_logprobs", "entropy": "entropy", "advantage": "advantages", "step": "step"},
             **{"environment": "env_name", "name": "concat_ws('/', rank, export_sequence_idx)"},
+            "sampling": "CASE WHEN rank IS NOT NULL THEN json_object('rank', rank) END",
         },
         check={"has another `schema_version` than 1, which is the one known": "bool_or(schema_version != 1)"},
     ),
@@ -104,15 +111,16 @@ LAYOUTS = (
 
 def layout_of(path: Path) -> Layout | None:
     """Return the layout of a file of JSON lines or Parquet by its first bytes, None if it has none of them."""
-    with path.open("rb") as file:
-        line = file.readline(_LONGEST_LINE)
+    try:
+        with open_plain(path) as file:
+            line = file.readline(_LONGEST_LINE)
+    except DumpError:
+        return None
     if line.startswith(_PARQUET):
-        import pyarrow.parquet as pq
-
         try:
-            names = set(pq.read_schema(path).names)
-        except (pa.ArrowException, OSError):
-            names = {"token_ids", *SIDES}  # so that it is read, and refused as cut off
+            names = _parquet_columns(path)
+        except DumpError:
+            names = {"token_ids", *SIDES}  # so that it is read, and refused
     else:
         try:
             row = json.loads(line)
@@ -120,6 +128,17 @@ def layout_of(path: Path) -> Layout | None:
         except (ValueError, RecursionError):  # cut off, or too deep
             names = {name.decode("ascii", "replace") for name in re.findall(rb'"(\w{1,40})": ?\[', line)}
     return next((layout for layout in LAYOUTS if layout.needs <= names), None)
+
+
+def _parquet_columns(path: Path) -> set[str]:
+    """Return the names of a Parquet file's columns; DumpError if its footer cannot be read."""
+    import pyarrow.parquet as pq
+
+    try:
+        return set(pq.read_schema(path).names)
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: a name that is no UTF-8
+        reason = clean(error, 120).rstrip(".")
+        raise DumpError(f"{clean(path.name)}: its Parquet footer is damaged or cut off ({reason}).") from error
 
 
 def _is_of_lists(row: dict[str, object]) -> bool:
@@ -132,6 +151,8 @@ def are_tokens(paths: Sequence[Path]) -> bool:
     """Return whether the files hold chosen tokens, by their first bytes; False if one is not there."""
     if not paths or not all(path.is_file() for path in paths):
         return False
+    if len(paths) == 1 and is_batch(paths[0]):
+        return True
     return all(is_rollout(path) for path in paths) or all(_is_parquet(path) or layout_of(path) for path in paths)
 
 
@@ -157,6 +178,21 @@ def files_in(names: Sequence[str | Path]) -> list[Path]:
     return files
 
 
+def make_plain(path: Path, target: Path) -> None:
+    """Make `target` the file, unpacked: a link if it is plain, else a copy. DumpError if it cannot be unpacked."""
+    with path.open("rb") as file, open_plain(path) as plain:
+        part = plain.read(_COPIED)
+        if file.read(len(part)) == part:
+            target.symlink_to(path.resolve())
+            return
+        with target.open("wb") as copy:
+            while part:
+                copy.write(part)
+                if copy.tell() > MAX_FILE_BYTES:
+                    raise DumpError(f"{clean(path.name)}: unpacks to over {MAX_FILE_BYTES:,} bytes; split it.")
+                part = plain.read(_COPIED)
+
+
 def _in_order(path: Path) -> list[str | int]:
     """Key by which step 10 comes after step 9."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", str(path))]
@@ -167,16 +203,16 @@ def _is_parquet(path: Path) -> bool:
         return file.read(4) == _PARQUET
 
 
-def read_tokens(database: Database, paths: Sequence[Path], links: Sequence[Path]) -> tuple[tuple[str, str], str]:
+def read_tokens(database: Database, paths: Sequence[Path], links: Sequence[Path]) -> tuple[tuple[str, str], str, int]:
     """Make the temporary table `arriving` of all files, checked: prompt, token_ids, mask, lists and facts.
 
     Returns:
-        names of the sides, and a note on what was left out.
+        names of the sides, a note on what was left out, and how many sequences had no token in the loss.
 
     Raises:
         DumpError: a file cannot be read or joined; one sentence names the row.
     """
-    if is_rollout(paths[0]):
+    if is_rollout(paths[0]) or is_batch(paths[0]):
         tables = [_table_of_torch(database, paths)]
         names = ("rollout", "trainer")
     else:
@@ -190,7 +226,7 @@ def read_tokens(database: Database, paths: Sequence[Path], links: Sequence[Path]
             if len(paths) != 2 or len(of_one_side) != 2:
                 raise DumpError("`logprobs` are of one side; expected two files, the rollout's and the trainer's.")
             first, second = side_names(paths)
-            return (first, second), _join(database, paths)
+            return (first, second), *_join(database, paths, (first, second))
     union = " UNION ALL BY NAME ".join(f"SELECT * EXCLUDE (prompt) FROM {table}" for table in tables)
     twice = database.rows(
         f"SELECT name, step FROM ({union}) WHERE name IS NOT NULL GROUP BY name, step, environment"
@@ -199,10 +235,10 @@ def read_tokens(database: Database, paths: Sequence[Path], links: Sequence[Path]
     if twice:
         at = "" if twice[0][1] is None else f" of step {twice[0][1]}"
         raise DumpError(f"sequence '{clean(twice[0][0])}'{at} occurs twice; expected each once.")
-    note = _trim(database, union)
+    note, dropped = _trim(database, union, names)
     for table in tables:
         database.execute(f"DROP TABLE {table}")
-    return names, note
+    return names, note, dropped
 
 
 def _known_layout(path: Path) -> Layout:
@@ -211,37 +247,63 @@ def _known_layout(path: Path) -> Layout:
     return layout
 
 
-def _trim(database: Database, rows: str, order: str = "") -> str:
+def _trim(database: Database, rows: str, names: Sequence[str], order: str = "") -> tuple[str, int]:
     """Make `arriving` of a query, each sequence cut to its response, from the first to the last token of the loss. -> a
-    note
+    note, and how many have no such token
     """
     places = (
         "SELECT *, coalesce(list_position(mask, true), 1) AS first_token,"
         " len(token_ids) + 1 - coalesce(list_position(list_reverse(mask), true), 1) AS last_token,"
-        f" mask IS NULL OR list_contains(mask, true) AS is_trained FROM ({rows})"
+        f" len(token_ids) > 0 AND (mask IS NULL OR list_contains(mask, true)) AS is_trained FROM ({rows})"
     )
     counts = f"SELECT count(*) FILTER (NOT is_trained), count(*) FILTER (is_trained) FROM ({places})"
     ((dropped, used),) = database.rows(counts)
     if not used:
         raise DumpError("every token is masked out; expected some with a mask of 1.")
+    notes = [f"{plural(dropped, 'sequence')} without a token in the loss left out."] if dropped else []
+    notes += _impossible(database, rows, names)
     facts = ", ".join(name for name in _FACTS if name != "prompt_token_ids")
     prompt = "list_slice(token_ids, 1, first_token - 1)::INTEGER[]"
-    cut = ", ".join(f"list_slice({name}, first_token, last_token) AS {name}" for name in ("token_ids", "mask", *_LISTS))
+    lists = {name: name for name in ("token_ids", "mask", *_LISTS)}
+    lists |= {side: f"list_transform({side}, lambda v: CASE WHEN v >= {_LOWEST} THEN v END)" for side in SIDES}
+    cut = ", ".join(f"list_slice({values}, first_token, last_token) AS {name}" for name, values in lists.items())
     database.execute(
         f"CREATE TEMP TABLE arriving AS SELECT row_number() OVER ({order}) - 1 AS prompt, {cut},"
         f" {facts}, CASE WHEN first_token > 1 THEN to_json({prompt})::VARCHAR ELSE prompt_token_ids END"
         f" AS prompt_token_ids FROM ({places}) WHERE is_trained"
     )
-    return f"{plural(dropped, 'sequence')} without a token in the loss left out." if dropped else ""
+    return " ".join(notes), dropped
 
 
-def _join(database: Database, paths: Sequence[Path]) -> str:
-    """Join two files of one side each by the names of their sequences, or by their order. -> a note"""
+def _of_loss(side: str, condition: str) -> str:
+    """Return SQL of a side's values at tokens of the loss for which a condition on `v` holds."""
+    return f"list_filter({side}, lambda v, place: {condition} AND coalesce(mask[place], true))"
+
+
+def _impossible(database: Database, rows: str, names: Sequence[str]) -> list[str]:
+    """Return a note for each side on values just above 0, and on those that are far too low."""
+    notes = []
+    for side, name in zip(SIDES, names, strict=True):
+        high, low = _of_loss(side, f"v > {ROUNDING}"), _of_loss(side, f"v < {_LOWEST}")
+        ((positive, highest, negative, lowest),) = database.rows(
+            f"SELECT sum(len({high})), max(list_max({high})), sum(len({low})), min(list_min({low})) FROM ({rows})"
+        )
+        if positive:
+            about = f"up to {number(highest, 3)}, as rounding of a logit less its log-sum makes"
+            notes.append(f"{plural(int(positive), 'value')} of '{name}' above 0, {about}.")
+        if negative:
+            about = f"the lowest is {number(lowest)}: placeholders, taken as missing"
+            notes.append(f"{plural(int(negative), 'value')} of '{name}' below {_LOWEST}, {about}.")
+    return notes
+
+
+def _join(database: Database, paths: Sequence[Path], names: Sequence[str]) -> tuple[str, int]:
+    """Join two files of one side each by the names of their sequences, or by their order. -> as `_trim` returns"""
     counts = [database.rows(f"SELECT count(*), count(name), count(DISTINCT name) FROM file_{n}")[0] for n in (0, 1)]
     is_named = all(rows == names for rows, names, _ in counts)
-    for number, (rows, _, distinct) in enumerate(counts):
+    for path, (rows, _, distinct) in zip(paths, counts, strict=True):
         if is_named and distinct < rows:
-            raise DumpError(f"{clean(paths[number].name)}: a `sequence` occurs twice; expected each once.")
+            raise DumpError(f"{clean(path.name)}: a `sequence` occurs twice; expected each once.")
     if not is_named and counts[0][0] != counts[1][0]:
         both = f"{counts[0][0]:,} and {counts[1][0]:,}"
         raise DumpError(f"the files hold {both} sequences without a `sequence` to join them by; expected as many.")
@@ -264,11 +326,11 @@ def _join(database: Database, paths: Sequence[Path]) -> str:
         f"SELECT a.prompt, a.token_ids, a.reference, b.reference AS variant, {merged} FROM file_0 a JOIN file_1 b"
         f" USING ({key})"
     )
-    note = _trim(database, rows, "ORDER BY prompt")
+    note, dropped = _trim(database, rows, names, "ORDER BY prompt")
     database.execute("DROP TABLE file_0; DROP TABLE file_1")
     alone = counts[0][0] + counts[1][0] - 2 * shared
     of_one = f"{plural(alone, 'sequence')} of one file alone left out." if alone else ""
-    return " ".join(filter(None, (of_one, note)))
+    return " ".join(filter(None, (of_one, note))), dropped
 
 
 def _table_of_file(database: Database, path: Path, link: Path, layout: Layout, number: int) -> str:
@@ -280,7 +342,7 @@ def _table_of_file(database: Database, path: Path, link: Path, layout: Layout, n
     try:
         if is_parquet:
             source = f"read_parquet('{place}')"
-            present = {row[0] for row in database.rows(f"DESCRIBE SELECT * FROM {source}")}
+            present = _parquet_columns(path)
             fields = [f"{c if c in present else 'NULL'}::{kind} AS {c}" for c, kind in layout.types.items()]
             source = f"(SELECT {', '.join(fields)} FROM {source})"
         else:
@@ -299,8 +361,8 @@ def _table_of_file(database: Database, path: Path, link: Path, layout: Layout, n
 
 
 def _table_of_torch(database: Database, paths: Sequence[Path]) -> str:
-    """Make a temporary table of the responses in files of slime or miles. -> its name"""
-    responses = read_responses(paths)
+    """Make a temporary table of the responses in files of slime or miles, or of a batch. -> its name"""
+    responses = read_responses(paths) if is_rollout(paths[0]) else read_batch(paths[0])
     trained = [each for each in responses if "variant" in each.values]
     if not trained or not any("reference" in each.values for each in trained):
         side = "rollout_log_probs" if trained else "log_probs"
@@ -308,8 +370,10 @@ def _table_of_torch(database: Database, paths: Sequence[Path]) -> str:
     lists = "".join(f", {name} DOUBLE[]" for name in _LISTS) + "".join(
         f", {name} {kind}" for name, kind in _FACTS.items()
     )
-    database.execute(f"CREATE TEMP TABLE file_0 (prompt BIGINT, token_ids DOUBLE[], mask BOOLEAN[]{lists})")
-    database.insert("file_0", _arrow(trained))
+    database.execute(f"CREATE TEMP TABLE saved (prompt BIGINT, token_ids DOUBLE[], mask BOOLEAN[]{lists})")
+    database.insert("saved", _arrow(trained))
+    _create(database, "file_0", "saved", {name: name for name in ("token_ids", "mask", *_LISTS, *_FACTS)})
+    database.execute("DROP TABLE saved")
     _check(database, "file_0", clean(paths[0].name), _plain(*SIDES))
     return "file_0"
 
@@ -333,11 +397,8 @@ def _arrow(responses: Sequence[SavedResponse]) -> pa.Table:
 
 def _create(database: Database, table: str, source: str, columns: Mapping[str, str]) -> None:
     def value(name: str) -> str:
-        if name in SIDES:
-            of = f"lambda v: CASE WHEN isnan(v) OR v < {_LOWEST} THEN NULL ELSE v END"
-        else:
-            of = "lambda v: CASE WHEN isfinite(v) THEN v END"
-        return f"list_transform({columns.get(name, 'NULL')}::DOUBLE[], {of})::DOUBLE[] AS {name}"
+        finite = "lambda v: CASE WHEN isfinite(v) THEN v END"
+        return f"list_transform({columns.get(name, 'NULL')}::DOUBLE[], {finite})::DOUBLE[] AS {name}"
 
     facts = [f"({columns.get(name, 'NULL')})::{kind} AS {name}" for name, kind in _FACTS.items()]
     mask = f"list_transform({columns.get('mask', 'NULL')}::DOUBLE[], lambda v: coalesce(v, 0) != 0)::BOOLEAN[] AS mask"
@@ -351,8 +412,8 @@ def _create(database: Database, table: str, source: str, columns: Mapping[str, s
 def _check(database: Database, table: str, name: str, layout: Layout) -> None:
     """DumpError for the first row that cannot be one of tokens."""
     wrong = {
-        f"expected `token_ids`, a list of 1 to {MAX_POSITIONS:,} token ids": "coalesce(len(token_ids), 0) NOT BETWEEN 1"
-        f" AND {MAX_POSITIONS} OR len(token_ids) != list_count(token_ids) OR list_min(token_ids) < 0"
+        f"expected `token_ids`, a list of at most {MAX_POSITIONS:,} token ids": "coalesce(len(token_ids), -1) NOT"
+        f" BETWEEN 0 AND {MAX_POSITIONS} OR len(token_ids) != list_count(token_ids) OR list_min(token_ids) < 0"
         " OR list_max(token_ids) >= 2147483648 OR token_ids != list_transform(token_ids, lambda t: floor(t))"
     }
     for side in SIDES if "variant" in layout.columns else SIDES[:1]:
@@ -360,8 +421,8 @@ def _check(database: Database, table: str, name: str, layout: Layout) -> None:
     for column in (*_LISTS, "mask"):
         wrong[f"`{_own_name(layout, column)}` and `token_ids` have other lengths"] = f"len({column}) != len(token_ids)"
     for side in SIDES:
-        says = f"`{_own_name(layout, side)}` has a value above 0, so no log-probability"
-        wrong[says] = f"list_max({side}) > {ROUNDING}"
+        says = f"`{_own_name(layout, side)}` has a value above {_HIGHEST}, so no log-probability"
+        wrong[says] = f"len({_of_loss(side, f'v > {_HIGHEST}')}) > 0"
     first = ", ".join(f"min(prompt) FILTER ({condition})" for condition in wrong.values())
     rows, *first_rows = database.rows(f"SELECT count(*), {first} FROM {table}")[0]
     if not rows:

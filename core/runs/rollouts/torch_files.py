@@ -143,27 +143,31 @@ def _join(key: tuple[int, int], of_files: Sequence[tuple[Path, dict[str, Any]]])
     for path, sample in of_files:
         tokens = np.asarray(_complete(sample.get("tokens", ())), np.int64)
         length = int(sample.get("response_length", sample.get("response_lengths", len(tokens))))
-        if not 0 < length <= len(tokens):
+        if not 0 <= length <= len(tokens):
             raise DumpError(f"{clean(path.name)}: {place} has a response of {length} of {len(tokens)} tokens.")
-        if texts and not np.array_equal(tokens[-length:], texts[0]):
+        prompt, text = np.split(tokens, [len(tokens) - length])
+        if texts and not np.array_equal(text, texts[0]):
             some = min(length, len(texts[0]))
-            at = int(np.argmax(np.append(tokens[-length:][:some] != texts[0][:some], True)))
+            at = int(np.argmax(np.append(text[:some] != texts[0][:some], True)))
             other = clean(of_files[0][0].name)
             raise DumpError(f"{clean(path.name)}: {place} has other tokens than in {other} from token {at} on.")
-        texts.append(tokens[-length:])
+        texts.append(text)
         own = sample.get("loss_mask", sample.get("loss_masks"))
         if own is not None:
             mask = _numbers(own) != 0
-        prompt = tokens[:-length].tolist()
         versions = list(map(str, sample.get("weight_versions") or ())) or versions
         is_cut = sample.get("truncated")
         facts = {
-            "prompt_token_ids": json.dumps(prompt) if prompt else None,
+            "prompt_token_ids": json.dumps(prompt.tolist()) if len(prompt) else None,
             "reward": sample.get("reward", sample.get("rewards")),
             "stop_reason": sample.get("status", None if is_cut is None else "truncated" if is_cut else "completed"),
             "environment": sample.get("source_names"),
             "weight_version": ",".join(versions) or None,
+            "sampling": about.get("sampling"),
         }
+        rank = re.search(r"_(\d{1,9})\.pt$", path.name)
+        if "cp_rank" in sample and rank and not about.get("sampling"):  # miles; of context-parallel ranks the first
+            facts["sampling"] = json.dumps({"rank": int(rank[1])})
         about |= {name: value for name, value in facts.items() if isinstance(value, int | float | str)}
     for name, column in _VALUES.items():
         slices = [(path, one, _numbers(one[column])) for path, one in of_files if one.get(column) is not None]
@@ -181,7 +185,7 @@ def _versions_by_turn(versions: Sequence[str], mask: NDArray[np.bool_]) -> NDArr
     the loss with masked ones between; None for another one. [tokens]
     """
     turn = np.cumsum(np.diff(mask.astype(np.int8), prepend=0) == 1) - 1
-    if not len(versions) == turn[-1] + 1 > 1 or not all(map(str.isdecimal, versions)):
+    if not len(versions) == turn.max(initial=-1) + 1 > 1 or not all(map(str.isdecimal, versions)):
         return None
     return np.where(mask, np.array(versions, np.float64)[turn], np.nan)
 

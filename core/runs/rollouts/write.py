@@ -26,7 +26,7 @@ from ..tables.pairs import insert_evidence, insert_pair
 from ..tables.rollouts import CHOSEN_TOKEN, MISMATCH, SEQUENCE
 from ..tables.run import insert_header, insert_sides
 from ..topk.reading import digest_of, responses_of
-from .files import SIDES, read_tokens
+from .files import SIDES, make_plain, read_tokens
 
 if TYPE_CHECKING:
     from ..file.evidence import Verdict
@@ -67,9 +67,9 @@ def write_tokens(
         # Links, for DuckDB takes `*` and `?` in a name for any other file's.
         links = [partial.directory / f"sequences-{number}" for number in range(len(paths))]
         for link, path in zip(links, paths, strict=True):
-            link.symlink_to(path.resolve())
+            make_plain(path, link)
         database.execute(_MEMORY)
-        names, left_out = read_tokens(database, paths, links)
+        names, left_out, masked = read_tokens(database, paths, links)
         database.execute("INSERT INTO prompt SELECT prompt, len(token_ids) FROM arriving ORDER BY prompt")
         (positions,) = database.rows("SELECT sum(positions)::BIGINT FROM prompt")[0]
         if positions > MAX_LISTED_ROWS:
@@ -91,7 +91,7 @@ def write_tokens(
         extremes = "SELECT CASE WHEN count(*) > 1 AND min(logit) = max(logit) THEN min(logit) END FROM top_token"
         constants = tuple(database.rows(f"{extremes} WHERE side = ?", [side])[0][0] for side in (0, 1))
         summary, figures = summary_of_counts(*database.rows(_FIGURES)[0]), Figures(database, header)
-        contents = summaries(figures)
+        contents = summaries(figures, masked)
         k3 = next((each["value"] for each in contents.get("figures of ulpscope", []) if each["name"] == "k3"), None)
         verdict = judge(TokenPair(names, positions, summary, k3, constants, sample_tokens(figures)))
         insert_pair(database, 0, summary, verdict)

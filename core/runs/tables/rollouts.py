@@ -15,7 +15,7 @@ SEQUENCE = Table(
     reward DOUBLE NULL -- reward
     stop_reason VARCHAR NULL -- why it ended
     weight_version VARCHAR NULL -- versions of the rollout's weights
-    sampling VARCHAR NULL -- JSON: sampling settings
+    sampling VARCHAR NULL -- JSON: sampling settings; of prime-rl and miles the rank
     prompt_token_ids VARCHAR NULL -- JSON array: tokens before the response
     """,
     per="prompt",

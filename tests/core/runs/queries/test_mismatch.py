@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -52,6 +55,8 @@ def test_figures_and_percentiles_are_those_of_the_arrays(made, monkeypatch):
         "tokens": len(r),
         "sequences": len(LENGTHS),
         "half": int(np.searchsorted(np.cumsum(k3), k3.sum() / 2)) + 1,
+        "masked": 0,
+        "missing": 0,
     }
     monkeypatch.setattr(mismatch, "_TOKENS_AT_ONCE", 30)  # read in parts
     again = mismatch.summaries(run)
@@ -77,6 +82,36 @@ def test_percentiles_and_half_of_the_kl_of_many_tokens_are_those_of_numpy(size, 
         assert values[name] == pytest.approx(np.quantile(np.abs(r), share), rel=1e-4)
     k3 = np.sort(np.expm1(r) - r)[::-1]
     assert half == pytest.approx(np.searchsorted(np.cumsum(k3), k3.sum() / 2) + 1, abs=2)
+
+
+RAGGED = json.loads((Path(__file__).resolve().parents[3] / "cases" / "rollouts" / "ragged.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def ragged(tmp_path_factory):
+    """A run of responses that are partly empty or masked out, with outliers."""
+    folder = tmp_path_factory.mktemp("ragged")
+    sides = zip(RAGGED["rollout"], RAGGED["trainer"], RAGGED["mask"], strict=True)
+    rows = [{"token_ids": [0] * 12, "rollout": one, "trainer": other, "mask": mask} for one, other, mask in sides]
+    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    store = Store(folder / "runs")
+    with RunReader(store.path_of(ingest(store, [folder / "a.jsonl"]))) as run:
+        yield run
+
+
+@pytest.mark.parametrize("framework", RAGGED["expected"])
+def test_figures_of_ragged_responses_are_those_of_the_frameworks_own_functions(framework, ragged):
+    values = {row["name"]: row["value"] for row in mismatch.figures_of(ragged, framework)}
+    # verl divides by the number of tokens + 1e-8, and by the mean weight + 1e-8, squared.
+    assert values == pytest.approx(RAGGED["expected"][framework], rel=3e-8, abs=1e-8)
+    assert "3 responses without a token of the loss: counted" in mismatch.mismatch_json(ragged, framework)["left_out"]
+
+
+def test_nemo_rl_does_not_clamp_and_what_is_in_no_figure_is_said(ragged):
+    r = (np.array(RAGGED["trainer"]) - RAGGED["rollout"])[np.array(RAGGED["mask"], bool)]
+    values = {row["name"]: row["value"] for row in mismatch.figures_of(ragged, "nemo-rl")}
+    assert values["sampling_importance_ratio"] == pytest.approx(np.exp(r).mean(), rel=1e-12)
+    assert "3 responses without a token of the loss: in no figure." in mismatch.sentence(mismatch.mismatch_json(ragged))
 
 
 def test_an_unknown_framework_is_refused_with_those_known(made):

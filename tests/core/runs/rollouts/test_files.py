@@ -143,6 +143,77 @@ def altered(target: Path, change) -> Path:
     return target
 
 
+@pytest.mark.parametrize("value", [np.nan, -np.inf, np.inf, -9999.0])
+@pytest.mark.parametrize("is_trained", [0, 1])
+def test_a_value_that_is_no_log_probability_is_missing_and_of_no_weight_if_masked(value, is_trained, tmp_path):
+    def change(samples):
+        samples[0]["log_probs"][3] = value
+        samples[0]["loss_masks"][3] = is_trained
+
+    tokens, _, summary = read(tmp_path, [altered(tmp_path / "a.pt", change)])
+    trained = sum(int(EXPECTED[f"mask{prompt}"].sum()) for prompt in range(3))
+    assert summary.finite == trained - 1
+    assert np.isnan(tokens["variant"].iloc[3])
+
+
+def save_npz(path, arrays):
+    np.savez(path, **{name: values.float().numpy() for name, values in arrays.items()})
+
+
+@pytest.mark.parametrize(
+    ("name", "save"), [("a.npz", save_npz), ("a.pt", lambda path, arrays: torch.save(arrays, path))]
+)
+@pytest.mark.parametrize("keys", [("rollout_log_probs", "old_log_probs"), ("sampling_per_token_logps", "log_probs")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_arrays_named_as_log_probabilities_are_responses(name, save, keys, dtype, tmp_path):
+    """[12, 32], which would pass for logits of 12 positions."""
+    random = torch.Generator().manual_seed(1)
+    sides = [-torch.rand(12, 32, generator=random).to(dtype) for _ in keys]
+    mask = torch.ones(12, 32, dtype=torch.int64)
+    mask[3, 20:] = mask[5] = 0
+    save(tmp_path / name, {**dict(zip(keys, sides, strict=True)), "response_mask": mask})
+    tokens, sequences, summary = read(tmp_path, [tmp_path / name])
+    assert len(sequences) == 11
+    assert summary.finite == int(mask.sum())
+    for column, side in zip(("reference", "variant"), sides, strict=True):
+        assert tokens[column].tolist() == side[mask.bool()].double().tolist()
+
+
+@pytest.mark.parametrize(("files", "ranks"), [(PRIME, [0, 0, 1]), (MILES, [0, 0, 0])])
+def test_the_rank_is_that_of_the_file(files, ranks, tmp_path):
+    _, sequences, _ = read(tmp_path, [CASES / each for each in files])
+    assert [json.loads(each)["rank"] for each in sequences["sampling"]] == ranks
+
+
+def test_a_rank_that_differs_is_named(store, tmp_path):
+    """As many tokens on each of four ranks; the third has other weights."""
+    random = np.random.default_rng(1)
+    paths = []
+    for rank in range(4):
+        rollout = -random.gamma(0.7, 1.0, (8, 40))
+        trainer = np.minimum(rollout + random.normal(0, 0.3 if rank == 2 else 0.01, rollout.shape), -1e-6)
+        rows = [
+            {"token_ids": [0] * 40, "inference_logprobs": one.tolist(), "trainer_logprobs": other.tolist()}
+            | {"rank": rank, "step": 1, "export_sequence_idx": at}
+            for at, (one, other) in enumerate(zip(rollout, trainer, strict=True))
+        ]
+        paths.append(lines(tmp_path / f"rank_{rank}.jsonl", rows))
+    with RunReader(store.path_of(ingest(store, paths))) as run:
+        assert "rank 2" in run.pairs[0].because
+
+
+def test_a_response_of_no_tokens_is_left_out(tmp_path):
+    def change(samples):
+        of_tokens = {name: value[:0] for name, value in samples[0].items() if name != "tokens" and np.ndim(value)}
+        samples[0].update(of_tokens, response_lengths=0)
+
+    path = altered(tmp_path / "a.pt", change)
+    store = Store(tmp_path / "runs")
+    with RunReader(store.path_of(ingest(store, [path]))) as run:
+        assert run.header.provenance.note == "1 sequence without a token in the loss left out."
+        assert run.query("SELECT name FROM sequence ORDER BY prompt")["name"].tolist() == ["11", "12"]
+
+
 class Anything:
     """What a pickle may construct."""
 

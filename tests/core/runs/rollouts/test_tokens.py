@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
 import math
 from pathlib import Path
@@ -150,7 +152,7 @@ GOOD = {"token_ids": [1, 2], "reference": [-1.0, -2.0], "variant": [-1.0, -2.0]}
         ({"variant": None}, "row 2: expected a list `variant`"),
         ({"reference": [-1.0, 0.5]}, "row 2: `reference` has a value above 0"),
         ({"reference": [-1.0, "x"]}, "cannot be read"),
-        ({"token_ids": []}, "row 2: expected `token_ids`"),
+        ({"token_ids": []}, "row 2: `variant` and `token_ids` have other lengths"),
         ({"token_ids": [1, -2]}, "row 2: expected `token_ids`"),
         ({"token_ids": [1, 2.5]}, "row 2: expected `token_ids`"),
         ({"token_ids": [1, 1 << 31]}, "row 2: expected `token_ids`"),
@@ -164,6 +166,38 @@ def test_a_bad_row_is_a_sentence_and_nothing_is_stored(bad, says, store, tmp_pat
     assert "\n" not in str(refused.value)
     assert not list(store.paths())
     assert not list(store.directory.glob(".partial*"))
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, pa.Codec("zstd").compress], ids=["gzip", "bz2", "zstd"])
+def test_a_packed_file_is_the_plain_one(pack, rows, tmp_path):
+    store, plain = Store(tmp_path / "runs"), lines(tmp_path / "a.jsonl", rows)
+    packed = tmp_path / "a.jsonl.packed"
+    packed.write_bytes(pack(plain.read_bytes()))
+    assert_equal(*(tables(store, ingest(store, [path], name="here")) for path in (packed, plain)))
+    packed.write_bytes(packed.read_bytes()[:-20])
+    with pytest.raises(DumpError, match="packed"):
+        ingest(store, [packed])
+
+
+def test_values_just_above_zero_are_taken_and_counted(store, tmp_path):
+    """As target less log-sum in bfloat16 makes them; what is masked does not count."""
+    rows = [{**GOOD, "variant": [0.03, -2.0]}, {**GOOD, "variant": [-1.0, 7.0], "mask": [1, 0]}]
+    empty = {"token_ids": [], "reference": [], "variant": []}
+    with RunReader(store.path_of(ingest(store, [lines(tmp_path / "a.jsonl", [*rows, empty])]))) as run:
+        note = run.header.provenance.note
+        assert run.pairs[0].summary.finite == 3
+        assert run.pairs[0].summary.max_abs == pytest.approx(1.03)
+    assert note.startswith("1 sequence without a token in the loss left out. 1 value of 'variant' above 0, up to 0.03")
+
+
+def test_a_damaged_footer_is_a_sentence(rows, tmp_path):
+    path = parquet(tmp_path / "a.parquet", rows)
+    data = bytearray(path.read_bytes())
+    start = data.index(b"token_ids")  # in the schema
+    data[start : start + 4] = b"\xff" * 4
+    path.write_bytes(data)
+    with pytest.raises(DumpError, match="damaged or cut off"):
+        ingest(Store(tmp_path / "runs"), [path])
 
 
 @pytest.mark.parametrize("form", [lines, parquet])
