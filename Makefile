@@ -38,11 +38,10 @@ processors: $(VENV)/.development $(VENV)/.compiled
 quick: $(VENV)/.development
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not browser and not model and not gpu and not thorough"
 
-# Who may import whom, and how large each room is: both read pyproject.toml.
+# Who may import whom, of pyproject.toml.
 .PHONY: house
 house: $(VENV)/.development
 	$(BIN)/lint-imports --no-cache --no-logo
-	$(BIN)/python .ci/lines
 
 check: $(VENV)/.development
 	$(BIN)/ruff format --check .
