@@ -189,7 +189,12 @@ def _array(name: str, values: Any) -> Any:
         return _stack(name, values)
     with foreign_errors(f"'{name}'", "an array or a tensor of numbers"):
         if not hasattr(values, "detach"):
-            return np.asarray(values)
+            array = np.asarray(values)
+            if array.dtype == object:
+                kind = type(array.flat[0]).__name__
+                fix = "write responses by json.dump(responses, file, default=vars) and pass the files to ulpscope.open"
+                raise UsageError(f"'{name}' holds {kind} objects, not numbers; {fix}.")
+            return array
         import torch
 
         dtype = str(values.dtype).removeprefix("torch.")

@@ -131,7 +131,10 @@ class ListPair:
         of = f"of {self.common_values:,} log-probabilities"
         if self.differing:
             flips = f" ({plural(self.flips, 'flip')})" if self.flips else ""
-            return f"{self.differing:,} {of}{flips} differ by up to {number(float(self.figures.max_abs.max()))} nats"
+            size = f"{number(float(self.figures.max_abs.max()))} nats"
+            row = int((self.figures.neq > 0).argmax())
+            first = f", the first at {self._place(row)}" if row else ""
+            return f"{self.differing:,} {of}{flips} differ by up to {size}{first}"
         if not self.differs_in_tokens.any():
             if not self.common_values:
                 return f"no token has a value on both sides at any of {plural(len(self.positions), 'position')}"
@@ -141,9 +144,11 @@ class ListPair:
         tops = self.figures.reference_token, self.figures.variant_token
         tokens = [int((top if is_flip else rows.targets)[first]) for top, rows in zip(tops, self.rows, strict=True)]
         names = [clean(repr(self.texts[token]), 40) if token in self.texts else f"{token}" for token in tokens]
-        of_prompt = f" of prompt {self.prompts[first]}" if len(self.meetings) > 1 else ""
-        place = f"position {self.positions[first]:,}{of_prompt}"
-        return f"the {'top ' if is_flip else ''}token at {place} differs ({' / '.join(names)})"
+        return f"the {'top ' if is_flip else ''}token at {self._place(first)} differs ({' / '.join(names)})"
+
+    def _place(self, row: int) -> str:
+        of_prompt = f" of prompt {self.prompts[row]}" if len(self.meetings) > 1 else ""
+        return f"position {self.positions[row]:,}{of_prompt}"
 
     @property
     def compute_dtype(self) -> str | None:

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from ....errors import DumpError
-from ....text import clean
+from ....text import clean, plural
 from ..alignment import warn
 from ..placeholders import DRAFTED
 from ..records import Response
@@ -283,6 +283,24 @@ def _read_generate(payload: Payload, prompt: Any, source: str) -> dict[str, Any]
     return {"rows": [*rows, *generated], "prompt": prompt, "has_prompt_rows": bool(rows)}
 
 
+def _read_offline(payload: Payload, prompt: Any, source: str) -> dict[str, Any]:
+    """Read the `RequestOutput` of vLLM's `LLM` as JSON: rows of the answer are like those of the prompt."""
+    answers = convert(payload["outputs"], list[dict[str, Any]], f"{source}, outputs")
+    if len(answers) != 1:
+        raise DumpError(f"{source}: holds {plural(len(answers), 'answer')}; expected one, of `n=1`.")
+    (answer,) = answers
+    prompt = tokens_of(payload["prompt_token_ids"] or [], "prompt", source)
+    tokens = (*prompt, *tokens_of(answer.get("token_ids") or [], "generated tokens", source))
+    of_prompt = payload.get("prompt_logprobs")
+    rows = [*(of_prompt or [None] * len(prompt)), *(answer.get("logprobs") or [])]
+    return {
+        "rows": list(_prompt_rows(rows, tokens[: len(rows)], source)),
+        "prompt": prompt,
+        "text": str(answer.get("text", "")),
+        "has_prompt_rows": bool(of_prompt),
+    }
+
+
 def _triples(meta: Payload, part: str, source: str) -> list[dict[str, Any]]:
     """Return the tokens of one part, 'input' or 'output', each with its list of the best, as chat has them."""
     name = f"{part}_top_logprobs"
@@ -358,6 +376,7 @@ def _prompt_key(request: Payload) -> str:
 _READERS: tuple[tuple[str, Callable[[Payload, Any, str], dict[str, Any]], Callable[[Payload], bool]], ...] = (
     ("llama.cpp completion", _read_completion, lambda payload: "completion_probabilities" in payload),
     ("SGLang generate", _read_generate, lambda payload: "meta_info" in payload),
+    ("vLLM offline", _read_offline, lambda payload: "outputs" in payload and "prompt_token_ids" in payload),
     ("OpenAI responses", _read_output, lambda payload: payload.get("object") == "response"),
     ("Ollama", _read_lines, lambda payload: _first(payload, list, "logprobs") is not None or "done" in payload),
 )

@@ -34,6 +34,17 @@ def test_a_row_is_compared_while_both_have_read_the_same_tokens() -> None:
     assert pair.figures.reference_margin[1] == 0.25
 
 
+def test_the_first_position_that_differs_is_said_unless_it_is_the_first_of_all() -> None:
+    """A prompt is scored alike, and what was decoded after it is not."""
+    rows = {0: {6: -0.1}, 1: {7: -0.1}, 2: {8: -0.5}, 3: {9: -0.1}}
+    later = rows | {2: {8: -0.75}, 3: {9: -0.2}}
+    earlier = rows | {0: {6: -0.2}, 3: {9: -0.2}}
+    for other, place in ((later, "the first at position 2"), (earlier, "")):
+        pair = compare(*(side(name, response([5, 6, 7, 8, 9], each)) for name, each in (("A", rows), ("B", other))))
+        assert place in pair.in_words
+        assert ("first" in pair.in_words) == bool(place)
+
+
 def test_another_prompt_is_said_and_not_compared() -> None:
     rows = {0: {6: -0.1, 1: -3.0}, 1: {7: -0.1, 1: -3.0}}
     pair = compare(side("A", response([5, 6, 7], rows, prompt=2)), side("B", response([5, 4, 7], rows, prompt=2)))

@@ -230,7 +230,7 @@ HOSTILE = {
     "deep lists": ("[" * 950 + "]" * 950, "nested too deeply|no JSON"),
     "NaN": ('{"choices": [{"logprobs": {"content": [{"id": 1, "logprob": NaN}]}}]}', "a value is nan"),
     "no response": ('{"a": 1}', "keys are 'a'"),
-    "a number": ("[1]", "expected a JSON object"),
+    "a number": ("[1]", "is a number"),
     "an error": ('{"error": {"message": "out of memory"}}', "out of memory"),
     "choices that are none": ('{"choices": 7}', "Expected `array`, got `int`"),
     "without values": ('{"choices": [{"text": "a"}]}', "without log-probabilities"),
@@ -310,6 +310,29 @@ def test_a_real_answer_of_vllm_by_token_ids_scores_its_prompt_and_what_it_made()
     first = choice["logprobs"]["top_logprobs"][0]
     ids, values = response.rows.row(len(prompt) - 1)
     assert {f"token_id:{token}": value for token, value in zip(ids.tolist(), values.tolist(), strict=True)} == first
+
+
+def test_an_offline_output_of_vllm_is_the_servers_answer() -> None:
+    """A `RequestOutput` written with `default=vars` has the answer's rows as those of the prompt: by token id."""
+    served = json.loads((PAYLOADS / "vllm_token_ids.json").read_text())
+    choice = served["response"]["choices"][0]
+    rows = [
+        {key.removeprefix("token_id:"): {"logprob": value} for key, value in row.items()}
+        for row in choice["logprobs"]["top_logprobs"]
+    ]
+    offline = {
+        "request_id": "0",
+        "prompt_token_ids": served["request"]["prompt"],
+        "prompt_logprobs": choice["prompt_logprobs"],
+        "outputs": [{"index": 0, "text": choice["text"], "token_ids": choice["token_ids"], "logprobs": rows}],
+    }
+    (found,) = read_payload([offline], "offline")
+    (expected,) = read_responses(PAYLOADS / "vllm_token_ids.json")
+    assert found.tokens == expected.tokens
+    assert found.generated_from == expected.generated_from
+    assert found.rows.positions.tolist() == expected.rows.positions.tolist()
+    for position in range(len(expected.rows.positions)):
+        assert row(found, position) == row(expected, position)
 
 
 def test_a_real_stream_of_vllm_is_the_answer_in_one_piece() -> None:
