@@ -66,11 +66,12 @@ def test_every_checks_figures_come_back_from_a_run_file(store: Store, is_full: b
 def test_figures_that_are_no_check_s_are_refused(check: Check) -> None:
     whole = json.loads(json.dumps(figures(check).to_json()))
     assert figures_of(check, json.dumps(whole)) == figures(check)
+    assert figures_of(check, json.dumps(whole | {"of_a_newer_build": 1})) == figures(check)
     for given in ({}, {"tried": ["floor"]}, {"computes_in": {"a": "bfloat16"}}):  # it could not be made
         unmeasured = figures_of(check, json.dumps(given))
         assert (type(unmeasured), json.loads(json.dumps(unmeasured.to_json()))) == (Unmeasured, given)
     wrong = [json.dumps(whole | {key: {"a": {}}}) for key in whole]
-    wrong += [json.dumps(whole | {"x\x1b": 1}), "[" * 100_000, json.dumps(whole)[:-1], '{"a": 1e999}']
+    wrong += ["[" * 100_000, json.dumps(whole)[:-1], '{"a": 1e999}']
     for text in wrong:
         with pytest.raises(UsageError, match=f"figures of the check '{check}' cannot be read") as refused:
             figures_of(check, text)
@@ -84,8 +85,6 @@ def test_figures_of_another_check_are_refused(check: Check) -> None:
             continue
         with pytest.raises(UsageError, match="no figures of the check"):
             Evidence(check, "", figures(other), NOTED, "")
-        with pytest.raises(UsageError, match="figures of the check"):
-            figures_of(check, json.dumps(figures(other).to_json()))
 
 
 def test_an_outcome_that_no_check_has_is_refused() -> None:
