@@ -18,7 +18,7 @@ from core.runs.file.records import Prompt
 from core.runs.reader import RunReader
 from core.runs.store.cards import count_verdicts, list_runs, prompt_texts
 from core.runs.store.store import Store
-from core.runs.tables.schema import LATER, TABLES
+from core.runs.tables.schema import TABLES
 from tests.core.runs.made_runs import ROOT, calm_sides, copied, header_of, make_run, write_run
 
 FLIPS = 200
@@ -129,14 +129,6 @@ def test_a_foreign_file_is_named_with_a_reason_and_harms_no_run(fault: str, stor
         assert "secret" not in found.reason
     with pytest.raises(StoreError):
         RunReader(bad[0]).close()
-
-
-@pytest.mark.spread(6)
-@pytest.mark.parametrize("table", sorted(TABLES.keys() - {table.name for table in LATER}))
-def test_a_file_without_one_of_the_tables_is_refused(table: str, tmp_path: Path) -> None:
-    _changed(f"DROP TABLE {table}")(tmp_path / "x.duckdb")
-    with pytest.raises(StoreError, match=f"without the table '{table}'"):
-        RunReader(tmp_path / "x.duckdb")
 
 
 @pytest.mark.spread(6)

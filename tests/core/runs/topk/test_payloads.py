@@ -220,7 +220,7 @@ HOSTILE = {
     "deep lists": ("[" * 950 + "]" * 950, "nested too deeply|no JSON"),
     "NaN": ('{"choices": [{"logprobs": {"content": [{"id": 1, "logprob": NaN}]}}]}', "a value is nan"),
     "no response": ('{"a": 1}', "keys are 'a'"),
-    "a number": ("[1]", "expected a JSON object"),
+    "null": ("[null]", "expected a JSON object"),
     "an error": ('{"error": {"message": "out of memory"}}', "out of memory"),
     "choices that are none": ('{"choices": 7}', "Expected `array`, got `int`"),
     "without values": ('{"choices": [{"text": "a"}]}', "without log-probabilities"),
