@@ -47,7 +47,7 @@ def check_layers(file: str, names: Sequence[str]) -> None:
 
 def common_shape(arrays: Mapping[str, StoredArray]) -> tuple[int, ...]:
     """Return the shape all sides have once axes of size 1 are dropped: 1 to 3 axes, the last the vocabulary."""
-    shapes = {name: _shape_of(array) for name, array in arrays.items()}
+    shapes = {name: shape_of(array) for name, array in arrays.items()}
     first, common = next(iter(shapes.items()))
     for name, shape in shapes.items():
         array = arrays[name]
@@ -65,7 +65,8 @@ def common_shape(arrays: Mapping[str, StoredArray]) -> tuple[int, ...]:
     return common
 
 
-def _shape_of(array: StoredArray) -> tuple[int, ...]:
+def shape_of(array: StoredArray) -> tuple[int, ...]:
+    """Return the shape of a side without axes of size 1."""
     if not array.shape:
         raise array.refusal("is a single number", "logits of shape [..., vocab]")
     problem = f"has shape {clean(array.shape)}"
