@@ -33,11 +33,7 @@ class ListRows:
     best: NDArray[np.int64]
     targets: NDArray[np.int64]
     missing: NDArray[np.int64]
-    chosen: NDArray[np.float64] = None  # type: ignore[assignment]  # NaN in each row
-
-    def __post_init__(self) -> None:
-        if self.chosen is None:
-            object.__setattr__(self, "chosen", np.full(len(self.positions), np.nan))
+    chosen: NDArray[np.float64]
 
     def __len__(self) -> int:
         return len(self.positions)

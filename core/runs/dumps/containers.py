@@ -102,7 +102,8 @@ def _other_format(start: bytes) -> str:
     if start.startswith((b"ARROW1", b"FEA1")):
         return f"is a Feather file; expected {_EXPECTED}: np.save('a.npy', pd.read_feather(...).to_numpy('float32'))"
     if _TEXT.fullmatch(start.partition(b"\n")[0]):
-        return f"is text, as CSV; expected {_EXPECTED}: np.save('a.npy', np.loadtxt(..., 'float32', delimiter=','))"
+        fix = "np.save('a.npy', np.loadtxt(..., 'float32', delimiter=','))"
+        return f"is text; expected {_EXPECTED}. If it is CSV: {fix}"
     return f"begins with {start[:8]!r}; expected {_EXPECTED}"
 
 

@@ -23,7 +23,7 @@ from .arrays import StoredArray
 from .containers import Container, open_container
 from .dump_notes import notes_on
 from .reserved_keys import EMITTED, Reserved, is_reserved, prompts_of, read_reserved, sides_of
-from .shapes import LOGITS, PADDED, check_layers, check_shards, common_shape
+from .shapes import LOGITS, PADDED, check_layers, check_shards, common_shape, shape_of
 from .source_dtype import DumpSide, check_all, convert, detect, side_of
 
 GIB = 1 << 30
@@ -257,13 +257,12 @@ def _named_arrays(containers: list[Container], fewest_sides: int) -> tuple[_Arra
 
 def _cut_to_common(arrays: _Arrays, notes: list[str]) -> _Arrays:
     """Return the sides, each with the tokens that all of them have; a note on every one that had more."""
-    widths = {name: array.shape[-1] for name, (_, array) in arrays.items() if array.shape}
-    vocab = min(widths.values(), default=0)
-    if widths:
-        check_shards(next(iter(arrays.values()))[1].file, widths)
+    widths = {name: shape_of(array)[-1] for name, (_, array) in arrays.items()}
+    vocab = min(widths.values())
+    check_shards(next(iter(arrays.values()))[1].file, widths)
     common = {}
     for name, (place, array) in arrays.items():
-        more = array.shape[-1] - vocab if array.shape else 0
+        more = widths[name] - vocab
         common[name] = place, replace(array, shape=(*array.shape[:-1], vocab), columns=vocab) if more else array
         if more:
             notes.append(f"{array.label} is compared in its first {vocab:,} tokens; {more:,} of padding are left out.")

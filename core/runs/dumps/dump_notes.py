@@ -43,11 +43,11 @@ def notes_on(
         notes.append(f"{name}: {problem}; if it is [vocab, positions], save it transposed (array.T).")
     for side, bits in zip(sides, first, strict=True):
         array, values = side.array, values_of(bits, fmt)
-        is_whole = is_transposed and len(values) == longest
-        if is_whole and looks_normalised(values.T) and not looks_normalised(values):
+        what = looks_normalised(values)
+        if is_transposed and not what and len(values) == longest and looks_normalised(values.T):
             need = "[positions, vocab]: save it transposed (array.T)"
             raise array.refusal("has columns that sum to 1 as probabilities, and rows that do not", need)
-        if what := looks_normalised(values):
+        if what:
             problem = f"looks like {what}: its sampled rows sum to 1"
             notes.append(f"{array.label} {problem}; ULPs and margins are of those, not logits.")
         elif looks_chosen(values) and not are_logits:

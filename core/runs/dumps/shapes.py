@@ -47,28 +47,26 @@ def check_layers(file: str, names: Sequence[str]) -> None:
 
 def common_shape(arrays: Mapping[str, StoredArray]) -> tuple[int, ...]:
     """Return the shape all sides have once axes of size 1 are dropped: 1 to 3 axes, the last the vocabulary."""
-    first = ""
-    common: tuple[int, ...] = ()
-    for name, array in arrays.items():
-        shape = _shape_of(array)
-        if not first:
-            first, common = name, shape
+    shapes = {name: shape_of(array) for name, array in arrays.items()}
+    first, common = next(iter(shapes.items()))
+    for name, shape in shapes.items():
+        array = arrays[name]
         if shape == common:
             continue
-        if len(shape) == 2 and shape == common[::-1]:
-            need = f"{clean(arrays[first].shape)} as '{clean(first)}' has"
-            fix = "one of them is [vocab, positions]; save it transposed (array.T)"
-            raise array.refusal(f"has shape {clean(array.shape)}", f"{need}: {fix}")
         if shape[:-1] == common[:-1]:
             raise _other_vocabulary(array.file, {name: shape[-1], first: common[-1]})
-        if shape[-1] == common[-1] and len(shape) == len(common) > 1 and shape[:-2] == common[:-2]:
+        if len(shape) == len(common) and shape[:-2] == common[:-2] and shape[-1] == common[-1]:
             raise _other_length(array.file, {name: array, first: arrays[first]}, {name: shape, first: common})
-        need = f"{clean(arrays[first].shape)} as '{clean(first)}' has: save the same positions of both"
+        fix = "save the same positions of both"
+        if len(shape) == 2 and shape == common[::-1]:
+            fix = "one of them is [vocab, positions]; save it transposed (array.T)"
+        need = f"{clean(arrays[first].shape)} as '{clean(first)}' has: {fix}"
         raise array.refusal(f"has shape {clean(array.shape)}", need)
     return common
 
 
-def _shape_of(array: StoredArray) -> tuple[int, ...]:
+def shape_of(array: StoredArray) -> tuple[int, ...]:
+    """Return the shape of a side without axes of size 1."""
     if not array.shape:
         raise array.refusal("is a single number", "logits of shape [..., vocab]")
     problem = f"has shape {clean(array.shape)}"

@@ -4,8 +4,7 @@ text.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args, get_type_hints
 
@@ -70,14 +69,9 @@ class Table:
     line that begins with `--` continues the help before it, and the first lines are the table's own.
     """
 
-    def __init__(
-        self, name: str, declared: str, columns: Sequence[Column] = (), *, per: str = "", each: int = 1
-    ) -> None:
-        """columns: more of them, after those of the text. A run has at most `each` rows of the table for every
-        combination of what `per` names: "side position", or nothing for the whole run.
-        """
+    def __init__(self, name: str, declared: str, columns: Sequence[Column] = ()) -> None:
+        """columns: more of them, after those of the text."""
         self.name, self.help = name, ""
-        self._per, self._each = per.split(), each
         parsed: list[Column] = []
         for line in declared.strip().splitlines():
             head, _, text = (part.strip() for part in line.partition("--"))
@@ -117,10 +111,6 @@ class Table:
         if values:
             raise TypeError(f"table {self.name} has no column {', '.join(values)}")
         return pa.table(columns)
-
-    def most_rows(self, sizes: Mapping[str, int]) -> int:
-        """Return the most rows that a writer makes. sizes: number of sides, pairs, prompts, positions, ..."""
-        return self._each * math.prod(sizes[word] for word in self._per)
 
     @property
     def schema(self) -> list[pa.DataType]:

@@ -14,7 +14,7 @@ from ...errors import UsageError
 from ...numerics import pyramid
 from ..file.database import Database
 from ..file.keep import ALL
-from ..file.records import MAX_ROWS, MAX_VOCAB, RunHeader
+from ..file.records import RunHeader
 from ..file.table import Table
 from .logits import binary_rows, join_tiles
 
@@ -29,14 +29,8 @@ _TILES = """
 _ULPS = "largest ULP distance in cells of 4^level rows x 32 * 4^level tokens"
 _ROW_ULPS = "largest difference in row ULPs, in cells as in ulp_tile"
 _ULP_BITS = "ULPs, unsigned little-endian of the compute dtype's width"
-_MOST_LEVELS = pyramid.levels_for(MAX_ROWS, MAX_VOCAB)
-ULP_TILE = Table("ulp_tile", _TILES.format(help=_ULPS, bits=_ULP_BITS), per="pair position", each=_MOST_LEVELS)
-ROW_ULP_TILE = Table(
-    "row_ulp_tile",
-    _TILES.format(help=_ROW_ULPS, bits="little-endian bits of a float32"),
-    per="pair position",
-    each=_MOST_LEVELS,
-)
+ULP_TILE = Table("ulp_tile", _TILES.format(help=_ULPS, bits=_ULP_BITS))
+ROW_ULP_TILE = Table("row_ulp_tile", _TILES.format(help=_ROW_ULPS, bits="little-endian bits of a float32"))
 PYRAMIDS = (ULP_TILE, ROW_ULP_TILE)
 
 

@@ -29,8 +29,6 @@ KERNEL = Table(
     ordinal INTEGER -- 0-based, in the order in which they first ran
     """,
     columns_of_record(KernelRow),
-    per="side",
-    each=1 << 16,  # 2,000 of 30 blocks,
 )
 
 KERNEL_SIDE = Table(
@@ -41,7 +39,6 @@ KERNEL_SIDE = Table(
     forwards INTEGER -- profiled forwards of the model
     forwards_of INTEGER -- forwards of the model there were
     """,
-    per="side",
 )
 LIBRARIES = ("torch", "oneDNN", "MKL", "CUDA")
 

@@ -33,8 +33,6 @@ KV = Table(
     + """
     first_position INTEGER NULL -- lowest position of the prompt where an element differs, null if none does
     """,
-    per="pair prompt",
-    each=1 << 16,  # 126 layers of 128 heads, keys and values, are 32,256,
 )
 
 KV_POSITION = Table(
@@ -51,8 +49,6 @@ KV_POSITION = Table(
     max_ulps BIGINT -- largest distance, ULPs of the compute dtype
     max_row_ulps DOUBLE NULL -- largest difference in row ULPs, as in kv
     """,
-    per="pair position",
-    each=1 << 10,  # 252 of as many layers,
 )
 KINDS = ("key", "value")
 

@@ -23,8 +23,6 @@ from ..file.table import Table, null_if_nan
 from ..spool import Spool
 from .differences import DECLARED, FIGURES, columns_of, figures_of, first_position
 
-_MOST_MODULES = 1 << 13  # 131 of 30 blocks; the largest models have 126
-
 LAYER = Table(
     "layer",
     """
@@ -49,8 +47,6 @@ LAYER = Table(
     floor_rms DOUBLE NULL -- the same rms of reordered prefills to a plain one, over all seeds, unit of the output;
     -- null if none was run
     """,
-    per="pair prompt",
-    each=_MOST_MODULES,
 )
 
 LAYER_POSITION = Table(
@@ -67,8 +63,6 @@ LAYER_POSITION = Table(
     max_row_ulps DOUBLE NULL -- largest difference in row ULPs, as in layer
     floor_rms DOUBLE NULL -- the same rms of reordered prefills to a plain one, over all seeds; null if none was run
     """,
-    per="pair position",
-    each=_MOST_MODULES,
 )
 _INSERT_ROWS = 1 << 16  # of layer_position at a time: an Arrow table of a million rows would hold 50 MB
 PLAIN_PREFILL, FLOOR = (

@@ -30,7 +30,6 @@ LOGITS = Table(
     bits BLOB USING COMPRESSION uncompressed -- raw little-endian bits in the compute dtype; the last tile of a row is
     -- shorter
     """,
-    per="side position tile",
 )
 
 

@@ -47,7 +47,6 @@ OP = Table(
     note VARCHAR -- why a question was not asked, or not at every batch size; empty otherwise
     refusal VARCHAR -- why the machine does not have the operation, one sentence; empty if it was measured
     """,
-    each=1 << 16,
 )
 OpRow = dict[str, Any]
 """A row by its columns, without `probe`; batch_classes and row_positions as lists."""

@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...numerics.formats import FORMATS
 from ...numerics.metrics import NULLABLE, OPEN_IN_LISTS, Summary
-from ...numerics.sizes import DENSE
 from ...numerics.totals import PairTotal
 from ..file.database import Database
 from ..file.evidence import Check, Evidence, Verdict, figures_of
@@ -47,7 +45,6 @@ PAIR = Table(
         )
         for total in fields(Summary)
     ],
-    per="pair",
 )
 
 ULP_HISTOGRAM = Table(
@@ -58,8 +55,6 @@ ULP_HISTOGRAM = Table(
     distance BIGINT -- ULPs of the compute dtype
     elements BIGINT -- number of elements finite on both sides
     """,
-    per="pair",
-    each=DENSE + 64,  # and the powers of two beyond,
 )
 
 
@@ -141,8 +136,6 @@ EVIDENCE = Table(
     outcome VARCHAR -- passed, failed, not available or informative
     says VARCHAR -- what that says, in a line
     """,
-    per="pair",
-    each=1000,  # 30 are usual,
 )
 
 FLOOR_POSITION = Table(
@@ -156,8 +149,6 @@ FLOOR_POSITION = Table(
     pair_rms DOUBLE -- root mean square of variant minus reference, logits
     floor_rms DOUBLE -- the same of reorderings of the reference, over all seeds, logits
     """,
-    per="pair position",
-    each=len(FORMATS),
 )
 
 

@@ -31,7 +31,6 @@ POSITION = Table(
         column(metric.name, metric.dtype, metric.unit, metric.help, metric.is_nullable or metric.name in OPEN_IN_LISTS)
         for metric in METRICS
     ],
-    per="pair position",
 )
 
 SIDE_POSITION = Table(
@@ -47,7 +46,6 @@ SIDE_POSITION = Table(
     missing INTEGER NULL -- of a list: placeholders in place of values
     is_full BOOLEAN NULL -- unused, null
     """,
-    per="side position",
 )
 
 TOP_TOKEN = Table(
@@ -61,7 +59,6 @@ TOP_TOKEN = Table(
     token_id INTEGER -- token id
     logit DOUBLE -- its logit, or what side.holds says, exact
     """,
-    per="value",
 )
 
 

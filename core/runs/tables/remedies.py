@@ -54,8 +54,6 @@ REMEDY = Table(
     ordinal INTEGER -- 0-based; row 0 is the unchanged pair
     """,
     columns_of_record(RemedyRow),
-    per="pair",
-    each=1000,  # 8 are usual,
 )
 
 

@@ -18,7 +18,6 @@ SEQUENCE = Table(
     sampling VARCHAR NULL -- JSON: sampling settings; of prime-rl and miles the rank
     prompt_token_ids VARCHAR NULL -- JSON array: tokens before the response
     """,
-    per="prompt",
 )
 
 CHOSEN_TOKEN = Table(
@@ -37,7 +36,6 @@ CHOSEN_TOKEN = Table(
     advantage DOUBLE NULL -- advantage
     token_version DOUBLE NULL -- version of the weights that sampled it
     """,
-    per="position",
 )
 
 MISMATCH = Table(
@@ -47,5 +45,4 @@ MISMATCH = Table(
     name VARCHAR -- figures of a framework, histogram, density, bars, steps, heaviest, explained, tokens, by a quantity
     content VARCHAR -- JSON: rows by the names of their columns; explained: shares; tokens: counts
     """,
-    each=1000,  # 26 are usual,
 )

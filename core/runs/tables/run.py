@@ -14,7 +14,7 @@ from typing import Any
 from ...errors import StoreError
 from ..file.database import FILE_VERSION, Database
 from ..file.keep import FIGURES
-from ..file.records import MAX_LISTED_ROWS, MAX_ROWS, Generation, Prompt, RunHeader
+from ..file.records import Generation, Prompt, RunHeader
 from ..file.table import Table
 
 RUN = Table(
@@ -87,7 +87,6 @@ PROMPT = Table(
     prompt INTEGER -- 0-based index
     positions INTEGER -- its length, number of positions
     """,
-    each=MAX_LISTED_ROWS,
 )
 
 TOKEN = Table(
@@ -99,7 +98,6 @@ TOKEN = Table(
     token_id INTEGER NULL -- token id, null if unknown
     text VARCHAR NULL -- text of the token, null if unknown
     """,
-    per="position",
 )
 
 VOCABULARY = Table(
@@ -109,7 +107,6 @@ VOCABULARY = Table(
     token_id INTEGER -- token id, the column of the logits
     text VARCHAR -- text of the token
     """,
-    per="vocabulary",
 )
 
 
@@ -173,7 +170,6 @@ SIDE = Table(
     k INTEGER NULL -- of lists: most values that were sent for a position; null: whole rows
     keys VARCHAR NULL -- of lists: token_id, or text if the engine sent texts only and token ids are made up
     """,
-    each=1 << 16,  # RunHeader takes MAX_SIDES, and says so
 )
 
 RESPONSE = Table(
@@ -195,7 +191,6 @@ RESPONSE = Table(
     settings VARCHAR -- JSON object: accepted drafts, the name of a sequence, chosen values that lists contradict
     warnings VARCHAR -- JSON array: what its reader has to say of it
     """,
-    per="side prompt",
 )
 
 
@@ -268,7 +263,6 @@ GENERATION = Table(
     asked INTEGER -- tokens requested of the side; fewer if it ended its text
     text VARCHAR -- what it generated, as the tokenizer decodes it
     """,
-    per="side prompt",
 )
 
 GENERATED_TOKEN = Table(
@@ -280,8 +274,6 @@ GENERATED_TOKEN = Table(
     step INTEGER -- 0-based; step 0 follows the given prompt
     token_id INTEGER -- argmax of the side's own logits there, lowest id on ties
     """,
-    per="side",
-    each=MAX_ROWS,
 )
 
 _GENERATIONS = """

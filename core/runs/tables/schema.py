@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...errors import StoreError
-from ...numerics.sizes import TOP_K
+from ...numerics.formats import FORMATS
+from ...numerics.sizes import DENSE, TOP_K
 from ...text import clean
 from ..file.database import Database
 from ..file.records import MAX_LISTED_ROWS, MAX_ROWS, MAX_VALUES, MAX_VOCAB, TOKENS_TOGETHER
@@ -96,23 +97,39 @@ def check_rows(database: Database, provenance: dict[str, Any]) -> None:
     """StoreError for a table with more rows than a writer makes of a run of this size: a small file can hold millions
     of equal rows, and readers load whole tables. Reads counts, and the lengths of the vocabulary's texts.
     """
-    sql = " UNION ALL ".join(f"SELECT '{name}', count(*) FROM {name}" for name in TABLES)
-    counts = dict(database.rows(sql))
-    is_list = database.rows("SELECT count(k) FROM side")[0][0] > 0
-    sides, vocab = counts["side"], min(provenance["vocab"], MAX_VOCAB)
-    positions = min(provenance["positions"], MAX_LISTED_ROWS if is_list else MAX_ROWS)
-    values = sides * positions
-    sizes = {
-        "side": sides,
-        "pair": max(0, sides - 1),
-        "prompt": counts["prompt"],
-        "position": positions,
-        "tile": -(-4 * vocab // logits.TILE_BYTES),  # of float32
-        "value": max(values, MAX_VALUES) if is_list else TOP_K * values,
-        "vocabulary": MAX_VOCAB if is_list else vocab + positions,  # a dump may have tokens without a logit
+    sides, lists = database.rows("SELECT count(*), count(k) FROM side")[0]
+    pairs_ = max(0, sides - 1)
+    vocab = min(provenance["vocab"], MAX_VOCAB)
+    positions = min(provenance["positions"], MAX_LISTED_ROWS if lists else MAX_ROWS)
+    places = sides * positions
+    limits = {
+        "side": 1 << 16,  # RunHeader takes MAX_SIDES, and says so
+        "pair": pairs_,
+        "prompt": MAX_LISTED_ROWS,
+        "token": positions,
+        "vocabulary": MAX_VOCAB if lists else vocab + positions,  # a dump may have tokens without a logit
+        "position": places,
+        "side_position": places,
+        "top_token": max(places, MAX_VALUES) if lists else TOP_K * places,
+        "floor_position": places * len(FORMATS),
+        "ulp_histogram": pairs_ * (DENSE + 64),  # and the powers of two beyond
+        "evidence": pairs_ * 1000,  # 30 are usual
+        "remedy": pairs_ * 1000,  # 8 are usual
+        "response": places,
+        "generation": places,
+        "generated_token": sides * MAX_ROWS,
+        "layer": places << 13,  # 131 of 30 blocks; the largest models have 126
+        "layer_position": places << 13,
+        "kv": places << 16,  # 126 layers of 128 heads, keys and values, are 32,256
+        "kv_position": places << 10,  # 252 of as many layers
+        "kernel": sides << 16,  # 2,000 of 30 blocks
+        "kernel_side": sides,
+        "op": 1 << 16,
+        "mismatch": 1000,  # 26 are usual
     }
-    for name, count in counts.items():
-        most = TABLES[name].most_rows(sizes)
+    sql = " UNION ALL ".join(f"SELECT '{name}', count(*) FROM {name}" for name in limits)
+    for name, count in database.rows(sql):
+        most = limits[name]
         if count > most:
             raise StoreError(
                 f"{database.file}: its table '{name}' has {count:,} rows; expected at most {most:,} in a run of"

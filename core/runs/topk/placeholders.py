@@ -65,7 +65,7 @@ def without_placeholders(side: ListSide) -> tuple[ListRows, tuple[Placeholders, 
             placeholders.append(Placeholders(side.name, kind, int(rows.sum()), len(rows), what))
         if kind not in (MASKED, MISSING):
             is_emptied |= rows
-    return (side.rows.without_values(is_emptied) if is_emptied.any() else side.rows), tuple(placeholders)
+    return side.rows.without_values(is_emptied), tuple(placeholders)
 
 
 def contradictions(rows: ListRows) -> Flags:

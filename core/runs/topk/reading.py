@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 
 import numpy as np
 
@@ -81,6 +80,8 @@ def _read_responses(database: Database, place: list[int], keys: Keys, texts: Map
         first, last = (int(np.searchsorted(prompts, about["prompt"], way)) for way in ("left", "right"))
         part, offsets = slice(first, last), ends[first : last + 1]
         entries = slice(int(offsets[0]), int(offsets[-1]))
+        settings = json.loads(about["settings"])
+        chosen = settings.pop(CHOSEN, {})
         rows = ListRows(
             positions[part],
             offsets - offsets[0],
@@ -89,12 +90,10 @@ def _read_responses(database: Database, place: list[int], keys: Keys, texts: Map
             best[part],
             targets[part],
             missing[part],
+            np.array([chosen.get(f"{at}", np.nan) for at in positions[part]], np.float64),
         )
         tokens = tuple(json.loads(about["tokens"]))
         own = {*ids[entries].tolist(), *targets[part].tolist(), *tokens} if texts else set()
-        settings = json.loads(about["settings"])
-        chosen = settings.pop(CHOSEN, {})
-        rows = replace(rows, chosen=np.array([chosen.get(f"{at}", np.nan) for at in rows.positions], np.float64))
         yield Response(
             **{name: about[name] for name in SAME},
             keys=keys,

@@ -106,17 +106,6 @@ def test_ingest_list_show_compare_export_delete_go_round(cli, tmp_path):
     assert json.loads(cli("list", "--json").stdout) == []
 
 
-def test_side_names_that_look_like_markup_are_printed_as_they_are(cli, tmp_path):
-    logits = np.random.default_rng(3).standard_normal((2, 16), dtype=np.float32)
-    np.savez(tmp_path / "odd.npz", **{"a[/b]": logits, "[red]c": logits[:, ::-1]})
-    done = cli("compare", tmp_path / "odd.npz")
-    assert done.returncode == 0, done.stderr
-    assert "a[/b]" in done.stdout
-    assert "[red]c" in done.stdout
-    run_id = json.loads(cli("ingest", tmp_path / "odd.npz", "--json").stdout)["run_id"]
-    assert "[red]c" in cli("show", run_id).stdout
-
-
 def test_a_deleted_run_is_listed_restored_and_removed_for_good(cli, store):
     run_id = json.loads(cli("ingest", CASES / "flips_fp16.npz", "--name", "[red]Golden", "--json").stdout)["run_id"]
     body = store.path_of(run_id).read_bytes()

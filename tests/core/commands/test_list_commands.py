@@ -54,15 +54,10 @@ def test_a_condition_fails_passes_or_is_open(cli: Any, changed: list[str], condi
         assert (gate["worst"]["prompt"], gate["worst"]["position"]) == (0, 20)
 
 
-def test_a_difference_of_responses_without_a_cause_leaves_the_verdict_open(cli: Any, changed: list[str]) -> None:
-    gate = told(cli, "compare", *changed, "--fail-on", "verdict")["gate"]
-    assert (gate["outcome"], gate["conditions"][0]["figure"]) == ("undecided", "undecided")
-
-
 def test_what_needs_whole_rows_is_refused_in_a_sentence(cli: Any, changed: list[str]) -> None:
     for words, sentence in (
-        (("--fail-on", "ulps:4"), "--fail-on ulps:4: ULPs of elements need both sides' complete logits"),
-        (("--fail-on", "kl>1"), "--fail-on kl>1: KL needs both sides' complete rows"),
+        (("--fail-on", "ulps:4"), "condition ulps:4: ULPs of elements need both sides' complete logits"),
+        (("--fail-on", "kl>1"), "condition kl>1: KL needs both sides' complete rows"),
         (("--compute-dtype", "bfloat16"), "are for whole rows of logits"),
     ):
         assert sentence in run(cli, "compare", *changed, *words, code=2)

@@ -1,4 +1,4 @@
-"""No text of a run or of a server reaches the terminal as an escape sequence, from any command."""
+"""No text of a run or of a server reaches the terminal as an escape sequence or as markup, from any command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.core.runs.damaging import damaged, with_texts
 from tests.core.runs.made_runs import ROOT, copied
 from tests.core.runs.test_ops_run import header, row_of
 
-ORDERS = "\x1b]0;owned\x07\x1b[31m\x9b31m\u202e"
+ORDERS = "[red]owned\x1b]0;owned\x07\x1b[31m\x9b31m\u202e"
 SAMPLES = {"mine": "where-it-starts", "said": "continuations-that-part", "bare": "fresh-against-cached"}
 COMMANDS = [
     ("list",),
@@ -65,4 +65,4 @@ def test_what_a_command_prints_gives_the_terminal_no_orders(command: tuple[str, 
     said = done.stdout + done.stderr
     assert said
     assert [c for c in said if not c.isprintable() and c not in "\n\u200b"] == []
-    assert "owned" in said or command[0] in ("label", "export", "audit")
+    assert "[red]owned" in said or command[0] in ("label", "export", "audit")

@@ -37,7 +37,7 @@ def listed(row: dict[int, float], best: int) -> ListRows:
     """One row of these values, largest first."""
     none = np.zeros(1, np.int64)
     ids, values = np.array(list(row), np.int64), np.array(list(row.values()))
-    return ListRows(none, np.array([0, len(row)]), ids, values, np.array([best]), none, none)
+    return ListRows(none, np.array([0, len(row)]), ids, values, np.array([best]), none, none, np.array([np.nan]))
 
 
 def cut(row: NDArray[np.float64], k: int, extra: int | None) -> ListRows:

@@ -51,12 +51,6 @@ def test_a_run_comes_in_bit_for_bit_under_a_new_id_and_its_note_says_so(path: Pa
         assert run.header.provenance.note.count(NOTE) == 1
 
 
-def test_a_bit_that_had_changed_would_be_seen(store: Store, foreign_file: Path) -> None:
-    new = store.path_of(import_run(store, foreign_file))
-    damaged(new, "UPDATE logits SET bits = bits || '\\x00'::BLOB WHERE side = 1 AND position = 2 AND prompt = 0")
-    assert differing(foreign_file, new) == ["logits"]
-
-
 def test_it_has_the_id_asked_for_and_progress_is_reported(store: Store, foreign_file: Path) -> None:
     before, steps = foreign_file.read_bytes(), []
     run_id = import_run(store, foreign_file, run_id="a-run", on_progress=lambda *rows: steps.append(rows))

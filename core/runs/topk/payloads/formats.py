@@ -201,10 +201,15 @@ def _prompt_rows(items: object, prompt: Sequence[int], source: str) -> Iterator[
         yield Row(index - 1, entries, target, best if None not in ranks else None)
 
 
+_Value = float | str | None
+
+
 class _Lists(msgspec.Struct):
-    tokens: list[str]
-    token_logprobs: list[float | str | None]
-    top_logprobs: list[dict[str, float | str | None] | None] | None = None
+    """Lists of completions; mlx-lm's older server sends ids for texts, and [id, value] pairs."""
+
+    tokens: list[str | Id]
+    token_logprobs: list[_Value]
+    top_logprobs: list[dict[str, _Value] | list[tuple[Id, _Value]] | None] | None = None
     token_ids: list[Id] | None = None
 
 
@@ -212,7 +217,7 @@ def _listed_rows(logprobs: Payload, start: int, source: str) -> Iterator[Row]:
     """Read the four lists of completions. start: position of the first row, -1 of echoed ones: the prompt's first token
     has no row. Ids of the emitted tokens count if no other token was sent.
     """
-    lists = convert(_with_named_ids(logprobs), _Lists, source)
+    lists = convert(logprobs, _Lists, source)
     count, tops = len(lists.tokens), lists.top_logprobs or [None] * len(lists.tokens)
     if not count == len(lists.token_logprobs) == len(tops):
         values = f"{len(lists.token_logprobs)} values and {len(tops)} lists"
@@ -224,22 +229,15 @@ def _listed_rows(logprobs: Payload, start: int, source: str) -> Iterator[Row]:
     ):
         if position >= 0:
             at = f"{source}, token {position - start}"
-            entries = [entry_of(Sent(each, token=key), at) for key, each in (top or {}).items()]
-            target = entry_of(Sent(value, token, token=text), at)
-            yield Row(position, entries, target, None if entries else 0)
+            listed = top.items() if isinstance(top, dict) else top or ()
+            entries = [_named(key, each, None, at) for key, each in listed]
+            yield Row(position, entries, _named(text, value, token, at), None if entries else 0)
 
 
-def _with_named_ids(logprobs: Payload) -> Payload:
-    """Return lists by token id as others are: mlx-lm's older server sends ids for texts, and [id, value] pairs."""
-    tokens, tops = logprobs["tokens"], logprobs.get("top_logprobs")
-    if not isinstance(tokens, list) or not tokens or not all(type(token) is int for token in tokens):
-        return logprobs
-    named = {**logprobs, "tokens": [f"token_id:{token}" for token in tokens]}
-    is_paired = isinstance(tops, list) and any(isinstance(top, list) for top in tops)
-    if is_paired:
-        rows = convert(tops, list[list[tuple[Id, float | str | None]] | None], "top_logprobs")
-        named["top_logprobs"] = [{f"token_id:{token}": value for token, value in row or ()} for row in rows]
-    return named
+def _named(name: str | int, value: _Value, token: int | None, source: str) -> Entry:
+    """Read a token by its text, with its id if that is known, or by its id in place of a text."""
+    sent = Sent(value, name) if isinstance(name, int) else Sent(value, token, token=name)
+    return entry_of(sent, source)
 
 
 def _read_completion(payload: Payload, prompt: Any, source: str) -> dict[str, Any]:

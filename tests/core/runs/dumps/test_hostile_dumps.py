@@ -226,12 +226,6 @@ def test_the_same_dumps_without_their_fault_open(tmp_path: Path, good: bytes) ->
     assert list(read_whole(path).values()) == [GOOD.tobytes()] * 2
 
 
-def test_the_measure_of_a_sentence_can_fail() -> None:
-    for bad in ("BadZipFile", "up.npz: broken; expected a\nb.", "up.npz: broken; expected better", "up.npz: broken."):
-        with pytest.raises(AssertionError):
-            assert_one_sentence(bad, "up.npz")
-
-
 # ---- places
 
 
@@ -398,9 +392,3 @@ def test_a_bomb_is_refused_in_bounded_time_and_memory(tmp_path: Path, bomb: str)
     assert_one_sentence(said, "bomb")
     assert mib < 300
     assert seconds < 20
-
-
-@pytest.mark.thorough
-@needs_proc
-def test_the_measure_of_a_bomb_can_fail(tmp_path: Path) -> None:
-    assert probe(deflated_zeros(tmp_path / "bomb.npz", 310), "numpy")[0] >= 300

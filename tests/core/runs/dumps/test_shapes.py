@@ -64,9 +64,10 @@ def test_one_transposed_side_is_refused_with_the_fix(tmp_path):
         open_dump([saved(tmp_path, a=logits(1), b=logits(2).T)])
 
 
-def test_sides_whose_last_axis_has_the_length_of_the_token_ids_are_refused_with_the_fix(tmp_path):
-    with pytest.raises(DumpError, match=r"'token_ids' has 6 entries.*array\.T"):
-        open_dump([saved(tmp_path, a=logits(1).T, b=logits(2).T, token_ids=np.arange(ROWS))])
+@pytest.mark.parametrize(("key", "entries"), [("token_ids", np.arange(ROWS)), ("tokens", np.array(list("abcdef")))])
+def test_sides_whose_last_axis_has_the_length_of_the_tokens_are_refused_with_the_fix(tmp_path, key, entries):
+    with pytest.raises(DumpError, match=rf"'{key}' has 6 entries.*array\.T"):
+        open_dump([saved(tmp_path, a=logits(1).T, b=logits(2).T, **{key: entries})])
 
 
 def test_a_thousand_positions_of_few_tokens_are_asked_about(tmp_path):
@@ -81,11 +82,6 @@ def test_columns_that_sum_to_1_are_refused_with_the_fix(tmp_path, normalize):
     open_dump([saved(tmp_path, **sides)]).close()
     with pytest.raises(DumpError, match=r"array\.T"):
         open_dump([saved(tmp_path, **{name: side.T for name, side in sides.items()})])
-
-
-def test_texts_as_many_as_the_last_axis_are_refused_with_the_fix(tmp_path):
-    with pytest.raises(DumpError, match=r"'tokens' has 6 entries.*array\.T"):
-        open_dump([saved(tmp_path, a=logits(1).T, b=logits(2).T, tokens=np.array(list("abcdef")))])
 
 
 # ---- other lengths

@@ -12,7 +12,6 @@ from core.judging.lists import judge_responses
 from core.numerics.topk import summary_of
 from core.runs.file.records import IDENTICAL, UNDECIDED
 from core.runs.store.store import Store
-from core.runs.topk import pairing
 from core.runs.topk.alignment import align
 from core.runs.topk.files import sides_of
 from core.runs.topk.pairing import pairs_of
@@ -133,13 +132,6 @@ def test_figures_of_the_top_tokens_are_those_of_whole_rows(k: int) -> None:
     assert (cut.flips, cut.ties, cut.min_margin) == (whole.flips, whole.ties, whole.min_margin)
     assert cut.neq <= whole.neq
     assert cut.max_abs <= whole.max_abs
-
-
-def test_rows_of_other_contexts_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twin: without the parting, rows after different tokens are compared as if they were alike."""
-    monkeypatch.setattr(pairing, "parting_of", lambda *sides: None)
-    with pytest.raises(AssertionError):
-        test_a_row_is_compared_while_both_have_read_the_same_tokens()
 
 
 def test_the_first_of_the_best_is_the_lowest_token() -> None:
