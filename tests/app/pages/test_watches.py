@@ -39,7 +39,7 @@ def test_an_endpoint_that_moved_is_first_with_its_time_its_chart_and_its_run(bar
     app = open_page("watches")
     text = page_text(app)
     assert "http://mo*ved has moved since 2026-11-26 18:02:00 UTC: 0.6 nats" in text.replace("\u2060", "")
-    assert "http://steady is undecided" in text.replace("\u2060", "")
+    assert "http://steady is down, so it is undecided" in text.replace("\u2060", "")
     moved, steady = (one["figure"]["data"] for one in figures_of(app))
     assert [point["marker"]["color"] for point in moved[:1]] == [["#0072B2", "#D55E00", "#D55E00"]]
     assert moved[0]["x"] == [f"2026-11-26T18:0{minute}:00.000000" for minute in (1, 2, 3)]
