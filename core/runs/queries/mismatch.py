@@ -139,17 +139,18 @@ def tokens_of(run: Figures, prompt: int) -> pd.DataFrame:
 
 def _read_sequences(run: Figures) -> Sequences:
     """Sum up the tokens with both values by sequence, about a million tokens at a time."""
-    of_part = [(Sequences.sums, name) for name in SUMS] + [(Sequences.maxima, name) for name in MAXIMA]
     most = int(run.query("SELECT count(*) AS n FROM prompt")["n"][0])
-    tokens, whole, stop = np.empty(most, np.int64), np.empty((len(of_part), most)), 0
+    tokens, stop = np.empty(most, np.int64), 0
+    sums, maxima = ({name: np.empty(most) for name in names} for names in (SUMS, MAXIMA))
     for pairs, lengths in _pairs(run):
         part = Sequences.of(pairs, lengths)
         place = slice(stop, stop := stop + len(part))
         tokens[place] = part.tokens
-        for values, (of, name) in zip(whole, of_part, strict=True):
-            values[place] = of(part, name)
-    sums, maxima = whole[: len(SUMS), :stop], whole[len(SUMS) :, :stop]
-    return Sequences(tokens[:stop], dict(zip(SUMS, sums, strict=True)), dict(zip(MAXIMA, maxima, strict=True)))
+        for whole, of_part in ((sums, part.sums), (maxima, part.maxima)):
+            for name, values in whole.items():
+                values[place] = of_part[name]
+    sums, maxima = ({name: values[:stop] for name, values in whole.items()} for whole in (sums, maxima))
+    return Sequences(tokens[:stop], sums, maxima)
 
 
 def _bins(run: Figures, value: str) -> pd.DataFrame:

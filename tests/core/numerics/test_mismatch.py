@@ -89,4 +89,4 @@ def test_a_sequence_without_a_token_is_left_out():
     tokens = TokenPairs(np.array([-1.0, -2.0]), np.array([-1.5, -2.0]))
     sequences = Sequences.of(tokens, np.array([0, 2, 0]))
     assert len(sequences) == 1
-    assert sequences.sums("r").tolist() == [-0.5]
+    assert sequences.sums["r"].tolist() == [-0.5]
