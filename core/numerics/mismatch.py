@@ -322,7 +322,7 @@ def _offpolicy(prefix: str, k3: _Definition, chi2: _Definition) -> tuple[Figure,
     def lead(batch: Batch) -> NDArray[np.float64]:
         return batch.sequences.means("-r")
 
-    rows = {
+    rows: dict[str, _Definition] = {
         "kl": ("mean of -r", _mean("-r")),
         "k3_kl": k3,
         "training_ppl": ("mean over sequences of exp(-mean)", _perplexity("trainer")),

@@ -19,7 +19,7 @@ from ..topk.payloads.bounded_json import MAX_FILE_BYTES, open_plain
 from ..topk.placeholders import ROUNDING
 from ..topk.records import MAX_POSITIONS
 from .array_files import is_batch, read_batch
-from .torch_files import SavedResponse, is_rollout, read_responses
+from .torch_files import is_rollout, read_responses
 
 _PARQUET = b"PAR1"
 _LONGEST_LINE = 64 << 20  # bytes; of a million tokens with both values
@@ -363,36 +363,18 @@ def _table_of_file(database: Database, path: Path, link: Path, layout: Layout, n
 def _table_of_torch(database: Database, paths: Sequence[Path]) -> str:
     """Make a temporary table of the responses in files of slime or miles, or of a batch. -> its name"""
     responses = read_responses(paths) if is_rollout(paths[0]) else read_batch(paths[0])
-    trained = [each for each in responses if "variant" in each.values]
-    if not trained or not any("reference" in each.values for each in trained):
+    trained = [each for each in responses if "variant" in each]
+    if not any("reference" in each for each in trained):
         side = "rollout_log_probs" if trained else "log_probs"
         raise DumpError(f"no sample has `{side}`; expected the train data of slime or miles, which has both sides.")
-    lists = "".join(f", {name} DOUBLE[]" for name in _LISTS) + "".join(
-        f", {name} {kind}" for name, kind in _FACTS.items()
-    )
-    database.execute(f"CREATE TEMP TABLE saved (prompt BIGINT, token_ids DOUBLE[], mask BOOLEAN[]{lists})")
-    database.insert("saved", _arrow(trained))
-    _create(database, "file_0", "saved", {name: name for name in ("token_ids", "mask", *_LISTS, *_FACTS)})
+    layout = _plain(*SIDES)
+    fields = ", ".join(f"{name} {kind}" for name, kind in layout.types.items())
+    database.execute(f"CREATE TEMP TABLE saved ({fields})")
+    database.insert("saved", pa.table({name: [each.get(name) for each in trained] for name in layout.types}))
+    _create(database, "file_0", "saved", layout.columns)
     database.execute("DROP TABLE saved")
-    _check(database, "file_0", clean(paths[0].name), _plain(*SIDES))
+    _check(database, "file_0", clean(paths[0].name), layout)
     return "file_0"
-
-
-def _arrow(responses: Sequence[SavedResponse]) -> pa.Table:
-    columns: dict[str, pa.Array] = {
-        "prompt": pa.array(range(len(responses))),
-        "token_ids": pa.array([each.token_ids for each in responses], pa.list_(pa.float64())),
-        "mask": pa.array([each.mask for each in responses], pa.list_(pa.bool_())),
-        "name": pa.array([str(each.sample) for each in responses], pa.string()),
-        "step": pa.array([each.step for each in responses], pa.int64()),
-    }
-    for name in _LISTS:
-        columns[name] = pa.array([each.values.get(name) for each in responses], pa.list_(pa.float64()))
-    for name, kind in _FACTS.items():
-        if name not in columns:
-            type_of = pa.float64() if kind == "DOUBLE" else pa.string()
-            columns[name] = pa.array([each.about.get(name) for each in responses], type_of)
-    return pa.table(columns)
 
 
 def _create(database: Database, table: str, source: str, columns: Mapping[str, str]) -> None:
