@@ -122,7 +122,7 @@ SUMS |= {f"{one}rollout*{one}trainer": _product(f"{one}rollout", f"{one}trainer"
 MAXIMA = {name: SUMS[name] for name in ("r", "-r", "|r|", "|dp|", "k3")}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sequences:
     """Sums and maxima of the tokens by sequence, computed when they are asked for. Sequences without a token are left
     out, unless they are added by `with_masked`.
@@ -471,14 +471,12 @@ FRAMEWORKS = {
 }
 
 
-def intervals(
-    sequences: Sequences, figures: Sequence[Figure], *, draws: int = 200, seed: int = 0
-) -> list[tuple[float, float]]:
+def intervals(sequences: Sequences, figures: Sequence[Figure], *, draws: int = 200) -> list[tuple[float, float]]:
     """Return the 95 % interval of each figure by a bootstrap over sequences. [figures]
 
     Maxima have none worth the name: theirs is at most the maximum itself.
     """
-    random, count = np.random.default_rng(seed), len(sequences)
+    random, count = np.random.default_rng(0), len(sequences)
     values = np.empty((draws, len(figures)))
     for draw in range(draws):
         weights = np.bincount(random.integers(0, count, count), minlength=count).astype(np.float64)

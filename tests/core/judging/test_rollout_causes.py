@@ -38,6 +38,14 @@ def test_the_amount_is_about_the_planted_one(case, name, value):
     assert explain_tokens(tokens)[0].parameters[name] == pytest.approx(value, rel=0.1)
 
 
+def test_a_cause_of_one_step_alone_is_placed_there():
+    (tokens,) = (each[2] for each in CASES if each[0] == "temperature 0.7 at the last step")
+    (cause,) = explain_tokens(tokens)
+    last = tokens.groups["step"].max()
+    assert cause.says.startswith(f"At step {last}: 'rollout' is sampled at a temperature of about 0.")
+    assert cause.parameters["temperature"] == pytest.approx(0.7, rel=0.1)
+
+
 def test_other_ids_are_placed():
     """Planted in every fourth sequence, from token 8 + number % 5 on, one token later."""
     (tokens,) = (each[2] for each in CASES if each[0] == "other ids in 1 of 4 sequences")
