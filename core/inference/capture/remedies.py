@@ -25,7 +25,7 @@ from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.batch import ignore
 from ..paths.engines import whole_side
-from ..paths.paths import Path, open_path, parse_path
+from ..paths.paths import Path, check_path, open_path, parse_path
 from ..paths.sliced_head import attribute_replaced
 
 ROUNDS = 6  # the smallest and the largest of six ratios hold their median with 97 % (sign test)
@@ -75,8 +75,7 @@ def remedies_of(
         try:
             sides = [remedy.apply(path) for path in paths]
             for path in sides:
-                if refusal := path.refusal(loaded, max(map(len, prompts))):
-                    raise CaptureError(f"path '{path}': {refusal}.")
+                check_path(path, loaded, max(map(len, prompts)))
             with quiet(), foreign_errors_stop(f"'{remedy.name}'", "choose shorter prompts"), torch.inference_mode():
                 total, dtype = _compare(remedy, loaded, prompts, sides)
         except UlpscopeError as error:

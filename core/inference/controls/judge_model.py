@@ -288,7 +288,7 @@ class ModelControls(judging.Controls):
         ]
 
     def exact(self) -> judging.Exact:
-        sides = [self.session.memoize(side) for side in self.sides if side.path is None or side.path != PLAIN.path]
+        sides = [self.session.memoize(side) for side in self.sides if side.path != PLAIN.path]
         if not sides:
             raise NotAvailableError("")
         return self.session.draws.measure(sides, self.say)
@@ -308,12 +308,11 @@ class ModelControls(judging.Controls):
         if any(side.is_one_piece for side in self.sides):
             return []
         (number, position), rows = place_of(row, self.lengths), []
-        for side in [side for side in self.sides if side.path is None or side.path != PLAIN.path]:
+        for side in [side for side in self.sides if side.path != PLAIN.path]:
             self.say(f"each module of '{side.name}' alone")
             sides = [at_widest(side), side] if side.name in bugs else [side]
-            is_wide = dtype == "float64"
-            ids = self.prompts[number]
-            rows.append(module_row(self.loaded, ids, number, position, sides, is_below_float32=is_wide))
+            about = self.loaded, self.prompts[number], number, position
+            rows.append(module_row(*about, sides, is_below_float32=dtype == "float64"))
         return [each for each in rows if each is not None]
 
     def differences(self, row: int, dtype: str) -> NDArray[np.float64] | None:

@@ -63,12 +63,10 @@ def check_prompts(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> None
         loaded.tokens_of(prompt, f"prompt {number} of {len(prompts)}")
 
 
-def groups_of(
-    loaded: LoadedModel, prompts: Sequence[Sequence[int]], itemsize: int | None = None
-) -> Iterator[list[Sequence[int]]]:
-    """Yield the prompts in order, so many that their logits take LOGIT_BYTES, or one. itemsize: of a logit, bytes"""
+def groups_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
+    """Yield the prompts in order, so many that their logits in float32 take LOGIT_BYTES, or one."""
     group: list[Sequence[int]] = []
-    rows = LOGIT_BYTES // (loaded.vocab_size * (itemsize or loaded.torch_dtype.itemsize))
+    rows = LOGIT_BYTES // (4 * loaded.vocab_size)
     for prompt in prompts:
         if group and sum(map(len, group)) + len(prompt) > rows:
             yield group

@@ -17,7 +17,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from ....errors import CaptureError
-from ....judging.judge import DRAWN, WIDE, PrecisionVerdict, error_rows
+from ....judging.judge import DRAWN, WIDE, PrecisionVerdict
 from ....judging.places import place_in_words, structure_of
 from ....judging.statistic import BLOCKS, FloorTest, floor_test
 from ....runs.file import evidence
@@ -327,11 +327,10 @@ class _Suspect:
         """
         question = self.question
         draws = question.draws or RoundingDraws(loaded, question.prompts)
-        exact = draws.measure([precision.walk], question.say)
-        rows = error_rows(exact, loaded.dtype, question.lengths, question.blocks, always_check_draws=False)
-        row, test = rows[0]
+        row, test = draws.compare(precision.walk, question.blocks, question.say, always_check_draws=False)
         is_sound = test.is_passed or row.outcome == NOTED  # another expert, by a near tie
-        return None if is_sound else test, exact.draws
+        squares = np.stack([draw.squares for draw in draws.draws])
+        return None if is_sound else test, squares
 
     def in_16_bits_too(self, loaded: LoadedModel, precision: Precision, wide: PrecisionVerdict) -> PrecisionVerdict:
         """Check what explains it in float32 in the model's own 16 bits: do its kernels have a fault of their own?"""
