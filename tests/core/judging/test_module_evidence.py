@@ -40,12 +40,6 @@ def test_one_module_beyond_rounding_is_the_first_at_its_position():
     assert found.kind is None
 
 
-def test_rounding_names_none():
-    found = figures({9: 3.0})
-    assert (found.modules_beyond, found.first_module, found.first) == ((), None, None)
-    assert found.largest_ratio_of_others == pytest.approx(3.0)
-
-
 def test_nan_is_beyond_rounding_and_has_no_figure():
     found = figures({1: np.nan})
     assert found.modules_beyond == (BLOCKS[0],)
