@@ -160,8 +160,6 @@ class RerunFigures(CheckFigures):
     """All but the first of a dump alone, whose reruns are uploaded."""
 
     not_repeatable: Annotated[tuple[str, ...], "sides that do not repeat"]
-    called_again: Annotated[tuple[str, ...] | None, "sides computed again"] = None
-    pair_rms_logits: Annotated[float | None, "RMS of the pair, logits"] = None
     rerun_rms_logits: Annotated[float | None, "RMS of the rerun to its first call, logits"] = None
     rerun_neq: Annotated[Mapping[str, int | None] | None, "logits that differ in the rerun, by side"] = None
     rerun_noise_ratio: Annotated[float | None, "rerun / noise floor, RMS"] = None
