@@ -23,7 +23,7 @@ from ..runs.file.evidence import FAILED, FLOAT32, MISSING, NOTED, PASSED, Check,
 from ..runs.file.records import FloorRows
 from ..text import multiple, number, plural, three_digits
 from .divergence import SINGLE_LOGIT
-from .places import NotFinite, outliers_evidence, place_in_words, place_of, structure_of
+from .places import NotFinite, outliers_evidence, place_in_words, place_of, structure_of, words_of
 from .statistic import BLOCKS, FloorTest, Limits, Places, floor_test, smallest_fault
 from .verdict import conclude
 
@@ -673,7 +673,7 @@ class _Trial:
         """Return a sentence with its first place, if it fits. sources: a token, a module, '' if unknown."""
         clauses = [f", at {source}" for source in sources if source and source not in sentence]
         if first is not None and "position" not in sentence:
-            clauses.insert(0, f", from {place_in_words(sum(self.lengths[: first[0]]) + first[1], self.lengths)}")
+            clauses.insert(0, f", from {words_of(first, self.lengths)}")
         for clause in clauses:
             longer = f"{sentence.rstrip('.')}{clause}."
             sentence = longer if len(longer.split()) <= _LONGEST else sentence

@@ -24,7 +24,7 @@ from ..models.dtypes import in_float32
 from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.batch import ignore
-from ..paths.engines import whole_side
+from ..paths.engines import Prompts, whole_side
 from ..paths.paths import Path, check_path, open_path, parse_path
 from ..paths.sliced_head import attribute_replaced
 
@@ -53,7 +53,7 @@ class Remedy:
 
 def remedies_of(
     loaded: LoadedModel,
-    prompts: Sequence[Sequence[int]],
+    prompts: Prompts,
     reference: str,
     variant: str,
     *,
@@ -106,9 +106,7 @@ def floor_of(session: JudgingSession) -> float:
         return float("nan")
 
 
-def _compare(
-    remedy: Remedy, loaded: LoadedModel, prompts: Sequence[Sequence[int]], paths: Sequence[Path]
-) -> tuple[PairTotal, str]:
+def _compare(remedy: Remedy, loaded: LoadedModel, prompts: Prompts, paths: Sequence[Path]) -> tuple[PairTotal, str]:
     """Compare the sides prompt by prompt. Return (total, dtype of the logits)."""
     total, dtype = PairTotal(), ""
     for ids in prompts:

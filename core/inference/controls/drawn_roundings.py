@@ -29,7 +29,7 @@ from ..models.dtypes import in_float32
 from ..models.model import LoadedModel, has_experts
 from ..models.torch_errors import foreign_errors_stop
 from ..paths.batch import Run
-from ..paths.engines import PLAIN, RunnableSide, side_of, whole_side
+from ..paths.engines import PLAIN, Prompts, RunnableSide, side_of, whole_side
 from ..paths.hooks import ModuleTrace
 from ..paths.paths import parse_path
 from .reordering import reorder, reordering_refusal
@@ -119,7 +119,7 @@ class RoundingDraws:
     """
 
     loaded: LoadedModel
-    prompts: Sequence[Sequence[int]]
+    prompts: Prompts
     plain: RunnableSide = PLAIN
     exact: RunnableSide | None = None
     draws: list[Errors] = field(default_factory=list)

@@ -26,7 +26,7 @@ from ..models.model import LoadedModel, has_experts, loaded_from
 from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.batch import CHUNK_BYTES, Emit, Run
 from ..paths.engine_side import parts_of
-from ..paths.engines import PLAIN, Engine, RunnableSide, digest_of, divergence_of, measure, side_of, whole_side
+from ..paths.engines import PLAIN, Engine, Prompts, RunnableSide, digest_of, divergence_of, measure, side_of, whole_side
 from ..paths.hooks import ModuleTrace
 from .answer_precision import Narrow, narrow_answers
 from .drawn_roundings import RoundingDraws
@@ -106,7 +106,7 @@ class JudgingSession:
     be another one under the same name, and is run anew for every pair.
     """
 
-    def __init__(self, loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> None:
+    def __init__(self, loaded: LoadedModel, prompts: Prompts) -> None:
         self.loaded = loaded
         self.prompts = [tuple(int(token) for token in prompt) for prompt in prompts]
         self._results: dict[Any, Any] = {}

@@ -26,7 +26,7 @@ from ....text import multiple, three_digits
 from ...models.dtypes import WIDENING, converted, in_float32
 from ...models.model import LoadedModel, has_experts
 from ...models.torch_errors import foreign_errors_stop
-from ...paths.engines import PLAIN, RunnableSide, answering, divergence, divergence_of, side_of, whole_side
+from ...paths.engines import PLAIN, Prompts, RunnableSide, answering, divergence, divergence_of, side_of, whole_side
 from ..answer_precision import grid_of
 from ..drawn_roundings import RoundingDraws
 from ..rounding_floor import LOGIT_BYTES, as_many_as, rounding_floor
@@ -55,7 +55,7 @@ class Question:
     which are tried first; memoize: a side whose logits are computed once; draws: of the model in 16 bits, if there are.
     """
 
-    prompts: Sequence[Sequence[int]]
+    prompts: Prompts
     blocks: Sequence[int] = BLOCKS
     say: Callable[[str], None] = lambda _: None
     precisions: Sequence[Precision] = ()
