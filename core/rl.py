@@ -93,12 +93,12 @@ def _array(values: ArrayLike) -> NDArray[Any]:
 def _tokens(
     rollout: NDArray[Any], trainer: NDArray[Any], of_loss: NDArray[np.bool_], entropy: ArrayLike | None, some: slice
 ) -> SampledTokens:
-    sequence, index = np.nonzero(of_loss)
+    sequence, _ = np.nonzero(of_loss)
     holes = np.cumsum(np.diff(of_loss.astype(np.int8), axis=1, prepend=of_loss[:, :1]) == -1, axis=1)
     position = np.cumsum(of_loss, axis=1)[of_loss] - 1
     values = [side[of_loss].astype(np.float64) for side in (rollout, trainer)]
     entropies = None if entropy is None else _array(entropy)[some][of_loss].astype(np.float64)
-    return SampledTokens(sequence, position, values[0], values[1], holes[sequence, index], entropies)
+    return SampledTokens(sequence, position, values[0], values[1], holes[of_loss], entropies)
 
 
 def _check_safely(*sides: Any, **options: Any) -> Check:

@@ -24,7 +24,7 @@ from transformers.pytorch_utils import Conv1D
 from ..numerics.differences import differences
 from ..numerics.formats import FloatFormat, format_named
 from ..runs.tables.ops import OpRow, whole_row
-from .models.devices import bits_of, own_bits
+from .models.devices import bits_of, integers_of, own_bits
 from .models.torch_errors import first_line
 from .paths.batch import ignore
 from .paths.modifiers import SDPA
@@ -267,7 +267,7 @@ class _Probe:
                 for number in range(1, self._plan.repeats + 1):
                     again = self._call(0, batch)
                     calls += 1
-                    if not torch.equal(_whole(first), _whole(again)):
+                    if not torch.equal(integers_of(first), integers_of(again)):
                         differing += 1
                         candidate = (*self._distance(bits_of(first), bits_of(again)), batch, number, first.numel())
                         worst = dict(zip(worst, max(tuple(worst.values()), candidate), strict=True))
@@ -298,7 +298,7 @@ class _Probe:
         """Return the indices of a batch of copies of one row, in groups of equal bits."""
         copies = [rows[:1].repeat(batch, *[1] * (rows.ndim - 1)) for rows in self._rows]
         groups: dict[bytes, list[int]] = {}
-        for index, row in enumerate(_whole(self._run(*copies, *self._shared)).cpu().numpy()):
+        for index, row in enumerate(integers_of(self._run(*copies, *self._shared)).cpu().numpy()):
             groups.setdefault(row.tobytes(), []).append(index)
         return {"batch": batch, "groups": list(groups.values())}
 
@@ -306,11 +306,6 @@ class _Probe:
         """Return (differing elements, largest distance in ULPs over those finite on both sides)."""
         figures = differences(a.reshape(1, -1), b.reshape(1, -1), self._format)
         return int(figures.neq[0]), int(figures.max_ulps[0])
-
-
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bits of a tensor as integers on the same device: NaN equals NaN, and -0 is not +0."""
-    return tensor.contiguous().view({2: torch.int16, 4: torch.int32}[tensor.dtype.itemsize])
 
 
 def machine_settings(device: torch.device) -> dict[str, str]:

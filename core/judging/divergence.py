@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .statistic import Floats
+
 # Largest difference at a position over the others there: of rounding up to 8, in tiny models and SmolLM2 alike.
 SINGLE_LOGIT = 16.0
 FEW = 16  # logits of a row that a fault may move alone
@@ -68,12 +70,12 @@ class Divergence:
     peaks: `peaks_of` of every position [positions]. None if not measured. system: of errors.
     """
 
-    squares: NDArray[np.float64]
+    squares: Floats
     mismatches: NDArray[np.int64]
     first_mismatch: tuple[int, float, float] | None = None
     neq: int | None = None
     is_bit_identical: bool | None = None
-    peaks: NDArray[np.float64] | None = None
+    peaks: Floats | None = None
     system: SystematicError = SystematicError()
     row_ulps: NDArray[np.int64] | None = None
     largest_row_ulps: float | None = None
@@ -88,7 +90,7 @@ class Divergence:
         return float(np.sqrt(self.squares.mean()))
 
 
-def peaks_of(differences: NDArray[np.float64], least: NDArray[np.float64]) -> NDArray[np.float64]:
+def peaks_of(differences: Floats, least: Floats) -> Floats:
     """Return the largest difference of each row over the rms of its others that are not 0. [rows, vocab] -> [rows]
 
     least: that the others are taken for at least [rows]. The largest few are no others, for a fault may move several.
@@ -101,7 +103,7 @@ def peaks_of(differences: NDArray[np.float64], least: NDArray[np.float64]) -> ND
     others = ordered[:, :-few]
     count = np.maximum((others > 0).sum(axis=1), 1)
     rms = np.sqrt(np.square(others).sum(axis=1) / count)
-    peaks: NDArray[np.float64] = ordered[:, -few:].max(axis=1) / np.maximum(rms, least)
+    peaks: Floats = ordered[:, -few:].max(axis=1) / np.maximum(rms, least)
     return peaks
 
 

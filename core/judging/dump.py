@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..command_name import COMMAND
 from ..errors import StoreError, UsageError
@@ -28,6 +27,7 @@ from .explain.rows import rows_of_run
 from .judge import OWN, ROW_ULPS, STANDS_OUT, Controls, NoiseFloor, NotAvailableError, OtherRows, Pair, Rerun, judge
 from .places import place_in_words
 from .shrink import shrink_evidence
+from .statistic import Floats
 from .uploaded_controls import UploadedControls
 from .validity import FLOAT32_STEPS, differing, may_be_16_bits, not_finite_of, sampling, screen
 
@@ -110,7 +110,7 @@ class DumpControls(Controls):
         self.lengths = self.header.lengths
         self.dtype, self.has_experts = self.header.compute_dtype, uploads.has_experts
         self.positions = figures.positions(pair)
-        self.squares: NDArray[np.float64] = self.positions["rms"].to_numpy(float) ** 2
+        self.squares: Floats = self.positions["rms"].to_numpy(float) ** 2
         self.available = tuple(sorted(uploads.controls)) or None
         self.is_identical = bool(self.positions["bit_identical"].all())
 
@@ -167,12 +167,12 @@ class DumpControls(Controls):
         bits = self.header.format.mantissa_bits + 1
         return [shrink_evidence(self.squares, wide.squares, bits, self.lengths, control, self.available)]
 
-    def differences(self, row: int, dtype: str) -> NDArray[np.float64] | None:
+    def differences(self, row: int, dtype: str) -> Floats | None:
         if dtype != self.dtype:
             return None
         return np.square(self._differences(row, row + 1)[0])
 
-    def _differences(self, start: int, stop: int) -> NDArray[np.float64]:
+    def _differences(self, start: int, stop: int) -> Floats:
         """Return differences of some rows, 0 if one is not finite. [rows, vocab]"""
         reference, variant = (
             values_of(self.figures.read_rows(side, start, stop), self.header.format).astype(np.float64)
@@ -194,7 +194,7 @@ class DumpControls(Controls):
             return []
         return [cause.says for cause in explain(rows_of_run(self.figures, self.index)).causes if cause.is_fault]
 
-    def _peaks(self) -> NDArray[np.float64] | None:
+    def _peaks(self) -> Floats | None:
         """Return `peaks_of` of positions that may have one beyond SINGLE_LOGIT, 0 of others. [positions]"""
         if self.is_identical or not self.figures.has_all_logits:
             return None
@@ -259,10 +259,10 @@ class DumpControls(Controls):
         return float(np.sqrt(np.square(spacing).mean() / 12))
 
 
-def _jumps(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
+def _jumps(one: Floats, other: Floats) -> Floats:
     """Return how far the ratio of two sides' errors at a position is from the median one. [positions]"""
     is_known = (one > 0) & (other > 0)
     logs = 0.5 * np.log(np.where(is_known, one, 1.0) / np.where(is_known, other, 1.0))
     middle = np.median(logs[is_known]) if is_known.any() else 0.0
-    jumps: NDArray[np.float64] = np.exp(np.abs(np.where(is_known, logs - middle, 0.0)))
+    jumps: Floats = np.exp(np.abs(np.where(is_known, logs - middle, 0.0)))
     return jumps

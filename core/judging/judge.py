@@ -23,7 +23,7 @@ from ..runs.file.evidence import FAILED, FLOAT32, MISSING, NOTED, PASSED, Check,
 from ..runs.file.records import FloorRows
 from ..text import multiple, number, plural, three_digits
 from .divergence import SINGLE_LOGIT
-from .places import NotFinite, outliers_evidence, place_in_words, place_of, structure_of
+from .places import NotFinite, outliers_evidence, place_in_words, place_of, structure_of, words_of
 from .statistic import BLOCKS, FloorTest, Limits, Places, floor_test, smallest_fault
 from .verdict import conclude
 
@@ -350,12 +350,12 @@ class _Trial:
             pair = self.controls.pair("float32") if self.is_16_bits else self.own
         except CaptureError as error:
             control = f"'{self.names[1]}' compared with '{self.names[0]}' in float32"
-            return self.not_available(Check.WIDE_PAIR, control, error)
+            self.not_available(Check.WIDE_PAIR, control, error)
+            return
         if not self.compare("float32", pair, WIDE):
             self.evidence += self.controls.without_floor(pair)
         elif not self.is_16_bits:
             self.from_model()
-        return None
 
     def in_float64(self) -> None:
         """Compare a mixture of experts in float64: in float32 near ties of the router choose other experts."""
@@ -384,7 +384,7 @@ class _Trial:
     def in_16_bits(self) -> None:
         """Compare each side's error to the model's float32 forward with that of randomized rounding."""
         if not self.is_16_bits or self.own.is_identical or self.own.not_finite is not None:
-            return None
+            return
         try:
             for side, dtype in self.controls.only_16_bits.items():
                 if dtype != self.dtype:
@@ -392,7 +392,8 @@ class _Trial:
                     raise NotAvailableError(says)
             exact = self.controls.exact()
         except CaptureError as error:
-            return self.not_available(Check.DRAWN, f"randomized rounding to {self.dtype}", error)
+            self.not_available(Check.DRAWN, f"randomized rounding to {self.dtype}", error)
+            return
         tests = error_rows(
             exact, self.dtype, self.lengths, self.controls.blocks, always_check_draws="float32" not in self.tests
         )
@@ -404,7 +405,6 @@ class _Trial:
             str(row.side): test for row, (_, test) in zip(rows, tests, strict=True) if row.outcome in (PASSED, FAILED)
         }
         self.evidence += rows
-        return None
 
     def rerun(self) -> None:
         """Check whether each side repeats its bits when it is called again; if not, how far in noise floors."""
@@ -621,9 +621,12 @@ class _Trial:
         if not self.own.is_identical and (self.is_open or (self.is_16_bits and not has_16_bits)):
             self._add_arrays_alone()
         self._leave_choices_open()
-        is_identical, causes = self.own.is_identical, controls.causes
         verdict = conclude(
-            self.evidence, is_bit_identical=is_identical, noise_ratio=ratio, first_place=first, causes=causes
+            self.evidence,
+            is_bit_identical=self.own.is_identical,
+            noise_ratio=ratio,
+            first_place=first,
+            causes=controls.causes,
         )
         sentence = verdict.because
         if verdict.is_bug_suspected:
@@ -670,7 +673,7 @@ class _Trial:
         """Return a sentence with its first place, if it fits. sources: a token, a module, '' if unknown."""
         clauses = [f", at {source}" for source in sources if source and source not in sentence]
         if first is not None and "position" not in sentence:
-            clauses.insert(0, f", from {place_in_words(sum(self.lengths[: first[0]]) + first[1], self.lengths)}")
+            clauses.insert(0, f", from {words_of(first, self.lengths)}")
         for clause in clauses:
             longer = f"{sentence.rstrip('.')}{clause}."
             sentence = longer if len(longer.split()) <= _LONGEST else sentence

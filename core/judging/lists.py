@@ -51,16 +51,16 @@ class ListControls(Controls):
             rows.append(Evidence(check, _REQUESTS, check.record(**figures), outcome, says, side))
 
         zeros = f"; {plural(pair.zeros, 'token')} of probability 0 not compared" if pair.zeros else ""
-        counts = {"values": pair.common_values, "neq": pair.differing, "flips": pair.flips}
         outcome = NOTED if pair.differs or not pair.common_values else PASSED
         left_out = f"; {pair.left_out}" if pair.left_out else ""
         add(
             Check.SENT,
             outcome,
             f"{opening(pair.in_words)}{zeros}{left_out}.",
-            None,
             positions=len(pair.positions),
-            **counts,
+            values=pair.common_values,
+            neq=pair.differing,
+            flips=pair.flips,
         )
         for one in pair.placeholders:
             outcome, says = FAILED if pair.is_void else NOTED, f"{opening(one.clause)}."

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..runs.file.evidence import NOTED, AloneFigures, Check, Evidence
 from ..text import plural, series, three_digits
+from .statistic import Floats
 
 LARGEST_ALONE = 10.0  # times a module's own rounding; docs/explanation/calibration.md has what was measured
 _ULP = 2.0**-23  # of float32, over the value: of one huge feature of a position a single rounding may be all there is
@@ -36,13 +36,13 @@ class ModulesAlone:
     """
 
     names: tuple[str, ...]
-    side: NDArray[np.float64]
-    along: NDArray[np.float64]
-    own: NDArray[np.float64]
-    outputs: NDArray[np.float64]
+    side: Floats
+    along: Floats
+    own: Floats
+    outputs: Floats
 
     @property
-    def ratios(self) -> NDArray[np.float64]:
+    def ratios(self) -> Floats:
         """rms of the side over the module's own rounding. [modules, positions]"""
         own = np.maximum(np.maximum(self.own, self.own.mean(axis=1, keepdims=True)), self.outputs * _ULP**2)
         return np.asarray(np.sqrt(self.side / np.maximum(own, _TINY)))
@@ -169,5 +169,5 @@ def _block_of(name: str) -> str:
     return name[: blocks[-1].end()] if blocks else ""
 
 
-def _rms(squares: NDArray[np.float64]) -> tuple[float | None, ...]:
+def _rms(squares: Floats) -> tuple[float | None, ...]:
     return tuple(float(rms) if np.isfinite(rms) else None for rms in np.sqrt(squares.mean(axis=1)))

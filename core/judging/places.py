@@ -27,7 +27,12 @@ def place_of(row: int, lengths: Sequence[int]) -> tuple[int, int]:
 
 def place_in_words(row: int, lengths: Sequence[int]) -> str:
     """`position 3 of prompt 1`; of a single prompt the position alone."""
-    prompt, position = place_of(row, lengths)
+    return words_of(place_of(row, lengths), lengths)
+
+
+def words_of(place: tuple[int, int], lengths: Sequence[int]) -> str:
+    """Return `place_in_words` of a (prompt, position)."""
+    prompt, position = place
     return f"position {position}" + (f" of prompt {prompt}" if len(lengths) > 1 else "")
 
 
@@ -113,22 +118,18 @@ def outliers_evidence(
 
     first: first place of the fault, after the outliers if it is on top of a lower precision.
     """
-
-    def row_of(place: tuple[int, int]) -> int:
-        return sum(lengths[: place[0]]) + place[1]
-
     says = "No single position is an outlier: the difference is similar everywhere."
     if shape.first is not None:
-        row = row_of(shape.first)
-        place = place_in_words(row, lengths)
+        prompt, position = shape.first
+        row, place = sum(lengths[:prompt]) + position, words_of(shape.first, lengths)
         who = f"{shape.positions:,} of {plural(sum(lengths), 'position')}, first {place},"
         if shape.is_tail and len(lengths) == 1:
             who = f"Positions {row} to the end" if row else "All positions"
         block = f"; starts are multiples of {shape.block}, like blocks of a KV cache" if shape.block else ""
         says = f"{who} exceed the {dtype} limit of one position ({test.position.limit:.3g}x){block}."
         if first is not None and first != shape.first:
-            says = f"Noise of the precision begins at {place}, the fault at {place_in_words(row_of(first), lengths)}."
-        elif shape.first[1] == 1 and not test.by_position[row - 1]:
+            says = f"Noise of the precision begins at {place}, the fault at {words_of(first, lengths)}."
+        elif position == 1 and not test.by_position[row - 1]:
             says += " Position 0 attends to one key only: faults of keys, masks or scales cannot show there."
     figures = structs.replace(shape, first=first or shape.first)
     return Evidence(Check.OUTLIERS, f"positions above the limit of rounding in {dtype}", figures, NOTED, says)

@@ -14,6 +14,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+Floats = NDArray[np.float64]
+"""One figure for each position, place or draw."""
 FALSE_ALARM = 1e-3  # chance that any place of a pair of pure rounding is an outlier
 BLOCKS = (8, 16, 32, 64, 128, 256)  # block sizes that engines use
 _FEWEST_DRAWS = 7  # from which on groups of positions are tested: their bound follows from the draws alone
@@ -55,7 +57,7 @@ class FloorTest:
 
     ratio: float
     limits: Limits
-    by_position: NDArray[np.float64]
+    by_position: Floats
     position: Places
     groups: tuple[Places, ...]
     seed_ratios: tuple[float, ...]
@@ -98,12 +100,7 @@ def smallest_fault(ratio: float) -> float:
 
 
 def floor_test(
-    difference: NDArray[np.float64],
-    draws: NDArray[np.float64],
-    limits: Limits,
-    *,
-    lengths: Sequence[int] = (),
-    blocks: Sequence[int] = BLOCKS,
+    difference: Floats, draws: Floats, limits: Limits, *, lengths: Sequence[int] = (), blocks: Sequence[int] = BLOCKS
 ) -> FloorTest:
     """Is the difference one more draw of rounding: as large over all, and at every position and group of positions?
 
@@ -121,7 +118,7 @@ def floor_test(
     mine = difference / np.maximum(mean, max(float(np.median(mean)) * _NO_SCALE, _TINY))
     ratios = np.divide(draws, others, out=np.full_like(draws, np.nan), where=(draws > 0) & (others > 0))
 
-    def places_of(kind: str, mine: NDArray[np.float64], draws: NDArray[np.float64], numbers: Sequence[int]) -> Places:
+    def places_of(kind: str, mine: Floats, draws: Floats, numbers: Sequence[int]) -> Places:
         """mine [places], draws [draws, places]: ratios of mean squares; numbers: of the places."""
         logs, differs, center = _logs(mine), mine > 0, 0.0
         bound = max(math.log(limits.at_a_place), _bound(draws, chance))
@@ -151,12 +148,12 @@ def floor_test(
     )
 
 
-def _logs(squares: NDArray[np.float64]) -> NDArray[np.float64]:
+def _logs(squares: Floats) -> Floats:
     """Return logs of ratios of rms; NaN stays."""
     return 0.5 * np.log(np.maximum(squares, _TINY))
 
 
-def _bound(draws: NDArray[np.float64], chance: float) -> float:
+def _bound(draws: Floats, chance: float) -> float:
     """Log ratio that the largest place of a draw exceeds with this chance.
 
     Of few draws by their robust spread, which single jumps of one draw do not widen. Of many by the tail of all places,
@@ -171,7 +168,7 @@ def _bound(draws: NDArray[np.float64], chance: float) -> float:
     return max(tail_bound(logs.ravel(), each), float(largest.mean()) - scale * (math.log(chance) + np.euler_gamma))
 
 
-def tail_bound(values: NDArray[np.float64], chance: float) -> float:
+def tail_bound(values: Floats, chance: float) -> float:
     """Value that one sample of this distribution exceeds with `chance` at most, by the narrowest normal that no value
     of its upper quarter lies outside of. Few values widen it by what a standard deviation of so many may be off.
     """
@@ -187,7 +184,7 @@ def _quantile(chance: float) -> float:
     return NormalDist().inv_cdf(1 - chance)
 
 
-def _robust_spread(logs: NDArray[np.float64]) -> float:
+def _robust_spread(logs: Floats) -> float:
     """Return the standard deviation of a normal of this median absolute deviation. Rousseeuw and Croux (1993)."""
     finite = logs[np.isfinite(logs)]
     return float(1.4826 * np.median(np.abs(finite - np.median(finite)))) if len(finite) else 0.0
@@ -204,12 +201,12 @@ def _groups_of(lengths: Sequence[int], blocks: Sequence[int]) -> Iterator[tuple[
             yield kind, members
 
 
-def _means_of(values: NDArray[np.float64], labels: NDArray[np.int64]) -> NDArray[np.float64]:
+def _means_of(values: Floats, labels: NDArray[np.int64]) -> Floats:
     """Means over groups, those of label -1 left out. [n, rows] -> [n, groups], by number"""
     is_member = labels >= 0
     counts = np.bincount(labels[is_member])
     sums = np.stack(
         [np.bincount(labels[is_member], weights=np.nan_to_num(row[is_member], posinf=np.inf)) for row in values]
     )
-    means: NDArray[np.float64] = sums[:, counts > 0] / counts[counts > 0]
+    means: Floats = sums[:, counts > 0] / counts[counts > 0]
     return means

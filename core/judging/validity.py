@@ -30,7 +30,6 @@ from .places import FLOAT16_MAX, NotFinite, place_in_words, place_of, structure_
 if TYPE_CHECKING:
     import pandas as pd
 
-_SHIFTS = {-2: "two_earlier", -1: "one_earlier", 1: "one_later", 2: "two_later"}  # rows, and the figure of each
 _LEAST_ROWS = 8  # fewer say nothing about a shift
 _LEAST_TOKENS = 4  # different argmaxes, or every shift agrees
 # A shift is believed if half of the rows agree under it, and twice as many as without one.
@@ -94,15 +93,17 @@ def _shift(table: pd.DataFrame, sides: tuple[_Side, _Side]) -> Evidence | None:
     """Check whether rows of the two sides agree best as they stand or one or two further along."""
     reference, variant = (table[name].astype("Int64") for name in ("reference_token", "variant_token"))
     # of rows t where variant[t + shift] has the argmax of reference[t]
-    same = {n: (variant.groupby(table["prompt"]).shift(-n) == reference).dropna() for n in (0, *_SHIFTS)}
-    shares = {shift: float(rows.mean()) if len(rows) else 0.0 for shift, rows in same.items()}
-    best = max(_SHIFTS, key=shares.__getitem__)
+    rows_of, shifts = variant.groupby(table["prompt"]), evidence.SHIFTS
+    same = {name: (rows_of.shift(-shift) == reference).dropna() for name, shift in shifts.items()}
+    shares = {name: float(rows.mean()) if len(rows) else 0.0 for name, rows in same.items()}
+    unshifted = shares["unshifted"]
+    best = max(list(shares)[1:], key=shares.__getitem__)
     is_varied = len({*reference.dropna(), *variant.dropna()}) >= _LEAST_TOKENS and len(same[best]) >= _LEAST_ROWS
-    if not is_varied or shares[best] < _AGREES or shares[best] <= _MORE_OFTEN * shares[0]:
+    if not is_varied or shares[best] < _AGREES or shares[best] <= _MORE_OFTEN * unshifted:
         return None
-    figures = evidence.ShiftFigures(unshifted=shares[0], **{name: shares[shift] for shift, name in _SHIFTS.items()})
-    agrees = f"argmaxes agree at {shares[best]:.0%} of positions then, else at {shares[0]:.0%}"
-    says = f"{shift_in_words(sides[0].name, sides[1].name, -best)}: {agrees}."
+    agrees = f"argmaxes agree at {shares[best]:.0%} of positions then, else at {unshifted:.0%}"
+    says = f"{shift_in_words(sides[0].name, sides[1].name, -shifts[best])}: {agrees}."
+    figures = evidence.ShiftFigures(**shares)
     return Evidence(Check.SHIFT, "argmaxes of the two sides, up to two rows apart", figures, FAILED, says)
 
 

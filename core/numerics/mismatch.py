@@ -6,9 +6,10 @@ figure is made of sums by sequence, so that tokens are read once, in parts, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from operator import methodcaller
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +26,6 @@ class TokenPairs:
     def __init__(self, rollout: NDArray[np.floating], trainer: NDArray[np.floating]) -> None:
         self.rollout, self.trainer = (np.asarray(side, np.float64) for side in (rollout, trainer))
         self.r = self.trainer - self.rollout
-
-    @cached_property
-    def size(self) -> NDArray[np.float64]:
-        """Absolute value of r."""
-        return np.abs(self.r)
 
     @cached_property
     def ratio(self) -> NDArray[np.float64]:
@@ -54,11 +50,6 @@ class TokenPairs:
     def probability_change(self) -> NDArray[np.float64]:
         """Trainer's probability minus the rollout's."""
         return self.trainer_probability - self.rollout_probability
-
-    @cached_property
-    def truncated(self) -> NDArray[np.float64]:
-        """Ratio, at most 2."""
-        return np.minimum(self.ratio, TIS)
 
     @cached_property
     def js(self) -> NDArray[np.float64]:
@@ -95,59 +86,53 @@ class SampledTokens:
 
 
 Quantity = Callable[[TokenPairs], NDArray]
+
+
+def _product(one: str, other: str) -> Quantity:
+    return lambda t: SUMS[one](t) * SUMS[other](t)
+
+
 SUMS: dict[str, Quantity] = {
     "rollout": lambda t: t.rollout,
     "trainer": lambda t: t.trainer,
-    "rollout^2": lambda t: t.rollout**2,
-    "trainer^2": lambda t: t.trainer**2,
-    "rollout*trainer": lambda t: t.rollout * t.trainer,
     "r": lambda t: t.r,
-    "|r|": lambda t: t.size,
-    "r^2": lambda t: t.r**2,
-    "exp|r|": lambda t: np.exp(t.size),
+    "-r": lambda t: -t.r,
+    "|r|": lambda t: np.abs(t.r),
+    "exp|r|": lambda t: np.exp(np.abs(t.r)),
     "ratio": lambda t: t.ratio,
     "exp r": lambda t: np.exp(np.minimum(t.r, _LARGEST)),
-    "ratio^2": lambda t: t.ratio**2,
-    "truncated": lambda t: t.truncated,
-    "truncated^2": lambda t: t.truncated**2,
+    "truncated": lambda t: np.minimum(t.ratio, TIS),
     "k3": lambda t: t.k3,
-    "k3^2": lambda t: t.k3**2,
     "k3<=10": lambda t: np.minimum(t.ratio - 1 - np.clip(t.r, -CLAMP, CLAMP), 10),
     "k3 reverse": lambda t: np.expm1(-t.r) + t.r,
     "js": lambda t: t.js,
     "p rollout": lambda t: t.rollout_probability,
     "p trainer": lambda t: t.trainer_probability,
-    "p rollout^2": lambda t: t.rollout_probability**2,
-    "p trainer^2": lambda t: t.trainer_probability**2,
-    "p rollout*p trainer": lambda t: t.rollout_probability * t.trainer_probability,
     "dp": lambda t: t.probability_change,
     "|dp|": lambda t: np.abs(t.probability_change),
-    "dp^2": lambda t: t.probability_change**2,
     "above TIS": lambda t: t.ratio > TIS,
     "below 1/TIS": lambda t: t.ratio < 1 / TIS,
     "outside IcePop": lambda t: (t.ratio < ICEPOP[0]) | (t.ratio > ICEPOP[1]),
     "beyond DPPO": lambda t: np.abs(t.probability_change) > DPPO,
     "below veto": lambda t: t.r < np.log(VETO),
 }
-MAXIMA: dict[str, Quantity] = {
-    "r": lambda t: t.r,
-    "-r": lambda t: -t.r,
-    "|r|": lambda t: t.size,
-    "|dp|": lambda t: np.abs(t.probability_change),
-    "k3": lambda t: t.k3,
-}
+_SQUARES = ("rollout", "trainer", "r", "ratio", "truncated", "k3", "p rollout", "p trainer", "dp")
+SUMS |= {f"{name}^2": _product(name, name) for name in _SQUARES}
+SUMS |= {f"{one}rollout*{one}trainer": _product(f"{one}rollout", f"{one}trainer") for one in ("", "p ")}
+MAXIMA = {name: SUMS[name] for name in ("r", "-r", "|r|", "|dp|", "k3")}
 
 
+@dataclass(frozen=True, eq=False)
 class Sequences:
     """Sums and maxima of the tokens by sequence, computed when they are asked for. Sequences without a token are left
     out, unless they are added by `with_masked`.
+
+    tokens: of each sequence; sums, maxima: of the quantities of SUMS and MAXIMA. [sequences] each
     """
 
-    def __init__(
-        self, tokens: NDArray[np.integer], sums: Mapping[str, NDArray[np.float64]], maxima: Mapping[str, NDArray]
-    ) -> None:
-        """tokens: of each sequence."""
-        self.tokens, self._sums, self._maxima = tokens, sums, maxima
+    tokens: NDArray[np.integer]
+    sums: Mapping[str, NDArray[np.float64]]
+    maxima: Mapping[str, NDArray]
 
     @classmethod
     def of(cls, pairs: TokenPairs, lengths: NDArray[np.integer]) -> Sequences:
@@ -160,23 +145,15 @@ class Sequences:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def sums(self, name: str) -> NDArray[np.float64]:
-        """Return the sums of a quantity of SUMS. [sequences]"""
-        return self._sums[name]
-
-    def maxima(self, name: str) -> NDArray[np.float64]:
-        """Return the maxima of a quantity of MAXIMA. [sequences]"""
-        return self._maxima[name]
-
     def means(self, name: str) -> NDArray[np.float64]:
         """Return the means of a quantity. [sequences]"""
-        return self.sums(name) / np.maximum(self.tokens, 1)
+        return self.sums[name] / np.maximum(self.tokens, 1)
 
     def with_masked(self, count: int) -> Sequences:
         """Return these and `count` sequences without a token of the loss: all of their sums are 0."""
         tokens = np.append(self.tokens, np.zeros(count, self.tokens.dtype))
-        sums = {name: np.append(self.sums(name), np.zeros(count)) for name in SUMS}
-        maxima = {name: np.append(self.maxima(name), np.full(count, -np.inf)) for name in MAXIMA}
+        sums = {name: np.append(self.sums[name], np.zeros(count)) for name in SUMS}
+        maxima = {name: np.append(self.maxima[name], np.full(count, -np.inf)) for name in MAXIMA}
         return Sequences(tokens, sums, maxima)
 
 
@@ -202,7 +179,7 @@ class Batch:
 
     def sum(self, name: str) -> float:
         """Return the sum over all tokens."""
-        return float(self.weights @ self.sequences.sums(name))
+        return float(self.weights @ self.sequences.sums[name])
 
     def mean(self, name: str) -> float:
         """Return the mean over all tokens."""
@@ -222,7 +199,7 @@ class Batch:
 
     def max(self, name: str) -> float:
         """Return the maximum over all tokens, NaN if there is none."""
-        largest = float(self.sequences.maxima(name)[self.weights > 0].max())
+        largest = float(self.sequences.maxima[name][self.weights > 0].max())
         return largest if largest > -np.inf else float("nan")
 
     def deviation(self, name: str, square: str) -> float:
@@ -243,7 +220,7 @@ class Batch:
     @cached_property
     def log_ratio(self) -> NDArray[np.float64]:
         """Sum of r of each sequence, clamped to 20 on either side."""
-        return np.clip(self.sequences.sums("r"), -CLAMP, CLAMP)
+        return np.clip(self.sequences.sums["r"], -CLAMP, CLAMP)
 
     @cached_property
     def geometric_ratio(self) -> NDArray[np.float64]:
@@ -253,7 +230,7 @@ class Batch:
     @cached_property
     def kept_ratio(self) -> NDArray[np.float64]:
         """Ratio of each sequence, 0 above 3: TRL's `sequence_mask`."""
-        ratio = np.exp(np.minimum(self.sequences.sums("r"), _LARGEST))
+        ratio = np.exp(np.minimum(self.sequences.sums["r"], _LARGEST))
         return np.where(ratio > _TRL_CAP, 0.0, ratio)
 
     def perplexity(self, side: str) -> float:
@@ -284,35 +261,44 @@ class Framework:
 
 
 _NATS = "nats"
+_Definition = tuple[str, Callable[[Batch], float]]
+_mean, _max, _mean_of_means, _sample_size, _perplexity, _pearson, _deviation = (
+    partial(methodcaller, name)
+    for name in ("mean", "max", "mean_of_means", "sample_size", "perplexity", "pearson", "deviation")
+)
+_K3 = "mean of exp(r) - 1 - r", _mean("k3")
+_CHI2: _Definition = "mean of exp(r)² - 1", lambda b: b.mean("ratio^2") - 1
+_RATIO_SEQUENCE: _Definition = "mean over sequences of exp(sum of r)", lambda b: b.over_sequences(np.exp(b.log_ratio))
+_RATIO_GEOMETRIC: _Definition = "mean over sequences of exp(mean of r)", lambda b: b.over_sequences(b.geometric_ratio)
+_CHI2_SEQUENCE: _Definition = (
+    "mean over sequences of exp(sum of r)² - 1",
+    lambda b: b.over_sequences(np.exp(2 * b.log_ratio)) - 1,
+)
+_CHI2_GEOMETRIC: _Definition = (
+    "mean over sequences of exp(mean of r)² - 1",
+    lambda b: b.over_sequences(b.geometric_ratio**2) - 1,
+)
 _OWN = (
-    Figure("mean_abs", "mean of |r| over tokens", lambda b: b.mean("|r|"), _NATS),
-    Figure("max_abs", "largest |r|", lambda b: b.max("|r|"), _NATS),
-    Figure("k1", "mean of -r", lambda b: -b.mean("r"), _NATS),
+    Figure("mean_abs", "mean of |r| over tokens", _mean("|r|"), _NATS),
+    Figure("max_abs", "largest |r|", _max("|r|"), _NATS),
+    Figure("k1", "mean of -r", _mean("-r"), _NATS),
     Figure("k2", "mean of r² / 2", lambda b: b.mean("r^2") / 2, _NATS),
-    Figure("k3", "mean of exp(r) - 1 - r", lambda b: b.mean("k3"), _NATS),
-    Figure("ratio", "mean of exp(r) over tokens", lambda b: b.mean("ratio")),
-    Figure("ratio_sequence", "mean over sequences of exp(sum of r)", lambda b: b.over_sequences(np.exp(b.log_ratio))),
-    Figure("ratio_geometric", "mean over sequences of exp(mean of r)", lambda b: b.over_sequences(b.geometric_ratio)),
-    Figure("ess", "effective sample size of exp(r), share of the tokens", lambda b: b.sample_size("ratio")),
-    Figure("ess_truncated", "the same of exp(r), at most 2", lambda b: b.sample_size("truncated")),
-    Figure("chi2", "mean of exp(r)² - 1", lambda b: b.mean("ratio^2") - 1),
-    Figure(
-        "chi2_sequence",
-        "mean over sequences of exp(sum of r)² - 1",
-        lambda b: b.over_sequences(np.exp(2 * b.log_ratio)) - 1,
-    ),
-    Figure(
-        "chi2_geometric",
-        "mean over sequences of exp(mean of r)² - 1",
-        lambda b: b.over_sequences(b.geometric_ratio**2) - 1,
-    ),
-    Figure("perplexity_rollout", "mean over sequences", lambda b: b.perplexity("rollout")),
-    Figure("perplexity_trainer", "mean over sequences", lambda b: b.perplexity("trainer")),
-    Figure("pearson", "correlation of log-probabilities", lambda b: b.pearson("rollout", "trainer")),
-    Figure("pearson_probability", "correlation of probabilities", lambda b: b.pearson("p rollout", "p trainer")),
-    Figure("above_tis", "share of tokens with exp(r) above 2", lambda b: b.mean("above TIS")),
-    Figure("outside_icepop", "share of tokens with exp(r) outside 0.5 to 5", lambda b: b.mean("outside IcePop")),
-    Figure("beyond_dppo", "share of tokens whose probability moves by over 0.2", lambda b: b.mean("beyond DPPO")),
+    Figure("k3", *_K3, _NATS),
+    Figure("ratio", "mean of exp(r) over tokens", _mean("ratio")),
+    Figure("ratio_sequence", *_RATIO_SEQUENCE),
+    Figure("ratio_geometric", *_RATIO_GEOMETRIC),
+    Figure("ess", "effective sample size of exp(r), share of the tokens", _sample_size("ratio")),
+    Figure("ess_truncated", "the same of exp(r), at most 2", _sample_size("truncated")),
+    Figure("chi2", *_CHI2),
+    Figure("chi2_sequence", *_CHI2_SEQUENCE),
+    Figure("chi2_geometric", *_CHI2_GEOMETRIC),
+    Figure("perplexity_rollout", "mean over sequences", _perplexity("rollout")),
+    Figure("perplexity_trainer", "mean over sequences", _perplexity("trainer")),
+    Figure("pearson", "correlation of log-probabilities", _pearson("rollout", "trainer")),
+    Figure("pearson_probability", "correlation of probabilities", _pearson("p rollout", "p trainer")),
+    Figure("above_tis", "share of tokens with exp(r) above 2", _mean("above TIS")),
+    Figure("outside_icepop", "share of tokens with exp(r) outside 0.5 to 5", _mean("outside IcePop")),
+    Figure("beyond_dppo", "share of tokens whose probability moves by over 0.2", _mean("beyond DPPO")),
     Figure(
         "outside_geometric",
         "share of sequences with exp(mean of r) outside 0.999 to 1.002",
@@ -321,33 +307,37 @@ _OWN = (
     Figure(
         "vetoed",
         "share of sequences with a token whose exp(r) is below 1e-4",
-        lambda b: b.over_sequences(b.sequences.sums("below veto") > 0),
+        lambda b: b.over_sequences(b.sequences.sums["below veto"] > 0),
     ),
 )
 
 
-def _offpolicy(prefix: str, k3: str, chi2_sequence: Callable[[Batch], float], about: str) -> tuple[Figure, ...]:
-    """Figures that verl computes and ms-swift took over, but for k3 and chi2_seq."""
+def _named(prefix: str, definitions: Mapping[str, _Definition]) -> tuple[Figure, ...]:
+    return tuple(Figure(prefix + name, *definition) for name, definition in definitions.items())
+
+
+def _offpolicy(prefix: str, k3: _Definition, chi2: _Definition) -> tuple[Figure, ...]:
+    """Figures that verl computes and ms-swift took over, but for k3 and chi2 of sequences."""
 
     def lead(batch: Batch) -> NDArray[np.float64]:
-        return -batch.sequences.means("r")
+        return batch.sequences.means("-r")
 
-    rows: Iterable[tuple[str, str, Callable[[Batch], float]]] = (
-        ("kl", "mean of -r", lambda b: -b.mean("r")),
-        ("k3_kl", f"mean of {k3}", lambda b: b.mean("k3" if k3 == "exp(r) - 1 - r" else "k3<=10")),
-        ("training_ppl", "mean over sequences of exp(-mean)", lambda b: b.perplexity("trainer")),
-        ("training_log_ppl", "mean of sequence means", lambda b: -b.mean_of_means("trainer")),
-        ("rollout_ppl", "mean over sequences of exp(-mean)", lambda b: b.perplexity("rollout")),
-        ("rollout_log_ppl", "mean of sequence means", lambda b: -b.mean_of_means("rollout")),
-        ("log_ppl_diff", "mean of sequence means of -r", lambda b: b.over_sequences(lead(b))),
-        ("log_ppl_abs_diff", "the same, absolute", lambda b: b.over_sequences(np.abs(lead(b)))),
-        ("log_ppl_diff_max", "largest of them", lambda b: float(lead(b).max())),
-        ("log_ppl_diff_min", "least of them", lambda b: float(lead(b).min())),
-        ("ppl_ratio", "mean over sequences of exp(mean of -r)", lambda b: b.over_sequences(np.exp(lead(b)))),
-        ("chi2_token", "mean of exp(r)² - 1", lambda b: b.mean("ratio^2") - 1),
-        ("chi2_seq", about, chi2_sequence),
-    )
-    return tuple(Figure(f"{prefix}/{name}", definition, value) for name, definition, value in rows)
+    rows: dict[str, _Definition] = {
+        "kl": ("mean of -r", _mean("-r")),
+        "k3_kl": k3,
+        "training_ppl": ("mean over sequences of exp(-mean)", _perplexity("trainer")),
+        "training_log_ppl": ("mean of sequence means", lambda b: -b.mean_of_means("trainer")),
+        "rollout_ppl": ("mean over sequences of exp(-mean)", _perplexity("rollout")),
+        "rollout_log_ppl": ("mean of sequence means", lambda b: -b.mean_of_means("rollout")),
+        "log_ppl_diff": ("mean of sequence means of -r", _mean_of_means("-r")),
+        "log_ppl_abs_diff": ("the same, absolute", lambda b: b.over_sequences(np.abs(lead(b)))),
+        "log_ppl_diff_max": ("largest of them", lambda b: float(lead(b).max())),
+        "log_ppl_diff_min": ("least of them", lambda b: float(lead(b).min())),
+        "ppl_ratio": ("mean over sequences of exp(mean of -r)", lambda b: b.over_sequences(np.exp(lead(b)))),
+        "chi2_token": _CHI2,
+        "chi2_seq": chi2,
+    }
+    return _named(f"{prefix}/", rows)
 
 
 def _truncated_means(batch: Batch) -> NDArray[np.float64]:
@@ -355,65 +345,52 @@ def _truncated_means(batch: Batch) -> NDArray[np.float64]:
 
 
 _VERL = (
-    *_offpolicy(
-        "rollout_corr",
-        "exp(r) - 1 - r",
-        lambda b: b.over_sequences(np.exp(2 * b.log_ratio)) - 1,
-        "mean over sequences of exp(sum of r)² - 1",
-    ),
-    *(
-        Figure(f"rollout_corr/rollout_is_{name}", definition, value)
-        for name, definition, value in (
-            ("mean", "mean of exp(r), at most 2", lambda b: b.mean("truncated")),
-            ("max", "largest, at most 2", lambda b: float(min(np.exp(b.max("r")), TIS))),
-            ("min", "least, at least exp(-20)", lambda b: float(min(np.exp(max(-b.max("-r"), -CLAMP)), TIS))),
-            (
-                "std",
+    *_offpolicy("rollout_corr", _K3, _CHI2_SEQUENCE),
+    *_named(
+        "rollout_corr/rollout_is_",
+        {
+            "mean": ("mean of exp(r), at most 2", _mean("truncated")),
+            "max": ("largest, at most 2", lambda b: float(min(np.exp(b.max("r")), TIS))),
+            "min": ("least, at least exp(-20)", lambda b: float(min(np.exp(max(-b.max("-r"), -CLAMP)), TIS))),
+            "std": (
                 "standard deviation over the tokens",
                 lambda b: np.sqrt(max(b.mean("truncated^2") - b.mean("truncated") ** 2, 0)),
             ),
-            ("eff_sample_size", "of exp(r), at most 2; share of the tokens", lambda b: b.sample_size("truncated")),
-            ("ratio_fraction_high", "share of tokens with exp(r) above 2", lambda b: b.mean("above TIS")),
-            ("ratio_fraction_low", "share of tokens with exp(r) below 0.5", lambda b: b.mean("below 1/TIS")),
-            ("seq_mean", "mean of sequence means", lambda b: b.mean_of_means("truncated")),
-            (
-                "seq_std",
+            "eff_sample_size": ("of exp(r), at most 2; share of the tokens", _sample_size("truncated")),
+            "ratio_fraction_high": ("share of tokens with exp(r) above 2", _mean("above TIS")),
+            "ratio_fraction_low": ("share of tokens with exp(r) below 0.5", _mean("below 1/TIS")),
+            "seq_mean": ("mean of sequence means", _mean_of_means("truncated")),
+            "seq_std": (
                 "their standard deviation",
                 lambda b: float(np.std(_truncated_means(b), ddof=1)) if len(b.sequences) > 1 else float("nan"),
             ),
-            ("seq_max", "largest of them", lambda b: float(_truncated_means(b).max())),
-            ("seq_min", "least of them", lambda b: float(_truncated_means(b).min())),
-            ("seq_max_deviation", "largest distance from 1", lambda b: float(np.abs(_truncated_means(b) - 1).max())),
-            (
-                "seq_fraction_high",
+            "seq_max": ("largest of them", lambda b: float(_truncated_means(b).max())),
+            "seq_min": ("least of them", lambda b: float(_truncated_means(b).min())),
+            "seq_max_deviation": ("largest distance from 1", lambda b: float(np.abs(_truncated_means(b) - 1).max())),
+            "seq_fraction_high": (
                 "share of sequences with a mean of exp(r) above 2",
                 lambda b: b.over_sequences(b.sequences.means("ratio") > TIS),
             ),
-            (
-                "seq_fraction_low",
+            "seq_fraction_low": (
                 "share of sequences with one below 0.5",
                 lambda b: b.over_sequences(b.sequences.means("ratio") < 1 / TIS),
             ),
-        )
+        },
     ),
-    Figure("training/rollout_probs_diff_max", "largest change of probability", lambda b: b.max("|dp|")),
-    Figure("training/rollout_probs_diff_mean", "mean of |change of probability|", lambda b: b.mean("|dp|")),
-    Figure("training/rollout_probs_diff_std", "its standard deviation", lambda b: b.deviation("|dp|", "dp^2")),
-    Figure(
-        "training/rollout_actor_probs_pearson_corr",
-        "correlation of probabilities",
-        lambda b: b.pearson("p rollout", "p trainer"),
+    *_named(
+        "training/rollout_",
+        {
+            "probs_diff_max": ("largest change of probability", _max("|dp|")),
+            "probs_diff_mean": ("mean of |change of probability|", _mean("|dp|")),
+            "probs_diff_std": ("its standard deviation", _deviation("|dp|", "dp^2")),
+            "actor_probs_pearson_corr": ("correlation of probabilities", _pearson("p rollout", "p trainer")),
+        },
     ),
 )
-_SWIFT = _offpolicy(
-    "rollout_correction",
-    "exp(r) - 1 - r, at most 10",
-    lambda b: b.over_sequences(b.geometric_ratio**2) - 1,
-    "mean over sequences of exp(mean of r)² - 1",
-)
+_SWIFT = _offpolicy("rollout_correction", ("mean of exp(r) - 1 - r, at most 10", _mean("k3<=10")), _CHI2_GEOMETRIC)
 _TRL = (
-    Figure("sampling/sampling_logp_difference/mean", "mean of |r| over tokens", lambda b: b.mean("|r|"), _NATS),
-    Figure("sampling/sampling_logp_difference/max", "largest |r|", lambda b: b.max("|r|"), _NATS),
+    Figure("sampling/sampling_logp_difference/mean", "mean of |r| over tokens", _mean("|r|"), _NATS),
+    Figure("sampling/sampling_logp_difference/max", "largest |r|", _max("|r|"), _NATS),
     *(
         Figure(
             f"sampling/importance_sampling_ratio/{name}", f"{name} over sequences of exp(sum of r), 0 above 3", value
@@ -426,11 +403,9 @@ _TRL = (
     ),
 )
 _SLIME = (
-    Figure(
-        "train/train_rollout_logprob_abs_diff", "mean of sequence means of |r|", lambda b: b.mean_of_means("|r|"), _NATS
-    ),
-    Figure("train/mis_kl", "mean of sequence means of -r", lambda b: -b.mean_of_means("r"), _NATS),
-    Figure("train/mis_k3_kl", "mean of sequence means of exp(r) - 1 - r", lambda b: b.mean_of_means("k3"), _NATS),
+    Figure("train/train_rollout_logprob_abs_diff", "mean of sequence means of |r|", _mean_of_means("|r|"), _NATS),
+    Figure("train/mis_kl", "mean of sequence means of -r", _mean_of_means("-r"), _NATS),
+    Figure("train/mis_k3_kl", "mean of sequence means of exp(r) - 1 - r", _mean_of_means("k3"), _NATS),
     *(
         Figure(f"train/mis_{name}", "mean over sequences of exp(-mean), 0 if all is masked", value)
         for name, value in (
@@ -445,26 +420,26 @@ _SLIME = (
     ),
 )
 _NEMO = (
-    Figure("token_mult_prob_error", "mean of exp|r|; alarm at 1.05", lambda b: b.mean("exp|r|")),
-    Figure("gen_kl_error", "mean of exp(r) - 1 - r", lambda b: b.mean("k3"), _NATS),
-    Figure("policy_kl_error", "mean of exp(-r) - 1 + r", lambda b: b.mean("k3 reverse"), _NATS),
-    Figure("js_divergence_error", "mean of half the k3 of either side to their mean", lambda b: b.mean("js"), _NATS),
-    Figure("sampling_importance_ratio", "mean of exp(r)", lambda b: b.mean("exp r")),
+    Figure("token_mult_prob_error", "mean of exp|r|; alarm at 1.05", _mean("exp|r|")),
+    Figure("gen_kl_error", *_K3, _NATS),
+    Figure("policy_kl_error", "mean of exp(-r) - 1 + r", _mean("k3 reverse"), _NATS),
+    Figure("js_divergence_error", "mean of half the k3 of either side to their mean", _mean("js"), _NATS),
+    Figure("sampling_importance_ratio", "mean of exp(r)", _mean("exp r")),
 )
 _PRIME = (
-    Figure("mismatch_kl/all/mean", "mean of exp(r) - 1 - r", lambda b: b.mean("k3"), _NATS),
-    Figure("mismatch_kl/all/std", "its standard deviation", lambda b: b.deviation("k3", "k3^2"), _NATS),
-    Figure("mismatch_kl/all/max", "largest", lambda b: b.max("k3"), _NATS),
+    Figure("mismatch_kl/all/mean", *_K3, _NATS),
+    Figure("mismatch_kl/all/std", "its standard deviation", _deviation("k3", "k3^2"), _NATS),
+    Figure("mismatch_kl/all/max", "largest", _max("k3"), _NATS),
 )
-_ROLL = tuple(
-    Figure(f"actor/train_infer_{name}_mean", definition, value)
-    for name, definition, value in (
-        ("ratio_token", "mean of sequence means of exp(r)", lambda b: b.mean_of_means("ratio")),
-        ("ratio_geometric", "mean over sequences of exp(mean of r)", lambda b: b.over_sequences(b.geometric_ratio)),
-        ("ratio_sequence", "mean over sequences of exp(sum of r)", lambda b: b.over_sequences(np.exp(b.log_ratio))),
-        ("diff_token", "mean of sequence means of the change of probability", lambda b: b.mean_of_means("dp")),
-        ("diff_sequence", "mean over sequences of its sum", lambda b: b.over_sequences(b.sequences.sums("dp"))),
-    )
+_ROLL = _named(
+    "actor/train_infer_",
+    {
+        "ratio_token_mean": ("mean of sequence means of exp(r)", _mean_of_means("ratio")),
+        "ratio_geometric_mean": _RATIO_GEOMETRIC,
+        "ratio_sequence_mean": _RATIO_SEQUENCE,
+        "diff_token_mean": ("mean of sequence means of the change of probability", _mean_of_means("dp")),
+        "diff_sequence_mean": ("mean over sequences of its sum", lambda b: b.over_sequences(b.sequences.sums["dp"])),
+    },
 )
 FRAMEWORKS = {
     framework.name: framework
@@ -481,31 +456,27 @@ FRAMEWORKS = {
         Framework("miles", "31f1ca961, backends/training_utils/loss_hub/losses.py", _SLIME[:1], True),
         Framework("nemo-rl", "7ea279abf, algorithms/loss/loss_functions.py", _NEMO),
         Framework("prime-rl", "559b44772, trainer/rl/loss.py", _PRIME),
-        Framework(
-            "openrlhf", "0.11.2, models/loss.py", (Figure("vllm_kl", "mean of -r", lambda b: -b.mean("r"), _NATS),)
-        ),
+        Framework("openrlhf", "0.11.2, models/loss.py", (Figure("vllm_kl", "mean of -r", _mean("-r"), _NATS),)),
         Framework("ms-swift", "4.6.0, rlhf_trainers/grpo_trainer.py", _SWIFT, True),
         Framework("roll", "utils/train_infer_corrections.py", _ROLL),
         Framework(
             "areal",
             "1.0.4, utils/functional/functional.py",
             (
-                Figure("behave_imp_weight", "mean of exp(r)", lambda b: b.mean("exp r")),
-                Figure("behave_approx_kl", "mean of r", lambda b: b.mean("r"), _NATS),
+                Figure("behave_imp_weight", "mean of exp(r)", _mean("exp r")),
+                Figure("behave_approx_kl", "mean of r", _mean("r"), _NATS),
             ),
         ),
     )
 }
 
 
-def intervals(
-    sequences: Sequences, figures: Sequence[Figure], *, draws: int = 200, seed: int = 0
-) -> list[tuple[float, float]]:
+def intervals(sequences: Sequences, figures: Sequence[Figure], *, draws: int = 200) -> list[tuple[float, float]]:
     """Return the 95 % interval of each figure by a bootstrap over sequences. [figures]
 
     Maxima have none worth the name: theirs is at most the maximum itself.
     """
-    random, count = np.random.default_rng(seed), len(sequences)
+    random, count = np.random.default_rng(0), len(sequences)
     values = np.empty((draws, len(figures)))
     for draw in range(draws):
         weights = np.bincount(random.integers(0, count, count), minlength=count).astype(np.float64)

@@ -22,14 +22,13 @@ from ...runs.file.keep import ALL
 from ...runs.file.records import Generation, Prompt, Provenance, RunHeader, SideHeader
 from ...runs.writer import RunWriter
 from ...text import size
-from ..models import devices
 from ..models.devices import own_bits
 from ..models.model import LoadedModel, revision_of
 from ..models.torch_errors import foreign_errors_stop, no_foreign_errors, quiet
 from ..paths import engine_side
 from ..paths.bases import without_cache
 from ..paths.batch import CacheWatch, Emit, ignore, kv_parts, neighbour_rows, rows_of_a_chunk
-from ..paths.paths import NamedPath, OpenPath, Path, open_path, sides_of
+from ..paths.paths import NamedPath, OpenPath, Path, check_path, open_path, sides_of
 from ..watching.layers import FLOOR_SEEDS, LayerCapture, LayerPlan, has_a_core_to_spare, plan_layers
 
 _REVISIONS: dict[tuple[str, str | None], str] = {}  # cached: a model's weights do not change during a process
@@ -253,16 +252,15 @@ def torch_errors_stop(path: Path) -> AbstractContextManager[None]:
 def check_paths(loaded: LoadedModel, paths: Sequence[Path], positions: int | None) -> None:
     """CaptureError if a path cannot run prompts of `positions` tokens, or of any length if None."""
     for path in paths:
-        refusal = path.refusal(loaded, positions)
-        if path.engine is not None:
-            refusal = refusal or engine_side.not_stored(path.engine, str(path), loaded)
+        check_path(path, loaded, positions)
+        refusal = path.engine and engine_side.not_stored(path.engine, str(path), loaded)
         if refusal:
             raise CaptureError(f"path '{path}': {refusal}.")
 
 
 def free_beside_weights(loaded: LoadedModel) -> int | None:
     """Return the free bytes on the model's device, less its weights if not loaded yet; None if unknown."""
-    free = devices.free_bytes(torch.device(loaded.device))
+    free = loaded.free_bytes
     is_dry = next(loaded.model.parameters()).is_meta
     return free if free is None or not is_dry else max(0, free - loaded.weight_bytes)
 

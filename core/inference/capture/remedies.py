@@ -24,8 +24,8 @@ from ..models.dtypes import in_float32
 from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.batch import ignore
-from ..paths.engines import whole_side
-from ..paths.paths import Path, open_path, parse_path
+from ..paths.engines import Prompts, whole_side
+from ..paths.paths import Path, check_path, open_path, parse_path
 from ..paths.sliced_head import attribute_replaced
 
 ROUNDS = 6  # the smallest and the largest of six ratios hold their median with 97 % (sign test)
@@ -53,7 +53,7 @@ class Remedy:
 
 def remedies_of(
     loaded: LoadedModel,
-    prompts: Sequence[Sequence[int]],
+    prompts: Prompts,
     reference: str,
     variant: str,
     *,
@@ -75,8 +75,7 @@ def remedies_of(
         try:
             sides = [remedy.apply(path) for path in paths]
             for path in sides:
-                if refusal := path.refusal(loaded, max(map(len, prompts))):
-                    raise CaptureError(f"path '{path}': {refusal}.")
+                check_path(path, loaded, max(map(len, prompts)))
             with quiet(), foreign_errors_stop(f"'{remedy.name}'", "choose shorter prompts"), torch.inference_mode():
                 total, dtype = _compare(remedy, loaded, prompts, sides)
         except UlpscopeError as error:
@@ -107,9 +106,7 @@ def floor_of(session: JudgingSession) -> float:
         return float("nan")
 
 
-def _compare(
-    remedy: Remedy, loaded: LoadedModel, prompts: Sequence[Sequence[int]], paths: Sequence[Path]
-) -> tuple[PairTotal, str]:
+def _compare(remedy: Remedy, loaded: LoadedModel, prompts: Prompts, paths: Sequence[Path]) -> tuple[PairTotal, str]:
     """Compare the sides prompt by prompt. Return (total, dtype of the logits)."""
     total, dtype = PairTotal(), ""
     for ids in prompts:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
 from ..models.dtypes import in_float32
 from ..models.model import LoadedModel
-from ..paths.engines import PLAIN, RunnableSide, whole_side
+from ..paths.engines import PLAIN, Prompts, RunnableSide, whole_side
 from .rounding_floor import as_many_as
 
 _POSITIONS = 128  # to ask for, and one prompt at least
@@ -28,7 +27,7 @@ class Narrow(NamedTuple):
 
 
 def narrow_answers(
-    loaded: LoadedModel, prompts: Sequence[Sequence[int]], side: RunnableSide, plain: RunnableSide = PLAIN
+    loaded: LoadedModel, prompts: Prompts, side: RunnableSide, plain: RunnableSide = PLAIN
 ) -> Narrow | None:
     """Return the 16-bit dtype that the side computes in although it is asked for float32, or None.
 

@@ -29,7 +29,7 @@ from ..models.dtypes import in_float32
 from ..models.model import LoadedModel, has_experts
 from ..models.torch_errors import foreign_errors_stop
 from ..paths.batch import Run
-from ..paths.engines import PLAIN, RunnableSide, side_of, whole_side
+from ..paths.engines import PLAIN, Prompts, RunnableSide, side_of, whole_side
 from ..paths.hooks import ModuleTrace
 from ..paths.paths import parse_path
 from .reordering import reorder, reordering_refusal
@@ -119,7 +119,7 @@ class RoundingDraws:
     """
 
     loaded: LoadedModel
-    prompts: Sequence[Sequence[int]]
+    prompts: Prompts
     plain: RunnableSide = PLAIN
     exact: RunnableSide | None = None
     draws: list[Errors] = field(default_factory=list)
@@ -135,11 +135,16 @@ class RoundingDraws:
         return Exact(errors, self.draws, lambda: by_name(self._own_paths()), f"'{model.name}'", experts)
 
     def compare(
-        self, side: RunnableSide, blocks: Sequence[int], say: Callable[[str], None] = lambda _: None
+        self,
+        side: RunnableSide,
+        blocks: Sequence[int],
+        say: Callable[[str], None] = lambda _: None,
+        *,
+        always_check_draws: bool = True,
     ) -> tuple[Evidence, FloorTest]:
-        """Compare a side's error in 16 bits with that of randomized rounding."""
-        lengths = [len(ids) for ids in self.prompts]
-        return error_rows(self.measure([side], say), self.loaded.dtype, lengths, blocks, always_check_draws=True)[0]
+        """Compare a side's error in 16 bits with that of randomized rounding. always_check_draws: as of `error_rows`"""
+        lengths, exact = [len(ids) for ids in self.prompts], self.measure([side], say)
+        return error_rows(exact, self.loaded.dtype, lengths, blocks, always_check_draws=always_check_draws)[0]
 
     def errors(self, sides: Sequence[RunnableSide], say: Callable[[str], None] = lambda _: None) -> list[Errors]:
         """Return the errors of each side. CaptureError if float32 does not fit, or a side fails."""
@@ -150,7 +155,7 @@ class RoundingDraws:
         draws = [] if self.draws else [draw_of(self.plain, seed, weights) for seed in range(DRAWS)]
         pieces: dict[RunnableSide, list[NDArray[np.float64]]] = {side: [] for side in (*sides, *draws)}
         systems = dict.fromkeys(pieces, SystematicError())
-        for group in groups_of(loaded, self.prompts, itemsize=4):
+        for group in groups_of(loaded, self.prompts):
             if weights:
                 weights.clear()
             say("a forward in float32")

@@ -26,7 +26,7 @@ from ..models.model import LoadedModel, has_experts, loaded_from
 from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.batch import CHUNK_BYTES, Emit, Run
 from ..paths.engine_side import parts_of
-from ..paths.engines import PLAIN, Engine, RunnableSide, digest_of, divergence_of, measure, side_of, whole_side
+from ..paths.engines import PLAIN, Engine, Prompts, RunnableSide, digest_of, divergence_of, measure, side_of, whole_side
 from ..paths.hooks import ModuleTrace
 from .answer_precision import Narrow, narrow_answers
 from .drawn_roundings import RoundingDraws
@@ -106,7 +106,7 @@ class JudgingSession:
     be another one under the same name, and is run anew for every pair.
     """
 
-    def __init__(self, loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> None:
+    def __init__(self, loaded: LoadedModel, prompts: Prompts) -> None:
         self.loaded = loaded
         self.prompts = [tuple(int(token) for token in prompt) for prompt in prompts]
         self._results: dict[Any, Any] = {}
@@ -288,7 +288,7 @@ class ModelControls(judging.Controls):
         ]
 
     def exact(self) -> judging.Exact:
-        sides = [self.session.memoize(side) for side in self.sides if side.path is None or side.path != PLAIN.path]
+        sides = [self.session.memoize(side) for side in self.sides if side.path != PLAIN.path]
         if not sides:
             raise NotAvailableError("")
         return self.session.draws.measure(sides, self.say)
@@ -308,12 +308,11 @@ class ModelControls(judging.Controls):
         if any(side.is_one_piece for side in self.sides):
             return []
         (number, position), rows = place_of(row, self.lengths), []
-        for side in [side for side in self.sides if side.path is None or side.path != PLAIN.path]:
+        for side in [side for side in self.sides if side.path != PLAIN.path]:
             self.say(f"each module of '{side.name}' alone")
             sides = [at_widest(side), side] if side.name in bugs else [side]
-            is_wide = dtype == "float64"
-            ids = self.prompts[number]
-            rows.append(module_row(self.loaded, ids, number, position, sides, is_below_float32=is_wide))
+            about = self.loaded, self.prompts[number], number, position
+            rows.append(module_row(*about, sides, is_below_float32=dtype == "float64"))
         return [each for each in rows if each is not None]
 
     def differences(self, row: int, dtype: str) -> NDArray[np.float64] | None:

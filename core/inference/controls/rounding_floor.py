@@ -17,7 +17,7 @@ from ...numerics.formats import FloatFormat
 from ..models.dtypes import in_float32
 from ..models.model import LoadedModel, token_texts
 from ..models.torch_errors import foreign_errors_stop, quiet
-from ..paths.engines import PLAIN, RunnableSide, divergence, whole_side
+from ..paths.engines import PLAIN, Prompts, RunnableSide, divergence, whole_side
 from .reordering import reorder
 
 SEEDS = range(4)
@@ -27,7 +27,7 @@ _PERCENTILE = 0.999  # what the heatmap marks: of a vocabulary of 50,000, 50 log
 
 def rounding_floor(
     loaded: LoadedModel,
-    prompts: Sequence[Sequence[int]],
+    prompts: Prompts,
     seeds: Sequence[int] = SEEDS,
     side: RunnableSide = PLAIN,
     *,
@@ -55,7 +55,7 @@ def rounding_floor(
     return NoiseFloor(np.stack([concatenate(draw).squares for draw in draws]), control, maps, row_ulps)
 
 
-def check_prompts(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> None:
+def check_prompts(loaded: LoadedModel, prompts: Prompts) -> None:
     """CaptureError if there is none, or the model cannot take one."""
     if not prompts:
         raise CaptureError("a divergence is measured over at least one prompt; none was given.")
@@ -63,12 +63,10 @@ def check_prompts(loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> None
         loaded.tokens_of(prompt, f"prompt {number} of {len(prompts)}")
 
 
-def groups_of(
-    loaded: LoadedModel, prompts: Sequence[Sequence[int]], itemsize: int | None = None
-) -> Iterator[list[Sequence[int]]]:
-    """Yield the prompts in order, so many that their logits take LOGIT_BYTES, or one. itemsize: of a logit, bytes"""
+def groups_of(loaded: LoadedModel, prompts: Prompts) -> Iterator[list[Sequence[int]]]:
+    """Yield the prompts in order, so many that their logits in float32 take LOGIT_BYTES, or one."""
     group: list[Sequence[int]] = []
-    rows = LOGIT_BYTES // (loaded.vocab_size * (itemsize or loaded.torch_dtype.itemsize))
+    rows = LOGIT_BYTES // (4 * loaded.vocab_size)
     for prompt in prompts:
         if group and sum(map(len, group)) + len(prompt) > rows:
             yield group
@@ -86,9 +84,7 @@ def not_finite_of(loaded: LoadedModel, divergence: Divergence, sides: tuple[str,
     return NotFinite(divergence.mismatches, token, text, sides, (values[0], values[1]))
 
 
-def own_rounding_of(
-    loaded: LoadedModel, prompts: Sequence[Sequence[int]], plain: RunnableSide = PLAIN
-) -> NDArray[np.float64] | None:
+def own_rounding_of(loaded: LoadedModel, prompts: Prompts, plain: RunnableSide = PLAIN) -> NDArray[np.float64] | None:
     """Mean squares of a plain forward in 16 bits to that in float32; None if float32 does not fit. [positions]"""
     parts = []
     with suppress(CaptureError):
@@ -100,7 +96,7 @@ def own_rounding_of(
     return None
 
 
-def as_many_as(prompts: Sequence[Sequence[int]], most: int) -> list[Sequence[int]]:
+def as_many_as(prompts: Prompts, most: int) -> list[Sequence[int]]:
     """Return the prompts whose positions are at most `most` together; at least one."""
     group: list[Sequence[int]] = []
     for ids in prompts:

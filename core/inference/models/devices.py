@@ -86,10 +86,14 @@ def free_bytes(device: torch.device) -> int | None:
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
+def integers_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bits of a float tensor as integers on the same device: NaN equals NaN, and -0 is not +0."""
+    return tensor.contiguous().view(_SIGNED[tensor.dtype.itemsize])
+
+
 def bits_of(tensor: torch.Tensor) -> NDArray[np.unsignedinteger]:
     """Return the bits of a float tensor on any device. Same shape; on a CPU the same memory if contiguous."""
-    itemsize = tensor.dtype.itemsize
-    return tensor.contiguous().view(_SIGNED[itemsize]).cpu().numpy().view(f"<u{itemsize}")
+    return integers_of(tensor).cpu().numpy().view(f"<u{tensor.dtype.itemsize}")
 
 
 def own_bits(tensor: torch.Tensor) -> NDArray[np.unsignedinteger]:

@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import CaptureError
 from ...text import size
-from . import devices
 from .model import LoadedModel, rounded_parameters
 
 
@@ -61,7 +60,7 @@ def converted_bytes(loaded: LoadedModel, dtype: str) -> int:
 def in_float32(loaded: LoadedModel) -> Iterator[LoadedModel]:
     """Compute the same function in float32 inside: weights keep their values, and the original bits are restored."""
     if loaded.dtype != "float32":
-        needed, free = converted_bytes(loaded, "float32"), devices.free_bytes(torch.device(loaded.device))
+        needed, free = converted_bytes(loaded, "float32"), loaded.free_bytes
         if free is not None and needed > free:
             raise CaptureError(
                 f"model '{loaded.name}': its weights in float32 take another {size(needed)}; {loaded.device}"
@@ -78,7 +77,7 @@ def in_float64(loaded: LoadedModel) -> Iterator[LoadedModel]:
     """
     every = [*loaded.model.parameters(), *loaded.model.buffers()]
     tensors = [tensor for tensor in every if tensor.is_floating_point() and tensor.dtype != torch.float64]
-    needed, free = 8 * sum(tensor.numel() for tensor in tensors), devices.free_bytes(torch.device(loaded.device))
+    needed, free = 8 * sum(tensor.numel() for tensor in tensors), loaded.free_bytes
     if free is not None and needed > free:
         raise CaptureError(f"the weights in float64 take another {size(needed)}; {loaded.device} has {size(free)} free")
     with ExitStack() as stack:

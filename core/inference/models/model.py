@@ -62,6 +62,11 @@ class LoadedModel:
         return name_of_device(torch.device(self.device))
 
     @property
+    def free_bytes(self) -> int | None:
+        """Free memory of the device; None if unknown."""
+        return devices.free_bytes(torch.device(self.device))
+
+    @property
     def context(self) -> int | None:
         """The most positions, None if unlimited."""
         text = self.model.config.get_text_config(decoder=True)

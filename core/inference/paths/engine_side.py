@@ -20,7 +20,6 @@ from ..models.model import LoadedModel
 from .batch import Emit
 from .hooks import ModuleTrace
 
-_SIGNED = {"float16": np.int16, "bfloat16": np.int16, "float32": np.int32, "float64": np.int64}
 _DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 _parts: dict[tuple[str, str], str] = {}  # by the name of a side and the dtype of its last model
 OWN = "own"  # weights as in the file
@@ -161,4 +160,4 @@ class EngineRun:
 
 def _tensor(bits: NDArray[np.unsignedinteger], dtype: str) -> torch.Tensor:
     """Return a copy of the bits as a tensor."""
-    return torch.from_numpy(np.array(bits).view(_SIGNED[dtype])).view(getattr(torch, dtype))
+    return torch.from_numpy(np.array(bits).view(f"i{bits.itemsize}")).view(getattr(torch, dtype))

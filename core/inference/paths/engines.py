@@ -30,6 +30,8 @@ from .paths import Path, open_path, parse_path
 
 Engine = Callable[..., torch.Tensor]
 """(model, token_ids [positions]) -> logits [positions, vocab]; if it has a third parameter `watch`, it gets a Watch."""
+Prompts = Sequence[Sequence[int]]
+"""Token ids of each prompt."""
 Open = Callable[[LoadedModel, ModuleTrace | None], AbstractContextManager[Run]]
 
 
@@ -157,7 +159,7 @@ def whole_side(run: Run, ids: Sequence[int]) -> torch.Tensor:
     return torch.cat(pieces)
 
 
-def answering(name: str, prompts: Sequence[Sequence[int]], answers: Sequence[torch.Tensor]) -> RunnableSide:
+def answering(name: str, prompts: Prompts, answers: Sequence[torch.Tensor]) -> RunnableSide:
     """Return a side that emits the recorded answer to each of these prompts, identified by object."""
     answer_of = {id(ids): (ids, answer) for ids, answer in zip(prompts, answers, strict=True)}
 
@@ -245,7 +247,7 @@ def _row_ulp_counts(
 
 
 def measure(
-    loaded: LoadedModel, prompts: Sequence[Sequence[int]], sides: tuple[RunnableSide, RunnableSide]
+    loaded: LoadedModel, prompts: Prompts, sides: tuple[RunnableSide, RunnableSide]
 ) -> tuple[Divergence, list[str]]:
     """Return (divergence, digest of each side's bits)."""
     hashes = [hashlib.sha256(), hashlib.sha256()]
@@ -256,7 +258,7 @@ def measure(
 
 def divergence_of(
     loaded: LoadedModel,
-    prompts: Sequence[Sequence[int]],
+    prompts: Prompts,
     sides: tuple[RunnableSide, RunnableSide],
     see: Callable[[int, torch.Tensor], None] = ignore,
     peaks_in: FloatFormat | None = None,
@@ -279,7 +281,7 @@ def divergence_of(
     return concatenate(divergences)
 
 
-def digest_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], side: RunnableSide) -> str:
+def digest_of(loaded: LoadedModel, prompts: Prompts, side: RunnableSide) -> str:
     """Return the sha256 of a side's bits over all prompts."""
     digest = hashlib.sha256()
     for ids in prompts:

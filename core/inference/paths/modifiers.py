@@ -25,7 +25,6 @@ from ...numerics.formats import LOGIT_FORMATS, format_named
 from ...path_grammar import Argument, Value, choice, whole_number
 from ...text import size
 from ..invariant.operations import invariant_forwards, invariant_refusal
-from ..models import devices
 from ..models.dtypes import converted, converted_bytes
 from ..models.model import LoadedModel
 from .batch import Neighbours, PromptBatch
@@ -134,7 +133,7 @@ def _not_representable(loaded: LoadedModel, others: Others, name: str) -> str | 
         return None
     if loaded.dtype != "float32":
         return f"{name} logits do not fit a run in {loaded.dtype} bit for bit; choose --dtype float32 for the run"
-    needed, free = converted_bytes(loaded, name), devices.free_bytes(torch.device(loaded.device))
+    needed, free = converted_bytes(loaded, name), loaded.free_bytes
     if free is None or needed <= free:
         return None
     hint = f"{loaded.device} has {size(free)} free; leave dtype:{name} out"

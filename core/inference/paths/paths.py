@@ -299,7 +299,7 @@ class OpenPath:
         return replace(self._batch, prompt=tuple(int(token) for token in token_ids))
 
     def _run(self, batch: PromptBatch, emit: Emit) -> None:
-        _refuse(self.path, self._asked, batch.positions)
+        check_path(self.path, self._asked, batch.positions)
         limit, highest = batch.loaded.token_limit, int(batch.token_ids.max())
         if highest >= limit:
             raise CaptureError(f"path '{self.path}': token {highest} is outside the vocabulary of {limit}.")
@@ -334,7 +334,7 @@ def open_path(
     """Prepare the model for the path; changes of modifiers apply to the whole process until the end of the `with`.
     watch: gets the cache of each forward, which then always makes one; trace: follows the forwards.
     """
-    _refuse(path, loaded, None)
+    check_path(path, loaded, None)
     if path.engine is not None:
         steps = (path.base, *path.modifiers)
         modules = trace if isinstance(trace, ModuleTrace) else None
@@ -348,7 +348,8 @@ def open_path(
         yield OpenPath(path, batch, loaded)
 
 
-def _refuse(path: Path, loaded: LoadedModel, positions: int | None) -> None:
+def check_path(path: Path, loaded: LoadedModel, positions: int | None) -> None:
+    """CaptureError if the model cannot run so many tokens (None: any) on this path."""
     refusal = path.refusal(loaded, positions)
     if refusal:
         raise CaptureError(f"path '{path}': {refusal}.")

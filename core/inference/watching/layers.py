@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -90,13 +89,11 @@ def has_a_core_to_spare(loaded: LoadedModel) -> bool:
 class SpooledOutputs(ModuleTrace):
     """Sends module outputs of one side's forwards on in parts; outputs with ambiguous axes are dropped."""
 
-    def __init__(
-        self, of: LayerCapture, emit: Callable[[LayerPart], None], end: Callable[[int], None], *, is_reference: bool
-    ) -> None:
-        """end: called with the number of each finished prompt."""
+    def __init__(self, of: LayerCapture, side: int) -> None:
+        """side: as of `LayerRows.write`."""
         super().__init__()
         self.modules = of.modules
-        self._of, self._emit, self._end, self._is_reference = of, emit, end, is_reference
+        self._of, self._side = of, side
         self._number = 0
         self._waiting: dict[str, _RowBuffer] = {}
         self._spoiled: set[str] = set()
@@ -114,7 +111,7 @@ class SpooledOutputs(ModuleTrace):
         for waiting in self._waiting.values():
             self._hand_on(waiting)
         self._waiting = {}
-        self._end(number)
+        self._of.sink.end(self._side, number)
 
     def not_understood(self, name: str, output: torch.Tensor) -> None:
         """Drop the module, with its outputs of earlier forwards."""
@@ -136,7 +133,7 @@ class SpooledOutputs(ModuleTrace):
             return
         module = self._of.order.get(name)
         if module is None:
-            if not self._is_reference:
+            if self._side != 0:
                 return
             watched = self._of.modules.get(module_of_call(name))  # None of the logits
             kind, block = (watched.kind, watched.block) if watched is not None else ("head", None)
@@ -159,6 +156,9 @@ class SpooledOutputs(ModuleTrace):
 
     def _hand_on(self, waiting: _RowBuffer) -> None:
         self._emit_part(waiting.module, waiting.first, waiting.space[: waiting.filled])
+
+    def _emit(self, part: LayerPart) -> None:
+        self._of.sink.write(self._side, part)
 
     def _emit_part(self, module: LayerModule, first: int, output: torch.Tensor) -> None:
         if output.numel():
@@ -195,7 +195,7 @@ class LayerCapture:
     def __init__(
         self, loaded: LoadedModel, plan: LayerPlan, token_ids: Sequence[Sequence[int]], sink: LayerRows
     ) -> None:
-        self.loaded, self.plan, self.token_ids, self._sink = loaded, plan, token_ids, sink
+        self.loaded, self.plan, self.token_ids, self.sink = loaded, plan, token_ids, sink
         self.order: dict[str, LayerModule] = {}
         self.modules = {each.name: each for each in watched_modules(loaded.model)}
         self.part_bytes = min(_LARGER_PART_BYTES, max(_PART_BYTES, _PARTS_TOGETHER_BYTES // max(1, plan.modules)))
@@ -203,10 +203,7 @@ class LayerCapture:
 
     def trace(self, side: int, path: Path) -> SpooledOutputs | None:
         """Return the trace for the forwards of a side; None if it is compiled."""
-        if path.is_one_piece:
-            return None
-        emit, end = partial(self._sink.write, side), partial(self._sink.end, side)
-        return SpooledOutputs(self, emit, end, is_reference=side == 0)
+        return None if path.is_one_piece else SpooledOutputs(self, side)
 
     def floor(self, reference: Path, on_step: Callable[[str], None]) -> None:
         """Run reordered prefills, all prompts per seed. CaptureError if there can be no noise floor."""
@@ -219,13 +216,12 @@ class LayerCapture:
                 with reorder(self.loaded.model, seed):
                     self._prefill(FLOOR)
         except CaptureError:
-            self._sink.forget_floor()
+            self.sink.forget_floor()
             raise
 
     def _prefill(self, side: int) -> None:
         """Follow a prefill of every prompt."""
-        emit, end = partial(self._sink.write, side), partial(self._sink.end, side)
-        trace = SpooledOutputs(self, emit, end, is_reference=False)
+        trace = SpooledOutputs(self, side)
         with PLAIN.open(self.loaded, trace) as run, trace.watching():
             for number, ids in enumerate(self.token_ids):
                 with trace.of_prompt(number):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ...numerics.formats import FORMATS
 from ...numerics.mismatch import SampledTokens
-from ...text import clean, number, percent, series
+from ...text import clean, number, percent, plural, series
 from .fits import round_to
 from .scoring import Cause
 from .token_values import (
@@ -26,6 +26,7 @@ from .token_values import (
     other_order,
     placeholders,
     sequence_starts,
+    sides_of,
     units,
 )
 
@@ -33,6 +34,7 @@ _LEAST = 64  # tokens
 # nats, rms, of a part that differs: a step of bfloat16 in a logit is 0.03 to 0.25, and in a trial clean sides of which
 # few tokens differ at all had 3e-6.
 _LEAST_SIZE = 1e-3
+_LEAST_VALUES = 8  # of a side, on a coarse grid
 _SHIFTS = (1, -1, 2, -2, 3, -3)
 _EXACT = 0.01  # rms of r of the other sign, of the largest r
 _ONE_SIDED = 0.1  # rms of r of one sign over that of the other
@@ -65,10 +67,14 @@ def explain_tokens(tokens: SampledTokens, names: tuple[str, str] = ("rollout", "
     square = sizes**2
     for name, place, is_worst in places:
         if min(is_worst.sum(), (~is_worst).sum()) >= _LEAST and _is_most(square, is_worst):
-            share = percent(float(square[is_worst].sum() / square.sum()))
-            says = f"'{names[1]}' and '{names[0]}' differ at {place}: {share} of the squared difference."
+            says = _differ_at(place, square, is_worst, names)
             return [Cause("part of the sequences", says, {"part": name}), *causes]
     return [*_few(tokens, square, names), *causes]
+
+
+def _differ_at(place: str, square: NDArray[np.float64], part: NDArray[np.bool_], names: tuple[str, str]) -> str:
+    share = percent(float(square[part].sum() / square.sum()))
+    return f"'{names[1]}' and '{names[0]}' differ at {place}: {share} of the squared difference."
 
 
 def _are_telling(causes: list[Cause]) -> bool:
@@ -130,101 +136,104 @@ def _is_enough(tokens: SampledTokens) -> bool:
     return len(tokens.r) >= _LEAST and bool(tokens.r.any())
 
 
+def _elsewhere(tokens: SampledTokens, shift: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return squared differences of the trainer from the rollout `shift` tokens on, and which are of one sequence."""
+    at = np.arange(len(tokens.r)) + shift
+    is_inside = (at >= 0) & (at < len(at))
+    at = np.where(is_inside, at, 0)
+    is_inside &= tokens.sequence[at] == tokens.sequence
+    return (tokens.trainer - tokens.rollout[at]) ** 2, is_inside
+
+
+def _tokens_away(shift: int) -> str:
+    return f"{plural(abs(shift), 'token')} {'later' if shift > 0 else 'earlier'}"
+
+
 def _shift(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
     """Each value of the trainer is the rollout's of another token of its sequence."""
     for shift in _SHIFTS:
-        own_places, other_places = (
-            (slice(None, -shift), slice(shift, None)) if shift > 0 else (slice(-shift, None), slice(None, shift))
-        )
-        is_same = tokens.sequence[own_places] == tokens.sequence[other_places]
-        own = tokens.r[own_places][is_same] ** 2
-        moved_r = (tokens.trainer[own_places] - tokens.rollout[other_places])[is_same] ** 2
-        if len(own) >= _LEAST // 4 and is_explained(own, moved_r):
-            by = f"{abs(shift)} token{'s' * (abs(shift) > 1)} {'later' if shift > 0 else 'earlier'}"
-            says = f"Off by {abs(shift)}: '{names[1]}' at each token is '{names[0]}' {by}."
-            yield Cause("shifted", says, {"tokens": shift}).score(own, moved_r, len(own))
+        moved, is_inside = _elsewhere(tokens, shift)
+        own, moved = tokens.r[is_inside] ** 2, moved[is_inside]
+        if len(own) >= _LEAST // 4 and is_explained(own, moved):
+            says = f"Off by {abs(shift)}: '{names[1]}' at each token is '{names[0]}' {_tokens_away(shift)}."
+            yield Cause("shifted", says, {"tokens": shift}).score(own, moved, len(own))
             return
 
 
 def _retokenized(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
     """From some token of a sequence on, each value of the trainer is the rollout's of another token."""
-    if (tokens.r**2).mean() < _UNRELATED * tokens.rollout.var():
+    square = tokens.r**2
+    if square.mean() < _UNRELATED * tokens.rollout.var():
         return
     starts = sequence_starts(tokens)
-    ends = np.append(starts[1:], len(tokens.r)) - 1
+    lengths = np.diff(np.append(starts, len(square)))
+    at = np.arange(len(square))
     gains, places = [], []
     for shift in _SHIFTS:
-        at = np.arange(len(tokens.r))
-        other = np.clip(at + shift, 0, len(at) - 1)
-        moved_r = np.where(tokens.sequence[other] == tokens.sequence, tokens.trainer - tokens.rollout[other], tokens.r)
-        total = np.cumsum(tokens.r**2 - moved_r**2)
-        gain = np.repeat(total[ends], ends - starts + 1) - np.append(0, total[:-1])  # if it starts at this token
-        best = np.maximum.reduceat(gain, starts)
-        gains.append(best)
-        is_best = gain == np.repeat(best, ends - starts + 1)
+        moved, is_inside = _elsewhere(tokens, shift)
+        gain = _gains(np.where(is_inside, square - moved, 0.0), starts, lengths)
+        gains.append(np.maximum.reduceat(gain, starts))
+        is_best = gain == np.repeat(gains[-1], lengths)
         places.append(np.minimum.reduceat(np.where(is_best, at, len(at)), starts))
     best, of = np.max(gains, axis=0), np.argmax(gains, axis=0)
-    square = tokens.r**2
-    rest = np.add.reduceat(square, starts) - np.maximum(best, 0)
     places = np.choose(of, places)
-    is_moved = best > (1 - MOST) * np.add.reduceat(square, starts)
-    sizes = (ends - places)[is_moved]
-    if rest.sum() > MOST * square.sum() or sizes.sum() < _LEAST // 4:
+    whole = np.add.reduceat(square, starts)
+    rest = whole - np.maximum(best, 0)
+    is_moved = best > (1 - MOST) * whole
+    if rest.sum() > MOST * whole.sum() or not is_moved.any():
         return
     shift = _SHIFTS[of[is_moved][0]]
-    at = np.concatenate([np.arange(first, last) for first, last in zip(places[is_moved], ends[is_moved], strict=True)])
-    other = np.clip(at + shift, 0, len(square) - 1)
-    is_inside = tokens.sequence[at] == tokens.sequence[other]
-    moved = (tokens.trainer[at] - tokens.rollout[other])[is_inside] ** 2
-    if not is_explained(square[at][is_inside], moved):
+    moved, is_inside = _elsewhere(tokens, shift)
+    is_inside &= np.repeat(is_moved, lengths) & (at >= np.repeat(places, lengths))
+    if is_inside.sum() < _LEAST // 4 or not is_explained(square[is_inside], moved[is_inside]):
         return
     first = int(places[is_moved][0])
-    by = (
-        f"'{names[1]}' is '{names[0]}' {abs(shift)} token{'s' * (abs(shift) > 1)} {'later' if shift > 0 else 'earlier'}"
-    )
+    position, sequence = int(tokens.position[first]), int(tokens.sequence[first])
+    by = f"'{names[1]}' is '{names[0]}' {_tokens_away(shift)}"
     count = f"{is_moved.sum():,} of {len(starts):,} sequences"
-    parameters = {"sequences": int(is_moved.sum()), "sequence": int(tokens.sequence[first])}
-    parameters |= {"token": int(tokens.position[first]), "tokens": shift}
-    name, says = "retokenized", f"Other token ids in {count}: from token {tokens.position[first]} of sequence"
-    says = f"{says} {tokens.sequence[first]} on, {by}."
+    parameters = {"sequences": int(is_moved.sum()), "sequence": sequence, "token": position, "tokens": shift}
+    name, says = "retokenized", f"Other token ids in {count}: from token {position} of sequence {sequence} on, {by}."
     if np.median((places - starts)[is_moved]) <= abs(shift):
-        name, says = "shifted", f"Off by {abs(shift)} in {count}, the first {tokens.sequence[first]}: {by}."
+        name, says = "shifted", f"Off by {abs(shift)} in {count}, the first {sequence}: {by}."
     yield Cause(name, says, parameters).score(square, rest, len(square))
+
+
+def _gains(of_tokens: NDArray[np.float64], starts: NDArray[np.intp], lengths: NDArray[np.intp]) -> NDArray[np.float64]:
+    """Return the sum of a value from each token to the end of its sequence. [tokens]"""
+    total = np.cumsum(of_tokens)
+    return np.repeat(total[starts + lengths - 1], lengths) - np.append(0.0, total[:-1])
 
 
 def _grid(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
     """Values of one side lie on the grid of a 16-bit dtype, and the other's do not."""
-    sides = (tokens.rollout, tokens.trainer)
-    for name in ("bfloat16", "float16"):
-        on_grid = [bool((round_to(FORMATS[name], side) == side).all()) for side in sides]
-        if on_grid[0] != on_grid[1]:
-            side = int(on_grid[1])
-            grid = round_to(FORMATS[name], sides[1 - side])
-            if len(np.unique(sides[side])) > 8:
-                says = f"'{names[side]}' stores log-probabilities in {name}."
-                cause = Cause("rounded", says, {"side": side, "dtype": name})
-                rest = (grid - sides[side]) ** 2
-                is_all = rest.sum() <= MOST * (tokens.r**2).sum()
-                yield cause.score(tokens.r**2, rest, len(rest)) if is_all else cause
+    for dtype in ("bfloat16", "float16"):
+        for side, own, other, name, _ in sides_of(tokens, names):
+            rounded, grid = (round_to(FORMATS[dtype], values) for values in (own, other))
+            if (rounded == own).all() and (grid != other).any() and len(np.unique(own)) > _LEAST_VALUES:
+                cause = Cause(
+                    "rounded", f"'{name}' stores log-probabilities in {dtype}.", {"side": side, "dtype": dtype}
+                )
+                square, rest = tokens.r**2, (grid - own) ** 2
+                is_all = rest.sum() <= MOST * square.sum()
+                yield cause.score(square, rest, len(rest)) if is_all else cause
 
 
 def _renormalized(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
     """One side is never below the other: its probabilities were renormalized after top-p, top-k or min-p."""
-    r = tokens.r
-    for side, excess in enumerate((-r, r)):  # of the rollout over the trainer, of the trainer over the rollout
+    for side, own, other, name, other_name in sides_of(tokens, names):
+        excess = own - other
         above, below = (float(np.sqrt((part**2).mean())) for part in (np.maximum(excess, 0), np.minimum(excess, 0)))
-        is_open = (tokens.trainer if side == 0 else tokens.rollout) < _OPEN  # what was left out had some probability
-        if below > _ONE_SIDED * above or float(np.quantile(excess, 0.99)) < _LEAST_MASS:
+        is_open = other < _OPEN  # what was left out had some probability
+        high = float(np.quantile(excess, 0.99))
+        if below > _ONE_SIDED * above or not _LEAST_MASS <= high <= MOST_MASS:
             continue
         if not is_open.any() or (excess[is_open] > 0).mean() < _RAISED:
             continue
         most = float(excess.max())
-        if np.quantile(excess, 0.99) > MOST_MASS:
-            continue
         # With noise, or outliers, the largest is no bound.
         least = float(np.exp(-most)) if below <= _EXACT * most and most <= MOST_MASS else None
         says = (
-            f"'{names[side]}' is renormalized after top-p, top-k or min-p: never below '{names[1 - side]}', and at most"
+            f"'{name}' is renormalized after top-p, top-k or min-p: never below '{other_name}', and at most"
             f" {number(most, 3)} above{f' (top-p would be {least:.3g})' if least else ''}."
         )
         yield Cause("renormalized", says, {"side": side, "top_p": least})
@@ -275,27 +284,24 @@ def _parts(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
             parts[listed] = (np.isin(places, bad), listed)
     parts["first"] = (index == 0, "the first token of each response")
     parts["last"] = (to_end == 0, "the last token of each response")
-    if tokens.turn is not None and tokens.turn.any():
-        for turn in range(int(tokens.turn.max()), 0, -1):
-            parts[f"turn {turn}"] = (tokens.turn >= turn, f"tokens from turn {turn + 1} on")
+    turns = np.zeros_like(index) if tokens.turn is None else tokens.turn
+    for turn in range(int(turns.max()), 0, -1):
+        parts[f"turn {turn}"] = (turns >= turn, f"tokens from turn {turn + 1} on")
     tail = _tail(square, starts, lengths)
     if tail.any():
         first = int(np.argmax(tail))
         place = f"token {tokens.position[first]} of sequence {tokens.sequence[first]}"
         count = f"{len(np.unique(tokens.sequence[tail])):,} of {len(starts):,} sequences"
         parts["end"] = (tail, f"the end of {count}, first from {place} on")
-    if tokens.turn is not None:
-        is_first = (index == 0) | np.append(False, np.diff(tokens.turn) != 0)
-        parts["first of a turn"] = (is_first, "the first token of each turn")
+    is_first = (index == 0) | np.append(False, np.diff(turns) != 0)
+    parts["first of a turn"] = (is_first, "the first token of each turn")
     for kind, (part, words) in parts.items():
         inside, outside = square[part], square[~part]
         if len(inside) < 8 or len(outside) < 8 or inside.mean() < _LEAST_SIZE**2:
             continue
         is_far = np.median(inside) >= _OUTLYING * max(outside.mean(), 1e-300)
         if is_far or (kind != "end" and _is_most(square, part)):
-            share = float(inside.sum() / square.sum())
-            says = f"'{names[1]}' and '{names[0]}' differ at {words}: {percent(share)} of the squared difference."
-            yield Cause("part of the response", says, {"part": kind})
+            yield Cause("part of the response", _differ_at(words, square, part, names), {"part": kind})
             return
 
 
@@ -310,8 +316,7 @@ def _bad_places(places: NDArray[np.integer], square: NDArray[np.float64]) -> NDA
 
 def _tail(square: NDArray[np.float64], starts: NDArray[np.intp], lengths: NDArray[np.intp]) -> NDArray[np.bool_]:
     """Return the tokens from which on most of a sequence differs, and little before it does. [tokens]"""
-    total = np.cumsum(np.where(square > _OUTLYING * np.median(square), 1.0, -1.0))
-    gain = np.repeat(total[starts + lengths - 1], lengths) - np.append(0.0, total[:-1])
+    gain = _gains(np.where(square > _OUTLYING * np.median(square), 1.0, -1.0), starts, lengths)
     best = np.repeat(np.maximum.reduceat(gain, starts), lengths)
     begin = np.where((gain == best) & (best >= _LEAST_TAIL), np.arange(len(gain)), -1)
     first = np.maximum.accumulate(begin) - np.repeat(starts, lengths)

@@ -5,6 +5,7 @@ another token. Each is looked for before causes of a small difference are.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,11 +89,13 @@ def units(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
     """One side is the other in another unit, summed up, or with a constant."""
     starts = sequence_starts(tokens)
     square = tokens.r**2
+    lengths = np.diff(np.append(starts, len(square)))
+    follows = np.append(False, np.diff(tokens.position) == 1)
+    follows[starts] = False
+    if not follows.any():
+        return
     for side, own, other, name, other_name in sides_of(tokens, names):
-        follows = np.append(False, np.diff(tokens.position) == 1)
-        follows[starts] = False
         steps = np.where(follows, np.diff(own, prepend=0.0), other)
-        lengths = np.diff(np.append(starts, len(own)))
         sums = np.add.reduceat(other, starts)
         candidates: list[tuple[str, Floats, dict[str, float]]] = [
             ("the running sum of", own - steps + other, {}),
@@ -107,7 +110,7 @@ def units(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
                 candidates.append((f"{number(offset)} plus", offset + other, {"offset": offset}))
         for words, expected, parameters in candidates:
             rest = (own - expected) ** 2
-            if follows.any() and is_explained(square, rest, _EXACTLY):
+            if is_explained(square, rest, _EXACTLY):
                 says = f"'{name}' is {words} '{other_name}'."
                 yield Cause("other units", says, {"side": side, **parameters}).score(square, rest, len(rest))
                 return
@@ -124,10 +127,9 @@ def _median_ratio(own: Floats, other: Floats) -> float:
 def _base_of(factor: float) -> str:
     """Say of which logarithm a factor is the unit; '' for none."""
     for each, base in _BASES.items():
-        if abs(np.log(factor / each)) < 0.01:
-            return f" (logarithms to base {base})"
-        if abs(np.log(factor * each)) < 0.01:
-            return f" (the other is in logarithms to base {base})"
+        for unit, words in ((each, ""), (1 / each, "the other is in ")):
+            if abs(np.log(factor / unit)) < 0.01:
+                return f" ({words}logarithms to base {base})"
     return ""
 
 
@@ -153,11 +155,9 @@ def another_token(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cau
 
 def other_order(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
     """Find responses with values of another one, or with their own in another order: sorted, they are the same."""
-    starts = sequence_starts(tokens)
-    ends = np.append(starts[1:], len(tokens.r))
-    rows = [np.s_[first:last] for first, last in zip(starts, ends, strict=True) if last - first >= _LEAST_RESPONSE][
-        :_MOST_RESPONSES
-    ]
+    bounds = np.append(sequence_starts(tokens), len(tokens.r))
+    rows = [np.s_[first:last] for first, last in pairwise(bounds) if last - first >= _LEAST_RESPONSE]
+    rows = rows[:_MOST_RESPONSES]
     if len(rows) < 4:
         return
     shares = np.linspace(0, 1, _QUANTILES)
@@ -173,15 +173,13 @@ def other_order(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause
     is_close &= np.array([np.corrcoef(tokens.rollout[row], tokens.trainer[row])[0, 1] < _RELATED for row in rows])
     if square[is_close].sum() < (1 - MOST) * square.sum():
         return
-    is_own = nearest == at
     first = int(np.flatnonzero(is_close)[0])
+    sequence, other = (int(tokens.sequence[rows[row]][0]) for row in (first, nearest[first]))
     count = f"{is_close.sum():,} of {plural(len(rows), 'response')}"
-    place = tokens.sequence[rows[first]][0]
-    if is_own[is_close].mean() > 0.5:
-        says = f"'{names[1]}' has the values of '{names[0]}' in another order in {count}, first in sequence {place}."
-        yield Cause("other order", says, {"sequences": int(is_close.sum()), "sequence": int(place)})
+    parameters = {"sequences": int(is_close.sum()), "sequence": sequence}
+    if (nearest == at)[is_close].mean() > 0.5:
+        says = f"'{names[1]}' has the values of '{names[0]}' in another order in {count}, first in sequence {sequence}."
+        yield Cause("other order", says, parameters)
     else:
-        other = int(tokens.sequence[rows[nearest[first]]][0])
-        says = f"'{names[1]}' has another response's values in {count}: in sequence {place} those of {other}."
-        parameters = {"sequences": int(is_close.sum()), "sequence": int(place), "other": other}
-        yield Cause("exchanged", says, parameters)
+        says = f"'{names[1]}' has another response's values in {count}: in sequence {sequence} those of {other}."
+        yield Cause("exchanged", says, {**parameters, "other": other})

@@ -64,12 +64,22 @@ class Unmeasured(CheckFigures):
     computes_in: Annotated[Mapping[str, str] | None, "computes in, whatever the request"] = None
 
 
-_SHIFTS = {"unshifted": 0, "two_earlier": -2, "one_earlier": -1, "one_later": 1, "two_later": 2}
-_SHIFTS_IN_JSON = {name: f"same_argmax_shifted_by_{rows}" for name, rows in _SHIFTS.items()}
+# Figures that several checks have, with their labels.
+_Dtype = Annotated[str, "dtype"]
+_FirstPlace = Annotated[tuple[int, int] | None, "first (prompt, position)"]
+_Ratio = Annotated[float, "RMS difference / noise floor"]
+_WorstRatio = Annotated[float | None, "largest ratio at one position"]
+_Limit = Annotated[float, "its limit"]
+_Positions = Annotated[int, "positions"]
+_Outliers = Annotated[int, "outlier positions"]
+_Mismatches = Annotated[int, "logits NaN or infinite on one side only"]
+
+SHIFTS = {"unshifted": 0, "two_earlier": -2, "one_earlier": -1, "one_later": 1, "two_later": 2}
+_SHIFTS_IN_JSON = {name: f"same_argmax_shifted_by_{rows}" for name, rows in SHIFTS.items()}
 
 
 class ShapesFigures(CheckFigures):
-    positions: Annotated[int, "positions"]
+    positions: _Positions
     vocab: Annotated[int, "vocabulary"]
     highest_token_id: Annotated[int | None, "highest token id"]
 
@@ -121,9 +131,9 @@ class TruncationFigures(CheckFigures):
 
 
 class NumbersFigures(CheckFigures):
-    nonfinite_mismatch: Annotated[int, "logits NaN or infinite on one side only"]
+    nonfinite_mismatch: _Mismatches
     positions: Annotated[int, "positions with one"]
-    first: Annotated[tuple[int, int] | None, "first (prompt, position)"]
+    first: _FirstPlace
     token: Annotated[int | None, "token id of the first"] = None
 
 
@@ -134,15 +144,15 @@ class SamplerFigures(CheckFigures):
 
 
 class ScreeningFigures(CheckFigures):
-    compute_dtype: Annotated[str, "dtype"]
+    compute_dtype: _Dtype
     rms_row_ulps: Annotated[float, "RMS of the pair, row ULPs"]
     rounding_row_ulps: Annotated[float, "largest RMS that looks like rounding, row ULPs"]
     bug_row_ulps: Annotated[float, "RMS that rounding never comes near, row ULPs"]
     worst_position_ratio: Annotated[float, "largest RMS at one position over the median position"]
     position_ratio_allowed: Annotated[float, "largest such ratio of rounding"]
-    positions_beyond: Annotated[int, "outlier positions"]
+    positions_beyond: _Outliers
     flips_beyond_noise: Annotated[int, "flips beyond the noise"]
-    first: Annotated[tuple[int, int] | None, "first (prompt, position)"]
+    first: _FirstPlace
     causes: Annotated[tuple[str, ...], "common causes"]
 
 
@@ -150,13 +160,11 @@ class RerunFigures(CheckFigures):
     """All but the first of a dump alone, whose reruns are uploaded."""
 
     not_repeatable: Annotated[tuple[str, ...], "sides that do not repeat"]
-    called_again: Annotated[tuple[str, ...] | None, "sides computed again"] = None
-    pair_rms_logits: Annotated[float | None, "RMS of the pair, logits"] = None
     rerun_rms_logits: Annotated[float | None, "RMS of the rerun to its first call, logits"] = None
     rerun_neq: Annotated[Mapping[str, int | None] | None, "logits that differ in the rerun, by side"] = None
     rerun_noise_ratio: Annotated[float | None, "rerun / noise floor, RMS"] = None
     largest_ratio_allowed: Annotated[float | None, "its limit"] = None
-    rerun_worst_position_ratio: Annotated[float | None, "largest ratio at one position"] = None
+    rerun_worst_position_ratio: _WorstRatio = None
     beyond_noise_floor: Annotated[bool | None, "the rerun differs by more than rounding"] = None
     rerun_row_ulps: Annotated[float | None, "largest difference of the rerun, row ULPs"] = None
 
@@ -178,33 +186,33 @@ class OtherRowFigures(CheckFigures):
 
 
 class OtherRowFloorFigures(OtherRowFigures):
-    compute_dtype: Annotated[str, "dtype"]
+    compute_dtype: _Dtype
     noise_ratio: Annotated[float | None, "RMS difference / noise floor"]
-    worst_position_ratio: Annotated[float | None, "largest ratio at one position"]
-    positions_beyond: Annotated[int, "outlier positions"]
-    nonfinite_mismatch: Annotated[int, "logits NaN or infinite on one side only"]
+    worst_position_ratio: _WorstRatio
+    positions_beyond: _Outliers
+    nonfinite_mismatch: _Mismatches
 
 
 class RatioFigures(CheckFigures):
     """A noise ratio and the dtype it was measured in, with which figures of several checks begin."""
 
-    compute_dtype: Annotated[str, "dtype"]
+    compute_dtype: _Dtype
     noise_ratio: Annotated[float | None, "RMS difference / noise floor"]
 
 
 class PairFigures(RatioFigures):
     """A pair compared with its noise floor."""
 
-    largest_ratio_allowed: Annotated[float, "its limit"]
+    largest_ratio_allowed: _Limit
     pair_rms_logits: Annotated[float, "RMS of the pair, logits"]
     floor_rms_logits: Annotated[float, "RMS of the floor, logits"]
     seed_ratios: Annotated[tuple[float, ...], "RMS of each noise-floor forward / mean of the others"]
-    worst_position_ratio: Annotated[float | None, "largest ratio at one position"]
+    worst_position_ratio: _WorstRatio
     position_ratio_allowed: Annotated[float | None, "limit of the ratio at one position"]
-    positions: Annotated[int, "positions"]
-    positions_beyond: Annotated[int, "outlier positions"]
+    positions: _Positions
+    positions_beyond: _Outliers
     log_spread: Annotated[float, "spread of log ratios (standard deviation)"]
-    nonfinite_mismatch: Annotated[int, "logits NaN or infinite on one side only"]
+    nonfinite_mismatch: _Mismatches
     linear_maps: Annotated[int | None, "linear layers with reordered reduction"] = None
     floor_row_ulps: Annotated[float | None, "99.9th percentile of the floor, row ULPs"] = None
     first_nonfinite: Annotated[tuple[int, int, int] | None, "first of them (prompt, position, token id)"] = None
@@ -213,7 +221,7 @@ class PairFigures(RatioFigures):
 class NotFiniteFigures(RatioFigures):
     """A pair that needs no floor: one side holds a NaN or an infinity that the other has not."""
 
-    nonfinite_mismatch: Annotated[int, "logits NaN or infinite on one side only"]
+    nonfinite_mismatch: _Mismatches
     positions_beyond: Annotated[int, "positions with one"]
     first_nonfinite: Annotated[tuple[int, int, int], "first of them (prompt, position, token id)"]
 
@@ -221,9 +229,9 @@ class NotFiniteFigures(RatioFigures):
 class SingleLogitFigures(CheckFigures):
     """A logit that differs far more than the others at its position."""
 
-    compute_dtype: Annotated[str, "dtype"]
+    compute_dtype: _Dtype
     ratio_to_others: Annotated[float, "difference of the logit / RMS of the others at its position"]
-    largest_ratio_allowed: Annotated[float, "its limit"]
+    largest_ratio_allowed: _Limit
     positions_beyond: Annotated[int, "positions with such a logit"]
     first: Annotated[tuple[int, int], "first (prompt, position)"]
     token: Annotated[int, "token id of the first"]
@@ -251,21 +259,17 @@ class DrawnFigures(RatioFigures, kw_only=True):
     """An engine's error against the model's float32 forward, compared with that of random roundings."""
 
     noise_ratio: Annotated[float | None, "RMS error / RMS error of rounding"]
-    largest_ratio_allowed: Annotated[float, "its limit"]
+    largest_ratio_allowed: _Limit
     draws: Annotated[int, "forwards with randomized rounding"]
     model_ways_ratios: Annotated[tuple[float, ...], "RMS error of the model's own paths / of these forwards, near 1"]
-    worst_position_ratio: Annotated[float | None, "largest ratio at one position"]
+    worst_position_ratio: _WorstRatio
     position_ratio_allowed: Annotated[float, "limit of the ratio at one position"]
-    positions: Annotated[int, "positions"]
-    positions_beyond: Annotated[int, "outlier positions"]
-    ratio_outside_roundings_directions: Annotated[float | None, "outside the directions of rounding, in old runs"] = (
-        None
-    )
+    positions: _Positions
+    positions_beyond: _Outliers
     nonfinite_mismatch: Annotated[int, "positions NaN or infinite, unlike in float32"]
     fault_seen_at_one_position: Annotated[
         float | None, "smallest detectable fault at one position, x rounding error"
     ] = None
-    fault_seen_of_one_token: Annotated[float | None, "of one token, in old runs"] = None
     fault_seen_over_all: Annotated[float, "smallest detectable fault overall, x rounding error"]
     outliers: Annotated[Mapping[str, tuple[int, ...]], "outliers, by kind of place"] = msgspec.field(name="beyond")
 
@@ -273,7 +277,7 @@ class DrawnFigures(RatioFigures, kw_only=True):
 class ShrinkFigures(CheckFigures):
     """A pair in float32 compared with the same pair in 16 bits, if no noise floor is available."""
 
-    compute_dtype: Annotated[str, "dtype"]
+    compute_dtype: _Dtype
     pair_rms_logits: Annotated[float, "RMS of the pair, logits"]
     own_dtype_rms_logits: Annotated[float, "RMS of the pair in its own dtype, logits"]
     times_smaller_in_float32: Annotated[float | None, "how many times smaller it is in float32"]
@@ -285,7 +289,7 @@ class ShrinkFigures(CheckFigures):
 
 
 class PrecisionsFigures(CheckFigures):
-    noise_ratio: Annotated[float, "RMS difference / noise floor"]
+    noise_ratio: _Ratio
     precision: Annotated[str | None, "the precision"] = None
     share_left: Annotated[float | None, "share of the difference that remains"] = None
 
@@ -293,14 +297,14 @@ class PrecisionsFigures(CheckFigures):
 class ExplainedFigures(CheckFigures):
     """A side compared with the model in one lower precision, over that precision's own noise floor."""
 
-    noise_ratio: Annotated[float, "RMS difference / noise floor"]
+    noise_ratio: _Ratio
     precision: Annotated[str, "the precision"]
-    compute_dtype: Annotated[str, "dtype"]
+    compute_dtype: _Dtype
     share_left: Annotated[float, "share of the difference that remains"]
     left_noise_ratio: Annotated[float | None, "what remains / that precision's own noise floor, RMS"]
-    worst_position_ratio: Annotated[float | None, "largest ratio at one position"]
+    worst_position_ratio: _WorstRatio
     position_ratio_allowed: Annotated[float, "limit of the ratio at one position"]
-    positions_beyond: Annotated[int, "outlier positions"]
+    positions_beyond: _Outliers
     left_noise_ratio_bfloat16: Annotated[float | None, "the same in bfloat16"] = None
     left_noise_ratio_float16: Annotated[float | None, "the same in float16"] = None
 
@@ -315,21 +319,19 @@ class DrawnPrecisionFigures(DrawnFigures, kw_only=True):
 class SettingsFigures(CheckFigures):
     """A side of another engine with its settings at their widest."""
 
-    noise_ratio: Annotated[float, "RMS difference / noise floor"]
+    noise_ratio: _Ratio
     settings: Annotated[tuple[str, ...], "settings that round coarser than float32"]
     widest_noise_ratio: Annotated[float, "RMS difference / noise floor with all at full precision"]
     bits: Annotated[int, "bits of the coarsest setting's significand"]
     share_of_rounding_in_bits: Annotated[float, "distance over that of the model with every product in so many bits"]
-    setting_noise_ratios: Annotated[tuple[float, ...] | None, "noise ratio of each alone, in old runs"] = None
 
 
 class StructureFigures(CheckFigures, kw_only=True):
-    positions: Annotated[int, "positions"]
+    positions: _Positions
     of: Annotated[int | None, "positions compared"] = None
-    first: Annotated[tuple[int, int] | None, "first (prompt, position)"]
+    first: _FirstPlace
     starts: Annotated[tuple[int, ...], "positions at which outliers start"]
     block: Annotated[int | None, "block size"]
-    smaller_block: Annotated[int | None, "smaller block size that is not ruled out, in old runs"] = None
     is_tail: Annotated[bool, "continues to the end"]
 
 

@@ -139,17 +139,18 @@ def tokens_of(run: Figures, prompt: int) -> pd.DataFrame:
 
 def _read_sequences(run: Figures) -> Sequences:
     """Sum up the tokens with both values by sequence, about a million tokens at a time."""
-    of_part = [(Sequences.sums, name) for name in SUMS] + [(Sequences.maxima, name) for name in MAXIMA]
     most = int(run.query("SELECT count(*) AS n FROM prompt")["n"][0])
-    tokens, whole, stop = np.empty(most, np.int64), np.empty((len(of_part), most)), 0
+    tokens, stop = np.empty(most, np.int64), 0
+    sums, maxima = ({name: np.empty(most) for name in names} for names in (SUMS, MAXIMA))
     for pairs, lengths in _pairs(run):
         part = Sequences.of(pairs, lengths)
         place = slice(stop, stop := stop + len(part))
         tokens[place] = part.tokens
-        for values, (of, name) in zip(whole, of_part, strict=True):
-            values[place] = of(part, name)
-    sums, maxima = whole[: len(SUMS), :stop], whole[len(SUMS) :, :stop]
-    return Sequences(tokens[:stop], dict(zip(SUMS, sums, strict=True)), dict(zip(MAXIMA, maxima, strict=True)))
+        for whole, of_part in ((sums, part.sums), (maxima, part.maxima)):
+            for name, values in whole.items():
+                values[place] = of_part[name]
+    sums, maxima = ({name: values[:stop] for name, values in whole.items()} for whole in (sums, maxima))
+    return Sequences(tokens[:stop], sums, maxima)
 
 
 def _bins(run: Figures, value: str) -> pd.DataFrame:
@@ -309,17 +310,12 @@ def bars(run: Figures) -> pd.DataFrame:
         f"IcePop: exp(r) outside {ICEPOP[0]:g} to {ICEPOP[1]:g}": f"{ratio} NOT BETWEEN {ICEPOP[0]} AND {ICEPOP[1]}",
         f"DPPO: change of probability > {DPPO:g}": f"{change} > {DPPO}",
     }
-    totals = ", ".join(
-        f"count(*) FILTER ({one}) AS tokens{n}, coalesce(sum({_KL}) FILTER ({one}), 0) AS kl{n}"
-        for n, one in enumerate(conditions.values())
-    )
-    rows = [
-        f"SELECT ? AS bar, tokens{n} / tokens AS tokens, kl{n} / kl AS kl FROM totals" for n in range(len(conditions))
-    ]
+    tokens = [f"avg(({one})::INTEGER)" for one in conditions.values()]
+    kl = [f"coalesce(sum({_KL}) FILTER ({one}), 0) / nullif(sum({_KL}), 0)" for one in conditions.values()]
     return run.query(
-        f"WITH totals AS MATERIALIZED (SELECT count(*) AS tokens, nullif(sum({_KL}), 0) AS kl, {totals}"
-        f" FROM chosen_token WHERE {_BOTH}) {' UNION ALL '.join(rows)}",
-        *conditions,
+        f"SELECT unnest(?) AS bar, unnest([{', '.join(tokens)}]) AS tokens, unnest([{', '.join(kl)}]) AS kl"
+        f" FROM chosen_token WHERE {_BOTH}",
+        list(conditions),
     )
 
 
@@ -369,13 +365,13 @@ def _explained(groups: Mapping[str, pd.DataFrame]) -> dict[str, float]:
     return dict(sorted(shares.items(), key=lambda item: -round(item[1], 9)))  # lag before its equal, the version
 
 
-def heaviest(run: Figures, most: int = 20) -> pd.DataFrame:
-    """Return the sequences that carry the most of the KL, with the position that has the most: prompt, position, name,
-    step, tokens, mean_abs, kl_share.
+def heaviest(run: Figures) -> pd.DataFrame:
+    """Return the 20 sequences that carry the most of the KL, with the position that has the most: prompt, position,
+    name, step, tokens, mean_abs, kl_share.
     """
     return run.query(
         f"SELECT prompt, arg_max(position, ({_KL}, -position)) AS position, any_value(name) AS name,"
         f" any_value(step) AS step, count(*) AS tokens, avg(abs({_R})) AS mean_abs, sum({_KL})"
         f" / nullif(sum(sum({_KL})) OVER (), 0) AS kl_share FROM {_JOINED} WHERE {_BOTH} GROUP BY prompt"
-        f" ORDER BY kl_share DESC, prompt LIMIT {most}"
+        f" ORDER BY kl_share DESC, prompt LIMIT 20"
     )

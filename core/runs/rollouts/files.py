@@ -19,7 +19,7 @@ from ..topk.payloads.bounded_json import MAX_FILE_BYTES, open_plain
 from ..topk.placeholders import ROUNDING
 from ..topk.records import MAX_POSITIONS
 from .array_files import is_batch, read_batch
-from .torch_files import SavedResponse, is_rollout, read_responses
+from .torch_files import is_rollout, read_responses
 
 _PARQUET = b"PAR1"
 _LONGEST_LINE = 64 << 20  # bytes; of a million tokens with both values
@@ -212,33 +212,43 @@ def read_tokens(database: Database, paths: Sequence[Path], links: Sequence[Path]
     Raises:
         DumpError: a file cannot be read or joined; one sentence names the row.
     """
+    names: tuple[str, str] = ("rollout", "trainer")
     if is_rollout(paths[0]) or is_batch(paths[0]):
-        tables = [_table_of_torch(database, paths)]
-        names = ("rollout", "trainer")
+        tables, layouts = [_table_of_torch(database, paths)], []
     else:
         layouts = [_known_layout(path) for path in paths]
         names = layouts[0].names
-        of_one_side = [layout for layout in layouts if "variant" not in layout.columns]
-        tables = []
-        for number, (path, link, layout) in enumerate(zip(paths, links, layouts, strict=True)):
-            tables.append(_table_of_file(database, path, link, layout, number))
-        if of_one_side:
-            if len(paths) != 2 or len(of_one_side) != 2:
-                raise DumpError("`logprobs` are of one side; expected two files, the rollout's and the trainer's.")
-            first, second = side_names(paths)
-            return (first, second), *_join(database, paths, (first, second))
-    union = " UNION ALL BY NAME ".join(f"SELECT * EXCLUDE (prompt) FROM {table}" for table in tables)
+        tables = [
+            _table_of_file(database, path, link, layout, number)
+            for number, (path, link, layout) in enumerate(zip(paths, links, layouts, strict=True))
+        ]
+    note, order = "", ""
+    are_of_one_side = ["variant" not in layout.columns for layout in layouts]
+    if any(are_of_one_side):
+        if are_of_one_side != [True, True]:
+            raise DumpError("`logprobs` are of one side; expected two files, the rollout's and the trainer's.")
+        first, second = side_names(paths)
+        names = first, second
+        rows, note = _join(database, paths)
+        order = "ORDER BY prompt"
+    else:
+        rows = " UNION ALL BY NAME ".join(f"SELECT * EXCLUDE (prompt) FROM {table}" for table in tables)
+        _check_names(database, rows)
+    trimmed, dropped = _trim(database, rows, names, order)
+    for table in tables:
+        database.execute(f"DROP TABLE {table}")
+    return names, " ".join(filter(None, (note, trimmed))), dropped
+
+
+def _check_names(database: Database, rows: str) -> None:
+    """DumpError for a sequence that two rows have."""
     twice = database.rows(
-        f"SELECT name, step FROM ({union}) WHERE name IS NOT NULL GROUP BY name, step, environment"
+        f"SELECT name, step FROM ({rows}) WHERE name IS NOT NULL GROUP BY name, step, environment"
         " HAVING count(*) > 1 LIMIT 1"
     )
     if twice:
         at = "" if twice[0][1] is None else f" of step {twice[0][1]}"
         raise DumpError(f"sequence '{clean(twice[0][0])}'{at} occurs twice; expected each once.")
-    note, dropped = _trim(database, union, names)
-    for table in tables:
-        database.execute(f"DROP TABLE {table}")
-    return names, note, dropped
 
 
 def _known_layout(path: Path) -> Layout:
@@ -247,7 +257,7 @@ def _known_layout(path: Path) -> Layout:
     return layout
 
 
-def _trim(database: Database, rows: str, names: Sequence[str], order: str = "") -> tuple[str, int]:
+def _trim(database: Database, rows: str, names: Sequence[str], order: str) -> tuple[str, int]:
     """Make `arriving` of a query, each sequence cut to its response, from the first to the last token of the loss. -> a
     note, and how many have no such token
     """
@@ -297,8 +307,8 @@ def _impossible(database: Database, rows: str, names: Sequence[str]) -> list[str
     return notes
 
 
-def _join(database: Database, paths: Sequence[Path], names: Sequence[str]) -> tuple[str, int]:
-    """Join two files of one side each by the names of their sequences, or by their order. -> as `_trim` returns"""
+def _join(database: Database, paths: Sequence[Path]) -> tuple[str, str]:
+    """Join two files of one side each by the names of their sequences, or by their order. -> a query, and a note"""
     counts = [database.rows(f"SELECT count(*), count(name), count(DISTINCT name) FROM file_{n}")[0] for n in (0, 1)]
     is_named = all(rows == names for rows, names, _ in counts)
     for path, (rows, _, distinct) in zip(paths, counts, strict=True):
@@ -317,20 +327,17 @@ def _join(database: Database, paths: Sequence[Path], names: Sequence[str]) -> tu
         f" ({key}) WHERE a.token_ids != b.token_ids ORDER BY a.prompt LIMIT 1"
     )
     if other:
-        rows = f"row {other[0][0]:,} of {clean(paths[0].name)} and row {other[0][1]:,} of {clean(paths[1].name)}"
+        both = f"row {other[0][0]:,} of {clean(paths[0].name)} and row {other[0][1]:,} of {clean(paths[1].name)}"
         at = f" from token {other[0][2] - 1} on" if other[0][2] else "; one is longer"
-        raise DumpError(f"{rows} have other `token_ids`{at}; expected values of the same tokens.")
+        raise DumpError(f"{both} have other `token_ids`{at}; expected values of the same tokens.")
     more = [name for name in ("mask", *_LISTS, *_FACTS) if name not in SIDES]
     merged = ", ".join(f"coalesce(a.{name}, b.{name}) AS {name}" for name in more)
     rows = (
         f"SELECT a.prompt, a.token_ids, a.reference, b.reference AS variant, {merged} FROM file_0 a JOIN file_1 b"
         f" USING ({key})"
     )
-    note, dropped = _trim(database, rows, names, "ORDER BY prompt")
-    database.execute("DROP TABLE file_0; DROP TABLE file_1")
     alone = counts[0][0] + counts[1][0] - 2 * shared
-    of_one = f"{plural(alone, 'sequence')} of one file alone left out." if alone else ""
-    return " ".join(filter(None, (of_one, note))), dropped
+    return rows, f"{plural(alone, 'sequence')} of one file alone left out." if alone else ""
 
 
 def _table_of_file(database: Database, path: Path, link: Path, layout: Layout, number: int) -> str:
@@ -363,36 +370,18 @@ def _table_of_file(database: Database, path: Path, link: Path, layout: Layout, n
 def _table_of_torch(database: Database, paths: Sequence[Path]) -> str:
     """Make a temporary table of the responses in files of slime or miles, or of a batch. -> its name"""
     responses = read_responses(paths) if is_rollout(paths[0]) else read_batch(paths[0])
-    trained = [each for each in responses if "variant" in each.values]
-    if not trained or not any("reference" in each.values for each in trained):
+    trained = [each for each in responses if "variant" in each]
+    if not any("reference" in each for each in trained):
         side = "rollout_log_probs" if trained else "log_probs"
         raise DumpError(f"no sample has `{side}`; expected the train data of slime or miles, which has both sides.")
-    lists = "".join(f", {name} DOUBLE[]" for name in _LISTS) + "".join(
-        f", {name} {kind}" for name, kind in _FACTS.items()
-    )
-    database.execute(f"CREATE TEMP TABLE saved (prompt BIGINT, token_ids DOUBLE[], mask BOOLEAN[]{lists})")
-    database.insert("saved", _arrow(trained))
-    _create(database, "file_0", "saved", {name: name for name in ("token_ids", "mask", *_LISTS, *_FACTS)})
+    layout = _plain(*SIDES)
+    fields = ", ".join(f"{name} {kind}" for name, kind in layout.types.items())
+    database.execute(f"CREATE TEMP TABLE saved ({fields})")
+    database.insert("saved", pa.table({name: [each.get(name) for each in trained] for name in layout.types}))
+    _create(database, "file_0", "saved", layout.columns)
     database.execute("DROP TABLE saved")
-    _check(database, "file_0", clean(paths[0].name), _plain(*SIDES))
+    _check(database, "file_0", clean(paths[0].name), layout)
     return "file_0"
-
-
-def _arrow(responses: Sequence[SavedResponse]) -> pa.Table:
-    columns: dict[str, pa.Array] = {
-        "prompt": pa.array(range(len(responses))),
-        "token_ids": pa.array([each.token_ids for each in responses], pa.list_(pa.float64())),
-        "mask": pa.array([each.mask for each in responses], pa.list_(pa.bool_())),
-        "name": pa.array([str(each.sample) for each in responses], pa.string()),
-        "step": pa.array([each.step for each in responses], pa.int64()),
-    }
-    for name in _LISTS:
-        columns[name] = pa.array([each.values.get(name) for each in responses], pa.list_(pa.float64()))
-    for name, kind in _FACTS.items():
-        if name not in columns:
-            type_of = pa.float64() if kind == "DOUBLE" else pa.string()
-            columns[name] = pa.array([each.about.get(name) for each in responses], type_of)
-    return pa.table(columns)
 
 
 def _create(database: Database, table: str, source: str, columns: Mapping[str, str]) -> None:

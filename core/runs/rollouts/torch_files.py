@@ -8,7 +8,7 @@ import json
 import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +34,8 @@ _FILE = "a file of slime or miles"
 _MOST_RANKS = 4096
 
 
-@dataclass
-class SavedResponse:
-    """One response: its tokens and what the files hold per token. [tokens] each; None if no file has it"""
-
-    step: int
-    sample: int
-    token_ids: NDArray[np.int64]
-    mask: NDArray[np.bool_] | None = None
-    values: dict[str, NDArray[np.float64]] = field(default_factory=dict)
-    about: dict[str, Any] = field(default_factory=dict)  # environment, reward, stop reason, weight versions
+# A response as columns of documented names, what files hold per token as [tokens] each.
+Response = dict[str, Any]
 
 
 def is_rollout(path: Path) -> bool:
@@ -57,13 +49,13 @@ def is_rollout(path: Path) -> bool:
         return False
 
 
-def read_responses(paths: Sequence[Path]) -> list[SavedResponse]:
+def read_responses(paths: Sequence[Path]) -> list[Response]:
     """Read and join the files of one or several steps by step and sample.
 
     Raises:
         DumpError: a file holds more than tensors and plain values, a rank or a value is missing, or the files disagree.
     """
-    responses: dict[tuple[int, int], SavedResponse] = {}
+    responses = []
     parts: dict[tuple[int, int], list[tuple[Path, dict[str, Any]]]] = {}
     for path in paths:
         content = _load(path)
@@ -73,23 +65,18 @@ def read_responses(paths: Sequence[Path]) -> list[SavedResponse]:
             for sample in _samples(content):
                 key = int(content["rollout_id"]), sample["sample"]
                 parts.setdefault(key, []).append((path, sample))
-    for key, of_files in parts.items():
+    for key, of_files in sorted(parts.items(), key=itemgetter(0)):
         with foreign_errors(clean(of_files[0][0].name), _FILE):
-            responses[key] = _join(key, of_files)
-    return [responses[key] for key in sorted(responses)]
+            responses.append(_join(key, of_files))
+    return responses
 
 
 def _load(path: Path) -> dict[str, Any]:
     import torch
     from numpy._core.multiarray import _reconstruct, scalar
 
-    plain: list[Any] = [
-        _reconstruct,
-        scalar,
-        np.ndarray,
-        np.dtype,
-        *{type(np.dtype(kind)) for kind in "?bhilqBHILQefdSU"},
-    ]
+    kinds = {type(np.dtype(kind)) for kind in "?bhilqBHILQefdSU"}
+    plain: list[Any] = [_reconstruct, scalar, np.ndarray, np.dtype, *kinds]
     try:
         with torch.serialization.safe_globals(plain):
             content = torch.load(path, map_location="cpu", weights_only=True)
@@ -132,13 +119,12 @@ def _has_row(column: object, row: int) -> bool:
     return isinstance(column, list | tuple) and row < len(column)
 
 
-def _join(key: tuple[int, int], of_files: Sequence[tuple[Path, dict[str, Any]]]) -> SavedResponse:
+def _join(key: tuple[int, int], of_files: Sequence[tuple[Path, dict[str, Any]]]) -> Response:
     """Join what the files hold of one sample."""
     place = f"sample {key[1]} of rollout {key[0]}"
     texts: list[NDArray[np.int64]] = []
-    values: dict[str, NDArray[np.float64]] = {}
     mask: NDArray[np.bool_] | None = None
-    about: dict[str, Any] = {}
+    response: Response = {"sequence": str(key[1]), "step": key[0]}
     versions: list[str] = []
     for path, sample in of_files:
         tokens = np.asarray(_complete(sample.get("tokens", ())), np.int64)
@@ -163,21 +149,20 @@ def _join(key: tuple[int, int], of_files: Sequence[tuple[Path, dict[str, Any]]])
             "stop_reason": sample.get("status", None if is_cut is None else "truncated" if is_cut else "completed"),
             "environment": sample.get("source_names"),
             "weight_version": ",".join(versions) or None,
-            "sampling": about.get("sampling"),
         }
+        response |= {name: value for name, value in facts.items() if isinstance(value, int | float | str)}
         rank = re.search(r"_(\d{1,9})\.pt$", path.name)
-        if "cp_rank" in sample and rank and not about.get("sampling"):  # miles; of context-parallel ranks the first
-            facts["sampling"] = json.dumps({"rank": int(rank[1])})
-        about |= {name: value for name, value in facts.items() if isinstance(value, int | float | str)}
+        if "cp_rank" in sample and rank:  # miles; of context-parallel ranks the first
+            response.setdefault("sampling", json.dumps({"rank": int(rank[1])}))
     for name, column in _VALUES.items():
         slices = [(path, one, _numbers(one[column])) for path, one in of_files if one.get(column) is not None]
         if slices:
-            values[name] = _whole(place, column, slices, len(texts[0]))
+            response[name] = _whole(place, column, slices, len(texts[0]))
     if mask is not None and len(mask) != len(texts[0]):
         raise DumpError(f"{place}: a mask of {len(mask)} for {plural(len(texts[0]), 'token')}.")
-    if mask is not None and (of_tokens := _versions_by_turn(versions, mask)) is not None:
-        values["token_version"] = of_tokens
-    return SavedResponse(*key, texts[0], mask, values, about)
+    if mask is not None:
+        response["token_version"] = _versions_by_turn(versions, mask)
+    return {**response, "token_ids": texts[0], "mask": mask}
 
 
 def _versions_by_turn(versions: Sequence[str], mask: NDArray[np.bool_]) -> NDArray[np.float64] | None:

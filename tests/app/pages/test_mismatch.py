@@ -135,6 +135,7 @@ def test_the_distribution_is_that_of_the_tokens(planted, sequences):
     np.testing.assert_allclose([kl[each] for each in bins], expected, rtol=1e-9)
     assert sum(kl.values()) == pytest.approx(1)
     assert len(kl) > len(bins)  # 0 between them
+    assert np.abs(values_of(density[0]["y"])).max() == pytest.approx(np.quantile(np.abs(r), 0.999))
     shades = values_of(density[0]["z"])
     assert np.nansum(10**shades) == pytest.approx(len(r))
     at = np.round(np.exp(np.concatenate([row["rollout"] for row in sequences])) * 40) / 40

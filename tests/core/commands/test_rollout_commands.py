@@ -23,13 +23,8 @@ def r_of(*sequences: int) -> np.ndarray:
 R = r_of(0, 1)
 FIGURES = {
     "k3>": np.mean(np.exp(R) - 1 - R),
-    "mean_abs>": np.abs(R).mean(),
-    "max_abs>": np.abs(R).max(),
     "p99>": np.quantile(np.abs(R), 0.99),
     "ess<": np.exp(R).sum() ** 2 / (len(R) * (np.exp(R) ** 2).sum()),
-    "perplexity_rollout>": np.mean(
-        [np.exp(-EXPECTED[f"rollout{n}"].astype(float)[EXPECTED[f"mask{n}"] != 0].mean()) for n in (0, 1)]
-    ),
 }
 
 
@@ -46,7 +41,7 @@ def test_a_figure_passes_up_to_its_limit_and_fails_beyond(cli, tmp_path):
     assert values == pytest.approx(list(FIGURES.values()), rel=1e-9)
     assert gate["worst"]["max_abs"] == np.abs(R).max()
     (suite,) = ET.parse(tmp_path / "gate.xml").getroot()
-    assert (suite.attrib["tests"], suite.attrib["failures"]) == ("12", "6")
+    assert (suite.attrib["tests"], suite.attrib["failures"]) == ("6", "3")
 
 
 def test_a_framework_has_its_own_figures(cli):
@@ -98,9 +93,6 @@ def test_files_of_several_steps_are_one_run_with_figures_by_step(cli, steps, for
         assert row["tokens"] == len(r)
         expected = np.abs(r).mean(), np.mean(np.exp(r) - 1 - r), np.exp(r).mean(), np.abs(r).max()
         assert [row[name] for name in ("mean_abs", "k3", "ratio", "max_abs")] == pytest.approx(expected, rel=1e-6)
-    both = np.concatenate(of_steps)
-    figures = {row["name"]: row["value"] for row in mismatch["figures"]}
-    assert figures["mean_abs"] == pytest.approx(np.abs(both).mean(), rel=1e-6)
     printed = cli("compare", *paths).stdout
     assert "by step" in printed
 

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import (
-    DeepseekV32Config,
-    Gemma3TextConfig,
-    ModernBertDecoderConfig,
-    PreTrainedConfig,
-    RecurrentGemmaConfig,
-)
+from transformers import DeepseekV32Config, PreTrainedConfig, RecurrentGemmaConfig
 
 _SHAPE: dict[str, Any] = {
     "vocab_size": 384,
@@ -22,17 +16,6 @@ _SHAPE: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
-
-
-def gemma3() -> PreTrainedConfig:
-    """It calls its rotary embedding once for each layer type."""
-    types = ["sliding_attention", "full_attention", "sliding_attention"]
-    return Gemma3TextConfig(**_SHAPE, num_key_value_heads=2, head_dim=16, sliding_window=8, layer_types=types)
-
-
-def modernbert_decoder() -> PreTrainedConfig:
-    """It calls its rotary embedding once for each layer type."""
-    return ModernBertDecoderConfig(**_SHAPE, local_attention=8, pad_token_id=0, cls_token_id=0, sep_token_id=0)
 
 
 def recurrent_gemma() -> PreTrainedConfig:

@@ -14,7 +14,6 @@ from core.judging import judge as judging
 from core.judging.judge import Controls, Errors, Exact, NoiseFloor, NotAvailableError, OtherRows, Pair, Rerun
 from core.judging.places import NotFinite, structure_of
 from core.judging.shrink import shrink_evidence
-from core.judging.validity import sampler_evidence
 from core.judging.verdict import conclude
 from core.runs.file.evidence import (
     FAILED,
@@ -31,7 +30,6 @@ from core.runs.file.evidence import (
     Check,
     Evidence,
     OtherPromptsFigures,
-    SamplerFigures,
     Unmeasured,
     Verdict,
 )
@@ -114,15 +112,6 @@ def test_both_comparisons_have_to_pass() -> None:
     assert drawn.outcome == FAILED
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_fault_at_one_position_has_its_place_and_is_said(dtype: str) -> None:
-    verdict = judge(MadeControls(dtype, wide=at(164, 30)))
-    assert (verdict.name, verdict.first_place) == ("bug suspected", (1, 64))
-    assert "position 64 of prompt 1" in verdict.because
-    narrow = judge(MadeControls(narrow=at(164, 30)))
-    assert (narrow.name, narrow.first_place) == ("bug suspected", (1, 64))
-
-
 @pytest.mark.parametrize(("share", "is_named"), [(0.99, True), (0.5, False)])
 def test_a_fault_in_one_column_of_the_vocabulary_says_the_token(share: float, is_named: bool) -> None:
     class Column(MadeControls):
@@ -156,15 +145,6 @@ def test_modules_that_all_compute_in_fewer_bits_may_be_an_undeclared_precision(f
     assert verdict.is_bug_suspected
     assert ("undeclared lower precision" in verdict.because) is (first is None)
     assert first in (None, verdict.first_place)  # a fault on top of the noise
-
-
-def test_an_engine_of_16_bits_alone_is_likely_rounding_with_what_would_show() -> None:
-    verdict = judge(MadeControls(has_wide=False))
-    assert verdict.name == "likely rounding"
-    (drawn,) = rows(verdict, Check.DRAWN)
-    assert verdict.because == drawn.says
-    assert f"{drawn.figures.fault_seen_at_one_position:.2g}x" in verdict.because
-    assert judge(MadeControls(narrow=3.0, has_wide=False)).name == "bug suspected"
 
 
 @pytest.mark.parametrize(("has_wide", "sound"), [(True, "rounding"), (False, "likely rounding")])
@@ -238,18 +218,6 @@ def test_a_model_that_chooses_its_keys_is_at_worst_undecided(faults: dict[str, A
     assert judge(controls).is_bug_suspected  # no choice makes a NaN
 
 
-def test_a_side_that_does_not_repeat_its_bits() -> None:
-    controls = MadeControls("float32")
-    controls.moved, controls.rerun_squares = ("engine",), controls.wide[2]
-    verdict = judge(controls)
-    assert verdict.name == "nondeterministic"
-    assert rows(verdict, Check.AGAIN)[0].figures.beyond_noise_floor is False
-    controls.rerun_squares = controls.wide[2] * at(7, 1000) ** 2
-    verdict = judge(controls)
-    assert verdict.name == "bug suspected"
-    assert "position 7 of prompt 0" in verdict.because
-
-
 @pytest.mark.parametrize("has_experts", [True, False])
 def test_other_prompts_that_change_bits_are_a_leak_of_a_dense_model(has_experts: bool) -> None:
     controls = MadeControls()
@@ -304,23 +272,6 @@ def row(group, outcome, says="so it is."):
 )
 def test_the_first_check_that_fails_decides(evidence, is_identical, name):
     assert conclude(evidence, is_bit_identical=is_identical).name == name
-
-
-@pytest.mark.parametrize(
-    ("tokens", "argmaxes", "wrong"),
-    [
-        ([5, 6, 7], [{5}, {6}, {7}], []),
-        ([5, 9, 8], [{5}, {6}, {7}], [1, 2]),
-        ([5, 6], [{5, 9}, (6, 7)], []),  # ties: any of them may be taken
-        ([5, 8], [{5, 9}, (6, 7)], [1]),
-        ([], [], []),
-    ],
-)
-def test_a_token_that_is_not_the_argmax_of_its_own_logits_is_the_samplers_fault(tokens, argmaxes, wrong):
-    sampled = sampler_evidence(list(enumerate(tokens)), dict(enumerate(argmaxes)), "variant", [len(tokens)])
-    assert (sampled.group, sampled.outcome) == (SAMPLER, FAILED if wrong else PASSED)
-    first = wrong[0] if wrong else None
-    assert sampled.figures == SamplerFigures(tokens=len(tokens), not_the_argmax=len(wrong), first=first)
 
 
 def test_a_test_can_ask_for_rounding_and_is_shown_the_evidence_otherwise():

@@ -32,20 +32,6 @@ def noise(bits, start=0):
     return np.where(np.arange(POSITIONS) < start, 1.0, drawn)
 
 
-def test_one_module_beyond_rounding_is_the_first_at_its_position():
-    found = figures({4: np.where(np.arange(POSITIONS) < 11, 1.5, 40)})
-    assert found.modules_beyond == (BLOCKS[3],)
-    assert (found.first_module, found.first) == (BLOCKS[3], (2, 11))
-    assert found.largest_ratio_of_others == pytest.approx(1.0)
-    assert found.kind is None
-
-
-def test_rounding_names_none():
-    found = figures({9: 3.0})
-    assert (found.modules_beyond, found.first_module, found.first) == ((), None, None)
-    assert found.largest_ratio_of_others == pytest.approx(3.0)
-
-
 def test_nan_is_beyond_rounding_and_has_no_figure():
     found = figures({1: np.nan})
     assert found.modules_beyond == (BLOCKS[0],)

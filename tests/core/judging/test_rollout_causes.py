@@ -22,6 +22,7 @@ def made():
 
 
 CASES = made()
+TOKENS = {name: tokens for name, _, tokens in CASES}
 
 
 @pytest.mark.parametrize(("expected", "tokens"), [each[1:] for each in CASES], ids=[each[0] for each in CASES])
@@ -30,29 +31,28 @@ def test_the_cause_is_named_and_nothing_on_a_clean_pair(expected, tokens):
     assert (causes[0].name if causes else "") == expected
 
 
-@pytest.mark.parametrize(
-    ("case", "name", "value"), [("temperature 0.8", "temperature", 0.8), ("top-p 0.9", "top_p", 0.9)]
-)
-def test_the_amount_is_about_the_planted_one(case, name, value):
-    (tokens,) = (each[2] for each in CASES if each[0] == case)
-    assert explain_tokens(tokens)[0].parameters[name] == pytest.approx(value, rel=0.1)
+def test_a_cause_of_one_step_alone_is_placed_there():
+    tokens = TOKENS["temperature 0.7 at the last step"]
+    (cause,) = explain_tokens(tokens)
+    last = tokens.groups["step"].max()
+    assert cause.says.startswith(f"At step {last}: 'rollout' is sampled at a temperature of about 0.")
+    assert cause.parameters["temperature"] == pytest.approx(0.7, rel=0.1)
 
 
 def test_other_ids_are_placed():
     """Planted in every fourth sequence, from token 8 + number % 5 on, one token later."""
-    (tokens,) = (each[2] for each in CASES if each[0] == "other ids in 1 of 4 sequences")
+    tokens = TOKENS["other ids in 1 of 4 sequences"]
     parameters = explain_tokens(tokens)[0].parameters
     assert parameters == {"sequences": 8, "sequence": 0, "token": 8, "tokens": 1}
 
 
 def test_the_turn_from_which_on_inputs_differ_is_named():
-    (tokens,) = (each[2] for each in CASES if each[0] == "other inputs from turn 3 of 4 on, 0.2")
+    tokens = TOKENS["other inputs from turn 3 of 4 on, 0.2"]
     assert explain_tokens(tokens)[0].parameters == {"part": "turn 2"}
 
 
-(IN_TURNS,) = (tokens for name, _, tokens in CASES if name == "turns, lags and steps of one quality")
+IN_TURNS = TOKENS["turns, lags and steps of one quality"]
 PLAIN = SampledTokens(IN_TURNS.sequence, IN_TURNS.position, IN_TURNS.rollout, IN_TURNS.trainer)
-HOT = {name: tokens for name, cause, tokens in CASES if cause == "temperature"}
 
 
 def with_side(side: str, change: Callable[[np.ndarray, np.random.Generator], np.ndarray | None], of=PLAIN):
@@ -124,7 +124,7 @@ def test_values_of_other_kinds_and_places_are_named(expected, side, change):
 @pytest.mark.parametrize("side", ["rollout", "trainer"])
 @pytest.mark.parametrize("factor", [0.6, 0.8, 1.2])
 def test_a_temperature_is_found_beside_outliers(factor, side):
-    hot = HOT[f"temperature {factor}"]
+    hot = TOKENS[f"temperature {factor}"]
     values = getattr(hot, side).copy()
     values[[70, 300, 900]] -= [30, 25, 12]
     (cause,) = explain_tokens(with_values(hot, **{side: values}))

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from core.judging.judge import DRAWN, OWN, WIDE, Pair
-from core.judging.places import NotFinite
+from core.judging.judge import DRAWN, OWN, WIDE
 from core.judging.statistic import FALSE_ALARM, FloorTest, floor_test, smallest_fault
 
 POSITIONS = 4096
@@ -73,19 +72,6 @@ def test_a_fault_at_the_only_position_that_differs_is_found():
     pair = np.where(np.arange(300) == 40, drawn[1:].mean(0), 0.0)
     assert floor_test(pair * 30**2, drawn[1:], WIDE).outliers.tolist() == [40]
     assert floor_test(pair * 2**2, drawn[1:], WIDE).is_passed
-
-
-@pytest.mark.parametrize("limits", [OWN, WIDE])
-def test_a_nan_on_one_side_fails_whatever_the_figures(limits):
-    drawn = rounding(np.random.default_rng(5), 5)
-    by_row = np.zeros(POSITIONS, np.int64)
-    by_row[[7, 9]] = 1, 2
-    broken = NotFinite(by_row, 3, " the", ("a", "b"), (1.25, float("nan")))
-    test = floor_test(Pair(drawn[0], broken).sizes, drawn[1:], limits)
-    assert not test.is_passed
-    assert (test.noise_ratio, test.is_finite, test.outliers.tolist()) == (None, False, [7, 9])
-    assert test.position.worst_place == 7
-    assert broken.place([5, POSITIONS]) == (1, 2)
 
 
 def test_a_pair_in_16_bits_is_compared_as_a_whole():

@@ -12,19 +12,7 @@ from core.judging.dump import judge_stored, judge_upload
 from core.judging.ingest import ingest
 from core.judging.uploaded_controls import measure_controls
 from core.runs.dumps.export import export_npz
-from core.runs.file.evidence import (
-    FAILED,
-    FLOAT32,
-    MISSING,
-    NEIGHBOURS,
-    NOTED,
-    PASSED,
-    RERUN,
-    STRUCTURE,
-    VALIDITY,
-    Check,
-    Verdict,
-)
+from core.runs.file.evidence import FAILED, FLOAT32, MISSING, NEIGHBOURS, NOTED, PASSED, RERUN, VALIDITY, Check, Verdict
 from core.runs.queries.verdicts import next_command
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
@@ -99,13 +87,6 @@ def row_of(verdict: Verdict, group: str) -> Any:
 def test_a_float32_pair_alone_decides(x: np.ndarray, verdict: str, judged: Judged) -> None:
     """The fault is within the rounding of bfloat16 in size."""
     assert judged(in_bfloat16(x, HEAD, 2), float32=pair_with(x)).name == verdict
-
-
-def test_a_fault_at_one_position_over_a_floor_has_its_place(judged: Judged) -> None:
-    one = with_fault(X, rows=[29], factor=1.5)
-    found = judged(in_bfloat16(one, HEAD, 2), float32=pair_with(one), floor=FLOOR)
-    assert found.name == "bug suspected"
-    assert row_of(found, STRUCTURE).figures.starts == (29,)
 
 
 @pytest.mark.parametrize(("is_fault", "verdict"), [(False, "rounding"), (True, "bug suspected")])

@@ -83,10 +83,3 @@ def test_an_interval_holds_the_mean_of_sequences_as_often_as_it_says():
     half = 1.96 * r.std() / 20
     assert low == pytest.approx(-r.mean() - half, abs=0.2 * half)
     assert high == pytest.approx(-r.mean() + half, abs=0.2 * half)
-
-
-def test_a_sequence_without_a_token_is_left_out():
-    tokens = TokenPairs(np.array([-1.0, -2.0]), np.array([-1.5, -2.0]))
-    sequences = Sequences.of(tokens, np.array([0, 2, 0]))
-    assert len(sequences) == 1
-    assert sequences.sums("r").tolist() == [-0.5]

@@ -17,7 +17,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from ....errors import CaptureError
-from ....judging.judge import DRAWN, WIDE, PrecisionVerdict, error_rows
+from ....judging.judge import DRAWN, WIDE, PrecisionVerdict
 from ....judging.places import place_in_words, structure_of
 from ....judging.statistic import BLOCKS, FloorTest, floor_test
 from ....runs.file import evidence
@@ -26,7 +26,7 @@ from ....text import multiple, three_digits
 from ...models.dtypes import WIDENING, converted, in_float32
 from ...models.model import LoadedModel, has_experts
 from ...models.torch_errors import foreign_errors_stop
-from ...paths.engines import PLAIN, RunnableSide, answering, divergence, divergence_of, side_of, whole_side
+from ...paths.engines import PLAIN, Prompts, RunnableSide, answering, divergence, divergence_of, side_of, whole_side
 from ..answer_precision import grid_of
 from ..drawn_roundings import RoundingDraws
 from ..rounding_floor import LOGIT_BYTES, as_many_as, rounding_floor
@@ -55,7 +55,7 @@ class Question:
     which are tried first; memoize: a side whose logits are computed once; draws: of the model in 16 bits, if there are.
     """
 
-    prompts: Sequence[Sequence[int]]
+    prompts: Prompts
     blocks: Sequence[int] = BLOCKS
     say: Callable[[str], None] = lambda _: None
     precisions: Sequence[Precision] = ()
@@ -327,11 +327,10 @@ class _Suspect:
         """
         question = self.question
         draws = question.draws or RoundingDraws(loaded, question.prompts)
-        exact = draws.measure([precision.walk], question.say)
-        rows = error_rows(exact, loaded.dtype, question.lengths, question.blocks, always_check_draws=False)
-        row, test = rows[0]
+        row, test = draws.compare(precision.walk, question.blocks, question.say, always_check_draws=False)
         is_sound = test.is_passed or row.outcome == NOTED  # another expert, by a near tie
-        return None if is_sound else test, exact.draws
+        squares = np.stack([draw.squares for draw in draws.draws])
+        return None if is_sound else test, squares
 
     def in_16_bits_too(self, loaded: LoadedModel, precision: Precision, wide: PrecisionVerdict) -> PrecisionVerdict:
         """Check what explains it in float32 in the model's own 16 bits: do its kernels have a fault of their own?"""

@@ -6,11 +6,10 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from benchmarks.verdicts.engines import hooked, prefill, replaced, walk
+from benchmarks.verdicts.engines import prefill, replaced, walk
 from benchmarks.verdicts.mutations import scaled_value
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.inference.models.dtypes import WIDENING, in_float64
@@ -62,21 +61,6 @@ def holding_float32(loaded: LoadedModel, forward: Callable[[Any, torch.Tensor], 
     return lambda _, ids: forward(held, ids)
 
 
-def table_by_recurrence(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Rotary tables in float32, each row from the one before by the addition theorem."""
-
-    def change(_: Any, tables: Any) -> Any:
-        cos, sin = (table[0, 1].numpy().astype(np.float32) for table in tables)
-        rows = [(np.ones_like(cos), np.zeros_like(sin))]
-        for _ in range(len(ids) - 1):
-            c, s = rows[-1]
-            rows.append((c * cos - s * sin, s * cos + c * sin))
-        return tuple(torch.from_numpy(np.stack(table))[None].to(tables[0].dtype) for table in zip(*rows, strict=True))
-
-    with hooked(model.model.rotary_emb, change):
-        return prefill(model, ids)
-
-
 @pytest.fixture(scope="module")
 def experts() -> LoadedModel:
     return tiny_model("mixtral")
@@ -92,11 +76,6 @@ def test_experts_of_an_engine_that_answers_in_float32_are_rounding_and_its_fault
     verdict = judged(experts, tiny_prompts(experts), "prefill", holding_float32(experts, scaled_value(1.01)))
     assert verdict.is_bug_suspected
     assert 100 < verdict.noise_ratio < 1e5
-
-
-def test_experts_whose_rotary_table_stays_in_float32_are_rounding(experts, judged) -> None:
-    verdict = judged(experts, tiny_prompts(experts), "prefill", table_by_recurrence)
-    assert verdict.name == "rounding"
 
 
 @pytest.mark.parametrize("is_fault", [True, pytest.param(False, marks=pytest.mark.thorough)])

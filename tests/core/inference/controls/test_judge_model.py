@@ -174,6 +174,7 @@ def test_an_engine_without_float32_is_compared_with_roundings_drawn_anew(narrow:
     assert row.outcome == MISSING
     assert "kernel takes bfloat16" in row.says
     assert {row.outcome for row in verdict.evidence if row.group == OWN_DTYPE} == {PASSED}
+    assert verdict.because == next(row.says for row in verdict.evidence if row.check is Check.DRAWN)
     verdict = judged(narrow, [PROMPT], "prefill", lambda *given: only_in_bfloat16(*given).roll(1, 0))
     assert (verdict.name, rows(verdict)[OWN_DTYPE].outcome) == ("bug suspected", FAILED)
 

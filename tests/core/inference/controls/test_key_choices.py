@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.verdicts.engines import prefill
 from benchmarks.verdicts.tiny_models import model_of, tiny_model, tiny_prompts
 from core.inference.controls.judge_model import judge
 from core.inference.controls.key_choices import chooses_keys
@@ -37,14 +36,3 @@ def test_the_cache_of_an_indexer_is_undecided_with_the_reason_and_no_module_is_n
     assert verdict.name == "undecided"
     assert "indexer" in verdict.because
     assert not any(row.group == "modules" for row in verdict.evidence)
-
-
-def test_a_fault_is_found_if_the_indexer_takes_every_key() -> None:
-    def engine(model, ids):
-        logits = prefill(model, ids).clone()
-        logits[11] *= 1.01
-        return logits
-
-    loaded = model_of(deepseek_v32(ALL))
-    verdict = judge(loaded, tiny_prompts(loaded), reference="prefill", variant=engine)
-    assert (verdict.name, verdict.first_place) == ("bug suspected", (0, 11))

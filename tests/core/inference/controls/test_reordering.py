@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -15,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from core.errors import CaptureError
 from core.inference.controls import reordering
 from core.inference.controls.reordering import order_of, reorder
-from core.inference.models.dtypes import converted
 from core.inference.models.model import LoadedModel
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.engines import whole_side
@@ -122,14 +120,12 @@ class Factors(TorchDispatchMode):
 @pytest.mark.parametrize(
     "view",
     [
-        lambda rows: rows[:, :, :5],  # of a wider tensor: its rows are further apart
-        lambda rows: rows[:, :, 3:8],  # and begin elsewhere
+        lambda rows: rows[:, :, 3:8],  # of a wider tensor: its rows are further apart, and begin elsewhere
         lambda rows: rows.mT[:, :, :5],  # torch expands the weight for it
         lambda rows: rows[:1, :, :5].expand(2, -1, -1),
         lambda rows: rows[:, :, :1].expand(-1, -1, 5),
-        lambda rows: rows[:, :, :5].contiguous(),
     ],
-    ids=["slice", "slice from 3 on", "transposed", "expanded rows", "expanded terms", "contiguous"],
+    ids=["slice", "transposed", "expanded rows", "expanded terms"],
 )
 def test_kernels_get_reordered_factors_in_the_layout_of_the_plain_ones(view, mode) -> None:
     """Kernels of some processors round by it, so this is checked on every one."""
@@ -232,7 +228,6 @@ EXPERTS = torch.tensor([0, 2, 1, 1, 0])
 ENDS = torch.tensor([2, 4, 5], dtype=torch.int32)
 WAYS: dict[str, tuple[tuple[int, ...], Callable[[Any, torch.Tensor], torch.Tensor]]] = {  # x is [5, IN]
     "linear": ((OUT, IN), F.linear),
-    "linear with bias": ((OUT, IN), lambda w, x: F.linear(x, w, w[:, 0])),
     "a slice of a weight": ((OUT, 2 * IN), lambda w, x: F.linear(x, w[:, ::2])),
     "a weight in another dtype": ((OUT, IN), lambda w, x: F.linear(x.half(), w.half())),
     "a scaled weight": ((OUT, IN), lambda w, x: x @ (w * 0.125).t()),
@@ -245,7 +240,6 @@ WAYS: dict[str, tuple[tuple[int, ...], Callable[[Any, torch.Tensor], torch.Tenso
     "mv": ((OUT, IN), lambda w, x: torch.mv(w, x[0])),
     "mm with out": ((IN, OUT), lambda w, x: torch.mm(x, w, out=torch.empty(5, OUT, dtype=x.dtype))),
     "einsum": ((OUT, IN), lambda w, x: torch.einsum("bi,oi->bo", x, w)),
-    "tensordot": ((IN, OUT), lambda w, x: torch.tensordot(x, w, dims=1)),
     "one row each": ((3, OUT, IN), lambda w, x: torch.bmm(w[EXPERTS], x.unsqueeze(-1))),
     "rows chosen by index_select": ((3, OUT, IN), lambda w, x: torch.bmm(w.index_select(0, EXPERTS), x.unsqueeze(-1))),
     "groups": ((3, IN, OUT), lambda w, x: F.grouped_mm(x, w, offs=ENDS)),
@@ -325,12 +319,3 @@ def test_an_operation_that_is_not_known_is_refused() -> None:
     layer = Layer((OUT, IN), lambda w, x: multiply(x, w))
     with pytest.raises(CaptureError, match="multiply"), torch.inference_mode(), reorder(layer, 0):
         layer(torch.randn(5, IN))
-
-
-def test_reordering_is_no_larger_than_rounding(llama: LoadedModel) -> None:
-    """In bfloat16, compared with float32."""
-    ids, exact = tokens(llama), forward(llama.model, tokens(llama)).double()
-    with converted(llama, "bfloat16") as narrow:
-        plain, other = forward(narrow.model, ids), forward(narrow.model, ids, seed=0)
-    rms = [float((side.double() - exact).square().mean().sqrt()) for side in (plain, other)]
-    assert rms[1] < math.sqrt(2) * rms[0]

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,16 +21,14 @@ LENGTHS = [20, 20, 20, 40, 29]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A run of five sequences, two steps and two environments; r is ten times as large in the second environment."""
+    """A run of five sequences; r is ten times as large in every other one."""
     folder, random = tmp_path_factory.mktemp("rollouts"), np.random.default_rng(1)
     rows = []
     for number, length in enumerate(LENGTHS):
         rollout = -random.gamma(0.7, 1.0, length)
         size = 0.2 if number % 2 else 0.02
         trainer = np.minimum(rollout + random.normal(0, size, length), -1e-9)
-        about = {"step": number // 3, "environment": "code" if number % 2 else "math", "sequence": f"s{number}"}
-        values = {"rollout": rollout.tolist(), "trainer": trainer.tolist()}
-        rows.append({"token_ids": list(range(length)), **values, "entropy": (-rollout).tolist(), **about})
+        rows.append({"token_ids": list(range(length)), "rollout": rollout.tolist(), "trainer": trainer.tolist()})
     pq.write_table(pa.Table.from_pylist(rows), folder / "a.parquet")
     store = Store(folder / "runs")
     with RunReader(store.path_of(ingest(store, [folder / "a.parquet"]))) as run:
@@ -42,13 +39,12 @@ def of_rows(rows, name: str) -> np.ndarray:
     return np.concatenate([row[name] for row in rows])
 
 
-def test_figures_and_percentiles_are_those_of_the_arrays(made, monkeypatch):
+def test_figures_and_counts_are_those_of_the_arrays(made, monkeypatch):
     run, rows = made
     r = of_rows(rows, "trainer") - of_rows(rows, "rollout")
     values = {row["name"]: row for row in mismatch.figures_of(run)}
     assert values["mean_abs"]["value"] == pytest.approx(np.abs(r).mean(), rel=1e-12)
     assert values["mean_abs"]["low"] <= values["mean_abs"]["value"] <= values["mean_abs"]["high"]
-    assert values["p99"]["value"] == pytest.approx(np.quantile(np.abs(r), 0.99), rel=1e-12)
     k3 = np.sort(np.expm1(r) - r)[::-1]
     counts = mismatch.summary(run, "tokens")
     assert counts == {
@@ -119,44 +115,10 @@ def test_an_unknown_framework_is_refused_with_those_known(made):
         mismatch.figures_of(made[0], "verlx")
 
 
-def test_steps_bars_and_the_histogram_cover_every_token(made):
+def test_shares_beyond_a_bar_are_those_of_the_arrays(made):
     run, rows = made
     r = of_rows(rows, "trainer") - of_rows(rows, "rollout")
-    steps = mismatch.by_step(run)
-    assert steps["tokens"].tolist() == [60, 69]
-    assert steps["mean_abs"].tolist() == pytest.approx([np.abs(r[:60]).mean(), np.abs(r[60:]).mean()], rel=1e-12)
-    histogram = mismatch.histogram(run)
-    assert histogram["tokens"].sum() == len(r)
-    assert histogram["kl"].sum() == pytest.approx((np.exp(r) - 1 - r).sum(), rel=1e-12)
     outside = (np.exp(r) < 0.5) | (np.exp(r) > 5)
-    cells = pd.DataFrame(mismatch.summary(run, "density"))
-    assert cells["tokens"].sum() == len(r)
-    assert cells["r"].abs().max() <= np.quantile(np.abs(r), 0.999) + 1e-12
-    bars = mismatch.bars(run).set_index("bar")
     k3 = np.expm1(r) - r
+    bars = mismatch.bars(run).set_index("bar")
     assert bars.iloc[1].tolist() == pytest.approx([outside.mean(), k3[outside].sum() / k3.sum()])
-
-
-def test_the_quantity_that_explains_most_is_the_one_that_was_made_to(made):
-    run, rows = made
-    shares = mismatch.summary(run, "explained")
-    assert next(iter(shares)) == "environment"
-    sizes = [np.abs(np.array(row["trainer"]) - row["rollout"]) for row in rows]
-    groups = [np.concatenate(sizes[1::2]), np.concatenate(sizes[::2])]
-    every = np.concatenate(groups)
-    between = sum(len(group) * (group.mean() - every.mean()) ** 2 for group in groups)
-    within = sum(len(group) * group.var() for group in groups)
-    share = (between - within / (len(every) - 2)) / (between + within)
-    assert shares["environment"] == pytest.approx(share, rel=1e-9)
-    assert "weight version" not in shares
-    assert mismatch.by_quantity(run, "environment")["mean_abs"].tolist() == pytest.approx(
-        [group.mean() for group in groups], rel=1e-12
-    )
-
-
-def test_the_heaviest_sequences_come_first(made):
-    run, rows = made
-    kl = [np.sum(np.expm1(r) - r) for r in (np.array(row["trainer"]) - row["rollout"] for row in rows)]
-    heaviest = mismatch.heaviest(run, 3)
-    assert heaviest["prompt"].tolist() == np.argsort(kl)[::-1][:3].tolist()
-    assert heaviest["kl_share"].tolist() == pytest.approx(sorted(np.array(kl) / sum(kl), reverse=True)[:3], rel=1e-9)

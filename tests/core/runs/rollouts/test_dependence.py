@@ -21,7 +21,21 @@ FACTS = {  # of sequence n
     "lag": ("weight_version", lambda n: str(STEP - n % 3)),
     "weight version": ("weight_version", lambda n: f"{6 + n % 3},{7 + n % 3}"),  # the oldest counts
     "environment": ("environment", lambda n: ("math", "code", "chat")[n % 3]),
+    "rank": ("sampling", lambda n: json.dumps({"rank": n % 4})),
     "stop reason": ("stop_reason", lambda n: ("completed", "truncated")[n % 2]),
+}
+
+LARGE_IN = {
+    "lag": "7",
+    "weight version": "7,8",
+    "environment": "code",
+    "rank": '{"rank": 2}',
+    "stop reason": "truncated",
+}
+NUMBERS = {
+    "lag": lambda key: STEP - int(key),
+    "weight version": lambda key: int(key.split(",")[0]),
+    "rank": lambda key: json.loads(key)["rank"],
 }
 
 
@@ -56,13 +70,11 @@ def planted(quantity: str) -> tuple[list[dict[str, object]], np.ndarray]:
         return rows, versions[:, TURNS >= 0].ravel()
     column, of = FACTS[quantity]
     keys = np.array([of(number) for number in range(SEQUENCES)])
-    large = {"lag": "7", "weight version": "7,8", "environment": "code", "stop reason": "truncated"}[quantity]
+    large = LARGE_IN[quantity]
     middle = np.where(keys == "8", 0.02 * LARGE / 3, 0.02) if quantity == "lag" else 0.02
     sizes = np.where(keys == large, 0.02 * LARGE, middle)[:, None] * np.ones(LENGTH)
     steps = {} if quantity == "weight version" else {"step": lambda _: STEP}
-    groups = {"lag": lambda key: STEP - int(key), "weight version": lambda key: int(key.split(",")[0])}.get(
-        quantity, str
-    )
+    groups = NUMBERS.get(quantity, str)
     of_tokens = np.repeat([groups(key) for key in keys], (TURNS >= 0).sum())
     return rows_of(sizes, **{column: of}, **steps), of_tokens
 
@@ -73,6 +85,7 @@ CAUSES = {
     "lag": ("lag", "at a lag of 0 and"),
     "weight version": ("part of the sequences", "weight version 7"),
     "environment": ("part of the sequences", "environment 'code'"),
+    "rank": ("part of the sequences", "rank 2"),
     "stop reason": ("part of the sequences", "stop reason 'truncated'"),
 }
 
@@ -97,26 +110,6 @@ def test_a_planted_quantity_explains_most_and_explain_names_it(quantity, tmp_pat
     assert next(iter(shares)) == ("lag" if quantity == "token version" else name)
     assert (causes[0].name, CAUSES[quantity][1] in causes[0].says) == (CAUSES[quantity][0], True), causes
     assert causes[0].name == "part of the response" or not causes[0].is_fault
-
-
-def test_a_temperature_of_one_environment_is_named_there(tmp_path):
-    """Logits of 50 tokens: sampled at 0.7 in `code`, scored at 1 everywhere."""
-    random, rows = np.random.default_rng(3), []
-    for number in range(SEQUENCES):
-        environment = ("math", "code", "chat")[number % 3]
-        logits = 2.5 * random.standard_normal((LENGTH, 50))
-        hot = logits / (0.7 if environment == "code" else 1) + 0.01 * random.standard_normal(logits.shape)
-        sides = [each - np.log(np.exp(each).sum(1, keepdims=True)) for each in (hot, logits)]
-        drawn = [random.choice(50, p=np.exp(row) / np.exp(row).sum()) for row in sides[0]]
-        values = [side[np.arange(LENGTH), drawn].tolist() for side in sides]
-        entropy = -(np.exp(sides[1]) * sides[1]).sum(1)
-        about = {"sequence": f"s{number}", "environment": environment, "entropy": entropy.tolist()}
-        rows.append({"token_ids": drawn, "rollout": values[0], "trainer": values[1], **about})
-    rows = json.loads(json.dumps(rows, default=int))
-    with run_of(tmp_path, rows) as run:
-        (cause,) = explain_tokens(sample_tokens(run))
-    assert cause.says.startswith("At environment 'code': 'rollout' is sampled at a temperature of about 0.7")
-    assert cause.parameters["temperature"] == pytest.approx(0.7, rel=0.05)
 
 
 def test_groups_that_mean_nothing_explain_nothing_and_are_not_named(tmp_path):

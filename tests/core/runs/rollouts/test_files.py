@@ -185,23 +185,6 @@ def test_the_rank_is_that_of_the_file(files, ranks, tmp_path):
     assert [json.loads(each)["rank"] for each in sequences["sampling"]] == ranks
 
 
-def test_a_rank_that_differs_is_named(store, tmp_path):
-    """As many tokens on each of four ranks; the third has other weights."""
-    random = np.random.default_rng(1)
-    paths = []
-    for rank in range(4):
-        rollout = -random.gamma(0.7, 1.0, (8, 40))
-        trainer = np.minimum(rollout + random.normal(0, 0.3 if rank == 2 else 0.01, rollout.shape), -1e-6)
-        rows = [
-            {"token_ids": [0] * 40, "inference_logprobs": one.tolist(), "trainer_logprobs": other.tolist()}
-            | {"rank": rank, "step": 1, "export_sequence_idx": at}
-            for at, (one, other) in enumerate(zip(rollout, trainer, strict=True))
-        ]
-        paths.append(lines(tmp_path / f"rank_{rank}.jsonl", rows))
-    with RunReader(store.path_of(ingest(store, paths))) as run:
-        assert "rank 2" in run.pairs[0].because
-
-
 def test_a_response_of_no_tokens_is_left_out(tmp_path):
     def change(samples):
         of_tokens = {name: value[:0] for name, value in samples[0].items() if name != "tokens" and np.ndim(value)}
@@ -246,17 +229,8 @@ class Anything:
             "more elements than the file",
         ),
         (lambda d: [altered(d / "a.pt", lambda s: s[0].update(loss_masks="x"))], "expected a file of slime or miles"),
-        (lambda d: [altered(d / "a.pt", lambda s: s.append([1]))], "expected a file of slime or miles"),
         (lambda d: [lines(d / "a.jsonl", [row(mask=[1, 1])])], "row 1: `mask` and `token_ids` have other lengths"),
         (lambda d: [lines(d / "a.jsonl", [row(mask=[0, 0, 0])])], "every token is masked out"),
-        (lambda d: [lines(d / "a.jsonl", [row(trainer=[0.5, -1, -1])])], "`trainer` has a value above 0"),
-        (
-            lambda d: [
-                lines(d / "a.jsonl", [{"token_ids": [1, 2, 3], "logprobs": [-1, -1, -1]}]),
-                lines(d / "b.jsonl", [{"token_ids": [1, 9, 3], "logprobs": [-1, -1, -1]}]),
-            ],
-            "have other `token_ids` from token 1 on",
-        ),
         (lambda d: [lines(d / "a.jsonl", [{"token_ids": [1, 2], "logprobs": [-1, -1]}])], "expected two files"),
     ],
 )

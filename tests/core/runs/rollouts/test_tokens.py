@@ -213,7 +213,7 @@ def test_a_file_cut_in_half_is_a_sentence(form, rows, tmp_path):
     [
         (["a", "b"], {}, "share no `sequence`"),
         (["c", "c"], {}, "occurs twice"),
-        (["c", "d"], {"token_ids": [1, 3]}, "other `token_ids`"),
+        (["c", "d"], {"token_ids": [1, 3]}, "other `token_ids` from token 1 on"),
         (None, {}, "2 and 1 sequences"),
     ],
 )
