@@ -98,8 +98,8 @@ class Gate:
         try:
             passed = await self._answer(scope, receive, sending)
         except ConfigurationError as failure:  # of the file of tokens, whose path is for the log alone
-            _log.error("nobody can sign in by token: %s", failure)
-            sentence = "The server cannot read its list of tokens, so it lets nobody in by token. Its log says why."
+            _log.error("no sign-in by token: %s", failure)
+            sentence = "The server cannot read its list of tokens, so no token signs in. Its log says why."
             await _error_response(scope, sentence, 503)(scope, receive, sending)
             return
         if passed is not None:

@@ -133,8 +133,8 @@ class ListPair:
             flips = f" ({plural(self.flips, 'flip')})" if self.flips else ""
             size = f"{number(float(self.figures.max_abs.max()))} nats"
             row = int((self.figures.neq > 0).argmax())
-            first = f", the first at {self._place(row)}" if row else ""
-            return f"{self.differing:,} {of}{flips} differ by up to {size}{first}"
+            place = f", the first at {self._place(row)}" if row else ""
+            return f"{self.differing:,} {of}{flips} differ by up to {size}{place}"
         if not self.differs_in_tokens.any():
             if not self.common_values:
                 return f"no token has a value on both sides at any of {plural(len(self.positions), 'position')}"
