@@ -232,8 +232,10 @@ def test_free_bytes_hold_while_parallel_and_chunked_uploads_arrive(
     monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", str(margin))
     monkeypatch.setattr("core.runs.store.store.os.statvfs", statvfs)
     body = bytes(size)
+    for name in "abc":  # each begins before another one fills the disk
+        assert send(client, body, 0, 1023, "?keep=1", name).status_code < 300
     with ThreadPoolExecutor(3) as pool:
-        parallel = list(pool.map(lambda name: send(client, body, 0, size - 1, "?keep=1", name), "abc"))
+        parallel = list(pool.map(lambda name: send(client, body, 1024, size - 1, "?keep=1", name), "abc"))
     kept = sum(path.stat().st_size for path in spooled(store))
     assert kept <= free - margin
     assert sorted(answer.status_code for answer in parallel)[-1] == 507
