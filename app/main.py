@@ -1,4 +1,7 @@
-"""The dashboard: `streamlit run app/main.py`. Navigation, the selection in the sidebar, and the HTTP routes."""
+"""The dashboard: `streamlit run app/main.py`.
+
+Navigation, the selection in the sidebar, and the HTTP routes.
+"""
 
 import sys
 from pathlib import Path
@@ -42,7 +45,8 @@ def draw() -> None:
         part = MOVED[name]
         tab = {} if part in pages else {"tab": part}
         st.switch_page(pages[PAGE_OF[part].name], query_params=st.query_params.to_dict() | tab)
-    if name == "overview":  # the run that was opened is shown here; until then a rerun does not lose it
+    # the run that was opened is shown here; until then a rerun does not lose it
+    if name == "overview":
         st.session_state.pop("opened", None)
     widgets.forget_clicks(name)
     st.sidebar.markdown("**ULPscope** :small[rounding, or a bug?]")
@@ -68,7 +72,8 @@ def draw() -> None:
         st.warning(widgets.escape(sentence))
     try:
         page.run()
-    except UlpscopeError as error:  # a damaged block, or a run deleted between the sidebar and the page
+    # a damaged block, or a run deleted between the sidebar and the page
+    except UlpscopeError as error:
         st.error(widgets.escape(str(error)))
 
 

@@ -17,22 +17,31 @@ _NEW = tuple(Page(title.lower(), title, "store") for title in ("Upload", "Captur
 NEW_RUN = Page("new_run", "New run", "store", tabs=_NEW)
 PAGES = (RUNS, NEW_RUN, OVERVIEW, FLIPS, NEAR_TIES, HEATMAP, INTERNALS, COMPARE, MACHINE)
 FIRST = RUNS.name  # the page at the root
-PARTS = {part.name: part for page in PAGES for part in page.tabs or (page,)}  # what has settings: tabs, other pages
+# what has settings: tabs, other pages
+PARTS = {part.name: part for page in PAGES for part in page.tabs or (page,)}
 PAGE_OF = {part.name: page for page in PAGES for part in (page, *page.tabs)}
 MOVED = {  # addresses of earlier pages, and the tab or page that each is now
     **{name: name for name in ("upload", "capture", "probe", "layers", "kv_cache", "kernels")},
     **{"repeats": "classes", "matrix": "sweeps", "ops": MACHINE.name},
 }
-SETTING_NAMES = frozenset(["tab", *(setting.name for part in PARTS.values() for setting in part.settings)])
+SETTING_NAMES = frozenset(
+    ["tab", *(setting.name for part in PARTS.values() for setting in part.settings)],
+)
 
 
 def absent(run: RunReader, pair: int) -> dict[str, str]:
     """Word for each page and tab of which a pair has nothing: `none`, or what was not done."""
-    parts = {part.name: part.absent(run, run.pairs[pair]) for part in PARTS.values() if part.absent is not None}
+    parts = {
+        part.name: part.absent(run, run.pairs[pair])
+        for part in PARTS.values()
+        if part.absent is not None
+    }
     return {name: word for name, word in parts.items() if word}
 
 
 def lines(run: RunReader, pair: int) -> list[tuple[Page, str]]:
     """Return what pages and tabs say of a pair on its overview."""
-    parts = [(part, part.line(run, run.pairs[pair])) for part in PARTS.values() if part.line is not None]
+    parts = [
+        (part, part.line(run, run.pairs[pair])) for part in PARTS.values() if part.line is not None
+    ]
     return [(part, line) for part, line in parts if line is not None]

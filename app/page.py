@@ -1,4 +1,5 @@
-"""A page or tab as it declares itself in the `__init__` of its room, and a control of it that is part of its link.
+"""A page or tab as it declares itself in the `__init__` of its room, and a control of it that is
+part of its link.
 
 Every declaration is read at the start, so it imports nothing that draws or computes.
 """
@@ -21,7 +22,9 @@ _WHOLE = re.compile(r"-?[0-9]{1,15}", re.ASCII)
 
 
 def whole(text: str) -> int | None:
-    """Return the whole number in a link; None for anything else, also `1e3`, `1_000`, ` 7` and non-ASCII digits."""
+    """Return the whole number in a link; None for anything else, also `1e3`, `1_000`, ` 7` and
+    non-ASCII digits.
+    """
     return int(text) if _WHOLE.fullmatch(text) else None
 
 
@@ -32,9 +35,11 @@ def words(values: Iterable[str]) -> dict[str, str | bool]:
 
 @dataclass(frozen=True)
 class PageSetting:
-    """One control. At its default it is not in the address; its widget is drawn with `key` and without a default.
+    """One control. At its default it is not in the address; its widget is drawn with `key` and
+    without a default.
 
-    options: words in the address and their values; span: lowest and highest whole number; with neither it is free text.
+    options: words in the address and their values; span: lowest and highest whole number; with
+    neither it is free text.
     """
 
     name: str
@@ -53,7 +58,9 @@ class PageSetting:
         return printable(text, "")[:_LONGEST_SETTING]
 
     def word(self, value: object) -> str | None:
-        """Word for a value in the address; None for the default, and for what is no value of this control."""
+        """Word for a value in the address; None for the default, and for what is no value of this
+        control.
+        """
         if value == self.default:
             return None
         if self.options:
@@ -63,15 +70,19 @@ class PageSetting:
     @property
     def allowed_values(self) -> str:
         """Values that a link may have, in words."""
-        return f"{self.span[0]} to {self.span[1]}" if self.span is not None else ", ".join(self.options)
+        return (
+            f"{self.span[0]} to {self.span[1]}"
+            if self.span is not None
+            else ", ".join(self.options)
+        )
 
 
 @dataclass(frozen=True)
 class Page:
     """A page, or a tab of one. name: in its address, of a page also its script's.
 
-    absent: the word next to its name if a pair has nothing of it, else ''; a tab is not shown then. line: its line on
-    the overview of a pair.
+    absent: the word next to its name if a pair has nothing of it, else ''; a tab is not shown then.
+    line: its line on the overview of a pair.
     """
 
     name: str
@@ -85,7 +96,12 @@ class Page:
     @property
     def tab(self) -> PageSetting:
         """The setting that says which tab is open, by its title; '' is the first that is shown."""
-        return PageSetting("tab", f"{self.name}_tab", "", {tab.name: tab.title for tab in self.tabs})
+        return PageSetting(
+            "tab",
+            f"{self.name}_tab",
+            "",
+            {tab.name: tab.title for tab in self.tabs},
+        )
 
     def settings_with(self, tab: object) -> tuple[PageSetting, ...]:
         """Return the settings of the page and of its open tab. tab: its title."""

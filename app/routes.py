@@ -1,4 +1,6 @@
-"""HTTP routes in the process of the pages: the API, downloads by their short addresses, tiles, uploads."""
+"""HTTP routes in the process of the pages: the API, downloads by their short addresses, tiles,
+uploads.
+"""
 
 from __future__ import annotations
 
@@ -18,4 +20,10 @@ async def _to_root(request: Request) -> Response:
     return RedirectResponse(f"./?{request.url.query}" if request.url.query else "./")
 
 
-ROUTES = [Route(f"/{FIRST}", _to_root), *runs.ROUTES, *uploads.ROUTES, *plots.ROUTES, *heatmap.ROUTES]
+ROUTES = [
+    Route(f"/{FIRST}", _to_root),
+    *runs.ROUTES,
+    *uploads.ROUTES,
+    *plots.ROUTES,
+    *heatmap.ROUTES,
+]

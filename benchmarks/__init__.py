@@ -1,3 +1,3 @@
-"""Measured ratios against what a user would do instead. `python -m benchmarks` runs all, `python -m benchmarks kernel`
-one.
+"""Measured ratios against what a user would do instead. `python -m benchmarks` runs all, `python -m
+benchmarks kernel` one.
 """

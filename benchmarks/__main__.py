@@ -39,8 +39,8 @@ def main(names: list[str]) -> int:
         print(f"{name} ...", file=sys.stderr, flush=True)
         lines += module_of(name).run()
     print(
-        f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f} at the end (other work lowers every"
-        " figure)"
+        f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f} at the end (other"
+        " work lowers every figure)",
     )
     print(table(lines))
     return 0

@@ -1,4 +1,6 @@
-"""A capture of a pair, stored and analysed, over the two bare forwards that it cannot do without."""
+"""A capture of a pair, stored and analysed, over the two bare forwards that it cannot do
+without.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,12 @@ def run() -> list[Line]:
         return [Line("capture of a pair", "<= 1.1x", "not run", "sample_runs/model is not built")]
     loaded = load_model(str(folder), dtype="bfloat16")
     length = min(TOKENS, loaded.context or TOKENS)
-    ids = torch.randint(1, loaded.token_limit, (length,), generator=torch.Generator().manual_seed(0)).tolist()
+    ids = torch.randint(
+        1,
+        loaded.token_limit,
+        (length,),
+        generator=torch.Generator().manual_seed(0),
+    ).tolist()
     lines = []
     with scratch() as name:
         store = Store(name)
@@ -58,6 +65,6 @@ def run() -> list[Line]:
                     f"{seconds['capture'] / seconds['bare']:.2f}x",
                     f"{seconds['capture']:.2f} s over {seconds['bare']:.2f} s of bare forwards, "
                     f"{loaded.dtype}, vocabulary {loaded.vocab_size}; medians of 7",
-                )
+                ),
             )
     return lines

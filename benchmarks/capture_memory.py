@@ -1,5 +1,5 @@
-"""Peak memory of capturing a prompt of 4096 tokens over a vocabulary of 128256, over the same process with the model
-loaded.
+"""Peak memory of capturing a prompt of 4096 tokens over a vocabulary of 128256, over the same
+process with the model loaded.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def run() -> list[Line]:
                 f"memory, capture of {name}",
                 "<= 2000 MB",
                 f"{(peak - idle) / 1024:.0f} MB",
-                f"peak {peak / 1024:.0f} MB over {idle / 1024:.0f} MB with the model loaded; one side in float32 is "
-                f"{SIDE_FLOAT32 / 1e6:.0f} MB",
-            )
+                f"peak {peak / 1024:.0f} MB over {idle / 1024:.0f} MB with the model loaded; one"
+                f" side in float32 is {SIDE_FLOAT32 / 1e6:.0f} MB",
+            ),
         )
     return lines

@@ -1,13 +1,14 @@
-"""Fresh against cached and batch 1 against N at the shapes of an 8B model, with random weights: what differs, and what
-it costs.
+"""Fresh against cached and batch 1 against N at the shapes of an 8B model, with random weights:
+what differs, and what it costs.
 
     python -m benchmarks.gpu --everything                          # on a GPU: its tests and all pairs
     python -m benchmarks.gpu                                       # 8B shapes on the CUDA device
     python -m benchmarks.gpu --shape tiny --device cpu --tokens 64 # the same code on a processor, in seconds
     python -m benchmarks.gpu --store runs --keep                   # leave the runs in a store
 
-Nothing is downloaded. Per pair: differing logits, largest difference, flips, bit-identical classes, and the wall time
-of the capture (stored and analysed) over that of the two bare forwards. Exit code 1: a test failed.
+Nothing is downloaded. Per pair: differing logits, largest difference, flips, bit-identical classes,
+and the wall time of the capture (stored and analysed) over that of the two bare forwards. Exit code
+1: a test failed.
 """
 
 from __future__ import annotations
@@ -63,7 +64,11 @@ def bare_seconds(loaded: LoadedModel, paths: Sequence[str], ids: Sequence[int]) 
 
 
 def measure(
-    loaded: LoadedModel, reference: str, variants: Sequence[str], ids: Sequence[int], store: Store
+    loaded: LoadedModel,
+    reference: str,
+    variants: Sequence[str],
+    ids: Sequence[int],
+    store: Store,
 ) -> list[dict[str, Any]]:
     """One run of these sides, and its figures: one object per pair."""
     paths = (reference, *variants)
@@ -99,15 +104,26 @@ def measure(
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--shape", choices=list(SHAPES), default="8b")
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1, or cpu for a small shape")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--tokens", type=int, default=512)
-    parser.add_argument("--store", type=Path, help="where the runs are written; default: a temporary directory")
+    parser.add_argument(
+        "--store",
+        type=Path,
+        help="where the runs are written; default: a temporary directory",
+    )
     parser.add_argument("--keep", action="store_true", help="leave the runs there")
     parser.add_argument("--json", action="store_true", help="one JSON object per pair")
-    parser.add_argument("--everything", action="store_true", help="the tests marked gpu, and all pairs as a table")
+    parser.add_argument(
+        "--everything",
+        action="store_true",
+        help="the tests marked gpu, and all pairs as a table",
+    )
     options = parser.parse_args(arguments)
     failed = False
     try:
@@ -120,8 +136,8 @@ def main(arguments: list[str]) -> int:
             ids = random_prompt(loaded, options.tokens)
             if not options.json:
                 print(
-                    f"{loaded.name}, {loaded.dtype}, {loaded.device_name}, torch {torch.__version__}, {options.tokens}"
-                    " tokens"
+                    f"{loaded.name}, {loaded.dtype}, {loaded.device_name}, torch"
+                    f" {torch.__version__}, {options.tokens} tokens",
                 )
             lines = []
             for reference, variants in PAIRS:
@@ -150,8 +166,8 @@ def _capture(
     if not options.json:
         print("  classes " + "  ".join("{" + ", ".join(group) + "}" for group in first["classes"]))
         print(
-            f"  capture {first['capture_seconds']:.2f} s over {first['bare_seconds']:.2f} s of bare forwards:"
-            f" {first['overhead']:.2f}x"
+            f"  capture {first['capture_seconds']:.2f} s over {first['bare_seconds']:.2f} s of bare"
+            f" forwards: {first['overhead']:.2f}x",
         )
     if not options.keep:
         store.delete(first["run_id"])
@@ -160,19 +176,32 @@ def _capture(
 
 def _tests_pass() -> bool:
     """The tests marked `gpu`, in a process of their own, their figures shown."""
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "tests/core/inference"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-m",
+        "gpu",
+        "-p",
+        "no:cacheprovider",
+        "tests/core/inference",
+    ]
     return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
 
 
 def _table(lines: Sequence[dict[str, Any]]) -> list[str]:
     """Markdown, one row per pair."""
     rows = [
-        f"| `{line['reference']}` | `{line['variant']}` | {line['neq_share']:.2%} | {line['max_abs']:.3g} |"
-        f" {line['max_ulps']:,} | {line['flips']} | {line['overhead']:.2f}x |"
+        f"| `{line['reference']}` | `{line['variant']}` | {line['neq_share']:.2%} |"
+        f" {line['max_abs']:.3g} | {line['max_ulps']:,} | {line['flips']} |"
+        f" {line['overhead']:.2f}x |"
         for line in lines
     ]
     return [
-        "| reference | variant | differing logits | largest difference | in ULPs | flips | capture over forwards |",
+        (
+            "| reference | variant | differing logits | largest difference | in ULPs | flips |"
+            " capture over forwards |"
+        ),
         "|---" * 7 + "|",
         *rows,
     ]
@@ -181,8 +210,9 @@ def _table(lines: Sequence[dict[str, Any]]) -> list[str]:
 def _format_line(line: dict[str, Any]) -> str:
     total = line["positions"] * line["vocab"]
     return (
-        f"{line['reference']} : {line['variant']:<18} neq {line['neq']:>12,} of {total:,} ({line['neq_share']:.2%})  "
-        f"max_abs {line['max_abs']:.6g}  max ULPs {line['max_ulps']:,}  flips {line['flips']}"
+        f"{line['reference']} : {line['variant']:<18} neq {line['neq']:>12,} of {total:,}"
+        f" ({line['neq_share']:.2%})  max_abs {line['max_abs']:.6g}  max ULPs {line['max_ulps']:,} "
+        f" flips {line['flips']}"
     )
 
 

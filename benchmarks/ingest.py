@@ -1,5 +1,5 @@
-"""A dump on disk becomes a stored, analysed run; against writing the same bytes to the same disk and waiting for them
-(fsync).
+"""A dump on disk becomes a stored, analysed run; against writing the same bytes to the same disk
+and waiting for them (fsync).
 """
 
 from __future__ import annotations
@@ -40,7 +40,11 @@ def run() -> list[Line]:
     with scratch() as folder:
         narrow, wide = folder / "narrow.npz", folder / "wide.npz"
         np.savez(narrow, reference=a, variant=b, compute_dtype="bfloat16")
-        np.savez(wide, reference=widen(a, BFLOAT16).view(np.float32), variant=widen(b, BFLOAT16).view(np.float32))
+        np.savez(
+            wide,
+            reference=widen(a, BFLOAT16).view(np.float32),
+            variant=widen(b, BFLOAT16).view(np.float32),
+        )
         del a, b
         take_in(narrow, folder / "store")  # compiles the kernel where it is not cached
         seconds = interleaved(
@@ -53,13 +57,18 @@ def run() -> list[Line]:
             ROUNDS,
         )
         for path, what in ((narrow, "bfloat16 bits"), (wide, "the same as float32")):
-            size, ours, raw = path.stat().st_size / 1e6, seconds[path.stem], seconds[f"raw {path.stem}"]
+            size, ours, raw = (
+                path.stat().st_size / 1e6,
+                seconds[path.stem],
+                seconds[f"raw {path.stem}"],
+            )
             lines.append(
                 Line(
                     f"ingest, {size:.0f} MB npz of {what}",
                     ">= 0.7",
                     f"{raw / ours:.2f}",
-                    f"{size / ours:.0f} MB/s of dump, raw write + fsync {size / raw:.0f} MB/s; medians of {ROUNDS}",
-                )
+                    f"{size / ours:.0f} MB/s of dump, raw write + fsync {size / raw:.0f} MB/s;"
+                    f" medians of {ROUNDS}",
+                ),
             )
     return lines

@@ -1,4 +1,6 @@
-"""Judging four variants of a capture over judging one, in one session, and each by itself as it was before sessions."""
+"""Judging four variants of a capture over judging one, in one session, and each by itself as it was
+before sessions.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,27 @@ ROUNDS = 3
 
 
 def run() -> list[Line]:
-    """Seconds and ratios for two prompts of 32 tokens on the shipped model in bfloat16, with all controls."""
+    """Seconds and ratios for two prompts of 32 tokens on the shipped model in bfloat16, with all
+    controls.
+    """
     loaded = load_model("sample_runs/model", dtype="bfloat16", device="cpu")
-    ids = torch.randint(2, loaded.vocab_size, (2, TOKENS), generator=torch.Generator().manual_seed(0)).tolist()
+    ids = torch.randint(
+        2,
+        loaded.vocab_size,
+        (2, TOKENS),
+        generator=torch.Generator().manual_seed(0),
+    ).tolist()
 
     def judge_all(variants: tuple[str, ...], *, is_one_session: bool) -> None:
         session = JudgingSession(loaded, ids)
         for variant in variants:
-            judge(loaded, ids, reference="prefill", variant=variant, session=session if is_one_session else None)
+            judge(
+                loaded,
+                ids,
+                reference="prefill",
+                variant=variant,
+                session=session if is_one_session else None,
+            )
 
     seconds = interleaved(
         {
@@ -37,6 +52,7 @@ def run() -> list[Line]:
             "judging four variants over judging one",
             "",
             f"{four / one:.2f} ({alone / one:.2f} each by itself)",
-            f"{one:.1f} s for one, {four:.1f} s in one session, {alone:.1f} s each by itself; medians of {ROUNDS}",
-        )
+            f"{one:.1f} s for one, {four:.1f} s in one session, {alone:.1f} s each by itself;"
+            f" medians of {ROUNDS}",
+        ),
     ]

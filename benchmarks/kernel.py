@@ -1,5 +1,5 @@
-"""All metrics of the contract over a pair: ULPscope's kernel, a numpy notebook, torch in chunks. All three must
-agree.
+"""All metrics of the contract over a pair: ULPscope's kernel, a numpy notebook, torch in chunks.
+All three must agree.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Figures:
 
 
 def notebook(a: NDArray, b: NDArray, fmt: FloatFormat) -> Figures:
-    """As a competent user writes it in numpy: whole arrays, upcast once, wide ordinals, partition for the top 20,
-    float64 KL.
+    """As a competent user writes it in numpy: whole arrays, upcast once, wide ordinals, partition
+    for the top 20, float64 KL.
     """
     x, y = a.view(fmt.values).astype(np.float32), b.view(fmt.values).astype(np.float32)
 
@@ -75,7 +75,10 @@ def notebook(a: NDArray, b: NDArray, fmt: FloatFormat) -> Figures:
     x_log, x_total = log_softmax(x)
     y_log, y_total = log_softmax(y)
     ids = top(x), top(y)
-    gaps = [np.take_along_axis(o, i[:, :2], 1) for o, i in zip((x_ordinals, y_ordinals), ids, strict=True)]
+    gaps = [
+        np.take_along_axis(o, i[:, :2], 1)
+        for o, i in zip((x_ordinals, y_ordinals), ids, strict=True)
+    ]
     return Figures(
         (~is_same).sum(axis=1),
         max_abs,
@@ -93,10 +96,20 @@ def notebook(a: NDArray, b: NDArray, fmt: FloatFormat) -> Figures:
 _TORCH = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-def chunked_torch(a: NDArray, b: NDArray, fmt: FloatFormat, threads: int = 1, rows: int = 1) -> Figures:
-    """The same in torch, a few rows at a time: 32-bit ordinals where they fit, topk, float64 only for the sums."""
+def chunked_torch(
+    a: NDArray,
+    b: NDArray,
+    fmt: FloatFormat,
+    threads: int = 1,
+    rows: int = 1,
+) -> Figures:
+    """The same in torch, a few rows at a time: 32-bit ordinals where they fit, topk, float64 only
+    for the sums.
+    """
     torch.set_num_threads(threads)
-    signed, dtype = (torch.int16, _TORCH[fmt.name]) if fmt.bits == 16 else (torch.int32, torch.float32)
+    signed, dtype = (
+        (torch.int16, _TORCH[fmt.name]) if fmt.bits == 16 else (torch.int32, torch.float32)
+    )
     whole = [torch.from_numpy(side.view(f"i{fmt.itemsize}")) for side in (a, b)]
     wide = torch.int32 if fmt.bits == 16 else torch.int64
     parts: list[tuple] = []
@@ -136,17 +149,29 @@ def chunked_torch(a: NDArray, b: NDArray, fmt: FloatFormat, threads: int = 1, ro
                 totals[0],
                 totals[1],
                 kl,
-            )
+            ),
         )
     c = [torch.cat(column).numpy() for column in zip(*parts, strict=True)]
-    return Figures(c[0], c[1], c[2], c[3], c[4], (c[5], c[6]), (c[7], c[8]), (c[9], c[10]), c[11], histogram.numpy())
+    return Figures(
+        c[0],
+        c[1],
+        c[2],
+        c[3],
+        c[4],
+        (c[5], c[6]),
+        (c[7], c[8]),
+        (c[9], c[10]),
+        c[11],
+        histogram.numpy(),
+    )
 
 
 def _ordered_top(values: torch.Tensor) -> torch.Tensor:
     """Ids of the 20 largest, the lowest id first if values are equal. [rows, 20]"""
     top = values.topk(TOP_K, dim=1)
     ids = top.indices.sort(dim=1).values
-    is_tied = (values >= top.values[:, -1:]).sum(dim=1) > TOP_K  # topk picks among equal values as it likes
+    # topk picks among equal values as it likes
+    is_tied = (values >= top.values[:, -1:]).sum(dim=1) > TOP_K
     if is_tied.any():
         order = values[is_tied].sort(dim=1, descending=True, stable=True).indices
         ids[is_tied] = order[:, :TOP_K].sort(dim=1).values
@@ -173,8 +198,8 @@ def _as_figures(f: RowFigures) -> Figures:
 
 
 def check_agreement(a: NDArray, b: NDArray, fmt: FloatFormat) -> None:
-    """All contenders find the same. Of the top 20 the first only: which of several equal tokens comes 20th is our rule
-    alone.
+    """All contenders find the same. Of the top 20 the first only: which of several equal tokens
+    comes 20th is our rule alone.
     """
     mine = ours(a, b, fmt)
     for other in (notebook(a, b, fmt), chunked_torch(a, b, fmt)):
@@ -188,7 +213,11 @@ def check_agreement(a: NDArray, b: NDArray, fmt: FloatFormat) -> None:
             np.testing.assert_allclose(mine.logsumexp[side], other.logsumexp[side], rtol=1e-9)
 
 
-def _measure(fmt: FloatFormat, rows: int, rounds: dict[str, int]) -> tuple[dict[str, float], tuple[int, int], int]:
+def _measure(
+    fmt: FloatFormat,
+    rows: int,
+    rounds: dict[str, int],
+) -> tuple[dict[str, float], tuple[int, int], int]:
     """Median seconds of each, torch's best (threads, rows a chunk), bytes of the pair."""
     a, b = pair(fmt, rows)
     check_agreement(a[:8], b[:8], fmt)  # also compiles the kernel
@@ -231,8 +260,8 @@ def run() -> list[Line]:
                 "  over chunked torch",
                 "10x" if is_target else "",
                 f"{seconds['torch'] / seconds['ours']:.1f}x",
-                f"torch {rates['torch']:.0f} MB/s, median of {rounds['torch']}; its best: {best[0]} threads, {best[1]}"
-                " rows a chunk",
+                f"torch {rates['torch']:.0f} MB/s, median of {rounds['torch']}; its best: {best[0]}"
+                f" threads, {best[1]} rows a chunk",
             ),
         ]
     return lines

@@ -1,5 +1,5 @@
-"""Pairs to measure with: logits of about the spread a language model has, the variant off by about what rounding
-does.
+"""Pairs to measure with: logits of about the spread a language model has, the variant off by about
+what rounding does.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ VOCAB = 128256  # Llama 3
 
 
 def pair(fmt: FloatFormat, rows: int = POSITIONS, vocab: int = VOCAB) -> tuple[NDArray, NDArray]:
-    """Bits of two sides [rows, vocab]: standard deviation 3, a difference of 0.03 (float32: 3e-6) before both are
-    rounded.
+    """Bits of two sides [rows, vocab]: standard deviation 3, a difference of 0.03 (float32: 3e-6)
+    before both are rounded.
     """
     rng = np.random.default_rng(0)
     sides = np.empty((2, rows, vocab), fmt.carrier)

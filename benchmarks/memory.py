@@ -1,5 +1,5 @@
-"""Peak memory of ingesting a 4 GB dump, over the same process idle. In a process of its own, because a peak never
-falls.
+"""Peak memory of ingesting a 4 GB dump, over the same process idle. In a process of its own,
+because a peak never falls.
 """
 
 from __future__ import annotations
@@ -42,18 +42,21 @@ print(idle, status("VmHWM"), time.perf_counter() - began)
 
 
 def write_dump(path: Path, rows: int, vocab: int) -> None:
-    """An npz of two sides of finite random bfloat16 bits, written without holding more than a few rows."""
+    """An npz of two sides of finite random bfloat16 bits, written without holding more than a few
+    rows.
+    """
     rng = np.random.default_rng(0)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for side in ("reference", "variant"):
             with archive.open(f"{side}.npy", "w", force_zip64=True) as member:
                 npy_format.write_array_header_2_0(
-                    member, {"descr": "<u2", "fortran_order": False, "shape": (rows, vocab)}
+                    member,
+                    {"descr": "<u2", "fortran_order": False, "shape": (rows, vocab)},
                 )
                 for _ in range(0, rows, 64):
                     bits = rng.integers(0, 1 << 16, 64 * vocab, dtype=np.uint16)
                     member.write(
-                        (bits & np.uint16(0xBFFF)).tobytes()
+                        (bits & np.uint16(0xBFFF)).tobytes(),
                     )  # one exponent bit off: finite, below 2 in magnitude
         with archive.open("compute_dtype.npy", "w") as member:
             npy_format.write_array(member, np.array("bfloat16"))
@@ -68,13 +71,16 @@ def run() -> list[Line]:
                 "<= 600 MB",
                 "not run",
                 f"needs {NEEDED / 1e9:.1f} GB of disk, {free / 1e9:.1f} are free",
-            )
+            ),
         ]
     with scratch() as name:
         dump = name / "dump.npz"
         write_dump(dump, ROWS, VOCAB)
         done = subprocess.run(
-            [sys.executable, "-c", _CHILD, dump, name / "store"], capture_output=True, text=True, check=True
+            [sys.executable, "-c", _CHILD, dump, name / "store"],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         idle, peak, seconds = (float(word) for word in done.stdout.split())
         size = dump.stat().st_size
@@ -83,7 +89,7 @@ def run() -> list[Line]:
             f"memory, {size / 1e9:.1f} GB dump",
             "<= 600 MB",
             f"{(peak - idle) / 1024:.0f} MB",
-            f"peak {peak / 1024:.0f} MB over {idle / 1024:.0f} MB idle (VmHWM, one run); {size / seconds / 1e6:.0f}"
-            " MB/s",
-        )
+            f"peak {peak / 1024:.0f} MB over {idle / 1024:.0f} MB idle (VmHWM, one run);"
+            f" {size / seconds / 1e6:.0f} MB/s",
+        ),
     ]

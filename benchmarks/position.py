@@ -43,7 +43,10 @@ def run() -> list[Line]:
             with RunReader(path) as reader:
                 opening.append(time.perf_counter() - began)
                 first.append(seconds(reader, position))
-    method = f"bfloat16, vocabulary {VOCAB}, random positions of {POSITIONS}, file in the page cache; median of"
+    method = (
+        f"bfloat16, vocabulary {VOCAB}, random positions of {POSITIONS}, file in the page cache;"
+        " median of"
+    )
     return [
         Line("one position, both sides", "<= 5 ms", f"{warm * 1e3:.1f} ms", f"{method} {DRAWS}"),
         Line(

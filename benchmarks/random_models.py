@@ -1,6 +1,8 @@
-"""Models of real shapes with random weights: nothing is downloaded, and kernels take the shapes that engines meet.
+"""Models of real shapes with random weights: nothing is downloaded, and kernels take the shapes
+that engines meet.
 
-Random weights say nothing about how often a real checkpoint flips; they do have the sizes of its matrix products.
+Random weights say nothing about how often a real checkpoint flips; they do have the sizes of its
+matrix products.
 """
 
 from __future__ import annotations
@@ -31,11 +33,21 @@ SHAPES: dict[str, dict[str, int]] = {
 }
 
 
-def random_model(shape: str, *, dtype: str = "bfloat16", device: str | None = None, context: int = 8192) -> LoadedModel:
+def random_model(
+    shape: str,
+    *,
+    dtype: str = "bfloat16",
+    device: str | None = None,
+    context: int = 8192,
+) -> LoadedModel:
     """A Llama of that shape, its weights drawn on the device from seed 0."""
     target = usable_device(device)
     config = LlamaConfig(
-        **SHAPES[shape], max_position_embeddings=context, bos_token_id=0, eos_token_id=0, pad_token_id=0
+        **SHAPES[shape],
+        max_position_embeddings=context,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=0,
     )
     torch.manual_seed(0)
     with quiet(), torch.device(target):

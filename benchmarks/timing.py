@@ -1,4 +1,6 @@
-"""How every benchmark here measures: the contenders take turns, each several times, and the median counts."""
+"""How every benchmark here measures: the contenders take turns, each several times, and the median
+counts.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,14 @@ class Line:
     method: str
 
 
-def interleaved(contenders: Mapping[str, Callable[[], object]], rounds: Mapping[str, int] | int) -> dict[str, float]:
-    """Median seconds of each contender. They take turns, so that a busy minute of the machine meets them all."""
+def interleaved(
+    contenders: Mapping[str, Callable[[], object]],
+    rounds: Mapping[str, int] | int,
+) -> dict[str, float]:
+    """Median seconds of each contender.
+
+    They take turns, so that a busy minute of the machine meets them all.
+    """
     counts = {name: rounds if isinstance(rounds, int) else rounds[name] for name in contenders}
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(max(counts.values())):
@@ -33,8 +41,12 @@ def interleaved(contenders: Mapping[str, Callable[[], object]], rounds: Mapping[
 
 def table(lines: list[Line]) -> str:
     """The lines under each other, columns aligned."""
-    rows = [("what", "target", "reached", "how"), *((x.what, x.target, x.reached, x.method) for x in lines)]
+    rows = [
+        ("what", "target", "reached", "how"),
+        *((x.what, x.target, x.reached, x.method) for x in lines),
+    ]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     return "\n".join(
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in rows
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]])
+        for row in rows
     )

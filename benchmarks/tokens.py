@@ -1,5 +1,6 @@
-"""Ten million chosen tokens in 100,000 sequences, as JSON lines and as Parquet: ingested, then their Overview and the
-gallery opened. Each in a process of its own, because a peak never falls. TOKENS=1000000 is a tenth of it.
+"""Ten million chosen tokens in 100,000 sequences, as JSON lines and as Parquet: ingested, then
+their Overview and the gallery opened. Each in a process of its own, because a peak never falls.
+TOKENS=1000000 is a tenth of it.
 """
 
 from __future__ import annotations
@@ -55,11 +56,25 @@ def write_files(jsonl: Path, parquet: Path, sequences: int) -> None:
         for _ in range(sequences // AT_ONCE):
             size = AT_ONCE * LENGTH
             reference = -rng.exponential(1.0, size).astype(np.float32)
-            noisy = np.where(rng.random(size) < 0.5, reference, reference * (1 + rng.normal(0, 0.004, size)))
-            values = [rng.integers(0, 150_000, size, dtype=np.int32), reference, noisy.astype(np.float32), -reference]
-            columns = dict(zip(("token_ids", "reference", "variant", "entropy"), values, strict=True))
+            noisy = np.where(
+                rng.random(size) < 0.5,
+                reference,
+                reference * (1 + rng.normal(0, 0.004, size)),
+            )
+            values = [
+                rng.integers(0, 150_000, size, dtype=np.int32),
+                reference,
+                noisy.astype(np.float32),
+                -reference,
+            ]
+            columns = dict(
+                zip(("token_ids", "reference", "variant", "entropy"), values, strict=True),
+            )
             table = pa.table(
-                {name: pa.ListArray.from_arrays(offsets, pa.array(each)) for name, each in columns.items()}
+                {
+                    name: pa.ListArray.from_arrays(offsets, pa.array(each))
+                    for name, each in columns.items()
+                },
             )
             file.writelines(json.dumps(row) + "\n" for row in table.to_pylist())
             writer = writer or pq.ParquetWriter(parquet, table.schema)
@@ -70,7 +85,13 @@ def write_files(jsonl: Path, parquet: Path, sequences: int) -> None:
 
 def _child(code: str, *arguments: Path, **environment: str) -> list[float]:
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | environment)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | environment,
+    )
     return [float(word) for word in done.stdout.split()]
 
 
@@ -84,11 +105,30 @@ def run() -> list[Line]:
             store = folder / f"store{path.suffix}"
             seconds, peak = _child(_INGEST, path, store)
             size = sum(each.stat().st_size for each in store.glob("*.duckdb")) / 1e6
-            what, method = f"{tokens:,} chosen tokens of both sides, {form}", f"{path.stat().st_size / 1e6:.0f} MB file"
-            lines.append(Line(what, "<= 120 s", f"{seconds:.0f} s", f"{method}, run file {size:.0f} MB; one run"))
-            lines.append(Line("memory of that", "<= 1000 MB", f"{peak:.0f} MB", "VmHWM of the process"))
+            what, method = (
+                f"{tokens:,} chosen tokens of both sides, {form}",
+                f"{path.stat().st_size / 1e6:.0f} MB file",
+            )
+            lines.append(
+                Line(
+                    what,
+                    "<= 120 s",
+                    f"{seconds:.0f} s",
+                    f"{method}, run file {size:.0f} MB; one run",
+                ),
+            )
+            lines.append(
+                Line("memory of that", "<= 1000 MB", f"{peak:.0f} MB", "VmHWM of the process"),
+            )
         overview, gallery, peak = _child(_PAGES, ULPSCOPE_STORE=str(store))
         first = "the script of a server that has imported its pages, the run not yet open"
         lines.append(Line("Overview of that run", "<= 1 s", f"{overview:.2f} s", first))
-        lines.append(Line("gallery with that run", "<= 1 s", f"{gallery:.2f} s", f"peak of the server {peak:.0f} MB"))
+        lines.append(
+            Line(
+                "gallery with that run",
+                "<= 1 s",
+                f"{gallery:.2f} s",
+                f"peak of the server {peak:.0f} MB",
+            ),
+        )
     return lines

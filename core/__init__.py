@@ -1,4 +1,5 @@
-"""ULPscope's core: numerics, run files, captures and the command line. No user interface is imported here.
+"""ULPscope's core: numerics, run files, captures and the command line. No user interface is
+imported here.
 
 `open`, `compare`, `judge` and `log` are the functions of Python; their modules load on first use.
 """
@@ -20,7 +21,13 @@ if TYPE_CHECKING:
     from .trackers import log as log
 
 __version__ = "1.0.0"
-_PUBLIC = {"open": "notebook", "compare": "notebook", "Run": "notebook", "judge": "inference", "log": "trackers"}
+_PUBLIC = {
+    "open": "notebook",
+    "compare": "notebook",
+    "Run": "notebook",
+    "judge": "inference",
+    "log": "trackers",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -34,7 +41,8 @@ def __dir__() -> list[str]:
 
 
 class OneCopy(MetaPathFinder, Loader):
-    """Finder by which `alias.x` is the module `package.x`: two copies would be two classes of every error.
+    """Finder by which `alias.x` is the module `package.x`: two copies would be two classes of every
+    error.
 
     In a clone `ulpscope` is `core`. In the wheel's dashboard `core` is `ulpscope`.
     """

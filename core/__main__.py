@@ -2,8 +2,8 @@
 
 Exit codes: 0 within the gate, 1 the gate failed, 2 bad input or usage.
 
-Torch is imported only by commands that run a model, and only once they do, so every other command starts in a fraction
-of a second.
+Torch is imported only by commands that run a model, and only once they do, so every other command
+starts in a fraction of a second.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ try:
     from typer.exceptions import TyperException
 except ModuleNotFoundError as missing:
     sys.stderr.write(
-        f"error: the Python at {sys.executable} has no {missing.name}. In the clone, call ./ulpscope: "
-        "it runs in .venv and sets that up if there is none.\n"
+        f"error: the Python at {sys.executable} has no {missing.name}. In the clone, call"
+        " ./ulpscope: it runs in .venv and sets that up if there is none.\n",
     )
     sys.exit(2)
 
@@ -44,16 +44,36 @@ from .errors import UlpscopeError
 
 app = typer.Typer(
     name=COMMAND,
-    help="Is it rounding, or a bug? Capture and compare full-vocabulary logits of two execution paths of a model.",
-    epilog=f"A first look:  {COMMAND} list   then   {COMMAND} show RUN. A run id may be shortened to a unique prefix.",
+    help=(
+        "Is it rounding, or a bug? Capture and compare full-vocabulary logits of two execution"
+        " paths of a model."
+    ),
+    epilog=(
+        f"A first look:  {COMMAND} list   then   {COMMAND} show RUN. A run id may be shortened to a"
+        " unique prefix."
+    ),
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
 for each in (
-    *(comparing.compare, comparing.ingest, comparing.inspect, probing.probe, capturing.capture, capturing.judge),
-    *(verdicts.verdict, explaining.explain, generating.generate, generating.search, ops.ops, sweeping.sweep),
+    *(
+        comparing.compare,
+        comparing.ingest,
+        comparing.inspect,
+        probing.probe,
+        capturing.capture,
+        capturing.judge,
+    ),
+    *(
+        verdicts.verdict,
+        explaining.explain,
+        generating.generate,
+        generating.search,
+        ops.ops,
+        sweeping.sweep,
+    ),
     *(
         showing.show,
         stored.export,

@@ -11,10 +11,14 @@ import msgspec
 from .command_name import COMMAND, shell_command
 from .errors import UsageError
 
-# values of --declare: parts of a model, and their formats (core.inference.controls.precisions.catalogue)
+# values of --declare: parts of a model, and their formats
+# (core.inference.controls.precisions.catalogue)
 PARTS = ("kv", "weights", "products", "head", "logits", "activations")
 FORMATS = ("fp8_e4m3", "fp8_e5m2", "int8", "bf16", "fp16", "tf32", "q8_0", "q4_0", "nf4")
-DECLARE = f"PART=FORMAT, an intended lower precision. PART: {', '.join(PARTS)}. FORMAT: {', '.join(FORMATS)}."
+DECLARE = (
+    f"PART=FORMAT, an intended lower precision. PART: {', '.join(PARTS)}. FORMAT:"
+    f" {', '.join(FORMATS)}."
+)
 
 
 def part_and_format(text: str) -> tuple[str, str]:
@@ -22,7 +26,8 @@ def part_and_format(text: str) -> tuple[str, str]:
     part, _, name = text.partition("=")
     if part not in PARTS or name not in FORMATS:
         raise UsageError(
-            f"--declare {text}: expected PART=FORMAT. Parts are {', '.join(PARTS)}; formats are {', '.join(FORMATS)}."
+            f"--declare {text}: expected PART=FORMAT. Parts are {', '.join(PARTS)}; formats are"
+            f" {', '.join(FORMATS)}.",
         )
     return part, name
 
@@ -36,7 +41,12 @@ def param(
     is_argument: bool = False,
 ) -> Any:
     """Return a field with its help text. option: its command-line name, if different."""
-    about = {"help": help_text, "option": option, "is_always_typed": is_always_typed, "is_argument": is_argument}
+    about = {
+        "help": help_text,
+        "option": option,
+        "is_always_typed": is_always_typed,
+        "is_argument": is_argument,
+    }
     return field(metadata=about) if default is MISSING else field(default=default, metadata=about)
 
 
@@ -64,7 +74,9 @@ class Request:
                 options += [option] if value else negative
             else:
                 for one in value if isinstance(value, tuple) else (value,):
-                    options += [f"{option}={one}"] if str(one).startswith("-") else [option, str(one)]
+                    options += (
+                        [f"{option}={one}"] if str(one).startswith("-") else [option, str(one)]
+                    )
         return [*arguments, *options]
 
     def arguments(self) -> list[str]:
@@ -77,7 +89,11 @@ class Request:
 
     def to_json(self) -> str:
         values = asdict(self)
-        settings = {each.name: values[each.name] for each in fields(self) if values[each.name] != each.default}
+        settings = {
+            each.name: values[each.name]
+            for each in fields(self)
+            if values[each.name] != each.default
+        }
         return json.dumps(settings, ensure_ascii=False)
 
     @classmethod
@@ -93,42 +109,84 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureRequest(Request):
-    """One capture. `prompt_files`: a file is one prompt; `prompt_lists`: a file has many; tokens: 0 scores the prompts,
-    N continues each by up to N tokens; kv: None leaves it to the paths; device: None prefers CUDA.
+    """One capture. `prompt_files`: a file is one prompt; `prompt_lists`: a file has many; tokens: 0
+    scores the prompts, N continues each by up to N tokens; kv: None leaves it to the paths; device:
+    None prefers CUDA.
     """
 
-    model: str = param("Folder or hub id of a causal language model, a .gguf file, or smollm2.", is_always_typed=True)
+    model: str = param(
+        "Folder or hub id of a causal language model, a .gguf file, or smollm2.",
+        is_always_typed=True,
+    )
     prompts: tuple[str, ...] = param("A prompt; repeatable.", (), option="--prompt")
-    prompt_files: tuple[str, ...] = param("A text file that is one prompt.", (), option="--prompt-file")
+    prompt_files: tuple[str, ...] = param(
+        "A text file that is one prompt.",
+        (),
+        option="--prompt-file",
+    )
     prompt_lists: tuple[str, ...] = param(
-        "A file of prompts: .jsonl with 'prompt', 'text', 'token_ids' or 'messages' in each line, else one per line.",
+        "A file of prompts: .jsonl with 'prompt', 'text', 'token_ids' or 'messages' in each line,"
+        " else one per line.",
         (),
         option="--prompts",
     )
-    is_chat: bool = param("Format each prompt as a user message by the chat template.", False, option="--chat")
-    system: str | None = param("System message of every chat.", None)
-    reference: str = param("Execution path of the reference: prefill, decode, ...", "prefill", is_always_typed=True)
-    variants: tuple[str, ...] = param(
-        "Execution path to compare with the reference; repeatable. Default: decode.", (), option="--variant"
+    is_chat: bool = param(
+        "Format each prompt as a user message by the chat template.",
+        False,
+        option="--chat",
     )
-    sweeps: tuple[str, ...] = param("One variant per value: batch=1,2,4. Not the command sweep.", (), option="--sweep")
+    system: str | None = param("System message of every chat.", None)
+    reference: str = param(
+        "Execution path of the reference: prefill, decode, ...",
+        "prefill",
+        is_always_typed=True,
+    )
+    variants: tuple[str, ...] = param(
+        "Execution path to compare with the reference; repeatable. Default: decode.",
+        (),
+        option="--variant",
+    )
+    sweeps: tuple[str, ...] = param(
+        "One variant per value: batch=1,2,4. Not the command sweep.",
+        (),
+        option="--sweep",
+    )
     repeat: int = param("Run every path N times in sequence, as repeated requests.", 1)
     tokens: int = param("Continue each side greedily by up to N tokens.", 0)
-    kv: bool | None = param("Compare the KV caches. Default: if a path uses one.", None, option="--kv/--no-kv")
-    layers: bool = param("Compare every module's output: where the difference starts and how it grows.", False)
-    layer_floor: int = param("With --layers: reordered forwards that measure the noise floor; 0: none.", 2)
+    kv: bool | None = param(
+        "Compare the KV caches. Default: if a path uses one.",
+        None,
+        option="--kv/--no-kv",
+    )
+    layers: bool = param(
+        "Compare every module's output: where the difference starts and how it grows.",
+        False,
+    )
+    layer_floor: int = param(
+        "With --layers: reordered forwards that measure the noise floor; 0: none.",
+        2,
+    )
     layer_positions: tuple[int, ...] = param(
-        "With --layers: keep this position of each prompt if the disk has room for some only; repeatable.",
+        "With --layers: keep this position of each prompt if the disk has room for some only;"
+        " repeatable.",
         (),
         option="--layer-position",
     )
-    kernels: bool = param("Record which kernels each side launches, by module, on the first prompt.", False)
+    kernels: bool = param(
+        "Record which kernels each side launches, by module, on the first prompt.",
+        False,
+    )
     remedies: bool = param(
-        "Measure changes that may make the sides agree, and their throughput.", False, option="--mitigations"
+        "Measure changes that may make the sides agree, and their throughput.",
+        False,
+        option="--mitigations",
     )
     judge: bool = param("Run the checks of `judge` too; several times the work.", False)
     declares: tuple[str, ...] = param(DECLARE, (), option="--declare")
-    keep: Literal["all", "figures"] = param("all: store every logit. figures: only metrics and hashes.", "all")
+    keep: Literal["all", "figures"] = param(
+        "all: store every logit. figures: only metrics and hashes.",
+        "all",
+    )
     dtype: str = param("float32, float16 or bfloat16.", "bfloat16", is_always_typed=True)
     device: str | None = param("cpu, cuda, cuda:1. Default: CUDA if there is one.", None)
     revision: str | None = param("Revision on the hub.", None)
@@ -147,5 +205,8 @@ class CaptureRequest(Request):
     def typed(self) -> str:
         """Return the command as a person types it: `judge` for a capture with --judge."""
         if self.judge and not self.tokens:
-            return f"{COMMAND} {shell_command(['judge', *(part for part in self.words() if part != '--judge')])}"
+            return (
+                f"{COMMAND}"
+                f" {shell_command(['judge', *(part for part in self.words() if part != '--judge')])}"
+            )
         return super().typed()

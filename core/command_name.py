@@ -14,7 +14,9 @@ _IN_DOLLAR_QUOTES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t", "\r": "
 
 
 def shell_command(words: Iterable[str]) -> str:
-    """Return a command for a POSIX shell on one line, unseen characters as $'...'. UsageError for a NUL."""
+    """Return a command for a POSIX shell on one line, unseen characters as $'...'. UsageError for a
+    NUL.
+    """
     return " ".join(map(_shell_word, words))
 
 
@@ -24,7 +26,11 @@ def _shell_word(word: str) -> str:
     if "\0" in word:
         raise UsageError(f"'{clean(word, 60)}' holds a NUL, which no command can be given.")
     # Bytes, three octal digits each: one reading in every shell and locale, before any text.
-    return "$'" + "".join(_IN_DOLLAR_QUOTES.get(c) or (c if is_seen(c) else _octal(c)) for c in word) + "'"
+    return (
+        "$'"
+        + "".join(_IN_DOLLAR_QUOTES.get(c) or (c if is_seen(c) else _octal(c)) for c in word)
+        + "'"
+    )
 
 
 def _octal(character: str) -> str:

@@ -1,4 +1,6 @@
-"""Configuration of a server, `ulpscope.toml`: ULPSCOPE_LIMITS_FILE_BYTES overrides `[limits] file_bytes`, and so on."""
+"""Configuration of a server, `ulpscope.toml`: ULPSCOPE_LIMITS_FILE_BYTES overrides `[limits]
+file_bytes`, and so on.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Hosting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Address of the server, its proxy, and whether it may change anything."""
 
-    public_url: str = ""  # https://ulpscope.example.org: for links, and the cookie is then sent over https only
+    # https://ulpscope.example.org: for links, and the cookie is then sent over https only
+    public_url: str = ""
     proxy_secret: Secret = Secret()  # with which the proxy proves who it is
     read_only: bool = False  # members can only view and download
 
@@ -47,14 +50,15 @@ class Hosting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SignIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sign-in to the server. Without any the server stays on loopback. Members may do everything.
 
-    An entry of `members` is an address ("ada@example.org"), a domain ("@example.org") or "*", for names from a proxy's
-    header or from OIDC.
+    An entry of `members` is an address ("ada@example.org"), a domain ("@example.org") or "*", for
+    names from a proxy's header or from OIDC.
     """
 
     password: Secret = Secret()  # as `serve --hash-password` prints it, or in clear
     tokens: bool = False  # those of `serve --token`
     header: str = ""  # the header in which the proxy names the user, X-Forwarded-User
-    oidc_issuer: str = ""  # https://accounts.example.org: its .well-known/openid-configuration is read
+    # https://accounts.example.org: its .well-known/openid-configuration is read
+    oidc_issuer: str = ""
     oidc_client_id: str = ""
     oidc_client_secret: Secret = Secret()
     members: tuple[str, ...] = ()
@@ -67,7 +71,9 @@ class SignIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Engines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Locations of other engines: "NAME=PYTHON", "NAME=PYTHON,ADAPTER.py", or "NAME=FOLDER" of tensor dumps."""
+    """Locations of other engines: "NAME=PYTHON", "NAME=PYTHON,ADAPTER.py", or "NAME=FOLDER" of
+    tensor dumps.
+    """
 
     places: tuple[str, ...] = ()
 
@@ -100,26 +106,33 @@ def configuration(environment: Mapping[str, str] | None = None) -> Configuration
     except FileNotFoundError:
         if environment.get(VARIABLE):
             raise ConfigurationError(f"{path}: no such file, named by {VARIABLE}.") from None
-    except (OSError, ValueError, RecursionError) as error:  # no text, no TOML, a number of 5000 digits, 1000 brackets
+    # no text, no TOML, a number of 5000 digits, 1000 brackets
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path}: cannot be read as a configuration ({error}).") from None
     if unknown := values.keys() - SECTIONS:
-        raise ConfigurationError(f"{path}: '{min(unknown)}' is not a section; expected {', '.join(SECTIONS)}.")
+        raise ConfigurationError(
+            f"{path}: '{min(unknown)}' is not a section; expected {', '.join(SECTIONS)}.",
+        )
     sections: dict[str, Any] = {}
     for section, kind in SECTIONS.items():
         prefix, settings = variable_of(section, ""), values.get(section, {})
         overrides: dict[str, Any] = {
-            name.removeprefix(prefix).lower(): text for name, text in environment.items() if name.startswith(prefix)
+            name.removeprefix(prefix).lower(): text
+            for name, text in environment.items()
+            if name.startswith(prefix)
         }
         for each in structs.fields(kind):
             if each.name in overrides and each.type == tuple[str, ...]:
-                overrides[each.name] = [part.strip() for part in overrides[each.name].split(",") if part.strip()]
+                overrides[each.name] = [
+                    part.strip() for part in overrides[each.name].split(",") if part.strip()
+                ]
         try:
             merged = {**settings, **overrides} if isinstance(settings, dict) else settings
             sections[section] = msgspec.convert(merged, kind, strict=False, dec_hook=_value)
         except msgspec.ValidationError as error:
             hint = f"; {prefix}* override it" if overrides else ""
             raise ConfigurationError(
-                f"{path}: [{section}] {error}{hint}. docs/guides/hosting.md lists the settings."
+                f"{path}: [{section}] {error}{hint}. docs/guides/hosting.md lists the settings.",
             ) from None
     return Configuration(**sections, source=path if values or path.exists() else None)
 
@@ -158,6 +171,8 @@ def as_json(config: Configuration) -> dict[str, Any]:
     for section, kind in SECTIONS.items():
         values = structs.asdict(getattr(config, section))
         settings[section] = values | {
-            each.name: bool(values[each.name]) for each in structs.fields(kind) if each.type is Secret
+            each.name: bool(values[each.name])
+            for each in structs.fields(kind)
+            if each.type is Secret
         }
     return settings

@@ -1,4 +1,6 @@
-"""Files that several processes use at once: locked, written whole or not at all, and never put over another's."""
+"""Files that several processes use at once: locked, written whole or not at all, and never put over
+another's.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,22 @@ from pathlib import Path
 from typing import BinaryIO
 
 WRITING = (
-    ".writing-"  # what a name begins with until all is whole; a killed writer leaves folders, and files if need be
+    # what a name begins with until all is whole; a killed writer leaves folders, and files if need
+    # be
+    ".writing-"
 )
 
 _DESCRIPTORS = "/proc/self/fd"  # by which a file without a name gets one
 
 
 def lock(path: Path, *, wait: bool = True, mode: int = 0o600) -> int:
-    """Lock a file or directory until the descriptor is closed. BlockingIOError if another holds it and not `wait`."""
-    flags = os.O_DIRECTORY if path.is_dir() else os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
+    """Lock a file or directory until the descriptor is closed.
+
+    BlockingIOError if another holds it and not `wait`.
+    """
+    flags = (
+        os.O_DIRECTORY if path.is_dir() else os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
+    )
     while True:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         try:
@@ -48,7 +57,8 @@ def hold(path: Path) -> Iterator[None]:
 
 @contextmanager
 def writing(path: Path, *, is_new: bool = False, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """Yield a file that is called `path` once it is whole and on disk. is_new: FileExistsError instead of replacing.
+    """Yield a file that is called `path` once it is whole and on disk. is_new: FileExistsError
+    instead of replacing.
 
     Until then it has no name, if the file system can do that: a killed process leaves nothing.
     """
@@ -61,7 +71,12 @@ def writing(path: Path, *, is_new: bool = False, mode: int = 0o666) -> Iterator[
             os.fsync(descriptor)
             if os.fstat(descriptor).st_nlink == 0:
                 # Any descriptor makes Python call linkat, which alone follows the link in /proc.
-                os.link(f"{_DESCRIPTORS}/{descriptor}", temporary, src_dir_fd=descriptor, follow_symlinks=True)
+                os.link(
+                    f"{_DESCRIPTORS}/{descriptor}",
+                    temporary,
+                    src_dir_fd=descriptor,
+                    follow_symlinks=True,
+                )
         if is_new:
             place_new(temporary, path)
         else:
@@ -87,7 +102,9 @@ def write_atomic(path: Path, body: bytes, *, is_new: bool = False, mode: int = 0
 
 @contextmanager
 def making(path: Path) -> Iterator[Path]:
-    """Yield a temporary path; the file or folder is renamed to `path` once it is whole and on disk."""
+    """Yield a temporary path; the file or folder is renamed to `path` once it is whole and on
+    disk.
+    """
     temporary = path.with_name(f"{WRITING}{secrets.token_hex(8)}")
     try:
         yield temporary
@@ -113,7 +130,8 @@ def place_new(path: Path, target: Path) -> None:
         os.link(path, target, follow_symlinks=False)  # unlike a rename, a link refuses to replace
     except (FileExistsError, FileNotFoundError):
         raise
-    except OSError:  # a file system without hard links: take the name first, which fails if it is taken
+    # a file system without hard links: take the name first, which fails if it is taken
+    except OSError:
         target.touch(exist_ok=False)
         try:
             path.rename(target)

@@ -39,7 +39,10 @@ class ExtraError(UlpscopeError, ImportError):
 
 
 class LimitError(UlpscopeError):
-    """More than the server's limits allow. `status`: 413 for a file that is too large, 507 for no room."""
+    """More than the server's limits allow.
+
+    `status`: 413 for a file that is too large, 507 for no room.
+    """
 
     def __init__(self, sentence: str, status: int = 507) -> None:
         super().__init__(sentence)

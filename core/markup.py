@@ -10,18 +10,27 @@ from typing import Any
 from .text import clip, legible
 
 LONGEST = 4000  # characters of one text
-HEAT = {f"h{level}": f"background:rgba(213,94,0,{level * 0.0075:.4f})" for level in range(1, 101)}  # by class
+# by class
+HEAT = {f"h{level}": f"background:rgba(213,94,0,{level * 0.0075:.4f})" for level in range(1, 101)}
 _STYLES = {  # of classes, in colors that read on black and on white
     "box": "overflow-x:auto",
     "strip": "white-space:pre-wrap;font-family:monospace;line-height:1.9",
-    "scale": f"font-size:0;padding:.5rem 3rem;background:linear-gradient(to right,transparent,{HEAT['h100'][11:]})",
+    "scale": (
+        "font-size:0;padding:.5rem 3rem;background:linear-gradient(to"
+        f" right,transparent,{HEAT['h100'][11:]})"
+    ),
     "flip": "text-decoration:underline",
     "mismatch": "background:#C8000D;color:#FFFFFF",
     **HEAT,
 }
 _PLAIN: list[tuple[str, Any]] = [  # no charts, links and headings, which would be the notebook's
     (r"(?s)<figure>.*?</figure>", ""),
-    (r'class="([^"]*)"', lambda of: f'style="{";".join(_STYLES.get(name, "") for name in of[1].split()).strip(";")}"'),
+    (
+        r'class="([^"]*)"',
+        lambda of: (
+            f'style="{";".join(_STYLES.get(name, "") for name in of[1].split()).strip(";")}"'
+        ),
+    ),
     (r' (?:(?:id|href)="[^"]*"|style="")', ""),
     (r"<(/?)h2>", r"<\1b>"),
     (r"<h[134]>(.*?)</h[134]>", r"<p><b>\1</b></p>"),
@@ -39,7 +48,11 @@ class Markup(str):
 
 def escape(content: object) -> Markup:
     """Return HTML of a text, with invisible characters written as escapes."""
-    return content if isinstance(content, Markup) else Markup(html.escape(legible(clip(str(content), LONGEST))))
+    return (
+        content
+        if isinstance(content, Markup)
+        else Markup(html.escape(legible(clip(str(content), LONGEST))))
+    )
 
 
 def join(*parts: object, between: str = "") -> Markup:
@@ -48,8 +61,8 @@ def join(*parts: object, between: str = "") -> Markup:
 
 
 def element(tag: str, *content: object, **attributes: object) -> Markup:
-    """Return an element. attributes: by name, `class_` for `class`, `stroke_width` for `stroke-width`; left out if
-    None.
+    """Return an element. attributes: by name, `class_` for `class`, `stroke_width` for
+    `stroke-width`; left out if None.
     """
     marks = (
         f' {name.rstrip("_").replace("_", "-")}="{escape(value)}"'
@@ -72,22 +85,45 @@ def prose(sentence: str) -> Markup:
     return join(*parts)
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[object]], label: str, **options: object) -> Markup:
+def table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    label: str,
+    **options: object,
+) -> Markup:
     """Return a table in a box that scrolls sideways. A row may be HTML already."""
-    lines = [row if isinstance(row, Markup) else element("tr", *(element("td", cell) for cell in row)) for row in rows]
-    top = element("thead", element("tr", *(element("th", title, scope="col") for title in head))) if any(head) else ""
+    lines = [
+        row if isinstance(row, Markup) else element("tr", *(element("td", cell) for cell in row))
+        for row in rows
+    ]
+    top = (
+        element("thead", element("tr", *(element("th", title, scope="col") for title in head)))
+        if any(head)
+        else ""
+    )
     return scrolling(element("table", top, element("tbody", *lines)), label, **options)
 
 
 def facts(values: Mapping[str, object]) -> Markup:
     """Return names and values, without those that are ''."""
-    pairs = [join(element("dt", name), element("dd", value)) for name, value in values.items() if value != ""]
+    pairs = [
+        join(element("dt", name), element("dd", value))
+        for name, value in values.items()
+        if value != ""
+    ]
     return element("dl", *(element("div", pair) for pair in pairs))
 
 
 def scrolling(content: Markup, label: str, **options: object) -> Markup:
     """Return a box that scrolls, also by keyboard."""
-    return element("div", content, tabindex="0", role="group", aria_label=label, **{"class_": "box"} | options)
+    return element(
+        "div",
+        content,
+        tabindex="0",
+        role="group",
+        aria_label=label,
+        **{"class_": "box"} | options,
+    )
 
 
 def fold(title: object, *content: object, **options: object) -> Markup:
@@ -96,7 +132,10 @@ def fold(title: object, *content: object, **options: object) -> Markup:
 
 
 def inline(content: Markup) -> Markup:
-    """Return HTML for a page that is not ours, as a notebook's: tables and text that need no style sheet."""
+    """Return HTML for a page that is not ours, as a notebook's: tables and text that need no style
+    sheet.
+    """
     for pattern, replacement in _PLAIN:
         content = Markup(re.sub(pattern, replacement, content))
-    return element("div", content, class_="tex2jax_ignore mathjax_ignore")  # else Jupyter typesets texts between $
+    # else Jupyter typesets texts between $
+    return element("div", content, class_="tex2jax_ignore mathjax_ignore")

@@ -42,7 +42,10 @@ _OF_PAIR: dict[str, Callable[[RunReader, int], Any]] = {
     "positions": RunReader.positions,
     "flips": flips.flip_table,
     "checks": lambda run, pair: [row.to_json() for row in run.evidence(pair)],
-    "ulps": lambda run, pair: {"distance": (n := run.histogram(pair)).keys(), "elements": n.values()},
+    "ulps": lambda run, pair: {
+        "distance": (n := run.histogram(pair)).keys(),
+        "elements": n.values(),
+    },
     "modules": layers.modules,
     "kernels": kernels.side_by_side,
     "kv": lambda run, pair: caches.merge(run, pair, None, "layer", "kind", "head"),
@@ -51,15 +54,18 @@ _OF_PAIR: dict[str, Callable[[RunReader, int], Any]] = {
 
 
 class Run:
-    """A run that is open; a notebook shows verdict, checks, tokens and flips. reader: figures and logits by position,
-    and `query` for the tables of docs/reference/run_file.md.
+    """A run that is open; a notebook shows verdict, checks, tokens and flips. reader: figures and
+    logits by position, and `query` for the tables of docs/reference/run_file.md.
     """
 
     def __init__(self, reader: RunReader) -> None:
         self.reader = reader
 
     def __repr__(self) -> str:
-        pairs = [f"{pair.variant}: {answer.name}" for pair, answer in gravest_first(self.reader, self.reader.pairs)]
+        pairs = [
+            f"{pair.variant}: {answer.name}"
+            for pair, answer in gravest_first(self.reader, self.reader.pairs)
+        ]
         stored = [] if self.reader.run_id == UNSTORED else [self.reader.run_id]
         return legible(", ".join(stored + pairs))
 
@@ -78,8 +84,9 @@ class Run:
         return html_file(self.reader)
 
     def to_pandas(self, table: str = "positions") -> pd.DataFrame:
-        """Return a table: positions, flips, checks, ulps, modules, kernels, kv or mitigations of every `variant`; or
-        pairs, sides, rollouts (trainer vs. rollout) or continuations. No rows if the run has none.
+        """Return a table: positions, flips, checks, ulps, modules, kernels, kv or mitigations of
+        every `variant`; or pairs, sides, rollouts (trainer vs. rollout) or continuations. No rows
+        if the run has none.
         """
         import pandas as pd
 
@@ -87,13 +94,21 @@ class Run:
             return pd.DataFrame(_OF_RUN[table](self.reader))
         if table not in _OF_PAIR:
             raise UsageError(f"no table '{table}'; there are {', '.join([*_OF_PAIR, *_OF_RUN])}.")
-        of_pair = {pair.variant: pd.DataFrame(_OF_PAIR[table](self.reader, pair.index)) for pair in self.reader.pairs}
+        of_pair = {
+            pair.variant: pd.DataFrame(_OF_PAIR[table](self.reader, pair.index))
+            for pair in self.reader.pairs
+        }
         return pd.concat(of_pair, names=["variant"]).reset_index("variant").reset_index(drop=True)
 
-    def figure(self, name: str = "margins", variant: str | None = None, prompt: int | None = None) -> go.Figure:
-        """Return a figure: margins, positions, ulps, noise floor or modules; ratios, density or steps of trainer vs.
-        rollout. variant: the one with the gravest verdict if None; prompt: of `positions` and `noise floor`, the one
-        with the most telling position if None.
+    def figure(
+        self,
+        name: str = "margins",
+        variant: str | None = None,
+        prompt: int | None = None,
+    ) -> go.Figure:
+        """Return a figure: margins, positions, ulps, noise floor or modules; ratios, density or
+        steps of trainer vs. rollout. variant: the one with the gravest verdict if None; prompt: of
+        `positions` and `noise floor`, the one with the most telling position if None.
         """
         try:
             from .plots.of_run import figure_of
@@ -107,9 +122,13 @@ class Run:
             raise UsageError(f"no variant '{variant}'; there are {', '.join(pairs)}.")
         prompts = len(run.header.prompts)
         if prompt is not None and not 0 <= prompt < prompts:
-            raise UsageError(f"no prompt {prompt}; the run has {plural(prompts, 'prompt')}, counted from 0.")
+            raise UsageError(
+                f"no prompt {prompt}; the run has {plural(prompts, 'prompt')}, counted from 0.",
+            )
         if prompt is None:
-            prompt, _ = flips.telling_place((run.largest if run.header.is_long else run.positions)(pairs[variant]))
+            prompt, _ = flips.telling_place(
+                (run.largest if run.header.is_long else run.positions)(pairs[variant]),
+            )
         return figure_of(run, name, pairs[variant], prompt)
 
 
@@ -120,7 +139,8 @@ def open(
     reference: str | None = None,
     holds: str | None = None,
 ) -> Run:
-    """Open a stored run by its id or the beginning of one, a run file, or files that `ulpscope compare` reads.
+    """Open a stored run by its id or the beginning of one, a run file, or files that `ulpscope
+    compare` reads.
 
     Args:
         store: folder or URL of the runs; default: ULPSCOPE_STORE, then `runs/`.
@@ -133,7 +153,9 @@ def open(
     if len(paths) != 1 or paths[0].is_dir() or (paths[0].is_file() and not is_run_file(paths[0])):
         return Run(_reader_of(files_in(names), **taken_as))
     if any(taken_as.values()):
-        raise UsageError("compute_dtype, reference and holds are for files of logits; a stored run has its own.")
+        raise UsageError(
+            "compute_dtype, reference and holds are for files of logits; a stored run has its own.",
+        )
     if not paths[0].is_file():
         return Run(RunReader(open_store(store).path_of(str(names[0]))))
     check_schema(paths[0])
@@ -159,7 +181,10 @@ def compare(
         more: what else a dump holds (docs/guides/upload.md): `token_ids`, `tokens` (texts), `prompt_lengths`; under
             any other name a further variant.
     """
-    arrays = {name: _array(name, each) for name, each in {"reference": reference, "variant": variant, **more}.items()}
+    arrays = {
+        name: _array(name, each)
+        for name, each in {"reference": reference, "variant": variant, **more}.items()
+    }
     with tempfile.TemporaryDirectory(prefix="ulpscope-") as folder:
         dump = Path(folder) / _IN_MEMORY
         np.savez(dump, **arrays)
@@ -167,7 +192,10 @@ def compare(
 
 
 def _reader_of(files: Sequence[Path], **taken_as: Any) -> RunReader:
-    """Return the run that files make, open. Its own file has no name any more: closed or killed, it leaves nothing."""
+    """Return the run that files make, open.
+
+    Its own file has no name any more: closed or killed, it leaves nothing.
+    """
     try:
         with temporary_run(files, **taken_as) as run:
             return RunReader(run.path)
@@ -184,15 +212,24 @@ def _array(name: str, values: Any) -> Any:
         raise UsageError(f"'{name}' is a file name; ulpscope.open('{values}', ...) reads files.")
     if hasattr(values, "keys"):
         fields = ", ".join(map(str, values.keys()))
-        raise UsageError(f"'{name}' is a {type(values).__name__}; pass one of its fields: {clean(fields, 120)}.")
-    if isinstance(values, list | tuple) and values and all(hasattr(each, "shape") for each in values):
+        raise UsageError(
+            f"'{name}' is a {type(values).__name__}; pass one of its fields: {clean(fields, 120)}.",
+        )
+    if (
+        isinstance(values, list | tuple)
+        and values
+        and all(hasattr(each, "shape") for each in values)
+    ):
         return _stack(name, values)
     with foreign_errors(f"'{name}'", "an array or a tensor of numbers"):
         if not hasattr(values, "detach"):
             array = np.asarray(values)
             if array.dtype == object:
                 kind = type(array.flat[0]).__name__
-                fix = "write responses by json.dump(responses, file, default=vars) and pass the files to ulpscope.open"
+                fix = (
+                    "write responses by json.dump(responses, file, default=vars) and pass the files"
+                    " to ulpscope.open"
+                )
                 raise UsageError(f"'{name}' holds {kind} objects, not numbers; {fix}.")
             return array
         import torch
@@ -201,15 +238,26 @@ def _array(name: str, values: Any) -> Any:
         if dtype.startswith("float8"):
             raise DumpError(f"'{name}' is {dtype}; pass it upcast: x.to(torch.bfloat16).")
         values = values.detach().cpu()
-        return values.view(torch.int16).numpy().view("V2") if values.dtype is torch.bfloat16 else values.numpy()
+        return (
+            values.view(torch.int16).numpy().view("V2")
+            if values.dtype is torch.bfloat16
+            else values.numpy()
+        )
 
 
 def _stack(name: str, parts: Sequence[Any]) -> Any:
-    """Return the prompts of a list, or the steps of a tuple as `generate` returns them, as one array."""
+    """Return the prompts of a list, or the steps of a tuple as `generate` returns them, as one
+    array.
+    """
     arrays = [_array(name, each) for each in parts]
     shapes = sorted({each.shape for each in arrays})
     if len(shapes) > 1:
-        raise UsageError(f"'{name}' has parts of the shapes {shapes[0]} and {shapes[1]}; pass parts of one shape.")
+        raise UsageError(
+            f"'{name}' has parts of the shapes {shapes[0]} and {shapes[1]}; pass parts of one"
+            " shape.",
+        )
     if isinstance(parts, tuple) and len(shapes[0]) > 2:
-        raise UsageError(f"'{name}' is a tuple of {len(parts)} arrays {shapes[0]}, as of layers; pass logits.")
+        raise UsageError(
+            f"'{name}' is a tuple of {len(parts)} arrays {shapes[0]}, as of layers; pass logits.",
+        )
     return np.stack(arrays, axis=1 if isinstance(parts, tuple) and len(shapes[0]) == 2 else 0)

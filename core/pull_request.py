@@ -1,4 +1,6 @@
-"""A gate's comment on a GitHub pull request: one for each gate, which later jobs update (action.yml)."""
+"""A gate's comment on a GitHub pull request: one for each gate, which later jobs update
+(action.yml).
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,11 @@ class CommentError(UlpscopeError):
 
 
 def put_comment(job: Mapping[str, str], name: str, report: str, artifact: str = "") -> str | None:
-    """Write a gate's report into its comment on a job's pull request, or into a new one; return the comment's address,
-    None if the job is for another event.
+    """Write a gate's report into its comment on a job's pull request, or into a new one; return the
+    comment's address, None if the job is for another event.
 
-    job: variables of a job of GitHub Actions; name: of the gate, of those of one pull request; artifact: address of its
-    files.
+    job: variables of a job of GitHub Actions; name: of the gate, of those of one pull request;
+    artifact: address of its files.
     """
     try:
         event = json.loads(Path(job["GITHUB_EVENT_PATH"]).read_bytes())
@@ -34,9 +36,13 @@ def put_comment(job: Mapping[str, str], name: str, report: str, artifact: str = 
         page = f"{job['GITHUB_SERVER_URL']}/{repository}/actions/runs/{job['GITHUB_RUN_ID']}"
         issues = f"{job['GITHUB_API_URL']}/repos/{repository}/issues"
     except KeyError as error:
-        raise CommentError(f"{error.args[0]} is not set; a comment needs the variables of GitHub Actions.") from error
+        raise CommentError(
+            f"{error.args[0]} is not set; a comment needs the variables of GitHub Actions.",
+        ) from error
     except (OSError, ValueError) as error:
-        raise CommentError(f"GITHUB_EVENT_PATH: cannot be read as an event ({clean(error, 200)}).") from error
+        raise CommentError(
+            f"GITHUB_EVENT_PATH: cannot be read as an event ({clean(error, 200)}).",
+        ) from error
     if "pull_request" not in event:
         return None
     pull, marker = event["pull_request"], f"<!-- ulpscope gate: {slug(name)} -->\n"
@@ -55,20 +61,33 @@ def put_comment(job: Mapping[str, str], name: str, report: str, artifact: str = 
     except httpx.HTTPStatusError as error:
         code = error.response.status_code
         is_refused = code in (401, 403, 404)
-        hint = "; it needs `permissions: pull-requests: write`, which a fork's job never has" if is_refused else ""
+        hint = (
+            "; it needs `permissions: pull-requests: write`, which a fork's job never has"
+            if is_refused
+            else ""
+        )
         raise CommentError(f"GitHub refuses the token's comment ({code}){hint}.") from error
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-        raise CommentError(f"no comment: {issues} does not answer as expected ({clean(error, 200)}).") from error
+        raise CommentError(
+            f"no comment: {issues} does not answer as expected ({clean(error, 200)}).",
+        ) from error
 
 
 def _find(client: httpx.Client, address: str, marker: str) -> int | None:
-    """Return the id of the comment that begins with a marker and that no stranger wrote, who could change it after the
-    job: an app did, or who may write here.
+    """Return the id of the comment that begins with a marker and that no stranger wrote, who could
+    change it after the job: an app did, or who may write here.
     """
     for page in count(1):
-        comments = client.get(address, params={"per_page": _A_PAGE, "page": page}).raise_for_status().json()
+        comments = (
+            client.get(address, params={"per_page": _A_PAGE, "page": page})
+            .raise_for_status()
+            .json()
+        )
         for comment in comments:
-            is_trusted = comment["author_association"] in _WRITERS or (comment["user"] or {}).get("type") == "Bot"
+            is_trusted = (
+                comment["author_association"] in _WRITERS
+                or (comment["user"] or {}).get("type") == "Bot"
+            )
             if is_trusted and (comment["body"] or "").replace("\r", "").startswith(marker):
                 return int(comment["id"])
         if len(comments) < _A_PAGE:

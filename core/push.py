@@ -30,7 +30,9 @@ class _TryAgainError(Exception):
 
 @dataclass(frozen=True)
 class PushRequest:
-    """A file and where to push it. url: of the server, without a slash at the end; options: of a dump."""
+    """A file and where to push it. url: of the server, without a slash at the end; options: of a
+    dump.
+    """
 
     path: Path
     name: str
@@ -50,14 +52,25 @@ class PushResult:
     resumed: int
 
 
-def push_file(request: PushRequest, tell: Callable[[str, int, int], None], note: Callable[[str], None]) -> PushResult:
+def push_file(
+    request: PushRequest,
+    tell: Callable[[str, int, int], None],
+    note: Callable[[str], None],
+) -> PushResult:
     """Send a file and wait until it is a run. A stopped push resumes: its id is a digest."""
     headers = {"Authorization": f"Bearer {request.token}"} if request.token else {}
     try:
         file = request.path.open("rb")
     except OSError as error:
         raise PushError(f"{request.path.name}: cannot be read ({error.strerror}).") from error
-    with file, httpx.Client(base_url=request.url, headers=headers, timeout=httpx.Timeout(90, connect=15)) as client:
+    with (
+        file,
+        httpx.Client(
+            base_url=request.url,
+            headers=headers,
+            timeout=httpx.Timeout(90, connect=15),
+        ) as client,
+    ):
         digest, size = hashlib.file_digest(file, "sha256"), file.tell()
         options = {"name": request.name, "file": request.path.name, **request.options}
         address = f"/api/uploads/{hashlib.sha256(f'{digest.hexdigest()} {options}'.encode()).hexdigest()[:32]}"
@@ -68,41 +81,67 @@ def push_file(request: PushRequest, tell: Callable[[str, int, int], None], note:
             try:
                 if state is None:
                     state = _state(request, client.get(address))
-                    if is_first and state["state"] == "done":  # an earlier push; to push twice makes two runs
+                    # an earlier push; to push twice makes two runs
+                    if is_first and state["state"] == "done":
                         client.delete(address)
                         state = {"state": "receiving", "received": 0}
                     elif is_first and state["state"] == "failed":
                         state["state"] = "received"
                     elif is_first and state["received"]:
-                        note(f"resuming at {state['received']:,} of {size:,} bytes, which an earlier push sent.")
+                        note(
+                            f"resuming at {state['received']:,} of {size:,} bytes, which an earlier"
+                            " push sent.",
+                        )
                 is_first = False
                 if state["state"] == "done":
-                    return PushResult(printable(state["run_id"]), printable(state["url"]), size, resumed)
+                    return PushResult(
+                        printable(state["run_id"]),
+                        printable(state["url"]),
+                        size,
+                        resumed,
+                    )
                 if state["state"] == "failed":
                     raise PushError(f"the server rejected the file: {_sentence(state['message'])}")
                 if state["state"] == "importing":
-                    tell(printable(state["stage"]) or "importing", state["rows_done"], state["rows_total"])
+                    tell(
+                        printable(state["stage"]) or "importing",
+                        state["rows_done"],
+                        state["rows_total"],
+                    )
                     state = _state(request, client.get(address, params={"wait": _WAIT_SECONDS}))
                 else:
                     first = int(state["received"])
                     file.seek(first)
                     part = file.read(PART_BYTES)
-                    span = f"{first}-{first + len(part) - 1}" if part else "*"  # of a whole file: import it
+                    # of a whole file: import it
+                    span = f"{first}-{first + len(part) - 1}" if part else "*"
                     headers = {"Content-Range": f"bytes {span}/{size}", "Repr-Digest": checksum}
-                    state = _state(request, client.put(address, params=options, headers=headers, content=part))
+                    state = _state(
+                        request,
+                        client.put(address, params=options, headers=headers, content=part),
+                    )
                     if state["state"] == "receiving" and state["received"] <= first:
                         raise _not_ulpscope(request)
                     tell("sending", state["received"], size)
                 pause, last_success = 0.5, time.monotonic()
             except (httpx.TransportError, _TryAgainError) as error:
-                sentence = str(error) if isinstance(error, _TryAgainError) else _reason(error, request.url)
-                is_hopeless = isinstance(error, httpx.UnsupportedProtocol) or "TLS cannot be trusted" in sentence
-                if is_hopeless or time.monotonic() + pause > last_success + request.patience_seconds:
+                sentence = (
+                    str(error) if isinstance(error, _TryAgainError) else _reason(error, request.url)
+                )
+                is_hopeless = (
+                    isinstance(error, httpx.UnsupportedProtocol)
+                    or "TLS cannot be trusted" in sentence
+                )
+                if (
+                    is_hopeless
+                    or time.monotonic() + pause > last_success + request.patience_seconds
+                ):
                     raise PushError(sentence) from error
                 note(f"{sentence.rstrip('.')}; trying again in {pause:.0f} s.")
                 time.sleep(pause)
                 state, resumed, pause = None, resumed + 1, min(2 * pause, 20.0)
-            except (KeyError, TypeError, ValueError) as error:  # fields that are not there, or of other types
+            # fields that are not there, or of other types
+            except (KeyError, TypeError, ValueError) as error:
                 raise _not_ulpscope(request) from error
 
 
@@ -111,17 +150,26 @@ def _state(request: PushRequest, answer: httpx.Response) -> dict[str, Any]:
         body = answer.json()
     except (ValueError, RecursionError):
         body = None
-    code, sentence = answer.status_code, _sentence(body.get("error", "")) if isinstance(body, dict) else ""
+    code, sentence = (
+        answer.status_code,
+        _sentence(body.get("error", "")) if isinstance(body, dict) else "",
+    )
     if code in (200, 201, 202, 422) and isinstance(body, dict) and "state" in body:
         return body
     if code == 404 and sentence and answer.request.method == "GET":
         return {"state": "receiving", "received": 0}
     if code in _AGAIN:
-        raise _TryAgainError(f"the server refuses the file ({code}): {sentence or answer.reason_phrase}")
+        raise _TryAgainError(
+            f"the server refuses the file ({code}): {sentence or answer.reason_phrase}",
+        )
     if code == 404:
         raise PushError(f"{request.url}: no ULPscope API at this address (404).")
     if code == 401:
-        hint = "is the token right, and still valid?" if request.token else "give --token-file or ULPSCOPE_TOKEN."
+        hint = (
+            "is the token right, and still valid?"
+            if request.token
+            else "give --token-file or ULPSCOPE_TOKEN."
+        )
         raise PushError(f"the server requires a sign-in (401): {sentence.rstrip('.')}; {hint}")
     if code < 300:
         raise _not_ulpscope(request)
@@ -138,7 +186,10 @@ def _not_ulpscope(request: PushRequest) -> PushError:
 
 def _reason(error: Exception, url: str) -> str:
     if "certificate" in str(error).lower() or "ssl" in str(error).lower():
-        return f"{url}: its certificate or TLS cannot be trusted ({error}); set SSL_CERT_FILE to its authority's file."
+        return (
+            f"{url}: its certificate or TLS cannot be trusted ({error}); set SSL_CERT_FILE to its"
+            " authority's file."
+        )
     if isinstance(error, httpx.TimeoutException):
         return f"{url}: does not answer in time."
     if isinstance(error, httpx.ConnectError):

@@ -1,7 +1,8 @@
-"""The pytest plugin: fixtures `judge` (a model's two paths) and `compare` (two dumps), and their evidence in the report
-of every failed test that used them (docs/guides/test_suite.md).
+"""The pytest plugin: fixtures `judge` (a model's two paths) and `compare` (two dumps), and their
+evidence in the report of every failed test that used them (docs/guides/test_suite.md).
 
-Every test run of an environment with the package loads this module, so heavy imports stand in the fixtures.
+Every test run of an environment with the package loads this module, so heavy imports stand in the
+fixtures.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ _FOUND = pytest.StashKey[list["Verdict | GateReport"]]()
 
 @pytest.fixture
 def judge(request: pytest.FixtureRequest) -> Callable[..., Verdict]:
-    """`judge` of the package: `judge(model, prompts, variant=mine).check()` fails unless the pair is rounding."""
+    """`judge` of the package: `judge(model, prompts, variant=mine).check()` fails unless the pair
+    is rounding.
+    """
     from .inference import judge as judge_pair
 
     evidence = request.node.stash.setdefault(_FOUND, [])
@@ -37,7 +40,9 @@ def judge(request: pytest.FixtureRequest) -> Callable[..., Verdict]:
 
 @pytest.fixture
 def compare(request: pytest.FixtureRequest) -> Callable[..., GateReport]:
-    """Gate of `compare`: `compare("golden.npz", "today.npz", fail_on="flips,kl>0.01").check()` fails like it."""
+    """Gate of `compare`: `compare("golden.npz", "today.npz", fail_on="flips,kl>0.01").check()`
+    fails like it.
+    """
     from .judging.ingest import temporary_run
     from .runs.reports.gate import gate_of, parse_conditions
     from .runs.reports.report_json import report_of_run
@@ -45,10 +50,17 @@ def compare(request: pytest.FixtureRequest) -> Callable[..., GateReport]:
     evidence = request.node.stash.setdefault(_FOUND, [])
 
     def compare_dumps(
-        *dumps: str | Path, fail_on: str | Sequence[str], compute_dtype: str | None = None, reference: str | None = None
+        *dumps: str | Path,
+        fail_on: str | Sequence[str],
+        compute_dtype: str | None = None,
+        reference: str | None = None,
     ) -> GateReport:
         conditions = parse_conditions(fail_on)
-        with temporary_run([Path(dump) for dump in dumps], compute_dtype=compute_dtype, reference=reference) as run:
+        with temporary_run(
+            [Path(dump) for dump in dumps],
+            compute_dtype=compute_dtype,
+            reference=reference,
+        ) as run:
             evidence.append(gate_of(run, report_of_run(run)[0], conditions))
         return evidence[-1]
 
@@ -56,7 +68,10 @@ def compare(request: pytest.FixtureRequest) -> Callable[..., GateReport]:
 
 
 @pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, None]:
+def pytest_runtest_makereport(
+    item: pytest.Item,
+    call: pytest.CallInfo[None],
+) -> Generator[None, Any, None]:
     """Add the evidence of the fixtures to the report of a failed test, below its traceback."""
     outcome = yield
     report = outcome.get_result()

@@ -1,6 +1,8 @@
-"""Check a live RL loop: log-probabilities of the sampled tokens, trainer's vs. rollout's (docs/guides/rl.md).
+"""Check a live RL loop: log-probabilities of the sampled tokens, trainer's vs. rollout's
+(docs/guides/rl.md).
 
-Nothing is stored. `MismatchMixin` does it at every step of TRL's GRPOTrainer, `verl_metrics` in verl.
+Nothing is stored. `MismatchMixin` does it at every step of TRL's GRPOTrainer, `verl_metrics` in
+verl.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ log = logging.getLogger("ulpscope")
 
 @dataclass(frozen=True)
 class Check:
-    """Mismatch of one batch, r = trainer - rollout. warning: one sentence with the likely cause, or None."""
+    """Mismatch of one batch, r = trainer - rollout. warning: one sentence with the likely cause, or
+    None.
+    """
 
     figures: dict[str, float]
     warning: str | None = None
@@ -33,7 +37,11 @@ class Check:
 
 
 def check(
-    rollout: ArrayLike, trainer: ArrayLike, mask: ArrayLike | None = None, *, entropy: ArrayLike | None = None
+    rollout: ArrayLike,
+    trainer: ArrayLike,
+    mask: ArrayLike | None = None,
+    *,
+    entropy: ArrayLike | None = None,
 ) -> Check:
     """Compare the log-probabilities of the sampled tokens.
 
@@ -52,7 +60,9 @@ def check(
     sides = [_array(side) for side in (rollout, trainer)]
     if sides[0].ndim != 2 or sides[0].shape != sides[1].shape:
         shapes = " and ".join(str(list(side.shape)) for side in sides)
-        raise UsageError(f"rollout and trainer are {shapes}; expected [responses, tokens], equal ones.")
+        raise UsageError(
+            f"rollout and trainer are {shapes}; expected [responses, tokens], equal ones.",
+        )
     of_loss = np.ones(sides[0].shape, bool) if mask is None else _array(mask) != 0
     if of_loss.shape != sides[0].shape:
         raise UsageError(f"the mask is {list(of_loss.shape)}; expected {list(sides[0].shape)}.")
@@ -80,7 +90,10 @@ def check(
     if figures["ess"] < _LEAST_ESS or figures["k3"] > _MOST_K3:
         sizes = f"ESS {figures['ess']:.2g}, k3 {figures['k3']:.2g} nats"
         lacks = "" if entropy is not None else " A temperature was not looked for: pass `entropy`."
-        return Check(figures, f"{sizes}: the rollout is far from the trainer, and no simple cause is found.{lacks}")
+        return Check(
+            figures,
+            f"{sizes}: the rollout is far from the trainer, and no simple cause is found.{lacks}",
+        )
     return Check(figures)
 
 
@@ -91,10 +104,17 @@ def _array(values: ArrayLike) -> NDArray[Any]:
 
 
 def _tokens(
-    rollout: NDArray[Any], trainer: NDArray[Any], of_loss: NDArray[np.bool_], entropy: ArrayLike | None, some: slice
+    rollout: NDArray[Any],
+    trainer: NDArray[Any],
+    of_loss: NDArray[np.bool_],
+    entropy: ArrayLike | None,
+    some: slice,
 ) -> SampledTokens:
     sequence, _ = np.nonzero(of_loss)
-    holes = np.cumsum(np.diff(of_loss.astype(np.int8), axis=1, prepend=of_loss[:, :1]) == -1, axis=1)
+    holes = np.cumsum(
+        np.diff(of_loss.astype(np.int8), axis=1, prepend=of_loss[:, :1]) == -1,
+        axis=1,
+    )
     position = np.cumsum(of_loss, axis=1)[of_loss] - 1
     values = [side[of_loss].astype(np.float64) for side in (rollout, trainer)]
     entropies = None if entropy is None else _array(entropy)[some][of_loss].astype(np.float64)
@@ -102,7 +122,9 @@ def _tokens(
 
 
 def _check_safely(*sides: Any, **options: Any) -> Check:
-    """Check a batch without ever stopping the loop: a batch that cannot be compared is a warning."""
+    """Check a batch without ever stopping the loop: a batch that cannot be compared is a
+    warning.
+    """
     try:
         return check(*sides, **options)
     except UsageError as error:
@@ -112,8 +134,9 @@ def _check_safely(*sides: Any, **options: Any) -> Check:
 class MismatchMixin:
     """Check every step of TRL's GRPOTrainer: `class Trainer(MismatchMixin, GRPOTrainer)`.
 
-    Figures go to the trainer's own metrics as `mismatch/...`; a warning is logged once per cause. It needs the
-    rollout's log-probabilities: `use_vllm`, or a `rollout_func` that returns `logprobs`.
+    Figures go to the trainer's own metrics as `mismatch/...`; a warning is logged once per cause.
+    It needs the rollout's log-probabilities: `use_vllm`, or a `rollout_func` that returns
+    `logprobs`.
     """
 
     _scored: Sequence[Any] | None = None
@@ -121,7 +144,8 @@ class MismatchMixin:
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         scored = super()._get_per_token_logps_and_entropies(*args, **kwargs)  # type: ignore[misc]
-        self._scored = tuple(None if each is None else each.detach() for each in scored[:2])  # not the graph
+        # not the graph
+        self._scored = tuple(None if each is None else each.detach() for each in scored[:2])
         return scored
 
     def _compute_loss(self, model: Any, inputs: Any) -> Any:
@@ -142,8 +166,11 @@ class MismatchMixin:
         return loss
 
 
-def verl_metrics(calculate_debug_metrics: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
-    """Wrap verl's `calculate_debug_metrics` so that its metrics have `mismatch/...` too, and warnings are logged.
+def verl_metrics(
+    calculate_debug_metrics: Callable[[Any], dict[str, Any]],
+) -> Callable[[Any], dict[str, Any]]:
+    """Wrap verl's `calculate_debug_metrics` so that its metrics have `mismatch/...` too, and
+    warnings are logged.
 
     A temperature is named if the batch has `entropy`, as that of verl's v1 trainer has.
 
@@ -155,7 +182,8 @@ def verl_metrics(calculate_debug_metrics: Callable[[Any], dict[str, Any]]) -> Ca
     def with_mismatch(data: Any) -> dict[str, Any]:
         metrics, batch = dict(calculate_debug_metrics(data)), data.batch
         sides = batch["rollout_log_probs"], batch["old_log_probs"]
-        mask = batch.get("response_mask", batch.get("attention_mask", None))  # the latter of the prompt as well
+        # the latter of the prompt as well
+        mask = batch.get("response_mask", batch.get("attention_mask", None))
         mask = None if mask is None else mask[:, -sides[0].shape[1] :]
         result = _check_safely(*sides, mask, entropy=batch.get("entropy", None))
         if result.warning:

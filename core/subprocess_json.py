@@ -24,16 +24,17 @@ _MOST_ERRORS = 1000  # lines, the latest
 _OURS, _SECRET = "ULPSCOPE_", re.compile("PASSWORD|SECRET|TOKEN")
 _NEEDED = re.compile(  # by a process that reads untrusted files and needs no network
     "PATH|HOME|USER|LOGNAME|LANG|LANGUAGE|TZ|TMPDIR|TEMP|TMP|VIRTUAL_ENV"
-    "|(LC|PYTHON|LD|DYLD|OMP|MKL|KMP|OPENBLAS|GOMP|NUMBA|MALLOC|XDG|COVERAGE|COV)[A-Z0-9_]*"
+    "|(LC|PYTHON|LD|DYLD|OMP|MKL|KMP|OPENBLAS|GOMP|NUMBA|MALLOC|XDG|COVERAGE|COV)[A-Z0-9_]*",
 )
 
 
 class Child:
     """`PYTHON ARGUMENTS` as a context manager that ends the process. Usable from any thread.
 
-    seconds: longest wait for a line; then it is killed, and `is_late`. may_ask: it may download a model, and has this
-    process's environment without the server's secrets; else only what reading untrusted files needs. more: further
-    variables. is_asked: it reads a JSON object per line on stdin. is_engine: its own children are killed with it.
+    seconds: longest wait for a line; then it is killed, and `is_late`. may_ask: it may download a
+    model, and has this process's environment without the server's secrets; else only what reading
+    untrusted files needs. more: further variables. is_asked: it reads a JSON object per line on
+    stdin. is_engine: its own children are killed with it.
     """
 
     def __init__(
@@ -65,7 +66,11 @@ class Child:
         self.is_late = False
         self._seconds, self._is_engine = seconds, is_engine
         self._errors: deque[str] = deque(maxlen=_MOST_ERRORS)
-        self._reader = threading.Thread(target=self._read_errors, args=(self._process.stderr,), daemon=True)
+        self._reader = threading.Thread(
+            target=self._read_errors,
+            args=(self._process.stderr,),
+            daemon=True,
+        )
         self._reader.start()
 
     def __enter__(self) -> Child:
@@ -121,7 +126,10 @@ class Child:
         """The process's error message; its last line if it has none."""
         lines = self.error_lines
         last = lines[-1] if lines else f"it ended with exit code {self.code}."
-        return next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), last)
+        return next(
+            (line.removeprefix("error: ") for line in lines if line.startswith("error: ")),
+            last,
+        )
 
     def terminate(self) -> None:
         """Ask it to clean up and end."""
@@ -144,7 +152,10 @@ class Child:
             self._process.wait(seconds)
 
     def _read_in_time(self) -> tuple[bytes, bytes]:
-        """Read a line, and the payload that an engine announces in it. Kill the process if that takes too long."""
+        """Read a line, and the payload that an engine announces in it.
+
+        Kill the process if that takes too long.
+        """
         timer = None if self._seconds is None else threading.Timer(self._seconds, self._give_up)
         if timer is not None:
             timer.daemon = True
@@ -175,7 +186,11 @@ def environment_of_child(may_ask: bool) -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if (not _SECRET.search(name) if name.startswith(_OURS) else may_ask or _NEEDED.fullmatch(name))
+        if (
+            not _SECRET.search(name)
+            if name.startswith(_OURS)
+            else may_ask or _NEEDED.fullmatch(name)
+        )
     }
 
 

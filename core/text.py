@@ -8,35 +8,55 @@ import re
 from collections.abc import Sequence
 
 _VISIBLE = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍"}
-# Letters and marks that are drawn as nothing: the default ignorable ones of Unicode that Python calls printable, and
-# the blank pattern of braille.
-_RANGES = "\u034f \u115f-\u1160 \u17b4-\u17b5 \u180b-\u180f \u2800 \u3164 \ufe00-\ufe0f \uffa0 \U000e0100-\U000e01ef"
-_BLANK = frozenset(chr(code) for each in _RANGES.split() for code in range(ord(each[0]), ord(each[-1]) + 1))
+# Letters and marks that are drawn as nothing: the default ignorable ones of Unicode that Python
+# calls printable, and the blank pattern of braille.
+_RANGES = (
+    "\u034f \u115f-\u1160 \u17b4-\u17b5 \u180b-\u180f \u2800 \u3164 \ufe00-\ufe0f \uffa0"
+    " \U000e0100-\U000e01ef"
+)
+_BLANK = frozenset(
+    chr(code) for each in _RANGES.split() for code in range(ord(each[0]), ord(each[-1]) + 1)
+)
 
 
 def clean(text: object, longest: int = 80) -> str:
-    """Return untrusted text for a message: one line, control and bidirectional characters escaped, cut."""
+    """Return untrusted text for a message: one line, control and bidirectional characters escaped,
+    cut.
+    """
     return clip("".join(c if is_seen(c) else _escape(c) for c in str(text)[: longest + 1]), longest)
 
 
 def printable(text: str, instead: str = " ", besides: str = "") -> str:
     """Return text with invisible characters replaced, except `besides`."""
-    return text if is_seen(text) else "".join(c if is_seen(c) or c in besides else instead for c in text)
+    return (
+        text
+        if is_seen(text)
+        else "".join(c if is_seen(c) or c in besides else instead for c in text)
+    )
 
 
 def is_seen(text: str) -> bool:
-    """Return whether every character is a plain blank or leaves a mark: no line end, no width 0, no direction."""
+    """Return whether every character is a plain blank or leaves a mark: no line end, no width 0, no
+    direction.
+    """
     return text.isprintable() and _BLANK.isdisjoint(text)
 
 
 def legible(text: str) -> str:
     """Return text of several lines with invisible characters escaped, except line ends and tabs."""
-    return text if is_seen(text) else "".join(c if c in "\n\t" or is_seen(c) else _escape(c) for c in text)
+    return (
+        text
+        if is_seen(text)
+        else "".join(c if c in "\n\t" or is_seen(c) else _escape(c) for c in text)
+    )
 
 
 def visible(text: str) -> str:
     """Return a token's text with its whitespace and control characters shown."""
-    return "".join(_VISIBLE.get(c) or (c if c.isprintable() and c not in _BLANK else f"\\x{ord(c):02x}") for c in text)
+    return "".join(
+        _VISIBLE.get(c) or (c if c.isprintable() and c not in _BLANK else f"\\x{ord(c):02x}")
+        for c in text
+    )
 
 
 def clip(text: str, longest: int) -> str:
@@ -44,7 +64,9 @@ def clip(text: str, longest: int) -> str:
 
 
 def shorten(text: str, longest: int) -> str:
-    """Return a text with a digest in place of what is too long: two are equal only if the texts are."""
+    """Return a text with a digest in place of what is too long: two are equal only if the texts
+    are.
+    """
     rest = text[longest:].encode("utf-8", "surrogatepass")
     return f"{text[:longest]}… sha256 {hashlib.sha256(rest).hexdigest()}" if rest else text
 
@@ -55,7 +77,9 @@ def code(text: str) -> str:
 
 
 def file_name(name: str, longest: int = 120) -> str:
-    """Return the last part of a sender's name for a file, safe for a file system; longest: in bytes, ending kept."""
+    """Return the last part of a sender's name for a file, safe for a file system; longest: in
+    bytes, ending kept.
+    """
     last = name.replace("\\", "/").rsplit("/", 1)[-1]
     safe = "".join(c if c.isalnum() or c in "._- +" else "_" for c in last).strip(" .")
     stem, dot, ending = safe.rpartition(".")
@@ -66,7 +90,9 @@ def file_name(name: str, longest: int = 120) -> str:
 
 
 def slug(text: str, besides: str = "", longest: int = 60) -> str:
-    """`s3-bucket-runs`: ASCII letters, digits and `besides`; anything between them is one hyphen."""
+    """`s3-bucket-runs`: ASCII letters, digits and `besides`; anything between them is one
+    hyphen.
+    """
     return re.sub(rf"[^A-Za-z0-9{re.escape(besides)}]+", "-", text).strip("-")[:longest]
 
 
@@ -79,7 +105,9 @@ def readable(raw: bytes) -> str:
 
 
 def join_bytes(text: str) -> str:
-    """Return the joined texts of tokens with the characters of which each token has some bytes, as '<0xE2>'."""
+    """Return the joined texts of tokens with the characters of which each token has some bytes, as
+    '<0xE2>'.
+    """
 
     def character(run: re.Match[str]) -> str:
         digits = re.sub("<0x|>", "", run[0])
@@ -117,11 +145,15 @@ def floored_percent(share: float) -> str:
 
 def out_of(count: int, total: int) -> str:
     """`36,819 of 49,152 (74.9%)`; `0 of 0`, which is no share."""
-    return f"{count:,} of {total:,} ({percent(count / total)})" if total else f"{count:,} of {total:,}"
+    return (
+        f"{count:,} of {total:,} ({percent(count / total)})" if total else f"{count:,} of {total:,}"
+    )
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """`1,234`, `0.3125`: significant digits, no exponent from 1e-4 to a billion; `undefined` for null and NaN."""
+    """`1,234`, `0.3125`: significant digits, no exponent from 1e-4 to a billion; `undefined` for
+    null and NaN.
+    """
     if value is None or value != value:
         return "undefined"
     if isinstance(value, int):
@@ -173,10 +205,18 @@ def _escape(character: str) -> str:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Character -> byte of byte-level BPE, bytes_to_unicode of GPT-2: others than printable Latin-1 from U+0100."""
-    itself = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    """Character -> byte of byte-level BPE, bytes_to_unicode of GPT-2: others than printable Latin-1
+    from U+0100.
+    """
+    itself = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
     others = [byte for byte in range(256) if byte not in set(itself)]
-    return {chr(byte): byte for byte in itself} | {chr(256 + number): byte for number, byte in enumerate(others)}
+    return {chr(byte): byte for byte in itself} | {
+        chr(256 + number): byte for number, byte in enumerate(others)
+    }
 
 
 BYTE_LEVEL = _byte_alphabet()

@@ -1,4 +1,6 @@
-"""Log a run to an experiment tracker: W&B, trackio, MLflow or TensorBoard (docs/guides/trackers.md)."""
+"""Log a run to an experiment tracker: W&B, trackio, MLflow or TensorBoard
+(docs/guides/trackers.md).
+"""
 
 from __future__ import annotations
 
@@ -34,15 +36,28 @@ def log(run: Run | Check | str | Path, to: Any, *, step: int | None = None) -> N
     Raises:
         ExtraError: the tracker is not installed.
     """
-    name, _, folder = to.partition(":") if isinstance(to, str) else (type(to).__module__.partition(".")[0], "", "")
-    name, target = ("tensorboard", to) if hasattr(to, "add_scalar") else (name, None if isinstance(to, str) else to)
+    name, _, folder = (
+        to.partition(":")
+        if isinstance(to, str)
+        else (type(to).__module__.partition(".")[0], "", "")
+    )
+    name, target = (
+        ("tensorboard", to)
+        if hasattr(to, "add_scalar")
+        else (name, None if isinstance(to, str) else to)
+    )
     is_known = name in ("wandb", "trackio", "mlflow", "tensorboard")
     if not is_known or (target is None and bool(folder) != (name == "tensorboard")):
-        raise UsageError("to: expected 'wandb', 'trackio', 'mlflow', 'tensorboard:FOLDER' or a tracker's own object.")
+        raise UsageError(
+            "to: expected 'wandb', 'trackio', 'mlflow', 'tensorboard:FOLDER' or a tracker's own"
+            " object.",
+        )
     figures, texts, by_step, html = _contents(run)
     points = [(step, figures), *by_step]
     if name == "tensorboard":
-        writer = target or _import("torch.utils.tensorboard", "torch tensorboard").SummaryWriter(folder)
+        writer = target or _import("torch.utils.tensorboard", "torch tensorboard").SummaryWriter(
+            folder,
+        )
         for number, values in points:
             for key, value in values.items():
                 writer.add_scalar(key, value, number)
@@ -51,13 +66,16 @@ def log(run: Run | Check | str | Path, to: Any, *, step: int | None = None) -> N
             path.write_text(html, encoding="utf-8")
             texts[_REPORT] = str(path)
         for key, text in texts.items():
-            writer.add_text(key, plain(text), step)  # TensorBoard renders Markdown, and loads its images
+            # TensorBoard renders Markdown, and loads its images
+            writer.add_text(key, plain(text), step)
         if target is None:
             writer.close()
     elif name == "mlflow":
         mlflow = _import("mlflow")
         active_run = target or mlflow.active_run()
-        with nullcontext(active_run) if active_run else mlflow.start_run(run_name=texts.get(_RUN_ID)) as tracker_run:
+        with (
+            nullcontext(active_run) if active_run else mlflow.start_run(run_name=texts.get(_RUN_ID))
+        ) as tracker_run:
             run_id = tracker_run.info.run_id
             for number, values in points:
                 mlflow.log_metrics(values, number, run_id=run_id)
@@ -67,14 +85,22 @@ def log(run: Run | Check | str | Path, to: Any, *, step: int | None = None) -> N
                 mlflow.log_text(html, f"ulpscope/{texts[_RUN_ID]}.html", run_id=run_id)
     else:
         tracker = _import(name)
-        active_run = target or (tracker.run if name == "wandb" else tracker.context_vars.current_run.get())
+        active_run = target or (
+            tracker.run if name == "wandb" else tracker.context_vars.current_run.get()
+        )
         project = os.environ.get("WANDB_PROJECT", "ulpscope")
         tracker_run = active_run or tracker.init(project=project, name=texts.get(_RUN_ID))
         media = {_REPORT: tracker.Html(html, inject=False)} if html else {}
         if name == "wandb" and by_step:  # as charts: a step below the loop's would be lost
             steps, rows = zip(*by_step, strict=True)
             for key in rows[0]:
-                media[key] = tracker.plot.line_series(steps, [[row[key] for row in rows]], [key], key, "step")
+                media[key] = tracker.plot.line_series(
+                    steps,
+                    [[row[key] for row in rows]],
+                    [key],
+                    key,
+                    "step",
+                )
             points = points[:1]
         tracker_run.log({**figures, **texts, **media}, step=step)
         for number, values in points[1:]:
@@ -105,10 +131,17 @@ def _contents(
         answer, variant = answer_of(reader, pair), slug(pair.variant).replace("-", "_")
         if not variant or f"ulpscope/{variant}/verdict" in texts:
             variant = f"variant_{pair.index + 1}"
-        texts |= {f"ulpscope/{variant}/verdict": answer.name, f"ulpscope/{variant}/because": answer.sentence}
-        summary = {} if mismatch["figures"] else {**asdict(pair.summary), "noise_ratio": pair.noise_ratio}
+        texts |= {
+            f"ulpscope/{variant}/verdict": answer.name,
+            f"ulpscope/{variant}/because": answer.sentence,
+        }
+        summary = (
+            {} if mismatch["figures"] else {**asdict(pair.summary), "noise_ratio": pair.noise_ratio}
+        )
         figures |= {f"ulpscope/{variant}/{name}": value for name, value in summary.items()}
-    figures = {name: float(value) for name, value in figures.items() if plain_number(value) is not None}
+    figures = {
+        name: float(value) for name, value in figures.items() if plain_number(value) is not None
+    }
     by_step = [
         (row.pop("step"), {f"mismatch/by_step/{name}": value for name, value in row.items()})
         for row in mismatch["by_step"]

@@ -1,7 +1,9 @@
-"""Two checkpoints compared tensor by tensor: which elements differ, by how much, and still after rounding to a dtype.
+"""Two checkpoints compared tensor by tensor: which elements differ, by how much, and still after
+rounding to a dtype.
 
-Tensors are read a few rows at a time, of safetensors files and GGUF files; nothing is unpickled, and torch is not
-needed. A tensor is compared with the one of its name, in the layout in which they agree: transposed, reordered, fused.
+Tensors are read a few rows at a time, of safetensors files and GGUF files; nothing is unpickled,
+and torch is not needed. A tensor is compared with the one of its name, in the layout in which they
+agree: transposed, reordered, fused.
 """
 
 from __future__ import annotations
@@ -32,12 +34,20 @@ from .runs.dumps.containers import read_safetensors
 from .runs.dumps.llamacpp_files import gguf_header
 
 CHUNK = 1 << 22  # elements of a tensor in memory at a time, 16 MiB in float32; at least one row
-_FORMS = (("model.safetensors", "model.safetensors.index.json"), ("pytorch_model.bin", "pytorch_model.bin.index.json"))
+_FORMS = (
+    ("model.safetensors", "model.safetensors.index.json"),
+    ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+)
 _PART = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")  # of llama-gguf-split
-_FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # types of a GGUF that are not quantized
+# types of a GGUF that are not quantized
+_FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _FLOAT8 = {"F8_E4M3": float8_e4m3fn, "F8_E5M2": float8_e5m2, "F8_E8M0": float8_e8m0fnu}
-_WRAPPERS = re.compile(r"^(?:(?:module|model|language_model|_\w+)\.)+|\b(?:_orig_mod|_fsdp_wrapped_module)\.")
-_EMBEDDING = re.compile(r"(?:\D*\.)?(?:embed_tokens|embed_in|wte|word_embeddings|token_embd)\.weight")
+_WRAPPERS = re.compile(
+    r"^(?:(?:module|model|language_model|_\w+)\.)+|\b(?:_orig_mod|_fsdp_wrapped_module)\.",
+)
+_EMBEDDING = re.compile(
+    r"(?:\D*\.)?(?:embed_tokens|embed_in|wte|word_embeddings|token_embd)\.weight",
+)
 _HEAD = re.compile(r"(?:\D*\.)?(?:lm_head|embed_out|output)\.weight")
 _FUSED = {
     r"\b[qkv]_proj\b": "qkv_proj",
@@ -48,9 +58,41 @@ _FUSED = {
 # parts of names in the order of a forward; a name has the place of the first that it contains
 _EMBEDDINGS = ("embed", "wte", "wpe", "embd")
 _ORDER = (
-    *(*_EMBEDDINGS, "input_layernorm", "attn_norm", "ln_1", "qkv", "c_attn", "q_proj", "attn_q", "k_proj", "attn_k"),
-    *("v_proj", "attn_v", "attn", "post_attention_layernorm", "pre_feedforward", "ffn_norm", "ln_2", "router"),
-    *("mlp.gate.", "gate", "up_proj", "ffn_up", "c_fc", "mlp", "ffn", "norm", "ln_f", "lm_head", "output"),
+    *(
+        *_EMBEDDINGS,
+        "input_layernorm",
+        "attn_norm",
+        "ln_1",
+        "qkv",
+        "c_attn",
+        "q_proj",
+        "attn_q",
+        "k_proj",
+        "attn_k",
+    ),
+    *(
+        "v_proj",
+        "attn_v",
+        "attn",
+        "post_attention_layernorm",
+        "pre_feedforward",
+        "ffn_norm",
+        "ln_2",
+        "router",
+    ),
+    *(
+        "mlp.gate.",
+        "gate",
+        "up_proj",
+        "ffn_up",
+        "c_fc",
+        "mlp",
+        "ffn",
+        "norm",
+        "ln_f",
+        "lm_head",
+        "output",
+    ),
 )
 _ALIKE = 0.5  # rms change over the rms of A: above it another layout is looked for
 _MOST_ROWS = 1 << 15  # of a search for their order, which compares every two
@@ -62,7 +104,9 @@ _Finding = tuple[str, str]  # kind, sentence without the tensors' names
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of a file, unread, as a matrix. dtype: as stored, of a GGUF its type; read: some rows in float32."""
+    """A tensor of a file, unread, as a matrix. dtype: as stored, of a GGUF its type; read: some
+    rows in float32.
+    """
 
     dtype: str
     rows: int
@@ -84,7 +128,9 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An open checkpoint. tensors: by name without prefixes of wrappers; architecture: of a GGUF, else empty."""
+    """An open checkpoint. tensors: by name without prefixes of wrappers; architecture: of a GGUF,
+    else empty.
+    """
 
     path: Path
     tensors: dict[str, Tensor]
@@ -99,7 +145,8 @@ class Checkpoint:
 class Change:
     """Figures of B minus A over elements; `rounded`: of both rounded to a dtype, in its ULPs.
 
-    nonfinite_mismatch: NaN or infinite on one side only; squares, scale: sums of squared changes and of squares of A.
+    nonfinite_mismatch: NaN or infinite on one side only; squares, scale: sums of squared changes
+    and of squares of A.
     """
 
     elements: int = 0
@@ -114,7 +161,12 @@ class Change:
 
     def __add__(self, other: Change) -> Change:
         pairs = {name: (value, getattr(other, name)) for name, value in vars(self).items()}
-        return Change(**{name: max(pair) if name.startswith("max") else sum(pair) for name, pair in pairs.items()})
+        return Change(
+            **{
+                name: max(pair) if name.startswith("max") else sum(pair)
+                for name, pair in pairs.items()
+            },
+        )
 
     @property
     def rms(self) -> float:
@@ -126,7 +178,8 @@ class Change:
 
     def as_json(self) -> dict[str, Any]:
         shares = {
-            f"{name}_share": vars(self)[name] / max(self.elements, 1) for name in ("differing", "rounded_differing")
+            f"{name}_share": vars(self)[name] / max(self.elements, 1)
+            for name in ("differing", "rounded_differing")
         }
         figures = asdict(self) | shares | {"rms": self.rms}
         return {name: value for name, value in figures.items() if name not in ("squares", "scale")}
@@ -149,7 +202,10 @@ class Comparison:
     def as_json(self) -> dict[str, Any]:
         sides = {"a": self.a.as_json(), "b": self.b.as_json(), "rounded_to": self.rounded_to}
         modules = [{"module": name, **change.as_json()} for name, change in self.modules.items()]
-        findings = [{"kind": kind, "says": text, "tensors": keys} for (kind, text), keys in self.findings.items()]
+        findings = [
+            {"kind": kind, "says": text, "tensors": keys}
+            for (kind, text), keys in self.findings.items()
+        ]
         return {**sides, "total": self.total.as_json(), "modules": modules, "findings": findings}
 
 
@@ -157,7 +213,12 @@ def sum_of(changes: Iterable[Change]) -> Change:
     return reduce(Change.__add__, changes, Change())
 
 
-def compare_checkpoints(a: str, b: str, fmt: FloatFormat, tell: Callable[[str, int, int, str], None]) -> Comparison:
+def compare_checkpoints(
+    a: str,
+    b: str,
+    fmt: FloatFormat,
+    tell: Callable[[str, int, int, str], None],
+) -> Comparison:
     """Compare two checkpoints by path, also rounded to `fmt`."""
     result = Comparison(open_checkpoint(a), open_checkpoint(b), fmt.name)
     sides = _by_common_names(result.a, result.b)
@@ -168,7 +229,9 @@ def compare_checkpoints(a: str, b: str, fmt: FloatFormat, tell: Callable[[str, i
             result.findings["missing", f"Only in {side}"] = only
     keys = sorted(sides[0].keys() & sides[1].keys(), key=_place)
     if not keys:
-        raise CaptureError(f"{a} and {b} have no tensor of the same name; expected two checkpoints of one model.")
+        raise CaptureError(
+            f"{a} and {b} have no tensor of the same name; expected two checkpoints of one model.",
+        )
     dtypes = {key: (sides[0][key].dtype, sides[1][key].dtype) for key in keys}
     is_converted = any(one != other for one, other in dtypes.values())
     with ThreadPoolExecutor(min(4, len(os.sched_getaffinity(0)))) as pool:
@@ -186,17 +249,27 @@ def compare_checkpoints(a: str, b: str, fmt: FloatFormat, tell: Callable[[str, i
 
 
 def open_checkpoint(name: str) -> Checkpoint:
-    """Open a folder of safetensors, a .safetensors file or a GGUF. CaptureError if it is none, or incomplete."""
+    """Open a folder of safetensors, a .safetensors file or a GGUF. CaptureError if it is none, or
+    incomplete.
+    """
     path = packaged_folder(name) or Path(name).expanduser()
     if not path.exists():
-        raise CaptureError(f"{path}: no such file or folder; expected a folder of safetensors, or one file, or a GGUF.")
+        raise CaptureError(
+            f"{path}: no such file or folder; expected a folder of safetensors, or one file, or a"
+            " GGUF.",
+        )
     files = weight_files(path) if path.is_dir() else [path]
     if part := _PART.fullmatch(path.name):
-        files = [path.with_name(f"{part[1]}-{n + 1:05}-of-{part[2]}.gguf") for n in range(int(part[2]))]
+        files = [
+            path.with_name(f"{part[1]}-{n + 1:05}-of-{part[2]}.gguf") for n in range(int(part[2]))
+        ]
     tensors: dict[str, Tensor] = {}
     architecture = ""
     for file in files:
-        with foreign_errors(str(file), "a complete safetensors file or GGUF"), file.open("rb") as opened:
+        with (
+            foreign_errors(str(file), "a complete safetensors file or GGUF"),
+            file.open("rb") as opened,
+        ):
             data = map_file(opened)
         if data[:4] == b"GGUF":
             architecture, of_file = _read_gguf(str(file), data)
@@ -205,8 +278,12 @@ def open_checkpoint(name: str) -> Checkpoint:
             arrays, _ = read_safetensors(str(file), data, _FLOAT8)
             tensors |= {key: _from_file(array) for key, array in arrays.items()}
         else:
-            pickle = " but a pickle, which is never opened" if data[:2] in (b"PK", b"\x80\x02") else ""
-            raise CaptureError(f"{file} is not a safetensors file or GGUF{pickle}; save the model as safetensors.")
+            pickle = (
+                " but a pickle, which is never opened" if data[:2] in (b"PK", b"\x80\x02") else ""
+            )
+            raise CaptureError(
+                f"{file} is not a safetensors file or GGUF{pickle}; save the model as safetensors.",
+            )
     by_key = {_WRAPPERS.sub("", key): tensor for key, tensor in tensors.items()}
     return Checkpoint(path, by_key if len(by_key) == len(tensors) else tensors, architecture)
 
@@ -218,14 +295,24 @@ def weight_files(folder: Path) -> list[Path]:
             return [folder / single]
         if (folder / index).is_file():
             try:
-                shards = sorted(set(json.loads((folder / index).read_text())["weight_map"].values()))
+                shards = sorted(
+                    set(json.loads((folder / index).read_text())["weight_map"].values()),
+                )
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                raise CaptureError(f"{folder / index} is no index of weight files; copy the model again.") from error
+                raise CaptureError(
+                    f"{folder / index} is no index of weight files; copy the model again.",
+                ) from error
             for shard in shards:
                 if not (folder / shard).is_file():
-                    raise CaptureError(f"{folder} has no '{shard}', which its {index} lists; copy the model again.")
+                    raise CaptureError(
+                        f"{folder} has no '{shard}', which its {index} lists; copy the model"
+                        " again.",
+                    )
             return [folder / shard for shard in shards]
-    raise CaptureError(f"{folder} has no weights; expected model.safetensors or pytorch_model.bin, whole or in shards.")
+    raise CaptureError(
+        f"{folder} has no weights; expected model.safetensors or pytorch_model.bin, whole or in"
+        " shards.",
+    )
 
 
 def _matrix(shape: Sequence[int]) -> tuple[int, int]:
@@ -256,7 +343,8 @@ def _read_gguf(file: str, data: mmap.mmap) -> tuple[str, dict[str, Tensor]]:
     def tensor_of(key: str, shape: tuple[int, ...], code: int, place: int) -> Tensor:
         kind = gguf.GGMLQuantizationType(code)
         length, width = gguf.GGML_QUANT_SIZES[kind]  # elements and bytes of a block
-        gguf.quants.dequantize(np.zeros(width, np.uint8), kind)  # NotImplementedError of types that gguf cannot read
+        # NotImplementedError of types that gguf cannot read
+        gguf.quants.dequantize(np.zeros(width, np.uint8), kind)
         size = math.prod(shape) // length * width
         count, columns = _matrix(shape)
         if not size or columns % length or place + size > len(data):
@@ -271,7 +359,9 @@ def _read_gguf(file: str, data: mmap.mmap) -> tuple[str, dict[str, Tensor]]:
 
     with foreign_errors(file, "a complete GGUF of types that gguf reads"):
         architecture, header = gguf_header(data, 1 << 20)
-        return architecture, {key: tensor_of(key, shape[::-1], *rest) for key, (shape, *rest) in header.items()}
+        return architecture, {
+            key: tensor_of(key, shape[::-1], *rest) for key, (shape, *rest) in header.items()
+        }
 
 
 def _by_common_names(a: Checkpoint, b: Checkpoint) -> _Sides:
@@ -302,12 +392,22 @@ def _place(key: str) -> tuple[Any, ...]:
     """Return a sort key: embedding, layers, norm, head."""
     numbers = [int(number) for number in re.findall(r"\.(\d+)\.", key)]
     rank = next((rank for rank, part in enumerate(_ORDER) if part in key), len(_ORDER))
-    return 0 if rank < len(_EMBEDDINGS) else 1 if numbers else 2, numbers[:1], rank, numbers[1:], key
+    return (
+        0 if rank < len(_EMBEDDINGS) else 1 if numbers else 2,
+        numbers[:1],
+        rank,
+        numbers[1:],
+        key,
+    )
 
 
 def _tie(sides: _Sides, findings: dict[_Finding, list[str]]) -> None:
-    """Give a side without a head its embedding as the head, and report heads that are tied on one side only."""
-    heads, embeddings = ([next(filter(each.fullmatch, side), "") for side in sides] for each in (_HEAD, _EMBEDDING))
+    """Give a side without a head its embedding as the head, and report heads that are tied on one
+    side only.
+    """
+    heads, embeddings = (
+        [next(filter(each.fullmatch, side), "") for side in sides] for each in (_HEAD, _EMBEDDING)
+    )
     is_tied = [
         bool(head and embedding) and _are_equal(side[head], side[embedding])
         for side, head, embedding in zip(sides, heads, embeddings, strict=True)
@@ -317,8 +417,15 @@ def _tie(sides: _Sides, findings: dict[_Finding, list[str]]) -> None:
             if is_tied[own] and not is_tied[other]:
                 findings["tied", f"Equal to the embedding in {side} only"].append(heads[own])
         elif heads[own] and embeddings[other]:
-            how = "tied: equal to its embedding" if is_tied[own] else "not tied: its embedding differs"
-            findings["tied", f"Only in {side} ({how}) and compared with the other embedding"].append(heads[own])
+            how = (
+                "tied: equal to its embedding"
+                if is_tied[own]
+                else "not tied: its embedding differs"
+            )
+            findings[
+                "tied",
+                f"Only in {side} ({how}) and compared with the other embedding",
+            ].append(heads[own])
             sides[other][heads[own]] = sides[other][embeddings[other]]
 
 
@@ -332,7 +439,9 @@ def _fuse(sides: _Sides, findings: dict[_Finding, list[str]]) -> None:
         parts = defaultdict(list)
         for key in sorted(own.keys() - rest.keys(), key=_place):
             for pattern, name in _FUSED.items():
-                if (whole := re.sub(pattern, name, key)) != key and whole in rest.keys() - own.keys():
+                if (
+                    whole := re.sub(pattern, name, key)
+                ) != key and whole in rest.keys() - own.keys():
                     parts[whole].append(key)
         for whole, keys in parts.items():
             own[whole] = _join([own.pop(key) for key in keys])
@@ -354,8 +463,16 @@ def _join(parts: Sequence[Tensor]) -> Tensor:
     return replace(parts[0], rows=ends[-1], read=read)
 
 
-def _compare(a: Tensor, b: Tensor, fmt: FloatFormat, pool: ThreadPoolExecutor) -> tuple[Change | None, list[_Finding]]:
-    """Compare two tensors in the layout in which they agree. No figures if their shapes differ and there is none."""
+def _compare(
+    a: Tensor,
+    b: Tensor,
+    fmt: FloatFormat,
+    pool: ThreadPoolExecutor,
+) -> tuple[Change | None, list[_Finding]]:
+    """Compare two tensors in the layout in which they agree.
+
+    No figures if their shapes differ and there is none.
+    """
     change = _change(a, b, fmt, pool) if a.shape == b.shape else None
     findings = []
     if change is None or not change.is_alike:
@@ -365,7 +482,12 @@ def _compare(a: Tensor, b: Tensor, fmt: FloatFormat, pool: ThreadPoolExecutor) -
                 change, findings = tried, [("layout", text)]
                 break
     if change is None:
-        return None, [("shape", f"Not compared: {a.rows:,} x {a.columns:,} in A, {b.rows:,} x {b.columns:,} in B")]
+        return None, [
+            (
+                "shape",
+                f"Not compared: {a.rows:,} x {a.columns:,} in A, {b.rows:,} x {b.columns:,} in B",
+            ),
+        ]
     if change.nonfinite_mismatch:
         findings.append(("nonfinite", "NaN or infinity on one side only"))
     elif 0.999 < change.rms <= change.max_abs < 1.001:
@@ -393,12 +515,15 @@ def _layouts(a: Tensor, b: Tensor) -> Iterator[tuple[str, Tensor]]:
 def _row_order(a: Tensor, b: Tensor) -> NDArray[np.int64]:
     """Return the row of A that is most like each row of B. [rows]
 
-    By cosines, which random projections keep (Johnson and Lindenstrauss, 1984), and so do quantization and updates.
+    By cosines, which random projections keep (Johnson and Lindenstrauss, 1984), and so do
+    quantization and updates.
     """
     projection = np.random.default_rng(0).standard_normal((a.columns, _SKETCH), np.float32)
     x, y = (np.concatenate([block @ projection for block in each.blocks()]) for each in (a, b))
     x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-30)
-    return np.concatenate([(y[start : start + 1024] @ x.T).argmax(1) for start in range(0, len(y), 1024)])
+    return np.concatenate(
+        [(y[start : start + 1024] @ x.T).argmax(1) for start in range(0, len(y), 1024)],
+    )
 
 
 def _order_text(order: NDArray[np.int64]) -> str:
@@ -407,7 +532,10 @@ def _order_text(order: NDArray[np.int64]) -> str:
         if half > 1 and len(rows) % (2 * half) == 0:
             neighbors = np.arange(len(rows)).reshape(-1, 2, half).swapaxes(1, 2)
             if np.array_equal(rows, neighbors.reshape(-1)):
-                return f"Rows in llama.cpp's rotary order in {side} (heads of {2 * half}), reordered here"
+                return (
+                    f"Rows in llama.cpp's rotary order in {side} (heads of {2 * half}), reordered"
+                    " here"
+                )
     return "Rows in another order, reordered here"
 
 
@@ -421,7 +549,9 @@ def _change(a: Tensor, b: Tensor, fmt: FloatFormat, pool: ThreadPoolExecutor) ->
             rounded = differences(bits_of(x.astype(fmt.values)), bits_of(y.astype(fmt.values)), fmt)
             scale = np.vdot(x, x)
         counts = (exact.neq, rounded.neq, rounded.max_ulps, exact.nonfinite_mismatch, exact.finite)
-        figures: list[Any] = [each.item() for each in (*counts, exact.max_abs, exact.sum_squares, scale)]
+        figures: list[Any] = [
+            each.item() for each in (*counts, exact.max_abs, exact.sum_squares, scale)
+        ]
         return Change(x.size, *figures)
 
     return sum_of(pool.map(change_of, a.spans()))

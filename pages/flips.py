@@ -17,10 +17,18 @@ if run.generations:
     parts.draw_continuations(view)
     st.subheader("Flips along the scored tokens")
 
-heading = st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center")
+heading = st.container(
+    horizontal=True,
+    horizontal_alignment="distribute",
+    vertical_alignment="center",
+)
 with heading:
     listing = st.segmented_control(
-        "List", ["flips", "flips and near ties"], required=True, key="flips_listed", label_visibility="collapsed"
+        "List",
+        ["flips", "flips and near ties"],
+        required=True,
+        key="flips_listed",
+        label_visibility="collapsed",
     )
 with_near_ties = listing == "flips and near ties"
 with st.spinner("Reading the logits at the flips"):
@@ -30,7 +38,11 @@ if not count:
     closest = view.prompt_table["reference_margin"].min()
     st.info(
         f"Smallest margin of the reference in this prompt: {number(closest, 9)} {run.header.unit}."
-        + ("" if view.is_list else f" Near ties: {out_of(pair.summary.near_ties, len(view.table))} positions.")
+        + (
+            ""
+            if view.is_list
+            else f" Near ties: {out_of(pair.summary.near_ties, len(view.table))} positions."
+        ),
     )
 if table.empty:
     st.stop()
@@ -46,8 +58,8 @@ ranks = table[["reference_token_variant_rank", "variant_token_reference_rank"]].
 unread = int((ranks & table["reference_token"].notna() & table["variant_token"].notna()).sum())
 if unread and not view.is_list:
     st.caption(
-        f"{plural(unread, 'row')} lack ranks and probabilities: a token is not among the other side's {STORED_RANKS}"
-        f" stored tokens, and {MOST_READ} rows of logits were read already."
+        f"{plural(unread, 'row')} lack ranks and probabilities: a token is not among the other"
+        f" side's {STORED_RANKS} stored tokens, and {MOST_READ} rows of logits were read already.",
     )
 
 figures = view.figures
@@ -82,5 +94,8 @@ if decided is not None:
     picture = exports.picture_of(view, "candidates", at_position=True)
     plots.draw(grid, key="candidates", picture=picture, of=str(view.position))
     if decided.steps is not None and not len(decided.grid):
-        st.caption(f"The four logits lie within {plural(decided.steps, 'step')} of {view.dtype}: too many for lines.")
+        st.caption(
+            f"The four logits lie within {plural(decided.steps, 'step')} of {view.dtype}: too many"
+            " for lines.",
+        )
 best_tokens.section(view, is_charted=len(run.sides) > 2)  # two sides are in the figure above

@@ -1,4 +1,6 @@
-"""Heatmap: positions x vocabulary, down to single logits; a click selects a position and a token."""
+"""Heatmap: positions x vocabulary, down to single logits; a click selects a position and a
+token.
+"""
 
 from functools import partial
 from typing import Any
@@ -17,7 +19,9 @@ view = widgets.head(PAGE, selection.current_view(), needs_rows=True)
 run, pair = view.run, view.pair
 header = run.header
 token = canvas.selected_token(view)
-selected = element(run, pair.index, view.row, token) if token is not None and run.has_all_logits else None
+selected = (
+    element(run, pair.index, view.row, token) if token is not None and run.has_all_logits else None
+)
 
 with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
     st.markdown(sentence(run, view.table), width="content")
@@ -25,11 +29,18 @@ with st.container(horizontal=True, horizontal_alignment="distribute", vertical_a
     look: Any = {"placeholder": about, "label_visibility": "collapsed", "width": 220}
     st.text_input(about, key="heatmap_token", on_change=show, **look)
 if token is None and st.session_state["heatmap_token"]:
-    st.warning(f"No token of this run is '{widgets.escape(clean(st.session_state['heatmap_token'], 40))}'.")
+    st.warning(
+        "No token of this run is"
+        f" '{widgets.escape(clean(st.session_state['heatmap_token'], 40))}'.",
+    )
 canvas.draw(view, selected)
 st.caption(
     "Scroll to zoom, drag to pan, click to inspect a cell's largest difference."
-    + (" Runs this large show stored levels only." if header.rows * header.vocab > WHOLE_RUN else "")
+    + (
+        " Runs this large show stored levels only."
+        if header.rows * header.vocab > WHOLE_RUN
+        else ""
+    ),
 )
 
 if selected is not None:
@@ -42,7 +53,10 @@ if selected is not None:
             "rank (1 = argmax)": [selected.reference_rank, selected.variant_rank],
             "difference": ["", exact(selected.difference)],
             "row ULPs": ["", "" if selected.row_ulps is None else number(selected.row_ulps)],
-            "ULPs": ["", "NaN or infinity on one side" if selected.ulps is None else f"{selected.ulps:,}"],
+            "ULPs": [
+                "",
+                "NaN or infinity on one side" if selected.ulps is None else f"{selected.ulps:,}",
+            ],
         },
         hide_index=True,
         key="selected_token",
@@ -62,7 +76,10 @@ if worst.empty:
 else:
     texts = widgets.table_texts(worst["token_id"], run)
     tables.draw(worst.assign(text=texts).drop(columns="token_id"), "worst", 12)
-    st.caption(f"{plural(len(worst), 'logit')} of this position with the largest {by} of {view.dtype}, exact values.")
+    st.caption(
+        f"{plural(len(worst), 'logit')} of this position with the largest {by} of {view.dtype},"
+        " exact values.",
+    )
 files = {
     "largest differences": worst,
     "every logit of the position": lambda: with_texts(run, every_element(run, *place)),

@@ -6,9 +6,17 @@ from app.internals import EXTRAS, PAGE, kernels, kv_cache, layers, parts
 from app.shell import selection, widgets
 
 view = selection.current_view()
-drawers = {"layers": layers.draw, "kv_cache": kv_cache.draw, "kernels": kernels.draw, "mitigations": parts.mitigations}
+drawers = {
+    "layers": layers.draw,
+    "kv_cache": kv_cache.draw,
+    "kernels": kernels.draw,
+    "mitigations": parts.mitigations,
+}
 visible = widgets.tabs(PAGE, view, drawers)
 missing = [tab for tab in PAGE.tabs if tab not in visible]
 if missing and view is not None:
-    with st.expander(f"Not recorded: {', '.join(tab.title for tab in missing)}", expanded=not visible):
+    with st.expander(
+        f"Not recorded: {', '.join(tab.title for tab in missing)}",
+        expanded=not visible,
+    ):
         parts.not_recorded(view, [EXTRAS[tab.name] for tab in missing])

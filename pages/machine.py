@@ -1,4 +1,6 @@
-"""Machine: which torch operations of a machine keep their bits from run to run, over batch sizes and row positions."""
+"""Machine: which torch operations of a machine keep their bits from run to run, over batch sizes
+and row positions.
+"""
 
 import streamlit as st
 
@@ -10,7 +12,10 @@ from app.shell.job_list import job_list
 from core.text import legible, plural
 
 widgets.title(PAGE)
-st.markdown("Which torch operations keep their bits here: from call to call, in a larger batch, in another row.")
+st.markdown(
+    "Which torch operations keep their bits here: from call to call, in a larger batch, in another"
+    " row.",
+)
 if st.session_state.pop("opened", False):
     st.session_state["ops_run"] = st.session_state.pop("open_next", "")
 cards = [card for card in store_cache.cards()[0] if card.kind == "ops"]
@@ -19,14 +24,18 @@ with st.expander("Probe this machine", expanded=not cards):
         parts.form()
     job_list(store_changes.jobs(), "ops")
 if not cards:
-    st.info("No operations were probed yet. Probe this machine above, or any machine from its command line.")
+    st.info(
+        "No operations were probed yet. Probe this machine above, or any machine from its command"
+        " line.",
+    )
     widgets.code_block("ulpscope ops --quick")
     st.stop()
 run = store_cache.ops_run(parts.pick(cards))
 rows = parts.filter_rows(run.rows)
 st.caption(
-    f"{len(rows):,} of {plural(len(run.rows), 'probe')}. Run to run: the same call again. Batch size: row 0 alone"
-    " compared with row 0 among N rows. Row position: copies of one row at every index of a batch."
+    f"{len(rows):,} of {plural(len(run.rows), 'probe')}. Run to run: the same call again. Batch"
+    " size: row 0 alone compared with row 0 among N rows. Row position: copies of one row at every"
+    " index of a batch.",
 )
 st.dataframe(parts.table(rows), hide_index=True, key="ops_table", placeholder="–")
 chart = parts.batch_chart(rows)
@@ -38,5 +47,7 @@ with st.expander("Versions, settings and command"):
     about = run.header
     facts = {"device": about.device, "chip": about.device_name, **about.versions}
     facts["recorded command (unverified)"] = about.command
-    content = {widgets.escape(name): widgets.escape(legible(value)) for name, value in facts.items()}
+    content = {
+        widgets.escape(name): widgets.escape(legible(value)) for name, value in facts.items()
+    }
     st.table(content, border="horizontal")

@@ -16,4 +16,8 @@ if not members.may_change():
     widgets.title(NEW_RUN)
     st.info(members.READ_ONLY)
     st.stop()
-widgets.tabs(NEW_RUN, selection.current_view(), {"upload": upload.draw, "capture": capture.draw, "probe": probe.draw})
+widgets.tabs(
+    NEW_RUN,
+    selection.current_view(),
+    {"upload": upload.draw, "capture": capture.draw, "probe": probe.draw},
+)

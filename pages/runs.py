@@ -43,7 +43,11 @@ rounds = count()
 def watch() -> None:
     """Draw the page anew when a run arrives or goes, or labels change, while it is open."""
     with suppress(StoreError):
-        now = store_cache.cards(is_whole=is_whole), store_cache.all_labels(), store_cache.store().deleted()
+        now = (
+            store_cache.cards(is_whole=is_whole),
+            store_cache.all_labels(),
+            store_cache.store().deleted(),
+        )
         if next(rounds) and now != ((cards, unreadable), (labels, damaged), deleted):
             st.rerun()
 

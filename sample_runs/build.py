@@ -1,10 +1,12 @@
-"""Rebuild everything in this folder from nothing: `python sample_runs/build.py [STAGE]...`, by default all stages.
+"""Rebuild everything in this folder from nothing: `python sample_runs/build.py [STAGE]...`, by
+default all stages.
 
-model: trains the small model (train.py; about an hour on two cores); runs, or runs=ID: captures the sample runs with
-SmolLM2-135M-Instruct, which `ulpscope model smollm2` gets (those of vLLM and llama.cpp with the small model,
-where `ULPSCOPE_ENGINE_VLLM` names an interpreter that has vLLM), or one of them; rollout: six steps of a trainer whose
-responses vLLM samples; dumps: writes the npz files to try the upload with, of the small model; readme: the provenance
-and digests in README.md. Nothing here is simulated.
+model: trains the small model (train.py; about an hour on two cores); runs, or runs=ID: captures the
+sample runs with SmolLM2-135M-Instruct, which `ulpscope model smollm2` gets (those of vLLM and
+llama.cpp with the small model, where `ULPSCOPE_ENGINE_VLLM` names an interpreter that has vLLM), or
+one of them; rollout: six steps of a trainer whose responses vLLM samples; dumps: writes the npz
+files to try the upload with, of the small model; readme: the provenance and digests in README.md.
+Nothing here is simulated.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from benchmarks.verdicts.mutations import neighbours_block_at_one_position  # noqa: E402  (the path above comes first)
+from benchmarks.verdicts.mutations import (  # noqa: E402
+    neighbours_block_at_one_position,
+)
 from core.capture_request import CaptureRequest  # noqa: E402
 from core.commands.capturing import load, plan_of, run_extras  # noqa: E402
 from core.engines.registry import ADAPTER_OF, describe  # noqa: E402
@@ -54,8 +58,8 @@ STEPS = 4500  # 1.2 passes over the corpus
 
 @dataclass(frozen=True)
 class Wanted:
-    """One run: its id, and how it is asked for; bug: a variant of a walk with a planted fault, which no command
-    names.
+    """One run: its id, and how it is asked for; bug: a variant of a walk with a planted fault,
+    which no command names.
     """
 
     run_id: str
@@ -63,7 +67,13 @@ class Wanted:
     bug: tuple[str, Engine] | None = None
 
 
-def wanted(run_id: str, name: str, prompts: tuple[str, ...], variants: tuple[str, ...], **asked: Any) -> Wanted:
+def wanted(
+    run_id: str,
+    name: str,
+    prompts: tuple[str, ...],
+    variants: tuple[str, ...],
+    **asked: Any,
+) -> Wanted:
     """A run of SmolLM2, or another model, over files of `prompts/smollm2/`, judged."""
     bug = asked.pop("bug", None)
     files = tuple(f"sample_runs/prompts/smollm2/{file}" for file in prompts)
@@ -130,7 +140,11 @@ RUNS = [
         kernels=True,
     ),
     wanted(
-        "vllm-against-transformers", "vLLM vs. transformers, bfloat16", ("merge.txt",), ("vllm:prefill",), model=SMALL
+        "vllm-against-transformers",
+        "vLLM vs. transformers, bfloat16",
+        ("merge.txt",),
+        ("vllm:prefill",),
+        model=SMALL,
     ),
     wanted(
         "llamacpp-kv-float16",
@@ -169,12 +183,18 @@ def build_runs(only: str = "") -> None:
             with RunWriter(store, plan.header, run_id=each.run_id) as writer:
                 failures = run_capture(plan, writer)
                 asked = replace(each.request, judge=True)
-                failures += run_extras(asked, plan, writer, say, JudgingSession(plan.loaded, plan.token_ids))
+                failures += run_extras(
+                    asked,
+                    plan,
+                    writer,
+                    say,
+                    JudgingSession(plan.loaded, plan.token_ids),
+                )
                 if failures:
                     raise SystemExit(failures[0])
                 note = (
-                    "A planted fault, not a finding: the variant is wrong on purpose, to show what a suspected bug"
-                    " looks like."
+                    "A planted fault, not a finding: the variant is wrong on purpose, to show what"
+                    " a suspected bug looks like."
                 )
                 writer.finish(note=note if each.bug else "")
         pack(HERE / f"{each.run_id}.duckdb")
@@ -182,7 +202,9 @@ def build_runs(only: str = "") -> None:
 
 
 def build_rollout() -> None:
-    """Sample by vLLM in bfloat16, train in float32; at the last step vLLM's values include a temperature."""
+    """Sample by vLLM in bfloat16, train in float32; at the last step vLLM's values include a
+    temperature.
+    """
     if not describe("vllm").is_here:
         print(f"{ROLLOUT}: left as it is, there is no vllm here", flush=True)
         return
@@ -208,8 +230,8 @@ def build_rollout() -> None:
 
 
 def pack(path: Path) -> None:
-    """Copy a run file table by table into row groups of DuckDB's own size: 5 to 9 % less of a file as small as these.
-    Bits and figures stay.
+    """Copy a run file table by table into row groups of DuckDB's own size: 5 to 9 % less of a file
+    as small as these. Bits and figures stay.
     """
     beside = path.with_suffix(".packed")
     with duckdb.connect() as connection:
@@ -223,7 +245,9 @@ def missing_part(each: Wanted) -> str | None:
     """Return the GPU or the name of the engine that a run needs, None if all is here."""
     if each.request.device == "cuda" and not torch.cuda.is_available():
         return "GPU"
-    names = [name for name, colon, _ in (path.partition(":") for path in each.request.variants) if colon]
+    names = [
+        name for name, colon, _ in (path.partition(":") for path in each.request.variants) if colon
+    ]
     return next((name for name in names if name in ADAPTER_OF and not describe(name).is_here), None)
 
 
@@ -233,14 +257,28 @@ def planned(each: Wanted) -> CapturePlan:
         return plan_of(request)
     loaded = load(request)
     about = {"name": request.name} | (
-        {"request": request} if each.bug is None else {"command": "python sample_runs/build.py runs"}
+        {"request": request}
+        if each.bug is None
+        else {"command": "python sample_runs/build.py runs"}
     )
     inputs = plan_inputs(loaded, request)
     if request.tokens:
         return plan_generation(
-            loaded, inputs, request.reference, list(request.variants), tokens=request.tokens, **about
+            loaded,
+            inputs,
+            request.reference,
+            list(request.variants),
+            tokens=request.tokens,
+            **about,
         )
-    return plan_capture(loaded, inputs, request.reference, list(request.variants), layers=request.layers, **about)
+    return plan_capture(
+        loaded,
+        inputs,
+        request.reference,
+        list(request.variants),
+        layers=request.layers,
+        **about,
+    )
 
 
 def say(stage: str, done: int, total: int) -> None:
@@ -279,10 +317,18 @@ class _Rows:
 
 
 def captured_bits(
-    text: str, reference: str, variant: str
+    text: str,
+    reference: str,
+    variant: str,
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, ...], tuple[str, ...]]:
     """bfloat16 bits of two paths [positions, vocab], token ids and texts."""
-    plan = plan_capture(load_model(SMALL, dtype="bfloat16", device="cpu"), [text], reference, [variant], kv=False)
+    plan = plan_capture(
+        load_model(SMALL, dtype="bfloat16", device="cpu"),
+        [text],
+        reference,
+        [variant],
+        kv=False,
+    )
     rows = _Rows(2)
     run_capture(plan, rows)
     tokens = plan.header.prompts[0]
@@ -290,7 +336,9 @@ def captured_bits(
 
 
 def build_dumps() -> None:
-    """Two dumps as engines write them: bfloat16 logits upcast to float32, and six calls for one step of one prompt."""
+    """Two dumps as engines write them: bfloat16 logits upcast to float32, and six calls for one
+    step of one prompt.
+    """
 
     def upcast(bits: np.ndarray) -> np.ndarray:
         return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
@@ -305,13 +353,15 @@ def build_dumps() -> None:
         token_ids=np.array(ids, np.int64),
         tokens=np.array(texts),
     )
-    # The protocol of report A: six separate calls, the logits of the single generated step. The first call computes the
-    # prompt, the later ones find it in a cache and only compute the last token; here the two paths are prefill and
-    # decode of the same prompt.
+    # The protocol of report A: six separate calls, the logits of the single generated step. The
+    # first call computes the prompt, the later ones find it in a cache and only compute the last
+    # token; here the two paths are prefill and decode of the same prompt.
     calls = {}
     for call in range(1, 7):
         reference, variant, _, _ = captured_bits(
-            "The quick brown fox jumps over the lazy dog. " * 4, "prefill", "decode"
+            "The quick brown fox jumps over the lazy dog. " * 4,
+            "prefill",
+            "decode",
         )
         calls[f"call_{call}"] = upcast((reference if call == 1 else variant)[-1:])
     np.savez_compressed(folder / "six_calls.npz", **calls)
@@ -330,11 +380,15 @@ def build_readme() -> None:
         "# Sample runs",
         "",
         (
-            "Everything here was computed by real forward passes, and is rebuilt by `python sample_runs/build.py`: the"
-            " run files by SmolLM2-135M-Instruct (Apache-2.0; `ulpscope model smollm2` gets it), those of vLLM"
-            " and llama.cpp and the dumps by the small model in `model/`."
+            "Everything here was computed by real forward passes, and is rebuilt by `python"
+            " sample_runs/build.py`: the run files by SmolLM2-135M-Instruct (Apache-2.0; `ulpscope"
+            " model smollm2` gets it), those of vLLM and llama.cpp and the dumps by the small model"
+            " in `model/`."
         ),
-        "The dashboard shows the run files read-only; the files in `dumps/` are there to try the upload with.",
+        (
+            "The dashboard shows the run files read-only; the files in `dumps/` are there to try"
+            " the upload with."
+        ),
         "",
         "## Run files",
         "",
@@ -351,8 +405,8 @@ def build_readme() -> None:
                 "",
                 (
                     f"{header.rows} positions x {header.vocab} tokens, {dtype}, on {about.device}"
-                    f" ({versions['cpu_capability']}, {versions['threads']} threads), torch {versions['torch']},"
-                    f" transformers {versions['transformers']}."
+                    f" ({versions['cpu_capability']}, {versions['threads']} threads), torch"
+                    f" {versions['torch']}, transformers {versions['transformers']}."
                 ),
                 "",
                 f"    {each.request.typed() if each.bug is None else about.command}",
@@ -361,8 +415,10 @@ def build_readme() -> None:
                 "|---|---|---|",
                 *(f"| `{side.name}` | `{side.sha256}` | {side.bit_class} |" for side in run.sides),
                 "",
-                "| variant | differing logits | max abs | max ULPs | max row ULPs | flips | near ties | verdict | noise"
-                " ratio |",
+                (
+                    "| variant | differing logits | max abs | max ULPs | max row ULPs | flips |"
+                    " near ties | verdict | noise ratio |"
+                ),
                 "|---|---|---|---|---|---|---|---|---|",
             ]
             for pair in run.pairs:
@@ -370,8 +426,9 @@ def build_readme() -> None:
                 differing = f"{s.neq:,} ({s.neq_share:.1%})"
                 ratio = "" if pair.noise_ratio is None else f"{pair.noise_ratio:.3g}"
                 lines.append(
-                    f"| `{pair.variant}` | {differing} | {s.max_abs:.6g} | {s.max_ulps:,} | {s.max_row_ulps:.4g} |"
-                    f" {s.flips} | {s.near_ties} | {pair.verdict} | {ratio} |"
+                    f"| `{pair.variant}` | {differing} | {s.max_abs:.6g} | {s.max_ulps:,} |"
+                    f" {s.max_row_ulps:.4g} | {s.flips} | {s.near_ties} | {pair.verdict} |"
+                    f" {ratio} |",
                 )
             if about.note:
                 lines += ["", about.note]
@@ -380,12 +437,19 @@ def build_readme() -> None:
         lines += [
             f"### {run.header.name}",
             "",
-            f"`{ROLLOUT}.duckdb`, SHA-256 `{sha256(HERE / f'{ROLLOUT}.duckdb')}`: {run.compared_positions(0):,} sampled"
-            f" tokens of {len(run.header.prompts)} responses.",
-            "vLLM 0.32 samples SmolLM2 in bfloat16, transformers in float32 scores the tokens and takes a step of AdamW"
-            " (1e-6), six times. At the last",
-            "step vLLM samples at a temperature of 0.8 and returns log-probabilities that include it."
-            " `python sample_runs/build.py rollout`.",
+            (
+                f"`{ROLLOUT}.duckdb`, SHA-256 `{sha256(HERE / f'{ROLLOUT}.duckdb')}`:"
+                f" {run.compared_positions(0):,} sampled tokens of {len(run.header.prompts)}"
+                " responses."
+            ),
+            (
+                "vLLM 0.32 samples SmolLM2 in bfloat16, transformers in float32 scores the tokens"
+                " and takes a step of AdamW (1e-6), six times. At the last"
+            ),
+            (
+                "step vLLM samples at a temperature of 0.8 and returns log-probabilities that"
+                " include it. `python sample_runs/build.py rollout`."
+            ),
             "",
             *(f"- `{side.name}`: SHA-256 of its bits `{side.sha256}`" for side in run.sides),
             "",
@@ -395,40 +459,47 @@ def build_readme() -> None:
         with open_dump([path]) as dump:
             sides = ", ".join(f"`{side.name}`" for side in dump.sides)
             lines.append(
-                f"- `dumps/{path.name}`, SHA-256 `{sha256(path)}`: {sides}; {dump.rows} positions x {dump.vocab}"
-                " tokens;"
+                f"- `dumps/{path.name}`, SHA-256 `{sha256(path)}`: {sides}; {dump.rows} positions x"
+                f" {dump.vocab} tokens;",
             )
             lines.append(f"  {dump.dtype_reason}.")
     lines += [
         "",
         (
-            "`fresh_and_cached_upcast.npz` is `prefill` and `decode` of `prompts/shapes.txt` in bfloat16, saved as"
-            " float32 as many engines do."
+            "`fresh_and_cached_upcast.npz` is `prefill` and `decode` of `prompts/shapes.txt` in"
+            " bfloat16, saved as float32 as many engines do."
         ),
         (
-            "`six_calls.npz` follows a public report on KV block reuse: one prompt, six calls, one step; call 1 is"
-            " computed whole (`prefill`), calls 2 to 6"
+            "`six_calls.npz` follows a public report on KV block reuse: one prompt, six calls, one"
+            " step; call 1 is computed whole (`prefill`), calls 2 to 6"
         ),
         "from a cache (`decode`), so they form two classes.",
         "",
         "## The model",
         "",
         (
-            f"A {training['architecture']} of {training['parameters']:,} parameters (hidden 384, MLP 2048, 3 layers, 6"
-            " heads, 2 key/value heads, tied"
-        ),
-        f"embeddings, byte-level BPE of 4096 tokens), trained from nothing by `train.py` on the {training['corpus']}:",
-        (
-            f"{training['training_tokens']:,} tokens in {training['steps']} steps, {training['training_minutes']}"
-            f" minutes on two shared cores, seed {training['seed']}."
+            f"A {training['architecture']} of {training['parameters']:,} parameters (hidden 384,"
+            " MLP 2048, 3 layers, 6 heads, 2 key/value heads, tied"
         ),
         (
-            f"Loss on held-out modules: **{training['held_out_loss_nats']} nats a token**, in bfloat16; mean entropy of"
-            f" a head's attention over 200 tokens of them: median {entropies['median']} nats, smallest"
-            f" {entropies['smallest']}. Weights: {weights.stat().st_size / 1e6:.1f} MB,"
+            "embeddings, byte-level BPE of 4096 tokens), trained from nothing by `train.py` on the"
+            f" {training['corpus']}:"
+        ),
+        (
+            f"{training['training_tokens']:,} tokens in {training['steps']} steps,"
+            f" {training['training_minutes']} minutes on two shared cores, seed {training['seed']}."
+        ),
+        (
+            f"Loss on held-out modules: **{training['held_out_loss_nats']} nats a token**, in"
+            " bfloat16; mean entropy of a head's attention over 200 tokens of them: median"
+            f" {entropies['median']} nats, smallest {entropies['smallest']}. Weights:"
+            f" {weights.stat().st_size / 1e6:.1f} MB,"
         ),
         f"SHA-256 `{sha256(weights)}`. Corpus SHA-256 `{training['corpus_sha256']}`.",
-        "The corpus is under the PSF's and BSD licences. Its greedy continuation of `def __init__(self,`:",
+        (
+            "The corpus is under the PSF's and BSD licences. Its greedy continuation of `def"
+            " __init__(self,`:"
+        ),
         "",
         "```python",
         training["greedy_continuation"],
@@ -449,9 +520,13 @@ STAGES = {
 
 if __name__ == "__main__":
     chosen = [stage.partition("=") for stage in sys.argv[1:] or STAGES]
-    unknown = [stage for stage, _, only in chosen if stage not in STAGES or (only and stage != "runs")]
+    unknown = [
+        stage for stage, _, only in chosen if stage not in STAGES or (only and stage != "runs")
+    ]
     if unknown:
-        sys.exit(f"no stage '{unknown[0]}'; stages are {', '.join(STAGES)}, and runs=ID for one run.")
+        sys.exit(
+            f"no stage '{unknown[0]}'; stages are {', '.join(STAGES)}, and runs=ID for one run.",
+        )
     os.chdir(HERE.parent)  # the recorded commands are relative to the repository
     for stage, _, only in chosen:
         STAGES[stage](*([only] if only else []))

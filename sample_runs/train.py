@@ -1,14 +1,16 @@
-"""Train the offline model: a 9.8 M parameter Llama on the source text of the Python standard library and of four
-packages.
+"""Train the offline model: a 9.8 M parameter Llama on the source text of the Python standard
+library and of four packages.
 
-Why these sizes (docs/contributing/decisions/0004-offline-model.md): on a CPU with bfloat16 instructions a matrix
-product of one row and one of several rows agreed bit for bit while the reduction was at most 1024 long, and differed in
-0 to 2 elements of 4096 from 1536 on. So the MLP is wide (2048) and the residual stream narrow (384), and `decode :
-decode+batch:N` diverges in bfloat16 at 20 MB.
+Why these sizes (docs/contributing/decisions/0004-offline-model.md): on a CPU with bfloat16
+instructions a matrix product of one row and one of several rows agreed bit for bit while the
+reduction was at most 1024 long, and differed in 0 to 2 elements of 4096 from 1536 on. So the MLP is
+wide (2048) and the residual stream narrow (384), and `decode : decode+batch:N` diverges in bfloat16
+at 20 MB.
 
-Why this recipe: with AdamW at 3e-3 the heads of so small a model become one-hot, and a key or value whose weight is
-exactly 0 shows no fault that is planted in it. Muon for the matrices of the layers, a softer start of queries and keys,
-and a penalty on heads whose entropy falls below `ENTROPY_FLOOR` keep attention as spread as a real model's.
+Why this recipe: with AdamW at 3e-3 the heads of so small a model become one-hot, and a key or value
+whose weight is exactly 0 shows no fault that is planted in it. Muon for the matrices of the layers,
+a softer start of queries and keys, and a penalty on heads whose entropy falls below `ENTROPY_FLOOR`
+keep attention as spread as a real model's.
 """
 
 from __future__ import annotations
@@ -25,7 +27,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 VOCABULARY = 4096
 CONTEXT = 512  # tokens of a training sequence
@@ -35,23 +43,36 @@ MATRIX_RATE = 0.02  # of Muon, for the matrices of the layers
 OTHER_RATE = 3e-3  # of AdamW, for the embedding and the norms
 ENTROPY_FLOOR = 0.6  # nats, of a head, over the queries of a sequence
 ENTROPY_WEIGHT = 0.3  # of the penalty, in nats of loss a nat of entropy that is missing
-STARTS = range(0, 80_000, 8_000)  # of the 200 tokens of held-out text over which entropies are measured
+# of the 200 tokens of held-out text over which entropies are measured
+STARTS = range(0, 80_000, 8_000)
 END_OF_TEXT = "<|endoftext|>"
-# `test` packages are left out: some distributions do not install them, and their text is tables of expected values.
-LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"}
+# `test` packages are left out: some distributions do not install them, and their text is tables of
+# expected values.
+LEFT_OUT = {
+    "site-packages",
+    "dist-packages",
+    "test",
+    "tests",
+    "idle_test",
+    "__pycache__",
+    "lib2to3",
+}
 
 
 def source_files(root: Path) -> list[Path]:
     """Every module under `root`, in a fixed order."""
-    files = [path for path in root.rglob("*.py") if not LEFT_OUT & set(path.relative_to(root).parts)]
+    files = [
+        path for path in root.rglob("*.py") if not LEFT_OUT & set(path.relative_to(root).parts)
+    ]
     return sorted(files, key=lambda path: path.relative_to(root).as_posix())
 
 
 def read_corpus() -> tuple[list[str], list[str], list[str], str]:
-    """(standard library's training texts, its held-out texts, packages' texts, sha256 of all of it).
+    """(standard library's training texts, its held-out texts, packages' texts, sha256 of all of
+    it).
 
-    One file of the standard library in 40 is held out, chosen by the hash of its path. A package's file with lines of
-    a held-out file (a vendored copy) is left out.
+    One file of the standard library in 40 is held out, chosen by the hash of its path. A package's
+    file with lines of a held-out file (a vendored copy) is left out.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     training: list[str] = []
@@ -106,7 +127,9 @@ def token_stream(tokenizer: PreTrainedTokenizerFast, texts: list[str], seed: int
     """All texts, shuffled, each opened by the end-of-text token. [tokens] int64."""
     order = np.random.default_rng(seed).permutation(len(texts))
     encoded = tokenizer([texts[i] for i in order], add_special_tokens=False)["input_ids"]
-    return np.concatenate([np.array([tokenizer.bos_token_id, *ids], dtype=np.int64) for ids in encoded])
+    return np.concatenate(
+        [np.array([tokenizer.bos_token_id, *ids], dtype=np.int64) for ids in encoded],
+    )
 
 
 def new_model() -> LlamaForCausalLM:
@@ -134,8 +157,8 @@ def soften_attention(model: LlamaForCausalLM) -> None:
 
 
 def head_entropies(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
-    """Mean entropy of every head's attention in nats, [layers * heads], over the queries of `ids` [1, positions]
-    behind the first 8, which see too few keys to spread over.
+    """Mean entropy of every head's attention in nats, [layers * heads], over the queries of `ids`
+    [1, positions] behind the first 8, which see too few keys to spread over.
     """
     usual = model.config._attn_implementation
     model.set_attn_implementation("eager")
@@ -151,14 +174,16 @@ def head_entropies(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
 
 
 def scheduled(step: int, steps: int) -> float:
-    """The share of the peak learning rate: linear warm-up over 100 steps, then linear to nothing over the last 60 %."""
+    """The share of the peak learning rate: linear warm-up over 100 steps, then linear to nothing
+    over the last 60 %.
+    """
     return min(1.0, (step + 1) / 100, (steps - step) / (0.6 * steps))
 
 
 @torch.no_grad()
 def held_out_loss(model: LlamaForCausalLM, stream: np.ndarray, windows: int = 64) -> float:
-    """Mean cross entropy in nats per token over evenly spaced windows of the held-out text, in the model's own
-    dtype.
+    """Mean cross entropy in nats per token over evenly spaced windows of the held-out text, in the
+    model's own dtype.
     """
     model.eval()
     starts = np.linspace(0, len(stream) - CONTEXT - 1, windows).astype(int)
@@ -170,7 +195,10 @@ def held_out_loss(model: LlamaForCausalLM, stream: np.ndarray, windows: int = 64
 
 
 def train(folder: Path, steps: int, seed: int = 0) -> dict:
-    """Train, save in bfloat16, load back with the plain Auto classes, and record what it is. Returns the record."""
+    """Train, save in bfloat16, load back with the plain Auto classes, and record what it is.
+
+    Returns the record.
+    """
     began = time.perf_counter()
     torch.manual_seed(seed)
     training, held_out, packages, corpus_sha256 = read_corpus()
@@ -220,8 +248,8 @@ def train(folder: Path, steps: int, seed: int = 0) -> dict:
             wall = time.perf_counter() - began
             spread = entropies.detach()
             print(
-                f"step {step:5d}/{steps}  loss {running:.3f}  entropies {spread.min():.2f} {spread.median():.2f}"
-                f"  {wall / 60:.1f} min",
+                f"step {step:5d}/{steps}  loss {running:.3f}  entropies {spread.min():.2f}"
+                f" {spread.median():.2f}  {wall / 60:.1f} min",
                 flush=True,
             )
         if step % 500 == 499:
@@ -229,16 +257,21 @@ def train(folder: Path, steps: int, seed: int = 0) -> dict:
 
     minutes = (time.perf_counter() - began) / 60
     model = model.to(torch.bfloat16)
-    model.generation_config.bos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.bos_token_id = model.generation_config.eos_token_id = (
+        tokenizer.eos_token_id
+    )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
     record = {
         "training_tokens": steps * BATCH * CONTEXT,
         "corpus_tokens": len(stream),
-        "corpus": f"standard library of {platform.python_implementation()} {platform.python_version()} (twice), "
-        + ", ".join(f"{package} {version(package)}" for package in PACKAGES)
-        + "; without tests",
+        "corpus": (
+            f"standard library of {platform.python_implementation()} {platform.python_version()}"
+            " (twice), "
+            + ", ".join(f"{package} {version(package)}" for package in PACKAGES)
+            + "; without tests"
+        ),
         "corpus_sha256": corpus_sha256,
         "steps": steps,
         "seed": seed,
@@ -251,8 +284,8 @@ def train(folder: Path, steps: int, seed: int = 0) -> dict:
 
 
 def measure(folder: Path, held_out: list[str]) -> dict:
-    """Measure a trained folder, loaded by the plain Auto classes in bfloat16: parameters, loss and heads' entropies on
-    held-out texts, a greedy continuation.
+    """Measure a trained folder, loaded by the plain Auto classes in bfloat16: parameters, loss and
+    heads' entropies on held-out texts, a greedy continuation.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -261,7 +294,10 @@ def measure(folder: Path, held_out: list[str]) -> dict:
     continuation = model.generate(**prompt, max_new_tokens=48, do_sample=False)
     with torch.no_grad():
         entropies = torch.stack(
-            [head_entropies(model, torch.from_numpy(stream[start : start + 200])[None]) for start in STARTS]
+            [
+                head_entropies(model, torch.from_numpy(stream[start : start + 200])[None])
+                for start in STARTS
+            ],
         ).mean(0)
     return {
         "architecture": type(model).__name__,

@@ -1,7 +1,7 @@
 """The mark `spread(n)`.
 
-spread: `make test` runs n cases of a test with many, first and last included, `make thorough` the others. Products of
-cases, and cases chosen by name, are in covering.py.
+spread: `make test` runs n cases of a test with many, first and last included, `make thorough` the
+others. Products of cases, and cases chosen by name, are in covering.py.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def tables_are_described_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The tables of run files are made once, by the function itself, and copied into the run files of this process:
-    nearly all of the tenth of a second that a new run file takes goes to the comments on its columns.
+    """The tables of run files are made once, by the function itself, and copied into the run files
+    of this process: nearly all of the tenth of a second that a new run file takes goes to the
+    comments on its columns.
     """
     path = tmp_path_factory.mktemp("tables") / "described.duckdb"
     make = new_run.create_tables

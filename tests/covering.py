@@ -1,5 +1,5 @@
-"""Products of cases that are too large for `make test`: it runs a part in which every value is met, `make thorough` the
-rest.
+"""Products of cases that are too large for `make test`: it runs a part in which every value is met,
+`make thorough` the rest.
 """
 
 from __future__ import annotations
@@ -11,15 +11,22 @@ import pytest
 from _pytest.mark import ParameterSet
 
 
-def covering(first: Sequence[Any], second: Sequence[Any], *, whole: Container[Any] = ()) -> list[Any]:
-    """Every pair as parameters. Not thorough are those whose first is of `whole`, and a diagonal through all of
-    them.
+def covering(
+    first: Sequence[Any],
+    second: Sequence[Any],
+    *,
+    whole: Container[Any] = (),
+) -> list[Any]:
+    """Every pair as parameters. Not thorough are those whose first is of `whole`, and a diagonal
+    through all of them.
     """
     return [
         pytest.param(
             one,
             other,
-            marks=() if one in whole or _is_diagonal(i, len(first), j, len(second)) else pytest.mark.thorough,
+            marks=()
+            if one in whole or _is_diagonal(i, len(first), j, len(second))
+            else pytest.mark.thorough,
         )
         for i, one in enumerate(first)
         for j, other in enumerate(second)
@@ -35,7 +42,13 @@ def thorough(cases: Iterable[Any]) -> list[Any]:
     """Cases that are left to `make thorough`; a tuple is a case of several parameters."""
     return [
         pytest.param(
-            *(case.values if isinstance(case, ParameterSet) else case if isinstance(case, tuple) else (case,)),
+            *(
+                case.values
+                if isinstance(case, ParameterSet)
+                else case
+                if isinstance(case, tuple)
+                else (case,)
+            ),
             id=case.id if isinstance(case, ParameterSet) else None,
             marks=pytest.mark.thorough,
         )

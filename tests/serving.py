@@ -1,4 +1,6 @@
-"""The dashboard as a server process of its own, for what no client in this process shows, and a dump to send it."""
+"""The dashboard as a server process of its own, for what no client in this process shows, and a
+dump to send it.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,18 @@ def free_port() -> int:
         return listening.getsockname()[1]
 
 
-def start(store: Path, script: Path = Path("app/main.py"), port: int = 0, **settings: str) -> Server:
+def start(
+    store: Path,
+    script: Path = Path("app/main.py"),
+    port: int = 0,
+    **settings: str,
+) -> Server:
     """Return a server that answers. settings: of its configuration, `store` for ULPSCOPE_STORE."""
     port, began = port or free_port(), time.perf_counter()
     settings = {"store": str(store), "samples": str(ROOT / "tests" / "runs"), **settings}
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ULPSCOPE_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("ULPSCOPE_")
+    }
     environment |= {f"ULPSCOPE_{name.upper()}": value for name, value in settings.items()}
     options = ["--server.headless", "true", "--server.port", str(port)]
     store.parent.mkdir(parents=True, exist_ok=True)

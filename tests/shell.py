@@ -16,9 +16,14 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def words_of(command: str) -> list[str]:
-    """Words that bash makes of a command, without running it, in the locale that knows ASCII alone."""
+    """Words that bash makes of a command, without running it, in the locale that knows ASCII
+    alone.
+    """
     done = subprocess.run(
-        ["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, check=True, env={"LC_ALL": "C"}
+        ["bash", "-c", f"printf '%s\\0' {command}"],
+        capture_output=True,
+        check=True,
+        env={"LC_ALL": "C"},
     )
     return done.stdout.decode().split("\0")[:-1]
 
@@ -28,13 +33,16 @@ def command_in(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     path = folder / "ulpscope"
     path.write_text(
-        f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.quote(sys.executable)} -P -m core "$@"\n'
+        f"#!/bin/sh\nPYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.quote(sys.executable)} -P -m"
+        ' core "$@"\n',
     )
     path.chmod(0o755)
 
 
 def run_workflow(page: str, folder: Path, **variables: str) -> None:
-    """Run every `run` step of a documented workflow that calls ULPscope, in a folder with the sample runs."""
+    """Run every `run` step of a documented workflow that calls ULPscope, in a folder with the
+    sample runs.
+    """
     text = (ROOT / "docs" / "guides" / page).read_text()
     (job,) = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])["jobs"].values()
     steps = [step["run"] for step in job["steps"] if "ulpscope " in step.get("run", "")]
@@ -42,8 +50,17 @@ def run_workflow(page: str, folder: Path, **variables: str) -> None:
     if not (folder / "sample_runs").exists():
         (folder / "sample_runs").symlink_to(ROOT / "sample_runs")
     command_in(folder)
-    summary = {"GITHUB_STEP_SUMMARY": str(folder / "summary.md"), "PATH": f"{folder}:{os.environ['PATH']}"}
+    summary = {
+        "GITHUB_STEP_SUMMARY": str(folder / "summary.md"),
+        "PATH": f"{folder}:{os.environ['PATH']}",
+    }
     given = {**os.environ, **environment(folder), **summary, **variables}
     for step in steps:
-        done = subprocess.run(["bash", "-e", "-c", step], cwd=folder, env=given, capture_output=True, text=True)
+        done = subprocess.run(
+            ["bash", "-e", "-c", step],
+            cwd=folder,
+            env=given,
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stderr

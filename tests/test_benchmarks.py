@@ -1,5 +1,5 @@
-"""The scripts that need a GPU, or minutes, run here with small shapes: their figures are not checked, that they come
-is.
+"""The scripts that need a GPU, or minutes, run here with small shapes: their figures are not
+checked, that they come is.
 """
 
 import json
@@ -22,8 +22,26 @@ def test_every_benchmark_is_found_by_its_name(name):
 @pytest.mark.thorough
 @pytest.mark.model
 def test_the_gpu_script_captures_its_pairs_on_a_processor_too():
-    command = [sys.executable, "-m", "benchmarks.gpu", "--shape", "tiny", "--device", "cpu", "--tokens", "40", "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300)
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.gpu",
+        "--shape",
+        "tiny",
+        "--device",
+        "cpu",
+        "--tokens",
+        "40",
+        "--json",
+    ]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(lines) == 1 + 2 + 3 + 6
     assert {line["reference"] for line in lines} == {"prefill", "decode"}
@@ -37,7 +55,11 @@ def test_without_a_gpu_the_gpu_script_says_so_in_a_sentence():
     if torch.cuda.is_available():
         pytest.skip("there is one")
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu"], cwd=ROOT, capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "benchmarks.gpu"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 2
     assert "choose cpu" in done.stderr

@@ -1,4 +1,6 @@
-"""README and docs: what they tell people to type parses and runs, and what they link to is there."""
+"""README and docs: what they tell people to type parses and runs, and what they link to is
+there.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,14 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 def commands(text: str) -> list[str]:
-    """Calls of ours in the fences of a page: bare, after a prompt, a variable or a key of YAML, or in `RUN=$()`."""
+    """Calls of ours in the fences of a page: bare, after a prompt, a variable or a key of YAML, or
+    in `RUN=$()`.
+    """
     lines = "\n".join(re.sub(r"\\\n\s*", "", block) for block in blocks(text, r"\S*")).splitlines()
     bare = [re.sub(r"^\s*(- )?([$>] |run: |\w+=\$\(|[A-Z_]+=\S+ )?", "", line) for line in lines]
-    return [line for line in bare if re.match(r"(ulpscope|python3? -m (core|ulpscope)) [\w-]", line)]
+    return [
+        line for line in bare if re.match(r"(ulpscope|python3? -m (core|ulpscope)) [\w-]", line)
+    ]
 
 
 def parse(command: str) -> None:
@@ -41,7 +47,9 @@ def parse(command: str) -> None:
     lexer = shlex.shlex(command, posix=True, punctuation_chars=";&|)>")
     lexer.whitespace_split = True
     words = list(lexer)
-    words = words[: next((n for n, word in enumerate(words) if set(word) <= set(";&|)>")), len(words))]
+    words = words[
+        : next((n for n, word in enumerate(words) if set(word) <= set(";&|)>")), len(words))
+    ]
     rest = words[3:] if words[1] == "-m" else words[1:]
     made, name, context = typer.main.get_command(app), "ulpscope", None
     with contextlib.ExitStack() as contexts:
@@ -49,7 +57,10 @@ def parse(command: str) -> None:
             context = contexts.enter_context(made.make_context(name, list(rest), parent=context))
             if not hasattr(made, "resolve_command"):
                 return
-            name, made, rest = made.resolve_command(context, [*context._protected_args, *context.args])
+            name, made, rest = made.resolve_command(
+                context,
+                [*context._protected_args, *context.args],
+            )
 
 
 DOCUMENTED = [
@@ -65,7 +76,12 @@ def test_a_documented_command_is_one_that_the_command_line_takes(command):
 
 
 @pytest.mark.parametrize(
-    "command", ["ulpscope capture --modell m", "ulpscope captur", "$ ulpscope compare a.npz --fail-onn verdict | cat"]
+    "command",
+    [
+        "ulpscope capture --modell m",
+        "ulpscope captur",
+        "$ ulpscope compare a.npz --fail-onn verdict | cat",
+    ],
 )
 def test_a_wrong_command_is_found(command):
     (found,) = commands(f"```text\n{command}\n```\n")
@@ -79,7 +95,9 @@ def without_code(page: Path) -> str:
 
 def is_there(place: Path, anchor: str) -> bool:
     """Whether a file exists, with a heading of that anchor as GitHub and the site derive it."""
-    headings = re.findall(r"^#+ (.+)$", without_code(place), re.M) if anchor and place.exists() else []
+    headings = (
+        re.findall(r"^#+ (.+)$", without_code(place), re.M) if anchor and place.exists() else []
+    )
     anchors = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
     return place.exists() and anchor in ["", *anchors]
 
@@ -87,27 +105,44 @@ def is_there(place: Path, anchor: str) -> bool:
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda path: path.stem)
 def test_links_anchors_and_named_files_are_there(page):
     text = without_code(page)
-    links = [link.partition("#")[::2] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    links = [
+        link.partition("#")[::2]
+        for link in re.findall(r"\]\(([^)\s]+)\)", text)
+        if "://" not in link
+    ]
     places = [((page.parent / name).resolve() if name else page, anchor) for name, anchor in links]
     assert [place for place in places if not is_there(*place)] == []
     if ROOT / "docs" in page.parents:  # which is all that the site has
         assert [place for place, _ in places if ROOT / "docs" not in place.parents] == []
-    named = re.findall(r"`((?:core|app|pages|tests|benchmarks|deploy|docs|sample_runs)/[\w./-]*)`", text)
+    named = re.findall(
+        r"`((?:core|app|pages|tests|benchmarks|deploy|docs|sample_runs)/[\w./-]*)`",
+        text,
+    )
     if page.stem != "CHANGELOG":  # whose files may be gone
         assert [name for name in named if "/x" not in name and not (ROOT / name).exists()] == []
 
 
 def test_docs_that_the_code_names_are_there():
     patterns = ("core/**/*.py", "app/**/*.py", "pages/*.py", "deploy/*.*", "action.yml")
-    texts = [path.read_text(encoding="utf-8") for pattern in patterns for path in ROOT.glob(pattern)]
-    named = [name for text in texts for name in re.findall(r"(?<!Ollama's )(docs/[\w/-]+\.md)#?([\w-]*)", text)]
+    texts = [
+        path.read_text(encoding="utf-8") for pattern in patterns for path in ROOT.glob(pattern)
+    ]
+    named = [
+        name
+        for text in texts
+        for name in re.findall(r"(?<!Ollama's )(docs/[\w/-]+\.md)#?([\w-]*)", text)
+    ]
     assert len(named) > 50
     assert [name for name in named if not is_there(ROOT / name[0], name[1])] == []
 
 
 def test_the_site_lists_every_page_but_decisions():
     listed = re.findall(r'"([\w/-]+\.md)"', (ROOT / "zensical.toml").read_text(encoding="utf-8"))
-    pages = [path.relative_to(ROOT / "docs").as_posix() for path in PAGES if ROOT / "docs" in path.parents]
+    pages = [
+        path.relative_to(ROOT / "docs").as_posix()
+        for path in PAGES
+        if ROOT / "docs" in path.parents
+    ]
     assert sorted(listed) == sorted(page for page in pages if "decisions/" not in page)
 
 
@@ -116,7 +151,15 @@ def clone(tmp_path: Path) -> Path:
     """The top of a clone whose `.venv` is the Python of these tests."""
     top = tmp_path / "clone"
     (top / ".venv" / "bin").mkdir(parents=True)
-    for name in ("core", "sample_runs", "benchmarks", "tests", "pyproject.toml", "Makefile", "requirements.txt"):
+    for name in (
+        "core",
+        "sample_runs",
+        "benchmarks",
+        "tests",
+        "pyproject.toml",
+        "Makefile",
+        "requirements.txt",
+    ):
         (top / name).symlink_to(ROOT / name)
     shutil.copy(ROOT / "ulpscope", top / "ulpscope")
     python = top / ".venv" / "bin" / "python"
@@ -126,16 +169,37 @@ def clone(tmp_path: Path) -> Path:
     return top
 
 
-def in_a_fresh_shell(text: str, where: Path, store: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    variables = {"PATH": f"{where}:/usr/local/bin:/usr/bin:/bin", "HOME": str(where), **environment(store), **variables}
-    return subprocess.run(["bash", "-c", text], cwd=where, env=variables, capture_output=True, text=True, timeout=1800)
+def in_a_fresh_shell(
+    text: str,
+    where: Path,
+    store: Path,
+    **variables: str,
+) -> subprocess.CompletedProcess[str]:
+    variables = {
+        "PATH": f"{where}:/usr/local/bin:/usr/bin:/bin",
+        "HOME": str(where),
+        **environment(store),
+        **variables,
+    }
+    return subprocess.run(
+        ["bash", "-c", text],
+        cwd=where,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=1800,
+    )
 
 
 def test_the_launcher_runs_from_any_directory_and_passes_arguments_and_exit_codes(clone, tmp_path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "ulp").symlink_to(clone / "ulpscope")
     (tmp_path / "core.py").write_text("raise SystemExit('not ours')\n")  # of a person's own
-    done = in_a_fresh_shell("bin/ulp list --store clone/sample_runs; bin/ulp show 'no such  run'", tmp_path, tmp_path)
+    done = in_a_fresh_shell(
+        "bin/ulp list --store clone/sample_runs; bin/ulp show 'no such  run'",
+        tmp_path,
+        tmp_path,
+    )
     assert done.returncode == 2
     assert "fresh-against-cached" in done.stdout
     assert "'no such  run'" in done.stderr
@@ -143,11 +207,18 @@ def test_the_launcher_runs_from_any_directory_and_passes_arguments_and_exit_code
 
 @pytest.mark.skipif(not INSTALLED.exists(), reason="this environment has no clone installed")
 def test_the_installed_command_takes_over_what_core_has_compiled(tmp_path):
-    """numba keeps the name of the module that compiled: `core` for the dashboard, `ulpscope` for the command."""
+    """numba keeps the name of the module that compiled: `core` for the dashboard, `ulpscope` for
+    the command.
+    """
     dump = ROOT / "sample_runs" / "dumps" / "fresh_and_cached_upcast.npz"
     for command in ([sys.executable, "-m", "core"], [INSTALLED]):
         where = ROOT if len(command) > 1 else tmp_path
-        done = subprocess.run([*command, "compare", dump, "--json"], cwd=where, capture_output=True, text=True)
+        done = subprocess.run(
+            [*command, "compare", dump, "--json"],
+            cwd=where,
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["verdict"] == "likely rounding"
 
@@ -158,13 +229,22 @@ def test_the_launcher_installs_first_if_nothing_is_installed(clone, tmp_path, ma
     (clone / ".venv" / ".runtime").unlink()
     (tmp_path / "make").write_text(f'#!/bin/sh\necho "make $*"\nexit {made}\n')
     (tmp_path / "make").chmod(0o755)
-    done = in_a_fresh_shell("./ulpscope list --json", clone, tmp_path, PATH=f"{tmp_path}:/usr/bin:/bin")
+    done = in_a_fresh_shell(
+        "./ulpscope list --json",
+        clone,
+        tmp_path,
+        PATH=f"{tmp_path}:/usr/bin:/bin",
+    )
     assert (done.returncode, done.stdout) == ((2, "") if made else (0, "[]\n"))
     assert done.stderr == f"make -C {clone} .venv/.runtime\n"
 
 
 @pytest.mark.parametrize("installed", [True, False])
-def test_the_launcher_runs_an_environment_that_pip_made_where_there_is_no_make(clone, tmp_path, installed):
+def test_the_launcher_runs_an_environment_that_pip_made_where_there_is_no_make(
+    clone,
+    tmp_path,
+    installed,
+):
     (clone / ".venv" / ".runtime").unlink()
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -177,7 +257,11 @@ def test_the_launcher_runs_an_environment_that_pip_made_where_there_is_no_make(c
     assert ("no make" in done.stderr) is not installed
 
 
-PASTED = [page for page in PAGES if page.stem not in NOT_PASTED and blocks(page.read_text(encoding="utf-8"), "bash")]
+PASTED = [
+    page
+    for page in PAGES
+    if page.stem not in NOT_PASTED and blocks(page.read_text(encoding="utf-8"), "bash")
+]
 
 
 @pytest.mark.thorough
@@ -188,7 +272,12 @@ def test_a_page_works_as_pasted_block_by_block(page, clone, tmp_path):
     for block in blocks(page.read_text(encoding="utf-8"), "bash"):
         text = "\n".join(line for line in block.splitlines() if not line.startswith("make"))
         strict = "set -u; trap 'code=$?; [ $code = 1 ] || exit $code' ERR"
-        done = in_a_fresh_shell(f"{strict}\n{text}", clone, tmp_path, ULPSCOPE_SAMPLES=str(ROOT / "sample_runs"))
+        done = in_a_fresh_shell(
+            f"{strict}\n{text}",
+            clone,
+            tmp_path,
+            ULPSCOPE_SAMPLES=str(ROOT / "sample_runs"),
+        )
         assert done.returncode in (0, 1), (text, done.stdout, done.stderr)
         assert not re.search(r"^error: |Traceback|^bash: ", done.stderr, re.M), (text, done.stderr)
 
@@ -203,8 +292,18 @@ def test_documented_python_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     loaded = tiny_model("llama")
     logits = np.zeros((3, 8), np.float32)
-    known = {"np": np, "torch": torch, "model": loaded.model, "prompts": tiny_prompts(loaded), "ids": np.arange(3)}
-    known |= {"path": ROOT / "tests/runs/fresh-against-cached.duckdb", "fresh_logits": logits, "cached_logits": logits}
+    known = {
+        "np": np,
+        "torch": torch,
+        "model": loaded.model,
+        "prompts": tiny_prompts(loaded),
+        "ids": np.arange(3),
+    }
+    known |= {
+        "path": ROOT / "tests/runs/fresh-against-cached.duckdb",
+        "fresh_logits": logits,
+        "cached_logits": logits,
+    }
     (path_of_page,) = (ROOT / "docs").rglob(f"{page}.md")
     for text in blocks(path_of_page.read_text(encoding="utf-8"), "python"):
         exec(text.replace("from ulpscope", "from core"), known)

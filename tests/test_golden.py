@@ -1,6 +1,7 @@
 """Golden outputs: figures, verdicts, bits and exit codes that a refactoring must not move.
 
-`python -m tests.test_golden` writes tests/golden anew. A commit that does so says which entries changed and why.
+`python -m tests.test_golden` writes tests/golden anew. A commit that does so says which entries
+changed and why.
 """
 
 from __future__ import annotations
@@ -26,13 +27,22 @@ import pytest
 from core.__main__ import main
 from core.judging.ingest import ingest
 from core.runs.dumps.export import export_npz
-from core.runs.queries.heatmap import MEASURES, ORDERS, TILE_COLUMNS, Tile, largest_level, tile_cells
+from core.runs.queries.heatmap import (
+    MEASURES,
+    ORDERS,
+    TILE_COLUMNS,
+    Tile,
+    largest_level,
+    tile_cells,
+)
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 
 ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests" / "golden"
-DUMPS = sorted([*(ROOT / "tests" / "cases").glob("*.npz"), *(ROOT / "sample_runs" / "dumps").glob("*.npz")])
+DUMPS = sorted(
+    [*(ROOT / "tests" / "cases").glob("*.npz"), *(ROOT / "sample_runs" / "dumps").glob("*.npz")],
+)
 LISTS = "tests/core/runs/topk/payloads"
 TOP_K = {
     "one answer": f"{LISTS}/vllm_completions.json {LISTS}/vllm_completions.json",
@@ -62,7 +72,13 @@ def planted(golden: Any, path: tuple) -> Any:
 
 
 def leaves(value: Any, path: tuple = ()) -> Iterator[tuple]:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else None
+    )
     if items is None:
         yield path
     else:
@@ -71,16 +87,28 @@ def leaves(value: Any, path: tuple = ()) -> Iterator[tuple]:
 
 
 def differences(got: Any, want: Any, place: str = "") -> list[str]:
-    """Return the places where an output is not the golden one: floats to 1e-9 relative or 1e-12, all else exactly."""
+    """Return the places where an output is not the golden one: floats to 1e-9 relative or 1e-12,
+    all else exactly.
+    """
     if isinstance(want, dict) and isinstance(got, dict):
         missing = [f"{place}/{key}: only on one side" for key in got.keys() ^ want.keys()]
         return missing + [
-            d for key in want.keys() & got.keys() for d in differences(got[key], want[key], f"{place}/{key}")
+            d
+            for key in want.keys() & got.keys()
+            for d in differences(got[key], want[key], f"{place}/{key}")
         ]
     if isinstance(want, list) and isinstance(got, list) and len(want) == len(got):
-        return [d for i, (x, y) in enumerate(zip(got, want, strict=True)) for d in differences(x, y, f"{place}[{i}]")]
+        return [
+            d
+            for i, (x, y) in enumerate(zip(got, want, strict=True))
+            for d in differences(x, y, f"{place}[{i}]")
+        ]
     if isinstance(want, float) and isinstance(got, float):
-        return [] if math.isclose(got, want, rel_tol=1e-9, abs_tol=1e-12) else [f"{place}: {got!r}, not {want!r}"]
+        return (
+            []
+            if math.isclose(got, want, rel_tol=1e-9, abs_tol=1e-12)
+            else [f"{place}: {got!r}, not {want!r}"]
+        )
     return [] if type(got) is type(want) and got == want else [f"{place}: {got!r}, not {want!r}"]
 
 
@@ -99,7 +127,10 @@ def run(line: str) -> tuple[int, str]:
 
 
 def digest(array: np.ndarray) -> str:
-    return f"{array.dtype} {list(array.shape)} {hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()}"
+    return (
+        f"{array.dtype} {list(array.shape)}"
+        f" {hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()}"
+    )
 
 
 def compared_dumps() -> dict[str, Any]:
@@ -109,7 +140,10 @@ def compared_dumps() -> dict[str, Any]:
 
 def compared_lists() -> dict[str, Any]:
     """`compare --json --positions` of top-k responses."""
-    return {name: json.loads(run(f"compare {files} --json --positions")[1]) for name, files in TOP_K.items()}
+    return {
+        name: json.loads(run(f"compare {files} --json --positions")[1])
+        for name, files in TOP_K.items()
+    }
 
 
 def exported_arrays() -> dict[str, Any]:
@@ -135,7 +169,14 @@ def heatmap_tiles() -> dict[str, Any]:
             with RunReader(store.path_of(ingest(store, [dump]))) as stored:
                 outputs[dump.stem] = {
                     f"{order}, {measure}, level {level}": digest(
-                        tile_cells(stored, 0, Tile(0, level, 0, 0), order, measure, lambda _, make: make())
+                        tile_cells(
+                            stored,
+                            0,
+                            Tile(0, level, 0, 0),
+                            order,
+                            measure,
+                            lambda _, make: make(),
+                        ),
                     )
                     for order in ORDERS
                     for measure in MEASURES
@@ -145,10 +186,17 @@ def heatmap_tiles() -> dict[str, Any]:
 
 
 def judged_paths() -> dict[str, Any]:
-    """Verdicts over 40 faults and 40 harmless paths of the trial, computed with portable kernels."""
+    """Verdicts over 40 faults and 40 harmless paths of the trial, computed with portable
+    kernels.
+    """
     command = [sys.executable, "-m", "tests.golden.judged_paths"]
     done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **PORTABLE}, capture_output=True, text=True, check=False
+        command,
+        cwd=ROOT,
+        env={**os.environ, **PORTABLE},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -194,4 +242,7 @@ if __name__ == "__main__":
     os.chdir(ROOT)
     os.environ["ULPSCOPE_SAMPLES"] = str(ROOT / "tests" / "runs")
     for name, output in OUTPUTS.items():
-        (GOLDEN / f"{name}.json").write_text(json.dumps(output(), indent=0) + "\n", encoding="utf-8")
+        (GOLDEN / f"{name}.json").write_text(
+            json.dumps(output(), indent=0) + "\n",
+            encoding="utf-8",
+        )

@@ -28,21 +28,33 @@ assert len(ours) == len(set(ours)) > 9
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """A folder in which the clone's package is called `ulpscope`, as an editable installation has it."""
+    """A folder in which the clone's package is called `ulpscope`, as an editable installation has
+    it.
+    """
     (tmp_path / "ulpscope").symlink_to(ROOT / "core")
     return tmp_path
 
 
 def run(installed: Path, *arguments: str, has_clone: bool = True) -> str:
     paths = f"{installed}:{ROOT if has_clone else sysconfig.get_path('purelib')}"
-    command = [sys.executable, "-P", *([] if has_clone else ["-S"]), *arguments]  # -S: no .pth file names the clone
-    done = subprocess.run(command, env={"PYTHONPATH": paths, "PATH": ""}, cwd=installed, capture_output=True, text=True)
+    # -S: no .pth file names the clone
+    command = [sys.executable, "-P", *([] if has_clone else ["-S"]), *arguments]
+    done = subprocess.run(
+        command,
+        env={"PYTHONPATH": paths, "PATH": ""},
+        cwd=installed,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pytest.mark.parametrize("imports", ["import ulpscope, core", "import core, ulpscope"])
-def test_a_clone_has_one_copy_of_every_module_under_both_names(imports: str, installed: Path) -> None:
+def test_a_clone_has_one_copy_of_every_module_under_both_names(
+    imports: str,
+    installed: Path,
+) -> None:
     run(installed, "-c", SAME.format(imports=imports, root=str(ROOT)))
 
 

@@ -26,7 +26,9 @@ def test_the_runs_and_dumps_stay_within_seventy_megabytes():
 
 
 @pytest.mark.parametrize(
-    "path", [*RUNS, ROLLOUT, *DUMPS, FOLDER / "model" / "model.safetensors"], ids=lambda path: path.name
+    "path",
+    [*RUNS, ROLLOUT, *DUMPS, FOLDER / "model" / "model.safetensors"],
+    ids=lambda path: path.name,
 )
 def test_the_digest_in_the_readme_is_the_files(path):
     assert hashlib.sha256(path.read_bytes()).hexdigest() in README
@@ -34,7 +36,10 @@ def test_the_digest_in_the_readme_is_the_files(path):
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
 def test_a_sample_run_is_whole_and_judged(path):
-    expected = {"injected-bug": "bug suspected", "llamacpp-kv-float16": "lower precision"}.get(path.stem, "rounding")
+    expected = {"injected-bug": "bug suspected", "llamacpp-kv-float16": "lower precision"}.get(
+        path.stem,
+        "rounding",
+    )
     with RunReader(path) as run:
         for side in run.sides:
             bits = run.read_rows(side.index, 0, run.header.rows)
@@ -68,7 +73,9 @@ def test_each_shows_what_it_is_for():
         assert shown["vllm-against-transformers"].pairs[0].noise_ratio < 1.5
         assert len(shown["where-it-starts"].rows("layer", pair=0)) > 300
         assert shown["where-it-starts"].sides_with_kernels == {0, 1}
-        cuda = shown["batches-on-an-h100"].query("SELECT count(*) AS rows FROM kernel WHERE name LIKE 'nvjet%'")
+        cuda = shown["batches-on-an-h100"].query(
+            "SELECT count(*) AS rows FROM kernel WHERE name LIKE 'nvjet%'",
+        )
         assert cuda["rows"][0] > 0
         assert shown["injected-bug"].pairs[0].first_place == (0, 16)
         continued = shown["continuations-that-part"]

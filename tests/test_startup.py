@@ -23,5 +23,11 @@ COMPUTING = ("torch", "transformers", "numba", "scipy", "pandas")
 )
 def test_a_module_starts_without_what_is_heavy(module: str, heavy: tuple[str, ...]) -> None:
     code = f"import {module}\nimport sys\nprint(*sorted(set({heavy!r}) & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.strip() == ""

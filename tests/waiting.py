@@ -18,8 +18,8 @@ def until(
     every: float = EVERY_SECONDS,
     about: Callable[[], object] = lambda: "",
 ) -> Found:
-    """The first answer of `look` that is true; AssertionError after so many seconds, with the last answer and what
-    `about` says.
+    """The first answer of `look` that is true; AssertionError after so many seconds, with the last
+    answer and what `about` says.
     """
     ends = time.monotonic() + seconds
     while not (result := look()):

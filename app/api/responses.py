@@ -17,10 +17,24 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from core.configuration import configuration
-from core.errors import AccessError, ConfigurationError, DumpError, LimitError, StoreError, UlpscopeError, UsageError
+from core.errors import (
+    AccessError,
+    ConfigurationError,
+    DumpError,
+    LimitError,
+    StoreError,
+    UlpscopeError,
+    UsageError,
+)
 from core.text import clean
 
-_STATUS = {AccessError: 403, UsageError: 400, DumpError: 422, StoreError: 409, ConfigurationError: 503}
+_STATUS = {
+    AccessError: 403,
+    UsageError: 400,
+    DumpError: 422,
+    StoreError: 409,
+    ConfigurationError: 503,
+}
 _RETRY_SECONDS = {423: "2", 429: "2", 503: "30"}
 _DRAINED_BYTES, _DRAINED_SECONDS = 64 << 20, 3.0
 
@@ -34,7 +48,10 @@ class RefusedError(UlpscopeError):
 
 
 def route(
-    method: str, path: str, handler: Callable[[Request], Any], limiter: anyio.CapacityLimiter | None = None
+    method: str,
+    path: str,
+    handler: Callable[[Request], Any],
+    limiter: anyio.CapacityLimiter | None = None,
 ) -> Route:
     """Return a route whose handler is async, or runs in a thread; its errors are answers.
 
@@ -61,7 +78,9 @@ def route(
 
 
 async def _drain(request: Request) -> None:
-    """Read the rest of a refused body, within bounds: closing a connection on unread bytes loses the answer."""
+    """Read the rest of a refused body, within bounds: closing a connection on unread bytes loses
+    the answer.
+    """
     received = 0
     with anyio.move_on_after(_DRAINED_SECONDS), suppress(ClientDisconnect, RuntimeError):
         async for part in request.stream():
@@ -74,10 +93,18 @@ def answer(value: object, status: int = 200, headers: dict[str, str] | None = No
     """Return a value as JSON, which has no NaN: a damaged figure is an error."""
     try:
         # A file's name may be no text: its odd bytes become escapes that JSON has too.
-        body = json.dumps(value, ensure_ascii=False, allow_nan=False, default=str).encode("utf-8", "backslashreplace")
+        body = json.dumps(value, ensure_ascii=False, allow_nan=False, default=str).encode(
+            "utf-8",
+            "backslashreplace",
+        )
     except ValueError:
         return error("A figure of the run is not a number; the file is damaged.", 409)
-    return Response(body, status, {"Cache-Control": "no-store", **(headers or {})}, media_type="application/json")
+    return Response(
+        body,
+        status,
+        {"Cache-Control": "no-store", **(headers or {})},
+        media_type="application/json",
+    )
 
 
 def error(sentence: str, status: int) -> Response:
@@ -100,7 +127,9 @@ def page_url(request: Request, run_id: str) -> str:
 
 def api_path(request: Request, *parts: str) -> str:
     """Return the address of a resource of the API, for a Location header."""
-    return f"{request.scope.get('root_path', '')}/api/" + "/".join(quote(part, safe="") for part in parts)
+    return f"{request.scope.get('root_path', '')}/api/" + "/".join(
+        quote(part, safe="") for part in parts
+    )
 
 
 def flag(request: Request, name: str) -> bool:
@@ -123,4 +152,7 @@ def refuse_unknown(request: Request, *names: str) -> None:
     """Refuse parameters that are none of `known`, which may be misspelled."""
     unknown = sorted(set(request.query_params) - set(names))
     if unknown:
-        raise RefusedError(f"'{clean(unknown[0])}' is not a parameter here; expected {', '.join(names) or 'none'}.")
+        raise RefusedError(
+            f"'{clean(unknown[0])}' is not a parameter here; expected"
+            f" {', '.join(names) or 'none'}.",
+        )

@@ -1,7 +1,9 @@
-"""Runs over HTTP: listed and filtered as in the gallery, with the figures of the command line; and their files.
+"""Runs over HTTP: listed and filtered as in the gallery, with the figures of the command line; and
+their files.
 
-A run is sent as its file or as an npz, in ranges, so that an interrupted download can resume. An npz is stored in
-`.npz/`. A range fits also after it was written again: exporting gives the same bytes every time.
+A run is sent as its file or as an npz, in ranges, so that an interrupted download can resume. An
+npz is stored in `.npz/`. A range fits also after it was written again: exporting gives the same
+bytes every time.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ def list_runs(request: Request) -> Response:
         return {**card_json(card), "labels": about, "url": page_url(request, card.run_id)}
 
     runs = [describe(card) for card in matching[offset : offset + limit]]
-    return answer({"runs": runs, "total": len(matching), "broken": [run.reason for run in unreadable]})
+    return answer(
+        {"runs": runs, "total": len(matching), "broken": [run.reason for run in unreadable]},
+    )
 
 
 def one_run(request: Request) -> Response:
@@ -70,7 +74,9 @@ def one_run(request: Request) -> Response:
         if not isinstance(card, RunCard) or card.kind != OPS:
             raise
         figures = ops_json(store_cache.ops_run(path.stem))
-    return answer({**figures, "labels": asdict(store.labels(path.stem)), "url": page_url(request, path.stem)})
+    return answer(
+        {**figures, "labels": asdict(store.labels(path.stem)), "url": page_url(request, path.stem)},
+    )
 
 
 def _filters(request: Request) -> filters.Filters:
@@ -79,7 +85,9 @@ def _filters(request: Request) -> filters.Filters:
     values = {name: query.get(name, "any") for name in choices}
     for name, options in choices.items():
         if values[name] not in options:
-            raise RefusedError(f"{name}={clean(values[name])} is not known; expected one of {', '.join(options)}.")
+            raise RefusedError(
+                f"{name}={clean(values[name])} is not known; expected one of {', '.join(options)}.",
+            )
     text = query.get("search", "")
     if len(text) > LONGEST_TEXT:
         raise RefusedError(f"search has {len(text)} characters; expected at most {LONGEST_TEXT}.")
@@ -127,8 +135,18 @@ def run_html(request: Request) -> Response:
 
 def _file_response(path: Path, name: str, etag: str, kind: str) -> Response:
     # Not compressed on the way: floats hardly shrink, and a range would be of other bytes.
-    headers = {"ETag": f'"{etag}"', "Cache-Control": "private, no-cache", "Content-Encoding": "identity"}
-    return FileResponse(path, filename=name, media_type=kind, stat_result=path.stat(), headers=headers)
+    headers = {
+        "ETag": f'"{etag}"',
+        "Cache-Control": "private, no-cache",
+        "Content-Encoding": "identity",
+    }
+    return FileResponse(
+        path,
+        filename=name,
+        media_type=kind,
+        stat_result=path.stat(),
+        headers=headers,
+    )
 
 
 def _export(store: Store, path: Path, target: Path) -> None:
@@ -141,12 +159,18 @@ def _export(store: Store, path: Path, target: Path) -> None:
             store.check_space(size)
             export_npz(run, target, overwrite=True)  # another process of this server may be faster
     except OSError as failure:
-        raise StoreError(f"{target.parent}: cannot be written to ({failure.strerror}).") from failure
+        raise StoreError(
+            f"{target.parent}: cannot be written to ({failure.strerror}).",
+        ) from failure
 
 
 def _drop_oldest(folder: Path, coming: int) -> None:
     """Make room within MOST_BYTES. Running downloads of a deleted file are not interrupted."""
-    files = sorted((status.st_mtime, status.st_size, path) for path in folder.iterdir() if (status := path.stat()))
+    files = sorted(
+        (status.st_mtime, status.st_size, path)
+        for path in folder.iterdir()
+        if (status := path.stat())
+    )
     total = sum(size for _, size, _ in files)
     for _, size, path in files:
         if total + coming <= MOST_BYTES:

@@ -1,4 +1,6 @@
-"""The Compare page: tabs Side by side (runs), Classes (of the sides of one run), Sweeps, Watched endpoints."""
+"""The Compare page: tabs Side by side (runs), Classes (of the sides of one run), Sweeps, Watched
+endpoints.
+"""
 
 from app.page import Page, PageSetting, words
 from core.sweeps.matrix import FIGURES
@@ -10,7 +12,12 @@ SIDE_BY_SIDE = Page(
     "run",
     (
         PageSetting("with", "compare_with", ""),
-        PageSetting("by", "compare_by", "max_abs", words(["max_abs", "max_row_ulps", "max_ulps", "rms", "kl"])),
+        PageSetting(
+            "by",
+            "compare_by",
+            "max_abs",
+            words(["max_abs", "max_row_ulps", "max_ulps", "rms", "kl"]),
+        ),
     ),
 )
 CLASSES = Page(

@@ -1,4 +1,6 @@
-"""Charts of the Compare page: pairs of several runs over each other, classes of equal bits, a sweep over its value."""
+"""Charts of the Compare page: pairs of several runs over each other, classes of equal bits, a sweep
+over its value.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ _LONGEST = 34  # of a side's name on an axis
 
 
 def runs_by_distance(curves: list[tuple[str, pd.DataFrame]]) -> go.Figure:
-    """Share of logits that differ by at least so many ULPs, one step line per run, log axes. curves: name, table of
-    core.runs.queries.compare.distribution.
+    """Share of logits that differ by at least so many ULPs, one step line per run, log axes.
+    curves: name, table of core.runs.queries.compare.distribution.
     """
     figure = go.Figure()
     for (name, table), color in zip(curves, RUNS, strict=False):
@@ -29,19 +31,36 @@ def runs_by_distance(curves: list[tuple[str, pd.DataFrame]]) -> go.Figure:
             hovertemplate="%{y:.3g} of the logits differ by at least %{x:,} ULPs<extra></extra>",
         )
     whole = pd.concat([table for _, table in curves])
-    figure.update_xaxes(title="ULPs of each run's own dtype", **log_axis(whole["distance"].to_numpy(float)))
-    figure.update_yaxes(title="share that differs by at least as much", **log_axis(whole["share"].to_numpy(float)))
+    figure.update_xaxes(
+        title="ULPs of each run's own dtype",
+        **log_axis(whole["distance"].to_numpy(float)),
+    )
+    figure.update_yaxes(
+        title="share that differs by at least as much",
+        **log_axis(whole["share"].to_numpy(float)),
+    )
     return layout(figure, 320).update_layout(legend_tracegroupgap=0)
 
 
 def sweep(table: pd.DataFrame, name: str) -> go.Figure:
-    """Small multiples over the value that was swept: share of differing logits, largest difference, flips. One color a
-    class. table: of core.runs.queries.classes.sweep.
+    """Small multiples over the value that was swept: share of differing logits, largest difference,
+    flips. One color a class. table: of core.runs.queries.classes.sweep.
     """
     titles = {"neq_share": "logits that differ", "max_abs": "largest difference", "flips": "flips"}
-    figure = make_subplots(rows=1, cols=3, horizontal_spacing=0.09, subplot_titles=list(titles.values()))
-    values = [str(value) for value in table["value"]]  # as categories: 1, 2, 4, 33 stand side by side
-    line = {"mode": "lines", "line": {"color": QUIET, "width": 1}, "showlegend": False, "hoverinfo": "skip"}
+    figure = make_subplots(
+        rows=1,
+        cols=3,
+        horizontal_spacing=0.09,
+        subplot_titles=list(titles.values()),
+    )
+    # as categories: 1, 2, 4, 33 stand side by side
+    values = [str(value) for value in table["value"]]
+    line = {
+        "mode": "lines",
+        "line": {"color": QUIET, "width": 1},
+        "showlegend": False,
+        "hoverinfo": "skip",
+    }
     for column, measure in enumerate(titles, start=1):
         figure.add_scatter(x=values, y=table[measure], **line, row=1, col=column)
         for group, rows in table.groupby("class", sort=False):
@@ -59,9 +78,17 @@ def sweep(table: pd.DataFrame, name: str) -> go.Figure:
                 col=column,
             )
     figure.update_annotations(font_size=11)  # the titles, side by side on a telephone too
-    figure.update_xaxes(title=inert(name), type="category", categoryorder="array", categoryarray=values)
+    figure.update_xaxes(
+        title=inert(name),
+        type="category",
+        categoryorder="array",
+        categoryarray=values,
+    )
     figure.update_yaxes(rangemode="tozero")
     figure.update_yaxes(tickformat=".0%", row=1, col=1)
     step = {"dtick": 1} if table["flips"].max() < 6 else {}  # whole numbers only, each once
     figure.update_yaxes(tickformat=",d", row=1, col=3, **step)
-    return layout(figure, 300).update_layout(legend={"y": -0.28, "yanchor": "top"}, margin={"t": 36})
+    return layout(figure, 300).update_layout(
+        legend={"y": -0.28, "yanchor": "top"},
+        margin={"t": 36},
+    )

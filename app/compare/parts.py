@@ -19,10 +19,19 @@ MOST = 5  # runs next to the first: six colors can be distinguished
 
 
 def parse_setting() -> dict[str, int | None]:
-    """Return the runs in the page's setting, `run~2,run`, each with the index of its pair or None."""
-    parts = [part.strip().partition("~") for part in str(st.session_state.get("compare_with", "")).split(",")]
+    """Return the runs in the page's setting, `run~2,run`, each with the index of its pair or
+    None.
+    """
+    parts = [
+        part.strip().partition("~")
+        for part in str(st.session_state.get("compare_with", "")).split(",")
+    ]
     is_index = {index: index.isdigit() and len(index) < 6 for *_, index in parts}
-    return {run_id: int(index) if is_index[index] else None for run_id, _, index in parts[:MOST] if run_id}
+    return {
+        run_id: int(index) if is_index[index] else None
+        for run_id, _, index in parts[:MOST]
+        if run_id
+    }
 
 
 def _ask(indices: dict[str, int | None]) -> None:
@@ -35,11 +44,22 @@ def pick(view: selection.View) -> list[RunPair]:
     indices, (newest, _), cell = parse_setting(), store_cache.cards(), cell_of(view.run.run_id)
     of_cell = {run_id for run_id in store_cache.store().cells() if cell and cell_of(run_id) == cell}
     others = {*of_cell, *indices} - {card.run_id for card in newest}
-    cards = [card for card in (*store_cache.cards_of(others), *newest) if card.run_id != view.run.run_id and card.sides]
-    parts = {card.run_id: (card.name, card.compute_dtype, card.device, card.run_id) for card in cards}
-    labels = {run_id: " · ".join(part for part in of_run if part) for run_id, of_run in parts.items()}
+    cards = [
+        card
+        for card in (*store_cache.cards_of(others), *newest)
+        if card.run_id != view.run.run_id and card.sides
+    ]
+    parts = {
+        card.run_id: (card.name, card.compute_dtype, card.device, card.run_id) for card in cards
+    }
+    labels = {
+        run_id: " · ".join(part for part in of_run if part) for run_id, of_run in parts.items()
+    }
     if gone := [run_id for run_id in indices if run_id not in labels and run_id != view.run.run_id]:
-        st.warning(f"There is no run {', '.join(widgets.escape(run_id[:60]) for run_id in gone)} here (any more).")
+        st.warning(
+            f"There is no run {', '.join(widgets.escape(run_id[:60]) for run_id in gone)} here (any"
+            " more).",
+        )
     indices = {run_id: index for run_id, index in indices.items() if run_id in labels}
     st.session_state["compare_runs"] = list(indices)
     st.multiselect(
@@ -48,7 +68,9 @@ def pick(view: selection.View) -> list[RunPair]:
         format_func=labels.__getitem__,
         key="compare_runs",
         max_selections=MOST,
-        on_change=lambda: _ask({run_id: indices.get(run_id) for run_id in st.session_state["compare_runs"]}),
+        on_change=lambda: _ask(
+            {run_id: indices.get(run_id) for run_id in st.session_state["compare_runs"]},
+        ),
         placeholder="Choose one or more runs",
     )
     pairs = [RunPair(view.run, view.pair, view.table)]
@@ -61,7 +83,9 @@ def pick(view: selection.View) -> list[RunPair]:
             continue
         if index is None or index >= len(run.pairs):
             index = next((pair.index for pair in run.pairs if pair.variant == view.pair.variant), 0)
-        pairs.append(RunPair(run, run.pairs[index], store_cache.cached(run, RunReader.positions, index)))
+        pairs.append(
+            RunPair(run, run.pairs[index], store_cache.cached(run, RunReader.positions, index)),
+        )
     several = [one for one in pairs[1:] if len(one.run.pairs) > 1]
     for column, one in zip(st.columns(max(1, len(several))), several, strict=False):
         run_id, key = one.run.run_id, f"compare_variant_{one.run.run_id}"
@@ -72,13 +96,17 @@ def pick(view: selection.View) -> list[RunPair]:
             list(variants),
             format_func=variants.__getitem__,
             key=key,
-            on_change=lambda run_id=run_id, key=key: _ask(indices | {run_id: st.session_state[key]}),
+            on_change=lambda run_id=run_id, key=key: _ask(
+                indices | {run_id: st.session_state[key]},
+            ),
         )
     return pairs
 
 
 def names(pairs: Sequence[RunPair]) -> list[str]:
-    """Return short, distinct names of the pairs: the run's name, and its variant if two runs share a name."""
+    """Return short, distinct names of the pairs: the run's name, and its variant if two runs share
+    a name.
+    """
     plain = [printable(one.run.header.name, "?")[:60] for one in pairs]
     return [
         name if plain.count(name) == 1 else f"{name} · {one.pair.variant} · {place + 1}"
@@ -88,13 +116,17 @@ def names(pairs: Sequence[RunPair]) -> list[str]:
 
 def provenance(pairs: Sequence[RunPair], titles: Sequence[str]) -> pd.DataFrame:
     """Return how the provenance of the runs differs: one row per fact, one column per run."""
-    facts = pd.DataFrame([one.facts for one in pairs], index=titles).drop(columns=["run", "name"]).fillna("")
+    facts = (
+        pd.DataFrame([one.facts for one in pairs], index=titles)
+        .drop(columns=["run", "name"])
+        .fillna("")
+    )
     return facts.astype(str).T[lambda table: table.nunique(axis=1) > 1]
 
 
 def figure_texts(pairs: Sequence[RunPair], titles: Sequence[str]) -> pd.DataFrame:
-    """Table of the figures: one row per figure, one column per run, with its ratio to the first in brackets if it says
-    something.
+    """Table of the figures: one row per figure, one column per run, with its ratio to the first in
+    brackets if it says something.
     """
     table, rows = figures(pairs), {}
     for name, label, is_more in FIGURES:
@@ -124,17 +156,32 @@ def export_runs(pairs: Sequence[RunPair]) -> pd.DataFrame:
     """Return the unrounded figures and provenance for a download, one row per run."""
     summary = ("flips", "near_ties", "same_top1", "max_ulps", "mean_ulps", "max_row_ulps", *COUNTS)
     counts = [{name: getattr(one.pair.summary, name) for name in summary} for one in pairs]
-    return pd.concat([pd.DataFrame([one.facts for one in pairs]), figures(pairs), pd.DataFrame(counts)], axis=1)
+    return pd.concat(
+        [pd.DataFrame([one.facts for one in pairs]), figures(pairs), pd.DataFrame(counts)],
+        axis=1,
+    )
 
 
-def flip_texts(flips: pd.DataFrame, pairs: Sequence[RunPair], titles: Sequence[str]) -> pd.DataFrame:
-    """Return one row per position with a flip: place, and per run the two tokens, empty if it has no flip there."""
+def flip_texts(
+    flips: pd.DataFrame,
+    pairs: Sequence[RunPair],
+    titles: Sequence[str],
+) -> pd.DataFrame:
+    """Return one row per position with a flip: place, and per run the two tokens, empty if it has
+    no flip there.
+    """
     texts = [
-        " → ".join(wording.token(token, pairs[row.run].run.vocabulary.get(token)) for token in tokens)
+        " → ".join(
+            wording.token(token, pairs[row.run].run.vocabulary.get(token)) for token in tokens
+        )
         for row in flips.itertuples()
         for tokens in [(row.reference_token, row.variant_token)]
     ]
-    wide = flips.assign(text=texts).pivot(index=["prompt", "position"], columns="run", values="text")
+    wide = flips.assign(text=texts).pivot(
+        index=["prompt", "position"],
+        columns="run",
+        values="text",
+    )
     wide = wide.reindex(columns=range(len(pairs))).set_axis(list(titles), axis="columns")
     order = pd.MultiIndex.from_frame(flips[["prompt", "position"]].drop_duplicates())
     return wide.reindex(order).astype(object).fillna("").reset_index()

@@ -1,4 +1,7 @@
-"""Side by side: two or more runs, as before and after an upgrade. Classes: the sides of equal bits of one run."""
+"""Side by side: two or more runs, as before and after an upgrade.
+
+Classes: the sides of equal bits of one run.
+"""
 
 from functools import partial
 
@@ -13,7 +16,13 @@ from core.runs.queries import classes
 from core.runs.queries.compare import distribution, flips, same_tokens, sentence
 from core.text import file_name, plural, visible
 
-BY = {"max_abs": "difference", "max_row_ulps": "row ULPs", "max_ulps": "ULPs", "rms": "RMS", "kl": "KL"}
+BY = {
+    "max_abs": "difference",
+    "max_row_ulps": "row ULPs",
+    "max_ulps": "ULPs",
+    "rms": "RMS",
+    "kl": "KL",
+}
 
 
 def draw(view: selection.View) -> None:
@@ -21,7 +30,8 @@ def draw(view: selection.View) -> None:
     pairs = parts.pick(view)
     if len(pairs) == 1:
         st.info(
-            "Choose a run to compare with: the same prompts before and after an upgrade, in another dtype or device."
+            "Choose a run to compare with: the same prompts before and after an upgrade, in another"
+            " dtype or device.",
         )
         return
     titles = parts.names(pairs)
@@ -30,15 +40,25 @@ def draw(view: selection.View) -> None:
         """Read what is the same at every position."""
         is_same, all_flips = same_tokens(pairs), flips(pairs)
         all_flips = all_flips[:0] if is_same is False else all_flips
-        differs = parts.provenance(pairs, [widgets.escape(title) for title in titles]).map(widgets.escape)
+        differs = parts.provenance(pairs, [widgets.escape(title) for title in titles]).map(
+            widgets.escape,
+        )
         shares = [(title, distribution(one)) for title, one in zip(titles, pairs, strict=True)]
         curves = plots.figure_spec(charts.runs_by_distance(shares))
         return is_same, all_flips, differs, parts.figure_texts(pairs, titles), curves
 
     of = tuple((store_cache.stamp_of(one.run), one.pair.index) for one in pairs)
-    is_same, all_flips, differs, figures, curves = store_cache.remember("compare", of[0][0], of, read)
+    is_same, all_flips, differs, figures, curves = store_cache.remember(
+        "compare",
+        of[0][0],
+        of,
+        read,
+    )
     if is_same is False:
-        st.warning("These runs have different tokens: compare rates only. Positions and flips cannot be matched.")
+        st.warning(
+            "These runs have different tokens: compare rates only. Positions and flips cannot be"
+            " matched.",
+        )
     st.markdown(sentence(pairs, all_flips))
     if not differs.empty:
         st.subheader("Config diff")
@@ -59,14 +79,25 @@ def draw(view: selection.View) -> None:
         with right:
             by = str(
                 st.segmented_control(
-                    "By position", list(BY), format_func=lambda name: BY[name], required=True, key="compare_by"
-                )
+                    "By position",
+                    list(BY),
+                    format_func=lambda name: BY[name],
+                    required=True,
+                    key="compare_by",
+                ),
             )
             lines = [(title, one.table) for title, one in zip(titles, pairs, strict=True)]
             arguments = (lines, view.prompt, by, tables.label(by))
             chart = plots.cached(view.run, (*of, by, view.prompt), runs_by_position, *arguments)
-            picture = exports.picture(f"{stem}-{by}-prompt{view.prompt}", [*titles, f"prompt {view.prompt}"])
-            plots.draw(chart._replace(shapes=(selected_line(view.position),)), "compare_positions", picture)
+            picture = exports.picture(
+                f"{stem}-{by}-prompt{view.prompt}",
+                [*titles, f"prompt {view.prompt}"],
+            )
+            plots.draw(
+                chart._replace(shapes=(selected_line(view.position),)),
+                "compare_positions",
+                picture,
+            )
             st.caption(f"By position of prompt {view.prompt}; orange crosses are flips.")
         st.subheader("Shared and unique flips")
         if is_same is None:
@@ -77,7 +108,10 @@ def draw(view: selection.View) -> None:
             table = parts.flip_texts(all_flips, pairs, titles)
             choose = partial(selection.select_row, table, "compare_flips")
             tables.draw(table, "compare_flips", on_select=choose, selection_mode="single-row")
-            st.caption("Reference token → variant token; empty if the run has no flip there. Shared flips come first.")
+            st.caption(
+                "Reference token → variant token; empty if the run has no flip there. Shared flips"
+                " come first.",
+            )
     files = {
         "figures": partial(parts.export_runs, pairs),
         "flips": all_flips.assign(run=[pairs[place].run.run_id for place in all_flips["run"]]),
@@ -99,11 +133,13 @@ def draw_classes(view: selection.View) -> None:
             if names:
                 selection.select(variant=names[0])
 
-    table = groups.assign(sides=[", ".join(map(visible, names)) for names in groups["sides"]]).drop(columns="side")
+    table = groups.assign(sides=[", ".join(map(visible, names)) for names in groups["sides"]]).drop(
+        columns="side",
+    )
     tables.draw(table, "classes", 10, on_select=choose, selection_mode="single-row")
     st.caption(
-        f"Each class vs the reference's, over {plural(run.header.rows, 'position')} x {run.header.vocab:,} logits,"
-        f" ULPs of {view.dtype}."
+        f"Each class vs the reference's, over {plural(run.header.rows, 'position')} x"
+        f" {run.header.vocab:,} logits, ULPs of {view.dtype}.",
     )
     files = {"classes": table}
     swept = classes.sweep(run)

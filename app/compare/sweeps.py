@@ -1,4 +1,6 @@
-"""Sweeps: cells of a sweep as a table of two of its axes, live while it runs; a cell leads to its run."""
+"""Sweeps: cells of a sweep as a table of two of its axes, live while it runs; a cell leads to its
+run.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from core.text import clean, file_name, number, percent, plural
 
 ANY = "any"
 _MOST_LINES = 48  # of the chart of growth: more take a browser a second
-_PICKED = "matrix_picked"  # digest of the cell that was picked in the chart after the table's last selection
+# digest of the cell that was picked in the chart after the table's last selection
+_PICKED = "matrix_picked"
 
 
 def draw(_: selection.View | None) -> None:
@@ -41,13 +44,17 @@ def draw(_: selection.View | None) -> None:
     matrix = matrix_of(visible, *axes, str(st.session_state["matrix_figure"]))
     selected = table(matrix)
     st.caption(
-        "Several cells at a place: the worst verdict and its count, or the largest figure. Δ: bits, flips or verdict of"
-        " one changed since its last good run."
+        "Several cells at a place: the worst verdict and its count, or the largest figure. Δ: bits,"
+        " flips or verdict of one changed since its last good run.",
     )
     if selected is not None:
         cell(selected)
     growth(matrix)
-    exports.download({"cells": lambda: export_cells(visible)}, f"{file_name(plan.name)}-matrix", "matrix")
+    exports.download(
+        {"cells": lambda: export_cells(visible)},
+        f"{file_name(plan.name)}-matrix",
+        "matrix",
+    )
 
     is_live = any(change.state.state == RUNNING for change in changes)
     began = time.monotonic()
@@ -61,7 +68,13 @@ def draw(_: selection.View | None) -> None:
     watch()
 
 
-def _choice(label: str, options: Sequence[str], default: str, key: str, format_func: Callable[[str], str] = str) -> str:
+def _choice(
+    label: str,
+    options: Sequence[str],
+    default: str,
+    key: str,
+    format_func: Callable[[str], str] = str,
+) -> str:
     """Draw a choice whose value the session holds, the default if it holds none of the options."""
     if st.session_state.get(key) not in options:
         st.session_state[key] = default
@@ -106,9 +119,13 @@ def _value_label(axis: str, value: str) -> str:
 def table(matrix: Matrix) -> CellChange | None:
     """Draw the table; return the cell that is selected, there or in the chart."""
     columns = [clean(name, 60) for name in matrix.columns]
-    names = [name if columns.count(name) == 1 else f"{name} ({place})" for place, name in enumerate(columns)]
+    names = [
+        name if columns.count(name) == 1 else f"{name} ({place})"
+        for place, name in enumerate(columns)
+    ]
     rows = [
-        [clean(name, 60), *(entry.text for entry in row)] for name, row in zip(matrix.rows, matrix.entries, strict=True)
+        [clean(name, 60), *(entry.text for entry in row)]
+        for name, row in zip(matrix.rows, matrix.entries, strict=True)
     ]
     height = widgets.table_height(len(rows), 16)
     picked = widgets.room("matrix", height).dataframe(
@@ -122,7 +139,9 @@ def table(matrix: Matrix) -> CellChange | None:
         column_config={"": st.column_config.TextColumn(pinned=True)},
     )
     if (cell := st.session_state.get(_PICKED)) is not None:
-        shown_now = (entry.change for row in matrix.entries for entry in row if entry.change is not None)
+        shown_now = (
+            entry.change for row in matrix.entries for entry in row if entry.change is not None
+        )
         return next((change for change in shown_now if change.state.cell == cell), None)
     for row, column in picked["selection"]["cells"]:
         if column in names and row < len(matrix.entries):
@@ -131,8 +150,8 @@ def table(matrix: Matrix) -> CellChange | None:
 
 
 def growth_chart(changes: Sequence[CellChange]) -> go.Figure:
-    """Draw rms in row ULPs after each block, log, one line per cell; dotted: its last good run. A click gives its
-    number.
+    """Draw rms in row ULPs after each block, log, one line per cell; dotted: its last good run. A
+    click gives its number.
     """
     figure = go.Figure()
     every = [np.ones(1)]
@@ -149,19 +168,32 @@ def growth_chart(changes: Sequence[CellChange]) -> go.Figure:
         every.append(rms)
         figure.add_scatter(
             y=rms,
-            line={"color": style.VARIANT if change.now.verdict in FAILING else style.REFERENCE, "width": 2},
+            line={
+                "color": style.VARIANT if change.now.verdict in FAILING else style.REFERENCE,
+                "width": 2,
+            },
             **style.CLICKABLE,
             customdata=[[place]] * len(rms),
-            hovertemplate=f"{name}<br>block %{{x}}: %{{y:.3g}} row ULPs<br>{verdict}<extra></extra>",
+            hovertemplate=(
+                f"{name}<br>block %{{x}}: %{{y:.3g}} row ULPs<br>{verdict}<extra></extra>"
+            ),
         )
     figure.update_xaxes(title="block")
-    figure.update_yaxes(title="RMS after the block, row ULPs", **style.log_axis(np.concatenate(every[1:] or every)))
+    figure.update_yaxes(
+        title="RMS after the block, row ULPs",
+        **style.log_axis(np.concatenate(every[1:] or every)),
+    )
     return style.layout(figure, 360, showlegend=False, **style.NEAREST_CLICK)
 
 
 def growth(matrix: Matrix) -> None:
     """Draw how the difference grows over the blocks of the model, if modules were compared."""
-    changes = [entry.change for row in matrix.entries for entry in row if entry.change and entry.change.growth]
+    changes = [
+        entry.change
+        for row in matrix.entries
+        for entry in row
+        if entry.change and entry.change.growth
+    ]
     if not changes:
         return
     lines = changes[:_MOST_LINES]
@@ -174,8 +206,14 @@ def growth(matrix: Matrix) -> None:
     st.subheader("Growth over layers")
     picture = exports.picture("matrix-growth", ["RMS difference after each block, row ULPs"])
     plots.draw(growth_chart(lines), "matrix_growth", picture, pick)
-    more = f" The first {len(lines)} of {len(changes)} cells; use filters for others." if lines != changes else ""
-    st.caption(f"Orange: a bug suspected, or bits that do not repeat; dotted: the last good run.{more}")
+    more = (
+        f" The first {len(lines)} of {len(changes)} cells; use filters for others."
+        if lines != changes
+        else ""
+    )
+    st.caption(
+        f"Orange: a bug suspected, or bits that do not repeat; dotted: the last good run.{more}",
+    )
 
 
 def cell(change: CellChange) -> None:
@@ -190,14 +228,25 @@ def cell(change: CellChange) -> None:
         return
     floors = "" if now.noise_ratio is None else f", {number(now.noise_ratio, 3)} x the noise floor"
     st.markdown(
-        f"{widgets.escape(now.verdict)}{floors}; {plural(now.flips, 'flip')}, {percent(now.neq_share)} of logits"
-        f" differ. It {widgets.escape(change.in_words)}"
+        f"{widgets.escape(now.verdict)}{floors}; {plural(now.flips, 'flip')},"
+        f" {percent(now.neq_share)} of logits differ. It {widgets.escape(change.in_words)}",
     )
     with st.container(horizontal=True):
-        st.button("Open the run", on_click=open_run, args=(now.run_id,), key="matrix_open", type="primary")
+        st.button(
+            "Open the run",
+            on_click=open_run,
+            args=(now.run_id,),
+            key="matrix_open",
+            type="primary",
+        )
         if change.baseline is not None:
             arguments = (now.run_id, change.baseline.run_id)
-            st.button("Compare with the last good run", on_click=open_run, args=arguments, key="matrix_compare")
+            st.button(
+                "Compare with the last good run",
+                on_click=open_run,
+                args=arguments,
+                key="matrix_compare",
+            )
 
 
 def open_run(run_id: str, other: str = "") -> None:

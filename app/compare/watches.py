@@ -1,4 +1,6 @@
-"""Watched endpoints: the distance of each round from the baseline, and since when an endpoint has moved."""
+"""Watched endpoints: the distance of each round from the baseline, and since when an endpoint has
+moved.
+"""
 
 from __future__ import annotations
 
@@ -21,31 +23,52 @@ def draw(_: selection.View | None) -> None:
     """Draw the tab: those that have moved first."""
     if st.session_state.get("opened"):
         st.switch_page(PAGES / "overview.py")
-    histories = sorted(store_cache.watches(), key=lambda rounds: (rounds[-1].since is None, rounds[-1].url))
+    histories = sorted(
+        store_cache.watches(),
+        key=lambda rounds: (rounds[-1].since is None, rounds[-1].url),
+    )
     for place, rounds in enumerate(histories):
         last = rounds[-1]
         st.markdown(f"{widgets.escape(last.text)} {widgets.escape(last.server)}.")
         plots.draw(chart(rounds), f"watch_{place}", exports.picture("watch", [last.url]))
         with st.container(horizontal=True):
-            for label, run_id in {"Open the run that moved": last.run, "Open the baseline": last.baseline}.items():
+            for label, run_id in {
+                "Open the run that moved": last.run,
+                "Open the baseline": last.baseline,
+            }.items():
                 if run_id:
-                    st.button(label, on_click=open_run, args=(run_id,), key=f"watch_{label[9:12]}_{place}")
-    st.caption("RMS difference from the baseline's log-probabilities; dotted: the limit, orange: moved.")
+                    st.button(
+                        label,
+                        on_click=open_run,
+                        args=(run_id,),
+                        key=f"watch_{label[9:12]}_{place}",
+                    )
+    st.caption(
+        "RMS difference from the baseline's log-probabilities; dotted: the limit, orange: moved.",
+    )
     table = [msgspec.to_builtins(one) for rounds in histories for one in rounds]
     exports.download({"rounds": lambda: pd.DataFrame(table)}, "watches", "watches")
 
 
 def chart(rounds: Sequence[Round]) -> go.Figure:
-    """Plot the distance of each round by its time, log; what is below a hundredth of the limit is drawn there."""
+    """Plot the distance of each round by its time, log; what is below a hundredth of the limit is
+    drawn there.
+    """
     measured = [one for one in rounds if one.distance_nats is not None]
-    table = pd.DataFrame([(one.at, one.distance_nats, one.limit_nats) for one in measured], columns=[*"xyz"])
+    table = pd.DataFrame(
+        [(one.at, one.distance_nats, one.limit_nats) for one in measured],
+        columns=[*"xyz"],
+    )
     figure = go.Figure()
     figure.add_scatter(
         x=table["x"],
         y=table["y"].clip(table["z"] / 100),
         mode="lines+markers",
         line={"color": style.QUIET, "width": 1},
-        marker={"color": [style.VARIANT if one.since else style.REFERENCE for one in measured], "size": 7},
+        marker={
+            "color": [style.VARIANT if one.since else style.REFERENCE for one in measured],
+            "size": 7,
+        },
         customdata=table["y"],
         hovertemplate="%{x}: %{customdata:.3g} nats<extra></extra>",
     )

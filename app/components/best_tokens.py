@@ -1,4 +1,6 @@
-"""The top tokens at the selected position: a chart of the largest logits of every side, and tables of both sides."""
+"""The top tokens at the selected position: a chart of the largest logits of every side, and tables
+of both sides.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,18 @@ from core.text import opening
 
 LARGEST = 3  # logits of each side in the chart
 _APART = 0.17  # of a mark of a side, above or below its line
-_SYMBOLS = ("triangle-down", "triangle-up", "circle", "square", "diamond", "cross", "star", "x", "pentagon", "hexagram")
+_SYMBOLS = (
+    "triangle-down",
+    "triangle-up",
+    "circle",
+    "square",
+    "diamond",
+    "cross",
+    "star",
+    "x",
+    "pentagon",
+    "hexagram",
+)
 _LABELLED = 9  # lines of the grid
 _COLUMNS = {
     f"{side} {what}": column
@@ -32,7 +45,9 @@ _COLUMNS = {
 
 
 def section(view: selection.View, *, is_charted: bool = True) -> None:
-    """Draw the largest logits of every side of the run, and the table of the pair's top tokens with its download."""
+    """Draw the largest logits of every side of the run, and the table of the pair's top tokens with
+    its download.
+    """
     run, top, place = view.run, store_cache.top(view), (view.prompt, view.position)
     if view.is_list:
         st.caption(f"What either side sent, {run.header.quantity}.")
@@ -41,19 +56,36 @@ def section(view: selection.View, *, is_charted: bool = True) -> None:
         largest = store_cache.cached(run, top_of_sides, sides, *place, LARGEST)
         grid = on_grid(largest, sides, run.header.format)
         texts = widgets.table_texts(largest["token_id"], run)
-        figure = plots.cached(run, ("sides", *place), grid_chart, grid, list(sides), texts, view.dtype)
-        plots.draw(figure, "top_tokens", exports.picture_of(view, "top-tokens", at_position=True), of=str(place))
+        figure = plots.cached(
+            run,
+            ("sides", *place),
+            grid_chart,
+            grid,
+            list(sides),
+            texts,
+            view.dtype,
+        )
+        plots.draw(
+            figure,
+            "top_tokens",
+            exports.picture_of(view, "top-tokens", at_position=True),
+            of=str(place),
+        )
         st.caption(f"The {LARGEST} largest logits of each side, {view.dtype}.")
     table: dict = {"token": widgets.table_texts(top["token_id"], view.run)}
     for name in _COLUMNS:
-        table[name.replace("logit", view.run.header.holds)] = top[name.removesuffix(" (1 = argmax)").replace(" ", "_")]
+        table[name.replace("logit", view.run.header.holds)] = top[
+            name.removesuffix(" (1 = argmax)").replace(" ", "_")
+        ]
     st.dataframe(table, hide_index=True, key="top_table", column_config=_COLUMNS, placeholder="–")
     stem = exports.file_stem(view, "top-tokens", at_position=True)
     exports.download({"top tokens": top}, stem, "top", "Download this position")
 
 
 def short(view: selection.View) -> None:
-    """Draw the top tokens of the selected position next to a prompt: logits on both sides, and Δ."""
+    """Draw the top tokens of the selected position next to a prompt: logits on both sides, and
+    Δ.
+    """
     top = store_cache.top(view)
     logits = {side: top[f"{side}_logit"] for side in SIDES}
     tokens = widgets.table_texts(top["token_id"], view.run)
@@ -63,24 +95,46 @@ def short(view: selection.View) -> None:
     st.caption(f"{opening(view.run.header.quantity)}. Δ: variant minus reference.")
 
 
-def grid_chart(candidates: Candidates, names: Sequence[str], texts: Sequence[str], dtype: str) -> dict[str, Any]:
-    """Logits of the candidates on every side, a line of the grid for every value that the dtype has there; a plain
-    dict, for plotly takes 20 ms to check it.
+def grid_chart(
+    candidates: Candidates,
+    names: Sequence[str],
+    texts: Sequence[str],
+    dtype: str,
+) -> dict[str, Any]:
+    """Logits of the candidates on every side, a line of the grid for every value that the dtype has
+    there; a plain dict, for plotly takes 20 ms to check it.
 
-    names: of the sides, the reference first; texts: of the candidates. The first candidate points down on a side's line
-    from above, the second up from below: where they meet is a tie.
+    names: of the sides, the reference first; texts: of the candidates. The first candidate points
+    down on a side's line from above, the second up from below: where they meet is a tie.
     """
     sides, grid = range(len(names))[::-1], candidates.grid.tolist()
-    thin = {"type": "line", "layer": "below", "y0": 0, "y1": 1, "xref": "x", "yref": "y domain", "opacity": 0.45}
-    lines = [{**thin, "x0": value, "x1": value, "line": {"color": QUIET, "width": 1}} for value in grid]
+    thin = {
+        "type": "line",
+        "layer": "below",
+        "y0": 0,
+        "y1": 1,
+        "xref": "x",
+        "yref": "y domain",
+        "opacity": 0.45,
+    }
+    lines = [
+        {**thin, "x0": value, "x1": value, "line": {"color": QUIET, "width": 1}} for value in grid
+    ]
     thin = {"type": "line", "layer": "below", "x0": 0, "x1": 1, "xref": "x domain", "yref": "y"}
-    lines += [{**thin, "y0": height, "y1": height, "line": {"color": QUIET, "width": 1.2}} for height in sides]
+    lines += [
+        {**thin, "y0": height, "y1": height, "line": {"color": QUIET, "width": 1.2}}
+        for height in sides
+    ]
     marks: list[dict[str, Any]] = []
     for candidate, (text, symbol) in enumerate(zip(texts, cycle(_SYMBOLS), strict=False)):
         offset = -_APART if candidate % 2 else _APART
-        hover = f"{inert(text).replace('%', '&#37;')}: %{{x:.9g}} logits on %{{customdata}}<extra></extra>"
+        hover = (
+            f"{inert(text).replace('%', '&#37;')}: %{{x:.9g}} logits on"
+            " %{customdata}<extra></extra>"
+        )
         mark = {"type": "scatter", "mode": "markers", "name": inert(text), "legendgroup": symbol}
-        legend = {"symbol": symbol, "size": 11, "color": QUIET}  # colours are sides, so the legend's mark has none
+        # colours are sides, so the legend's mark has none
+        legend = {"symbol": symbol, "size": 11, "color": QUIET}
         marks.append({**mark, "x": [None], "y": [None], "marker": legend})
         marks.append(
             {
@@ -88,10 +142,14 @@ def grid_chart(candidates: Candidates, names: Sequence[str], texts: Sequence[str
                 "x": candidates.logits[:, candidate].tolist(),
                 "y": [side + offset for side in sides],
                 "showlegend": False,
-                "marker": {"symbol": symbol, "size": 15, "color": [REFERENCE, *[VARIANT] * (len(names) - 1)]},
+                "marker": {
+                    "symbol": symbol,
+                    "size": 15,
+                    "color": [REFERENCE, *[VARIANT] * (len(names) - 1)],
+                },
                 "customdata": [inert(name).replace("%", "&#37;") for name in names],
                 "hovertemplate": hover,
-            }
+            },
         )
     fixed = {"zeroline": False, "automargin": True}
     across: dict[str, Any] = {"title": {"text": "logit"}, **fixed}
@@ -105,6 +163,11 @@ def grid_chart(candidates: Candidates, names: Sequence[str], texts: Sequence[str
             "ticktext": [f"{value:.9g}" for value in ticks],
             "range": [grid[0] - half, grid[-1] + half],
         }
-    up = {"tickvals": [*sides], "ticktext": [*map(inert, names)], "range": [-0.6, len(names) - 0.4], **fixed}
+    up = {
+        "tickvals": [*sides],
+        "ticktext": [*map(inert, names)],
+        "range": [-0.6, len(names) - 0.4],
+        **fixed,
+    }
     of_all = {**LAYOUT, "height": 120 + 50 * len(names), "hovermode": "closest"}
     return {"data": marks, "layout": {**of_all, "shapes": lines, "xaxis": across, "yaxis": up}}

@@ -1,9 +1,9 @@
 """Figures of the pages: plotly's, drawn in the browser by a component of ours.
 
-Streamlit's own element draws with the whole of plotly, 4.7 MB that a browser compiles anew at each visit, half a second
-to a second of every page with a figure. Ours fetches the bundle that plotly publishes for plots with two axes (1.5 MB),
-which browsers keep compiled, draws what is in sight first, and keeps a zoom while other positions of the same prompt
-are selected.
+Streamlit's own element draws with the whole of plotly, 4.7 MB that a browser compiles anew at each
+visit, half a second to a second of every page with a figure. Ours fetches the bundle that plotly
+publishes for plots with two axes (1.5 MB), which browsers keep compiled, draws what is in sight
+first, and keeps a zoom while other positions of the same prompt are selected.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 plotly.io.templates.default = "none"  # the browser has the colours of its theme
 LIBRARY = Path(__file__).resolve().parents[1] / "vendor" / "plotly-cartesian-4.1.1.min.js"
-_ADDRESS = f"assets/{LIBRARY.name}"  # next to the pages; the name has the version, so it is cached for good
+# next to the pages; the name has the version, so it is cached for good
+_ADDRESS = f"assets/{LIBRARY.name}"
 LONG = 1 << 16  # characters
 # Styles are not isolated: plotly's style sheet is the document's.
 _figure = component("ulpscope_figure", Path(__file__).with_suffix(""), isolate_styles=False)
@@ -46,7 +47,8 @@ ROUTES = [Route(f"/{_ADDRESS}", _library)]
 
 
 class FigureSpec(NamedTuple):
-    """A figure as the browser gets it: JSON without its shapes, its height in pixels, and the shapes.
+    """A figure as the browser gets it: JSON without its shapes, its height in pixels, and the
+    shapes.
 
     If only shapes change, as the mark of the selected position does, the browser draws these alone.
     """
@@ -64,20 +66,34 @@ def figure_spec(figure: go.Figure | dict[str, Any]) -> FigureSpec:
 
 
 def by_address(text: str, name: str) -> str:
-    """Return a text, or the address of a long one: a browser fetches that once, not at every step. name: of the
-    element that it is for.
+    """Return a text, or the address of a long one: a browser fetches that once, not at every step.
+    name: of the element that it is for.
     """
     if len(text) < LONG:
         return text
-    return get_instance().media_file_mgr.add(text.encode(), "application/json", f"for {name}").removeprefix("/")
+    return (
+        get_instance()
+        .media_file_mgr.add(text.encode(), "application/json", f"for {name}")
+        .removeprefix("/")
+    )
 
 
 def cached(
-    run: RunReader, of: tuple[Hashable, ...], make: Callable[..., go.Figure | dict[str, Any]], *arguments: Any
+    run: RunReader,
+    of: tuple[Hashable, ...],
+    make: Callable[..., go.Figure | dict[str, Any]],
+    *arguments: Any,
 ) -> FigureSpec:
-    """Figure of `make(*arguments)` (10 to 30 ms), kept for the run; `of` names what else it depends on."""
+    """Figure of `make(*arguments)` (10 to 30 ms), kept for the run; `of` names what else it depends
+    on.
+    """
     kind = f"{make.__module__}.{make.__qualname__}"
-    return store_cache.remember(kind, store_cache.stamp_of(run), of, lambda: figure_spec(make(*arguments)))
+    return store_cache.remember(
+        kind,
+        store_cache.stamp_of(run),
+        of,
+        lambda: figure_spec(make(*arguments)),
+    )
 
 
 def draw(
@@ -90,8 +106,9 @@ def draw(
 ) -> None:
     """Draw `shown`.
 
-    picture: how it is saved, of `app.shell.exports.picture`. on_pick: called when a point with custom data was clicked,
-    `clicked_value(key)` returns it. of: what its axes depend on besides the prompt; a zoom is kept until it changes.
+    picture: how it is saved, of `app.shell.exports.picture`. on_pick: called when a point with
+    custom data was clicked, `clicked_value(key)` returns it. of: what its axes depend on besides
+    the prompt; a zoom is kept until it changes.
     """
     view = selection.current_view()
     one = figure if isinstance(figure, FigureSpec) else figure_spec(figure)
@@ -108,8 +125,8 @@ def draw(
 
 
 def clicked_value(key: str, place: int) -> int | None:
-    """Return the whole number at `place` of the custom data of the point that was clicked in the figure `key`; None if
-    there is none.
+    """Return the whole number at `place` of the custom data of the point that was clicked in the
+    figure `key`; None if there is none.
     """
     point = (st.session_state.get(key) or {}).get("picked")
     value = point[place] if isinstance(point, list) and place < len(point) else None

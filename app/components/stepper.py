@@ -1,4 +1,6 @@
-"""Steps along the prompt in the sidebar, as buttons with keys: position, flip, near tie, largest difference."""
+"""Steps along the prompt in the sidebar, as buttons with keys: position, flip, near tie, largest
+difference.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ def places(view: selection.View) -> dict[str, Sequence[int]]:
         if column in table
     }
     every = range(view.first_position, view.last_position + 1)
-    return {"position": every, **{kind: positions for kind, positions in of_kind.items() if positions}}
+    return {
+        "position": every,
+        **{kind: positions for kind, positions in of_kind.items() if positions},
+    }
 
 
 def stepper(view: selection.View) -> None:
@@ -36,8 +41,15 @@ def stepper(view: selection.View) -> None:
     table = view.prompt_table
     with st.container(key="stepper", gap="xxsmall"):
         for kind, positions in places(view).items():
-            before, after = bisect_left(positions, view.position), bisect_right(positions, view.position)
-            count = f"{kind} {before + 1:,} of {len(positions):,}" if after > before else plural(len(positions), kind)
+            before, after = (
+                bisect_left(positions, view.position),
+                bisect_right(positions, view.position),
+            )
+            count = (
+                f"{kind} {before + 1:,} of {len(positions):,}"
+                if after > before
+                else plural(len(positions), kind)
+            )
             label = kind if kind == "position" else count
             _, back, forth = _KINDS[kind]
             left, right = st.columns([5, 9], gap="xxsmall")
@@ -67,7 +79,9 @@ def stepper(view: selection.View) -> None:
 
 
 def _step(positions: Sequence[int], way: int) -> None:
-    """Select the next of some positions: from where the session is by now, so that no press of a key is lost."""
+    """Select the next of some positions: from where the session is by now, so that no press of a
+    key is lost.
+    """
     current = st.session_state.get("position", 0)
     place = bisect_right(positions, current) if way > 0 else bisect_left(positions, current) - 1
     if 0 <= place < len(positions):

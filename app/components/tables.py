@@ -1,4 +1,6 @@
-"""Tables of figures: a column's label, unit and format follow from its name and type in the run file."""
+"""Tables of figures: a column's label, unit and format follow from its name and type in the run
+file.
+"""
 
 from __future__ import annotations
 
@@ -64,14 +66,16 @@ def _column(name: str, values: pd.Series) -> Any:
 
 
 def draw(table: pd.DataFrame, key: str, most: int = 16, **options: Any) -> Any:
-    """Draw a table of figures, `most` rows in sight; a column without a value is left out. A toggle shows the columns
-    after the first COLUMNS_IN_SIGHT. options: of st.dataframe.
+    """Draw a table of figures, `most` rows in sight; a column without a value is left out. A toggle
+    shows the columns after the first COLUMNS_IN_SIGHT. options: of st.dataframe.
     """
     table = table.dropna(axis="columns", how="all") if len(table) else table
     more = len(table.columns) - COLUMNS_IN_SIGHT
     if more > 0 and not st.toggle("Show all columns", key=f"{key}_all_columns"):
         table = table.iloc[:, :COLUMNS_IN_SIGHT]
-    table = table.assign(**{name: 100 * table[name] for name in table if name.endswith("probability_change")})
+    table = table.assign(
+        **{name: 100 * table[name] for name in table if name.endswith("probability_change")},
+    )
     height = widgets.table_height(len(table), most)
     return widgets.room(key, height).dataframe(
         table,

@@ -18,25 +18,45 @@ from core.text import file_name, plural
 
 GIVEN_TOKENS = 48  # of the prompt's end: enough to see what is being continued
 _FIRST = (
-    *("prompt", "variant", "agreed_tokens", "parting_position", "position", "is_flip", "reference_token"),
+    *(
+        "prompt",
+        "variant",
+        "agreed_tokens",
+        "parting_position",
+        "position",
+        "is_flip",
+        "reference_token",
+    ),
     *("variant_token", "reference_margin_ulps", "variant_margin_ulps", "max_abs", "near_tie"),
     *("reference_margin", "variant_margin"),
     *(f"{side}_token_probability_change" for side in SIDES),
     *("kl", "reference_token_variant_rank", "variant_token_reference_rank"),
 )
-_COLUMNS = tuple(dict.fromkeys([*_FIRST, *(metric.name for metric in METRICS if metric.is_reported)]))
+_COLUMNS = tuple(
+    dict.fromkeys([*_FIRST, *(metric.name for metric in METRICS if metric.is_reported)]),
+)
 
 
 def draw_positions(
-    table: pd.DataFrame, run: RunReader, key: str, most: int, of: tuple[Hashable, ...] = (), **options: Any
+    table: pd.DataFrame,
+    run: RunReader,
+    key: str,
+    most: int,
+    of: tuple[Hashable, ...] = (),
+    **options: Any,
 ) -> None:
-    """Draw positions with both argmaxes as texts; a click selects one. of: what `table` depends on besides the run."""
+    """Draw positions with both argmaxes as texts; a click selects one. of: what `table` depends on
+    besides the run.
+    """
 
     def with_texts() -> pd.DataFrame:
         single = {"prompt": len(run.header.prompts) == 1, "variant": len(run.pairs) == 1}
-        single["is_flip"] = bool(table.get("is_flip", pd.Series(dtype=bool)).all())  # the page lists flips only
+        # the page lists flips only
+        single["is_flip"] = bool(table.get("is_flip", pd.Series(dtype=bool)).all())
         columns = [name for name in _COLUMNS if name in table and not single.get(name)]
-        texts = {f"{side}_token": widgets.table_texts(table[f"{side}_token"], run) for side in SIDES}
+        texts = {
+            f"{side}_token": widgets.table_texts(table[f"{side}_token"], run) for side in SIDES
+        }
         return table.assign(**texts)[columns]
 
     rows = store_cache.remember(key, store_cache.stamp_of(run), of, with_texts)
@@ -45,9 +65,13 @@ def draw_positions(
 
 
 def draw_continuations(view: selection.View) -> None:
-    """Draw what both sides wrote after the selected prompt, and the table of all prompts and variants."""
+    """Draw what both sides wrote after the selected prompt, and the table of all prompts and
+    variants.
+    """
     run, table = view.run, continuations(view.run)
-    st.subheader(f"Continuations{f' of prompt {view.prompt}' if len(run.header.prompts) > 1 else ''}")
+    st.subheader(
+        f"Continuations{f' of prompt {view.prompt}' if len(run.header.prompts) > 1 else ''}",
+    )
     prompt_rows = table[(table["prompt"] == view.prompt) & (table["pair"] == view.pair.index)]
     if prompt_rows.empty:
         st.write("This prompt was only scored; the prompts in the table were continued.")
@@ -59,16 +83,19 @@ def draw_continuations(view: selection.View) -> None:
             st.markdown(
                 f"{names} diverge after {plural(row.agreed_tokens, 'token')} in common, at position"
                 f" {row.parting_position}: next token `{widgets.code(ours)}` on the reference,"
-                f" `{widgets.code(theirs)}` on the variant."
+                f" `{widgets.code(theirs)}` on the variant.",
             )
             if not pd.isna(row.is_confirmed) and not row.is_confirmed:
                 st.warning(
-                    f"The stored logits at position {row.parting_position} prefer other tokens than the generated ones:"
-                    " a path does not compute the same tokens the same way twice."
+                    f"The stored logits at position {row.parting_position} prefer other tokens than"
+                    " the generated ones: a path does not compute the same tokens the same way"
+                    " twice.",
                 )
         else:
             st.markdown(f"{names} do not diverge within {plural(row.compared_tokens, 'token')}.")
-        context = "".join(view.texts[max(0, row.given_positions - GIVEN_TOKENS) : row.given_positions])
+        context = "".join(
+            view.texts[max(0, row.given_positions - GIVEN_TOKENS) : row.given_positions],
+        )
         sides = zip(st.columns(2), SIDES, (0, view.pair.index + 1), strict=True)
         for column, side, index in sides:
             tokens = run.generations[view.prompt].tokens[index]
@@ -86,18 +113,28 @@ def draw_continuations(view: selection.View) -> None:
             row = table.iloc[rows[0]]
             parting = row["parting_position"]
             position = row["given_positions"] - 1 if pd.isna(parting) else parting
-            selection.select(variant=row["variant"], prompt=int(row["prompt"]), position=int(position))
+            selection.select(
+                variant=row["variant"],
+                prompt=int(row["prompt"]),
+                position=int(position),
+            )
 
     draw_positions(table, run, "continuations", 8, on_select=choose)
-    exports.download({"continuations": table}, f"{file_name(run.run_id)}-continuations", "continuations_files")
+    exports.download(
+        {"continuations": table},
+        f"{file_name(run.run_id)}-continuations",
+        "continuations_files",
+    )
 
 
 def explain_flip(figures: pd.Series, top: pd.DataFrame, unit: str = "logits") -> str:
-    """Say how close the decision was at this position, in markdown. top: of core.runs.queries.elements."""
+    """Say how close the decision was at this position, in markdown. top: of
+    core.runs.queries.elements.
+    """
     if figures["nonfinite_mismatch"]:
         return (
-            f"{plural(int(figures['nonfinite_mismatch']), 'logit')} here NaN or infinite on one side only, which"
-            " can change the argmax by itself."
+            f"{plural(int(figures['nonfinite_mismatch']), 'logit')} here NaN or infinite on one"
+            " side only, which can change the argmax by itself."
         )
     margins = {side: figures[f"{side}_margin"] for side in SIDES}
     if any(pd.isna(margin) for margin in margins.values()):
@@ -106,18 +143,36 @@ def explain_flip(figures: pd.Series, top: pd.DataFrame, unit: str = "logits") ->
     for side in SIDES:
         steps = figures[f"{side}_margin_ulps"]
         ulps = "" if pd.isna(steps) else f" ({plural(int(steps), 'ULP')})"
-        parts.append(f"{f'{margins[side]:.12g} {unit}{ulps}' if margins[side] else '0 (exact tie)'} on the {side}")
-    numbers = f"{', '.join(parts)}. Largest difference over the vocabulary here: {figures['max_abs']:.12g} {unit}."
+        parts.append(
+            f"{f'{margins[side]:.12g} {unit}{ulps}' if margins[side] else '0 (exact tie)'} on the"
+            f" {side}",
+        )
+    numbers = (
+        f"{', '.join(parts)}. Largest difference over the vocabulary here:"
+        f" {figures['max_abs']:.12g} {unit}."
+    )
     if not figures["could_flip"]:
-        contradiction = ", and yet the argmax changed: the figures contradict each other" if figures["is_flip"] else ""
-        return f"{numbers} The smaller margin is more than twice that, so a flip is impossible here{contradiction}."
+        contradiction = (
+            ", and yet the argmax changed: the figures contradict each other"
+            if figures["is_flip"]
+            else ""
+        )
+        return (
+            f"{numbers} The smaller margin is more than twice that, so a flip is impossible"
+            f" here{contradiction}."
+        )
     return " ".join(filter(None, [numbers, _argmax_moves(figures, top)]))
 
 
 def _argmax_moves(figures: pd.Series, top: pd.DataFrame) -> str:
-    """Say how the gap between the two argmaxes changed; '' if there is no flip, or a run without logits lacks one."""
+    """Say how the gap between the two argmaxes changed; '' if there is no flip, or a run without
+    logits lacks one.
+    """
     argmaxes = top.set_index("token_id").reindex([figures[f"{side}_token"] for side in SIDES])
-    gap = {side: argmaxes[f"{side}_logit"].iloc[0] - argmaxes[f"{side}_logit"].iloc[1] for side in SIDES}
+    gap = {
+        side: argmaxes[f"{side}_logit"].iloc[0] - argmaxes[f"{side}_logit"].iloc[1]
+        for side in SIDES
+    }
     if not figures["is_flip"] or pd.isna(list(gap.values())).any():
         return ""
     tie = "" if all(gap.values()) else " At a tie the lower token id wins."

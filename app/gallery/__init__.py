@@ -10,7 +10,12 @@ PAGE = Page(
     (
         PageSetting("search", "gallery_search", ""),
         PageSetting("verdict", "gallery_verdict", "any", words(["any", *wording.VERDICTS])),
-        PageSetting("flips", "gallery_flips", "any", {"only": "with flips", "none": "without flips", "any": "any"}),
+        PageSetting(
+            "flips",
+            "gallery_flips",
+            "any",
+            {"only": "with flips", "none": "without flips", "any": "any"},
+        ),
         PageSetting("hidden", "gallery_hidden", False, {"listed": True, "apart": False}),
     ),
 )

@@ -1,5 +1,5 @@
-"""Actions on the ticked runs of the gallery, else on the run of the sidebar if it is listed: open, download, label,
-compare, delete; undoing the last deletion, and the runs deleted within a week.
+"""Actions on the ticked runs of the gallery, else on the run of the sidebar if it is listed: open,
+download, label, compare, delete; undoing the last deletion, and the runs deleted within a week.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ from core.text import plural, size
 _OF_DELETE = "It can be restored for a week."
 
 
-def panel(cards: Sequence[RunCard], listing: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
+def panel(
+    cards: Sequence[RunCard],
+    listing: Sequence[RunCard],
+    labels: Mapping[str, Labels],
+) -> None:
     """Draw the actions."""
     by_id = {card.run_id: card for card in cards}
     ticked = [by_id[run_id] for run_id in st.session_state.get("ticked", ()) if run_id in by_id]
@@ -37,7 +41,12 @@ def panel(cards: Sequence[RunCard], listing: Sequence[RunCard], labels: Mapping[
         if len(ticked) > 1:
             _several(ticked, hidden)
         elif ticked:
-            _one(ticked[0], labels, "Ticked, not shown" if hidden else "Ticked", {"run": ticked[0].run_id})
+            _one(
+                ticked[0],
+                labels,
+                "Ticked, not shown" if hidden else "Ticked",
+                {"run": ticked[0].run_id},
+            )
         elif view is not None and view.run.run_id in listed:
             _one(by_id[view.run.run_id], labels, "Selected", address.of(view, "overview"))
         else:
@@ -74,18 +83,45 @@ def _one(card: RunCard, labels: Mapping[str, Labels], state: str, address: dict[
 
 
 def _label_form(card: RunCard, labels: Labels, choices: set[str]) -> None:
-    """Draw the form of labels, as stored when it was opened; the store merges what others save meanwhile."""
+    """Draw the form of labels, as stored when it was opened; the store merges what others save
+    meanwhile.
+    """
     original = st.session_state.setdefault("labels_seen", {}).setdefault(card.run_id, labels)
     with st.form(f"labels_{card.run_id}", border=False):
-        look: dict[str, Any] = {"accept_new_options": True, "placeholder": "choose, or type a new one"}
-        look |= {"max_selections": MOST_TAGS, "help": f"At most {MOST_TAGS}, of {LONGEST_TAG} characters each."}
+        look: dict[str, Any] = {
+            "accept_new_options": True,
+            "placeholder": "choose, or type a new one",
+        }
+        look |= {
+            "max_selections": MOST_TAGS,
+            "help": f"At most {MOST_TAGS}, of {LONGEST_TAG} characters each.",
+        }
         options = sorted({*choices, *original.tags}, key=str.casefold)
-        tags = st.multiselect("Tags", options, list(original.tags), key=f"tags_{card.run_id}", **look)
-        note = st.text_area("Note", original.note, key=f"note_{card.run_id}", max_chars=LONGEST_NOTE)
-        pinned = st.checkbox(
-            "Pinned", original.pinned, key=f"pinned_{card.run_id}", help="Marks the run as one to keep."
+        tags = st.multiselect(
+            "Tags",
+            options,
+            list(original.tags),
+            key=f"tags_{card.run_id}",
+            **look,
         )
-        if widgets.button(st.form_submit_button, "Save", f"save_labels_{card.run_id}", type="primary"):
+        note = st.text_area(
+            "Note",
+            original.note,
+            key=f"note_{card.run_id}",
+            max_chars=LONGEST_NOTE,
+        )
+        pinned = st.checkbox(
+            "Pinned",
+            original.pinned,
+            key=f"pinned_{card.run_id}",
+            help="Marks the run as one to keep.",
+        )
+        if widgets.button(
+            st.form_submit_button,
+            "Save",
+            f"save_labels_{card.run_id}",
+            type="primary",
+        ):
             with widgets.report_errors():
                 store_changes.label(card.run_id, original, labelling.labels_of(tags, note, pinned))
                 st.session_state.pop("labels_seen", None)
@@ -96,7 +132,7 @@ def _several(ticked: list[RunCard], hidden: int) -> None:
     own = [card for card in ticked if not card.is_read_only]
     st.markdown(
         f"**{len(ticked)} runs ticked** · {size(sum(card.bytes for card in ticked))}"
-        + (f" · {hidden} of them not shown" if hidden else "")
+        + (f" · {hidden} of them not shown" if hidden else ""),
     )
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         first, *others = [card.run_id for card in ticked if card.sides]
@@ -104,14 +140,30 @@ def _several(ticked: list[RunCard], hidden: int) -> None:
             query = {"run": first, "with": ",".join(others)}
             st.page_link(PAGES / "compare.py", label="**Compare** →", query_params=query)
         if own and members.may_change():
-            st.button(f"Delete {plural(len(own), 'run')}", key="delete", on_click=_delete, args=(own,), help=_OF_DELETE)
-        serial = st.session_state.get("gallery_serial", 0) + 1  # the browser's ticks go with its table
+            st.button(
+                f"Delete {plural(len(own), 'run')}",
+                key="delete",
+                on_click=_delete,
+                args=(own,),
+                help=_OF_DELETE,
+            )
+        # the browser's ticks go with its table
+        serial = st.session_state.get("gallery_serial", 0) + 1
         unticked = {"ticked": [], "gallery_serial": serial}
-        st.button("Untick all", key="untick", type="tertiary", on_click=st.session_state.update, args=(unticked,))
+        st.button(
+            "Untick all",
+            key="untick",
+            type="tertiary",
+            on_click=st.session_state.update,
+            args=(unticked,),
+        )
         if not members.may_change():
             st.caption(members.READ_ONLY, width="content")
         elif len(own) < len(ticked):
-            st.caption(f"{plural(len(ticked) - len(own), 'sample run')}, read-only", width="content")
+            st.caption(
+                f"{plural(len(ticked) - len(own), 'sample run')}, read-only",
+                width="content",
+            )
 
 
 def _delete(cards: Sequence[RunCard]) -> None:
@@ -124,7 +176,9 @@ def _delete(cards: Sequence[RunCard]) -> None:
         what = f"'{gone[0].name}'" if len(gone) == 1 else plural(len(gone), "run")
         st.session_state["undo"] = ([card.run_id for card in gone], f"Deleted {what}.")
     ids = {card.run_id for card in gone}
-    st.session_state["ticked"] = [run_id for run_id in st.session_state.get("ticked", ()) if run_id not in ids]
+    st.session_state["ticked"] = [
+        run_id for run_id in st.session_state.get("ticked", ()) if run_id not in ids
+    ]
     if gone:  # a second click must not find another run under the same button
         selection.new_run()
         selection.select(run=None)
@@ -143,26 +197,41 @@ def undo_line(trash: Sequence[DeletedRun]) -> None:
     if deleted:
         with st.container(horizontal=True, vertical_alignment="center", key="undo_line"):
             st.markdown(widgets.escape(sentence), width="content")
-            st.button("Undo", key="undo_delete", on_click=partial(_each, store_changes.restore, deleted))
+            st.button(
+                "Undo",
+                key="undo_delete",
+                on_click=partial(_each, store_changes.restore, deleted),
+            )
 
 
 def trash_list(trash: Sequence[DeletedRun]) -> None:
-    """Draw the runs deleted within a week, to be restored or deleted for good; they are drawn when unfolded."""
+    """Draw the runs deleted within a week, to be restored or deleted for good; they are drawn when
+    unfolded.
+    """
     if not trash:
         return
-    label = f"Recently deleted: {plural(len(trash), 'run')}, {size(sum(run.bytes for run in trash))}"
+    label = (
+        f"Recently deleted: {plural(len(trash), 'run')}, {size(sum(run.bytes for run in trash))}"
+    )
     fold = st.expander(label, key="trash_fold", on_change="rerun", type="compact")
     if not fold.open:
         return
     ids = [run.run_id for run in trash]
     with fold:
         picked = st.dataframe(
-            pd.DataFrame([{"run": run.run_id, "deleted": run.deleted, "size": size(run.bytes)} for run in trash]),
+            pd.DataFrame(
+                [
+                    {"run": run.run_id, "deleted": run.deleted, "size": size(run.bytes)}
+                    for run in trash
+                ],
+            ),
             key=f"trash_{hashlib.sha256(' '.join(ids).encode()).hexdigest()[:16]}",
             hide_index=True,
             on_select="rerun",
             selection_mode="multi-row",
-            column_config={"deleted": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm", help="UTC")},
+            column_config={
+                "deleted": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm", help="UTC"),
+            },
             height=widgets.table_height(len(trash), 6),
             alt="the deleted runs, one row each",
         )
@@ -171,7 +240,13 @@ def trash_list(trash: Sequence[DeletedRun]) -> None:
             if not members.may_change():
                 st.caption(members.READ_ONLY)
                 return
-            restore, purge = (partial(_each, change, picks) for change in (store_changes.restore, store_changes.purge))
+            restore, purge = (
+                partial(_each, change, picks)
+                for change in (store_changes.restore, store_changes.purge)
+            )
             st.button("Restore", key="restore", on_click=restore, disabled=not picks)
             st.button("Delete for good", key="purge", on_click=purge, disabled=not picks)
-            st.caption("Tick runs to restore or delete. After a week they are deleted for good.", width="content")
+            st.caption(
+                "Tick runs to restore or delete. After a week they are deleted for good.",
+                width="content",
+            )

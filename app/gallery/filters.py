@@ -32,9 +32,14 @@ class Filters:
 
 
 def matching(
-    cards: Iterable[RunCard], filters: Filters, labels: Mapping[str, Labels], prompts: Mapping[str, str]
+    cards: Iterable[RunCard],
+    filters: Filters,
+    labels: Mapping[str, Labels],
+    prompts: Mapping[str, str],
 ) -> list[RunCard]:
-    """Return the runs that match, in their order. prompts: run id to case-folded text, needed to search for words."""
+    """Return the runs that match, in their order. prompts: run id to case-folded text, needed to
+    search for words.
+    """
 
     def is_match(card: RunCard) -> bool:
         attached = labels.get(card.run_id, Labels())
@@ -52,11 +57,24 @@ def matching(
 
 
 def ask(hidden: int) -> Filters:
-    """Draw search and filters and return their values. hidden: number of runs that are listed on request only."""
+    """Draw search and filters and return their values. hidden: number of runs that are listed on
+    request only.
+    """
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
         about = "name, model, side, prompt, dtype, device, tag or note"
-        text = st.text_input("Search", type="search", placeholder=about, key="gallery_search", max_chars=LONGEST_TEXT)
-        verdict = st.selectbox("Verdict", ["any", *wording.VERDICTS], key="gallery_verdict", width=180)
+        text = st.text_input(
+            "Search",
+            type="search",
+            placeholder=about,
+            key="gallery_search",
+            max_chars=LONGEST_TEXT,
+        )
+        verdict = st.selectbox(
+            "Verdict",
+            ["any", *wording.VERDICTS],
+            key="gallery_verdict",
+            width=180,
+        )
         flips = st.selectbox("Flips", FLIPS, key="gallery_flips", width=150)
     if hidden:
         about = "Cells of large sweeps, which Compare shows, and runs that a judged run replaces."

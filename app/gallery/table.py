@@ -1,4 +1,6 @@
-"""The table of runs, its download, the files that are no runs, and the first visitor's introduction."""
+"""The table of runs, its download, the files that are no runs, and the first visitor's
+introduction.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,15 @@ COLUMNS = {  # the first seven fit into a window of 1280 pixels
         width=130,
     ),
     "differ": st.column_config.TextColumn(
-        "logits that differ", help="largest share of a pair's logits that differ", width=108
+        "logits that differ",
+        help="largest share of a pair's logits that differ",
+        width=108,
     ),
-    "flips": st.column_config.NumberColumn(format="localized", help="positions whose argmax differs", width=62),
+    "flips": st.column_config.NumberColumn(
+        format="localized",
+        help="positions whose argmax differs",
+        width=62,
+    ),
     "rms row ULPs": st.column_config.NumberColumn(
         "RMS, row ULPs",
         format=_FIGURE,
@@ -46,22 +54,37 @@ COLUMNS = {  # the first seven fit into a window of 1280 pixels
     ),
     "dtype": st.column_config.TextColumn(width=80),
     "tags": st.column_config.ListColumn(width=90),
-    "max row ULPs": st.column_config.NumberColumn(format=_FIGURE, help="largest difference, in row ULPs"),
+    "max row ULPs": st.column_config.NumberColumn(
+        format=_FIGURE,
+        help="largest difference, in row ULPs",
+    ),
     "positions": widgets.GROUPED,
     "created": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm", help="UTC"),
 }
 _MOST_ROWS = 16  # that are shown without scrolling
 
 
-def count_line(cards: Sequence[RunCard], matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
+def count_line(
+    cards: Sequence[RunCard],
+    matches: Sequence[RunCard],
+    labels: Mapping[str, Labels],
+) -> None:
     """Draw the number of matching runs, and their list to download."""
-    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
+    with st.container(
+        horizontal=True,
+        horizontal_alignment="distribute",
+        vertical_alignment="center",
+    ):
         total = plural(len(cards), "run")
         count = total if len(matches) == len(cards) else f"{len(matches):,} of {total}"
         what = "worst pair of each. Click one to open it, tick some to tag, compare or delete them."
         st.caption(f"{count}, {what}", width="content")
         if matches:
-            exports.download({"runs": partial(export_table, matches, labels)}, "ulpscope-runs", "runs")
+            exports.download(
+                {"runs": partial(export_table, matches, labels)},
+                "ulpscope-runs",
+                "runs",
+            )
 
 
 def export_table(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFrame:
@@ -70,8 +93,14 @@ def export_table(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd
     for card in matches:
         each = labels.get(card.run_id, Labels())
         lists = {"verdicts": wording.verdicts(card), "sides": card.sides, "tags": each.tags}
-        row = {name: value for name, value in asdict(card).items() if name not in ("pair_verdicts", *lists)}
-        row |= {name: json.dumps(list(values), ensure_ascii=False) for name, values in lists.items()}
+        row = {
+            name: value
+            for name, value in asdict(card).items()
+            if name not in ("pair_verdicts", *lists)
+        }
+        row |= {
+            name: json.dumps(list(values), ensure_ascii=False) for name, values in lists.items()
+        }
         rows.append(row | {"note": each.note, "pinned": each.pinned})
     return pd.DataFrame(rows)
 
@@ -79,7 +108,8 @@ def export_table(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd
 def table(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
     """Draw the runs; a click on a cell opens its run, a tick marks it.
 
-    The browser knows rows by their number, so each list of runs has a widget of its own: no tick moves to another run.
+    The browser knows rows by their number, so each list of runs has a widget of its own: no tick
+    moves to another run.
     """
     ids = [card.run_id for card in matches]
     serial = "\0".join([str(st.session_state.get("gallery_serial", 0)), *ids])
@@ -106,7 +136,9 @@ def table(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
         hide_index=True,
         on_select=choose,
         selection_mode=["multi-row", "single-cell"],
-        selection_default={"selection": {"rows": [row for row, run_id in enumerate(ids) if run_id in ticked]}},
+        selection_default={
+            "selection": {"rows": [row for row, run_id in enumerate(ids) if run_id in ticked]},
+        },
         width="stretch",
         height=height,
         placeholder="–",
@@ -133,9 +165,12 @@ def _rows(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFr
             "sides": [" · ".join(card.sides) for card in matches],
             "model": [wording.model_name(card.model) or None for card in matches],
             "created": [card.created for card in matches],
-            "size": [size(card.bytes) + ("" if card.keep == ALL else f", {card.keep}") for card in matches],
+            "size": [
+                size(card.bytes) + ("" if card.keep == ALL else f", {card.keep}")
+                for card in matches
+            ],
             "note": [" ".join(each.note.split())[:120] or None for each in attached],
-        }
+        },
     )
 
 
@@ -145,27 +180,49 @@ def unreadable(files: Sequence[BrokenRun], damaged: Sequence[str]) -> None:
     if len(sentences) == 1:
         st.warning(widgets.escape(sentences[0]))
     elif sentences:
-        with st.expander(f":orange[{len(sentences)} files here cannot be read]", icon=":material/warning:"):
+        with st.expander(
+            f":orange[{len(sentences)} files here cannot be read]",
+            icon=":material/warning:",
+        ):
             st.markdown("\n".join(f"- {widgets.escape(sentence)}" for sentence in sentences))
-            st.caption("The other runs are not affected. Copy such a file again, or remove it from the store.")
+            st.caption(
+                "The other runs are not affected. Copy such a file again, or remove it from the"
+                " store.",
+            )
 
 
 def first_visit(cards: Sequence[RunCard]) -> None:
-    """Draw what this is and two sample runs worth opening, for a store without a run of one's own."""
+    """Draw what this is and two sample runs worth opening, for a store without a run of one's
+    own.
+    """
     flip = max(
-        (card for card in cards if ROUNDING in card.pair_verdicts), key=lambda card: card.flips or 0, default=None
+        (card for card in cards if ROUNDING in card.pair_verdicts),
+        key=lambda card: card.flips or 0,
+        default=None,
     )
     bug = next((card for card in cards if BUG_SUSPECTED in card.pair_verdicts), None)
     with st.container(border=True, key="first_visit"):
         st.markdown(
-            "**Rounding, or a bug?** The same model on the same tokens produces different logits on a different"
-            " execution path: token by token with a cache, in a larger batch, with a different kernel. ULPscope stores"
-            " both sides bit for bit and shows where they diverge. The verdict compares the difference with the model's"
-            " noise floor: the noise from changing only the reduction order."
+            "**Rounding, or a bug?** The same model on the same tokens produces different logits on"
+            " a different execution path: token by token with a cache, in a larger batch, with a"
+            " different kernel. ULPscope stores both sides bit for bit and shows where they"
+            " diverge. The verdict compares the difference with the model's noise floor: the noise"
+            " from changing only the reduction order.",
         )
         with st.container(horizontal=True, gap="small"):
-            for card, label in ((flip, "Open a flip that rounding explains"), (bug, "Open an injected bug")):
+            for card, label in (
+                (flip, "Open a flip that rounding explains"),
+                (bug, "Open an injected bug"),
+            ):
                 if card is not None:  # its link opens at the first flip
-                    st.page_link(PAGES / "overview.py", label=f"**{label}** →", query_params={"run": card.run_id})
+                    st.page_link(
+                        PAGES / "overview.py",
+                        label=f"**{label}** →",
+                        query_params={"run": card.run_id},
+                    )
             for tab, label in (("capture", "Capture a run"), ("upload", "Upload a dump")):
-                st.page_link(PAGES / "new_run.py", label=f"**{label}** →", query_params={"tab": tab})
+                st.page_link(
+                    PAGES / "new_run.py",
+                    label=f"**{label}** →",
+                    query_params={"tab": tab},
+                )

@@ -1,9 +1,9 @@
-"""The heatmap on a canvas: wheel and drag move it, a click selects. What is drawn comes from `app.heatmap.routes`,
-never through Streamlit.
+"""The heatmap on a canvas: wheel and drag move it, a click selects. What is drawn comes from
+`app.heatmap.routes`, never through Streamlit.
 
-The window lives in the session under `heatmap_*` and in the address bar. The browser says where it is when a gesture
-has ended, with a serial number; what comes back under the same number is its own message, anything else (a link, Back)
-it follows.
+The window lives in the session under `heatmap_*` and in the address bar. The browser says where it
+is when a gesture has ended, with a serial number; what comes back under the same number is its own
+message, anything else (a link, Back) it follows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from core.text import number
 
 _NEIGHBOURS = 12  # columns on either side of a token that was looked for
 _CANVAS = Path(__file__).parent
-_PARTS = ("colours", "tiles", "drawing", "axes", "pointing", "heatmap")  # one script: each knows those before it
+# one script: each knows those before it
+_PARTS = ("colours", "tiles", "drawing", "axes", "pointing", "heatmap")
 _canvas = st.components.v2.component(
     "ulpscope_heatmap",
     html="<div id='heatmap'></div>",
@@ -38,7 +39,9 @@ _canvas = st.components.v2.component(
 
 @dataclass(frozen=True)
 class HeatmapWindow:
-    """Window of the heatmap: its rows and columns, half open, what the columns are, and what the cells hold."""
+    """Window of the heatmap: its rows and columns, half open, what the columns are, and what the
+    cells hold.
+    """
 
     rows: tuple[int, int]
     columns: tuple[int, int]
@@ -55,15 +58,23 @@ def current_window(view: selection.View) -> HeatmapWindow:
     )
     measure = state["heatmap_cells"]
     if not heatmap.is_offered(run, order, measure):
-        order, measure = "id", heatmap.MEASURES[0] if heatmap.is_offered(run, "id", heatmap.MEASURES[0]) else "ulps"
+        order, measure = (
+            "id",
+            heatmap.MEASURES[0] if heatmap.is_offered(run, "id", heatmap.MEASURES[0]) else "ulps",
+        )
     rows, columns = _first_look(view, order)
     rows = _span(state["heatmap_rows"], run.header.rows) or rows
-    return HeatmapWindow(rows, _span(state["heatmap_tokens"], run.header.vocab) or columns, order, measure)
+    return HeatmapWindow(
+        rows,
+        _span(state["heatmap_tokens"], run.header.vocab) or columns,
+        order,
+        measure,
+    )
 
 
 def _first_look(view: selection.View, order: heatmap.Order) -> tuple[heatmap.Span, heatmap.Span]:
-    """Return rows and columns of the first view: everything by token id, the first ranks of as many rows as are read at
-    once.
+    """Return rows and columns of the first view: everything by token id, the first ranks of as many
+    rows as are read at once.
     """
     header = view.run.header
     if order == "id":
@@ -75,12 +86,20 @@ def _first_look(view: selection.View, order: heatmap.Order) -> tuple[heatmap.Spa
 
 def _span(text: str, stop: int) -> heatmap.Span | None:
     """`12:40` as (12, 40); None if it is no span of what there is."""
-    first, last = (whole(part) for part in text.split(":")) if text.count(":") == 1 else (None, None)
-    return (first, last) if first is not None and last is not None and 0 <= first < last <= stop else None
+    first, last = (
+        (whole(part) for part in text.split(":")) if text.count(":") == 1 else (None, None)
+    )
+    return (
+        (first, last)
+        if first is not None and last is not None and 0 <= first < last <= stop
+        else None
+    )
 
 
 def keep_window(view: selection.View, window: HeatmapWindow) -> None:
-    """Store a window; of the first view nothing, or rows by number if another position would move them."""
+    """Store a window; of the first view nothing, or rows by number if another position would move
+    them.
+    """
     rows, columns = _first_look(view, window.order)
     is_still = window.rows == rows == (0, view.run.header.rows)
     st.session_state.update(
@@ -92,7 +111,9 @@ def keep_window(view: selection.View, window: HeatmapWindow) -> None:
 
 
 def selected_token(view: selection.View) -> int | None:
-    """Return the token selected on the heatmap or typed: by id, text, or text without its leading blank."""
+    """Return the token selected on the heatmap or typed: by id, text, or text without its leading
+    blank.
+    """
     typed = st.session_state["heatmap_token"]
     token = whole(typed)
     if token is not None or not typed:
@@ -103,12 +124,18 @@ def selected_token(view: selection.View) -> int | None:
 
 
 def show_token(view: selection.View) -> None:
-    """Move the window to the column of the selected token; by rank, to its rank at the selected position."""
+    """Move the window to the column of the selected token; by rank, to its rank at the selected
+    position.
+    """
     token, window = selected_token(view), current_window(view)
     if token is None:
         return
     by_rank = window.order == "rank"
-    column = heatmap.element(view.run, view.pair.index, view.row, token).reference_rank - 1 if by_rank else token
+    column = (
+        heatmap.element(view.run, view.pair.index, view.row, token).reference_rank - 1
+        if by_rank
+        else token
+    )
     first, last = window.columns
     if not first <= column < last or last - first > heatmap.RANKS:
         first = min(max(column - _NEIGHBOURS, 0), max(0, view.run.header.vocab - 2 * _NEIGHBOURS))
@@ -122,7 +149,8 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
     run, header, pair = view.run, view.run.header, view.pair
     starts = list(accumulate((prompt.positions for prompt in header.prompts[:-1]), initial=0))
     window = current_window(view)
-    if window != st.session_state.get("heatmap_followed"):  # a link or Back moved it: the browser follows
+    # a link or Back moved it: the browser follows
+    if window != st.session_state.get("heatmap_followed"):
         st.session_state["heatmap_serial"] = ""
     floor = heatmap.floor_row_ulps(run, pair.index)
     data = {
@@ -141,11 +169,15 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
         "most_read": heatmap.MOST_READ,
         "ranks": min(heatmap.RANKS, header.vocab),
         "finest": {
-            order: {measure: heatmap.finest_columns(run, order, measure) for measure in heatmap.MEASURES}
+            order: {
+                measure: heatmap.finest_columns(run, order, measure) for measure in heatmap.MEASURES
+            }
             for order in heatmap.ORDERS
         },
         "is_rank_offered": heatmap.is_offered(run, "rank", "ulps"),
-        "offered": [measure for measure in heatmap.MEASURES if heatmap.is_offered(run, "id", measure)],
+        "offered": [
+            measure for measure in heatmap.MEASURES if heatmap.is_offered(run, "id", measure)
+        ],
         "window": {**asdict(window), "scale": st.session_state["heatmap_colours"]},
         "file": exports.file_stem(view, "heatmap"),
         "title": f"{header.name} ({run.run_id}): {pair.variant} vs {pair.reference}",
@@ -153,28 +185,48 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
         "selected": {
             "row": view.row,
             "token": selected.token if selected else None,
-            "rank": selected.reference_rank - 1 if selected else None,  # a column of the view by rank, counted from 0
+            # a column of the view by rank, counted from 0
+            "rank": selected.reference_rank - 1 if selected else None,
         },
         "palette": style.ULPS,
         "mismatch_colour": style.MISMATCH,
         "selected_colour": style.FLIP,
         "label": (
-            f"Heatmap of {pair.variant} vs {pair.reference}. Arrow keys move it, plus and minus zoom, 0 shows the"
-            " whole run, Enter selects the logit at the middle."
-            + ("" if floor is None else f" The noise floor: 99.9 % of logits move by at most {number(floor)} row ULPs.")
+            f"Heatmap of {pair.variant} vs {pair.reference}. Arrow keys move it, plus and minus"
+            " zoom, 0 shows the whole run, Enter selects the logit at the middle."
+            + (
+                ""
+                if floor is None
+                else f" The noise floor: 99.9 % of logits move by at most {number(floor)} row ULPs."
+            )
         ),
     }
 
-    _canvas(key="heatmap", data=data, on_said_change=lambda: _follow(view, st.session_state["heatmap"]["said"]))
+    _canvas(
+        key="heatmap",
+        data=data,
+        on_said_change=lambda: _follow(view, st.session_state["heatmap"]["said"]),
+    )
 
 
 def _follow(view: selection.View, event: Mapping[str, Any]) -> None:
     """Take over what the browser says: its window, and the logit that was clicked, if one was."""
     window = event["window"]
     order, measure = window["order"], window["measure"]
-    if order in heatmap.ORDERS and measure in heatmap.MEASURES and heatmap.is_offered(view.run, order, measure):
-        rows, columns = (cast(tuple[int, int], tuple(map(int, window[axis]))) for axis in ("rows", "columns"))
-        area = HeatmapWindow(rows, columns, cast(heatmap.Order, order), cast(heatmap.Measure, measure))
+    if (
+        order in heatmap.ORDERS
+        and measure in heatmap.MEASURES
+        and heatmap.is_offered(view.run, order, measure)
+    ):
+        rows, columns = (
+            cast(tuple[int, int], tuple(map(int, window[axis]))) for axis in ("rows", "columns")
+        )
+        area = HeatmapWindow(
+            rows,
+            columns,
+            cast(heatmap.Order, order),
+            cast(heatmap.Measure, measure),
+        )
         keep_window(view, area)
         if window.get("scale") in ("auto", "log", "linear"):
             st.session_state["heatmap_colours"] = window["scale"]

@@ -1,8 +1,9 @@
-"""Routes of the heatmap: tiles of cells as raw integers, and the one element that a cell stands for. Read-only and
-bounded.
+"""Routes of the heatmap: tiles of cells as raw integers, and the one element that a cell stands
+for. Read-only and bounded.
 
-The browser keeps a tile as long as the run file is the same: its address carries the file's stamp. Here some tiles and
-blocks of rows are cached; two requests that need the same block wait for one computation.
+The browser keeps a tile as long as the run file is the same: its address carries the file's stamp.
+Here some tiles and blocks of rows are cached; two requests that need the same block wait for one
+computation.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from core.runs.queries.heatmap import (
 from core.runs.reader import RunReader
 from core.text import clean, exact, number, plural, visible
 
-AT_ONCE = 3  # tiles computed at a time: reading and computing overlap, and other viewers still get a core
+# tiles computed at a time: reading and computing overlap, and other viewers still get a core
+AT_ONCE = 3
 _NEVER_CHANGES = "private, max-age=31536000, immutable"
 _PAIR = "/tiles/{run_id}/{pair}"
 _limiter = CapacityLimiter(AT_ONCE)
@@ -57,8 +59,15 @@ def _block(key: str, _make: Callable[[], Cells]) -> Cells:  # noqa: ARG001
 
 @cache
 def prepare(dtype: str) -> None:
-    """Load the compiled loops while the page is on its way: the first tile would wait 0.2 s for them."""
-    threading.Thread(target=pyramid.prepare, args=(format_named(dtype),), name="ulpscope-heatmap", daemon=True).start()
+    """Load the compiled loops while the page is on its way: the first tile would wait 0.2 s for
+    them.
+    """
+    threading.Thread(
+        target=pyramid.prepare,
+        args=(format_named(dtype),),
+        name="ulpscope-heatmap",
+        daemon=True,
+    ).start()
 
 
 def _pair(request: Request) -> tuple[RunReader, int]:
@@ -71,12 +80,14 @@ def _pair(request: Request) -> tuple[RunReader, int]:
 
 
 def _tile(request: Request) -> Response:
-    """Send the cells of a tile, row by row, little-endian, two bytes each or four; an empty body if nothing in it
-    differs.
+    """Send the cells of a tile, row by row, little-endian, two bytes each or four; an empty body if
+    nothing in it differs.
     """
     run, pair = _pair(request)
     order, measure = _view(request)
-    (row_level, column_level), (row, column) = (_two(request, name, ",") for name in ("level", "tile"))
+    (row_level, column_level), (row, column) = (
+        _two(request, name, ",") for name in ("level", "tile")
+    )
     tile = Tile(row_level, column_level, row, column)
     version = store_cache.version_of(run.path)
     about = (run.run_id, version, pair)
@@ -89,11 +100,17 @@ def _tile(request: Request) -> Response:
         return np.ascontiguousarray(cells) if cells.any() else cells[:0].copy()
 
     cells = _cells(repr((about, order, measure, tile)), make)
-    return Response(cells.tobytes(), media_type="application/octet-stream", headers=_headers(request, version))
+    return Response(
+        cells.tobytes(),
+        media_type="application/octet-stream",
+        headers=_headers(request, version),
+    )
 
 
 def _headers(request: Request, version: str) -> dict[str, str]:
-    return {"Cache-Control": _NEVER_CHANGES if request.query_params.get("v") == version else "no-store"}
+    return {
+        "Cache-Control": _NEVER_CHANGES if request.query_params.get("v") == version else "no-store",
+    }
 
 
 def _largest(request: Request) -> Response:
@@ -101,16 +118,23 @@ def _largest(request: Request) -> Response:
     run, pair = _pair(request)
     rows, columns = (_two(request, name, ":") for name in ("rows", "columns"))
     element = largest_in(run, pair, rows, columns, *_view(request))
-    return JSONResponse(element_json(run, element), headers=_headers(request, store_cache.version_of(run.path)))
+    return JSONResponse(
+        element_json(run, element),
+        headers=_headers(request, store_cache.version_of(run.path)),
+    )
 
 
 def element_json(run: RunReader, element: Element) -> dict[str, str | int]:
-    """Return an element as the heatmap shows it under the pointer. Texts are untrusted; the browser sets them as text
-    only.
+    """Return an element as the heatmap shows it under the pointer. Texts are untrusted; the browser
+    sets them as text only.
     """
     prompt, position = place_of(run, element.row)
     texts = run.header.prompts[prompt].token_texts
-    place = f"position {position:,}" if len(run.header.prompts) == 1 else f"prompt {prompt}, position {position:,}"
+    place = (
+        f"position {position:,}"
+        if len(run.header.prompts) == 1
+        else f"prompt {prompt}, position {position:,}"
+    )
     is_mismatch = element.ulps is None
     text = run.vocabulary.get(element.token)
     row_ulps, ulps = number(element.row_ulps or 0.0), plural(element.ulps or 0, "ULP")
@@ -118,12 +142,21 @@ def element_json(run: RunReader, element: Element) -> dict[str, str | int]:
         "row": element.row,
         "token": element.token,
         "where": place + (f", after {visible(texts[position])}" if texts else ""),
-        "text": wording.token(element.token, text) if text is None else f"token {wording.token(element.token, text)}",
+        "text": (
+            wording.token(element.token, text)
+            if text is None
+            else f"token {wording.token(element.token, text)}"
+        ),
         "reference": exact(element.reference),
         "variant": exact(element.variant),
-        "apart": "NaN or infinity on one side"
-        if is_mismatch
-        else f"{row_ulps} row ULP{'s' if row_ulps != '1' else ''}, {ulps} of {run.header.compute_dtype}",
+        "apart": (
+            "NaN or infinity on one side"
+            if is_mismatch
+            else (
+                f"{row_ulps} row ULP{'s' if row_ulps != '1' else ''}, {ulps} of"
+                f" {run.header.compute_dtype}"
+            )
+        ),
         "difference": "" if is_mismatch else f"difference {exact(element.difference)}",
         "ranks": f"{element.reference_rank:,} / {element.variant_rank:,}",
     }
@@ -142,7 +175,9 @@ def _view(request: Request) -> tuple[Order, Measure]:
     order, measure = (request.query_params.get(name, "") for name in ("order", "measure"))
     if order not in ORDERS or measure not in MEASURES:
         choices = f"order one of {', '.join(ORDERS)}, measure one of {', '.join(MEASURES)}"
-        raise UsageError(f"order '{clean(order, 20)}', measure '{clean(measure, 20)}': expected {choices}.")
+        raise UsageError(
+            f"order '{clean(order, 20)}', measure '{clean(measure, 20)}': expected {choices}.",
+        )
     return order, measure
 
 
@@ -150,7 +185,9 @@ def _two(request: Request, name: str, between: str) -> tuple[int, int]:
     text = request.query_params.get(name, "")
     parts = text.split(between)
     if len(parts) != 2:
-        raise UsageError(f"{name} '{clean(text, 40)}': expected two numbers with '{between}' between them.")
+        raise UsageError(
+            f"{name} '{clean(text, 40)}': expected two numbers with '{between}' between them.",
+        )
     return _number(name, parts[0]), _number(name, parts[1])
 
 

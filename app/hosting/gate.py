@@ -27,14 +27,14 @@ from core.runs.store.store import open_store
 
 _log = logging.getLogger(__name__)
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
-# What pages, components and figures need in Chromium. Streamlit needs inline scripts, so the policy does not stop a
-# script in a page, only what that could send to other hosts.
+# What pages, components and figures need in Chromium. Streamlit needs inline scripts, so the policy
+# does not stop a script in a page, only what that could send to other hosts.
 _HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'self'; script-src 'self' 'unsafe-inline' blob:; style-src 'self' 'unsafe-inline'; img-src 'self'"
-        " data: blob:; font-src 'self' data:; media-src 'self' data: blob:; connect-src 'self' data: blob:; worker-src"
-        " 'self' blob:; frame-src 'self' blob:; object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors"
-        " 'self'"
+        "default-src 'self'; script-src 'self' 'unsafe-inline' blob:; style-src 'self'"
+        " 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; media-src 'self'"
+        " data: blob:; connect-src 'self' data: blob:; worker-src 'self' blob:; frame-src 'self'"
+        " blob:; object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'self'"
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
@@ -44,14 +44,19 @@ _HEADERS = {
 
 
 def protection() -> list[Middleware]:
-    """Return the middleware of the dashboard as it is configured; ends the process if it must not start."""
+    """Return the middleware of the dashboard as it is configured; ends the process if it must not
+    start.
+    """
     try:
         config = configuration()
-        # A server other than Streamlit's does not say where it listens; the gate then looks at each connection.
+        # A server other than Streamlit's does not say where it listens; the gate then looks at each
+        # connection.
         is_streamlits = getattr(streamlit_config, "_server_mode", None) is not None
         start.check(config, st.get_option("server.address") if is_streamlits else "127.0.0.1")
         for secret in readable_secrets(config, os.environ):
-            sys.stderr.write(f"warning: every user of this machine can read {secret} in {config.source}.\n")
+            sys.stderr.write(
+                f"warning: every user of this machine can read {secret} in {config.source}.\n",
+            )
         return middleware(config)
     except UlpscopeError as error:
         sys.stderr.write(f"error: {error}\n")
@@ -59,7 +64,9 @@ def protection() -> list[Middleware]:
 
 
 def middleware(config: Configuration) -> list[Middleware]:
-    """Return the gate, and in front of it what it needs: sessions with a sign-in, the Host's check without."""
+    """Return the gate, and in front of it what it needs: sessions with a sign-in, the Host's check
+    without.
+    """
     _log_changes()
     if not config.sign_in.is_configured:
         gate = Middleware(Gate, Access(config, store=Path(), key=""))
@@ -69,7 +76,8 @@ def middleware(config: Configuration) -> list[Middleware]:
     sessions = Middleware(
         SessionMiddleware,
         secret_key=key,
-        session_cookie=f"ulpscope_{tokens.digest(key)[:8]}",  # browsers send a cookie to every port of a host
+        # browsers send a cookie to every port of a host
+        session_cookie=f"ulpscope_{tokens.digest(key)[:8]}",
         max_age=round(3600 * config.sign_in.session_hours),
         https_only=config.hosting.public_url.startswith("https://"),
     )
@@ -97,9 +105,12 @@ class Gate:
 
         try:
             passed = await self._answer(scope, receive, sending)
-        except ConfigurationError as failure:  # of the file of tokens, whose path is for the log alone
+        # of the file of tokens, whose path is for the log alone
+        except ConfigurationError as failure:
             _log.error("no sign-in by token: %s", failure)
-            sentence = "The server cannot read its list of tokens, so no token signs in. Its log says why."
+            sentence = (
+                "The server cannot read its list of tokens, so no token signs in. Its log says why."
+            )
             await _error_response(scope, sentence, 503)(scope, receive, sending)
             return
         if passed is not None:
@@ -108,7 +119,9 @@ class Gate:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> Scope | None:
         """Return the scope for the application, None if the request is answered here."""
         connection = HTTPConnection(scope)
-        is_own = self._own is not None and scope["type"] == "http" and scope["path"] in sign_in.PATHS
+        is_own = (
+            self._own is not None and scope["type"] == "http" and scope["path"] in sign_in.PATHS
+        )
         member = None if is_own else self._access.member_of(connection)
         refusal = self._refusal(connection, member, is_own)
         if refusal is not None:
@@ -122,30 +135,60 @@ class Gate:
         assert member is not None
         return self._passed(scope, member)
 
-    def _refusal(self, connection: HTTPConnection, member: str | None, is_own: bool) -> Response | None:
+    def _refusal(
+        self,
+        connection: HTTPConnection,
+        member: str | None,
+        is_own: bool,
+    ) -> Response | None:
         """Return the answer to a request that may not pass, None if it may."""
         scope, config = connection.scope, self._access.config
         is_changing = scope["type"] == "http" and scope["method"] not in ("GET", "HEAD", "OPTIONS")
-        if (is_changing or scope["type"] == "websocket") and _is_cross_site(connection, config.hosting.public_url):
-            return _error_response(scope, "This request came from a page of another site, so nothing was changed.", 403)
+        if (is_changing or scope["type"] == "websocket") and _is_cross_site(
+            connection,
+            config.hosting.public_url,
+        ):
+            return _error_response(
+                scope,
+                "This request came from a page of another site, so nothing was changed.",
+                403,
+            )
         if is_own:
             return None
         client = connection.client
         if not config.sign_in.is_configured and not (client and start.is_loopback(client.host)):
-            return _error_response(scope, "This server has no sign-in, so it answers its own machine only.", 403)
+            return _error_response(
+                scope,
+                "This server has no sign-in, so it answers its own machine only.",
+                403,
+            )
         if member is None:
             if scope.get("method") == "GET" and "text/html" in connection.headers.get("accept", ""):
-                path = quote(scope["path"]) + "?" * bool(connection.url.query) + connection.url.query
-                return RedirectResponse(f"/sign-in?{urlencode({'next': path})}", 303, {"Cache-Control": "no-store"})
-            sentence = "Sign in first: a browser at /sign-in, a program with 'Authorization: Bearer TOKEN'."
+                path = (
+                    quote(scope["path"]) + "?" * bool(connection.url.query) + connection.url.query
+                )
+                return RedirectResponse(
+                    f"/sign-in?{urlencode({'next': path})}",
+                    303,
+                    {"Cache-Control": "no-store"},
+                )
+            sentence = (
+                "Sign in first: a browser at /sign-in, a program with 'Authorization: Bearer"
+                " TOKEN'."
+            )
             return _error_response(scope, sentence, 401)
         if is_changing and config.hosting.read_only:
             return _error_response(scope, members.READ_ONLY, 403)
         return None
 
     def _passed(self, scope: Scope, member: str) -> Scope:
-        """Return the scope for the application: the member's name for routes and scripts, no secret of the proxy's."""
-        removed = {name.encode() for name in (members.HEADER, PROXY_SECRET, self._access.config.sign_in.header.lower())}
+        """Return the scope for the application: the member's name for routes and scripts, no secret
+        of the proxy's.
+        """
+        removed = {
+            name.encode()
+            for name in (members.HEADER, PROXY_SECRET, self._access.config.sign_in.header.lower())
+        }
         headers = [(name, value) for name, value in scope["headers"] if name.lower() not in removed]
         headers.append((members.HEADER.encode(), quote(member).encode()))
         return {**scope, "headers": headers}

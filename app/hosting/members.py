@@ -1,7 +1,8 @@
-"""Who a request is from: a session's cookie, a token, or the header of a trusted proxy; whether it may change anything.
+"""Who a request is from: a session's cookie, a token, or the header of a trusted proxy; whether it
+may change anything.
 
-A session is tied to what it began with (the password, a token, a name in the list of members). If that changes, the
-session ends at its next request.
+A session is tied to what it began with (the password, a token, a name in the list of members). If
+that changes, the session ends at its next request.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from core.hosting import credentials, tokens
 
 LOCAL = "local"  # the member of a server without a sign-in
 PROXY_SECRET = "x-ulpscope-proxy-secret"
-HEADER = "x-ulpscope-member"  # in which the gate passes the name on; removed from what comes from outside
+# in which the gate passes the name on; removed from what comes from outside
+HEADER = "x-ulpscope-member"
 READ_ONLY = "This server is read-only."
-_SIGN_OUT = '<a href="/sign-out" target="_self">Sign out</a>'  # Streamlit's own links open another tab
+# Streamlit's own links open another tab
+_SIGN_OUT = '<a href="/sign-out" target="_self">Sign out</a>'
 
 
 @dataclass(frozen=True)
@@ -36,15 +39,21 @@ class Access:
     key: str  # signs cookies
 
     def member_of(self, connection: HTTPConnection) -> str | None:
-        """Return the name of the member that a request or websocket is from, None if there is none."""
+        """Return the name of the member that a request or websocket is from, None if there is
+        none.
+        """
         sign_in, headers = self.config.sign_in, connection.headers
         if not sign_in.is_configured:
             return LOCAL
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        is_ours = scheme.lower() == "bearer" and token.startswith(tokens.PREFIX)  # others are a proxy's own
+        # others are a proxy's own
+        is_ours = scheme.lower() == "bearer" and token.startswith(tokens.PREFIX)
         if sign_in.tokens and is_ours:
             return tokens.name_of(self.store, token.strip())
-        if sign_in.header and _is_same(headers.get(PROXY_SECRET, ""), self.config.hosting.proxy_secret):
+        if sign_in.header and _is_same(
+            headers.get(PROXY_SECRET, ""),
+            self.config.hosting.proxy_secret,
+        ):
             names = headers.getlist(sign_in.header)
             if len(names) == 1 and credentials.is_member(names[0], sign_in.members):
                 return names[0].strip()
@@ -52,7 +61,9 @@ class Access:
         if not {"member", "way", "proof"} <= set(session):
             return None
         proof = self._proof(session["way"], session["member"])
-        return session["member"] if proof is not None and _is_same(session["proof"], proof) else None
+        return (
+            session["member"] if proof is not None and _is_same(session["proof"], proof) else None
+        )
 
     def member_with(self, secret: str) -> tuple[str, str] | None:
         """Return (member, way) for a typed password or token, None for a wrong one."""
@@ -77,9 +88,15 @@ class Access:
         elif way == "token" and sign_in.tokens:
             basis = tokens.digests(self.store).get(member)
         elif way == "oidc" and credentials.is_member(member, sign_in.members):
-            basis = f"{sign_in.oidc_issuer} {sign_in.oidc_client_id}" if sign_in.oidc_issuer else None
+            basis = (
+                f"{sign_in.oidc_issuer} {sign_in.oidc_client_id}" if sign_in.oidc_issuer else None
+            )
         text = f"{way}\n{member}\n{basis}"
-        return hmac.new(self.key.encode(), text.encode(), hashlib.sha256).hexdigest() if basis else None
+        return (
+            hmac.new(self.key.encode(), text.encode(), hashlib.sha256).hexdigest()
+            if basis
+            else None
+        )
 
 
 def _is_same(text: str, secret: str) -> bool:
@@ -102,7 +119,9 @@ def may_change() -> bool:
 
 
 def changing_member() -> str:
-    """Return the name of the member who changes something on a page; AccessError on a read-only server."""
+    """Return the name of the member who changes something on a page; AccessError on a read-only
+    server.
+    """
     if not may_change():
         raise AccessError(READ_ONLY)
     return current_member()

@@ -1,4 +1,5 @@
-"""`/sign-in` and `/sign-out`, which the gate answers without a session: a form for password or token, and OIDC.
+"""`/sign-in` and `/sign-out`, which the gate answers without a session: a form for password or
+token, and OIDC.
 
 Their pages are plain HTML with its own style, no script, nothing loaded.
 """
@@ -24,17 +25,30 @@ from core.hosting.credentials import is_member
 
 PATHS = ("/sign-in", "/sign-out", "/sign-in/oidc", "/sign-in/callback")
 # Signatures that only the provider can make, even if it offers others: no "none", no shared secret.
-_ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
+_ALGORITHMS = (
+    "RS256",
+    "RS384",
+    "RS512",
+    "PS256",
+    "PS384",
+    "PS512",
+    "ES256",
+    "ES384",
+    "ES512",
+    "EdDSA",
+    "Ed25519",
+)
 _LARGEST_FORM = 16 << 10  # bytes; a form comes without a session
 STYLE = (Path(__file__).parent / "sign_in.css").read_text(encoding="utf-8")
 _HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 _POLICY = (
-    f"default-src 'none'; style-src 'sha256-{_HASH}'; img-src data:; form-action 'self'; base-uri 'none';"
-    " frame-ancestors 'none'"
+    f"default-src 'none'; style-src 'sha256-{_HASH}'; img-src data:; form-action 'self'; base-uri"
+    " 'none'; frame-ancestors 'none'"
 )
-_hashing = ThreadPoolExecutor(1, "passwords")  # one at a time: a hash takes 0.2 s of a core and 64 MB
-# One attempt of each address at a time, so that wrong guesses delay their sender alone, and of few addresses: the last
-# of eight waits 2 s.
+# one at a time: a hash takes 0.2 s of a core and 64 MB
+_hashing = ThreadPoolExecutor(1, "passwords")
+# One attempt of each address at a time, so that wrong guesses delay their sender alone, and of few
+# addresses: the last of eight waits 2 s.
 _MOST_WAITING = 8
 _audit = logging.getLogger("ulpscope.audit")
 _log = logging.getLogger(__name__)
@@ -62,7 +76,9 @@ def routes(access: Access) -> Router:
     async def sign_in(request: Request) -> Response:
         if request.method != "POST":
             target = own_path(request.query_params.get("next", "/"))
-            return form(target) if access.member_of(request) is None else RedirectResponse(target, 303)
+            return (
+                form(target) if access.member_of(request) is None else RedirectResponse(target, 303)
+            )
         fields = await _fields(request)
         target = own_path(fields.get("next", "/"))
         client, secret = _client(request), fields.get("secret", "")
@@ -70,7 +86,11 @@ def routes(access: Access) -> Router:
             return form(target, "Too many attempts at once; try again in a few seconds.", 429)
         waiting.add(client)
         try:
-            entered = await asyncio.get_running_loop().run_in_executor(_hashing, access.member_with, secret)
+            entered = await asyncio.get_running_loop().run_in_executor(
+                _hashing,
+                access.member_with,
+                secret,
+            )
         finally:
             waiting.remove(client)
         if entered is None:
@@ -89,7 +109,8 @@ def routes(access: Access) -> Router:
         return sentence("Signed out", "This browser is signed out.")
 
     async def leave(request: Request) -> Response:
-        for state in [key for key in request.session if key.startswith("_state_")]:  # of attempts that were given up
+        # of attempts that were given up
+        for state in [key for key in request.session if key.startswith("_state_")]:
             del request.session[state]
         request.session["next"] = own_path(request.query_params.get("next", "/"))
         try:
@@ -119,7 +140,9 @@ def routes(access: Access) -> Router:
 
 
 def own_path(text: str) -> str:
-    """Return a path of this server with its query, `/` for anything that a browser could take for another place."""
+    """Return a path of this server with its query, `/` for anything that a browser could take for
+    another place.
+    """
     is_own = text.startswith("/") and not text.startswith("//") and not text.startswith("/sign-")
     return text if is_own and "\\" not in text and text.isprintable() and len(text) <= 4096 else "/"
 
@@ -156,15 +179,26 @@ async def _fields(request: Request) -> dict[str, str]:
         body += part
         if len(body) > _LARGEST_FORM:
             return {}
-    return {name: values[0] for name, values in parse_qs(body.decode("latin-1"), keep_blank_values=True).items()}
+    return {
+        name: values[0]
+        for name, values in parse_qs(body.decode("latin-1"), keep_blank_values=True).items()
+    }
 
 
 def _client(request: Request) -> str:
     return request.client.host if request.client else "unknown"
 
 
-def sign_in_page(secret: str, provider: str, target: str, problem: str, status: int) -> HTMLResponse:
-    """Return the sign-in page. secret: the field's label, '' for no field; provider: the host of OIDC, '' for none."""
+def sign_in_page(
+    secret: str,
+    provider: str,
+    target: str,
+    problem: str,
+    status: int,
+) -> HTMLResponse:
+    """Return the sign-in page. secret: the field's label, '' for no field; provider: the host of
+    OIDC, '' for none.
+    """
     parts = ["<h1>ULPscope</h1>"]
     if problem:
         parts.append(f'<p class="wrong" role="alert" id="wrong">{escape(problem)}</p>')
@@ -173,22 +207,27 @@ def sign_in_page(secret: str, provider: str, target: str, problem: str, status: 
     if secret:
         about = ' aria-describedby="wrong" aria-invalid="true"' if problem else ""
         parts.append(
-            f'<form method="post" action="/sign-in"><input type="hidden" name="next" value="{escape(target)}"><label'
-            f' for="secret">{escape(secret)}</label><input id="secret" name="secret" type="password" required autofocus'
-            f' autocomplete="current-password" maxlength="1024"{about}><button type="submit">Sign in</button></form>'
+            '<form method="post" action="/sign-in"><input type="hidden" name="next"'
+            f' value="{escape(target)}"><label for="secret">{escape(secret)}</label><input'
+            ' id="secret" name="secret" type="password" required autofocus'
+            f' autocomplete="current-password" maxlength="1024"{about}><button type="submit">Sign'
+            " in</button></form>",
         )
     if provider:
         parts.append('<span class="or">or</span>' if secret else "")
         address = f"/sign-in/oidc?{urlencode({'next': target})}"
-        parts.append(f'<a class="button" href="{escape(address)}">Sign in with {escape(provider)}</a>')
+        parts.append(
+            f'<a class="button" href="{escape(address)}">Sign in with {escape(provider)}</a>',
+        )
     return _page("Sign in", "".join(parts), status)
 
 
 def sign_out_page(member: str) -> HTMLResponse:
     """Return the page that asks whether to sign out."""
     body = (
-        f'<h1>Sign out?</h1><p>You are signed in as {escape(member)}.</p><form method="post" action="/sign-out"><button'
-        ' type="submit">Sign out</button></form><p></p><a href="/">Back to ULPscope</a>'
+        f'<h1>Sign out?</h1><p>You are signed in as {escape(member)}.</p><form method="post"'
+        ' action="/sign-out"><button type="submit">Sign out</button></form><p></p><a href="/">Back'
+        " to ULPscope</a>"
     )
     return _page("Sign out", body, 200)
 
@@ -201,9 +240,10 @@ def sentence(title: str, text: str, status: int = 200) -> HTMLResponse:
 
 def _page(title: str, body: str, status: int) -> HTMLResponse:
     return HTMLResponse(
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,'
-        f' initial-scale=1"><meta name="robots" content="noindex"><title>{escape(title)} · ULPscope</title><link'
-        f' rel="icon" href="data:,"><style>{STYLE}</style></head><body><main>{body}</main></body></html>',
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport"'
+        ' content="width=device-width, initial-scale=1"><meta name="robots"'
+        f' content="noindex"><title>{escape(title)} · ULPscope</title><link rel="icon"'
+        f' href="data:,"><style>{STYLE}</style></head><body><main>{body}</main></body></html>',
         status_code=status,
         headers={"Content-Security-Policy": _POLICY, "Cache-Control": "no-store"},
     )

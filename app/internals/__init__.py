@@ -1,4 +1,6 @@
-"""The Internals page, on what a capture records inside the model: tabs Layers, KV cache, Kernels, Mitigations."""
+"""The Internals page, on what a capture records inside the model: tabs Layers, KV cache, Kernels,
+Mitigations.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,22 @@ def _layers_line(run: RunReader, pair: StoredPair) -> str | None:
 
     table = modules(run, pair.index)
     names_prompt = len(run.header.prompts) > 1
-    return None if table.empty else "Modules: " + sentence(run, pair.index, table, names_prompt=names_prompt)
+    return (
+        None
+        if table.empty
+        else "Modules: " + sentence(run, pair.index, table, names_prompt=names_prompt)
+    )
 
 
 def _caches_line(run: RunReader, pair: StoredPair) -> str | None:
     from core.runs.queries.caches import sentence, summaries
 
     caches = summaries(run, pair.index)
-    return "KV cache: " + sentence(caches[None], names_prompt=len(run.header.prompts) > 1) if caches else None
+    return (
+        "KV cache: " + sentence(caches[None], names_prompt=len(run.header.prompts) > 1)
+        if caches
+        else None
+    )
 
 
 def _kernels_line(run: RunReader, pair: StoredPair) -> str | None:
@@ -61,7 +71,12 @@ LAYERS = Page(
     "run",
     (
         PageSetting("of", "layers_scope", SCOPES[0], words(SCOPES)),
-        PageSetting("measure", "layers_measure", "ratio", words(["ratio", "neq_share", "max_row_ulps", "max_ulps"])),
+        PageSetting(
+            "measure",
+            "layers_measure",
+            "ratio",
+            words(["ratio", "neq_share", "max_row_ulps", "max_ulps"]),
+        ),
         PageSetting("module", "layers_module", ""),
     ),
     absent=lambda run, pair: "" if has("layers", run, pair.index) else "not captured",
@@ -73,7 +88,12 @@ KV_CACHE = Page(
     "run",
     (
         PageSetting("of", "kv_scope", SCOPES[0], words(SCOPES)),
-        PageSetting("measure", "kv_measure", "rms", words(["neq_share", "max_row_ulps", "max_ulps", "rms"])),
+        PageSetting(
+            "measure",
+            "kv_measure",
+            "rms",
+            words(["neq_share", "max_row_ulps", "max_ulps", "rms"]),
+        ),
         PageSetting("kind", "kv_kind", "key", words(KINDS)),
     ),
     absent=lambda run, pair: "" if has("kv", run, pair.index) else "not captured",
@@ -97,5 +117,10 @@ MITIGATIONS = Page(
     "run",
     absent=lambda run, pair: "" if has("remedies", run, pair.index) else "not captured",
 )
-EXTRAS = {LAYERS.name: "layers", KV_CACHE.name: "kv", KERNELS.name: "kernels", MITIGATIONS.name: "remedies"}
+EXTRAS = {
+    LAYERS.name: "layers",
+    KV_CACHE.name: "kv",
+    KERNELS.name: "kernels",
+    MITIGATIONS.name: "remedies",
+}
 PAGE = Page("internals", "Internals", "run", tabs=(LAYERS, KV_CACHE, KERNELS, MITIGATIONS))

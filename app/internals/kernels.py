@@ -1,4 +1,6 @@
-"""Kernels: what each side launched, side by side: what only one side did, what it did more often, in which module."""
+"""Kernels: what each side launched, side by side: what only one side did, what it did more often,
+in which module.
+"""
 
 import streamlit as st
 
@@ -27,7 +29,10 @@ def draw(view: selection.View) -> None:
     elif pair in run.pairs_with_layers:
         st.success("No compared module differs, so there is no first kernel.")
     else:
-        st.info("Capture with `--layers` and `--kernels` to see what ran in the first module whose output differs.")
+        st.info(
+            "Capture with `--layers` and `--kernels` to see what ran in the first module whose"
+            " output differs.",
+        )
         widgets.same_capture_with(run.header.provenance, "layers")
     st.subheader("All ops and kernels")
     every = store_cache.cached(run, side_by_side, pair)
@@ -38,12 +43,22 @@ def draw(view: selection.View) -> None:
         for row, name in zip(watched.itertuples(), names, strict=True)
     ]
     st.caption(
-        f"Profiled forwards of prompt 0: {', '.join(counts)}. Launches and µs: per forward; µs include the profiler."
+        f"Profiled forwards of prompt 0: {', '.join(counts)}. Launches and µs: per forward; µs"
+        " include the profiler.",
     )
     libraries = ["any", *every["library"].unique()]
-    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="bottom"):
+    with st.container(
+        horizontal=True,
+        horizontal_alignment="distribute",
+        vertical_alignment="bottom",
+    ):
         choice = parts.measure("Show", list(SHOWN), SHOWN, "kernels_shown")
-        library = parts.measure("Library", libraries, {name: name for name in libraries}, "kernels_library")
+        library = parts.measure(
+            "Library",
+            libraries,
+            {name: name for name in libraries},
+            "kernels_library",
+        )
         if st.toggle("Split by module", key="kernels_split"):
             every = side_by_side(run, pair, "place")
     is_listed = {
@@ -55,9 +70,19 @@ def draw(view: selection.View) -> None:
     if table.empty:
         st.success("No kernel of that kind ran, or none differs.")
         return
-    columns = ["name", "library", "reference_launches", "variant_launches", "ratio", "only", "reference_microseconds"]
+    columns = [
+        "name",
+        "library",
+        "reference_launches",
+        "variant_launches",
+        "ratio",
+        "only",
+        "reference_microseconds",
+    ]
     picked = tables.draw(
-        parts.kernel_texts(table)[[*columns, "variant_microseconds", "places", "reference_details", "variant_details"]],
+        parts.kernel_texts(table)[
+            [*columns, "variant_microseconds", "places", "reference_details", "variant_details"]
+        ],
         "kernels_table",
         on_select="rerun",
         selection_mode="single-row",
@@ -65,7 +90,11 @@ def draw(view: selection.View) -> None:
     order = "Order: launch counts that differ, reductions, time"
     st.caption(f"{len(table):,} of {len(every):,}. {order}. Click a row for its call sites.")
     lists = "SELECT * EXCLUDE (side, ordinal) FROM kernel WHERE side = ? ORDER BY ordinal"
-    files |= {"side by side": every, "reference": run.query(lists, 0), "variant": run.query(lists, pair + 1)}
+    files |= {
+        "side by side": every,
+        "reference": run.query(lists, 0),
+        "variant": run.query(lists, pair + 1),
+    }
     if (rows := picked["selection"]["rows"]) and rows[0] < len(table):
         kernel = table.iloc[rows[0]]
         st.subheader(widgets.escape(kernel["name"]))

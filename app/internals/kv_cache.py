@@ -1,4 +1,6 @@
-"""KV cache: which keys and values differ after the whole prompt, by layer and head, by layer and position."""
+"""KV cache: which keys and values differ after the whole prompt, by layer and head, by layer and
+position.
+"""
 
 from functools import partial
 
@@ -25,14 +27,19 @@ def draw(view: selection.View) -> None:
     together, text = caches["together"], sentence(caches, names_prompt=prompt is None)
     if not together["neq"]:
         logits = view.table if prompt is None else view.prompt_table
-        see = " The logits do differ: see Layers for where that begins." if logits["neq"].any() else ""
+        see = (
+            " The logits do differ: see Layers for where that begins."
+            if logits["neq"].any()
+            else ""
+        )
         lead.success(text + see)
         return
     lead.markdown(text)
     if together["nonfinite_mismatch"]:
         st.error(
-            f"NaN or infinity on one side only in {plural(together['nonfinite_mismatch'], 'element')} of the caches."
-            " Unless the dtype overflows (float16 beyond 65,504), rounding cannot produce it."
+            "NaN or infinity on one side only in"
+            f" {plural(together['nonfinite_mismatch'], 'element')} of the caches. Unless the dtype"
+            " overflows (float16 beyond 65,504), rounding cannot produce it.",
         )
     figures = st.columns(5)
     for column, part in zip(figures, ("keys", "values"), strict=False):
@@ -43,15 +50,31 @@ def draw(view: selection.View) -> None:
     figures[3].metric("Max row ULPs", number(together["max_row_ulps"], 3))
     figures[4].metric("First differing layer", f"{together['first_layer']}")
 
-    measure = parts.measure("Measure", ["rms", "max_row_ulps", "max_ulps", "neq_share"], charts.MEASURES, "kv_measure")
+    measure = parts.measure(
+        "Measure",
+        ["rms", "max_row_ulps", "max_ulps", "neq_share"],
+        charts.MEASURES,
+        "kv_measure",
+    )
     heads = store_cache.cached(run, merge, pair, prompt, "layer", "kind", "head")
     figure = plots.cached(run, (pair, prompt, measure), charts.head_maps, heads, measure)
     plots.draw(figure, "kv_heads", exports.picture_of(view, f"kv-heads-{measure}"))
     st.caption(f"Layers x key/value heads: {charts.MEASURES[measure]} ({view.dtype}). Gray: equal.")
 
     title, choice = st.columns([3, 2], vertical_alignment="bottom")
-    title.subheader(f"Where in {f'prompt {view.prompt}' if len(run.header.prompts) > 1 else 'the prompt'}")
-    kind = choice.segmented_control("Tensor", KINDS, format_func="{}s".format, required=True, key="kv_kind") or KINDS[0]
+    title.subheader(
+        f"Where in {f'prompt {view.prompt}' if len(run.header.prompts) > 1 else 'the prompt'}",
+    )
+    kind = (
+        choice.segmented_control(
+            "Tensor",
+            KINDS,
+            format_func="{}s".format,
+            required=True,
+            key="kv_kind",
+        )
+        or KINDS[0]
+    )
     by = measure if measure in MEASURES else "neq_share"
     content = (pair, view.prompt, kind, by)
     grid = store_cache.cached(run, cells, *content)
@@ -59,10 +82,22 @@ def draw(view: selection.View) -> None:
         ticks = {layer: str(layer) for layer in grid["row"]}
         names = {layer: f"layer {layer}" for layer in grid["row"]}
         position = view.position
-        figure = plots.cached(run, (*content, position), charts.position_map, grid, names, ticks, by, position)
+        figure = plots.cached(
+            run,
+            (*content, position),
+            charts.position_map,
+            grid,
+            names,
+            ticks,
+            by,
+            position,
+        )
         picture = exports.picture_of(view, f"kv-{kind}s-{by}", of_prompt=True)
         plots.draw(figure, "kv_map", picture, partial(plots.select_position, "kv_map", 1))
-        st.caption(f"Layers x positions of the {kind}s: {charts.MEASURES[by]}. Gray: equal. ▼: selected position.")
+        st.caption(
+            f"Layers x positions of the {kind}s: {charts.MEASURES[by]}. Gray: equal. ▼: selected"
+            " position.",
+        )
 
     st.subheader("By layer")
     layers = merge(run, pair, prompt, "layer", "kind")

@@ -15,7 +15,17 @@ from core.runs.requests import asks_for, has_engine
 from core.runs.tables.remedies import advice
 from core.text import visible
 
-_OF_MITIGATIONS = ["name", "neq", "rms", "noise_ratio", "flips", "reference_share", "variant_share", "max_ulps", "what"]
+_OF_MITIGATIONS = [
+    "name",
+    "neq",
+    "rms",
+    "noise_ratio",
+    "flips",
+    "reference_share",
+    "variant_share",
+    "max_ulps",
+    "what",
+]
 
 
 def not_recorded(view: selection.View, extras: Sequence[str]) -> None:
@@ -23,26 +33,48 @@ def not_recorded(view: selection.View, extras: Sequence[str]) -> None:
     run, about = view.run, view.run.header.provenance
     if about.kind == "upload":
         what = ", ".join(CAPTURED[extra] for extra in extras)
-        st.info(f"This run was uploaded; a dump of logits has no {what}. Capture the pair from its model.")
+        st.info(
+            f"This run was uploaded; a dump of logits has no {what}. Capture the pair from its"
+            " model.",
+        )
         return
-    others = {extra: [pair.variant for pair in run.pairs if has(extra, run, pair.index)] for extra in extras}
+    others = {
+        extra: [pair.variant for pair in run.pairs if has(extra, run, pair.index)]
+        for extra in extras
+    }
     lacking = [extra for extra in extras if not others[extra]]
-    failed = [extra for extra in lacking if asks_for(about, extra) or (extra == "kernels" and run.sides_with_kernels)]
+    failed = [
+        extra
+        for extra in lacking
+        if asks_for(about, extra) or (extra == "kernels" and run.sides_with_kernels)
+    ]
     for extra, names in others.items():
         if names:
             variants = ", ".join(f"`{widgets.code(name)}`" for name in names)
             st.info(f"This variant has no {CAPTURED[extra]}. These variants have them: {variants}.")
             show = f"Show {widgets.escape(visible(names[0]))}"
-            st.button(show, on_click=selection.select, kwargs={"variant": names[0]}, key=f"show_{extra}")
+            st.button(
+                show,
+                on_click=selection.select,
+                kwargs={"variant": names[0]},
+                key=f"show_{extra}",
+            )
     if failed:
         what = " and ".join(CAPTURED[extra] for extra in failed)
-        st.info(f"The {what} of this pair could not be recorded. {widgets.escape(about.note)}".strip())
+        st.info(
+            f"The {what} of this pair could not be recorded. {widgets.escape(about.note)}".strip(),
+        )
     if refused := [extra for extra in lacking if extra != "layers" and has_engine(about)]:
         what = ", ".join(CAPTURED[extra] for extra in refused)
         st.info(f"One side ran in another engine than transformers: {what} cannot be recorded.")
     if new := [extra for extra in lacking if extra not in (*failed, *refused)]:
-        options = " ".join(f"`--{'mitigations' if extra == 'remedies' else extra}`" for extra in new)
-        st.info(f"Not recorded: {', '.join(CAPTURED[extra] for extra in new)}. Capture again with {options}.")
+        options = " ".join(
+            f"`--{'mitigations' if extra == 'remedies' else extra}`" for extra in new
+        )
+        st.info(
+            f"Not recorded: {', '.join(CAPTURED[extra] for extra in new)}. Capture again with"
+            f" {options}.",
+        )
         widgets.same_capture_with(about, *new)
 
 
@@ -58,7 +90,10 @@ def measure(label: str, options: list[str], names: dict[str, str], key: str) -> 
     """Draw the choice of a measure; the first if the session holds none of them."""
     if st.session_state.get(key) not in options:
         st.session_state[key] = options[0]
-    return st.segmented_control(label, options, format_func=names.__getitem__, required=True, key=key) or options[0]
+    return (
+        st.segmented_control(label, options, format_func=names.__getitem__, required=True, key=key)
+        or options[0]
+    )
 
 
 def kernel_texts(table: pd.DataFrame) -> pd.DataFrame:
@@ -69,10 +104,16 @@ def kernel_texts(table: pd.DataFrame) -> pd.DataFrame:
         return "; ".join(value or "(the model itself)" for value in values[:3]) + more
 
     shapes = {
-        name: table[name].map(lambda details: some([shape_in_words(detail).strip("`") for detail in details]))
+        name: (
+            table[name].map(
+                lambda details: some([shape_in_words(detail).strip("`") for detail in details]),
+            )
+        )
         for name in ("reference_details", "variant_details")
     }
-    texts = {"name": table["name"].map(short_name)} | {name: table[name].map(some) for name in ("places", "modules")}
+    texts = {"name": table["name"].map(short_name)} | {
+        name: table[name].map(some) for name in ("places", "modules")
+    }
     return table.assign(**shapes, **texts)
 
 
@@ -83,9 +124,16 @@ def mitigations(view: selection.View) -> None:
     table = pd.DataFrame([row for row in rows if not row.refusal])[_OF_MITIGATIONS]
     titles = {"name": "mitigation", "noise_ratio": f"RMS / {rows[0].compute_dtype} noise floor"}
     tables.draw(table.rename(columns=titles), "remedies")
-    floor = "Noise floor: reduction orders only; 16-bit checks of the Overview add rounding, so their ratios are lower"
+    floor = (
+        "Noise floor: reduction orders only; 16-bit checks of the Overview add rounding, so their"
+        " ratios are lower"
+    )
     st.caption(f"One change at a time. Throughput: relative to the baseline. {floor}.")
-    if refused := [f"- **{widgets.escape(row.name)}**: {widgets.escape(row.refusal)}" for row in rows if row.refusal]:
+    if refused := [
+        f"- **{widgets.escape(row.name)}**: {widgets.escape(row.refusal)}"
+        for row in rows
+        if row.refusal
+    ]:
         st.markdown("Not measured:\n\n" + "\n".join(refused))
     every = pd.DataFrame(rows).convert_dtypes()
     exports.download({"mitigations": every}, exports.file_stem(view, "mitigations"), "mitigations")

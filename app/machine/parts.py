@@ -1,4 +1,6 @@
-"""Parts of the Machine page: the form that probes this machine, the choice of probes, their table and chart."""
+"""Parts of the Machine page: the form that probes this machine, the choice of probes, their table
+and chart.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,32 @@ def form() -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         device = st.selectbox("Device", DEVICES, key="ops_device", width=150)
         dtypes = st.multiselect(
-            "dtypes", list(LOGIT_FORMATS), default=["float32", "bfloat16"], key="ops_dtypes", width=260
+            "dtypes",
+            list(LOGIT_FORMATS),
+            default=["float32", "bfloat16"],
+            key="ops_dtypes",
+            width=260,
         )
-        scope = st.selectbox("Sizes", ["quick", "all"], key="ops_scope", width=110, help="quick: seconds; all: minutes")
-        model = st.text_input("Linear maps of a model", key="ops_model", placeholder="none", width=220)
-        if widgets.button(st.button, "Probe this machine", "ops_start", type="primary", disabled=not dtypes):
+        scope = st.selectbox(
+            "Sizes",
+            ["quick", "all"],
+            key="ops_scope",
+            width=110,
+            help="quick: seconds; all: minutes",
+        )
+        model = st.text_input(
+            "Linear maps of a model",
+            key="ops_model",
+            placeholder="none",
+            width=220,
+        )
+        if widgets.button(
+            st.button,
+            "Probe this machine",
+            "ops_start",
+            type="primary",
+            disabled=not dtypes,
+        ):
             title = f"Operations in {', '.join(dtypes)}, {scope} sizes"
             queue = queue_of(None if device == ANY_DEVICE else device)
             store_changes.submit(arguments(device, dtypes, scope, model), title=title, device=queue)
@@ -44,7 +67,10 @@ def arguments(device: str, dtypes: Sequence[str], scope: str, model: str) -> lis
 
 def pick(cards: Sequence[RunCard]) -> str:
     """Draw the choice of a run of probes, newest first, and return its id."""
-    names = {card.run_id: f"{card.name} · {card.device} · {card.created:%Y-%m-%d %H:%M}" for card in cards}
+    names = {
+        card.run_id: f"{card.name} · {card.device} · {card.created:%Y-%m-%d %H:%M}"
+        for card in cards
+    }
     selection = st.session_state.get("ops_run")
     if selection not in names:
         if selection:
@@ -56,8 +82,16 @@ def pick(cards: Sequence[RunCard]) -> str:
 def filter_rows(rows: Sequence[OpRow]) -> list[OpRow]:
     """Draw the filters and return the rows they leave."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        names = list(dict.fromkeys(["", *(row["op"] for row in rows), st.session_state.get("ops_op", "")]))
-        op = st.selectbox("Operation", names, format_func=lambda name: name or "any", key="ops_op", width=190)
+        names = list(
+            dict.fromkeys(["", *(row["op"] for row in rows), st.session_state.get("ops_op", "")]),
+        )
+        op = st.selectbox(
+            "Operation",
+            names,
+            format_func=lambda name: name or "any",
+            key="ops_op",
+            width=190,
+        )
         dtype = st.selectbox("dtype", ["any", *LOGIT_FORMATS], key="ops_dtype", width=130)
         scope = st.segmented_control("Show", ["all", "differing"], required=True, key="ops_shown")
     same = ("is_repeatable", "is_batch_invariant", "is_position_invariant")
@@ -88,12 +122,16 @@ def title(row: OpRow) -> str:
 
 
 def batch_chart(rows: Sequence[OpRow]) -> go.Figure | None:
-    """Distance of row 0 from batch size 1 by batch size, ULPs of the dtype, a line of cells a row; None without any."""
+    """Distance of row 0 from batch size 1 by batch size, ULPs of the dtype, a line of cells a row;
+    None without any.
+    """
     lines: dict[str, dict[int, int]] = {}
     for row in rows:
         if row["batch_classes"] and len(lines) < _MOST_LINES:
             name = inert(legible(f"{title(row)} {row['dtype']} {row['size']}"))
-            lines[name] = {size: each["max_ulps"] for each in row["batch_classes"] for size in each["batches"]}
+            lines[name] = {
+                size: each["max_ulps"] for each in row["batch_classes"] for size in each["batches"]
+            }
     if not lines:
         return None
     frame = pd.DataFrame.from_dict(lines, orient="index").sort_index(axis=1)
@@ -106,7 +144,7 @@ def batch_chart(rows: Sequence[OpRow]) -> go.Figure | None:
             colorscale="Viridis",
             colorbar={"title": "ULPs, log2"},
             hovertemplate="%{y}, batch %{x}: %{customdata:,} ULPs from batch 1<extra></extra>",
-        )
+        ),
     )
     figure.update_xaxes(type="category", title="batch size")
     figure.update_yaxes(autorange="reversed")

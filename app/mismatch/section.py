@@ -44,7 +44,9 @@ def _table(run: RunReader, name: str) -> pd.DataFrame:
 
 
 def draw(view: selection.View) -> None:
-    """Draw the figures of a framework, and what the difference depends on; nothing for another run."""
+    """Draw the figures of a framework, and what the difference depends on; nothing for another
+    run.
+    """
     run = view.run
     if not store_cache.cached(run, mismatch.has_rollouts):
         return
@@ -70,21 +72,31 @@ def draw(view: selection.View) -> None:
 
 def _figures(view: selection.View) -> None:
     _settle("framework", FRAMEWORKS)
-    framework = st.selectbox("Names and definitions of", list(FRAMEWORKS), key="framework", width=240)
+    framework = st.selectbox(
+        "Names and definitions of",
+        list(FRAMEWORKS),
+        key="framework",
+        width=240,
+    )
     rows = store_cache.cached(view.run, mismatch.figures_of, framework)
     table = pd.DataFrame(
         {
             "figure": [row["name"] for row in rows],
             "value": [number(row["value"]) for row in rows],
             "95 % interval": [
-                "" if row["low"] is None else f"{number(row['low'])} to {number(row['high'])}" for row in rows
+                "" if row["low"] is None else f"{number(row['low'])} to {number(row['high'])}"
+                for row in rows
             ],
-            "definition": [f"{row['definition']}, {row['unit']}".removesuffix(", ") for row in rows],
-        }
+            "definition": [
+                f"{row['definition']}, {row['unit']}".removesuffix(", ") for row in rows
+            ],
+        },
     )
     tables.draw(table, "mismatch_figures", 26)
     source = FRAMEWORKS[framework].source
-    about = f"As {framework} {source} computes them, thresholds at their defaults. " if source else ""
+    about = (
+        f"As {framework} {source} computes them, thresholds at their defaults. " if source else ""
+    )
     st.caption(f"{about}Intervals: bootstrap over sequences.")
     name = exports.file_stem(view, f"mismatch-{framework}")
     exports.download({"figures": pd.DataFrame(rows)}, name, "mismatch", "Download figures")
@@ -96,28 +108,50 @@ def _distribution(view: selection.View) -> None:
     with left:
         table = _table(run, "histogram")
         plots.draw(
-            plots.cached(run, (), charts.ratios, table), key="ratios", picture=exports.picture_of(view, "ratios")
+            plots.cached(run, (), charts.ratios, table),
+            key="ratios",
+            picture=exports.picture_of(view, "ratios"),
         )
-        st.caption("Tokens by r, log counts, and their share of the KL (k3). Dashed: bars of TIS and IcePop.")
+        st.caption(
+            "Tokens by r, log counts, and their share of the KL (k3). Dashed: bars of TIS and"
+            " IcePop.",
+        )
     with right:
         chart = plots.cached(run, (), charts.density, _table(run, "density"))
         plots.draw(chart, key="density", picture=exports.picture_of(view, "density"))
-        st.caption("Tokens by the rollout's probability and r; beyond the 99.9th percentile of |r| at the edges.")
+        st.caption(
+            "Tokens by the rollout's probability and r; beyond the 99.9th percentile of |r| at the"
+            " edges.",
+        )
     bars = _table(run, "bars").rename(columns={"tokens": "tokens_share", "kl": "kl_share"})
     tables.draw(bars, "mismatch_bars")
 
 
 def _dependence(view: selection.View, shares: dict[str, float]) -> None:
     if not shares:
-        st.info("The file has no step, environment, entropy, advantage or weight version, and the tokens are too few.")
+        st.info(
+            "The file has no step, environment, entropy, advantage or weight version, and the"
+            " tokens are too few.",
+        )
         return
     labels = {name: f"{name} ({percent(share)})" for name, share in shares.items()}
     about = "Quantity (share of the variance of |r|)"
     _settle("mismatch_by_quantity", labels)
-    quantity = st.selectbox(about, labels, format_func=labels.__getitem__, key="mismatch_by_quantity", width=320)
+    quantity = st.selectbox(
+        about,
+        labels,
+        format_func=labels.__getitem__,
+        key="mismatch_by_quantity",
+        width=320,
+    )
     table = _table(view.run, f"by {quantity}")
     chart = plots.cached(view.run, (quantity,), charts.by_value, table, quantity)
-    plots.draw(chart, key="mismatch_by", picture=exports.picture_of(view, f"by-{quantity}"), of=quantity)
+    plots.draw(
+        chart,
+        key="mismatch_by",
+        picture=exports.picture_of(view, f"by-{quantity}"),
+        of=quantity,
+    )
     st.caption("Mean |r| with its standard error, in up to 16 groups of as many tokens.")
 
 
@@ -127,7 +161,9 @@ def _sequences(view: selection.View) -> None:
     columns = table.rename(columns={"prompt": "sequence"})
     columns = columns[["sequence", "position", "kl_share", "tokens", "mean_abs", "step", "name"]]
     tables.draw(columns, "mismatch_sequences", 20, selection_mode="single-row", on_select=pick)
-    st.caption("Sequences with the largest share of the KL. Click one, or a token below, to see it above.")
+    st.caption(
+        "Sequences with the largest share of the KL. Click one, or a token below, to see it above.",
+    )
     for rank, row in enumerate(table.head(_STRIPS).itertuples()):
         step = f", step {row.step:.0f}" if pd.notna(row.step) else ""
         share = f"{percent(row.kl_share)} of the KL" if pd.notna(row.kl_share) else "no KL"

@@ -1,7 +1,8 @@
-"""The prompt as wrapped text, each token coloured by a figure at its position; a click or Enter selects the position.
+"""The prompt as wrapped text, each token coloured by a figure at its position; a click or Enter
+selects the position.
 
-A component of its own because text has to wrap and stay text. Figures travel as columns, as JSON that is written once
-for a prompt and a colour.
+A component of its own because text has to wrap and stay text. Figures travel as columns, as JSON
+that is written once for a prompt and a colour.
 """
 
 from __future__ import annotations
@@ -29,21 +30,36 @@ _ROUNDED = ("max_abs", "mean_ulps", "max_row_ulps", "kl")
 
 
 def columns(
-    table: pd.DataFrame, prompt: Prompt, vocabulary: dict[int, str], vocab: int, dtype: str, colour: str
+    table: pd.DataFrame,
+    prompt: Prompt,
+    vocabulary: dict[int, str],
+    vocab: int,
+    dtype: str,
+    colour: str,
 ) -> dict[str, Any]:
-    """Return the component's data: one list per figure, in the order of the positions; null if undefined."""
+    """Return the component's data: one list per figure, in the order of the positions; null if
+    undefined.
+    """
     shade = heat(table, colour, dtype)
     argmax = {side: _whole(table[f"{side}_token"]) for side in ("reference", "variant")}
     return {
         "texts": list(prompt.token_texts) or None,
         "ids": list(prompt.token_ids) or None,
         "names": {
-            token: vocabulary[token] for tokens in argmax.values() for token in set(tokens) if token in vocabulary
+            token: vocabulary[token]
+            for tokens in argmax.values()
+            for token in set(tokens)
+            if token in vocabulary
         },
         "vocab": vocab,
         "dtype": dtype,
         "heat": shade.levels.tolist(),
-        "legend": {"unit": shade.unit, "low": shade.low, "high": shade.high, "stops": list(shade.stops)},
+        "legend": {
+            "unit": shade.unit,
+            "low": shade.low,
+            "high": shade.high,
+            "stops": list(shade.stops),
+        },
         "flip": table["is_flip"].astype(int).tolist(),
         "near": table["near_tie"].astype(int).tolist(),
         "odd": table["nonfinite_mismatch"].tolist(),
@@ -60,20 +76,36 @@ def _whole(column: pd.Series) -> list[int | None]:
 
 def _four_digits(column: pd.Series) -> list[float | None]:
     """Figures to four digits: more are in the tables, and this is sent for every position."""
-    return [float(f"{value:.4g}") if np.isfinite(value) else None for value in column.to_numpy(float).tolist()]
+    return [
+        float(f"{value:.4g}") if np.isfinite(value) else None
+        for value in column.to_numpy(float).tolist()
+    ]
 
 
 def rollout_columns(tokens: pd.DataFrame, colour: str) -> dict[str, Any]:
-    """Return the component's data for a sequence of trainer vs. rollout. tokens: of core.runs.queries.mismatch."""
+    """Return the component's data for a sequence of trainer vs. rollout. tokens: of
+    core.runs.queries.mismatch.
+    """
     column, none = tokens[COLOURS[colour]], [0] * len(tokens)
-    shade = heat(tokens.assign(max_abs=column), "largest difference", "")  # KL linear too: a few tokens carry it
-    names = {"rollout": "rollout", "trainer": "trainer", "r": "r = trainer - rollout", "kl": "KL (k3)"}
+    # KL linear too: a few tokens carry it
+    shade = heat(tokens.assign(max_abs=column), "largest difference", "")
+    names = {
+        "rollout": "rollout",
+        "trainer": "trainer",
+        "r": "r = trainer - rollout",
+        "kl": "KL (k3)",
+    }
     return {
         "texts": None,
         "ids": tokens["token_id"].tolist(),
         "dtype": "",
         "heat": shade.levels.tolist(),
-        "legend": {"unit": OF_ROLLOUTS[colour], "low": shade.low, "high": shade.high, "stops": list(shade.stops)},
+        "legend": {
+            "unit": OF_ROLLOUTS[colour],
+            "low": shade.low,
+            "high": shade.high,
+            "stops": list(shade.stops),
+        },
         **dict.fromkeys(("flip", "near", "odd"), none),
         "figures": {label: _four_digits(tokens[name]) for name, label in names.items()},
     }
@@ -91,7 +123,8 @@ def token_strip(view: selection.View, colour: str, key: str = "strip") -> None:
     """Draw the strip of the selected prompt."""
     header, prompt = view.run.header, view.run.header.prompts[view.prompt]
 
-    def to_json() -> str:  # Streamlit writes its data at every run, and that of 4096 positions takes 11 ms
+    # Streamlit writes its data at every run, and that of 4096 positions takes 11 ms
+    def to_json() -> str:
         if mismatch.has_rollouts(view.run):
             return json.dumps(rollout_columns(mismatch.tokens_of(view.run, view.prompt), colour))
         table = view.prompt_table
@@ -99,7 +132,14 @@ def token_strip(view: selection.View, colour: str, key: str = "strip") -> None:
             table = table.set_index("position").reindex(range(prompt.positions))
             whole = {name: table[name].eq(True) for name in ("is_flip", "near_tie", "could_flip")}
             table = table.assign(nonfinite_mismatch=0, **whole)
-        figures = columns(table, prompt, view.run.vocabulary, header.vocab, header.compute_dtype, colour)
+        figures = columns(
+            table,
+            prompt,
+            view.run.vocabulary,
+            header.vocab,
+            header.compute_dtype,
+            colour,
+        )
         return json.dumps(figures)
 
     of = (view.pair.index, view.prompt, colour)
@@ -115,7 +155,11 @@ def token_strip(view: selection.View, colour: str, key: str = "strip") -> None:
 def _go(key: str, view: selection.View) -> None:
     """Select the clicked position if the drawn prompt has it; what the browser sends is checked."""
     click, current = st.session_state[key].get("go"), selection.current_view()
-    is_open = current is not None and current.run.run_id == view.run.run_id and current.pair.index == view.pair.index
+    is_open = (
+        current is not None
+        and current.run.run_id == view.run.run_id
+        and current.pair.index == view.pair.index
+    )
     if isinstance(click, dict) and is_open and click.get("stamp") == selection.stamp(view):
         position = click.get("position")
         if isinstance(position, int) and view.first_position <= position <= view.last_position:

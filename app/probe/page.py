@@ -13,7 +13,16 @@ from app.shell import selection, store_changes, widgets
 from app.shell.job_list import job_list
 from app.shell.jobs import PROBING, PromptFile
 from core.errors import UlpscopeError
-from core.probing.plan import DEFAULT_TESTS, KEY_VARIABLE, LOAD, MEANINGS, MOST_LOAD, ProbeRequest, costs, parsed_tests
+from core.probing.plan import (
+    DEFAULT_TESTS,
+    KEY_VARIABLE,
+    LOAD,
+    MEANINGS,
+    MOST_LOAD,
+    ProbeRequest,
+    costs,
+    parsed_tests,
+)
 from core.text import clean
 
 SAMPLE = "def merge(left, right):  # merges two sorted lists into one that is sorted"
@@ -35,7 +44,13 @@ def _form() -> None:
         plan = None if request is None else request.plan(request.prompts)
     except UlpscopeError as error:
         st.warning(widgets.escape(str(error)))
-    is_pressed = widgets.button(st.button, "Probe", "probe_start", type="primary", disabled=plan is None)
+    is_pressed = widgets.button(
+        st.button,
+        "Probe",
+        "probe_start",
+        type="primary",
+        disabled=plan is None,
+    )
     if request is None or plan is None:
         return
     *requests, total = costs(plan)
@@ -50,21 +65,36 @@ def _form() -> None:
                 title=f"Probe of {clean(request.url, 100)}",
                 device=PROBING,
                 prompts=PromptFile("prompts.jsonl", lines.encode()),
-                secrets={KEY_VARIABLE: key},  # an empty one too: the server's own is not for its viewers
+                # an empty one too: the server's own is not for its viewers
+                secrets={KEY_VARIABLE: key},
             )
 
 
 def _ask() -> tuple[ProbeRequest | None, str]:
-    """Draw the fields; return the request, None without an address, and the key for the job's process alone."""
+    """Draw the fields; return the request, None without an address, and the key for the job's
+    process alone.
+    """
     left, right = st.columns(2)
-    url = left.text_input("Server", key="probe_url", placeholder="http://127.0.0.1:8000", **_FIELD).strip()
+    url = left.text_input(
+        "Server",
+        key="probe_url",
+        placeholder="http://127.0.0.1:8000",
+        **_FIELD,
+    ).strip()
     about = "the same prompts: after an upgrade"
     look: dict[str, Any] = {"placeholder": "none", "help": about, **_FIELD}
     against = right.text_input("Compare with a second server", key="probe_against", **look).strip()
     about = "a line of three dashes (---) separates prompts"
     text = st.text_area("Prompts", SAMPLE, height=140, key="probe_prompts", help=about, **_FIELD)
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        tests = st.multiselect("Tests", list(MEANINGS), list(_TESTS), key="probe_tests", width=330, **_FIELD)
+        tests = st.multiselect(
+            "Tests",
+            list(MEANINGS),
+            list(_TESTS),
+            key="probe_tests",
+            width=330,
+            **_FIELD,
+        )
         load, tokens, top = (
             int(st.number_input(label, 1, most, first, key=f"probe_{key}", width=width, **_FIELD))
             for key, label, most, first, width in (
@@ -74,14 +104,37 @@ def _ask() -> tuple[ProbeRequest | None, str]:
             )
         )
     left, middle, right = st.columns(3)
-    model = left.text_input("Model", ProbeRequest.model, key="probe_model", placeholder="the one it serves", **_FIELD)
+    model = left.text_input(
+        "Model",
+        ProbeRequest.model,
+        key="probe_model",
+        placeholder="the one it serves",
+        **_FIELD,
+    )
     about = "sent as Bearer, and never stored"
     key = middle.text_input("Key", type="password", key="probe_key", placeholder="none", help=about)
-    name = right.text_input("Name of the run", key="probe_name", placeholder="the server and its model", **_FIELD)
+    name = right.text_input(
+        "Name of the run",
+        key="probe_name",
+        placeholder="the server and its model",
+        **_FIELD,
+    )
     if not url:
-        st.caption("Give a server's address: vLLM, SGLang, llama.cpp, Ollama, or any OpenAI-compatible one.")
+        st.caption(
+            "Give a server's address: vLLM, SGLang, llama.cpp, Ollama, or any OpenAI-compatible"
+            " one.",
+        )
         return None, key
-    selection = ",".join(f"{LOAD}:{load}" if test == LOAD else test for test in MEANINGS if test in tests)
+    selection = ",".join(
+        f"{LOAD}:{load}" if test == LOAD else test for test in MEANINGS if test in tests
+    )
     about_run = {"model": model.strip(), "against": against or None, "name": name.strip() or None}
-    request = ProbeRequest(url=url, prompts=split_prompts(text), tests=selection, top=top, tokens=tokens, **about_run)
+    request = ProbeRequest(
+        url=url,
+        prompts=split_prompts(text),
+        tests=selection,
+        top=top,
+        tokens=tokens,
+        **about_run,
+    )
     return request, key

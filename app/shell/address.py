@@ -1,4 +1,6 @@
-"""The address bar as the share link: read into the selection and the pages' settings, and written back."""
+"""The address bar as the share link: read into the selection and the pages' settings, and written
+back.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ from core.text import clean
 
 
 def adopt(page: str) -> None:
-    """Read the address when a session begins, another page opens, or Back or Forward leads to an older view.
+    """Read the address when a session begins, another page opens, or Back or Forward leads to an
+    older view.
 
-    Any other run has the address of the browser at the moment of a click or key, which may be older than the session.
+    Any other run has the address of the browser at the moment of a click or key, which may be older
+    than the session.
     """
     names = (*selection.LINKED, *navigation.SETTING_NAMES)
     query = {key: st.query_params[key] for key in names if key in st.query_params}
@@ -42,7 +46,9 @@ def is_back() -> bool:
 
 
 def settle_settings(page: str, view: View | None) -> None:
-    """Give the controls of the page and of its open tab the values of the link, else those that they had before."""
+    """Give the controls of the page and of its open tab the values of the link, else those that
+    they had before.
+    """
     of = navigation.PAGE_OF[page]
     if of.tabs:
         _settle([of.tab])
@@ -55,7 +61,11 @@ def settle_settings(page: str, view: View | None) -> None:
 def shown_tabs(page: Page, view: View | None) -> list[Page]:
     """Tabs that have something to show."""
     absent = store_cache.absent(view)
-    return [tab for tab in page.tabs if tab.name not in absent and (view is not None or tab.shows == "store")]
+    return [
+        tab
+        for tab in page.tabs
+        if tab.name not in absent and (view is not None or tab.shows == "store")
+    ]
 
 
 def _settle(settings: Iterable[PageSetting]) -> None:
@@ -76,11 +86,18 @@ def _settle(settings: Iterable[PageSetting]) -> None:
 
 
 def of(view: View | None, part: str | None = None) -> dict[str, str]:
-    """Parameters of the address for a view on a page or tab (the open one if none is named): the share link."""
+    """Parameters of the address for a view on a page or tab (the open one if none is named): the
+    share link.
+    """
     query: dict[str, str] = {}
     if view is not None:
         place = {"prompt": str(view.prompt)} if len(view.run.header.prompts) > 1 else {}
-        query = {"run": view.run.run_id, "variant": view.pair.variant, **place, "position": str(view.position)}
+        query = {
+            "run": view.run.run_id,
+            "variant": view.pair.variant,
+            **place,
+            "position": str(view.position),
+        }
     values = st.session_state.get("settings", {})
     part = part or st.session_state.get("page", "overview")
     page = navigation.PAGE_OF[part]
@@ -94,12 +111,16 @@ def of(view: View | None, part: str | None = None) -> dict[str, str]:
 
 
 def absolute(view: View | None) -> str:
-    """Return the absolute link of a view: at the configured public URL, else at the address in this browser."""
+    """Return the absolute link of a view: at the configured public URL, else at the address in this
+    browser.
+    """
     return report_address(of(view), configuration().hosting.public_url, st.context.url or "")
 
 
 def write(query: dict[str, str]) -> None:
-    """Write parameters into the address bar, in one step: each is an entry in the browser's history."""
+    """Write parameters into the address bar, in one step: each is an entry in the browser's
+    history.
+    """
     names = {*selection.LINKED, *navigation.SETTING_NAMES}
     if {key: value for key, value in st.query_params.items() if key in names} != query:
         st.query_params.from_dict(query)

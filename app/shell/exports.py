@@ -1,7 +1,8 @@
 """Downloads: a table as CSV or Parquet, and what a figure is saved as.
 
-CSV has every digit, whole numbers as such, and nothing for an undefined value. A text like a formula, and one that
-begins with an apostrophe, gets an apostrophe in front: texts are of others. Parquet has every text as it is.
+CSV has every digit, whole numbers as such, and nothing for an undefined value. A text like a
+formula, and one that begins with an apostrophe, gets an apostrophe in front: texts are of others.
+Parquet has every text as it is.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from core.plots.style import inert
 from core.runs.reader import RunReader
 from core.text import file_name
 
-# How a formula begins for spreadsheets, also in wide forms; the apostrophe, so that it can be undone.
+# How a formula begins for spreadsheets, also in wide forms; the apostrophe, so that it can be
+# undone.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "'", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 Table: TypeAlias = Callable[[], pd.DataFrame] | pd.DataFrame
 
@@ -31,7 +33,11 @@ def inert_text(value: object) -> object:
 
 def with_headings(table: pd.DataFrame) -> pd.DataFrame:
     """Return the table with headings that say that ranks begin at 1."""
-    return table.rename(columns={name: f"{name} (1 = argmax)" for name in table.columns if str(name).endswith("_rank")})
+    return table.rename(
+        columns={
+            name: f"{name} (1 = argmax)" for name in table.columns if str(name).endswith("_rank")
+        },
+    )
 
 
 def csv(table: pd.DataFrame) -> bytes:
@@ -40,7 +46,8 @@ def csv(table: pd.DataFrame) -> bytes:
     for column in output.columns:
         if not pd.api.types.is_numeric_dtype(output[column].dtype):  # bool counts as a number
             output[column] = output[column].astype(object).map(inert_text)
-    # Lines end as RFC 4180 has them: with a bare \n a text with a \r in it would not be quoted, and tear its line.
+    # Lines end as RFC 4180 has them: with a bare \n a text with a \r in it would not be quoted, and
+    # tear its line.
     return output.rename(columns=inert_text).to_csv(index=False, lineterminator="\r\n").encode()
 
 
@@ -55,13 +62,19 @@ _FORMS = (("CSV", csv, "text/csv"), ("Parquet", parquet, "application/vnd.apache
 def download(tables: Mapping[str, Table], name: str, key: str, label: str = "Download") -> None:
     """Draw a popover with every table as CSV and as Parquet; a file is made on request.
 
-    tables: by what each is called, the table or what makes it. name: the beginning of the files' names.
+    tables: by what each is called, the table or what makes it. name: the beginning of the files'
+    names.
     """
 
     def content_of(form: Callable[[pd.DataFrame], bytes], table: Table) -> bytes:
         return form(table() if callable(table) else table)
 
-    popover = st.popover(label, icon=":material/download:", key=f"{key}_download", on_change="rerun")
+    popover = st.popover(
+        label,
+        icon=":material/download:",
+        key=f"{key}_download",
+        on_change="rerun",
+    )
     if not popover.open:
         return
     with popover:
@@ -69,16 +82,30 @@ def download(tables: Mapping[str, Table], name: str, key: str, label: str = "Dow
             stem = name
             if len(tables) > 1:
                 st.markdown(f"**{title[:1].upper()}{title[1:]}**")
-                stem += "-" + "-".join(file_name(title).lower().replace(",", "").replace("_", " ").split())
+                stem += "-" + "-".join(
+                    file_name(title).lower().replace(",", "").replace("_", " ").split(),
+                )
             with st.container(horizontal=True):
                 for form, make, kind in _FORMS:
                     file, content = f"{stem}.{form.lower()}", partial(content_of, make, table)
-                    st.download_button(form, content, file, kind, f"{key}_{number}_{form}", on_click="ignore")
-        st.caption("Full precision, texts in full. CSV cells that look like formulas begin with an apostrophe.")
+                    st.download_button(
+                        form,
+                        content,
+                        file,
+                        kind,
+                        f"{key}_{number}_{form}",
+                        on_click="ignore",
+                    )
+        st.caption(
+            "Full precision, texts in full. CSV cells that look like formulas begin with an"
+            " apostrophe.",
+        )
 
 
 def file_stem(view: selection.View, what: str, *, at_position: bool = False) -> str:
-    """Name of a file without its ending: `RUN-pair0-flips`, with the place if it is of one position."""
+    """Name of a file without its ending: `RUN-pair0-flips`, with the place if it is of one
+    position.
+    """
     place = f"-prompt{view.prompt}-position{view.position}" if at_position else ""
     return f"{file_name(view.run.run_id)}-pair{view.pair.index}-{what}{place}"
 
@@ -89,9 +116,15 @@ def picture(name: str, of: Sequence[str]) -> dict[str, object]:
 
 
 def picture_of(
-    view: selection.View, what: str, *, of_prompt: bool = False, at_position: bool = False
+    view: selection.View,
+    what: str,
+    *,
+    of_prompt: bool = False,
+    at_position: bool = False,
 ) -> dict[str, object]:
-    """`picture` of a figure of the open pair: over all its prompts, of one of them or of one position."""
+    """`picture` of a figure of the open pair: over all its prompts, of one of them or of one
+    position.
+    """
     run, unit = of_run(view.run)
     parts = [run, f"{view.pair.variant} vs {view.pair.reference}", unit]
     if at_position:

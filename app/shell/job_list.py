@@ -17,7 +17,10 @@ def how_it_stands(job: Job) -> str:
     if job.state == "waiting":
         return "queued"
     if job.state == "running" and job.rows_total:
-        unit = {GETTING: "MB", PROBING: "requests"}.get(job.device, "probes" if job.kind == "ops" else "positions")
+        unit = {GETTING: "MB", PROBING: "requests"}.get(
+            job.device,
+            "probes" if job.kind == "ops" else "positions",
+        )
         unit = "prompts" if job.stage.endswith(" writes") else unit
         return f"{job.stage}: {job.rows_done:,} of {job.rows_total:,} {unit}, {job.seconds:.0f} s"
     if job.state in ("running", "done"):
@@ -30,7 +33,10 @@ def running() -> None:
 
     def lines() -> None:
         for job in jobs.running():
-            st.progress(job.share, f"{widgets.escape(job.title)}: {widgets.escape(how_it_stands(job))}")
+            st.progress(
+                job.share,
+                f"{widgets.escape(job.title)}: {widgets.escape(how_it_stands(job))}",
+            )
 
     jobs = store_changes.jobs()
     st.fragment(lines, run_every=2.0 if jobs.running() else None)()
@@ -38,13 +44,19 @@ def running() -> None:
 
 @st.fragment(run_every=1.0)
 def job_list(jobs: Jobs, kind: str = "capture", past: Sequence[Job] | None = None) -> None:
-    """Draw every job of a kind with its state, again every second; buttons to cancel, open and dismiss.
+    """Draw every job of a kind with its state, again every second; buttons to cancel, open and
+    dismiss.
 
-    past: the jobs that the page is drawn with; it is drawn anew when one of them ends or another comes.
+    past: the jobs that the page is drawn with; it is drawn anew when one of them ends or another
+    comes.
     """
     items = jobs.all(kind)
-    now, then = ([(job.number, job.is_over) for job in each] for each in (items, items if past is None else past))
-    is_opened = st.session_state.get("opened")  # a click while the page is drawn again reaches its callback alone
+    now, then = (
+        [(job.number, job.is_over) for job in each]
+        for each in (items, items if past is None else past)
+    )
+    # a click while the page is drawn again reaches its callback alone
+    is_opened = st.session_state.get("opened")
     if now != then or is_opened:
         st.rerun()
     for job in items:
@@ -58,9 +70,17 @@ def job_list(jobs: Jobs, kind: str = "capture", past: Sequence[Job] | None = Non
                 what.progress(job.share)
             if job.state == "done" and job.run_id:
                 opening = {"open_next": job.run_id, "opened": True}
-                look: dict[str, Any] = {"key": f"open_{job.number}", "type": "primary", "width": "stretch"}
+                look: dict[str, Any] = {
+                    "key": f"open_{job.number}",
+                    "type": "primary",
+                    "width": "stretch",
+                }
                 action.button("Open run", on_click=st.session_state.update, args=(opening,), **look)
             if job.state != "cancelling" and members.may_change():
-                label, act = ("Dismiss", store_changes.forget) if job.is_over else ("Cancel", store_changes.cancel)
+                label, act = (
+                    ("Dismiss", store_changes.forget)
+                    if job.is_over
+                    else ("Cancel", store_changes.cancel)
+                )
                 key = f"{label.lower()}_{job.number}"
                 action.button(label, key=key, on_click=act, args=(job.number,), width="stretch")

@@ -1,7 +1,8 @@
-"""Jobs started from a page: each in a process of its own, one at a time on a device, seen by every viewer.
+"""Jobs started from a page: each in a process of its own, one at a time on a device, seen by every
+viewer.
 
-A job is the command line itself (`ulpscope capture ... --progress json`): it can be repeated, does not slow the pages
-down, and survives a closed tab. That process alone loads torch.
+A job is the command line itself (`ulpscope capture ... --progress json`): it can be repeated, does
+not slow the pages down, and survives a closed tab. That process alone loads torch.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ GETTING = "the network"  # of downloads of models, likewise
 PROBING = "a server"  # of probes: two at once would be each other's load
 _NO_DEVICES = (TAKING_IN, GETTING, PROBING)
 _NOTHING_STORED = "cancelled; nothing was stored"
-# On two cores, during a capture and an ingest, 95 % of 50 viewers' reruns took 2.8 s without it, 0.7 s with it.
+# On two cores, during a capture and an ingest, 95 % of 50 viewers' reruns took 2.8 s without it,
+# 0.7 s with it.
 NICENESS = 10
 _DEVICE = re.compile(r"(cpu)|cuda(?::(0|[1-9][0-9]?))?", re.ASCII)
 KEEPING_SECONDS = 20  # a cancelled probe may take to store what had come
@@ -51,8 +53,8 @@ def queue_of(device: str | None) -> str:
 class Job:
     """State of a job. state: one of waiting, running, cancelling, done, failed or cancelled.
 
-    device: its queue; rows: positions over all sides, or MB of a download; reserved: the id of its run if known before;
-    message: of a job that is done, what failed of a run stored in part.
+    device: its queue; rows: positions over all sides, or MB of a download; reserved: the id of its
+    run if known before; message: of a job that is done, what failed of a run stored in part.
     """
 
     number: int
@@ -110,10 +112,12 @@ class _Task:
 
 
 class Jobs:
-    """All jobs of this server. Every method may be called from any thread; `Job`s handed out are snapshots.
+    """All jobs of this server. Every method may be called from any thread; `Job`s handed out are
+    snapshots.
 
-    One at a time on a device, in the order they came; on different devices side by side. Only a job's own process knows
-    which device is the best there is, so such a job has the machine for itself.
+    One at a time on a device, in the order they came; on different devices side by side. Only a
+    job's own process knows which device is the best there is, so such a job has the machine for
+    itself.
     """
 
     def __init__(self, store: Path) -> None:
@@ -156,7 +160,8 @@ class Jobs:
         secrets: Mapping[str, str] | None = None,
         on_over: Callable[[Job], None] | None = None,
     ) -> Job:
-        """Line up `ulpscope ARGUMENTS` in the queue of a device. prompts: its `--prompts` file, removed at its end.
+        """Line up `ulpscope ARGUMENTS` in the queue of a device. prompts: its `--prompts` file,
+        removed at its end.
 
         on_over: called with the job then, in any thread.
         """
@@ -172,7 +177,10 @@ class Jobs:
             return task.job
 
     def cancel(self, number: int) -> bool:
-        """Stop a waiting or running job and return whether there was one. It is over when its process has tidied up."""
+        """Stop a waiting or running job and return whether there was one.
+
+        It is over when its process has tidied up.
+        """
         with self._lock:
             task = self._tasks.get(number)
             if task is None or task.job.state not in ("waiting", "running"):
@@ -195,11 +203,17 @@ class Jobs:
                 del self._tasks[number]
 
     def warm(self) -> None:
-        """Start the spare process of imports while a file is inspected: loading takes longer than the import."""
+        """Start the spare process of imports while a file is inspected: loading takes longer than
+        the import.
+        """
         with self._lock:
             if not self._is_stopped and (self._spare is None or not self._spare.is_alive):
                 self._drop_spare()
-                self._spare = Child(["-m", core.__name__, "spare"], niceness=NICENESS, is_asked=True)
+                self._spare = Child(
+                    ["-m", core.__name__, "spare"],
+                    niceness=NICENESS,
+                    is_asked=True,
+                )
 
     def _drop_spare(self) -> None:
         if self._spare is not None:
@@ -222,21 +236,36 @@ class Jobs:
             self._drop_files(task)
 
     def _start_ready(self) -> None:
-        """Start every waiting job whose device is free, unless one that came earlier waits for the same."""
+        """Start every waiting job whose device is free, unless one that came earlier waits for the
+        same.
+        """
         with self._lock:
-            busy = {task.job.device for task in self._tasks.values() if task.job.state in ("running", "cancelling")}
+            busy = {
+                task.job.device
+                for task in self._tasks.values()
+                if task.job.state in ("running", "cancelling")
+            }
             for task in self._tasks.values():
                 device = task.job.device
                 if task.job.state != "waiting" or self._is_stopped:
                     continue
                 rivals = {device}
                 if device not in _NO_DEVICES:
-                    rivals = busy.difference(_NO_DEVICES) if device == ANY_DEVICE else {device, ANY_DEVICE}
+                    rivals = (
+                        busy.difference(_NO_DEVICES)
+                        if device == ANY_DEVICE
+                        else {device, ANY_DEVICE}
+                    )
                 is_free = busy.isdisjoint(rivals)
                 busy.add(device)
                 if is_free:
                     self._change(task, state="running", stage="starting")
-                    threading.Thread(target=self._work, args=(task,), name="ulpscope-job", daemon=True).start()
+                    threading.Thread(
+                        target=self._work,
+                        args=(task,),
+                        name="ulpscope-job",
+                        daemon=True,
+                    ).start()
 
     def _change(self, task: _Task, **values: object) -> None:
         with self._lock:
@@ -255,16 +284,25 @@ class Jobs:
     def _run(self, task: _Task) -> None:
         job = task.job
         with self._lock:
-            if self._is_stopped or task.job.state == "cancelling":  # before there was a process to end
+            # before there was a process to end
+            if self._is_stopped or task.job.state == "cancelling":
                 self._change(task, state="cancelled", message=_NOTHING_STORED)
                 return
             store = () if job.device == GETTING else ("--store", str(self._store.absolute()))
-            task.child = child = self._child(job, [*job.arguments, "--progress", "json", *store], task.secrets)
+            task.child = child = self._child(
+                job,
+                [*job.arguments, "--progress", "json", *store],
+                task.secrets,
+            )
             task.secrets = None
         began = time.monotonic()
         with child:
             for line in child.messages():
-                progress = {key: line[key] for key in ("stage", "rows_done", "rows_total", "run_id") if key in line}
+                progress = {
+                    key: line[key]
+                    for key in ("stage", "rows_done", "rows_total", "run_id")
+                    if key in line
+                }
                 self._change(task, seconds=time.monotonic() - began, **progress)
         if child.code < 0:  # killed before it could clean up
             self._sweep()
@@ -279,11 +317,17 @@ class Jobs:
             self._change(task, state="failed", message=message or child.sentence)
 
     def _child(self, job: Job, arguments: list[str], secrets: Mapping[str, str] | None) -> Child:
-        """Return the process of a job: for an import the spare one if there is one. The caller holds the lock."""
+        """Return the process of a job: for an import the spare one if there is one.
+
+        The caller holds the lock.
+        """
         spare = self._spare
         if job.device != TAKING_IN or spare is None or not spare.is_alive:
             return Child(
-                ["-m", core.__name__, *arguments], niceness=NICENESS, may_ask=job.device != TAKING_IN, more=secrets
+                ["-m", core.__name__, *arguments],
+                niceness=NICENESS,
+                may_ask=job.device != TAKING_IN,
+                more=secrets,
             )
         self._spare = None
         spare.ask({"arguments": arguments})

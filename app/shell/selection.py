@@ -1,4 +1,6 @@
-"""Selection of a viewer behind every page, in the session: run, variant, prompt and position; values of a link."""
+"""Selection of a viewer behind every page, in the session: run, variant, prompt and position;
+values of a link.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ LINKED = ("run", "variant", "prompt", "position")  # of a selection in an addres
 
 @dataclass(frozen=True)
 class View:
-    """One pair at one position of a run. table: figures by position; of a long run those of the selected prompt."""
+    """One pair at one position of a run. table: figures by position; of a long run those of the
+    selected prompt.
+    """
 
     run: RunReader
     pair: StoredPair
@@ -37,9 +41,13 @@ class View:
 
     @property
     def row(self) -> int:
-        """Row of `table` at the selected position, or the one before it if nothing was compared there."""
+        """Row of `table` at the selected position, or the one before it if nothing was compared
+        there.
+        """
         table = self.prompt_table
-        return int(table.index[max(0, int(table["position"].searchsorted(self.position, "right")) - 1)])
+        return int(
+            table.index[max(0, int(table["position"].searchsorted(self.position, "right")) - 1)],
+        )
 
     @property
     def compared_positions(self) -> int:
@@ -77,12 +85,16 @@ def stamp(view: View) -> str:
 
 
 def select(**values: str | int | None) -> None:
-    """Change the selection; for callbacks, which run before the widgets of the selection are drawn."""
+    """Change the selection; for callbacks, which run before the widgets of the selection are
+    drawn.
+    """
     st.session_state.update(values)
 
 
 def select_row(table: pd.DataFrame, key: str) -> None:
-    """Select the position of the clicked row of `listed`, the table `key`, by its columns prompt and position."""
+    """Select the position of the clicked row of `listed`, the table `key`, by its columns prompt
+    and position.
+    """
     clicked = st.session_state[key]["selection"]
     rows = [*clicked.get("rows", []), *(cell[0] for cell in clicked.get("cells", []))]
     if rows:
@@ -102,8 +114,9 @@ def new_run(run_id: str | None = None) -> None:
 def preset_widget(key: str) -> None:
     """Have the widget of this key show what the session holds, before it is drawn.
 
-    Streamlit tells the browser a value that the script set once. If a second run comes before the browser has the
-    widget's code, the widget would begin at its default, and say that with the next click.
+    Streamlit tells the browser a value that the script set once. If a second run comes before the
+    browser has the widget's code, the widget would begin at its default, and say that with the next
+    click.
     """
     st.session_state[key] = st.session_state[key]
 
@@ -124,13 +137,18 @@ def is_linked(key: str) -> bool:
 
 
 def report_bad_link(sentence: str) -> None:
-    """Report that a link leads nowhere, and show the gallery instead of another view under the old link."""
+    """Report that a link leads nowhere, and show the gallery instead of another view under the old
+    link.
+    """
     complain(sentence)
     st.session_state["astray"] = True
 
 
 def complain(sentence: str) -> None:
-    """Keep a sentence for the top of the page. It is shown as plain text, so it may quote a link."""
+    """Keep a sentence for the top of the page.
+
+    It is shown as plain text, so it may quote a link.
+    """
     st.session_state.setdefault("complaints", []).append(sentence)
 
 

@@ -19,15 +19,19 @@ from core.text import clean, code, visible
 
 
 def draw(page: Page) -> selection.View | None:
-    """Draw the selection and return what it selects, None if there is no run, or on a page of the store, which
-    has the run only, after it was deleted.
+    """Draw the selection and return what it selects, None if there is no run, or on a page of the
+    store, which has the run only, after it was deleted.
     """
     state, target = st.session_state, selection.take("run")
     everything = {card.run_id: card for card in store_cache.cards()[0]}
-    run_ids = {str(run_id) for run_id in (target, state.get("open_next"), state.get("run")) if run_id}
-    missing = store_cache.cards_of(run_ids - everything.keys())  # of a sweep whose cells are not listed
+    run_ids = {
+        str(run_id) for run_id in (target, state.get("open_next"), state.get("run")) if run_id
+    }
+    # of a sweep whose cells are not listed
+    missing = store_cache.cards_of(run_ids - everything.keys())
     everything |= {card.run_id: card for card in missing}
-    by_id = {run_id: card for run_id, card in everything.items() if card.sides}  # of operations: on the Machine page
+    # of operations: on the Machine page
+    by_id = {run_id: card for run_id, card in everything.items() if card.sides}
     if target in by_id:
         if target != state.get("run"):
             selection.new_run(target)
@@ -35,7 +39,11 @@ def draw(page: Page) -> selection.View | None:
             state.pop("position", None)
     elif target is not None:
         is_of_operations = target in everything
-        what = "holds probes of operations; the Machine page shows it" if is_of_operations else "is not here (any more)"
+        what = (
+            "holds probes of operations; the Machine page shows it"
+            if is_of_operations
+            else "is not here (any more)"
+        )
         selection.report_bad_link(f"The run '{clean(target, 60)}' {what}.")
         for key in selection.LINKED:
             selection.take(key)  # what else the link says is of that run
@@ -43,31 +51,46 @@ def draw(page: Page) -> selection.View | None:
     if new in by_id:
         selection.new_run(new)
     for gone in {new, state.get("run")} - {None} - by_id.keys():
-        selection.report_bad_link(f"The run '{clean(str(gone), 60)}' was deleted; here are the others.")
+        selection.report_bad_link(
+            f"The run '{clean(str(gone), 60)}' was deleted; here are the others.",
+        )
         if gone == new:
             state.pop("opened", None)  # or the gallery would open another run
-    if not state.get("opened"):  # else the page is about to be left, and a rerun meanwhile must not undo it
+    # else the page is about to be left, and a rerun meanwhile must not undo it
+    if not state.get("opened"):
         state.pop("open_next", None)
     with st.sidebar:
         widgets.keep_room()
         if not by_id:
             return None
         is_missing = state.get("run") not in by_id
-        is_cleared = is_missing and "run" in state and page.shows == "store"  # after a deletion, by whomever
+        # after a deletion, by whomever
+        is_cleared = is_missing and "run" in state and page.shows == "store"
         if is_cleared:
             state["run"] = None
         elif is_missing:
             own = [card for card in by_id.values() if not card.is_read_only]  # newest first
-            selection.new_run((own[0] if own else max(by_id.values(), key=lambda card: card.flips or 0)).run_id)
+            selection.new_run(
+                (own[0] if own else max(by_id.values(), key=lambda card: card.flips or 0)).run_id,
+            )
         selection.preset_widget("run")
-        count = Counter(card.name for card in by_id.values())  # options of a select box need distinct labels
-        labels = {i: card.name if count[card.name] == 1 else f"{card.name} · {i}" for i, card in by_id.items()}
+        # options of a select box need distinct labels
+        count = Counter(card.name for card in by_id.values())
+        labels = {
+            i: card.name if count[card.name] == 1 else f"{card.name} · {i}"
+            for i, card in by_id.items()
+        }
         index, name_of = None if is_cleared else 0, labels.__getitem__
         run_id = st.selectbox("Run", by_id, index, name_of, key="run", on_change=selection.new_run)
         if run_id is None:
             return None
         judged_id = store_cache.judged_run(run_id)
-        if judged_id and widgets.button(st.button, "Open the judged run", "open_judged_run", icon=":material/gavel:"):
+        if judged_id and widgets.button(
+            st.button,
+            "Open the judged run",
+            "open_judged_run",
+            icon=":material/gavel:",
+        ):
             state["open_next"] = judged_id
             st.rerun()
         try:
@@ -78,16 +101,28 @@ def draw(page: Page) -> selection.View | None:
 
 
 def page_links(view: selection.View | None) -> None:
-    """Draw the navigation. Its links carry the selection, which Streamlit's own navigation would drop."""
+    """Draw the navigation. Its links carry the selection, which Streamlit's own navigation would
+    drop.
+    """
     absent = store_cache.absent(view)
     for page in navigation.PAGES:
         label = f"{page.title} :small[· {absent[page.name]}]" if page.name in absent else page.title
-        st.page_link(widgets.PAGES / f"{page.name}.py", label=label, query_params=address.of(view, page.name))
+        st.page_link(
+            widgets.PAGES / f"{page.name}.py",
+            label=label,
+            query_params=address.of(view, page.name),
+        )
 
 
 def link_to(view: selection.View | None) -> None:
     """Draw the link to this view, to copy."""
-    popover = st.popover("Link to this view", icon=":material/link:", key="link", on_change="rerun", width="stretch")
+    popover = st.popover(
+        "Link to this view",
+        icon=":material/link:",
+        key="link",
+        on_change="rerun",
+        width="stretch",
+    )
     if popover.open:
         popover.code(address.absolute(view), language=None, wrap_lines=True)
 
@@ -104,7 +139,8 @@ def _pick_within(run: RunReader, *, is_shown: bool) -> selection.View:
     if st.session_state.get("variant") not in names:
         st.session_state["variant"] = names[0]
     selection.preset_widget("variant")
-    first_of = {side.bit_class: side.name for side in reversed(run.sides)}  # one equal to an earlier side says so
+    # one equal to an earlier side says so
+    first_of = {side.bit_class: side.name for side in reversed(run.sides)}
     twins = {side.name: first_of[side.bit_class] for side in run.sides}
     if is_shown:
         st.selectbox(
@@ -115,10 +151,15 @@ def _pick_within(run: RunReader, *, is_shown: bool) -> selection.View:
         )
     variant = st.session_state["variant"]
     pair, prompts, is_long = run.pairs[names.index(variant)], run.header.prompts, run.header.is_long
-    table = store_cache.cached(run, RunReader.largest if is_long else RunReader.positions, pair.index)
+    table = store_cache.cached(
+        run,
+        RunReader.largest if is_long else RunReader.positions,
+        pair.index,
+    )
     is_open = "position" in st.session_state or selection.is_linked("position")
     _settle("prompt", 0, len(prompts) - 1, 0 if is_open else telling_place(table)[0])
-    with_rows = table["prompt"].unique().tolist()  # of lists not all prompts have a row on both sides
+    # of lists not all prompts have a row on both sides
+    with_rows = table["prompt"].unique().tolist()
     if not is_long and st.session_state["prompt"] not in with_rows:
         st.session_state["prompt"] = with_rows[0]
     if len(prompts) > 1 and is_shown:
@@ -140,15 +181,21 @@ def _pick_within(run: RunReader, *, is_shown: bool) -> selection.View:
     if is_shown:
         stepper.stepper(view)
         if view.texts and view.texts[position]:
-            st.caption(f"logits here predict the token after `{code(visible(view.texts[position]))}`")
+            st.caption(
+                f"logits here predict the token after `{code(visible(view.texts[position]))}`",
+            )
     return view
 
 
 def _settle(key: str, lowest: int, highest: int, default: int) -> None:
-    """Take `key` out of the link if it is there, and clip it to the run; `default` if nothing was chosen yet."""
+    """Take `key` out of the link if it is there, and clip it to the run; `default` if nothing was
+    chosen yet.
+    """
     target = selection.take(key)
     value = st.session_state.get(key, default) if target is None else whole(target)
-    st.session_state[key] = nearest = lowest if value is None else min(max(int(value), lowest), highest)
+    st.session_state[key] = nearest = (
+        lowest if value is None else min(max(int(value), lowest), highest)
+    )
     if target is not None and value != nearest:
         about = f"this run has {lowest} to {highest}, and {nearest} is selected."
         selection.complain(f"The link asks for {key} '{clean(target, 60)}'; {about}")

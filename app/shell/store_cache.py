@@ -16,7 +16,14 @@ from core.runs.ops_run import OpsRun, ops_of
 from core.runs.queries.elements import top_of_sides
 from core.runs.reader import RunReader
 from core.runs.store import labels
-from core.runs.store.cards import BrokenRun, RunCard, arrange, drop_replaced, prompt_texts, read_cards
+from core.runs.store.cards import (
+    BrokenRun,
+    RunCard,
+    arrange,
+    drop_replaced,
+    prompt_texts,
+    read_cards,
+)
 from core.runs.store.store import open_store
 from core.sweeps.ledger import Ledger
 
@@ -75,7 +82,9 @@ def remember(kind: str, stamp: Stamp, of: object, make: Callable[[], Value]) -> 
 
 
 def cached(run: RunReader, make: Callable[..., Value], *arguments: Any, **options: Any) -> Value:
-    """Return `make(run, *arguments)`, computed once per file and arguments for all viewers; do not change it."""
+    """Return `make(run, *arguments)`, computed once per file and arguments for all viewers; do not
+    change it.
+    """
     kind, of = f"{make.__module__}.{make.__qualname__}", (arguments, options)
     return remember(kind, stamp_of(run), of, lambda: make(run, *arguments, **options))
 
@@ -91,7 +100,9 @@ def _cards(key: int, _stamps: tuple[Stamp, ...]) -> tuple[list[RunCard], list[Br
     cache = _by_file("card")
     read = read_cards(store(), [Path(stamp[0]) for stamp in _stamps if stamp not in cache])
     cards = {Path(stamp[0]): cache.get(stamp) or read[Path(stamp[0])] for stamp in _stamps}
-    cache |= {stamp: card for stamp in _stamps if isinstance(card := cards[Path(stamp[0])], RunCard)}
+    cache |= {
+        stamp: card for stamp in _stamps if isinstance(card := cards[Path(stamp[0])], RunCard)
+    }
     return arrange(open_store(), cards)
 
 
@@ -102,7 +113,8 @@ def _all_cards(is_whole: bool) -> tuple[list[RunCard], list[BrokenRun]]:
 
 
 def cards(*, is_whole: bool = False) -> tuple[list[RunCard], list[BrokenRun]]:
-    """Return the runs, newest first, and the files that are none; only new or changed files are read.
+    """Return the runs, newest first, and the files that are none; only new or changed files are
+    read.
 
     is_whole: also cells of large sweeps, which Compare has, and runs that a judged run replaces.
     """
@@ -128,7 +140,9 @@ def cards_of(run_ids: Iterable[str]) -> list[RunCard]:
 
 
 def searchable(run_ids: Iterable[str]) -> dict[str, str]:
-    """Map from run id to the beginnings of its prompts, case folded; each file is read once (1 ms)."""
+    """Map from run id to the beginnings of its prompts, case folded; each file is read once (1
+    ms).
+    """
     cache, ids = _by_file("prompts"), set(run_ids)
     stamps = [stamp for stamp in store().stamps() if Path(stamp[0]).stem in ids]
     missing = [stamp for stamp in stamps if stamp not in cache]
@@ -145,7 +159,11 @@ def all_labels() -> tuple[dict[str, labels.Labels], list[str]]:
 def judged_run(run_id: str) -> str:
     """Id of the run that judges this one; '' if there is none."""
     attached = all_labels()[0].get(run_id)
-    return attached.judged_as if attached and attached.judged_as and store().has(attached.judged_as) else ""
+    return (
+        attached.judged_as
+        if attached and attached.judged_as and store().has(attached.judged_as)
+        else ""
+    )
 
 
 def open_run(run_id: str) -> RunReader:
@@ -165,7 +183,10 @@ def ops_run(run_id: str) -> OpsRun:
 
 
 def causes(view: View) -> Explanation:
-    """Return common causes of the pair's difference, and what was fitted. See core.judging.explain."""
+    """Return common causes of the pair's difference, and what was fitted.
+
+    See core.judging.explain.
+    """
     from core.judging.explain.causes import explain_pair  # not before it is needed
 
     return cached(view.run, explain_pair, view.pair.index)
@@ -188,13 +209,19 @@ def watches() -> list[list[Round]]:
 
 def absent(view: View | None) -> dict[str, str]:
     """Pages and tabs that have nothing to show, with a word for each; see app.navigation.absent."""
-    words = {name: "none" for name, has in (("sweeps", ledger().plans()), ("watches", watches())) if not has}
+    words = {
+        name: "none"
+        for name, has in (("sweeps", ledger().plans()), ("watches", watches()))
+        if not has
+    }
     if view is None:
         return words
     return words | cached(view.run, navigation.absent, view.pair.index)
 
 
 def top(view: View) -> pd.DataFrame:
-    """Return the top tokens of both sides at the selected position; see core.runs.queries.elements.top_of_sides."""
+    """Return the top tokens of both sides at the selected position; see
+    core.runs.queries.elements.top_of_sides.
+    """
     sides = {"reference": 0, "variant": view.pair.index + 1}
     return cached(view.run, top_of_sides, sides, view.prompt, view.position)

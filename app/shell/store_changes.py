@@ -29,7 +29,9 @@ def label(run_id: str, old: labels.Labels, new: labels.Labels) -> None:
     stored = store().label(run_id, new, old)
     _audit.info("%a labeled run %a", who, run_id)
     if new.note and new.note not in (old.note, stored.note):
-        selection.complain("Another member changed the note meanwhile. Both are stored, yours second.")
+        selection.complain(
+            "Another member changed the note meanwhile. Both are stored, yours second.",
+        )
 
 
 def delete(run_id: str) -> None:

@@ -33,7 +33,8 @@ PAGES = Path(__file__).resolve().parents[2] / "pages"
 OVERVIEW = "overview"  # name of the page that shows runs of any length
 _DOCS = PAGES.with_name("docs") / "reference"
 _ROW = re.compile(r"^\| (.+?) \| (.+) \|$", re.MULTILINE)
-_LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")  # the documents are no pages: what they link to is named, not linked
+# the documents are no pages: what they link to is named, not linked
+_LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
 _SIGNS = re.compile(r"[\\`*_{}\[\]()#+\-.!|<>~$:]")
 # Markdown links these even if every sign is escaped.
 _ADDRESS = re.compile(r"(?=://)|(?<=www)(?=\.)|(?=@)", re.IGNORECASE)
@@ -41,7 +42,9 @@ _ADDRESS = re.compile(r"(?=://)|(?<=www)(?=\.)|(?=@)", re.IGNORECASE)
 
 @functools.cache
 def definitions() -> str:
-    """Markdown of every word by subject, and of every figure with its unit and how it is computed."""
+    """Markdown of every word by subject, and of every figure with its unit and how it is
+    computed.
+    """
     _, first, words = _text("glossary.md").partition("\n## ")
     figures = _text("metrics.md")
     both = f"{first}{words}\n## Figures\n\n{figures[figures.index('| name |') :]}"
@@ -58,7 +61,11 @@ def reading(page: str) -> str:
 @functools.cache
 def meanings() -> dict[str, str]:
     """Meaning of each word; one entry for each word of a row that defines several."""
-    rows = [row for row in _ROW.findall(_text("glossary.md")) if row[0] != "word" and not row[0].startswith("---")]
+    rows = [
+        row
+        for row in _ROW.findall(_text("glossary.md"))
+        if row[0] != "word" and not row[0].startswith("---")
+    ]
     return {word: meaning for names, meaning in rows for word in names.split(", ")}
 
 
@@ -67,14 +74,16 @@ def _text(name: str) -> str:
 
 
 def title(page: Page, run: RunReader | None = None) -> None:
-    """Draw the title of a page with the run's HTML file, and its Definitions: how the page is read, and what each word
-    means.
+    """Draw the title of a page with the run's HTML file, and its Definitions: how the page is read,
+    and what each word means.
     """
     left, right = st.columns((3, 2), vertical_alignment="bottom")
     left.title(page.title)
     buttons = right.container(horizontal=True, horizontal_alignment="right")
     if run is not None:
-        about = "Verdict, flips and charts of every variant in one file that opens without a network."
+        about = (
+            "Verdict, flips and charts of every variant in one file that opens without a network."
+        )
         file = f"/files/{quote(run.run_id)}.html"
         buttons.link_button("HTML file", file, help=about, icon=":material/download:")
     with buttons.popover("Definitions", icon=":material/menu_book:"):
@@ -88,16 +97,23 @@ def head(page: Page, view: selection.View | None, *, needs_rows: bool = False) -
         empty()
     header = view.run.header
     about = header.provenance
-    details = " · ".join(part for part in (wording.model_name(about.model), header.compute_dtype, about.device) if part)
+    details = " · ".join(
+        part
+        for part in (wording.model_name(about.model), header.compute_dtype, about.device)
+        if part
+    )
     st.markdown(
-        f"**{escape(header.name)}** — reference `{code(view.pair.reference)}`, variant `{code(view.pair.variant)}`"
-        + (f" · {escape(details)}" if details else "")
+        f"**{escape(header.name)}** — reference `{code(view.pair.reference)}`, variant"
+        f" `{code(view.pair.variant)}`" + (f" · {escape(details)}" if details else ""),
     )
     if header.is_long and page.name != OVERVIEW:
         st.info(f"A run of {header.rows:,} positions has an Overview only.")
         st.stop()
     if page.name in ("flips", "near_ties") and has_rollouts(view.run):
-        st.info(f"{page.title} needs both sides' top tokens: this run has one log-probability per token.")
+        st.info(
+            f"{page.title} needs both sides' top tokens: this run has one log-probability per"
+            " token.",
+        )
         st.stop()
     if view.is_list and needs_rows:
         st.info(f"{page.title} needs whole rows of logits: {refusal(header)}")
@@ -107,8 +123,14 @@ def head(page: Page, view: selection.View | None, *, needs_rows: bool = False) -
     return view
 
 
-def tabs(page: Page, view: selection.View | None, parts: Mapping[str, Callable[[Any], None]]) -> list[Page]:
-    """Draw the head of a page and its open tab; return the tabs that are shown. parts: draws a tab, by its name."""
+def tabs(
+    page: Page,
+    view: selection.View | None,
+    parts: Mapping[str, Callable[[Any], None]],
+) -> list[Page]:
+    """Draw the head of a page and its open tab; return the tabs that are shown. parts: draws a tab,
+    by its name.
+    """
     if page.shows == "run" and view is not None:
         head(page, view)
     else:
@@ -131,18 +153,27 @@ _ROOM_CSS = (Path(__file__).parent / "room.css").read_text(encoding="utf-8")
 
 
 def table_height(rows: int, most: int) -> int:
-    """Height of a table with its heading, in pixels: all rows, or `most` and half a row to show that more follow."""
+    """Height of a table with its heading, in pixels: all rows, or `most` and half a row to show
+    that more follow.
+    """
     return ROW * (max(rows, 1) + 1) + 3 if rows <= most else int(ROW * (most + 1.5))
 
 
 def room(name: str, height: int) -> DeltaGenerator:
-    """Return a container that is about `height` pixels high before its content arrives, so that nothing below jumps."""
+    """Return a container that is about `height` pixels high before its content arrives, so that
+    nothing below jumps.
+    """
     return st.container(key=f"rows{min(round(height / ROW), _MOST_ROOM)}_{name}")
 
 
 def keep_room() -> None:
-    """Draw the style sheet that keeps room, as markdown: `st.html` would wait for its script and come too late."""
-    rows = "".join(f'[class*="st-key-rows{n}_"] {{ min-height: {n * ROW}px; }}\n' for n in range(1, _MOST_ROOM + 1))
+    """Draw the style sheet that keeps room, as markdown: `st.html` would wait for its script and
+    come too late.
+    """
+    rows = "".join(
+        f'[class*="st-key-rows{n}_"] {{ min-height: {n * ROW}px; }}\n'
+        for n in range(1, _MOST_ROOM + 1)
+    )
     st.markdown(f"<style>{_ROOM_CSS}{rows}</style>", unsafe_allow_html=True)
 
 
@@ -155,8 +186,16 @@ def report_errors() -> Iterator[None]:
         selection.complain(str(error))
 
 
-def button(draw: Callable[..., bool], label: str, key: str, *, disabled: bool = False, **look: Any) -> bool:
-    """Draw a button by `st.button` or the like; True in the first run that gets here after a click, if not disabled.
+def button(
+    draw: Callable[..., bool],
+    label: str,
+    key: str,
+    *,
+    disabled: bool = False,
+    **look: Any,
+) -> bool:
+    """Draw a button by `st.button` or the like; True in the first run that gets here after a click,
+    if not disabled.
 
     What `st.button` returns is lost if a key or another control cuts the first run short.
     """
@@ -174,7 +213,9 @@ def forget_clicks(page: str) -> None:
 
 
 def escape(text: str) -> str:
-    """Escape a text of others for markdown: no markdown, no HTML, no addresses that turn into links."""
+    """Escape a text of others for markdown: no markdown, no HTML, no addresses that turn into
+    links.
+    """
     return _SIGNS.sub(r"\\\g<0>", _ADDRESS.sub("\N{WORD JOINER}", text))
 
 
@@ -190,7 +231,9 @@ def to_markdown(text: str, *, bold: bool = False) -> str:
 
 
 def _marked_text(part: str, bold: bool) -> str:
-    """Escaped text; bold between its outer blanks, for markdown takes no bold that begins with one."""
+    """Escaped text; bold between its outer blanks, for markdown takes no bold that begins with
+    one.
+    """
     core = part.strip()
     if not core or not bold:
         return escape(part)
@@ -200,11 +243,18 @@ def _marked_text(part: str, bold: bool) -> str:
 
 def causes(view: selection.View) -> None:
     """Draw common causes of the pair's difference, computed when unfolded."""
-    folded = st.expander("Common causes", icon=":material/search_insights:", key="causes", on_change="rerun")
+    folded = st.expander(
+        "Common causes",
+        icon=":material/search_insights:",
+        key="causes",
+        on_change="rerun",
+    )
     if not folded.open:
         return
     if view.run.header.is_long:
-        folded.markdown(f"A run of {view.run.header.rows:,} positions is too long to look for causes.")
+        folded.markdown(
+            f"A run of {view.run.header.rows:,} positions is too long to look for causes.",
+        )
         return
     if not view.run.has_all_logits and not view.is_list:
         folded.markdown(f"Causes are fitted to logits: {refusal(view.run.header)}")
@@ -216,7 +266,10 @@ def causes(view: selection.View) -> None:
             st.markdown(f"**{escape(cause.name)}**: {escape(cause.text)}")
         if not result.causes:
             st.markdown("No common cause fits.")
-        st.caption(f"Each cause is fitted to half of the positions and validated on the other half. {result.says}")
+        st.caption(
+            "Each cause is fitted to half of the positions and validated on the other half."
+            f" {result.says}",
+        )
 
 
 def empty() -> NoReturn:
@@ -224,7 +277,10 @@ def empty() -> NoReturn:
     st.info("No runs yet. Upload a dump of logits, or capture a run; it appears here by itself.")
     st.page_link(PAGES / "new_run.py", label="Upload a dump", query_params={"tab": "upload"})
     st.page_link(PAGES / "new_run.py", label="Capture a run", query_params={"tab": "capture"})
-    code_block(f'ulpscope capture --model {EXAMPLE} --prompt "def __init__(self," --variant decode --dtype bfloat16')
+    code_block(
+        f'ulpscope capture --model {EXAMPLE} --prompt "def __init__(self," --variant decode --dtype'
+        " bfloat16",
+    )
     st.stop()
 
 
@@ -234,7 +290,9 @@ def code_block(text: str, *, wraps: bool = False) -> None:
 
 
 def same_capture_with(about: Provenance, *extras: str) -> None:
-    """Draw the command of the run's request with more recorded, to copy; nothing if none records it."""
+    """Draw the command of the run's request with more recorded, to copy; nothing if none records
+    it.
+    """
     command = command_with(about, *extras)
     if command is not None:
         code_block(command, wraps=True)

@@ -23,7 +23,9 @@ VERDICTS = {
 
 
 def token(token_id: int | None, text: str | None) -> str:
-    """`·self  (301)`, or `token 301` if the text is unknown, or `none (all NaN)` for a side that is all NaN."""
+    """`·self  (301)`, or `token 301` if the text is unknown, or `none (all NaN)` for a side that is
+    all NaN.
+    """
     if token_id is None or token_id != token_id:
         return "none (all NaN)"
     return f"{visible(text)}  ({int(token_id)})" if text is not None else f"token {int(token_id)}"
@@ -38,12 +40,16 @@ def outcome(card: RunCard) -> str:
     """Return the share of logits that differ in a run's worst pair, in words."""
     if card.nonfinite_mismatch:
         return "NaN or infinity"
-    return "bit-identical" if card.pairs == card.bit_identical_pairs else percent(card.max_neq_share)
+    return (
+        "bit-identical" if card.pairs == card.bit_identical_pairs else percent(card.max_neq_share)
+    )
 
 
 def verdicts(card: RunCard) -> list[str]:
     """Return the distinct verdicts of a run's pairs, the gravest first."""
-    return [name for name in VERDICTS if name in card.pair_verdicts] + sorted(set(card.pair_verdicts) - set(VERDICTS))
+    return [name for name in VERDICTS if name in card.pair_verdicts] + sorted(
+        set(card.pair_verdicts) - set(VERDICTS),
+    )
 
 
 def figure(value: object) -> str:

@@ -1,4 +1,6 @@
-"""Upload: files arrive in parts and continue after a break; what they hold is shown, and they are saved as runs."""
+"""Upload: files arrive in parts and continue after a break; what they hold is shown, and they are
+saved as runs.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,11 @@ KEYS = """
 _panel = component("ulpscope_uploads", Path(__file__).with_name("upload"))
 
 AS_FOUND = "as found"
-HOLDS = {"": AS_FOUND, LOGITS: "logits of [positions, vocab]", PADDED: "padded vocabularies: compare the common part"}
+HOLDS = {
+    "": AS_FOUND,
+    LOGITS: "logits of [positions, vocab]",
+    PADDED: "padded vocabularies: compare the common part",
+}
 _DTYPES = {"": AS_FOUND, **{name: name for name in ("bfloat16", "float16", "float32")}}
 _COLUMNS = {"run": 1, "responses": 2}  # of the form; of dumps 4
 
@@ -61,14 +67,26 @@ def read_file(upload: Upload, path: Path) -> Arrived:
 
 
 def candidates(files: Sequence[Arrived]) -> list[tuple[Arrived, ...]]:
-    """Group files into runs: two files of one array are a pair, those of responses one run, others each a run."""
+    """Group files into runs: two files of one array are a pair, those of responses one run, others
+    each a run.
+    """
     arrays = [file for file in files if file.kind == "array"]
     if len(arrays) > 2:
         by_id = {file.upload.upload_id: file for file in arrays}
         about = "files of one array each; the first is the reference"
-        look: dict[str, Any] = {"format_func": lambda upload_id: by_id[upload_id].path.name, "help": about}
+        look: dict[str, Any] = {
+            "format_func": lambda upload_id: by_id[upload_id].path.name,
+            "help": about,
+        }
         default = list(by_id)[:2]
-        chosen = st.multiselect("Which two make a pair", by_id, default, max_selections=2, key="upload_pair", **look)
+        chosen = st.multiselect(
+            "Which two make a pair",
+            by_id,
+            default,
+            max_selections=2,
+            key="upload_pair",
+            **look,
+        )
         arrays = [by_id[upload_id] for upload_id in chosen]
     responses = [file for file in files if file.kind == "responses"]
     others = [(file,) for file in files if file.kind not in ("array", "responses")]
@@ -82,24 +100,54 @@ def draw_form(files: tuple[Arrived, ...]) -> dict[str, str] | None:
         st.markdown(f"**{widgets.escape(' + '.join(file.path.name for file in files))}**")
         refusal = next((file.refusal for file in files if file.refusal), "")
         if kind == "array" and len(files) == 1:
-            refusal = f"{files[0].path.name}: one array. Add the file of the other side, or put both into one npz."
+            refusal = (
+                f"{files[0].path.name}: one array. Add the file of the other side, or put both into"
+                " one npz."
+            )
         if refusal:
             st.error(widgets.escape(refusal))
             return None
         columns = st.columns(_COLUMNS.get(kind, 4))
         name = "" if kind == "run" else " + ".join(file.path.stem for file in files)[:120]
         label = "Name of the run"
-        options = {"name": columns[0].text_input(label, name, placeholder="from the file", key=f"upload_name_{key}")}
+        options = {
+            "name": (
+                columns[0].text_input(
+                    label,
+                    name,
+                    placeholder="from the file",
+                    key=f"upload_name_{key}",
+                )
+            ),
+        }
         if kind != "run":
-            options["model"] = columns[1].text_input("Model", placeholder="optional", key=f"upload_model_{key}")
-        if kind in ("dump", "array"):
-            about = "ULPs are counted in the dtype the logits were computed in, even if they were saved as float32."
-            options["compute_dtype"] = columns[2].selectbox(
-                "Compute dtype", list(_DTYPES), format_func=_DTYPES.__getitem__, key=f"upload_dtype_{key}", help=about
+            options["model"] = columns[1].text_input(
+                "Model",
+                placeholder="optional",
+                key=f"upload_model_{key}",
             )
-            about = "For logits that look like log-probabilities of chosen tokens, and for padded vocabularies."
+        if kind in ("dump", "array"):
+            about = (
+                "ULPs are counted in the dtype the logits were computed in, even if they were saved"
+                " as float32."
+            )
+            options["compute_dtype"] = columns[2].selectbox(
+                "Compute dtype",
+                list(_DTYPES),
+                format_func=_DTYPES.__getitem__,
+                key=f"upload_dtype_{key}",
+                help=about,
+            )
+            about = (
+                "For logits that look like log-probabilities of chosen tokens, and for padded"
+                " vocabularies."
+            )
             options["holds"] = columns[3].selectbox(
-                "Holds", list(HOLDS), format_func=HOLDS.__getitem__, key=f"upload_holds_{key}", help=about
+                "Holds",
+                list(HOLDS),
+                format_func=HOLDS.__getitem__,
+                key=f"upload_holds_{key}",
+                help=about,
             )
             sides = {
                 name if len(files) == 1 else file.path.stem: array
@@ -108,17 +156,34 @@ def draw_form(files: tuple[Arrived, ...]) -> dict[str, str] | None:
             }
             table = [{"side": name, "array": array} for name, array in sides.items()]
             st.dataframe(table, hide_index=True, key=f"sides_{key}")
-            names = {"": "the side called reference, else the first", **{name: name for name in sides}}
+            names = {
+                "": "the side called reference, else the first",
+                **{name: name for name in sides},
+            }
             options["reference"] = st.selectbox(
-                "Reference", list(names), format_func=names.__getitem__, key=f"upload_reference_{key}"
+                "Reference",
+                list(names),
+                format_func=names.__getitem__,
+                key=f"upload_reference_{key}",
             )
-        return options if widgets.button(st.button, "Save as a run", f"save_{key}", type="primary") else None
+        return (
+            options
+            if widgets.button(st.button, "Save as a run", f"save_{key}", type="primary")
+            else None
+        )
 
 
 def draw_panel(serial: str) -> list[str]:
-    """Draw the files that upload.js sends; return the ids of those that arrived, anew if `serial` changes."""
+    """Draw the files that upload.js sends; return the ids of those that arrived, anew if `serial`
+    changes.
+    """
     data = {"address": "/api/uploads", "serial": serial}
-    state = _panel(key="upload_panel", data=data, default={"arrived": []}, on_arrived_change=lambda: None)
+    state = _panel(
+        key="upload_panel",
+        data=data,
+        default={"arrived": []},
+        on_arrived_change=lambda: None,
+    )
     ids = state.arrived if isinstance(state.arrived, list) else []
     return [each for each in ids if isinstance(each, str)]
 
@@ -127,8 +192,8 @@ def draw(_: selection.View | None) -> None:
     """Draw the tab."""
     jobs = store_changes.jobs()
     st.caption(
-        "npz, npy, safetensors, responses of an engine (JSON, JSONL) or a run file. Nothing is saved until you"
-        " click Save."
+        "npz, npy, safetensors, responses of an engine (JSON, JSONL) or a run file. Nothing is"
+        " saved until you click Save.",
     )
     files, current = [], jobs.all("upload")
     for upload_id in draw_panel(str([(job.number, job.is_over) for job in current])):
@@ -136,8 +201,8 @@ def draw(_: selection.View | None) -> None:
         record = upload.record()
         if record is not None and record.state in (RECEIVED, FAILED):
             files.append(read_file(upload, upload.path(record)))
-    # Each in a place of its own: a click on a part that has moved meanwhile, as the list does when a form above it
-    # goes, is not heard.
+    # Each in a place of its own: a click on a part that has moved meanwhile, as the list does when
+    # a form above it goes, is not heard.
     forms, heading, below = st.container(), st.container(), st.container()
     if files:
         jobs.warm()
@@ -145,12 +210,20 @@ def draw(_: selection.View | None) -> None:
         if not files and not current:
             with st.expander("Dump format", expanded=True):
                 st.markdown(KEYS)
-                widgets.code_block('np.savez("dump.npz", reference=fresh_logits, variant=cached_logits, token_ids=ids)')
+                widgets.code_block(
+                    'np.savez("dump.npz", reference=fresh_logits, variant=cached_logits,'
+                    " token_ids=ids)",
+                )
         try:
             for group in candidates(files):
                 options = draw_form(group)
                 if options is not None:
-                    start_import(jobs, [file.upload for file in group], options, members.current_member())
+                    start_import(
+                        jobs,
+                        [file.upload for file in group],
+                        options,
+                        members.current_member(),
+                    )
                     st.rerun()
         except UlpscopeError as error:
             st.error(widgets.escape(str(error)))

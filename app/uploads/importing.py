@@ -44,11 +44,17 @@ def check_options(options: Mapping[str, str | None]) -> dict[str, str]:
     return values
 
 
-def start_import(jobs: Jobs, uploads: Sequence[Upload], options: Mapping[str, str | None], member: str) -> Job:
-    """Start to import one upload, or several as the sides of one run; UsageError if one has not arrived whole.
+def start_import(
+    jobs: Jobs,
+    uploads: Sequence[Upload],
+    options: Mapping[str, str | None],
+    member: str,
+) -> Job:
+    """Start to import one upload, or several as the sides of one run; UsageError if one has not
+    arrived whole.
 
-    Their locks are held until the job is over. A file is removed once its run is stored, so it can be imported again
-    after a failure.
+    Their locks are held until the job is over. A file is removed once its run is stored, so it can
+    be imported again after a failure.
     """
     values = check_options(options)
     with ExitStack() as stack:
@@ -57,9 +63,14 @@ def start_import(jobs: Jobs, uploads: Sequence[Upload], options: Mapping[str, st
             stack.enter_context(upload.hold())
             record = upload.record(is_held=True)
             if record is None or record.state not in (RECEIVED, FAILED):
-                raise UsageError(f"upload '{clean(upload.upload_id)}' is not a whole file that waits to be imported.")
+                raise UsageError(
+                    f"upload '{clean(upload.upload_id)}' is not a whole file that waits to be"
+                    " imported.",
+                )
             records.append(record)
-        paths = [upload.path(record).absolute() for upload, record in zip(uploads, records, strict=True)]
+        paths = [
+            upload.path(record).absolute() for upload, record in zip(uploads, records, strict=True)
+        ]
         command = _command(paths, values)
         title = values.get("name") or " + ".join(path.stem for path in paths)
         run_id = jobs.store.new_run_id(title, datetime.now(UTC))
@@ -76,7 +87,9 @@ def start_import(jobs: Jobs, uploads: Sequence[Upload], options: Mapping[str, st
                 now = upload.read()
                 if now is not None and now.run_id == run_id:  # not removed meanwhile
                     state, message = (DONE, "") if is_stored else (FAILED, job.message)
-                    upload.write(replace(record, state=state, run=title, run_id=run_id, message=message))
+                    upload.write(
+                        replace(record, state=state, run=title, run_id=run_id, message=message),
+                    )
                     if is_stored:
                         upload.path(record).unlink(missing_ok=True)
 
@@ -102,15 +115,19 @@ def _command(paths: list[Path], values: dict[str, str]) -> list[str]:
 
 @asynccontextmanager
 async def lifespan(_: object) -> AsyncIterator[None]:
-    """Remove at the server's start what a killed one left behind, and load the first page before a browser asks."""
+    """Remove at the server's start what a killed one left behind, and load the first page before a
+    browser asks.
+    """
     await to_thread.run_sync(_tidy)
-    Thread(target=import_module, args=("app.gallery.table",), daemon=True).start()  # with pandas, 0.2 s
+    # with pandas, 0.2 s
+    Thread(target=import_module, args=("app.gallery.table",), daemon=True).start()
     yield
 
 
 def _tidy() -> None:
     try:
-        store_changes.jobs()  # sweeps the store; made here, so that two first viewers get the same list
+        # sweeps the store; made here, so that two first viewers get the same list
+        store_changes.jobs()
         purge(open_store())
     except (UlpscopeError, OSError) as error:
         _log.error("sweep: %s", error)

@@ -44,7 +44,9 @@ _STATUS = {IMPORTING: 202, DONE: 201, FAILED: 422}
 
 @dataclass(frozen=True)
 class Part:
-    """Bytes that a request brings: `first` to before `end`, None if it does not say. total: -1 if unknown."""
+    """Bytes that a request brings: `first` to before `end`, None if it does not say. total: -1 if
+    unknown.
+    """
 
     first: int
     end: int | None
@@ -54,10 +56,16 @@ class Part:
 async def put_upload(request: Request) -> Response:
     """Receive a file or a part of it. Once all of it is there, import it, unless `?keep=1`."""
     refuse_unknown(request, "file", "keep", "wait", *OPTIONS)
-    wait, is_kept = responses.whole(request, "wait", 0, _LONGEST_WAIT), responses.flag(request, "keep")
+    wait, is_kept = (
+        responses.whole(request, "wait", 0, _LONGEST_WAIT),
+        responses.flag(request, "keep"),
+    )
     name, part = request.path_params["upload"], _part(request)
     options = check_options(
-        {"name": name, **{key: value for key in OPTIONS if (value := request.query_params.get(key))}}
+        {
+            "name": name,
+            **{key: value for key in OPTIONS if (value := request.query_params.get(key))},
+        },
     )
     is_whole = "content-range" not in request.headers  # it cannot be resumed, so names may repeat
     upload = Upload(open_store(), secrets.token_hex(8) if is_whole else name)
@@ -71,14 +79,20 @@ async def put_upload(request: Request) -> Response:
     except BaseException as failure:
         if is_whole:
             upload.remove()
-        if isinstance(failure, RefusedError) and failure.status == 409 and (record := upload.record()) is not None:
+        if (
+            isinstance(failure, RefusedError)
+            and failure.status == 409
+            and (record := upload.record()) is not None
+        ):
             return answer({"error": str(failure), **_describe(request, upload, record)}, 409)
         raise
     return await _outcome(request, upload, wait)
 
 
 async def get_upload(request: Request) -> Response:
-    """Answer with the number of received bytes and the state of the import; `?wait=SECONDS` waits for its end."""
+    """Answer with the number of received bytes and the state of the import; `?wait=SECONDS` waits
+    for its end.
+    """
     refuse_unknown(request, "wait")
     upload = Upload(open_store(), request.path_params["upload"])
     outcome = await _outcome(request, upload, responses.whole(request, "wait", 0, _LONGEST_WAIT))
@@ -112,7 +126,10 @@ def _part(request: Request) -> Part:
         return Part(0, None, int(length) if length.isdigit() and len(length) <= 18 else -1)
     match = _RANGE.fullmatch(text.strip())
     if match is None:
-        raise RefusedError(f"Content-Range is '{clean(text)}'; expected 'bytes FIRST-LAST/TOTAL' or 'bytes */TOTAL'.")
+        raise RefusedError(
+            f"Content-Range is '{clean(text)}'; expected 'bytes FIRST-LAST/TOTAL' or 'bytes"
+            " */TOTAL'.",
+        )
     total = int(match[3])
     if match[1] is None:
         return Part(0, 0, total)
@@ -126,9 +143,17 @@ async def _receive(request: Request, upload: Upload, part: Part) -> None:
     with upload.hold():
         record = upload.record(is_held=True)
         if record is None:
-            record = await to_thread.run_sync(_begin, upload, request.query_params.get("file"), part.total)
+            record = await to_thread.run_sync(
+                _begin,
+                upload,
+                request.query_params.get("file"),
+                part.total,
+            )
         if part.total != record.total:
-            raise RefusedError(f"This upload has {record.total:,} bytes, not {part.total:,}; choose another id.", 409)
+            raise RefusedError(
+                f"This upload has {record.total:,} bytes, not {part.total:,}; choose another id.",
+                409,
+            )
         if part.end == 0:  # bytes */TOTAL
             return
         received = upload.received_bytes()
@@ -153,12 +178,16 @@ def _begin(upload: Upload, file: str | None, total: int) -> Record:
 def _check_size(size: int) -> None:
     most = configuration().limits.file_bytes
     if most and size > most:
-        raise LimitError(f"The file has {size:,} bytes; this server takes at most {most:,} (limits.file_bytes).", 413)
+        raise LimitError(
+            f"The file has {size:,} bytes; this server takes at most {most:,} (limits.file_bytes).",
+            413,
+        )
 
 
 async def _append(request: Request, path: Path, part: Part) -> None:
     stream, waiting, end = request.stream(), bytearray(), part.first
-    rest = "Nothing of it is stored" if part.end is None else "What arrived is kept"  # put_upload removes whole ones
+    # put_upload removes whole ones
+    rest = "Nothing of it is stored" if part.end is None else "What arrived is kept"
     store = open_store()
     with path.open("ab", buffering=0) as file:
 
@@ -171,7 +200,9 @@ async def _append(request: Request, path: Path, part: Part) -> None:
                     while view:
                         view = view[file.write(view) :]
             except LimitError as error:
-                raise LimitError(f"The server's disk has no room for the upload. {rest}. {error}") from error
+                raise LimitError(
+                    f"The server's disk has no room for the upload. {rest}. {error}",
+                ) from error
             except OSError as error:
                 if error.errno in (errno.ENOSPC, errno.EDQUOT):
                     raise LimitError(f"The server's disk is full. {rest}.") from error
@@ -197,7 +228,9 @@ async def _append(request: Request, path: Path, part: Part) -> None:
 
 
 def _check_digest(request: Request, upload: Upload, path: Path) -> None:
-    """Compare the file with the SHA-256 of `Repr-Digest`, if sent; RefusedError (422) if they differ."""
+    """Compare the file with the SHA-256 of `Repr-Digest`, if sent; RefusedError (422) if they
+    differ.
+    """
     text = request.headers.get("repr-digest")
     if text is None:
         return
@@ -208,7 +241,10 @@ def _check_digest(request: Request, upload: Upload, path: Path) -> None:
     with path.open("rb") as file:
         if hashlib.file_digest(file, "sha256").digest() != digest:
             upload.remove()
-            raise RefusedError("The file's SHA-256 differs from Repr-Digest; nothing was stored. Send it again.", 422)
+            raise RefusedError(
+                "The file's SHA-256 differs from Repr-Digest; nothing was stored. Send it again.",
+                422,
+            )
 
 
 async def _outcome(request: Request, upload: Upload, wait: int) -> Response:
@@ -222,19 +258,28 @@ async def _outcome(request: Request, upload: Upload, wait: int) -> Response:
     if record.state == FAILED:
         body = {"error": record.message, **body}
     parts = ("runs", record.run_id) if record.state == DONE else ("uploads", upload.upload_id)
-    headers = {"Location": responses.api_path(request, *parts), "Upload-Offset": str(body["received"])}
+    headers = {
+        "Location": responses.api_path(request, *parts),
+        "Upload-Offset": str(body["received"]),
+    }
     return answer(body, _STATUS.get(record.state, 200), headers)
 
 
 def _record(upload: Upload) -> Record:
     record = upload.record()
     if record is None:
-        raise RefusedError(f"There is no upload '{clean(upload.upload_id)}', or nothing came for a day.", 404)
+        raise RefusedError(
+            f"There is no upload '{clean(upload.upload_id)}', or nothing came for a day.",
+            404,
+        )
     return record
 
 
 def _job(record: Record) -> Job | None:
-    return next((job for job in store_changes.jobs().all("upload") if job.reserved == record.run_id), None)
+    return next(
+        (job for job in store_changes.jobs().all("upload") if job.reserved == record.run_id),
+        None,
+    )
 
 
 def _describe(request: Request, upload: Upload, record: Record) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""Uploads on disk: `STORE/.uploads/KEY/` holds what arrived of one file and a record of its state."""
+"""Uploads on disk: `STORE/.uploads/KEY/` holds what arrived of one file and a record of its
+state.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ _RECORD, _DATA, _LOCK = "record.json", "data", "lock"
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """State of an upload. file: the sender's name, made safe; total: bytes, -1 while unknown; run: name of the run."""
+    """State of an upload. file: the sender's name, made safe; total: bytes, -1 while unknown; run:
+    name of the run.
+    """
 
     file: str
     total: int
@@ -47,7 +51,8 @@ class Upload:
         self.directory = store.directory / FOLDER / key
 
     def record(self, *, is_held: bool = False) -> Record | None:
-        """Return the record, None if there is none. An import that a killed server began never happened.
+        """Return the record, None if there is none. An import that a killed server began never
+        happened.
 
         is_held: the caller holds the lock, so no import runs.
         """
@@ -56,7 +61,11 @@ class Upload:
             record = self.read()  # it may have ended meanwhile
             if record is not None and record.state == IMPORTING:
                 record = replace(record, state=RECEIVING, run_id="")
-        if record is not None and record.state == RECEIVING and self.received_bytes() == record.total:
+        if (
+            record is not None
+            and record.state == RECEIVING
+            and self.received_bytes() == record.total
+        ):
             record = replace(record, state=RECEIVED)
         return record
 
@@ -67,7 +76,9 @@ class Upload:
         except FileNotFoundError:
             return None
         except (msgspec.MsgspecError, RecursionError) as error:
-            raise StoreError(f"{self.directory / _RECORD}: cannot be read ({error}). Remove its folder.") from None
+            raise StoreError(
+                f"{self.directory / _RECORD}: cannot be read ({error}). Remove its folder.",
+            ) from None
 
     def write(self, record: Record) -> None:
         write_atomic(self.directory / _RECORD, msgspec.json.encode(record), mode=0o600)
@@ -92,12 +103,17 @@ class Upload:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Hold the upload against other requests and processes; RefusedError (409) if another one holds it."""
+        """Hold the upload against other requests and processes; RefusedError (409) if another one
+        holds it.
+        """
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             descriptor = lock(self.directory / _LOCK, wait=False)
         except BlockingIOError:
-            raise RefusedError("Another request sends or imports this upload; try again.", 409) from None
+            raise RefusedError(
+                "Another request sends or imports this upload; try again.",
+                409,
+            ) from None
         try:
             yield
         finally:

@@ -1,6 +1,8 @@
-"""The verdict at the head of the overview: name, sentence, first divergence, checks, a report to copy.
+"""The verdict at the head of the overview: name, sentence, first divergence, checks, a report to
+copy.
 
-What would judge a run that was not judged, or not enough: controls to bring, or judging it on this server.
+What would judge a run that was not judged, or not enough: controls to bring, or judging it on this
+server.
 """
 
 from __future__ import annotations
@@ -29,7 +31,16 @@ from core.document.drawing import png_file
 from core.packaged_models import PACKAGED, is_here
 from core.plots import pairs as charts
 from core.plots.style import selected_line
-from core.runs.file.evidence import EXPLAINED, FAILED, MISSING, NOTED, PASSED, AloneFigures, Evidence, PairFigures
+from core.runs.file.evidence import (
+    EXPLAINED,
+    FAILED,
+    MISSING,
+    NOTED,
+    PASSED,
+    AloneFigures,
+    Evidence,
+    PairFigures,
+)
 from core.runs.file.records import LIKELY_ROUNDING, NONDETERMINISTIC, UNDECIDED
 from core.runs.queries.verdicts import Answer, answer_of, deciding_controls
 from core.runs.reports.issue_markdown import issue_text
@@ -61,8 +72,8 @@ def verdict(view: selection.View) -> Answer:
 
 
 def checks(view: selection.View, answer: Answer) -> None:
-    """Draw what would decide or judge, and every check as a line: open if it failed; checks that need no action are
-    folded.
+    """Draw what would decide or judge, and every check as a line: open if it failed; checks that
+    need no action are folded.
     """
     _next_step(view, answer)
     every = answer.titled_checks
@@ -73,8 +84,16 @@ def checks(view: selection.View, answer: Answer) -> None:
     if rest:
         counts = Counter(row.outcome for _, row in rest)
         first, *others = [(counts[outcome], outcome) for outcome in _OUTCOMES if counts[outcome]]
-        parts = [f"{plural(first[0], 'check')} {first[1]}", *(f"{count} {outcome}" for count, outcome in others)]
-        folded = st.expander(", ".join(parts), icon=":material/checklist:", key="other_checks", on_change="rerun")
+        parts = [
+            f"{plural(first[0], 'check')} {first[1]}",
+            *(f"{count} {outcome}" for count, outcome in others),
+        ]
+        folded = st.expander(
+            ", ".join(parts),
+            icon=":material/checklist:",
+            key="other_checks",
+            on_change="rerun",
+        )
         if folded.open:
             with folded:
                 for number, (title, row) in enumerate(rest):
@@ -84,21 +103,26 @@ def checks(view: selection.View, answer: Answer) -> None:
 
 
 def _next_step(view: selection.View, answer: Answer) -> None:
-    """Draw the commands that would decide; of a capture that was not judged, a button that judges it."""
+    """Draw the commands that would decide; of a capture that was not judged, a button that judges
+    it.
+    """
     is_upload = view.run.header.provenance.kind == "upload"
     if not is_upload and not answer.is_judged:
         _how_to_judge(view)
     elif is_upload and answer.name in (UNDECIDED, LIKELY_ROUNDING, NONDETERMINISTIC):
         command = f"{COMMAND} {shell_command(['verdict', view.run.run_id])}"
         if controls := deciding_controls(view.run, answer.checks):
-            st.caption("Next: run one of these; the first decides best. Each stores a new run with its verdict.")
+            st.caption(
+                "Next: run one of these; the first decides best. Each stores a new run with its"
+                " verdict.",
+            )
             lines = [f"# {what}\n{command} {options}" for options, what in controls.items()]
             widgets.code_block("\n".join(lines), wraps=True)
 
 
 def _how_to_judge(view: selection.View) -> None:
-    """Draw the link to the run that judges this capture; if there is none, a button that judges it here, or the state
-    of that job, with the command for it folded.
+    """Draw the link to the run that judges this capture; if there is none, a button that judges it
+    here, or the state of that job, with the command for it folded.
     """
     title = f"Judge {view.run.header.name} ({view.run.run_id})"
     judged_id = store_cache.judged_run(view.run.run_id)
@@ -107,7 +131,12 @@ def _how_to_judge(view: selection.View) -> None:
             _open(judged_id)
         (card,) = store_cache.cards_of([judged_id])
         label = f"Judged: **{widgets.escape(', '.join(wording.verdicts(card)))}** →"
-        st.page_link(PAGES / "overview.py", label=label, query_params={"run": judged_id}, icon=":material/gavel:")
+        st.page_link(
+            PAGES / "overview.py",
+            label=label,
+            query_params={"run": judged_id},
+            icon=":material/gavel:",
+        )
         return
     if request := rejudge_request(view.run, f"{printable(view.run.header.name)}, judged"):
         _judge_here(view, title, *request)
@@ -121,7 +150,9 @@ def _open(run_id: str) -> NoReturn:
 
 
 def _judge_here(view: selection.View, title: str, request: CaptureRequest, tokens: bytes) -> None:
-    """Draw a button that judges the run's own tokens in a process of its own, or the state of that job."""
+    """Draw a button that judges the run's own tokens in a process of its own, or the state of that
+    job.
+    """
     job = _job(title)
     if job is not None and not job.is_over:
         st.session_state["judge_awaits"] = title
@@ -142,7 +173,11 @@ def _judge_here(view: selection.View, title: str, request: CaptureRequest, token
         prompts, device = PromptFile("tokens.jsonl", tokens), queue_of(request.device)
         with widgets.report_errors():
             store_changes.submit(
-                request.arguments(), title=title, device=device, prompts=prompts, judges=view.run.run_id
+                request.arguments(),
+                title=title,
+                device=device,
+                prompts=prompts,
+                judges=view.run.run_id,
             )
 
     st.button(
@@ -150,26 +185,38 @@ def _judge_here(view: selection.View, title: str, request: CaptureRequest, token
         icon=":material/gavel:",
         key="judge",
         type="primary",
-        help="Captures the same tokens again with every check; the judged run replaces this one in lists.",
+        help=(
+            "Captures the same tokens again with every check; the judged run replaces this one in"
+            " lists."
+        ),
         on_click=start,
     )
     revision = f" at revision `{widgets.code(request.revision)}`" if request.revision else ""
-    st.caption(f"Loads `{widgets.code(request.model)}`{revision}: several times the work of the capture.")
+    st.caption(
+        f"Loads `{widgets.code(request.model)}`{revision}: several times the work of the capture.",
+    )
 
 
 def refusal_of(request: CaptureRequest) -> str:
-    """Sentence on why this server cannot load the model that a run names, '' if it can try. Relative folders are those
-    of the directory that jobs run in.
+    """Sentence on why this server cannot load the model that a run names, '' if it can try.
+    Relative folders are those of the directory that jobs run in.
     """
     model = request.model
     if not is_seen(model + (request.revision or "")):
         return "The name of the model has characters that cannot be seen, so it is not loaded."
     if model in PACKAGED:
-        return "" if is_here(PACKAGED[model]) else f"{PACKAGED[model].title} is not here; New run, Capture gets it."
+        return (
+            ""
+            if is_here(PACKAGED[model])
+            else f"{PACKAGED[model].title} is not here; New run, Capture gets it."
+        )
     with suppress(OSError, ValueError, RuntimeError):
         if _HUB_ID.fullmatch(model) or (ROOT / Path(model).expanduser()).exists():
             return ""
-    return f"The model's folder '{clean(model, 200)}' is not on this machine; run the command where it is."
+    return (
+        f"The model's folder '{clean(model, 200)}' is not on this machine; run the command where"
+        " it is."
+    )
 
 
 def _job(title: str) -> Job | None:
@@ -180,7 +227,10 @@ def _progress(title: str) -> None:
     job = _job(title)
     if job is None or job.is_over:
         st.rerun()
-    st.caption(f":material/hourglass_empty: {widgets.escape(how_it_stands(job))}. It continues if you leave this page.")
+    st.caption(
+        f":material/hourglass_empty: {widgets.escape(how_it_stands(job))}. It continues if you"
+        " leave this page.",
+    )
 
 
 def _is_to_act_on(row: Evidence) -> bool:
@@ -191,7 +241,9 @@ def _is_to_act_on(row: Evidence) -> bool:
 def _check(view: selection.View, title: str, row: Evidence, key: str, *, is_open: bool) -> None:
     """Draw one check: outcome, title and line; opened, its chart, what was run and its figures."""
     icon, colour = _OUTCOMES[row.outcome]
-    label = f":{colour}[{row.outcome}] · **{widgets.escape(title)}** · {widgets.to_markdown(row.says)}"
+    label = (
+        f":{colour}[{row.outcome}] · **{widgets.escape(title)}** · {widgets.to_markdown(row.says)}"
+    )
     step = st.expander(label, is_open, type="step", icon=icon, key=key, on_change="rerun")
     if not step.open:  # charts that are not shown are not sent
         return
@@ -200,16 +252,31 @@ def _check(view: selection.View, title: str, row: Evidence, key: str, *, is_open
         if isinstance(figures, PairFigures):
             _over_floor(view, figures)
         elif isinstance(figures, AloneFigures) and figures.modules:
-            side, own, first = figures.alone_rms, figures.own_rounding_rms, next(iter(figures.modules_beyond), None)
-            chart = charts.over_modules(list(figures.modules), np.array(side, float), np.array(own, float), first)
-            plots.draw(chart, key=f"modules_{key}", picture=exports.picture_of(view, f"modules-{row.side}"))
+            side, own, first = (
+                figures.alone_rms,
+                figures.own_rounding_rms,
+                next(iter(figures.modules_beyond), None),
+            )
+            chart = charts.over_modules(
+                list(figures.modules),
+                np.array(side, float),
+                np.array(own, float),
+                first,
+            )
+            plots.draw(
+                chart,
+                key=f"modules_{key}",
+                picture=exports.picture_of(view, f"modules-{row.side}"),
+            )
             st.caption(
-                "RMS error vs. float64 on the same input: of each module of the side, and of the model in float32."
+                "RMS error vs. float64 on the same input: of each module of the side, and of the"
+                " model in float32.",
             )
         table = {
             name: widgets.escape(wording.figure(value))
             for _, name, value in figures.present()
-            if (not isinstance(value, tuple) or len(value) <= _MOST_VALUES) and not name.endswith("old runs")
+            if (not isinstance(value, tuple) or len(value) <= _MOST_VALUES)
+            and not name.endswith("old runs")
         }
         with st.expander("Method and numbers", type="compact", key=f"figures_{key}"):
             st.caption(widgets.escape(row.control))
@@ -232,27 +299,58 @@ def _over_floor(view: selection.View, figures: PairFigures) -> None:
         return
     is_here = floors["prompt"] == view.prompt
     flips = view.prompt_table.query("is_flip")["position"].to_numpy(int)
-    figure = charts.floor_ratio(floors[is_here], allowed, dtype, flips).add_shape(selected_line(view.position))
+    figure = charts.floor_ratio(floors[is_here], allowed, dtype, flips).add_shape(
+        selected_line(view.position),
+    )
     key = f"floor_ratio_{dtype}"
     picture = exports.picture_of(view, key.replace("_", "-"), of_prompt=True)
     plots.draw(figure, key=key, on_pick=partial(plots.select_position, key), picture=picture)
-    gaps = "; in a gap nothing differs, or a logit is NaN or infinite on one side" if figures.nonfinite_mismatch else ""
+    gaps = (
+        "; in a gap nothing differs, or a logit is NaN or infinite on one side"
+        if figures.nonfinite_mismatch
+        else ""
+    )
     exceeding = int((floors["ratio"][~is_here] > allowed).sum()) if allowed else 0
     st.caption(
-        f"RMS difference / noise floor by position of prompt {view.prompt}, {dtype}{gaps}. Dotted: the noise floor;"
-        f" {f'dashed: limit of one position, {allowed:.3g}x; ' if allowed else ''}vertical: the selected one. Limit"
-        f" over all positions: {figures.largest_ratio_allowed:g}x."
-        + (f" {plural(exceeding, 'position')} of other prompts exceed the limit too." if exceeding else "")
+        f"RMS difference / noise floor by position of prompt {view.prompt}, {dtype}{gaps}. Dotted:"
+        " the noise floor;"
+        f" {f'dashed: limit of one position, {allowed:.3g}x; ' if allowed else ''}vertical: the"
+        f" selected one. Limit over all positions: {figures.largest_ratio_allowed:g}x."
+        + (
+            f" {plural(exceeding, 'position')} of other prompts exceed the limit too."
+            if exceeding
+            else ""
+        ),
     )
 
 
 def report(view: selection.View) -> None:
-    """Draw the report for an issue thread, folded; none of a long run, which would be read whole."""
+    """Draw the report for an issue thread, folded; none of a long run, which would be read
+    whole.
+    """
     if view.run.header.is_long:
         return
-    folded = st.expander("Issue report (Markdown)", icon=":material/article:", key="copy_report", on_change="rerun")
+    folded = st.expander(
+        "Issue report (Markdown)",
+        icon=":material/article:",
+        key="copy_report",
+        on_change="rerun",
+    )
     if folded.open:
         with folded:
-            widgets.code_block(issue_text(view.run, [view.pair], address.absolute(view)), wraps=True)
-            file, draw = f"{exports.file_stem(view, 'report')}.png", partial(png_file, view.run, view.pair)
-            st.download_button("Picture (PNG)", draw, file, "image/png", on_click="ignore", icon=":material/image:")
+            widgets.code_block(
+                issue_text(view.run, [view.pair], address.absolute(view)),
+                wraps=True,
+            )
+            file, draw = (
+                f"{exports.file_stem(view, 'report')}.png",
+                partial(png_file, view.run, view.pair),
+            )
+            st.download_button(
+                "Picture (PNG)",
+                draw,
+                file,
+                "image/png",
+                on_click="ignore",
+                icon=":material/image:",
+            )

@@ -1,5 +1,5 @@
-"""The heatmap in Chromium on a run of 4096 positions x 128256 tokens: opening the page, zooming in and out with the
-wheel, panning.
+"""The heatmap in Chromium on a run of 4096 positions x 128256 tokens: opening the page, zooming in
+and out with the wheel, panning.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from tests.browser.driving import chromium
 from tests.serving import Server, start
 
 POSITIONS = 4096
-ROWS = 64  # are drawn; the others are these, each time moved along the vocabulary: a second in place of a minute
+# are drawn; the others are these, each time moved along the vocabulary: a second in place of a
+# minute
+ROWS = 64
 FREE_BYTES = 6 << 30
 PLACES = ((0.3, 0.3), (0.7, 0.6), (0.5, 0.15))
 STEPS = 8  # halvings: from the whole run to single logits
@@ -49,11 +51,22 @@ def write_run(store: Store, rows: int = POSITIONS) -> str:
     """A bfloat16 run of two sides with what rounding does, 2.1 GB at 4096 rows; returns its id."""
     reference, variant = pair(BFLOAT16, ROWS)
     sides = tuple(SideHeader(name, "", "bfloat16") for name in ("reference", "variant"))
-    header = RunHeader("Large", "bfloat16", VOCAB, (Prompt(rows),), sides, Provenance(kind="upload"))
+    header = RunHeader(
+        "Large",
+        "bfloat16",
+        VOCAB,
+        (Prompt(rows),),
+        sides,
+        Provenance(kind="upload"),
+    )
     with RunWriter(store, header, run_id="large") as writer:
         for row in range(0, rows, ROWS):
             for side, bits in enumerate((reference, variant)):
-                writer.write(side, row, np.roll(bits[: min(ROWS, rows - row)], 1021 * (row // ROWS), axis=1))
+                writer.write(
+                    side,
+                    row,
+                    np.roll(bits[: min(ROWS, rows - row)], 1021 * (row // ROWS), axis=1),
+                )
         return writer.finish()
 
 
@@ -81,19 +94,22 @@ def _open(page: Page, url: str) -> float:
 
 
 def _gestures(page: Page) -> tuple[list[float], list[float], list[float]]:
-    """Milliseconds of steps inwards, steps outwards and pans, at several places of the whole run down to single
-    logits.
+    """Milliseconds of steps inwards, steps outwards and pans, at several places of the whole run
+    down to single logits.
     """
     inwards, outwards, pans = [], [], []
     canvas = _wait_for_map(page)
     box = canvas.bounding_box()
     assert box is not None
-    left, top, width, height = (float(v) for v in (canvas.get_attribute("data-plot") or "").split(","))
+    left, top, width, height = (
+        float(v) for v in (canvas.get_attribute("data-plot") or "").split(",")
+    )
     for x, y in PLACES:
         place = box["x"] + left + x * width, box["y"] + top + y * height
         for step in range(STEPS):
             page.mouse.move(*place)
-            inwards.append(_step(page, canvas, lambda: page.mouse.wheel(0, -248)))  # exp(0.0028 * 248) = 2
+            # exp(0.0028 * 248) = 2
+            inwards.append(_step(page, canvas, lambda: page.mouse.wheel(0, -248)))
             if step % 3 == 1:
                 page.mouse.down()
                 page.mouse.move(place[0] + width / 3, place[1] + height / 4, steps=4)
@@ -124,12 +140,20 @@ def run() -> list[Line]:
     FOLDER.mkdir(exist_ok=True)
     if shutil.disk_usage(FOLDER).free < FREE_BYTES:
         return [
-            Line("heatmap zoom step", "<= 150 ms", "not measured", f"needs {FREE_BYTES >> 30} GB of disk for its run")
+            Line(
+                "heatmap zoom step",
+                "<= 150 ms",
+                "not measured",
+                f"needs {FREE_BYTES >> 30} GB of disk for its run",
+            ),
         ]
     size = f"bfloat16, {POSITIONS} x {VOCAB}"
     with scratch() as folder, sync_playwright() as playwright:
         write_run(Store(folder / "runs"))
-        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(
+            executable_path=chromium(),
+            args=["--no-sandbox", "--disable-gpu"],
+        )
         dashboard = start(folder / "runs")
         try:
             page = browser.new_page(viewport={"width": 1280, "height": 1000})
@@ -146,20 +170,39 @@ def run() -> list[Line]:
                     f"{open_seconds:.2f} s",
                     f"{size}, until all is drawn; the server's first page {first:.2f} s",
                 ),
-                _line("heatmap zoom step in", inwards, f"{size}, wheel, a factor of 2, until every tile is drawn"),
-                _line("heatmap zoom step out", outwards, "the same back; tiles seen before are kept"),
-                _line("heatmap pan", pans, "a third of the width and a quarter of the height, from letting go"),
+                _line(
+                    "heatmap zoom step in",
+                    inwards,
+                    f"{size}, wheel, a factor of 2, until every tile is drawn",
+                ),
+                _line(
+                    "heatmap zoom step out",
+                    outwards,
+                    "the same back; tiles seen before are kept",
+                ),
+                _line(
+                    "heatmap pan",
+                    pans,
+                    "a third of the width and a quarter of the height, from letting go",
+                ),
             ]
-            for name, what in (("largest difference", "differences"), ("rank", "differences by rank")):
+            for name, what in (
+                ("largest difference", "differences"),
+                ("rank", "differences by rank"),
+            ):
                 canvas = _wait_for_map(page)
-                milliseconds = _step(page, canvas, page.get_by_role("button", name=name, exact=True).click)
+                milliseconds = _step(
+                    page,
+                    canvas,
+                    page.get_by_role("button", name=name, exact=True).click,
+                )
                 lines.append(
                     Line(
                         f"heatmap of {what}, first look",
                         "",
                         f"{milliseconds / 1e3:.1f} s",
                         "whole run, reads all of it; kept then",
-                    )
+                    ),
                 )
             lines.append(
                 Line(
@@ -167,7 +210,7 @@ def run() -> list[Line]:
                     "",
                     f"{_server_megabytes(dashboard)} MB",
                     "resident, after all of that",
-                )
+                ),
             )
         finally:
             dashboard.process.terminate()

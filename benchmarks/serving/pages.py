@@ -1,10 +1,11 @@
-"""The dashboard in Chromium: from start to first page, every page of a long run opened by a link, and a step to the
-next position, on pages without positions a rerun.
+"""The dashboard in Chromium: from start to first page, every page of a long run opened by a link,
+and a step to the next position, on pages without positions a rerun.
 
-A page counts as painted when its script has ended in the browser, all elements in their places; when the browser first
-showed anything, and when every table and figure was drawn, those out of sight too, is reported with it. A browser that
-was here before is one with a profile on disk, as people have it: Chromium keeps the code it compiled there, from a
-script's second visit on, and in a private window never.
+A page counts as painted when its script has ended in the browser, all elements in their places;
+when the browser first showed anything, and when every table and figure was drawn, those out of
+sight too, is reported with it. A browser that was here before is one with a profile on disk, as
+people have it: Chromium keeps the code it compiled there, from a script's second visit on, and in a
+private window never.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ ROUNDS = 7
 WARM, BEFORE = 7, 3  # visits that count, and those before them
 POSITIONS, VOCAB = 4096, 4096
 NAMES = tuple(page.name for page in PAGES)
-# The promise gives the milliseconds from a key to the last change of a figure or of the script's state.
+# The promise gives the milliseconds from a key to the last change of a figure or of the script's
+# state.
 WATCH = """() => {
   const app = document.querySelector("[data-testid=stApp]");
   const isDrawn = () => app.getAttribute("data-test-script-state") === "notRunning"
@@ -77,8 +79,8 @@ def _wait_for_figures(page: Page, began: float) -> float:
 
 
 def _visits(browser: Browser, profile: BrowserContext, url: str, key: str = "r") -> tuple[str, str]:
-    """What was reached: of a browser that was never here, of `profile`, and of a key; and when `profile` first showed
-    anything.
+    """What was reached: of a browser that was never here, of `profile`, and of a key; and when
+    `profile` first showed anything.
     """
     visitor = browser.new_context()
     cold = _open(visitor.new_page(), url)
@@ -92,7 +94,11 @@ def _visits(browser: Browser, profile: BrowserContext, url: str, key: str = "r")
         if number >= BEFORE:
             warm.append(script_end)
             full.append(whole)
-            paints.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+            paints.append(
+                page.evaluate(
+                    "performance.getEntriesByName('first-contentful-paint')[0].startTime",
+                ),
+            )
         page.wait_for_timeout(400)
         if number + 1 < BEFORE + WARM:
             page.close()
@@ -104,8 +110,8 @@ def _visits(browser: Browser, profile: BrowserContext, url: str, key: str = "r")
     return (
         f"{cold:.2f} s, {statistics.median(warm):.2f} s, {reruns:.0f} ms",
         (
-            f"something is seen after {statistics.median(paints) / 1e3:.2f} s, all tables and figures after"
-            f" {statistics.median(full):.2f} s"
+            f"something is seen after {statistics.median(paints) / 1e3:.2f} s, all tables and"
+            f" figures after {statistics.median(full):.2f} s"
         ),
     )
 
@@ -118,11 +124,18 @@ def _empty_page(browser: Browser, profile: BrowserContext, folder: Path) -> Line
     reached, note = _visits(browser, profile, server.url)
     server.process.terminate()
     server.process.wait(20)
-    return Line("a Streamlit page of one heading", "", reached, f"the same, in the same run: what is not ours; {note}")
+    return Line(
+        "a Streamlit page of one heading",
+        "",
+        reached,
+        f"the same, in the same run: what is not ours; {note}",
+    )
 
 
 def long_run(folder: Path) -> str:
-    """A run of one prompt of POSITIONS positions, with token texts, in the store that is `folder`; its id."""
+    """A run of one prompt of POSITIONS positions, with token texts, in the store that is `folder`;
+    its id.
+    """
     random = np.random.default_rng(0)
     fmt = format_named("bfloat16")
     ids = random.integers(0, VOCAB, POSITIONS)
@@ -130,10 +143,17 @@ def long_run(folder: Path) -> str:
     prompt = Prompt(POSITIONS, tuple(int(i) for i in ids), texts)
     vocabulary = {i: f" word{i}" for i in range(VOCAB)}
     sides = tuple(
-        SideHeader(path, path, "bfloat16") for path in ("prefill", "decode", "decode+batch:2", "decode+batch:4")
+        SideHeader(path, path, "bfloat16")
+        for path in ("prefill", "decode", "decode+batch:2", "decode+batch:4")
     )
     header = RunHeader(
-        "4096 positions", "bfloat16", VOCAB, (prompt,), sides, Provenance("capture", model="m"), vocabulary
+        "4096 positions",
+        "bfloat16",
+        VOCAB,
+        (prompt,),
+        sides,
+        Provenance("capture", model="m"),
+        vocabulary,
     )
     plain = (random.standard_normal((POSITIONS, VOCAB)) * 3).astype(fmt.values).view(fmt.carrier)
     with RunWriter(Store(folder), header) as writer:
@@ -166,7 +186,7 @@ def run() -> list[Line]:
                 "<= 1.5 s",
                 f"{ready + first:.2f} s",
                 f"server ready {ready:.2f} s, page {first:.2f} s",
-            )
+            ),
         )
         run_id = long_run(folder / "2" / "runs")
         for name in NAMES:
@@ -180,9 +200,9 @@ def run() -> list[Line]:
                     f"{name}, {POSITIONS} positions",
                     "<= 2 s, 0.6 s, 100 ms",
                     reached,
-                    f"painted in a browser that was never here, and in one that was (median of {WARM}; {note}), a step"
-                    f" to the next position (median of {ROUNDS})",
-                )
+                    "painted in a browser that was never here, and in one that was (median of"
+                    f" {WARM}; {note}), a step to the next position (median of {ROUNDS})",
+                ),
             )
         dashboard.process.terminate()
         dashboard.process.wait(20)

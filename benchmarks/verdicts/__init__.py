@@ -1,1 +1,3 @@
-"""Verdicts on trial: planted faults, legitimate differences and lowered precisions on small models."""
+"""Verdicts on trial: planted faults, legitimate differences and lowered precisions on small
+models.
+"""

@@ -1,10 +1,11 @@
-"""Trial of the causes: each injected in several strengths into real pairs of SmolLM2, complete rows and lists.
+"""Trial of the causes: each injected in several strengths into real pairs of SmolLM2, complete rows
+and lists.
 
     python -m benchmarks.verdicts.causes
 
-The pairs are those of the sample runs: the same prompt fresh and cached in bfloat16, alone and in a batch in float32
-(and that rounded to 16 bits). A cause counts as named if it comes first of all that is claimed; on a clean pair nothing
-may be, in complete rows, in lists, or in any row alone.
+The pairs are those of the sample runs: the same prompt fresh and cached in bfloat16, alone and in a
+batch in float32 (and that rounded to 16 bits). A cause counts as named if it comes first of all
+that is claimed; on a clean pair nothing may be, in complete rows, in lists, or in any row alone.
 """
 
 from __future__ import annotations
@@ -55,7 +56,10 @@ def pair_of(name: str) -> Pair:
         header = run.header
         prompt = header.prompts[0]
         sides = [
-            np.array([values_of(run.at(side, 0, at), header.format) for at in range(prompt.positions)], np.float64)
+            np.array(
+                [values_of(run.at(side, 0, at), header.format) for at in range(prompt.positions)],
+                np.float64,
+            )
             for side in (0, 1)
         ]
         return Pair(name, header.compute_dtype, sides[0], sides[1], tuple(prompt.token_ids or ()))
@@ -75,9 +79,12 @@ def complete(pair: Pair, x: Values, y: Values) -> PairRows:
 
 
 def lists(pair: Pair, x: Values, y: Values, size: int = LISTED) -> PairRows:
-    """The two sides as a server sends them: log-probabilities of the top tokens, or of the next one alone."""
+    """The two sides as a server sends them: log-probabilities of the top tokens, or of the next one
+    alone.
+    """
     sides = [
-        ListSide(name, (_response(values, pair.tokens, size),)) for name, values in (("reference", x), ("variant", y))
+        ListSide(name, (_response(values, pair.tokens, size),))
+        for name, values in (("reference", x), ("variant", y))
     ]
     return rows_of_lists(compare_sides(*sides), *sides)
 
@@ -91,7 +98,14 @@ def _response(values: Values, tokens: tuple[int, ...], size: int) -> Response:
         best = best[np.isfinite(row[best])]
         logprobs = (row[best] - _log_sum(row)).astype(np.float32).astype(np.float64)
         token = tokens[position + 1] if position + 1 < len(tokens) else -1
-        rows.append(ListRow(position, tuple(zip(best.tolist(), logprobs.tolist(), strict=True)), len(best), token))
+        rows.append(
+            ListRow(
+                position,
+                tuple(zip(best.tolist(), logprobs.tolist(), strict=True)),
+                len(best),
+                token,
+            ),
+        )
     return Response("made", "token_id", tokens, list_rows(rows, "made"), vocab=values.shape[1])
 
 
@@ -100,8 +114,13 @@ def _log_sum(row: Values) -> float:
     return top + float(np.log(np.exp(row - top).sum()))
 
 
-def _in_text(pair: Pair, change: Callable[[Values, NDArray[np.int64]], Values]) -> tuple[Values, Values]:
-    """The logits of the tokens that stand in the text already are change(logits, how often they do)."""
+def _in_text(
+    pair: Pair,
+    change: Callable[[Values, NDArray[np.int64]], Values],
+) -> tuple[Values, Values]:
+    """The logits of the tokens that stand in the text already are change(logits, how often they
+    do).
+    """
     y = pair.y.copy()
     for at, row in enumerate(y):
         ids, times = np.unique(pair.tokens[: at + 1], return_counts=True)
@@ -110,7 +129,11 @@ def _in_text(pair: Pair, change: Callable[[Values, NDArray[np.int64]], Values]) 
 
 
 def constant(pair: Pair, strength: float) -> tuple[Values, Values]:
-    shift = np.array([_log_sum(row) for row in pair.y]) if np.isinf(strength) else np.full(len(pair.y), -strength)
+    shift = (
+        np.array([_log_sum(row) for row in pair.y])
+        if np.isinf(strength)
+        else np.full(len(pair.y), -strength)
+    )
     return pair.x, pair.y - shift[:, None]
 
 
@@ -132,7 +155,10 @@ def frequency(pair: Pair, strength: float) -> tuple[Values, Values]:
 
 
 def repetition(pair: Pair, strength: float) -> tuple[Values, Values]:
-    return _in_text(pair, lambda values, _: np.where(values > 0, values / strength, values * strength))
+    return _in_text(
+        pair,
+        lambda values, _: np.where(values > 0, values / strength, values * strength),
+    )
 
 
 def biased(pair: Pair, strength: float) -> tuple[Values, Values]:
@@ -168,7 +194,12 @@ def _last_ids(value: float) -> Inject:
     return inject
 
 
-_ROUNDED = {1: ml_dtypes.bfloat16, 2: np.float16, 3: ml_dtypes.float8_e4m3fn, 4: ml_dtypes.float8_e5m2}
+_ROUNDED = {
+    1: ml_dtypes.bfloat16,
+    2: np.float16,
+    3: ml_dtypes.float8_e4m3fn,
+    4: ml_dtypes.float8_e5m2,
+}
 
 
 def round_values(pair: Pair, strength: float) -> tuple[Values, Values]:
@@ -201,7 +232,9 @@ def banned(pair: Pair, strength: float) -> tuple[Values, Values]:
 
 
 def repeated(pair: Pair, strength: float) -> tuple[Values, Values]:
-    """One row at all positions from one on: the last, as an array that is filled by reference has."""
+    """One row at all positions from one on: the last, as an array that is filled by reference
+    has.
+    """
     y = pair.y.copy()
     y[int(strength * len(y)) :] = y[-1]
     return pair.x, y
@@ -225,10 +258,17 @@ def presence_and_frequency(pair: Pair, strength: float) -> tuple[Values, Values]
 
 TEMPERATURE = and_temperature(lambda pair, _: (pair.x, pair.y), 1)
 BF16, FLOAT32 = "fresh-against-cached", "batch-1-against-n"
-# name: (causes, the first one first; injection; strengths; the sample pair; lists of how many that can show it)
+# name: (causes, the first one first; injection; strengths; the sample pair; lists of how many that
+# can show it)
 INJECTIONS: dict[str, tuple[tuple[str, ...], Inject, tuple[float, ...], str, tuple[int, ...]]] = {
     "temperature": (("temperature",), TEMPERATURE, (1.001, 1.01, 1.1, 0.7, 2.0), BF16, SIZES),
-    "temperature, float32": (("temperature",), TEMPERATURE, (1.00001, 1.0001, 1.01, 0.7, 2.0), FLOAT32, SIZES),
+    "temperature, float32": (
+        ("temperature",),
+        TEMPERATURE,
+        (1.00001, 1.0001, 1.01, 0.7, 2.0),
+        FLOAT32,
+        SIZES,
+    ),
     "constant": (("constant",), constant, (0.1, 1.0, 5.0, 20.0, np.inf), BF16, ()),
     "rows shifted": (("shifted rows",), shift_rows, (1, 2, 3, -1, -2), BF16, (1, *SIZES)),
     "rows swapped": (("other rows",), swapped, (1, 2, 5), BF16, ()),
@@ -236,7 +276,13 @@ INJECTIONS: dict[str, tuple[tuple[str, ...], Inject, tuple[float, ...], str, tup
     "soft cap": (("soft-capping",), capped, (300.0, 100.0, 50.0, 30.0, 10.0), BF16, ()),
     "presence": (("penalty",), presence, (0.05, 0.5, 1.0, 2.0, 5.0), BF16, SIZES),
     "frequency": (("penalty",), frequency, (0.05, 0.5, 1.0, 2.0, 5.0), BF16, SIZES),
-    "presence and frequency": (("penalty",), presence_and_frequency, (0.4, 1.0, 2.0), FLOAT32, SIZES),
+    "presence and frequency": (
+        ("penalty",),
+        presence_and_frequency,
+        (0.4, 1.0, 2.0),
+        FLOAT32,
+        SIZES,
+    ),
     "repetition": (("penalty",), repetition, (1.01, 1.05, 1.1, 1.3, 1.5), BF16, SIZES),
     "logit bias": (("logit bias",), biased, (0.2, 0.5, 1.0, 5.0, -5.0), BF16, SIZES),
     "bias and temperature": (
@@ -254,7 +300,13 @@ INJECTIONS: dict[str, tuple[tuple[str, ...], Inject, tuple[float, ...], str, tup
         SIZES,
     ),
     "top-k": (("masking",), top_k, (5, 20, 50, 1000, 20000), BF16, ()),
-    "top-k 20, a number": (("masking",), masked_with, (-1e4, -1e9, -65504.0, -3.4028235e38, -100.0), BF16, ()),
+    "top-k 20, a number": (
+        ("masking",),
+        masked_with,
+        (-1e4, -1e9, -65504.0, -3.4028235e38, -100.0),
+        BF16,
+        (),
+    ),
     "top-k and temperature": (
         ("temperature", "masking"),
         and_temperature(partial(masked_with, best=50), -1e9),
@@ -268,7 +320,13 @@ INJECTIONS: dict[str, tuple[tuple[str, ...], Inject, tuple[float, ...], str, tup
     "cut vocabulary": (("cut vocabulary",), _last_ids(-np.inf), (1, 16, 64, 1000, 20000), BF16, ()),
     "padded with 0": (("padded vocabulary",), _last_ids(0.0), (8, 64, 1000), BF16, ()),
     "renormalized top-3": (("renormalized",), and_temperature(top_k, 3), (1.0,), BF16, (3, 5)),
-    "the same, temperature": (("temperature", "renormalized"), and_temperature(top_k, 3), (0.7, 2.0), FLOAT32, (3, 5)),
+    "the same, temperature": (
+        ("temperature", "renormalized"),
+        and_temperature(top_k, 3),
+        (0.7, 2.0),
+        FLOAT32,
+        (3, 5),
+    ),
     "rounded": (("rounded",), round_values, (1, 2, 3, 4, 1), FLOAT32, ()),
     "decimals": (("rounded",), decimals, (1, 2, 3, 4, 5), FLOAT32, ()),
 }
@@ -278,7 +336,10 @@ CLEAN = (BF16, FLOAT32, "continuations-that-part", "where-it-starts", "injected-
 
 def rounded_pair(pair: Pair, dtype: str) -> Pair:
     """Both sides rounded to a dtype of 16 bits."""
-    x, y = (one.astype(np.float32).astype(FORMATS[dtype].values).astype(np.float64) for one in (pair.x, pair.y))
+    x, y = (
+        one.astype(np.float32).astype(FORMATS[dtype].values).astype(np.float64)
+        for one in (pair.x, pair.y)
+    )
     return replace(pair, dtype=dtype, x=x, y=y)
 
 
@@ -316,14 +377,19 @@ def claimed_of_clean(pair: Pair) -> dict[str, list[str]]:
 def main() -> None:
     """Print the tables of docs/explanation/causes.md."""
     out = sys.stdout.write
-    columns = " | ".join(["injected", "strengths", "complete rows", *(f"lists of {size}" for size in SIZES)])
+    columns = " | ".join(
+        ["injected", "strengths", "complete rows", *(f"lists of {size}" for size in SIZES)],
+    )
     out(f"| {columns} |\n|{'---|' * (3 + len(SIZES))}\n")
     for kind, (_, _, strengths, _, _) in INJECTIONS.items():
         cells = " | ".join(_cell(kind, size) for size in (0, *SIZES))
         out(f"| {kind} | {', '.join(f'{one:g}' for one in strengths)} | {cells} |\n")
         sys.stdout.flush()
     pairs = {name: pair_of(name) for name in CLEAN}
-    pairs |= {f"{FLOAT32}, {dtype}": rounded_pair(pairs[FLOAT32], dtype) for dtype in ("float16", "bfloat16")}
+    pairs |= {
+        f"{FLOAT32}, {dtype}": rounded_pair(pairs[FLOAT32], dtype)
+        for dtype in ("float16", "bfloat16")
+    }
     for name, pair in pairs.items():
         out(f"clean {name}, {len(pair.x)} rows: {claimed_of_clean(pair)}\n")
 

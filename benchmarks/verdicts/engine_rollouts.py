@@ -13,8 +13,13 @@ from tests.core.judging.engine_rollouts import CLEAN, cause_of, planted, sampled
 
 
 def main() -> int:
-    """Print the table, then the cases that are not as expected; exit code 1 if a clean pair has a cause."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Print the table, then the cases that are not as expected; exit code 1 if a clean pair has a
+    cause.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--model", help="the checkpoint, as smollm2")
     model = parser.parse_args().model
     notes, wrong_on_clean = [], 0
@@ -27,9 +32,15 @@ def main() -> int:
             counts["none" if not name else "right" if name in case.expected else "other"] += 1
             if name not in (case.expected or ("",)):
                 notes.append(f"{cause}, {case.strength}: {says or 'no cause'}")
-        strengths = f"{len(cases)} pairs" if cause == CLEAN else ", ".join(case.strength for case in cases)
+        strengths = (
+            f"{len(cases)} pairs" if cause == CLEAN else ", ".join(case.strength for case in cases)
+        )
         if cases:
-            print(f"| {cause} | {strengths} | {counts['right']} | {counts['other']} | {counts['none']} |", flush=True)
+            print(
+                f"| {cause} | {strengths} | {counts['right']} | {counts['other']} |"
+                f" {counts['none']} |",
+                flush=True,
+            )
         wrong_on_clean += counts["other"] if cause == CLEAN else 0
     print("\n" + "\n".join(notes))
     return int(wrong_on_clean > 0)

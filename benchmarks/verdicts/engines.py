@@ -1,7 +1,8 @@
-"""What mutations and variations of a path are made of: forwards with a cache between them, and changes of a model.
+"""What mutations and variations of a path are made of: forwards with a cache between them, and
+changes of a model.
 
-An engine is what `judge` takes for a side: (model, token_ids [positions]) -> logits [positions, vocab]. A change is
-model -> context manager; `under(change)` is the engine that computes in it.
+An engine is what `judge` takes for a side: (model, token_ids [positions]) -> logits [positions,
+vocab]. A change is model -> context manager; `under(change)` is the engine that computes in it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ def prefill(model: Any, ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
 
 def in_16_bits_only(engine: Engine) -> Engine:
     """The engine where the model is in 16 bits, a plain forward in float32 and float64."""
-    return lambda model, ids: engine(model, ids) if model.dtype.itemsize == 2 else prefill(model, ids)
+    return lambda model, ids: (
+        engine(model, ids) if model.dtype.itemsize == 2 else prefill(model, ids)
+    )
 
 
 def walk(
@@ -42,8 +45,8 @@ def walk(
     on_stop: Callable[[Any, int], None] = lambda *_: None,
     positions: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Forwards that end before each of `stops` and before the end; `on_stop`(cache, stop) is called after each. ->
-    [positions, vocab]
+    """Forwards that end before each of `stops` and before the end; `on_stop`(cache, stop) is called
+    after each. -> [positions, vocab]
 
     positions(places) -> position ids of a forward's tokens.
     """
@@ -51,9 +54,18 @@ def walk(
     parts, start = [], 0
     for stop in [*(stop for stop in stops if stop < len(ids)), len(ids)]:
         options = (
-            {} if positions is None else {"position_ids": positions(torch.arange(start, stop, device=ids.device))[None]}
+            {}
+            if positions is None
+            else {"position_ids": positions(torch.arange(start, stop, device=ids.device))[None]}
         )
-        parts.append(model(input_ids=ids[None, start:stop], past_key_values=cache, use_cache=True, **options).logits[0])
+        parts.append(
+            model(
+                input_ids=ids[None, start:stop],
+                past_key_values=cache,
+                use_cache=True,
+                **options,
+            ).logits[0],
+        )
         on_stop(cache, stop)
         start = stop
     return torch.cat(parts)
@@ -85,7 +97,11 @@ def is_windowed(model: Any) -> bool:
     """True where a layer sees only the last tokens."""
     config = model.config
     kinds = getattr(config, "layer_types", None)
-    return "sliding_attention" in kinds if kinds else getattr(config, "sliding_window", None) is not None
+    return (
+        "sliding_attention" in kinds
+        if kinds
+        else getattr(config, "sliding_window", None) is not None
+    )
 
 
 def has_rotary_positions(model: Any) -> bool:
@@ -93,20 +109,34 @@ def has_rotary_positions(model: Any) -> bool:
     return hasattr(model, "model") and hasattr(model.model, "rotary_emb")
 
 
-def cached(stops: int | Sequence[int], *changes: CacheChange, inner: Change | None = None) -> Engine:
-    """Forwards that end at `stops`, or every so many tokens; each change is made to the cache after each of them."""
+def cached(
+    stops: int | Sequence[int],
+    *changes: CacheChange,
+    inner: Change | None = None,
+) -> Engine:
+    """Forwards that end at `stops`, or every so many tokens; each change is made to the cache after
+    each of them.
+    """
 
     def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
         def apply_changes(cache: Any, at: int) -> None:
             for change in changes:
                 change(model, ids, cache, at)
 
-        return walk(model, ids, range(stops, len(ids), stops) if isinstance(stops, int) else stops, apply_changes)
+        return walk(
+            model,
+            ids,
+            range(stops, len(ids), stops) if isinstance(stops, int) else stops,
+            apply_changes,
+        )
 
     return engine if inner is None else alter(inner, engine)
 
 
-def rewriting(change: Callable[[torch.Tensor], torch.Tensor], layer: int | None = None) -> CacheChange:
+def rewriting(
+    change: Callable[[torch.Tensor], torch.Tensor],
+    layer: int | None = None,
+) -> CacheChange:
     """Keys and values, of all layers or of one, are change(keys or values)."""
 
     def change_cache(_: Any, __: torch.Tensor, cache: Any, ___: int) -> None:
@@ -117,9 +147,14 @@ def rewriting(change: Callable[[torch.Tensor], torch.Tensor], layer: int | None 
 
 
 def left_by(
-    other: Callable[[Any, torch.Tensor], Any], stop: int, slots: slice | int, share: float = 1.0
+    other: Callable[[Any, torch.Tensor], Any],
+    stop: int,
+    slots: slice | int,
+    share: float = 1.0,
 ) -> CacheChange:
-    """At `stop` some slots are moved by a share of the way to what `other`(model, ids), a cache, holds there."""
+    """At `stop` some slots are moved by a share of the way to what `other`(model, ids), a cache,
+    holds there.
+    """
 
     def change(model: Any, ids: torch.Tensor, cache: Any, at: int) -> None:
         if at != stop:
@@ -133,7 +168,11 @@ def left_by(
 
 def interpolate(values: torch.Tensor, towards: torch.Tensor, share: float) -> torch.Tensor:
     """Values, a share of the way on to others."""
-    return towards if share == 1 else (values.float() + share * (towards.float() - values.float())).to(values.dtype)
+    return (
+        towards
+        if share == 1
+        else (values.float() + share * (towards.float() - values.float())).to(values.dtype)
+    )
 
 
 def alter(change: Change, engine: Engine = prefill) -> Engine:
@@ -146,7 +185,10 @@ def alter(change: Change, engine: Engine = prefill) -> Engine:
     return run
 
 
-def hooking(modules: Callable[[Any], Iterable[Any]], change: Callable[[Any, Any, Any], Any]) -> Change:
+def hooking(
+    modules: Callable[[Any], Iterable[Any]],
+    change: Callable[[Any, Any, Any], Any],
+) -> Change:
     """The first output of each of these modules of a model is change(module, arguments, output)."""
 
     @contextmanager
@@ -180,8 +222,9 @@ def replacing(values: Callable[[Any], Iterable[tuple[Any, str, Any]]]) -> Change
 def attending(change: Callable[..., Any]) -> Change:
     """Every layer's attention is change(original, module, query, key, value, mask, options).
 
-    original takes the same; query [rows, heads, queries, dim]; mask [rows or 1, heads or 1, queries, keys], True where
-    seen, as it would be if a kernel did not make its own; the result is ([rows, queries, heads, dim], ...).
+    original takes the same; query [rows, heads, queries, dim]; mask [rows or 1, heads or 1,
+    queries, keys], True where seen, as it would be if a kernel did not make its own; the result is
+    ([rows, queries, heads, dim], ...).
     """
 
     @contextmanager
@@ -233,4 +276,6 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 def round_to_bits(values: torch.Tensor, bits: int) -> torch.Tensor:
     """Values rounded to `bits` bits of mantissa after the leading one. Same shape and dtype."""
     mantissa, exponent = torch.frexp(values)
-    return torch.ldexp((mantissa * 2.0 ** (bits + 1)).round() * 2.0 ** -(bits + 1), exponent).to(values.dtype)
+    return torch.ldexp((mantissa * 2.0 ** (bits + 1)).round() * 2.0 ** -(bits + 1), exponent).to(
+        values.dtype,
+    )

@@ -1,5 +1,5 @@
-"""Kinds of faults and precisions that the thresholds were not chosen on, with harmless twins, and what the words of a
-verdict have to be: `python -m benchmarks.verdicts.trial --kinds`.
+"""Kinds of faults and precisions that the thresholds were not chosen on, with harmless twins, and
+what the words of a verdict have to be: `python -m benchmarks.verdicts.trial --kinds`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ START = 21  # inside a block of 8 and of 16
 
 
 def _linear(module: Any, x: torch.Tensor, columns: slice = slice(None)) -> torch.Tensor:
-    """The product of a linear map without its bias, over some input features. transformers' Conv1D is [in, out]."""
+    """The product of a linear map without its bias, over some input features. transformers' Conv1D
+    is [in, out].
+    """
     weight = module.weight if "Conv1D" in type(module).__name__ else module.weight.T
     return x[..., columns] @ weight[columns]
 
@@ -62,7 +64,10 @@ def _last_maps(model: Any, *, attention: bool = True, mlp: bool = True) -> list[
     """The last linear maps of attention and MLP, whose inputs tensor parallelism splits."""
     parts = [attention_of(layer) for layer in layers(model) if attention]
     parts += [layer.mlp for layer in layers(model) if mlp]
-    return [next(getattr(p, name) for name in ("o_proj", "down_proj", "c_proj") if hasattr(p, name)) for p in parts]
+    return [
+        next(getattr(p, name) for name in ("o_proj", "down_proj", "c_proj") if hasattr(p, name))
+        for p in parts
+    ]
 
 
 def partial_sums(dtype: torch.dtype) -> Change:
@@ -70,7 +75,10 @@ def partial_sums(dtype: torch.dtype) -> Change:
 
     def change(module: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor:
         half = arguments[0].shape[-1] // 2
-        ranks = [_linear(module, arguments[0], part).to(dtype) for part in (slice(half), slice(half, None))]
+        ranks = [
+            _linear(module, arguments[0], part).to(dtype)
+            for part in (slice(half), slice(half, None))
+        ]
         total = (ranks[0] + ranks[1]).to(output.dtype)
         return total if module.bias is None else total + module.bias
 
@@ -94,7 +102,9 @@ def fp8_by_token(x: torch.Tensor) -> torch.Tensor:
 
 
 def scaled_and_back(x: torch.Tensor) -> torch.Tensor:
-    """Each feature divided by a scale of its own and multiplied by it, as smoothed activations are."""
+    """Each feature divided by a scale of its own and multiplied by it, as smoothed activations
+    are.
+    """
     scale = torch.linspace(0.5, 3.0, x.shape[-1], dtype=x.dtype, device=x.device)
     return x / scale * scale
 
@@ -106,21 +116,29 @@ def _truncated(x: torch.Tensor) -> torch.Tensor:
 
 
 class _InParts(TorchDispatchMode):
-    """Products are sums of the products of three bfloat16 parts of each operand, as cuBLAS's BF16x9 has them."""
+    """Products are sums of the products of three bfloat16 parts of each operand, as cuBLAS's BF16x9
+    has them.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.split("::")[1]
         if name not in ("linear", "matmul", "mm", "bmm", "addmm"):
             return func(*args, **(kwargs or {}))
-        addend = args[0] if name == "addmm" else args[2] if name == "linear" and len(args) > 2 else None
+        addend = (
+            args[0] if name == "addmm" else args[2] if name == "linear" and len(args) > 2 else None
+        )
         x, y = args[1:3] if name == "addmm" else args[:2]
         product = func if name != "addmm" else torch.ops.aten.mm.default
-        total = sum(product(one, other) for one in _in_three_parts(x) for other in _in_three_parts(y))
+        total = sum(
+            product(one, other) for one in _in_three_parts(x) for other in _in_three_parts(y)
+        )
         return total if addend is None else total + addend
 
 
 def _in_three_parts(x: torch.Tensor) -> list[torch.Tensor]:
-    """Three bfloat16 numbers whose sum is the float32 one, the smallest first, as cuBLAS's BF16x9 has it."""
+    """Three bfloat16 numbers whose sum is the float32 one, the smallest first, as cuBLAS's BF16x9
+    has it.
+    """
     parts = []
     for _ in range(3):
         parts.append(x.bfloat16().to(x.dtype))
@@ -129,7 +147,9 @@ def _in_three_parts(x: torch.Tensor) -> list[torch.Tensor]:
 
 
 def int8(*dims: int) -> CacheChange:
-    """The last 8 tokens are written to the cache in int8, a scale over `dims` of [rows, heads, tokens, head_dim]."""
+    """The last 8 tokens are written to the cache in int8, a scale over `dims` of [rows, heads,
+    tokens, head_dim].
+    """
 
     def round_trip(values: torch.Tensor) -> torch.Tensor:
         new = values[:, :, -8:]
@@ -141,7 +161,9 @@ def int8(*dims: int) -> CacheChange:
 
 STALE = left_by(another_prompt, PREFIX, -3)
 half_a_block_overwritten = overwriting(
-    lambda model, ids: cache_of(model, other_tokens(ids)[:START]), START, slice(-5, None)
+    lambda model, ids: cache_of(model, other_tokens(ids)[:START]),
+    START,
+    slice(-5, None),
 )
 
 
@@ -161,7 +183,10 @@ def of_column(change: Callable[[torch.Tensor], torch.Tensor]) -> Engine:
 
 def _by_tiles(head: Any, arguments: Any, _: torch.Tensor) -> torch.Tensor:
     """The head multiplies 16 columns at a time."""
-    return torch.cat([torch.nn.functional.linear(arguments[0], rows) for rows in head.weight.split(16)], -1)
+    return torch.cat(
+        [torch.nn.functional.linear(arguments[0], rows) for rows in head.weight.split(16)],
+        -1,
+    )
 
 
 def rows_late(start: int, stop: int | None = None) -> Change:
@@ -197,7 +222,12 @@ NARROW: dict[str, Any] = {"applies": lambda loaded: not single_precision(loaded)
 CHANNELS = int8(-2)
 KINDS: tuple[Mutation, ...] = (
     *_undeclared("partial sums in bfloat16", partial_sums(torch.bfloat16), **WIDE),
-    Mutation("partial sums in float16", alter(partial_sums(torch.float16)), is_undeclared=True, **WIDE),
+    Mutation(
+        "partial sums in float16",
+        alter(partial_sums(torch.float16)),
+        is_undeclared=True,
+        **WIDE,
+    ),
     _twin("partial sums in float32", alter(partial_sums(torch.float32)), **WIDE),
     *_undeclared("TF32 by truncation", lambda _: Products(_truncated), **WIDE),
     _twin("products of three bfloat16 parts", alter(lambda _: _InParts()), **WIDE),
@@ -207,17 +237,34 @@ KINDS: tuple[Mutation, ...] = (
     Mutation("int8 cache, a scale a head", cached(8, int8(-1, -2)), is_undeclared=True),
     _twin("a cache in chunks of 8", cached(8)),
     *_undeclared("fp8 inputs of the MLP's last map", inputs(fp8_by_token, attention=False)),
-    Mutation("fp8 inputs of attention's last map", alter(inputs(fp8_by_token, mlp=False)), is_undeclared=True),
+    Mutation(
+        "fp8 inputs of attention's last map",
+        alter(inputs(fp8_by_token, mlp=False)),
+        is_undeclared=True,
+    ),
     _twin("inputs scaled and back", alter(inputs(scaled_and_back, attention=False)), **WIDE),
-    _bug("one column of the head x 1.01", of_column(lambda logits: logits[:, TOKEN] * 1.01), says=f"{TOKEN}"),
-    _bug("one column is its neighbor's", of_column(lambda logits: logits[:, TOKEN - 1]), says=f"{TOKEN}"),
+    _bug(
+        "one column of the head x 1.01",
+        of_column(lambda logits: logits[:, TOKEN] * 1.01),
+        says=f"{TOKEN}",
+    ),
+    _bug(
+        "one column is its neighbor's",
+        of_column(lambda logits: logits[:, TOKEN - 1]),
+        says=f"{TOKEN}",
+    ),
     _twin("head by tiles of 16 columns", alter(hooking(head_of, _by_tiles))),
     _bug("rows late from 21 to the block's end", alter(rows_late(START, 32)), START),
     _bug("rows late from 21 on", alter(rows_late(START)), START),
     _bug("rows late from a block's boundary on", alter(rows_late(32)), 32),
     _bug("a block overwritten when half full", half_a_block_overwritten, START),
     _twin("chunks that end inside a block", cached([START, 37])),
-    _bug("rows late from 21 on, in 16 bits only", in_16_bits_only(alter(rows_late(START))), START, **NARROW),
+    _bug(
+        "rows late from 21 on, in 16 bits only",
+        in_16_bits_only(alter(rows_late(START))),
+        START,
+        **NARROW,
+    ),
     _bug("a future key, in 16 bits only", in_16_bits_only(alter(future_key)), 10, **NARROW),
     _twin("scores rounded, in 16 bits only", in_16_bits_only(scores_rounded), **NARROW),
 )
@@ -227,10 +274,16 @@ KINDS: tuple[Mutation, ...] = (
 
 
 def problems_of(verdict: Verdict, case: Mutation) -> list[str]:
-    """What is wrong with the words of a verdict: too many, something missing, rows against one another."""
+    """What is wrong with the words of a verdict: too many, something missing, rows against one
+    another.
+    """
     problems = [f"more than {MAX_WORDS}"] if len(verdict.because.split()) > MAX_WORDS else []
     lines = [verdict.because, *(row.says for row in verdict.evidence)]
-    if verdict.name == BUG_SUSPECTED and case.is_undeclared and not any(UNDECLARED in line for line in lines):
+    if (
+        verdict.name == BUG_SUSPECTED
+        and case.is_undeclared
+        and not any(UNDECLARED in line for line in lines)
+    ):
         problems.append(f"does not say '{UNDECLARED}'")
     if case.says and not re.search(rf"\b{case.says}\b", verdict.because):
         problems.append(f"does not say {case.says}")
@@ -246,7 +299,11 @@ def contradictions(verdict: Verdict) -> Iterator[str]:
     numbers = re.findall(r"(\d[\d.,]*(?:e[+-]?\d+)?)(?: times|x)\b", verdict.because)
     sizes = [float(number.replace(",", "")) for number in numbers]
     ratio = verdict.noise_ratio
-    if sizes and ratio is not None and not any(abs(size - ratio) <= 0.06 * ratio + 0.006 for size in sizes):
+    if (
+        sizes
+        and ratio is not None
+        and not any(abs(size - ratio) <= 0.06 * ratio + 0.006 for size in sizes)
+    ):
         yield f"{sizes[0]:g} floors in the sentence, {ratio:.3g} as noise ratio"
     modules = []
     for row in verdict.evidence:

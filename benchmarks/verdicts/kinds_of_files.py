@@ -1,5 +1,5 @@
-"""Kinds of faults in files: dumps without a floor, and answers of servers whose mask leaves out the prompt's own token.
-Each is ingested and judged by the commands that a user types.
+"""Kinds of faults in files: dumps without a floor, and answers of servers whose mask leaves out the
+prompt's own token. Each is ingested and judged by the commands that a user types.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ Controls = dict[str, list[Path]]
 
 @dataclass(frozen=True)
 class FileCase:
-    """Files to be judged. write(folder, model, prompts): the files of the pair, and of its controls by option; says: a
-    word that the sentence of a bug has to hold; position: where it has to begin.
+    """Files to be judged. write(folder, model, prompts): the files of the pair, and of its controls
+    by option; says: a word that the sentence of a bug has to hold; position: where it has to begin.
     """
 
     name: str
@@ -50,19 +50,32 @@ class FileCase:
 
 
 def judged_files(case: FileCase, loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> Any:
-    """The verdict that `ulpscope verdict --json` prints, with the attributes of a Verdict; `refused` if files are."""
+    """The verdict that `ulpscope verdict --json` prints, with the attributes of a Verdict;
+    `refused` if files are.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         paths, controls = case.write(folder, loaded, prompts)
         store = ["--store", str(folder / "store"), "--json"]
         run = _run("ingest", *paths, *store)
         if isinstance(run, str):
-            return SimpleNamespace(name="refused", because=run, evidence=(), noise_ratio=None, first_place=None)
-        options = [part for option, files in controls.items() for path in files for part in (option, path)]
+            return SimpleNamespace(
+                name="refused",
+                because=run,
+                evidence=(),
+                noise_ratio=None,
+                first_place=None,
+            )
+        options = [
+            part for option, files in controls.items() for path in files for part in (option, path)
+        ]
         result = _run("verdict", run["run_id"], *options, *store)
         assert isinstance(result, dict), result
     (pair,) = result["pairs"]
-    rows = [SimpleNamespace(**{**row, "figures": SimpleNamespace(**row["figures"])}) for row in pair["evidence"]]
+    rows = [
+        SimpleNamespace(**{**row, "figures": SimpleNamespace(**row["figures"])})
+        for row in pair["evidence"]
+    ]
     first = pair.get("first_place")
     return SimpleNamespace(
         name=pair["verdict"],
@@ -75,15 +88,26 @@ def judged_files(case: FileCase, loaded: LoadedModel, prompts: Sequence[Sequence
 
 def _run(*arguments: Any) -> dict[str, Any] | str:
     """What a command prints as JSON, or its error."""
-    done = subprocess.run([sys.executable, "-m", "core", *map(str, arguments)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "core", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+    )
     return json.loads(done.stdout) if done.stdout.strip() else done.stderr.strip()
 
 
 def dump(engine: Engine) -> Callable[..., tuple[list[Path], Controls]]:
     """A dump of the engine compared with a plain forward, and the same pair in float32."""
 
-    def write(folder: Path, loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> tuple[list[Path], Controls]:
-        about = {"token_ids": np.concatenate(prompts), "prompt_lengths": [len(ids) for ids in prompts]}
+    def write(
+        folder: Path,
+        loaded: LoadedModel,
+        prompts: Sequence[Sequence[int]],
+    ) -> tuple[list[Path], Controls]:
+        about = {
+            "token_ids": np.concatenate(prompts),
+            "prompt_lengths": [len(ids) for ids in prompts],
+        }
 
         def saved(path: Path, model: Any) -> Path:
             with torch.inference_mode():
@@ -102,9 +126,11 @@ def dump(engine: Engine) -> Callable[..., tuple[list[Path], Controls]]:
     return write
 
 
-def lists(mask: Callable[[Values], NDArray[np.bool_]]) -> Callable[..., tuple[list[Path], Controls]]:
-    """What vLLM sends of a prompt, top tokens and the prompt's own: plain, and after a mask, which leaves the prompt's
-    own token out wherever it masks it.
+def lists(
+    mask: Callable[[Values], NDArray[np.bool_]],
+) -> Callable[..., tuple[list[Path], Controls]]:
+    """What vLLM sends of a prompt, top tokens and the prompt's own: plain, and after a mask, which
+    leaves the prompt's own token out wherever it masks it.
     """
 
     def write(folder: Path, *_: Any) -> tuple[list[Path], Controls]:
@@ -113,9 +139,16 @@ def lists(mask: Callable[[Values], NDArray[np.bool_]]) -> Callable[..., tuple[li
         paths = []
         for name, logits in (("plain", pair.x), ("masked", output)):
             rows = [_row(values, own) for values, own in zip(logits, pair.tokens[1:], strict=False)]
-            choice = {"index": 0, "text": "", "prompt_token_ids": pair.tokens, "prompt_logprobs": [None, *rows]}
+            choice = {
+                "index": 0,
+                "text": "",
+                "prompt_token_ids": pair.tokens,
+                "prompt_logprobs": [None, *rows],
+            }
             paths.append(folder / f"{name}.json")
-            paths[-1].write_text(json.dumps({"object": "text_completion", "model": "m", "choices": [choice]}))
+            paths[-1].write_text(
+                json.dumps({"object": "text_completion", "model": "m", "choices": [choice]}),
+            )
         return paths, {}
 
     return write
@@ -144,7 +177,11 @@ def _grammar(logits: Values) -> NDArray[np.bool_]:
 
 
 FILE_CASES = (
-    FileCase("dump: a block overwritten when half full", dump(half_a_block_overwritten), position=START),
+    FileCase(
+        "dump: a block overwritten when half full",
+        dump(half_a_block_overwritten),
+        position=START,
+    ),
     FileCase("dump: products in two halves", dump(in_two_halves), verdicts=(*HARMLESS, UNDECIDED)),
     FileCase("lists: top-p without the prompt's token", lists(_top_p), says="mask"),
     FileCase("lists: a grammar without the prompt's token", lists(_grammar), says="mask"),

@@ -1,9 +1,9 @@
-"""Bugs of inference engines, rebuilt as engines: each computes another function than the model, so each must be called
-a bug.
+"""Bugs of inference engines, rebuilt as engines: each computes another function than the model, so
+each must be called a bug.
 
-`source` is a public thread about a bug of that kind, as a path of github.com, where one was found. What looks like a
-bug and changes no function on a model (positions that all move by one under rotary positions) is the same mutation with
-`changes` False there, and must not be called one.
+`source` is a public thread about a bug of that kind, as a path of github.com, where one was found.
+What looks like a bug and changes no function on a model (positions that all move by one under
+rotary positions) is the same mutation with `changes` False there, and must not be called one.
 """
 
 from __future__ import annotations
@@ -44,10 +44,17 @@ from benchmarks.verdicts.engines import (
 )
 from core.inference.models.model import LoadedModel
 from core.inference.paths.batch import Emit, PromptBatch
-from core.runs.file.records import BUG_SUSPECTED, IDENTICAL, INVALID_DUMP, NONDETERMINISTIC, ROUNDING
+from core.runs.file.records import (
+    BUG_SUSPECTED,
+    IDENTICAL,
+    INVALID_DUMP,
+    NONDETERMINISTIC,
+    ROUNDING,
+)
 
 Slots = slice | int
-FAULTS = (BUG_SUSPECTED, INVALID_DUMP)  # verdicts on a fault, and on another way to compute the same
+# verdicts on a fault, and on another way to compute the same
+FAULTS = (BUG_SUSPECTED, INVALID_DUMP)
 HARMLESS = (IDENTICAL, ROUNDING, NONDETERMINISTIC)
 
 
@@ -73,7 +80,11 @@ def _windowed(loaded: LoadedModel) -> bool:
 def _has_groups(loaded: LoadedModel) -> bool:
     """True where several query heads share the keys of one."""
     config = loaded.model.config
-    return 1 < (getattr(config, "num_key_value_heads", None) or config.num_attention_heads) < config.num_attention_heads
+    return (
+        1
+        < (getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+        < config.num_attention_heads
+    )
 
 
 def _tied(loaded: LoadedModel) -> bool:
@@ -90,13 +101,15 @@ def _of(*kinds: str) -> Applies:
 
 @dataclass(frozen=True)
 class Mutation:
-    """One side to be judged. engine: the variant; or base: how a path `mutated` walks the prompt, and path: that path.
+    """One side to be judged. engine: the variant; or base: how a path `mutated` walks the prompt,
+    and path: that path.
 
-    applies: to which models; changes: on which of those it is another function; sample: which token the engine emits
-    after each position, from its logits [positions, vocab], where the fault is in that; is_precision: the same function
-    in a lower precision, no fault; is_undeclared: in one that no list has, so the verdict is a bug and says `or an
-    undeclared lower precision`; says: a word that its sentence has to hold. module, position: where the fault is, which
-    the verdict must name: the module of a model (None if it is in none that is watched, as a head) and the first
+    applies: to which models; changes: on which of those it is another function; sample: which token
+    the engine emits after each position, from its logits [positions, vocab], where the fault is in
+    that; is_precision: the same function in a lower precision, no fault; is_undeclared: in one that
+    no list has, so the verdict is a bug and says `or an undeclared lower precision`; says: a word
+    that its sentence has to hold. module, position: where the fault is, which the verdict must
+    name: the module of a model (None if it is in none that is watched, as a head) and the first
     position that it can show at; None if nothing is claimed.
     """
 
@@ -116,8 +129,8 @@ class Mutation:
     position: int | Callable[[Any], int] | None = field(default=None, repr=False)
 
     def place(self, model: Any, module: str, position: int | None) -> tuple[str, int | None]:
-        """Where the fault is in a model: the module's name and the first position, or those that are passed if nothing
-        is claimed.
+        """Where the fault is in a model: the module's name and the first position, or those that
+        are passed if nothing is claimed.
         """
         if self.module is not None:
             planted = self.module(model)
@@ -175,12 +188,16 @@ def neighbours_block_at_one_position(model: Any, ids: torch.Tensor) -> torch.Ten
     def change(cache: Any, at: int) -> None:
         if at == PREFIX:
             own.extend(
-                (layer.keys[:, :, -BLOCK:].clone(), layer.values[:, :, -BLOCK:].clone()) for layer in cache.layers
+                (layer.keys[:, :, -BLOCK:].clone(), layer.values[:, :, -BLOCK:].clone())
+                for layer in cache.layers
             )
             left_by(another_prompt, PREFIX, slice(-BLOCK, None))(model, ids, cache, at)
         if at == PREFIX + 1:
             for layer, (keys, values) in zip(cache.layers, own, strict=True):
-                layer.keys[:, :, -BLOCK - 1 : -1], layer.values[:, :, -BLOCK - 1 : -1] = keys, values
+                layer.keys[:, :, -BLOCK - 1 : -1], layer.values[:, :, -BLOCK - 1 : -1] = (
+                    keys,
+                    values,
+                )
 
     return walk(model, ids, [PREFIX, PREFIX + 1], change)
 
@@ -191,7 +208,9 @@ def _block_table_shifted(slots: torch.Tensor) -> torch.Tensor:
 
 
 def _last_block_one_slot_late(slots: torch.Tensor) -> torch.Tensor:
-    """Each token of the last block was written one slot on: its first slot is empty, its last token is lost."""
+    """Each token of the last block was written one slot on: its first slot is empty, its last token
+    is lost.
+    """
     late = slots.clone()
     late[:, :, -BLOCK + 1 :], late[:, :, -BLOCK] = slots[:, :, -BLOCK:-1], 0
     return late
@@ -217,7 +236,10 @@ def scaled_value(factor: float, slots: Slots = -3) -> Engine:
     return cached([PREFIX], change)
 
 
-def round_cache(round_trip: Callable[[torch.Tensor], torch.Tensor], layer: int | None = None) -> Engine:
+def round_cache(
+    round_trip: Callable[[torch.Tensor], torch.Tensor],
+    layer: int | None = None,
+) -> Engine:
     """The cache, of all layers or of one, is kept in fewer bits than the model computes in."""
     return cached(8, rewriting(round_trip, layer))
 
@@ -239,7 +261,15 @@ def racing_slot(model: Any, ids: torch.Tensor) -> torch.Tensor:
 # What attention sees: change(original, module, query, key, value, mask, options).
 
 
-def _future_key(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, options: Any) -> Any:
+def _future_key(
+    original: Any,
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    options: Any,
+) -> Any:
     row = 10 - (key.shape[2] - query.shape[2])
     if 0 <= row < query.shape[2] and key.shape[2] > 11:
         mask[:, :, row, 11] = True
@@ -249,7 +279,15 @@ def _future_key(original: Any, module: Any, query: Any, key: Any, value: Any, ma
 future_key = attending(_future_key)  # query 10 sees key 11
 
 
-def _boundary_hidden(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, options: Any) -> Any:
+def _boundary_hidden(
+    original: Any,
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    options: Any,
+) -> Any:
     """The first query of a chunk does not see the last token of the chunk before."""
     if key.shape[2] > query.shape[2]:
         mask[:, :, 0, key.shape[2] - query.shape[2] - 1] = False
@@ -258,7 +296,11 @@ def _boundary_hidden(original: Any, module: Any, query: Any, key: Any, value: An
 
 def window_longer_by(tokens: int) -> Engine:
     """The window holds so many tokens more."""
-    return alter(replacing(lambda model: [(model.config, "sliding_window", model.config.sliding_window + tokens)]))
+    return alter(
+        replacing(
+            lambda model: [(model.config, "sliding_window", model.config.sliding_window + tokens)],
+        ),
+    )
 
 
 def _end_of_window(tokens: int, model: Any) -> int:
@@ -279,17 +321,22 @@ def _left_padded(model: Any, ids: torch.Tensor, **arguments: torch.Tensor) -> to
 def left_padding_unmasked(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """Padding before the prompt is attended to; positions are right.
 
-    A mask of ones is given, because without any transformers reads positions that begin anew as several sequences, and
-    masks them.
+    A mask of ones is given, because without any transformers reads positions that begin anew as
+    several sequences, and masks them.
     """
     mask = ids.new_ones((1, len(ids) + 5))
     return _left_padded(
-        model, ids, attention_mask=mask, position_ids=torch.arange(-5, len(ids), device=ids.device).clamp_min(0)[None]
+        model,
+        ids,
+        attention_mask=mask,
+        position_ids=torch.arange(-5, len(ids), device=ids.device).clamp_min(0)[None],
     )
 
 
 def left_padding_without_positions(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Padding before the prompt is masked, positions are counted from it: no matter under rotary positions."""
+    """Padding before the prompt is masked, positions are counted from it: no matter under rotary
+    positions.
+    """
     mask = ids.new_ones((1, len(ids) + 5))
     mask[:, :5] = 0
     return _left_padded(model, ids, attention_mask=mask)
@@ -308,7 +355,9 @@ def second_layer(model: Any) -> Any:
 
 
 def _leaky(batch: PromptBatch, emit: Emit) -> None:
-    """At one position of one layer the prompt's row reads a neighbour's, from a buffer that all rows share."""
+    """At one position of one layer the prompt's row reads a neighbour's, from a buffer that all
+    rows share.
+    """
 
     def change(_: Any, __: Any, hidden: Any) -> Any:
         hidden[batch.row, 20] = hidden[batch.rows - 1 - batch.row, 20]
@@ -318,8 +367,15 @@ def _leaky(batch: PromptBatch, emit: Emit) -> None:
         batch.forward(0, batch.positions, emit)
 
 
-def in_a_batch(model: Any, ids: torch.Tensor, row: int = 0, other: torch.Tensor | None = None) -> torch.Tensor:
-    """Logits of one row of two prompts in a batch, of which the second is `other` or another request's."""
+def in_a_batch(
+    model: Any,
+    ids: torch.Tensor,
+    row: int = 0,
+    other: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Logits of one row of two prompts in a batch, of which the second is `other` or another
+    request's.
+    """
     rows = torch.stack([ids, other_tokens(ids) if other is None else other])
     logits: torch.Tensor = model(input_ids=rows, use_cache=False).logits
     return logits[row]
@@ -330,13 +386,23 @@ def _with_padding(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def _nan_through_a_maximum(_: Any, __: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """A row of padding is NaN, as a softmax over nothing is, and all rows are scaled by the batch's largest value."""
+    """A row of padding is NaN, as a softmax over nothing is, and all rows are scaled by the batch's
+    largest value.
+    """
     hidden[1] = torch.nan
     hidden *= (hidden.amax() / hidden.amax()).to(hidden.dtype)
     return hidden
 
 
-def _groups_swapped(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, options: Any) -> Any:
+def _groups_swapped(
+    original: Any,
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    options: Any,
+) -> Any:
     """In one layer two groups of query heads read each other's keys."""
     if module.layer_idx == 1:
         key = key[:, [1, 0, *range(2, key.shape[1])]]
@@ -349,7 +415,9 @@ def _groups_swapped(original: Any, module: Any, query: Any, key: Any, value: Any
 class Products(TorchDispatchMode):
     """Both operands of every product are change(operand)."""
 
-    _NAMES = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "_grouped_mm", "grouped_mm_fallback"})
+    _NAMES = frozenset(
+        {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "_grouped_mm", "grouped_mm_fallback"},
+    )
 
     def __init__(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -358,7 +426,11 @@ class Products(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func._schema.name.split("::")[1] in self._NAMES:
             args = [
-                self._change(x) if isinstance(x, torch.Tensor) and x.is_floating_point() and x.ndim > 1 else x
+                (
+                    self._change(x)
+                    if isinstance(x, torch.Tensor) and x.is_floating_point() and x.ndim > 1
+                    else x
+                )
                 for x in args
             ]
         return func(*args, **(kwargs or {}))
@@ -370,13 +442,23 @@ def head_of(model: Any) -> Any:
 
 def _head_in_bfloat16(head: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor:
     """The last product is computed in bfloat16, and its result widened."""
-    return torch.nn.functional.linear(arguments[0].bfloat16(), head.weight.bfloat16()).to(output.dtype)
+    return torch.nn.functional.linear(arguments[0].bfloat16(), head.weight.bfloat16()).to(
+        output.dtype,
+    )
 
 
 def scaled_head(factor: float) -> Engine:
     """One attention head's output is scaled, in one layer."""
 
-    def change(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, options: Any) -> Any:
+    def change(
+        original: Any,
+        module: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        mask: Any,
+        options: Any,
+    ) -> Any:
         output, *rest = original(module, query, key, value, mask, options)
         if module.layer_idx == 1:
             output = output.clone()
@@ -389,7 +471,15 @@ def scaled_head(factor: float) -> Engine:
 def _attending_with(options_of: Callable[[Any], dict[str, Any]]) -> Engine:
     """Attention has other options, of a query."""
 
-    def change(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, options: Any) -> Any:
+    def change(
+        original: Any,
+        module: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        mask: Any,
+        options: Any,
+    ) -> Any:
         return original(module, query, key, value, mask, {**options, **options_of(query)})
 
     return alter(attending(change))
@@ -418,8 +508,13 @@ def _of_another_base(_: Any, frequencies: torch.Tensor) -> torch.Tensor:
 
 
 def _by_parts(model: Any, frequencies: torch.Tensor) -> torch.Tensor:
-    """Low frequencies are divided by 8 as in Llama 3.1, high ones stay; the checkpoint says nothing of it."""
-    share = ((model.config.max_position_embeddings * frequencies / (2 * torch.pi) - 1) / 3).clamp(0, 1)
+    """Low frequencies are divided by 8 as in Llama 3.1, high ones stay; the checkpoint says nothing
+    of it.
+    """
+    share = ((model.config.max_position_embeddings * frequencies / (2 * torch.pi) - 1) / 3).clamp(
+        0,
+        1,
+    )
     return frequencies * (share + (1 - share) / 8)
 
 
@@ -450,7 +545,10 @@ def norm_epsilon_of_layer(number: int) -> Engine:
     """One norm adds ten times what the checkpoint says."""
 
     def values(model: Any) -> Any:
-        return [(module, name, 10 * value) for module, name, value in _epsilon(first_norm(layers(model)[number]))]
+        return [
+            (module, name, 10 * value)
+            for module, name, value in _epsilon(first_norm(layers(model)[number]))
+        ]
 
     return alter(replacing(values))
 
@@ -463,7 +561,10 @@ def final_norm(model: Any) -> list[Any]:
 def activated(module: torch.nn.Module) -> Change:
     """The MLPs' activation is this module."""
     return replacing(
-        lambda model: [(layer.mlp, "act" if hasattr(layer.mlp, "act") else "act_fn", module) for layer in layers(model)]
+        lambda model: [
+            (layer.mlp, "act" if hasattr(layer.mlp, "act") else "act_fn", module)
+            for layer in layers(model)
+        ],
     )
 
 
@@ -472,7 +573,10 @@ def _head_of(change: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]) 
 
     def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
         head = model.get_output_embeddings()
-        weight = torch.nn.Parameter(change(model, head.weight, ids).to(head.weight), requires_grad=False)
+        weight = torch.nn.Parameter(
+            change(model, head.weight, ids).to(head.weight),
+            requires_grad=False,
+        )
         with replaced(head, "weight", weight):
             return prefill(model, ids)
 
@@ -481,7 +585,11 @@ def _head_of(change: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]) 
 
 def _untied(model: Any, weight: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
     """The head, which the checkpoint ties to the embedding, keeps what it was initialised with."""
-    values = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    values = torch.randn(
+        weight.shape,
+        generator=torch.Generator().manual_seed(0),
+        dtype=torch.float32,
+    )
     return values.to(weight.device) * model.config.initializer_range
 
 
@@ -496,14 +604,19 @@ def _one_row_stale(_: Any, weight: torch.Tensor, ids: torch.Tensor) -> torch.Ten
 
 
 def _routed(change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Engine:
-    """change(router's logits [tokens, experts], weights of the chosen [tokens, chosen]) -> weights."""
+    """change(router's logits [tokens, experts], weights of the chosen [tokens, chosen]) ->
+    weights.
+    """
 
     @contextmanager
     def routing(model: Any) -> Iterator[None]:
         with ExitStack() as stack:
             for layer in layers(model):
                 stack.enter_context(
-                    hooked(layer.mlp.gate, lambda _, output: (output[0], change(*output[:2]), output[2]))
+                    hooked(
+                        layer.mlp.gate,
+                        lambda _, output: (output[0], change(*output[:2]), output[2]),
+                    ),
                 )
             yield
 
@@ -541,7 +654,11 @@ def truncated_to_the_top_20(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 def _at_temperature_1(logits: torch.Tensor) -> Sequence[int]:
     generator = torch.Generator().manual_seed(0)
-    sampled: list[int] = torch.multinomial(logits.float().cpu().softmax(-1), 1, generator=generator)[:, 0].tolist()
+    sampled: list[int] = torch.multinomial(
+        logits.float().cpu().softmax(-1),
+        1,
+        generator=generator,
+    )[:, 0].tolist()
     return sampled
 
 
@@ -562,10 +679,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         "vllm-project/vllm/pull/12621",
     ),
     Mutation(
-        "one stale slot of an earlier request", overwriting(another_prompt, PREFIX, -3), "vllm-project/vllm/pull/17305"
+        "one stale slot of an earlier request",
+        overwriting(another_prompt, PREFIX, -3),
+        "vllm-project/vllm/pull/17305",
     ),
     Mutation(
-        "a neighbour's block at one position only", neighbours_block_at_one_position, "vllm-project/vllm/issues/39589"
+        "a neighbour's block at one position only",
+        neighbours_block_at_one_position,
+        "vllm-project/vllm/issues/39589",
     ),
     Mutation(
         "block table shifted by one",
@@ -577,21 +698,47 @@ MUTATIONS: tuple[Mutation, ...] = (
         cached([PREFIX], rewriting(_last_block_one_slot_late)),
         "ericcurtin/vllm-vulkan/pull/78",
     ),
-    Mutation("cache trimmed one token short", trimmed_one_short, "lablup/mlxcel/issues/994", _not(_windowed)),
+    Mutation(
+        "cache trimmed one token short",
+        trimmed_one_short,
+        "lablup/mlxcel/issues/994",
+        _not(_windowed),
+    ),
     Mutation(
         "one layer's cache not updated for one token",
         cached([PREFIX + 1], _one_layer_not_updated),
         "vllm-project/vllm-metal/pull/144",
     ),
-    Mutation("value cache of one head x 1.01", scaled_value(1.01, slice(None)), "vllm-project/vllm/pull/11688"),
+    Mutation(
+        "value cache of one head x 1.01",
+        scaled_value(1.01, slice(None)),
+        "vllm-project/vllm/pull/11688",
+    ),
     Mutation("one cached value of one head x 1.01", scaled_value(1.01)),
     Mutation("fp8 cache", round_cache(fp8), "sgl-project/sglang/issues/25790", is_precision=True),
     Mutation("int8 cache", round_cache(_int8), is_precision=True),
-    Mutation("int8 cache in one layer only", round_cache(_int8, 1), module=_attention_of_block(1), position=8),
-    Mutation("fp8 cache in one layer only", round_cache(fp8, 1), module=_attention_of_block(1), position=8),
-    Mutation("a race: one stale slot, another each time", racing_slot, "vllm-project/vllm/issues/39146"),
+    Mutation(
+        "int8 cache in one layer only",
+        round_cache(_int8, 1),
+        module=_attention_of_block(1),
+        position=8,
+    ),
+    Mutation(
+        "fp8 cache in one layer only",
+        round_cache(fp8, 1),
+        module=_attention_of_block(1),
+        position=8,
+    ),
+    Mutation(
+        "a race: one stale slot, another each time",
+        racing_slot,
+        "vllm-project/vllm/issues/39146",
+    ),
     Mutation("one future key visible to one query", alter(future_key)),
-    Mutation("first query of a chunk misses the token before it", cached([PREFIX], inner=attending(_boundary_hidden))),
+    Mutation(
+        "first query of a chunk misses the token before it",
+        cached([PREFIX], inner=attending(_boundary_hidden)),
+    ),
     *(
         Mutation(
             name,
@@ -610,8 +757,16 @@ MUTATIONS: tuple[Mutation, ...] = (
         module=_attention_of_block(1),
         position=1,
     ),
-    Mutation("windowed and full layers swapped", alter(replacing(_other_kinds)), applies=_of("gemma2")),
-    Mutation("left padding not masked", left_padding_unmasked, "turboderp-org/exllamav2/issues/606"),
+    Mutation(
+        "windowed and full layers swapped",
+        alter(replacing(_other_kinds)),
+        applies=_of("gemma2"),
+    ),
+    Mutation(
+        "left padding not masked",
+        left_padding_unmasked,
+        "turboderp-org/exllamav2/issues/606",
+    ),
     Mutation(
         "left padding without position ids",
         left_padding_without_positions,
@@ -646,7 +801,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation("one head's output x 1.01", scaled_head(1.01)),
     Mutation(
-        "attention scaled by head_dim, not its root", attention_scaled_by_head_dim, "ggml-org/llama.cpp/pull/13951"
+        "attention scaled by head_dim, not its root",
+        attention_scaled_by_head_dim,
+        "ggml-org/llama.cpp/pull/13951",
     ),
     Mutation(
         "attention softcap dropped",
@@ -660,8 +817,19 @@ MUTATIONS: tuple[Mutation, ...] = (
         "keras-team/keras-hub/pull/1712",
         _of("gemma2"),
     ),
-    Mutation("rotary base 1 % off", alter(_rotating(_of_another_base)), "unslothai/unsloth/pull/7028", _rotary),
-    Mutation("rotary positions halved", alter(_halved), applies=_rotary, module=_rotary_tables, position=1),
+    Mutation(
+        "rotary base 1 % off",
+        alter(_rotating(_of_another_base)),
+        "unslothai/unsloth/pull/7028",
+        _rotary,
+    ),
+    Mutation(
+        "rotary positions halved",
+        alter(_halved),
+        applies=_rotary,
+        module=_rotary_tables,
+        position=1,
+    ),
     Mutation(
         "rotary frequencies scaled by parts",
         alter(_rotating(_by_parts)),
@@ -677,31 +845,58 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a bias dropped",
-        alter(hooking(lambda model: [layers(model)[1].mlp.c_fc], lambda module, _, output: output - module.bias)),
+        alter(
+            hooking(
+                lambda model: [layers(model)[1].mlp.c_fc],
+                lambda module, _, output: output - module.bias,
+            ),
+        ),
         applies=_of("gpt2"),
     ),
     Mutation(
         "a bias added on every rank",
-        alter(hooking(lambda model: [layers(model)[1].attn.c_proj], lambda module, _, output: output + module.bias)),
+        alter(
+            hooking(
+                lambda model: [layers(model)[1].attn.c_proj],
+                lambda module, _, output: output + module.bias,
+            ),
+        ),
         "huggingface/text-generation-inference/issues/1036",
         _of("gpt2"),
     ),
-    Mutation("norm epsilon 1e-5 for 1e-6", alter(replacing(_other_epsilons)), "apache/tvm/pull/15856"),
+    Mutation(
+        "norm epsilon 1e-5 for 1e-6",
+        alter(replacing(_other_epsilons)),
+        "apache/tvm/pull/15856",
+    ),
     Mutation(
         "norm epsilon x 10 in the first layer",
         norm_epsilon_of_layer(0),
         module=lambda model: first_norm(layers(model)[0]),
     ),
-    # On tiny gemma2, llama and mistral it is 1 to 2 noise floors of float32, and is not seen: a detection limit.
+    # On tiny gemma2, llama and mistral it is 1 to 2 noise floors of float32, and is not seen: a
+    # detection limit.
     Mutation(
         "norm epsilon x 10 in one layer",
         norm_epsilon_of_layer(1),
-        applies=lambda loaded: _of("gpt2", "mixtral")(loaded) or loaded.model.config.hidden_size > 64,
+        applies=lambda loaded: (
+            _of("gpt2", "mixtral")(loaded) or loaded.model.config.hidden_size > 64
+        ),
         module=lambda model: first_norm(layers(model)[1]),
     ),
-    Mutation("tied head left untied", _head_of(_untied), applies=_tied, module=lambda _: None, position=0),
     Mutation(
-        "one row of an untied head stale", _head_of(_one_row_stale), applies=_tied, module=lambda _: None, position=0
+        "tied head left untied",
+        _head_of(_untied),
+        applies=_tied,
+        module=lambda _: None,
+        position=0,
+    ),
+    Mutation(
+        "one row of an untied head stale",
+        _head_of(_one_row_stale),
+        applies=_tied,
+        module=lambda _: None,
+        position=0,
     ),
     Mutation(
         "exact GELU for the tanh one",
@@ -715,9 +910,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         "HabanaAI/vllm-fork/pull/73",
         _of("mixtral"),
     ),
-    Mutation("one token dropped by its experts", _routed(_one_token_dropped), applies=_of("mixtral")),
+    Mutation(
+        "one token dropped by its experts",
+        _routed(_one_token_dropped),
+        applies=_of("mixtral"),
+    ),
     Mutation("second expert lost", _routed(_second_expert_lost), applies=_of("mixtral")),
-    Mutation("logits of the previous step", logits_of_the_previous_step, "vllm-project/vllm/pull/5846"),
+    Mutation(
+        "logits of the previous step",
+        logits_of_the_previous_step,
+        "vllm-project/vllm/pull/5846",
+    ),
     Mutation("logits truncated to the top 20", truncated_to_the_top_20),
-    Mutation("sampler ignores temperature 0", prefill, "oobabooga/textgen/pull/4524", sample=_at_temperature_1),
+    Mutation(
+        "sampler ignores temperature 0",
+        prefill,
+        "oobabooga/textgen/pull/4524",
+        sample=_at_temperature_1,
+    ),
 )

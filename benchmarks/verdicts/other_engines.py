@@ -1,6 +1,7 @@
-"""Engines on trial: their settings, none of which is a bug, and faults planted in what they load (the GGUF of
-llama.cpp, the folder of the others) or in what they are fed, each of which is one. `python -m
-benchmarks.verdicts.other_engines MODEL [--positions N]` prints the tables of docs/guides/engines.md.
+"""Engines on trial: their settings, none of which is a bug, and faults planted in what they load
+(the GGUF of llama.cpp, the folder of the others) or in what they are fed, each of which is one.
+`python -m benchmarks.verdicts.other_engines MODEL [--positions N]` prints the tables of
+docs/guides/engines.md.
 """
 
 from __future__ import annotations
@@ -59,7 +60,14 @@ IF_HERE = {  # settings of engines that a development environment has not
     "genai:decode+weights:int8+activations:int8": "lower precision",
     "genai:decode+weights:int4+activations:int8": "lower precision",
 }
-FOLDER_SIDES = ("ct2:prefill", "ort:prefill", "genai:prefill", "ov:prefill", "mlx:prefill", "vllm:prefill")
+FOLDER_SIDES = (
+    "ct2:prefill",
+    "ort:prefill",
+    "genai:prefill",
+    "ov:prefill",
+    "mlx:prefill",
+    "vllm:prefill",
+)
 PROMPT = Path(__file__).parents[2] / "sample_runs" / "prompts" / "parser.txt"
 
 
@@ -135,7 +143,9 @@ def planted(loaded: LoadedModel, fault: str, target: Path) -> Path:
     if "llama.rope.freq_base" in options.get("metadata", {}):
         field = gguf.GGUFReader(sound).fields["llama.rope.freq_base"]
         base = float(field.parts[field.data[0]][0])
-        options["metadata"] = {"llama.rope.freq_base": base * options["metadata"]["llama.rope.freq_base"]}
+        options["metadata"] = {
+            "llama.rope.freq_base": base * options["metadata"]["llama.rope.freq_base"],
+        }
     return edit(sound, target, **options)
 
 
@@ -150,7 +160,8 @@ def planted_folder(loaded: LoadedModel, fault: str, target: Path) -> Path:
         rope["rope_theta"] = config["rope_theta"] = base  # mlx-lm 0.32 reads the second only
     elif "metadata" in options:
         config["rms_norm_eps"] = options["metadata"]["llama.attention.layer_norm_rms_epsilon"]
-    config.setdefault("rope_theta", config.get("rope_parameters", {}).get("rope_theta", 10000.0))  # for mlx-lm
+    # for mlx-lm
+    config.setdefault("rope_theta", config.get("rope_parameters", {}).get("rope_theta", 10000.0))
     (target / "config.json").write_text(json.dumps(config))
     for name, change in options.get("tensors", {}).items():
         for path in target.glob("*.safetensors"):
@@ -162,8 +173,8 @@ def planted_folder(loaded: LoadedModel, fault: str, target: Path) -> Path:
 
 
 def fed(change: Callable[[Sequence[int]], list[int]]) -> AbstractContextManager[Any]:
-    """Every engine is fed `change` of each prompt, at least as many tokens, of which the last rows are handed on, until
-    the context ends.
+    """Every engine is fed `change` of each prompt, at least as many tokens, of which the last rows
+    are handed on, until the context ends.
     """
     run = EngineProcess.run
 
@@ -183,8 +194,13 @@ def fed_one_more(token: int) -> AbstractContextManager[Any]:
     return fed(lambda ids: [token, *ids])
 
 
-def chat(loaded: LoadedModel, positions: int) -> tuple[tuple[int, ...], AbstractContextManager[Any]]:
-    """The ids of a chat, and a context in which every engine is fed the same words in another template."""
+def chat(
+    loaded: LoadedModel,
+    positions: int,
+) -> tuple[tuple[int, ...], AbstractContextManager[Any]]:
+    """The ids of a chat, and a context in which every engine is fed the same words in another
+    template.
+    """
 
     def tokens(text: str) -> list[int]:
         return list(loaded.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -198,7 +214,13 @@ def _is_here(path: str) -> bool:
     return describe(path.partition(":")[0]).is_here
 
 
-def _row(loaded: LoadedModel, path: str, fault: str, verdict_expected: str, prompt: tuple[int, ...]) -> bool:
+def _row(
+    loaded: LoadedModel,
+    path: str,
+    fault: str,
+    verdict_expected: str,
+    prompt: tuple[int, ...],
+) -> bool:
     """Print a line of the table; returns whether the verdict is another than it should be."""
     began = time.perf_counter()
     verdict = judge(loaded, [prompt], variant=path)
@@ -212,7 +234,10 @@ def _row(loaded: LoadedModel, path: str, fault: str, verdict_expected: str, prom
         elif fault != "none" and row.check == "each module alone":
             each = in_words(figures.modules_beyond, figures.modules)
     mark = "" if verdict.name == verdict_expected else f" (expected {verdict_expected})"
-    print(f"| `{path}` | {fault} | {verdict.name}{mark} | {ratio} | {each} | {seconds:.1f} |", flush=True)
+    print(
+        f"| `{path}` | {fault} | {verdict.name}{mark} | {ratio} | {each} | {seconds:.1f} |",
+        flush=True,
+    )
     return bool(mark)
 
 
@@ -221,15 +246,26 @@ def main() -> int:
     parser.add_argument("model")
     parser.add_argument("--positions", type=int, default=60)
     parser.add_argument("--only-faults", action="store_true", help="leave the settings out")
-    parser.add_argument("--sides", nargs="+", metavar="SIDE", help="faults in these of the folder's sides only")
+    parser.add_argument(
+        "--sides",
+        nargs="+",
+        metavar="SIDE",
+        help="faults in these of the folder's sides only",
+    )
     options = parser.parse_args()
     loaded = load_model(options.model, dtype="float32", device="cpu")
     ids = tuple(loaded.tokenizer(PROMPT.read_text())["input_ids"][: options.positions])
     llamacpp = [] if options.sides else [f"llamacpp:prefill+{WIDE}", "llamacpp:decode"]
     others = [path for path in options.sides or FOLDER_SIDES if _is_here(path)]
     settings = SETTINGS | {path: setting for path, setting in IF_HERE.items() if _is_here(path)}
-    print("| side | fault | verdict | floors | each setting, or which modules, alone | s |\n|---|---|---|---|---|---|")
-    wrong = [_row(loaded, path, "none", settings[path], ids) for path in ([] if options.only_faults else settings)]
+    print(
+        "| side | fault | verdict | floors | each setting, or which modules, alone | s"
+        " |\n|---|---|---|---|---|---|",
+    )
+    wrong = [
+        _row(loaded, path, "none", settings[path], ids)
+        for path in ([] if options.only_faults else settings)
+    ]
     with tempfile.TemporaryDirectory() as folder:
         for name, paths, faults, plant in (
             ("gguf_of", llamacpp, [*PLANTED, SCALED], planted),
@@ -240,9 +276,14 @@ def main() -> int:
                 with mock.patch.object(engine_side, name, lambda *_, edited=edited: edited):
                     wrong += [_row(loaded, path, fault, "bug suspected", ids) for path in paths]
     templated, in_another = chat(loaded, options.positions)
-    for fault, context, prompt in ((FED, fed_one_more(ids[0]), ids), (TEMPLATE, in_another, templated)):
+    for fault, context, prompt in (
+        (FED, fed_one_more(ids[0]), ids),
+        (TEMPLATE, in_another, templated),
+    ):
         with context:
-            wrong += [_row(loaded, path, fault, "bug suspected", prompt) for path in (*llamacpp, *others)]
+            wrong += [
+                _row(loaded, path, fault, "bug suspected", prompt) for path in (*llamacpp, *others)
+            ]
     print(f"{sum(wrong)} of {len(wrong)} otherwise than expected")
     return int(any(wrong))
 

@@ -1,8 +1,8 @@
-"""Engines that compute a model's function in a lower precision, which the verdict must name, and faults on top of
-them, which stay bugs.
+"""Engines that compute a model's function in a lower precision, which the verdict must name, and
+faults on top of them, which stay bugs.
 
-Formats are rounded to by other means than core.inference.controls.precisions.catalogue does: ml_dtypes and numpy, the
-nearest of all levels, loops over groups.
+Formats are rounded to by other means than core.inference.controls.precisions.catalogue does:
+ml_dtypes and numpy, the nearest of all levels, loops over groups.
 """
 
 from __future__ import annotations
@@ -16,7 +16,16 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from benchmarks.verdicts.engines import PREFIX, Engine, alter, cached, left_by, prefill, replacing, rewriting
+from benchmarks.verdicts.engines import (
+    PREFIX,
+    Engine,
+    alter,
+    cached,
+    left_by,
+    prefill,
+    replacing,
+    rewriting,
+)
 from benchmarks.verdicts.mutations import (
     Mutation,
     another_prompt,
@@ -33,12 +42,16 @@ Rounding = Callable[[np.ndarray], np.ndarray]
 
 
 def q4_0(rows: np.ndarray) -> np.ndarray:
-    """GGUF's Q4_0: groups of 32, the value of largest magnitude at -8 of 16 steps, the step in float16."""
+    """GGUF's Q4_0: groups of 32, the value of largest magnitude at -8 of 16 steps, the step in
+    float16.
+    """
     stored_rows = rows.copy()
     for start in range(0, rows.shape[1], 32):
         part = rows[:, start : start + 32]
         step = np.take_along_axis(part, np.abs(part).argmax(axis=1)[:, None], axis=1) / -8
-        stored_rows[:, start : start + 32] = (np.clip(np.floor(part / step + 8.5), 0, 15) - 8) * step.astype(np.float16)
+        stored_rows[:, start : start + 32] = (
+            np.clip(np.floor(part / step + 8.5), 0, 15) - 8
+        ) * step.astype(np.float16)
     return stored_rows
 
 
@@ -55,7 +68,9 @@ def _nf4(rows: np.ndarray) -> np.ndarray:
     for start in range(0, len(flat), 64):
         part = flat[start : start + 64]
         largest = np.abs(part).max()
-        flat[start : start + 64] = levels[np.abs(part[:, None] / largest - levels).argmin(axis=1)] * largest
+        flat[start : start + 64] = (
+            levels[np.abs(part[:, None] / largest - levels).argmin(axis=1)] * largest
+        )
     return flat.reshape(rows.shape)
 
 
@@ -65,7 +80,8 @@ def _weights(model: Any, format: Rounding) -> Iterator[None]:
     originals = []
     for name, parameter in model.named_parameters():
         if parameter.ndim == 2 and ("layers." in name or ".h." in name):
-            across = "Conv1D" in type(model.get_submodule(name.rpartition(".")[0])).__name__  # [in, out]
+            # [in, out]
+            across = "Conv1D" in type(model.get_submodule(name.rpartition(".")[0])).__name__
             plain = (parameter.data.T if across else parameter.data).double().cpu().numpy()
             lower = torch.from_numpy(format(plain)).to(parameter)
             originals.append((parameter, parameter.data))
@@ -83,11 +99,19 @@ def with_weights(format: Rounding, inner: Engine = prefill) -> Engine:
 
 
 def _e5m2(values: torch.Tensor) -> torch.Tensor:
-    plain = values.double().cpu().numpy().astype(np.float32).astype(ml_dtypes.float8_e5m2).astype(np.float64)
+    plain = (
+        values.double()
+        .cpu()
+        .numpy()
+        .astype(np.float32)
+        .astype(ml_dtypes.float8_e5m2)
+        .astype(np.float64)
+    )
     return torch.from_numpy(plain).to(values)
 
 
-_eager = replacing(lambda model: [(model.config, "_attn_implementation", "eager")])  # whose sums go another way
+# whose sums go another way
+_eager = replacing(lambda model: [(model.config, "_attn_implementation", "eager")])
 
 
 def logits_in_bfloat16(model: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -96,8 +120,9 @@ def logits_in_bfloat16(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def _in_bfloat16(inner: Engine) -> Engine:
-    """An engine that loaded its own weights in bfloat16, whatever it is given. Rotary frequencies are no weights:
-    rounded too, as `model.to(torch.bfloat16)` does, they are another function (`bug suspected`, model.rotary_emb).
+    """An engine that loaded its own weights in bfloat16, whatever it is given. Rotary frequencies
+    are no weights: rounded too, as `model.to(torch.bfloat16)` does, they are another function (`bug
+    suspected`, model.rotary_emb).
     """
 
     def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -114,8 +139,8 @@ stale_slot_in_fp8 = cached(8, rewriting(fp8), left_by(another_prompt, PREFIX, -3
 
 
 def _tokens_in_layers(loaded: LoadedModel) -> bool:
-    """True where the layers' maps are matrices. Experts are three-dimensional parameters, which engines quantise in
-    ways of their own.
+    """True where the layers' maps are matrices. Experts are three-dimensional parameters, which
+    engines quantise in ways of their own.
     """
     return loaded.model.config.model_type != "mixtral"
 
@@ -123,7 +148,11 @@ def _tokens_in_layers(loaded: LoadedModel) -> bool:
 PRECISIONS: tuple[Mutation, ...] = tuple(
     Mutation(name, engine, applies=applies, is_precision=True)
     for name, engine, applies in (
-        ("fp8 cache (e5m2), token by token", cached(range(5, 48), rewriting(_e5m2)), lambda _: True),
+        (
+            "fp8 cache (e5m2), token by token",
+            cached(range(5, 48), rewriting(_e5m2)),
+            lambda _: True,
+        ),
         ("fp8 cache, attention written out", alter(_eager, round_cache(fp8)), lambda _: True),
         ("weights in Q4_0", with_weights(q4_0), _tokens_in_layers),
         ("weights in NF4", with_weights(_nf4), _tokens_in_layers),

@@ -1,5 +1,5 @@
-"""Causes of a trainer that differs from its rollout on trial: planted in tokens sampled from a real model's logits, and
-pairs that only round (docs/guides/rl.md).
+"""Causes of a trainer that differs from its rollout on trial: planted in tokens sampled from a real
+model's logits, and pairs that only round (docs/guides/rl.md).
 
     python -m benchmarks.verdicts.rollouts                  # the small model of sample_runs
     python -m benchmarks.verdicts.rollouts --model DIR      # another, as SmolLM2
@@ -53,51 +53,100 @@ def restricted(logits: Logits, *, top_p: float = 1.0, top_k: int = 0, min_p: flo
 
 
 def sampled(rollout: Logits, trainer: Logits, seed: int) -> SampledTokens:
-    """Tokens sampled from the rollout's distribution, with both sides' values and the trainer's entropy."""
+    """Tokens sampled from the rollout's distribution, with both sides' values and the trainer's
+    entropy.
+    """
     rng = np.random.default_rng(seed)
     sides = [np.tile(log_softmax(side), (DRAWS, 1)) for side in (rollout, trainer)]
     with np.errstate(divide="ignore"):
         drawn = np.argmax(sides[0] + rng.gumbel(size=sides[0].shape), axis=1)
     rows = np.arange(len(drawn))
     entropy = -(np.exp(sides[1]) * np.where(np.isfinite(sides[1]), sides[1], 0)).sum(axis=1)
-    return SampledTokens(rows // LENGTH, rows % LENGTH, sides[0][rows, drawn], sides[1][rows, drawn], entropy=entropy)
+    return SampledTokens(
+        rows // LENGTH,
+        rows % LENGTH,
+        sides[0][rows, drawn],
+        sides[1][rows, drawn],
+        entropy=entropy,
+    )
 
 
-def cases(exact: Logits, rounded: Logits, other: Logits) -> Iterator[tuple[str, str, SampledTokens]]:
-    """Yield (case, expected cause, tokens). exact, rounded: one model's logits in float32 and bfloat16; other: those of
-    older weights.
+def cases(
+    exact: Logits,
+    rounded: Logits,
+    other: Logits,
+) -> Iterator[tuple[str, str, SampledTokens]]:
+    """Yield (case, expected cause, tokens). exact, rounded: one model's logits in float32 and
+    bfloat16; other: those of older weights.
     """
     rng = np.random.default_rng(1)
     yield "bfloat16 rollout, float32 trainer", CLEAN, sampled(rounded, exact, 0)
     yield "float32 rollout, bfloat16 trainer", CLEAN, sampled(exact, rounded, 1)
-    yield "one dtype, noise of 1e-6", CLEAN, sampled(exact + rng.normal(0, 1e-6, exact.shape), exact, 2)
+    yield (
+        "one dtype, noise of 1e-6",
+        CLEAN,
+        sampled(exact + rng.normal(0, 1e-6, exact.shape), exact, 2),
+    )
     yield "older weights on one side", CLEAN, sampled(other, exact, 3)
     for seed, factor in enumerate((0.6, 0.8, 1.2), 4):
         yield f"temperature {factor}", "temperature", sampled(rounded / factor, exact, seed)
     for seed, share in enumerate((0.8, 0.9, 0.95), 7):
-        yield f"top-p {share}", "renormalized", sampled(restricted(rounded, top_p=share), exact, seed)
+        yield (
+            f"top-p {share}",
+            "renormalized",
+            sampled(restricted(rounded, top_p=share), exact, seed),
+        )
     for seed, most in enumerate((2, 5, 20), 10):
         yield f"top-k {most}", "renormalized", sampled(restricted(rounded, top_k=most), exact, seed)
     for seed, least in enumerate((0.2, 0.1, 0.05), 13):
-        yield f"min-p {least}", "renormalized", sampled(restricted(rounded, min_p=least), exact, seed)
+        yield (
+            f"min-p {least}",
+            "renormalized",
+            sampled(restricted(rounded, min_p=least), exact, seed),
+        )
     plain = sampled(rounded, exact, 20)
-    about = {"turn": plain.position // 8, "lag": plain.sequence % 3.0, "groups": {"step": plain.sequence // 8}}
+    about = {
+        "turn": plain.position // 8,
+        "lag": plain.sequence % 3.0,
+        "groups": {"step": plain.sequence // 8},
+    }
     yield "turns, lags and steps of one quality", CLEAN, with_values(plain, **about)
     for shift in (1, -1, 2):
-        yield f"shifted by {shift}", "shifted", with_values(plain, trainer=np.roll(plain.trainer, -shift))
+        yield (
+            f"shifted by {shift}",
+            "shifted",
+            with_values(plain, trainer=np.roll(plain.trainer, -shift)),
+        )
     for value in (0.0, -9999.0, np.nan):
         for share in (0.02, 0.1, 0.3):
             values = np.where(rng.random(len(plain.r)) < share, value, plain.rollout)
             expected = "missing" if np.isnan(value) else "placeholders"
-            yield f"{value:g} at {share:.0%} of the tokens", expected, with_values(plain, rollout=values)
+            yield (
+                f"{value:g} at {share:.0%} of the tokens",
+                expected,
+                with_values(plain, rollout=values),
+            )
     for length in (2, 4, 8):  # a tool's output that the mask does not leave out
-        values = np.where((plain.position >= 10) & (plain.position < 10 + length), 0.0, plain.rollout)
-        yield f"{length} tokens of a tool in the loss", "placeholders", with_values(plain, rollout=values)
+        values = np.where(
+            (plain.position >= 10) & (plain.position < 10 + length),
+            0.0,
+            plain.rollout,
+        )
+        yield (
+            f"{length} tokens of a tool in the loss",
+            "placeholders",
+            with_values(plain, rollout=values),
+        )
     for place in (0, LENGTH - 1):
         for size in (0.1, 0.5, 2.0):
             values = plain.trainer - size * (plain.position == place)
-            yield f"token {place} off by {size}", "part of the response", with_values(plain, trainer=values)
-    for every, shift in ((4, 1), (2, -1), (1, 2)):  # the trainer's text has another number of tokens
+            yield (
+                f"token {place} off by {size}",
+                "part of the response",
+                with_values(plain, trainer=values),
+            )
+    # the trainer's text has another number of tokens
+    for every, shift in ((4, 1), (2, -1), (1, 2)):
         later = np.roll(plain.rollout, -shift) + rng.normal(0, 0.05, len(plain.r))
         is_later = (plain.sequence % every == 0) & (plain.position >= 8 + plain.sequence % 5)
         is_later &= np.roll(plain.sequence, -shift) == plain.sequence
@@ -115,19 +164,34 @@ def cases(exact: Logits, rounded: Logits, other: Logits) -> Iterator[tuple[str, 
     for tokens, name in ((equal, "float16"), (equal, "bfloat16"), (plain, "bfloat16")):
         values = torch.tensor(tokens.rollout).to(getattr(torch, name)).double().numpy()
         about = ", with its rounding" if tokens is plain else ""
-        yield f"log-probabilities stored in {name}{about}", "rounded", with_values(tokens, rollout=values)
+        yield (
+            f"log-probabilities stored in {name}{about}",
+            "rounded",
+            with_values(tokens, rollout=values),
+        )
     step = plain.sequence // 8
     for factor in (0.7, 0.8, 1.3):
         hot = sampled(rounded / factor, exact, 20)
         rollout, trainer = (
-            np.where(step == step.max(), *each) for each in ((hot.rollout, plain.rollout), (hot.trainer, plain.trainer))
+            np.where(step == step.max(), *each)
+            for each in ((hot.rollout, plain.rollout), (hot.trainer, plain.trainer))
         )
-        late = with_values(plain, rollout=rollout, trainer=trainer, entropy=hot.entropy, groups={"step": step})
+        late = with_values(
+            plain,
+            rollout=rollout,
+            trainer=trainer,
+            entropy=hot.entropy,
+            groups={"step": step},
+        )
         yield f"temperature {factor} at the last step", "temperature", late
     wrong, lag = sampled(rounded, other, 20).trainer, (plain.sequence % 3).astype(float)
     for share in (1.0, 0.7, 0.5):
         values = plain.trainer + share * lag / 2 * (wrong - plain.trainer)
-        yield f"weights of 0 to 2 steps ago, {share}", "lag", with_values(plain, trainer=values, lag=lag)
+        yield (
+            f"weights of 0 to 2 steps ago, {share}",
+            "lag",
+            with_values(plain, trainer=values, lag=lag),
+        )
 
 
 def with_values(tokens: SampledTokens, **values: NDArray) -> SampledTokens:
@@ -137,7 +201,10 @@ def with_values(tokens: SampledTokens, **values: NDArray) -> SampledTokens:
 
 def main() -> int:
     """Print a line per case; exit code 1 if one is wrong."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--model", default=str(ROOT / "sample_runs" / "model"))
     options = parser.parse_args()
     loaded = load_model(options.model, dtype="float32", device="cpu")

@@ -1,9 +1,11 @@
-"""Rollouts of real engines on a CPU: SmolLM2 sampled by llama.cpp's server and by vLLM, scored by transformers.
+"""Rollouts of real engines on a CPU: SmolLM2 sampled by llama.cpp's server and by vLLM, scored by
+transformers.
 
     ulpscope model smollm2                       # and an interpreter with vLLM in ULPSCOPE_ENGINE_VLLM
     python -m benchmarks.verdicts.sampling       # writes tests/cases/rollouts/engines
 
-`benchmarks.verdicts.engine_rollouts` plants causes in these files. Values are rounded to 3, 5 or, in float32, 6 digits.
+`benchmarks.verdicts.engine_rollouts` plants causes in these files. Values are rounded to 3, 5 or,
+in float32, 6 digits.
 """
 
 from __future__ import annotations
@@ -34,12 +36,30 @@ SCRIPT = Path(__file__).with_name("vllm_sampling.py")
 SMOLLM2 = folder_of(PACKAGED["smollm2"])
 TOKENS = 32  # of a response
 QUESTIONS = (
-    *("Why is the sky blue?", "Write a haiku about rain.", "What is 17 times 23?", "Name three uses of copper."),
-    *("Who wrote Faust?", "Explain recursion to a child.", "Translate 'good night' into French.", "What is a prion?"),
-    *("List four prime numbers.", "Why do cats purr?", "How is glass made?", "Tell a story about a lighthouse."),
+    *(
+        "Why is the sky blue?",
+        "Write a haiku about rain.",
+        "What is 17 times 23?",
+        "Name three uses of copper.",
+    ),
+    *(
+        "Who wrote Faust?",
+        "Explain recursion to a child.",
+        "Translate 'good night' into French.",
+        "What is a prion?",
+    ),
+    *(
+        "List four prime numbers.",
+        "Why do cats purr?",
+        "How is glass made?",
+        "Tell a story about a lighthouse.",
+    ),
 )
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+SYSTEM = (
+    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging"
+    " Face<|im_end|>\n"
+)
 OTHER_INPUTS = {  # what a trainer may feed instead
     "two_bos": "<|im_start|>" + CHAT,
     "system_message": SYSTEM + CHAT,
@@ -49,8 +69,9 @@ OTHER_INPUTS = {  # what a trainer may feed instead
 
 @dataclass(frozen=True)
 class Rollout:
-    """A file. weights: dtype of the engine's matrices; sampling: settings that its log-probabilities include; rate: of
-    two updates, whose weights sample the second and last third, and whose last is the trainer's.
+    """A file. weights: dtype of the engine's matrices; sampling: settings that its
+    log-probabilities include; rate: of two updates, whose weights sample the second and last third,
+    and whose last is the trainer's.
     """
 
     name: str
@@ -96,10 +117,16 @@ ROLLOUTS = (
     Rollout("lag-1e-6", "llamacpp", rate=1e-6),
 )
 
-Response = tuple[list[int], list[float | None]]  # tokens and the engine's log-probabilities, None if it gave none
+# tokens and the engine's log-probabilities, None if it gave none
+Response = tuple[list[int], list[float | None]]
 
 
-def sample_llamacpp(path: Path, prompts: Sequence[list[int]], sampling: dict[str, float], seed: int) -> list[Response]:
+def sample_llamacpp(
+    path: Path,
+    prompts: Sequence[list[int]],
+    sampling: dict[str, float],
+    seed: int,
+) -> list[Response]:
     """Responses of llama.cpp's server of a GGUF, one request after the other."""
     import xllamacpp
 
@@ -109,25 +136,38 @@ def sample_llamacpp(path: Path, prompts: Sequence[list[int]], sampling: dict[str
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     server = xllamacpp.Server(params)
     settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **sampling}
-    settings |= {"n_predict": TOKENS, "n_probs": 1, "post_sampling_probs": bool(sampling), "return_tokens": True}
+    settings |= {
+        "n_predict": TOKENS,
+        "n_probs": 1,
+        "post_sampling_probs": bool(sampling),
+        "return_tokens": True,
+    }
     responses = []
     for number, prompt in enumerate(prompts):
         body = json.dumps({"prompt": prompt, "seed": seed + number, **settings}).encode()
         request = urllib.request.Request(
-            f"{server.listening_address}/completion", body, {"Content-Type": "application/json"}
+            f"{server.listening_address}/completion",
+            body,
+            {"Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request) as answer:
             response = json.load(answer)
         entries, values = response["completion_probabilities"][::-1], []
         for token in response["tokens"]:  # those that end within a UTF-8 character have no entry
-            entry = entries.pop() if entries and entries[-1]["id"] == token else {"logprob": None, "prob": np.nan}
+            entry = (
+                entries.pop()
+                if entries and entries[-1]["id"] == token
+                else {"logprob": None, "prob": np.nan}
+            )
             values.append(float(np.log(entry["prob"])) if sampling else entry["logprob"])
         responses.append((response["tokens"], values))
     return responses
 
 
 def gguf_with_vocabulary(loaded: LoadedModel, dtype: str, target: Path) -> Path:
-    """A GGUF of the model, matrices in `dtype`, with the vocabulary of the packaged one, which a server needs."""
+    """A GGUF of the model, matrices in `dtype`, with the vocabulary of the packaged one, which a
+    server needs.
+    """
     kind = {"float32": "F32", "bfloat16": "BF16"}.get(dtype, dtype.upper())
     quantized = gguf.GGMLQuantizationType[kind]
     writer = gguf.GGUFWriter(target, "llama")
@@ -138,7 +178,9 @@ def gguf_with_vocabulary(loaded: LoadedModel, dtype: str, target: Path) -> Path:
     for tensor in gguf.GGUFReader(gguf_of(loaded, "float32")).tensors:
         values, of_tensor = np.array(tensor.data), quantized if tensor.data.ndim > 1 else None
         writer.add_tensor(
-            tensor.name, gguf.quants.quantize(values, of_tensor) if of_tensor else values, raw_dtype=of_tensor
+            tensor.name,
+            gguf.quants.quantize(values, of_tensor) if of_tensor else values,
+            raw_dtype=of_tensor,
         )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -148,18 +190,37 @@ def gguf_with_vocabulary(loaded: LoadedModel, dtype: str, target: Path) -> Path:
 
 
 def sample_vllm(
-    folder: Path, dtype: str, rollouts: Sequence[Rollout], prompts: list[list[int]]
+    folder: Path,
+    dtype: str,
+    rollouts: Sequence[Rollout],
+    prompts: list[list[int]],
 ) -> list[list[Response]]:
     """Responses of vLLM to the prompts by each rollout's settings, all in one batch."""
     mode = "processed_logprobs" if rollouts[0].sampling else "raw_logprobs"
     asked = [
-        {"ids": ids, "seed": rollout.seed + number, "sampling": {"temperature": 1.0, **rollout.sampling}}
+        {
+            "ids": ids,
+            "seed": rollout.seed + number,
+            "sampling": {"temperature": 1.0, **rollout.sampling},
+        }
         for rollout in rollouts
         for number, ids in enumerate(prompts)
     ]
-    request = {"model": str(folder), "dtype": dtype, "logprobs": mode, "tokens": TOKENS, "prompts": asked}
+    request = {
+        "model": str(folder),
+        "dtype": dtype,
+        "logprobs": mode,
+        "tokens": TOKENS,
+        "prompts": asked,
+    }
     command = [location_of("vllm").python, str(SCRIPT)]
-    done = subprocess.run(command, input=json.dumps(request), stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        command,
+        input=json.dumps(request),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     responses = json.loads(done.stdout)
     return [responses[at : at + len(prompts)] for at in range(0, len(responses), len(prompts))]
 
@@ -175,10 +236,17 @@ def in_float8(loaded: LoadedModel) -> LoadedModel:
 
 
 def update(
-    loaded: LoadedModel, prompts: Sequence[list[int]], responses: Sequence[Response], rate: float
+    loaded: LoadedModel,
+    prompts: Sequence[list[int]],
+    responses: Sequence[Response],
+    rate: float,
 ) -> LoadedModel:
     """The model after a step of AdamW toward the even responses and away from the odd ones."""
-    optimizer = torch.optim.AdamW(loaded.model.requires_grad_().parameters(), lr=rate, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        loaded.model.requires_grad_().parameters(),
+        lr=rate,
+        weight_decay=0.0,
+    )
     for number, (prompt, (tokens, _)) in enumerate(zip(prompts, responses, strict=True)):
         ids = torch.tensor([*prompt, *tokens])
         logprobs = loaded.model(ids[None]).logits[0].log_softmax(-1)
@@ -190,17 +258,27 @@ def update(
     return loaded
 
 
-def score(loaded: LoadedModel, prompt: Sequence[int], tokens: Sequence[int]) -> tuple[list[float], list[float]]:
+def score(
+    loaded: LoadedModel,
+    prompt: Sequence[int],
+    tokens: Sequence[int],
+) -> tuple[list[float], list[float]]:
     """The model's log-probabilities of a response, and the entropies of its distributions."""
     with torch.inference_mode():
-        logits = loaded.model(torch.tensor([*prompt, *tokens])[None]).logits[0, len(prompt) - 1 : -1]
+        logits = loaded.model(torch.tensor([*prompt, *tokens])[None]).logits[
+            0,
+            len(prompt) - 1 : -1,
+        ]
     logprobs = logits.double().log_softmax(-1)
     chosen = logprobs.gather(1, torch.tensor(tokens)[:, None])[:, 0]
     return chosen.tolist(), (-logprobs.exp() * logprobs).sum(-1).tolist()
 
 
 def digits(values: Sequence[float | None], count: int) -> list[float | None]:
-    return [None if value is None or np.isnan(value) else float(f"{value:.{count}g}") for value in values]
+    return [
+        None if value is None or np.isnan(value) else float(f"{value:.{count}g}")
+        for value in values
+    ]
 
 
 class Sampler:
@@ -218,18 +296,28 @@ class Sampler:
         return list(self.trainers["float32"].tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def responses(self, rollouts: Sequence[Rollout]) -> list[list[Response]]:
-        """Sample rollouts that share an engine, weights and what their log-probabilities include."""
+        """Sample rollouts that share an engine, weights and what their log-probabilities
+        include.
+        """
         dtype = rollouts[0].weights
         if rollouts[0].engine == "llamacpp":
-            path = gguf_with_vocabulary(self.trainers["float32"], dtype, self.scratch / "model.gguf")
-            return [sample_llamacpp(path, self.prompts, each.sampling, each.seed) for each in rollouts]
+            path = gguf_with_vocabulary(
+                self.trainers["float32"],
+                dtype,
+                self.scratch / "model.gguf",
+            )
+            return [
+                sample_llamacpp(path, self.prompts, each.sampling, each.seed) for each in rollouts
+            ]
         if dtype != "float8":
             return sample_vllm(SMOLLM2, dtype, rollouts, self.prompts)
         save_model(in_float8(self.load("bfloat16")), self.scratch / "float8")
         return sample_vllm(self.scratch / "float8", "bfloat16", rollouts, self.prompts)
 
     def lagged(self, rollout: Rollout) -> tuple[list[Response], LoadedModel]:
-        """Sample a third of the prompts by each of three versions of the weights. -> responses and the last version"""
+        """Sample a third of the prompts by each of three versions of the weights. -> responses and
+        the last version
+        """
         loaded, responses = self.load("float32"), []
         for version in range(3):
             part = self.prompts[version::3]
@@ -240,9 +328,18 @@ class Sampler:
         loaded.model.bfloat16()
         return [responses[n % 3][n // 3] for n in range(len(self.prompts))], loaded
 
-    def rows(self, rollout: Rollout, responses: Sequence[Response], trainer: LoadedModel) -> Iterator[dict[str, Any]]:
-        """Rows of a file, scored by the trainer; of one without a cause also in float32 and on other inputs."""
-        for number, (prompt, (tokens, values)) in enumerate(zip(self.prompts, responses, strict=True)):
+    def rows(
+        self,
+        rollout: Rollout,
+        responses: Sequence[Response],
+        trainer: LoadedModel,
+    ) -> Iterator[dict[str, Any]]:
+        """Rows of a file, scored by the trainer; of one without a cause also in float32 and on
+        other inputs.
+        """
+        for number, (prompt, (tokens, values)) in enumerate(
+            zip(self.prompts, responses, strict=True),
+        ):
             scores, entropy = score(trainer, prompt, tokens)
             row: dict[str, Any] = {"rollout": values, "trainer": scores}
             if rollout.is_plain:
@@ -262,12 +359,19 @@ class Sampler:
         folder.mkdir(parents=True, exist_ok=True)
         same = self.trainers["bfloat16"]
         is_lagged = rollouts[0].rate
-        sampled = map(self.lagged, rollouts) if is_lagged else ((one, same) for one in self.responses(rollouts))
+        sampled = (
+            map(self.lagged, rollouts)
+            if is_lagged
+            else ((one, same) for one in self.responses(rollouts))
+        )
         for rollout, (responses, trainer) in zip(rollouts, sampled, strict=True):
             rows = self.rows(rollout, responses, trainer)
             lines = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
             (folder / f"{rollout.name}.jsonl").write_text(lines)
-            print(f"{rollout.name}: {sum(len(tokens) for tokens, _ in responses)} tokens", flush=True)
+            print(
+                f"{rollout.name}: {sum(len(tokens) for tokens, _ in responses)} tokens",
+                flush=True,
+            )
 
 
 def main() -> None:

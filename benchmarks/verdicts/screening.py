@@ -1,4 +1,5 @@
-"""The screening on trial: what the arrays alone say of harmless paths and of bugs (docs/explanation/calibration.md).
+"""The screening on trial: what the arrays alone say of harmless paths and of bugs
+(docs/explanation/calibration.md).
 
 python -m benchmarks.verdicts.screening                        # every tiny model and the sample model, three dtypes
 python -m benchmarks.verdicts.screening --model "gpt2 float32"   # one of them; several may be given
@@ -33,11 +34,18 @@ from core.runs.file.evidence import FAILED, NOTED, PASSED
 IN_FLOAT16 = tuple(f"{name} float16" for name in CONFIGS)
 TOKENS = 64
 PROMPTS = {
-    "code": "import heapq\n\n\nclass Queue:\n    def __init__(self):\n        self.heap = []\n\n"
-    "    def push(self, item):\n        heapq.heappush(self.heap, item)\n",
-    "prose": "The ferry left at ten past six, and the lamps along the quay were still lit. Nobody on deck had slept;"
-    " the captain had read the weather twice and said nothing.",
-    "German": "Der Zug hielt auf freier Strecke, und niemand wusste, warum. Eine Frau am Fenster las ihrem Kind vor.",
+    "code": (
+        "import heapq\n\n\nclass Queue:\n    def __init__(self):\n        self.heap = []\n\n"
+        "    def push(self, item):\n        heapq.heappush(self.heap, item)\n"
+    ),
+    "prose": (
+        "The ferry left at ten past six, and the lamps along the quay were still lit. Nobody on"
+        " deck had slept; the captain had read the weather twice and said nothing."
+    ),
+    "German": (
+        "Der Zug hielt auf freier Strecke, und niemand wusste, warum. Eine Frau am Fenster las"
+        " ihrem Kind vor."
+    ),
 }
 EQUAL = "equal"
 _BITS = {"float32": torch.int32, "bfloat16": torch.int16, "float16": torch.int16}
@@ -45,7 +53,9 @@ _BITS = {"float32": torch.int32, "bfloat16": torch.int16, "float16": torch.int16
 
 @dataclass(frozen=True)
 class Screened:
-    """One case on one model. kind: same function, injected bug or lower precision; outcome: of the screening."""
+    """One case on one model. kind: same function, injected bug or lower precision; outcome: of the
+    screening.
+    """
 
     model: str
     case: str
@@ -55,10 +65,14 @@ class Screened:
 
 
 def screened(
-    name: str, loaded: LoadedModel, prompts: Sequence[Sequence[int]], *, is_named: bool = True
+    name: str,
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    is_named: bool = True,
 ) -> Iterator[Screened]:
-    """Screen every case that applies to the model, but those of samplers, whose logits are right. is_named: the dump
-    names its compute dtype.
+    """Screen every case that applies to the model, but those of samplers, whose logits are right.
+    is_named: the dump names its compute dtype.
     """
     references: dict[str, list[NDArray]] = {}
     header = SimpleNamespace(
@@ -71,30 +85,55 @@ def screened(
             with registered(case):
                 if case.reference not in references:
                     references[case.reference] = _logits(loaded, prompts, case.reference)
-                sides = references[case.reference], _logits(loaded, prompts, case.path or case.engine or "prefill")
+                sides = (
+                    references[case.reference],
+                    _logits(loaded, prompts, case.path or case.engine or "prefill"),
+                )
         except CaptureError:
             continue  # not possible on this model
         table = positions_of(*sides, loaded.dtype)
         is_bug = case.changes(loaded) and not case.is_precision
-        kind = "injected bug" if is_bug else "lower precision" if case.is_precision else "same function"
+        kind = (
+            "injected bug"
+            if is_bug
+            else "lower precision"
+            if case.is_precision
+            else "same function"
+        )
         if not table["neq"].any():
             yield Screened(name, case.name, kind, EQUAL, 0.0)
             continue
         size = float(np.sqrt(np.nanmean(table["rms_row_ulps"].to_numpy(float) ** 2)))
         # validity names NaN and infinity before anything is screened
         is_broken = table["nonfinite_mismatch"].any()
-        yield Screened(name, case.name, kind, FAILED if is_broken else screen(header, table).outcome, size)
+        yield Screened(
+            name,
+            case.name,
+            kind,
+            FAILED if is_broken else screen(header, table).outcome,
+            size,
+        )
 
 
-def _logits(loaded: LoadedModel, prompts: Sequence[Sequence[int]], side: str | Engine) -> list[NDArray]:
+def _logits(
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    side: str | Engine,
+) -> list[NDArray]:
     """Bits of a side, an array [positions, vocab] a prompt."""
     carrier = format_named(loaded.dtype).carrier
     with torch.inference_mode(), side_of(side).open(loaded, None) as run:
-        rows = [whole_side(run, ids).to(getattr(torch, loaded.dtype)).contiguous() for ids in prompts]
+        rows = [
+            whole_side(run, ids).to(getattr(torch, loaded.dtype)).contiguous() for ids in prompts
+        ]
     return [logits.view(_BITS[loaded.dtype]).numpy().view(carrier) for logits in rows]
 
 
-def positions_of(reference: Sequence[NDArray], variant: Sequence[NDArray], dtype: str) -> pd.DataFrame:
+def positions_of(
+    reference: Sequence[NDArray],
+    variant: Sequence[NDArray],
+    dtype: str,
+) -> pd.DataFrame:
     """Figures by position, as a run has them."""
     tables = []
     for prompt, (a, b) in enumerate(zip(reference, variant, strict=True)):
@@ -106,31 +145,53 @@ def positions_of(reference: Sequence[NDArray], variant: Sequence[NDArray], dtype
 
 def table_of(outcomes: Sequence[Screened]) -> Iterator[str]:
     """Lines of Markdown: one line per model and kind."""
-    yield "| model | kind | cases | bug suspected | undecided | likely rounding | changed nothing | rms, row ULPs |"
+    yield (
+        "| model | kind | cases | bug suspected | undecided | likely rounding | changed nothing |"
+        " rms, row ULPs |"
+    )
     yield f"|{'---|' * 8}"
     for model, kind in dict.fromkeys((each.model, each.kind) for each in outcomes):
         own = [each for each in outcomes if (each.model, each.kind) == (model, kind)]
         counts = Counter(each.outcome for each in own)
-        sizes = [each.rms_row_ulps for each in own if each.outcome != EQUAL and np.isfinite(each.rms_row_ulps)]
+        sizes = [
+            each.rms_row_ulps
+            for each in own
+            if each.outcome != EQUAL and np.isfinite(each.rms_row_ulps)
+        ]
         span = f"{min(sizes):.2g} to {max(sizes):.2g}" if sizes else ""
         cells = " | ".join(str(counts[outcome]) for outcome in (FAILED, NOTED, PASSED, EQUAL))
         yield f"| {model} | {kind} | {len(own)} | {cells} | {span} |"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--model", action="append", default=[], choices=(*MODELS, *IN_FLOAT16))
     parser.add_argument("--folder", help="of a transformers model, in place of the small ones")
     parser.add_argument("--dtype", default="bfloat16", choices=tuple(_BITS))
-    parser.add_argument("--unnamed", action="store_true", help="as if the dumps did not name their compute dtype")
+    parser.add_argument(
+        "--unnamed",
+        action="store_true",
+        help="as if the dumps did not name their compute dtype",
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     outcomes: list[Screened] = []
     with quiet():
         if options.folder:
             loaded = load_model(options.folder, dtype=options.dtype, device="cpu")
-            prompts = [tuple(loaded.tokenizer(text)["input_ids"][:TOKENS]) for text in list(PROMPTS.values())[:2]]
-            outcomes += screened(f"{options.folder} {options.dtype}", loaded, prompts, is_named=not options.unnamed)
+            prompts = [
+                tuple(loaded.tokenizer(text)["input_ids"][:TOKENS])
+                for text in list(PROMPTS.values())[:2]
+            ]
+            outcomes += screened(
+                f"{options.folder} {options.dtype}",
+                loaded,
+                prompts,
+                is_named=not options.unnamed,
+            )
         for name in () if options.folder else options.model or (*MODELS, *IN_FLOAT16):
             outcomes += screened(name, *model_named(name), is_named=not options.unnamed)
     print(*table_of(outcomes), sep="\n")

@@ -1,5 +1,5 @@
-"""16 bits alone on trial: faults of a given size and other kernels of the same function, each side's error compared
-with randomized rounding (docs/explanation/calibration.md).
+"""16 bits alone on trial: faults of a given size and other kernels of the same function, each
+side's error compared with randomized rounding (docs/explanation/calibration.md).
 
 python -m benchmarks.verdicts.sixteen                # every model and dtype: the tables of the docs
 python -m benchmarks.verdicts.sixteen --model "llama bfloat16" --prompts 10
@@ -64,18 +64,26 @@ from core.judging.judge import DRAWN, error_test
 from core.judging.statistic import FloorTest, smallest_fault
 
 DTYPES = ("bfloat16", "float16")
-MODELS = (*(f"{name} {dtype}" for name in CONFIGS if name != "mixtral-ties" for dtype in DTYPES), SHIPPED[0])
+MODELS = (
+    *(f"{name} {dtype}" for name in CONFIGS if name != "mixtral-ties" for dtype in DTYPES),
+    SHIPPED[0],
+)
 SHARES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)  # of the whole fault
-SIZES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, np.inf)  # ends of ranges, in roundings at the position where it is largest
+# ends of ranges, in roundings at the position where it is largest
+SIZES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, np.inf)
 PLACE = -5  # token at which faults of one token are
-# Token by token through every prompt: these say nothing that chunks do not, and take most of the time.
+# Token by token through every prompt: these say nothing that chunks do not, and take most of the
+# time.
 _SLOW = ("decode", "static", "chunks of 1, 2, 3")
 
 Share = Callable[[float], Engine]
 
 
 def _towards(
-    modules: Callable[[Any], Any], index: Any, other: Callable[[Any, Any], torch.Tensor], inner: Engine = prefill
+    modules: Callable[[Any], Any],
+    index: Any,
+    other: Callable[[Any, Any], torch.Tensor],
+    inner: Engine = prefill,
 ) -> Share:
     """Part of a module's output is moved by a share of the way to other(output, input)."""
 
@@ -106,7 +114,15 @@ def _two_tokens_swapped(output: torch.Tensor, tokens: torch.Tensor) -> torch.Ten
 def attention_reads_ahead(share: float) -> Engine:
     """One query of the first layer reads the value after its own."""
 
-    def change(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, options: Any) -> Any:
+    def change(
+        original: Any,
+        module: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        mask: Any,
+        options: Any,
+    ) -> Any:
         output, *rest = original(module, query, key, value, mask, options)
         if module.layer_idx == 0:
             output = output.clone()
@@ -127,7 +143,10 @@ def _of_another_step(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
 def _softmax_by_exp2(query: Any, key: Any, value: Any, mask: Any, scaling: float) -> torch.Tensor:
     """Softmax in powers of two, whose log2(e) is rounded to bfloat16."""
     log2e = float(torch.tensor(math.log2(math.e), dtype=torch.bfloat16))
-    scores = (query.float() @ key.float().transpose(2, 3) * (scaling * log2e)).masked_fill(~mask, -torch.inf)
+    scores = (query.float() @ key.float().transpose(2, 3) * (scaling * log2e)).masked_fill(
+        ~mask,
+        -torch.inf,
+    )
     weights = torch.exp2(scores - scores.amax(-1, keepdim=True))
     return weights / weights.sum(-1, keepdim=True) @ value.float()
 
@@ -155,17 +174,42 @@ FAULTS: dict[str, Share] = {
     "attention reads ahead": attention_reads_ahead,
     "stale cache slot": lambda share: cached([PREFIX], left_by(another_prompt, PREFIX, -3, share)),
     "norm of the token before": _towards(_norm, _HERE, lambda output, _: output[_BEFORE]),
-    "residual added twice": _towards(second_layer, _HERE, lambda output, x: output[_HERE] + x[_HERE]),
-    "embedding rows swapped": _towards(lambda model: [model.get_input_embeddings()], ..., _two_tokens_swapped),
-    "tile of the head": _towards(head_of, (*_HERE, _TILE), lambda output, _: output[(*_BEFORE, _TILE)]),
-    "last chunk shifted": _towards(second_layer, (0, slice(-7, None)), lambda output, _: output[0, -8:-1]),
-    "another row of the batch": _towards(second_layer, (0, PLACE), lambda output, _: output[1, PLACE], in_a_batch),
+    "residual added twice": _towards(
+        second_layer,
+        _HERE,
+        lambda output, x: output[_HERE] + x[_HERE],
+    ),
+    "embedding rows swapped": _towards(
+        lambda model: [model.get_input_embeddings()],
+        ...,
+        _two_tokens_swapped,
+    ),
+    "tile of the head": _towards(
+        head_of,
+        (*_HERE, _TILE),
+        lambda output, _: output[(*_BEFORE, _TILE)],
+    ),
+    "last chunk shifted": _towards(
+        second_layer,
+        (0, slice(-7, None)),
+        lambda output, _: output[0, -8:-1],
+    ),
+    "another row of the batch": _towards(
+        second_layer,
+        (0, PLACE),
+        lambda output, _: output[1, PLACE],
+        in_a_batch,
+    ),
     "stale final norm": _towards(final_norm, ..., _of_another_step),
 }
 SMALL = (  # faults of about the size of rounding
     Mutation("softmax by a rounded log2(e)", without_groups(_softmax_by_exp2), applies=_has_silu),
     *(
-        Mutation(f"sigmoid from {entries} entries", alter(activated(SigmoidTable(entries))), applies=_has_silu)
+        Mutation(
+            f"sigmoid from {entries} entries",
+            alter(activated(SigmoidTable(entries))),
+            applies=_has_silu,
+        )
         for entries in (32, 64, 128, 256)
     ),
 )
@@ -179,8 +223,8 @@ TWINS: dict[str, Engine] = {
 
 @dataclass(frozen=True)
 class Tried:
-    """One case on one model with so many prompts. size: of a fault in float32, in units of rounding at the position
-    where it is largest, 0 of another way to compute the same.
+    """One case on one model with so many prompts. size: of a fault in float32, in units of rounding
+    at the position where it is largest, 0 of another way to compute the same.
     """
 
     model: str
@@ -195,22 +239,35 @@ class Tried:
 
 
 def prompts_for(name: str, loaded: LoadedModel, count: int) -> list[tuple[int, ...]]:
-    """TOKENS tokens each: random ones for random weights, Python's own sources for a model that learnt on such."""
+    """TOKENS tokens each: random ones for random weights, Python's own sources for a model that
+    learnt on such.
+    """
     if name in MODELS and name not in SHIPPED:
         generator = torch.Generator().manual_seed(1)
         return [
-            tuple(torch.randint(1, loaded.token_limit, (TOKENS,), generator=generator).tolist()) for _ in range(count)
+            tuple(torch.randint(1, loaded.token_limit, (TOKENS,), generator=generator).tolist())
+            for _ in range(count)
         ]
-    text = "\n".join(inspect.getsource(module) for module in (argparse, inspect, statistics, json.decoder))
-    ids = [token for line in text.splitlines(keepends=True) for token in loaded.tokenizer(line)["input_ids"]]
+    text = "\n".join(
+        inspect.getsource(module) for module in (argparse, inspect, statistics, json.decoder)
+    )
+    ids = [
+        token
+        for line in text.splitlines(keepends=True)
+        for token in loaded.tokenizer(line)["input_ids"]
+    ]
     step = (len(ids) - TOKENS) // count
     return [tuple(ids[number * step : number * step + TOKENS]) for number in range(count)]
 
 
 def cases_of(loaded: LoadedModel, shares: Sequence[float] = SHARES) -> list[Mutation]:
-    """Faults at every size, and the trial's cases that are engines or paths and have logits of their own."""
+    """Faults at every size, and the trial's cases that are engines or paths and have logits of
+    their own.
+    """
     cases = [
-        case for case in (*MUTATIONS, *VARIATIONS) if case.applies(loaded) and case.sample is None and case.base is None
+        case
+        for case in (*MUTATIONS, *VARIATIONS)
+        if case.applies(loaded) and case.sample is None and case.base is None
     ]
     twin = Mutation("scores rounded to 16 bits", scores_rounded, changes=lambda _: False)
     faults = [Mutation(name, make(share)) for name, make in FAULTS.items() for share in shares]
@@ -219,7 +276,10 @@ def cases_of(loaded: LoadedModel, shares: Sequence[float] = SHARES) -> list[Muta
 
 
 def run_trial(
-    name: str, loaded: LoadedModel, prompts: Sequence[Sequence[int]], cases: Sequence[Mutation]
+    name: str,
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    cases: Sequence[Mutation],
 ) -> tuple[list[Tried], list[FloorTest]]:
     """(every case that the model can run, every draw compared with the others)"""
     lengths = [len(ids) for ids in prompts]
@@ -235,7 +295,9 @@ def run_trial(
             for case, side in zip(able, sides, strict=True):
                 size = 0.0
                 if case.changes(loaded):
-                    logits = torch.cat([whole_side(side.run_on(wide), ids) for ids in prompts]).double()
+                    logits = torch.cat(
+                        [whole_side(side.run_on(wide), ids) for ids in prompts],
+                    ).double()
                     fault = (logits - plain).nan_to_num(posinf=np.inf, nan=np.inf)
                     size = float(np.sqrt((fault.square().mean(1).cpu().numpy() / rounding).max()))
                 sizes.append(size)
@@ -255,15 +317,24 @@ def _runs(case: Mutation, loaded: LoadedModel, ids: Sequence[int]) -> bool:
     return True
 
 
-def summary(trials: Sequence[Tried], draws: dict[tuple[str, int], list[FloorTest]]) -> Iterator[str]:
-    """Lines of Markdown: one line per model and a number of prompts; faults that are seen at the end, in roundings."""
+def summary(
+    trials: Sequence[Tried],
+    draws: dict[tuple[str, int], list[FloorTest]],
+) -> Iterator[str]:
+    """Lines of Markdown: one line per model and a number of prompts; faults that are seen at the
+    end, in roundings.
+    """
     kinds = ("at one position", "over all")
-    columns = "model | prompts | faults | seen | same function | accused | largest ratio | draws accused"
+    columns = (
+        "model | prompts | faults | seen | same function | accused | largest ratio | draws accused"
+    )
     yield f"| {columns} | {' | '.join(kinds)} |"
     yield f"|{'---|' * (8 + len(kinds))}"
     for (model, count), of_draws in draws.items():
         own = [one for one in trials if (one.model, one.prompts) == (model, count)]
-        faults, same = ([one for one in own if bool(one.size) == is_fault] for is_fault in (True, False))
+        faults, same = (
+            [one for one in own if bool(one.size) == is_fault] for is_fault in (True, False)
+        )
         limits = same[0].test.position.limit, DRAWN.over_all
         smallest = [f"{smallest_fault(limit):.2g}" for limit in limits]
         cells = [model, count, len(faults), sum(one.is_seen for one in faults), len(same)]
@@ -275,7 +346,9 @@ def summary(trials: Sequence[Tried], draws: dict[tuple[str, int], list[FloorTest
 def table(trials: Sequence[Tried]) -> Iterator[str]:
     """Lines of Markdown: a line a fault, a column a size, seen of planted."""
     ranges = list(itertools.pairwise(SIZES))
-    ends = [f"{low:g} to {high:g}" if high < np.inf else f"{low:g} and more" for low, high in ranges]
+    ends = [
+        f"{low:g} to {high:g}" if high < np.inf else f"{low:g} and more" for low, high in ranges
+    ]
     yield f"| fault | {' | '.join(ends)} |"
     yield f"|{'---|' * (1 + len(ends))}"
     groups = {name: {name} for name in FAULTS} | {"the trial's": {case.name for case in MUTATIONS}}
@@ -289,12 +362,29 @@ def table(trials: Sequence[Tried]) -> Iterator[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", choices=MODELS, help="only these; may be given several times")
-    parser.add_argument("--prompts", action="append", type=int, help="so many; may be given several times")
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--model",
+        action="append",
+        choices=MODELS,
+        help="only these; may be given several times",
+    )
+    parser.add_argument(
+        "--prompts",
+        action="append",
+        type=int,
+        help="so many; may be given several times",
+    )
     parser.add_argument("--folder", help="of a transformers model, in place of the small ones")
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES, help="of the folder's model")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda; the tables of the docs are from a CPU")
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        help="cpu or cuda; the tables of the docs are from a CPU",
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     trials: list[Tried] = []
@@ -306,11 +396,19 @@ def main() -> int:
             loaded = model_named(name, options.device)[0]
         for count in options.prompts or (2,):
             cases = cases_of(loaded)
-            cases_of_model, draws[name, count] = run_trial(name, loaded, prompts_for(name, loaded, count), cases)
+            cases_of_model, draws[name, count] = run_trial(
+                name,
+                loaded,
+                prompts_for(name, loaded, count),
+                cases,
+            )
             trials += cases_of_model
             for one in cases_of_model:
                 if one.is_seen and not one.size:
-                    print(f"ACCUSED {name:24}{count:4} {one.case:52}{one.test.ratio:.2f}", flush=True)
+                    print(
+                        f"ACCUSED {name:24}{count:4} {one.case:52}{one.test.ratio:.2f}",
+                        flush=True,
+                    )
     print(*summary(trials, draws), "", *table(trials), sep="\n")
     return int(any(one.is_seen and not one.size for one in trials))
 

@@ -1,7 +1,8 @@
-"""Tiny models of random weights, one for each kind of architecture that a fault can hide in; no network, no file.
+"""Tiny models of random weights, one for each kind of architecture that a fault can hide in; no
+network, no file.
 
-Every parameter is drawn, biases and norms too: transformers leaves biases at 0 and norms at 1, and a dropped bias of 0
-is no fault.
+Every parameter is drawn, biases and norms too: transformers leaves biases at 0 and norms at 1, and
+a dropped bias of 0 is no fault.
 """
 
 from __future__ import annotations
@@ -25,18 +26,22 @@ from core.inference.models.model import LoadedModel, loaded_from
 from core.inference.models.torch_errors import quiet
 
 TEXT = (
-    "def walk(self, path): return [step for step in path if step]\nThe ferry left at ten past six, café lamps – still"
-    " lit.\n"
+    "def walk(self, path): return [step for step in path if step]\nThe ferry left at ten past six,"
+    " café lamps – still lit.\n"
 )
 PROMPTS = (
     "def walk(self, path): return [step for step in path if step]\nThe ferry left at ten past six",
-    "café lamps – still lit. The path left at six, past ten steps of the ferry; return self if it walks past the lamps",
+    (
+        "café lamps – still lit. The path left at six, past ten steps of the ferry; return self if"
+        " it walks past the lamps"
+    ),
 )
 TOKENS = 48
 WINDOW = 8  # of the windowed layers: far shorter than the prompts, so that caches do drop tokens
 _COMMON: dict[str, Any] = {
     "vocab_size": 384,
-    "initializer_range": 0.15,  # with the usual 0.02 attention is so even that a wrong key would hardly show
+    # with the usual 0.02 attention is so even that a wrong key would hardly show
+    "initializer_range": 0.15,
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
@@ -56,7 +61,12 @@ def _mixtral() -> MixtralConfig:
 
 
 # One windowed and one full layer in turn; soft caps low enough to bite at these weights.
-_GEMMA2 = {"head_dim": 16, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0}
+_GEMMA2 = {
+    "head_dim": 16,
+    "query_pre_attn_scalar": 16,
+    "attn_logit_softcapping": 5.0,
+    "final_logit_softcapping": 10.0,
+}
 CONFIGS: dict[str, Callable[[], Any]] = {
     "llama": lambda: LlamaConfig(**_SHAPE),
     "gpt2": lambda: GPT2Config(**_COMMON, n_embd=64, n_layer=3, n_head=4, n_positions=96),
@@ -67,13 +77,23 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 }
 
 
-def tiny_model(name: str, dtype: str = "float32", seed: int = 7, device: str = "cpu") -> LoadedModel:
+def tiny_model(
+    name: str,
+    dtype: str = "float32",
+    seed: int = 7,
+    device: str = "cpu",
+) -> LoadedModel:
     """A model of CONFIGS with its tokenizer, ready for forwards."""
     return model_of(CONFIGS[name](), dtype, seed, device, ties_experts=name == "mixtral-ties")
 
 
 def model_of(
-    config: Any, dtype: str = "float32", seed: int = 7, device: str = "cpu", *, ties_experts: bool = False
+    config: Any,
+    dtype: str = "float32",
+    seed: int = 7,
+    device: str = "cpu",
+    *,
+    ties_experts: bool = False,
 ) -> LoadedModel:
     """A model of a config, every parameter drawn."""
     generator = torch.Generator().manual_seed(seed)
@@ -91,8 +111,8 @@ def model_of(
 
 
 def _tie_two_experts(model: Any, generator: torch.Generator) -> None:
-    """The router's scores of the first two experts nearly tie at every token, so that in float32 rounding chooses
-    between them.
+    """The router's scores of the first two experts nearly tie at every token, so that in float32
+    rounding chooses between them.
     """
     for layer in model.model.layers:
         gate = layer.mlp.gate.weight
@@ -106,5 +126,14 @@ def tiny_prompts(loaded: LoadedModel, tokens: int = TOKENS) -> list[tuple[int, .
 
 def _tokenizer() -> PreTrainedTokenizerFast:
     bpe = ByteLevelBPETokenizer()
-    bpe.train_from_iterator([TEXT] * 3, vocab_size=300, special_tokens=["<|start|>"], show_progress=False)
-    return PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, bos_token="<|start|>", eos_token="<|start|>")
+    bpe.train_from_iterator(
+        [TEXT] * 3,
+        vocab_size=300,
+        special_tokens=["<|start|>"],
+        show_progress=False,
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe._tokenizer,
+        bos_token="<|start|>",
+        eos_token="<|start|>",
+    )

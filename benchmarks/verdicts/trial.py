@@ -1,5 +1,5 @@
-"""The verdict on trial: injected bugs that it must call bugs, and other ways to compute the same that it must not
-(docs/explanation/calibration.md).
+"""The verdict on trial: injected bugs that it must call bugs, and other ways to compute the same
+that it must not (docs/explanation/calibration.md).
 
 python -m benchmarks.verdicts.trial                          # every model, every case, and the tables of the docs
 python -m benchmarks.verdicts.trial --model llama --quick    # one model, without what compiles
@@ -37,7 +37,13 @@ from core.inference.paths.bases import BASES
 from core.judging.validity import sampler_evidence
 from core.judging.verdict import conclude
 from core.runs.file.evidence import CHECK_GROUPS, FAILED, FLOAT32, Verdict
-from core.runs.file.records import BUG_SUSPECTED, IDENTICAL, LOWER_PRECISION, NONDETERMINISTIC, VERDICTS
+from core.runs.file.records import (
+    BUG_SUSPECTED,
+    IDENTICAL,
+    LOWER_PRECISION,
+    NONDETERMINISTIC,
+    VERDICTS,
+)
 
 SAMPLES = FilePath(__file__).parents[2] / "sample_runs"
 TOKENS = 48
@@ -46,7 +52,15 @@ IN_FLOAT32 = (*CONFIGS, SHIPPED[1])
 IN_BFLOAT16 = (*(f"{name} bfloat16" for name in CONFIGS), SHIPPED[0])
 COMPILED = ("llama", "gpt2", SHIPPED[1])  # half a minute of compiling each
 MODELS = (*IN_FLOAT32, *IN_BFLOAT16)
-DRAWN = ("decode", "chunked:5", "reuse:31", "prefill+attn:eager", "decode+batch:3", in_two_halves, reordering(101))
+DRAWN = (
+    "decode",
+    "chunked:5",
+    "reuse:31",
+    "prefill+attn:eager",
+    "decode+batch:3",
+    in_two_halves,
+    reordering(101),
+)
 FACTORS = (1.00001, 1.0001, 1.001, 1.01, 1.1)
 REFUSED, CHANGED_NOTHING = "refused", "changed nothing"
 CLEAR = 10  # floors: a fault of so many must never be missed
@@ -56,9 +70,9 @@ CLEAR = 10  # floors: a fault of so many must never be missed
 class Trial:
     """One case on one model. verdict: REFUSED if the case cannot be judged, `because` says why.
 
-    verdicts: those that are right; noise_ratio and worst: over all positions and the largest at one; failed: names of
-    the checks that failed; module, position: where the verdict says that it begins, '' and None if it names none;
-    problems: what else is wrong with the verdict.
+    verdicts: those that are right; noise_ratio and worst: over all positions and the largest at
+    one; failed: names of the checks that failed; module, position: where the verdict says that it
+    begins, '' and None if it names none; problems: what else is wrong with the verdict.
     """
 
     model: str
@@ -92,8 +106,8 @@ class Trial:
 
     @property
     def is_wrong(self) -> bool:
-        """A miss, a false alarm, a precision or a place that was not named; no fault that changed nothing, nor a path
-        that the model does not have.
+        """A miss, a false alarm, a precision or a place that was not named; no fault that changed
+        nothing, nor a path that the model does not have.
         """
         is_left_out = self.verdict == REFUSED and not self.problems
         return not (self.is_right or self.changed_nothing or is_left_out)
@@ -119,8 +133,8 @@ def try_case(
     *,
     is_strict: bool = False,
 ) -> Trial:
-    """The case judged on the model, with everything that the judgement runs by itself. session: of the model and
-    prompts, where several cases are; is_strict: the words of the verdict count too.
+    """The case judged on the model, with everything that the judgement runs by itself. session: of
+    the model and prompts, where several cases are; is_strict: the words of the verdict count too.
     """
     verdicts = FAULTS if case.changes(loaded) else HARMLESS
     if case.is_precision or case.is_undeclared:
@@ -128,26 +142,59 @@ def try_case(
     try:
         verdict = _verdict(case, loaded, prompts, session)
     except CaptureError as error:
-        return Trial(name, case.name, verdicts, REFUSED, str(error), problems=(REFUSED,) * is_strict)
+        return Trial(
+            name,
+            case.name,
+            verdicts,
+            REFUSED,
+            str(error),
+            problems=(REFUSED,) * is_strict,
+        )
     problems = problems_of(verdict, case) if is_strict else []
     return _check_place(_trial(name, case.name, verdicts, verdict, problems), case, loaded)
 
 
-def try_files(case: FileCase, name: str, loaded: LoadedModel, prompts: Sequence[Sequence[int]]) -> Trial:
+def try_files(
+    case: FileCase,
+    name: str,
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+) -> Trial:
     """The files judged by the commands, which have no floor for what servers sent."""
     verdict = judged_files(case, loaded, prompts)
     problems = [REFUSED] if verdict.name == REFUSED else problems_of(verdict, case)
     return _check_place(_trial(name, case.name, case.verdicts, verdict, problems), case, loaded)
 
 
-def _trial(model: str, case: str, right: tuple[str, ...], verdict: Any, problems: Sequence[str] = ()) -> Trial:
-    worst = [getattr(row.figures, "worst_position_ratio", None) for row in verdict.evidence if row.group == FLOAT32]
+def _trial(
+    model: str,
+    case: str,
+    right: tuple[str, ...],
+    verdict: Any,
+    problems: Sequence[str] = (),
+) -> Trial:
+    worst = [
+        getattr(row.figures, "worst_position_ratio", None)
+        for row in verdict.evidence
+        if row.group == FLOAT32
+    ]
     modules = [getattr(row.figures, "modules_beyond", ()) for row in verdict.evidence]
     failed = tuple(row.group for row in verdict.evidence if row.outcome == FAILED)
     sizes = verdict.noise_ratio, worst[-1] if worst else None
     module = next((each[0] for each in modules if each), "")
     position = None if verdict.first_place is None else verdict.first_place[1]
-    return Trial(model, case, right, verdict.name, verdict.because, *sizes, failed, module, position, tuple(problems))
+    return Trial(
+        model,
+        case,
+        right,
+        verdict.name,
+        verdict.because,
+        *sizes,
+        failed,
+        module,
+        position,
+        tuple(problems),
+    )
 
 
 def _check_place(trial: Trial, case: Mutation | FileCase, loaded: LoadedModel) -> Trial:
@@ -159,7 +206,10 @@ def _check_place(trial: Trial, case: Mutation | FileCase, loaded: LoadedModel) -
 
 
 def _verdict(
-    case: Mutation, loaded: LoadedModel, prompts: Sequence[Sequence[int]], session: JudgingSession | None
+    case: Mutation,
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    session: JudgingSession | None,
 ) -> Verdict:
     with registered(case):
         variant = case.path or case.engine
@@ -168,12 +218,18 @@ def _verdict(
     if case.sample is None:
         return verdict
     with torch.inference_mode():
-        logits = torch.cat([prefill(loaded.model, torch.tensor(ids, device=loaded.device)) for ids in prompts])
+        logits = torch.cat(
+            [prefill(loaded.model, torch.tensor(ids, device=loaded.device)) for ids in prompts],
+        )
     argmaxes = {row: {token} for row, token in enumerate(logits.argmax(-1).tolist())}
     emitted = list(enumerate(case.sample(logits)))
     row = sampler_evidence(emitted, argmaxes, "variant", [len(ids) for ids in prompts])
     rows = (*verdict.evidence, row)
-    return conclude(rows, is_bit_identical=verdict.name == IDENTICAL, noise_ratio=verdict.noise_ratio)
+    return conclude(
+        rows,
+        is_bit_identical=verdict.name == IDENTICAL,
+        noise_ratio=verdict.noise_ratio,
+    )
 
 
 @contextmanager
@@ -189,8 +245,16 @@ def registered(case: Mutation) -> Iterator[None]:
 
 def cases_of(loaded: LoadedModel, is_quick: bool = True) -> list[Mutation]:
     """Every case that applies to the model: the bugs first. Not quick: also those that compile."""
-    slow = () if is_quick else tuple(Mutation(path, path=path, changes=lambda _: False) for path in SLOW_PATHS)
-    return [case for case in (*MUTATIONS, *PRECISIONS, *ON_TOP, *VARIATIONS, *slow) if case.applies(loaded)]
+    slow = (
+        ()
+        if is_quick
+        else tuple(Mutation(path, path=path, changes=lambda _: False) for path in SLOW_PATHS)
+    )
+    return [
+        case
+        for case in (*MUTATIONS, *PRECISIONS, *ON_TOP, *VARIATIONS, *slow)
+        if case.applies(loaded)
+    ]
 
 
 def run_trial(
@@ -201,7 +265,9 @@ def run_trial(
     most_prompts: int | None = None,
     device: str = "cpu",
 ) -> list[Trial]:
-    """All cases on all models named, or those that are selected, over all of their prompts or so many."""
+    """All cases on all models named, or those that are selected, over all of their prompts or so
+    many.
+    """
     trials = []
     for name in names:
         loaded, prompts = model_named(name, device)
@@ -212,7 +278,9 @@ def run_trial(
 
 
 def run_kinds(names: Sequence[str], on_trial: Callable[[Trial], None], device: str) -> list[Trial]:
-    """The kinds that no threshold was chosen on, on all models named that have them, words and all."""
+    """The kinds that no threshold was chosen on, on all models named that have them, words and
+    all.
+    """
     trials = []
     for name in (name for name in names if name in kinds.MODELS):
         loaded, prompts = model_named(name, device)
@@ -229,8 +297,14 @@ def run_kinds(names: Sequence[str], on_trial: Callable[[Trial], None], device: s
 
 def summary(trials: Sequence[Trial]) -> Iterator[str]:
     """Lines of Markdown: one line per model."""
-    columns = "model | bugs | called bugs | changed nothing | lower precision | so named | same function | called bugs"
-    yield f"| {columns} | otherwise | refused | same: largest ratio | at one position | bugs: smallest ratio |"
+    columns = (
+        "model | bugs | called bugs | changed nothing | lower precision | so named | same function"
+        " | called bugs"
+    )
+    yield (
+        f"| {columns} | otherwise | refused | same: largest ratio | at one position | bugs:"
+        " smallest ratio |"
+    )
     yield f"|{'---|' * 13}"
     for name in [*dict.fromkeys(trial.model for trial in trials), "together"]:
         own = [trial for trial in trials if name in (trial.model, "together")]
@@ -242,7 +316,10 @@ def summary(trials: Sequence[Trial]) -> Iterator[str]:
         caught, alarms = (sum(trial.verdict in FAULTS for trial in group) for group in (bugs, same))
         counts = [len(bugs), caught, len(nothing), len(lower)]
         counts += [sum(trial.verdict == LOWER_PRECISION for trial in lower), len(same), alarms]
-        counts += [sum(trial.verdict not in (*FAULTS, *HARMLESS) for trial in (*bugs, *same)), len(own) - len(valid)]
+        counts += [
+            sum(trial.verdict not in (*FAULTS, *HARMLESS) for trial in (*bugs, *same)),
+            len(own) - len(valid),
+        ]
         sizes = [
             max((trial.noise_ratio or 0 for trial in same), default=0),
             max((trial.worst or 0 for trial in same), default=0),
@@ -257,8 +334,15 @@ def line_of(trial: Trial) -> str:
     verdict = CHANGED_NOTHING if trial.changed_nothing else trial.verdict
     sizes = ", ".join(_short(size) for size in (trial.noise_ratio, trial.worst) if size is not None)
     place = f"{trial.module or '-'} at {trial.position}" if trial.is_bug else ""
-    tail = [f"{len(trial.because.split())} words", *trial.problems, *([trial.because] if trial.is_wrong else [])]
-    return f"{sign:6}{trial.model:18}{trial.case:52}{f'{verdict} {sizes}':44}{place:36} {'; '.join(tail)}"
+    tail = [
+        f"{len(trial.because.split())} words",
+        *trial.problems,
+        *([trial.because] if trial.is_wrong else []),
+    ]
+    return (
+        f"{sign:6}{trial.model:18}{trial.case:52}{f'{verdict} {sizes}':44}{place:36}"
+        f" {'; '.join(tail)}"
+    )
 
 
 def _short(ratio: float) -> str:
@@ -269,7 +353,9 @@ def _short(ratio: float) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """What a line says of a case. place: `module at position` of a bug, '' otherwise; ratio: 0 if it has none."""
+    """What a line says of a case. place: `module at position` of a bug, '' otherwise; ratio: 0 if
+    it has none.
+    """
 
     verdict: str
     ratio: float
@@ -277,25 +363,39 @@ class Line:
 
 
 def read_line(text: str) -> tuple[tuple[str, str], Line] | None:
-    """((model, case), what it says), None of a line of another kind. Older lines name the check that decided."""
-    model = next((name for name in sorted(MODELS, key=len, reverse=True) if text[6:].startswith(name)), None)
+    """((model, case), what it says), None of a line of another kind.
+
+    Older lines name the check that decided.
+    """
+    model = next(
+        (name for name in sorted(MODELS, key=len, reverse=True) if text[6:].startswith(name)),
+        None,
+    )
     if model is None:
         return None
     rest = text[6 + max(18, len(model)) :]
     cell = re.sub(r"^\*\*\w+\*\* ", "", rest[52:96].strip())
     place = re.match(r"\S+ at (?:\d+|None)(?!\d)", rest[96:])
-    names = sorted((*VERDICTS, *CHECK_GROUPS, "float64", REFUSED, CHANGED_NOTHING), key=len, reverse=True)
+    names = sorted(
+        (*VERDICTS, *CHECK_GROUPS, "float64", REFUSED, CHANGED_NOTHING),
+        key=len,
+        reverse=True,
+    )
     name = next((name for name in names if cell.startswith(name)), cell)
     if name not in (*VERDICTS, REFUSED, CHANGED_NOTHING):
         is_harmless = text.startswith("ok") and place is None
         name = NONDETERMINISTIC if is_harmless else BUG_SUSPECTED
     ratio = re.search(r" (\d\S*?)(?:,|$)", cell)
-    return (model, rest[:52].strip()), Line(name, float(ratio[1]) if ratio else 0.0, "" if place is None else place[0])
+    return (model, rest[:52].strip()), Line(
+        name,
+        float(ratio[1]) if ratio else 0.0,
+        "" if place is None else place[0],
+    )
 
 
 def differences(old: Sequence[str], new: Sequence[str]) -> tuple[list[str], bool]:
-    """Return one line per case whose verdict or place differs, and whether one is grave: a bug that is none any more,
-    or the other way round.
+    """Return one line per case whose verdict or place differs, and whether one is grave: a bug that
+    is none any more, or the other way round.
     """
     old_lines, new_lines = (dict(filter(None, map(read_line, lines))) for lines in (old, new))
     lines, is_grave = [], False
@@ -308,14 +408,19 @@ def differences(old: Sequence[str], new: Sequence[str]) -> tuple[list[str], bool
             is_bug and not was_bug and then.verdict in HARMLESS
         )
         is_grave |= grave
-        texts = [f"{line.verdict} {_short(line.ratio)} {line.place}".strip() for line in (then, now)]
+        texts = [
+            f"{line.verdict} {_short(line.ratio)} {line.place}".strip() for line in (then, now)
+        ]
         lines.append(f"{'GRAVE ' if grave else '':6}{key[0]:24}{key[1]:52}{texts[0]} -> {texts[1]}")
-    return [*lines, f"{len(lines)} of {len(new_lines.keys() & old_lines.keys())} cases differ"], is_grave
+    return [
+        *lines,
+        f"{len(lines)} of {len(new_lines.keys() & old_lines.keys())} cases differ",
+    ], is_grave
 
 
 def limits(names: Sequence[str]) -> Iterator[str]:
-    """Lines of Markdown: how small a fault is still seen. One cached value vector (one token, one head, one layer) is
-    scaled.
+    """Lines of Markdown: how small a fault is still seen. One cached value vector (one token, one
+    head, one layer) is scaled.
     """
     yield "| model | scaled by | noise ratio | worst position | verdict |"
     yield "|---|---|---|---|---|"
@@ -323,13 +428,15 @@ def limits(names: Sequence[str]) -> Iterator[str]:
         loaded, prompts = model_named(name)
         for factor in FACTORS:
             trial = try_case(Mutation(f"{factor:g}", scaled_value(factor)), name, loaded, prompts)
-            sizes = ("" if size is None else _short(size) for size in (trial.noise_ratio, trial.worst))
+            sizes = (
+                "" if size is None else _short(size) for size in (trial.noise_ratio, trial.worst)
+            )
             yield f"| {name} | {trial.case} | {' | '.join(sizes)} | {trial.verdict} |"
 
 
 def redraw_weights(names: Sequence[str], count: int) -> Iterator[str]:
-    """Lines of Markdown: pairs of pure rounding on tiny models of `count` other weights each, two prompts of 90 random
-    tokens.
+    """Lines of Markdown: pairs of pure rounding on tiny models of `count` other weights each, two
+    prompts of 90 random tokens.
     """
     yield "| model | pairs of pure rounding | called bugs | largest ratio | at one position |"
     yield "|---|---|---|---|---|"
@@ -342,23 +449,64 @@ def redraw_weights(names: Sequence[str], count: int) -> Iterator[str]:
             for variant in DRAWN:
                 verdict = judge(loaded, prompts, reference="prefill", variant=variant)
                 trials.append(_trial(name, "", HARMLESS, verdict))
-        sizes = (max(trial.noise_ratio or 0 for trial in trials), max(trial.worst or 0 for trial in trials))
+        sizes = (
+            max(trial.noise_ratio or 0 for trial in trials),
+            max(trial.worst or 0 for trial in trials),
+        )
         alarms = sum(not trial.is_right for trial in trials)
         yield f"| {name} | {len(trials)} | {alarms} | {' | '.join(map(_short, sizes))} |"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", choices=MODELS, help="only these; may be given several times")
-    parser.add_argument("--quick", action="store_true", help="leave out what compiles, and the detection limits")
-    parser.add_argument("--precisions", action="store_true", help="only lower precisions and faults on top of them")
-    parser.add_argument("--kinds", action="store_true", help="only kinds that no threshold was chosen on")
-    parser.add_argument(
-        "--against", nargs="+", type=FilePath, metavar="FILE", help="an earlier output; and a newer one"
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--drawn", type=int, metavar="N", help="only false alarms on models of N other weights each")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda; the tables of the docs are from a CPU")
-    parser.add_argument("--threads", type=int, default=1, help="of torch, where a case does not say otherwise")
+    parser.add_argument(
+        "--model",
+        action="append",
+        choices=MODELS,
+        help="only these; may be given several times",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="leave out what compiles, and the detection limits",
+    )
+    parser.add_argument(
+        "--precisions",
+        action="store_true",
+        help="only lower precisions and faults on top of them",
+    )
+    parser.add_argument(
+        "--kinds",
+        action="store_true",
+        help="only kinds that no threshold was chosen on",
+    )
+    parser.add_argument(
+        "--against",
+        nargs="+",
+        type=FilePath,
+        metavar="FILE",
+        help="an earlier output; and a newer one",
+    )
+    parser.add_argument(
+        "--drawn",
+        type=int,
+        metavar="N",
+        help="only false alarms on models of N other weights each",
+    )
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        help="cpu or cuda; the tables of the docs are from a CPU",
+    )
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=1,
+        help="of torch, where a case does not say otherwise",
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     names, printed, is_wrong = options.model or MODELS, [], False
@@ -375,8 +523,16 @@ def main() -> int:
                 print(line, flush=True)
     else:
         with quiet():
-            selects = (lambda case: case.is_precision or case in ON_TOP) if options.precisions else (lambda _: True)
-            trials = [] if options.kinds else run_trial(names, options.quick, show, selects, device=options.device)
+            selects = (
+                (lambda case: case.is_precision or case in ON_TOP)
+                if options.precisions
+                else (lambda _: True)
+            )
+            trials = (
+                []
+                if options.kinds
+                else run_trial(names, options.quick, show, selects, device=options.device)
+            )
             trials += [] if options.precisions else run_kinds(names, show, options.device)
             print("", *summary(trials), sep="\n")
             if not (options.quick or options.kinds or options.precisions):

@@ -32,7 +32,10 @@ def _never(_: LoadedModel) -> bool:
 
 
 def _same(
-    name: str, engine: Engine | None = None, applies: Callable[[LoadedModel], bool] = lambda _: True, **options: Any
+    name: str,
+    engine: Engine | None = None,
+    applies: Callable[[LoadedModel], bool] = lambda _: True,
+    **options: Any,
 ) -> Mutation:
     return Mutation(name, engine, applies=applies, changes=_never, **options)
 
@@ -57,13 +60,18 @@ def in_float64(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 class _Halves(TorchDispatchMode):
-    """Every product with a matrix of weights is the sum of two halves, as on two ranks or with split K."""
+    """Every product with a matrix of weights is the sum of two halves, as on two ranks or with
+    split K.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.linear.default:
             x, weight, bias = (*args, None)[:3]
             half = x.shape[-1] // 2
-            first, second = func(x[..., :half], weight[:, :half]), func(x[..., half:], weight[:, half:])
+            first, second = (
+                func(x[..., :half], weight[:, :half]),
+                func(x[..., half:], weight[:, half:]),
+            )
             return first + second if bias is None else first + second + bias
         if func is torch.ops.aten.addmm.default and not kwargs:
             bias, x, weight = args
@@ -79,14 +87,27 @@ def in_two_halves(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def without_groups(change: Callable[..., torch.Tensor]) -> Engine:
-    """Attention is change(query, keys and values of each query head, mask, scaling), but where scores are capped."""
+    """Attention is change(query, keys and values of each query head, mask, scaling), but where
+    scores are capped.
+    """
 
-    def attend(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, options: Any) -> Any:
+    def attend(
+        original: Any,
+        module: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        mask: Any,
+        options: Any,
+    ) -> Any:
         if options.get("softcap") is not None:
             return original(module, query, key, value, mask, options)
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-        return change(query, key, value, mask, options["scaling"]).to(query.dtype).transpose(1, 2), None
+        return change(query, key, value, mask, options["scaling"]).to(query.dtype).transpose(
+            1,
+            2,
+        ), None
 
     return alter(attending(attend))
 
@@ -126,7 +147,9 @@ def last_row_of_a_batch(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 def _head_by_tokens(head: Any, arguments: Any, _: torch.Tensor) -> torch.Tensor:
     """The head multiplies one position at a time."""
-    return torch.stack([torch.nn.functional.linear(row, head.weight) for row in arguments[0][0]])[None]
+    return torch.stack([torch.nn.functional.linear(row, head.weight) for row in arguments[0][0]])[
+        None
+    ]
 
 
 def _norm_in_float64(module: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor:
@@ -188,12 +211,24 @@ VARIATIONS: tuple[Mutation, ...] = (
     *(_same(f"reordering of seed {seed}", reordering(seed)) for seed in (101, 102, 103)),
     _same("float64, rounded at the end", in_float64),
     _same("products in two halves", in_two_halves),
-    _same("attention in parts of 7 keys", without_groups(_in_parts), lambda loaded: not _of("gemma2")(loaded)),
-    _same("cached slots in another order", cached([PREFIX], rewriting(lambda slots: slots.flip(2))), _full),
+    _same(
+        "attention in parts of 7 keys",
+        without_groups(_in_parts),
+        lambda loaded: not _of("gemma2")(loaded),
+    ),
+    _same(
+        "cached slots in another order",
+        cached([PREFIX], rewriting(lambda slots: slots.flip(2))),
+        _full,
+    ),
     _same("chunks of 1, 2, 3 ... tokens", in_uneven_chunks),
     _same("last of five rows", last_row_of_a_batch),
     _same("head one position at a time", alter(hooking(head_of, _head_by_tokens))),
     _same("norms in float64", norms_in_float64),
-    _same("fused tanh GELU", alter(activated(torch.nn.GELU(approximate="tanh"))), _of("gpt2", "gemma2")),
+    _same(
+        "fused tanh GELU",
+        alter(activated(torch.nn.GELU(approximate="tanh"))),
+        _of("gpt2", "gemma2"),
+    ),
     _same("sums in another order at every call", nondeterministic_sums),
 )

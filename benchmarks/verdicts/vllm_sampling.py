@@ -1,6 +1,8 @@
-"""Sample with vLLM: run by the interpreter that has it, requests on standard input, responses on standard output.
+"""Sample with vLLM: run by the interpreter that has it, requests on standard input, responses on
+standard output.
 
-A request: {"model", "dtype", "logprobs": a `logprobs_mode` of vLLM, "tokens", "prompts": [{"ids", "seed", "sampling"}]}
+A request: {"model", "dtype", "logprobs": a `logprobs_mode` of vLLM, "tokens", "prompts": [{"ids",
+"seed", "sampling"}]}
 """
 
 import json
@@ -25,9 +27,16 @@ if __name__ == "__main__":
     )
     prompts = [{"prompt_token_ids": prompt["ids"]} for prompt in request["prompts"]]
     fixed = {"max_tokens": request["tokens"], "logprobs": 0, "detokenize": False}
-    params = [SamplingParams(seed=prompt["seed"], **prompt["sampling"], **fixed) for prompt in request["prompts"]]
+    params = [
+        SamplingParams(seed=prompt["seed"], **prompt["sampling"], **fixed)
+        for prompt in request["prompts"]
+    ]
     outputs = [each.outputs[0] for each in llm.generate(prompts, params, use_tqdm=False)]
     values = [
-        [chosen[token].logprob for token, chosen in zip(one.token_ids, one.logprobs, strict=True)] for one in outputs
+        [chosen[token].logprob for token, chosen in zip(one.token_ids, one.logprobs, strict=True)]
+        for one in outputs
     ]
-    json.dump([[list(one.token_ids), own] for one, own in zip(outputs, values, strict=True)], answer)
+    json.dump(
+        [[list(one.token_ids), own] for one, own in zip(outputs, values, strict=True)],
+        answer,
+    )

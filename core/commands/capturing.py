@@ -23,7 +23,16 @@ from ..runs.writer import RunWriter
 from . import options
 from .options import takes_request
 from .tables import pair_table, print_answer
-from .terminal.console import Tell, announce, err, print_facts, print_json, print_records, print_text, steps
+from .terminal.console import (
+    Tell,
+    announce,
+    err,
+    print_facts,
+    print_json,
+    print_records,
+    print_text,
+    steps,
+)
 from .terminal.stopping import stoppable
 from .verdicts import tell_verdicts
 
@@ -47,14 +56,16 @@ def capture(
 ) -> None:
     """Run a model on two or more mathematically equivalent execution paths and store every logit.
 
-    For example:  ulpscope capture --model sample_runs/model --prompt-file sample_runs/prompts/parser.txt
+    For example:  ulpscope capture --model sample_runs/model --prompt-file
+    sample_runs/prompts/parser.txt
     --reference prefill --variant decode --variant prefill+batch:8 --dtype bfloat16
 
     Cold vs. repeated requests, with block-level prefix caching:  --reference blocks:16 --repeat 6
 
     Which batch sizes agree bit for bit:  --reference decode --sweep batch=1,2,3,4,8,16
 
-    Compare with another engine:  --variant llamacpp:decode+kv:f32 (`engines` lists them, docs/guides/engines.md).
+    Compare with another engine:  --variant llamacpp:decode+kv:f32 (`engines` lists them,
+    docs/guides/engines.md).
 
     Estimate forwards, memory and disk only:  --dry-run. docs/reference/paths.md lists every path.
     """
@@ -69,15 +80,19 @@ def capture(
 
 @takes_request(omit=["tokens"], judge=True)
 def judge(
-    request: CaptureRequest, engine: options.Engine = None, store: options.Store = None, as_json_: options.Json = False
+    request: CaptureRequest,
+    engine: options.Engine = None,
+    store: options.Store = None,
+    as_json_: options.Json = False,
 ) -> None:
     """Capture like `capture`, run every check, and decide: rounding, or a bug?
 
-    Each pair is compared with the model's noise floor: how far its logits move if only the reduction order changes
-    (docs/explanation/verdict.md). Exit code 1: a pair is `bug suspected`, `nondeterministic` or `invalid dump`. 2: a
-    side failed to run, so its pair has no verdict.
+    Each pair is compared with the model's noise floor: how far its logits move if only the
+    reduction order changes (docs/explanation/verdict.md). Exit code 1: a pair is `bug suspected`,
+    `nondeterministic` or `invalid dump`. 2: a side failed to run, so its pair has no verdict.
 
-    For example:  ulpscope judge --model sample_runs/model --prompt "def __init__(self," --variant decode+batch:8
+    For example:  ulpscope judge --model sample_runs/model --prompt "def __init__(self," --variant
+    decode+batch:8
     """
     use_engines(engine)
     run_id, failures = capture_to_store(request, "bar", store)
@@ -86,10 +101,14 @@ def judge(
 
 
 def plan_of(
-    request: CaptureRequest, *, weights: bool = True, loaded: LoadedModel | None = None, say: Tell = lambda *_: None
+    request: CaptureRequest,
+    *,
+    weights: bool = True,
+    loaded: LoadedModel | None = None,
+    say: Tell = lambda *_: None,
 ) -> CapturePlan:
-    """Check a request and plan its capture, of its prompts or of continuations; without `weights` only the model's
-    shapes are loaded, and nothing is generated.
+    """Check a request and plan its capture, of its prompts or of continuations; without `weights`
+    only the model's shapes are loaded, and nothing is generated.
     """
     prompts_of(request)  # errors before torch is loaded, as of a model to download
     packaged_folder(request.model)
@@ -102,7 +121,9 @@ def plan_of(
     loaded = loaded or load(request, weights=weights)
     sides = loaded, plan_inputs(loaded, request), request.reference, variants_of(request)
     names = ["name", "seed", "kv", "keep", *(() if request.tokens else ("repeat", *_LAYERS))]
-    more: dict[str, Any] = {name: getattr(request, name) for name in names} | {"request": to_store(request)}
+    more: dict[str, Any] = {name: getattr(request, name) for name in names} | {
+        "request": to_store(request),
+    }
     if not request.tokens:
         return plan_capture(*sides, **more)
     return plan_generation(
@@ -118,11 +139,17 @@ def load(request: CaptureRequest, *, weights: bool = True) -> LoadedModel:
     """Load the model of a request; without `weights` only its shapes."""
     from ..inference.models.model import load_model
 
-    more: dict[str, Any] = {n: getattr(request, n) for n in ("dtype", "device", "revision", "trust_remote_code")}
+    more: dict[str, Any] = {
+        n: getattr(request, n) for n in ("dtype", "device", "revision", "trust_remote_code")
+    }
     return load_model(request.model, weights=weights, **more)
 
 
-def capture_to_store(request: CaptureRequest, progress: str, store: str | Path | None) -> tuple[str, list[str]]:
+def capture_to_store(
+    request: CaptureRequest,
+    progress: str,
+    store: str | Path | None,
+) -> tuple[str, list[str]]:
     """Capture a request into a run. Return its id and a sentence per failure."""
     target = open_store(store)
     with stoppable(), steps(progress) as say:
@@ -131,9 +158,16 @@ def capture_to_store(request: CaptureRequest, progress: str, store: str | Path |
 
 
 def run_plan(
-    request: CaptureRequest, plan: CapturePlan, store: Store, say: Tell, run_id: str | None = None
+    request: CaptureRequest,
+    plan: CapturePlan,
+    store: Store,
+    say: Tell,
+    run_id: str | None = None,
 ) -> tuple[str, list[str]]:
-    """Capture a plan into a run, with the extras of its request. Return its id and a sentence per failure."""
+    """Capture a plan into a run, with the extras of its request.
+
+    Return its id and a sentence per failure.
+    """
     from ..inference.capture.capture import run_capture
     from ..inference.controls.judge_model import JudgingSession
 
@@ -141,7 +175,9 @@ def run_plan(
     option = next((name for name in ("kernels", "remedies") if getattr(request, name)), None)
     if other is not None and option is not None:
         option = "mitigations" if option == "remedies" else option
-        raise UsageError(f"--{option} is for transformers, and '{other}' runs in another engine; leave it out.")
+        raise UsageError(
+            f"--{option} is for transformers, and '{other}' runs in another engine; leave it out.",
+        )
     with RunWriter(store, plan.header, run_id=run_id) as writer:
         session = JudgingSession(plan.loaded, plan.token_ids)
         failures = run_capture(plan, writer, say)
@@ -157,9 +193,16 @@ def to_store(request: CaptureRequest) -> CaptureRequest:
 
 
 def run_extras(
-    request: CaptureRequest, plan: CapturePlan, writer: RunWriter, say: Tell, session: JudgingSession
+    request: CaptureRequest,
+    plan: CapturePlan,
+    writer: RunWriter,
+    say: Tell,
+    session: JudgingSession,
 ) -> list[str]:
-    """Run the kernels, remedies and judging of a request into the run. Return a sentence per failure."""
+    """Run the kernels, remedies and judging of a request into the run.
+
+    Return a sentence per failure.
+    """
     from ..inference.capture.remedies import floor_of, remedies_of
     from ..inference.controls.judge_model import judge
     from ..inference.controls.precisions.catalogue import parse_precisions
@@ -171,7 +214,15 @@ def run_extras(
     for side, name in enumerate(names) if request.kernels else ():
         say(f"kernels of {name}", 0, 0)
         try:
-            writer.write_kernels(kernels_of(plan.loaded, side_of(paths[side]), plan.token_ids[0], side, seed=plan.seed))
+            writer.write_kernels(
+                kernels_of(
+                    plan.loaded,
+                    side_of(paths[side]),
+                    plan.token_ids[0],
+                    side,
+                    seed=plan.seed,
+                ),
+            )
         except UlpscopeError as error:
             failures.append(f"The kernels of '{name}' were not recorded: {error}")
     floor = 0.0
@@ -184,7 +235,12 @@ def run_extras(
         try:
             if path not in remedies:
                 remedies[path] = remedies_of(
-                    plan.loaded, plan.token_ids, paths[0], path, floor_rms=floor, on_progress=tell
+                    plan.loaded,
+                    plan.token_ids,
+                    paths[0],
+                    path,
+                    floor_rms=floor,
+                    on_progress=tell,
                 )
             writer.write_remedies(pair, remedies[path])
         except UlpscopeError as error:
@@ -221,13 +277,19 @@ def print_costs(plan: CapturePlan, as_json_: bool) -> None:
     from ..inference.models.devices import devices_here
 
     costs, loaded = costs_of(plan), plan.loaded
-    about = {"model": loaded.name, **{key: getattr(loaded, key) for key in ("dtype", "device", "device_name")}}
+    about = {
+        "model": loaded.name,
+        **{key: getattr(loaded, key) for key in ("dtype", "device", "device_name")},
+    }
     figures = {**asdict(costs), "forwards": costs.forwards, "tokens": costs.tokens}
     if (layers := plan.layers) is not None:
         figures |= {"modules": layers.modules, "module_positions": layers.looked_at}
         figures |= {"module_floor_prefills": layers.seeds, "module_spool_bytes": layers.spool_bytes}
     if as_json_:
-        devices = [{"device": device, "device_name": chip, "free_bytes": free} for device, chip, free in devices_here()]
+        devices = [
+            {"device": device, "device_name": chip, "free_bytes": free}
+            for device, chip, free in devices_here()
+        ]
         print_json({**about, "name": plan.header.name, "devices": devices, **figures})
         return
     print_records(figures.pop("sides"), plan.header.name)
@@ -244,7 +306,9 @@ def tell_end(
     is_verdict_printed: bool = False,
     code: int = 0,
 ) -> None:
-    """Print the id on stdout, for scripts, and the rest on stderr; exit with `code`, or with 2 if sides failed."""
+    """Print the id on stdout, for scripts, and the rest on stderr; exit with `code`, or with 2 if
+    sides failed.
+    """
     if progress == "json" or (as_json_ and not is_verdict_printed):
         announce(run_id, store, progress, as_json_)
     elif not as_json_:
@@ -258,7 +322,10 @@ def tell_end(
         place = [run_id] if store is None else [run_id, "--store", str(store)]
         print_text(f"next: {COMMAND} {shell_command(['show', *place])}", err)
         if is_verdict_printed:
-            print_text(f"next: {COMMAND} {shell_command(['show', *place, '--markdown'])}    # a report", err)
+            print_text(
+                f"next: {COMMAND} {shell_command(['show', *place, '--markdown'])}    # a report",
+                err,
+            )
         elif answers:
             print_text(f"next: {COMMAND} {shell_command(['verdict', *place])}    # the checks", err)
         else:

@@ -1,6 +1,6 @@
-"""`compare` over a corpus: the statistics of llama-perplexity, of two of its files or of a run, and of two files of
-lm-eval's `--log_samples` (lm_eval/loggers/evaluation_tracker.py) which answers changed, at which margin, and how many
-are near ties.
+"""`compare` over a corpus: the statistics of llama-perplexity, of two of its files or of a run, and
+of two files of lm-eval's `--log_samples` (lm_eval/loggers/evaluation_tracker.py) which answers
+changed, at which margin, and how many are near ties.
 """
 
 from __future__ import annotations
@@ -30,11 +30,15 @@ if TYPE_CHECKING:
 
 _MOST_ANSWERS = 20  # on a terminal
 _LONGEST = 2000  # characters of a text that is kept
-_NEAR = 2  # median changes of a document's scores; that of a margin is 1.4 if choices move independently
+# median changes of a document's scores; that of a margin is 1.4 if choices move independently
+_NEAR = 2
 _Key = tuple[str, str]  # filter, doc_id
 
 
-def corpus_of_logs(files: Sequence[Path], on_progress: Callable[[int, int], None]) -> dict[str, Any]:
+def corpus_of_logs(
+    files: Sequence[Path],
+    on_progress: Callable[[int, int], None],
+) -> dict[str, Any]:
     """Return the statistics of two files, the first one the base."""
     tokens = score_logs(files, on_progress)
     return _statistics(tokens, files[0].stem, files[1].stem, "chunk") | {"cut_tokens": tokens.cut}
@@ -43,19 +47,30 @@ def corpus_of_logs(files: Sequence[Path], on_progress: Callable[[int, int], None
 def corpora_of(run: RunReader, variant: str | None) -> list[dict[str, Any]]:
     """Return the statistics of every pair of a run, or of one."""
     pairs = [pair for pair in run.pairs if variant in (None, pair.variant)]
-    most = run.header.rows - len(run.header.prompts)  # the last position of a prompt has no next token
+    # the last position of a prompt has no next token
+    most = run.header.rows - len(run.header.prompts)
     scores = [(pair, score_pair(run, pair.index)) for pair in pairs]
     return [
-        _statistics(tokens, pair.reference, pair.variant, "prompt") | {"left_out": most - len(tokens.kl)}
+        _statistics(tokens, pair.reference, pair.variant, "prompt")
+        | {"left_out": most - len(tokens.kl)}
         for pair, tokens in scores
     ]
 
 
-def _statistics(tokens: ScoredTokens, reference: str, variant: str, document: str) -> dict[str, Any]:
-    """Return statistics with null for what is undefined. document: what a text of the corpus is called."""
+def _statistics(
+    tokens: ScoredTokens,
+    reference: str,
+    variant: str,
+    document: str,
+) -> dict[str, Any]:
+    """Return statistics with null for what is undefined. document: what a text of the corpus is
+    called.
+    """
     names = {"reference": reference, "variant": variant, "positions": len(tokens.kl)}
     counts = {f"{document}s": len(np.unique(tokens.document))}
-    return plain_json(names | counts | {"figures": statistics(tokens), "by_position": by_position(tokens)})
+    return plain_json(
+        names | counts | {"figures": statistics(tokens), "by_position": by_position(tokens)},
+    )
 
 
 def plain_json(value: Any) -> Any:
@@ -82,8 +97,14 @@ def print_corpus(corpus: dict[str, Any]) -> None:
     out.print(table_of(columns, rows, title=title, text=("figure", "unit")))
     print_records(corpus["by_position"], "by position in the context")
     if cut := corpus.get("cut_tokens"):
-        what = f"{plural(cut, 'right token is', 'right tokens are')} less likely than the files can say"
-        print_text(f"note: {what} (16 nats below the likeliest), so the perplexities are too low.", err)
+        what = (
+            f"{plural(cut, 'right token is', 'right tokens are')} less likely than the files"
+            " can say"
+        )
+        print_text(
+            f"note: {what} (16 nats below the likeliest), so the perplexities are too low.",
+            err,
+        )
 
 
 @dataclass(frozen=True)
@@ -114,27 +135,38 @@ def read_samples(path: Path) -> dict[_Key, Sample]:
             key = str(line.get("filter", "none")), str(line["doc_id"])
             sample = _sample(line)
         if key in samples:
-            raise DumpError(f"{source}: document {clean(key[1])} occurs twice; expected a file of one evaluation.")
+            raise DumpError(
+                f"{source}: document {clean(key[1])} occurs twice; expected a file of one"
+                " evaluation.",
+            )
         samples[key] = sample
     return samples
 
 
 def _sample(line: dict[str, Any]) -> Sample:
-    """Return a sample with its scores as in `process_results` of lm_eval/api/task.py: acc_norm is per character."""
+    """Return a sample with its scores as in `process_results` of lm_eval/api/task.py: acc_norm is
+    per character.
+    """
     responses, arguments, scores = line["filtered_resps"], line["arguments"], {}
-    choices = len(responses) // (2 if "acc_mutual_info" in line["metrics"] else 1)  # the unconditional ones follow
+    # the unconditional ones follow
+    choices = len(responses) // (2 if "acc_mutual_info" in line["metrics"] else 1)
     if choices > 1 and all(isinstance(each, list) and len(each) == 2 for each in responses):
         logliks = np.array([float(each[0]) for each in responses[:choices]])
-        lengths = [len(str(arguments[f"gen_args_{n}"]["arg_1"]).removeprefix(" ")) for n in range(choices)]
+        lengths = [
+            len(str(arguments[f"gen_args_{n}"]["arg_1"]).removeprefix(" ")) for n in range(choices)
+        ]
         scores = {"acc": logliks, "acc_norm": logliks / np.maximum(1, lengths)}
-    metrics = {name: float(line[name]) for name in line["metrics"] if isinstance(line[name], int | float)}
+    metrics = {
+        name: float(line[name]) for name in line["metrics"] if isinstance(line[name], int | float)
+    }
     hashes = str(line.get("doc_hash", "")), str(line.get("prompt_hash", ""))
     target, text = (shorten(str(each), _LONGEST) for each in (line["target"], responses))
     return Sample(hashes, target, metrics, scores, text)
 
 
 def compare_samples(paths: Sequence[Path]) -> dict[str, Any]:
-    """Return scores by metric and filter, and the answers that changed, the largest margin first; null if undefined.
+    """Return scores by metric and filter, and the answers that changed, the largest margin first;
+    null if undefined.
 
     Raises:
         DumpError: a file is damaged, or the files are of other documents.
@@ -144,16 +176,27 @@ def compare_samples(paths: Sequence[Path]) -> dict[str, Any]:
     reference, variant = (read_samples(path) for path in paths)
     pairs = {key: (sample, variant[key]) for key, sample in reference.items() if key in variant}
     if not pairs or any(a.hashes[0] != b.hashes[0] for a, b in pairs.values()):
-        raise DumpError(f"{clean(paths[1].name)}: has other documents than {clean(paths[0].name)}; expected one task.")
-    table = pd.DataFrame([_compare(key, metric, *pair) for key, pair in pairs.items() for metric in pair[0].metrics])
+        raise DumpError(
+            f"{clean(paths[1].name)}: has other documents than {clean(paths[0].name)}; expected one"
+            " task.",
+        )
+    table = pd.DataFrame(
+        [_compare(key, metric, *pair) for key, pair in pairs.items() for metric in pair[0].metrics],
+    )
     if table.empty:
-        raise DumpError(f"{clean(paths[0].name)}: has no scores; expected `metrics` of each sample.")
+        raise DumpError(
+            f"{clean(paths[0].name)}: has no scores; expected `metrics` of each sample.",
+        )
     group = table.groupby(["filter", "metric"], sort=False)
     table["near_tie"] = table["margin"] <= _NEAR * group["move"].transform("median")
     table["change"] = table["variant_score"] - table["reference_score"]
     is_changed = (table["reference_answer"] != table["variant_answer"]) | (table["change"] != 0)
     changed_rows = table[is_changed].sort_values("margin", ascending=False, kind="stable")
-    names = side_names(paths) if paths[0].name != paths[1].name else [clean(str(path)) for path in paths]
+    names = (
+        side_names(paths)
+        if paths[0].name != paths[1].name
+        else [clean(str(path)) for path in paths]
+    )
     changes = {
         **dict(zip(("reference", "variant"), names, strict=True)),
         "samples": len(pairs),
@@ -166,8 +209,8 @@ def compare_samples(paths: Sequence[Path]) -> dict[str, Any]:
 
 
 def _compare(key: _Key, metric: str, a: Sample, b: Sample) -> dict[str, Any]:
-    """Return answers and scores of a document on both sides. margin: the smaller one, NaN if unknown; move: rms change
-    of what the margins are of, NaN if there is none.
+    """Return answers and scores of a document on both sides. margin: the smaller one, NaN if
+    unknown; move: rms change of what the margins are of, NaN if there is none.
     """
     row: dict[str, Any] = {"metric": metric, "filter": key[0], "doc_id": key[1], "target": a.target}
     row |= {"reference_answer": a.text, "variant_answer": b.text}
@@ -175,7 +218,10 @@ def _compare(key: _Key, metric: str, a: Sample, b: Sample) -> dict[str, Any]:
     row |= {"margin": np.nan, "move": np.nan}
     scores = [side.scores[metric] for side in (a, b) if metric in side.scores]
     if len(scores) == 2 and len(scores[0]) == len(scores[1]) and not np.isnan(scores).any():
-        row |= {"reference_answer": int(scores[0].argmax()), "variant_answer": int(scores[1].argmax())}
+        row |= {
+            "reference_answer": int(scores[0].argmax()),
+            "variant_answer": int(scores[1].argmax()),
+        }
         row["margin"] = float(np.diff(np.sort(scores)[:, -2:]).min())
         row["move"] = float(np.sqrt(np.mean((scores[1] - scores[0]) ** 2))) or np.nan
     return row
@@ -190,7 +236,11 @@ def _score(rows: pd.DataFrame) -> dict[str, Any]:
         **rows.iloc[0][["metric", "filter"]],
         **{side: float(rows[f"{side}_score"].mean()) for side in ("reference", "variant")},
         **{"change": float(change.mean()), "low": low, "high": high},
-        **{"lower": int((change < 0).sum()), "higher": int((change > 0).sum()), "changed": int(rows["changed"].sum())},
+        **{
+            "lower": int((change < 0).sum()),
+            "higher": int((change > 0).sum()),
+            "changed": int(rows["changed"].sum()),
+        },
         "changed_near_ties": int((rows["changed"] & rows["near_tie"]).sum()),
         "near_ties": int(rows["near_tie"].sum()),
         "median_move": float(rows["move"].median()),
@@ -199,10 +249,18 @@ def _score(rows: pd.DataFrame) -> dict[str, Any]:
 
 def print_samples(changes: dict[str, Any]) -> None:
     """Print scores, and the answers that changed."""
-    title = f"{changes['variant']} vs {changes['reference']}: {plural(changes['samples'], 'sample')}"
+    title = (
+        f"{changes['variant']} vs {changes['reference']}: {plural(changes['samples'], 'sample')}"
+    )
     print_records(changes["scores"], title)
     print_records(changes["changed"], "changed answers", most=_MOST_ANSWERS)
     if changes["other_prompts"]:
-        print_text(f"note: the prompt differs at {plural(changes['other_prompts'], 'sample')}.", err)
+        print_text(
+            f"note: the prompt differs at {plural(changes['other_prompts'], 'sample')}.",
+            err,
+        )
     if changes["left_out"]:
-        print_text(f"note: {plural(changes['left_out'], 'sample')} of one file alone left out.", err)
+        print_text(
+            f"note: {plural(changes['left_out'], 'sample')} of one file alone left out.",
+            err,
+        )

@@ -34,7 +34,8 @@ def explain(
     run_id: options.Run,
     variant: Annotated[str | None, typer.Option(help="Explain this variant only.")] = None,
     more: Annotated[
-        list[str] | None, typer.Argument(metavar="CHECKPOINT", help="More checkpoints for --trainer.")
+        list[str] | None,
+        typer.Argument(metavar="CHECKPOINT", help="More checkpoints for --trainer."),
     ] = None,
     model: Annotated[
         list[str] | None,
@@ -42,13 +43,19 @@ def explain(
             "--model",
             "--trainer",
             metavar="CHECKPOINT",
-            help="Score the tokens by this checkpoint, or several of trainer vs. rollout: which side is off?",
+            help=(
+                "Score the tokens by this checkpoint, or several of trainer vs. rollout: which side"
+                " is off?"
+            ),
         ),
     ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="With --model: dtype of the sides. Default: as detected; of a rollout bfloat16, and float32."
+            help=(
+                "With --model: dtype of the sides. Default: as detected; of a rollout bfloat16, and"
+                " float32."
+            ),
         ),
     ] = None,
     device: options.Device = None,
@@ -57,23 +64,28 @@ def explain(
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Check a difference for well-known causes: temperature, shifted rows, a penalty, a mask, placeholders.
+    """Check a difference for well-known causes: temperature, shifted rows, a penalty, a mask,
+    placeholders.
 
-    Each is fitted to half of the positions and scored on the other half. Causes below the thresholds of
-    docs/explanation/causes.md are not reported.
+    Each is fitted to half of the positions and scored on the other half. Causes below the
+    thresholds of docs/explanation/causes.md are not reported.
     """
     if not model and any((more, dtype, device, revision, trust_remote_code)):
         raise UsageError(
-            "Checkpoints, --dtype, --device, --revision and --trust-remote-code need --model or --trainer."
+            "Checkpoints, --dtype, --device, --revision and --trust-remote-code need --model or"
+            " --trainer.",
         )
     path = open_store(store).path_of(run_id)
     checkpoints = [*(model or ()), *(more or ())]
-    if len(checkpoints) > 1:  # each is looked for before the first is loaded, which may take minutes
+    # each is looked for before the first is loaded, which may take minutes
+    if len(checkpoints) > 1:
         from ..inference.models.source import source_of
 
         for name in checkpoints:
             source_of(name, revision)
-    loads = {name: partial(load_for, name, device, revision, trust_remote_code) for name in checkpoints}
+    loads = {
+        name: partial(load_for, name, device, revision, trust_remote_code) for name in checkpoints
+    }
     with stoppable(), steps() as say, RunReader(path) as run:
         explanations = _explain(run, variant, dtype, loads, say)
     if variant is not None and not explanations:
@@ -89,20 +101,34 @@ def explain(
         out.print(f"{name} vs {reference}:", markup=False)
         for cause in explanation.causes:
             print_text(f"  {cause.name}: {cause.text}")
-            print_records(cause.parameters.get("noise_floors", ()), "noise floors from each checkpoint")
+            print_records(
+                cause.parameters.get("noise_floors", ()),
+                "noise floors from each checkpoint",
+            )
         if not explanation.causes:
             print_text(f"  {NONE_FOUND} {explanation.says}".rstrip())
 
 
 def _explain(
-    run: RunReader, variant: str | None, dtype: str | None, loads: Mapping[str, Load], say: Tell
+    run: RunReader,
+    variant: str | None,
+    dtype: str | None,
+    loads: Mapping[str, Load],
+    say: Tell,
 ) -> Explanations:
     tokens = [prompt.token_ids for prompt in run.header.prompts]
     is_rollout = has_rollouts(run)
     lists = () if run.header.k is None or is_rollout else run.lists()
     if loads and is_rollout:
         names = run.pairs[0].reference, run.pairs[0].variant
-        return {names: _explain_rollout(run, tuple(dict.fromkeys((dtype or "bfloat16", "float32"))), loads, say)}
+        return {
+            names: _explain_rollout(
+                run,
+                tuple(dict.fromkeys((dtype or "bfloat16", "float32"))),
+                loads,
+                say,
+            ),
+        }
     if loads and not all(tokens):
         raise UsageError("--model needs the prompts' token ids, which this run does not have.")
     if len(loads) > 1:
@@ -122,20 +148,31 @@ def _explain(
             explanation = explain_lists(pairing, *both)
         else:
             explanation = explain_pair(run, pair.index)
-        if loaded is not None and (pair.summary.finite if lists else not pair.summary.bit_identical):
+        if loaded is not None and (
+            pair.summary.finite if lists else not pair.summary.bit_identical
+        ):
             from ..inference.controls.list_floor import floor_of_rows
 
             rows = rows_of_lists(pairing, *both) if lists else rows_of_run(run, pair.index)
             weights = _weights(floor_of_rows(loaded, tokens, rows, say))
         causes = [*weights, *explanation.causes]
         if lists:
-            causes.sort(key=lambda cause: cause.name not in ("masking", "renormalized", "placeholders"))
+            causes.sort(
+                key=lambda cause: cause.name not in ("masking", "renormalized", "placeholders"),
+            )
         explanations[pair.reference, pair.variant] = replace(explanation, causes=causes)
     return explanations
 
 
-def _explain_rollout(run: RunReader, dtypes: Sequence[str], loads: Mapping[str, Load], say: Tell) -> Explanation:
-    """Compare a rollout and a trainer with every checkpoint in these dtypes, one in memory at a time."""
+def _explain_rollout(
+    run: RunReader,
+    dtypes: Sequence[str],
+    loads: Mapping[str, Load],
+    say: Tell,
+) -> Explanation:
+    """Compare a rollout and a trainer with every checkpoint in these dtypes, one in memory at a
+    time.
+    """
     from ..inference.controls.list_floor import rescore
 
     sequences, rows = rows_of_rollouts(run)
@@ -172,7 +209,9 @@ def _labels(names: Sequence[str]) -> list[str]:
 
 
 def _weights(floor: Evidence) -> list[Cause]:
-    """Return the cause that a side has other weights, if it applies. floor: the model's noise floor check."""
+    """Return the cause that a side has other weights, if it applies. floor: the model's noise floor
+    check.
+    """
     figures = floor.figures
     if not isinstance(figures, ListFloorFigures):
         return []

@@ -17,7 +17,15 @@ from . import options
 from .capturing import capture_to_store, load, plan_of, print_costs, run_plan, tell_end
 from .options import takes_request
 from .showing import print_continuations
-from .terminal.console import announce, err, print_json, print_records, print_text, steps, typed_command
+from .terminal.console import (
+    announce,
+    err,
+    print_json,
+    print_records,
+    print_text,
+    steps,
+    typed_command,
+)
 from .terminal.stopping import stoppable
 
 if TYPE_CHECKING:  # torch is for those who run a model
@@ -25,7 +33,8 @@ if TYPE_CHECKING:  # torch is for those who run a model
 
 
 @takes_request(
-    omit=["repeat", "layers", "layer_floor", "layer_positions", "kernels", "remedies"], defaults={"tokens": 64}
+    omit=["repeat", "layers", "layer_floor", "layer_positions", "kernels", "remedies"],
+    defaults={"tokens": 64},
 )
 def generate(
     request: CaptureRequest,
@@ -34,12 +43,14 @@ def generate(
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Continue the same prompts greedily on every path, and store the logits up to where they diverge.
+    """Continue the same prompts greedily on every path, and store the logits up to where they
+    diverge.
 
-    A path computes the prompt; then its side generates token by token from that cache. The run has the tokens of each
-    side, and the complete logits of both up to the first token that differs.
+    A path computes the prompt; then its side generates token by token from that cache. The run has
+    the tokens of each side, and the complete logits of both up to the first token that differs.
 
-    For example:  ulpscope generate --model sample_runs/model --variant reuse:4 --prompt "def __init__(self,"
+    For example:  ulpscope generate --model sample_runs/model --variant reuse:4 --prompt "def
+    __init__(self,"
     """
     if dry_run:
         with stoppable():
@@ -55,24 +66,41 @@ def generate(
 _NOT_SEARCHED = ("variants", "sweeps", "repeat", "tokens", "judge", "keep")
 
 
-@takes_request(omit=[*_NOT_SEARCHED, "layers", "layer_floor", "layer_positions", "kernels", "remedies"])
+@takes_request(
+    omit=[*_NOT_SEARCHED, "layers", "layer_floor", "layer_positions", "kernels", "remedies"],
+)
 def search(
     request: CaptureRequest,
     variant: Annotated[str, typer.Option(help="Path of the variant.")] = "decode",
-    flips: Annotated[int, typer.Option(min=1, help="Stop after this many prompts with a flip.")] = 1,
-    max_prompts: Annotated[int | None, typer.Option(min=1, help="Try at most this many prompts.")] = None,
-    max_minutes: Annotated[float | None, typer.Option(help="Spend at most this many minutes.")] = None,
+    flips: Annotated[
+        int,
+        typer.Option(min=1, help="Stop after this many prompts with a flip."),
+    ] = 1,
+    max_prompts: Annotated[
+        int | None,
+        typer.Option(min=1, help="Try at most this many prompts."),
+    ] = None,
+    max_minutes: Annotated[
+        float | None,
+        typer.Option(help="Spend at most this many minutes."),
+    ] = None,
     tokens: Annotated[
-        int, typer.Option(min=0, help="Continue each prompt by up to N tokens; 0: compare the prompt's own positions.")
+        int,
+        typer.Option(
+            min=0,
+            help="Continue each prompt by up to N tokens; 0: compare the prompt's own positions.",
+        ),
     ] = 0,
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Search many prompts for flips, where two paths choose different tokens, and store those prompts as a run.
+    """Search many prompts for flips, where two paths choose different tokens, and store those
+    prompts as a run.
 
     Exit code 0: --flips were found; 1: fewer were found and stored; 2: bad input.
 
-    For example:  ulpscope search --model sample_runs/model --prompts prompts.jsonl --variant decode --flips 3
+    For example:  ulpscope search --model sample_runs/model --prompts prompts.jsonl --variant decode
+    --flips 3
     """
     names = [prompt.source for prompt in prompts_of(request)]
     packaged_folder(request.model)
@@ -97,16 +125,38 @@ def search(
             minutes=max_minutes,
             tokens=tokens,
             seed=request.seed,
-            on_progress=lambda hits, done, total: say(f"{hits} with a flip", done, total, "prompts"),
+            on_progress=lambda hits, done, total: say(
+                f"{hits} with a flip",
+                done,
+                total,
+                "prompts",
+            ),
         )
-        chosen_tokens = dict.fromkeys(t for flip in result.flips for t in (flip.reference_token, flip.variant_token))
+        chosen_tokens = dict.fromkeys(
+            t for flip in result.flips for t in (flip.reference_token, flip.variant_token)
+        )
         texts = token_texts(loaded.tokenizer, list(chosen_tokens))
         if result.flips:
-            title = request.name or f"{result.prompts:,} prompts searched: {request.reference} vs {variant}"
+            title = (
+                request.name
+                or f"{result.prompts:,} prompts searched: {request.reference} vs {variant}"
+            )
             flipping = [inputs[number] for number in result.flipped_prompts]
-            about: dict[str, Any] = {"name": title, "command": typed_command(), "seed": request.seed, "kv": request.kv}
+            about: dict[str, Any] = {
+                "name": title,
+                "command": typed_command(),
+                "seed": request.seed,
+                "kv": request.kv,
+            }
             plan = (
-                plan_generation(loaded, flipping, request.reference, [variant], tokens=tokens, **about)
+                plan_generation(
+                    loaded,
+                    flipping,
+                    request.reference,
+                    [variant],
+                    tokens=tokens,
+                    **about,
+                )
                 if tokens
                 else plan_capture(loaded, flipping, request.reference, [variant], **about)
             )
@@ -138,8 +188,9 @@ def _print_search(result: SearchResult, flips: list[dict[str, Any]]) -> None:
         print_text(f"and {len(result.skipped) - 5} more were skipped.", err)
     per_minute = result.prompts / result.seconds * 60 if result.seconds else 0.0
     print_text(
-        f"{result.reason}: {len(result.flipped_prompts)} of {result.prompts:,} prompts flip; {result.positions:,}"
-        f" positions compared in {result.seconds:.1f} s ({per_minute:,.0f} prompts/min)."
+        f"{result.reason}: {len(result.flipped_prompts)} of {result.prompts:,} prompts flip;"
+        f" {result.positions:,} positions compared in {result.seconds:.1f} s ({per_minute:,.0f}"
+        " prompts/min).",
     )
     if flips:
         print_records(flips, most=50)

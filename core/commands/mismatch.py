@@ -20,13 +20,19 @@ As = Annotated[
     str | None,
     Option(
         "--as",
-        help=f"For trainer vs. rollout: figures as this framework defines and names them: {', '.join(FRAMEWORKS)}.",
+        help=(
+            "For trainer vs. rollout: figures as this framework defines and names them:"
+            f" {', '.join(FRAMEWORKS)}."
+        ),
     ),
 ]
 
 
 def mismatch_of(run: Figures, framework: str | None) -> dict[str, Any] | None:
-    """Return the figures of a run of chosen tokens, None for another run. UsageError if a framework is named for it."""
+    """Return the figures of a run of chosen tokens, None for another run.
+
+    UsageError if a framework is named for it.
+    """
     if has_rollouts(run):
         return mismatch_json(run, framework or OWN)
     if framework is not None:
@@ -40,7 +46,15 @@ def print_mismatch(mismatch: dict[str, Any]) -> None:
     for figure in mismatch["figures"]:
         low, high = figure["low"], figure["high"]
         interval = "" if low is None else f"{number(low)} to {number(high)}"
-        rows.append((figure["name"], number(figure["value"]), interval, figure["unit"], figure["definition"]))
+        rows.append(
+            (
+                figure["name"],
+                number(figure["value"]),
+                interval,
+                figure["unit"],
+                figure["definition"],
+            ),
+        )
     source = f" ({mismatch['source']})" if mismatch["source"] else ""
     columns = ("figure", "value", "95 % interval", "unit", "definition")
     title = f"{mismatch['framework']}{source}: r = trainer - rollout"
@@ -50,4 +64,7 @@ def print_mismatch(mismatch: dict[str, Any]) -> None:
     print_text(sentence(mismatch))
     for bar in mismatch["bars"]:
         if bar["tokens"]:
-            print_text(f"{bar['bar']}: {percent(bar['tokens'])} of the tokens, {percent(bar['kl'])} of the KL")
+            print_text(
+                f"{bar['bar']}: {percent(bar['tokens'])} of the tokens, {percent(bar['kl'])} of"
+                " the KL",
+            )

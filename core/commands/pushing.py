@@ -21,13 +21,26 @@ TOKEN_VARIABLE = "ULPSCOPE_TOKEN"
 
 
 def push(
-    source: Annotated[str, typer.Argument(metavar="RUN|FILE", help="Id of a stored run, a dump or a run file.")],
-    to: Annotated[str, typer.Option(metavar="URL", help="The server: https://ulpscope.example.org")],
-    name: Annotated[str | None, typer.Option(help="Name of the run there. Default: that of the run or file.")] = None,
-    token_file: Annotated[
-        Path | None, typer.Option(help=f"File with the token to sign in with. Default: ${TOKEN_VARIABLE}.")
+    source: Annotated[
+        str,
+        typer.Argument(metavar="RUN|FILE", help="Id of a stored run, a dump or a run file."),
+    ],
+    to: Annotated[
+        str,
+        typer.Option(metavar="URL", help="The server: https://ulpscope.example.org"),
+    ],
+    name: Annotated[
+        str | None,
+        typer.Option(help="Name of the run there. Default: that of the run or file."),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="For a dump: its model, for the record.")] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help=f"File with the token to sign in with. Default: ${TOKEN_VARIABLE}."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="For a dump: its model, for the record."),
+    ] = None,
     compute_dtype: options.ComputeDtype = None,
     reference: options.Reference = None,
     holds: options.Holds = None,
@@ -45,11 +58,18 @@ def push(
     with stoppable(), steps() as say:
         done = push_file(
             request,
-            lambda stage, done, total: say(stage, 100 * done // total if total else 0, 100 if total else 0, "percent"),
+            lambda stage, done, total: say(
+                stage,
+                100 * done // total if total else 0,
+                100 if total else 0,
+                "percent",
+            ),
             lambda sentence: print_text(sentence, err),
         )
     if as_json_:
-        print_json({"run_id": done.run_id, "url": done.url, "bytes": done.bytes, "resumed": done.resumed})
+        print_json(
+            {"run_id": done.run_id, "url": done.url, "bytes": done.bytes, "resumed": done.resumed},
+        )
     else:
         out.print(done.url, markup=False)
 
@@ -58,7 +78,9 @@ def _source(source: str, store: str | Path | None) -> tuple[Path, str]:
     """Return the file to send and its title."""
     path = Path(source)
     is_file = path.is_file()
-    if not is_file and (path.suffix in (".npz", ".npy", ".safetensors", ".duckdb") or os.sep in source):
+    if not is_file and (
+        path.suffix in (".npz", ".npy", ".safetensors", ".duckdb") or os.sep in source
+    ):
         raise UsageError(f"{source}: no such file.")
     path = path if is_file else open_store(store).path_of(source)
     if is_run_file(path):

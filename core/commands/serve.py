@@ -1,4 +1,7 @@
-"""`serve`: the dashboard for others, by Streamlit's server. `mcp` and `skill`: for coding agents."""
+"""`serve`: the dashboard for others, by Streamlit's server.
+
+`mcp` and `skill`: for coding agents.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,15 @@ from typing import Annotated
 import typer
 
 from ..command_name import COMMAND
-from ..configuration import FILE_NAME, VARIABLE, SignIn, as_json, configuration, readable_secrets, variable_of
+from ..configuration import (
+    FILE_NAME,
+    VARIABLE,
+    SignIn,
+    as_json,
+    configuration,
+    readable_secrets,
+    variable_of,
+)
 from ..errors import ConfigurationError, ExtraError, UsageError
 from ..hosting import credentials, start, tokens
 from ..runs.store.store import open_store
@@ -23,23 +34,46 @@ from .terminal.console import err, print_json, print_records, print_text
 
 def serve(
     address: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0 for every address. Any but loopback needs a sign-in.")
+        str,
+        typer.Option(
+            help=(
+                "Address to listen on; 0.0.0.0 for every address. Any but loopback needs a sign-in."
+            ),
+        ),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8501,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Members can only view and download.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Print settings and tokens; check if it can start.")] = False,
-    hash_password: Annotated[bool, typer.Option("--hash-password", help="Print the hash of a password.")] = False,
-    token: Annotated[str | None, typer.Option(metavar="NAME", help="Make and print a token for a member.")] = None,
+    read_only: Annotated[
+        bool,
+        typer.Option("--read-only", help="Members can only view and download."),
+    ] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Print settings and tokens; check if it can start."),
+    ] = False,
+    hash_password: Annotated[
+        bool,
+        typer.Option("--hash-password", help="Print the hash of a password."),
+    ] = False,
+    token: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Make and print a token for a member."),
+    ] = None,
     revoke: Annotated[str | None, typer.Option(metavar="NAME", help="Revoke a token.")] = None,
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Serve the dashboard. Refuses to be open to others without a sign-in (docs/guides/hosting.md)."""
+    """Serve the dashboard. Refuses to be open to others without a sign-in
+    (docs/guides/hosting.md).
+    """
     if hash_password:
         sys.stdout.write(f"{credentials.hash_password(_typed_password())}\n")
     elif token is not None:
         sys.stdout.write(f"{tokens.add(open_store(store).directory, token)}\n")
-        hint = "" if configuration().sign_in.tokens else " Tokens are off: set [sign_in] tokens = true."
+        hint = (
+            ""
+            if configuration().sign_in.tokens
+            else " Tokens are off: set [sign_in] tokens = true."
+        )
         print_text(f"'{token}' signs in with this token, which is not shown again.{hint}", err)
     elif revoke is not None:
         tokens.revoke(open_store(store).directory, revoke)
@@ -56,12 +90,17 @@ def _typed_password() -> str:
     else:
         password = sys.stdin.readline().rstrip("\r\n")
     if len(password) < credentials.SHORTEST:
-        raise UsageError(f"The password has {len(password)} characters; expected at least {credentials.SHORTEST}.")
+        raise UsageError(
+            f"The password has {len(password)} characters; expected at least"
+            f" {credentials.SHORTEST}.",
+        )
     return password
 
 
 def _check(address: str, store: str | None, as_json_: bool) -> None:
-    """Print every setting (of secrets, whether they are set); ConfigurationError if a server cannot start."""
+    """Print every setting (of secrets, whether they are set); ConfigurationError if a server cannot
+    start.
+    """
     config = configuration()
     settings = as_json(config)
     names = sorted(tokens.digests(open_store(store).directory))
@@ -74,14 +113,21 @@ def _check(address: str, store: str | None, as_json_: bool) -> None:
         print_json(settings | {"token_names": names, "problem": problem})
     else:
         rows = [
-            {"setting": f"[{section}] {name}", "value": json.dumps(value), "variable": variable_of(section, name)}
+            {
+                "setting": f"[{section}] {name}",
+                "value": json.dumps(value),
+                "variable": variable_of(section, name),
+            }
             for section, values in settings.items()
             for name, value in (values.items() if isinstance(values, dict) else ())
         ]
         print_records(rows, f"from {config.source} and the environment" if config.source else None)
         print_text(f"sign-in: {_ways(config.sign_in)}; tokens: {', '.join(names) or 'none'}")
         for secret in readable_secrets(config, os.environ):
-            print_text(f"warning: every user of this machine can read {secret}: chmod 600 the file.", err)
+            print_text(
+                f"warning: every user of this machine can read {secret}: chmod 600 the file.",
+                err,
+            )
     if problem:
         raise ConfigurationError(f"The server cannot start: {problem}")
 
@@ -92,7 +138,10 @@ def _ways(sign_in: SignIn) -> str:
 
 def _serve(address: str, port: int, read_only: bool, store: str | None) -> None:
     if find_spec("streamlit") is None:
-        raise ExtraError("The dashboard needs streamlit: pip install 'ulpscope[hosting]', or make run in a clone.")
+        raise ExtraError(
+            "The dashboard needs streamlit: pip install 'ulpscope[hosting]', or make run in a"
+            " clone.",
+        )
     config, runs = configuration(), open_store(store)
     start.check(config, address)
     directory = runs.directory.absolute()
@@ -102,7 +151,10 @@ def _serve(address: str, port: int, read_only: bool, store: str | None) -> None:
     config_file = environment.get(VARIABLE) or (FILE_NAME if Path(FILE_NAME).exists() else "")
     if config_file:  # the server runs in the dashboard's folder, which has the theme
         environment[VARIABLE] = str(Path(config_file).absolute())
-    url = config.hosting.public_url or f"http://{f'[{address}]' if ':' in address else address}:{port}"
+    url = (
+        config.hosting.public_url
+        or f"http://{f'[{address}]' if ':' in address else address}:{port}"
+    )
     place = directory if runs.mirror is None else runs.address
     print_text(f"{url}, runs in {place}, sign-in: {_ways(config.sign_in)}", err)
     if config.sign_in.tokens and not tokens.digests(directory):
@@ -116,7 +168,9 @@ def _serve(address: str, port: int, read_only: bool, store: str | None) -> None:
 
 
 def mcp() -> None:
-    """Serve read-only tools to coding agents over stdio, by the Model Context Protocol (docs/guides/agents.md)."""
+    """Serve read-only tools to coding agents over stdio, by the Model Context Protocol
+    (docs/guides/agents.md).
+    """
     if find_spec("mcp") is None:
         raise ExtraError(f"`{COMMAND} mcp` needs the MCP SDK: pip install 'ulpscope[mcp]'.")
     from .agent_tools import server
@@ -125,5 +179,7 @@ def mcp() -> None:
 
 
 def skill() -> None:
-    """Print a skill for coding agents: which command answers which question (docs/guides/agents.md)."""
+    """Print a skill for coding agents: which command answers which question
+    (docs/guides/agents.md).
+    """
     sys.stdout.write((Path(__file__).parents[1] / "skill.md").read_text(encoding="utf-8"))

@@ -13,8 +13,23 @@ from ..configuration import configuration
 from ..errors import UsageError
 from ..runs.queries.caches import summaries
 from ..runs.queries.flips import continuations, telling_place
-from ..runs.queries.kernels import find_start, in_words, is_watched, place_in_words, short_name, side_by_side
-from ..runs.queries.layers import furthest_module, kind_word, layers_json, modules, records, says_little, sentence
+from ..runs.queries.kernels import (
+    find_start,
+    in_words,
+    is_watched,
+    place_in_words,
+    short_name,
+    side_by_side,
+)
+from ..runs.queries.layers import (
+    furthest_module,
+    kind_word,
+    layers_json,
+    modules,
+    records,
+    says_little,
+    sentence,
+)
 from ..runs.reader import RunReader, StoredPair
 from ..runs.reports.issue_markdown import issue_text
 from ..runs.reports.markdown import report_address
@@ -34,40 +49,77 @@ if TYPE_CHECKING:
 
 def show(
     run_id: options.Run,
-    layers: Annotated[bool, typer.Option("--layers", help="Show the modules that differ, and the first one.")] = False,
-    kernels: Annotated[bool, typer.Option("--kernels", help="Show which kernels each side launched.")] = False,
-    remedies: Annotated[bool, typer.Option("--mitigations", help="Show mitigations and their throughput.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print a report for an issue thread.")] = False,
-    link: Annotated[
-        bool, typer.Option("--link", help="Print the address of a pair's most telling position in a dashboard.")
+    layers: Annotated[
+        bool,
+        typer.Option("--layers", help="Show the modules that differ, and the first one."),
     ] = False,
-    variant: Annotated[str | None, typer.Option(help="With one of these options: only this variant.")] = None,
-    blocks: Annotated[bool, typer.Option("--blocks", help="With --layers: only the output of each block.")] = False,
-    differing: Annotated[bool, typer.Option("--differing", help="With --kernels: only different counts.")] = False,
-    positions: Annotated[bool, typer.Option("--positions", help="With --json: figures of every position.")] = False,
+    kernels: Annotated[
+        bool,
+        typer.Option("--kernels", help="Show which kernels each side launched."),
+    ] = False,
+    remedies: Annotated[
+        bool,
+        typer.Option("--mitigations", help="Show mitigations and their throughput."),
+    ] = False,
+    markdown: Annotated[
+        bool,
+        typer.Option("--markdown", help="Print a report for an issue thread."),
+    ] = False,
+    link: Annotated[
+        bool,
+        typer.Option(
+            "--link",
+            help="Print the address of a pair's most telling position in a dashboard.",
+        ),
+    ] = False,
+    variant: Annotated[
+        str | None,
+        typer.Option(help="With one of these options: only this variant."),
+    ] = None,
+    blocks: Annotated[
+        bool,
+        typer.Option("--blocks", help="With --layers: only the output of each block."),
+    ] = False,
+    differing: Annotated[
+        bool,
+        typer.Option("--differing", help="With --kernels: only different counts."),
+    ] = False,
+    positions: Annotated[
+        bool,
+        typer.Option("--positions", help="With --json: figures of every position."),
+    ] = False,
     framework: As = None,
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
     """Show a run: provenance, sides and their digests, pairs and flips.
 
-    The modules of a run captured with --layers:  ulpscope show RUN --layers (docs/guides/where_it_starts.md)
+    The modules of a run captured with --layers:  ulpscope show RUN --layers
+    (docs/guides/where_it_starts.md)
     """
     views = layers + kernels + remedies + markdown + link
     if views > 1 or (as_json_ and (markdown or link)):
         raise UsageError(
-            "--layers, --kernels, --mitigations, --markdown and --link exclude each other; the last two also --json."
+            "--layers, --kernels, --mitigations, --markdown and --link exclude each other; the last"
+            " two also --json.",
         )
     if variant is not None and not views:
-        raise UsageError("--variant needs --layers, --kernels, --mitigations, --markdown or --link.")
+        raise UsageError(
+            "--variant needs --layers, --kernels, --mitigations, --markdown or --link.",
+        )
     path = open_store(store).path_of(run_id)
     with RunReader(path) as run:
         pairs = [pair for pair in run.pairs if variant in (None, pair.variant)]
         if variant is not None and not pairs:
-            raise UsageError(f"no variant '{variant}'; there are {', '.join(pair.variant for pair in run.pairs)}.")
+            raise UsageError(
+                f"no variant '{variant}'; there are"
+                f" {', '.join(pair.variant for pair in run.pairs)}.",
+            )
         if markdown:
             place = {"run": run.run_id} | ({} if variant is None else {"variant": variant})
-            sys.stdout.write(issue_text(run, pairs, report_address(place, configuration().hosting.public_url)))
+            sys.stdout.write(
+                issue_text(run, pairs, report_address(place, configuration().hosting.public_url)),
+            )
         elif link:
             print_text(_address_of(run, pairs[0]))
         elif layers:
@@ -78,22 +130,31 @@ def show(
             _show_remedies(run, pairs, as_json_)
         elif as_json_:
             mismatch = mismatch_of(run, framework)
-            print_json(run_json(run, with_positions=positions) | ({"mismatch": mismatch} if mismatch else {}))
+            print_json(
+                run_json(run, with_positions=positions)
+                | ({"mismatch": mismatch} if mismatch else {}),
+            )
         else:
             mismatch = mismatch_of(run, framework)
             print_pairs(run)
             if mismatch is not None:
                 print_mismatch(mismatch)
             print_facts(provenance_json(run), run.header.name)
-            sides = ((s.name, s.source_dtype, s.bit_class, s.sha256_dtype, s.sha256) for s in run.sides)
-            out.print(table_of(("name", "saved as", "class", "dtype", "sha256"), sides, title="sides"))
+            sides = (
+                (s.name, s.source_dtype, s.bit_class, s.sha256_dtype, s.sha256) for s in run.sides
+            )
+            out.print(
+                table_of(("name", "saved as", "class", "dtype", "sha256"), sides, title="sides"),
+            )
             _print_caches(run)
             print_continuations(run)
 
 
 def _address_of(run: RunReader, pair: StoredPair) -> str:
     """Return the address at which a dashboard shows a pair's most telling position."""
-    prompt, position = telling_place((run.largest if run.header.is_long else run.positions)(pair.index))
+    prompt, position = telling_place(
+        (run.largest if run.header.is_long else run.positions)(pair.index),
+    )
     place = {"prompt": str(prompt)} if len(run.header.prompts) > 1 else {}
     query = {"run": run.run_id, "variant": pair.variant, **place, "position": str(position)}
     return report_address(query, configuration().hosting.public_url)
@@ -116,10 +177,24 @@ def print_continuations(run: RunReader) -> None:
     """Print where each variant's continuation diverges from the reference's, if the run has any."""
     rows = records(continuations(run))
     keys = ("prompt", "variant", "compared_tokens", "agreed_tokens", "parting_position", *TOKENS)
-    print_records([row | with_texts(row, run.vocabulary) for row in rows], "greedy continuations", keys=keys)
+    print_records(
+        [row | with_texts(row, run.vocabulary) for row in rows],
+        "greedy continuations",
+        keys=keys,
+    )
 
 
-_LAYER_KEYS = ("module", "kind", "neq_share", "rms", "floor_rms", "ratio", "max_ulps", "mean_ulps", "max_row_ulps")
+_LAYER_KEYS = (
+    "module",
+    "kind",
+    "neq_share",
+    "rms",
+    "floor_rms",
+    "ratio",
+    "max_ulps",
+    "mean_ulps",
+    "max_row_ulps",
+)
 
 
 def _show_layers(run: RunReader, pairs: Sequence[StoredPair], blocks: bool, as_json_: bool) -> None:
@@ -127,28 +202,50 @@ def _show_layers(run: RunReader, pairs: Sequence[StoredPair], blocks: bool, as_j
     layers = [(pair, layers_json(run, pair.index)) for pair in pairs]
     if all(figures is None for _, figures in layers):
         is_compiled = asks_for(run.header.provenance, "layers")
-        reason = "its model was compiled" if is_compiled else how_to_have("layers", run.header.provenance)
+        reason = (
+            "its model was compiled"
+            if is_compiled
+            else how_to_have("layers", run.header.provenance)
+        )
         raise UsageError(f"run '{run.run_id}' holds no module outputs; {reason}.")
     if as_json_:
-        print_json({"run_id": run.run_id, "pairs": [figures for _, figures in layers if figures is not None]})
+        print_json(
+            {
+                "run_id": run.run_id,
+                "pairs": [figures for _, figures in layers if figures is not None],
+            },
+        )
         return
     for pair, figures in layers:
         if figures is None:
             print_text(f"{pair.variant}: no module outputs; its model was compiled.")
             continue
-        rows = [row for row in figures["by_module"] if not blocks or row["kind"] in ("residual", "head")]
+        rows = [
+            row for row in figures["by_module"] if not blocks or row["kind"] in ("residual", "head")
+        ]
         rows = [row | {"kind": kind_word(row["kind"])} for row in rows]
         at = f"{figures['positions']:,} of {plural(run.header.rows, 'position')}"
         title = f"{pair.variant} vs {pair.reference}, {at}"
         print_records(rows, title, keys=(*_LAYER_KEYS, "dtype", "first_prompt", "first_position"))
         table = modules(run, pair.index)
-        line = sentence(run, pair.index, table, names_prompt=len(run.header.prompts) > 1).replace("**", "")
+        line = sentence(run, pair.index, table, names_prompt=len(run.header.prompts) > 1).replace(
+            "**",
+            "",
+        )
         if (largest := furthest_module(table)) is not None:
-            line += f" Highest RMS / noise floor: {largest.module}, {number(largest.ratio, 3)}x.{says_little(largest)}"
+            line += (
+                f" Highest RMS / noise floor: {largest.module},"
+                f" {number(largest.ratio, 3)}x.{says_little(largest)}"
+            )
         print_text(line.replace("`", "'"))
 
 
-def _show_kernels(run: RunReader, pairs: Sequence[StoredPair], differing: bool, as_json_: bool) -> None:
+def _show_kernels(
+    run: RunReader,
+    pairs: Sequence[StoredPair],
+    differing: bool,
+    as_json_: bool,
+) -> None:
     """Print the kernels of the first module that differs, then all kernels of both sides."""
     about, tables = run.header.provenance, []
     for pair in pairs:
@@ -158,7 +255,11 @@ def _show_kernels(run: RunReader, pairs: Sequence[StoredPair], differing: bool, 
             print_text(f"{pair.variant}: no kernels. {about.note}")
     if not tables:
         was_asked = run.sides_with_kernels or asks_for(about, "kernels")
-        reason = f"they could not be recorded. {about.note}" if was_asked else how_to_have("kernels", about)
+        reason = (
+            f"they could not be recorded. {about.note}"
+            if was_asked
+            else how_to_have("kernels", about)
+        )
         raise UsageError(f"run '{run.run_id}' holds no kernels; {reason.rstrip('. ')}.")
     as_records: list[dict[str, Any]] = []
     for pair, every, place in tables:
@@ -169,20 +270,30 @@ def _show_kernels(run: RunReader, pairs: Sequence[StoredPair], differing: bool, 
             if place is not None:
                 start = {"module": place.module, "prompt": place.prompt, "position": place.position}
                 start["kernels"] = _kernels_json(place.kernels)
-            record = {"reference": pair.reference, "variant": pair.variant, "where_it_starts": start}
+            record = {
+                "reference": pair.reference,
+                "variant": pair.variant,
+                "where_it_starts": start,
+            }
             as_records.append(record | {"kernels": _kernels_json(rows)})
             continue
         if place is not None:
             place_text = place_in_words(place, names, names_prompt=len(run.header.prompts) > 1)
         elif pair.index not in run.pairs_with_layers:
-            place_text = f"This run has no module outputs, so no first module; {how_to_have('layers', about)}."
+            place_text = (
+                "This run has no module outputs, so no first module;"
+                f" {how_to_have('layers', about)}."
+            )
         else:
             place_text = "No compared module differs."
         print_text(place_text.replace("`", "'"))
         title = f"Launches per forward, {pair.reference} vs {pair.variant}"
         shown = [
             row
-            | {"kernel": short_name(row["name"]), "modules": [one or "the model itself" for one in row["places"][:2]]}
+            | {
+                "kernel": short_name(row["name"]),
+                "modules": [one or "the model itself" for one in row["places"][:2]],
+            }
             for row in records(rows)
         ]
         print_records(shown, title, keys=_KERNEL_KEYS)
@@ -209,18 +320,24 @@ def _show_remedies(run: RunReader, pairs: Sequence[StoredPair], as_json_: bool) 
     remedies = [(pair, rows) for pair in pairs if (rows := run.remedies.get(pair.index))]
     if not remedies:
         raise UsageError(
-            f"run '{run.run_id}' has no mitigations; {run.header.provenance.note or 'capture it with --mitigations'}."
+            f"run '{run.run_id}' has no mitigations;"
+            f" {run.header.provenance.note or 'capture it with --mitigations'}.",
         )
     if as_json_:
         print_json(
-            [{"reference": p.reference, "variant": p.variant, "remedies": list(map(asdict, r))} for p, r in remedies]
+            [
+                {"reference": p.reference, "variant": p.variant, "remedies": list(map(asdict, r))}
+                for p, r in remedies
+            ],
         )
         return
     for pair, rows in remedies:
         measured = [asdict(row) for row in rows if not row.refusal]
         keys = (*_REMEDY_KEYS, "reference_share", "variant_share")
         print_records(
-            measured, f"{pair.reference} vs {pair.variant}; share: throughput relative to the baseline", keys=keys
+            measured,
+            f"{pair.reference} vs {pair.variant}; share: throughput relative to the baseline",
+            keys=keys,
         )
         for row in rows:
             if row.refusal:

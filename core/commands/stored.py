@@ -29,12 +29,21 @@ _LIST_KEYS = (
 
 
 def list_(
-    deleted: Annotated[bool, typer.Option("--deleted", help="List the runs deleted within a week instead.")] = False,
-    all_: Annotated[bool, typer.Option("--all", help="Include runs that a judged run replaces.")] = False,
+    deleted: Annotated[
+        bool,
+        typer.Option("--deleted", help="List the runs deleted within a week instead."),
+    ] = False,
+    all_: Annotated[
+        bool,
+        typer.Option("--all", help="Include runs that a judged run replaces."),
+    ] = False,
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """List the stored runs, newest first, sample runs included. A judged run replaces the run that it judges."""
+    """List the stored runs, newest first, sample runs included.
+
+    A judged run replaces the run that it judges.
+    """
     target = open_store(store)
     if deleted:
         _list_deleted(target, as_json_)
@@ -52,7 +61,10 @@ def list_(
         print_records(rows, keys=_LIST_KEYS)
         print_text(f"runs in {target.address}", err)
         if len(cards) < everything:
-            print_text(f"{plural(everything - len(cards), 'run')} replaced by a judged run: --all", err)
+            print_text(
+                f"{plural(everything - len(cards), 'run')} replaced by a judged run: --all",
+                err,
+            )
     for run in failures:
         print_text(f"not a readable run: {run.reason}", err)
 
@@ -82,13 +94,24 @@ def _list_deleted(store: Store, as_json_: bool) -> None:
 def export(
     run_id: options.Run,
     file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="FILE.npz.")] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one HTML file instead, to look at.")] = None,
-    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a picture of the worst pair.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write one HTML file instead, to look at."),
+    ] = None,
+    png: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a picture of the worst pair."),
+    ] = None,
+    overwrite: Annotated[
+        bool,
+        typer.Option("--overwrite", help="Replace the file if it exists."),
+    ] = False,
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Export the sides of a run to an npz, in their bits and dtype, or the run to one HTML file or a picture."""
+    """Export the sides of a run to an npz, in their bits and dtype, or the run to one HTML file or
+    a picture.
+    """
     target = html or png or file
     if target is None or sum(each is not None for each in (file, html, png)) > 1:
         raise UsageError("export writes one file: FILE.npz, --html FILE or --png FILE.")
@@ -105,40 +128,77 @@ def export(
         else:
             export_npz(run, target, overwrite=overwrite)
     if as_json_:
-        print_json({"run_id": path.stem, "file": str(target), "bytes": target.stat().st_size, "sides": names})
+        print_json(
+            {
+                "run_id": path.stem,
+                "file": str(target),
+                "bytes": target.stat().st_size,
+                "sides": names,
+            },
+        )
     else:
         out.print(f"{target}: {', '.join(names)}", markup=False)
 
 
 def label(
     run_id: options.Run,
-    tag: Annotated[list[str] | None, typer.Option(help="Add this tag; may be given several times.")] = None,
-    remove_tag: Annotated[list[str] | None, typer.Option(help="Remove this tag; may be given several times.")] = None,
+    tag: Annotated[
+        list[str] | None,
+        typer.Option(help="Add this tag; may be given several times."),
+    ] = None,
+    remove_tag: Annotated[
+        list[str] | None,
+        typer.Option(help="Remove this tag; may be given several times."),
+    ] = None,
     note: Annotated[str | None, typer.Option(help="Replace the note; '' removes it.")] = None,
-    pin: Annotated[bool | None, typer.Option("--pin/--unpin", help="Mark the run as one to keep.")] = None,
+    pin: Annotated[
+        bool | None,
+        typer.Option("--pin/--unpin", help="Mark the run as one to keep."),
+    ] = None,
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Tag, annotate or pin a run; without options, show its labels. The run file does not change."""
+    """Tag, annotate or pin a run; without options, show its labels.
+
+    The run file does not change.
+    """
     target = open_store(store)
     full = target.find(run_id).stem
     old = target.labels(full)
     removed = labels.labels_of(remove_tag or [], "").tags
-    tags = [each for each in (*old.tags, *labels.labels_of(tag or [], "").tags) if each not in removed]
-    new = labels.labels_of(tags, old.note if note is None else note, old.pinned if pin is None else pin)
+    tags = [
+        each for each in (*old.tags, *labels.labels_of(tag or [], "").tags) if each not in removed
+    ]
+    new = labels.labels_of(
+        tags,
+        old.note if note is None else note,
+        old.pinned if pin is None else pin,
+    )
     if new != old:
         new = target.label(full, new, old)
     (print_json if as_json_ else print_facts)({"run_id": full, **asdict(new)})
 
 
 def delete(
-    run_ids: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run ids, or unique prefixes of them.")],
-    restore: Annotated[bool, typer.Option("--restore", help="Restore deleted runs instead.")] = False,
-    for_good: Annotated[bool, typer.Option("--for-good", help="Remove the files now, also of deleted runs.")] = False,
+    run_ids: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN...", help="Run ids, or unique prefixes of them."),
+    ],
+    restore: Annotated[
+        bool,
+        typer.Option("--restore", help="Restore deleted runs instead."),
+    ] = False,
+    for_good: Annotated[
+        bool,
+        typer.Option("--for-good", help="Remove the files now, also of deleted runs."),
+    ] = False,
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Delete runs; `--restore` brings them back within a week, with their tags and notes. Sample runs are refused."""
+    """Delete runs; `--restore` brings them back within a week, with their tags and notes.
+
+    Sample runs are refused.
+    """
     if restore and for_good:
         raise UsageError("--restore and --for-good contradict each other; give one.")
     target = open_store(store)
@@ -152,7 +212,10 @@ def delete(
         samples = [path.stem for path in paths if not target.is_writable(path)]
         if samples:
             raise StoreError(f"run '{samples[0]}' is a read-only sample run; nothing was deleted.")
-        run_ids = [*(path.stem for path in paths), *(deleted.intersection(run_ids) if for_good else ())]
+        run_ids = [
+            *(path.stem for path in paths),
+            *(deleted.intersection(run_ids) if for_good else ()),
+        ]
     change = target.restore if restore else remove if for_good else target.delete
     word, changes = "restored" if restore else "deleted", []
     try:

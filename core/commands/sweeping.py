@@ -19,7 +19,17 @@ from ..runs.file.database import each_database
 from ..runs.store.partial import remove_living
 from ..runs.store.store import Store, open_store
 from ..sweeps.history import CellChange, change_of, conditions_of, gate_of
-from ..sweeps.ledger import DONE, FAILED, RUNNING, CellCard, CellOutcome, Ledger, in_ledger, read_card, run_id_of
+from ..sweeps.ledger import (
+    DONE,
+    FAILED,
+    RUNNING,
+    CellCard,
+    CellOutcome,
+    Ledger,
+    in_ledger,
+    read_card,
+    run_id_of,
+)
 from ..sweeps.plan import Cell, SweepPlan, cell_counts, in_short, read_plan
 from ..sweeps.ray_executor import compute_on_ray
 from ..sweeps.workers import compute_here
@@ -37,20 +47,46 @@ _MOST_SHOWN = 40  # cells of a table on a terminal; --json has all
 
 
 def sweep(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan, a TOML file (docs/guides/sweeps.md).")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and the cost of each.")] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Cells at once per device, each with a copy of the model.")] = 1,
+    plan: Annotated[
+        Path,
+        typer.Argument(metavar="PLAN", help="The plan, a TOML file (docs/guides/sweeps.md)."),
+    ],
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="List the cells and the cost of each."),
+    ] = False,
+    jobs: Annotated[
+        int,
+        typer.Option(min=1, help="Cells at once per device, each with a copy of the model."),
+    ] = 1,
     ray: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Compute on a Ray cluster: 'auto', HOST:PORT or 'local'.")
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Compute on a Ray cluster: 'auto', HOST:PORT or 'local'.",
+        ),
     ] = None,
-    build: Annotated[str, typer.Option(help="Label of the build under test; a new one recomputes the cells.")] = "",
-    cell: Annotated[list[str] | None, typer.Option(help="Compute only this cell, in this process; repeatable.")] = None,
-    print_: Annotated[bool, typer.Option("--print", help="Print a command per missing cell, for Slurm.")] = False,
+    build: Annotated[
+        str,
+        typer.Option(help="Label of the build under test; a new one recomputes the cells."),
+    ] = "",
+    cell: Annotated[
+        list[str] | None,
+        typer.Option(help="Compute only this cell, in this process; repeatable."),
+    ] = None,
+    print_: Annotated[
+        bool,
+        typer.Option("--print", help="Print a command per missing cell, for Slurm."),
+    ] = False,
     against: Annotated[
-        str | None, typer.Option(help="Compare each cell with its run that has this tag. Default: its last good run.")
+        str | None,
+        typer.Option(
+            help="Compare each cell with its run that has this tag. Default: its last good run.",
+        ),
     ] = None,
     fail_on: Annotated[
-        list[str] | None, typer.Option(help="Exit with 1 if a cell is one of changed, bug, flips.")
+        list[str] | None,
+        typer.Option(help="Exit with 1 if a cell is one of changed, bug, flips."),
     ] = None,
     junit: options.Junit = None,
     markdown: options.Markdown = None,
@@ -58,12 +94,14 @@ def sweep(
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Run the missing cells of a sweep. A cell is one capture of a plan: models x engines x paths x dtypes x prompts.
+    """Run the missing cells of a sweep. A cell is one capture of a plan: models x engines x paths x
+    dtypes x prompts.
 
-    A run's name holds the digests of its request and its environment. A sweep that was killed, extended or moved to
-    another machine resumes; nothing is computed twice (docs/guides/sweeps.md).
+    A run's name holds the digests of its request and its environment. A sweep that was killed,
+    extended or moved to another machine resumes; nothing is computed twice (docs/guides/sweeps.md).
 
-    For example:  ulpscope sweep sweep.toml --fail-on changed,bug --build "$(git rev-parse --short HEAD)"
+    For example:  ulpscope sweep sweep.toml --fail-on changed,bug --build "$(git rev-parse --short
+    HEAD)"
     """
     use_engines(engine)
     conditions = conditions_of(fail_on or ())
@@ -98,7 +136,12 @@ def sweep(
         elif cell:
             coming = (outcome_of(target, one, say) for one in cells)
         else:
-            coming = compute_here(cells, compute, jobs=jobs, on_begin=lambda one: tell(say, one.title))
+            coming = compute_here(
+                cells,
+                compute,
+                jobs=jobs,
+                on_begin=lambda one: tell(say, one.title),
+            )
         with closing(coming):  # type: ignore[type-var]
             for outcome in coming:
                 outcomes.append(outcome)
@@ -107,14 +150,28 @@ def sweep(
                     print_text(f"failed: {outcome.cell.title}: {outcome.says}", err)
                 tell(say, "cells")
     of_now = {outcome.cell.digest: outcome.run_id for outcome in outcomes}
-    changes = [change_of(state, of_now.get(state.cell, ""), pinned) for state in ledger.states(in_ledger(cells))]
+    changes = [
+        change_of(state, of_now.get(state.cell, ""), pinned)
+        for state in ledger.states(in_ledger(cells))
+    ]
     gate = gate_of(changes, conditions) if conditions else None
     if gate is not None:
         write_gate(gate, junit, markdown)
-    reused, failed = (sum(each) for each in ([o.was_there for o in outcomes], [o.state == FAILED for o in outcomes]))
+    reused, failed = (
+        sum(each)
+        for each in ([o.was_there for o in outcomes], [o.state == FAILED for o in outcomes])
+    )
     if as_json_:
-        counts = {"computed": len(outcomes) - reused - failed, "were_there": reused, "failed": failed}
-        about = {"name": sweep_plan.name, "cells": [change.as_json() for change in changes], **counts}
+        counts = {
+            "computed": len(outcomes) - reused - failed,
+            "were_there": reused,
+            "failed": failed,
+        }
+        about = {
+            "name": sweep_plan.name,
+            "cells": [change.as_json() for change in changes],
+            **counts,
+        }
         print_json(about | ({"gate": gate.as_json()} if gate is not None else {}))
     else:
         _print_changes(sweep_plan, changes)
@@ -125,7 +182,12 @@ def sweep(
 
 
 def _print_commands(
-    path: Path, cells: Sequence[Cell], ledger: Ledger, build: str, engines: Sequence[str], store: str | None
+    path: Path,
+    cells: Sequence[Cell],
+    ledger: Ledger,
+    build: str,
+    engines: Sequence[str],
+    store: str | None,
 ) -> None:
     """Print a command for each cell that has no run, of any build."""
     states = {state.cell: state for state in ledger.states(in_ledger(cells))}
@@ -134,7 +196,10 @@ def _print_commands(
     arguments += ["--store", str(store)] if store else []
     for cell in cells:
         if not states[cell.digest].cards or build:
-            sys.stdout.write(f"{COMMAND} {shell_command(['sweep', str(path), '--cell', cell.digest, *arguments])}\n")
+            sys.stdout.write(
+                f"{COMMAND}"
+                f" {shell_command(['sweep', str(path), '--cell', cell.digest, *arguments])}\n",
+            )
 
 
 def _print_costs(plan: SweepPlan, cells: Sequence[Cell], ledger: Ledger, as_json_: bool) -> None:
@@ -145,7 +210,11 @@ def _print_costs(plan: SweepPlan, cells: Sequence[Cell], ledger: Ledger, as_json
     rows: list[dict[str, Any]] = []
     with stoppable():
         for cell in cells:
-            row: dict[str, Any] = {"cell": cell.digest, "axes": dict(cell.axes), "state": states[cell.digest]}
+            row: dict[str, Any] = {
+                "cell": cell.digest,
+                "axes": dict(cell.axes),
+                "state": states[cell.digest],
+            }
             rows.append(row)
             try:
                 costs = costs_of(plan_of(cell.request, weights=False))
@@ -156,12 +225,26 @@ def _print_costs(plan: SweepPlan, cells: Sequence[Cell], ledger: Ledger, as_json
             row |= {"forwards": costs.forwards, "tokens": costs.tokens}
             row |= {"memory_bytes": memory, "file_bytes": costs.file_bytes}
     open_rows = [row for row in rows if "refused" not in row and row["state"] != DONE]
-    total = {key: sum(row[key] for row in open_rows) for key in ("forwards", "tokens", "file_bytes")}
+    total = {
+        key: sum(row[key] for row in open_rows) for key in ("forwards", "tokens", "file_bytes")
+    }
     if as_json_:
         print_json({"name": plan.name, "cells": rows, "missing": total})
         return
-    titled = [{"cell": cell.digest, "capture": cell.title, **row} for cell, row in zip(cells, rows, strict=True)]
-    keys = ("cell", "capture", "state", "forwards", "tokens", "memory_bytes", "file_bytes", "refused")
+    titled = [
+        {"cell": cell.digest, "capture": cell.title, **row}
+        for cell, row in zip(cells, rows, strict=True)
+    ]
+    keys = (
+        "cell",
+        "capture",
+        "state",
+        "forwards",
+        "tokens",
+        "memory_bytes",
+        "file_bytes",
+        "refused",
+    )
     print_records(titled, f"{plan.name}: {cell_counts(cells)}", keys=keys, most=_MOST_SHOWN)
     print_facts({"cells to compute": len(open_rows), **total})
     if refused := sum("refused" in row for row in rows):
@@ -173,7 +256,10 @@ def _runs_tagged(ledger: Ledger, tag: str | None) -> set[str]:
         return set()
     run_ids = {run_id for run_id in ledger.run_ids() if tag in ledger.store.labels(run_id).tags}
     if not run_ids:
-        raise UsageError(f"--against '{clean(tag)}': no run of a cell has this tag; add it by `label RUN --tag`.")
+        raise UsageError(
+            f"--against '{clean(tag)}': no run of a cell has this tag; add it by `label RUN"
+            " --tag`.",
+        )
     return run_ids
 
 
@@ -183,7 +269,10 @@ def _print_changes(plan: SweepPlan, changes: Sequence[CellChange]) -> None:
     for change in changes:
         cell = change.as_json()
         rows.append({axis: clean(in_short(axis, cell["axes"][axis])) for axis in axes} | cell)
-    counts = [f"{count:,} {state}" for state, count in Counter(change.state.state for change in changes).items()]
+    counts = [
+        f"{count:,} {state}"
+        for state, count in Counter(change.state.state for change in changes).items()
+    ]
     if count_changed := sum(bool(change.what) for change in changes):
         counts.append(f"{count_changed:,} changed")
     keys = (*axes, "state", "verdict", "noise_ratio", "flips", "neq_share", "says")
@@ -222,7 +311,8 @@ def outcome_of(store: Store, cell: Cell, say: Tell = lambda *_: None) -> CellOut
             run_plan(cell.request, plan, store, say, run_id)
         if is_there:
             return CellOutcome(cell, DONE, run_id, was_there=True)
-        ((_, card),) = each_database([store.path_of(run_id)], read_card)  # here, so that the run is not fetched for it
+        # here, so that the run is not fetched for it
+        ((_, card),) = each_database([store.path_of(run_id)], read_card)
         return CellOutcome(cell, DONE, run_id, card=card if isinstance(card, CellCard) else None)
     except UlpscopeError as error:
         if cell.digest in ledger.running():  # it began in the same moment

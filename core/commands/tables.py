@@ -25,8 +25,20 @@ _STYLES = {FAILED: "bold red", MISSING: "yellow"}
 
 
 def pair_table(pairs: Sequence[PairReport], header: RunHeader) -> Table:
-    columns = ("variant", "logits that differ", "RMS, row ULPs", "max abs", "ULPs: median", "p99", "flips", "near ties")
-    size = f"{plural(header.rows, 'position')} x {header.vocab:,} tokens, ULPs of {header.compute_dtype}"
+    columns = (
+        "variant",
+        "logits that differ",
+        "RMS, row ULPs",
+        "max abs",
+        "ULPs: median",
+        "p99",
+        "flips",
+        "near ties",
+    )
+    size = (
+        f"{plural(header.rows, 'position')} x {header.vocab:,} tokens, ULPs of"
+        f" {header.compute_dtype}"
+    )
     of_lists = f"{plural(pairs[0].positions, 'position')}, {header.quantity}"
     title = f"{pairs[0].reference} vs …   {size if header.k is None else of_lists}"
     lines = (line for pair in pairs for line in _pair_lines(pair, header))
@@ -50,7 +62,9 @@ def print_reports(
     for pair in pairs:
         print_answer(pair.answer, f"{pair.variant} vs {pair.reference}")
     out.print(pair_table(pairs, header))
-    first_of_class = {group[0] for group in classes} | ({group[1] for group in classes[:1] if len(group) > 1})
+    first_of_class = {group[0] for group in classes} | (
+        {group[1] for group in classes[:1] if len(group) > 1}
+    )
     for pair in pairs:  # bit-identical variants have the same flips
         if pair.variant == variant if variant else pair.variant in first_of_class:
             print_flips(pair, texts, len(header.prompts) > 1)
@@ -62,7 +76,9 @@ def print_reports(
 
 
 def print_answer(answer: Answer, sides: str, console: Console = out) -> None:
-    """Print a verdict: its name, sentence, first place and size, and on stderr the command that would decide."""
+    """Print a verdict: its name, sentence, first place and size, and on stderr the command that
+    would decide.
+    """
     console.print(f"[bold]{escape(answer.name)}[/bold]  {escape(sides)}")
     print_text(answer.sentence, console)
     for name, value in answer.facts.items():
@@ -76,7 +92,11 @@ def print_checks(answer: Answer) -> None:
     if answer.checks:
         table = Table("outcome", "check", Column("result", overflow="fold"))
         for title, row in answer.titled_checks:
-            table.add_row(Text(row.outcome, _STYLES.get(row.outcome, "")), escape(title), escape(row.says))
+            table.add_row(
+                Text(row.outcome, _STYLES.get(row.outcome, "")),
+                escape(title),
+                escape(row.says),
+            )
         out.print(table)
     if answer.not_run:
         print_text(answer.not_run_line)
@@ -118,4 +138,7 @@ def print_flips(pair: PairReport, texts: Mapping[int, str], has_prompts: bool) -
 def with_texts(row: Mapping[str, Any], texts: Mapping[int, str]) -> dict[str, str]:
     """Return both tokens of a row with their texts."""
     tokens = {key: row[key] for key in TOKENS if row[key] is not None}
-    return {key: f"{token} {texts[token]!r}" if token in texts else str(token) for key, token in tokens.items()}
+    return {
+        key: f"{token} {texts[token]!r}" if token in texts else str(token)
+        for key, token in tokens.items()
+    }

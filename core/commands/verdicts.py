@@ -39,27 +39,50 @@ Load = Callable[[str], "LoadedModel"]
 
 def verdict(
     run_id: options.Run,
-    rerun: Annotated[Files, typer.Option(help="A dump of the same sides, rerun; twice for one file per side.")] = None,
-    neighbours: Annotated[Files, typer.Option(help="A dump of the same sides in a batch with other requests.")] = None,
-    float32: Annotated[Files, typer.Option("--float32", help="A dump of the same sides, computed in float32.")] = None,
-    floor: Annotated[Files, typer.Option(help="A float32 dump of three or more equal paths: the noise floor.")] = None,
-    model: Annotated[str | None, typer.Option(help="Folder, hub id or GGUF: measures the noise floor.")] = None,
+    rerun: Annotated[
+        Files,
+        typer.Option(help="A dump of the same sides, rerun; twice for one file per side."),
+    ] = None,
+    neighbours: Annotated[
+        Files,
+        typer.Option(help="A dump of the same sides in a batch with other requests."),
+    ] = None,
+    float32: Annotated[
+        Files,
+        typer.Option("--float32", help="A dump of the same sides, computed in float32."),
+    ] = None,
+    floor: Annotated[
+        Files,
+        typer.Option(help="A float32 dump of three or more equal paths: the noise floor."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Folder, hub id or GGUF: measures the noise floor."),
+    ] = None,
     declare: Annotated[list[str] | None, typer.Option(help=f"With --model: {DECLARE}")] = None,
-    dtype: Annotated[str | None, typer.Option(help="With --model, for server responses: their dtype.")] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="With --model, for server responses: their dtype."),
+    ] = None,
     mixture_of_experts: Annotated[
-        bool, typer.Option("--mixture-of-experts", help="Rows of a batch share experts and may differ.")
+        bool,
+        typer.Option("--mixture-of-experts", help="Rows of a batch share experts and may differ."),
     ] = False,
     device: options.Device = None,
     revision: options.Revision = None,
     trust_remote_code: options.Trust = False,
-    name: Annotated[str | None, typer.Option(help="Name of the judged run. Default: the run's, and 'judged'.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Name of the judged run. Default: the run's, and 'judged'."),
+    ] = None,
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Print a run's verdict and checks; with controls, judge an uploaded run and store it with the new verdict.
+    """Print a run's verdict and checks; with controls, judge an uploaded run and store it with the
+    new verdict.
 
-    Exit code 1: a pair is `bug suspected`, `nondeterministic` or `invalid dump`, as with `compare --fail-on verdict`.
-    The old run stays; the new one has the same bits and a new id.
+    Exit code 1: a pair is `bug suspected`, `nondeterministic` or `invalid dump`, as with `compare
+    --fail-on verdict`. The old run stays; the new one has the same bits and a new id.
 
     For example:  ulpscope verdict 20261121-1200-dump --float32 pair_in_float32.npz
     """
@@ -75,13 +98,16 @@ def verdict(
         is_list = run.header.k is not None
         if is_list and (any(dumps.values()) or mixture_of_experts or declare):
             raise UsageError(
-                "--rerun, --neighbours, --float32, --floor and --declare are for dumps of complete logits; for server"
-                " responses, use --model."
+                "--rerun, --neighbours, --float32, --floor and --declare are for dumps of complete"
+                " logits; for server responses, use --model.",
             )
         if dtype is not None and not is_list:
             raise UsageError("--dtype is for server responses; a dump has its compute dtype.")
         if model and not all(prompt.token_ids for prompt in run.header.prompts):
-            raise UsageError("This run has no token_ids, so no model can run on its tokens; save them with the logits.")
+            raise UsageError(
+                "This run has no token_ids, so no model can run on its tokens; save them with the"
+                " logits.",
+            )
         if is_list and model:
             _tell(target, _judge_by_model(target, run, model, load, dtype, name), as_json_)
             return
@@ -90,7 +116,9 @@ def verdict(
             return
         check_upload(run)
         if model and floor:
-            raise UsageError("Give --floor or --model, not both: the model measures its own noise floor.")
+            raise UsageError(
+                "Give --floor or --model, not both: the model measures its own noise floor.",
+            )
         with stoppable(), steps() as say:
             extra: dict[str, Any] = {}
             if model:
@@ -100,7 +128,11 @@ def verdict(
 
                 loaded, precisions = load(run.header.compute_dtype), parse_precisions(declare or ())
                 extra["with_model"] = model_of_dump(
-                    loaded, run, float32=float32 or (), precisions=precisions, on_progress=say
+                    loaded,
+                    run,
+                    float32=float32 or (),
+                    precisions=precisions,
+                    on_progress=say,
                 )
             controls = measure_controls(
                 run,
@@ -109,21 +141,54 @@ def verdict(
                 with_model=bool(model),
                 on_progress=partial(say, "reading controls"),
             )
-            names = [f"{what} {' and '.join(path.name for path in paths)}" for what, paths in dumps.items() if paths]
+            names = [
+                f"{what} {' and '.join(path.name for path in paths)}"
+                for what, paths in dumps.items()
+                if paths
+            ]
             names += [f"model {model}"] if model else []
             names += ["a mixture of experts"] if mixture_of_experts else []
-            new_id = judge_stored(target, run, controls, name=name, note=f"Controls: {', '.join(names)}.", **extra)
+            new_id = judge_stored(
+                target,
+                run,
+                controls,
+                name=name,
+                note=f"Controls: {', '.join(names)}.",
+                **extra,
+            )
         _tell(target, new_id, as_json_)
 
 
-def load_for(model: str, device: str | None, revision: str | None, trust_remote_code: bool, dtype: str) -> LoadedModel:
+def load_for(
+    model: str,
+    device: str | None,
+    revision: str | None,
+    trust_remote_code: bool,
+    dtype: str,
+) -> LoadedModel:
     from ..inference.models.model import load_model
 
-    return load_model(model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
+    return load_model(
+        model,
+        dtype=dtype,
+        device=device,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+    )
 
 
-def _judge_by_model(store: Store, run: RunReader, model: str, load: Load, dtype: str | None, name: str | None) -> str:
-    """Measure a model's noise floor on a run of lists, and store the run judged. Return the new run's id."""
+def _judge_by_model(
+    store: Store,
+    run: RunReader,
+    model: str,
+    load: Load,
+    dtype: str | None,
+    name: str | None,
+) -> str:
+    """Measure a model's noise floor on a run of lists, and store the run judged.
+
+    Return the new run's id.
+    """
     prompts = [prompt.token_ids for prompt in run.header.prompts]
     with stoppable(), steps() as say:
         say("loading the model")
@@ -137,9 +202,20 @@ def _judge_by_model(store: Store, run: RunReader, model: str, load: Load, dtype:
                 both = sides[0], sides[pair.index + 1]
                 pairing = compare_sides(*both)
                 rows = rows_of_lists(pairing, *both, most=len(pairing.positions))
-                verdict = judge_with_floor(verdict, pairing, both, floor_of_rows(loaded, prompts, rows, say))
+                verdict = judge_with_floor(
+                    verdict,
+                    pairing,
+                    both,
+                    floor_of_rows(loaded, prompts, rows, say),
+                )
             verdicts.append(verdict)
-        return revise(store, run, name or f"{run.header.name}, judged", verdicts, f"Floor: model {model}.")
+        return revise(
+            store,
+            run,
+            name or f"{run.header.name}, judged",
+            verdicts,
+            f"Floor: model {model}.",
+        )
 
 
 def _tell(store: Store, run_id: str, as_json_: bool) -> None:

@@ -18,18 +18,33 @@ from .terminal.stopping import stoppable
 
 
 def weights(
-    a: Annotated[str, typer.Argument(metavar="A", help="Folder of safetensors, a .safetensors file or a GGUF.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="Checkpoint to compare with A, in any of these forms.")],
-    as_: Annotated[str, typer.Option("--as", help="Dtype of the engine: bfloat16, float16 or float32.")] = "bfloat16",
+    a: Annotated[
+        str,
+        typer.Argument(metavar="A", help="Folder of safetensors, a .safetensors file or a GGUF."),
+    ],
+    b: Annotated[
+        str,
+        typer.Argument(metavar="B", help="Checkpoint to compare with A, in any of these forms."),
+    ],
+    as_: Annotated[
+        str,
+        typer.Option("--as", help="Dtype of the engine: bfloat16, float16 or float32."),
+    ] = "bfloat16",
     layers: Annotated[
-        bool, typer.Option("--layers", help="Print a row per module of each layer instead of merging layers.")
+        bool,
+        typer.Option(
+            "--layers",
+            help="Print a row per module of each layer instead of merging layers.",
+        ),
     ] = False,
     as_json_: options.Json = False,
 ) -> None:
-    """Compare two checkpoints tensor by tensor: what an update changed, or whether a conversion is right.
+    """Compare two checkpoints tensor by tensor: what an update changed, or whether a conversion is
+    right.
 
-    Of each module: elements that differ, the change, and what is left of it after rounding both sides to --as.
-    Missing, tied, fused, transposed, reordered and quantized tensors are named. All are compared in float32.
+    Of each module: elements that differ, the change, and what is left of it after rounding both
+    sides to --as. Missing, tied, fused, transposed, reordered and quantized tensors are named. All
+    are compared in float32.
 
     For example:  ulpscope weights step-100 step-101   or   ulpscope weights model model.gguf
     """
@@ -46,14 +61,27 @@ def _print(result: Comparison, has_layers: bool) -> None:
     lines = defaultdict(list)
     for module, change in result.modules.items():
         lines[module if has_layers else _pattern(module), change.differing > 0].append(module)
-    rows = [(_name(each), *_cells(sum_of(result.modules[one] for one in each))) for each in lines.values()]
-    columns = ("module", "differ", "share", "max\nchange", "rms\nchange", f"share in\n{result.rounded_to}", "max\nULPs")
+    rows = [
+        (_name(each), *_cells(sum_of(result.modules[one] for one in each)))
+        for each in lines.values()
+    ]
+    columns = (
+        "module",
+        "differ",
+        "share",
+        "max\nchange",
+        "rms\nchange",
+        f"share in\n{result.rounded_to}",
+        "max\nULPs",
+    )
     table = table_of(columns, rows, text=("module",))
     table.collapse_padding = True
     table.add_section()
     table.add_row(f"total of {result.total.elements:,} elements", *_cells(result.total))
     for side, facts in (("A", result.a.as_json()), ("B", result.b.as_json())):
-        print_text(f"{side}: {facts['path']}, {facts['tensors']:,} tensors, {', '.join(facts['dtypes'])}")
+        print_text(
+            f"{side}: {facts['path']}, {facts['tensors']:,} tensors, {', '.join(facts['dtypes'])}",
+        )
     out.print(table)
     for (_, text), keys in result.findings.items():
         kinds = defaultdict(list)
@@ -65,7 +93,9 @@ def _print(result: Comparison, has_layers: bool) -> None:
 def _cells(change: Change) -> tuple[str, ...]:
     if not change.differing:
         return ("identical", *[""] * 5)
-    share, rounded = (percent(each / change.elements) for each in (change.differing, change.rounded_differing))
+    share, rounded = (
+        percent(each / change.elements) for each in (change.differing, change.rounded_differing)
+    )
     largest, rms = number(change.max_abs, 3), number(change.rms, 3)
     return f"{change.differing:,}", share, largest, rms, rounded, number(change.max_rounded_ulps)
 
@@ -79,5 +109,8 @@ def _name(names: Sequence[str]) -> str:
     first, *rest = _pattern(names[0]).split(".*", 1)
     layers = {int(number) for name in names for number in re.findall(r"\.(\d+)\.", name)[:1]}
     starts, ends = (sorted(n for n in layers if n + step not in layers) for step in (-1, 1))
-    ranges = [f"{start}" if start == end else f"{start}-{end}" for start, end in zip(starts, ends, strict=True)]
+    ranges = [
+        f"{start}" if start == end else f"{start}-{end}"
+        for start, end in zip(starts, ends, strict=True)
+    ]
     return f"{first}.{','.join(ranges)}{rest[0]}" if rest else first

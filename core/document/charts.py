@@ -1,4 +1,6 @@
-"""Charts as SVG without scripts: places are percentages, so that they fit any width, and every text keeps its size."""
+"""Charts as SVG without scripts: places are percentages, so that they fit any width, and every text
+keeps its size.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from ..text import number
 if TYPE_CHECKING:
     from PIL import Image
 
-# Cividis without its darkest third: one ULP has to be seen on black as well as on white; lightness still only rises.
+# Cividis without its darkest third: one ULP has to be seen on black as well as on white; lightness
+# still only rises.
 ULPS = ((0.0, "#3D6FB5"), (0.33, "#7C7B78"), (0.66, "#BCAF6F"), (1.0, "#FEE838"))
 MISMATCH = "#E3000F"
 LEVELS = 254  # of a picture's colors: 0 is transparent, 255 a mismatch
@@ -27,8 +30,8 @@ LEVELS = 254  # of a picture's colors: 0 is transparent, 255 a mismatch
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis from `low` (left, bottom) to `high`. zero: where a log axis has zeros; labels: by value, else of round
-    numbers, at least `step` apart.
+    """An axis from `low` (left, bottom) to `high`. zero: where a log axis has zeros; labels: by
+    value, else of round numbers, at least `step` apart.
     """
 
     title: str
@@ -41,7 +44,9 @@ class Axis:
 
     def at(self, value: float | np.number) -> float:
         """Place of a value in percent."""
-        low, high, at = (log10(each) if self.is_log else float(each) for each in (self.low, self.high, value))
+        low, high, at = (
+            log10(each) if self.is_log else float(each) for each in (self.low, self.high, value)
+        )
         return 100 * (at - low) / (high - low)
 
     def ticks(self) -> dict[float, str]:
@@ -52,11 +57,17 @@ class Axis:
         if self.is_log:
             powers = range(floor(log10(low)), ceil(log10(high)) + 1)
             digits = (1,) if len(powers) > 4 else (1, 2, 5)
-            values = [digit * 10.0**power for power in powers[:: ceil(len(powers) / 9)] for digit in digits]
+            values = [
+                digit * 10.0**power
+                for power in powers[:: ceil(len(powers) / 9)]
+                for digit in digits
+            ]
             low = low if self.zero is None else self.zero * 1.5
         else:
             power = 10.0 ** floor(log10((high - low) / 5))
-            step = next(digit * power for digit in (1, 2, 5, 10) if (high - low) / (digit * power) <= 6)
+            step = next(
+                digit * power for digit in (1, 2, 5, 10) if (high - low) / (digit * power) <= 6
+            )
             step = max(step, self.step)
             values = [step * place for place in range(ceil(low / step), floor(high / step) + 1)]
         zero = {} if self.zero is None else {self.zero: "0"}
@@ -64,10 +75,15 @@ class Axis:
 
 
 def chart(
-    label: str, x: Axis, y: Axis, marks: Iterable[Markup], legend: Mapping[str, str], height: int = 320
+    label: str,
+    x: Axis,
+    y: Axis,
+    marks: Iterable[Markup],
+    legend: Mapping[str, str],
+    height: int = 320,
 ) -> Markup:
-    """Return a chart with its axes and legend. marks: of `dot`, `line`, `bar` or `picture`, the last on top; legend:
-    names by the class of their marks.
+    """Return a chart with its axes and legend. marks: of `dot`, `line`, `bar` or `picture`, the
+    last on top; legend: names by the class of their marks.
     """
     grid = []
     for value, text in x.ticks().items():
@@ -77,9 +93,21 @@ def chart(
     for value, text in y.ticks().items():
         place = f"{100 - y.at(value):.2f}%"
         grid.append(element("line", x1="0%", x2="100%", y1=place, y2=place, class_="grid"))
-        grid.append(element("text", text, x="0%", dx="-0.5em", y=place, dy="0.35em", text_anchor="end"))
-    drawing = element("svg", *grid, *marks, role="img", aria_label=label, width="100%", height=height)
-    keys = [element("span", element("i", class_=f"key {name}"), text) for name, text in legend.items()]
+        grid.append(
+            element("text", text, x="0%", dx="-0.5em", y=place, dy="0.35em", text_anchor="end"),
+        )
+    drawing = element(
+        "svg",
+        *grid,
+        *marks,
+        role="img",
+        aria_label=label,
+        width="100%",
+        height=height,
+    )
+    keys = [
+        element("span", element("i", class_=f"key {name}"), text) for name, text in legend.items()
+    ]
     return element(
         "figure",
         element("p", y.title, class_="axis"),
@@ -91,19 +119,35 @@ def chart(
 
 def dot(x: float, y: float, kind: str, title: str, radius: float = 3.5) -> Markup:
     """Return a mark at a place in percent that shows its title under the pointer."""
-    return element("circle", element("title", title), cx=f"{x:.2f}%", cy=f"{100 - y:.2f}%", r=radius, class_=kind)
+    return element(
+        "circle",
+        element("title", title),
+        cx=f"{x:.2f}%",
+        cy=f"{100 - y:.2f}%",
+        r=radius,
+        class_=kind,
+    )
 
 
 def line(xs: Sequence[float], ys: Sequence[float], kind: str) -> Markup:
     """Return a line through places in percent; a gap if one is NaN."""
-    points = [(f"{x:.2f}%", f"{100 - y:.2f}%") if y == y else None for x, y in zip(xs, ys, strict=True)]
+    points = [
+        (f"{x:.2f}%", f"{100 - y:.2f}%") if y == y else None for x, y in zip(xs, ys, strict=True)
+    ]
     lines = [(a, b) for a, b in pairwise(points) if a and b]
-    return join(*(element("line", x1=a[0], y1=a[1], x2=b[0], y2=b[1], class_=kind) for a, b in lines))
+    return join(
+        *(element("line", x1=a[0], y1=a[1], x2=b[0], y2=b[1], class_=kind) for a, b in lines),
+    )
 
 
 def bar(x: float, width: float, y: float, kind: str, title: str) -> Markup:
     """Return a bar from the bottom up to `y`; all in percent."""
-    place = {"x": f"{x:.2f}%", "width": f"{width:.2f}%", "y": f"{100 - y:.2f}%", "height": f"{y:.2f}%"}
+    place = {
+        "x": f"{x:.2f}%",
+        "width": f"{width:.2f}%",
+        "y": f"{100 - y:.2f}%",
+        "height": f"{y:.2f}%",
+    }
     return element("rect", element("title", title), **place, class_=kind)
 
 
@@ -112,17 +156,26 @@ def picture(levels: NDArray[np.uint8]) -> Markup:
     output = io.BytesIO()
     colored(levels).save(output, "PNG", optimize=True)
     content = base64.b64encode(output.getvalue()).decode()
-    size = {"width": "100%", "height": "100%", "preserveAspectRatio": "none", "image_rendering": "pixelated"}
+    size = {
+        "width": "100%",
+        "height": "100%",
+        "preserveAspectRatio": "none",
+        "image_rendering": "pixelated",
+    }
     return element("image", href=Markup(f"data:image/png;base64,{content}"), **size)
 
 
 def colored(levels: NDArray[np.uint8]) -> Image.Image:
-    """Return levels in the colors of the heatmap: 0 transparent, 1 to 254 its scale, 255 a mismatch. [rows, columns]"""
+    """Return levels in the colors of the heatmap: 0 transparent, 1 to 254 its scale, 255 a
+    mismatch. [rows, columns]
+    """
     from PIL import Image, ImageColor
 
     colors = np.array([ImageColor.getrgb(color) for _, color in ULPS])
     at, places = np.linspace(0, 1, LEVELS), [place for place, _ in ULPS]
-    scale = np.rint(np.stack([np.interp(at, places, channel) for channel in colors.T], axis=1)).astype(int)
+    scale = np.rint(
+        np.stack([np.interp(at, places, channel) for channel in colors.T], axis=1),
+    ).astype(int)
     image = Image.fromarray(levels)
     image.putpalette([0, 0, 0, *scale.ravel().tolist(), *ImageColor.getrgb(MISMATCH)])
     image.info["transparency"] = 0

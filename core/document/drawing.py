@@ -19,7 +19,9 @@ _INK, _QUIET, _GRID = "#1A1C20", "#5F6872", "#D5DAE0"
 
 
 def png_file(run: RunReader, pair: StoredPair | None = None) -> bytes:
-    """Return a PNG of a pair, else of the gravest: verdict, figures, heatmap; rings are flips, at reference tokens."""
+    """Return a PNG of a pair, else of the gravest: verdict, figures, heatmap; rings are flips, at
+    reference tokens.
+    """
     from PIL import Image, ImageDraw, ImageFont
 
     run.header.check_short()
@@ -31,7 +33,9 @@ def png_file(run: RunReader, pair: StoredPair | None = None) -> bytes:
     draw.font = ImageFont.load_default(14)
 
     def place(x: float, y: float) -> tuple[float, float]:
-        return left + grid.x.at(x) / 100 * (right - left), bottom - grid.y.at(y) / 100 * (bottom - top)
+        return left + grid.x.at(x) / 100 * (right - left), bottom - grid.y.at(y) / 100 * (
+            bottom - top
+        )
 
     facts = "; ".join(f"{name}: {value}" for name, value in headline(run, pair).items())
     texts = f"Run: {run.header.name}", opening(answer.sentence).replace("`", "'"), opening(facts)
@@ -45,7 +49,11 @@ def png_file(run: RunReader, pair: StoredPair | None = None) -> bytes:
     for value, text in grid.y.ticks().items():
         draw.line((place(grid.x.low, value), place(grid.x.high, value)), _GRID)
         draw.text(place(grid.x.low, value), f"{text}  ", _QUIET, anchor="rm")
-    cells = colored(grid.levels).resize((right - left, bottom - top), Image.Resampling.NEAREST).convert("RGBA")
+    cells = (
+        colored(grid.levels)
+        .resize((right - left, bottom - top), Image.Resampling.NEAREST)
+        .convert("RGBA")
+    )
     image.paste(cells, (left, top), cells)
     names = ["row", "reference_token"] if run.header.k is None else ["prompt", "position"]
     flips = figures.assign(row=range(len(figures)))[figures["is_flip"]][names].head(FILE.flips)

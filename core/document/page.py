@@ -1,4 +1,6 @@
-"""A run as one HTML file that opens from a disk: no script, no request, every text of the run escaped."""
+"""A run as one HTML file that opens from a disk: no script, no request, every text of the run
+escaped.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,16 @@ def html_file(run: RunReader) -> str:
     stops = ", ".join(f"{color} {percent(place)}" for place, color in ULPS)
     style = f"{_STYLE}{heat}.ulps{{background:linear-gradient(to right, {stops})}}"
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    policy = (
+        f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none';"
+        " form-action 'none'"
+    )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">'
+        '<meta name="color-scheme" content="light dark"><meta name="referrer"'
+        ' content="no-referrer">'
         f"{element('title', clip(run.header.name, 200))}<style>{style}</style></head>\n"
         f"<body><main>{_content(run, FILE)}{_foot(run)}</main></body></html>\n"
     )
@@ -70,10 +76,16 @@ def _head(run: RunReader, answers: Sequence[tuple[StoredPair, Answer]]) -> Marku
     ]
     if len(answers) > 1:
         rows = [
-            (element("a", pair.variant, href=f"#pair{pair.index}"), answer.name, known(pair.summary.flips))
+            (
+                element("a", pair.variant, href=f"#pair{pair.index}"),
+                answer.name,
+                known(pair.summary.flips),
+            )
             for pair, answer in answers
         ]
-        parts.append(table((f"variant, vs {answers[0][0].reference}", "verdict", "flips"), rows, "Variants"))
+        parts.append(
+            table((f"variant, vs {answers[0][0].reference}", "verdict", "flips"), rows, "Variants"),
+        )
     return element("header", *parts)
 
 
@@ -88,7 +100,10 @@ def _pair(run: RunReader, pair: StoredPair, answer: Answer, size: Size, *, is_op
 
 def _foot(run: RunReader) -> Markup:
     command = repeat_command(run.header.provenance)
-    sides = [(side.name, side.path, side.source_dtype, f"class {side.bit_class}", side.sha256) for side in run.sides]
+    sides = [
+        (side.name, side.path, side.source_dtype, f"class {side.bit_class}", side.sha256)
+        for side in run.sides
+    ]
     return element(
         "footer",
         fold(

@@ -1,4 +1,6 @@
-"""Sections of a pair: verdict, figures, tokens, flips, near ties, heatmap, modules, trainer vs. rollout."""
+"""Sections of a pair: verdict, figures, tokens, flips, near ties, heatmap, modules, trainer vs.
+rollout.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,12 @@ _MARKS = {"flip": "b", "mismatch": "s"}  # elements of tokens, for where there a
 _ABOUT = {"": "'s argmax", "_margin": "'s margin"}  # of either side, in the table of positions
 
 
-def sections(run: RunReader, pair: StoredPair, answer: Answer, size: Size = FILE) -> Iterator[tuple[str, Markup]]:
+def sections(
+    run: RunReader,
+    pair: StoredPair,
+    answer: Answer,
+    size: Size = FILE,
+) -> Iterator[tuple[str, Markup]]:
     """Yield the title and content of every section that the pair has; of a CELL those of text."""
     if run.header.is_long:
         figures = run.positions_of(pair.index, int(run.largest(pair.index)["prompt"].iloc[0]))
@@ -72,7 +79,13 @@ def sections(run: RunReader, pair: StoredPair, answer: Answer, size: Size = FILE
 
 
 def _verdict(answer: Answer) -> Markup:
-    kind = "bad" if answer.name in FAILING else "good" if answer.name in (IDENTICAL, ROUNDING) else "open"
+    kind = (
+        "bad"
+        if answer.name in FAILING
+        else "good"
+        if answer.name in (IDENTICAL, ROUNDING)
+        else "open"
+    )
     parts = [element("p", element("strong", answer.name), " ", prose(opening(answer.sentence)))]
     if answer.facts:
         parts.append(facts(answer.facts))
@@ -97,14 +110,29 @@ def _checks(answer: Answer) -> Markup:
 def _rollouts(run: RunReader) -> Markup:
     import pandas as pd
 
-    figures, bins = (pd.DataFrame(rows) for rows in (mismatch.figures_of(run), mismatch.summary(run, "histogram")))
-    titles = {"name": "figure", "value": "value", "low": "95 % interval, from", "high": "to", "unit": "unit"}
+    figures, bins = (
+        pd.DataFrame(rows)
+        for rows in (mismatch.figures_of(run), mismatch.summary(run, "histogram"))
+    )
+    titles = {
+        "name": "figure",
+        "value": "value",
+        "low": "95 % interval, from",
+        "high": "to",
+        "unit": "unit",
+    }
     span = max(1.0, float(bins["r"].abs().max()) + 0.1)
     x = Axis("r = trainer - rollout, nats (8 and beyond: last bins)", -span, span)
     y = Axis("tokens, log scale", 0.5, 2.0 * float(bins["tokens"].max()), is_log=True)
     share, half = bins["kl"] / max(float(bins["kl"].sum()), 1e-300), 100 / 64 / span
     marks = [
-        bar(x.at(r) - half, 2 * half, y.at(count), "reference", f"r = {r:g}: {count:,} tokens, {percent(kl)} of the KL")
+        bar(
+            x.at(r) - half,
+            2 * half,
+            y.at(count),
+            "reference",
+            f"r = {r:g}: {count:,} tokens, {percent(kl)} of the KL",
+        )
         for r, count, kl in zip(bins["r"], bins["tokens"], share, strict=True)
     ]
     bars = [x.at(float(np.log(ratio))) for ratio in (TIS, *ICEPOP) if abs(np.log(ratio)) < span]
@@ -112,7 +140,14 @@ def _rollouts(run: RunReader) -> Markup:
     return join(
         element("p", mismatch.sentence(mismatch.mismatch_json(run))),
         listing(figures, titles | {"definition": "definition"}, "Trainer vs. rollout"),
-        chart("Tokens by r", x, y, marks, {"reference": "tokens", "limit": "bars of TIS and IcePop"}, 260),
+        chart(
+            "Tokens by r",
+            x,
+            y,
+            marks,
+            {"reference": "tokens", "limit": "bars of TIS and IcePop"},
+            260,
+        ),
     )
 
 
@@ -137,7 +172,11 @@ def _visible(token: str) -> str:
 def listing(figures: pd.DataFrame, titles: Mapping[str, str], label: str) -> Markup:
     """Return a table of some columns. titles: by the names of the columns."""
     figures = figures[[*titles]].dropna(axis="columns", how="all")
-    return table([titles[name] for name in figures], [[*map(_text, row)] for row in _rows(figures)], label)
+    return table(
+        [titles[name] for name in figures],
+        [[*map(_text, row)] for row in _rows(figures)],
+        label,
+    )
 
 
 def _around(figures: pd.DataFrame, most: int) -> pd.DataFrame:
@@ -155,10 +194,14 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size)
 
     header, window = run.header, _around(figures, size.positions)
     shade = heat(window, "largest difference", header.compute_dtype, header.unit)
-    window = window.assign(level=shade.levels, link=window["is_flip"] & (figures["is_flip"].cumsum() <= size.flips))
+    window = window.assign(
+        level=shade.levels,
+        link=window["is_flip"] & (figures["is_flip"].cumsum() <= size.flips),
+    )
     parts, tables = [], []
     for number_of, part in window.groupby("prompt", sort=False):
-        prompt, places = header.prompts[number_of], part["position"].tolist()  # of lists: those that were compared
+        # of lists: those that were compared
+        prompt, places = header.prompts[number_of], part["position"].tolist()
         previous, last = places[0], places[-1]
         if len(header.prompts) > 1 or len(part) < prompt.positions:
             parts.append(element("h4", f"Prompt {number_of}, positions {previous:,} to {last:,}"))
@@ -166,7 +209,10 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size)
         texts, names = [f"{token} " for token in ids], [f"token {token}" for token in ids]
         if any(prompt.token_texts):
             texts = [_visible(prompt.token_texts[place]) for place in places]
-            names = [f"{text} ({token})" if prompt.token_ids else text for text, token in zip(texts, ids, strict=True)]
+            names = [
+                f"{text} ({token})" if prompt.token_ids else text
+                for text, token in zip(texts, ids, strict=True)
+            ]
         state = np.select([part["is_flip"], part["near_tie"]], ["flip", "near tie"], "")
         spans: list[Markup] = []
         for row, text, name, kind in zip(_rows(part), texts, names, state, strict=True):
@@ -177,23 +223,46 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size)
             title = f"position {row.position}, {name}: {_text(row.max_abs)} {header.unit} {kind}"
             link = f"#f{pair.index}-{number_of}-{row.position}" if row.link else None
             look = {"class_": f"h{row.level or 0} {mark}", "title": title, "href": link}
-            content = element(_MARKS[mark], text.replace("↵", "↵\n")) if mark else text.replace("↵", "↵\n")
+            content = (
+                element(_MARKS[mark], text.replace("↵", "↵\n"))
+                if mark
+                else text.replace("↵", "↵\n")
+            )
             spans.append(element("a" if row.link else "span", content, **look))
         parts.append(element("p", join(*spans, between="<wbr>"), class_="strip"))
-        argmaxes = {side: [_argmax(run, row) for row in _non_null(part[f"{side}_token"])] for side in flips.SIDES}
+        argmaxes = {
+            side: [_argmax(run, row) for row in _non_null(part[f"{side}_token"])]
+            for side in flips.SIDES
+        }
         tables.append(part.assign(prompt=number_of, token=names, state=state, **argmaxes))
     scale = [element("b", shade.low), element("span", " to ", class_="scale")] if shade.low else []
-    signs = (("flip", "is_flip", "flip"), ("mismatch", "nonfinite_mismatch", "NaN or infinity on one side"))
-    legend = [element(_MARKS[kind], text, class_=kind) for kind, column, text in signs if window[column].any()]
+    signs = (
+        ("flip", "is_flip", "flip"),
+        ("mismatch", "nonfinite_mismatch", "NaN or infinity on one side"),
+    )
+    legend = [
+        element(_MARKS[kind], text, class_=kind)
+        for kind, column, text in signs
+        if window[column].any()
+    ]
     titles = {"prompt": "prompt", "position": "position", "token": "token", "state": "state"}
-    titles |= {f"{side}{what}": f"{side}{about}" for side in flips.SIDES for what, about in _ABOUT.items()}
+    titles |= {
+        f"{side}{what}": f"{side}{about}" for side in flips.SIDES for what, about in _ABOUT.items()
+    }
     titles |= {"max_abs": "largest difference", "max_row_ulps": "row ULPs", "kl": "KL, nats"}
     title = "Figures by position"
-    note = f"{len(window):,} of {plural(header.rows, 'position')} are shown: those around the most telling one."
+    note = (
+        f"{len(window):,} of {plural(header.rows, 'position')} are shown: those around the most"
+        " telling one."
+    )
     return join(
         element("p", note) if len(window) < len(figures) or header.is_long else "",
         join(*parts) if len(parts) <= _MOST_STRIPS else scrolling(join(*parts), "Tokens"),
-        element("p", join(shade.unit, *scale, element("b", shade.high or ""), *legend, between=" "), class_="legend"),
+        element(
+            "p",
+            join(shade.unit, *scale, element("b", shade.high or ""), *legend, between=" "),
+            class_="legend",
+        ),
         fold(title, listing(pd.concat(tables), titles, title)) if size is FILE else "",
     )
 
@@ -210,17 +279,27 @@ def _flips(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size) 
     rows = []
     for row in _rows(every.head(size.flips)):
         texts = run.header.prompts[row.prompt].token_texts
-        place = f"{row.position:,}" + (f" of prompt {row.prompt}" if len(run.header.prompts) > 1 else "")
+        place = f"{row.position:,}" + (
+            f" of prompt {row.prompt}" if len(run.header.prompts) > 1 else ""
+        )
         context = element("small", f"after {_visible(texts[row.position])}") if texts else ""
         tops = run.top_tokens([0, pair.index + 1], row.prompt, row.position)
         steps = [_text(getattr(row, f"{side}_margin_ulps")) or "undefined" for side in flips.SIDES]
-        cells = [join(place, context), *(_top(run, top) for top in tops), " / ".join(steps), _text(row.max_abs)]
+        cells = [
+            join(place, context),
+            *(_top(run, top) for top in tops),
+            " / ".join(steps),
+            _text(row.max_abs),
+        ]
         name = f"f{pair.index}-{row.prompt}-{row.position}"
         rows.append(element("tr", *(element("td", cell) for cell in cells), id=name))
     note = f"{len(rows):,} of {len(every):,} flips are listed." if len(every) > len(rows) else ""
     sides = f"reference: {pair.reference}", f"variant: {pair.variant}"
     head = ("position", *sides, "margins, ULPs", "largest difference")
-    return join(element("p", prose(flips.flips_sentence(figures)), " ", note), table(head, rows, "Flips"))
+    return join(
+        element("p", prose(flips.flips_sentence(figures)), " ", note),
+        table(head, rows, "Flips"),
+    )
 
 
 def _top(run: RunReader, top: pd.DataFrame) -> Markup:
@@ -228,48 +307,109 @@ def _top(run: RunReader, top: pd.DataFrame) -> Markup:
     items = []
     for token, row in top.head(_TOP).iterrows():
         share = "" if np.isnan(row.probability) else f", {percent(row.probability)}"
-        items.append(element("li", element("code", _argmax(run, token)), f" {row.logit:.9g}{share}"))
+        items.append(
+            element("li", element("code", _argmax(run, token)), f" {row.logit:.9g}{share}"),
+        )
     return element("ol", *items)
 
 
 def _near_ties(run: RunReader, figures: pd.DataFrame) -> Markup:
     points = flips.margin_points(figures)
     (x, x_zero), (y, y_zero) = flips.above_zero(points.difference), flips.above_zero(points.margin)
-    across = Axis(f"largest difference at the position, {run.header.unit}", x.min() / 2, x.max() * 2, True, x_zero)
-    up = Axis(f"smaller margin of the two sides, {run.header.unit}", y.min() / 2, y.max() * 2, True, y_zero)
-    ends = max((x_zero or across.low) * 1.5, (y_zero or up.low) * 0.75), min(across.high, up.high / 2)  # after zeros
+    across = Axis(
+        f"largest difference at the position, {run.header.unit}",
+        x.min() / 2,
+        x.max() * 2,
+        True,
+        x_zero,
+    )
+    up = Axis(
+        f"smaller margin of the two sides, {run.header.unit}",
+        y.min() / 2,
+        y.max() * 2,
+        True,
+        y_zero,
+    )
+    # after zeros
+    ends = (
+        max((x_zero or across.low) * 1.5, (y_zero or up.low) * 0.75),
+        min(across.high, up.high / 2),
+    )
     marks, legend = [], {}
     if ends[0] < ends[1]:
         legend["bound"] = "margin = 2 x difference"
-        marks.append(line([across.at(each) for each in ends], [up.at(2 * each) for each in ends], "bound"))
-    nearest = set(np.argsort(points.margin / np.maximum(points.difference, 1e-300), kind="stable")[: FILE.positions])
-    for (name, mask), kind in zip(points.kinds.items(), ("quiet", "reference", "variant", "mismatch"), strict=True):
+        marks.append(
+            line([across.at(each) for each in ends], [up.at(2 * each) for each in ends], "bound"),
+        )
+    nearest = set(
+        np.argsort(points.margin / np.maximum(points.difference, 1e-300), kind="stable")[
+            : FILE.positions
+        ],
+    )
+    for (name, mask), kind in zip(
+        points.kinds.items(),
+        ("quiet", "reference", "variant", "mismatch"),
+        strict=True,
+    ):
         rows = [row for row in np.flatnonzero(mask) if row in nearest]
         if not rows:
             continue
         legend[kind] = f"{name} ({int(mask.sum()):,})"
         for row in rows:
             place = points.table.iloc[row]
-            title = f"prompt {place['prompt']}, position {place['position']}: margin {number(points.margin[row])}"
+            title = (
+                f"prompt {place['prompt']}, position {place['position']}: margin"
+                f" {number(points.margin[row])}"
+            )
             title += f", largest difference {number(points.difference[row])}"
-            marks.append(dot(across.at(x[row]), up.at(y[row]), kind, title, 5 if kind == "variant" else 3))
-    note = f" {len(nearest):,} of {len(x):,} are drawn: the nearest to a flip." if len(x) > len(nearest) else ""
-    about = element("p", prose(flips.near_ties_sentence(figures)), " Positions can flip only below the line.", note)
-    return join(about, chart("Margins and differences of every position, log scales", across, up, marks, legend, 380))
+            marks.append(
+                dot(across.at(x[row]), up.at(y[row]), kind, title, 5 if kind == "variant" else 3),
+            )
+    note = (
+        f" {len(nearest):,} of {len(x):,} are drawn: the nearest to a flip."
+        if len(x) > len(nearest)
+        else ""
+    )
+    about = element(
+        "p",
+        prose(flips.near_ties_sentence(figures)),
+        " Positions can flip only below the line.",
+        note,
+    )
+    return join(
+        about,
+        chart(
+            "Margins and differences of every position, log scales",
+            across,
+            up,
+            marks,
+            legend,
+            380,
+        ),
+    )
 
 
 def _heatmap(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Markup:
     grid = overview(run, pair, figures)
-    scale = [element("b", "0"), element("span", class_="ulps"), element("b", number(grid.highest, 3))]
+    scale = [
+        element("b", "0"),
+        element("span", class_="ulps"),
+        element("b", number(grid.highest, 3)),
+    ]
     label = "Heatmap: largest differences by position and token"
     drawing = chart(label, grid.x, grid.y, [picture(grid.levels)], {}, 340)
     sentence = element("p", prose(heatmap.sentence(run, figures)))
-    legend, note = element("p", grid.unit, *scale, class_="legend"), element("p", grid.note, class_="note")
+    legend, note = (
+        element("p", grid.unit, *scale, class_="legend"),
+        element("p", grid.note, class_="note"),
+    )
     return join(sentence, drawing, legend, note)
 
 
 class Grid(NamedTuple):
-    """Largest differences, as colors of at most MOST_CELLS cells a side. highest: of all, in `unit`."""
+    """Largest differences, as colors of at most MOST_CELLS cells a side. highest: of all, in
+    `unit`.
+    """
 
     levels: NDArray[np.uint8]
     highest: float
@@ -280,7 +420,9 @@ class Grid(NamedTuple):
 
 
 def overview(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Grid:
-    """Return the heatmap in row ULPs; of runs without whole rows, differences by prompt and position."""
+    """Return the heatmap in row ULPs; of runs without whole rows, differences by prompt and
+    position.
+    """
     header, note = run.header, "Red: NaN or infinity on one side only."
     if header.k is None:
         sizes = {level: pyramid.cell_shape(level) for level in run.levels()}
@@ -294,8 +436,14 @@ def overview(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Grid:
             cells = pyramid.maxima(cells, 1, _BROADER)
         tall, wide = by * sizes[level]
         name = "position (prompts one after another)" if len(header.prompts) > 1 else "position"
-        x, y = Axis("token id", 0, cells.shape[1] * wide, step=1), Axis(name, len(cells) * tall, 0, step=1)
-        size, unit = f"{plural(tall, 'position')} x {plural(wide, 'token')}", f"row ULPs of {header.compute_dtype}"
+        x, y = (
+            Axis("token id", 0, cells.shape[1] * wide, step=1),
+            Axis(name, len(cells) * tall, 0, step=1),
+        )
+        size, unit = (
+            f"{plural(tall, 'position')} x {plural(wide, 'token')}",
+            f"row ULPs of {header.compute_dtype}",
+        )
         if (floor := heatmap.floor_row_ulps(run, pair.index)) is not None:
             note += f" The noise floor: 99.9 % of logits move by at most {number(floor)} row ULPs."
     else:
@@ -304,14 +452,25 @@ def overview(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Grid:
         by = -(-(end - start) // MOST_CELLS)
         cells = np.zeros(-(-(end - start) // by), np.uint32)
         bits = np.nan_to_num(figures["max_abs"].to_numpy(np.float32)).view(np.uint32)
-        np.maximum.at(cells, (*((places - start) // by).T,), np.where(figures["nonfinite_mismatch"], _MISMATCH, bits))
+        np.maximum.at(
+            cells,
+            (*((places - start) // by).T,),
+            np.where(figures["nonfinite_mismatch"], _MISMATCH, bits),
+        )
         x, y = Axis("position", start[1], end[1], step=1), Axis("prompt", end[0], start[0], step=1)
         size, unit = f"{plural(by[0], 'prompt')} x {plural(by[1], 'position')}", header.unit
     is_mismatch, values = cells == _MISMATCH, np.ascontiguousarray(cells).view(np.float32)
     highest = float(values[~is_mismatch].max(initial=0.0))
     levels = np.clip(np.ceil(values / (highest or 1.0) * LEVELS), values > 0, LEVELS)
     levels[is_mismatch] = LEVELS + 1
-    return Grid(levels.astype(np.uint8), highest, unit, x, y, f"A cell is the largest difference of {size}. {note}")
+    return Grid(
+        levels.astype(np.uint8),
+        highest,
+        unit,
+        x,
+        y,
+        f"A cell is the largest difference of {size}. {note}",
+    )
 
 
 def _layers(run: RunReader, pair: StoredPair) -> Markup:
@@ -324,22 +483,50 @@ def _layers(run: RunReader, pair: StoredPair) -> Markup:
     parts = [element("p", prose(sentence))]
     if (rms > 0).any():
         blocks = modules.loc[modules["kind"] == layers.RESIDUAL, "block"]
-        ends = {float(row): str(block) for row, block in blocks[:: -(-len(blocks) // 12) or 1].items()}
-        x = Axis("execution order; ticks: end of each layer", -0.5, max(len(modules), 2) - 0.5, labels=ends)
-        y = Axis("RMS difference", float(positive.min()) / 2, float(positive.max()) * 2, is_log=True)
+        ends = {
+            float(row): str(block) for row, block in blocks[:: -(-len(blocks) // 12) or 1].items()
+        }
+        x = Axis(
+            "execution order; ticks: end of each layer",
+            -0.5,
+            max(len(modules), 2) - 0.5,
+            labels=ends,
+        )
+        y = Axis(
+            "RMS difference",
+            float(positive.min()) / 2,
+            float(positive.max()) * 2,
+            is_log=True,
+        )
 
         def path(values: np.ndarray, kind: str) -> Markup:
-            return line([x.at(row) for row in streams], [y.at(v) if v > 0 else np.nan for v in values[streams]], kind)
+            return line(
+                [x.at(row) for row in streams],
+                [y.at(v) if v > 0 else np.nan for v in values[streams]],
+                kind,
+            )
 
         marks = [path(floor, "limit"), path(rms, "stream")]
         for row in np.flatnonzero(rms > 0):
-            title = f"{modules['module'].iloc[row]}: RMS {number(rms[row], 3)}, noise floor {number(floor[row], 3)}"
+            title = (
+                f"{modules['module'].iloc[row]}: RMS {number(rms[row], 3)}, noise floor"
+                f" {number(floor[row], 3)}"
+            )
             marks.append(dot(x.at(row), y.at(rms[row]), "reference", clip(title, 200)))
         legend = {"reference": "module", "stream": "after each layer, then logits"}
         legend |= {"limit": "noise floor"} if (floor > 0).any() else {}
         parts.append(chart("RMS difference of every module, log scale", x, y, marks, legend))
     top_modules = modules.assign(kind=modules["kind"].map(layers.kind_word)).head(MOST_MODULES)
-    titles = {"module": "module", "kind": "kind", "neq_share": "share that differs", "rms": "RMS difference"}
-    titles |= {"floor_rms": "noise floor, RMS", "ratio": "RMS / noise floor", "max_row_ulps": "max row ULPs"}
+    titles = {
+        "module": "module",
+        "kind": "kind",
+        "neq_share": "share that differs",
+        "rms": "RMS difference",
+    }
+    titles |= {
+        "floor_rms": "noise floor, RMS",
+        "ratio": "RMS / noise floor",
+        "max_row_ulps": "max row ULPs",
+    }
     note = f", {MOST_MODULES:,} of {len(modules):,}" if len(modules) > MOST_MODULES else ""
     return join(*parts, fold(f"Modules{note}", listing(top_modules, titles, "Modules")))

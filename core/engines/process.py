@@ -1,4 +1,6 @@
-"""An engine: its description by the adapter, and its process behind pipes (docs/contributing/engine.md)."""
+"""An engine: its description by the adapter, and its process behind pipes
+(docs/contributing/engine.md).
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,10 @@ class Refusal(msgspec.Struct, frozen=True, rename={"conditions": "where"}):
 
 
 class EngineDescription(msgspec.Struct, frozen=True, rename={"shows_modules": "modules"}):
-    """One engine as its adapter describes it. name: in the grammar of paths; bases and modifiers: name -> `says`,
-    `values`, `least`, `default`; logits: their dtype, "" for the one it computes in; model: "gguf" or "folder";
-    shows_modules: it sends outputs of modules; activations: functions ("gelu") computed in a dtype of their own.
+    """One engine as its adapter describes it. name: in the grammar of paths; bases and modifiers:
+    name -> `says`, `values`, `least`, `default`; logits: their dtype, "" for the one it computes
+    in; model: "gguf" or "folder"; shows_modules: it sends outputs of modules; activations:
+    functions ("gelu") computed in a dtype of their own.
     """
 
     name: str
@@ -57,12 +60,15 @@ class EngineDescription(msgspec.Struct, frozen=True, rename={"shows_modules": "m
         if hello.get("type") != "hello" or hello.get("protocol") != PROTOCOL:
             version = clean(hello.get("protocol"))
             raise CaptureError(
-                f"engine '{name}': the adapter speaks version {version} of the protocol; expected {PROTOCOL}."
+                f"engine '{name}': the adapter speaks version {version} of the protocol; expected"
+                f" {PROTOCOL}.",
             )
         try:
             return msgspec.convert({"engine": name, **hello, "name": name}, cls)
         except msgspec.ValidationError as error:
-            raise CaptureError(f"engine '{name}': its hello: {error} (docs/contributing/engine.md).") from error
+            raise CaptureError(
+                f"engine '{name}': its hello: {error} (docs/contributing/engine.md).",
+            ) from error
 
     def arguments(self, kind: str) -> dict[str, tuple[Argument, ...]]:
         """Return the arguments of its bases or modifiers by name."""
@@ -72,9 +78,14 @@ class EngineDescription(msgspec.Struct, frozen=True, rename={"shows_modules": "m
     def contradiction(self, base: str, options: Mapping[str, Value]) -> str | None:
         """Return the adapter's reason why a base and modifiers are incompatible, or None."""
         path: dict[str, Value | None] = {"base": base}
-        path |= {name: options.get(name, about.get("default")) for name, about in self.modifiers.items()}
+        path |= {
+            name: options.get(name, about.get("default")) for name, about in self.modifiers.items()
+        }
         for one in self.refuses:
-            if all(path.get(name) in values if values else name in options for name, values in one.conditions.items()):
+            if all(
+                path.get(name) in values if values else name in options
+                for name, values in one.conditions.items()
+            ):
                 return one.says.rstrip(".")
         return None
 
@@ -91,7 +102,9 @@ def _arguments(about: Mapping[str, Any]) -> tuple[Argument, ...]:
 
 @dataclass(frozen=True)
 class EngineRows:
-    """Logits from position `start` on, or the output of `module`. bits: [positions, features], carriers of `dtype`."""
+    """Logits from position `start` on, or the output of `module`. bits: [positions, features],
+    carriers of `dtype`.
+    """
 
     start: int
     dtype: str
@@ -100,8 +113,8 @@ class EngineRows:
 
 
 class EngineProcess:
-    """`PYTHON ADAPTER ARGUMENTS`, which sent its hello. CaptureError, one sentence with the engine's last lines, if it
-    does not answer as the protocol asks; it is ended then.
+    """`PYTHON ADAPTER ARGUMENTS`, which sent its hello. CaptureError, one sentence with the
+    engine's last lines, if it does not answer as the protocol asks; it is ended then.
     """
 
     def __init__(
@@ -119,10 +132,18 @@ class EngineProcess:
         command = [str(adapter), *arguments]
         try:
             self._child = Child(
-                command, python=python, seconds=quiet_seconds, may_ask=True, more=more, is_asked=True, is_engine=True
+                command,
+                python=python,
+                seconds=quiet_seconds,
+                may_ask=True,
+                more=more,
+                is_asked=True,
+                is_engine=True,
             )
         except OSError as error:
-            raise CaptureError(f"engine '{name}': {python} cannot be started ({error.strerror}).") from error
+            raise CaptureError(
+                f"engine '{name}': {python} cannot be started ({error.strerror}).",
+            ) from error
         self.hello = self._next()[0]
 
     def __enter__(self) -> EngineProcess:
@@ -144,7 +165,9 @@ class EngineProcess:
         self._child.ask({**request, "type": "load"})
         about, _ = self._answer("loaded")
         if not isinstance(about.get("vocab"), int) or about["vocab"] < 2:
-            raise self._fault(f"sent vocab {clean(about.get('vocab'))}; expected the number of tokens")
+            raise self._fault(
+                f"sent vocab {clean(about.get('vocab'))}; expected the number of tokens",
+            )
         return about
 
     def run(self, ids: Sequence[int]) -> Iterator[EngineRows]:
@@ -184,7 +207,8 @@ class EngineProcess:
             raise self._fault("ended")
         if not (head := object_of(line)):
             raise self._fault(
-                f"wrote '{clean(line[:40].decode(errors='replace').strip())}', which is not a JSON object"
+                f"wrote '{clean(line[:40].decode(errors='replace').strip())}', which is not a JSON"
+                " object",
             )
         return head, payload
 
@@ -199,8 +223,14 @@ class EngineProcess:
         elif what == "ended" and code == -signal.SIGKILL:
             what = "ended by SIGKILL, probably out of memory"
         elif what == "ended" and code is not None:
-            what = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            what = (
+                f"ended by {signal.Signals(-code).name}"
+                if code < 0
+                else f"ended with exit code {code}"
+            )
         lines = [printable(line) for line in child.error_lines[-40:]] if with_lines else []
         worth = [line for line in lines if any(word in line.lower() for word in _WORTH)]
         last = " / ".join((worth or lines)[-2:])[:500]
-        return CaptureError(f"engine '{self.name}' {what}" + (f'; its last lines: "{last}".' if last else "."))
+        return CaptureError(
+            f"engine '{self.name}' {what}" + (f'; its last lines: "{last}".' if last else "."),
+        )

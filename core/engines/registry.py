@@ -1,4 +1,6 @@
-"""Registry of the engines that can be sides: which adapter runs each, and with which interpreter."""
+"""Registry of the engines that can be sides: which adapter runs each, and with which
+interpreter.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,22 @@ _RUNNING = 2  # processes that stay up, one per side
 
 @dataclass(frozen=True)
 class EngineLocation:
-    """Interpreter that has an engine, its adapter, and the folder of dumps that it replays, "" if it computes."""
+    """Interpreter that has an engine, its adapter, and the folder of dumps that it replays, "" if
+    it computes.
+    """
 
     python: str
     adapter: Path
     folder: str = ""
 
     def start(self, name: str, **more: Any) -> EngineProcess:
-        return EngineProcess(name, self.python, self.adapter, [self.folder] if self.folder else (), **more)
+        return EngineProcess(
+            name,
+            self.python,
+            self.adapter,
+            [self.folder] if self.folder else (),
+            **more,
+        )
 
 
 ADAPTER_OF = {
@@ -48,7 +58,9 @@ ADAPTER_OF = {
 }
 _locations: dict[str, EngineLocation] = {}
 _descriptions: dict[tuple[str, EngineLocation], EngineDescription] = {}
-_running: OrderedDict[tuple[str, EngineLocation, str], tuple[EngineProcess, dict[str, Any]]] = OrderedDict()
+_running: OrderedDict[tuple[str, EngineLocation, str], tuple[EngineProcess, dict[str, Any]]] = (
+    OrderedDict()
+)
 _lock = threading.RLock()
 
 
@@ -62,7 +74,9 @@ def _parse(text: str) -> tuple[str, str]:
     name, equals, place = text.partition("=")
     name, place = name.strip().lower(), place.strip()
     if not equals or not name.isidentifier() or not place:
-        raise UsageError(f"--engine '{text}': expected NAME=PYTHON, NAME=PYTHON,ADAPTER.py or NAME=FOLDER.")
+        raise UsageError(
+            f"--engine '{text}': expected NAME=PYTHON, NAME=PYTHON,ADAPTER.py or NAME=FOLDER.",
+        )
     return name, place
 
 
@@ -78,7 +92,9 @@ def use_all(settings: Sequence[str] | None) -> None:
 
 
 def location_of(name: str) -> EngineLocation:
-    """Return the location of an engine: --engine, then environment, then configuration, then this Python."""
+    """Return the location of an engine: --engine, then environment, then configuration, then this
+    Python.
+    """
     if name in _locations:
         return _locations[name]
     place = os.environ.get(VARIABLE + name.upper()) or _configured_engines().get(name)
@@ -86,19 +102,24 @@ def location_of(name: str) -> EngineLocation:
         return _location(name, place.strip())
     if name not in ADAPTER_OF:
         raise UsageError(
-            f"no engine '{name}'. Engines: {series(names())}; add one by --engine {name}=PYTHON,ADAPTER.py."
+            f"no engine '{name}'. Engines: {series(names())}; add one by --engine"
+            f" {name}=PYTHON,ADAPTER.py.",
         )
     return EngineLocation(sys.executable, ADAPTERS / ADAPTER_OF[name])
 
 
 def _location(name: str, place: str) -> EngineLocation:
     if Path(place).is_dir():
-        return EngineLocation(sys.executable, ADAPTERS / "adapter_dump.py", str(Path(place).resolve()))
+        return EngineLocation(
+            sys.executable,
+            ADAPTERS / "adapter_dump.py",
+            str(Path(place).resolve()),
+        )
     python, comma, adapter = place.partition(",")
     if not comma and name not in ADAPTER_OF:
         raise UsageError(
             f"--engine {name}: ULPscope has no adapter of this name; write {name}=PYTHON,ADAPTER.py"
-            " (docs/contributing/engine.md)."
+            " (docs/contributing/engine.md).",
         )
     file = Path(adapter) if comma else ADAPTERS / ADAPTER_OF[name]
     if not file.is_file():
@@ -107,7 +128,10 @@ def _location(name: str, place: str) -> EngineLocation:
 
 
 def describe(name: str) -> EngineDescription:
-    """Return an engine's description. One that is not installed is not cached: it may be installed later."""
+    """Return an engine's description.
+
+    One that is not installed is not cached: it may be installed later.
+    """
     location = location_of(name)
     if (name, location) not in _descriptions:
         with location.start(name, quiet_seconds=60) as process:
@@ -119,7 +143,10 @@ def describe(name: str) -> EngineDescription:
 
 
 def running(name: str, request: Mapping[str, Any]) -> tuple[EngineProcess, dict[str, Any]]:
-    """Return the process that has loaded this request, and its answer. It stays up for the next prompt."""
+    """Return the process that has loaded this request, and its answer.
+
+    It stays up for the next prompt.
+    """
     location = location_of(name)
     key = (name, location, json.dumps(request, sort_keys=True, default=list))
     with _lock:
@@ -157,7 +184,9 @@ def end_all() -> None:
 
 
 def list_engines() -> list[dict[str, Any]]:
-    """Return every engine: location, version and capabilities, or the reason why it is unavailable."""
+    """Return every engine: location, version and capabilities, or the reason why it is
+    unavailable.
+    """
     with ThreadPoolExecutor(4) as pool:  # each starts a process
         return list(pool.map(_row, names()))
 

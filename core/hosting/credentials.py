@@ -13,11 +13,15 @@ _HASH = "$argon2"
 
 @lru_cache(maxsize=4)
 def hash_password(password: str) -> str:
-    """Return the Argon2id hash of a password (RFC 9106, second choice: 64 MB, three passes; 0.2 s on one core)."""
+    """Return the Argon2id hash of a password (RFC 9106, second choice: 64 MB, three passes; 0.2 s
+    on one core).
+    """
     try:
         import argon2
     except ModuleNotFoundError as missing:
-        raise ExtraError("Hashing a password takes argon2-cffi: pip install 'ulpscope[hosting]'.") from missing
+        raise ExtraError(
+            "Hashing a password takes argon2-cffi: pip install 'ulpscope[hosting]'.",
+        ) from missing
     return argon2.PasswordHasher(parallelism=1).hash(password)
 
 
@@ -31,11 +35,18 @@ def password_problem(configured: str) -> str | None:
         except argon2.exceptions.InvalidHash:
             return f"begins with {_HASH} but is not a hash of `serve --hash-password`"
         return None
-    return f"has {len(configured)} characters; expected at least {SHORTEST}" if len(configured) < SHORTEST else None
+    return (
+        f"has {len(configured)} characters; expected at least {SHORTEST}"
+        if len(configured) < SHORTEST
+        else None
+    )
 
 
 def is_password(configured: str, typed: str) -> bool:
-    """Return whether a typed password is the configured one. Costs an Argon2 hash either way, which limits guessing."""
+    """Return whether a typed password is the configured one.
+
+    Costs an Argon2 hash either way, which limits guessing.
+    """
     import argon2
 
     try:

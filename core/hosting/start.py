@@ -1,4 +1,6 @@
-"""When a server must not start: open to others without a sign-in, or with a sign-in that cannot work."""
+"""When a server must not start: open to others without a sign-in, or with a sign-in that cannot
+work.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +13,27 @@ from ..text import clean
 from . import credentials
 
 HOW = (
-    "set [sign_in] password (ULPSCOPE_SIGN_IN_PASSWORD), tokens, a proxy's header or OIDC as docs/guides/hosting.md"
-    " says, or listen on 127.0.0.1"
+    "set [sign_in] password (ULPSCOPE_SIGN_IN_PASSWORD), tokens, a proxy's header or OIDC as"
+    " docs/guides/hosting.md says, or listen on 127.0.0.1"
 )
 
 
 def check(config: Configuration, address: str | None = "127.0.0.1") -> None:
-    """ConfigurationError if a server on `address` must not start. None or empty: it listens on every address."""
+    """ConfigurationError if a server on `address` must not start.
+
+    None or empty: it listens on every address.
+    """
     sign_in, hosting = config.sign_in, config.hosting
     if not sign_in.is_configured:
         if not is_loopback(address or ""):
             raise ConfigurationError(
-                f"No sign-in is configured, so the server does not listen on {address or 'every address'}: {HOW}."
+                "No sign-in is configured, so the server does not listen on"
+                f" {address or 'every address'}: {HOW}.",
             )
         if hosting.public_url:
-            raise ConfigurationError(f"[hosting] public_url is set, but no sign-in is configured: {HOW}.")
+            raise ConfigurationError(
+                f"[hosting] public_url is set, but no sign-in is configured: {HOW}.",
+            )
         return
     password_problem = credentials.password_problem(sign_in.password) if sign_in.password else None
     url = urlsplit(hosting.public_url)
@@ -35,16 +43,25 @@ def check(config: Configuration, address: str | None = "127.0.0.1") -> None:
         "[sign_in] session_hours is 0; expected more": not sign_in.session_hours,
         f"[hosting] public_url is '{clean(hosting.public_url, 120)}'; expected https://HOST or https://HOST:PORT": (
             hosting.public_url
-            and not (url.scheme in ("http", "https") and url.hostname and url.path in ("", "/") and not url.query)
+            and not (
+                url.scheme in ("http", "https")
+                and url.hostname
+                and url.path in ("", "/")
+                and not url.query
+            )
         ),
-        '[sign_in] members is empty, so no member could sign in; name them, or "*"': names_people
-        and not sign_in.members,
+        '[sign_in] members is empty, so no member could sign in; name them, or "*"': (
+            names_people and not sign_in.members
+        ),
         "[sign_in] header needs [hosting] proxy_secret, at least 16 characters that the proxy sends as"
-        " X-ULPscope-Proxy-Secret": sign_in.header and len(hosting.proxy_secret) < 16,
+        " X-ULPscope-Proxy-Secret": (sign_in.header and len(hosting.proxy_secret) < 16),
         "[sign_in] oidc_issuer needs oidc_client_id, oidc_client_secret and [hosting] public_url": (
-            sign_in.oidc_issuer and not (sign_in.oidc_client_id and sign_in.oidc_client_secret and hosting.public_url)
+            sign_in.oidc_issuer
+            and not (sign_in.oidc_client_id and sign_in.oidc_client_secret and hosting.public_url)
         ),
-        "[sign_in] oidc_issuer must begin with https://": sign_in.oidc_issuer and not _is_private(sign_in.oidc_issuer),
+        "[sign_in] oidc_issuer must begin with https://": (
+            sign_in.oidc_issuer and not _is_private(sign_in.oidc_issuer)
+        ),
     }
     for problem, applies in problems.items():
         if applies:
@@ -54,7 +71,9 @@ def check(config: Configuration, address: str | None = "127.0.0.1") -> None:
 def is_loopback(address: str) -> bool:
     """Return whether an address is reached from this machine alone."""
     try:
-        return address.lower() == "localhost" or ipaddress.ip_address(address.strip("[]")).is_loopback
+        return (
+            address.lower() == "localhost" or ipaddress.ip_address(address.strip("[]")).is_loopback
+        )
     except ValueError:
         return False
 

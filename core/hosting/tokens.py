@@ -1,4 +1,6 @@
-"""`.hosting/` of a store: the key that signs cookies, and the SHA-256 of every token by the name of its member."""
+"""`.hosting/` of a store: the key that signs cookies, and the SHA-256 of every token by the name of
+its member.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,16 @@ def add(store: Path, name: str) -> str:
     """Make a token for a member; its text is returned this once and not stored."""
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"'{clean(name)}' cannot name a token; expected up to 64 letters, digits and . _ @ + -, a letter or digit"
-            " first."
+            f"'{clean(name)}' cannot name a token; expected up to 64 letters, digits and . _ @ + -,"
+            " a letter or digit first.",
         )
     text = PREFIX + secrets.token_urlsafe(32)
     with hold(_folder(store)):
         tokens = digests(store)
         if name in tokens:
-            raise UsageError(f"There is a token called '{name}' already; revoke it first, or give another name.")
+            raise UsageError(
+                f"There is a token called '{name}' already; revoke it first, or give another name.",
+            )
         _write(store, tokens | {name: digest(text)})
     return text
 
@@ -45,23 +49,34 @@ def revoke(store: Path, name: str) -> None:
 
 
 def digests(store: Path) -> dict[str, str]:
-    """Return the SHA-256 of every token by its name. ConfigurationError for a damaged file: then no token is valid."""
+    """Return the SHA-256 of every token by its name.
+
+    ConfigurationError for a damaged file: then no token is valid.
+    """
     path = store / FOLDER / "tokens.json"
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, str])
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.MsgspecError, RecursionError) as error:
-        raise ConfigurationError(f"{path}: cannot be read ({error}). Put a copy back, or remove it.") from None
+        raise ConfigurationError(
+            f"{path}: cannot be read ({error}). Put a copy back, or remove it.",
+        ) from None
 
 
 def name_of(store: Path, text: str) -> str | None:
-    """Return whose token a text is, None for none. Looked up by a digest, so its time tells nothing of any token."""
+    """Return whose token a text is, None for none.
+
+    Looked up by a digest, so its time tells nothing of any token.
+    """
     return {token_digest: name for name, token_digest in digests(store).items()}.get(digest(text))
 
 
 def cookie_key(store: Path) -> str:
-    """Return the random key that signs cookies, made once. Removing the file signs everybody out."""
+    """Return the random key that signs cookies, made once.
+
+    Removing the file signs everybody out.
+    """
     path = _folder(store) / "key"
     try:
         if not path.exists():
@@ -86,7 +101,9 @@ def _folder(store: Path) -> Path:
 
 def _write(store: Path, tokens: dict[str, str]) -> None:
     write_atomic(
-        store / FOLDER / "tokens.json", msgspec.json.format(msgspec.json.encode(tokens), indent=1) + b"\n", mode=0o600
+        store / FOLDER / "tokens.json",
+        msgspec.json.format(msgspec.json.encode(tokens), indent=1) + b"\n",
+        mode=0o600,
     )
 
 

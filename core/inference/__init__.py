@@ -1,4 +1,5 @@
-"""The torch side: models, paths, capture. `judge` is the public function; torch loads on its first use.
+"""The torch side: models, paths, capture. `judge` is the public function; torch loads on its first
+use.
 
 ExtraError if torch or transformers are not installed.
 """
@@ -19,7 +20,7 @@ _missing = [name for name in ("torch", "transformers") if find_spec(name) is Non
 if _missing:
     raise ExtraError(
         f"running a model needs {' and '.join(_missing)}, which are not installed;"
-        " pip install '.[capture]' in a clone, or 'ulpscope[capture]'."
+        " pip install '.[capture]' in a clone, or 'ulpscope[capture]'.",
     )
 
 

@@ -1,6 +1,8 @@
-"""Repeat torch operations, alone and in batches, and compare bits: one row per operation, dtype and size.
+"""Repeat torch operations, alone and in batches, and compare bits: one row per operation, dtype and
+size.
 
-A row of an operation is one element of the batch axis; its result depends on it and on inputs that all rows share.
+A row of an operation is one element of the batch axis; its result depends on it and on inputs that
+all rows share.
 """
 
 from __future__ import annotations
@@ -29,11 +31,13 @@ from .models.torch_errors import first_line
 from .paths.batch import ignore
 from .paths.modifiers import SDPA
 
-_BATCHES = (1, 2, 3, 4, 5, 7, 8, 16, 17, 32, 33, 64)  # around sizes at which kernels are known to change
+# around sizes at which kernels are known to change
+_BATCHES = (1, 2, 3, 4, 5, 7, 8, 16, 17, 32, 33, 64)
 _MORE_BATCHES = (65, 128, 256, 512, 1024, 2048)
 _POSITION_BATCHES = (3, 5, 8, 17, 33, 64)
 _INPUT_BYTES = 128 << 20  # of float32 rows in one probe; larger batches of long rows are skipped
-# Another reduction order changes about one 16-bit result in a thousand, and a sum gives one result per row.
+# Another reduction order changes about one 16-bit result in a thousand, and a sum gives one result
+# per row.
 _ELEMENTS = 2048  # of a comparison, at least
 _MOST_ROWS = 16  # tried as row 0 to reach them
 _REFUSALS = (RuntimeError, NotImplementedError, TypeError, ValueError)
@@ -43,7 +47,9 @@ Bits = NDArray[np.unsignedinteger]
 
 @dataclass(frozen=True)
 class Operation:
-    """A torch operation. words: a size in words; rows, shared: axes of its inputs; modules: of a model."""
+    """A torch operation. words: a size in words; rows, shared: axes of its inputs; modules: of a
+    model.
+    """
 
     name: str
     words: str
@@ -58,11 +64,15 @@ class Operation:
     def size(self, numbers: tuple[int, ...]) -> str:
         return self.words.format(**self._axes(numbers))
 
-    def shapes(self, numbers: tuple[int, ...]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    def shapes(
+        self,
+        numbers: tuple[int, ...],
+    ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
         """Return the shapes of a row's inputs and of the shared ones."""
         axes = self._axes(numbers)
         rows, shared = (
-            [tuple(axes[axis] for axis in one.split()) for one in many] for many in (self.rows, self.shared)
+            [tuple(axes[axis] for axis in one.split()) for one in many]
+            for many in (self.rows, self.shared)
         )
         return rows, shared
 
@@ -73,7 +83,9 @@ class Operation:
 
 def _places(x: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (zeros [rows, places], an index into them for each value of a row)."""
-    return x.new_zeros(len(x), len(places)), torch.arange(x.shape[1], device=x.device) * 7919 % len(places)
+    return x.new_zeros(len(x), len(places)), torch.arange(x.shape[1], device=x.device) * 7919 % len(
+        places,
+    )
 
 
 def _scatter_add(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
@@ -89,12 +101,22 @@ def _index_add(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 def _attention(backend: SDPBackend) -> Callable[..., torch.Tensor]:
     def run(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         with sdpa_kernel([backend]):
-            return functional.scaled_dot_product_attention(query, key, value, is_causal=query.shape[2] > 1)
+            return functional.scaled_dot_product_attention(
+                query,
+                key,
+                value,
+                is_causal=query.shape[2] > 1,
+            )
 
     return run
 
 
-_TO, _WIDE, _HEADS, _INTO = "{k} to {n}", "width {w}", "{h} heads, q {q}, kv {k}, width {d}", "{w} values into {p}"
+_TO, _WIDE, _HEADS, _INTO = (
+    "{k} to {n}",
+    "width {w}",
+    "{h} heads, q {q}, kv {k}, width {d}",
+    "{w} values into {p}",
+)
 _SQUARES = ((256, 256), (1024, 1024))
 _WIDTHS = ((256,), (4096,), (32_768,))
 _SUMS = ((256,), (4096,), (65_536,), (1_048_576,))
@@ -105,16 +127,35 @@ _ADDED = ((4096, 64), (16_384, 64))
 
 OPERATIONS = (
     Operation("mm", _TO, ("k",), ("k n",), torch.mm, (*_SQUARES, (4096, 4096))),
-    Operation("addmm", _TO, ("k",), ("k n", "n"), lambda x, w, b: torch.addmm(b, x, w), (*_SQUARES, (4096, 1024))),
+    Operation(
+        "addmm",
+        _TO,
+        ("k",),
+        ("k n", "n"),
+        lambda x, w, b: torch.addmm(b, x, w),
+        (*_SQUARES, (4096, 1024)),
+    ),
     Operation("linear", _TO, ("k",), ("n k",), functional.linear, (*_SQUARES, (1024, 4096))),
     Operation("bmm", "{m} x {k} by {n}", ("m k", "k n"), (), torch.bmm, _BMM),
     Operation("sum", _WIDE, ("w",), (), lambda x: x.sum(-1, keepdim=True), _SUMS),
     Operation("mean", _WIDE, ("w",), (), lambda x: x.mean(-1, keepdim=True), _SUMS[:3]),
     Operation("softmax", _WIDE, ("w",), (), lambda x: x.softmax(-1), _WIDTHS),
     Operation("log_softmax", _WIDE, ("w",), (), lambda x: x.log_softmax(-1), _WIDTHS),
-    Operation("rms_norm", _WIDE, ("w",), ("w",), lambda x, g: functional.rms_norm(x, x.shape[1:], g), _NORMS),
     Operation(
-        "layer_norm", _WIDE, ("w",), ("w", "w"), lambda x, g, b: functional.layer_norm(x, x.shape[1:], g, b), _NORMS
+        "rms_norm",
+        _WIDE,
+        ("w",),
+        ("w",),
+        lambda x, g: functional.rms_norm(x, x.shape[1:], g),
+        _NORMS,
+    ),
+    Operation(
+        "layer_norm",
+        _WIDE,
+        ("w",),
+        ("w", "w"),
+        lambda x, g, b: functional.layer_norm(x, x.shape[1:], g, b),
+        _NORMS,
     ),
     *(
         Operation(
@@ -151,13 +192,25 @@ def linear_operations(model: nn.Module) -> tuple[Operation, ...]:
     for (into, out, has_bias), names in modules.items():
         name, shared = ("linear with bias", ("n k", "n")) if has_bias else ("linear", ("n k",))
         sizes = ((into, out),)
-        operations.append(Operation(name, _TO, ("k",), shared, functional.linear, sizes, modules=", ".join(names)))
+        operations.append(
+            Operation(
+                name,
+                _TO,
+                ("k",),
+                shared,
+                functional.linear,
+                sizes,
+                modules=", ".join(names),
+            ),
+        )
     return tuple(operations)
 
 
 @dataclass(frozen=True)
 class ProbePlan:
-    """Plan of probes. repeats: calls at each batch size after the first; seconds_each: limit of a probe."""
+    """Plan of probes. repeats: calls at each batch size after the first; seconds_each: limit of a
+    probe.
+    """
 
     device: torch.device
     dtypes: tuple[str, ...]
@@ -178,13 +231,18 @@ def probes_of(
     probes = {}
     for operation in (*table, *of_model):
         is_own = operation in of_model
-        if (operation.is_on_cpu or device.type != "cpu") and (not names or operation.name in names or is_own):
+        if (operation.is_on_cpu or device.type != "cpu") and (
+            not names or operation.name in names or is_own
+        ):
             for size in operation.sizes[:2] if is_quick else operation.sizes:
                 probes[operation.name, operation.backend, size] = (operation, size)
     return tuple(probes.values())
 
 
-def probe_all(plan: ProbePlan, on_progress: Callable[[str, int, int], Any] = ignore) -> Iterator[OpRow]:
+def probe_all(
+    plan: ProbePlan,
+    on_progress: Callable[[str, int, int], Any] = ignore,
+) -> Iterator[OpRow]:
     """Yield one row for each operation, size and dtype, in this order."""
     probes = [(operation, size, dtype) for operation, size in plan.probes for dtype in plan.dtypes]
     for done, (operation, size, dtype) in enumerate(probes):
@@ -195,9 +253,16 @@ def probe_all(plan: ProbePlan, on_progress: Callable[[str, int, int], Any] = ign
 
 
 def probe(operation: Operation, size: tuple[int, ...], dtype: str, plan: ProbePlan) -> OpRow:
-    """Probe one operation in one dtype and size. The row has a refusal if torch does not support it."""
+    """Probe one operation in one dtype and size.
+
+    The row has a refusal if torch does not support it.
+    """
     about = whole_row(
-        op=operation.name, backend=operation.backend, dtype=dtype, size=operation.size(size), modules=operation.modules
+        op=operation.name,
+        backend=operation.backend,
+        dtype=dtype,
+        size=operation.size(size),
+        modules=operation.modules,
     )
     began = time.monotonic()
     try:
@@ -211,12 +276,20 @@ def probe(operation: Operation, size: tuple[int, ...], dtype: str, plan: ProbePl
 class _Probe:
     """One operation with inputs of one size and dtype, the same bits on every machine."""
 
-    def __init__(self, operation: Operation, size: tuple[int, ...], fmt: FloatFormat, plan: ProbePlan) -> None:
+    def __init__(
+        self,
+        operation: Operation,
+        size: tuple[int, ...],
+        fmt: FloatFormat,
+        plan: ProbePlan,
+    ) -> None:
         self._run, self._format, self._plan = operation.run, fmt, plan
         rows, shared = operation.shapes(size)
         row_bytes = 4 * sum(map(prod, rows))
         batches = _BATCHES if plan.is_quick else (*_BATCHES, *_MORE_BATCHES)
-        self._batches = [batch for batch in batches if batch == 1 or batch * row_bytes <= _INPUT_BYTES]
+        self._batches = [
+            batch for batch in batches if batch == 1 or batch * row_bytes <= _INPUT_BYTES
+        ]
         seed = hashlib.sha256(f"{operation.name} {size}".encode()).digest()
         draws = np.random.default_rng(list(seed))
 
@@ -233,32 +306,49 @@ class _Probe:
         alone = row_bits[1]
         figures["elements"] = alone.size
         if not figures["is_repeatable"]:
-            return figures | {"note": "repeats differ, so batch sizes and row positions were not compared"}
+            return figures | {
+                "note": "repeats differ, so batch sizes and row positions were not compared",
+            }
         count = min(_MOST_ROWS, -(-_ELEMENTS // alone.size))
         for batch, bits in row_bits.items():
             others = [own_bits(self._call(row, batch)[0]).ravel() for row in range(1, count)]
             row_bits[batch] = np.concatenate([bits, *others])
         classes = self._classes(row_bits)
-        positions = [self._positions(batch) for batch in _POSITION_BATCHES if batch <= max(row_bits)]
+        positions = [
+            self._positions(batch) for batch in _POSITION_BATCHES if batch <= max(row_bits)
+        ]
         return figures | {
             "rows_tried": count,
             "is_batch_invariant": len(classes) == 1,
             "batch_classes": classes,
             "batch_neq": max(each["neq"] for each in classes),
             "batch_max_ulps": max(each["max_ulps"] for each in classes),
-            "is_position_invariant": all(len(each["groups"]) == 1 for each in positions) if positions else None,
+            "is_position_invariant": all(len(each["groups"]) == 1 for each in positions)
+            if positions
+            else None,
             "row_positions": positions,
         }
 
     def _call(self, start: int, count: int) -> torch.Tensor:
-        """Return the result for `count` rows from `start` on, copied so that they are aligned like the first."""
-        return self._run(*(rows[start : start + count].clone() for rows in self._rows), *self._shared)
+        """Return the result for `count` rows from `start` on, copied so that they are aligned like
+        the first.
+        """
+        return self._run(
+            *(rows[start : start + count].clone() for rows in self._rows),
+            *self._shared,
+        )
 
     def _repeats(self) -> tuple[OpRow, dict[int, Bits]]:
-        """Call every batch size several times. Return (columns, row 0's bits of the first call by batch size)."""
+        """Call every batch size several times.
+
+        Return (columns, row 0's bits of the first call by batch size).
+        """
         row_bits: dict[int, Bits] = {}
         calls = differing = 0
-        worst = dict.fromkeys(("worst_neq", "worst_max_ulps", "worst_batch", "worst_call", "worst_elements"), 0)
+        worst = dict.fromkeys(
+            ("worst_neq", "worst_max_ulps", "worst_batch", "worst_call", "worst_elements"),
+            0,
+        )
         note = ""
         ends = time.monotonic() + self._plan.seconds_each
         for batch in self._batches:
@@ -269,7 +359,12 @@ class _Probe:
                     calls += 1
                     if not torch.equal(integers_of(first), integers_of(again)):
                         differing += 1
-                        candidate = (*self._distance(bits_of(first), bits_of(again)), batch, number, first.numel())
+                        candidate = (
+                            *self._distance(bits_of(first), bits_of(again)),
+                            batch,
+                            number,
+                            first.numel(),
+                        )
                         worst = dict(zip(worst, max(tuple(worst.values()), candidate), strict=True))
                     if time.monotonic() > ends:
                         break
@@ -280,11 +375,18 @@ class _Probe:
                 break
             calls += 1
             row_bits[batch] = own_bits(first[0]).ravel()
-        columns = {"is_repeatable": not differing, "calls": calls, "differing_calls": differing, "note": note}
+        columns = {
+            "is_repeatable": not differing,
+            "calls": calls,
+            "differing_calls": differing,
+            "note": note,
+        }
         return {**columns, **worst}, row_bits
 
     def _classes(self, row_bits: dict[int, Bits]) -> list[dict[str, Any]]:
-        """Return the classes of batch sizes with equal bits, that of batch 1 first, with the distance to it."""
+        """Return the classes of batch sizes with equal bits, that of batch 1 first, with the
+        distance to it.
+        """
         groups: dict[str, list[int]] = {}
         for batch, bits in row_bits.items():
             groups.setdefault(hashlib.sha256(bits.tobytes()).hexdigest()[:16], []).append(batch)

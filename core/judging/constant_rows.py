@@ -1,4 +1,6 @@
-"""Find rows that one value fills, and tokens that a mask left out: a dump cut to its top k, a masked vocabulary."""
+"""Find rows that one value fills, and tokens that a mask left out: a dump cut to its top k, a
+masked vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from numpy.typing import NDArray
 
 from ..numerics.formats import FloatFormat, values_of
 
-_SAMPLED, _ALIKE = 32, 10  # places of a row that are looked at before it is counted, and how many of them agree
+# places of a row that are looked at before it is counted, and how many of them agree
+_SAMPLED, _ALIKE = 32, 10
 _LEAST_VOCAB = 32  # smaller ones say nothing: of two logits that tie, one value fills all
 _GAP = 3.0  # spreads of all other values that a masked value lies below them
 _LEAST_SPREAD = 10.0  # logits
@@ -17,8 +20,8 @@ _FAR_BELOW = 1000.0  # logits below the largest, at least, of masks that were ad
 
 
 def is_left_out(values: NDArray[np.floating]) -> NDArray[np.bool_]:
-    """Return which tokens of a row a mask left out: -inf, a number such as -1e9 or the lowest of a dtype that lies far
-    below all others, or logits that such a number was added to. [vocab]
+    """Return which tokens of a row a mask left out: -inf, a number such as -1e9 or the lowest of a
+    dtype that lies far below all others, or logits that such a number was added to. [vocab]
     """
     rest = values[np.isfinite(values)]
     if not len(rest) or rest.min() >= 0 or rest.max() <= rest.min() + _GAP * _LEAST_SPREAD:
@@ -28,7 +31,9 @@ def is_left_out(values: NDArray[np.floating]) -> NDArray[np.bool_]:
         low, above, gap = rest[:-1], rest[-1] - rest[1:], np.diff(rest)
         spread = low - rest[0]
         was_added = (low < min(rest[-1], _FAR_BELOW / 2) - _FAR_BELOW) & (gap > 10 * spread)
-        splits = np.flatnonzero((gap > _GAP * np.maximum(above, _LEAST_SPREAD)) & ((spread == 0) | was_added))
+        splits = np.flatnonzero(
+            (gap > _GAP * np.maximum(above, _LEAST_SPREAD)) & ((spread == 0) | was_added),
+        )
         if not len(splits):
             break
         rest = rest[splits[0] + 1 :]
@@ -39,8 +44,8 @@ def is_left_out(values: NDArray[np.floating]) -> NDArray[np.bool_]:
 class Filling:
     """Rows of one side that one value fills to more than a half, counted as they pass by.
 
-    rows: how many; value: of the first; others: the least number of other logits in such a row; whole: how many rows
-    have no other logit.
+    rows: how many; value: of the first; others: the least number of other logits in such a row;
+    whole: how many rows have no other logit.
     """
 
     fmt: FloatFormat
@@ -52,8 +57,8 @@ class Filling:
     def see(self, bits: NDArray[np.unsignedinteger]) -> None:
         """Take in the next rows. [rows, vocab] bits of the compute dtype.
 
-        A row is counted only if a third of 32 evenly spread places agree; one that a value fills to more than nine
-        tenths is missed with a chance below 1e-15.
+        A row is counted only if a third of 32 evenly spread places agree; one that a value fills to
+        more than nine tenths is missed with a chance below 1e-15.
         """
         vocab = bits.shape[1]
         if vocab < _LEAST_VOCAB:

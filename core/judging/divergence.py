@@ -1,4 +1,6 @@
-"""The distance of one side's logits from another's: one record for models, dumps and controls of a dump."""
+"""The distance of one side's logits from another's: one record for models, dumps and controls of a
+dump.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,22 @@ from numpy.typing import NDArray
 
 from .statistic import Floats
 
-# Largest difference at a position over the others there: of rounding up to 8, in tiny models and SmolLM2 alike.
+# Largest difference at a position over the others there: of rounding up to 8, in tiny models and
+# SmolLM2 alike.
 SINGLE_LOGIT = 16.0
 FEW = 16  # logits of a row that a fault may move alone
 ALIKE = 128  # rows that are compared with one another
-ROW_ULP_SHIFT = 12  # of a float32's bits, those that are left to tell numbers apart: sign, exponent and 11 of mantissa
+# of a float32's bits, those that are left to tell numbers apart: sign, exponent and 11 of mantissa
+ROW_ULP_SHIFT = 12
 
 
 @dataclass(frozen=True)
 class SystematicError:
-    """Errors compared with one another: a stale weight errs alike if logits are alike, rounding hardly does.
+    """Errors compared with one another: a stale weight errs alike if logits are alike, rounding
+    hardly does.
 
-    alike: products of two positions' errors times products of their logits; of_logits: the latter squared; errors,
-    logits: squares of both. All are sums, less the mean of each position.
+    alike: products of two positions' errors times products of their logits; of_logits: the latter
+    squared; errors, logits: squares of both. All are sums, less the mean of each position.
     """
 
     alike: float = 0.0
@@ -43,11 +48,15 @@ class SystematicError:
     @property
     def share(self) -> float:
         """Part of the error, rms, that goes with the logits."""
-        return self.size / math.sqrt(self.errors / self.logits) if self.errors and self.logits else 0.0
+        return (
+            self.size / math.sqrt(self.errors / self.logits) if self.errors and self.logits else 0.0
+        )
 
 
 def systematic_error(errors: Any, logits: Any) -> SystematicError:
-    """Compare the errors of some rows of one prompt. errors, logits: finite, of numpy or torch. [rows, vocab]"""
+    """Compare the errors of some rows of one prompt. errors, logits: finite, of numpy or torch.
+    [rows, vocab]
+    """
     step = max(1, -(-len(errors) // ALIKE))
     error, logit = (values[::step] - values[::step].mean(1)[:, None] for values in (errors, logits))
     products, of_logits = error @ error.T, logit @ logit.T
@@ -64,9 +73,10 @@ def systematic_error(errors: Any, logits: Any) -> SystematicError:
 class Divergence:
     """Divergence of two sides at the same positions, over the elements finite on both.
 
-    squares: mean squares, logits^2, 0 if no element is finite on both [positions]; mismatches: elements that are NaN or
-    infinite on a side and differ [positions]; first_mismatch: token of the first and its values; neq: elements that
-    differ; row_ulps: bits of row ULPs, shifted by ROW_ULP_SHIFT, with their counts [2, n];
+    squares: mean squares, logits^2, 0 if no element is finite on both [positions]; mismatches:
+    elements that are NaN or infinite on a side and differ [positions]; first_mismatch: token of the
+    first and its values; neq: elements that differ; row_ulps: bits of row ULPs, shifted by
+    ROW_ULP_SHIFT, with their counts [2, n];
     peaks: `peaks_of` of every position [positions]. None if not measured. system: of errors.
     """
 
@@ -91,9 +101,11 @@ class Divergence:
 
 
 def peaks_of(differences: Floats, least: Floats) -> Floats:
-    """Return the largest difference of each row over the rms of its others that are not 0. [rows, vocab] -> [rows]
+    """Return the largest difference of each row over the rms of its others that are not 0. [rows,
+    vocab] -> [rows]
 
-    least: that the others are taken for at least [rows]. The largest few are no others, for a fault may move several.
+    least: that the others are taken for at least [rows]. The largest few are no others, for a fault
+    may move several.
     """
     sizes = np.abs(differences)
     few = min(FEW, sizes.shape[1] // 8)
@@ -125,7 +137,9 @@ def concatenate(parts: Sequence[Divergence]) -> Divergence:
 
 
 def row_ulp_percentile(parts: Sequence[Divergence], share: float) -> float | None:
-    """Least row ULPs within which that share of all finite elements lies, to 1 part in 2048; None if not counted."""
+    """Least row ULPs within which that share of all finite elements lies, to 1 part in 2048; None
+    if not counted.
+    """
     histogram = concatenate(parts).row_ulps
     if histogram is None or not histogram.size:
         return None

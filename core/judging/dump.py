@@ -1,5 +1,5 @@
-"""Judge an uploaded dump by its own arrays, and by the dumps that were uploaded with it. Judging a stored run makes a
-new run of the same bits; the old one stays.
+"""Judge an uploaded dump by its own arrays, and by the dumps that were uploaded with it. Judging a
+stored run makes a new run of the same bits; the old one stays.
 """
 
 from __future__ import annotations
@@ -24,15 +24,28 @@ from ..text import three_digits
 from .divergence import FEW, SINGLE_LOGIT, peaks_of
 from .explain.causes import explain
 from .explain.rows import rows_of_run
-from .judge import OWN, ROW_ULPS, STANDS_OUT, Controls, NoiseFloor, NotAvailableError, OtherRows, Pair, Rerun, judge
+from .judge import (
+    OWN,
+    ROW_ULPS,
+    STANDS_OUT,
+    Controls,
+    NoiseFloor,
+    NotAvailableError,
+    OtherRows,
+    Pair,
+    Rerun,
+    judge,
+)
 from .places import place_in_words
 from .shrink import shrink_evidence
 from .statistic import Floats
 from .uploaded_controls import UploadedControls
 from .validity import FLOAT32_STEPS, differing, may_be_16_bits, not_finite_of, sampling, screen
 
-# Errors of two sides in 16 bits, each to itself in float32; docs/explanation/calibration.md has the measurements.
-SYSTEMATIC_SHARE = 0.65  # of an error goes with the logits: of rounding up to 0.42, of a norm 1 % off 0.6 and more
+# Errors of two sides in 16 bits, each to itself in float32; docs/explanation/calibration.md has the
+# measurements.
+# of an error goes with the logits: of rounding up to 0.42, of a norm 1 % off 0.6 and more
+SYSTEMATIC_SHARE = 0.65
 SYSTEMATIC = 2.5  # times the other side's
 JUMP_OF_ROUNDING = 12.0  # at one position over the median one: 5.7 in dense models, 54 with experts
 RATIO_OF_ROUNDING = 2.0  # of the two errors: 1.5 in dense models
@@ -50,8 +63,8 @@ def judge_upload(
 ) -> list[Verdict]:
     """Judge every pair of a dump.
 
-    validity: rows of every pair, measured while the dump was read; earlier: verdicts by controls that were given
-    before; with_model: adds what the model itself can measure.
+    validity: rows of every pair, measured while the dump was read; earlier: verdicts by controls
+    that were given before; with_model: adds what the model itself can measure.
     """
     samplers = sampling(figures, generations)
     earlier_by_pair = {verdict.pair: verdict for verdict in earlier}
@@ -66,9 +79,13 @@ def judge_upload(
 def check_upload(run: RunReader) -> None:
     """Raise UsageError for a capture, which is judged with its model."""
     if run.header.provenance.kind != "upload":
-        raise UsageError(f"run '{run.run_id}' is a capture; judge its paths with `{COMMAND} judge`.")
+        raise UsageError(
+            f"run '{run.run_id}' is a capture; judge its paths with `{COMMAND} judge`.",
+        )
     if [pair.index for pair in run.pairs] != list(range(len(run.sides) - 1)):
-        raise StoreError(f"run '{run.run_id}': its list of pairs is not that of its sides; the file is damaged.")
+        raise StoreError(
+            f"run '{run.run_id}': its list of pairs is not that of its sides; the file is damaged.",
+        )
 
 
 def judge_stored(
@@ -80,7 +97,9 @@ def judge_stored(
     name: str | None = None,
     note: str = "",
 ) -> str:
-    """Store `run` once more with the verdict by its controls, listed in its place; return the new run's id."""
+    """Store `run` once more with the verdict by its controls, listed in its place; return the new
+    run's id.
+    """
     check_upload(run)
     generations = [run.generations[index] for index in sorted(run.generations)]
     with run.decoding("figures"):
@@ -93,17 +112,42 @@ def judge_stored(
 
 def stored_verdict(run: RunReader, pair: StoredPair) -> Verdict:
     floors = []
-    for dtype, rows in run.rows("floor_position", pair=pair.index).groupby("compute_dtype", sort=False):
+    for dtype, rows in run.rows("floor_position", pair=pair.index).groupby(
+        "compute_dtype",
+        sort=False,
+    ):
         if len(rows) == run.header.rows:
-            floors.append(FloorRows(str(dtype), rows["pair_rms"].to_numpy(float), rows["floor_rms"].to_numpy(float)))
+            floors.append(
+                FloorRows(
+                    str(dtype),
+                    rows["pair_rms"].to_numpy(float),
+                    rows["floor_rms"].to_numpy(float),
+                ),
+            )
     evidence, ratio, place = tuple(run.evidence(pair.index)), pair.noise_ratio, pair.first_place
-    return Verdict(pair.verdict or "", pair.because or "", evidence, ratio, place, tuple(floors), pair.index)
+    return Verdict(
+        pair.verdict or "",
+        pair.because or "",
+        evidence,
+        ratio,
+        place,
+        tuple(floors),
+        pair.index,
+    )
 
 
 class DumpControls(Controls):
-    """One pair of a dump, with the controls that were uploaded. rows: evidence on its validity and its sampler."""
+    """One pair of a dump, with the controls that were uploaded. rows: evidence on its validity and
+    its sampler.
+    """
 
-    def __init__(self, figures: Figures, pair: int, uploads: UploadedControls, rows: Sequence[Evidence]) -> None:
+    def __init__(
+        self,
+        figures: Figures,
+        pair: int,
+        uploads: UploadedControls,
+        rows: Sequence[Evidence],
+    ) -> None:
         self.figures, self.index, self.uploads, self.rows = figures, pair, uploads, list(rows)
         self.header = figures.header
         self.names = self.header.sides[0].name, self.header.sides[pair + 1].name
@@ -119,8 +163,17 @@ class DumpControls(Controls):
 
     def pair(self, dtype: str) -> Pair:
         if dtype == self.dtype:
-            return Pair(self.squares, not_finite_of(self.figures, self.index), self.is_identical, self._peaks())
-        wide = self.uploads.divergences("float32", self.names).get(self.names[1]) if dtype == "float32" else None
+            return Pair(
+                self.squares,
+                not_finite_of(self.figures, self.index),
+                self.is_identical,
+                self._peaks(),
+            )
+        wide = (
+            self.uploads.divergences("float32", self.names).get(self.names[1])
+            if dtype == "float32"
+            else None
+        )
         if wide is None:
             is_given = "float32" in self.uploads.controls
             missing = f"'{self.names[1]}' in {dtype}" if is_given else f"The same pair in {dtype}"
@@ -143,7 +196,9 @@ class DumpControls(Controls):
         figures = {
             "rerun_rms_logits": max((other.rms for other in others), default=0.0),
             "rerun_neq": {name: other.neq for name, other in again.items()},
-            "rerun_row_ulps": max((other.largest_row_ulps or 0.0 for other in others), default=0.0) or None,
+            "rerun_row_ulps": (
+                max((other.largest_row_ulps or 0.0 for other in others), default=0.0) or None
+            ),
         }
         squares = np.max([other.squares for other in others], axis=0) if others else None
         mismatches = max((other.nonfinite_mismatch for other in others), default=0)
@@ -155,17 +210,35 @@ class DumpControls(Controls):
         for name, other in self.uploads.divergences("neighbours", self.names).items():
             control = f"'{name}' uploaded again, with other requests in its batch"
             is_same = bool(other.is_bit_identical)
-            figures = evidence.OtherPromptsFigures(bit_identical=is_same, neq=other.neq, rms_logits=other.rms)
+            figures = evidence.OtherPromptsFigures(
+                bit_identical=is_same,
+                neq=other.neq,
+                rms_logits=other.rms,
+            )
             rows.append(OtherRows(name, control, figures))
         return rows
 
     def without_floor(self, wide: Pair) -> list[Evidence]:
-        """Compare how far the pair is apart in 16 bits and in float32: rounding shrinks with the precision."""
+        """Compare how far the pair is apart in 16 bits and in float32: rounding shrinks with the
+        precision.
+        """
         if self.header.format is FLOAT32 or wide.not_finite is not None:
             return []
-        control = f"'{self.names[1]}' compared with '{self.names[0]}' in float32 and in {self.dtype}, without a floor"
+        control = (
+            f"'{self.names[1]}' compared with '{self.names[0]}' in float32 and in {self.dtype},"
+            " without a floor"
+        )
         bits = self.header.format.mantissa_bits + 1
-        return [shrink_evidence(self.squares, wide.squares, bits, self.lengths, control, self.available)]
+        return [
+            shrink_evidence(
+                self.squares,
+                wide.squares,
+                bits,
+                self.lengths,
+                control,
+                self.available,
+            ),
+        ]
 
     def differences(self, row: int, dtype: str) -> Floats | None:
         if dtype != self.dtype:
@@ -175,7 +248,9 @@ class DumpControls(Controls):
     def _differences(self, start: int, stop: int) -> Floats:
         """Return differences of some rows, 0 if one is not finite. [rows, vocab]"""
         reference, variant = (
-            values_of(self.figures.read_rows(side, start, stop), self.header.format).astype(np.float64)
+            values_of(self.figures.read_rows(side, start, stop), self.header.format).astype(
+                np.float64,
+            )
             for side in (0, self.index + 1)
         )
         with np.errstate(invalid="ignore"):
@@ -192,15 +267,24 @@ class DumpControls(Controls):
     def causes(self) -> Sequence[str]:
         if self.is_identical or not self.figures.has_all_logits:
             return []
-        return [cause.says for cause in explain(rows_of_run(self.figures, self.index)).causes if cause.is_fault]
+        return [
+            cause.says
+            for cause in explain(rows_of_run(self.figures, self.index)).causes
+            if cause.is_fault
+        ]
 
     def _peaks(self) -> Floats | None:
-        """Return `peaks_of` of positions that may have one beyond SINGLE_LOGIT, 0 of others. [positions]"""
+        """Return `peaks_of` of positions that may have one beyond SINGLE_LOGIT, 0 of others.
+        [positions]
+        """
         if self.is_identical or not self.figures.has_all_logits:
             return None
         dtype = "bfloat16" if may_be_16_bits(self.header) else self.dtype
         step = ROW_ULPS[dtype][2] * (FLOAT32_STEPS if dtype != self.dtype else 1)
-        largest, rms = (self.positions[name].fillna(0).to_numpy(float) for name in ("max_row_ulps", "rms_row_ulps"))
+        largest, rms = (
+            self.positions[name].fillna(0).to_numpy(float)
+            for name in ("max_row_ulps", "rms_row_ulps")
+        )
         count = np.maximum(self.positions["neq"].to_numpy(float), 1.0)
         others = np.sqrt(np.maximum(rms**2 - FEW * largest**2 / count, 0.0))  # at least
         is_high = largest > SINGLE_LOGIT * np.maximum(others, step)
@@ -209,17 +293,25 @@ class DumpControls(Controls):
             stop = min(start + size, len(peaks))
             if is_high[start:stop].any():
                 differences = self._differences(start, stop)
-                peaks[start:stop] = peaks_of(differences, step * self.figures.spacing(self.index, (start, stop)))
+                peaks[start:stop] = peaks_of(
+                    differences,
+                    step * self.figures.spacing(self.index, (start, stop)),
+                )
         return peaks
 
     def _narrowing(self) -> list[Evidence]:
-        """Is one side further from itself in float32 than the other is? A fault of 16-bit kernels alone is."""
+        """Is one side further from itself in float32 than the other is? A fault of 16-bit kernels
+        alone is.
+        """
         errors = self.uploads.divergences("narrowing", self.names)
         if not self.squares.any() or len(errors) < len(self.names):
             return []
         near, further = sorted(self.names, key=lambda name: errors[name].rms)
         ratio = errors[further].rms / max(errors[near].rms, float(np.finfo(np.float64).tiny))
-        outcome, says = PASSED, f"Rounding to {self.dtype} moves both sides about equally far from float32."
+        outcome, says = (
+            PASSED,
+            f"Rounding to {self.dtype} moves both sides about equally far from float32.",
+        )
         is_near_rounded_once = errors[near].rms <= self._rounding_of_the_end()
         jumps = _jumps(errors[near].squares, errors[further].squares)
         row = int(jumps.argmax())
@@ -230,20 +322,34 @@ class DumpControls(Controls):
         if ratio > OWN.over_all and not is_near_rounded_once:
             times = three_digits(ratio) if errors[near].rms else "infinitely many"
             outcome = FAILED
-            says = f"'{further}' is {times} times as far from itself in float32 as '{near}': more than rounding."
+            says = (
+                f"'{further}' is {times} times as far from itself in float32 as '{near}': more than"
+                " rounding."
+            )
         elif self.has_experts:
             pass  # a near tie of the router moves positions as far as a fault does
-        elif system.share > SYSTEMATIC_SHARE and system.size > SYSTEMATIC * errors[other].system.size:
+        elif (
+            system.share > SYSTEMATIC_SHARE and system.size > SYSTEMATIC * errors[other].system.size
+        ):
             outcome = FAILED
             share = f"{system.share:.0%} of the rounding error of '{side}' goes with its logits"
-            says = f"{share} (limit {SYSTEMATIC_SHARE:.0%}): a stale weight or a scale in {self.dtype} alone."
+            says = (
+                f"{share} (limit {SYSTEMATIC_SHARE:.0%}): a stale weight or a scale in {self.dtype}"
+                " alone."
+            )
         elif jumps[row] > STANDS_OUT:
             outcome, says = FAILED, f"{place}. Pass --mixture-of-experts if it is one."
         elif jumps[row] > JUMP_OF_ROUNDING:
-            outcome, says = MISSING, f"{place}: a fault, or a mixture of experts (--mixture-of-experts)."
+            outcome, says = (
+                MISSING,
+                f"{place}: a fault, or a mixture of experts (--mixture-of-experts).",
+            )
         elif ratio > RATIO_OF_ROUNDING and not is_near_rounded_once:
             times = f"{three_digits(ratio)} times as far from itself in float32 as '{near}'"
-            outcome, says = MISSING, f"'{further}' is {times}: more than most kernels. The model decides (--model)."
+            outcome, says = (
+                MISSING,
+                f"'{further}' is {times}: more than most kernels. The model decides (--model).",
+            )
         figures = evidence.NarrowingFigures(
             reference_to_float32_logits=errors[self.names[0]].rms,
             variant_to_float32_logits=errors[self.names[1]].rms,
@@ -254,13 +360,17 @@ class DumpControls(Controls):
         return [Evidence(Check.NARROWING, control, figures, outcome, says)]
 
     def _rounding_of_the_end(self) -> float:
-        """Return the rms of one rounding at most, logits: what is left of a side that computes in float32."""
+        """Return the rms of one rounding at most, logits: what is left of a side that computes in
+        float32.
+        """
         spacing = self.figures.spacing(self.index, (0, self.header.rows))[self.squares > 0]
         return float(np.sqrt(np.square(spacing).mean() / 12))
 
 
 def _jumps(one: Floats, other: Floats) -> Floats:
-    """Return how far the ratio of two sides' errors at a position is from the median one. [positions]"""
+    """Return how far the ratio of two sides' errors at a position is from the median one.
+    [positions]
+    """
     is_known = (one > 0) & (other > 0)
     logs = 0.5 * np.log(np.where(is_known, one, 1.0) / np.where(is_known, other, 1.0))
     middle = np.median(logs[is_known]) if is_known.any() else 0.0

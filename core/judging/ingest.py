@@ -1,5 +1,5 @@
-"""Store dumps and responses as analyzed, judged runs, one pass over the file, memory bounded by its chunks; or describe
-a file before it is stored.
+"""Store dumps and responses as analyzed, judged runs, one pass over the file, memory bounded by its
+chunks; or describe a file before it is stored.
 """
 
 from __future__ import annotations
@@ -36,9 +36,12 @@ from .dump import judge_upload
 from .lists import judge_responses, judge_tokens
 from .validity import checks_of
 
-WHOLE_ROWS_ONLY = "compute dtype, reference and holds are for whole rows of logits, not for server responses."
+WHOLE_ROWS_ONLY = (
+    "compute dtype, reference and holds are for whole rows of logits, not for server responses."
+)
 _MAX_BYTES = 64 * GIB  # as a dump may have
-_LONGEST_NAME = 200  # characters of what a run file says of itself: a text there may be as long as it likes
+# characters of what a run file says of itself: a text there may be as long as it likes
+_LONGEST_NAME = 200
 _ORIGINS = {"array dtype": "the arrays' own", "declared": "declared", "override": "chosen"}
 _Tell = Callable[[int, int], None]  # rows done, rows in all
 
@@ -55,10 +58,12 @@ def ingest(
 ) -> str:
     """Check dump files, or responses of engines, and store them as one run; return its id.
 
-    taken_as: compute_dtype, reference and holds of open_dump. DumpError if they cannot be taken, LimitError if there is
-    no room for them: nothing is left in the store then.
+    taken_as: compute_dtype, reference and holds of open_dump. DumpError if they cannot be taken,
+    LimitError if there is no room for them: nothing is left in the store then.
     """
-    more = f"{len(paths) - 1:,} more" if len(paths) > 2 else paths[-1].stem if len(paths) > 1 else ""
+    more = (
+        f"{len(paths) - 1:,} more" if len(paths) > 2 else paths[-1].stem if len(paths) > 1 else ""
+    )
     title = name or " + ".join(filter(None, (paths[0].stem, more)))
     is_tokens = are_tokens(paths)
     if not is_tokens and not are_payloads(paths):
@@ -68,17 +73,43 @@ def ingest(
         raise UsageError(WHOLE_ROWS_ONLY)
     if is_tokens:
         origin = Provenance("upload", model)
-        return write_tokens(store, paths, title, origin, judge_tokens, run_id=run_id, on_progress=on_progress)
+        return write_tokens(
+            store,
+            paths,
+            title,
+            origin,
+            judge_tokens,
+            run_id=run_id,
+            on_progress=on_progress,
+        )
     sides = align(read_sides(paths))
     pairs = pairs_of(sides)
     responses = [response for side in sides for response in side.responses]
     models = {model} if model else {response.model for response in responses if response.model}
-    origin, rows = Provenance("upload", models.pop() if len(models) == 1 else ""), sum(len(each.rows) for each in sides)
+    origin, rows = (
+        Provenance("upload", models.pop() if len(models) == 1 else ""),
+        sum(len(each.rows) for each in sides),
+    )
     on_progress(rows, rows)
-    return write_lists(store, title, origin, sides, pairs, judge_responses(sides, pairs), run_id=run_id)
+    return write_lists(
+        store,
+        title,
+        origin,
+        sides,
+        pairs,
+        judge_responses(sides, pairs),
+        run_id=run_id,
+    )
 
 
-def store_dump(store: Store, dump: Dump, name: str, model: str, run_id: str | None, on_progress: _Tell) -> str:
+def store_dump(
+    store: Store,
+    dump: Dump,
+    name: str,
+    model: str,
+    run_id: str | None,
+    on_progress: _Tell,
+) -> str:
     """Store an opened dump as a run, with its verdict without controls; return its id."""
     meta = f"meta {dump.meta}" if dump.meta else ""
     kind, _, words = dump.dtype_reason.partition(": ")
@@ -103,7 +134,9 @@ def store_dump(store: Store, dump: Dump, name: str, model: str, run_id: str | No
 
 @contextmanager
 def temporary_run(paths: Sequence[Path], **options: Any) -> Iterator[RunReader]:
-    """Yield the run that `ingest` makes of files, in a store that is gone afterwards; its sentences call it RUN."""
+    """Yield the run that `ingest` makes of files, in a store that is gone afterwards; its sentences
+    call it RUN.
+    """
     with tempfile.TemporaryDirectory(prefix="ulpscope-") as folder:
         store = Store(Path(folder))
         with RunReader(store.path_of(ingest(store, paths, run_id=UNSTORED, **options))) as run:
@@ -111,8 +144,8 @@ def temporary_run(paths: Sequence[Path], **options: Any) -> Iterator[RunReader]:
 
 
 def headers_of(path: Path) -> tuple[Literal["run", "dump", "array", "responses"], dict[str, str]]:
-    """Return what a file is by its first bytes and headers, and of arrays the dtype and shape of each side by its name;
-    DumpError for anything else.
+    """Return what a file is by its first bytes and headers, and of arrays the dtype and shape of
+    each side by its name; DumpError for anything else.
     """
     if is_run_file(path):
         return "run", {}
@@ -122,7 +155,9 @@ def headers_of(path: Path) -> tuple[Literal["run", "dump", "array", "responses"]
     sides, _ = sides_of(container)
     if not 1 <= len(sides) <= MAX_SIDES:
         problem = f"holds {plural(len(sides), 'array')} of logits"
-        raise DumpError(f"{container.name}: {problem}; expected 1 to {MAX_SIDES} of [positions, vocab].")
+        raise DumpError(
+            f"{container.name}: {problem}; expected 1 to {MAX_SIDES} of [positions, vocab].",
+        )
     shapes = {
         name: f"{'bfloat16' if array.dtype.kind == 'V' else array.dtype.name} {list(array.shape)}"
         for name, array in sides.items()
@@ -131,11 +166,15 @@ def headers_of(path: Path) -> tuple[Literal["run", "dump", "array", "responses"]
 
 
 def describe(
-    paths: Sequence[Path], *, on_progress: Callable[[int, int], None] = lambda *_: None, **taken_as: Any
+    paths: Sequence[Path],
+    *,
+    on_progress: Callable[[int, int], None] = lambda *_: None,
+    **taken_as: Any,
 ) -> dict[str, Any]:
     """Describe the run that `paths` would make, as JSON has it: one file, or two of one array each.
 
-    taken_as: compute_dtype, reference and holds of open_dump. DumpError or StoreError if it cannot be taken.
+    taken_as: compute_dtype, reference and holds of open_dump. DumpError or StoreError if it cannot
+    be taken.
     """
     facts: dict[str, Any] = {"files": [clean(path.name) for path in paths]}
     if any(is_run_file(path) for path in paths):
@@ -148,17 +187,26 @@ def describe(
         first = dump.prompts[0]
         return facts | {
             "kind": "dump",
-            "sides": [{"name": side.name, "source_dtype": side.source_dtype} for side in dump.sides],
+            "sides": [
+                {"name": side.name, "source_dtype": side.source_dtype} for side in dump.sides
+            ],
             "prompts": len(dump.prompts),
             "positions": dump.rows,
             "vocab": dump.vocab,
             "compute_dtype": dump.compute_dtype,
             "dtype_reason": dump.dtype_reason,
-            "tokens": "ids and texts" if first.token_texts else "ids" if first.token_ids else "none",
+            "tokens": "ids and texts"
+            if first.token_texts
+            else "ids"
+            if first.token_ids
+            else "none",
             "emitted": len(dump.generations),
             "meta": dump.meta,
             "warnings": list(dump.warnings),
-            "logits_bytes": dump.rows * dump.vocab * format_named(dump.compute_dtype).itemsize * len(dump.sides),
+            "logits_bytes": dump.rows
+            * dump.vocab
+            * format_named(dump.compute_dtype).itemsize
+            * len(dump.sides),
         }
 
 
@@ -175,7 +223,9 @@ def _responses(paths: Sequence[Path], **taken_as: Any) -> dict[str, Any]:
         keys, note = set(run.rows("side", side=0)["keys"]), run.header.provenance.note
         rows = [row for pair in run.pairs for row in run.evidence(pair.index)]
     grids = [f"{row.side}: {row.says}" for row in rows if row.check is Check.GRID]
-    warnings = [row.says for row in rows if row.check in (Check.PLACEHOLDERS, Check.CONTEXT)] + [note] * bool(note)
+    warnings = [row.says for row in rows if row.check in (Check.PLACEHOLDERS, Check.CONTEXT)] + [
+        note,
+    ] * bool(note)
     counts = [row.figures.positions for row in rows if isinstance(row.figures, SentFigures)]
     return facts | {
         "kind": "responses",
@@ -198,7 +248,12 @@ def _run(path: Path) -> dict[str, Any]:
         "name": clean(card.name, _LONGEST_NAME),
         "model": clean(card.model, _LONGEST_NAME),
         "created": card.created.isoformat(),
-        "sides": [{"name": clean(name, _LONGEST_NAME), "source_dtype": card.compute_dtype} for name in card.sides],
-        **{name: getattr(card, name) for name in ("prompts", "positions", "vocab", "compute_dtype")},
+        "sides": [
+            {"name": clean(name, _LONGEST_NAME), "source_dtype": card.compute_dtype}
+            for name in card.sides
+        ],
+        **{
+            name: getattr(card, name) for name in ("prompts", "positions", "vocab", "compute_dtype")
+        },
         "verdicts": list(card.pair_verdicts),
     }

@@ -1,8 +1,9 @@
 """Judge a pair: is its difference rounding, a bug, or nondeterminism?
 
-Evidence comes from `Controls`, which a model answers by running, a dump by reading and lists of top tokens by queries.
-Nothing is judged by a constant number of logits or ULPs: a difference is compared with what rounding does to this
-checkpoint on these prompts. docs/explanation/calibration.md has the measurements behind every limit.
+Evidence comes from `Controls`, which a model answers by running, a dump by reading and lists of top
+tokens by queries. Nothing is judged by a constant number of logits or ULPs: a difference is
+compared with what rounding does to this checkpoint on these prompts.
+docs/explanation/calibration.md has the measurements behind every limit.
 """
 
 # ruff: noqa: ARG002  (a control that is not available takes arguments for those that are)
@@ -19,7 +20,17 @@ from numpy.typing import NDArray
 
 from ..errors import CaptureError
 from ..runs.file import evidence
-from ..runs.file.evidence import FAILED, FLOAT32, MISSING, NOTED, PASSED, Check, CheckFigures, Evidence, Verdict
+from ..runs.file.evidence import (
+    FAILED,
+    FLOAT32,
+    MISSING,
+    NOTED,
+    PASSED,
+    Check,
+    CheckFigures,
+    Evidence,
+    Verdict,
+)
 from ..runs.file.records import FloorRows
 from ..text import multiple, number, plural, three_digits
 from .divergence import SINGLE_LOGIT
@@ -31,52 +42,74 @@ Squares = NDArray[np.float64]
 """Mean squares of differences, logits^2."""
 
 # Limits, in noise floors (rms over rms), each with what it was measured on.
-# float32 and float64: 1,076 pairs of the same function reach 1.09 over all; the smallest fault of the trial is 13.
+# float32 and float64: 1,076 pairs of the same function reach 1.09 over all; the smallest fault of
+# the trial is 13.
 WIDE = Limits(over_all=4.0, at_a_place=4.0, uses_own_spread=True)
-# 16 bits, each side's error over that of randomized rounding: engines that round more often (partial sums of ranks,
-# unfused kernels) reach 1.5; a place stands out from twice on, whatever the draws say.
+# 16 bits, each side's error over that of randomized rounding: engines that round more often
+# (partial sums of ranks, unfused kernels) reach 1.5; a place stands out from twice on, whatever the
+# draws say.
 DRAWN = Limits(over_all=2.0, at_a_place=2.0)
-SYSTEMATIC = "systematic error"  # that goes with the logits; sound kernels reach 1.5 times that of draws
+# that goes with the logits; sound kernels reach 1.5 times that of draws
+SYSTEMATIC = "systematic error"
 SYSTEMATIC_OVER_DRAWS = 1.5  # the largest of the draws: these differ from one another by up to 1.4
-JUMPS = 0.1  # of positions, at which experts may be further: norms in float64 move 1 of 42 positions by 28x
-# 16 bits, the pair over reorderings of sums: kernels round more often than the model, which reordering does not show,
-# and single positions jump by orders of magnitude in rounding too, so they are not tested.
+# of positions, at which experts may be further: norms in float64 move 1 of 42 positions by 28x
+JUMPS = 0.1
+# 16 bits, the pair over reorderings of sums: kernels round more often than the model, which
+# reordering does not show, and single positions jump by orders of magnitude in rounding too, so
+# they are not tested.
 OWN = Limits(over_all=10.0, at_a_place=float("inf"))
-# The same if an engine computes in the other 16-bit dtype: bfloat16 is 8 times coarser than float16.
+# The same if an engine computes in the other 16-bit dtype: bfloat16 is 8 times coarser than
+# float16.
 OTHER_16_BITS = Limits(over_all=80.0, at_a_place=float("inf"))
-# Lists over a model's reorderings: of twenty tokens a mean square varies more than of a vocabulary, so one position may
-# be further. Beyond the limits a list is undecided: a cache or activations of fewer bits are no bug.
+# Lists over a model's reorderings: of twenty tokens a mean square varies more than of a vocabulary,
+# so one position may be further. Beyond the limits a list is undecided: a cache or activations of
+# fewer bits are no bug.
 LISTS = Limits(over_all=4.0, at_a_place=10.0)
 # An uploaded floor may not hold the fault on trial, which would make rounding of it (rms over rms).
 FLOOR_START = 10.0  # its first path to the pair's float32 reference, over its other paths
-FLOOR_KINDS = 8.0  # largest difference between two paths over the smallest: a fault in one path; real ones reach 5.5
+# largest difference between two paths over the smallest: a fault in one path; real ones reach 5.5
+FLOOR_KINDS = 8.0
 FLOOR_UNEVEN = 50.0  # the same at one position; real ones reach 21
-FLOOR_SHRINKS = 0.02  # of what precisions differ by, least shrinking from 16 bits to the floor; real ones 0.19 and more
-FLOOR_OF_SPREAD = 1e-4  # of a float32 run, over what logits vary by in a row; rounding reaches 4e-6 in 30 layers
+# of what precisions differ by, least shrinking from 16 bits to the floor; real ones 0.19 and more
+FLOOR_SHRINKS = 0.02
+# of a float32 run, over what logits vary by in a row; rounding reaches 4e-6 in 30 layers
+FLOOR_OF_SPREAD = 1e-4
 OTHER_PATH = 0.75  # share of positions at which two paths have to differ to be two
-# The arrays alone, rms in row ULPs: (largest of harmless paths, of a bug, least that one position is compared with).
-# Harmless paths of dense models reach 1.7 in 16 bits and 9.3 in float32, mixtures of experts 10 in bfloat16.
+# The arrays alone, rms in row ULPs: (largest of harmless paths, of a bug, least that one position
+# is compared with). Harmless paths of dense models reach 1.7 in 16 bits and 9.3 in float32,
+# mixtures of experts 10 in bfloat16.
 ROW_ULPS = {"bfloat16": (2, 24, 0.25), "float16": (2, 24, 0.25), "float32": (32, 1000, 1)}
-STANDS_OUT_MOST, STANDS_OUT = 20, 100  # one position over the median one: 15 in dense models, 50 with experts
+# one position over the median one: 15 in dense models, 50 with experts
+STANDS_OUT_MOST, STANDS_OUT = 20, 100
 KL = 0.25  # mean, nats: harmless up to 0.0017 in dense models, 0.022 with experts
-FOREIGN = 10.0  # a side further than this from the model's own logits is not what the model computes
-# float64 rounds 2^-29 of what float32 does. A pair that differs by what float32 rounds stays in float32 somewhere.
+# a side further than this from the model's own logits is not what the model computes
+FOREIGN = 10.0
+# float64 rounds 2^-29 of what float32 does. A pair that differs by what float32 rounds stays in
+# float32 somewhere.
 _FLOAT32_OVER_FLOAT64 = 2.0**29
-_OF_ONE_TOKEN = 0.9  # of the squared difference at a position: the fault is in one column of the vocabulary
+# of the squared difference at a position: the fault is in one column of the vocabulary
+_OF_ONE_TOKEN = 0.9
 _INDEXER = (
-    "Near ties of the sparse-attention indexer choose other keys: this difference shows neither rounding nor a bug."
+    "Near ties of the sparse-attention indexer choose other keys: this difference shows neither"
+    " rounding nor a bug."
 )
 _LONGEST = 25  # words of a verdict's sentence
 # groups that compare the size of a difference with that of rounding
 _BY_SIZE = (evidence.SCREENING, evidence.OWN_DTYPE, FLOAT32)
 # groups that need no model and no other dtype
-_OF_ARRAYS = (evidence.VALIDITY, evidence.SAMPLER, evidence.RERUN, evidence.NEIGHBOURS, evidence.STRUCTURE)
+_OF_ARRAYS = (
+    evidence.VALIDITY,
+    evidence.SAMPLER,
+    evidence.RERUN,
+    evidence.NEIGHBOURS,
+    evidence.STRUCTURE,
+)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two sides in one dtype. squares: mean squares of their difference [positions]; peaks: the largest difference over
-    the others there [positions], None if not measured.
+    """Two sides in one dtype. squares: mean squares of their difference [positions]; peaks: the
+    largest difference over the others there [positions], None if not measured.
     """
 
     squares: Squares
@@ -87,13 +120,18 @@ class Pair:
     @property
     def sizes(self) -> Squares:
         """`squares`, infinite if a logit is not finite on one side only."""
-        return self.squares if self.not_finite is None else np.where(self.not_finite.by_row > 0, np.inf, self.squares)
+        return (
+            self.squares
+            if self.not_finite is None
+            else np.where(self.not_finite.by_row > 0, np.inf, self.squares)
+        )
 
 
 @dataclass(frozen=True)
 class NoiseFloor:
-    """What rounding does in one dtype. squares: mean squares of draws [draws, positions]; control: how they were made;
-    maps: linear maps that were reordered; row_ulps: 99.9th percentile of the draws; None if not measured.
+    """What rounding does in one dtype. squares: mean squares of draws [draws, positions]; control:
+    how they were made; maps: linear maps that were reordered; row_ulps: 99.9th percentile of the
+    draws; None if not measured.
     """
 
     squares: Squares
@@ -104,8 +142,9 @@ class NoiseFloor:
 
 @dataclass(frozen=True)
 class Rerun:
-    """Sides that were called twice. unstable: those whose bits differ; squares: the largest difference of a side from
-    itself [positions], None if not measured; mismatches: logits that are not finite in one call only.
+    """Sides that were called twice. unstable: those whose bits differ; squares: the largest
+    difference of a side from itself [positions], None if not measured; mismatches: logits that are
+    not finite in one call only.
     """
 
     control: str
@@ -118,8 +157,9 @@ class Rerun:
 
 @dataclass(frozen=True)
 class OtherRows:
-    """A side computed with other prompts in the other rows, or in another row. figures: of the check; difference: of
-    the logits in a dtype with a noise floor, None if the bits are the same or it cannot be measured.
+    """A side computed with other prompts in the other rows, or in another row. figures: of the
+    check; difference: of the logits in a dtype with a noise floor, None if the bits are the same or
+    it cannot be measured.
     """
 
     side: str
@@ -131,8 +171,8 @@ class OtherRows:
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors in 16 bits to the model's float32 forward. squares: their mean squares, infinite if a logit is not finite,
-    unlike there [positions]; systematic: `SystematicError.size`.
+    """Errors in 16 bits to the model's float32 forward. squares: their mean squares, infinite if a
+    logit is not finite, unlike there [positions]; systematic: `SystematicError.size`.
     """
 
     squares: Squares
@@ -143,8 +183,9 @@ class Errors:
 class Exact:
     """Errors of each side, and of draws, which are forwards with randomized rounding.
 
-    own_paths: errors of the model's own paths, which must look like one more draw, or the draws measure nothing;
-    has_experts: a router that nearly ties may choose another expert at a position, in sound sides too.
+    own_paths: errors of the model's own paths, which must look like one more draw, or the draws
+    measure nothing; has_experts: a router that nearly ties may choose another expert at a position,
+    in sound sides too.
     """
 
     errors: Mapping[str, Errors]
@@ -156,26 +197,33 @@ class Exact:
 
 @dataclass(frozen=True)
 class PrecisionVerdict:
-    """Evidence on the lower precision of one side. place: (prompt, position) of a fault on top of it."""
+    """Evidence on the lower precision of one side. place: (prompt, position) of a fault on top of
+    it.
+    """
 
     evidence: Evidence
     place: tuple[int, int] | None = None
 
 
 class NotAvailableError(CaptureError):
-    """A control that cannot be had, with the reason for a reader who can mend it; '' if there is nothing to say."""
+    """A control that cannot be had, with the reason for a reader who can mend it; '' if there is
+    nothing to say.
+    """
 
 
 class StaysInFloat32Error(NotAvailableError):
-    """A side, or a part of it, computes in float32 whatever it is asked, so float64 shows nothing more."""
+    """A side, or a part of it, computes in float32 whatever it is asked, so float64 shows nothing
+    more.
+    """
 
 
 class Controls:
     """What can be asked about one pair; what a source cannot answer stays as it is here.
 
-    A method raises NotAvailableError, or the CaptureError that stopped it. blocks: sizes that a fault may begin at
-    multiples of; only_16_bits: sides that compute in 16 bits whatever they are asked, and the dtype; available:
-    controls that were given; causes: sentences of common causes that explain the difference, best first.
+    A method raises NotAvailableError, or the CaptureError that stopped it. blocks: sizes that a
+    fault may begin at multiples of; only_16_bits: sides that compute in 16 bits whatever they are
+    asked, and the dtype; available: controls that were given; causes: sentences of common causes
+    that explain the difference, best first.
     """
 
     names: tuple[str, str]
@@ -223,7 +271,9 @@ class Controls:
         raise NotAvailableError("")
 
     def from_model(self) -> Mapping[str, Squares]:
-        """Mean squares of each recorded side to the model's own prefill, in the dtype of the pair. [positions]"""
+        """Mean squares of each recorded side to the model's own prefill, in the dtype of the pair.
+        [positions]
+        """
         raise NotAvailableError("")
 
     def without_floor(self, wide: Pair) -> list[Evidence]:
@@ -231,13 +281,21 @@ class Controls:
         return []
 
     def lower_precision(
-        self, dtype: str, tests: Mapping[str, FloorTest], *, also_in_16_bits: bool
+        self,
+        dtype: str,
+        tests: Mapping[str, FloorTest],
+        *,
+        also_in_16_bits: bool,
     ) -> Sequence[PrecisionVerdict]:
-        """Is a side that failed in a dtype the same function in a lower precision? tests: by dtype, or by side."""
+        """Is a side that failed in a dtype the same function in a lower precision? tests: by dtype,
+        or by side.
+        """
         return []
 
     def modules(self, row: int, bugs: Sequence[str | None], dtype: str) -> list[Evidence]:
-        """Which modules alone differ. row: the worst position; bugs: sides with a fault on top of a precision."""
+        """Which modules alone differ. row: the worst position; bugs: sides with a fault on top of a
+        precision.
+        """
         return []
 
     def differences(self, row: int, dtype: str) -> Squares | None:
@@ -258,7 +316,9 @@ class Controls:
 
 
 def judge(controls: Controls, earlier: Verdict | None = None) -> Verdict:
-    """Ask every control in order and conclude. earlier: a verdict by other controls, for checks not made now."""
+    """Ask every control in order and conclude. earlier: a verdict by other controls, for checks not
+    made now.
+    """
     trial = _Trial(controls)
     trial.in_own_dtype()
     trial.in_float32()  # decides
@@ -272,8 +332,8 @@ def judge(controls: Controls, earlier: Verdict | None = None) -> Verdict:
 
 
 class _Trial:
-    """A pair on trial. tests: of the pair by dtype; error_tests: of each side in 16 bits; floors: noise floors by
-    dtype.
+    """A pair on trial. tests: of the pair by dtype; error_tests: of each side in 16 bits; floors:
+    noise floors by dtype.
     """
 
     def __init__(self, controls: Controls) -> None:
@@ -289,7 +349,13 @@ class _Trial:
         self.precisions: Sequence[PrecisionVerdict] = []
 
     def add(
-        self, check: Check, control: str, figures: CheckFigures, outcome: str, says: str, side: str | None = None
+        self,
+        check: Check,
+        control: str,
+        figures: CheckFigures,
+        outcome: str,
+        says: str,
+        side: str | None = None,
     ) -> None:
         self.evidence.append(Evidence(check, control, figures, outcome, says, side))
 
@@ -310,7 +376,9 @@ class _Trial:
     @property
     def is_open(self) -> bool:
         """True if float32 decides nothing."""
-        return not any(row.group == FLOAT32 and row.outcome in (PASSED, FAILED) for row in self.evidence)
+        return not any(
+            row.group == FLOAT32 and row.outcome in (PASSED, FAILED) for row in self.evidence
+        )
 
     # ---- checks, in order
 
@@ -323,7 +391,9 @@ class _Trial:
             self.from_model()
 
     def single_logits(self) -> None:
-        """Add the first logit that differs far more than the others at its position: rounding moves them alike."""
+        """Add the first logit that differs far more than the others at its position: rounding moves
+        them alike.
+        """
         peaks = self.own.peaks
         if peaks is None or peaks.max() <= SINGLE_LOGIT:
             return
@@ -332,7 +402,9 @@ class _Trial:
         squares = self.controls.differences(row, self.dtype)
         assert squares is not None  # what has peaks has logits
         place, token = place_of(row, self.lengths), int(squares.argmax())
-        reach = f"{three_digits(float(peaks[row]))}x the others at {place_in_words(row, self.lengths)}"
+        reach = (
+            f"{three_digits(float(peaks[row]))}x the others at {place_in_words(row, self.lengths)}"
+        )
         says = f"Token {token} differs by {reach}: rounding moves no logit alone."
         figures = evidence.SingleLogitFigures(
             compute_dtype=self.dtype,
@@ -342,10 +414,18 @@ class _Trial:
             first=place,
             token=token,
         )
-        self.add(Check.SINGLE_LOGIT, "logits compared with the others at their position", figures, FAILED, says)
+        self.add(
+            Check.SINGLE_LOGIT,
+            "logits compared with the others at their position",
+            figures,
+            FAILED,
+            says,
+        )
 
     def in_float32(self) -> None:
-        """Compare the pair in float32 with the noise floor: of a sound pair it is one more order of summation."""
+        """Compare the pair in float32 with the noise floor: of a sound pair it is one more order of
+        summation.
+        """
         try:
             pair = self.controls.pair("float32") if self.is_16_bits else self.own
         except CaptureError as error:
@@ -358,18 +438,26 @@ class _Trial:
             self.from_model()
 
     def in_float64(self) -> None:
-        """Compare a mixture of experts in float64: in float32 near ties of the router choose other experts."""
+        """Compare a mixture of experts in float64: in float32 near ties of the router choose other
+        experts.
+        """
         single = self.tests.get("float32")
         if single is None or not single.is_finite or single.is_larger_everywhere:
             return
         size = f"In float32 the RMS difference is {multiple(single.ratio)} the noise floor"
-        outcome, says = NOTED, f"{size}; near ties of the router make it uncertain, so float64 decides."
+        outcome, says = (
+            NOTED,
+            f"{size}; near ties of the router make it uncertain, so float64 decides.",
+        )
         index = next(n for n, row in enumerate(self.evidence) if row.check is Check.WIDE_PAIR)
         try:
             pair, floor = self.controls.pair("float64"), self.controls.floor("float64")
             double = floor_test(pair.sizes, floor.squares, WIDE)
             median = float(np.median(double.by_position))
-            if not double.is_passed and WIDE.over_all < median <= WIDE.over_all * _FLOAT32_OVER_FLOAT64:
+            if (
+                not double.is_passed
+                and WIDE.over_all < median <= WIDE.over_all * _FLOAT32_OVER_FLOAT64
+            ):
                 return  # in float64 the pair differs by what float32 rounds
             self.compare("float64", pair, WIDE)
         except StaysInFloat32Error:
@@ -377,42 +465,64 @@ class _Trial:
         except CaptureError as error:
             if single.is_passed:
                 return
-            says = f"Near ties of the router make float32 uncertain, and float64 is not available: {error}"
+            says = (
+                "Near ties of the router make float32 uncertain, and float64 is not available:"
+                f" {error}"
+            )
             outcome = MISSING
         self.evidence[index] = replace(self.evidence[index], outcome=outcome, says=says)
 
     def in_16_bits(self) -> None:
-        """Compare each side's error to the model's float32 forward with that of randomized rounding."""
+        """Compare each side's error to the model's float32 forward with that of randomized
+        rounding.
+        """
         if not self.is_16_bits or self.own.is_identical or self.own.not_finite is not None:
             return
         try:
             for side, dtype in self.controls.only_16_bits.items():
                 if dtype != self.dtype:
-                    says = f"'{side}' computes in {dtype}: load the model in that dtype to compare its rounding."
+                    says = (
+                        f"'{side}' computes in {dtype}: load the model in that dtype to compare its"
+                        " rounding."
+                    )
                     raise NotAvailableError(says)
             exact = self.controls.exact()
         except CaptureError as error:
             self.not_available(Check.DRAWN, f"randomized rounding to {self.dtype}", error)
             return
         tests = error_rows(
-            exact, self.dtype, self.lengths, self.controls.blocks, always_check_draws="float32" not in self.tests
+            exact,
+            self.dtype,
+            self.lengths,
+            self.controls.blocks,
+            always_check_draws="float32" not in self.tests,
         )
         rows = [row for row, _ in tests]
         if len(rows) > 1 and all(row.outcome == FAILED for row in rows):
-            says = f"Neither side is what {exact.model} computes in {self.dtype}: a different checkpoint?"
+            says = (
+                f"Neither side is what {exact.model} computes in {self.dtype}: a different"
+                " checkpoint?"
+            )
             rows = [replace(row, outcome=MISSING, says=says) for row in rows]
         self.error_tests = {
-            str(row.side): test for row, (_, test) in zip(rows, tests, strict=True) if row.outcome in (PASSED, FAILED)
+            str(row.side): test
+            for row, (_, test) in zip(rows, tests, strict=True)
+            if row.outcome in (PASSED, FAILED)
         }
         self.evidence += rows
 
     def rerun(self) -> None:
-        """Check whether each side repeats its bits when it is called again; if not, how far in noise floors."""
+        """Check whether each side repeats its bits when it is called again; if not, how far in
+        noise floors.
+        """
         try:
             rerun = self.controls.rerun()
         except NotAvailableError:
             return
-        figures, names = evidence.RerunFigures(not_repeatable=rerun.unstable, **rerun.figures), _quote(rerun.unstable)
+        figures, names = (
+            evidence.RerunFigures(not_repeatable=rerun.unstable, **rerun.figures),
+            _quote(rerun.unstable),
+        )
         others = [name for name in self.names if name not in rerun.sides]
         says = "Both sides are bitwise reproducible from run to run."
         if rerun.unstable and rerun.squares is not None and self.dtype in self.floors:
@@ -420,13 +530,18 @@ class _Trial:
         elif rerun.unstable:
             size = figures.rerun_row_ulps
             far = "" if size is None else f": two calls differ by up to {number(size, 3)} row ULPs"
-            says = f"{names} {'is' if len(rerun.unstable) == 1 else 'are'} not bitwise reproducible{far}."
+            says = (
+                f"{names} {'is' if len(rerun.unstable) == 1 else 'are'} not bitwise"
+                f" reproducible{far}."
+            )
         elif others:
             says = f"{_quote(rerun.sides)} is bitwise reproducible; {_quote(others)} has no rerun."
         self.add(Check.AGAIN, rerun.control, figures, FAILED if rerun.unstable else PASSED, says)
 
     def _rerun_size(self, rerun: Rerun, squares: Squares, figures: evidence.RerunFigures) -> str:
-        """Compare the difference of a side from itself with the noise floor in the same dtype; fill in the figures."""
+        """Compare the difference of a side from itself with the noise floor in the same dtype; fill
+        in the figures.
+        """
         limits = OWN if self.is_16_bits else WIDE
         test = floor_test(squares, self.floors[self.dtype], limits)
         at_one = limits.over_all if not self.controls.has_experts or not self.is_16_bits else np.inf
@@ -434,9 +549,14 @@ class _Trial:
         worst = test.worst or 0.0
         figures.rerun_rms_logits = float(np.sqrt(squares.mean()))
         figures.largest_ratio_allowed = limits.over_all
-        figures.beyond_noise_floor = bool(rerun.mismatches) or test.ratio > limits.over_all or worst > at_one
+        figures.beyond_noise_floor = (
+            bool(rerun.mismatches) or test.ratio > limits.over_all or worst > at_one
+        )
         if rerun.mismatches:
-            return f"has {plural(rerun.mismatches, 'logit')} that are NaN or infinite in one of two calls."
+            return (
+                f"has {plural(rerun.mismatches, 'logit')} that are NaN or infinite in one of two"
+                " calls."
+            )
         figures.rerun_noise_ratio, figures.rerun_worst_position_ratio = test.noise_ratio, worst
         size = f"differs between two calls by {multiple(test.ratio)} the noise floor"
         if not figures.beyond_noise_floor:
@@ -459,15 +579,28 @@ class _Trial:
                 shared = "in a mixture of experts rows share products, so no leak"
                 outcome, says = NOTED, f"Other prompts change bits of {side}: {shared}."
             elif not figures.bit_identical:
-                says = f"Other prompts in the batch change the logits of {side}: data leaks between rows."
+                says = (
+                    f"Other prompts in the batch change the logits of {side}: data leaks between"
+                    " rows."
+                )
                 outcome = FAILED
             self.add(Check.OTHER_PROMPTS, each.control, figures, outcome, says, each.side)
 
     def _other_row(self, each: OtherRows, rows: evidence.OtherRowFigures) -> None:
         name = f"Row {rows.other_row} of {rows.rows}"
         if each.difference is None:
-            says = f"{name} gives {'the same bits as' if rows.bit_identical else 'other bits than'} row {rows.row}."
-            self.add(Check.OTHER_ROW, each.control, rows, PASSED if rows.bit_identical else NOTED, says, each.side)
+            says = (
+                f"{name} gives {'the same bits as' if rows.bit_identical else 'other bits than'}"
+                f" row {rows.row}."
+            )
+            self.add(
+                Check.OTHER_ROW,
+                each.control,
+                rows,
+                PASSED if rows.bit_identical else NOTED,
+                says,
+                each.side,
+            )
             return
         mismatch = each.difference.not_finite
         test = floor_test(each.difference.sizes, self.floors[each.dtype], WIDE)
@@ -484,10 +617,16 @@ class _Trial:
         if mismatch is not None:
             says = f"{name} differs from row {rows.row}: {mismatch.says(self.lengths)}."
         elif not test.is_passed:
-            says = f"{name} differs from row {rows.row} by up to {size}: the result depends on the row."
+            says = (
+                f"{name} differs from row {rows.row} by up to {size}: the result depends on the"
+                " row."
+            )
         outcome = PASSED if test.is_passed else FAILED
         if outcome == FAILED and mismatch is None and self.controls.chooses_keys:
-            outcome, says = NOTED, f"{name} differs from row {rows.row}: other keys, by near ties of the indexer?"
+            outcome, says = (
+                NOTED,
+                f"{name} differs from row {rows.row}: other keys, by near ties of the indexer?",
+            )
         self.add(Check.OTHER_ROW_FLOOR, each.control, figures, outcome, says, each.side)
 
     def lower_precision(self) -> None:
@@ -496,14 +635,23 @@ class _Trial:
         if dtype and not tests[dtype].is_passed:
             tests = {dtype: tests[dtype]}
         else:
-            dtype, tests = self.dtype, {side: each for side, each in self.error_tests.items() if not each.is_passed}
+            dtype, tests = (
+                self.dtype,
+                {side: each for side, each in self.error_tests.items() if not each.is_passed},
+            )
         if not tests or not all(each.is_finite for each in tests.values()):
             return
         if self.controls.chooses_keys:
             return
-        fails_in_own = any(row.group == evidence.OWN_DTYPE and row.outcome == FAILED for row in self.evidence)
+        fails_in_own = any(
+            row.group == evidence.OWN_DTYPE and row.outcome == FAILED for row in self.evidence
+        )
         try:
-            self.precisions = self.controls.lower_precision(dtype, tests, also_in_16_bits=fails_in_own)
+            self.precisions = self.controls.lower_precision(
+                dtype,
+                tests,
+                also_in_16_bits=fails_in_own,
+            )
         except CaptureError as error:
             self.not_available(Check.PRECISIONS, "lower precisions that engines offer", error)
         self.evidence += [each.evidence for each in self.precisions]
@@ -517,7 +665,10 @@ class _Trial:
         mismatch: dict[str, Any] = {"nonfinite_mismatch": 0}
         says = ""
         if first is not None:
-            self.not_finite, says = self.not_finite or first, f"In {dtype}, {first.says(self.lengths)}."
+            self.not_finite, says = (
+                self.not_finite or first,
+                f"In {dtype}, {first.says(self.lengths)}.",
+            )
             mismatch = {"nonfinite_mismatch": first.logits}
             mismatch["first_nonfinite"] = (*first.place(self.lengths), first.token)
         try:
@@ -528,7 +679,13 @@ class _Trial:
             else:
                 mismatch |= {"noise_ratio": None, "positions_beyond": len(first.rows)}
                 alone = evidence.NotFiniteFigures(compute_dtype=dtype, **mismatch)
-                self.add(Check.WIDE_NOT_FINITE if is_wide else Check.OWN_NOT_FINITE, control, alone, FAILED, says)
+                self.add(
+                    Check.WIDE_NOT_FINITE if is_wide else Check.OWN_NOT_FINITE,
+                    control,
+                    alone,
+                    FAILED,
+                    says,
+                )
             return False
         squares = self.floors[dtype] = floor.squares
         test = self.tests[dtype] = floor_test(pair.sizes, squares, limits)
@@ -554,12 +711,17 @@ class _Trial:
             prefix = f"In {dtype}" if dtype == self.dtype else f"Recomputed in {dtype},"
             size = f"{prefix} the RMS difference is {multiple(test.ratio)} the noise floor"
             says = _says(test, size, self.lengths)
-        outcome, check = PASSED if test.is_passed else FAILED, Check.WIDE_PAIR if is_wide else Check.OWN_PAIR
+        outcome, check = (
+            PASSED if test.is_passed else FAILED,
+            Check.WIDE_PAIR if is_wide else Check.OWN_PAIR,
+        )
         self.add(check, f"{control}, over {floor.control}", figures, outcome, says)
         return True
 
     def from_model(self) -> None:
-        """Is each recorded side what the model computes for these tokens? If neither is, its floor says nothing."""
+        """Is each recorded side what the model computes for these tokens? If neither is, its floor
+        says nothing.
+        """
         try:
             squares = self.controls.from_model()
         except NotAvailableError:
@@ -567,12 +729,20 @@ class _Trial:
         floor = max(float(self.floors[self.dtype].mean()), np.finfo(float).tiny)
         ratios = {name: float(np.sqrt(squares[name].mean() / floor)) for name in self.names}
         figures = evidence.FromModelFigures(
-            reference_noise_ratio=ratios[self.names[0]], variant_noise_ratio=ratios[self.names[1]]
+            reference_noise_ratio=ratios[self.names[0]],
+            variant_noise_ratio=ratios[self.names[1]],
         )
         says, far = foreign(ratios)
         if says:
             control = f"each side compared with the model's own prefill in {self.dtype}"
-            self.add(Check.FROM_MODEL, control, figures, MISSING if far is None else FAILED, says, far)
+            self.add(
+                Check.FROM_MODEL,
+                control,
+                figures,
+                MISSING if far is None else FAILED,
+                says,
+                far,
+            )
 
     # ---- conclusion
 
@@ -596,24 +766,45 @@ class _Trial:
         elif not deciding.is_passed:
             places = structure_of(deciding.outliers, lengths, controls.blocks)
             first = places.first
-        if deciding is not None and deciding is wide and not deciding.is_passed and not controls.chooses_keys:
-            faulty = [each.evidence.side for each in self.precisions if each.evidence.outcome == FAILED]
+        if (
+            deciding is not None
+            and deciding is wide
+            and not deciding.is_passed
+            and not controls.chooses_keys
+        ):
+            faulty = [
+                each.evidence.side for each in self.precisions if each.evidence.outcome == FAILED
+            ]
             rows = controls.modules(deciding.position.worst_place, faulty, dtype)
             self.evidence += rows
             alone = [row.figures for row in rows if isinstance(row.figures, evidence.AloneFigures)]
-            sources = [figures.first_module for figures in alone if figures.first_module][:1] or sources
+            sources = [figures.first_module for figures in alone if figures.first_module][
+                :1
+            ] or sources
             for figures in (each for each in alone if each.bits is not None):
                 first = figures.first or first  # of a fault on top of the noise
                 if figures.first is None:
-                    part = f"{figures.kind} of {figures.blocks} layers computes to {figures.bits:.0f} bits"
+                    part = (
+                        f"{figures.kind} of {figures.blocks} layers computes to {figures.bits:.0f}"
+                        " bits"
+                    )
                     size = f"{multiple(deciding.ratio)} the noise floor in {dtype}"
                     doubt = f"{size}: a bug, or an undeclared lower precision ({part})."
-        if self.precisions and all(each.evidence.outcome in (PASSED, FAILED) for each in self.precisions):
+        if self.precisions and all(
+            each.evidence.outcome in (PASSED, FAILED) for each in self.precisions
+        ):
             # the fault's own place, not the precision's
-            first = next((each.place for each in self.precisions if each.evidence.outcome == FAILED), None)
+            first = next(
+                (each.place for each in self.precisions if each.evidence.outcome == FAILED),
+                None,
+            )
         if deciding is not None and not deciding.is_passed and not is_broken:
             self.evidence.append(outliers_evidence(places, first, deciding, dtype, lengths))
-        singles = [row.figures.first for row in self.evidence if isinstance(row.figures, evidence.SingleLogitFigures)]
+        singles = [
+            row.figures.first
+            for row in self.evidence
+            if isinstance(row.figures, evidence.SingleLogitFigures)
+        ]
         first = first or next(iter(singles), None)
         if earlier is not None and self._carry_over(earlier.evidence):
             ratio, first = earlier.noise_ratio, earlier.first_place
@@ -632,12 +823,17 @@ class _Trial:
         if verdict.is_bug_suspected:
             token = "" if deciding is None else self._token(deciding, dtype)
             sentence = self._sentence(sentence, first, [token, *sources])
-        if doubt and any(row.group == FLOAT32 and row.says == verdict.because for row in verdict.evidence):
+        if doubt and any(
+            row.group == FLOAT32 and row.says == verdict.because for row in verdict.evidence
+        ):
             sentence = doubt
         return replace(verdict, because=sentence, floors=tuple(self.rows))
 
     def _leave_choices_open(self) -> None:
-        """Let no size decide if one failed and attention chooses its keys. A NaN is not made by a choice."""
+        """Let no size decide if one failed and attention chooses its keys.
+
+        A NaN is not made by a choice.
+        """
 
         def is_by_size(row: Evidence) -> bool:
             return row.group in _BY_SIZE and not getattr(row.figures, "nonfinite_mismatch", 0)
@@ -650,27 +846,44 @@ class _Trial:
                 self.evidence[index] = replace(row, outcome=MISSING, says=_INDEXER)
 
     def _without_floor(self) -> tuple[int, int] | None:
-        """Return a place that does not shrink from 16 bits to float32, else add the positions that differ."""
+        """Return a place that does not shrink from 16 bits to float32, else add the positions that
+        differ.
+        """
         rows = [row.figures for row in self.evidence if row.outcome == FAILED]
         shrinking = [figures for figures in rows if isinstance(figures, evidence.ShrinkFigures)]
         if not shrinking:
             self.evidence += self.controls.differing()
             return None
-        self.evidence = [row for row in self.evidence if row.check is not Check.NARROWING or row.outcome == FAILED]
+        self.evidence = [
+            row
+            for row in self.evidence
+            if row.check is not Check.NARROWING or row.outcome == FAILED
+        ]
         return shrinking[0].worst_position
 
     def _token(self, test: FloorTest, dtype: str) -> str:
         """`token 31`, if the difference is in one column of the vocabulary; else ''."""
         tokens = set()
-        for row in {int(test.outliers[0]), test.position.worst_place} if test.is_finite and len(test.outliers) else ():
+        for row in (
+            {int(test.outliers[0]), test.position.worst_place}
+            if test.is_finite and len(test.outliers)
+            else ()
+        ):
             squares = self.controls.differences(row, dtype)
             if squares is None or squares.max() < _OF_ONE_TOKEN * squares.sum():
                 return ""
             tokens.add(int(squares.argmax()))
         return f"token {tokens.pop()}" if len(tokens) == 1 else ""
 
-    def _sentence(self, sentence: str, first: tuple[int, int] | None, sources: Sequence[str]) -> str:
-        """Return a sentence with its first place, if it fits. sources: a token, a module, '' if unknown."""
+    def _sentence(
+        self,
+        sentence: str,
+        first: tuple[int, int] | None,
+        sources: Sequence[str],
+    ) -> str:
+        """Return a sentence with its first place, if it fits. sources: a token, a module, '' if
+        unknown.
+        """
         clauses = [f", at {source}" for source in sources if source and source not in sentence]
         if first is not None and "position" not in sentence:
             clauses.insert(0, f", from {words_of(first, self.lengths)}")
@@ -680,15 +893,22 @@ class _Trial:
         return sentence
 
     def _add_arrays_alone(self) -> None:
-        """Screen the arrays themselves. If any other control was given, they can accuse and not excuse."""
+        """Screen the arrays themselves.
+
+        If any other control was given, they can accuse and not excuse.
+        """
         screening = self.controls.arrays_alone()
         is_alone = all(row.group in _OF_ARRAYS or row.outcome == MISSING for row in self.evidence)
         if screening is not None and (is_alone or screening.outcome == FAILED):
             self.evidence.append(screening)
 
     def _carry_over(self, earlier: Sequence[Evidence]) -> bool:
-        """Add the evidence of earlier controls on every check not made now; return whether it decides."""
-        deciding = [row for row in earlier if row.group == FLOAT32 and row.outcome in (PASSED, FAILED)]
+        """Add the evidence of earlier controls on every check not made now; return whether it
+        decides.
+        """
+        deciding = [
+            row for row in earlier if row.group == FLOAT32 and row.outcome in (PASSED, FAILED)
+        ]
         is_decided = self.is_open and bool(deciding)
         if is_decided:
             self.evidence = [row for row in self.evidence if row.group != FLOAT32] + deciding
@@ -696,19 +916,26 @@ class _Trial:
         others = {evidence.RERUN, evidence.NEIGHBOURS, evidence.OWN_DTYPE} - own
         self.evidence += [row for row in earlier if row.group in others]
         is_lower = any(row.group == evidence.PRECISION and row.outcome == PASSED for row in earlier)
-        if is_lower and evidence.PRECISION not in own:  # shown in 16 bits, which hide a fault on top of it
+        # shown in 16 bits, which hide a fault on top of it
+        if is_lower and evidence.PRECISION not in own:
             says = (
-                "In 16 bits it is a lower precision, which float32 does not show: give the model and float32 at once."
+                "In 16 bits it is a lower precision, which float32 does not show: give the model"
+                " and float32 at once."
             )
             self.evidence = [
-                replace(row, outcome=MISSING, says=says) if row.group == FLOAT32 and row.outcome == FAILED else row
+                (
+                    replace(row, outcome=MISSING, says=says)
+                    if row.group == FLOAT32 and row.outcome == FAILED
+                    else row
+                )
                 for row in self.evidence
             ]
         return is_decided
 
 
 def foreign(ratios: Mapping[str, float]) -> tuple[str, str | None]:
-    """Return a sentence if a side is not what the model computes, else ''; the side's name if it is only one.
+    """Return a sentence if a side is not what the model computes, else ''; the side's name if it is
+    only one.
 
     ratios: of each side to the model, in noise floors.
     """
@@ -716,19 +943,37 @@ def foreign(ratios: Mapping[str, float]) -> tuple[str, str | None]:
     ratio, away = three_digits(ratios[near]), three_digits(ratios[far])
     if ratios[near] > FOREIGN:
         sizes = f"they are {ratio} and {away} noise floors away"
-        return f"Neither side is what the model computes: {sizes}. Another checkpoint, or other tokens?", None
+        return (
+            (
+                f"Neither side is what the model computes: {sizes}. Another checkpoint, or other"
+                " tokens?"
+            ),
+            None,
+        )
     if ratios[far] > FOREIGN:
-        return f"'{far}' is not what the model computes: {away} noise floors away; '{near}' is, at {ratio}.", far
+        return (
+            (
+                f"'{far}' is not what the model computes: {away} noise floors away; '{near}' is, at"
+                f" {ratio}."
+            ),
+            far,
+        )
     return "", None
 
 
 def error_rows(
-    exact: Exact, dtype: str, lengths: Sequence[int], blocks: Sequence[int] = BLOCKS, *, always_check_draws: bool
+    exact: Exact,
+    dtype: str,
+    lengths: Sequence[int],
+    blocks: Sequence[int] = BLOCKS,
+    *,
+    always_check_draws: bool,
 ) -> list[tuple[Evidence, FloorTest]]:
-    """Return the row of each side's error in 16 bits over that of randomized rounding, and its test.
+    """Return the row of each side's error in 16 bits over that of randomized rounding, and its
+    test.
 
-    If a row fails, a path of the model itself has to look like its randomized rounding, or no row decides.
-    always_check_draws: also if every row passes, because the draws alone decide.
+    If a row fails, a path of the model itself has to look like its randomized rounding, or no row
+    decides. always_check_draws: also if every row passes, because the draws alone decide.
     """
 
     def test_of(errors: Errors) -> FloorTest:
@@ -739,19 +984,36 @@ def error_rows(
     if always_check_draws or any(row.outcome != PASSED for row in rows):
         own = {name: test_of(errors) for name, errors in exact.own_paths().items()}
         ratios = tuple(test.ratio for test in own.values())
-        rows = [replace(row, figures=structs.replace(row.figures, model_ways_ratios=ratios)) for row in rows]
+        rows = [
+            replace(row, figures=structs.replace(row.figures, model_ways_ratios=ratios))
+            for row in rows
+        ]
         odd = next((name for name, test in own.items() if not test.is_passed), None)
         if odd is not None:
-            says = f"The model's own '{odd}' does not look like its randomized rounding, which is no measure here."
+            says = (
+                f"The model's own '{odd}' does not look like its randomized rounding, which is no"
+                " measure here."
+            )
             rows = [replace(row, outcome=MISSING, says=says) for row in rows]
     return list(zip(rows, tests.values(), strict=True))
 
 
 def error_test(
-    errors: Errors, draws: Sequence[Errors], lengths: Sequence[int] = (), blocks: Sequence[int] = BLOCKS
+    errors: Errors,
+    draws: Sequence[Errors],
+    lengths: Sequence[int] = (),
+    blocks: Sequence[int] = BLOCKS,
 ) -> FloorTest:
-    """Compare errors with draws of rounding. lengths: of prompts; without them positions alone are tested."""
-    test = floor_test(errors.squares, np.stack([draw.squares for draw in draws]), DRAWN, lengths=lengths, blocks=blocks)
+    """Compare errors with draws of rounding. lengths: of prompts; without them positions alone are
+    tested.
+    """
+    test = floor_test(
+        errors.squares,
+        np.stack([draw.squares for draw in draws]),
+        DRAWN,
+        lengths=lengths,
+        blocks=blocks,
+    )
     systematic = np.array([draw.systematic for draw in draws])
     typical = float(np.sqrt(np.square(systematic).mean()))
     if not lengths or not typical:
@@ -762,7 +1024,13 @@ def error_test(
     return replace(test, groups=(*test.groups, places))
 
 
-def _error_row(name: str, test: FloorTest, exact: Exact, dtype: str, lengths: Sequence[int]) -> Evidence:
+def _error_row(
+    name: str,
+    test: FloorTest,
+    exact: Exact,
+    dtype: str,
+    lengths: Sequence[int],
+) -> Evidence:
     one, all_ = smallest_fault(test.position.limit), smallest_fault(DRAWN.over_all)
     nonfinite = int(np.isinf(test.by_position).sum())
     figures = evidence.DrawnFigures(
@@ -778,27 +1046,47 @@ def _error_row(name: str, test: FloorTest, exact: Exact, dtype: str, lengths: Se
         nonfinite_mismatch=nonfinite,
         fault_seen_at_one_position=one,
         fault_seen_over_all=all_,
-        outliers={each.kind: tuple(each.outliers[:8].tolist()) for each in test.places if len(each.outliers)},
+        outliers={
+            each.kind: tuple(each.outliers[:8].tolist())
+            for each in test.places
+            if len(each.outliers)
+        },
     )
     forwards = f"{len(exact.draws)} forwards with randomized rounding"
     control = f"'{name}' in {dtype} compared with the model's float32 forward, over {forwards}"
-    size = f"In {dtype} the RMS error of '{name}' vs. float32 is {multiple(test.ratio)} the rounding error"
+    size = (
+        f"In {dtype} the RMS error of '{name}' vs. float32 is {multiple(test.ratio)} the rounding"
+        " error"
+    )
     outcome, says = FAILED, _says(test, size, lengths)
     if test.is_passed:
         outcome = PASSED
-        says = f"{size}; this check detects faults from {one:.2g}x at one position, {all_:.2g}x overall."
+        says = (
+            f"{size}; this check detects faults from {one:.2g}x at one position, {all_:.2g}x"
+            " overall."
+        )
     elif nonfinite:
-        says = f"In {dtype} '{name}' is NaN or infinite at {plural(nonfinite, 'position')}, unlike in float32."
+        says = (
+            f"In {dtype} '{name}' is NaN or infinite at {plural(nonfinite, 'position')}, unlike in"
+            " float32."
+        )
     elif exact.has_experts and len(test.outliers) <= JUMPS * len(test.by_position):
         draws = np.stack([draw.squares for draw in exact.draws])
-        rest, draws = (np.delete(each, test.outliers, axis=-1) for each in (exact.errors[name].squares, draws))
+        rest, draws = (
+            np.delete(each, test.outliers, axis=-1) for each in (exact.errors[name].squares, draws)
+        )
         if rest.mean() <= DRAWN.over_all**2 * draws.mean():
-            outcome, says = NOTED, f"{says.removesuffix('.')}: another expert, by a near tie of the router?"
+            outcome, says = (
+                NOTED,
+                f"{says.removesuffix('.')}: another expert, by a near tie of the router?",
+            )
     return Evidence(Check.DRAWN, control, figures, outcome, says, name)
 
 
 def _says(test: FloorTest, size: str, lengths: Sequence[int]) -> str:
-    """Say how large a difference is, and what lies beyond the limits. size: `In float32 the RMS difference is ...`."""
+    """Say how large a difference is, and what lies beyond the limits. size: `In float32 the RMS
+    difference is ...`.
+    """
     exceeding = [each for each in test.places if len(each.outliers)]
     if test.ratio > test.limits.over_all or not exceeding:
         return f"{size} (limit for rounding: {test.limits.over_all:g}x)."
@@ -808,7 +1096,11 @@ def _says(test: FloorTest, size: str, lengths: Sequence[int]) -> str:
         place = f"{multiple(most.worst)} in its systematic part"
     elif most is test.position:
         first, is_one = place_in_words(int(test.outliers[0]), lengths), len(test.outliers) == 1
-        place = f"{multiple(most.worst)} at {first}" if is_one else f"up to {multiple(most.worst)} from {first}"
+        place = (
+            f"{multiple(most.worst)} at {first}"
+            if is_one
+            else f"up to {multiple(most.worst)} from {first}"
+        )
     return f"{size}, but {place} (limit for rounding: {most.limit:.3g}x)."
 
 

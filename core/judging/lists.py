@@ -9,7 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from ..runs.file.evidence import FAILED, NOTED, PASSED, Check, Evidence, SentFigures, Unmeasured, Verdict
+from ..runs.file.evidence import (
+    FAILED,
+    NOTED,
+    PASSED,
+    Check,
+    Evidence,
+    SentFigures,
+    Unmeasured,
+    Verdict,
+)
 from ..runs.file.records import BUG_SUSPECTED, IDENTICAL, INVALID_DUMP, UNDECIDED
 from ..runs.rollouts.write import TokenPair
 from ..runs.topk.pairing import ListPair, compare_sides
@@ -27,7 +36,9 @@ _NORMAL_K3 = "NeMo-RL: about 0.001 is normal"  # of its `gen_kl_error`, the same
 
 @dataclass
 class ListControls(Controls):
-    """One pair of lists. repeats: of a probe, whether a side gives the same answer again; floor_row: of a model."""
+    """One pair of lists. repeats: of a probe, whether a side gives the same answer again;
+    floor_row: of a model.
+    """
 
     lists: ListPair
     sides: Sequence[ListSide]
@@ -36,7 +47,11 @@ class ListControls(Controls):
 
     def __post_init__(self) -> None:
         pair = self.lists
-        self.names, self.lengths, self.dtype = (pair.reference, pair.variant), [len(pair.positions)], ""
+        self.names, self.lengths, self.dtype = (
+            (pair.reference, pair.variant),
+            [len(pair.positions)],
+            "",
+        )
         self.parting = next((each for each in pair.meetings if each.is_parting_in_prompt), None)
         self.is_certain = not pair.differs and 2 * pair.certain > len(pair.positions)
         self.is_text_alone = bool(self.repeats) and not pair.differs and pair.has_other_text
@@ -44,13 +59,23 @@ class ListControls(Controls):
         self.is_identical = pair.common_values > 0 and pair.is_most_compared and not any(doubts)
 
     def validity(self) -> list[Evidence]:
-        """Return what both sides sent (values, placeholders, inputs, the dtype of values) and the noise floor."""
+        """Return what both sides sent (values, placeholders, inputs, the dtype of values) and the
+        noise floor.
+        """
         pair, rows = self.lists, [self.floor_row] if self.floor_row else []
 
-        def add(check: Check, outcome: str, says: str, side: str | None = None, **figures: Any) -> None:
+        def add(
+            check: Check,
+            outcome: str,
+            says: str,
+            side: str | None = None,
+            **figures: Any,
+        ) -> None:
             rows.append(Evidence(check, _REQUESTS, check.record(**figures), outcome, says, side))
 
-        zeros = f"; {plural(pair.zeros, 'token')} of probability 0 not compared" if pair.zeros else ""
+        zeros = (
+            f"; {plural(pair.zeros, 'token')} of probability 0 not compared" if pair.zeros else ""
+        )
         outcome = NOTED if pair.differs or not pair.common_values else PASSED
         left_out = f"; {pair.left_out}" if pair.left_out else ""
         add(
@@ -64,13 +89,27 @@ class ListControls(Controls):
         )
         for one in pair.placeholders:
             outcome, says = FAILED if pair.is_void else NOTED, f"{opening(one.clause)}."
-            add(Check.PLACEHOLDERS, outcome, says, one.side, kind=one.kind, tokens=one.tokens, of=one.of)
+            add(
+                Check.PLACEHOLDERS,
+                outcome,
+                says,
+                one.side,
+                kind=one.kind,
+                tokens=one.tokens,
+                of=one.of,
+            )
         for note in pair.notes:
             add(Check.CONTEXT, FAILED if self.parting else NOTED, note, prompts=len(pair.meetings))
         for name, grid in zip(self.names, pair.grids, strict=True):
             if grid is not None:
                 dtype = grid.compute_dtype or " or ".join(grid.formats)
-                add(Check.GRID, NOTED, f"Its values are logits of {dtype}.", name, formats=grid.formats)
+                add(
+                    Check.GRID,
+                    NOTED,
+                    f"Its values are logits of {dtype}.",
+                    name,
+                    formats=grid.formats,
+                )
         return rows
 
     def pair(self, dtype: str) -> Pair:
@@ -87,11 +126,19 @@ class ListControls(Controls):
 
     def arrays_alone(self) -> Evidence | None:
         faults = [cause.says for cause in self.simple_causes[:1] if cause.is_fault]
-        return Evidence(Check.ARRAYS_ALONE, "the lists alone", Unmeasured(), FAILED, faults[0]) if faults else None
+        return (
+            Evidence(Check.ARRAYS_ALONE, "the lists alone", Unmeasured(), FAILED, faults[0])
+            if faults
+            else None
+        )
 
     @cached_property
     def simple_causes(self) -> Sequence[Cause]:
-        return [] if self.is_identical else explain(rows_of_lists(self.lists, self.sides[0], self.sides[1])).causes
+        return (
+            []
+            if self.is_identical
+            else explain(rows_of_lists(self.lists, self.sides[0], self.sides[1])).causes
+        )
 
     @property
     def causes(self) -> Sequence[str]:
@@ -110,25 +157,38 @@ class ListControls(Controls):
                 yield f"{cause.says.removesuffix('.')}; {placeholders[0]}"
         if pair.is_void:
             yield from placeholders
-        if self.simple_causes and (self.simple_causes[0].is_fault or self.parting or not placeholders):
+        if self.simple_causes and (
+            self.simple_causes[0].is_fault or self.parting or not placeholders
+        ):
             yield self.simple_causes[0].says
         if self.parting is not None:
-            yield f"the inputs differ from position {self.parting.parting} of prompt {self.parting.prompt} on"
+            yield (
+                f"the inputs differ from position {self.parting.parting} of prompt"
+                f" {self.parting.prompt} on"
+            )
         yield from placeholders
         if not pair.is_most_compared:
             yield f"only {words}"
         if self.is_certain:
-            yield f"both sides send probability 1 for a token at {pair.certain:,} positions: placeholders, or a mask"
+            yield (
+                f"both sides send probability 1 for a token at {pair.certain:,} positions:"
+                " placeholders, or a mask"
+            )
         if self.is_text_alone:
             yield f"the texts differ, although {words}"
         has_ids = pair.keys == "token_id" and all(each.is_prompt_checked for each in pair.meetings)
-        yield f"{words}. To decide, bring the model's weights" if pair.differing and has_ids else words
+        yield (
+            f"{words}. To decide, bring the model's weights"
+            if pair.differing and has_ids
+            else words
+        )
 
 
 def judge_probe(sides: Sequence[ListSide], pairs: Sequence[ListPair]) -> list[Verdict]:
     """Judge each pair of a probe, whose side 'warm again' is the rerun of 'warm'.
 
-    What a request under load shares a batch with depends on the moment: it may differ from its rerun without a fault.
+    What a request under load shares a batch with depends on the moment: it may differ from its
+    rerun without a fault.
     """
     by_name, repeats = {side.name: side for side in sides}, {}
     for name, side in by_name.items():
@@ -140,18 +200,29 @@ def judge_probe(sides: Sequence[ListSide], pairs: Sequence[ListPair]) -> list[Ve
 
 
 def judge_responses(
-    sides: Sequence[ListSide], pairs: Sequence[ListPair], repeats: Mapping[str, bool] | None = None
+    sides: Sequence[ListSide],
+    pairs: Sequence[ListPair],
+    repeats: Mapping[str, bool] | None = None,
 ) -> list[Verdict]:
     """Judge each pair of responses, the first side with each other. repeats: as of ListControls."""
     controls = [
-        ListControls(pair, (sides[0], side), repeats or {}) for pair, side in zip(pairs, sides[1:], strict=True)
+        ListControls(pair, (sides[0], side), repeats or {})
+        for pair, side in zip(pairs, sides[1:], strict=True)
     ]
-    return [replace(judge(each), first_place=None, pair=index) for index, each in enumerate(controls)]
+    return [
+        replace(judge(each), first_place=None, pair=index) for index, each in enumerate(controls)
+    ]
 
 
-def judge_with_floor(earlier: Verdict, pair: ListPair, sides: Sequence[ListSide], floor: Evidence) -> Verdict:
+def judge_with_floor(
+    earlier: Verdict,
+    pair: ListPair,
+    sides: Sequence[ListSide],
+    floor: Evidence,
+) -> Verdict:
     """Judge a stored, undecided pair again with a model's noise floor."""
-    rows = tuple(row for row in earlier.evidence if row.outcome != FAILED)  # what had failed had not decided
+    # what had failed had not decided
+    rows = tuple(row for row in earlier.evidence if row.outcome != FAILED)
     if not pair.is_most_compared and floor.outcome == PASSED:
         floor = replace(floor, outcome=NOTED)
     verdict = judge(ListControls(pair, sides, floor_row=floor), replace(earlier, evidence=rows))
@@ -164,19 +235,39 @@ def judge_tokens(tokens: TokenPair) -> Verdict:
     figures, name = tokens.summary, UNDECIDED
     of = f"of {figures.finite:,} log-probabilities of chosen tokens"
     constants = zip(tokens.names, tokens.constants, strict=True)
-    if constant := next((f"'{side}' is {value}" for side, value in constants if value is not None), ""):
+    if constant := next(
+        (f"'{side}' is {value}" for side, value in constants if value is not None),
+        "",
+    ):
         name, says = INVALID_DUMP, f"Every value of {constant}: placeholders."
     elif not figures.finite:
         says = "No token has a log-probability on both sides."
     elif not figures.neq:
         name, says = IDENTICAL, f"{figures.finite:,} {of} are equal; other tokens are not compared."
-    elif causes := sorted(explain_tokens(tokens.sample, tokens.names), key=lambda cause: not cause.is_fault):
+    elif causes := sorted(
+        explain_tokens(tokens.sample, tokens.names),
+        key=lambda cause: not cause.is_fault,
+    ):
         name, says = BUG_SUSPECTED if causes[0].is_fault else UNDECIDED, causes[0].says
     else:
-        size = f"k3 {number(tokens.k3)} nats ({_NORMAL_K3}), largest difference {number(figures.max_abs)} nats"
-        says = f"{size}; no simple cause, and one value per token cannot tell rounding from a fault."
+        size = (
+            f"k3 {number(tokens.k3)} nats ({_NORMAL_K3}), largest difference"
+            f" {number(figures.max_abs)} nats"
+        )
+        says = (
+            f"{size}; no simple cause, and one value per token cannot tell rounding from a fault."
+        )
         if tokens.sample.entropy is None:
             says = f"{says} {NO_TEMPERATURE}"
-    record = SentFigures(positions=tokens.positions, values=figures.finite, neq=figures.neq, flips=None)
+    record = SentFigures(
+        positions=tokens.positions,
+        values=figures.finite,
+        neq=figures.neq,
+        flips=None,
+    )
     outcome = {INVALID_DUMP: FAILED, BUG_SUSPECTED: FAILED, IDENTICAL: PASSED}.get(name, NOTED)
-    return Verdict(name, says, (Evidence(Check.SENT, "both sides, token by token", record, outcome, says),))
+    return Verdict(
+        name,
+        says,
+        (Evidence(Check.SENT, "both sides, token by token", record, outcome, says),),
+    )

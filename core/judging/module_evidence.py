@@ -1,4 +1,6 @@
-"""The row of evidence on each module alone: which differ, which first, and whether they compute in fewer bits."""
+"""The row of evidence on each module alone: which differ, which first, and whether they compute in
+fewer bits.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,22 @@ from ..runs.file.evidence import NOTED, AloneFigures, Check, Evidence
 from ..text import plural, series, three_digits
 from .statistic import Floats
 
-LARGEST_ALONE = 10.0  # times a module's own rounding; docs/explanation/calibration.md has what was measured
-_ULP = 2.0**-23  # of float32, over the value: of one huge feature of a position a single rounding may be all there is
+# times a module's own rounding; docs/explanation/calibration.md has what was measured
+LARGEST_ALONE = 10.0
+# of float32, over the value: of one huge feature of a position a single rounding may be all there
+# is
+_ULP = 2.0**-23
 _TINY = np.finfo(np.float64).tiny
 _BLOCK = re.compile(r"\.\d+(?=\.|$)")
 _NAMED = 2  # modules or kinds of them by name
-# A lower precision errs alike in nearly all blocks and at all positions. Of 20 in six models: levels of the blocks 2.9
-# apart, positions 6.5 (ninth decile over first), the largest 5.4 times the median, 0.19 of the error across the
-# output (of a wrong scale 0.03). Faults on top reach 7 to 180 times the median, at once; a wrong rotary base slowly.
-# A fault of one size at all positions (scores or one head 1 % too large) looks the same, so this never decides.
+# A lower precision errs alike in nearly all blocks and at all positions. Of 20 in six models:
+# levels of the blocks 2.9 apart, positions 6.5 (ninth decile over first), the largest 5.4 times the
+# median, 0.19 of the error across the output (of a wrong scale 0.03). Faults on top reach 7 to 180
+# times the median, at once; a wrong rotary base slowly. A fault of one size at all positions
+# (scores or one head 1 % too large) looks the same, so this never decides.
 _BLOCKS, _LEVELS, _POSITIONS, _ACROSS, _STANDS_OUT, _AT_ONCE = 0.9, 4.0, 8.0, 0.1, 6.0, 2.0
-_BITS, _BITS_LATER = (2.5, 16.0), 4.0  # later: behind a cache's first chunk, if it is no fault from a position on
+# later: behind a cache's first chunk, if it is no fault from a position on
+_BITS, _BITS_LATER = (2.5, 16.0), 4.0
 _OF_A_PRODUCT = 0.8  # two factors rounded to b bits err by 2^-(b + 0.8) of their product, rms
 _PREFIX = 8  # positions that show a level
 
@@ -31,8 +38,9 @@ _PREFIX = 8  # positions that show a level
 class ModulesAlone:
     """Mean squares of each module alone. All [modules, positions], in units of the module's output.
 
-    names: as they run; side: of the side's output to float64 on the same input, along: the part of it along that
-    output; own: of the model's own output in float32; outputs: of the side's output itself.
+    names: as they run; side: of the side's output to float64 on the same input, along: the part of
+    it along that output; own: of the model's own output in float32; outputs: of the side's output
+    itself.
     """
 
     names: tuple[str, ...]
@@ -44,15 +52,24 @@ class ModulesAlone:
     @property
     def ratios(self) -> Floats:
         """rms of the side over the module's own rounding. [modules, positions]"""
-        own = np.maximum(np.maximum(self.own, self.own.mean(axis=1, keepdims=True)), self.outputs * _ULP**2)
+        own = np.maximum(
+            np.maximum(self.own, self.own.mean(axis=1, keepdims=True)),
+            self.outputs * _ULP**2,
+        )
         return np.asarray(np.sqrt(self.side / np.maximum(own, _TINY)))
 
 
 def alone_evidence(control: str, alone: ModulesAlone, side: str, prompt: int = 0) -> Evidence:
-    """Return the row on what each module of a side does with its inputs on that side. It never decides."""
+    """Return the row on what each module of a side does with its inputs on that side.
+
+    It never decides.
+    """
     names, ratios = alone.names, alone.ratios
     is_beyond = ~(ratios <= LARGEST_ALONE)  # so is NaN
-    starts = {int(module): int(is_beyond[module].argmax()) for module in np.flatnonzero(is_beyond.any(axis=1))}
+    starts = {
+        int(module): int(is_beyond[module].argmax())
+        for module in np.flatnonzero(is_beyond.any(axis=1))
+    }
     levels, on_top = _noise(alone, starts)
     faults = on_top or starts
     faulty = [names[module] for module in sorted(faults)]
@@ -72,24 +89,34 @@ def alone_evidence(control: str, alone: ModulesAlone, side: str, prompt: int = 0
     differ = f"Given identical inputs, {modules} differ{'s' * (' and ' not in modules)}{position}"
     if not faulty:
         every = f"Given identical inputs, all {plural(len(names), 'module')}"
-        says = f"{every} agree within {largest:.1f}x the rounding error: the fault is smaller, or in the head."
+        says = (
+            f"{every} agree within {largest:.1f}x the rounding error: the fault is smaller, or in"
+            " the head."
+        )
     elif not levels:
         most = three_digits(float(ratios[list(faults)].max()))
         says = f"{differ} (up to {most}x the rounding error); other modules within {largest:.1f}x."
     else:
-        figures.kind = series(list(dict.fromkeys(_kind_of(names[module]).partition(".")[0] for module in levels)))
+        figures.kind = series(
+            list(dict.fromkeys(_kind_of(names[module]).partition(".")[0] for module in levels)),
+        )
         figures.blocks = len({_block_of(names[module]) for module in levels})
         figures.bits = round(-float(np.log2(np.median(list(levels.values())))) - _OF_A_PRODUCT, 1)
         says = f"{differ}, beyond {figures.bits:.0f}-bit noise of {figures.kind}."
     if levels and not on_top:
-        says = f"{figures.kind} of {figures.blocks} layers: {figures.bits:.0f} bits. Lower precision? --declare it."
+        says = (
+            f"{figures.kind} of {figures.blocks} layers: {figures.bits:.0f} bits. Lower precision?"
+            " --declare it."
+        )
     return Evidence(Check.ALONE, control, figures, NOTED, says, side)
 
 
 def _noise(alone: ModulesAlone, starts: dict[int, int]) -> tuple[dict[int, float], dict[int, int]]:
-    """Return (error over output, rms, of modules that err as in a lower precision; first positions of faults on top).
+    """Return (error over output, rms, of modules that err as in a lower precision; first positions
+    of faults on top).
 
-    starts: first position of every module beyond its rounding. Nothing is returned if something else explains it.
+    starts: first position of every module beyond its rounding. Nothing is returned if something
+    else explains it.
     """
     kinds: dict[str, list[int]] = {}
     for module, name in enumerate(alone.names):
@@ -113,14 +140,22 @@ def _noise(alone: ModulesAlone, starts: dict[int, int]) -> tuple[dict[int, float
     return (levels, on_top) if levels else ({}, {})
 
 
-def _kind_noise(alone: ModulesAlone, modules: list[int], start: int) -> tuple[dict[int, float], dict[int, int]] | None:
+def _kind_noise(
+    alone: ModulesAlone,
+    modules: list[int],
+    start: int,
+) -> tuple[dict[int, float], dict[int, int]] | None:
     """`_noise` of the modules of one kind, from a position on; None if they err otherwise."""
     side = alone.side[modules, start:]
     error = np.sqrt(side / np.maximum(alone.outputs[modules, start:], _TINY))
-    across_share = np.median(1 - alone.along[modules, start:] / np.maximum(side, _TINY))  # share of the squared error
+    # share of the squared error
+    across_share = np.median(1 - alone.along[modules, start:] / np.maximum(side, _TINY))
     level = np.repeat(np.median(error, axis=1, keepdims=True), error.shape[1], axis=1)
     for length in (_PREFIX << n for n in range(32) if _PREFIX << n < error.shape[1]):
-        level[:, length:] = np.minimum(level[:, length:], np.median(error[:, :length], axis=1, keepdims=True))
+        level[:, length:] = np.minimum(
+            level[:, length:],
+            np.median(error[:, :length], axis=1, keepdims=True),
+        )
     stands_out = error > _STANDS_OUT * level
     stands_out[:, : start == 0] = False  # position 0 sees itself alone
     low, high = np.nanquantile(np.where(stands_out, np.nan, error), (0.1, 0.9), axis=1)
@@ -139,7 +174,9 @@ def _kind_noise(alone: ModulesAlone, modules: list[int], start: int) -> tuple[di
         return None
     for row in np.flatnonzero(stands_out.any(axis=1)).tolist():
         first = int(stands_out[row].argmax())
-        if error[row, first] < _AT_ONCE * error[row, :first].max(initial=np.inf if first == 0 else 0.0):
+        if error[row, first] < _AT_ONCE * error[row, :first].max(
+            initial=np.inf if first == 0 else 0.0,
+        ):
             return None
         on_top.setdefault(row, start + first)
     levels = {module: float(level[row, -1]) for row, module in enumerate(modules)}
@@ -154,12 +191,17 @@ def in_words(faulty: Sequence[str], names: Sequence[str]) -> str:
     if len(set(kinds)) > _NAMED:
         return f"{faulty[0]} and {len(faulty) - 1} more modules"
     counts = [(kind, kinds.count(kind), of_all.count(kind)) for kind in dict.fromkeys(kinds)]
-    words = [kind if of == 1 else f"{kind} of {'all' if n == of else f'{n} of'} {of} layers" for kind, n, of in counts]
+    words = [
+        kind if of == 1 else f"{kind} of {'all' if n == of else f'{n} of'} {of} layers"
+        for kind, n, of in counts
+    ]
     return series(words)
 
 
 def _kind_of(name: str) -> str:
-    """`self_attn` of `model.layers.3.self_attn`: which part of a block it is; elsewhere its own name."""
+    """`self_attn` of `model.layers.3.self_attn`: which part of a block it is; elsewhere its own
+    name.
+    """
     return name.removeprefix(_block_of(name)).lstrip(".") or "the block itself"
 
 

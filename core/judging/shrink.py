@@ -1,4 +1,6 @@
-"""A pair in 16 bits compared with the same in float32, without a noise floor: rounding shrinks, a fault does not."""
+"""A pair in 16 bits compared with the same in float32, without a noise floor: rounding shrinks, a
+fault does not.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,17 @@ from ..runs.file.evidence import FAILED, MISSING, PASSED, Check, Evidence, Shrin
 from ..text import three_digits
 from .places import place_in_words, place_of
 
-# How far a pair of pure rounding shrinks from 16 bits to float32, as a share of what the two precisions differ by;
-# docs/explanation/calibration.md has the trial. Between the two it is undecided.
+# How far a pair of pure rounding shrinks from 16 bits to float32, as a share of what the two
+# precisions differ by; docs/explanation/calibration.md has the trial. Between the two it is
+# undecided.
 SHRINKS_LIKE_ROUNDING = 0.05
 SHRINKS_TOO_LITTLE = 0.001
-SHRINKS_TOO_MUCH = 10.0  # more than the precisions differ by: the two pairs are not of the same sides
-STANDS_OUT_ALONE = 100.0  # times the median position in float32; of rounding without a floor, 17 were measured
-ASKS_FOR_A_FLOOR = 50.0  # beyond which one position is too far from the median to be passed without a floor
+# more than the precisions differ by: the two pairs are not of the same sides
+SHRINKS_TOO_MUCH = 10.0
+# times the median position in float32; of rounding without a floor, 17 were measured
+STANDS_OUT_ALONE = 100.0
+# beyond which one position is too far from the median to be passed without a floor
+ASKS_FOR_A_FLOOR = 50.0
 
 
 def shrink_evidence(
@@ -28,12 +34,13 @@ def shrink_evidence(
     control: str = "",
     available: tuple[str, ...] | None = None,
 ) -> Evidence:
-    """Compare mean squares of a pair [positions] in a dtype of so many significand bits (bfloat16 8, float16 11) with
-    those in float32 (24).
+    """Compare mean squares of a pair [positions] in a dtype of so many significand bits (bfloat16
+    8, float16 11) with those in float32 (24).
 
-    Rounding errors are proportional to the unit roundoff (Higham, Accuracy and Stability of Numerical Algorithms, 2.2);
-    a fault is another function and does not shrink. Positions equal in float32 are left out. If hardly any position
-    moves in 16 bits, the size there is no measure, and only a floor decides. available: controls that were given.
+    Rounding errors are proportional to the unit roundoff (Higham, Accuracy and Stability of
+    Numerical Algorithms, 2.2); a fault is another function and does not shrink. Positions equal in
+    float32 are left out. If hardly any position moves in 16 bits, the size there is no measure, and
+    only a floor decides. available: controls that were given.
     """
     full, differs = 2.0 ** (24 - significand_bits), wide > 0
     coarse, fine = np.sqrt(narrow), np.sqrt(wide)
@@ -53,7 +60,10 @@ def shrink_evidence(
         if stands_out.any():
             outcome, row = FAILED, int(np.argmax(stands_out))
             place = place_in_words(row, lengths)
-            says = f"{smaller}, but {place} does not shrink: it is {three_digits(worst)}x the median position."
+            says = (
+                f"{smaller}, but {place} does not shrink: it is {three_digits(worst)}x the median"
+                " position."
+            )
         elif shrink < SHRINKS_TOO_LITTLE * full and moving_share >= 0.5:
             outcome, row = FAILED, int(np.argmax(lags)) if lags.any() else row
             says = f"{smaller}, though {finer}: the sides compute different functions."

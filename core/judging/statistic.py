@@ -1,7 +1,8 @@
-"""Compare a difference with draws of rounding: its ratio over all positions, at each place, and the smallest fault.
+"""Compare a difference with draws of rounding: its ratio over all positions, at each place, and the
+smallest fault.
 
-A draw is the same function computed with other roundings: sums in another order, or roundings to 16 bits drawn
-anew. All figures are ratios of rms to the rms of the draws: noise ratios.
+A draw is the same function computed with other roundings: sums in another order, or roundings to 16
+bits drawn anew. All figures are ratios of rms to the rms of the draws: noise ratios.
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ Floats = NDArray[np.float64]
 """One figure for each position, place or draw."""
 FALSE_ALARM = 1e-3  # chance that any place of a pair of pure rounding is an outlier
 BLOCKS = (8, 16, 32, 64, 128, 256)  # block sizes that engines use
-_FEWEST_DRAWS = 7  # from which on groups of positions are tested: their bound follows from the draws alone
+# from which on groups of positions are tested: their bound follows from the draws alone
+_FEWEST_DRAWS = 7
 _FEWEST_OF_A_GROUP = 4
-_NO_SCALE = 1e-4  # of the median mean square: a position whose floor is next to 0 has no scale of its own
+# of the median mean square: a position whose floor is next to 0 has no scale of its own
+_NO_SCALE = 1e-4
 _TINY = float(np.finfo(np.float64).tiny)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Largest noise ratios of rounding, over all positions and at one place; uses_own_spread: a pair varies more from
-    position to position than draws do, so its own spread widens the bound.
+    """Largest noise ratios of rounding, over all positions and at one place; uses_own_spread: a
+    pair varies more from position to position than draws do, so its own spread widens the bound.
     """
 
     over_all: float
@@ -37,8 +40,8 @@ class Limits:
 
 @dataclass(frozen=True)
 class Places:
-    """Places of one kind ('position', 'prompt'). worst: the largest noise ratio; limit: largest ratio of rounding;
-    outliers: places beyond it, in order.
+    """Places of one kind ('position', 'prompt'). worst: the largest noise ratio; limit: largest
+    ratio of rounding; outliers: places beyond it, in order.
     """
 
     kind: str
@@ -50,9 +53,10 @@ class Places:
 
 @dataclass(frozen=True)
 class FloorTest:
-    """A difference compared with draws. ratio: over all positions, infinite if logits are not finite on one side only;
-    by_position: noise ratios [positions]; position, groups: outliers among single positions, and groups of them;
-    seed_ratios: each draw over the others; spread: standard deviation of log ratios of the draws.
+    """A difference compared with draws. ratio: over all positions, infinite if logits are not
+    finite on one side only; by_position: noise ratios [positions]; position, groups: outliers among
+    single positions, and groups of them; seed_ratios: each draw over the others; spread: standard
+    deviation of log ratios of the draws.
     """
 
     ratio: float
@@ -70,7 +74,9 @@ class FloorTest:
 
     @property
     def is_passed(self) -> bool:
-        return self.ratio <= self.limits.over_all and not any(len(each.outliers) for each in self.places)
+        return self.ratio <= self.limits.over_all and not any(
+            len(each.outliers) for each in self.places
+        )
 
     @property
     def outliers(self) -> NDArray[np.int64]:
@@ -90,33 +96,55 @@ class FloorTest:
 
     @property
     def is_larger_everywhere(self) -> bool:
-        """True if nine of ten positions are beyond the limit: a lower precision, not a few jumps."""
+        """True if nine of ten positions are beyond the limit: a lower precision, not a few
+        jumps.
+        """
         return float(np.quantile(self.by_position, 0.1)) > self.limits.over_all
 
 
 def smallest_fault(ratio: float) -> float:
-    """Return the rms of the smallest fault that shows beyond this ratio, in rms of the rounding there."""
+    """Return the rms of the smallest fault that shows beyond this ratio, in rms of the rounding
+    there.
+    """
     return math.sqrt(max(ratio, 1.0) ** 2 - 1)
 
 
 def floor_test(
-    difference: Floats, draws: Floats, limits: Limits, *, lengths: Sequence[int] = (), blocks: Sequence[int] = BLOCKS
+    difference: Floats,
+    draws: Floats,
+    limits: Limits,
+    *,
+    lengths: Sequence[int] = (),
+    blocks: Sequence[int] = BLOCKS,
 ) -> FloorTest:
-    """Is the difference one more draw of rounding: as large over all, and at every position and group of positions?
+    """Is the difference one more draw of rounding: as large over all, and at every position and
+    group of positions?
 
-    difference: mean squares of all positions, prompts one after another, infinite if a logit is not finite on one side
-    only; draws: the same of each draw [draws, positions]; lengths: of the prompts, to test groups too. The bound at a
-    place is what the largest of all places exceeds with a chance of FALSE_ALARM, by the tail of the draws. Fewer
-    roundings pass; more of them everywhere move the bound along, within the limit. A difference beyond the limit is no
-    measure of rounding: then the draws alone tell which places stand out.
+    difference: mean squares of all positions, prompts one after another, infinite if a logit is not
+    finite on one side only; draws: the same of each draw [draws, positions]; lengths: of the
+    prompts, to test groups too. The bound at a place is what the largest of all places exceeds with
+    a chance of FALSE_ALARM, by the tail of the draws. Fewer roundings pass; more of them everywhere
+    move the bound along, within the limit. A difference beyond the limit is no measure of rounding:
+    then the draws alone tell which places stand out.
     """
     total, count = float(draws.mean()), len(draws)
-    ratio = float(np.sqrt(difference.mean() / total)) if total else float("inf") if difference.any() else 0.0
+    ratio = (
+        float(np.sqrt(difference.mean() / total))
+        if total
+        else float("inf")
+        if difference.any()
+        else 0.0
+    )
     groups = dict(_groups_of(lengths, blocks)) if count >= _FEWEST_DRAWS and len(lengths) else {}
     chance, is_fault = FALSE_ALARM / (1 + len(groups)), ratio > limits.over_all
     mean, others = draws.mean(axis=0), (draws.sum(axis=0) - draws) / (count - 1)
     mine = difference / np.maximum(mean, max(float(np.median(mean)) * _NO_SCALE, _TINY))
-    ratios = np.divide(draws, others, out=np.full_like(draws, np.nan), where=(draws > 0) & (others > 0))
+    ratios = np.divide(
+        draws,
+        others,
+        out=np.full_like(draws, np.nan),
+        where=(draws > 0) & (others > 0),
+    )
 
     def places_of(kind: str, mine: Floats, draws: Floats, numbers: Sequence[int]) -> Places:
         """mine [places], draws [draws, places]: ratios of mean squares; numbers: of the places."""
@@ -124,7 +152,8 @@ def floor_test(
         bound = max(math.log(limits.at_a_place), _bound(draws, chance))
         if not is_fault and differs.any():
             center = max(0.0, float(np.median(logs)))
-            if limits.uses_own_spread and 2 * differs.sum() > len(mine):  # else the others are no measure of themselves
+            # else the others are no measure of themselves
+            if limits.uses_own_spread and 2 * differs.sum() > len(mine):
                 bound = max(bound, _quantile(chance / len(mine)) * _robust_spread(logs[differs]))
         limit, worst = center + bound, int(np.argmax(logs))
         outliers = np.asarray(numbers)[(logs > limit) | np.isinf(logs)]
@@ -132,7 +161,10 @@ def floor_test(
 
     places = []
     for kind, labels in groups.items():
-        numbers, means = np.unique(labels[labels >= 0]), _means_of(np.stack([mine, *ratios]), labels)
+        numbers, means = (
+            np.unique(labels[labels >= 0]),
+            _means_of(np.stack([mine, *ratios]), labels),
+        )
         places.append(places_of(kind, means[0], means[1:], numbers.tolist()))
     sizes = draws.mean(axis=1)
     rest = (sizes.sum() - sizes) / (count - 1)
@@ -142,7 +174,9 @@ def floor_test(
         by_position=np.sqrt(mine),
         position=places_of("position", mine, ratios, range(len(mine))),
         groups=tuple(places),
-        seed_ratios=tuple(np.sqrt(np.divide(sizes, rest, out=np.ones(count), where=rest > 0)).tolist()),
+        seed_ratios=tuple(
+            np.sqrt(np.divide(sizes, rest, out=np.ones(count), where=rest > 0)).tolist(),
+        ),
         spread=_robust_spread(_logs(ratios)),
         is_finite=bool(np.isfinite(difference).all()),
     )
@@ -156,8 +190,9 @@ def _logs(squares: Floats) -> Floats:
 def _bound(draws: Floats, chance: float) -> float:
     """Log ratio that the largest place of a draw exceeds with this chance.
 
-    Of few draws by their robust spread, which single jumps of one draw do not widen. Of many by the tail of all places,
-    and, since places of one draw move together, by the largest place of each draw, taken as Gumbel's.
+    Of few draws by their robust spread, which single jumps of one draw do not widen. Of many by the
+    tail of all places, and, since places of one draw move together, by the largest place of each
+    draw, taken as Gumbel's.
     """
     each, logs = chance / draws.shape[1], _logs(draws)
     if len(draws) < _FEWEST_DRAWS:
@@ -165,12 +200,16 @@ def _bound(draws: Floats, chance: float) -> float:
     logs -= np.median(logs, axis=1, keepdims=True)
     largest = logs.max(axis=1)
     scale = float(largest.std(ddof=1)) * math.sqrt(6) / math.pi
-    return max(tail_bound(logs.ravel(), each), float(largest.mean()) - scale * (math.log(chance) + np.euler_gamma))
+    return max(
+        tail_bound(logs.ravel(), each),
+        float(largest.mean()) - scale * (math.log(chance) + np.euler_gamma),
+    )
 
 
 def tail_bound(values: Floats, chance: float) -> float:
-    """Value that one sample of this distribution exceeds with `chance` at most, by the narrowest normal that no value
-    of its upper quarter lies outside of. Few values widen it by what a standard deviation of so many may be off.
+    """Value that one sample of this distribution exceeds with `chance` at most, by the narrowest
+    normal that no value of its upper quarter lies outside of. Few values widen it by what a
+    standard deviation of so many may be off.
     """
     descending = np.sort(values)[::-1]
     count, middle = max(1, len(descending) // 4), float(np.median(descending))
@@ -185,16 +224,24 @@ def _quantile(chance: float) -> float:
 
 
 def _robust_spread(logs: Floats) -> float:
-    """Return the standard deviation of a normal of this median absolute deviation. Rousseeuw and Croux (1993)."""
+    """Return the standard deviation of a normal of this median absolute deviation.
+
+    Rousseeuw and Croux (1993).
+    """
     finite = logs[np.isfinite(logs)]
     return float(1.4826 * np.median(np.abs(finite - np.median(finite)))) if len(finite) else 0.0
 
 
-def _groups_of(lengths: Sequence[int], blocks: Sequence[int]) -> Iterator[tuple[str, NDArray[np.int64]]]:
+def _groups_of(
+    lengths: Sequence[int],
+    blocks: Sequence[int],
+) -> Iterator[tuple[str, NDArray[np.int64]]]:
     """Kinds of groups and the group of each row, -1 if its group is too small."""
     places = np.concatenate([np.arange(length) for length in lengths])
     kinds = {"prompt": np.repeat(np.arange(len(lengths)), lengths), "place in the prompt": places}
-    kinds |= {f"place in a block of {size}": places % size for size in blocks if size < max(lengths)}
+    kinds |= {
+        f"place in a block of {size}": places % size for size in blocks if size < max(lengths)
+    }
     for kind, labels in kinds.items():
         members = np.where(np.bincount(labels)[labels] >= _FEWEST_OF_A_GROUP, labels, -1)
         if len(np.unique(members[members >= 0])) >= 2:
@@ -206,7 +253,10 @@ def _means_of(values: Floats, labels: NDArray[np.int64]) -> Floats:
     is_member = labels >= 0
     counts = np.bincount(labels[is_member])
     sums = np.stack(
-        [np.bincount(labels[is_member], weights=np.nan_to_num(row[is_member], posinf=np.inf)) for row in values]
+        [
+            np.bincount(labels[is_member], weights=np.nan_to_num(row[is_member], posinf=np.inf))
+            for row in values
+        ],
     )
     means: Floats = sums[:, counts > 0] / counts[counts > 0]
     return means

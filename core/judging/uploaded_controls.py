@@ -1,4 +1,6 @@
-"""Measure the dumps that come with an uploaded run: a rerun, other neighbours, the pair in float32, a noise floor."""
+"""Measure the dumps that come with an uploaded run: a rerun, other neighbours, the pair in float32,
+a noise floor.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ Tick = Callable[[int, int], None]  # rows of a control that were read, and all
 _Bits = NDArray[np.unsignedinteger]
 _Side = tuple[Dump | None, int]  # a dump and the place of a side in it; None: the run
 _Couples = dict[Any, tuple[_Side, _Side]]
-_UNRELATED = 0.25  # of the spread of logits over the vocabulary; rounding to 16 bits moves them by a hundredth of it
+# of the spread of logits over the vocabulary; rounding to 16 bits moves them by a hundredth of it
+_UNRELATED = 0.25
 _CROSSED = 8  # paths of a floor of which each is compared with every other
 _FIRST_ROWS = 64  # that tell the spread of logits
 _LEAST_PATHS = 3  # distinct ones of a floor, the first among them
@@ -36,9 +39,10 @@ _LEAST_PATHS = 3  # distinct ones of a floor, the first among them
 
 @dataclass(frozen=True)
 class UploadedControls:
-    """Figures of a run's controls. by_kind: by kind and side: `rerun` and `neighbours` of a side from its rerun,
-    `float32` of a variant from the reference in float32, `narrowing` of one from itself in float32; floor: or the
-    reason why its paths are none; controls: their names, `model` among them.
+    """Figures of a run's controls. by_kind: by kind and side: `rerun` and `neighbours` of a side
+    from its rerun, `float32` of a variant from the reference in float32, `narrowing` of one from
+    itself in float32; floor: or the reason why its paths are none; controls: their names, `model`
+    among them.
     """
 
     by_kind: Mapping[str, Mapping[str, Divergence]] = field(default_factory=dict)
@@ -60,33 +64,61 @@ def measure_controls(
     on_progress: Tick = lambda *_: None,
     **files: Sequence[Path],
 ) -> UploadedControls:
-    """Compare the control dumps with the run. files: of `rerun`, `neighbours`, `float32` and `floor`.
+    """Compare the control dumps with the run. files: of `rerun`, `neighbours`, `float32` and
+    `floor`.
 
     DumpError if one has other positions, sides or another dtype.
     """
     header = figures.header
     if files.get("floor") and not files.get("float32") and header.format is not FLOAT32:
-        raise UsageError("A noise floor in float32 needs the pair in float32: give --float32 with --floor.")
+        raise UsageError(
+            "A noise floor in float32 needs the pair in float32: give --float32 with --floor.",
+        )
     with ExitStack() as stack:
-        dumps = {kind: stack.enter_context(_open(paths, header, kind)) for kind, paths in files.items() if paths}
+        dumps = {
+            kind: stack.enter_context(_open(paths, header, kind))
+            for kind, paths in files.items()
+            if paths
+        }
         ours, by_kind = _sides_of(header, None), dict[str, Mapping[str, Divergence]]()
         floor: judge.NoiseFloor | str = ""
         for kind in {"rerun", "neighbours"} & dumps.keys():
-            couples: _Couples = {name: (ours[name], side) for name, side in _sides_of(header, dumps[kind]).items()}
+            couples: _Couples = {
+                name: (ours[name], side) for name, side in _sides_of(header, dumps[kind]).items()
+            }
             by_kind[kind] = _compare(figures, couples, header.format, on_progress)
         if "float32" in dumps:
             by_kind |= _pairs(figures, dumps["float32"], on_progress)
         if "floor" in dumps:
-            floor = _floor(figures, dumps["floor"], dumps.get("float32"), by_kind.get("narrowing", {}), on_progress)
-    return UploadedControls(by_kind, floor, has_experts, frozenset([*dumps, *["model"] * with_model]))
+            floor = _floor(
+                figures,
+                dumps["floor"],
+                dumps.get("float32"),
+                by_kind.get("narrowing", {}),
+                on_progress,
+            )
+    return UploadedControls(
+        by_kind,
+        floor,
+        has_experts,
+        frozenset([*dumps, *["model"] * with_model]),
+    )
 
 
-def side_in_float32(figures: Figures, paths: Sequence[Path], name: str) -> NDArray[np.float32] | None:
-    """Return the run's side `name` from the pair in float32 [positions, vocab]; None if it is not there."""
+def side_in_float32(
+    figures: Figures,
+    paths: Sequence[Path],
+    name: str,
+) -> NDArray[np.float32] | None:
+    """Return the run's side `name` from the pair in float32 [positions, vocab]; None if it is not
+    there.
+    """
     with _open(paths, figures.header, "float32") as dump:
         if name not in (sides := _sides_of(figures.header, dump)):
             return None
-        return np.concatenate([values_of(bits[sides[name][1]], FLOAT32).copy() for _, bits in dump.chunks()])
+        return np.concatenate(
+            [values_of(bits[sides[name][1]], FLOAT32).copy() for _, bits in dump.chunks()],
+        )
 
 
 def _open(paths: Sequence[Path], header: RunHeader, kind: str) -> Dump:
@@ -94,14 +126,24 @@ def _open(paths: Sequence[Path], header: RunHeader, kind: str) -> Dump:
     fmt, fewest = header.format, 1
     if kind in ("float32", "floor"):
         fmt, fewest = FLOAT32, 2 if kind == "float32" else _LEAST_PATHS
-    dtype = None if fmt is FLOAT32 else fmt.name  # detected: an upcast of 16-bit logits is no pair in float32
+    # detected: an upcast of 16-bit logits is no pair in float32
+    dtype = None if fmt is FLOAT32 else fmt.name
     dump = open_dump(paths, compute_dtype=dtype, holds=LOGITS, fewest_sides=fewest)
-    ids, ours = ([i for prompt in prompts for i in prompt.token_ids] for prompts in (dump.prompts, header.prompts))
+    ids, ours = (
+        [i for prompt in prompts for i in prompt.token_ids]
+        for prompts in (dump.prompts, header.prompts)
+    )
     wrong = ""
     if dump.compute_dtype != fmt.name:
-        wrong = f"holds {dump.compute_dtype} values only ({dump.dtype_reason}); expected logits computed in {fmt.name}"
+        wrong = (
+            f"holds {dump.compute_dtype} values only ({dump.dtype_reason}); expected logits"
+            f" computed in {fmt.name}"
+        )
     elif (dump.rows, dump.vocab) != (header.rows, header.vocab):
-        wrong = f"has {dump.rows} positions x {dump.vocab} tokens; expected {header.rows} x {header.vocab} like the run"
+        wrong = (
+            f"has {dump.rows} positions x {dump.vocab} tokens; expected {header.rows} x"
+            f" {header.vocab} like the run"
+        )
     elif ids and ours and ids != ours:
         wrong = "has other token_ids than the run"
     if wrong:
@@ -111,49 +153,70 @@ def _open(paths: Sequence[Path], header: RunHeader, kind: str) -> Dump:
 
 
 def _sides_of(header: RunHeader, dump: Dump | None) -> dict[str, _Side]:
-    """Return the dump's sides by the run's names, or in order if all differ; others are left out if two are known."""
+    """Return the dump's sides by the run's names, or in order if all differ; others are left out if
+    two are known.
+    """
     ours = [side.name for side in header.sides]
     theirs = ours if dump is None else [side.name for side in dump.sides]
-    shared: dict[str, _Side] = {name: (dump, place) for place, name in enumerate(theirs) if name in ours}
+    shared: dict[str, _Side] = {
+        name: (dump, place) for place, name in enumerate(theirs) if name in ours
+    }
     if len(shared) > 1 or len(shared) == len(theirs):
         return shared
-    if not shared and len(theirs) == len(ours):  # with one name shared and another not, order would swap sides silently
+    # with one name shared and another not, order would swap sides silently
+    if not shared and len(theirs) == len(ours):
         return {name: (dump, place) for place, name in enumerate(ours)}
     quotes, own = (series([repr(name) for name in names[:4]]) for names in (theirs, ours))
     raise DumpError(f"The control has sides {quotes}; expected the run's {own}.")
 
 
-def _compare(figures: Figures, couples: _Couples, fmt: FloatFormat, tick: Tick) -> dict[Any, Divergence]:
+def _compare(
+    figures: Figures,
+    couples: _Couples,
+    fmt: FloatFormat,
+    tick: Tick,
+) -> dict[Any, Divergence]:
     """Compare both sides of each couple in `fmt`, by key."""
     sides = {side for couple in couples.values() for side in couple}
     dumps = list({dump for dump, _ in sides if dump is not None})
     parts: dict[Any, list[Divergence]] = {key: [] for key in couples}
-    most = CHUNK_BYTES_TOGETHER // max([2, *(len(dump.sides) for dump in dumps)])  # so that all chunks are of one size
+    # so that all chunks are of one size
+    most = CHUNK_BYTES_TOGETHER // max([2, *(len(dump.sides) for dump in dumps)])
     for chunks in zip(*(dump.chunks(most) for dump in dumps), strict=True):
         row, stop = chunks[0][0], chunks[0][0] + len(chunks[0][1][0])
         of_dump = {dump: bits for dump, (_, bits) in zip(dumps, chunks, strict=True)}
-        bits: dict[_Side, _Bits] = {(dump, place): of_dump[dump][place] for dump, place in sides if dump is not None}
+        bits: dict[_Side, _Bits] = {
+            (dump, place): of_dump[dump][place] for dump, place in sides if dump is not None
+        }
         for side in sides - bits.keys():
             bits[side] = figures.read_rows(side[1], row, stop)
             if figures.header.format is not fmt:
                 bits[side] = bits_of(values_of(bits[side], figures.header.format))
         for key, (reference, variant) in couples.items():
             with_errors = key[0] == "narrowing"
-            parts[key].append(_divergence(bits[reference], bits[variant], fmt, with_errors=with_errors))
+            parts[key].append(
+                _divergence(bits[reference], bits[variant], fmt, with_errors=with_errors),
+            )
         tick(stop, figures.header.rows)
     return {key: concatenate(each) for key, each in parts.items()}
 
 
 def _pairs(figures: Figures, dump: Dump, tick: Tick) -> dict[str, dict[str, Divergence]]:
-    """Compare each variant in float32 with its reference, and each side of the run with itself in float32.
+    """Compare each variant in float32 with its reference, and each side of the run with itself in
+    float32.
 
-    DumpError if it is not of the run's sides: another model's pair would shrink, or be equal, whatever the run holds.
+    DumpError if it is not of the run's sides: another model's pair would shrink, or be equal,
+    whatever the run holds.
     """
     header = figures.header
     ours, sides, reference = _sides_of(header, None), _sides_of(header, dump), header.sides[0].name
     if reference not in sides:
-        raise DumpError(f"The pair in float32 has {series([repr(name) for name in sides])}, not '{reference}'.")
-    couples: _Couples = {("float32", name): (sides[reference], sides[name]) for name in sides if name != reference}
+        raise DumpError(
+            f"The pair in float32 has {series([repr(name) for name in sides])}, not '{reference}'.",
+        )
+    couples: _Couples = {
+        ("float32", name): (sides[reference], sides[name]) for name in sides if name != reference
+    }
     if header.format is not FLOAT32:
         couples |= {("narrowing", name): (ours[name], side) for name, side in sides.items()}
     results: dict[str, dict[str, Divergence]] = {"float32": {}, "narrowing": {}}
@@ -175,26 +238,44 @@ def _spread(figures: Figures) -> float:
 
 
 def _floor(
-    figures: Figures, dump: Dump, pair: Dump | None, narrowing: Mapping[str, Divergence], tick: Tick
+    figures: Figures,
+    dump: Dump,
+    pair: Dump | None,
+    narrowing: Mapping[str, Divergence],
+    tick: Tick,
 ) -> judge.NoiseFloor | str:
-    """Return the noise floor of paths that compute the pair's reference in float32, or why they measure none.
+    """Return the noise floor of paths that compute the pair's reference in float32, or why they
+    measure none.
 
-    pair: in float32, None if the run is. DumpError if fewer than three are distinct, or if one is the variant itself.
+    pair: in float32, None if the run is. DumpError if fewer than three are distinct, or if one is
+    the variant itself.
     """
     header, names = figures.header, [side.name for side in dump.sides]
     pair_sides, reference, paths = _sides_of(header, pair), header.sides[0].name, range(len(names))
     couples_of_paths = [(a, b) for a, b in combinations(paths, 2) if a == 0 or b < _CROSSED]
-    couples: _Couples = {(path, name): ((dump, path), pair_sides[name]) for path in paths for name in pair_sides}
-    results = _compare(figures, couples | {(a, b): ((dump, a), (dump, b)) for a, b in couples_of_paths}, FLOAT32, tick)
+    couples: _Couples = {
+        (path, name): ((dump, path), pair_sides[name]) for path in paths for name in pair_sides
+    }
+    results = _compare(
+        figures,
+        couples | {(a, b): ((dump, a), (dump, b)) for a, b in couples_of_paths},
+        FLOAT32,
+        tick,
+    )
     for path, name in couples:
         if not results[(path, name)].neq and results[(path, reference)].neq:
-            raise DumpError(f"'{names[path]}' of the noise floor is the variant itself; expected another path.")
+            raise DumpError(
+                f"'{names[path]}' of the noise floor is the variant itself; expected another path.",
+            )
     distinct = [b for b in paths if all(results[(a, b)].neq for a in range(b) if (a, b) in results)]
     if len(distinct) < _LEAST_PATHS:
         count = f"{len(distinct)} distinct of {len(names)} paths"
         raise DumpError(f"The noise floor has {count}; expected {_LEAST_PATHS} or more.")
     squares = {two: results[two].squares for two in couples_of_paths if {*two} <= {*distinct}}
-    floor, widest = np.stack([squares[(0, path)] for path in distinct[1:]]), judge.FLOOR_OF_SPREAD * _spread(figures)
+    floor, widest = (
+        np.stack([squares[(0, path)] for path in distinct[1:]]),
+        judge.FLOOR_OF_SPREAD * _spread(figures),
+    )
     if reference in narrowing:
         finer = 2.0 ** (FLOAT32.mantissa_bits - header.format.mantissa_bits)
         widest = narrowing[reference].rms / finer / judge.FLOOR_SHRINKS
@@ -204,7 +285,10 @@ def _floor(
         return f"The uploaded floor {doubt}."
     moves = (floor > 0).sum(axis=0) >= 2
     floor[:, ~moves] = np.median(floor[:, moves], axis=1, keepdims=True)
-    return judge.NoiseFloor(floor, f"the uploaded floor: {', '.join(repr(names[path]) for path in distinct)}")
+    return judge.NoiseFloor(
+        floor,
+        f"the uploaded floor: {', '.join(repr(names[path]) for path in distinct)}",
+    )
 
 
 @np.errstate(divide="ignore", invalid="ignore")
@@ -214,15 +298,21 @@ def _doubt(
     lengths: list[int],
     ratios: Mapping[str, float],
 ) -> str:
-    """Say why paths may differ by more than rounding, '' if they do not: a floor with a fault makes rounding of it.
+    """Say why paths may differ by more than rounding, '' if they do not: a floor with a fault makes
+    rounding of it.
 
-    squares: of every two paths [positions]; ratios: of the first path to the pair's reference ('start') and of rounding
-    at most ('width'), over the floor.
+    squares: of every two paths [positions]; ratios: of the first path to the pair's reference
+    ('start') and of rounding at most ('width'), over the floor.
     """
     rms = {two: float(np.sqrt(each.mean())) for two, each in squares.items()}
     others = {two: each for two, each in squares.items() if (each > 0).mean() >= judge.OTHER_PATH}
-    if not any({(a, b), (a, c), (b, c)} <= {*others} for a, b, c in combinations(range(len(names)), 3)):
-        return f"is too narrow: no three paths differ from one another at {judge.OTHER_PATH:.0%} of positions"
+    if not any(
+        {(a, b), (a, c), (b, c)} <= {*others} for a, b, c in combinations(range(len(names)), 3)
+    ):
+        return (
+            f"is too narrow: no three paths differ from one another at {judge.OTHER_PATH:.0%} of"
+            " positions"
+        )
     far, near = max(rms, key=rms.__getitem__), min(others, key=rms.__getitem__)
     least = np.min([np.where(each > 0, each, np.inf) for each in others.values()], axis=0)
     uneven = np.sqrt(np.max(list(squares.values()), axis=0) / least)
@@ -230,9 +320,21 @@ def _doubt(
     a, b, c, d = (repr(names[path]) for path in (*far, *near))
     place = place_in_words(row, lengths)
     for ratio, most, says in (
-        (ratios["start"], judge.FLOOR_START, "is of another pair: its first path differs from the float32 reference"),
-        (rms[far] / rms[near], judge.FLOOR_KINDS, f"has paths of two kinds: over {c} and {d}, {a} and {b} differ"),
-        (uneven[row], judge.FLOOR_UNEVEN, f"is uneven at {place}: two paths, over two others, differ"),
+        (
+            ratios["start"],
+            judge.FLOOR_START,
+            "is of another pair: its first path differs from the float32 reference",
+        ),
+        (
+            rms[far] / rms[near],
+            judge.FLOOR_KINDS,
+            f"has paths of two kinds: over {c} and {d}, {a} and {b} differ",
+        ),
+        (
+            uneven[row],
+            judge.FLOOR_UNEVEN,
+            f"is uneven at {place}: two paths, over two others, differ",
+        ),
         (ratios["width"], 1.0, "is wider than float32 rounds: its paths differ"),
     ):
         if ratio > most:
@@ -240,7 +342,13 @@ def _doubt(
     return ""
 
 
-def _divergence(reference: _Bits, variant: _Bits, fmt: FloatFormat, *, with_errors: bool = False) -> Divergence:
+def _divergence(
+    reference: _Bits,
+    variant: _Bits,
+    fmt: FloatFormat,
+    *,
+    with_errors: bool = False,
+) -> Divergence:
     """with_errors: `reference` is `variant` in 16 bits."""
     system = SystematicError()
     if with_errors:
@@ -250,7 +358,11 @@ def _divergence(reference: _Bits, variant: _Bits, fmt: FloatFormat, *, with_erro
         system = systematic_error(np.where(is_finite, narrow, 0.0) - exact, exact)
     rows = compare(reference, variant, fmt)
     mismatches = np.flatnonzero(rows.nonfinite_mismatch)
-    mismatch = [values_of(bits[mismatches[0]], fmt) for bits in (reference, variant)] if len(mismatches) else []
+    mismatch = (
+        [values_of(bits[mismatches[0]], fmt) for bits in (reference, variant)]
+        if len(mismatches)
+        else []
+    )
     return Divergence(
         rows.sum_squares / np.maximum(rows.finite, 1),
         np.asarray(rows.nonfinite_mismatch),

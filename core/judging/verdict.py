@@ -7,9 +7,20 @@ from dataclasses import replace
 
 from ..runs.file import evidence as checks
 from ..runs.file import records
-from ..runs.file.evidence import FAILED, FLOAT32, MISSING, NOTED, OWN_DTYPE, PASSED, Check, Evidence, Verdict
+from ..runs.file.evidence import (
+    FAILED,
+    FLOAT32,
+    MISSING,
+    NOTED,
+    OWN_DTYPE,
+    PASSED,
+    Check,
+    Evidence,
+    Verdict,
+)
 
-_MORE_THAN_A_RERUN = 4.0  # times as far as from one call to the next, beyond which other prompts are a leak
+# times as far as from one call to the next, beyond which other prompts are a leak
+_MORE_THAN_A_RERUN = 4.0
 
 
 def conclude(
@@ -22,23 +33,31 @@ def conclude(
 ) -> Verdict:
     """Name the verdict; a check that is not available decides nothing.
 
-    causes: sentences of common causes that explain the difference, best first; they replace the check's sentence.
+    causes: sentences of common causes that explain the difference, best first; they replace the
+    check's sentence.
     """
     rows = tuple(sorted(_without_leaks_of_unsteady_sides(evidence), key=lambda row: row.order))
     cause = causes[0] if causes else ""
 
     def first(group: str, *outcomes: str) -> Evidence | None:
-        """Return the first row of a group with one of these outcomes, one that names the side before others."""
-        some = [row for row in rows if row.group == group and row.outcome in (outcomes or (FAILED,))]
+        """Return the first row of a group with one of these outcomes, one that names the side
+        before others.
+        """
+        some = [
+            row for row in rows if row.group == group and row.outcome in (outcomes or (FAILED,))
+        ]
         return min(some, key=lambda row: row.side is None, default=None)
 
     def verdict(name: str, because: str) -> Verdict:
         return Verdict(name, because, rows, noise_ratio, first_place)
 
     if (invalid := first(checks.VALIDITY)) is not None:
-        is_nan = isinstance(invalid.figures, checks.NumbersFigures) and invalid.figures.token is not None
+        is_nan = (
+            isinstance(invalid.figures, checks.NumbersFigures) and invalid.figures.token is not None
+        )
         return verdict(records.INVALID_DUMP, invalid.says if is_nan else cause or invalid.says)
-    precisions = [row for row in rows if row.group == checks.PRECISION]  # both sides may be in one, each nothing else
+    # both sides may be in one, each nothing else
+    precisions = [row for row in rows if row.group == checks.PRECISION]
     is_lower = bool(precisions) and all(row.outcome == PASSED for row in precisions)
     deciding = (checks.SAMPLER, checks.NEIGHBOURS, *(() if is_lower else (FLOAT32, OWN_DTYPE)))
     bug, rerun = next(filter(None, map(first, deciding)), None), first(checks.RERUN)
@@ -68,22 +87,32 @@ def conclude(
     if screening is not None and screening.outcome == PASSED:
         return verdict(records.LIKELY_ROUNDING, screening.says)
     wide, own = first(FLOAT32, MISSING), first(OWN_DTYPE, MISSING)
-    has_controls = any(getattr(row.figures, "controls", ()) for row in rows if type(row.figures) is checks.Unmeasured)
+    has_controls = any(
+        getattr(row.figures, "controls", ())
+        for row in rows
+        if type(row.figures) is checks.Unmeasured
+    )
     missing = screening if screening is not None and not has_controls else wide or own
-    lacking = "The pair in float32, compared with a noise floor, decides." if missing is None else missing.says
+    lacking = (
+        "The pair in float32, compared with a noise floor, decides."
+        if missing is None
+        else missing.says
+    )
     return verdict(records.UNDECIDED, cause or lacking)
 
 
 def _is_open_in_16_bits(row: Evidence) -> bool:
-    """Return whether 16 bits were compared and do not decide: errors beyond rounding that nothing measures."""
+    """Return whether 16 bits were compared and do not decide: errors beyond rounding that nothing
+    measures.
+    """
     if row.outcome != MISSING:
         return False
     return row.check is Check.NARROWING or isinstance(row.figures, checks.DrawnFigures)
 
 
 def _without_leaks_of_unsteady_sides(evidence: Sequence[Evidence]) -> list[Evidence]:
-    """Rows in which a side that does not repeat its own bits is not accused of a leak because they moved again next to
-    other prompts, if that is at most _MORE_THAN_A_RERUN times as far.
+    """Rows in which a side that does not repeat its own bits is not accused of a leak because they
+    moved again next to other prompts, if that is at most _MORE_THAN_A_RERUN times as far.
     """
     far: dict[str | None, float | None] = {}
     rows = []
@@ -91,10 +120,17 @@ def _without_leaks_of_unsteady_sides(evidence: Sequence[Evidence]) -> list[Evide
         if isinstance(row.figures, checks.RerunFigures):
             far |= dict.fromkeys(row.figures.not_repeatable, row.figures.rerun_rms_logits)
     for row in evidence:
-        if isinstance(row.figures, checks.OtherPromptsFigures) and row.outcome == FAILED and row.side in far:
+        if (
+            isinstance(row.figures, checks.OtherPromptsFigures)
+            and row.outcome == FAILED
+            and row.side in far
+        ):
             rms, again = row.figures.rms_logits, far[row.side]
             if rms is None or again is None or rms <= _MORE_THAN_A_RERUN * again:
-                says = f"Other prompts change bits of '{row.side}', but so does a rerun: no leak is shown."
+                says = (
+                    f"Other prompts change bits of '{row.side}', but so does a rerun: no leak is"
+                    " shown."
+                )
                 row = replace(row, outcome=NOTED, says=says)
         rows.append(row)
     return rows

@@ -1,1 +1,4 @@
-"""Arrays in, arrays out: ordinals, margins, divergence kernels, the heatmap pyramid. No runs, no files, no torch."""
+"""Arrays in, arrays out: ordinals, margins, divergence kernels, the heatmap pyramid.
+
+No runs, no files, no torch.
+"""

@@ -1,7 +1,9 @@
-"""Two models over a corpus: the statistics of `llama-perplexity --kl-divergence` by their definitions
-(tools/perplexity/perplexity.cpp), with intervals by a bootstrap over documents, whose tokens are not independent.
+"""Two models over a corpus: the statistics of `llama-perplexity --kl-divergence` by their
+definitions (tools/perplexity/perplexity.cpp), with intervals by a bootstrap over documents, whose
+tokens are not independent.
 
-base is the reference and Q the variant, as llama.cpp calls them; p: probability of the right token, which comes next.
+base is the reference and Q the variant, as llama.cpp calls them; p: probability of the right token,
+which comes next.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ _LABELS = {1.0: "Maximum", 0.5: "Median", 0.0: "Minimum"}
 class ScoredTokens:
     """Scored positions of a corpus, document after document. [positions] each
 
-    kl: nats; base, other: log-probability of the right token; is_same_top: both sides have one argmax; cut: right
-    tokens that are less likely than a file says, which raised them.
+    kl: nats; base, other: log-probability of the right token; is_same_top: both sides have one
+    argmax; cut: right tokens that are less likely than a file says, which raised them.
     """
 
     document: NDArray[np.integer]
@@ -45,15 +47,20 @@ class ScoredTokens:
 
 
 def score_rows(
-    base: NDArray[np.float32], other: NDArray[np.float32], targets: NDArray[np.integer]
+    base: NDArray[np.float32],
+    other: NDArray[np.float32],
+    targets: NDArray[np.integer],
 ) -> tuple[NDArray, NDArray, NDArray, NDArray]:
-    """Return kl, base, other and is_same_top of ScoredTokens from log-probabilities [rows, vocab], used as they are.
+    """Return kl, base, other and is_same_top of ScoredTokens from log-probabilities [rows, vocab],
+    used as they are.
 
-    They are not normalized again: a file of llama.cpp raises what is more than 16 below the largest, so that a row adds
-    up to more than 1.
+    They are not normalized again: a file of llama.cpp raises what is more than 16 below the
+    largest, so that a row adds up to more than 1.
     """
     terms = np.where(base > _LOWEST, np.exp(base), 0) * (base - other)
-    of_base, of_other = (side[np.arange(len(targets)), targets].astype(np.float64) for side in (base, other))
+    of_base, of_other = (
+        side[np.arange(len(targets)), targets].astype(np.float64) for side in (base, other)
+    )
     is_same = base.argmax(axis=1) == other.argmax(axis=1)
     return terms.sum(axis=1, dtype=np.float64), of_base, of_other, is_same
 
@@ -89,17 +96,35 @@ _MEANS: tuple[tuple[str, str, Value, Value | None], ...] = (
     ("Mean PPL(base)", "", _BASE, lambda b: _BASE(b) * _error("base nll")(b)),
     ("Cor(ln(PPL(Q)), ln(PPL(base)))", "%", lambda b: 100 * b.pearson("nll", "base nll"), None),
     ("Mean ln(PPL(Q)/PPL(base))", "", lambda b: b.mean("ratio"), _error("ratio")),
-    ("Mean PPL(Q)/PPL(base)", "", _perplexity("ratio"), lambda b: _perplexity("ratio")(b) * _error("ratio")(b)),
+    (
+        "Mean PPL(Q)/PPL(base)",
+        "",
+        _perplexity("ratio"),
+        lambda b: _perplexity("ratio")(b) * _error("ratio")(b),
+    ),
     ("Mean PPL(Q)-PPL(base)", "", lambda b: _Q(b) - _BASE(b), _difference_error),
     ("Mean KLD", "nats", lambda b: b.mean("kl"), _error("kl")),
     ("Mean Δp", "%", lambda b: 100 * b.mean("dp"), lambda b: 100 * _error("dp")(b)),
-    ("RMS Δp", "%", lambda b: 100 * _rms(b), lambda b: 100 * _error("dp^2")(b) / (2 * _rms(b)) if _rms(b) else 0.0),
+    (
+        "RMS Δp",
+        "%",
+        lambda b: 100 * _rms(b),
+        lambda b: 100 * _error("dp^2")(b) / (2 * _rms(b)) if _rms(b) else 0.0,
+    ),
     ("Same top p", "%", lambda b: 100 * b.mean("same"), lambda b: 100 * _error("same")(b)),
 )
 
 
-def _percentiles(name: str, unit: str, shares: tuple[float, ...], values: NDArray, place: NDArray) -> list[Figure]:
-    """Return figures of `values`, linear between two of them. place: document of each, counted from 0."""
+def _percentiles(
+    name: str,
+    unit: str,
+    shares: tuple[float, ...],
+    values: NDArray,
+    place: NDArray,
+) -> list[Figure]:
+    """Return figures of `values`, linear between two of them. place: document of each, counted from
+    0.
+    """
     order = np.argsort(values, kind="stable")
     ascending, documents = values[order], place[order]
 
@@ -123,11 +148,19 @@ def _percentiles(name: str, unit: str, shares: tuple[float, ...], values: NDArra
 def statistics(tokens: ScoredTokens) -> list[dict[str, Any]]:
     """Return figures in llama.cpp's order: name, value, unit, uncertainty, low and high.
 
-    uncertainty: what llama.cpp prints after ±, or None; low, high: 95 % interval over documents, None of a single one.
+    uncertainty: what llama.cpp prints after ±, or None; low, high: 95 % interval over documents,
+    None of a single one.
     """
     _, place, counts = np.unique(tokens.document, return_inverse=True, return_counts=True)
     nll, base, dp = -tokens.other, -tokens.base, tokens.dp
-    values = {"nll": nll, "base nll": base, "ratio": nll - base, "kl": tokens.kl, "dp": dp, "dp^2": dp**2}
+    values = {
+        "nll": nll,
+        "base nll": base,
+        "ratio": nll - base,
+        "kl": tokens.kl,
+        "dp": dp,
+        "dp^2": dp**2,
+    }
     values |= {"same": tokens.is_same_top.astype(np.float64)}
     values |= {f"{name}^2": each**2 for name, each in values.items()}
     values["nll*base nll"] = nll * base
@@ -136,10 +169,19 @@ def statistics(tokens: ScoredTokens) -> list[dict[str, Any]]:
     figures = [Figure(name, "", value, unit) for name, unit, value, _ in _MEANS]
     figures[7:7] = _percentiles("KLD", "nats", _KLD_SHARES, tokens.kl, place)
     figures[-2:-2] = _percentiles("Δp", "%", _DP_SHARES, 100 * dp, place)
-    errors, batch = {name: error for name, _, _, error in _MEANS if error is not None}, Batch(sequences)
+    errors, batch = (
+        {name: error for name, _, _, error in _MEANS if error is not None},
+        Batch(sequences),
+    )
     bounds = intervals(sequences, figures) if len(sequences) > 1 else [(None, None)] * len(figures)
     return [
-        {"name": figure.name, "value": figure.value(batch), "unit": figure.unit, "low": low, "high": high}
+        {
+            "name": figure.name,
+            "value": figure.value(batch),
+            "unit": figure.unit,
+            "low": low,
+            "high": high,
+        }
         | {"uncertainty": errors[figure.name](batch) if figure.name in errors else None}
         for figure, (low, high) in zip(figures, bounds, strict=True)
     ]

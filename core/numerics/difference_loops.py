@@ -22,16 +22,34 @@ def difference_rows(a, b, fmt, counts, figures, ulps):
             continue
         for start in range(0, width, BLOCK):
             n = min(BLOCK, width - start)
-            load_block(a[row, start : start + n], b[row, start : start + n], fmt, a_bits, b_bits, ulps)
+            load_block(
+                a[row, start : start + n],
+                b[row, start : start + n],
+                fmt,
+                a_bits,
+                b_bits,
+                ulps,
+            )
             if nonfinite:
                 _add_block(a_values, b_values, ulps, n, counts[row], figures[row])
             else:
-                _add_finite(a_values, b_values, fmt, ulps, differences, n, counts[row], figures[row])
+                _add_finite(
+                    a_values,
+                    b_values,
+                    fmt,
+                    ulps,
+                    differences,
+                    n,
+                    counts[row],
+                    figures[row],
+                )
 
 
 @njit(cache=True)
 def _add_finite(a_values, b_values, fmt, ulps, differences, n, counts, figures):
-    """Add a block of finite values: without branches, loops become vector instructions (a third of the time)."""
+    """Add a block of finite values: without branches, loops become vector instructions (a third of
+    the time).
+    """
     total, neq = block_sums(ulps, n, fmt)
     most, largest = ulps[0], np.int64(0)
     for i in range(n):
@@ -40,7 +58,8 @@ def _add_finite(a_values, b_values, fmt, ulps, differences, n, counts, figures):
     for i in range(n):
         differences[i] = abs(np.float64(a_values[i]) - np.float64(b_values[i]))
     difference_bits = differences.view(np.int64)
-    for i in range(n):  # the bits of positive floats are in their order, and integers have a vector maximum
+    # the bits of positive floats are in their order, and integers have a vector maximum
+    for i in range(n):
         if difference_bits[i] > largest:
             largest = difference_bits[i]
     figures[0] = max(figures[0], np.int64(largest).view(np.float64))

@@ -1,5 +1,5 @@
-"""Distance between two tensors, row by row: for keys, values and activations, of which neither argmax nor KL means
-anything.
+"""Distance between two tensors, row by row: for keys, values and activations, of which neither
+argmax nor KL means anything.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from .sizes import BLOCK
 class Differences:
     """Figures of two tensors for some rows, each array [rows], by the rules of the metric contract.
 
-    neq: elements whose values differ; max_ulps, sum_ulps: distances in ULPs of the format, max_abs and sum_squares in
-    the tensors' own unit, all over the `finite` elements that are finite on both sides; nonfinite_mismatch: a NaN or
-    infinity not met by the same; spacing: of the format at the reference row's largest finite magnitude, NaN if it has
-    none.
+    neq: elements whose values differ; max_ulps, sum_ulps: distances in ULPs of the format, max_abs
+    and sum_squares in the tensors' own unit, all over the `finite` elements that are finite on both
+    sides; nonfinite_mismatch: a NaN or infinity not met by the same; spacing: of the format at the
+    reference row's largest finite magnitude, NaN if it has none.
     """
 
     neq: NDArray[np.int64]
@@ -34,7 +34,10 @@ class Differences:
 
     @property
     def max_row_ulps(self) -> NDArray[np.float64]:
-        """Largest difference in row ULPs: over `spacing`, a power of two, so exact. NaN if undefined."""
+        """Largest difference in row ULPs: over `spacing`, a power of two, so exact.
+
+        NaN if undefined.
+        """
         return self.max_abs / self.spacing
 
     @property
@@ -44,9 +47,12 @@ class Differences:
 
 
 def rms_row_ulps(
-    row_squares: NDArray[np.float64], finite: NDArray[np.int64], axis: int | None = None
+    row_squares: NDArray[np.float64],
+    finite: NDArray[np.int64],
+    axis: int | None = None,
 ) -> NDArray[np.float64]:
-    """Root mean square in row ULPs of many rows together, along an axis or of all; NaN if no row has any.
+    """Root mean square in row ULPs of many rows together, along an axis or of all; NaN if no row
+    has any.
 
     A row without a spacing has no element that is finite on both sides.
     """
@@ -61,16 +67,25 @@ def max_row_ulps(by_row: NDArray[np.float64], axis: int | None = None) -> NDArra
     return np.where(largest < 0, np.nan, largest)
 
 
-def differences(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt: FloatFormat) -> Differences:
-    """Compare bits `a` (reference) and `b`, both [rows, width] of `fmt`. One thread, without the GIL."""
+def differences(
+    a: NDArray[np.unsignedinteger],
+    b: NDArray[np.unsignedinteger],
+    fmt: FloatFormat,
+) -> Differences:
+    """Compare bits `a` (reference) and `b`, both [rows, width] of `fmt`.
+
+    One thread, without the GIL.
+    """
     if a.shape != b.shape or a.ndim != 2 or a.dtype != fmt.carrier or b.dtype != fmt.carrier:
         raise ValueError(
-            f"two [rows, width] arrays of {fmt.carrier} expected, not {a.shape} {a.dtype} and {b.shape} {b.dtype}"
+            f"two [rows, width] arrays of {fmt.carrier} expected, not {a.shape} {a.dtype} and"
+            f" {b.shape} {b.dtype}",
         )
     counts = np.zeros((len(a), 5), np.int64)
     figures = np.zeros((len(a), 3), np.float64)
     ulps = np.empty(BLOCK, np.uint32 if fmt.bits == 32 else np.uint16)
-    from .difference_loops import difference_rows  # numba takes a third of a second to load, and viewers never compare
+    # numba takes a third of a second to load, and viewers never compare
+    from .difference_loops import difference_rows
 
     sides = np.ascontiguousarray(a), np.ascontiguousarray(b)
     difference_rows(*sides, fmt.code, counts, figures, ulps)

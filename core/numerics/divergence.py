@@ -1,7 +1,9 @@
-"""Compare two sides, row by row: every metric of the contract (DESIGN, section 5) and their sum over a pair.
+"""Compare two sides, row by row: every metric of the contract (DESIGN, section 5) and their sum
+over a pair.
 
-`compare(a, b, fmt)` works on any number of rows held in memory; a whole run is a loop over chunks of rows whose figures
-go into a `PairTotal`, so that memory stays bounded whatever the size of a dump.
+`compare(a, b, fmt)` works on any number of rows held in memory; a whole run is a loop over chunks
+of rows whose figures go into a `PairTotal`, so that memory stays bounded whatever the size of a
+dump.
 """
 
 from __future__ import annotations
@@ -24,19 +26,24 @@ ROWS_A_TASK = 8  # rows a thread takes at a time
 NEAR_TIE_ROW_ULPS = 2  # DESIGN, section 5: a property of the model, whatever the pair differs by
 COMPILING = "compiling kernels, once"
 _log = logging.getLogger(__name__)
-_LEAST_DISTANCES = np.concatenate([np.arange(DENSE), 1 << np.arange(16, 32)])  # of the bins of a histogram
+# of the bins of a histogram
+_LEAST_DISTANCES = np.concatenate([np.arange(DENSE), 1 << np.arange(16, 32)])
 
 
 @cache
 def _kernel() -> ModuleType:
-    """Import the loops when first needed: numba takes a third of a second, and viewing a run rarely needs it."""
+    """Import the loops when first needed: numba takes a third of a second, and viewing a run rarely
+    needs it.
+    """
     from . import kernel
 
     return kernel
 
 
 def is_compiled(fmt: FloatFormat) -> bool:
-    """Return whether numba keeps the comparison compiled for elements of this width; else it takes 10 to 15 s."""
+    """Return whether numba keeps the comparison compiled for elements of this width; else it takes
+    10 to 15 s.
+    """
     try:
         index = _kernel().compare_rows._cache._cache_file._load_index()
         return any(types[0].dtype.bitwidth == fmt.bits for types, *_ in index)
@@ -46,7 +53,9 @@ def is_compiled(fmt: FloatFormat) -> bool:
 
 @cache
 def _tell_of_compiling(fmt: FloatFormat) -> None:
-    """Log, which without further ado is a line on stderr, why the first comparison takes so long."""
+    """Log, which without further ado is a line on stderr, why the first comparison takes so
+    long.
+    """
     if not is_compiled(fmt):
         _log.warning("%s: the first comparison of %s takes 10 to 15 s longer.", COMPILING, fmt.name)
 
@@ -60,13 +69,16 @@ def prepare(fmt: FloatFormat) -> None:
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0))), thread_name_prefix="ulpscope-kernel")
+    return ThreadPoolExecutor(
+        max(1, len(os.sched_getaffinity(0))),
+        thread_name_prefix="ulpscope-kernel",
+    )
 
 
 @dataclass(frozen=True)
 class SideRows:
-    """Figures of one side by row: logsumexp [rows] in nats; top-k token ids [rows, k] (-1: fewer than k numbers) and
-    logits [rows, k].
+    """Figures of one side by row: logsumexp [rows] in nats; top-k token ids [rows, k] (-1: fewer
+    than k numbers) and logits [rows, k].
     """
 
     logsumexp: NDArray[np.float64]
@@ -78,10 +90,11 @@ class SideRows:
 class RowFigures(Differences):
     """The figures of a pair for some rows; every array is [rows] unless it says otherwise.
 
-    `max_ulps_token`: the lowest with that distance. `kl` in nats (NaN if undefined). `tiles` [rows, ceil(vocab / 32)]
-    holds the largest distance of each 32 tokens, `row_tiles` the largest difference over `spacing`, float32 as its
-    bits; all ones in either: a NaN or infinity mismatch. `distances` [BINS] counts the elements of all rows at each
-    distance; those of 65536 and more by powers of two.
+    `max_ulps_token`: the lowest with that distance. `kl` in nats (NaN if undefined). `tiles` [rows,
+    ceil(vocab / 32)] holds the largest distance of each 32 tokens, `row_tiles` the largest
+    difference over `spacing`, float32 as its bits; all ones in either: a NaN or infinity mismatch.
+    `distances` [BINS] counts the elements of all rows at each distance; those of 65536 and more by
+    powers of two.
     """
 
     fmt: FloatFormat
@@ -110,7 +123,9 @@ class RowFigures(Differences):
 
     @property
     def rms(self) -> NDArray[np.float64]:
-        """Root mean square of the difference over elements finite on both sides, in logits; 0 if there is none."""
+        """Root mean square of the difference over elements finite on both sides, in logits; 0 if
+        there is none.
+        """
         return np.sqrt(self.sum_squares / np.maximum(self.finite, 1))
 
     @property
@@ -160,7 +175,10 @@ class RowFigures(Differences):
 
     @property
     def near_tie(self) -> NDArray[np.bool_]:
-        """The smaller margin is at most NEAR_TIE_ROW_ULPS row ULPs. False if the reference has no finite element."""
+        """The smaller margin is at most NEAR_TIE_ROW_ULPS row ULPs.
+
+        False if the reference has no finite element.
+        """
         return self.smaller_margin <= NEAR_TIE_ROW_ULPS * self.spacing
 
     @property
@@ -170,8 +188,13 @@ class RowFigures(Differences):
 
 
 def margin_logits(side: SideRows) -> NDArray[np.float64]:
-    """Top-1 minus runner-up, in logits. [rows]; equal infinities are a tie (0); NaN if the gap is not finite."""
-    best, second = side.top_logits[:, 0].astype(np.float64), side.top_logits[:, 1].astype(np.float64)
+    """Top-1 minus runner-up, in logits. [rows]; equal infinities are a tie (0); NaN if the gap is
+    not finite.
+    """
+    best, second = (
+        side.top_logits[:, 0].astype(np.float64),
+        side.top_logits[:, 1].astype(np.float64),
+    )
     with np.errstate(invalid="ignore"):
         gap = np.where(best == second, 0.0, best - second)
     return np.where(np.isfinite(gap), gap, np.nan)
@@ -185,7 +208,8 @@ def margin_ulps(side: SideRows, fmt: FloatFormat) -> NDArray[np.float64]:
 
 
 def histogram_of(distances: NDArray[np.int64]) -> dict[int, int]:
-    """ULP distance to number of elements, ascending; distances of 65536 and more are rounded down to powers of two.
+    """ULP distance to number of elements, ascending; distances of 65536 and more are rounded down
+    to powers of two.
 
     distances: elements by bin [BINS], as in RowFigures.
     """
@@ -194,19 +218,24 @@ def histogram_of(distances: NDArray[np.int64]) -> dict[int, int]:
 
 
 def _as_compiled(bits: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
-    """Return the rows contiguous and read-only, as files and databases return them: numba compiles again, for seven
-    seconds, for writable or strided rows.
+    """Return the rows contiguous and read-only, as files and databases return them: numba compiles
+    again, for seven seconds, for writable or strided rows.
     """
     view = np.ascontiguousarray(bits).view()
     view.flags.writeable = False
     return view
 
 
-def compare(a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt: FloatFormat) -> RowFigures:
+def compare(
+    a: NDArray[np.unsignedinteger],
+    b: NDArray[np.unsignedinteger],
+    fmt: FloatFormat,
+) -> RowFigures:
     """Compare bits `a` (reference) and `b` (variant), both [rows, vocab] of `fmt`, on all cores."""
     if a.shape != b.shape or a.ndim != 2 or a.dtype != fmt.carrier or b.dtype != fmt.carrier:
         raise ValueError(
-            f"two [rows, vocab] arrays of {fmt.carrier} expected, not {a.shape} {a.dtype} and {b.shape} {b.dtype}"
+            f"two [rows, vocab] arrays of {fmt.carrier} expected, not {a.shape} {a.dtype} and"
+            f" {b.shape} {b.dtype}",
         )
     compare_rows = _kernel().compare_rows
     _tell_of_compiling(fmt)

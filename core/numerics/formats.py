@@ -1,7 +1,9 @@
-"""Floating-point formats as bit patterns: which exist, their ordinals, their values, and lossless moves between them.
+"""Floating-point formats as bit patterns: which exist, their ordinals, their values, and lossless
+moves between them.
 
-Logits travel through ULPscope as the unsigned integers that hold their bits ("bits"), never as rounded values, so that
-NaN payloads and the sign of zero survive. A `FloatFormat` says how to read such bits.
+Logits travel through ULPscope as the unsigned integers that hold their bits ("bits"), never as
+rounded values, so that NaN payloads and the sign of zero survive. A `FloatFormat` says how to read
+such bits.
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ from ..errors import UsageError
 class FloatFormat:
     """One binary floating-point format.
 
-    name: as in `compute_dtype`; code: its number inside the kernels, which compare LOGIT_FORMATS; bits, mantissa_bits:
-    widths; values: the numpy dtype that gives the bits meaning; first_nonfinite: bits of +inf (e4m3fn has none, and its
-    NaN is 0x7F).
+    name: as in `compute_dtype`; code: its number inside the kernels, which compare LOGIT_FORMATS;
+    bits, mantissa_bits: widths; values: the numpy dtype that gives the bits meaning;
+    first_nonfinite: bits of +inf (e4m3fn has none, and its NaN is 0x7F).
     """
 
     name: str
@@ -71,18 +73,23 @@ _ALIASES = {
 
 
 def format_named(name: str) -> FloatFormat:
-    """Return the logit format called `name` (or a common alias such as bf16); UsageError lists what exists."""
+    """Return the logit format called `name` (or a common alias such as bf16); UsageError lists what
+    exists.
+    """
     plain = name.removeprefix("torch.").lower()
     fmt = LOGIT_FORMATS.get(_ALIASES.get(plain, plain))
     if fmt is None:
-        raise UsageError(f"dtype '{name}' is not known; expected one of {', '.join(LOGIT_FORMATS)}.")
+        raise UsageError(
+            f"dtype '{name}' is not known; expected one of {', '.join(LOGIT_FORMATS)}.",
+        )
     return fmt
 
 
 def ordinals(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.int64]:
     """Integers in the order of the values; +0 and -0 are both 0. Same shape, int64.
 
-    Two's-complement trick of Dawson, "Comparing floating point numbers" (2012); NaNs lie beyond the infinities.
+    Two's-complement trick of Dawson, "Comparing floating point numbers" (2012); NaNs lie beyond the
+    infinities.
     """
     wide = bits.astype(np.int64)
     magnitude = wide & ((1 << (fmt.bits - 1)) - 1)
@@ -101,26 +108,38 @@ def values_of(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np
 
 
 def bits_of(values: NDArray) -> NDArray[np.unsignedinteger]:
-    """Return the bits of an array of one of the formats, as unsigned integers. Same shape, no copy if contiguous."""
+    """Return the bits of an array of one of the formats, as unsigned integers.
+
+    Same shape, no copy if contiguous.
+    """
     return np.ascontiguousarray(values).view(f"<u{values.dtype.itemsize}")
 
 
 def narrow(bits32: NDArray[np.uint32], fmt: FloatFormat) -> NDArray[np.unsignedinteger] | None:
-    """float32 bits as bits of a narrower format, or None unless every one of them survives the way back.
+    """float32 bits as bits of a narrower format, or None unless every one of them survives the way
+    back.
 
     "Survives" is meant of bits, NaN payloads included: `widen(narrow(x)) == x`.
     """
     if fmt is FLOAT32:
         return bits32
     if fmt is BFLOAT16:
-        return None if np.any(bits32 & np.uint32(0xFFFF)) else (bits32 >> np.uint32(16)).astype(np.uint16)
+        return (
+            None
+            if np.any(bits32 & np.uint32(0xFFFF))
+            else (bits32 >> np.uint32(16)).astype(np.uint16)
+        )
     with np.errstate(over="ignore", invalid="ignore"):
         result = bits32.view(np.float32).astype(fmt.values).view(fmt.carrier)
     return result if np.array_equal(widen(result, fmt), bits32) else None
 
 
 def widen(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.uint32]:
-    """Return the bits of the same values in float32; NaN payloads are kept in the upper mantissa bits. Same shape."""
+    """Return the bits of the same values in float32; NaN payloads are kept in the upper mantissa
+    bits.
+
+    Same shape.
+    """
     if fmt is FLOAT32:
         return bits
     if fmt is BFLOAT16:
@@ -130,11 +149,17 @@ def widen(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.uin
 
 
 def spacings(values: NDArray, fmt: FloatFormat) -> NDArray[np.float64]:
-    """Return the spacing of `fmt` at its values: distance to the next larger magnitude, in their unit. Same shape.
+    """Return the spacing of `fmt` at its values: distance to the next larger magnitude, in their
+    unit. Same shape.
 
-    At 0 that is the smallest subnormal, at the largest finite value the spacing below it; NaN at NaN.
+    At 0 that is the smallest subnormal, at the largest finite value the spacing below it; NaN at
+    NaN.
     """
     magnitude = np.abs(np.asarray(values, np.float64))
     exponent = np.frexp(magnitude)[1] - 1  # of the power of two that is not above it
-    exponent = np.where(magnitude == 0, fmt.least_exponent, np.maximum(exponent, fmt.least_exponent))
+    exponent = np.where(
+        magnitude == 0,
+        fmt.least_exponent,
+        np.maximum(exponent, fmt.least_exponent),
+    )
     return np.where(np.isnan(magnitude), np.nan, np.ldexp(1.0, exponent - fmt.mantissa_bits))

@@ -1,17 +1,19 @@
-"""The grid that values of lists lie on: compute dtype and margins in ULPs out of log-probabilities alone.
+"""The grid that values of lists lie on: compute dtype and margins in ULPs out of log-probabilities
+alone.
 
-A logit in a 16-bit format with p bits of precision is n * s with p-bit n and s a power of two. Log-softmax subtracts
-one number from all logits of a row, so `value - best value` is an exact difference of two such numbers, up to the
-rounding of what was sent. For every format, every spacing s of the best logit and every p-bit n of it, all other logits
-of the row follow; each must lie on the grid of its own binade. A hypothesis under which they do has the likelihood
-product of (spacing at that logit): the chance that a value from anywhere falls so near a point of the grid is the
-tolerance over the spacing, so coarser grids that still fit are likelier by what they forbid (Bayes). Against it stands
-float32 or more: values from anywhere.
+A logit in a 16-bit format with p bits of precision is n * s with p-bit n and s a power of two.
+Log-softmax subtracts one number from all logits of a row, so `value - best value` is an exact
+difference of two such numbers, up to the rounding of what was sent. For every format, every spacing
+s of the best logit and every p-bit n of it, all other logits of the row follow; each must lie on
+the grid of its own binade. A hypothesis under which they do has the likelihood product of (spacing
+at that logit): the chance that a value from anywhere falls so near a point of the grid is the
+tolerance over the spacing, so coarser grids that still fit are likelier by what they forbid
+(Bayes). Against it stands float32 or more: values from anywhere.
 
-Claims are statistical, and say their evidence: the worst residual, and the chance that values from anywhere would fit
-as well. A grid is shown at a chance below CHANCE, never with tolerances above an eighth of the spacing. Nearly every
-bfloat16 number is a float16 number, so float16 is named only if bfloat16 fits nowhere, and bfloat16 only if it is
-NAMED times likelier.
+Claims are statistical, and say their evidence: the worst residual, and the chance that values from
+anywhere would fit as well. A grid is shown at a chance below CHANCE, never with tolerances above an
+eighth of the spacing. Nearly every bfloat16 number is a float16 number, so float16 is named only if
+bfloat16 fits nowhere, and bfloat16 only if it is NAMED times likelier.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ PRECISIONS = {"bfloat16": 8, "float16": 11}  # bits of the significand, the hidd
 CHANCE = 1e-9  # of values from anywhere that would fit as well, over all rows read
 NAMED = 1e4  # times likelier than the other format
 SURE = 0.99  # posterior of a margin in ULPs that is stated as a number
-_EXPONENTS = range(-12, 4)  # of the spacing at the best logit, which then is 2**(e + p - 1) to 2**(e + p)
+# of the spacing at the best logit, which then is 2**(e + p - 1) to 2**(e + p)
+_EXPONENTS = range(-12, 4)
 _LARGEST_LOGIT = 128.0  # best logits beyond it are rare, in every row anew
 _RARE = 1e-3  # their share
 _MOST_ROWS = 256  # read for the format
@@ -46,10 +49,10 @@ _FLOAT32_BITS = 24
 class Grid:
     """Evidence of 16-bit logits in a side's values.
 
-    compute_dtype: 'bfloat16' or 'float16', None if that is open. formats: those that fit. residual: largest
-    distance from the grid that was found, in the values' unit; chance: that values from anywhere would all lie as near;
-    rows, values: read. magnitudes: share of the rows by sign and size of their best logit. error: largest error of
-    a value as it was sent.
+    compute_dtype: 'bfloat16' or 'float16', None if that is open. formats: those that fit. residual:
+    largest distance from the grid that was found, in the values' unit; chance: that values from
+    anywhere would all lie as near; rows, values: read. magnitudes: share of the rows by sign and
+    size of their best logit. error: largest error of a value as it was sent.
     """
 
     compute_dtype: str | None
@@ -63,8 +66,9 @@ class Grid:
 
 
 def sent_error(values: NDArray[np.float64]) -> float:
-    """Largest absolute error of values as they were sent: half a unit in the last decimal place if all of them have
-    at most eight, else a unit in the last place of float32 at the largest of them, and that of a float32 logarithm.
+    """Largest absolute error of values as they were sent: half a unit in the last decimal place if
+    all of them have at most eight, else a unit in the last place of float32 at the largest of them,
+    and that of a float32 logarithm.
     """
     finite = values[np.isfinite(values)]
     if not len(finite):
@@ -78,8 +82,8 @@ def sent_error(values: NDArray[np.float64]) -> float:
 
 @dataclass(frozen=True, eq=False)
 class _Fits:
-    """Hypotheses of one row under one format that hold: log likelihood, place of the best logit among the bins of sign
-    and magnitude, steps to the runner-up, worst residual. [hypotheses] each
+    """Hypotheses of one row under one format that hold: log likelihood, place of the best logit
+    among the bins of sign and magnitude, steps to the runner-up, worst residual. [hypotheses] each
     """
 
     log_likelihood: NDArray[np.float64]
@@ -89,7 +93,9 @@ class _Fits:
 
 
 def _fits(values: NDArray[np.float64], error: float, precision: int) -> _Fits:
-    """Hypotheses (a number of the format as best logit) under which all listed values lie on the grid."""
+    """Hypotheses (a number of the format as best logit) under which all listed values lie on the
+    grid.
+    """
     gaps = np.unique(values[0] - values[:_MOST_ENTRIES])[1:]  # a tie says nothing twice
     tolerance = 2 * error
     best = _bests(tolerance, precision)
@@ -104,12 +110,19 @@ def _fits(values: NDArray[np.float64], error: float, precision: int) -> _Fits:
         likelihood = (likelihood + np.where(is_free, 0.0, np.log(spacing / (2 * tolerance))))[holds]
         residual, best = np.maximum(residual, np.where(is_free, 0.0, off))[holds], best[holds]
     runner = float(values[0] - values[1]) if len(values) > 1 else 0.0
-    return _Fits(likelihood, _places(best), _ordinals(best, precision) - _ordinals(best - runner, precision), residual)
+    return _Fits(
+        likelihood,
+        _places(best),
+        _ordinals(best, precision) - _ordinals(best - runner, precision),
+        residual,
+    )
 
 
 @cache
 def _bests(tolerance: float, precision: int) -> NDArray[np.float64]:
-    """Every number of the format that a best logit may be, with a spacing of at least 8 tolerances. [hypotheses]"""
+    """Every number of the format that a best logit may be, with a spacing of at least 8 tolerances.
+    [hypotheses]
+    """
     significands = np.arange(1 << (precision - 1), 1 << precision, dtype=np.float64)
     spacings = [2.0**exponent for exponent in _EXPONENTS if 8 * tolerance <= 2.0**exponent]
     positive = np.multiply.outer(np.array(spacings), significands).ravel()
@@ -117,13 +130,21 @@ def _bests(tolerance: float, precision: int) -> NDArray[np.float64]:
 
 
 def _places(best: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the bin of each best logit, an eighth of a binade each; negative ones follow the positive. [hypotheses]"""
-    bins = np.clip((np.log2(np.abs(best)) - _SMALLEST_BINADE) * _BINS_A_BINADE, 0, _BINS - 1).astype(np.int64)
+    """Return the bin of each best logit, an eighth of a binade each; negative ones follow the
+    positive. [hypotheses]
+    """
+    bins = np.clip(
+        (np.log2(np.abs(best)) - _SMALLEST_BINADE) * _BINS_A_BINADE,
+        0,
+        _BINS - 1,
+    ).astype(np.int64)
     return np.where(best < 0, bins + _BINS, bins)
 
 
 def _ordinals(values: NDArray[np.float64], precision: int) -> NDArray[np.int64]:
-    """Place among the numbers of the format, 0 for 0; subnormals are counted at float16's or bfloat16's least."""
+    """Place among the numbers of the format, 0 for 0; subnormals are counted at float16's or
+    bfloat16's least.
+    """
     fraction, exponent = np.frexp(np.abs(values))
     offset = np.round((fraction - 0.5) * (1 << precision)).astype(np.int64)
     ordinal = (exponent.astype(np.int64) + _SMALLEST_EXPONENT) * (1 << (precision - 1)) + offset
@@ -138,9 +159,11 @@ def _log_sum(values: NDArray[np.float64]) -> float:
 
 
 def find_grid(rows: Sequence[NDArray[np.float64]], error: float | None = None) -> Grid | None:
-    """Return the 16-bit grid that rows of log-probabilities or logits lie on, None if none is shown.
+    """Return the 16-bit grid that rows of log-probabilities or logits lie on, None if none is
+    shown.
 
-    rows: values of one side's positions, best first. error: largest error of a value; None finds it in the digits.
+    rows: values of one side's positions, best first. error: largest error of a value; None finds it
+    in the digits.
     A row that fits nowhere is enough to refuse a format, for all logits of a side have one dtype.
     """
     sample = [row for row in rows if len(row) > 1][:_MOST_ROWS]
@@ -158,21 +181,31 @@ def find_grid(rows: Sequence[NDArray[np.float64]], error: float | None = None) -
         residual = max(float(fit.residual[fit.log_likelihood.argmax()]) for fit in fits)
         chance = math.exp(-min(max(evidence, 0.0), 700.0))
         values = sum(len(row) for row in sample)
-        grids[name] = (evidence, Grid(name, (name,), residual, chance, len(sample), values, magnitudes, error))
+        grids[name] = (
+            evidence,
+            Grid(name, (name,), residual, chance, len(sample), values, magnitudes, error),
+        )
     if all(grid.chance >= CHANCE for _, grid in grids.values()):
         return None
     likeliest = max(grids, key=lambda name: grids[name][0])
-    if grids[likeliest][0] < refused:  # most rows are on the other's grid, and some on none: no one dtype
+    # most rows are on the other's grid, and some on none: no one dtype
+    if grids[likeliest][0] < refused:
         return None
     grid = grids[likeliest][1]
-    if len(grids) == 1 or (likeliest == "bfloat16" and grids[likeliest][0] - grids["float16"][0] >= math.log(NAMED)):
+    if len(grids) == 1 or (
+        likeliest == "bfloat16" and grids[likeliest][0] - grids["float16"][0] >= math.log(NAMED)
+    ):
         return grid
-    return replace(grid, compute_dtype=None, formats=tuple(sorted(grids, key=lambda name: name != likeliest)))
+    return replace(
+        grid,
+        compute_dtype=None,
+        formats=tuple(sorted(grids, key=lambda name: name != likeliest)),
+    )
 
 
 def _evidence(fits: Sequence[_Fits]) -> tuple[float, NDArray[np.float64]]:
-    """Log evidence of all rows together, and the share of rows by magnitude of their best logit: expectation and
-    maximisation, from the prior on.
+    """Log evidence of all rows together, and the share of rows by magnitude of their best logit:
+    expectation and maximisation, from the prior on.
     """
     prior, is_usual = _prior()
     shares = prior
@@ -189,15 +222,17 @@ def _evidence(fits: Sequence[_Fits]) -> tuple[float, NDArray[np.float64]]:
 
 
 def _prior() -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Shares of best logits, even over usual magnitudes, mostly positive; which bins are usual. [2 bins] each"""
+    """Shares of best logits, even over usual magnitudes, mostly positive; which bins are usual. [2
+    bins] each
+    """
     is_usual = np.arange(_BINS) < (math.log2(_LARGEST_LOGIT) - _SMALLEST_BINADE) * _BINS_A_BINADE
     prior = np.where(is_usual, (1 - _RARE) / is_usual.sum(), _RARE / (~is_usual).sum())
     return np.concatenate([prior * (1 - _NEGATIVE), prior * _NEGATIVE]), np.tile(is_usual, 2)
 
 
 def margin_ulps(values: NDArray[np.float64], grid: Grid) -> tuple[int, int] | None:
-    """Return the margin of one row in ULPs of the side's grid: the counts that hold SURE of the posterior, under every
-    format that fits; None if the row fits none or lists one token.
+    """Return the margin of one row in ULPs of the side's grid: the counts that hold SURE of the
+    posterior, under every format that fits; None if the row fits none or lists one token.
 
     A gap of 0 is 0 ULPs without further ado. The magnitudes of the side's other rows are the prior.
     """
@@ -205,18 +240,24 @@ def margin_ulps(values: NDArray[np.float64], grid: Grid) -> tuple[int, int] | No
         return None
     if values[0] == values[1]:
         return 0, 0
-    counts = [count for name in grid.formats for count in _likely_counts(values, grid, PRECISIONS[name])]
+    counts = [
+        count for name in grid.formats for count in _likely_counts(values, grid, PRECISIONS[name])
+    ]
     return (min(counts), max(counts)) if counts else None
 
 
 def _likely_counts(values: NDArray[np.float64], grid: Grid, precision: int) -> list[int]:
-    """Return the likeliest steps of the margin under one format; none if the row does not fit it."""
+    """Return the likeliest steps of the margin under one format; none if the row does not fit
+    it.
+    """
     fits = _fits(values, grid.error, precision)
     if not len(fits.log_likelihood):
         return []
     weights = fits.log_likelihood + np.log(grid.magnitudes[fits.place])
     shares = np.exp(weights - _log_sum(weights))
-    by_steps = {int(count): float(shares[fits.steps == count].sum()) for count in np.unique(fits.steps)}
+    by_steps = {
+        int(count): float(shares[fits.steps == count].sum()) for count in np.unique(fits.steps)
+    }
     ordered = sorted(by_steps, key=lambda count: (-by_steps[count], count))
     together = np.cumsum([by_steps[count] for count in ordered])
     return ordered[: int(np.searchsorted(together, SURE)) + 1]

@@ -1,11 +1,12 @@
 """The fused divergence kernel: one pass over two sides gives every figure of the metric contract.
 
-How it is built (docs/contributing/decisions/0002-kernel.md). A row (one position) is read from memory once and
-then worked on in blocks of 2048 elements that stay in the first-level cache: bits to ordinal distances and float32,
-histogram of distances, maxima of groups of 32 (the heatmap), maxima of 64 lanes (which top-k reads first),
-and float64 exponentials with a running maximum. Each step is a long loop simple enough for LLVM to vectorize. In a
-row with any NaN or infinity such elements are set aside first. Everything releases the GIL; threads are the
-caller's (numba's own pool aborts when two viewers use it at once).
+How it is built (docs/contributing/decisions/0002-kernel.md). A row (one position) is read from
+memory once and then worked on in blocks of 2048 elements that stay in the first-level cache: bits
+to ordinal distances and float32, histogram of distances, maxima of groups of 32 (the heatmap),
+maxima of 64 lanes (which top-k reads first), and float64 exponentials with a running maximum. Each
+step is a long loop simple enough for LLVM to vectorize. In a row with any NaN or infinity such
+elements are set aside first. Everything releases the GIL; threads are the caller's (numba's own
+pool aborts when two viewers use it at once).
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ _ROUNDER = 1.5 * 2.0**52  # adding it rounds to a whole number, which is then in
 
 @njit(forceinline=True, fastmath={"contract"})
 def exp(x):
-    """e**x for x <= 0 (below -700 taken as -700), relative error 3e-14, exactly 1 at 0; unlike math.exp it vectorizes.
+    """e**x for x <= 0 (below -700 taken as -700), relative error 3e-14, exactly 1 at 0; unlike
+    math.exp it vectorizes.
 
     The polynomial meets e**r in the Chebyshev nodes of |r| <= log(2) / 2.
     """
@@ -51,7 +53,9 @@ def exp(x):
     p = p * r + 0.5000000000000006
     p = p * r + 1.0000000000000067
     p = p * r + 1.0
-    return np.int64(np.float64(p).view(np.int64) + (np.float64(scaled).view(np.int64) << 52)).view(np.float64)
+    return np.int64(np.float64(p).view(np.int64) + (np.float64(scaled).view(np.int64) << 52)).view(
+        np.float64,
+    )
 
 
 @njit(forceinline=True)
@@ -86,12 +90,13 @@ def _load16(a, b, fmt, a_bits, b_bits, ulps):
 
 @njit(forceinline=True)
 def _widen_half(half):
-    """Bits of a float16 to those of the same float32: exponent and mantissa move into place, one exact product
-    re-biases (subnormals too).
+    """Bits of a float16 to those of the same float32: exponent and mantissa move into place, one
+    exact product re-biases (subnormals too).
     """
     magnitude = np.uint32((half & np.uint32(0x7FFF)) << np.uint32(13))
     bits = np.float32(np.uint32(magnitude).view(np.float32) * np.float32(2.0**112)).view(np.uint32)
-    bits |= np.uint32(0x7F800000) if magnitude >= np.uint32(0x0F800000) else np.uint32(0)  # infinity or NaN
+    # infinity or NaN
+    bits |= np.uint32(0x7F800000) if magnitude >= np.uint32(0x0F800000) else np.uint32(0)
     return np.uint32(bits | np.uint32((half & np.uint32(0x8000)) << np.uint32(16)))
 
 
@@ -108,12 +113,15 @@ def _load32(a, b, a_bits, b_bits, ulps):
         y_ordinal = np.int32(-y_magnitude) if y < 0 else y_magnitude
         high = max(x_ordinal, y_ordinal)
         low = min(x_ordinal, y_ordinal)
-        ulps[i] = np.uint32(np.uint32(high) - np.uint32(low))  # up to 2**32 - 2**24 - 2: wraps in int32, fits in uint32
+        # up to 2**32 - 2**24 - 2: wraps in int32, fits in uint32
+        ulps[i] = np.uint32(np.uint32(high) - np.uint32(low))
 
 
 @njit(forceinline=True)
 def scan_row(a, b, fmt):
-    """(any NaN or infinity on either side, any bit pattern that differs, spacing at a's largest finite magnitude)."""
+    """(any NaN or infinity on either side, any bit pattern that differs, spacing at a's largest
+    finite magnitude).
+    """
     magnitude_mask, first_nonfinite = _MAGNITUDE_MASKS[fmt], _FIRST_NONFINITE[fmt]
     nonfinite = 0
     differing = 0
@@ -122,7 +130,7 @@ def scan_row(a, b, fmt):
         x = np.uint32(a[i])
         y = np.uint32(b[i])
         nonfinite |= np.int32((x & magnitude_mask) >= first_nonfinite) | np.int32(
-            (y & magnitude_mask) >= first_nonfinite
+            (y & magnitude_mask) >= first_nonfinite,
         )
         differing |= np.int32(x != y)
         magnitude = np.uint32(x & magnitude_mask)
@@ -134,7 +142,8 @@ def scan_row(a, b, fmt):
 @njit(forceinline=True)
 def _largest_finite(a, magnitude_mask, first_nonfinite):
     """Bits of the largest finite magnitude of a row of bits; -1 if nothing is finite."""
-    largest = np.uint32(0)  # 1 more than that; a product in place of a choice, or it takes five times as long
+    # 1 more than that; a product in place of a choice, or it takes five times as long
+    largest = np.uint32(0)
     for i in range(a.shape[0]):
         magnitude = np.uint32(np.uint32(a[i]) & magnitude_mask)
         is_finite = np.uint32(magnitude < first_nonfinite)
@@ -147,13 +156,18 @@ def _spacing_at(magnitude, fmt):
     """Spacing of the format at a magnitude, given as its bits: a power of two. NaN for -1."""
     if magnitude < 0:
         return np.nan
-    binade = max(magnitude >> _MANTISSA_BITS[fmt], np.int64(1)) - 1  # subnormals are as the first normals
-    return np.int64((binade + _LEAST_EXPONENTS[fmt] - _MANTISSA_BITS[fmt] + 1023) << 52).view(np.float64)
+    # subnormals are as the first normals
+    binade = max(magnitude >> _MANTISSA_BITS[fmt], np.int64(1)) - 1
+    return np.int64((binade + _LEAST_EXPONENTS[fmt] - _MANTISSA_BITS[fmt] + 1023) << 52).view(
+        np.float64,
+    )
 
 
 @njit(forceinline=True, error_model="numpy")
 def row_cell(difference, spacing):
-    """Return a difference in spacings, as the bits of a float32: finite, and not 0 unless the difference is."""
+    """Return a difference in spacings, as the bits of a float32: finite, and not 0 unless the
+    difference is.
+    """
     cell = np.float32(min(difference / spacing, _LARGEST_CELL)).view(np.uint32)
     return cell if cell > 0 or difference == 0.0 else np.uint32(1)
 
@@ -167,7 +181,9 @@ def _differences(a, b, out):
 
 @njit(forceinline=True)
 def _row_cells(a, b, maxima, spacing, groups, out):
-    """Cells of a block's groups in row ULPs out of their largest differences, as bits of float32."""
+    """Cells of a block's groups in row ULPs out of their largest differences, as bits of
+    float32.
+    """
     for g in range(groups):
         difference = np.float64(np.uint32(maxima[g]).view(np.float32))
         if difference == np.inf:  # beyond float32, though the logits are not
@@ -181,7 +197,8 @@ def _row_cells(a, b, maxima, spacing, groups, out):
 def _lane_maxima(values, out):
     """Maxima of every 64th element of a whole block into out[:64]; returns the largest.
 
-    The block is folded in half again and again, so that every loop is long and no vector is reduced to a number.
+    The block is folded in half again and again, so that every loop is long and no vector is reduced
+    to a number.
     """
     half = BLOCK // 2
     for j in range(half):
@@ -217,7 +234,9 @@ def block_sums(ulps, n, fmt):
 
 @njit(forceinline=True)
 def _group_maxima(ulps, out):
-    """Maxima of groups of 32 of a whole block into out[:64]; neighbours pair by pair, for the same reason."""
+    """Maxima of groups of 32 of a whole block into out[:64]; neighbours pair by pair, for the same
+    reason.
+    """
     half = BLOCK // 2
     for i in range(half):
         x = ulps[2 * i]
@@ -233,7 +252,9 @@ def _group_maxima(ulps, out):
 
 @njit(forceinline=True)
 def _insert(values, ids, value, token):
-    """Keep the K largest in descending order; an equal value that came earlier (a lower id) stays in front."""
+    """Keep the K largest in descending order; an equal value that came earlier (a lower id) stays
+    in front.
+    """
     k = values.shape[0] - 1
     while k > 0 and (ids[k - 1] < 0 or value > values[k - 1]):
         values[k] = values[k - 1]
@@ -245,7 +266,9 @@ def _insert(values, ids, value, token):
 
 @njit(forceinline=True)
 def _take_top(values, maxima, highest, start, n, top_values, top_ids, candidates):
-    """Candidates of a block into the top k, in the order of their ids, looking only at lanes that hold one."""
+    """Candidates of a block into the top k, in the order of their ids, looking only at lanes that
+    hold one.
+    """
     last = top_values.shape[0] - 1
     is_full = top_ids[last] >= 0
     if is_full and highest <= top_values[last]:
@@ -264,7 +287,9 @@ def _take_top(values, maxima, highest, start, n, top_values, top_ids, candidates
 
 @njit(forceinline=True)
 def _relative(value, highest):
-    """Subtract in a function of its own, so that `_terms` cannot reorder this: large logits would cancel."""
+    """Subtract in a function of its own, so that `_terms` cannot reorder this: large logits would
+    cancel.
+    """
     return np.float64(value) - highest
 
 
@@ -272,7 +297,8 @@ def _relative(value, highest):
 def _terms(a, b, n, a_highest, b_highest, largest):
     """Sum up a block: exp(a), exp(b), exp(a) (a - b), all relative to the maxima, and (a - b)^2.
 
-    Returned with the largest |a - b| so far, as bits. Without a fixed order of summation LLVM vectorizes them.
+    Returned with the largest |a - b| so far, as bits. Without a fixed order of summation LLVM
+    vectorizes them.
     """
     a_sum, b_sum, weighted, squares = 0.0, 0.0, 0.0, 0.0
     for i in range(n):
@@ -291,10 +317,11 @@ def _terms(a, b, n, a_highest, b_highest, largest):
 
 @njit(forceinline=True)
 def _mask(a, b, ulps, n, is_mismatch):
-    """Replace elements of a block that are not finite on both sides by equal ones far below all others.
+    """Replace elements of a block that are not finite on both sides by equal ones far below all
+    others.
 
-    is_mismatch: set by group. Returns (elements replaced, mismatches, any that is not -inf on both sides, KL is
-    undefined).
+    is_mismatch: set by group. Returns (elements replaced, mismatches, any that is not -inf on both
+    sides, KL is undefined).
     """
     masked, mismatched, is_odd, is_undefined = 0, 0, False, False
     is_mismatch[:] = False
@@ -314,7 +341,9 @@ def _mask(a, b, ulps, n, is_mismatch):
 
 @njit
 def _scan_side(bits, fmt, a_bits, b_bits, a_values, ulps, top_values, top_ids):
-    """Find the top k of a row of any bits; return its largest value and the sum of exponentials relative to it."""
+    """Find the top k of a row of any bits; return its largest value and the sum of exponentials
+    relative to it.
+    """
     highest, total = -np.inf, 0.0
     top_ids[:] = -1
     top_values[:] = np.nan
@@ -345,7 +374,9 @@ def distance_bin(distance):
 
 @njit(forceinline=True)
 def _count(ulps, n, histogram):
-    """Exact distances into four interleaved tables, so that equal neighbours do not wait for each other's store."""
+    """Exact distances into four interleaved tables, so that equal neighbours do not wait for each
+    other's store.
+    """
     for i in range(0, n - 3, 4):
         histogram[0, ulps[i]] += 1
         histogram[1, ulps[i + 1]] += 1
@@ -357,18 +388,30 @@ def _count(ulps, n, histogram):
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def compare_rows(a, b, fmt, outputs, histogram, ulps):
-    """Compare rows of bits `a` and `b` [rows, vocab]; fills the outputs: whether rows are bit-identical, counts,
-    figures, top values of a and of b, their ids, tiles, row_tiles.
+    """Compare rows of bits `a` and `b` [rows, vocab]; fills the outputs: whether rows are
+    bit-identical, counts, figures, top values of a and of b, their ids, tiles, row_tiles.
 
-    counts [rows, 6] int64: neq, max_ulps, sum_ulps, elements finite on both sides, nonfinite_mismatch, token of
-    max_ulps. figures [rows, 6] float64: max_abs, sum of squared differences, spacing of the format at a's largest
-    finite magnitude (NaN: there is none), KL in nats (NaN: undefined), logsumexp of a, of b. tiles [rows,
-    ceil(vocab / 32)]: largest distance of each group of tokens, all ones if NaN or infinity mismatch. row_tiles of
-    the same shape, uint32, arriving as zeros: the group's largest difference over that spacing, as the bits of a
-    float32, all ones likewise. histogram [4, BINS] int64: elements by bin of their distance, to be summed over its
-    first axis. ulps [2048] is scratch: uint32 for float32, uint16 for narrower formats, whose distances all fit.
+    counts [rows, 6] int64: neq, max_ulps, sum_ulps, elements finite on both sides,
+    nonfinite_mismatch, token of max_ulps. figures [rows, 6] float64: max_abs, sum of squared
+    differences, spacing of the format at a's largest finite magnitude (NaN: there is none), KL in
+    nats (NaN: undefined), logsumexp of a, of b. tiles [rows, ceil(vocab / 32)]: largest distance of
+    each group of tokens, all ones if NaN or infinity mismatch. row_tiles of the same shape, uint32,
+    arriving as zeros: the group's largest difference over that spacing, as the bits of a float32,
+    all ones likewise. histogram [4, BINS] int64: elements by bin of their distance, to be summed
+    over its first axis. ulps [2048] is scratch: uint32 for float32, uint16 for narrower formats,
+    whose distances all fit.
     """
-    is_bit_identical, counts, figures, a_top_values, b_top_values, a_top_ids, b_top_ids, tiles, row_tiles = outputs
+    (
+        is_bit_identical,
+        counts,
+        figures,
+        a_top_values,
+        b_top_values,
+        a_top_ids,
+        b_top_ids,
+        tiles,
+        row_tiles,
+    ) = outputs
     rows, vocab = a.shape
     a_values = np.empty(BLOCK, np.float32)
     b_values = np.empty(BLOCK, np.float32)
@@ -400,7 +443,14 @@ def compare_rows(a, b, fmt, outputs, histogram, ulps):
         masked, mismatched, is_odd, is_undefined = 0, 0, False, False
         for start in range(0, vocab, BLOCK):
             n = min(BLOCK, vocab - start)
-            load_block(a[row, start : start + n], b[row, start : start + n], fmt, a_bits, b_bits, ulps)
+            load_block(
+                a[row, start : start + n],
+                b[row, start : start + n],
+                fmt,
+                a_bits,
+                b_bits,
+                ulps,
+            )
             groups = (n + GROUP - 1) // GROUP
             for i in range(n, BLOCK):  # pad the last block with what no maximum can notice
                 a_values[i] = _LOWEST
@@ -409,7 +459,11 @@ def compare_rows(a, b, fmt, outputs, histogram, ulps):
             block_mismatched = 0
             if nonfinite:
                 block_masked, block_mismatched, block_odd, block_undefined = _mask(
-                    a_values, b_values, ulps, n, is_mismatch
+                    a_values,
+                    b_values,
+                    ulps,
+                    n,
+                    is_mismatch,
                 )
                 masked += block_masked
                 mismatched += block_mismatched
@@ -427,7 +481,14 @@ def compare_rows(a, b, fmt, outputs, histogram, ulps):
             if block_neq:
                 _differences(a_values, b_values, differences)
                 _group_maxima(difference_bits, difference_maxima)
-                _row_cells(a_values, b_values, difference_maxima, spacing, groups, row_tiles[row, first_group:])
+                _row_cells(
+                    a_values,
+                    b_values,
+                    difference_maxima,
+                    spacing,
+                    groups,
+                    row_tiles[row, first_group:],
+                )
             for g in range(groups if block_mismatched else 0):
                 if is_mismatch[g]:
                     tiles[row, first_group + g] = ~tiles.dtype.type(0)
@@ -448,16 +509,42 @@ def compare_rows(a, b, fmt, outputs, histogram, ulps):
 
             a_block = np.float64(_lane_maxima(a_values, a_maxima))
             b_block = np.float64(_lane_maxima(b_values, b_maxima))
-            _take_top(a_values, a_maxima, a_block, start, n, a_top_values[row], a_top_ids[row], candidates)
-            _take_top(b_values, b_maxima, b_block, start, n, b_top_values[row], b_top_ids[row], candidates)
-            if a_block > a_highest:  # the running maximum moves: rescale what was summed (online softmax, Milakov 2018)
+            _take_top(
+                a_values,
+                a_maxima,
+                a_block,
+                start,
+                n,
+                a_top_values[row],
+                a_top_ids[row],
+                candidates,
+            )
+            _take_top(
+                b_values,
+                b_maxima,
+                b_block,
+                start,
+                n,
+                b_top_values[row],
+                b_top_ids[row],
+                candidates,
+            )
+            # the running maximum moves: rescale what was summed (online softmax, Milakov 2018)
+            if a_block > a_highest:
                 scale = exp(a_highest - a_block)
                 weighted = (weighted - (a_block - a_highest) * a_sum) * scale
                 a_sum, a_highest = a_sum * scale, a_block
             if b_block > b_highest:
                 weighted += (b_block - b_highest) * a_sum
                 b_sum, b_highest = b_sum * exp(b_highest - b_block), b_block
-            a_mass, b_mass, weights, gaps, largest = _terms(a_values, b_values, n, a_highest, b_highest, largest)
+            a_mass, b_mass, weights, gaps, largest = _terms(
+                a_values,
+                b_values,
+                n,
+                a_highest,
+                b_highest,
+                largest,
+            )
             a_sum += a_mass
             b_sum += b_mass
             weighted += weights
@@ -478,9 +565,24 @@ def compare_rows(a, b, fmt, outputs, histogram, ulps):
             histogram[0, 0] -= masked
             if is_odd or min(a_top_values[row, -1], b_top_values[row, -1]) <= _LOWEST:
                 scratch = a_bits, b_bits, a_values, ulps
-                highest_of_a, total_of_a = _scan_side(a[row], fmt, *scratch, a_top_values[row], a_top_ids[row])
-                highest_of_b, total_of_b = _scan_side(b[row], fmt, *scratch, b_top_values[row], b_top_ids[row])
-                a_log, b_log = highest_of_a + math.log(total_of_a), highest_of_b + math.log(total_of_b)
+                highest_of_a, total_of_a = _scan_side(
+                    a[row],
+                    fmt,
+                    *scratch,
+                    a_top_values[row],
+                    a_top_ids[row],
+                )
+                highest_of_b, total_of_b = _scan_side(
+                    b[row],
+                    fmt,
+                    *scratch,
+                    b_top_values[row],
+                    b_top_ids[row],
+                )
+                a_log, b_log = (
+                    highest_of_a + math.log(total_of_a),
+                    highest_of_b + math.log(total_of_b),
+                )
                 kl = weighted / a_sum + (highest_of_b - b_highest) + math.log(total_of_b / a_sum)
             if is_undefined or masked == vocab:
                 kl = np.nan

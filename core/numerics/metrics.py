@@ -1,5 +1,5 @@
-"""The registry of metrics: one entry per figure, from which come the columns of a run file, the JSON of reports and the
-tables in docs/reference/metrics.md.
+"""The registry of metrics: one entry per figure, from which come the columns of a run file, the
+JSON of reports and the tables in docs/reference/metrics.md.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 class Metric:
     """A figure of a pair at each position: `RowFigures` has it under this name.
 
-    dtype: numpy's name of it; is_nullable: undefined at some positions, which `RowFigures` says by NaN, or by a token
-    id of -1; is_reported: in the JSON of reports and the tables of pages.
+    dtype: numpy's name of it; is_nullable: undefined at some positions, which `RowFigures` says by
+    NaN, or by a token id of -1; is_reported: in the JSON of reports and the tables of pages.
     """
 
     name: str
@@ -27,24 +27,56 @@ class Metric:
 
 _SAME = "over the same elements"
 METRICS = (
-    Metric("neq", "elements", "int64", "values differ; +0 equals -0; NaN equals NaN and differs from everything else"),
-    Metric("bit_identical", "", "bool", "every bit pattern equal, so +0 and -0 are not", is_reported=False),
     Metric(
-        "max_abs", "logits", "float64", "largest absolute difference over elements finite on both sides, in float64"
+        "neq",
+        "elements",
+        "int64",
+        "values differ; +0 equals -0; NaN equals NaN and differs from everything else",
     ),
-    Metric("rms", "logits", "float64", f"root mean square of the difference {_SAME}", is_reported=False),
+    Metric(
+        "bit_identical",
+        "",
+        "bool",
+        "every bit pattern equal, so +0 and -0 are not",
+        is_reported=False,
+    ),
+    Metric(
+        "max_abs",
+        "logits",
+        "float64",
+        "largest absolute difference over elements finite on both sides, in float64",
+    ),
+    Metric(
+        "rms",
+        "logits",
+        "float64",
+        f"root mean square of the difference {_SAME}",
+        is_reported=False,
+    ),
     Metric("max_ulps", "ULPs", "int64", f"largest distance {_SAME}"),
-    Metric("max_ulps_token", "token id", "int32", "lowest token id with that distance", is_reported=False),
+    Metric(
+        "max_ulps_token",
+        "token id",
+        "int32",
+        "lowest token id with that distance",
+        is_reported=False,
+    ),
     Metric("mean_ulps", "ULPs", "float64", f"mean distance {_SAME}", is_reported=False),
     Metric(
         "max_row_ulps",
         "row ULPs",
         "float64",
-        "max_abs over the spacing of the compute dtype at the reference row's largest finite magnitude; null if the"
-        " reference has no finite element",
+        "max_abs over the spacing of the compute dtype at the reference row's largest finite"
+        " magnitude; null if the reference has no finite element",
         is_nullable=True,
     ),
-    Metric("rms_row_ulps", "row ULPs", "float64", "rms over that spacing; null if that is", is_nullable=True),
+    Metric(
+        "rms_row_ulps",
+        "row ULPs",
+        "float64",
+        "rms over that spacing; null if that is",
+        is_nullable=True,
+    ),
     Metric(
         "nonfinite_mismatch",
         "elements",
@@ -64,7 +96,8 @@ METRICS = (
         "reference_margin",
         "logits",
         "float64",
-        "top-1 minus runner-up of the reference; 0 is a tie, or two equal infinities; null if it is not finite",
+        "top-1 minus runner-up of the reference; 0 is a tie, or two equal infinities; null if it is"
+        " not finite",
         is_nullable=True,
     ),
     Metric("variant_margin", "logits", "float64", "the same of the variant", is_nullable=True),
@@ -74,22 +107,23 @@ METRICS = (
         "near_tie",
         "",
         "bool",
-        "smaller margin of the two sides at most 2 row ULPs; false if the reference has no finite element",
+        "smaller margin of the two sides at most 2 row ULPs; false if the reference has no finite"
+        " element",
     ),
     Metric(
         "could_flip",
         "",
         "bool",
-        "smaller margin at most twice max_abs: only there can an argmax change. True of every flip, so it is a check of"
-        " the code and never evidence for rounding",
+        "smaller margin at most twice max_abs: only there can an argmax change. True of every flip,"
+        " so it is a check of the code and never evidence for rounding",
     ),
     Metric("is_tie", "", "bool", "a margin of 0 on either side", is_reported=False),
     Metric(
         "kl",
         "nats",
         "float64",
-        "KL(reference ‖ variant) in float64; a token at -inf on the reference contributes 0; null if NaN, +inf, or"
-        " the variant has -inf where the reference has mass",
+        "KL(reference ‖ variant) in float64; a token at -inf on the reference contributes 0; null"
+        " if NaN, +inf, or the variant has -inf where the reference has mass",
         is_nullable=True,
     ),
 )
@@ -109,7 +143,9 @@ class Reduction(Enum):
 
 @dataclass(frozen=True)
 class SummaryRule:
-    """Reduction of a figure of `RowFigures`. denominator: figure that a mean is over, '' for the rows."""
+    """Reduction of a figure of `RowFigures`. denominator: figure that a mean is over, '' for the
+    rows.
+    """
 
     reduction: Reduction
     figure: str
@@ -117,19 +153,31 @@ class SummaryRule:
 
 
 def _total(unit: str, reduction: Reduction, figure: str, help: str, denominator: str = "") -> Any:
-    return field(metadata={"unit": unit, "rule": SummaryRule(reduction, figure, denominator), "help": help})
+    return field(
+        metadata={"unit": unit, "rule": SummaryRule(reduction, figure, denominator), "help": help},
+    )
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A pair in one row: the `summary` object of the metric contract, same names, same order. None if nothing
-    defines the figure.
+    """A pair in one row: the `summary` object of the metric contract, same names, same order. None
+    if nothing defines the figure.
     """
 
-    bit_identical: bool = _total("", Reduction.LEAST, "bit_identical", "every bit pattern equal, so +0 and -0 are not")
+    bit_identical: bool = _total(
+        "",
+        Reduction.LEAST,
+        "bit_identical",
+        "every bit pattern equal, so +0 and -0 are not",
+    )
     neq: int = _total("elements", Reduction.SUM, "neq", "values differ, at all positions together")
     neq_share: float = _total("", Reduction.MEAN, "neq", "neq over positions x vocab", "elements")
-    max_abs: float = _total("logits", Reduction.LARGEST, "max_abs", "largest absolute difference of all positions")
+    max_abs: float = _total(
+        "logits",
+        Reduction.LARGEST,
+        "max_abs",
+        "largest absolute difference of all positions",
+    )
     rms: float = _total(
         "logits",
         Reduction.ROOT_MEAN,
@@ -137,8 +185,19 @@ class Summary:
         "root mean square of the difference over the finite elements",
         "finite",
     )
-    max_ulps: int = _total("ULPs", Reduction.LARGEST, "max_ulps", "largest distance of all positions")
-    mean_ulps: float = _total("ULPs", Reduction.MEAN, "sum_ulps", "mean distance over the finite elements", "finite")
+    max_ulps: int = _total(
+        "ULPs",
+        Reduction.LARGEST,
+        "max_ulps",
+        "largest distance of all positions",
+    )
+    mean_ulps: float = _total(
+        "ULPs",
+        Reduction.MEAN,
+        "sum_ulps",
+        "mean distance over the finite elements",
+        "finite",
+    )
     max_row_ulps: float | None = _total(
         "row ULPs",
         Reduction.LARGEST,
@@ -149,7 +208,8 @@ class Summary:
         "row ULPs",
         Reduction.ROOT_MEAN,
         "row_squares",
-        "root mean square of the difference in row ULPs over the finite elements; null if there are none",
+        "root mean square of the difference in row ULPs over the finite elements; null if there are"
+        " none",
         "finite",
     )
     nonfinite_mismatch: int = _total(
@@ -160,16 +220,36 @@ class Summary:
     )
     flips: int = _total("positions", Reduction.SUM, "is_flip", "the two argmax differ")
     ties: int = _total("positions", Reduction.SUM, "is_tie", "a margin of 0 on either side")
-    near_ties: int = _total("positions", Reduction.SUM, "near_tie", "smaller margin at most 2 row ULPs")
+    near_ties: int = _total(
+        "positions",
+        Reduction.SUM,
+        "near_tie",
+        "smaller margin at most 2 row ULPs",
+    )
     could_flip: int = _total(
         "positions",
         Reduction.SUM,
         "could_flip",
         "smaller margin at most twice max_abs: only there can an argmax change",
     )
-    mean_kl: float | None = _total("nats", Reduction.MEAN, "kl", "mean kl over kl_positions; null if there are none")
-    max_kl: float | None = _total("nats", Reduction.LARGEST, "kl", "largest kl; null if there is none")
-    same_top1: float = _total("", Reduction.REST, "is_flip", "share of positions with the same argmax")
+    mean_kl: float | None = _total(
+        "nats",
+        Reduction.MEAN,
+        "kl",
+        "mean kl over kl_positions; null if there are none",
+    )
+    max_kl: float | None = _total(
+        "nats",
+        Reduction.LARGEST,
+        "kl",
+        "largest kl; null if there is none",
+    )
+    same_top1: float = _total(
+        "",
+        Reduction.REST,
+        "is_flip",
+        "share of positions with the same argmax",
+    )
     min_margin: float | None = _total(
         "logits",
         Reduction.LEAST,
@@ -180,8 +260,8 @@ class Summary:
         "positions",
         Reduction.DEFINED,
         "kl",
-        "what mean_kl and max_kl are over. If fewer than all, every table, page and issue text shows it next to the"
-        " figure",
+        "what mean_kl and max_kl are over. If fewer than all, every table, page and issue text"
+        " shows it next to the figure",
     )
     kl_infinite: int = _total(
         "positions",
@@ -189,23 +269,42 @@ class Summary:
         "is_kl_infinite",
         "KL is infinite: the variant has -inf where the reference has mass",
     )
-    margin_positions: int = _total("positions", Reduction.DEFINED, "smaller_margin", "what min_margin is over")
+    margin_positions: int = _total(
+        "positions",
+        Reduction.DEFINED,
+        "smaller_margin",
+        "what min_margin is over",
+    )
     finite: int = _total(
-        "elements", Reduction.SUM, "finite", "finite on both sides: what max_abs, rms, ULPs and row ULPs are over"
+        "elements",
+        Reduction.SUM,
+        "finite",
+        "finite on both sides: what max_abs, rms, ULPs and row ULPs are over",
     )
 
 
-COUNTS = ("kl_positions", "kl_infinite", "margin_positions", "finite")  # of a summary: what its other figures are over
+# of a summary: what its other figures are over
+COUNTS = ("kl_positions", "kl_infinite", "margin_positions", "finite")
 
 NULLABLE = frozenset(
     [metric.name for metric in METRICS if metric.is_nullable]
-    + [total.name for total in fields(Summary) if "None" in str(total.type)]
+    + [total.name for total in fields(Summary) if "None" in str(total.type)],
 )
 
-# What lists of top tokens leave open: statements on whole rows, and what no token that both sides sent defines.
+# What lists of top tokens leave open: statements on whole rows, and what no token that both sides
+# sent defines.
 OPEN_IN_LISTS = frozenset(
     [
-        *("bit_identical", "neq_share", "max_abs", "rms", "max_ulps", "max_ulps_token", "mean_ulps", "is_flip"),
+        *(
+            "bit_identical",
+            "neq_share",
+            "max_abs",
+            "rms",
+            "max_ulps",
+            "max_ulps_token",
+            "mean_ulps",
+            "is_flip",
+        ),
         *("near_tie", "could_flip", "is_tie", "near_ties", "same_top1"),
-    ]
+    ],
 )

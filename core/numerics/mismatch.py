@@ -1,7 +1,8 @@
 """Mismatch of a trainer and its rollout engine over the sampled tokens, as RL frameworks define it.
 
-r is the trainer's log-probability of a token minus the rollout's, ratio is exp(r), and a sequence is one response. A
-figure is made of sums by sequence, so that tokens are read once, in parts, and a bootstrap draws sequences again.
+r is the trainer's log-probability of a token minus the rollout's, ratio is exp(r), and a sequence
+is one response. A figure is made of sums by sequence, so that tokens are read once, in parts, and a
+bootstrap draws sequences again.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 CLAMP = 20.0  # of log-ratios before exp, in verl, slime and ms-swift
-TIS, ICEPOP, DPPO, GEOMETRIC, VETO = 2.0, (0.5, 5.0), 0.2, (0.999, 1.002), 1e-4  # bars in the frameworks' references
+# bars in the frameworks' references
+TIS, ICEPOP, DPPO, GEOMETRIC, VETO = 2.0, (0.5, 5.0), 0.2, (0.999, 1.002), 1e-4
 _LARGEST = 700.0  # of which float64 has the exponential
 _TRL_CAP = 3.0  # vllm_importance_sampling_clip_max
 
 
 class TokenPairs:
-    """Log-probabilities of the same tokens on both sides, finite, sequence after sequence. [tokens] each"""
+    """Log-probabilities of the same tokens on both sides, finite, sequence after sequence. [tokens]
+    each
+    """
 
     def __init__(self, rollout: NDArray[np.floating], trainer: NDArray[np.floating]) -> None:
         self.rollout, self.trainer = (np.asarray(side, np.float64) for side in (rollout, trainer))
@@ -63,7 +67,8 @@ class TokenPairs:
 class SampledTokens:
     """Tokens of the loss, sequence after sequence. [tokens] each; values NaN if missing.
 
-    position: index in the sequence; turn: masked stretches before it; groups: step and others, NaN or '' if unknown.
+    position: index in the sequence; turn: masked stretches before it; groups: step and others, NaN
+    or '' if unknown.
     """
 
     sequence: NDArray[np.integer]
@@ -81,8 +86,16 @@ class SampledTokens:
 
     def select(self, selection: NDArray[np.bool_]) -> SampledTokens:
         """Return some of the tokens."""
-        values = {name: each[selection] for name, each in vars(self).items() if isinstance(each, np.ndarray)}
-        return replace(self, groups={name: each[selection] for name, each in self.groups.items()}, **values)
+        values = {
+            name: each[selection]
+            for name, each in vars(self).items()
+            if isinstance(each, np.ndarray)
+        }
+        return replace(
+            self,
+            groups={name: each[selection] for name, each in self.groups.items()},
+            **values,
+        )
 
 
 Quantity = Callable[[TokenPairs], NDArray]
@@ -118,14 +131,16 @@ SUMS: dict[str, Quantity] = {
 }
 _SQUARES = ("rollout", "trainer", "r", "ratio", "truncated", "k3", "p rollout", "p trainer", "dp")
 SUMS |= {f"{name}^2": _product(name, name) for name in _SQUARES}
-SUMS |= {f"{one}rollout*{one}trainer": _product(f"{one}rollout", f"{one}trainer") for one in ("", "p ")}
+SUMS |= {
+    f"{one}rollout*{one}trainer": _product(f"{one}rollout", f"{one}trainer") for one in ("", "p ")
+}
 MAXIMA = {name: SUMS[name] for name in ("r", "-r", "|r|", "|dp|", "k3")}
 
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """Sums and maxima of the tokens by sequence, computed when they are asked for. Sequences without a token are left
-    out, unless they are added by `with_masked`.
+    """Sums and maxima of the tokens by sequence, computed when they are asked for. Sequences
+    without a token are left out, unless they are added by `with_masked`.
 
     tokens: of each sequence; sums, maxima: of the quantities of SUMS and MAXIMA. [sequences] each
     """
@@ -139,8 +154,16 @@ class Sequences:
         """Sequences of `lengths` tokens, one after another."""
         lengths = lengths[lengths > 0]
         starts = np.cumsum(lengths) - lengths
-        sums = _Reduced(SUMS, lambda values: np.add.reduceat(values, starts, dtype=np.float64), pairs)
-        return cls(lengths, sums, _Reduced(MAXIMA, lambda values: np.maximum.reduceat(values, starts), pairs))
+        sums = _Reduced(
+            SUMS,
+            lambda values: np.add.reduceat(values, starts, dtype=np.float64),
+            pairs,
+        )
+        return cls(
+            lengths,
+            sums,
+            _Reduced(MAXIMA, lambda values: np.maximum.reduceat(values, starts), pairs),
+        )
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -150,7 +173,9 @@ class Sequences:
         return self.sums[name] / np.maximum(self.tokens, 1)
 
     def with_masked(self, count: int) -> Sequences:
-        """Return these and `count` sequences without a token of the loss: all of their sums are 0."""
+        """Return these and `count` sequences without a token of the loss: all of their sums are
+        0.
+        """
         tokens = np.append(self.tokens, np.zeros(count, self.tokens.dtype))
         sums = {name: np.append(self.sums[name], np.zeros(count)) for name in SUMS}
         maxima = {name: np.append(self.maxima[name], np.full(count, -np.inf)) for name in MAXIMA}
@@ -160,7 +185,12 @@ class Sequences:
 class _Reduced(dict[str, NDArray]):
     """Quantities of tokens by sequence, each reduced when it is first asked for."""
 
-    def __init__(self, quantities: Mapping[str, Quantity], reduce: Callable[[NDArray], NDArray], pairs: TokenPairs):
+    def __init__(
+        self,
+        quantities: Mapping[str, Quantity],
+        reduce: Callable[[NDArray], NDArray],
+        pairs: TokenPairs,
+    ):
         super().__init__()
         self._quantities, self._reduce, self._pairs = quantities, reduce, pairs
 
@@ -175,7 +205,8 @@ class Batch:
     def __init__(self, sequences: Sequences, weights: NDArray[np.float64] | None = None) -> None:
         self.sequences = sequences
         self.weights = np.ones(len(sequences)) if weights is None else weights
-        self.tokens = float(self.weights @ sequences.tokens) or float("nan")  # a draw may hold masked sequences alone
+        # a draw may hold masked sequences alone
+        self.tokens = float(self.weights @ sequences.tokens) or float("nan")
 
     def sum(self, name: str) -> float:
         """Return the sum over all tokens."""
@@ -190,7 +221,9 @@ class Batch:
         return float(self.weights @ values / self.weights.sum())
 
     def over_trained(self, values: NDArray) -> float:
-        """Return the sum of a value of each sequence with a token of the loss, over the number of all."""
+        """Return the sum of a value of each sequence with a token of the loss, over the number of
+        all.
+        """
         return self.over_sequences(values * (self.sequences.tokens > 0))
 
     def mean_of_means(self, name: str) -> float:
@@ -205,13 +238,19 @@ class Batch:
     def deviation(self, name: str, square: str) -> float:
         """Return the standard deviation over all tokens, over their number less one."""
         squares = self.sum(square) - self.sum(name) ** 2 / self.tokens
-        return float(np.sqrt(max(squares, 0.0) / (self.tokens - 1))) if self.tokens > 1 else float("nan")
+        return (
+            float(np.sqrt(max(squares, 0.0) / (self.tokens - 1)))
+            if self.tokens > 1
+            else float("nan")
+        )
 
     def pearson(self, a: str, b: str) -> float:
         """Return the correlation of two quantities over all tokens."""
         spreads = [self.mean(f"{name}^2") - self.mean(name) ** 2 for name in (a, b)]
         product = self.mean(f"{a}*{b}") - self.mean(a) * self.mean(b)
-        return float(product / np.sqrt(spreads[0] * spreads[1])) if min(spreads) > 0 else float("nan")
+        return (
+            float(product / np.sqrt(spreads[0] * spreads[1])) if min(spreads) > 0 else float("nan")
+        )
 
     def sample_size(self, name: str) -> float:
         """Return the effective sample size of importance weights as a share of the tokens."""
@@ -250,8 +289,8 @@ class Figure:
 
 @dataclass(frozen=True)
 class Framework:
-    """Figures of one framework. source: version and file that define them; counts_masked: means over sequences count
-    those without a token of the loss.
+    """Figures of one framework. source: version and file that define them; counts_masked: means
+    over sequences count those without a token of the loss.
     """
 
     name: str
@@ -264,12 +303,26 @@ _NATS = "nats"
 _Definition = tuple[str, Callable[[Batch], float]]
 _mean, _max, _mean_of_means, _sample_size, _perplexity, _pearson, _deviation = (
     partial(methodcaller, name)
-    for name in ("mean", "max", "mean_of_means", "sample_size", "perplexity", "pearson", "deviation")
+    for name in (
+        "mean",
+        "max",
+        "mean_of_means",
+        "sample_size",
+        "perplexity",
+        "pearson",
+        "deviation",
+    )
 )
 _K3 = "mean of exp(r) - 1 - r", _mean("k3")
 _CHI2: _Definition = "mean of exp(r)² - 1", lambda b: b.mean("ratio^2") - 1
-_RATIO_SEQUENCE: _Definition = "mean over sequences of exp(sum of r)", lambda b: b.over_sequences(np.exp(b.log_ratio))
-_RATIO_GEOMETRIC: _Definition = "mean over sequences of exp(mean of r)", lambda b: b.over_sequences(b.geometric_ratio)
+_RATIO_SEQUENCE: _Definition = (
+    "mean over sequences of exp(sum of r)",
+    lambda b: b.over_sequences(np.exp(b.log_ratio)),
+)
+_RATIO_GEOMETRIC: _Definition = (
+    "mean over sequences of exp(mean of r)",
+    lambda b: b.over_sequences(b.geometric_ratio),
+)
 _CHI2_SEQUENCE: _Definition = (
     "mean over sequences of exp(sum of r)² - 1",
     lambda b: b.over_sequences(np.exp(2 * b.log_ratio)) - 1,
@@ -295,14 +348,28 @@ _OWN = (
     Figure("perplexity_rollout", "mean over sequences", _perplexity("rollout")),
     Figure("perplexity_trainer", "mean over sequences", _perplexity("trainer")),
     Figure("pearson", "correlation of log-probabilities", _pearson("rollout", "trainer")),
-    Figure("pearson_probability", "correlation of probabilities", _pearson("p rollout", "p trainer")),
+    Figure(
+        "pearson_probability",
+        "correlation of probabilities",
+        _pearson("p rollout", "p trainer"),
+    ),
     Figure("above_tis", "share of tokens with exp(r) above 2", _mean("above TIS")),
-    Figure("outside_icepop", "share of tokens with exp(r) outside 0.5 to 5", _mean("outside IcePop")),
-    Figure("beyond_dppo", "share of tokens whose probability moves by over 0.2", _mean("beyond DPPO")),
+    Figure(
+        "outside_icepop",
+        "share of tokens with exp(r) outside 0.5 to 5",
+        _mean("outside IcePop"),
+    ),
+    Figure(
+        "beyond_dppo",
+        "share of tokens whose probability moves by over 0.2",
+        _mean("beyond DPPO"),
+    ),
     Figure(
         "outside_geometric",
         "share of sequences with exp(mean of r) outside 0.999 to 1.002",
-        lambda b: b.over_sequences((b.geometric_ratio < GEOMETRIC[0]) | (b.geometric_ratio > GEOMETRIC[1])),
+        lambda b: b.over_sequences(
+            (b.geometric_ratio < GEOMETRIC[0]) | (b.geometric_ratio > GEOMETRIC[1]),
+        ),
     ),
     Figure(
         "vetoed",
@@ -333,7 +400,10 @@ def _offpolicy(prefix: str, k3: _Definition, chi2: _Definition) -> tuple[Figure,
         "log_ppl_abs_diff": ("the same, absolute", lambda b: b.over_sequences(np.abs(lead(b)))),
         "log_ppl_diff_max": ("largest of them", lambda b: float(lead(b).max())),
         "log_ppl_diff_min": ("least of them", lambda b: float(lead(b).min())),
-        "ppl_ratio": ("mean over sequences of exp(mean of -r)", lambda b: b.over_sequences(np.exp(lead(b)))),
+        "ppl_ratio": (
+            "mean over sequences of exp(mean of -r)",
+            lambda b: b.over_sequences(np.exp(lead(b))),
+        ),
         "chi2_token": _CHI2,
         "chi2_seq": chi2,
     }
@@ -351,22 +421,35 @@ _VERL = (
         {
             "mean": ("mean of exp(r), at most 2", _mean("truncated")),
             "max": ("largest, at most 2", lambda b: float(min(np.exp(b.max("r")), TIS))),
-            "min": ("least, at least exp(-20)", lambda b: float(min(np.exp(max(-b.max("-r"), -CLAMP)), TIS))),
+            "min": (
+                "least, at least exp(-20)",
+                lambda b: float(min(np.exp(max(-b.max("-r"), -CLAMP)), TIS)),
+            ),
             "std": (
                 "standard deviation over the tokens",
                 lambda b: np.sqrt(max(b.mean("truncated^2") - b.mean("truncated") ** 2, 0)),
             ),
-            "eff_sample_size": ("of exp(r), at most 2; share of the tokens", _sample_size("truncated")),
+            "eff_sample_size": (
+                "of exp(r), at most 2; share of the tokens",
+                _sample_size("truncated"),
+            ),
             "ratio_fraction_high": ("share of tokens with exp(r) above 2", _mean("above TIS")),
             "ratio_fraction_low": ("share of tokens with exp(r) below 0.5", _mean("below 1/TIS")),
             "seq_mean": ("mean of sequence means", _mean_of_means("truncated")),
             "seq_std": (
                 "their standard deviation",
-                lambda b: float(np.std(_truncated_means(b), ddof=1)) if len(b.sequences) > 1 else float("nan"),
+                lambda b: (
+                    float(np.std(_truncated_means(b), ddof=1))
+                    if len(b.sequences) > 1
+                    else float("nan")
+                ),
             ),
             "seq_max": ("largest of them", lambda b: float(_truncated_means(b).max())),
             "seq_min": ("least of them", lambda b: float(_truncated_means(b).min())),
-            "seq_max_deviation": ("largest distance from 1", lambda b: float(np.abs(_truncated_means(b) - 1).max())),
+            "seq_max_deviation": (
+                "largest distance from 1",
+                lambda b: float(np.abs(_truncated_means(b) - 1).max()),
+            ),
             "seq_fraction_high": (
                 "share of sequences with a mean of exp(r) above 2",
                 lambda b: b.over_sequences(b.sequences.means("ratio") > TIS),
@@ -383,17 +466,31 @@ _VERL = (
             "probs_diff_max": ("largest change of probability", _max("|dp|")),
             "probs_diff_mean": ("mean of |change of probability|", _mean("|dp|")),
             "probs_diff_std": ("its standard deviation", _deviation("|dp|", "dp^2")),
-            "actor_probs_pearson_corr": ("correlation of probabilities", _pearson("p rollout", "p trainer")),
+            "actor_probs_pearson_corr": (
+                "correlation of probabilities",
+                _pearson("p rollout", "p trainer"),
+            ),
         },
     ),
 )
-_SWIFT = _offpolicy("rollout_correction", ("mean of exp(r) - 1 - r, at most 10", _mean("k3<=10")), _CHI2_GEOMETRIC)
+_SWIFT = _offpolicy(
+    "rollout_correction",
+    ("mean of exp(r) - 1 - r, at most 10", _mean("k3<=10")),
+    _CHI2_GEOMETRIC,
+)
 _TRL = (
-    Figure("sampling/sampling_logp_difference/mean", "mean of |r| over tokens", _mean("|r|"), _NATS),
+    Figure(
+        "sampling/sampling_logp_difference/mean",
+        "mean of |r| over tokens",
+        _mean("|r|"),
+        _NATS,
+    ),
     Figure("sampling/sampling_logp_difference/max", "largest |r|", _max("|r|"), _NATS),
     *(
         Figure(
-            f"sampling/importance_sampling_ratio/{name}", f"{name} over sequences of exp(sum of r), 0 above 3", value
+            f"sampling/importance_sampling_ratio/{name}",
+            f"{name} over sequences of exp(sum of r), 0 above 3",
+            value,
         )
         for name, value in (
             ("min", lambda b: float(b.kept_ratio.min())),
@@ -403,9 +500,19 @@ _TRL = (
     ),
 )
 _SLIME = (
-    Figure("train/train_rollout_logprob_abs_diff", "mean of sequence means of |r|", _mean_of_means("|r|"), _NATS),
+    Figure(
+        "train/train_rollout_logprob_abs_diff",
+        "mean of sequence means of |r|",
+        _mean_of_means("|r|"),
+        _NATS,
+    ),
     Figure("train/mis_kl", "mean of sequence means of -r", _mean_of_means("-r"), _NATS),
-    Figure("train/mis_k3_kl", "mean of sequence means of exp(r) - 1 - r", _mean_of_means("k3"), _NATS),
+    Figure(
+        "train/mis_k3_kl",
+        "mean of sequence means of exp(r) - 1 - r",
+        _mean_of_means("k3"),
+        _NATS,
+    ),
     *(
         Figure(f"train/mis_{name}", "mean over sequences of exp(-mean), 0 if all is masked", value)
         for name, value in (
@@ -423,7 +530,12 @@ _NEMO = (
     Figure("token_mult_prob_error", "mean of exp|r|; alarm at 1.05", _mean("exp|r|")),
     Figure("gen_kl_error", *_K3, _NATS),
     Figure("policy_kl_error", "mean of exp(-r) - 1 + r", _mean("k3 reverse"), _NATS),
-    Figure("js_divergence_error", "mean of half the k3 of either side to their mean", _mean("js"), _NATS),
+    Figure(
+        "js_divergence_error",
+        "mean of half the k3 of either side to their mean",
+        _mean("js"),
+        _NATS,
+    ),
     Figure("sampling_importance_ratio", "mean of exp(r)", _mean("exp r")),
 )
 _PRIME = (
@@ -437,26 +549,47 @@ _ROLL = _named(
         "ratio_token_mean": ("mean of sequence means of exp(r)", _mean_of_means("ratio")),
         "ratio_geometric_mean": _RATIO_GEOMETRIC,
         "ratio_sequence_mean": _RATIO_SEQUENCE,
-        "diff_token_mean": ("mean of sequence means of the change of probability", _mean_of_means("dp")),
-        "diff_sequence_mean": ("mean over sequences of its sum", lambda b: b.over_sequences(b.sequences.sums["dp"])),
+        "diff_token_mean": (
+            "mean of sequence means of the change of probability",
+            _mean_of_means("dp"),
+        ),
+        "diff_sequence_mean": (
+            "mean over sequences of its sum",
+            lambda b: b.over_sequences(b.sequences.sums["dp"]),
+        ),
     },
 )
 FRAMEWORKS = {
     framework.name: framework
     for framework in (
         Framework("ulpscope", "", _OWN),
-        Framework("verl", "0.9.1, trainer/ppo/rollout_corr_helper.py, utils/debug/metrics.py", _VERL, True),
+        Framework(
+            "verl",
+            "0.9.1, trainer/ppo/rollout_corr_helper.py, utils/debug/metrics.py",
+            _VERL,
+            True,
+        ),
         Framework("trl", "1.16.0, trainer/grpo_trainer.py", _TRL, True),
         Framework(
             "slime",
-            "624b824a8, backends/megatron_utils/loss.py, examples/train_infer_mismatch_helper/mis.py",
+            "624b824a8, backends/megatron_utils/loss.py,"
+            " examples/train_infer_mismatch_helper/mis.py",
             _SLIME,
             True,
         ),
-        Framework("miles", "31f1ca961, backends/training_utils/loss_hub/losses.py", _SLIME[:1], True),
+        Framework(
+            "miles",
+            "31f1ca961, backends/training_utils/loss_hub/losses.py",
+            _SLIME[:1],
+            True,
+        ),
         Framework("nemo-rl", "7ea279abf, algorithms/loss/loss_functions.py", _NEMO),
         Framework("prime-rl", "559b44772, trainer/rl/loss.py", _PRIME),
-        Framework("openrlhf", "0.11.2, models/loss.py", (Figure("vllm_kl", "mean of -r", _mean("-r"), _NATS),)),
+        Framework(
+            "openrlhf",
+            "0.11.2, models/loss.py",
+            (Figure("vllm_kl", "mean of -r", _mean("-r"), _NATS),),
+        ),
         Framework("ms-swift", "4.6.0, rlhf_trainers/grpo_trainer.py", _SWIFT, True),
         Framework("roll", "utils/train_infer_corrections.py", _ROLL),
         Framework(
@@ -471,7 +604,12 @@ FRAMEWORKS = {
 }
 
 
-def intervals(sequences: Sequences, figures: Sequence[Figure], *, draws: int = 200) -> list[tuple[float, float]]:
+def intervals(
+    sequences: Sequences,
+    figures: Sequence[Figure],
+    *,
+    draws: int = 200,
+) -> list[tuple[float, float]]:
     """Return the 95 % interval of each figure by a bootstrap over sequences. [figures]
 
     Maxima have none worth the name: theirs is at most the maximum itself.

@@ -1,13 +1,14 @@
-"""The heatmap pyramid: maxima of ULP distances over ever larger cells, so that one differing element stays visible at
-any zoom.
+"""The heatmap pyramid: maxima of ULP distances over ever larger cells, so that one differing
+element stays visible at any zoom.
 
-Level 0 has cells of 1 position x 32 tokens (the kernel's `tiles`); each further level takes the maximum of 4 x 4 cells
-of the one before. Cells are unsigned integers of the compute dtype's width; all ones means a NaN or infinity mismatch
-inside.
+Level 0 has cells of 1 position x 32 tokens (the kernel's `tiles`); each further level takes the
+maximum of 4 x 4 cells of the one before. Cells are unsigned integers of the compute dtype's width;
+all ones means a NaN or infinity mismatch inside.
 
-A second pyramid of the same shape holds the largest differences in row ULPs, and what neither holds is computed from
-the logits: finer cells, cells of absolute differences, and cells over ranks in place of token ids. Row ULPs and
-differences are float32, kept as their bits: those of non-negative floats are in the order of the values.
+A second pyramid of the same shape holds the largest differences in row ULPs, and what neither holds
+is computed from the logits: finer cells, cells of absolute differences, and cells over ranks in
+place of token ids. Row ULPs and differences are float32, kept as their bits: those of non-negative
+floats are in the order of the values.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from .formats import FloatFormat, widen
 from .sizes import GROUP
 
 FACTOR = 4
-# Cells: 190 KB of a bfloat16 pair in both pyramids. 512 positions of 128,256 tokens are 32 x 251 cells of 16 x 512.
+# Cells: 190 KB of a bfloat16 pair in both pyramids. 512 positions of 128,256 tokens are 32 x 251
+# cells of 16 x 512.
 MOST_COARSE = 1 << 15
 
 
@@ -32,7 +34,9 @@ def cell_shape(level: int) -> tuple[int, int]:
 
 
 def levels_for(rows: int, vocab: int) -> int:
-    """Return the number of levels worth storing: until a level fits a picture of about 400 x 1000 cells."""
+    """Return the number of levels worth storing: until a level fits a picture of about 400 x 1000
+    cells.
+    """
     level = 0
     while -(-rows // cell_shape(level)[0]) > 400 or -(-vocab // cell_shape(level)[1]) > 1000:
         level += 1
@@ -40,7 +44,9 @@ def levels_for(rows: int, vocab: int) -> int:
 
 
 def coarse_levels(rows: int, vocab: int) -> range:
-    """Levels of the pyramid that is stored if logits are not: from the first of at most MOST_COARSE cells on."""
+    """Levels of the pyramid that is stored if logits are not: from the first of at most MOST_COARSE
+    cells on.
+    """
     first = 0
     while -(-rows // cell_shape(first)[0]) * -(-vocab // cell_shape(first)[1]) > MOST_COARSE:
         first += 1
@@ -48,19 +54,32 @@ def coarse_levels(rows: int, vocab: int) -> range:
 
 
 def element_ulps(
-    a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt: FloatFormat
+    a: NDArray[np.unsignedinteger],
+    b: NDArray[np.unsignedinteger],
+    fmt: FloatFormat,
 ) -> NDArray[np.unsignedinteger]:
-    """ULP distances of single elements, as cells of the finest kind. [rows, tokens], the compute dtype's carrier."""
+    """ULP distances of single elements, as cells of the finest kind. [rows, tokens], the compute
+    dtype's carrier.
+    """
     out = np.empty(a.shape, fmt.carrier)
-    _loops().ulps(np.ascontiguousarray(a), np.ascontiguousarray(b), fmt.bits, fmt.first_nonfinite, out)
+    _loops().ulps(
+        np.ascontiguousarray(a),
+        np.ascontiguousarray(b),
+        fmt.bits,
+        fmt.first_nonfinite,
+        out,
+    )
     return out
 
 
 def element_row_ulps(
-    a: NDArray[np.unsignedinteger], b: NDArray[np.unsignedinteger], fmt: FloatFormat, spacing: NDArray[np.float64]
+    a: NDArray[np.unsignedinteger],
+    b: NDArray[np.unsignedinteger],
+    fmt: FloatFormat,
+    spacing: NDArray[np.float64],
 ) -> NDArray[np.uint32]:
-    """Absolute differences of single elements over the spacing of their row [rows] (1: in logits), float32 as its
-    bits, never 0 if they differ; all ones: NaN or infinity mismatch. [rows, tokens]
+    """Absolute differences of single elements over the spacing of their row [rows] (1: in logits),
+    float32 as its bits, never 0 if they differ; all ones: NaN or infinity mismatch. [rows, tokens]
     """
     out = np.empty(a.shape, np.uint32)
     wide = [np.ascontiguousarray(widen(bits, fmt)).view(np.float32) for bits in (a, b)]
@@ -68,8 +87,13 @@ def element_row_ulps(
     return out
 
 
-def maxima(cells: NDArray[np.unsignedinteger], positions: int, tokens: int) -> NDArray[np.unsignedinteger]:
-    """Maxima over blocks of `positions` x `tokens` cells; the last of an axis may be smaller. Same dtype.
+def maxima(
+    cells: NDArray[np.unsignedinteger],
+    positions: int,
+    tokens: int,
+) -> NDArray[np.unsignedinteger]:
+    """Maxima over blocks of `positions` x `tokens` cells; the last of an axis may be smaller. Same
+    dtype.
 
     Compiled: four to nine times as fast as numpy's reduceat, and other threads go on meanwhile.
     """
@@ -81,10 +105,11 @@ def maxima(cells: NDArray[np.unsignedinteger], positions: int, tokens: int) -> N
 
 
 def descending(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.uint32]:
-    """Token ids of every row, the largest logit first; equal ones by id, NaNs last. [rows, vocab] -> the same shape
+    """Token ids of every row, the largest logit first; equal ones by id, NaNs last. [rows, vocab]
+    -> the same shape
 
-    A stable counting sort by 16 bits at a time: 0.4 ms a bfloat16 row of 128256; a sort by comparisons takes
-    about 9.
+    A stable counting sort by 16 bits at a time: 0.4 ms a bfloat16 row of 128256; a sort by
+    comparisons takes about 9.
     """
     out = np.empty(bits.shape, np.uint32)
     _loops().descending(np.ascontiguousarray(bits), fmt.bits, fmt.first_nonfinite, out)
@@ -93,14 +118,18 @@ def descending(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[n
 
 @cache
 def _loops() -> ModuleType:
-    """Import the loops when first needed: numba takes a third of a second, and most pages never call it."""
+    """Import the loops when first needed: numba takes a third of a second, and most pages never
+    call it.
+    """
     from . import pyramid_loops
 
     return pyramid_loops
 
 
 def prepare(fmt: FloatFormat) -> None:
-    """Compile the loops for a format, or load them compiled: 0.2 s that no request should wait for."""
+    """Compile the loops for a format, or load them compiled: 0.2 s that no request should wait
+    for.
+    """
     bits = np.zeros((1, 2), fmt.carrier)
     for cells in (element_ulps(bits, bits, fmt), element_row_ulps(bits, bits, fmt, np.ones(1))):
         maxima(cells, 1, 2)

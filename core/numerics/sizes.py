@@ -1,6 +1,10 @@
-"""Sizes that the compiled loops share with what calls them. No compiler has to be loaded to know them."""
+"""Sizes that the compiled loops share with what calls them.
 
-BLOCK = 2048  # elements: float32 copies, distances and maxima of a block are 32 KB, about a first-level cache
+No compiler has to be loaded to know them.
+"""
+
+# elements: float32 copies, distances and maxima of a block are 32 KB, about a first-level cache
+BLOCK = 2048
 GROUP = 32  # tokens per cell of the finest heatmap level
 LANES = 64  # 4 vectors of 16 float32
 TOP_K = 20

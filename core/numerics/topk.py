@@ -1,7 +1,8 @@
-"""Lists of the top tokens of rows as each side sent them, and their figures over the values that both sent.
+"""Lists of the top tokens of rows as each side sent them, and their figures over the values that
+both sent.
 
-Log-softmax subtracts one number from a whole row, so gaps between log-probabilities are gaps between logits: margins,
-flips and ties are exact from the top two tokens.
+Log-softmax subtracts one number from a whole row, so gaps between log-probabilities are gaps
+between logits: margins, flips and ties are exact from the top two tokens.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from .metrics import Summary
 class ListRows:
     """Lists, compressed: row r has the entries offsets[r] to offsets[r + 1].
 
-    positions [rows] increase within a prompt; token_ids and values [entries]: largest first within a row, the lower
-    token first if values are equal. best [rows]: how many of the first entries are the largest of the whole row.
-    targets [rows]: token that was emitted or is given next, -1 if unknown; missing [rows]: placeholders for values.
-    chosen [rows]: value sent with the target if its list has another one, as after sampling settings; else NaN.
+    positions [rows] increase within a prompt; token_ids and values [entries]: largest first within
+    a row, the lower token first if values are equal. best [rows]: how many of the first entries are
+    the largest of the whole row. targets [rows]: token that was emitted or is given next, -1 if
+    unknown; missing [rows]: placeholders for values. chosen [rows]: value sent with the target if
+    its list has another one, as after sampling settings; else NaN.
     """
 
     positions: NDArray[np.int64]
@@ -77,12 +79,22 @@ class ListRows:
     def part(self, rows: NDArray[np.bool_]) -> ListRows:
         """Return some rows. rows [rows]: which stay."""
         entries = rows[self.row_of]
-        columns = {name: getattr(self, name)[rows] for name in ("positions", "best", "targets", "missing", "chosen")}
+        columns = {
+            name: getattr(self, name)[rows]
+            for name in ("positions", "best", "targets", "missing", "chosen")
+        }
         offsets = np.append(0, np.cumsum(self.counts[rows]))
-        return ListRows(offsets=offsets, token_ids=self.token_ids[entries], values=self.values[entries], **columns)
+        return ListRows(
+            offsets=offsets,
+            token_ids=self.token_ids[entries],
+            values=self.values[entries],
+            **columns,
+        )
 
     def without_values(self, rows: NDArray[np.bool_]) -> ListRows:
-        """Return all rows, some of them emptied: their values count as missing. rows [rows]: these."""
+        """Return all rows, some of them emptied: their values count as missing. rows [rows]:
+        these.
+        """
         entries = ~rows[self.row_of]
         return ListRows(
             self.positions,
@@ -97,9 +109,11 @@ class ListRows:
 
 
 def largest(values: NDArray[Any], count: int) -> NDArray[np.int64]:
-    """Return the places of the `count` largest values, largest first, the lower place first if values are equal.
+    """Return the places of the `count` largest values, largest first, the lower place first if
+    values are equal.
 
-    `argpartition` picks among equal values as the processor's instructions do. No NaN. values: [n] -> [count]
+    `argpartition` picks among equal values as the processor's instructions do. No NaN. values: [n]
+    -> [count]
     """
     if count < len(values):
         least = np.partition(values, len(values) - count)[len(values) - count]
@@ -113,14 +127,19 @@ def concatenate(parts: Sequence[ListRows]) -> ListRows:
     """Return the rows of all parts, one part after another."""
     names = [field.name for field in fields(ListRows) if field.name != "offsets"]
     columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    return ListRows(offsets=np.cumsum([0, *np.concatenate([part.counts for part in parts])]), **columns)
+    return ListRows(
+        offsets=np.cumsum([0, *np.concatenate([part.counts for part in parts])]),
+        **columns,
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class ListFigures:
-    """Figures of a pair by row, as metrics name them, masked if what was sent does not say. [rows] each
+    """Figures of a pair by row, as metrics name them, masked if what was sent does not say. [rows]
+    each
 
-    common: values that both sides sent; squares: of their differences, summed; smaller_margin: of both sides.
+    common: values that both sides sent; squares: of their differences, summed; smaller_margin: of
+    both sides.
     """
 
     common: NDArray[np.int64]
@@ -134,7 +153,8 @@ class ListFigures:
     variant_margin: np.ma.MaskedArray
     is_flip: np.ma.MaskedArray
     is_tie: np.ma.MaskedArray
-    could_flip: np.ma.MaskedArray  # the smaller margin is at most twice the largest difference that was sent
+    # the smaller margin is at most twice the largest difference that was sent
+    could_flip: np.ma.MaskedArray
 
     @property
     def bit_identical(self) -> np.ma.MaskedArray:
@@ -143,7 +163,10 @@ class ListFigures:
 
     @property
     def rms(self) -> np.ma.MaskedArray:
-        return np.ma.array(np.sqrt(self.squares / np.maximum(self.common, 1)), mask=self.common == 0)
+        return np.ma.array(
+            np.sqrt(self.squares / np.maximum(self.common, 1)),
+            mask=self.common == 0,
+        )
 
 
 def compare_rows(reference: ListRows, variant: ListRows) -> ListFigures:
@@ -177,20 +200,30 @@ def compare_rows(reference: ListRows, variant: ListRows) -> ListFigures:
     )
 
 
-def _chosen_changes(reference: ListRows, variant: ListRows) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return rows with a chosen value beside the list on either side, and its change: chosen values are compared with
-    chosen values, lists with lists.
+def _chosen_changes(
+    reference: ListRows,
+    variant: ListRows,
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return rows with a chosen value beside the list on either side, and its change: chosen values
+    are compared with chosen values, lists with lists.
     """
     sides = reference, variant
     has_own = [np.isfinite(side.chosen) for side in sides]
-    values = [np.where(own, side.chosen, side.target_values) for own, side in zip(has_own, sides, strict=True)]
+    values = [
+        np.where(own, side.chosen, side.target_values)
+        for own, side in zip(has_own, sides, strict=True)
+    ]
     changes = values[1] - values[0]
-    is_comparable = (has_own[0] | has_own[1]) & (reference.targets == variant.targets) & np.isfinite(changes)
+    is_comparable = (
+        (has_own[0] | has_own[1]) & (reference.targets == variant.targets) & np.isfinite(changes)
+    )
     return np.flatnonzero(is_comparable), changes[is_comparable]
 
 
 def _tops(rows: ListRows) -> tuple[np.ma.MaskedArray, np.ma.MaskedArray]:
-    """Return the argmax of each row, and its margin over the runner-up; masked if not sent. [rows] each"""
+    """Return the argmax of each row, and its margin over the runner-up; masked if not sent. [rows]
+    each
+    """
     first, values = rows.offsets[:-1], np.append(rows.values, [0.0, 0.0])
     tokens = np.ma.array(np.append(rows.token_ids, 0)[first], mask=rows.best < 1)
     return tokens, np.ma.array(values[first] - values[first + 1], mask=rows.best < 2)
@@ -215,12 +248,28 @@ def summary_of(figures: ListFigures) -> Summary:
 
 
 def summary_of_counts(
-    neq: int, common: int, max_abs: float | None, rms: float | None, **figures: float | None
+    neq: int,
+    common: int,
+    max_abs: float | None,
+    rms: float | None,
+    **figures: float | None,
 ) -> Summary:
-    """Return the summary of a pair with `neq` different values of `common`; of other figures, counts are 0 and the rest
-    None.
+    """Return the summary of a pair with `neq` different values of `common`; of other figures,
+    counts are 0 and the rest None.
     """
-    counts = ("nonfinite_mismatch", "flips", "ties", "could_flip", "kl_positions", "kl_infinite", "margin_positions")
+    counts = (
+        "nonfinite_mismatch",
+        "flips",
+        "ties",
+        "could_flip",
+        "kl_positions",
+        "kl_infinite",
+        "margin_positions",
+    )
     values: dict[str, Any] = dict.fromkeys(Summary.__dataclass_fields__) | dict.fromkeys(counts, 0)
-    values |= {"bit_identical": False if neq else None, "neq": neq, "neq_share": neq / common if common else None}
+    values |= {
+        "bit_identical": False if neq else None,
+        "neq": neq,
+        "neq_share": neq / common if common else None,
+    }
     return Summary(**values | {"max_abs": max_abs, "rms": rms, "finite": common} | figures)

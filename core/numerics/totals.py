@@ -20,7 +20,8 @@ class PairTotal:
     """Sums of a pair's `RowFigures`. `summary()` needs at least one row."""
 
     def __init__(self) -> None:
-        self._parts: dict[str, Any] = dict.fromkeys(_RULES)  # extreme or sum of the rows so far, None of none
+        # extreme or sum of the rows so far, None of none
+        self._parts: dict[str, Any] = dict.fromkeys(_RULES)
         self._counts = dict.fromkeys(_RULES, 0)  # rows in which it is defined, or its denominator
         self._distances = np.zeros(BINS, np.int64)
 
@@ -29,9 +30,14 @@ class PairTotal:
         for name, rule in _RULES.items():
             values = getattr(figures, rule.figure)
             defined = values[~np.isnan(values)].tolist()
-            self._counts[name] += int(getattr(figures, rule.denominator).sum()) if rule.denominator else len(defined)
+            self._counts[name] += (
+                int(getattr(figures, rule.denominator).sum()) if rule.denominator else len(defined)
+            )
             defined += [] if self._parts[name] is None else [self._parts[name]]
-            reduce: Any = _EXTREMES.get(rule.reduction, math.fsum if values.dtype.kind == "f" else sum)
+            reduce: Any = _EXTREMES.get(
+                rule.reduction,
+                math.fsum if values.dtype.kind == "f" else sum,
+            )
             self._parts[name] = reduce(defined) if defined else None
         self._distances += figures.distances
 
@@ -47,7 +53,9 @@ class PairTotal:
     def summary(self) -> Summary:
         """Return the summary. Over no elements a mean is 0, or None if it may be None."""
         values = {name: self._reduced(name, rule.reduction) for name, rule in _RULES.items()}
-        empty: dict[str, Any] = {name: 0.0 for name in values if values[name] is None and name not in NULLABLE}
+        empty: dict[str, Any] = {
+            name: 0.0 for name in values if values[name] is None and name not in NULLABLE
+        }
         return Summary(**values | empty)
 
     def _reduced(self, name: str, kind: Reduction) -> Any:
@@ -59,4 +67,10 @@ class PairTotal:
         if not count:
             return None
         mean = (part or 0) / count
-        return math.sqrt(mean) if kind is Reduction.ROOT_MEAN else 1.0 - mean if kind is Reduction.REST else mean
+        return (
+            math.sqrt(mean)
+            if kind is Reduction.ROOT_MEAN
+            else 1.0 - mean
+            if kind is Reduction.REST
+            else mean
+        )

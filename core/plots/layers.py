@@ -1,4 +1,6 @@
-"""Charts of modules and caches: maps by position and by head, growth over depth, one module along the prompt."""
+"""Charts of modules and caches: maps by position and by head, growth over depth, one module along
+the prompt.
+"""
 
 from __future__ import annotations
 
@@ -52,13 +54,21 @@ def short_name(module: str, kind: str, block: int) -> str:
 
 
 def _color_scale(values: np.ndarray, measure: str) -> tuple[np.ndarray, dict]:
-    """(values to color by, NaN if nothing differs; the color axis). LINEAR measures from 0, the others logarithmic."""
+    """(values to color by, NaN if nothing differs; the color axis).
+
+    LINEAR measures from 0, the others logarithmic.
+    """
     finite = values[np.isfinite(values) & (values > 0)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (1.0, 1.0)
     bar: dict = {"thickness": 12, "len": 1.0, "title": {"text": MEASURES[measure], "side": "right"}}
     if measure in LINEAR:
         bar |= {"tickformat": ".2~p"} if measure == "neq_share" else {}
-        return np.where(values > 0, values, np.nan), {"cmin": 0, "cmax": high, "colorscale": ULPS, "colorbar": bar}
+        return np.where(values > 0, values, np.nan), {
+            "cmin": 0,
+            "cmax": high,
+            "colorscale": ULPS,
+            "colorbar": bar,
+        }
     top = np.log10(high) if high > 1.5 * low else np.log10(high) + 0.2
     bottom = np.log10(low)
     if measure == "ratio":  # rounding is midway, and far below the floor says nothing
@@ -74,10 +84,15 @@ def _color_scale(values: np.ndarray, measure: str) -> tuple[np.ndarray, dict]:
 
 
 def _add_cells(
-    figure: go.Figure, values: np.ndarray, is_mismatch: np.ndarray, measure: str, hover: dict, **place: object
+    figure: go.Figure,
+    values: np.ndarray,
+    is_mismatch: np.ndarray,
+    measure: str,
+    hover: dict,
+    **place: object,
 ) -> None:
-    """Add cells in the color of their value, faint grey if equal, red if NaN or infinity is on one side, empty if there
-    is no figure.
+    """Add cells in the color of their value, faint grey if equal, red if NaN or infinity is on one
+    side, empty if there is no figure.
     """
     shade, axis = _color_scale(values, measure)
     flat = {"showscale": False, "hoverinfo": "skip"}
@@ -86,27 +101,51 @@ def _add_cells(
     figure.add_heatmap(z=shade, coloraxis="coloraxis", **hover, **place)
     if is_mismatch.any():
         red = [[0, MISMATCH], [1, MISMATCH]]
-        figure.add_heatmap(z=mismatch, colorscale=red, name="NaN or infinity on one side", **flat, **place)
+        figure.add_heatmap(
+            z=mismatch,
+            colorscale=red,
+            name="NaN or infinity on one side",
+            **flat,
+            **place,
+        )
     figure.update_layout(coloraxis=axis)
 
 
 def position_map(
-    cells: pd.DataFrame, names: Mapping[int, str], ticks: Mapping[int, str], measure: str, position: int
+    cells: pd.DataFrame,
+    names: Mapping[int, str],
+    ticks: Mapping[int, str],
+    measure: str,
+    position: int,
 ) -> go.Figure:
-    """Rows x positions of one prompt, the selected position marked. A click gives the row and the first position of the
-    cell.
+    """Rows x positions of one prompt, the selected position marked. A click gives the row and the
+    first position of the cell.
 
-    cells: of core.runs.queries.layers.cells or caches.cells; names: of every row, for the hover; ticks: of some.
+    cells: of core.runs.queries.layers.cells or caches.cells; names: of every row, for the hover;
+    ticks: of some.
     """
-    grids = [cells.pivot(index="row", columns="cell", values=name) for name in ("value", "is_mismatch")]
-    values, is_mismatch = grids[0].to_numpy(float, na_value=np.nan), grids[1].fillna(False).to_numpy(bool)
+    grids = [
+        cells.pivot(index="row", columns="cell", values=name) for name in ("value", "is_mismatch")
+    ]
+    values, is_mismatch = (
+        grids[0].to_numpy(float, na_value=np.nan),
+        grids[1].fillna(False).to_numpy(bool),
+    )
     rows = grids[0].index.to_numpy(int)
     of_cell = cells.groupby("cell")
     first = of_cell["first_position"].min().to_numpy(float)
     last = of_cell["last_position"].max().to_numpy(float)
     borders = np.array([first[0] - 0.5, *(last[:-1] + first[1:]) / 2, last[-1] + 0.5])
     figure = go.Figure()
-    _add_cells(figure, values, is_mismatch, measure, {"hoverinfo": "skip"}, x=borders, y=np.arange(len(rows)))
+    _add_cells(
+        figure,
+        values,
+        is_mismatch,
+        measure,
+        {"hoverinfo": "skip"},
+        x=borders,
+        y=np.arange(len(rows)),
+    )
     # A heatmap takes no click; points do, and one that is not drawn costs nothing.
     i, j = np.nonzero(~np.isnan(values))
     figure.add_scatter(
@@ -115,17 +154,33 @@ def position_map(
         mode="markers",
         name="cells",
         text=np.array([inert(names[row]) for row in rows], object)[i],
-        customdata=np.stack([rows[i], first[j], np.where(np.isinf(values[i, j]), -1, values[i, j])], axis=1),
+        customdata=np.stack(
+            [rows[i], first[j], np.where(np.isinf(values[i, j]), -1, values[i, j])],
+            axis=1,
+        ),
         marker={"opacity": 0, "maxdisplayed": 1},
         selected={"marker": {"opacity": 0}},
         unselected={"marker": {"opacity": 0}},
-        hovertemplate=f"%{{text}}<br>from position %{{customdata[1]:.0f}}: {_HOVER[measure]}<extra></extra>",
+        hovertemplate=(
+            f"%{{text}}<br>from position %{{customdata[1]:.0f}}: {_HOVER[measure]}<extra></extra>"
+        ),
     )
     figure.add_annotation(  # above the map: on it, it would cover the first rows
-        x=position, y=1, yref="paper", yanchor="bottom", text="▼", showarrow=False, font={"color": FLIP, "size": 16}
+        x=position,
+        y=1,
+        yref="paper",
+        yanchor="bottom",
+        text="▼",
+        showarrow=False,
+        font={"color": FLIP, "size": 16},
     )
     label_rows = every_few([place for place, row in enumerate(rows) if row in ticks], _MOST_NAMED)
-    figure.update_xaxes(title="position", showgrid=False, zeroline=False, range=[borders[0], borders[-1]])
+    figure.update_xaxes(
+        title="position",
+        showgrid=False,
+        zeroline=False,
+        range=[borders[0], borders[-1]],
+    )
     figure.update_yaxes(
         showgrid=False,
         zeroline=False,
@@ -139,10 +194,16 @@ def position_map(
 
 
 def head_maps(table: pd.DataFrame, measure: str) -> go.Figure:
-    """Draw layers x heads, keys next to values on one color scale. table: by layer, kind and head."""
+    """Draw layers x heads, keys next to values on one color scale. table: by layer, kind and
+    head.
+    """
     kinds = list(dict.fromkeys(table["kind"]))
     figure = make_subplots(
-        rows=1, cols=len(kinds), shared_yaxes=True, horizontal_spacing=0.04, subplot_titles=[f"{k}s" for k in kinds]
+        rows=1,
+        cols=len(kinds),
+        shared_yaxes=True,
+        horizontal_spacing=0.04,
+        subplot_titles=[f"{k}s" for k in kinds],
     )
     layers = table["layer"].drop_duplicates().sort_values()
     for column, kind in enumerate(kinds, start=1):
@@ -152,22 +213,46 @@ def head_maps(table: pd.DataFrame, measure: str) -> go.Figure:
             for name in (measure, "nonfinite_mismatch")
         )
         cells = values.to_numpy(float, na_value=np.nan)
-        # As categories: a model may keep caches in some of its layers only, and a gap would read as equal.
+        # As categories: a model may keep caches in some of its layers only, and a gap would read as
+        # equal.
         heads = [str(head) for head in values.columns]
-        axes = {"x": heads, "y": [str(layer) for layer in layers], "row": 1, "col": column, "xgap": 1, "ygap": 1}
+        axes = {
+            "x": heads,
+            "y": [str(layer) for layer in layers],
+            "row": 1,
+            "col": column,
+            "xgap": 1,
+            "ygap": 1,
+        }
         text = f"layer %{{y}}, head %{{x}}: {_HOVER[measure]}<extra>{kind}s</extra>"
         hover = {"customdata": np.stack([cells] * 3, axis=2), "hovertemplate": text}
         _add_cells(figure, cells, odd.fillna(0).to_numpy(int) > 0, measure, hover, **axes)
-        figure.update_xaxes(title="head", type="category", nticks=16, showgrid=False, zeroline=False, col=column)
-    figure.update_yaxes(type="category", autorange="reversed", nticks=24, showgrid=False, zeroline=False)
+        figure.update_xaxes(
+            title="head",
+            type="category",
+            nticks=16,
+            showgrid=False,
+            zeroline=False,
+            col=column,
+        )
+    figure.update_yaxes(
+        type="category",
+        autorange="reversed",
+        nticks=24,
+        showgrid=False,
+        zeroline=False,
+    )
     figure.update_yaxes(title="layer", col=1)
-    figure.update_layout(coloraxis=_color_scale(table[measure].to_numpy(float, na_value=np.nan), measure)[1])
+    figure.update_layout(
+        coloraxis=_color_scale(table[measure].to_numpy(float, na_value=np.nan), measure)[1],
+    )
     return layout(figure, 130 + int(np.clip(26 * len(layers), 130, 520)), showlegend=False)
 
 
 def module_growth(modules: pd.DataFrame) -> go.Figure:
-    """rms of the pair and of its floor after every block, as lines on a log axis; of other modules, which have other
-    units, points. The stretch before the first module that differs is shaded. A click gives the ordinal.
+    """rms of the pair and of its floor after every block, as lines on a log axis; of other modules,
+    which have other units, points. The stretch before the first module that differs is shaded. A
+    click gives the ordinal.
     """
     figure = go.Figure()
     places = np.arange(len(modules))
@@ -175,7 +260,14 @@ def module_growth(modules: pd.DataFrame) -> go.Figure:
     differs = np.flatnonzero(modules["neq"].to_numpy(int) > 0)
     first = int(differs[0]) if len(differs) else len(modules)
     if first:
-        figure.add_vrect(x0=-0.5, x1=first - 0.5, fillcolor=QUIET, opacity=0.13, line_width=0, layer="below")
+        figure.add_vrect(
+            x0=-0.5,
+            x1=first - 0.5,
+            fillcolor=QUIET,
+            opacity=0.13,
+            line_width=0,
+            layer="below",
+        )
     if first > len(modules) / 12:
         middle = {"x": (first - 1) / 2, "y": 0.5, "yref": "paper"}
         figure.add_annotation(**middle, text="equal", showarrow=False, font={"color": QUIET})
@@ -190,8 +282,8 @@ def module_growth(modules: pd.DataFrame) -> go.Figure:
         customdata=np.stack([modules["ordinal"], floor, modules["neq_share"]], axis=1),
         text=[inert(name) for name in modules["module"]],
         hovertemplate=(
-            "%{text}<br>RMS %{y:.3g}, noise floor %{customdata[1]:.3g}<br>%{customdata[2]:.3~p} of its elements differ"
-            "<extra></extra>"
+            "%{text}<br>RMS %{y:.3g}, noise floor %{customdata[1]:.3g}<br>%{customdata[2]:.3~p} of"
+            " its elements differ<extra></extra>"
         ),
     )
     figure.add_scatter(
@@ -217,7 +309,9 @@ def module_growth(modules: pd.DataFrame) -> go.Figure:
 
 
 def module_positions(along: pd.DataFrame, selected: int) -> go.Figure:
-    """rms of one module's difference and of its floor at each position, log axis; gaps if nothing differs."""
+    """rms of one module's difference and of its floor at each position, log axis; gaps if nothing
+    differs.
+    """
     figure = go.Figure()
     positions = along["position"].to_numpy(int)
     rms, floor = (along[name].to_numpy(float, na_value=np.nan) for name in ("rms", "floor_rms"))
@@ -228,7 +322,9 @@ def module_positions(along: pd.DataFrame, selected: int) -> go.Figure:
         name="this pair",
         line={"color": REFERENCE, "width": 1.6},
         customdata=np.stack([positions, floor], axis=1),
-        hovertemplate="position %{x}<br>pair %{y:.3g}, noise floor %{customdata[1]:.3g}<extra></extra>",
+        hovertemplate=(
+            "position %{x}<br>pair %{y:.3g}, noise floor %{customdata[1]:.3g}<extra></extra>"
+        ),
         mode="lines+markers",
         marker={"size": 4},
     )
@@ -239,10 +335,14 @@ def module_positions(along: pd.DataFrame, selected: int) -> go.Figure:
 
 
 def names_of(modules: pd.DataFrame) -> tuple[dict[int, str], dict[int, str]]:
-    """(names by ordinal for the hover; short names for ticks: of all if they fit, else of the ends of blocks)."""
+    """(names by ordinal for the hover; short names for ticks: of all if they fit, else of the ends
+    of blocks).
+    """
     rows: Sequence = list(modules.itertuples(index=False))
     names = {row.ordinal: row.module for row in rows}
     is_few = len(rows) <= _MOST_NAMED
     return names, {
-        row.ordinal: short_name(row.module, row.kind, row.block) for row in rows if is_few or row.kind == RESIDUAL
+        row.ordinal: short_name(row.module, row.kind, row.block)
+        for row in rows
+        if is_few or row.kind == RESIDUAL
     }

@@ -13,28 +13,42 @@ from ..runs.queries.flips import above_zero, margin_points
 from ..text import visible
 from .style import FLIP, MISMATCH, NEAREST_CLICK, QUIET, REFERENCE, VARIANT, inert, layout, log_axis
 
-CROWDED = 2000  # positions of a kind from which on they are shaded by density: points would lie on each other
+# positions of a kind from which on they are shaded by density: points would lie on each other
+CROWDED = 2000
 _CELLS = (96, 56)  # of the density, across and up: about 8 px at 800 x 430
 # A path: of other shapes in pixels, plotly moves corners below 0 to 0 if the axis is logarithmic.
 _RING = "M9,0 C9,5 5,9 0,9 C-5,9 -9,5 -9,0 C-9,-5 -5,-9 0,-9 C5,-9 9,-5 9,0 Z"
-_MARKS = ((QUIET, "circle", 6), (REFERENCE, "circle", 7), (VARIANT, "x", 10), (MISMATCH, "square", 10))  # by kind
+# by kind
+_MARKS = (
+    (QUIET, "circle", 6),
+    (REFERENCE, "circle", 7),
+    (VARIANT, "x", 10),
+    (MISMATCH, "square", 10),
+)
 
 
 def near_tie_scatter(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> go.Figure:
-    """Smaller margin against largest difference of every position, logits, log axes; the line beyond which no flip is
-    possible.
+    """Smaller margin against largest difference of every position, logits, log axes; the line
+    beyond which no flip is possible.
 
-    Zeros have no place on a log axis: they stand in a shaded gutter, half a decade below the smallest other value. Many
-    positions of a kind are shaded by density, with points that are there to be hovered and clicked only. texts: of
-    every prompt's tokens, empty if unknown. A click gives prompt, position, difference, margin.
+    Zeros have no place on a log axis: they stand in a shaded gutter, half a decade below the
+    smallest other value. Many positions of a kind are shaded by density, with points that are there
+    to be hovered and clicked only. texts: of every prompt's tokens, empty if unknown. A click gives
+    prompt, position, difference, margin.
     """
     table, margin, difference, kinds = margin_points(table)
     (x, x_zero), (y, y_zero) = above_zero(difference), above_zero(margin)
     ends = [(v.min() / 2, v.max() * 2) if len(v) else (0.1, 10.0) for v in (x, y)]
     figure = go.Figure()
-    low = max(x_zero * 10**0.25 if x_zero else ends[0][0], (y_zero * 10**0.25 if y_zero else ends[1][0]) / 2)
+    low = max(
+        x_zero * 10**0.25 if x_zero else ends[0][0],
+        (y_zero * 10**0.25 if y_zero else ends[1][0]) / 2,
+    )
     span = np.array([low, max(ends[0][1], ends[1][1] / 2)])
-    bound = {"name": "margin = 2 × difference", "line": {"color": QUIET, "dash": "dash", "width": 1.5}}
+    bound = {
+        "name": "margin = 2 × difference",
+        "line": {"color": QUIET, "dash": "dash", "width": 1.5},
+    }
     figure.add_scatter(x=span, y=2 * span, mode="lines", hoverinfo="skip", **bound)
     labels = _labels(table, texts)
     hover_data = np.stack([table["prompt"], table["position"], difference, margin], axis=1)
@@ -66,45 +80,79 @@ def near_tie_scatter(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> g
         figure.add_annotation(xref="paper", x=0, y=np.log10(y_zero), text="tie: margin 0", **text)
     if x_zero is not None:
         figure.add_vrect(x0=ends[0][0], x1=x_zero * 10**0.25, **band)
-        figure.add_annotation(yref="paper", y=0.94, x=np.log10(ends[0][0]), text="no difference", **text)
-    axes = [log_axis(v) | {"range": np.log10(end).tolist()} for v, end in zip((x, y), ends, strict=True)]
+        figure.add_annotation(
+            yref="paper",
+            y=0.94,
+            x=np.log10(ends[0][0]),
+            text="no difference",
+            **text,
+        )
+    axes = [
+        log_axis(v) | {"range": np.log10(end).tolist()} for v, end in zip((x, y), ends, strict=True)
+    ]
     figure.update_xaxes(title="largest difference at the position, logits", **axes[0])
     figure.update_yaxes(title="smaller margin of the two sides, logits", **axes[1])
     # Room above the legend for the buttons of the figure, which would lie on it.
-    return layout(figure, 460, **NEAREST_CLICK | {"hoverdistance": 20}).update_layout(margin={"t": 58})
+    return layout(figure, 460, **NEAREST_CLICK | {"hoverdistance": 20}).update_layout(
+        margin={"t": 58},
+    )
 
 
 def selection_ring(table: pd.DataFrame, prompt: int, position: int) -> tuple[dict[str, Any], ...]:
-    """Ring around a position in the scatter of the same table, as shapes of a layout; none if it is not drawn."""
+    """Ring around a position in the scatter of the same table, as shapes of a layout; none if it is
+    not drawn.
+    """
     table, margin, difference, _ = margin_points(table)
     rows = np.flatnonzero((table["prompt"] == prompt) & (table["position"] == position))
-    ring: dict[str, Any] = {"type": "path", "path": _RING, "xsizemode": "pixel", "ysizemode": "pixel"}
+    ring: dict[str, Any] = {
+        "type": "path",
+        "path": _RING,
+        "xsizemode": "pixel",
+        "ysizemode": "pixel",
+    }
     ring["line"] = {"color": FLIP, "width": 2.5}
     x, y = above_zero(difference)[0], above_zero(margin)[0]
     return tuple(ring | {"xanchor": x[row], "yanchor": y[row]} for row in rows)
 
 
 def _labels(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> np.ndarray:
-    """Labels of positions: `position 17 after 'self'`, with the prompt in front if there are several."""
+    """Labels of positions: `position 17 after 'self'`, with the prompt in front if there are
+    several.
+    """
     several = table["prompt"].nunique() > 1
     labels = []
     for prompt, position in table[["prompt", "position"]].itertuples(index=False):
         front = f"prompt {prompt}, position {position}" if several else f"position {position}"
         has_text = position < len(texts[prompt])
-        labels.append(f"{front} after {inert(visible(texts[prompt][position]))!r}" if has_text else front)
+        labels.append(
+            f"{front} after {inert(visible(texts[prompt][position]))!r}" if has_text else front,
+        )
     return np.array(labels, object)
 
 
-def _add_density(figure: go.Figure, x: np.ndarray, y: np.ndarray, ends: list[tuple[float, float]], color: str) -> None:
-    """Add how many points lie in each cell of the plot, log shades; the lightest is of a single point."""
-    edges = [np.geomspace(low, high, cells + 1) for (low, high), cells in zip(ends, _CELLS, strict=True)]
+def _add_density(
+    figure: go.Figure,
+    x: np.ndarray,
+    y: np.ndarray,
+    ends: list[tuple[float, float]],
+    color: str,
+) -> None:
+    """Add how many points lie in each cell of the plot, log shades; the lightest is of a single
+    point.
+    """
+    edges = [
+        np.geomspace(low, high, cells + 1) for (low, high), cells in zip(ends, _CELLS, strict=True)
+    ]
     counts, _, _ = np.histogram2d(x, y, bins=edges)
     red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
     figure.add_heatmap(
         z=np.where(counts.T > 0, np.log10(np.maximum(counts.T, 1)), np.nan),
         x=edges[0],
         y=edges[1],
-        colorscale=[[0.0, f"rgba({red},{green},{blue},0.28)"], [1.0, f"rgba({red},{green},{blue},1)"]],
+        colorscale=[
+            [0.0, f"rgba({red},{green},{blue},0.28)"],
+            [1.0, f"rgba({red},{green},{blue},1)"],
+        ],
         zmin=0,
         zmax=max(1.0, float(np.log10(max(counts.max(), 1)))),
         showscale=False,

@@ -1,4 +1,6 @@
-"""Charts of the Overview: a pair by ULP distance, compared with the noise floor by position, and over the modules."""
+"""Charts of the Overview: a pair by ULP distance, compared with the noise floor by position, and
+over the modules.
+"""
 
 from __future__ import annotations
 
@@ -17,24 +19,40 @@ _DASHED = {"color": style.MISMATCH, "width": 1.4, "dash": "dash"}
 
 
 def floor_ratios(run: RunReader, pair: int, figures: PairFigures) -> pd.DataFrame:
-    """Return what `floor_ratio` draws of a pair: prompt, position and ratio, NaN if a logit is NaN or infinite on one
-    side; no rows if the floor is not stored by position.
+    """Return what `floor_ratio` draws of a pair: prompt, position and ratio, NaN if a logit is NaN
+    or infinite on one side; no rows if the floor is not stored by position.
     """
     floors = run.rows("floor_position", pair=pair)
     floors = floors[floors["compute_dtype"] == figures.compute_dtype]
     if floors.empty:
         return floors
-    ratios = position_ratios(floors["pair_rms"].to_numpy(float), floors["floor_rms"].to_numpy(float))
+    ratios = position_ratios(
+        floors["pair_rms"].to_numpy(float),
+        floors["floor_rms"].to_numpy(float),
+    )
     if figures.nonfinite_mismatch:  # over the finite logits alone a ratio would look small
-        ratios = np.where(run.positions(pair)["nonfinite_mismatch"].to_numpy(int) > 0, np.nan, ratios)
+        ratios = np.where(
+            run.positions(pair)["nonfinite_mismatch"].to_numpy(int) > 0,
+            np.nan,
+            ratios,
+        )
     return floors.assign(ratio=ratios)
 
 
-def floor_ratio(ratios: pd.DataFrame, threshold: float | None, dtype: str, flips: np.ndarray) -> go.Figure:
-    """Pair over floor at each position of a prompt, log axis; the floor itself as a line at 1, the threshold dashed,
-    what is beyond it red. ratios: of `floor_ratios`.
+def floor_ratio(
+    ratios: pd.DataFrame,
+    threshold: float | None,
+    dtype: str,
+    flips: np.ndarray,
+) -> go.Figure:
+    """Pair over floor at each position of a prompt, log axis; the floor itself as a line at 1, the
+    threshold dashed, what is beyond it red. ratios: of `floor_ratios`.
     """
-    figure, positions, ratio = go.Figure(), ratios["position"].to_numpy(int), ratios["ratio"].to_numpy(float)
+    figure, positions, ratio = (
+        go.Figure(),
+        ratios["position"].to_numpy(int),
+        ratios["ratio"].to_numpy(float),
+    )
     figure.add_scatter(
         x=positions,
         y=style.gaps_at_zero(ratio),
@@ -49,7 +67,11 @@ def floor_ratio(ratios: pd.DataFrame, threshold: float | None, dtype: str, flips
     if threshold is not None:
         figure.add_hline(y=threshold, line=_DASHED)
     for name, mask, marker in (
-        ("flip", np.isin(positions, flips) & (ratio > 0), {"color": style.VARIANT, "symbol": "x", "size": 9}),
+        (
+            "flip",
+            np.isin(positions, flips) & (ratio > 0),
+            {"color": style.VARIANT, "symbol": "x", "size": 9},
+        ),
         ("outlier", ratio > (threshold or np.inf), {"color": style.MISMATCH, "size": 7}),
     ):
         if mask.any():
@@ -63,20 +85,39 @@ def floor_ratio(ratios: pd.DataFrame, threshold: float | None, dtype: str, flips
                 hovertemplate=f"{name} at %{{x}}: %{{y:.4g}}x the noise floor<extra></extra>",
             )
     figure.update_xaxes(title="position")
-    figure.update_yaxes(title=f"RMS / noise floor, {dtype}", **style.log_axis(np.append(ratio, threshold or 1)))
+    figure.update_yaxes(
+        title=f"RMS / noise floor, {dtype}",
+        **style.log_axis(np.append(ratio, threshold or 1)),
+    )
     return style.layout(figure, 280, **style.NEAREST_CLICK)
 
 
-def runs_by_position(runs: list[tuple[str, pd.DataFrame]], prompt: int, by: str, title: str) -> go.Figure:
-    """Plot a figure by position of a prompt, one line per run, flips marked. runs: name, figures by position."""
+def runs_by_position(
+    runs: list[tuple[str, pd.DataFrame]],
+    prompt: int,
+    by: str,
+    title: str,
+) -> go.Figure:
+    """Plot a figure by position of a prompt, one line per run, flips marked. runs: name, figures by
+    position.
+    """
     runs = [(name, table[table["prompt"] == prompt]) for name, table in runs]
     figure = go.Figure()
     flips = []
     for place, ((name, table), color) in enumerate(zip(runs, RUNS, strict=False)):
-        at, values = table["position"].to_numpy(int), style.gaps_at_zero(table[by].to_numpy(float, na_value=np.nan))
+        at, values = (
+            table["position"].to_numpy(int),
+            style.gaps_at_zero(table[by].to_numpy(float, na_value=np.nan)),
+        )
         hover = "position %{x}: %{y:.3g}<extra>" + style.inert(name) + "</extra>"
         of_run = {"name": style.inert(name), "legendgroup": str(place), "hovertemplate": hover}
-        figure.add_scatter(x=at, y=values, mode="lines", line={"color": color, "width": 1.6}, **of_run)
+        figure.add_scatter(
+            x=at,
+            y=values,
+            mode="lines",
+            line={"color": color, "width": 1.6},
+            **of_run,
+        )
         style.add_lone(figure, at, values, color, 4)
         is_marked = table["is_flip"].to_numpy(bool) & ~np.isnan(values)
         flips.append((at[is_marked], values[is_marked], color, hover))
@@ -88,7 +129,12 @@ def runs_by_position(runs: list[tuple[str, pd.DataFrame]], prompt: int, by: str,
             mode="markers",
             name="flip",
             legendgroup="flip",
-            marker={"color": style.VARIANT, "size": 10, "symbol": "x", "line": {"color": color, "width": 1}},
+            marker={
+                "color": style.VARIANT,
+                "size": 10,
+                "symbol": "x",
+                "line": {"color": color, "width": 1},
+            },
             showlegend=at is flips[0][0],
             hovertemplate=f"flip at {hover}",
         )
@@ -98,11 +144,17 @@ def runs_by_position(runs: list[tuple[str, pd.DataFrame]], prompt: int, by: str,
     return style.layout(figure, 320).update_layout(legend_tracegroupgap=0)
 
 
-def over_modules(names: list[str], side: np.ndarray, own: np.ndarray, first: str | None) -> go.Figure:
-    """rms error of every module of a side and of the model's own rounding, in the order in which they run, log axis.
+def over_modules(
+    names: list[str],
+    side: np.ndarray,
+    own: np.ndarray,
+    first: str | None,
+) -> go.Figure:
+    """rms error of every module of a side and of the model's own rounding, in the order in which
+    they run, log axis.
 
-    Units are those of each module's output. first: the module that differs first, marked. Blocks, which a name that
-    ends in a number is, are labelled.
+    Units are those of each module's output. first: the module that differs first, marked. Blocks,
+    which a name that ends in a number is, are labelled.
     """
     figure = go.Figure()
     places = np.arange(len(names))
@@ -116,26 +168,40 @@ def over_modules(names: list[str], side: np.ndarray, own: np.ndarray, first: str
         marker={"size": 5},
         name="this side",
         customdata=np.stack([np.array(labels, object), own.astype(object)], axis=1),
-        hovertemplate="%{customdata[0]}<br>this side %{y:.3g}, model in float32 %{customdata[1]:.3g}<extra></extra>",
+        hovertemplate=(
+            "%{customdata[0]}<br>this side %{y:.3g}, model in float32"
+            " %{customdata[1]:.3g}<extra></extra>"
+        ),
     )
     if first in names:
         place = names.index(first)
         side_of_line = "right" if place < len(names) / 2 else "left"
         text = {"text": labels[place], "font": {"color": style.MISMATCH}}
-        figure.add_vline(x=place, line=_DASHED, annotation=text, annotation_position=f"top {side_of_line}")
-    blocks = style.every_few([place for place, name in enumerate(names) if name.rpartition(".")[2].isdigit()], 12)
+        figure.add_vline(
+            x=place,
+            line=_DASHED,
+            annotation=text,
+            annotation_position=f"top {side_of_line}",
+        )
+    blocks = style.every_few(
+        [place for place, name in enumerate(names) if name.rpartition(".")[2].isdigit()],
+        12,
+    )
     figure.update_xaxes(
         title="module in execution order (tick: end of a layer)",
         tickvals=blocks,
         ticktext=[names[place].rpartition(".")[2] for place in blocks],
     )
-    figure.update_yaxes(title="RMS error vs. float64", **style.log_axis(np.concatenate([side, own])))
+    figure.update_yaxes(
+        title="RMS error vs. float64",
+        **style.log_axis(np.concatenate([side, own])),
+    )
     return style.layout(figure, 320)
 
 
 def ulp_histogram(histogram: dict[int, int], dtype: str) -> go.Figure:
-    """Elements by ULP distance, in doubling bins, log counts from a half on: a bar of one element is seen, and every
-    bar has a length.
+    """Elements by ULP distance, in doubling bins, log counts from a half on: a bar of one element
+    is seen, and every bar has a length.
     """
     top = max(histogram, default=0).bit_length()
     counts = [0] * (top + 1)
@@ -149,11 +215,15 @@ def ulp_histogram(histogram: dict[int, int], dtype: str) -> go.Figure:
             y=counts,
             marker_color=[style.QUIET, *[style.REFERENCE] * top],
             hovertemplate="%{x} ULPs: %{y:,} elements<extra></extra>",
-        )
+        ),
     )
     figure.update_xaxes(title=f"distance, ULPs of {dtype}", type="category")
     most = float(np.log10(max(*counts, 10)))
     figure.update_yaxes(
-        title="elements", type="log", exponentformat="power", dtick=1, range=[np.log10(0.5), most + 0.05 * (most + 0.3)]
+        title="elements",
+        type="log",
+        exponentformat="power",
+        dtick=1,
+        range=[np.log10(0.5), most + 0.05 * (most + 0.3)],
     )
     return style.layout(figure, 300)

@@ -29,7 +29,9 @@ def layout(figure: go.Figure, height: int, **options: object) -> go.Figure:
 
 
 def inert(text: str) -> str:
-    """Escape a text, as token texts and side names are of others: plotly would take their angle brackets for markup."""
+    """Escape a text, as token texts and side names are of others: plotly would take their angle
+    brackets for markup.
+    """
     return html.escape(text, quote=False)
 
 
@@ -37,30 +39,52 @@ def log_axis(values: np.ndarray) -> dict:
     """Return a log axis for values; values of 0 and below are not on it."""
     finite = values[np.isfinite(values) & (values > 0)]
     low, high = (finite.min(), finite.max()) if len(finite) else (1.0, 10.0)
-    labels = {"dtick": 1} if high >= 100 * low else {"nticks": 4}  # powers of ten if there are two, else few steps
+    # powers of ten if there are two, else few steps
+    labels = {"dtick": 1} if high >= 100 * low else {"nticks": 4}
     exponents = "none" if low >= 1e-4 and high < 1e6 else "power"
     return {"type": "log", "exponentformat": exponents, "minorloglabels": "complete", **labels}
 
 
 def add_lone(figure: go.Figure, x: np.ndarray, y: np.ndarray, colour: str, size: int = 6) -> None:
-    """Draw points of a line without a neighbour on either side as markers: a line of one point is not drawn. y: NaN
-    in a gap.
+    """Draw points of a line without a neighbour on either side as markers: a line of one point is
+    not drawn. y: NaN in a gap.
     """
     is_gap = np.isnan(np.concatenate([[np.nan], y, [np.nan]]))
     is_lone = ~is_gap[1:-1] & is_gap[:-2] & is_gap[2:]
     if is_lone.any():
         marker = {"color": colour, "size": size}
         figure.add_scatter(
-            x=x[is_lone], y=y[is_lone], mode="markers", marker=marker, name="alone", showlegend=False, hoverinfo="skip"
+            x=x[is_lone],
+            y=y[is_lone],
+            mode="markers",
+            marker=marker,
+            name="alone",
+            showlegend=False,
+            hoverinfo="skip",
         )
 
 
-def add_floor(figure: go.Figure, x: np.ndarray, floor: np.ndarray, name: str = "noise floor", **more: object) -> None:
+def add_floor(
+    figure: go.Figure,
+    x: np.ndarray,
+    floor: np.ndarray,
+    name: str = "noise floor",
+    **more: object,
+) -> None:
     """Draw a noise floor as a dotted line; gaps if it is 0, nothing if none was measured."""
     if not np.isnan(floor).all():
         line = {"color": QUIET, "width": 1.6, "dash": "dot"}
-        figure.add_scatter(x=x, y=gaps_at_zero(floor), mode="lines", line=line, name=name, hoverinfo="skip", **more)
-        add_lone(figure, x, gaps_at_zero(floor), QUIET, 8)  # behind the pair's, which may be at the same place
+        figure.add_scatter(
+            x=x,
+            y=gaps_at_zero(floor),
+            mode="lines",
+            line=line,
+            name=name,
+            hoverinfo="skip",
+            **more,
+        )
+        # behind the pair's, which may be at the same place
+        add_lone(figure, x, gaps_at_zero(floor), QUIET, 8)
 
 
 def selected_line(x: int) -> dict:
@@ -85,4 +109,9 @@ CLICKABLE: dict = {
     "selected": {"marker": {"opacity": 0}},
     "unselected": {"marker": {"opacity": 0}},
 }
-NEAREST_CLICK: dict = {"hovermode": "closest", "hoverdistance": -1, "clickmode": "event+select", "dragmode": "zoom"}
+NEAREST_CLICK: dict = {
+    "hovermode": "closest",
+    "hoverdistance": -1,
+    "clickmode": "event+select",
+    "dragmode": "zoom",
+}

@@ -1,4 +1,6 @@
-"""HTTP for a probe: bounded JSON answers, retries with backoff, a limit of requests, cancellation."""
+"""HTTP for a probe: bounded JSON answers, retries with backoff, a limit of requests,
+cancellation.
+"""
 
 from __future__ import annotations
 
@@ -68,13 +70,21 @@ class Client:
         self.budget = budget or Budget()
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         limits = httpx.Limits(max_connections=_CONNECTIONS, max_keepalive_connections=_CONNECTIONS)
-        self._http = httpx.Client(base_url=self.url, headers=headers, limits=limits, trust_env=False)
+        self._http = httpx.Client(
+            base_url=self.url,
+            headers=headers,
+            limits=limits,
+            trust_env=False,
+        )
 
     def close(self) -> None:
         self._http.close()
 
     def get(self, path: str) -> Any:
-        """Return the JSON at a path, None if there is none. ProbeError if the server cannot be reached."""
+        """Return the JSON at a path, None if there is none.
+
+        ProbeError if the server cannot be reached.
+        """
         status, body = self._send("GET", path, None)
         try:
             return parse(body, path) if status == 200 else None
@@ -105,7 +115,10 @@ class Client:
         raise ProbeError(f"{path}: {reason}")
 
     def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, bytes]:
-        """Return status and body. Retry if the server defers the request, and once after a broken connection."""
+        """Return status and body.
+
+        Retry if the server defers the request, and once after a broken connection.
+        """
         for attempt in range(_TRIES):
             self.budget.check()
             pause = 0.5 * 2**attempt
@@ -119,13 +132,22 @@ class Client:
                 is_away = isinstance(error, httpx.ConnectError)
                 if attempt or not isinstance(error, httpx.ConnectError | httpx.RemoteProtocolError):
                     is_late = isinstance(error, httpx.TimeoutException)
-                    fault = "the server does not answer in time" if is_late else "the connection broke"
+                    fault = (
+                        "the server does not answer in time" if is_late else "the connection broke"
+                    )
                     reason = f"{self.url} cannot be reached" if is_away else f"{path}: {fault}"
-                    raise ProbeError(f"{reason} ({clean(error, _SHOWN) or type(error).__name__}).") from None
+                    raise ProbeError(
+                        f"{reason} ({clean(error, _SHOWN) or type(error).__name__}).",
+                    ) from None
             self.budget.pause(min(_LONGEST_PAUSE, pause))
         raise AssertionError("the last try returns or raises")
 
-    def _once(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, bytes, float | None]:
+    def _once(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+    ) -> tuple[int, bytes, float | None]:
         deadline = time.monotonic() + _ANSWER_SECONDS
         content = bytearray()
         timeout = httpx.Timeout(_ANSWER_SECONDS, connect=10.0, write=60.0)
@@ -134,12 +156,18 @@ class Client:
             for piece in answer.iter_bytes():
                 content += piece
                 if len(content) > MOST_BYTES:
-                    raise ProbeError(f"{path}: the server sends more than {MOST_BYTES:,} bytes; request fewer tokens.")
+                    raise ProbeError(
+                        f"{path}: the server sends more than {MOST_BYTES:,} bytes; request fewer"
+                        " tokens.",
+                    )
                 if time.monotonic() > deadline:
-                    raise ProbeError(f"{path}: no complete answer within {_ANSWER_SECONDS:g} seconds.")
+                    raise ProbeError(
+                        f"{path}: no complete answer within {_ANSWER_SECONDS:g} seconds.",
+                    )
                 self.budget.check()
             delay = answer.headers.get("retry-after", "")
-            return answer.status_code, bytes(content), float(delay) if delay.isdecimal() else None  # a date is not read
+            # a date is not read
+            return answer.status_code, bytes(content), float(delay) if delay.isdecimal() else None
 
 
 def error_text(answer: bytes) -> str:

@@ -1,4 +1,7 @@
-"""Request for a probe and its plan: its tests, and the requests and tokens that they take. Nothing is sent here."""
+"""Request for a probe and its plan: its tests, and the requests and tokens that they take.
+
+Nothing is sent here.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,16 @@ MOST_LOAD = 64
 FILLER_FACTOR = 2  # tokens of a load request, per token of a measured one
 KEY_VARIABLE = "ULPSCOPE_PROBE_KEY"
 WATCH_PROMPTS = (  # eight: fewer rows tell no temperature
-    *("x", "The capital of France is", "1, 1, 2, 3, 5, 8,", "Sehr geehrte Damen und Herren,", "def area(shape):\n"),
+    *(
+        "x",
+        "The capital of France is",
+        "1, 1, 2, 3, 5, 8,",
+        "Sehr geehrte Damen und Herren,",
+        "def area(shape):\n",
+    ),
     *('{"name": "Ada", "born": ', "Q: How many legs has a spider?\nA:"),
-    "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of " * 8,
+    "It was the best of times, it was the worst of times, it was the age of wisdom, it was the"
+    " age of " * 8,
 )
 _LONGEST_PROMPT = 2000  # characters of each in the stored command
 _CHARACTERS_A_TOKEN = 4.0  # estimate for a text without token ids
@@ -37,10 +47,11 @@ _CHARACTERS_A_TOKEN = 4.0  # estimate for a text without token ids
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan of a probe. prompts: texts or token ids; tokens: to generate for each; top: values per row.
+    """Plan of a probe. prompts: texts or token ids; tokens: to generate for each; top: values per
+    row.
 
-    tests: names of MEANINGS; load: concurrent requests during a measured one. is_against: a second server gets the
-    same requests.
+    tests: names of MEANINGS; load: concurrent requests during a measured one. is_against: a second
+    server gets the same requests.
     """
 
     prompts: tuple[Prompt, ...]
@@ -77,15 +88,24 @@ class Plan:
     def tokens_read(self) -> int:
         """Estimated prompt tokens that the servers read."""
         lengths = [about_tokens(prompt) for prompt in self.prompts]
-        whole = sum(self.requests_of(test) for test in ("", *self.tests) if test != WALK) // len(lengths)
+        whole = sum(self.requests_of(test) for test in ("", *self.tests) if test != WALK) // len(
+            lengths,
+        )
         walked = sum(length * (length + 1) for length in lengths) if WALK in self.tests else 0
         return (sum(lengths) * whole + walked) * self.servers
 
     @property
     def tokens_made(self) -> int:
         """Maximum of tokens that the servers generate."""
-        filler = 2 * self.load * len(self.prompts) * self.tokens * (FILLER_FACTOR - 1) if LOAD in self.tests else 0
-        counts = (self.requests_of(test) * (1 if test in (WALK, ECHO) else self.tokens) for test in ("", *self.tests))
+        filler = (
+            2 * self.load * len(self.prompts) * self.tokens * (FILLER_FACTOR - 1)
+            if LOAD in self.tests
+            else 0
+        )
+        counts = (
+            self.requests_of(test) * (1 if test in (WALK, ECHO) else self.tokens)
+            for test in ("", *self.tests)
+        )
         return (sum(counts) + filler) * self.servers
 
 
@@ -98,7 +118,8 @@ def parsed_tests(text: str) -> tuple[tuple[str, ...], int]:
         name = match[1] if match else ""
         if match is None or name not in MEANINGS or (match[2] is not None and name != LOAD):
             raise UsageError(
-                f"--tests '{clean(part.strip(), 40)}' is unknown; expected {', '.join(MEANINGS)}, load as load:8."
+                f"--tests '{clean(part.strip(), 40)}' is unknown; expected {', '.join(MEANINGS)},"
+                " load as load:8.",
             )
         if match[2] is not None:
             load = int(match[2])
@@ -110,7 +131,11 @@ def parsed_tests(text: str) -> tuple[tuple[str, ...], int]:
 
 def about_tokens(prompt: Prompt) -> int:
     """Return the tokens of a prompt: exact for ids, else by its characters."""
-    return len(prompt) if isinstance(prompt, tuple) else max(1, round(len(prompt) / _CHARACTERS_A_TOKEN))
+    return (
+        len(prompt)
+        if isinstance(prompt, tuple)
+        else max(1, round(len(prompt) / _CHARACTERS_A_TOKEN))
+    )
 
 
 def costs(plan: Plan) -> list[str]:
@@ -118,7 +143,10 @@ def costs(plan: Plan) -> list[str]:
     meanings = {"": ("cold", "each prompt once, as the reference")}
     meanings |= {test: (test, MEANINGS[test]) for test in plan.tests}
     if LOAD in meanings:
-        meanings[LOAD] = f"load:{plan.load}", MEANINGS[LOAD].replace("N other", f"{plan.load} other")
+        meanings[LOAD] = (
+            f"load:{plan.load}",
+            MEANINGS[LOAD].replace("N other", f"{plan.load} other"),
+        )
     lines = [
         f"{name:>8}: {plural(plan.requests_of(test) * plan.servers, 'request'):>15}, {meaning}"
         for test, (name, meaning) in meanings.items()
@@ -129,18 +157,30 @@ def costs(plan: Plan) -> list[str]:
 
 
 def base_of(address: str) -> str:
-    """Return a server's address without the path of an endpoint. UsageError if it is invalid or has a password."""
+    """Return a server's address without the path of an endpoint.
+
+    UsageError if it is invalid or has a password.
+    """
     parts = urlsplit(address.strip())
     try:
-        is_sound = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+        is_sound = (
+            parts.scheme in ("http", "https")
+            and parts.hostname
+            and (parts.port is None or parts.port > 0)
+        )
     except ValueError:
         is_sound = False
     if not is_sound or parts.username or parts.password or parts.query or parts.fragment:
         raise UsageError(
-            f"'{clean(address.rpartition('@')[2])}' is not a server address; expected http://HOST:PORT, without user,"
-            " query or fragment."
+            f"'{clean(address.rpartition('@')[2])}' is not a server address; expected"
+            " http://HOST:PORT, without user, query or fragment.",
         )
-    path = parts.path.rstrip("/").removesuffix("/chat/completions").removesuffix("/completions").removesuffix("/v1")
+    path = (
+        parts.path.rstrip("/")
+        .removesuffix("/chat/completions")
+        .removesuffix("/completions")
+        .removesuffix("/v1")
+    )
     return f"{parts.scheme}://{parts.netloc}{path.rstrip('/')}"
 
 
@@ -152,16 +192,33 @@ class ProbeRequest(Request):
 
     url: str = param("The server, as http://127.0.0.1:8000.", is_argument=True)
     prompts: tuple[str, ...] = param("A prompt; repeatable.", (), option="--prompt")
-    prompt_files: tuple[str, ...] = param("A text file that is one prompt.", (), option="--prompt-file")
-    prompt_lists: tuple[str, ...] = param("A file of prompts, one per line, or JSON lines.", (), option="--prompts")
+    prompt_files: tuple[str, ...] = param(
+        "A text file that is one prompt.",
+        (),
+        option="--prompt-file",
+    )
+    prompt_lists: tuple[str, ...] = param(
+        "A file of prompts, one per line, or JSON lines.",
+        (),
+        option="--prompts",
+    )
     model: str = param("Model to request, if the server has several.", "")
-    tests: str = param("; ".join(f"{test}: {meaning}" for test, meaning in MEANINGS.items()) + ".", DEFAULT_TESTS)
-    against: str | None = param("A second server to compare with, such as one after an upgrade.", None)
+    tests: str = param(
+        "; ".join(f"{test}: {meaning}" for test, meaning in MEANINGS.items()) + ".",
+        DEFAULT_TESTS,
+    )
+    against: str | None = param(
+        "A second server to compare with, such as one after an upgrade.",
+        None,
+    )
     against_model: str = param("Model to request from the second server. Default: --model.", "")
     top: int = param("Top log-probabilities per position.", 20)
     tokens: int = param("Tokens to generate for each prompt, greedily.", 32)
     max_requests: int = param("Stop after this many requests; with --watch, of each round.", 2000)
-    watch: str = param("Compare the first token of each prompt with a baseline every 10m, 30s, 1h or 1d.", "")
+    watch: str = param(
+        "Compare the first token of each prompt with a baseline every 10m, 30s, 1h or 1d.",
+        "",
+    )
     name: str | None = param("Name of the run. Default: the server and its model.", None)
 
     def __post_init__(self) -> None:
@@ -169,15 +226,24 @@ class ProbeRequest(Request):
         object.__setattr__(self, "url", base_of(self.url))
         if self.against is not None:
             object.__setattr__(self, "against", base_of(self.against))
-        if self.watch and self.every and (self.against, self.tests, self.tokens) != (None, DEFAULT_TESTS, 32):
-            raise UsageError("--watch has its own requests; remove --against, --tests and --tokens.")
+        if (
+            self.watch
+            and self.every
+            and (self.against, self.tests, self.tokens) != (None, DEFAULT_TESTS, 32)
+        ):
+            raise UsageError(
+                "--watch has its own requests; remove --against, --tests and --tokens.",
+            )
 
     @property
     def every(self) -> float:
         """Seconds between two rounds of --watch. UsageError for no interval."""
         match = re.fullmatch(r"([1-9]\d{0,5})([smhd])", self.watch or "1d")
         if match is None:
-            raise UsageError(f"--watch '{clean(self.watch, 40)}': expected an interval such as 30s, 10m, 1h or 1d.")
+            raise UsageError(
+                f"--watch '{clean(self.watch, 40)}': expected an interval such as 30s, 10m, 1h"
+                " or 1d.",
+            )
         return int(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
     @property
@@ -188,7 +254,14 @@ class ProbeRequest(Request):
     def plan(self, prompts: Sequence[Prompt]) -> Plan:
         """Return the plan for these prompts: texts or token ids. UsageError for invalid tests."""
         names, load = parsed_tests(self.tests)
-        return Plan(tuple(prompts), names, load, self.tokens, self.top, is_against=self.against is not None)
+        return Plan(
+            tuple(prompts),
+            names,
+            load,
+            self.tokens,
+            self.top,
+            is_against=self.against is not None,
+        )
 
     def to_store(self) -> ProbeRequest:
         """Return the request to store: prompts shortened, files by their names."""

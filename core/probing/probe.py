@@ -1,4 +1,6 @@
-"""Probe of a live server: the same prompts cold, rerun, warm, under load, walked; a side per condition."""
+"""Probe of a live server: the same prompts cold, rerun, warm, under load, walked; a side per
+condition.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,15 @@ from .servers import COLD, WARM, Ask, Server
 Tell = Callable[[str, int, int], None]
 T = TypeVar("T")
 _FILLER = (
-    "The quick brown fox jumps over the lazy dog while rain falls on the old harbour, and nobody counts how many boats"
-    " are still out there tonight. "
+    "The quick brown fox jumps over the lazy dog while rain falls on the old harbour, and nobody"
+    " counts how many boats are still out there tonight. "
 )
 
 
 @dataclass
 class ProbeResult:
-    """Result of a probe: sides of the generating requests, the reference first, and of the walk, likewise.
+    """Result of a probe: sides of the generating requests, the reference first, and of the walk,
+    likewise.
 
     notes: what could not be requested, or was unexpected. stopped: why the probe ended early.
     """
@@ -55,8 +58,8 @@ class Probe:
         self._salt, self._salted = secrets.token_hex(8), itertools.count(1)
 
     def run(self) -> ProbeResult:
-        """Send all requests, prompt by prompt. If it is stopped, or the server fails, return the answers so far;
-        ProbeError if they are not comparable.
+        """Send all requests, prompt by prompt. If it is stopped, or the server fails, return the
+        answers so far; ProbeError if they are not comparable.
         """
         stopped = ""
         try:
@@ -73,8 +76,8 @@ class Probe:
         return self.collect_results(stopped)
 
     def collect_results(self, stopped: str = "") -> ProbeResult:
-        """Return the sides of the answers so far, even while requests are in flight. stopped: reason for not waiting.
-        ProbeError if there is nothing to compare.
+        """Return the sides of the answers so far, even while requests are in flight. stopped:
+        reason for not waiting. ProbeError if there is nothing to compare.
         """
         sides, walks = _complete_sides(dict(self._answers)), _complete_sides(dict(self._walks))
         if len(sides) < 2 and len(walks) < 2:
@@ -83,7 +86,12 @@ class Probe:
         if stopped:
             count = plural(len((sides or walks)[0].responses), "prompt")
             self._note(f"The probe ended early ({stopped}); answers to {count} are stored.")
-        return ProbeResult(sides if len(sides) > 1 else (), walks if len(walks) > 1 else (), list(self._notes), stopped)
+        return ProbeResult(
+            sides if len(sides) > 1 else (),
+            walks if len(walks) > 1 else (),
+            list(self._notes),
+            stopped,
+        )
 
     def _note(self, sentence: str) -> None:
         self._notes[sentence] = None
@@ -91,7 +99,9 @@ class Probe:
     def _put(self, server: Server, name: str, response: Response, is_walk: bool = False) -> None:
         """Add an answer to its side, named by a letter for the server if there are two."""
         letter = "" if len(self._servers) == 1 else f"{'AB'[self._servers.index(server)]} "
-        (self._walks if is_walk else self._answers).setdefault(f"{letter}{name}", []).append(response)
+        (self._walks if is_walk else self._answers).setdefault(f"{letter}{name}", []).append(
+            response,
+        )
 
     def _ids_of(self, prompt: Prompt) -> Prompt:
         """Return the prompt as token ids if all servers take them, so that they read the same."""
@@ -100,11 +110,13 @@ class Probe:
             raise ProbeError(f"{series(no_ids)} takes no token ids; give prompts as texts.")
         if isinstance(prompt, tuple) or no_ids:
             return prompt
-        tokenizations = [ids for server in self._servers if (ids := server.tokenize(prompt)) is not None]
+        tokenizations = [
+            ids for server in self._servers if (ids := server.tokenize(prompt)) is not None
+        ]
         if len(set(tokenizations)) > 1:
             self._note(
-                f"The servers tokenize a prompt differently ({len(tokenizations[0]):,} and {len(tokenizations[1]):,}"
-                " tokens); both get the first server's token ids."
+                f"The servers tokenize a prompt differently ({len(tokenizations[0]):,} and"
+                f" {len(tokenizations[1]):,} tokens); both get the first server's token ids.",
             )
         return tokenizations[0] if tokenizations else prompt
 
@@ -123,8 +135,8 @@ class Probe:
         response = self._ask(server, stage, request)
         if response.cached:
             self._note(
-                f"{server.kind.name} read {response.cached:,} tokens of a prompt from its cache for a cold request"
-                f" ({server.kind.way_to_be_cold})."
+                f"{server.kind.name} read {response.cached:,} tokens of a prompt from its cache for"
+                f" a cold request ({server.kind.way_to_be_cold}).",
             )
         return response
 
@@ -138,8 +150,8 @@ class Probe:
         if WARM_TEST in tests:
             if not kind.way_to_be_cold:
                 self._note(
-                    f"{kind.name} has no known way to bypass its cache: 'cold' is its first answer to a prompt in this"
-                    " probe, which earlier requests may have warmed."
+                    f"{kind.name} has no known way to bypass its cache: 'cold' is its first answer"
+                    " to a prompt in this probe, which earlier requests may have warmed.",
                 )
             request = replace(self._cold(prompt), cache=WARM, salt=f"{self._salt}-warm")
             self._ask(server, "warming", request)
@@ -147,15 +159,22 @@ class Probe:
                 response = self._ask(server, name, request)
                 if response.cached is None:
                     self._note(
-                        f"{kind.name} does not report its cache hits, so it is unknown if 'warm' was"
-                        f" warm.{kind.way_to_tell}"
+                        f"{kind.name} does not report its cache hits, so it is unknown if 'warm'"
+                        f" was warm.{kind.way_to_tell}",
                     )
                 if response.cached == 0:
                     self._note(f"{kind.name} read nothing from its cache for the {name} request.")
                 self._put(server, name, response)
         if ECHO in tests:
-            if not kind.has_prompt_rows or first.generated_from is None or UNKNOWN_TOKEN in first.tokens:
-                self._note(f"{kind.name} does not send a prompt's own rows by token id, so echo was skipped.")
+            if (
+                not kind.has_prompt_rows
+                or first.generated_from is None
+                or UNKNOWN_TOKEN in first.tokens
+            ):
+                self._note(
+                    f"{kind.name} does not send a prompt's own rows by token id, so echo was"
+                    " skipped.",
+                )
             else:
                 request = replace(self._cold(first.tokens, tokens=1), rows=True)
                 self._put(server, "echo", replace(self._ask_cold(server, "echo", request), text=""))
@@ -187,10 +206,14 @@ class Probe:
         response = start_call(measure).result()
         in_flight = sum(not one.done() for one in filling)
         wait(filling, return_when=FIRST_EXCEPTION)
-        for one in sorted(filling, key=lambda one: not one.done()):  # raises an error before the others end
+        # raises an error before the others end
+        for one in sorted(filling, key=lambda one: not one.done()):
             one.result()
         if finished := others - in_flight:
-            self._note(f"At worst, {finished} of the {others} concurrent requests ended before the measured one.")
+            self._note(
+                f"At worst, {finished} of the {others} concurrent requests ended before the"
+                " measured one.",
+            )
         return response
 
     def _walk(self, server: Server, prompt: Prompt) -> None:
@@ -206,7 +229,13 @@ class Probe:
             for end in range(1, len(prompt) + 1):
                 request = self._cold(prompt[:end], 1)
                 if cache == WARM:
-                    answers.append(self._ask(server, name, replace(request, cache=WARM, salt=f"{self._salt}-walk")))
+                    answers.append(
+                        self._ask(
+                            server,
+                            name,
+                            replace(request, cache=WARM, salt=f"{self._salt}-walk"),
+                        ),
+                    )
                 else:
                     answers.append(self._ask_cold(server, name, request))
             self._put(server, name, _walk_response(prompt, answers), is_walk=True)
@@ -249,6 +278,8 @@ def _complete_sides(answers: dict[str, list[Response]]) -> tuple[ListSide, ...]:
     """Return the sides with the prompts that all of them answered."""
     prompts = min((len(responses) for responses in answers.values()), default=0)
     try:
-        return tuple(ListSide(name, tuple(responses[:prompts])) for name, responses in answers.items())
+        return tuple(
+            ListSide(name, tuple(responses[:prompts])) for name, responses in answers.items()
+        )
     except DumpError as error:
         raise ProbeError(str(error)) from None

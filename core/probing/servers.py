@@ -1,7 +1,7 @@
 """Servers for a probe: a table of kinds, and their detection.
 
-Endpoints and fields as in the engines' sources and documentation: vLLM 0.32, SGLang 0.5, llama.cpp's tools/server,
-Ollama's docs/api.md.
+Endpoints and fields as in the engines' sources and documentation: vLLM 0.32, SGLang 0.5,
+llama.cpp's tools/server, Ollama's docs/api.md.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Json = dict[str, Any]
 class Ask:
     """One request. prompt: a text or token ids; tokens: to generate, greedily; top: values per row.
 
-    cache: COLD, nothing of the prompt is read from a cache; WARM, it may be. salt: unique to a cold request. rows:
-    include the prompt's own rows. is_filler: sent only to load the server.
+    cache: COLD, nothing of the prompt is read from a cache; WARM, it may be. salt: unique to a cold
+    request. rows: include the prompt's own rows. is_filler: sent only to load the server.
     """
 
     prompt: Prompt
@@ -49,8 +49,9 @@ class Ask:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of server. body: of a request to `path`; tokenize: body of a request to /tokenize; forget: path and body
-    of the request that clears its caches; way_to_tell: how to make it report its cache hits.
+    """A kind of server. body: of a request to `path`; tokenize: body of a request to /tokenize;
+    forget: path and body of the request that clears its caches; way_to_tell: how to make it report
+    its cache hits.
     """
 
     name: str
@@ -66,7 +67,12 @@ class Kind:
 
 def _chat(ask: Ask, model: str) -> Json:
     messages = [{"role": "user", "content": ask.prompt}]
-    body = {"messages": messages, "max_tokens": ask.tokens, "logprobs": True, "top_logprobs": ask.top}
+    body = {
+        "messages": messages,
+        "max_tokens": ask.tokens,
+        "logprobs": True,
+        "top_logprobs": ask.top,
+    }
     return ({"model": model} if model else {}) | body | {"temperature": 0}
 
 
@@ -76,7 +82,11 @@ def _completions(ask: Ask, model: str) -> Json:
 
 
 def _vllm(ask: Ask, model: str) -> Json:
-    body = {"return_token_ids": True, "return_tokens_as_token_ids": True, "cache_salt": ask.salt or "warm"}
+    body = {
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        "cache_salt": ask.salt or "warm",
+    }
     rows = {"prompt_logprobs": ask.top} if ask.rows else {}
     return _completions(ask, model) | body | rows | ask.filler
 
@@ -100,7 +110,13 @@ def _sglang(ask: Ask, _: str) -> Json:
 def _ollama(ask: Ask, model: str) -> Json:
     options = {"temperature": 0, "num_predict": ask.tokens}
     values = {"logprobs": True, "top_logprobs": min(ask.top, 20)}
-    return {"model": model, "prompt": ask.prompt, "raw": True, "stream": False, "options": options} | values
+    return {
+        "model": model,
+        "prompt": ask.prompt,
+        "raw": True,
+        "stream": False,
+        "options": options,
+    } | values
 
 
 def _tokenize(text: str, model: str) -> Json:
@@ -170,7 +186,11 @@ class Server:
         except ProbeError:  # an older server has no such endpoint
             return None
         ids = answer.get("tokens") if isinstance(answer, dict) else None
-        return tuple(ids) if isinstance(ids, list) and ids and all(type(one) is int for one in ids) else None
+        return (
+            tuple(ids)
+            if isinstance(ids, list) and ids and all(type(one) is int for one in ids)
+            else None
+        )
 
     def forget(self) -> None:
         """Clear the caches, if there is a request for it."""
@@ -190,7 +210,11 @@ class Server:
             raise ProbeError(f"{path}: the server sends no answer.")
         one = responses[0]
         top_logprobs = ask.top if one.top_logprobs is None else one.top_logprobs
-        return replace(one, top_logprobs=top_logprobs, vocab=self.vocab if one.vocab is None else one.vocab)
+        return replace(
+            one,
+            top_logprobs=top_logprobs,
+            vocab=self.vocab if one.vocab is None else one.vocab,
+        )
 
 
 def find_server(client: Client, model: str = "") -> Server:
@@ -210,7 +234,9 @@ def find_server(client: Client, model: str = "") -> Server:
     props, version = section("/props"), section("/version")
     if "default_generation_settings" in props or "build_info" in props:
         build = f"{props.get('build_info') or ''}"
-        name = model or (names[0] if names else str(props.get("model_path") or "")).rpartition("/")[2]
+        name = (
+            model or (names[0] if names else str(props.get("model_path") or "")).rpartition("/")[2]
+        )
         meta = models[0].get("meta") if models else None
         return server(
             LLAMACPP,
@@ -219,15 +245,24 @@ def find_server(client: Client, model: str = "") -> Server:
             count_of(meta.get("n_vocab") if isinstance(meta, dict) else None),
         )
     about = section("/server_info") or section("/get_server_info")
-    if "mem_fraction_static" in about or "tokenizer_path" in about or (about and "sglang" in owners):
-        return server(SGLANG, about.get("version", ""), _model(model, names or [str(about.get("model_path", ""))]))
+    if (
+        "mem_fraction_static" in about
+        or "tokenizer_path" in about
+        or (about and "sglang" in owners)
+    ):
+        return server(
+            SGLANG,
+            about.get("version", ""),
+            _model(model, names or [str(about.get("model_path", ""))]),
+        )
     if "version" in (about := section("/api/version")):
         return server(OLLAMA, about["version"], _model(model, names))
     if "version" in version and (owners == {"vllm"} or not names):
         return server(VLLM, version["version"], _model(model, names))
     if not (names or model):
         raise ProbeError(
-            f"{client.url}: unknown server; /v1/models, /props, /server_info and /api/version name no engine."
+            f"{client.url}: unknown server; /v1/models, /props, /server_info and /api/version name"
+            " no engine.",
         )
     reasons = []
     for kind in (OPENAI, CHAT):  # completions if they have log-probabilities, else chat

@@ -1,7 +1,9 @@
-"""Watch of an endpoint: the first tokens of fixed prompts on a schedule, compared with its first answers.
+"""Watch of an endpoint: the first tokens of fixed prompts on a schedule, compared with its first
+answers.
 
-After log-probability tracking (Chauvin et al., arXiv:2512.03816). Its permutation test is not used: a batch of another
-size moves all answers alike, so answers of an idle and of a busy server are not exchangeable.
+After log-probability tracking (Chauvin et al., arXiv:2512.03816). Its permutation test is not used:
+a batch of another size moves all answers alike, so answers of an idle and of a busy server are not
+exchangeable.
 """
 
 from __future__ import annotations
@@ -44,9 +46,9 @@ _LARGEST = 64 << 20  # bytes of a history
 class Round(msgspec.Struct, frozen=True):
     """One round, a line of a store's `.watches/KEY.jsonl`; the baseline is the first one.
 
-    server: as it calls itself; noise_nats: largest distance of a repeat from the first answers; distance_nats: None
-    without comparable answers; since: first round that moved, None if it has not; run: that was stored then; is_down:
-    there was no answer.
+    server: as it calls itself; noise_nats: largest distance of a repeat from the first answers;
+    distance_nats: None without comparable answers; since: first round that moved, None if it has
+    not; run: that was stored then; is_down: there was no answer.
     """
 
     url: str
@@ -66,9 +68,14 @@ class Round(msgspec.Struct, frozen=True):
         """The state after the round, in words."""
         moved = f"moved since {self.since:%Y-%m-%d %H:%M:%S} UTC" if self.since else "not moved"
         nats, limit = number(self.distance_nats, 3), number(self.limit_nats, 3)
-        size = "other tokens" if self.distance_nats is None else f"{nats} nats from the baseline, limit {limit}"
+        size = (
+            "other tokens"
+            if self.distance_nats is None
+            else f"{nats} nats from the baseline, limit {limit}"
+        )
         state = f"has {moved}: {size}"
-        if self.is_down or self.distance_nats is self.since is None:  # versions before had no is_down
+        # versions before had no is_down
+        if self.is_down or self.distance_nats is self.since is None:
             state = f"is down, so it is undecided; it had {moved}"
         return " ".join([f"{self.url} {state}.", *self.notes])
 
@@ -81,9 +88,12 @@ def read_rounds(store: Store, pattern: str = "*.jsonl") -> list[list[Round]]:
     for path in sorted((store.directory / FOLDER).glob(pattern)):
         rounds: list[Round] = []
         for line in path.read_bytes().splitlines():
-            with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):  # a process was killed while it wrote
+            # a process was killed while it wrote
+            with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
                 rounds.append(msgspec.json.decode(line, type=Round))
-        histories += [[one for one in rounds if one.baseline == rounds[-1].baseline]] if rounds else []
+        histories += (
+            [[one for one in rounds if one.baseline == rounds[-1].baseline]] if rounds else []
+        )
     return histories
 
 
@@ -95,7 +105,9 @@ def watch(
     write_run: Callable[[Server, Sequence[ListSide], str], str],
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Round]:
-    """Yield the baseline or the last stored round, then round after round. write_run: stores sides as a run."""
+    """Yield the baseline or the last stored round, then round after round. write_run: stores sides
+    as a run.
+    """
     about = repr([request.url, request.model, request.top, prompts])
     path = store.directory / FOLDER / f"{hashlib.sha256(about.encode()).hexdigest()[:16]}.jsonl"
 
@@ -120,10 +132,15 @@ def watch(
         server = find_server(client, request.model)
         sides = [ask(server, f"alone {number}") for number in range(1, REPEATS + 1)]
         with ThreadPoolExecutor(REPEATS) as pool:
-            sides += pool.map(partial(ask, server), [f"at once {number}" for number in range(1, REPEATS + 1)])
+            sides += pool.map(
+                partial(ask, server),
+                [f"at once {number}" for number in range(1, REPEATS + 1)],
+            )
         noise = max(distance(sides[0], side) for side in sides)
         limit, run_id = max(_LEAST_LIMIT, FACTOR * noise), write_run(server, sides, "baseline")
-        last = append(Round(request.url, called(server, sides[0]), run_id, noise, limit, datetime.now(UTC)))
+        last = append(
+            Round(request.url, called(server, sides[0]), run_id, noise, limit, datetime.now(UTC)),
+        )
     with RunReader(store.path_of(last.baseline)) as run:
         first = run.lists()[0]
     yield last
@@ -137,14 +154,21 @@ def watch(
                 nats = min(nats, distance(first, side))
                 if nats <= last.limit_nats:
                     break
-            # An endpoint near the limit does not come and go: it has returned if it is within the noise itself.
+            # An endpoint near the limit does not come and go: it has returned if it is within the
+            # noise itself.
             has_moved = nats > (last.limit_nats / FACTOR if since else last.limit_nats)
             name, run_id = called(server, side), last.run if has_moved else ""
             if has_moved and not run_id:  # other tokens before have none
                 run_id = write_run(server, [replace(first, name="baseline"), side], "moved")
             since = (since or at) if has_moved else None
             notes = () if name == last.server else (f"The server was {last.server}; it is {name}.",)
-            changes = {"server": name, "distance_nats": nats, "since": since, "run": run_id, "notes": notes}
+            changes = {
+                "server": name,
+                "distance_nats": nats,
+                "since": since,
+                "run": run_id,
+                "notes": notes,
+            }
             is_down = False
         except UlpscopeError as error:
             is_down = not isinstance(error, DumpError)  # else there are answers, with other tokens
@@ -155,7 +179,10 @@ def watch(
 
 
 def distance(first: ListSide, side: ListSide) -> float:
-    """Return the RMS difference of the log-probabilities that both sent, nats. DumpError if there are none."""
+    """Return the RMS difference of the log-probabilities that both sent, nats.
+
+    DumpError if there are none.
+    """
     rms = summary_of(compare_sides(*align([first, side])).figures).rms
     if rms is None:
         raise DumpError("no token has a log-probability on both sides.")
@@ -163,9 +190,16 @@ def distance(first: ListSide, side: ListSide) -> float:
 
 
 def called(server: Server, side: ListSide) -> str:
-    """Return what a server and its answers say of themselves, with the number of tokens of the prompts."""
+    """Return what a server and its answers say of themselves, with the number of tokens of the
+    prompts.
+    """
     one, tokens = side.responses[0], sum(1 + (each.generated_from or 0) for each in side.responses)
-    parts = [server.kind.name, server.version, one.model or server.model, one.settings.get("system_fingerprint", "")]
+    parts = [
+        server.kind.name,
+        server.version,
+        one.model or server.model,
+        one.settings.get("system_fingerprint", ""),
+    ]
     return f"{clean(' '.join(filter(None, parts)), 200)}, {tokens:,} prompt tokens"
 
 
@@ -174,5 +208,6 @@ def post(url: str, message: object) -> str:
     try:
         with httpx.stream("POST", url, json=message, timeout=30) as answer:  # its body is not read
             return "" if answer.is_success else f"{answer.status_code}"
-    except (httpx.HTTPError, httpx.InvalidURL) as error:  # their sentences have the URL, which may be a secret
+    # their sentences have the URL, which may be a secret
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         return type(error).__name__

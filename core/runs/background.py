@@ -1,4 +1,6 @@
-"""A background thread for work in order: it stores a chunk while the next one is read and compared."""
+"""A background thread for work in order: it stores a chunk while the next one is read and
+compared.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 class Background:
     """Run functions one after another in a thread of its own.
 
-    Unfinished pieces hold at most `waiting_bytes` together (or are a single one), so that memory stays bounded: `put`
-    blocks until there is room. After an exception nothing more runs, and every later `put` and `drain` raises it.
+    Unfinished pieces hold at most `waiting_bytes` together (or are a single one), so that memory
+    stays bounded: `put` blocks until there is room. After an exception nothing more runs, and every
+    later `put` and `drain` raises it.
     """
 
     def __init__(self, name: str, waiting_bytes: int) -> None:
@@ -25,7 +28,9 @@ class Background:
     def put(self, work: Callable[..., object], *arguments: object, size: int = 0) -> None:
         """size: bytes that the arguments hold until the piece is done."""
         self._raise()
-        while self._pieces and (self._held_bytes + size > self._waiting_bytes or self._pieces[0][0].done()):
+        while self._pieces and (
+            self._held_bytes + size > self._waiting_bytes or self._pieces[0][0].done()
+        ):
             self._finish_first()
         self._held_bytes += size
         self._pieces.append((self._pool.submit(self._run, work, arguments), size))

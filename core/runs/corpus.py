@@ -1,5 +1,5 @@
-"""The right token at every position of a corpus: of two files of llama.cpp's `--kl-divergence-base`, or of a pair of a
-run. A few rows are read at a time; nothing is stored.
+"""The right token at every position of a corpus: of two files of llama.cpp's
+`--kl-divergence-base`, or of a pair of a run. A few rows are read at a time; nothing is stored.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ def are_logs(paths: Sequence[Path]) -> bool:
     return len(paths) == 2 and all(begins(path, KLD_MAGIC) for path in paths)
 
 
-def score_logs(paths: Sequence[Path], on_progress: Callable[[int, int], None] = lambda *_: None) -> ScoredTokens:
+def score_logs(
+    paths: Sequence[Path],
+    on_progress: Callable[[int, int], None] = lambda *_: None,
+) -> ScoredTokens:
     """Score the right token at every row of both files, the first one the base.
 
     Raises:
@@ -44,13 +47,16 @@ def score_logs(paths: Sequence[Path], on_progress: Callable[[int, int], None] = 
     if vocab != other_vocab or not np.array_equal(tokens, other_tokens):
         sizes = " and ".join(f"{len(t):,} x {t.shape[1]:,} of {v:,}" for t, v, _ in sides)
         raise DumpError(
-            f"{clean(paths[1].name)}: has other tokens than {clean(paths[0].name)} (chunks x context of vocabulary:"
-            f" {sizes}). Expected one text, tokenizer and --ctx-size."
+            f"{clean(paths[1].name)}: has other tokens than {clean(paths[0].name)} (chunks x"
+            f" context of vocabulary: {sizes}). Expected one text, tokenizer and --ctx-size.",
         )
     first = tokens.shape[1] // 2
     targets, step = tokens[:, first + 1 :].reshape(-1), max(1, _ROW_BYTES // (4 * vocab))
     if targets.min() < 0 or targets.max() >= vocab:
-        raise DumpError(f"{clean(paths[0].name)}: has a token beyond its vocabulary of {vocab:,}; the file is damaged.")
+        raise DumpError(
+            f"{clean(paths[0].name)}: has a token beyond its vocabulary of {vocab:,}; the file is"
+            " damaged.",
+        )
     parts, cut = [], 0
     for start in range(0, len(targets), step):
         stop = min(start + step, len(targets))
@@ -65,7 +71,9 @@ def score_logs(paths: Sequence[Path], on_progress: Callable[[int, int], None] = 
 
 
 def _is_cut(rows: NDArray[np.float32], targets: NDArray[np.integer]) -> NDArray[np.bool_]:
-    """Return whether the right token has the value to which a file raises all less likely ones. [rows]"""
+    """Return whether the right token has the value to which a file raises all less likely ones.
+    [rows]
+    """
     lowest = rows.min(axis=1)
     is_full = rows.max(axis=1) - lowest > _RANGE - 0.001  # float32 rounds both ends
     return is_full & (rows[np.arange(len(targets)), targets] == lowest)
@@ -78,17 +86,29 @@ def score_pair(run: RunReader, pair: int) -> ScoredTokens:
         UsageError: the run has no whole rows, or no token ids.
     """
     header = run.header
-    if header.k is not None or not run.has_all_logits or not all(prompt.token_ids for prompt in header.prompts):
-        raise UsageError("--corpus needs the logits of whole rows and the token ids of the prompts.")
+    if (
+        header.k is not None
+        or not run.has_all_logits
+        or not all(prompt.token_ids for prompt in header.prompts)
+    ):
+        raise UsageError(
+            "--corpus needs the logits of whole rows and the token ids of the prompts.",
+        )
     figures = run.positions(pair)
-    document, position, is_flip = (figures[name].to_numpy(np.int64) for name in ("prompt", "position", "is_flip"))
+    document, position, is_flip = (
+        figures[name].to_numpy(np.int64) for name in ("prompt", "position", "is_flip")
+    )
     kl = figures["kl"].to_numpy(np.float64, na_value=np.nan)
     rows = np.flatnonzero((position < np.array(header.lengths)[document] - 1) & np.isfinite(kl))
     if not len(rows):
         raise UsageError("--corpus: no position has a next token and a KL.")
-    targets = np.concatenate([prompt.token_ids[: prompt.positions] for prompt in header.prompts])[rows + 1]
+    targets = np.concatenate([prompt.token_ids[: prompt.positions] for prompt in header.prompts])[
+        rows + 1
+    ]
     if targets.min() < 0 or targets.max() >= header.vocab:
-        raise UsageError(f"--corpus: the prompts have token ids beyond the vocabulary of {header.vocab:,}.")
+        raise UsageError(
+            f"--corpus: the prompts have token ids beyond the vocabulary of {header.vocab:,}.",
+        )
     step, chosen = max(1, _ROW_BYTES // (header.vocab * header.format.itemsize)), []
     for side in (0, pair + 1):
         logits = np.empty(len(rows))
@@ -97,7 +117,14 @@ def score_pair(run: RunReader, pair: int) -> ScoredTokens:
             bits = run.read_rows(side, start, min(start + step, header.rows))
             logits[part] = values_of(bits[rows[part] - start, targets[part]], header.format)
         chosen.append(logits - run.logsumexp(side)[rows])
-    return ScoredTokens(document[rows], position[rows], kl[rows], chosen[0], chosen[1], is_flip[rows] == 0)
+    return ScoredTokens(
+        document[rows],
+        position[rows],
+        kl[rows],
+        chosen[0],
+        chosen[1],
+        is_flip[rows] == 0,
+    )
 
 
 def by_position(tokens: ScoredTokens) -> list[dict[str, Any]]:
@@ -115,6 +142,6 @@ def by_position(tokens: ScoredTokens) -> list[dict[str, Any]]:
                     "ln_ppl_ratio": float(-change.mean()),
                     "mean_dp_percent": float(100 * tokens.dp[part].mean()),
                     "same_top_p_share": float(tokens.is_same_top[part].mean()),
-                }
+                },
             )
     return rows

@@ -1,5 +1,5 @@
-"""Figures measured of a run, out of its file: of a finished one, or of one whose last logit has been written and that
-is not placed yet.
+"""Figures measured of a run, out of its file: of a finished one, or of one whose last logit has
+been written and that is not placed yet.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class Figures:
             return table.to_pandas(types_mapper=nullable)
 
     def rows(self, table: str, **keys: int) -> pd.DataFrame:
-        """Return the rows of a table with these values, in the order of its other columns, which are returned."""
+        """Return the rows of a table with these values, in the order of its other columns, which
+        are returned.
+        """
         conditions = " AND ".join(f"{column} = ?" for column in keys)
         sql = f"SELECT * EXCLUDE ({', '.join(keys)}) FROM {table} WHERE {conditions} ORDER BY ALL"
         return self.query(sql, *keys.values())
@@ -68,7 +70,10 @@ class Figures:
         """
         self.header.check_short()
         if (latest := self._latest) is None or latest[0] != pair:
-            latest = self._latest = pair, positions.read_positions(self._database, self.header, pair)
+            latest = self._latest = (
+                pair,
+                positions.read_positions(self._database, self.header, pair),
+            )
         return latest[1]
 
     def positions_of(self, pair: int, prompt: int) -> pd.DataFrame:
@@ -78,15 +83,23 @@ class Figures:
     def largest(self, pair: int) -> pd.DataFrame:
         """Return the row of `positions` with the largest difference, the first of equal ones."""
         largest = "SELECT max_abs FROM pair WHERE pair = $1"  # by which row groups are skipped
-        sql = f"SELECT coalesce(min(prompt), 0) FROM position WHERE pair = $1 AND max_abs = ({largest})"
+        sql = (
+            "SELECT coalesce(min(prompt), 0) FROM position WHERE pair = $1 AND max_abs ="
+            f" ({largest})"
+        )
         table = self.positions_of(pair, self._database.rows(sql, [pair])[0][0])
         return table.iloc[[int(table["max_abs"].fillna(0.0).to_numpy(float).argmax())]]
 
     def spacing(self, pair: int, rows: tuple[int, int]) -> NDArray[np.float64]:
-        """Spacing by which the differences of some rows become row ULPs; 1 if there is no difference. [rows]"""
+        """Spacing by which the differences of some rows become row ULPs; 1 if there is no
+        difference. [rows]
+        """
         table = self.positions(pair)
-        max_abs, in_row_ulps = (table[name].to_numpy(float)[slice(*rows)] for name in ("max_abs", "max_row_ulps"))
-        is_known = max_abs > 0  # then the reference has a finite element, and the quotient of the two is exact
+        max_abs, in_row_ulps = (
+            table[name].to_numpy(float)[slice(*rows)] for name in ("max_abs", "max_row_ulps")
+        )
+        # then the reference has a finite element, and the quotient of the two is exact
+        is_known = max_abs > 0
         with np.errstate(divide="ignore"):
             return np.where(is_known, max_abs / np.where(is_known, in_row_ulps, 1.0), 1.0)
 
@@ -94,25 +107,36 @@ class Figures:
         """Logsumexp of every row of a side, in nats, NaN if undefined or not sent. [rows]"""
         sql = "SELECT prompt, position, logsumexp FROM side_position WHERE side = ?"
         with self.decoding("table of sides by position"):
-            prompts, places, values = (column.to_numpy() for column in self._database.table(sql, [side]).columns)
+            prompts, places, values = (
+                column.to_numpy() for column in self._database.table(sql, [side]).columns
+            )
             rows = np.full(self.header.rows, np.nan)
             rows[self.header.row_of(prompts, places)] = values
             return rows
 
     def is_only_masked(self, pair: int) -> bool:
-        """Return whether the only non-finite logits of one side alone are -inf: others show in a row's logsumexp."""
+        """Return whether the only non-finite logits of one side alone are -inf: others show in a
+        row's logsumexp.
+        """
         rows = self.positions(pair)["nonfinite_mismatch"].to_numpy(np.int64) > 0
         of_rows = np.concatenate([self.logsumexp(side)[rows] for side in (0, pair + 1)])
         return not (np.isnan(of_rows) | np.isposinf(of_rows)).any()
 
     def best_tokens(self, side: int, ranks: int) -> pd.DataFrame:
-        """Return the first `ranks` tokens of every row of a side: prompt, position, rank (from 0), token_id, logit."""
-        sql = "SELECT * EXCLUDE (side) FROM top_token WHERE side = ? AND rank < ? ORDER BY prompt, position, rank"
+        """Return the first `ranks` tokens of every row of a side: prompt, position, rank (from 0),
+        token_id, logit.
+        """
+        sql = (
+            "SELECT * EXCLUDE (side) FROM top_token WHERE side = ? AND rank < ? ORDER BY prompt,"
+            " position, rank"
+        )
         with self.decoding("table of top tokens"):
             return self._database.table(sql, [side, ranks]).to_pandas()
 
     def argmaxes(self, side: int, rows: Iterable[int]) -> dict[int, set[int]]:
-        """Return the tokens with the largest logit of some rows of a side; logits are read if all stored ones tie."""
+        """Return the tokens with the largest logit of some rows of a side; logits are read if all
+        stored ones tie.
+        """
         best = self.best_tokens(side, TOP_K)
         best["row"] = self.header.row_of(best["prompt"].to_numpy(), best["position"].to_numpy())
         ties = best[best["logit"] == best.groupby("row")["logit"].transform("max")]
@@ -123,14 +147,24 @@ class Figures:
                 argmaxes[row] = set(np.flatnonzero(values == np.nanmax(values)).tolist())
         return argmaxes
 
-    def stored_cells(self, measure: str, pair: int, level: int, rows: tuple[int, int]) -> NDArray[np.unsignedinteger]:
-        """Heatmap cells over rows [start, stop) of a measure of STORED_CELLS. [cells of positions, cells of tokens]"""
+    def stored_cells(
+        self,
+        measure: str,
+        pair: int,
+        level: int,
+        rows: tuple[int, int],
+    ) -> NDArray[np.unsignedinteger]:
+        """Heatmap cells over rows [start, stop) of a measure of STORED_CELLS. [cells of positions,
+        cells of tokens]
+        """
         table = heatmap.PYRAMIDS[STORED_CELLS.index(measure)]
         return heatmap.read_cells(self._database, table, self.header, pair, level, rows)
 
     @property
     def has_all_logits(self) -> bool:
-        """Whether the run has the logits of all positions, so that `at` and `read_rows` can return them."""
+        """Whether the run has the logits of all positions, so that `at` and `read_rows` can return
+        them.
+        """
         return self.header.keep == ALL
 
     def _check_kept(self) -> None:
@@ -138,7 +172,8 @@ class Figures:
             raise StoreError(refusal(self.header))
 
     def read_rows(self, side: int, start: int, stop: int) -> NDArray[np.unsignedinteger]:
-        """Return the bits of rows [start, stop) of a side; rows are the positions of all prompts, one after another.
+        """Return the bits of rows [start, stop) of a side; rows are the positions of all prompts,
+        one after another.
 
         Returns:
             [stop - start, vocab], unsigned integers of the width of `header.compute_dtype`; see
@@ -150,8 +185,15 @@ class Figures:
         self._check_kept()
         return logits.read_rows(self._database, self.header, side, start, stop)
 
-    def read_window(self, side: int, rows: tuple[int, int], tokens: tuple[int, int]) -> NDArray[np.unsignedinteger]:
-        """Return the bits of a rectangle; reads only the tiles it touches. [rows, tokens]; both ranges half open."""
+    def read_window(
+        self,
+        side: int,
+        rows: tuple[int, int],
+        tokens: tuple[int, int],
+    ) -> NDArray[np.unsignedinteger]:
+        """Return the bits of a rectangle; reads only the tiles it touches. [rows, tokens]; both
+        ranges half open.
+        """
         self._check_kept()
         return logits.read_window(self._database, self.header, side, rows, tokens)
 
@@ -159,7 +201,12 @@ class Figures:
         """Return all logits of a side at one position, as bits like `read_rows`. [vocab]"""
         return self.at_sides([side], prompt, position)[0]
 
-    def at_sides(self, sides: Sequence[int], prompt: int, position: int) -> NDArray[np.unsignedinteger]:
+    def at_sides(
+        self,
+        sides: Sequence[int],
+        prompt: int,
+        position: int,
+    ) -> NDArray[np.unsignedinteger]:
         """Return `at` of several sides, in ascending order, by one query. [sides, vocab]"""
         self._check_kept()
         return logits.read_position(self._database, self.header, sides, prompt, position)

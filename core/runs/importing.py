@@ -1,7 +1,8 @@
 """Import run files from elsewhere: checked, then stored as they are under a new id.
 
-The file is an untrusted database. DuckDB opens it with external access off and its configuration locked, its schema
-has to be ours, and the digests of its logits have to hold. Figures and verdicts are taken as they are.
+The file is an untrusted database. DuckDB opens it with external access off and its configuration
+locked, its schema has to be ours, and the digests of its logits have to hold. Figures and verdicts
+are taken as they are.
 """
 
 from __future__ import annotations
@@ -27,17 +28,25 @@ _CHUNK_BYTES = 16 << 20  # of logits of one side, read at a time
 Progress = Callable[[int, int], None]
 
 _OBJECTS = {  # what a run file has none of; each query names the first
-    "schema": "SELECT schema_name FROM duckdb_schemas() WHERE database_name = 'run_file' AND schema_name <> 'main'",
+    "schema": (
+        "SELECT schema_name FROM duckdb_schemas() WHERE database_name = 'run_file' AND schema_name"
+        " <> 'main'"
+    ),
     "view": "SELECT view_name FROM duckdb_views() WHERE database_name = 'run_file'",
     "macro": "SELECT function_name FROM duckdb_functions() WHERE database_name = 'run_file'",
     "trigger": "SELECT trigger_name FROM duckdb_triggers() WHERE database_name = 'run_file'",
-    "default or generated column": "SELECT column_name FROM duckdb_columns() WHERE database_name = 'run_file'"
-    " AND (column_default IS NOT NULL OR is_generated)",
+    "default or generated column": (
+        "SELECT column_name FROM duckdb_columns() WHERE database_name = 'run_file'"
+        " AND (column_default IS NOT NULL OR is_generated)"
+    ),
 }
 
 
 def is_run_file(path: Path) -> bool:
-    """Return whether the first bytes are those of a DuckDB file. StoreError if it cannot be read."""
+    """Return whether the first bytes are those of a DuckDB file.
+
+    StoreError if it cannot be read.
+    """
     try:
         with path.open("rb") as file:
             return file.read(12)[8:] == b"DUCK"  # after a checksum
@@ -46,15 +55,22 @@ def is_run_file(path: Path) -> bool:
 
 
 def import_run(
-    store: Store, path: Path, *, run_id: str | None = None, name: str | None = None, on_progress: Progress | None = None
+    store: Store,
+    path: Path,
+    *,
+    run_id: str | None = None,
+    name: str | None = None,
+    on_progress: Progress | None = None,
 ) -> str:
-    """Check a run file and store a copy as a new run; returns its id. `on_progress(rows done, rows of all sides)`.
+    """Check a run file and store a copy as a new run; returns its id. `on_progress(rows done, rows
+    of all sides)`.
 
     StoreError, and nothing is stored, if its schema is not ours or a digest does not hold.
     """
     if not path.is_file() or not is_run_file(path):
         raise StoreError(
-            f"{clean(path.name)}: is not a DuckDB file; expected a run file. `{COMMAND} ingest` takes dumps."
+            f"{clean(path.name)}: is not a DuckDB file; expected a run file. `{COMMAND} ingest`"
+            " takes dumps.",
         )
     if check_schema(path) == OPS:
         ops_of(path)
@@ -72,14 +88,21 @@ def import_run(
 
 
 def check_schema(path: Path) -> str:
-    """Return the run's kind. StoreError for views, macros and other objects than tables, and for other types."""
+    """Return the run's kind.
+
+    StoreError for views, macros and other objects than tables, and for other types.
+    """
     file = clean(path.name)
     if os.path.lexists(f"{path}.wal"):
-        raise StoreError(f"{file}: has unfinished changes (.wal); open and close it in DuckDB first.")
+        raise StoreError(
+            f"{file}: has unfinished changes (.wal); open and close it in DuckDB first.",
+        )
     with Database.to_read(path) as database:
         for what, query in _OBJECTS.items():
             if rows := database.rows(f"SELECT * FROM ({query}) LIMIT 1"):
-                raise StoreError(f"{file}: holds the {what} '{clean(rows[0][0], 60)}'; a run file has none.")
+                raise StoreError(
+                    f"{file}: holds the {what} '{clean(rows[0][0], 60)}'; a run file has none.",
+                )
         provenance = check_tables(database)
         for table, columns in stored_columns(database).items():
             types = TABLES[table].types if table in TABLES else {}
@@ -95,8 +118,12 @@ def check_schema(path: Path) -> str:
 def _check_run(run: RunReader, on_progress: Progress) -> None:
     """Check that the parts that pages read fit each other, and the digests of all logits."""
     header, pairs = run.header, run.pairs
-    if len(pairs) != len(header.sides) - 1 or [side.index for side in run.sides] != list(range(len(header.sides))):
-        raise StoreError(f"{run.path.name}: its sides and pairs do not fit each other; the file is damaged.")
+    if len(pairs) != len(header.sides) - 1 or [side.index for side in run.sides] != list(
+        range(len(header.sides)),
+    ):
+        raise StoreError(
+            f"{run.path.name}: its sides and pairs do not fit each other; the file is damaged.",
+        )
     if header.k is not None:
         run.check_digests()
     if not run.has_all_logits:
@@ -108,5 +135,11 @@ def _check_run(run: RunReader, on_progress: Progress) -> None:
             stop = min(start + rows, header.rows)
             digest.update(run.read_rows(side.index, start, stop))
             on_progress(side.index * header.rows + stop, len(run.sides) * header.rows)
-        if (digest.stored_digest(), *digest.values()) != (side.stored_sha256, side.sha256, side.sha256_dtype):
-            raise StoreError(f"{run.path.name}: the logits of side {side.index} do not have their SHA-256.")
+        if (digest.stored_digest(), *digest.values()) != (
+            side.stored_sha256,
+            side.sha256,
+            side.sha256_dtype,
+        ):
+            raise StoreError(
+                f"{run.path.name}: the logits of side {side.index} do not have their SHA-256.",
+            )

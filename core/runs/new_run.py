@@ -22,7 +22,9 @@ def new_run(
     created: datetime | None = None,
     **options: int,
 ) -> Iterator[tuple[Database, Partial, datetime]]:
-    """Open the database of a new run with empty tables; an error leaves nothing. options: of `Database.to_write`."""
+    """Open the database of a new run with empty tables; an error leaves nothing. options: of
+    `Database.to_write`.
+    """
     created = created or datetime.now(UTC)
     store.check_space(logits_bytes)
     with (

@@ -1,4 +1,7 @@
-"""Runs of kind `ops`: what one machine's torch operations keep bit for bit. Such a run has no sides and no logits."""
+"""Runs of kind `ops`: what one machine's torch operations keep bit for bit.
+
+Such a run has no sides and no logits.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +47,23 @@ class OpsRun:
     rows: list[ops.OpRow]
 
 
-def write_ops_run(store: Store, header: OpsHeader, rows: Sequence[ops.OpRow], *, run_id: str | None = None) -> str:
+def write_ops_run(
+    store: Store,
+    header: OpsHeader,
+    rows: Sequence[ops.OpRow],
+    *,
+    run_id: str | None = None,
+) -> str:
     """Store the probes as an immutable run; it appears when it is whole. -> its id"""
     if not rows:
         raise UsageError("no operation was probed; nothing was stored.")
     about = asdict(header) | {"compute_dtype": ", ".join(header.dtypes)}
     del about["dtypes"]
-    with new_run(store, header.name, run_id, created=header.created) as (database, partial, created):
+    with new_run(store, header.name, run_id, created=header.created) as (
+        database,
+        partial,
+        created,
+    ):
         values = about | {"run_id": partial.path.stem, "created": created}
         insert_run(database, kind=KIND, revision="", vocab=0, positions=0, **values)
         ops.insert_ops(database, rows)
@@ -68,7 +81,10 @@ def ops_of(path: Path) -> OpsRun:
     with Database.to_read(path) as database:
         about = check_tables(database)
         if about["kind"] != KIND:
-            raise StoreError(f"run '{path.stem}' holds logits and no probes of operations; `{COMMAND} show` shows it.")
+            raise StoreError(
+                f"run '{path.stem}' holds logits and no probes of operations; `{COMMAND} show`"
+                " shows it.",
+            )
         with database.decoding("provenance"):
             header = OpsHeader(
                 dtypes=tuple(about["compute_dtype"].split(", ")),

@@ -1,5 +1,5 @@
-"""Read a run file: provenance, figures of positions and pairs, and the logits themselves, a position or a range at a
-time.
+"""Read a run file: provenance, figures of positions and pairs, and the logits themselves, a
+position or a range at a time.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 
 
 class RunReader(Figures):
-    """One run, open for reading; safe to use from several threads. Close it, or use it as a context manager.
+    """One run, open for reading; safe to use from several threads. Close it, or use it as a context
+    manager.
 
-    header: shape, prompts and provenance; sides, pairs: in the order of their indices, side 0 is the reference and pair
-    i compares it with side i + 1.
+    header: shape, prompts and provenance; sides, pairs: in the order of their indices, side 0 is
+    the reference and pair i compares it with side i + 1.
     """
 
     def __init__(self, path: Path) -> None:
@@ -73,7 +74,10 @@ class RunReader(Figures):
     def _read_header(self, about: dict[str, Any]) -> RunHeader:
         if about["kind"] == "ops":  # core.runs.ops_run reads those
             shown_by = f"`{COMMAND} ops --show {self.run_id}` and the Machine page show it"
-            raise StoreError(f"run '{self.run_id}' holds probes of operations, so no sides and no logits; {shown_by}.")
+            raise StoreError(
+                f"run '{self.run_id}' holds probes of operations, so no sides and no logits;"
+                f" {shown_by}.",
+            )
         provenance = {field.name: about[field.name] for field in fields(Provenance)}
         header = RunHeader(
             about["name"],
@@ -100,7 +104,9 @@ class RunReader(Figures):
         return pairs.read_pairs(self._database, [side.name for side in self.sides])
 
     def evidence(self, pair: int) -> list[Evidence]:
-        """Evidence that a pair's verdict rests on, in the order of the checks; empty if it was not judged."""
+        """Evidence that a pair's verdict rests on, in the order of the checks; empty if it was not
+        judged.
+        """
         return self._evidence.get(pair, [])
 
     @cached_property
@@ -124,13 +130,18 @@ class RunReader(Figures):
         return dict(self._database.rows(sql, [pair]))
 
     def top_tokens(self, sides: Sequence[int], prompt: int, position: int) -> list[pd.DataFrame]:
-        """Return the largest logits of each side at a position by token id: rank (1: argmax), logit, probability."""
+        """Return the largest logits of each side at a position by token id: rank (1: argmax),
+        logit, probability.
+        """
         sql = (
-            "SELECT side, token_id, rank + 1 AS rank, logit, logsumexp, logit::DOUBLE - logsumexp AS probability"
-            " FROM top_token JOIN side_position USING (side, prompt, position)"
-            f" WHERE side IN ({', '.join('?' * len(sides))}) AND prompt = ? AND position = ? ORDER BY side, rank"
+            "SELECT side, token_id, rank + 1 AS rank, logit, logsumexp, logit::DOUBLE - logsumexp"
+            " AS probability FROM top_token JOIN side_position USING (side, prompt, position)"
+            f" WHERE side IN ({', '.join('?' * len(sides))}) AND prompt = ? AND position = ? ORDER"
+            " BY side, rank"
         )
-        table = self._database.table(sql, [*sides, prompt, position]).to_pandas().set_index("token_id")
+        table = (
+            self._database.table(sql, [*sides, prompt, position]).to_pandas().set_index("token_id")
+        )
         table["probability"] = np.exp(table["probability"].to_numpy(float))
         ends = (np.searchsorted(table["side"], sides, way) for way in ("left", "right"))
         return [table[start:stop] for start, stop in zip(*ends, strict=True)]
@@ -151,11 +162,13 @@ class RunReader(Figures):
         return self._in_table("side", "kernel_side")
 
     def _in_table(self, column: str, table: str) -> frozenset[int]:
-        return frozenset(row[0] for row in self._database.rows(f"SELECT DISTINCT {column} FROM {table}"))
+        return frozenset(
+            row[0] for row in self._database.rows(f"SELECT DISTINCT {column} FROM {table}")
+        )
 
     def records(self, pair: int) -> list[dict[str, Any]]:
-        """Return the figures of a pair, one dict per position, None if undefined; of a long run only its flips and the
-        largest difference.
+        """Return the figures of a pair, one dict per position, None if undefined; of a long run
+        only its flips and the largest difference.
         """
         condition = "true"
         if self.header.is_long:
@@ -183,7 +196,9 @@ class RunReader(Figures):
 
     @cached_property
     def generations(self) -> dict[int, Generation]:
-        """Tokens that the sides generated, by prompt; empty for a run that only scored given tokens."""
+        """Tokens that the sides generated, by prompt; empty for a run that only scored given
+        tokens.
+        """
         return run.read_generations(self._database)
 
     def levels(self) -> range:

@@ -1,10 +1,10 @@
-"""Request of a stored capture: the commands that repeat it with more options, and the request by which a program judges
-it from the file alone.
+"""Request of a stored capture: the commands that repeat it with more options, and the request by
+which a program judges it from the file alone.
 
-A run file is untrusted. A command that a person is shown is made of the request's typed options and never of
-the command that the file states, and lets no model run code of its own; a program takes from it only paths, dtype,
-device and seed, and the token ids that the run itself holds, so it reads no file that a stranger's request names and
-runs no code of a model.
+A run file is untrusted. A command that a person is shown is made of the request's typed options and
+never of the command that the file states, and lets no model run code of its own; a program takes
+from it only paths, dtype, device and seed, and the token ids that the run itself holds, so it reads
+no file that a stranger's request names and runs no code of a model.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ def repeat_command(about: Provenance) -> str:
 
 
 def command_elsewhere(run: RunReader, model: str) -> tuple[str, str] | None:
-    """Return the command that captures the same on another machine, and its `prompts.jsonl` of token ids, so that no
-    file of this machine is named. None if the run has no request or no token ids. model: its name there.
+    """Return the command that captures the same on another machine, and its `prompts.jsonl` of
+    token ids, so that no file of this machine is named. None if the run has no request or no token
+    ids. model: its name there.
     """
     request = request_of(run.header.provenance)
     prompts = _token_prompts(run, _new_tokens(run))
@@ -59,8 +60,9 @@ def command_elsewhere(run: RunReader, model: str) -> tuple[str, str] | None:
 
 
 def command_with(about: Provenance, *extras: str, trusts_code: bool = False) -> str | None:
-    """Return the command that captures the same with `layers`, `kernels`, `remedies` or `judge` added; None if the run
-    has no request, has one of them already, or continues its prompts, which allows `judge` only.
+    """Return the command that captures the same with `layers`, `kernels`, `remedies` or `judge`
+    added; None if the run has no request, has one of them already, or continues its prompts, which
+    allows `judge` only.
 
     trusts_code: with --trust-remote-code if the run was captured so, for who captured it.
     """
@@ -70,19 +72,25 @@ def command_with(about: Provenance, *extras: str, trusts_code: bool = False) -> 
     if any(getattr(request, extra) for extra in extras):
         return None
     options: dict[str, Any] = dict.fromkeys(extras, True)
-    return replace(request, trust_remote_code=request.trust_remote_code and trusts_code, **options).typed()
+    return replace(
+        request,
+        trust_remote_code=request.trust_remote_code and trusts_code,
+        **options,
+    ).typed()
 
 
 def caveat(about: Provenance, command: str | None) -> str:
-    """Sentence on what `command`, from this run's request, leaves out, or on why no run like it has one; else ''."""
+    """Sentence on what `command`, from this run's request, leaves out, or on why no run like it has
+    one; else ''.
+    """
     request = request_of(about)
     if request is None:
         none = "This run did not record its options, so no command can be offered."
         return none if about.kind == "capture" else ""
     if command and request.trust_remote_code:
         return (
-            "It was captured with `--trust-remote-code`, which runs code of the model's author: read that code before"
-            " you add the option."
+            "It was captured with `--trust-remote-code`, which runs code of the model's author:"
+            " read that code before you add the option."
         )
     return ""
 
@@ -93,20 +101,28 @@ def asks_for(about: Provenance, extra: str) -> bool:
 
 
 def has_engine(about: Provenance) -> bool:
-    """Return whether a side of the run's request is of another engine, `vllm:prefill`; `blocks:16` is not."""
+    """Return whether a side of the run's request is of another engine, `vllm:prefill`; `blocks:16`
+    is not.
+    """
     request = request_of(about)
-    return request is not None and any(re.match(r"\w+:[a-z]", path) for path in (request.reference, *request.variants))
+    return request is not None and any(
+        re.match(r"\w+:[a-z]", path) for path in (request.reference, *request.variants)
+    )
 
 
 def how_to_have(extra: str, about: Provenance) -> str:
-    """Return `capture it with --layers: COMMAND`, the command of the run's own request if it has one."""
+    """Return `capture it with --layers: COMMAND`, the command of the run's own request if it has
+    one.
+    """
     command = command_with(about, extra)
-    return f"capture it with --{extra}" + (f": {command}" if command is not None else " from its model")
+    return f"capture it with --{extra}" + (
+        f": {command}" if command is not None else " from its model"
+    )
 
 
 def rejudge_request(run: RunReader, name: str) -> tuple[CaptureRequest, bytes] | None:
-    """Return the request that judges a stored capture's tokens, without its prompts, and these as a file of prompts
-    (.jsonl); None if the run lacks its model or token ids.
+    """Return the request that judges a stored capture's tokens, without its prompts, and these as a
+    file of prompts (.jsonl); None if the run lacks its model or token ids.
     """
     about = run.header.provenance
     tokens = _new_tokens(run)
@@ -118,14 +134,29 @@ def rejudge_request(run: RunReader, name: str) -> tuple[CaptureRequest, bytes] |
         settings: dict[str, Any] = {name: getattr(original, name) for name in _TAKEN}
     else:
         reference, *variants = (side.path for side in run.sides)
-        settings = {"reference": reference, "variants": tuple(variants), "dtype": run.header.compute_dtype}
-    revision = about.revision if about.revision and not about.revision.startswith("sha256:") else None
-    request = CaptureRequest(model=about.model, revision=revision, tokens=tokens, judge=True, name=name, **settings)
+        settings = {
+            "reference": reference,
+            "variants": tuple(variants),
+            "dtype": run.header.compute_dtype,
+        }
+    revision = (
+        about.revision if about.revision and not about.revision.startswith("sha256:") else None
+    )
+    request = CaptureRequest(
+        model=about.model,
+        revision=revision,
+        tokens=tokens,
+        judge=True,
+        name=name,
+        **settings,
+    )
     return request, prompts
 
 
 def _token_prompts(run: RunReader, new_tokens: int) -> bytes | None:
-    """Return the token ids of every prompt, a line of JSON each; without continuations if there are `new_tokens`."""
+    """Return the token ids of every prompt, a line of JSON each; without continuations if there are
+    `new_tokens`.
+    """
     rows = []
     for index, prompt in enumerate(run.header.prompts):
         if not prompt.token_ids:

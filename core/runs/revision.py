@@ -1,4 +1,6 @@
-"""A stored run once more, with another name or verdict: a new run of the same bits, for runs never change."""
+"""A stored run once more, with another name or verdict: a new run of the same bits, for runs never
+change.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +23,31 @@ from .tables.schema import check_tables
 
 
 @contextmanager
-def changed_copy(store: Store, path: Path, name: str, run_id: str | None = None) -> Iterator[Database]:
-    """Yield a copy of a run file to be changed, which is a new run when the block ends. Its path has the new id."""
+def changed_copy(
+    store: Store,
+    path: Path,
+    name: str,
+    run_id: str | None = None,
+) -> Iterator[Database]:
+    """Yield a copy of a run file to be changed, which is a new run when the block ends.
+
+    Its path has the new id.
+    """
     store.check_space(path.stat().st_size)
     with store.new_file(name, datetime.now(UTC), run_id) as partial:
         try:
             shutil.copyfile(path, partial.path)
         except OSError as error:
             raise StoreError(
-                f"{clean(path.name)}: cannot be copied ({error.strerror}); nothing was changed."
+                f"{clean(path.name)}: cannot be copied ({error.strerror}); nothing was changed.",
             ) from error
         with Database.to_change(partial.path) as database:
             yield database
 
 
 def revise(store: Store, run: RunReader, name: str, verdicts: Sequence[Verdict], note: str) -> str:
-    """Store a run once more with these verdicts, listed in its place; return the new run's id. note: added to its own.
+    """Store a run once more with these verdicts, listed in its place; return the new run's id.
+    note: added to its own.
 
     The new run holds the old one's sides, figures and tokens bit for bit.
     """

@@ -25,7 +25,9 @@ class Spool:
                 file.seek(offset)
                 file.write(np.ascontiguousarray(array).data)
         except OSError as error:
-            raise StoreError(f"{self._path.name}: cannot be written ({error.strerror or error}).") from error
+            raise StoreError(
+                f"{self._path.name}: cannot be written ({error.strerror or error}).",
+            ) from error
         self.end = max(self.end, offset + array.nbytes)
         return offset
 
@@ -34,4 +36,6 @@ class Spool:
         try:
             return np.fromfile(self._path, dtype, int(np.prod(shape)), offset=offset).reshape(shape)
         except OSError as error:
-            raise StoreError(f"{self._path.name}: cannot be read ({error.strerror or error}).") from error
+            raise StoreError(
+                f"{self._path.name}: cannot be read ({error.strerror or error}).",
+            ) from error

@@ -1,5 +1,5 @@
-"""Write a run: logits stream in side by side, every figure of the contract is computed on the way, it appears when
-whole.
+"""Write a run: logits stream in side by side, every figure of the contract is computed on the way,
+it appears when whole.
 """
 
 from __future__ import annotations
@@ -32,19 +32,29 @@ from .tables.logits import insert_logits, read_rows
 from .tables.pairs import insert_evidence, insert_pair
 from .tables.positions import position_rows, side_position_rows, top_token_rows
 from .tables.remedies import RemedyRow, insert_remedies
-from .tables.run import insert_generation, insert_header, insert_prompts, insert_sides, insert_used_vocabulary
+from .tables.run import (
+    insert_generation,
+    insert_header,
+    insert_prompts,
+    insert_sides,
+    insert_used_vocabulary,
+)
 
-_COMMIT_BYTES = 64 << 20  # DuckDB keeps an open transaction in memory: one a run took as much as the dump is large
-_WAITING_BYTES = 128 << 20  # of logits that wait to be stored: on a GPU the next forward runs meanwhile
-_FIGURE_ROWS = 512  # rows of figures that are inserted at a time: an insert costs 2 ms however small it is
+# DuckDB keeps an open transaction in memory: one a run took as much as the dump is large
+_COMMIT_BYTES = 64 << 20
+# of logits that wait to be stored: on a GPU the next forward runs meanwhile
+_WAITING_BYTES = 128 << 20
+# rows of figures that are inserted at a time: an insert costs 2 ms however small it is
+_FIGURE_ROWS = 512
 
 
 class RunWriter:
-    """`with RunWriter(store, header) as writer:` write every side, then `writer.finish()`; leaving without it leaves
-    nothing.
+    """`with RunWriter(store, header) as writer:` write every side, then `writer.finish()`; leaving
+    without it leaves nothing.
 
-    Rows of a side come in order; the reference may be ahead of the variants by any number of rows (a capture writes it
-    whole first, an ingest writes chunk by chunk): what is no longer in memory is read back from the file being written.
+    Rows of a side come in order; the reference may be ahead of the variants by any number of rows
+    (a capture writes it whole first, an ingest writes chunk by chunk): what is no longer in memory
+    is read back from the file being written.
     """
 
     def __init__(self, store: Store, header: RunHeader, *, run_id: str | None = None) -> None:
@@ -53,7 +63,8 @@ class RunWriter:
         self._rows_done = [0] * len(header.sides)
         self._hashes = [SideDigest(header.format) for _ in header.sides]
         self._totals = [PairTotal() for _ in header.sides[1:]]
-        self._latest: tuple[int, NDArray[np.unsignedinteger] | None] = 0, None  # chunk of the reference
+        # chunk of the reference
+        self._latest: tuple[int, NDArray[np.unsignedinteger] | None] = 0, None
         self._figures: dict[str, list[pa.Table]] = {}
         self._verdicts: dict[int, Verdict] = {}
         self._figure_rows = 0
@@ -63,12 +74,14 @@ class RunWriter:
         # before hours of capture; the reference waits in a file of its own
         store.check_space(raw_bytes if is_whole else raw_bytes + side_bytes)
         self._hashing = Background("ulpscope-sha256", _WAITING_BYTES)
-        # The only thread that touches the database between begin and finish; it compares too, so that a forward never
-        # waits.
+        # The only thread that touches the database between begin and finish; it compares too, so
+        # that a forward never waits.
         self._storing = Background("ulpscope-store", _WAITING_BYTES)
         self._uncommitted = 0
-        self._parts: dict[tuple[int, int, str], tuple[int, int, tuple[int, ...]]] = {}  # first position, place, shape
-        self._cells: dict[tuple[int, str], list[NDArray[Any]]] = {}  # by pair and pyramid, of a run without logits
+        # first position, place, shape
+        self._parts: dict[tuple[int, int, str], tuple[int, int, tuple[int, ...]]] = {}
+        # by pair and pyramid, of a run without logits
+        self._cells: dict[tuple[int, str], list[NDArray[Any]]] = {}
         logits_bytes = raw_bytes if is_whole else 0
         with ExitStack() as stack:
             run = new_run(store, header.name, run_id, logits_bytes, created=header.created)
@@ -92,17 +105,26 @@ class RunWriter:
         self._ending.__exit__(UsageError, UsageError("the run is not finished"), None)
 
     def write(self, side: int, row: int, bits: NDArray[np.unsignedinteger]) -> None:
-        """Append rows of a side: bits [rows, vocab] of the compute dtype, starting at `row`, which must be the next
-        one.
+        """Append rows of a side: bits [rows, vocab] of the compute dtype, starting at `row`, which
+        must be the next one.
 
-        The array is neither copied nor done with on return (it is stored and digested meanwhile): do not change it
-        again.
+        The array is neither copied nor done with on return (it is stored and digested meanwhile):
+        do not change it again.
         """
         header, stop = self.header, row + len(bits)
         is_shaped = bits.shape[1:] == (header.vocab,) and bits.dtype == header.format.carrier
-        if not is_shaped or row != self._rows_done[side] or stop > (self._rows_done[0] if side else header.rows):
-            need = f"[rows, {header.vocab}] {header.format.carrier} from row {self._rows_done[side]} on"
-            raise UsageError(f"side {side}: {bits.shape} {bits.dtype} arrived for row {row}; expected {need}.")
+        if (
+            not is_shaped
+            or row != self._rows_done[side]
+            or stop > (self._rows_done[0] if side else header.rows)
+        ):
+            need = (
+                f"[rows, {header.vocab}] {header.format.carrier} from row"
+                f" {self._rows_done[side]} on"
+            )
+            raise UsageError(
+                f"side {side}: {bits.shape} {bits.dtype} arrived for row {row}; expected {need}.",
+            )
         if not len(bits):
             return
         bits = np.ascontiguousarray(bits)
@@ -113,11 +135,14 @@ class RunWriter:
             self._latest = row, bits
         else:
             first, latest = self._latest
-            reference = latest[row - first : stop - first] if latest is not None and row >= first else None
+            reference = (
+                latest[row - first : stop - first] if latest is not None and row >= first else None
+            )
             self._storing.put(self._compare, side, row, bits, reference)
 
     def write_kv(self, side: int, part: KvPart) -> None:
-        """Write the keys or values of one layer after one prompt of a side; figures need both sides of a pair.
+        """Write the keys or values of one layer after one prompt of a side; figures need both sides
+        of a pair.
 
         The reference's come first. The array is the writer's from now on.
         """
@@ -126,20 +151,30 @@ class RunWriter:
     def _compare_kv(self, pair: int, part: KvPart) -> None:
         """Compare a part of a cache, or let the reference's wait, in the storing thread."""
         if pair < 0:
-            self._parts[part.key] = part.first_position, self._caches.add(part.bits), part.bits.shape
+            self._parts[part.key] = (
+                part.first_position,
+                self._caches.add(part.bits),
+                part.bits.shape,
+            )
         elif part.key in self._parts:
             first, place, shape = self._parts[part.key]
-            reference = KvPart(*part.key, first, self._caches.read(place, self.header.format.carrier, shape))
+            reference = KvPart(
+                *part.key,
+                first,
+                self._caches.read(place, self.header.format.carrier, shape),
+            )
             by_head, by_position = kv_rows(pair, reference, part, self.header.format)
             self._keep(len(by_position), {KV.name: by_head, KV_POSITION.name: by_position})
 
     def _put(self, insert: Callable[..., None], *rows: object) -> None:
-        """Have the storing thread insert rows into the database, by a function of their table's module."""
+        """Have the storing thread insert rows into the database, by a function of their table's
+        module.
+        """
         self._storing.put(insert, self._database, *rows)
 
     def layers(self, positions: Sequence[Sequence[int]], *, is_async: bool = True) -> LayerRows:
-        """Return a writer of the model's module outputs at these positions of each prompt. Once a run, before the
-        first side.
+        """Return a writer of the model's module outputs at these positions of each prompt. Once a
+        run, before the first side.
 
         is_async: compare them in the storing thread, else in the caller's.
         """
@@ -164,7 +199,9 @@ class RunWriter:
         self._put(insert_evidence, verdict.pair, self._places, verdict.evidence, verdict.floors)
 
     def _insert_logits(self, side: int, row: int, bits: NDArray[np.unsignedinteger]) -> None:
-        """Insert logits, in the storing thread; if none are stored, the reference's go to a file of their own."""
+        """Insert logits, in the storing thread; if none are stored, the reference's go to a file of
+        their own.
+        """
         if self._spool is None:
             insert_logits(self._database, side, self._places[row : row + len(bits)], bits)
             self._commit(bits.nbytes)
@@ -179,8 +216,17 @@ class RunWriter:
             for step in ("COMMIT", "CHECKPOINT", "BEGIN"):
                 self._database.execute(step)
 
-    def _compare(self, side: int, row: int, bits: NDArray[Any], reference: NDArray[Any] | None) -> None:
-        """Compare rows, in the storing thread. `reference`: the same rows of side 0 if they are still in memory."""
+    def _compare(
+        self,
+        side: int,
+        row: int,
+        bits: NDArray[Any],
+        reference: NDArray[Any] | None,
+    ) -> None:
+        """Compare rows, in the storing thread.
+
+        `reference`: the same rows of side 0 if they are still in memory.
+        """
         if reference is None and self._spool is not None:
             reference = self._spool.read(row * bits[:1].nbytes, bits.dtype, bits.shape)
         elif reference is None:
@@ -194,11 +240,19 @@ class RunWriter:
             if self._spool is None:
                 self._keep(0, {pyramid.name: tile_rows(pyramid, pair, 0, rows, cells)})
             else:
-                self._cells.setdefault((pair, pyramid.name), []).append(narrow_cells(self.header, cells))
+                self._cells.setdefault((pair, pyramid.name), []).append(
+                    narrow_cells(self.header, cells),
+                )
         for index, of_side in ((0, figures.reference), (side, figures.variant)):
             if index or side == 1:  # the reference's own figures are the same in every pair
                 by_position = side_position_rows(index, places, of_side)
-                self._keep(0, {"side_position": by_position, "top_token": top_token_rows(index, places, of_side)})
+                self._keep(
+                    0,
+                    {
+                        "side_position": by_position,
+                        "top_token": top_token_rows(index, places, of_side),
+                    },
+                )
 
     def _keep(self, positions: int, tables: dict[str, pa.Table]) -> None:
         """Keep figures, and insert all that wait once they are of many positions."""
@@ -226,12 +280,17 @@ class RunWriter:
         """Insert all figures, once every row of every side has been written."""
         for side, done in zip(self.header.sides, self._rows_done, strict=True):
             if done != self.header.rows:
-                raise UsageError(f"side '{side.name}' has {done} of {self.header.rows} rows; the run is not finished.")
+                raise UsageError(
+                    f"side '{side.name}' has {done} of {self.header.rows} rows; the run is not"
+                    " finished.",
+                )
         self._storing.drain()
         self._insert_figures()
 
     def figures(self) -> Figures:
-        """Figures measured, once every row of every side has been written; for a verdict that rests on them."""
+        """Figures measured, once every row of every side has been written; for a verdict that rests
+        on them.
+        """
         self._end_rows()
         return Figures(self._database, self.header)
 

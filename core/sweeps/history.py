@@ -1,4 +1,6 @@
-"""History of a sweep: each cell vs. its last good run under another build or version, and the gate over it."""
+"""History of a sweep: each cell vs. its last good run under another build or version, and the gate
+over it.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ CONDITIONS = ("changed", "bug", "flips")
 
 @dataclass(frozen=True)
 class CellChange:
-    """A cell's latest run and the run it is compared with, None if there is none. what: those of `bits`, `flips` and
-    `verdict` that changed; builds: versions that changed, name -> (old, new).
+    """A cell's latest run and the run it is compared with, None if there is none. what: those of
+    `bits`, `flips` and `verdict` that changed; builds: versions that changed, name -> (old, new).
     """
 
     state: CellState
@@ -32,7 +34,9 @@ class CellChange:
 
     @property
     def growth(self) -> tuple[float | None, ...]:
-        """RMS in row ULPs after each block, of the latest run; empty if its modules were not compared."""
+        """RMS in row ULPs after each block, of the latest run; empty if its modules were not
+        compared.
+        """
         return () if self.now is None else self.now.growth
 
     @property
@@ -43,7 +47,10 @@ class CellChange:
         if self.baseline is None:
             return "first run of this cell."
         since = series(
-            [f"{name} {old or 'none'} -> {new or 'none'}" for name, (old, new) in (self.builds or {}).items()]
+            [
+                f"{name} {old or 'none'} -> {new or 'none'}"
+                for name, (old, new) in (self.builds or {}).items()
+            ],
         )
         with_ = f" ({clean(since, 400)})" if since else ""
         if not self.what:
@@ -72,36 +79,62 @@ class CellChange:
 
 
 def change_of(state: CellState, run_id: str = "", pinned: Collection[str] = ()) -> CellChange:
-    """Compare a cell's run with its last one that is not failing. run_id: the run to compare, by default the latest;
-    pinned: ids of runs; if the cell has one of them, that is the baseline.
+    """Compare a cell's run with its last one that is not failing. run_id: the run to compare, by
+    default the latest; pinned: ids of runs; if the cell has one of them, that is the baseline.
     """
     if not state.cards:
         return CellChange(state, None, None)
     now = next((card for card in state.cards if card.run_id == run_id), state.cards[0])
     others = [card for card in state.cards if card is not now]
-    baseline = next((c for c in others if (c.run_id in pinned if pinned else c.verdict not in FAILING)), None)
+    baseline = next(
+        (c for c in others if (c.run_id in pinned if pinned else c.verdict not in FAILING)),
+        None,
+    )
     if baseline is None:
         return CellChange(state, now, None)
-    what = tuple(name for name in ("bits", "flips", "verdict") if getattr(now, name) != getattr(baseline, name))
+    what = tuple(
+        name
+        for name in ("bits", "flips", "verdict")
+        if getattr(now, name) != getattr(baseline, name)
+    )
     names = sorted({*now.versions, *baseline.versions})
     pairs = {name: (baseline.versions.get(name, ""), now.versions.get(name, "")) for name in names}
-    return CellChange(state, now, baseline, what, {name: pair for name, pair in pairs.items() if pair[0] != pair[1]})
+    return CellChange(
+        state,
+        now,
+        baseline,
+        what,
+        {name: pair for name, pair in pairs.items() if pair[0] != pair[1]},
+    )
 
 
 def conditions_of(texts: Sequence[str]) -> list[str]:
-    """Parse the conditions of --fail-on, comma-separated or repeated. UsageError for an unknown one."""
+    """Parse the conditions of --fail-on, comma-separated or repeated.
+
+    UsageError for an unknown one.
+    """
     conditions = list(dict.fromkeys(one.strip() for several in texts for one in several.split(",")))
     unknown = next((one for one in conditions if one not in CONDITIONS), None)
     if unknown is not None:
-        raise UsageError(f"--fail-on '{clean(unknown)}' is not a condition of a sweep; expected {series(CONDITIONS)}.")
+        raise UsageError(
+            f"--fail-on '{clean(unknown)}' is not a condition of a sweep; expected"
+            f" {series(CONDITIONS)}.",
+        )
     return conditions
 
 
 def gate_of(changes: Sequence[CellChange], conditions: Sequence[str]) -> GateReport:
-    """Return the gate over all cells and conditions. A cell that failed fails, a missing one is undecided."""
+    """Return the gate over all cells and conditions.
+
+    A cell that failed fails, a missing one is undecided.
+    """
     outcomes = [_outcome(change, condition) for change in changes for condition in conditions]
     failed = sum(change.state.state != DONE for change in changes)
-    notes = [f"{plural(failed, 'cell')} of {len(changes):,} have no finished run of this plan."] if failed else []
+    notes = (
+        [f"{plural(failed, 'cell')} of {len(changes):,} have no finished run of this plan."]
+        if failed
+        else []
+    )
     return GateReport(tuple(outcomes), (), {}, tuple(notes))
 
 

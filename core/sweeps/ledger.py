@@ -1,7 +1,9 @@
-"""State of a sweep in a store: which cells are done, failed or being computed, read from the store's files alone.
+"""State of a sweep in a store: which cells are done, failed or being computed, read from the
+store's files alone.
 
-A run of a cell is named `cell-DIGEST-ENVIRONMENT`, by the digests of its request and of the environment. The folder
-`.sweeps/` has plans/NAME.json, failed/DIGEST.json, and cards/RUN.json: a cache of the figures of each run.
+A run of a cell is named `cell-DIGEST-ENVIRONMENT`, by the digests of its request and of the
+environment. The folder `.sweeps/` has plans/NAME.json, failed/DIGEST.json, and cards/RUN.json: a
+cache of the figures of each run.
 """
 
 from __future__ import annotations
@@ -31,7 +33,13 @@ from ..text import clean
 from .plan import Cell, SweepPlan, short_digest
 
 _WORST_FIRST = (
-    *(records.BUG_SUSPECTED, records.INVALID_DUMP, records.NONDETERMINISTIC, records.UNDECIDED, records.NOT_JUDGED),
+    *(
+        records.BUG_SUSPECTED,
+        records.INVALID_DUMP,
+        records.NONDETERMINISTIC,
+        records.UNDECIDED,
+        records.NOT_JUDGED,
+    ),
     *(records.LOWER_PRECISION, records.LIKELY_ROUNDING, records.ROUNDING, records.IDENTICAL),
 )
 SEVERITY = {name: place for place, name in enumerate(_WORST_FIRST)}
@@ -45,8 +53,9 @@ _SETTLED_SECONDS = 1.0  # after which a writer that lives has locked its folder
 
 
 class CellCard(msgspec.Struct, frozen=True):
-    """Figures of one run of a cell, of its worst pair. bits: sha256 of each side; versions: with the model's revision,
-    the device and the build among them; growth: rms in row ULPs after each block, if modules were compared.
+    """Figures of one run of a cell, of its worst pair. bits: sha256 of each side; versions: with
+    the model's revision, the device and the build among them; growth: rms in row ULPs after each
+    block, if modules were compared.
     """
 
     run_id: str
@@ -72,7 +81,10 @@ def read_card(database: Database) -> CellCard:
     about = read_run(database)
     of_pair = "bit_identical, verdict, neq_share"
     pairs = database.rows(f"SELECT {of_pair} FROM run_file.pair ORDER BY pair", most=_MOST_SIDES)
-    bits = database.rows("SELECT left(sha256, 64) FROM run_file.side ORDER BY side", most=_MOST_SIDES + 1)
+    bits = database.rows(
+        "SELECT left(sha256, 64) FROM run_file.side ORDER BY side",
+        most=_MOST_SIDES + 1,
+    )
     if not pairs or len(pairs) == _MOST_SIDES:
         raise StoreError(f"{database.file}: a cell has from 1 to {_MOST_SIDES - 1} pairs.")
     with database.decoding("provenance"):
@@ -80,17 +92,28 @@ def read_card(database: Database) -> CellCard:
         build = json.loads(about["request"] or "{}").get("build")
         versions |= {name: about[name] for name in ("revision", "device", "device_name")}
         versions |= {"build": str(build)} if build else {}
-    verdicts = [shown_verdict(about["kind"], bool(is_identical), verdict) for is_identical, verdict, _ in pairs]
-    worst = min(range(len(pairs)), key=lambda n: (SEVERITY.get(verdicts[n], len(SEVERITY)), -pairs[n][2]))
+    verdicts = [
+        shown_verdict(about["kind"], bool(is_identical), verdict)
+        for is_identical, verdict, _ in pairs
+    ]
+    worst = min(
+        range(len(pairs)),
+        key=lambda n: (SEVERITY.get(verdicts[n], len(SEVERITY)), -pairs[n][2]),
+    )
     names = ("noise_ratio", "flips", "neq_share", "max_abs", "max_row_ulps")
-    (largest,) = database.rows(f"SELECT {', '.join(f'max({name})' for name in names)} FROM run_file.pair")
+    (largest,) = database.rows(
+        f"SELECT {', '.join(f'max({name})' for name in names)} FROM run_file.pair",
+    )
     growth = database.rows(
-        "SELECT sqrt(sum(rms_row_ulps ** 2 * finite) / nullif(sum(finite) FILTER (rms_row_ulps IS NOT NULL), 0))"
-        " FROM run_file.layer WHERE pair = ? AND kind = 'residual' GROUP BY ordinal ORDER BY ordinal",
+        "SELECT sqrt(sum(rms_row_ulps ** 2 * finite) / nullif(sum(finite) FILTER (rms_row_ulps IS"
+        " NOT NULL), 0)) FROM run_file.layer WHERE pair = ? AND kind = 'residual' GROUP BY ordinal"
+        " ORDER BY ordinal",
         [worst],
         most=_MOST_BLOCKS,
     )
-    figures: dict[str, Any] = {n: v if math.isfinite(v or 0) else None for n, v in zip(names, largest, strict=True)}
+    figures: dict[str, Any] = {
+        n: v if math.isfinite(v or 0) else None for n, v in zip(names, largest, strict=True)
+    }
     return CellCard(
         run_id=database.path.stem,
         created=about["created"].isoformat(),
@@ -110,7 +133,9 @@ def run_id_of(digest: str, environment: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class CellOutcome:
-    """Outcome of computing a cell: done (run_id), failed (says), or running (in another process)."""
+    """Outcome of computing a cell: done (run_id), failed (says), or running (in another
+    process).
+    """
 
     cell: Cell
     state: str
@@ -158,19 +183,28 @@ class Ledger:
     def write_plan(self, plan: SweepPlan) -> None:
         """Store a plan's cells, replacing a plan of the same name."""
         begun = datetime.now().astimezone().isoformat(timespec="seconds")
-        self._write(f"plans/{short_digest(plan.name)}.json", StoredPlan(plan.name, begun, tuple(in_ledger(plan.cells))))
+        self._write(
+            f"plans/{short_digest(plan.name)}.json",
+            StoredPlan(plan.name, begun, tuple(in_ledger(plan.cells))),
+        )
 
     def plans(self) -> list[StoredPlan]:
         """Return the plans that were run on this store, by name."""
         self._bring("plans")
         for path in self.folder.glob("plans/*.json"):
             mtime = path.stat().st_mtime_ns
-            if self._plans.get(path, (0, None))[0] != mtime and (plan := _read(path, StoredPlan)) is not None:
+            if (
+                self._plans.get(path, (0, None))[0] != mtime
+                and (plan := _read(path, StoredPlan)) is not None
+            ):
                 self._plans[path] = mtime, plan
         return sorted((plan for _, plan in self._plans.values()), key=lambda plan: plan.name)
 
     def record(self, outcome: CellOutcome) -> None:
-        """Store why a cell failed, or the figures of its run. Both are caches: the run itself marks a cell as done."""
+        """Store why a cell failed, or the figures of its run.
+
+        Both are caches: the run itself marks a cell as done.
+        """
         failure = f"failed/{outcome.cell.digest}.json"
         with suppress(StoreError):
             if outcome.state == FAILED:
@@ -191,7 +225,11 @@ class Ledger:
         """Return the reason of each cell whose last try failed."""
         self._bring("failed")
         read = {path.stem: _read(path, Failure) for path in self.folder.glob("failed/*.json")}
-        return {digest: clean(failure.says, 600) for digest, failure in read.items() if failure is not None}
+        return {
+            digest: clean(failure.says, 600)
+            for digest, failure in read.items()
+            if failure is not None
+        }
 
     def running(self) -> set[str]:
         """Return the cells that a process is writing into this directory."""
@@ -229,8 +267,24 @@ class Ledger:
         states = []
         for digest, axes in cells:
             cards = tuple(of_cell.get(digest, ()))
-            state = RUNNING if digest in running else FAILED if digest in failures else DONE if cards else MISSING
-            states.append(CellState(digest, axes, state, failures.get(digest, "") if state == FAILED else "", cards))
+            state = (
+                RUNNING
+                if digest in running
+                else FAILED
+                if digest in failures
+                else DONE
+                if cards
+                else MISSING
+            )
+            states.append(
+                CellState(
+                    digest,
+                    axes,
+                    state,
+                    failures.get(digest, "") if state == FAILED else "",
+                    cards,
+                ),
+            )
         return states
 
     def _write_card(self, card: CellCard) -> None:

@@ -49,7 +49,11 @@ def varying(changes: Sequence[CellChange]) -> list[str]:
 
 def filter_changes(changes: Sequence[CellChange], values: Mapping[str, str]) -> list[CellChange]:
     """Return the cells with these values. values: axis -> value."""
-    return [change for change in changes if all(change.state.axes[axis] == value for axis, value in values.items())]
+    return [
+        change
+        for change in changes
+        if all(change.state.axes[axis] == value for axis, value in values.items())
+    ]
 
 
 def matrix_of(changes: Sequence[CellChange], rows: str, columns: str, figure: str) -> Matrix:
@@ -58,8 +62,13 @@ def matrix_of(changes: Sequence[CellChange], rows: str, columns: str, figure: st
     for change in changes:
         axes = change.state.axes
         at.setdefault((axes[rows], axes[columns]), []).append(change)
-    names = [tuple(dict.fromkeys(change.state.axes[axis] for change in changes)) for axis in (rows, columns)]
-    entries = tuple(tuple(_entry(at.get((row, column), []), figure) for column in names[1]) for row in names[0])
+    names = [
+        tuple(dict.fromkeys(change.state.axes[axis] for change in changes))
+        for axis in (rows, columns)
+    ]
+    entries = tuple(
+        tuple(_entry(at.get((row, column), []), figure) for column in names[1]) for row in names[0]
+    )
     return Matrix(
         tuple(in_short(rows, name) or "-" for name in names[0]),
         tuple(in_short(columns, name) or "-" for name in names[1]),
@@ -81,25 +90,41 @@ def _entry(changes: Sequence[CellChange], figure: str) -> MatrixEntry:
         return MatrixEntry(None, "")
     gravest = min(changes, key=_gravity)
     mark = CHANGED if any(change.what for change in changes) else ""
-    done = [change.now for change in changes if change.state.state == DONE and change.now is not None]
+    done = [
+        change.now for change in changes if change.state.state == DONE and change.now is not None
+    ]
     is_done = gravest.state.state == DONE and gravest.now is not None
     text = _status(gravest)
     if is_done and figure != "verdict":
-        largest = max((value for card in done if (value := getattr(card, figure)) is not None), default=None)
-        form = {"flips": "{:,}".format, "neq_share": percent}.get(figure, lambda value: number(value, 3))
+        largest = max(
+            (value for card in done if (value := getattr(card, figure)) is not None),
+            default=None,
+        )
+        form = {"flips": "{:,}".format, "neq_share": percent}.get(
+            figure,
+            lambda value: number(value, 3),
+        )
         text = "" if largest is None else form(largest)
     if len(changes) == 1:
         return MatrixEntry(gravest, f"{mark}{text}")
     alike = sum(_status(change) == _status(gravest) for change in changes)
     of_all = f"{alike}/{len(changes)}" if figure == "verdict" or not is_done else f"×{len(changes)}"
-    others = Counter(change.state.state for change in changes if change.state.state not in (gravest.state.state, DONE))
+    others = Counter(
+        change.state.state
+        for change in changes
+        if change.state.state not in (gravest.state.state, DONE)
+    )
     states = "".join(f", {count} {state}" for state, count in sorted(others.items()))
     return MatrixEntry(gravest, f"{mark}{text} {of_all}{states}")
 
 
 def _status(change: CellChange) -> str:
     """Return the verdict of a cell, or its state if it has no run."""
-    return change.now.verdict if change.state.state == DONE and change.now is not None else change.state.state
+    return (
+        change.now.verdict
+        if change.state.state == DONE and change.now is not None
+        else change.state.state
+    )
 
 
 def _gravity(change: CellChange) -> tuple[float, ...]:

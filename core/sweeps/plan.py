@@ -53,7 +53,9 @@ class _PlanFile(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: its place on each axis, its capture, and the digest of its request, the same on every machine."""
+    """One cell: its place on each axis, its capture, and the digest of its request, the same on
+    every machine.
+    """
 
     axes: Mapping[str, str]
     request: CaptureRequest
@@ -64,12 +66,21 @@ class Cell:
         """The cell in a line: `model, decode vs prefill, bfloat16, parser.txt`."""
         axes = self.axes
         sides = f"{self.request.variants[0]} vs {axes['reference']}"
-        parts = (in_short("model", axes["model"]), sides, axes["dtype"], in_short("prompts", axes["prompts"]))
+        parts = (
+            in_short("model", axes["model"]),
+            sides,
+            axes["dtype"],
+            in_short("prompts", axes["prompts"]),
+        )
         return ", ".join(filter(None, (*parts, axes["device"])))
 
     def is_unchanged(self) -> bool:
         """Return whether the files of its prompts are the same as when the plan was read."""
-        return self.digest == _digest_of(self.request, self.axes["model"], _digest_of_prompts(self.request))
+        return self.digest == _digest_of(
+            self.request,
+            self.axes["model"],
+            _digest_of_prompts(self.request),
+        )
 
 
 @dataclass(frozen=True)
@@ -95,10 +106,15 @@ def read_plan(path: Path, build: str = "") -> SweepPlan:
     try:
         plan = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _PlanFile)
     except msgspec.ValidationError as error:
-        raise UsageError(f"{path}: {error}. docs/guides/sweeps.md lists the keys of a plan.") from None
+        raise UsageError(
+            f"{path}: {error}. docs/guides/sweeps.md lists the keys of a plan.",
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: cannot be read as a plan ({error}).") from None
-    excluded = [{axis: [one] if isinstance(one, str) else one for axis, one in each.items()} for each in plan.exclude]
+    excluded = [
+        {axis: [one] if isinstance(one, str) else one for axis, one in each.items()}
+        for each in plan.exclude
+    ]
     if not all(excluded):
         raise UsageError(f"{path}: [[exclude]] names no axis.")
     lists = [tuple(dict.fromkeys(getattr(plan, f"{axis.rstrip('s')}s"))) for axis in AXES]
@@ -112,7 +128,8 @@ def read_plan(path: Path, build: str = "") -> SweepPlan:
         engine, _, rest = axes["path"].partition(":")
         if rest and engine in engines:
             name = engine + APART * (engine == OWN_ENGINE)
-            axes |= {"engine": name, "path": rest}  # a path with its engine is one cell, whatever `engines` lists
+            # a path with its engine is one cell, whatever `engines` lists
+            axes |= {"engine": name, "path": rest}
         if any(all(axes[axis] in choices for axis, choices in one.items()) for one in excluded):
             continue
         request = _request(path, axes, plan, build)
@@ -156,7 +173,9 @@ def _request(path: Path, axes: Mapping[str, str], plan: _PlanFile, build: str) -
 
 
 def _resolve(path: Path, name: str) -> Path:
-    """Return a file of the plan, relative to the plan's folder; shortened if it is in the working directory."""
+    """Return a file of the plan, relative to the plan's folder; shortened if it is in the working
+    directory.
+    """
     place = (path.parent / Path(name).expanduser()).absolute()
     folder = Path.cwd()
     return Path(os.path.relpath(place, folder)) if place.is_relative_to(folder) else place
@@ -164,12 +183,19 @@ def _resolve(path: Path, name: str) -> Path:
 
 def _digest_of_prompts(request: CaptureRequest) -> str:
     prompts = [asdict(prompt) for prompt in prompts_of(request)]
-    entries = [{name: each[name] for name in ("text", "token_ids", "messages")} | {"where": ""} for each in prompts]
-    return hashlib.sha256(json.dumps(entries, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+    entries = [
+        {name: each[name] for name in ("text", "token_ids", "messages")} | {"where": ""}
+        for each in prompts
+    ]
+    return hashlib.sha256(
+        json.dumps(entries, sort_keys=True, ensure_ascii=False).encode(),
+    ).hexdigest()
 
 
 def _digest_of(request: CaptureRequest, model: str, prompts: str) -> str:
-    """Return the digest of a cell's request: prompts by content, the model by its name in the plan, no build."""
+    """Return the digest of a cell's request: prompts by content, the model by its name in the plan,
+    no build.
+    """
     portable = replace(request, prompt_files=(), prompt_lists=(), build="", model=model)
     return short_digest({"request": json.loads(portable.to_json()), "prompts": prompts})
 

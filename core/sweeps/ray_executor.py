@@ -1,4 +1,6 @@
-"""Cells of a sweep on a Ray cluster: a task per cell, which Ray retries if its node or process is lost."""
+"""Cells of a sweep on a Ray cluster: a task per cell, which Ray retries if its node or process is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,24 @@ _HEALTH_SECONDS = 30.0
 
 
 def compute_on_ray(
-    cells: Sequence[Cell], compute: Compute, store: Store, address: str, *, jobs: int = 1
+    cells: Sequence[Cell],
+    compute: Compute,
+    store: Store,
+    address: str,
+    *,
+    jobs: int = 1,
 ) -> Iterator[CellOutcome]:
-    """Compute cells on a cluster, `jobs` at once per GPU or node; yield outcomes. Closing ends the tasks."""
+    """Compute cells on a cluster, `jobs` at once per GPU or node; yield outcomes.
+
+    Closing ends the tasks.
+    """
     with connection(address) as ray:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         has_gpu = any(node.get("GPU") for node in nodes)
-        cpus = max(1, min((int(node["CPU"]) for node in nodes if node.get("CPU")), default=1) // jobs)
+        cpus = max(
+            1,
+            min((int(node["CPU"]) for node in nodes if node.get("CPU")), default=1) // jobs,
+        )
         threads = {name: os.environ[name] for name in ("OMP_NUM_THREADS",) if name in os.environ}
         task = ray.remote(_compute_there)
         waiting = deque(by_model(cells))
@@ -46,14 +59,22 @@ def compute_on_ray(
         while waiting or in_flight:
             while waiting and len(in_flight) < _IN_FLIGHT:
                 cell = waiting.popleft()
-                wants_gpu = cell.axes["device"].startswith("cuda") or (has_gpu and not cell.axes["device"])
+                wants_gpu = cell.axes["device"].startswith("cuda") or (
+                    has_gpu and not cell.axes["device"]
+                )
                 if wants_gpu and not has_gpu:
                     yield CellOutcome(cell, FAILED, says="no node of the cluster has a GPU.")
                     continue
                 place = {"num_cpus": 1, "num_gpus": 1 / jobs} if wants_gpu else {"num_cpus": cpus}
-                task_here = task.options(max_retries=RETRIES, runtime_env={"env_vars": threads}, **place)
+                task_here = task.options(
+                    max_retries=RETRIES,
+                    runtime_env={"env_vars": threads},
+                    **place,
+                )
                 in_flight[task_here.remote(compute, cell, str(Path.cwd()))] = cell
-            for reference in ray.wait(list(in_flight), timeout=_WAIT_SECONDS)[0] if in_flight else ():
+            for reference in (
+                ray.wait(list(in_flight), timeout=_WAIT_SECONDS)[0] if in_flight else ()
+            ):
                 cell = in_flight.pop(reference)
                 try:
                     outcome: CellOutcome = ray.get(reference)
@@ -66,7 +87,10 @@ def compute_on_ray(
                         time.sleep(_WAIT_SECONDS)
                         continue
                 if outcome.state == DONE and not store.has(outcome.run_id):
-                    says = f"a node computed it, but {store.address} does not have it; all nodes must share the store."
+                    says = (
+                        f"a node computed it, but {store.address} does not have it; all nodes must"
+                        " share the store."
+                    )
                     outcome = CellOutcome(cell, FAILED, says=says)
                 yield outcome
 
@@ -81,14 +105,19 @@ def _compute_there(compute: Compute, cell: Cell, folder: str) -> CellOutcome:
 def _reason(error: Exception) -> str:
     """Return the message of a Ray exception in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = clean(lines[-1] if len(lines) < 3 else lines[0], 300) if lines else type(error).__name__
+    reason = (
+        clean(lines[-1] if len(lines) < 3 else lines[0], 300) if lines else type(error).__name__
+    )
     return f"its process was lost, {RETRIES + 1} times in all: {reason}"
 
 
 @contextmanager
 def connection(address: str) -> Iterator[Any]:
-    """Connect Ray: `local` starts a cluster of this machine, `auto` uses this node's, else HOST:PORT."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report every cluster that it starts
+    """Connect Ray: `local` starts a cluster of this machine, `auto` uses this node's, else
+    HOST:PORT.
+    """
+    # Ray would report every cluster that it starts
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         ray: Any = import_module("ray")
@@ -102,7 +131,9 @@ def connection(address: str) -> Iterator[Any]:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", **settings)
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
-        raise UlpscopeError(f"--ray {address}: the cluster could not be joined ({clean(reason, 300)}).") from error
+        raise UlpscopeError(
+            f"--ray {address}: the cluster could not be joined ({clean(reason, 300)}).",
+        ) from error
     finally:
         if threading.current_thread() is threading.main_thread():
             for number, handler in handlers.items():
@@ -114,14 +145,20 @@ def connection(address: str) -> Iterator[Any]:
 
 
 def _check_health(address: str) -> None:
-    """Raise UlpscopeError if no cluster answers. A process asks: `ray.init` waits 122 s and then ends its process."""
+    """Raise UlpscopeError if no cluster answers.
+
+    A process asks: `ray.init` waits 122 s and then ends its process.
+    """
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check"]
     command += [] if address == AUTO else ["--address", address]
     try:
-        is_healthy = subprocess.run(command, capture_output=True, timeout=_HEALTH_SECONDS).returncode == 0
+        is_healthy = (
+            subprocess.run(command, capture_output=True, timeout=_HEALTH_SECONDS).returncode == 0
+        )
     except subprocess.TimeoutExpired:
         is_healthy = False
     if not is_healthy:
         raise UlpscopeError(
-            f"--ray {address}: no Ray cluster answers; `ray start --head` starts one and prints its address."
+            f"--ray {address}: no Ray cluster answers; `ray start --head` starts one and prints its"
+            " address.",
         )

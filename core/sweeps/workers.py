@@ -1,4 +1,6 @@
-"""Cells of a sweep by worker processes of this machine; each keeps its model loaded between cells."""
+"""Cells of a sweep by worker processes of this machine; each keeps its model loaded between
+cells.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,16 @@ from typing import Any
 from .ledger import FAILED, CellOutcome
 from .plan import Cell
 
-Compute = Callable[[Cell], CellOutcome]  # can be pickled; computes a cell unless its run exists; never raises
+# can be pickled; computes a cell unless its run exists; never raises
+Compute = Callable[[Cell], CellOutcome]
 _PATIENCE_SECONDS = 20.0  # for a worker to remove what it was writing
 
 
 class Worker:
-    """One process that computes cells in sequence. If it dies, that is an outcome, and it is replaced."""
+    """One process that computes cells in sequence.
+
+    If it dies, that is an outcome, and it is replaced.
+    """
 
     def __init__(self, compute: Compute) -> None:
         self._compute = compute
@@ -47,7 +53,9 @@ class Worker:
             return CellOutcome(cell, FAILED, says="its process was killed, probably out of memory.")
         text = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         return CellOutcome(
-            cell, FAILED, says=f"its process ended {text}; `sweep --cell {cell.digest}` shows its output."
+            cell,
+            FAILED,
+            says=f"its process ended {text}; `sweep --cell {cell.digest}` shows its output.",
         )
 
     def stop(self) -> None:
@@ -82,9 +90,16 @@ def _end_with_parent() -> None:
 
 
 def compute_here(
-    cells: Sequence[Cell], compute: Compute, *, jobs: int = 1, on_begin: Callable[[Cell], None] = lambda _: None
+    cells: Sequence[Cell],
+    compute: Compute,
+    *,
+    jobs: int = 1,
+    on_begin: Callable[[Cell], None] = lambda _: None,
 ) -> Iterator[CellOutcome]:
-    """Compute cells by `jobs` workers per device; yield outcomes as they come. Closing ends the workers."""
+    """Compute cells by `jobs` workers per device; yield outcomes as they come.
+
+    Closing ends the workers.
+    """
     outcomes: queue.Queue[CellOutcome | BaseException] = queue.Queue()
     is_over = threading.Event()
 

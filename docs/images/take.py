@@ -1,6 +1,8 @@
-"""Take the pictures of README and docs, of the sample runs in a real Chromium: `python -m docs.images.take [name ...]`.
+"""Take the pictures of README and docs, of the sample runs in a real Chromium: `python -m
+docs.images.take [name ...]`.
 
-A link in place of a name (`report-c=kv_cache?run=...`) takes a picture of that, of the store that ULPSCOPE_STORE names.
+A link in place of a name (`report-c=kv_cache?run=...`) takes a picture of that, of the store that
+ULPSCOPE_STORE names.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ CLOSER = "run=where-it-starts"
 
 @dataclass(frozen=True)
 class Shot:
-    """One picture: its page and link, its height, what is pressed first, and over which part the mouse rests."""
+    """One picture: its page and link, its height, what is pressed first, and over which part the
+    mouse rests.
+    """
 
     address: str
     height: int
@@ -59,7 +63,10 @@ def main(names: list[str]) -> None:
         dashboard = start(store, samples=str(ROOT / "sample_runs"))
         try:
             with sync_playwright() as playwright:
-                browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox", "--disable-gpu"])
+                browser = playwright.chromium.launch(
+                    executable_path=chromium(),
+                    args=["--no-sandbox", "--disable-gpu"],
+                )
                 page = browser.new_page()
                 for name, _, address in (each.partition("=") for each in names or SHOTS):
                     take(page, dashboard.url, name, Shot(address, 1100) if address else SHOTS[name])

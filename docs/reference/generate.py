@@ -28,24 +28,49 @@ def commands(_: str) -> str:
         """Return the first clause of a command's help, and links to the pages that it names."""
         first = re.split(r"[.?:] ", text.replace("\n", " "))[0].rstrip(".")
         pages = dict.fromkeys(re.findall(r"docs/((?:guides|explanation)/(\w+)\.md)", text))
-        return " ".join([re.sub(r" \(docs/\S+\)", "", first), *(f"[{name}](../{path})" for path, name in pages)])
+        return " ".join(
+            [
+                re.sub(r" \(docs/\S+\)", "", first),
+                *(f"[{name}](../{path})" for path, name in pages),
+            ],
+        )
 
-    shown = {name: one for name, one in typer.main.get_command(app).commands.items() if not one.hidden}
-    return table(("command", "job"), ((f"`{name}`", job(one.help)) for name, one in sorted(shown.items())))
+    shown = {
+        name: one for name, one in typer.main.get_command(app).commands.items() if not one.hidden
+    }
+    return table(
+        ("command", "job"),
+        ((f"`{name}`", job(one.help)) for name, one in sorted(shown.items())),
+    )
 
 
 def tables_of_a_run(_: str) -> str:
     from core.runs.tables.schema import TABLES
 
-    return table(("table", "content"), ((f"`{name}`", one.help.partition(";")[0]) for name, one in TABLES.items()))
+    return table(
+        ("table", "content"),
+        ((f"`{name}`", one.help.partition(";")[0]) for name, one in TABLES.items()),
+    )
 
 
 def steps(heads: tuple[str, ...], registry: Mapping[str, Any], text: str) -> str:
-    """Return the table of a registry of path steps. The page has the words on each; KeyError if it has none."""
+    """Return the table of a registry of path steps.
+
+    The page has the words on each; KeyError if it has none.
+    """
     old = text[text.index(f"\n| {' | '.join(heads)} |") :].partition("\n\n")[0]
-    words = {name: rest.split(" | ") for name, rest in re.findall(r"^\| `(\w+)[^`]*` \| (.*) \|$", old, re.M)}
-    written = {name: ":".join([name, *(each.syntax for each in one.arguments)]) for name, one in registry.items()}
-    return table(heads, ((f"`{written[name]}`".replace("|", "\\|"), *words[name]) for name in registry))
+    words = {
+        name: rest.split(" | ")
+        for name, rest in re.findall(r"^\| `(\w+)[^`]*` \| (.*) \|$", old, re.M)
+    }
+    written = {
+        name: ":".join([name, *(each.syntax for each in one.arguments)])
+        for name, one in registry.items()
+    }
+    return table(
+        heads,
+        ((f"`{written[name]}`".replace("|", "\\|"), *words[name]) for name in registry),
+    )
 
 
 def bases(text: str) -> str:
@@ -63,20 +88,32 @@ def modifiers(text: str) -> str:
 def routes(_: str) -> str:
     from app.routes import ROUTES
 
-    listed = [(min(one.methods - {"HEAD"}), one.path, one.endpoint.__doc__) for one in ROUTES if "/api/" in one.path]
-    return table(("request", "what it does"), ((f"`{m} {path}`", doc.partition("\n")[0]) for m, path, doc in listed))
+    listed = [
+        (min(one.methods - {"HEAD"}), one.path, one.endpoint.__doc__)
+        for one in ROUTES
+        if "/api/" in one.path
+    ]
+    return table(
+        ("request", "what it does"),
+        ((f"`{m} {path}`", doc.partition("\n")[0]) for m, path, doc in listed),
+    )
 
 
 def metrics(_: str) -> str:
     from core.numerics.metrics import METRICS
 
-    return table(("name", "unit", "definition"), ((f"`{one.name}`", one.unit, one.help) for one in METRICS))
+    return table(
+        ("name", "unit", "definition"),
+        ((f"`{one.name}`", one.unit, one.help) for one in METRICS),
+    )
 
 
 def totals(_: str) -> str:
     from core.numerics.metrics import Summary
 
-    rows = ((f"`{one.name}`", one.metadata["unit"], one.metadata["help"]) for one in fields(Summary))
+    rows = (
+        (f"`{one.name}`", one.metadata["unit"], one.metadata["help"]) for one in fields(Summary)
+    )
     return table(("name", "unit", "definition"), rows)
 
 
@@ -87,7 +124,9 @@ def checks(_: str) -> str:
     rows, labeled = [], set()
     for record in dict.fromkeys(check.record for check in Check):
         figures = labels_of(record).items()
-        names = [f"`{key}`" if (key, label) in labeled else f"`{key}`: {label}" for key, label in figures]
+        names = [
+            f"`{key}`" if (key, label) in labeled else f"`{key}`: {label}" for key, label in figures
+        ]
         same = [f"`{check.group}`: {check}" for check in Check if check.record is record]
         rows.append(("; ".join(same), "; ".join(names)))
         labeled |= figures

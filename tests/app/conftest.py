@@ -1,4 +1,6 @@
-"""Page tests share one process: what the pages cached is let go of at the end, open run files among it."""
+"""Page tests share one process: what the pages cached is let go of at the end, open run files among
+it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def emptied_caches() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """The directory of a store that `build(store, *about)` has filled: once, for all tests that only read it."""
+    """The directory of a store that `build(store, *about)` has filled: once, for all tests that
+    only read it.
+    """
 
     @cache
     def directory_of(build: Callable[..., object], *about: object) -> Path:
@@ -81,14 +85,24 @@ def imports_here(own_jobs: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
         options = {"name": None, **{key.replace("-", "_"): value for key, _, value in pairs}}
         paths = [Path(part) for part in rest if not part.startswith("--")]
         is_run = is_run_file(paths[0])
-        make = partial(import_run, self.store, paths[0]) if is_run else partial(ingest, self.store, paths)
+        make = (
+            partial(import_run, self.store, paths[0])
+            if is_run
+            else partial(ingest, self.store, paths)
+        )
         steps: list[tuple[int, int]] = []
         try:
             run_id = make(**options, on_progress=lambda *rows: steps.append(rows))
         except UlpscopeError as error:
             self._change(task, state="failed", message=str(error))
         else:
-            self._change(task, state="done", rows_done=steps[-1][0], rows_total=steps[-1][1], run_id=run_id)
+            self._change(
+                task,
+                state="done",
+                rows_done=steps[-1][0],
+                rows_total=steps[-1][1],
+                run_id=run_id,
+            )
 
     monkeypatch.setattr(Jobs, "_run", run_here)
     return own_jobs
@@ -107,10 +121,21 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     jobs: list[dict[str, Any]] = []
 
     def submit(self: Jobs, arguments: Any, **about: Any) -> Job:
-        job = Job(len(jobs) + 1, about["title"], about["device"], tuple(arguments), state="running", stage="starting")
+        job = Job(
+            len(jobs) + 1,
+            about["title"],
+            about["device"],
+            tuple(arguments),
+            state="running",
+            stage="starting",
+        )
         jobs.append({"job": job, "arguments": list(arguments), **about})
         return job
 
     monkeypatch.setattr(Jobs, "submit", submit)
-    monkeypatch.setattr(Jobs, "all", lambda self, kind="capture": [each["job"] for each in reversed(jobs)])
+    monkeypatch.setattr(
+        Jobs,
+        "all",
+        lambda self, kind="capture": [each["job"] for each in reversed(jobs)],
+    )
     return jobs

@@ -18,7 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def _wait_for(runner: local_script_runner.LocalScriptRunner, timeout: float) -> None:
-    """Streamlit's own looks a thousand times a second, and takes the interpreter from the page that it waits for."""
+    """Streamlit's own looks a thousand times a second, and takes the interpreter from the page that
+    it waits for.
+    """
     runner._script_thread.join(timeout)
     if runner._script_thread.is_alive():
         runner.request_stop()
@@ -26,8 +28,9 @@ def _wait_for(runner: local_script_runner.LocalScriptRunner, timeout: float) -> 
         raise RuntimeError(f"AppTest script run timed out after {timeout}(s)")
 
 
-# A server looks once which installed packages bring components, and compiles a script once. In a test every viewer is a
-# server of its own: the look takes half a second, the scripts of a page take a tenth.
+# A server looks once which installed packages bring components, and compiles a script once. In a
+# test every viewer is a server of its own: the look takes half a second, the scripts of a page take
+# a tenth.
 manifest_scanner.scan_component_manifests = cache(manifest_scanner.scan_component_manifests)
 app_test.ScriptCache = local_script_runner.ScriptCache = cache(ScriptCache)
 local_script_runner.require_widgets_deltas = _wait_for
@@ -35,8 +38,8 @@ plots.LONG = 1 << 30  # AppTest sends no files
 
 
 def followed(page: str = "runs", **link: str | list[str]) -> AppTest:
-    """A new viewer who followed a link to a page or tab, before anything is drawn: a switch would draw the gallery
-    first and drop the page's settings.
+    """A new viewer who followed a link to a page or tab, before anything is drawn: a switch would
+    draw the gallery first and drop the page's settings.
     """
     app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=300)
     part = navigation.MOVED.get(page, page)
@@ -50,7 +53,9 @@ def followed(page: str = "runs", **link: str | list[str]) -> AppTest:
 
 
 def open_page(page: str, open_: tuple[str, ...] = (), **link: str | list[str]) -> AppTest:
-    """Opened by its address, without an exception. open_: expanders that the viewer has unfolded."""
+    """Opened by its address, without an exception. open_: expanders that the viewer has
+    unfolded.
+    """
     app = followed(page, **link)
     for key in open_:
         app.session_state[key] = True
@@ -60,7 +65,9 @@ def open_page(page: str, open_: tuple[str, ...] = (), **link: str | list[str]) -
 
 
 def page_text(app: AppTest) -> str:
-    """All text of the page, as a reader sees it: without the signs that keep names of others from being markdown."""
+    """All text of the page, as a reader sees it: without the signs that keep names of others from
+    being markdown.
+    """
     kinds = ("title", "markdown", "caption", "info", "success", "warning", "error", "subheader")
     texts = [str(element.value) for kind in kinds for element in getattr(app, kind)]
     return "\n".join([*texts, *(fold.label for fold in app.expander)]).replace("\\", "")

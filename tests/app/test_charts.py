@@ -21,7 +21,9 @@ def trace(figure, name):
 
 
 def position_cells() -> pd.DataFrame:
-    """Three layers x two cells of two positions; layer 11 holds nothing in the first, layer 7 has a NaN in the last."""
+    """Three layers x two cells of two positions; layer 11 holds nothing in the first, layer 7 has a
+    NaN in the last.
+    """
     return pd.DataFrame(
         {
             "row": [3, 3, 7, 7, 11],
@@ -30,7 +32,7 @@ def position_cells() -> pd.DataFrame:
             "last_position": [5, 7, 5, 7, 7],
             "value": [0.0, 0.25, 0.5, 0.0, 0.0],
             "is_mismatch": [False, False, False, True, False],
-        }
+        },
     )
 
 
@@ -41,12 +43,19 @@ def test_every_cell_of_a_map_that_was_compared_can_be_clicked_and_leads_into_its
     figure = internals.position_map(cells, names, {3: "3"}, measure, 4)
     points = trace(figure, "cells")
     assert [tuple(of) for of in points.customdata] == list(
-        cells[["row", "first_position", "value"]].itertuples(index=False, name=None)
+        cells[["row", "first_position", "value"]].itertuples(index=False, name=None),
     )
     assert list(zip(points.x, points.y, points.text, strict=True)) == [
-        *((4.5, 0, "layer 3"), (6.5, 0, "layer 3"), (4.5, 1, "layer 7"), (6.5, 1, "layer 7"), (6.5, 2, "layer 11"))
+        *(
+            (4.5, 0, "layer 3"),
+            (6.5, 0, "layer 3"),
+            (4.5, 1, "layer 7"),
+            (6.5, 1, "layer 7"),
+            (6.5, 2, "layer 11"),
+        ),
     ]
-    assert points.marker.maxdisplayed == 1  # unseen points by the thousand would each be an element of the page
+    # unseen points by the thousand would each be an element of the page
+    assert points.marker.maxdisplayed == 1
     equal, shown, odd = (one for one in figure.data if one.type == "heatmap")
     assert np.isnan(equal.z).tolist() == [[False, True], [True, False], [True, False]]
     assert np.isnan(shown.z).tolist() == [[True, False], [False, True], [True, True]]
@@ -54,7 +63,9 @@ def test_every_cell_of_a_map_that_was_compared_can_be_clicked_and_leads_into_its
 
 
 def test_heads_of_keys_and_values_have_one_color_scale():
-    table = pd.DataFrame({"layer": [0, 0, 2, 2], "kind": ["key", "value"] * 2, "head": 0, "rms": [0, 0, 1.0, 100.0]})
+    table = pd.DataFrame(
+        {"layer": [0, 0, 2, 2], "kind": ["key", "value"] * 2, "head": 0, "rms": [0, 0, 1.0, 100.0]},
+    )
     figure = internals.head_maps(table.assign(nonfinite_mismatch=0), "rms")
     shown = [one for one in figure.data if one.coloraxis is not None]
     assert [one.z.tolist()[1] for one in shown] == [[0.0], [2.0]]
@@ -78,17 +89,21 @@ def near_tie_table(positions: int) -> pd.DataFrame:
             "could_flip": near,
             "is_flip": near & (np.arange(positions) % 5 == 0),
             "nonfinite_mismatch": np.zeros(positions, int),
-        }
+        },
     )
 
 
 def test_a_crowd_is_shaded_by_density_in_which_every_position_counts_once():
     figure = near_ties_charts.near_tie_scatter(near_tie_table(6000), [()])
     dense = [one for one in figure.data if one.name == "density"]
-    crowds = [one for one in figure.data if one.customdata is not None and len(one.customdata) > 2000]
+    crowds = [
+        one for one in figure.data if one.customdata is not None and len(one.customdata) > 2000
+    ]
     assert [round(np.nansum(10**one.z)) for one in dense] == [len(one.customdata) for one in crowds]
-    assert {one.marker.maxdisplayed for one in crowds} == {1}  # unseen points would each be an element of the page
-    assert {(np.nanmin(one.z), one.colorscale[0][1][-6:]) for one in dense} == {(0, ",0.28)")}  # a single one is seen
+    # unseen points would each be an element of the page
+    assert {one.marker.maxdisplayed for one in crowds} == {1}
+    # a single one is seen
+    assert {(np.nanmin(one.z), one.colorscale[0][1][-6:]) for one in dense} == {(0, ",0.28)")}
     few = near_ties_charts.near_tie_scatter(near_tie_table(1900), [()])
     assert not [one for one in few.data if one.name == "density"]
 
@@ -102,7 +117,11 @@ def equal_but_for_one() -> pd.DataFrame:
     return table
 
 
-@pytest.mark.parametrize("table", [equal_but_for_one(), near_tie_table(300)], ids=["equal but for one", "random"])
+@pytest.mark.parametrize(
+    "table",
+    [equal_but_for_one(), near_tie_table(300)],
+    ids=["equal but for one", "random"],
+)
 def test_no_point_without_a_possible_flip_lies_below_the_bound_as_it_is_drawn(table):
     figure = near_ties_charts.near_tie_scatter(table, [()])
     line = trace(figure, "margin = 2 × difference")
@@ -116,15 +135,29 @@ def test_zeros_stand_in_a_shaded_gutter_below_every_other_value():
     table = near_tie_table(300)
     figure = near_ties_charts.near_tie_scatter(table, [()])
     place, *others = sorted({y for one in figure.data if one.customdata is not None for y in one.y})
-    band = [shape for shape in figure.layout.shapes if shape.type == "rect" and shape.xref.startswith("x domain")]
-    assert band[0].y0 < place < band[0].y1 < others[0] == table["reference_margin"][table["reference_margin"] > 0].min()
+    band = [
+        shape
+        for shape in figure.layout.shapes
+        if shape.type == "rect" and shape.xref.startswith("x domain")
+    ]
+    assert (
+        band[0].y0
+        < place
+        < band[0].y1
+        < others[0]
+        == table["reference_margin"][table["reference_margin"] > 0].min()
+    )
 
 
 def test_every_side_of_a_run_has_a_line_with_a_mark_a_token_on_the_grid_of_the_dtype():
     """bfloat16 at 4 to 8 has steps of 1/32."""
     sides = ("a", "<b>", "c")
-    top = pd.DataFrame({"token_id": [7, 9], "a_logit": [4.0625, 4.0], "<b>_logit": [4.0, 4.0625], "c_logit": 4.0})
-    figure = go.Figure(best_tokens.grid_chart(on_grid(top, sides, BFLOAT16), sides, ("x", "y"), "bfloat16"))
+    top = pd.DataFrame(
+        {"token_id": [7, 9], "a_logit": [4.0625, 4.0], "<b>_logit": [4.0, 4.0625], "c_logit": 4.0},
+    )
+    figure = go.Figure(
+        best_tokens.grid_chart(on_grid(top, sides, BFLOAT16), sides, ("x", "y"), "bfloat16"),
+    )
     marks = [one for one in figure.data if len(one.x) == 3]
     assert [one.x for one in marks] == [(4.0625, 4.0, 4.0), (4.0, 4.0625, 4.0)]
     assert [[round(height) for height in one.y] for one in marks] == [[2, 1, 0]] * 2
@@ -141,7 +174,7 @@ def test_flips_of_compared_runs_are_drawn_over_every_line_in_the_colour_of_flips
         (
             name,
             pd.DataFrame({"prompt": 0, "position": range(5), "max_abs": values[name]}).assign(
-                is_flip=lambda t, n=name: t["position"].isin(flips[n])
+                is_flip=lambda t, n=name: t["position"].isin(flips[n]),
             ),
         )
         for name in values

@@ -14,7 +14,10 @@ def with_helper() -> None:
     if st.session_state.pop("is_cut", False):
         st.rerun()  # as a key or another control does before the run gets to the button
     if st.session_state.get("page") != "two" and widgets.button(
-        st.button, "Go", "go", disabled=st.session_state.get("is_off", False)
+        st.button,
+        "Go",
+        "go",
+        disabled=st.session_state.get("is_off", False),
     ):
         st.session_state["went"] = st.session_state.get("went", 0) + 1
 

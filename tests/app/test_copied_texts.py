@@ -1,4 +1,6 @@
-"""What a page offers to be copied: nothing in it is invisible for any run file, and a command is one of ours."""
+"""What a page offers to be copied: nothing in it is invisible for any run file, and a command is
+one of ours.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from tests.core.runs.damaging import damaged, with_texts
 from tests.core.runs.judged_runs import judged_run
 from tests.shell import words_of
 
-# Line ends, ^C and ^Z, a colour, a backspace, right to left, an isolate, nothing of no width, a letter that is drawn as
-# nothing, and the eight-bit form of ESC [.
+# Line ends, ^C and ^Z, a colour, a backspace, right to left, an isolate, nothing of no width, a
+# letter that is drawn as nothing, and the eight-bit form of ESC [.
 PLANTED = "'; : pwned #\n\r\x03\x1a\x1b[2K\x08\u202e\u2066\u200b\u3164\x9b31m\u2028\n: pwned\n"
 STATED = "ulpscope judge --model stated-by-its-author"
 
@@ -44,7 +46,8 @@ def of_a_stranger(path: Path, planted: str = PLANTED) -> Path:
 
 def harmful(text: str) -> list[str]:
     """What is wrong with a text to be copied."""
-    ours = text.replace("@\u200b", "@").replace(":\u200b//", "://")  # so that a report mentions and links nothing
+    # so that a report mentions and links nothing
+    ours = text.replace("@\u200b", "@").replace(":\u200b//", "://")
     found = [] if all(c in "\n\t" or is_seen(c) for c in ours) else ["unseen"]
     if text.startswith("ulpscope "):
         if "\n" in text:
@@ -55,7 +58,10 @@ def harmful(text: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("page", ["layers", "overview", pytest.param("kernels", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "page",
+    ["layers", "overview", pytest.param("kernels", marks=pytest.mark.thorough)],
+)
 def test_nothing_unseen_is_copied_and_no_command_but_ours(page: str, bare_store: Store) -> None:
     of_a_stranger(bare_store.path_of(judged_run(bare_store, None, run_id="unjudged")))
     app = open_page(page, ("copy_report",), run="unjudged")
@@ -67,13 +73,17 @@ def test_nothing_unseen_is_copied_and_no_command_but_ours(page: str, bare_store:
     assert "which runs code" in page_text(app)
 
 
-def test_a_command_that_a_file_states_is_shown_as_its_own_and_never_offered(bare_store: Store) -> None:
+def test_a_command_that_a_file_states_is_shown_as_its_own_and_never_offered(
+    bare_store: Store,
+) -> None:
     run_id = judged_run(bare_store, None, run_id="stated", request=None)
     damaged(bare_store.path_of(run_id), f"UPDATE run SET command = '{STATED}\x1b'")
     app = open_page("overview", ("copy_report", "provenance"), run=run_id)
     assert "did not record its options" in page_text(app)
     assert not [text for text in codes(app) if STATED in text or text.startswith("python")]
-    table = next(table.value for table in app.table if "recorded command (unverified)" in table.value.index)
+    table = next(
+        table.value for table in app.table if "recorded command (unverified)" in table.value.index
+    )
     assert f"{STATED}\\x1b" in table.to_string().replace("\\-", "-").replace("\\\\", "\\")
     with RunReader(bare_store.path_of(run_id)) as run:
         told = run_json(run)

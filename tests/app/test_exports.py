@@ -28,29 +28,45 @@ def read(data: bytes) -> list[list[str]]:
 
 
 TABLE = pd.DataFrame(
-    {"id": [2**53 + 1, -3], "maybe": pd.array([None, 128_255], "Int64"), "text": pd.Series(["=1", None], dtype=object)}
+    {
+        "id": [2**53 + 1, -3],
+        "maybe": pd.array([None, 128_255], "Int64"),
+        "text": pd.Series(["=1", None], dtype=object),
+    },
 )
 
 
 def test_what_a_picture_says_of_others_is_no_markup_and_one_line():
     """plotly takes angle brackets in a title for markup, and names are of others."""
-    assert exports.picture("x", ["<b>a</b> & b", "two\n lines"])["of"] == ["&lt;b&gt;a&lt;/b&gt; &amp; b", "two lines"]
+    assert exports.picture("x", ["<b>a</b> & b", "two\n lines"])["of"] == [
+        "&lt;b&gt;a&lt;/b&gt; &amp; b",
+        "two lines",
+    ]
 
 
 def test_floats_read_back_as_the_very_same_bits():
     _, *rows = read(exports.csv(pd.DataFrame({"value": FLOATS})))
-    assert np.array([float(row[0]) for row in rows]).view(np.int64).tolist() == np.array(FLOATS).view(np.int64).tolist()
+    assert (
+        np.array([float(row[0]) for row in rows]).view(np.int64).tolist()
+        == np.array(FLOATS).view(np.int64).tolist()
+    )
 
 
 def test_whole_numbers_stay_whole_where_some_are_unknown():
-    assert read(exports.csv(TABLE)) == [["id", "maybe", "text"], ["9007199254740993", "", "'=1"], ["-3", "128255", ""]]
+    assert read(exports.csv(TABLE)) == [
+        ["id", "maybe", "text"],
+        ["9007199254740993", "", "'=1"],
+        ["-3", "128255", ""],
+    ]
 
 
 @pytest.mark.parametrize("dtype", [object, "str"])
 def test_no_text_begins_like_a_formula_and_each_can_be_told_back(dtype):
     texts = [text for text in HOSTILE if text is not None]
     heading, *rows = read(
-        exports.csv(pd.DataFrame({"=heading": pd.Series(texts, dtype=dtype), "n": range(len(texts))}))
+        exports.csv(
+            pd.DataFrame({"=heading": pd.Series(texts, dtype=dtype), "n": range(len(texts))}),
+        ),
     )
     assert heading == ["'=heading", "n"]
     for (cell, _), text in zip(rows, texts, strict=True):
@@ -84,9 +100,10 @@ def test_a_files_name_says_where_it_is_from_and_means_nothing_to_a_file_system(r
 def test_a_downloaded_rank_says_in_its_heading_that_1_is_the_argmax_and_is_the_page_s():
     with RunReader(ROOT / "tests" / "runs" / "injected-bug.duckdb") as run:
         found = flip_table(run, 0)
-        logits = values_of(run.at(1, int(found["prompt"][0]), int(found["position"][0])), run.header.format).astype(
-            float
-        )
+        logits = values_of(
+            run.at(1, int(found["prompt"][0]), int(found["position"][0])),
+            run.header.format,
+        ).astype(float)
     heading, first, *_ = read(exports.csv(found))
     place = heading.index("reference_token_variant_rank (1 = argmax)")
     assert int(first[place]) == 1 + int((logits > logits[found["reference_token"][0]]).sum()) >= 2

@@ -1,4 +1,6 @@
-"""The glossary: what the pages call things is defined there, once, and that is what their Definitions show."""
+"""The glossary: what the pages call things is defined there, once, and that is what their
+Definitions show.
+"""
 
 from __future__ import annotations
 
@@ -18,5 +20,10 @@ def test_every_verdict_has_a_definition_of_its_own():
 
 def test_no_word_is_defined_twice():
     text = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
-    names = [name for row in re.findall(r"^\| (.+?) \|", text, re.M) if row != "word" for name in row.split(", ")]
+    names = [
+        name
+        for row in re.findall(r"^\| (.+?) \|", text, re.M)
+        if row != "word"
+        for name in row.split(", ")
+    ]
     assert sorted(names) == sorted(glossary.meanings())

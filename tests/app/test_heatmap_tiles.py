@@ -77,7 +77,16 @@ def test_a_tile_is_kept_by_the_browser_only_under_the_stamp_of_the_file(client, 
     [
         *(
             {"level": level}
-            for level in ("0", "0,0,0", "x,0", "-1,0", "99,0", "0,1000000000000", "9" * 5000 + ",0", "٣,0")
+            for level in (
+                "0",
+                "0,0,0",
+                "x,0",
+                "-1,0",
+                "99,0",
+                "0,1000000000000",
+                "9" * 5000 + ",0",
+                "٣,0",
+            )
         ),
         *({"tile": tile} for tile in ("2,0", "0,3", "")),
         *({"pair": pair} for pair in ("1", "x", "-1", "1e3")),
@@ -119,12 +128,15 @@ def test_the_element_of_a_rectangle_is_told_exactly(client, query):
     assert ulps == "1 ULP of bfloat16"
     assert 0 < float(in_row_ulps) <= 1
     assert told["where"] == "prompt 1, position 10"
-    assert float(told["difference"].removeprefix("difference ")) == float(told["variant"]) - float(told["reference"])
+    assert float(told["difference"].removeprefix("difference ")) == float(told["variant"]) - float(
+        told["reference"],
+    )
 
 
 @pytest.mark.parametrize("end", ["largest", "tokens"])
 @pytest.mark.parametrize(
-    "query", [{"rows": "5:5"}, {"rows": "0:71"}, {"columns": "0:3001"}, {"rows": "0"}, {"rows": "a:b"}]
+    "query",
+    [{"rows": "5:5"}, {"rows": "0:71"}, {"columns": "0:3001"}, {"rows": "0"}, {"rows": "a:b"}],
 )
 def test_a_rectangle_that_is_none_is_refused(client, query, end):
     assert largest(client, end, **{"rows": "0:1", "columns": "0:9"} | query).status_code == 400
@@ -140,7 +152,12 @@ def test_tokens_are_those_of_the_cells_with_their_texts(client, store):
     assert [[token for token, _ in row] for row in by_rank.json()] == ranked
 
 
-def test_a_run_that_is_deleted_and_written_anew_is_answered_anew(client, store, tmp_path, monkeypatch):
+def test_a_run_that_is_deleted_and_written_anew_is_answered_anew(
+    client,
+    store,
+    tmp_path,
+    monkeypatch,
+):
     own = Store(shutil.copytree(store.directory, tmp_path / "runs"))
     monkeypatch.setenv("ULPSCOPE_STORE", str(own.directory))
     before = tile(client).content

@@ -1,4 +1,6 @@
-"""A run whose every text is untrusted markdown: no page makes a link, emphasis, colour, heading or HTML of it."""
+"""A run whose every text is untrusted markdown: no page makes a link, emphasis, colour, heading or
+HTML of it.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,26 @@ from tests.core.runs.test_ops_run import header, row_of
 from tests.covering import covering
 
 HOSTILE = (
-    "x` **boldly** [y](https://evil.example/x) :red[z] <img src=x onerror=alert(1)> www.evil.example\n\n# evil\n\n`w"
+    "x` **boldly** [y](https://evil.example/x) :red[z] <img src=x onerror=alert(1)>"
+    " www.evil.example\n\n# evil\n\n`w"
 )
 PAGES = {page.name: page for page in navigation.PAGES}
 SAMPLES = ["where-it-starts", "fresh-against-cached", "injected-bug", "continuations-that-part"]
 # Fields that Streamlit draws as they are, or not at all.
 _NO_MARKDOWN = {
-    *("id", "key", "element_id", "value", "default", "url", "data", "page", "query_string", "delta", "script"),
+    *(
+        "id",
+        "key",
+        "element_id",
+        "value",
+        "default",
+        "url",
+        "data",
+        "page",
+        "query_string",
+        "delta",
+        "script",
+    ),
     *("html_content", "raw_value", "json", "code_text", "columns"),
 }
 _COMMONMARK = MarkdownIt()
@@ -53,9 +68,14 @@ def live(text: str) -> list[str]:
                 found.append("HTML")
             if part.type == "text" and depth and part.content == "boldly":
                 found.append("emphasis")
-            if part.type == "text" and ("https://evil" in part.content or "www.evil" in part.content):
+            if part.type == "text" and (
+                "https://evil" in part.content or "www.evil" in part.content
+            ):
                 found.append("an address")
-    if re.search(r"(?<!\\):red(?<!\\)\[z", re.sub(r"(?<!\\)(`+)(?:(?!\n\n).)*?\1", "", text, flags=re.DOTALL)):
+    if re.search(
+        r"(?<!\\):red(?<!\\)\[z",
+        re.sub(r"(?<!\\)(`+)(?:(?!\n\n).)*?\1", "", text, flags=re.DOTALL),
+    ):
         found.append("a colour")
     return found
 
@@ -75,7 +95,8 @@ def texts(app: AppTest) -> Iterator[tuple[str, str]]:
         if kind in ("table", "arrow_table"):
             frame = node.value
             yield from (
-                (f"{kind}.cell", str(cell)) for cell in (*frame.columns, *frame.index, *frame.to_numpy().ravel())
+                (f"{kind}.cell", str(cell))
+                for cell in (*frame.columns, *frame.index, *frame.to_numpy().ravel())
             )
             continue
         for field, text in proto.ListFields():
@@ -94,7 +115,11 @@ def seen(app: AppTest) -> set[tuple[str, str, str]]:
 
 
 @pytest.fixture
-def hostile(built: Callable[..., Path], bare_store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def hostile(
+    built: Callable[..., Path],
+    bare_store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[[str], None]:
     """Makes the store one with such a run made of a sample, which tests only read."""
     return lambda sample: monkeypatch.setenv("ULPSCOPE_STORE", str(built(hostile_run, sample)))
 
@@ -104,13 +129,26 @@ def hostile_run(store: Store, sample: str) -> None:
     path.chmod(0o644)
     path.write_bytes((ROOT / "tests" / "runs" / f"{sample}.duckdb").read_bytes())
     with_texts(path, HOSTILE)
-    store.label("mine", labels.Labels((HOSTILE.split("\n")[0][:40],), HOSTILE), store.labels("mine"))
+    store.label(
+        "mine",
+        labels.Labels((HOSTILE.split("\n")[0][:40],), HOSTILE),
+        store.labels("mine"),
+    )
 
 
 @pytest.mark.parametrize(("sample", "page"), covering(SAMPLES, list(PAGES), whole=SAMPLES[:1]))
-def test_no_text_of_a_run_becomes_markup(page: str, sample: str, hostile: Callable[[str], None]) -> None:
+def test_no_text_of_a_run_becomes_markup(
+    page: str,
+    sample: str,
+    hostile: Callable[[str], None],
+) -> None:
     hostile(sample)
-    app = open_page(page, ("other_checks",), run="mine", **({"token": "301"} if page == "heatmap" else {}))
+    app = open_page(
+        page,
+        ("other_checks",),
+        run="mine",
+        **({"token": "301"} if page == "heatmap" else {}),
+    )
     assert not app.error
     if PAGES[page].shows == "run":
         assert seen(app) == set()
@@ -121,9 +159,19 @@ def test_probes_of_operations_and_runs_side_by_side_are_inert_too(bare_store: St
     copied(bare_store.directory / "other.duckdb")
     with_texts(bare_store.directory / "other.duckdb", HOSTILE)
     row = row_of(size=HOSTILE, modules=HOSTILE, note=HOSTILE)
-    about = header(name=HOSTILE, device_name=HOSTILE, command=HOSTILE, note=HOSTILE, versions={"torch": HOSTILE})
+    about = header(
+        name=HOSTILE,
+        device_name=HOSTILE,
+        command=HOSTILE,
+        note=HOSTILE,
+        versions={"torch": HOSTILE},
+    )
     write_ops_run(bare_store, about, [row, row | {"op": "sdpa", "refusal": HOSTILE}], run_id="ops")
-    for page, link in (("compare", {"run": "mine", "with": "other"}), ("machine", {"op": "mm"}), ("runs", {})):
+    for page, link in (
+        ("compare", {"run": "mine", "with": "other"}),
+        ("machine", {"op": "mm"}),
+        ("runs", {}),
+    ):
         assert seen(open_page(page, **link)) == set()
 
 

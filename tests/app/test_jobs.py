@@ -24,11 +24,17 @@ def jobs(tmp_path):
 
 
 def wait(jobs: Jobs, number: int, holds: Callable[[Job], bool]) -> Job:
-    (job,) = until(lambda: [job for job in jobs.all() if job.number == number and holds(job)], about=jobs.all)
+    (job,) = until(
+        lambda: [job for job in jobs.all() if job.number == number and holds(job)],
+        about=jobs.all,
+    )
     return job
 
 
-@pytest.mark.parametrize(("device", "queue"), [(None, job_module.ANY_DEVICE), ("cpu", "cpu"), ("cuda", "cuda:0")])
+@pytest.mark.parametrize(
+    ("device", "queue"),
+    [(None, job_module.ANY_DEVICE), ("cpu", "cpu"), ("cuda", "cuda:0")],
+)
 def test_a_device_has_one_queue(device, queue):
     assert queue_of(device) == queue
     with pytest.raises(UsageError):
@@ -48,7 +54,12 @@ print(json.dumps({"stage": "done", "rows_done": 6, "run_id": text}))
 def test_a_job_tells_its_progress_and_its_file_goes_with_it(jobs, monkeypatch, tmp_path):
     program(monkeypatch, tmp_path, FOLLOWS)
     os.mkfifo(tmp_path / "go on")
-    job = jobs.submit([str(tmp_path / "go on")], title="t", device="cpu", prompts=PromptFile("../q.txt", b"the-run"))
+    job = jobs.submit(
+        [str(tmp_path / "go on")],
+        title="t",
+        device="cpu",
+        prompts=PromptFile("../q.txt", b"the-run"),
+    )
     path = Path(job.arguments[-1])
     assert (path.name, path.is_relative_to(tmp_path / "runs")) == ("q.txt", True)
     running = wait(jobs, job.number, lambda j: j.rows_done > 0)
@@ -62,8 +73,18 @@ def test_a_job_tells_its_progress_and_its_file_goes_with_it(jobs, monkeypatch, t
 @pytest.mark.thorough
 @pytest.mark.model
 def test_a_cancelled_capture_stops_and_leaves_nothing(jobs, tmp_path):
-    arguments = ["capture", "--model", "sample_runs/model", "--prompt-file", "sample_runs/prompts/scheduler.txt"]
-    job = jobs.submit([*arguments, "--reference", "decode", "--variant", "decode+batch:16"], title="long", device="cpu")
+    arguments = [
+        "capture",
+        "--model",
+        "sample_runs/model",
+        "--prompt-file",
+        "sample_runs/prompts/scheduler.txt",
+    ]
+    job = jobs.submit(
+        [*arguments, "--reference", "decode", "--variant", "decode+batch:16"],
+        title="long",
+        device="cpu",
+    )
     after = jobs.submit(["ingest", "no-such-file.npz"], title="next", device="cpu")
     wait(jobs, job.number, lambda j: j.rows_done > 0)
     assert wait(jobs, after.number, lambda j: True).state == "waiting"  # one at a time on a device
@@ -89,14 +110,27 @@ def test_a_waiting_job_can_be_cancelled_and_a_finished_one_dismissed(jobs, monke
     assert [job.number for job in jobs.all()] == [second.number]
 
 
-def test_files_are_imported_one_at_a_time_parallel_to_captures_in_a_list_of_their_own(jobs, monkeypatch):
+def test_files_are_imported_one_at_a_time_parallel_to_captures_in_a_list_of_their_own(
+    jobs,
+    monkeypatch,
+):
     monkeypatch.setattr(Jobs, "_work", lambda self, task: None)
     ends: list[str] = []
-    for name, device in (("capture", job_module.ANY_DEVICE), ("a", job_module.TAKING_IN), ("b", job_module.TAKING_IN)):
+    for name, device in (
+        ("capture", job_module.ANY_DEVICE),
+        ("a", job_module.TAKING_IN),
+        ("b", job_module.TAKING_IN),
+    ):
         jobs.submit([name], title=name, device=device, on_over=lambda job: ends.append(job.state))
     jobs.submit(["capture"], title="later", device="cpu")
-    assert [(job.title, job.state) for job in jobs.all("upload")] == [("b", "waiting"), ("a", "running")]
-    assert [(job.title, job.state) for job in jobs.all()] == [("later", "waiting"), ("capture", "running")]
+    assert [(job.title, job.state) for job in jobs.all("upload")] == [
+        ("b", "waiting"),
+        ("a", "running"),
+    ]
+    assert [(job.title, job.state) for job in jobs.all()] == [
+        ("later", "waiting"),
+        ("capture", "running"),
+    ]
     jobs.cancel(jobs.all("upload")[0].number)
     assert ends == ["cancelled"]
 
@@ -113,7 +147,11 @@ STAYS = 'import signal\nprint(\'{"stage": "begun"}\', flush=True)\nsignal.pause(
 WAITS = "import sys\nopen(sys.argv[1]).read()\n"  # until the test has written to the FIFO
 
 
-def test_jobs_on_different_devices_run_side_by_side_and_those_on_one_in_order(jobs, monkeypatch, tmp_path):
+def test_jobs_on_different_devices_run_side_by_side_and_those_on_one_in_order(
+    jobs,
+    monkeypatch,
+    tmp_path,
+):
     program(monkeypatch, tmp_path, STAYS)
     first = jobs.submit([], title="1", device="cpu")
     second = jobs.submit([], title="2", device="cpu")
@@ -139,7 +177,11 @@ signal.pause()
 """
 
 
-def test_a_job_that_will_not_end_is_killed_after_two_seconds_and_what_it_began_is_swept(jobs, monkeypatch, tmp_path):
+def test_a_job_that_will_not_end_is_killed_after_two_seconds_and_what_it_began_is_swept(
+    jobs,
+    monkeypatch,
+    tmp_path,
+):
     root = str(subprocess_json.ROOT)
     program(monkeypatch, tmp_path, STUBBORN.format(root=root))
     (tmp_path / "runs").mkdir()
@@ -167,7 +209,12 @@ sys.exit(2)
 
 
 @pytest.mark.parametrize("is_there", [True, pytest.param(False, marks=pytest.mark.thorough)])
-def test_getting_a_model_waits_for_no_capture_and_ends_without_a_run(jobs, tmp_path, monkeypatch, is_there):
+def test_getting_a_model_waits_for_no_capture_and_ends_without_a_run(
+    jobs,
+    tmp_path,
+    monkeypatch,
+    is_there,
+):
     """One that is there already, and one for which there is no network."""
     monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)

@@ -1,5 +1,5 @@
-"""Figures on their way to the browser: the library that draws them, what they are sent, what the browser says was
-picked.
+"""Figures on their way to the browser: the library that draws them, what they are sent, what the
+browser says was picked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ DRAWS = {"bar", "heatmap", "scatter"}  # what our figures are made of
 
 
 @pytest.mark.parametrize(
-    ("page", "run", "count"), [("near_ties", "fresh-against-cached", 2), ("layers", "where-it-starts", 3)]
+    ("page", "run", "count"),
+    [("near_ties", "fresh-against-cached", 2), ("layers", "where-it-starts", 3)],
 )
 def test_pages_send_figures_that_the_library_draws(page, run, count):
     figures = figures_of(open_page(page, run=run))
@@ -26,7 +27,8 @@ def test_pages_send_figures_that_the_library_draws(page, run, count):
         kinds = {trace.get("type", "scatter") for trace in one["figure"]["data"]}
         assert kinds <= DRAWS
         assert one["height"] == one["figure"]["layout"]["height"]
-        assert "layout" not in one["figure"]["layout"].get("template", {})  # colours are the browser's theme's
+        # colours are the browser's theme's
+        assert "layout" not in one["figure"]["layout"].get("template", {})
         assert one["picture"]["filename"].startswith(run)
         of_run, pair, unit, *_ = one["picture"]["of"]  # above the saved figure
         assert of_run.endswith(f"({run})")
@@ -34,12 +36,22 @@ def test_pages_send_figures_that_the_library_draws(page, run, count):
         assert unit == "logits and ULPs of bfloat16"
     bundle = plots.LIBRARY.read_text(encoding="utf-8")
     assert all(re.search(rf'moduleType:\s*"trace",\s*name:\s*"{kind}"', bundle) for kind in DRAWS)
-    assert not re.search(r'moduleType:\s*"trace",\s*name:\s*"surface"', bundle)  # which is what makes it small
+    # which is what makes it small
+    assert not re.search(r'moduleType:\s*"trace",\s*name:\s*"surface"', bundle)
 
 
 @pytest.mark.parametrize(
     ("said", "expected"),
-    [*((["a.b", 2], 2), ([1, 2.9], 2), ([7], None), ([1, "x"], None), ([1, math.inf], None), (3, None))],
+    [
+        *(
+            (["a.b", 2], 2),
+            ([1, 2.9], 2),
+            ([7], None),
+            ([1, "x"], None),
+            ([1, math.inf], None),
+            (3, None),
+        ),
+    ],
 )
 def test_what_a_browser_says_is_taken_if_it_makes_sense(monkeypatch, said, expected):
     monkeypatch.setattr(st, "session_state", {"chart": {"picked": said}})

@@ -1,5 +1,5 @@
-"""One selection in the address: what a link restores, what it may not say, and what the steps and the strip are
-given.
+"""One selection in the address: what a link restores, what it may not say, and what the steps and
+the strip are given.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from core.runs.reader import RunReader
 from tests.app import opening
 
 ROOT = Path(__file__).resolve().parents[2]
-RUN = "fresh-against-cached"  # two prompts of 442 and 287 positions, one variant, flips of prompt 1 at 30, 36 and 239
+# two prompts of 442 and 287 positions, one variant, flips of prompt 1 at 30, 36 and 239
+RUN = "fresh-against-cached"
 
 pytestmark = pytest.mark.usefixtures("own_store")
 
@@ -33,7 +34,10 @@ def followed(page: str = "runs", **link: str | list[str]) -> AppTest:
 
 def warnings(app: AppTest) -> str:
     """The sentences at the top, as a reader sees them."""
-    return "\n".join(str(element.value).replace("\\", "").replace("\N{WORD JOINER}", "") for element in app.warning)
+    return "\n".join(
+        str(element.value).replace("\\", "").replace("\N{WORD JOINER}", "")
+        for element in app.warning
+    )
 
 
 def title(app: AppTest) -> str:
@@ -48,20 +52,56 @@ NOT_THERE = {
         {"run": "![x](http://x.example/y.png)<script>"},
         "The run '![x](http://x.example/y.png)<script>' is not here",
     ),
-    "control characters": ({"run": "a\x00b\n# c\u202e"}, "The run 'ax00bn# cu202e' is not here"),  # less its signs
+    # less its signs
+    "control characters": ({"run": "a\x00b\n# c\u202e"}, "The run 'ax00bn# cu202e' is not here"),
     "a very long run": ({"run": "r" * 5000}, "The run '" + "r" * 59 + "…' is not here"),
-    "an unknown variant": ({"run": RUN, "variant": "nonsense"}, "asks for variant 'nonsense'; this run has 'decode'"),
+    "an unknown variant": (
+        {"run": RUN, "variant": "nonsense"},
+        "asks for variant 'nonsense'; this run has 'decode'",
+    ),
 }
 OUT_OF_RANGE = {  # the link, the place that opens, and a part of the sentence
     "a prompt too far": ({"prompt": "2"}, ("1", "30"), "prompt '2'; this run has 0 to 1"),
-    "a position too far": ({"prompt": "1", "position": "287"}, ("1", "286"), "position '287'; this run has 0 to 286"),
-    "a negative position": ({"position": "-1"}, ("0", "0"), "asks for position '-1'; this run has 0 to 441"),
-    "a huge position": ({"position": "9" * 14}, ("0", "441"), f"'{'9' * 14}'; this run has 0 to 441"),
-    "too many digits": ({"position": "9" * 6000}, ("0", "0"), "9…'; this run has 0 to 441, and 0 is selected"),
-    "a fraction": ({"position": "1.5"}, ("0", "0"), "position '1.5'; this run has 0 to 441, and 0 is selected"),
-    "an exponent": ({"position": "1e2"}, ("0", "0"), "'1e2'; this run has 0 to 441, and 0 is selected"),
-    "what only Python reads": ({"position": "1_0"}, ("0", "0"), "'1_0'; this run has 0 to 441, and 0 is selected"),
-    "other digits": ({"position": "\u0663"}, ("0", "0"), "this run has 0 to 441, and 0 is selected"),
+    "a position too far": (
+        {"prompt": "1", "position": "287"},
+        ("1", "286"),
+        "position '287'; this run has 0 to 286",
+    ),
+    "a negative position": (
+        {"position": "-1"},
+        ("0", "0"),
+        "asks for position '-1'; this run has 0 to 441",
+    ),
+    "a huge position": (
+        {"position": "9" * 14},
+        ("0", "441"),
+        f"'{'9' * 14}'; this run has 0 to 441",
+    ),
+    "too many digits": (
+        {"position": "9" * 6000},
+        ("0", "0"),
+        "9…'; this run has 0 to 441, and 0 is selected",
+    ),
+    "a fraction": (
+        {"position": "1.5"},
+        ("0", "0"),
+        "position '1.5'; this run has 0 to 441, and 0 is selected",
+    ),
+    "an exponent": (
+        {"position": "1e2"},
+        ("0", "0"),
+        "'1e2'; this run has 0 to 441, and 0 is selected",
+    ),
+    "what only Python reads": (
+        {"position": "1_0"},
+        ("0", "0"),
+        "'1_0'; this run has 0 to 441, and 0 is selected",
+    ),
+    "other digits": (
+        {"position": "\u0663"},
+        ("0", "0"),
+        "this run has 0 to 441, and 0 is selected",
+    ),
     "spaces": ({"position": " 7"}, ("0", "0"), "this run has 0 to 441, and 0 is selected"),
 }
 
@@ -94,7 +134,10 @@ def test_a_link_to_a_position_out_of_range_opens_its_page_at_the_nearest_one(lin
         ({"prompt": "1", "position": "7"}, ("1", "7")),
     ],
 )
-def test_a_link_without_a_position_opens_at_the_first_flip_and_one_with_a_position_there(link, place):
+def test_a_link_without_a_position_opens_at_the_first_flip_and_one_with_a_position_there(
+    link,
+    place,
+):
     app = followed("near_ties", run=RUN, **link)
     assert (app.query_params["prompt"], app.query_params["position"]) == place
 
@@ -117,8 +160,13 @@ def test_links_to_pages_carry_the_selection_and_say_what_a_run_does_not_hold():
 
 
 @pytest.mark.parametrize("way", ["a key", "Back", "another page"])
-def test_only_back_and_another_page_read_an_address_that_was_replaced(way: str, monkeypatch: pytest.MonkeyPatch):
-    """Keys that are pressed faster than pages are drawn ask with the address that the browser had by then."""
+def test_only_back_and_another_page_read_an_address_that_was_replaced(
+    way: str,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Keys that are pressed faster than pages are drawn ask with the address that the browser had
+    by then.
+    """
     app = followed("near_ties", run=RUN, variant="decode", prompt="1", position="36")
     earlier = dict(app.query_params)
     app.number_input(key="position").set_value(37).run()
@@ -139,7 +187,14 @@ def test_only_back_and_another_page_read_an_address_that_was_replaced(way: str, 
 
 def test_a_second_run_says_again_what_the_widgets_of_a_link_show():
     """It may come before the browser has drawn the first."""
-    app = followed("overview", run=RUN, variant="decode", prompt="1", position="36", colour="mean-ulps")
+    app = followed(
+        "overview",
+        run=RUN,
+        variant="decode",
+        prompt="1",
+        position="36",
+        colour="mean-ulps",
+    )
     app.run()
     chosen = [app.selectbox(key=key) for key in ("run", "variant", "strip_colour")]
     assert [box.value for box in chosen] == [RUN, "decode", "mean ULPs"]
@@ -168,7 +223,9 @@ def test_open_run_on_a_deleted_run_says_so_and_opens_no_other():
 
 NOT_IN_THIS_RUN = ("layers", "kernels", "classes", "sweeps")
 WITH_SETTINGS = {
-    part.name: part.settings for part in navigation.PARTS.values() if part.settings and part.name not in NOT_IN_THIS_RUN
+    part.name: part.settings
+    for part in navigation.PARTS.values()
+    if part.settings and part.name not in NOT_IN_THIS_RUN
 }
 # What free text may ask for: of other settings a value that is not the default is found.
 TEXTS = {("side_by_side", "with"): "fresh-against-cached", ("runs", "search"): "fresh"}
@@ -184,7 +241,9 @@ def asked_of(page: str) -> dict[str, str]:
     for setting in WITH_SETTINGS[page]:
         if is_checked(setting):
             values = setting.options or {str(number): number for number in setting.span}
-            said[setting.name] = [word for word, value in values.items() if value != setting.default][-1]
+            said[setting.name] = [
+                word for word, value in values.items() if value != setting.default
+            ][-1]
     return said
 
 
@@ -238,8 +297,14 @@ def view_of(run: RunReader, prompt: int = 0, position: int = 0) -> selection.Vie
 def test_steps_lead_to_the_positions_that_sql_finds():
     with RunReader(ROOT / "tests" / "runs" / f"{RUN}.duckdb") as run:
         places = stepper.places(view_of(run, prompt=1))
-        rows = run._database.rows("SELECT position FROM position WHERE prompt = 1 AND near_tie ORDER BY position")
-    assert places == {"position": range(287), "flip": [30, 36, 239], "near tie": [row[0] for row in rows]}
+        rows = run._database.rows(
+            "SELECT position FROM position WHERE prompt = 1 AND near_tie ORDER BY position",
+        )
+    assert places == {
+        "position": range(287),
+        "flip": [30, 36, 239],
+        "near tie": [row[0] for row in rows],
+    }
 
 
 def test_buttons_step_from_flip_to_flip_and_end_there():
@@ -256,7 +321,12 @@ def test_buttons_step_from_flip_to_flip_and_end_there():
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        *(({"position": 36}, 36), ({"position": 999}, 7), ({"position": -4}, 7), ({"position": "36"}, 7)),
+        *(
+            ({"position": 36}, 36),
+            ({"position": 999}, 7),
+            ({"position": -4}, 7),
+            ({"position": "36"}, 7),
+        ),
         *(({"position": 36, "stamp": "another-run 0 1"}, 7), (["x"], 7), (None, 7), ({}, 7)),
     ],
 )

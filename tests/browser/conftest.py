@@ -13,15 +13,15 @@ from tests.browser.driving import chromium, close_tabs, new_tab
 from tests.serving import Server, serving
 
 expect.set_options(
-    timeout=120_000
+    timeout=120_000,
 )  # as long as a page may take if others are at work: how long it does take is for the benchmarks
 HERE = f"{Path(__file__).parent}{os.sep}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All are browser tests. Of a test with many cases the first is run by `make test`, the others are thorough (`make
-    thorough`): a page takes seconds to open, and the cases that matter beyond it have unit and page tests. Every page
-    is looked at in one theme by `make test`.
+    """All are browser tests. Of a test with many cases the first is run by `make test`, the others
+    are thorough (`make thorough`): a page takes seconds to open, and the cases that matter beyond
+    it have unit and page tests. Every page is looked at in one theme by `make test`.
     """
     begun = set()
     for item in items:
@@ -57,7 +57,9 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def visitor(browser: Browser) -> BrowserContext:
-    """The browser profile of most tests: one, so that it fetches and compiles the dashboard's scripts once."""
+    """The browser profile of most tests: one, so that it fetches and compiles the dashboard's
+    scripts once.
+    """
     return browser.new_context(viewport={"width": 1280, "height": 900})
 
 
@@ -71,15 +73,23 @@ def no_page_stays_open(browser: Browser, visitor: BrowserContext) -> Iterator[No
 
 
 def what_went_wrong(page: Page) -> list[str]:
-    """Requests that failed and what the browser's console says of errors, as they come: printed with a test that
-    fails.
+    """Requests that failed and what the browser's console says of errors, as they come: printed
+    with a test that fails.
     """
     problems: list[str] = []
     page.on("requestfailed", lambda request: problems.append(f"{request.url}: {request.failure}"))
     page.on(
-        "response", lambda answer: problems.append(f"{answer.url}: {answer.status}") if answer.status >= 400 else None
+        "response",
+        lambda answer: (
+            problems.append(f"{answer.url}: {answer.status}") if answer.status >= 400 else None
+        ),
     )
-    page.on("console", lambda message: problems.append(f"console: {message.text}") if message.type == "error" else None)
+    page.on(
+        "console",
+        lambda message: (
+            problems.append(f"console: {message.text}") if message.type == "error" else None
+        ),
+    )
     page.on("pageerror", lambda error: problems.append(f"error: {error}"))
     return problems
 
@@ -93,12 +103,16 @@ def page(visitor: BrowserContext, dashboard: Server) -> Iterator[Page]:
     tab.on(
         "request",
         lambda request: (
-            None if request.url.startswith((dashboard.url, "data:", "blob:")) else outside.append(request.url)
+            None
+            if request.url.startswith((dashboard.url, "data:", "blob:"))
+            else outside.append(request.url)
         ),
     )
     yield tab
     print(
-        *problems, f"at the end: {tab.locator('body').inner_text()[:1500]}", sep="\n"
+        *problems,
+        f"at the end: {tab.locator('body').inner_text()[:1500]}",
+        sep="\n",
     )  # captured: shown if the test fails
     exceptions = tab.locator("[data-testid=stException]").count()
     if tab.url.startswith(dashboard.url):

@@ -13,22 +13,29 @@ from tests.serving import Server
 
 
 def chromium() -> str:
-    """The browser to drive: ULPSCOPE_CHROMIUM, else the first of the usual names; the tests fail without one, they
-    never skip.
+    """The browser to drive: ULPSCOPE_CHROMIUM, else the first of the usual names; the tests fail
+    without one, they never skip.
     """
-    for name in (os.environ.get("ULPSCOPE_CHROMIUM", ""), "chromium", "chromium-browser", "google-chrome"):
+    for name in (
+        os.environ.get("ULPSCOPE_CHROMIUM", ""),
+        "chromium",
+        "chromium-browser",
+        "google-chrome",
+    ):
         if name and (path := shutil.which(name)):
             return path
     raise RuntimeError("no Chromium was found; install one or set ULPSCOPE_CHROMIUM to its path")
 
 
-_homes: dict[tuple[BrowserContext, str], Page] = {}  # the first tab of a dashboard in a browser profile
+# the first tab of a dashboard in a browser profile
+_homes: dict[tuple[BrowserContext, str], Page] = {}
 
 
 def new_tab(context: BrowserContext, dashboard: Server) -> Page:
-    """A tab without history, in the process of a first one that stays open: what that has compiled of the dashboard's
-    scripts is not compiled again, half of what a page takes to open. Every dashboard has a first tab of its own: what
-    was asked of one that had just gone from one server to another was now and then never answered.
+    """A tab without history, in the process of a first one that stays open: what that has compiled
+    of the dashboard's scripts is not compiled again, half of what a page takes to open. Every
+    dashboard has a first tab of its own: what was asked of one that had just gone from one server
+    to another was now and then never answered.
     """
     if (context, dashboard.url) not in _homes:
         home = _homes[context, dashboard.url] = context.new_page()
@@ -46,9 +53,9 @@ def close_tabs(context: BrowserContext) -> None:
             page.close()
 
 
-# Resolves when no script runs and nothing of the page has changed for a while: what a click starts is begun by then,
-# charts are drawn. What is evaluated in a page is waited for without an end by the browser's driver, so this has one of
-# its own.
+# Resolves when no script runs and nothing of the page has changed for a while: what a click starts
+# is begun by then, charts are drawn. What is evaluated in a page is waited for without an end by
+# the browser's driver, so this has one of its own.
 QUIET = """() => new Promise((resolve, reject) => {
   let timer;
   const begun = performance.now();
@@ -71,14 +78,21 @@ QUIET = """() => new Promise((resolve, reject) => {
 
 
 def settle(page: Page) -> None:
-    """Wait until no script runs, the code of every kind of element is there, every figure is drawn and the page has
-    come to rest.
+    """Wait until no script runs, the code of every kind of element is there, every figure is drawn
+    and the page has come to rest.
     """
-    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=120_000)
+    page.wait_for_selector(
+        "[data-testid=stApp][data-test-script-state=notRunning]",
+        timeout=120_000,
+    )
     # in the place of an element whose code is on its way
     page.wait_for_selector("[data-testid=stSkeleton]", state="detached", timeout=120_000)
     page.evaluate(QUIET)
-    page.wait_for_selector(".ulpscope-figure[data-state=waiting]", state="detached", timeout=120_000)
+    page.wait_for_selector(
+        ".ulpscope-figure[data-state=waiting]",
+        state="detached",
+        timeout=120_000,
+    )
 
 
 def visit(page: Page, dashboard: Server, path: str = "") -> None:
@@ -88,19 +102,26 @@ def visit(page: Page, dashboard: Server, path: str = "") -> None:
 
 
 def click_row(page: Page, text: str, x: int = 120) -> None:
-    """Click the first row of a table in which a cell has this text; 17 pixels from the left is the box that ticks it.
+    """Click the first row of a table in which a cell has this text; 17 pixels from the left is the
+    box that ticks it.
 
     A table is drawn on a canvas, whose fallback names the cells: `glide-cell-COLUMN-ROW`.
     """
-    cell = page.locator("[data-testid=stDataFrame] td").filter(has_text=re.compile(f"^{re.escape(text)}$")).first
+    cell = (
+        page.locator("[data-testid=stDataFrame] td")
+        .filter(has_text=re.compile(f"^{re.escape(text)}$"))
+        .first
+    )
     cell.wait_for(state="attached")
     row = int((cell.get_attribute("id") or "").rpartition("-")[2])
-    cell.locator("xpath=ancestor::*[@data-testid='stDataFrame']").click(position={"x": x, "y": 52 + 33 * row})
+    cell.locator("xpath=ancestor::*[@data-testid='stDataFrame']").click(
+        position={"x": x, "y": 52 + 33 * row},
+    )
 
 
 def pause(page: Page, milliseconds: int) -> None:
-    """Wait by the page's own clock and two frames more, so that what it had to do by then is done, however busy its
-    machine is. A hidden page draws no frames: it fails after a minute.
+    """Wait by the page's own clock and two frames more, so that what it had to do by then is done,
+    however busy its machine is. A hidden page draws no frames: it fails after a minute.
     """
     page.evaluate(
         """(ms) => new Promise((done, fail) => {
@@ -137,6 +158,11 @@ def place(canvas: Locator, row: float, column: float) -> tuple[float, float]:
     """Where on the screen a row and column are drawn."""
     box = canvas.bounding_box()
     assert box is not None
-    left, top, width, height = (float(v) for v in (canvas.get_attribute("data-plot") or "").split(","))
+    left, top, width, height = (
+        float(v) for v in (canvas.get_attribute("data-plot") or "").split(",")
+    )
     y0, y1, x0, x1 = window(canvas)
-    return box["x"] + left + (column - x0) / (x1 - x0) * width, box["y"] + top + (row - y0) / (y1 - y0) * height
+    return (
+        box["x"] + left + (column - x0) / (x1 - x0) * width,
+        box["y"] + top + (row - y0) / (y1 - y0) * height,
+    )

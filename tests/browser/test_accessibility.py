@@ -1,5 +1,5 @@
-"""Every page of a shipped run stands: axe finds no serious fault and nothing is wider than the window, in both themes,
-wide and narrow.
+"""Every page of a shipped run stands: axe finds no serious fault and nothing is wider than the
+window, in both themes, wide and narrow.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from tests.serving import ROOT, Server, serving
 AXE = (files("axe_playwright_python") / "axe.min.js").read_text()
 RUN = "run=where-it-starts&variant=decode"
 QUERIES = {"new_run": "tab=capture", "compare": f"{RUN}&with=fresh-against-cached"}
-TABS = ("upload", "probe", "kv_cache", "kernels", "mitigations", "classes")  # besides those that pages open with
+# besides those that pages open with
+TABS = ("upload", "probe", "kv_cache", "kernels", "mitigations", "classes")
 SERIOUS = ("serious", "critical")
 BACK = {"light": "rgb(255, 255, 255)", "dark": "rgb(17, 21, 27)"}
 NO_SCROLL = "document.scrollingElement.scrollWidth - document.scrollingElement.clientWidth"
@@ -37,7 +38,8 @@ def faults(page: Page) -> list[str]:
     """`rule: element` of every serious violation of WCAG 2 A and AA."""
     page.evaluate(AXE)
     found: dict[str, Any] = page.evaluate(
-        "() => axe.run(document, {runOnly: {type: 'tag', values: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa']}})"
+        "() => axe.run(document, {runOnly: {type: 'tag', values: ['wcag2a', 'wcag2aa', 'wcag21a',"
+        " 'wcag21aa']}})",
     )
     return [
         f"{violation['id']}: {node['target']} {node['html'][:160]}"
@@ -49,9 +51,17 @@ def faults(page: Page) -> list[str]:
 
 @pytest.mark.parametrize(
     ("scheme", "name"),
-    [*covering(list(BACK), [page.name for page in PAGES]), *thorough((scheme, tab) for scheme in BACK for tab in TABS)],
+    [
+        *covering(list(BACK), [page.name for page in PAGES]),
+        *thorough((scheme, tab) for scheme in BACK for tab in TABS),
+    ],
 )
-def test_a_page_stands_without_a_serious_fault(name: str, scheme: Any, page: Page, dashboard: Server):
+def test_a_page_stands_without_a_serious_fault(
+    name: str,
+    scheme: Any,
+    page: Page,
+    dashboard: Server,
+):
     page.emulate_media(color_scheme=scheme)
     of, tab = PAGE_OF[name], f"&tab={name}" if name in TABS else ""
     visit(page, dashboard, f"{'' if name == FIRST else of.name}?{QUERIES.get(name, RUN)}{tab}")
@@ -74,7 +84,7 @@ def test_a_planted_fault_is_found(page: Page, dashboard: Server):
             faint.textContent = 'faint'; faint.style.color = '#dddddd'; faint.style.background = '#ffffff';
             const button = document.createElement('button');
             document.querySelector('[data-testid=stMain] h1').parentElement.append(faint, button);
-        }"""
+        }""",
     )
     rules = {fault.split(":")[0] for fault in faults(page)}
     assert {"color-contrast", "button-name"} <= rules

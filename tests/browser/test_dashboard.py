@@ -1,4 +1,6 @@
-"""The server behind the pages: what comes and goes in its store while a page is open, and what it never loads."""
+"""The server behind the pages: what comes and goes in its store while a page is open, and what it
+never loads.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from tests.browser.driving import visit
 from tests.serving import ROOT, Server
 
 
-def test_a_run_that_arrives_or_goes_while_the_gallery_is_open_is_noticed(page: Page, dashboard: Server):
+def test_a_run_that_arrives_or_goes_while_the_gallery_is_open_is_noticed(
+    page: Page,
+    dashboard: Server,
+):
     visit(page, dashboard)
     # the one before may stand below it until the run of the script ends
     counted = page.get_by_text(re.compile(r"^\d+ runs, worst pair")).first
@@ -34,7 +39,11 @@ def test_a_run_that_arrives_or_goes_while_the_gallery_is_open_is_noticed(page: P
 @pytest.mark.thorough
 def test_the_viewer_never_loads_torch(page: Page, dashboard: Server):
     for each in PAGES:
-        visit(page, dashboard, f"{'' if each.name == 'runs' else each.name}?run=fresh-against-cached")
+        visit(
+            page,
+            dashboard,
+            f"{'' if each.name == 'runs' else each.name}?run=fresh-against-cached",
+        )
     libraries = Path(f"/proc/{dashboard.process.pid}/maps").read_text()
     assert "libtorch" not in libraries
     assert "duckdb" in libraries  # the look at the process does see what it has loaded

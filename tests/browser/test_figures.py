@@ -1,5 +1,5 @@
-"""Figures in a real Chromium: drawn when they change and only then, zoomed across positions, legible, over the whole
-window, and missed in words.
+"""Figures in a real Chromium: drawn when they change and only then, zoomed across positions,
+legible, over the whole window, and missed in words.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ def figure(page: Page, key: str) -> Locator:
 
 def step(page: Page, key: str, position: int) -> None:
     page.keyboard.press(key)
-    expect(page.get_by_role("heading", name=f"Top tokens at position {position}", exact=True)).to_be_visible()
+    expect(
+        page.get_by_role("heading", name=f"Top tokens at position {position}", exact=True),
+    ).to_be_visible()
     settle(page)
 
 
@@ -36,7 +38,10 @@ def zoom(page: Page, chart: Locator) -> None:
     pause(page, 400)
 
 
-def test_a_zoom_stays_from_position_to_position_and_goes_with_the_prompt(page: Page, dashboard: Server):
+def test_a_zoom_stays_from_position_to_position_and_goes_with_the_prompt(
+    page: Page,
+    dashboard: Server,
+):
     visit(page, dashboard, f"near_ties?{AT}")
     chart = figure(page, "near_ties")
     whole = chart.evaluate(RANGE)
@@ -47,7 +52,8 @@ def test_a_zoom_stays_from_position_to_position_and_goes_with_the_prompt(page: P
     assert chart.evaluate(RANGE) == zoomed
     page.get_by_label("Prompt", exact=True).fill("0")
     page.get_by_label("Prompt", exact=True).press("Enter")
-    expect(page.get_by_text("Top tokens at position 144")).to_be_visible()  # the first flip of that prompt
+    # the first flip of that prompt
+    expect(page.get_by_text("Top tokens at position 144")).to_be_visible()
     settle(page)
     assert chart.evaluate(RANGE) not in (zoomed, whole)  # all of another prompt
 
@@ -57,14 +63,20 @@ def contrast(one: str, other: str) -> float:
 
     def light(colour: str) -> float:
         shares = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
-        linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+        linear = [
+            share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4
+            for share in shares
+        ]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
     low, high = sorted((light(one), light(other)))
     return (high + 0.05) / (low + 0.05)
 
 
-@pytest.mark.parametrize(("scheme", "back"), [("light", "rgb(255, 255, 255)"), ("dark", "rgb(17, 21, 27)")])
+@pytest.mark.parametrize(
+    ("scheme", "back"),
+    [("light", "rgb(255, 255, 255)"), ("dark", "rgb(17, 21, 27)")],
+)
 def test_words_of_a_figure_are_legible_in_both_themes(page: Page, dashboard: Server, scheme, back):
     page.emulate_media(color_scheme=scheme)
     visit(page, dashboard, f"near_ties?{AT}")
@@ -72,11 +84,12 @@ def test_words_of_a_figure_are_legible_in_both_themes(page: Page, dashboard: Ser
     colours = page.evaluate(
         """() => [...new Set([...document.querySelectorAll(
           ".js-plotly-plot :is(.xtick, .ytick, .g-xtitle, .g-ytitle, .legendtext) text, .js-plotly-plot .legendtext")]
-                 .map((text) => getComputedStyle(text).fill))]"""
+                 .map((text) => getComputedStyle(text).fill))]""",
     )
     assert len(colours) >= 2
     assert min(contrast(colour, back) for colour in colours) >= 4.5
-    assert contrast("rgb(128, 132, 149)", "rgb(255, 255, 255)") < 4.5  # the twin: the grey of Streamlit's own figures
+    # the twin: the grey of Streamlit's own figures
+    assert contrast("rgb(128, 132, 149)", "rgb(255, 255, 255)") < 4.5
 
 
 @pytest.mark.thorough

@@ -1,5 +1,5 @@
-"""The heatmap in a real Chromium: one differing logit among twelve million is seen, reached and told; windows are
-links.
+"""The heatmap in a real Chromium: one differing logit among twelve million is seen, reached and
+told; windows are links.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from tests.serving import Server
 
 ROWS, VOCAB, ROW, TOKEN = 600, 20000, 417, 15321
 TEXT = "<img src=x onerror=alert(1)>"
-# Pixels of the map that are neither empty nor the frame, as [x, y, red, green, blue] in its own coordinates, 0 to 1.
+# Pixels of the map that are neither empty nor the frame, as [x, y, red, green, blue] in its own
+# coordinates, 0 to 1.
 COLOURED = """(canvas) => {
   const [left, top, width, height] = canvas.dataset.plot.split(",").map(Number);
   const ratio = canvas.width / canvas.clientWidth;
@@ -97,7 +98,11 @@ def test_one_differing_logit_is_seen_clicked_reached_and_told(page: Page, dashbo
     assert tip.locator("img").count() == 0  # a token's text is text
 
 
-def test_wheel_and_drag_move_the_window_and_the_address_keeps_it(page: Page, dashboard: Server, browser: Browser):
+def test_wheel_and_drag_move_the_window_and_the_address_keeps_it(
+    page: Page,
+    dashboard: Server,
+    browser: Browser,
+):
     canvas = opened(page, dashboard, "run=fresh-against-cached")
     whole = page.get_by_role("button", name="Whole run")
     expect(whole).to_be_disabled()
@@ -121,7 +126,8 @@ def test_wheel_and_drag_move_the_window_and_the_address_keeps_it(page: Page, das
     assert moved[0] == pytest.approx(y0 - (y1 - y0) / 4, abs=2)
     assert moved[2] == pytest.approx(x0 - (x1 - x0) / 4, abs=10)
     page.wait_for_url(
-        re.compile(rf"rows={int(moved[0])}(%3A|:)"), timeout=15_000
+        re.compile(rf"rows={int(moved[0])}(%3A|:)"),
+        timeout=15_000,
     )  # where the wheel came to rest it may have been said before
     settle(page)
     assert "position=0" in page.url  # a drag selects nothing
@@ -139,7 +145,9 @@ def test_wheel_and_drag_move_the_window_and_the_address_keeps_it(page: Page, das
     assert window(wait_for_map(other)) == (*linked["rows"], *linked["tokens"])
     other.context.close()
 
-    steps = 0  # gestures can be undone; two that follow each other closely are one entry, on a slow machine two
+    # gestures can be undone; two that follow each other closely are one entry, on a slow machine
+    # two
+    steps = 0
     while "rows=" in page.url and steps < 4:
         page.go_back()
         settle(page)
@@ -182,7 +190,10 @@ def test_the_keyboard_reaches_everything(page: Page, dashboard: Server):
     assert window(canvas) == (0, 287, 0, 4096)
 
 
-def test_the_first_ranks_come_first_with_texts_and_a_token_is_found_in_either_order(page: Page, dashboard: Server):
+def test_the_first_ranks_come_first_with_texts_and_a_token_is_found_in_either_order(
+    page: Page,
+    dashboard: Server,
+):
     canvas = opened(page, dashboard, "run=batch-1-against-n", order="")
     assert window(canvas) == (0, 287, 0, 64)
     with page.expect_response(re.compile("/tokens")) as texts:
@@ -213,7 +224,10 @@ def test_the_first_ranks_come_first_with_texts_and_a_token_is_found_in_either_or
 @pytest.mark.thorough
 def test_colours_need_no_tile_and_a_tile_is_fetched_once(page: Page, dashboard: Server):
     asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url) if "/tiles/" in request.url else None)
+    page.on(
+        "request",
+        lambda request: asked.append(request.url) if "/tiles/" in request.url else None,
+    )
     canvas = opened(page, dashboard, "run=batch-1-against-n&cells=ulps")
     first = len(asked)
     assert first > 0
@@ -238,7 +252,10 @@ def test_colours_need_no_tile_and_a_tile_is_fetched_once(page: Page, dashboard: 
 def test_a_tile_that_fails_is_said_in_a_sentence(page: Page, dashboard: Server):
     page.route(
         "**/tiles/**",
-        lambda route: route.fulfill(status=409, json={"error": "run.duckdb: <b>its</b> heatmap makes no sense."}),
+        lambda route: route.fulfill(
+            status=409,
+            json={"error": "run.duckdb: <b>its</b> heatmap makes no sense."},
+        ),
     )
     visit(page, dashboard, "heatmap?run=batch-1-against-n&position=0")
     page.wait_for_selector("canvas[data-state=failed]")
@@ -253,23 +270,33 @@ def test_colours_are_in_the_link_and_the_map_is_saved_as_a_picture(page: Page, d
     canvas = opened(page, dashboard, "run=batch-1-against-n&position=89&rows=80:97&tokens=0:1024")
     before = canvas.evaluate(COLOURED)
     for name in ("row ULPs", "linear"):  # what the map opens in
-        expect(page.get_by_role("button", name=name, exact=True)).to_have_attribute("aria-pressed", "true")
+        expect(page.get_by_role("button", name=name, exact=True)).to_have_attribute(
+            "aria-pressed",
+            "true",
+        )
     page.get_by_role("button", name="log", exact=True).click()
     page.wait_for_url(re.compile("colours=log"))
     settle(page)
     page.goto(page.url)
     settle(page)
     wait_for_map(page)
-    expect(page.get_by_role("button", name="log", exact=True)).to_have_attribute("aria-pressed", "true")
+    expect(page.get_by_role("button", name="log", exact=True)).to_have_attribute(
+        "aria-pressed",
+        "true",
+    )
     assert page.locator("canvas[data-state]").evaluate(COLOURED) != before
     with page.expect_download() as saved:
         page.get_by_role("button", name="Save the map as PNG").click()
     assert (
-        saved.value.suggested_filename == "batch-1-against-n-pair0-heatmap-row_ulps-by-id-rows80-96-columns0-1023.png"
+        saved.value.suggested_filename
+        == "batch-1-against-n-pair0-heatmap-row_ulps-by-id-rows80-96-columns0-1023.png"
     )
     png = saved.value.path().read_bytes()
     width, height = struct.unpack(">II", png[16:24])  # of the IHDR chunk
     box = page.locator("canvas[data-state]").bounding_box()
     assert box is not None
     assert png.startswith(b"\x89PNG")
-    assert (width, height) == (pytest.approx(box["width"], abs=1), pytest.approx(box["height"] + 50, abs=1))
+    assert (width, height) == (
+        pytest.approx(box["width"], abs=1),
+        pytest.approx(box["height"] + 50, abs=1),
+    )

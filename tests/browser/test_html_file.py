@@ -1,4 +1,6 @@
-"""The HTML file of a run, opened from a disk: no request, no script, in both themes, by keyboard."""
+"""The HTML file of a run, opened from a disk: no request, no script, in both themes, by
+keyboard.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +29,26 @@ def address(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_opens_from_a_disk_without_a_network(scheme: Any, browser: Browser, address: str):
-    context = browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme=scheme, offline=True)
+    context = browser.new_context(
+        viewport={"width": 1440, "height": 900},
+        color_scheme=scheme,
+        offline=True,
+    )
     tab = context.new_page()
     problems, requests = what_went_wrong(tab), list[str]()
     tab.on("request", lambda request: requests.append(request.url))
     tab.goto(address)
     assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == BACK[scheme]
     expect(tab.locator("h3")).to_have_text(["Checks", "Tokens", "Flips", "Near ties", "Heatmap"])
-    picture = tab.locator("image").evaluate("image => image.decode ? 1 : image.getBoundingClientRect().width")
+    picture = tab.locator("image").evaluate(
+        "image => image.decode ? 1 : image.getBoundingClientRect().width",
+    )
     assert picture > 0
-    assert tab.locator(".strip .h100").first.evaluate("token => getComputedStyle(token).backgroundColor") == (
-        "rgba(213, 94, 0, 0.75)"
+    assert (
+        tab.locator(".strip .h100").first.evaluate(
+            "token => getComputedStyle(token).backgroundColor",
+        )
+        == "rgba(213, 94, 0, 0.75)"
     )
     tab.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
     for width in (1440, 390):
@@ -52,20 +63,28 @@ def test_tables_are_printed_in_whole(browser: Browser, address: str):
     tab = browser.new_context(viewport={"width": 720, "height": 900}).new_page()  # about A4
     tab.goto(address)
     tab.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
-    hidden = "each => each.scrollHeight > each.clientHeight + 1 || each.scrollWidth > each.clientWidth + 1"
+    hidden = (
+        "each => each.scrollHeight > each.clientHeight + 1 || each.scrollWidth >"
+        " each.clientWidth + 1"
+    )
     cut = f"[...document.querySelectorAll('.box')].filter({hidden}).length"
     assert tab.evaluate(cut) > 0
     tab.emulate_media(media="print")
     assert tab.evaluate(cut) == 0
 
 
-def test_the_keyboard_goes_through_it_in_order_and_from_a_flip_to_its_row(browser: Browser, address: str):
+def test_the_keyboard_goes_through_it_in_order_and_from_a_flip_to_its_row(
+    browser: Browser,
+    address: str,
+):
     tab = browser.new_context().new_page()
     tab.goto(address)
     stops = []
     for _ in range(40):
         tab.keyboard.press("Tab")
-        stop = tab.evaluate("document.activeElement.getAttribute('aria-label') || document.activeElement.tagName")
+        stop = tab.evaluate(
+            "document.activeElement.getAttribute('aria-label') || document.activeElement.tagName",
+        )
         if stop == "BODY":
             break
         stops.append(stop)

@@ -1,4 +1,6 @@
-"""Jobs of the dashboard, each walked from its first page to its result: a link, a flip to its module, an upload."""
+"""Jobs of the dashboard, each walked from its first page to its result: a link, a flip to its
+module, an upload.
+"""
 
 from __future__ import annotations
 
@@ -91,8 +93,14 @@ def shown(page: Page) -> list[str]:
 
 
 def expect_shown(page: Page, expected: list[str]) -> None:
-    """Once everything has arrived; charts and previews of a command come in later than the script ends."""
-    until(lambda: shown(page) == expected, seconds=60, about=lambda: f"{shown(page)} is not {expected}")
+    """Once everything has arrived; charts and previews of a command come in later than the script
+    ends.
+    """
+    until(
+        lambda: shown(page) == expected,
+        seconds=60,
+        about=lambda: f"{shown(page)} is not {expected}",
+    )
 
 
 def test_a_link_restores_the_view(page: Page, dashboard: Server) -> None:
@@ -102,15 +110,26 @@ def test_a_link_restores_the_view(page: Page, dashboard: Server) -> None:
     visit(page, dashboard, "overview?run=fresh-against-cached&prompt=1")
     choose(page, "Color by", "KL")
     page.locator(".strip .token[data-position='100']").click()
-    expect(page.get_by_role("heading", name="Top tokens at position 100", exact=True)).to_be_visible()
+    expect(
+        page.get_by_role("heading", name="Top tokens at position 100", exact=True),
+    ).to_be_visible()
     settle(page)
     page.get_by_role("heading", name="Overview").click()
     page.keyboard.press("n")
-    expect(page.get_by_role("heading", name="Top tokens at position 239", exact=True)).to_be_visible()
+    expect(
+        page.get_by_role("heading", name="Top tokens at position 239", exact=True),
+    ).to_be_visible()
     settle(page)
     hand_over(page, other)
-    expect(other.get_by_role("heading", name="Top tokens at position 239", exact=True)).to_be_visible()
-    assert said(other, "run", "prompt", "position", "colour") == ["fresh-against-cached", "1", "239", "kl"]
+    expect(
+        other.get_by_role("heading", name="Top tokens at position 239", exact=True),
+    ).to_be_visible()
+    assert said(other, "run", "prompt", "position", "colour") == [
+        "fresh-against-cached",
+        "1",
+        "239",
+        "kl",
+    ]
     expect_shown(other, shown(page))
 
     go(page, "Heatmap")
@@ -156,10 +175,17 @@ def test_a_flip_leads_to_its_logits_and_to_a_module(page: Page, dashboard: Serve
         logits = [float(values_of(run.at(side, 0, 40), BFLOAT16)[7]) for side in (0, 1)]
     for logit in logits:
         expect(
-            page.get_by_role("gridcell", name=f"{logit:.9g}", exact=True, include_hidden=True).first
+            page.get_by_role(
+                "gridcell",
+                name=f"{logit:.9g}",
+                exact=True,
+                include_hidden=True,
+            ).first,
         ).to_be_attached()
     go(page, "Internals")
-    expect(page.get_by_text("is the first module whose output differs at all, at position 22")).to_be_visible()
+    expect(
+        page.get_by_text("is the first module whose output differs at all, at position 22"),
+    ).to_be_visible()
     chart = page.locator(".st-key-layers_map .js-plotly-plot")
     chart.scroll_into_view_if_needed()
     box = chart.locator(".nsewdrag").first.bounding_box()
@@ -188,7 +214,10 @@ def choose_file(page: Page, path: Path) -> None:
 def large_dump(folder: Path) -> Path:
     """20 MB: three parts."""
     noise = np.random.default_rng(0)
-    sides = {side: noise.standard_normal((50, 50_000), dtype=np.float32) for side in ("reference", "variant")}
+    sides = {
+        side: noise.standard_normal((50, 50_000), dtype=np.float32)
+        for side in ("reference", "variant")
+    }
     np.savez(folder / "large.npz", **sides)
     return folder / "large.npz"
 

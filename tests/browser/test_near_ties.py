@@ -26,8 +26,15 @@ def crowded(dashboard: Server) -> Iterator[str]:
     header = header_of("bfloat16", (4096,), VOCAB)
     reference = (random.standard_normal((header.rows, VOCAB)) * 2).astype(BFLOAT16.values)
     size = 10 ** random.uniform(-3.5, -1.2, (header.rows, 1))
-    variant = (reference.astype(np.float32) + random.standard_normal(reference.shape) * size).astype(BFLOAT16.values)
-    path = write_run(Store(dashboard.store), header, [side.view(np.uint16) for side in (reference, variant)], "crowded")
+    variant = (
+        reference.astype(np.float32) + random.standard_normal(reference.shape) * size
+    ).astype(BFLOAT16.values)
+    path = write_run(
+        Store(dashboard.store),
+        header,
+        [side.view(np.uint16) for side in (reference, variant)],
+        "crowded",
+    )
     yield "crowded"
     path.unlink()
 
@@ -38,12 +45,15 @@ def opened(page: Page, dashboard: Server, link: str) -> None:
 
 
 def test_thousands_of_positions_are_shaded_and_a_click_on_a_flip_selects_it(
-    page: Page, dashboard: Server, crowded: str
+    page: Page,
+    dashboard: Server,
+    crowded: str,
 ):
     with page.expect_response("**/media/*.json"):  # fetched once, not sent at every step
         opened(page, dashboard, f"near_ties?run={crowded}&prompt=0&position=0")
     chart = page.locator(".js-plotly-plot").first
-    assert chart.locator(".point").count() < 2100  # a crowd is shaded, its points are not elements of the page
+    # a crowd is shaded, its points are not elements of the page
+    assert chart.locator(".point").count() < 2100
     opened_at = page.get_by_role("heading", name="Top tokens at position 0", exact=True)
     expect(opened_at).to_be_visible()
     click_some_flip(page, chart)
@@ -72,7 +82,10 @@ def test_the_ring_is_around_the_selected_point(page: Page, dashboard: Server):
 @pytest.mark.thorough
 @pytest.mark.parametrize(("form", "begins"), [("SVG", b"<svg"), ("PNG", b"\x89PNG")])
 def test_figures_are_saved_as_chosen_under_the_name_of_run_and_position(
-    page: Page, dashboard: Server, form: str, begins: bytes
+    page: Page,
+    dashboard: Server,
+    form: str,
+    begins: bytes,
 ):
     opened(page, dashboard, "near_ties?run=fresh-against-cached&prompt=1&position=36")
     chart = page.locator(".js-plotly-plot").nth(1)
@@ -85,7 +98,12 @@ def test_figures_are_saved_as_chosen_under_the_name_of_run_and_position(
     content = Path(got.value.path()).read_bytes()
     assert content.startswith(begins)
     if form == "SVG":
-        for line in ("(fresh-against-cached)", "decode vs prefill", "ULPs of bfloat16", "prompt 1, position 36"):
+        for line in (
+            "(fresh-against-cached)",
+            "decode vs prefill",
+            "ULPs of bfloat16",
+            "prompt 1, position 36",
+        ):
             assert line in content.decode()
     else:
         box = chart.bounding_box()

@@ -1,5 +1,5 @@
-"""The strip of tokens in a real Chromium: what it shows, by mouse and by keys, readable on every colour, quick with
-4096 tokens.
+"""The strip of tokens in a real Chromium: what it shows, by mouse and by keys, readable on every
+colour, quick with 4096 tokens.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ HOSTILE = [
     "[l](http://x.example)",
     "&amp;",
 ]
-# Streamlit draws the component in a shadow root, which CSS selectors of the driver see through and scripts of the page
-# do not.
+# Streamlit draws the component in a shadow root, which CSS selectors of the driver see through and
+# scripts of the page do not.
 ROOT_OF = (
-    "[...document.querySelectorAll('[data-testid=stBidiComponentIsolated]')].map((e) => e.shadowRoot).find((r) => r &&"
-    " r.querySelector('.strip'))"
+    "[...document.querySelectorAll('[data-testid=stBidiComponentIsolated]')].map((e) =>"
+    " e.shadowRoot).find((r) => r && r.querySelector('.strip'))"
 )
 
 
@@ -62,8 +62,8 @@ def token(page: Page, position: int):
     return page.locator(f".strip .token[data-position='{position}']")
 
 
-# WCAG 2.1: relative luminance of sRGB, contrast (lighter + 0.05) / (darker + 0.05); a translucent colour lies on the
-# page's.
+# WCAG 2.1: relative luminance of sRGB, contrast (lighter + 0.05) / (darker + 0.05); a translucent
+# colour lies on the page's.
 CONTRASTS = """() => {
   const root = ROOT_OF;
   const parts = (colour) => { const n = colour.match(/[0-9.]+/g).map(Number); return [n[0], n[1], n[2], n[3] ?? 1]; };
@@ -81,15 +81,25 @@ CONTRASTS = """() => {
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_on_every_colour_has_the_contrast_of_wcag_aa(browser: Browser, dashboard: Server, scheme: str):
-    page = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme=scheme).new_page()
+def test_text_on_every_colour_has_the_contrast_of_wcag_aa(
+    browser: Browser,
+    dashboard: Server,
+    scheme: str,
+):
+    page = browser.new_context(
+        viewport={"width": 1280, "height": 900},
+        color_scheme=scheme,
+    ).new_page()
     for colour in COLOURS:
         visit(page, dashboard, f"overview?{AT_36}&colour={colour.replace(' ', '-').lower()}")
         contrasts = page.evaluate(CONTRASTS)
         assert len(contrasts) == 287
         assert min(contrasts) >= 4.5, colour
         assert max(contrasts) > min(contrasts) + 2  # something is coloured
-    page.evaluate(f"{ROOT_OF}.querySelector('.strip .token').style.backgroundColor = 'rgb(150, 110, 90)'")  # the twin
+    # the twin
+    page.evaluate(
+        f"{ROOT_OF}.querySelector('.strip .token').style.backgroundColor = 'rgb(150, 110, 90)'",
+    )
     assert min(page.evaluate(CONTRASTS)) < 4.5
     page.context.close()
 
@@ -98,13 +108,19 @@ def test_the_strip_is_one_tab_stop_and_arrows_and_enter_choose(page: Page, dashb
     visit(page, dashboard, f"overview?{AT_36}")
     assert page.locator(".strip [tabindex]").count() == 1
     token(page, 36).focus()
-    focused = "() => Number(ROOT_OF.activeElement?.dataset.position ?? -1)".replace("ROOT_OF", ROOT_OF)
+    focused = "() => Number(ROOT_OF.activeElement?.dataset.position ?? -1)".replace(
+        "ROOT_OF",
+        ROOT_OF,
+    )
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
     assert page.evaluate(focused) == 38
     assert page.locator(".strip [tabindex]").count() == 1
     expect(page.get_by_role("tooltip")).to_contain_text("position 38")
-    assert re.search(r"position 38.*max ULPs [\d,]+.*KL", token(page, 38).get_attribute("aria-label") or "")
+    assert re.search(
+        r"position 38.*max ULPs [\d,]+.*KL",
+        token(page, 38).get_attribute("aria-label") or "",
+    )
     page.keyboard.press("End")
     assert page.evaluate(focused) == 286
     page.keyboard.press("Home")
@@ -132,7 +148,16 @@ def test_token_texts_are_text_whatever_they_are(page: Page, dashboard: Server):
     expect(token(page, 0)).to_have_text("<img·src=x·onerror=alert(1)>")
     said = [token(page, place).inner_text() for place in range(len(HOSTILE))]
     assert said[1:4] == ["</span>", "a·b", "↵"] or said[1:4] == ["</span>", "a·b", "↵\n"]
-    assert said[4:] == ["⇥", "\\x202eevil", "∅", "\\x01", "\\x200b", "$x$", "[l](http://x.example)", "&amp;"]
+    assert said[4:] == [
+        "⇥",
+        "\\x202eevil",
+        "∅",
+        "\\x01",
+        "\\x200b",
+        "$x$",
+        "[l](http://x.example)",
+        "&amp;",
+    ]
     token(page, 0).hover()
     expect(page.get_by_role("tooltip")).to_contain_text("<img")
     assert page.evaluate(f"{ROOT_OF}.querySelectorAll('img, a, script').length") == 0

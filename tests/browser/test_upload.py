@@ -1,4 +1,6 @@
-"""The upload page in a real Chromium: drop, a killed server, a narrow proxy, cancel; test_jobs.py has the rest."""
+"""The upload page in a real Chromium: drop, a killed server, a narrow proxy, cancel; test_jobs.py
+has the rest.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ def opened(page: Page, dashboard: Server) -> Page:
 def held(page: Page) -> list[Route]:
     """Requests of every part but the first, which are not answered."""
     found: list[Route] = []
-    page.route(PARTS, lambda route: route.continue_() if first_byte(route.request) <= 0 else found.append(route))
+    page.route(
+        PARTS,
+        lambda route: route.continue_() if first_byte(route.request) <= 0 else found.append(route),
+    )
     return found
 
 
@@ -59,7 +64,11 @@ def own(tmp_path: Path) -> Iterator[Server]:
 
 
 @pytest.mark.thorough
-def test_a_server_that_is_killed_and_started_again_gets_the_rest(browser: Browser, own: Server, large: Path) -> None:
+def test_a_server_that_is_killed_and_started_again_gets_the_rest(
+    browser: Browser,
+    own: Server,
+    large: Path,
+) -> None:
     page = browser.new_context().new_page()
     visit(page, own, "upload")
     waiting = held(page)
@@ -81,7 +90,11 @@ def test_a_server_that_is_killed_and_started_again_gets_the_rest(browser: Browse
 def test_a_proxy_that_takes_small_bodies_gets_small_parts(opened: Page, large: Path) -> None:
     def narrow(route: Route) -> None:
         if len(route.request.post_data_buffer or b"") > 3 << 20:
-            route.fulfill(status=413, content_type="text/html", body="<html>413 Request Entity Too Large</html>")
+            route.fulfill(
+                status=413,
+                content_type="text/html",
+                body="<html>413 Request Entity Too Large</html>",
+            )
         else:
             route.continue_()
 
@@ -93,7 +106,10 @@ def test_a_proxy_that_takes_small_bodies_gets_small_parts(opened: Page, large: P
 
 @pytest.mark.thorough
 def test_cancel_and_every_button_by_keys_without_a_serious_fault(
-    opened: Page, dashboard: Server, large: Path, tmp_path: Path
+    opened: Page,
+    dashboard: Server,
+    large: Path,
+    tmp_path: Path,
 ) -> None:
     odd = tmp_path / "odd.npz"
     odd.write_bytes(b"no dump at all")
@@ -103,7 +119,9 @@ def test_cancel_and_every_button_by_keys_without_a_serious_fault(
         opened.keyboard.press("Enter")
     chooser.value.set_files([odd, large])
     expect(row(opened, "large.npz")).to_contain_text(FIRST)
-    expect(opened.get_by_text("is no dump", exact=False).or_(opened.get_by_text("begins with"))).to_be_visible()
+    expect(
+        opened.get_by_text("is no dump", exact=False).or_(opened.get_by_text("begins with")),
+    ).to_be_visible()
     for scheme in ("light", "dark"):
         opened.emulate_media(color_scheme=scheme)
         for width in (1280, 390):

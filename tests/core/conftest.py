@@ -1,4 +1,6 @@
-"""The command line, run in this process with a store of its own; one S3 server for all tests of a process."""
+"""The command line, run in this process with a store of its own; one S3 server for all tests of a
+process.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def cli(tmp_path, monkeypatch, capfd):
     for name, value in environment(tmp_path).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(
-        console, "EVERY_SECONDS", threading.TIMEOUT_MAX
+        console,
+        "EVERY_SECONDS",
+        threading.TIMEOUT_MAX,
     )  # however slow the machine is, stderr holds what it says
 
     def run(*arguments: object) -> Done:

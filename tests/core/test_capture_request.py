@@ -1,4 +1,6 @@
-"""A request for a capture is the same through the command line, and through the JSON that a run keeps."""
+"""A request for a capture is the same through the command line, and through the JSON that a run
+keeps.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,12 @@ REQUESTS = [
         {"repeat": 6, "kv": True},
         {"kv": False, "seed": 7},
         {"layers": True, "layer_floor": 0, "layer_positions": (3, 5)},
-        {"kernels": True, "remedies": True, "judge": True, "declares": ("kv=fp8_e4m3", "weights=nf4")},
+        {
+            "kernels": True,
+            "remedies": True,
+            "judge": True,
+            "declares": ("kv=fp8_e4m3", "weights=nf4"),
+        },
         {"tokens": 32, "judge": True},
         {"device": "cuda:0", "dtype": "float32", "revision": "main", "trust_remote_code": True},
         {"judge": True, "name": "-odd"},
@@ -40,8 +47,12 @@ def read_back(arguments: list[str]) -> CaptureRequest | ProbeRequest:
     asked: list[CaptureRequest | ProbeRequest] = []
     app = typer.Typer()
     app.command("capture")(takes_request(omit=["tokens"])(lambda request: asked.append(request)))
-    app.command("judge")(takes_request(omit=["tokens"], judge=True)(lambda request: asked.append(request)))
-    app.command("generate")(takes_request(defaults={"tokens": 64})(lambda request: asked.append(request)))
+    app.command("judge")(
+        takes_request(omit=["tokens"], judge=True)(lambda request: asked.append(request)),
+    )
+    app.command("generate")(
+        takes_request(defaults={"tokens": 64})(lambda request: asked.append(request)),
+    )
     app.command("probe")(takes_request(ProbeRequest)(lambda request: asked.append(request)))
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
@@ -57,9 +68,14 @@ def test_arguments_the_typed_command_and_json_give_the_request_back(request_):
     assert repr(found) == repr(request_)
 
 
-@pytest.mark.parametrize("field", ["model", "system", "reference", "dtype", "device", "revision", "name"])
+@pytest.mark.parametrize(
+    "field",
+    ["model", "system", "reference", "dtype", "device", "revision", "name"],
+)
 def test_no_value_ends_the_line_hides_or_is_more_than_a_value(field):
-    """A line end, ^C and a carriage return end a command that is pasted; the rest cannot be seen."""
+    """A line end, ^C and a carriage return end a command that is pasted; the rest cannot be
+    seen.
+    """
     planted = "x'; touch /tmp/y #\n\r\x03\x1b[2K\x08\x9b\u202e\u2066\u200b\u3164!$(z)`z`\\"
     request = dataclasses.replace(PLAIN, **{field: planted})
     assert request.typed().isprintable()
@@ -72,18 +88,40 @@ def test_a_value_with_a_zero_byte_is_refused_and_typed_by_nobody():
 
 
 def test_what_stands_at_its_default_is_neither_typed_nor_kept():
-    typed = "capture --model a/model --prompt one --prompt 'two\nlines' --reference prefill --variant decode"
-    assert PLAIN.arguments() == shlex.split(f"{typed} --dtype bfloat16")  # paths and dtype say what is compared
-    assert PLAIN.to_json() == '{"model": "a/model", "prompts": ["one", "two\\nlines"], "variants": ["decode"]}'
+    typed = (
+        "capture --model a/model --prompt one --prompt 'two\nlines' --reference prefill --variant"
+        " decode"
+    )
+    # paths and dtype say what is compared
+    assert PLAIN.arguments() == shlex.split(f"{typed} --dtype bfloat16")
+    assert (
+        PLAIN.to_json()
+        == '{"model": "a/model", "prompts": ["one", "two\\nlines"], "variants": ["decode"]}'
+    )
 
 
-OF_OTHER_TYPES = ('{"model": 5}', '{"model": "m", "prompts": "ab"}', '{"model": "m", "seed": 1e400}')
+OF_OTHER_TYPES = (
+    '{"model": 5}',
+    '{"model": "m", "prompts": "ab"}',
+    '{"model": "m", "seed": 1e400}',
+)
 NESTED = '{"model": "m", "prompts": ' + "[" * 100_000 + "]" * 100_000 + "}"
 
 
 @pytest.mark.parametrize(
     "text",
-    [None, "", "{", "[]", "5", "{}", '{"model": "m", "unheard_of": 1}', '{"model": "\ud800"}', *OF_OTHER_TYPES, NESTED],
+    [
+        None,
+        "",
+        "{",
+        "[]",
+        "5",
+        "{}",
+        '{"model": "m", "unheard_of": 1}',
+        '{"model": "\ud800"}',
+        *OF_OTHER_TYPES,
+        NESTED,
+    ],
     ids=range(12),
 )
 def test_text_that_no_capture_wrote_is_no_request(text):

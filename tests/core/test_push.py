@@ -41,7 +41,11 @@ def pushed(asked: PushRequest) -> tuple[PushResult, list[str]]:
     return push_file(asked, lambda *_: None, notes.append), notes
 
 
-def test_a_dump_and_a_run_arrive_and_their_link_is_printed(server: Server, cli, tmp_path: Path) -> None:
+def test_a_dump_and_a_run_arrive_and_their_link_is_printed(
+    server: Server,
+    cli,
+    tmp_path: Path,
+) -> None:
     path = written(tmp_path / "mine.npz")
     done = cli("push", path, "--to", server.url, "--name", "a/b", "--model", "m", "--json")
     said = json.loads(done.stdout)
@@ -71,7 +75,10 @@ class _Breaking(httpx2.HTTPTransport):
 
 
 def test_it_goes_on_where_the_connection_broke_and_makes_one_run(
-    server: Server, tmp_path: Path, small_parts: None, monkeypatch: pytest.MonkeyPatch
+    server: Server,
+    tmp_path: Path,
+    small_parts: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path, client, line = written(tmp_path / "parts.npz", 16, 4096), httpx2.Client, _Breaking()
     monkeypatch.setattr(pushing.httpx, "Client", lambda **asked: client(transport=line, **asked))
@@ -84,7 +91,9 @@ def test_it_goes_on_where_the_connection_broke_and_makes_one_run(
 
 
 def test_a_push_that_was_stopped_goes_on_and_one_that_is_done_makes_another_run(
-    server: Server, tmp_path: Path, small_parts: None
+    server: Server,
+    tmp_path: Path,
+    small_parts: None,
 ) -> None:
     asked = PushRequest(written(tmp_path / "again.npz", 16, 4096), "again", server.url)
 
@@ -100,7 +109,11 @@ def test_a_push_that_was_stopped_goes_on_and_one_that_is_done_makes_another_run(
     assert (notes, other.run_id != done.run_id) == ([], True)
 
 
-def answering(status: int, body: str, seen: list[str | None] | None = None) -> AbstractContextManager[str]:
+def answering(
+    status: int,
+    body: str,
+    seen: list[str | None] | None = None,
+) -> AbstractContextManager[str]:
     """A server that says the same to everything."""
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
@@ -115,7 +128,11 @@ def answering(status: int, body: str, seen: list[str | None] | None = None) -> A
 @pytest.mark.parametrize(
     ("status", "body", "words"),
     [
-        (401, '{"error": "Sign in first."}', "(401): Sign in first; give --token-file or ULPSCOPE_TOKEN."),
+        (
+            401,
+            '{"error": "Sign in first."}',
+            "(401): Sign in first; give --token-file or ULPSCOPE_TOKEN.",
+        ),
         (403, '{"error": "Read-only."}', "refuses the file (403): Read-only."),
         (413, '{"error": "Too large."}', "refuses the file (413): Too large."),
         (507, '{"error": "No room."}', "refuses the file (507): No room."),
@@ -127,7 +144,12 @@ def answering(status: int, body: str, seen: list[str | None] | None = None) -> A
         (500, '{"error": "\\u001b[31mred\\n"}', "refuses the file (500):  [31mred "),
     ],
 )
-def test_whatever_a_server_answers_is_one_sentence(status: int, body: str, words: str, tmp_path: Path) -> None:
+def test_whatever_a_server_answers_is_one_sentence(
+    status: int,
+    body: str,
+    words: str,
+    tmp_path: Path,
+) -> None:
     with answering(status, body) as url, pytest.raises(PushError) as refused:
         pushed(PushRequest(written(tmp_path / "x.npz"), "x", url, patience_seconds=0))
     assert words in str(refused.value)
@@ -143,7 +165,9 @@ def test_a_server_that_is_not_there_or_speaks_no_tls_is_one_sentence(tmp_path: P
 
 
 def test_a_token_travels_in_a_header_and_is_in_no_sentence(
-    tmp_path: Path, cli, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    cli,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[str | None] = []
     path, token = written(tmp_path / "x.npz"), tmp_path / "token"
@@ -169,7 +193,10 @@ def test_a_token_travels_in_a_header_and_is_in_no_sentence(
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything_is_sent(
-    arguments: list[str], words: str, cli, tmp_path: Path
+    arguments: list[str],
+    words: str,
+    cli,
+    tmp_path: Path,
 ) -> None:
     copied(tmp_path / "runs" / "x.duckdb")
     done = cli("push", *arguments)

@@ -20,7 +20,10 @@ def batch():
     return rollout, np.minimum(rollout + random.normal(0, 0.02, rollout.shape), -1e-9)
 
 
-@pytest.mark.parametrize("kind", [np.asarray, torch.tensor, lambda v: torch.tensor(v, requires_grad=True)])
+@pytest.mark.parametrize(
+    "kind",
+    [np.asarray, torch.tensor, lambda v: torch.tensor(v, requires_grad=True)],
+)
 def test_a_clean_batch_is_silent_and_has_its_figures(kind, batch):
     rollout, trainer = batch
     mask = np.ones(rollout.shape)
@@ -43,7 +46,10 @@ def test_a_fault_is_named(batch):
 
 def test_tokens_far_apart_without_a_simple_cause_are_warned_of(batch):
     rollout, trainer = batch
-    result = check(rollout, trainer - np.random.default_rng(1).gamma(0.5, 2, rollout.shape) * np.sign(rollout + 0.5))
+    result = check(
+        rollout,
+        trainer - np.random.default_rng(1).gamma(0.5, 2, rollout.shape) * np.sign(rollout + 0.5),
+    )
     assert result.cause is None
     assert result.warning is not None
 
@@ -65,7 +71,11 @@ def test_bad_input_is_refused(change, says, batch):
 def test_verl_gets_the_figures_among_its_own(batch, caplog):
     rollout, trainer = (torch.tensor(side) for side in batch)
     data = SimpleNamespace(
-        batch={"rollout_log_probs": rollout, "old_log_probs": trainer.roll(1, 1), "response_mask": torch.ones(8, 50)}
+        batch={
+            "rollout_log_probs": rollout,
+            "old_log_probs": trainer.roll(1, 1),
+            "response_mask": torch.ones(8, 50),
+        },
     )
     metrics = verl_metrics(lambda _: {"training/rollout_probs_diff_valid": 1})(data)
     assert metrics["training/rollout_probs_diff_valid"] == 1

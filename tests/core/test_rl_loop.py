@@ -1,4 +1,6 @@
-"""`MismatchMixin` in a real GRPO loop of TRL, `verl_metrics` on verl's batches: environments of `make frameworks`."""
+"""`MismatchMixin` in a real GRPO loop of TRL, `verl_metrics` on verl's batches: environments of
+`make frameworks`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ FRAMEWORKS = Path(os.environ.get("ULPSCOPE_FRAMEWORKS", ROOT / ".frameworks"))
 
 
 def run_in(framework: str, script: str, *words: str) -> dict:
-    """The JSON that a script prints in the environment of a framework: by its path, as verl has a package `tests`."""
+    """The JSON that a script prints in the environment of a framework: by its path, as verl has a
+    package `tests`.
+    """
     python = FRAMEWORKS / framework / "bin" / "python"
     if not python.exists():
         pytest.skip(f"no {framework} here: make frameworks")

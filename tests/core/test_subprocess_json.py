@@ -8,7 +8,10 @@ from core import subprocess_json
 from core.subprocess_json import Child
 
 STAYS = 'import signal; print(\'{"stage": "begun"}\', flush=True); signal.pause()'
-STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {STAYS.removeprefix('import signal; ')}"
+STUBBORN = (
+    "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+    f" {STAYS.removeprefix('import signal; ')}"
+)
 
 
 def child(program: str, **bounds) -> Child:
@@ -32,7 +35,8 @@ def test_what_was_wrong_is_one_sentence(program: str, sentence: str) -> None:
 
 @pytest.mark.parametrize("may_ask", [False, True])
 def test_no_secret_is_in_the_environment_of_a_process_that_reads_files_of_others(
-    may_ask: bool, monkeypatch: pytest.MonkeyPatch
+    may_ask: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One that may get a model has what the hub needs, and never what signs in to this server."""
     own = ("ULPSCOPE_SIGN_IN_PASSWORD", "ULPSCOPE_SIGN_IN_OIDC_CLIENT_SECRET", "ULPSCOPE_TOKEN")
@@ -47,9 +51,13 @@ def test_no_secret_is_in_the_environment_of_a_process_that_reads_files_of_others
     assert found & set(others) == (set(others) if may_ask else set())
 
 
-def test_what_it_complains_of_without_end_neither_holds_it_up_nor_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_it_complains_of_without_end_neither_holds_it_up_nor_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(subprocess_json, "_MOST_ERRORS", 3)
-    with child("import sys\nfor i in range(20_000): print(i, file=sys.stderr)\nprint('{\"a\": 1}')") as process:
+    with child(
+        "import sys\nfor i in range(20_000): print(i, file=sys.stderr)\nprint('{\"a\": 1}')",
+    ) as process:
         assert list(process.messages()) == [{"a": 1}]
     assert list(process._errors) == ["19997\n", "19998\n", "19999\n"]
 
@@ -60,8 +68,15 @@ def test_one_that_takes_too_long_is_killed() -> None:
     assert (process.is_late, process.code) == (True, -9)
 
 
-@pytest.mark.parametrize(("program", "patience", "code"), [(STAYS, 600, -15), (STUBBORN, 0.1, -9), (STAYS, 0, -9)])
-def test_one_that_is_to_end_ends_by_itself_or_is_killed(program: str, patience: float, code: int) -> None:
+@pytest.mark.parametrize(
+    ("program", "patience", "code"),
+    [(STAYS, 600, -15), (STUBBORN, 0.1, -9), (STAYS, 0, -9)],
+)
+def test_one_that_is_to_end_ends_by_itself_or_is_killed(
+    program: str,
+    patience: float,
+    code: int,
+) -> None:
     with child(program) as process:
         said = process.messages()
         assert next(said) == {"stage": "begun"}

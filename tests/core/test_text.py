@@ -69,12 +69,23 @@ def test_a_slug_has_letters_digits_and_hyphens_only(given: str, besides: str, ma
 
 
 def test_counts_have_their_noun_and_shares_are_never_rounded_to_nothing_or_all() -> None:
-    assert [text.plural(count, "flip") for count in (0, 1, 2000)] == ["0 flips", "1 flip", "2,000 flips"]
+    assert [text.plural(count, "flip") for count in (0, 1, 2000)] == [
+        "0 flips",
+        "1 flip",
+        "2,000 flips",
+    ]
     assert text.plural(2, "value is", "values are") == "2 values are"
     assert text.out_of(36_819, 49_152) == "36,819 of 49,152 (74.9%)"
     assert text.out_of(0, 0) == "0 of 0"
     shares = (0.0, 1e-9, 0.0005, 0.9994, 1 - 1e-9, 1.0)
-    assert [text.percent(share) for share in shares] == ["0.0%", "<0.1%", "0.1%", "99.9%", ">99.9%", "100.0%"]
+    assert [text.percent(share) for share in shares] == [
+        "0.0%",
+        "<0.1%",
+        "0.1%",
+        "99.9%",
+        ">99.9%",
+        "100.0%",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -101,5 +112,8 @@ def test_sizes_use_the_largest_unit_above_one(count: int, said: str) -> None:
         (("<0xE4><0xBD>", "<0xA0><0xE5>"), "\u4f60<0xE5>"),
     ],
 )
-def test_bytes_of_neighboring_tokens_become_their_character(tokens: tuple[str, ...], joined: str) -> None:
+def test_bytes_of_neighboring_tokens_become_their_character(
+    tokens: tuple[str, ...],
+    joined: str,
+) -> None:
     assert text.join_bytes("".join(tokens)) == joined

@@ -1,4 +1,6 @@
-"""`log`: names and values, and what each tracker stores offline (environment of `make trackers`)."""
+"""`log`: names and values, and what each tracker stores offline (environment of `make
+trackers`).
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,23 @@ def shown(cli, run_id: str, at: int | None) -> tuple[dict, dict]:
     """Figures by name and step, and texts, as `show --json` has them."""
     run = json.loads(cli("show", run_id, "--json", "--store", SAMPLES).stdout)
     side = f"ulpscope/{run['variant']}"
-    texts = {"ulpscope/run_id": run_id, f"{side}/verdict": run["verdict"], f"{side}/because": run["because"]}
+    texts = {
+        "ulpscope/run_id": run_id,
+        f"{side}/verdict": run["verdict"],
+        f"{side}/because": run["because"],
+    }
     if "mismatch" not in run:
         summary = run["summary"] | {"noise_ratio": run["verdicts"][0]["noise_ratio"]}
-        return {(f"{side}/{name}", at): float(value) for name, value in summary.items() if value is not None}, texts
+        return {
+            (f"{side}/{name}", at): float(value)
+            for name, value in summary.items()
+            if value is not None
+        }, texts
     figures = {(f"mismatch/{row['name']}", at): row["value"] for row in run["mismatch"]["figures"]}
     for row in run["mismatch"]["by_step"]:
-        figures |= {(f"mismatch/by_step/{name}", row["step"]): row[name] for name in row if name != "step"}
+        figures |= {
+            (f"mismatch/by_step/{name}", row["step"]): row[name] for name in row if name != "step"
+        }
     return figures, texts
 
 
@@ -55,14 +67,20 @@ def test_figures_have_the_names_of_show_json(cli, tmp_path, run_id):
 def test_variants_whose_names_look_alike_stay_apart(tmp_path):
     a, b, c = np.random.default_rng(0).normal(size=(3, 4, 10)).astype(np.float32)
     figures, _ = log_to_writer(core.compare(a, a, **{"b c": b, "b+c": c}), tmp_path)
-    largest = [figures[f"ulpscope/{name}/max_abs", None] for name in ("variant", "b_c", "variant_3")]
+    largest = [
+        figures[f"ulpscope/{name}/max_abs", None] for name in ("variant", "b_c", "variant_3")
+    ]
     assert largest == pytest.approx([0, np.abs(a - b).max(), np.abs(a - c).max()])
 
 
 @pytest.mark.parametrize("to", ["wandb", "trackio", "mlflow", "tensorboard:runs"])
 def test_a_missing_package_is_named_with_its_command(monkeypatch, to):
     name = to.partition(":")[0]
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard" if name == "tensorboard" else name, None)
+    monkeypatch.setitem(
+        sys.modules,
+        "torch.utils.tensorboard" if name == "tensorboard" else name,
+        None,
+    )
     with pytest.raises(ExtraError, match=f"pip install (torch )?{name}"):
         core.log(SAMPLES / f"{RUN}.duckdb", to=to)
 
@@ -78,13 +96,21 @@ def test_an_unknown_tracker_is_refused(to):
 @pytest.mark.parametrize("tracker", ["wandb", "trackio", "mlflow", "tensorboard"])
 def test_a_tracker_stores_figures_texts_and_html(cli, tmp_path, tracker):
     command = [PYTHON, "-P", ROOT / "tests/core/tracker_logs.py", tracker, tmp_path]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    done = subprocess.run(
+        command,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     runs, rows, html = json.loads(done.stdout.splitlines()[-1])
     assert runs == 2
-    figures, texts = (one | other for one, other in zip(shown(cli, RUN, 0), shown(cli, STEPS, 3), strict=True))
+    figures, texts = (
+        one | other for one, other in zip(shown(cli, RUN, 0), shown(cli, STEPS, 3), strict=True)
+    )
     figures["mismatch/k3", 4], texts["mismatch/warning"] = 0.25, "a warning"
     stored = {(name, step): value for name, step, value in rows if isinstance(value, float | int)}
-    assert {key: stored[key] for key in figures} == pytest.approx(figures, rel=1e-6)  # TensorBoard: float32
+    # TensorBoard: float32
+    assert {key: stored[key] for key in figures} == pytest.approx(figures, rel=1e-6)
     assert texts.items() <= {(name, value) for name, _, value in rows if isinstance(value, str)}
     assert set(html) == {core.open(SAMPLES / f"{run_id}.duckdb").html() for run_id in (RUN, STEPS)}

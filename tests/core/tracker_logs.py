@@ -1,7 +1,9 @@
-"""`log` of the package offline, run by a Python that has the trackers: `tracker_logs.py TRACKER FOLDER`.
+"""`log` of the package offline, run by a Python that has the trackers: `tracker_logs.py TRACKER
+FOLDER`.
 
-Logs a run to a new run of the tracker, then steps and a check to an active one. Prints as JSON what the tracker stored:
-the number of its runs, (name, step, value) of each figure and text, and HTML files.
+Logs a run to a new run of the tracker, then steps and a check to an active one. Prints as JSON what
+the tracker stored: the number of its runs, (name, step, value) of each figure and text, and HTML
+files.
 """
 
 from __future__ import annotations
@@ -36,15 +38,26 @@ def wandb() -> tuple:
     folders = list(Path().glob("wandb/offline-*"))
     rows = []
     for path in Path().glob("wandb/offline-*/*.wandb"):
-        rows += [(name, items["_step"], items[name]) for items in histories(path.read_bytes()) for name in items]
-    for path in Path().glob("wandb/offline-*/files/media/table/mismatch/by_step/*.json"):  # of charts
+        rows += [
+            (name, items["_step"], items[name])
+            for items in histories(path.read_bytes())
+            for name in items
+        ]
+    # of charts
+    for path in Path().glob("wandb/offline-*/files/media/table/mismatch/by_step/*.json"):
         name = f"mismatch/by_step/{path.name.partition('_table')[0]}"
         rows += [(name, step, value) for step, _, value in json.loads(path.read_text())["data"]]
-    return len(folders), rows, [path.read_text() for path in Path().glob("wandb/offline-*/files/media/html/**/*.html")]
+    return (
+        len(folders),
+        rows,
+        [path.read_text() for path in Path().glob("wandb/offline-*/files/media/html/**/*.html")],
+    )
 
 
 def histories(data: bytes) -> Iterator[dict]:
-    """Histories in a .wandb file: after 7 bytes LevelDB's log of blocks of 32 KiB, each record a protobuf message."""
+    """Histories in a .wandb file: after 7 bytes LevelDB's log of blocks of 32 KiB, each record a
+    protobuf message.
+    """
     from wandb.proto.wandb_internal_pb2 import Record
 
     place, message = 7, b""
@@ -57,7 +70,10 @@ def histories(data: bytes) -> Iterator[dict]:
         place += 7 + size
         if kind in (1, 4):  # a whole message, or its last part
             record, message = Record.FromString(message), b""
-            yield {item.key or "|".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            yield {
+                item.key or "|".join(item.nested_key): json.loads(item.value_json)
+                for item in record.history.item
+            }
 
 
 def trackio() -> tuple:
@@ -67,7 +83,11 @@ def trackio() -> tuple:
     log_all("trackio", lambda: trackio.init("ulpscope"), "trackio")
     trackio.finish()
     runs = list(trackio.Api().runs("ulpscope"))
-    logs = [entry for run in runs for entry in SQLiteStorage.get_logs("ulpscope", run.name, run_id=run.id)]
+    logs = [
+        entry
+        for run in runs
+        for entry in SQLiteStorage.get_logs("ulpscope", run.name, run_id=run.id)
+    ]
     rows = [(name, entry["step"], value) for entry in logs for name, value in entry.items()]
     media = [value["file_path"] for *_, value in rows if isinstance(value, dict)]
     return len(runs), rows, [Path("trackio", "media", path).read_text() for path in media]
@@ -82,9 +102,15 @@ def mlflow() -> tuple:
     for run in (runs := client.search_runs(["0"])):
         run_id = run.info.run_id
         rows += [(name, None, text) for name, text in run.data.tags.items()]
-        rows += [(name, p.step, p.value) for name in run.data.metrics for p in client.get_metric_history(run_id, name)]
+        rows += [
+            (name, p.step, p.value)
+            for name in run.data.metrics
+            for p in client.get_metric_history(run_id, name)
+        ]
         files = client.list_artifacts(run_id, "ulpscope")
-        html += [mlflow.artifacts.load_text(f"{run.info.artifact_uri}/{file.path}") for file in files]
+        html += [
+            mlflow.artifacts.load_text(f"{run.info.artifact_uri}/{file.path}") for file in files
+        ]
     return len(runs), rows, html
 
 
@@ -95,14 +121,28 @@ def tensorboard() -> tuple:
     log_all("tensorboard:runs/new", lambda: SummaryWriter("runs/active")).close()
     rows, folders = [], list(Path("runs").iterdir())
     for events in (EventAccumulator(str(folder)).Reload() for folder in folders):
-        rows += [(name, p.step, p.value) for name in events.Tags()["scalars"] for p in events.Scalars(name)]
-        texts = {name.removesuffix("/text_summary"): events.Tensors(name)[0] for name in events.Tags()["tensors"]}
-        rows += [(name, text.step, text.tensor_proto.string_val[0].decode()) for name, text in texts.items()]
+        rows += [
+            (name, p.step, p.value)
+            for name in events.Tags()["scalars"]
+            for p in events.Scalars(name)
+        ]
+        texts = {
+            name.removesuffix("/text_summary"): events.Tensors(name)[0]
+            for name in events.Tags()["tensors"]
+        }
+        rows += [
+            (name, text.step, text.tensor_proto.string_val[0].decode())
+            for name, text in texts.items()
+        ]
     return len(folders), rows, [file.read_text() for file in Path("runs").glob("*/*.html")]
 
 
 if __name__ == "__main__":
     os.chdir(sys.argv[2])
-    os.environ |= {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "MLFLOW_TRACKING_URI": "sqlite:///mlflow.db"}
+    os.environ |= {
+        "WANDB_MODE": "offline",
+        "WANDB_SILENT": "true",
+        "MLFLOW_TRACKING_URI": "sqlite:///mlflow.db",
+    }
     os.environ["TRACKIO_DIR"] = str(Path("trackio").resolve())
     print(json.dumps(globals()[sys.argv[1]](), default=str))

@@ -1,4 +1,5 @@
-"""A GRPO loop of TRL on a CPU, run by a Python that has TRL: the small model, with a rollout engine in bfloat16.
+"""A GRPO loop of TRL on a CPU, run by a Python that has TRL: the small model, with a rollout engine
+in bfloat16.
 
 python -m tests.core.trl_loop STEP: from this step on the engine samples at a temperature of 0.7; -1: never. Prints one
 JSON object: figures by step, and warnings.
@@ -89,7 +90,9 @@ def main(fault_step: int) -> None:
             rollout_func=roll_out,
         )
         trainer.train()
-    means = [row["mismatch/mean_abs"] for row in trainer.state.log_history if "mismatch/mean_abs" in row]
+    means = [
+        row["mismatch/mean_abs"] for row in trainer.state.log_history if "mismatch/mean_abs" in row
+    ]
     print(json.dumps({"mean_abs": means, "warnings": warnings.messages}))
 
 

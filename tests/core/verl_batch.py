@@ -1,8 +1,9 @@
 """`verl_metrics` on batches of verl, run by a Python that has verl.
 
-The batches are those of verl's trainers: a `DataProto` of padded tensors (ray_trainer.py), one that has the mask of
-prompt and response alone, and padded nested tensors with entropy (v1/trainer_base.py). Prints one JSON object: by
-batch, the metrics, and what torch computes over the tokens of the loss; and the warnings.
+The batches are those of verl's trainers: a `DataProto` of padded tensors (ray_trainer.py), one that
+has the mask of prompt and response alone, and padded nested tensors with entropy
+(v1/trainer_base.py). Prints one JSON object: by batch, the metrics, and what torch computes over
+the tokens of the loss; and the warnings.
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ TEMPERATURE = 0.7
 def main() -> None:
     """Sample tokens of random logits at a temperature, score them at 1, and check the batches."""
     warnings: list[str] = []
-    logging.getLogger("ulpscope").addFilter(lambda record: warnings.append(record.getMessage()) or True)
+    logging.getLogger("ulpscope").addFilter(
+        lambda record: warnings.append(record.getMessage()) or True,
+    )
     metrics.calculate_debug_metrics = verl_metrics(metrics.calculate_debug_metrics)
-    from verl.utils.debug.metrics import calculate_debug_metrics  # as ray_trainer.py does at each step
+    # as ray_trainer.py does at each step
+    from verl.utils.debug.metrics import calculate_debug_metrics
 
     torch.manual_seed(0)
     shape = len(LENGTHS), max(LENGTHS)
@@ -46,7 +50,8 @@ def main() -> None:
             values = batch | {"response_mask": mask, "entropy": entropy}
             ragged = {
                 key: torch.nested.nested_tensor(
-                    [v[:n] for v, n in zip(value, LENGTHS, strict=True)], layout=torch.jagged
+                    [v[:n] for v, n in zip(value, LENGTHS, strict=True)],
+                    layout=torch.jagged,
                 )
                 for key, value in values.items()
             }
@@ -54,7 +59,9 @@ def main() -> None:
         else:
             of_prompt = {"prompts": torch.ones(len(LENGTHS), PROMPT, dtype=torch.long)}
             whole = torch.cat([torch.ones(len(LENGTHS), PROMPT, dtype=torch.long), mask], 1)
-            masks = {"attention_mask": whole} if name == "attention mask" else {"response_mask": mask}
+            masks = (
+                {"attention_mask": whole} if name == "attention mask" else {"response_mask": mask}
+            )
             data = DataProto.from_dict(batch | of_prompt | masks)
         r = (sides[1] - sides[0])[mask == 1].double()
         torch_figures = {"mean_abs": float(r.abs().mean()), "k3": float((r.expm1() - r).mean())}

@@ -39,13 +39,21 @@ def test_the_example_is_a_configuration_and_names_every_setting(tmp_path: Path) 
     uncommented = re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE)
     place.write_text(uncommented)
     configuration({"ULPSCOPE_CONFIG": str(place)})
-    named = {(section, name) for section, settings in tomllib.loads(uncommented).items() for name in settings}
+    named = {
+        (section, name)
+        for section, settings in tomllib.loads(uncommented).items()
+        for name in settings
+    }
     assert named == set(_settings())
 
 
 def test_what_the_image_copies_is_there_and_nothing_that_the_server_imports_is_left_out() -> None:
     text = (DEPLOY / "Dockerfile").read_text()
-    copied = [part for line in re.findall(r"^COPY (?!--)(.+)$", text, re.MULTILINE) for part in line.split()[:-1]]
+    copied = [
+        part
+        for line in re.findall(r"^COPY (?!--)(.+)$", text, re.MULTILINE)
+        for part in line.split()[:-1]
+    ]
     assert [name for name in copied if not (ROOT / name).exists()] == []
     assert {"app", "core", "pages", "sample_runs", ".streamlit"} <= set(copied)
     kept = re.findall(r"^!(\S+)$", (DEPLOY / "Dockerfile.dockerignore").read_text(), re.MULTILINE)
@@ -63,13 +71,20 @@ def test_unit_and_compose_start_what_there_is_on_the_ports_that_nginx_knows() ->
     assert all(f"ulpscope@{port}" in HOSTING.read_text() for port in ports)
 
 
-def test_the_example_starts_with_a_password_and_nginx_takes_its_headers_from_the_client(tmp_path: Path) -> None:
+def test_the_example_starts_with_a_password_and_nginx_takes_its_headers_from_the_client(
+    tmp_path: Path,
+) -> None:
     text, site = (DEPLOY / "ulpscope.example.toml").read_text(), (DEPLOY / "nginx.conf").read_text()
     place = tmp_path / "ulpscope.toml"
     place.write_text(text)
     with pytest.raises(ConfigurationError, match="no sign-in"):
         start.check(configuration({"ULPSCOPE_CONFIG": str(place)}))
-    start.check(configuration({"ULPSCOPE_CONFIG": str(place), "ULPSCOPE_SIGN_IN_PASSWORD": "correct horse"}), "0.0.0.0")
+    start.check(
+        configuration(
+            {"ULPSCOPE_CONFIG": str(place), "ULPSCOPE_SIGN_IN_PASSWORD": "correct horse"},
+        ),
+        "0.0.0.0",
+    )
     emptied = re.findall(r'^ *proxy_set_header +(\S+) +"";$', site, re.MULTILINE)
     assert {re.search(r'header = "(\S+)"', text)[1], "X-ULPscope-Proxy-Secret"} <= set(emptied)
     # nginx drops the server's lines in a location that has one of its own
@@ -78,7 +93,11 @@ def test_the_example_starts_with_a_password_and_nginx_takes_its_headers_from_the
 
 def test_nginx_limits_the_sign_in_of_each_address() -> None:
     site = (DEPLOY / "nginx.conf").read_text()
-    zone = re.search(r"^limit_req_zone \$binary_remote_addr zone=(\w+):1m rate=1r/s;$", site, re.MULTILINE)
+    zone = re.search(
+        r"^limit_req_zone \$binary_remote_addr zone=(\w+):1m rate=1r/s;$",
+        site,
+        re.MULTILINE,
+    )
     assert zone
     location = re.search(r"location (\S+) +\{[^}]*limit_req zone=" + zone[1], site)
     assert location
@@ -86,12 +105,18 @@ def test_nginx_limits_the_sign_in_of_each_address() -> None:
 
 
 def _complaints(unit: Path) -> list[str]:
-    said = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True).stderr.splitlines()
+    said = subprocess.run(
+        ["systemd-analyze", "verify", str(unit)],
+        capture_output=True,
+        text=True,
+    ).stderr.splitlines()
     return [line for line in said if "ulpscope" in line and "is not executable" not in line]
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
-def test_systemd_understands_the_unit_and_would_not_one_with_a_planted_fault(tmp_path: Path) -> None:
+def test_systemd_understands_the_unit_and_would_not_one_with_a_planted_fault(
+    tmp_path: Path,
+) -> None:
     unit = DEPLOY / "ulpscope@.service"
     assert _complaints(unit) == []
     broken = tmp_path / unit.name

@@ -1,4 +1,6 @@
-"""The locks of the hosted install name every package with its hashes and agree with requirements.txt."""
+"""The locks of the hosted install name every package with its hashes and agree with
+requirements.txt.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = sorted((ROOT / "deploy").glob("*.lock"))
 ENTRY = re.compile(r"([A-Za-z0-9_.-]+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n")
-PINNED = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "requirements.txt").read_text(), re.MULTILINE))
+PINNED = dict(
+    re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "requirements.txt").read_text(), re.MULTILINE),
+)
 
 
 def _plain(name: str) -> str:
@@ -47,9 +51,18 @@ def test_a_lock_has_every_pinned_package_and_a_hash_of_each(lock: Path) -> None:
 def test_an_image_without_captures_leaves_out_torch_and_what_it_brings(lock: Path) -> None:
     order = re.search(r"sed -i -E '(.+?)' \$LOCK", (ROOT / "deploy" / "Dockerfile").read_text())
     assert order
-    left = subprocess.run(["sed", "-E", order[1], lock], capture_output=True, text=True, check=True).stdout
+    left = subprocess.run(
+        ["sed", "-E", order[1], lock],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     assert {line for line in complaints(left) if "missing" not in line} == set()
-    gone = {found[1] for found in ENTRY.finditer(lock.read_text())} - {found[1] for found in ENTRY.finditer(left)}
+    gone = {found[1] for found in ENTRY.finditer(lock.read_text())} - {
+        found[1] for found in ENTRY.finditer(left)
+    }
     assert {"torch", "transformers", "tokenizers"} <= gone
-    assert all(name in PINNED or name == "triton" or name.startswith(("cuda-", "nvidia-")) for name in gone)
+    assert all(
+        name in PINNED or name == "triton" or name.startswith(("cuda-", "nvidia-")) for name in gone
+    )
     assert "streamlit==" in left

@@ -1,7 +1,8 @@
-"""Forks a child from a warm process, lets it work on a store, and kills it: `python -m tests.faults.nursery`.
+"""Forks a child from a warm process, lets it work on a store, and kills it: `python -m
+tests.faults.nursery`.
 
-A line of standard input is JSON: the store, the work, a seed, and the moment in seconds after the child began to write.
-The kill thus falls into the work, and not into the start of Python.
+A line of standard input is JSON: the store, the work, a seed, and the moment in seconds after the
+child began to write. The kill thus falls into the work, and not into the start of Python.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ def _child(work: str, store: Store, seed: int, begun: int) -> None:
 
 
 def _is_writing(store: Store) -> bool:
-    return any(path.name.startswith((".partial-", "careless-")) for path in store.directory.iterdir())
+    return any(
+        path.name.startswith((".partial-", "careless-")) for path in store.directory.iterdir()
+    )
 
 
 def main() -> None:
@@ -79,7 +82,8 @@ def main() -> None:
         store = Store(Path(directory))
         dump_of(store.directory.parent)
         copied(store.directory.parent / "whole.duckdb")
-        compare(*calm_sides(header_of()), header_of().format)  # compiled once; 8 rows start no thread
+        # compiled once; 8 rows start no thread
+        compare(*calm_sides(header_of()), header_of().format)
         store.sweep()  # what the last one left: a child that begins to write is seen by its own
         begun, begin = os.pipe()
         child = os.fork()
@@ -94,7 +98,10 @@ def main() -> None:
         os.kill(child, signal.SIGKILL)
         status = os.waitpid(child, 0)[1]
         os.close(begun)
-        print("killed" if status == signal.SIGKILL else f"it had ended by itself ({status})", flush=True)
+        print(
+            "killed" if status == signal.SIGKILL else f"it had ended by itself ({status})",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

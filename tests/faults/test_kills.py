@@ -1,5 +1,5 @@
-"""Processes that work on a store are killed at random moments: no half run is ever visible, nothing stored is lost, the
-next one goes on. A failure prints the seed of its moments.
+"""Processes that work on a store are killed at random moments: no half run is ever visible, nothing
+stored is lost, the next one goes on. A failure prints the seed of its moments.
 """
 
 from __future__ import annotations
@@ -26,8 +26,17 @@ def _kill(work: str, times: int, tmp_path: Path) -> Watched:
     watched, chance = Watched(store), random.Random(times)
     watched.check()
     command = [sys.executable, "-m", "tests.faults.nursery"]
-    orders = [[str(store.directory), work, number, chance.uniform(0, LONGEST_SECONDS[work])] for number in range(times)]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    orders = [
+        [str(store.directory), work, number, chance.uniform(0, LONGEST_SECONDS[work])]
+        for number in range(times)
+    ]
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         for order in orders:
@@ -41,7 +50,11 @@ def _kill(work: str, times: int, tmp_path: Path) -> Watched:
 
 @pytest.mark.parametrize("times", [6, pytest.param(45, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("work", ["change", "ingest"])
-def test_a_worker_killed_at_any_moment_leaves_whole_runs_and_all_of_them(work: str, times: int, tmp_path: Path) -> None:
+def test_a_worker_killed_at_any_moment_leaves_whole_runs_and_all_of_them(
+    work: str,
+    times: int,
+    tmp_path: Path,
+) -> None:
     _kill(work, times, tmp_path).check_that_it_goes_on()
 
 

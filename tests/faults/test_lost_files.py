@@ -38,13 +38,22 @@ def _empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
-FATES = {"gone": Path.unlink, "truncated": _truncate, "scribbled over": _scribble, "emptied": _empty}
+FATES = {
+    "gone": Path.unlink,
+    "truncated": _truncate,
+    "scribbled over": _scribble,
+    "emptied": _empty,
+}
 
 
 @pytest.mark.spread(2)
 @pytest.mark.parametrize("page", ["overview", "near_ties"])
 @pytest.mark.parametrize("fate", FATES)
-def test_a_run_lost_while_it_is_viewed_is_a_sentence_and_the_others_stay(fate: str, page: str, store: Store) -> None:
+def test_a_run_lost_while_it_is_viewed_is_a_sentence_and_the_others_stay(
+    fate: str,
+    page: str,
+    store: Store,
+) -> None:
     app = open_page(page, run="mine", position="1")
     FATES[fate](store.directory / "mine.duckdb")
     os.utime(store.directory)  # a changed file has another time than the one that was opened

@@ -21,14 +21,18 @@ class Watched:
     known: dict[str, str] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Every visible run is whole, every one that was seen before is there or in the trash bit for bit, labels can
-        be read.
+        """Every visible run is whole, every one that was seen before is there or in the trash bit
+        for bit, labels can be read.
         """
         paths = {path.stem: path for path in self.store.paths()}
         cards, unreadable = list_runs(self.store)
         assert unreadable == [], f"half a run is visible: {unreadable[0].reason}"
         # What a killed server had begun may come to its end meanwhile.
-        assert paths.keys() <= {card.run_id for card in cards} <= {path.stem for path in self.store.paths()}
+        assert (
+            paths.keys()
+            <= {card.run_id for card in cards}
+            <= {path.stem for path in self.store.paths()}
+        )
         deleted = {run.run_id: run.path for run in self.store.deleted()}
         for run_id, digest in self.known.items():
             path = paths.get(run_id) or deleted.get(run_id)
@@ -43,7 +47,11 @@ class Watched:
     def check_that_it_goes_on(self) -> None:
         """A sweep leaves nothing of the dead, and the next run is stored, without a hand."""
         run_id = ingest(self.store, [dump_of(self.store.directory.parent)], name="the next one")
-        assert [path.name for path in self.store.directory.iterdir() if path.name.startswith(".partial-")] == []
+        assert [
+            path.name
+            for path in self.store.directory.iterdir()
+            if path.name.startswith(".partial-")
+        ] == []
         self.check()
         assert run_id in self.known
 

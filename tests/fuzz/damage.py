@@ -1,4 +1,6 @@
-"""Damage to files: to any bytes, or to a member of an archive before it is packed, behind its CRC-32."""
+"""Damage to files: to any bytes, or to a member of an archive before it is packed, behind its
+CRC-32.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,22 @@ import numpy as np
 from hypothesis import strategies as st
 
 CORPUS = Path(__file__).parent / "corpus"
-NUMBERS = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**63 - 1, 2**63, 2**64 - 1)
+NUMBERS = (
+    0,
+    1,
+    2,
+    0x7F,
+    0x80,
+    0xFF,
+    0x7FFF,
+    0xFFFF,
+    0x7FFFFFFF,
+    0x80000000,
+    0xFFFFFFFF,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+)
 KINDS = ("flip", "number", "digits", "cut", "insert", "truncate")
 # kind, start, end or any byte that is not zero, share of the way through it, number, length
 DAMAGES = st.tuples(
@@ -49,7 +66,9 @@ def damaged(raw: bytes, damages: list[tuple[str, str, float, int, int]]) -> byte
             out[at] ^= 1 << value % 8
         elif kind == "number":
             width = (1, 2, 4, 8)[length % 4]
-            out[at : at + width] = (value % (1 << 8 * width)).to_bytes(width, "little")[: len(out) - at]
+            out[at : at + width] = (value % (1 << 8 * width)).to_bytes(width, "little")[
+                : len(out) - at
+            ]
         elif kind == "digits":  # the next number of a text header
             at = next((n for n in range(at, min(at + 200, len(out))) if chr(out[n]).isdigit()), at)
             out[at : at + 1] = str(value).encode()[:length]
@@ -62,13 +81,23 @@ def damaged(raw: bytes, damages: list[tuple[str, str, float, int, int]]) -> byte
     return bytes(out)
 
 
-def damaged_inside(raw: bytes, member: int, damages: list[tuple[str, str, float, int, int]]) -> bytes:
-    """An archive whose members agree with their checksums, one of them damaged before it was packed."""
+def damaged_inside(
+    raw: bytes,
+    member: int,
+    damages: list[tuple[str, str, float, int, int]],
+) -> bytes:
+    """An archive whose members agree with their checksums, one of them damaged before it was
+    packed.
+    """
     with zipfile.ZipFile(io.BytesIO(raw)) as archive:
         members = [(info, archive.read(info)) for info in archive.infolist()]
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for number, (info, body) in enumerate(members):
             is_damaged = number == member % len(members)
-            archive.writestr(info, damaged(body, damages) if is_damaged else body, info.compress_type)
+            archive.writestr(
+                info,
+                damaged(body, damages) if is_damaged else body,
+                info.compress_type,
+            )
     return out.getvalue()

@@ -1,4 +1,7 @@
-"""Write the corpus: dumps of every kind, a run file and one of probes. `python -m tests.fuzz.make_corpus`."""
+"""Write the corpus: dumps of every kind, a run file and one of probes.
+
+`python -m tests.fuzz.make_corpus`.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +35,22 @@ def write_dumps(folder: Path) -> None:
     words = {"token_ids": np.arange(4), "tokens": np.array(["a", " b", "\n", "日"])}
     np.savez(folder / "plain.npz", **pair)
     np.savez_compressed(folder / "deflated.npz", **pair, **words)
-    np.savez(folder / "bits.npz", **bits, **words, compute_dtype="bfloat16", meta=json.dumps({"engine": "x"}))
+    np.savez(
+        folder / "bits.npz",
+        **bits,
+        **words,
+        compute_dtype="bfloat16",
+        meta=json.dumps({"engine": "x"}),
+    )
     np.savez(folder / "fortran.npz", a=np.asfortranarray(logits), b=np.asfortranarray(logits[::-1]))
     np.savez(folder / "prompts.npz", **pair, prompt_lengths=np.array([1, 3]))
     emitted = np.array([-1, 3, 5, 1])
-    np.savez(folder / "emitted.npz", **pair, **words, **{"emitted:reference": emitted, "emitted:variant": emitted})
+    np.savez(
+        folder / "emitted.npz",
+        **pair,
+        **words,
+        **{"emitted:reference": emitted, "emitted:variant": emitted},
+    )
     np.save(folder / "single.npy", logits.astype(np.float16))
     save_file(pair, folder / "plain.safetensors")
     save_file(
@@ -64,7 +78,11 @@ def _write_run(store: Store, header: RunHeader) -> None:
             writer.write(side, 0, bits)
         writer.write_generation(Generation(0, 2, 2, ((1, 2), (1, 3)), ("ab", "ac")))
         evidence = Evidence(
-            Check.AGAIN, "prefill", RerunFigures(not_repeatable=()), PASSED, "The same call gives the same bits."
+            Check.AGAIN,
+            "prefill",
+            RerunFigures(not_repeatable=()),
+            PASSED,
+            "The same call gives the same bits.",
         )
         writer.write_verdict(Verdict("rounding", "It stays below the floor.", (evidence,), 0.5))
         writer.finish()

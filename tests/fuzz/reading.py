@@ -1,7 +1,8 @@
-"""A process that reads untrusted files: each in a child of its own, with limits, and what became of it as a
-line of JSON.
+"""A process that reads untrusted files: each in a child of its own, with limits, and what became of
+it as a line of JSON.
 
-`python -m tests.fuzz.reading` takes `[path, fault]` as JSON a line. A fault is planted: a crash or an exception.
+`python -m tests.fuzz.reading` takes `[path, fault]` as JSON a line. A fault is planted: a crash or
+an exception.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class Outcome:
         """What is wrong with it; empty if nothing is."""
         if self.how not in ("read", "sentence"):
             return f"{self.how}: {self.text}"
-        is_sentence = self.text.isprintable() and self.text.endswith(".") and 10 < len(self.text) < 1000
+        is_sentence = (
+            self.text.isprintable() and self.text.endswith(".") and 10 < len(self.text) < 1000
+        )
         return "" if self.how == "read" or is_sentence else f"no sentence: {self.text!r}"
 
 
@@ -95,7 +98,9 @@ def _read_run(path: Path) -> None:
             pass
         pairs, _ = report_of_run(run)
         conditions = [
-            each for each in parse_conditions(GATE) if run.header.k is None or not MEASURES[each.kind].refused
+            each
+            for each in parse_conditions(GATE)
+            if run.header.k is None or not MEASURES[each.kind].refused
         ]
         gate = gate_of(run, pairs, conditions)
         json.dumps(gate.as_json(), allow_nan=False)

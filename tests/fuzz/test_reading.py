@@ -30,7 +30,13 @@ Read = Callable[..., Outcome]
 @pytest.fixture(scope="module")
 def read() -> Iterator[Read]:
     command = [sys.executable, "-m", "tests.fuzz.reading"]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         send, answer = process.stdin, process.stdout
@@ -52,16 +58,34 @@ def test_a_whole_file_is_read(name: str, read: Read, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("examples", [8, pytest.param(LONG, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("kind", ["dump", "archive behind its checksums", "run"])
-def test_a_damaged_file_is_a_sentence_or_what_it_was(kind: str, examples: int, read: Read, tmp_path: Path) -> None:
+def test_a_damaged_file_is_a_sentence_or_what_it_was(
+    kind: str,
+    examples: int,
+    read: Read,
+    tmp_path: Path,
+) -> None:
     files = {"dump": DUMPS, "run": RUNS}.get(kind, ARCHIVES)
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(st.sampled_from(sorted(files)), st.integers(0, 7), st.lists(DAMAGES, min_size=1, max_size=4))
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(
+        st.sampled_from(sorted(files)),
+        st.integers(0, 7),
+        st.lists(DAMAGES, min_size=1, max_size=4),
+    )
     def each(name: str, member: int, damages: list) -> None:
         raw = files[name]
         path = tmp_path / name
-        path.write_bytes(damaged(raw, damages) if kind in ("dump", "run") else damaged_inside(raw, member, damages))
+        path.write_bytes(
+            damaged(raw, damages)
+            if kind in ("dump", "run")
+            else damaged_inside(raw, member, damages),
+        )
         outcome = read(path)
         seen[outcome.how] += 1
         assert outcome.fault == "", outcome

@@ -1,4 +1,6 @@
-"""Print the verdicts over the paths of judged_paths.json, as JSON. Run with the portable kernels of test_golden.py."""
+"""Print the verdicts over the paths of judged_paths.json, as JSON. Run with the portable kernels of
+test_golden.py.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,13 @@ def judge_paths(model: str, names: dict[str, Any]) -> dict[str, Any]:
         with registered(case):
             variant = case.path or case.engine
             assert variant is not None
-            verdict = judge(loaded, prompts[:1], reference=case.reference, variant=variant, session=session)
+            verdict = judge(
+                loaded,
+                prompts[:1],
+                reference=case.reference,
+                variant=variant,
+                session=session,
+            )
         outputs[case.name] = {
             "verdict": verdict.name,
             "ratio": verdict.noise_ratio,

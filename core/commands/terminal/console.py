@@ -22,13 +22,16 @@ from ...text import duration, legible, number, percent, size
 
 
 class _Printable(Console):
-    """Console that escapes unprintable characters: rich passes ESC on, and texts of runs and servers may have it."""
+    """Console that escapes unprintable characters: rich passes ESC on, and texts of runs and
+    servers may have it.
+    """
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(legible(text), **options)
 
 
-out = _Printable(highlight=False, width=None if sys.stdout.isatty() else 180)  # a pipe has no width to fit into
+# a pipe has no width to fit into
+out = _Printable(highlight=False, width=None if sys.stdout.isatty() else 180)
 err = _Printable(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 180)
 EVERY_SECONDS = 10.0  # between two lines of progress if stderr is not a terminal
 _UNBROKEN = ("run", "run id", "cell")  # columns of ids, to copy
@@ -63,7 +66,9 @@ def table_of(
     title: str | None = None,
     text: Collection[str] | None = None,
 ) -> Table:
-    """Return a table; `text` are the columns to align left if the others are numbers, None if none is."""
+    """Return a table; `text` are the columns to align left if the others are numbers, None if none
+    is.
+    """
     table = Table(title=None if title is None else escape(title))
     for name in columns:
         justify = "left" if text is None or name in text else "right"
@@ -74,12 +79,22 @@ def table_of(
 
 
 def print_records(
-    records: Sequence[Mapping[str, Any]], title: str | None = None, *, keys: Sequence[str] = (), most: int | None = None
+    records: Sequence[Mapping[str, Any]],
+    title: str | None = None,
+    *,
+    keys: Sequence[str] = (),
+    most: int | None = None,
 ) -> None:
-    """Print records as a table, as JSON has them. keys: those shown, by default all; most: records shown."""
+    """Print records as a table, as JSON has them. keys: those shown, by default all; most: records
+    shown.
+    """
     if records:
         keys = keys or list(records[0])
-        text = [_label(key) for key in keys if any(isinstance(each.get(key), str | list | bool) for each in records)]
+        text = [
+            _label(key)
+            for key in keys
+            if any(isinstance(each.get(key), str | list | bool) for each in records)
+        ]
         rows = ([_in_words(key, each.get(key)) for key in keys] for each in records[:most])
         out.print(table_of(list(map(_label, keys)), rows, title=title, text=text))
     if most is not None and len(records) > most:
@@ -112,7 +127,12 @@ def _in_words(key: str, value: Any) -> str:
     return str(value)
 
 
-def announce(run_id: str, store: str | Path | None, progress: str = "bar", as_json_: bool = False) -> None:
+def announce(
+    run_id: str,
+    store: str | Path | None,
+    progress: str = "bar",
+    as_json_: bool = False,
+) -> None:
     """Print the id of a new run on stdout; for people also its store, on stderr."""
     if progress == "json":
         print_line(stage="done", run_id=run_id)
@@ -124,14 +144,24 @@ def announce(run_id: str, store: str | Path | None, progress: str = "bar", as_js
 
 
 class Tell(Protocol):
-    """Callback by which work reports its stage, and how much of it is done if that can be counted."""
+    """Callback by which work reports its stage, and how much of it is done if that can be
+    counted.
+    """
 
-    def __call__(self, stage: str, done: int = 0, total: int = 0, unit: str = "positions") -> None: ...
+    def __call__(
+        self,
+        stage: str,
+        done: int = 0,
+        total: int = 0,
+        unit: str = "positions",
+    ) -> None: ...
 
 
 @contextmanager
 def steps(kind: str = "bar") -> Iterator[Tell]:
-    """Show the progress of long work: JSON lines on stdout; on stderr a bar, or lines if that is not a terminal."""
+    """Show the progress of long work: JSON lines on stdout; on stderr a bar, or lines if that is
+    not a terminal.
+    """
     if kind == "bar" and sys.stderr.isatty():
         label = TextColumn("left")
         amounts = TextColumn("{task.fields[amount]}")
@@ -144,12 +174,23 @@ def steps(kind: str = "bar") -> Iterator[Tell]:
             TimeRemainingColumn(),
         )
         # rich sends what is written to stdout to the bar's console: wrong if stdout is a file
-        with Progress(*columns, console=err, transient=True, redirect_stdout=sys.stdout.isatty()) as bar:
+        with Progress(
+            *columns,
+            console=err,
+            transient=True,
+            redirect_stdout=sys.stdout.isatty(),
+        ) as bar:
             task = bar.add_task("", total=None, amount="")
 
             def tell(stage: str, done: int = 0, total: int = 0, unit: str = "positions") -> None:
                 amount = f"{done:,}/{total:,} {unit}" if total else ""
-                bar.update(task, description=escape(stage), completed=done, total=total or None, amount=amount)
+                bar.update(
+                    task,
+                    description=escape(stage),
+                    completed=done,
+                    total=total or None,
+                    amount=amount,
+                )
 
             yield tell
         return

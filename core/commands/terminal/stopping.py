@@ -1,4 +1,6 @@
-"""Stop a command within two seconds of Ctrl-C or a request to end, whatever the main thread is inside of."""
+"""Stop a command within two seconds of Ctrl-C or a request to end, whatever the main thread is
+inside of.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,15 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def stopping(leave_nothing: Callable[[], None], says: Callable[[], str] = lambda: SENTENCE) -> Iterator[None]:
+def stopping(
+    leave_nothing: Callable[[], None],
+    says: Callable[[], str] = lambda: SENTENCE,
+) -> Iterator[None]:
     """Raise KeyboardInterrupt at the first signal; ignore later ones.
 
-    Python raises it between two of its own instructions only, and one forward of a large model is a single call into
-    C++. So a thread hears the signal too, and ends the process if the block is not over after PATIENCE_SECONDS.
+    Python raises it between two of its own instructions only, and one forward of a large model is a
+    single call into C++. So a thread hears the signal too, and ends the process if the block is not
+    over after PATIENCE_SECONDS.
     """
     is_over, is_asked = threading.Event(), False
 
@@ -39,9 +45,11 @@ def stopping(leave_nothing: Callable[[], None], says: Callable[[], str] = lambda
         with os.fdopen(read_end, "rb", buffering=0) as pipe:
             if pipe.read(1) and not is_over.wait(PATIENCE_SECONDS):
                 leave_nothing()
-                clear = "\r\x1b[2K\x1b[?25h" if sys.stderr.isatty() else ""  # the progress bar, and the hidden cursor
+                # the progress bar, and the hidden cursor
+                clear = "\r\x1b[2K\x1b[?25h" if sys.stderr.isatty() else ""
                 with suppress(OSError):
-                    os.write(2, f"{clear}{says()}\n".encode())  # the main thread may hold the console's lock
+                    # the main thread may hold the console's lock
+                    os.write(2, f"{clear}{says()}\n".encode())
                 os._exit(EXIT_CODE)
             pipe.read()  # later signals need a reader
 
@@ -71,7 +79,8 @@ def stopping(leave_nothing: Callable[[], None], says: Callable[[], str] = lambda
 
 @contextmanager
 def stoppable(
-    leave_nothing: Callable[[], None] = remove_living, says: Callable[[], str] = lambda: SENTENCE
+    leave_nothing: Callable[[], None] = remove_living,
+    says: Callable[[], str] = lambda: SENTENCE,
 ) -> Iterator[None]:
     """Let Ctrl-C end the block with a sentence and EXIT_CODE; unfinished runs are removed."""
     try:

@@ -18,7 +18,13 @@ HELLO = {
             "compute type; the run's dtype by default",
             COMPUTE,
             widest="float32",
-            bits={"bfloat16": 8, "float16": 11, "int8_float32": 4, "int8_bfloat16": 4, "int8_float16": 4},
+            bits={
+                "bfloat16": 8,
+                "float16": 11,
+                "int8_float32": 4,
+                "int8_bfloat16": 4,
+                "int8_float16": 4,
+            },
         ),
         "threads": modifier("threads of the CPU", least=1),
         "batch": modifier("this prompt with N - 1 others in one batch", least=1),
@@ -35,12 +41,18 @@ def load(request):
     kind = options.get("compute", request["dtype"])
     kinds = ctranslate2.get_supported_compute_types("cpu")
     if kind not in kinds:
-        raise Refused(f"CTranslate2 has no {kind} on this CPU; choose from {', '.join(sorted(kinds))}.")
+        raise Refused(
+            f"CTranslate2 has no {kind} on this CPU; choose from {', '.join(sorted(kinds))}.",
+        )
     with tempfile.TemporaryDirectory() as target:
         TransformersConverter(request["model"]).convert(target, force=True)
         threads = int(options.get("threads", 0))
         generator = ctranslate2.Generator(
-            target, device="cpu", compute_type=kind, intra_threads=threads, inter_threads=1
+            target,
+            device="cpu",
+            compute_type=kind,
+            intra_threads=threads,
+            inter_threads=1,
         )
     rows = int(options.get("batch", 1))
 
@@ -49,7 +61,11 @@ def load(request):
 
     vocab = np.asarray(generator.forward_batch([[0]])).shape[-1]
     parts = {"weights": kind, "kv": kind, "activations": kind, "accumulation": "float32"}
-    return {"vocab": vocab, "versions": {"ctranslate2": version_of("ctranslate2")}, "parts": parts}, run
+    return {
+        "vocab": vocab,
+        "versions": {"ctranslate2": version_of("ctranslate2")},
+        "parts": parts,
+    }, run
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""A folder of tensor dumps as an engine: what the hooks of a model wrote by `torch.save`, one dict of module name ->
-tensor per forward, replayed. SGLang's `--debug-tensor-dump-output-folder` writes such folders; names of transformers,
-SGLang (and vLLM) and torchtitan are known. Files are untrusted: no code in them is executed.
+"""A folder of tensor dumps as an engine: what the hooks of a model wrote by `torch.save`, one dict
+of module name -> tensor per forward, replayed. SGLang's `--debug-tensor-dump-output-folder` writes
+such folders; names of transformers, SGLang (and vLLM) and torchtitan are known. Files are
+untrusted: no code in them is executed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ HELLO = {
     "modules": True,
     "bases": {"replay": {"says": "the forwards in which the prompt's tokens were computed"}},
 }
-HEADED = ("llama", "mistral", "qwen2", "qwen3", "gemma")  # whose logits are the last norm times the head
+# whose logits are the last norm times the head
+HEADED = ("llama", "mistral", "qwen2", "qwen3", "gemma")
 OF_TITAN = {
     "tok_embeddings": "model.embed_tokens",
     "norm": "model.norm",
@@ -42,7 +44,10 @@ ENDS = {"self_attn": "self_attn.o_proj", "mlp": "mlp.down_proj"}  # SGLang follo
 
 
 def read(path):
-    """Return name -> tensor, or list of tensors, of one file, without executing code. Refused for anything else."""
+    """Return name -> tensor, or list of tensors, of one file, without executing code.
+
+    Refused for anything else.
+    """
     import torch
 
     try:
@@ -52,7 +57,10 @@ def read(path):
         raise Refused(f"{path.name} holds more than tensors, or is damaged ({reason}).") from error
     if not isinstance(content, dict):
         raise Refused(f"{path.name} is not a dict of module name -> tensor.")
-    lists = {name: value if isinstance(value, (list, tuple)) else [value] for name, value in content.items()}
+    lists = {
+        name: value if isinstance(value, (list, tuple)) else [value]
+        for name, value in content.items()
+    }
     return {
         name: content[name]
         for name, each in lists.items()
@@ -72,27 +80,44 @@ class Pass:
         if not self.is_forward:
             return
         if ids.numel() != max(ids.shape):
-            raise Refused(f"{path.name} has input_ids {list(ids.shape)}; expected a flat batch, as SGLang writes it.")
+            raise Refused(
+                f"{path.name} has input_ids {list(ids.shape)}; expected a flat batch, as SGLang"
+                " writes it.",
+            )
         self.ids = ids.flatten().tolist()
-        self.positions = list(range(len(self.ids))) if positions is None else positions.flatten().tolist()
+        self.positions = (
+            list(range(len(self.ids))) if positions is None else positions.flatten().tolist()
+        )
         if len(self.positions) != len(self.ids) or torch.is_floating_point(ids):
-            raise Refused(f"{path.name} has {len(self.positions)} positions for {len(self.ids)} tokens.")
+            raise Refused(
+                f"{path.name} has {len(self.positions)} positions for {len(self.ids)} tokens.",
+            )
 
     @staticmethod
     def only(entries, name):
         keys = [key for key in entries if key == name or key.endswith(f"forward_batch_info.{name}")]
-        return entries[keys[0]] if keys and not isinstance(entries[keys[0]], (list, tuple)) else None
+        return (
+            entries[keys[0]] if keys and not isinstance(entries[keys[0]], (list, tuple)) else None
+        )
 
     def begins(self, position, prompt):
         """Return [(row, count)] of the runs of the prompt's tokens from this position on."""
-        places, tokens = list(zip(self.positions, self.ids, strict=True)), list(enumerate(prompt))[position:]
+        places, tokens = (
+            list(zip(self.positions, self.ids, strict=True)),
+            list(enumerate(prompt))[position:],
+        )
         rows = [row for row, place in enumerate(places) if place == tokens[0]]
-        runs = (takewhile(lambda pair: pair[0] == pair[1], zip(places[row:], tokens, strict=False)) for row in rows)
+        runs = (
+            takewhile(lambda pair: pair[0] == pair[1], zip(places[row:], tokens, strict=False))
+            for row in rows
+        )
         return [(row, len(list(run))) for row, run in zip(rows, runs, strict=True)]
 
 
 def chain(passes, prompt):
-    """Return [(pass, row, position, count)] that make up the prompt, of the first request that has it."""
+    """Return [(pass, row, position, count)] that make up the prompt, of the first request that has
+    it.
+    """
     for first in range(len(passes)):
         parts, position = [], 0
         for each in passes[first:]:
@@ -104,7 +129,9 @@ def chain(passes, prompt):
             most = max(count for _, count in runs)
             best = [row for row, count in runs if count == most]
             if len(best) > 1:
-                raise Refused(f"{each.path.name} holds position {position} of the prompt {len(best)} times.")
+                raise Refused(
+                    f"{each.path.name} holds position {position} of the prompt {len(best)} times.",
+                )
             parts.append((each, best[0], position, most))
             position += most
             if position == len(prompt):
@@ -129,7 +156,9 @@ class Translation:
             tensors = value if isinstance(value, (list, tuple)) else [value]
             if all(one.ndim > 1 and one.is_floating_point() for one in tensors):
                 modules.update(self.one(name, [one.flatten(0, -2) for one in tensors]))
-        for stem in {name.rpartition(".self_attn.")[0] or name.rpartition(".mlp.")[0] for name in modules} - {""}:
+        for stem in {
+            name.rpartition(".self_attn.")[0] or name.rpartition(".mlp.")[0] for name in modules
+        } - {""}:
             for whole, end in ENDS.items():
                 if f"{stem}.{end}" in modules:
                     modules.setdefault(f"{stem}.{whole}", modules[f"{stem}.{end}"])
@@ -141,7 +170,8 @@ class Translation:
         inside = IN_BLOCK.fullmatch(name)
         if inside is None:
             own = OF_TITAN.get(name, name)
-            if own == "model.norm" and len(tensors) == 2:  # SGLang adds the stream in the norm, and hands on the sum
+            # SGLang adds the stream in the norm, and hands on the sum
+            if own == "model.norm" and len(tensors) == 2:
                 return {own: first, f"model.layers.{self.last}": tensors[1]}
             return {own: first}
         block, part = int(inside[2]), inside[3].replace("attention.qkv_linear.", "attention.")
@@ -154,16 +184,25 @@ class Translation:
             return {f"{stem}.self_attn.{own}": piece for own, piece in pieces}
         if part.endswith("gate_up_proj"):
             half = first.shape[-1] // 2
-            return {f"{stem}.mlp.gate_proj": first[:, :half], f"{stem}.mlp.up_proj": first[:, half:]}
+            return {
+                f"{stem}.mlp.gate_proj": first[:, :half],
+                f"{stem}.mlp.up_proj": first[:, half:],
+            }
         if part == "input_layernorm" and len(tensors) == 2:
             return {f"{stem}.{part}": first, f"model.layers.{block - 1}": tensors[1]}
-        if part.endswith("act_fn"):  # which multiplies by the other half, where transformers does that outside
+        # which multiplies by the other half, where transformers does that outside
+        if part.endswith("act_fn"):
             return {}
         is_titan = inside[1] is None
         if is_titan and part not in OF_TITAN:
             return {}
-        if is_titan and part in ("attention.wq", "attention.wk") and self.config.get("model_type") == "llama":
-            count = self.heads if part == "attention.wq" else self.kv_heads  # rotated as neighbours, not as halves
+        if (
+            is_titan
+            and part in ("attention.wq", "attention.wk")
+            and self.config.get("model_type") == "llama"
+        ):
+            # rotated as neighbours, not as halves
+            count = self.heads if part == "attention.wq" else self.kv_heads
             first = first.reshape(len(first), count, -1, 2).swapaxes(2, 3).reshape(first.shape)
         own = OF_TITAN[part] if is_titan else part
         return {f"{stem}.{own}" if own else stem: first}
@@ -175,7 +214,10 @@ def head_of(folder, config):
 
     name = "model.embed_tokens.weight" if config.get("tie_word_embeddings") else "lm_head.weight"
     if config.get("model_type") not in HEADED or config.get("final_logit_softcapping"):
-        raise Refused(f"the dump has no logits, and ULPscope does not compute those of a '{config.get('model_type')}'.")
+        raise Refused(
+            "the dump has no logits, and ULPscope does not compute those of a"
+            f" '{config.get('model_type')}'.",
+        )
     for path in sorted(Path(folder).glob("*.safetensors")):
         with safe_open(path, "pt") as file:
             if name in file.keys():  # noqa: SIM118 - it is no dict
@@ -194,12 +236,16 @@ def times_head(hidden, head):
 def load(request):
     """Read the folder's forwards."""
     folder = Path(sys.argv[1])
-    paths = sorted(path for path in folder.rglob("*.pt") if path.is_file() and not path.is_symlink())
+    paths = sorted(
+        path for path in folder.rglob("*.pt") if path.is_file() and not path.is_symlink()
+    )
     ranks = {path.parent for path in paths}
     if not paths:
         raise Refused(f"{folder.name} has no *.pt files; expected one per forward.")
     if len(ranks) > 1:
-        raise Refused(f"{folder.name} holds dumps of {len(ranks)} processes; name the folder of one process.")
+        raise Refused(
+            f"{folder.name} holds dumps of {len(ranks)} processes; name the folder of one process.",
+        )
     import torch
 
     config = json.loads((Path(request["model"]) / "config.json").read_text())
@@ -211,7 +257,9 @@ def load(request):
     first = translation.of(read(passes[0].path))
     ending = next((name for name in ("lm_head", "model.norm") if name in first), None)
     if ending is None:
-        raise Refused(f"{passes[0].path.name} has neither logits (lm_head) nor the last norm (model.norm).")
+        raise Refused(
+            f"{passes[0].path.name} has neither logits (lm_head) nor the last norm (model.norm).",
+        )
     dtype = str(first[ending].dtype).removeprefix("torch.")
     if dtype != request["dtype"]:
         raise Refused(f"the dump is {dtype}, not {request['dtype']}; capture with its dtype.")
@@ -221,7 +269,11 @@ def load(request):
     def run(ids, rows):
         for each, row, position, count in chain(passes, ids):
             modules = translation.of(read(each.path))
-            parts = {name: value[row : row + count] for name, value in modules.items() if len(value) == len(each.ids)}
+            parts = {
+                name: value[row : row + count]
+                for name, value in modules.items()
+                if len(value) == len(each.ids)
+            }
             if ending not in parts:
                 raise Refused(f"{each.path.name} has no {ending} of its {len(each.ids)} tokens.")
             for name in names:
@@ -233,7 +285,11 @@ def load(request):
                 array, kind = bits_of(piece if head is None else times_head(piece, head))
                 rows(position + start, array, dtype=kind)
 
-    parts = {"weights": dtype, "activations": dtype, "head": "own" if head is None else "the checkpoint's, in float64"}
+    parts = {
+        "weights": dtype,
+        "activations": dtype,
+        "head": "own" if head is None else "the checkpoint's, in float64",
+    }
     return {"vocab": vocab, "versions": {"torch": torch.__version__}, "parts": parts}, run
 
 

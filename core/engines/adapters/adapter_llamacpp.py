@@ -1,4 +1,6 @@
-"""llama.cpp as an engine: libllama through ctypes, of xllamacpp, llama-cpp-python or LLAMA_CPP_LIB."""
+"""llama.cpp as an engine: libllama through ctypes, of xllamacpp, llama-cpp-python or
+LLAMA_CPP_LIB.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from ulpscope_engine import Refused, chunks, modifier, serve, version_of, with_n
 TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}  # enum ggml_type
 NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 FLASH = {"auto": -1, "off": 0, "on": 1}
-# what llama.cpp calls the tensors of its graph, by what transformers calls the modules that put them out
+# what llama.cpp calls the tensors of its graph, by what transformers calls the modules that put
+# them out
 OF_BLOCK = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "Qcur",
@@ -29,10 +32,12 @@ OF_BLOCK = {
     "mlp": "ffn_out",
     "": "l_out",
 }
-# architectures whose tensors are known to be these, and the operation that ends a projection (ADD: of a bias)
+# architectures whose tensors are known to be these, and the operation that ends a projection (ADD:
+# of a bias)
 PROJECTS_BY = {"llama": b"MUL_MAT", "qwen3": b"MUL_MAT", "gemma": b"MUL_MAT", "qwen2": b"ADD"}
 OF_MODEL = {"model.embed_tokens": ("inp_embd", "embd"), "model.norm": ("result_norm",)}
-OF_GEMMA = {**OF_MODEL, "model.embed_tokens": ("inp_scaled",)}  # as transformers' embedding of a Gemma puts it out
+# as transformers' embedding of a Gemma puts it out
+OF_GEMMA = {**OF_MODEL, "model.embed_tokens": ("inp_scaled",)}
 EVALUATED = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
 ROOM = 4096  # bytes: more than any version's parameters take
 HELLO = {
@@ -41,12 +46,13 @@ HELLO = {
     "dtypes": ["float32", "float16", "bfloat16"],
     "logits": "float32",
     "modules": True,
-    "activations": {"gelu": "float16"},  # a table of float16 on a CPU, ggml_table_gelu_f16; SiLU is float32
+    # a table of float16 on a CPU, ggml_table_gelu_f16; SiLU is float32
+    "activations": {"gelu": "float16"},
     "refuses": [
         {
             "where": {"kv": ["q8_0", "q4_0"], "flash": ["off"]},
             "says": "a quantized V cache needs flash attention; leave flash:off out",
-        }
+        },
     ],
     "bases": {
         "prefill": {"says": "the whole prompt in one call"},
@@ -68,10 +74,19 @@ HELLO = {
             widest="f32",
             bits={"f16": 11, "bf16": 8, "q8_0": 5, "q4_0": 2},
         ),
-        "flash": modifier("flash attention", list(FLASH), default="auto", widest="off", bits={"auto": 11, "on": 11}),
+        "flash": modifier(
+            "flash attention",
+            list(FLASH),
+            default="auto",
+            widest="off",
+            bits={"auto": 11, "on": 11},
+        ),
         "ubatch": modifier("tokens a physical batch takes at most (n_ubatch)", least=1),
         "threads": modifier("threads of the CPU", least=1),
-        "batch": modifier("this prompt with N - 1 others in one batch, each a sequence of its own", least=1),
+        "batch": modifier(
+            "this prompt with N - 1 others in one batch, each a sequence of its own",
+            least=1,
+        ),
     },
 }
 
@@ -91,26 +106,48 @@ class Batch(ctypes.Structure):
 
 
 class Params(ctypes.Structure):
-    """Parameters of a model or context of any version: passed by value, the library reads what it knows."""
+    """Parameters of a model or context of any version: passed by value, the library reads what it
+    knows.
+    """
 
     _fields_ = [("data", ctypes.c_uint8 * ROOM)]
 
 
 class ContextParams:
-    """Places in llama_context_params, whose fields change every few months: located by their default values."""
+    """Places in llama_context_params, whose fields change every few months: located by their
+    default values.
+    """
 
     def __init__(self, params):
         self.params = params
         words = struct.unpack_from("<64i", bytes(params.data))
         if words[:4] != (512, 2048, 512, 1):
-            raise Refused("this build's llama_context_params begin differently; expected n_ctx 512, n_batch 2048.")
-        # n_threads, n_threads_batch, the context's type, then -1 for rope, pooling, attention and flash attention
-        at = [n for n in range(4, 14) if words[n] == words[n + 1] > 0 and words[n + 3 : n + 7] == (-1, -1, -1, -1)]
-        cache = [n for n in range(20, 40) if words[n : n + 2] == (1, 1)]  # type_k and type_v, float16 both
+            raise Refused(
+                "this build's llama_context_params begin differently; expected n_ctx 512, n_batch"
+                " 2048.",
+            )
+        # n_threads, n_threads_batch, the context's type, then -1 for rope, pooling, attention and
+        # flash attention
+        at = [
+            n
+            for n in range(4, 14)
+            if words[n] == words[n + 1] > 0 and words[n + 3 : n + 7] == (-1, -1, -1, -1)
+        ]
+        # type_k and type_v, float16 both
+        cache = [n for n in range(20, 40) if words[n : n + 2] == (1, 1)]
         if len(at) != 1 or len(cache) != 1:
-            raise Refused("this build lays llama_context_params out differently from the builds that ULPscope knows.")
+            raise Refused(
+                "this build lays llama_context_params out differently from the builds that ULPscope"
+                " knows.",
+            )
         threads, self.cache = at[0], 4 * cache[0]
-        self.places = {"n_ctx": 0, "n_batch": 4, "n_ubatch": 8, "n_seq_max": 12, "threads": 4 * threads}
+        self.places = {
+            "n_ctx": 0,
+            "n_batch": 4,
+            "n_ubatch": 8,
+            "n_seq_max": 12,
+            "threads": 4 * threads,
+        }
         self.places.update(threads_batch=4 * threads + 4, flash=4 * threads + 24, type_k=self.cache)
         self.places["type_v"] = self.cache + 4
 
@@ -118,8 +155,16 @@ class ContextParams:
         """Call an EVALUATED with every tensor of the graph."""
         place = self.cache - 16  # cb_eval and its data come before the cache's types
         if any(self.params.data[place : self.cache]):
-            raise Refused("this build's llama_context_params have no callback at the place that ULPscope knows.")
-        struct.pack_into("<Q", self.params.data, place, ctypes.cast(callback, ctypes.c_void_p).value)
+            raise Refused(
+                "this build's llama_context_params have no callback at the place that ULPscope"
+                " knows.",
+            )
+        struct.pack_into(
+            "<Q",
+            self.params.data,
+            place,
+            ctypes.cast(callback, ctypes.c_void_p).value,
+        )
 
     def set(self, **values):
         for name, value in values.items():
@@ -132,7 +177,11 @@ def library():
     own = os.environ.get("LLAMA_CPP_LIB")
     if own:
         return own
-    for package, pattern in (("xllamacpp", "*.so"), ("llama_cpp", "lib/libllama.*"), ("xllamacpp", "*.dylib")):
+    for package, pattern in (
+        ("xllamacpp", "*.so"),
+        ("llama_cpp", "lib/libllama.*"),
+        ("xllamacpp", "*.dylib"),
+    ):
         spec = importlib.util.find_spec(package)
         for folder in spec.submodule_search_locations or [] if spec else []:
             for path in Path(folder).glob(pattern):
@@ -171,7 +220,11 @@ class LlamaCppEngine:
             ("llama_free", None, [pointer]),
             ("llama_model_n_head", number, [pointer]),
             ("llama_model_n_head_kv", number, [pointer]),
-            ("llama_model_meta_val_str", number, [pointer, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]),
+            (
+                "llama_model_meta_val_str",
+                number,
+                [pointer, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t],
+            ),
             ("ggml_get_name", ctypes.c_char_p, [pointer]),
             ("ggml_op_desc", ctypes.c_char_p, [pointer]),
             ("ggml_backend_tensor_get", None, [pointer, pointer, ctypes.c_size_t, ctypes.c_size_t]),
@@ -182,7 +235,10 @@ class LlamaCppEngine:
         if hasattr(lib, "ggml_backend_load_all"):
             lib.ggml_backend_load_all()
         self.request, self.room, self.context = request, 0, None
-        self.model = lib.llama_model_load_from_file(request["model"].encode(), lib.llama_model_default_params())
+        self.model = lib.llama_model_load_from_file(
+            request["model"].encode(),
+            lib.llama_model_default_params(),
+        )
         if not self.model:
             raise Refused(f"llama.cpp cannot load {Path(request['model']).name}.")
         self.vocab = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self.model))
@@ -196,7 +252,11 @@ class LlamaCppEngine:
             "parts": {
                 "weights": "own" if self.options.get("weights") == "own" else request["dtype"],
                 "kv": NAMES.get(kind, kind),
-                "attention": "float32" if self.options.get("flash") == "off" else "float16 where it is flash attention",
+                "attention": (
+                    "float32"
+                    if self.options.get("flash") == "off"
+                    else "float16 where it is flash attention"
+                ),
                 "activations": request["dtype"],
                 "accumulation": "float32",
             },
@@ -211,7 +271,13 @@ class LlamaCppEngine:
             params = ContextParams(self.lib.llama_context_default_params())
             kind = TYPES[self.options.get("kv", "f16")]
             room = max(256, -(-positions // 256) * 256) * self.rows
-            settings = {"n_ctx": room, "n_batch": room, "n_seq_max": self.rows, "type_k": kind, "type_v": kind}
+            settings = {
+                "n_ctx": room,
+                "n_batch": room,
+                "n_seq_max": self.rows,
+                "type_k": kind,
+                "type_v": kind,
+            }
             settings["n_ubatch"] = min(room, int(self.options.get("ubatch", room)))
             settings["flash"] = FLASH[self.options.get("flash", "auto")]
             threads = int(self.options.get("threads", 0)) or len(os.sched_getaffinity(0))
@@ -225,8 +291,14 @@ class LlamaCppEngine:
         self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), True)
 
     def step(self, sequences, start, rows, most=None):
-        """Evaluate tokens of every sequence from `start` on; send the first `most` rows of the first one."""
-        tokens = [(token, start + n, row) for row, ids in enumerate(sequences) for n, token in enumerate(ids)]
+        """Evaluate tokens of every sequence from `start` on; send the first `most` rows of the
+        first one.
+        """
+        tokens = [
+            (token, start + n, row)
+            for row, ids in enumerate(sequences)
+            for n, token in enumerate(ids)
+        ]
         batch = self.lib.llama_batch_init(len(tokens), 0, 1)
         try:
             batch.n_tokens = len(tokens)
@@ -241,7 +313,9 @@ class LlamaCppEngine:
                 self.modules.end()
             if code:
                 raise RuntimeError(f"llama_decode returned {code}")
-            first = [self.lib.llama_get_logits_ith(self.context, n) for n in range(len(sequences[0]))]
+            first = [
+                self.lib.llama_get_logits_ith(self.context, n) for n in range(len(sequences[0]))
+            ]
             logits = np.stack([np.ctypeslib.as_array(row, (self.vocab,)) for row in first])
             rows(start, logits[:most])
         finally:
@@ -253,18 +327,24 @@ class LlamaCppEngine:
         others = with_neighbors(ids, self.rows)
         for start, tokens in chunks(self.request, ids):
             if self.request["base"][0] == "reuse":
-                # an earlier call of the same prompt; what follows its first tokens is let go, as a server does
+                # an earlier call of the same prompt; what follows its first tokens is let go, as a
+                # server does
                 self.step(others, 0, rows, start)
                 for row in range(self.rows):
-                    self.lib.llama_memory_seq_rm(self.lib.llama_get_memory(self.context), row, start, -1)
+                    self.lib.llama_memory_seq_rm(
+                        self.lib.llama_get_memory(self.context),
+                        row,
+                        start,
+                        -1,
+                    )
             self.step([row[start : start + len(tokens)] for row in others], start, rows)
 
 
 class GraphTensors:
     """Tensors of the graph, sent as they are computed under the names of transformers' modules.
 
-    The graph is evaluated up to each of these tensors, which changes no bit. names: as transformers calls them; those
-    without a tensor in llama.cpp are left out.
+    The graph is evaluated up to each of these tensors, which changes no bit. names: as transformers
+    calls them; those without a tensor in llama.cpp are left out.
     """
 
     def __init__(self, engine, names):
@@ -293,7 +373,11 @@ class GraphTensors:
             return of_model[name]
         start, _, rest = name.partition("model.layers.")
         block, _, part = rest.partition(".")
-        return (f"{OF_BLOCK[part]}-{block}",) if not start and block.isdigit() and part in OF_BLOCK else ()
+        return (
+            (f"{OF_BLOCK[part]}-{block}",)
+            if not start and block.isdigit() and part in OF_BLOCK
+            else ()
+        )
 
     def begin(self, rows, start, most):
         """Prepare for a call that computes positions from `start` on and sends the first `most`."""
@@ -317,7 +401,9 @@ class GraphTensors:
             values = np.empty((positions, features), np.float32)
             self.lib.ggml_backend_tensor_get(tensor, values.ctypes.data, 0, values.nbytes)
             values, start = self.in_order(name, values), self.done[name]
-            rows = values if self.end_of_sent is None else values[: max(0, self.end_of_sent - start)]
+            rows = (
+                values if self.end_of_sent is None else values[: max(0, self.end_of_sent - start)]
+            )
             for module in self.names[name] if len(rows) else ():
                 self.rows.module(module, start, rows)
             self.done[name] += len(values)
@@ -326,7 +412,9 @@ class GraphTensors:
         return True
 
     def is_output(self, tensor, name):
-        """Return whether this is the output of the module: tensors made of it, or before its bias, share its name."""
+        """Return whether this is the output of the module: tensors made of it, or before its bias,
+        share its name.
+        """
         kind = ctypes.c_int32.from_address(tensor).value
         size = tuple((ctypes.c_int64 * 4).from_address(tensor + 16))
         step = tuple((ctypes.c_size_t * 2).from_address(tensor + 48))
@@ -337,7 +425,9 @@ class GraphTensors:
         return self.lib.ggml_op_desc(tensor) == PROJECTS_BY[self.architecture]
 
     def in_order(self, name, values):
-        """Reorder queries and keys of a Llama as transformers has them: halves of each head, not neighbors."""
+        """Reorder queries and keys of a Llama as transformers has them: halves of each head, not
+        neighbors.
+        """
         stem = name.partition("-")[0]
         if self.architecture != "llama" or stem not in ("Qcur", "Kcur"):
             return values

@@ -23,7 +23,7 @@ HELLO = {
             default="own",
             widest="own",
             bits={"q8": 5, "q4": 2},
-        )
+        ),
     },
 }
 

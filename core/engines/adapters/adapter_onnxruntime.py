@@ -1,4 +1,6 @@
-"""ONNX Runtime as an engine: the model exported by torch to one graph, which the CPU provider runs."""
+"""ONNX Runtime as an engine: the model exported by torch to one graph, which the CPU provider
+runs.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ HELLO = {
         "threads": modifier("threads of the CPU", least=1),
     },
 }
-SCOPES = "pkg.torch.onnx.name_scopes"  # of a node: the modules that it was exported from, outermost first
+# of a node: the modules that it was exported from, outermost first
+SCOPES = "pkg.torch.onnx.name_scopes"
 OWN = "model."  # the name of the model in the wrapper below
 NEEDED = ("onnxruntime", "onnxscript", "torch", "transformers")
 
@@ -28,7 +31,9 @@ NEEDED = ("onnxruntime", "onnxscript", "torch", "transformers")
 def require(packages):
     """Refuse if one of these packages is not installed."""
     if missing := [name for name in packages if not is_installed(name)]:
-        raise Refused(f"the graph needs {missing[0]}; pip install {' '.join(missing).replace('_', '-')}.")
+        raise Refused(
+            f"the graph needs {missing[0]}; pip install {' '.join(missing).replace('_', '-')}.",
+        )
 
 
 def export(folder, path):
@@ -37,7 +42,10 @@ def export(folder, path):
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, local_files_only=True, attn_implementation="eager"
+        folder,
+        dtype=torch.float32,
+        local_files_only=True,
+        attn_implementation="eager",
     ).eval()
 
     class Logits(torch.nn.Module):
@@ -50,12 +58,23 @@ def export(folder, path):
 
     sizes = {"tokens": {1: torch.export.Dim("positions", min=2, max=4096)}}
     tokens = torch.arange(1, 17)[None]
-    torch.onnx.export(Logits(), (tokens,), path, dynamo=True, dynamic_shapes=sizes, external_data=True, verbose=False)
+    torch.onnx.export(
+        Logits(),
+        (tokens,),
+        path,
+        dynamo=True,
+        dynamic_shapes=sizes,
+        external_data=True,
+        verbose=False,
+    )
     return model.get_output_embeddings().weight.shape[0]
 
 
 def show(path, modules):
-    """Make the outputs of these modules outputs of the graph. Return module -> name of the output."""
+    """Make the outputs of these modules outputs of the graph.
+
+    Return module -> name of the output.
+    """
     import onnx
 
     model = onnx.load(path, load_external_data=False)
@@ -64,9 +83,14 @@ def show(path, modules):
         scopes = next((prop.value for prop in node.metadata_props if prop.key == SCOPES), "[]")
         for scope in ast.literal_eval(scopes):
             name = scope.removeprefix(OWN)
-            if name in modules and "rotary" not in name:  # has two outputs, and the last is not the first
+            # has two outputs, and the last is not the first
+            if name in modules and "rotary" not in name:
                 outputs[name] = node.output[0]
-    values = {value.name: value for value in model.graph.value_info if len(value.type.tensor_type.shape.dim) == 3}
+    values = {
+        value.name: value
+        for value in model.graph.value_info
+        if len(value.type.tensor_type.shape.dim) == 3
+    }
     outputs = {name: output for name, output in outputs.items() if output in values}
     model.graph.output.extend(values[output] for output in dict.fromkeys(outputs.values()))
     onnx.save(model, path)
@@ -93,15 +117,27 @@ def load(request):
         import numpy as np
 
         name = session.get_inputs()[0].name
-        padded = ids if len(ids) > 1 else [*ids, ids[0]]  # the graph takes two positions at least; none sees the next
+        # the graph takes two positions at least; none sees the next
+        padded = ids if len(ids) > 1 else [*ids, ids[0]]
         outputs = [one.name for one in session.get_outputs()]
-        arrays = dict(zip(outputs, session.run(None, {name: np.array([padded], np.int64)}), strict=True))
+        arrays = dict(
+            zip(outputs, session.run(None, {name: np.array([padded], np.int64)}), strict=True),
+        )
         for module, output in output_of.items():
             rows.module(module, 0, arrays[output][0][: len(ids)])
         rows(0, arrays[outputs[0]][0][: len(ids)])
 
-    parts = {"weights": "float32", "kv": "float32", "activations": "float32", "accumulation": "float32"}
-    return {"vocab": vocab, "versions": {"onnxruntime": version_of("onnxruntime")}, "parts": parts}, run
+    parts = {
+        "weights": "float32",
+        "kv": "float32",
+        "activations": "float32",
+        "accumulation": "float32",
+    }
+    return {
+        "vocab": vocab,
+        "versions": {"onnxruntime": version_of("onnxruntime")},
+        "parts": parts,
+    }, run
 
 
 if __name__ == "__main__":

@@ -14,7 +14,15 @@ from typing import Any
 
 import numpy as np
 from adapter_onnxruntime import LEVELS, require
-from ulpscope_engine import Refused, chunks, is_installed, modifier, serve, version_of, with_neighbors
+from ulpscope_engine import (
+    Refused,
+    chunks,
+    is_installed,
+    modifier,
+    serve,
+    version_of,
+    with_neighbors,
+)
 
 PRECISIONS = {"f32": "fp32", "int8": "int8", "int4": "int4"}  # as the builder calls them
 ACCURACY = {"f32": 1, "int8": 4}  # accuracy_level of MatMulNBits
@@ -26,7 +34,10 @@ HELLO = {
     "refuses": [
         {
             "where": {"base": ["decode", "chunked", "reuse"], "batch": []},
-            "says": "its generator appends to a batch only once, so batch:N works with prefill only; leave it out",
+            "says": (
+                "its generator appends to a batch only once, so batch:N works with prefill only;"
+                " leave it out"
+            ),
         },
         {
             "where": {"activations": ["int8"], "weights": [None, "f32"]},
@@ -37,10 +48,18 @@ HELLO = {
         "prefill": {"says": "the whole prompt in one call"},
         "decode": {"says": "token by token, with the KV cache"},
         "chunked": {"says": "N tokens per call", "least": 1},
-        "reuse": {"says": "the first N tokens' keys and values from an earlier call, rewound", "least": 1},
+        "reuse": {
+            "says": "the first N tokens' keys and values from an earlier call, rewound",
+            "least": 1,
+        },
     },
     "modifiers": {
-        "weights": modifier("type of the matrices", list(PRECISIONS), widest="f32", bits={"int8": 5, "int4": 2}),
+        "weights": modifier(
+            "type of the matrices",
+            list(PRECISIONS),
+            widest="f32",
+            bits={"int8": 5, "int4": 2},
+        ),
         "activations": modifier(
             "activations that quantized matrices are multiplied by",
             ["f32", "int8"],
@@ -49,8 +68,8 @@ HELLO = {
             bits={"int8": 5},
         ),
         "graph": modifier(
-            "built from the weights, or own: the one in the model's folder; with weights:f32 it is built if its"
-            " matrices are quantized",
+            "built from the weights, or own: the one in the model's folder; with weights:f32 it is"
+            " built if its matrices are quantized",
             ["built", "own"],
             default="built",
         ),
@@ -60,8 +79,8 @@ HELLO = {
     },
 }
 NEEDED = ("onnx", "onnx_ir", "torch", "transformers")  # by the builder
-# outputs of the builder's nodes, by what transformers calls the modules; the stream after a block leaves the norm that
-# follows it
+# outputs of the builder's nodes, by what transformers calls the modules; the stream after a block
+# leaves the norm that follows it
 OF_BLOCK = {
     "input_layernorm": "input_layernorm/output_0",
     "self_attn.q_proj": "attn/q_proj/MatMul/output_0",
@@ -82,19 +101,28 @@ NOT_OF_GRAPH = shutil.ignore_patterns("*.safetensors", "*.bin", "*.gguf", "*.pt"
 
 
 def check(request):
-    """Refuse if the folder or a package is incomplete. Return whether to use the folder's own graph."""
+    """Refuse if the folder or a package is incomplete.
+
+    Return whether to use the folder's own graph.
+    """
     options = request["modifiers"]
     kind, rows = options.get("weights", "f32"), int(options.get("batch", 1))
     activations = options.get("activations", "f32")
     if request.get("modules") and (rows > 1 or kind != "f32"):
         raise Refused("modules can be followed with weights:f32 and without batch:N only.")
-    is_own = options.get("graph") == "own" and _is_own(Path(request["model"]), options, (kind, activations))
+    is_own = options.get("graph") == "own" and _is_own(
+        Path(request["model"]),
+        options,
+        (kind, activations),
+    )
     require(NEEDED if not is_own else ("onnx",) if request.get("modules") else ())
     return is_own
 
 
 def _is_own(folder, options, kinds):
-    """Return whether the folder's graph has these kinds; Refused if it does not and float32 is not requested."""
+    """Return whether the folder's graph has these kinds; Refused if it does not and float32 is not
+    requested.
+    """
     if not (folder / CONFIG).is_file():
         raise Refused(f"graph:own needs {CONFIG} in the model's folder; leave it out.")
     own = matrices_of(folder / decoder_of(folder)["filename"])
@@ -107,7 +135,9 @@ def _is_own(folder, options, kinds):
 
 
 def matrices_of(path):
-    """Return (type of a graph's matrices, of their activations), read from its nodes without the package onnx."""
+    """Return (type of a graph's matrices, of their activations), read from its nodes without the
+    package onnx.
+    """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         if data.find(b"MatMulNBits") < 0:
             return "f32", "f32"
@@ -125,8 +155,21 @@ def decoder_of(folder):
 
 def build(folder, target, kind, activations):
     """Run the model builder on a transformers folder, in its own process."""
-    builder = ["-m", "onnxruntime_genai.models.builder", "-i", folder, "-o", target, "-c", target, "-e", "cpu"]
-    options = [] if kind == "f32" else ["--extra_options", f"accuracy_level={ACCURACY[activations]}"]
+    builder = [
+        "-m",
+        "onnxruntime_genai.models.builder",
+        "-i",
+        folder,
+        "-o",
+        target,
+        "-c",
+        target,
+        "-e",
+        "cpu",
+    ]
+    options = (
+        [] if kind == "f32" else ["--extra_options", f"accuracy_level={ACCURACY[activations]}"]
+    )
     done = subprocess.run(
         [sys.executable, *builder, "-p", PRECISIONS[kind], *options],
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
@@ -139,21 +182,35 @@ def build(folder, target, kind, activations):
     if done.returncode or not (Path(target) / CONFIG).is_file():
         sys.stderr.write(done.stdout[-4000:])
         last = [line.strip() for line in done.stdout.splitlines() if line.strip()][-1:]
-        raise Refused(f"its model builder failed on this folder: {last[0] if last else 'no output'}")
+        raise Refused(
+            f"its model builder failed on this folder: {last[0] if last else 'no output'}",
+        )
 
 
 def show(path, modules, decoder):
-    """Make the outputs of these modules outputs of the graph. Return module -> (output, first feature, end)."""
+    """Make the outputs of these modules outputs of the graph.
+
+    Return module -> (output, first feature, end).
+    """
     import onnx
 
-    size, heads, pair = (decoder[name] for name in ("head_size", "num_attention_heads", "num_key_value_heads"))
-    ends = {"q_proj": (0, heads), "k_proj": (heads, heads + pair), "v_proj": (heads + pair, heads + 2 * pair)}
+    size, heads, pair = (
+        decoder[name] for name in ("head_size", "num_attention_heads", "num_key_value_heads")
+    )
+    ends = {
+        "q_proj": (0, heads),
+        "k_proj": (heads, heads + pair),
+        "v_proj": (heads + pair, heads + 2 * pair),
+    }
     model = onnx.load(path, load_external_data=False)
     outputs = {output for node in model.graph.node for output in node.output if output}
     norms = {node.output[0]: node for node in model.graph.node if "LayerNorm" in node.op_type}
     count = decoder["num_hidden_layers"]
     last = f"/model/layers.{count}/final_norm_layernorm"
-    of_model = {"model.embed_tokens": "/model/embed_tokens/Gather/output_0", "model.norm": f"{last}/output_0"}
+    of_model = {
+        "model.embed_tokens": "/model/embed_tokens/Gather/output_0",
+        "model.norm": f"{last}/output_0",
+    }
     slices = {}
     for module in modules:
         start, _, rest = module.partition("model.layers.")
@@ -164,7 +221,11 @@ def show(path, modules, decoder):
                 continue
             output = f"/model/layers.{block}/{OF_BLOCK.get(part)}"
         if output == f"/model/layers.{block}/None":  # the stream after a block
-            norm = last if int(block) + 1 == count else f"/model/layers.{int(block) + 1}/input_layernorm"
+            norm = (
+                last
+                if int(block) + 1 == count
+                else f"/model/layers.{int(block) + 1}/input_layernorm"
+            )
             output = f"{norm}/output_3"
             node = norms.get(f"{norm}/output_0")
             if node is not None and len(node.output) == 1 and node.op_type.startswith("Skip"):
@@ -178,7 +239,9 @@ def show(path, modules, decoder):
             slices[module] = output, begin, end
     for output in dict.fromkeys(output for output, _, _ in slices.values()):
         shape = ["batch_size", "sequence_length", f"features of {output}"]
-        model.graph.output.append(onnx.helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, shape))
+        model.graph.output.append(
+            onnx.helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, shape),
+        )
     onnx.save(model, path)
     return slices
 
@@ -200,13 +263,19 @@ class GenAIEngine:
                 folder = target
             elif request.get("modules"):  # which changes the graph
                 folder = shutil.copytree(folder, target, ignore=NOT_OF_GRAPH, dirs_exist_ok=True)
-            vocab = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))["model"]["vocab_size"]
+            vocab = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))["model"][
+                "vocab_size"
+            ]
             if request.get("modules"):
                 decoder = decoder_of(folder)
                 self.slices = show(Path(folder) / decoder["filename"], request["modules"], decoder)
             config = onnxruntime_genai.Config(str(folder))
-            settings: dict[str, Any] = {"graph_optimization_level": LEVELS[self.options.get("optimize", "all")]}
-            settings["intra_op_num_threads"] = int(self.options.get("threads", 0)) or len(os.sched_getaffinity(0))
+            settings: dict[str, Any] = {
+                "graph_optimization_level": LEVELS[self.options.get("optimize", "all")],
+            }
+            settings["intra_op_num_threads"] = int(self.options.get("threads", 0)) or len(
+                os.sched_getaffinity(0),
+            )
             config.overlay(json.dumps({"model": {"decoder": {"session_options": settings}}}))
             self.model = onnxruntime_genai.Model(config)
         wide = {"f32": "float32"}
@@ -233,8 +302,9 @@ class GenAIEngine:
         logits = generator.get_output("logits")
         if logits.shape[1] != len(ids) or logits.dtype != np.float32:
             raise Refused(
-                f"the graph gives logits of {logits.shape[1]} of {len(ids)} positions in {logits.dtype}; expected all"
-                " in float32. Build it with -p fp32 and without prune_lm_head."
+                f"the graph gives logits of {logits.shape[1]} of {len(ids)} positions in"
+                f" {logits.dtype}; expected all in float32. Build it with -p fp32 and without"
+                " prune_lm_head.",
             )
         for module, (output, begin, end) in self.slices.items():
             rows.module(module, start, generator.get_output(output)[0][:most, begin:end])

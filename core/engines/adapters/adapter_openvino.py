@@ -1,4 +1,6 @@
-"""OpenVINO as an engine: the graph that torch exports for ONNX Runtime, compiled by its CPU plugin."""
+"""OpenVINO as an engine: the graph that torch exports for ONNX Runtime, compiled by its CPU
+plugin.
+"""
 
 from __future__ import annotations
 
@@ -44,19 +46,31 @@ def load(request):
         compiled = core.compile_model(core.read_model(path), "CPU", settings)
     computes_in = str(compiled.get_property("INFERENCE_PRECISION_HINT").to_string())
     if computes_in != options.get("precision", "f32"):
-        raise Refused(f"this CPU has no {options['precision']}: the plugin would compute in {computes_in}.")
+        raise Refused(
+            f"this CPU has no {options['precision']}: the plugin would compute in {computes_in}.",
+        )
 
     def run(ids, rows):
-        padded = ids if len(ids) > 1 else [*ids, ids[0]]  # the graph takes two positions at least; none sees the next
+        # the graph takes two positions at least; none sees the next
+        padded = ids if len(ids) > 1 else [*ids, ids[0]]
         outputs = compiled([np.array([padded], np.int64)])
         values = [outputs[output] for output in compiled.outputs]
         # the compiler may give an output other names too
-        named = {name: one for output, one in zip(compiled.outputs, values, strict=True) for name in output.get_names()}
+        named = {
+            name: one
+            for output, one in zip(compiled.outputs, values, strict=True)
+            for name in output.get_names()
+        }
         for module, name in output_of.items():
             rows.module(module, 0, named[name][0][: len(ids)])
         rows(0, values[0][0][: len(ids)])
 
-    parts = {"weights": "float32", "kv": "float32", "activations": computes_in, "accumulation": "float32"}
+    parts = {
+        "weights": "float32",
+        "kv": "float32",
+        "activations": computes_in,
+        "accumulation": "float32",
+    }
     return {"vocab": vocab, "versions": {"openvino": version_of("openvino")}, "parts": parts}, run
 
 

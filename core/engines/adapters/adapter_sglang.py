@@ -1,4 +1,6 @@
-"""SGLang as an engine: logits of its model runner, as `sglang.bench_one_batch` drives it; 0.5.23, never run."""
+"""SGLang as an engine: logits of its model runner, as `sglang.bench_one_batch` drives it; 0.5.23,
+never run.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,14 @@ HELLO = {
     },
     "modifiers": {
         "attn": modifier(
-            "attention kernels; SGLang's choice by default", ["triton", "flashinfer", "torch_native", "fa3"]
+            "attention kernels; SGLang's choice by default",
+            ["triton", "flashinfer", "torch_native", "fa3"],
         ),
-        "run": modifier("eager, or decoding by recorded CUDA graphs", ["eager", "graphs"], default="eager"),
+        "run": modifier(
+            "eager, or decoding by recorded CUDA graphs",
+            ["eager", "graphs"],
+            default="eager",
+        ),
         "batch": modifier("this request with N - 1 others of other tokens at once", least=1),
     },
 }
@@ -43,7 +50,11 @@ def load(request):
 
     def extend(prompts):
         runner.clear()
-        requests = bench.prepare_synthetic_inputs_for_latency_test(len(prompts), len(prompts[0]), prompts)
+        requests = bench.prepare_synthetic_inputs_for_latency_test(
+            len(prompts),
+            len(prompts[0]),
+            prompts,
+        )
         _, logits, batch = runner.extend(requests)
         return logits, batch
 
@@ -64,9 +75,14 @@ def load(request):
             hand_on(emit, place, runner.decode(fed, batch)[1])
         runner.cleanup(batch)
 
-    probe, _ = extend([[0]])  # the width of a row, padding of the vocabulary included, is known from a row only
+    # the width of a row, padding of the vocabulary included, is known from a row only
+    probe, _ = extend([[0]])
     parts = {"weights": request["dtype"], "kv": request["dtype"], "activations": request["dtype"]}
-    return {"vocab": int(probe.shape[1]), "versions": {"sglang": version_of("sglang")}, "parts": parts}, run
+    return {
+        "vocab": int(probe.shape[1]),
+        "versions": {"sglang": version_of("sglang")},
+        "parts": parts,
+    }, run
 
 
 if __name__ == "__main__":

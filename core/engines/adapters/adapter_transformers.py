@@ -1,4 +1,6 @@
-"""transformers of another environment as an engine, the worked example of docs/contributing/engine.md."""
+"""transformers of another environment as an engine, the worked example of
+docs/contributing/engine.md.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,12 @@ def load(request):
         torch.set_num_threads(int(options["threads"]))
     dtype = getattr(torch, request["dtype"])
     more = {"attn_implementation": options["attn"]} if "attn" in options else {}
-    model = AutoModelForCausalLM.from_pretrained(request["model"], dtype=dtype, local_files_only=True, **more).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        request["model"],
+        dtype=dtype,
+        local_files_only=True,
+        **more,
+    ).eval()
     model.config.use_cache = base == "decode"
 
     mode = options.get("run", "eager")
@@ -54,7 +61,9 @@ def load(request):
             taker.module(name, place, array, dtype=dtype)
 
     if request.get("modules") and mode != "eager":
-        raise Refused(f"run:{mode} fuses the model into one graph, so its modules cannot be followed.")
+        raise Refused(
+            f"run:{mode} fuses the model into one graph, so its modules cannot be followed.",
+        )
     for name in request.get("modules", ()):
         model.get_submodule(name).register_forward_hook(partial(see, name))
 

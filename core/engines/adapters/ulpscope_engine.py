@@ -1,8 +1,9 @@
-"""The engine's end of the protocol between ULPscope and an engine, version 2 (docs/contributing/engine.md). It needs
-Python 3.8 and numpy only: copy it, or import it from an adapter that ULPscope starts, which finds it on its path.
+"""The engine's end of the protocol between ULPscope and an engine, version 2
+(docs/contributing/engine.md). It needs Python 3.8 and numpy only: copy it, or import it from an
+adapter that ULPscope starts, which finds it on its path.
 
-A frame is a JSON object on one line, then `bytes` bytes of payload if the object says so. Frames of the hub come on
-stdin, frames of the engine leave on stdout.
+A frame is a JSON object on one line, then `bytes` bytes of payload if the object says so. Frames of
+the hub come on stdin, frames of the engine leave on stdout.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ import os
 import queue
 import sys
 import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
-from typing import Any, Callable, Iterable, Iterator, Sequence  # noqa: UP035 - an engine may have an old Python
+from typing import (
+    Any,
+)
 
 import numpy as np
 
 PROTOCOL = 2
-PIECE_BYTES = 32 << 20  # of logits in a frame, or one row: the hub holds a frame or two, not a prompt
+# of logits in a frame, or one row: the hub holds a frame or two, not a prompt
+PIECE_BYTES = 32 << 20
 CARRIERS = {"float32": "<u4", "float16": "<u2", "bfloat16": "<u2", "float64": "<u8"}
 
 
@@ -30,8 +35,8 @@ class Refused(Exception):  # noqa: N818 - an answer to the user, not a fault of 
 class Rows:
     """Sends the logits of a prompt: `rows(start, logits)`, each piece once, in any order.
 
-    logits: [positions, vocab], float16, float32 or float64; bfloat16 as unsigned 16-bit carriers with
-    dtype="bfloat16".
+    logits: [positions, vocab], float16, float32 or float64; bfloat16 as unsigned 16-bit carriers
+    with dtype="bfloat16".
     """
 
     def __init__(self, send: Callable[..., None]) -> None:
@@ -45,7 +50,9 @@ class Rows:
             self._send_rows({"type": "rows"}, start + first, logits[first : first + at_once], dtype)
 
     def module(self, name: str, start: int, values: Any, dtype: str | None = None) -> None:
-        """Send the output of a module, [positions, features], under a name that `modules` of the request lists."""
+        """Send the output of a module, [positions, features], under a name that `modules` of the
+        request lists.
+        """
         self._send_rows({"type": "module", "name": name}, start, values, dtype)
 
     def _send_rows(self, head: dict[str, Any], start: int, values: Any, dtype: str | None) -> None:
@@ -53,7 +60,10 @@ class Rows:
         dtype = dtype or str(array.dtype)
         if dtype not in CARRIERS or array.ndim != 2:
             what = f"'{head['name']}' as" if "name" in head else "logits"
-            raise Refused(f"the adapter sent {what} {list(array.shape)} of {dtype}; expected [positions, features].")
+            raise Refused(
+                f"the adapter sent {what} {list(array.shape)} of {dtype}; expected [positions,"
+                " features].",
+            )
         data = np.ascontiguousarray(array).view(CARRIERS[dtype])
         self._send(dict(head, start=int(start), dtype=dtype, shape=list(array.shape)), data)
 
@@ -62,13 +72,17 @@ class Rows:
         self._send({"type": "working", "says": says})
 
 
-def serve(hello: dict[str, Any], load: Callable[[dict[str, Any]], tuple[dict[str, Any], Callable[..., None]]]) -> None:
+def serve(
+    hello: dict[str, Any],
+    load: Callable[[dict[str, Any]], tuple[dict[str, Any], Callable[..., None]]],
+) -> None:
     """Answer the hub until it closes stdin.
 
-    hello: {"engine": name, "version": text, "bases": {...}, "modifiers": {...}, "dtypes": [...]}, what the engine can
-    do, sent before it is imported. load(request): {"model": folder or file, "dtype": "float32", "base": [name,
-    values...], "modifiers": {name: value}, "modules": names of the modules to send} -> ({"vocab": V,
-    "parts": {...}, "versions": {...}}, run), where run(ids, rows) computes one prompt.
+    hello: {"engine": name, "version": text, "bases": {...}, "modifiers": {...}, "dtypes": [...]},
+    what the engine can do, sent before it is imported. load(request): {"model": folder or file,
+    "dtype": "float32", "base": [name, values...], "modifiers": {name: value}, "modules": names of
+    the modules to send} -> ({"vocab": V, "parts": {...}, "versions": {...}}, run), where run(ids,
+    rows) computes one prompt.
     """
     frames = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the engine prints goes to stderr, never between frames
@@ -105,7 +119,12 @@ def serve(hello: dict[str, Any], load: Callable[[dict[str, Any]], tuple[dict[str
                 run([int(token) for token in head["ids"]], rows)
                 send({"type": "done"})
             else:
-                send({"type": "error", "says": f"the adapter does not know the request '{head['type']}'."})
+                send(
+                    {
+                        "type": "error",
+                        "says": f"the adapter does not know the request '{head['type']}'.",
+                    },
+                )
         except Refused as error:
             send({"type": "refused", "says": str(error)})
         except MemoryError:
@@ -114,11 +133,18 @@ def serve(hello: dict[str, Any], load: Callable[[dict[str, Any]], tuple[dict[str
             import traceback
 
             traceback.print_exc()
-            send({"type": "error", "says": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"})
+            send(
+                {
+                    "type": "error",
+                    "says": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}",
+                },
+            )
 
 
 def chunks(request: dict[str, Any], ids: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
-    """Yield (first position, tokens) of each call of prefill, decode and chunked; of reuse, the call after N tokens."""
+    """Yield (first position, tokens) of each call of prefill, decode and chunked; of reuse, the
+    call after N tokens.
+    """
     name, *values = request["base"]
     value = int(values[0]) if values else 0
     step = {"decode": 1, "chunked": value}.get(name, len(ids))
@@ -132,7 +158,9 @@ def is_installed(module: str) -> bool:
 
 
 def version_of(*packages: str) -> str:
-    """Return the version of the first installed package, after its name if there are several; "" if none."""
+    """Return the version of the first installed package, after its name if there are several; "" if
+    none.
+    """
     for package in packages:
         try:
             version = metadata.version(package)
@@ -143,7 +171,9 @@ def version_of(*packages: str) -> str:
 
 
 def bits_of(tensor: Any) -> tuple[Any, str | None]:
-    """Return a CPU tensor as an array, and its dtype if numpy has none: the array holds its bits then."""
+    """Return a CPU tensor as an array, and its dtype if numpy has none: the array holds its bits
+    then.
+    """
     import torch
 
     if tensor.dtype == torch.bfloat16:
@@ -156,7 +186,12 @@ def with_neighbors(ids: list[int], count: int) -> list[list[int]]:
     return [ids[row % len(ids) :] + ids[: row % len(ids)] for row in range(count)]
 
 
-def modifier(says: str, values: Iterable[Any] = (), least: int | None = None, **more: Any) -> dict[str, Any]:
+def modifier(
+    says: str,
+    values: Iterable[Any] = (),
+    least: int | None = None,
+    **more: Any,
+) -> dict[str, Any]:
     """Return a modifier of the hello: one of some words, or a whole number of at least `least`."""
     if words := list(values):
         more["values"] = words

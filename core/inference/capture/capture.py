@@ -31,16 +31,17 @@ from ..paths.batch import CacheWatch, Emit, ignore, kv_parts, neighbour_rows, ro
 from ..paths.paths import NamedPath, OpenPath, Path, check_path, open_path, sides_of
 from ..watching.layers import FLOOR_SEEDS, LayerCapture, LayerPlan, has_a_core_to_spare, plan_layers
 
-_REVISIONS: dict[tuple[str, str | None], str] = {}  # cached: a model's weights do not change during a process
+# cached: a model's weights do not change during a process
+_REVISIONS: dict[tuple[str, str | None], str] = {}
 
 
 @dataclass(frozen=True)
 class CapturePlan:
     """A checked capture. header: of its run; token_ids: of its prompts.
 
-    has_kv: store figures of the KV caches; generations: the sides' continuations of each prompt, if any. Tokens beyond
-    a generation's given positions are fed one by one, with the cache that the prompt left. layers: positions at which
-    modules' outputs are compared, if they are.
+    has_kv: store figures of the KV caches; generations: the sides' continuations of each prompt, if
+    any. Tokens beyond a generation's given positions are fed one by one, with the cache that the
+    prompt left. layers: positions at which modules' outputs are compared, if they are.
     """
 
     loaded: LoadedModel
@@ -73,9 +74,10 @@ def plan_capture(
 ) -> CapturePlan:
     """Check all that can be checked before the first forward. A prompt is text, or token ids.
 
-    request: stored in the run in place of `command`; repeat, generations: see `sides_of` and generation.py; kv: compare
-    KV caches, None: if a path reads one; layers: compare module outputs, with a noise floor of `layer_floor`
-    reorderings, at `layer_positions` and others if all would take too much disk.
+    request: stored in the run in place of `command`; repeat, generations: see `sides_of` and
+    generation.py; kv: compare KV caches, None: if a path reads one; layers: compare module outputs,
+    with a noise floor of `layer_floor` reorderings, at `layer_positions` and others if all would
+    take too much disk.
     """
     if not 0 <= seed < 1 << 63:
         raise UsageError(f"--seed {seed}: expected a whole number from 0 to 2^63 - 1.")
@@ -85,7 +87,8 @@ def plan_capture(
     if not prompts:
         raise CaptureError("a capture needs at least one prompt.")
     token_ids = tuple(
-        loaded.tokens_of(prompt, f"prompt {n} of {len(prompts)}") for n, prompt in enumerate(prompts, start=1)
+        loaded.tokens_of(prompt, f"prompt {n} of {len(prompts)}")
+        for n, prompt in enumerate(prompts, start=1)
     )
     for positions in sorted({len(ids) for ids in token_ids}):
         check_paths(loaded, paths, positions)
@@ -95,8 +98,12 @@ def plan_capture(
         name=name or title_of(loaded, sides, repeat),
         compute_dtype=loaded.dtype,
         vocab=loaded.vocab_size,
-        prompts=tuple(Prompt(len(ids), ids, tuple(vocabulary[token] for token in ids)) for ids in token_ids),
-        sides=tuple(SideHeader(side.name, str(side.path), side.path.compute_dtype(loaded)) for side in sides),
+        prompts=tuple(
+            Prompt(len(ids), ids, tuple(vocabulary[token] for token in ids)) for ids in token_ids
+        ),
+        sides=tuple(
+            SideHeader(side.name, str(side.path), side.path.compute_dtype(loaded)) for side in sides
+        ),
         provenance=Provenance(
             kind="capture",
             model=loaded.name,
@@ -117,12 +124,26 @@ def plan_capture(
     has_kv = can_keep is None and (any(path.reads_cache for path in paths) if kv is None else kv)
     if layers and generations:
         raise UsageError("module outputs cannot be compared in generated text; leave --layers out.")
-    other = next((path for path in paths if path.engine is not None and not path.engine.shows_modules), None)
+    other = next(
+        (path for path in paths if path.engine is not None and not path.engine.shows_modules),
+        None,
+    )
     if layers and other is not None:
         raise UsageError(f"'{other}' does not send module outputs; leave --layers out.")
     lengths = [len(ids) for ids in token_ids]
-    looked_at = plan_layers(loaded, lengths, paths[0], layer_floor, layer_positions) if layers else None
-    return CapturePlan(loaded, paths, token_ids, seed, header, has_kv, tuple(generations), looked_at)
+    looked_at = (
+        plan_layers(loaded, lengths, paths[0], layer_floor, layer_positions) if layers else None
+    )
+    return CapturePlan(
+        loaded,
+        paths,
+        token_ids,
+        seed,
+        header,
+        has_kv,
+        tuple(generations),
+        looked_at,
+    )
 
 
 def title_of(loaded: LoadedModel, sides: Sequence[NamedPath], repeat: int = 1) -> str:
@@ -131,15 +152,22 @@ def title_of(loaded: LoadedModel, sides: Sequence[NamedPath], repeat: int = 1) -
     if repeat > 1:
         paths = ", ".join(dict.fromkeys(str(side.path) for side in sides[repeat - 1 :: repeat]))
         return f"{model}: {paths}, {repeat} calls"
-    variants = ", ".join(side.name for side in sides[1:4]) + (f" and {len(sides) - 4} more" if len(sides) > 4 else "")
+    variants = ", ".join(side.name for side in sides[1:4]) + (
+        f" and {len(sides) - 4} more" if len(sides) > 4 else ""
+    )
     return f"{model}: {sides[0].name} vs {variants}"
 
 
-def run_capture(plan: CapturePlan, sink: RunWriter, on_progress: Callable[[str, int, int], Any] = ignore) -> list[str]:
+def run_capture(
+    plan: CapturePlan,
+    sink: RunWriter,
+    on_progress: Callable[[str, int, int], Any] = ignore,
+) -> list[str]:
     """Run every side into the sink: side 0 first, prompts in order, logits in chunks of about 8 MB.
 
-    Nothing is forced to be deterministic; the seed is set before each side. on_progress: called with (side, rows done,
-    rows), rows of all sides. Return a sentence for each part that failed besides the sides.
+    Nothing is forced to be deterministic; the seed is set before each side. on_progress: called
+    with (side, rows done, rows), rows of all sides. Return a sentence for each part that failed
+    besides the sides.
     """
     rows_total = plan.header.rows * len(plan.paths)
     rows_done = 0
@@ -163,7 +191,12 @@ def run_capture(plan: CapturePlan, sink: RunWriter, on_progress: Callable[[str, 
             torch.manual_seed(plan.seed)
             gather = _Gather(plan, side, sink)
 
-            def emit(_: int, logits: torch.Tensor, side: int = side, gather: _Gather = gather) -> None:
+            def emit(
+                _: int,
+                logits: torch.Tensor,
+                side: int = side,
+                gather: _Gather = gather,
+            ) -> None:
                 nonlocal rows_done
                 with no_foreign_errors():
                     gather.add(logits)
@@ -182,7 +215,13 @@ def run_capture(plan: CapturePlan, sink: RunWriter, on_progress: Callable[[str, 
     return missing
 
 
-def _run_side(plan: CapturePlan, side: int, layers: LayerCapture | None, emit: Emit, sink: RunWriter) -> None:
+def _run_side(
+    plan: CapturePlan,
+    side: int,
+    layers: LayerCapture | None,
+    emit: Emit,
+    sink: RunWriter,
+) -> None:
     """Emit the rows of one side, prompt by prompt, each followed by its caches."""
     watch = CacheWatch() if plan.has_kv else None
     trace = layers.trace(side, plan.paths[side]) if layers is not None else None
@@ -206,18 +245,30 @@ def _run_side(plan: CapturePlan, side: int, layers: LayerCapture | None, emit: E
                 watch.cache = watch.batch = None
 
 
-def _run_prompt(run: OpenPath, ids: Sequence[int], generation: Generation | None, emit: Emit) -> None:
-    """Run all positions of `ids`; generated tokens are fed one by one after the prompt, as before."""
+def _run_prompt(
+    run: OpenPath,
+    ids: Sequence[int],
+    generation: Generation | None,
+    emit: Emit,
+) -> None:
+    """Run all positions of `ids`; generated tokens are fed one by one after the prompt, as
+    before.
+    """
     if generation is None:
         return run(ids, emit)
     rest = iter(ids[generation.given_positions :])
     return run.continue_prompt(
-        ids[: generation.given_positions], generation.max_tokens, lambda _: next(rest, None), emit
+        ids[: generation.given_positions],
+        generation.max_tokens,
+        lambda _: next(rest, None),
+        emit,
     )
 
 
 class _Gather:
-    """Rows of one side on the device, written to the sink in chunks: one copy to the host for each."""
+    """Rows of one side on the device, written to the sink in chunks: one copy to the host for
+    each.
+    """
 
     def __init__(self, plan: CapturePlan, side: int, sink: RunWriter) -> None:
         self._plan, self._side, self._sink = plan, side, sink
@@ -238,7 +289,9 @@ class _Gather:
         if not self._waiting:
             return
         with torch_errors_stop(self._plan.paths[self._side]):
-            bits = own_bits(torch.cat(self._waiting) if len(self._waiting) > 1 else self._waiting[0])
+            bits = own_bits(
+                torch.cat(self._waiting) if len(self._waiting) > 1 else self._waiting[0],
+            )
         self._waiting.clear()
         self._sink.write(self._side, self._row, bits)
         self._row += len(bits)
@@ -246,7 +299,10 @@ class _Gather:
 
 def torch_errors_stop(path: Path) -> AbstractContextManager[None]:
     """Turn torch's errors inside into one sentence that names the path."""
-    return foreign_errors_stop(f"path '{path}'", "shorten the prompts, lower batch:N, or choose a narrower dtype")
+    return foreign_errors_stop(
+        f"path '{path}'",
+        "shorten the prompts, lower batch:N, or choose a narrower dtype",
+    )
 
 
 def check_paths(loaded: LoadedModel, paths: Sequence[Path], positions: int | None) -> None:
@@ -259,13 +315,19 @@ def check_paths(loaded: LoadedModel, paths: Sequence[Path], positions: int | Non
 
 
 def free_beside_weights(loaded: LoadedModel) -> int | None:
-    """Return the free bytes on the model's device, less its weights if not loaded yet; None if unknown."""
+    """Return the free bytes on the model's device, less its weights if not loaded yet; None if
+    unknown.
+    """
     free = loaded.free_bytes
     is_dry = next(loaded.model.parameters()).is_meta
     return free if free is None or not is_dry else max(0, free - loaded.weight_bytes)
 
 
-def _check_batches(loaded: LoadedModel, paths: Sequence[Path], token_ids: Sequence[Sequence[int]]) -> None:
+def _check_batches(
+    loaded: LoadedModel,
+    paths: Sequence[Path],
+    token_ids: Sequence[Sequence[int]],
+) -> None:
     """CaptureError if there are no neighbors, or the logits of a path do not fit."""
     longest = max(len(ids) for ids in token_ids)
     free = free_beside_weights(loaded)
@@ -273,9 +335,9 @@ def _check_batches(loaded: LoadedModel, paths: Sequence[Path], token_ids: Sequen
         needed = path.working_bytes(loaded, longest)
         if free is not None and needed > free:
             raise CaptureError(
-                f"path '{path}': a batch of {path.rows} x {longest} positions needs at least {size(needed)};"
-                f" {loaded.device} has {size(free)} free. Lower batch:N, shorten the prompts or choose a narrower"
-                " dtype."
+                f"path '{path}': a batch of {path.rows} x {longest} positions needs at least"
+                f" {size(needed)}; {loaded.device} has {size(free)} free. Lower batch:N, shorten"
+                " the prompts or choose a narrower dtype.",
             )
     if any(path.has_real_neighbours for path in paths):
         for ids in token_ids:
@@ -297,7 +359,9 @@ def _versions(loaded: LoadedModel, paths: Sequence[Path]) -> dict[str, str]:
         versions["weights"] = loaded.weights
     if loaded.device.startswith("cuda") and torch.version.cuda:
         versions["cuda"] = torch.version.cuda
-    return versions | {path.engine.name: path.engine.version or "unknown" for path in paths if path.engine}
+    return versions | {
+        path.engine.name: path.engine.version or "unknown" for path in paths if path.engine
+    }
 
 
 def environment_of(request: CaptureRequest, plan: CapturePlan) -> dict[str, Any]:
@@ -306,12 +370,20 @@ def environment_of(request: CaptureRequest, plan: CapturePlan) -> dict[str, Any]
     key = (request.model, request.revision)
     if key not in _REVISIONS:
         _REVISIONS[key] = about.revision or revision_of(*key)
-    config = {name: value for name, value in loaded.model.config.to_dict().items() if not name.startswith("_")}
+    config = {
+        name: value
+        for name, value in loaded.model.config.to_dict().items()
+        if not name.startswith("_")
+    }
     tokenizer = getattr(loaded.tokenizer, "backend_tokenizer", None)
     return {
         "revision": _REVISIONS[key],
         "config": _digest(json.dumps(config, sort_keys=True, default=str)),
-        "tokenizer": _digest(tokenizer.to_str()) if tokenizer is not None else type(loaded.tokenizer).__name__,
+        "tokenizer": (
+            _digest(tokenizer.to_str())
+            if tokenizer is not None
+            else type(loaded.tokenizer).__name__
+        ),
         "device": loaded.device,
         "device_name": loaded.device_name,
         "versions": dict(about.versions),

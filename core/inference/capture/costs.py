@@ -1,4 +1,6 @@
-"""Costs of a planned capture in forwards, memory and disk, by walking each path without computing."""
+"""Costs of a planned capture in forwards, memory and disk, by walking each path without
+computing.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from .capture import CapturePlan, free_beside_weights
 
 @dataclass(frozen=True)
 class SideCost:
-    """Costs of one side. tokens: with rows and padding; kv_bytes: 0 without a cache, None if unknown."""
+    """Costs of one side. tokens: with rows and padding; kv_bytes: 0 without a cache, None if
+    unknown.
+    """
 
     name: str
     path: str
@@ -62,7 +66,8 @@ def costs_of(plan: CapturePlan) -> Costs:
         for number, ids in enumerate(plan.token_ids):
             given = plan.generations[number].given_positions if plan.generations else len(ids)
             walk = path.forwards(loaded, given) + [1] * (len(ids) - given)
-            walks.append(walk * 2 if plan.generations else walk)  # a continuation is computed to find and to store it
+            # a continuation is computed to find and to store it
+            walks.append(walk * 2 if plan.generations else walk)
         has_cache = path.reads_cache or plan.has_kv
         cache_bytes = _cache_bytes(loaded, longest + sum(path.padding)) if has_cache else 0
         ratio = format_named(path.compute_dtype(loaded)).itemsize / loaded.torch_dtype.itemsize
@@ -74,7 +79,7 @@ def costs_of(plan: CapturePlan) -> Costs:
                 positions=header.rows,
                 tokens=path.rows * sum(map(sum, walks)),
                 kv_bytes=None if cache_bytes is None else int(cache_bytes * path.rows * ratio),
-            )
+            ),
         )
     side_bytes = header.rows * header.vocab * header.format.itemsize
     sizes = [side.kv_bytes for side in sides if side.kv_bytes is not None]
@@ -94,7 +99,9 @@ def costs_of(plan: CapturePlan) -> Costs:
 
 
 def _cache_bytes(loaded: LoadedModel, columns: int) -> int | None:
-    """Return the bytes of a row's keys and values, by a forward on the meta device; None if it cannot run there."""
+    """Return the bytes of a row's keys and values, by a forward on the meta device; None if it
+    cannot run there.
+    """
     model: Any = loaded.model
     if not next(model.parameters()).is_meta:
         return None
@@ -102,7 +109,8 @@ def _cache_bytes(loaded: LoadedModel, columns: int) -> int | None:
     ids = torch.zeros((1, columns), dtype=torch.long, device="meta")
     experts = getattr(model.config, "_experts_implementation", None)
     try:
-        if experts is not None:  # experts count their tokens, unless they multiply in one batch; shapes are the same
+        # experts count their tokens, unless they multiply in one batch; shapes are the same
+        if experts is not None:
             model.set_experts_implementation("batched_mm")
         with quiet(), torch.inference_mode():
             model(input_ids=ids, past_key_values=cache, use_cache=True)

@@ -1,4 +1,6 @@
-"""Mitigations of a divergence: the same pair with one change at a time, its remaining difference and throughput."""
+"""Mitigations of a divergence: the same pair with one change at a time, its remaining difference
+and throughput.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +49,15 @@ class Remedy:
         if self.name == "TF32 off":
             if path.values_of("tf32") is None:
                 raise CaptureError(f"path '{path}': TF32 is already off.")
-            return replace(path, modifiers=tuple(step for step in path.modifiers if step.name != "tf32"))
-        return path if self.modifier is None else path.with_modifier(self.modifier.name, *self.modifier.values)
+            return replace(
+                path,
+                modifiers=tuple(step for step in path.modifiers if step.name != "tf32"),
+            )
+        return (
+            path
+            if self.modifier is None
+            else path.with_modifier(self.modifier.name, *self.modifier.values)
+        )
 
 
 def remedies_of(
@@ -63,8 +72,9 @@ def remedies_of(
 ) -> list[RemedyRow]:
     """Try every mitigation on a pair of paths; the first row is the unchanged pair.
 
-    Figures cover all prompts, throughput the beginning of the first, timed in rounds over all mitigations. One that
-    cannot be used, or fails, is a row with the reason. CaptureError if the pair itself cannot run.
+    Figures cover all prompts, throughput the beginning of the first, timed in rounds over all
+    mitigations. One that cannot be used, or fails, is a row with the reason. CaptureError if the
+    pair itself cannot run.
     """
     paths = parse_path(reference), parse_path(variant)
     rows: list[RemedyRow] = []
@@ -76,7 +86,11 @@ def remedies_of(
             sides = [remedy.apply(path) for path in paths]
             for path in sides:
                 check_path(path, loaded, max(map(len, prompts)))
-            with quiet(), foreign_errors_stop(f"'{remedy.name}'", "choose shorter prompts"), torch.inference_mode():
+            with (
+                quiet(),
+                foreign_errors_stop(f"'{remedy.name}'", "choose shorter prompts"),
+                torch.inference_mode(),
+            ):
                 total, dtype = _compare(remedy, loaded, prompts, sides)
         except UlpscopeError as error:
             if not rows:
@@ -86,10 +100,22 @@ def remedies_of(
         summary = total.summary()
         timed[len(rows)] = remedy, sides
         elements = sum(map(len, prompts)) * loaded.vocab_size
-        row = replace(row, compute_dtype=dtype, elements=elements, neq=summary.neq, flips=summary.flips)
+        row = replace(
+            row,
+            compute_dtype=dtype,
+            elements=elements,
+            neq=summary.neq,
+            flips=summary.flips,
+        )
         if not summary.nonfinite_mismatch:  # the finite elements alone would look small
             ratio = summary.rms / floor_rms if floor_rms > 0 else None
-            row = replace(row, max_abs=summary.max_abs, rms=summary.rms, max_ulps=summary.max_ulps, noise_ratio=ratio)
+            row = replace(
+                row,
+                max_abs=summary.max_abs,
+                rms=summary.rms,
+                max_ulps=summary.max_ulps,
+                noise_ratio=ratio,
+            )
         rows.append(row)
     on_progress("throughput")
     with suppress(UlpscopeError):  # the figures do not need it
@@ -106,7 +132,12 @@ def floor_of(session: JudgingSession) -> float:
         return float("nan")
 
 
-def _compare(remedy: Remedy, loaded: LoadedModel, prompts: Prompts, paths: Sequence[Path]) -> tuple[PairTotal, str]:
+def _compare(
+    remedy: Remedy,
+    loaded: LoadedModel,
+    prompts: Prompts,
+    paths: Sequence[Path],
+) -> tuple[PairTotal, str]:
     """Compare the sides prompt by prompt. Return (total, dtype of the logits)."""
     total, dtype = PairTotal(), ""
     for ids in prompts:
@@ -125,10 +156,17 @@ def _compare(remedy: Remedy, loaded: LoadedModel, prompts: Prompts, paths: Seque
 
 
 def _throughput(
-    loaded: LoadedModel, ids: Sequence[int], timed: dict[int, tuple[Remedy, list[Path]]], rounds: int
+    loaded: LoadedModel,
+    ids: Sequence[int],
+    timed: dict[int, tuple[Remedy, list[Path]]],
+    rounds: int,
 ) -> dict[int, dict[str, Any]]:
-    """Return tokens per second of both sides by row, and the ratio to row 0 with its range over the rounds."""
-    seconds: dict[tuple[int, int], list[float]] = {(row, side): [] for row in timed for side in (0, 1)}
+    """Return tokens per second of both sides by row, and the ratio to row 0 with its range over the
+    rounds.
+    """
+    seconds: dict[tuple[int, int], list[float]] = {
+        (row, side): [] for row in timed for side in (0, 1)
+    }
     most = min(len(ids), TIMED_TOKENS)
     counts = [len(path.forwards(loaded, most)) for path in timed[0][1]]
     tokens = [max(1, min(most, most * TIMED_FORWARDS // count)) for count in counts]
@@ -145,7 +183,9 @@ def _throughput(
         share = statistics.median(plain) / statistics.median(own)
         ratios = [first / second for first, second in zip(plain, own, strict=True)]
         figures[row] |= {
-            f"{name}_tokens_per_second": timed[row][1][side].rows * tokens[side] / statistics.median(own),
+            f"{name}_tokens_per_second": timed[row][1][side].rows
+            * tokens[side]
+            / statistics.median(own),
             f"{name}_share": share,
             f"{name}_share_low": min(share, *ratios),
             f"{name}_share_high": max(share, *ratios),
@@ -191,14 +231,21 @@ def _head_in_float32(loaded: LoadedModel) -> Iterator[LoadedModel]:
         raise CaptureError(f"The head of a {type(loaded.model).__name__} is not a linear layer.")
     weight = head.weight.float()
     bias = None if head.bias is None else head.bias.float()
-    with attribute_replaced(head, "forward", lambda x: torch.nn.functional.linear(x.float(), weight, bias)):
+    with attribute_replaced(
+        head,
+        "forward",
+        lambda x: torch.nn.functional.linear(x.float(), weight, bias),
+    ):
         yield replace(loaded, dtype="float32")  # the dtype of the logits
 
 
 @contextmanager
 def _deterministic(loaded: LoadedModel) -> Iterator[LoadedModel]:
     """Use torch's deterministic algorithms; operations without one are unchanged."""
-    state = (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())
+    state = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield loaded
@@ -210,11 +257,28 @@ _HEAD = "The LM head, hidden states to logits, in float32; everything before it 
 _INVARIANT = "One reduction order for any batch, row, chunk and cache length (+invariant)."
 REMEDIES = (
     Remedy("baseline", "The two paths, unchanged."),
-    Remedy("float32", "Weights and every step in float32.", model=_model_in_float32, dtype="float32"),
+    Remedy(
+        "float32",
+        "Weights and every step in float32.",
+        model=_model_in_float32,
+        dtype="float32",
+    ),
     Remedy("float32 head", _HEAD, model=_head_in_float32, dtype="float32"),
     Remedy("TF32 off", "float32 matmuls without TF32."),
-    Remedy("reduced reductions off", "16-bit matmuls accumulate in float32.", Step("reduced", ("off",))),
-    Remedy("SDPA math backend", "Attention as matmuls and a softmax, no fused kernel.", Step("sdpa", ("math",))),
-    Remedy("deterministic algorithms", "torch.use_deterministic_algorithms(True).", model=_deterministic),
+    Remedy(
+        "reduced reductions off",
+        "16-bit matmuls accumulate in float32.",
+        Step("reduced", ("off",)),
+    ),
+    Remedy(
+        "SDPA math backend",
+        "Attention as matmuls and a softmax, no fused kernel.",
+        Step("sdpa", ("math",)),
+    ),
+    Remedy(
+        "deterministic algorithms",
+        "torch.use_deterministic_algorithms(True).",
+        model=_deterministic,
+    ),
     Remedy("batch-invariant kernels", _INVARIANT, Step("invariant")),
 )

@@ -1,4 +1,6 @@
-"""Detect a side that computes in 16 bits although it is asked for float32, as a server with its own weights does."""
+"""Detect a side that computes in 16 bits although it is asked for float32, as a server with its own
+weights does.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,11 @@ from ..paths.engines import PLAIN, Prompts, RunnableSide, whole_side
 from .rounding_floor import as_many_as
 
 _POSITIONS = 128  # to ask for, and one prompt at least
-_MOST = 0.98  # share of logits on a 16-bit grid, or equal after rounding to one: in float32 two thirds at most
-# In roundings of the model to 16 bits. bfloat16 hidden states under a float32 head reached 0.8 to 1.0 at nine of ten
-# positions on six models; a correct side that computes in float32 stays at 1e-4 (1e-3 of float16).
+# share of logits on a 16-bit grid, or equal after rounding to one: in float32 two thirds at most
+_MOST = 0.98
+# In roundings of the model to 16 bits. bfloat16 hidden states under a float32 head reached 0.8 to
+# 1.0 at nine of ten positions on six models; a correct side that computes in float32 stays at 1e-4
+# (1e-3 of float16).
 _LEAST_ROUNDING, _LARGEST_ROUNDING = 0.25, 10.0
 
 
@@ -27,12 +31,16 @@ class Narrow(NamedTuple):
 
 
 def narrow_answers(
-    loaded: LoadedModel, prompts: Prompts, side: RunnableSide, plain: RunnableSide = PLAIN
+    loaded: LoadedModel,
+    prompts: Prompts,
+    side: RunnableSide,
+    plain: RunnableSide = PLAIN,
 ) -> Narrow | None:
     """Return the 16-bit dtype that the side computes in although it is asked for float32, or None.
 
-    Its logits lie on that grid. Or (a float32 head over 16-bit states) they are as far from the float32 forward as 16
-    bits round at nine of ten positions, and equal to the first answer or not even repeatable. plain: the model.
+    Its logits lie on that grid. Or (a float32 head over 16-bit states) they are as far from the
+    float32 forward as 16 bits round at nine of ten positions, and equal to the first answer or not
+    even repeatable. plain: the model.
     """
     if loaded.dtype == "float32":
         return None
@@ -42,7 +50,10 @@ def narrow_answers(
         return torch.cat([whole_side(of.run_on(model), ids) for ids in shortest])
 
     def narrow(dtype: str, reason: str) -> Narrow:
-        says = f"'{side.name}' computes in {dtype} in a float32 run ({reason}); load its weights in model.dtype."
+        says = (
+            f"'{side.name}' computes in {dtype} in a float32 run ({reason}); load its weights in"
+            " model.dtype."
+        )
         return Narrow(side.name, dtype, says)
 
     with in_float32(loaded) as model:
@@ -53,7 +64,9 @@ def narrow_answers(
             return None
         again, exact = answers(model), answers(model, plain)
     own, error = _rms(answers(loaded, plain), exact).clamp_min(1e-300), _rms(wide, exact)
-    if (error / own).quantile(0.1) < _LEAST_ROUNDING or error.norm() > _LARGEST_ROUNDING * own.norm():
+    if (error / own).quantile(
+        0.1,
+    ) < _LEAST_ROUNDING or error.norm() > _LARGEST_ROUNDING * own.norm():
         return None
     is_same = answers(loaded).to(loaded.torch_dtype) == wide.to(loaded.torch_dtype)
     if float(is_same[wide.isfinite()].double().mean()) >= _MOST:
@@ -67,7 +80,10 @@ def grid_of(logits: torch.Tensor) -> str | None:
     """Return the coarsest 16-bit dtype that holds nearly all logits that are finite and not 0."""
     values = logits[logits.isfinite() & (logits != 0)]
     for dtype in (torch.bfloat16, torch.float16):
-        if len(values) and float((values.to(dtype).to(values.dtype) == values).double().mean()) >= _MOST:
+        if (
+            len(values)
+            and float((values.to(dtype).to(values.dtype) == values).double().mean()) >= _MOST
+        ):
             return str(dtype).removeprefix("torch.")
     return None
 

@@ -1,9 +1,11 @@
-"""Randomized rounding to 16 bits: what the same function might as well have come out as in the same dtype.
+"""Randomized rounding to 16 bits: what the same function might as well have come out as in the same
+dtype.
 
-A model's own paths round the same values to the same bits nearly everywhere: what one of them does says little of an
-engine whose kernels round elsewhere. So each operation's result is computed from the same 16-bit inputs in float32,
-moved by up to a quarter of a 16-bit unit in the last place, and rounded. The model's own paths must look like one more
-draw, or the draws decide nothing. Equal values are moved alike, as kernels do.
+A model's own paths round the same values to the same bits nearly everywhere: what one of them does
+says little of an engine whose kernels round elsewhere. So each operation's result is computed from
+the same 16-bit inputs in float32, moved by up to a quarter of a 16-bit unit in the last place, and
+rounded. The model's own paths must look like one more draw, or the draws decide nothing. Equal
+values are moved alike, as kernels do.
 """
 
 from __future__ import annotations
@@ -41,12 +43,18 @@ _DECODED = 1024  # positions up to which token-by-token decode is one of the mod
 
 
 class DrawnRounding(TorchDispatchMode):
-    """Draw every rounding to `dtype` anew for one forward, alike for the same seed; not in-place operations.
+    """Draw every rounding to `dtype` anew for one forward, alike for the same seed; not in-place
+    operations.
 
     weights: of the model in float32, kept from one forward to the next; None if they change.
     """
 
-    def __init__(self, dtype: torch.dtype, seed: int, weights: dict[torch.Tensor, torch.Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        seed: int,
+        weights: dict[torch.Tensor, torch.Tensor] | None = None,
+    ) -> None:
         super().__init__()
         self._dtype, self._seed, self._calls, self._weights = dtype, seed, 0, weights
         self.roundings = 0
@@ -61,14 +69,22 @@ class DrawnRounding(TorchDispatchMode):
         floats = [each for each in tensors if each.is_floating_point() and each.ndim]
         is_view = any(each.alias_info is not None for each in func._schema.returns)
         has_dtype = any(isinstance(each, torch.dtype) for each in leaves)
-        if floats and not is_view and not has_dtype and all(each.dtype == self._dtype for each in floats):
-            result = wide = self._wide(func, args, kwargs)  # the operation's own 16 bits are not needed
+        if (
+            floats
+            and not is_view
+            and not has_dtype
+            and all(each.dtype == self._dtype for each in floats)
+        ):
+            # the operation's own 16 bits are not needed
+            result = wide = self._wide(func, args, kwargs)
         else:
             result = func(*args, **kwargs)
             first = _first(result)
             if not isinstance(first, torch.Tensor) or first.dtype != self._dtype:
                 return result
-            if any(each.untyped_storage()._cdata == first.untyped_storage()._cdata for each in tensors):
+            if any(
+                each.untyped_storage()._cdata == first.untyped_storage()._cdata for each in tensors
+            ):
                 return result  # a view
             is_cast = func.overloadpacket in (torch.ops.aten._to_copy, torch.ops.aten.to)
             wide = tensors[0].float() if is_cast else self._wide(func, args, kwargs)
@@ -85,7 +101,11 @@ class DrawnRounding(TorchDispatchMode):
         return func(*tree_map(self._widen, args), **tree_map(self._widen, kwargs))
 
     def _widen(self, value: Any) -> Any:
-        if isinstance(value, torch.nn.Parameter) and value.dtype == self._dtype and self._weights is not None:
+        if (
+            isinstance(value, torch.nn.Parameter)
+            and value.dtype == self._dtype
+            and self._weights is not None
+        ):
             if value not in self._weights:
                 self._weights[value] = value.float()
             return self._weights[value]
@@ -94,9 +114,11 @@ class DrawnRounding(TorchDispatchMode):
         return torch.float32 if value is self._dtype else value
 
     def _round(self, wide: torch.Tensor) -> torch.Tensor:
-        """Move values by up to a quarter of a unit in the last place and round; what is exact in 16 bits stays.
+        """Move values by up to a quarter of a unit in the last place and round; what is exact in 16
+        bits stays.
 
-        The move is a hash of the value's bits, alike for the same: multiply and shift, as in splitmix.
+        The move is a hash of the value's bits, alike for the same: multiply and shift, as in
+        splitmix.
         """
         bits, spare = wide.contiguous().view(torch.int32), _SPARE_BITS[self._dtype]
         seed = self._seed * 1_000_003 + self._calls
@@ -113,9 +135,11 @@ def _first(result: Any) -> Any:
 
 @dataclass
 class RoundingDraws:
-    """Errors in a model's 16 bits to its float32 forward, and those of DRAWS forwards with randomized rounding.
+    """Errors in a model's 16 bits to its float32 forward, and those of DRAWS forwards with
+    randomized rounding.
 
-    plain: what the sides ought to compute; exact: runs it in float32; draws: their errors, made at first need.
+    plain: what the sides ought to compute; exact: runs it in float32; draws: their errors, made at
+    first need.
     """
 
     loaded: LoadedModel
@@ -124,15 +148,27 @@ class RoundingDraws:
     exact: RunnableSide | None = None
     draws: list[Errors] = field(default_factory=list)
 
-    def measure(self, sides: Sequence[RunnableSide], say: Callable[[str], None] = lambda _: None) -> Exact:
+    def measure(
+        self,
+        sides: Sequence[RunnableSide],
+        say: Callable[[str], None] = lambda _: None,
+    ) -> Exact:
         """Measure the sides, and the model's own paths when they are asked for."""
 
         def by_name(sides: Sequence[RunnableSide]) -> dict[str, Errors]:
-            return {side.name: each for side, each in zip(sides, self.errors(sides, say), strict=True)}
+            return {
+                side.name: each for side, each in zip(sides, self.errors(sides, say), strict=True)
+            }
 
         errors, model = by_name(sides), self.loaded  # and the draws
         experts = has_experts(model.model)
-        return Exact(errors, self.draws, lambda: by_name(self._own_paths()), f"'{model.name}'", experts)
+        return Exact(
+            errors,
+            self.draws,
+            lambda: by_name(self._own_paths()),
+            f"'{model.name}'",
+            experts,
+        )
 
     def compare(
         self,
@@ -142,33 +178,56 @@ class RoundingDraws:
         *,
         always_check_draws: bool = True,
     ) -> tuple[Evidence, FloorTest]:
-        """Compare a side's error in 16 bits with that of randomized rounding. always_check_draws: as of `error_rows`"""
+        """Compare a side's error in 16 bits with that of randomized rounding. always_check_draws:
+        as of `error_rows`
+        """
         lengths, exact = [len(ids) for ids in self.prompts], self.measure([side], say)
-        return error_rows(exact, self.loaded.dtype, lengths, blocks, always_check_draws=always_check_draws)[0]
+        return error_rows(
+            exact,
+            self.loaded.dtype,
+            lengths,
+            blocks,
+            always_check_draws=always_check_draws,
+        )[0]
 
-    def errors(self, sides: Sequence[RunnableSide], say: Callable[[str], None] = lambda _: None) -> list[Errors]:
+    def errors(
+        self,
+        sides: Sequence[RunnableSide],
+        say: Callable[[str], None] = lambda _: None,
+    ) -> list[Errors]:
         """Return the errors of each side. CaptureError if float32 does not fit, or a side fails."""
         loaded = self.loaded
         if loaded.torch_dtype not in _SPARE_BITS:
-            raise CaptureError(f"randomized rounding needs bfloat16 or float16, not {loaded.dtype}.")
+            raise CaptureError(
+                f"randomized rounding needs bfloat16 or float16, not {loaded.dtype}.",
+            )
         weights: dict[torch.Tensor, torch.Tensor] | None = {} if self.plain is PLAIN else None
         draws = [] if self.draws else [draw_of(self.plain, seed, weights) for seed in range(DRAWS)]
-        pieces: dict[RunnableSide, list[NDArray[np.float64]]] = {side: [] for side in (*sides, *draws)}
+        pieces: dict[RunnableSide, list[NDArray[np.float64]]] = {
+            side: [] for side in (*sides, *draws)
+        }
         systems = dict.fromkeys(pieces, SystematicError())
         for group in groups_of(loaded, self.prompts):
             if weights:
                 weights.clear()
             say("a forward in float32")
             with in_float32(loaded) as wide_model:
-                exact = [whole_side((self.exact or self.plain).run_on(wide_model), ids) for ids in group]
+                exact = [
+                    whole_side((self.exact or self.plain).run_on(wide_model), ids) for ids in group
+                ]
             for side, of_side in pieces.items():
                 say(f"'{side.name}' compared with it")
                 for ids, wide in zip(group, exact, strict=True):
                     rows: list[torch.Tensor] = []
                     side.run_on(loaded)(ids, partial(_add_error, wide, of_side, rows))
                     logits = wide[:: _step(wide)]
-                    systems[side] += systematic_error(torch.cat(rows), logits.where(logits.isfinite(), 0.0))
-        errors = {side: Errors(np.concatenate(each), systems[side].size) for side, each in pieces.items()}
+                    systems[side] += systematic_error(
+                        torch.cat(rows),
+                        logits.where(logits.isfinite(), 0.0),
+                    )
+        errors = {
+            side: Errors(np.concatenate(each), systems[side].size) for side, each in pieces.items()
+        }
         self.draws = self.draws or [errors[draw] for draw in draws]
         return [errors[side] for side in sides]
 
@@ -182,14 +241,23 @@ class RoundingDraws:
 
         paths = [self.plain]
         if self.plain is PLAIN:  # eager attention rounds its weights too, which others do not
-            names = ["prefill+attn:eager", *(["decode"] if sum(map(len, self.prompts)) <= _DECODED else [])]
-            paths += [side_of(name) for name in names if parse_path(name).refusal(self.loaded) is None]
+            names = [
+                "prefill+attn:eager",
+                *(["decode"] if sum(map(len, self.prompts)) <= _DECODED else []),
+            ]
+            paths += [
+                side_of(name) for name in names if parse_path(name).refusal(self.loaded) is None
+            ]
         if reordering_refusal(self.loaded.model) is None:
             paths.append(RunnableSide(f"{self.plain.name}, reordered sums", reordering))
         return paths
 
 
-def draw_of(plain: RunnableSide, seed: int, weights: dict[torch.Tensor, torch.Tensor] | None = None) -> RunnableSide:
+def draw_of(
+    plain: RunnableSide,
+    seed: int,
+    weights: dict[torch.Tensor, torch.Tensor] | None = None,
+) -> RunnableSide:
     """Return a forward with randomized rounding; weights: as of `DrawnRounding`."""
 
     @contextmanager
@@ -199,7 +267,9 @@ def draw_of(plain: RunnableSide, seed: int, weights: dict[torch.Tensor, torch.Te
         with stop, mode, plain.open(loaded, trace) as run:
             yield run
         if not mode.roundings:
-            raise CaptureError("randomized rounding: torch saw no operation that rounds; leave compile out.")
+            raise CaptureError(
+                "randomized rounding: torch saw no operation that rounds; leave compile out.",
+            )
 
     return RunnableSide(f"draw {seed}", drawing)
 
@@ -210,22 +280,35 @@ def _step(exact: torch.Tensor) -> int:
 
 
 def _add_error(
-    exact: torch.Tensor, pieces: list[NDArray[np.float64]], rows: list[torch.Tensor], start: int, logits: torch.Tensor
+    exact: torch.Tensor,
+    pieces: list[NDArray[np.float64]],
+    rows: list[torch.Tensor],
+    start: int,
+    logits: torch.Tensor,
 ) -> None:
-    """Add the errors of some positions, without a number that all logits of one share: most of rounding in trained
-    models is one, and no probability shows it. Infinite if one is not finite, unlike in float32. rows: gets the errors
-    at every `_step`, 0 if not finite.
+    """Add the errors of some positions, without a number that all logits of one share: most of
+    rounding in trained models is one, and no probability shows it. Infinite if one is not finite,
+    unlike in float32. rows: gets the errors at every `_step`, 0 if not finite.
 
     exact, logits: [positions, vocab]
     """
     wide = exact[start : start + len(logits)]
     error = logits - wide
     finite = error.isfinite()
-    is_same = finite if bool(finite.all()) else finite | (logits == wide) | (logits.isnan() & wide.isnan())
+    is_same = (
+        finite
+        if bool(finite.all())
+        else finite | (logits == wide) | (logits.isnan() & wide.isnan())
+    )
     step = _step(exact)
     rows.append(torch.where(finite, error, 0.0)[-start % step :: step])
-    error, count = error if is_same is finite else torch.where(finite, error, 0.0), finite.sum(1).clamp_min(1)
+    error, count = (
+        error if is_same is finite else torch.where(finite, error, 0.0),
+        finite.sum(1).clamp_min(1),
+    )
     mean = error.sum(1, dtype=torch.float64) / count
     squares = torch.linalg.vector_norm(error, dim=1, dtype=torch.float64).square() / count
     errors = (squares - mean.square()).clamp_min(0)
-    pieces.append((errors if is_same is finite else errors.where(is_same.all(1), torch.inf)).cpu().numpy())
+    pieces.append(
+        (errors if is_same is finite else errors.where(is_same.all(1), torch.inf)).cpu().numpy(),
+    )

@@ -26,7 +26,17 @@ from ..models.model import LoadedModel, has_experts, loaded_from
 from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.batch import CHUNK_BYTES, Emit, Run
 from ..paths.engine_side import parts_of
-from ..paths.engines import PLAIN, Engine, Prompts, RunnableSide, digest_of, divergence_of, measure, side_of, whole_side
+from ..paths.engines import (
+    PLAIN,
+    Engine,
+    Prompts,
+    RunnableSide,
+    digest_of,
+    divergence_of,
+    measure,
+    side_of,
+    whole_side,
+)
 from ..paths.hooks import ModuleTrace
 from .answer_precision import Narrow, narrow_answers
 from .drawn_roundings import RoundingDraws
@@ -38,8 +48,11 @@ from .rounding_floor import SEEDS, check_prompts, not_finite_of, own_rounding_of
 
 _OWN_SEEDS = range(2)  # of reorderings in 16 bits, where they do not decide
 MEMOIZED_BYTES = 256 << 20  # of the logits of paths, in all dtypes together
-_WIDEST = 4  # bytes of a logit of another engine, some of which give float32 whatever they compute in
-_RERUNS = 4  # pairs of calls of a side that does not repeat itself; the largest difference counts, for races are rare
+# bytes of a logit of another engine, some of which give float32 whatever they compute in
+_WIDEST = 4
+# pairs of calls of a side that does not repeat itself; the largest difference counts, for races are
+# rare
+_RERUNS = 4
 Computed = TypeVar("Computed")
 
 
@@ -78,7 +91,9 @@ def judge(
         CaptureError: a side cannot be run at all. A control that cannot be run is evidence that is not available.
     """
     if any(isinstance(each, str) for each in (model, *prompts)):
-        raise UsageError("judge takes a model and token ids; `ulpscope judge` takes a model's name and texts.")
+        raise UsageError(
+            "judge takes a model and token ids; `ulpscope judge` takes a model's name and texts.",
+        )
     loaded = model if isinstance(model, LoadedModel) else loaded_from(model, tokenizer)
     ids = [tuple(int(token) for token in prompt) for prompt in prompts]
     check_prompts(loaded, ids)
@@ -102,8 +117,8 @@ def model_errors_stop() -> Iterator[None]:
 
 
 class JudgingSession:
-    """One model and the prompts that its pairs are judged on. Results of a path are kept under its name; a callable may
-    be another one under the same name, and is run anew for every pair.
+    """One model and the prompts that its pairs are judged on. Results of a path are kept under its
+    name; a callable may be another one under the same name, and is run anew for every pair.
     """
 
     def __init__(self, loaded: LoadedModel, prompts: Prompts) -> None:
@@ -113,7 +128,12 @@ class JudgingSession:
         self._logits: dict[tuple[str, str, tuple[int, ...]], torch.Tensor] = {}
         self.draws = RoundingDraws(loaded, self.prompts, exact=self.memoize(PLAIN))
 
-    def once(self, key: tuple[Any, ...], compute: Callable[[], Computed], side: RunnableSide = PLAIN) -> Computed:
+    def once(
+        self,
+        key: tuple[Any, ...],
+        compute: Callable[[], Computed],
+        side: RunnableSide = PLAIN,
+    ) -> Computed:
         """Return what was computed before under this key; of a callable compute it anew."""
         if not side.is_named:
             return compute()
@@ -126,18 +146,32 @@ class JudgingSession:
         """Noise floor in the dtype of `model`: the session's, or the same weights widened."""
         fmt = LOGIT_FORMATS.get(model.dtype) if model is self.loaded else None
         seeds = SEEDS if model.dtype in WIDENING else _OWN_SEEDS
-        measure = partial(rounding_floor, model, self.prompts, seeds, row_ulps_of=fmt, plain=self.memoize(PLAIN))
+        measure = partial(
+            rounding_floor,
+            model,
+            self.prompts,
+            seeds,
+            row_ulps_of=fmt,
+            plain=self.memoize(PLAIN),
+        )
         return self.once(("floor", model.dtype), measure)
 
     def memoize(self, side: RunnableSide) -> RunnableSide:
-        """Keep the logits of a path in each dtype, as far as MEMOIZED_BYTES go; not if it is followed."""
+        """Keep the logits of a path in each dtype, as far as MEMOIZED_BYTES go; not if it is
+        followed.
+        """
         return replace(side, open=partial(self._open, side)) if side.is_named else side
 
     def forget(self, side: RunnableSide) -> None:
         """Let the logits of a side go, which no other pair has."""
         self._logits = {key: logits for key, logits in self._logits.items() if key[0] != side.name}
 
-    def _open(self, side: RunnableSide, model: LoadedModel, trace: ModuleTrace | None) -> AbstractContextManager[Run]:
+    def _open(
+        self,
+        side: RunnableSide,
+        model: LoadedModel,
+        trace: ModuleTrace | None,
+    ) -> AbstractContextManager[Run]:
         itemsize = model.torch_dtype.itemsize if side.engine_path is None else _WIDEST
 
         def run(ids: Sequence[int], emit: Emit) -> None:
@@ -168,7 +202,10 @@ class ModelControls(judging.Controls):
     ) -> None:
         self.session, self.sides, self.say = session, sides, say or (lambda _: None)
         self.loaded, self.prompts, self.precisions = session.loaded, session.prompts, precisions
-        self.names, self.lengths = (sides[0].name, sides[1].name), [len(ids) for ids in session.prompts]
+        self.names, self.lengths = (
+            (sides[0].name, sides[1].name),
+            [len(ids) for ids in session.prompts],
+        )
         self.dtype, self.has_experts = self.loaded.dtype, has_experts(self.loaded.model)
         self.blocks = sorted({*BLOCKS, *(int(size) for side in sides for size in side.block_sizes)})
         self.memoized_sides = session.memoize(sides[0]), session.memoize(sides[1])
@@ -182,8 +219,15 @@ class ModelControls(judging.Controls):
         for side in self.sides:
             # an engine is asked whether it repeats itself
             one = side if side.path is None else self.session.memoize(side)
-            ask = partial(narrow_answers, self.loaded, self.prompts, one, self.session.memoize(PLAIN))
-            with suppress(CaptureError):  # a side that cannot be asked is for the float32 comparison to report
+            ask = partial(
+                narrow_answers,
+                self.loaded,
+                self.prompts,
+                one,
+                self.session.memoize(PLAIN),
+            )
+            # a side that cannot be asked is for the float32 comparison to report
+            with suppress(CaptureError):
                 narrow.append(self.session.once(("narrow", side.name), ask, side))
         return [each for each in narrow if each is not None]
 
@@ -203,10 +247,16 @@ class ModelControls(judging.Controls):
         self.say(f"both sides in {dtype}")
         if dtype == self.dtype:
             divergence, self.digests = measure(self.loaded, self.prompts, self.memoized_sides)
-            return self._pair(divergence, self.names, is_identical=self.digests[0] == self.digests[1])
+            return self._pair(
+                divergence,
+                self.names,
+                is_identical=self.digests[0] == self.digests[1],
+            )
         if dtype == "float32" and self.narrow:
             raise NotAvailableError(self.narrow[0].says)
-        if dtype == "float64" and (one_piece := next((side.name for side in self.sides if side.is_one_piece), None)):
+        if dtype == "float64" and (
+            one_piece := next((side.name for side in self.sides if side.is_one_piece), None)
+        ):
             raise NotAvailableError(f"'{one_piece}' is compiled.")
         is_wide = [dtype == "float32"] * 2
 
@@ -222,12 +272,21 @@ class ModelControls(judging.Controls):
             raise judging.StaysInFloat32Error(f"'{name}' computes in float32 whatever it is asked.")
         return self._pair(divergence, self.names)
 
-    def _pair(self, divergence: Divergence, names: tuple[str, str], *, is_identical: bool = False) -> Pair:
+    def _pair(
+        self,
+        divergence: Divergence,
+        names: tuple[str, str],
+        *,
+        is_identical: bool = False,
+    ) -> Pair:
         not_finite = not_finite_of(self.loaded, divergence, names)
         return Pair(divergence.squares, not_finite, is_identical, divergence.peaks)
 
     def floor(self, dtype: str) -> NoiseFloor:
-        """Reorder every linear map. In 16 bits kernels round elsewhere too, as far as a forward is from float32."""
+        """Reorder every linear map.
+
+        In 16 bits kernels round elsewhere too, as far as a forward is from float32.
+        """
         if dtype in self.floors:
             return self.floors[dtype]
         self.say(f"reorderings in {dtype}")
@@ -236,13 +295,20 @@ class ModelControls(judging.Controls):
             with self._in(dtype) as model:
                 floor = self.session.floor(model)
             if dtype not in WIDENING:
-                rounding = self.session.once(("rounding",), partial(own_rounding_of, self.loaded, self.prompts, plain))
+                rounding = self.session.once(
+                    ("rounding",),
+                    partial(own_rounding_of, self.loaded, self.prompts, plain),
+                )
         except CaptureError as error:
-            raise NotAvailableError(f"The noise floor in {dtype} cannot be measured: {error}") from error
+            raise NotAvailableError(
+                f"The noise floor in {dtype} cannot be measured: {error}",
+            ) from error
         squares, control = floor.squares, floor.control
         if rounding is not None:
             squares, control = np.maximum(squares, rounding), f"{control} and rounding to {dtype}"
-        control += "".join(f"; in '{side}' {parts}" for side in self.names if (parts := parts_of(side, dtype)))
+        control += "".join(
+            f"; in '{side}' {parts}" for side in self.names if (parts := parts_of(side, dtype))
+        )
         self.floors[dtype] = replace(floor, squares=squares, control=control)
         return self.floors[dtype]
 
@@ -251,18 +317,34 @@ class ModelControls(judging.Controls):
         if again is None:
             self.say("both sides once more")
             digest = partial(digest_of, self.loaded, self.prompts)
-            reference = self.session.once(("digest", self.names[0]), partial(digest, self.sides[0]), self.sides[0])
+            reference = self.session.once(
+                ("digest", self.names[0]),
+                partial(digest, self.sides[0]),
+                self.sides[0],
+            )
             again = reference, digest(self.sides[1])
-        unstable = [side for side, a, b in zip(self.sides, self.digests, again, strict=True) if a != b]
+        unstable = [
+            side for side, a, b in zip(self.sides, self.digests, again, strict=True) if a != b
+        ]
         control = " and ".join(f"'{name}'" for name in self.names) + ", each called twice"
         if not unstable:
             return judging.Rerun(control, self.names, ())
         self.say("how far a rerun goes")
-        calls = [divergence_of(self.loaded, self.prompts, (side, side)) for side in unstable for _ in range(_RERUNS)]
+        calls = [
+            divergence_of(self.loaded, self.prompts, (side, side))
+            for side in unstable
+            for _ in range(_RERUNS)
+        ]
         squares = np.max([call.squares for call in calls], axis=0)
         mismatches = max(call.nonfinite_mismatch for call in calls)
         size = squares if squares.any() or mismatches else None
-        return judging.Rerun(control, self.names, tuple(side.name for side in unstable), size, mismatches)
+        return judging.Rerun(
+            control,
+            self.names,
+            tuple(side.name for side in unstable),
+            size,
+            mismatches,
+        )
 
     def neighbours(self) -> list[OtherRows]:
         side, path = self.sides[1], self.sides[1].path
@@ -274,17 +356,38 @@ class ModelControls(judging.Controls):
         neighbours = "same" if path.values_of("neighbours") == ("random",) else "random"
         with_others = side_of(str(path.with_modifier("neighbours", neighbours)))
         side_in_row = side_of(str(path.with_modifier("row", other_row)))
-        is_same = [digest_of(self.loaded, self.prompts, one) == self.digests[1] for one in (with_others, side_in_row)]
+        is_same = [
+            digest_of(self.loaded, self.prompts, one) == self.digests[1]
+            for one in (with_others, side_in_row)
+        ]
         of_prompts = OtherPromptsFigures(rows=path.rows, bit_identical=is_same[0])
-        of_row = OtherRowFigures(rows=path.rows, row=row, other_row=other_row, bit_identical=is_same[1])
-        dtype, difference = next((name for name in ("float64", "float32") if name in self.floors), ""), None
+        of_row = OtherRowFigures(
+            rows=path.rows,
+            row=row,
+            other_row=other_row,
+            bit_identical=is_same[1],
+        )
+        dtype, difference = (
+            next((name for name in ("float64", "float32") if name in self.floors), ""),
+            None,
+        )
         if not is_same[1] and dtype:
             with suppress(CaptureError), self._in(dtype) as model:
-                divergence = divergence_of(model, self.prompts, (self.memoized_sides[1], side_in_row))
+                divergence = divergence_of(
+                    model,
+                    self.prompts,
+                    (self.memoized_sides[1], side_in_row),
+                )
                 difference = self._pair(divergence, (side.name, side_in_row.name))
         return [
             OtherRows(side.name, f"'{with_others.name}' compared with '{side.name}'", of_prompts),
-            OtherRows(side.name, f"'{side_in_row.name}' compared with '{side.name}'", of_row, dtype, difference),
+            OtherRows(
+                side.name,
+                f"'{side_in_row.name}' compared with '{side.name}'",
+                of_row,
+                dtype,
+                difference,
+            ),
         ]
 
     def exact(self) -> judging.Exact:
@@ -294,15 +397,35 @@ class ModelControls(judging.Controls):
         return self.session.draws.measure(sides, self.say)
 
     def lower_precision(
-        self, dtype: str, tests: Mapping[str, FloorTest], *, also_in_16_bits: bool
+        self,
+        dtype: str,
+        tests: Mapping[str, FloorTest],
+        *,
+        also_in_16_bits: bool,
     ) -> Sequence[judging.PrecisionVerdict]:
         session = self.session
-        question = Question(self.prompts, self.blocks, self.say, self.precisions, session.memoize, session.draws)
+        question = Question(
+            self.prompts,
+            self.blocks,
+            self.say,
+            self.precisions,
+            session.memoize,
+            session.draws,
+        )
         if dtype == self.dtype and dtype != "float32":
             sides = [side for side in self.sides if side.name in tests]
-            return [lowered_in_16_bits(question, self.loaded, side, tests[side.name]) for side in sides]
+            return [
+                lowered_in_16_bits(question, self.loaded, side, tests[side.name]) for side in sides
+            ]
         floors = {name: floor.squares for name, floor in self.floors.items()}
-        return lowered_of_pair(question, self.loaded, self.sides, floors, dtype, fails_in_own_dtype=also_in_16_bits)
+        return lowered_of_pair(
+            question,
+            self.loaded,
+            self.sides,
+            floors,
+            dtype,
+            fails_in_own_dtype=also_in_16_bits,
+        )
 
     def modules(self, row: int, bugs: Sequence[str | None], dtype: str) -> list[Evidence]:
         if any(side.is_one_piece for side in self.sides):
@@ -319,11 +442,16 @@ class ModelControls(judging.Controls):
         prompt, position = place_of(row, self.lengths)
         ids = self.prompts[prompt]
         with self._in(dtype) as model:
-            reference, variant = (whole_side(one.run_on(model), ids)[position].double() for one in self.memoized_sides)
+            reference, variant = (
+                whole_side(one.run_on(model), ids)[position].double() for one in self.memoized_sides
+            )
         return np.nan_to_num((variant - reference).square().cpu().numpy())
 
     def source_of(self, mismatch: NotFinite) -> str:
         side = self.sides[0 if not np.isfinite(mismatch.values[0]) else 1]
         with suppress(CaptureError):
-            return first_not_finite(self.loaded, self.prompts[mismatch.place(self.lengths)[0]], side) or ""
+            return (
+                first_not_finite(self.loaded, self.prompts[mismatch.place(self.lengths)[0]], side)
+                or ""
+            )
         return ""

@@ -1,4 +1,6 @@
-"""Does attention choose its keys, as a sparse-attention indexer does? At near ties rounding chooses others."""
+"""Does attention choose its keys, as a sparse-attention indexer does? At near ties rounding chooses
+others.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ from ..paths.engines import PLAIN
 
 
 def chooses_keys(loaded: LoadedModel, ids: Sequence[int]) -> bool:
-    """Return whether a forward chooses among its positions: a longer prompt has more candidates. A router's experts
-    are as many for any prompt, and an indexer that takes every key of this prompt chooses none.
+    """Return whether a forward chooses among its positions: a longer prompt has more candidates. A
+    router's experts are as many for any prompt, and an indexer that takes every key of this prompt
+    chooses none.
     """
     half = ids[: (len(ids) + 1) // 2]
     return bool(_candidates(loaded, ids) - _candidates(loaded, half))

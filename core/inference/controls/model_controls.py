@@ -45,23 +45,36 @@ def model_of_dump(
     header = figures.header
     prompts = [tuple(int(token) for token in prompt.token_ids) for prompt in header.prompts]
     if not all(prompts):
-        raise UsageError("This dump has no token_ids, so no model can run on its tokens; save them with the logits.")
+        raise UsageError(
+            "This dump has no token_ids, so no model can run on its tokens; save them with the"
+            " logits.",
+        )
     if loaded.vocab_size != header.vocab:
-        raise UsageError(f"Model '{loaded.name}' has {loaded.vocab_size} tokens, the dump {header.vocab}.")
+        raise UsageError(
+            f"Model '{loaded.name}' has {loaded.vocab_size} tokens, the dump {header.vocab}.",
+        )
     if loaded.dtype != header.compute_dtype:
-        raise UsageError(f"Model '{loaded.name}' is loaded in {loaded.dtype}; the dump is in {header.compute_dtype}.")
+        raise UsageError(
+            f"Model '{loaded.name}' is loaded in {loaded.dtype}; the dump is in"
+            f" {header.compute_dtype}.",
+        )
     check_prompts(loaded, prompts)
     session = JudgingSession(loaded, prompts)
 
     def with_model(dump: DumpControls) -> _DumpOfModel:
         sides = [_recording_of(figures, index, prompts, float32) for index in (0, dump.index + 1)]
-        return _DumpOfModel(dump, ModelControls(session, (sides[0], sides[1]), precisions, on_progress))
+        return _DumpOfModel(
+            dump,
+            ModelControls(session, (sides[0], sides[1]), precisions, on_progress),
+        )
 
     return with_model
 
 
 class _DumpOfModel(DumpControls):
-    """A dump whose noise floor and float32 forward the model computes; the sides themselves are recorded."""
+    """A dump whose noise floor and float32 forward the model computes; the sides themselves are
+    recorded.
+    """
 
     def __init__(self, dump: DumpControls, model: ModelControls) -> None:
         vars(self).update(vars(dump))
@@ -87,7 +100,11 @@ class _DumpOfModel(DumpControls):
 
     @model_errors_stop()
     def lower_precision(
-        self, dtype: str, tests: Mapping[str, FloorTest], *, also_in_16_bits: bool
+        self,
+        dtype: str,
+        tests: Mapping[str, FloorTest],
+        *,
+        also_in_16_bits: bool,
     ) -> Sequence[PrecisionVerdict]:
         return self.model.lower_precision(dtype, tests, also_in_16_bits=also_in_16_bits)
 
@@ -99,11 +116,18 @@ class _DumpOfModel(DumpControls):
 
 
 def _recording_of(
-    figures: Figures, index: int, prompts: Sequence[tuple[int, ...]], float32: Sequence[Path]
+    figures: Figures,
+    index: int,
+    prompts: Sequence[tuple[int, ...]],
+    float32: Sequence[Path],
 ) -> RunnableSide:
-    """Replay an uploaded side: its logits in the dump's dtype, and in float32 if they were uploaded in it too."""
+    """Replay an uploaded side: its logits in the dump's dtype, and in float32 if they were uploaded
+    in it too.
+    """
     header, name = figures.header, figures.header.sides[index].name
-    starts = {ids: sum(map(len, prompts[:number])) for number, ids in reversed(list(enumerate(prompts)))}
+    starts = {
+        ids: sum(map(len, prompts[:number])) for number, ids in reversed(list(enumerate(prompts)))
+    }
 
     @cache
     def in_float32() -> NDArray[np.float32] | None:
@@ -115,7 +139,9 @@ def _recording_of(
             start = starts[tuple(ids)]
             stop = start + len(ids)
             if loaded.dtype == header.compute_dtype:
-                values = values_of(figures.read_rows(index, start, stop), header.format).astype(np.float32)
+                values = values_of(figures.read_rows(index, start, stop), header.format).astype(
+                    np.float32,
+                )
                 return torch.from_numpy(values).to(loaded.device)
             wide = in_float32() if loaded.dtype == "float32" else None
             if wide is None:

@@ -1,7 +1,9 @@
-"""Each module alone: given what the other side's modules put out before it, does it put out what that side's did?
+"""Each module alone: given what the other side's modules put out before it, does it put out what
+that side's did?
 
-A forward in which every module's output is replaced by the other side's after it was compared: a fault shows where it
-is and nowhere after it. The measure is the module's own rounding, float32 to float64 on the same input.
+A forward in which every module's output is replaced by the other side's after it was compared: a
+fault shows where it is and nowhere after it. The measure is the module's own rounding, float32 to
+float64 on the same input.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from ..paths.hooks import ModuleTrace, module_of_call, name_of_call
 from ..watching.modules import traced_modules, watched_modules
 
 OUTPUT_BYTES = 256 << 20  # of the side's outputs at once
-_INSIDE = ("projection", "mlp")  # kinds of the modules inside attention and MLP that are looked at beside these
+# kinds of the modules inside attention and MLP that are looked at beside these
+_INSIDE = ("projection", "mlp")
 
 
 def module_row(
@@ -42,11 +45,14 @@ def module_row(
     *,
     is_below_float32: bool,
 ) -> Evidence | None:
-    """Take a side apart on a prompt. sides: with its settings at their widest, and as it is, the first that differs
-    counts; position: has to be among those that are compared; is_below_float32: a fault may be too small for a module.
+    """Take a side apart on a prompt. sides: with its settings at their widest, and as it is, the
+    first that differs counts; position: has to be among those that are compared; is_below_float32:
+    a fault may be too small for a module.
     """
     name = sides[-1].name
-    control = f"every module of '{name}' on prompt {number}, fed identical inputs, compared with float64"
+    control = (
+        f"every module of '{name}' on prompt {number}, fed identical inputs, compared with float64"
+    )
     try:
         if (count := fits(loaded, len(ids))) <= position:
             raise CaptureError(f"position {position} of prompt {number} does not fit into memory.")
@@ -63,7 +69,9 @@ def module_row(
 
 
 class ModuleOutputs(ModuleTrace):
-    """Module outputs [positions, width] of a prompt, in the order in which modules ran. is_computed: positions."""
+    """Module outputs [positions, width] of a prompt, in the order in which modules ran.
+    is_computed: positions.
+    """
 
     def __init__(self, prompt: Sequence[int]) -> None:
         super().__init__(prompt, range(len(prompt)))
@@ -73,18 +81,32 @@ class ModuleOutputs(ModuleTrace):
     def take(self, name: str, first: int, output: torch.Tensor) -> None:
         places = slice(first, first + len(output))
         is_computed = self.is_computed.setdefault(name, np.zeros(len(self.positions), bool))
-        self.is_ambiguous = self.is_ambiguous or (not self.is_told and bool(is_computed[places].any()))
+        self.is_ambiguous = self.is_ambiguous or (
+            not self.is_told and bool(is_computed[places].any())
+        )
         is_computed[places] = True
         if name not in self.outputs:
-            self.outputs[name] = output.new_full((len(self.positions), output.shape[1]), float("nan"))
+            self.outputs[name] = output.new_full(
+                (len(self.positions), output.shape[1]),
+                float("nan"),
+            )
         self.outputs[name][places] = output
 
     def _own_row(self, output: torch.Tensor) -> torch.Tensor | None:
-        """Row of the prompt, of [rows, columns, width] alone: both sides compare the same modules."""
-        is_of_rows = self._computed is not None and output.ndim == 3 and output.shape[0] > self._computed[0]
+        """Row of the prompt, of [rows, columns, width] alone: both sides compare the same
+        modules.
+        """
+        is_of_rows = (
+            self._computed is not None and output.ndim == 3 and output.shape[0] > self._computed[0]
+        )
         return super()._own_row(output) if is_of_rows else None
 
-    def run(self, loaded: LoadedModel, side: RunnableSide, modules: Mapping[str, torch.nn.Module]) -> None:
+    def run(
+        self,
+        loaded: LoadedModel,
+        side: RunnableSide,
+        modules: Mapping[str, torch.nn.Module],
+    ) -> None:
         """Run a side on the prompt, its modules followed or handed in."""
         self.modules = modules.keys()
         with nullcontext() if side.hands_in else self.following(loaded.model, modules):
@@ -92,34 +114,62 @@ class ModuleOutputs(ModuleTrace):
 
 
 def modules_alone(loaded: LoadedModel, prompt: Sequence[int], side: RunnableSide) -> ModulesAlone:
-    """Take a side apart, module by module, on one prompt. CaptureError if its modules cannot be followed."""
+    """Take a side apart, module by module, on one prompt.
+
+    CaptureError if its modules cannot be followed.
+    """
     modules = traced_modules(loaded.model)
-    modules |= {each.name: each.module for each in watched_modules(loaded.model) if each.kind in _INSIDE}
+    modules |= {
+        each.name: each.module for each in watched_modules(loaded.model) if each.kind in _INSIDE
+    }
     theirs = ModuleOutputs(prompt)
     with in_float32(loaded) as model:
         theirs.run(model, side, modules)
         if theirs.is_ambiguous:
-            raise CaptureError(f"'{side.name}' computes positions twice, so its forwards could not be followed.")
-        outputs = {name: rows for name, rows in theirs.outputs.items() if bool(theirs.is_computed[name].all())}
+            raise CaptureError(
+                f"'{side.name}' computes positions twice, so its forwards could not be followed.",
+            )
+        outputs = {
+            name: rows
+            for name, rows in theirs.outputs.items()
+            if bool(theirs.is_computed[name].all())
+        }
         recorded_calls = Counter(map(module_of_call, outputs))
         for name, rows in outputs.items():
             if not bool(rows.isfinite().all()):
                 raise CaptureError(f"'{side.name}' gives NaN or infinity, first at {name}.")
         for name, parent in [(name, outputs.get(name.rpartition(".")[0])) for name in outputs]:
-            if parent is not None and torch.equal(parent, outputs[name]):  # the parent's name says more
+            # the parent's name says more
+            if parent is not None and torch.equal(parent, outputs[name]):
                 del outputs[name]
         own: dict[str, torch.Tensor] = {}
-        with _graft_outputs(modules, outputs, lambda name, output, _: own.update({name: output.clone()})) as calls:
+        with _graft_outputs(
+            modules,
+            outputs,
+            lambda name, output, _: own.update({name: output.clone()}),
+        ) as calls:
             PLAIN.run_on(model)(prompt, ignore)
     # if a forward of the side calls a module less often, its calls are not those of the model
-    outputs = {name: outputs[name] for name in own if recorded_calls[module := module_of_call(name)] == calls[module]}
+    outputs = {
+        name: outputs[name]
+        for name in own
+        if recorded_calls[module := module_of_call(name)] == calls[module]
+    }
     squares: dict[str, list[NDArray[np.float64]]] = {}
 
     def compare(name: str, exact: torch.Tensor, output: torch.Tensor) -> None:
         values, width = output.double(), output.shape[1]
-        error, norms = values - exact, np.maximum(row_sums(values.square()), np.finfo(np.float64).tiny)
+        error, norms = (
+            values - exact,
+            np.maximum(row_sums(values.square()), np.finfo(np.float64).tiny),
+        )
         along = row_sums(error * values) ** 2 / norms
-        parts = (row_sums(error.square()), along, row_sums((own[name].double() - exact).square()), norms)
+        parts = (
+            row_sums(error.square()),
+            along,
+            row_sums((own[name].double() - exact).square()),
+            norms,
+        )
         squares[name] = [part / width for part in parts]
 
     with in_float64(loaded) as model, _graft_outputs(modules, outputs, compare):
@@ -127,11 +177,16 @@ def modules_alone(loaded: LoadedModel, prompt: Sequence[int], side: RunnableSide
     names = tuple(name for name in outputs if name in squares)
     if not names:
         raise CaptureError(f"'{side.name}' hands on no module's outputs at every position.")
-    return ModulesAlone(names, *(np.array(rows) for rows in zip(*(squares[name] for name in names), strict=True)))
+    return ModulesAlone(
+        names,
+        *(np.array(rows) for rows in zip(*(squares[name] for name in names), strict=True)),
+    )
 
 
 def fits(loaded: LoadedModel, positions: int) -> int:
-    """Return how many positions, at most `positions`, two copies of all outputs may have in memory."""
+    """Return how many positions, at most `positions`, two copies of all outputs may have in
+    memory.
+    """
     width = sum(each.width for each in watched_modules(loaded.model))
     return min(positions, OUTPUT_BYTES // (8 * max(1, width)))
 
@@ -153,7 +208,11 @@ def _graft_outputs(
         if name not in outputs:
             return None
         own, other = output[0] if isinstance(output, tuple) and output else output, outputs[name]
-        if not isinstance(own, torch.Tensor) or own.numel() != other.numel() or own.shape[-1] != other.shape[-1]:
+        if (
+            not isinstance(own, torch.Tensor)
+            or own.numel() != other.numel()
+            or own.shape[-1] != other.shape[-1]
+        ):
             return None
         see(name, own.detach().reshape(other.shape), other)
         other = other.to(own.dtype).reshape(own.shape)
@@ -166,11 +225,17 @@ def _graft_outputs(
 
 
 def first_not_finite(loaded: LoadedModel, ids: Sequence[int], side: RunnableSide) -> str | None:
-    """Run a prompt and return the first module that makes NaN or infinity of finite inputs, or None."""
+    """Run a prompt and return the first module that makes NaN or infinity of finite inputs, or
+    None.
+    """
     names: list[str] = []
 
     def is_finite(values: Any) -> bool:  # negative infinity is a mask
-        tensors = [each for each in tree_leaves(values) if isinstance(each, torch.Tensor) and each.is_floating_point()]
+        tensors = [
+            each
+            for each in tree_leaves(values)
+            if isinstance(each, torch.Tensor) and each.is_floating_point()
+        ]
         return not any(bool((each.isnan() | each.isposinf()).any()) for each in tensors)
 
     def look(name: str, _: Any, arguments: Any, keywords: Any, output: Any) -> None:
@@ -179,6 +244,8 @@ def first_not_finite(loaded: LoadedModel, ids: Sequence[int], side: RunnableSide
 
     with ExitStack() as hooks:
         for name, module in loaded.model.named_modules():
-            hooks.callback(module.register_forward_hook(partial(look, name), with_kwargs=True).remove)
+            hooks.callback(
+                module.register_forward_hook(partial(look, name), with_kwargs=True).remove,
+            )
         side.run_on(loaded)(ids, ignore)
     return next(iter(names), None)

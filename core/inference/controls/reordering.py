@@ -1,8 +1,10 @@
-"""Linear maps summed in another order: what pure rounding does to this model (DESIGN section 6, the noise floor).
+"""Linear maps summed in another order: what pure rounding does to this model (DESIGN section 6, the
+noise floor).
 
-Permuting the contracted axis of a weight and of its input is the same mathematics. It is done where torch dispatches
-its operations, below every module class. Attention, norms, embeddings and convolutions stay as they are. Any other
-operation on a weight is refused, and so is a module whose products were never seen: half a floor calls rounding a bug.
+Permuting the contracted axis of a weight and of its input is the same mathematics. It is done where
+torch dispatches its operations, below every module class. Attention, norms, embeddings and
+convolutions stay as they are. Any other operation on a weight is refused, and so is a module whose
+products were never seen: half a floor calls rounding a bug.
 """
 
 from __future__ import annotations
@@ -21,20 +23,25 @@ from transformers.pytorch_utils import Conv1D
 
 from ...errors import CaptureError
 
-# Product -> the argument numbers of its two factors. The last axis of the first meets the last but one of the second;
-# `linear` alone has [out, in] as its second factor.
+# Product -> the argument numbers of its two factors. The last axis of the first meets the last but
+# one of the second; `linear` alone has [out, in] as its second factor.
 _PRODUCTS = {
     **dict.fromkeys(("aten::linear", "aten::matmul", "aten::mm", "aten::bmm", "aten::mv"), (0, 1)),
     **dict.fromkeys(("aten::addmm", "aten::baddbmm"), (1, 2)),
     **dict.fromkeys(("aten::_grouped_mm", "transformers::grouped_mm_fallback"), (0, 1)),
 }
-_NO_PRODUCTS = {f"aten::{name}" for name in ("embedding", "conv1d", "conv2d", "conv3d", "convolution", "_convolution")}
+_NO_PRODUCTS = {
+    f"aten::{name}"
+    for name in ("embedding", "conv1d", "conv2d", "conv3d", "convolution", "_convolution")
+}
 _ALIGNED = 64  # elements: of 2 bytes or more, a multiple of the 64 bytes that kernels look at
 _NO_MAP = (torch.nn.Embedding, torch.nn.modules.conv._ConvNd)
 
 
 def order_of(seed: int, name: str, length: int) -> torch.Tensor:
-    """Return the permutation of `length` terms for a seed and a weight's name, the same everywhere. [length], int64"""
+    """Return the permutation of `length` terms for a seed and a weight's name, the same everywhere.
+    [length], int64
+    """
     digest = hashlib.sha256(f"{seed} {length} {name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     return torch.randperm(length, generator=generator)
@@ -42,9 +49,11 @@ def order_of(seed: int, name: str, length: int) -> torch.Tensor:
 
 @contextmanager
 def reorder(model: torch.nn.Module, seed: int) -> Iterator[Collection[str]]:
-    """Sum every linear map of the model that runs inside in an order drawn from (seed, name of its weight).
+    """Sum every linear map of the model that runs inside in an order drawn from (seed, name of its
+    weight).
 
-    Weights converted inside are followed. Only this thread is affected. -> names of the weights that were multiplied
+    Weights converted inside are followed. Only this thread is affected. -> names of the weights
+    that were multiplied
     """
     if refusal := reordering_refusal(model):
         raise CaptureError(f"reordering: {refusal}.")
@@ -53,31 +62,52 @@ def reorder(model: torch.nn.Module, seed: int) -> Iterator[Collection[str]]:
     with ExitStack() as hooks:
         for name, module in model.named_modules():
             if not isinstance(module, _NO_MAP) and any(_matrices(module)):
-                hook = module.register_forward_hook(lambda module, *_, name=name: ran.update({module: name}))
+                hook = module.register_forward_hook(
+                    lambda module, *_, name=name: ran.update({module: name}),
+                )
                 hooks.callback(hook.remove)
         with mode:
             yield mode.products
     for module, name in ran.items():
-        products = mode.products if isinstance(module, torch.nn.Linear | Conv1D) else mode.products | mode.computed_with
+        products = (
+            mode.products
+            if isinstance(module, torch.nn.Linear | Conv1D)
+            else mode.products | mode.computed_with
+        )
         if not any(weights.parameter(matrix) in products for _, matrix in _matrices(module)):
             raise CaptureError(
-                f"reordering: a fused kernel computes '{name}' ({type(module).__name__}); choose its eager"
-                " implementation."
+                f"reordering: a fused kernel computes '{name}' ({type(module).__name__}); choose"
+                " its eager implementation.",
             )
 
 
 def reordering_refusal(model: torch.nn.Module) -> str | None:
-    """Return why the linear maps of this model cannot be reordered and what to do about it, or None."""
+    """Return why the linear maps of this model cannot be reordered and what to do about it, or
+    None.
+    """
     for name, module in model.named_modules():
-        subject = f"'{name}' ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
-        if "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None:
+        subject = (
+            f"'{name}' ({type(module).__name__})"
+            if name
+            else f"the model ({type(module).__name__})"
+        )
+        if (
+            "_orig_mod" in module._modules
+            or getattr(module, "_compiled_call_impl", None) is not None
+        ):
             return f"{subject} is compiled; load the model without compiling it"
-        tensors = dict([*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)])
+        tensors = dict(
+            [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)],
+        )
         kinds = ["no weight"] if hasattr(module, "in_features") and "weight" not in tensors else []
         for key, tensor in tensors.items():
             is_narrow = not tensor.is_floating_point() or tensor.dtype.itemsize < 2
-            if "weight" in key and (is_narrow or type(tensor) not in (torch.nn.Parameter, torch.Tensor)):
-                kinds.append(f"{key}: {type(tensor).__name__} of {str(tensor.dtype).removeprefix('torch.')}")
+            if "weight" in key and (
+                is_narrow or type(tensor) not in (torch.nn.Parameter, torch.Tensor)
+            ):
+                kinds.append(
+                    f"{key}: {type(tensor).__name__} of {str(tensor.dtype).removeprefix('torch.')}",
+                )
         if kinds:
             return f"{subject} is quantized ({kinds[0]}); load the model without quantization"
         if any(tensor.device.type == "meta" for tensor in tensors.values()):
@@ -86,16 +116,19 @@ def reordering_refusal(model: torch.nn.Module) -> str | None:
 
 
 class _Weights:
-    """The matrices among a model's parameters, by where in memory they begin: every view of one is one.
+    """The matrices among a model's parameters, by where in memory they begin: every view of one is
+    one.
 
-    copies: functions of one parameter alone, by its name: its rows gathered, or it in another dtype.
+    copies: functions of one parameter alone, by its name: its rows gathered, or it in another
+    dtype.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._ranges: dict[int, tuple[int, str]] = {}  # begin -> end and name
         for prefix, module in model.named_modules():
             for key, matrix in _matrices(module):
-                # A tied head goes by the head's name, whichever comes first: the embedding is no map.
+                # A tied head goes by the head's name, whichever comes first: the embedding is no
+                # map.
                 if matrix.data_ptr() not in self._ranges or not isinstance(module, _NO_MAP):
                     end = matrix.data_ptr() + matrix.nbytes
                     self._ranges[matrix.data_ptr()] = end, f"{prefix}.{key}".lstrip(".")
@@ -132,7 +165,8 @@ class _Reorder(TorchDispatchMode):
         names = [name for name in map(self._weights.name, floats) if name is not None]
         if not names:
             return func(*args, **kwargs)
-        if len(names) == len(floats) and operation not in _NO_PRODUCTS:  # a view, a gathered copy, another dtype
+        # a view, a gathered copy, another dtype
+        if len(names) == len(floats) and operation not in _NO_PRODUCTS:
             result = func(*args, **kwargs)
             for tensor in _floats(result):
                 if self._weights.parameter(tensor) is None:
@@ -145,7 +179,10 @@ class _Reorder(TorchDispatchMode):
         with self:  # einsum and its like are products underneath
             result = func.decompose(*args, **kwargs)
         if result is NotImplemented:
-            raise CaptureError(f"reordering: {func} takes '{names[0]}'; choose an implementation by matrix products.")
+            raise CaptureError(
+                f"reordering: {func} takes '{names[0]}'; choose an implementation by matrix"
+                " products.",
+            )
         return result
 
     def _product(self, func: Any, operation: str, args: Any, kwargs: Any) -> Any:
@@ -159,14 +196,19 @@ class _Reorder(TorchDispatchMode):
             name = f"a weight of {list(second.shape)}"
         self.products.add(name)
         arguments = list(args)
-        for number, axis in zip(factors, (-1, -1 if is_linear or second.ndim == 1 else -2), strict=True):
+        for number, axis in zip(
+            factors,
+            (-1, -1 if is_linear or second.ndim == 1 else -2),
+            strict=True,
+        ):
             arguments[number] = self._permute(args[number], axis, name)
         return func(*arguments, **kwargs)
 
     def _permute(self, tensor: torch.Tensor, axis: int, name: str) -> torch.Tensor:
         """Put one axis of a tensor in another order, laid out in memory as it was. Same shape
 
-        Some kernels round by strides and by alignment. An expanded tensor is one copy of its rows, expanded again.
+        Some kernels round by strides and by alignment. An expanded tensor is one copy of its rows,
+        expanded again.
         """
         shape = tensor.shape
         if tensor.stride(axis) == 0:  # all alike
@@ -188,7 +230,9 @@ def _laid_out_like(tensor: torch.Tensor, selection: torch.Tensor) -> torch.Tenso
     if selection.stride() == tensor.stride():
         return selection
     start = tensor.storage_offset() % _ALIGNED
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    last = sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
     room = selection.new_empty(start + last + 1)
     return room.as_strided(tensor.shape, tensor.stride(), start).copy_(selection)
 
@@ -196,8 +240,8 @@ def _laid_out_like(tensor: torch.Tensor, selection: torch.Tensor) -> torch.Tenso
 def _select(tensor: torch.Tensor, axis: int, order: torch.Tensor) -> torch.Tensor:
     if tensor.device.type != "cpu" or axis != tensor.ndim - 1:
         return tensor.index_select(axis, order)
-    # On a CPU index_select along the last axis takes up to 7 times as long ([4096, 384] in bfloat16: 2.1 against 0.3
-    # ms), and gather moves 2-byte integers faster than 2-byte floats.
+    # On a CPU index_select along the last axis takes up to 7 times as long ([4096, 384] in
+    # bfloat16: 2.1 against 0.3 ms), and gather moves 2-byte integers faster than 2-byte floats.
     bits = tensor.view(torch.int16) if tensor.dtype.itemsize == 2 else tensor
     return bits.gather(axis, order.expand(tensor.shape)).view(tensor.dtype)
 
@@ -211,5 +255,10 @@ def _floats(values: Any) -> list[torch.Tensor]:
 def _matrices(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """Yield the matrices that a module itself owns, by their names in it."""
     for key, parameter in module._parameters.items():
-        if parameter is not None and parameter.ndim >= 2 and parameter.is_floating_point() and parameter.numel():
+        if (
+            parameter is not None
+            and parameter.ndim >= 2
+            and parameter.is_floating_point()
+            and parameter.numel()
+        ):
             yield key, parameter

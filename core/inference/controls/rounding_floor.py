@@ -21,8 +21,10 @@ from ..paths.engines import PLAIN, Prompts, RunnableSide, divergence, whole_side
 from .reordering import reorder
 
 SEEDS = range(4)
-LOGIT_BYTES = 256 << 20  # of logits of one side at once: prompts of a group share the widening of the weights
-_PERCENTILE = 0.999  # what the heatmap marks: of a vocabulary of 50,000, 50 logits of a row are beyond it
+# of logits of one side at once: prompts of a group share the widening of the weights
+LOGIT_BYTES = 256 << 20
+# what the heatmap marks: of a vocabulary of 50,000, 50 logits of a row are beyond it
+_PERCENTILE = 0.999
 
 
 def rounding_floor(
@@ -34,14 +36,20 @@ def rounding_floor(
     row_ulps_of: FloatFormat | None = None,
     plain: RunnableSide | None = None,
 ) -> NoiseFloor:
-    """Compare a side whose linear maps are reordered, one order a seed, with itself, in the dtype of `loaded`.
+    """Compare a side whose linear maps are reordered, one order a seed, with itself, in the dtype
+    of `loaded`.
 
     row_ulps_of: as of `divergence`; plain: the side itself, if its logits are known.
     """
     draws: list[list[Divergence]] = [[] for _ in seeds]
     maps = 0
     advice = "shorten the prompts, choose a smaller model or another device"
-    with quiet(), foreign_errors_stop("noise floor", advice), torch.inference_mode(), side.open(loaded, None) as run:
+    with (
+        quiet(),
+        foreign_errors_stop("noise floor", advice),
+        torch.inference_mode(),
+        side.open(loaded, None) as run,
+    ):
         for ids in prompts:
             own = whole_side(plain.run_on(loaded) if plain else run, ids)
             for draw, seed in zip(draws, seeds, strict=True):
@@ -52,7 +60,12 @@ def rounding_floor(
         raise CaptureError("noise floor: no linear map ran that could be reordered; expected some.")
     row_ulps = row_ulp_percentile([one for draw in draws for one in draw], _PERCENTILE)
     control = f"{len(draws)} forwards with other reduction orders in every linear layer"
-    return NoiseFloor(np.stack([concatenate(draw).squares for draw in draws]), control, maps, row_ulps)
+    return NoiseFloor(
+        np.stack([concatenate(draw).squares for draw in draws]),
+        control,
+        maps,
+        row_ulps,
+    )
 
 
 def check_prompts(loaded: LoadedModel, prompts: Prompts) -> None:
@@ -75,7 +88,11 @@ def groups_of(loaded: LoadedModel, prompts: Prompts) -> Iterator[list[Sequence[i
     yield group
 
 
-def not_finite_of(loaded: LoadedModel, divergence: Divergence, sides: tuple[str, str]) -> NotFinite | None:
+def not_finite_of(
+    loaded: LoadedModel,
+    divergence: Divergence,
+    sides: tuple[str, str],
+) -> NotFinite | None:
     """Logits that are NaN or infinite on one of two sides only; None if there are none."""
     if divergence.first_mismatch is None:
         return None
@@ -84,14 +101,23 @@ def not_finite_of(loaded: LoadedModel, divergence: Divergence, sides: tuple[str,
     return NotFinite(divergence.mismatches, token, text, sides, (values[0], values[1]))
 
 
-def own_rounding_of(loaded: LoadedModel, prompts: Prompts, plain: RunnableSide = PLAIN) -> NDArray[np.float64] | None:
-    """Mean squares of a plain forward in 16 bits to that in float32; None if float32 does not fit. [positions]"""
+def own_rounding_of(
+    loaded: LoadedModel,
+    prompts: Prompts,
+    plain: RunnableSide = PLAIN,
+) -> NDArray[np.float64] | None:
+    """Mean squares of a plain forward in 16 bits to that in float32; None if float32 does not fit.
+    [positions]
+    """
     parts = []
     with suppress(CaptureError):
         for group in groups_of(loaded, prompts):
             narrow = [whole_side(plain.run_on(loaded), ids) for ids in group]
             with in_float32(loaded) as model:
-                parts += [divergence(own, plain.run_on(model), ids) for own, ids in zip(narrow, group, strict=True)]
+                parts += [
+                    divergence(own, plain.run_on(model), ids)
+                    for own, ids in zip(narrow, group, strict=True)
+                ]
         return concatenate(parts).squares
     return None
 

@@ -1,9 +1,10 @@
-"""Free greedy continuations: every side continues the same prompt by its own argmax until they diverge.
+"""Free greedy continuations: every side continues the same prompt by its own argmax until they
+diverge.
 
-A path computes the prompt by its base and then generates token by token with that cache, like a serving engine. Before
-they diverge, two sides have read the same tokens. So feeding the reference's tokens to every side repeats the
-computation and gives the complete logits of both at the divergence. That second pass is an ordinary capture: this
-module finds the tokens.
+A path computes the prompt by its base and then generates token by token with that cache, like a
+serving engine. Before they diverge, two sides have read the same tokens. So feeding the reference's
+tokens to every side repeats the computation and gives the complete logits of both at the
+divergence. That second pass is an ordinary capture: this module finds the tokens.
 """
 
 from __future__ import annotations
@@ -35,17 +36,19 @@ def plan_generation(
     on_progress: Callable[[str, int, int], Any] = ignore,
     **options: Any,
 ) -> CapturePlan:
-    """Continue every prompt on every side by up to `tokens` tokens, and plan the capture up to the last divergence.
+    """Continue every prompt on every side by up to `tokens` tokens, and plan the capture up to the
+    last divergence.
 
-    A side ends with an end-of-text token. The captured positions are those of the prompt and of the reference's tokens
-    up to the last divergence of a variant, or all if there is none. is_dry: generate nothing and plan as if no side
-    diverged, the maximal cost; on_progress: called with (side, prompts done, prompts), prompts of all sides; options:
-    of `plan_capture`.
+    A side ends with an end-of-text token. The captured positions are those of the prompt and of the
+    reference's tokens up to the last divergence of a variant, or all if there is none. is_dry:
+    generate nothing and plan as if no side diverged, the maximal cost; on_progress: called with
+    (side, prompts done, prompts), prompts of all sides; options: of `plan_capture`.
     """
     ids, paths = _check(loaded, prompts, reference, variants, tokens)
     continuations: list[list[tuple[int, ...]]] = [[] for _ in paths]
     if not is_dry:
-        plan_capture(loaded, ids, reference, variants, seed=seed, **options)  # raises its errors before any forward
+        # raises its errors before any forward
+        plan_capture(loaded, ids, reference, variants, seed=seed, **options)
         for path, own in zip(paths, continuations, strict=True):
             for one, _ in continue_all(path, loaded, ids, tokens, seed=seed):
                 own.append(one)
@@ -58,13 +61,28 @@ def plan_generation(
         generations.append(Generation(number, len(prompt), tokens, sides, texts))
         whole.append((*prompt, *((0,) * (tokens - 1) if is_dry else _common(generations[-1]))))
     title = name or f"{title_of(loaded, sides_of(reference, variants))}, {tokens} tokens generated"
-    return plan_capture(loaded, whole, reference, variants, name=title, seed=seed, generations=generations, **options)
+    return plan_capture(
+        loaded,
+        whole,
+        reference,
+        variants,
+        name=title,
+        seed=seed,
+        generations=generations,
+        **options,
+    )
 
 
 def continue_all(
-    path: Path, loaded: LoadedModel, prompts: Sequence[Sequence[int]], tokens: int, *, seed: int = 0
+    path: Path,
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    tokens: int,
+    *,
+    seed: int = 0,
 ) -> Iterator[tuple[tuple[int, ...], tuple[float, ...]]]:
-    """Yield the greedy continuation of each prompt on one path: up to `tokens` token ids, and their margins in logits.
+    """Yield the greedy continuation of each prompt on one path: up to `tokens` token ids, and their
+    margins in logits.
 
     An end-of-text token is the last. A margin may be infinite or NaN.
     """
@@ -80,19 +98,28 @@ def end_tokens(loaded: LoadedModel) -> frozenset[int]:
     """Return the end-of-text token ids: of the generation config, else the tokenizer's."""
     config: Any = getattr(loaded.model, "generation_config", None)
     value = getattr(config, "eos_token_id", None)
-    tokens = value if isinstance(value, list) else [value if value is not None else loaded.tokenizer.eos_token_id]
+    tokens = (
+        value
+        if isinstance(value, list)
+        else [value if value is not None else loaded.tokenizer.eos_token_id]
+    )
     return frozenset(token for token in tokens if isinstance(token, int))
 
 
 def best_and_margin(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (argmax, margin in logits): lowest id on ties, NaN never wins. [rows, vocab] -> [rows] each"""
+    """Return (argmax, margin in logits): lowest id on ties, NaN never wins. [rows, vocab] -> [rows]
+    each
+    """
     values = torch.where(logits.isnan(), -torch.inf, logits)
     best = values.topk(2, dim=-1).values.double()
     return values.argmax(-1), best[:, 0] - best[:, 1]
 
 
 def _continuation(
-    run: OpenPath, ids: Sequence[int], tokens: int, ends: frozenset[int]
+    run: OpenPath,
+    ids: Sequence[int],
+    tokens: int,
+    ends: frozenset[int],
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
     own: list[int] = []
     margins: list[torch.Tensor] = []
@@ -115,13 +142,24 @@ def _common(generation: Generation) -> tuple[int, ...]:
     own = generation.tokens[0]
     if any(parting is None for parting in partings):
         return own[: len(own) - 1]
-    return own[: max(parting for parting in partings if parting is not None) - generation.given_positions + 1]
+    return own[
+        : max(parting for parting in partings if parting is not None)
+        - generation.given_positions
+        + 1
+    ]
 
 
 def _check(
-    loaded: LoadedModel, prompts: Sequence[str | Sequence[int]], reference: str, variants: Sequence[str], tokens: int
+    loaded: LoadedModel,
+    prompts: Sequence[str | Sequence[int]],
+    reference: str,
+    variants: Sequence[str],
+    tokens: int,
 ) -> tuple[list[tuple[int, ...]], list[Path]]:
-    """Return (token ids of the prompts, paths of the sides). CaptureError if one cannot be continued."""
+    """Return (token ids of the prompts, paths of the sides).
+
+    CaptureError if one cannot be continued.
+    """
     if tokens < 1:
         raise UsageError(f"--tokens {tokens}: expected at least 1.")
     paths = [side.path for side in sides_of(reference, variants)]
@@ -133,12 +171,15 @@ def _check(
                 raise CaptureError(f"path '{path}': {reason}.")
 
     refuse(None)
-    ids = [loaded.tokens_of(prompt, f"prompt {n} of {len(prompts)}") for n, prompt in enumerate(prompts, start=1)]
+    ids = [
+        loaded.tokens_of(prompt, f"prompt {n} of {len(prompts)}")
+        for n, prompt in enumerate(prompts, start=1)
+    ]
     for number, prompt in enumerate(ids, start=1):
         if loaded.context is not None and len(prompt) + tokens > loaded.context:
             raise CaptureError(
-                f"prompt {number} of {len(prompts)}: {len(prompt)} tokens and {tokens} more exceed the model's context"
-                f" of {loaded.context}; shorten it or lower --tokens."
+                f"prompt {number} of {len(prompts)}: {len(prompt)} tokens and {tokens} more exceed"
+                f" the model's context of {loaded.context}; shorten it or lower --tokens.",
             )
     for length in sorted({len(prompt) + tokens - 1 for prompt in ids}):
         refuse(length)

@@ -1,8 +1,8 @@
 """Search for prompts on which two paths choose different tokens: flips are rare.
 
-Only each position's argmax and margin are computed. The prompts with flips are captured afterwards like any others.
-Prompts run on the reference and then on the variant in batches, because a path may have to change the whole model first
-(dtype, number of threads).
+Only each position's argmax and margin are computed. The prompts with flips are captured afterwards
+like any others. Prompts run on the reference and then on the variant in batches, because a path may
+have to change the whole model first (dtype, number of threads).
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ from ..paths.batch import ignore, rows_of_a_chunk
 from ..paths.paths import Path, open_path, parse_path
 from .generation import best_and_margin, continue_all
 
-_FIRST_BATCH, _LARGEST_BATCH = 4, 64  # prompts: a first flip is reported early, a costly change of the model is rare
+# prompts: a first flip is reported early, a costly change of the model is rare
+_FIRST_BATCH, _LARGEST_BATCH = 4, 64
 Ids = tuple[int, ...]
-Scores = tuple[Sequence[int], Sequence[float]]  # tokens that a path chose, and their margins in logits
+# tokens that a path chose, and their margins in logits
+Scores = tuple[Sequence[int], Sequence[float]]
 
 
 @dataclass(frozen=True)
 class Flip:
-    """A place where two paths choose different tokens: index of the prompt, position (in continuations, of the last
-    common token), both tokens, both margins in logits, None if not finite.
+    """A place where two paths choose different tokens: index of the prompt, position (in
+    continuations, of the last common token), both tokens, both margins in logits, None if not
+    finite.
     """
 
     prompt: int
@@ -43,8 +46,9 @@ class Flip:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Result of a search. closest: smallest margin without a flip, in logits; positions: number compared; skipped:
-    prompts that the model cannot take, with the reason; reason: why it ended, in words.
+    """Result of a search. closest: smallest margin without a flip, in logits; positions: number
+    compared; skipped: prompts that the model cannot take, with the reason; reason: why it ended, in
+    words.
     """
 
     flips: tuple[Flip, ...]
@@ -73,14 +77,19 @@ def search(
     seed: int = 0,
     on_progress: Callable[[int, int, int], Any] = ignore,
 ) -> SearchResult:
-    """Search the prompts in order until `flips` of them have a flip, the minutes are spent, or all were searched.
+    """Search the prompts in order until `flips` of them have a flip, the minutes are spent, or all
+    were searched.
 
-    tokens: 0 compares the argmax at every position of the prompt; else both sides continue it greedily by up to this
-    many. on_progress: called with (prompts with a flip, prompts done, prompts).
+    tokens: 0 compares the argmax at every position of the prompt; else both sides continue it
+    greedily by up to this many. on_progress: called with (prompts with a flip, prompts done,
+    prompts).
     """
     began = time.monotonic()
     if flips < 1 or tokens < 0 or (minutes is not None and not 0 < minutes < float("inf")):
-        raise UsageError("a search needs --flips of at least 1, --max-minutes above 0 and --tokens of at least 0.")
+        raise UsageError(
+            "a search needs --flips of at least 1, --max-minutes above 0 and --tokens of at"
+            " least 0.",
+        )
     paths = (parse_path(reference), parse_path(variant))
     if paths[0] == paths[1]:
         raise UsageError(f"reference and variant are both '{paths[0]}'; choose another variant.")
@@ -91,7 +100,9 @@ def search(
             raise CaptureError(f"path '{path}': {reason}.")
     usable, skipped = _usable(loaded, prompts, paths, tokens)
     if not usable:
-        raise CaptureError(f"no prompt can be searched; the first: {skipped[0][1]}" if skipped else "no prompts.")
+        raise CaptureError(
+            f"no prompt can be searched; the first: {skipped[0][1]}" if skipped else "no prompts.",
+        )
     results: list[Flip] = []
     hits = count = positions = 0
     closest: float | None = None
@@ -105,11 +116,16 @@ def search(
         return _scores(loaded, path, batch, seed)
 
     for number, ids, ours, theirs in _compare(usable, paths, make, seconds_left):
-        places = [place for place, (a, b) in enumerate(zip(ours[0], theirs[0], strict=False)) if a != b]
+        places = [
+            place for place, (a, b) in enumerate(zip(ours[0], theirs[0], strict=False)) if a != b
+        ]
         first = len(ids) - 1 if tokens else 0
-        for place in places[: 1 if tokens else None]:  # continuations differ after the first one anyway
+        # continuations differ after the first one anyway
+        for place in places[: 1 if tokens else None]:
             margins = (_finite(ours[1][place]), _finite(theirs[1][place]))
-            results.append(Flip(number, first + place, int(ours[0][place]), int(theirs[0][place]), *margins))
+            results.append(
+                Flip(number, first + place, int(ours[0][place]), int(theirs[0][place]), *margins),
+            )
         hits, count = hits + bool(places), count + 1
         positions += places[0] + 1 if tokens and places else len(ours[0])
         if not places:
@@ -119,9 +135,17 @@ def search(
         if hits >= flips or seconds_left() <= 0:
             break
     if hits >= flips:
-        reason = f"{hits} prompts with a flip were found" if hits > 1 else "a prompt with a flip was found"
+        reason = (
+            f"{hits} prompts with a flip were found"
+            if hits > 1
+            else "a prompt with a flip was found"
+        )
     else:
-        reason = f"the {minutes or 0:g} minutes were spent" if count < len(usable) else "all prompts were tried"
+        reason = (
+            f"the {minutes or 0:g} minutes were spent"
+            if count < len(usable)
+            else "all prompts were tried"
+        )
     spent = time.monotonic() - began
     return SearchResult(tuple(results), count, positions, spent, closest, tuple(skipped), reason)
 
@@ -132,7 +156,9 @@ def _compare(
     make: Callable[[Path, Sequence[Ids]], Iterator[Scores]],
     seconds_left: Callable[[], float],
 ) -> Iterator[tuple[int, Ids, Scores, Scores]]:
-    """Yield (index of a prompt, its tokens, scores of each path), in batches of 4, 8, 16, 32, 64, 64, ... prompts."""
+    """Yield (index of a prompt, its tokens, scores of each path), in batches of 4, 8, 16, 32, 64,
+    64, ... prompts.
+    """
     start, size = 0, _FIRST_BATCH
     while start < len(usable) and seconds_left() > 0:
         batch, half = usable[start : start + size], seconds_left() / 2
@@ -153,7 +179,12 @@ def _finite(margin: float) -> float | None:
     return margin if abs(margin) < torch.inf else None
 
 
-def _scores(loaded: LoadedModel, path: Path, prompts: Sequence[Sequence[int]], seed: int) -> Iterator[Scores]:
+def _scores(
+    loaded: LoadedModel,
+    path: Path,
+    prompts: Sequence[Sequence[int]],
+    seed: int,
+) -> Iterator[Scores]:
     """Yield argmax and margin of every position, computed on the device in chunks of rows."""
     rows = rows_of_a_chunk(loaded)
     waiting: list[torch.Tensor] = []
@@ -181,16 +212,24 @@ def _scores(loaded: LoadedModel, path: Path, prompts: Sequence[Sequence[int]], s
 
 
 def _usable(
-    loaded: LoadedModel, prompts: Sequence[str | Sequence[int]], paths: Sequence[Path], tokens: int
+    loaded: LoadedModel,
+    prompts: Sequence[str | Sequence[int]],
+    paths: Sequence[Path],
+    tokens: int,
 ) -> tuple[list[tuple[int, Ids]], list[tuple[int, str]]]:
-    """Return (index, token ids) of the prompts that both paths can run, and the others with the reason."""
+    """Return (index, token ids) of the prompts that both paths can run, and the others with the
+    reason.
+    """
     usable, skipped = [], []
     for number, prompt in enumerate(prompts):
         label = f"prompt {number + 1} of {len(prompts)}"
         try:
             ids = loaded.tokens_of(prompt, label)
             if loaded.context is not None and len(ids) + tokens > loaded.context:
-                raise CaptureError(f"{label} has {len(ids)} tokens, too many for {tokens} more in {loaded.context}.")
+                raise CaptureError(
+                    f"{label} has {len(ids)} tokens, too many for {tokens} more in"
+                    f" {loaded.context}.",
+                )
             check_paths(loaded, paths, len(ids))
         except CaptureError as error:
             skipped.append((number, str(error)))

@@ -1,10 +1,10 @@
 # mypy: ignore-errors
 """Products, attention, softmax and norms in numba, every reduction in one order for any other rows.
 
-A dot product runs down k, and the compiler may spread it over lanes: which lane takes which term then depends on the
-length alone, for one loop serves every row and column. Sums in which terms may be masked (over keys) run one term after
-another, so that a zero changes nothing at any place. Arrays are C-contiguous: another layout would be another
-compiled loop. bfloat16 comes as int16.
+A dot product runs down k, and the compiler may spread it over lanes: which lane takes which term
+then depends on the length alone, for one loop serves every row and column. Sums in which terms may
+be masked (over keys) run one term after another, so that a zero changes nothing at any place.
+Arrays are C-contiguous: another layout would be another compiled loop. bfloat16 comes as int16.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def _add(out, factor, w):
 
 @njit(nogil=True, cache=True)
 def columns(x, w, first, last, out):
-    """out[m, n] = sum over k of x[m, k] w[k, n], one k after another, for all m, and n from first to last - 1."""
+    """out[m, n] = sum over k of x[m, k] w[k, n], one k after another, for all m, and n from first
+    to last - 1.
+    """
     for panel in range(first, last, _COLUMNS):
         end = min(panel + _COLUMNS, last)
         out[:, panel:end] = np.float32(0.0)
@@ -91,7 +93,9 @@ def _exp(x):
 
 @njit(nogil=True, cache=True)
 def _weights(scores):
-    """Scores [n] -> e**(score - largest), in place; minus infinity (masked) gives 0. -> (largest, sum)"""
+    """Scores [n] -> e**(score - largest), in place; minus infinity (masked) gives 0. -> (largest,
+    sum)
+    """
     largest = np.float32(-np.inf)
     for j in range(scores.shape[0]):
         if scores[j] > largest or scores[j] != scores[j]:
@@ -138,7 +142,9 @@ def row_sums(x, first, last, out):
 
 @njit(nogil=True, cache=True)
 def layer_norm(x, epsilon, first, last, out, mean_out, rstd_out):
-    """(x - mean) / sqrt(variance + epsilon) of rows first to last - 1; sums in float64, one term after another."""
+    """(x - mean) / sqrt(variance + epsilon) of rows first to last - 1; sums in float64, one term
+    after another.
+    """
     length = x.shape[1]
     for row in range(first, last):
         mean, squares = 0.0, 0.0
@@ -155,7 +161,8 @@ def layer_norm(x, epsilon, first, last, out, mean_out, rstd_out):
 
 @njit(nogil=True, cache=True)
 def attention(query, key, value, mask, is_causal, scale, first, last, out):
-    """Rows first to last - 1 of [batch x heads] of attention, into out [batch, heads, queries, value width], float32.
+    """Rows first to last - 1 of [batch x heads] of attention, into out [batch, heads, queries,
+    value width], float32.
 
     mask: added to the scores; an axis of one is broadcast.
     """
@@ -172,8 +179,16 @@ def attention(query, key, value, mask, is_causal, scale, first, last, out):
                 bias = mask[b % mask.shape[0], h % mask.shape[1], (begin + i) % mask.shape[2]]
                 for j in range(visible):
                     is_hidden = bias[j] < _MASKED or (is_causal and j > begin + i)
-                    scores[i, j] = np.float32(-np.inf) if is_hidden else scores[i, j] * scale + bias[j]
+                    scores[i, j] = (
+                        np.float32(-np.inf) if is_hidden else scores[i, j] * scale + bias[j]
+                    )
                 _, total = _weights(scores[i])
                 if total > 0.0:
                     scores[i] /= np.float32(total)
-            columns(scores, value[b, h // shared, :visible], 0, value.shape[3], out[b, h, begin:end])
+            columns(
+                scores,
+                value[b, h // shared, :visible],
+                0,
+                value.shape[3],
+                out[b, h, begin:end],
+            )

@@ -1,8 +1,8 @@
-"""Batch-invariant mode, where torch dispatches its operations, and its rule for each: replaced, padded, run unchanged,
-or refused.
+"""Batch-invariant mode, where torch dispatches its operations, and its rule for each: replaced,
+padded, run unchanged, or refused.
 
-The list is of allowed operations: one that reduces, or is not correctly rounded, and is not known to have one order is
-refused. So equal bits do not depend on the shapes that were tried.
+The list is of allowed operations: one that reduces, or is not correctly rounded, and is not known
+to have one order is refused. So equal bits do not depend on the shapes that were tried.
 """
 
 # ruff: noqa: ARG001, ARG005 - every operation is handled by one signature
@@ -27,7 +27,9 @@ Handler = Callable[[Any, Any, Any, Any], Any]
 
 @contextmanager
 def invariant_forwards(model: torch.nn.Module) -> Iterator[None]:
-    """Give every sum of the model's forwards one order, not those of what is done with their logits meanwhile."""
+    """Give every sum of the model's forwards one order, not those of what is done with their logits
+    meanwhile.
+    """
     if refusal := invariant_refusal(model):
         raise CaptureError(f"invariant: {refusal}.")
     mode = Invariant()
@@ -48,27 +50,33 @@ def invariant_refusal(model: torch.nn.Module) -> str | None:
     for device in {tensor.device: None for _, tensor in tensors}:
         if device.type not in ("cpu", "meta"):  # a dry run has shapes only
             return (
-                f"it runs on a CPU only, and the model is on {device}; choose --device cpu, or an engine with its own"
-                " batch-invariant mode (vllm:...)"
+                f"it runs on a CPU only, and the model is on {device}; choose --device cpu, or an"
+                " engine with its own batch-invariant mode (vllm:...)"
             )
     no_kernel = "which has no batch-invariant kernel; leave invariant out"
     for name, tensor in tensors:
         is_plain = type(tensor) in (torch.nn.Parameter, torch.Tensor)
-        if "weight" in name and not (is_plain and tensor.dtype in (torch.float32, torch.bfloat16, torch.float16)):
+        if "weight" in name and not (
+            is_plain and tensor.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        ):
             dtype = str(tensor.dtype).removeprefix("torch.")
             return f"'{name}' is {dtype} in a {type(tensor).__name__}, {no_kernel}"
     for name, module in model.named_modules():
         label = f"'{name}' ({type(module).__name__})"
         if isinstance(module, torch.nn.modules.conv._ConvNd):
             return f"{label} sums over neighboring tokens, {no_kernel}"
-        if hasattr(module, "in_features") and not isinstance(getattr(module, "weight", None), torch.Tensor):
+        if hasattr(module, "in_features") and not isinstance(
+            getattr(module, "weight", None),
+            torch.Tensor,
+        ):
             return f"{label} has no plain weight, like quantized layers; leave invariant out"
     return None
 
 
 class Invariant(TorchDispatchMode):
-    """Mode with one reduction order for any batch, row, chunk, cache and threads: replaces reductions, runs operations
-    that round each element alone, and refuses the rest. Only this thread is affected.
+    """Mode with one reduction order for any batch, row, chunk, cache and threads: replaces
+    reductions, runs operations that round each element alone, and refuses the rest. Only this
+    thread is affected.
     """
 
     supports_higher_order_operators = True  # so that they are refused here
@@ -131,8 +139,8 @@ def _has_floats(values: Any) -> bool:
 
 def _refuse(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     raise CaptureError(
-        f"invariant: {func} is not known to give the same bits whatever the batch; leave invariant out, or choose"
-        " attn:sdpa or attn:eager."
+        f"invariant: {func} is not known to give the same bits whatever the batch; leave invariant"
+        " out, or choose attn:sdpa or attn:eager.",
     )
 
 
@@ -154,7 +162,8 @@ def _aligned(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _power(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    if isinstance(args[1], int | float) and args[1] == 2:  # a product, in both branches of torch's loop
+    # a product, in both branches of torch's loop
+    if isinstance(args[1], int | float) and args[1] == 2:
         return func(*args, **kwargs)
     return _aligned(mode, func, args, kwargs)
 
@@ -174,7 +183,11 @@ def _bmm(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _addmm(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     self, x, w = args
-    sums = products.product(x, w) if func.overloadpacket is _aten.addmm else products.batch_matmul(x, w)
+    sums = (
+        products.product(x, w)
+        if func.overloadpacket is _aten.addmm
+        else products.batch_matmul(x, w)
+    )
     return products.add_scaled(self, sums, x.dtype, kwargs.get("beta", 1), kwargs.get("alpha", 1))
 
 
@@ -238,7 +251,14 @@ def _attention(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     mask, scale = arguments.get("attn_mask", arguments.get("attn_bias")), arguments.get("scale")
     if arguments.get("dropout_p") or query.ndim != 4:
         return _refuse(mode, func, args, kwargs)
-    out = products.attention(query, key, value, mask, is_causal=bool(arguments.get("is_causal")), scale=scale)
+    out = products.attention(
+        query,
+        key,
+        value,
+        mask,
+        is_causal=bool(arguments.get("is_causal")),
+        scale=scale,
+    )
     if func.overloadpacket is _aten.scaled_dot_product_attention:
         return out
     # The log-sum-exp and a random state, which only training reads.
@@ -247,8 +267,15 @@ def _attention(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _plain_if(holds: Callable[[Any, Any], bool]) -> Handler:
-    """Return a handler that runs an operation unchanged if its arguments make it order-independent."""
-    return lambda mode, func, args, kwargs: (_plain if holds(args, kwargs) else _refuse)(mode, func, args, kwargs)
+    """Return a handler that runs an operation unchanged if its arguments make it
+    order-independent.
+    """
+    return lambda mode, func, args, kwargs: (_plain if holds(args, kwargs) else _refuse)(
+        mode,
+        func,
+        args,
+        kwargs,
+    )
 
 
 def _replaces(args: Any, kwargs: Any) -> bool:
@@ -262,13 +289,20 @@ def _has_distinct_places(args: Any, kwargs: Any) -> bool:
 
 
 def _is_whole(args: Any, kwargs: Any) -> bool:
-    """Return whether a running sum is of whole numbers, such as tokens per expert: exact in any order."""
+    """Return whether a running sum is of whole numbers, such as tokens per expert: exact in any
+    order.
+    """
     return bool((args[0] == args[0].round()).all()) and float(args[0].abs().sum()) <= 2.0**24
 
 
 def _is_unscaled(args: Any, kwargs: Any) -> bool:
-    """Return whether a sum of two is unscaled: one rounding. Scaled ones differ between torch's branches."""
-    return kwargs.get("alpha", 1) == 1 and all(isinstance(value, torch.Tensor) for value in args[2:])
+    """Return whether a sum of two is unscaled: one rounding.
+
+    Scaled ones differ between torch's branches.
+    """
+    return kwargs.get("alpha", 1) == 1 and all(
+        isinstance(value, torch.Tensor) for value in args[2:]
+    )
 
 
 def _operations(names: str) -> set[Any]:
@@ -290,7 +324,10 @@ _TAKEN_OVER: dict[Any, Handler] = {
         (_rms_norm, "rms_norm _fused_rms_norm"),
         (_attention, "scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu"),
         (_attention, "_scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention"),
-        (_attention, "_scaled_dot_product_cudnn_attention _scaled_dot_product_fused_attention_overrideable"),
+        (
+            _attention,
+            "_scaled_dot_product_cudnn_attention _scaled_dot_product_fused_attention_overrideable",
+        ),
         (_power, "pow"),
         (_plain_if(_is_whole), "cumsum"),
         (_plain_if(_replaces), "index_put_ _index_put_impl_"),
@@ -302,7 +339,7 @@ _TAKEN_OVER: dict[Any, Handler] = {
 _INEXACT = _operations(
     """
     exp exp2 expm1 log log2 log1p sin cos tanh sigmoid erf silu gelu softplus elu mish log_sigmoid logit rsqrt
-    """
+    """,
 )
 """Elementwise and not correctly rounded: torch's vectorized and scalar branches may differ in the last bit."""
 _EXACT_POINTWISE = _operations(
@@ -310,7 +347,7 @@ _EXACT_POINTWISE = _operations(
     mul mul_ div div_ neg abs sqrt reciprocal relu clamp clamp_min clamp_max maximum minimum where masked_fill
     masked_fill_ clone sign round eq ne lt le gt ge isnan isinf isfinite logical_not logical_and logical_or __and__
     bitwise_and bitwise_or bitwise_not floor ceil trunc fill fill_ square square_
-    """
+    """,
 )
 """Elementwise and correctly rounded, or exact."""
 _EXACT = _operations(
@@ -324,6 +361,6 @@ _EXACT = _operations(
     _unsafe_view view view_as where constant_pad_nd pad one_hot histc bincount equal _reshape_alias numpy_T diff
     floor_divide resize_ bucketize __and__ __or__ _assert_async flip is_same_size set_ unfold real result_type
     __getitem__
-    """
+    """,
 )
 """Moves, selects, counts or creates numbers; adds none."""

@@ -1,4 +1,5 @@
-"""Batch-invariant products, attention, softmax and norms on a CPU: numba kernels with one fixed reduction order.
+"""Batch-invariant products, attention, softmax and norms on a CPU: numba kernels with one fixed
+reduction order.
 
 float16 goes through float32, which holds it exactly.
 """
@@ -23,10 +24,14 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 def _check(*tensors: torch.Tensor) -> None:
     if any(tensor.device.type != "cpu" for tensor in tensors):
         devices = " and ".join(sorted({str(tensor.device) for tensor in tensors}))
-        raise CaptureError(f"invariant: no batch-invariant kernel for tensors on {devices}; choose --device cpu.")
+        raise CaptureError(
+            f"invariant: no batch-invariant kernel for tensors on {devices}; choose --device cpu.",
+        )
     if len({tensor.dtype for tensor in tensors}) > 1 or tensors[0].dtype not in _FLOATS:
         dtypes = " by ".join(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
-        raise CaptureError(f"invariant: no batch-invariant kernel for a product of {dtypes}; leave invariant out.")
+        raise CaptureError(
+            f"invariant: no batch-invariant kernel for a product of {dtypes}; leave invariant out.",
+        )
 
 
 def _array(tensor: torch.Tensor) -> Any:
@@ -38,7 +43,10 @@ def _array(tensor: torch.Tensor) -> Any:
 
 
 def product(
-    x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None, dtype: torch.dtype = torch.float32
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """x [m, k] times a weight w [k, n], plus bias [n] before the one rounding. -> [m, n] in dtype
 
@@ -50,9 +58,14 @@ def product(
     return sums.to(dtype)
 
 
-def batch_matmul(x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """x [b, m, k] times w [b, k, n], both activations. -> [b, m, n] in dtype. One term after another: k may be keys of
-    attention, masked ones of which add zeros, and how w lies in memory is a matter of the batch.
+def batch_matmul(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """x [b, m, k] times w [b, k, n], both activations. -> [b, m, n] in dtype. One term after
+    another: k may be keys of attention, masked ones of which add zeros, and how w lies in memory is
+    a matter of the batch.
     """
     out = torch.empty((x.shape[0], x.shape[1], w.shape[2]), dtype=torch.float32)
     for number in range(len(x)):
@@ -66,12 +79,18 @@ def _sums(x: torch.Tensor, w: torch.Tensor, *, is_dot: bool) -> torch.Tensor:
     sums = torch.zeros((rows, width), dtype=torch.float32)
     kernel = kernels.dots if is_dot else kernels.columns
     a, b, out = _array(x), _array(w.t() if is_dot else w), sums.numpy()
-    _share(lambda first, last: kernel(a, b, first, last, out), width, max(rows, _READ) * length * width)
+    _share(
+        lambda first, last: kernel(a, b, first, last, out),
+        width,
+        max(rows, _READ) * length * width,
+    )
     return sums
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [..., k] times weight [n, k] transposed, plus bias [n] before the one rounding to x's dtype. -> [..., n]"""
+    """x [..., k] times weight [n, k] transposed, plus bias [n] before the one rounding to x's
+    dtype. -> [..., n]
+    """
     flat = x.reshape(-1, x.shape[-1])
     return product(flat, weight.t(), bias, x.dtype).view(*x.shape[:-1], weight.shape[0])
 
@@ -91,7 +110,9 @@ def matmul(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def grouped_mm(x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """Rows of x [m, k] up to ends[e] times w[e] of [experts, k, n]; rows beyond the last end are zero. -> [m, n]"""
+    """Rows of x [m, k] up to ends[e] times w[e] of [experts, k, n]; rows beyond the last end are
+    zero. -> [m, n]
+    """
     out = x.new_zeros((x.shape[0], w.shape[2]))
     begin = 0
     for expert, end in enumerate(ends.tolist()):
@@ -101,7 +122,13 @@ def grouped_mm(x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> torch.Te
     return out
 
 
-def add_scaled(self: torch.Tensor, sums: torch.Tensor, dtype: torch.dtype, beta: float, alpha: float) -> torch.Tensor:
+def add_scaled(
+    self: torch.Tensor,
+    sums: torch.Tensor,
+    dtype: torch.dtype,
+    beta: float,
+    alpha: float,
+) -> torch.Tensor:
     """beta * self + alpha * sums in float32, then rounded to dtype."""
     scaled = sums if alpha == 1 else sums * alpha
     if beta == 0:
@@ -119,8 +146,8 @@ def attention(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """query [b, h, m, d], key [b, h / g, n, d], value [b, h / g, n, e], mask broadcastable to [b, h, m, n]. -> [b, h,
-    m, e]; scores, softmax and weighted sum in float32, one rounding at the end.
+    """query [b, h, m, d], key [b, h / g, n, d], value [b, h / g, n, e], mask broadcastable to [b,
+    h, m, n]. -> [b, h, m, e]; scores, softmax and weighted sum in float32, one rounding at the end.
     """
     _check(query, key, value)
     batch, heads, queries, width = query.shape
@@ -148,7 +175,11 @@ def softmax(x: torch.Tensor, axis: int, dtype: torch.dtype, *, is_log: bool) -> 
     out = torch.empty_like(rows)
     if rows.numel():
         a, b = rows.numpy(), out.numpy()
-        _share(lambda first, last: kernels.softmax(a, first, last, is_log, b), len(rows), 64 * rows.numel())
+        _share(
+            lambda first, last: kernels.softmax(a, first, last, is_log, b),
+            len(rows),
+            64 * rows.numel(),
+        )
     return out.to(dtype).view(view.shape).movedim(-1, axis)
 
 
@@ -162,17 +193,29 @@ def sums_over(x: torch.Tensor, axes: Sequence[int], *, keepdim: bool) -> torch.T
     out = torch.empty(len(rows))
     a, b = rows.numpy(), out.numpy()
     _share(lambda first, last: kernels.row_sums(a, first, last, b), len(rows), 4 * rows.numel())
-    return out.view([1 if axis in axes else x.shape[axis] for axis in range(x.ndim)] if keepdim else shape)
+    return out.view(
+        [1 if axis in axes else x.shape[axis] for axis in range(x.ndim)] if keepdim else shape,
+    )
 
 
 def layer_norm(
-    x: torch.Tensor, shape: Sequence[int], weight: torch.Tensor | None, bias: torch.Tensor | None, epsilon: float
+    x: torch.Tensor,
+    shape: Sequence[int],
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    epsilon: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Layer norm over the last axes `shape`. -> (x's shape and dtype, mean, 1 / standard deviation)"""
+    """Layer norm over the last axes `shape`. -> (x's shape and dtype, mean, 1 / standard
+    deviation)
+    """
     rows = x.reshape(-1, torch.Size(shape).numel()).float().contiguous()
     out, mean, rstd = torch.empty_like(rows), torch.empty(len(rows)), torch.empty(len(rows))
     a, results = rows.numpy(), [one.numpy() for one in (out, mean, rstd)]
-    _share(lambda first, last: kernels.layer_norm(a, epsilon, first, last, *results), len(rows), 8 * rows.numel())
+    _share(
+        lambda first, last: kernels.layer_norm(a, epsilon, first, last, *results),
+        len(rows),
+        8 * rows.numel(),
+    )
     if weight is not None:
         out *= weight.reshape(-1).float()
     if bias is not None:
@@ -181,12 +224,19 @@ def layer_norm(
     return out.to(x.dtype).view(x.shape), mean.view(outer), rstd.view(outer)
 
 
-def elementwise(func: Callable[..., torch.Tensor], x: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
-    """Compute an elementwise function so that every element takes the vectorized branch of torch's loop.
+def elementwise(
+    func: Callable[..., torch.Tensor],
+    x: torch.Tensor,
+    *rest: Any,
+    **options: Any,
+) -> torch.Tensor:
+    """Compute an elementwise function so that every element takes the vectorized branch of torch's
+    loop.
 
-    torch computes the last elements of a loop, those that fill no pair of vectors, with other instructions (the C
-    library's exp instead of a polynomial), and every thread has such an end; which elements those are depends on the
-    number of rows. So the tensor is filled up until no thread's share has an end.
+    torch computes the last elements of a loop, those that fill no pair of vectors, with other
+    instructions (the C library's exp instead of a polynomial), and every thread has such an end;
+    which elements those are depends on the number of rows. So the tensor is filled up until no
+    thread's share has an end.
     """
     length = x.numel()
     filled = _aligned_length(length)
@@ -203,11 +253,16 @@ _VECTORS = 64  # elements of two vectors: 512 bits of bfloat16; a multiple of ev
 
 
 def _aligned_length(length: int) -> int:
-    """Return the least number of elements, from `length` on, that gives every thread whole pairs of vectors."""
+    """Return the least number of elements, from `length` on, that gives every thread whole pairs of
+    vectors.
+    """
     threads = torch.get_num_threads()
     filled = -(-length // _VECTORS) * _VECTORS
     while True:
-        sharing = {min(threads, max(1, -(-filled // _GRAIN))), threads if filled > _GELU_GRAIN else 1}
+        sharing = {
+            min(threads, max(1, -(-filled // _GRAIN))),
+            threads if filled > _GELU_GRAIN else 1,
+        }
         if all(filled % (_VECTORS * count) == 0 for count in sharing):
             return filled
         filled += _VECTORS
@@ -219,7 +274,8 @@ _threads: list[int] = []  # of the modes that are open; without one, as many as 
 def begin_sharing() -> None:
     """Share products from here on among as many threads as torch has; torch itself uses one.
 
-    After each loop of its own torch's threads spin for milliseconds, on the cores that products need.
+    After each loop of its own torch's threads spin for milliseconds, on the cores that products
+    need.
     """
     _threads.append(_threads[-1] if _threads else torch.get_num_threads())
     torch.set_num_threads(1)
@@ -237,7 +293,10 @@ def _pool(workers: int) -> ThreadPoolExecutor:
 
 
 def _share(run: Callable[[int, int], None], count: int, work: int) -> None:
-    """run(first, last) over 0..count-1, by as many threads as torch has. No sum depends on who computes it."""
+    """run(first, last) over 0..count-1, by as many threads as torch has.
+
+    No sum depends on who computes it.
+    """
     available = _threads[-1] if _threads else torch.get_num_threads()
     threads = min(available, count, max(1, work // _LEAST_WORK))
     if threads < 2:
@@ -245,7 +304,8 @@ def _share(run: Callable[[int, int], None], count: int, work: int) -> None:
         return
     share = -(-count // threads)
     others = [
-        _pool(available - 1).submit(run, begin, min(begin + share, count)) for begin in range(share, count, share)
+        _pool(available - 1).submit(run, begin, min(begin + share, count))
+        for begin in range(share, count, share)
     ]
     run(0, share)
     for other in others:

@@ -1,4 +1,6 @@
-"""Chats as tokens: messages through the tokenizer's chat template, like an engine's chat endpoint."""
+"""Chats as tokens: messages through the tokenizer's chat template, like an engine's chat
+endpoint.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from .torch_errors import first_line, quiet
 
 
 def plan_inputs(loaded: LoadedModel, request: CaptureRequest) -> list[str | Sequence[int]]:
-    """Return the prompts of a request for a plan: chats as token ids, texts and token ids unchanged."""
+    """Return the prompts of a request for a plan: chats as token ids, texts and token ids
+    unchanged.
+    """
     is_chat, system = request.is_chat, request.system
     inputs: list[str | Sequence[int]] = []
     for prompt in prompts_of(request):
@@ -24,7 +28,13 @@ def plan_inputs(loaded: LoadedModel, request: CaptureRequest) -> list[str | Sequ
             messages = (Message("user", prompt.text),)
         if messages is not None:
             opening = (Message("system", system),) if system is not None else ()
-            inputs.append(chat_tokens(loaded, [asdict(message) for message in (*opening, *messages)], prompt.source))
+            inputs.append(
+                chat_tokens(
+                    loaded,
+                    [asdict(message) for message in (*opening, *messages)],
+                    prompt.source,
+                ),
+            )
         elif prompt.token_ids is not None:
             inputs.append(prompt.token_ids)
         else:
@@ -32,14 +42,23 @@ def plan_inputs(loaded: LoadedModel, request: CaptureRequest) -> list[str | Sequ
     return inputs
 
 
-def chat_tokens(loaded: LoadedModel, messages: Sequence[Mapping[str, str]], label: str) -> tuple[int, ...]:
-    """Return the token ids of a chat, up to the model's turn. The template writes all special tokens."""
+def chat_tokens(
+    loaded: LoadedModel,
+    messages: Sequence[Mapping[str, str]],
+    label: str,
+) -> tuple[int, ...]:
+    """Return the token ids of a chat, up to the model's turn.
+
+    The template writes all special tokens.
+    """
     try:
         with quiet():
             template = str(loaded.tokenizer.get_chat_template())  # the default one of several
     except Exception as error:  # ValueError if there is none, others if a tokenizer cannot have one
         reason = f"the tokenizer of '{loaded.name}' has no chat template"
-        raise CaptureError(f"{label}: {reason}; give the prompt as text, or choose a chat model.") from error
+        raise CaptureError(
+            f"{label}: {reason}; give the prompt as text, or choose a chat model.",
+        ) from error
     is_answered = messages[-1]["role"] == "assistant"
     try:
         with quiet():
@@ -49,8 +68,12 @@ def chat_tokens(loaded: LoadedModel, messages: Sequence[Mapping[str, str]], labe
                 tokenize=False,
                 add_generation_prompt=not is_answered,
             )
-    except Exception as error:  # templates are programs: jinja's errors, and those they raise on purpose
+    # templates are programs: jinja's errors, and those they raise on purpose
+    except Exception as error:
         roles = ", ".join(message["role"] for message in messages)
-        reason = f"the chat template of '{loaded.name}' refuses messages of {roles} ({first_line(error)})"
+        reason = (
+            f"the chat template of '{loaded.name}' refuses messages of {roles}"
+            f" ({first_line(error)})"
+        )
         raise CaptureError(f"{label}: {reason}; change their order.") from error
     return loaded.encode(str(rendered), label, add_special_tokens=False)

@@ -1,4 +1,5 @@
-"""Devices of this machine for models: names, chips, free memory, and tensors of them as bits on the host.
+"""Devices of this machine for models: names, chips, free memory, and tensors of them as bits on the
+host.
 
 Free memory is checked before large allocations, because Linux grants first and kills later.
 """
@@ -19,9 +20,15 @@ _CGROUP = Path("/sys/fs/cgroup")
 # (limit, usage, statistics, name of the reclaimable page cache), cgroup v2 and v1
 _LIMIT_FILES = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+    (
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
+        "total_inactive_file",
+    ),
 )
-_SIGNED = {2: torch.int16, 4: torch.int32}  # of the float's width: torch hands these to numpy, and not bfloat16
+# of the float's width: torch hands these to numpy, and not bfloat16
+_SIGNED = {2: torch.int16, 4: torch.int32}
 
 
 def devices_here() -> list[tuple[str, str, int | None]]:
@@ -32,7 +39,10 @@ def devices_here() -> list[tuple[str, str, int | None]]:
 
 
 def usable_device(name: str | None) -> torch.device:
-    """Return the named device, by default CUDA if there is one. CaptureError if it does not exist."""
+    """Return the named device, by default CUDA if there is one.
+
+    CaptureError if it does not exist.
+    """
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -45,7 +55,9 @@ def usable_device(name: str | None) -> torch.device:
         raise CaptureError(f"device '{name}' is not supported; expected cpu, cuda or cuda:N.")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0:
-        raise CaptureError(f"device '{name}': torch {torch.__version__} sees no CUDA device; choose cpu.")
+        raise CaptureError(
+            f"device '{name}': torch {torch.__version__} sees no CUDA device; choose cpu.",
+        )
     index = device.index or 0
     if index >= count:
         raise CaptureError(f"device '{name}': expected at most cuda:{count - 1}.")
@@ -64,7 +76,9 @@ def name_of_device(device: torch.device) -> str:
 
 
 def free_host_bytes() -> int | None:
-    """Return the host memory that this process may still allocate, within a container's limit; None if unknown."""
+    """Return the host memory that this process may still allocate, within a container's limit; None
+    if unknown.
+    """
     sizes = []
     with suppress(OSError, ValueError):
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -87,12 +101,17 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def integers_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bits of a float tensor as integers on the same device: NaN equals NaN, and -0 is not +0."""
+    """Return the bits of a float tensor as integers on the same device: NaN equals NaN, and -0 is
+    not +0.
+    """
     return tensor.contiguous().view(_SIGNED[tensor.dtype.itemsize])
 
 
 def bits_of(tensor: torch.Tensor) -> NDArray[np.unsignedinteger]:
-    """Return the bits of a float tensor on any device. Same shape; on a CPU the same memory if contiguous."""
+    """Return the bits of a float tensor on any device.
+
+    Same shape; on a CPU the same memory if contiguous.
+    """
     return integers_of(tensor).cpu().numpy().view(f"<u{tensor.dtype.itemsize}")
 
 
@@ -104,5 +123,9 @@ def own_bits(tensor: torch.Tensor) -> NDArray[np.unsignedinteger]:
 
 
 def row_sums(values: torch.Tensor) -> NDArray[np.float64]:
-    """Return sums of rows, [rows, n] float64 -> [rows]; on a CPU in numpy's order, the same on every processor."""
-    return values.numpy().sum(axis=1) if values.device.type == "cpu" else values.sum(1).cpu().numpy()
+    """Return sums of rows, [rows, n] float64 -> [rows]; on a CPU in numpy's order, the same on
+    every processor.
+    """
+    return (
+        values.numpy().sum(axis=1) if values.device.type == "cpu" else values.sum(1).cpu().numpy()
+    )

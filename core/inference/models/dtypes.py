@@ -1,8 +1,9 @@
 """A loaded model in another dtype inside a `with`, and then restored bit for bit.
 
-In float64 rounding is 2^-29 of that in float32, and a fault is as large as before. Modules cast to float32 themselves
-(norms, softmax, routers, rotary angles), which in a float64 model would narrow. There every cast to float32 becomes one
-to float64, so the noise floor is that of float64: 2e-15 logits on models whose float32 floor is 1e-6.
+In float64 rounding is 2^-29 of that in float32, and a fault is as large as before. Modules cast to
+float32 themselves (norms, softmax, routers, rotary angles), which in a float64 model would narrow.
+There every cast to float32 becomes one to float64, so the noise floor is that of float64: 2e-15
+logits on models whose float32 floor is 1e-6.
 """
 
 from __future__ import annotations
@@ -28,17 +29,22 @@ def converted(loaded: LoadedModel, dtype: str) -> Iterator[LoadedModel]:
     """
     target = getattr(torch, dtype)
     with data_replaced(
-        rounded_parameters(loaded.model, loaded.torch_dtype, target), lambda tensor: tensor.data.to(target)
+        rounded_parameters(loaded.model, loaded.torch_dtype, target),
+        lambda tensor: tensor.data.to(target),
     ):
         yield replace(loaded, dtype=dtype)
 
 
 @contextmanager
-def data_replaced(tensors: Iterable[torch.Tensor], change: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+def data_replaced(
+    tensors: Iterable[torch.Tensor],
+    change: Callable[[torch.Tensor], torch.Tensor],
+) -> Iterator[None]:
     """Replace the data of tensors inside; the original bits are restored."""
     originals: list[tuple[torch.Tensor, torch.Tensor]] = []
     try:
-        with torch.inference_mode(False), torch.no_grad():  # a weight that is an inference tensor could not be restored
+        # a weight that is an inference tensor could not be restored
+        with torch.inference_mode(False), torch.no_grad():
             for tensor in tensors:
                 originals.append((tensor, tensor.data))
                 tensor.data = change(tensor)
@@ -58,13 +64,16 @@ def converted_bytes(loaded: LoadedModel, dtype: str) -> int:
 
 @contextmanager
 def in_float32(loaded: LoadedModel) -> Iterator[LoadedModel]:
-    """Compute the same function in float32 inside: weights keep their values, and the original bits are restored."""
+    """Compute the same function in float32 inside: weights keep their values, and the original bits
+    are restored.
+    """
     if loaded.dtype != "float32":
         needed, free = converted_bytes(loaded, "float32"), loaded.free_bytes
         if free is not None and needed > free:
             raise CaptureError(
-                f"model '{loaded.name}': its weights in float32 take another {size(needed)}; {loaded.device}"
-                f" has {size(free)} free. Choose a smaller model or another device."
+                f"model '{loaded.name}': its weights in float32 take another {size(needed)};"
+                f" {loaded.device} has {size(free)} free. Choose a smaller model or another"
+                " device.",
             )
     with converted(loaded, "float32") as model:
         yield model
@@ -72,14 +81,19 @@ def in_float32(loaded: LoadedModel) -> Iterator[LoadedModel]:
 
 @contextmanager
 def in_float64(loaded: LoadedModel) -> Iterator[LoadedModel]:
-    """Compute in float64 inside. CaptureError if the weights do not fit. Only this thread is affected; an engine's own
-    code around the model, with its own weights, keeps its dtypes.
+    """Compute in float64 inside. CaptureError if the weights do not fit. Only this thread is
+    affected; an engine's own code around the model, with its own weights, keeps its dtypes.
     """
     every = [*loaded.model.parameters(), *loaded.model.buffers()]
-    tensors = [tensor for tensor in every if tensor.is_floating_point() and tensor.dtype != torch.float64]
+    tensors = [
+        tensor for tensor in every if tensor.is_floating_point() and tensor.dtype != torch.float64
+    ]
     needed, free = 8 * sum(tensor.numel() for tensor in tensors), loaded.free_bytes
     if free is not None and needed > free:
-        raise CaptureError(f"the weights in float64 take another {size(needed)}; {loaded.device} has {size(free)} free")
+        raise CaptureError(
+            f"the weights in float64 take another {size(needed)}; {loaded.device} has {size(free)}"
+            " free",
+        )
     with ExitStack() as stack:
         stack.enter_context(data_replaced(tensors, lambda tensor: tensor.data.double()))
         stack.enter_context(_eager_experts(loaded.model))
@@ -106,7 +120,9 @@ def _eager_experts(model: Any) -> Iterator[None]:
 
 
 class _Widening(TorchDispatchMode):
-    """Mode that turns float32 in arguments into float64 inside modules of the model. depth: of nested modules."""
+    """Mode that turns float32 in arguments into float64 inside modules of the model. depth: of
+    nested modules.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +137,10 @@ class _Widening(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not self.depth:
             return func(*args, **(kwargs or {}))
-        return func(*map(_widen, args), **{key: _widen(value) for key, value in (kwargs or {}).items()})
+        return func(
+            *map(_widen, args),
+            **{key: _widen(value) for key, value in (kwargs or {}).items()},
+        )
 
 
 def _widen(value: Any) -> Any:

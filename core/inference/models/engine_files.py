@@ -1,4 +1,6 @@
-"""Files of a loaded model for other engines: the weights that transformers runs, as a GGUF or a folder."""
+"""Files of a loaded model for other engines: the weights that transformers runs, as a GGUF or a
+folder.
+"""
 
 from __future__ import annotations
 
@@ -21,33 +23,54 @@ from .devices import bits_of
 from .model import LoadedModel, save_model
 
 # transformers' model_type -> llama.cpp's architecture, of those that compute the same function
-_ARCHITECTURES = {"llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "gemma": "GEMMA"}
+_ARCHITECTURES = {
+    "llama": "LLAMA",
+    "mistral": "LLAMA",
+    "qwen2": "QWEN2",
+    "qwen3": "QWEN3",
+    "gemma": "GEMMA",
+}
 _KEPT_FILES = 6
 _LOCK = ".lock"
 _digests: WeakKeyDictionary[torch.nn.Module, tuple[tuple[int, ...], str]] = WeakKeyDictionary()
 
 
 def gguf_of(loaded: LoadedModel, dtype: str) -> Path:
-    """Write a GGUF of the model to the user's cache, if missing: matrices in `dtype`, no vocabulary."""
+    """Write a GGUF of the model to the user's cache, if missing: matrices in `dtype`, no
+    vocabulary.
+    """
     require_gguf()
     config = loaded.model.config.get_text_config(decoder=True)
     kind = str(getattr(config, "model_type", ""))
     if kind not in _ARCHITECTURES:
         raise CaptureError(
-            f"ULPscope writes no GGUF of a '{kind}' model, only of {', '.join(_ARCHITECTURES)}; give a GGUF as the"
-            " model."
+            f"ULPscope writes no GGUF of a '{kind}' model, only of {', '.join(_ARCHITECTURES)};"
+            " give a GGUF as the model.",
         )
     if dtype not in ("float32", "float16", "bfloat16"):
-        raise CaptureError(f"llama.cpp has no weights in {dtype}; choose float32 or a 16-bit dtype.")
+        raise CaptureError(
+            f"llama.cpp has no weights in {dtype}; choose float32 or a 16-bit dtype.",
+        )
     if kind == "mistral" and getattr(config, "sliding_window", None):
-        raise CaptureError("ULPscope writes no GGUF of a Mistral with a sliding window; give one as the model.")
+        raise CaptureError(
+            "ULPscope writes no GGUF of a Mistral with a sliding window; give one as the model.",
+        )
     if getattr(config, "attention_bias", False) and kind == "llama":
         raise CaptureError("ULPscope writes no GGUF of a Llama with biases; give one as the model.")
     if _ARCHITECTURES[kind] != "LLAMA" and _rope(config)["rope_type"] != "default":
-        raise CaptureError(f"ULPscope writes no GGUF of a {kind} with scaled RoPE; give one as the model.")
+        raise CaptureError(
+            f"ULPscope writes no GGUF of a {kind} with scaled RoPE; give one as the model.",
+        )
     if float(getattr(_rotary(loaded), "attention_scaling", 1.0)) != 1.0:
-        raise CaptureError("ULPscope writes no GGUF with attention scaled by RoPE; give one as the model.")
-    return _write_once(loaded, dtype, ".gguf", lambda path: _write(path, kind, config, loaded, dtype))
+        raise CaptureError(
+            "ULPscope writes no GGUF with attention scaled by RoPE; give one as the model.",
+        )
+    return _write_once(
+        loaded,
+        dtype,
+        ".gguf",
+        lambda path: _write(path, kind, config, loaded, dtype),
+    )
 
 
 def folder_of(loaded: LoadedModel) -> Path:
@@ -55,13 +78,27 @@ def folder_of(loaded: LoadedModel) -> Path:
     own = Path(loaded.name)
     if own.is_dir():
         return own.resolve()
-    return packaged_folder(loaded.name) or _write_once(loaded, loaded.dtype, "", lambda path: save_model(loaded, path))
+    return packaged_folder(loaded.name) or _write_once(
+        loaded,
+        loaded.dtype,
+        "",
+        lambda path: save_model(loaded, path),
+    )
 
 
-def _write_once(loaded: LoadedModel, dtype: str, ending: str, write: Callable[[Path], None]) -> Path:
-    """Return a file or folder of the model in the cache, by digest; call `write` if missing, and remove the oldest."""
+def _write_once(
+    loaded: LoadedModel,
+    dtype: str,
+    ending: str,
+    write: Callable[[Path], None],
+) -> Path:
+    """Return a file or folder of the model in the cache, by digest; call `write` if missing, and
+    remove the oldest.
+    """
     place = cache_folder() / "engines"
-    path = place / (hashlib.sha256(f"2 {dtype} {digest_of(loaded)}".encode()).hexdigest()[:32] + ending)
+    path = place / (
+        hashlib.sha256(f"2 {dtype} {digest_of(loaded)}".encode()).hexdigest()[:32] + ending
+    )
     try:
         if not path.exists():
             place.mkdir(parents=True, exist_ok=True)
@@ -72,24 +109,33 @@ def _write_once(loaded: LoadedModel, dtype: str, ending: str, write: Callable[[P
                         write(begun)
         os.utime(path)
     except OSError as error:
-        raise CaptureError(f"the model cannot be written to {place}: {error.strerror or error}.") from error
+        raise CaptureError(
+            f"the model cannot be written to {place}: {error.strerror or error}.",
+        ) from error
     return path
 
 
 def _make_room(place: Path) -> None:
     """Remove the oldest models of the cache, and leftovers of killed processes."""
     begun = list(place.glob(f"{WRITING}*"))
-    whole = sorted(set(place.iterdir()) - {*begun, place / _LOCK}, key=lambda one: one.stat().st_mtime)
+    whole = sorted(
+        set(place.iterdir()) - {*begun, place / _LOCK},
+        key=lambda one: one.stat().st_mtime,
+    )
     for one in (*begun, *whole[: -_KEPT_FILES + 1]):
         discard(one)
 
 
 def digest_of(loaded: LoadedModel) -> str:
-    """Return the sha256 of a model's weights, names and configuration, cached until a weight changes."""
+    """Return the sha256 of a model's weights, names and configuration, cached until a weight
+    changes.
+    """
     versions = tuple(parameter._version for parameter in loaded.model.parameters())
     entry = _digests.get(loaded.model)
     if entry is None or entry[0] != versions:
-        digest = hashlib.sha256(json.dumps(loaded.model.config.to_dict(), sort_keys=True, default=str).encode())
+        digest = hashlib.sha256(
+            json.dumps(loaded.model.config.to_dict(), sort_keys=True, default=str).encode(),
+        )
         for name, tensor in loaded.model.state_dict().items():
             digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
             digest.update(bits_of(tensor.detach()).data)
@@ -123,15 +169,28 @@ def _write(path: Path, kind: str, config: Any, loaded: LoadedModel, dtype: str) 
         stem, _, ending = name.rpartition(".")
         tensor = names.get_name(stem)
         if tensor is None:
-            raise CaptureError(f"a GGUF has no tensor for the model's '{name}'; give a GGUF as the model.")
-        if _ARCHITECTURES[kind] == "LLAMA" and ending == "weight" and tensor.endswith(("attn_q", "attn_k")):
+            raise CaptureError(
+                f"a GGUF has no tensor for the model's '{name}'; give a GGUF as the model.",
+            )
+        if (
+            _ARCHITECTURES[kind] == "LLAMA"
+            and ending == "weight"
+            and tensor.endswith(("attn_q", "attn_k"))
+        ):
             # llama.cpp's Llama rotates neighboring rows of queries and keys instead of halves
-            of_heads = values.reshape(heads if tensor.endswith("attn_q") else kv_heads, 2, size // 2, -1)
+            of_heads = values.reshape(
+                heads if tensor.endswith("attn_q") else kv_heads,
+                2,
+                size // 2,
+                -1,
+            )
             values = np.ascontiguousarray(of_heads.swapaxes(1, 2).reshape(values.shape))
         if kind == "gemma" and tensor.endswith("norm"):
             values = values + np.float32(1)  # transformers adds it, llama.cpp has it in the file
         is_matrix = values.ndim > 1 and dtype != "float32"
-        data, raw_dtype = _in_dtype(name, values, dtype) if is_matrix else (values, gguf.GGMLQuantizationType.F32)
+        data, raw_dtype = (
+            _in_dtype(name, values, dtype) if is_matrix else (values, gguf.GGMLQuantizationType.F32)
+        )
         file.add_tensor(f"{tensor}.{ending}", data, raw_dtype=raw_dtype)
     factors = _frequency_factors(config, loaded, size)
     if factors is not None:
@@ -158,7 +217,9 @@ def _in_dtype(name: str, values: NDArray[np.float32], dtype: str) -> tuple[NDArr
     tensor = torch.from_numpy(values)
     half = tensor.to(getattr(torch, dtype))
     if not torch.equal(half.float(), tensor):
-        raise CaptureError(f"{dtype} does not hold the model's '{name}' exactly; leave the engine's dtype out.")
+        raise CaptureError(
+            f"{dtype} does not hold the model's '{name}' exactly; leave the engine's dtype out.",
+        )
     if dtype == "float16":
         return half.numpy(), gguf.GGMLQuantizationType.F16
     return bits_of(half).view(np.uint8), gguf.GGMLQuantizationType.BF16
@@ -174,9 +235,13 @@ def _rotary(loaded: LoadedModel) -> Any:
 
 
 def _frequency_factors(config: Any, loaded: LoadedModel, size: int) -> NDArray[np.float32] | None:
-    """Return the divisors of llama.cpp for each RoPE frequency; None if they are the base's. [size / 2]"""
+    """Return the divisors of llama.cpp for each RoPE frequency; None if they are the base's. [size
+    / 2]
+    """
     rotary = _rotary(loaded)
     if rotary is None or _rope(config)["rope_type"] == "default":
         return None
-    plain = 1.0 / float(_rope(config)["rope_theta"]) ** (torch.arange(0, size, 2, dtype=torch.float64) / size)
+    plain = 1.0 / float(_rope(config)["rope_theta"]) ** (
+        torch.arange(0, size, 2, dtype=torch.float64) / size
+    )
     return (plain / rotary.inv_freq.double().cpu()).float().numpy()

@@ -1,7 +1,7 @@
 """GGUF files: their header, and loading without their neighboring files.
 
-A GGUF has a model's weights in blocks of a few bits. transformers dequantizes them into the requested dtype; from then
-on it is a model like any other.
+A GGUF has a model's weights in blocks of a few bits. transformers dequantizes them into the
+requested dtype; from then on it is a model like any other.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ _DIGITS_APART = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exa
 
 @dataclass(frozen=True)
 class GgufFile:
-    """A GGUF. quantization: llama.cpp's name; elements: of all weights; splits_digits: each digit is a token."""
+    """A GGUF. quantization: llama.cpp's name; elements: of all weights; splits_digits: each digit
+    is a token.
+    """
 
     path: Path
     architecture: str
@@ -59,30 +61,45 @@ def is_gguf(path: Path) -> bool:
 
 
 def look(path: Path) -> GgufFile:
-    """Read a GGUF's header. CaptureError if it is truncated, or if transformers would ignore a part of it."""
+    """Read a GGUF's header. CaptureError if it is truncated, or if transformers would ignore a part
+    of it.
+    """
     require_gguf()
     from gguf import GGUFReader, GGUFValueType, LlamaFileType
 
     try:
         file = GGUFReader(path)
-        fields = [field for field in file.fields.values() if field.types[:1] != [GGUFValueType.ARRAY]]
+        fields = [
+            field for field in file.fields.values() if field.types[:1] != [GGUFValueType.ARRAY]
+        ]
         facts = {field.name: field.contents() for field in fields if field.types}
-        types = {tensor.name: (tensor.tensor_type.name, int(tensor.n_elements)) for tensor in file.tensors}
+        types = {
+            tensor.name: (tensor.tensor_type.name, int(tensor.n_elements))
+            for tensor in file.tensors
+        }
         if not types:
             raise ValueError("no weights")
     except Exception as error:  # of any kind, beyond the end of a truncated file
-        raise CaptureError(f"{path} is a broken GGUF file ({first_line(error)}); copy the model again.") from error
+        raise CaptureError(
+            f"{path} is a broken GGUF file ({first_line(error)}); copy the model again.",
+        ) from error
     if not isinstance(architecture := facts.get("general.architecture"), str):
         raise CaptureError(f"{path} names no architecture; expected the GGUF of a language model.")
     if isinstance(parts := facts.get("split.count"), int) and parts > 1:
-        raise CaptureError(f"{path} is one of {parts} parts of a model; join them with llama-gguf-split --merge.")
-    scaling = facts.get(f"{architecture}.rope.scaling.type", "none")
-    if (scaling != "none" or types.keys() & set(_SCALES_ROPE)) and architecture not in _READS_SCALED_ROPE:
         raise CaptureError(
-            f"{path} scales its rotary embeddings, which transformers ignores in a GGUF of {clean(architecture, 40)};"
-            " give the model's folder or hub id."
+            f"{path} is one of {parts} parts of a model; join them with llama-gguf-split --merge.",
         )
-    pre_tokenizer = facts.get("tokenizer.ggml.pre") if facts.get("tokenizer.ggml.model") == "gpt2" else None
+    scaling = facts.get(f"{architecture}.rope.scaling.type", "none")
+    if (
+        scaling != "none" or types.keys() & set(_SCALES_ROPE)
+    ) and architecture not in _READS_SCALED_ROPE:
+        raise CaptureError(
+            f"{path} scales its rotary embeddings, which transformers ignores in a GGUF of"
+            f" {clean(architecture, 40)}; give the model's folder or hub id.",
+        )
+    pre_tokenizer = (
+        facts.get("tokenizer.ggml.pre") if facts.get("tokenizer.ggml.model") == "gpt2" else None
+    )
     file_type: Any = facts.get("general.file_type")
     try:
         quantization = LlamaFileType(file_type).name.removeprefix("MOSTLY_").removeprefix("ALL_")
@@ -102,11 +119,15 @@ def look(path: Path) -> GgufFile:
 
 @contextmanager
 def alone(path: Path) -> Iterator[str]:
-    """Yield a folder with only this file, as FILE, so that others are not read. No progress bar inside."""
+    """Yield a folder with only this file, as FILE, so that others are not read.
+
+    No progress bar inside.
+    """
     bar = reader.tqdm
     with tempfile.TemporaryDirectory(prefix="ulpscope-gguf-") as folder:
         (Path(folder) / FILE).symlink_to(path.absolute())
-        reader.tqdm = lambda tensors, **_: tensors  # it ignores the switches of transformers and the hub client
+        # it ignores the switches of transformers and the hub client
+        reader.tqdm = lambda tensors, **_: tensors
         try:
             yield folder
         finally:
@@ -114,7 +135,9 @@ def alone(path: Path) -> Iterator[str]:
 
 
 def plain(model: Any) -> None:
-    """Remove the marks of quantization from a dequantized model: it may be moved, converted and saved."""
+    """Remove the marks of quantization from a dequantized model: it may be moved, converted and
+    saved.
+    """
     model.hf_quantizer, model.is_quantized = None, False
     for config in (model.config, model.config.get_text_config(decoder=True)):
         for name in ("quantization_config", "_pre_quantization_dtype"):
@@ -125,5 +148,8 @@ def plain(model: Any) -> None:
 def split_digits(tokenizer: Any) -> None:
     """Make a byte-level tokenizer split every digit, like those of _DIGITS_APART."""
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ],
     )

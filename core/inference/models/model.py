@@ -19,7 +19,10 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+)
 
 from ...errors import CaptureError
 from ...numerics.formats import LOGIT_FORMATS, format_named
@@ -38,9 +41,10 @@ _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len
 class LoadedModel:
     """A model in eval mode, all of it in `dtype` on `device`.
 
-    name: as requested; revision: the hub's commit, or the digest of a folder's weights or of a GGUF; device: 'cpu',
-    'cuda:0'; weights: the GGUF that they come from, in words, else ''; start: what its modules hold when a sequence
-    begins. Loaded without weights, its parameters are on torch's meta device: shapes without values.
+    name: as requested; revision: the hub's commit, or the digest of a folder's weights or of a
+    GGUF; device: 'cpu', 'cuda:0'; weights: the GGUF that they come from, in words, else ''; start:
+    what its modules hold when a sequence begins. Loaded without weights, its parameters are on
+    torch's meta device: shapes without values.
     """
 
     model: PreTrainedModel
@@ -93,16 +97,23 @@ class LoadedModel:
         return sum(parameter.nbytes for parameter in self.model.parameters())
 
     def encode(self, text: str, label: str, **options: Any) -> tuple[int, ...]:
-        """Return the token ids of a text. CaptureError, which begins with `label`, if the tokenizer fails."""
+        """Return the token ids of a text.
+
+        CaptureError, which begins with `label`, if the tokenizer fails.
+        """
         try:
             with quiet():
                 return tuple(int(token) for token in self.tokenizer(text, **options)["input_ids"])
-        except Exception as error:  # a lone surrogate, for instance, is a Python text that no tokenizer reads
+        # a lone surrogate, for instance, is a Python text that no tokenizer reads
+        except Exception as error:
             reason = f"the tokenizer cannot read it ({first_line(error)}); expected plain text"
             raise CaptureError(f"{label}: {reason}.") from error
 
     def tokens_of(self, prompt: str | Sequence[int], label: str) -> tuple[int, ...]:
-        """Return the tokens of a prompt, text or token ids. CaptureError if the model cannot take them."""
+        """Return the tokens of a prompt, text or token ids.
+
+        CaptureError if the model cannot take them.
+        """
         if isinstance(prompt, str):
             ids = self.encode(prompt, label) if prompt else ()
         else:
@@ -111,12 +122,14 @@ class LoadedModel:
             raise CaptureError(f"{label} is empty; expected at least one token.")
         if self.context is not None and len(ids) > self.context:
             raise CaptureError(
-                f"{label} has {len(ids)} tokens; the model's context is {self.context}. Shorten the prompt."
+                f"{label} has {len(ids)} tokens; the model's context is {self.context}. Shorten the"
+                " prompt.",
             )
         for position, token in enumerate(ids):
             if not 0 <= token < self.token_limit:
                 raise CaptureError(
-                    f"{label}: token {token} at position {position} is outside the vocabulary of {self.token_limit}."
+                    f"{label}: token {token} at position {position} is outside the vocabulary of"
+                    f" {self.token_limit}.",
                 )
         return ids
 
@@ -135,14 +148,18 @@ def load_model(
     trust_remote_code: bool = False,
     weights: bool = True,
 ) -> LoadedModel:
-    """Load a local folder, hub id, GGUF or packaged model, all of it in `dtype`; on CUDA if there is one.
+    """Load a local folder, hub id, GGUF or packaged model, all of it in `dtype`; on CUDA if there
+    is one.
 
     Cheap checks come first; every refusal is a CaptureError. weights: False for the shapes only.
     """
     fmt = format_named(dtype)
     target = usable_device(device)
     with quiet(), isolate(source_of(name, revision)) as source:
-        with foreign_errors_stop(f"model '{name}'", "close other programs or choose a smaller model"):
+        with foreign_errors_stop(
+            f"model '{name}'",
+            "close other programs or choose a smaller model",
+        ):
             config = _config(name, source, trust_remote_code)
             _check_causal(name, config, trust_remote_code)
             tokenizer = _tokenizer(name, source, trust_remote_code)
@@ -155,7 +172,9 @@ def load_model(
             else:
                 with torch.device("meta"):
                     model = AutoModelForCausalLM.from_config(
-                        config, dtype=getattr(torch, fmt.name), trust_remote_code=trust_remote_code
+                        config,
+                        dtype=getattr(torch, fmt.name),
+                        trust_remote_code=trust_remote_code,
                     )
         model.eval().requires_grad_(False)
     return LoadedModel(
@@ -178,7 +197,13 @@ def revision_of(name: str, revision: str | None = None) -> str:
 
 def save_model(loaded: LoadedModel, folder: Path) -> None:
     """Write a model and its tokenizer as a folder for transformers and `load_model`."""
-    with quiet(), foreign_errors_stop(f"model '{loaded.name}' cannot be written to {folder}", "close other programs"):
+    with (
+        quiet(),
+        foreign_errors_stop(
+            f"model '{loaded.name}' cannot be written to {folder}",
+            "close other programs",
+        ),
+    ):
         loaded.model.save_pretrained(folder)
         loaded.tokenizer.save_pretrained(folder)
 
@@ -190,7 +215,8 @@ class _NoTokenizer:
 
     def __call__(self, *_: object, **__: object) -> Any:
         raise CaptureError(
-            "the model has no tokenizer, which the real text of a batch needs; give one, or add neighbours:random."
+            "the model has no tokenizer, which the real text of a batch needs; give one, or add"
+            " neighbours:random.",
         )
 
 
@@ -203,7 +229,10 @@ def loaded_from(model: PreTrainedModel, tokenizer: Any = None) -> LoadedModel:
     if tokenizer is None and Path(name).is_dir():
         tokenizer = _tokenizer(name, ModelSource(name, Path(name), None), False)
     if model.training:
-        raise CaptureError(f"a {type(model).__name__} in training mode has random dropout; call model.eval() first.")
+        raise CaptureError(
+            f"a {type(model).__name__} in training mode has random dropout; call model.eval()"
+            " first.",
+        )
     return LoadedModel(
         model=model,
         tokenizer=_NoTokenizer() if tokenizer is None else tokenizer,  # type: ignore[arg-type]
@@ -220,21 +249,33 @@ def _origin(config: Any) -> str:
     origin = getattr(config, _ORIGIN, None)
     if not isinstance(origin, dict):
         return ""
-    return clean(f"dequantised from {origin.get('quantization')} of the GGUF {origin.get('sha256')}", 200)
+    return clean(
+        f"dequantised from {origin.get('quantization')} of the GGUF {origin.get('sha256')}",
+        200,
+    )
 
 
 def _config(name: str, source: ModelSource, trust_remote_code: bool) -> Any:
     if source.folder is not None and not (source.folder / "config.json").is_file():
-        raise CaptureError(f"model '{name}': the folder has no config.json; expected a model saved by transformers.")
+        raise CaptureError(
+            f"model '{name}': the folder has no config.json; expected a model saved by"
+            " transformers.",
+        )
     try:
-        config = AutoConfig.from_pretrained(source.place, trust_remote_code=trust_remote_code, **source.arguments)
+        config = AutoConfig.from_pretrained(
+            source.place,
+            trust_remote_code=trust_remote_code,
+            **source.arguments,
+        )
         _forget_kernels(config)
         return config
     except Exception as error:
         if "trust_remote_code" in str(error):  # transformers' own refusal, over several lines
             raise _own_code(name) from error
         what = "config.json" if source.gguf is None else "header"
-        raise CaptureError(f"model '{name}': its {what} is invalid: {first_line(error)}.") from error
+        raise CaptureError(
+            f"model '{name}': its {what} is invalid: {first_line(error)}.",
+        ) from error
 
 
 def _forget_kernels(config: Any) -> None:
@@ -247,30 +288,43 @@ def _forget_kernels(config: Any) -> None:
 
 
 def _own_code(name: str) -> CaptureError:
-    return CaptureError(f"model '{name}' runs its own code; read it, then allow it by trust_remote_code.")
+    return CaptureError(
+        f"model '{name}' runs its own code; read it, then allow it by trust_remote_code.",
+    )
 
 
 def _check_causal(name: str, config: Any, trust_remote_code: bool) -> None:
-    """Refuse models that load as a causal LM but are none: an encoder predicts the token it sees."""
+    """Refuse models that load as a causal LM but are none: an encoder predicts the token it
+    sees.
+    """
     kind = config.model_type
     brings_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and brings_code and not trust_remote_code:
         raise _own_code(name)
     declared = list(getattr(config, "architectures", None) or [])
-    masked_models = set(MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()) - set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    masked_models = set(MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()) - set(
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(),
+    )
     is_masked = bool(declared) and all(architecture in masked_models for architecture in declared)
     is_known = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or brings_code
     if not is_known or is_masked or getattr(config, "is_encoder_decoder", False):
-        raise CaptureError(f"model '{name}' is a {(declared or [kind])[0]}; expected a causal language model.")
+        raise CaptureError(
+            f"model '{name}' is a {(declared or [kind])[0]}; expected a causal language model.",
+        )
 
 
 def _tokenizer(name: str, source: ModelSource, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source.place, trust_remote_code=trust_remote_code, **source.arguments)
+        tokenizer = AutoTokenizer.from_pretrained(
+            source.place,
+            trust_remote_code=trust_remote_code,
+            **source.arguments,
+        )
     except Exception as error:
         raise CaptureError(
             f"model '{name}': its tokenizer is missing or unreadable ({first_line(error)}); "
-            f"expected a {'tokenizer.json with the weights' if source.gguf is None else 'vocabulary in the file'}."
+            "expected a"
+            f" {'tokenizer.json with the weights' if source.gguf is None else 'vocabulary in the file'}.",
         ) from error
     if source.gguf is not None and source.gguf.splits_digits:
         gguf.split_digits(tokenizer)
@@ -279,30 +333,45 @@ def _tokenizer(name: str, source: ModelSource, trust_remote_code: bool) -> PreTr
         can_encode = len(tokenizer("A word.", add_special_tokens=False)["input_ids"]) > 0
     if not can_encode:
         raise CaptureError(
-            f"model '{name}': its tokenizer returns no tokens for a text; expected a tokenizer with a vocabulary."
+            f"model '{name}': its tokenizer returns no tokens for a text; expected a tokenizer with"
+            " a vocabulary.",
         )
     return tokenizer
 
 
-def _check_memory(name: str, source: ModelSource, config: Any, dtype: str, device: torch.device) -> None:
+def _check_memory(
+    name: str,
+    source: ModelSource,
+    config: Any,
+    dtype: str,
+    device: torch.device,
+) -> None:
     needed = needed_bytes(source, config, format_named(dtype).itemsize)
-    places = {"this machine": devices.free_host_bytes()}  # weights pass through the host on their way to a GPU
+    # weights pass through the host on their way to a GPU
+    places = {"this machine": devices.free_host_bytes()}
     if device.type == "cuda":
         places[str(device)] = devices.free_bytes(device)
     for place, free in places.items():
         if needed is not None and free is not None and needed > free:
             raise CaptureError(
                 f"model '{name}' needs {size(needed)} in {dtype}; {place} has {size(free)} free. "
-                "Choose a smaller model, a narrower dtype or another machine."
+                "Choose a smaller model, a narrower dtype or another machine.",
             )
 
 
-def _weights(name: str, source: ModelSource, config: Any, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
+def _weights(
+    name: str,
+    source: ModelSource,
+    config: Any,
+    dtype: str,
+    trust_remote_code: bool,
+) -> PreTrainedModel:
     # No .to(dtype) afterwards: buffers such as rotary frequencies stay in float32.
     target, arguments = getattr(torch, dtype), source.arguments
     first = target
     if source.gguf is not None:
-        arguments["quantization_config"] = GgufConfig(dequantize=True)  # else transformers may download kernels
+        # else transformers may download kernels
+        arguments["quantization_config"] = GgufConfig(dequantize=True)
         first = torch.float32 if source.gguf.architecture in gguf.ROUNDED_AFTERWARDS else target
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         source.place,
@@ -313,10 +382,13 @@ def _weights(name: str, source: ModelSource, config: Any, dtype: str, trust_remo
         **arguments,
     )
     model, report = loaded  # a pair, because of output_loading_info
-    if absent := sorted(report["missing_keys"]):  # transformers would only warn, and fill them with random numbers
+    # transformers would only warn, and fill them with random numbers
+    if absent := sorted(report["missing_keys"]):
         more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
         kind = type(model).__name__
-        raise CaptureError(f"model '{name}': its weights lack '{absent[0]}'{more}; expected those of a {kind}.")
+        raise CaptureError(
+            f"model '{name}': its weights lack '{absent[0]}'{more}; expected those of a {kind}.",
+        )
     if source.gguf is not None:
         gguf.plain(model)
         model.name_or_path = name
@@ -330,9 +402,13 @@ def _weights(name: str, source: ModelSource, config: Any, dtype: str, trust_remo
 
 
 def rounded_parameters(
-    model: torch.nn.Module, source: torch.dtype, target: torch.dtype
+    model: torch.nn.Module,
+    source: torch.dtype,
+    target: torch.dtype,
 ) -> Iterator[torch.nn.Parameter]:
-    """Yield the parameters that a conversion rounds: all but those that transformers loads in float32."""
+    """Yield the parameters that a conversion rounds: all but those that transformers loads in
+    float32.
+    """
     float32_names = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
     if target is torch.float16:  # modeling_utils: the second list is for overflows of float16
         float32_names |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
@@ -352,8 +428,8 @@ def has_experts(model: Any) -> bool:
 def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> dict[int, str]:
     """Return token id -> readable text; an id unknown to the tokenizer is '<unused 511>'.
 
-    `convert_ids_to_tokens` returns a byte-level tokenizer's private alphabet, and `decode` replaces bytes that are not
-    valid UTF-8 alone.
+    `convert_ids_to_tokens` returns a byte-level tokenizer's private alphabet, and `decode` replaces
+    bytes that are not valid UTF-8 alone.
     """
     raws = tokenizer.convert_ids_to_tokens(list(ids))
     return {token: _text(tokenizer, token, raw) for token, raw in zip(ids, raws, strict=True)}
@@ -362,7 +438,9 @@ def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> dict[
 def _text(tokenizer: PreTrainedTokenizerBase, token: int, raw: str | None) -> str:
     if raw is None:
         return f"<unused {token}>"
-    text = str(tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    text = str(
+        tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False),
+    )
     if "\ufffd" in text:
         is_byte_level = all(char in BYTE_LEVEL for char in raw)
         return (

@@ -1,7 +1,8 @@
-"""What modules hold between forwards: the recurrent state of a RecurrentGemma, the position offset of a Qwen-VL.
+"""What modules hold between forwards: the recurrent state of a RecurrentGemma, the position offset
+of a Qwen-VL.
 
-Most models keep all of a sequence in its cache. With the others, each sequence has to begin as in a model that has run
-nothing; else a path's logits depend on the calls before it.
+Most models keep all of a sequence in its cache. With the others, each sequence has to begin as in a
+model that has run nothing; else a path's logits depend on the calls before it.
 """
 
 from __future__ import annotations
@@ -23,10 +24,13 @@ _STATE = (torch.Tensor, int, float, type(None))
 def state_at_start(model: Any) -> ModuleState:
     """Return the state in which a sequence begins: as constructed, if the model has run before."""
     state = {module: _held(module) for module in model.modules()}
-    has_state = any(isinstance(value, torch.Tensor) for module in state for value in vars(module).values())
+    has_state = any(
+        isinstance(value, torch.Tensor) for module in state for value in vars(module).values()
+    )
     fresh: dict[str, torch.nn.Module] = {}
     if has_state:
-        with suppress(Exception), quiet(), torch.device("meta"):  # custom code may take more than a config
+        # custom code may take more than a config
+        with suppress(Exception), quiet(), torch.device("meta"):
             fresh = dict(type(model)(copy.deepcopy(model.config)).named_modules())
     for name, module in model.named_modules():
         empty = [key for key, value in vars(fresh.get(name, module)).items() if value is None]
@@ -35,12 +39,18 @@ def state_at_start(model: Any) -> ModuleState:
 
 
 def restore_state(state: ModuleState) -> None:
-    """Give modules back what they held, by reference: a tensor that is written in place is not restored."""
+    """Give modules back what they held, by reference: a tensor that is written in place is not
+    restored.
+    """
     for module, before in state.items():
         for key, value in _held(module).items():
             if key not in before and isinstance(value, torch.Tensor):
                 delattr(module, key)
-            elif value is not before.get(key) and isinstance(value, _STATE) and isinstance(before.get(key), _STATE):
+            elif (
+                value is not before.get(key)
+                and isinstance(value, _STATE)
+                and isinstance(before.get(key), _STATE)
+            ):
                 setattr(module, key, before[key])
 
 

@@ -1,4 +1,6 @@
-"""Origin of a model: a folder, a GGUF, a package or the hub, with its facts before weights are read."""
+"""Origin of a model: a folder, a GGUF, a package or the hub, with its facts before weights are
+read.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from safetensors import safe_open
 
 from ...errors import CaptureError
@@ -27,13 +34,17 @@ _OF_HUB: dict[type[Exception], str] = {  # the narrower ones first
     HFValidationError: ": no such folder; expected one with config.json and weights, or a hub id.",
     GatedRepoError: " is gated; accept its terms on the hub and log in with an access token.",
     RevisionNotFoundError: " has no revision '{revision}'; expected a branch, tag or commit.",
-    RepositoryNotFoundError: ": no such folder, and no such public model on the hub; check the name.",
+    RepositoryNotFoundError: (
+        ": no such folder, and no such public model on the hub; check the name."
+    ),
 }
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Origin of a model, for from_pretrained. folder: None for a model on the hub, and for a GGUF."""
+    """Origin of a model, for from_pretrained. folder: None for a model on the hub, and for a
+    GGUF.
+    """
 
     place: str
     folder: Path | None
@@ -51,11 +62,17 @@ class ModelSource:
 
     @property
     def digest(self) -> str:
-        """`sha256:...` of the GGUF or of the folder's weight files, in order of their names; '' if there are none."""
+        """`sha256:...` of the GGUF or of the folder's weight files, in order of their names; '' if
+        there are none.
+        """
         if self.gguf is not None:
             return self.gguf.sha256
         total, folder = hashlib.sha256(), self.folder
-        every = [] if folder is None else [path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin")]
+        every = (
+            []
+            if folder is None
+            else [path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin")]
+        )
         files = sorted(path for path in every if path.is_file())
         for path in files:
             with path.open("rb") as file:
@@ -73,11 +90,15 @@ def source_of(name: str, revision: str | None) -> ModelSource:
         return ModelSource(place=str(path), folder=None, revision=None, gguf=gguf.look(path))
     if path.exists():
         raise CaptureError(
-            f"model '{name}' is a file; expected a folder with config.json and weights, a GGUF, or a hub id."
+            f"model '{name}' is a file; expected a folder with config.json and weights, a GGUF, or"
+            " a hub id.",
         )
     try:
         hub = huggingface_hub.HfApi().model_info(
-            name, revision=revision, timeout=_HUB_TIMEOUT_SECONDS, files_metadata=True
+            name,
+            revision=revision,
+            timeout=_HUB_TIMEOUT_SECONDS,
+            files_metadata=True,
         )
         return ModelSource(place=name, folder=None, revision=hub.sha, hub=hub)
     except tuple(_OF_HUB) as error:
@@ -87,8 +108,8 @@ def source_of(name: str, revision: str | None) -> ModelSource:
         cached = _cached_folder(name, revision)
         if cached is None:
             raise CaptureError(
-                f"model '{name}': no such folder, and the hub cannot be reached ({first_line(error)}); "
-                "give the path of a model folder, or connect."
+                f"model '{name}': no such folder, and the hub cannot be reached"
+                f" ({first_line(error)}); give the path of a model folder, or connect.",
             ) from error
         return ModelSource(place=str(cached), folder=cached, revision=cached.name)
 
@@ -112,10 +133,14 @@ def isolate(source: ModelSource) -> Iterator[ModelSource]:
 
 
 def needed_bytes(source: ModelSource, config: Any, itemsize: int) -> int | None:
-    """Return the bytes of the weights in the requested dtype; None if the hub does not report them."""
+    """Return the bytes of the weights in the requested dtype; None if the hub does not report
+    them.
+    """
     saved = getattr(getattr(config, "dtype", None), "itemsize", 4)
     if source.gguf is not None:
-        return source.gguf.elements * (4 if source.gguf.architecture in gguf.ROUNDED_AFTERWARDS else itemsize)
+        return source.gguf.elements * (
+            4 if source.gguf.architecture in gguf.ROUNDED_AFTERWARDS else itemsize
+        )
     if source.folder is not None:
         return _weight_bytes(source.folder, itemsize, saved)
     counts = getattr(source.hub.safetensors, "parameters", None)
@@ -126,7 +151,9 @@ def needed_bytes(source: ModelSource, config: Any, itemsize: int) -> int | None:
 
 
 def _weight_bytes(folder: Path, itemsize: int, saved_itemsize: int) -> int:
-    """Return the bytes of a folder's weights in floats of `itemsize`. saved_itemsize: for pytorch_model.bin."""
+    """Return the bytes of a folder's weights in floats of `itemsize`. saved_itemsize: for
+    pytorch_model.bin.
+    """
     total = 0.0
     for file in weight_files(folder):
         if file.suffix != ".safetensors":
@@ -136,7 +163,12 @@ def _weight_bytes(folder: Path, itemsize: int, saved_itemsize: int) -> int:
             with safe_open(file, framework="numpy") as tensors:
                 slices = [tensors.get_slice(name) for name in tensors.keys()]  # noqa: SIM118 - it is no mapping
                 sizes = [itemsize if each.get_dtype() in _FLOATS else _LARGEST for each in slices]
-                total += sum(math.prod(each.get_shape()) * size for each, size in zip(slices, sizes, strict=True))
+                total += sum(
+                    math.prod(each.get_shape()) * size
+                    for each, size in zip(slices, sizes, strict=True)
+                )
         except Exception as error:  # a git-lfs pointer, or a truncated download
-            raise CaptureError(f"{file} is not a complete safetensors file ({error}); copy the model again.") from error
+            raise CaptureError(
+                f"{file} is not a complete safetensors file ({error}); copy the model again.",
+            ) from error
     return int(total)

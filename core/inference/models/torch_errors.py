@@ -8,7 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+from huggingface_hub.utils import (
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+)
 from transformers.utils import logging as transformers_logging
 
 from ...errors import CaptureError, UlpscopeError
@@ -37,7 +41,9 @@ def foreign_errors_stop(label: str, when_out_of_memory: str) -> Iterator[None]:
     except Exception as error:
         if getattr(error, _OURS, False):
             raise
-        is_allocator = isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _MEMORY_WORDS)
+        is_allocator = isinstance(error, RuntimeError) and any(
+            words in str(error).lower() for words in _MEMORY_WORDS
+        )
         if is_allocator or isinstance(error, torch.OutOfMemoryError | MemoryError):
             raise CaptureError(f"{label}: out of memory; {when_out_of_memory}.") from error
         raise CaptureError(f"{label}: {type(error).__name__}: {first_line(error)}.") from error
@@ -55,7 +61,9 @@ def no_foreign_errors() -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence warnings and progress bars of transformers and its hub client inside; restore both after."""
+    """Silence warnings and progress bars of transformers and its hub client inside; restore both
+    after.
+    """
     verbosity = transformers_logging.get_verbosity()
     had_bars = transformers_logging.is_progress_bar_enabled()
     had_hub_bars = not are_progress_bars_disabled()

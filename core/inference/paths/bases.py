@@ -1,8 +1,9 @@
-"""Bases: how a path walks through the prompt. To add one, write a function of a `PromptBatch` and `emit`, and enter it
-in BASES.
+"""Bases: how a path walks through the prompt. To add one, write a function of a `PromptBatch` and
+`emit`, and enter it in BASES.
 """
 
-# ruff: noqa: ARG001, ARG005 - every entry of the registry has one signature, whether or not it needs all of it
+# ruff: noqa: ARG001, ARG005 - every entry of the registry has one signature, whether or not it
+# needs all of it
 
 from __future__ import annotations
 
@@ -14,13 +15,19 @@ from inspect import signature
 
 import torch
 from transformers import DynamicCache, StaticCache
-from transformers.cache_utils import DummyLayer, DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    DummyLayer,
+    DynamicIndexedLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+)
 
 from ...path_grammar import Argument, whole_number
 from ..models.model import LoadedModel
 from .batch import Emit, PromptBatch
 
-# One entry per token, so that dropping the last entries drops the last tokens. Other kinds are not trusted.
+# One entry per token, so that dropping the last entries drops the last tokens. Other kinds are not
+# trusted.
 _TRIMMABLE = (DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer, DummyLayer)
 
 
@@ -28,8 +35,8 @@ _TRIMMABLE = (DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer, Dumm
 class Base:
     """How a path walks through the prompt.
 
-    compute: (batch, emit, values); reads_cache: whether a forward reads keys and values of an earlier one; refuse: why
-    this model cannot run so many positions (None: any), or None.
+    compute: (batch, emit, values); reads_cache: whether a forward reads keys and values of an
+    earlier one; refuse: why this model cannot run so many positions (None: any), or None.
     """
 
     compute: Callable[..., None]
@@ -44,14 +51,18 @@ def _prefill(batch: PromptBatch, emit: Emit) -> None:
 
 
 def _chunked(batch: PromptBatch, emit: Emit, size: int) -> None:
-    """N tokens per forward, each reading earlier chunks from a cache; a prompt of at most N tokens is one chunk."""
+    """N tokens per forward, each reading earlier chunks from a cache; a prompt of at most N tokens
+    is one chunk.
+    """
     cache = DynamicCache(config=batch.loaded.model.config)
     for start in range(0, batch.positions, size):
         batch.forward(start, min(start + size, batch.positions), emit, cache)
 
 
 def _reuse(batch: PromptBatch, emit: Emit, prefix: int) -> None:
-    """Call 1 computes the first N tokens and their logits; call 2 the rest with a copy of its cache."""
+    """Call 1 computes the first N tokens and their logits; call 2 the rest with a copy of its
+    cache.
+    """
     earlier = DynamicCache(config=batch.loaded.model.config)
     batch.forward(0, prefix, emit, earlier)
     reused = copy.deepcopy(earlier)
@@ -59,10 +70,11 @@ def _reuse(batch: PromptBatch, emit: Emit, prefix: int) -> None:
 
 
 def _blocks(batch: PromptBatch, emit: Emit, size: int) -> None:
-    """Call 1 computes the whole prompt; call 2 finds its whole blocks of N tokens in the cache and computes the rest.
+    """Call 1 computes the whole prompt; call 2 finds its whole blocks of N tokens in the cache and
+    computes the rest.
 
-    As in paged engines, at least one token is recomputed, so a block that ends with the prompt is not reused. Their
-    logits are call 1's, which alone computed them.
+    As in paged engines, at least one token is recomputed, so a block that ends with the prompt is
+    not reused. Their logits are call 1's, which alone computed them.
     """
     earlier = DynamicCache(config=batch.loaded.model.config)
     # sliding windows keep their dropped entries, which cropping needs
@@ -91,29 +103,33 @@ def _static(batch: PromptBatch, emit: Emit) -> None:
 def without_cache(loaded: LoadedModel, positions: int | None, *values: int) -> str | None:
     """Return why this model cannot compute a prompt in several forwards with a cache, or None."""
     kind, names = type(loaded.model).__name__, signature(loaded.model.forward).parameters
-    has_attention = hasattr(loaded.model.config, "num_attention_heads")  # 5.24's `cache` of a Mamba has states alone
+    # 5.24's `cache` of a Mamba has states alone
+    has_attention = hasattr(loaded.model.config, "num_attention_heads")
     if "past_key_values" not in names and not ("cache" in names and has_attention):
         return f"a {kind} has no KV cache to read from; choose prefill"
     most = _positions_of_one_rotation(loaded)
     if most is not None and positions is not None and positions > most:
         return (
-            f"a {kind} changes its rotary frequencies beyond {most} tokens, so cached keys of a prompt of {positions}"
-            " are not those of one forward; shorten the prompt, or choose prefill"
+            f"a {kind} changes its rotary frequencies beyond {most} tokens, so cached keys of a"
+            f" prompt of {positions} are not those of one forward; shorten the prompt, or choose"
+            " prefill"
         )
     return None
 
 
 def _positions_of_one_rotation(loaded: LoadedModel) -> int | None:
-    """Return up to how many tokens rotary frequencies do not depend on the prompt's length; None if they never do.
+    """Return up to how many tokens rotary frequencies do not depend on the prompt's length; None if
+    they never do.
 
-    transformers, modeling_rope_utils.dynamic_rope_update: 'longrope' switches to other frequencies and 'dynamic' scales
-    them when the longest position of a *forward* passes the length of pretraining; keys cached before keep the old
-    rotation.
+    transformers, modeling_rope_utils.dynamic_rope_update: 'longrope' switches to other frequencies
+    and 'dynamic' scales them when the longest position of a *forward* passes the length of
+    pretraining; keys cached before keep the old rotation.
     """
     config = loaded.model.config.get_text_config(decoder=True)
     table = getattr(config, "rope_parameters", None) or {}
     limits = []
-    for rope in [table, *(entry for entry in table.values() if isinstance(entry, dict))]:  # or one per layer type
+    # or one per layer type
+    for rope in [table, *(entry for entry in table.values() if isinstance(entry, dict))]:
         if rope.get("rope_type") == "longrope":
             limits.append(int(rope["original_max_position_embeddings"]))
         elif rope.get("rope_type") == "dynamic":
@@ -123,8 +139,13 @@ def _positions_of_one_rotation(loaded: LoadedModel) -> int | None:
 
 def _nothing_fresh(loaded: LoadedModel, positions: int | None, prefix: int) -> str | None:
     if positions is not None and positions <= prefix:
-        remedy = f"lengthen it, or reuse at most {positions - 1}" if positions > 1 else "lengthen it"
-        return f"a prompt of {positions} tokens has nothing left to compute after the first {prefix}; {remedy}"
+        remedy = (
+            f"lengthen it, or reuse at most {positions - 1}" if positions > 1 else "lengthen it"
+        )
+        return (
+            f"a prompt of {positions} tokens has nothing left to compute after the first {prefix};"
+            f" {remedy}"
+        )
     return without_cache(loaded, positions)
 
 
@@ -134,15 +155,16 @@ def _cannot_trim(loaded: LoadedModel, positions: int | None, size: int) -> str |
         type(layer) not in _TRIMMABLE for layer in DynamicCache(config=loaded.model.config).layers
     ):
         return (
-            f"a {type(loaded.model).__name__} keeps a running state in some layers, which cannot be trimmed to a block;"
-            " choose reuse:N, which copies it"
+            f"a {type(loaded.model).__name__} keeps a running state in some layers, which cannot be"
+            " trimmed to a block; choose reuse:N, which copies it"
         )
     return reason
 
 
 BASES: dict[str, Base] = {
     "prefill": Base(_prefill, reads_cache=False),
-    # token by token, teacher-forced: each forward reads the keys and values of the earlier ones from a cache
+    # token by token, teacher-forced: each forward reads the keys and values of the earlier ones
+    # from a cache
     "decode": Base(partial(_chunked, size=1), refuse=without_cache),
     "chunked": Base(_chunked, (whole_number(1),), refuse=without_cache),
     "reuse": Base(_reuse, (whole_number(1),), refuse=_nothing_fresh),

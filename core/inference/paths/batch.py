@@ -1,6 +1,7 @@
 """A padded batch with the prompt in one row, and the forward call that all bases share.
 
-Logits are pushed: the producer calls `emit` and keeps no reference, so that only one piece is alive.
+Logits are pushed: the producer calls `emit` and keeps no reference, so that only one piece is
+alive.
 """
 
 from __future__ import annotations
@@ -38,13 +39,23 @@ Neighbours = Callable[[LoadedModel, Sequence[int], int], torch.Tensor]
 
 
 class Follower(Protocol):
-    """Interface of an observer of forwards: which positions of the prompt they compute, and where in the batch.
+    """Interface of an observer of forwards: which positions of the prompt they compute, and where
+    in the batch.
 
-    One forward may be several calls: above a number of logits the model is called again for each slice of its head.
+    One forward may be several calls: above a number of logits the model is called again for each
+    slice of its head.
     """
 
-    def forward(self, row: int, skipped: int, start: int, stop: int) -> AbstractContextManager[None]:
-        """Positions start..stop-1 of the prompt, in columns from `skipped` on of batch row `row`."""
+    def forward(
+        self,
+        row: int,
+        skipped: int,
+        start: int,
+        stop: int,
+    ) -> AbstractContextManager[None]:
+        """Positions start..stop-1 of the prompt, in columns from `skipped` on of batch row
+        `row`.
+        """
 
 
 @dataclass
@@ -59,16 +70,20 @@ class CacheWatch:
 class PromptBatch:
     """The prompt as row `row` of a batch of `rows`, and the forward that computes its logits.
 
-    left_padding, right_padding: masked padding of every row; call: computes a forward, None for the model itself;
-    room: tokens that will follow the prompt, for a cache allocated beforehand; watch: gets the cache of each forward,
-    which then always makes one; trace: follows the forwards.
+    left_padding, right_padding: masked padding of every row; call: computes a forward, None for the
+    model itself; room: tokens that will follow the prompt, for a cache allocated beforehand; watch:
+    gets the cache of each forward, which then always makes one; trace: follows the forwards.
     """
 
     loaded: LoadedModel
     prompt: tuple[int, ...] = ()
     rows: int = 1
     row: int = 0
-    neighbours: Neighbours = lambda loaded, prompt, count: neighbour_rows(loaded.tokenizer, prompt, count)
+    neighbours: Neighbours = lambda loaded, prompt, count: neighbour_rows(
+        loaded.tokenizer,
+        prompt,
+        count,
+    )
     left_padding: int = 0
     right_padding: int = 0
     call: Callable[..., Any] | None = None
@@ -90,10 +105,14 @@ class PromptBatch:
     def token_ids(self) -> torch.Tensor:
         """The whole batch on the model's device. [rows, columns], int64"""
         own = torch.tensor([self.prompt], dtype=torch.long)
-        others = self.neighbours(self.loaded, self.prompt, self.rows - 1) if self.rows > 1 else own[:0]
+        others = (
+            self.neighbours(self.loaded, self.prompt, self.rows - 1) if self.rows > 1 else own[:0]
+        )
         rows = torch.cat([others[: self.row], own, others[self.row :]])
         padded = torch.nn.functional.pad(
-            rows, (self.left_padding, self.right_padding), value=_padding_token(self.loaded)
+            rows,
+            (self.left_padding, self.right_padding),
+            value=_padding_token(self.loaded),
         )
         return padded.to(self.loaded.device)
 
@@ -106,29 +125,39 @@ class PromptBatch:
 
     @cached_property
     def position_ids(self) -> torch.Tensor:
-        """The place of each token in its prompt; padding shares that of the token it touches. [rows, columns], int64"""
+        """The place of each token in its prompt; padding shares that of the token it touches.
+        [rows, columns], int64
+        """
         places = torch.arange(self.columns, device=self.loaded.device) - self.left_padding
         return places.clamp(0, self.positions - 1).expand(self.rows, -1)
 
     def column(self, position: int) -> int:
-        """First column of the forward that begins at `position`: left padding is computed with the first token."""
+        """First column of the forward that begins at `position`: left padding is computed with the
+        first token.
+        """
         return 0 if position == 0 else self.left_padding + position
 
     def column_after(self, stop: int) -> int:
-        """End of the forward that ends before `stop`, in columns: right padding is computed with the last token."""
+        """End of the forward that ends before `stop`, in columns: right padding is computed with
+        the last token.
+        """
         return self.columns if stop == self.positions else self.left_padding + stop
 
     def forward(self, start: int, stop: int, emit: Emit, cache: Cache | None = None) -> None:
-        """Send `emit` the logits of positions start..stop-1 by one forward that continues `cache`. If they are too many
-        at once, the head runs on slices of the columns (sliced_head.py).
+        """Send `emit` the logits of positions start..stop-1 by one forward that continues `cache`.
+        If they are too many at once, the head runs on slices of the columns (sliced_head.py).
         """
         if cache is None and self.watch is not None:
             cache = DynamicCache(config=self.loaded.model.config)
         first, last = self.column(start), self.column_after(stop)
-        arguments: dict[str, Any] = {"input_ids": self.token_ids[:, first:last], "use_cache": cache is not None}
+        arguments: dict[str, Any] = {
+            "input_ids": self.token_ids[:, first:last],
+            "use_cache": cache is not None,
+        }
         if cache is not None:
             arguments["past_key_values"] = cache
-        if self.left_padding or self.right_padding:  # without padding, the model's defaults apply, as everywhere
+        # without padding, the model's defaults apply, as everywhere
+        if self.left_padding or self.right_padding:
             arguments["attention_mask"] = self.attention_mask[:, :last]
             arguments["position_ids"] = self.position_ids[:, first:last]
         skipped = self.left_padding + start - first
@@ -143,31 +172,53 @@ class PromptBatch:
                 position += len(piece)
 
         size = columns_at_once(self.rows, self.loaded.vocab_size, self.loaded.torch_dtype.itemsize)
-        with nullcontext() if self.trace is None else self.trace.forward(self.row, skipped, start, stop):
-            if last - first <= size or self.call is not None:  # a compiled model has no body to replace
+        with (
+            nullcontext()
+            if self.trace is None
+            else self.trace.forward(self.row, skipped, start, stop)
+        ):
+            # a compiled model has no body to replace
+            if last - first <= size or self.call is not None:
                 call = self.loaded.model if self.call is None else self.call
                 split(call(**arguments).logits[:, begin:end])
             else:
                 sliced_logits(self.loaded.model, arguments, begin, end, size, split)
 
     def step(self, tokens: torch.Tensor, done: int, cache: Cache) -> torch.Tensor:
-        """Feed one more token per row, after the prompt and `done` tokens: [rows] -> [1, vocab] of the prompt's row."""
-        arguments: dict[str, Any] = {"input_ids": tokens[:, None], "use_cache": True, "past_key_values": cache}
+        """Feed one more token per row, after the prompt and `done` tokens: [rows] -> [1, vocab] of
+        the prompt's row.
+        """
+        arguments: dict[str, Any] = {
+            "input_ids": tokens[:, None],
+            "use_cache": True,
+            "past_key_values": cache,
+        }
         if self.left_padding:
             mask = torch.ones((self.rows, done + 1), dtype=torch.long, device=tokens.device)
             arguments["attention_mask"] = torch.cat([self.attention_mask, mask], dim=1)
             place = self.positions + done
-            arguments["position_ids"] = torch.full((self.rows, 1), place, dtype=torch.long, device=tokens.device)
+            arguments["position_ids"] = torch.full(
+                (self.rows, 1),
+                place,
+                dtype=torch.long,
+                device=tokens.device,
+            )
         call = self.loaded.model if self.call is None else self.call
         logits: torch.Tensor = call(**arguments).logits[self.row]
         self._note(cache)
         return logits[-1:]
 
     def tokens_after(self, own: Sequence[int]) -> torch.Tensor:
-        """Return the last token of `own` among those of the other rows, which continue their own texts. [rows]"""
+        """Return the last token of `own` among those of the other rows, which continue their own
+        texts. [rows]
+        """
         sequence = (*self.prompt, *own)
         token = torch.tensor(sequence[-1:], dtype=torch.long)
-        others = self.neighbours(self.loaded, sequence, self.rows - 1)[:, -1] if self.rows > 1 else token[:0]
+        others = (
+            self.neighbours(self.loaded, sequence, self.rows - 1)[:, -1]
+            if self.rows > 1
+            else token[:0]
+        )
         return torch.cat([others[: self.row], token, others[self.row :]]).to(self.loaded.device)
 
     def _note(self, cache: Cache | None) -> None:
@@ -193,19 +244,29 @@ def _padding_token(loaded: LoadedModel) -> int:
 
 
 def _tokens_of_text(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the tokens of the text, cached per tokenizer: a continuation needs them at every step."""
+    """Return the tokens of the text, cached per tokenizer: a continuation needs them at every
+    step.
+    """
     if tokenizer not in _KNOWN:
         with quiet():
-            tokens = tokenizer(_TEXT.read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"]
+            tokens = tokenizer(_TEXT.read_text(encoding="utf-8"), add_special_tokens=False)[
+                "input_ids"
+            ]
         _KNOWN[tokenizer] = [int(token) for token in tokens]
     return _KNOWN[tokenizer]
 
 
-def neighbour_rows(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], count: int) -> torch.Tensor:
-    """Return token ids of other prompts, each as long as `ids`. [count, positions], int64, on the CPU.
+def neighbour_rows(
+    tokenizer: PreTrainedTokenizerBase,
+    ids: Sequence[int],
+    count: int,
+) -> torch.Tensor:
+    """Return token ids of other prompts, each as long as `ids`. [count, positions], int64, on the
+    CPU.
 
-    Windows of real text, the same at every call; row k does not depend on `count`, so a batch of 4 is the beginning of
-    a batch of 8. None equals `ids`, and all differ until the text has no new window.
+    Windows of real text, the same at every call; row k does not depend on `count`, so a batch of 4
+    is the beginning of a batch of 8. None equals `ids`, and all differ until the text has no new
+    window.
     """
     prompt = [int(token) for token in ids]
     if count == 0:
@@ -214,7 +275,8 @@ def neighbour_rows(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], count
     # If a prompt begins with the BOS token, its neighbors do too, like any request to a server.
     opening = prompt[:1] if len(prompt) > 1 and prompt[0] == tokenizer.bos_token_id else []
     length = len(prompt) - len(opening)
-    around = text * (2 + length // max(1, len(text)))  # the text repeats, so that every offset has a whole window
+    # the text repeats, so that every offset has a whole window
+    around = text * (2 + length // max(1, len(text)))
     step = max(1, round(len(text) * _GOLDEN))
     while gcd(step, len(text)) > 1:  # coprime, so that each offset comes up once
         step += 1
@@ -230,7 +292,8 @@ def neighbour_rows(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], count
             rows.append(window)
     if not rows:
         raise CaptureError(
-            f"the tokenizer turns every neighbor of a prompt of {len(prompt)} tokens into that prompt; lengthen it."
+            f"the tokenizer turns every neighbor of a prompt of {len(prompt)} tokens into that"
+            " prompt; lengthen it.",
         )
     different = len(rows)
     rows += [rows[k % different] for k in range(count - different)]
@@ -238,11 +301,16 @@ def neighbour_rows(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], count
 
 
 def kv_parts(watch: CacheWatch, prompt: int, dtype: torch.dtype) -> Iterator[KvPart]:
-    """Yield the prompt's row of all keys and values by layer, in `dtype` if exact, without padding."""
+    """Yield the prompt's row of all keys and values by layer, in `dtype` if exact, without
+    padding.
+    """
     if watch.cache is None or watch.batch is None:
         return
     for index, layer in enumerate(watch.cache.layers):
-        for kind, tensor in (("key", getattr(layer, "keys", None)), ("value", getattr(layer, "values", None))):
+        for kind, tensor in (
+            ("key", getattr(layer, "keys", None)),
+            ("value", getattr(layer, "values", None)),
+        ):
             if (
                 not isinstance(tensor, torch.Tensor)
                 or tensor.ndim != 4
@@ -258,8 +326,8 @@ def kv_parts(watch: CacheWatch, prompt: int, dtype: torch.dtype) -> Iterator[KvP
 def _slots(layer: Any, size: int, batch: PromptBatch) -> tuple[int, slice]:
     """Return (first position of the prompt in the layer, the slots from it on).
 
-    A layer holds its columns from slot 0 on, or, once it has dropped some, the last ones. Columns are
-    the prompt's positions shifted by the left padding.
+    A layer holds its columns from slot 0 on, or, once it has dropped some, the last ones. Columns
+    are the prompt's positions shifted by the left padding.
     """
     length = int(layer.get_seq_length())
     first_column, filled = (0, length) if size >= length else (length - size, size)

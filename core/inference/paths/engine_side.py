@@ -1,4 +1,6 @@
-"""Sides of another engine: its rows as checked tensors, from a process that stays up for the next prompt."""
+"""Sides of another engine: its rows as checked tensors, from a process that stays up for the next
+prompt.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ def computes_in(steps: Sequence[Step], loaded: LoadedModel) -> str:
 
 def not_here(engine: EngineDescription) -> str:
     """Return the sentence on an engine that is not installed."""
-    return f"{engine.engine} is not installed for this interpreter; name another by --engine (`engines` lists them)"
+    return (
+        f"{engine.engine} is not installed for this interpreter; name another by --engine"
+        " (`engines` lists them)"
+    )
 
 
 def refusal(engine: EngineDescription, steps: Sequence[Step], loaded: LoadedModel) -> str | None:
@@ -47,23 +52,33 @@ def refusal(engine: EngineDescription, steps: Sequence[Step], loaded: LoadedMode
 
 
 def not_stored(engine: EngineDescription, name: str, loaded: LoadedModel) -> str | None:
-    """Return why a run in the model's dtype cannot hold this engine's logits, and the remedy, or None."""
+    """Return why a run in the model's dtype cannot hold this engine's logits, and the remedy, or
+    None.
+    """
     if not engine.logits or engine.logits == loaded.dtype:
         return None
     short = next((key for key, dtype in _DTYPES.items() if dtype == loaded.dtype), "f32")
     way = f"--dtype {engine.logits} --reference prefill+dtype:{loaded.dtype}"
     if "weights" in engine.modifiers:
         way += f" --variant {name}+weights:{short}"
-    return f"{engine.engine} gives its logits in {engine.logits}, which {loaded.dtype} cannot hold; capture with {way}"
+    return (
+        f"{engine.engine} gives its logits in {engine.logits}, which {loaded.dtype} cannot hold;"
+        f" capture with {way}"
+    )
 
 
 def parts_of(name: str, dtype: str) -> str:
-    """Return an engine's description of the parts of a side, "weights float32, kv float16"; "" if it has none."""
+    """Return an engine's description of the parts of a side, "weights float32, kv float16"; "" if
+    it has none.
+    """
     return _parts.get((name, dtype), "")
 
 
 class EngineRun:
-    """One engine with a model loaded. Calling it runs a prompt. trace: takes the outputs of its modules."""
+    """One engine with a model loaded.
+
+    Calling it runs a prompt. trace: takes the outputs of its modules.
+    """
 
     def __init__(
         self,
@@ -85,17 +100,21 @@ class EngineRun:
                 "model": str(self._model(modifiers, dtype)),
                 "dtype": dtype,
                 "base": [base.name, *base.values],
-                "modifiers": {step.name: step.values[0] if step.values else True for step in modifiers},
+                "modifiers": {
+                    step.name: step.values[0] if step.values else True for step in modifiers
+                },
                 "modules": modules,
             },
         )
         parts = self.about.get("parts")
-        words = [f"{part} {dtype}" for part, dtype in parts.items()] if isinstance(parts, dict) else []
+        words = (
+            [f"{part} {dtype}" for part, dtype in parts.items()] if isinstance(parts, dict) else []
+        )
         _parts[name, loaded.dtype] = printable(", ".join(words))[:200]
         if self.about["vocab"] < loaded.vocab_size:
             raise CaptureError(
-                f"path '{name}': {engine.engine} has {self.about['vocab']} tokens, the model {loaded.vocab_size};"
-                " it runs another model."
+                f"path '{name}': {engine.engine} has {self.about['vocab']} tokens, the model"
+                f" {loaded.vocab_size}; it runs another model.",
             )
 
     def __call__(self, token_ids: Sequence[int], emit: Emit) -> None:
@@ -108,26 +127,36 @@ class EngineRun:
                     continue
                 if rows.start != done or done + len(rows.bits) > len(token_ids):
                     raise CaptureError(
-                        f"path '{self._name}': got positions {rows.start} to {rows.start + len(rows.bits) - 1};"
-                        f" expected {done} of {len(token_ids)}."
+                        f"path '{self._name}': got positions {rows.start} to"
+                        f" {rows.start + len(rows.bits) - 1}; expected {done} of {len(token_ids)}.",
                     )
                 emit(done, self._logits(rows))
                 done += len(rows.bits)
             is_whole = done == len(token_ids)
             if not is_whole:
-                raise CaptureError(f"path '{self._name}': got {done} positions; expected {len(token_ids)}.")
+                raise CaptureError(
+                    f"path '{self._name}': got {done} positions; expected {len(token_ids)}.",
+                )
         finally:
             if not is_whole:
                 registry.drop(self._process)
 
     def _model(self, modifiers: Sequence[Step], dtype: str) -> Path:
-        """Return the file or folder for the engine to load: the model's own, or a GGUF of the same weights."""
+        """Return the file or folder for the engine to load: the model's own, or a GGUF of the same
+        weights.
+        """
         own = Path(self._loaded.name)
         if any(step.name == "weights" and step.values == (OWN,) for step in modifiers):
             if own.exists():
                 return own.resolve()
-            raise CaptureError(f"path '{self._name}': the model has no local file; leave weights:own out.")
-        return gguf_of(self._loaded, dtype) if self._engine.model == "gguf" else folder_of(self._loaded)
+            raise CaptureError(
+                f"path '{self._name}': the model has no local file; leave weights:own out.",
+            )
+        return (
+            gguf_of(self._loaded, dtype)
+            if self._engine.model == "gguf"
+            else folder_of(self._loaded)
+        )
 
     def _hand_in(self, rows: EngineRows, positions: int) -> None:
         """Pass the output of a module to the trace."""
@@ -136,24 +165,31 @@ class EngineRun:
         if not 0 <= rows.start < rows.start + len(rows.bits) <= positions:
             raise CaptureError(
                 f"path '{self._name}': got '{rows.module}' for positions {rows.start} to"
-                f" {rows.start + len(rows.bits) - 1} of {positions}."
+                f" {rows.start + len(rows.bits) - 1} of {positions}.",
             )
-        self._trace.hand_in(rows.module, _tensor(rows.bits, rows.dtype).to(self._loaded.device), rows.start)
+        self._trace.hand_in(
+            rows.module,
+            _tensor(rows.bits, rows.dtype).to(self._loaded.device),
+            rows.start,
+        )
 
     def _logits(self, rows: EngineRows) -> torch.Tensor:
-        """Return rows on the model's device, in its dtype if that is exact; a padded vocabulary is cut."""
+        """Return rows on the model's device, in its dtype if that is exact; a padded vocabulary is
+        cut.
+        """
         bits = rows.bits[:, : self._loaded.vocab_size]
         if bits.shape[1] != self._loaded.vocab_size:
             raise CaptureError(
-                f"path '{self._name}': got rows of {bits.shape[1]} logits; expected {self._loaded.vocab_size}, the"
-                " vocabulary."
+                f"path '{self._name}': got rows of {bits.shape[1]} logits; expected"
+                f" {self._loaded.vocab_size}, the vocabulary.",
             )
         logits = _tensor(bits, rows.dtype).to(self._loaded.device)
         if logits.dtype == self._loaded.torch_dtype:
             return logits
         converted: Any = logits.to(self._loaded.torch_dtype)
         is_exact = torch.equal(converted.to(logits.dtype), logits) and torch.promote_types(
-            logits.dtype, converted.dtype
+            logits.dtype,
+            converted.dtype,
         ) in (logits.dtype, converted.dtype)
         return converted if is_exact else logits
 

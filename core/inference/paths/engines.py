@@ -37,9 +37,9 @@ Open = Callable[[LoadedModel, ModuleTrace | None], AbstractContextManager[Run]]
 
 @dataclass(frozen=True)
 class RunnableSide:
-    """Side that can be run on a model: a path or a callable. block_sizes: values of its base that may be block sizes;
-    hands_in: it reports its module outputs, so the model's own need no hooks; engine_path: of another engine, in its
-    own process.
+    """Side that can be run on a model: a path or a callable. block_sizes: values of its base that
+    may be block sizes; hands_in: it reports its module outputs, so the model's own need no hooks;
+    engine_path: of another engine, in its own process.
     """
 
     name: str
@@ -50,11 +50,17 @@ class RunnableSide:
 
     @property
     def block_sizes(self) -> tuple[Any, ...]:
-        return () if self.path is None else tuple(v for v in self.path.base.values if isinstance(v, int) and v > 1)
+        return (
+            ()
+            if self.path is None
+            else tuple(v for v in self.path.base.values if isinstance(v, int) and v > 1)
+        )
 
     @property
     def is_named(self) -> bool:
-        """True if the name identifies the computation; a callable may be another one under the same name."""
+        """True if the name identifies the computation; a callable may be another one under the same
+        name.
+        """
         return self.path is not None or self.engine_path is not None
 
     @property
@@ -63,7 +69,10 @@ class RunnableSide:
         return self.path is not None and self.path.is_one_piece
 
     def run_on(self, loaded: LoadedModel, trace: ModuleTrace | None = None) -> Run:
-        """Return a run of one prompt on the model, which is restored afterwards. `trace` follows the forwards."""
+        """Return a run of one prompt on the model, which is restored afterwards.
+
+        `trace` follows the forwards.
+        """
 
         def run(ids: Sequence[int], emit: Emit) -> None:
             with self.open(loaded, trace) as compute:
@@ -90,20 +99,31 @@ def side_of(source: str | Engine) -> RunnableSide:
     except (TypeError, ValueError):  # some callables have no signature
         hands_in = False
     run_of = partial(_run_of, name, source, hands_in=hands_in)
-    return RunnableSide(name, lambda loaded, trace: nullcontext(run_of(loaded, trace)), hands_in=hands_in)
+    return RunnableSide(
+        name,
+        lambda loaded, trace: nullcontext(run_of(loaded, trace)),
+        hands_in=hands_in,
+    )
 
 
 PLAIN = side_of("prefill")
 
 
 class Watch:
-    """The third argument of a callable: `watch(name, tensor)` reports a module's output, [positions, features].
+    """The third argument of a callable: `watch(name, tensor)` reports a module's output,
+    [positions, features].
 
-    name: of the embedding, a block, its direct child or a module after the blocks, as in the model; start: first
-    position of the tensor. CaptureError for any other name or tensor.
+    name: of the embedding, a block, its direct child or a module after the blocks, as in the model;
+    start: first position of the tensor. CaptureError for any other name or tensor.
     """
 
-    def __init__(self, engine: str, loaded: LoadedModel, positions: int, trace: ModuleTrace | None) -> None:
+    def __init__(
+        self,
+        engine: str,
+        loaded: LoadedModel,
+        positions: int,
+        trace: ModuleTrace | None,
+    ) -> None:
         self._engine, self._positions, self._trace = engine, positions, trace
         self._model = type(loaded.model).__name__
         try:
@@ -117,33 +137,55 @@ class Watch:
             every = f"they are {', '.join(self._names[:3])}, ... {self._names[-1]}."
             hint = f"did it mean '{near[0]}'?" if near else every
             raise CaptureError(
-                f"'{self._engine}' reports '{name}', which is not a compared module of {self._model}; {hint}"
+                f"'{self._engine}' reports '{name}', which is not a compared module of"
+                f" {self._model}; {hint}",
             )
         is_tensor = isinstance(tensor, torch.Tensor)
         is_float = is_tensor and tensor.is_floating_point() and tensor.ndim == 2
         if not is_float or not 0 <= start < start + len(tensor) <= self._positions:
-            came = f"{list(tensor.shape)} from position {start} on" if is_tensor else type(tensor).__name__
+            came = (
+                f"{list(tensor.shape)} from position {start} on"
+                if is_tensor
+                else type(tensor).__name__
+            )
             raise CaptureError(
-                f"'{self._engine}' reports '{name}' as {came}; expected numbers [positions, features] within"
-                f" {self._positions} positions."
+                f"'{self._engine}' reports '{name}' as {came}; expected numbers [positions,"
+                f" features] within {self._positions} positions.",
             )
         if self._trace is not None:
             self._trace.hand_in(name, tensor, start)
 
 
-def _run_of(name: str, engine: Engine, loaded: LoadedModel, trace: ModuleTrace | None, *, hands_in: bool) -> Run:
+def _run_of(
+    name: str,
+    engine: Engine,
+    loaded: LoadedModel,
+    trace: ModuleTrace | None,
+    *,
+    hands_in: bool,
+) -> Run:
     def run(ids: Sequence[int], emit: Emit) -> None:
         restore_state(loaded.start)
         keywords = {"watch": Watch(name, loaded, len(ids), trace)} if hands_in else {}
         try:
-            logits = engine(loaded.model, torch.tensor(list(ids), dtype=torch.long, device=loaded.device), **keywords)
+            logits = engine(
+                loaded.model,
+                torch.tensor(list(ids), dtype=torch.long, device=loaded.device),
+                **keywords,
+            )
         except UlpscopeError:
             raise
-        except Exception as error:  # of any kind: a control that fails is missing, and judging continues
+        # of any kind: a control that fails is missing, and judging continues
+        except Exception as error:
             raise CaptureError(
-                f"'{name}' failed in {loaded.dtype}: {type(error).__name__}: {first_line(error)}."
+                f"'{name}' failed in {loaded.dtype}: {type(error).__name__}: {first_line(error)}.",
             ) from error
-        if not isinstance(logits, torch.Tensor) or logits.ndim != 2 or len(logits) != len(ids) or logits.shape[1] < 2:
+        if (
+            not isinstance(logits, torch.Tensor)
+            or logits.ndim != 2
+            or len(logits) != len(ids)
+            or logits.shape[1] < 2
+        ):
             came = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
             raise CaptureError(f"'{name}' gave {came}; expected logits [{len(ids)}, vocab].")
         is_exact = torch.promote_types(logits.dtype, loaded.torch_dtype) == loaded.torch_dtype
@@ -160,7 +202,9 @@ def whole_side(run: Run, ids: Sequence[int]) -> torch.Tensor:
 
 
 def answering(name: str, prompts: Prompts, answers: Sequence[torch.Tensor]) -> RunnableSide:
-    """Return a side that emits the recorded answer to each of these prompts, identified by object."""
+    """Return a side that emits the recorded answer to each of these prompts, identified by
+    object.
+    """
     answer_of = {id(ids): (ids, answer) for ids, answer in zip(prompts, answers, strict=True)}
 
     def run(ids: Sequence[int], emit: Emit) -> None:
@@ -177,9 +221,9 @@ def divergence(
     peaks_in: FloatFormat | None = None,
     check: Callable[[torch.Tensor], None] = ignore,
 ) -> Divergence:
-    """Return the divergence of a prompt's logits from `plain`, in pieces; differences in float64, which holds those of
-    float32 values to 2^-53. row_ulps_of, peaks_in: dtype of a histogram in row ULPs, of peaks; check: called with each
-    piece first.
+    """Return the divergence of a prompt's logits from `plain`, in pieces; differences in float64,
+    which holds those of float32 values to 2^-53. row_ulps_of, peaks_in: dtype of a histogram in row
+    ULPs, of peaks; check: called with each piece first.
     """
     squares, mismatches = [], []
     counts: list[NDArray[np.int64]] = []
@@ -196,7 +240,9 @@ def divergence(
         mismatches.append(torch.zeros_like(elements))
         if not is_finite.all():
             difference = torch.where(is_finite, difference, 0.0)
-            is_mismatch = ~is_finite & (reference != variant) & ~(reference.isnan() & variant.isnan())
+            is_mismatch = (
+                ~is_finite & (reference != variant) & ~(reference.isnan() & variant.isnan())
+            )
             mismatches[-1] = is_mismatch.sum(1).cpu()
             if first is None and mismatches[-1].any():
                 row, token = is_mismatch.nonzero()[0].tolist()
@@ -224,7 +270,11 @@ def _spacings(reference: torch.Tensor, fmt: FloatFormat) -> NDArray[np.float64]:
     return spacings(np.maximum(largest, 0.0), fmt)
 
 
-def _peaks(reference: torch.Tensor, difference: torch.Tensor, fmt: FloatFormat) -> NDArray[np.float64]:
+def _peaks(
+    reference: torch.Tensor,
+    difference: torch.Tensor,
+    fmt: FloatFormat,
+) -> NDArray[np.float64]:
     """Return `peaks_of` of rows that may have one beyond SINGLE_LOGIT, 0 of others."""
     least = ROW_ULPS[fmt.name][2] * _spacings(reference, fmt)
     largest = difference.abs().amax(1).cpu().numpy()
@@ -235,9 +285,14 @@ def _peaks(reference: torch.Tensor, difference: torch.Tensor, fmt: FloatFormat) 
 
 
 def _row_ulp_counts(
-    reference: torch.Tensor, difference: torch.Tensor, is_finite: torch.Tensor, fmt: FloatFormat
+    reference: torch.Tensor,
+    difference: torch.Tensor,
+    is_finite: torch.Tensor,
+    fmt: FloatFormat,
 ) -> NDArray[np.int64]:
-    """Count finite elements [rows, vocab] by their difference in row ULPs, for `Divergence.row_ulps`."""
+    """Count finite elements [rows, vocab] by their difference in row ULPs, for
+    `Divergence.row_ulps`.
+    """
     steps = torch.from_numpy(_spacings(reference, fmt)).to(difference.device)
     bins = (difference.abs() / steps[:, None]).float().view(torch.int32) >> ROW_ULP_SHIFT
     bins = bins.flatten() if is_finite.all() else bins[is_finite]
@@ -247,12 +302,20 @@ def _row_ulp_counts(
 
 
 def measure(
-    loaded: LoadedModel, prompts: Prompts, sides: tuple[RunnableSide, RunnableSide]
+    loaded: LoadedModel,
+    prompts: Prompts,
+    sides: tuple[RunnableSide, RunnableSide],
 ) -> tuple[Divergence, list[str]]:
     """Return (divergence, digest of each side's bits)."""
     hashes = [hashlib.sha256(), hashlib.sha256()]
     fmt = LOGIT_FORMATS.get(loaded.dtype)
-    pair = divergence_of(loaded, prompts, sides, lambda side, logits: hashes[side].update(bits_of(logits).data), fmt)
+    pair = divergence_of(
+        loaded,
+        prompts,
+        sides,
+        lambda side, logits: hashes[side].update(bits_of(logits).data),
+        fmt,
+    )
     return pair, [digest.hexdigest() for digest in hashes]
 
 
@@ -263,7 +326,9 @@ def divergence_of(
     see: Callable[[int, torch.Tensor], None] = ignore,
     peaks_in: FloatFormat | None = None,
 ) -> Divergence:
-    """Compare two sides over all prompts. see: called with (side, its logits); peaks_in: as of `divergence`."""
+    """Compare two sides over all prompts. see: called with (side, its logits); peaks_in: as of
+    `divergence`.
+    """
     divergences = []
     for ids in prompts:
         plain = whole_side(sides[0].run_on(loaded), ids)
@@ -272,12 +337,14 @@ def divergence_of(
         def check(logits: torch.Tensor, vocab: int = plain.shape[1]) -> None:
             if logits.shape[1] != vocab:
                 raise CaptureError(
-                    f"'{sides[1].name}' gave logits of {logits.shape[1]} tokens, '{sides[0].name}' of {vocab}; "
-                    "both sides need the same vocabulary."
+                    f"'{sides[1].name}' gave logits of {logits.shape[1]} tokens, '{sides[0].name}'"
+                    f" of {vocab}; both sides need the same vocabulary.",
                 )
             see(1, logits)
 
-        divergences.append(divergence(plain, sides[1].run_on(loaded), ids, peaks_in=peaks_in, check=check))
+        divergences.append(
+            divergence(plain, sides[1].run_on(loaded), ids, peaks_in=peaks_in, check=check),
+        )
     return concatenate(divergences)
 
 

@@ -1,7 +1,9 @@
-"""The one tracer: follows the forwards of a prompt and takes what modules put out at chosen positions of it.
+"""The one tracer: follows the forwards of a prompt and takes what modules put out at chosen
+positions of it.
 
-Modules are watched by forward hooks, which read and change nothing. What becomes of an output is a subclass's matter:
-it is spooled (core.inference.watching.layers), or kept and compared (core.inference.controls.modules_alone).
+Modules are watched by forward hooks, which read and change nothing. What becomes of an output is a
+subclass's matter: it is spooled (core.inference.watching.layers), or kept and compared
+(core.inference.controls.modules_alone).
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ _CALL = " (call "  # no module's name has a space
 
 
 def name_of_call(module: str, number: int) -> str:
-    """Return the name of one call of a module in a forward, counted from 1: `model.rotary_emb (call 2)`."""
+    """Return the name of one call of a module in a forward, counted from 1: `model.rotary_emb (call
+    2)`.
+    """
     return module if number == 1 else f"{module}{_CALL}{number})"
 
 
@@ -29,11 +33,12 @@ def module_of_call(name: str) -> str:
 
 
 class ModuleTrace:
-    """Takes module outputs of one prompt. A path tells which positions a forward computes; of a callable the tokens and
-    the cache tell. A module that runs several times in a forward has an output for each call, by `name_of_call`.
+    """Takes module outputs of one prompt. A path tells which positions a forward computes; of a
+    callable the tokens and the cache tell. A module that runs several times in a forward has an
+    output for each call, by `name_of_call`.
 
-    positions: ascending; modules: names of those that an engine may hand in; is_ambiguous: several rows hold the
-    tokens.
+    positions: ascending; modules: names of those that an engine may hand in; is_ambiguous: several
+    rows hold the tokens.
     """
 
     def __init__(self, prompt: Sequence[int] = (), positions: Sequence[int] = ()) -> None:
@@ -41,14 +46,19 @@ class ModuleTrace:
         self.modules: Collection[str] = ()
         self.is_ambiguous = False
         self.is_told = False
-        self._computed: tuple[int, int, int, int] | None = None  # row, first column, first position, end
+        # row, first column, first position, end
+        self._computed: tuple[int, int, int, int] | None = None
         self._shape = (0, 0)  # rows and columns of the batch of this forward
-        self._columns: slice | torch.Tensor | None = None  # of the chosen positions; None: there are none
+        # of the chosen positions; None: there are none
+        self._columns: slice | torch.Tensor | None = None
         self._first = 0  # place of the first of them in `positions`
         self._calls: Counter[str] = Counter()  # of each module in this forward
 
     def take(self, name: str, first: int, output: torch.Tensor) -> None:
-        """Take a module's output [chosen, width] from the `first` chosen position on. Copy it: models add in place."""
+        """Take a module's output [chosen, width] from the `first` chosen position on.
+
+        Copy it: models add in place.
+        """
         raise NotImplementedError
 
     def not_understood(self, name: str, output: torch.Tensor) -> None:
@@ -64,19 +74,30 @@ class ModuleTrace:
             self._computed, self.is_told = None, False
 
     def hand_in(self, name: str, output: torch.Tensor, start: int) -> None:
-        """Take a module's output from an engine, for positions from `start` on. [positions, width]"""
+        """Take a module's output from an engine, for positions from `start` on. [positions,
+        width]
+        """
         first, last = self._places(start, start + len(output))
         if first < last:
-            self.take(name, first, output[self._offsets(first, last, start, output.device)].detach())
+            self.take(
+                name,
+                first,
+                output[self._offsets(first, last, start, output.device)].detach(),
+            )
 
     @contextmanager
     def following(self, model: Any, modules: Mapping[str, torch.nn.Module]) -> Iterator[None]:
         """Take every output of the modules inside the `with`, by name."""
         with ExitStack() as hooks:
-            begin = model.register_forward_pre_hook(lambda _, *call: self._begin(*call), with_kwargs=True)
+            begin = model.register_forward_pre_hook(
+                lambda _, *call: self._begin(*call),
+                with_kwargs=True,
+            )
             hooks.enter_context(begin)
             for name, module in modules.items():
-                see = module.register_forward_hook(lambda _, __, output, name=name: self._see(name, output))
+                see = module.register_forward_hook(
+                    lambda _, __, output, name=name: self._see(name, output),
+                )
                 hooks.enter_context(see)
             yield
 
@@ -87,7 +108,8 @@ class ModuleTrace:
         if not isinstance(ids, torch.Tensor) or ids.ndim != 2:
             return
         if not self.is_told:
-            self._infer(ids, keywords.get("cache", keywords.get("past_key_values")))  # transformers 5.24, 5.23
+            # transformers 5.24, 5.23
+            self._infer(ids, keywords.get("cache", keywords.get("past_key_values")))
         if self._computed is None:
             return
         _, skipped, start, stop = self._computed
@@ -99,7 +121,11 @@ class ModuleTrace:
     def _infer(self, ids: torch.Tensor, cache: Any) -> None:
         start = int(cache.get_seq_length()) if isinstance(cache, Cache) else 0
         stop = start + ids.shape[1]
-        rows = [row for row, tokens in enumerate(ids.tolist()) if tokens == list(self.prompt[start:stop])]
+        rows = [
+            row
+            for row, tokens in enumerate(ids.tolist())
+            if tokens == list(self.prompt[start:stop])
+        ]
         self.is_ambiguous = self.is_ambiguous or len(rows) > 1
         self._computed = (rows[0], 0, start, stop) if rows else None
 
@@ -118,12 +144,16 @@ class ModuleTrace:
             self.take(call, self._first, own[self._columns].detach())
 
     def _own_row(self, output: torch.Tensor) -> torch.Tensor | None:
-        """Return the prompt's row of an output, [columns, width]; None if its axes are ambiguous."""
+        """Return the prompt's row of an output, [columns, width]; None if its axes are
+        ambiguous.
+        """
         assert self._computed is not None
         rows, columns = self._shape
         row, shape = self._computed[0], output.shape
         if output.ndim == 2:
-            return output[row * columns : (row + 1) * columns] if shape[0] == rows * columns else None
+            return (
+                output[row * columns : (row + 1) * columns] if shape[0] == rows * columns else None
+            )
         if output.ndim not in (3, 4) or shape[0] not in (1, rows):
             return None
         own = output[row if shape[0] == rows else 0]  # position embeddings are one row for all
@@ -140,8 +170,18 @@ class ModuleTrace:
         first, last = np.searchsorted(self.positions, (start, stop))
         return int(first), int(last)
 
-    def _offsets(self, first: int, last: int, start: int, device: torch.device) -> slice | torch.Tensor:
-        """Return the offsets from `start` of the positions at these places; a slice if they are consecutive."""
+    def _offsets(
+        self,
+        first: int,
+        last: int,
+        start: int,
+        device: torch.device,
+    ) -> slice | torch.Tensor:
+        """Return the offsets from `start` of the positions at these places; a slice if they are
+        consecutive.
+        """
         offsets = [position - start for position in self.positions[first:last]]
         is_run = offsets[-1] - offsets[0] == len(offsets) - 1
-        return slice(offsets[0], offsets[-1] + 1) if is_run else torch.tensor(offsets, device=device)
+        return (
+            slice(offsets[0], offsets[-1] + 1) if is_run else torch.tensor(offsets, device=device)
+        )

@@ -1,10 +1,11 @@
 """Modifiers: changes to the batch, the model and the machine.
 
-To add one, write a context manager from a `PromptBatch` to the changed one, which restores everything at exit, and
-enter it in MODIFIERS.
+To add one, write a context manager from a `PromptBatch` to the changed one, which restores
+everything at exit, and enter it in MODIFIERS.
 """
 
-# ruff: noqa: ARG001, ARG005 - every entry of the registry has one signature, whether or not it needs all of it
+# ruff: noqa: ARG001, ARG005 - every entry of the registry has one signature, whether or not it
+# needs all of it
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ Others = Mapping[str, tuple[Value, ...]]
 
 @dataclass(frozen=True)
 class Modifier:
-    """A change while the base runs. contradiction: with other modifiers; refuse: why this model cannot do it."""
+    """A change while the base runs. contradiction: with other modifiers; refuse: why this model
+    cannot do it.
+    """
 
     change: Callable[..., AbstractContextManager[PromptBatch]]
     arguments: tuple[Argument, ...] = ()
@@ -57,7 +60,9 @@ class Modifier:
 
 def _beyond_batch(others: Others, row: int) -> str | None:
     (rows,) = others.get("batch", (0,))
-    return None if row < int(rows) else f"row:{row} needs a batch of at least {row + 1}; add batch:N"
+    return (
+        None if row < int(rows) else f"row:{row} needs a batch of at least {row + 1}; add batch:N"
+    )
 
 
 def _random(loaded: LoadedModel, prompt: Sequence[int], count: int) -> torch.Tensor:
@@ -92,22 +97,34 @@ def _attn(batch: PromptBatch, name: str) -> Iterator[PromptBatch]:
     try:
         model.set_attn_implementation(name)
         if model.config._attn_implementation != name:
-            raise CaptureError(f"a {type(model).__name__} keeps {original} attention; leave attn:{name} out.")
+            raise CaptureError(
+                f"a {type(model).__name__} keeps {original} attention; leave attn:{name} out.",
+            )
         yield batch
     finally:
         model.set_attn_implementation(original)
 
 
 def _attentions(loaded: LoadedModel) -> list[str]:
-    """Return the implementations of this model on this device; no flex_attention on a CPU, as too slow to serve."""
+    """Return the implementations of this model on this device; no flex_attention on a CPU, as too
+    slow to serve.
+    """
     model: Any = loaded.model
     has_cuda = loaded.device.startswith("cuda")
     available = {
         "eager": True,
         "sdpa": getattr(model, "_supports_sdpa", False),
         "flex_attention": has_cuda and getattr(model, "_supports_flex_attn", False),
-        "flash_attention_2": has_cuda and getattr(model, "_supports_flash_attn", False) and is_flash_attn_2_available(),
-        "flash_attention_3": has_cuda and getattr(model, "_supports_flash_attn", False) and is_flash_attn_3_available(),
+        "flash_attention_2": (
+            has_cuda
+            and getattr(model, "_supports_flash_attn", False)
+            and is_flash_attn_2_available()
+        ),
+        "flash_attention_3": (
+            has_cuda
+            and getattr(model, "_supports_flash_attn", False)
+            and is_flash_attn_3_available()
+        ),
     }
     return [name for name, has in available.items() if has]
 
@@ -132,7 +149,10 @@ def _not_representable(loaded: LoadedModel, others: Others, name: str) -> str | 
     if name == loaded.dtype:
         return None
     if loaded.dtype != "float32":
-        return f"{name} logits do not fit a run in {loaded.dtype} bit for bit; choose --dtype float32 for the run"
+        return (
+            f"{name} logits do not fit a run in {loaded.dtype} bit for bit; choose --dtype float32"
+            " for the run"
+        )
     needed, free = converted_bytes(loaded, name), loaded.free_bytes
     if free is None or needed <= free:
         return None
@@ -149,9 +169,13 @@ def _dtype_of(loaded: LoadedModel, others: Others) -> str:
 
 
 def _switching(
-    get: Callable[[], Any], switch: Callable[[Any], object], to: Callable[..., Any]
+    get: Callable[[], Any],
+    switch: Callable[[Any], object],
+    to: Callable[..., Any],
 ) -> Callable[..., AbstractContextManager[PromptBatch]]:
-    """Return a modifier that sets and restores a process setting. to: the modifier's values -> the setting."""
+    """Return a modifier that sets and restores a process setting. to: the modifier's values -> the
+    setting.
+    """
 
     @contextmanager
     def change(batch: PromptBatch, *values: Value) -> Iterator[PromptBatch]:
@@ -177,7 +201,11 @@ def _no_tf32(loaded: LoadedModel, others: Others) -> str | None:
     if torch.cuda.get_device_capability(loaded.device) < _TF32_CAPABILITY:
         return f"{loaded.device_name} has no TF32; leave it out"
     dtype = _dtype_of(loaded, others)
-    return None if dtype == "float32" else f"tf32 changes float32 products only, and these are {dtype}; leave it out"
+    return (
+        None
+        if dtype == "float32"
+        else f"tf32 changes float32 products only, and these are {dtype}; leave it out"
+    )
 
 
 @contextmanager
@@ -189,7 +217,10 @@ def _sdpa(batch: PromptBatch, backend: str) -> Iterator[PromptBatch]:
     except RuntimeError as error:
         if "No available kernel" not in str(error):
             raise
-        message = f"sdpa:{backend} has no kernel for this model's attention (grouped queries?); choose sdpa:math."
+        message = (
+            f"sdpa:{backend} has no kernel for this model's attention (grouped queries?); choose"
+            " sdpa:math."
+        )
         raise CaptureError(message) from error
 
 
@@ -200,7 +231,11 @@ def _no_backend(loaded: LoadedModel, others: Others, backend: str) -> str | None
     if attention != "sdpa":
         remedy = "choose attn:sdpa" if "sdpa" in _attentions(loaded) else "leave it out"
         return f"sdpa:{backend} needs sdpa attention, and this is {attention}; {remedy}"
-    if loaded.device != "cpu" and backend in ("flash", "cudnn") and _dtype_of(loaded, others) == "float32":
+    if (
+        loaded.device != "cpu"
+        and backend in ("flash", "cudnn")
+        and _dtype_of(loaded, others) == "float32"
+    ):
         return f"the {backend} backend takes float16 and bfloat16 only; choose efficient or math"
     return None
 
@@ -231,7 +266,9 @@ def _no_reductions(loaded: LoadedModel, others: Others, switch: str) -> str | No
 
 @contextmanager
 def _compile(batch: PromptBatch) -> Iterator[PromptBatch]:
-    """Compile the model. If torch.compile gives up, which would silently run eagerly, that is an error."""
+    """Compile the model. If torch.compile gives up, which would silently run eagerly, that is an
+    error.
+    """
     import torch._dynamo  # a second of imports that no other path needs
 
     torch.compiler.reset()
@@ -246,22 +283,34 @@ def _no_compiler(loaded: LoadedModel, others: Others) -> str | None:
     if loaded.device.startswith("cuda"):
         from torch.utils._triton import has_triton
 
-        return None if has_triton() else "torch.compile needs triton, which is not installed; leave compile out"
+        return (
+            None
+            if has_triton()
+            else "torch.compile needs triton, which is not installed; leave compile out"
+        )
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
 
     try:
         get_cpp_compiler()
     except InvalidCxxCompiler:
-        return "torch.compile needs a C++ compiler, which is not installed; install g++ or leave compile out"
+        return (
+            "torch.compile needs a C++ compiler, which is not installed; install g++ or leave"
+            " compile out"
+        )
     if not (Path(get_path("include")) / "Python.h").is_file():
-        return "torch.compile needs Python's C headers, which are not installed; install them or leave compile out"
+        return (
+            "torch.compile needs Python's C headers, which are not installed; install them or leave"
+            " compile out"
+        )
     return None
 
 
 @contextmanager
 def _invariant(batch: PromptBatch) -> Iterator[PromptBatch]:
-    """Use batch-invariant kernels: one reduction order for any batch, row, chunk, cache and threads."""
+    """Use batch-invariant kernels: one reduction order for any batch, row, chunk, cache and
+    threads.
+    """
     with invariant_forwards(batch.loaded.model):
         yield batch
 
@@ -274,20 +323,35 @@ def _not_invariant(loaded: LoadedModel, others: Others) -> str | None:
 
 
 _threads = _switching(torch.get_num_threads, torch.set_num_threads, lambda count: count)
-_tf32 = _switching(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, lambda: "high")
+_tf32 = _switching(
+    torch.get_float32_matmul_precision,
+    torch.set_float32_matmul_precision,
+    lambda: "high",
+)
 _reduced = _switching(_reductions, _reduce, lambda switch: [switch == "on"] * len(_REDUCTIONS))
 _AN_ATTENTION = Argument(  # which only the model can refuse
-    "eager|sdpa", "the name of an attention", lambda text: text.lower() if text.replace("_", "").isalnum() else None
+    "eager|sdpa",
+    "the name of an attention",
+    lambda text: text.lower() if text.replace("_", "").isalnum() else None,
 )
 _ROW = whole_number(0, syntax="I")
 MODIFIERS: dict[str, Modifier] = {  # in the order in which they are written and applied
     # N rows, 1..N-1 of other sequences of the same length: same work, different shapes
-    "batch": Modifier(lambda batch, rows: nullcontext(replace(batch, rows=rows)), (whole_number(1),)),
-    "row": Modifier(lambda batch, row: nullcontext(replace(batch, row=row)), (_ROW,), _beyond_batch),
+    "batch": Modifier(
+        lambda batch, rows: nullcontext(replace(batch, rows=rows)),
+        (whole_number(1),),
+    ),
+    "row": Modifier(
+        lambda batch, row: nullcontext(replace(batch, row=row)),
+        (_ROW,),
+        _beyond_batch,
+    ),
     "neighbours": Modifier(
         lambda batch, kind: nullcontext(replace(batch, neighbours=_NEIGHBOURS[kind])),
         (choice(*_NEIGHBOURS),),
-        lambda others, kind: None if "batch" in others else f"neighbours:{kind} needs other rows; add batch:N",
+        lambda others, kind: (
+            None if "batch" in others else f"neighbours:{kind} needs other rows; add batch:N"
+        ),
     ),
     # N masked tokens before or after every row, the prompt's own positions unchanged
     "pad": Modifier(
@@ -299,7 +363,8 @@ MODIFIERS: dict[str, Modifier] = {  # in the order in which they are written and
     "dtype": Modifier(_dtype, (choice(*LOGIT_FORMATS),), refuse=_not_representable),
     # CPU kernels share their work among N threads, and some split their reductions accordingly
     "threads": Modifier(_threads, (whole_number(1, _MOST_THREADS),), refuse=_not_on_cpu),
-    "tf32": Modifier(_tf32, refuse=_no_tf32),  # operands of float32 products rounded to 10 bits of mantissa
+    # operands of float32 products rounded to 10 bits of mantissa
+    "tf32": Modifier(_tf32, refuse=_no_tf32),
     "sdpa": Modifier(_sdpa, (choice(*SDPA),), refuse=_no_backend),
     "reduced": Modifier(_reduced, (choice("on", "off"),), refuse=_no_reductions),
     "invariant": Modifier(_invariant, refuse=_not_invariant),

@@ -1,6 +1,8 @@
-"""Paths: mathematically equivalent ways to compute the logits of given tokens. `base+modifier+modifier`.
+"""Paths: mathematically equivalent ways to compute the logits of given tokens.
+`base+modifier+modifier`.
 
-A base is added in `bases.py`, a modifier in `modifiers.py`, each by one entry. Users read docs/reference/paths.md.
+A base is added in `bases.py`, a modifier in `modifiers.py`, each by one entry. Users read
+docs/reference/paths.md.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ Choose = Callable[[torch.Tensor], int | None]
 
 @dataclass(frozen=True)
 class Path:
-    """A base and its modifiers, in canonical order: equal steps make equal paths and one `str`. engine: None for
-    transformers.
+    """A base and its modifiers, in canonical order: equal steps make equal paths and one `str`.
+    engine: None for transformers.
     """
 
     base: Step
@@ -76,26 +78,41 @@ class Path:
         return self.engine is None and self.values_of("compile") is not None
 
     def forwards(self, loaded: LoadedModel, positions: int) -> list[int]:
-        """Return the columns of each forward for a prompt, padding included, by walking it without computing."""
-        if self.engine is not None and self.base.name not in BASES:  # `walk`: a forward of every prefix
+        """Return the columns of each forward for a prompt, padding included, by walking it without
+        computing.
+        """
+        # `walk`: a forward of every prefix
+        if self.engine is not None and self.base.name not in BASES:
             return list(range(1, positions + 1))
         left, right = self.padding
-        counting = _Counting(loaded, prompt=(0,) * positions, left_padding=left, right_padding=right)
+        counting = _Counting(
+            loaded,
+            prompt=(0,) * positions,
+            left_padding=left,
+            right_padding=right,
+        )
         BASES[self.base.name].compute(counting, ignore, *self.base.values)
         return counting.columns_of_forwards
 
     def logits_bytes(self, loaded: LoadedModel, positions: int) -> int:
-        """Return the bytes of the logits on the device at once, for a prompt of `positions` tokens."""
+        """Return the bytes of the logits on the device at once, for a prompt of `positions`
+        tokens.
+        """
         row_bytes = loaded.vocab_size * loaded.torch_dtype.itemsize
         if self.engine is not None:
             return rows_of_a_chunk(loaded) * row_bytes
         columns = max(self.forwards(loaded, positions), default=positions)
         if not self.is_one_piece:
-            columns = min(columns, columns_at_once(self.rows, loaded.vocab_size, loaded.torch_dtype.itemsize))
+            columns = min(
+                columns,
+                columns_at_once(self.rows, loaded.vocab_size, loaded.torch_dtype.itemsize),
+            )
         return self.rows * columns * row_bytes
 
     def working_bytes(self, loaded: LoadedModel, positions: int) -> int:
-        """Return a lower bound of a forward's bytes without weights: logits, one layer's activations, its cache."""
+        """Return a lower bound of a forward's bytes without weights: logits, one layer's
+        activations, its cache.
+        """
         if self.engine is not None:  # in a process of its own
             return self.logits_bytes(loaded, positions)
         text = loaded.model.config.get_text_config(decoder=True)
@@ -104,9 +121,20 @@ class Path:
         heads = int(getattr(text, "num_attention_heads", 0) or 1)
         kv_heads = int(getattr(text, "num_key_value_heads", 0) or heads)
         layers = int(getattr(text, "num_hidden_layers", 0) or 1)
-        elements = self.rows * max(self.forwards(loaded, positions), default=positions) * (2 * hidden + wide)
+        elements = (
+            self.rows
+            * max(self.forwards(loaded, positions), default=positions)
+            * (2 * hidden + wide)
+        )
         if self.reads_cache:
-            elements += self.rows * (positions + sum(self.padding)) * layers * 2 * kv_heads * (hidden // heads)
+            elements += (
+                self.rows
+                * (positions + sum(self.padding))
+                * layers
+                * 2
+                * kv_heads
+                * (hidden // heads)
+            )
         return self.logits_bytes(loaded, positions) + elements * loaded.torch_dtype.itemsize
 
     @property
@@ -117,7 +145,9 @@ class Path:
         return BASES[self.base.name].reads_cache
 
     def compute_dtype(self, loaded: LoadedModel) -> str:
-        """Return the dtype in which this path computes logits; the model's dtype holds them exactly."""
+        """Return the dtype in which this path computes logits; the model's dtype holds them
+        exactly.
+        """
         if self.engine is not None:
             return engine_side.computes_in(self.modifiers, loaded)
         return str((self.values_of("dtype") or (loaded.dtype,))[0])
@@ -129,20 +159,28 @@ class Path:
             refused = self.engine.contradiction(self.base.name, values)
             return f"{self.engine.engine} refuses it: {refused}" if refused else None
         others: Others = {step.name: step.values for step in self.modifiers}
-        reasons = (MODIFIERS[step.name].contradiction(others, *step.values) for step in self.modifiers)
+        reasons = (
+            MODIFIERS[step.name].contradiction(others, *step.values) for step in self.modifiers
+        )
         return next((sentence for sentence in reasons if sentence), None)
 
     def refusal(self, loaded: LoadedModel, positions: int | None = None) -> str | None:
-        """Return why this model cannot run so many tokens (None: any) on this path, and the remedy, or None."""
+        """Return why this model cannot run so many tokens (None: any) on this path, and the remedy,
+        or None.
+        """
         if self.engine is not None:
             return engine_side.refusal(self.engine, self.modifiers, loaded)
         others: Others = {step.name: step.values for step in self.modifiers}
         reasons = [BASES[self.base.name].refuse(loaded, positions, *self.base.values)]
-        reasons += [MODIFIERS[step.name].refuse(loaded, others, *step.values) for step in self.modifiers]
+        reasons += [
+            MODIFIERS[step.name].refuse(loaded, others, *step.values) for step in self.modifiers
+        ]
         return next((sentence for sentence in reasons if sentence), None)
 
     def cannot_continue(self, loaded: LoadedModel, positions: int | None = None) -> str | None:
-        """Return why this path cannot generate, and the remedy, or None. positions: tokens to feed"""
+        """Return why this path cannot generate, and the remedy, or None. positions: tokens to
+        feed
+        """
         if self.engine is not None:
             return f"{self.engine.engine} cannot generate tokens; use a path of transformers"
         if self.padding[1]:
@@ -156,12 +194,16 @@ def parse_path(text: str) -> Path:
     name, colon, own = base_text.partition(":")
     name = name.strip().lower()
     engine: EngineDescription | None = None
-    bases, choices = ({name: one.arguments for name, one in every.items()} for every in (BASES, MODIFIERS))
+    bases, choices = (
+        {name: one.arguments for name, one in every.items()} for every in (BASES, MODIFIERS)
+    )
     if colon and name not in (*BASES, *MODIFIERS):
         try:
             engine = describe(name)
         except UsageError as error:
-            message = f"path '{text}': no base '{name}', and {str(error)[0].lower()}{str(error)[1:]}"
+            message = (
+                f"path '{text}': no base '{name}', and {str(error)[0].lower()}{str(error)[1:]}"
+            )
             raise UsageError(message) from error
         base_text, bases, choices = own, engine.arguments("base"), engine.arguments("modifier")
     of = "" if engine is None else f"{engine.engine} "
@@ -188,9 +230,11 @@ class NamedPath:
 
 
 def sides_of(reference: str, variants: Sequence[str], repeat: int = 1) -> tuple[NamedPath, ...]:
-    """Return the sides, the reference first. repeat: calls of each path in sequence, as requests to a server.
+    """Return the sides, the reference first. repeat: calls of each path in sequence, as requests to
+    a server.
 
-    With block or prefix reuse call 1 of `blocks:16` finds no cache and is a prefill; the later ones are `blocks:16`.
+    With block or prefix reuse call 1 of `blocks:16` finds no cache and is a prefill; the later ones
+    are `blocks:16`.
     """
     if repeat < 1:
         raise UsageError(f"--repeat {repeat}: expected at least 1.")
@@ -199,25 +243,36 @@ def sides_of(reference: str, variants: Sequence[str], repeat: int = 1) -> tuple[
     paths = [parse_path(text) for text in (reference, *variants)]
     for number, path in enumerate(paths):
         if path in paths[:number]:
-            raise UsageError(f"path '{path}' is given twice; the sides of a run need different paths.")
+            raise UsageError(
+                f"path '{path}' is given twice; the sides of a run need different paths.",
+            )
     if repeat == 1:
         return tuple(NamedPath(str(path), path) for path in paths)
     sides = []
     for path in paths:  # the first call fills the cache that the later ones read
-        filling = replace(path, base=Step("prefill")) if path.base.name in ("blocks", "reuse") else path
-        sides += [NamedPath(f"{path} call {call}", filling if call == 1 else path) for call in range(1, repeat + 1)]
+        filling = (
+            replace(path, base=Step("prefill")) if path.base.name in ("blocks", "reuse") else path
+        )
+        sides += [
+            NamedPath(f"{path} call {call}", filling if call == 1 else path)
+            for call in range(1, repeat + 1)
+        ]
     return tuple(sides)
 
 
 def check_sides(request: CaptureRequest) -> None:
-    """Refuse unusable sides before weights are read: invalid paths, engines that are not installed."""
+    """Refuse unusable sides before weights are read: invalid paths, engines that are not
+    installed.
+    """
     for side in sides_of(request.reference, variants_of(request), request.repeat):
         if side.path.engine is not None and not side.path.engine.is_here:
             raise CaptureError(f"path '{side.path}': {engine_side.not_here(side.path.engine)}.")
 
 
 def variants_of(request: CaptureRequest, default: str = "decode") -> list[str]:
-    """Return the variants of a request, with those of sweeps; `default` if there are none and no repeats."""
+    """Return the variants of a request, with those of sweeps; `default` if there are none and no
+    repeats.
+    """
     own = str(parse_path(request.reference))
     swept = [path for text in request.sweeps for path in sweep(request.reference, text)]
     variants = [*request.variants, *(path for path in swept if path != own)]
@@ -227,16 +282,21 @@ def variants_of(request: CaptureRequest, default: str = "decode") -> list[str]:
 
 
 def sweep(reference: str, text: str) -> list[str]:
-    """Expand `batch=1,2,4` to the reference with each value of a modifier or another base, as texts."""
+    """Expand `batch=1,2,4` to the reference with each value of a modifier or another base, as
+    texts.
+    """
     name, equals, values = text.partition("=")
     name = name.strip().lower()
     if not equals or not values.strip() or (name not in MODIFIERS and name not in BASES):
         raise UsageError(
-            f"--sweep '{text}': expected NAME=VALUE,VALUE,... with one of {', '.join([*MODIFIERS, *BASES])}."
+            f"--sweep '{text}': expected NAME=VALUE,VALUE,... with one of"
+            f" {', '.join([*MODIFIERS, *BASES])}.",
         )
     path = parse_path(reference)
     if name in MODIFIERS:
-        stem = "+".join(map(str, (path.base, *(step for step in path.modifiers if step.name != name))))
+        stem = "+".join(
+            map(str, (path.base, *(step for step in path.modifiers if step.name != name))),
+        )
         return [str(parse_path(f"{stem}+{name}:{value.strip()}")) for value in values.split(",")]
     behind = "".join(f"+{step}" for step in path.modifiers)
     return [str(parse_path(f"{name}:{value.strip()}{behind}")) for value in values.split(",")]
@@ -253,10 +313,17 @@ class _Counting(PromptBatch):
 
 
 class OpenPath:
-    """A model prepared for a path. Calling it runs a prompt and checks dtype, width and order of each piece."""
+    """A model prepared for a path.
+
+    Calling it runs a prompt and checks dtype, width and order of each piece.
+    """
 
     def __init__(
-        self, path: Path, batch: PromptBatch, loaded: LoadedModel, engine: engine_side.EngineRun | None = None
+        self,
+        path: Path,
+        batch: PromptBatch,
+        loaded: LoadedModel,
+        engine: engine_side.EngineRun | None = None,
     ) -> None:
         self.path = path
         self._engine = engine
@@ -269,9 +336,16 @@ class OpenPath:
             return self._engine(token_ids, emit)
         return self._run(self._of(token_ids), emit)
 
-    def continue_prompt(self, token_ids: Sequence[int], count: int, choose: Choose, emit: Emit) -> None:
-        """Run a prompt, then continue token by token with its cache, like a serving engine. choose(logits[1, vocab])
-        returns the next token, or None to end, at most `count` times. Other rows continue their own texts.
+    def continue_prompt(
+        self,
+        token_ids: Sequence[int],
+        count: int,
+        choose: Choose,
+        emit: Emit,
+    ) -> None:
+        """Run a prompt, then continue token by token with its cache, like a serving engine.
+        choose(logits[1, vocab]) returns the next token, or None to end, at most `count` times.
+        Other rows continue their own texts.
         """
         watch = self._batch.watch or CacheWatch()
         batch = replace(self._of(token_ids), watch=watch, room=count)
@@ -284,7 +358,9 @@ class OpenPath:
 
         self._run(batch, keep_last)
         if watch.cache is None or last is None:
-            raise CaptureError(f"path '{self.path}' left no cache to continue from; choose another path.")
+            raise CaptureError(
+                f"path '{self.path}' left no cache to continue from; choose another path.",
+            )
         own: list[int] = []
         while len(own) < count and (token := choose(last)) is not None:
             own.append(token)
@@ -302,7 +378,9 @@ class OpenPath:
         check_path(self.path, self._asked, batch.positions)
         limit, highest = batch.loaded.token_limit, int(batch.token_ids.max())
         if highest >= limit:
-            raise CaptureError(f"path '{self.path}': token {highest} is outside the vocabulary of {limit}.")
+            raise CaptureError(
+                f"path '{self.path}': token {highest} is outside the vocabulary of {limit}.",
+            )
         restore_state(self._asked.start)
         done = 0
 
@@ -314,25 +392,36 @@ class OpenPath:
 
         BASES[self.path.base.name].compute(batch, check_emit, *self.path.base.values)
         if done != batch.positions:
-            raise CaptureError(f"path '{self.path}': got {done} positions; expected {batch.positions}.")
+            raise CaptureError(
+                f"path '{self.path}': got {done} positions; expected {batch.positions}.",
+            )
 
     def _check(self, position: int, done: int, logits: torch.Tensor) -> None:
         label, loaded = f"path '{self.path}'", self._batch.loaded
         if logits.dtype != loaded.torch_dtype:
             came = str(logits.dtype).removeprefix("torch.")
-            raise CaptureError(f"{label}: the model gave {came} logits; expected {loaded.dtype}. Capture in {came}.")
+            raise CaptureError(
+                f"{label}: the model gave {came} logits; expected {loaded.dtype}. Capture in"
+                f" {came}.",
+            )
         if logits.ndim != 2 or logits.shape[1] != loaded.vocab_size:
-            raise CaptureError(f"{label}: logits are {list(logits.shape)}; expected [rows, {loaded.vocab_size}].")
+            raise CaptureError(
+                f"{label}: logits are {list(logits.shape)}; expected [rows, {loaded.vocab_size}].",
+            )
         if position != done:
             raise CaptureError(f"{label}: got position {position}; expected {done}.")
 
 
 @contextmanager
 def open_path(
-    path: Path, loaded: LoadedModel, watch: CacheWatch | None = None, trace: Follower | None = None
+    path: Path,
+    loaded: LoadedModel,
+    watch: CacheWatch | None = None,
+    trace: Follower | None = None,
 ) -> Iterator[OpenPath]:
-    """Prepare the model for the path; changes of modifiers apply to the whole process until the end of the `with`.
-    watch: gets the cache of each forward, which then always makes one; trace: follows the forwards.
+    """Prepare the model for the path; changes of modifiers apply to the whole process until the end
+    of the `with`. watch: gets the cache of each forward, which then always makes one; trace:
+    follows the forwards.
     """
     check_path(path, loaded, None)
     if path.engine is not None:

@@ -1,7 +1,9 @@
-"""The logits of one forward in slices: the body of the model runs once, its head on some columns at a time.
+"""The logits of one forward in slices: the body of the model runs once, its head on some columns at
+a time.
 
-4096 tokens over a vocabulary of 128256 give a gigabyte of logits per row; hidden states are fifty times smaller. So
-above SLICE_BYTES the model is called again for each slice, with its body's output cached.
+4096 tokens over a vocabulary of 128256 give a gigabyte of logits per row; hidden states are fifty
+times smaller. So above SLICE_BYTES the model is called again for each slice, with its body's output
+cached.
 """
 
 from __future__ import annotations
@@ -23,9 +25,15 @@ def columns_at_once(rows: int, vocab: int, itemsize: int) -> int:
 
 
 def sliced_logits(
-    model: Any, arguments: dict[str, Any], start: int, stop: int, size: int, emit: Callable[[torch.Tensor], None]
+    model: Any,
+    arguments: dict[str, Any],
+    start: int,
+    stop: int,
+    size: int,
+    emit: Callable[[torch.Tensor], None],
 ) -> None:
-    """Send `emit` the logits of columns start..stop-1 of one forward, [rows, up to `size`, vocab] each.
+    """Send `emit` the logits of columns start..stop-1 of one forward, [rows, up to `size`, vocab]
+    each.
 
     If a model's forward bypasses its body (custom code), its whole logits are sliced instead.
     """
@@ -41,7 +49,10 @@ def sliced_logits(
             emit(logits)
         else:
             kind = type(model).__name__
-            raise CaptureError(f"a {kind} gave logits of {logits.shape[1]} columns for {columns}; shorten the prompts.")
+            raise CaptureError(
+                f"a {kind} gave logits of {logits.shape[1]} columns for {columns}; shorten the"
+                " prompts.",
+            )
 
     body = getattr(model, model.base_model_prefix, None)
     if not isinstance(body, torch.nn.Module) or body is model:
@@ -58,7 +69,9 @@ def sliced_logits(
 
 
 class _Standing:
-    """Replacement for `body.forward` that caches hidden states, so that the LM head can be applied in slices."""
+    """Replacement for `body.forward` that caches hidden states, so that the LM head can be applied
+    in slices.
+    """
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         self.columns = slice(None)
@@ -70,7 +83,9 @@ class _Standing:
             self.output = self._forward(*positional, **keywords)
         if isinstance(self.output, tuple):
             return (self.output[0][:, self.columns], *self.output[1:])
-        return type(self.output)(**{**self.output, "last_hidden_state": self.output.last_hidden_state[:, self.columns]})
+        return type(self.output)(
+            **{**self.output, "last_hidden_state": self.output.last_hidden_state[:, self.columns]},
+        )
 
 
 @contextmanager

@@ -1,7 +1,8 @@
-"""The kernels that run on a path, from torch's profiler and, on a CPU, the verbose output of oneDNN and MKL.
+"""The kernels that run on a path, from torch's profiler and, on a CPU, the verbose output of oneDNN
+and MKL.
 
-On CUDA the profiler names each kernel. On a CPU it knows operations only; oneDNN and MKL print the implementation on
-standard output. Forward hooks assign every kernel to the innermost module.
+On CUDA the profiler names each kernel. On a CPU it knows operations only; oneDNN and MKL print the
+implementation on standard output. Forward hooks assign every kernel to the innermost module.
 """
 
 from __future__ import annotations
@@ -29,20 +30,31 @@ from ..paths.engines import RunnableSide
 from ..paths.paths import open_path
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler writes on standard error
-FORWARDS = 8  # profiled of a path's many: the first four and the last four. An event takes about 1 KB in memory
+# profiled of a path's many: the first four and the last four. An event takes about 1 KB in memory
+FORWARDS = 8
 _ENTER, _LEAVE = "\x1eenter ", "\x1eleave"
 _MODULE = "module "
-# oneDNN: onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx512_core_bf16,undef,src:bf16::blocked:ab::f0
+# oneDNN:
+# onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx512_core_bf16,undef,src:bf16::blocked:ab::f0
 # ...,,,13x384:384x2048,0.05
 _ONEDNN = re.compile(
-    r"^onednn_verbose,(?:v\d+,)?(?:primitive,)?exec,cpu,([^,]+),([^,]+),[^,]*,([^,]*),.*,([^,]*),([\d.e+-]+)$"
+    r"^onednn_verbose,(?:v\d+,)?(?:primitive,)?exec,cpu,([^,]+),([^,]+),[^,]*,([^,]*),.*,([^,]*),([\d.e+-]+)$",
 )
 # MKL_VERBOSE SGEMM(T,N,2048,13,384,0x7ff...,...) 9.75us CNR:OFF ...
 _MKL = re.compile(r"^MKL_VERBOSE ([A-Z]\w*)\(([^)]*)\) ([\d.]+)([num]?s)\b")
 _UNITS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
 _CPP_NAMES = {"float": "float32", "double": "float64", "Half": "float16"}
 _CPP_NAMES |= {"long int": "int64", "long": "int64", "int": "int32"}
-_MAKES_NOTHING = ("empty", "new_empty", "resize", "set_", "detach_", "_unsafe_view", "_local_scalar", "record_stream")
+_MAKES_NOTHING = (
+    "empty",
+    "new_empty",
+    "resize",
+    "set_",
+    "detach_",
+    "_unsafe_view",
+    "_local_scalar",
+    "record_stream",
+)
 _TYPE = re.compile(r"\b(?:src|wei|dst)[^: ]*:([a-z]+\d+)")
 
 
@@ -58,15 +70,20 @@ class KernelSums:
         total[1] += microseconds
 
     def rows(self) -> tuple[KernelRow, ...]:
-        return tuple(KernelRow(*key, int(launches), spent) for key, (launches, spent) in self.sums.items())
+        return tuple(
+            KernelRow(*key, int(launches), spent) for key, (launches, spent) in self.sums.items()
+        )
 
 
 class _Forwards:
-    """Tells a new forward from another slice of its logits. begin, end: called around every announced forward."""
+    """Tells a new forward from another slice of its logits. begin, end: called around every
+    announced forward.
+    """
 
     def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
         self._begin, self._end = begin, end
-        self._calls: int | None = None  # of the model in the forward that is announced; None between two
+        # of the model in the forward that is announced; None between two
+        self._calls: int | None = None
 
     @contextmanager
     def forward(self, *_: int) -> Iterator[None]:
@@ -80,19 +97,28 @@ class _Forwards:
             self._calls = None
 
     def is_new(self) -> bool:
-        """Return whether this call of the model begins a forward: the first of an announced one, or any other."""
+        """Return whether this call of the model begins a forward: the first of an announced one, or
+        any other.
+        """
         if self._calls is not None:
             self._calls += 1
         return self._calls in (None, 1)
 
 
 def kernels_of(
-    loaded: LoadedModel, side: RunnableSide, ids: Sequence[int], number: int = 0, *, seed: int = 0
+    loaded: LoadedModel,
+    side: RunnableSide,
+    ids: Sequence[int],
+    number: int = 0,
+    *,
+    seed: int = 0,
 ) -> KernelList:
-    """Profile the kernels of a side on one prompt. number: of the side in its run. CaptureError if it cannot run.
+    """Profile the kernels of a side on one prompt. number: of the side in its run. CaptureError if
+    it cannot run.
 
-    Of a path with many forwards, the first and the last are profiled, FORWARDS together; of a callable the first ones.
-    The kernels of a compiled model belong to no module; it runs once without the profiler.
+    Of a path with many forwards, the first and the last are profiled, FORWARDS together; of a
+    callable the first ones. The kernels of a compiled model belong to no module; it runs once
+    without the profiler.
     """
     total = len(side.path.forwards(loaded, len(ids))) if side.path is not None else 0
     half = FORWARDS // 2
@@ -116,7 +142,9 @@ def kernels_of(
 
         hooks.callback(running.close)
         # A compiler would compile hooks into the model: there a forward is what the path announces.
-        forwards = _Forwards(begin, end) if side.is_one_piece else _Forwards(lambda: None, lambda: None)
+        forwards = (
+            _Forwards(begin, end) if side.is_one_piece else _Forwards(lambda: None, lambda: None)
+        )
         if not side.is_one_piece:
             hooks.enter_context(loaded.model.register_forward_pre_hook(begin))
             hooks.enter_context(loaded.model.register_forward_hook(end, always_call=True))
@@ -125,7 +153,11 @@ def kernels_of(
         hooks.enter_context(foreign_errors_stop(f"'{side.name}'", "choose a shorter prompt"))
         hooks.enter_context(torch.inference_mode())
         _set_up_libraries()
-        context = side.open(loaded, None) if side.path is None else open_path(side.path, loaded, trace=forwards)
+        context = (
+            side.open(loaded, None)
+            if side.path is None
+            else open_path(side.path, loaded, trace=forwards)
+        )
         run = hooks.enter_context(context)
         if side.is_one_piece:
             run(ids, ignore)
@@ -144,7 +176,9 @@ def _set_up_libraries() -> None:
 
 @contextmanager
 def _modules_say_their_names(model: torch.nn.Module) -> Iterator[None]:
-    """Mark every module's forward by a range of the profiler, and by lines on standard output while that is read."""
+    """Mark every module's forward by a range of the profiler, and by lines on standard output while
+    that is read.
+    """
     open_ranges = []
 
     def enter(name: str) -> None:
@@ -161,7 +195,9 @@ def _modules_say_their_names(model: torch.nn.Module) -> Iterator[None]:
     with ExitStack() as hooks:
         for name, module in model.named_modules():
             if name:
-                hooks.enter_context(module.register_forward_pre_hook(lambda *_, name=name: enter(name)))
+                hooks.enter_context(
+                    module.register_forward_pre_hook(lambda *_, name=name: enter(name)),
+                )
                 hooks.enter_context(module.register_forward_hook(leave, always_call=True))
         yield
 
@@ -183,7 +219,10 @@ def _libc() -> ctypes.CDLL:
 @contextmanager
 def _profile_forward(loaded: LoadedModel, sums: KernelSums) -> Iterator[None]:
     """Profile one forward; add its operations and kernels to `sums`."""
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if loaded.device.startswith("cuda") else [])]
+    activities = [
+        ProfilerActivity.CPU,
+        *([ProfilerActivity.CUDA] if loaded.device.startswith("cuda") else []),
+    ]
     with tempfile.TemporaryFile() as file:
         with (
             profile(activities=activities, record_shapes=True, acc_events=True) as profiler,
@@ -232,16 +271,26 @@ def _add_library_lines(lines: Sequence[str], sums: KernelSums) -> None:
             primitive, implementation, memory, problem, milliseconds = match.groups()
             types = "/".join(dict.fromkeys(_TYPE.findall(memory)))
             name, detail = f"{primitive} {implementation}", f"{types} {problem}".strip()
-            sums.add(modules[-1] if modules else "", "oneDNN", name, detail, float(milliseconds) * 1e3)
+            sums.add(
+                modules[-1] if modules else "",
+                "oneDNN",
+                name,
+                detail,
+                float(milliseconds) * 1e3,
+            )
         elif match := _MKL.match(line):
             name, arguments, time, unit = match.groups()
             # sizes and transpositions come before the first address
-            sizes = ",".join(takewhile(lambda argument: not argument.startswith("0x"), arguments.split(",")))
+            sizes = ",".join(
+                takewhile(lambda argument: not argument.startswith("0x"), arguments.split(",")),
+            )
             sums.add(modules[-1] if modules else "", "MKL", name, sizes, float(time) * _UNITS[unit])
 
 
 def _add_operations(events: Sequence[Any], sums: KernelSums) -> None:
-    """Add operations that compute values, the outermost with its own kernel: `linear` is its `addmm`."""
+    """Add operations that compute values, the outermost with its own kernel: `linear` is its
+    `addmm`.
+    """
     outermost: set[int] = set()
     for event in events:
         place, inside = "", False
@@ -262,7 +311,9 @@ def _add_operations(events: Sequence[Any], sums: KernelSums) -> None:
 
 
 def _shapes(event: Any) -> str:
-    """Return `bfloat16 1x384, 384x2048` of an operation's tensors; a dtype is given if it changes."""
+    """Return `bfloat16 1x384, 384x2048` of an operation's tensors; a dtype is given if it
+    changes.
+    """
     dtypes = getattr(event, "input_dtypes", None) or ()
     last, parts = "", []
     for number, shape in enumerate(event.input_shapes or ()):
@@ -277,7 +328,9 @@ def _shapes(event: Any) -> str:
 
 @cache
 def _computes(name: str) -> bool:
-    """Return whether the operation has its own kernel that computes values; views and compositions do not."""
+    """Return whether the operation has its own kernel that computes values; views and compositions
+    do not.
+    """
     packet = getattr(torch.ops.aten, name, None)
     if packet is None:
         return True
@@ -286,4 +339,7 @@ def _computes(name: str) -> bool:
     first = getattr(packet, packet.overloads()[0])
     if torch._C._dispatch_has_kernel_for_dispatch_key(first.name(), "CompositeImplicitAutograd"):
         return False
-    return not any(result.alias_info is not None and not result.alias_info.is_write for result in first._schema.returns)
+    return not any(
+        result.alias_info is not None and not result.alias_info.is_write
+        for result in first._schema.returns
+    )

@@ -1,6 +1,8 @@
-"""Module outputs of a capture: recorded by hooks on every side, sent on in parts, and the noise floor of every module.
+"""Module outputs of a capture: recorded by hooks on every side, sent on in parts, and the noise
+floor of every module.
 
-Only incomplete parts are buffered: a side's outputs go to the sink (core.runs.tables.layers) as they come.
+Only incomplete parts are buffered: a side's outputs go to the sink (core.runs.tables.layers) as
+they come.
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ from ..paths.hooks import ModuleTrace, module_of_call
 from ..paths.paths import Path
 from .modules import LOGITS, watched_modules
 
-FLOOR_SEEDS = 2  # a module's floor is a mean over many elements and positions: two seeds agree to a few percent
+# a module's floor is a mean over many elements and positions: two seeds agree to a few percent
+FLOOR_SEEDS = 2
 SPOOL_BYTES = 2 << 30  # of the reference's outputs that wait on disk
-MOST_CELLS = 1 << 20  # modules x positions: rows of layer_position per pair, 72 bytes of memory each when written
+# modules x positions: rows of layer_position per pair, 72 bytes of memory each when written
+MOST_CELLS = 1 << 20
 _PART_BYTES = 64 << 10  # least of one module at a time if forwards compute a few positions each
 _LARGER_PART_BYTES = 1 << 20  # and most; between them, so that all modules together stay within
 _PARTS_TOGETHER_BYTES = 64 << 20
@@ -36,8 +40,9 @@ _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """Plan of recording module outputs. positions: of each prompt, ascending; seeds: reorderings of the noise floor, 0
-    for none; modules: their number; spool_bytes: estimate of the reference's outputs on disk.
+    """Plan of recording module outputs. positions: of each prompt, ascending; seeds: reorderings of
+    the noise floor, 0 for none; modules: their number; spool_bytes: estimate of the reference's
+    outputs on disk.
     """
 
     positions: tuple[tuple[int, ...], ...]
@@ -52,31 +57,48 @@ class LayerPlan:
 
 
 def plan_layers(
-    loaded: LoadedModel, lengths: Sequence[int], reference: Path, seeds: int, picks: Sequence[int] = ()
+    loaded: LoadedModel,
+    lengths: Sequence[int],
+    reference: Path,
+    seeds: int,
+    picks: Sequence[int] = (),
 ) -> LayerPlan:
-    """Choose the positions to record: all within SPOOL_BYTES and MOST_CELLS, else each prompt's last one, `picks` and
-    others evenly spread. CaptureError if modules cannot be recorded.
+    """Choose the positions to record: all within SPOOL_BYTES and MOST_CELLS, else each prompt's
+    last one, `picks` and others evenly spread. CaptureError if modules cannot be recorded.
     """
     if seeds < 0:
         raise UsageError(f"--layer-floor {seeds}: expected a number of reorderings, 0 for none.")
     modules = watched_modules(loaded.model)
     if reference.is_one_piece:
-        raise CaptureError(f"path '{reference}' is compiled, so its modules cannot be recorded; leave --layers out.")
-    has_weights = not any(parameter.is_meta for parameter in loaded.model.parameters())  # a dry run has shapes only
+        raise CaptureError(
+            f"path '{reference}' is compiled, so its modules cannot be recorded; leave --layers"
+            " out.",
+        )
+    # a dry run has shapes only
+    has_weights = not any(parameter.is_meta for parameter in loaded.model.parameters())
     refusal = reordering_refusal(loaded.model) if seeds and has_weights else None
     if refusal:
-        raise CaptureError(f"the noise floor of the modules: {refusal}; capture with --layer-floor 0.")
-    row_bytes = (sum(each.width for each in modules) + loaded.vocab_size) * loaded.torch_dtype.itemsize
+        raise CaptureError(
+            f"the noise floor of the modules: {refusal}; capture with --layer-floor 0.",
+        )
+    row_bytes = (
+        sum(each.width for each in modules) + loaded.vocab_size
+    ) * loaded.torch_dtype.itemsize
     room = max(1, min(SPOOL_BYTES // row_bytes, MOST_CELLS // (len(modules) + 1)))
     begins = np.cumsum([0, *lengths])
     extra = [
-        begin + place for begin, length in zip(begins[:-1], lengths, strict=True) for place in picks if place < length
+        begin + place
+        for begin, length in zip(begins[:-1], lengths, strict=True)
+        for place in picks
+        if place < length
     ]
     first = list(dict.fromkeys([*extra, *(begins[1:] - 1)]))[:room]
     spread = np.linspace(0, begins[-1] - 1, min(int(begins[-1]), room)).astype(int)
     others = [row for row in spread.tolist() if row not in set(first)][: max(0, room - len(first))]
     rows = np.array(sorted({int(row) for row in (*first, *others)}))
-    places = tuple(tuple((rows[(rows >= a) & (rows < b)] - a).tolist()) for a, b in pairwise(begins))
+    places = tuple(
+        tuple((rows[(rows >= a) & (rows < b)] - a).tolist()) for a, b in pairwise(begins)
+    )
     copies = 1 if str(reference) == PLAIN.name or not seeds else 2
     return LayerPlan(places, seeds, len(modules) + 1, copies * len(rows) * row_bytes)
 
@@ -87,7 +109,9 @@ def has_a_core_to_spare(loaded: LoadedModel) -> bool:
 
 
 class SpooledOutputs(ModuleTrace):
-    """Sends module outputs of one side's forwards on in parts; outputs with ambiguous axes are dropped."""
+    """Sends module outputs of one side's forwards on in parts; outputs with ambiguous axes are
+    dropped.
+    """
 
     def __init__(self, of: LayerCapture, side: int) -> None:
         """side: as of `LayerRows.write`."""
@@ -100,12 +124,19 @@ class SpooledOutputs(ModuleTrace):
 
     def watching(self) -> AbstractContextManager[None]:
         """Follow the forwards inside."""
-        return self.following(self._of.loaded.model, {name: each.module for name, each in self._of.modules.items()})
+        return self.following(
+            self._of.loaded.model,
+            {name: each.module for name, each in self._of.modules.items()},
+        )
 
     @contextmanager
     def of_prompt(self, number: int) -> Iterator[None]:
         """Assign the forwards inside to this prompt; at the end, send the buffered rows on."""
-        self._number, self.prompt, self.positions = number, self._of.token_ids[number], self._of.plan.positions[number]
+        self._number, self.prompt, self.positions = (
+            number,
+            self._of.token_ids[number],
+            self._of.plan.positions[number],
+        )
         self._waiting, self._spoiled = {}, set()
         yield
         for waiting in self._waiting.values():
@@ -125,7 +156,9 @@ class SpooledOutputs(ModuleTrace):
         self._spoiled.add(name)
 
     def see_logits(self, position: int, logits: torch.Tensor) -> None:
-        """Take the logits [positions, vocab] of the prompt from `position` on, as the last output."""
+        """Take the logits [positions, vocab] of the prompt from `position` on, as the last
+        output.
+        """
         self.hand_in(LOGITS, logits, position)
 
     def take(self, name: str, first: int, output: torch.Tensor) -> None:
@@ -162,7 +195,9 @@ class SpooledOutputs(ModuleTrace):
 
     def _emit_part(self, module: LayerModule, first: int, output: torch.Tensor) -> None:
         if output.numel():
-            self._emit(LayerPart(self._number, module, first, bits_of(output), _DTYPES[output.dtype]))
+            self._emit(
+                LayerPart(self._number, module, first, bits_of(output), _DTYPES[output.dtype]),
+            )
 
 
 @dataclass
@@ -188,17 +223,25 @@ class _RowBuffer:
 
 
 class LayerCapture:
-    """The traces of one capture's sides and of its noise floor. order: modules by their first output on the reference;
-    part_bytes: of one module's part; is_kept: the sink still uses parts after it returns.
+    """The traces of one capture's sides and of its noise floor. order: modules by their first
+    output on the reference; part_bytes: of one module's part; is_kept: the sink still uses parts
+    after it returns.
     """
 
     def __init__(
-        self, loaded: LoadedModel, plan: LayerPlan, token_ids: Sequence[Sequence[int]], sink: LayerRows
+        self,
+        loaded: LoadedModel,
+        plan: LayerPlan,
+        token_ids: Sequence[Sequence[int]],
+        sink: LayerRows,
     ) -> None:
         self.loaded, self.plan, self.token_ids, self.sink = loaded, plan, token_ids, sink
         self.order: dict[str, LayerModule] = {}
         self.modules = {each.name: each for each in watched_modules(loaded.model)}
-        self.part_bytes = min(_LARGER_PART_BYTES, max(_PART_BYTES, _PARTS_TOGETHER_BYTES // max(1, plan.modules)))
+        self.part_bytes = min(
+            _LARGER_PART_BYTES,
+            max(_PART_BYTES, _PARTS_TOGETHER_BYTES // max(1, plan.modules)),
+        )
         self.is_kept = has_a_core_to_spare(loaded)
 
     def trace(self, side: int, path: Path) -> SpooledOutputs | None:
@@ -206,7 +249,10 @@ class LayerCapture:
         return None if path.is_one_piece else SpooledOutputs(self, side)
 
     def floor(self, reference: Path, on_step: Callable[[str], None]) -> None:
-        """Run reordered prefills, all prompts per seed. CaptureError if there can be no noise floor."""
+        """Run reordered prefills, all prompts per seed.
+
+        CaptureError if there can be no noise floor.
+        """
         try:
             if self.plan.seeds and str(reference) != PLAIN.name:
                 on_step("plain prefill for the floor of the modules")

@@ -1,5 +1,6 @@
-"""The modules whose outputs are compared: embedding, norms, projections, attention, MLP, the stream after each block;
-not modules without an output per position and row (rotary tables, convolutions, single experts).
+"""The modules whose outputs are compared: embedding, norms, projections, attention, MLP, the stream
+after each block; not modules without an output per position and row (rotary tables, convolutions,
+single experts).
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _NORM = re.compile(r"norm|^ln_", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class WatchedModule:
-    """One module to record. kind: as in the table `layer`; block: None outside; width: estimated by its weights."""
+    """One module to record. kind: as in the table `layer`; block: None outside; width: estimated by
+    its weights.
+    """
 
     name: str
     module: torch.nn.Module
@@ -39,7 +42,10 @@ class WatchedModule:
 
 
 def watched_modules(model: Any) -> list[WatchedModule]:
-    """Return the modules to record, in the model's order. CaptureError if the model has no list of blocks."""
+    """Return the modules to record, in the model's order.
+
+    CaptureError if the model has no list of blocks.
+    """
     config = model.config.get_text_config(decoder=True)
     hidden = int(getattr(config, "hidden_size", 0) or 1)
     prefix, blocks = _blocks_of(model, "; leave --layers out")
@@ -48,20 +54,30 @@ def watched_modules(model: Any) -> list[WatchedModule]:
     for name, module in model.get_submodule(owner_name).named_modules(prefix=owner_name):
         inside = name.removeprefix(f"{prefix}.") if name.startswith(f"{prefix}.") else None
         block = int(inside.partition(".")[0]) if inside is not None else None
-        is_of_experts = "experts" in name.split(".")[:-1]  # each sees the tokens routed to it, in another order
+        # each sees the tokens routed to it, in another order
+        is_of_experts = "experts" in name.split(".")[:-1]
         is_rotary = "rotary" in type(module).__name__.lower()
         if name == owner_name or is_of_experts or is_rotary or isinstance(module, _LEFT_OUT):
             continue
         is_block = block is not None and module is blocks[block]
-        kind = "residual" if is_block else _kind(inside.partition(".")[2] if inside is not None else "", name, module)
-        if kind == "other" and not _has_weights(module):  # an activation in a mixer, whose axes have another order
+        kind = (
+            "residual"
+            if is_block
+            else _kind(inside.partition(".")[2] if inside is not None else "", name, module)
+        )
+        # an activation in a mixer, whose axes have another order
+        if kind == "other" and not _has_weights(module):
             continue
-        modules.append(WatchedModule(name, module, kind, block, _width(module, kind, hidden, config)))
+        modules.append(
+            WatchedModule(name, module, kind, block, _width(module, kind, hidden, config)),
+        )
     return modules
 
 
 def traced_modules(model: Any) -> dict[str, torch.nn.Module]:
-    """Return the embedding, every block with its direct children, and the modules after the blocks, by name."""
+    """Return the embedding, every block with its direct children, and the modules after the blocks,
+    by name.
+    """
     prefix, blocks = _blocks_of(model)
     owner_name = prefix.rpartition(".")[0]
     modules = {}
@@ -103,9 +119,13 @@ def _kind(place: str, name: str, module: torch.nn.Module) -> str:
             return "attention"
         if _MLP.search(text):
             return "mlp"
-    # Two linear maps and an activation that stand in the block itself are its MLP (OPT); a mixer's own parts are
-    # neither.
-    return "mlp" if not parent and (isinstance(module, _LINEAR) or not _has_weights(module)) else "other"
+    # Two linear maps and an activation that stand in the block itself are its MLP (OPT); a mixer's
+    # own parts are neither.
+    return (
+        "mlp"
+        if not parent and (isinstance(module, _LINEAR) or not _has_weights(module))
+        else "other"
+    )
 
 
 def _has_weights(module: torch.nn.Module) -> bool:

@@ -1,7 +1,8 @@
 """All causes in one list, and the search over it.
 
-To add one: a function that fits it to half of the rows (`fits.py`) or sees it (`signs.py`), a line here, and a
-planted cause in `benchmarks/verdicts/causes.py`. It raises `TooFewError` if the pair lacks what it needs.
+To add one: a function that fits it to half of the rows (`fits.py`) or sees it (`signs.py`), a line
+here, and a planted cause in `benchmarks/verdicts/causes.py`. It raises `TooFewError` if the pair
+lacks what it needs.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ _IMPLIED_BY = {
 
 @dataclass(frozen=True)
 class Explanation:
-    """Causes that are claimed of a pair, those that explain most first, then signs. says: what was looked at and
-    what there was too little of, '' for equal sides.
+    """Causes that are claimed of a pair, those that explain most first, then signs. says: what was
+    looked at and what there was too little of, '' for equal sides.
     """
 
     causes: list[Cause]
@@ -70,7 +71,8 @@ def explain(pair: PairRows) -> Explanation:
                 missing.setdefault(str(error), []).append(name)
         return causes
 
-    # A penalty may have moved the tokens of the text besides; its amounts are those before a temperature.
+    # A penalty may have moved the tokens of the text besides; its amounts are those before a
+    # temperature.
     causes = look_for(OF_VALUES, replace(pair, rows=[row.outside_text() for row in pair.rows]))
     rest, causes = pair, sorted(causes, key=remaining_rms)[:1]
     if causes and (undo := causes[0].undo):
@@ -82,15 +84,24 @@ def explain(pair: PairRows) -> Explanation:
     if pair.has_constants and names & {"renormalized", *_TOKENS}:  # which move the log-sum too
         implications.add("constant")
     causes = [cause for cause in causes if cause.name not in implications]
-    causes.sort(key=lambda cause: -(2.0 if cause.name == "other tokens" else cause.explained or 0.0))
-    says = [f"Checked {len(pair.rows):,} of {plural(pair.positions, 'position')} for: {', '.join(looked_for)}."]
+    causes.sort(
+        key=lambda cause: -(2.0 if cause.name == "other tokens" else cause.explained or 0.0),
+    )
+    says = [
+        (
+            f"Checked {len(pair.rows):,} of {plural(pair.positions, 'position')} for:"
+            f" {', '.join(looked_for)}."
+        ),
+    ]
     if not_checked := [f"{', '.join(names)} (needs {what})" for what, names in missing.items()]:
         says.append(f"Not checked: {', '.join(not_checked)}.")
     return Explanation(causes, " ".join(says))
 
 
 def explain_pair(run: RunReader, pair: int) -> Explanation:
-    """Return the causes of a stored pair; of a judged one each says how many noise floors it leaves."""
+    """Return the causes of a stored pair; of a judged one each says how many noise floors it
+    leaves.
+    """
     if has_rollouts(run):
         tokens = sample_tokens(run)
         says = f"Checked {len(tokens.r):,} of {run.compared_positions(pair):,} tokens."
@@ -105,11 +116,18 @@ def explain_pair(run: RunReader, pair: int) -> Explanation:
         return Explanation([])
     explanation = explain(rows_of_run(run, pair))
     dtype, figures = run.header.compute_dtype, [row.figures for row in run.evidence(pair)]
-    floors = [one.floor_rms_logits for one in figures if isinstance(one, PairFigures) and one.compute_dtype == dtype]
+    floors = [
+        one.floor_rms_logits
+        for one in figures
+        if isinstance(one, PairFigures) and one.compute_dtype == dtype
+    ]
     floor = max(floors, default=0.0)
     if not floor:
         return explanation
-    causes = [replace(one, left_floors=one.left_rms and one.left_rms / floor) for one in explanation.causes]
+    causes = [
+        replace(one, left_floors=one.left_rms and one.left_rms / floor)
+        for one in explanation.causes
+    ]
     return replace(explanation, causes=causes)
 
 

@@ -1,4 +1,5 @@
-"""Causes that are fitted: of all values (a temperature, a soft cap, a coarser grid), or of some (a penalty, a bias).
+"""Causes that are fitted: of all values (a temperature, a soft cap, a coarser grid), or of some (a
+penalty, a bias).
 
 Each is given half of the rows and yields fits, which `scoring.score` undoes on the other half.
 """
@@ -28,17 +29,24 @@ _ABOVE_NOISE = 4.0  # times what three quarters of the tokens differ by at most
 
 @fit_and_score()
 def temperature(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
-    """variant = factor x reference + a number at each position, as a temperature of 1 / factor on the variant makes."""
+    """variant = factor x reference + a number at each position, as a temperature of 1 / factor on
+    the variant makes.
+    """
     factor = float(np.median([_slope(row) for row in rows]))
     if factor > 0:
         amount = f"{1 / factor:.4g} (values x {factor:.4g})"
-        says = f"Up to a constant in each row, '{pair.names[1]}' is '{pair.names[0]}' at a temperature of {amount}."
+        says = (
+            f"Up to a constant in each row, '{pair.names[1]}' is '{pair.names[0]}' at a temperature"
+            f" of {amount}."
+        )
         undo = Undo(lambda row: row._replace(x=factor * row.x), share=TRIMMED, has_constant=True)
         yield Cause("temperature", says, {"factor": factor, "temperature": 1 / factor}, undo)
 
 
 def _slope(row: RowPair) -> float:
-    """Slope of y over x that a quarter of the tokens does not move: the median over pairs, weighted by distance."""
+    """Slope of y over x that a quarter of the tokens does not move: the median over pairs, weighted
+    by distance.
+    """
     row = row.part(slice(None, None, 1 + len(row.x) // _SLOPE_TOKENS))
     first, second = np.triu_indices(len(row.x), 1)
     gaps = row.x[first] - row.x[second]
@@ -50,15 +58,22 @@ def _slope(row: RowPair) -> float:
 
 @fit_and_score()
 def constant_offset(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
-    """variant = reference + one number at each position, as log-probabilities are logits less their log-sum."""
+    """variant = reference + one number at each position, as log-probabilities are logits less their
+    log-sum.
+    """
     differences = [row.y - row.x for row in rows]
-    constants, rest = np.array([(np.median(each), np.median(np.abs(center(each)))) for each in differences]).T
+    constants, rest = np.array(
+        [(np.median(each), np.median(np.abs(center(each)))) for each in differences],
+    ).T
     is_one_sided = abs(np.sign(constants).mean()) >= _ONE_SIDED  # the noise of a row has any sign
     least = max(_LEAST_CONSTANT, _OF_REST * float(np.median(rest)) if pair.has_constants else 0.0)
     if is_one_sided and np.median(np.abs(constants)) >= least:
         middle = float(np.median(constants))
         amount = f"one number in each row (median {number(middle)})"
-        says = f"'{pair.names[1]}' is '{pair.names[0]}' plus {amount}, as log-probabilities are logits less a log-sum."
+        says = (
+            f"'{pair.names[1]}' is '{pair.names[0]}' plus {amount}, as log-probabilities are logits"
+            " less a log-sum."
+        )
         undo = Undo(lambda row: row._replace(x=row.x + np.median(row.y - row.x)), share=TRIMMED)
         yield Cause("constant", says, {"constant": middle}, undo)
 
@@ -68,7 +83,9 @@ def soft_capping(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     """Logits of one side are soft-capped: cap x tanh(logit / cap)."""
     if pair.has_constants:
         raise TooFewError("logits")
-    few = [row.part(slice(None, None, 1 + len(row.x) // _CAPPED_TOKENS)) for row in rows[:_CAPPED_ROWS]]
+    few = [
+        row.part(slice(None, None, 1 + len(row.x) // _CAPPED_TOKENS)) for row in rows[:_CAPPED_ROWS]
+    ]
     for side in (1, 0):
         own, other = (np.concatenate([row.side(one) for row in few]) for one in (side, 1 - side))
         cap, width = 28.0, 14.0  # 2 to 392
@@ -76,8 +93,14 @@ def soft_capping(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
             caps = cap * np.geomspace(1 / width, width, 55)[:, None]
             cap = float(caps[np.abs(own - caps * np.tanh(other / caps)).mean(axis=1).argmin(), 0])
             width **= 0.1
-        says = f"Logits of '{pair.names[side]}' are those of '{pair.names[1 - side]}', soft-capped at {cap:.4g}."
-        undo = Undo(_apply(side, lambda values, cap=cap: cap * np.tanh(values / cap)), share=TRIMMED)  # type: ignore[misc]
+        says = (
+            f"Logits of '{pair.names[side]}' are those of '{pair.names[1 - side]}', soft-capped at"
+            f" {cap:.4g}."
+        )
+        undo = Undo(
+            _apply(side, lambda values, cap=cap: cap * np.tanh(values / cap)),
+            share=TRIMMED,
+        )  # type: ignore[misc]
         yield Cause("soft-capping", says, {"cap": cap}, undo)
 
 
@@ -89,9 +112,13 @@ def _apply(side: int, change: Callable[[Values], Values]) -> Callable[[RowPair],
 @fit_and_score(least_tokens=1)
 def rounded_logits(pair: PairRows, _: Sequence[RowPair]) -> Iterator[Cause]:
     """One side is the other rounded to a coarser format, or to so many decimals."""
-    names = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2") if not pair.has_constants else ()
+    names = (
+        ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2") if not pair.has_constants else ()
+    )
     roundings = {name: partial(round_to, FORMATS[name]) for name in names if name != pair.dtype}
-    roundings |= {plural(places, "decimal"): partial(np.round, decimals=places) for places in range(1, 7)}
+    roundings |= {
+        plural(places, "decimal"): partial(np.round, decimals=places) for places in range(1, 7)
+    }
     for side in (1, 0):
         for name, change in roundings.items():
             says = f"'{pair.names[side]}' is '{pair.names[1 - side]}' rounded to {name}."
@@ -105,7 +132,10 @@ def round_to(fmt: FloatFormat, values: Values) -> Values:
 
 @fit_and_score(in_parts=False)
 def penalty(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
-    """Tokens that stand in the text already are moved, and the others are not. Amounts are before a temperature."""
+    """Tokens that stand in the text already are moved, and the others are not.
+
+    Amounts are before a temperature.
+    """
     if not any(row.in_text.any() for row in pair.rows):
         raise TooFewError("the token ids of the text")
     of_rows = []
@@ -125,12 +155,19 @@ def penalty(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
         strength = float(np.median(of_tokens))
         amount = strength if form == "repetition" else strength / pair.factor
         undo = Undo(partial(_penalize, form, strength), moves=lambda row: row.in_text)
-        yield Cause("penalty", f"{says} {form} penalty of {amount:.4g}.", {"kind": form, "strength": amount}, undo)
+        yield Cause(
+            "penalty",
+            f"{says} {form} penalty of {amount:.4g}.",
+            {"kind": form, "strength": amount},
+            undo,
+        )
 
 
 def _penalize(form: str, strength: float, row: RowPair) -> RowPair:
     if form == "repetition":
-        return row._replace(x=np.where(row.in_text, np.where(row.x > 0, row.x / strength, row.x * strength), row.x))
+        return row._replace(
+            x=np.where(row.in_text, np.where(row.x > 0, row.x / strength, row.x * strength), row.x),
+        )
     return row._replace(x=row.x - strength * (row.times if form == "frequency" else row.in_text))
 
 
@@ -139,24 +176,31 @@ def logit_bias(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     """Logit bias: the same few tokens are moved by the same amount wherever they stand."""
     differences = [center(row.y - row.x) for row in rows]
     noise = float(np.median([np.quantile(np.abs(values), 0.75) for values in differences]))
-    grid = float(np.median([pair.rounding_rms(row) for row in rows]))  # of rows that hardly differ, the noise is 0
+    # of rows that hardly differ, the noise is 0
+    grid = float(np.median([pair.rounding_rms(row) for row in rows]))
     least = _ABOVE_NOISE * max(noise, 2 * grid) + 1e-4
     ids, values = np.concatenate([row.token_ids for row in rows]), np.concatenate(differences)
     candidates, counts = np.unique(ids[np.abs(values) > least], return_counts=True)
     moves = {}
     for token in candidates[counts >= _SEEN][: 4 * _MOST_BIASED].tolist():
         middle = float(np.median(values[ids == token]))
-        if abs(middle) > least and np.median(np.abs(values[ids == token] - middle)) <= _STEADY * abs(middle):
+        if abs(middle) > least and np.median(
+            np.abs(values[ids == token] - middle),
+        ) <= _STEADY * abs(middle):
             moves[token] = middle
     if not 0 < len(moves) <= _MOST_BIASED:
         return
     tokens = sorted(moves, key=lambda token: -abs(moves[token]))
     largest = moves[tokens[0]] / pair.factor
     amount = f"{largest:.4g} for token {tokens[0]}, {len(tokens)} in all"
-    says = f"On '{pair.names[1]}' the same tokens are moved in each row, as by a logit bias: {amount}."
+    says = (
+        f"On '{pair.names[1]}' the same tokens are moved in each row, as by a logit bias: {amount}."
+    )
 
     undo = Undo(
-        lambda row: row._replace(x=row.x + [moves.get(token, 0.0) for token in row.token_ids.tolist()]),
+        lambda row: row._replace(
+            x=row.x + [moves.get(token, 0.0) for token in row.token_ids.tolist()],
+        ),
         moves=lambda row: np.isin(row.token_ids, tokens),
     )
     yield Cause("logit bias", says, {"tokens": tokens, "largest": largest}, undo)

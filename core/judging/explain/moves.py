@@ -13,8 +13,9 @@ from ...runs.figures import Figures
 
 Floats = NDArray[np.floating]
 SAME_ROW = 0.01  # of a row's squared difference, that one at another place leaves
-# A row's top tokens, each a random direction as long as its logit exceeds the last one, make a vector: rows that differ
-# by rounding are near, others far. 2 x 5,000 x 32,000: 5 s, of 66 s that its import takes.
+# A row's top tokens, each a random direction as long as its logit exceeds the last one, make a
+# vector: rows that differ by rounding are near, others far. 2 x 5,000 x 32,000: 5 s, of 66 s that
+# its import takes.
 _DIRECTIONS, _SEED = 32, 0
 MOST_ROWS = 1 << 16  # of a run, whose top tokens take 100 MB; longer ones are sampled
 _MOST_PAIRS, _BLOCK = 1 << 28, 1 << 8  # of rows, and rows at a time
@@ -22,8 +23,8 @@ _CONFIRMED, _AGREES = 16, 0.9  # rows that are read whole, and how many have to 
 
 
 class Moves(NamedTuple):
-    """Rows of a variant. nearest: row of the reference that each is nearest to; own, least: mean squares of its
-    difference from its own row and from that one.
+    """Rows of a variant. nearest: row of the reference that each is nearest to; own, least: mean
+    squares of its difference from its own row and from that one.
     """
 
     nearest: NDArray[np.int64]
@@ -43,7 +44,8 @@ def moves_of_run(run: Figures, pair: int) -> Moves:
     nearest = np.arange(rows)
     own = np.nan_to_num(run.positions(pair)["rms"].to_numpy(float)) ** 2
     apart = ((variant - reference) ** 2).sum(axis=1)
-    is_far = apart > SAME_ROW * (variant**2).sum(axis=1)  # rows of equal prompts are near without a move
+    # rows of equal prompts are near without a move
+    is_far = apart > SAME_ROW * (variant**2).sum(axis=1)
     asked = np.flatnonzero(is_far & (own > 0))
     asked = asked[:: 1 + len(asked) * rows // _MOST_PAIRS]
     lengths = (reference**2).sum(axis=1)
@@ -81,7 +83,9 @@ def _vectors(run: Figures, side: int) -> Floats:
 
 
 def _left(run: Figures, pair: int, row: int, partner: int) -> float:
-    """Return what of a row's squared difference is left from another row of the reference, each up to a constant."""
+    """Return what of a row's squared difference is left from another row of the reference, each up
+    to a constant.
+    """
     theirs = values_of(run.read_rows(pair + 1, row, row + 1)[0], run.header.format).astype(float)
     squares = []
     for place in (partner, row):

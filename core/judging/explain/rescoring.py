@@ -1,4 +1,6 @@
-"""A pair's tokens rescored by models: how many noise floors each side is away, and which checkpoint it agrees with."""
+"""A pair's tokens rescored by models: how many noise floors each side is away, and which checkpoint
+it agrees with.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...numerics.mismatch import SampledTokens
-from ...runs.file.evidence import MISSING, NOTED, PASSED, Check, Evidence, ListFloorFigures, Unmeasured
+from ...runs.file.evidence import (
+    MISSING,
+    NOTED,
+    PASSED,
+    Check,
+    Evidence,
+    ListFloorFigures,
+    Unmeasured,
+)
 from ...text import multiple, three_digits
 from ..judge import LISTS, foreign
 from .rollouts import explain_tokens
@@ -26,8 +36,8 @@ _DISTINCT = 4.0  # standard errors, so that one tie in 30,000 is called distinct
 class Rescoring:
     """Rows of a pair as a model scores their tokens, one after another.
 
-    plain: by its forward, [tokens]; draws: in other reduction orders, [draws, tokens]; entropy: nats, [rows]; places:
-    of a rollout, sequence and index in the response of each row.
+    plain: by its forward, [tokens]; draws: in other reduction orders, [draws, tokens]; entropy:
+    nats, [rows]; places: of a rollout, sequence and index in the response of each row.
     """
 
     model: str
@@ -42,12 +52,16 @@ class Rescoring:
     @cached_property
     def sides(self) -> tuple[Floats, Floats]:
         """Floats of the reference and the variant. [tokens] each"""
-        reference, variant = (np.concatenate([row.side(side) for row in self.rows]) for side in (0, 1))
+        reference, variant = (
+            np.concatenate([row.side(side) for row in self.rows]) for side in (0, 1)
+        )
         return reference, variant
 
     @cached_property
     def squares(self) -> Floats:
-        """Mean squares of the pair, of the draws to the model, and of both sides to it. [3 + draws, rows]"""
+        """Mean squares of the pair, of the draws to the model, and of both sides to it. [3 + draws,
+        rows]
+        """
         x, y = self.sides
         differences = np.square([y - x, *(values - self.plain for values in (*self.draws, x, y))])
         sizes = [len(row.x) for row in self.rows]
@@ -64,7 +78,9 @@ class Rescoring:
 
     @cached_property
     def ratios(self) -> tuple[float, float, float]:
-        """Difference of the pair, of the reference to the model and of the variant to it, in noise floors."""
+        """Difference of the pair, of the reference to the model and of the variant to it, in noise
+        floors.
+        """
         pair, x, y = np.sqrt(self.squares[[0, -2, -1]].mean(axis=1) / self.floor.mean())
         return float(pair), float(x), float(y)
 
@@ -74,7 +90,9 @@ class Rescoring:
         return np.maximum(self.floor, max(float(np.median(self.floor)), 1e-300))
 
     def outliers(self, side: int) -> NDArray[np.bool_]:
-        """Return the rows by which a side is far from the model; none if it is not, or if they are many. [rows]"""
+        """Return the rows by which a side is far from the model; none if it is not, or if they are
+        many. [rows]
+        """
         is_far = self.squares[-2 + side] > LISTS.at_a_place**2 * self.scale
         counts = self.ratios[1 + side] > LISTS.over_all and is_far.mean() <= _FEW
         return is_far if counts else np.zeros_like(is_far)
@@ -94,12 +112,18 @@ def floor_evidence(scores: Rescoring) -> Evidence:
     """Return the noise floor check of a pair of lists."""
     model, dtype = f"'{scores.model}'", scores.dtype
     if not scores.has_floor:
-        says = f"{model} in {dtype} has no noise floor: sums in another order change no value, or one is NaN."
+        says = (
+            f"{model} in {dtype} has no noise floor: sums in another order change no value, or one"
+            " is NaN."
+        )
         return Evidence(Check.LIST_FLOOR, model, Unmeasured(), MISSING, says)
     ratio, *distances = scores.ratios
     worst = float(np.sqrt(scores.squares[0] / scores.scale).max())
     outcome, says = NOTED, foreign(dict(zip(scores.names, distances, strict=True)))[0]
-    size = f"{multiple(ratio)} the noise floor of {model} in {dtype}, up to {multiple(worst)} at one position"
+    size = (
+        f"{multiple(ratio)} the noise floor of {model} in {dtype}, up to {multiple(worst)} at one"
+        " position"
+    )
     if not says and ratio <= LISTS.over_all and worst <= LISTS.at_a_place:
         outcome, says = PASSED, f"Rounding noise: the pair is {size}."
     figures = ListFloorFigures(
@@ -115,8 +139,8 @@ def floor_evidence(scores: Rescoring) -> Evidence:
 
 @dataclass(frozen=True)
 class _Agreement:
-    """A side, its nearest rescoring, and those that it agrees with by checkpoint: the nearest and what cannot be
-    distinguished from it, none if all are far.
+    """A side, its nearest rescoring, and those that it agrees with by checkpoint: the nearest and
+    what cannot be distinguished from it, none if all are far.
     """
 
     side: int
@@ -136,14 +160,20 @@ class _Agreement:
 
 
 def _agreement(scores: Sequence[Rescoring], side: int) -> _Agreement:
-    # Of those that fit the closest, so the finer dtype: a float32 side may be 1 noise floor from either.
+    # Of those that fit the closest, so the finer dtype: a float32 side may be 1 noise floor from
+    # either.
     close = [one for one in scores if one.ratio(side) <= LISTS.over_all]
-    nearest = min(close, key=lambda one: one.squares[-2 + side][~one.outliers(side)].mean(), default=None)
+    nearest = min(
+        close,
+        key=lambda one: one.squares[-2 + side][~one.outliers(side)].mean(),
+        default=None,
+    )
     nearest = nearest or min(scores, key=lambda one: one.ratio(side))
     values, usual, fits = nearest.sides[side], ~nearest.outliers(side), {}
     for one in close:
         if one.dtype == nearest.dtype:
-            # Diebold and Mariano (1995): squared errors of two predictions of the same values, paired.
+            # Diebold and Mariano (1995): squared errors of two predictions of the same values,
+            # paired.
             farther = ((values - one.mean) ** 2 - (values - nearest.mean) ** 2)[usual]
             if one is nearest or farther.sum() <= _DISTINCT * np.sqrt((farther**2).sum()):
                 fits[one.model] = one
@@ -151,7 +181,8 @@ def _agreement(scores: Sequence[Rescoring], side: int) -> _Agreement:
 
 
 def explain_rescored(scores: Sequence[Rescoring]) -> list[Cause]:
-    """Return which checkpoint a rollout and a trainer each agree with, then why a side does not, or some of its tokens.
+    """Return which checkpoint a rollout and a trainer each agree with, then why a side does not, or
+    some of its tokens.
 
     scores: of each checkpoint and dtype, each with a noise floor.
     """
@@ -161,15 +192,28 @@ def explain_rescored(scores: Sequence[Rescoring]) -> list[Cause]:
         near, off = side.nearest, side.nearest.outliers(side.side)
         if not side.fits or off.any():
             sequence, position = np.array(near.places).T
-            tokens = SampledTokens(sequence, position, near.sides[side.side], near.plain, entropy=near.entropy)
+            tokens = SampledTokens(
+                sequence,
+                position,
+                near.sides[side.side],
+                near.plain,
+                entropy=near.entropy,
+            )
             reasons = explain_tokens(tokens, (side.name, near.model))
             places = ("some tokens", "part of the response") if off.any() else ()
             reasons = [reason for reason in reasons if reason.name not in places]
             if not reasons and off.any():
                 count, first = int(off.sum()), int(np.argmax(off))
-                place = f"{count:,} of {len(off):,} tokens, first token {position[first]} of sequence {sequence[first]}"
-                says = f"'{side.name}' is off at {place}: another choice of experts, or other inputs?"
-                reasons = [Cause("some tokens", says, {"tokens": count, "sequence": int(sequence[first])})]
+                place = (
+                    f"{count:,} of {len(off):,} tokens, first token {position[first]} of sequence"
+                    f" {sequence[first]}"
+                )
+                says = (
+                    f"'{side.name}' is off at {place}: another choice of experts, or other inputs?"
+                )
+                reasons = [
+                    Cause("some tokens", says, {"tokens": count, "sequence": int(sequence[first])}),
+                ]
             causes += reasons
     return causes
 
@@ -178,16 +222,25 @@ def _verdict(sides: Sequence[_Agreement], scores: Sequence[Rescoring]) -> Cause:
     rollout, trainer = sides
     both = [name for name in rollout.fits if name in trainer.fits]
     if both:
-        kind = "rounding" if rollout.nearest.dtype == trainer.nearest.dtype else "numerics of two settings"
+        kind = (
+            "rounding"
+            if rollout.nearest.dtype == trainer.nearest.dtype
+            else "numerics of two settings"
+        )
         name = min(both, key=lambda name: sum(side.fits[name].ratio(side.side) for side in sides))
         sizes = ", ".join(f"'{side.name}' {side.size(side.fits[name])}" for side in sides)
         says = f"Both sides agree with {name}: {sizes}."
     elif rollout.fits and trainer.fits:
         kind = "stale weights"
-        says = f"'{rollout.name}' agrees with {rollout.place}, '{trainer.name}' with {trainer.place}."
+        says = (
+            f"'{rollout.name}' agrees with {rollout.place}, '{trainer.name}' with {trainer.place}."
+        )
     elif rollout.fits or trainer.fits:
         kind, (fit, off) = "one side", sides if rollout.fits else sides[::-1]
-        says = f"No given checkpoint fits '{off.name}', nearest {off.place}; '{fit.name}' agrees with {fit.place}."
+        says = (
+            f"No given checkpoint fits '{off.name}', nearest {off.place}; '{fit.name}' agrees with"
+            f" {fit.place}."
+        )
     else:
         kind = "another checkpoint"
         near = f"'{rollout.name}' is {rollout.place}, to '{trainer.name}' {trainer.place}"
@@ -197,7 +250,12 @@ def _verdict(sides: Sequence[_Agreement], scores: Sequence[Rescoring]) -> Cause:
             names = ", ".join(list(side.fits)[:3]) + ", ..." * (len(side.fits) > 3)
             says += f" For '{side.name}', {names} cannot be distinguished at this noise floor."
     table = [
-        {"checkpoint": one.model, "dtype": one.dtype, "rollout": one.ratios[1], "trainer": one.ratios[2]}
+        {
+            "checkpoint": one.model,
+            "dtype": one.dtype,
+            "rollout": one.ratios[1],
+            "trainer": one.ratios[2],
+        }
         for one in scores
     ]
     agrees = {"rollout": list(rollout.fits), "trainer": list(trainer.fits)}

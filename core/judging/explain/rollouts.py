@@ -1,7 +1,8 @@
-"""Causes that one log-probability per sampled token can show: trainer against rollout (docs/guides/rl.md).
+"""Causes that one log-probability per sampled token can show: trainer against rollout
+(docs/guides/rl.md).
 
-To add one: a function over `SampledTokens` that yields it, a line in `CAUSES`, and a planted cause in
-`benchmarks/verdicts/rollouts.py`.
+To add one: a function over `SampledTokens` that yields it, a line in `CAUSES`, and a planted cause
+in `benchmarks/verdicts/rollouts.py`.
 """
 
 from __future__ import annotations
@@ -31,17 +32,19 @@ from .token_values import (
 )
 
 _LEAST = 64  # tokens
-# nats, rms, of a part that differs: a step of bfloat16 in a logit is 0.03 to 0.25, and in a trial clean sides of which
-# few tokens differ at all had 3e-6.
+# nats, rms, of a part that differs: a step of bfloat16 in a logit is 0.03 to 0.25, and in a trial
+# clean sides of which few tokens differ at all had 3e-6.
 _LEAST_SIZE = 1e-3
 _LEAST_VALUES = 8  # of a side, on a coarse grid
 _SHIFTS = (1, -1, 2, -2, 3, -3)
 _EXACT = 0.01  # rms of r of the other sign, of the largest r
 _ONE_SIDED = 0.1  # rms of r of one sign over that of the other
 _LEAST_MASS = 0.02  # that a renormalization adds to a log-probability, at most of all tokens
-_OPEN, _RAISED = -0.05, 0.75  # log-probability of a token that others compete with; share of those that are raised
+# log-probability of a token that others compete with; share of those that are raised
+_OPEN, _RAISED = -0.05, 0.75
 _OUTLYING = 16.0  # times the mean square of the other tokens, for at least half of a part's
-_UNRELATED = 1e-3  # mean square of r over the variance of log-probabilities, if some are of other tokens
+# mean square of r over the variance of log-probabilities, if some are of other tokens
+_UNRELATED = 1e-3
 NO_TEMPERATURE = "Not checked: temperature (needs `entropy` of each token, or --trainer)."
 _HOTTEST, _FITS = 10.0, 5  # temperature of one side over the other's; rounds of a robust fit
 _FEW, _FAR = 0.05, 0.1  # of the tokens; nats, that they differ by if they are named
@@ -51,10 +54,15 @@ _LAGGED = 3.0  # times mean |r| of the best step
 _OLDER, _SURE = 2.0, 4.0  # times mean |r| of the newest weights, and standard errors above it
 
 
-def explain_tokens(tokens: SampledTokens, names: tuple[str, str] = ("rollout", "trainer")) -> list[Cause]:
-    """Return the causes that account for the difference, the most telling first; none if it looks like noise.
+def explain_tokens(
+    tokens: SampledTokens,
+    names: tuple[str, str] = ("rollout", "trainer"),
+) -> list[Cause]:
+    """Return the causes that account for the difference, the most telling first; none if it looks
+    like noise.
 
-    If all tokens together show none, those of the steps, environments and so on that differ most are looked at alone.
+    If all tokens together show none, those of the steps, environments and so on that differ most
+    are looked at alone.
     """
     causes = _causes_of(tokens, names)
     if _are_telling(causes):
@@ -72,7 +80,12 @@ def explain_tokens(tokens: SampledTokens, names: tuple[str, str] = ("rollout", "
     return [*_few(tokens, square, names), *causes]
 
 
-def _differ_at(place: str, square: NDArray[np.float64], part: NDArray[np.bool_], names: tuple[str, str]) -> str:
+def _differ_at(
+    place: str,
+    square: NDArray[np.float64],
+    part: NDArray[np.bool_],
+    names: tuple[str, str],
+) -> str:
     share = percent(float(square[part].sum() / square.sum()))
     return f"'{names[1]}' and '{names[0]}' differ at {place}: {share} of the squared difference."
 
@@ -81,7 +94,11 @@ def _are_telling(causes: list[Cause]) -> bool:
     return any(cause.name != "missing" for cause in causes)
 
 
-def _few(tokens: SampledTokens, square: NDArray[np.float64], names: tuple[str, str]) -> Iterator[Cause]:
+def _few(
+    tokens: SampledTokens,
+    square: NDArray[np.float64],
+    names: tuple[str, str],
+) -> Iterator[Cause]:
     """Name the place of a few tokens that hold nearly all of the squared difference."""
     order = np.argsort(-square, kind="stable")
     count = int(np.searchsorted(np.cumsum(square[order]), (1 - MOST) * square.sum())) + 1
@@ -98,18 +115,33 @@ def _few(tokens: SampledTokens, square: NDArray[np.float64], names: tuple[str, s
     )
 
 
-def _worst_of(name: str, values: NDArray, sizes: NDArray[np.float64]) -> tuple[str, NDArray[np.bool_]]:
-    """Return the values of a group of tokens whose mean |r| is large, in words, and which tokens have one."""
+def _worst_of(
+    name: str,
+    values: NDArray,
+    sizes: NDArray[np.float64],
+) -> tuple[str, NDArray[np.bool_]]:
+    """Return the values of a group of tokens whose mean |r| is large, in words, and which tokens
+    have one.
+    """
     is_text = values.dtype.kind == "U"
     each = np.unique(values[values != "" if is_text else np.isfinite(values)])
     means = np.array([sizes[values == value].mean() for value in each])
     worst = each[(means > 0) & (means >= _LAGGED * means.min())] if len(each) > 1 else each[:0]
     first = "" if not len(worst) else f"'{clean(worst[0], 60)}'" if is_text else f"{worst[0]:g}"
-    return f"{name} {first}" if len(worst) == 1 else f"{len(worst)} {name}s, the first {first}", np.isin(values, worst)
+    return (
+        f"{name} {first}"
+        if len(
+            worst,
+        )
+        == 1
+        else f"{len(worst)} {name}s, the first {first}"
+    ), np.isin(values, worst)
 
 
 def _is_most(square: NDArray[np.float64], part: NDArray[np.bool_]) -> bool:
-    """Return whether nearly all of the squared difference lies in a part of the tokens, at a much higher density."""
+    """Return whether nearly all of the squared difference lies in a part of the tokens, at a much
+    higher density.
+    """
     inside, outside = square[part], square[~part]
     is_dense = inside.mean() >= max(_LEAST_SIZE**2, CONTRAST * outside.mean())
     return bool(is_dense and inside.sum() >= (1 - MOST) * square.sum())
@@ -137,7 +169,9 @@ def _is_enough(tokens: SampledTokens) -> bool:
 
 
 def _elsewhere(tokens: SampledTokens, shift: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return squared differences of the trainer from the rollout `shift` tokens on, and which are of one sequence."""
+    """Return squared differences of the trainer from the rollout `shift` tokens on, and which are
+    of one sequence.
+    """
     at = np.arange(len(tokens.r)) + shift
     is_inside = (at >= 0) & (at < len(at))
     at = np.where(is_inside, at, 0)
@@ -155,13 +189,18 @@ def _shift(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
         moved, is_inside = _elsewhere(tokens, shift)
         own, moved = tokens.r[is_inside] ** 2, moved[is_inside]
         if len(own) >= _LEAST // 4 and is_explained(own, moved):
-            says = f"Off by {abs(shift)}: '{names[1]}' at each token is '{names[0]}' {_tokens_away(shift)}."
+            says = (
+                f"Off by {abs(shift)}: '{names[1]}' at each token is '{names[0]}'"
+                f" {_tokens_away(shift)}."
+            )
             yield Cause("shifted", says, {"tokens": shift}).score(own, moved, len(own))
             return
 
 
 def _retokenized(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
-    """From some token of a sequence on, each value of the trainer is the rollout's of another token."""
+    """From some token of a sequence on, each value of the trainer is the rollout's of another
+    token.
+    """
     square = tokens.r**2
     if square.mean() < _UNRELATED * tokens.rollout.var():
         return
@@ -191,14 +230,26 @@ def _retokenized(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Caus
     position, sequence = int(tokens.position[first]), int(tokens.sequence[first])
     by = f"'{names[1]}' is '{names[0]}' {_tokens_away(shift)}"
     count = f"{is_moved.sum():,} of {len(starts):,} sequences"
-    parameters = {"sequences": int(is_moved.sum()), "sequence": sequence, "token": position, "tokens": shift}
-    name, says = "retokenized", f"Other token ids in {count}: from token {position} of sequence {sequence} on, {by}."
+    parameters = {
+        "sequences": int(is_moved.sum()),
+        "sequence": sequence,
+        "token": position,
+        "tokens": shift,
+    }
+    name, says = (
+        "retokenized",
+        f"Other token ids in {count}: from token {position} of sequence {sequence} on, {by}.",
+    )
     if np.median((places - starts)[is_moved]) <= abs(shift):
         name, says = "shifted", f"Off by {abs(shift)} in {count}, the first {sequence}: {by}."
     yield Cause(name, says, parameters).score(square, rest, len(square))
 
 
-def _gains(of_tokens: NDArray[np.float64], starts: NDArray[np.intp], lengths: NDArray[np.intp]) -> NDArray[np.float64]:
+def _gains(
+    of_tokens: NDArray[np.float64],
+    starts: NDArray[np.intp],
+    lengths: NDArray[np.intp],
+) -> NDArray[np.float64]:
     """Return the sum of a value from each token to the end of its sequence. [tokens]"""
     total = np.cumsum(of_tokens)
     return np.repeat(total[starts + lengths - 1], lengths) - np.append(0.0, total[:-1])
@@ -209,9 +260,15 @@ def _grid(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
     for dtype in ("bfloat16", "float16"):
         for side, own, other, name, _ in sides_of(tokens, names):
             rounded, grid = (round_to(FORMATS[dtype], values) for values in (own, other))
-            if (rounded == own).all() and (grid != other).any() and len(np.unique(own)) > _LEAST_VALUES:
+            if (
+                (rounded == own).all()
+                and (grid != other).any()
+                and len(np.unique(own)) > _LEAST_VALUES
+            ):
                 cause = Cause(
-                    "rounded", f"'{name}' stores log-probabilities in {dtype}.", {"side": side, "dtype": dtype}
+                    "rounded",
+                    f"'{name}' stores log-probabilities in {dtype}.",
+                    {"side": side, "dtype": dtype},
                 )
                 square, rest = tokens.r**2, (grid - own) ** 2
                 is_all = rest.sum() <= MOST * square.sum()
@@ -219,10 +276,15 @@ def _grid(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
 
 
 def _renormalized(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
-    """One side is never below the other: its probabilities were renormalized after top-p, top-k or min-p."""
+    """One side is never below the other: its probabilities were renormalized after top-p, top-k or
+    min-p.
+    """
     for side, own, other, name, other_name in sides_of(tokens, names):
         excess = own - other
-        above, below = (float(np.sqrt((part**2).mean())) for part in (np.maximum(excess, 0), np.minimum(excess, 0)))
+        above, below = (
+            float(np.sqrt((part**2).mean()))
+            for part in (np.maximum(excess, 0), np.minimum(excess, 0))
+        )
         is_open = other < _OPEN  # what was left out had some probability
         high = float(np.quantile(excess, 0.99))
         if below > _ONE_SIDED * above or not _LEAST_MASS <= high <= MOST_MASS:
@@ -233,14 +295,17 @@ def _renormalized(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cau
         # With noise, or outliers, the largest is no bound.
         least = float(np.exp(-most)) if below <= _EXACT * most and most <= MOST_MASS else None
         says = (
-            f"'{name}' is renormalized after top-p, top-k or min-p: never below '{other_name}', and at most"
-            f" {number(most, 3)} above{f' (top-p would be {least:.3g})' if least else ''}."
+            f"'{name}' is renormalized after top-p, top-k or min-p: never below '{other_name}', and"
+            f" at most {number(most, 3)} above{f' (top-p would be {least:.3g})' if least else ''}."
         )
         yield Cause("renormalized", says, {"side": side, "top_p": least})
 
 
 def _temperature(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
-    """r follows log-probability plus entropy, its derivative by the inverse temperature. Needs the entropy."""
+    """r follows log-probability plus entropy, its derivative by the inverse temperature.
+
+    Needs the entropy.
+    """
     if tokens.entropy is None or not np.isfinite(tokens.entropy).all():
         return
     y = -tokens.r
@@ -250,8 +315,15 @@ def _temperature(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Caus
         slopes = np.linalg.lstsq(x[usual], y[usual], rcond=None)[0]
         rest, inverse = (y - x @ slopes) ** 2, 1 + float(slopes[0])
         is_one_sign = min(slopes) > 0 or max(slopes) < 0
-        if is_one_sign and 1 / _HOTTEST <= inverse <= _HOTTEST and is_explained(y**2, rest, 1.5 * MOST):
-            says = f"'{names[0]}' is sampled at a temperature of about {1 / inverse:.3g} times that of '{names[1]}'."
+        if (
+            is_one_sign
+            and 1 / _HOTTEST <= inverse <= _HOTTEST
+            and is_explained(y**2, rest, 1.5 * MOST)
+        ):
+            says = (
+                f"'{names[0]}' is sampled at a temperature of about {1 / inverse:.3g} times that of"
+                f" '{names[1]}'."
+            )
             cause = Cause("temperature", says, {"temperature": 1 / inverse})
             near = rest <= np.quantile(rest, 0.99)
             yield cause.score(y[near] ** 2, rest[near], near.sum())
@@ -260,7 +332,9 @@ def _temperature(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Caus
 
 
 def _without_outliers(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return all rows but the 2 % that are farthest from a line of least absolute deviations. [rows]"""
+    """Return all rows but the 2 % that are farthest from a line of least absolute deviations.
+    [rows]
+    """
     weights = np.ones(len(y))
     for _ in range(_FITS):
         slopes = np.linalg.lstsq(x * weights[:, None], y * weights, rcond=None)[0]
@@ -270,14 +344,19 @@ def _without_outliers(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray
 
 
 def _parts(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
-    """Find the part of each response that differs: places from its start or end, what follows a masked turn, a tail."""
+    """Find the part of each response that differs: places from its start or end, what follows a
+    masked turn, a tail.
+    """
     square = tokens.r**2
     starts = sequence_starts(tokens)
     lengths = np.diff(np.append(starts, len(square)))
     index = np.arange(len(square)) - np.repeat(starts, lengths)
     to_end = np.repeat(lengths, lengths) - 1 - index
     parts: dict[str, tuple[NDArray[np.bool_], str]] = {}
-    for places, words in ((tokens.position, "of each response"), (to_end + 1, "from the end of each response")):
+    for places, words in (
+        (tokens.position, "of each response"),
+        (to_end + 1, "from the end of each response"),
+    ):
         bad = _bad_places(places, square)
         if 0 < len(bad) <= _LISTED and bad[0] > (places is not tokens.position):
             listed = f"token{'s' * (len(bad) > 1)} {series([str(each) for each in bad])} {words}"
@@ -301,7 +380,11 @@ def _parts(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
             continue
         is_far = np.median(inside) >= _OUTLYING * max(outside.mean(), 1e-300)
         if is_far or (kind != "end" and _is_most(square, part)):
-            yield Cause("part of the response", _differ_at(words, square, part, names), {"part": kind})
+            yield Cause(
+                "part of the response",
+                _differ_at(words, square, part, names),
+                {"part": kind},
+            )
             return
 
 
@@ -314,8 +397,14 @@ def _bad_places(places: NDArray[np.integer], square: NDArray[np.float64]) -> NDA
     return each[(counts >= 4) & (medians >= _OUTLYING * np.median(means))]
 
 
-def _tail(square: NDArray[np.float64], starts: NDArray[np.intp], lengths: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Return the tokens from which on most of a sequence differs, and little before it does. [tokens]"""
+def _tail(
+    square: NDArray[np.float64],
+    starts: NDArray[np.intp],
+    lengths: NDArray[np.intp],
+) -> NDArray[np.bool_]:
+    """Return the tokens from which on most of a sequence differs, and little before it does.
+    [tokens]
+    """
     gain = _gains(np.where(square > _OUTLYING * np.median(square), 1.0, -1.0), starts, lengths)
     best = np.repeat(np.maximum.reduceat(gain, starts), lengths)
     begin = np.where((gain == best) & (best >= _LEAST_TAIL), np.arange(len(gain)), -1)
@@ -332,17 +421,22 @@ def _lag(tokens: SampledTokens, _: tuple[str, str]) -> Iterator[Cause]:
     for lag in lags:
         of_lag = tokens.select(tokens.lag == lag)
         _, sequence = np.unique(of_lag.sequence, return_inverse=True)
-        sizes = np.bincount(sequence, np.abs(of_lag.r)) / np.bincount(sequence)  # of a sequence: its tokens are alike
+        # of a sequence: its tokens are alike
+        sizes = np.bincount(sequence, np.abs(of_lag.r)) / np.bincount(sequence)
         if len(sizes) > 1:
             means.append(float(np.abs(of_lag.r).mean()))
-            sizes = np.log(np.maximum(sizes, np.finfo(float).tiny))  # their spread is in proportion to their size
+            # their spread is in proportion to their size
+            sizes = np.log(np.maximum(sizes, np.finfo(float).tiny))
             logs.append(sizes.mean())
             errors.append(sizes.var(ddof=1) / len(sizes))
-    is_sure = len(means) == len(lags) > 1 and logs[-1] - logs[0] >= _SURE * (errors[0] + errors[-1]) ** 0.5
+    is_sure = (
+        len(means) == len(lags) > 1
+        and logs[-1] - logs[0] >= _SURE * (errors[0] + errors[-1]) ** 0.5
+    )
     if is_sure and means[-1] >= _OLDER * means[0] and min(means[1:]) > means[0]:
         says = (
-            f"Older weights: mean |r| is {number(means[0], 2)} at a lag of {lags[0]:g} and {number(means[-1], 2)} at"
-            f" {lags[-1]:g}."
+            f"Older weights: mean |r| is {number(means[0], 2)} at a lag of {lags[0]:g} and"
+            f" {number(means[-1], 2)} at {lags[-1]:g}."
         )
         yield Cause("lag", says, {"lags": lags.tolist(), "mean_abs": means})
 

@@ -25,11 +25,13 @@ Ids = NDArray[np.int64]
 Values = NDArray[np.floating]
 Flags = NDArray[np.bool_]
 FARTHEST = 1e4  # logits: a mask by a number is no further
-LEAST_TOKENS = 3  # of a row that is fitted with a constant of its own, or most of whose tokens are not moved
+# of a row that is fitted with a constant of its own, or most of whose tokens are not moved
+LEAST_TOKENS = 3
 _MOST_PLACES, _BLOCK = 48, 8  # in blocks of consecutive ones
 _MOST_LOGITS = 1 << 22  # of a side that are read, but two blocks at least
 _MOST_LISTED = 512  # rows of lists that causes are fitted to
-# Tokens of a complete row: evenly spread ones, the top ones of either side, and those that are furthest moved.
+# Tokens of a complete row: evenly spread ones, the top ones of either side, and those that are
+# furthest moved.
 _SPREAD, _LARGEST, _MOVED = 2048, 64, 16
 _LEAST_PADDING = 8  # tokens at the end of a row with one value
 
@@ -39,8 +41,9 @@ class TooFewError(Exception):
 
 
 class RowPair(NamedTuple):
-    """Tokens that are finite and not masked on both sides of a position. x, y: values of the reference and the variant;
-    times: how often each stands in the text up to here, 0 if unknown. [tokens] each
+    """Tokens that are finite and not masked on both sides of a position. x, y: values of the
+    reference and the variant; times: how often each stands in the text up to here, 0 if unknown.
+    [tokens] each
     """
 
     prompt: int
@@ -58,7 +61,12 @@ class RowPair(NamedTuple):
         return self.y if side else self.x
 
     def part(self, selection: Flags | slice) -> RowPair:
-        ids, x, y, times = self.token_ids[selection], self.x[selection], self.y[selection], self.times[selection]
+        ids, x, y, times = (
+            self.token_ids[selection],
+            self.x[selection],
+            self.y[selection],
+            self.times[selection],
+        )
         return RowPair(self.prompt, self.position, ids, x, y, times)
 
     def outside_text(self) -> RowPair:
@@ -71,11 +79,12 @@ class RowPair(NamedTuple):
 class PairRows:
     """A pair as rows.
 
-    names: of reference and variant. values: 'logit', or 'logprob' with a constant of its own at every position. dtype:
-    of complete rows, '' for lists. positions: number of shared ones. places: (prompt, position) in blocks of
-    consecutive ones; whole: all values there, NaN if a list lacks them, and is_masked: those that a mask left out,
-    [sides, places, tokens]. lists, tokens: of lists, and their prompts' tokens by side if known. factor: what the
-    reference was multiplied by since. find_moves: looks among all places, if `places` are only some of them.
+    names: of reference and variant. values: 'logit', or 'logprob' with a constant of its own at
+    every position. dtype: of complete rows, '' for lists. positions: number of shared ones. places:
+    (prompt, position) in blocks of consecutive ones; whole: all values there, NaN if a list lacks
+    them, and is_masked: those that a mask left out, [sides, places, tokens]. lists, tokens: of
+    lists, and their prompts' tokens by side if known. factor: what the reference was multiplied by
+    since. find_moves: looks among all places, if `places` are only some of them.
     """
 
     names: tuple[str, str]
@@ -103,7 +112,9 @@ class PairRows:
         return self.is_masked
 
     def rounding_rms(self, row: RowPair) -> float:
-        """Return the rms that rounding both sides leaves: uniform within half a step of the row's largest value."""
+        """Return the rms that rounding both sides leaves: uniform within half a step of the row's
+        largest value.
+        """
         largest = np.array([np.abs(side).max(initial=0.0) for side in (row.x, row.y)])
         fmt = format_named(self.dtype or "float32")  # of lists, the log-sum is in float32
         return float(np.sqrt((spacings(largest, fmt) ** 2).sum() / 12))
@@ -118,7 +129,10 @@ def rows_of_run(run: Figures, pair: int) -> PairRows:
         tuple(tuple(prompt.token_ids or ()) for prompt in header.prompts),
         [prompt.positions for prompt in header.prompts],
         header.vocab,
-        lambda side, prompt, position: values_of(run.at(sides[side], prompt, position), header.format),
+        lambda side, prompt, position: values_of(
+            run.at(sides[side], prompt, position),
+            header.format,
+        ),
     )
     if len(rows.places) == header.rows or header.rows > MOST_ROWS:
         return rows
@@ -135,7 +149,8 @@ def complete_rows(
 ) -> PairRows:
     """Return some of a pair's complete rows, each with some tokens.
 
-    tokens: of each prompt, () if unknown; lengths: its positions. read(side, prompt, position): all values. [vocab]
+    tokens: of each prompt, () if unknown; lengths: its positions. read(side, prompt, position): all
+    values. [vocab]
     """
     every = [(prompt, at) for prompt, length in enumerate(lengths) for at in range(length)]
     places = [every[at] for at in _blocks(len(every), _MOST_LOGITS // vocab)]
@@ -148,9 +163,14 @@ def complete_rows(
         prompt, position = places[at]
         x, y = np.where(usable[at], whole[:, at], 0.0).astype(np.float64)
         shifts = np.abs(y - x - np.median((y - x)[usable[at]]))
-        text = np.array([token for token in tokens[prompt][: position + 1] if 0 <= token < vocab], np.int64)
+        text = np.array(
+            [token for token in tokens[prompt][: position + 1] if 0 <= token < vocab],
+            np.int64,
+        )
         keys = np.where(usable[at], (x, y, shifts), -np.inf)
-        tops = [largest(key, most) for key, most in zip(keys, (_LARGEST, _LARGEST, _MOVED), strict=True)]
+        tops = [
+            largest(key, most) for key, most in zip(keys, (_LARGEST, _LARGEST, _MOVED), strict=True)
+        ]
         ids = np.unique(np.concatenate([spread, text, *tops]))
         ids = ids[usable[at][ids]]
         if np.ptp(x[ids]) > 0 and np.ptp(y[ids]) > 0:
@@ -175,7 +195,12 @@ def _is_padding(rows: Values) -> Flags:
     return (np.arange(vocab) >= start) & (0 < start <= vocab - _LEAST_PADDING)
 
 
-def rows_of_lists(pair: ListPair, reference: ListSide, variant: ListSide, most: int = _MOST_LISTED) -> PairRows:
+def rows_of_lists(
+    pair: ListPair,
+    reference: ListSide,
+    variant: ListSide,
+    most: int = _MOST_LISTED,
+) -> PairRows:
     """Return about `most` compared positions of a pair of lists."""
     places = list(zip(pair.prompts.tolist(), pair.positions.tolist(), strict=True))
     rows = []
@@ -184,7 +209,9 @@ def rows_of_lists(pair: ListPair, reference: ListSide, variant: ListSide, most: 
         (x_ids, x), (y_ids, y) = (side.row(at) for side in pair.rows)
         ids, in_x, in_y = np.intersect1d(x_ids, y_ids, return_indices=True)
         text = np.array(reference.responses[prompt].tokens[: position + 1], np.int64)
-        times = (text == ids[:, None]).sum(axis=1) * (pair.keys == "token_id" and UNKNOWN_TOKEN not in text)
+        times = (text == ids[:, None]).sum(axis=1) * (
+            pair.keys == "token_id" and UNKNOWN_TOKEN not in text
+        )
         rows.append(RowPair(prompt, position, ids.astype(np.int64), x[in_x], y[in_y], times))
     blocks = _blocks(len(places), _MOST_PLACES)
     lists = [[side.row(at) for at in blocks] for side in pair.rows]
@@ -193,7 +220,9 @@ def rows_of_lists(pair: ListPair, reference: ListSide, variant: ListSide, most: 
     for side, rows_of_side in enumerate(lists):
         for at, (tokens, values) in enumerate(rows_of_side):
             whole[side, at, np.searchsorted(ids, tokens)] = values
-    prompts = [tuple(prompt_tokens(each) or () for each in side.responses) for side in (reference, variant)]
+    prompts = [
+        tuple(prompt_tokens(each) or () for each in side.responses) for side in (reference, variant)
+    ]
     return PairRows(
         names=(pair.reference, pair.variant),
         values="logprob",
@@ -208,27 +237,41 @@ def rows_of_lists(pair: ListPair, reference: ListSide, variant: ListSide, most: 
 
 
 def rows_of_rollouts(run: Figures, most: int = 4096) -> tuple[dict[int, tuple[int, ...]], PairRows]:
-    """Return sequences of a run of chosen tokens by number, about `most` tokens in all, and the rows that score the
-    tokens of the loss; places are their indices in the response. UsageError if the prompts' tokens are not known.
+    """Return sequences of a run of chosen tokens by number, about `most` tokens in all, and the
+    rows that score the tokens of the loss; places are their indices in the response. UsageError if
+    the prompts' tokens are not known.
     """
     table = run.query(
-        "SELECT prompt, position, token_id, is_trained, reference, variant, prompt_token_ids FROM chosen_token JOIN"
-        " sequence USING (prompt) WHERE prompt % (SELECT 1 + sum(positions)::BIGINT // ? FROM prompt) = 0"
-        " ORDER BY prompt, position",
+        "SELECT prompt, position, token_id, is_trained, reference, variant, prompt_token_ids FROM"
+        " chosen_token JOIN sequence USING (prompt) WHERE prompt % (SELECT 1 +"
+        " sum(positions)::BIGINT // ? FROM prompt) = 0 ORDER BY prompt, position",
         most,
     )
     if table["prompt_token_ids"].isna().any():
-        raise UsageError("--trainer needs the prompts: mark them by a mask of 0, or add `prompt_token_ids`.")
+        raise UsageError(
+            "--trainer needs the prompts: mark them by a mask of 0, or add `prompt_token_ids`.",
+        )
     sequences, rows, places = {}, [], []
     for prompt, tokens in table.groupby("prompt"):
         first = json.loads(tokens["prompt_token_ids"].iloc[0])
         ids = tokens["token_id"].to_numpy(np.int64)
         sequences[prompt] = (*first, *ids.tolist())
-        x, y = (tokens[side].to_numpy(np.float64, na_value=np.nan) for side in ("reference", "variant"))
+        x, y = (
+            tokens[side].to_numpy(np.float64, na_value=np.nan) for side in ("reference", "variant")
+        )
         usable = tokens["is_trained"].to_numpy(bool) & np.isfinite(x) & np.isfinite(y)
         for at in np.flatnonzero(usable):
             one = slice(at, at + 1)
             places.append((prompt, int(at)))
-            rows.append(RowPair(prompt, len(first) + int(at) - 1, ids[one], x[one], y[one], np.zeros(1, np.int64)))
+            rows.append(
+                RowPair(
+                    prompt,
+                    len(first) + int(at) - 1,
+                    ids[one],
+                    x[one],
+                    y[one],
+                    np.zeros(1, np.int64),
+                ),
+            )
     pair = run.header.sides[0].name, run.header.sides[1].name
     return sequences, PairRows(pair, "logprob", "", rows, len(rows), places, np.empty((2, 0, 0)))

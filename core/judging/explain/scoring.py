@@ -1,4 +1,6 @@
-"""How causes are scored: fitted to every other row, scored on those between (docs/explanation/causes.md)."""
+"""How causes are scored: fitted to every other row, scored on those between
+(docs/explanation/causes.md).
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,16 @@ EXPLAINED = 0.9  # of a row's squared difference
 SHRUNK = 1 / 3  # of what the others differ by, over those that a cause of some tokens moves
 LEAST_ROWS = 4  # of either half
 _PARTS, _LEAST_PART = 16, 16  # of too few rows; tokens of each
-# A row's own noise may lie along a constant or a factor: of 131 rows of the trial's pairs, one at a time, at most 99 %.
+# A row's own noise may lie along a constant or a factor: of 131 rows of the trial's pairs, one at a
+# time, at most 99 %.
 _OF_FEW_ROWS = 0.0025  # of the squared difference, which is a twentieth of the rms
-TRIMMED = 0.75  # of a row's tokens that a cause of all of them has to explain: others may be moved besides
+# of a row's tokens that a cause of all of them has to explain: others may be moved besides
+TRIMMED = 0.75
 FEW = 0.5  # of a row's tokens, that a cause of some of them moves at most
 _AT_GRID = 3.0  # times what rounding to the dtype leaves
 _AT_OTHERS = 4.0  # of a cause of some tokens, times that and what the others differ by
-# Squared steps of what is left, in the order of the values, over those of the same numbers in any order: real pairs of
-# the trial have 0.63 to 1.2, a smooth function of the values 0.
+# Squared steps of what is left, in the order of the values, over those of the same numbers in any
+# order: real pairs of the trial have 0.63 to 1.2, a smooth function of the values 0.
 _NO_ORDER = 0.5
 
 Fit = Callable[[PairRows, Sequence[RowPair]], Iterator["Cause"]]
@@ -32,8 +36,9 @@ Find = Callable[[PairRows], Iterable["Cause"]]
 
 
 class Undo(NamedTuple):
-    """What a fitted cause did. row(row): the row without it; share: of a row's tokens, nearest first, that it explains;
-    moves(row): the few tokens that it moves, if not all; has_constant: it leaves a constant at each row.
+    """What a fitted cause did. row(row): the row without it; share: of a row's tokens, nearest
+    first, that it explains; moves(row): the few tokens that it moves, if not all; has_constant: it
+    leaves a constant at each row.
     """
 
     row: Callable[[RowPair], RowPair]
@@ -46,8 +51,8 @@ class Undo(NamedTuple):
 class Cause:
     """A claimed cause: one sentence, fitted parameters, and what it explains and leaves.
 
-    explained: share of the squared difference over the scored rows, None for an observation; left_rms: in the values'
-    unit; left_floors: in noise floors.
+    explained: share of the squared difference over the scored rows, None for an observation;
+    left_rms: in the values' unit; left_floors: in noise floors.
     """
 
     name: str
@@ -82,16 +87,26 @@ class Cause:
         return f"{self.says} Explains {share}; leaves {number(self.left_rms)} (rms){floors}."
 
     def score(self, total: Values, remaining: Values, tokens: float) -> Cause:
-        """Return the cause with what it explains and leaves. total, remaining: squares of each row, over `tokens`."""
+        """Return the cause with what it explains and leaves. total, remaining: squares of each row,
+        over `tokens`.
+        """
         explained = max(0.0, 1 - float(remaining.sum() / total.sum()))
         return replace(self, explained=explained, left_rms=math.sqrt(remaining.sum() / tokens))
 
     def to_json(self) -> dict[str, Any]:
-        return {**{name: value for name, value in vars(self).items() if name != "undo"}, "text": self.text}
+        return {
+            **{name: value for name, value in vars(self).items() if name != "undo"},
+            "text": self.text,
+        }
 
 
-def fit_and_score(*, least_tokens: int = LEAST_TOKENS, in_parts: bool = True) -> Callable[[Fit], Find]:
-    """Fit a cause to half of the rows, score it on the others, return the fit that leaves least; decorates a `Fit`.
+def fit_and_score(
+    *,
+    least_tokens: int = LEAST_TOKENS,
+    in_parts: bool = True,
+) -> Callable[[Fit], Find]:
+    """Fit a cause to half of the rows, score it on the others, return the fit that leaves least;
+    decorates a `Fit`.
 
     in_parts: split a few rows of many tokens.
     """
@@ -112,13 +127,20 @@ def remaining_rms(cause: Cause) -> float:
     return math.inf if cause.left_rms is None else cause.left_rms
 
 
-def _halves(rows: Sequence[RowPair], least_tokens: int, *, in_parts: bool) -> tuple[list[RowPair], list[RowPair]]:
+def _halves(
+    rows: Sequence[RowPair],
+    least_tokens: int,
+    *,
+    in_parts: bool,
+) -> tuple[list[RowPair], list[RowPair]]:
     """Return (rows to fit, rows to score), TooFewError if either are few."""
     usable = [row for row in rows if len(row.x) >= least_tokens]
     if in_parts and len(usable) < 2 * LEAST_ROWS:
         most = _PARTS // max(1, len(usable))
         counts = [(row, min(most, len(row.x) // _LEAST_PART)) for row in usable]
-        usable = [row.part(slice(start, None, count)) for row, count in counts for start in range(count)]
+        usable = [
+            row.part(slice(start, None, count)) for row, count in counts for start in range(count)
+        ]
     if len(usable) < 2 * LEAST_ROWS:
         one_row = f", or a row of {2 * LEAST_ROWS * _LEAST_PART}" if in_parts else ""
         raise TooFewError(f"{2 * LEAST_ROWS} rows of {least_tokens} shared values{one_row}")
@@ -126,14 +148,17 @@ def _halves(rows: Sequence[RowPair], least_tokens: int, *, in_parts: bool) -> tu
 
 
 def _score(pair: PairRows, rows: Sequence[RowPair], cause: Cause) -> Cause | None:
-    """Return a fitted cause with what it explains and leaves, None if that is too much, or more than noise.
+    """Return a fitted cause with what it explains and leaves, None if that is too much, or more
+    than noise.
 
-    What it leaves has to be small compared with the sides' own values too: a factor near 0 explains most of what
-    unrelated sides differ by. If it moves few tokens, the others have to be three times closer.
+    What it leaves has to be small compared with the sides' own values too: a factor near 0 explains
+    most of what unrelated sides differ by. If it moves few tokens, the others have to be three
+    times closer.
     """
     if (undo := cause.undo) is None:
         return cause
-    are_few = len({(row.prompt, row.position) for row in rows}) < LEAST_ROWS  # whose own noise may look like a cause
+    # whose own noise may look like a cause
+    are_few = len({(row.prompt, row.position) for row in rows}) < LEAST_ROWS
     bar = _OF_FEW_ROWS if are_few else 1 - EXPLAINED
     scores: list[tuple[float, ...]] = []
     for row in rows:
@@ -153,17 +178,34 @@ def _score(pair: PairRows, rows: Sequence[RowPair], cause: Cause) -> Cause | Non
             gap, error = (each - np.median(gap[~few]) for each in (gap, error))
             part, rest, others = gap[few], error[few], rms(gap[~few])
             noise, disorder = _AT_OTHERS / _AT_GRID * (noise + others), 0.0
-            is_close = others <= min(SHRUNK * rms(part), math.sqrt(bar * min(row.x.var(), row.y.var())))
+            is_close = others <= min(
+                SHRUNK * rms(part),
+                math.sqrt(bar * min(row.x.var(), row.y.var())),
+            )
         if gap.any():
             is_explained = is_close and rms(rest) ** 2 <= bar * rms(part) ** 2
             scores.append(
-                (float(gap @ gap), float(error @ error), len(error), is_explained, rms(rest) / noise, disorder)
+                (
+                    float(gap @ gap),
+                    float(error @ error),
+                    len(error),
+                    is_explained,
+                    rms(rest) / noise,
+                    disorder,
+                ),
             )
     if len(scores) < (LEAST_ROWS if undo.moves else 1):
         return None
     total, remaining, tokens, is_explained, over_noise, disorder = np.array(scores).T
-    is_noise = np.quantile(over_noise, 0.75 if undo.moves else 0.5) <= _AT_GRID or disorder.mean() >= _NO_ORDER
-    return cause.score(total, remaining, tokens.sum()) if is_explained.mean() > 0.5 and is_noise else None
+    is_noise = (
+        np.quantile(over_noise, 0.75 if undo.moves else 0.5) <= _AT_GRID
+        or disorder.mean() >= _NO_ORDER
+    )
+    return (
+        cause.score(total, remaining, tokens.sum())
+        if is_explained.mean() > 0.5 and is_noise
+        else None
+    )
 
 
 def center(values: Values) -> Values:
@@ -175,6 +217,8 @@ def rms(values: Values) -> float:
 
 
 def _disorder(values: Values, errors: Values) -> float:
-    """Return von Neumann's ratio (1941) of `errors` in the order of `values`: 1 for noise, 0 for a smooth function."""
+    """Return von Neumann's ratio (1941) of `errors` in the order of `values`: 1 for noise, 0 for a
+    smooth function.
+    """
     steps = np.diff(errors[np.argsort(values, kind="stable")])
     return float((steps**2).mean() / 2 / max(errors.var(ddof=1), 1e-300)) if len(steps) > 1 else 0.0

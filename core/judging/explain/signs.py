@@ -1,4 +1,6 @@
-"""Causes that are seen: rows at other places, masks, a BOS, a sampler, renormalized or upcast values."""
+"""Causes that are seen: rows at other places, masks, a BOS, a sampler, renormalized or upcast
+values.
+"""
 
 from __future__ import annotations
 
@@ -21,29 +23,50 @@ _COMPARED = 2048  # tokens of complete rows
 _LEAST_SHARED = 32  # tokens of complete rows, or a mask's few match by chance
 _UNRELATED = 64.0  # squared logits: rows that share too few tokens
 _SWAPPED = 0.25  # of the tokens that a mask keeps, and of the masked ones
-# By what the sum of a row's probabilities may miss 1: of the least one, of which the next one would be a part; and for
-# float32. A row whose least probability is smaller says nothing.
+# By what the sum of a row's probabilities may miss 1: of the least one, of which the next one would
+# be a part; and for float32. A row whose least probability is smaller says nothing.
 _SURE, _SUM_ERROR, _LEAST_SHARE = 0.01, 2e-6, 1e-4
 _MISSING = 0.01  # what the other side's probabilities lack of 1, at least
 
 
 def misaligned_rows(pair: PairRows) -> Iterator[Cause]:
-    """Rows of the variant are the reference's of other places: shifted by some, one row everywhere, another order."""
+    """Rows of the variant are the reference's of other places: shifted by some, one row everywhere,
+    another order.
+    """
     places, (reference, variant) = pair.places, pair.names
     total, index = len(places), {place: at for at, place in enumerate(places)}
     if total < 2:
         raise TooFewError("2 rows")
     distances, shared, are_single = _distances(pair)
-    own, axis = distances.diagonal(), int(any(position for _, position in places))  # each row a prompt of its own
+    # each row a prompt of its own
+    own, axis = distances.diagonal(), int(any(position for _, position in places))
     for shift in _SHIFTS:
-        moves = {at: index.get((p + shift * (1 - axis), q + shift * axis)) for at, (p, q) in enumerate(places)}
-        squares = [(own[at], distances[at, to]) for at, to in moves.items() if to is not None and own[at] > 0]
-        original, remaining = np.array([row for row in squares if np.isfinite(row).all()]).reshape(-1, 2).T
+        moves = {
+            at: index.get((p + shift * (1 - axis), q + shift * axis))
+            for at, (p, q) in enumerate(places)
+        }
+        squares = [
+            (own[at], distances[at, to])
+            for at, to in moves.items()
+            if to is not None and own[at] > 0
+        ]
+        original, remaining = (
+            np.array([row for row in squares if np.isfinite(row).all()]).reshape(-1, 2).T
+        )
         if len(original) >= (_LEAST_VALUES if are_single else 2 * LEAST_ROWS):
-            cause = Cause("shifted rows", f"{shift_in_words(reference, variant, shift)}.", {"rows": shift})
+            cause = Cause(
+                "shifted rows",
+                f"{shift_in_words(reference, variant, shift)}.",
+                {"rows": shift},
+            )
             yield from _if_explained(cause, original, remaining, EXPLAINED if are_single else 0.5)
-    # Two values tell no row from another: of a few pairs of tokens some are equally far apart by chance.
-    identified = np.where((shared >= LEAST_TOKENS) | np.eye(total, dtype=bool), distances, _UNRELATED)
+    # Two values tell no row from another: of a few pairs of tokens some are equally far apart by
+    # chance.
+    identified = np.where(
+        (shared >= LEAST_TOKENS) | np.eye(total, dtype=bool),
+        distances,
+        _UNRELATED,
+    )
     rows = Moves(identified.argmin(axis=1), own, identified.min(axis=1))
     if pair.find_moves is not None:
         rows, places, total = pair.find_moves(), pair.every_place, pair.positions
@@ -54,13 +77,25 @@ def misaligned_rows(pair: PairRows) -> Iterator[Cause]:
     targets, counts = np.unique(nearest[is_moved], return_counts=True)
     target, first = places[targets[counts.argmax()]], int(is_moved.argmax())
     if count > 2 and counts.max() >= EXPLAINED * count and 2 * count > total:
-        says = f"'{variant}' repeats one row at {count + 1} of {total} positions: that of {_place(target)}."
-        name, parameters = "repeated rows", {"prompt": target[0], "position": target[1], "positions": count + 1}
+        says = (
+            f"'{variant}' repeats one row at {count + 1} of {total} positions: that of"
+            f" {_place(target)}."
+        )
+        name, parameters = (
+            "repeated rows",
+            {"prompt": target[0], "position": target[1], "positions": count + 1},
+        )
     else:
         one = f"at {_place(places[first])} that of {_place(places[nearest[first]])}"
-        says = f"'{variant}' holds other rows of '{reference}' at {count} of {total} positions: {one}."
+        says = (
+            f"'{variant}' holds other rows of '{reference}' at {count} of {total} positions: {one}."
+        )
         name, parameters = "other rows", {"positions": count}
-    yield Cause(name, says, parameters).score(rows.own, np.where(is_moved, rows.least, rows.own), total)
+    yield Cause(name, says, parameters).score(
+        rows.own,
+        np.where(is_moved, rows.least, rows.own),
+        total,
+    )
 
 
 def shift_in_words(reference: str, variant: str, shift: int) -> str:
@@ -69,12 +104,18 @@ def shift_in_words(reference: str, variant: str, shift: int) -> str:
 
 
 def _distances(pair: PairRows) -> tuple[Values, Ids, bool]:
-    """Return mean squared differences of rows up to a constant, and how many tokens they share, both [places of the
-    variant, of the reference], and whether they are of single values: chosen tokens, whose values in their order are
-    compared, whatever the tokens.
+    """Return mean squared differences of rows up to a constant, and how many tokens they share,
+    both [places of the variant, of the reference], and whether they are of single values: chosen
+    tokens, whose values in their order are compared, whatever the tokens.
     """
-    whole = np.where(pair.is_masked, np.nan, pair.whole) if pair.is_masked is not None else pair.whole
-    whole = np.clip(whole[:, :, :: 1 + whole.shape[2] // _COMPARED if pair.dtype else 1], -FARTHEST, FARTHEST)
+    whole = (
+        np.where(pair.is_masked, np.nan, pair.whole) if pair.is_masked is not None else pair.whole
+    )
+    whole = np.clip(
+        whole[:, :, :: 1 + whole.shape[2] // _COMPARED if pair.dtype else 1],
+        -FARTHEST,
+        FARTHEST,
+    )
     sizes = np.isfinite(whole).sum(axis=2)
     if (sizes == 1).sum() > sizes.shape[1]:
         x, y = np.where(sizes == 1, np.nansum(whole, axis=2), np.nan)
@@ -96,8 +137,9 @@ def _distances(pair: PairRows) -> tuple[Values, Ids, bool]:
 
 
 def _least_differences(x: Values, y: Values) -> Values:
-    """Return how far apart two lists are, at least, at tokens that one of them alone has: in the other, such a token is
-    below the listed ones. x, y: up to a constant. -> [tokens of one list alone]
+    """Return how far apart two lists are, at least, at tokens that one of them alone has: in the
+    other, such a token is below the listed ones. x, y: up to a constant. -> [tokens of one list
+    alone]
     """
     has_x, has_y = np.isfinite(x), np.isfinite(y)
     shift = np.median((y - x)[has_x & has_y])
@@ -110,15 +152,24 @@ def _place(place: tuple[int, int]) -> str:
     return f"prompt {place[0]} position {place[1]}"
 
 
-def _if_explained(cause: Cause, original: Values, remaining: Values, share: float = 0.5) -> Iterator[Cause]:
-    """Claim a move by squares before and after it, if so many rows, and nearly all of the whole, are explained."""
+def _if_explained(
+    cause: Cause,
+    original: Values,
+    remaining: Values,
+    share: float = 0.5,
+) -> Iterator[Cause]:
+    """Claim a move by squares before and after it, if so many rows, and nearly all of the whole,
+    are explained.
+    """
     is_explained = remaining <= (1 - EXPLAINED) * original
     if is_explained.mean() > share and remaining.sum() <= (1 - EXPLAINED) * original.sum():
         yield cause.score(original, remaining, len(original))
 
 
 def masks_and_padding(pair: PairRows) -> Iterator[Cause]:
-    """One side leaves out all but its top tokens (top-k, top-p), the same tokens everywhere, or other ones by row."""
+    """One side leaves out all but its top tokens (top-k, top-p), the same tokens everywhere, or
+    other ones by row.
+    """
     whole, left_out = pair.whole, pair.masks()
     usable = np.isfinite(whole) & ~left_out
     for side in (1, 0):
@@ -128,9 +179,22 @@ def masks_and_padding(pair: PairRows) -> Iterator[Cause]:
             yield _mask(pair, side, places, whole[:, places], is_masked[places], usable[:, places])
 
 
-def _mask(pair: PairRows, side: int, places: Ids, whole: Values, is_masked: Flags, usable: Flags) -> Cause:
-    """Return the cause of a mask. whole, usable: [sides, places, vocab]; is_masked: [places, vocab]"""
-    name, filler, vocab = f"'{pair.names[side]}'", number(float(whole[side][is_masked][0])), whole.shape[2]
+def _mask(
+    pair: PairRows,
+    side: int,
+    places: Ids,
+    whole: Values,
+    is_masked: Flags,
+    usable: Flags,
+) -> Cause:
+    """Return the cause of a mask. whole, usable: [sides, places, vocab]; is_masked: [places,
+    vocab]
+    """
+    name, filler, vocab = (
+        f"'{pair.names[side]}'",
+        number(float(whole[side][is_masked][0])),
+        whole.shape[2],
+    )
     count, total = len(places), len(pair.places)
     place = f"at {count} of {total} positions, {_place(pair.places[places[0]])} first"
     sizes, counts = is_masked.sum(axis=1), usable[side].sum(axis=1)
@@ -143,13 +207,27 @@ def _mask(pair: PairRows, side: int, places: Ids, whole: Values, is_masked: Flag
             says = f"The vocabulary of {name} is {kind}: {filler} from id {first:,} on ({tokens})."
             return Cause(f"{kind} vocabulary", says, {"first": first, "tokens": len(always)})
         parameters = {"tokens": always[:64].tolist(), "count": len(always), "positions": count}
-        return Cause("masking", f"{name} masks {tokens} (from id {first:,}; {filler}) {place}.", parameters)
+        return Cause(
+            "masking",
+            f"{name} masks {tokens} (from id {first:,}; {filler}) {place}.",
+            parameters,
+        )
     # Of top tokens, rounding puts only a few below the largest masked one on the other side.
     largest = np.where(is_masked, likely, -np.inf).max(axis=1, keepdims=True)
-    are_top = (usable.all(axis=0) & (likely < largest)).sum(axis=1) <= _SWAPPED * np.minimum(counts, sizes)
+    are_top = (usable.all(axis=0) & (likely < largest)).sum(axis=1) <= _SWAPPED * np.minimum(
+        counts,
+        sizes,
+    )
     if are_top.mean() < EXPLAINED:
-        says = f"{name} masks other tokens in each row ({filler}) {place}, as a grammar or n-gram ban does."
-        return Cause("masking", says, {"least": int(sizes.min()), "most": int(sizes.max()), "positions": count})
+        says = (
+            f"{name} masks other tokens in each row ({filler}) {place}, as a grammar or n-gram ban"
+            " does."
+        )
+        return Cause(
+            "masking",
+            says,
+            {"least": int(sizes.min()), "most": int(sizes.max()), "positions": count},
+        )
     most = int(counts[are_top].max())
     weights = np.exp(likely - likely.max(axis=1, keepdims=True))
     mass = float(((weights * usable[side]).sum(axis=1) / weights.sum(axis=1))[are_top].min())
@@ -160,7 +238,9 @@ def _mask(pair: PairRows, side: int, places: Ids, whole: Values, is_masked: Flag
 
 
 def renormalization(pair: PairRows) -> Iterator[Cause]:
-    """Log-probabilities of one side sum to 1 over the tokens that were sent, as if no other could come."""
+    """Log-probabilities of one side sum to 1 over the tokens that were sent, as if no other could
+    come.
+    """
     if not pair.has_constants:
         raise TooFewError("log-probabilities")
     is_sent = np.isfinite(pair.whole)
@@ -171,17 +251,23 @@ def renormalization(pair: PairRows) -> Iterator[Cause]:
     for side in (1, 0):
         is_one = np.abs(1 - sums[side]) <= np.maximum(_SURE * least[side], _SUM_ERROR)
         of_other = np.where(is_sent[side], shares[1 - side], 0.0).sum(axis=1)
-        # Of rows with more tokens left than are listed, a list is a part of them; a shorter list has all of them.
+        # Of rows with more tokens left than are listed, a list is a part of them; a shorter list
+        # has all of them.
         for rows in (is_usable[side], is_usable[side] & (counts[side] < counts[1 - side])):
             if rows.sum() < LEAST_ROWS or is_one[rows].mean() < EXPLAINED:
                 continue
             middle = float(np.median(of_other[rows]))
             if middle <= 1 - _MISSING:
                 says = (
-                    f"Renormalized after top-k, top-p or min-p: probabilities of {counts[side, rows].max()} tokens or"
-                    f" fewer sum to 1 on '{pair.names[side]}', to {middle:.3g} on '{pair.names[1 - side]}'."
+                    "Renormalized after top-k, top-p or min-p: probabilities of"
+                    f" {counts[side, rows].max()} tokens or fewer sum to 1 on '{pair.names[side]}',"
+                    f" to {middle:.3g} on '{pair.names[1 - side]}'."
                 )
-                yield Cause("renormalized", says, {"positions": int(is_one[rows].sum()), "sum_of_other": middle})
+                yield Cause(
+                    "renormalized",
+                    says,
+                    {"positions": int(is_one[rows].sum()), "sum_of_other": middle},
+                )
                 break
 
 
@@ -195,7 +281,10 @@ def upcast_values(pair: PairRows) -> Iterator[Cause]:
         on_grid = [bool((round_to(FORMATS[name], values) == values).all()) for values in sides]
         side = int(on_grid[1])
         if on_grid[0] != on_grid[1] and np.ptp(sides[side]) > 0:  # a constant is of every dtype
-            says = f"Every value of '{pair.names[side]}' is a {name} value: computed or saved in {name}, then widened."
+            says = (
+                f"Every value of '{pair.names[side]}' is a {name} value: computed or saved in"
+                f" {name}, then widened."
+            )
             yield Cause("upcast", says, {"dtype": name})
             return
 
@@ -206,7 +295,10 @@ def other_token_ids(pair: PairRows) -> Iterator[Cause]:
         if (extra := extra_first_token(*sides)) is not None:
             side, is_doubled = extra
             token, kind = sides[side][0], "doubled" if is_doubled else "missing"
-            says = f"Only '{pair.names[side]}' has token {token} in front of prompt {prompt}: a {kind} BOS on one side."
+            says = (
+                f"Only '{pair.names[side]}' has token {token} in front of prompt {prompt}: a {kind}"
+                " BOS on one side."
+            )
             yield Cause("other tokens", says, {"token": token, "prompt": prompt})
             return
 
@@ -217,7 +309,10 @@ def sampler(pair: PairRows) -> Iterator[Cause]:
         raise TooFewError("generated tokens")
     lists = pair.lists
     for rows, tops, name in zip(
-        lists.rows, (lists.figures.reference_token, lists.figures.variant_token), pair.names, strict=True
+        lists.rows,
+        (lists.figures.reference_token, lists.figures.variant_token),
+        pair.names,
+        strict=True,
     ):
         is_usable = lists.is_generated & ~np.ma.getmaskarray(tops) & (rows.targets != UNKNOWN_TOKEN)
         others = np.flatnonzero(is_usable & (tops.data != rows.targets))
@@ -225,7 +320,12 @@ def sampler(pair: PairRows) -> Iterator[Cause]:
             first = others[0]
             position, prompt = int(lists.positions[first]), int(lists.prompts[first])
             says = (
-                f"'{name}' emitted other tokens than its top ones at {len(others):,} of {is_usable.sum():,} positions"
-                f" ({rows.targets[first]} for {tops[first]} at position {position}): sampled, penalized or masked."
+                f"'{name}' emitted other tokens than its top ones at {len(others):,} of"
+                f" {is_usable.sum():,} positions ({rows.targets[first]} for {tops[first]} at"
+                f" position {position}): sampled, penalized or masked."
             )
-            yield Cause("sampler", says, {"positions": len(others), "position": position, "prompt": prompt})
+            yield Cause(
+                "sampler",
+                says,
+                {"positions": len(others), "position": position, "prompt": prompt},
+            )

@@ -1,5 +1,5 @@
-"""What values of sampled tokens are instead of the token's log-probability: placeholders, other units, sums, values of
-another token. Each is looked for before causes of a small difference are.
+"""What values of sampled tokens are instead of the token's log-probability: placeholders, other
+units, sums, values of another token. Each is looked for before causes of a small difference are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ MOST = 0.1  # of the squared difference, that a named cause leaves
 CONTRAST = 9.0  # of squared differences per token, within a part of the tokens and outside
 _OUTLIERS = 0.01  # of the tokens, which a cause need not explain
 _MANY = 0.9  # of the tokens, whose difference has to shrink too: not that of one outlier alone
-_EXACTLY = 0.02  # of the squared difference, left by values in other units, which noise alone sets apart
+# of the squared difference, left by values in other units, which noise alone sets apart
+_EXACTLY = 0.02
 _CONSTANT = 0.01  # of the tokens
 _FAR = 5.0  # nats, from a placeholder to any other value of its side
 _SENTINEL = -50.0  # a whole number below is no value: no model samples a token of probability 1e-22
@@ -37,7 +38,10 @@ def is_explained(square: Floats, rest: Floats, most: float = MOST) -> bool:
     return bool(is_small and np.quantile(rest, _MANY) <= 0.5 * np.quantile(square, _MANY))
 
 
-def sides_of(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[tuple[int, Floats, Floats, str, str]]:
+def sides_of(
+    tokens: SampledTokens,
+    names: tuple[str, str],
+) -> Iterator[tuple[int, Floats, Floats, str, str]]:
     """Yield each side's number, its values, the other's, its name and the other's."""
     yield 0, tokens.rollout, tokens.trainer, names[0], names[1]
     yield 1, tokens.trainer, tokens.rollout, names[1], names[0]
@@ -49,18 +53,25 @@ def sequence_starts(tokens: SampledTokens) -> NDArray[np.intp]:
 
 
 def placeholders(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
-    """Missing values, and one value of a side at tokens to which the other side gives all kinds of values."""
+    """Missing values, and one value of a side at tokens to which the other side gives all kinds of
+    values.
+    """
     square = np.nan_to_num(tokens.r) ** 2
     for side, own, other, name, other_name in sides_of(tokens, names):
         missing = ~np.isfinite(own) & np.isfinite(other)
         if missing.sum() > _CONSTANT * len(own):
             says = f"'{name}' has no value for {percent(missing.mean())} of the tokens."
-            yield Cause("missing", says, {"side": side, "value": None, "share": float(missing.mean())})
+            yield Cause(
+                "missing",
+                says,
+                {"side": side, "value": None, "share": float(missing.mean())},
+            )
         values = _repeated(own)
         usual = float(square[~np.isin(own, values)].mean()) if len(values) < len(own) else 0.0
         for value in values:
             is_value = own == value
-            # 0.0 is right for a certain token, and for the one that top-p leaves: there the sides agree as elsewhere.
+            # 0.0 is right for a certain token, and for the one that top-p leaves: there the sides
+            # agree as elsewhere.
             if square[is_value].mean() <= CONTRAST * usual:
                 continue
             share = float(is_value.mean())
@@ -68,13 +79,19 @@ def placeholders(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Caus
             says = f"'{name}' is {number(value)} for {percent(share)} of the tokens"
             is_beyond = other[is_value] <= value + max(0.1, 3 * usual**0.5)
             if value == np.nanmin(own) and is_beyond.mean() > 1 - MOST:
-                yield Cause("clipped", f"{says}, at which '{other_name}' is lower: a lower bound.", parameters)
+                yield Cause(
+                    "clipped",
+                    f"{says}, at which '{other_name}' is lower: a lower bound.",
+                    parameters,
+                )
             else:
                 yield Cause("placeholders", f"{says}: placeholders.", parameters)
 
 
 def _repeated(own: Floats) -> Floats:
-    """Return values that may be placeholders: frequent ones, and equal ones or whole numbers far below the rest."""
+    """Return values that may be placeholders: frequent ones, and equal ones or whole numbers far
+    below the rest.
+    """
     values, counts = np.unique(own[np.isfinite(own)], return_counts=True)
     is_frequent = counts > max(8, _CONSTANT * len(own))
     is_sentinel = (counts > 1) | ((values <= _SENTINEL) & (values == np.round(values)))
@@ -105,19 +122,27 @@ def units(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
         if side == 0:
             factor = _median_ratio(own, other)
             offset = float(np.median(own - other))
-            candidates.append((f"{factor:.4g}{_base_of(factor)} times", factor * other, {"factor": factor}))
+            candidates.append(
+                (f"{factor:.4g}{_base_of(factor)} times", factor * other, {"factor": factor}),
+            )
             if abs(offset) > MOST_MASS:
                 candidates.append((f"{number(offset)} plus", offset + other, {"offset": offset}))
         for words, expected, parameters in candidates:
             rest = (own - expected) ** 2
             if is_explained(square, rest, _EXACTLY):
                 says = f"'{name}' is {words} '{other_name}'."
-                yield Cause("other units", says, {"side": side, **parameters}).score(square, rest, len(rest))
+                yield Cause("other units", says, {"side": side, **parameters}).score(
+                    square,
+                    rest,
+                    len(rest),
+                )
                 return
 
 
 def _median_ratio(own: Floats, other: Floats) -> float:
-    """Return the factor between sides: the median of ratios, each weighted by the value that it is over."""
+    """Return the factor between sides: the median of ratios, each weighted by the value that it is
+    over.
+    """
     order = np.argsort(own / np.where(other == 0, 1e-300, other))
     weights = np.cumsum(np.abs(other[order]))
     middle = order[min(np.searchsorted(weights, weights[-1] / 2), len(order) - 1)]
@@ -134,16 +159,22 @@ def _base_of(factor: float) -> str:
 
 
 def another_token(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
-    """Where the sides differ, their values are of two tokens of one distribution: they add up to at most 1."""
+    """Where the sides differ, their values are of two tokens of one distribution: they add up to at
+    most 1.
+    """
     differs = np.abs(tokens.r) > _DIFFERENT
     rollout, trainer = tokens.rollout[differs], tokens.trainer[differs]
     if min(len(rollout), (~differs).sum()) < 16 or np.corrcoef(rollout, trainer)[0, 1] > _RELATED:
         return
     above = float((rollout > trainer).mean())
-    is_largest = max(above, 1 - above) > 0.99 and np.quantile(np.abs(rollout - trainer), 0.9) > MOST_MASS / 2
+    is_largest = (
+        max(above, 1 - above) > 0.99 and np.quantile(np.abs(rollout - trainer), 0.9) > MOST_MASS / 2
+    )
     at_random = np.random.default_rng(0).permutation(rollout)
     limit = np.exp(2 * np.median(np.abs(tokens.r[~differs])))
-    together, expected = (int((np.exp(each) + np.exp(trainer) > limit).sum()) for each in (rollout, at_random))
+    together, expected = (
+        int((np.exp(each) + np.exp(trainer) > limit).sum()) for each in (rollout, at_random)
+    )
     # Renormalized values of one token add up to more: 0.9 and 0.5.
     if together <= 0.01 * len(rollout) and (is_largest or expected >= 8):
         share = float(differs.mean())
@@ -154,23 +185,31 @@ def another_token(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cau
 
 
 def other_order(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
-    """Find responses with values of another one, or with their own in another order: sorted, they are the same."""
+    """Find responses with values of another one, or with their own in another order: sorted, they
+    are the same.
+    """
     bounds = np.append(sequence_starts(tokens), len(tokens.r))
-    rows = [np.s_[first:last] for first, last in pairwise(bounds) if last - first >= _LEAST_RESPONSE]
+    rows = [
+        np.s_[first:last] for first, last in pairwise(bounds) if last - first >= _LEAST_RESPONSE
+    ]
     rows = rows[:_MOST_RESPONSES]
     if len(rows) < 4:
         return
     shares = np.linspace(0, 1, _QUANTILES)
     rollout, trainer = (
-        np.array([np.quantile(side[row], shares) for row in rows]) for side in (tokens.rollout, tokens.trainer)
+        np.array([np.quantile(side[row], shares) for row in rows])
+        for side in (tokens.rollout, tokens.trainer)
     )
     distances = ((trainer[:, None] - rollout[None]) ** 2).mean(axis=2)
     square = np.array([(tokens.r[row] ** 2).mean() for row in rows])
     nearest = distances.argmin(axis=1)
     at = np.arange(len(rows))
     is_close = distances[at, nearest] <= MOST * np.minimum(square, np.median(distances, axis=1))
-    # Sides that rank their tokens alike are no others: a temperature moves values, and keeps their order.
-    is_close &= np.array([np.corrcoef(tokens.rollout[row], tokens.trainer[row])[0, 1] < _RELATED for row in rows])
+    # Sides that rank their tokens alike are no others: a temperature moves values, and keeps their
+    # order.
+    is_close &= np.array(
+        [np.corrcoef(tokens.rollout[row], tokens.trainer[row])[0, 1] < _RELATED for row in rows],
+    )
     if square[is_close].sum() < (1 - MOST) * square.sum():
         return
     first = int(np.flatnonzero(is_close)[0])
@@ -178,8 +217,14 @@ def other_order(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause
     count = f"{is_close.sum():,} of {plural(len(rows), 'response')}"
     parameters = {"sequences": int(is_close.sum()), "sequence": sequence}
     if (nearest == at)[is_close].mean() > 0.5:
-        says = f"'{names[1]}' has the values of '{names[0]}' in another order in {count}, first in sequence {sequence}."
+        says = (
+            f"'{names[1]}' has the values of '{names[0]}' in another order in {count}, first in"
+            f" sequence {sequence}."
+        )
         yield Cause("other order", says, parameters)
     else:
-        says = f"'{names[1]}' has another response's values in {count}: in sequence {sequence} those of {other}."
+        says = (
+            f"'{names[1]}' has another response's values in {count}: in sequence {sequence} those"
+            f" of {other}."
+        )
         yield Cause("exchanged", says, {**parameters, "other": other})

@@ -1,6 +1,8 @@
-"""Arrays that lie in files: their headers are checked first, then rows are read a few at a time from the mapped file.
+"""Arrays that lie in files: their headers are checked first, then rows are read a few at a time
+from the mapped file.
 
-Exceptions of zipfile, zlib, numpy's header parser and the like become a `DumpError` of one sentence here.
+Exceptions of zipfile, zlib, numpy's header parser and the like become a `DumpError` of one sentence
+here.
 """
 
 from __future__ import annotations
@@ -29,10 +31,20 @@ HEADER_BYTES = 10_000  # numpy's own limit on an npy header
 BLOCK_BYTES = 1 << 20  # of a look at all rows
 Rows = Callable[[int, int], NDArray[Any]]
 
-# What the parsers below raise on damaged input (found by fuzzing; RuntimeError covers RecursionError and zipfile's
-# NotImplementedError; ValueError covers UnicodeError and the errors of json, msgspec and pickle's readers).
+# What the parsers below raise on damaged input (found by fuzzing; RuntimeError covers
+# RecursionError and zipfile's NotImplementedError; ValueError covers UnicodeError and the errors of
+# json, msgspec and pickle's readers).
 FOREIGN = (
-    *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, ValueError, TypeError, LookupError),
+    *(
+        zipfile.BadZipFile,
+        zlib.error,
+        struct.error,
+        EOFError,
+        OSError,
+        ValueError,
+        TypeError,
+        LookupError,
+    ),
     *(ArithmeticError, AttributeError, RuntimeError, SyntaxError, MemoryError, SystemError),
     tokenize.TokenError,  # numpy's filter for headers written by Python 2
 )
@@ -52,9 +64,9 @@ def foreign_errors(label: str, need: str) -> Iterator[None]:
 class StoredArray:
     """An array in a file, its size checked but its elements unread.
 
-    file, key: as shown to the user; dtype: as saved, byte order included; rows: its rows [start, stop) in the order of
-    the leading axes, as saved [n, columns]; checksum: CRC-32 of the bytes before the rows, and of all; columns: those
-    that count of a longer last axis.
+    file, key: as shown to the user; dtype: as saved, byte order included; rows: its rows [start,
+    stop) in the order of the leading axes, as saved [n, columns]; checksum: CRC-32 of the bytes
+    before the rows, and of all; columns: those that count of a longer last axis.
     """
 
     file: str
@@ -114,7 +126,9 @@ def map_file(file: Any) -> mmap.mmap:
 
 
 def rows_of(view: Callable[[], NDArray[Any]]) -> Rows:
-    """Reader of rows of an array of any strides that copies no others. view: called at every read."""
+    """Reader of rows of an array of any strides that copies no others. view: called at every
+    read.
+    """
 
     def read(start: int, stop: int) -> NDArray[Any]:
         values = view()
@@ -135,17 +149,24 @@ def forget(values: NDArray[Any]) -> None:
 
 
 def read_npy_header(start: bytes, label: str) -> tuple[tuple[int, ...], bool, np.dtype, int]:
-    """(shape, is in Fortran order, dtype, bytes of the header) of an npy file that begins so, by numpy's parser.
+    """(shape, is in Fortran order, dtype, bytes of the header) of an npy file that begins so, by
+    numpy's parser.
 
-    Version 3 differs from 2 only in the encoding of field names, and arrays with fields are refused anyway.
+    Version 3 differs from 2 only in the encoding of field names, and arrays with fields are refused
+    anyway.
     """
     with foreign_errors(label, "an npy array as np.save writes it"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # numpy and ast remark on odd headers, which are refused or harmless
+        # numpy and ast remark on odd headers, which are refused or harmless
+        warnings.simplefilter("ignore")
         stream = io.BytesIO(start[: HEADER_BYTES + 12])
         version = npy_format.read_magic(stream)
         if version not in ((1, 0), (2, 0), (3, 0)):
             raise ValueError(f"format version {version}")
-        parse = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
+        parse = (
+            npy_format.read_array_header_1_0
+            if version == (1, 0)
+            else npy_format.read_array_header_2_0
+        )
         shape, is_fortran, dtype = parse(stream, max_header_size=HEADER_BYTES)
         if any(type(n) is not int or not 0 <= n < 1 << 62 for n in shape):
             raise ValueError(f"declares the shape {shape}")
@@ -153,7 +174,9 @@ def read_npy_header(start: bytes, label: str) -> tuple[tuple[int, ...], bool, np
 
 
 def check_elements(array: StoredArray, available: int) -> None:
-    """DumpError for what is not plain numbers or text, and for a shape that the file does not back with bytes."""
+    """DumpError for what is not plain numbers or text, and for a shape that the file does not back
+    with bytes.
+    """
     if array.dtype.hasobject or array.dtype.names is not None or array.dtype.subdtype is not None:
         need = "one plain number an element; nothing is ever unpickled"
         raise array.refusal(f"has the dtype {clean(array.dtype)}", need)

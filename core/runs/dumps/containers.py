@@ -1,8 +1,8 @@
-"""File formats of dumps: npz, npy, safetensors, torch.save's and llama.cpp's. A format is recognized by the
-first bytes, never by the file's name.
+"""File formats of dumps: npz, npy, safetensors, torch.save's and llama.cpp's. A format is
+recognized by the first bytes, never by the file's name.
 
-Every declared size is checked against the file, and the total against a limit, before anything is unpacked or
-allocated.
+Every declared size is checked against the file, and the total against a limit, before anything is
+unpacked or allocated.
 """
 
 from __future__ import annotations
@@ -27,28 +27,42 @@ from ...errors import DumpError
 from ...text import clean
 from ..file.records import MAX_SIDES
 from . import llamacpp_files, torch_files
-from .arrays import HEADER_BYTES, StoredArray, check_elements, foreign_errors, map_file, read_npy_header, rows_of
+from .arrays import (
+    HEADER_BYTES,
+    StoredArray,
+    check_elements,
+    foreign_errors,
+    map_file,
+    read_npy_header,
+    rows_of,
+)
 
 MOST_ARRAYS = 2 * MAX_SIDES + 8  # every side, its emitted tokens, and the shared keys
 MAX_KEY_LENGTH = 200
-# of a zip directory or safetensors header; of MOST_ARRAYS one takes 0.5 MB; parsed it takes some 20 times as much
+# of a zip directory or safetensors header; of MOST_ARRAYS one takes 0.5 MB; parsed it takes some 20
+# times as much
 DIRECTORY_BYTES = 4 << 20
-SUSPECT_RATIO = 200  # real logits shrink 1-10 times; beyond this and SUSPECT_BYTES an archive is taken for a bomb
+# real logits shrink 1-10 times; beyond this and SUSPECT_BYTES an archive is taken for a bomb
+SUSPECT_RATIO = 200
 SUSPECT_BYTES = 256 << 20
 _SAFETENSORS = {
     **{"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "V2", "BOOL": "?"},
     **{f"{kind.upper()}{8 * size}": f"<{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)},
 }
-_TEXT = re.compile(rb"(\xef\xbb\xbf)?([\x20-\x7e\t\r]*[,;\t ][\x20-\x7e\t\r]*|[-+.\deE\r]+)")  # of a table
+# of a table
+_TEXT = re.compile(rb"(\xef\xbb\xbf)?([\x20-\x7e\t\r]*[,;\t ][\x20-\x7e\t\r]*|[-+.\deE\r]+)")
 _EXPECTED = "an npz, npy, safetensors or torch.save file"
 _Place = Callable[
-    [], tuple[mmap.mmap, int]
+    [],
+    tuple[mmap.mmap, int],
 ]  # the mapped file and the offset of elements in it, when they are first read
 
 
 @dataclass(frozen=True)
 class Container:
-    """One opened file: its arrays by key in file order, and its texts (safetensors' `__metadata__`)."""
+    """One opened file: its arrays by key in file order, and its texts (safetensors'
+    `__metadata__`).
+    """
 
     path: Path
     kind: str
@@ -74,7 +88,10 @@ def open_container(path: Path, max_bytes: int) -> Container:
         container = _zip(path, name, data)
     elif start[:6] == b"\x93NUMPY":
         key = path.stem
-        shape, is_fortran, dtype, header = read_npy_header(data[: HEADER_BYTES + 12], f"{name}: '{clean(key)}'")
+        shape, is_fortran, dtype, header = read_npy_header(
+            data[: HEADER_BYTES + 12],
+            f"{name}: '{clean(key)}'",
+        )
         array = _array(name, key, dtype, shape, is_fortran, lambda: (data, header))
         check_elements(array, len(data) - header)
         container = Container(path, "npy", {key: array})
@@ -87,7 +104,9 @@ def open_container(path: Path, max_bytes: int) -> Container:
     else:
         raise DumpError(f"{name}: {_other_format(data[:256])}.")
     if len(container.arrays) > MOST_ARRAYS:
-        raise DumpError(f"{name}: holds {len(container.arrays)} arrays; expected at most {MAX_SIDES} sides.")
+        raise DumpError(
+            f"{name}: holds {len(container.arrays)} arrays; expected at most {MAX_SIDES} sides.",
+        )
     for key in container.arrays:
         check_key(name, key)
     if (total := sum(array.nbytes for array in container.arrays.values())) > max_bytes:
@@ -98,9 +117,14 @@ def open_container(path: Path, max_bytes: int) -> Container:
 def _other_format(start: bytes) -> str:
     """Say what a file that begins so is, and what to do."""
     if start[:1] == b"\x80":
-        return f"is a pickle; expected {_EXPECTED} of PyTorch 1.6 or later; no code in a file is run"
+        return (
+            f"is a pickle; expected {_EXPECTED} of PyTorch 1.6 or later; no code in a file is run"
+        )
     if start.startswith((b"ARROW1", b"FEA1")):
-        return f"is a Feather file; expected {_EXPECTED}: np.save('a.npy', pd.read_feather(...).to_numpy('float32'))"
+        return (
+            f"is a Feather file; expected {_EXPECTED}: np.save('a.npy',"
+            " pd.read_feather(...).to_numpy('float32'))"
+        )
     if _TEXT.fullmatch(start.partition(b"\n")[0]):
         fix = "np.save('a.npy', np.loadtxt(..., 'float32', delimiter=','))"
         return f"is text; expected {_EXPECTED}. If it is CSV: {fix}"
@@ -124,10 +148,15 @@ def _array(
 
 
 def check_key(name: str, key: str) -> None:
-    """DumpError for a key that could not be shown, or that an unpacker could take for another folder."""
+    """DumpError for a key that could not be shown, or that an unpacker could take for another
+    folder.
+    """
     is_path = any(part.strip() in ("", "..") for part in key.split("/"))
     if is_path or len(key) > MAX_KEY_LENGTH or not key.isprintable():
-        need = f"at most {MAX_KEY_LENGTH} printable characters without an empty part, '..' or a leading '/'"
+        need = (
+            f"at most {MAX_KEY_LENGTH} printable characters without an empty part, '..' or a"
+            " leading '/'"
+        )
         raise DumpError(f"{name}: '{clean(key)}' is an unsafe name; expected {need}.")
 
 
@@ -143,15 +172,24 @@ def _zip(path: Path, name: str, data: mmap.mmap) -> Container:
         is_packed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
         if any(member.filename.rpartition("/")[2] == torch_files.PICKLE for member in members):
             if is_packed:
-                raise DumpError(f"{name}: is compressed, which torch.save does not do; expected {_EXPECTED}.")
+                raise DumpError(
+                    f"{name}: is compressed, which torch.save does not do; expected {_EXPECTED}.",
+                )
             arrays, texts, is_bare = torch_files.read(name, path)
             return Container(path, "npy" if is_bare else "torch", arrays, texts)
         if len(members) > MOST_ARRAYS:
-            raise DumpError(f"{name}: holds {len(members)} members; expected at most {MAX_SIDES} sides.")
-        total, packed = sum(member.file_size for member in members), sum(member.compress_size for member in members)
+            raise DumpError(
+                f"{name}: holds {len(members)} members; expected at most {MAX_SIDES} sides.",
+            )
+        total, packed = (
+            sum(member.file_size for member in members),
+            sum(member.compress_size for member in members),
+        )
         if total > SUSPECT_BYTES and total > packed * SUSPECT_RATIO:
             problem = f"unpacks {packed} bytes to {total}, more than {SUSPECT_RATIO} times as many"
-            raise DumpError(f"{name}: {problem}; expected logits, which pack far worse: save them by np.savez.")
+            raise DumpError(
+                f"{name}: {problem}; expected logits, which pack far worse: save them by np.savez.",
+            )
         return Container(path, "npz", _npz_arrays(path, name, data, archive))
 
 
@@ -160,19 +198,34 @@ def _members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
     return [
         member
         for member in archive.infolist()
-        if not (member.is_dir() or member.filename.startswith("__MACOSX/") or member.filename.endswith(".DS_Store"))
+        if not (
+            member.is_dir()
+            or member.filename.startswith("__MACOSX/")
+            or member.filename.endswith(".DS_Store")
+        )
     ]
 
 
-def _npz_arrays(path: Path, name: str, data: mmap.mmap, archive: zipfile.ZipFile) -> dict[str, StoredArray]:
+def _npz_arrays(
+    path: Path,
+    name: str,
+    data: mmap.mmap,
+    archive: zipfile.ZipFile,
+) -> dict[str, StoredArray]:
     arrays: dict[str, StoredArray] = {}
     for member in _members(archive):
         key = member.orig_filename.removesuffix(".npy")
         label = f"{name}: '{clean(key)}'"
         if not member.filename.endswith(".npy") or key in arrays:
             problem = "is no npy array, or is there twice"
-            raise DumpError(f"{label} {problem}; expected an archive as np.savez writes it, or its files unpacked.")
-        with foreign_errors(label, "an undamaged member of an npz archive"), archive.open(member) as stream:
+            raise DumpError(
+                f"{label} {problem}; expected an archive as np.savez writes it, or its files"
+                " unpacked.",
+            )
+        with (
+            foreign_errors(label, "an undamaged member of an npz archive"),
+            archive.open(member) as stream,
+        ):
             begin = stream.read(min(member.file_size, HEADER_BYTES + 12))
             local = data[member.header_offset : member.header_offset + 30]
             start = member.header_offset + 30 + sum(np.frombuffer(local, "<u2", 2, 26).tolist())
@@ -193,13 +246,19 @@ def _place_at(data: mmap.mmap, start: int) -> _Place:
 
 
 def _unpack_at(path: Path, member: zipfile.ZipInfo, header: int) -> _Place:
-    """Place of a member in a temporary file, which it is unpacked to, its checksum checked, when it is first read."""
+    """Place of a member in a temporary file, which it is unpacked to, its checksum checked, when it
+    is first read.
+    """
 
     @cache
     def place() -> tuple[mmap.mmap, int]:
         if shutil.disk_usage(tempfile.gettempdir()).free < member.file_size:
             raise OSError(f"unpacking it needs {member.file_size} bytes of temporary disk")
-        with zipfile.ZipFile(path) as archive, archive.open(member) as stream, tempfile.TemporaryFile() as file:
+        with (
+            zipfile.ZipFile(path) as archive,
+            archive.open(member) as stream,
+            tempfile.TemporaryFile() as file,
+        ):
             shutil.copyfileobj(stream, file, 1 << 20)
             file.flush()
             return map_file(file), header
@@ -217,7 +276,9 @@ class _Tensor(msgspec.Struct):
 
 
 def read_safetensors(
-    name: str, data: mmap.mmap, more_dtypes: Mapping[str, Any] | None = None
+    name: str,
+    data: mmap.mmap,
+    more_dtypes: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, StoredArray], dict[str, str]]:
     """Format: 8 bytes of length, JSON header, bytes of the tensors without holes or overlaps
     (huggingface.co/docs/safetensors). more_dtypes: numpy's, by name, of weights.
@@ -227,17 +288,24 @@ def read_safetensors(
     length = int.from_bytes(data[:8], "little")
     if length > min(DIRECTORY_BYTES, len(data) - 8):
         problem = f"declares a safetensors header of {length} bytes"
-        raise DumpError(f"{name}: {problem}; expected at most {DIRECTORY_BYTES} and a complete file.")
+        raise DumpError(
+            f"{name}: {problem}; expected at most {DIRECTORY_BYTES} and a complete file.",
+        )
     with foreign_errors(f"{name}: the header", "the header of a safetensors file"):
         header = msgspec.json.decode(data[8 : 8 + length], type=dict[str, msgspec.Raw])
         texts = msgspec.json.decode(header.pop("__metadata__", b"{}"), type=dict[str, str])
     arrays, spans, dtypes = {}, [], {**_SAFETENSORS, **(more_dtypes or {})}
     for key, entry in header.items():
-        with foreign_errors(f"{name}: the entry of '{clean(key)}'", "dtype, shape and data_offsets of whole numbers"):
+        with foreign_errors(
+            f"{name}: the entry of '{clean(key)}'",
+            "dtype, shape and data_offsets of whole numbers",
+        ):
             tensor = msgspec.json.decode(entry, type=_Tensor)
         if tensor.dtype not in dtypes:
             need = "F32, F16 or BF16; upcast others"
-            raise DumpError(f"{name}: '{clean(key)}' has the dtype {clean(tensor.dtype)}; expected {need}.")
+            raise DumpError(
+                f"{name}: '{clean(key)}' has the dtype {clean(tensor.dtype)}; expected {need}.",
+            )
         begin, end = tensor.data_offsets
         dtype, place = np.dtype(dtypes[tensor.dtype]), _place_at(data, 8 + length + begin)
         arrays[key] = _array(name, key, dtype, tuple(tensor.shape), False, place)
@@ -247,7 +315,9 @@ def read_safetensors(
     for begin, end, key in sorted(spans):
         if begin != place_of_next:
             problem = f"lies at bytes {begin} to {end}"
-            raise DumpError(f"{name}: '{clean(key)}' {problem}; expected it to begin at {place_of_next}.")
+            raise DumpError(
+                f"{name}: '{clean(key)}' {problem}; expected it to begin at {place_of_next}.",
+            )
         place_of_next = end
     if place_of_next != len(data) - 8 - length:
         problem = f"has {len(data) - 8 - length} bytes of tensors; expected {place_of_next}"

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from ...numerics.formats import BFLOAT16, FLOAT16, FloatFormat
 from .source_dtype import convert
 
-_FIRST = 4096  # elements that are checked first: logits that do not fit a narrower dtype rarely fit here
+# elements that are checked first: logits that do not fit a narrower dtype rarely fit here
+_FIRST = 4096
 
 
 class SideDigest:
-    """SHA-256 of a side's bits, rows in order, little-endian: as stored (`stored_digest`), and in the narrowest dtype
-    that holds them (`values`): bfloat16, else float16, else float32.
+    """SHA-256 of a side's bits, rows in order, little-endian: as stored (`stored_digest`), and in
+    the narrowest dtype that holds them (`values`): bfloat16, else float16, else float32.
 
     So a side has the same digest in a run of another dtype, upcast, or in a run of its own.
     """
@@ -25,7 +26,9 @@ class SideDigest:
         self._fmt = fmt
         self._stored = hashlib.sha256()
         self._narrower: dict[FloatFormat, Any] = {
-            target: hashlib.sha256() for target in (BFLOAT16, FLOAT16) if target is not fmt and fmt is not BFLOAT16
+            target: hashlib.sha256()
+            for target in (BFLOAT16, FLOAT16)
+            if target is not fmt and fmt is not BFLOAT16
         }
 
     def update(self, bits: NDArray[np.unsignedinteger]) -> None:

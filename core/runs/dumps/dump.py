@@ -1,8 +1,9 @@
-"""Dumps: files of logits from anywhere, understood, checked and read as bits in step over all sides.
+"""Dumps: files of logits from anywhere, understood, checked and read as bits in step over all
+sides.
 
-The conventions are those of docs/guides/upload.md. Opening reads headers, the small reserved arrays, and as much of the
-logits as it takes to know the compute dtype; `Dump.chunks` then streams. Memory stays below about 300 MB for any
-size of the dump.
+The conventions are those of docs/guides/upload.md. Opening reads headers, the small reserved
+arrays, and as much of the logits as it takes to know the compute dtype; `Dump.chunks` then streams.
+Memory stays below about 300 MB for any size of the dump.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from .source_dtype import DumpSide, check_all, convert, detect, side_of
 GIB = 1 << 30
 MIB = 1 << 20
 CHUNK_BYTES = 32 * MIB  # a side
-CHUNK_BYTES_TOGETHER = 64 * MIB  # all sides; the caller may still hold one chunk while the next is read
+# all sides; the caller may still hold one chunk while the next is read
+CHUNK_BYTES_TOGETHER = 64 * MIB
 CONVERT_ELEMENTS = MIB  # converted at a time, which bounds the temporaries
 LOOKED_AT_BYTES = 8 * MIB  # of all sides together, at most an eighth of it a side
 _REFERENCES = ("reference", "ref", "baseline", "base", "fresh", "expected", "golden")
@@ -41,9 +43,10 @@ _Arrays = dict[str, tuple[int, StoredArray]]  # side name -> (which file, array)
 class Dump:
     """An opened dump; a context manager. Made by `open_dump`.
 
-    sides, vocab, prompts, compute_dtype: as in a RunHeader; rows: positions of all prompts together; dtype_reason:
-    'declared', 'detected', 'array dtype' or 'override', a colon, and words to show; meta: the dump's JSON text or '';
-    warnings: sentences to show; generations: tokens that each side emitted, by prompt, if the dump has them.
+    sides, vocab, prompts, compute_dtype: as in a RunHeader; rows: positions of all prompts
+    together; dtype_reason: 'declared', 'detected', 'array dtype' or 'override', a colon, and words
+    to show; meta: the dump's JSON text or ''; warnings: sentences to show; generations: tokens that
+    each side emitted, by prompt, if the dump has them.
     """
 
     _sides: list[DumpSide]
@@ -57,7 +60,10 @@ class Dump:
 
     def __post_init__(self) -> None:
         self.sides = tuple(side.header for side in self._sides)
-        self.rows, self.compute_dtype = sum(prompt.positions for prompt in self.prompts), self._format.name
+        self.rows, self.compute_dtype = (
+            sum(prompt.positions for prompt in self.prompts),
+            self._format.name,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -70,34 +76,53 @@ class Dump:
         self._sides = []
 
     def header(self, name: str, provenance: Provenance) -> RunHeader:
-        """Return the header of the run that this dump would become; its tokens' texts are the vocabulary."""
+        """Return the header of the run that this dump would become; its tokens' texts are the
+        vocabulary.
+        """
         vocabulary: dict[int, str] = {}
         for prompt in self.prompts:
             for token_id, text in zip(prompt.token_ids, prompt.token_texts, strict=False):
                 vocabulary.setdefault(token_id, text)
         return RunHeader(
-            name, self.compute_dtype, self.vocab, self.prompts, self.sides, provenance, vocabulary=vocabulary
+            name,
+            self.compute_dtype,
+            self.vocab,
+            self.prompts,
+            self.sides,
+            provenance,
+            vocabulary=vocabulary,
         )
 
     def chunks(
-        self, max_bytes: int = CHUNK_BYTES
+        self,
+        max_bytes: int = CHUNK_BYTES,
     ) -> Generator[tuple[int, list[NDArray[np.unsignedinteger]]], None, None]:
-        """(first row, one [n, vocab] array of compute-dtype bits a side), in row order, again from the start at each
-        call.
+        """(first row, one [n, vocab] array of compute-dtype bits a side), in row order, again from
+        the start at each call.
 
-        A chunk takes at most `max_bytes` a side and 64 MiB together, but at least one row. An archive's checksums are
-        known good only once the last chunk has been read: what was read before a DumpError is void.
+        A chunk takes at most `max_bytes` a side and 64 MiB together, but at least one row. An
+        archive's checksums are known good only once the last chunk has been read: what was read
+        before a DumpError is void.
         """
         if not self._sides:
             raise UsageError("this dump is closed; open it again to read it.")
         bytes_a_row = self.vocab * self._format.itemsize
-        step = max(1, min(max_bytes // bytes_a_row, CHUNK_BYTES_TOGETHER // (bytes_a_row * len(self._sides))))
+        step = max(
+            1,
+            min(max_bytes // bytes_a_row, CHUNK_BYTES_TOGETHER // (bytes_a_row * len(self._sides))),
+        )
         streams = [self._stream(side, step) for side in self._sides]
         for first, bits in zip(range(0, self.rows, step), zip(*streams, strict=True), strict=True):
             yield first, list(bits)
 
-    def _stream(self, side: DumpSide, step: int) -> Generator[NDArray[np.unsignedinteger], None, None]:
-        """Return the rows of one side as bits of the compute dtype, `step` at a time. [n, vocab] each"""
+    def _stream(
+        self,
+        side: DumpSide,
+        step: int,
+    ) -> Generator[NDArray[np.unsignedinteger], None, None]:
+        """Return the rows of one side as bits of the compute dtype, `step` at a time. [n, vocab]
+        each
+        """
         at_once = max(1, CONVERT_ELEMENTS // self.vocab)
         for raw in side.array.checked_rows(step):
             out = np.empty(raw.shape, self._format.carrier)
@@ -120,20 +145,22 @@ def open_dump(
     fewest_sides: int = 2,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Dump:
-    """Open one npz, safetensors or torch.save file of two or more sides, or two files of one array each. DumpError
-    if it cannot be read as logits.
+    """Open one npz, safetensors or torch.save file of two or more sides, or two files of one array
+    each. DumpError if it cannot be read as logits.
 
-    `reference` names the side to compare with; else it is the one called 'reference', else the first; of safetensors,
-    which sort by name, 'fresh' and 'baseline' come before others, and 'cached' and 'variant' last. `compute_dtype`
-    overrides what the dump declares or what would be detected. `max_bytes` limits each file, packed and unpacked.
-    `holds`: 'logits' takes arrays for [positions, vocab] that look like log-probabilities of chosen tokens; 'padded'
-    cuts sides to the first tokens, those that all of them have.
-    `fewest_sides`: 1 if a single side is of use, which makes no run. `on_progress(bytes read, bytes in all)` reports
-    what is read to detect the compute dtype, which may be all of it.
+    `reference` names the side to compare with; else it is the one called 'reference', else the
+    first; of safetensors, which sort by name, 'fresh' and 'baseline' come before others, and
+    'cached' and 'variant' last. `compute_dtype` overrides what the dump declares or what would be
+    detected. `max_bytes` limits each file, packed and unpacked. `holds`: 'logits' takes arrays for
+    [positions, vocab] that look like log-probabilities of chosen tokens; 'padded' cuts sides to the
+    first tokens, those that all of them have.
+    `fewest_sides`: 1 if a single side is of use, which makes no run. `on_progress(bytes read, bytes
+    in all)` reports what is read to detect the compute dtype, which may be all of it.
     """
     if len(paths) not in (1, 2):
         raise UsageError(
-            f"a dump is one file or a pair of files, not {len(paths)}; put more than two sides into one npz."
+            f"a dump is one file or a pair of files, not {len(paths)}; put more than two sides into"
+            " one npz.",
         )
     override = format_named(compute_dtype) if compute_dtype else None
     check_holds(holds)
@@ -143,11 +170,17 @@ def open_dump(
     if holds == PADDED:
         arrays = _cut_to_common(arrays, notes)
     shape = common_shape({name: array for name, (_, array) in arrays.items()})
-    of_steps = [array for _, array in arrays.values() if len(array.shape) > 2 and array.shape[-2] == 1]
-    if of_steps and len(shape) == 2 and not any("prompt_lengths" in container.arrays for container in containers):
+    of_steps = [
+        array for _, array in arrays.values() if len(array.shape) > 2 and array.shape[-2] == 1
+    ]
+    if (
+        of_steps
+        and len(shape) == 2
+        and not any("prompt_lengths" in container.arrays for container in containers)
+    ):
         notes.append(  # [steps, 1, vocab], as np.stack makes them of the scores of generate
-            f"{of_steps[0].label} has shape {clean(of_steps[0].shape)}: taken as {shape[0]:,} steps of one generation."
-            " Prompts of one position each need 'prompt_lengths'."
+            f"{of_steps[0].label} has shape {clean(of_steps[0].shape)}: taken as {shape[0]:,} steps"
+            " of one generation. Prompts of one position each need 'prompt_lengths'.",
         )
     reserved = [read_reserved(container, shape) for container in containers]
     declared = [extra.compute_dtype for extra in reserved]
@@ -155,17 +188,26 @@ def open_dump(
         need = "one, or compute_dtype given when opening"
         raise DumpError(f"{dump_name}: declare different compute_dtypes; expected {need}.")
     dtype = next((fmt for fmt in declared if fmt), None)
-    sides = [side_of(name, array, declared[place] or dtype or override) for name, (place, array) in arrays.items()]
+    sides = [
+        side_of(name, array, declared[place] or dtype or override)
+        for name, (place, array) in arrays.items()
+    ]
     if len(containers) == 1:
         reference = reference or reserved[0].reference or None
     if reference is not None and reference not in arrays:
         names = ", ".join(clean(name, 40) for name in list(arrays)[:8])
         raise UsageError(f"{dump_name}: no side '{clean(reference, 60)}'; there are {names}.")
-    if reference is not None or len(containers) == 1:  # of two files the first is it, under any name
+    # of two files the first is it, under any name
+    if reference is not None or len(containers) == 1:
         is_sorted = containers[0].kind == "safetensors"  # which say nothing by their order
-        sides.sort(key=lambda side: _rank(side.name, reference, is_sorted))  # stable: others stay in file order
+        # stable: others stay in file order
+        sides.sort(key=lambda side: _rank(side.name, reference, is_sorted))
     target, tell = override or dtype, on_progress or (lambda _done, _total: None)
-    reason = "override: chosen when opening" if override else "declared: the dump's own compute_dtype key"
+    reason = (
+        "override: chosen when opening"
+        if override
+        else "declared: the dump's own compute_dtype key"
+    )
     check_all(sides, target, tell)
     if target is None:
         target, reason = detect(sides, tell)
@@ -182,7 +224,9 @@ def open_dump(
 def check_holds(holds: str | None) -> None:
     """UsageError for a word that says nothing."""
     if holds not in (None, LOGITS, PADDED):
-        raise UsageError(f"holds '{clean(holds, 40)}' is not known; expected {LOGITS} or {PADDED}, or nothing.")
+        raise UsageError(
+            f"holds '{clean(holds, 40)}' is not known; expected {LOGITS} or {PADDED}, or nothing.",
+        )
 
 
 def _rank(name: str, reference: str | None, is_sorted: bool) -> int:
@@ -196,7 +240,11 @@ def _rank(name: str, reference: str | None, is_sorted: bool) -> int:
 
 
 def _generations(
-    dump_name: str, sides: list[str], arrays: _Arrays, reserved: list[Reserved], prompts: tuple[Prompt, ...]
+    dump_name: str,
+    sides: list[str],
+    arrays: _Arrays,
+    reserved: list[Reserved],
+    prompts: tuple[Prompt, ...],
 ) -> tuple[Generation, ...]:
     """Return the tokens that each side emitted, by prompt."""
     emitted: dict[str, tuple[int, ...]] = {}
@@ -221,15 +269,23 @@ def _generations(
         rows = [emitted[name][start : start + prompt.positions] for name in sides]
         start += prompt.positions
         first = next((place for place, token in enumerate(rows[0]) if token >= 0), prompt.positions)
-        if any((token >= 0) != (place >= first) for each in rows for place, token in enumerate(each)):
+        if any(
+            (token >= 0) != (place >= first) for each in rows for place, token in enumerate(each)
+        ):
             raise DumpError(
-                f"{dump_name}: '{EMITTED}' tokens of prompt {index} begin at different positions or leave some out."
-                " Expected on every side: -1 as long as the next token was given, then tokens to the end."
+                f"{dump_name}: '{EMITTED}' tokens of prompt {index} begin at different positions or"
+                " leave some out. Expected on every side: -1 as long as the next token was given,"
+                " then tokens to the end.",
             )
         if first < prompt.positions:
             continuations = tuple(row[first:] for row in rows)
-            words = tuple("".join(texts[t] for t in row) if texts.keys() >= set(row) else "" for row in continuations)
-            generations.append(Generation(index, first + 1, prompt.positions - first, continuations, words))
+            words = tuple(
+                "".join(texts[t] for t in row) if texts.keys() >= set(row) else ""
+                for row in continuations
+            )
+            generations.append(
+                Generation(index, first + 1, prompt.positions - first, continuations, words),
+            )
     return tuple(generations)
 
 
@@ -242,28 +298,43 @@ def _named_arrays(containers: list[Container], fewest_sides: int) -> tuple[_Arra
         check_layers(container.name, list(sides))
         sides_by_file.append(sides)
         left_out = "no logits: it is left out"
-        notes += [f"{array.label} holds whole numbers ({array.dtype.name}), {left_out}." for array in others]
+        notes += [
+            f"{array.label} holds whole numbers ({array.dtype.name}), {left_out}."
+            for array in others
+        ]
         if not fewest <= len(sides) <= most:
             keys = ", ".join(f"'{clean(key, 40)}'" for key in list(sides)[:3]) or "none"
             need = f"{fewest} to {most}, each under its own key, or one in each of two files"
-            raise DumpError(f"{container.name}: holds {plural(len(sides), 'side')} ({keys}); expected {need}.")
+            raise DumpError(
+                f"{container.name}: holds {plural(len(sides), 'side')} ({keys}); expected {need}.",
+            )
     if len(containers) == 1:
         return {key: (0, array) for key, array in sides_by_file[0].items()}, notes
     names = [printable(container.path.stem, "?")[:200] for container in containers]
     if names[0] == names[1] or any(is_reserved(name) or not name.strip() for name in names):
         names = ["reference", "variant"]
-    return {name: (place, next(iter(sides_by_file[place].values()))) for place, name in enumerate(names)}, notes
+    return {
+        name: (place, next(iter(sides_by_file[place].values()))) for place, name in enumerate(names)
+    }, notes
 
 
 def _cut_to_common(arrays: _Arrays, notes: list[str]) -> _Arrays:
-    """Return the sides, each with the tokens that all of them have; a note on every one that had more."""
+    """Return the sides, each with the tokens that all of them have; a note on every one that had
+    more.
+    """
     widths = {name: shape_of(array)[-1] for name, (_, array) in arrays.items()}
     vocab = min(widths.values())
     check_shards(next(iter(arrays.values()))[1].file, widths)
     common = {}
     for name, (place, array) in arrays.items():
         more = widths[name] - vocab
-        common[name] = place, replace(array, shape=(*array.shape[:-1], vocab), columns=vocab) if more else array
+        common[name] = (
+            place,
+            replace(array, shape=(*array.shape[:-1], vocab), columns=vocab) if more else array,
+        )
         if more:
-            notes.append(f"{array.label} is compared in its first {vocab:,} tokens; {more:,} of padding are left out.")
+            notes.append(
+                f"{array.label} is compared in its first {vocab:,} tokens; {more:,} of padding are"
+                " left out.",
+            )
     return common

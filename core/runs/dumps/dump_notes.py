@@ -13,7 +13,8 @@ from ..file.records import Prompt
 from .shapes import HOLDS, LOGITS
 from .source_dtype import DumpSide, looks_chosen, looks_normalised, narrowest
 
-_LEAST_VALUES, _MANY_VALUES = 32, 1 << 16  # different ones, of so many: fewer say nothing of a side's dtype
+# different ones, of so many: fewer say nothing of a side's dtype
+_LEAST_VALUES, _MANY_VALUES = 32, 1 << 16
 
 
 def notes_on(
@@ -25,14 +26,16 @@ def notes_on(
     *,
     are_logits: bool,
 ) -> list[str]:
-    """Return notes for a user on a valid dump. DumpError if its first rows are no logits of [positions, vocab].
+    """Return notes for a user on a valid dump. DumpError if its first rows are no logits of
+    [positions, vocab].
 
-    name: of its files; first: rows of every side, bits of `fmt`, its compute dtype [n, vocab]; are_logits: the user
-    says so.
+    name: of its files; first: rows of every side, bits of `fmt`, its compute dtype [n, vocab];
+    are_logits: the user says so.
     """
     vocab, rows = first[0].shape[1], sum(prompt.positions for prompt in prompts)
     notes = [
-        f"{side.array.label} is float64; its values are all float32, so it is kept, and exported, as float32."
+        f"{side.array.label} is float64; its values are all float32, so it is kept, and exported,"
+        " as float32."
         for side in sides
         if side.is_double
     ]
@@ -40,32 +43,48 @@ def notes_on(
     is_transposed = vocab < longest  # perhaps
     if is_transposed:
         problem = f"{longest:,} positions of {vocab:,} tokens each"
-        notes.append(f"{name}: {problem}; if it is [vocab, positions], save it transposed (array.T).")
+        notes.append(
+            f"{name}: {problem}; if it is [vocab, positions], save it transposed (array.T).",
+        )
     for side, bits in zip(sides, first, strict=True):
         array, values = side.array, values_of(bits, fmt)
         what = looks_normalised(values)
         if is_transposed and not what and len(values) == longest and looks_normalised(values.T):
             need = "[positions, vocab]: save it transposed (array.T)"
-            raise array.refusal("has columns that sum to 1 as probabilities, and rows that do not", need)
+            raise array.refusal(
+                "has columns that sum to 1 as probabilities, and rows that do not",
+                need,
+            )
         if what:
             problem = f"looks like {what}: its sampled rows sum to 1"
             notes.append(f"{array.label} {problem}; ULPs and margins are of those, not logits.")
         elif looks_chosen(values) and not are_logits:
             looks = (
-                f"looks like chosen-token log-probabilities of {rows:,} sequences of {vocab:,} tokens, not"
-                " [positions, vocab]: no value is above 0, and the rows add up to more than 1 as probabilities"
+                f"looks like chosen-token log-probabilities of {rows:,} sequences of {vocab:,}"
+                " tokens, not [positions, vocab]: no value is above 0, and the rows add up to more"
+                " than 1 as probabilities"
             )
             if rows > vocab:
-                raise array.refusal(looks, f"the logits of every token of the vocabulary, or {HOLDS.format(LOGITS)}")
-            meaning = "if it is so, every figure here is meaningless: save the logits of every token of the vocabulary"
+                raise array.refusal(
+                    looks,
+                    f"the logits of every token of the vocabulary, or {HOLDS.format(LOGITS)}",
+                )
+            meaning = (
+                "if it is so, every figure here is meaningless: save the logits of every token of"
+                " the vocabulary"
+            )
             notes.append(f"{array.label} {looks}; {meaning}.")
     return notes + _notes_on_dtypes(sides, first, fmt)
 
 
 def _notes_on_dtypes(
-    sides: Sequence[DumpSide], first: Sequence[NDArray[np.unsignedinteger]], fmt: FloatFormat
+    sides: Sequence[DumpSide],
+    first: Sequence[NDArray[np.unsignedinteger]],
+    fmt: FloatFormat,
 ) -> list[str]:
-    """Return notes on ULPs of sides saved or computed in different dtypes. first: bits of the compute dtype."""
+    """Return notes on ULPs of sides saved or computed in different dtypes. first: bits of the
+    compute dtype.
+    """
     holds: dict[str, list[str]] = {}  # dtype of the values -> sides
     for side, bits in zip(sides, first, strict=True):
         source, dtype = side.fmt, fmt
@@ -76,7 +95,10 @@ def _notes_on_dtypes(
         holds.setdefault(dtype.name, []).append(f"'{clean(side.name, 40)}'")
     saved = dict.fromkeys(side.fmt.name for side in sides)
     if len(holds) > 1:
-        coarsest = min((format_named(dtype) for dtype in holds), key=lambda each: each.mantissa_bits)
+        coarsest = min(
+            (format_named(dtype) for dtype in holds),
+            key=lambda each: each.mantissa_bits,
+        )
         steps = 1 << (fmt.mantissa_bits - coarsest.mantissa_bits)
         summaries = [
             f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
@@ -84,9 +106,11 @@ def _notes_on_dtypes(
             for dtype, names in holds.items()
         ]
         return [
-            f"the sides are of different dtypes: {', '.join(summaries)}. ULPs are of {fmt.name} on every side. Rounding"
-            f" to {coarsest.name} alone is up to {steps // 2:,} of them: read differences in logits, or compare sides"
-            " of one dtype."
+            (
+                f"the sides are of different dtypes: {', '.join(summaries)}. ULPs are of {fmt.name}"
+                f" on every side. Rounding to {coarsest.name} alone is up to {steps // 2:,} of"
+                " them: read differences in logits, or compare sides of one dtype."
+            ),
         ]
     if len(saved) > 1:
         every = f"ULPs are of {fmt.name} on every side, which holds every value."

@@ -1,8 +1,9 @@
 """Runs back to npz, bit for bit, as numpy.load and `open_dump` read it.
 
-One prompt is `[positions, vocab]` under each side's name, several of equal length `[prompts, positions, vocab]`.
-Prompts of unequal lengths stand one after another as `[all positions, vocab]`, with the reserved key `prompt_lengths`
-(int64, one a prompt). bfloat16 is uint16 bits of `compute_dtype`, or numpy's 2-byte void if the run's is different.
+One prompt is `[positions, vocab]` under each side's name, several of equal length `[prompts,
+positions, vocab]`. Prompts of unequal lengths stand one after another as `[all positions, vocab]`,
+with the reserved key `prompt_lengths` (int64, one a prompt). bfloat16 is uint16 bits of
+`compute_dtype`, or numpy's 2-byte void if the run's is different.
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ ROWS_BYTES = 8 << 20  # read and written at a time
 
 
 def export_npz(run: RunReader, path: Path, *, overwrite: bool = False) -> None:
-    """Write every side in the bits and dtype it came in, with `compute_dtype`, and `token_ids` and `tokens` if all are
-    known.
+    """Write every side in the bits and dtype it came in, with `compute_dtype`, and `token_ids` and
+    `tokens` if all are known.
 
-    Emitted tokens of a dump are written as `emitted:SIDE`. A capture's continuations are no such tokens: each side
-    continued its own, while its logits here are of the reference's.
+    Emitted tokens of a dump are written as `emitted:SIDE`. A capture's continuations are no such
+    tokens: each side continued its own, while its logits here are of the reference's.
 
-    `reference_side` names the run's reference if opening the file would choose another side. The file appears
-    complete or not at all; StoreError if it cannot be written or would replace another.
+    `reference_side` names the run's reference if opening the file would choose another side. The
+    file appears complete or not at all; StoreError if it cannot be written or would replace
+    another.
     """
     path = Path(path)
     if path.suffix != ".npz":
@@ -54,27 +56,37 @@ def export_npz(run: RunReader, path: Path, *, overwrite: bool = False) -> None:
             raise UsageError(f"{problem}; expected another name.")
     if run.header.keep != ALL:
         raise StoreError(refusal(run.header))
-    with exporting(path, overwrite=overwrite) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+    with (
+        exporting(path, overwrite=overwrite) as file,
+        zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive,
+    ):
         _write(run, archive)
 
 
 @contextmanager
 def exporting(path: Path, *, overwrite: bool) -> Iterator[BinaryIO]:
-    """Yield a file that appears at `path` when it is complete; StoreError if it cannot, or would replace another."""
+    """Yield a file that appears at `path` when it is complete; StoreError if it cannot, or would
+    replace another.
+    """
     if path.exists() and not overwrite:
-        raise StoreError(f"{path}: already exists; expected a new file name, or overwrite to replace it.")
+        raise StoreError(
+            f"{path}: already exists; expected a new file name, or overwrite to replace it.",
+        )
     try:
         with writing(path, is_new=not overwrite) as file:
             yield file
     except OSError as error:
         need = "a new file in a folder with room and permission"
-        raise StoreError(f"{path}: cannot be written ({error.strerror or error}); expected {need}.") from error
+        raise StoreError(
+            f"{path}: cannot be written ({error.strerror or error}); expected {need}.",
+        ) from error
 
 
 def _write(run: RunReader, archive: zipfile.ZipFile) -> None:
     header = run.header
     lengths = [prompt.positions for prompt in header.prompts]
-    has_lengths = len(set(lengths)) > 1 or (len(lengths) > 1 and lengths[0] == 1)  # [n, 1, vocab] are steps
+    # [n, 1, vocab] are steps
+    has_lengths = len(set(lengths)) > 1 or (len(lengths) > 1 and lengths[0] == 1)
     leading = (header.rows,) if len(lengths) == 1 or has_lengths else (len(lengths), lengths[0])
     for place, side in enumerate(header.sides):
         _write_side(run, archive, place, format_named(side.source_dtype), leading)
@@ -85,13 +97,17 @@ def _write(run: RunReader, archive: zipfile.ZipFile) -> None:
         _write_array(archive, "token_ids", np.array(ids, np.int64).reshape(leading))
     if all(prompt.token_texts for prompt in header.prompts):
         texts = [text for prompt in header.prompts for text in prompt.token_texts]
-        # A unicode array gives every text the room of the longest; one absurdly long text is not worth gigabytes of
-        # padding.
+        # A unicode array gives every text the room of the longest; one absurdly long text is not
+        # worth gigabytes of padding.
         if 4 * max(map(len, texts)) * len(texts) <= TEXT_BYTES and any(texts):
             _write_array(archive, "tokens", np.array(texts, np.str_).reshape(leading))
     if header.provenance.kind == "upload" and run.generations:
         for place, side in enumerate(header.sides):
-            _write_array(archive, f"{EMITTED}:{side.name}", _emitted_tokens(run, place).reshape(leading))
+            _write_array(
+                archive,
+                f"{EMITTED}:{side.name}",
+                _emitted_tokens(run, place).reshape(leading),
+            )
     _write_array(archive, "compute_dtype", np.array(header.compute_dtype))
     if any(side.name == "reference" for side in header.sides[1:]):
         _write_array(archive, "reference_side", np.array(header.sides[0].name))
@@ -115,25 +131,36 @@ def _write_array(archive: zipfile.ZipFile, key: str, array: NDArray[Any]) -> Non
 
 
 def _member(key: str) -> zipfile.ZipInfo:
-    """Return a member without a date, so that every export of a run has the same bytes and downloads can resume."""
+    """Return a member without a date, so that every export of a run has the same bytes and
+    downloads can resume.
+    """
     return zipfile.ZipInfo(f"{key}.npy", (1980, 1, 1, 0, 0, 0))
 
 
 def _write_side(
-    run: RunReader, archive: zipfile.ZipFile, place: int, source: FloatFormat, leading: tuple[int, ...]
+    run: RunReader,
+    archive: zipfile.ZipFile,
+    place: int,
+    source: FloatFormat,
+    leading: tuple[int, ...],
 ) -> None:
     header = run.header
     compute = header.format
-    descr = {FLOAT32: "<f4", FLOAT16: "<f2", BFLOAT16: "<u2" if source is compute else "|V2"}[source]
+    descr = {FLOAT32: "<f4", FLOAT16: "<f2", BFLOAT16: "<u2" if source is compute else "|V2"}[
+        source
+    ]
     step = max(1, ROWS_BYTES // (header.vocab * 4))
     with archive.open(_member(header.sides[place].name), "w", force_zip64=True) as member:
         npy_format.write_array_header_1_0(
-            member, {"descr": descr, "fortran_order": False, "shape": (*leading, header.vocab)}
+            member,
+            {"descr": descr, "fortran_order": False, "shape": (*leading, header.vocab)},
         )
         for start in range(0, header.rows, step):
             bits = run.read_rows(place, start, min(start + step, header.rows))
             restored = convert(bits, compute, source)
             if restored is None:
                 problem = f"holds values that are no {source.name}, the dtype it came in"
-                raise StoreError(f"side '{header.sides[place].name}' {problem}; expected a run from one dump.")
+                raise StoreError(
+                    f"side '{header.sides[place].name}' {problem}; expected a run from one dump.",
+                )
             member.write(np.ascontiguousarray(restored).reshape(-1).view(np.uint8).data)

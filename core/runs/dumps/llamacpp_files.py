@@ -1,5 +1,5 @@
-"""Files of llama.cpp: GGUF of `llama-results` (tools/results/results.cpp), and `--kl-divergence-base` of perplexity
-(tools/perplexity/perplexity.cpp).
+"""Files of llama.cpp: GGUF of `llama-results` (tools/results/results.cpp), and
+`--kl-divergence-base` of perplexity (tools/perplexity/perplexity.cpp).
 
 Every count is checked against the file's size before anything of that size is allocated.
 """
@@ -22,30 +22,47 @@ from .arrays import Rows, StoredArray, foreign_errors, rows_of
 MAGIC, KLD_MAGIC = b"GGUF", b"_logits_"
 _HEADER_BYTES = 64 << 20  # keys and tensors
 _F32, _I32 = 0, 26  # types of tensors
-_NUMBERS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes of a value, by its type
+# bytes of a value, by its type
+_NUMBERS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _UINT32, _STRING, _LIST = 4, 8, 9
 
 
 def read(name: str, key: str, data: mmap.mmap) -> tuple[dict[str, StoredArray], dict[str, str]]:
-    """Read the tensors `tokens` (int32) and `logits` (float32, one row per token); return arrays and texts of a dump.
+    """Read the tensors `tokens` (int32) and `logits` (float32, one row per token); return arrays
+    and texts of a dump.
 
-    The tensor declares its dimensions as (tokens, vocabulary), which in a GGUF means that tokens lie next to each
-    other; they do not: the rows are whole.
+    The tensor declares its dimensions as (tokens, vocabulary), which in a GGUF means that tokens
+    lie next to each other; they do not: the rows are whole.
     """
     with foreign_errors(name, "a GGUF of llama-results"):
         _, tensors = gguf_header(data[:_HEADER_BYTES], MAX_SIDES)
     if {"tokens", "logits"} - tensors.keys():
-        raise DumpError(f"{name}: a GGUF without the tensors 'tokens' and 'logits'; expected one of llama-results.")
+        raise DumpError(
+            f"{name}: a GGUF without the tensors 'tokens' and 'logits'; expected one of"
+            " llama-results.",
+        )
     (ids, id_kind, id_place), (dimensions, kind, place) = tensors["tokens"], tensors["logits"]
     count, elements = math.prod(ids), math.prod(dimensions)
     if (id_kind, kind) != (_I32, _F32):
-        raise DumpError(f"{name}: has tensors of types {id_kind} and {kind}; expected int32 tokens, float32 logits.")
+        raise DumpError(
+            f"{name}: has tensors of types {id_kind} and {kind}; expected int32 tokens, float32"
+            " logits.",
+        )
     if count < 1 or elements % count or not 1 < elements // count <= MAX_VOCAB:
-        raise DumpError(f"{name}: has {elements:,} logits for {count:,} tokens; expected a row of the vocabulary each.")
+        raise DumpError(
+            f"{name}: has {elements:,} logits for {count:,} tokens; expected a row of the"
+            " vocabulary each.",
+        )
     if max(id_place + 4 * count, place + 4 * elements) > len(data):
         raise DumpError(f"{name}: ends before its tensors do; expected a complete file.")
     shape = (count, elements // count)
-    logits = StoredArray(name, key, np.dtype("<f4"), shape, rows_of(lambda: np.ndarray(shape, "<f4", data, place)))
+    logits = StoredArray(
+        name,
+        key,
+        np.dtype("<f4"),
+        shape,
+        rows_of(lambda: np.ndarray(shape, "<f4", data, place)),
+    )
     tokens = StoredArray.of_numbers(name, "token_ids", np.frombuffer(data, "<i4", count, id_place))
     meta = json.dumps({"format": "llama.cpp llama-results"})
     return {key: logits, "token_ids": tokens}, {"compute_dtype": "float32", "meta": meta}
@@ -64,11 +81,13 @@ def read_kld(name: str, key: str, data: mmap.mmap) -> tuple[dict[str, StoredArra
 
 
 def kld_rows(name: str, data: mmap.mmap) -> tuple[NDArray[np.int32], int, Rows]:
-    """Return what a file of --kl-divergence-base holds: tokens [chunks, context], size of the vocabulary, and a reader
-    of log-probabilities, a row for each token of a chunk's second half but the last.
+    """Return what a file of --kl-divergence-base holds: tokens [chunks, context], size of the
+    vocabulary, and a reader of log-probabilities, a row for each token of a chunk's second half but
+    the last.
 
-    A row is float32 scale, float32 lowest value and a uint16 per token: log-probability = lowest + scale x uint16. So
-    differences below 2.4e-4 nats are the file's own, and what is more than 16 below the largest is raised to that.
+    A row is float32 scale, float32 lowest value and a uint16 per token: log-probability = lowest +
+    scale x uint16. So differences below 2.4e-4 nats are the file's own, and what is more than 16
+    below the largest is raised to that.
     """
     with foreign_errors(name, "a file of --kl-divergence-base"):
         context, vocab, chunks = struct.unpack("<3i", data[8:20])
@@ -79,8 +98,13 @@ def kld_rows(name: str, data: mmap.mmap) -> tuple[NDArray[np.int32], int, Rows]:
         or vocab > MAX_VOCAB
         or start + 2 * chunks * rows * row_bytes != len(data)
     ):
-        problem = f"{chunks} chunks of {context} tokens and a vocabulary of {vocab} in {len(data):,} bytes"
-        raise DumpError(f"{name}: declares {problem}; expected a complete file of --kl-divergence-base.")
+        problem = (
+            f"{chunks} chunks of {context} tokens and a vocabulary of {vocab} in {len(data):,}"
+            " bytes"
+        )
+        raise DumpError(
+            f"{name}: declares {problem}; expected a complete file of --kl-divergence-base.",
+        )
     tokens = np.frombuffer(data, "<i4", chunks * context, 20).reshape(chunks, context)
     packed = rows_of(lambda: np.ndarray((chunks * rows, row_bytes), "<u2", data, start))
 
@@ -92,9 +116,12 @@ def kld_rows(name: str, data: mmap.mmap) -> tuple[NDArray[np.int32], int, Rows]:
     return tokens, vocab, decode
 
 
-def gguf_header(data: bytes | mmap.mmap, most_tensors: int) -> tuple[str, dict[str, tuple[tuple[int, ...], int, int]]]:
-    """Architecture of a GGUF of version 2 or 3, and dimensions (the last axis first), type and place of every tensor
-    (its specification in ggml).
+def gguf_header(
+    data: bytes | mmap.mmap,
+    most_tensors: int,
+) -> tuple[str, dict[str, tuple[tuple[int, ...], int, int]]]:
+    """Architecture of a GGUF of version 2 or 3, and dimensions (the last axis first), type and
+    place of every tensor (its specification in ggml).
     """
     at, alignment, architecture = 4, 32, ""
 
@@ -139,4 +166,6 @@ def gguf_header(data: bytes | mmap.mmap, most_tensors: int) -> tuple[str, dict[s
         kind, place = take("<IQ")
         tensors[key] = shape, kind, place
     begin = -(-at // alignment) * alignment
-    return architecture, {key: (shape, kind, begin + place) for key, (shape, kind, place) in tensors.items()}
+    return architecture, {
+        key: (shape, kind, begin + place) for key, (shape, kind, place) in tensors.items()
+    }

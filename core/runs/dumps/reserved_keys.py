@@ -1,5 +1,6 @@
-"""The reserved keys of a dump: token_ids (input_ids, prompt_token_ids), tokens, prompt_lengths, compute_dtype,
-reference_side, meta, and for each side `emitted`. Read, checked, and laid over its rows.
+"""The reserved keys of a dump: token_ids (input_ids, prompt_token_ids), tokens, prompt_lengths,
+compute_dtype, reference_side, meta, and for each side `emitted`. Read, checked, and laid over its
+rows.
 """
 
 from __future__ import annotations
@@ -29,14 +30,26 @@ def is_reserved(key: str) -> bool:
     return key in RESERVED or key.partition(":")[0] == EMITTED
 
 
-def sides_of(container: Container, fewest: int = 1) -> tuple[dict[str, StoredArray], list[StoredArray]]:
-    """(arrays that are sides by key, whole numbers such as an attention mask, which are none) of a file.
+def sides_of(
+    container: Container,
+    fewest: int = 1,
+) -> tuple[dict[str, StoredArray], list[StoredArray]]:
+    """(arrays that are sides by key, whole numbers such as an attention mask, which are none) of a
+    file.
 
-    16-bit integers may be bits of logits. If fewer than `fewest` sides would be left, whole numbers count as sides, to
-    be refused by name.
+    16-bit integers may be bits of logits. If fewer than `fewest` sides would be left, whole numbers
+    count as sides, to be refused by name.
     """
-    arrays = {key: array for key, array in container.arrays.items() if not is_reserved(key) or container.kind == "npy"}
-    sides = {key: array for key, array in arrays.items() if array.dtype.kind not in "iub" or array.dtype.itemsize == 2}
+    arrays = {
+        key: array
+        for key, array in container.arrays.items()
+        if not is_reserved(key) or container.kind == "npy"
+    }
+    sides = {
+        key: array
+        for key, array in arrays.items()
+        if array.dtype.kind not in "iub" or array.dtype.itemsize == 2
+    }
     if len(sides) < fewest:
         return arrays, []
     return sides, [array for key, array in arrays.items() if key not in sides]
@@ -44,10 +57,12 @@ def sides_of(container: Container, fewest: int = 1) -> tuple[dict[str, StoredArr
 
 @dataclass(frozen=True)
 class Reserved:
-    """Reserved keys of one file. lengths: positions of each prompt; token_ids, texts: of all rows, or empty.
+    """Reserved keys of one file. lengths: positions of each prompt; token_ids, texts: of all rows,
+    or empty.
 
-    emitted: by side ('' for the only side of the file), the token chosen from the logits of each row, -1 if it was
-    given. reference: the side the others are compared with, '' if the file names none.
+    emitted: by side ('' for the only side of the file), the token chosen from the logits of each
+    row, -1 if it was given. reference: the side the others are compared with, '' if the file names
+    none.
     """
 
     file: str
@@ -61,14 +76,18 @@ class Reserved:
 
 
 def prompts_of(one: Reserved, other: Reserved) -> tuple[Prompt, ...]:
-    """Return the prompts of a dump; of a pair of files the union, which must not be contradictory."""
+    """Return the prompts of a dump; of a pair of files the union, which must not be
+    contradictory.
+    """
     for key, first, second in (
         ("token_ids", one.token_ids, other.token_ids),
         ("prompt_lengths", one.lengths[1:] and one.lengths, other.lengths[1:] and other.lengths),
     ):
         if first and second and first != second:
             problem = f"'{key}' are others than in {one.file}"
-            raise DumpError(f"{other.file}: {problem}; expected both sides to be of the same prompts.")
+            raise DumpError(
+                f"{other.file}: {problem}; expected both sides to be of the same prompts.",
+            )
     ids, texts = one.token_ids or other.token_ids, one.texts or other.texts
     prompts, start = [], 0
     for length in max(one.lengths, other.lengths, key=len):
@@ -78,30 +97,44 @@ def prompts_of(one: Reserved, other: Reserved) -> tuple[Prompt, ...]:
 
 
 def read_reserved(container: Container, shape: tuple[int, ...]) -> Reserved:
-    """Return the reserved keys of one file whose sides have `shape`, [..., vocab] of one to three axes."""
+    """Return the reserved keys of one file whose sides have `shape`, [..., vocab] of one to three
+    axes.
+    """
     name, arrays = container.name, {} if container.kind == "npy" else container.arrays
     counts = (shape[0], shape[1]) if len(shape) == 3 else (1, math.prod(shape[:-1]))
     lengths = (counts[1],) * counts[0]
     if "prompt_lengths" in arrays:
         lengths = _prompt_lengths(arrays["prompt_lengths"], shape)
-    meta, dtype, reference = (_text(container, key) for key in ("meta", "compute_dtype", "reference_side"))
+    meta, dtype, reference = (
+        _text(container, key) for key in ("meta", "compute_dtype", "reference_side")
+    )
     if (size := len(meta.encode("utf-8", "replace"))) > META_BYTES:
         raise DumpError(f"{name}: 'meta' takes {size:,} bytes; expected at most {META_BYTES:,}.")
     try:
         compute_dtype = format_named(dtype.strip()) if dtype else None
     except UsageError:
         expected = ", ".join(LOGIT_FORMATS)
-        raise DumpError(f"{name}: 'compute_dtype' is '{clean(dtype)}'; expected one of {expected}.") from None
+        raise DumpError(
+            f"{name}: 'compute_dtype' is '{clean(dtype)}'; expected one of {expected}.",
+        ) from None
     if reference and (reference not in arrays or is_reserved(reference)):
-        raise DumpError(f"{name}: 'reference_side' is '{clean(reference, 60)}'; expected the name of a side.")
+        raise DumpError(
+            f"{name}: 'reference_side' is '{clean(reference, 60)}'; expected the name of a side.",
+        )
     tokens = arrays.get("tokens")
     has_numbers = tokens is not None and tokens.dtype.kind in "iu"
     with_ids = [arrays[key] for key in (*TOKEN_IDS, *["tokens"] * has_numbers) if key in arrays]
-    by_position = [*with_ids, *(array for key, array in arrays.items() if key == "tokens" or key.startswith(EMITTED))]
+    by_position = [
+        *with_ids,
+        *(array for key, array in arrays.items() if key == "tokens" or key.startswith(EMITTED)),
+    ]
     for array in by_position:
         if array.size == shape[-1] != math.prod(counts):
             problem = f"has {shape[-1]} entries, as many as the last axis of the sides"
-            raise array.refusal(problem, "sides of [positions, vocab]: save them transposed (array.T)")
+            raise array.refusal(
+                problem,
+                "sides of [positions, vocab]: save them transposed (array.T)",
+            )
     emitted = {
         key.partition(":")[2]: _whole_numbers(array, counts, lowest=-1)
         for key, array in arrays.items()
@@ -113,7 +146,9 @@ def read_reserved(container: Container, shape: tuple[int, ...]) -> Reserved:
 
 
 def _text(container: Container, key: str) -> str:
-    """Return a single text, from an array or from safetensors' `__metadata__`; empty if there is none."""
+    """Return a single text, from an array or from safetensors' `__metadata__`; empty if there is
+    none.
+    """
     array = container.arrays.get(key)
     if array is None or container.kind == "npy":
         return container.texts.get(key, "")
@@ -129,8 +164,15 @@ def _check_fits(array: StoredArray, counts: tuple[int, int]) -> None:
         raise array.refusal(f"has shape {clean(array.shape)}", f"one for each position: {many}")
 
 
-def _whole_numbers(array: StoredArray, counts: tuple[int, int] | None, lowest: int = 0) -> tuple[int, ...]:
-    """Return a small array of integers from `lowest` up, one a position of `counts`. Flat, C order."""
+def _whole_numbers(
+    array: StoredArray,
+    counts: tuple[int, int] | None,
+    lowest: int = 0,
+) -> tuple[int, ...]:
+    """Return a small array of integers from `lowest` up, one a position of `counts`.
+
+    Flat, C order.
+    """
     if array.dtype.kind not in "iu":
         raise array.refusal(f"has the dtype {clean(array.dtype)}", "whole numbers")
     if counts:
@@ -143,7 +185,9 @@ def _whole_numbers(array: StoredArray, counts: tuple[int, int] | None, lowest: i
 
 def _prompt_lengths(array: StoredArray, shape: tuple[int, ...]) -> tuple[int, ...]:
     rows = math.prod(shape[:-1])
-    need = f"lengths from 1 up that add up to {rows} positions, with sides of (all positions, vocab)"
+    need = (
+        f"lengths from 1 up that add up to {rows} positions, with sides of (all positions, vocab)"
+    )
     if len(shape) > 2 or len(array.shape) != 1 or array.size > rows:
         raise array.refusal(f"has shape {clean(array.shape)}", need)
     lengths = _whole_numbers(array, None, lowest=1)
@@ -153,31 +197,50 @@ def _prompt_lengths(array: StoredArray, shape: tuple[int, ...]) -> tuple[int, ..
 
 
 def _strings(array: StoredArray, limit: int) -> list[str]:
-    """Return the texts of an array of unicode ('U') or UTF-8 bytes ('S'), flat; invalid unicode is replaced."""
+    """Return the texts of an array of unicode ('U') or UTF-8 bytes ('S'), flat; invalid unicode is
+    replaced.
+    """
     if array.dtype.kind not in "US" or array.nbytes > limit:
         problem = f"has {array.nbytes} bytes of the dtype {clean(array.dtype)}"
         raise array.refusal(problem, f"text of at most {limit} bytes")
     with foreign_errors(array.label, "valid text"):
         texts = array.load().tolist()
     # A token may be a piece of a UTF-8 sequence: its bytes are then shown as such.
-    return [text.decode("utf-8", "backslashreplace") if isinstance(text, bytes) else _unicode(text) for text in texts]
+    return [
+        text.decode("utf-8", "backslashreplace") if isinstance(text, bytes) else _unicode(text)
+        for text in texts
+    ]
 
 
 def _unicode(text: str) -> str:
     return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
 
 
-def _tokens(container: Container, array: StoredArray | None, counts: tuple[int, int]) -> tuple[str, ...]:
-    """Return the texts of all tokens, no longer than those of a run may be; empty if there are none."""
+def _tokens(
+    container: Container,
+    array: StoredArray | None,
+    counts: tuple[int, int],
+) -> tuple[str, ...]:
+    """Return the texts of all tokens, no longer than those of a run may be; empty if there are
+    none.
+    """
     if array is not None:
         _check_fits(array, counts)
         texts = _strings(array, TEXT_BYTES)
     else:
         with foreign_errors(f"{container.name}: 'tokens'", "a JSON list of texts"):
-            entries = msgspec.json.decode(container.texts.get("tokens") or "[]", type=list[str | list[str]])
-        texts = [_unicode(text) for one in entries for text in ([one] if isinstance(one, str) else one)]
+            entries = msgspec.json.decode(
+                container.texts.get("tokens") or "[]",
+                type=list[str | list[str]],
+            )
+        texts = [
+            _unicode(text) for one in entries for text in ([one] if isinstance(one, str) else one)
+        ]
         if "tokens" in container.texts and len(texts) != math.prod(counts):
-            problem, need = f"'tokens' lists {len(texts)} texts", f"one for each position: {math.prod(counts)}"
+            problem, need = (
+                f"'tokens' lists {len(texts)} texts",
+                f"one for each position: {math.prod(counts)}",
+            )
             raise DumpError(f"{container.name}: {problem}; expected {need}.")
     try:
         check_token_texts(texts)

@@ -23,21 +23,32 @@ HOLDS = "--holds {} (under New run, 'Holds')"
 # Padding fills a vocabulary up to a multiple of 64 to 1,024, times the ranks that share it.
 _MOST_PADDING, _PADDING_SHARE = 1024, 0.02
 _MOST_RANKS = 64
-# Rows fit from a half of equal argmaxes on, if no other place has half as many; fewer tokens say nothing.
+# Rows fit from a half of equal argmaxes on, if no other place has half as many; fewer tokens say
+# nothing.
 _AGREES, _LEAST_TOKENS = 0.5, 4
 # A side may be called layer_3_fp8, block_32 or h100.
-_LAYER = re.compile(r"(.*[./])?(layers?[._/]?\d+|(h|blocks?)[./]\d+)([./].*)?|.*hidden_?states?.*", re.IGNORECASE)
+_LAYER = re.compile(
+    r"(.*[./])?(layers?[._/]?\d+|(h|blocks?)[./]\d+)([./].*)?|.*hidden_?states?.*",
+    re.IGNORECASE,
+)
 _MOST_COMPARED = 1 << 28  # pairs of rows, about 1 s
 
 
 def check_layers(file: str, names: Sequence[str]) -> None:
-    """DumpError if the sides of a file are layers of a model, or several lists of tensors, by their names."""
-    stems = [stem for stem, _, number in (name.rpartition("/") for name in names) if number.isdecimal()]
+    """DumpError if the sides of a file are layers of a model, or several lists of tensors, by their
+    names.
+    """
+    stems = [
+        stem for stem, _, number in (name.rpartition("/") for name in names) if number.isdecimal()
+    ]
     lists = [stem for stem, count in Counter(stems).items() if count > 1]
     layers = [name for name in names if _LAYER.fullmatch(name)]
     if len(lists) > 1:
         name = clean(lists[0], 60)
-        says = f"'{name}' is a list of {stems.count(lists[0])} tensors. Save steps as torch.stack({name}, 1)"
+        says = (
+            f"'{name}' is a list of {stems.count(lists[0])} tensors. Save steps as"
+            f" torch.stack({name}, 1)"
+        )
     elif len(layers) > 1 and 2 * len(layers) >= len(names):
         says = f"'{clean(layers[0], 60)}' and others are tensors of layers. Save logits alone"
     else:
@@ -46,7 +57,9 @@ def check_layers(file: str, names: Sequence[str]) -> None:
 
 
 def common_shape(arrays: Mapping[str, StoredArray]) -> tuple[int, ...]:
-    """Return the shape all sides have once axes of size 1 are dropped: 1 to 3 axes, the last the vocabulary."""
+    """Return the shape all sides have once axes of size 1 are dropped: 1 to 3 axes, the last the
+    vocabulary.
+    """
     shapes = {name: shape_of(array) for name, array in arrays.items()}
     first, common = next(iter(shapes.items()))
     for name, shape in shapes.items():
@@ -56,7 +69,11 @@ def common_shape(arrays: Mapping[str, StoredArray]) -> tuple[int, ...]:
         if shape[:-1] == common[:-1]:
             raise _other_vocabulary(array.file, {name: shape[-1], first: common[-1]})
         if len(shape) == len(common) and shape[:-2] == common[:-2] and shape[-1] == common[-1]:
-            raise _other_length(array.file, {name: array, first: arrays[first]}, {name: shape, first: common})
+            raise _other_length(
+                array.file,
+                {name: array, first: arrays[first]},
+                {name: shape, first: common},
+            )
         fix = "save the same positions of both"
         if len(shape) == 2 and shape == common[::-1]:
             fix = "one of them is [vocab, positions]; save it transposed (array.T)"
@@ -81,15 +98,17 @@ def shape_of(array: StoredArray) -> tuple[int, ...]:
 
 
 def check_shards(file: str, widths: Mapping[str, int]) -> None:
-    """DumpError if a side has the share of a vocabulary that one rank of tensor parallelism has. widths: by name."""
+    """DumpError if a side has the share of a vocabulary that one rank of tensor parallelism has.
+    widths: by name.
+    """
     narrow, wide = min(widths, key=widths.__getitem__), max(widths, key=widths.__getitem__)
     least, most = widths[narrow], widths[wide]
     ranks = math.ceil(most / least)
     padding = max(min(_MOST_PADDING, most // 8), int(_PADDING_SHARE * most))
     if 1 < ranks <= _MOST_RANKS and ranks * least - most <= padding:
         raise DumpError(
-            f"{file}: '{clean(narrow)}' has {least:,} tokens, '{clean(wide)}' {most:,}: one rank of {ranks}?"
-            " Join the ranks: np.concatenate(ranks, -1)."
+            f"{file}: '{clean(narrow)}' has {least:,} tokens, '{clean(wide)}' {most:,}: one rank of"
+            f" {ranks}? Join the ranks: np.concatenate(ranks, -1).",
         )
 
 
@@ -104,21 +123,34 @@ def _other_vocabulary(file: str, widths: Mapping[str, int]) -> DumpError:
     return DumpError(f"{sizes}. A vocabulary padded by {plural(more, 'token')}? {how}.")
 
 
-def _other_length(file: str, arrays: Mapping[str, StoredArray], shapes: Mapping[str, tuple[int, ...]]) -> DumpError:
-    """Error about two sides of different numbers of positions that says which rows fit, if some do."""
+def _other_length(
+    file: str,
+    arrays: Mapping[str, StoredArray],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> DumpError:
+    """Error about two sides of different numbers of positions that says which rows fit, if some
+    do.
+    """
     (name, shape), (first, common) = shapes.items()
-    sizes = f"{file}: '{clean(name)}' has {plural(shape[-2], 'position')}, '{clean(first)}' {common[-2]:,}"
+    sizes = (
+        f"{file}: '{clean(name)}' has {plural(shape[-2], 'position')}, '{clean(first)}'"
+        f" {common[-2]:,}"
+    )
     longer, shorter = (name, first) if shape[-2] > common[-2] else (first, name)
     length, total = shapes[shorter][-2], shapes[longer][-2]
     start = None
     if all(array.dtype.kind in "fV" for array in arrays.values()):
-        tokens, fewer = (_argmaxes(one, arrays[one]).reshape(-1, shapes[one][-2]) for one in (longer, shorter))
+        tokens, fewer = (
+            _argmaxes(one, arrays[one]).reshape(-1, shapes[one][-2]) for one in (longer, shorter)
+        )
         start = _fitting_start(tokens, fewer)
     if start is None:
         return DumpError(f"{sizes}. Save the same positions of both.")
     ends = f"{start or ''}:{'' if start + length == total else start + length}"
     part = f"{clean(longer)}[{':, ' * (len(shape) - 2)}{ends}]"
-    return DumpError(f"{sizes}. Rows {start} to {start + length - 1} of '{clean(longer)}' fit: pass {part}.")
+    return DumpError(
+        f"{sizes}. Rows {start} to {start + length - 1} of '{clean(longer)}' fit: pass {part}.",
+    )
 
 
 def _argmaxes(name: str, array: StoredArray) -> NDArray[np.int64]:

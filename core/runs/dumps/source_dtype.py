@@ -1,8 +1,9 @@
-"""Source dtypes of a dump's arrays: what their elements mean, lossless moves into the compute dtype, and which that is:
-what was declared is checked, else the narrowest that holds every value is found.
+"""Source dtypes of a dump's arrays: what their elements mean, lossless moves into the compute
+dtype, and which that is: what was declared is checked, else the narrowest that holds every value is
+found.
 
-Bits are only moved as integers or by conversions that are checked to survive the way back; a value that would be
-rounded is refused.
+Bits are only moved as integers or by conversions that are checked to survive the way back; a value
+that would be rounded is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ Tell = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class DumpSide:
-    """A side, and how the elements of its array are read: as `fmt`; is_double: they are float64 that must fit it."""
+    """A side, and how the elements of its array are read: as `fmt`; is_double: they are float64
+    that must fit it.
+    """
 
     name: str
     array: StoredArray
@@ -50,14 +53,18 @@ class DumpSide:
             is_lost = single.astype(np.float64).view(np.uint64) != plain
         if is_lost.any():
             raise self.array.refusal(
-                f"is float64 and holds {float(wide[is_lost][0])!r}, which float32 cannot hold exactly",
-                "logits in the dtype they were computed in: save them as float32, float16 or bfloat16",
+                f"is float64 and holds {float(wide[is_lost][0])!r}, which float32 cannot hold"
+                " exactly",
+                "logits in the dtype they were computed in: save them as float32, float16 or"
+                " bfloat16",
             )
         return single.view(np.uint32)
 
     def is_always_exact(self, target: FloatFormat) -> bool:
         """Return whether every value fits, so that none has to be checked."""
-        return not self.is_double and (target is self.fmt or (self.fmt is BFLOAT16 and target is FLOAT32))
+        return not self.is_double and (
+            target is self.fmt or (self.fmt is BFLOAT16 and target is FLOAT32)
+        )
 
     def lossy(self, bits: NDArray[np.unsignedinteger], target: FloatFormat) -> DumpError:
         """Error about the first value that `target` cannot hold; there is one."""
@@ -72,13 +79,19 @@ class DumpSide:
 
 
 def convert(
-    bits: NDArray[np.unsignedinteger], fmt: FloatFormat, target: FloatFormat
+    bits: NDArray[np.unsignedinteger],
+    fmt: FloatFormat,
+    target: FloatFormat,
 ) -> NDArray[np.unsignedinteger] | None:
-    """Convert bits of `fmt` to the same values in `target`, or return None if one would change. Same shape."""
+    """Convert bits of `fmt` to the same values in `target`, or return None if one would change.
+
+    Same shape.
+    """
     if target is fmt:
         return bits
     wide = widen(bits, fmt)
-    # Hardware quiets a signalling float16 NaN on the way up, so that way is checked too; bfloat16 goes up by a shift.
+    # Hardware quiets a signalling float16 NaN on the way up, so that way is checked too; bfloat16
+    # goes up by a shift.
     if fmt is FLOAT16:
         back = narrow(wide, FLOAT16)
         if back is None or not np.array_equal(back, bits):
@@ -87,7 +100,9 @@ def convert(
 
 
 def side_of(name: str, array: StoredArray, bits_format: FloatFormat | None) -> DumpSide:
-    """Return how to read `array`, by its dtype; bare 16-bit integers mean `bits_format`, the declared compute dtype."""
+    """Return how to read `array`, by its dtype; bare 16-bit integers mean `bits_format`, the
+    declared compute dtype.
+    """
     kind, size = array.dtype.kind, array.dtype.itemsize
     if kind == "f" and size in (2, 4, 8):
         return DumpSide(name, array, FLOAT16 if size == 2 else FLOAT32, is_double=size == 8)
@@ -96,13 +111,17 @@ def side_of(name: str, array: StoredArray, bits_format: FloatFormat | None) -> D
     if kind in "ui" and size == 2:  # int16 too: it is what older torch offers as a view of bfloat16
         if bits_format in (BFLOAT16, FLOAT16):
             return DumpSide(name, array, bits_format)
-        raise DumpError(f"{array.label} holds 16-bit patterns: choose bfloat16 or float16 as compute dtype.")
+        raise DumpError(
+            f"{array.label} holds 16-bit patterns: choose bfloat16 or float16 as compute dtype.",
+        )
     need = "float32, float16, bfloat16, or uint16 bits with a 'compute_dtype' key; upcast float8"
     raise array.refusal(f"has the dtype {clean(array.dtype)}", need)
 
 
 def check_all(sides: list[DumpSide], target: FloatFormat | None, tell: Tell) -> None:
-    """Refuse sides of nothing but NaN, float64 beyond float32, and values beyond the given compute dtype."""
+    """Refuse sides of nothing but NaN, float64 beyond float32, and values beyond the given compute
+    dtype.
+    """
     for side, blocks in _read_blocks(sides, tell):
         is_settled = target is None or side.is_always_exact(target)
         is_number_seen = False
@@ -126,7 +145,9 @@ def detect(sides: list[DumpSide], tell: Tell) -> tuple[FloatFormat, str]:
     for fmt in (BFLOAT16, FLOAT16, FLOAT32):
         unknown = [side for side in sides if not side.is_always_exact(fmt)]
         if all(
-            convert(bits, side.fmt, fmt) is not None for side, blocks in _read_blocks(unknown, tell) for bits in blocks
+            convert(bits, side.fmt, fmt) is not None
+            for side, blocks in _read_blocks(unknown, tell)
+            for bits in blocks
         ):
             if fmt is FLOAT32:
                 return fmt, f"array dtype: {arrays} with values that no narrower dtype holds"
@@ -135,7 +156,10 @@ def detect(sides: list[DumpSide], tell: Tell) -> tuple[FloatFormat, str]:
     raise DumpError(f"{file}: {problem}; expected all sides in one dtype.")
 
 
-def _read_blocks(sides: list[DumpSide], tell: Tell) -> Iterator[tuple[DumpSide, Iterator[NDArray[np.unsignedinteger]]]]:
+def _read_blocks(
+    sides: list[DumpSide],
+    tell: Tell,
+) -> Iterator[tuple[DumpSide, Iterator[NDArray[np.unsignedinteger]]]]:
     """Each side with the bits of all its rows, some at a time."""
     done, total = 0, sum(side.array.nbytes for side in sides)
 
@@ -151,10 +175,12 @@ def _read_blocks(sides: list[DumpSide], tell: Tell) -> Iterator[tuple[DumpSide, 
 
 
 def looks_normalised(rows: NDArray[np.float32]) -> str:
-    """'log-probabilities', 'probabilities' or '': what [rows, vocab] values that should be logits add up to.
+    """'log-probabilities', 'probabilities' or '': what [rows, vocab] values that should be logits
+    add up to.
 
-    All log-probabilities of a row add up to 1; the largest k of V, -inf elsewhere, to k / V at least and 1 at most. So
-    logits that happen to be negative are seldom mistaken: those of GPT-2, near -40, add up to 1e-16.
+    All log-probabilities of a row add up to 1; the largest k of V, -inf elsewhere, to k / V at
+    least and 1 at most. So logits that happen to be negative are seldom mistaken: those of GPT-2,
+    near -40, add up to 1e-16.
     """
     wide = rows.astype(np.float64)
     if np.isnan(wide).any() or np.isposinf(wide).any():
@@ -165,14 +191,20 @@ def looks_normalised(rows: NDArray[np.float32]) -> str:
     least = np.where(counts < vocab, np.log(np.maximum(counts, 1) / vocab), 0.0)
     if (wide <= 0).all() and ((totals > least - NORMALISED) & (totals < NORMALISED)).all():
         return "log-probabilities"
-    return "probabilities" if (wide >= 0).all() and (np.abs(wide.sum(axis=-1) - 1) < 0.02).all() else ""
+    return (
+        "probabilities"
+        if (wide >= 0).all() and (np.abs(wide.sum(axis=-1) - 1) < 0.02).all()
+        else ""
+    )
 
 
 def looks_chosen(rows: NDArray[np.float32]) -> bool:
-    """Return whether [sequences, tokens] are log-probabilities of chosen tokens, not [positions, vocab] logits.
+    """Return whether [sequences, tokens] are log-probabilities of chosen tokens, not [positions,
+    vocab] logits.
 
-    None is above 0, and those of most rows add up to more than 1 as probabilities, which the log-probabilities of a
-    vocabulary, cut or whole, never do. Logits less their row's largest have an exact 0 in every row.
+    None is above 0, and those of most rows add up to more than 1 as probabilities, which the
+    log-probabilities of a vocabulary, cut or whole, never do. Logits less their row's largest have
+    an exact 0 in every row.
     """
     wide = rows.astype(np.float64)
     if (wide > 0).any() or not np.isfinite(wide).any():
@@ -184,5 +216,10 @@ def looks_chosen(rows: NDArray[np.float32]) -> bool:
 
 
 def narrowest(rows: NDArray[np.unsignedinteger], fmt: FloatFormat) -> FloatFormat:
-    """Return the narrowest dtype that holds all these values exactly: bfloat16, else float16, else `fmt`."""
-    return next((target for target in (BFLOAT16, FLOAT16) if convert(rows, fmt, target) is not None), fmt)
+    """Return the narrowest dtype that holds all these values exactly: bfloat16, else float16, else
+    `fmt`.
+    """
+    return next(
+        (target for target in (BFLOAT16, FLOAT16) if convert(rows, fmt, target) is not None),
+        fmt,
+    )

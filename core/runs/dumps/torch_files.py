@@ -1,4 +1,6 @@
-"""Files of torch.save: tensors, dicts and lists of them, read by torch.load with `weights_only`, which runs no code."""
+"""Files of torch.save: tensors, dicts and lists of them, read by torch.load with `weights_only`,
+which runs no code.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +25,24 @@ if TYPE_CHECKING:
     import torch
 
 PICKLE = "data.pkl"
-_INSTEAD = "tensors alone, as torch.save({'reference': a, 'variant': b}, ...) or safetensors.torch.save_file write"
+_INSTEAD = (
+    "tensors alone, as torch.save({'reference': a, 'variant': b}, ...) or"
+    " safetensors.torch.save_file write"
+)
 _MOST_ITEMS = 1 << 16  # tensors, lists and texts; a pickle can name one dict a million times
 _DEEPEST = 3  # dicts within dicts
 
 
 def read(name: str, path: Path) -> tuple[dict[str, StoredArray], dict[str, str], bool]:
-    """(arrays by key, texts by key, whether the file is one bare array) of an archive of torch.save."""
+    """(arrays by key, texts by key, whether the file is one bare array) of an archive of
+    torch.save.
+    """
     try:
         import torch
     except ImportError:
         raise ExtraError(
-            f"{name}: reading a file of torch.save needs torch; pip install 'ulpscope[capture]', or save safetensors."
+            f"{name}: reading a file of torch.save needs torch; pip install 'ulpscope[capture]', or"
+            " save safetensors.",
         ) from None
     try:
         value = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -45,7 +53,9 @@ def read(name: str, path: Path) -> tuple[dict[str, StoredArray], dict[str, str],
         raise DumpError(f"{name}: {problem}; expected {_INSTEAD}.") from error
     items = list(islice(_items(path.stem, value), _MOST_ITEMS + 1))
     if len(items) > _MOST_ITEMS:
-        raise DumpError(f"{name}: names more than {_MOST_ITEMS:,} tensors and texts; expected {_INSTEAD}.")
+        raise DumpError(
+            f"{name}: names more than {_MOST_ITEMS:,} tensors and texts; expected {_INSTEAD}.",
+        )
     arrays: dict[str, StoredArray] = {}
     texts: dict[str, str] = {}
     for key, item in items:
@@ -54,7 +64,11 @@ def read(name: str, path: Path) -> tuple[dict[str, StoredArray], dict[str, str],
             texts[key] = item
         elif values and all(isinstance(one, torch.Tensor) for one in values):
             arrays[key] = _array(name, key, values)
-        elif item and all(isinstance(one, str) for one in values) and sum(map(len, values)) <= TOKENS_TOGETHER:
+        elif (
+            item
+            and all(isinstance(one, str) for one in values)
+            and sum(map(len, values)) <= TOKENS_TOGETHER
+        ):
             texts[key] = json.dumps(values)
         elif isinstance(item, list | tuple) and (numbers := _whole_numbers(item)) is not None:
             arrays[key] = StoredArray.of_numbers(name, key, numbers)
@@ -62,16 +76,22 @@ def read(name: str, path: Path) -> tuple[dict[str, StoredArray], dict[str, str],
 
 
 def _whole_numbers(values: Sequence[Any]) -> NDArray[np.int64] | None:
-    """Return a list of integers, or of lists of them, as an array; None if it is neither, or of uneven lengths."""
+    """Return a list of integers, or of lists of them, as an array; None if it is neither, or of
+    uneven lengths.
+    """
     rows = [one if isinstance(one, list | tuple) else [one] for one in values]
-    if 0 < sum(map(len, rows)) <= MAX_ROWS and all(type(number) is int for row in rows for number in row):
+    if 0 < sum(map(len, rows)) <= MAX_ROWS and all(
+        type(number) is int for row in rows for number in row
+    ):
         with suppress(ValueError, OverflowError):
             return np.array(values, np.int64)
     return None
 
 
 def _items(key: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors, lists and texts of a value by name; a list of tensors that are no rows is opened."""
+    """Yield the tensors, lists and texts of a value by name; a list of tensors that are no rows is
+    opened.
+    """
     items: Any = ()
     if isinstance(value, dict) and depth < _DEEPEST:
         items = value.items()
@@ -84,7 +104,9 @@ def _items(key: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
 
 
 def _are_rows(values: Sequence[Any], depth: int) -> bool:
-    """Return whether tensors are the rows of one array, as the scores of generate are; true of other values."""
+    """Return whether tensors are the rows of one array, as the scores of generate are; true of
+    other values.
+    """
     if not all(hasattr(one, "untyped_storage") for one in values):
         return True
     is_row = len({(one.dtype, one.shape[-1:]) for one in values}) == 1 and all(
@@ -100,11 +122,20 @@ def _array(name: str, key: str, tensors: Sequence[torch.Tensor]) -> StoredArray:
     label = f"{name}: '{clean(key)}'"
     dtype = str(tensors[0].dtype).removeprefix("torch.")
     if dtype.startswith("float8"):
-        raise DumpError(f"{label} is {dtype}; expected float32, float16 or bfloat16: upcast it, x.to(torch.bfloat16).")
+        raise DumpError(
+            f"{label} is {dtype}; expected float32, float16 or bfloat16: upcast it,"
+            " x.to(torch.bfloat16).",
+        )
     with foreign_errors(label, "float32, float16 or bfloat16"):
-        storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}
+        storages = {
+            one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors
+        }
         views: list[NDArray[Any]] = [
-            one.detach().view(torch.int16).numpy().view("V2") if one.dtype is torch.bfloat16 else one.detach().numpy()
+            (
+                one.detach().view(torch.int16).numpy().view("V2")
+                if one.dtype is torch.bfloat16
+                else one.detach().numpy()
+            )
             for one in tensors
         ]
     if sum(view.nbytes for view in views) > sum(storages.values()):

@@ -1,8 +1,8 @@
-"""The edge to DuckDB, which only this module imports: `Database` is one open run file, and DuckDB's exceptions become
-`StoreError`.
+"""The edge to DuckDB, which only this module imports: `Database` is one open run file, and DuckDB's
+exceptions become `StoreError`.
 
-Reading never locks; any number of processes read while a writer adds runs, because a writer only touches a file
-that no reader sees.
+Reading never locks; any number of processes read while a writer adds runs, because a writer only
+touches a file that no reader sees.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 FILE_VERSION = 7  # the only one that is read
 
 _SMALL_RUN = 32 << 20  # bytes of logits
-# What a file of odd contents makes numpy, pandas and pyarrow raise while its rows become records and arrays.
+# What a file of odd contents makes numpy, pandas and pyarrow raise while its rows become records
+# and arrays.
 DECODING = (
     UsageError,
     TypeError,
@@ -48,8 +49,8 @@ _CONFIG: dict[str, Any] = {
 }
 _LISTING_THREADS = 2
 
-# Names are looked up among the system's first: a macro in a foreign file could otherwise stand for `count` or
-# `duckdb_views`.
+# Names are looked up among the system's first: a macro in a foreign file could otherwise stand for
+# `count` or `duckdb_views`.
 _SEARCH = "SET search_path = 'system.main,memory.main,run_file.main'"
 _SHUT_IN = "SET enable_external_access = false"
 _LOCKED = f"{_SHUT_IN}; SET lock_configuration = true"
@@ -58,9 +59,17 @@ Read = TypeVar("Read")
 
 
 class Database:
-    """One open run file. A reader's queries may come from several threads; a writer belongs to one."""
+    """One open run file. A reader's queries may come from several threads; a writer belongs to
+    one.
+    """
 
-    def __init__(self, path: Path, connection: duckdb.DuckDBPyConnection, *, is_shared: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        connection: duckdb.DuckDBPyConnection,
+        *,
+        is_shared: bool = False,
+    ) -> None:
         self.path, self._connection, self._is_shared = path, connection, is_shared
 
     def __enter__(self) -> Database:
@@ -75,14 +84,17 @@ class Database:
 
     @classmethod
     def to_read(cls, path: Path) -> Database:
-        """Open a file read-only and confined: nothing in it can reach another file or replace a function."""
+        """Open a file read-only and confined: nothing in it can reach another file or replace a
+        function.
+        """
         with _edge(path):
             attach = f"ATTACH {_quote(_regular_file(path))} AS run_file (TYPE duckdb, READ_ONLY)"
             return cls(path, _connect(attach, _LOCKED), is_shared=True)
 
     @classmethod
     def to_write(cls, path: Path, *, expected_bytes: int, row_group: int = 2048) -> Database:
-        """Create a file for `expected_bytes` of logits: small runs get small blocks, or ten empty tables cost 3 MB.
+        """Create a file for `expected_bytes` of logits: small runs get small blocks, or ten empty
+        tables cost 3 MB.
 
         row_group: rows of a table that are stored and skipped together.
         """
@@ -101,8 +113,8 @@ class Database:
             return cls(path, _connect(attach, _SEARCH, _LOCKED))
 
     def _ask(self) -> duckdb.DuckDBPyConnection:
-        """Return a cursor of a reader, which is a connection of its own with a search path of its own; of a writer the
-        connection itself, for a cursor would not see the open transaction.
+        """Return a cursor of a reader, which is a connection of its own with a search path of its
+        own; of a writer the connection itself, for a cursor would not see the open transaction.
         """
         if not self._is_shared:
             return self._connection
@@ -116,7 +128,9 @@ class Database:
             return self._ask().sql(sql, params=_plain(values)).to_arrow_table()
 
     def rows(self, sql: str, values: Sequence[Any] = (), *, most: int | None = None) -> list[tuple]:
-        """Return the result of a query; with `most` its first rows (a LIMIT would cost a tenth of a card)."""
+        """Return the result of a query; with `most` its first rows (a LIMIT would cost a tenth of a
+        card).
+        """
         with _edge(self.path):
             result = self._ask().execute(sql, _plain(values))
             return result.fetchall() if most is None else result.fetchmany(most)
@@ -137,31 +151,45 @@ class Database:
         columns = ", ".join(table.column_names)
         with _edge(self.path):
             self._connection.register("arriving", table)
-            self._connection.execute(f"INSERT INTO {name} ({columns}) SELECT {columns} FROM arriving")
+            self._connection.execute(
+                f"INSERT INTO {name} ({columns}) SELECT {columns} FROM arriving",
+            )
             self._connection.unregister("arriving")
 
     def add_empty(self, table: str, columns: str) -> None:
-        """Add a table without rows, for the queries of a reader; a writer's file gets it. columns: of its DDL."""
-        self.execute(f"CREATE TABLE {'memory' if self._is_shared else 'run_file'}.main.{table} ({columns})")
+        """Add a table without rows, for the queries of a reader; a writer's file gets it. columns:
+        of its DDL.
+        """
+        self.execute(
+            f"CREATE TABLE {'memory' if self._is_shared else 'run_file'}.main.{table} ({columns})",
+        )
 
     def complete(self, table: str, names: Sequence[str], missing: Mapping[str, str]) -> None:
-        """Give a table the columns `names`: `missing` (name to type) read as NULL, others are hidden.
+        """Give a table the columns `names`: `missing` (name to type) read as NULL, others are
+        hidden.
 
-        A reader's queries see a view in place of the table. A writer's file gets the missing columns.
+        A reader's queries see a view in place of the table. A writer's file gets the missing
+        columns.
         """
         if not self._is_shared:
             for name, kind in missing.items():
                 self.execute(f"ALTER TABLE run_file.main.{table} ADD COLUMN {name} {kind}")
             return
-        columns = [f"NULL::{missing[name]} AS {name}" if name in missing else name for name in names]
+        columns = [
+            f"NULL::{missing[name]} AS {name}" if name in missing else name for name in names
+        ]
         chosen = f"SELECT {', '.join(columns)} FROM run_file.main.{table}"
         self.execute(f"CREATE VIEW memory.main.{table} AS {chosen}")
 
     def refuse_views(self) -> None:
-        """Refuse views: in place of a table one could make us read other files, or never come back."""
+        """Refuse views: in place of a table one could make us read other files, or never come
+        back.
+        """
         views = self.rows("SELECT view_name FROM duckdb_views() WHERE NOT internal LIMIT 1")
         if views:
-            raise StoreError(f"{self.file}: a DuckDB file with the view '{views[0][0]}', so not a run file.")
+            raise StoreError(
+                f"{self.file}: a DuckDB file with the view '{views[0][0]}', so not a run file.",
+            )
 
     @property
     def file(self) -> str:
@@ -174,7 +202,9 @@ class Database:
         try:
             yield
         except DECODING as error:
-            raise StoreError(f"{self.file}: its {what} is invalid ({error}); the file is damaged.") from error
+            raise StoreError(
+                f"{self.file}: its {what} is invalid ({error}); the file is damaged.",
+            ) from error
 
     def close(self) -> None:
         """Write everything and close the file."""
@@ -194,7 +224,8 @@ def _connect(*statements: str, **config: Any) -> duckdb.DuckDBPyConnection:
 
     connection = duckdb.connect(":memory:", config=_CONFIG | config)
     try:
-        with suppress(duckdb.InvalidInputException):  # in Jupyter without ipywidgets it is off and cannot be set
+        # in Jupyter without ipywidgets it is off and cannot be set
+        with suppress(duckdb.InvalidInputException):
             connection.execute("SET enable_progress_bar = false")  # it is printed among results
         for statement in statements:
             connection.execute(statement)
@@ -221,7 +252,9 @@ def _edge(path: Path) -> Iterator[None]:
     try:
         yield
     except _foreign() as error:
-        raise StoreError(f"{_name(path)}: cannot be read or written as a run file ({_reason(path, error)}).") from error
+        raise StoreError(
+            f"{_name(path)}: cannot be read or written as a run file ({_reason(path, error)}).",
+        ) from error
     except OSError as error:
         raise StoreError(f"{_name(path)}: cannot be opened ({error.strerror or error}).") from error
 
@@ -244,7 +277,9 @@ def _quote(path: Path) -> str:
 
 
 def _regular_file(path: Path) -> Path:
-    """Resolve a run file's path; StoreError unless it is a regular file: opening a pipe might never return."""
+    """Resolve a run file's path; StoreError unless it is a regular file: opening a pipe might never
+    return.
+    """
     place = path.resolve()
     str(place).encode()  # DuckDB takes no name that is not text
     if not stat.S_ISREG(place.stat().st_mode):
@@ -262,12 +297,15 @@ def check_size(path: Path, logits_bytes: int) -> int:
     return size
 
 
-def each_database(paths: Sequence[Path], read: Callable[[Database], Read]) -> Iterator[tuple[Path, Read | StoreError]]:
-    """Yield what `read` returns for every file, in order; one that cannot be read gives its StoreError and harms no
-    other.
+def each_database(
+    paths: Sequence[Path],
+    read: Callable[[Database], Read],
+) -> Iterator[tuple[Path, Read | StoreError]]:
+    """Yield what `read` returns for every file, in order; one that cannot be read gives its
+    StoreError and harms no other.
 
-    The file is attached as `run_file`, so `read` says `run_file.run`. Opening an instance costs 10 ms, attaching to one
-    0.4 ms.
+    The file is attached as `run_file`, so `read` says `run_file.run`. Opening an instance costs 10
+    ms, attaching to one 0.4 ms.
     """
     folders = sorted({Path(os.path.realpath(path)).parent for path in paths})
     shares = [paths[i::_LISTING_THREADS] for i in range(_LISTING_THREADS)]
@@ -278,9 +316,13 @@ def each_database(paths: Sequence[Path], read: Callable[[Database], Read]) -> It
 
 
 def _read_share(
-    paths: Sequence[Path], read: Callable[[Database], Read], folders: Sequence[Path]
+    paths: Sequence[Path],
+    read: Callable[[Database], Read],
+    folders: Sequence[Path],
 ) -> list[Read | StoreError]:
-    """Read all of `paths` in one instance, shut in to `folders`; after a file that broke something, a new one."""
+    """Read all of `paths` in one instance, shut in to `folders`; after a file that broke something,
+    a new one.
+    """
     allowed = f"SET allowed_directories = [{', '.join(map(_quote, folders))}]"
     few = "PRAGMA disable_optimizer"  # the queries of a listing are too small for one to pay
     results: list[Read | StoreError] = []

@@ -1,7 +1,7 @@
 """Evidence of a verdict: groups of checks, and one record of figures per check.
 
-A figure's label and unit are declared with its field. Pages, JSON, the run file and docs/reference/checks.md read them
-there.
+A figure's label and unit are declared with its field. Pages, JSON, the run file and
+docs/reference/checks.md read them there.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ CHECK_GROUPS = {  # groups of checks in the order in which they run, with their 
 
 
 class CheckFigures(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Figures of one check. A figure is written to JSON as null if it has no value, and left out if its default is
-    None.
+    """Figures of one check. A figure is written to JSON as null if it has no value, and left out if
+    its default is None.
     """
 
     def present(self) -> list[tuple[str, str, Any]]:
@@ -58,9 +58,14 @@ class CheckFigures(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Unmeasured(CheckFigures):
-    """Figures of a check that could not be run: the available controls, the dtype that rules it out."""
+    """Figures of a check that could not be run: the available controls, the dtype that rules it
+    out.
+    """
 
-    controls: Annotated[tuple[str, ...] | None, "controls that were given"] = msgspec.field(default=None, name="tried")
+    controls: Annotated[tuple[str, ...] | None, "controls that were given"] = msgspec.field(
+        default=None,
+        name="tried",
+    )
     computes_in: Annotated[Mapping[str, str] | None, "computes in, whatever the request"] = None
 
 
@@ -161,7 +166,10 @@ class RerunFigures(CheckFigures):
 
     not_repeatable: Annotated[tuple[str, ...], "sides that do not repeat"]
     rerun_rms_logits: Annotated[float | None, "RMS of the rerun to its first call, logits"] = None
-    rerun_neq: Annotated[Mapping[str, int | None] | None, "logits that differ in the rerun, by side"] = None
+    rerun_neq: Annotated[
+        Mapping[str, int | None] | None,
+        "logits that differ in the rerun, by side",
+    ] = None
     rerun_noise_ratio: Annotated[float | None, "rerun / noise floor, RMS"] = None
     largest_ratio_allowed: Annotated[float | None, "its limit"] = None
     rerun_worst_position_ratio: _WorstRatio = None
@@ -194,7 +202,9 @@ class OtherRowFloorFigures(OtherRowFigures):
 
 
 class RatioFigures(CheckFigures):
-    """A noise ratio and the dtype it was measured in, with which figures of several checks begin."""
+    """A noise ratio and the dtype it was measured in, with which figures of several checks
+    begin.
+    """
 
     compute_dtype: _Dtype
     noise_ratio: Annotated[float | None, "RMS difference / noise floor"]
@@ -206,7 +216,10 @@ class PairFigures(RatioFigures):
     largest_ratio_allowed: _Limit
     pair_rms_logits: Annotated[float, "RMS of the pair, logits"]
     floor_rms_logits: Annotated[float, "RMS of the floor, logits"]
-    seed_ratios: Annotated[tuple[float, ...], "RMS of each noise-floor forward / mean of the others"]
+    seed_ratios: Annotated[
+        tuple[float, ...],
+        "RMS of each noise-floor forward / mean of the others",
+    ]
     worst_position_ratio: _WorstRatio
     position_ratio_allowed: Annotated[float | None, "limit of the ratio at one position"]
     positions: _Positions
@@ -215,7 +228,10 @@ class PairFigures(RatioFigures):
     nonfinite_mismatch: _Mismatches
     linear_maps: Annotated[int | None, "linear layers with reordered reduction"] = None
     floor_row_ulps: Annotated[float | None, "99.9th percentile of the floor, row ULPs"] = None
-    first_nonfinite: Annotated[tuple[int, int, int] | None, "first of them (prompt, position, token id)"] = None
+    first_nonfinite: Annotated[
+        tuple[int, int, int] | None,
+        "first of them (prompt, position, token id)",
+    ] = None
 
 
 class NotFiniteFigures(RatioFigures):
@@ -238,9 +254,15 @@ class SingleLogitFigures(CheckFigures):
 
 
 class NarrowingFigures(CheckFigures):
-    reference_to_float32_logits: Annotated[float, "RMS of the reference to itself in float32, logits"]
+    reference_to_float32_logits: Annotated[
+        float,
+        "RMS of the reference to itself in float32, logits",
+    ]
     variant_to_float32_logits: Annotated[float, "RMS of the variant to itself in float32, logits"]
-    worst_position_ratio: Annotated[float | None, "largest ratio of the two at one position over the median one"] = None
+    worst_position_ratio: Annotated[
+        float | None,
+        "largest ratio of the two at one position over the median one",
+    ] = None
     systematic_share: Annotated[float | None, "part of the error that goes with the logits"] = None
 
 
@@ -256,22 +278,30 @@ class ListFloorFigures(RatioFigures):
 
 
 class DrawnFigures(RatioFigures, kw_only=True):
-    """An engine's error against the model's float32 forward, compared with that of random roundings."""
+    """An engine's error against the model's float32 forward, compared with that of random
+    roundings.
+    """
 
     noise_ratio: Annotated[float | None, "RMS error / RMS error of rounding"]
     largest_ratio_allowed: _Limit
     draws: Annotated[int, "forwards with randomized rounding"]
-    model_ways_ratios: Annotated[tuple[float, ...], "RMS error of the model's own paths / of these forwards, near 1"]
+    model_ways_ratios: Annotated[
+        tuple[float, ...],
+        "RMS error of the model's own paths / of these forwards, near 1",
+    ]
     worst_position_ratio: _WorstRatio
     position_ratio_allowed: Annotated[float, "limit of the ratio at one position"]
     positions: _Positions
     positions_beyond: _Outliers
     nonfinite_mismatch: Annotated[int, "positions NaN or infinite, unlike in float32"]
     fault_seen_at_one_position: Annotated[
-        float | None, "smallest detectable fault at one position, x rounding error"
+        float | None,
+        "smallest detectable fault at one position, x rounding error",
     ] = None
     fault_seen_over_all: Annotated[float, "smallest detectable fault overall, x rounding error"]
-    outliers: Annotated[Mapping[str, tuple[int, ...]], "outliers, by kind of place"] = msgspec.field(name="beyond")
+    outliers: Annotated[Mapping[str, tuple[int, ...]], "outliers, by kind of place"] = (
+        msgspec.field(name="beyond")
+    )
 
 
 class ShrinkFigures(CheckFigures):
@@ -282,10 +312,16 @@ class ShrinkFigures(CheckFigures):
     own_dtype_rms_logits: Annotated[float, "RMS of the pair in its own dtype, logits"]
     times_smaller_in_float32: Annotated[float | None, "how many times smaller it is in float32"]
     times_finer_float32_is: Annotated[float, "how many times finer float32 is"]
-    positions_that_move_in_own_dtype: Annotated[float, "share of positions that move in the own dtype too"]
+    positions_that_move_in_own_dtype: Annotated[
+        float,
+        "share of positions that move in the own dtype too",
+    ]
     worst_position_ratio: Annotated[float, "largest ratio at one position"]
     worst_position: Annotated[tuple[int, int], "(prompt, position) of it"]
-    controls: Annotated[tuple[str, ...] | None, "controls that were given"] = msgspec.field(default=None, name="tried")
+    controls: Annotated[tuple[str, ...] | None, "controls that were given"] = msgspec.field(
+        default=None,
+        name="tried",
+    )
 
 
 class PrecisionsFigures(CheckFigures):
@@ -295,13 +331,18 @@ class PrecisionsFigures(CheckFigures):
 
 
 class ExplainedFigures(CheckFigures):
-    """A side compared with the model in one lower precision, over that precision's own noise floor."""
+    """A side compared with the model in one lower precision, over that precision's own noise
+    floor.
+    """
 
     noise_ratio: _Ratio
     precision: Annotated[str, "the precision"]
     compute_dtype: _Dtype
     share_left: Annotated[float, "share of the difference that remains"]
-    left_noise_ratio: Annotated[float | None, "what remains / that precision's own noise floor, RMS"]
+    left_noise_ratio: Annotated[
+        float | None,
+        "what remains / that precision's own noise floor, RMS",
+    ]
     worst_position_ratio: _WorstRatio
     position_ratio_allowed: Annotated[float, "limit of the ratio at one position"]
     positions_beyond: _Outliers
@@ -323,7 +364,10 @@ class SettingsFigures(CheckFigures):
     settings: Annotated[tuple[str, ...], "settings that round coarser than float32"]
     widest_noise_ratio: Annotated[float, "RMS difference / noise floor with all at full precision"]
     bits: Annotated[int, "bits of the coarsest setting's significand"]
-    share_of_rounding_in_bits: Annotated[float, "distance over that of the model with every product in so many bits"]
+    share_of_rounding_in_bits: Annotated[
+        float,
+        "distance over that of the model with every product in so many bits",
+    ]
 
 
 class StructureFigures(CheckFigures, kw_only=True):
@@ -342,8 +386,14 @@ class AloneFigures(CheckFigures):
     modules_beyond: Annotated[tuple[str, ...], "modules that differ by more given identical inputs"]
     largest_ratio_of_others: Annotated[float, "largest ratio of the others"]
     modules: Annotated[tuple[str, ...], "modules in execution order"]
-    alone_rms: Annotated[tuple[float | None, ...], "RMS of the side to float64, in units of each module's output"]
-    own_rounding_rms: Annotated[tuple[float | None, ...], "RMS of the model's own float32 to float64, likewise"]
+    alone_rms: Annotated[
+        tuple[float | None, ...],
+        "RMS of the side to float64, in units of each module's output",
+    ]
+    own_rounding_rms: Annotated[
+        tuple[float | None, ...],
+        "RMS of the model's own float32 to float64, likewise",
+    ]
     first_module: Annotated[str | None, "first of those that differ"] = None
     first: Annotated[tuple[int, int] | None, "first (prompt, position) at which one does"] = None
     kind: Annotated[str | None, "part of the blocks that errs like a lower precision"] = None
@@ -352,12 +402,19 @@ class AloneFigures(CheckFigures):
 
 
 class Check(StrEnum):
-    """Check that a row of evidence reports, in a few words, with its group and the record of its figures."""
+    """Check that a row of evidence reports, in a few words, with its group and the record of its
+    figures.
+    """
 
     group: str
     record: type[CheckFigures]
 
-    def __new__(cls, words: str, group: str = "", record: type[CheckFigures] = CheckFigures) -> Check:
+    def __new__(
+        cls,
+        words: str,
+        group: str = "",
+        record: type[CheckFigures] = CheckFigures,
+    ) -> Check:
         """Make a check from the words that are stored for it."""
         check = str.__new__(cls, words)
         check._value_, check.group, check.record = words, group, record
@@ -413,9 +470,14 @@ class Evidence:
 
     def __post_init__(self) -> None:
         if self.outcome not in OUTCOMES:
-            raise UsageError(f"the outcome of a check is one of {', '.join(OUTCOMES)}, not '{clean(self.outcome)}'")
+            raise UsageError(
+                f"the outcome of a check is one of {', '.join(OUTCOMES)}, not"
+                f" '{clean(self.outcome)}'",
+            )
         if type(self.figures) not in (self.check.record, Unmeasured):
-            raise UsageError(f"{type(self.figures).__name__} are no figures of the check '{self.check}'")
+            raise UsageError(
+                f"{type(self.figures).__name__} are no figures of the check '{self.check}'",
+            )
 
     @property
     def group(self) -> str:
@@ -444,8 +506,9 @@ class Evidence:
 class Verdict:
     """Verdict of a pair with the evidence for it.
 
-    because: one sentence; noise_ratio: size of the difference in noise floors, in the dtype that decided; first_place:
-    (prompt, position) at which a fault shows first; floors: noise floors by position; pair: index in its run.
+    because: one sentence; noise_ratio: size of the difference in noise floors, in the dtype that
+    decided; first_place: (prompt, position) at which a fault shows first; floors: noise floors by
+    position; pair: index in its run.
     """
 
     name: str
@@ -465,7 +528,10 @@ class Verdict:
         """Return the verdict and its checks as plain text, a line each."""
         groups = max((len(row.group) for row in self.evidence), default=0)
         outcomes = max((len(row.outcome) for row in self.evidence), default=0)
-        rows = [f"  {row.group:<{groups}}  {row.outcome:<{outcomes}}  {row.says}" for row in self.evidence]
+        rows = [
+            f"  {row.group:<{groups}}  {row.outcome:<{outcomes}}  {row.says}"
+            for row in self.evidence
+        ]
         return "\n".join([f"{self.name}: {self.because}", *rows])
 
     __str__ = table
@@ -488,14 +554,17 @@ class Verdict:
         __tracebackhide__ = True
         unknown = [name for name in allowed if name not in VERDICTS]
         if unknown:
-            raise UsageError(f"'{unknown[0]}' is not a verdict; expected one of {', '.join(VERDICTS)}.")
+            raise UsageError(
+                f"'{unknown[0]}' is not a verdict; expected one of {', '.join(VERDICTS)}.",
+            )
         if self.name not in allowed:
             raise AssertionError(self.table())
         return self
 
 
 def figures_of(check: Check, text: str) -> CheckFigures:
-    """Return the record of a check from its figures in JSON; a newer build's figures that it lacks are left out.
+    """Return the record of a check from its figures in JSON; a newer build's figures that it lacks
+    are left out.
 
     Raises:
         UsageError: figures of another check.
@@ -505,7 +574,9 @@ def figures_of(check: Check, text: str) -> CheckFigures:
         record = Unmeasured if values.keys() <= labels_of(Unmeasured).keys() else check.record
         return msgspec.convert(values, record)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise UsageError(f"the figures of the check '{check}' cannot be read ({clean(error)})") from error
+        raise UsageError(
+            f"the figures of the check '{check}' cannot be read ({clean(error)})",
+        ) from error
 
 
 @cache

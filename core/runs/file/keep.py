@@ -1,6 +1,7 @@
 """Stored logits of a run: all or none. Figures are always of all logits.
 
-Of 512 positions of 128,256 tokens in bfloat16, two sides of 263 MB: 298 MB with all, 0.7 MB with figures.
+Of 512 positions of 128,256 tokens in bfloat16, two sides of 263 MB: 298 MB with all, 0.7 MB with
+figures.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ ALL, FIGURES = KEEPS = ("all", "figures")
 NOTE = "figures only, no logits"
 REFUSAL = f"this run keeps {NOTE}; capture it again with --keep all."
 
-# Bytes of a run file without its logits: per position of a side, and per run. Files of
-# random bfloat16 logits, 40 to 4,096 positions, 1,000 to 128,256 tokens, 2 and 5 sides, took 0.4 to 0.9 of that; one of
-# float32 1.5, for there are as many ULP distances in its histogram.
+# Bytes of a run file without its logits: per position of a side, and per run. Files of random
+# bfloat16 logits, 40 to 4,096 positions, 1,000 to 128,256 tokens, 2 and 5 sides, took 0.4 to 0.9 of
+# that; one of float32 1.5, for there are as many ULP distances in its histogram.
 _BYTES_OF_A_ROW = 900
 _BYTES_OF_A_RUN = 400_000
 
@@ -33,8 +34,8 @@ def note_of(header: RunHeader) -> str:
     if header.k == 1:
         return "One log-probability per position: figures cover those that both sides have."
     return (
-        f"A server sent the log-probabilities of its top {header.k:,} tokens per position: figures cover the values"
-        " that both sides sent."
+        f"A server sent the log-probabilities of its top {header.k:,} tokens per position: figures"
+        " cover the values that both sides sent."
     )
 
 

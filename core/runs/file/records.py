@@ -1,7 +1,8 @@
 """Frozen records of a run, which check themselves.
 
-Words (DESIGN, section 2): a run has prompts and sides; a side is `[rows, vocab]` logits; a *row* is one position
-of one prompt, prompts one after another; the first side is the reference; a pair is the reference and one variant.
+Words (DESIGN, section 2): a run has prompts and sides; a side is `[rows, vocab]` logits; a *row* is
+one position of one prompt, prompts one after another; the first side is the reference; a pair is
+the reference and one variant.
 """
 
 from __future__ import annotations
@@ -19,20 +20,26 @@ from ...numerics.formats import FloatFormat, format_named
 from ...text import clean, plural
 from .keep import ALL, KEEPS
 
-# Bounds of a run, of a dump as of a run file: far from what is real, so near that a small file cannot cost much.
-# A sweep over every batch size from 1 to 256 with its reference is 257 sides; six repeats of 80 variants are 480.
-# Besides its logits a side costs 7 ms to import and 10 KB of disk, a pair as much again on pages that list all pairs.
+# Bounds of a run, of a dump as of a run file: far from what is real, so near that a small file
+# cannot cost much.
+# A sweep over every batch size from 1 to 256 with its reference is 257 sides; six repeats of 80
+# variants are 480. Besides its logits a side costs 7 ms to import and 10 KB of disk, a pair as much
+# again on pages that list all pairs.
 MAX_SIDES = 512
 MAX_VOCAB = 1 << 22  # 15 times the largest vocabulary in use
-MAX_ROWS = 1 << 20  # positions of all prompts together, of whole rows; a longer run of lists is read in parts only
+# positions of all prompts together, of whole rows; a longer run of lists is read in parts only
+MAX_ROWS = 1 << 20
 MAX_LISTED_ROWS = 128 * MAX_ROWS  # positions of lists of two sides
 
-MAX_VALUES = 16 * MAX_ROWS  # of lists: 20 a row, 100,000 rows on eight sides; read whole, they take 400 MB
+# of lists: 20 a row, 100,000 rows on eight sides; read whole, they take 400 MB
+MAX_VALUES = 16 * MAX_ROWS
 
-# Characters of a token's text. The longest tokens in use are 128 spaces (of Llama 3 and GPT-4o) or some words of a chat
-# template between brackets; as `<0xE2>` for each byte, a token has six times its bytes.
+# Characters of a token's text. The longest tokens in use are 128 spaces (of Llama 3 and GPT-4o) or
+# some words of a chat template between brackets; as `<0xE2>` for each byte, a token has six times
+# its bytes.
 LONGEST_TOKEN = 1024
-TOKENS_TOGETHER = 16 << 20  # of all tokens of a run: 16 each at MAX_ROWS. Four are usual, nine in Chinese or Hindi.
+# of all tokens of a run: 16 each at MAX_ROWS. Four are usual, nine in Chinese or Hindi.
+TOKENS_TOGETHER = 16 << 20
 LONGEST_NAME = 1000  # of a run
 LONGEST_SIDE_NAME = 800
 LONGEST_NOTE = 1 << 20
@@ -45,7 +52,8 @@ NONDETERMINISTIC = "nondeterministic"
 BUG_SUSPECTED = "bug suspected"
 INVALID_DUMP = "invalid dump"
 UNDECIDED = "undecided"
-EXIT_CODES = {  # of `judge`, `verdict` and `compare --fail-on verdict`: 1 for what no build should pass with
+# of `judge`, `verdict` and `compare --fail-on verdict`: 1 for what no build should pass with
+EXIT_CODES = {
     IDENTICAL: 0,
     ROUNDING: 0,
     LIKELY_ROUNDING: 0,
@@ -68,8 +76,8 @@ def exit_code(verdicts: Iterable[str | None]) -> int:
 
 @dataclass(frozen=True)
 class FloorRows:
-    """A pair and its noise floor at every position of all prompts, prompts one after another: rms in logits.
-    [positions] each
+    """A pair and its noise floor at every position of all prompts, prompts one after another: rms
+    in logits. [positions] each
     """
 
     compute_dtype: str
@@ -78,7 +86,9 @@ class FloorRows:
 
 
 def check_token_texts(texts: Iterable[str]) -> None:
-    """UsageError for the text of a token that is longer than any tokenizer's, or texts that are together."""
+    """UsageError for the text of a token that is longer than any tokenizer's, or texts that are
+    together.
+    """
     lengths = [len(text) for text in texts]
     for what, size, most in (
         ("the text of a token has", max(lengths, default=0), LONGEST_TOKEN),
@@ -102,16 +112,19 @@ class Prompt:
         for what, values in (("token ids", self.token_ids), ("token texts", self.token_texts)):
             if values and len(values) != self.positions:
                 raise UsageError(
-                    f"{len(values)} {what} for {plural(self.positions, 'position')}; expected one for each."
+                    f"{len(values)} {what} for {plural(self.positions, 'position')}; expected one"
+                    " for each.",
                 )
 
 
 @dataclass(frozen=True)
 class SideHeader:
-    """One side as announced before its logits: its name, the path that computes it, and the dtype its array came in.
+    """One side as announced before its logits: its name, the path that computes it, and the dtype
+    its array came in.
 
-    `source_dtype` is what the array was saved as (float32 if an engine upcast its bfloat16 logits); the run file
-    keeps the same values in the run's compute dtype, and export restores the source dtype bit for bit.
+    `source_dtype` is what the array was saved as (float32 if an engine upcast its bfloat16 logits);
+    the run file keeps the same values in the run's compute dtype, and export restores the source
+    dtype bit for bit.
     """
 
     name: str
@@ -120,14 +133,18 @@ class SideHeader:
 
     def __post_init__(self) -> None:
         if not self.name.strip() or len(self.name) > LONGEST_SIDE_NAME:
-            raise UsageError(f"a side needs a name of 1 to {LONGEST_SIDE_NAME} characters, not {len(self.name):,}.")
+            raise UsageError(
+                f"a side needs a name of 1 to {LONGEST_SIDE_NAME} characters, not"
+                f" {len(self.name):,}.",
+            )
         format_named(self.source_dtype)
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """Origin of the logits. `kind` is 'capture' or 'upload'; unknown text is ''; `seed` is None if none was used;
-    `request` is the request of the capture, the text of a JSON object, None if nothing was captured.
+    """Origin of the logits. `kind` is 'capture' or 'upload'; unknown text is ''; `seed` is None if
+    none was used; `request` is the request of the capture, the text of a JSON object, None if
+    nothing was captured.
     """
 
     kind: str
@@ -150,8 +167,8 @@ class Provenance:
 class Generation:
     """Greedy continuation of one prompt by every side, each from its own argmax.
 
-    The first `given_positions` positions of the prompt were given. `tokens[side]`: what a side generated, at most
-    `max_tokens`; `texts[side]`: the same as text.
+    The first `given_positions` positions of the prompt were given. `tokens[side]`: what a side
+    generated, at most `max_tokens`; `texts[side]`: the same as text.
     """
 
     prompt: int
@@ -161,14 +178,20 @@ class Generation:
     texts: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if self.given_positions < 1 or any(len(generated) > self.max_tokens for generated in self.tokens):
+        if self.given_positions < 1 or any(
+            len(generated) > self.max_tokens for generated in self.tokens
+        ):
             raise UsageError(
-                f"prompt {self.prompt}: a generation continues at least one position by at most its max_tokens."
+                f"prompt {self.prompt}: a generation continues at least one position by at most its"
+                " max_tokens.",
             )
 
     def parting(self, side: int) -> int | None:
-        """Return the position of the prompt whose logits made `side` choose another token than side 0, or None."""
-        both = zip(self.tokens[0], self.tokens[side], strict=False)  # a text ends with a token like any other
+        """Return the position of the prompt whose logits made `side` choose another token than side
+        0, or None.
+        """
+        # a text ends with a token like any other
+        both = zip(self.tokens[0], self.tokens[side], strict=False)
         step = next((step for step, (first, second) in enumerate(both) if first != second), None)
         return None if step is None else self.given_positions - 1 + step
 
@@ -177,9 +200,10 @@ class Generation:
 class RunHeader:
     """Everything about a run that is known before the first logit.
 
-    `vocabulary` maps token id to text, as far as known (all of it for captures), so that a viewer needs no tokenizer.
-    `keep`: of KEEPS, which logits are stored. `k`: most values per position that a server sent, None of whole
-    rows; then `holds` is 'logprob', `compute_dtype` is '' and `vocab` 0 if unknown.
+    `vocabulary` maps token id to text, as far as known (all of it for captures), so that a viewer
+    needs no tokenizer. `keep`: of KEEPS, which logits are stored. `k`: most values per position
+    that a server sent, None of whole rows; then `holds` is 'logprob', `compute_dtype` is '' and
+    `vocab` 0 if unknown.
     """
 
     name: str
@@ -200,20 +224,29 @@ class RunHeader:
         if self.keep not in KEEPS:
             raise UsageError(f"--keep '{clean(self.keep, 40)}': expected {', '.join(KEEPS)}.")
         if self.vocab < 2 and self.k is None:
-            raise UsageError(f"a vocabulary of {self.vocab} cannot have a margin; expected at least two tokens.")
+            raise UsageError(
+                f"a vocabulary of {self.vocab} cannot have a margin; expected at least two tokens.",
+            )
         if self.holds not in UNITS:
-            raise UsageError(f"values are '{clean(self.holds, 40)}'; expected {' or '.join(UNITS)}.")
+            raise UsageError(
+                f"values are '{clean(self.holds, 40)}'; expected {' or '.join(UNITS)}.",
+            )
         if not 2 <= len(self.sides) <= MAX_SIDES:
             raise UsageError(f"a run has from 2 to {MAX_SIDES} sides, not {len(self.sides):,}.")
         if not self.prompts:
             raise UsageError("a run needs at least one prompt.")
         if len(self.name) > LONGEST_NAME:
-            raise UsageError(f"the name of a run has {len(self.name):,} characters; expected at most {LONGEST_NAME:,}.")
+            raise UsageError(
+                f"the name of a run has {len(self.name):,} characters; expected at most"
+                f" {LONGEST_NAME:,}.",
+            )
         check_token_texts(text for prompt in self.prompts for text in prompt.token_texts)
         names = [side.name for side in self.sides]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise UsageError(f"two sides are called '{twice[0]}'; every side of a run needs its own name.")
+            raise UsageError(
+                f"two sides are called '{twice[0]}'; every side of a run needs its own name.",
+            )
 
     @property
     def format(self) -> FloatFormat:
@@ -229,7 +262,11 @@ class RunHeader:
         """Values and their unit, for captions: `logits of bfloat16`, `log-probabilities, nats`."""
         return f"logits of {self.compute_dtype}" if self.k is None else "log-probabilities, nats"
 
-    def row_of(self, prompts: NDArray[np.integer], positions: NDArray[np.integer]) -> NDArray[np.int64]:
+    def row_of(
+        self,
+        prompts: NDArray[np.integer],
+        positions: NDArray[np.integer],
+    ) -> NDArray[np.int64]:
         """Rows of places. [places]"""
         starts = np.cumsum([0, *self.lengths])
         return starts[prompts] + positions
@@ -246,14 +283,17 @@ class RunHeader:
 
     @property
     def is_long(self) -> bool:
-        """Whether its figures are never read as a whole: lists of more positions than a run of whole rows has."""
+        """Whether its figures are never read as a whole: lists of more positions than a run of
+        whole rows has.
+        """
         return self.k is not None and self.rows > MAX_ROWS
 
     def check_short(self) -> None:
         """Raise StoreError if the run is too long to read all of its positions."""
         if self.is_long:
             raise StoreError(
-                f"a run of {self.rows:,} positions is too long for this; its Overview, `show` and `compare` sum it up."
+                f"a run of {self.rows:,} positions is too long for this; its Overview, `show` and"
+                " `compare` sum it up.",
             )
 
     def places(self) -> list[tuple[int, int]]:

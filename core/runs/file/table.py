@@ -1,5 +1,5 @@
-"""A table of the run file, declared once: its DDL with comments and the Arrow types of what is inserted come from one
-text.
+"""A table of the run file, declared once: its DDL with comments and the Arrow types of what is
+inserted come from one text.
 """
 
 from __future__ import annotations
@@ -51,22 +51,32 @@ class Column:
 
 def column(name: str, dtype: str, unit: str, help: str, is_nullable: bool) -> Column:
     """Column of a figure. dtype: numpy's or Python's name of its type."""
-    return Column(name, _SQL[dtype], f"{unit}: {help}" if unit else help, "" if is_nullable else "NOT NULL")
+    return Column(
+        name,
+        _SQL[dtype],
+        f"{unit}: {help}" if unit else help,
+        "" if is_nullable else "NOT NULL",
+    )
 
 
 def columns_of_record(record: type) -> list[Column]:
-    """Columns of a record's fields, each declared as `Annotated[type, help]` or `Annotated[type, SQL type, help]`."""
+    """Columns of a record's fields, each declared as `Annotated[type, help]` or `Annotated[type,
+    SQL type, help]`.
+    """
     columns = []
     for name, hint in get_type_hints(record, include_extras=True).items():
         kind, *sql, help = get_args(hint)
         plain, *null = get_args(kind) or (kind,)
-        columns.append(Column(name, sql[0] if sql else _SQL[plain.__name__], help, "" if null else "NOT NULL"))
+        columns.append(
+            Column(name, sql[0] if sql else _SQL[plain.__name__], help, "" if null else "NOT NULL"),
+        )
     return columns
 
 
 class Table:
-    """Table of the run file, declared as in SQL, one column per line: `name TYPE -- help`, `name TYPE NULL -- help`. A
-    line that begins with `--` continues the help before it, and the first lines are the table's own.
+    """Table of the run file, declared as in SQL, one column per line: `name TYPE -- help`, `name
+    TYPE NULL -- help`. A line that begins with `--` continues the help before it, and the first
+    lines are the table's own.
     """
 
     def __init__(self, name: str, declared: str, columns: Sequence[Column] = ()) -> None:
@@ -92,13 +102,16 @@ class Table:
     def ddl(self) -> str:
         """CREATE TABLE, and what the table and every column mean as their comments."""
         columns = ", ".join(f"{column.name} {column.type} {column.more}" for column in self.columns)
-        comments = [f"COMMENT ON COLUMN {self.name}.{column.name} IS {_quote(column.help)};" for column in self.columns]
+        comments = [
+            f"COMMENT ON COLUMN {self.name}.{column.name} IS {_quote(column.help)};"
+            for column in self.columns
+        ]
         table = f"COMMENT ON TABLE {self.name} IS {_quote(self.help)};"
         return "\n".join([f"CREATE TABLE {self.name} ({columns});", table, *comments])
 
     def arrow(self, **values: Any) -> pa.Table:
-        """Rows in the columns' types. An array or list holds a value per row, a number or text is in every row, and
-        what is not named is null.
+        """Rows in the columns' types. An array or list holds a value per row, a number or text is
+        in every row, and what is not named is null.
         """
         rows = next((len(value) for value in values.values() if _is_column(value)), 1)
         columns = {}
@@ -106,7 +119,11 @@ class Table:
             value = values.pop(column.name, None)
             if not isinstance(value, pa.Array):
                 kind = _ARROW[column.type]
-                value = pa.array(value, kind) if _is_column(value) else pa.repeat(pa.scalar(value, kind), rows)
+                value = (
+                    pa.array(value, kind)
+                    if _is_column(value)
+                    else pa.repeat(pa.scalar(value, kind), rows)
+                )
             columns[column.name] = value
         if values:
             raise TypeError(f"table {self.name} has no column {', '.join(values)}")
@@ -121,15 +138,20 @@ class Table:
         """Return rows, given as for `arrow`, for this file. StoreError for what no column takes."""
         try:
             return self.arrow(**values)
-        except (pa.ArrowException, OverflowError, UnicodeError) as error:  # a long id, half a surrogate
-            raise StoreError(f"{database.file}: its table '{self.name}' cannot be stored ({error}).") from error
+        # a long id, half a surrogate
+        except (pa.ArrowException, OverflowError, UnicodeError) as error:
+            raise StoreError(
+                f"{database.file}: its table '{self.name}' cannot be stored ({error}).",
+            ) from error
 
     def insert(self, database: Database, **values: Any) -> None:
         """Append rows, given as for `arrow`."""
         database.insert(self.name, self.rows(database, **values))
 
     def insert_records(self, database: Database, records: Sequence[Any], **values: Any) -> None:
-        """Append a row for each record, its attributes under the columns that `values` does not give."""
+        """Append a row for each record, its attributes under the columns that `values` does not
+        give.
+        """
         names = [name for name in self.names if name not in values]
         columns = {name: [getattr(record, name) for record in records] for name in names}
         self.insert(database, **values, **columns)
@@ -137,7 +159,10 @@ class Table:
     def insert_row(self, database: Database, **values: Any) -> None:
         """Append one row; columns that are not named are null."""
         places = ", ".join("?" * len(values))
-        database.execute(f"INSERT INTO {self.name} ({', '.join(values)}) VALUES ({places})", list(values.values()))
+        database.execute(
+            f"INSERT INTO {self.name} ({', '.join(values)}) VALUES ({places})",
+            list(values.values()),
+        )
 
 
 def null_if_nan(values: NDArray[np.float64]) -> pa.Array:
@@ -146,7 +171,9 @@ def null_if_nan(values: NDArray[np.float64]) -> pa.Array:
 
 
 def nullable(kind: pa.DataType) -> Any:
-    """Return the dtype in pandas of whole numbers that may be null; None, which is quicker, for anything else."""
+    """Return the dtype in pandas of whole numbers that may be null; None, which is quicker, for
+    anything else.
+    """
     import pandas as pd
 
     return {pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype()}.get(kind)

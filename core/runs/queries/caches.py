@@ -26,8 +26,8 @@ _MERGED = f"""
 SELECT {{by}}, {_FIGURES}, min(first_position) AS first_position
 FROM kv WHERE pair = $1 AND ($2::INTEGER IS NULL OR prompt = $2) GROUP BY {{by}} ORDER BY {{by}}
 """
-# Keys of layer 0 depend on nothing but the embedding, the first norm, one product and the rotation: a difference there
-# is the kernel's own.
+# Keys of layer 0 depend on nothing but the embedding, the first norm, one product and the rotation:
+# a difference there is the kernel's own.
 _SUMMARY = f"""
 WITH part(name, kinds, layers) AS (VALUES ('together', 'key value', NULL), ('keys', 'key', NULL),
     ('values', 'value', NULL), ('layer_0_keys', 'key', 0)),
@@ -49,51 +49,73 @@ FROM kv_position AS p JOIN (
 
 
 def merge(run: RunReader, pair: int, prompt: int | None, *by: str) -> pd.DataFrame:
-    """Return figures of a pair's caches by layer, kind, head or prompt, of all prompts together or of one."""
+    """Return figures of a pair's caches by layer, kind, head or prompt, of all prompts together or
+    of one.
+    """
     return run.query(_MERGED.format(by=", ".join(by)), pair, prompt)
 
 
-def cells(run: RunReader, pair: int, prompt: int, kind: str, measure: str, most: int = 200) -> pd.DataFrame:
-    """Return one of MEASURES over layers x positions of a prompt, as core.runs.queries.layers.pool."""
+def cells(
+    run: RunReader,
+    pair: int,
+    prompt: int,
+    kind: str,
+    measure: str,
+    most: int = 200,
+) -> pd.DataFrame:
+    """Return one of MEASURES over layers x positions of a prompt, as
+    core.runs.queries.layers.pool.
+    """
     return pool(run, _HERE, measure, most, pair, prompt, kind)
 
 
 def summaries(run: RunReader, pair: int) -> dict[int | None, dict[str, Any]]:
-    """Return figures of a pair's caches by prompt, None is all prompts: `together`, `keys`, `values` and
-    `layer_0_keys`, each None if no such cache is stored. Empty if the pair has no caches.
+    """Return figures of a pair's caches by prompt, None is all prompts: `together`, `keys`,
+    `values` and `layer_0_keys`, each None if no such cache is stored. Empty if the pair has no
+    caches.
     """
     parts = ("together", "keys", "values", "layer_0_keys")
     by_prompt: dict[int | None, dict[str, Any]] = {}
     for row in records(run.query(_SUMMARY, pair)):
         of_prompt = by_prompt.setdefault(row.pop("of_prompt"), dict.fromkeys(parts))
         kinds = {kind: row.pop(kind) for kind in KINDS}
-        row["first_kinds"] = [kind for kind in KINDS if kinds[kind] is not None and kinds[kind] == row["first_layer"]]
+        row["first_kinds"] = [
+            kind for kind in KINDS if kinds[kind] is not None and kinds[kind] == row["first_layer"]
+        ]
         of_prompt[row.pop("name")] = row
     return by_prompt
 
 
 def sentence(summary: dict[str, Any], *, names_prompt: bool) -> str:
-    """Say how much of the caches differs, and its first place, in markdown. summary: one of `summaries`."""
+    """Say how much of the caches differs, and its first place, in markdown. summary: one of
+    `summaries`.
+    """
     together, first = summary["together"], summary["layer_0_keys"]
     if not together["neq"]:
-        return f"Nothing differs: both caches are equal in all {plural(together['elements'], 'element')}."
+        return (
+            "Nothing differs: both caches are equal in all"
+            f" {plural(together['elements'], 'element')}."
+        )
     kinds = " and ".join(f"{kind}s" for kind in together["first_kinds"])
     prompt = f"prompt {together['first_prompt']}, " if names_prompt else ""
     text = (
         f"**{out_of(together['neq'], together['elements'])} elements"
-        f" {'differs' if together['neq'] == 1 else 'differ'}**, first in layer {together['first_layer']} ({kinds}),"
-        f" {prompt}head {together['first_head']}, position {together['first_position']}."
+        f" {'differs' if together['neq'] == 1 else 'differ'}**, first in layer"
+        f" {together['first_layer']} ({kinds}), {prompt}head {together['first_head']}, position"
+        f" {together['first_position']}."
     )
     if first is None:
         return text
     if not first["neq"]:
         return text
-    return f"{text} **{first['neq']:,} of {first['elements']:,}** elements of layer 0's keys differ."
+    return (
+        f"{text} **{first['neq']:,} of {first['elements']:,}** elements of layer 0's keys differ."
+    )
 
 
 def caches_json(run: RunReader, pair: int) -> dict[str, Any] | None:
-    """Return a pair's caches as JSON: summary, the same of every prompt, and one object per layer, kind and head of a
-    prompt. None if there are none.
+    """Return a pair's caches as JSON: summary, the same of every prompt, and one object per layer,
+    kind and head of a prompt. None if there are none.
     """
     by_prompt = summaries(run, pair)
     if not by_prompt:
@@ -106,9 +128,9 @@ def caches_json(run: RunReader, pair: int) -> dict[str, Any] | None:
         "by_prompt": [{"prompt": prompt, **one} for prompt, one in by_prompt.items()],
         "by_head": records(
             run.query(
-                "SELECT * EXCLUDE pair, neq / greatest(elements, 1) AS neq_share FROM kv WHERE pair = ?"
-                " ORDER BY prompt, layer, kind, head",
+                "SELECT * EXCLUDE pair, neq / greatest(elements, 1) AS neq_share FROM kv WHERE pair"
+                " = ? ORDER BY prompt, layer, kind, head",
                 pair,
-            )
+            ),
         ),
     }

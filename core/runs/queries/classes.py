@@ -10,7 +10,8 @@ from ..reader import RunReader
 if TYPE_CHECKING:
     import pandas as pd
 
-# Figures of a class are those of its first side against the reference; null for the reference's own class.
+# Figures of a class are those of its first side against the reference; null for the reference's own
+# class.
 _CLASSES = """
 WITH class AS (
     SELECT bit_class AS class, list(name ORDER BY side) AS sides, count(*) AS count, min(side) AS side
@@ -28,8 +29,8 @@ _ABSENT = {"batch": "1"}
 
 
 def classes(run: RunReader) -> pd.DataFrame:
-    """Return one row per class in order of first appearance: class, sides (names), count, side (index of the first),
-    and the first side's figures compared with the reference.
+    """Return one row per class in order of first appearance: class, sides (names), count, side
+    (index of the first), and the first side's figures compared with the reference.
     """
     return run.query(_CLASSES)
 
@@ -46,13 +47,17 @@ def sentence(table: pd.DataFrame) -> str:
 
 
 def sweep(run: RunReader) -> tuple[str, pd.DataFrame] | None:
-    """Return the one step in which the paths of the sides differ, if it is a number of at least three values, and a row
-    a side by that value: value, side, class, neq_share, max_abs, flips against the reference.
+    """Return the one step in which the paths of the sides differ, if it is a number of at least
+    three values, and a row a side by that value: value, side, class, neq_share, max_abs, flips
+    against the reference.
 
-    The reference may be of another path altogether (`decode : decode+batch:2, :4, ...`): what counts are the variants,
-    and the reference joins if it fits.
+    The reference may be of another path altogether (`decode : decode+batch:2, :4, ...`): what
+    counts are the variants, and the reference joins if it fits.
     """
-    steps = [dict(part.partition(":")[::2] for part in side.path.split("+") if part) for side in run.sides]
+    steps = [
+        dict(part.partition(":")[::2] for part in side.path.split("+") if part)
+        for side in run.sides
+    ]
     names = {name for of_side in steps[1:] for name in of_side}
     varying = [name for name in names if len({of_side.get(name) for of_side in steps[1:]}) > 1]
     if len(varying) != 1 or not all(steps):
@@ -61,8 +66,15 @@ def sweep(run: RunReader) -> tuple[str, pd.DataFrame] | None:
     rest = [{key: value for key, value in of_side.items() if key != name} for of_side in steps]
     values = [of_side.get(name, _ABSENT.get(name, "")) for of_side in steps]
     fits = [value.isdigit() and other == rest[1] for value, other in zip(values, rest, strict=True)]
-    if not all(fits[1:]) or len({value for value, fit in zip(values, fits, strict=True) if fit}) < 3:
+    if (
+        not all(fits[1:])
+        or len({value for value, fit in zip(values, fits, strict=True) if fit}) < 3
+    ):
         return None
     table = run.query(_SWEPT)
-    table.insert(0, "value", [int(value) if fit else -1 for value, fit in zip(values, fits, strict=True)])
+    table.insert(
+        0,
+        "value",
+        [int(value) if fit else -1 for value, fit in zip(values, fits, strict=True)],
+    )
     return name, table[fits].sort_values("value", kind="stable", ignore_index=True)

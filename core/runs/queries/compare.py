@@ -1,4 +1,6 @@
-"""Pairs of several runs side by side: before and after an upgrade, one dtype and another, one device and another."""
+"""Pairs of several runs side by side: before and after an upgrade, one dtype and another, one
+device and another.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from .verdicts import ulp_percentile
 if TYPE_CHECKING:
     import pandas as pd
 
-# Name of a figure, its label, and whether more of it is more divergence (a ratio says something then). Counts over all
-# positions are rates: runs have different totals.
+# Name of a figure, its label, and whether more of it is more divergence (a ratio says something
+# then). Counts over all positions are rates: runs have different totals.
 FIGURES = (
     ("flips_share", "flips, share of positions", True),
     ("near_ties_share", "near ties, share of positions", True),
@@ -64,35 +66,53 @@ class RunPair(NamedTuple):
 
 
 def figures(run_pairs: Sequence[RunPair]) -> pd.DataFrame:
-    """Return FIGURES, one row per run, null if undefined; a column that is undefined for all is left out."""
+    """Return FIGURES, one row per run, null if undefined; a column that is undefined for all is
+    left out.
+    """
     import pandas as pd
 
     rows = []
     for one in run_pairs:
         summary, positions = one.pair.summary, one.run.header.rows
         row = {name: getattr(summary, name, None) for name, *_ in FIGURES}
-        row |= {"flips_share": summary.flips / positions, "near_ties_share": summary.near_ties / positions}
-        row |= {"rms": float(np.sqrt((one.table["rms"] ** 2).mean())), "noise_ratio": one.pair.noise_ratio}
+        row |= {
+            "flips_share": summary.flips / positions,
+            "near_ties_share": summary.near_ties / positions,
+        }
+        row |= {
+            "rms": float(np.sqrt((one.table["rms"] ** 2).mean())),
+            "noise_ratio": one.pair.noise_ratio,
+        }
         histogram = one.run.histogram(one.pair.index)
-        rows.append(row | {"median_ulps": ulp_percentile(histogram, 0.5), "p99_ulps": ulp_percentile(histogram, 0.99)})
+        rows.append(
+            row
+            | {
+                "median_ulps": ulp_percentile(histogram, 0.5),
+                "p99_ulps": ulp_percentile(histogram, 0.99),
+            },
+        )
     return pd.DataFrame(rows).astype(float).dropna(axis="columns", how="all")
 
 
 def distribution(one: RunPair) -> pd.DataFrame:
-    """Return the share of elements that differ by at least so many ULPs: distance, share, from 1 ULP on. Elements that
-    are not finite on both sides are not counted.
+    """Return the share of elements that differ by at least so many ULPs: distance, share, from 1
+    ULP on. Elements that are not finite on both sides are not counted.
     """
     return one.run.query(_DISTRIBUTION, one.pair.index)
 
 
 def flips(run_pairs: Sequence[RunPair]) -> pd.DataFrame:
-    """Return one row per flip of a run: prompt, position, run (its place), reference_token, variant_token, runs (number
-    that flip there); those of all runs first. Positions are compared by number: call `same_tokens` first.
+    """Return one row per flip of a run: prompt, position, run (its place), reference_token,
+    variant_token, runs (number that flip there); those of all runs first. Positions are compared by
+    number: call `same_tokens` first.
     """
     import pandas as pd
 
     columns = ["prompt", "position", "reference_token", "variant_token"]
-    parts = [one.table.loc[one.table["is_flip"], columns].assign(run=place) for place, one in enumerate(run_pairs)]
+    parts = [
+        one.table.loc[one.table["is_flip"], columns].assign(run=place)
+        for place, one in enumerate(run_pairs)
+    ]
     whole = pd.concat(parts, ignore_index=True)
     whole["runs"] = whole.groupby(["prompt", "position"])["run"].transform("count")
     order = ["runs", "prompt", "position", "run"]
@@ -100,7 +120,9 @@ def flips(run_pairs: Sequence[RunPair]) -> pd.DataFrame:
 
 
 def same_tokens(run_pairs: Sequence[RunPair]) -> bool | None:
-    """Return whether all runs are of the same prompts, token by token; None if one of them does not know its tokens."""
+    """Return whether all runs are of the same prompts, token by token; None if one of them does not
+    know its tokens.
+    """
     prompts = [tuple(prompt.token_ids for prompt in one.run.header.prompts) for one in run_pairs]
     if any(not ids for of_run in prompts for ids in of_run):
         return None
@@ -108,13 +130,18 @@ def same_tokens(run_pairs: Sequence[RunPair]) -> bool | None:
 
 
 def sentence(run_pairs: Sequence[RunPair], flip_rows: pd.DataFrame) -> str:
-    """Say which share of logits differs and of positions flips in each run, in markdown. flip_rows: `flips` if the runs
-    are of the same tokens.
+    """Say which share of logits differs and of positions flips in each run, in markdown. flip_rows:
+    `flips` if the runs are of the same tokens.
     """
     shares = " vs ".join(percent(one.pair.summary.neq_share) for one in run_pairs)
-    flipping = " vs ".join(percent(one.pair.summary.flips / one.run.header.rows) for one in run_pairs)
+    flipping = " vs ".join(
+        percent(one.pair.summary.flips / one.run.header.rows) for one in run_pairs
+    )
     text = f"**Logits that differ: {shares}. Positions that flip: {flipping}.**"
     if flip_rows.empty:
         return text
     places = flip_rows.drop_duplicates(["prompt", "position"])
-    return f"{text} Flips in every run: {(places['runs'] == len(run_pairs)).sum():,} of {len(places):,}."
+    return (
+        f"{text} Flips in every run: {(places['runs'] == len(run_pairs)).sum():,} of"
+        f" {len(places):,}."
+    )

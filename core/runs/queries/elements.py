@@ -1,4 +1,6 @@
-"""Logits of a run at one position: the top tokens of both sides, and every element or the largest differences."""
+"""Logits of a run at one position: the top tokens of both sides, and every element or the largest
+differences.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def place_of(run: RunReader, row: int) -> tuple[int, int]:
 
 
 def with_texts(run: RunReader, table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table with `text` behind its `token_id`, None if unknown; as objects, or None would become NaN."""
+    """Return a table with `text` behind its `token_id`, None if unknown; as objects, or None would
+    become NaN.
+    """
     import pandas as pd
 
     texts = pd.Series([run.vocabulary.get(int(token)) for token in table["token_id"]], dtype=object)
@@ -37,17 +41,28 @@ def with_texts(run: RunReader, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_argmax_texts(run: RunReader, table: pd.DataFrame) -> pd.DataFrame:
-    """Return figures by position with `reference_text` and `variant_text` of the argmaxes, None if unknown."""
+    """Return figures by position with `reference_text` and `variant_text` of the argmaxes, None if
+    unknown.
+    """
     sides = ("reference", "variant")
-    return table.assign(**{f"{side}_text": table[f"{side}_token"].map(run.vocabulary) for side in sides})
+    return table.assign(
+        **{f"{side}_text": table[f"{side}_token"].map(run.vocabulary) for side in sides},
+    )
 
 
-def top_of_sides(run: RunReader, sides: Mapping[str, int], prompt: int, position: int, count: int = 8) -> pd.DataFrame:
-    """Return the tokens that are among the `count` best of a side, best of the first side first: token_id, text, and of
-    each side logit, rank (1 is the argmax) and probability. sides: indices by the name that their columns begin with.
+def top_of_sides(
+    run: RunReader,
+    sides: Mapping[str, int],
+    prompt: int,
+    position: int,
+    count: int = 8,
+) -> pd.DataFrame:
+    """Return the tokens that are among the `count` best of a side, best of the first side first:
+    token_id, text, and of each side logit, rank (1 is the argmax) and probability. sides: indices
+    by the name that their columns begin with.
 
-    If the run keeps no logits: of tokens that are among the stored top tokens of all sides; of lists every token that a
-    side sent, null if it did not.
+    If the run keeps no logits: of tokens that are among the stored top tokens of all sides; of
+    lists every token that a side sent, null if it did not.
     """
     import pandas as pd
 
@@ -59,15 +74,24 @@ def top_of_sides(run: RunReader, sides: Mapping[str, int], prompt: int, position
         return with_texts(run, every.sort_values([f"{side}_rank" for side in sides]))
     ids = list(dict.fromkeys(token for top in tops for token in top.index[:count]))
     if run.has_all_logits:
-        rows = values_of(run.at_sides([*sides.values()], prompt, position), run.header.format).astype(np.float64)
+        rows = values_of(
+            run.at_sides([*sides.values()], prompt, position),
+            run.header.format,
+        ).astype(np.float64)
     else:
         ids = [token for token in ids if all(token in top.index for top in tops)]
     table: dict[str, Any] = {"token_id": ids}
     for place, (name, top) in enumerate(zip(sides, tops, strict=True)):
         if run.has_all_logits:
-            table[f"{name}_rank"], logits_here = [rank_of(rows[place], token) for token in ids], rows[place, ids]
+            table[f"{name}_rank"], logits_here = (
+                [rank_of(rows[place], token) for token in ids],
+                rows[place, ids],
+            )
         else:
-            table[f"{name}_rank"], logits_here = top["rank"].loc[ids].tolist(), top["logit"].loc[ids].to_numpy(float)
+            table[f"{name}_rank"], logits_here = (
+                top["rank"].loc[ids].tolist(),
+                top["logit"].loc[ids].to_numpy(float),
+            )
         table[f"{name}_logit"] = logits_here
         with np.errstate(invalid="ignore"):  # +inf - +inf: the probability is undefined
             table[f"{name}_probability"] = np.exp(logits_here - top["logsumexp"].max())
@@ -75,8 +99,8 @@ def top_of_sides(run: RunReader, sides: Mapping[str, int], prompt: int, position
 
 
 def rank_of(logits: NDArray[np.float64], token: int) -> int:
-    """Return the token's place by its logit, 1 is the argmax: equal ones stand in order of their ids, NaNs come last in
-    order of theirs.
+    """Return the token's place by its logit, 1 is the argmax: equal ones stand in order of their
+    ids, NaNs come last in order of theirs.
     """
     value = logits[token]
     if np.isnan(value):
@@ -85,8 +109,9 @@ def rank_of(logits: NDArray[np.float64], token: int) -> int:
 
 
 def every_element(run: RunReader, pair: int, prompt: int, position: int) -> pd.DataFrame:
-    """Return every logit of a position, one row per token id: token_id, both logits, difference (variant - reference),
-    row_ulps, ulps; the last three null if a NaN or infinity is on one side only.
+    """Return every logit of a position, one row per token id: token_id, both logits, difference
+    (variant - reference), row_ulps, ulps; the last three null if a NaN or infinity is on one side
+    only.
     """
     import pandas as pd
 
@@ -99,7 +124,10 @@ def every_element(run: RunReader, pair: int, prompt: int, position: int) -> pd.D
         is_mismatch = ~is_same & ~(np.isfinite(reference) & np.isfinite(variant))
         difference = np.where(is_same, 0.0, np.where(is_mismatch, np.nan, variant - reference))
         row_ulps = np.abs(difference) / run.spacing(pair, (row, row + 1))
-    ulps = pd.array(np.where(is_same, 0, np.abs(ordinals(bits[0], fmt) - ordinals(bits[1], fmt))), "Int64")
+    ulps = pd.array(
+        np.where(is_same, 0, np.abs(ordinals(bits[0], fmt) - ordinals(bits[1], fmt))),
+        "Int64",
+    )
     ulps[is_mismatch] = pd.NA
     return pd.DataFrame(
         {
@@ -109,18 +137,28 @@ def every_element(run: RunReader, pair: int, prompt: int, position: int) -> pd.D
             "difference": difference,
             "row_ulps": row_ulps,
             "ulps": ulps,
-        }
+        },
     )
 
 
 def worst_elements(
-    run: RunReader, pair: int, prompt: int, position: int, count: int = 12, *, by_ulps: bool = False
+    run: RunReader,
+    pair: int,
+    prompt: int,
+    position: int,
+    count: int = 12,
+    *,
+    by_ulps: bool = False,
 ) -> pd.DataFrame:
-    """Return the elements of a position that differ most, by absolute difference or by ULPs, with their texts; a
-    NaN or infinity on one side only comes first.
+    """Return the elements of a position that differ most, by absolute difference or by ULPs, with
+    their texts; a NaN or infinity on one side only comes first.
     """
     table = every_element(run, pair, prompt, position)
-    size = table["ulps"].to_numpy(float, na_value=np.inf) if by_ulps else table["difference"].abs().fillna(np.inf)
+    size = (
+        table["ulps"].to_numpy(float, na_value=np.inf)
+        if by_ulps
+        else table["difference"].abs().fillna(np.inf)
+    )
     order = np.argsort(-np.asarray(size, float), kind="stable")[:count]
     worst = table.iloc[order]
     return with_texts(run, worst[worst["ulps"].fillna(1) > 0])

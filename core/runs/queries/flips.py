@@ -1,4 +1,6 @@
-"""Flips and near ties of a pair, what the sides wrote after a flip, and the position to open a pair at."""
+"""Flips and near ties of a pair, what the sides wrote after a flip, and the position to open a pair
+at.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,26 @@ if TYPE_CHECKING:
     import pandas as pd
 
 STORED_RANKS = 20  # of each side and position in the table top_token
-MOST_READ = 256  # rows of logits read for tokens outside them: 1 to 3 ms each at a vocabulary of 128256
+# rows of logits read for tokens outside them: 1 to 3 ms each at a vocabulary of 128256
+MOST_READ = 256
 SIDES = ("reference", "variant")
-NOISE_MARGIN = 2  # of harmless flips up to 1 in dense models, and 8 with experts (docs/explanation/calibration.md)
+# of harmless flips up to 1 in dense models, and 8 with experts (docs/explanation/calibration.md)
+NOISE_MARGIN = 2
 MOST_GRID_LINES = 64  # beyond that they would be a grey field
 
-# Logit and rank (1 is the argmax) of either side's argmax on both sides, if it is among the stored top tokens.
+# Logit and rank (1 is the argmax) of either side's argmax on both sides, if it is among the stored
+# top tokens.
 _FLIPS = f"""
 SELECT p.prompt, p.position, is_flip, near_tie, reference_token, variant_token, reference_margin, variant_margin,
     reference_margin_ulps, variant_margin_ulps, max_abs, kl, nonfinite_mismatch,
     r.text AS reference_text, v.text AS variant_text,
-    {", ".join(f"{t}_{s}.logit AS {t}_{s}_logit, {t}_{s}.rank + 1 AS {t}_{s}_rank" for t in SIDES for s in SIDES)},
+    {
+    ", ".join(
+        f"{t}_{s}.logit AS {t}_{s}_logit, {t}_{s}.rank + 1 AS {t}_{s}_rank"
+        for t in SIDES
+        for s in SIDES
+    )
+},
     reference.logsumexp AS reference_logsumexp, variant.logsumexp AS variant_logsumexp
 FROM position AS p
 LEFT JOIN vocabulary AS r ON r.token_id = reference_token LEFT JOIN vocabulary AS v ON v.token_id = variant_token
@@ -45,8 +56,8 @@ LEFT JOIN vocabulary AS r ON r.token_id = reference_token LEFT JOIN vocabulary A
 }
 WHERE p.pair = $1 AND (is_flip OR ($2 AND near_tie)) ORDER BY p.prompt, p.position
 """
-# is_confirmed: the stored logits of that position have the two generated tokens as their argmaxes. They have not if a
-# path computes the same tokens differently from call to call.
+# is_confirmed: the stored logits of that position have the two generated tokens as their argmaxes.
+# They have not if a path computes the same tokens differently from call to call.
 _CONTINUATIONS = """
 WITH step AS (
     SELECT v.prompt, v.side, count(*) AS compared, min(v.step) FILTER (v.token_id != r.token_id) AS parting
@@ -67,18 +78,34 @@ WHERE g.side > 0 ORDER BY g.prompt, g.side
 """
 
 
-def flip_table(run: RunReader, pair: int, *, near_ties: bool = False, most_read: int = MOST_READ) -> pd.DataFrame:
-    """Return one row per flip, and per near tie with `near_ties`, with figures of the position and both argmaxes.
+def flip_table(
+    run: RunReader,
+    pair: int,
+    *,
+    near_ties: bool = False,
+    most_read: int = MOST_READ,
+) -> pd.DataFrame:
+    """Return one row per flip, and per near tie with `near_ties`, with figures of the position and
+    both argmaxes.
 
-    Of T's argmax: `T_text`, `T_token_S_probability` on side S, `T_token_probability_change` from the reference to the
-    variant, `T_token_S_rank` on the other side S. Null if a side is all NaN, a probability is undefined, or a token is
-    not among a side's stored top tokens and `most_read` rows of logits were read, or the run did not keep them.
+    Of T's argmax: `T_text`, `T_token_S_probability` on side S, `T_token_probability_change` from
+    the reference to the variant, `T_token_S_rank` on the other side S. Null if a side is all NaN, a
+    probability is undefined, or a token is not among a side's stored top tokens and `most_read`
+    rows of logits were read, or the run did not keep them.
     """
     table = run.query(_FLIPS, pair, near_ties)
-    columns = {name: table.pop(name) for name in table.columns if name.endswith(("_logit", "_rank", "_logsumexp"))}
+    columns = {
+        name: table.pop(name)
+        for name in table.columns
+        if name.endswith(("_logit", "_rank", "_logsumexp"))
+    }
     for on, side in zip(SIDES, (0, pair + 1), strict=True):
-        unknown = {of: columns[f"{of}_{on}_logit"].isna() & table[f"{of}_token"].notna() for of in SIDES}
-        rows = np.flatnonzero(unknown["reference"] | unknown["variant"])[: most_read if run.has_all_logits else 0]
+        unknown = {
+            of: columns[f"{of}_{on}_logit"].isna() & table[f"{of}_token"].notna() for of in SIDES
+        }
+        rows = np.flatnonzero(unknown["reference"] | unknown["variant"])[
+            : most_read if run.has_all_logits else 0
+        ]
         most_read -= len(rows)
         for row in rows:
             bits = run.at(side, int(table["prompt"][row]), int(table["position"][row]))
@@ -100,27 +127,35 @@ def flip_table(run: RunReader, pair: int, *, near_ties: bool = False, most_read:
 
 
 def continuations(run: RunReader) -> pd.DataFrame:
-    """Return one row per continued prompt and variant: tokens in common with the reference's continuation, and both
-    tokens and the figures of the position at which they diverge, null if none. No rows for a run that only scored its
-    prompts.
+    """Return one row per continued prompt and variant: tokens in common with the reference's
+    continuation, and both tokens and the figures of the position at which they diverge, null if
+    none. No rows for a run that only scored its prompts.
     """
     return run.query(_CONTINUATIONS)
 
 
 def outcome(table: pd.DataFrame) -> str:
-    """Say how many continued prompts diverge, and the earliest position. table: `continuations` of one pair."""
+    """Say how many continued prompts diverge, and the earliest position. table: `continuations` of
+    one pair.
+    """
     parted = table[table["parting_position"].notna()]
     tokens = plural(int(table["compared_tokens"].max()), "generated token")
     if parted.empty:
-        return f"the sides agree in all of {tokens}" + (f" of each of {len(table)} prompts." if len(table) > 1 else ".")
+        return f"the sides agree in all of {tokens}" + (
+            f" of each of {len(table)} prompts." if len(table) > 1 else "."
+        )
     first = parted.loc[parted["agreed_tokens"].idxmin()]
     place = f"position {first['parting_position']} of prompt {first['prompt']}"
-    return f"**{len(parted)} of {plural(len(table), 'prompt')} diverge** within {tokens}, first at {place}."
+    return (
+        f"**{len(parted)} of {plural(len(table), 'prompt')} diverge** within {tokens}, first at"
+        f" {place}."
+    )
 
 
 def beyond_noise(table: pd.DataFrame) -> NDArray[np.bool_]:
-    """Mask the flips that the pair's usual differences do not explain: both margins are more than NOISE_MARGIN times
-    the median over positions of the largest difference, in row ULPs, or more than 2 row ULPs if that is larger. [rows]
+    """Mask the flips that the pair's usual differences do not explain: both margins are more than
+    NOISE_MARGIN times the median over positions of the largest difference, in row ULPs, or more
+    than 2 row ULPs if that is larger. [rows]
 
     table: the pair's figures by position, of all prompts.
     """
@@ -135,7 +170,9 @@ def beyond_noise(table: pd.DataFrame) -> NDArray[np.bool_]:
 
 
 def flips_sentence(table: pd.DataFrame) -> str:
-    """Say how many positions flip and which of them noise does not explain, in markdown. table: figures by position."""
+    """Say how many positions flip and which of them noise does not explain, in markdown. table:
+    figures by position.
+    """
     flips, total = table[table["is_flip"]], len(table)
     unknown = int(table[[f"{side}_token" for side in SIDES]].isna().any(axis=1).sum())
     if flips.empty and unknown:
@@ -144,15 +181,23 @@ def flips_sentence(table: pd.DataFrame) -> str:
         return f"No flips: both sides have the same argmax at all {plural(total, 'position')}."
 
     def place(row: pd.Series) -> str:
-        return f"position {row['position']}" + (f" of prompt {row['prompt']}" if table["prompt"].any() else "")
+        return f"position {row['position']}" + (
+            f" of prompt {row['prompt']}" if table["prompt"].any() else ""
+        )
 
-    text = f"**{plural(len(flips), 'flip')} in {plural(total, 'position')}**, first at {place(flips.iloc[0])}."
+    text = (
+        f"**{plural(len(flips), 'flip')} in {plural(total, 'position')}**, first at"
+        f" {place(flips.iloc[0])}."
+    )
     if table["max_row_ulps"].isna().all():  # lists have no row ULPs
         return text
     far = table[beyond_noise(table)]
     if far.empty:
         kind = "near tie" if flips["near_tie"].all() else "close decision"
-        return f"{text} {f'It is at a {kind}' if len(flips) == 1 else f'All are at {kind}s'} on at least one side."
+        return (
+            f"{text} {f'It is at a {kind}' if len(flips) == 1 else f'All are at {kind}s'} on at"
+            " least one side."
+        )
     margin = number(far.iloc[0][[f"{side}_margin" for side in SIDES]].astype(float).min(), 3)
     are = "is no near tie" if len(far) == 1 else "are no near ties"
     first = f"{'first at ' if len(far) > 1 else ''}{place(far.iloc[0])}, margin {margin} logits"
@@ -160,23 +205,26 @@ def flips_sentence(table: pd.DataFrame) -> str:
 
 
 def near_ties_sentence(table: pd.DataFrame) -> str:
-    """Say how many positions are near ties, how many of them flip, and the smallest margin, in markdown. table: figures
-    by position.
+    """Say how many positions are near ties, how many of them flip, and the smallest margin, in
+    markdown. table: figures by position.
     """
     is_list = table["max_row_ulps"].isna().all()  # lists have no row ULPs
     near = table[table["could_flip" if is_list else "near_tie"].fillna(False).astype(bool)]
     limit = "by what was sent" if is_list else f"(margin at most {NEAR_TIE_ROW_ULPS} row ULPs)"
     what = "could flip" if is_list else "is a near tie" if len(near) == 1 else "are near ties"
-    flips, smallest = int(near["is_flip"].sum()), float(table[[f"{side}_margin" for side in SIDES]].min(axis=None))
+    flips, smallest = (
+        int(near["is_flip"].sum()),
+        float(table[[f"{side}_margin" for side in SIDES]].min(axis=None)),
+    )
     return (
-        f"**{out_of(len(near), len(table))} positions {what}** {limit}, with {plural(flips, 'flip')}; the smallest"
-        f" margin is {number(smallest)}."
+        f"**{out_of(len(near), len(table))} positions {what}** {limit}, with"
+        f" {plural(flips, 'flip')}; the smallest margin is {number(smallest)}."
     )
 
 
 class MarginPoints(NamedTuple):
-    """Positions with a finite margin. margin: the smaller one of the two sides, difference: the largest, both in
-    logits; kinds: masks, of which each position is in one. [rows] each
+    """Positions with a finite margin. margin: the smaller one of the two sides, difference: the
+    largest, both in logits; kinds: masks, of which each position is in one. [rows] each
     """
 
     table: pd.DataFrame
@@ -197,7 +245,12 @@ def margin_points(table: pd.DataFrame) -> MarginPoints:
         "flip": flips & ~odd,
         "NaN or infinity on one side": odd,
     }
-    return MarginPoints(table, margin[margin.notna()].to_numpy(float), table["max_abs"].to_numpy(float), kinds)
+    return MarginPoints(
+        table,
+        margin[margin.notna()].to_numpy(float),
+        table["max_abs"].to_numpy(float),
+        kinds,
+    )
 
 
 def above_zero(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], float | None]:
@@ -210,9 +263,10 @@ def above_zero(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], float 
 
 
 class Candidates(NamedTuple):
-    """Tokens between which an argmax is decided. logits [sides, tokens]; grid: every value of the compute dtype from
-    one step below the lowest to one above the highest, empty if these are too many or a logit is not finite; steps:
-    between the lowest and the highest, None if one is not finite.
+    """Tokens between which an argmax is decided. logits [sides, tokens]; grid: every value of the
+    compute dtype from one step below the lowest to one above the highest, empty if these are too
+    many or a logit is not finite; steps: between the lowest and the highest, None if one is not
+    finite.
     """
 
     tokens: tuple[int, ...]
@@ -222,8 +276,9 @@ class Candidates(NamedTuple):
 
 
 def candidates(top: pd.DataFrame, fmt: FloatFormat) -> Candidates | None:
-    """Return the argmaxes of both sides, or one and the runner-up nearest to it if they are the same token; None if a
-    side has fewer than two tokens. top: of core.runs.queries.elements.top_of_sides.
+    """Return the argmaxes of both sides, or one and the runner-up nearest to it if they are the
+    same token; None if a side has fewer than two tokens. top: of
+    core.runs.queries.elements.top_of_sides.
     """
     if len(top) < 2:
         return None
@@ -245,15 +300,20 @@ def on_grid(top: pd.DataFrame, sides: Iterable[str], fmt: FloatFormat) -> Candid
     places = ordinals(bits_of(logits.astype(fmt.values)), fmt)
     low, high = int(places.min()), int(places.max())
     edge = fmt.first_nonfinite
-    # Logits of different signs can differ by 2**32 ordinals, so the size is checked before the grid is made.
+    # Logits of different signs can differ by 2**32 ordinals, so the size is checked before the grid
+    # is made.
     is_small = high - low + 3 <= MOST_GRID_LINES
-    grid = np.arange(max(low - 1, 1 - edge), min(high + 2, edge)) if is_small else np.empty(0, np.int64)
+    grid = (
+        np.arange(max(low - 1, 1 - edge), min(high + 2, edge))
+        if is_small
+        else np.empty(0, np.int64)
+    )
     return Candidates(tokens, logits, values_at(grid, fmt).astype(np.float64), high - low)
 
 
 def dominating(rms: NDArray[np.float64]) -> int | None:
-    """Return the row that holds more than half of a pair's squared difference, and is 10 times the median row; None if
-    there is none.
+    """Return the row that holds more than half of a pair's squared difference, and is 10 times the
+    median row; None if there is none.
 
     rms: by row, row ULPs; infinite if the row has NaN or infinity on one side only.
     """
@@ -264,13 +324,17 @@ def dominating(rms: NDArray[np.float64]) -> int | None:
 
 
 def telling_place(table: pd.DataFrame, prompt: int | None = None) -> tuple[int, int]:
-    """Return (prompt, position) to open a pair at: the position that dominates the difference, else the first flip
-    beyond the noise, else the first flip, else the smallest margin that the differences there could turn, else the
-    largest difference; the beginning if nothing differs.
+    """Return (prompt, position) to open a pair at: the position that dominates the difference, else
+    the first flip beyond the noise, else the first flip, else the smallest margin that the
+    differences there could turn, else the largest difference; the beginning if nothing differs.
 
     table: the pair's figures by position, of all prompts; prompt: the only one to look in.
     """
-    rms = np.where(table["nonfinite_mismatch"].to_numpy(float) > 0, np.inf, table["rms_row_ulps"].to_numpy(float))
+    rms = np.where(
+        table["nonfinite_mismatch"].to_numpy(float) > 0,
+        np.inf,
+        table["rms_row_ulps"].to_numpy(float),
+    )
     flips = np.stack([beyond_noise(table), table["is_flip"].to_numpy(bool)])
     if prompt is not None:
         is_here = (table["prompt"] == prompt).to_numpy()

@@ -1,4 +1,6 @@
-"""How strongly each token of a prompt is colored by a figure at its position, and the legend of that."""
+"""How strongly each token of a prompt is colored by a figure at its position, and the legend of
+that.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ _UNITS = {  # of the columns that are coloured by their size; by the dtype and u
 class Heat:
     """Colour level of each token, and its legend. `levels` [positions] int, 0 to 100.
 
-    `low` and `high` are the values at the ends of the scale, `stops` the levels between them, from left to right.
+    `low` and `high` are the values at the ends of the scale, `stops` the levels between them, from
+    left to right.
     """
 
     levels: np.ndarray
@@ -69,7 +72,13 @@ def heat(table: pd.DataFrame, colour: str, dtype: str, unit_of_values: str = "lo
     lowest = float(values[values > 0].min())
     low, high = np.log(lowest) - 0.7, np.log(highest)  # the smallest that differs is still seen
     share = np.where(values > 0, (np.log(np.maximum(values, lowest)) - low) / (high - low), 0.0)
-    return Heat(_levels(share), unit, _figure(lowest), _figure(highest), (round(100 * 0.7 / (high - low)), 100))
+    return Heat(
+        _levels(share),
+        unit,
+        _figure(lowest),
+        _figure(highest),
+        (round(100 * 0.7 / (high - low)), 100),
+    )
 
 
 def _levels(share: np.ndarray) -> np.ndarray:

@@ -1,14 +1,15 @@
-"""The heatmap in tiles: one pair's distances over rows x columns, each cell the maximum of what it covers, at any level
-of detail.
+"""The heatmap in tiles: one pair's distances over rows x columns, each cell the maximum of what it
+covers, at any level of detail.
 
-A cell of levels (r, c) covers 2^r rows x 2^c columns; a tile is 64 x 1024 cells, fewer at the ends. Columns are token
-ids, or ranks: column k of a row is then the token whose logit is the reference's k-th largest of that row. A cell holds
-the largest difference in row ULPs, the largest ULP distance or the largest absolute difference (the first and the last
-float32 as bits); all ones means a NaN or infinity mismatch inside, in any measure.
+A cell of levels (r, c) covers 2^r rows x 2^c columns; a tile is 64 x 1024 cells, fewer at the ends.
+Columns are token ids, or ranks: column k of a row is then the token whose logit is the reference's
+k-th largest of that row. A cell holds the largest difference in row ULPs, the largest ULP distance
+or the largest absolute difference (the first and the last float32 as bits); all ones means a NaN or
+infinity mismatch inside, in any measure.
 
-Row ULPs and ULPs by token id come from the stored pyramids if their cells fit into the asked ones, everything else from
-the logits. What neighboring tiles share, whole rows of stored cells or blocks of 64 rows by rank or of differences, the
-caller may keep (`Keep`); nothing is kept here.
+Row ULPs and ULPs by token id come from the stored pyramids if their cells fit into the asked ones,
+everything else from the logits. What neighboring tiles share, whole rows of stored cells or blocks
+of 64 rows by rank or of differences, the caller may keep (`Keep`); nothing is kept here.
 """
 
 from __future__ import annotations
@@ -35,22 +36,25 @@ if TYPE_CHECKING:
 Order = Literal["id", "rank"]
 Measure = Literal["row_ulps", "ulps", "difference"]
 ORDERS: tuple[Order, ...] = ("id", "rank")
-MEASURES: tuple[Measure, ...] = ("row_ulps", "ulps", "difference")  # the first is what the page opens in
+# the first is what the page opens in
+MEASURES: tuple[Measure, ...] = ("row_ulps", "ulps", "difference")
 Cells = NDArray[np.unsignedinteger]
 Span = tuple[int, int]  # half open
-Keep = Callable[[tuple, Callable[[], Cells]], Cells]  # (key within the pair, how to make it) -> made or remembered
+# (key within the pair, how to make it) -> made or remembered
+Keep = Callable[[tuple, Callable[[], Cells]], Cells]
 
 TILE_ROWS = 64
 TILE_COLUMNS = 1024
 GROUP_LEVEL = 5  # the stored pyramid and the blocks begin with cells of 2^5 columns
 WORK = 1 << 24  # logits, or cells of the stored pyramid, that one tile may read: 60 ms
 RANKED_WORK = 1 << 26  # logits that one tile may put in order of rank for single ranks
-# Logits of whole rows that one picture may read: single logits lie in blocks of 32 to 64 tiles, so a row is read whole.
-# 130 ms.
+# Logits of whole rows that one picture may read: single logits lie in blocks of 32 to 64 tiles, so
+# a row is read whole. 130 ms.
 MOST_READ = 48 << 20
 RANKS = 64  # of the page's first look
 MOST_TEXTS = 4096  # of one picture
-WHOLE_RUN = 1 << 30  # logits of a pair beyond which it is shown as its file holds it: the rest would read all of it
+# logits of a pair beyond which it is shown as its file holds it: the rest would read all of it
+WHOLE_RUN = 1 << 30
 _LEVELS = 32  # more than any axis has
 READ_ELEMENTS = 1 << 21  # logits of a side that are in memory at a time
 
@@ -65,8 +69,8 @@ class Tile(NamedTuple):
 
 
 class Element(NamedTuple):
-    """One logit of both sides. Ranks: 1 is the argmax; `row_ulps`, `ulps` and `difference` are None if a NaN or
-    infinity is on one side only.
+    """One logit of both sides. Ranks: 1 is the argmax; `row_ulps`, `ulps` and `difference` are None
+    if a NaN or infinity is on one side only.
     """
 
     row: int
@@ -86,8 +90,8 @@ def largest_level(size: int, cells: int) -> int:
 
 
 def is_offered(run: RunReader, order: Order, measure: Measure) -> bool:
-    """Return whether the whole run can be viewed this way; what cannot is too large to be computed in a
-    request, or its logits were not stored.
+    """Return whether the whole run can be viewed this way; what cannot is too large to be computed
+    in a request, or its logits were not stored.
     """
     is_readable = run.has_all_logits and run.header.rows * run.header.vocab <= WHOLE_RUN
     return is_readable or _is_stored(order, measure)
@@ -98,21 +102,34 @@ def _is_stored(order: Order, measure: Measure) -> bool:
 
 
 def floor_row_ulps(run: RunReader, pair: int) -> float | None:
-    """Return the 99.9th percentile of the pair's noise floor in the run's own dtype, in row ULPs; None if none was
-    measured.
+    """Return the 99.9th percentile of the pair's noise floor in the run's own dtype, in row ULPs;
+    None if none was measured.
     """
     figures = [row.figures for row in run.evidence(pair) if isinstance(row.figures, PairFigures)]
-    return next((each.floor_row_ulps for each in figures if each.compute_dtype == run.header.compute_dtype), None)
+    return next(
+        (each.floor_row_ulps for each in figures if each.compute_dtype == run.header.compute_dtype),
+        None,
+    )
 
 
 def finest_columns(run: RunReader, order: Order, measure: Measure) -> list[int]:
-    """Return the column level of every row level from which on no tile reads more than a bounded share of the run."""
+    """Return the column level of every row level from which on no tile reads more than a bounded
+    share of the run.
+    """
     levels = range(largest_level(run.header.rows, TILE_ROWS) + 1)
-    too_much = [[c for c in range(_LEVELS) if not _work_fits(run, order, measure, r, c)] for r in levels]
+    too_much = [
+        [c for c in range(_LEVELS) if not _work_fits(run, order, measure, r, c)] for r in levels
+    ]
     return [columns[-1] + 1 if columns else 0 for columns in too_much]
 
 
-def _work_fits(run: RunReader, order: Order, measure: Measure, row_level: int, column_level: int) -> bool:
+def _work_fits(
+    run: RunReader,
+    order: Order,
+    measure: Measure,
+    row_level: int,
+    column_level: int,
+) -> bool:
     header = run.header
     if not run.has_all_logits and 1 << column_level < pyramid.cell_shape(run.levels().start)[1]:
         return False  # no finer cells are there
@@ -129,12 +146,22 @@ def _work_fits(run: RunReader, order: Order, measure: Measure, row_level: int, c
 def _stored_level(run: RunReader, row_level: int, column_level: int) -> int:
     """Return the coarsest stored level whose cells fit into these; the finest one if none does."""
     levels = run.levels()
-    return max(levels.start, min(row_level // 2, (column_level - GROUP_LEVEL) // 2, levels.stop - 1))
+    return max(
+        levels.start,
+        min(row_level // 2, (column_level - GROUP_LEVEL) // 2, levels.stop - 1),
+    )
 
 
-def tile_cells(run: RunReader, pair: int, tile: Tile, order: Order, measure: Measure, keep: Keep) -> Cells:
-    """Return the cells of a tile. [up to 64, up to 1024], the compute dtype's carrier for ULPs, uint32 for the
-    others.
+def tile_cells(
+    run: RunReader,
+    pair: int,
+    tile: Tile,
+    order: Order,
+    measure: Measure,
+    keep: Keep,
+) -> Cells:
+    """Return the cells of a tile. [up to 64, up to 1024], the compute dtype's carrier for ULPs,
+    uint32 for the others.
     """
     rows, columns = _extent(run, pair, tile, order, measure)
     tall, wide = 1 << tile.row_level, 1 << tile.column_level
@@ -143,27 +170,39 @@ def tile_cells(run: RunReader, pair: int, tile: Tile, order: Order, measure: Mea
         return _stored_cells(run, pair, tile, rows, columns, measure, keep)
     if is_single and order == "id":
         return _pool(run, pair, rows, columns, order, measure, tall, wide)
-    # Maxima of a block of rows each, of a tile's single ranks or of groups of 32 of whole rows: other tiles share them.
+    # Maxima of a block of rows each, of a tile's single ranks or of groups of 32 of whole rows:
+    # other tiles share them.
     group, across = (1, columns) if is_single else (1 << GROUP_LEVEL, (0, run.header.vocab))
     parts = []
     for start in range(*rows, TILE_ROWS):
         span = start, min(start + TILE_ROWS, rows[1])
         make = partial(_pool, run, pair, span, across, order, measure, 1, group)
         block = keep(("block", across, order, measure, span), make)
-        parts.append(block[:, (columns[0] - across[0]) // group : -(-(columns[1] - across[0]) // group)])
+        parts.append(
+            block[:, (columns[0] - across[0]) // group : -(-(columns[1] - across[0]) // group)],
+        )
     return pyramid.maxima(np.concatenate(parts), tall, wide // group)
 
 
 def _stored_cells(
-    run: RunReader, pair: int, tile: Tile, rows: Span, columns: Span, measure: Measure, keep: Keep
+    run: RunReader,
+    pair: int,
+    tile: Tile,
+    rows: Span,
+    columns: Span,
+    measure: Measure,
+    keep: Keep,
 ) -> Cells:
-    """Return the cells of a tile from the stored pyramid; one that is finer than those holds the maximum of the stored
-    cell that it lies in.
+    """Return the cells of a tile from the stored pyramid; one that is finer than those holds the
+    maximum of the stored cell that it lies in.
     """
     tall, wide = 1 << tile.row_level, 1 << tile.column_level
     level = _stored_level(run, tile.row_level, tile.column_level)
     height, width = pyramid.cell_shape(level)
-    grid = keep(("stored", measure, level, rows), lambda: run.stored_cells(measure, pair, level, rows))
+    grid = keep(
+        ("stored", measure, level, rows),
+        lambda: run.stored_cells(measure, pair, level, rows),
+    )
     cells = grid[:, columns[0] // width : -(-columns[1] // width)]
     cells = pyramid.maxima(cells, max(1, tall // height), max(1, wide // width))
     if tall < height:
@@ -173,11 +212,19 @@ def _stored_cells(
     return cells
 
 
-def _extent(run: RunReader, pair: int, tile: Tile, order: Order, measure: Measure) -> tuple[Span, Span]:
+def _extent(
+    run: RunReader,
+    pair: int,
+    tile: Tile,
+    order: Order,
+    measure: Measure,
+) -> tuple[Span, Span]:
     """Return (rows, columns) that a tile covers; UsageError if there is no such tile."""
     header = run.header
     if not 0 <= pair < len(header.sides) - 1:
-        raise UsageError(f"pair {pair} does not exist; the run has pairs 0 to {len(header.sides) - 2}.")
+        raise UsageError(
+            f"pair {pair} does not exist; the run has pairs 0 to {len(header.sides) - 2}.",
+        )
     if not is_offered(run, order, measure):
         reason = f"more than {WHOLE_RUN} logits." if run.has_all_logits else refusal(header)
         raise UsageError(f"by rank and as differences a pair is not shown: {reason}")
@@ -186,27 +233,39 @@ def _extent(run: RunReader, pair: int, tile: Tile, order: Order, measure: Measur
         ("row", tile.row_level, tile.row, TILE_ROWS, header.rows),
         ("column", tile.column_level, tile.column, TILE_COLUMNS, header.vocab),
     ):
-        if not 0 <= level <= largest_level(size, cells) or not 0 <= place <= (size - 1) // (cells << level):
+        if not 0 <= level <= largest_level(size, cells) or not 0 <= place <= (size - 1) // (
+            cells << level
+        ):
             raise UsageError(f"{what} {place} of level {level} is no tile of {size} {what}s.")
         spans.append((place * (cells << level), min(size, (place + 1) * (cells << level))))
     finest = finest_columns(run, order, measure)[tile.row_level]
     if tile.column_level < min(finest, largest_level(header.vocab, TILE_COLUMNS)):
         raise UsageError(
-            f"columns of level {tile.column_level}: with rows of level {tile.row_level} the least level is {finest}."
+            f"columns of level {tile.column_level}: with rows of level {tile.row_level} the least"
+            f" level is {finest}.",
         )
     return spans[0], spans[1]
 
 
 def _elements(
-    run: RunReader, pair: int, rows: Span, columns: Span, order: Order, measure: Measure
+    run: RunReader,
+    pair: int,
+    rows: Span,
+    columns: Span,
+    order: Order,
+    measure: Measure,
 ) -> tuple[Cells, NDArray | None]:
-    """Return (cells of single logits, their token ids if by rank), of a rectangle of columns. [rows, columns] each"""
+    """Return (cells of single logits, their token ids if by rank), of a rectangle of columns.
+    [rows, columns] each
+    """
     fmt, whole = run.header.format, (0, run.header.vocab) if order == "rank" else columns
     reference, variant = (run.read_window(side, rows, whole) for side in (0, pair + 1))
     ids = None
     if order == "rank":
         ids = pyramid.descending(reference, fmt)[:, columns[0] : columns[1]]
-        reference, variant = (np.stack(list(map(np.take, bits, ids))) for bits in (reference, variant))
+        reference, variant = (
+            np.stack(list(map(np.take, bits, ids))) for bits in (reference, variant)
+        )
     if measure == "ulps":
         return pyramid.element_ulps(reference, variant, fmt), ids
     spacing = run.spacing(pair, rows) if measure == "row_ulps" else np.ones(rows[1] - rows[0])
@@ -214,10 +273,17 @@ def _elements(
 
 
 def _pool(
-    run: RunReader, pair: int, rows: Span, columns: Span, order: Order, measure: Measure, tall: int, wide: int
+    run: RunReader,
+    pair: int,
+    rows: Span,
+    columns: Span,
+    order: Order,
+    measure: Measure,
+    tall: int,
+    wide: int,
 ) -> Cells:
-    """Return a rectangle by token id, or whole rows by rank; some rows at a time, whole cells of them, so that memory
-    stays bounded. [rows / tall, columns / wide]
+    """Return a rectangle by token id, or whole rows by rank; some rows at a time, whole cells of
+    them, so that memory stays bounded. [rows / tall, columns / wide]
     """
     at_once = max(1, READ_ELEMENTS // (columns[1] - columns[0]) // tall) * tall
     spans = [(start, min(start + at_once, rows[1])) for start in range(*rows, at_once)]
@@ -225,8 +291,17 @@ def _pool(
     return np.concatenate([pyramid.maxima(each, tall, wide) for each in cells])
 
 
-def largest_in(run: RunReader, pair: int, rows: Span, columns: Span, order: Order, measure: Measure) -> Element:
-    """Return the largest difference in a rectangle, the first of equals: what a cell of the heatmap stands for."""
+def largest_in(
+    run: RunReader,
+    pair: int,
+    rows: Span,
+    columns: Span,
+    order: Order,
+    measure: Measure,
+) -> Element:
+    """Return the largest difference in a rectangle, the first of equals: what a cell of the heatmap
+    stands for.
+    """
     _check_rectangle(run, pair, rows, columns, order)
     cells, ids = _elements(run, pair, rows, columns, order, measure)
     row, column = np.unravel_index(int(cells.argmax()), cells.shape)
@@ -234,28 +309,43 @@ def largest_in(run: RunReader, pair: int, rows: Span, columns: Span, order: Orde
     return element(run, pair, rows[0] + int(row), token)
 
 
-def tokens_in(run: RunReader, pair: int, rows: Span, columns: Span, order: Order) -> NDArray[np.integer]:
-    """Return the token ids of a rectangle; by token id one row is valid for all. [rows or 1, columns]"""
+def tokens_in(
+    run: RunReader,
+    pair: int,
+    rows: Span,
+    columns: Span,
+    order: Order,
+) -> NDArray[np.integer]:
+    """Return the token ids of a rectangle; by token id one row is valid for all. [rows or 1,
+    columns]
+    """
     _check_rectangle(run, pair, rows, columns, order)
     if (count := (rows[1] - rows[0]) * (columns[1] - columns[0])) > MOST_TEXTS:
         raise UsageError(f"{count} tokens: expected at most {MOST_TEXTS}.")
     if order == "id":
         return np.arange(*columns)[None]
-    return pyramid.descending(run.read_rows(0, *rows), run.header.format)[:, columns[0] : columns[1]]
+    return pyramid.descending(run.read_rows(0, *rows), run.header.format)[
+        :,
+        columns[0] : columns[1],
+    ]
 
 
 def _check_rectangle(run: RunReader, pair: int, rows: Span, columns: Span, order: Order) -> None:
     """Raise UsageError if there is no such rectangle, or too much would be read for it."""
     header, pairs = run.header, len(run.header.sides) - 1
     (top, bottom), (left, right) = rows, columns
-    if not (0 <= pair < pairs and 0 <= top < bottom <= header.rows and 0 <= left < right <= header.vocab):
+    if not (
+        0 <= pair < pairs and 0 <= top < bottom <= header.rows and 0 <= left < right <= header.vocab
+    ):
         raise UsageError(
-            f"pair {pair}, rows {top} to {bottom}, columns {left} to {right} do not exist: there are "
-            f"{pairs} pairs, {header.rows} rows and {header.vocab} columns."
+            f"pair {pair}, rows {top} to {bottom}, columns {left} to {right} do not exist: there"
+            f" are {pairs} pairs, {header.rows} rows and {header.vocab} columns.",
         )
     width = header.vocab if order == "rank" else right - left
     if (bottom - top) * width > WORK:
-        raise UsageError(f"{bottom - top} rows x {width} logits are too many to read; expected at most {WORK}.")
+        raise UsageError(
+            f"{bottom - top} rows x {width} logits are too many to read; expected at most {WORK}.",
+        )
 
 
 def element(run: RunReader, pair: int, row: int, token: int) -> Element:
@@ -279,7 +369,9 @@ def element(run: RunReader, pair: int, row: int, token: int) -> Element:
 
 
 def sentence(run: RunReader, table: pd.DataFrame) -> str:
-    """Say how many logits differ, at how many positions, and where most, in markdown. table: figures by position."""
+    """Say how many logits differ, at how many positions, and where most, in markdown. table:
+    figures by position.
+    """
     header, differing = run.header, table[table["neq"] > 0]
     total = header.rows * header.vocab
     if differing.empty:

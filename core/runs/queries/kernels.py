@@ -1,7 +1,9 @@
-"""Kernels that two sides of a run launched, side by side, and those of the first module that differs.
+"""Kernels that two sides of a run launched, side by side, and those of the first module that
+differs.
 
 A row of the file is a kernel in a module: what a library calls its implementation (`SGEMM`, `matmul
-brg_matmul:avx512_core_bf16`, a CUDA kernel), or an operation of torch. Launches and times are per forward.
+brg_matmul:avx512_core_bf16`, a CUDA kernel), or an operation of torch. Launches and times are per
+forward.
 """
 
 from __future__ import annotations
@@ -19,10 +21,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _SHAPE = re.compile(r"([a-z]\w* )?(\d+(?:x\d+)*)")
-# Operations whose order of summation can depend on shapes; what remains computes element by element, or moves values.
+# Operations whose order of summation can depend on shapes; what remains computes element by
+# element, or moves values.
 _REDUCING = "mm|gemm|gemv|dot|conv|matmul|attention|sum|mean|norm|softmax|reduce|var|inner"
-# What one side launches alone or more often a forward comes first, of these what adds something up, then by time. Lists
-# are in the order in which the rows first ran. A module's kind is its name without the numbers of layers.
+# What one side launches alone or more often a forward comes first, of these what adds something up,
+# then by time. Lists are in the order in which the rows first ran. A module's kind is its name
+# without the numbers of layers.
 _SIDE_BY_SIDE = f"""
 WITH listed AS (
     SELECT *, launches / greatest(forwards, 1) AS often, microseconds / greatest(forwards, 1) AS time,
@@ -51,7 +55,9 @@ _LISTS = ("places", "reference_details", "variant_details", "modules")
 
 
 class KernelPlace(NamedTuple):
-    """First module that differs, at its first place, and what ran there: rows as `side_by_side`, reductions first."""
+    """First module that differs, at its first place, and what ran there: rows as `side_by_side`,
+    reductions first.
+    """
 
     module: str
     prompt: int
@@ -65,20 +71,27 @@ def is_watched(run: RunReader, pair: int) -> bool:
 
 
 def side_by_side(
-    run: RunReader, pair: int, by: str = "NULL", ordinals: tuple[list[int], list[int]] | None = None
+    run: RunReader,
+    pair: int,
+    by: str = "NULL",
+    ordinals: tuple[list[int], list[int]] | None = None,
 ) -> pd.DataFrame:
-    """Return one row per kernel of either side. by: NULL, or place or module to split by kind of module or module;
-    ordinals: rows of the reference and of the variant, None for all.
+    """Return one row per kernel of either side. by: NULL, or place or module to split by kind of
+    module or module; ordinals: rows of the reference and of the variant, None for all.
     """
     table = run.query(_SIDE_BY_SIDE.format(by=by), pair, *(ordinals or (None, None)))
-    return table.assign(**{name: [list(dict.fromkeys(values)) for values in table[name]] for name in _LISTS})
+    return table.assign(
+        **{name: [list(dict.fromkeys(values)) for values in table[name]] for name in _LISTS},
+    )
 
 
 def find_start(run: RunReader, pair: int) -> KernelPlace | None:
-    """Return the first module that differs and what ran there; None if the run does not hold both, or nothing differs.
+    """Return the first module that differs and what ran there; None if the run does not hold both,
+    or nothing differs.
 
-    What made its output is what ran in it, and what ran in the modules around it after the last module that is still
-    equal: attention by itself is no module, and shows in the projection behind it.
+    What made its output is what ran in it, and what ran in the modules around it after the last
+    module that is still equal: attention by itself is no module, and shows in the projection behind
+    it.
     """
     outputs = modules(run, pair)
     first = first_module(outputs)
@@ -93,17 +106,28 @@ def find_start(run: RunReader, pair: int) -> KernelPlace | None:
 
 def _rows_behind(run: RunReader, side: int, first: str, equal: Sequence[str]) -> list[int]:
     """Return ordinals of the rows that made a module's output, of all forwards."""
-    rows = run.query("SELECT module, library, name FROM kernel WHERE side = ? ORDER BY ordinal", side)
+    rows = run.query(
+        "SELECT module, library, name FROM kernel WHERE side = ? ORDER BY ordinal",
+        side,
+    )
     names = rows["module"].tolist()
     is_made = [not any(_is_within(module, outer) for outer in equal if outer) for module in names]
     inside = [n for n, module in enumerate(names) if is_made[n] and _is_within(module, first)]
     if inside:
-        starts = [n for n, before in zip(inside, [-2, *inside], strict=False) if n > before + 1]  # of each library
-        around = (n for start in starts for n in takewhile(is_made.__getitem__, range(start - 1, -1, -1)))
+        # of each library
+        starts = [n for n, before in zip(inside, [-2, *inside], strict=False) if n > before + 1]
+        around = (
+            n for start in starts for n in takewhile(is_made.__getitem__, range(start - 1, -1, -1))
+        )
         indices = [*inside, *(n for n in around if _is_within(first, names[n]))]
     else:  # the logits, which no module of that name puts out: what ran behind the last module
-        begins = [next((n for n, module in enumerate(names) if _is_within(module, name)), -1) for name in equal]
-        indices = [n for n in range(max(begins, default=-1) + 1, len(names)) if is_made[n] and names[n]]
+        begins = [
+            next((n for n, module in enumerate(names) if _is_within(module, name)), -1)
+            for name in equal
+        ]
+        indices = [
+            n for n in range(max(begins, default=-1) + 1, len(names)) if is_made[n] and names[n]
+        ]
     kernels = list(rows.itertuples(index=False, name=None))
     kinds = {kernels[n] for n in indices}
     return [n for n, kernel in enumerate(kernels) if kernel in kinds]
@@ -114,8 +138,8 @@ def _is_within(module: str, outer: str) -> bool:
 
 
 def in_words(table: pd.DataFrame, names: tuple[str, str]) -> str:
-    """List kernels of one side only and those launched more or less often, in markdown, the slowest first. table: of
-    `side_by_side`, not by module; names: of the sides.
+    """List kernels of one side only and those launched more or less often, in markdown, the slowest
+    first. table: of `side_by_side`, not by module; names: of the sides.
     """
     if table.empty:
         return "No kernel was seen on either side."
@@ -124,7 +148,9 @@ def in_words(table: pd.DataFrame, names: tuple[str, str]) -> str:
         if len(only := table.loc[table["only"] == side, "name"]):
             clauses.append(f"only in {_code(name)}: {_few(map(_code, only))}")
     if len(grown := table[table["is_multiplied"]]):
-        ratios = _few(f"{_code(row.name)} {three_digits(row.ratio)}x" for row in grown.itertuples(index=False))
+        ratios = _few(
+            f"{_code(row.name)} {three_digits(row.ratio)}x" for row in grown.itertuples(index=False)
+        )
         clauses.append(f"different launch counts per forward: {ratios} in {_code(names[1])}")
     return f"{opening('; '.join(clauses) or 'both sides launch the same kernels as often per forward')}."
 
@@ -132,7 +158,10 @@ def in_words(table: pd.DataFrame, names: tuple[str, str]) -> str:
 def place_in_words(place: KernelPlace, names: tuple[str, str], *, names_prompt: bool) -> str:
     """Say which module differs first, and what ran there on both sides; names: of the sides."""
     prompt = f"prompt {place.prompt}, " if names_prompt else ""
-    start = f"The first module whose output differs is {_code(place.module)}, at {prompt}position {place.position}."
+    start = (
+        f"The first module whose output differs is {_code(place.module)}, at {prompt}position"
+        f" {place.position}."
+    )
     return f"{start} {opening(ops_in_words(place, names))}"
 
 
@@ -144,29 +173,41 @@ def ops_in_words(place: KernelPlace, names: tuple[str, str] | None = None) -> st
         others = f": {_few(_code(pair.name) for pair in pairs)}" if pairs else ""
         return f"no matmul or reduction was launched in the first module that differs{others}."
     ran = _few(_with_shapes(pair, names) if names else _code(pair.name) for pair in adding)
-    return f"matmuls and reductions between the last equal module and the first that differs: {ran}."
+    return (
+        f"matmuls and reductions between the last equal module and the first that differs: {ran}."
+    )
 
 
 def _with_shapes(pair: Any, names: tuple[str, str]) -> str:
-    """Name a kernel with the side that alone ran it, or with the shape or count of shapes that each side alone has."""
+    """Name a kernel with the side that alone ran it, or with the shape or count of shapes that each
+    side alone has.
+    """
     sides = pair.reference_details, pair.variant_details
     own = [[each for each in one if each not in other] for one, other in (sides, sides[::-1])]
-    shapes = [shape_in_words(each[0]) if len(each) == 1 else f"{len(each)} shapes" for each in own if each]
+    shapes = [
+        shape_in_words(each[0]) if len(each) == 1 else f"{len(each)} shapes" for each in own if each
+    ]
     facts = [f"only in {_code(names[pair.only == 'variant'])}"] if pair.only else []
     facts += [" vs ".join(shapes)] if shapes else []
     return _code(pair.name) + (f" ({', '.join(facts)})" if facts else "")
 
 
 def shape_in_words(detail: str) -> str:
-    """`bfloat16 [1, 384] x [384, 2048]` of `bfloat16 1x384, 384x2048`; what libraries write stays as it is."""
+    """`bfloat16 [1, 384] x [384, 2048]` of `bfloat16 1x384, 384x2048`; what libraries write stays
+    as it is.
+    """
     parts = detail.split(", ")
     if not all(_SHAPE.fullmatch(part) for part in parts):
         return _code(detail)
-    return " x ".join(_SHAPE.sub(lambda at: f"{at[1] or ''}[{at[2].replace('x', ', ')}]", part) for part in parts)
+    return " x ".join(
+        _SHAPE.sub(lambda at: f"{at[1] or ''}[{at[2].replace('x', ', ')}]", part) for part in parts
+    )
 
 
 def short_name(name: str) -> str:
-    """Return a CUDA kernel's name without its return type, arguments, lambdas and torch's own namespaces."""
+    """Return a CUDA kernel's name without its return type, arguments, lambdas and torch's own
+    namespaces.
+    """
     if not name.startswith("void "):
         return name
     nested = re.compile(r"\([^()]*\)|\{[^{}]*\}")

@@ -1,7 +1,8 @@
-"""Module outputs of a pair: which module differs first, how the difference grows, at which positions.
+"""Module outputs of a pair: which module differs first, how the difference grows, at which
+positions.
 
-Modules are in the order in which they run, and of that, not of what depends on what: keys and values of one norm come
-one after the other.
+Modules are in the order in which they run, and of that, not of what depends on what: keys and
+values of one norm come one after the other.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 RESIDUAL, HEAD = "residual", "head"
 NARROW = ("bfloat16", "float16")
 
-# Over all prompts or one; only modules that every prompt has. Sizes are null if no element is finite on both sides
-# although one side is; ratio is infinite if the floor is 0 and rms is not.
+# Over all prompts or one; only modules that every prompt has. Sizes are null if no element is
+# finite on both sides although one side is; ratio is infinite if the floor is 0 and rms is not.
 _MODULES = """
 WITH chosen AS (SELECT * FROM layer WHERE pair = $1 AND ($2::INTEGER IS NULL OR prompt = $2)),
 sums AS (
@@ -45,9 +46,13 @@ SELECT ordinal, module, kind, block, dtype, positions, elements, neq, neq / grea
     nonfinite_mismatch, first_prompt, first_position
 FROM sizes ORDER BY ordinal
 """
-MEASURES = {  # of a cell; ratio: to the floor of the whole module, at one position that of a 16-bit format is often 0
-    "ratio": """CASE WHEN floor_rms IS NULL THEN NULL WHEN rms = 0 THEN 0 WHEN floor_rms = 0 THEN 'inf'::DOUBLE
-        ELSE rms / floor_rms END""",
+# of a cell; ratio: to the floor of the whole module, at one position that of a 16-bit format is
+# often 0
+MEASURES = {
+    "ratio": (
+        """CASE WHEN floor_rms IS NULL THEN NULL WHEN rms = 0 THEN 0 WHEN floor_rms = 0 THEN 'inf'::DOUBLE
+        ELSE rms / floor_rms END"""
+    ),
     "neq_share": "neq / width",
     "max_row_ulps": "max_row_ulps",
     "max_ulps": "max_ulps::DOUBLE",
@@ -67,18 +72,24 @@ FROM layer_position AS p JOIN layer AS whole USING (pair, prompt, ordinal) WHERE
 
 
 def modules(run: RunReader, pair: int, prompt: int | None = None) -> pd.DataFrame:
-    """Return one row per module, of all prompts together or of one. No rows if the capture did not compare modules."""
+    """Return one row per module, of all prompts together or of one.
+
+    No rows if the capture did not compare modules.
+    """
     return run.query(_MODULES, pair, prompt)
 
 
 def cells(run: RunReader, pair: int, prompt: int, measure: str, most: int = 200) -> pd.DataFrame:
-    """Return one of MEASURES over modules x positions of a prompt, as `pool` has them. row: the module's ordinal."""
+    """Return one of MEASURES over modules x positions of a prompt, as `pool` has them. row: the
+    module's ordinal.
+    """
     return pool(run, _HERE, measure, most, pair, prompt)
 
 
 def pool(run: RunReader, cells: str, measure: str, most: int, *values: object) -> pd.DataFrame:
-    """Pool rows of positions by maximum, at most `most` cells a row: row, cell, first_position, last_position, value,
-    is_mismatch (NaN or infinity on one side). cells: their query, of `values` from $2 on.
+    """Pool rows of positions by maximum, at most `most` cells a row: row, cell, first_position,
+    last_position, value, is_mismatch (NaN or infinity on one side). cells: their query, of `values`
+    from $2 on.
     """
     return run.query(_CELLS.format(cells=cells, measure=MEASURES[measure]), most, *values)
 
@@ -89,20 +100,31 @@ def first_module(table: pd.DataFrame) -> Any | None:
 
 
 def furthest_module(table: pd.DataFrame) -> Any | None:
-    """Return the module with the largest ratio to its noise floor, of those with a floor that is not 0."""
+    """Return the module with the largest ratio to its noise floor, of those with a floor that is
+    not 0.
+    """
     finite = table[(table["ratio"] > 0) & np.isfinite(table["ratio"])]
-    return None if finite.empty else next(finite.loc[[finite["ratio"].idxmax()]].itertuples(index=False))
+    return (
+        None
+        if finite.empty
+        else next(finite.loc[[finite["ratio"].idxmax()]].itertuples(index=False))
+    )
 
 
 def says_little(row: Any) -> str:
     """Warn that a floor in 16 bits says little, if a pair is above it; else ''."""
     if row is None or row.ratio <= 1 or row.dtype not in NARROW:
         return ""
-    return f" In early layers a {row.dtype} noise floor is too small to be reliable; capture with `--dtype float32`."
+    return (
+        f" In early layers a {row.dtype} noise floor is too small to be reliable; capture with"
+        " `--dtype float32`."
+    )
 
 
 def sentence(run: RunReader, pair: int, table: pd.DataFrame, *, names_prompt: bool) -> str:
-    """Say which module differs first, at which position, and how much differs in the end. table: of `modules`."""
+    """Say which module differs first, at which position, and how much differs in the end. table: of
+    `modules`.
+    """
     first, last = first_module(table), table.iloc[-1]
     if first is None:
         return f"No module differs: {plural(len(table), 'output')}, equal on both sides."
@@ -110,9 +132,9 @@ def sentence(run: RunReader, pair: int, table: pd.DataFrame, *, names_prompt: bo
     neq = int(along.loc[along["position"] == first.first_position, "neq"].sum())
     prompt = f"prompt {first.first_prompt}, " if names_prompt else ""
     text = (
-        f"**`{code(first.module)}`** ({kind_word(first.kind)}) **is the first module whose output differs at all, at"
-        f" {prompt}position {first.first_position}**: {out_of(neq, first.elements // first.positions)} of its elements"
-        " there."
+        f"**`{code(first.module)}`** ({kind_word(first.kind)}) **is the first module whose output"
+        f" differs at all, at {prompt}position {first.first_position}**:"
+        f" {out_of(neq, first.elements // first.positions)} of its elements there."
     )
     if last["ordinal"] == first.ordinal:
         return text
@@ -122,16 +144,27 @@ def sentence(run: RunReader, pair: int, table: pd.DataFrame, *, names_prompt: bo
 
 def kind_word(kind: str) -> str:
     """Return a kind of module as people read it; of a file from elsewhere it may be anything."""
-    return "decoder layer" if kind == RESIDUAL else kind if kind.replace(" ", "").isalnum() else "module"
+    return (
+        "decoder layer"
+        if kind == RESIDUAL
+        else kind
+        if kind.replace(" ", "").isalnum()
+        else "module"
+    )
 
 
 def layers_json(run: RunReader, pair: int) -> dict[str, Any] | None:
-    """Return a pair's modules as JSON: the summary and one object per module, infinite ratios null. None if none."""
+    """Return a pair's modules as JSON: the summary and one object per module, infinite ratios null.
+
+    None if none.
+    """
     table = modules(run, pair)
     if table.empty:
         return None
     first, furthest = first_module(table), furthest_module(table)
-    prompts = run.query("SELECT DISTINCT prompt FROM layer WHERE pair = ? ORDER BY prompt", pair)["prompt"].tolist()
+    prompts = run.query("SELECT DISTINCT prompt FROM layer WHERE pair = ? ORDER BY prompt", pair)[
+        "prompt"
+    ].tolist()
     return {
         "reference": run.pairs[pair].reference,
         "variant": run.pairs[pair].variant,

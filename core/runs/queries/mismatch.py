@@ -1,4 +1,6 @@
-"""Trainer against rollout in a run of chosen tokens: figures by every framework's name, and what they depend on."""
+"""Trainer against rollout in a run of chosen tokens: figures by every framework's name, and what
+they depend on.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ _R = "variant - reference"
 _KL = f"(2 * exp(({_R}) / 2) * sinh(({_R}) / 2) - ({_R}))"  # k3 = exp(r) - 1 - r, also near 0
 _BINS = 10_000  # of a logarithm: values within 0.01 % of each other are together
 PERCENTILES = {f"p{100 * share:g}": share for share in (0.5, 0.9, 0.99, 0.999)}
-FIGURE_NAMES = {*PERCENTILES, *(figure.name for framework in FRAMEWORKS.values() for figure in framework.figures)}
+FIGURE_NAMES = {
+    *PERCENTILES,
+    *(figure.name for framework in FRAMEWORKS.values() for figure in framework.figures),
+}
 GROUPS = 16  # into which the values of a quantity are put
 _VERSION = "coalesce(token_version, oldest)"
 BY = {
@@ -54,8 +59,13 @@ BY = {
     "stop reason": "stop_reason",
 }
 _TEXTS = ("environment", "stop reason")
-_OLDEST = "list_min(list_transform(string_split(weight_version, ','), lambda v: try_cast(v AS DOUBLE)))"
-_JOINED = f"chosen_token JOIN prompt USING (prompt) JOIN (SELECT *, {_OLDEST} AS oldest FROM sequence) USING (prompt)"
+_OLDEST = (
+    "list_min(list_transform(string_split(weight_version, ','), lambda v: try_cast(v AS DOUBLE)))"
+)
+_JOINED = (
+    f"chosen_token JOIN prompt USING (prompt) JOIN (SELECT *, {_OLDEST} AS oldest FROM sequence)"
+    " USING (prompt)"
+)
 # Where the masked stretches of a sequence start. One that has no masked token is not there.
 _STARTS = """
     SELECT prompt, list_filter(masked, lambda p, number: number = 1 OR masked[number - 1] < p - 1) AS starts
@@ -75,7 +85,8 @@ def summary(run: Figures, name: str) -> Any:
 
 
 def figures_of(run: Figures, framework: str = "ulpscope") -> list[dict[str, Any]]:
-    """Return a framework's figures: name, value, low and high of its 95 % interval over sequences, unit, definition.
+    """Return a framework's figures: name, value, low and high of its 95 % interval over sequences,
+    unit, definition.
 
     Raises:
         UsageError: no such framework.
@@ -86,13 +97,14 @@ def figures_of(run: Figures, framework: str = "ulpscope") -> list[dict[str, Any]
 
 
 def sentence(mismatch: Mapping[str, Any]) -> str:
-    """Say how many tokens there are, how few carry half of the KL, and what |r| depends on most. mismatch: of
-    `mismatch_json`.
+    """Say how many tokens there are, how few carry half of the KL, and what |r| depends on most.
+    mismatch: of `mismatch_json`.
     """
     tokens, half = mismatch["tokens"], mismatch["tokens_with_half_of_kl"]
     text = (
-        f"r is trainer minus rollout, over {plural(tokens, 'token')} of {plural(mismatch['sequences'], 'sequence')}."
-        f" Half of the KL is in {plural(half, 'token')} ({percent(half / tokens)})."
+        f"r is trainer minus rollout, over {plural(tokens, 'token')} of"
+        f" {plural(mismatch['sequences'], 'sequence')}. Half of the KL is in"
+        f" {plural(half, 'token')} ({percent(half / tokens)})."
     )
     if mismatch["left_out"]:
         text += f" {mismatch['left_out']}"
@@ -103,38 +115,60 @@ def sentence(mismatch: Mapping[str, Any]) -> str:
 
 
 def summaries(run: Figures, masked: int = 0) -> dict[str, Any]:
-    """Return what pages and reports show of all tokens, to be stored with the run, in types of JSON; empty if no token
-    has both values. masked: responses without a token of the loss, which are not in the run.
+    """Return what pages and reports show of all tokens, to be stored with the run, in types of
+    JSON; empty if no token has both values. masked: responses without a token of the loss, which
+    are not in the run.
     """
     sequences = _read_sequences(run)
     if not len(sequences):
         return {}
     percentiles, half = _percentiles(run), _tokens_with_half(run)
     groups = {quantity: by_quantity(run, quantity) for quantity in BY}
-    tables = {"histogram": histogram(run), "density": density(run, percentiles[-1]), "bars": bars(run)}
+    tables = {
+        "histogram": histogram(run),
+        "density": density(run, percentiles[-1]),
+        "bars": bars(run),
+    }
     tables |= {
         "steps": by_step(run),
         "heaviest": heaviest(run),
         **{f"by {name}": rows for name, rows in groups.items()},
     }
-    trained = run.query("SELECT count(*) FILTER (is_trained) AS tokens, count(DISTINCT prompt) AS n FROM chosen_token")
+    trained = run.query(
+        "SELECT count(*) FILTER (is_trained) AS tokens, count(DISTINCT prompt) AS n FROM"
+        " chosen_token",
+    )
     masked += int(trained["n"][0]) - len(sequences)  # and those without a value on a side
     tokens = int(sequences.tokens.sum())
     counts = {"tokens": tokens, "sequences": len(sequences), "half": half}
     return {
         "tokens": {**counts, "masked": masked, "missing": int(trained["tokens"][0]) - tokens},
         "explained": _explained(groups),
-        **{f"figures of {name}": rows for name, rows in _figures(sequences, percentiles, masked).items()},
+        **{
+            f"figures of {name}": rows
+            for name, rows in _figures(sequences, percentiles, masked).items()
+        },
         **{name: records(table) for name, table in tables.items()},
     }
 
 
 def tokens_of(run: Figures, prompt: int) -> pd.DataFrame:
-    """Return the tokens of a sequence: token_id, rollout, trainer, r, max_abs (|r|), kl (k3); values null if masked."""
+    """Return the tokens of a sequence: token_id, rollout, trainer, r, max_abs (|r|), kl (k3);
+    values null if masked.
+    """
     is_used = "CASE WHEN is_trained THEN {} END AS {}".format
-    values = {"rollout": "reference", "trainer": "variant", "r": _R, "max_abs": f"abs({_R})", "kl": _KL}
+    values = {
+        "rollout": "reference",
+        "trainer": "variant",
+        "r": _R,
+        "max_abs": f"abs({_R})",
+        "kl": _KL,
+    }
     columns = ", ".join(is_used(value, name) for name, value in values.items())
-    return run.query(f"SELECT token_id, {columns} FROM chosen_token WHERE prompt = ? ORDER BY position", prompt)
+    return run.query(
+        f"SELECT token_id, {columns} FROM chosen_token WHERE prompt = ? ORDER BY position",
+        prompt,
+    )
 
 
 def _read_sequences(run: Figures) -> Sequences:
@@ -149,16 +183,20 @@ def _read_sequences(run: Figures) -> Sequences:
         for whole, of_part in ((sums, part.sums), (maxima, part.maxima)):
             for name, values in whole.items():
                 values[place] = of_part[name]
-    sums, maxima = ({name: values[:stop] for name, values in whole.items()} for whole in (sums, maxima))
+    sums, maxima = (
+        {name: values[:stop] for name, values in whole.items()} for whole in (sums, maxima)
+    )
     return Sequences(tokens[:stop], sums, maxima)
 
 
 def _bins(run: Figures, value: str) -> pd.DataFrame:
-    """Return the tokens in bins of a value that is never negative, ascending: tokens, low, high, total."""
+    """Return the tokens in bins of a value that is never negative, ascending: tokens, low, high,
+    total.
+    """
     return run.query(
-        f"SELECT count(*) AS tokens, min(v) AS low, max(v) AS high, sum(v) AS total"
+        "SELECT count(*) AS tokens, min(v) AS low, max(v) AS high, sum(v) AS total"
         f" FROM (SELECT {value} AS v FROM chosen_token WHERE {_BOTH})"
-        f" GROUP BY round(ln(nullif(greatest(v, 0), 0)) * {_BINS}) ORDER BY low"
+        f" GROUP BY round(ln(nullif(greatest(v, 0), 0)) * {_BINS}) ORDER BY low",
     )
 
 
@@ -167,8 +205,15 @@ def _percentiles(run: Figures) -> NDArray[np.float64]:
     bins = _bins(run, f"abs({_R})")
     tokens = bins["tokens"].to_numpy(np.int64)
     ends = np.cumsum(tokens)
-    ranks, values = np.column_stack([ends - tokens, ends - 1]), bins[["low", "high"]].to_numpy(float)
-    return np.interp(np.array(list(PERCENTILES.values())) * (ends[-1] - 1), ranks.ravel(), values.ravel())
+    ranks, values = (
+        np.column_stack([ends - tokens, ends - 1]),
+        bins[["low", "high"]].to_numpy(float),
+    )
+    return np.interp(
+        np.array(list(PERCENTILES.values())) * (ends[-1] - 1),
+        ranks.ravel(),
+        values.ravel(),
+    )
 
 
 def _tokens_with_half(run: Figures) -> int:
@@ -178,39 +223,59 @@ def _tokens_with_half(run: Figures) -> int:
     carried = np.cumsum(kl)
     last = int(np.searchsorted(carried, carried[-1] / 2))
     rest = carried[-1] / 2 - (carried[last] - kl[last])
-    return int(tokens[:last].sum()) + max(1, int(np.ceil(rest / kl[last] * tokens[last]))) if kl[last] else 1
+    return (
+        int(tokens[:last].sum()) + max(1, int(np.ceil(rest / kl[last] * tokens[last])))
+        if kl[last]
+        else 1
+    )
 
 
 def _pairs(run: Figures) -> Iterator[tuple[TokenPairs, NDArray[np.int64]]]:
     """Yield the tokens of whole sequences in order, with the number of each."""
-    counts = run.query("SELECT positions FROM prompt ORDER BY prompt")["positions"].to_numpy(np.int64)
+    counts = run.query("SELECT positions FROM prompt ORDER BY prompt")["positions"].to_numpy(
+        np.int64,
+    )
     group = (np.cumsum(counts) - counts) // _TOKENS_AT_ONCE
     for number in np.unique(group):
         first, last = (int(each) for each in np.flatnonzero(group == number)[[0, -1]])
         rows = run.query(
-            f"SELECT prompt, reference, variant FROM chosen_token WHERE prompt BETWEEN ? AND ? AND {_BOTH}"
-            " ORDER BY prompt, position",
+            "SELECT prompt, reference, variant FROM chosen_token WHERE prompt BETWEEN ? AND ? AND"
+            f" {_BOTH} ORDER BY prompt, position",
             first,
             last,
         )
         if len(rows):
             lengths = np.bincount(rows["prompt"].to_numpy() - first)
-            yield TokenPairs(rows["reference"].to_numpy(float), rows["variant"].to_numpy(float)), lengths
+            yield (
+                TokenPairs(rows["reference"].to_numpy(float), rows["variant"].to_numpy(float)),
+                lengths,
+            )
 
 
-def _figures(sequences: Sequences, percentiles: NDArray[np.float64], masked: int) -> dict[str, list[dict[str, Any]]]:
+def _figures(
+    sequences: Sequences,
+    percentiles: NDArray[np.float64],
+    masked: int,
+) -> dict[str, list[dict[str, Any]]]:
     """Return the figures of every framework, by its name."""
     rows: dict[str, list[dict[str, Any]]] = {}
     for counts_masked in (False, True):
         frameworks = [each for each in FRAMEWORKS.values() if each.counts_masked == counts_masked]
         counted = sequences.with_masked(masked) if counts_masked else sequences
         figures, batch = [figure for each in frameworks for figure in each.figures], Batch(counted)
-        bounds = iter(intervals(counted, figures) if len(counted) > 1 else [(None, None)] * len(figures))
+        bounds = iter(
+            intervals(counted, figures) if len(counted) > 1 else [(None, None)] * len(figures),
+        )
         for framework in frameworks:
             of_framework = rows[framework.name] = []
             for figure in framework.figures:
                 low, high = map(_plain, next(bounds))
-                row = {"name": figure.name, "value": _plain(figure.value(batch)), "low": low, "high": high}
+                row = {
+                    "name": figure.name,
+                    "value": _plain(figure.value(batch)),
+                    "low": low,
+                    "high": high,
+                }
                 of_framework.append({**row, "unit": figure.unit, "definition": figure.definition})
     rows["ulpscope"][2:2] = [
         {"name": name, "value": float(value), "low": None, "high": None, "unit": "nats"}
@@ -226,7 +291,9 @@ def _plain(value: float | None) -> float | None:
 
 
 def mismatch_json(run: Figures, framework: str = "ulpscope") -> dict[str, Any]:
-    """Return a framework's figures with what carries the difference; UsageError for an unknown framework."""
+    """Return a framework's figures with what carries the difference; UsageError for an unknown
+    framework.
+    """
     tokens = summary(run, "tokens")
     return {
         "framework": framework,
@@ -243,11 +310,17 @@ def mismatch_json(run: Figures, framework: str = "ulpscope") -> dict[str, Any]:
 
 
 def _left_out(framework: str, tokens: Mapping[str, int]) -> str:
-    """Say what is in no figure, and how that differs from the framework's own. tokens: of `summaries`."""
+    """Say what is in no figure, and how that differs from the framework's own. tokens: of
+    `summaries`.
+    """
     says = []
     if masked := tokens.get("masked", 0):
         are_counted = FRAMEWORKS[framework].counts_masked
-        about = f"counted in means over responses, as {framework} does" if are_counted else "in no figure"
+        about = (
+            f"counted in means over responses, as {framework} does"
+            if are_counted
+            else "in no figure"
+        )
         says.append(f"{plural(masked, 'response')} without a token of the loss: {about}.")
     if missing := tokens.get("missing", 0):
         own = {"ulpscope": "", "trl": "; TRL takes r as 0 there in its ratios"}
@@ -260,9 +333,9 @@ def sample_tokens(run: Figures, most: int = 1 << 16) -> SampledTokens:
     """Return the tokens of whole sequences, spread evenly over the run, about `most` in all."""
     total = int(run.query("SELECT sum(positions)::BIGINT AS total FROM prompt")["total"][0])
     table = run.query(
-        f"SELECT prompt, position, is_trained, reference, variant, entropy, {_VERSION} AS version, step,"
-        f" {BY['rank']} AS rank, environment, stop_reason FROM {_JOINED}"
-        " WHERE prompt % ? = 0 ORDER BY prompt, position",
+        f"SELECT prompt, position, is_trained, reference, variant, entropy, {_VERSION} AS version,"
+        f" step, {BY['rank']} AS rank, environment, stop_reason FROM {_JOINED} WHERE prompt % ? = 0"
+        " ORDER BY prompt, position",
         -(-total // most),
     )
     trained = table["is_trained"].to_numpy(bool)
@@ -278,24 +351,35 @@ def sample_tokens(run: Figures, most: int = 1 << 16) -> SampledTokens:
     texts = {name: used[BY[name]].fillna("").to_numpy(str) for name in _TEXTS}
     groups = {"step": step, "weight version": version, "rank": rank, **texts}
     prompt, position = (used[name].to_numpy() for name in ("prompt", "position"))
-    return SampledTokens(prompt, position, rollout, trainer, turn[trained].to_numpy(), entropies, lags, groups)
+    return SampledTokens(
+        prompt,
+        position,
+        rollout,
+        trainer,
+        turn[trained].to_numpy(),
+        entropies,
+        lags,
+        groups,
+    )
 
 
 def histogram(run: Figures) -> pd.DataFrame:
-    """Return tokens and the sum of k3 by log-ratio r, in bins of 1/16 up to 8 on either side: r, tokens, kl."""
+    """Return tokens and the sum of k3 by log-ratio r, in bins of 1/16 up to 8 on either side: r,
+    tokens, kl.
+    """
     return run.query(
         f"SELECT round(greatest(least({_R}, 8), -8) * 16) / 16 AS r, count(*) AS tokens,"
-        f" sum({_KL}) AS kl FROM chosen_token WHERE {_BOTH} GROUP BY 1 ORDER BY 1"
+        f" sum({_KL}) AS kl FROM chosen_token WHERE {_BOTH} GROUP BY 1 ORDER BY 1",
     )
 
 
 def density(run: Figures, most: float) -> pd.DataFrame:
-    """Return tokens by the rollout's probability (in 40 steps) and r (in 1/20 of `most`, which bounds it): probability,
-    r, tokens.
+    """Return tokens by the rollout's probability (in 40 steps) and r (in 1/20 of `most`, which
+    bounds it): probability, r, tokens.
     """
     most = max(most, 1e-9)
     return run.query(
-        f"SELECT round(exp(reference) * 40) / 40 AS probability,"
+        "SELECT round(exp(reference) * 40) / 40 AS probability,"
         f" round(greatest(least({_R}, $1), -$1) / $1 * 20) / 20 * $1 AS r, count(*) AS tokens"
         f" FROM chosen_token WHERE {_BOTH} GROUP BY ALL ORDER BY ALL",
         most,
@@ -307,30 +391,38 @@ def bars(run: Figures) -> pd.DataFrame:
     ratio, change = f"exp({_R})", "abs(exp(variant) - exp(reference))"
     conditions = {
         f"TIS: exp(r) > {TIS:g}": f"{ratio} > {TIS}",
-        f"IcePop: exp(r) outside {ICEPOP[0]:g} to {ICEPOP[1]:g}": f"{ratio} NOT BETWEEN {ICEPOP[0]} AND {ICEPOP[1]}",
+        f"IcePop: exp(r) outside {ICEPOP[0]:g} to {ICEPOP[1]:g}": (
+            f"{ratio} NOT BETWEEN {ICEPOP[0]} AND {ICEPOP[1]}"
+        ),
         f"DPPO: change of probability > {DPPO:g}": f"{change} > {DPPO}",
     }
     tokens = [f"avg(({one})::INTEGER)" for one in conditions.values()]
-    kl = [f"coalesce(sum({_KL}) FILTER ({one}), 0) / nullif(sum({_KL}), 0)" for one in conditions.values()]
+    kl = [
+        f"coalesce(sum({_KL}) FILTER ({one}), 0) / nullif(sum({_KL}), 0)"
+        for one in conditions.values()
+    ]
     return run.query(
-        f"SELECT unnest(?) AS bar, unnest([{', '.join(tokens)}]) AS tokens, unnest([{', '.join(kl)}]) AS kl"
-        f" FROM chosen_token WHERE {_BOTH}",
+        f"SELECT unnest(?) AS bar, unnest([{', '.join(tokens)}]) AS tokens,"
+        f" unnest([{', '.join(kl)}]) AS kl FROM chosen_token WHERE {_BOTH}",
         list(conditions),
     )
 
 
 def by_step(run: Figures) -> pd.DataFrame:
-    """Return figures by training step: step, tokens, mean_abs, k3, ratio, max_abs; empty if no step is known."""
+    """Return figures by training step: step, tokens, mean_abs, k3, ratio, max_abs; empty if no step
+    is known.
+    """
     return run.query(
         f"SELECT step, count(*) AS tokens, avg(abs({_R})) AS mean_abs, avg({_KL}) AS k3,"
-        f" avg(exp({_R})) AS ratio, max(abs({_R})) AS max_abs FROM {_JOINED} WHERE {_BOTH} AND step IS NOT NULL"
-        " GROUP BY step ORDER BY step"
+        f" avg(exp({_R})) AS ratio, max(abs({_R})) AS max_abs FROM {_JOINED} WHERE {_BOTH} AND step"
+        " IS NOT NULL GROUP BY step ORDER BY step",
     )
 
 
 def by_quantity(run: Figures, quantity: str) -> pd.DataFrame:
-    """Return |r| by a quantity of BY, in up to GROUPS groups of about as many tokens: part, value, tokens, mean_abs,
-    variance. Equal values are together; the borders are those of about 200,000 tokens.
+    """Return |r| by a quantity of BY, in up to GROUPS groups of about as many tokens: part, value,
+    tokens, mean_abs, variance. Equal values are together; the borders are those of about 200,000
+    tokens.
     """
     column = BY[quantity]
     source = f"{_JOINED} LEFT JOIN ({_STARTS}) USING (prompt)" if quantity == "turn" else _JOINED
@@ -339,17 +431,23 @@ def by_quantity(run: Figures, quantity: str) -> pd.DataFrame:
     if quantity not in _TEXTS:
         shares = [number / GROUPS for number in range(1, GROUPS)]
         some = "prompt % (SELECT 1 + sum(positions)::BIGINT // 200000 FROM prompt) = 0"
-        borders = run.query(f"SELECT unnest(list_distinct(quantile_disc({column}, {shares}))) AS at {rows} AND {some}")
-        group = " + ".join(["0", *(f"({column} > {at!r})::INTEGER" for at in borders["at"].tolist())])
+        borders = run.query(
+            f"SELECT unnest(list_distinct(quantile_disc({column}, {shares}))) AS at {rows} AND"
+            f" {some}",
+        )
+        group = " + ".join(
+            ["0", *(f"({column} > {at!r})::INTEGER" for at in borders["at"].tolist())],
+        )
         value = f"avg({column})"
     return run.query(
         f"SELECT {group} AS part, {value} AS value, count(*) AS tokens, avg(abs({_R})) AS mean_abs,"
-        f" coalesce(var_pop(abs({_R})), 0) AS variance {rows} GROUP BY part ORDER BY part"
+        f" coalesce(var_pop(abs({_R})), 0) AS variance {rows} GROUP BY part ORDER BY part",
     )
 
 
 def _explained(groups: Mapping[str, pd.DataFrame]) -> dict[str, float]:
-    """Return the share of the variance of |r| between the groups of each quantity of BY, largest first.
+    """Return the share of the variance of |r| between the groups of each quantity of BY, largest
+    first.
 
     The shares are adjusted (epsilon squared): groups that mean nothing explain 0 on average.
     """
@@ -362,16 +460,17 @@ def _explained(groups: Mapping[str, pd.DataFrame]) -> dict[str, float]:
             chance = (len(rows) - 1) * within / (tokens.sum() - len(rows))
             if between + within > 0:
                 shares[quantity] = max(0.0, float((between - chance) / (between + within)))
-    return dict(sorted(shares.items(), key=lambda item: -round(item[1], 9)))  # lag before its equal, the version
+    # lag before its equal, the version
+    return dict(sorted(shares.items(), key=lambda item: -round(item[1], 9)))
 
 
 def heaviest(run: Figures) -> pd.DataFrame:
-    """Return the 20 sequences that carry the most of the KL, with the position that has the most: prompt, position,
-    name, step, tokens, mean_abs, kl_share.
+    """Return the 20 sequences that carry the most of the KL, with the position that has the most:
+    prompt, position, name, step, tokens, mean_abs, kl_share.
     """
     return run.query(
-        f"SELECT prompt, arg_max(position, ({_KL}, -position)) AS position, any_value(name) AS name,"
-        f" any_value(step) AS step, count(*) AS tokens, avg(abs({_R})) AS mean_abs, sum({_KL})"
-        f" / nullif(sum(sum({_KL})) OVER (), 0) AS kl_share FROM {_JOINED} WHERE {_BOTH} GROUP BY prompt"
-        f" ORDER BY kl_share DESC, prompt LIMIT 20"
+        f"SELECT prompt, arg_max(position, ({_KL}, -position)) AS position, any_value(name) AS"
+        f" name, any_value(step) AS step, count(*) AS tokens, avg(abs({_R})) AS mean_abs,"
+        f" sum({_KL}) / nullif(sum(sum({_KL})) OVER (), 0) AS kl_share FROM {_JOINED} WHERE {_BOTH}"
+        " GROUP BY prompt ORDER BY kl_share DESC, prompt LIMIT 20",
     )

@@ -1,6 +1,8 @@
-"""Verdict of a pair as people read it: name, sentence, first divergence, RMS / noise floor, next step, checks.
+"""Verdict of a pair as people read it: name, sentence, first divergence, RMS / noise floor, next
+step, checks.
 
-Reads stored verdicts only. A pair that was not judged is identical if its bits are, else undecided or not judged.
+Reads stored verdicts only. A pair that was not judged is identical if its bits are, else undecided
+or not judged.
 """
 
 from __future__ import annotations
@@ -36,8 +38,12 @@ from ..requests import command_with
 from .mismatch import has_rollouts
 
 _LONGEST = 200  # characters of a command that is worth showing: a prompt may have thousands
-# Checks that can be run independent of the others. The rest follows from them, or needs another variant.
-_CAN_BE_RUN = {"capture": (RERUN, OWN_DTYPE, FLOAT32), "upload": (SAMPLER, RERUN, NEIGHBOURS, OWN_DTYPE, FLOAT32)}
+# Checks that can be run independent of the others. The rest follows from them, or needs another
+# variant.
+_CAN_BE_RUN = {
+    "capture": (RERUN, OWN_DTYPE, FLOAT32),
+    "upload": (SAMPLER, RERUN, NEIGHBOURS, OWN_DTYPE, FLOAT32),
+}
 _OF_LISTS = (RERUN, OWN_DTYPE)
 
 
@@ -45,8 +51,9 @@ _OF_LISTS = (RERUN, OWN_DTYPE)
 class Answer:
     """A pair's verdict in the order in which it is read.
 
-    name: a verdict or 'not judged'; place: first place of a fault, in words; size: RMS / noise floor; next_command: it
-    would decide. Each is '' if there is none. not_run: titles of the checks that could be run and were not.
+    name: a verdict or 'not judged'; place: first place of a fault, in words; size: RMS / noise
+    floor; next_command: it would decide. Each is '' if there is none. not_run: titles of the checks
+    that could be run and were not.
     """
 
     name: str
@@ -67,7 +74,9 @@ class Answer:
 
     @property
     def titled_checks(self) -> list[tuple[str, Evidence]]:
-        """Every check with its title; of several on one group also what each checked, or the side."""
+        """Every check with its title; of several on one group also what each checked, or the
+        side.
+        """
         titled = []
         for row in self.checks:
             title = CHECK_GROUPS[row.group]
@@ -84,7 +93,9 @@ class Answer:
 
 
 def shown_verdict(kind: str, is_bit_identical: bool, verdict: str | None) -> str:
-    """Return the stored verdict; of a pair that was not judged what its bits say, of a dump 'undecided'."""
+    """Return the stored verdict; of a pair that was not judged what its bits say, of a dump
+    'undecided'.
+    """
     if verdict is not None:
         return verdict
     if is_bit_identical:
@@ -99,10 +110,16 @@ def answer_of(run: RunReader, pair: StoredPair) -> Answer:
     name = shown_verdict(kind, pair.summary.bit_identical, pair.verdict)
     sentence = pair.because or ""
     if pair.verdict is None:
-        unjudged = "No check was run." if kind == "upload" else f"No check was run; `{COMMAND} judge` runs them."
+        unjudged = (
+            "No check was run."
+            if kind == "upload"
+            else f"No check was run; `{COMMAND} judge` runs them."
+        )
         sentence = "Both sides are equal bit for bit." if name == IDENTICAL else unjudged
     can_be_run = _CAN_BE_RUN[kind] if header.k is None else _OF_LISTS
-    done = {row.group for row in evidence} | ({OWN_DTYPE} if header.compute_dtype == "float32" else set())
+    done = {row.group for row in evidence} | (
+        {OWN_DTYPE} if header.compute_dtype == "float32" else set()
+    )
     return Answer(
         name,
         sentence,
@@ -119,51 +136,83 @@ def answer_of(run: RunReader, pair: StoredPair) -> Answer:
 def _explained(evidence: Sequence[Evidence]) -> list[Evidence]:
     """Rows of a pair that is `lower precision`: what the precision explains has not failed."""
     figures = [row.figures for row in evidence if row.group == PRECISION and row.outcome == PASSED]
-    names = [getattr(each, "precision", None) or ", ".join(getattr(each, "settings", ())) for each in figures]
+    names = [
+        getattr(each, "precision", None) or ", ".join(getattr(each, "settings", ()))
+        for each in figures
+    ]
     cause, rows = f"consistent with {' and '.join(names)}", []
     for row in evidence:
         if row.group in (OWN_DTYPE, FLOAT32) and row.outcome == FAILED:
             row = replace(row, outcome=EXPLAINED, says=f"{row.says.removesuffix('.')}: {cause}.")
-        elif isinstance(row.figures, AloneFigures) and row.figures.bits is not None and row.figures.first is None:
+        elif (
+            isinstance(row.figures, AloneFigures)
+            and row.figures.bits is not None
+            and row.figures.first is None
+        ):
             part = f"{row.figures.kind} of {row.figures.blocks} layers"
-            row = replace(row, says=f"{part}: about {row.figures.bits:.0f} bits of precision, {cause}.")
+            row = replace(
+                row,
+                says=f"{part}: about {row.figures.bits:.0f} bits of precision, {cause}.",
+            )
         rows.append(row)
     return rows
 
 
 def _place(run: RunReader, pair: StoredPair, evidence: Sequence[Evidence]) -> str:
-    """`position 16 of prompt 1, model.layers.0.self_attn`: the first place and the first module that differs alone."""
+    """`position 16 of prompt 1, model.layers.0.self_attn`: the first place and the first module
+    that differs alone.
+    """
     parts = []
     if pair.first_place is not None:
         prompt, position = pair.first_place
-        parts.append(f"position {position}" + (f" of prompt {prompt}" if len(run.header.prompts) > 1 else ""))
+        parts.append(
+            f"position {position}"
+            + (f" of prompt {prompt}" if len(run.header.prompts) > 1 else ""),
+        )
     figures = (row.figures for row in evidence)
-    parts += [f.modules_beyond[0] for f in figures if isinstance(f, AloneFigures) and f.modules_beyond][:1]
+    parts += [
+        f.modules_beyond[0] for f in figures if isinstance(f, AloneFigures) and f.modules_beyond
+    ][:1]
     return ", ".join(parts)
 
 
 def size_of(pair: StoredPair, evidence: Sequence[Evidence]) -> str:
-    """`0.94x in float32 (limit 4x)`: the noise ratio of a verdict, '' if there is none or no bit differs."""
+    """`0.94x in float32 (limit 4x)`: the noise ratio of a verdict, '' if there is none or no bit
+    differs.
+    """
     ratio = pair.noise_ratio
     if ratio is None or pair.summary.bit_identical:
         return ""
-    figures = next((row.figures for row in evidence if getattr(row.figures, "noise_ratio", None) == ratio), None)
-    dtype, limit = (getattr(figures, name, None) for name in ("compute_dtype", "largest_ratio_allowed"))
-    in_dtype, at_most = f" in {dtype}" if dtype else "", f" (limit {number(limit)}x)" if limit else ""
+    figures = next(
+        (row.figures for row in evidence if getattr(row.figures, "noise_ratio", None) == ratio),
+        None,
+    )
+    dtype, limit = (
+        getattr(figures, name, None) for name in ("compute_dtype", "largest_ratio_allowed")
+    )
+    in_dtype, at_most = (
+        f" in {dtype}" if dtype else "",
+        f" (limit {number(limit)}x)" if limit else "",
+    )
     return f"{multiple(ratio)}{in_dtype}{at_most}"
 
 
 def _used_controls(evidence: Sequence[Evidence]) -> frozenset[str]:
-    """Return the controls that the pair was judged with and that did not decide: `float32`, `floor`, `model`, ..."""
+    """Return the controls that the pair was judged with and that did not decide: `float32`,
+    `floor`, `model`, ...
+    """
     rows = (row.figures for row in evidence if row.group == FLOAT32 and row.outcome == MISSING)
     return frozenset(
-        name for figures in rows if isinstance(figures, Unmeasured | ShrinkFigures) for name in figures.controls or ()
+        name
+        for figures in rows
+        if isinstance(figures, Unmeasured | ShrinkFigures)
+        for name in figures.controls or ()
     )
 
 
 def deciding_controls(run: RunReader, evidence: Sequence[Evidence]) -> dict[str, str]:
-    """Return the controls that would decide about a dump, most telling first: options of `ulpscope verdict` -> what
-    they bring. Empty for captures, and if every control was used.
+    """Return the controls that would decide about a dump, most telling first: options of `ulpscope
+    verdict` -> what they bring. Empty for captures, and if every control was used.
     """
     header, used = run.header, _used_controls(evidence)
     if header.provenance.kind != "upload":
@@ -174,49 +223,87 @@ def deciding_controls(run: RunReader, evidence: Sequence[Evidence]) -> dict[str,
         return {"--model MODEL": served} if has_ids else {}
     is_wide = header.compute_dtype == "float32"
     pair = "--float32 PAIR_IN_FLOAT32.npz"
-    first = "" if is_wide else f"{pair} "  # figures of an earlier pair in float32 are stored, not its logits
+    # figures of an earlier pair in float32 are stored, not its logits
+    first = "" if is_wide else f"{pair} "
     controls = [
-        ("float32", pair, "the same two sides in float32, with the same weights and tokens", not is_wide),
+        (
+            "float32",
+            pair,
+            "the same two sides in float32, with the same weights and tokens",
+            not is_wide,
+        ),
         (
             "floor",
             f"{first}--floor WAYS_IN_FLOAT32.npz",
-            "a noise floor: the reference in float32 on three or more paths that are equal in exact arithmetic (batch"
-            " sizes, kernels)",
+            (
+                "a noise floor: the reference in float32 on three or more paths that are equal in"
+                " exact arithmetic (batch sizes, kernels)"
+            ),
             True,
         ),
-        ("model", f"{first}--model MODEL", "the model, which measures the noise floor on this dump's tokens", has_ids),
-        ("rerun", "--rerun AGAIN.npz", "whether a kernel is nondeterministic: each side called once more", True),
+        (
+            "model",
+            f"{first}--model MODEL",
+            "the model, which measures the noise floor on this dump's tokens",
+            has_ids,
+        ),
+        (
+            "rerun",
+            "--rerun AGAIN.npz",
+            "whether a kernel is nondeterministic: each side called once more",
+            True,
+        ),
     ]
-    return {options: what for name, options, what, can_be in controls if can_be and name not in used}
+    return {
+        options: what for name, options, what, can_be in controls if can_be and name not in used
+    }
 
 
-def next_command(run: RunReader, pair: StoredPair, evidence: Sequence[Evidence] | None = None) -> str:
-    """Return the command that would decide about a pair: '' if its verdict is decided, or nothing is left to try."""
+def next_command(
+    run: RunReader,
+    pair: StoredPair,
+    evidence: Sequence[Evidence] | None = None,
+) -> str:
+    """Return the command that would decide about a pair: '' if its verdict is decided, or nothing
+    is left to try.
+    """
     about = run.header.provenance
     verdict = shown_verdict(about.kind, pair.summary.bit_identical, pair.verdict)
     if verdict == NOT_JUDGED:
         judge = command_with(about, "judge") or ""
-        return judge if len(judge) <= _LONGEST and "$'" not in judge else ""  # $': a prompt of several lines
+        # $': a prompt of several lines
+        return judge if len(judge) <= _LONGEST and "$'" not in judge else ""
     if verdict not in (UNDECIDED, LIKELY_ROUNDING):
         return ""
     if has_rollouts(run):
         without_prompt = run.query("SELECT 1 FROM sequence WHERE prompt_token_ids IS NULL LIMIT 1")
         return "" if len(without_prompt) else f"{COMMAND} explain {run.run_id} --trainer CHECKPOINT"
-    options = next(iter(deciding_controls(run, run.evidence(pair.index) if evidence is None else evidence)), "")
+    options = next(
+        iter(deciding_controls(run, run.evidence(pair.index) if evidence is None else evidence)),
+        "",
+    )
     return f"{COMMAND} verdict {run.run_id} {options}" if options else ""
 
 
-def position_ratios(pair_rms: NDArray[np.float64], floor_rms: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Noise ratio at every position of all prompts, as core.judging.statistic.floor_test computes it. [positions]
+def position_ratios(
+    pair_rms: NDArray[np.float64],
+    floor_rms: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Noise ratio at every position of all prompts, as core.judging.statistic.floor_test computes
+    it. [positions]
 
-    A position whose floor is next to 0 has no scale of its own: it is compared with a hundredth of the median floor.
+    A position whose floor is next to 0 has no scale of its own: it is compared with a hundredth of
+    the median floor.
     """
     floor = floor_rms**2
-    return pair_rms / np.sqrt(np.maximum(floor, max(float(np.median(floor)) * 1e-4, np.finfo(np.float64).tiny)))
+    return pair_rms / np.sqrt(
+        np.maximum(floor, max(float(np.median(floor)) * 1e-4, np.finfo(np.float64).tiny)),
+    )
 
 
 def ulp_percentile(histogram: Mapping[int, int], share: float) -> int | None:
-    """Return the least distance that at least this share of the elements does not exceed; None of no elements.
+    """Return the least distance that at least this share of the elements does not exceed; None of
+    no elements.
 
     histogram: ULP distance to number of elements.
     """

@@ -1,5 +1,5 @@
-"""The gate of `compare`: conditions on the figures of a pair, of whole rows of logits or of lists of some tokens, and
-the position that is worst under each.
+"""The gate of `compare`: conditions on the figures of a pair, of whole rows of logits or of lists
+of some tokens, and the position that is worst under each.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from ..reader import RunReader
 from .report_json import PairReport, plain_number
 
 Row = dict[str, Any]
-Key = Callable[[Row], tuple[float, ...]]  # rank of a row, highest for the worst; all 0 if nothing is wrong
+# rank of a row, highest for the worst; all 0 if nothing is wrong
+Key = Callable[[Row], tuple[float, ...]]
 _CONDITION = re.compile(
     r"(flips:margin|[a-z0-9_./-]+)(?:\s*([<>:])\s*((?:\d{1,18}(?:\.\d{0,30})?|\.\d{1,30})(?:e[+-]?\d{1,4})?)\s*(ulps)?)?",
     re.ASCII | re.IGNORECASE,
@@ -37,7 +38,9 @@ def smaller_margin(row: Row) -> float:
 
 
 def is_kl_lost(row: Row) -> bool:
-    """Return whether KL is undefined or infinite at a position of whole rows that differ: no limit holds there."""
+    """Return whether KL is undefined or infinite at a position of whole rows that differ: no limit
+    holds there.
+    """
     return row["kl"] is None and bool(row["neq"])
 
 
@@ -59,11 +62,11 @@ def by_kl(row: Row) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Measure:
-    """What a condition compares with its limit: a column of the summary, its unit ('of': a share; 'logits': the pair's
-    own), how a sentence says it, the rank of a position under it.
+    """What a condition compares with its limit: a column of the summary, its unit ('of': a share;
+    'logits': the pair's own), how a sentence says it, the rank of a position under it.
 
-    sign: before the limit, '' if it takes none, one of two if a figure may be too small or too large. refused: why
-    lists of some tokens cannot answer it.
+    sign: before the limit, '' if it takes none, one of two if a figure may be too small or too
+    large. refused: why lists of some tokens cannot answer it.
     """
 
     column: str
@@ -79,26 +82,39 @@ _NO_KL = "KL needs both sides' complete rows"
 _SAME_TOP1 = "has the same argmax at {} of {of}"
 MEASURES = {
     "bits": Measure(
-        "neq", "values", "differs in {} values", lambda row: (*_difference(row), not row.get("bit_identical", True))
+        "neq",
+        "values",
+        "differs in {} values",
+        lambda row: (*_difference(row), not row.get("bit_identical", True)),
     ),
     "flips": Measure("flips", "positions", "has a different argmax at {} of {of}", by_flip),
     "flips:margin": Measure("flips", "positions", "", by_flip, ">"),
     "ulps": Measure(
-        "max_ulps", "ULPs", "differs by up to {} ULPs", _by("nonfinite_mismatch", "max_ulps"), ":", _NO_ULPS
+        "max_ulps",
+        "ULPs",
+        "differs by up to {} ULPs",
+        _by("nonfinite_mismatch", "max_ulps"),
+        ":",
+        _NO_ULPS,
     ),
     "kl": Measure("max_kl", "nats", "has a KL of up to {} nats", by_kl, ">", _NO_KL),
     "rms": Measure(
-        "rms", "logits", "differs by {} {unit} (rms over all elements)", _by("nonfinite_mismatch", "rms"), ">"
+        "rms",
+        "logits",
+        "differs by {} {unit} (rms over all elements)",
+        _by("nonfinite_mismatch", "rms"),
+        ">",
     ),
     "max-abs": Measure("max_abs", "logits", "differs by up to {} {unit}", _difference, ">"),
     "share": Measure("neq_share", "of all elements", "differs in {} of elements", _by("neq"), ">"),
     "same-top1": Measure("same_top1", "of all positions", _SAME_TOP1, by_flip, "<"),
     "verdict": Measure("", "", "is {}", _difference),
-    **{name: Measure(name, "", "", _difference, "<>") for name in FIGURE_NAMES},  # of trainer vs. rollout
+    # of trainer vs. rollout
+    **{name: Measure(name, "", "", _difference, "<>") for name in FIGURE_NAMES},
 }
 ALLOWED = (
-    "bits, flips, flips:margin>X, ulps:N, kl>X, rms>X, max-abs>X, share>X, same-top1<X, verdict or, for trainer vs."
-    " rollout, a figure like k3>X or ess<X"
+    "bits, flips, flips:margin>X, ulps:N, kl>X, rms>X, max-abs>X, share>X, same-top1<X, verdict or,"
+    " for trainer vs. rollout, a figure like k3>X or ess<X"
 )
 
 
@@ -106,8 +122,8 @@ ALLOWED = (
 class Outcome:
     """Outcome of one pair under one condition.
 
-    outcome: 'passed', 'failed', or 'undecided'; figure: the measured value, in `unit`; says: one sentence; worst: the
-    row that is worst under this condition, None if no position differs.
+    outcome: 'passed', 'failed', or 'undecided'; figure: the measured value, in `unit`; says: one
+    sentence; worst: the row that is worst under this condition, None if no position differs.
     """
 
     reference: str
@@ -131,7 +147,9 @@ class Condition:
 
     def __str__(self) -> str:
         limit = str(self.limit) if isinstance(self.limit, int) else f"{self.limit:.15g}"
-        return f"{self.kind}{self.sign}{limit}{'ulps' * self.is_in_ulps}" if self.sign else self.kind
+        return (
+            f"{self.kind}{self.sign}{limit}{'ulps' * self.is_in_ulps}" if self.sign else self.kind
+        )
 
     @classmethod
     def parse(cls, text: str) -> Condition:
@@ -143,11 +161,13 @@ class Condition:
         if is_signed and (not ulps or kind == "flips:margin"):
             is_whole = kind == "ulps" and digits.isdecimal()
             limit = int(digits) if is_whole else float(digits or 0)
-            if limit <= (1 if kind in ("share", "same-top1") else 1e300) and (is_whole or kind != "ulps"):
+            if limit <= (1 if kind in ("share", "same-top1") else 1e300) and (
+                is_whole or kind != "ulps"
+            ):
                 return cls(kind, sign, limit, bool(ulps))
         raise UsageError(
-            f"condition '{clean(text, 60)}' is not known; expected {ALLOWED}. X is a number from 0, a share at most"
-            " 1; in a shell, quote what has < or >."
+            f"condition '{clean(text, 60)}' is not known; expected {ALLOWED}. X is a number from 0,"
+            " a share at most 1; in a shell, quote what has < or >.",
         )
 
     def judge(self, pair: PairReport) -> Outcome:
@@ -166,11 +186,20 @@ class Condition:
             outcome, figure, says = self._compare(pair)
         sides = f"'{clean(pair.variant, 200)}' vs '{clean(pair.reference, 200)}'"
         worst = worst_row(pair.rows, measure.key)
-        return Outcome(pair.reference, pair.variant, str(self), outcome, figure, unit, f"{sides} {says}.", worst)
+        return Outcome(
+            pair.reference,
+            pair.variant,
+            str(self),
+            outcome,
+            figure,
+            unit,
+            f"{sides} {says}.",
+            worst,
+        )
 
     def _compare(self, pair: PairReport) -> tuple[str, float | None, str]:
-        """Compare the figure with the limit. What a list leaves open is undecided; whole rows fail on what is
-        undefined.
+        """Compare the figure with the limit. What a list leaves open is undecided; whole rows fail
+        on what is undefined.
         """
         measure, figures, rows = MEASURES[self.kind], pair.figures, pair.rows
         figure = figures[measure.column]
@@ -180,13 +209,22 @@ class Condition:
         else:
             is_over = figure < self.limit if self.sign == "<" else figure > self.limit
             outcome = FAILED if is_over else PASSED
-        value = "unknown" if figure is None else percent(figure) if measure.unit.startswith("of ") else number(figure)
+        value = (
+            "unknown"
+            if figure is None
+            else percent(figure)
+            if measure.unit.startswith("of ")
+            else number(figure)
+        )
         says = measure.words.format(value, of=plural(pair.positions, "position"), unit=pair.unit)
         if self.kind == "bits" and figures["bit_identical"] is False:
             outcome = FAILED
             says += " (zeros differ in sign, or NaNs in their bits)" * (figure == 0)
-        if pair.is_list and outcome == PASSED:  # not by bits of whole rows, or top tokens that were not sent
-            is_token_unknown = self.kind in _BY_TOP[:2] and any(row["is_flip"] is None for row in rows)
+        # not by bits of whole rows, or top tokens that were not sent
+        if pair.is_list and outcome == PASSED:
+            is_token_unknown = self.kind in _BY_TOP[:2] and any(
+                row["is_flip"] is None for row in rows
+            )
             is_open = self.kind == "bits" or not figures["finite"] or is_token_unknown
             outcome = UNDECIDED if is_open else PASSED
         if self.kind == "kl" and not pair.is_list:
@@ -195,26 +233,37 @@ class Condition:
             if lost:
                 says += f"; at {_of(lost, rows)} it is undefined or infinite"
             if undefined > lost:
-                says += f"; {_of(undefined - lost, rows)} with equal sides and undefined KL are left out"
-        if mismatch and self.kind in ("ulps", "rms", "max-abs"):  # over elements that are finite on both sides
+                says += (
+                    f"; {_of(undefined - lost, rows)} with equal sides and undefined KL are"
+                    " left out"
+                )
+        # over elements that are finite on both sides
+        if mismatch and self.kind in ("ulps", "rms", "max-abs"):
             outcome = FAILED
-            says += f", and {plural(mismatch, 'value is', 'values are')} NaN or infinite on one side only"
+            says += (
+                f", and {plural(mismatch, 'value is', 'values are')} NaN or infinite on one side"
+                " only"
+            )
         return outcome, figure, says
 
     def _compare_mismatch(self, figure: Row) -> tuple[str, float | None, str]:
-        """Compare a figure of trainer against rollout, which is exact for these tokens; the interval is only said."""
+        """Compare a figure of trainer against rollout, which is exact for these tokens; the
+        interval is only said.
+        """
         value, low, high = figure["value"], figure["low"], figure["high"]
         if value is None:
             return UNDECIDED, None, f"has no {self.kind}: it is undefined for these tokens"
-        outcome = FAILED if (value < self.limit if self.sign == "<" else value > self.limit) else PASSED
+        outcome = (
+            FAILED if (value < self.limit if self.sign == "<" else value > self.limit) else PASSED
+        )
         says = f"has {self.kind} = {number(value)} {figure['unit']}".rstrip()
         if low is not None:
             says += f" (95 % interval {number(low)} to {number(high)})"
         return outcome, value, says
 
     def _judge_sure_flips(self, pair: PairReport) -> tuple[str, float | None, str]:
-        """Count flips at which both sides prefer their own token by more than the limit. An undefined margin counts, a
-        margin that a list does not have leaves it open.
+        """Count flips at which both sides prefer their own token by more than the limit. An
+        undefined margin counts, a margin that a list does not have leaves it open.
         """
         unit = "_ulps" if self.is_in_ulps else ""
         sure = unknown = flips = 0
@@ -226,13 +275,21 @@ class Condition:
             margins = [row[f"{side}_margin{unit}"] for side in ("reference", "variant")]
             finite = [margin for margin in margins if margin is not None]
             largest = max([largest, *finite])
-            if any(margin <= self.limit for margin in finite) and (pair.is_list or len(finite) == 2):
+            if any(margin <= self.limit for margin in finite) and (
+                pair.is_list or len(finite) == 2
+            ):
                 continue
             is_open = pair.is_list and (row["is_flip"] is None or len(finite) < 2)
             sure, unknown = sure + (not is_open), unknown + is_open
         limit = f"both margins over {self.limit:.15g} {'ULPs' if self.is_in_ulps else pair.unit}"
-        at_most = f"; a side prefers its token by up to {number(largest)} {'ULPs' if self.is_in_ulps else pair.unit}"
-        says = f"has a different argmax at {_of(sure, pair.rows)} with {limit}, of {plural(flips, 'flip')} in all"
+        at_most = (
+            f"; a side prefers its token by up to {number(largest)}"
+            f" {'ULPs' if self.is_in_ulps else pair.unit}"
+        )
+        says = (
+            f"has a different argmax at {_of(sure, pair.rows)} with {limit}, of"
+            f" {plural(flips, 'flip')} in all"
+        )
         if unknown and not sure:
             return UNDECIDED, sure, f"{says}; margins at {_of(unknown, pair.rows)} are unknown"
         return FAILED if sure else PASSED, sure, says + at_most * bool(flips and not sure)
@@ -264,21 +321,36 @@ def parse_conditions(texts: str | Sequence[str]) -> list[Condition]:
 
 
 def check_decidable(conditions: Sequence[Condition], pairs: Sequence[PairReport]) -> None:
-    """UsageError for a condition that no list of some tokens could decide, or on a figure that was not computed."""
+    """UsageError for a condition that no list of some tokens could decide, or on a figure that was
+    not computed.
+    """
     for condition in conditions:
-        if condition.kind in FIGURE_NAMES and any(_figure_of(pair, condition.kind) is None for pair in pairs):
+        if condition.kind in FIGURE_NAMES and any(
+            _figure_of(pair, condition.kind) is None for pair in pairs
+        ):
             raise UsageError(f"condition {condition}: {_why_not_computed(condition.kind, pairs)}.")
-        if condition.kind in _BY_TOP and any(pair.is_list and pair.positions > len(pair.rows) for pair in pairs):
-            raise UsageError(f"condition {condition}: reads every position, and a run this long is only summed up.")
+        if condition.kind in _BY_TOP and any(
+            pair.is_list and pair.positions > len(pair.rows) for pair in pairs
+        ):
+            raise UsageError(
+                f"condition {condition}: reads every position, and a run this long is only"
+                " summed up.",
+            )
         column, refused = MEASURES[condition.kind].column, MEASURES[condition.kind].refused
         if refused and all(pair.is_list and pair.figures[column] is None for pair in pairs):
-            raise UsageError(f"condition {condition}: {refused}; leave it out for responses of servers.")
+            raise UsageError(
+                f"condition {condition}: {refused}; leave it out for responses of servers.",
+            )
 
 
 def _why_not_computed(figure: str, pairs: Sequence[PairReport]) -> str:
     if all(pair.mismatch is None for pair in pairs):
         return "is for a rollout's and a trainer's log-probabilities of the sampled tokens"
-    owners = [owner for owner, framework in FRAMEWORKS.items() if figure in {each.name for each in framework.figures}]
+    owners = [
+        owner
+        for owner, framework in FRAMEWORKS.items()
+        if figure in {each.name for each in framework.figures}
+    ]
     owner = owners[0] if owners else "ulpscope"  # percentiles
     return f"is a figure of {owner}; add --as {owner}"
 
@@ -287,7 +359,8 @@ def _why_not_computed(figure: str, pairs: Sequence[PairReport]) -> str:
 class GateReport:
     """Result of a gate: one outcome a pair and condition.
 
-    prompts: empty if rows hold their tokens' texts already; rows: every position of a pair, by (reference, variant).
+    prompts: empty if rows hold their tokens' texts already; rows: every position of a pair, by
+    (reference, variant).
     """
 
     outcomes: tuple[Outcome, ...]
@@ -311,7 +384,9 @@ class GateReport:
     @property
     def worst(self) -> Outcome | None:
         """The outcome with the worst position: of those that failed, or of all if none did."""
-        candidates = [outcome for outcome in self.failed or self.outcomes if outcome.worst is not None]
+        candidates = [
+            outcome for outcome in self.failed or self.outcomes if outcome.worst is not None
+        ]
         return max(candidates, key=lambda outcome: _difference(outcome.worst or {}), default=None)
 
     def place(self, row: Row) -> Row:
@@ -320,19 +395,33 @@ class GateReport:
             return row
         prompt, position = self.prompts[row["prompt"]], row["position"]
         token = prompt.token_ids[position] if prompt.token_ids else None
-        texts = {f"{side}_text": self.vocabulary.get(row[f"{side}_token"]) for side in ("reference", "variant")}
+        texts = {
+            f"{side}_text": self.vocabulary.get(row[f"{side}_token"])
+            for side in ("reference", "variant")
+        }
         token_text = self.vocabulary.get(-1 if token is None else token)
         text = prompt.token_texts[position] if prompt.token_texts else token_text
-        return {"prompt": row["prompt"], "position": position, "token": token, "text": text, **row, **texts}
+        return {
+            "prompt": row["prompt"],
+            "position": position,
+            "token": token,
+            "text": text,
+            **row,
+            **texts,
+        }
 
     def in_words(self, row: Row) -> str:
-        """`position 17 (after ' the'): 473 ' cat' became 1716 ' dog', margins 0.31 and 0.06 logits (5 and 1 ULPs),
-        ...`
+        """`position 17 (after ' the'): 473 ' cat' became 1716 ' dog', margins 0.31 and 0.06 logits
+        (5 and 1 ULPs), ...`
         """
         place = self.place(row)
         prompt = f"prompt {place['prompt']}, " if len(self.prompts) != 1 else ""
         difference = f"largest difference {number(place['max_abs'])} {self.unit}"
-        if {place["reference_token"], place["variant_token"], place.get("nonfinite_mismatch") or None} == {None}:
+        if {
+            place["reference_token"],
+            place["variant_token"],
+            place.get("nonfinite_mismatch") or None,
+        } == {None}:
             return f"{prompt}position {place['position']}: {difference}"
         context = ""
         if place.get("text"):
@@ -342,19 +431,34 @@ class GateReport:
         tokens = []
         for side in ("reference", "variant"):
             token, text = place[f"{side}_token"], place[f"{side}_text"]
-            tokens.append("no token" if token is None else f"{token}" if text is None else f"{token} {text!r}")
-        change = f"{tokens[0]} became {tokens[1]}" if place["is_flip"] else f"both choose {tokens[0]}"
+            tokens.append(
+                (
+                    "no token"
+                    if token is None
+                    else f"{token}"
+                    if text is None
+                    else f"{token} {text!r}"
+                ),
+            )
+        change = (
+            f"{tokens[0]} became {tokens[1]}" if place["is_flip"] else f"both choose {tokens[0]}"
+        )
         margins, ulps = (
             " and ".join(number(place[f"{side}_margin{unit}"]) for side in ("reference", "variant"))
             for unit in ("", "_ulps")
         )
-        # Elements near zero are thousands of ULPs apart by rounding alone: what passed is said in the row's spacing.
-        what = ("max_row_ulps", "row ULPs") if not self.failed and "max_row_ulps" in place else ("max_ulps", "ULPs")
+        # Elements near zero are thousands of ULPs apart by rounding alone: what passed is said in
+        # the row's spacing.
+        what = (
+            ("max_row_ulps", "row ULPs")
+            if not self.failed and "max_row_ulps" in place
+            else ("max_ulps", "ULPs")
+        )
         max_ulps = "" if place[what[0]] is None else f" and {number(place[what[0]])} {what[1]}"
         mismatch = place.get("nonfinite_mismatch")
         return (
-            f"{prompt}position {place['position']}{context}: {change}, margins {margins} {self.unit} ({ulps} ULPs), KL"
-            f" {number(place['kl'])} nats, {difference}{max_ulps}"
+            f"{prompt}position {place['position']}{context}: {change}, margins {margins}"
+            f" {self.unit} ({ulps} ULPs), KL {number(place['kl'])} nats, {difference}{max_ulps}"
             + (f", {mismatch:,} NaN or infinite on one side only" if mismatch else "")
         )
 
@@ -367,10 +471,14 @@ class GateReport:
     def table(self) -> str:
         """Every outcome as plain text, a line each, then the notes."""
         lines = [f"{outcome.outcome}: {self.sentence(outcome)}" for outcome in self.outcomes]
-        return "\n".join([f"gate {self.outcome}", *lines, *(f"note: {note}" for note in self.notes)])
+        return "\n".join(
+            [f"gate {self.outcome}", *lines, *(f"note: {note}" for note in self.notes)],
+        )
 
     def check(self) -> GateReport:
-        """Check the gate in a test: AssertionError with every outcome if anything failed; returns itself."""
+        """Check the gate in a test: AssertionError with every outcome if anything failed; returns
+        itself.
+        """
         __tracebackhide__ = True
         if self.failed:
             raise AssertionError(self.table())
@@ -380,36 +488,69 @@ class GateReport:
         conditions = []
         for outcome in self.outcomes:
             worst = None if outcome.worst is None else self.place(outcome.worst)
-            conditions.append({**asdict(outcome), "figure": plain_number(outcome.figure), "worst": worst})
+            conditions.append(
+                {**asdict(outcome), "figure": plain_number(outcome.figure), "worst": worst},
+            )
         worst = None
         if (of_all := self.worst) is not None:
             sides = {"reference": of_all.reference, "variant": of_all.variant}
             worst = sides | self.place(of_all.worst or {})
-        return {"outcome": self.outcome, "conditions": conditions, "worst": worst, "notes": list(self.notes)}
+        return {
+            "outcome": self.outcome,
+            "conditions": conditions,
+            "worst": worst,
+            "notes": list(self.notes),
+        }
 
 
 def gate_notes(pairs: Sequence[PairReport]) -> list[str]:
-    """Return notes on what a gate cannot look at: positions without a number on a side, placeholders in lists."""
+    """Return notes on what a gate cannot look at: positions without a number on a side,
+    placeholders in lists.
+    """
     notes = []
     for pair in pairs:
         empty = [row for row in pair.rows if None in (row["reference_token"], row["variant_token"])]
         if empty and not pair.is_list:
             sides = f"'{clean(pair.variant, 200)}' vs '{clean(pair.reference, 200)}'"
             first = f"position {empty[0]['position']} of prompt {empty[0]['prompt']} first"
-            notes.append(f"at {_of(len(empty), pair.rows)} a side of {sides} holds no number, {first}.")
+            notes.append(
+                f"at {_of(len(empty), pair.rows)} a side of {sides} holds no number, {first}.",
+            )
     return notes
 
 
-def gate_of(run: RunReader, pairs: Sequence[PairReport], conditions: Sequence[Condition]) -> GateReport:
+def gate_of(
+    run: RunReader,
+    pairs: Sequence[PairReport],
+    conditions: Sequence[Condition],
+) -> GateReport:
     """Judge the pairs of a run by conditions. UsageError for one that cannot be decided of it."""
     check_decidable(conditions, pairs)
     for row in (row for pair in pairs if not pair.is_list for row in (pair.figures, *pair.rows)):
-        if lost := [name for name, value in row.items() if name not in NULLABLE and not isinstance(value, int | float)]:
-            raise StoreError(f"{run.path.name}: its figure {lost[0]} is not a finite number; the file is damaged.")
+        if lost := [
+            name
+            for name, value in row.items()
+            if name not in NULLABLE and not isinstance(value, int | float)
+        ]:
+            raise StoreError(
+                f"{run.path.name}: its figure {lost[0]} is not a finite number; the file is"
+                " damaged.",
+            )
     outcomes = [condition.judge(pair) for condition in conditions for pair in pairs]
     notes = [*gate_notes(pairs), *([note_of(run.header)] if run.header.k is not None else [])]
-    rows = {(pair.reference, pair.variant): pair.rows for pair in pairs if len(pair.rows) == pair.positions}
-    return GateReport(tuple(outcomes), run.header.prompts, run.vocabulary, tuple(notes), run.header.unit, rows)
+    rows = {
+        (pair.reference, pair.variant): pair.rows
+        for pair in pairs
+        if len(pair.rows) == pair.positions
+    }
+    return GateReport(
+        tuple(outcomes),
+        run.header.prompts,
+        run.vocabulary,
+        tuple(notes),
+        run.header.unit,
+        rows,
+    )
 
 
 def worst_row(rows: Sequence[Row], key: Key) -> Row | None:
@@ -419,7 +560,9 @@ def worst_row(rows: Sequence[Row], key: Key) -> Row | None:
 
 
 def figure_text(outcome: Outcome) -> str:
-    """Return the figure with its unit: `0.0123 nats`, `74.9% of all elements`, `3 positions`; '' if there is none."""
+    """Return the figure with its unit: `0.0123 nats`, `74.9% of all elements`, `3 positions`; '' if
+    there is none.
+    """
     figure = outcome.figure
     if figure is None or isinstance(figure, str):
         return f"{figure or ''} {outcome.unit}".strip() if figure else ""

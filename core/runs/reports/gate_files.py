@@ -1,5 +1,5 @@
-"""Result of a gate as files: JUnit XML for a CI system, Markdown for its job page. Names in them come from untrusted
-dump.
+"""Result of a gate as files: JUnit XML for a CI system, Markdown for its job page. Names in them
+come from untrusted dump.
 """
 
 from __future__ import annotations
@@ -25,14 +25,27 @@ def junit_text(report: GateReport) -> str:
     """JUnit XML: a suite a pair, a test a condition; `undecided` is a skipped test."""
     root = ET.Element("testsuites")
     for pair in dict.fromkeys((outcome.reference, outcome.variant) for outcome in report.outcomes):
-        outcomes = [outcome for outcome in report.outcomes if (outcome.reference, outcome.variant) == pair]
+        outcomes = [
+            outcome for outcome in report.outcomes if (outcome.reference, outcome.variant) == pair
+        ]
         name = " ".join(clean(f"{pair[1]} vs {pair[0]}", 300).split())
         counts = {"failures": FAILED, "skipped": UNDECIDED}
-        attributes = {key: str(sum(each.outcome == kind for each in outcomes)) for key, kind in counts.items()}
-        suite = ET.SubElement(root, "testsuite", {"name": name, "tests": str(len(outcomes)), **attributes})
+        attributes = {
+            key: str(sum(each.outcome == kind for each in outcomes)) for key, kind in counts.items()
+        }
+        suite = ET.SubElement(
+            root,
+            "testsuite",
+            {"name": name, "tests": str(len(outcomes)), **attributes},
+        )
         for outcome in outcomes:
             class_name = f"ulpscope.{name.replace('.', '_')}"  # a dot would make packages of it
-            test = ET.SubElement(suite, "testcase", name=clean(outcome.condition, 300), classname=class_name)
+            test = ET.SubElement(
+                suite,
+                "testcase",
+                name=clean(outcome.condition, 300),
+                classname=class_name,
+            )
             if outcome.outcome != PASSED:
                 result = ET.SubElement(test, "failure" if outcome.outcome == FAILED else "skipped")
                 result.attrib["message"] = clean(outcome.says, 4000)
@@ -42,11 +55,15 @@ def junit_text(report: GateReport) -> str:
 
 
 def markdown_text(report: GateReport) -> str:
-    """Markdown: the worst position and its pair as a strip of text, a table of conditions, the notes.
+    """Markdown: the worst position and its pair as a strip of text, a table of conditions, the
+    notes.
 
     The table comes last, for it is what a comment has no room for.
     """
-    counts = {kind: sum(outcome.outcome == kind for outcome in report.outcomes) for kind in (FAILED, UNDECIDED, PASSED)}
+    counts = {
+        kind: sum(outcome.outcome == kind for outcome in report.outcomes)
+        for kind in (FAILED, UNDECIDED, PASSED)
+    }
     rows = []
     for outcome in report.outcomes:
         pair = f"{markdown.code(outcome.variant)} vs {markdown.code(outcome.reference)}"
@@ -60,7 +77,9 @@ def markdown_text(report: GateReport) -> str:
     worst = report.worst
     if worst is not None and worst.worst is not None:
         pair = f"{markdown.code(worst.variant)} vs {markdown.code(worst.reference)}"
-        parts.append(f"**Worst position** ({pair}): {markdown.plain(report.in_words(worst.worst))}.")
+        parts.append(
+            f"**Worst position** ({pair}): {markdown.plain(report.in_words(worst.worst))}.",
+        )
         parts += _strip(report.rows.get((worst.reference, worst.variant), ()), report.unit)
     parts.append(markdown.table(("outcome", "condition", "pair", "figure", "result"), rows))
     parts += [f"Note: {markdown.plain(clean(note, 1000))}" for note in report.notes]
@@ -68,7 +87,10 @@ def markdown_text(report: GateReport) -> str:
 
 
 def _strip(rows: Sequence[Row], unit: str) -> list[str]:
-    """Draw the largest difference by position as bars of text: a comment cannot embed an image. Empty if none is."""
+    """Draw the largest difference by position as bars of text: a comment cannot embed an image.
+
+    Empty if none is.
+    """
     largest = max((row["max_abs"] or 0.0 for row in rows), default=0.0)
     if not largest and not any(row.get("nonfinite_mismatch") for row in rows):
         return []
@@ -81,14 +103,17 @@ def _strip(rows: Sequence[Row], unit: str) -> list[str]:
         bars += "×" if any(row.get("nonfinite_mismatch") for row in group) else bar
         flips += "^" if any(row["is_flip"] for row in group) else " "
     legend = (
-        f"Largest difference by position, {plural(len(rows), 'position')} in {plural(columns, 'column')}: █ is"
-        f" {number(largest)} {unit}, ^ a flip, × NaN or Inf on one side only."
+        f"Largest difference by position, {plural(len(rows), 'position')} in"
+        f" {plural(columns, 'column')}: █ is {number(largest)} {unit}, ^ a flip, × NaN or Inf on"
+        " one side only."
     )
     return [legend, markdown.block("\n".join(filter(str.strip, (bars, flips))))]
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file that is there whole or not at all, over an older one; StoreError if it cannot be written."""
+    """Write a file that is there whole or not at all, over an older one; StoreError if it cannot be
+    written.
+    """
     target = path.resolve()  # a link keeps pointing where it does
     if target.exists() and not target.is_file():  # a device or a folder is never replaced
         raise StoreError(f"{path}: is not a file; expected a new name, or a file to replace.")
@@ -97,7 +122,9 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def append(path: Path, text: str) -> None:
-    """Add to the end of a file, as `$GITHUB_STEP_SUMMARY` is meant to be used; StoreError if it cannot be written."""
+    """Add to the end of a file, as `$GITHUB_STEP_SUMMARY` is meant to be used; StoreError if it
+    cannot be written.
+    """
     with _writing(path), path.open("ab") as file:
         file.write(text.encode())
 
@@ -108,4 +135,6 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or error
-        raise StoreError(f"{path}: cannot be written ({reason}); check the folder and its permissions.") from error
+        raise StoreError(
+            f"{path}: cannot be written ({reason}); check the folder and its permissions.",
+        ) from error

@@ -1,6 +1,8 @@
-"""A run as Markdown for an issue thread: verdict, one sentence, figures and the flips; all else is folded.
+"""A run as Markdown for an issue thread: verdict, one sentence, figures and the flips; all else is
+folded.
 
-Every name, path and token is untrusted: it is in a code span or block or escaped, so that it stays text after pasting.
+Every name, path and token is untrusted: it is in a code span or block or escaped, so that it stays
+text after pasting.
 """
 
 from __future__ import annotations
@@ -33,11 +35,22 @@ def issue_text(run: RunReader, pairs: Sequence[StoredPair], address: str) -> str
     answers = gravest_first(run, pairs)
     pair, answer = answers[0]
     header, about = run.header, run.header.provenance
-    line = [f"Run {code(header.name)}", code(_model_of(about)) if about.model else "", header.compute_dtype, address]
+    line = [
+        f"Run {code(header.name)}",
+        code(_model_of(about)) if about.model else "",
+        header.compute_dtype,
+        address,
+    ]
     picture = f"Picture, to drag in here: {code(f'ulpscope export {run.run_id} --png pair.png')}"
-    parts = [*_pair(run, pair, answer), " · ".join(filter(None, line)), picture if pairs == run.pairs else ""]
+    parts = [
+        *_pair(run, pair, answer),
+        " · ".join(filter(None, line)),
+        picture if pairs == run.pairs else "",
+    ]
     if others := answers[1:]:
-        of_others = [part for other in others for part in (*_pair(run, *other), *_details(run, *other))]
+        of_others = [
+            part for other in others for part in (*_pair(run, *other), *_details(run, *other))
+        ]
         parts.append(fold(plural(len(others), "other variant"), of_others))
     details = [*_prompts(run, pair), *_reproduction(run), _provenance(run)]
     parts.append(fold("Prompt, how to reproduce, versions", details))
@@ -61,8 +74,10 @@ def origin(run: RunReader) -> dict[str, str]:
         "dtype": header.compute_dtype,
         "device": f"{about.device} ({about.device_name})" if about.device_name else about.device,
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
-        "shape": f"{plural(len(header.prompts), 'prompt')}, {plural(header.rows, 'position')}"
-        + (f", vocabulary {header.vocab:,}" if header.vocab else ""),
+        "shape": (
+            f"{plural(len(header.prompts), 'prompt')}, {plural(header.rows, 'position')}"
+            + (f", vocabulary {header.vocab:,}" if header.vocab else "")
+        ),
         "captured" if about.kind == "capture" else "uploaded": f"{run.created:%Y-%m-%d %H:%M} UTC",
         "note": about.note,
     }
@@ -70,7 +85,9 @@ def origin(run: RunReader) -> dict[str, str]:
 
 def _provenance(run: RunReader) -> str:
     mark = {"model": code, "revision": code}
-    return facts({name: mark.get(name, plain)(value) for name, value in origin(run).items() if value})
+    return facts(
+        {name: mark.get(name, plain)(value) for name, value in origin(run).items() if value},
+    )
 
 
 def _is_folder(about: Provenance) -> bool:
@@ -84,7 +101,10 @@ def _model_of(about: Provenance) -> str:
 
 
 def _reproduction(run: RunReader) -> list[str]:
-    """Commands that compute the run on another machine, as Markdown. Of an upload: how its arrays are sent."""
+    """Commands that compute the run on another machine, as Markdown.
+
+    Of an upload: how its arrays are sent.
+    """
     about = run.header.provenance
     typed = command_elsewhere(run, "MODEL" if _is_folder(about) else about.model)
     if typed is None:
@@ -95,13 +115,18 @@ def _reproduction(run: RunReader) -> list[str]:
                 block(f"ulpscope ingest {run.path.name}", "sh"),
             ]
         commands = f"ulpscope export {run.run_id} logits.npz\nulpscope compare logits.npz"
-        return [f"{what} no ulpscope command that reproduces it. Export and attach logits.npz.", block(commands, "sh")]
+        return [
+            f"{what} no ulpscope command that reproduces it. Export and attach logits.npz.",
+            block(commands, "sh"),
+        ]
     command, prompts = typed
     notes, lines = [], []
     if about.model in PACKAGED:
         lines.append(f"ulpscope model {about.model}")
     elif _is_folder(about):
-        notes.append(f"MODEL is a folder with the weights of {code(about.revision)}; replace it with yours.")
+        notes.append(
+            f"MODEL is a folder with the weights of {code(about.revision)}; replace it with yours.",
+        )
     if len(prompts) <= _LONGEST_PROMPTS:
         lines += ["cat > prompts.jsonl <<'END'", prompts + "END"]
     else:
@@ -117,7 +142,10 @@ def _pair(run: RunReader, pair: StoredPair, answer: Answer) -> list[str]:
         f"### {code(pair.variant)} vs {code(pair.reference)}: {plain(answer.name)}",
         plain(answer.sentence),
         f"Next: {code(answer.next_command)}" if answer.next_command else "",
-        facts({name: plain(value) for name, value in answer.facts.items()} | headline(run, pair), "metric"),
+        facts(
+            {name: plain(value) for name, value in answer.facts.items()} | headline(run, pair),
+            "metric",
+        ),
         _flips(run, pair, positions[positions["is_flip"]]) if pair.summary.flips else "",
     ]
 
@@ -139,13 +167,23 @@ def headline(run: RunReader, pair: StoredPair) -> dict[str, str]:
             "could flip": f"{summary.could_flip:,} ({plural(summary.ties, 'exact tie')})",
             "smallest margin": f"{number(summary.min_margin)} {header.unit}",
         }
-    elements, over = over_logits(summary, header.rows * header.vocab), over_positions(summary, header.rows)
+    elements, over = (
+        over_logits(summary, header.rows * header.vocab),
+        over_positions(summary, header.rows),
+    )
     logits, kl_over = elements and f", {elements}", over and f", {over}"
     figures = {
-        "flips": f"{summary.flips:,} of {plural(header.rows, 'position')} ({percent(summary.flips / header.rows)})",
+        "flips": (
+            f"{summary.flips:,} of {plural(header.rows, 'position')}"
+            f" ({percent(summary.flips / header.rows)})"
+        ),
         "logits that differ": out_of(summary.neq, header.rows * header.vocab),
-        "RMS difference": f"{number(summary.rms_row_ulps, 3)} row ULPs of {header.compute_dtype}{logits}",
-        "largest difference": f"{number(summary.max_abs)} logits, {number(summary.max_row_ulps, 3)} row ULPs{logits}",
+        "RMS difference": (
+            f"{number(summary.rms_row_ulps, 3)} row ULPs of {header.compute_dtype}{logits}"
+        ),
+        "largest difference": (
+            f"{number(summary.max_abs)} logits, {number(summary.max_row_ulps, 3)} row ULPs{logits}"
+        ),
         "KL, nats": f"mean {number(summary.mean_kl, 3)}, max {number(summary.max_kl, 3)}{kl_over}",
     }
     if summary.nonfinite_mismatch:
@@ -156,7 +194,10 @@ def headline(run: RunReader, pair: StoredPair) -> dict[str, str]:
 def _details(run: RunReader, pair: StoredPair, answer: Answer) -> list[str]:
     """Return the checks of a pair, and all other figures."""
     checks = [(row.outcome, plain(title), plain(row.says)) for title, row in answer.titled_checks]
-    shown_checks = [table(("outcome", "check", "result"), checks) if checks else "", answer.not_run_line]
+    shown_checks = [
+        table(("outcome", "check", "result"), checks) if checks else "",
+        answer.not_run_line,
+    ]
     if run.header.k is not None:
         return [*shown_checks, note_of(run.header)]
     summary, dtype = pair.summary, run.header.compute_dtype
@@ -198,7 +239,11 @@ def _flips(run: RunReader, pair: StoredPair, flips: pd.DataFrame) -> str:
 
     rows = []
     for row in flips.head(MOST_FLIPS).itertuples(index=False):
-        place = f"{row.position} of prompt {row.prompt}" if len(run.header.prompts) > 1 else f"{row.position}"
+        place = (
+            f"{row.position} of prompt {row.prompt}"
+            if len(run.header.prompts) > 1
+            else f"{row.position}"
+        )
         tokens = []
         for token in (row.reference_token, row.variant_token):
             text = None if pd.isna(token) else run.vocabulary.get(int(token))
@@ -209,4 +254,7 @@ def _flips(run: RunReader, pair: StoredPair, flips: pd.DataFrame) -> str:
         rows.append((place, *tokens, " / ".join(ulps), number(row.max_abs)))
     count = f" ({len(rows)} of {len(flips):,})" if len(rows) < len(flips) else ""
     sides = code(pair.reference), code(pair.variant)
-    return table((f"flip at position{count}", *sides, "margins, ULPs", "largest difference there"), rows)
+    return table(
+        (f"flip at position{count}", *sides, "margins, ULPs", "largest difference there"),
+        rows,
+    )

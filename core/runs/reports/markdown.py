@@ -12,8 +12,8 @@ from ...text import legible, printable
 
 
 def report_address(query: dict[str, str], public_url: str, page: str = "") -> str:
-    """Absolute address of a run: at the configured public URL, else at the origin of the page that is open, else at a
-    dashboard on this machine.
+    """Absolute address of a run: at the configured public URL, else at the origin of the page that
+    is open, else at a dashboard on this machine.
     """
     url = urlsplit(page or "http://localhost:8501/overview")
     base = public_url.rstrip("/") or f"{url.scheme}://{url.netloc}"
@@ -36,7 +36,9 @@ def fold(title: str, parts: Sequence[str]) -> str:
 
 
 def code(text: str) -> str:
-    """Return a code span, fenced with more backticks than the text has in a row; pipes, which end a cell, escaped."""
+    """Return a code span, fenced with more backticks than the text has in a row; pipes, which end a
+    cell, escaped.
+    """
     inner = printable(text).strip().replace("|", "\\|") or " "
     fence = _fence(inner, 1)
     pad = " " if inner.startswith("`") or inner.endswith("`") else ""
@@ -51,8 +53,8 @@ def block(text: str, language: str = "text") -> str:
 
 
 def plain(text: str) -> str:
-    """Sentences stay readable if they are not rendered: only what would become markup, a link or a mention is escaped.
-    Text between backticks becomes a code span.
+    """Sentences stay readable if they are not rendered: only what would become markup, a link or a
+    mention is escaped. Text between backticks becomes a code span.
     """
     parts = re.split(r"`([^`]+)`", printable(text).strip())
     return "".join(code(part) if place % 2 else _escape(part) for place, part in enumerate(parts))
@@ -60,7 +62,12 @@ def plain(text: str) -> str:
 
 def _escape(text: str) -> str:
     safe = re.sub(r"([\\*\[\]|<>#~]|&(?=#?\w+;)|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))", r"\\\1", text)
-    return safe.replace("`", "'").replace("@", "@\u200b").replace("://", ":\u200b//").replace("www.", "www\u200b.")
+    return (
+        safe.replace("`", "'")
+        .replace("@", "@\u200b")
+        .replace("://", ":\u200b//")
+        .replace("www.", "www\u200b.")
+    )
 
 
 def _fence(text: str, least: int) -> str:

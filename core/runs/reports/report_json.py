@@ -16,7 +16,9 @@ from ..reader import RunReader
 
 _POSITION_FIELDS = tuple(metric.name for metric in METRICS if metric.is_reported)
 _FLIP_FIELDS = tuple(
-    name for name in _POSITION_FIELDS if name not in ("neq", "nonfinite_mismatch", "is_flip", "near_tie", "could_flip")
+    name
+    for name in _POSITION_FIELDS
+    if name not in ("neq", "nonfinite_mismatch", "is_flip", "near_tie", "could_flip")
 )
 
 
@@ -28,14 +30,22 @@ def plain_number(value: Any) -> Any:
 
 
 def over_positions(summary: Summary, rows: int) -> str:
-    """`over 14 of 40 positions; infinite at 26`: what mean and largest KL are over, '' if that is all of them."""
+    """`over 14 of 40 positions; infinite at 26`: what mean and largest KL are over, '' if that is
+    all of them.
+    """
     undefined = rows - summary.kl_positions - summary.kl_infinite
-    rest = [f"; {what} at {n:,}" for what, n in (("infinite", summary.kl_infinite), ("undefined", undefined)) if n]
+    rest = [
+        f"; {what} at {n:,}"
+        for what, n in (("infinite", summary.kl_infinite), ("undefined", undefined))
+        if n
+    ]
     return _out_of(summary.kl_positions, rows, "positions") + "".join(rest)
 
 
 def over_logits(summary: Summary, elements: int) -> str:
-    """`over 280 of 24,000 logits`: what differences and ULPs are over, those finite on both sides; '' if all are."""
+    """`over 280 of 24,000 logits`: what differences and ULPs are over, those finite on both sides;
+    '' if all are.
+    """
     return _out_of(summary.finite, elements, "logits")
 
 
@@ -72,8 +82,12 @@ class PairReport:
         return {name: plain_number(value) for name, value in asdict(self.summary).items()}
 
 
-def report_of_run(run: RunReader, only: int | None = None) -> tuple[list[PairReport], list[list[str]]]:
-    """Return the pairs of a run, from the figures in its file, and its classes of sides with equal bits.
+def report_of_run(
+    run: RunReader,
+    only: int | None = None,
+) -> tuple[list[PairReport], list[list[str]]]:
+    """Return the pairs of a run, from the figures in its file, and its classes of sides with equal
+    bits.
 
     only: the pair of which rows and histogram are read; those of the others are left empty then.
     """
@@ -82,9 +96,14 @@ def report_of_run(run: RunReader, only: int | None = None) -> tuple[list[PairRep
         is_read = only in (None, pair.index)
         records = run.records(pair.index) if is_read else []
         rows = [{name: plain_number(value) for name, value in row.items()} for row in records]
-        if is_read and not is_list and [(row["prompt"], row["position"]) for row in rows] != run.header.places():
+        if (
+            is_read
+            and not is_list
+            and [(row["prompt"], row["position"]) for row in rows] != run.header.places()
+        ):
             raise StoreError(
-                f"{run.path.name}: its figures are of other positions than its prompts have; the file is damaged."
+                f"{run.path.name}: its figures are of other positions than its prompts have; the"
+                " file is damaged.",
             )
         report = PairReport(
             pair.reference,
@@ -119,12 +138,16 @@ def as_json(
     variant: str | None = None,
     with_positions: bool = False,
 ) -> dict[str, Any]:
-    """Return the object of the contract. variant: side of the pair in `summary` (default: the first)."""
+    """Return the object of the contract. variant: side of the pair in `summary` (default: the
+    first).
+    """
     selection = pairs[0]
     if variant is not None:
         matches = [pair for pair in pairs if pair.variant == variant]
         if not matches:
-            raise UsageError(f"no variant '{variant}'; there are {', '.join(pair.variant for pair in pairs)}.")
+            raise UsageError(
+                f"no variant '{variant}'; there are {', '.join(pair.variant for pair in pairs)}.",
+            )
         selection = matches[0]
 
     def with_place(row: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
@@ -139,7 +162,9 @@ def as_json(
         "vocab": header.vocab or None,
         **_verdict_json(selection),
         "summary": selection.figures,
-        "ulp_histogram": {str(distance): elements for distance, elements in selection.histogram.items()},
+        "ulp_histogram": {
+            str(distance): elements for distance, elements in selection.histogram.items()
+        },
         "flips": [with_place(row, _FLIP_FIELDS) for row in selection.rows if row["is_flip"]],
     }
     if selection.mismatch is not None:
@@ -148,7 +173,12 @@ def as_json(
         result["by_position"] = [with_place(row, _POSITION_FIELDS) for row in selection.rows]
     if len(pairs) > 1:
         result["pairs"] = [
-            {"reference": pair.reference, "variant": pair.variant, **_verdict_json(pair), **pair.figures}
+            {
+                "reference": pair.reference,
+                "variant": pair.variant,
+                **_verdict_json(pair),
+                **pair.figures,
+            }
             for pair in pairs
         ]
         result["classes"] = classes

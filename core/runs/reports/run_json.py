@@ -40,22 +40,26 @@ def provenance_json(run: RunReader) -> dict[str, Any]:
 
 
 def _commands(stated: str, command: str) -> dict[str, str]:
-    """`command`: made here of typed options, '' if there are none; then `stated_command`: what the file's author
-    says it was, which must not be run unread.
+    """`command`: made here of typed options, '' if there are none; then `stated_command`: what the
+    file's author says it was, which must not be run unread.
     """
-    return {"command": command} | ({"stated_command": clean(stated, _LONGEST_STATED)} if stated and not command else {})
+    return {"command": command} | (
+        {"stated_command": clean(stated, _LONGEST_STATED)} if stated and not command else {}
+    )
 
 
 def run_json(run: RunReader, *, with_positions: bool = False) -> dict[str, Any]:
-    """Provenance, sides, the report of the first pair (DESIGN, section 5), caches and continuations; figures of every
-    position if asked.
+    """Provenance, sides, the report of the first pair (DESIGN, section 5), caches and
+    continuations; figures of every position if asked.
     """
     header = run.header
     if with_positions:
         header.check_short()
     pairs, classes = report_of_run(run, only=0)
     report = as_json(pairs, classes, header, with_positions=with_positions)
-    caches = [kv for pair in sorted(run.pairs_with_kv) if (kv := caches_json(run, pair)) is not None]
+    caches = [
+        kv for pair in sorted(run.pairs_with_kv) if (kv := caches_json(run, pair)) is not None
+    ]
     verdicts = [
         {
             "variant": pair.variant,
@@ -67,11 +71,24 @@ def run_json(run: RunReader, *, with_positions: bool = False) -> dict[str, Any]:
         for pair in run.pairs
     ]
     tokens = [asdict(generation) for generation in run.generations.values()]
-    tokens = [{"asked" if key == "max_tokens" else key: value for key, value in one.items()} for one in tokens]
+    tokens = [
+        {"asked" if key == "max_tokens" else key: value for key, value in one.items()}
+        for one in tokens
+    ]
     sides = [asdict(side) for side in run.sides]
     if header.k is not None:
-        sides = [{"name": side.name, "holds": side.holds, "k": side.k, "sha256": side.sha256} for side in run.sides]
-    return {**provenance_json(run), "sides": sides, **report, "verdicts": verdicts, "kv": caches, "generations": tokens}
+        sides = [
+            {"name": side.name, "holds": side.holds, "k": side.k, "sha256": side.sha256}
+            for side in run.sides
+        ]
+    return {
+        **provenance_json(run),
+        "sides": sides,
+        **report,
+        "verdicts": verdicts,
+        "kv": caches,
+        "generations": tokens,
+    }
 
 
 def ops_json(run: OpsRun) -> dict[str, Any]:

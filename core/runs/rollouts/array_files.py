@@ -1,4 +1,6 @@
-"""Batches that a trainer saved as arrays by the names of verl, TRL and others: [responses, tokens] each."""
+"""Batches that a trainer saved as arrays by the names of verl, TRL and others: [responses, tokens]
+each.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,13 @@ _ROLLOUT = (
     *("rollout_log_probs", "rollout_logprobs", "sampling_per_token_logps"),
     *("inference_logprobs", "generation_logprobs"),
 )
-_TRAINER = ("old_log_probs", "old_per_token_logps", "prev_logprobs", "trainer_logprobs", "log_probs")
+_TRAINER = (
+    "old_log_probs",
+    "old_per_token_logps",
+    "prev_logprobs",
+    "trainer_logprobs",
+    "log_probs",
+)
 _MASK = ("response_mask", "completion_mask", "loss_mask", "mask")
 _IDS = ("responses", "completion_ids", "token_ids")
 
@@ -43,11 +51,15 @@ def read_batch(path: Path) -> list[Response]:
 
 
 def _arrays(path: Path) -> list[StoredArray | None]:
-    """Return the arrays of the rollout, the trainer, the mask and the token ids; none for another file."""
+    """Return the arrays of the rollout, the trainer, the mask and the token ids; none for another
+    file.
+    """
     arrays = open_container(path, _MOST_BYTES).arrays
-    plain = {key.rpartition(".")[2]: array for key, array in arrays.items()}  # also `batch.responses`
+    # also `batch.responses`
+    plain = {key.rpartition(".")[2]: array for key, array in arrays.items()}
     found = [
-        next((plain[name] for name in names if name in plain), None) for names in (_ROLLOUT, _TRAINER, _MASK, _IDS)
+        next((plain[name] for name in names if name in plain), None)
+        for names in (_ROLLOUT, _TRAINER, _MASK, _IDS)
     ]
     if found[0] is None or len(found[0].shape) != 2:
         return []

@@ -1,4 +1,6 @@
-"""Files of chosen tokens: which framework wrote them, and their rows in one form (docs/guides/rl.md)."""
+"""Files of chosen tokens: which framework wrote them, and their rows in one form
+(docs/guides/rl.md).
+"""
 
 from __future__ import annotations
 
@@ -24,33 +26,51 @@ from .torch_files import is_rollout, read_responses
 _PARQUET = b"PAR1"
 _LONGEST_LINE = 64 << 20  # bytes; of a million tokens with both values
 _LOWEST = -745  # below, a probability is 0 in float64: placeholders
-# A certain token's logit less the log-sum, both rounded to bfloat16, is above 0 by up to a step: 0.125 at logits of 16
-# to 32, 0.25 above. What is farther above 0 is no log-probability.
+# A certain token's logit less the log-sum, both rounded to bfloat16, is above 0 by up to a step:
+# 0.125 at logits of 16 to 32, 0.25 above. What is farther above 0 is no log-probability.
 _HIGHEST = 0.25
 _COPIED = 1 << 20  # bytes at a time
 SIDES = ("reference", "variant")
-_LISTS = tuple(name for name, kind in CHOSEN_TOKEN.types.items() if kind == "DOUBLE")  # a value per token, or null
-_FACTS = {name: kind for name, kind in SEQUENCE.types.items() if name != "prompt"}  # one per sequence, or null
+# a value per token, or null
+_LISTS = tuple(name for name, kind in CHOSEN_TOKEN.types.items() if kind == "DOUBLE")
+# one per sequence, or null
+_FACTS = {name: kind for name, kind in SEQUENCE.types.items() if name != "prompt"}
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Form of a file. types: its columns; needs: those by which it is known; columns: SQL of ours over them."""
+    """Form of a file. types: its columns; needs: those by which it is known; columns: SQL of ours
+    over them.
+    """
 
     types: Mapping[str, str]
     needs: frozenset[str]
     columns: Mapping[str, str]
     names: tuple[str, str] = ("rollout", "trainer")
-    check: Mapping[str, str] = field(default_factory=dict)  # message: condition over all rows that is an error
+    # message: condition over all rows that is an error
+    check: Mapping[str, str] = field(default_factory=dict)
 
 
 def _plain(*sides: str, names: tuple[str, str] = ("rollout", "trainer")) -> Layout:
     """Documented columns. sides: of the log-probabilities of the rollout and the trainer."""
     more = [name for name in _LISTS if name not in SIDES]
-    columns = {name: name for name in ("token_ids", "mask", *more, *_FACTS) if name != "name"} | {"name": "sequence"}
-    types = {"token_ids": "DOUBLE[]", "mask": "DOUBLE[]", **dict.fromkeys((*sides, *more), "DOUBLE[]")}
-    types |= {"sequence": "VARCHAR"} | {name: kind for name, kind in _FACTS.items() if name != "name"}
-    return Layout(types, frozenset({"token_ids", *sides}), columns | dict(zip(SIDES, sides, strict=False)), names)
+    columns = {name: name for name in ("token_ids", "mask", *more, *_FACTS) if name != "name"} | {
+        "name": "sequence",
+    }
+    types = {
+        "token_ids": "DOUBLE[]",
+        "mask": "DOUBLE[]",
+        **dict.fromkeys((*sides, *more), "DOUBLE[]"),
+    }
+    types |= {"sequence": "VARCHAR"} | {
+        name: kind for name, kind in _FACTS.items() if name != "name"
+    }
+    return Layout(
+        types,
+        frozenset({"token_ids", *sides}),
+        columns | dict(zip(SIDES, sides, strict=False)),
+        names,
+    )
 
 
 _OF_LENGTH = "list_slice({}[1], 1, input_lengths[1])"
@@ -65,9 +85,11 @@ LAYOUTS = (
         frozenset({"token_ids", "generation_logprobs", "prev_logprobs", "input_lengths"}),
         {
             "token_ids": _OF_LENGTH.format("token_ids"),
-            "mask": "list_transform("
-            + _OF_LENGTH.format("token_loss_mask")
-            + ", lambda m: m * coalesce(sample_loss_mask[1], 1))",
+            "mask": (
+                "list_transform("
+                + _OF_LENGTH.format("token_loss_mask")
+                + ", lambda m: m * coalesce(sample_loss_mask[1], 1))"
+            ),
             "reference": _OF_LENGTH.format("generation_logprobs"),
             "variant": _OF_LENGTH.format("prev_logprobs"),
             "advantage": _OF_LENGTH.format("advantages"),
@@ -77,13 +99,17 @@ LAYOUTS = (
         },
         check={
             "every `prev_logprobs` is 0: with force_on_policy_ratio NeMo-RL does not compute the trainer's side": (
-                "coalesce(bool_and(list_min(prev_logprobs[1]) = 0 AND list_max(prev_logprobs[1]) = 0), false)"
-            )
+                "coalesce(bool_and(list_min(prev_logprobs[1]) = 0 AND list_max(prev_logprobs[1]) ="
+                " 0), false)"
+            ),
         },
     ),
     Layout(  # prime-rl, token_exports/step_N/rank_R.jsonl
         {
-            **dict.fromkeys(("token_ids", "loss_mask", "advantages", "inference_logprobs"), "DOUBLE[]"),
+            **dict.fromkeys(
+                ("token_ids", "loss_mask", "advantages", "inference_logprobs"),
+                "DOUBLE[]",
+            ),
             **dict.fromkeys(("trainer_logprobs", "entropy"), "DOUBLE[]"),
             **dict.fromkeys(("schema_version", "step", "rank", "export_sequence_idx"), "BIGINT"),
             "env_name": "VARCHAR",
@@ -91,26 +117,44 @@ LAYOUTS = (
         frozenset({"token_ids", "inference_logprobs", "trainer_logprobs"}),
         {
             **{"token_ids": "token_ids", "mask": "loss_mask", "reference": "inference_logprobs"},
-            **{"variant": "trainer_logprobs", "entropy": "entropy", "advantage": "advantages", "step": "step"},
+            **{
+                "variant": "trainer_logprobs",
+                "entropy": "entropy",
+                "advantage": "advantages",
+                "step": "step",
+            },
             **{"environment": "env_name", "name": "concat_ws('/', rank, export_sequence_idx)"},
             "sampling": "CASE WHEN rank IS NOT NULL THEN json_object('rank', rank) END",
         },
-        check={"has another `schema_version` than 1, which is the one known": "bool_or(schema_version != 1)"},
+        check={
+            "has another `schema_version` than 1, which is the one known": (
+                "bool_or(schema_version != 1)"
+            ),
+        },
     ),
     _plain(*SIDES, names=SIDES),
     _plain("rollout", "trainer"),
     _plain("logprobs", names=("", "")),  # a file per side
     Layout(  # miles, dashboard_columns/rollout_{N}.parquet: the rollout alone
-        {**dict.fromkeys(("tokens", "loss_mask", "rollout_log_probs"), "DOUBLE[]"), "sample_index": "BIGINT"},
+        {
+            **dict.fromkeys(("tokens", "loss_mask", "rollout_log_probs"), "DOUBLE[]"),
+            "sample_index": "BIGINT",
+        },
         frozenset({"tokens", "loss_mask", "rollout_log_probs", "sample_index"}),
         {},
-        check={"holds the rollout's side alone; give the files of `train_data`, which have both": "true"},
+        check={
+            "holds the rollout's side alone; give the files of `train_data`, which have both": (
+                "true"
+            ),
+        },
     ),
 )
 
 
 def layout_of(path: Path) -> Layout | None:
-    """Return the layout of a file of JSON lines or Parquet by its first bytes, None if it has none of them."""
+    """Return the layout of a file of JSON lines or Parquet by its first bytes, None if it has none
+    of them.
+    """
     try:
         with open_plain(path) as file:
             line = file.readline(_LONGEST_LINE)
@@ -126,7 +170,9 @@ def layout_of(path: Path) -> Layout | None:
             row = json.loads(line)
             names = set(row) if isinstance(row, dict) and not _is_of_lists(row) else set()
         except (ValueError, RecursionError):  # cut off, or too deep
-            names = {name.decode("ascii", "replace") for name in re.findall(rb'"(\w{1,40})": ?\[', line)}
+            names = {
+                name.decode("ascii", "replace") for name in re.findall(rb'"(\w{1,40})": ?\[', line)
+            }
     return next((layout for layout in LAYOUTS if layout.needs <= names), None)
 
 
@@ -138,27 +184,35 @@ def _parquet_columns(path: Path) -> set[str]:
         return set(pq.read_schema(path).names)
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: a name that is no UTF-8
         reason = clean(error, 120).rstrip(".")
-        raise DumpError(f"{clean(path.name)}: its Parquet footer is damaged or cut off ({reason}).") from error
+        raise DumpError(
+            f"{clean(path.name)}: its Parquet footer is damaged or cut off ({reason}).",
+        ) from error
 
 
 def _is_of_lists(row: dict[str, object]) -> bool:
-    """Whether a row is one of top tokens: a server's response has entries or lists in `logprobs`."""
+    """Whether a row is one of top tokens: a server's response has entries or lists in
+    `logprobs`.
+    """
     values = row.get("logprobs")
     return isinstance(values, list) and any(isinstance(each, dict | list) for each in values)
 
 
 def are_tokens(paths: Sequence[Path]) -> bool:
-    """Return whether the files hold chosen tokens, by their first bytes; False if one is not there."""
+    """Return whether the files hold chosen tokens, by their first bytes; False if one is not
+    there.
+    """
     if not paths or not all(path.is_file() for path in paths):
         return False
     if len(paths) == 1 and is_batch(paths[0]):
         return True
-    return all(is_rollout(path) for path in paths) or all(_is_parquet(path) or layout_of(path) for path in paths)
+    return all(is_rollout(path) for path in paths) or all(
+        _is_parquet(path) or layout_of(path) for path in paths
+    )
 
 
 def files_in(names: Sequence[str | Path]) -> list[Path]:
-    """Return the paths, for a folder the files of chosen tokens below it: those of torch if there are some, as miles
-    writes other columns of the same tokens next to them.
+    """Return the paths, for a folder the files of chosen tokens below it: those of torch if there
+    are some, as miles writes other columns of the same tokens next to them.
 
     Raises:
         DumpError: a folder holds no such file.
@@ -173,13 +227,19 @@ def files_in(names: Sequence[str | Path]) -> list[Path]:
             continue
         below = [each for each in sorted(path.rglob("*"), key=_in_order) if are_tokens([each])]
         if not below:
-            raise DumpError(f"{clean(path.name)}: is a folder without a file of sampled tokens (docs/guides/rl.md).")
+            raise DumpError(
+                f"{clean(path.name)}: is a folder without a file of sampled tokens"
+                " (docs/guides/rl.md).",
+            )
         files += [each for each in below if is_rollout(each)] or below
     return files
 
 
 def make_plain(path: Path, target: Path) -> None:
-    """Make `target` the file, unpacked: a link if it is plain, else a copy. DumpError if it cannot be unpacked."""
+    """Make `target` the file, unpacked: a link if it is plain, else a copy.
+
+    DumpError if it cannot be unpacked.
+    """
     with path.open("rb") as file, open_plain(path) as plain:
         part = plain.read(_COPIED)
         if file.read(len(part)) == part:
@@ -189,7 +249,9 @@ def make_plain(path: Path, target: Path) -> None:
             while part:
                 copy.write(part)
                 if copy.tell() > MAX_FILE_BYTES:
-                    raise DumpError(f"{clean(path.name)}: unpacks to over {MAX_FILE_BYTES:,} bytes; split it.")
+                    raise DumpError(
+                        f"{clean(path.name)}: unpacks to over {MAX_FILE_BYTES:,} bytes; split it.",
+                    )
                 part = plain.read(_COPIED)
 
 
@@ -203,8 +265,13 @@ def _is_parquet(path: Path) -> bool:
         return file.read(4) == _PARQUET
 
 
-def read_tokens(database: Database, paths: Sequence[Path], links: Sequence[Path]) -> tuple[tuple[str, str], str, int]:
-    """Make the temporary table `arriving` of all files, checked: prompt, token_ids, mask, lists and facts.
+def read_tokens(
+    database: Database,
+    paths: Sequence[Path],
+    links: Sequence[Path],
+) -> tuple[tuple[str, str], str, int]:
+    """Make the temporary table `arriving` of all files, checked: prompt, token_ids, mask, lists and
+    facts.
 
     Returns:
         names of the sides, a note on what was left out, and how many sequences had no token in the loss.
@@ -226,13 +293,17 @@ def read_tokens(database: Database, paths: Sequence[Path], links: Sequence[Path]
     are_of_one_side = ["variant" not in layout.columns for layout in layouts]
     if any(are_of_one_side):
         if are_of_one_side != [True, True]:
-            raise DumpError("`logprobs` are of one side; expected two files, the rollout's and the trainer's.")
+            raise DumpError(
+                "`logprobs` are of one side; expected two files, the rollout's and the trainer's.",
+            )
         first, second = side_names(paths)
         names = first, second
         rows, note = _join(database, paths)
         order = "ORDER BY prompt"
     else:
-        rows = " UNION ALL BY NAME ".join(f"SELECT * EXCLUDE (prompt) FROM {table}" for table in tables)
+        rows = " UNION ALL BY NAME ".join(
+            f"SELECT * EXCLUDE (prompt) FROM {table}" for table in tables
+        )
         _check_names(database, rows)
     trimmed, dropped = _trim(database, rows, names, order)
     for table in tables:
@@ -244,7 +315,7 @@ def _check_names(database: Database, rows: str) -> None:
     """DumpError for a sequence that two rows have."""
     twice = database.rows(
         f"SELECT name, step FROM ({rows}) WHERE name IS NOT NULL GROUP BY name, step, environment"
-        " HAVING count(*) > 1 LIMIT 1"
+        " HAVING count(*) > 1 LIMIT 1",
     )
     if twice:
         at = "" if twice[0][1] is None else f" of step {twice[0][1]}"
@@ -253,34 +324,45 @@ def _check_names(database: Database, rows: str) -> None:
 
 def _known_layout(path: Path) -> Layout:
     if (layout := layout_of(path)) is None:
-        raise DumpError(f"{clean(path.name)}: lacks a column; expected `token_ids`, `reference` and `variant`.")
+        raise DumpError(
+            f"{clean(path.name)}: lacks a column; expected `token_ids`, `reference` and `variant`.",
+        )
     return layout
 
 
 def _trim(database: Database, rows: str, names: Sequence[str], order: str) -> tuple[str, int]:
-    """Make `arriving` of a query, each sequence cut to its response, from the first to the last token of the loss. -> a
-    note, and how many have no such token
+    """Make `arriving` of a query, each sequence cut to its response, from the first to the last
+    token of the loss. -> a note, and how many have no such token
     """
     places = (
-        "SELECT *, coalesce(list_position(mask, true), 1) AS first_token,"
-        " len(token_ids) + 1 - coalesce(list_position(list_reverse(mask), true), 1) AS last_token,"
-        f" len(token_ids) > 0 AND (mask IS NULL OR list_contains(mask, true)) AS is_trained FROM ({rows})"
+        "SELECT *, coalesce(list_position(mask, true), 1) AS first_token, len(token_ids) + 1 -"
+        " coalesce(list_position(list_reverse(mask), true), 1) AS last_token, len(token_ids) > 0"
+        f" AND (mask IS NULL OR list_contains(mask, true)) AS is_trained FROM ({rows})"
     )
-    counts = f"SELECT count(*) FILTER (NOT is_trained), count(*) FILTER (is_trained) FROM ({places})"
+    counts = (
+        f"SELECT count(*) FILTER (NOT is_trained), count(*) FILTER (is_trained) FROM ({places})"
+    )
     ((dropped, used),) = database.rows(counts)
     if not used:
         raise DumpError("every token is masked out; expected some with a mask of 1.")
-    notes = [f"{plural(dropped, 'sequence')} without a token in the loss left out."] if dropped else []
+    notes = (
+        [f"{plural(dropped, 'sequence')} without a token in the loss left out."] if dropped else []
+    )
     notes += _impossible(database, rows, names)
     facts = ", ".join(name for name in _FACTS if name != "prompt_token_ids")
     prompt = "list_slice(token_ids, 1, first_token - 1)::INTEGER[]"
     lists = {name: name for name in ("token_ids", "mask", *_LISTS)}
-    lists |= {side: f"list_transform({side}, lambda v: CASE WHEN v >= {_LOWEST} THEN v END)" for side in SIDES}
-    cut = ", ".join(f"list_slice({values}, first_token, last_token) AS {name}" for name, values in lists.items())
+    lists |= {
+        side: f"list_transform({side}, lambda v: CASE WHEN v >= {_LOWEST} THEN v END)"
+        for side in SIDES
+    }
+    cut = ", ".join(
+        f"list_slice({values}, first_token, last_token) AS {name}" for name, values in lists.items()
+    )
     database.execute(
         f"CREATE TEMP TABLE arriving AS SELECT row_number() OVER ({order}) - 1 AS prompt, {cut},"
-        f" {facts}, CASE WHEN first_token > 1 THEN to_json({prompt})::VARCHAR ELSE prompt_token_ids END"
-        f" AS prompt_token_ids FROM ({places}) WHERE is_trained"
+        f" {facts}, CASE WHEN first_token > 1 THEN to_json({prompt})::VARCHAR ELSE prompt_token_ids"
+        f" END AS prompt_token_ids FROM ({places}) WHERE is_trained",
     )
     return " ".join(notes), dropped
 
@@ -296,7 +378,8 @@ def _impossible(database: Database, rows: str, names: Sequence[str]) -> list[str
     for side, name in zip(SIDES, names, strict=True):
         high, low = _of_loss(side, f"v > {ROUNDING}"), _of_loss(side, f"v < {_LOWEST}")
         ((positive, highest, negative, lowest),) = database.rows(
-            f"SELECT sum(len({high})), max(list_max({high})), sum(len({low})), min(list_min({low})) FROM ({rows})"
+            f"SELECT sum(len({high})), max(list_max({high})), sum(len({low})), min(list_min({low}))"
+            f" FROM ({rows})",
         )
         if positive:
             about = f"up to {number(highest, 3)}, as rounding of a logit less its log-sum makes"
@@ -308,33 +391,47 @@ def _impossible(database: Database, rows: str, names: Sequence[str]) -> list[str
 
 
 def _join(database: Database, paths: Sequence[Path]) -> tuple[str, str]:
-    """Join two files of one side each by the names of their sequences, or by their order. -> a query, and a note"""
-    counts = [database.rows(f"SELECT count(*), count(name), count(DISTINCT name) FROM file_{n}")[0] for n in (0, 1)]
+    """Join two files of one side each by the names of their sequences, or by their order. -> a
+    query, and a note
+    """
+    counts = [
+        database.rows(f"SELECT count(*), count(name), count(DISTINCT name) FROM file_{n}")[0]
+        for n in (0, 1)
+    ]
     is_named = all(rows == names for rows, names, _ in counts)
     for path, (rows, _, distinct) in zip(paths, counts, strict=True):
         if is_named and distinct < rows:
             raise DumpError(f"{clean(path.name)}: a `sequence` occurs twice; expected each once.")
     if not is_named and counts[0][0] != counts[1][0]:
         both = f"{counts[0][0]:,} and {counts[1][0]:,}"
-        raise DumpError(f"the files hold {both} sequences without a `sequence` to join them by; expected as many.")
+        raise DumpError(
+            f"the files hold {both} sequences without a `sequence` to join them by; expected as"
+            " many.",
+        )
     key = "name" if is_named else "prompt"
     (shared,) = database.rows(f"SELECT count(*) FROM file_0 JOIN file_1 USING ({key})")[0]
     if not shared:
-        raise DumpError("the files share no `sequence`; expected log-probabilities of the same sequences.")
+        raise DumpError(
+            "the files share no `sequence`; expected log-probabilities of the same sequences.",
+        )
     other = database.rows(
-        f"SELECT a.prompt + 1, b.prompt + 1, list_position(list_transform(range(1, 1 + least(len(a.token_ids),"
-        f" len(b.token_ids))), lambda n: a.token_ids[n] != b.token_ids[n]), true) FROM file_0 a JOIN file_1 b USING"
-        f" ({key}) WHERE a.token_ids != b.token_ids ORDER BY a.prompt LIMIT 1"
+        "SELECT a.prompt + 1, b.prompt + 1, list_position(list_transform(range(1, 1 +"
+        " least(len(a.token_ids), len(b.token_ids))), lambda n: a.token_ids[n] != b.token_ids[n]),"
+        f" true) FROM file_0 a JOIN file_1 b USING ({key}) WHERE a.token_ids != b.token_ids ORDER"
+        " BY a.prompt LIMIT 1",
     )
     if other:
-        both = f"row {other[0][0]:,} of {clean(paths[0].name)} and row {other[0][1]:,} of {clean(paths[1].name)}"
+        both = (
+            f"row {other[0][0]:,} of {clean(paths[0].name)} and row {other[0][1]:,} of"
+            f" {clean(paths[1].name)}"
+        )
         at = f" from token {other[0][2] - 1} on" if other[0][2] else "; one is longer"
         raise DumpError(f"{both} have other `token_ids`{at}; expected values of the same tokens.")
     more = [name for name in ("mask", *_LISTS, *_FACTS) if name not in SIDES]
     merged = ", ".join(f"coalesce(a.{name}, b.{name}) AS {name}" for name in more)
     rows = (
-        f"SELECT a.prompt, a.token_ids, a.reference, b.reference AS variant, {merged} FROM file_0 a JOIN file_1 b"
-        f" USING ({key})"
+        f"SELECT a.prompt, a.token_ids, a.reference, b.reference AS variant, {merged} FROM file_0 a"
+        f" JOIN file_1 b USING ({key})"
     )
     alone = counts[0][0] + counts[1][0] - 2 * shared
     return rows, f"{plural(alone, 'sequence')} of one file alone left out." if alone else ""
@@ -350,7 +447,10 @@ def _table_of_file(database: Database, path: Path, link: Path, layout: Layout, n
         if is_parquet:
             source = f"read_parquet('{place}')"
             present = _parquet_columns(path)
-            fields = [f"{c if c in present else 'NULL'}::{kind} AS {c}" for c, kind in layout.types.items()]
+            fields = [
+                f"{c if c in present else 'NULL'}::{kind} AS {c}"
+                for c, kind in layout.types.items()
+            ]
             source = f"(SELECT {', '.join(fields)} FROM {source})"
         else:
             kinds = ", ".join(f"{column}: '{kind}'" for column, kind in layout.types.items())
@@ -362,22 +462,32 @@ def _table_of_file(database: Database, path: Path, link: Path, layout: Layout, n
         _create(database, table, source, columns)
     except StoreError as error:
         reason = str(error.__cause__).splitlines()[0].replace(str(link), path.name)
-        raise DumpError(f"{name}: cannot be read as rows of tokens, or is cut off ({clean(reason, 160)}).") from error
+        raise DumpError(
+            f"{name}: cannot be read as rows of tokens, or is cut off ({clean(reason, 160)}).",
+        ) from error
     _check(database, table, name, layout)
     return table
 
 
 def _table_of_torch(database: Database, paths: Sequence[Path]) -> str:
-    """Make a temporary table of the responses in files of slime or miles, or of a batch. -> its name"""
+    """Make a temporary table of the responses in files of slime or miles, or of a batch. -> its
+    name
+    """
     responses = read_responses(paths) if is_rollout(paths[0]) else read_batch(paths[0])
     trained = [each for each in responses if "variant" in each]
     if not any("reference" in each for each in trained):
         side = "rollout_log_probs" if trained else "log_probs"
-        raise DumpError(f"no sample has `{side}`; expected the train data of slime or miles, which has both sides.")
+        raise DumpError(
+            f"no sample has `{side}`; expected the train data of slime or miles, which has both"
+            " sides.",
+        )
     layout = _plain(*SIDES)
     fields = ", ".join(f"{name} {kind}" for name, kind in layout.types.items())
     database.execute(f"CREATE TEMP TABLE saved ({fields})")
-    database.insert("saved", pa.table({name: [each.get(name) for each in trained] for name in layout.types}))
+    database.insert(
+        "saved",
+        pa.table({name: [each.get(name) for each in trained] for name in layout.types}),
+    )
     _create(database, "file_0", "saved", layout.columns)
     database.execute("DROP TABLE saved")
     _check(database, "file_0", clean(paths[0].name), layout)
@@ -387,28 +497,37 @@ def _table_of_torch(database: Database, paths: Sequence[Path]) -> str:
 def _create(database: Database, table: str, source: str, columns: Mapping[str, str]) -> None:
     def value(name: str) -> str:
         finite = "lambda v: CASE WHEN isfinite(v) THEN v END"
-        return f"list_transform({columns.get(name, 'NULL')}::DOUBLE[], {finite})::DOUBLE[] AS {name}"
+        return (
+            f"list_transform({columns.get(name, 'NULL')}::DOUBLE[], {finite})::DOUBLE[] AS {name}"
+        )
 
     facts = [f"({columns.get(name, 'NULL')})::{kind} AS {name}" for name, kind in _FACTS.items()]
-    mask = f"list_transform({columns.get('mask', 'NULL')}::DOUBLE[], lambda v: coalesce(v, 0) != 0)::BOOLEAN[] AS mask"
+    mask = (
+        f"list_transform({columns.get('mask', 'NULL')}::DOUBLE[], lambda v: coalesce(v, 0) !="
+        " 0)::BOOLEAN[] AS mask"
+    )
     database.execute(
         f"CREATE TEMP TABLE {table} AS SELECT row_number() OVER () - 1 AS prompt,"
-        f" ({columns['token_ids']})::DOUBLE[] AS token_ids, {mask}, {', '.join(map(value, _LISTS))}, {', '.join(facts)}"
-        f" FROM {source}"
+        f" ({columns['token_ids']})::DOUBLE[] AS token_ids, {mask},"
+        f" {', '.join(map(value, _LISTS))}, {', '.join(facts)} FROM {source}",
     )
 
 
 def _check(database: Database, table: str, name: str, layout: Layout) -> None:
     """DumpError for the first row that cannot be one of tokens."""
     wrong = {
-        f"expected `token_ids`, a list of at most {MAX_POSITIONS:,} token ids": "coalesce(len(token_ids), -1) NOT"
-        f" BETWEEN 0 AND {MAX_POSITIONS} OR len(token_ids) != list_count(token_ids) OR list_min(token_ids) < 0"
-        " OR list_max(token_ids) >= 2147483648 OR token_ids != list_transform(token_ids, lambda t: floor(t))"
+        f"expected `token_ids`, a list of at most {MAX_POSITIONS:,} token ids": (
+            f"coalesce(len(token_ids), -1) NOT BETWEEN 0 AND {MAX_POSITIONS} OR len(token_ids) !="
+            " list_count(token_ids) OR list_min(token_ids) < 0 OR list_max(token_ids) >="
+            " 2147483648 OR token_ids != list_transform(token_ids, lambda t: floor(t))"
+        ),
     }
     for side in SIDES if "variant" in layout.columns else SIDES[:1]:
         wrong[f"expected a list `{_own_name(layout, side)}`"] = f"{side} IS NULL"
     for column in (*_LISTS, "mask"):
-        wrong[f"`{_own_name(layout, column)}` and `token_ids` have other lengths"] = f"len({column}) != len(token_ids)"
+        wrong[f"`{_own_name(layout, column)}` and `token_ids` have other lengths"] = (
+            f"len({column}) != len(token_ids)"
+        )
     for side in SIDES:
         says = f"`{_own_name(layout, side)}` has a value above {_HIGHEST}, so no log-probability"
         wrong[says] = f"len({_of_loss(side, f'v > {_HIGHEST}')}) > 0"

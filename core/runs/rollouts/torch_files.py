@@ -1,5 +1,5 @@
-"""Responses in the files that slime and miles save with torch: `--save-debug-rollout-data`, `--save-debug-train-data`,
-`--dump-details`.
+"""Responses in the files that slime and miles save with torch: `--save-debug-rollout-data`,
+`--save-debug-train-data`, `--dump-details`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from ...errors import DumpError
 from ...text import clean, plural
 from ..dumps.arrays import foreign_errors
 
-# Of a training batch, one value per token of the response; miles saves the part of a context-parallel rank.
+# Of a training batch, one value per token of the response; miles saves the part of a
+# context-parallel rank.
 _VALUES = {
     "reference": "rollout_log_probs",
     "variant": "log_probs",
@@ -60,7 +61,9 @@ def read_responses(paths: Sequence[Path]) -> list[Response]:
     for path in paths:
         content = _load(path)
         if not isinstance(content.get("samples", content.get("rollout_data")), list | dict):
-            raise DumpError(f"{clean(path.name)}: holds no `samples` and no `rollout_data` of slime or miles.")
+            raise DumpError(
+                f"{clean(path.name)}: holds no `samples` and no `rollout_data` of slime or miles.",
+            )
         with foreign_errors(clean(path.name), _FILE):
             for sample in _samples(content):
                 key = int(content["rollout_id"]), sample["sample"]
@@ -82,8 +85,14 @@ def _load(path: Path) -> dict[str, Any]:
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         match = re.search(r"GLOBAL ([\w.]+)", str(error))
-        reason = f"holds {match[1]}, and only tensors and plain values are read" if match else "cannot be read by torch"
-        raise DumpError(f"{clean(path.name)}: {reason}{'.' if match else '; is it complete?'}") from error
+        reason = (
+            f"holds {match[1]}, and only tensors and plain values are read"
+            if match
+            else "cannot be read by torch"
+        )
+        raise DumpError(
+            f"{clean(path.name)}: {reason}{'.' if match else '; is it complete?'}",
+        ) from error
     if not isinstance(content, dict):
         raise DumpError(f"{clean(path.name)}: holds no dictionary of slime or miles.")
     return content
@@ -94,22 +103,37 @@ def _samples(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if "rollout_data" in content:  # of miles: columns, for one rank
         columns = content["rollout_data"]
         for row, sample in enumerate(columns["sample_indices"]):
-            values = {name: column[row] for name, column in columns.items() if _has_row(column, row)}
+            values = {
+                name: column[row] for name, column in columns.items() if _has_row(column, row)
+            }
             shard = {name: content.get(name) for name in ("cp_rank", "cp_size", "qkv_format")}
-            yield {**values, "max_seq_len": values.get("max_seq_lens"), **shard, "sample": int(sample)}
+            yield {
+                **values,
+                "max_seq_len": values.get("max_seq_lens"),
+                **shard,
+                "sample": int(sample),
+            }
         return
     for number, sample in enumerate(content["samples"]):
-        index = next((sample[name] for name in ("sample_index", "index") if sample.get(name) is not None), number)
+        index = next(
+            (sample[name] for name in ("sample_index", "index") if sample.get(name) is not None),
+            number,
+        )
         yield {**sample, "sample": int(index)}
 
 
 def _numbers(values: Any) -> NDArray[np.float64]:
     """Return a tensor, an array or a list as float64; None is NaN."""
-    return np.asarray(_complete(values).double() if hasattr(values, "double") else values, np.float64)
+    return np.asarray(
+        _complete(values).double() if hasattr(values, "double") else values,
+        np.float64,
+    )
 
 
 def _complete(values: Any) -> Any:
-    """Return the values; ValueError for a tensor with more elements than the file has, by a stride of 0."""
+    """Return the values; ValueError for a tensor with more elements than the file has, by a stride
+    of 0.
+    """
     if hasattr(values, "untyped_storage") and values.nbytes > values.untyped_storage().nbytes():
         raise ValueError("a tensor has more elements than the file")
     return values
@@ -130,13 +154,17 @@ def _join(key: tuple[int, int], of_files: Sequence[tuple[Path, dict[str, Any]]])
         tokens = np.asarray(_complete(sample.get("tokens", ())), np.int64)
         length = int(sample.get("response_length", sample.get("response_lengths", len(tokens))))
         if not 0 <= length <= len(tokens):
-            raise DumpError(f"{clean(path.name)}: {place} has a response of {length} of {len(tokens)} tokens.")
+            raise DumpError(
+                f"{clean(path.name)}: {place} has a response of {length} of {len(tokens)} tokens.",
+            )
         prompt, text = np.split(tokens, [len(tokens) - length])
         if texts and not np.array_equal(text, texts[0]):
             some = min(length, len(texts[0]))
             at = int(np.argmax(np.append(text[:some] != texts[0][:some], True)))
             other = clean(of_files[0][0].name)
-            raise DumpError(f"{clean(path.name)}: {place} has other tokens than in {other} from token {at} on.")
+            raise DumpError(
+                f"{clean(path.name)}: {place} has other tokens than in {other} from token {at} on.",
+            )
         texts.append(text)
         own = sample.get("loss_mask", sample.get("loss_masks"))
         if own is not None:
@@ -146,16 +174,25 @@ def _join(key: tuple[int, int], of_files: Sequence[tuple[Path, dict[str, Any]]])
         facts = {
             "prompt_token_ids": json.dumps(prompt.tolist()) if len(prompt) else None,
             "reward": sample.get("reward", sample.get("rewards")),
-            "stop_reason": sample.get("status", None if is_cut is None else "truncated" if is_cut else "completed"),
+            "stop_reason": sample.get(
+                "status",
+                None if is_cut is None else "truncated" if is_cut else "completed",
+            ),
             "environment": sample.get("source_names"),
             "weight_version": ",".join(versions) or None,
         }
-        response |= {name: value for name, value in facts.items() if isinstance(value, int | float | str)}
+        response |= {
+            name: value for name, value in facts.items() if isinstance(value, int | float | str)
+        }
         rank = re.search(r"_(\d{1,9})\.pt$", path.name)
         if "cp_rank" in sample and rank:  # miles; of context-parallel ranks the first
             response.setdefault("sampling", json.dumps({"rank": int(rank[1])}))
     for name, column in _VALUES.items():
-        slices = [(path, one, _numbers(one[column])) for path, one in of_files if one.get(column) is not None]
+        slices = [
+            (path, one, _numbers(one[column]))
+            for path, one in of_files
+            if one.get(column) is not None
+        ]
         if slices:
             response[name] = _whole(place, column, slices, len(texts[0]))
     if mask is not None and len(mask) != len(texts[0]):
@@ -165,9 +202,12 @@ def _join(key: tuple[int, int], of_files: Sequence[tuple[Path, dict[str, Any]]])
     return {**response, "token_ids": texts[0], "mask": mask}
 
 
-def _versions_by_turn(versions: Sequence[str], mask: NDArray[np.bool_]) -> NDArray[np.float64] | None:
-    """Return the version of each token, NaN if masked, for a response with one version for each of its turns: tokens of
-    the loss with masked ones between; None for another one. [tokens]
+def _versions_by_turn(
+    versions: Sequence[str],
+    mask: NDArray[np.bool_],
+) -> NDArray[np.float64] | None:
+    """Return the version of each token, NaN if masked, for a response with one version for each of
+    its turns: tokens of the loss with masked ones between; None for another one. [tokens]
     """
     turn = np.cumsum(np.diff(mask.astype(np.int8), prepend=0) == 1) - 1
     if not len(versions) == turn.max(initial=-1) + 1 > 1 or not all(map(str.isdecimal, versions)):
@@ -176,9 +216,14 @@ def _versions_by_turn(versions: Sequence[str], mask: NDArray[np.bool_]) -> NDArr
 
 
 def _whole(
-    place: str, column: str, slices: Sequence[tuple[Path, dict[str, Any], NDArray[np.float64]]], length: int
+    place: str,
+    column: str,
+    slices: Sequence[tuple[Path, dict[str, Any], NDArray[np.float64]]],
+    length: int,
 ) -> NDArray[np.float64]:
-    """Return the values of a response, put together from the parts of context-parallel ranks. [tokens]"""
+    """Return the values of a response, put together from the parts of context-parallel ranks.
+    [tokens]
+    """
     size = max(int(one.get("cp_size") or 1) for _, one, _ in slices)
     if size > _MOST_RANKS:
         raise DumpError(f"{place}: has a `cp_size` of {size}; expected at most {_MOST_RANKS}.")
@@ -187,18 +232,24 @@ def _whole(
         rank = int(one.get("cp_rank") or 0)
         places = _places_of_rank(one, length, rank, size) if size > 1 else np.arange(length)
         if len(part) != len(places):
-            raise DumpError(f"{clean(path.name)}: {place} has {len(part)} `{column}`; expected {len(places)}.")
+            raise DumpError(
+                f"{clean(path.name)}: {place} has {len(part)} `{column}`; expected {len(places)}.",
+            )
         if rank in ranks and not np.array_equal(whole[places], part, equal_nan=True):
             raise DumpError(f"{clean(path.name)}: {place} occurs twice, with other `{column}`.")
         whole[places] = part
         ranks.add(rank)
     if missing := sorted(set(range(size)) - ranks):
-        raise DumpError(f"{place}: the file of context-parallel rank {missing[0]} of {size} is missing.")
+        raise DumpError(
+            f"{place}: the file of context-parallel rank {missing[0]} of {size} is missing.",
+        )
     return whole
 
 
 def _places_of_rank(one: Mapping[str, Any], length: int, rank: int, size: int) -> NDArray[np.int64]:
-    """Return the tokens of a response that a rank holds: two chunks of the text, one from either end."""
+    """Return the tokens of a response that a rank holds: two chunks of the text, one from either
+    end.
+    """
     total = int(one["total_lengths"])
     padded = int(one["max_seq_len"]) if one.get("qkv_format") == "bshd" else total
     chunk = -(-padded // (2 * size))

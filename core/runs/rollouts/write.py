@@ -1,5 +1,5 @@
-"""Runs of chosen tokens: DuckDB compares the sides and fills the tables of a run of lists of one value, so that memory
-does not grow with the files.
+"""Runs of chosen tokens: DuckDB compares the sides and fills the tables of a run of lists of one
+value, so that memory does not grow with the files.
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ if TYPE_CHECKING:
 
 FORMAT = "chosen tokens"
 _ROW_GROUP = 122_880
-_MEMORY = "SET memory_limit = '640MB'"  # a row group of Parquet may hold ten million tokens; the lists are copied twice
-_LESS_MEMORY = "SET memory_limit = '320MB'"  # while Python has responses and the sums of a million sequences
+# a row group of Parquet may hold ten million tokens; the lists are copied twice
+_MEMORY = "SET memory_limit = '640MB'"
+# while Python has responses and the sums of a million sequences
+_LESS_MEMORY = "SET memory_limit = '320MB'"
 
 
 @dataclass(frozen=True)
 class TokenPair:
-    """Two sides of chosen tokens: positions in all, figures over those with both values (k3: None without any), by side
-    its only value, None if it has several, and some of the tokens.
+    """Two sides of chosen tokens: positions in all, figures over those with both values (k3: None
+    without any), by side its only value, None if it has several, and some of the tokens.
     """
 
     names: tuple[str, str]
@@ -61,7 +63,10 @@ def write_tokens(
     run_id: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> str:
-    """Store the files as a run; it appears when it is whole. -> its id. DumpError for what cannot be compared."""
+    """Store the files as a run; it appears when it is whole. -> its id.
+
+    DumpError for what cannot be compared.
+    """
     size, tell = sum(path.stat().st_size for path in paths), on_progress or (lambda *_: None)
     with new_run(store, name, run_id, size, row_group=_ROW_GROUP) as (database, partial, created):
         # Links, for DuckDB takes `*` and `?` in a name for any other file's.
@@ -70,13 +75,27 @@ def write_tokens(
             make_plain(path, link)
         database.execute(_MEMORY)
         names, left_out, masked = read_tokens(database, paths, links)
-        database.execute("INSERT INTO prompt SELECT prompt, len(token_ids) FROM arriving ORDER BY prompt")
+        database.execute(
+            "INSERT INTO prompt SELECT prompt, len(token_ids) FROM arriving ORDER BY prompt",
+        )
         (positions,) = database.rows("SELECT sum(positions)::BIGINT FROM prompt")[0]
         if positions > MAX_LISTED_ROWS:
-            raise UsageError(f"The files hold {positions:,} tokens; a run holds {MAX_LISTED_ROWS:,}.")
+            raise UsageError(
+                f"The files hold {positions:,} tokens; a run holds {MAX_LISTED_ROWS:,}.",
+            )
         origin = replace(origin, note=left_out)
         sides = tuple(SideHeader(name, "", "float32") for name in names)
-        header = RunHeader(name, "", 0, (Prompt(1),), sides, origin, keep=FIGURES, k=1, holds="logprob")
+        header = RunHeader(
+            name,
+            "",
+            0,
+            (Prompt(1),),
+            sides,
+            origin,
+            keep=FIGURES,
+            k=1,
+            holds="logprob",
+        )
         insert_header(database, created, header, positions)
         tell(positions // 6, positions)
         database.execute(_INSERT_TOKENS)
@@ -87,16 +106,39 @@ def write_tokens(
         database.execute(_INSERT_POSITIONS)
         database.execute(_LESS_MEMORY)
         digests = [digest_of(responses_of(database, side, "token_id", {})) for side in (0, 1)]
-        insert_sides(database, header, digests, [(each, "float64") for each in digests], [1, 1], "token_id")
-        extremes = "SELECT CASE WHEN count(*) > 1 AND min(logit) = max(logit) THEN min(logit) END FROM top_token"
-        constants = tuple(database.rows(f"{extremes} WHERE side = ?", [side])[0][0] for side in (0, 1))
+        insert_sides(
+            database,
+            header,
+            digests,
+            [(each, "float64") for each in digests],
+            [1, 1],
+            "token_id",
+        )
+        extremes = (
+            "SELECT CASE WHEN count(*) > 1 AND min(logit) = max(logit) THEN min(logit) END FROM"
+            " top_token"
+        )
+        constants = tuple(
+            database.rows(f"{extremes} WHERE side = ?", [side])[0][0] for side in (0, 1)
+        )
         summary, figures = summary_of_counts(*database.rows(_FIGURES)[0]), Figures(database, header)
         contents = summaries(figures, masked)
-        k3 = next((each["value"] for each in contents.get("figures of ulpscope", []) if each["name"] == "k3"), None)
+        k3 = next(
+            (
+                each["value"]
+                for each in contents.get("figures of ulpscope", [])
+                if each["name"] == "k3"
+            ),
+            None,
+        )
         verdict = judge(TokenPair(names, positions, summary, k3, constants, sample_tokens(figures)))
         insert_pair(database, 0, summary, verdict)
         insert_evidence(database, 0, np.empty((0, 2), np.int32), verdict.evidence, verdict.floors)
-        MISMATCH.insert(database, name=list(contents), content=[json.dumps(each) for each in contents.values()])
+        MISMATCH.insert(
+            database,
+            name=list(contents),
+            content=[json.dumps(each) for each in contents.values()],
+        )
         tell(positions, positions)
     return partial.path.stem
 

@@ -1,5 +1,5 @@
-"""The gallery: one card a run file, read in under a millisecond each; what cannot be read is listed by name with the
-reason.
+"""The gallery: one card a run file, read in under a millisecond each; what cannot be read is listed
+by name with the reason.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ _AFAR_THREADS = 8  # that fetch run files; each waits for the network most of th
 
 
 class RunCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A run at a glance. flips (None if unknown), max_ulps (of the compute dtype), max_row_ulps, rms_row_ulps (None of
-    lists), noise_ratio (None if not measured), max_neq_share and nonfinite_mismatch are those of its worst pair.
+    """A run at a glance. flips (None if unknown), max_ulps (of the compute dtype), max_row_ulps,
+    rms_row_ulps (None of lists), noise_ratio (None if not measured), max_neq_share and
+    nonfinite_mismatch are those of its worst pair.
 
-    keep: which logits are stored (core.runs.file.keep). verdicts: those that are stored; pair_verdicts: what is
-    shown for each pair, judged or not (core.runs.queries.verdicts).
+    keep: which logits are stored (core.runs.file.keep). verdicts: those that are stored;
+    pair_verdicts: what is shown for each pair, judged or not (core.runs.queries.verdicts).
     """
 
     run_id: str
@@ -81,7 +82,9 @@ def list_runs(store: Store) -> tuple[list[RunCard], list[BrokenRun]]:
 
 
 def read_cards(store: Store, paths: Sequence[Path]) -> dict[Path, RunCard | StoreError]:
-    """Cards of runs of a store; those of objects come from its index, or are read from the files and added to it."""
+    """Cards of runs of a store; those of objects come from its index, or are read from the files
+    and added to it.
+    """
     mirror = store.mirror
     if mirror is None:
         return read_runs(paths)
@@ -89,7 +92,8 @@ def read_cards(store: Store, paths: Sequence[Path]) -> dict[Path, RunCard | Stor
     indexed = mirror.cards()
     cards: dict[Path, RunCard | StoreError] = {}
     for path in own:
-        with suppress(KeyError, msgspec.MsgspecError, RecursionError):  # not in the index, or by another version
+        # not in the index, or by another version
+        with suppress(KeyError, msgspec.MsgspecError, RecursionError):
             cards[path] = msgspec.json.decode(indexed[path.stem], type=RunCard)
     missing = [path for path in own if path not in cards]
 
@@ -102,7 +106,11 @@ def read_cards(store: Store, paths: Sequence[Path]) -> dict[Path, RunCard | Stor
 
     with ThreadPoolExecutor(_AFAR_THREADS, thread_name_prefix="ulpscope-listing") as pool:
         cards |= zip(missing, pool.map(read, missing), strict=True)
-    new_cards = {path.stem: msgspec.json.encode(card) for path in missing if isinstance(card := cards[path], RunCard)}
+    new_cards = {
+        path.stem: msgspec.json.encode(card)
+        for path in missing
+        if isinstance(card := cards[path], RunCard)
+    }
     if new_cards:
         mirror.remember(new_cards)
     cards |= read_runs([path for path in paths if path not in cards])
@@ -114,11 +122,19 @@ def read_runs(paths: Sequence[Path]) -> dict[Path, RunCard | StoreError]:
     return dict(each_database(paths, _read_card))
 
 
-def arrange(store: Store, results: Mapping[Path, RunCard | StoreError]) -> tuple[list[RunCard], list[BrokenRun]]:
-    """Sort cards, newest first, and split off unreadable files. results: of `read_runs`, of files of the store."""
+def arrange(
+    store: Store,
+    results: Mapping[Path, RunCard | StoreError],
+) -> tuple[list[RunCard], list[BrokenRun]]:
+    """Sort cards, newest first, and split off unreadable files. results: of `read_runs`, of files
+    of the store.
+    """
     cards: list[RunCard] = []
     broken_runs: list[BrokenRun] = []
-    is_read_only = {folder: not store.is_writable(folder / "any") for folder in (store.directory, *store.read_only)}
+    is_read_only = {
+        folder: not store.is_writable(folder / "any")
+        for folder in (store.directory, *store.read_only)
+    }
     for path, card in results.items():
         if isinstance(card, StoreError):
             broken_runs.append(BrokenRun(path, str(card)))
@@ -130,11 +146,17 @@ def arrange(store: Store, results: Mapping[Path, RunCard | StoreError]) -> tuple
 def drop_replaced(cards: Sequence[RunCard], labels: Mapping[str, Labels]) -> list[RunCard]:
     """Cards without those of runs whose judged run is among `cards` too."""
     run_ids = {card.run_id for card in cards}
-    return [card for card in cards if card.run_id not in labels or labels[card.run_id].judged_as not in run_ids]
+    return [
+        card
+        for card in cards
+        if card.run_id not in labels or labels[card.run_id].judged_as not in run_ids
+    ]
 
 
 def count_verdicts(cards: Sequence[RunCard]) -> str:
-    """Say how many runs there are, and how many of their pairs have which verdict, the most frequent first."""
+    """Say how many runs there are, and how many of their pairs have which verdict, the most
+    frequent first.
+    """
     counts = Counter(clean(name) for card in cards for name in card.pair_verdicts)
     of_each = ", ".join(f"{count:,} {name}" for name, count in counts.most_common())
     pairs = f" with {plural(counts.total(), 'pair')}: {of_each}" if counts else ""
@@ -142,16 +164,21 @@ def count_verdicts(cards: Sequence[RunCard]) -> str:
 
 
 def prompt_texts(paths: Sequence[Path]) -> dict[Path, str]:
-    """Return the first characters of each run's prompts, one per line, for searching; empty if it is no run here."""
+    """Return the first characters of each run's prompts, one per line, for searching; empty if it
+    is no run here.
+    """
     results = each_database(paths, _read_prompt_texts)
     return {path: "" if isinstance(text, StoreError) else text for path, text in results}
 
 
 def _read_prompt_texts(database: Database) -> str:
-    """Read prompts joined and cut by the database, so that an untrusted file cannot send more than a run has."""
+    """Read prompts joined and cut by the database, so that an untrusted file cannot send more than
+    a run has.
+    """
     rows = database.rows(
-        "SELECT prompt, left(string_agg(left(text, ?), '' ORDER BY position), ?) FROM run_file.token "
-        "WHERE prompt < ? AND position < ? AND text IS NOT NULL GROUP BY prompt ORDER BY prompt",
+        "SELECT prompt, left(string_agg(left(text, ?), '' ORDER BY position), ?) FROM"
+        " run_file.token WHERE prompt < ? AND position < ? AND text IS NOT NULL GROUP BY prompt"
+        " ORDER BY prompt",
         [_LONGEST_TOKEN, SEARCHED_CHARACTERS, _SEARCHED_PROMPTS, SEARCHED_CHARACTERS],
         most=_SEARCHED_PROMPTS,
     )
@@ -159,10 +186,18 @@ def _read_prompt_texts(database: Database) -> str:
 
 
 _ABOUT = ("name", "created", "kind", "model", "compute_dtype", "device", "positions", "vocab")
-_WORST = ("flips", "max_ulps", "max_row_ulps", "rms_row_ulps", "noise_ratio", "max_neq_share", "nonfinite_mismatch")
+_WORST = (
+    "flips",
+    "max_ulps",
+    "max_row_ulps",
+    "rms_row_ulps",
+    "noise_ratio",
+    "max_neq_share",
+    "nonfinite_mismatch",
+)
 _PAIRS = (
-    "SELECT pair, bit_identical, verdict, CASE WHEN same_top1 IS NOT NULL THEN flips END, max_ulps, max_row_ulps,"
-    " rms_row_ulps, noise_ratio, neq_share, nonfinite_mismatch FROM run_file.pair"
+    "SELECT pair, bit_identical, verdict, CASE WHEN same_top1 IS NOT NULL THEN flips END, max_ulps,"
+    " max_row_ulps, rms_row_ulps, noise_ratio, neq_share, nonfinite_mismatch FROM run_file.pair"
 )
 
 
@@ -173,10 +208,15 @@ def _read_card(database: Database) -> RunCard:
     keep = provenance["kept"] or ALL  # probes of operations say nothing
     about = {name: provenance[name] for name in _ABOUT}
     pairs = sorted(database.rows(_PAIRS, most=MAX_SIDES), key=lambda row: row[0])
-    sides = sorted(database.rows("SELECT side, name FROM run_file.side", most=MAX_SIDES), key=lambda row: row[0])
+    sides = sorted(
+        database.rows("SELECT side, name FROM run_file.side", most=MAX_SIDES),
+        key=lambda row: row[0],
+    )
     ((prompts,),) = database.rows("SELECT count(*) FROM run_file.prompt")
     try:
-        _, identical, verdicts, *figures = zip(*pairs, strict=True) if pairs else [()] * (3 + len(_WORST))
+        _, identical, verdicts, *figures = (
+            zip(*pairs, strict=True) if pairs else [()] * (3 + len(_WORST))
+        )
         worst = {
             name: max((value for value in values if value is not None), default=None)
             for name, values in zip(_WORST, figures, strict=True)

@@ -1,7 +1,8 @@
-"""Labels of runs: tags, a note, a pin, and the date of a deletion, in one SQLite file. Run files never change.
+"""Labels of runs: tags, a note, a pin, and the date of a deletion, in one SQLite file. Run files
+never change.
 
-The file has a rollback journal and no write-ahead log: a store may be a shared folder (NFS), in which SQLite's log does
-not work, and a store of objects sends the file as a whole.
+The file has a rollback journal and no write-ahead log: a store may be a shared folder (NFS), in
+which SQLite's log does not work, and a store of objects sends the file as a whole.
 """
 
 from __future__ import annotations
@@ -28,21 +29,25 @@ MOST_TAGS = 20
 LONGEST_NOTE = 4000  # characters
 _WAIT_SECONDS = 10.0  # for another writer
 _TABLES = (
-    "CREATE TABLE IF NOT EXISTS label (run_id TEXT PRIMARY KEY, tags TEXT NOT NULL, note TEXT NOT NULL,"
-    " pinned INTEGER NOT NULL, judged_as TEXT NOT NULL) STRICT",
+    (
+        "CREATE TABLE IF NOT EXISTS label (run_id TEXT PRIMARY KEY, tags TEXT NOT NULL, note TEXT"
+        " NOT NULL, pinned INTEGER NOT NULL, judged_as TEXT NOT NULL) STRICT"
+    ),
     "CREATE TABLE IF NOT EXISTS deleted (run_id TEXT PRIMARY KEY, at REAL NOT NULL) STRICT",
 )
 Result = TypeVar("Result")
 
 
 class Labels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Labels that a person attached to a run, a row of the table `label`; `labels_of` cleans what was typed.
+    """Labels that a person attached to a run, a row of the table `label`; `labels_of` cleans what
+    was typed.
 
     judged_as: id of the judged run that lists show instead of this one.
     """
 
     tags: Annotated[
-        tuple[Annotated[str, Meta(min_length=1, max_length=LONGEST_TAG)], ...], Meta(max_length=MOST_TAGS)
+        tuple[Annotated[str, Meta(min_length=1, max_length=LONGEST_TAG)], ...],
+        Meta(max_length=MOST_TAGS),
     ] = ()
     note: Annotated[str, Meta(max_length=LONGEST_NOTE)] = ""
     pinned: bool = False
@@ -58,10 +63,16 @@ class Attached:
 
 
 def labels_of(tags: Iterable[str], note: str, pinned: bool = False) -> Labels:
-    """Labels as a person typed them: control characters go, blanks are one space, a tag counts once."""
+    """Labels as a person typed them: control characters go, blanks are one space, a tag counts
+    once.
+    """
     cleaned = (" ".join(printable(tag).split()) for tag in tags)
     lines = note.replace("\r\n", "\n").replace("\r", "\n")
-    typed = Labels(tuple(dict.fromkeys(tag for tag in cleaned if tag)), printable(lines, "", "\n\t").strip(), pinned)
+    typed = Labels(
+        tuple(dict.fromkeys(tag for tag in cleaned if tag)),
+        printable(lines, "", "\n\t").strip(),
+        pinned,
+    )
     return _check(typed)
 
 
@@ -77,9 +88,15 @@ def _labels_of_row(run_id: str, *row: Any) -> Labels:
     """Return the labels of a row. StoreError for what is none, with its path."""
     values = dict(zip(Labels.__struct_fields__, row, strict=True))
     try:
-        return msgspec.convert({**values, "tags": msgspec.json.decode(values["tags"])}, Labels, strict=False)
+        return msgspec.convert(
+            {**values, "tags": msgspec.json.decode(values["tags"])},
+            Labels,
+            strict=False,
+        )
     except (msgspec.MsgspecError, TypeError, RecursionError) as error:
-        raise StoreError(f"{FILE}: the labels of run '{run_id}' cannot be read ({error}).") from None
+        raise StoreError(
+            f"{FILE}: the labels of run '{run_id}' cannot be read ({error}).",
+        ) from None
 
 
 def read_all(folder: Path) -> Attached:
@@ -87,13 +104,15 @@ def read_all(folder: Path) -> Attached:
     path = folder / FILE
     try:
         with path.open("rb") as file:
-            status, counter = os.fstat(file.fileno()), file.read(28)[24:]  # SQLite's count of changes
+            # SQLite's count of changes
+            status, counter = os.fstat(file.fileno()), file.read(28)[24:]
         return _read(path, (status.st_ino, status.st_size, status.st_mtime_ns, counter))
     except FileNotFoundError:
         return Attached({}, {})
     except (sqlite3.Error, OSError, msgspec.ValidationError) as error:
         raise StoreError(
-            f"{path}: tags, notes and deletions cannot be read ({error}). Move the file away to start without them."
+            f"{path}: tags, notes and deletions cannot be read ({error}). Move the file away to"
+            " start without them.",
         ) from error
 
 
@@ -101,17 +120,26 @@ def read_all(folder: Path) -> Attached:
 def _read(path: Path, _stamp: tuple[object, ...]) -> Attached:
     with closing(sqlite3.connect(path, timeout=_WAIT_SECONDS)) as database:
         if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            return Attached({}, {})  # its first writer was killed before it committed, or is at work
+            # its first writer was killed before it committed, or is at work
+            return Attached({}, {})
         labels = {row[0]: _labels_of_row(*row) for row in database.execute("SELECT * FROM label")}
-        deleted = msgspec.convert(dict(database.execute("SELECT * FROM deleted")), dict[str, datetime], strict=False)
+        deleted = msgspec.convert(
+            dict(database.execute("SELECT * FROM deleted")),
+            dict[str, datetime],
+            strict=False,
+        )
     return Attached(labels, deleted)
 
 
 def change(folder: Path, work: Callable[[sqlite3.Connection], Result]) -> Result:
-    """Run `work` in one transaction on a store's file: all of it is stored, or nothing and StoreError."""
+    """Run `work` in one transaction on a store's file: all of it is stored, or nothing and
+    StoreError.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with closing(sqlite3.connect(folder / FILE, timeout=_WAIT_SECONDS, isolation_level=None)) as database:
+        with closing(
+            sqlite3.connect(folder / FILE, timeout=_WAIT_SECONDS, isolation_level=None),
+        ) as database:
             database.execute("BEGIN IMMEDIATE")
             for table in _TABLES:
                 database.execute(table)
@@ -119,11 +147,14 @@ def change(folder: Path, work: Callable[[sqlite3.Connection], Result]) -> Result
             database.execute("COMMIT")
             return result
     except (sqlite3.Error, OSError) as error:
-        raise StoreError(f"{folder / FILE}: cannot be written ({error}); nothing was changed.") from error
+        raise StoreError(
+            f"{folder / FILE}: cannot be written ({error}); nothing was changed.",
+        ) from error
 
 
 def update(database: sqlite3.Connection, run_id: str, mine: Labels, base: Labels | None) -> Labels:
-    """Merge new labels of a run with changes that others made since `base` was read; without `base`, replace them.
+    """Merge new labels of a run with changes that others made since `base` was read; without
+    `base`, replace them.
 
     Others' tags and pin stay, and a note that both changed becomes both notes.
     """
@@ -134,7 +165,8 @@ def update(database: sqlite3.Connection, run_id: str, mine: Labels, base: Labels
     if labels != Labels():
         tags = msgspec.json.encode(labels.tags).decode()
         database.execute(
-            "INSERT INTO label VALUES (?, ?, ?, ?, ?)", [run_id, tags, labels.note, labels.pinned, labels.judged_as]
+            "INSERT INTO label VALUES (?, ?, ?, ?, ?)",
+            [run_id, tags, labels.note, labels.pinned, labels.judged_as],
         )
     return labels
 

@@ -1,8 +1,10 @@
-"""A store of objects (S3, Google Cloud Storage, Azure) seen through a cache folder of this machine. obstore sends the
-requests and repeats them; its messages may quote an address with a key in it and are left out of ours.
+"""A store of objects (S3, Google Cloud Storage, Azure) seen through a cache folder of this machine.
+obstore sends the requests and repeats them; its messages may quote an address with a key in it and
+are left out of ours.
 
-A run is written here and put whole, fetched once, and listed with cards out of an index, `.index.json.gz`. Nothing
-rests on the index: which runs there are is what the backend lists, and an entry counts only for an object of its tag.
+A run is written here and put whole, fetched once, and listed with cards out of an index,
+`.index.json.gz`. Nothing rests on the index: which runs there are is what the backend lists, and an
+entry counts only for an object of its tag.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ SHORT_SECONDS, LONG_SECONDS = 15, 300  # limits of one request: a question, a pi
 RETRIES = 2
 MOST_TRIES = 20  # of a conditional put that others came before
 PIECE_BYTES = 8 << 20  # of a download
-SINGLE_BYTES = 64 << 20  # of a put in one request, which the backend refuses over another; beyond, pieces are put
+# of a put in one request, which the backend refuses over another; beyond, pieces are put
+SINGLE_BYTES = 64 << 20
 LIST_SECONDS = 3.0  # for which a list is not read again: the gallery refreshes that often
 DEAD_SECONDS = 30.0  # for which a dead endpoint is not asked again
 USED_SECONDS = 600.0  # a file used within them stays in the cache: a page may be about to open it
@@ -82,7 +85,11 @@ class Mirror:
 
     def runs(self) -> dict[str, Meta]:
         """Return runs by id."""
-        return {name.removesuffix(SUFFIX): each for name, each in self._list().items() if name.endswith(SUFFIX)}
+        return {
+            name.removesuffix(SUFFIX): each
+            for name, each in self._list().items()
+            if name.endswith(SUFFIX)
+        }
 
     def _list(self) -> dict[str, Meta]:
         with self._lock:
@@ -97,13 +104,18 @@ class Mirror:
             return self._listed
 
     def _folder(self, name: str) -> dict[str, Meta]:
-        objects = self._ask("list", lambda: self._obstore.list_with_delimiter(self._short, name or None)["objects"])
+        objects = self._ask(
+            "list",
+            lambda: self._obstore.list_with_delimiter(self._short, name or None)["objects"],
+        )
         if objects is None:
             raise StoreError(f"{clean(self.url)}: there is no such bucket.")
         return {each["path"].rpartition("/")[2]: each for each in objects}
 
     def find(self, run_id: str) -> Meta | None:
-        """Return a run of the list, which is read again if it lacks the run: it may be seconds old."""
+        """Return a run of the list, which is read again if it lacks the run: it may be seconds
+        old.
+        """
         if run_id not in self.runs():
             self._fresh_until = 0.0
         return self.runs().get(run_id)
@@ -124,7 +136,9 @@ class Mirror:
 
     @contextmanager
     def fetch_once(self, run_id: str) -> Iterator[Path]:
-        """Yield the run's file for the length of the block, so that listing a thousand runs does not fill the cache."""
+        """Yield the run's file for the length of the block, so that listing a thousand runs does
+        not fill the cache.
+        """
         remote, path = self.find(run_id), self.folder / f"{run_id}{SUFFIX}"
         if remote is None or _is_copy(path, remote):
             yield self.fetch(run_id)
@@ -143,11 +157,14 @@ class Mirror:
                 with suppress(FileExistsError):  # of another tag
                     body = self._ask("read", partial(self._read, self._long, path.name, options))
                 if not body or len(body[0]) != end - file.tell():
-                    raise StoreError(f"run '{path.stem}' changed in {self.url} while it was fetched; try again.")
+                    raise StoreError(
+                        f"run '{path.stem}' changed in {self.url} while it was fetched; try again.",
+                    )
                 file.write(body[0])
 
     def put(self, path: Path, run_id: str) -> None:
-        """Put a finished run file there and keep it in the folder. FileExistsError if the id is taken.
+        """Put a finished run file there and keep it in the folder. FileExistsError if the id is
+        taken.
 
         If it cannot be put it stays in the folder: hours of capture are not lost to an outage.
         """
@@ -158,7 +175,9 @@ class Mirror:
             waiting = self.folder / _UNSENT / target.name
             waiting.parent.mkdir(parents=True, exist_ok=True)
             path.replace(waiting)
-            raise StoreError(f"run '{run_id}' is not stored: {error} `{COMMAND} ingest {waiting}` stores it.") from None
+            raise StoreError(
+                f"run '{run_id}' is not stored: {error} `{COMMAND} ingest {waiting}` stores it.",
+            ) from None
         path.replace(target)
         os.utime(target, (time.time(), remote["last_modified"].timestamp()))
         self._fresh_until = 0.0
@@ -176,17 +195,25 @@ class Mirror:
         else:
             is_new = self._ask("look at", lambda: self._obstore.head(self._short, name)) is None
             if is_new:
-                self._ask("write", lambda: self._obstore.put(self._long, name, path, chunk_size=PIECE_BYTES))
+                self._ask(
+                    "write",
+                    lambda: self._obstore.put(self._long, name, path, chunk_size=PIECE_BYTES),
+                )
         meta = self._ask("look at", lambda: self._obstore.head(self._short, name))
         if meta is None or (is_new and meta["size"] != size):
-            raise StoreError(f"{clean(self.url)}: {size:,} bytes of {name} were put there and did not arrive.")
-        # A put that is answered too late has happened, and the next try finds its own bytes under the name.
+            raise StoreError(
+                f"{clean(self.url)}: {size:,} bytes of {name} were put there and did not arrive.",
+            )
+        # A put that is answered too late has happened, and the next try finds its own bytes under
+        # the name.
         if not is_new and (size > SINGLE_BYTES or meta["e_tag"].strip('"') != digest):
             raise FileExistsError(name)
         return meta
 
     def _put_if(self, client: Any, name: str, body: bytes, mode: Any) -> bool:
-        """Put under a condition: "create", or the tag that is to be replaced; False if it does not hold."""
+        """Put under a condition: "create", or the tag that is to be replaced; False if it does not
+        hold.
+        """
         try:
             self._ask("write", lambda: self._obstore.put(client, name, body, mode=mode))
         except FileExistsError:
@@ -200,18 +227,31 @@ class Mirror:
         self._fresh_until = 0.0
 
     def change(self, work: Callable[[Path], Result]) -> Result:
-        """Run `work` on a copy of the labels and put it if they have not changed meanwhile; else do it again."""
+        """Run `work` on a copy of the labels and put it if they have not changed meanwhile; else do
+        it again.
+        """
         for _ in range(MOST_TRIES):
-            body, tag = self._ask("read", partial(self._read, self._short, labels.FILE)) or (b"", "")
+            body, tag = self._ask("read", partial(self._read, self._short, labels.FILE)) or (
+                b"",
+                "",
+            )
             with TemporaryDirectory() as name:
                 copy = Path(name) / labels.FILE
                 copy.write_bytes(body)
                 result = work(Path(name))
-                if self._put_if(self._short, labels.FILE, copy.read_bytes(), {"e_tag": tag} if tag else "create"):
+                if self._put_if(
+                    self._short,
+                    labels.FILE,
+                    copy.read_bytes(),
+                    {"e_tag": tag} if tag else "create",
+                ):
                     self._fresh_until = 0.0  # the list has the old tag
                     return result
             time.sleep(random.uniform(0.01, 0.2))
-        raise StoreError(f"{clean(self.url)}: others keep changing labels there; nothing was changed. Try again.")
+        raise StoreError(
+            f"{clean(self.url)}: others keep changing labels there; nothing was changed. Try"
+            " again.",
+        )
 
     def bring_labels(self) -> None:
         """Bring the copy of the labels to what the backend has."""
@@ -219,8 +259,14 @@ class Mirror:
 
     def bring(self, folder: str, most: int) -> None:
         """Bring the small files of a folder to what the backend has. most: bytes of one."""
-        remote_files = {name: remote for name, remote in self._folder(folder).items() if remote["size"] <= most}
-        local_names = {path.name for path in (self.folder / folder).glob("*") if not path.name.startswith(WRITING)}
+        remote_files = {
+            name: remote for name, remote in self._folder(folder).items() if remote["size"] <= most
+        }
+        local_names = {
+            path.name
+            for path in (self.folder / folder).glob("*")
+            if not path.name.startswith(WRITING)
+        }
         for name in remote_files.keys() | local_names:
             self._bring(f"{folder}/{name}", remote_files.get(name))
 
@@ -230,7 +276,10 @@ class Mirror:
             if remote is None:
                 path.unlink(missing_ok=True)
             elif self._tags.get(name) != remote["e_tag"] or not path.exists():
-                body, self._tags[name] = self._ask("read", partial(self._read, self._short, name)) or (b"", "")
+                body, self._tags[name] = self._ask(
+                    "read",
+                    partial(self._read, self._short, name),
+                ) or (b"", "")
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomic(path, body)
 
@@ -244,7 +293,10 @@ class Mirror:
 
     def cards(self) -> dict[str, msgspec.Raw]:
         """Cards of the index by run, JSON each, of those that are there as they were."""
-        with self._lock, suppress(OSError, EOFError, zlib.error, msgspec.MsgspecError, RecursionError):
+        with (
+            self._lock,
+            suppress(OSError, EOFError, zlib.error, msgspec.MsgspecError, RecursionError),
+        ):
             runs, remote = self.runs(), self._list().get(INDEX)
             if remote is None or self._tags.get(INDEX) != remote["e_tag"]:
                 self._bring(INDEX, remote)
@@ -253,16 +305,30 @@ class Mirror:
                 index = gzip.decompress((self.folder / INDEX).read_bytes())
                 self._cards = msgspec.json.decode(index, type=dict[str, _Entry])
             entries = {each: entry for each, entry in self._cards.items() if each in runs}
-            return {each: entry.card for each, entry in entries.items() if entry.tag == runs[each]["e_tag"]}
+            return {
+                each: entry.card
+                for each, entry in entries.items()
+                if entry.tag == runs[each]["e_tag"]
+            }
         return {}
 
     def remember(self, cards: Mapping[str, bytes]) -> None:
-        """Put cards that were read from run files into the index. What is lost to another's put is read again."""
+        """Put cards that were read from run files into the index.
+
+        What is lost to another's put is read again.
+        """
         with self._lock, suppress(StoreError):
             runs = self.runs()
             raw_cards = self.cards() | {each: msgspec.Raw(card) for each, card in cards.items()}
-            self._cards = {each: _Entry(runs[each]["e_tag"], card) for each, card in raw_cards.items() if each in runs}
-            write_atomic(self.folder / INDEX, gzip.compress(msgspec.json.encode(self._cards), mtime=0))
+            self._cards = {
+                each: _Entry(runs[each]["e_tag"], card)
+                for each, card in raw_cards.items()
+                if each in runs
+            }
+            write_atomic(
+                self.folder / INDEX,
+                gzip.compress(msgspec.json.encode(self._cards), mtime=0),
+            )
             self.send_small(INDEX, 1 << 30)
 
     def _read(self, client: Any, name: str, options: Any = None) -> tuple[bytes, str]:
@@ -270,7 +336,9 @@ class Mirror:
         return bytes(answer.bytes()), str(answer.meta["e_tag"])
 
     def _evict(self, newest: Path) -> None:
-        """Remove the files used longest ago until the folder holds no more than it may; `newest` stays."""
+        """Remove the files used longest ago until the folder holds no more than it may; `newest`
+        stays.
+        """
         for path in self.folder.glob(f"{WRITING}*"):  # of killed processes
             if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
                 discard(path)
@@ -288,10 +356,13 @@ class Mirror:
                 total -= size
 
     def _ask(self, what: str, ask: Callable[[], Result]) -> Result | None:
-        """Return the result of a request, None if there is no such object; FileExistsError if a condition fails."""
+        """Return the result of a request, None if there is no such object; FileExistsError if a
+        condition fails.
+        """
         from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
-        for attempt in range(RETRIES + 1):  # obstore repeats requests, and not what broke off in the middle of a body
+        # obstore repeats requests, and not what broke off in the middle of a body
+        for attempt in range(RETRIES + 1):
             try:
                 return ask()
             except FileNotFoundError:
@@ -300,14 +371,17 @@ class Mirror:
                 raise FileExistsError(what) from None
             except (BaseError, OSError) as error:
                 if attempt == RETRIES or "body error" not in str(error):
-                    raise StoreError(f"{clean(self.url)}: cannot {what} objects there ({_reason(error)}).") from None
+                    raise StoreError(
+                        f"{clean(self.url)}: cannot {what} objects there ({_reason(error)}).",
+                    ) from None
         raise AssertionError("unreachable")
 
 
 _NO_CREDENTIALS = "no credentials for it are in the environment"
 _REASONS = {  # in words of ours: a backend's own may quote keys
     **dict.fromkeys(("permissiondenied", "unauthenticated"), "access is denied"),
-    **dict.fromkeys(("credential", "metadata", "/api/token"), _NO_CREDENTIALS),  # of the cloud's own machines
+    # of the cloud's own machines
+    **dict.fromkeys(("credential", "metadata", "/api/token"), _NO_CREDENTIALS),
     "nosuchbucket": "there is no such bucket",
     **dict.fromkeys(("sending request", "timed out"), "no answer, or an error"),
 }
@@ -322,7 +396,9 @@ def _is_copy(path: Path, remote: Meta) -> bool:
     """Return whether a file has the size and time of its object."""
     with suppress(OSError):
         status = path.stat()
-        return status.st_size == remote["size"] and int(status.st_mtime) == int(remote["last_modified"].timestamp())
+        return status.st_size == remote["size"] and int(status.st_mtime) == int(
+            remote["last_modified"].timestamp(),
+        )
     return False
 
 
@@ -331,20 +407,29 @@ def _connect(url: str, seconds: int) -> Any:
     parts = urlsplit(url)
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise UsageError(
-            "a store's URL is scheme://bucket/prefix and nothing more; credentials belong in the environment of its"
-            " backend (docs/guides/object_storage.md)."
+            "a store's URL is scheme://bucket/prefix and nothing more; credentials belong in the"
+            " environment of its backend (docs/guides/object_storage.md).",
         )
     if parts.scheme not in SCHEMES or not parts.netloc:
-        raise UsageError(f"{clean(url, 80)}: no store; expected s3://, gs:// or az:// with a bucket.")
+        raise UsageError(
+            f"{clean(url, 80)}: no store; expected s3://, gs:// or az:// with a bucket.",
+        )
     try:
         from obstore.store import from_url
     except ImportError:
         raise ExtraError(
-            f"a store on {parts.scheme}:// needs obstore, not installed here; the package's extra 's3' brings it"
-            " (pip install '.[s3]' in a clone)."
+            f"a store on {parts.scheme}:// needs obstore, not installed here; the package's extra"
+            " 's3' brings it (pip install '.[s3]' in a clone).",
         ) from None
-    limits: dict[str, Any] = {"timeout": timedelta(seconds=seconds), "connect_timeout": "4s", "allow_http": True}
-    retries: dict[str, Any] = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=3 * seconds)}
+    limits: dict[str, Any] = {
+        "timeout": timedelta(seconds=seconds),
+        "connect_timeout": "4s",
+        "allow_http": True,
+    }
+    retries: dict[str, Any] = {
+        "max_retries": RETRIES,
+        "retry_timeout": timedelta(seconds=3 * seconds),
+    }
     return from_url(url, client_options=limits, retry_config=retries)  # type: ignore[call-overload]
 
 
@@ -358,7 +443,9 @@ def mirror_for(url: str) -> Path:
             folder.mkdir(parents=True, exist_ok=True)
             write_atomic(folder / URL_FILE, url.encode())
     except OSError as error:
-        raise StoreError(f"{folder}: cannot be written to ({error.strerror}); set ULPSCOPE_CACHE.") from error
+        raise StoreError(
+            f"{folder}: cannot be written to ({error.strerror}); set ULPSCOPE_CACHE.",
+        ) from error
     return folder
 
 

@@ -1,5 +1,5 @@
-"""A run file while it is being written: in a directory that no reader looks at, locked for as long as its writer
-lives.
+"""A run file while it is being written: in a directory that no reader looks at, locked for as long
+as its writer lives.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ _living: set[Partial] = set()  # of this process
 
 
 class Partial:
-    """`.partial-RUN_ID/RUN_ID.duckdb`; what the writer spills or logs is in the same folder and is removed with it.
+    """`.partial-RUN_ID/RUN_ID.duckdb`; what the writer spills or logs is in the same folder and is
+    removed with it.
 
-    The lock is flock's, which the system drops when the process dies and which acts between two writers of one process
-    too. DuckDB's own lock would not do: it ends when the finished file is closed, before the file is on the disk and in
-    its place.
+    The lock is flock's, which the system drops when the process dies and which acts between two
+    writers of one process too. DuckDB's own lock would not do: it ends when the finished file is
+    closed, before the file is on the disk and in its place.
     """
 
     def __init__(self, directory: Path, lock: int) -> None:
@@ -33,10 +34,11 @@ class Partial:
 
     @classmethod
     def make(cls, store: Path, run_id: str) -> Partial | None:
-        """Make the directory of a partial run; None if the name is taken. OSError if nothing can be made.
+        """Make the directory of a partial run; None if the name is taken. OSError if nothing can be
+        made.
 
-        A sweep may find the directory before it is locked, and remove it: then it is made again, under the same name,
-        which may be one that was promised.
+        A sweep may find the directory before it is locked, and remove it: then it is made again,
+        under the same name, which may be one that was promised.
         """
         directory = store / f"{PREFIX}{run_id}"
         was_swept = False
@@ -70,23 +72,31 @@ class Partial:
 
 
 def is_passing(path: str) -> bool:
-    """Return whether a path leads into a partial run's directory, so that it will soon lead nowhere."""
+    """Return whether a path leads into a partial run's directory, so that it will soon lead
+    nowhere.
+    """
     return any(part.startswith(PREFIX) for part in Path(path).parts)
 
 
 def remove_living() -> None:
     """Remove what this process is writing: for one that ends at once, without unwinding."""
     for partial in list(_living):
-        for _ in range(3):  # a writer's thread may put a file into a directory while it is being emptied
+        # a writer's thread may put a file into a directory while it is being emptied
+        for _ in range(3):
             shutil.rmtree(partial.directory, ignore_errors=True)
 
 
 def sweep(store: Path) -> list[Path]:
-    """Remove what killed writers left behind; returns the directories removed. Those of living writers stay."""
+    """Remove what killed writers left behind; returns the directories removed.
+
+    Those of living writers stay.
+    """
     removed = []
     for directory in store.glob(f"{PREFIX}*"):
         try:
-            descriptor = _lock(directory) if directory.is_dir() and not directory.is_symlink() else None
+            descriptor = (
+                _lock(directory) if directory.is_dir() and not directory.is_symlink() else None
+            )
         except OSError:  # another user's, or gone meanwhile
             continue
         if descriptor is not None:
@@ -97,7 +107,9 @@ def sweep(store: Path) -> list[Path]:
 
 
 def _lock(directory: Path) -> int | None:
-    """Return the descriptor that holds the directory's lock, or None if another holds it or has removed it."""
+    """Return the descriptor that holds the directory's lock, or None if another holds it or has
+    removed it.
+    """
     try:
         return lock(directory / LOCK, wait=False, mode=0o666)
     except (BlockingIOError, FileNotFoundError):

@@ -1,5 +1,6 @@
-"""The store: directories of run files. One run = one DuckDB file, written under a temporary name, renamed, then
-read-only. A store under a URL is seen through a directory too (core.runs.store.objects).
+"""The store: directories of run files. One run = one DuckDB file, written under a temporary name,
+renamed, then read-only. A store under a URL is seen through a directory too
+(core.runs.store.objects).
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def is_run_id(text: str) -> bool:
 
 
 def cell_of(run_id: str) -> str | None:
-    """Cell of a sweep that a run is of, the digest of its request (docs/guides/sweeps.md); None of any other run."""
+    """Cell of a sweep that a run is of, the digest of its request (docs/guides/sweeps.md); None of
+    any other run.
+    """
     match = _CELL.fullmatch(run_id)
     return match and match[1]
 
@@ -71,7 +74,9 @@ class Store:
         return str(self.directory) if self.mirror is None else self.mirror.url
 
     def paths(self, *, of_cells: bool = True) -> list[Path]:
-        """Every visible run file, those of the writable directory first. of_cells: those of sweeps too."""
+        """Every visible run file, those of the writable directory first. of_cells: those of sweeps
+        too.
+        """
         return [
             folder / f"{run_id}{SUFFIX}"
             for folder, ids in self._ids_by_folder()
@@ -84,18 +89,28 @@ class Store:
         return {run_id for _, ids in self._ids_by_folder() for run_id in ids if cell_of(run_id)}
 
     def _ids_by_folder(self) -> Iterator[tuple[Path, Iterable[str]]]:
-        """Each folder with the ids of its visible runs. Of 20,000 files names are read in 10 ms, paths made in 30."""
+        """Each folder with the ids of its visible runs.
+
+        Of 20,000 files names are read in 10 ms, paths made in 30.
+        """
         deleted = self._deleted()
         if self.mirror is not None:
             yield self.directory, self.mirror.runs().keys() - deleted
         for folder in (self.directory, *self.read_only)[self.mirror is not None :]:
             with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
                 names = os.listdir(folder)  # noqa: PTH208  (paths of 20,000 take 30 ms)
-                ids = {name[: -len(SUFFIX)] for name in names if name.endswith(SUFFIX) and name[0] != "."}
+                ids = {
+                    name[: -len(SUFFIX)]
+                    for name in names
+                    if name.endswith(SUFFIX) and name[0] != "."
+                }
                 yield folder, ids - deleted if folder == self.directory else ids
 
     def _deleted(self) -> Set[str]:
-        """Ids of deleted runs whose files are still there. A file of labels that cannot be read hides no run."""
+        """Ids of deleted runs whose files are still there.
+
+        A file of labels that cannot be read hides no run.
+        """
         try:
             return self._read_labels().deleted.keys()
         except StoreError:
@@ -113,7 +128,9 @@ class Store:
         return labels.change(self.directory, work)
 
     def stamps(self, *, of_cells: bool = True) -> list[tuple[str, int, int]]:
-        """Return (path, time of change or a substitute, size) of every visible run file, to detect changes."""
+        """Return (path, time of change or a substitute, size) of every visible run file, to detect
+        changes.
+        """
         runs = {} if self.mirror is None else self.mirror.runs()
         stamps = []
         for path in self.paths(of_cells=of_cells):
@@ -148,7 +165,8 @@ class Store:
 
     def find(self, run_id: str) -> Path:
         """Path of a run's file as `path_of` has it, of objects without fetching it."""
-        is_name = run_id and "/" not in run_id and not run_id.startswith(".")  # a renamed file may have any other
+        # a renamed file may have any other
+        is_name = run_id and "/" not in run_id and not run_id.startswith(".")
         if is_name and (path := self._exact(run_id)) is not None:
             return path
         if not is_run_id(run_id):
@@ -157,25 +175,47 @@ class Store:
         if len(close) == 1:
             return close[0]
         if close:
-            raise StoreError(f"run '{run_id}' could be {', '.join(p.stem for p in close[:3])}; give more of its id.")
+            raise StoreError(
+                f"run '{run_id}' could be {', '.join(p.stem for p in close[:3])}; give more of"
+                " its id.",
+            )
         raise StoreError(f"no run '{run_id}' in {self.address}; `list` shows those there are.")
 
     def _is_there(self, run_id: str) -> bool:
-        has_file = os.path.lexists(self._target(run_id)) if self.mirror is None else self.mirror.find(run_id)
+        has_file = (
+            os.path.lexists(self._target(run_id))
+            if self.mirror is None
+            else self.mirror.find(run_id)
+        )
         return bool(has_file) and run_id not in self._deleted()
 
     def delete(self, run_id: str) -> str:
-        """Hide a run, which `restore` brings back within a week; returns its full id. Sample runs are refused."""
+        """Hide a run, which `restore` brings back within a week; returns its full id.
+
+        Sample runs are refused.
+        """
         path = self.find(run_id)
         if not self.is_writable(path):
             raise StoreError(f"run '{path.stem}' is a read-only sample run; it is not deleted.")
-        self._change(lambda database: database.execute("REPLACE INTO deleted VALUES (?, ?)", [path.stem, time.time()]))
+        self._change(
+            lambda database: database.execute(
+                "REPLACE INTO deleted VALUES (?, ?)",
+                [path.stem, time.time()],
+            ),
+        )
         return path.stem
 
     def deleted(self) -> list[DeletedRun]:
-        """Return the deleted runs that can be restored, latest first. The path of an object may not exist yet."""
+        """Return the deleted runs that can be restored, latest first.
+
+        The path of an object may not exist yet.
+        """
         try:
-            deletions = sorted(self._read_labels().deleted.items(), key=lambda each: each[1], reverse=True)
+            deletions = sorted(
+                self._read_labels().deleted.items(),
+                key=lambda each: each[1],
+                reverse=True,
+            )
         except StoreError:
             return []
         objects = {} if self.mirror is None else self.mirror.runs()
@@ -199,17 +239,28 @@ class Store:
         return full
 
     def purge(self, run_id: str) -> str:
-        """Remove a deleted run and its labels for good; returns its id. Who has it open reads on."""
+        """Remove a deleted run and its labels for good; returns its id.
+
+        Who has it open reads on.
+        """
         full = self._deleted_id(run_id)
         self._remove([full])
         return full
 
     def _deleted_id(self, run_id: str) -> str:
         ids = [run.run_id for run in self.deleted()]
-        close = [each for each in ids if each == run_id] or [each for each in ids if run_id and each.startswith(run_id)]
+        close = [each for each in ids if each == run_id] or [
+            each for each in ids if run_id and each.startswith(run_id)
+        ]
         if len(close) != 1:
-            problem = f"could be {', '.join(close[:3])}; give more of its id" if close else "is no deleted run"
-            raise StoreError(f"'{clean(run_id)}' {problem}. `list --deleted` shows those there are.")
+            problem = (
+                f"could be {', '.join(close[:3])}; give more of its id"
+                if close
+                else "is no deleted run"
+            )
+            raise StoreError(
+                f"'{clean(run_id)}' {problem}. `list --deleted` shows those there are.",
+            )
         return close[0]
 
     def _remove(self, run_ids: Sequence[str]) -> None:
@@ -220,7 +271,8 @@ class Store:
             gone = [run_id for run_id in run_ids if database.execute(sql, [run_id]).fetchone()]
             for run_id in gone:
                 if self.mirror is None:
-                    self._target(run_id).unlink(missing_ok=True)  # while no other process can change the table
+                    # while no other process can change the table
+                    self._target(run_id).unlink(missing_ok=True)
                 for table in ("deleted", "label"):
                     database.execute(f"DELETE FROM {table} WHERE run_id = ?", [run_id])
             return gone
@@ -247,36 +299,63 @@ class Store:
     def new_run_id(self, name: str, created: datetime) -> str:
         """Sortable by time, readable, and unique: 20261120-213000-fresh-against-cached-3f9a."""
         words = slug(name.lower()).strip("-")
-        return "-".join(part for part in (created.strftime("%Y%m%d-%H%M%S"), words, secrets.token_hex(2)) if part)
+        return "-".join(
+            part
+            for part in (created.strftime("%Y%m%d-%H%M%S"), words, secrets.token_hex(2))
+            if part
+        )
 
     @contextmanager
-    def new_file(self, name: str, created: datetime, run_id: str | None = None) -> Iterator[Partial]:
-        """Yield a place for the file of a new run, which becomes visible when the block ends without an error."""
+    def new_file(
+        self,
+        name: str,
+        created: datetime,
+        run_id: str | None = None,
+    ) -> Iterator[Partial]:
+        """Yield a place for the file of a new run, which becomes visible when the block ends
+        without an error.
+        """
         self.sweep()
         with self.new_partial(name, created, run_id) as partial:
             yield partial
             self.place(partial.path, partial.path.stem)
 
     def new_partial(self, name: str, created: datetime, run_id: str | None = None) -> Partial:
-        """Return a place for a run to be written to, in the same directory, so that renaming it is atomic."""
+        """Return a place for a run to be written to, in the same directory, so that renaming it is
+        atomic.
+        """
         if run_id is not None and not is_run_id(run_id):
-            raise StoreError(f"'{clean(run_id)}' cannot be a run id; expected letters, digits, '.', '-' and '_'.")
+            raise StoreError(
+                f"'{clean(run_id)}' cannot be a run id; expected letters, digits, '.', '-' and"
+                " '_'.",
+            )
         if self.mirror is not None:
             self.mirror.runs()  # asked now, before hours of capture
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             for _ in range(1 if run_id else 1000):
                 new_id = run_id or self.new_run_id(name, created)
-                if not self._is_there(new_id) and (partial := Partial.make(self.directory, new_id)) is not None:
+                if (
+                    not self._is_there(new_id)
+                    and (partial := Partial.make(self.directory, new_id)) is not None
+                ):
                     return partial
         except OSError as error:
             problem = f"{self.directory}: cannot be written to ({error.strerror})"
-            raise StoreError(f"{problem}; set ULPSCOPE_STORE or --store to another directory.") from error
-        what = f"run '{run_id}' exists already or is being written" if run_id else f"no id is left for a run '{name}'"
+            raise StoreError(
+                f"{problem}; set ULPSCOPE_STORE or --store to another directory.",
+            ) from error
+        what = (
+            f"run '{run_id}' exists already or is being written"
+            if run_id
+            else f"no id is left for a run '{name}'"
+        )
         raise StoreError(f"{self.address}: {what}; nothing was changed.")
 
     def check_space(self, wanted_bytes: int) -> None:
-        """LimitError (507) if writing so many bytes would leave less than `limits.free_bytes` on the store's disk."""
+        """LimitError (507) if writing so many bytes would leave less than `limits.free_bytes` on
+        the store's disk.
+        """
         margin = configuration().limits.free_bytes
         if not margin:
             return
@@ -285,12 +364,16 @@ class Store:
         try:
             disk = os.statvfs(place)
         except OSError as error:
-            raise StoreError(f"{self.directory}: cannot read its free disk space ({error.strerror}).") from error
+            raise StoreError(
+                f"{self.directory}: cannot read its free disk space ({error.strerror}).",
+            ) from error
         free = disk.f_bavail * disk.f_frsize
-        if disk.f_blocks and free - wanted_bytes < margin:  # /proc has no blocks; writing there fails by itself
+        # /proc has no blocks; writing there fails by itself
+        if disk.f_blocks and free - wanted_bytes < margin:
             raise LimitError(
-                f"{self.directory}: {wanted_bytes:,} bytes do not fit, {free:,} are free and {margin:,} must stay free"
-                " (limits.free_bytes). Delete runs or use a larger disk."
+                f"{self.directory}: {wanted_bytes:,} bytes do not fit, {free:,} are free and"
+                f" {margin:,} must stay free (limits.free_bytes). Delete runs or use a larger"
+                " disk.",
             )
 
     def _target(self, run_id: str) -> Path:
@@ -311,11 +394,14 @@ class Store:
         except FileExistsError:
             raise StoreError(f"run '{run_id}' exists already; nothing was changed.") from None
         except OSError as error:
-            raise StoreError(f"run '{run_id}' could not be put in place ({error.strerror}).") from error
+            raise StoreError(
+                f"run '{run_id}' could not be put in place ({error.strerror}).",
+            ) from error
         return target
 
     def mark_judged(self, run_id: str, judged_id: str) -> None:
-        """Let lists show the run `judged_id`, which judges the run `run_id`, in its place, with its tags, note and pin.
+        """Let lists show the run `judged_id`, which judges the run `run_id`, in its place, with its
+        tags, note and pin.
 
         The run itself stays. If its labels cannot be read or written, lists show both.
         """
@@ -325,17 +411,23 @@ class Store:
             self.label(judged_id, replace(base, judged_as=""), Labels())
 
     def sweep(self) -> list[Path]:
-        """Remove what killed writers left, and what was deleted a week ago. Returns the directories removed."""
+        """Remove what killed writers left, and what was deleted a week ago.
+
+        Returns the directories removed.
+        """
         with suppress(StoreError):
             week_ago = datetime.now(UTC) - timedelta(seconds=DELETED_SECONDS)
-            if old := [run_id for run_id, at in self._read_labels().deleted.items() if at < week_ago]:
+            if old := [
+                run_id for run_id, at in self._read_labels().deleted.items() if at < week_ago
+            ]:
                 self._remove(old)
         return sweep(self.directory)
 
 
 def open_store(directory: str | Path | None = None) -> Store:
-    """Open the store of a directory or URL, else of ULPSCOPE_STORE, else `runs/` of the clone, or of the working
-    directory if installed without one; with the sample runs unless ULPSCOPE_SAMPLES is ''.
+    """Open the store of a directory or URL, else of ULPSCOPE_STORE, else `runs/` of the clone, or
+    of the working directory if installed without one; with the sample runs unless ULPSCOPE_SAMPLES
+    is ''.
     """
     clone = Path(__file__).resolve().parents[3]
     shipped = clone / "sample_runs"

@@ -27,12 +27,14 @@ DECLARED = """
 # Figures of one row, as numerics.differences names them.
 FIGURES = np.dtype(
     [(name, np.int64) for name in ("neq", "max_ulps", "sum_ulps", "finite", "nonfinite_mismatch")]
-    + [(name, np.float64) for name in ("max_abs", "sum_squares", "max_row_ulps", "row_squares")]
+    + [(name, np.float64) for name in ("max_abs", "sum_squares", "max_row_ulps", "row_squares")],
 )
 
 
 def figures_of(
-    reference: NDArray[np.unsignedinteger], variant: NDArray[np.unsignedinteger], fmt: FloatFormat
+    reference: NDArray[np.unsignedinteger],
+    variant: NDArray[np.unsignedinteger],
+    fmt: FloatFormat,
 ) -> NDArray[Any]:
     """Figures of two arrays of bits [rows, width], by row."""
     by_row = differences(reference, variant, fmt)
@@ -44,7 +46,10 @@ def figures_of(
 
 def columns_of(figures: NDArray[Any], axis: int) -> dict[str, Any]:
     """Columns of DECLARED over one axis of FIGURES."""
-    total = {name: figures[name].sum(axis) for name in ("neq", "finite", "nonfinite_mismatch", "sum_ulps")}
+    total = {
+        name: figures[name].sum(axis)
+        for name in ("neq", "finite", "nonfinite_mismatch", "sum_ulps")
+    }
     finite, squares = np.maximum(total["finite"], 1), figures["sum_squares"].sum(axis)
     return {
         "neq": total["neq"],
@@ -60,7 +65,11 @@ def columns_of(figures: NDArray[Any], axis: int) -> dict[str, Any]:
 
 
 def first_position(figures: NDArray[Any], positions: NDArray[np.integer]) -> pa.Array:
-    """First of the positions at which an element differs, null if none does. figures: [groups, positions]"""
+    """First of the positions at which an element differs, null if none does. figures: [groups,
+    positions]
+    """
     is_other = figures["neq"] > 0
-    first = positions[is_other.argmax(axis=1)] if len(positions) else np.zeros(len(figures), np.int32)
+    first = (
+        positions[is_other.argmax(axis=1)] if len(positions) else np.zeros(len(figures), np.int32)
+    )
     return pa.array(first.astype(np.int32), mask=~is_other.any(axis=1))

@@ -1,5 +1,5 @@
-"""The heatmap's two pyramids: the largest ULP distance of a pair, and its largest difference in row ULPs, in ever
-larger cells.
+"""The heatmap's two pyramids: the largest ULP distance of a pair, and its largest difference in row
+ULPs, in ever larger cells.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _ULPS = "largest ULP distance in cells of 4^level rows x 32 * 4^level tokens"
 _ROW_ULPS = "largest difference in row ULPs, in cells as in ulp_tile"
 _ULP_BITS = "ULPs, unsigned little-endian of the compute dtype's width"
 ULP_TILE = Table("ulp_tile", _TILES.format(help=_ULPS, bits=_ULP_BITS))
-ROW_ULP_TILE = Table("row_ulp_tile", _TILES.format(help=_ROW_ULPS, bits="little-endian bits of a float32"))
+ROW_ULP_TILE = Table(
+    "row_ulp_tile",
+    _TILES.format(help=_ROW_ULPS, bits="little-endian bits of a float32"),
+)
 PYRAMIDS = (ULP_TILE, ROW_ULP_TILE)
 
 
@@ -41,15 +44,25 @@ def levels_of(header: RunHeader) -> range:
     return pyramid.coarse_levels(header.rows, header.vocab)
 
 
-def narrow_cells(header: RunHeader, cells: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
-    """Return rows of the finest level [rows, columns] in columns of the first level that is stored."""
+def narrow_cells(
+    header: RunHeader,
+    cells: NDArray[np.unsignedinteger],
+) -> NDArray[np.unsignedinteger]:
+    """Return rows of the finest level [rows, columns] in columns of the first level that is
+    stored.
+    """
     return pyramid.maxima(cells, 1, pyramid.FACTOR ** levels_of(header).start)
 
 
 def first_level_rows(
-    table: Table, header: RunHeader, pair: int, narrow: Sequence[NDArray[np.unsignedinteger]]
+    table: Table,
+    header: RunHeader,
+    pair: int,
+    narrow: Sequence[NDArray[np.unsignedinteger]],
 ) -> pa.Table:
-    """Rows of the first level that is stored of one of PYRAMIDS. narrow: all rows, `narrow_cells`."""
+    """Rows of the first level that is stored of one of PYRAMIDS. narrow: all rows,
+    `narrow_cells`.
+    """
     level = levels_of(header).start
     span = pyramid.FACTOR**level
     rows = np.arange(0, header.rows, span, dtype=np.int32)
@@ -57,33 +70,60 @@ def first_level_rows(
 
 
 def tile_rows(
-    table: Table, pair: int, level: int, rows: NDArray[np.int32], cells: NDArray[np.unsignedinteger]
+    table: Table,
+    pair: int,
+    level: int,
+    rows: NDArray[np.int32],
+    cells: NDArray[np.unsignedinteger],
 ) -> pa.Table:
-    """Cells [rows, columns] of a level of one of PYRAMIDS, each row's first row of logits in `rows`."""
+    """Cells [rows, columns] of a level of one of PYRAMIDS, each row's first row of logits in
+    `rows`.
+    """
     bits, _ = binary_rows(cells, cells.shape[1] * cells.itemsize)
     return table.arrow(pair=pair, level=level, first_row=rows, cells=bits)
 
 
 def insert_levels(database: Database, table: Table, header: RunHeader, pair: int) -> None:
-    """Insert the coarser levels, 4 x 4 cells to one, from the first one in the file; 4096 rows at a time."""
+    """Insert the coarser levels, 4 x 4 cells to one, from the first one in the file; 4096 rows at a
+    time.
+    """
     for level in levels_of(header)[1:]:
         span = pyramid.cell_shape(level)[0]
         at_once = max(4096, span)
         for start in range(0, header.rows, at_once):
-            finer = read_cells(database, table, header, pair, level - 1, (start, min(start + at_once, header.rows)))
+            finer = read_cells(
+                database,
+                table,
+                header,
+                pair,
+                level - 1,
+                (start, min(start + at_once, header.rows)),
+            )
             coarser = pyramid.maxima(finer, pyramid.FACTOR, pyramid.FACTOR)
             rows = np.arange(start, start + len(coarser) * span, span, dtype=np.int32)
             database.insert(table.name, tile_rows(table, pair, level, rows, coarser))
 
 
 def read_cells(
-    database: Database, table: Table, header: RunHeader, pair: int, level: int, rows: tuple[int, int]
+    database: Database,
+    table: Table,
+    header: RunHeader,
+    pair: int,
+    level: int,
+    rows: tuple[int, int],
 ) -> NDArray[np.unsignedinteger]:
-    """Cells of a level that cover rows [start, stop). [cells of positions, cells of tokens]; see numerics.pyramid."""
+    """Cells of a level that cover rows [start, stop). [cells of positions, cells of tokens]; see
+    numerics.pyramid.
+    """
     pairs, levels = len(header.sides) - 1, levels_of(header)
     if not (0 <= rows[0] < rows[1] <= header.rows and level in levels and 0 <= pair < pairs):
-        limits = f"the run has {pairs} pairs, levels {levels.start} to {levels.stop - 1} and {header.rows} rows"
-        raise UsageError(f"pair {pair}, level {level}, rows {rows[0]} to {rows[1]} do not exist; {limits}.")
+        limits = (
+            f"the run has {pairs} pairs, levels {levels.start} to {levels.stop - 1} and"
+            f" {header.rows} rows"
+        )
+        raise UsageError(
+            f"pair {pair}, level {level}, rows {rows[0]} to {rows[1]} do not exist; {limits}.",
+        )
     span, tokens = pyramid.cell_shape(level)
     result = database.table(
         f"""SELECT cells FROM {table.name} WHERE pair = ? AND level = ? AND first_row >= ? AND first_row < ?

@@ -14,9 +14,15 @@ class KernelRow:
     """A kernel in a module of one side. library: of LIBRARIES."""
 
     module: Annotated[str, "innermost module of the model that ran; empty for the model itself"]
-    library: Annotated[str, "torch: an operation; oneDNN, MKL: what these ran in it on a CPU; CUDA: a kernel"]
+    library: Annotated[
+        str,
+        "torch: an operation; oneDNN, MKL: what these ran in it on a CPU; CUDA: a kernel",
+    ]
     name: Annotated[str, "the library's name of the operation or kernel"]
-    detail: Annotated[str, "shapes and types as the library tells them; of CUDA the operation that launched it"]
+    detail: Annotated[
+        str,
+        "shapes and types as the library tells them; of CUDA the operation that launched it",
+    ]
     launches: Annotated[int, "number of launches, over the profiled forwards"]
     microseconds: Annotated[float, "its own time over these forwards while watched, microseconds"]
 
@@ -45,7 +51,9 @@ LIBRARIES = ("torch", "oneDNN", "MKL", "CUDA")
 
 @dataclass(frozen=True)
 class KernelList:
-    """Kernels of one side in the order in which they first ran. forwards: those profiled, `of` so many."""
+    """Kernels of one side in the order in which they first ran. forwards: those profiled, `of` so
+    many.
+    """
 
     side: int
     rows: tuple[KernelRow, ...]
@@ -55,5 +63,15 @@ class KernelList:
 
 def insert_kernels(database: Database, kernels: KernelList) -> None:
     """Insert the kernels of one side, in the order of its rows."""
-    KERNEL_SIDE.insert_row(database, side=kernels.side, forwards=kernels.forwards, forwards_of=kernels.of)
-    KERNEL.insert_records(database, kernels.rows, side=kernels.side, ordinal=list(range(len(kernels.rows))))
+    KERNEL_SIDE.insert_row(
+        database,
+        side=kernels.side,
+        forwards=kernels.forwards,
+        forwards_of=kernels.of,
+    )
+    KERNEL.insert_records(
+        database,
+        kernels.rows,
+        side=kernels.side,
+        ordinal=list(range(len(kernels.rows))),
+    )

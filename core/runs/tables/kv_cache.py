@@ -1,7 +1,8 @@
-"""Key/value caches while a run is written: the reference's wait on disk, and every variant's are compared with them.
+"""Key/value caches while a run is written: the reference's wait on disk, and every variant's are
+compared with them.
 
-Only figures are stored: complete caches of a long prompt are as large as the model's own memory for it, and pages show
-at which places and by how much they differ.
+Only figures are stored: complete caches of a long prompt are as large as the model's own memory for
+it, and pages show at which places and by how much they differ.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ KINDS = ("key", "value")
 class KvPart:
     """The keys or the values of one layer after one prompt, as far as the cache still holds them.
 
-    bits: [heads, positions, width] of the compute dtype, for the positions of the prompt from `first_position` on (a
-    sliding window drops the earliest).
+    bits: [heads, positions, width] of the compute dtype, for the positions of the prompt from
+    `first_position` on (a sliding window drops the earliest).
     """
 
     prompt: int
@@ -72,12 +73,24 @@ class KvPart:
         return self.prompt, self.layer, self.kind
 
 
-def kv_rows(pair: int, reference: KvPart, variant: KvPart, fmt: FloatFormat) -> tuple[pa.Table, pa.Table]:
-    """Figures of one part, over the positions that both caches hold: rows of KV and of KV_POSITION."""
+def kv_rows(
+    pair: int,
+    reference: KvPart,
+    variant: KvPart,
+    fmt: FloatFormat,
+) -> tuple[pa.Table, pa.Table]:
+    """Figures of one part, over the positions that both caches hold: rows of KV and of
+    KV_POSITION.
+    """
     heads, _, width = reference.bits.shape
     if (variant.bits.shape[0], variant.bits.shape[2]) != (heads, width):
-        ours, theirs = (f"{plural(part.bits.shape[0], 'head')} x {part.bits.shape[2]}" for part in (reference, variant))
-        raise UsageError(f"layer {variant.layer}: KV caches have different shapes: {ours} vs. {theirs}.")
+        ours, theirs = (
+            f"{plural(part.bits.shape[0], 'head')} x {part.bits.shape[2]}"
+            for part in (reference, variant)
+        )
+        raise UsageError(
+            f"layer {variant.layer}: KV caches have different shapes: {ours} vs. {theirs}.",
+        )
     first = max(reference.first_position, variant.first_position)
     stop = min(part.first_position + part.bits.shape[1] for part in (reference, variant))
     positions = np.arange(first, max(first, stop))

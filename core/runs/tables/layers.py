@@ -1,10 +1,11 @@
-"""Module outputs of a pair: compared part by part as they come while a run is written, kept as rows of `layer` and
-`layer_position`.
+"""Module outputs of a pair: compared part by part as they come while a run is written, kept as rows
+of `layer` and `layer_position`.
 
-Paths change weights, threads and kernels of the whole process, so two of them cannot run in step: the reference is
-through before a variant begins, and waits in a file (decision 0005). Only figures are kept: all outputs of a long
-prompt are larger than the model. Memory holds those of one prompt of one side (73 bytes a module and position, twice
-while they are stored) and the sums of the rounding floor (16 bytes).
+Paths change weights, threads and kernels of the whole process, so two of them cannot run in step:
+the reference is through before a variant begins, and waits in a file (decision 0005). Only figures
+are kept: all outputs of a long prompt are larger than the model. Memory holds those of one prompt
+of one side (73 bytes a module and position, twice while they are stored) and the sums of the
+rounding floor (16 bytes).
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ LAYER_POSITION = Table(
     floor_rms DOUBLE NULL -- the same rms of reordered prefills to a plain one, over all seeds; null if none was run
     """,
 )
-_INSERT_ROWS = 1 << 16  # of layer_position at a time: an Arrow table of a million rows would hold 50 MB
+# of layer_position at a time: an Arrow table of a million rows would hold 50 MB
+_INSERT_ROWS = 1 << 16
 PLAIN_PREFILL, FLOOR = (
     -2,
     -1,
@@ -77,7 +79,9 @@ Put = Callable[..., None]
 
 @dataclass(frozen=True)
 class LayerModule:
-    """One module of a model. ordinal: place in the order of first outputs; block: None outside the blocks."""
+    """One module of a model. ordinal: place in the order of first outputs; block: None outside the
+    blocks.
+    """
 
     ordinal: int
     name: str
@@ -87,10 +91,11 @@ class LayerModule:
 
 @dataclass(frozen=True)
 class LayerPart:
-    """Outputs of a module at some of the chosen positions, consecutive among them, from number `first` on.
+    """Outputs of a module at some of the chosen positions, consecutive among them, from number
+    `first` on.
 
-    bits: [positions, width] of `dtype`, the module's own. A width of 0: its output is not understood, and nothing
-    of it counts.
+    bits: [positions, width] of `dtype`, the module's own. A width of 0: its output is not
+    understood, and nothing of it counts.
     """
 
     prompt: int
@@ -114,7 +119,8 @@ class LayerPart:
 
 @dataclass
 class _Outputs:
-    """Outputs of a module in one prompt: of a side, in a file, or figures of the comparison of another side with them.
+    """Outputs of a module in one prompt: of a side, in a file, or figures of the comparison of
+    another side with them.
 
     width: of the output, 0 if it cannot be compared; is_seen, figures: by position.
     """
@@ -128,7 +134,9 @@ class _Outputs:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether the module has an output at every chosen position, in one width and dtype."""
+        """Return whether the module has an output at every chosen position, in one width and
+        dtype.
+        """
         return self.width > 0 and bool(self.is_seen.all())
 
 
@@ -144,7 +152,12 @@ class _SpooledSide:
         if part.key not in self.modules:
             nothing = np.empty(0, FIGURES)
             self.modules[part.key] = _Outputs(
-                part.module, width, part.format, np.zeros(count, np.bool_), nothing, self._end
+                part.module,
+                width,
+                part.format,
+                np.zeros(count, np.bool_),
+                nothing,
+                self._end,
             )
             self._end += count * width * part.format.itemsize
         module = self.modules[part.key]
@@ -157,7 +170,11 @@ class _SpooledSide:
     def at(self, part: LayerPart) -> tuple[NDArray[np.unsignedinteger], FloatFormat] | None:
         """Bits of the same module at the same positions; None if there are none of that width."""
         module = self.modules.get(part.key)
-        if module is None or module.width != part.bits.shape[1] or not module.is_seen[part.span].all():
+        if (
+            module is None
+            or module.width != part.bits.shape[1]
+            or not module.is_seen[part.span].all()
+        ):
             return None
         offset = module.offset + part.first * module.width * module.format.itemsize
         return self._spool.read(offset, module.format.carrier, part.bits.shape), module.format
@@ -166,25 +183,36 @@ class _SpooledSide:
 class LayerRows:
     """Takes module outputs and writes rows of the tables `layer` and `layer_position`.
 
-    The reference's first; then, if there is to be a noise floor, those of reordered prefills (and of a plain one,
-    if the reference is another path); then the variants'. Each prompt is followed by `end`.
+    The reference's first; then, if there is to be a noise floor, those of reordered prefills (and
+    of a plain one, if the reference is another path); then the variants'. Each prompt is followed
+    by `end`.
     """
 
     def __init__(
-        self, directory: Path, positions: Sequence[Sequence[int]], put: Put, insert: Insert, *, is_async: bool = True
+        self,
+        directory: Path,
+        positions: Sequence[Sequence[int]],
+        put: Put,
+        insert: Insert,
+        *,
+        is_async: bool = True,
     ) -> None:
-        """positions: of each prompt, ascending. put: hands work to the storing thread, which `insert` belongs to.
+        """positions: of each prompt, ascending. put: hands work to the storing thread, which
+        `insert` belongs to.
 
-        is_async: compare in that thread too, else in the caller's: next to forwards that keep every core busy it
-        costs them more than it takes (a fifth of the whole, on two cores).
+        is_async: compare in that thread too, else in the caller's: next to forwards that keep every
+        core busy it costs them more than it takes (a fifth of the whole, on two cores).
         """
         self._storing, self._insert, self._is_async = put, insert, is_async
         self._chosen = [np.array(each, np.int32) for each in positions]
         counts = [len(each) for each in positions]
-        self._sides = {side: _SpooledSide(directory / f"layers{side}", counts) for side in (0, PLAIN_PREFILL)}
+        self._sides = {
+            side: _SpooledSide(directory / f"layers{side}", counts) for side in (0, PLAIN_PREFILL)
+        }
         self._of_floor = self._sides[0]
         self._compared: dict[Key, _Outputs] = {}
-        self._floor: dict[Key, NDArray[np.float64]] = {}  # sum of squares, finite elements over seeds [2, positions]
+        # sum of squares, finite elements over seeds [2, positions]
+        self._floor: dict[Key, NDArray[np.float64]] = {}
 
     def _put(self, work: Callable[..., object], *arguments: object, size: int = 0) -> None:
         if self._is_async:
@@ -193,7 +221,9 @@ class LayerRows:
             work(*arguments)
 
     def write(self, side: int, part: LayerPart) -> None:
-        """Write outputs of a module on a side, PLAIN_PREFILL or FLOOR. The array is ours from now on."""
+        """Write outputs of a module on a side, PLAIN_PREFILL or FLOOR. The array is ours from now
+        on.
+        """
         if side == PLAIN_PREFILL:
             self._of_floor = self._sides[PLAIN_PREFILL]
         if side in self._sides:
@@ -223,18 +253,25 @@ class LayerRows:
                 module.width = 0
             return
         reference, bits = against[0], part.bits
-        if against[1] is not part.format:  # every value of both is a float32's, so there they are compared
+        # every value of both is a float32's, so there they are compared
+        if against[1] is not part.format:
             reference, bits = widen(reference, against[1]), widen(bits, part.format)
         if module is None:
             count = len(self._chosen[part.prompt])
             module = self._compared[part.key] = _Outputs(
-                part.module, bits.shape[1], fmt, np.zeros(count, np.bool_), np.zeros(count, FIGURES)
+                part.module,
+                bits.shape[1],
+                fmt,
+                np.zeros(count, np.bool_),
+                np.zeros(count, FIGURES),
             )
         module.figures[part.span] = figures_of(reference, bits, fmt)
         module.is_seen[part.span] = True
 
     def _take(self, side: _SpooledSide) -> list[tuple[Key, _Outputs]]:
-        """Return the modules with outputs of both sides at every chosen position, in their order; forget them all."""
+        """Return the modules with outputs of both sides at every chosen position, in their order;
+        forget them all.
+        """
         modules = [(key, each) for key, each in sorted(self._compared.items()) if each.is_whole]
         self._compared.clear()
         return [(key, each) for key, each in modules if side.modules[key].is_whole]

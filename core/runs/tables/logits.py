@@ -1,6 +1,7 @@
 """The complete logits, bit for bit, in tiles, and rows of bits as Arrow buffers.
 
-8 KB tiles in an uncompressed column reach disk speed (docs/contributing/decisions/0003-run-file.md).
+8 KB tiles in an uncompressed column reach disk speed
+(docs/contributing/decisions/0003-run-file.md).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from ..file.records import MAX_LISTED_ROWS, MAX_ROWS, MAX_VOCAB, RunHeader
 from ..file.table import Table
 
 TILE_BYTES = 8192
-_INSERT_BYTES = 1 << 28  # Arrow's binary offsets are 32 bits: a gigabyte-wide chunk must not wrap them
+# Arrow's binary offsets are 32 bits: a gigabyte-wide chunk must not wrap them
+_INSERT_BYTES = 1 << 28
 LOGITS = Table(
     "logits",
     """
@@ -33,7 +35,12 @@ LOGITS = Table(
 )
 
 
-def insert_logits(database: Database, side: int, places: NDArray[np.int32], rows: NDArray[np.unsignedinteger]) -> None:
+def insert_logits(
+    database: Database,
+    side: int,
+    places: NDArray[np.int32],
+    rows: NDArray[np.unsignedinteger],
+) -> None:
     """Insert some rows of one side; `places` [rows, 2] holds prompt and position of each."""
     at_once = max(1, _INSERT_BYTES // (rows.shape[1] * rows.itemsize))
     for start in range(0, len(rows), at_once):
@@ -61,28 +68,53 @@ def check_whole(database: Database, header: RunHeader) -> None:
 
 
 def read_position(
-    database: Database, header: RunHeader, sides: Sequence[int], prompt: int, position: int
+    database: Database,
+    header: RunHeader,
+    sides: Sequence[int],
+    prompt: int,
+    position: int,
 ) -> NDArray[np.unsignedinteger]:
     """All logits of some sides, in ascending order, at one position, as bits. [sides, vocab]"""
     which = f"side IN ({', '.join('?' * len(sides))}) AND prompt = ? AND position = ?"
-    table = database.table(f"SELECT bits FROM logits WHERE {which} ORDER BY side, tile", [*sides, prompt, position])
+    table = database.table(
+        f"SELECT bits FROM logits WHERE {which} ORDER BY side, tile",
+        [*sides, prompt, position],
+    )
     with database.decoding("logits"):
         bits = join_tiles(table.column("bits"), header.format.carrier)
     if bits.size != len(sides) * header.vocab:
-        raise StoreError(f"{database.file}: no logits at prompt {prompt}, position {position}, sides {[*sides]}.")
+        raise StoreError(
+            f"{database.file}: no logits at prompt {prompt}, position {position}, sides"
+            f" {[*sides]}.",
+        )
     return bits.reshape(len(sides), -1)
 
 
-def read_rows(database: Database, header: RunHeader, side: int, start: int, stop: int) -> NDArray[np.unsignedinteger]:
+def read_rows(
+    database: Database,
+    header: RunHeader,
+    side: int,
+    start: int,
+    stop: int,
+) -> NDArray[np.unsignedinteger]:
     """Bits of rows [start, stop) of a side. [rows, vocab], the compute dtype's carrier."""
     return read_window(database, header, side, (start, stop), (0, header.vocab))
 
 
 def read_window(
-    database: Database, header: RunHeader, side: int, rows: tuple[int, int], tokens: tuple[int, int]
+    database: Database,
+    header: RunHeader,
+    side: int,
+    rows: tuple[int, int],
+    tokens: tuple[int, int],
 ) -> NDArray[np.unsignedinteger]:
-    """Bits of a rectangle, reading only the tiles it touches. [rows, tokens]; both ranges half open."""
-    for what, (start, stop), size in (("rows", rows, header.rows), ("tokens", tokens, header.vocab)):
+    """Bits of a rectangle, reading only the tiles it touches. [rows, tokens]; both ranges half
+    open.
+    """
+    for what, (start, stop), size in (
+        ("rows", rows, header.rows),
+        ("tokens", tokens, header.vocab),
+    ):
         if not 0 <= start < stop <= size:
             raise UsageError(f"{what} {start} to {stop}: expected a range within 0 to {size}.")
     per_tile = TILE_BYTES // header.format.itemsize
@@ -93,25 +125,43 @@ def read_window(
         """SELECT bits FROM logits
            WHERE side = ? AND prompt BETWEEN ? AND ? AND (prompt > ? OR position >= ?) AND (prompt < ? OR position <= ?)
              AND tile BETWEEN ? AND ?""",
-        [side, first_prompt, last_prompt, first_prompt, first, last_prompt, last, first_tile, last_tile],
+        [
+            side,
+            first_prompt,
+            last_prompt,
+            first_prompt,
+            first,
+            last_prompt,
+            last,
+            first_tile,
+            last_tile,
+        ],
     )
     first_token = first_tile * per_tile
     width = min((last_tile + 1) * per_tile, header.vocab) - first_token
-    with database.decoding(f"table of logits of side {side}"):  # rows lie in insertion order, which is this one
+    # rows lie in insertion order, which is this one
+    with database.decoding(f"table of logits of side {side}"):
         bits = join_tiles(table.column("bits"), header.format.carrier).reshape(len(places), width)
     return bits[:, tokens[0] - first_token : tokens[1] - first_token]
 
 
 def binary_rows(rows: NDArray[np.unsignedinteger], tile_bytes: int) -> tuple[pa.Array, int]:
-    """[rows, columns] as (binary array of rows x tiles values sharing the rows' memory, tiles a row)."""
+    """[rows, columns] as (binary array of rows x tiles values sharing the rows' memory, tiles a
+    row).
+    """
     rows = np.ascontiguousarray(rows)
     row_bytes = rows.shape[1] * rows.itemsize
     tiles = -(-row_bytes // tile_bytes)
     starts = np.arange(rows.shape[0])[:, None] * row_bytes + np.arange(tiles)[None, :] * tile_bytes
     offsets = np.append(starts.ravel(), rows.nbytes).astype(np.int32)
-    return pa.Array.from_buffers(
-        pa.binary(), rows.shape[0] * tiles, [None, pa.py_buffer(offsets), pa.py_buffer(rows)]
-    ), tiles
+    return (
+        pa.Array.from_buffers(
+            pa.binary(),
+            rows.shape[0] * tiles,
+            [None, pa.py_buffer(offsets), pa.py_buffer(rows)],
+        ),
+        tiles,
+    )
 
 
 def join_tiles(column: pa.ChunkedArray, dtype: np.dtype) -> NDArray:
@@ -119,7 +169,10 @@ def join_tiles(column: pa.ChunkedArray, dtype: np.dtype) -> NDArray:
     parts = []
     for chunk in column.chunks:
         if len(chunk):
-            offsets = np.frombuffer(chunk.buffers()[1], np.int64 if pa.types.is_large_binary(chunk.type) else np.int32)
+            offsets = np.frombuffer(
+                chunk.buffers()[1],
+                np.int64 if pa.types.is_large_binary(chunk.type) else np.int32,
+            )
             first, last = offsets[chunk.offset], offsets[chunk.offset + len(chunk)]
             parts.append(np.frombuffer(chunk.buffers()[2], np.uint8)[first:last])
     return np.concatenate(parts).view(dtype) if parts else np.empty(0, dtype)

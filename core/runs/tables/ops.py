@@ -1,7 +1,8 @@
 """Torch operations probed on one machine: what each keeps bit for bit.
 
-Three questions to an operation, each asked of its bits: does a call repeat itself, is row 0 the same alone and among N
-rows (*batch-invariant*), and is a row the same at every index of a batch (*position-invariant*).
+Three questions to an operation, each asked of its bits: does a call repeat itself, is row 0 the
+same alone and among N rows (*batch-invariant*), and is a row the same at every index of a batch
+(*position-invariant*).
 """
 
 from __future__ import annotations
@@ -75,19 +76,31 @@ def read_ops(database: Database) -> list[OpRow]:
 
 
 def answers(row: OpRow) -> dict[str, str]:
-    """Words for the three questions: `same`, what differs, `not asked` or why the machine lacks the operation."""
+    """Words for the three questions: `same`, what differs, `not asked` or why the machine lacks the
+    operation.
+    """
     if row["refusal"]:
-        return {"run to run": f"not available: {row['refusal']}", "batch size": "", "row position": ""}
+        return {
+            "run to run": f"not available: {row['refusal']}",
+            "batch size": "",
+            "row position": "",
+        }
     repeat, batch, position = (
         {True: "same", None: "not asked"}.get(row[question], "")
         for question in ("is_repeatable", "is_batch_invariant", "is_position_invariant")
     )
     if not repeat:
-        repeat = f"{row['differing_calls']:,} of {row['calls']:,} calls differ, up to {row['worst_max_ulps']:,} ULPs"
+        repeat = (
+            f"{row['differing_calls']:,} of {row['calls']:,} calls differ, up to"
+            f" {row['worst_max_ulps']:,} ULPs"
+        )
     if not batch:
         sizes = sorted(size for each in row["batch_classes"][1:] for size in each["batches"])
         share = f"{row['batch_neq']:,} of {row['elements'] * row['rows_tried']:,} elements"
-        batch = f"differs at {', '.join(map(str, sizes))}: {share}, up to {row['batch_max_ulps']:,} ULPs"
+        batch = (
+            f"differs at {', '.join(map(str, sizes))}: {share}, up to {row['batch_max_ulps']:,}"
+            " ULPs"
+        )
     if not position:
         uneven = [str(each["batch"]) for each in row["row_positions"] if len(each["groups"]) > 1]
         position = f"differs in batches of {', '.join(uneven)}"

@@ -1,5 +1,5 @@
-"""Summaries of the pairs over all positions, numbers of elements by distance in ULPs, and verdicts with the rows they
-rest on.
+"""Summaries of the pairs over all positions, numbers of elements by distance in ULPs, and verdicts
+with the rows they rest on.
 """
 
 from __future__ import annotations
@@ -58,12 +58,15 @@ ULP_HISTOGRAM = Table(
 )
 
 
-_OF_TOP_TOKENS = ("flips", "ties", "could_flip")  # stored as 0 if no position has the top tokens of both sides
+# stored as 0 if no position has the top tokens of both sides
+_OF_TOP_TOKENS = ("flips", "ties", "could_flip")
 
 
 @dataclass(frozen=True)
 class StoredPair:
-    """A pair of the run with the names of its sides, its summary and, if it was judged, its verdict."""
+    """A pair of the run with the names of its sides, its summary and, if it was judged, its
+    verdict.
+    """
 
     index: int
     reference: str
@@ -75,8 +78,15 @@ class StoredPair:
     first_place: tuple[int, int] | None = None  # (prompt, position)
 
 
-def insert_pair(database: Database, pair: int, total: PairTotal | Summary, verdict: Verdict | None = None) -> None:
-    """Insert summary and histogram, of lists the summary alone, and the verdict if it was judged."""
+def insert_pair(
+    database: Database,
+    pair: int,
+    total: PairTotal | Summary,
+    verdict: Verdict | None = None,
+) -> None:
+    """Insert summary and histogram, of lists the summary alone, and the verdict if it was
+    judged.
+    """
     PAIR.insert_row(
         database,
         pair=pair,
@@ -88,7 +98,12 @@ def insert_pair(database: Database, pair: int, total: PairTotal | Summary, verdi
     )
     if not isinstance(total, Summary):
         histogram = total.histogram
-        ULP_HISTOGRAM.insert(database, pair=pair, distance=list(histogram), elements=list(histogram.values()))
+        ULP_HISTOGRAM.insert(
+            database,
+            pair=pair,
+            distance=list(histogram),
+            elements=list(histogram.values()),
+        )
 
 
 def _columns(verdict: Verdict) -> dict[str, Any]:
@@ -117,9 +132,21 @@ def read_pairs(database: Database, sides: Sequence[str]) -> list[StoredPair]:
             if row["same_top1"] is None:
                 row |= dict.fromkeys(_OF_TOP_TOKENS)
             summary = Summary(**{total.name: row[total.name] for total in fields(Summary)})
-            place = None if row["first_prompt"] is None else (row["first_prompt"], row["first_position"])
+            place = (
+                None
+                if row["first_prompt"] is None
+                else (row["first_prompt"], row["first_position"])
+            )
             judged = (row["verdict"], row["because"], row["noise_ratio"], place)
-            pairs.append(StoredPair(row["pair"], sides[row["reference"]], sides[row["variant"]], summary, *judged))
+            pairs.append(
+                StoredPair(
+                    row["pair"],
+                    sides[row["reference"]],
+                    sides[row["variant"]],
+                    summary,
+                    *judged,
+                ),
+            )
     return pairs
 
 
@@ -153,9 +180,15 @@ FLOOR_POSITION = Table(
 
 
 def insert_evidence(
-    database: Database, pair: int, places: NDArray[np.int32], evidence: Sequence[Evidence], floors: Sequence[FloorRows]
+    database: Database,
+    pair: int,
+    places: NDArray[np.int32],
+    evidence: Sequence[Evidence],
+    floors: Sequence[FloorRows],
 ) -> None:
-    """Insert evidence of a pair and its floors. places: prompt and position of every row of the run. [rows, 2]"""
+    """Insert evidence of a pair and its floors. places: prompt and position of every row of the
+    run. [rows, 2]
+    """
     if evidence:
         EVIDENCE.insert_records(
             database,
@@ -167,7 +200,13 @@ def insert_evidence(
             figures=[json.dumps(row.figures.to_json(), allow_nan=False) for row in evidence],
         )
     for floor in floors:
-        FLOOR_POSITION.insert(database, pair=pair, prompt=places[:, 0], position=places[:, 1], **vars(floor))
+        FLOOR_POSITION.insert(
+            database,
+            pair=pair,
+            prompt=places[:, 0],
+            position=places[:, 1],
+            **vars(floor),
+        )
 
 
 def delete_evidence(database: Database, pair: int) -> None:
@@ -177,7 +216,10 @@ def delete_evidence(database: Database, pair: int) -> None:
 
 
 def read_evidence(database: Database) -> dict[int, list[Evidence]]:
-    """Evidence of every judged pair, by its number, in the order of the checks. Unknown checks are left out."""
+    """Evidence of every judged pair, by its number, in the order of the checks.
+
+    Unknown checks are left out.
+    """
     sql = "SELECT pair, checked, control, figures, outcome, says, side_name FROM evidence"
     unknown = unknown_checks(database)
     of_pairs: dict[int, list[Evidence]] = {}

@@ -1,4 +1,7 @@
-"""Figures of logits by position: of a pair, and of each side alone. Places are (prompt, position), [rows, 2]."""
+"""Figures of logits by position: of a pair, and of each side alone.
+
+Places are (prompt, position), [rows, 2].
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,13 @@ POSITION = Table(
     position INTEGER -- 0-based token index in its prompt; its logits score the next token
     """,
     [
-        column(metric.name, metric.dtype, metric.unit, metric.help, metric.is_nullable or metric.name in OPEN_IN_LISTS)
+        column(
+            metric.name,
+            metric.dtype,
+            metric.unit,
+            metric.help,
+            metric.is_nullable or metric.name in OPEN_IN_LISTS,
+        )
         for metric in METRICS
     ],
 )
@@ -65,7 +74,11 @@ TOP_TOKEN = Table(
 def position_rows(pair: int, places: NDArray[np.int32], figures: RowFigures) -> pa.Table:
     """Rows of a pair by position."""
     columns = {metric.name: getattr(figures, metric.name) for metric in METRICS}
-    columns |= {metric.name: _nullable(columns[metric.name], metric.dtype) for metric in METRICS if metric.is_nullable}
+    columns |= {
+        metric.name: _nullable(columns[metric.name], metric.dtype)
+        for metric in METRICS
+        if metric.is_nullable
+    }
     return POSITION.arrow(pair=pair, prompt=places[:, 0], position=places[:, 1], **columns)
 
 
@@ -78,7 +91,10 @@ def _nullable(values: NDArray, dtype: str) -> pa.Array:
 def side_position_rows(side: int, places: NDArray[np.int32], figures: SideRows) -> pa.Table:
     """Rows of a side by position."""
     return SIDE_POSITION.arrow(
-        side=side, prompt=places[:, 0], position=places[:, 1], logsumexp=null_if_nan(figures.logsumexp)
+        side=side,
+        prompt=places[:, 0],
+        position=places[:, 1],
+        logsumexp=null_if_nan(figures.logsumexp),
     )
 
 
@@ -99,16 +115,31 @@ def top_token_rows(side: int, places: NDArray[np.int32], figures: SideRows) -> p
 def _read(database: Database, condition: str, values: list[int]) -> pa.Table:
     """Rows of pair `values[0]` for which `condition` holds."""
     columns = ", ".join(POSITION.names[1:])
-    sql = f"SELECT {columns} FROM position WHERE pair = ? AND {condition} ORDER BY prompt, position LIMIT {MAX_ROWS}"
+    sql = (
+        f"SELECT {columns} FROM position WHERE pair = ? AND {condition} ORDER BY prompt, position"
+        f" LIMIT {MAX_ROWS}"
+    )
     table = database.table(sql, values)
     if table.schema.types != POSITION.schema[1:]:
-        raise StoreError(f"{database.file}: its table of positions has columns of other types; the file is damaged.")
+        raise StoreError(
+            f"{database.file}: its table of positions has columns of other types; the file is"
+            " damaged.",
+        )
     return table
 
 
-def read_positions(database: Database, header: RunHeader, pair: int, prompt: int | None = None) -> pd.DataFrame:
+def read_positions(
+    database: Database,
+    header: RunHeader,
+    pair: int,
+    prompt: int | None = None,
+) -> pd.DataFrame:
     """Figures of a pair, one row per position of every prompt or of one (null if undefined)."""
-    rows = _read(database, "true", [pair]) if prompt is None else _read(database, "prompt = ?", [pair, prompt])
+    rows = (
+        _read(database, "true", [pair])
+        if prompt is None
+        else _read(database, "prompt = ?", [pair, prompt])
+    )
     with database.decoding("table of positions"):
         table = rows.to_pandas(types_mapper=nullable)
         if len(table) != header.rows and header.k is None and prompt is None:
@@ -120,8 +151,12 @@ def read_positions(database: Database, header: RunHeader, pair: int, prompt: int
 
 
 def _fill_open(values: pd.Series, dtype: str) -> pd.Series:
-    """Return a column of lists with open values filled, for tables of pages: False, or no number."""
-    return values.eq(True) if dtype == "bool" else values.astype("Int64" if "int" in dtype else dtype)
+    """Return a column of lists with open values filled, for tables of pages: False, or no
+    number.
+    """
+    return (
+        values.eq(True) if dtype == "bool" else values.astype("Int64" if "int" in dtype else dtype)
+    )
 
 
 def read_records(database: Database, pair: int, condition: str = "true") -> list[dict[str, Any]]:

@@ -1,4 +1,6 @@
-"""Remedies of a pair: the pair with one thing changed at a time, what is left of the difference, and the throughput."""
+"""Remedies of a pair: the pair with one thing changed at a time, what is left of the difference,
+and the throughput.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ from ..file.table import Table, columns_of_record
 
 @dataclass(frozen=True)
 class RemedyRow:
-    """A pair under one remedy, as the table has it; the first row of a pair is the pair as it is. Figures are None if
-    it was not measured (`refusal` says why), sizes also if a NaN or infinity is on one side only.
+    """A pair under one remedy, as the table has it; the first row of a pair is the pair as it is.
+    Figures are None if it was not measured (`refusal` says why), sizes also if a NaN or infinity is
+    on one side only.
     """
 
     name: Annotated[str, "name of the mitigation"]
@@ -23,14 +26,26 @@ class RemedyRow:
     compute_dtype: Annotated[str, "dtype the logits were compared in"]
     elements: Annotated[int | None, "logits compared; null, as all figures, if not measured"] = None
     neq: Annotated[int | None, "elements whose values differ"] = None
-    max_abs: Annotated[float | None, "largest absolute difference, logits; null if NaN or infinity differ"] = None
+    max_abs: Annotated[
+        float | None,
+        "largest absolute difference, logits; null if NaN or infinity differ",
+    ] = None
     rms: Annotated[float | None, "root mean square of the difference, logits; null likewise"] = None
     max_ulps: Annotated[int | None, "largest distance, ULPs of compute_dtype; null likewise"] = None
     flips: Annotated[int | None, "INTEGER", "positions whose argmax differs"] = None
-    noise_ratio: Annotated[float | None, "rms over rms of the noise floor of the unchanged reference"] = None
-    reference_tokens_per_second: Annotated[float | None, "tokens of the batch a second, median of the turns"] = None
+    noise_ratio: Annotated[
+        float | None,
+        "rms over rms of the noise floor of the unchanged reference",
+    ] = None
+    reference_tokens_per_second: Annotated[
+        float | None,
+        "tokens of the batch a second, median of the turns",
+    ] = None
     variant_tokens_per_second: Annotated[float | None, "the same of the variant's path"] = None
-    reference_share: Annotated[float | None, "reference_tokens_per_second over that of the pair's row 0"] = None
+    reference_share: Annotated[
+        float | None,
+        "reference_tokens_per_second over that of the pair's row 0",
+    ] = None
     variant_share: Annotated[float | None, "the same of the variant's path"] = None
     refusal: Annotated[str, "why it was not measured, in a sentence; empty if it was"] = ""
     reference_share_low: Annotated[float | None, "smallest ratio of one round"] = None
@@ -42,7 +57,9 @@ class RemedyRow:
     @property
     def share(self) -> float | None:
         """Throughput as a share of that of the pair as it is, on the side that loses more."""
-        shares = [share for share in (self.reference_share, self.variant_share) if share is not None]
+        shares = [
+            share for share in (self.reference_share, self.variant_share) if share is not None
+        ]
         return min(shares, default=None)
 
 
@@ -77,7 +94,11 @@ def advice(rows: Sequence[RemedyRow]) -> str:
     if plain.neq == 0:
         return "The sides are equal in every logit; there is nothing to change."
     equal = [row for row in others if row.neq == 0]
-    smaller = [row for row in others if row.neq and row.rms and (plain.rms is None or row.rms < plain.rms / 2)]
+    smaller = [
+        row
+        for row in others
+        if row.neq and row.rms and (plain.rms is None or row.rms < plain.rms / 2)
+    ]
     parts = []
     if equal:
         parts.append(_effect(max(equal, key=lambda row: row.share or 0.0), "all logits equal"))
@@ -91,5 +112,8 @@ def advice(rows: Sequence[RemedyRow]) -> str:
 
 def _effect(row: RemedyRow, effect: str) -> str:
     if row.reference_share is not None and row.variant_share is not None:
-        effect += f", throughput {percent(row.reference_share)} (reference), {percent(row.variant_share)} (variant)"
+        effect += (
+            f", throughput {percent(row.reference_share)} (reference), {percent(row.variant_share)}"
+            " (variant)"
+        )
     return f"{row.name}: {effect}."

@@ -1,4 +1,6 @@
-"""Sampled tokens of RL: sequences, and what the rollout engine and the trainer say of each of their tokens."""
+"""Sampled tokens of RL: sequences, and what the rollout engine and the trainer say of each of their
+tokens.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tables that say what a run is of: `run`, by which a file is known to be of this form, prompts, sides with what makes
-equal ones known as equal, and continuations.
+"""Tables that say what a run is of: `run`, by which a file is known to be of this form, prompts,
+sides with what makes equal ones known as equal, and continuations.
 """
 
 from __future__ import annotations
@@ -43,7 +43,12 @@ RUN = Table(
 )
 
 
-def insert_run(database: Database, created: datetime, versions: Mapping[str, str], **values: Any) -> None:
+def insert_run(
+    database: Database,
+    created: datetime,
+    versions: Mapping[str, str],
+    **values: Any,
+) -> None:
     """Insert the only row; `values`: the other columns, unchanged."""
     RUN.insert_row(
         database,
@@ -62,21 +67,29 @@ def insert_header(database: Database, created: datetime, header: RunHeader, posi
 
 
 def read_run(database: Database) -> dict[str, Any]:
-    """Read the one row by its columns. StoreError if the file is not of the version that is read."""
+    """Read the one row by its columns.
+
+    StoreError if the file is not of the version that is read.
+    """
     rows = database.records("SELECT * FROM run_file.run LIMIT 2")
     if len(rows) != 1:
-        raise StoreError(f"{database.file}: {len(rows) or 'no'} rows of provenance, a run file has one.")
+        raise StoreError(
+            f"{database.file}: {len(rows) or 'no'} rows of provenance, a run file has one.",
+        )
     version = rows[0].get("file_version")
     if version != FILE_VERSION:
         raise StoreError(
-            f"{database.file}: a run file of version {version!r:.40}; this ULPscope reads version {FILE_VERSION}."
-            " Capture or ingest it again, or export it as npz with the version that wrote it."
+            f"{database.file}: a run file of version {version!r:.40}; this ULPscope reads version"
+            f" {FILE_VERSION}. Capture or ingest it again, or export it as npz with the version"
+            " that wrote it.",
         )
     unset = {column.name: None for column in RUN.columns if column.is_nullable}
     provenance = unset | rows[0]
     for name in RUN.names:
         if name not in provenance:
-            raise StoreError(f"{database.file}: its table 'run' lacks the column '{name}'; the file is damaged.")
+            raise StoreError(
+                f"{database.file}: its table 'run' lacks the column '{name}'; the file is damaged.",
+            )
     return provenance
 
 
@@ -115,23 +128,42 @@ def insert_prompts(database: Database, header: RunHeader) -> None:
     prompts = header.prompts
     lengths = [prompt.positions for prompt in prompts]
     PROMPT.insert(database, prompt=list(range(len(prompts))), positions=lengths)
-    with_tokens = [(index, each) for index, each in enumerate(prompts) if each.token_ids or each.token_texts]
+    with_tokens = [
+        (index, each) for index, each in enumerate(prompts) if each.token_ids or each.token_texts
+    ]
     if with_tokens:
         TOKEN.insert(
             database,
             prompt=[index for index, each in with_tokens for _ in range(each.positions)],
             position=[position for _, each in with_tokens for position in range(each.positions)],
-            token_id=[token for _, each in with_tokens for token in each.token_ids or [None] * each.positions],
-            text=[text for _, each in with_tokens for text in each.token_texts or [None] * each.positions],
+            token_id=[
+                token
+                for _, each in with_tokens
+                for token in each.token_ids or [None] * each.positions
+            ],
+            text=[
+                text
+                for _, each in with_tokens
+                for text in each.token_texts or [None] * each.positions
+            ],
         )
-    vocabulary = VOCABULARY.rows(database, token_id=list(header.vocabulary), text=list(header.vocabulary.values()))
-    if header.keep != FIGURES:  # whose texts follow: those of a large vocabulary are more than all figures
+    vocabulary = VOCABULARY.rows(
+        database,
+        token_id=list(header.vocabulary),
+        text=list(header.vocabulary.values()),
+    )
+    # whose texts follow: those of a large vocabulary are more than all figures
+    if header.keep != FIGURES:
         database.insert(VOCABULARY.name, vocabulary)
 
 
 def insert_used_vocabulary(database: Database, header: RunHeader) -> None:
-    """Insert the texts of the tokens that stand in other tables: in prompts, among the best, in continuations."""
-    sql = " UNION ".join(f"SELECT token_id FROM {table}" for table in ("token", "top_token", "generated_token"))
+    """Insert the texts of the tokens that stand in other tables: in prompts, among the best, in
+    continuations.
+    """
+    sql = " UNION ".join(
+        f"SELECT token_id FROM {table}" for table in ("token", "top_token", "generated_token")
+    )
     ids = sorted(header.vocabulary.keys() & {row[0] for row in database.rows(sql)})
     if ids:
         VOCABULARY.insert(database, token_id=ids, text=[header.vocabulary[token] for token in ids])
@@ -143,11 +175,15 @@ def read_prompts(database: Database) -> tuple[Prompt, ...]:
         """SELECT positions, ids, texts FROM prompt LEFT JOIN (
                SELECT prompt, list(token_id ORDER BY position) FILTER (token_id IS NOT NULL) AS ids,
                    list(text ORDER BY position) FILTER (text IS NOT NULL) AS texts FROM token GROUP BY prompt
-           ) USING (prompt) ORDER BY prompt"""
+           ) USING (prompt) ORDER BY prompt""",
     )
     without_tokens = cache(Prompt)  # one of each length, for there may be a million
     return tuple(
-        Prompt(positions, tuple(ids or ()), tuple(texts or ())) if ids or texts else without_tokens(positions)
+        (
+            Prompt(positions, tuple(ids or ()), tuple(texts or ()))
+            if ids or texts
+            else without_tokens(positions)
+        )
         for positions, ids, texts in rows
     )
 
@@ -198,8 +234,8 @@ RESPONSE = Table(
 class StoredSide:
     """A side as stored; `bit_class` is shared by bit-identical sides.
 
-    sha256: of its values as bits of `sha256_dtype`, the dtype they are of, so that equal values have it in any run.
-    stored_sha256: of the bits as they are stored.
+    sha256: of its values as bits of `sha256_dtype`, the dtype they are of, so that equal values
+    have it in any run. stored_sha256: of the bits as they are stored.
     """
 
     index: int
@@ -222,8 +258,8 @@ def insert_sides(
     k: list[int] | None = None,
     keys: str | None = None,
 ) -> None:
-    """Insert the sides. digests: of the stored bits, the same for sides of one class; values: of each side's values,
-    and of which dtype; k, keys: of lists.
+    """Insert the sides. digests: of the stored bits, the same for sides of one class; values: of
+    each side's values, and of which dtype; k, keys: of lists.
     """
     classes = {digest: number for number, digest in enumerate(dict.fromkeys(digests))}
     SIDE.insert_records(
@@ -245,7 +281,7 @@ def read_sides(database: Database) -> list[StoredSide]:
     """Read the sides in their order."""
     rows = database.rows(
         """SELECT side, name, path, source_dtype, values_sha256, values_dtype, sha256, bit_class, holds, k
-           FROM side ORDER BY side"""
+           FROM side ORDER BY side""",
     )
     with database.decoding("list of sides"):
         return [StoredSide(*row) for row in rows]
@@ -290,7 +326,13 @@ def insert_generation(database: Database, generation: Generation) -> None:
     for side, (tokens, text) in enumerate(zip(generation.tokens, generation.texts, strict=True)):
         GENERATION.insert_row(database, side=side, prompt=generation.prompt, text=text, **counts)
         steps = list(range(len(tokens)))
-        GENERATED_TOKEN.insert(database, side=side, prompt=generation.prompt, step=steps, token_id=list(tokens))
+        GENERATED_TOKEN.insert(
+            database,
+            side=side,
+            prompt=generation.prompt,
+            step=steps,
+            token_id=list(tokens),
+        )
 
 
 def read_generations(database: Database) -> dict[int, Generation]:
@@ -298,6 +340,12 @@ def read_generations(database: Database) -> dict[int, Generation]:
     rows = database.rows(_GENERATIONS)
     with database.decoding("generations"):
         return {
-            prompt: Generation(prompt, given_positions, max_tokens, tuple(map(tuple, tokens)), tuple(texts))
+            prompt: Generation(
+                prompt,
+                given_positions,
+                max_tokens,
+                tuple(map(tuple, tokens)),
+                tuple(texts),
+            )
             for prompt, given_positions, max_tokens, tokens, texts in rows
         }

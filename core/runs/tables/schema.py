@@ -12,28 +12,58 @@ from ...text import clean
 from ..file.database import Database
 from ..file.records import MAX_LISTED_ROWS, MAX_ROWS, MAX_VALUES, MAX_VOCAB, TOKENS_TOGETHER
 from ..file.table import Table
-from . import heatmap, kernels, kv_cache, layers, logits, ops, pairs, positions, remedies, rollouts, run
+from . import (
+    heatmap,
+    kernels,
+    kv_cache,
+    layers,
+    logits,
+    ops,
+    pairs,
+    positions,
+    remedies,
+    rollouts,
+    run,
+)
 
-_MODULES = (run, logits, positions, pairs, heatmap, kv_cache, layers, ops, kernels, remedies, rollouts)
+_MODULES = (
+    run,
+    logits,
+    positions,
+    pairs,
+    heatmap,
+    kv_cache,
+    layers,
+    ops,
+    kernels,
+    remedies,
+    rollouts,
+)
 TABLES = {
-    table.name: table for module in _MODULES for table in vars(module).values() if isinstance(table, Table)
+    table.name: table
+    for module in _MODULES
+    for table in vars(module).values()
+    if isinstance(table, Table)
 }  # those that each module declares
 _NAMED = 3  # of what is unknown, in the note
 
-# A run file of 1.0.0 or later grows by addition: a build reads the files of every other one. Columns
-# that are added to a table are nullable; only a change of meaning takes another FILE_VERSION.
+# A run file of 1.0.0 or later grows by addition: a build reads the files of every other one.
+# Columns that are added to a table are nullable; only a change of meaning takes another
+# FILE_VERSION.
 
 
 def create_tables(database: Database) -> None:
-    """Create the tables, within a transaction: committed one by one its 350 statements take three times as long."""
+    """Create the tables, within a transaction: committed one by one its 350 statements take three
+    times as long.
+    """
     database.execute("\n".join(table.ddl for table in TABLES.values()))
 
 
 def check_tables(database: Database) -> dict[str, Any]:
     """Return the provenance, and give the file's tables the columns of this build.
 
-    A nullable column that the file lacks reads as NULL, a table that it lacks as empty. What only the
-    file has is left alone; `note` of the provenance names it.
+    A nullable column that the file lacks reads as NULL, a table that it lacks as empty. What only
+    the file has is left alone; `note` of the provenance names it.
 
     Raises:
         StoreError: not a run file of this version, or a column that may not be null is missing.
@@ -42,11 +72,13 @@ def check_tables(database: Database) -> dict[str, Any]:
     ours = "WHERE database_name = 'run_file' AND schema_name = 'main'"
     counts = dict(database.rows(f"SELECT table_name, column_count FROM duckdb_tables() {ours}"))
     if run.RUN.name not in counts:
-        raise StoreError(f"{database.file}: a DuckDB file without the table 'run', so not a run file.")
+        raise StoreError(
+            f"{database.file}: a DuckDB file without the table 'run', so not a run file.",
+        )
     provenance = run.read_run(database)
     unknown: list[str] = []
-    # Names of all columns take 9 ms in a new connection, as long as the rest of opening a run. Builds only
-    # ever add, so a table of as many columns has the same ones.
+    # Names of all columns take 9 ms in a new connection, as long as the rest of opening a run.
+    # Builds only ever add, so a table of as many columns has the same ones.
     if counts != {name: len(table.columns) for name, table in TABLES.items()}:
         unknown = _complete(database)
     if pairs.EVIDENCE.name in counts:
@@ -62,7 +94,10 @@ def _complete(database: Database) -> list[str]:
     for name, table in TABLES.items():
         columns = stored.get(name)
         if columns is None:
-            database.add_empty(name, ", ".join(f"{each.name} {each.type}" for each in table.columns))
+            database.add_empty(
+                name,
+                ", ".join(f"{each.name} {each.type}" for each in table.columns),
+            )
             continue
         unknown += [f"column {name}.{each}" for each in columns if each not in table.types]
         missing = [each for each in table.columns if each.name not in columns]
@@ -78,8 +113,8 @@ def _complete(database: Database) -> list[str]:
 def stored_columns(database: Database) -> dict[str, dict[str, str]]:
     """Return the columns of the file's tables: name and type by table."""
     sql = (
-        "SELECT table_name, column_name, data_type FROM duckdb_columns()"
-        " WHERE database_name = 'run_file' AND schema_name = 'main' ORDER BY table_name, column_index"
+        "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE database_name ="
+        " 'run_file' AND schema_name = 'main' ORDER BY table_name, column_index"
     )
     columns: dict[str, dict[str, str]] = {}
     for table, column, kind in database.rows(sql):
@@ -94,8 +129,9 @@ def _note_on(unknown: Sequence[str]) -> str:
 
 
 def check_rows(database: Database, provenance: dict[str, Any]) -> None:
-    """StoreError for a table with more rows than a writer makes of a run of this size: a small file can hold millions
-    of equal rows, and readers load whole tables. Reads counts, and the lengths of the vocabulary's texts.
+    """StoreError for a table with more rows than a writer makes of a run of this size: a small file
+    can hold millions of equal rows, and readers load whole tables. Reads counts, and the lengths of
+    the vocabulary's texts.
     """
     sides, lists = database.rows("SELECT count(*), count(k) FROM side")[0]
     pairs_ = max(0, sides - 1)
@@ -107,7 +143,8 @@ def check_rows(database: Database, provenance: dict[str, Any]) -> None:
         "pair": pairs_,
         "prompt": MAX_LISTED_ROWS,
         "token": positions,
-        "vocabulary": MAX_VOCAB if lists else vocab + positions,  # a dump may have tokens without a logit
+        # a dump may have tokens without a logit
+        "vocabulary": MAX_VOCAB if lists else vocab + positions,
         "position": places,
         "side_position": places,
         "top_token": max(places, MAX_VALUES) if lists else TOP_K * places,
@@ -132,12 +169,12 @@ def check_rows(database: Database, provenance: dict[str, Any]) -> None:
         most = limits[name]
         if count > most:
             raise StoreError(
-                f"{database.file}: its table '{name}' has {count:,} rows; expected at most {most:,} in a run of"
-                " its size."
+                f"{database.file}: its table '{name}' has {count:,} rows; expected at most {most:,}"
+                " in a run of its size.",
             )
     ((length,),) = database.rows("SELECT coalesce(sum(length(text)), 0)::BIGINT FROM vocabulary")
     if length > TOKENS_TOGETHER:
         raise StoreError(
-            f"{database.file}: the texts of its vocabulary have {length:,} characters; expected at most"
-            f" {TOKENS_TOGETHER:,}."
+            f"{database.file}: the texts of its vocabulary have {length:,} characters; expected at"
+            f" most {TOKENS_TOGETHER:,}.",
         )

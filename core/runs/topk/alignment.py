@@ -1,4 +1,6 @@
-"""Sides in one form, so that their rows can be compared: token ids and positions that all of them share."""
+"""Sides in one form, so that their rows can be compared: token ids and positions that all of them
+share.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from .records import UNKNOWN_TOKEN, ListSide, Response
 def align(sides: Sequence[ListSide]) -> tuple[ListSide, ...]:
     """Return the sides with token ids and positions that all share, those of the reference first.
 
-    What was moved or left out becomes a warning; sides that are aligned already stay as they are. DumpError if they
-    cannot be compared.
+    What was moved or left out becomes a warning; sides that are aligned already stay as they are.
+    DumpError if they cannot be compared.
     """
     first = len(sides[0].responses)
     for side in sides[1:]:
@@ -29,7 +31,10 @@ def align(sides: Sequence[ListSide]) -> tuple[ListSide, ...]:
         _in_place(prompt, responses)
         for prompt, responses in enumerate(zip(*(side.responses for side in sides), strict=True))
     ]
-    return tuple(replace(side, responses=own) for side, own in zip(sides, zip(*prompts, strict=True), strict=True))
+    return tuple(
+        replace(side, responses=own)
+        for side, own in zip(sides, zip(*prompts, strict=True), strict=True)
+    )
 
 
 def prompt_tokens(response: Response) -> tuple[int, ...] | None:
@@ -40,11 +45,15 @@ def prompt_tokens(response: Response) -> tuple[int, ...] | None:
 
 
 def extra_first_token(one: Sequence[int], other: Sequence[int]) -> tuple[int, bool] | None:
-    """(side that has one token more in front, whether it stands there twice) of two prompts, None if they part
-    otherwise.
+    """(side that has one token more in front, whether it stands there twice) of two prompts, None
+    if they part otherwise.
     """
     for side, (longer, shorter) in ((1, (other, one)), (0, (one, other))):
-        if len(longer) == len(shorter) + 1 > 2 and longer[1:] == shorter and UNKNOWN_TOKEN not in longer:
+        if (
+            len(longer) == len(shorter) + 1 > 2
+            and longer[1:] == shorter
+            and UNKNOWN_TOKEN not in longer
+        ):
             return side, longer[0] == longer[1]
     return None
 
@@ -52,7 +61,11 @@ def extra_first_token(one: Sequence[int], other: Sequence[int]) -> tuple[int, bo
 def sequence(response: Response) -> tuple[int, ...]:
     """Return the tokens of a response; unknown ones are filled in from the rows before them."""
     filled = list(response.tokens)
-    for position, token in zip(response.rows.positions.tolist(), response.rows.targets.tolist(), strict=True):
+    for position, token in zip(
+        response.rows.positions.tolist(),
+        response.rows.targets.tolist(),
+        strict=True,
+    ):
         filled.extend([UNKNOWN_TOKEN] * (position + 2 - len(filled)))
         if filled[position + 1] == UNKNOWN_TOKEN:
             filled[position + 1] = token
@@ -62,7 +75,10 @@ def sequence(response: Response) -> tuple[int, ...]:
 def parting_of(reference: Sequence[int], variant: Sequence[int]) -> int | None:
     """First place at which two sequences have different tokens, None if they never do."""
     both = enumerate(zip(reference, variant, strict=False))
-    return next((place for place, pair in both if UNKNOWN_TOKEN not in pair and pair[0] != pair[1]), None)
+    return next(
+        (place for place, pair in both if UNKNOWN_TOKEN not in pair and pair[0] != pair[1]),
+        None,
+    )
 
 
 def warn(response: Response, *warnings: str) -> Response:
@@ -71,19 +87,23 @@ def warn(response: Response, *warnings: str) -> Response:
 
 
 def _by_text(sides: Sequence[ListSide]) -> list[ListSide]:
-    """Return the sides with a number for each text as token ids. Rows with two tokens that print alike are left out."""
+    """Return the sides with a number for each text as token ids.
+
+    Rows with two tokens that print alike are left out.
+    """
     numbers: dict[str, int] = {}
     for side in sides:
         for response in side.responses:
             if len(response.rows.token_ids) and not response.texts:
                 raise DumpError(
-                    f"side '{side.name}' has no texts of tokens, and the other side has no ids; expected token ids on"
-                    " both sides, or texts on both."
+                    f"side '{side.name}' has no texts of tokens, and the other side has no ids;"
+                    " expected token ids on both sides, or texts on both.",
                 )
             for text in response.texts.values():
                 numbers.setdefault(text, len(numbers))
     return [
-        replace(side, responses=tuple(_renumber(response, numbers) for response in side.responses)) for side in sides
+        replace(side, responses=tuple(_renumber(response, numbers) for response in side.responses))
+        for side in sides
     ]
 
 
@@ -102,12 +122,19 @@ def _renumber(response: Response, numbers: Mapping[str, int]) -> Response:
         keys="text",
         tokens=tuple(new.get(token, UNKNOWN_TOKEN) for token in response.tokens),
         rows=replace(rows.without_values(~usable), missing=rows.missing),
-        texts=dict(sorted((number, text) for text, number in numbers.items() if number in set(new.values()))),
+        texts=dict(
+            sorted(
+                (number, text) for text, number in numbers.items() if number in set(new.values())
+            ),
+        ),
     )
     if usable.all():
         return renumbered
     left_out = int((~usable).sum())
-    return warn(renumbered, f"{plural(left_out, 'row')} left out: two of the tokens print alike, or one has no text.")
+    return warn(
+        renumbered,
+        f"{plural(left_out, 'row')} left out: two of the tokens print alike, or one has no text.",
+    )
 
 
 def _in_place(prompt: int, responses: Sequence[Response]) -> Sequence[Response]:
@@ -119,7 +146,12 @@ def _in_place(prompt: int, responses: Sequence[Response]) -> Sequence[Response]:
         return responses
     moved = [_later(one, move) if move else one for one, move in zip(responses, moves, strict=True)]
     if all(one.start_known for one in responses):
-        lengths = series([f"{end:,}" for end in dict.fromkeys((one.generated_from or 0) + 1 for one in responses)])
+        lengths = series(
+            [
+                f"{end:,}"
+                for end in dict.fromkeys((one.generated_from or 0) + 1 for one in responses)
+            ],
+        )
         differ = f"Prompt {prompt} has {lengths} tokens on the two sides: its inputs differ"
         moved[-1] = warn(moved[-1], f"{differ}, and rows are aligned at the first generated token.")
     return moved
@@ -140,21 +172,28 @@ def _later(response: Response, count: int) -> Response:
 def _starts(reference: Response, variant: Response) -> tuple[int, int]:
     """Return offsets to each side's positions so that both count from the same place.
 
-    A response without a start begins at the other's first generated position. Responses to prompts of
-    two lengths, of which only generated rows were sent, meet at the start of generation.
+    A response without a start begins at the other's first generated position. Responses to prompts
+    of two lengths, of which only generated rows were sent, meet at the start of generation.
     """
     sides, ends = (reference, variant), (reference.generated_from, variant.generated_from)
     if reference.start_known != variant.start_known:
         start = ends[0] if reference.start_known else ends[1]
         if start is None:
             raise DumpError(
-                "one side sends rows of a prompt only and the other of generated tokens only; expected positions that"
-                " both have."
+                "one side sends rows of a prompt only and the other of generated tokens only;"
+                " expected positions that both have.",
             )
         return (0, start) if reference.start_known else (start, 0)
-    if not reference.start_known or ends[0] is None or ends[1] is None or None not in map(prompt_tokens, sides):
+    if (
+        not reference.start_known
+        or ends[0] is None
+        or ends[1] is None
+        or None not in map(prompt_tokens, sides)
+    ):
         return 0, 0
-    if any(len(side.rows) and side.rows.positions[0] < (side.generated_from or 0) for side in sides):
+    if any(
+        len(side.rows) and side.rows.positions[0] < (side.generated_from or 0) for side in sides
+    ):
         return 0, 0
     later = max(ends[0], ends[1])
     return later - ends[0], later - ends[1]

@@ -14,13 +14,16 @@ from .records import ListSide, Response
 
 
 def are_payloads(paths: Sequence[Path]) -> bool:
-    """Return whether these files, or one of them, hold responses of engines; False if one is not there."""
+    """Return whether these files, or one of them, hold responses of engines; False if one is not
+    there.
+    """
     return all(path.is_file() for path in paths) and any(map(is_payload, paths))
 
 
 def read_sides(paths: Sequence[Path]) -> tuple[ListSide, ...]:
-    """Return the sides in the files, reference first: an exported run, repeated answers of one file, or one side
-    per file. Responses of several files are joined by custom_id, request or token ids, if known.
+    """Return the sides in the files, reference first: an exported run, repeated answers of one
+    file, or one side per file. Responses of several files are joined by custom_id, request or token
+    ids, if known.
 
     DumpError for what is no response or cannot be compared.
     """
@@ -39,13 +42,15 @@ def sides_of(responses: Sequence[Response], source: str) -> tuple[ListSide, ...]
     groups: dict[object, list[Response]] = {}
     for response in responses:
         length = response.generated_from if response.start_known else None
-        groups.setdefault(prompt_tokens(response) or response.prompt_key or length, []).append(response)
+        groups.setdefault(prompt_tokens(response) or response.prompt_key or length, []).append(
+            response,
+        )
     counts = {len(group) for group in groups.values()}
     if len(counts) != 1 or counts == {1}:
         answers, prompts = plural(len(responses), "answer"), plural(len(groups), "prompt")
         raise DumpError(
-            f"{source}: holds {answers} to {prompts}; expected each prompt answered equally often, at least twice."
-            " Give a second file for the other side."
+            f"{source}: holds {answers} to {prompts}; expected each prompt answered equally often,"
+            " at least twice. Give a second file for the other side.",
         )
     return tuple(
         ListSide(f"answer {repeat + 1}", tuple(group[repeat] for group in groups.values()))
@@ -54,19 +59,28 @@ def sides_of(responses: Sequence[Response], source: str) -> tuple[ListSide, ...]
 
 
 def side_names(paths: Sequence[Path]) -> list[str]:
-    """Names of sides: the files' names without their suffix; numbered and with it if two are alike."""
+    """Names of sides: the files' names without their suffix; numbered and with it if two are
+    alike.
+    """
     names = [clean(path.stem) for path in paths]
     are_unique = len(set(names)) == len(names)
-    return names if are_unique else [clean(f"{number} {path.name}") for number, path in enumerate(paths, 1)]
+    return (
+        names
+        if are_unique
+        else [clean(f"{number} {path.name}") for number, path in enumerate(paths, 1)]
+    )
 
 
 def _in_one_order(sides: Sequence[list[Response]]) -> Sequence[Sequence[Response]]:
-    """Return the responses of each side in one order: by the names of their prompts, else by token ids, else
-    unchanged. Prompts that not all sides answer are left out, with a warning.
+    """Return the responses of each side in one order: by the names of their prompts, else by token
+    ids, else unchanged. Prompts that not all sides answer are left out, with a warning.
     """
     for key_of in (lambda response: response.prompt_key or None, prompt_tokens):
         by_key = [{key_of(response): response for response in side} for side in sides]
-        is_unique = all(None not in side and len(side) == len(own) for side, own in zip(by_key, sides, strict=True))
+        is_unique = all(
+            None not in side and len(side) == len(own)
+            for side, own in zip(by_key, sides, strict=True)
+        )
         common = [key for key in by_key[0] if all(key in side for side in by_key)]
         if not is_unique or not common:
             continue
@@ -74,10 +88,16 @@ def _in_one_order(sides: Sequence[list[Response]]) -> Sequence[Sequence[Response
         for side, responses in zip(by_key, ordered, strict=True):
             if more := [key for key in side if key not in set(common)]:
                 example = f" ({clean(more[0], 60)})" if isinstance(more[0], str) else ""
-                warning = f"{len(more)} of its {len(side)} prompts have no answer on another side{example}; left out."
+                warning = (
+                    f"{len(more)} of its {len(side)} prompts have no answer on another"
+                    f" side{example}; left out."
+                )
                 responses[0] = warn(responses[0], warning)
         return ordered
     if all(response.prompt_key for side in sides for response in side):
-        warning = "Its custom_ids or prompts are not those of the other side; answers are joined in their order."
+        warning = (
+            "Its custom_ids or prompts are not those of the other side; answers are joined in their"
+            " order."
+        )
         return [[warn(side[0], warning), *side[1:]] for side in sides]
     return sides

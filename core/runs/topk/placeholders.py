@@ -1,7 +1,8 @@
 """Placeholders: what servers send if they have no log-probability of the model.
 
-With speculative decoding, servers send 0.0 and no list for drafted tokens; null, -9999.0 or -inf for a token without a
-probability; probabilities in place of their logarithms. Such rows are emptied before anything is compared.
+With speculative decoding, servers send 0.0 and no list for drafted tokens; null, -9999.0 or -inf
+for a token without a probability; probabilities in place of their logarithms. Such rows are emptied
+before anything is compared.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from ...numerics.topk import ListRows
 from ...text import number, plural
 from .records import ListSide
 
-DRAFTED = "draft_n_accepted"  # of settings: drafted tokens that were accepted, as llama.cpp's timings say
+# of settings: drafted tokens that were accepted, as llama.cpp's timings say
+DRAFTED = "draft_n_accepted"
 ROUNDING = 1e-3  # a rounded log-probability is at most so far above 0
 _MOST_TOGETHER = 1.5  # a row's probabilities together, of log-probabilities rounded to bfloat16
 
@@ -38,8 +40,8 @@ Flags = NDArray[np.bool_]
 class Placeholders:
     """Rows of one side that hold no values of a model.
 
-    kind: 'probabilities', 'out of range', 'constant', 'no list', 'sum above 1', 'masked', 'missing',
-    'certain' or 'contradiction'.
+    kind: 'probabilities', 'out of range', 'constant', 'no list', 'sum above 1', 'masked',
+    'missing', 'certain' or 'contradiction'.
     tokens: such rows, of: all rows of the side. what: clause on their values.
     """
 
@@ -52,7 +54,9 @@ class Placeholders:
     @property
     def clause(self) -> str:
         head = _HEADS.get(self.kind, "placeholders")
-        return f"{head} at {self.tokens:,} of {plural(self.of, 'token')} of '{self.side}': {self.what}"
+        return (
+            f"{head} at {self.tokens:,} of {plural(self.of, 'token')} of '{self.side}': {self.what}"
+        )
 
 
 def without_placeholders(side: ListSide) -> tuple[ListRows, tuple[Placeholders, ...]]:
@@ -74,10 +78,14 @@ def contradictions(rows: ListRows) -> Flags:
 
 
 def _kinds(side: ListSide) -> Iterator[tuple[str, Flags, str]]:
-    """(kind, rows of it, clause), the kind that says most first; a row is of the first kind that has it."""
+    """(kind, rows of it, clause), the kind that says most first; a row is of the first kind that
+    has it.
+    """
     rows, responses = side.rows, side.responses
     counts, values, row_of, largest = rows.counts, rows.values, rows.row_of, rows.largest
-    starts = np.array([math.inf if one.generated_from is None else one.generated_from for one in responses])
+    starts = np.array(
+        [math.inf if one.generated_from is None else one.generated_from for one in responses],
+    )
     is_generated = rows.positions >= starts[side.prompts]
     lacks_chosen, has_values = rows.missing > 0, counts > 0
     lacks_chosen[row_of[rows.token_ids == rows.targets[row_of]]] = False
@@ -93,7 +101,11 @@ def _kinds(side: ListSide) -> Iterator[tuple[str, Flags, str]]:
     entries, is_alone = counts + rows.missing, np.zeros(len(rows), np.bool_)
     for part in (is_generated, ~is_generated):  # a server may send lists of either
         alone = part & (entries == 1) & has_values
-        if has_drafts or (entries[part] > 1).any() or (top_logprobs > 1 and not largest[alone].any()):
+        if (
+            has_drafts
+            or (entries[part] > 1).any()
+            or (top_logprobs > 1 and not largest[alone].any())
+        ):
             is_alone |= alone & (largest == 0)
     no_list = " and no list" if max(top_logprobs, int(entries.max(initial=0))) > 1 else ""
     yield "no list", is_alone, f"0.0 (probability 1){no_list}{of_drafts}"
@@ -112,9 +124,17 @@ def _impossible(rows: ListRows) -> Iterator[tuple[str, Flags, str]]:
         return
     is_positive = rows.values.min() >= 0
     if is_positive and np.bincount(rows.row_of, rows.values).max() <= 1 + 10 * ROUNDING:
-        yield "probabilities", has_values, "all lie between 0 and 1, and no list adds up to more than 1"
+        yield (
+            "probabilities",
+            has_values,
+            "all lie between 0 and 1, and no list adds up to more than 1",
+        )
         return
     first = int(is_impossible.argmax())
     what = f"{largest[first]:+.4g} is no log-probability (position {rows.positions[first]:,})"
     what += "; all are positive" if is_positive else ""
-    yield "out of range", has_values if 2 * is_impossible.sum() > has_values.sum() else is_impossible, what
+    yield (
+        "out of range",
+        has_values if 2 * is_impossible.sum() > has_values.sum() else is_impossible,
+        what,
+    )

@@ -15,8 +15,10 @@ from .records import UNKNOWN_TOKEN, Keys, ListSide, Response
 _CHUNK_ROWS = 1 << 18  # read at a time
 _SIDES = "SELECT side, name, holds, keys, sha256 FROM side ORDER BY side"
 _PLACE = "WHERE side = ? AND prompt BETWEEN ? AND ?"
-CHOSEN = "chosen_values"  # of the stored settings: values sent beside a list that has others, by position
-SAME = ("format", "generated_from", "vocab", "cached", "model", "text")  # of `Response` and of the table
+# of the stored settings: values sent beside a list that has others, by position
+CHOSEN = "chosen_values"
+# of `Response` and of the table
+SAME = ("format", "generated_from", "vocab", "cached", "model", "text")
 
 
 def digest_of(responses: Iterable[Response]) -> str:
@@ -32,7 +34,10 @@ def digest_of(responses: Iterable[Response]) -> str:
 
 
 def read_sides(database: Database) -> tuple[ListSide, ...]:
-    """Read what the sides of a run of lists sent. StoreError if that is not what their digests are of."""
+    """Read what the sides of a run of lists sent.
+
+    StoreError if that is not what their digests are of.
+    """
     texts = dict(database.rows("SELECT token_id, text FROM vocabulary"))
     sides = []
     with database.decoding("lists"):
@@ -44,7 +49,9 @@ def read_sides(database: Database) -> tuple[ListSide, ...]:
 
 
 def check_digests(database: Database) -> None:
-    """Raise StoreError if a side of a run of lists, however long, did not send what its digest is of."""
+    """Raise StoreError if a side of a run of lists, however long, did not send what its digest is
+    of.
+    """
     with database.decoding("lists"):
         for index, name, holds, keys, sha256 in database.rows(_SIDES):
             _check(responses_of(database, index, keys, {}), name, holds, sha256)
@@ -55,16 +62,30 @@ def _check(responses: Iterable[Response], name: str, holds: str, sha256: str) ->
         raise ValueError(f"what side '{name:.40}' sent does not have its SHA-256")
 
 
-def responses_of(database: Database, side: int, keys: Keys, texts: Mapping[int, str]) -> Iterator[Response]:
+def responses_of(
+    database: Database,
+    side: int,
+    keys: Keys,
+    texts: Mapping[int, str],
+) -> Iterator[Response]:
     """Return the responses of a side, some hundred thousand rows read at a time."""
-    counts = database.table("SELECT positions FROM prompt ORDER BY prompt")[0].to_numpy().astype(np.int64)
+    counts = (
+        database.table("SELECT positions FROM prompt ORDER BY prompt")[0]
+        .to_numpy()
+        .astype(np.int64)
+    )
     chunk = (np.cumsum(counts) - counts) // _CHUNK_ROWS
     for number in np.unique(chunk):
         first, last = np.flatnonzero(chunk == number)[[0, -1]]
         yield from _read_responses(database, [side, first, last], keys, texts)
 
 
-def _read_responses(database: Database, place: list[int], keys: Keys, texts: Mapping[int, str]) -> Iterator[Response]:
+def _read_responses(
+    database: Database,
+    place: list[int],
+    keys: Keys,
+    texts: Mapping[int, str],
+) -> Iterator[Response]:
     def table(columns: str, name: str, order: str) -> list[np.ndarray]:
         sql = f"SELECT prompt, position, {columns} FROM {name} {_PLACE} ORDER BY prompt, {order}"
         arrays = [column.to_numpy() for column in database.table(sql, place).columns]
@@ -75,9 +96,16 @@ def _read_responses(database: Database, place: list[int], keys: Keys, texts: Map
     of_values, places, ids, values = table("token_id, logit", "top_token", "position, rank")
     places, starts = (each << 32 | at for each, at in ((of_values, places), (prompts, positions)))
     ends = np.concatenate([[0], np.searchsorted(places, starts, "right")]).astype(np.int64)
-    columns = ", ".join(["prompt", *SAME, "asked", "is_start_known", "tokens", "settings", "warnings"])
-    for about in database.table(f"SELECT {columns} FROM response {_PLACE} ORDER BY prompt", place).to_pylist():
-        first, last = (int(np.searchsorted(prompts, about["prompt"], way)) for way in ("left", "right"))
+    columns = ", ".join(
+        ["prompt", *SAME, "asked", "is_start_known", "tokens", "settings", "warnings"],
+    )
+    for about in database.table(
+        f"SELECT {columns} FROM response {_PLACE} ORDER BY prompt",
+        place,
+    ).to_pylist():
+        first, last = (
+            int(np.searchsorted(prompts, about["prompt"], way)) for way in ("left", "right")
+        )
         part, offsets = slice(first, last), ends[first : last + 1]
         entries = slice(int(offsets[0]), int(offsets[-1]))
         settings = json.loads(about["settings"])

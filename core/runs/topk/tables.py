@@ -47,8 +47,8 @@ def write_lists(
     values = sum(len(side.rows.values) for side in sides)
     if values > MAX_VALUES:
         raise UsageError(
-            f"{values:,} values are more than a run of lists holds ({MAX_VALUES:,}); store whole rows as a dump of"
-            " arrays."
+            f"{values:,} values are more than a run of lists holds ({MAX_VALUES:,}); store whole"
+            " rows as a dump of arrays.",
         )
     with new_run(store, name, run_id, values * _BYTES_A_VALUE) as (database, partial, created):
         database.execute("BEGIN")
@@ -58,7 +58,10 @@ def write_lists(
             name,
             (dtypes.pop() if len(dtypes) == 1 else None) or "",
             vocabulary_size(sides) or 0,
-            tuple(_prompt(responses) for responses in zip(*(side.responses for side in sides), strict=True)),
+            tuple(
+                _prompt(responses)
+                for responses in zip(*(side.responses for side in sides), strict=True)
+            ),
             tuple(SideHeader(side.name, "", "float32") for side in sides),
             origin,
             keep=FIGURES,
@@ -68,10 +71,18 @@ def write_lists(
         insert_header(database, created, header, header.rows)
         insert_prompts(database, header)
         mappings = [response.texts for side in sides for response in side.responses]
-        if texts := {token: text for each in reversed(mappings) for token, text in each.items()}:  # the first counts
+        # the first counts
+        if texts := {token: text for each in reversed(mappings) for token, text in each.items()}:
             VOCABULARY.insert(database, token_id=list(texts), text=list(texts.values()))
         digests = [digest_of(side.responses) for side in sides]
-        insert_sides(database, header, digests, [(each, "float64") for each in digests], counts, sides[0].keys)
+        insert_sides(
+            database,
+            header,
+            digests,
+            [(each, "float64") for each in digests],
+            counts,
+            sides[0].keys,
+        )
         for index, side in enumerate(sides):
             _insert_side(database, index, side)
         verdict_of_pair = {verdict.pair: verdict for verdict in verdicts}
@@ -84,7 +95,10 @@ def write_lists(
 def _prompt(responses: Sequence[Response]) -> Prompt:
     """Return the reference's tokens, as far as a side sent rows. Texts are '' if unknown."""
     reference = responses[0]
-    positions = max(1, *(int(response.rows.positions.max(initial=-1)) + 1 for response in responses))
+    positions = max(
+        1,
+        *(int(response.rows.positions.max(initial=-1)) + 1 for response in responses),
+    )
     tokens = sequence(reference)[:positions]
     tokens = (*tokens, *[UNKNOWN_TOKEN] * (positions - len(tokens)))
     is_known = UNKNOWN_TOKEN not in tokens and reference.keys == "token_id"
@@ -128,7 +142,9 @@ def _insert_side(database: Database, index: int, side: ListSide) -> None:
 
 
 def _settings(response: Response) -> dict[str, object]:
-    """Return a response's settings, with the values of chosen tokens that their lists contradict."""
+    """Return a response's settings, with the values of chosen tokens that their lists
+    contradict.
+    """
     rows = response.rows
     has_own = np.isfinite(rows.chosen)
     values = dict(zip(rows.positions[has_own].tolist(), rows.chosen[has_own].tolist(), strict=True))
@@ -139,7 +155,9 @@ def _insert_pair(database: Database, index: int, pair: ListPair, verdict: Verdic
     """Insert the figures of a pair, and its verdict."""
     insert_pair(database, index, summary_of(pair.figures), verdict)
     figures = {name: getattr(pair.figures, name) for name in _FIGURES}
-    figures |= dict(zip(("reference_margin_ulps", "variant_margin_ulps"), pair.margin_ulps, strict=True))
+    figures |= dict(
+        zip(("reference_margin_ulps", "variant_margin_ulps"), pair.margin_ulps, strict=True),
+    )
     places = {"prompt": pair.prompts, "position": pair.positions}
     POSITION.insert(database, pair=index, nonfinite_mismatch=0, **places, **figures)
     if verdict:

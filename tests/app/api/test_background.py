@@ -13,7 +13,9 @@ from app.uploads.importing import lifespan
 
 
 def test_what_a_killed_server_left_is_removed_at_the_start(store: Path) -> None:
-    partial, old, new = (store / name for name in (".partial-of-a-killed-server", ".uploads/old", ".uploads/new"))
+    partial, old, new = (
+        store / name for name in (".partial-of-a-killed-server", ".uploads/old", ".uploads/new")
+    )
     for folder in (partial, old, new):
         folder.mkdir(parents=True)
     os.utime(old, (1, 1))

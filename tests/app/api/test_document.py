@@ -29,23 +29,32 @@ def _script(url: str) -> str:
 
 @pytest.mark.thorough
 @pytest.mark.skipif(
-    not all(map(shutil.which, ("curl", "openssl", "bash"))), reason="the examples need curl and openssl"
+    not all(map(shutil.which, ("curl", "openssl", "bash"))),
+    reason="the examples need curl and openssl",
 )
 def test_every_example_does_what_it_says(tmp_path: Path) -> None:
     (tmp_path / "sample_runs").symlink_to(ROOT / "sample_runs")
     (tmp_path / "bin").mkdir()
     for name in ("python", "python3"):
-        (tmp_path / "bin" / name).write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} "$@"\n')
+        (tmp_path / "bin" / name).write_text(
+            f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} "$@"\n',
+        )
         (tmp_path / "bin" / name).chmod(0o755)
     command_in(tmp_path / "bin")
     with serving(tmp_path / "runs", samples="") as server:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("ULPSCOPE_")}
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith("ULPSCOPE_")
+        }
         environment = kept | {
             "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
             "ULPSCOPE_STORE": str(tmp_path / "own"),
         }
         done = subprocess.run(
-            ["bash", "-c", _script(server.url)], cwd=tmp_path, env=environment, capture_output=True, text=True
+            ["bash", "-c", _script(server.url)],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0, done.stdout + done.stderr
     assert '"error"' not in done.stdout, done.stdout

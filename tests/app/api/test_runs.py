@@ -1,4 +1,6 @@
-"""Runs over HTTP: the figures of the command line, the filters of the gallery, the manners of a server of files."""
+"""Runs over HTTP: the figures of the command line, the filters of the gallery, the manners of a
+server of files.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,20 @@ from tests.core.runs.made_runs import calm_sides, copied, header_of, write_run
 def three(store: Path) -> list[str]:
     """Ids of three runs, the newest last."""
     made = []
-    for name, dtype in (("first", "bfloat16"), ("second", "float32"), ("third, golden", "bfloat16")):
+    for name, dtype in (
+        ("first", "bfloat16"),
+        ("second", "float32"),
+        ("third, golden", "bfloat16"),
+    ):
         header = header_of(dtype, name=name)
-        made.append(write_run(Store(store), header, calm_sides(header, len(made)), run_id=f"run-{len(made)}").stem)
+        made.append(
+            write_run(
+                Store(store),
+                header,
+                calm_sides(header, len(made)),
+                run_id=f"run-{len(made)}",
+            ).stem,
+        )
     Store(store).label("run-2", labels.Labels(("golden", "a,b"), "kept", True))
     return made
 
@@ -64,7 +77,16 @@ def test_the_list_filters_as_the_gallery_does(client: TestClient, three: list[st
 
 
 @pytest.mark.parametrize(
-    "query", ["dtype=float32", "sort=name", "limit=all", "limit=5000", "sarch=x", "verdict=fine", "search=" + "x" * 200]
+    "query",
+    [
+        "dtype=float32",
+        "sort=name",
+        "limit=all",
+        "limit=5000",
+        "sarch=x",
+        "verdict=fine",
+        "search=" + "x" * 200,
+    ],
 )
 def test_a_filter_that_means_nothing_is_a_sentence(query: str, client: TestClient) -> None:
     answer = client.get(f"/api/runs?{query}")
@@ -72,9 +94,16 @@ def test_a_filter_that_means_nothing_is_a_sentence(query: str, client: TestClien
     assert answer.json()["error"].endswith(".")
 
 
-def test_one_run_is_what_the_command_line_prints(client: TestClient, three: list[str], store: Path, capsys) -> None:
+def test_one_run_is_what_the_command_line_prints(
+    client: TestClient,
+    three: list[str],
+    store: Path,
+    capsys,
+) -> None:
     told = client.get("/api/runs/run-1?positions=1").json()
-    printed = json.loads(_printed(capsys, "show", "run-1", "--json", "--positions", "--store", str(store)))
+    printed = json.loads(
+        _printed(capsys, "show", "run-1", "--json", "--positions", "--store", str(store)),
+    )
     extra = {
         "labels": {"tags": [], "note": "", "pinned": False, "judged_as": ""},
         "url": "http://testserver/overview?run=run-1",
@@ -96,14 +125,22 @@ def test_one_run_is_what_the_command_line_prints(client: TestClient, three: list
     ],
 )
 def test_what_is_not_there_or_not_meant_is_a_status(
-    method: str, path: str, status: int, client: TestClient, three: list[str]
+    method: str,
+    path: str,
+    status: int,
+    client: TestClient,
+    three: list[str],
 ) -> None:
     answer = client.request(method, path)
     assert answer.status_code == status, answer.text
     assert status == 405 or "%2f" in path or set(answer.json()) == {"error"}
 
 
-def test_the_file_comes_in_ranges_and_only_if_it_has_changed(client: TestClient, three: list[str], store: Path) -> None:
+def test_the_file_comes_in_ranges_and_only_if_it_has_changed(
+    client: TestClient,
+    three: list[str],
+    store: Path,
+) -> None:
     body = (store / "run-0.duckdb").read_bytes()
     whole = client.get("/api/runs/run-0/file")
     assert whole.content == body
@@ -111,8 +148,17 @@ def test_the_file_comes_in_ranges_and_only_if_it_has_changed(client: TestClient,
     etag = whole.headers["etag"]
     part = client.get("/api/runs/run-0/file", headers={"Range": "bytes=100-199", "If-Range": etag})
     assert (part.status_code, part.content) == (206, body[100:200])
-    assert client.get("/api/runs/run-0/file", headers={"Range": f"bytes={len(body)}-"}).status_code == 416
-    assert client.get("/api/runs/run-0/file", headers={"Range": "bytes=0-9", "If-Range": '"other"'}).status_code == 200
+    assert (
+        client.get("/api/runs/run-0/file", headers={"Range": f"bytes={len(body)}-"}).status_code
+        == 416
+    )
+    assert (
+        client.get(
+            "/api/runs/run-0/file",
+            headers={"Range": "bytes=0-9", "If-Range": '"other"'},
+        ).status_code
+        == 200
+    )
     assert client.head("/api/runs/run-0/file").headers["content-length"] == str(len(body))
     assert client.get("/files/run-0.duckdb").content == body
 
@@ -125,14 +171,21 @@ def test_the_html_file_is_a_download(client: TestClient, three: list[str], store
 
 
 def test_an_npz_is_the_same_bytes_whenever_it_is_written_so_that_a_range_fits(
-    client: TestClient, three: list[str], store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: TestClient,
+    three: list[str],
+    store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first = client.get("/api/runs/run-1/npz")
     kept = list((store / ".npz").iterdir())
     assert len(kept) == 1
     kept[0].unlink()
     monkeypatch.setattr("time.localtime", lambda *_: (2031, 1, 1, 0, 0, 0, 0, 1, 0))
-    rest = client.get("/api/runs/run-1/npz", headers={"Range": "bytes=1000-", "If-Range": first.headers["etag"]})
+    rest = client.get(
+        "/api/runs/run-1/npz",
+        headers={"Range": "bytes=1000-", "If-Range": first.headers["etag"]},
+    )
     assert (rest.status_code, rest.content) == (206, first.content[1000:])
     with RunReader(store / "run-1.duckdb") as run:
         export_npz(run, tmp_path / "own.npz")
@@ -142,7 +195,10 @@ def test_an_npz_is_the_same_bytes_whenever_it_is_written_so_that_a_range_fits(
 
 
 def test_kept_npz_files_stay_within_bounds(
-    client: TestClient, three: list[str], store: Path, monkeypatch: pytest.MonkeyPatch
+    client: TestClient,
+    three: list[str],
+    store: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for run_id in three:
         assert client.get(f"/api/runs/{run_id}/npz").status_code == 200
@@ -155,7 +211,10 @@ def test_kept_npz_files_stay_within_bounds(
     assert client.get("/api/runs/run-0/npz").status_code == 507
 
 
-def test_a_download_is_not_compressed_on_the_way_by_what_stands_in_front(store: Path, three: list[str]) -> None:
+def test_a_download_is_not_compressed_on_the_way_by_what_stands_in_front(
+    store: Path,
+    three: list[str],
+) -> None:
     """As Streamlit's server does it: a range of a compressed whole would be of other bytes."""
     packed = Starlette(routes=ROUTES, middleware=[Middleware(GZipMiddleware, minimum_size=10)])
     with TestClient(packed) as client:
@@ -166,8 +225,15 @@ def test_a_download_is_not_compressed_on_the_way_by_what_stands_in_front(store: 
             assert answer.headers.get("content-encoding", "identity") == "identity"
 
 
-def test_a_damaged_run_is_a_sentence_and_harms_no_list(client: TestClient, three: list[str], store: Path) -> None:
-    damaged(store / "run-0.duckdb", "UPDATE pair SET neq_share = 'nan'::DOUBLE, noise_ratio = 'inf'::DOUBLE")
+def test_a_damaged_run_is_a_sentence_and_harms_no_list(
+    client: TestClient,
+    three: list[str],
+    store: Path,
+) -> None:
+    damaged(
+        store / "run-0.duckdb",
+        "UPDATE pair SET neq_share = 'nan'::DOUBLE, noise_ratio = 'inf'::DOUBLE",
+    )
     damaged(store / "run-1.duckdb", "DROP TABLE position")
     (store / "x\udcff.duckdb").write_bytes(b"none")
     assert client.get("/api/runs/run-0").json()["verdicts"][0]["noise_ratio"] is None

@@ -59,7 +59,7 @@ class Provider:
                 "token_endpoint": f"{self.url}/token",
                 "jwks_uri": f"{self.url}/jwks",
                 "id_token_signing_alg_values_supported": algorithms,
-            }
+            },
         )
 
     async def jwks(self, _: Request) -> Response:
@@ -71,19 +71,37 @@ class Provider:
         self.asked.append(query)
         code = f"code-{len(self._codes)}"
         self._codes[code] = query
-        return RedirectResponse(f"{query['redirect_uri']}?{urlencode({'code': code, 'state': query['state']})}", 302)
+        return RedirectResponse(
+            f"{query['redirect_uri']}?{urlencode({'code': code, 'state': query['state']})}",
+            302,
+        )
 
     async def token(self, request: Request) -> Response:
-        fields = {name: values[0] for name, values in parse_qs((await request.body()).decode()).items()}
+        fields = {
+            name: values[0] for name, values in parse_qs((await request.body()).decode()).items()
+        }
         basic = base64.b64encode(f"{CLIENT}:{SECRET}".encode()).decode()
         request_of_code = self._codes.pop(fields.get("code", ""), None)
         challenge = encoded(hashlib.sha256(fields.get("code_verifier", "").encode()).digest())
         is_client = request.headers.get("authorization") == f"Basic {basic}"
-        if request_of_code is None or not is_client or challenge != request_of_code["code_challenge"]:
+        if (
+            request_of_code is None
+            or not is_client
+            or challenge != request_of_code["code_challenge"]
+        ):
             return JSONResponse({"error": "invalid_grant"}, 400)
         now, nonce = int(time.time()), request_of_code["nonce"]
-        claims = {"iss": self.url, "aud": CLIENT, "sub": "1", "iat": now, "exp": now + 300, "nonce": nonce}
-        claims = {name: value for name, value in (claims | self.claims).items() if value is not None}
+        claims = {
+            "iss": self.url,
+            "aud": CLIENT,
+            "sub": "1",
+            "iat": now,
+            "exp": now + 300,
+            "nonce": nonce,
+        }
+        claims = {
+            name: value for name, value in (claims | self.claims).items() if value is not None
+        }
         token: dict[str, Any] = {"access_token": "a", "token_type": "Bearer", "expires_in": 300}
         if "no token" in self.faults:
             return JSONResponse(token)
@@ -106,7 +124,9 @@ def running() -> Iterator[Provider]:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         provider = Provider(f"http://127.0.0.1:{listening.getsockname()[1]}")
-        server = uvicorn.Server(uvicorn.Config(Starlette(routes=provider.routes()), log_level="warning"))
+        server = uvicorn.Server(
+            uvicorn.Config(Starlette(routes=provider.routes()), log_level="warning"),
+        )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         until(lambda: server.started)

@@ -31,7 +31,13 @@ async def talk(websocket: WebSocket) -> None:
     await websocket.send_text("hello")
 
 
-def browser(url: str = URL, *, read_only: bool = False, public_url: str = "", **sign_in: Any) -> TestClient:
+def browser(
+    url: str = URL,
+    *,
+    read_only: bool = False,
+    public_url: str = "",
+    **sign_in: Any,
+) -> TestClient:
     """A browser of a server with these settings; without any it is on the server's own machine."""
     hosting = Hosting(read_only=read_only, public_url=public_url, proxy_secret=SECRET)
     protection = gate.middleware(Configuration(hosting=hosting, sign_in=SignIn(**sign_in)))

@@ -1,4 +1,6 @@
-"""The table of docs/explanation/security.md, row by row, on real servers: one with a sign-in, one without."""
+"""The table of docs/explanation/security.md, row by row, on real servers: one with a sign-in, one
+without.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,12 @@ def hosted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
     folder = tmp_path_factory.mktemp("hosted")
     copied(folder / "runs" / "mine.duckdb")
     token = tokens.add(folder / "runs", "ada")
-    settings = {"sign_in_password": PASSWORD, "sign_in_tokens": "1", "samples": "", "limits_free_bytes": "0"}
+    settings = {
+        "sign_in_password": PASSWORD,
+        "sign_in_tokens": "1",
+        "samples": "",
+        "limits_free_bytes": "0",
+    }
     with serving(folder / "runs", **settings) as running:
         yield Hosted(running.url, folder / "runs", token)
 
@@ -77,11 +84,22 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
 
 @pytest.fixture(scope="module")
 def paths() -> list[str]:
-    done = subprocess.run([sys.executable, "-c", _LIST_ROUTES], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _LIST_ROUTES],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def websocket_status(server: Hosted, origin: str | None = None, host: str | None = None, **headers: str) -> int:
+def websocket_status(
+    server: Hosted,
+    origin: str | None = None,
+    host: str | None = None,
+    **headers: str,
+) -> int:
     """101 if the page's websocket opens, else the status with which it is refused."""
     try:
         port = int(server.url.rpartition(":")[2])
@@ -105,7 +123,14 @@ def websocket_status(server: Hosted, origin: str | None = None, host: str | None
     ],
 )
 def test_nobody_reaches_any_route_or_the_websocket(hosted, paths, headers):
-    assert {"/api/runs", "/files/x.duckdb", "/_stcore/stream", "/_stcore/health", "/media/x", "/x.js"} <= set(paths)
+    assert {
+        "/api/runs",
+        "/files/x.duckdb",
+        "/_stcore/stream",
+        "/_stcore/health",
+        "/media/x",
+        "/x.js",
+    } <= set(paths)
     answered = []
     with httpx2.Client(base_url=hosted.url, timeout=60) as client:
         for path in ["/", "/overview", "/nowhere", "/api/runs", *(paths if not headers else ())]:
@@ -114,7 +139,10 @@ def test_nobody_reaches_any_route_or_the_websocket(hosted, paths, headers):
                 status = client.request(method, path, headers=headers).status_code
                 answered += [f"{method} {path}: {status}"] if status != 401 else []
         page = client.get("/overview?run=mine", headers=headers | {"Accept": "text/html"})
-        assert (page.status_code, page.headers["location"]) == (303, "/sign-in?next=%2Foverview%3Frun%3Dmine")
+        assert (page.status_code, page.headers["location"]) == (
+            303,
+            "/sign-in?next=%2Foverview%3Frun%3Dmine",
+        )
     assert answered == []
     assert websocket_status(hosted, **headers) == 401
 
@@ -125,27 +153,54 @@ def test_a_member_reaches_them(hosted):
     assert websocket_status(hosted, **hosted.bearer) == 101
 
 
-@pytest.mark.parametrize("origin", [EVIL, "null", "http://127.0.0.1:1", "https://127.0.0.1.evil.example"])
+@pytest.mark.parametrize(
+    "origin",
+    [EVIL, "null", "http://127.0.0.1:1", "https://127.0.0.1.evil.example"],
+)
 def test_a_page_of_another_site_changes_nothing(hosted, local, origin):
-    with httpx2.Client(base_url=hosted.url, timeout=60) as member, httpx2.Client(base_url=local.url) as neighbor:
+    with (
+        httpx2.Client(base_url=hosted.url, timeout=60) as member,
+        httpx2.Client(base_url=local.url) as neighbor,
+    ):
         assert member.post("/sign-in", data={"secret": PASSWORD}).status_code == 303
         for client in (member, neighbor):
-            for method, path in [("DELETE", "/api/uploads/x"), ("PUT", "/api/uploads/x"), ("POST", "/sign-out")]:
-                assert client.request(method, path, content=b"x", headers={"Origin": origin}).status_code == 403
+            for method, path in [
+                ("DELETE", "/api/uploads/x"),
+                ("PUT", "/api/uploads/x"),
+                ("POST", "/sign-out"),
+            ]:
+                assert (
+                    client.request(
+                        method,
+                        path,
+                        content=b"x",
+                        headers={"Origin": origin},
+                    ).status_code
+                    == 403
+                )
         cookie = "; ".join(f"{name}={value}" for name, value in member.cookies.items())
         assert websocket_status(hosted, origin, Cookie=cookie) == 403
         assert websocket_status(local, origin) == 403
         assert websocket_status(hosted, hosted.url, Cookie=cookie) == 101  # the server's own page
-        answer = member.get("/api/runs", headers={"Origin": origin})  # signed in still; no script of theirs may read it
+        # signed in still; no script of theirs may read it
+        answer = member.get("/api/runs", headers={"Origin": origin})
         assert (answer.status_code, "access-control-allow-origin" in answer.headers) == (200, False)
         assert "frame-ancestors 'self'" in answer.headers["content-security-policy"]
     assert (
-        httpx2.post(f"{hosted.url}/sign-in", data={"secret": PASSWORD}, headers={"Origin": origin}).status_code == 403
+        httpx2.post(
+            f"{hosted.url}/sign-in",
+            data={"secret": PASSWORD},
+            headers={"Origin": origin},
+        ).status_code
+        == 403
     )
     assert hosted.runs() == local.runs() == ["mine.duckdb"]
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8501", "localhost.evil.example", "169.254.169.254", ""])
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:8501", "localhost.evil.example", "169.254.169.254", ""],
+)
 def test_a_name_that_is_not_this_machines_is_refused_without_a_sign_in(local, host):
     for path in ("/", "/api/runs", "/files/mine.duckdb"):
         assert httpx2.get(local.url + path, headers={"Host": host}).status_code == 400
@@ -155,14 +210,29 @@ def test_a_name_that_is_not_this_machines_is_refused_without_a_sign_in(local, ho
 
 
 @pytest.mark.parametrize(
-    "name", ["..%2f..%2fetc%2fpasswd", "%2e%2e%2fmine", "..%5cmine", "%00", "%2fetc%2fpasswd", ".hosting%2ftokens.json"]
+    "name",
+    [
+        "..%2f..%2fetc%2fpasswd",
+        "%2e%2e%2fmine",
+        "..%5cmine",
+        "%00",
+        "%2fetc%2fpasswd",
+        ".hosting%2ftokens.json",
+    ],
 )
 def test_a_name_of_a_run_leads_nowhere(hosted, name):
     (hosted_digest,) = tokens.digests(hosted.store).values()
-    for path in (f"/api/runs/{name}", f"/api/runs/{name}/file", f"/files/{name}.duckdb", f"/files/{name}.npz"):
+    for path in (
+        f"/api/runs/{name}",
+        f"/api/runs/{name}/file",
+        f"/files/{name}.duckdb",
+        f"/files/{name}.npz",
+    ):
         answer = httpx2.get(hosted.url + path, headers=hosted.bearer)
         # What is no address of ours gets Streamlit's page, as every unknown one.
-        assert answer.status_code in (400, 404) or answer.headers["content-type"].startswith("text/html")
+        assert answer.status_code in (400, 404) or answer.headers["content-type"].startswith(
+            "text/html",
+        )
         assert b"root:" not in answer.content
         assert hosted_digest not in answer.text
     assert put(hosted, name, b"x") >= 400

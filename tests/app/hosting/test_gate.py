@@ -26,14 +26,19 @@ def member(client: TestClient, **headers: str) -> str | None:
 def opens_websocket(client: TestClient, **headers: str) -> bool:
     try:
         with client.websocket_connect(
-            str(client.base_url).replace("http", "ws", 1) + "/_stcore/stream", headers=headers
+            str(client.base_url).replace("http", "ws", 1) + "/_stcore/stream",
+            headers=headers,
         ) as websocket:
             return websocket.receive_text() == "hello"
     except Exception:
         return False
 
 
-@pytest.mark.parametrize("configured", [PASSWORD, credentials.hash_password(PASSWORD)], ids=["plain", "hashed"])
+@pytest.mark.parametrize(
+    "configured",
+    [PASSWORD, credentials.hash_password(PASSWORD)],
+    ids=["plain", "hashed"],
+)
 def test_a_password_signs_in_and_out(configured):
     client = browser(password=configured)
     assert (member(client), opens_websocket(client)) == (None, False)
@@ -56,13 +61,19 @@ def test_a_password_signs_in_and_out(configured):
 def test_a_person_is_sent_to_the_sign_in_and_back_and_a_program_gets_401():
     client = browser(password=PASSWORD)
     sent = client.get("/flips?run=a&x=%20", headers={"accept": "text/html"})
-    assert (sent.status_code, sent.headers["location"]) == (303, "/sign-in?next=%2Fflips%3Frun%3Da%26x%3D%2520")
+    assert (sent.status_code, sent.headers["location"]) == (
+        303,
+        "/sign-in?next=%2Fflips%3Frun%3Da%26x%3D%2520",
+    )
     assert 'value="/flips?run=a&amp;x=%20"' in client.get(sent.headers["location"]).text
     assert client.get("/api/runs").json()["error"].startswith("Sign in first")
 
 
 def test_the_cookie_is_secure_behind_https():
-    entered = sign_in(browser("https://ulpscope.example.org", password=PASSWORD, public_url="https://h"), PASSWORD)
+    entered = sign_in(
+        browser("https://ulpscope.example.org", password=PASSWORD, public_url="https://h"),
+        PASSWORD,
+    )
     assert "; secure" in entered.headers["set-cookie"].lower()
 
 
@@ -71,14 +82,25 @@ def test_a_token_signs_in_programs_and_people_until_it_is_revoked(store):
     client, program = browser(tokens=True), browser(tokens=True)
     bearer = {"authorization": f"Bearer {token}"}
     assert sign_in(client, token).status_code == 303
-    assert (member(client), member(program, **bearer), opens_websocket(client)) == ("ada", "ada", True)
+    assert (member(client), member(program, **bearer), opens_websocket(client)) == (
+        "ada",
+        "ada",
+        True,
+    )
     tokens.revoke(store, "ada")
-    assert (member(client), member(program, **bearer), opens_websocket(client)) == (None, None, False)
+    assert (member(client), member(program, **bearer), opens_websocket(client)) == (
+        None,
+        None,
+        False,
+    )
     tokens.add(store, "ada")  # another one under the same name revives no session
     assert member(client) is None
 
 
-def test_a_changed_password_ends_sessions_and_a_cookie_of_another_store_is_none(tmp_path, monkeypatch):
+def test_a_changed_password_ends_sessions_and_a_cookie_of_another_store_is_none(
+    tmp_path,
+    monkeypatch,
+):
     client = browser(password=PASSWORD)
     sign_in(client, PASSWORD)
     same, changed = browser(password=PASSWORD), browser(password="another horse")
@@ -88,7 +110,10 @@ def test_a_changed_password_ends_sessions_and_a_cookie_of_another_store_is_none(
     monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "other"))
     other = browser(password=PASSWORD)
     ((name, value),) = client.cookies.items()
-    other.cookies.set(sign_in(browser(password=PASSWORD), PASSWORD).headers["set-cookie"].partition("=")[0], value)
+    other.cookies.set(
+        sign_in(browser(password=PASSWORD), PASSWORD).headers["set-cookie"].partition("=")[0],
+        value,
+    )
     assert member(other) is None
     client.cookies.clear()
     client.cookies.set(name, value[:-3] + "AAA")
@@ -109,10 +134,23 @@ def test_a_session_expires(monkeypatch):
     ("headers", "who"),
     [
         ({"X-Forwarded-User": "ada@example.org", **PROVEN}, "ada@example.org"),
-        ({"X-Forwarded-User": "ada@example.org", "Authorization": "Bearer of-the-proxy", **PROVEN}, "ada@example.org"),
+        (
+            {
+                "X-Forwarded-User": "ada@example.org",
+                "Authorization": "Bearer of-the-proxy",
+                **PROVEN,
+            },
+            "ada@example.org",
+        ),
         ({"X-Forwarded-User": "eve@example.com", **PROVEN}, None),
         ({"X-Forwarded-User": "ada@example.org"}, None),
-        ({"X-Forwarded-User": "ada@example.org", "X-ULPscope-Proxy-Secret": "guessed-secret-of-proxy"}, None),
+        (
+            {
+                "X-Forwarded-User": "ada@example.org",
+                "X-ULPscope-Proxy-Secret": "guessed-secret-of-proxy",
+            },
+            None,
+        ),
         ({"X_Forwarded_User": "ada@example.org", **PROVEN}, None),
         (PROVEN, None),
     ],
@@ -122,7 +160,11 @@ def test_a_proxys_header_counts_with_its_secret_and_for_members(headers, who):
 
 
 def test_a_header_that_comes_twice_is_nobodys():
-    twice = [("X-Forwarded-User", "ada@example.org"), ("X-Forwarded-User", "eve@example.org"), *PROVEN.items()]
+    twice = [
+        ("X-Forwarded-User", "ada@example.org"),
+        ("X-Forwarded-User", "eve@example.org"),
+        *PROVEN.items(),
+    ]
     assert browser(**PROXY).get("/x", headers=twice).status_code == 401
 
 
@@ -136,7 +178,13 @@ def test_no_secret_and_no_forged_name_is_passed_on():
 def test_a_read_only_server_changes_nothing(store):
     client = browser(password=PASSWORD, read_only=True)
     sign_in(client, PASSWORD)
-    for method, status in {"GET": 200, "POST": 403, "PUT": 403, "PATCH": 403, "DELETE": 403}.items():
+    for method, status in {
+        "GET": 200,
+        "POST": 403,
+        "PUT": 403,
+        "PATCH": 403,
+        "DELETE": 403,
+    }.items():
         assert client.request(method, "/api/runs/x").status_code == status
     assert browser("http://127.0.0.1:8501", read_only=True).delete("/api/runs/x").status_code == 403
 
@@ -148,14 +196,27 @@ def test_on_loopback_nobody_is_asked():
 
 
 @pytest.mark.parametrize(
-    "target", ["//evil.example", "https://evil.example", "/\\evil.example", "/\t/evil.example", "evil", "/sign-out", ""]
+    "target",
+    [
+        "//evil.example",
+        "https://evil.example",
+        "/\\evil.example",
+        "/\t/evil.example",
+        "evil",
+        "/sign-out",
+        "",
+    ],
 )
 def test_the_sign_in_leads_nowhere_else(target):
     assert sign_in(browser(password=PASSWORD), PASSWORD, target).headers["location"] == "/"
 
 
 @pytest.mark.parametrize("damage", ["text", "folder"])
-def test_an_unreadable_list_of_tokens_is_503_for_a_token_and_the_password_still_signs_in(damage, store, caplog):
+def test_an_unreadable_list_of_tokens_is_503_for_a_token_and_the_password_still_signs_in(
+    damage,
+    store,
+    caplog,
+):
     client = browser(tokens=True, password=PASSWORD)
     path = store / tokens.FOLDER / "tokens.json"
     path.mkdir() if damage == "folder" else path.write_text("{")
@@ -172,7 +233,9 @@ def test_an_unreadable_list_of_tokens_is_503_for_a_token_and_the_password_still_
 
 
 def test_wrong_guesses_of_one_address_delay_no_other(monkeypatch):
-    """While a guess is checked, more of its address are refused at once; others wait for that one alone."""
+    """While a guess is checked, more of its address are refused at once; others wait for that one
+    alone.
+    """
     may_go_on, checked = Event(), []
 
     def is_password(configured: str, typed: str) -> bool:
@@ -189,10 +252,14 @@ def test_wrong_guesses_of_one_address_delay_no_other(monkeypatch):
             return (await client.post("/sign-in", data={"secret": secret})).status_code
 
     async def attack() -> tuple[list[int], int, list[int]]:
-        guesses = [asyncio.create_task(attempt("192.0.2.1", f"wrong {number}")) for number in range(60)]
+        guesses = [
+            asyncio.create_task(attempt("192.0.2.1", f"wrong {number}")) for number in range(60)
+        ]
         await asyncio.wait(guesses, return_when=asyncio.FIRST_COMPLETED)
         right = asyncio.create_task(attempt("192.0.2.2", PASSWORD))
-        many = [asyncio.create_task(attempt(f"198.51.100.{number}", "wrong")) for number in range(20)]
+        many = [
+            asyncio.create_task(attempt(f"198.51.100.{number}", "wrong")) for number in range(20)
+        ]
         await asyncio.wait(many, return_when=asyncio.FIRST_COMPLETED)
         may_go_on.set()
         return await asyncio.gather(*guesses), await right, await asyncio.gather(*many)

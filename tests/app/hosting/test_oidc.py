@@ -101,7 +101,11 @@ def test_the_way_back_leads_nowhere_else(provider):
 
 def test_a_provider_that_is_gone_is_a_sentence(provider):
     client = browser(
-        public_url=URL, oidc_issuer="http://127.0.0.1:9", oidc_client_id="a", oidc_client_secret="b", members=("*",)
+        public_url=URL,
+        oidc_issuer="http://127.0.0.1:9",
+        oidc_client_id="a",
+        oidc_client_secret="b",
+        members=("*",),
     )
     answer = client.get("/sign-in/oidc")
     assert (answer.status_code, urlsplit(provider.url).hostname in answer.text) == (502, False)

@@ -1,4 +1,6 @@
-"""The Capture page offers the model of a package: it gets it, shows how that stands, and captures once it is here."""
+"""The Capture page offers the model of a package: it gets it, shows how that stands, and captures
+once it is here.
+"""
 
 from __future__ import annotations
 

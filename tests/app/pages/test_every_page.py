@@ -1,4 +1,6 @@
-"""Pages on the real sample runs, in Streamlit's own test harness: no browser, but every line of every page runs."""
+"""Pages on the real sample runs, in Streamlit's own test harness: no browser, but every line of
+every page runs.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ pytestmark = pytest.mark.usefixtures("own_store")
 
 
 @pytest.mark.spread(12)
-@pytest.mark.parametrize(("run", "page"), covering(SAMPLES, list(PAGES), whole=("where-it-starts",)))
+@pytest.mark.parametrize(
+    ("run", "page"),
+    covering(SAMPLES, list(PAGES), whole=("where-it-starts",)),
+)
 def test_every_page_draws_every_sample_run(page, run):
     app = open_page(page, run=run)
     assert not app.error
@@ -42,7 +47,10 @@ def test_every_page_has_an_empty_state(page, monkeypatch):
 
 @pytest.mark.parametrize(
     "case",
-    ["nonfinite_fp32", *thorough(["six_repeats_bf16", "one_ulp_bf16_void", "flips_fp16", "bf16_upcast_to_fp32"])],
+    [
+        "nonfinite_fp32",
+        *thorough(["six_repeats_bf16", "one_ulp_bf16_void", "flips_fp16", "bf16_upcast_to_fp32"]),
+    ],
 )
 def test_every_page_draws_a_dump_of_every_form(case, own_store):
     run_id = ingest(own_store, [ROOT / "tests" / "cases" / f"{case}.npz"])
@@ -76,11 +84,18 @@ def test_a_damaged_block_of_logits_is_a_sentence_on_the_page(own_store):
     (own_store.directory / "damaged.duckdb").write_bytes(damaged)
     for page in ("overview", "near_ties", "heatmap"):
         app = open_page(page, run="damaged")
-        assert "damaged.duckdb" in "".join(str(each.value) for each in app.error).replace("\\", ""), page
+        assert "damaged.duckdb" in "".join(str(each.value) for each in app.error).replace(
+            "\\",
+            "",
+        ), page
 
 
 @pytest.mark.parametrize("page", ["runs", "overview", "flips"])
-def test_pages_draw_a_run_of_a_store_of_objects_that_another_machine_filled(page, tmp_path, monkeypatch):
+def test_pages_draw_a_run_of_a_store_of_objects_that_another_machine_filled(
+    page,
+    tmp_path,
+    monkeypatch,
+):
     monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
     shutil.copy(ROOT / "sample_runs" / "injected-bug.duckdb", tmp_path / "one.duckdb")
     with s3_server.served() as (server, _):

@@ -40,7 +40,12 @@ def own_store(own_store: Store) -> Store:
 def mine(own_store: Store) -> Path:
     """A run of one's own."""
     own_store.directory.mkdir()
-    return Path(shutil.copy(ROOT / "tests" / "runs" / "batch-1-against-n.duckdb", own_store.directory / "mine.duckdb"))
+    return Path(
+        shutil.copy(
+            ROOT / "tests" / "runs" / "batch-1-against-n.duckdb",
+            own_store.directory / "mine.duckdb",
+        ),
+    )
 
 
 def names(app: AppTest) -> list[str]:
@@ -49,14 +54,48 @@ def names(app: AppTest) -> list[str]:
 
 
 CARD = RunCard(
-    **{"run_id": "one", "name": "First", "created": datetime(2026, 11, 20), "kind": "capture", "bytes": 1},
-    **{"model": "org/Small-Model", "compute_dtype": "bfloat16", "device": "cpu", "sides": ("prefill", "decode")},
-    **{"prompts": 1, "positions": 100, "vocab": 10, "pairs": 1, "bit_identical_pairs": 0, "flips": 0},
-    **{"max_ulps": 7, "max_row_ulps": None, "rms_row_ulps": 0.25, "noise_ratio": None, "max_neq_share": 0.5},
-    **{"nonfinite_mismatch": 0, "verdicts": "rounding", "pair_verdicts": ("rounding",), "is_read_only": False},
+    **{
+        "run_id": "one",
+        "name": "First",
+        "created": datetime(2026, 11, 20),
+        "kind": "capture",
+        "bytes": 1,
+    },
+    **{
+        "model": "org/Small-Model",
+        "compute_dtype": "bfloat16",
+        "device": "cpu",
+        "sides": ("prefill", "decode"),
+    },
+    **{
+        "prompts": 1,
+        "positions": 100,
+        "vocab": 10,
+        "pairs": 1,
+        "bit_identical_pairs": 0,
+        "flips": 0,
+    },
+    **{
+        "max_ulps": 7,
+        "max_row_ulps": None,
+        "rms_row_ulps": 0.25,
+        "noise_ratio": None,
+        "max_neq_share": 0.5,
+    },
+    **{
+        "nonfinite_mismatch": 0,
+        "verdicts": "rounding",
+        "pair_verdicts": ("rounding",),
+        "is_read_only": False,
+    },
 )
 _BUG = {"flips": 2, "positions": 50, "pair_verdicts": ("bug suspected", "rounding")}
-_LATER = {"compute_dtype": "float32", "max_ulps": 900, "device": "", "pair_verdicts": ("of a later version",)}
+_LATER = {
+    "compute_dtype": "float32",
+    "max_ulps": 900,
+    "device": "",
+    "pair_verdicts": ("of a later version",),
+}
 CARDS = [  # newest first, as they come
     structs.replace(CARD, run_id="three", name="café", device="cuda", **_BUG),
     structs.replace(CARD, run_id="two", name="B", **_LATER),
@@ -143,7 +182,11 @@ def test_a_file_that_is_no_run_is_named_above_the_table(own_store):
 
 def test_prompts_are_searched_and_read_only_when_words_are_sought(monkeypatch):
     read, original = [], store_cache.prompt_texts
-    monkeypatch.setattr(store_cache, "prompt_texts", lambda paths: read.append(len(paths)) or original(paths))
+    monkeypatch.setattr(
+        store_cache,
+        "prompt_texts",
+        lambda paths: read.append(len(paths)) or original(paths),
+    )
     store_cache._by_file.clear()
     app = open_page("runs")
     assert read == []
@@ -174,7 +217,11 @@ def test_a_deleted_run_can_be_had_back_at_once(mine, own_store):
 
 
 @pytest.mark.parametrize("ticked", [[], ["mine"]])
-def test_after_a_deletion_nothing_is_selected_so_a_second_click_deletes_nothing(ticked, mine, own_store):
+def test_after_a_deletion_nothing_is_selected_so_a_second_click_deletes_nothing(
+    ticked,
+    mine,
+    own_store,
+):
     copied(own_store.directory / "another.duckdb")
     app = open_page("runs", run="another" if ticked else "mine")
     app.session_state["ticked"] = ticked
@@ -246,7 +293,11 @@ def unfolded(app: AppTest, rows: list[int]) -> AppTest:
 
 
 def trash(app: AppTest) -> list[str]:
-    return next(each for each in app.dataframe if str(each.key).startswith("trash_")).value["run"].tolist()
+    return (
+        next(each for each in app.dataframe if str(each.key).startswith("trash_"))
+        .value["run"]
+        .tolist()
+    )
 
 
 def test_what_was_deleted_is_listed_restored_or_deleted_for_good(mine, own_store):

@@ -1,4 +1,6 @@
-"""The heatmap's page without a browser: what a link asks for, what the address says, the selected token."""
+"""The heatmap's page without a browser: what a link asks for, what the address says, the selected
+token.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,25 @@ NAMES = ("rows", "tokens", "order", "cells", "token")
 @pytest.mark.parametrize(
     "link",
     [
-        *({"rows": "80:97"}, {"rows": "80:97", "tokens": "100:200"}, {"order": "rank", "tokens": "0:100"}),
-        *({"order": "id"}, {"cells": "difference"}, {"cells": "ulps"}, {"token": "301"}, {"token": " the"}),
-        {"rows": "0:1", "tokens": "4095:4096", "order": "rank", "cells": "difference", "token": "0"},
+        *(
+            {"rows": "80:97"},
+            {"rows": "80:97", "tokens": "100:200"},
+            {"order": "rank", "tokens": "0:100"},
+        ),
+        *(
+            {"order": "id"},
+            {"cells": "difference"},
+            {"cells": "ulps"},
+            {"token": "301"},
+            {"token": " the"},
+        ),
+        {
+            "rows": "0:1",
+            "tokens": "4095:4096",
+            "order": "rank",
+            "cells": "difference",
+            "token": "0",
+        },
     ],
 )
 def test_a_link_to_a_window_is_kept_as_it_is(link):
@@ -48,7 +66,14 @@ def test_a_link_to_a_window_is_kept_as_it_is(link):
 
 @pytest.mark.parametrize(
     "link",
-    [{"rows": "5:4"}, {"rows": "1:2:3"}, {"tokens": "0:4097"}, {"token": "4096"}, {"token": "-1"}, {"token": "<b>"}],
+    [
+        {"rows": "5:4"},
+        {"rows": "1:2:3"},
+        {"tokens": "0:4097"},
+        {"token": "4096"},
+        {"token": "-1"},
+        {"token": "<b>"},
+    ],
 )
 def test_a_link_to_what_is_not_there_shows_the_whole_run(link):
     data = drawn(opened(order="id", **link))
@@ -81,7 +106,9 @@ def test_of_a_large_run_the_rows_around_the_position_are_ranked(monkeypatch):
     monkeypatch.setattr(canvas.heatmap, "MOST_READ", 20 * 4096)
     assert drawn(opened(position="89"))["window"]["rows"] == [79, 99]
     assert drawn(opened(position="285"))["window"]["rows"] == [267, 287]
-    session = dict.fromkeys(("heatmap_rows", "heatmap_tokens", "heatmap_order"), "") | {"heatmap_cells": "ulps"}
+    session = dict.fromkeys(("heatmap_rows", "heatmap_tokens", "heatmap_order"), "") | {
+        "heatmap_cells": "ulps",
+    }
     monkeypatch.setattr("streamlit.session_state", session)
     with RunReader(ROOT / "tests" / "runs" / "batch-1-against-n.duckdb") as run:
         view = View(run, run.pairs[0], 0, 89, run.positions(0))
@@ -114,7 +141,9 @@ def test_a_token_is_looked_for_by_id_and_text(order, typed, token, columns):
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
 def test_every_logit_of_a_position_is_exported_exactly(tmp_path, dtype):
-    """Distances between 1 and 1.5 and between 0.25 and 0.5 are so many steps by the formats' significands."""
+    """Distances between 1 and 1.5 and between 0.25 and 0.5 are so many steps by the formats'
+    significands.
+    """
     reference = np.array([[0.0, 1.0, -1.0, np.nan, np.inf, -np.inf, 2.0, 0.5]] * 2, np.float32)
     variant = np.array([[-0.0, 1.5, -1.0, np.nan, np.inf, 3.0, np.nan, 0.25]] * 2, np.float32)
     dump = tmp_path / "dump.npz"
@@ -125,7 +154,8 @@ def test_every_logit_of_a_position_is_exported_exactly(tmp_path, dtype):
     assert table["token_id"].tolist() == list(range(8))
     assert np.array_equal(table["reference_logit"], reference[1].astype(float), equal_nan=True)
     assert np.array_equal(table["variant_logit"], variant[1].astype(float), equal_nan=True)
-    steps = 1 << {"float16": 10, "float32": 23, "bfloat16": 7}[dtype]  # from 1 to 2: of the significand
+    # from 1 to 2: of the significand
+    steps = 1 << {"float16": 10, "float32": 23, "bfloat16": 7}[dtype]
     ulps = table["ulps"].astype(object).where(table["ulps"].notna(), None).tolist()
     assert ulps == [0, steps // 2, 0, 0, 0, None, None, steps]
     assert table["difference"].tolist()[:2] == [0.0, 0.5]
@@ -134,7 +164,13 @@ def test_every_logit_of_a_position_is_exported_exactly(tmp_path, dtype):
 
 
 def test_the_window_and_the_logit_that_the_browser_names_are_taken_over(monkeypatch):
-    window = {"rows": [2, 9], "columns": [0, 4096], "order": "id", "measure": "ulps", "scale": "log"}
+    window = {
+        "rows": [2, 9],
+        "columns": [0, 4096],
+        "order": "id",
+        "measure": "ulps",
+        "scale": "log",
+    }
     session: dict = {}
     monkeypatch.setattr("streamlit.session_state", session)
     with RunReader(ROOT / "tests" / "runs" / "fresh-against-cached.duckdb") as run:
@@ -143,7 +179,12 @@ def test_the_window_and_the_logit_that_the_browser_names_are_taken_over(monkeypa
     followed = session.pop("heatmap_followed")
     assert (followed.rows, followed.columns) == ((2, 9), (0, 4096))
     assert session == {
-        **{"heatmap_rows": "2:9", "heatmap_tokens": "", "heatmap_order": "id", "heatmap_cells": "ulps"},
+        **{
+            "heatmap_rows": "2:9",
+            "heatmap_tokens": "",
+            "heatmap_order": "id",
+            "heatmap_cells": "ulps",
+        },
         **{"heatmap_colours": "log", "heatmap_serial": "s-1"},
         **{"prompt": 1, "position": 3, "heatmap_token": "7"},
     }

@@ -49,7 +49,9 @@ def continued(built, own_store, monkeypatch) -> str:
 def test_layers_open_with_the_first_module_and_position_that_differ(growing):
     app = open_page("layers", run=growing, prompt="1")
     assert app.query_params["tab"] == "layers"
-    assert "first module whose output differs at all, at position 3**: 1 of 8 (12.5%)" in page_text(app)
+    assert "first module whose output differs at all, at position 3**: 1 of 8 (12.5%)" in page_text(
+        app,
+    )
     assert metrics(app) == {
         "First difference": "layer 0",
         "Logits that differ": "2.5%",
@@ -82,13 +84,19 @@ def test_a_run_without_modules_gives_the_command_that_supplies_them(own_store):
     write_run(own_store, header, calm_sides(header), "bare")
     app = open_page("layers", run="bare")
     assert "`--layers`" in app.info[0].value
-    assert codes(app) == [replace(request, layers=True, kv=True, kernels=True, remedies=True).typed()]
-    uploaded = open_page("layers", run=ingest(own_store, [ROOT / "tests" / "cases" / "flips_fp16.npz"]))
+    assert codes(app) == [
+        replace(request, layers=True, kv=True, kernels=True, remedies=True).typed(),
+    ]
+    uploaded = open_page(
+        "layers",
+        run=ingest(own_store, [ROOT / "tests" / "cases" / "flips_fp16.npz"]),
+    )
     assert "dump of logits has no" in uploaded.info[0].value
 
 
 def test_a_pair_that_only_a_zero_floor_sets_apart_is_not_called_near_its_floor(own_store):
-    app = open_page("layers", run=layer_run(own_store, {(0, 0, 0): 1}))  # the embedding: no reordering moves it
+    # the embedding: no reordering moves it
+    app = open_page("layers", run=layer_run(own_store, {(0, 0, 0): 1}))
     assert metrics(app)["Max RMS / noise floor"] == "floor is 0"
     assert "no reordering does" in page_text(app)
 
@@ -98,14 +106,21 @@ def test_caches_show_how_much_differs_and_where_it_begins(own_store):
     later = np.zeros((8, 67, 128), np.uint16)
     later.ravel()[:13_086] = 1
     change = np.concatenate([np.zeros((8, 7, 128), np.uint16), later], axis=1)  # from position 7 on
-    parts = both(KvPart(0, 0, "key", 0, bits), bits ^ change) + both(KvPart(0, 0, "value", 0, bits), bits.copy())
+    parts = both(KvPart(0, 0, "key", 0, bits), bits ^ change) + both(
+        KvPart(0, 0, "value", 0, bits),
+        bits.copy(),
+    )
     app = open_page("kv_cache", run=kv_run(own_store, parts, lengths=(74,)))
     assert app.query_params["tab"] == "kv_cache"
     assert "13,086 of 151,552 (8.6%) elements differ" in page_text(app)
     assert "first in layer 0 (keys" in page_text(app)
     assert "13,086 of 75,776** elements of layer 0's keys" in page_text(app)
     assert app.metric[0].help == "13,086 of 75,776"
-    shown = {"Keys that differ": "17.3%", "Values that differ": "0.0%", "First differing layer": "0"}
+    shown = {
+        "Keys that differ": "17.3%",
+        "Values that differ": "0.0%",
+        "First differing layer": "0",
+    }
     assert shown.items() <= metrics(app).items()
 
 
@@ -125,7 +140,11 @@ def test_a_nan_in_a_cache_is_called_more_than_rounding(own_store):
     bits = cache(0)
     changed = bits.copy()
     changed[0, 0, 0] = 0x7FC0
-    app = open_page("kv_cache", run=kv_run(own_store, both(KvPart(1, 0, "key", 0, bits), changed)), prompt="1")
+    app = open_page(
+        "kv_cache",
+        run=kv_run(own_store, both(KvPart(1, 0, "key", 0, bits), changed)),
+        prompt="1",
+    )
     assert "infinity on one side" in app.error[0].value
     assert "only in 1 element of the caches" in app.error[0].value
 
@@ -133,7 +152,9 @@ def test_a_nan_in_a_cache_is_called_more_than_rounding(own_store):
 def test_the_flips_page_tells_where_continuations_part(continued):
     app = open_page("flips", run=continued, variant="decode")
     assert "diverge after 2 tokens in common" in page_text(app)
-    assert app.dataframe[0].value[["parting_position", "reference_margin_ulps"]].iloc[0].tolist() == [PARTING, 2]
+    assert app.dataframe[0].value[["parting_position", "reference_margin_ulps"]].iloc[
+        0
+    ].tolist() == [PARTING, 2]
     assert any("▸ w12◂" in text for text in codes(app))
     assert not app.warning
     assert "1 flip in 30 positions" in page_text(app)
@@ -154,10 +175,15 @@ def test_what_only_one_side_launched_stands_first_and_the_sentence_says_it(own_s
 
 
 def test_the_page_begins_where_the_sides_begin_to_differ_and_counts_come_after(own_store):
-    """Both sides launch the same as often; the first module that differs is the norm, not the embedding before it."""
+    """Both sides launch the same as often; the first module that differs is the norm, not the
+    embedding before it.
+    """
     run_id = with_kernels(own_store, layer_run(own_store, {(1, 1, 4): 3, (5, 1, 4): 1}))
     app = open_page("kernels", run=run_id)
-    assert [element.value for element in app.subheader] == ["Where it starts", "All ops and kernels"]
+    assert [element.value for element in app.subheader] == [
+        "Where it starts",
+        "All ops and kernels",
+    ]
     texts = [element.value for element in app.markdown]
     with RunReader(own_store.path_of(run_id)) as run:
         pair = run.pairs[0]
@@ -168,7 +194,10 @@ def test_the_page_begins_where_the_sides_begin_to_differ_and_counts_come_after(o
     assert counts in texts[first + 1 :]
     there = app.dataframe[0].value
     assert there["modules"].tolist() == ["model.layers.0.norm"]
-    assert (there["reference_details"][0], there["variant_details"][0]) == ("bfloat16 [1, 8]", "bfloat16 [2, 8]")
+    assert (there["reference_details"][0], there["variant_details"][0]) == (
+        "bfloat16 [1, 8]",
+        "bfloat16 [2, 8]",
+    )
 
 
 def test_remedies_are_a_table_with_the_advice_above_it(own_store):

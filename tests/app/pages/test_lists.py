@@ -1,4 +1,6 @@
-"""A run of what servers sent, on the pages of every run: figures of the values that both sides sent, one note."""
+"""A run of what servers sent, on the pages of every run: figures of the values that both sides
+sent, one note.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,31 @@ from tests.app.opening import metrics, open_page, page_text
 from tests.core.runs.topk.made_sides import engine_side, response, side, store_run
 
 NOTE = "figures cover th"
-PAGES = ("overview", "near_ties", "flips", "heatmap", "layers", "kv_cache", "kernels", "compare", "repeats", "runs")
+PAGES = (
+    "overview",
+    "near_ties",
+    "flips",
+    "heatmap",
+    "layers",
+    "kv_cache",
+    "kernels",
+    "compare",
+    "repeats",
+    "runs",
+)
 
 
 def fill(store: Store) -> None:
-    """An engine twice, slightly different; two short answers with a flip; answers without a common token."""
-    store_run(store, "apart", engine_side("cold", 1, 20), engine_side("warm", 2, 20), run_id="apart")
+    """An engine twice, slightly different; two short answers with a flip; answers without a common
+    token.
+    """
+    store_run(
+        store,
+        "apart",
+        engine_side("cold", 1, 20),
+        engine_side("warm", 2, 20),
+        run_id="apart",
+    )
     texts = {7: " cat", 8: " dog", 9: "<b>"}
     rows = {2: {7: -0.5, 8: -0.75, 9: -3.0}, 3: {9: -0.1, 8: -2.5}}
     other = {2: {8: -0.5, 7: -0.625, 9: -3.0}, 3: {9: -0.2, 8: -2.0}}
@@ -31,8 +52,15 @@ def fill(store: Store) -> None:
     ]
     store_run(store, "bare", *bare, run_id="bare")
     drafted = response([1, 2, 3, 7, 9], {2: rows[2], 3: {9: 0.0}}, prompt=3, texts=texts)
-    one, elsewhere = (response([5, 6], {at: {6: -0.5}}, prompt=1) for at in (0, 1))  # no position that both have
-    store_run(store, "drafted", side("on", drafted, one), side("off", first, elsewhere), run_id="drafted")
+    # no position that both have
+    one, elsewhere = (response([5, 6], {at: {6: -0.5}}, prompt=1) for at in (0, 1))
+    store_run(
+        store,
+        "drafted",
+        side("on", drafted, one),
+        side("off", first, elsewhere),
+        run_id="drafted",
+    )
 
 
 @pytest.fixture
@@ -59,7 +87,11 @@ def test_the_overview_has_the_figures_of_what_both_sent() -> None:
     text = page_text(app)
     assert text.count("A server sent the log-probabilities") == 1
     shown = metrics(app)
-    assert (shown["Flips"], shown["Values that differ"], shown["Largest difference"]) == ("1", "66.7%", "0.25")
+    assert (shown["Flips"], shown["Values that differ"], shown["Largest difference"]) == (
+        "1",
+        "66.7%",
+        "0.25",
+    )
 
 
 @pytest.mark.usefixtures("store")
@@ -72,7 +104,12 @@ def test_simple_causes_are_looked_for_when_they_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_long_run_opens_at_its_largest_difference_and_shows_an_overview_only(page, own_store, tmp_path, monkeypatch):
+def test_a_long_run_opens_at_its_largest_difference_and_shows_an_overview_only(
+    page,
+    own_store,
+    tmp_path,
+    monkeypatch,
+):
     path = tmp_path / "tokens.jsonl"
     far = '{"token_ids": [1, 2], "reference": [-1.0, -2.0], "variant": [-1.0, -2.5]}'
     path.write_text(far.replace("-2.5", "-2.0") + "\n" + far)

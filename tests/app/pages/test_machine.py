@@ -1,4 +1,6 @@
-"""The Machine page, on runs whose every answer is planted; what the other pages make of such runs."""
+"""The Machine page, on runs whose every answer is planted; what the other pages make of such
+runs.
+"""
 
 from __future__ import annotations
 
@@ -72,14 +74,19 @@ def test_other_pages_neither_offer_it_nor_break(own_store):
     assert row["differ"] == "operations"
     assert pd.isna(row["flips"])
     assert "these-probes" not in app.selectbox(key="run").options
-    assert "these-probes" not in " ".join(open_page("compare").multiselect(key="compare_runs").options)
+    assert "these-probes" not in " ".join(
+        open_page("compare").multiselect(key="compare_runs").options,
+    )
 
 
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
         ((ANY_DEVICE, ["float32"], "quick", ""), "--dtype float32 --quick"),
-        (("cuda:0", ["bfloat16"], "all", " org/m "), "--device cuda:0 --dtype bfloat16 --model=org/m"),
+        (
+            ("cuda:0", ["bfloat16"], "all", " org/m "),
+            "--device cuda:0 --dtype bfloat16 --model=org/m",
+        ),
         ((ANY_DEVICE, [], "all", "--store=/x"), "--model=--store=/x"),
     ],
 )

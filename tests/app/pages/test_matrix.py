@@ -22,7 +22,9 @@ SAMPLES = Path(__file__).resolve().parents[3] / "sample_runs"
 
 @pytest.fixture
 def sweep(bare_store, plan_file):  # noqa: F811
-    """Two models by two paths: one changed to a bug, one is as it was, one failed, one is missing."""
+    """Two models by two paths: one changed to a bug, one is as it was, one failed, one is
+    missing.
+    """
     store = bare_store
     store.directory.mkdir()
     file = plan_file(name="night*ly", models=["m", "n"], paths=["decode", "chunked:8"])
@@ -35,10 +37,20 @@ def sweep(bare_store, plan_file):  # noqa: F811
             (changed, 2.0 * is_new, "bug suspected" if is_new else "rounding"),
             (same, 0.5, "rounding"),
         ):
-            write(store, run_id_of(cell.digest, {"build": build}), cell.request, moved=moved, verdict=verdict)
+            write(
+                store,
+                run_id_of(cell.digest, {"build": build}),
+                cell.request,
+                moved=moved,
+                verdict=verdict,
+            )
     ledger.record(CellOutcome(failed, FAILED, says="no <b>room</b>"))
     ledger.write_plan(plan)
-    return ledger, run_id_of(changed.digest, {"build": "2"}), run_id_of(changed.digest, {"build": "1"})
+    return (
+        ledger,
+        run_id_of(changed.digest, {"build": "2"}),
+        run_id_of(changed.digest, {"build": "1"}),
+    )
 
 
 def _grid(app):
@@ -48,13 +60,24 @@ def _grid(app):
 
 def test_cells_are_a_table_of_the_two_axes_that_vary(sweep):
     app = open_page("sweeps")
-    assert "night*ly**: 4 cells: 1 bug suspected, 1 rounding, 1 failed, 1 missing; 1 changed" in page_text(app)
-    assert _grid(app) == [["", "decode", "chunked:8"], ["m", "Δ bug suspected", "rounding"], ["n", "failed", "missing"]]
+    assert (
+        "night*ly**: 4 cells: 1 bug suspected, 1 rounding, 1 failed, 1 missing; 1 changed"
+        in page_text(app)
+    )
+    assert _grid(app) == [
+        ["", "decode", "chunked:8"],
+        ["m", "Δ bug suspected", "rounding"],
+        ["n", "failed", "missing"],
+    ]
 
 
 def test_the_axes_and_the_figure_are_in_the_link(sweep):
     app = open_page("sweeps", down="path", across="model", figure="flips")
-    assert _grid(app) == [["", "m", "n"], ["decode", "Δ 1", "failed"], ["chunked:8", "0", "missing"]]
+    assert _grid(app) == [
+        ["", "m", "n"],
+        ["decode", "Δ 1", "failed"],
+        ["chunked:8", "0", "missing"],
+    ]
     app.selectbox(key="matrix_figure").set_value("neq_share").run()
     assert app.query_params["figure"] == "neq_share"
     assert _grid(app)[1][1] == "Δ 12.5%"
@@ -76,7 +99,9 @@ def test_a_cell_leads_to_its_run_and_to_the_last_good_one(sweep):
     ):
         app = open_page("sweeps")
         assert button not in [each.key for each in app.button]
-        app.session_state["matrix"] = {"selection": {"rows": [], "columns": [], "cells": [(0, "decode")]}}
+        app.session_state["matrix"] = {
+            "selection": {"rows": [], "columns": [], "cells": [(0, "decode")]},
+        }
         app.run()
         assert "0 -> 1 flip" in page_text(app)
         app.button(key=button).click().run()

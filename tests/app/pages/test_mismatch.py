@@ -50,7 +50,8 @@ def test_a_framework_gives_its_own_names(page):
     page.selectbox(key="framework").select("slime").run()
     (table,) = [each.value for each in page.dataframe if "definition" in each.value]
     values = dict(zip(table["figure"], table["value"], strict=True))
-    assert values["train/train_rollout_logprob_abs_diff"] == "0.01225"  # not 0.01212, the mean over tokens
+    # not 0.01212, the mean over tokens
+    assert values["train/train_rollout_logprob_abs_diff"] == "0.01225"
     assert not page.exception
 
 
@@ -69,7 +70,12 @@ def sequences() -> list[dict[str, Any]]:
         rollout = -2 - random.gamma(0.7, 1.0, LENGTH)
         about = {"sequence": f"s{number}", "step": number // 2, "environment": environment}
         rows.append(
-            {"token_ids": random.integers(0, 9999, LENGTH), "rollout": rollout, "trainer": rollout + r, **about}
+            {
+                "token_ids": random.integers(0, 9999, LENGTH),
+                "rollout": rollout,
+                "trainer": rollout + r,
+                **about,
+            },
         )
     return rows
 
@@ -82,7 +88,10 @@ def planted(built, sequences, monkeypatch):
         path = store.directory.parent / "planted.parquet"
         pq.write_table(
             pa.Table.from_pylist(
-                [{k: getattr(v, "tolist", lambda v=v: v)() for k, v in row.items()} for row in sequences]
+                [
+                    {k: getattr(v, "tolist", lambda v=v: v)() for k, v in row.items()}
+                    for row in sequences
+                ],
             ),
             path,
         )
@@ -105,7 +114,11 @@ def values_of(axis: object) -> np.ndarray:
     """Numbers of an axis of a trace as the browser gets it."""
     if isinstance(axis, dict):
         flat = np.frombuffer(base64.b64decode(axis["bdata"]), axis["dtype"])
-        return flat.reshape([int(size) for size in axis["shape"].split(",")]) if "shape" in axis else flat
+        return (
+            flat.reshape([int(size) for size in axis["shape"].split(",")])
+            if "shape" in axis
+            else flat
+        )
     return np.array(axis)
 
 
@@ -149,7 +162,10 @@ def test_what_it_depends_on_is_drawn_by_group(planted, sequences):
     page = planted(part="depends-on")
     (figure,) = figures_of(page)
     names = ["chat", "code", "math"]
-    means = [np.abs(r_of([row for row in sequences if row["environment"] == name])).mean() for name in names]
+    means = [
+        np.abs(r_of([row for row in sequences if row["environment"] == name])).mean()
+        for name in names
+    ]
     assert figure["figure"]["data"][0]["x"] == names
     np.testing.assert_allclose(values_of(figure["figure"]["data"][0]["y"]), means, rtol=1e-12)
     page = planted(part="depends-on", by="step")
@@ -174,7 +190,9 @@ def test_the_heaviest_sequences_are_listed_and_drawn_token_by_token(planted, seq
     assert table["sequence"].tolist() == order.tolist()
     np.testing.assert_allclose(table["kl_share"], kl[order] / kl.sum(), rtol=1e-9)
     strips = [json.loads(each["columns"]) for each in sent(page, "ulpscope_token_strip")]
-    assert [strip["ids"] for strip in strips] == [sequences[n]["token_ids"].tolist() for n in (HEAVY, *order[:3])]
+    assert [strip["ids"] for strip in strips] == [
+        sequences[n]["token_ids"].tolist() for n in (HEAVY, *order[:3])
+    ]
     heavy = np.array(strips[1]["heat"])
     assert heavy[40:44].min() > 45
     assert np.delete(heavy, slice(40, 44)).max() <= 1

@@ -1,4 +1,6 @@
-"""The Near ties page: what is within a threshold in ULPs and in logits, and what the address keeps."""
+"""The Near ties page: what is within a threshold in ULPs and in logits, and what the address
+keeps.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from tests.app import opening
 from tests.app.opening import page_text
 
 ROOT = Path(__file__).resolve().parents[3]
-RUN = "fresh-against-cached"  # two prompts of 442 and 287 positions, one variant, flips of prompt 1 at 30, 36 and 239
+# two prompts of 442 and 287 positions, one variant, flips of prompt 1 at 30, 36 and 239
+RUN = "fresh-against-cached"
 
 pytestmark = pytest.mark.usefixtures("own_store")
 
@@ -22,14 +25,18 @@ def opened(**link: str) -> AppTest:
 
 
 def listed(app: AppTest) -> list[int]:
-    (table,) = [frame.value for frame in app.dataframe if "variant_margin_ulps" in frame.value.columns]
+    (table,) = [
+        frame.value for frame in app.dataframe if "variant_margin_ulps" in frame.value.columns
+    ]
     return sorted(table["position"].tolist())
 
 
 def counted(where: str) -> list[tuple]:
     """Straight out of the file, by SQL."""
     with RunReader(ROOT / "tests" / "runs" / f"{RUN}.duckdb") as run:
-        return run._database.rows(f"SELECT prompt, position FROM position WHERE {where} ORDER BY prompt, position")
+        return run._database.rows(
+            f"SELECT prompt, position FROM position WHERE {where} ORDER BY prompt, position",
+        )
 
 
 @pytest.mark.parametrize(
@@ -43,10 +50,15 @@ def counted(where: str) -> list[tuple]:
 def test_the_count_in_words_is_that_of_the_file_and_the_table_lists_it(link, columns, limit, words):
     app = opened(**link)
     within = "true" if "of" in link else "prompt = 1"
-    sides = [counted(f"{within} AND {side}_{columns} <= {limit}") for side in ("reference", "variant")]
+    sides = [
+        counted(f"{within} AND {side}_{columns} <= {limit}") for side in ("reference", "variant")
+    ]
     either = sorted(set(sides[0]) | set(sides[1]))
     total = 729 if "of" in link else 287
     assert f"**{len(either)} of {total} (" in page_text(app)
     assert words in page_text(app)
-    assert f"{len(sides[0])} of {total} ({100 * len(sides[0]) / total:.1f}%) on the reference" in page_text(app)
+    assert (
+        f"{len(sides[0])} of {total} ({100 * len(sides[0]) / total:.1f}%) on the reference"
+        in page_text(app)
+    )
     assert listed(app) == sorted(position for _, position in either)

@@ -1,4 +1,6 @@
-"""The Probe page: what it would take is said first, a job is lined up, and the key stands in none of its words."""
+"""The Probe page: what it would take is said first, a job is lined up, and the key stands in none
+of its words.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ def button(app: Any) -> Any:
     return app.button(key="probe_start")
 
 
-def test_what_it_takes_is_said_and_the_key_is_in_no_argument(store: Store, submitted: list[dict[str, Any]]) -> None:
+def test_what_it_takes_is_said_and_the_key_is_in_no_argument(
+    store: Store,
+    submitted: list[dict[str, Any]],
+) -> None:
     app = open_page("probe")
     app.text_input(key="probe_url").set_value("http://127.0.0.1:9/v1").run()
     assert "most 23 requests" in page_text(app).replace("\\", "")
@@ -37,7 +42,14 @@ def test_what_it_takes_is_said_and_the_key_is_in_no_argument(store: Store, submi
     button(app).click().run()
     (job,) = submitted
     assert job["arguments"] == [
-        *("probe", "http://127.0.0.1:9", "--tests", "rerun,load:3", "--against", "http://127.0.0.1:10"),
+        *(
+            "probe",
+            "http://127.0.0.1:9",
+            "--tests",
+            "rerun,load:3",
+            "--against",
+            "http://127.0.0.1:10",
+        ),
         *("--top", "5", "--name=-odd"),
     ]
     assert job["prompts"].content == b'{"prompt": "one"}\n{"prompt": "two"}\n'

@@ -1,4 +1,6 @@
-"""The Repeats and Compare pages on every sample run and on made ones; figures are those of the run files."""
+"""The Repeats and Compare pages on every sample run and on made ones; figures are those of the run
+files.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,11 @@ pytestmark = pytest.mark.usefixtures("own_store")
 
 
 def test_a_sweep_is_drawn_over_its_values(own_store, tmp_path):
-    run = stored(own_store.directory, ["decode"] + [f"decode+batch:{n}" for n in (2, 3, 4, 8)], [0, 1, 1, 2, 3])
+    run = stored(
+        own_store.directory,
+        ["decode"] + [f"decode+batch:{n}" for n in (2, 3, 4, 8)],
+        [0, 1, 1, 2, 3],
+    )
     app = open_page("classes", run=run.run_id)
     assert "5 sides in 4 classes" in page_text(app)
     assert "Over batch" in page_text(app)

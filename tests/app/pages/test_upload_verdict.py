@@ -21,12 +21,20 @@ pytestmark = pytest.mark.usefixtures("own_store")
 
 
 def test_an_undecided_dump_names_the_commands_with_its_id(own_store, tmp_path):
-    run_id = ingest(own_store, [saved(tmp_path / "d.npz", reference=PLAIN, variant=OTHER, token_ids=np.arange(ROWS))])
+    run_id = ingest(
+        own_store,
+        [saved(tmp_path / "d.npz", reference=PLAIN, variant=OTHER, token_ids=np.arange(ROWS))],
+    )
     app = opened(run=run_id)
     assert "likely rounding" in label(app)
     commands = codes(app)
     pair = "--float32 PAIR_IN_FLOAT32.npz"
-    for option in (pair, f"{pair} --floor WAYS_IN_FLOAT32.npz", f"{pair} --model MODEL", "--rerun AGAIN.npz"):
+    for option in (
+        pair,
+        f"{pair} --floor WAYS_IN_FLOAT32.npz",
+        f"{pair} --model MODEL",
+        "--rerun AGAIN.npz",
+    ):
         assert f"ulpscope verdict {run_id} {option}" in "".join(commands)
     assert "argmax" in page_text(app)
 
@@ -36,7 +44,10 @@ def test_no_control_that_was_just_given_is_asked_for_again(own_store, tmp_path):
     wide = [in_float32(x, HEAD, order) for x, order in ((X, 1), (with_fault(X), 2))]
     dump = saved(tmp_path / "d.npz", reference=wide[0], variant=wide[1], token_ids=np.arange(ROWS))
     ways = saved(
-        tmp_path / "w.npz", a=wide[0], b=in_float32(with_fault(X), HEAD, 3), c=in_float32(with_fault(X), HEAD, 4)
+        tmp_path / "w.npz",
+        a=wide[0],
+        b=in_float32(with_fault(X), HEAD, 3),
+        c=in_float32(with_fault(X), HEAD, 4),
     )
     with RunReader(own_store.path_of(ingest(own_store, [dump]))) as run:
         judged = judge_stored(own_store, run, measure_controls(run, floor=[ways]))
@@ -47,7 +58,10 @@ def test_no_control_that_was_just_given_is_asked_for_again(own_store, tmp_path):
 
 
 def test_an_invalid_dump_says_why_and_asks_for_no_control(own_store, tmp_path):
-    run_id = ingest(own_store, [saved(tmp_path / "d.npz", reference=PLAIN, variant=np.roll(OTHER, 1, axis=0))])
+    run_id = ingest(
+        own_store,
+        [saved(tmp_path / "d.npz", reference=PLAIN, variant=np.roll(OTHER, 1, axis=0))],
+    )
     app = opened(run=run_id)
     assert "invalid dump" in label(app)
     assert "1 row before it" in page_text(app)
@@ -64,4 +78,7 @@ def test_an_invalid_dump_says_why_and_asks_for_no_control(own_store, tmp_path):
     ],
 )
 def test_only_what_stands_between_backticks_is_code(text, shown):
-    assert to_markdown(text, bold=True).replace(" ", "").replace("\N{WORD JOINER}", "") == shown.replace(" ", "")
+    assert to_markdown(text, bold=True).replace(" ", "").replace(
+        "\N{WORD JOINER}",
+        "",
+    ) == shown.replace(" ", "")

@@ -1,5 +1,5 @@
-"""The verdict on the overview and in the gallery: every name, every sentence from a stored row, and how what is missing
-is supplied.
+"""The verdict on the overview and in the gallery: every name, every sentence from a stored row, and
+how what is missing is supplied.
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ from app.shell import wording
 from app.shell.jobs import Job
 from app.verdict.panel import refusal_of
 from core.plots import pairs as charts
-from core.runs.file.evidence import CHECK_GROUPS, FAILED, NOTED, AloneFigures, Check, Evidence, Unmeasured
+from core.runs.file.evidence import (
+    CHECK_GROUPS,
+    FAILED,
+    NOTED,
+    AloneFigures,
+    Check,
+    Evidence,
+    Unmeasured,
+)
 from tests.app import opening
 from tests.app.opening import codes, figures_of, keys, page_text
 from tests.core.runs.judged_runs import CASES, REQUEST, judged_run, ratio_row
@@ -47,7 +55,8 @@ def test_the_page_opens_with_the_verdict_and_every_row_it_rests_on(own_store, ve
         (step,) = (step for step in steps if f"**{CHECK_GROUPS[row.group]}**" in step)
         assert ("[explained]" if is_explained else f"[{row.outcome}]") in step
         assert row.says.removesuffix(".") in step
-        assert (row.control in page_text(app)) == (row.outcome == FAILED and not is_explained)  # these are open
+        # these are open
+        assert (row.control in page_text(app)) == (row.outcome == FAILED and not is_explained)
     assert "judge" not in keys(app)
 
 
@@ -71,16 +80,27 @@ def test_a_nan_has_no_ratio_in_the_chart_and_a_floor_left_aside_has_no_chart(own
     )
     figures = {"nonfinite_mismatch": 1, "first_nonfinite": (0, 3, 7), "position_ratio_allowed": 4.4}
     row = ratio_row(
-        Check.WIDE_PAIR, "float32", None, "failed", "In float32, 'decode' is NaN at position 3, token 7.", **figures
+        Check.WIDE_PAIR,
+        "float32",
+        None,
+        "failed",
+        "In float32, 'decode' is NaN at position 3, token 7.",
+        **figures,
     )
-    app = opened(run=judged_run(own_store, "bug suspected", evidence=[aside, row]), open_=("check_0",))
+    app = opened(
+        run=judged_run(own_store, "bug suspected", evidence=[aside, row]),
+        open_=("check_0",),
+    )
     page = page_text(app)
     assert "It is left aside" in page
     assert page.count("RMS difference / noise floor by position") == 1
     assert "a gap nothing differs" in page
 
 
-def test_a_capture_that_was_not_judged_shows_the_command_and_a_button_that_runs_it(own_store, submitted):
+def test_a_capture_that_was_not_judged_shows_the_command_and_a_button_that_runs_it(
+    own_store,
+    submitted,
+):
     app = opened(run=judged_run(own_store, None, run_id="mine"))
     assert "not judged" in label(app)
     assert codes(app)[0] == dataclasses.replace(REQUEST, judge=True).typed()
@@ -134,7 +154,14 @@ def test_the_report_can_be_copied_and_carries_the_address(own_store):
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
-        *((None, "–"), (True, "yes"), (12345, "12,345"), (0.95572, "0.9557"), ((1, 2.5), "1, 2.5"), ((), "none")),
+        *(
+            (None, "–"),
+            (True, "yes"),
+            (12345, "12,345"),
+            (0.95572, "0.9557"),
+            ((1, 2.5), "1, 2.5"),
+            ((), "none"),
+        ),
         *(({"a": (3, 4), "b": ()}, "a: 3, 4, b: none"), ("x", "x")),
     ],
 )
@@ -166,11 +193,21 @@ ALONE = AloneFigures(
 
 
 def test_a_check_that_names_modules_opens_with_its_chart(own_store):
-    row = Evidence(Check.ALONE, "each module alone", ALONE, NOTED, "One module alone differs.", "decode")
+    row = Evidence(
+        Check.ALONE,
+        "each module alone",
+        ALONE,
+        NOTED,
+        "One module alone differs.",
+        "decode",
+    )
     app = opened(("open_check_0",), run=judged_run(own_store, "bug suspected", evidence=[row]))
     assert "RMS error vs. float64" in page_text(app)
     figure = charts.over_modules(
-        list(ALONE.modules), np.array(ALONE.alone_rms), np.array(ALONE.own_rounding_rms), "<b>x</b>"
+        list(ALONE.modules),
+        np.array(ALONE.alone_rms),
+        np.array(ALONE.own_rounding_rms),
+        "<b>x</b>",
     )
     assert "<b>x" not in figure.to_json().replace("\\u003c", "<")
     assert np.isnan(figure.data[1].y[0])  # a log axis has no 0
@@ -181,8 +218,14 @@ def test_a_check_that_names_modules_opens_with_its_chart(own_store):
     ("model", "revision", "refusal"),
     [
         *(("sample_runs/model", None, ""), ("gpt2", "refs/pr/7", "")),
-        *(("sample_runs/model\u200b", None, "cannot be seen"), ("gpt2", "ma\u202ein", "cannot be seen")),
-        *((model, None, "not on this machine") for model in ("../gone/model", "~nobody-of-that-name/a/b")),
+        *(
+            ("sample_runs/model\u200b", None, "cannot be seen"),
+            ("gpt2", "ma\u202ein", "cannot be seen"),
+        ),
+        *(
+            (model, None, "not on this machine")
+            for model in ("../gone/model", "~nobody-of-that-name/a/b")
+        ),
         ("m" * 5000 + "/a/b", None, "not on this machine"),
     ],
 )

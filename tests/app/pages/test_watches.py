@@ -23,7 +23,9 @@ def plant(store: Store, name: str, *distances: float | None, moved_at: int | Non
         has_moved = moved_at is not None and minute >= moved_at
         state = (BEGUN + timedelta(minutes=moved_at), run_id) if has_moved else (None, "")
         at = BEGUN + timedelta(minutes=minute)
-        rounds.append(Round(f"http://{name}", f"server of {name}", run_id, 0.01, 0.03, at, distance, *state))
+        rounds.append(
+            Round(f"http://{name}", f"server of {name}", run_id, 0.01, 0.03, at, distance, *state),
+        )
     folder = Path(store.directory, FOLDER)
     folder.mkdir(exist_ok=True)
     lines = b"\n".join(map(msgspec.json.encode, rounds))
@@ -31,14 +33,19 @@ def plant(store: Store, name: str, *distances: float | None, moved_at: int | Non
     return run_id
 
 
-def test_an_endpoint_that_moved_is_first_with_its_time_its_chart_and_its_run(bare_store: Store) -> None:
+def test_an_endpoint_that_moved_is_first_with_its_time_its_chart_and_its_run(
+    bare_store: Store,
+) -> None:
     store_run(bare_store, "run", engine_side("a", 1, 4), engine_side("b", 2, 4))
     assert "Watched endpoints" not in [tab.label for tab in open_page("compare").tabs]
     plant(bare_store, "steady", None, 0.0, 0.02, None)
     run_id = plant(bare_store, "mo*ved", None, 0.02, 0.5, 0.6, moved_at=2)
     app = open_page("watches")
     text = page_text(app)
-    assert "http://mo*ved has moved since 2026-11-26 18:02:00 UTC: 0.6 nats" in text.replace("\u2060", "")
+    assert "http://mo*ved has moved since 2026-11-26 18:02:00 UTC: 0.6 nats" in text.replace(
+        "\u2060",
+        "",
+    )
     assert "http://steady is down, so it is undecided" in text.replace("\u2060", "")
     moved, steady = (one["figure"]["data"] for one in figures_of(app))
     assert [point["marker"]["color"] for point in moved[:1]] == [["#0072B2", "#D55E00", "#D55E00"]]

@@ -1,4 +1,6 @@
-"""A real server on a real socket: connections that break, and a server that is killed with SIGKILL."""
+"""A real server on a real socket: connections that break, and a server that is killed with
+SIGKILL.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,16 @@ def rest(server: Server, options: str = "wait=120") -> dict[str, object]:
 
     def sent() -> dict[str, object] | None:
         first = received(server)
-        span = f"bytes {first}-{len(BODY) - 1}/{len(BODY)}" if first < len(BODY) else f"bytes */{len(BODY)}"
+        span = (
+            f"bytes {first}-{len(BODY) - 1}/{len(BODY)}"
+            if first < len(BODY)
+            else f"bytes */{len(BODY)}"
+        )
         answer = httpx2.put(
-            f"{server.url}/api/uploads/x?{options}", content=BODY[first:], headers={"Content-Range": span}, timeout=150
+            f"{server.url}/api/uploads/x?{options}",
+            content=BODY[first:],
+            headers={"Content-Range": span},
+            timeout=150,
         )
         return None if answer.status_code == 409 else answer.json()
 
@@ -74,7 +83,9 @@ def test_an_upload_goes_on_after_the_server_was_killed(tmp_path: Path) -> None:
         assert has_arrived_whole(server)
 
 
-def test_a_server_killed_in_an_import_leaves_no_half_run_and_imports_it_again(tmp_path: Path) -> None:
+def test_a_server_killed_in_an_import_leaves_no_half_run_and_imports_it_again(
+    tmp_path: Path,
+) -> None:
     store = tmp_path / "runs"
     with serving(store) as server:
         with begun(server, 0, len(BODY)):
@@ -94,7 +105,8 @@ def test_one_request_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
     with serving(tmp_path / "runs") as server:
         with socket.create_connection(("127.0.0.1", server.port)) as line, suppress(OSError):
             line.sendall(
-                f"PUT /api/uploads/cut HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(BODY)}\r\n\r\n".encode()
+                "PUT /api/uploads/cut HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length:"
+                f" {len(BODY)}\r\n\r\n".encode(),
             )
             line.sendall(BODY[: len(BODY) // 2])
             until(lambda: list(server.store.glob(".uploads/*/data/*")))

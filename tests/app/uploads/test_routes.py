@@ -49,27 +49,45 @@ def spooled(store: Path) -> list[Path]:
 
 
 def test_one_request_makes_a_run_and_answers_its_link(client: TestClient, store: Path) -> None:
-    answer = client.put("/api/uploads/two%20calls", params={"wait": 60, "model": "a/model"}, content=dump())
+    answer = client.put(
+        "/api/uploads/two%20calls",
+        params={"wait": 60, "model": "a/model"},
+        content=dump(),
+    )
     assert answer.status_code == 201, answer.text
     said = answer.json()
     assert answer.headers["location"] == f"/api/runs/{said['run_id']}"
     assert said["url"] == f"http://testserver/overview?run={said['run_id']}"
     with RunReader(store / f"{said['run_id']}.duckdb") as run:
-        assert (run.header.name, run.header.provenance.model, run.header.vocab) == ("two calls", "a/model", 64)
+        assert (run.header.name, run.header.provenance.model, run.header.vocab) == (
+            "two calls",
+            "a/model",
+            64,
+        )
     assert spooled(store) == []
     assert client.get(f"/api/uploads/{said['upload']}").json()["state"] == "done"
 
 
-def test_without_waiting_the_id_is_known_and_the_same_name_may_come_twice(client: TestClient, store: Path) -> None:
+def test_without_waiting_the_id_is_known_and_the_same_name_may_come_twice(
+    client: TestClient,
+    store: Path,
+) -> None:
     for _ in range(2):
         answer = client.put("/api/uploads/later", content=dump())
         assert (answer.status_code, answer.json()["state"]) == (202, "importing")
         done = client.get(answer.headers["location"], params={"wait": 60}).json()
-        assert (done["state"], done["run_id"], done["name"]) == ("done", answer.json()["run_id"], "later")
+        assert (done["state"], done["run_id"], done["name"]) == (
+            "done",
+            answer.json()["run_id"],
+            "later",
+        )
     assert len(runs(store)) == 2
 
 
-def test_parts_go_on_at_the_offset_and_the_last_byte_imports(client: TestClient, store: Path) -> None:
+def test_parts_go_on_at_the_offset_and_the_last_byte_imports(
+    client: TestClient,
+    store: Path,
+) -> None:
     body = dump(8, 128)
     for first, last in ((0, 999), (1000, 2999)):
         answer = send(client, body, first, last, "?file=my%20dump.npz")
@@ -89,7 +107,10 @@ def test_parts_go_on_at_the_offset_and_the_last_byte_imports(client: TestClient,
     assert len(runs(store)) == 1
 
 
-def test_a_failed_import_keeps_the_file_and_other_options_import_it(client: TestClient, store: Path) -> None:
+def test_a_failed_import_keeps_the_file_and_other_options_import_it(
+    client: TestClient,
+    store: Path,
+) -> None:
     file = io.BytesIO()
     np.savez(file, hf=np.eye(6, 32, dtype=np.float32), engine=np.eye(6, 40, dtype=np.float32))
     body = file.getvalue()
@@ -120,7 +141,9 @@ def test_another_request_waits_while_one_sends(client: TestClient, store: Path) 
 
 
 def test_delete_removes_what_arrived_and_stops_an_import(
-    client: TestClient, store: Path, monkeypatch: pytest.MonkeyPatch
+    client: TestClient,
+    store: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     send(client, dump(), 0, 9)
     assert client.delete("/api/uploads/x").json() == {"upload": "x", "removed": True}
@@ -145,9 +168,18 @@ def test_an_import_of_a_server_that_was_killed_begins_anew(client: TestClient, s
 
 
 @pytest.mark.parametrize(
-    ("record", "why"), [('{"file": "x", "total": 9, "state": "lost"}', "$.state"), ("[" * 100_000, "Expected `object`")]
+    ("record", "why"),
+    [
+        ('{"file": "x", "total": 9, "state": "lost"}', "$.state"),
+        ("[" * 100_000, "Expected `object`"),
+    ],
 )
-def test_a_record_of_another_form_is_refused_with_its_path(record: str, why: str, client: TestClient, store: Path):
+def test_a_record_of_another_form_is_refused_with_its_path(
+    record: str,
+    why: str,
+    client: TestClient,
+    store: Path,
+):
     send(client, bytes(20), 0, 9)
     (Upload(Store(store), "x").directory / "record.json").write_text(record)
     answer = client.get("/api/uploads/x")
@@ -155,14 +187,21 @@ def test_a_record_of_another_form_is_refused_with_its_path(record: str, why: str
     assert why in answer.json()["error"]
 
 
-def test_uploads_that_nobody_continues_are_purged_after_a_day(client: TestClient, store: Path) -> None:
+def test_uploads_that_nobody_continues_are_purged_after_a_day(
+    client: TestClient,
+    store: Path,
+) -> None:
     send(client, bytes(20), 0, 9, to="old")
     send(client, bytes(20), 0, 9, to="young")
     folder = Upload(Store(store), "old").directory
     for path in (*folder.rglob("*"), folder):
         os.utime(path, (1, 1))
     send(client, bytes(20), 0, 9, to="new")
-    assert [client.get(f"/api/uploads/{name}").status_code for name in ("old", "young", "new")] == [404, 200, 200]
+    assert [client.get(f"/api/uploads/{name}").status_code for name in ("old", "young", "new")] == [
+        404,
+        200,
+        200,
+    ]
 
 
 @pytest.mark.parametrize("body", [STREAMS, gzip.compress(STREAMS)])
@@ -173,7 +212,11 @@ def test_responses_become_a_run_however_they_are_wrapped(client: TestClient, bod
     assert (found["kind"], len(found["by_position"]), found["summary"]["neq"]) == ("upload", 3, 0)
 
 
-def test_a_run_file_is_known_by_its_bytes_and_checked(client: TestClient, store: Path, tmp_path: Path) -> None:
+def test_a_run_file_is_known_by_its_bytes_and_checked(
+    client: TestClient,
+    store: Path,
+    tmp_path: Path,
+) -> None:
     path = copied(tmp_path / "outside" / "run.npz")
     answer = client.put("/api/uploads/from%20elsewhere?wait=60", content=path.read_bytes())
     assert answer.status_code == 201, answer.text
@@ -190,10 +233,18 @@ def test_a_run_file_is_known_by_its_bytes_and_checked(client: TestClient, store:
         (b"hello, I am text", "is text"),
         (b'{"hello": 1}', "no response that is known"),
         (b"\x80\x04\x95pickled-things", "x.npz"),
-        (dump(**{f"s{n}": np.zeros((4, 64), np.float32) for n in range(MAX_SIDES - 1)}), "holds 513 sides"),
+        (
+            dump(**{f"s{n}": np.zeros((4, 64), np.float32) for n in range(MAX_SIDES - 1)}),
+            "holds 513 sides",
+        ),
     ],
 )
-def test_what_is_no_dump_is_one_sentence_and_no_run(body: bytes, words: str, client: TestClient, store: Path) -> None:
+def test_what_is_no_dump_is_one_sentence_and_no_run(
+    body: bytes,
+    words: str,
+    client: TestClient,
+    store: Path,
+) -> None:
     refused = client.put("/api/uploads/hello?wait=60&file=x.npz", content=body)
     assert (refused.status_code, refused.json()["state"]) == (422, "failed")
     assert words in refused.json()["error"]
@@ -201,7 +252,9 @@ def test_what_is_no_dump_is_one_sentence_and_no_run(body: bytes, words: str, cli
 
 
 def test_size_and_room_are_checked_before_a_byte_is_stored(
-    client: TestClient, store: Path, monkeypatch: pytest.MonkeyPatch
+    client: TestClient,
+    store: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     body = dump()
     monkeypatch.setenv("ULPSCOPE_LIMITS_FILE_BYTES", "1000")
@@ -220,9 +273,14 @@ def test_size_and_room_are_checked_before_a_byte_is_stored(
 
 
 def test_free_bytes_hold_while_parallel_and_chunked_uploads_arrive(
-    client: TestClient, store: Path, monkeypatch: pytest.MonkeyPatch
+    client: TestClient,
+    store: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each fits when it begins; together they do not. What a 507 says of the bytes that arrived is true."""
+    """Each fits when it begins; together they do not.
+
+    What a 507 says of the bytes that arrived is true.
+    """
     free, margin, size = 10 << 20, 4 << 20, 4 << 20
 
     def statvfs(place: Path) -> SimpleNamespace:
@@ -235,7 +293,9 @@ def test_free_bytes_hold_while_parallel_and_chunked_uploads_arrive(
     for name in "abc":  # each begins before another one fills the disk
         assert send(client, body, 0, 1023, "?keep=1", name).status_code < 300
     with ThreadPoolExecutor(3) as pool:
-        parallel = list(pool.map(lambda name: send(client, body, 1024, size - 1, "?keep=1", name), "abc"))
+        parallel = list(
+            pool.map(lambda name: send(client, body, 1024, size - 1, "?keep=1", name), "abc"),
+        )
     kept = sum(path.stat().st_size for path in spooled(store))
     assert kept <= free - margin
     assert sorted(answer.status_code for answer in parallel)[-1] == 507
@@ -263,22 +323,49 @@ def test_a_file_is_what_its_digest_says_or_is_not_stored(client: TestClient, sto
         ("md5=:AA==:", body, 400),
         (f"sha-256=:{digest}:", body, 201),
     ):
-        answer = client.put("/api/uploads/x?wait=60", content=content, headers={"Repr-Digest": text})
+        answer = client.put(
+            "/api/uploads/x?wait=60",
+            content=content,
+            headers={"Repr-Digest": text},
+        )
         assert answer.status_code == status
     assert len(runs(store)) == 1
 
 
 @pytest.mark.parametrize(
     "query",
-    ["modle=x", "compute_dtype=int4", "wait=-1", "wait=9999", "keep=2", "holds=x", "name=a%00b", "model=" + "x" * 300],
+    [
+        "modle=x",
+        "compute_dtype=int4",
+        "wait=-1",
+        "wait=9999",
+        "keep=2",
+        "holds=x",
+        "name=a%00b",
+        "model=" + "x" * 300,
+    ],
 )
-def test_a_parameter_that_means_nothing_is_refused(query: str, client: TestClient, store: Path) -> None:
+def test_a_parameter_that_means_nothing_is_refused(
+    query: str,
+    client: TestClient,
+    store: Path,
+) -> None:
     assert client.put(f"/api/uploads/x?{query}", content=dump()).status_code == 400
     assert spooled(store) == []
 
 
 @pytest.mark.parametrize(
-    "name", ["../../etc/passwd", "/etc/passwd", "..\\x", ".hidden", "..", "é" * 300 + ".npz", "\u202egpj.npz", " ."]
+    "name",
+    [
+        "../../etc/passwd",
+        "/etc/passwd",
+        "..\\x",
+        ".hidden",
+        "..",
+        "é" * 300 + ".npz",
+        "\u202egpj.npz",
+        " .",
+    ],
 )
 def test_a_senders_names_reach_no_other_place(name: str, client: TestClient, store: Path) -> None:
     body = dump()
@@ -289,12 +376,17 @@ def test_a_senders_names_reach_no_other_place(name: str, client: TestClient, sto
     assert not path.name.startswith(".")
     assert path.name.isprintable()
     for odd in ("..%2f..%2fx", "%2e%2e", "a%00b", "x" * 5000):
-        assert client.put(f"/api/uploads/{odd}", content=body[:9], headers={"Content-Range": f"bytes 0-8/{len(body)}"})
+        assert client.put(
+            f"/api/uploads/{odd}",
+            content=body[:9],
+            headers={"Content-Range": f"bytes 0-8/{len(body)}"},
+        )
     assert {path.parent for path in store.glob(f"{spool.FOLDER}/*")} == {store / spool.FOLDER}
 
 
 def test_a_sender_that_falls_silent_is_let_go_and_its_bytes_stay(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     import anyio
     from starlette.requests import Request
@@ -305,7 +397,10 @@ def test_a_sender_that_falls_silent_is_let_go_and_its_bytes_stay(
     async def receive():
         return messages.pop() if messages else await anyio.sleep_forever()
 
-    request = Request({"type": "http", "method": "PUT", "headers": [], "query_string": b""}, receive)
+    request = Request(
+        {"type": "http", "method": "PUT", "headers": [], "query_string": b""},
+        receive,
+    )
     with pytest.raises(routes.RefusedError, match="No byte came"):
         anyio.run(routes._append, request, tmp_path / "x", routes.Part(0, 20, 20))
     assert (tmp_path / "x").read_bytes() == b"abc"

@@ -1,4 +1,6 @@
-"""The upload page from the moment the bytes are there: what a file holds, options, saving, and a save that fails."""
+"""The upload page from the moment the bytes are there: what a file holds, options, saving, and a
+save that fails.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,11 @@ def put(store: Store, path: Path, name: str = "", part: float = 1.0) -> Upload:
 
 def page(monkeypatch: pytest.MonkeyPatch, *uploads: Upload) -> AppTest:
     """The page of a viewer whose browser says that these have arrived."""
-    monkeypatch.setattr(upload_page, "draw_panel", lambda serial: [upload.upload_id for upload in uploads])
+    monkeypatch.setattr(
+        upload_page,
+        "draw_panel",
+        lambda serial: [upload.upload_id for upload in uploads],
+    )
     return open_page("upload")
 
 
@@ -87,7 +93,9 @@ def test_a_dump_shows_its_sides_and_is_saved_with_the_options(monkeypatch, store
 
 
 def _chosen_tokens(path: Path) -> None:
-    sides = [-np.random.default_rng(seed).gamma(0.5, 2.0, (90, 32)).astype(np.float32) for seed in (1, 2)]
+    sides = [
+        -np.random.default_rng(seed).gamma(0.5, 2.0, (90, 32)).astype(np.float32) for seed in (1, 2)
+    ]
     np.savez(path, reference=sides[0], variant=sides[1])
 
 
@@ -108,7 +116,13 @@ def _wide(path: Path) -> None:
     ],
 )
 def test_a_save_that_fails_says_why_and_the_file_is_offered_again(
-    monkeypatch, store, make, wrong, words, right, tmp_path
+    monkeypatch,
+    store,
+    make,
+    wrong,
+    words,
+    right,
+    tmp_path,
 ):
     make(tmp_path / "dump.npz")
     upload = put(store, tmp_path / "dump.npz")
@@ -121,16 +135,25 @@ def test_a_save_that_fails_says_why_and_the_file_is_offered_again(
     stored(store).close()
 
 
-def test_files_of_one_array_make_a_pair_one_alone_waits_and_of_three_two_are_chosen(monkeypatch, store, tmp_path):
+def test_files_of_one_array_make_a_pair_one_alone_waits_and_of_three_two_are_chosen(
+    monkeypatch,
+    store,
+    tmp_path,
+):
     uploads = []
     for name in ("before", "after", "later"):
-        np.save(tmp_path / f"{name}.npy", np.random.default_rng(0).standard_normal((4, 16), dtype=np.float32))
+        np.save(
+            tmp_path / f"{name}.npy",
+            np.random.default_rng(0).standard_normal((4, 16), dtype=np.float32),
+        )
         uploads.append(put(store, tmp_path / f"{name}.npy"))
     assert "one array" in page(monkeypatch, uploads[0]).error[0].value
     pair = page(monkeypatch, *uploads[:2])
     assert pair.dataframe[0].value["side"].tolist() == ["before", "after"]
     three = page(monkeypatch, *uploads)
-    three.multiselect(key="upload_pair").set_value([uploads[2].upload_id, uploads[1].upload_id]).run()
+    three.multiselect(key="upload_pair").set_value(
+        [uploads[2].upload_id, uploads[1].upload_id],
+    ).run()
     save(three, key_of(uploads[2], uploads[1]))
     with stored(store) as run:
         assert [side.name for side in run.header.sides] == ["later", "after"]
@@ -160,7 +183,9 @@ def test_a_run_file_becomes_a_run_of_its_own_name(monkeypatch, store, tmp_path):
 
 
 def test_responses_of_two_servers_are_one_run(monkeypatch, store):
-    uploads = [put(store, PAYLOADS / "llamacpp_completion.json", f"{name}.json") for name in ("old", "new")]
+    uploads = [
+        put(store, PAYLOADS / "llamacpp_completion.json", f"{name}.json") for name in ("old", "new")
+    ]
     app = page(monkeypatch, *uploads)
     app.text_input(key=f"upload_name_{key_of(*uploads)}").set_value("before and after").run()
     app = save(app, key_of(*uploads))
@@ -172,7 +197,10 @@ def test_responses_of_two_servers_are_one_run(monkeypatch, store):
 
 
 def test_a_senders_names_are_rendered_inert(monkeypatch, store, tmp_path):
-    np.savez(tmp_path / "d.npz", **{"[y](http://e)": np.ones((1, 2), np.float32), "<i>": np.ones((1, 2), np.float32)})
+    np.savez(
+        tmp_path / "d.npz",
+        **{"[y](http://e)": np.ones((1, 2), np.float32), "<i>": np.ones((1, 2), np.float32)},
+    )
     app = page(monkeypatch, put(store, tmp_path / "d.npz", "[x](http:e) <b>*s*.npz"))
     raw = "\n".join(str(each.value) for each in app.markdown)
     assert "[x](" not in raw

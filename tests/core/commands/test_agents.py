@@ -1,4 +1,6 @@
-"""`skill` is true, and the tools of `mcp`, called by the client of MCP's own SDK, answer what commands print."""
+"""`skill` is true, and the tools of `mcp`, called by the client of MCP's own SDK, answer what
+commands print.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,14 @@ def test_every_command_and_field_of_the_skill_is_there(cli, monkeypatch, tmp_pat
     for command, fields in questions:
         parse(command)
         words = shlex.split(command)[1:]
-        values = {"RUN": {"show": "where-it-starts", "explain": "heated"}.get(words[0], "injected-bug")}
-        values |= {"NAME": "another_requests_block", "A": tmp_path / "A.npz", "B": tmp_path / "B.npz"}
+        values = {
+            "RUN": {"show": "where-it-starts", "explain": "heated"}.get(words[0], "injected-bug"),
+        }
+        values |= {
+            "NAME": "another_requests_block",
+            "A": tmp_path / "A.npz",
+            "B": tmp_path / "B.npz",
+        }
         report = json.loads(cli(*(values.get(word, word) for word in words)).stdout)
         for field in re.findall(r"`([^`]+)`", fields):
             assert values_at(report, field), (command, field)
@@ -57,20 +65,32 @@ def values_at(report: Any, field: str) -> list[Any]:
     """Values at `pairs[].verdict`; KeyError for a field that is not there."""
     reports = [report]
     for name in field.replace("[]", ".[]").strip(".").split("."):
-        reports = [each for one in reports for each in one] if name == "[]" else [one[name] for one in reports]
+        reports = (
+            [each for one in reports for each in one]
+            if name == "[]"
+            else [one[name] for one in reports]
+        )
     return reports
 
 
 def answers_of(folder: Path, *calls: tuple[str, dict[str, Any]]) -> list[Any]:
     """JSON of each call of one session with a server, or the text of its error."""
     variables = environment(folder) | {"ULPSCOPE_SAMPLES": str(SAMPLES), "TMPDIR": str(folder)}
-    server = StdioServerParameters(command=sys.executable, args=["-m", "core", "mcp"], env=variables, cwd=ROOT)
+    server = StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "core", "mcp"],
+        env=variables,
+        cwd=ROOT,
+    )
 
     async def talk() -> list[Any]:
         async with Client(server) as client:
             for tool in (await client.list_tools()).tools:
                 assert tool.annotations.read_only_hint
-                assert all(argument.get("description") for argument in tool.input_schema["properties"].values()), tool
+                assert all(
+                    argument.get("description")
+                    for argument in tool.input_schema["properties"].values()
+                ), tool
             results = [await client.call_tool(*call) for call in calls]
         return [one.content[0].text if one.is_error else one.structured_content for one in results]
 
@@ -82,7 +102,11 @@ def test_tools_answer_what_commands_print_and_leave_nothing(cli, monkeypatch, tm
 
     def printed(*words: str) -> Any:
         report = json.loads(cli(*words, "--json").stdout)
-        return {name: report[name] for name in report if name not in ("ulp_histogram", "kv")} if words[1:] else report
+        return (
+            {name: report[name] for name in report if name not in ("ulp_histogram", "kv")}
+            if words[1:]
+            else report
+        )
 
     runs, started = printed("list"), printed("show", "where-it-starts", "--layers")
     for pair in started["pairs"]:
@@ -96,9 +120,15 @@ def test_tools_answer_what_commands_print_and_leave_nothing(cli, monkeypatch, tm
         ("positions", {"run": "fresh-against-cached", "flips_only": True}, flips),
         ("where_it_starts", {"run": "where-it-starts"}, started),
         ("explain", {"run": "injected-bug"}, printed("explain", "injected-bug")),
-        ("compare", {"a": FLIPS, "fail_on": "flips"}, printed("compare", FLIPS, "--fail-on", "flips")),
+        (
+            "compare",
+            {"a": FLIPS, "fail_on": "flips"},
+            printed("compare", FLIPS, "--fail-on", "flips"),
+        ),
     ]
-    assert answers_of(tmp_path, *(call[:2] for call in expected)) == [answer for *_, answer in expected]
+    assert answers_of(tmp_path, *(call[:2] for call in expected)) == [
+        answer for *_, answer in expected
+    ]
     assert list(tmp_path.rglob("*.*")) == []
 
 
@@ -107,14 +137,34 @@ def test_errors_are_sentences_and_texts_of_runs_are_harmless(cli, tmp_path):
     hostile.parent.mkdir()
     hostile.write_bytes((SAMPLES / "where-it-starts.duckdb").read_bytes())
     with_texts(hostile, ORDERS)
-    answer, error = answers_of(tmp_path, ("show_run", {"run": "hostile"}), ("show_run", {"run": ORDERS}))
-    assert error.removeprefix("Error executing tool show_run: ") == cli("show", ORDERS).stderr[len("error: ") :].strip()
+    answer, error = answers_of(
+        tmp_path,
+        ("show_run", {"run": "hostile"}),
+        ("show_run", {"run": ORDERS}),
+    )
+    assert (
+        error.removeprefix("Error executing tool show_run: ")
+        == cli("show", ORDERS).stderr[len("error: ") :].strip()
+    )
     assert "owned" in answer["name"]
     assert is_seen(error + json.dumps(answer, ensure_ascii=False))
     long = agent_tools._answer({"rows": ["x" * 9000] * 200}, "rows", 999)
     assert long == {"rows": ["x" * 1999 + "…"] * 100, "rows_total": 200}
-    assert agent_tools._answer({"rows": [1] * 200}, "rows", -1, -1) == {"rows": [], "rows_total": 200}
-    assert len(agent_tools._answer({"versions": {str(number): "" for number in range(999)}})["versions"]) == 100
-    assert str(UsageError(ORDERS + "x" * 9000)) == legible(ORDERS) + "x" * (1999 - len(legible(ORDERS))) + "…"
+    assert agent_tools._answer({"rows": [1] * 200}, "rows", -1, -1) == {
+        "rows": [],
+        "rows_total": 200,
+    }
+    assert (
+        len(
+            agent_tools._answer({"versions": {str(number): "" for number in range(999)}})[
+                "versions"
+            ],
+        )
+        == 100
+    )
+    assert (
+        str(UsageError(ORDERS + "x" * 9000))
+        == legible(ORDERS) + "x" * (1999 - len(legible(ORDERS))) + "…"
+    )
     with pytest.raises(ToolError, match="too long"):
         agent_tools.compare("x" * 9000)

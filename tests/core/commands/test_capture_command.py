@@ -52,11 +52,17 @@ def test_every_prompt_of_a_file_and_of_the_options_becomes_a_prompt_in_that_orde
         (["--prompt", ""], "is empty"),
     ],
 )
-def test_prompts_that_cannot_be_taken_are_one_sentence_and_exit_code_2(cli, tmp_path, arguments, sentence):
+def test_prompts_that_cannot_be_taken_are_one_sentence_and_exit_code_2(
+    cli,
+    tmp_path,
+    arguments,
+    sentence,
+):
     lines = {
         "IDS": '{"token_ids": [1, 2]}',
         "SYSTEM": (
-            '{"prompt": "a"}\n{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]}'
+            '{"prompt": "a"}\n{"messages": [{"role": "system", "content": "s"}, {"role": "user",'
+            ' "content": "u"}]}'
         ),
         "FAR": '{"token_ids": [1, 99999]}',
     }
@@ -71,7 +77,17 @@ def test_prompts_that_cannot_be_taken_are_one_sentence_and_exit_code_2(cli, tmp_
 
 
 def test_a_dry_run_counts_what_the_capture_then_does_and_stores_nothing(cli, tmp_path):
-    arguments = ["capture", *MODEL, "--prompt", WALK, "--variant", "decode", "--variant", "prefill+batch:3", "--json"]
+    arguments = [
+        "capture",
+        *MODEL,
+        "--prompt",
+        WALK,
+        "--variant",
+        "decode",
+        "--variant",
+        "prefill+batch:3",
+        "--json",
+    ]
     dry = cli(*arguments, "--dry-run")
     assert dry.returncode == 0, dry.stderr
     assert not list(tmp_path.glob("runs/*"))
@@ -85,6 +101,7 @@ def test_a_dry_run_counts_what_the_capture_then_does_and_stores_nothing(cli, tmp
     assert [side["tokens"] for side in foreseen["sides"]] == [positions, positions, 3 * positions]
     assert foreseen["logits_bytes"] == 3 * positions * shown["vocab"] * 2
     stored = (tmp_path / "runs" / f"{run_id}.duckdb").stat().st_size
-    assert foreseen["logits_bytes"] < stored < 1.5 * foreseen["logits_bytes"] + 2_000_000  # and its vocabulary
+    # and its vocabulary
+    assert foreseen["logits_bytes"] < stored < 1.5 * foreseen["logits_bytes"] + 2_000_000
     assert foreseen["devices"][0]["device"] == "cpu"
     assert foreseen["name"] == shown["name"]

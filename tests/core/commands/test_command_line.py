@@ -21,14 +21,24 @@ def in_a_process(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess
     """The same as a user's shell runs it."""
     command = [sys.executable, "-m", "core", *arguments]
     return subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **environment(tmp_path)}, capture_output=True, text=True, timeout=120
+        command,
+        cwd=ROOT,
+        env={**os.environ, **environment(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "stream", "text"),
     [
-        (["compare", "tests/cases/flips_fp16.npz", "--fail-on", "bits"], 1, "stderr", "gate failed"),
+        (
+            ["compare", "tests/cases/flips_fp16.npz", "--fail-on", "bits"],
+            1,
+            "stderr",
+            "gate failed",
+        ),
         (["--help"], 0, "stdout", "rounding, or a bug"),
     ],
 )
@@ -63,7 +73,12 @@ def test_warnings_of_libraries_reach_no_user(tmp_path):
         (["compare"], "A"),
     ],
 )
-def test_bad_input_gets_one_sentence_exit_code_2_and_writes_nothing(cli, tmp_path, arguments, sentence):
+def test_bad_input_gets_one_sentence_exit_code_2_and_writes_nothing(
+    cli,
+    tmp_path,
+    arguments,
+    sentence,
+):
     done = cli(*arguments)
     assert done.returncode == 2, (done.stdout, done.stderr)
     assert sentence in done.stderr
@@ -76,7 +91,7 @@ def test_ingest_list_show_compare_export_delete_go_round(cli, tmp_path):
     run_id = json.loads(cli("ingest", source, "--name", "Golden", "--json").stdout)["run_id"]
     listed = json.loads(cli("list", "--json").stdout)
     assert [(r["run_id"], r["name"], r["flips"], r["compute_dtype"]) for r in listed] == [
-        (run_id, "Golden", 7, "float16")
+        (run_id, "Golden", 7, "float16"),
     ]
     shown = json.loads(cli("show", run_id[:17], "--json").stdout)
     from_dump = json.loads(cli("compare", source, "--json").stdout)
@@ -99,7 +114,11 @@ def test_ingest_list_show_compare_export_delete_go_round(cli, tmp_path):
     assert cli("export", run_id, "--png", tmp_path / "pair.png").returncode == 0
     assert (tmp_path / "pair.png").read_bytes().startswith(b"\x89PNG")
     assert cli("export", run_id, "--png", tmp_path / "b.jpg").returncode == 2
-    for refused in (["--html", tmp_path / "run.html"], [], [tmp_path / "b.npz", "--html", tmp_path / "b.html"]):
+    for refused in (
+        ["--html", tmp_path / "run.html"],
+        [],
+        [tmp_path / "b.npz", "--html", tmp_path / "b.html"],
+    ):
         assert cli("export", run_id, *refused).returncode == 2
     assert not list(tmp_path.glob("b.*"))
     assert json.loads(cli("delete", run_id, "--json").stdout) == {"deleted": [run_id]}
@@ -107,7 +126,9 @@ def test_ingest_list_show_compare_export_delete_go_round(cli, tmp_path):
 
 
 def test_a_deleted_run_is_listed_restored_and_removed_for_good(cli, store):
-    run_id = json.loads(cli("ingest", CASES / "flips_fp16.npz", "--name", "[red]Golden", "--json").stdout)["run_id"]
+    run_id = json.loads(
+        cli("ingest", CASES / "flips_fp16.npz", "--name", "[red]Golden", "--json").stdout,
+    )["run_id"]
     body = store.path_of(run_id).read_bytes()
     assert json.loads(cli("list", "--deleted", "--json").stdout) == []
     assert cli("delete", run_id[:10]).returncode == 0
@@ -115,12 +136,16 @@ def test_a_deleted_run_is_listed_restored_and_removed_for_good(cli, store):
     assert (listed["run_id"], listed["name"], listed["bytes"]) == (run_id, "[red]Golden", len(body))
     assert "[red]Golden" in cli("list", "--deleted").stdout
     assert cli("delete", "--restore", "--for-good", run_id).returncode == 2
-    assert json.loads(cli("delete", "--restore", run_id[:10], "--json").stdout) == {"restored": [run_id]}
+    assert json.loads(cli("delete", "--restore", run_id[:10], "--json").stdout) == {
+        "restored": [run_id],
+    }
     assert store.path_of(run_id).read_bytes() == body
     for already in (False, True):
         if already:
             store.delete(run_id)
-        assert json.loads(cli("delete", "--for-good", run_id, "--json").stdout) == {"deleted": [run_id]}
+        assert json.loads(cli("delete", "--for-good", run_id, "--json").stdout) == {
+            "deleted": [run_id],
+        }
         assert store.deleted() == []
         assert not store.directory.joinpath(f"{run_id}.duckdb").exists()
         store.directory.joinpath(f"{run_id}.duckdb").write_bytes(body)

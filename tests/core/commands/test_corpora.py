@@ -1,5 +1,5 @@
-"""Two files of lm-eval's `--log_samples`, as its evaluation tracker writes them (every number in `filtered_resps` is a
-text).
+"""Two files of lm-eval's `--log_samples`, as its evaluation tracker writes them (every number in
+`filtered_resps` is a text).
 """
 
 from __future__ import annotations
@@ -24,13 +24,26 @@ GOLD = RANDOM.integers(0, 3, 200)
 def samples(path: Path, logliks: np.ndarray, prompt: str = "p") -> Path:
     lines = []
     for number, row in enumerate(logliks):
-        arguments = {f"gen_args_{n}": {"arg_0": "Q", "arg_1": choice} for n, choice in enumerate(CHOICES)}
+        arguments = {
+            f"gen_args_{n}": {"arg_0": "Q", "arg_1": choice} for n, choice in enumerate(CHOICES)
+        }
         lengths = np.array([len(choice) - 1 for choice in CHOICES])
         correct = {"acc": row.argmax(), "acc_norm": (row / lengths).argmax()}
-        line = {"doc_id": number, "doc": {"q": number}, "target": str(GOLD[number]), "arguments": arguments}
-        line |= {"resps": [], "filtered_resps": [[str(each), "False"] for each in row], "filter": "none"}
+        line = {
+            "doc_id": number,
+            "doc": {"q": number},
+            "target": str(GOLD[number]),
+            "arguments": arguments,
+        }
+        line |= {
+            "resps": [],
+            "filtered_resps": [[str(each), "False"] for each in row],
+            "filter": "none",
+        }
         line |= {"metrics": list(correct), "doc_hash": f"d{number}", "prompt_hash": prompt}
-        lines.append(line | {name: float(answer == GOLD[number]) for name, answer in correct.items()})
+        lines.append(
+            line | {name: float(answer == GOLD[number]) for name, answer in correct.items()},
+        )
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
@@ -39,7 +52,11 @@ def test_changed_answers_have_margins_and_near_ties(tmp_path: Path) -> None:
     paths = [samples(tmp_path / "one.jsonl", BASE), samples(tmp_path / "eight.jsonl", MOVED)]
     assert are_samples(paths)
     changes = compare_samples(paths)
-    for score, lengths in zip(changes["scores"], (np.ones(3), [len(each) - 1 for each in CHOICES]), strict=True):
+    for score, lengths in zip(
+        changes["scores"],
+        (np.ones(3), [len(each) - 1 for each in CHOICES]),
+        strict=True,
+    ):
         a, b = BASE / lengths, MOVED / lengths
         is_changed = a.argmax(axis=1) != b.argmax(axis=1)
         change = (b.argmax(axis=1) == GOLD).mean() - (a.argmax(axis=1) == GOLD).mean()
@@ -51,7 +68,7 @@ def test_changed_answers_have_margins_and_near_ties(tmp_path: Path) -> None:
         assert score["low"] <= score["change"] <= score["high"]
         rows = [row for row in changes["changed"] if row["metric"] == score["metric"]]
         assert {row["doc_id"]: row["margin"] for row in rows} == pytest.approx(
-            {str(doc): margin[doc] for doc in np.flatnonzero(is_changed)}
+            {str(doc): margin[doc] for doc in np.flatnonzero(is_changed)},
         )
     assert (changes["changed"][0]["doc_id"], changes["changed"][0]["near_tie"]) == ("7", False)
 
@@ -61,7 +78,13 @@ def test_generations_change_without_a_margin(start: str, tmp_path: Path) -> None
     paths = []
     for name, answers in (("a", ("4", "5")), ("b", ("4", "6"))):
         lines = [
-            {"doc_id": n, "target": "5", "arguments": {}, "filtered_resps": [start + text], "filter": "strict"}
+            {
+                "doc_id": n,
+                "target": "5",
+                "arguments": {},
+                "filtered_resps": [start + text],
+                "filter": "strict",
+            }
             | {"metrics": ["exact_match"], "exact_match": float(text == "5")}
             for n, text in enumerate(answers)
         ]
@@ -76,12 +99,18 @@ def test_generations_change_without_a_margin(start: str, tmp_path: Path) -> None
 
 def test_compare_prints_them(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # long names are cut
-    paths = [samples(tmp_path / "one.jsonl", BASE), samples(tmp_path / "eight.jsonl", MOVED, "other prompt")]
+    paths = [
+        samples(tmp_path / "one.jsonl", BASE),
+        samples(tmp_path / "eight.jsonl", MOVED, "other prompt"),
+    ]
     report = json.loads(cli("compare", *paths, "--json").stdout)
     assert (report["samples"], report["other_prompts"], report["variant"]) == (200, 200, "eight")
     (tmp_path / "more").mkdir()
     samples(tmp_path / "more" / "one.jsonl", MOVED)
-    assert json.loads(cli("compare", "one.jsonl", "more/one.jsonl", "--json").stdout)["variant"] == "more/one.jsonl"
+    assert (
+        json.loads(cli("compare", "one.jsonl", "more/one.jsonl", "--json").stdout)["variant"]
+        == "more/one.jsonl"
+    )
     assert cli("compare", *paths, "--fail-on", "bits").returncode == 2
     with paths[1].open("a") as file:
         file.write(paths[1].read_text().splitlines()[3] + "\n")
@@ -93,7 +122,8 @@ def test_compare_prints_them(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    "line", ["[1]", '{"doc_id": 1, "filtered_resps": [], "arguments": {}, "metrics": [], "target": ""}']
+    "line",
+    ["[1]", '{"doc_id": 1, "filtered_resps": [], "arguments": {}, "metrics": [], "target": ""}'],
 )
 def test_lines_that_are_no_scored_samples_are_refused(line: str, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(line + "\n")

@@ -1,4 +1,6 @@
-"""The end of a command that made a run: figures, verdict and what to type next for people, the id alone for scripts."""
+"""The end of a command that made a run: figures, verdict and what to type next for people, the id
+alone for scripts.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ def test_people_see_figures_verdict_and_two_commands_and_a_script_takes_the_id_f
     tell_end(RUN, [], "bar", False, SAMPLES)
     printed = capfd.readouterr()
     assert printed.out == f"{RUN}\n"
-    figures = next(line for line in printed.err.splitlines() if "decode" in line and "999,370" in line)
+    figures = next(
+        line for line in printed.err.splitlines() if "decode" in line and "999,370" in line
+    )
     assert [part.strip() for part in figures.strip("│ \n").split("│")][:4] == [
         "decode",
         "999,370 of 2,985,984 (33.5%)",

@@ -35,12 +35,17 @@ def load(folder: Path, dtype: str) -> LoadedModel:
 
 @torch.no_grad()
 def sample(model: torch.nn.Module, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Responses drawn token by token, and their log-probabilities. [sequences, prompt + tokens], [sequences, tokens]"""
+    """Responses drawn token by token, and their log-probabilities. [sequences, prompt + tokens],
+    [sequences, tokens]
+    """
     drawn = ids = torch.randint(0, model.config.vocab_size, (SEQUENCES, PROMPT))
     cache, values = None, []
     for _ in range(TOKENS):
         output = model(drawn, past_key_values=cache, use_cache=True)
-        cache, logprobs = output.past_key_values, (output.logits[:, -1].float() / temperature).log_softmax(-1)
+        cache, logprobs = (
+            output.past_key_values,
+            (output.logits[:, -1].float() / temperature).log_softmax(-1),
+        )
         drawn = torch.multinomial(logprobs.exp(), 1)
         values.append(logprobs.gather(1, drawn))
         ids = torch.cat([ids, drawn], 1)
@@ -63,7 +68,9 @@ def checkpoints(tmp_path_factory: Any) -> dict[float, list[Path]]:
         loaded.model.requires_grad_(True)
         optimizer = torch.optim.Adam(loaded.model.parameters(), lr=rate)
         for step in range(3):
-            folders.setdefault(rate, []).append(tmp_path_factory.mktemp(f"rate_{rate:g}") / f"step_{step}")
+            folders.setdefault(rate, []).append(
+                tmp_path_factory.mktemp(f"rate_{rate:g}") / f"step_{step}",
+            )
             save_model(loaded, folders[rate][-1])
             ids, _ = sample(loaded.model)
             optimizer.zero_grad()
@@ -72,7 +79,12 @@ def checkpoints(tmp_path_factory: Any) -> dict[float, list[Path]]:
     return folders
 
 
-def run_of(tmp_path: Path, rollout: torch.nn.Module, trainer: torch.nn.Module, temperature: float = 1.0) -> Path:
+def run_of(
+    tmp_path: Path,
+    rollout: torch.nn.Module,
+    trainer: torch.nn.Module,
+    temperature: float = 1.0,
+) -> Path:
     torch.manual_seed(1)
     ids, values = sample(rollout, temperature)
     with torch.no_grad():
@@ -104,9 +116,21 @@ def explained(path: Path, folders: list[Path], loads: Any = None) -> explaining.
         (1e-4, 2, (2,), "one side", ([], ["step_2"])),
     ],
 )
-def test_real_updates_are_told_apart_or_said_to_be_tied(rate, trainer, given, kind, agrees, checkpoints, tmp_path):
+def test_real_updates_are_told_apart_or_said_to_be_tied(
+    rate,
+    trainer,
+    given,
+    kind,
+    agrees,
+    checkpoints,
+    tmp_path,
+):
     folders = checkpoints[rate]
-    path = run_of(tmp_path, load(folders[1], "bfloat16").model, load(folders[trainer], "float32").model)
+    path = run_of(
+        tmp_path,
+        load(folders[1], "bfloat16").model,
+        load(folders[trainer], "float32").model,
+    )
     cause = explained(path, [folders[number] for number in given]).causes[0]
     names = [name.split("/")[-1] for side in cause.parameters["agrees"].values() for name in side]
     assert (cause.name, names) == (kind, [*agrees[0], *agrees[1]]), cause
@@ -116,7 +140,12 @@ def test_real_updates_are_told_apart_or_said_to_be_tied(rate, trainer, given, ki
 def test_a_side_of_other_weights_or_values_is_named_with_its_cause(checkpoints, tmp_path):
     """Sampled at a temperature of 0.7: no entropy is in the file, the checkpoint has it."""
     folders = checkpoints[1e-6]
-    path = run_of(tmp_path, load(folders[0], "bfloat16").model, load(folders[0], "float32").model, temperature=0.7)
+    path = run_of(
+        tmp_path,
+        load(folders[0], "bfloat16").model,
+        load(folders[0], "float32").model,
+        temperature=0.7,
+    )
     side, temperature = explained(path, folders[:1]).causes
     assert (side.name, temperature.name) == ("one side", "temperature")
     assert side.parameters["agrees"] == {"rollout": [], "trainer": ["step_0"]}
@@ -136,11 +165,25 @@ def test_experts_summed_in_another_order_are_no_other_weights():
     sides = [score(model, ids).double().numpy() for model in (loaded.model, other)]
     places = [(sequence, index) for sequence in range(SEQUENCES) for index in range(TOKENS)]
     rows = [
-        RowPair(n, PROMPT + at - 1, ids[n, PROMPT + at : PROMPT + at + 1].numpy(), *values, np.zeros(1, np.int64))
+        RowPair(
+            n,
+            PROMPT + at - 1,
+            ids[n, PROMPT + at : PROMPT + at + 1].numpy(),
+            *values,
+            np.zeros(1, np.int64),
+        )
         for n, at in places
         for values in [[side[n, at : at + 1] for side in sides]]
     ]
-    pair = PairRows(("rollout", "trainer"), "logprob", "", rows, len(rows), places, np.empty((2, 0, 0)))
+    pair = PairRows(
+        ("rollout", "trainer"),
+        "logprob",
+        "",
+        rows,
+        len(rows),
+        places,
+        np.empty((2, 0, 0)),
+    )
     scores = rescore(loaded, [tuple(each) for each in ids.tolist()], pair, lambda *_: None)
     assert (sides[0] != sides[1]).mean() > 0.2
     assert [cause.name for cause in explain_rescored([scores])] == ["rounding"]
@@ -160,7 +203,11 @@ def test_one_model_is_in_memory_at_a_time_and_float32_may_not_fit(checkpoints, t
         return loaded
 
     gc.collect()
-    explanation = explained(path, [], {str(folder): partial(load_next, folder) for folder in folders})
+    explanation = explained(
+        path,
+        [],
+        {str(folder): partial(load_next, folder) for folder in folders},
+    )
     assert [cause.name for cause in explanation.causes] == ["stale weights"]
     assert len(living) == 2
     assert explanation.says.count("Not in float32: no room.") == 2
@@ -176,9 +223,19 @@ def test_without_the_prompts_no_model_can_rescore(store, tmp_path):
 
 def test_a_missing_checkpoint_stops_before_any_is_loaded(tmp_path, cli):
     """As a shell's glob gives them: the first is the option's, the others follow."""
-    (tmp_path / "a.jsonl").write_text(json.dumps({"token_ids": [1, 2], "rollout": [-1, -2], "trainer": [-1, -3]}))
+    (tmp_path / "a.jsonl").write_text(
+        json.dumps({"token_ids": [1, 2], "rollout": [-1, -2], "trainer": [-1, -3]}),
+    )
     run_id = ingest(Store(tmp_path / "runs"), [tmp_path / "a.jsonl"])
-    done = cli("explain", run_id, "--store", tmp_path / "runs", "--trainer", MODEL, tmp_path / "a.jsonl")
+    done = cli(
+        "explain",
+        run_id,
+        "--store",
+        tmp_path / "runs",
+        "--trainer",
+        MODEL,
+        tmp_path / "a.jsonl",
+    )
     assert done.returncode == 2
     assert "is a file; expected a folder" in " ".join(done.stderr.split())
 

@@ -20,11 +20,20 @@ FLIPS = CASES / "flips_fp16.npz"
 
 
 @pytest.mark.parametrize(("run", "code"), [("injected-bug", 1), ("fresh-against-cached", 0)])
-def test_the_first_documented_gate_fails_on_an_injected_bug_and_passes_a_clean_pair(cli, tmp_path, run, code):
+def test_the_first_documented_gate_fails_on_an_injected_bug_and_passes_a_clean_pair(
+    cli,
+    tmp_path,
+    run,
+    code,
+):
     """On the arrays alone: of a stored run `verdict` would have what its controls said."""
     gates = set()
     for page in ("README.md", "docs/guides/gates.md", "core/commands/comparing.py"):
-        texts = re.findall(r"^ *ulpscope compare .*--fail-on (\S+)", (ROOT / page).read_text(), re.M)
+        texts = re.findall(
+            r"^ *ulpscope compare .*--fail-on (\S+)",
+            (ROOT / page).read_text(),
+            re.M,
+        )
         gates.add(next(text.strip("'") for text in texts if ">" in text))
     with RunReader(ROOT / "tests" / "runs" / f"{run}.duckdb") as stored:
         export_npz(stored, tmp_path / "pair.npz")
@@ -53,10 +62,17 @@ def test_json_gains_a_gate_and_nothing_else_changes(cli):
 
 def test_a_file_of_no_gate_is_refused(cli):
     done = cli("compare", FLIPS, "--junit", "x.xml")
-    assert (done.returncode, "report a gate; add --fail-on" in " ".join(done.stderr.split())) == (2, True)
+    assert (done.returncode, "report a gate; add --fail-on" in " ".join(done.stderr.split())) == (
+        2,
+        True,
+    )
 
 
-def test_the_verdict_of_a_dump_is_what_it_would_be_stored_with_and_nothing_is_left(cli, tmp_path, monkeypatch):
+def test_the_verdict_of_a_dump_is_what_it_would_be_stored_with_and_nothing_is_left(
+    cli,
+    tmp_path,
+    monkeypatch,
+):
     """NaN on one side is an invalid dump; without controls the rest is undecided, and says so."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "passing"))
     (tmp_path / "passing").mkdir()

@@ -13,7 +13,17 @@ MODEL = ("--model", "sample_runs/model")
 
 @pytest.mark.model
 def test_generate_keeps_what_each_side_wrote_and_the_command_that_repeats_it(cli):
-    done = cli("generate", *MODEL, "--prompt-file", SHAPES, "--variant", "decode+batch:2", "--tokens", "5", "--json")
+    done = cli(
+        "generate",
+        *MODEL,
+        "--prompt-file",
+        SHAPES,
+        "--variant",
+        "decode+batch:2",
+        "--tokens",
+        "5",
+        "--json",
+    )
     assert done.returncode == 0, done.stderr
     with RunReader(open_store().path_of(json.loads(done.stdout)["run_id"])) as run:
         made = run.generations[0]
@@ -43,7 +53,9 @@ def test_a_search_keeps_the_prompts_it_found_as_a_run_with_those_flips(cli):
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    flips = [(flip["position"], flip["reference_token"], flip["variant_token"]) for flip in told["flips"]]
+    flips = [
+        (flip["position"], flip["reference_token"], flip["variant_token"]) for flip in told["flips"]
+    ]
     with RunReader(open_store().path_of(told["run_id"])) as run:
         table = run.positions(0)
         kept = table[table["is_flip"]][["position", "reference_token", "variant_token"]]
@@ -68,4 +80,7 @@ def test_the_reference_may_be_decode_without_naming_a_variant_and_a_value_of_its
         "--dry-run",
         "--json",
     )
-    assert [side["path"] for side in json.loads(done.stdout)["sides"]] == ["decode+batch:1", "decode+batch:2"]
+    assert [side["path"] for side in json.loads(done.stdout)["sides"]] == [
+        "decode+batch:1",
+        "decode+batch:2",
+    ]

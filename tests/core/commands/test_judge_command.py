@@ -15,11 +15,14 @@ PROMPT = ("--prompt", "def walk(self, path):\n    for step in path:\n        if 
 
 
 def _scaled(batch, emit):
-    """Fault: what one head of the middle layer has cached of the first four tokens is scaled by 1.01."""
+    """Fault: what one head of the middle layer has cached of the first four tokens is scaled by
+    1.01.
+    """
     cache = DynamicCache(config=batch.loaded.model.config)
     for position in range(batch.positions):
         batch.forward(position, position + 1, emit, cache)
-        if position == 3 and cache.layers[1].values is not None:  # none are computed when forwards are counted
+        # none are computed when forwards are counted
+        if position == 3 and cache.layers[1].values is not None:
             cache.layers[1].values[batch.row, 0, :4] *= 1.01
 
 
@@ -68,7 +71,16 @@ def test_a_pair_that_cannot_be_judged_is_still_kept_and_the_sentence_told(cli, m
 
     monkeypatch.setattr(judge_model, "judge", refuse)
     declared = ("--declare", "kv=fp8_e4m3", "--declare", "head=bf16")
-    done = cli("judge", *MODEL, "--prompt", "def main():", "--variant", "decode", *declared, "--json")
+    done = cli(
+        "judge",
+        *MODEL,
+        "--prompt",
+        "def main():",
+        "--variant",
+        "decode",
+        *declared,
+        "--json",
+    )
     assert done.returncode == 2
     assert "'decode' was not judged: no floor for this model." in done.stderr
     with RunReader(open_store().path_of(json.loads(done.stdout)["run_id"])) as run:

@@ -21,10 +21,19 @@ def store(tmp_path: Path) -> Path:
 
 
 def test_a_label_pins_tags_and_keeps_what_it_is_not_asked_to_change(cli, store: Path) -> None:
-    assert cli("label", "a", "--tag", "golden", "--tag", "old", "--note", "why", "--pin").returncode == 0
+    assert (
+        cli("label", "a", "--tag", "golden", "--tag", "old", "--note", "why", "--pin").returncode
+        == 0
+    )
     assert Store(store).labels("a") == labels.Labels(("golden", "old"), "why", True)
     said = json.loads(cli("label", "a", "--remove-tag", "old", "--json").stdout)
-    assert said == {"run_id": "a", "tags": ["golden"], "note": "why", "pinned": True, "judged_as": ""}
+    assert said == {
+        "run_id": "a",
+        "tags": ["golden"],
+        "note": "why",
+        "pinned": True,
+        "judged_as": "",
+    }
     assert cli("label", "a", "--unpin").returncode == 0
     assert not Store(store).labels("a").pinned
     assert cli("label", "none").returncode == 2
@@ -36,7 +45,10 @@ def _sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_sample_run_among_those_to_delete_leaves_all(
-    cli, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli,
+    store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _sampled(tmp_path, monkeypatch)
     done = cli("delete", "a", "sample", "b")
@@ -46,7 +58,11 @@ def test_a_sample_run_among_those_to_delete_leaves_all(
 
 
 @pytest.mark.thorough
-def test_ingest_of_a_run_file_prints_the_new_run_or_a_sentence(cli, store: Path, tmp_path: Path) -> None:
+def test_ingest_of_a_run_file_prints_the_new_run_or_a_sentence(
+    cli,
+    store: Path,
+    tmp_path: Path,
+) -> None:
     path = copied(tmp_path / "outside" / "theirs.duckdb")
     done = cli("ingest", path, "--name", "mine", "--json")
     run_id = json.loads(done.stdout)["run_id"]

@@ -1,4 +1,6 @@
-"""Responses of engines on the command line: compared, gated, looked at, stored, shown; nothing half stored."""
+"""Responses of engines on the command line: compared, gated, looked at, stored, shown; nothing half
+stored.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ COMPLETION = json.loads((PAYLOADS / "llamacpp_completion.json").read_text())
 
 @pytest.fixture
 def changed(tmp_path: Path) -> list[str]:
-    """A real answer, and the same one with its second position's best two tokens the other way round."""
+    """A real answer, and the same one with its second position's best two tokens the other way
+    round.
+    """
     other = copy.deepcopy(COMPLETION)
     row = other["completion_probabilities"][1]
     first, second = row["top_logprobs"][:2]
@@ -45,7 +49,12 @@ def told(cli: Any, *words: str) -> Any:
         ("same-top1<0.9", "failed"),
     ],
 )
-def test_a_condition_fails_passes_or_is_open(cli: Any, changed: list[str], condition: str, outcome: str) -> None:
+def test_a_condition_fails_passes_or_is_open(
+    cli: Any,
+    changed: list[str],
+    condition: str,
+    outcome: str,
+) -> None:
     done = cli("compare", *changed, "--fail-on", condition, "--json")
     gate = json.loads(done.stdout)["gate"]
     assert gate["outcome"] == outcome, gate
@@ -56,20 +65,29 @@ def test_a_condition_fails_passes_or_is_open(cli: Any, changed: list[str], condi
 
 def test_what_needs_whole_rows_is_refused_in_a_sentence(cli: Any, changed: list[str]) -> None:
     for words, sentence in (
-        (("--fail-on", "ulps:4"), "condition ulps:4: ULPs of elements need both sides' complete logits"),
+        (
+            ("--fail-on", "ulps:4"),
+            "condition ulps:4: ULPs of elements need both sides' complete logits",
+        ),
         (("--fail-on", "kl>1"), "condition kl>1: KL needs both sides' complete rows"),
         (("--compute-dtype", "bfloat16"), "are for whole rows of logits"),
     ):
         assert sentence in run(cli, "compare", *changed, *words, code=2)
 
 
-def test_responses_are_stored_shown_and_compared_again(cli: Any, changed: list[str], tmp_path: Path) -> None:
+def test_responses_are_stored_shown_and_compared_again(
+    cli: Any,
+    changed: list[str],
+    tmp_path: Path,
+) -> None:
     store = ("--store", str(tmp_path / "runs"))
     run_id = run(cli, "ingest", *changed, "--name", "one flip", *store).strip()
     said = told(cli, "show", run_id, *store)
     assert (said["name"], said["kind"], said["summary"]["flips"]) == ("one flip", "upload", 1)
     assert said["model"] == "SmolLM2-135M-Instruct"
-    assert told(cli, "compare", run_id, *store)["summary"] == told(cli, "compare", *changed)["summary"]
+    assert (
+        told(cli, "compare", run_id, *store)["summary"] == told(cli, "compare", *changed)["summary"]
+    )
     assert "flips of B: 1" in run(cli, "show", run_id, *store)
     assert "### `B` vs `A`: undecided" in run(cli, "show", run_id, "--markdown", *store)
     card = next(card for card in told(cli, "list", *store) if card["run_id"] == run_id)
@@ -78,7 +96,11 @@ def test_responses_are_stored_shown_and_compared_again(cli: Any, changed: list[s
 
 def sglang(prompt_tokens: int, logprob: float) -> dict[str, Any]:
     entry = [logprob, 7, None]
-    meta = {"prompt_tokens": prompt_tokens, "output_token_logprobs": [entry], "output_top_logprobs": [[entry]]}
+    meta = {
+        "prompt_tokens": prompt_tokens,
+        "output_token_logprobs": [entry],
+        "output_top_logprobs": [[entry]],
+    }
     return {"text": "x", "output_ids": [7], "meta_info": meta}
 
 
@@ -101,7 +123,14 @@ def test_compare_says_that_inputs_differ(cli, tmp_path):
     ],
 )
 @pytest.mark.parametrize("command", ["compare", "ingest", "inspect"])
-def test_what_is_no_response_is_refused_with_what_to_do(cli, tmp_path, monkeypatch, command, text, words):
+def test_what_is_no_response_is_refused_with_what_to_do(
+    cli,
+    tmp_path,
+    monkeypatch,
+    command,
+    text,
+    words,
+):
     monkeypatch.chdir(tmp_path)
     Path("file.json").write_text(text)
     name = "file.json" if text else ""

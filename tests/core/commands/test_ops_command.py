@@ -1,4 +1,6 @@
-"""`ops` on the command line: what it prints and stores, and what the other commands say of such a run."""
+"""`ops` on the command line: what it prints and stores, and what the other commands say of such a
+run.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,18 @@ from core.runs.ops_run import read_ops, write_ops_run
 from core.runs.store.store import Store
 from tests.core.runs.test_ops_run import UNSTEADY, header, row_of
 
-QUICK = ("ops", "--device", "cpu", "--quick", "--op", "mean", "--dtype", "float32", "--repeats", "1")
+QUICK = (
+    "ops",
+    "--device",
+    "cpu",
+    "--quick",
+    "--op",
+    "mean",
+    "--dtype",
+    "float32",
+    "--repeats",
+    "1",
+)
 
 
 def test_probes_are_printed_stored_and_printed_again(cli, tmp_path):
@@ -51,7 +64,11 @@ def test_what_cannot_be_done_is_one_sentence_and_code_2(cli, arguments, sentence
 def test_every_other_command_says_what_such_a_run_is(cli, tmp_path):
     run_id = write_ops_run(Store(tmp_path / "runs"), header(), [row_of(), UNSTEADY])
     assert [card["kind"] for card in json.loads(cli("list", "--json").stdout)] == ["ops"]
-    for arguments in (["show", run_id], ["compare", run_id], ["export", run_id, tmp_path / "x.npz"]):
+    for arguments in (
+        ["show", run_id],
+        ["compare", run_id],
+        ["export", run_id, tmp_path / "x.npz"],
+    ):
         done = cli(*arguments)
         assert done.returncode == 2, arguments
         assert f"'{run_id}' holds probes of operations" in done.stderr

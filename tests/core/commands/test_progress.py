@@ -19,15 +19,27 @@ class _Terminal(io.StringIO):
 def test_on_a_terminal_there_is_a_bar(monkeypatch):
     drawn = _Terminal()
     monkeypatch.setattr(sys, "stderr", drawn)
-    monkeypatch.setattr(console, "err", console._Printable(file=drawn, force_terminal=True, width=120))
+    monkeypatch.setattr(
+        console,
+        "err",
+        console._Printable(file=drawn, force_terminal=True, width=120),
+    )
     with console.steps() as say:
         say("[b]decode", 1234, 5000)
     assert "[b]decode" in drawn.getvalue()
     assert "1,234/5,000 positions" in drawn.getvalue()
 
 
-@pytest.mark.parametrize(("seconds", "lines"), [(0.0, ["decode: 184 of 884 positions, 0 s"]), (10.0, [])])
-def test_elsewhere_a_line_follows_the_last_one_after_ten_seconds(seconds, lines, capfd, monkeypatch):
+@pytest.mark.parametrize(
+    ("seconds", "lines"),
+    [(0.0, ["decode: 184 of 884 positions, 0 s"]), (10.0, [])],
+)
+def test_elsewhere_a_line_follows_the_last_one_after_ten_seconds(
+    seconds,
+    lines,
+    capfd,
+    monkeypatch,
+):
     monkeypatch.setattr(console, "EVERY_SECONDS", seconds)
     with console.steps() as say:
         say("decode", 184, 884)

@@ -1,4 +1,6 @@
-"""`compare` of a rollout's and a trainer's log-probabilities: gates on figures, several files and folders."""
+"""`compare` of a rollout's and a trainer's log-probabilities: gates on figures, several files and
+folders.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,13 @@ RANK = CASES / "token_exports" / "step_4" / "rank_0.jsonl"  # sequences 0 and 1
 
 def r_of(*sequences: int) -> np.ndarray:
     """Trainer minus rollout over the tokens of the loss."""
-    parts = [EXPECTED[f"trainer{n}"].astype(float) - EXPECTED[f"rollout{n}"].astype(float) for n in sequences]
-    return np.concatenate([part[EXPECTED[f"mask{n}"] != 0] for n, part in zip(sequences, parts, strict=True)])
+    parts = [
+        EXPECTED[f"trainer{n}"].astype(float) - EXPECTED[f"rollout{n}"].astype(float)
+        for n in sequences
+    ]
+    return np.concatenate(
+        [part[EXPECTED[f"mask{n}"] != 0] for n, part in zip(sequences, parts, strict=True)],
+    )
 
 
 R = r_of(0, 1)
@@ -31,9 +38,19 @@ FIGURES = {
 def test_a_figure_passes_up_to_its_limit_and_fails_beyond(cli, tmp_path):
     conditions = []
     for text, value in FIGURES.items():
-        beyond, within = (value * (1 + step * (1 if text.endswith("<") else -1)) for step in (1e-9, -1e-9))
+        beyond, within = (
+            value * (1 + step * (1 if text.endswith("<") else -1)) for step in (1e-9, -1e-9)
+        )
         conditions += [f"{text}{beyond:.15g}", f"{text}{within:.15g}"]
-    done = cli("compare", RANK, "--fail-on", ",".join(conditions), "--json", "--junit", tmp_path / "gate.xml")
+    done = cli(
+        "compare",
+        RANK,
+        "--fail-on",
+        ",".join(conditions),
+        "--json",
+        "--junit",
+        tmp_path / "gate.xml",
+    )
     assert done.returncode == 1
     gate = json.loads(done.stdout)["gate"]
     assert [each["outcome"] for each in gate["conditions"]] == ["failed", "passed"] * len(FIGURES)
@@ -45,12 +62,21 @@ def test_a_figure_passes_up_to_its_limit_and_fails_beyond(cli, tmp_path):
 
 
 def test_a_framework_has_its_own_figures(cli):
-    done = cli("compare", RANK, "--as", "prime-rl", "--fail-on", f"mismatch_kl/all/mean>{FIGURES['k3>'] * 1.001}")
+    done = cli(
+        "compare",
+        RANK,
+        "--as",
+        "prime-rl",
+        "--fail-on",
+        f"mismatch_kl/all/mean>{FIGURES['k3>'] * 1.001}",
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_a_figure_that_is_undefined_is_null_and_undecided(cli, tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"token_ids": [1, 2], "rollout": [-1, -1], "trainer": [-1.5, -1.5]}')
+    (tmp_path / "a.jsonl").write_text(
+        '{"token_ids": [1, 2], "rollout": [-1, -1], "trainer": [-1.5, -1.5]}',
+    )
     done = cli("compare", tmp_path / "a.jsonl", "--fail-on", "pearson<0.9", "--json")
     report = json.loads(done.stdout)
     assert (done.returncode, report["gate"]["outcome"]) == (0, "undecided")
@@ -61,8 +87,14 @@ def test_a_figure_that_is_undefined_is_null_and_undecided(cli, tmp_path):
     ("words", "says"),
     [
         ((RANK, "--fail-on", "gen_kl_error>1"), "is a figure of nemo-rl; add --as nemo-rl"),
-        ((RANK, "--as", "verl", "--fail-on", "p99>1"), "is a figure of ulpscope; add --as ulpscope"),
-        ((CASES.parent / "flips_fp16.npz", "--fail-on", "k3>1"), "is for a rollout's and a trainer's"),
+        (
+            (RANK, "--as", "verl", "--fail-on", "p99>1"),
+            "is a figure of ulpscope; add --as ulpscope",
+        ),
+        (
+            (CASES.parent / "flips_fp16.npz", "--fail-on", "k3>1"),
+            "is for a rollout's and a trainer's",
+        ),
     ],
 )
 def test_a_figure_that_was_not_computed_is_refused(cli, words, says):
@@ -73,10 +105,16 @@ def test_a_figure_that_was_not_computed_is_refused(cli, words, says):
 
 @pytest.fixture
 def steps(tmp_path):
-    """Two files of NeMo-RL, of steps 9 and 10; in the later one the trainer is 0.25 lower at every token."""
-    rows = [json.loads(line) for line in (CASES / "train_data_step6.jsonl").read_text().splitlines()]
+    """Two files of NeMo-RL, of steps 9 and 10; in the later one the trainer is 0.25 lower at every
+    token.
+    """
+    rows = [
+        json.loads(line) for line in (CASES / "train_data_step6.jsonl").read_text().splitlines()
+    ]
     for step, change in ((9, 0.0), (10, 0.25)):
-        moved = [row | {"prev_logprobs": [[v - change for v in row["prev_logprobs"][0]]]} for row in rows]
+        moved = [
+            row | {"prev_logprobs": [[v - change for v in row["prev_logprobs"][0]]]} for row in rows
+        ]
         text = "".join(json.dumps(row) + "\n" for row in moved)
         (tmp_path / "logs").mkdir(exist_ok=True)
         (tmp_path / "logs" / f"train_data_step{step}.jsonl").write_text(text)
@@ -85,14 +123,21 @@ def steps(tmp_path):
 
 @pytest.mark.parametrize("form", ["folder", "files"])
 def test_files_of_several_steps_are_one_run_with_figures_by_step(cli, steps, form):
-    paths = [steps] if form == "folder" else [steps / f"train_data_step{step}.jsonl" for step in (10, 9)]
+    paths = (
+        [steps]
+        if form == "folder"
+        else [steps / f"train_data_step{step}.jsonl" for step in (10, 9)]
+    )
     mismatch = json.loads(cli("compare", *paths, "--json").stdout)["mismatch"]
     of_steps = [r_of(0, 1, 2), r_of(0, 1, 2) - 0.25]
     assert [row["step"] for row in mismatch["by_step"]] == [9, 10]
     for row, r in zip(mismatch["by_step"], of_steps, strict=True):
         assert row["tokens"] == len(r)
         expected = np.abs(r).mean(), np.mean(np.exp(r) - 1 - r), np.exp(r).mean(), np.abs(r).max()
-        assert [row[name] for name in ("mean_abs", "k3", "ratio", "max_abs")] == pytest.approx(expected, rel=1e-6)
+        assert [row[name] for name in ("mean_abs", "k3", "ratio", "max_abs")] == pytest.approx(
+            expected,
+            rel=1e-6,
+        )
     printed = cli("compare", *paths).stdout
     assert "by step" in printed
 
@@ -103,7 +148,8 @@ def test_a_folder_is_its_files_in_the_order_of_their_numbers(cli, steps, tmp_pat
     assert shown["name"] == "train_data_step9 + train_data_step10"
     ranks = CASES / "token_exports"
     whole = [
-        json.loads(cli("compare", *paths, "--json").stdout) for paths in ([ranks], sorted(ranks.glob("*/*.jsonl")))
+        json.loads(cli("compare", *paths, "--json").stdout)
+        for paths in ([ranks], sorted(ranks.glob("*/*.jsonl")))
     ]
     assert whole[0]["mismatch"] == whole[1]["mismatch"]
     miles = json.loads(cli("compare", CASES / "miles", "--json").stdout)["mismatch"]

@@ -20,7 +20,11 @@ PASSWORD = "correct horse"
 def executed(monkeypatch) -> list[tuple]:
     """What the process would have become."""
     calls: list[tuple] = []
-    monkeypatch.setattr(serve.os, "execve", lambda program, command, environment: calls.append((command, environment)))
+    monkeypatch.setattr(
+        serve.os,
+        "execve",
+        lambda program, command, environment: calls.append((command, environment)),
+    )
     return calls
 
 
@@ -32,7 +36,12 @@ def test_it_refuses_to_be_open_without_a_sign_in(cli, executed, address, tmp_pat
     assert not (tmp_path / "runs").exists()
 
 
-def test_it_becomes_streamlits_server_on_the_address_that_was_checked(cli, executed, monkeypatch, tmp_path):
+def test_it_becomes_streamlits_server_on_the_address_that_was_checked(
+    cli,
+    executed,
+    monkeypatch,
+    tmp_path,
+):
     (tmp_path / "ulpscope.toml").write_text("[sign_in]\ntokens = true\n")
     monkeypatch.setenv("ULPSCOPE_CONFIG", os.path.relpath(tmp_path / "ulpscope.toml"))
     monkeypatch.setenv("ULPSCOPE_SIGN_IN_PASSWORD", PASSWORD)
@@ -55,7 +64,10 @@ def test_a_token_is_made_listed_and_revoked(cli):
     listed = cli("serve", "--check", "--json").stdout
     assert json.loads(listed)["token_names"] == ["ada"]
     assert text not in listed
-    assert [cli("serve", "--token", "ada").returncode, cli("serve", "--revoke", "ada").returncode] == [2, 0]
+    assert [
+        cli("serve", "--token", "ada").returncode,
+        cli("serve", "--revoke", "ada").returncode,
+    ] == [2, 0]
     assert cli("serve", "--revoke", "ada").returncode == 2
 
 
@@ -70,7 +82,11 @@ def test_check_shows_settings_without_secrets_and_fails_if_no_server_would_start
     monkeypatch.setenv("ULPSCOPE_SIGN_IN_PASSWORD", PASSWORD)
     done = cli("serve", "--check", "--address", "0.0.0.0", "--json")
     settings = json.loads(done.stdout)
-    assert (done.returncode, settings["sign_in"]["password"], settings["problem"]) == (0, True, None)
+    assert (done.returncode, settings["sign_in"]["password"], settings["problem"]) == (
+        0,
+        True,
+        None,
+    )
     assert PASSWORD not in done.stdout + cli("serve", "--check").stdout
     monkeypatch.setenv("ULPSCOPE_SIGN_IN_HEADER", "X-Forwarded-User")
     assert "members is empty" in cli("serve", "--check").stderr

@@ -1,4 +1,6 @@
-"""`show` with --layers, --kernels, --mitigations and --link: what a run has is printed, what it lacks is a sentence."""
+"""`show` with --layers, --kernels, --mitigations and --link: what a run has is printed, what it
+lacks is a sentence.
+"""
 
 from __future__ import annotations
 
@@ -28,22 +30,37 @@ def test_layers_name_the_first_module_that_differs_and_its_position(cli, store):
     run_id = layer_run(store, GROWING)
     done = cli("show", run_id, "--layers")
     assert done.returncode == 0
-    assert "'model.layers.0.attn.<b>q</b>_proj' (projection) is the first module whose output differs" in done.stdout
+    assert (
+        "'model.layers.0.attn.<b>q</b>_proj' (projection) is the first module whose output differs"
+        in done.stdout
+    )
     assert "8 of 8 positions" in done.stdout
-    table, _, _ = cli("show", run_id, "--layers", "--blocks").stdout.partition("is the first module")
+    table, _, _ = cli("show", run_id, "--layers", "--blocks").stdout.partition(
+        "is the first module",
+    )
     assert "_proj │" not in table
 
 
 def test_kernels_begin_where_the_sides_begin_to_differ(cli, store):
     run_id = with_kernels(store, layer_run(store, {(1, 1, 4): 3}))
     lines = cli("show", run_id, "--kernels").stdout.splitlines()
-    assert lines[0].startswith("The first module whose output differs is 'model.layers.0.norm', at prompt 1,")
+    assert lines[0].startswith(
+        "The first module whose output differs is 'model.layers.0.norm', at prompt 1,",
+    )
     assert lines[0].endswith("'aten::mean' (bfloat16 [1, 8] vs bfloat16 [2, 8]).")
     (pair,) = json.loads(cli("show", run_id, "--kernels", "--json").stdout)["pairs"]
-    assert (pair["where_it_starts"]["module"], pair["where_it_starts"]["position"]) == ("model.layers.0.norm", 4)
+    assert (pair["where_it_starts"]["module"], pair["where_it_starts"]["position"]) == (
+        "model.layers.0.norm",
+        4,
+    )
     kernel_run(store)
     assert "first module" in cli("show", "kernels", "--kernels").stdout
-    assert json.loads(cli("show", "kernels", "--kernels", "--json").stdout)["pairs"][0]["where_it_starts"] is None
+    assert (
+        json.loads(cli("show", "kernels", "--kernels", "--json").stdout)["pairs"][0][
+            "where_it_starts"
+        ]
+        is None
+    )
 
 
 def test_remedies_have_a_cost_or_a_reason_why_they_were_not_measured(cli, store):
@@ -63,7 +80,10 @@ def test_a_link_opens_the_position_that_dominates_in_the_variant(cli, store, mon
     write_run(store, header, sides, "linked")
     monkeypatch.setenv("ULPSCOPE_HOSTING_PUBLIC_URL", "https://u.example.org/")
     done = cli("show", "linked", "--link", "--variant", "side_2")
-    assert done.stdout == "https://u.example.org/overview?run=linked&variant=side_2&prompt=1&position=3\n", done.stderr
+    assert (
+        done.stdout
+        == "https://u.example.org/overview?run=linked&variant=side_2&prompt=1&position=3\n"
+    ), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -89,12 +109,22 @@ def test_what_is_not_there_is_one_sentence_and_exit_code_2(options, sentence, cl
 @pytest.mark.model
 def test_a_capture_keeps_both_where_it_is_asked_to(cli, monkeypatch):
     monkeypatch.setattr(remedies, "ROUNDS", 1)
-    asked = ("--model", "sample_runs/model", "--prompt", "def walk(self):", "--variant", "decode", "--json")
+    asked = (
+        "--model",
+        "sample_runs/model",
+        "--prompt",
+        "def walk(self):",
+        "--variant",
+        "decode",
+        "--json",
+    )
     done = cli("capture", *asked, "--kernels", "--mitigations")
     assert done.returncode == 0, done.stderr
     with RunReader(open_store().path_of(json.loads(done.stdout)["run_id"])) as run:
         assert run.sides_with_kernels == {0, 1}
-        forwards = run.query("SELECT forwards_of FROM kernel_side ORDER BY side")["forwards_of"].tolist()
+        forwards = run.query("SELECT forwards_of FROM kernel_side ORDER BY side")[
+            "forwards_of"
+        ].tolist()
         assert forwards == [1, run.header.rows]
         plain, *others = run.remedies[0]
         assert (plain.name, plain.neq, plain.max_ulps) == (
@@ -103,6 +133,8 @@ def test_a_capture_keeps_both_where_it_is_asked_to(cli, monkeypatch):
             run.pairs[0].summary.max_ulps,
         )
         assert {row.name: row.neq for row in others}["batch-invariant kernels"] == 0
-    with RunReader(open_store().path_of(json.loads(cli("capture", *asked).stdout)["run_id"])) as run:
+    with RunReader(
+        open_store().path_of(json.loads(cli("capture", *asked).stdout)["run_id"]),
+    ) as run:
         assert not run.sides_with_kernels
         assert run.remedies == {}

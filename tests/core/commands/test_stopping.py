@@ -1,4 +1,6 @@
-"""Stopping a command whose main thread is inside one long call of C: real processes, real signals."""
+"""Stopping a command whose main thread is inside one long call of C: real processes, real
+signals.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from core.commands.terminal import stopping
 from core.commands.terminal.stopping import EXIT_CODE
 
 ROOT = Path(__file__).resolve().parents[3]
-# A run is being written and the main thread is inside a call that lets other threads run and that no signal ends, as in
-# a forward.
+# A run is being written and the main thread is inside a call that lets other threads run and that
+# no signal ends, as in a forward.
 STUCK = """
 import hashlib, sys, threading
 from pathlib import Path
@@ -55,9 +57,12 @@ def started(store: Path, planted: str = "") -> subprocess.Popen[str]:
 
 @pytest.mark.spread(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_process_inside_one_long_call_ends_within_two_seconds_and_leaves_nothing(tmp_path, number):
-    """By the clock of the one who stops it, which alone can be told on a machine if others are at work: without it
-    nothing would end it.
+def test_a_process_inside_one_long_call_ends_within_two_seconds_and_leaves_nothing(
+    tmp_path,
+    number,
+):
+    """By the clock of the one who stops it, which alone can be told on a machine if others are at
+    work: without it nothing would end it.
     """
     assert stopping.PATIENCE_SECONDS < 2
     process = started(tmp_path)
@@ -87,8 +92,18 @@ except typer.Exit as left:
 
 
 def test_further_interrupts_do_not_break_off_the_cleaning_up_after_the_first_and_say_nothing():
-    done = subprocess.run([sys.executable, "-c", IMPATIENT], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stdout, done.stderr) == (EXIT_CODE, "cleaned up\n", f"{stopping.SENTENCE}\n")
+    done = subprocess.run(
+        [sys.executable, "-c", IMPATIENT],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (
+        EXIT_CODE,
+        "cleaned up\n",
+        f"{stopping.SENTENCE}\n",
+    )
 
 
 SWALLOWED = """
@@ -107,5 +122,11 @@ except typer.Exit as left:
 
 
 def test_an_interrupt_that_a_library_made_another_error_of_is_still_one():
-    done = subprocess.run([sys.executable, "-c", SWALLOWED], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", SWALLOWED],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert (done.returncode, done.stderr) == (EXIT_CODE, f"{stopping.SENTENCE}\n")

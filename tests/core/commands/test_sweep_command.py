@@ -37,8 +37,13 @@ def _runs(tmp_path):
 
 @pytest.mark.model
 def test_a_plan_is_computed_once_and_again_under_another_build(cli, plan, tmp_path):
-    """Every cell by --cell, in this process; workers are the subject of tests/core/sweeps/test_executors.py."""
-    cells = [cell["cell"] for cell in json.loads(cli("sweep", plan, "--dry-run", "--json").stdout)["cells"]]
+    """Every cell by --cell, in this process; workers are the subject of
+    tests/core/sweeps/test_executors.py.
+    """
+    cells = [
+        cell["cell"]
+        for cell in json.loads(cli("sweep", plan, "--dry-run", "--json").stdout)["cells"]
+    ]
     asked = ["sweep", plan, "--json", *(part for cell in cells for part in ("--cell", cell))]
     first = cli(*asked, "--build", "1")
     told = json.loads(first.stdout)
@@ -71,7 +76,8 @@ def test_the_dry_run_foresees_what_is_missing_and_names_what_is_refused(cli, pla
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     decode, chunked, refused = told["cells"]
-    assert (decode["forwards"], chunked["forwards"]) == (1 + 3, 1 + 2)  # prefill, and three tokens or two chunks
+    # prefill, and three tokens or two chunks
+    assert (decode["forwards"], chunked["forwards"]) == (1 + 3, 1 + 2)
     assert (decode["file_bytes"], decode["state"]) == (2 * 3 * 4096 * 4, "missing")
     assert "no modifier 'batches'" in refused["refused"]
     assert told["missing"]["forwards"] == 4 + 3
@@ -98,14 +104,24 @@ def test_each_printed_command_computes_its_cell(cli, plan, tmp_path):
         (["--cell", "00"], "the plan has no cell '00'"),
     ],
 )
-def test_what_makes_no_sense_is_one_sentence_and_nothing_is_run(cli, plan, tmp_path, arguments, sentence):
+def test_what_makes_no_sense_is_one_sentence_and_nothing_is_run(
+    cli,
+    plan,
+    tmp_path,
+    arguments,
+    sentence,
+):
     done = cli("sweep", plan, *arguments)
     assert done.returncode == 2
     assert sentence in done.stderr
     assert _runs(tmp_path) == set()
 
 
-def test_a_tag_that_no_run_of_a_cell_has_is_refused_before_anything_is_computed(cli, plan, tmp_path):
+def test_a_tag_that_no_run_of_a_cell_has_is_refused_before_anything_is_computed(
+    cli,
+    plan,
+    tmp_path,
+):
     done = cli("sweep", plan, "--against", "golden")
     assert done.returncode == 2
     assert "--against 'golden': no run" in done.stderr

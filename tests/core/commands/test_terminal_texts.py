@@ -1,4 +1,6 @@
-"""No text of a run or of a server reaches the terminal as an escape sequence or as markup, from any command."""
+"""No text of a run or of a server reaches the terminal as an escape sequence or as markup, from any
+command.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,11 @@ from tests.core.runs.made_runs import ROOT, copied
 from tests.core.runs.test_ops_run import header, row_of
 
 ORDERS = "[red]owned\x1b]0;owned\x07\x1b[31m\x9b31m\u202e"
-SAMPLES = {"mine": "where-it-starts", "said": "continuations-that-part", "bare": "fresh-against-cached"}
+SAMPLES = {
+    "mine": "where-it-starts",
+    "said": "continuations-that-part",
+    "bare": "fresh-against-cached",
+}
 COMMANDS = [
     ("list",),
     ("list", "--deleted"),
@@ -58,9 +64,15 @@ def store(cli, filled: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 
 @pytest.mark.parametrize(
-    "command", COMMANDS, ids=lambda command: " ".join(command).encode("ascii", "replace").decode()[:30]
+    "command",
+    COMMANDS,
+    ids=lambda command: " ".join(command).encode("ascii", "replace").decode()[:30],
 )
-def test_what_a_command_prints_gives_the_terminal_no_orders(command: tuple[str, ...], cli, store: Store) -> None:
+def test_what_a_command_prints_gives_the_terminal_no_orders(
+    command: tuple[str, ...],
+    cli,
+    store: Store,
+) -> None:
     done = cli(*(str(store.path_of("mine")) if part == "FILE" else part for part in command))
     said = done.stdout + done.stderr
     assert said

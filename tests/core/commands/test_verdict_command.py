@@ -1,5 +1,5 @@
-"""`verdict` as a shell sees it: what is stored, what controls make of an upload, exit codes, refusals that change
-nothing.
+"""`verdict` as a shell sees it: what is stored, what controls make of an upload, exit codes,
+refusals that change nothing.
 """
 
 import json
@@ -20,9 +20,22 @@ IDS = np.arange(ROWS)
 @pytest.fixture
 def dump(cli, tmp_path):
     """The id of a stored upload, and its float32 pair, right and with a fault."""
-    path = saved(tmp_path / "d.npz", reference=in_bfloat16(X, HEAD, 1), variant=in_bfloat16(X, HEAD, 2), token_ids=IDS)
-    pair = saved(tmp_path / "pair.npz", reference=in_float32(X, HEAD, 1), variant=in_float32(X, HEAD, 2))
-    bad = saved(tmp_path / "bad.npz", reference=in_float32(X, HEAD, 1), variant=in_float32(with_fault(X), HEAD, 2))
+    path = saved(
+        tmp_path / "d.npz",
+        reference=in_bfloat16(X, HEAD, 1),
+        variant=in_bfloat16(X, HEAD, 2),
+        token_ids=IDS,
+    )
+    pair = saved(
+        tmp_path / "pair.npz",
+        reference=in_float32(X, HEAD, 1),
+        variant=in_float32(X, HEAD, 2),
+    )
+    bad = saved(
+        tmp_path / "bad.npz",
+        reference=in_float32(X, HEAD, 1),
+        variant=in_float32(with_fault(X), HEAD, 2),
+    )
     return json.loads(cli("ingest", path, "--json").stdout)["run_id"], pair, bad
 
 
@@ -57,10 +70,16 @@ def test_a_control_makes_a_new_run_and_a_fault_exits_with_1(cli, dump):
         (("nothing",), "no run 'nothing'"),
         (("RUN", "--float32", "no_such.npz"), "there is no such file"),
         (("RUN", "--model", "no/such/model"), "model 'no/such/model'"),
-        (("RUN", "--model", "no/such/model", "--floor", "no_such.npz"), "--floor or --model, not both"),
+        (
+            ("RUN", "--model", "no/such/model", "--floor", "no_such.npz"),
+            "--floor or --model, not both",
+        ),
         (("RUN", "--rerun", "PAIR"), "is no bfloat16 value"),
         (("RUN", "--declare", "kv=fp8_e4m3"), "--declare needs --model"),
-        (("RUN", "--model", "no/such/model", "--declare", "cache=int8"), "Parts are kv, weights, products"),
+        (
+            ("RUN", "--model", "no/such/model", "--declare", "cache=int8"),
+            "Parts are kv, weights, products",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_2_and_stores_nothing(cli, dump, arguments, sentence):
@@ -77,7 +96,8 @@ def test_judge_verdict_and_compare_end_with_one_exit_code(cli, monkeypatch, verd
     monkeypatch.setattr(capturing, "capture_to_store", lambda *_: (run_id, []))
     judge = ("judge", "--model", "m", "--prompt", "a", "--variant", "decode")
     ended = [
-        cli(*line).returncode for line in (judge, ("verdict", run_id), ("compare", run_id, "--fail-on", "verdict"))
+        cli(*line).returncode
+        for line in (judge, ("verdict", run_id), ("compare", run_id, "--fail-on", "verdict"))
     ]
     assert ended == [code] * 3
     failing = {"bug suspected", "nondeterministic", "invalid dump"}

@@ -1,4 +1,6 @@
-"""The picture of a pair: cells have the color of their value, flips a ring, and every kind of run is drawn."""
+"""The picture of a pair: cells have the color of their value, flips a ring, and every kind of run
+is drawn.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ def plot(path: Path) -> np.ndarray:
 
 def cells_of(pixels: np.ndarray, rows: int, columns: int) -> np.ndarray:
     """Colors of the middles of so many cells. [rows, columns, 3]"""
-    places = ((np.arange(n) + 0.5) * size / n for n, size in zip((rows, columns), pixels.shape[:2], strict=True))
+    places = (
+        (np.arange(n) + 0.5) * size / n
+        for n, size in zip((rows, columns), pixels.shape[:2], strict=True)
+    )
     return pixels[np.ix_(*(each.astype(int) for each in places))]
 
 
@@ -56,14 +61,17 @@ def test_cells_have_the_color_of_their_value_and_a_flip_has_a_ring(tmp_path: Pat
     assert colors[7, 650 // tokens] == pytest.approx(ImageColor.getrgb(MISMATCH))
     assert (colors[3] == 255).all()
     ring = np.argwhere((pixels == (0x1A, 0x1C, 0x20)).all(axis=2))
-    assert ring.mean(axis=0) == pytest.approx((1.5 * len(pixels) / 8, 0.5), abs=4)  # half of it, at the left edge
+    # half of it, at the left edge
+    assert ring.mean(axis=0) == pytest.approx((1.5 * len(pixels) / 8, 0.5), abs=4)
 
 
 def test_trainer_vs_rollout_is_drawn_by_sequence_and_position(store: Store) -> None:
     path = store.path_of(ingest(store, [TESTS / "cases/rollouts/slime/train_data/2.pt"]))
     expected, r = np.load(TESTS / "cases/rollouts/expected.npz"), np.zeros((3, 20))
     for row in range(3):
-        trainer, rollout, mask = (expected[f"{name}{row}"] for name in ("trainer", "rollout", "mask"))
+        trainer, rollout, mask = (
+            expected[f"{name}{row}"] for name in ("trainer", "rollout", "mask")
+        )
         r[row, : len(mask)] = np.where(mask, np.abs(trainer - rollout), 0)
     r = r[:, r.any(axis=0).argmax() :]
     away = np.abs(cells_of(plot(path), *r.shape) - colors_of(r / r.max())).max(axis=2)

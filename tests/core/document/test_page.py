@@ -1,4 +1,6 @@
-"""The HTML file of a run: what it shows is in the run, nothing in it is live, and its size is bounded."""
+"""The HTML file of a run: what it shows is in the run, nothing in it is live, and its size is
+bounded.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +30,79 @@ from tests.core.runs.made_runs import calm_sides, header_of, write_run
 
 TESTS = Path(__file__).resolve().parents[2]
 RUNS = TESTS / "runs"
-HOSTILE = "</style></title><script>alert(1)</script><img src=x onerror=alert(1)>\" onload='x' &lt; `code` **b**\u202e"
+HOSTILE = (
+    "</style></title><script>alert(1)</script><img src=x onerror=alert(1)>\" onload='x' &lt; `code`"
+    " **b**\u202e"
+)
 TAGS = {
-    *("html", "head", "meta", "title", "style", "body", "main", "header", "footer", "section", "details", "summary"),
-    *("h1", "h2", "h3", "h4", "p", "b", "s", "strong", "small", "code", "pre", "span", "i", "a", "wbr", "div", "ol"),
+    *(
+        "html",
+        "head",
+        "meta",
+        "title",
+        "style",
+        "body",
+        "main",
+        "header",
+        "footer",
+        "section",
+        "details",
+        "summary",
+    ),
+    *(
+        "h1",
+        "h2",
+        "h3",
+        "h4",
+        "p",
+        "b",
+        "s",
+        "strong",
+        "small",
+        "code",
+        "pre",
+        "span",
+        "i",
+        "a",
+        "wbr",
+        "div",
+        "ol",
+    ),
     *("li", "dl", "dt", "dd", "table", "thead", "tbody", "tr", "th", "td", "figure", "figcaption"),
     *("svg", "line", "text", "circle", "rect", "image"),
 }
 ATTRIBUTES = {
-    *("lang", "charset", "http-equiv", "content", "name", "class", "id", "href", "title", "open", "scope", "tabindex"),
-    *("role", "aria-label", "x", "y", "x1", "x2", "y1", "y2", "dx", "dy", "cx", "cy", "r", "width", "height"),
+    *(
+        "lang",
+        "charset",
+        "http-equiv",
+        "content",
+        "name",
+        "class",
+        "id",
+        "href",
+        "title",
+        "open",
+        "scope",
+        "tabindex",
+    ),
+    *(
+        "role",
+        "aria-label",
+        "x",
+        "y",
+        "x1",
+        "x2",
+        "y1",
+        "y2",
+        "dx",
+        "dy",
+        "cx",
+        "cy",
+        "r",
+        "width",
+        "height",
+    ),
     *("text-anchor", "preserveaspectratio", "image-rendering"),
 }
 
@@ -59,7 +124,9 @@ class Document(HTMLParser):
 
     def of(self, tag: str, kind: str = "") -> list[dict[str, str | None]]:
         of_tag = [about for name, about in self.elements if name == tag]
-        return [about for about in of_tag if not kind or kind in (about.get("class") or "").split(" ")]
+        return [
+            about for about in of_tag if not kind or kind in (about.get("class") or "").split(" ")
+        ]
 
     @property
     def text(self) -> str:
@@ -76,13 +143,21 @@ def test_the_policy_allows_the_style_sheet_and_pictures_in_the_file_alone() -> N
         text = html_file(run)
     (style,) = re.findall("<style>(.*?)</style>", text, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policies = [about["content"] for about in Document(text).of("meta", "") if "http-equiv" in about]
-    allowed = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    policies = [
+        about["content"] for about in Document(text).of("meta", "") if "http-equiv" in about
+    ]
+    allowed = (
+        f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none';"
+        " form-action 'none'"
+    )
     assert policies == [allowed]
     assert "url(" not in style
 
 
-@pytest.mark.parametrize("sample", ["where-it-starts", "fresh-against-cached", "continuations-that-part"])
+@pytest.mark.parametrize(
+    "sample",
+    ["where-it-starts", "fresh-against-cached", "continuations-that-part"],
+)
 def test_no_text_of_a_run_becomes_markup(sample: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.duckdb"
     path.write_bytes((RUNS / f"{sample}.duckdb").read_bytes())
@@ -97,15 +172,21 @@ def test_no_text_of_a_run_becomes_markup(sample: str, tmp_path: Path) -> None:
     with RunReader(path) as run:
         cell = Document(html_cell(run))
     assert {tag for tag, _ in cell.elements} <= TAGS | {"br"}
-    assert {name for _, about in cell.elements for name in about} <= ATTRIBUTES - {"id", "href"} | {"style"}
-    assert [about["class"] for _, about in cell.elements if "class" in about] == ["tex2jax_ignore mathjax_ignore"]
+    assert {name for _, about in cell.elements for name in about} <= ATTRIBUTES - {"id", "href"} | {
+        "style",
+    }
+    assert [about["class"] for _, about in cell.elements if "class" in about] == [
+        "tex2jax_ignore mathjax_ignore",
+    ]
     assert "<script>alert(1)</script>" in cell.text
 
 
 def test_an_element_escapes_its_text_and_its_attributes() -> None:
     assert element("b", "<i>", title='"&') == '<b title="&quot;&amp;">&lt;i&gt;</b>'
     assert element("b", element("i", "x"), class_=None) == "<b><i>x</i></b>"
-    assert prose("a `<b>` **c `d`** e") == "a <code>&lt;b&gt;</code> <b>c </b><b><code>d</code></b> e"
+    assert (
+        prose("a `<b>` **c `d`** e") == "a <code>&lt;b&gt;</code> <b>c </b><b><code>d</code></b> e"
+    )
 
 
 def test_figures_flips_and_points_are_those_of_the_run() -> None:
@@ -115,7 +196,11 @@ def test_figures_flips_and_points_are_those_of_the_run() -> None:
         table, pair = run.positions(0), run.pairs[0]
         assert sentence(run, table).replace("*", "") in document.text
         flips = table[table["is_flip"]]
-        first = run.top_tokens([0, 1], int(flips["prompt"].iloc[0]), int(flips["position"].iloc[0]))[0]
+        first = run.top_tokens(
+            [0, 1],
+            int(flips["prompt"].iloc[0]),
+            int(flips["position"].iloc[0]),
+        )[0]
         logit = f"{first['logit'].iloc[0]:.9g}, {first['probability'].iloc[0]:.1%}"
     assert str(pair.because) in document.text
     assert logit in document.text
@@ -128,7 +213,11 @@ def test_figures_flips_and_points_are_those_of_the_run() -> None:
 
 def test_a_cell_of_a_notebook_reads_without_its_styles() -> None:
     with RunReader(TESTS.parent / "sample_runs/fresh-against-cached.duckdb") as run:
-        cell, table, texts = html_cell(run), run.positions(0), [each.token_texts for each in run.header.prompts]
+        cell, table, texts = (
+            html_cell(run),
+            run.positions(0),
+            [each.token_texts for each in run.header.prompts],
+        )
     strips = "".join(re.findall('<p style="white-space:pre-wrap[^>]*>(.*?)</p>', cell, re.DOTALL))
     places = table.loc[table["is_flip"], ["prompt", "position"]].to_numpy()
     tokens = [visible(texts[prompt][position]) for prompt, position in places]
@@ -144,7 +233,10 @@ def image_in(text: str) -> Image.Image:
 
 
 @pytest.mark.parametrize("place", [(0, 0), (37, 40_001), (499, 49_999)])
-def test_a_single_differing_logit_is_seen_in_the_heatmap(place: tuple[int, int], tmp_path: Path) -> None:
+def test_a_single_differing_logit_is_seen_in_the_heatmap(
+    place: tuple[int, int],
+    tmp_path: Path,
+) -> None:
     header = header_of("bfloat16", (500,), 50_000)
     reference = calm_sides(header)[0]
     variant = reference.copy()
@@ -163,7 +255,10 @@ def test_a_single_differing_logit_is_seen_in_the_heatmap(place: tuple[int, int],
 
 
 @pytest.mark.parametrize("positions", [{5, 11, 17, 23}, {0, 1, 2}, set(range(24))])
-def test_the_heatmap_paints_the_positions_that_differ_and_no_other(positions: set[int], tmp_path: Path) -> None:
+def test_the_heatmap_paints_the_positions_that_differ_and_no_other(
+    positions: set[int],
+    tmp_path: Path,
+) -> None:
     header = header_of("bfloat16", (24,), 4000)
     reference = calm_sides(header)[0]
     variant = reference.copy()
@@ -174,7 +269,9 @@ def test_the_heatmap_paints_the_positions_that_differ_and_no_other(positions: se
     assert set(np.flatnonzero(grid.levels.any(axis=1)).tolist()) == positions
 
 
-def test_a_run_of_500_positions_and_three_variants_is_whole_and_within_three_megabytes(tmp_path: Path) -> None:
+def test_a_run_of_500_positions_and_three_variants_is_whole_and_within_three_megabytes(
+    tmp_path: Path,
+) -> None:
     header = header_of("bfloat16", (500,), 4096, sides=4)
     path = write_run(Store(tmp_path), header, calm_sides(header))
     with RunReader(path) as run:
@@ -182,10 +279,16 @@ def test_a_run_of_500_positions_and_three_variants_is_whole_and_within_three_meg
     assert len(text.encode()) <= 3_000_000
     document = Document(text)
     assert len(document.of("details", "pair")) == 3
-    assert len([1 for about in document.of("span") if "position 499" in (about.get("title") or "")]) == 3
+    assert (
+        len([1 for about in document.of("span") if "position 499" in (about.get("title") or "")])
+        == 3
+    )
 
 
-def test_what_is_too_large_is_cut_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_too_large_is_cut_with_a_sentence(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     header = header_of("bfloat16", (900,), 64, sides=4)
     path = write_run(Store(tmp_path), header, calm_sides(header))
     small = sections.Size(600, 5, 500_000)
@@ -194,7 +297,10 @@ def test_what_is_too_large_is_cut_with_a_sentence(tmp_path: Path, monkeypatch: p
     document = shown(path)
     pairs = len(document.of("details", "pair"))
     assert 1 <= pairs < 3
-    assert f"{3 - pairs} variants left out" in document.text or f"{3 - pairs} variant left out" in document.text
+    assert (
+        f"{3 - pairs} variants left out" in document.text
+        or f"{3 - pairs} variant left out" in document.text
+    )
     tokens = [about for tag in ("span", "a") for about in document.of(tag) if about.get("title")]
     assert len(tokens) == 600 * pairs
     assert "600 of 900 positions are shown" in document.text
@@ -220,7 +326,19 @@ def test_trainer_vs_rollout_has_its_figures_and_histogram(store: Store) -> None:
 def test_an_axis_places_values_in_percent_with_round_ticks_within_it() -> None:
     assert [Axis("", 0, 10).at(2.5), Axis("", 10, 0).at(2.5)] == pytest.approx([25, 75])
     assert Axis("", 1, 1000, is_log=True).at(10) == pytest.approx(100 / 3)
-    assert list(Axis("", 0, 49_152).ticks().values()) == ["0", "10,000", "20,000", "30,000", "40,000"]
+    assert list(Axis("", 0, 49_152).ticks().values()) == [
+        "0",
+        "10,000",
+        "20,000",
+        "30,000",
+        "40,000",
+    ]
     assert list(Axis("", 0, 3, step=1).ticks().values()) == ["0", "1", "2", "3"]
     assert list(Axis("", 0.01, 30, is_log=True).ticks().values()) == ["0.01", "0.1", "1", "10"]
-    assert list(Axis("", 0.05, 3, is_log=True, zero=0.1).ticks().values()) == ["0", "0.2", "0.5", "1", "2"]
+    assert list(Axis("", 0.05, 3, is_log=True, zero=0.1).ticks().values()) == [
+        "0",
+        "0.2",
+        "0.5",
+        "1",
+        "2",
+    ]

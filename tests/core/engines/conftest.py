@@ -35,8 +35,8 @@ def loaded():
 
 @pytest.fixture
 def packages(tmp_path, monkeypatch):
-    """Write modules that an interpreter of this test alone finds, and have an engine run by it: what it can do is
-    remembered under its path.
+    """Write modules that an interpreter of this test alone finds, and have an engine run by it:
+    what it can do is remembered under its path.
     """
     place = tmp_path / "packages"
     place.mkdir()

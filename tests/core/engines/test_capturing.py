@@ -1,4 +1,6 @@
-"""Engines as sides of captures: every bit in the run file, and nothing of a capture whose engine failed."""
+"""Engines as sides of captures: every bit in the run file, and nothing of a capture whose engine
+failed.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +42,26 @@ pytestmark = pytest.mark.model
 def captured(cli, tmp_path):
     """Capture with a toy engine as the variant. -> what the command gave, and the store"""
 
-    def capture(*more: str, fault: str = "pass", vocab: int = 4096, dtype: str = "float32", command: str = "capture"):
+    def capture(
+        *more: str,
+        fault: str = "pass",
+        vocab: int = 4096,
+        dtype: str = "float32",
+        command: str = "capture",
+    ):
         adapter = tmp_path / "toy.py"
         adapter.write_text(ADAPTER.replace("FAULT", fault).replace("VOCAB", str(vocab)))
         store = tmp_path / "store"
-        given = ["--model", MODEL, "--dtype", dtype, "--prompt", "def add(a, b):", "--variant", "toy:prefill"]
+        given = [
+            "--model",
+            MODEL,
+            "--dtype",
+            dtype,
+            "--prompt",
+            "def add(a, b):",
+            "--variant",
+            "toy:prefill",
+        ]
         engine = ["--engine", f"toy={sys.executable},{adapter}"]
         return cli(command, *given, *engine, "--store", str(store), *more), store
 
@@ -58,7 +75,9 @@ def test_every_bit_of_an_engine_is_in_the_run(captured):
     with RunReader(path) as run:
         header = run.header
         ids = header.prompts[0].token_ids
-        expected = np.concatenate([np.random.default_rng(t).standard_normal((1, 4096), np.float32) for t in ids])
+        expected = np.concatenate(
+            [np.random.default_rng(t).standard_normal((1, 4096), np.float32) for t in ids],
+        )
         assert np.array_equal(run.read_rows(1, 0, len(ids)), expected.view(np.uint32))
         assert header.sides[1].path == "toy:prefill"
         assert header.provenance.versions["toy"] == "7"
@@ -81,7 +100,10 @@ def test_a_vocabulary_that_is_padded_is_cut_and_a_smaller_one_refused(captured, 
     ("fault", "sentence"),
     [
         ("if place == 2: os.kill(os.getpid(), 11)", "engine 'toy' ended by SIGSEGV"),
-        ("if place == 2: raise RuntimeError('no room')", "engine 'toy' failed: RuntimeError: no room."),
+        (
+            "if place == 2: raise RuntimeError('no room')",
+            "engine 'toy' failed: RuntimeError: no room.",
+        ),
         ("if place == 2: continue", "got positions 3 to 3; expected 2"),
         ("if place == 2: break", "got 2 positions; expected"),
     ],
@@ -101,7 +123,16 @@ def test_a_capture_that_is_stopped_leaves_neither_a_run_nor_its_engine(tmp_path)
     fault = "open('PID', 'w').write(f'{os.getpid()} '); __import__('threading').Event().wait()"
     fault = fault.replace("PID", str(tmp_path / "pid"))
     adapter.write_text(ADAPTER.replace("FAULT", fault).replace("VOCAB", "4096"))
-    given = ["--model", MODEL, "--dtype", "float32", "--prompt", "x = 1", "--variant", "toy:prefill"]
+    given = [
+        "--model",
+        MODEL,
+        "--dtype",
+        "float32",
+        "--prompt",
+        "x = 1",
+        "--variant",
+        "toy:prefill",
+    ]
     engine = ["--engine", f"toy={sys.executable},{adapter}", "--store", str(store)]
     process = subprocess.Popen([sys.executable, "-m", "core", "capture", *given, *engine], cwd=ROOT)
     try:
@@ -119,7 +150,13 @@ def test_a_capture_that_is_stopped_leaves_neither_a_run_nor_its_engine(tmp_path)
     ("more", "sentence"),
     [
         (["--layers"], "'toy:prefill' does not send module outputs; leave --layers out."),
-        (["--kernels"], "--kernels is for transformers, and 'toy:prefill' runs in another engine; leave it out."),
+        (
+            ["--kernels"],
+            (
+                "--kernels is for transformers, and 'toy:prefill' runs in another engine; leave it"
+                " out."
+            ),
+        ),
         (["--mitigations"], "--mitigations is for transformers"),
         (["--variant", "toy:decode"], "no Toy base 'decode'; Toy bases are prefill"),
     ],
@@ -145,7 +182,16 @@ def test_a_side_is_refused_before_the_model_is_loaded(cli, tmp_path, command, va
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_bytes((Path(MODEL) / "config.json").read_bytes())
-    given = ["--model", str(folder), "--dtype", "float32", "--prompt", "x", "--store", str(tmp_path / "store")]
+    given = [
+        "--model",
+        str(folder),
+        "--dtype",
+        "float32",
+        "--prompt",
+        "x",
+        "--store",
+        str(tmp_path / "store"),
+    ]
     said = cli(command, *given, "--variant", variant)
     assert said.returncode == 2
     assert sentence in said.stderr
@@ -154,7 +200,16 @@ def test_a_side_is_refused_before_the_model_is_loaded(cli, tmp_path, command, va
 
 def test_layers_shows_an_engines_modules_beside_transformers_own(cli, tmp_path):
     """A float16 cache begins to tell in the attention of the first block, and nowhere before it."""
-    given = ["--model", MODEL, "--dtype", "float32", "--prompt", "def add(a, b):", "--store", str(tmp_path / "store")]
+    given = [
+        "--model",
+        MODEL,
+        "--dtype",
+        "float32",
+        "--prompt",
+        "def add(a, b):",
+        "--store",
+        str(tmp_path / "store"),
+    ]
     said = cli("capture", *given, "--layers", "--variant", "llamacpp:decode+flash:off")
     assert said.returncode == 0, said.stderr
     (path,) = open_store(tmp_path / "store").paths()

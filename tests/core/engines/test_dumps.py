@@ -1,5 +1,5 @@
-"""Tensor dumps as an engine: folders that hooks of a real model write in the layouts of SGLang and torchtitan, against
-transformers; files that want more than to be read.
+"""Tensor dumps as an engine: folders that hooks of a real model write in the layouts of SGLang and
+torchtitan, against transformers; files that want more than to be read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def folder(tmp_path, monkeypatch):
 
 
 def outputs_of(model, ids, past, start):
-    """What the modules of the model put out for tokens that follow a cache, and what its norms were given."""
+    """What the modules of the model put out for tokens that follow a cache, and what its norms were
+    given.
+    """
     found, given, handles = {}, {}, []
     for name, module in model.named_modules():
 
@@ -54,7 +56,12 @@ def outputs_of(model, ids, past, start):
     try:
         with torch.inference_mode():
             place = torch.arange(start, start + len(ids))[None]
-            past = model(torch.tensor([ids]), past_key_values=past, position_ids=place, use_cache=True).past_key_values
+            past = model(
+                torch.tensor([ids]),
+                past_key_values=past,
+                position_ids=place,
+                use_cache=True,
+            ).past_key_values
     finally:
         for handle in handles:
             handle.remove()
@@ -62,8 +69,9 @@ def outputs_of(model, ids, past, start):
 
 
 def as_sglang(model, steps, folder):
-    """Write `TP0_PP0_Rank0_pid7/Pass*.pt` as SGLang's hooks do: a forward of other tokens first, modules without parts
-    only, projections merged, the stream added in the norms, and logits of a forward in the next one's file.
+    """Write `TP0_PP0_Rank0_pid7/Pass*.pt` as SGLang's hooks do: a forward of other tokens first,
+    modules without parts only, projections merged, the stream added in the norms, and logits of a
+    forward in the next one's file.
     """
     place = folder / "TP0_PP0_Rank0_pid7"
     place.mkdir()
@@ -76,7 +84,10 @@ def as_sglang(model, steps, folder):
         entries = {"model.embed_tokens": found["model.embed_tokens"]}
         for block in range(model.config.num_hidden_layers):
             stem = f"model.layers.{block}."
-            entries[stem + "self_attn.qkv_proj"] = torch.cat([found[f"{stem}self_attn.{p}_proj"] for p in "qkv"], -1)
+            entries[stem + "self_attn.qkv_proj"] = torch.cat(
+                [found[f"{stem}self_attn.{p}_proj"] for p in "qkv"],
+                -1,
+            )
             entries[stem + "self_attn.o_proj"] = found[stem + "self_attn.o_proj"]
             gates = [found[f"{stem}mlp.{part}_proj"] for part in ("gate", "up")]
             entries[stem + "mlp.gate_up_proj"] = torch.cat(gates, -1)
@@ -107,7 +118,9 @@ TITAN = {
 
 
 def as_torchtitan(model, ids, folder):
-    """Write one file of a forward under torchtitan's names, its queries and keys in pairs of neighbours."""
+    """Write one file of a forward under torchtitan's names, its queries and keys in pairs of
+    neighbours.
+    """
     found, _, _ = outputs_of(model, list(ids), None, 0)
     entries = {
         "tok_embeddings": found["model.embed_tokens"][None],
@@ -117,11 +130,16 @@ def as_torchtitan(model, ids, folder):
     }
     for block in range(model.config.num_hidden_layers):
         for part, name in TITAN.items():
-            entries[f"layers.{block}.{name}".rstrip(".")] = found[f"model.layers.{block}.{part}".rstrip(".")][None]
+            entries[f"layers.{block}.{name}".rstrip(".")] = found[
+                f"model.layers.{block}.{part}".rstrip(".")
+            ][None]
         for part, name in (("q_proj", "wq"), ("k_proj", "wk")):
             values = found[f"model.layers.{block}.self_attn.{part}"]
             halves = values.reshape(len(ids), -1, 2, model.config.head_dim // 2)
-            entries[f"layers.{block}.attention.{name}"] = halves.swapaxes(2, 3).reshape(1, *values.shape)
+            entries[f"layers.{block}.attention.{name}"] = halves.swapaxes(2, 3).reshape(
+                1,
+                *values.shape,
+            )
     torch.save(entries, folder / "step.pt")
 
 
@@ -130,17 +148,25 @@ def replayed(loaded, ids=IDS):
         return whole_side(side_of("rollout:replay").run_on(loaded), ids)
 
 
-@pytest.mark.parametrize("steps", [*thorough([((IDS,),)]), (IDS[:5], IDS[5:9], *((one,) for one in IDS[9:]))])
+@pytest.mark.parametrize(
+    "steps",
+    [*thorough([((IDS,),)]), (IDS[:5], IDS[5:9], *((one,) for one in IDS[9:]))],
+)
 def test_a_dump_of_sglangs_layout_is_the_model_module_by_module(loaded, folder, steps):
-    """Prefilled in one forward, or in pieces and then token by token; the warm-up before it is passed over."""
+    """Prefilled in one forward, or in pieces and then token by token; the warm-up before it is
+    passed over.
+    """
     as_sglang(loaded.model, steps, folder)
     with torch.inference_mode():
         reference = whole_side(side_of("prefill").run_on(loaded), IDS)
         assert float((replayed(loaded) - reference).abs().max()) < 1e-4
         found = modules_alone(loaded, IDS, side_of("rollout:replay"))
-    assert {"model.embed_tokens", "model.layers.2", "model.layers.0", "model.layers.1.self_attn.k_proj"} <= set(
-        found.names
-    )
+    assert {
+        "model.embed_tokens",
+        "model.layers.2",
+        "model.layers.0",
+        "model.layers.1.self_attn.k_proj",
+    } <= set(found.names)
     assert len(found.names) >= 30
     assert found.ratios.max() < LARGEST_ALONE / 2
 
@@ -149,8 +175,13 @@ def test_a_dump_of_torchtitans_names_is_the_model_module_by_module(loaded, folde
     as_torchtitan(loaded.model, IDS, folder)
     with torch.inference_mode():
         found = modules_alone(loaded, IDS, side_of("rollout:replay"))
-        assert torch.allclose(replayed(loaded, IDS[:7]), replayed(loaded)[:7])  # a prompt may be a part of a forward
-    assert {"model.layers.1.self_attn.q_proj", "model.layers.1.self_attn.k_proj", "model.layers.2"} <= set(found.names)
+        # a prompt may be a part of a forward
+        assert torch.allclose(replayed(loaded, IDS[:7]), replayed(loaded)[:7])
+    assert {
+        "model.layers.1.self_attn.q_proj",
+        "model.layers.1.self_attn.k_proj",
+        "model.layers.2",
+    } <= set(found.names)
     assert found.ratios.max() < LARGEST_ALONE / 2
 
 
@@ -175,7 +206,9 @@ def test_a_fault_in_what_was_dumped_is_a_bug_and_its_module_named(loaded, folder
 @pytest.mark.thorough
 @pytest.mark.parametrize(("scale", "verdict"), [(1.0, "likely rounding"), (1.1, "bug suspected")])
 def test_a_dump_of_16_bits_is_judged_by_the_16_bit_verdict(folder, scale, verdict):
-    """It has no float32, so a sound one is likely rounding; the twin was dumped with one projection a tenth larger."""
+    """It has no float32, so a sound one is likely rounding; the twin was dumped with one projection
+    a tenth larger.
+    """
     narrow = load_model(MODEL, dtype="bfloat16", device="cpu")
     weight = narrow.model.model.layers[1].self_attn.o_proj.weight
     kept = weight.data.clone()
@@ -192,7 +225,9 @@ def test_a_dump_of_16_bits_is_judged_by_the_16_bit_verdict(folder, scale, verdic
 
 @pytest.fixture
 def replay(folder, monkeypatch):
-    """The adapter in this process: a refusal of its own, without an interpreter that loads torch first."""
+    """The adapter in this process: a refusal of its own, without an interpreter that loads torch
+    first.
+    """
     monkeypatch.syspath_prepend(str(ADAPTERS))
     adapter = importlib.import_module("adapter_dump")
     monkeypatch.setattr(sys, "argv", ["adapter_dump.py", str(folder)])
@@ -234,7 +269,10 @@ def test_files_that_are_no_dumps_are_refused_in_one_sentence(loaded, folder, rep
     whole = (folder / "step.pt").read_bytes()
     (folder / "step.pt").unlink()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(replay.refusal, match=r"Pass00000\.pt holds more than tensors, or is damaged"):
+    with pytest.raises(
+        replay.refusal,
+        match=r"Pass00000\.pt holds more than tensors, or is damaged",
+    ):
         replay()
     torch.save([torch.zeros(2)], path)
     with pytest.raises(replay.refusal, match="not a dict of module name"):

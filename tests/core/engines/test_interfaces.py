@@ -1,4 +1,7 @@
-"""The adapter of SGLang against a stand-in with its documented interface and a real model. SGLang was never run."""
+"""The adapter of SGLang against a stand-in with its documented interface and a real model.
+
+SGLang was never run.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ IDS = (5, 9, 200, 31, 77, 9, 1024)
 SGLANG = {
     "sglang/__init__.py": "",
     "sglang/srt/__init__.py": "",
-    "sglang/srt/server_args.py": """
+    "sglang/srt/server_args.py": (
+        """
 class ServerArgs:
     def __init__(self, model_path, dtype, disable_cuda_graph, disable_radix_cache, random_seed, attention_backend=None):
         self.__dict__.update(locals())
@@ -25,9 +29,11 @@ class PortArgs:
     @staticmethod
     def init_new(args):
         return PortArgs()
-""",
+"""
+    ),
     # the shapes of sglang/bench_one_batch.py, 0.5.23: next_token_logits are [requests, vocab]
-    "sglang/bench_one_batch.py": """
+    "sglang/bench_one_batch.py": (
+        """
 import torch, transformers
 def rows(model, ids):
     with torch.inference_mode():
@@ -53,7 +59,8 @@ class Runner:
         return next_token_ids, torch.stack([rows(self.model, ids)[-1] for ids in batch])
     def cleanup(self, batch):
         pass
-""",
+"""
+    ),
 }
 pytestmark = pytest.mark.model
 
@@ -68,7 +75,9 @@ def test_an_engine_that_is_installed_later_is_found_without_a_new_start(packages
 
 @pytest.mark.parametrize("path", ["sglang:decode+batch:3+attn:triton", *thorough(["sglang:walk"])])
 def test_rows_stand_at_their_positions(loaded, packages, path):
-    """A row that stood one position off would be some 10 away: the model's own logits are that large."""
+    """A row that stood one position off would be some 10 away: the model's own logits are that
+    large.
+    """
     packages(SGLANG, "sglang")
     with torch.inference_mode():
         reference = whole_side(side_of("prefill").run_on(loaded), IDS)

@@ -1,4 +1,6 @@
-"""ONNX Runtime GenAI as an engine: against a package with its interface and a real model behind it."""
+"""ONNX Runtime GenAI as an engine: against a package with its interface and a real model behind
+it.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,12 @@ MODEL = ROOT / "sample_runs" / "model"
 IDS = (5, 9, 200, 0, 77, 9, 1024, 3, 0, 44)  # 0 ends a text, and is a token like any other here
 
 STAND_IN = {
-    "onnxruntime_genai-0.18.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: onnxruntime-genai\nVersion: 0.18.0\n",
+    "onnxruntime_genai-0.18.0.dist-info/METADATA": (
+        "Metadata-Version: 2.1\nName: onnxruntime-genai\nVersion: 0.18.0\n"
+    ),
     "onnxruntime_genai/models/__init__.py": "",
-    "onnxruntime_genai/models/builder.py": """
+    "onnxruntime_genai/models/builder.py": (
+        """
 import argparse, json, pathlib, sys
 parser = argparse.ArgumentParser()
 for short in "iocep":
@@ -35,9 +40,12 @@ if about["model_type"] != "llama":
 decoder = {"filename": "model.onnx", "built": [asked.i, asked.e, asked.p, asked.extra_options]}
 said = {"model": {"vocab_size": 4096, "decoder": decoder}}
 (pathlib.Path(asked.o) / "genai_config.json").write_text(json.dumps(said))
-""",
-    # what 0.18 was seen to do: logits of the tokens added last; a batch is added to once, and only one row is rewound
-    "onnxruntime_genai/__init__.py": """
+"""
+    ),
+    # what 0.18 was seen to do: logits of the tokens added last; a batch is added to once, and only
+    # one row is rewound
+    "onnxruntime_genai/__init__.py": (
+        """
 import json, pathlib
 class Config:
     def __init__(self, folder):
@@ -76,7 +84,8 @@ class Generator:
         assert name == "logits"
         with torch.inference_mode():
             return self.model(torch.from_numpy(self.rows).long()).logits[:, -self.added :].numpy()
-""",
+"""
+    ),
 }
 
 pytestmark = pytest.mark.model
@@ -108,7 +117,9 @@ def _logits(loaded, path):
     ],
 )
 def test_rows_stand_at_their_positions(loaded, stand_in, path):
-    """A row that stood one position off would be some 10 away: the model's own logits are that large."""
+    """A row that stood one position off would be some 10 away: the model's own logits are that
+    large.
+    """
     reference, found = _logits(loaded, "prefill"), _logits(loaded, path)
     assert found.shape == reference.shape
     assert float((found - reference).abs().max()) < 1e-3
@@ -117,7 +128,10 @@ def test_rows_stand_at_their_positions(loaded, stand_in, path):
 def test_a_folder_without_a_graph_is_refused_before_anything_is_loaded(loaded, packages):
     """The package here cannot even be imported."""
     broken = dict.fromkeys(STAND_IN, "raise RuntimeError('imported')")
-    packages({**STAND_IN, **{name: text for name, text in broken.items() if name.endswith(".py")}}, "genai")
+    packages(
+        {**STAND_IN, **{name: text for name, text in broken.items() if name.endswith(".py")}},
+        "genai",
+    )
     with pytest.raises(CaptureError, match="graph:own needs genai_config"):
         _logits(loaded, "genai:prefill+graph:own")
 
@@ -133,7 +147,12 @@ def adapter(monkeypatch):
 
 
 def _graph(path, nodes):
-    graph = helper.make_graph(nodes, "g", [], [helper.make_tensor_value_info("logits", TensorProto.FLOAT, None)])
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, None)],
+    )
     onnx.save(helper.make_model(graph), path)
     return path
 
@@ -147,17 +166,27 @@ def _graph(path, nodes):
     ],
 )
 def test_the_matrices_of_a_graph_are_read_without_onnx(adapter, tmp_path, attributes, found):
-    kind, more = ("MatMul", {}) if attributes is None else ("MatMulNBits", {"K": 64, "N": 64, **attributes})
+    kind, more = (
+        ("MatMul", {}) if attributes is None else ("MatMulNBits", {"K": 64, "N": 64, **attributes})
+    )
     path = _graph(tmp_path / "model.onnx", [helper.make_node(kind, ["a", "b"], ["c"], **more)])
     assert adapter.matrices_of(path) == found
 
 
 @pytest.mark.parametrize("options", [{}, {"weights": "int4"}, {"weights": "int8"}])
 def test_a_graph_of_the_folders_own_is_taken_for_what_it_is(adapter, tmp_path, options):
-    (tmp_path / "genai_config.json").write_text('{"model": {"vocab_size": 4096, "decoder": {"filename": "m.onnx"}}}')
-    _graph(tmp_path / "m.onnx", [helper.make_node("MatMulNBits", ["a", "b"], ["c"], bits=4, accuracy_level=4)])
+    (tmp_path / "genai_config.json").write_text(
+        '{"model": {"vocab_size": 4096, "decoder": {"filename": "m.onnx"}}}',
+    )
+    _graph(
+        tmp_path / "m.onnx",
+        [helper.make_node("MatMulNBits", ["a", "b"], ["c"], bits=4, accuracy_level=4)],
+    )
     request = {"model": str(tmp_path), "modifiers": {"graph": "own", **options}}
-    with pytest.raises(adapter.Refused, match=r"has other matrices; write graph:own\+weights:int4\+activations:int8"):
+    with pytest.raises(
+        adapter.Refused,
+        match=r"has other matrices; write graph:own\+weights:int4\+activations:int8",
+    ):
         adapter.check(request)
     own = {"weights": "int4", "activations": "int8"}
     assert adapter.check({**request, "modifiers": {"graph": "own", **own}})
@@ -173,8 +202,16 @@ def test_outputs_are_those_of_the_modules_by_name(adapter, tmp_path):
         ("MatMul", ["/model/layers.0/mlp/down_proj/MatMul/output_0"]),
         ("SkipSimplifiedLayerNormalization", ["/model/layers.1/final_norm_layernorm/output_0"]),
     ]
-    path = _graph(tmp_path / "model.onnx", [helper.make_node(kind, ["x"], output) for kind, output in names])
-    decoder = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_size": 64, "num_hidden_layers": 1}
+    path = _graph(
+        tmp_path / "model.onnx",
+        [helper.make_node(kind, ["x"], output) for kind, output in names],
+    )
+    decoder = {
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_size": 64,
+        "num_hidden_layers": 1,
+    }
     merged = "/model/layers.0/attn/qkv_proj/MatMul/output_0"
     expected = {
         "model.embed_tokens": ("/model/embed_tokens/Gather/output_0", 0, None),
@@ -185,7 +222,12 @@ def test_outputs_are_those_of_the_modules_by_name(adapter, tmp_path):
         "model.layers.0": ("/model/layers.1/final_norm_layernorm/output_3", 0, None),
         "model.norm": ("/model/layers.1/final_norm_layernorm/output_0", 0, None),
     }
-    others = ["model.rotary_emb", "lm_head", "model.layers.0.mlp.gate_proj", "model.layers.0.self_attn.q_norm"]
+    others = [
+        "model.rotary_emb",
+        "lm_head",
+        "model.layers.0.mlp.gate_proj",
+        "model.layers.0.self_attn.q_norm",
+    ]
     assert adapter.show(path, [*expected, *others], decoder) == expected
     given = {value.name for value in onnx.load(path).graph.output}
     assert given == {"logits", *(output for output, _, _ in expected.values())}

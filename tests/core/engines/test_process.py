@@ -1,4 +1,6 @@
-"""A process of an engine: any failure of an adapter is one sentence of the hub, and no process is left behind."""
+"""A process of an engine: any failure of an adapter is one sentence of the hub, and no process is
+left behind.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def adapter(tmp_path):
 
 
 def test_rows_come_with_every_bit(adapter):
-    """Each dtype's bits, NaN payloads and negative zeros included, are those that the engine has."""
+    """Each dtype's bits, NaN payloads and negative zeros included, are those that the engine
+    has.
+    """
     process = adapter(
         """
         def run(ids, rows):
@@ -54,7 +58,7 @@ def test_rows_come_with_every_bit(adapter):
             rows(1, np.array([[0x3F80, 0xFF81]], "<u2"), dtype="bfloat16")
             rows(2, np.array([[1.5, -0.0]], np.float16))
         serve(hello, lambda request: (said, run))
-        """
+        """,
     )
     assert process.hello["engine"] == "toy"
     assert process.load({"model": "m"})["vocab"] == 8
@@ -72,7 +76,7 @@ def test_a_whole_prompt_that_is_handed_over_at_once_comes_in_pieces(adapter):
         def run(ids, rows):
             rows(0, np.arange(300 * 40_000, dtype=np.float32).reshape(300, -1))
         serve(hello, lambda request: (dict(said, vocab=40_000), run))
-        """
+        """,
     )
     process.load({"model": "m"})
     pieces = list(process.run([1] * 300))
@@ -94,7 +98,10 @@ def test_a_whole_prompt_that_is_handed_over_at_once_comes_in_pieces(adapter):
         ("print('{{{', flush=True)", "is not a JSON object"),
         ("print('{\"bytes\": 9}', flush=True); sys.exit(4)", "ended with exit code 4"),
         ("os.kill(os.getpid(), 9)", "ended by SIGKILL, probably out of memory"),
-        ("sys.stderr.write('fatal error: no room\\n'); os.abort()", 'its last lines: "fatal error: no room"'),
+        (
+            "sys.stderr.write('fatal error: no room\\n'); os.abort()",
+            'its last lines: "fatal error: no room"',
+        ),
     ],
 )
 def test_an_adapter_that_does_not_begin_is_one_sentence(adapter, end, sentence):
@@ -108,14 +115,26 @@ def test_an_adapter_that_does_not_begin_is_one_sentence(adapter, end, sentence):
 @pytest.mark.parametrize(
     ("run", "sentence"),
     [
-        ("raise Refused('no such thing here; ask for another.')", "engine 'toy': no such thing here; ask for another."),
+        (
+            "raise Refused('no such thing here; ask for another.')",
+            "engine 'toy': no such thing here; ask for another.",
+        ),
         ("raise ValueError('several\\nlines')", "failed: ValueError: several lines"),
         ("raise MemoryError", "failed: out of memory"),
         ("os.kill(os.getpid(), 11)", "ended by SIGSEGV"),
         ("rows(0, np.zeros(8))", "expected [positions, features]"),
-        ("rows._send({'type': 'rows', 'start': 0, 'dtype': 'int8', 'shape': [1, 8]}, np.zeros(8))", "sent rows of"),
         (
-            "rows._send({'type': 'rows', 'start': 0, 'dtype': 'float32', 'shape': [2, 8]}, np.zeros(8, '<f4'))",
+            (
+                "rows._send({'type': 'rows', 'start': 0, 'dtype': 'int8', 'shape': [1, 8]},"
+                " np.zeros(8))"
+            ),
+            "sent rows of",
+        ),
+        (
+            (
+                "rows._send({'type': 'rows', 'start': 0, 'dtype': 'float32', 'shape': [2, 8]},"
+                " np.zeros(8, '<f4'))"
+            ),
             "in 32 bytes",
         ),
         ("rows._send({'type': 'nonsense'})", "sent 'nonsense'; expected rows or module or done"),
@@ -131,7 +150,9 @@ def test_a_fault_in_the_middle_is_one_sentence(adapter, run, sentence):
 
 def test_an_engine_that_hangs_is_ended(adapter):
     process = adapter(
-        "def run(ids, rows):\n    threading.Event().wait()\nserve(hello, lambda request: (said, run))", quiet_seconds=2
+        "def run(ids, rows):\n    threading.Event().wait()\nserve(hello, lambda request: (said,"
+        " run))",
+        quiet_seconds=2,
     )
     process.load({})
     with pytest.raises(CaptureError, match="sent nothing for 2 s"):
@@ -145,10 +166,14 @@ def is_there(pid: int) -> bool:
 
 
 def test_no_process_outlives_a_hub_that_is_killed(tmp_path):
-    """The hub is killed while the engine computes; the engine, which reads end of file, goes as well."""
+    """The hub is killed while the engine computes; the engine, which reads end of file, goes as
+    well.
+    """
     path = tmp_path / "adapter.py"
     path.write_text(
-        HELLO + "def run(ids, rows):\n    threading.Event().wait()\nserve(hello, lambda request: (said, run))"
+        HELLO
+        + "def run(ids, rows):\n    threading.Event().wait()\nserve(hello, lambda request: (said,"
+        " run))",
     )
     hub = textwrap.dedent(
         f"""
@@ -159,7 +184,7 @@ def test_no_process_outlives_a_hub_that_is_killed(tmp_path):
         process.load({{}})
         print(process._child._process.pid, flush=True)
         list(process.run([1]))
-        """
+        """,
     )
     started = subprocess.Popen([sys.executable, "-c", hub], stdout=subprocess.PIPE, text=True)
     assert started.stdout is not None
@@ -177,7 +202,7 @@ def test_what_an_engine_started_is_ended_with_it(adapter):
         child = subprocess.Popen([sys.executable, "-c", "import threading; threading.Event().wait()"])
         said["versions"] = {"child": child.pid}
         serve(hello, lambda request: (said, None))
-        """
+        """,
     )
     child = process.load({})["versions"]["child"]
     assert is_there(child)
@@ -187,7 +212,9 @@ def test_what_an_engine_started_is_ended_with_it(adapter):
 
 def test_secrets_of_the_server_are_not_handed_to_an_engine(adapter, monkeypatch):
     monkeypatch.setenv("ULPSCOPE_PUSH_TOKEN", "hidden")
-    process = adapter("said['names'] = sorted(os.environ)\nserve(hello, lambda request: (said, None))")
+    process = adapter(
+        "said['names'] = sorted(os.environ)\nserve(hello, lambda request: (said, None))",
+    )
     assert "ULPSCOPE_PUSH_TOKEN" not in process.load({})["names"]
     assert "ULPSCOPE_PUSH_TOKEN" in os.environ
 
@@ -226,18 +253,25 @@ def test_what_does_not_go_together_is_refused_as_the_adapter_says():
         "bases": {"prefill": {}, "decode": {}},
         "modifiers": {"kv": {"values": ["f16", "f32"], "default": "f16"}, "batch": {"least": 1}},
     }
-    pairs = [{"where": {"base": ["decode"], "batch": []}, "says": "no."}, {"where": {"kv": ["f16"], "batch": [2]}}]
+    pairs = [
+        {"where": {"base": ["decode"], "batch": []}, "says": "no."},
+        {"where": {"kv": ["f16"], "batch": [2]}},
+    ]
     with pytest.raises(CaptureError, match="missing required field `says`"):
         EngineDescription.of("toy", {**said, "refuses": pairs})
     pairs[1]["says"] = "two in float16"
     toy = EngineDescription.of("toy", {**said, "refuses": pairs})
     assert toy.contradiction("decode", {"batch": 1}) == "no"
-    assert toy.contradiction("prefill", {"batch": 2}) == "two in float16"  # which is the cache's default
+    # which is the cache's default
+    assert toy.contradiction("prefill", {"batch": 2}) == "two in float16"
     assert toy.contradiction("prefill", {"batch": 2, "kv": "f32"}) is None
     assert toy.contradiction("decode", {}) is None
 
 
-@pytest.mark.parametrize("hello", [{}, {"type": "hello", "protocol": 1}, {"type": "hello", "protocol": 2, "bases": 3}])
+@pytest.mark.parametrize(
+    "hello",
+    [{}, {"type": "hello", "protocol": 1}, {"type": "hello", "protocol": 2, "bases": 3}],
+)
 def test_a_hello_of_another_version_is_refused(hello):
     with pytest.raises(CaptureError):
         EngineDescription.of("toy", hello)
@@ -245,15 +279,15 @@ def test_a_hello_of_another_version_is_refused(hello):
 
 def test_the_worked_example_of_the_documents_is_an_engine(tmp_path):
     """As it is there, next to the library that it is written for."""
-    page = (Path(__file__).parents[3] / "docs" / "contributing" / "engine.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "contributing" / "engine.md").read_text(
+        encoding="utf-8",
+    )
     (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "adapter.py").write_text(example)
     (tmp_path / "mine.py").write_text(
-        "import numpy as np\n"
-        "class Model:\n"
-        "    vocab = 4\n"
-        "    def __init__(self, folder, cache): self.cache = cache\n"
-        "    def logits(self, ids): return np.full((len(ids), 4), float(self.cache[1:]), np.float32)\n"
+        "import numpy as np\nclass Model:\n    vocab = 4\n    def __init__(self, folder, cache):"
+        " self.cache = cache\n    def logits(self, ids): return np.full((len(ids), 4),"
+        " float(self.cache[1:]), np.float32)\n",
     )
     with EngineProcess("mine", sys.executable, tmp_path / "adapter.py") as process:
         described = EngineDescription.of("mine", process.hello)

@@ -8,7 +8,15 @@ import pytest
 import torch
 import transformers
 
-from benchmarks.verdicts.other_engines import PLANTED, SCALED, SETTINGS, WIDE, edit, planted, planted_folder
+from benchmarks.verdicts.other_engines import (
+    PLANTED,
+    SCALED,
+    SETTINGS,
+    WIDE,
+    edit,
+    planted,
+    planted_folder,
+)
 from core.errors import CaptureError
 from core.inference.controls.judge_model import judge
 from core.inference.controls.modules_alone import ModuleOutputs, modules_alone
@@ -78,7 +86,9 @@ def test_in_float32_engines_agree_with_transformers(loaded, ids, path):
 
 
 def test_the_default_cache_of_llama_cpp_is_float16_and_its_flash_attention_as_coarse(loaded, ids):
-    """Each setting stands hundreds of times above float32, as ENGINES of the documents measured on a real model."""
+    """Each setting stands hundreds of times above float32, as ENGINES of the documents measured on
+    a real model.
+    """
     reference = _logits(loaded, "prefill", ids)
 
     def rms(path):
@@ -132,10 +142,14 @@ def test_a_gguf_written_here_is_the_model(family):
     torch.manual_seed(3)
     model = transformers.AutoModelForCausalLM.from_config(FAMILIES[family]).float().eval()
     with torch.no_grad():
-        for parameter in model.parameters():  # norms that are not 1, biases that are not 0, attention that looks around
+        # norms that are not 1, biases that are not 0, attention that looks around
+        for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
     tiny, tokens = loaded_from(model), list(range(1, 100, 2))
-    reference, found = _logits(tiny, "prefill", tokens), _logits(tiny, f"llamacpp:prefill+{WIDE}", tokens)
+    reference, found = (
+        _logits(tiny, "prefill", tokens),
+        _logits(tiny, f"llamacpp:prefill+{WIDE}", tokens),
+    )
     # llama.cpp looks GELU up in a table of float16, even if all else is float32
     allowed = 1e-3 if family == "gemma" else 2e-5
     assert float((found - reference).abs().max()) < allowed * float(reference.abs().max())
@@ -143,7 +157,7 @@ def test_a_gguf_written_here_is_the_model(family):
 
 def test_a_family_that_is_not_written_is_refused():
     model = transformers.AutoModelForCausalLM.from_config(
-        transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64)
+        transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64),
     ).eval()
     with pytest.raises(CaptureError, match="no GGUF of a 'gpt2' model"):
         _logits(loaded_from(model), "llamacpp:prefill", [1, 2])
@@ -182,7 +196,11 @@ MODULES_OF = {
     "RoPE's base 5 % larger": {f"model.layers.{n}.self_attn" for n in range(3)},
     "the norms' epsilon 1e-3": {
         "model.norm",
-        *(f"model.layers.{n}.{norm}" for n in range(3) for norm in ("input_layernorm", "post_attention_layernorm")),
+        *(
+            f"model.layers.{n}.{norm}"
+            for n in range(3)
+            for norm in ("input_layernorm", "post_attention_layernorm")
+        ),
     },
     "a row of a projection zero": {"model.layers.1.self_attn"},
     "two heads swapped": {"model.layers.1.self_attn.q_proj"},
@@ -195,7 +213,14 @@ MODULES_OF = {
 @pytest.mark.spread(2)
 @pytest.mark.parametrize("fault", MODULES_OF)
 @pytest.mark.parametrize("path", [f"llamacpp:prefill+{WIDE}", "llamacpp:decode"])
-def test_a_fault_in_a_gguf_is_called_a_bug_and_its_module_named(loaded, ids, monkeypatch, tmp_path, fault, path):
+def test_a_fault_in_a_gguf_is_called_a_bug_and_its_module_named(
+    loaded,
+    ids,
+    monkeypatch,
+    tmp_path,
+    fault,
+    path,
+):
     """Also under llama.cpp's own defaults, whose float16 is as large as some faults."""
     edited = planted(loaded, fault, tmp_path / "edited.gguf")
     monkeypatch.setattr(engine_side, "gguf_of", lambda *_: edited)
@@ -215,10 +240,18 @@ def test_a_fault_in_a_converted_folder_is_called_a_bug(loaded, ids, monkeypatch,
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("path", ["ort:prefill", pytest.param("genai:prefill", marks=pytest.mark.engine)])
+@pytest.mark.parametrize(
+    "path",
+    ["ort:prefill", pytest.param("genai:prefill", marks=pytest.mark.engine)],
+)
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_fault_in_an_exported_graph_is_called_a_bug_and_its_module_named(
-    loaded, ids, monkeypatch, tmp_path, fault, path
+    loaded,
+    ids,
+    monkeypatch,
+    tmp_path,
+    fault,
+    path,
 ):
     edited = planted_folder(loaded, fault, tmp_path / "edited")
     monkeypatch.setattr(engine_side, "folder_of", lambda *_: edited)
@@ -228,9 +261,18 @@ def test_a_fault_in_an_exported_graph_is_called_a_bug_and_its_module_named(
     assert set(alone.figures.modules_beyond) == MODULES_OF[fault]
 
 
-def test_a_gguf_of_another_count_of_heads_is_refused_in_one_sentence(loaded, ids, monkeypatch, tmp_path):
+def test_a_gguf_of_another_count_of_heads_is_refused_in_one_sentence(
+    loaded,
+    ids,
+    monkeypatch,
+    tmp_path,
+):
     """llama.cpp checks the shapes of tensors against it."""
-    edited = edit(gguf_of(loaded, "float32"), tmp_path / "edited.gguf", {"llama.attention.head_count_kv": 1})
+    edited = edit(
+        gguf_of(loaded, "float32"),
+        tmp_path / "edited.gguf",
+        {"llama.attention.head_count_kv": 1},
+    )
     monkeypatch.setattr(engine_side, "gguf_of", lambda *_: edited)
     with pytest.raises(CaptureError, match=r"llama\.cpp|llamacpp") as said:
         judge(loaded, [ids], variant="llamacpp:decode")
@@ -252,15 +294,25 @@ def test_a_gguf_of_another_count_of_heads_is_refused_in_one_sentence(loaded, ids
     ],
 )
 def test_the_modules_of_a_sound_engine_are_transformers_own(loaded, ids, path):
-    """By name and by value, at every position: 10 norms, embedding and blocks at least, none beyond rounding."""
+    """By name and by value, at every position: 10 norms, embedding and blocks at least, none beyond
+    rounding.
+    """
     with torch.inference_mode():
         found = modules_alone(loaded, ids, side_of(path))
-    assert {"model.embed_tokens", "model.layers.2", "model.layers.0.self_attn.k_proj", "model.norm"} <= set(found.names)
+    assert {
+        "model.embed_tokens",
+        "model.layers.2",
+        "model.layers.0.self_attn.k_proj",
+        "model.norm",
+    } <= set(found.names)
     assert len(found.names) >= 32
     assert found.ratios.max() < LARGEST_ALONE / 2
 
 
-@pytest.mark.parametrize("path", [f"llamacpp:prefill+{WIDE}", "llamacpp:prefill", "llamacpp:decode"])
+@pytest.mark.parametrize(
+    "path",
+    [f"llamacpp:prefill+{WIDE}", "llamacpp:prefill", "llamacpp:decode"],
+)
 def test_being_followed_changes_no_bit(loaded, ids, path):
     trace = ModuleOutputs(ids)
     with torch.inference_mode():
@@ -273,9 +325,21 @@ def test_being_followed_changes_no_bit(loaded, ids, path):
 @pytest.mark.thorough
 @pytest.mark.engine
 @pytest.mark.parametrize(
-    "path", ["vllm:prefill", "vllm:walk", "vllm:walk+prefix:on", "ov:prefill", "mlx:decode", "mlx:chunked:7"]
+    "path",
+    [
+        "vllm:prefill",
+        "vllm:walk",
+        "vllm:walk+prefix:on",
+        "ov:prefill",
+        "mlx:decode",
+        "mlx:chunked:7",
+    ],
 )
-def test_an_engine_of_another_environment_is_the_model_and_so_is_every_module_of_it(loaded, ids, path):
+def test_an_engine_of_another_environment_is_the_model_and_so_is_every_module_of_it(
+    loaded,
+    ids,
+    path,
+):
     found = judge(loaded, [ids[:24]], variant=path)
     assert found.name == "rounding", found.because
     with torch.inference_mode():
@@ -286,7 +350,10 @@ def test_an_engine_of_another_environment_is_the_model_and_so_is_every_module_of
 
 @pytest.mark.thorough
 @pytest.mark.engine
-@pytest.mark.parametrize("path", ["ov:prefill+precision:bf16", "mlx:prefill+kv:q8", "mlx:decode+kv:q4"])
+@pytest.mark.parametrize(
+    "path",
+    ["ov:prefill+precision:bf16", "mlx:prefill+kv:q8", "mlx:decode+kv:q4"],
+)
 def test_what_an_engine_of_another_environment_rounds_is_no_bug(loaded, ids, path):
     try:
         found = judge(loaded, [ids[:24]], variant=path)

@@ -11,19 +11,38 @@ from core.errors import ConfigurationError, UsageError
 from core.hosting import credentials, start, tokens
 
 PASSWORD = "correct horse"
-# argon2id of "password" with the salt "somesalt", by the reference implementation (github.com/P-H-C/phc-winner-argon2).
+# argon2id of "password" with the salt "somesalt", by the reference implementation
+# (github.com/P-H-C/phc-winner-argon2).
 REFERENCE = "$argon2id$v=19$m=65536,t=2,p=1$c29tZXNhbHQ$CTFhFdXPJO1aFaMaO6Mm5c8y7cJHAph8ArZWb2GRPPc"
-OIDC = {"oidc_issuer": "https://id.example.org", "oidc_client_id": "a", "oidc_client_secret": "b", "members": ("*",)}
+OIDC = {
+    "oidc_issuer": "https://id.example.org",
+    "oidc_client_id": "a",
+    "oidc_client_secret": "b",
+    "members": ("*",),
+}
 PUBLIC = {"public_url": "https://ulpscope.example.org"}
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "127.3.2.1", "::1", "[::1]", "localhost", "LOCALHOST"])
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1", "127.3.2.1", "::1", "[::1]", "localhost", "LOCALHOST"],
+)
 def test_without_a_sign_in_it_starts_on_this_machine(address):
     start.check(Configuration(), address)
 
 
 @pytest.mark.parametrize(
-    "address", ["", None, "0.0.0.0", "::", "10.0.0.5", "example.org", "127.0.0.1.example.org", "localhost.example.org"]
+    "address",
+    [
+        "",
+        None,
+        "0.0.0.0",
+        "::",
+        "10.0.0.5",
+        "example.org",
+        "127.0.0.1.example.org",
+        "localhost.example.org",
+    ],
 )
 def test_without_a_sign_in_it_starts_nowhere_else(address):
     with pytest.raises(ConfigurationError, match="ULPSCOPE_SIGN_IN_PASSWORD"):
@@ -109,7 +128,11 @@ def test_a_token_is_stored_as_its_digest_for_its_owner_alone(tmp_path):
     assert text not in path.read_text()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    assert (tokens.name_of(tmp_path, text), tokens.name_of(tmp_path, text[:-1]), tokens.name_of(tmp_path, "")) == (
+    assert (
+        tokens.name_of(tmp_path, text),
+        tokens.name_of(tmp_path, text[:-1]),
+        tokens.name_of(tmp_path, ""),
+    ) == (
         "ada",
         None,
         None,
@@ -129,7 +152,8 @@ def test_a_name_that_cannot_be_read_names_no_token(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b"[" * 100_000, b"\xff", b'{"ada": 1}', b'[{"name": "ada", "role": "viewer"}]']
+    "body",
+    [b"", b"[]", b"[" * 100_000, b"\xff", b'{"ada": 1}', b'[{"name": "ada", "role": "viewer"}]'],
 )
 def test_a_damaged_file_of_tokens_lets_nobody_in(tmp_path, body):
     tokens.add(tmp_path, "ada")

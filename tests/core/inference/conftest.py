@@ -1,4 +1,6 @@
-"""Tiny random-weight models with a real byte-level tokenizer, built here: no network, no file from elsewhere."""
+"""Tiny random-weight models with a real byte-level tokenizer, built here: no network, no file from
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,13 @@ from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
 
 TEXT = (
-    "def walk(self, path): return [step for step in path if step]\nThe ferry left at ten past six, café lamps – still"
-    " lit.\n"
+    "def walk(self, path): return [step for step in path if step]\nThe ferry left at ten past six,"
+    " café lamps – still lit.\n"
 )
 VOCAB = 384
 CONTEXT = 96
-WINDOW = 8  # of the sliding-window models: far shorter than the prompts, so that caches do drop tokens
+# of the sliding-window models: far shorter than the prompts, so that caches do drop tokens
+WINDOW = 8
 _SHAPE = {
     "vocab_size": VOCAB,
     "hidden_size": 48,
@@ -45,7 +48,8 @@ _SHAPE = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": CONTEXT,
-    "initializer_range": 0.2,  # ten times the usual: with 0.02 attention is so even that a wrong key would hardly show
+    # ten times the usual: with 0.02 attention is so even that a wrong key would hardly show
+    "initializer_range": 0.2,
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
@@ -62,23 +66,41 @@ CONFIGS = {
         eos_token_id=0,
     ),
     "qwen2": lambda: Qwen2Config(**_SHAPE, tie_word_embeddings=True),
-    "mixtral": lambda: MixtralConfig(**_SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
+    "mixtral": lambda: MixtralConfig(
+        **_SHAPE,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=None,
+    ),
     "qwen3": lambda: Qwen3Config(**_SHAPE, head_dim=12),
     "mistral": lambda: MistralConfig(**_SHAPE, sliding_window=None),
     "mistral-window": lambda: MistralConfig(**_SHAPE, sliding_window=WINDOW),
     # One windowed and one full layer each; soft caps low enough to bite at these weights.
     "gemma2": lambda: Gemma2Config(
-        **_SHAPE, head_dim=12, sliding_window=WINDOW, attn_logit_softcapping=5.0, final_logit_softcapping=10.0
+        **_SHAPE,
+        head_dim=12,
+        sliding_window=WINDOW,
+        attn_logit_softcapping=5.0,
+        final_logit_softcapping=10.0,
     ),
     "gemma3": lambda: Gemma3TextConfig(
-        **_SHAPE, head_dim=12, sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"]
+        **_SHAPE,
+        head_dim=12,
+        sliding_window=WINDOW,
+        layer_types=["sliding_attention", "full_attention"],
     ),
-    "gpt-neox": lambda: GPTNeoXConfig(**{k: v for k, v in _SHAPE.items() if k != "num_key_value_heads"}),
+    "gpt-neox": lambda: GPTNeoXConfig(
+        **{k: v for k, v in _SHAPE.items() if k != "num_key_value_heads"},
+    ),
     "qwen2-moe": lambda: Qwen2MoeConfig(
-        **_SHAPE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48, shared_expert_intermediate_size=48
+        **_SHAPE,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=48,
+        shared_expert_intermediate_size=48,
     ),
-    # These cannot take every path: a running state next to attention, positions that cannot be given, no cache of keys
-    # at all.
+    # These cannot take every path: a running state next to attention, positions that cannot be
+    # given, no cache of keys at all.
     "longrope": lambda: LlamaConfig(
         **_SHAPE,
         rope_parameters={
@@ -90,8 +112,19 @@ CONFIGS = {
         },
     ),
     "lfm2": lambda: Lfm2Config(**_SHAPE, layer_types=["conv", "full_attention"]),
-    "bloom": lambda: BloomConfig(vocab_size=VOCAB, hidden_size=48, n_layer=2, n_head=4, initializer_range=0.2),
-    "mamba": lambda: MambaConfig(vocab_size=VOCAB, hidden_size=48, num_hidden_layers=2, initializer_range=0.2),
+    "bloom": lambda: BloomConfig(
+        vocab_size=VOCAB,
+        hidden_size=48,
+        n_layer=2,
+        n_head=4,
+        initializer_range=0.2,
+    ),
+    "mamba": lambda: MambaConfig(
+        vocab_size=VOCAB,
+        hidden_size=48,
+        num_hidden_layers=2,
+        initializer_range=0.2,
+    ),
 }
 
 # Those that can take every path.
@@ -125,15 +158,24 @@ class _Folders(dict[str, Path]):
     def __init__(self, make: Callable[[str], Path]) -> None:
         self._make = make
         self._bpe = ByteLevelBPETokenizer()
-        self._bpe.train_from_iterator([TEXT] * 3, vocab_size=300, special_tokens=["<|start|>"], show_progress=False)
+        self._bpe.train_from_iterator(
+            [TEXT] * 3,
+            vocab_size=300,
+            special_tokens=["<|start|>"],
+            show_progress=False,
+        )
 
     def __missing__(self, name: str) -> Path:
         folder = self[name] = self._make(name)
         with quiet(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(7)
-            AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32).save_pretrained(folder)
+            AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32).save_pretrained(
+                folder,
+            )
         tokenizer = PreTrainedTokenizerFast(
-            tokenizer_object=self._bpe._tokenizer, bos_token="<|start|>", eos_token="<|start|>"
+            tokenizer_object=self._bpe._tokenizer,
+            bos_token="<|start|>",
+            eos_token="<|start|>",
         )
         tokenizer.save_pretrained(folder)
         return folder
@@ -162,7 +204,13 @@ def loaded(request: pytest.FixtureRequest, model_folders: dict[str, Path]) -> Lo
 @pytest.fixture(scope="module")
 def model_of(model_folders: dict[str, Path]) -> Callable[..., LoadedModel]:
     """Each model in each dtype, loaded once."""
-    return cache(lambda name, dtype="float32": load_model(str(model_folders[name]), dtype=dtype, device="cpu"))
+    return cache(
+        lambda name, dtype="float32": load_model(
+            str(model_folders[name]),
+            dtype=dtype,
+            device="cpu",
+        ),
+    )
 
 
 @pytest.fixture(scope="session")

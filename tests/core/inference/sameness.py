@@ -1,4 +1,6 @@
-"""The check that every path must pass and every planted fault must fail: does it compute the model's function?"""
+"""The check that every path must pass and every planted fault must fail: does it compute the
+model's function?
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def logits_of(path: str, loaded: LoadedModel, ids: list[int] | None = None) -> t
 
 @cache
 def exact_logits(loaded: LoadedModel) -> torch.Tensor:
-    """The same weights in float64, by a plain forward that knows nothing of paths. -> [positions, vocab]"""
+    """The same weights in float64, by a plain forward that knows nothing of paths. -> [positions,
+    vocab]
+    """
     model = copy.deepcopy(loaded.model).double()
     if hasattr(loaded.model.config, "num_experts_per_tok"):
         model.set_experts_implementation("eager")  # the grouped product of experts knows no float64
@@ -38,17 +42,23 @@ def exact_logits(loaded: LoadedModel) -> torch.Tensor:
 def float32_bound(loaded: LoadedModel) -> float:
     """How far float32 rounding may move a logit.
 
-    A product of length n is off by at most n u relative to its operands' norms (Higham, "Accuracy and stability of
-    numerical algorithms", 3.5; u = 2^-24). The residual stream passes 5 of them in sequence per layer (query-key,
-    attention-value, output, up, down) and the head; the final norm gives a hidden state of norm sqrt(hidden), so by
-    Cauchy-Schwarz a logit moves by at most that relative error times sqrt(hidden) * |row of the head|. A soft cap of
-    the logits only brings them closer.
+    A product of length n is off by at most n u relative to its operands' norms (Higham, "Accuracy
+    and stability of numerical algorithms", 3.5; u = 2^-24). The residual stream passes 5 of them in
+    sequence per layer (query-key, attention-value, output, up, down) and the head; the final norm
+    gives a hidden state of norm sqrt(hidden), so by Cauchy-Schwarz a logit moves by at most that
+    relative error times sqrt(hidden) * |row of the head|. A soft cap of the logits only brings them
+    closer.
     """
     config = loaded.model.config
-    longest = max(config.hidden_size * (4 if config.model_type in ("gpt2", "bloom") else 2), POSITIONS)
+    longest = max(
+        config.hidden_size * (4 if config.model_type in ("gpt2", "bloom") else 2),
+        POSITIONS,
+    )
     stages = 5 * config.num_hidden_layers + 1
     head = loaded.model.get_output_embeddings().weight
-    return stages * longest * 2.0**-24 * math.sqrt(config.hidden_size) * float(head.norm(dim=1).max())
+    return (
+        stages * longest * 2.0**-24 * math.sqrt(config.hidden_size) * float(head.norm(dim=1).max())
+    )
 
 
 def computes_the_same(path: str, loaded: LoadedModel) -> bool:

@@ -10,7 +10,15 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from core.inference.ops import OPERATIONS, Operation, ProbePlan, linear_operations, probe, probe_all, probes_of
+from core.inference.ops import (
+    OPERATIONS,
+    Operation,
+    ProbePlan,
+    linear_operations,
+    probe,
+    probe_all,
+    probes_of,
+)
 
 CPU = torch.device("cpu")
 WIDE = 64
@@ -22,12 +30,15 @@ def plan_of(*operations: Operation, **settings) -> ProbePlan:
         CPU,
         settings.pop("dtypes", ("float32",)),
         probes_of(CPU, (), False, (), operations),
-        **{"repeats": 4, "seconds_each": 3600.0, "is_quick": True, **settings},  # repeats end it, on a busy machine too
+        # repeats end it, on a busy machine too
+        **{"repeats": 4, "seconds_each": 3600.0, "is_quick": True, **settings},
     )
 
 
 def in_order(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """x @ w, every product added in the order of the width for any batch: elementwise operations only."""
+    """x @ w, every product added in the order of the width for any batch: elementwise operations
+    only.
+    """
     total = torch.zeros(len(x), w.shape[1], dtype=x.dtype)
     for k in range(len(w)):
         total = total + x[:, k : k + 1] * w[k]
@@ -94,8 +105,11 @@ def test_one_call_in_seven_that_differs_is_caught_with_its_size():
         return result
 
     row = probed(run)
-    numbers = [[1 + 5 * batch + call for call in range(5)] for batch in range(12)]  # the first of five is the reference
-    expected = sum((number % 7 == 0) != (calls[0] % 7 == 0) for calls in numbers for number in calls[1:])
+    # the first of five is the reference
+    numbers = [[1 + 5 * batch + call for call in range(5)] for batch in range(12)]
+    expected = sum(
+        (number % 7 == 0) != (calls[0] % 7 == 0) for calls in numbers for number in calls[1:]
+    )
     assert (row["calls"], row["differing_calls"]) == (60, expected)
     assert (row["worst_neq"], row["worst_max_ulps"]) == (1, 1)
     assert answers_of(row) == (False, None, None)
@@ -126,7 +140,9 @@ def test_what_torch_refuses_is_a_row_that_says_so_and_the_others_are_probed():
     def out_of_memory(x, w):
         return in_order(x, w) if len(x) <= 7 else absent(x, w)
 
-    refused, cut, whole = probe_all(plan_of(*(planted(run, run.__name__) for run in (absent, out_of_memory, in_order))))
+    refused, cut, whole = probe_all(
+        plan_of(*(planted(run, run.__name__) for run in (absent, out_of_memory, in_order))),
+    )
     assert [row["refusal"] for row in (refused, cut, whole)] == ["No kernel of this kind", "", ""]
     assert batches_of(cut) == [BATCHES[:6]]
     assert "batch 8 was not compared" in cut["note"]
@@ -134,8 +150,12 @@ def test_what_torch_refuses_is_a_row_that_says_so_and_the_others_are_probed():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_operation_of_the_table_is_probed(dtype):
-    probes = tuple((operation, operation.sizes[0]) for operation in OPERATIONS if operation.is_on_cpu)
-    rows = list(probe_all(ProbePlan(CPU, (dtype,), probes, repeats=1, is_quick=True, seconds_each=0.0)))
+    probes = tuple(
+        (operation, operation.sizes[0]) for operation in OPERATIONS if operation.is_on_cpu
+    )
+    rows = list(
+        probe_all(ProbePlan(CPU, (dtype,), probes, repeats=1, is_quick=True, seconds_each=0.0)),
+    )
     assert [row for row in rows if row["refusal"] or not row["elements"]] == []
 
 

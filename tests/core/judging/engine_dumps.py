@@ -1,8 +1,9 @@
-"""Dumps as an engine with a known fault would save them, made of numbers: a linear 'model' whose rounding is real and
-whose bugs are planted.
+"""Dumps as an engine with a known fault would save them, made of numbers: a linear 'model' whose
+rounding is real and whose bugs are planted.
 
-Logits are products of states and a head, states as a trained model has them: each position leans to one token. 16-bit
-sides round the products; float32 sides compute them in float32, in another order on each side.
+Logits are products of states and a head, states as a trained model has them: each position leans to
+one token. 16-bit sides round the products; float32 sides compute them in float32, in another order
+on each side.
 """
 
 from __future__ import annotations
@@ -17,13 +18,17 @@ ROWS, WIDTH, VOCAB = 48, 512, 600
 
 
 def states(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """(states [ROWS, WIDTH], head [WIDTH, VOCAB]), every value a bfloat16 one, so that both precisions compute one
-    function.
+    """(states [ROWS, WIDTH], head [WIDTH, VOCAB]), every value a bfloat16 one, so that both
+    precisions compute one function.
     """
     random = np.random.default_rng(seed)
-    head = (random.standard_normal((WIDTH, VOCAB)) / 16).astype(ml_dtypes.bfloat16).astype(np.float64)
+    head = (
+        (random.standard_normal((WIDTH, VOCAB)) / 16).astype(ml_dtypes.bfloat16).astype(np.float64)
+    )
     leaning = head[:, random.integers(0, VOCAB, ROWS)].T * 8
-    return (leaning + random.standard_normal((ROWS, WIDTH)) * 0.5).astype(ml_dtypes.bfloat16).astype(np.float64), head
+    return (leaning + random.standard_normal((ROWS, WIDTH)) * 0.5).astype(
+        ml_dtypes.bfloat16,
+    ).astype(np.float64), head
 
 
 def in_float32(x: np.ndarray, head: np.ndarray, order: int) -> np.ndarray:
@@ -36,7 +41,9 @@ def in_float32(x: np.ndarray, head: np.ndarray, order: int) -> np.ndarray:
 
 
 def in_bfloat16(x: np.ndarray, head: np.ndarray, order: int) -> np.ndarray:
-    """Partial sums rounded to bfloat16, as a split reduction does, in float32 clothing. [ROWS, VOCAB]"""
+    """Partial sums rounded to bfloat16, as a split reduction does, in float32 clothing. [ROWS,
+    VOCAB]
+    """
     places = np.random.default_rng(order).permutation(x.shape[1])
     total = np.zeros((len(x), head.shape[1]), np.float32)
     for part in np.array_split(places, 8):

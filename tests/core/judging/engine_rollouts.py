@@ -1,4 +1,6 @@
-"""Rollouts that llama.cpp and vLLM sampled (`benchmarks.verdicts.sampling` makes them), with causes in them."""
+"""Rollouts that llama.cpp and vLLM sampled (`benchmarks.verdicts.sampling` makes them), with causes
+in them.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,16 @@ from core.runs.store.store import Store
 
 FOLDER = Path(__file__).resolve().parents[2] / "cases" / "rollouts" / "engines"
 CLEAN, WEIGHTS, INPUTS = "no cause", "quantized weights", "other inputs"
-NO_CAUSE = ("rounding", "numerics of two settings")  # what a checkpoint says of sides that it accounts for
+# what a checkpoint says of sides that it accounts for
+NO_CAUSE = ("rounding", "numerics of two settings")
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A rollout with a cause in it. expected: names of causes that are right, none for a clean pair."""
+    """A rollout with a cause in it. expected: names of causes that are right, none for a clean
+    pair.
+    """
 
     cause: str
     strength: str
@@ -45,11 +50,18 @@ def rows_of(name: str) -> list[Row]:
 
 
 def sampled() -> Iterator[Case]:
-    """Yield rollouts whose cause is in the engine, in the trainer's weights or in what it was fed."""
+    """Yield rollouts whose cause is in the engine, in the trainer's weights or in what it was
+    fed.
+    """
     for engine in ("llamacpp-bfloat16", "llamacpp-float32", "vllm-bfloat16", "vllm-float32"):
         rows = rows_of(engine)
         yield Case(CLEAN, f"{engine}, trainer bfloat16", (), rows)
-        yield Case(CLEAN, f"{engine}, trainer float32", (), changed(rows, trainer=lambda row: row["trainer_float32"]))
+        yield Case(
+            CLEAN,
+            f"{engine}, trainer float32",
+            (),
+            changed(rows, trainer=lambda row: row["trainer_float32"]),
+        )
     for cause, expected in (
         ("temperature", ("temperature",)),
         ("top-p", ("renormalized",)),
@@ -60,7 +72,12 @@ def sampled() -> Iterator[Case]:
     ):
         for path in sorted(FOLDER.glob(f"{cause}-*.jsonl")):
             strength = path.stem.removeprefix(f"{cause}-")
-            yield Case(WEIGHTS if cause == "weights" else cause, strength, expected, rows_of(path.stem))
+            yield Case(
+                WEIGHTS if cause == "weights" else cause,
+                strength,
+                expected,
+                rows_of(path.stem),
+            )
     rows = rows_of("vllm-bfloat16")
     for inputs in ("two_bos", "system_message", "no_generation_prompt"):
         fed = changed(rows, trainer=lambda row, inputs=inputs: row[inputs])
@@ -71,7 +88,10 @@ def planted() -> Iterator[Case]:
     """Yield rollouts with a cause planted in their values."""
     rows, exact = rows_of("vllm-bfloat16"), rows_of("vllm-float32")
     for shift in (1, -1, 2):
-        moved = changed(rows, trainer=lambda row, shift=shift: np.roll(row["trainer"], -shift).tolist())
+        moved = changed(
+            rows,
+            trainer=lambda row, shift=shift: np.roll(row["trainer"], -shift).tolist(),
+        )
         yield Case("off by one", f"{shift:+}", ("shifted",), moved)
     rng = np.random.default_rng(0)
     for value, share in ((0.0, 0.03), (-9999.0, 0.1), (None, 0.5)):
@@ -92,7 +112,12 @@ def planted() -> Iterator[Case]:
         mask=lambda row: [int(not 12 <= at < 16) for at in range(len(row["token_ids"]))],
         trainer=lambda row: [*row["trainer"][:16], *np.roll(row["trainer"][16:], -1).tolist()],
     )
-    yield Case("part of the response", "after a tool's turn", ("part of the response", "retokenized"), later)
+    yield Case(
+        "part of the response",
+        "after a tool's turn",
+        ("part of the response", "retokenized"),
+        later,
+    )
     for side, name in (("rollout", "bfloat16"), ("trainer", "bfloat16"), ("rollout", "float16")):
         wide = changed(exact, trainer=lambda row: row["trainer_float32"])
         coarse = changed(wide, **{side: partial(in_dtype, side=side, name=name)})
@@ -118,7 +143,11 @@ def cause_of(case: Case, model: str | None = None) -> tuple[str, str]:
         run_id = ingest(store, [path])
         if model:
             words = ("explain", run_id, "--model", model, "--store", str(store.directory), "--json")
-            done = subprocess.run([sys.executable, "-m", "core", *words], stdout=subprocess.PIPE, check=True)
+            done = subprocess.run(
+                [sys.executable, "-m", "core", *words],
+                stdout=subprocess.PIPE,
+                check=True,
+            )
             causes = json.loads(done.stdout)["pairs"][0]["causes"]
         else:
             with RunReader(store.path_of(run_id)) as run:

@@ -1,4 +1,6 @@
-"""Answers of which little or nothing can be compared: a verdict, a report and every view, and no division by 0."""
+"""Answers of which little or nothing can be compared: a verdict, a report and every view, and no
+division by 0.
+"""
 
 from __future__ import annotations
 
@@ -32,17 +34,33 @@ from core.runs.topk.payloads.formats import read_payload
 from core.runs.topk.records import ListSide
 
 Token = tuple[str, Any, dict[str, Any]]
-CONDITIONS = ("bits", "flips", "flips:margin>0.5", "flips:margin>2ulps", "kl>0.1", "max-abs>0.1", "same-top1<0.9")
+CONDITIONS = (
+    "bits",
+    "flips",
+    "flips:margin>0.5",
+    "flips:margin>2ulps",
+    "kl>0.1",
+    "max-abs>0.1",
+    "same-top1<0.9",
+)
 
 
 def answer(*tokens: Token) -> dict[str, Any]:
     """A chat answer: each token with its value and its list of the best."""
     content = [
-        {"token": text, "logprob": value, "top_logprobs": [{"token": t, "logprob": v} for t, v in top.items()]}
+        {
+            "token": text,
+            "logprob": value,
+            "top_logprobs": [{"token": t, "logprob": v} for t, v in top.items()],
+        }
         for text, value, top in tokens
     ]
     text = "".join(token for token, _, _ in tokens)
-    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "logprobs": {"content": content}}
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": text},
+        "logprobs": {"content": content},
+    }
     return {"object": "chat.completion", "choices": [choice], "usage": {"prompt_tokens": 4}}
 
 
@@ -71,9 +89,15 @@ def everything_of(path: Path) -> None:
 
 TWO = {"The": -0.7, "A": -0.9}
 SHAPES = {
-    "other chosen tokens": (chosen(("The", -0.7), (" sky", -0.3)), chosen(("A", -0.69), (" clear", -0.9))),
+    "other chosen tokens": (
+        chosen(("The", -0.7), (" sky", -0.3)),
+        chosen(("A", -0.69), (" clear", -0.9)),
+    ),
     "one chosen token each": (chosen(("The", -0.7)), chosen(("A", -0.69))),
-    "lists without a common token": (answer(("The", -0.7, TWO)), answer(("So", -0.5, {"So": -0.5, "It": -1.0}))),
+    "lists without a common token": (
+        answer(("The", -0.7, TWO)),
+        answer(("So", -0.5, {"So": -0.5, "It": -1.0})),
+    ),
     "a list and a chosen token": (answer(("The", -0.7, TWO)), chosen(("So", -0.5))),
     "the same token without a value": (chosen(("The", None)), chosen(("The", None))),
     "a value on one side": (chosen(("The", -0.7)), chosen(("The", None))),
@@ -85,7 +109,9 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_pair_of_which_little_can_be_compared_is_a_run_with_a_verdict(
-    shape: str, store: Store, tmp_path: Path
+    shape: str,
+    store: Store,
+    tmp_path: Path,
 ) -> None:
     paths = [tmp_path / "A.json", tmp_path / "B.json"]
     for path, payload in zip(paths, SHAPES[shape], strict=True):
@@ -95,18 +121,27 @@ def test_a_pair_of_which_little_can_be_compared_is_a_run_with_a_verdict(
     with RunReader(path) as run:
         (pair,) = run.pairs
         is_half = shape == "a longer answer"  # of two rows one is compared
-        assert (pair.verdict == IDENTICAL) == (pair.summary.finite > 0 and not pair.summary.neq and not is_half)
+        assert (pair.verdict == IDENTICAL) == (
+            pair.summary.finite > 0 and not pair.summary.neq and not is_half
+        )
 
 
 def sides_of(*payloads: dict[str, Any]) -> tuple[ListSide, ...]:
     return align(
-        [ListSide(name, tuple(read_payload(payload, name))) for name, payload in zip("AB", payloads, strict=True)]
+        [
+            ListSide(name, tuple(read_payload(payload, name)))
+            for name, payload in zip("AB", payloads, strict=True)
+        ],
     )
 
 
 VALUES = st.sampled_from([0.0, -0.0, -0.25, -1.5, -9999.0, -3.4e38, None, -1e-9, 5e-4, 0.7, 12.5])
 TEXTS = st.sampled_from(["a", "b", "c"])
-ANSWERS = st.lists(st.tuples(TEXTS, VALUES, st.dictionaries(TEXTS, VALUES, max_size=3)), min_size=1, max_size=4)
+ANSWERS = st.lists(
+    st.tuples(TEXTS, VALUES, st.dictionaries(TEXTS, VALUES, max_size=3)),
+    min_size=1,
+    max_size=4,
+)
 
 
 def consistent(tokens: list[Token]) -> dict[str, Any]:
@@ -116,7 +151,10 @@ def consistent(tokens: list[Token]) -> dict[str, Any]:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(ANSWERS, ANSWERS)
-def test_any_two_answers_are_judged_or_refused_in_a_sentence(one: list[Token], other: list[Token]) -> None:
+def test_any_two_answers_are_judged_or_refused_in_a_sentence(
+    one: list[Token],
+    other: list[Token],
+) -> None:
     try:
         sides = sides_of(consistent(one), consistent(other))
         pairs = pairs_of(sides)

@@ -11,7 +11,11 @@ from core.judging.explain.rollouts import explain_tokens
 from core.numerics.mismatch import SampledTokens
 from tests.core.judging.engine_rollouts import CLEAN, cause_of, planted, sampled
 
-CASES = {f"{case.cause} {case.strength}": case for case in (*sampled(), *planted()) if not case.needs_model}
+CASES = {
+    f"{case.cause} {case.strength}": case
+    for case in (*sampled(), *planted())
+    if not case.needs_model
+}
 INVISIBLE = {"top-p 0.95", "top-k 50", "lag 1e-6"}  # less than twice rounding to bfloat16
 
 
@@ -37,5 +41,7 @@ def test_top_p_is_the_largest_renormalization_of_exact_values(noise, expected):
     drawn = np.array([rng.choice(50, p=row) for row in kept])
     rollout, trainer = (np.log(side[np.arange(512), drawn]) for side in (kept, probabilities))
     index = np.arange(512)
-    (cause,) = explain_tokens(SampledTokens(index // 32, index % 32, rollout, trainer + rng.normal(0, noise, 512)))
+    (cause,) = explain_tokens(
+        SampledTokens(index // 32, index % 32, rollout, trainer + rng.normal(0, noise, 512)),
+    )
     assert (cause.name, cause.parameters["top_p"]) == ("renormalized", expected)

@@ -1,4 +1,5 @@
-"""Causes are named where they were injected into real pairs, with what was injected; clean pairs and faults have none.
+"""Causes are named where they were injected into real pairs, with what was injected; clean pairs
+and faults have none.
 
 The whole trial is `python -m benchmarks.verdicts.causes`; here every cause once.
 """
@@ -11,7 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.verdicts.causes import CLEAN, INJECTIONS, complete, inject_and_explain, lists, pair_of
+from benchmarks.verdicts.causes import (
+    CLEAN,
+    INJECTIONS,
+    complete,
+    inject_and_explain,
+    lists,
+    pair_of,
+)
 from core.errors import DumpError
 from core.judging.constant_rows import is_left_out
 from core.judging.explain.causes import explain
@@ -51,11 +59,20 @@ pytestmark = pytest.mark.filterwarnings("error")
         ("decimals", 2, "to", "2 decimals"),
     ],
 )
-def test_what_was_injected_is_named_with_its_size(kind: str, strength: float, parameter: str, value: float) -> None:
+def test_what_was_injected_is_named_with_its_size(
+    kind: str,
+    strength: float,
+    parameter: str,
+    value: float,
+) -> None:
     (cause,) = inject_and_explain(kind, strength)
     assert cause.name == INJECTIONS[kind][0][0]
     fitted = cause.parameters[parameter]
-    assert fitted == value if isinstance(value, str | int) else fitted == pytest.approx(value, rel=0.03, abs=0.02)
+    assert (
+        fitted == value
+        if isinstance(value, str | int)
+        else fitted == pytest.approx(value, rel=0.03, abs=0.02)
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,14 +81,24 @@ def test_what_was_injected_is_named_with_its_size(kind: str, strength: float, pa
         ("temperature", 0.7, 20),
         ("presence", 1.0, 3),
         ("frequency", 0.5, 3),
-        *thorough([("presence", 2.0, 20), ("rows shifted", 1, 20), ("frequency", 2.0, 20), ("logit bias", 5.0, 20)]),
+        *thorough(
+            [
+                ("presence", 2.0, 20),
+                ("rows shifted", 1, 20),
+                ("frequency", 2.0, 20),
+                ("logit bias", 5.0, 20),
+            ],
+        ),
     ],
 )
 def test_lists_of_top_tokens_name_it_too(kind: str, strength: float, size: int) -> None:
     cause = inject_and_explain(kind, strength, size)[0]
     assert cause.name == INJECTIONS[kind][0][0]
     if size == 3:
-        assert (cause.parameters["kind"], cause.parameters["strength"]) == (kind, pytest.approx(strength, rel=1e-6))
+        assert (cause.parameters["kind"], cause.parameters["strength"]) == (
+            kind,
+            pytest.approx(strength, rel=1e-6),
+        )
 
 
 @pytest.mark.parametrize("name", few(CLEAN, "batch-1-against-n", "injected-bug"))
@@ -102,7 +129,11 @@ def test_noise_of_any_size_is_no_cause() -> None:
 
 ROWS, VOCAB = 24, 600
 _RANDOM = np.random.default_rng(5)
-LOGITS = _RANDOM.normal(size=(ROWS, 32)) @ _RANDOM.normal(0, 0.8, (32, VOCAB)) + _RANDOM.normal(0, 2, VOCAB)
+LOGITS = _RANDOM.normal(size=(ROWS, 32)) @ _RANDOM.normal(0, 0.8, (32, VOCAB)) + _RANDOM.normal(
+    0,
+    2,
+    VOCAB,
+)
 OTHER = LOGITS + _RANDOM.normal(0, 2e-6, LOGITS.shape)  # as float32 rounds
 TOKENS = tuple((np.arange(ROWS) * 7 % 11).tolist())
 LOWEST = [-1e4, -1e9, -65504.0, float(np.finfo(np.float32).min), -3.3895313892515355e38, -np.inf]
@@ -114,7 +145,9 @@ def causes_of(y: np.ndarray, x: np.ndarray = LOGITS) -> list[Cause]:
     def read(which: int, _: int, position: int) -> np.ndarray:
         return sides[which][position]
 
-    return explain(complete_rows(("a", "b"), "float32", (TOKENS,), [len(x)], x.shape[1], read)).causes
+    return explain(
+        complete_rows(("a", "b"), "float32", (TOKENS,), [len(x)], x.shape[1], read),
+    ).causes
 
 
 def changed(ids: object, value: float, y: np.ndarray = OTHER) -> np.ndarray:
@@ -137,7 +170,10 @@ def test_masked_tokens_leave_the_figures_of_other_causes(filler: float) -> None:
     assert temperature.parameters["temperature"] == pytest.approx(0.7, rel=1e-4)
 
 
-@pytest.mark.parametrize(("ids", "first"), [([0], 0), ([3, 9, 200], 3), (slice(0, 50), 0), (slice(300, 340), 300)])
+@pytest.mark.parametrize(
+    ("ids", "first"),
+    [([0], 0), ([3, 9, 200], 3), (slice(0, 50), 0), (slice(300, 340), 300)],
+)
 def test_a_vocabulary_is_cut_only_at_its_end(ids: object, first: int) -> None:
     (cause,) = causes_of(changed(ids, -np.inf))
     assert (cause.name, cause.parameters["tokens"][0]) == ("masking", first)
@@ -186,7 +222,9 @@ def test_clean_lists_have_no_cause(size: int) -> None:
     tokens, sides = [*TOKENS, 0], []
     for values in (log_softmax(LOGITS), log_softmax(OTHER)):
         best = np.argsort(-values, axis=1)[:, :size] if size > 1 else np.array(tokens[1:])[:, None]
-        rows = {at: {int(token): float(values[at, token]) for token in best[at]} for at in range(ROWS)}
+        rows = {
+            at: {int(token): float(values[at, token]) for token in best[at]} for at in range(ROWS)
+        }
         sides.append(side(f"size {len(sides)}", response(tokens, rows)))
     assert causes_of_lists(*sides) == []
 
@@ -195,14 +233,23 @@ def test_clean_lists_have_no_cause(size: int) -> None:
 def test_chosen_values_of_other_tokens_are_shifted_rows(shift: int) -> None:
     values, tokens = [-0.5 - (at * 37 % 23) / 5 for at in range(30)], list(range(100, 131))
     sides = [
-        side(name, response(tokens, {place: {tokens[place + 1]: values[place + move]} for place in range(3, 27)}))
+        side(
+            name,
+            response(
+                tokens,
+                {place: {tokens[place + 1]: values[place + move]} for place in range(3, 27)},
+            ),
+        )
         for name, move in (("a", 0), ("b", shift))
     ]
     (cause,) = causes_of_lists(*sides)
     assert (cause.name, cause.parameters) == ("shifted rows", {"rows": shift})
 
 
-@pytest.mark.parametrize(("bos", "words"), [(1, "has token 1 in front,"), (5, "has token 5 in front twice,")])
+@pytest.mark.parametrize(
+    ("bos", "words"),
+    [(1, "has token 1 in front,"), (5, "has token 5 in front twice,")],
+)
 def test_a_bos_on_one_side_is_named_whatever_was_generated_after_it(bos: int, words: str) -> None:
     prompt = [5, 6, 7, 8]
     plain = response([*prompt, 9, 3], {at: {9: -0.5, 3: -1.0} for at in (3, 4)}, prompt=4)
@@ -224,7 +271,11 @@ def test_a_sampler_is_seen_and_greedy_decoding_is_not() -> None:
     tokens = list(range(13))
     greedy = response(tokens, {at: {at + 1: -0.5, at: -1.0} for at in range(3, 12)}, prompt=4)
     sampled = response(tokens, {at: {500: -0.5, at + 1: -1.0} for at in range(3, 12)}, prompt=4)
-    found = [cause for cause in causes_of_lists(side("a", greedy), side("b", sampled)) if cause.name == "sampler"]
+    found = [
+        cause
+        for cause in causes_of_lists(side("a", greedy), side("b", sampled))
+        if cause.name == "sampler"
+    ]
     assert [cause.parameters["positions"] for cause in found] == [9]
 
 
@@ -242,4 +293,7 @@ def test_lists_in_another_order_hold_other_rows(size: int) -> None:
     pair = pair_of("fresh-against-cached")
     order = np.random.default_rng(0).permutation(24)
     (cause,) = explain(lists(pair, pair.x[:24], pair.y[:24][order], size)).causes
-    assert (cause.name, cause.parameters) == ("other rows", {"positions": int((order != np.arange(24)).sum())})
+    assert (cause.name, cause.parameters) == (
+        "other rows",
+        {"positions": int((order != np.arange(24)).sum())},
+    )

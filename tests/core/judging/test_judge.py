@@ -1,4 +1,6 @@
-"""The judge on made controls: what decides, in which order, and what the verdict's sentence says."""
+"""The judge on made controls: what decides, in which order, and what the verdict's sentence
+says.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,16 @@ import pytest
 
 from core.errors import UsageError
 from core.judging import judge as judging
-from core.judging.judge import Controls, Errors, Exact, NoiseFloor, NotAvailableError, OtherRows, Pair, Rerun
+from core.judging.judge import (
+    Controls,
+    Errors,
+    Exact,
+    NoiseFloor,
+    NotAvailableError,
+    OtherRows,
+    Pair,
+    Rerun,
+)
 from core.judging.places import NotFinite, structure_of
 from core.judging.shrink import shrink_evidence
 from core.judging.verdict import conclude
@@ -38,12 +49,17 @@ POSITIONS = 300
 
 
 class MadeControls(Controls):
-    """A pair of 2 prompts in bfloat16, by default of rounding alone. wide, narrow: factor on the pair's rounding in
-    float32, and on a side's error in 16 bits, at each position.
+    """A pair of 2 prompts in bfloat16, by default of rounding alone. wide, narrow: factor on the
+    pair's rounding in float32, and on a side's error in 16 bits, at each position.
     """
 
     def __init__(
-        self, dtype: str = "bfloat16", wide: object = 1.0, narrow: object = 1.0, *, has_wide: bool = True
+        self,
+        dtype: str = "bfloat16",
+        wide: object = 1.0,
+        narrow: object = 1.0,
+        *,
+        has_wide: bool = True,
     ) -> None:
         rng = np.random.default_rng(0)
         self.names, self.lengths, self.dtype = ("prefill", "engine"), [100, 200], dtype
@@ -71,11 +87,21 @@ class MadeControls(Controls):
     def neighbours(self) -> list[OtherRows]:
         if self.other_prompts is None:
             return []
-        return [OtherRows("engine", "other prompts", OtherPromptsFigures(rows=8, bit_identical=self.other_prompts))]
+        return [
+            OtherRows(
+                "engine",
+                "other prompts",
+                OtherPromptsFigures(rows=8, bit_identical=self.other_prompts),
+            ),
+        ]
 
     def exact(self) -> Exact:
         draws = [Errors(draw, 1.0) for draw in self.errors[1:]]
-        return Exact({"engine": Errors(self.errors[0], self.systematic)}, draws, lambda: self.own_paths)
+        return Exact(
+            {"engine": Errors(self.errors[0], self.systematic)},
+            draws,
+            lambda: self.own_paths,
+        )
 
     @property
     def own_paths(self) -> Mapping[str, Errors]:
@@ -85,7 +111,12 @@ class MadeControls(Controls):
 def judge(controls: Controls, earlier: Verdict | None = None) -> Verdict:
     """Judge, and count the words of every sentence."""
     verdict = judging.judge(controls, earlier)
-    assert max(len(says.split()) for says in (verdict.because, *(row.says for row in verdict.evidence))) <= 25
+    assert (
+        max(
+            len(says.split()) for says in (verdict.because, *(row.says for row in verdict.evidence))
+        )
+        <= 25
+    )
     return verdict
 
 
@@ -113,7 +144,10 @@ def test_both_comparisons_have_to_pass() -> None:
 
 
 @pytest.mark.parametrize(("share", "is_named"), [(0.99, True), (0.5, False)])
-def test_a_fault_in_one_column_of_the_vocabulary_says_the_token(share: float, is_named: bool) -> None:
+def test_a_fault_in_one_column_of_the_vocabulary_says_the_token(
+    share: float,
+    is_named: bool,
+) -> None:
     class Column(MadeControls):
         def differences(self, row: int, dtype: str) -> np.ndarray:
             return np.where(np.arange(50) == 31, share, (1 - share) / 49)
@@ -123,7 +157,9 @@ def test_a_fault_in_one_column_of_the_vocabulary_says_the_token(share: float, is
 
 
 @pytest.mark.parametrize("first", [None, (1, 64)])
-def test_modules_that_all_compute_in_fewer_bits_may_be_an_undeclared_precision(first: tuple[int, int] | None) -> None:
+def test_modules_that_all_compute_in_fewer_bits_may_be_an_undeclared_precision(
+    first: tuple[int, int] | None,
+) -> None:
     class Noisy(MadeControls):
         def modules(self, *_: object) -> list[Evidence]:
             figures = AloneFigures(
@@ -139,7 +175,16 @@ def test_modules_that_all_compute_in_fewer_bits_may_be_an_undeclared_precision(f
                 blocks=30,
                 bits=10.2,
             )
-            return [Evidence(Check.ALONE, "each module", figures, NOTED, "self_attn differs.", "engine")]
+            return [
+                Evidence(
+                    Check.ALONE,
+                    "each module",
+                    figures,
+                    NOTED,
+                    "self_attn differs.",
+                    "engine",
+                ),
+            ]
 
     verdict = judge(Noisy("float32", wide=1e3))
     assert verdict.is_bug_suspected
@@ -176,7 +221,9 @@ def test_a_mixture_of_experts_is_decided_in_float64() -> None:
         double = 1.0
 
         def pair(self, dtype: str) -> Pair:
-            return Pair(self.wide[1] * self.double**2) if dtype == "float64" else super().pair(dtype)
+            return (
+                Pair(self.wide[1] * self.double**2) if dtype == "float64" else super().pair(dtype)
+            )
 
     controls = Experts("float32", wide=at(7, 100))  # a near tie chose another expert
     assert judge(controls).name == "rounding"
@@ -199,7 +246,10 @@ def test_a_mixture_of_experts_is_decided_in_float64() -> None:
         ({}, "rounding"),
     ],
 )
-def test_a_model_that_chooses_its_keys_is_at_worst_undecided(faults: dict[str, Any], name: str) -> None:
+def test_a_model_that_chooses_its_keys_is_at_worst_undecided(
+    faults: dict[str, Any],
+    name: str,
+) -> None:
     class Indexed(MadeControls):
         chooses_keys = True
 
@@ -238,7 +288,11 @@ def test_a_nan_needs_no_floor() -> None:
     by_row[103] = 2
     controls.not_finite = NotFinite(by_row, 7, " the", controls.names, (1.25, math.nan))
     verdict = judge(controls)
-    assert (verdict.name, verdict.first_place, verdict.noise_ratio) == ("bug suspected", (1, 3), None)
+    assert (verdict.name, verdict.first_place, verdict.noise_ratio) == (
+        "bug suspected",
+        (1, 3),
+        None,
+    )
 
 
 def test_earlier_evidence_stands_for_checks_that_are_not_made_now() -> None:
@@ -249,7 +303,13 @@ def test_earlier_evidence_stands_for_checks_that_are_not_made_now() -> None:
 
 
 def row(group, outcome, says="so it is."):
-    return Evidence(next(check for check in Check if check.group == group), "a control", Unmeasured(), outcome, says)
+    return Evidence(
+        next(check for check in Check if check.group == group),
+        "a control",
+        Unmeasured(),
+        outcome,
+        says,
+    )
 
 
 @pytest.mark.parametrize(
@@ -275,9 +335,15 @@ def test_the_first_check_that_fails_decides(evidence, is_identical, name):
 
 
 def test_a_test_can_ask_for_rounding_and_is_shown_the_evidence_otherwise():
-    rounding = conclude([row(RERUN, PASSED), row(FLOAT32, PASSED, "one floor.")], is_bit_identical=False)
+    rounding = conclude(
+        [row(RERUN, PASSED), row(FLOAT32, PASSED, "one floor.")],
+        is_bit_identical=False,
+    )
     assert rounding.check() is rounding
-    bug = conclude([row(RERUN, PASSED), row(FLOAT32, FAILED, "24 times the floor.")], is_bit_identical=False)
+    bug = conclude(
+        [row(RERUN, PASSED), row(FLOAT32, FAILED, "24 times the floor.")],
+        is_bit_identical=False,
+    )
     with pytest.raises(AssertionError, match="bug suspected: 24 times the floor"):
         bug.check()
     assert bug.check(allowed=["bug suspected"]) is bug
@@ -294,18 +360,25 @@ def test_a_pair_that_shrinks_with_the_precision_passes_and_one_that_does_not_fai
     assert row.figures.times_smaller_in_float32 == pytest.approx(0.2 * full)
     assert shrink_evidence(wide, wide, bits, [1000]).outcome == FAILED
     assert shrink_evidence(wide * (full * 0.01) ** 2, wide, bits, [1000]).outcome == MISSING
-    few = np.where(np.arange(1000) < 9, wide, 0.0)  # hardly a position moves in 16 bits: only a floor decides
+    # hardly a position moves in 16 bits: only a floor decides
+    few = np.where(np.arange(1000) < 9, wide, 0.0)
     assert shrink_evidence(few, wide, bits, [1000]).outcome == MISSING
     assert shrink_evidence(few, np.zeros_like(wide), bits, [1000]).outcome == PASSED
     narrow, wide[500] = wide * (full * 0.2) ** 2, wide[500] * 1e10
     narrow[500] = wide[500]
-    row = shrink_evidence(narrow, wide, bits, [400, 600])  # one position that does not is not averaged away
+    # one position that does not is not averaged away
+    row = shrink_evidence(narrow, wide, bits, [400, 600])
     assert (row.outcome, row.figures.worst_position) == (FAILED, (1, 100))
 
 
 def test_blocks_are_recognised_by_where_faults_begin():
     places = structure_of(np.array([32, 33, 34, 64, 65, 160]), [200])
-    assert (places.block, places.first, places.starts, places.is_tail) == (32, (0, 32), (32, 64, 160), False)
+    assert (places.block, places.first, places.starts, places.is_tail) == (
+        32,
+        (0, 32),
+        (32, 64, 160),
+        False,
+    )
     assert structure_of(np.array([32, 33, 70, 160]), [200]).block is None  # 70 is no multiple of 8
     assert structure_of(np.arange(48, 100), [100]).is_tail
     assert structure_of(np.array([], int), [100]).first is None
@@ -313,13 +386,14 @@ def test_blocks_are_recognised_by_where_faults_begin():
 
 @pytest.mark.thorough
 def test_random_places_are_hardly_ever_called_boundaries():
-    """By hand: of 511 positions 63 are multiples of 8, so three drawn ones are all that with probability C(63, 3) /
-    C(511, 3) = 0.18 %.
+    """By hand: of 511 positions 63 are multiples of 8, so three drawn ones are all that with
+    probability C(63, 3) / C(511, 3) = 0.18 %.
     """
     rng = np.random.default_rng(11)
     draws = 10_000
     named = sum(
-        structure_of(np.sort(rng.choice(np.arange(1, 512), 3, replace=False)), [512]).block is not None
+        structure_of(np.sort(rng.choice(np.arange(1, 512), 3, replace=False)), [512]).block
+        is not None
         for _ in range(draws)
     )
     expected = draws * math.comb(63, 3) / math.comb(511, 3)

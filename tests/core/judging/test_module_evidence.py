@@ -1,4 +1,6 @@
-"""The row of evidence on modules: which are named, which first, and whether they compute in fewer bits."""
+"""The row of evidence on modules: which are named, which first, and whether they compute in fewer
+bits.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ POSITIONS = 40
 
 
 def modules(errors):
-    """errors: of the outputs of some modules, [positions], in units of float32's rounding; the others only round."""
+    """errors: of the outputs of some modules, [positions], in units of float32's rounding; the
+    others only round.
+    """
     side = np.ones((len(NAMES), POSITIONS))
     for module, values in errors.items():
         side[module] = values
@@ -52,7 +56,11 @@ def test_a_fault_on_top_of_noise_is_named_by_itself():
     faulty = noise(8)
     faulty[10] *= 20
     found = figures({**errors, 5: faulty})
-    assert (found.modules_beyond, found.first_module, found.first) == ((NAMES[5],), NAMES[5], (2, 10))
+    assert (found.modules_beyond, found.first_module, found.first) == (
+        (NAMES[5],),
+        NAMES[5],
+        (2, 10),
+    )
     assert (found.kind, found.blocks) == ("self_attn", 4)
     found = figures({**errors, 4: np.where(np.arange(POSITIONS) < 20, 1, 900)})
     assert (found.first_module, found.first, found.kind) == (NAMES[4], (2, 20), "self_attn")
@@ -65,10 +73,13 @@ def test_a_fault_on_top_of_noise_is_named_by_itself():
     [
         dict.fromkeys(ATTENTION[:3], noise(8)),  # not in all blocks
         {module: 5**n * noise(12) for n, module in enumerate(ATTENTION)},  # not by the same factor
-        dict.fromkeys(ATTENTION, np.arange(POSITIONS) ** 2 * 200.0),  # a wrong rotary base grows with the position
-        dict.fromkeys(ATTENTION, np.arange(POSITIONS) % 10 * 9000.0),  # gone at every tenth position
+        # a wrong rotary base grows with the position
+        dict.fromkeys(ATTENTION, np.arange(POSITIONS) ** 2 * 200.0),
+        # gone at every tenth position
+        dict.fromkeys(ATTENTION, np.arange(POSITIONS) % 10 * 9000.0),
         dict.fromkeys(ATTENTION, noise(20)),  # no format has so many bits
-        {0: np.arange(POSITIONS) % 2 * 9000.0 + 1, **dict.fromkeys(ATTENTION, noise(8))},  # what all blocks are given
+        # what all blocks are given
+        {0: np.arange(POSITIONS) % 2 * 9000.0 + 1, **dict.fromkeys(ATTENTION, noise(8))},
     ],
 )
 def test_errors_with_a_structure_are_no_lower_precision(errors):

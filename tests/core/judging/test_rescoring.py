@@ -19,15 +19,30 @@ def noise(size: float = FLOOR) -> np.ndarray:
     return RANDOM.normal(0, size, TOKENS)
 
 
-def scores(rollout: np.ndarray, trainer: np.ndarray, step: float, dtypes: dict[str, float]) -> list[Rescoring]:
-    """Rescorings by three checkpoints, each `step` noise floors of the first dtype from the one before."""
+def scores(
+    rollout: np.ndarray,
+    trainer: np.ndarray,
+    step: float,
+    dtypes: dict[str, float],
+) -> list[Rescoring]:
+    """Rescorings by three checkpoints, each `step` noise floors of the first dtype from the one
+    before.
+    """
     one = np.zeros(1, np.int64)
-    rows = [RowPair(at // 40, at % 40, one, rollout[at : at + 1], trainer[at : at + 1], one) for at in range(TOKENS)]
+    rows = [
+        RowPair(at // 40, at % 40, one, rollout[at : at + 1], trainer[at : at + 1], one)
+        for at in range(TOKENS)
+    ]
     places = [(row.prompt, row.position) for row in rows]
     return [
         Rescoring(
             *(f"step_{number}", dtype, ("rollout", "trainer"), rows),
-            *(values + noise(floor), values + RANDOM.normal(0, floor, (4, TOKENS)), np.ones(TOKENS), places),
+            *(
+                values + noise(floor),
+                values + RANDOM.normal(0, floor, (4, TOKENS)),
+                np.ones(TOKENS),
+                places,
+            ),
         )
         for number in range(3)
         for values in [EXACT + number * step * FLOOR * UPDATE]
@@ -63,7 +78,10 @@ def test_a_float32_trainer_is_told_apart_where_a_bfloat16_rollout_is_not():
     made = scores(side(0, 0.02), side(1, 0.02, 1e-5 * FLOOR), 0.02, BOTH)
     cause = explain_rescored(made)[0]
     assert cause.name == "numerics of two settings"
-    assert cause.parameters["agrees"] == {"rollout": ["step_0", "step_1", "step_2"], "trainer": ["step_1"]}
+    assert cause.parameters["agrees"] == {
+        "rollout": ["step_0", "step_1", "step_2"],
+        "trainer": ["step_1"],
+    }
 
 
 def test_sizes_are_in_noise_floors_of_each_checkpoint():
@@ -77,14 +95,18 @@ def test_sizes_are_in_noise_floors_of_each_checkpoint():
 
 
 def test_a_side_that_fits_nothing_is_explained_by_the_nearest_checkpoint():
-    """Log-probabilities of another token each are the trainer's fault, and the checkpoint shows it."""
+    """Log-probabilities of another token each are the trainer's fault, and the checkpoint shows
+    it.
+    """
     made = scores(side(1, 8), np.roll(side(1, 8), 1), 8, BOTH)
     names = [cause.name for cause in explain_rescored(made)]
     assert names == ["one side", "shifted"]
 
 
 def test_a_few_tokens_far_off_do_not_decide_about_the_others():
-    """As where a near tie of a router falls the other way: 9 tokens from token 31 of sequence 7 on."""
+    """As where a near tie of a router falls the other way: 9 tokens from token 31 of sequence 7
+    on.
+    """
     trainer = side(1, 8)
     trainer[311:320] -= np.abs(noise(0.5)[:9]) + 0.2
     agrees, some = explain_rescored(scores(side(1, 8), trainer, 8, BOTH))
@@ -96,6 +118,6 @@ def test_a_few_tokens_far_off_do_not_decide_about_the_others():
 
 
 def test_a_model_whose_values_never_change_has_no_floor():
-    (one, *_) = scores(side(0, 1), side(0, 1), 1, {"bfloat16": 0.0})
+    one, *_ = scores(side(0, 1), side(0, 1), 1, {"bfloat16": 0.0})
     assert not one.has_floor
     assert floor_evidence(one).outcome == MISSING

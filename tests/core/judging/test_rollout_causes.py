@@ -1,4 +1,6 @@
-"""Causes of one value per token: those of the trial, planted in tokens sampled from random, peaked distributions."""
+"""Causes of one value per token: those of the trial, planted in tokens sampled from random, peaked
+distributions.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,11 @@ CASES = made()
 TOKENS = {name: tokens for name, _, tokens in CASES}
 
 
-@pytest.mark.parametrize(("expected", "tokens"), [each[1:] for each in CASES], ids=[each[0] for each in CASES])
+@pytest.mark.parametrize(
+    ("expected", "tokens"),
+    [each[1:] for each in CASES],
+    ids=[each[0] for each in CASES],
+)
 def test_the_cause_is_named_and_nothing_on_a_clean_pair(expected, tokens):
     causes = explain_tokens(tokens)
     assert (causes[0].name if causes else "") == expected
@@ -35,7 +41,9 @@ def test_a_cause_of_one_step_alone_is_placed_there():
     tokens = TOKENS["temperature 0.7 at the last step"]
     (cause,) = explain_tokens(tokens)
     last = tokens.groups["step"].max()
-    assert cause.says.startswith(f"At step {last}: 'rollout' is sampled at a temperature of about 0.")
+    assert cause.says.startswith(
+        f"At step {last}: 'rollout' is sampled at a temperature of about 0.",
+    )
     assert cause.parameters["temperature"] == pytest.approx(0.7, rel=0.1)
 
 
@@ -55,7 +63,11 @@ IN_TURNS = TOKENS["turns, lags and steps of one quality"]
 PLAIN = SampledTokens(IN_TURNS.sequence, IN_TURNS.position, IN_TURNS.rollout, IN_TURNS.trainer)
 
 
-def with_side(side: str, change: Callable[[np.ndarray, np.random.Generator], np.ndarray | None], of=PLAIN):
+def with_side(
+    side: str,
+    change: Callable[[np.ndarray, np.random.Generator], np.ndarray | None],
+    of=PLAIN,
+):
     """Tokens of which one side, [responses, 32], is changed in place or replaced."""
     values = getattr(of, side).reshape(32, 32).copy()
     replaced = change(values, np.random.default_rng(1))
@@ -87,11 +99,31 @@ PLANTED: list[tuple[str, str, str, Callable]] = [
     ("log2", "other units", "rollout", lambda v, g: v / np.log(2)),
     ("log10 of the trainer", "other units", "trainer", lambda v, g: v / np.log(10)),
     ("running sum", "other units", "rollout", lambda v, g: v.cumsum(axis=1)),
-    ("sum at each token", "other units", "rollout", lambda v, g: v.sum(axis=1, keepdims=True) + 0 * v),
-    ("mean at each token", "other units", "trainer", lambda v, g: v.mean(axis=1, keepdims=True) + 0 * v),
+    (
+        "sum at each token",
+        "other units",
+        "rollout",
+        lambda v, g: v.sum(axis=1, keepdims=True) + 0 * v,
+    ),
+    (
+        "mean at each token",
+        "other units",
+        "trainer",
+        lambda v, g: v.mean(axis=1, keepdims=True) + 0 * v,
+    ),
     ("a constant", "other units", "trainer", lambda v, g: v - 4.5),
-    ("shift of a quarter", "shifted", "trainer", lambda v, g: put(v, np.s_[::4], np.s_[:-1], v[::4, 1:])),
-    ("one place", "part of the response", "trainer", lambda v, g: put(v, np.s_[:], 20, -g.gamma(2, 2, 32))),
+    (
+        "shift of a quarter",
+        "shifted",
+        "trainer",
+        lambda v, g: put(v, np.s_[::4], np.s_[:-1], v[::4, 1:]),
+    ),
+    (
+        "one place",
+        "part of the response",
+        "trainer",
+        lambda v, g: put(v, np.s_[:], 20, -g.gamma(2, 2, 32)),
+    ),
     (
         "three places",
         "part of the response",
@@ -106,15 +138,27 @@ PLANTED: list[tuple[str, str, str, Callable]] = [
         lambda v, g: put(v, np.s_[:8], np.s_[:], v[[1, 0, 3, 2, 5, 4, 7, 6]]),
     ),
     ("all responses moved on", "exchanged", "trainer", lambda v, g: np.roll(v, 1, axis=0)),
-    ("a wrong last chunk", "part of the response", "trainer", lambda v, g: put(v, 3, np.s_[22:], -g.gamma(1, 3, 10))),
+    (
+        "a wrong last chunk",
+        "part of the response",
+        "trainer",
+        lambda v, g: put(v, 3, np.s_[22:], -g.gamma(1, 3, 10)),
+    ),
     ("two tokens", "some tokens", "trainer", lambda v, g: put(v, [3, 9], [4, 7], [-15, -13])),
-    ("a tiny first token", "", "trainer", lambda v, g: PLAIN.rollout.reshape(32, 32) + 3e-5 * (np.arange(32) == 0)),
+    (
+        "a tiny first token",
+        "",
+        "trainer",
+        lambda v, g: PLAIN.rollout.reshape(32, 32) + 3e-5 * (np.arange(32) == 0),
+    ),
     ("values of other tokens", "", "trainer", lambda v, g: g.permutation(v.ravel())),
 ]
 
 
 @pytest.mark.parametrize(
-    ("expected", "side", "change"), [each[1:] for each in PLANTED], ids=[each[0] for each in PLANTED]
+    ("expected", "side", "change"),
+    [each[1:] for each in PLANTED],
+    ids=[each[0] for each in PLANTED],
 )
 def test_values_of_other_kinds_and_places_are_named(expected, side, change):
     causes = explain_tokens(with_side(side, change))
@@ -139,7 +183,11 @@ def test_the_most_likely_token_in_place_of_the_sampled_one_is_no_top_p():
     values = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     drawn = (values + random.gumbel(size=values.shape)).argmax(axis=1)
     trainer = values[np.arange(1024), drawn]
-    tokens = with_values(PLAIN, rollout=values.max(axis=1) + random.normal(0, 0.02, 1024), trainer=trainer)
+    tokens = with_values(
+        PLAIN,
+        rollout=values.max(axis=1) + random.normal(0, 0.02, 1024),
+        trainer=trainer,
+    )
     assert [cause.name for cause in explain_tokens(tokens)] == ["another token"]
 
 
@@ -147,7 +195,10 @@ def test_the_place_of_a_bad_token_is_named():
     changes = {name: change for name, _, _, change in PLANTED}
     (cause,) = explain_tokens(with_side("trainer", changes["one place"]))
     assert cause.parameters == {"part": "token 20 of each response"}
-    assert "token 22 of sequence 3" in explain_tokens(with_side("trainer", changes["a wrong last chunk"]))[0].says
+    assert (
+        "token 22 of sequence 3"
+        in explain_tokens(with_side("trainer", changes["a wrong last chunk"]))[0].says
+    )
 
 
 def test_too_few_tokens_and_equal_sides_have_no_cause():

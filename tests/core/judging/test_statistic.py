@@ -1,4 +1,6 @@
-"""The statistic on made figures: rounding drawn by numpy is never accused, planted faults are seen and placed."""
+"""The statistic on made figures: rounding drawn by numpy is never accused, planted faults are seen
+and placed.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,23 @@ from core.judging.statistic import FALSE_ALARM, FloorTest, floor_test, smallest_
 POSITIONS = 4096
 
 
-def rounding(rng: np.random.Generator, seeds: int, positions: int = POSITIONS, spread: float = 0.3) -> np.ndarray:
-    """Mean squares: a scale of its own at each position, times log-normal noise. [seeds, positions]"""
+def rounding(
+    rng: np.random.Generator,
+    seeds: int,
+    positions: int = POSITIONS,
+    spread: float = 0.3,
+) -> np.ndarray:
+    """Mean squares: a scale of its own at each position, times log-normal noise. [seeds,
+    positions]
+    """
     scale = np.exp(rng.normal(0, 1, positions)) * 1e-6
     return (scale * np.exp(rng.normal(0, spread, (seeds, positions)))) ** 2
 
 
 def test_rounding_is_rarely_called_a_fault():
-    """200 pairs drawn as the floor is: at a false-alarm rate of 1 in 1000, more than 2 have probability 1e-3."""
+    """200 pairs drawn as the floor is: at a false-alarm rate of 1 in 1000, more than 2 have
+    probability 1e-3.
+    """
     rng = np.random.default_rng(0)
     alarms = 0
     for _ in range(200):
@@ -56,8 +67,9 @@ def test_a_pair_larger_everywhere_fails_as_a_whole():
 
 @pytest.mark.parametrize("jump", [1, 1e5])
 def test_a_fault_at_most_positions_still_begins_where_it_begins(jump):
-    """Two positions of three: the pair's own median is then the fault, and would hide where it starts. Half of the
-    positions of a draw may jump: a value in the middle of two falls to the other.
+    """Two positions of three: the pair's own median is then the fault, and would hide where it
+    starts. Half of the positions of a draw may jump: a value in the middle of two falls to the
+    other.
     """
     drawn = rounding(np.random.default_rng(7), 5, 300)
     pair = np.where(np.arange(300) < 100, drawn[0], drawn[0] * 1e6**2)
@@ -75,7 +87,9 @@ def test_a_fault_at_the_only_position_that_differs_is_found():
 
 
 def test_a_pair_in_16_bits_is_compared_as_a_whole():
-    """Single positions jump by orders of magnitude there; ten times the whole floor is no rounding."""
+    """Single positions jump by orders of magnitude there; ten times the whole floor is no
+    rounding.
+    """
     drawn = rounding(np.random.default_rng(6), 5)
     drawn[1:, 7] = 0
     assert floor_test(drawn[0], drawn[1:], OWN).is_passed
@@ -93,8 +107,14 @@ VOCAB, LENGTH, DRAWS = 60, 40, 8
 Fault = Callable[[NDArray[np.float64]], None]
 
 
-def errors_of_rounding(generator: np.random.Generator, prompts: int, mixing: NDArray[np.float64]) -> NDArray:
-    """A dozen directions, positions whose size varies by a fifth. [positions, vocab], rms about 1"""
+def errors_of_rounding(
+    generator: np.random.Generator,
+    prompts: int,
+    mixing: NDArray[np.float64],
+) -> NDArray:
+    """A dozen directions, positions whose size varies by a fifth. [positions, vocab], rms about
+    1
+    """
     rows = prompts * LENGTH
     size = np.exp(0.2 * generator.standard_normal((rows, 1)))
     return size * (generator.standard_normal((rows, len(mixing))) @ mixing)
@@ -110,7 +130,12 @@ def tried(seed: int, prompts: int, fault: Fault = lambda _: None) -> FloorTest:
     mixing = generator.standard_normal((12, VOCAB)) / np.sqrt(12)
     engine, *draws = (errors_of_rounding(generator, prompts, mixing) for _ in range(DRAWS + 1))
     fault(engine)
-    return floor_test(errors(engine), np.stack([errors(one) for one in draws]), DRAWN, lengths=[LENGTH] * prompts)
+    return floor_test(
+        errors(engine),
+        np.stack([errors(one) for one in draws]),
+        DRAWN,
+        lengths=[LENGTH] * prompts,
+    )
 
 
 @pytest.mark.spread(2)
@@ -135,7 +160,11 @@ def directed(rms: float, seed: int = 9) -> NDArray[np.float64]:
 
 @pytest.mark.parametrize("prompts", [1, 10])
 @pytest.mark.parametrize(("times", "is_seen"), [(1.5, True), (0.3, False)])
-def test_a_fault_at_one_position_is_seen_above_the_limit_and_placed(prompts: int, times: float, is_seen: bool) -> None:
+def test_a_fault_at_one_position_is_seen_above_the_limit_and_placed(
+    prompts: int,
+    times: float,
+    is_seen: bool,
+) -> None:
     limit = smallest_fault(tried(3, prompts).position.limit)
 
     def plant(engine: NDArray[np.float64]) -> None:
@@ -154,7 +183,11 @@ def test_a_fault_at_one_position_is_seen_above_the_limit_and_placed(prompts: int
         (slice(23, None, LENGTH), "place in the prompt", 23),
     ],
 )
-def test_a_fault_that_no_single_position_shows_is_seen_where_it_gathers(rows: object, kind: str, place: int) -> None:
+def test_a_fault_that_no_single_position_shows_is_seen_where_it_gathers(
+    rows: object,
+    kind: str,
+    place: int,
+) -> None:
     def fault(engine: NDArray[np.float64]) -> None:
         engine[rows] *= 3
 

@@ -1,4 +1,6 @@
-"""Controls raise the verdict of a dump, planted faults are caught, and what is no control is refused."""
+"""Controls raise the verdict of a dump, planted faults are caught, and what is no control is
+refused.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,18 @@ from core.judging.dump import judge_stored, judge_upload
 from core.judging.ingest import ingest
 from core.judging.uploaded_controls import measure_controls
 from core.runs.dumps.export import export_npz
-from core.runs.file.evidence import FAILED, FLOAT32, MISSING, NEIGHBOURS, NOTED, PASSED, RERUN, VALIDITY, Check, Verdict
+from core.runs.file.evidence import (
+    FAILED,
+    FLOAT32,
+    MISSING,
+    NEIGHBOURS,
+    NOTED,
+    PASSED,
+    RERUN,
+    VALIDITY,
+    Check,
+    Verdict,
+)
 from core.runs.queries.verdicts import next_command
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
@@ -43,7 +56,11 @@ def dump_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[np.ndarray], 
     def stored(variant: np.ndarray) -> tuple[Store, str]:
         key = variant.tobytes()
         if key not in run_ids:
-            sides = {"reference": in_bfloat16(X, HEAD, 1), "variant": variant, "token_ids": np.arange(ROWS)}
+            sides = {
+                "reference": in_bfloat16(X, HEAD, 1),
+                "variant": variant,
+                "token_ids": np.arange(ROWS),
+            }
             run_ids[key] = ingest(store, [saved(folder / "dump.npz", **sides)])
         return store, run_ids[key]
 
@@ -55,7 +72,9 @@ Judged = Callable[..., Verdict]
 
 @pytest.fixture
 def judged(dump_of: Callable[[np.ndarray], tuple[Store, str]], tmp_path: Path) -> Judged:
-    """`judged(variant, ...)`: the verdict of a dump with controls given as dicts of arrays; nothing is stored again."""
+    """`judged(variant, ...)`: the verdict of a dump with controls given as dicts of arrays; nothing
+    is stored again.
+    """
 
     def judge(variant: np.ndarray, before: Verdict | None = None, **controls: Any) -> Verdict:
         store, run_id = dump_of(variant)
@@ -81,7 +100,11 @@ def row_of(verdict: Verdict, group: str) -> Any:
 
 @pytest.mark.parametrize(
     ("x", "verdict"),
-    [(X, "rounding"), (FAULT, "bug suspected"), (with_fault(X, rows=[29], factor=1.5), "bug suspected")],
+    [
+        (X, "rounding"),
+        (FAULT, "bug suspected"),
+        (with_fault(X, rows=[29], factor=1.5), "bug suspected"),
+    ],
     ids=["sound", "fault", "fault at one position"],
 )
 def test_a_float32_pair_alone_decides(x: np.ndarray, verdict: str, judged: Judged) -> None:
@@ -90,7 +113,11 @@ def test_a_float32_pair_alone_decides(x: np.ndarray, verdict: str, judged: Judge
 
 
 @pytest.mark.parametrize(("is_fault", "verdict"), [(False, "rounding"), (True, "bug suspected")])
-def test_a_floor_of_other_ways_decides_by_the_noise_ratio(is_fault: bool, verdict: str, judged: Judged) -> None:
+def test_a_floor_of_other_ways_decides_by_the_noise_ratio(
+    is_fault: bool,
+    verdict: str,
+    judged: Judged,
+) -> None:
     x = FAULT if is_fault else X
     pair = pair_with(x)
     found = judged(in_bfloat16(x, HEAD, 2), float32=pair, floor=FLOOR)
@@ -99,17 +126,27 @@ def test_a_floor_of_other_ways_decides_by_the_noise_ratio(is_fault: bool, verdic
     assert (found.noise_ratio > 100) if is_fault else (0.5 < found.noise_ratio < 2)
     row = row_of(found, FLOAT32)
     assert row.outcome == (FAILED if is_fault else PASSED)
-    assert [(floor.compute_dtype, len(floor.floor_rms)) for floor in found.floors] == [("float32", ROWS)]
+    assert [(floor.compute_dtype, len(floor.floor_rms)) for floor in found.floors] == [
+        ("float32", ROWS),
+    ]
     expected = np.sqrt(np.mean([(pair["variant"].astype(np.float64) - pair["reference"]) ** 2]))
     assert row.figures.pair_rms_logits == pytest.approx(expected, rel=1e-12)
 
 
-def test_equal_bits_in_16_bits_hide_no_fault_where_float32_and_a_floor_are_given(judged: Judged) -> None:
-    assert judged(in_bfloat16(X, HEAD, 1), float32=pair_with(FAULT), floor=FLOOR).name == "bug suspected"
+def test_equal_bits_in_16_bits_hide_no_fault_where_float32_and_a_floor_are_given(
+    judged: Judged,
+) -> None:
+    assert (
+        judged(in_bfloat16(X, HEAD, 1), float32=pair_with(FAULT), floor=FLOOR).name
+        == "bug suspected"
+    )
 
 
 @pytest.mark.parametrize("side", few(["reference", "variant"], "variant"))
-def test_a_rerun_that_moves_is_nondeterministic_and_one_that_does_not_passes(side: str, judged: Judged) -> None:
+def test_a_rerun_that_moves_is_nondeterministic_and_one_that_does_not_passes(
+    side: str,
+    judged: Judged,
+) -> None:
     variant = in_bfloat16(X, HEAD, 2)
     again = {"reference": in_bfloat16(X, HEAD, 1), "variant": variant}
     found = judged(variant, rerun=again)
@@ -122,23 +159,33 @@ def test_a_rerun_that_moves_is_nondeterministic_and_one_that_does_not_passes(sid
     assert row_of(judged(variant, rerun={**again, side: one_bit}), RERUN).outcome == FAILED
 
 
-def test_other_neighbours_that_change_bits_are_a_leak_unless_there_are_experts(judged: Judged) -> None:
+def test_other_neighbours_that_change_bits_are_a_leak_unless_there_are_experts(
+    judged: Judged,
+) -> None:
     variant = in_bfloat16(X, HEAD, 2)
     found = judged(variant, neighbours={"variant": variant})
     assert (found.name, row_of(found, NEIGHBOURS).outcome) == ("likely rounding", PASSED)
     leaked = variant.copy()
     leaked[3] = variant[4]
-    for experts, verdict, outcome in ((False, "bug suspected", FAILED), (True, "likely rounding", NOTED)):
+    for experts, verdict, outcome in (
+        (False, "bug suspected", FAILED),
+        (True, "likely rounding", NOTED),
+    ):
         found = judged(variant, neighbours={"variant": leaked}, has_experts=experts)
         assert (found.name, row_of(found, NEIGHBOURS).outcome) == (verdict, outcome)
 
 
 @pytest.mark.parametrize("is_together", [True, False])
 def test_a_side_that_does_not_repeat_its_bits_leaks_only_where_it_moves_further_beside_others(
-    is_together: bool, judged: Judged
+    is_together: bool,
+    judged: Judged,
 ) -> None:
     """Whether both were uploaded at once or one after the other."""
-    variant, again, leaked = in_bfloat16(X, HEAD, 2), in_bfloat16(X, HEAD, 9), in_bfloat16(X, HEAD, 7)
+    variant, again, leaked = (
+        in_bfloat16(X, HEAD, 2),
+        in_bfloat16(X, HEAD, 9),
+        in_bfloat16(X, HEAD, 7),
+    )
     for beside, verdict, outcome in (
         (leaked, "nondeterministic", NOTED),
         (np.roll(leaked, 1, axis=0), "bug suspected", FAILED),
@@ -156,7 +203,12 @@ def test_a_side_that_does_not_repeat_its_bits_leaks_only_where_it_moves_further_
 def test_the_judged_run_has_the_same_bits_and_the_old_one_stays_as_it_is(tmp_path: Path) -> None:
     variant = in_bfloat16(X, HEAD, 2)
     store = Store(tmp_path / "store")
-    dump = saved(tmp_path / "dump.npz", reference=in_bfloat16(X, HEAD, 1), variant=variant, token_ids=np.arange(ROWS))
+    dump = saved(
+        tmp_path / "dump.npz",
+        reference=in_bfloat16(X, HEAD, 1),
+        variant=variant,
+        token_ids=np.arange(ROWS),
+    )
     with RunReader(store.path_of(ingest(store, [dump]))) as before:
         controls = measure_controls(before, **on_disk(tmp_path, {"rerun": {"variant": variant}}))
         run = RunReader(store.path_of(judge_stored(store, before, controls, name="with a rerun")))
@@ -175,10 +227,22 @@ def test_the_judged_run_has_the_same_bits_and_the_old_one_stays_as_it_is(tmp_pat
 
 
 REFUSED: dict[str, tuple[str, dict[str, np.ndarray], str]] = {
-    "fewer positions": ("rerun", {"variant": in_bfloat16(X, HEAD, 2)[:-1]}, "47 positions x 600 tokens; expected 48"),
-    "other tokens": ("rerun", {"variant": in_bfloat16(X, HEAD, 2), "token_ids": np.arange(ROWS) + 1}, "token_ids"),
+    "fewer positions": (
+        "rerun",
+        {"variant": in_bfloat16(X, HEAD, 2)[:-1]},
+        "47 positions x 600 tokens; expected 48",
+    ),
+    "other tokens": (
+        "rerun",
+        {"variant": in_bfloat16(X, HEAD, 2), "token_ids": np.arange(ROWS) + 1},
+        "token_ids",
+    ),
     "other names": ("rerun", {"nobody": in_bfloat16(X, HEAD, 2)}, "has sides 'nobody'"),
-    "float32 values in a rerun": ("rerun", {"variant": in_float32(X, HEAD, 2)}, "which is no bfloat16 value"),
+    "float32 values in a rerun": (
+        "rerun",
+        {"variant": in_float32(X, HEAD, 2)},
+        "which is no bfloat16 value",
+    ),
     "an upcast pair": (
         "float32",
         {"reference": in_bfloat16(X, HEAD, 1), "variant": in_bfloat16(X, HEAD, 2)},
@@ -191,7 +255,11 @@ REFUSED: dict[str, tuple[str, dict[str, np.ndarray], str]] = {
         {"a": FLOOR["way_11"] * 0.0, "b": -0.0 * FLOOR["way_11"], "c": FLOOR["way_12"]},
         "has 2 distinct of 3 paths",
     ),
-    "the variant as a path": ("floor", {**FLOOR, "x": in_float32(X, HEAD, 2)}, "'x' of the noise floor is the variant"),
+    "the variant as a path": (
+        "floor",
+        {**FLOOR, "x": in_float32(X, HEAD, 2)},
+        "'x' of the noise floor is the variant",
+    ),
     "a pair of other logits": (
         "float32",
         {"reference": in_float32(X[::-1], HEAD, 1), "variant": in_float32(X[::-1], HEAD, 2)},
@@ -216,7 +284,9 @@ def test_what_is_no_control_is_refused_in_a_sentence(case: str, judged: Judged) 
 # ---- controls that would turn a fault into rounding
 
 
-def test_a_fault_of_the_16_bit_kernels_alone_is_seen_beside_a_sound_float32_pair(judged: Judged) -> None:
+def test_a_fault_of_the_16_bit_kernels_alone_is_seen_beside_a_sound_float32_pair(
+    judged: Judged,
+) -> None:
     found = judged(in_bfloat16(with_fault(X, factor=1.5), HEAD, 2), float32=PAIR)
     assert found.name == "bug suspected"
     assert [row.outcome for row in found.evidence if row.check is Check.NARROWING] == [FAILED]
@@ -243,7 +313,8 @@ def hardly(row, onto):
 
 
 EACH_WITH_A_FAULT = {
-    f"way {part}": in_float32(with_fault(X, factor=1 + part / 100), HEAD, 40 + part) for part in (-10, -5, 5, 10)
+    f"way {part}": in_float32(with_fault(X, factor=1 + part / 100), HEAD, 40 + part)
+    for part in (-10, -5, 5, 10)
 }
 # Five spacings at position 29, about as much again as rounding does at all others together.
 UP = np.where(np.arange(ROWS) == 29, np.float32(1 + 5 * 2**-23), np.float32(1))[:, None]
@@ -252,14 +323,41 @@ UP = np.where(np.arange(ROWS) == 29, np.float32(1 + 5 * 2**-23), np.float32(1))[
 @pytest.mark.parametrize(
     ("floor", "sentence"),
     [
-        ({f"w{order}": in_float32(states(7)[0], HEAD, order) for order in (1, 2, 3, 4)}, "of another pair"),
-        ({**FLOOR, "broken": in_float32(FAULT, HEAD, 20)}, SPLIT),
-        *thorough([({"a": FLOOR["way_11"], "broken": WRONG[21], "two": WRONG[22], "three": WRONG[23]}, SPLIT)]),
         (
-            {"a": FLOOR["way_11"], "b": at_row(0, FLOOR["way_12"], FLOOR["way_11"]), "c": WRONG[21], "d": WRONG[22]},
+            {f"w{order}": in_float32(states(7)[0], HEAD, order) for order in (1, 2, 3, 4)},
+            "of another pair",
+        ),
+        ({**FLOOR, "broken": in_float32(FAULT, HEAD, 20)}, SPLIT),
+        *thorough(
+            [
+                (
+                    {
+                        "a": FLOOR["way_11"],
+                        "broken": WRONG[21],
+                        "two": WRONG[22],
+                        "three": WRONG[23],
+                    },
+                    SPLIT,
+                ),
+            ],
+        ),
+        (
+            {
+                "a": FLOOR["way_11"],
+                "b": at_row(0, FLOOR["way_12"], FLOOR["way_11"]),
+                "c": WRONG[21],
+                "d": WRONG[22],
+            },
             SPLIT,
         ),
-        ({"a": FLOOR["way_11"], "b": WRONG[21], "c": at_row(slice(9), FLOOR["way_12"], WRONG[21])}, "no three paths"),
+        (
+            {
+                "a": FLOOR["way_11"],
+                "b": WRONG[21],
+                "c": at_row(slice(9), FLOOR["way_12"], WRONG[21]),
+            },
+            "no three paths",
+        ),
         (
             {
                 "a": FLOOR["way_11"],
@@ -273,15 +371,22 @@ UP = np.where(np.arange(ROWS) == 29, np.float32(1 + 5 * 2**-23), np.float32(1))[
         (
             {
                 "a": FLOOR["way_11"],
-                **{n: np.concatenate([FLOOR["way_11"][:40], FLOOR[n][40:]]) for n in ("way_12", "way_13")},
+                **{
+                    n: np.concatenate([FLOOR["way_11"][:40], FLOOR[n][40:]])
+                    for n in ("way_12", "way_13")
+                },
             },
             "is too narrow",
         ),
     ],
 )
-def test_a_floor_that_is_none_decides_nothing(floor: dict[str, np.ndarray], sentence: str, judged: Judged) -> None:
-    """It is left aside with the reason, and what decides is what would have decided without it: never the fault within
-    the floor itself.
+def test_a_floor_that_is_none_decides_nothing(
+    floor: dict[str, np.ndarray],
+    sentence: str,
+    judged: Judged,
+) -> None:
+    """It is left aside with the reason, and what decides is what would have decided without it:
+    never the fault within the floor itself.
     """
     for x, verdict in ((X, "rounding"), (with_fault(X, factor=1.5), "bug suspected")):
         found = judged(in_bfloat16(x, HEAD, 2), float32=pair_with(x), floor=floor)
@@ -292,13 +397,21 @@ def test_a_floor_that_is_none_decides_nothing(floor: dict[str, np.ndarray], sent
         assert aside.outcome == MISSING
 
 
-def test_a_float32_dump_whose_floor_is_refused_is_undecided_and_is_not_asked_for_a_floor_again(store, tmp_path):
+def test_a_float32_dump_whose_floor_is_refused_is_undecided_and_is_not_asked_for_a_floor_again(
+    store,
+    tmp_path,
+):
     """There is no pair in 16 bits beside which it could shrink."""
-    sides = {"reference": in_float32(X, HEAD, 1), "variant": in_float32(with_fault(X, factor=1.5), HEAD, 2)}
+    sides = {
+        "reference": in_float32(X, HEAD, 1),
+        "variant": in_float32(with_fault(X, factor=1.5), HEAD, 2),
+    }
     dump = saved(tmp_path / "d.npz", **sides, token_ids=np.arange(ROWS))
     ways = saved(tmp_path / "w.npz", **EACH_WITH_A_FAULT)
     with RunReader(store.path_of(ingest(store, [dump]))) as run:
-        judged_run = RunReader(store.path_of(judge_stored(store, run, measure_controls(run, floor=[ways]))))
+        judged_run = RunReader(
+            store.path_of(judge_stored(store, run, measure_controls(run, floor=[ways]))),
+        )
     (pair,) = judged_run.pairs
     assert pair.verdict == "undecided"
     assert next_command(judged_run, pair) == f"ulpscope verdict {judged_run.run_id} --model MODEL"
@@ -310,7 +423,10 @@ def test_a_floor_without_the_pair_in_float32_is_refused(judged: Judged) -> None:
         judged(in_bfloat16(X, HEAD, 2), floor=FLOOR)
 
 
-def test_a_run_without_its_pair_gets_a_sentence_and_no_verdict(store: Store, tmp_path: Path) -> None:
+def test_a_run_without_its_pair_gets_a_sentence_and_no_verdict(
+    store: Store,
+    tmp_path: Path,
+) -> None:
     sides = {"reference": in_bfloat16(X, HEAD, 1), "variant": in_bfloat16(X, HEAD, 2)}
     path = store.path_of(ingest(store, [saved(tmp_path / "d.npz", **sides)]))
     damaged(path, "DELETE FROM pair")

@@ -1,4 +1,6 @@
-"""What can be said of a dump by itself: each planted fault is called `invalid dump` by its own check."""
+"""What can be said of a dump by itself: each planted fault is called `invalid dump` by its own
+check.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,17 @@ from core.judging.constant_rows import Filling
 from core.judging.explain.causes import explain_pair
 from core.judging.ingest import ingest
 from core.numerics.formats import BFLOAT16, FLOAT32
-from core.runs.file.evidence import FAILED, MISSING, NOTED, PASSED, SAMPLER, SCREENING, STRUCTURE, VALIDITY, Check
+from core.runs.file.evidence import (
+    FAILED,
+    MISSING,
+    NOTED,
+    PASSED,
+    SAMPLER,
+    SCREENING,
+    STRUCTURE,
+    VALIDITY,
+    Check,
+)
 from core.runs.file.evidence import FLOAT32 as FLOAT32_GROUP
 from core.runs.queries.flips import telling_place
 from core.runs.queries.verdicts import next_command
@@ -29,9 +41,17 @@ FLOAT32_NAMED = {"compute_dtype": np.array("float32")}
 WIDE, WIDE_OTHER = in_float32(X, HEAD, 1), in_float32(X, HEAD, 2)
 
 
-def stored(folder: Path, reference: np.ndarray = PLAIN, variant: np.ndarray = OTHER, **more: Any) -> RunReader:
+def stored(
+    folder: Path,
+    reference: np.ndarray = PLAIN,
+    variant: np.ndarray = OTHER,
+    **more: Any,
+) -> RunReader:
     folder.mkdir(exist_ok=True)
-    store, dump = Store(folder / "store"), saved(folder / "dump.npz", reference=reference, variant=variant, **more)
+    store, dump = (
+        Store(folder / "store"),
+        saved(folder / "dump.npz", reference=reference, variant=variant, **more),
+    )
     return RunReader(store.path_of(ingest(store, [dump])))
 
 
@@ -47,7 +67,12 @@ def test_a_sound_dump_is_likely_rounding_and_names_the_command_that_would_decide
     (pair,) = run.pairs
     assert pair.verdict == "likely rounding"
     assert next_command(run, pair) == f"ulpscope verdict {run.run_id} --float32 PAIR_IN_FLOAT32.npz"
-    assert outcomes(run) == {VALIDITY: [PASSED], SCREENING: [PASSED], FLOAT32_GROUP: [MISSING], STRUCTURE: [NOTED]}
+    assert outcomes(run) == {
+        VALIDITY: [PASSED],
+        SCREENING: [PASSED],
+        FLOAT32_GROUP: [MISSING],
+        STRUCTURE: [NOTED],
+    }
 
 
 def _top(logits: np.ndarray, k: int, fill: float) -> np.ndarray:
@@ -67,7 +92,12 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
 
 
 INVALID = {  # the sides, the check that fails, and some of its figures
-    "top 20, the rest -inf": (PLAIN, _top(OTHER, 20, -np.inf), Check.TRUNCATION, {"least_other_logits": 20}),
+    "top 20, the rest -inf": (
+        PLAIN,
+        _top(OTHER, 20, -np.inf),
+        Check.TRUNCATION,
+        {"least_other_logits": 20},
+    ),
     "a mask on one side": (
         PLAIN,
         np.where(np.arange(VOCAB) < 99, -np.inf, OTHER),
@@ -80,7 +110,12 @@ INVALID = {  # the sides, the check that fails, and some of its figures
         Check.TRUNCATION,
         {"reference_filled_rows": ROWS, "variant_filled_rows": ROWS, "least_other_logits": 20},
     ),
-    "top 20, the rest 0": (PLAIN, _top(OTHER, 20, 0.0), Check.TRUNCATION, {"variant_filled_rows": ROWS}),
+    "top 20, the rest 0": (
+        PLAIN,
+        _top(OTHER, 20, 0.0),
+        Check.TRUNCATION,
+        {"variant_filled_rows": ROWS},
+    ),
     "a row never written": (
         PLAIN,
         np.concatenate([OTHER[:-1], np.zeros_like(OTHER[:1])]),
@@ -104,17 +139,41 @@ INVALID = {  # the sides, the check that fails, and some of its figures
         Check.NUMBERS,
         {"nonfinite_mismatch": 1, "positions": 1, "first": (0, 7), "token": 3},
     ),
-    "tokens beyond the vocabulary": (PLAIN, OTHER, Check.SHAPES, {"highest_token_id": ROWS - 1 + VOCAB}),
+    "tokens beyond the vocabulary": (
+        PLAIN,
+        OTHER,
+        Check.SHAPES,
+        {"highest_token_id": ROWS - 1 + VOCAB},
+    ),
 }
-INVALID["one value"] = (PLAIN, np.full_like(OTHER, 0.375), Check.TRUNCATION, {"variant_filled_rows": ROWS})
-SHIFTED = {"rows one late": "one_later", "rows one early": "one_earlier", "rows two late": "two_later"}
+INVALID["one value"] = (
+    PLAIN,
+    np.full_like(OTHER, 0.375),
+    Check.TRUNCATION,
+    {"variant_filled_rows": ROWS},
+)
+SHIFTED = {
+    "rows one late": "one_later",
+    "rows one early": "one_earlier",
+    "rows two late": "two_later",
+}
 
 
 @pytest.mark.parametrize(
     ("wrong", "top", "is_named"),
-    [(np.inf, 70_000.0, True), (np.nan, 60_000.0, True), (np.nan, 300.0, False), (-np.inf, 70_000.0, False)],
+    [
+        (np.inf, 70_000.0, True),
+        (np.nan, 60_000.0, True),
+        (np.nan, 300.0, False),
+        (-np.inf, 70_000.0, False),
+    ],
 )
-def test_an_overflow_of_float16_is_named_if_the_other_side_is_as_large(wrong, top, is_named, tmp_path):
+def test_an_overflow_of_float16_is_named_if_the_other_side_is_as_large(
+    wrong,
+    top,
+    is_named,
+    tmp_path,
+):
     reference, variant = PLAIN.astype(np.float32), OTHER.astype(np.float32)
     reference[7, 3], variant[7, 3] = top, wrong
     (pair,) = stored(tmp_path, reference, variant).pairs
@@ -146,7 +205,8 @@ def test_log_probabilities_cut_to_the_top_20_are_called_that_and_no_nan_is_blame
     assert rows[Check.TRUNCATION].outcome == FAILED
     assert "log-probabilities" in rows[Check.LOGSUMEXP].says
     assert Check.NUMBERS not in rows
-    # Negative logits are none: the 20 best of GPT-2 add up to 1e-16, 20 of 600 probabilities to a thirtieth at least.
+    # Negative logits are none: the 20 best of GPT-2 add up to 1e-16, 20 of 600 probabilities to a
+    # thirtieth at least.
     run = stored(tmp_path / "negative", *(_top(side - 60, 20, -np.inf) for side in (PLAIN, OTHER)))
     assert Check.LOGSUMEXP not in {row.check for row in run.evidence(0)}
 
@@ -183,8 +243,16 @@ def test_filled_rows_are_counted_exactly_wherever_the_others_lie(fmt, share):
     assert kept - 30 <= watch.others <= kept  # a drawn logit may be -3.0 too
 
 
-@pytest.mark.parametrize(("places", "is_tail", "block"), [(range(32, ROWS), True, None), (range(8, 41, 8), False, 8)])
-def test_the_first_difference_and_its_blocks_are_found_without_a_control(places, is_tail, block, tmp_path):
+@pytest.mark.parametrize(
+    ("places", "is_tail", "block"),
+    [(range(32, ROWS), True, None), (range(8, 41, 8), False, 8)],
+)
+def test_the_first_difference_and_its_blocks_are_found_without_a_control(
+    places,
+    is_tail,
+    block,
+    tmp_path,
+):
     variant = np.where(np.isin(np.arange(ROWS), places)[:, None], OTHER, PLAIN)
     (row,) = [row for row in stored(tmp_path, PLAIN, variant).evidence(0) if row.group == STRUCTURE]
     assert (row.figures.positions, row.figures.first) == (len(places), (0, places[0]))
@@ -204,7 +272,10 @@ def test_emitted_tokens_that_are_the_argmax_pass_and_another_is_the_samplers_fau
     assert run.pairs[0].verdict == "likely rounding"
     assert run.generations[0].given_positions == 5
     assert run.generations[0].tokens[1] == tuple(OTHER.argmax(1)[4:])
-    wrong = {**right, "emitted:variant": np.where(np.arange(ROWS) == 20, 3, right["emitted:variant"])}
+    wrong = {
+        **right,
+        "emitted:variant": np.where(np.arange(ROWS) == 20, 3, right["emitted:variant"]),
+    }
     run = stored(tmp_path / "b", **wrong)
     assert outcomes(run)[SAMPLER] == [PASSED, FAILED]
     assert run.pairs[0].verdict == "bug suspected"
@@ -215,7 +286,11 @@ def test_of_tokens_that_tie_any_may_be_emitted(token, first, tmp_path):
     """Of more than are kept, too."""
     flat, tokens = np.round(PLAIN), np.full(ROWS, 55)
     flat[:, :60], tokens[9] = flat.max() + 8, token
-    run = stored(tmp_path, flat, **{"emitted:reference": tokens, "emitted:variant": OTHER.argmax(1)})
+    run = stored(
+        tmp_path,
+        flat,
+        **{"emitted:reference": tokens, "emitted:variant": OTHER.argmax(1)},
+    )
     assert outcomes(run)[SAMPLER] == [PASSED if first is None else FAILED, PASSED]
     assert [row.figures.first for row in run.evidence(0) if row.group == SAMPLER] == [first, None]
 
@@ -225,13 +300,22 @@ def test_of_tokens_that_tie_any_may_be_emitted(token, first, tmp_path):
     [
         ({"emitted:reference": _emitted(PLAIN)}, "not of 'variant'; expected all or none"),
         ({"emitted:nobody": _emitted(PLAIN)}, "belongs to no side"),
-        ({"emitted:reference": _emitted(PLAIN), "emitted:variant": _emitted(PLAIN, 5)}, "begin at different positions"),
+        (
+            {"emitted:reference": _emitted(PLAIN), "emitted:variant": _emitted(PLAIN, 5)},
+            "begin at different positions",
+        ),
         (
             {"emitted:reference": _emitted(PLAIN)[1:], "emitted:variant": _emitted(PLAIN)},
             "expected one for each position",
         ),
-        ({"emitted:reference": _emitted(PLAIN) - 1, "emitted:variant": _emitted(PLAIN)}, "numbers from -1"),
-        ({"emitted:reference": _emitted(PLAIN) * 1.0, "emitted:variant": _emitted(PLAIN)}, "whole numbers"),
+        (
+            {"emitted:reference": _emitted(PLAIN) - 1, "emitted:variant": _emitted(PLAIN)},
+            "numbers from -1",
+        ),
+        (
+            {"emitted:reference": _emitted(PLAIN) * 1.0, "emitted:variant": _emitted(PLAIN)},
+            "whole numbers",
+        ),
     ],
 )
 def test_odd_emitted_tokens_are_refused_in_a_sentence(emitted, sentence, tmp_path):
@@ -253,13 +337,25 @@ def test_odd_emitted_tokens_are_refused_in_a_sentence(emitted, sentence, tmp_pat
         (_log_softmax(PLAIN), _log_softmax(OTHER), FLOAT32_NAMED, "bug suspected"),
     ],
 )
-def test_a_difference_is_compared_with_what_its_dtype_rounds(reference, variant, more, verdict, tmp_path):
+def test_a_difference_is_compared_with_what_its_dtype_rounds(
+    reference,
+    variant,
+    more,
+    verdict,
+    tmp_path,
+):
     assert stored(tmp_path, reference, variant, **more).pairs[0].verdict == verdict
 
 
-@pytest.mark.parametrize(("reference", "variant"), [(PLAIN, OTHER), (WIDE, WIDE_OTHER)], ids=["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("reference", "variant"),
+    [(PLAIN, OTHER), (WIDE, WIDE_OTHER)],
+    ids=["bfloat16", "float32"],
+)
 def test_unrelated_arrays_and_one_swapped_row_are_a_suspected_bug(tmp_path, reference, variant):
-    unrelated = (np.random.default_rng(0).standard_normal(reference.shape) * reference.std()).astype(np.float32)
+    unrelated = (
+        np.random.default_rng(0).standard_normal(reference.shape) * reference.std()
+    ).astype(np.float32)
     assert stored(tmp_path, reference, unrelated).pairs[0].verdict == "bug suspected"
     swapped = variant.copy()
     swapped[11] = variant[29]
@@ -272,7 +368,10 @@ def test_a_difference_of_medium_size_stays_undecided(tmp_path):
     signs = np.random.default_rng(1).choice([-1, 1], PLAIN.shape)
     step = 2.0 ** (np.floor(np.log2(np.abs(PLAIN).max())) - 7)  # of bfloat16 at the largest logit
     moved = np.round(PLAIN / step + 6 * signs).astype(np.float32) * np.float32(step)
-    assert stored(tmp_path, PLAIN, moved, compute_dtype=np.array("bfloat16")).pairs[0].verdict == "undecided"
+    assert (
+        stored(tmp_path, PLAIN, moved, compute_dtype=np.array("bfloat16")).pairs[0].verdict
+        == "undecided"
+    )
 
 
 def _rounded(logits: np.ndarray, dtype: str) -> np.ndarray:
@@ -289,7 +388,9 @@ SINGLES = {  # rows and tokens that are 6 logits off
 @pytest.mark.parametrize("rest", ["equal", "rounded"])
 @pytest.mark.parametrize("case", [*SINGLES, "sound"])
 def test_a_logit_that_moves_alone_is_a_suspected_bug_in_every_dtype(case, rest, dtype, tmp_path):
-    """Row maxima are about 18, so 6 logits are 48 row ULPs of bfloat16; one position has no others' size to show it."""
+    """Row maxima are about 18, so 6 logits are 48 row ULPs of bfloat16; one position has no others'
+    size to show it.
+    """
     random = np.random.default_rng(4)
     x, head = random.standard_normal((ROWS, 64)), random.standard_normal((64, 4096)) / 2
     eps = 2.0 ** -{"bfloat16": 9, "float16": 12, "float32": 23}[dtype]
@@ -327,11 +428,19 @@ SWAPPED[[9, 171]] = 171, 9
         (np.tile(np.arange(100), 2), 100, "prompt 1 position 0 that of prompt 0 position 0"),
         (np.roll(np.arange(200), 60), 200, "prompt 0 position 0 that of prompt 1 position 40"),
         (SWAPPED, 2, "prompt 0 position 9 that of prompt 1 position 71"),
-        (np.full(200, 133), 200, "repeats one row at 200 of 200 positions: that of prompt 1 position 33"),
+        (
+            np.full(200, 133),
+            200,
+            "repeats one row at 200 of 200 positions: that of prompt 1 position 33",
+        ),
     ],
 )
 def test_rows_of_other_places_are_counted_over_the_whole_dump(tmp_path, noise, rows, count, words):
-    moved = LOGITS.reshape(200, -1)[rows].reshape(LOGITS.shape) + BATCH.normal(0, noise, LOGITS.shape)
+    moved = LOGITS.reshape(200, -1)[rows].reshape(LOGITS.shape) + BATCH.normal(
+        0,
+        noise,
+        LOGITS.shape,
+    )
     with stored(tmp_path, LOGITS.astype(np.float32), moved.astype(np.float32)) as run:
         (cause,) = explain_pair(run, 0).causes
     assert cause.parameters["positions"] == count
@@ -341,6 +450,10 @@ def test_rows_of_other_places_are_counted_over_the_whole_dump(tmp_path, noise, r
 def test_equal_prompts_are_no_rows_of_other_places(tmp_path):
     """The variant's rounding of one prompt may be that of the reference's other one."""
     x, y = (LOGITS[0] + BATCH.normal(0, 1e-6, LOGITS[0].shape) for _ in range(2))
-    with stored(tmp_path, np.stack([x, y]).astype(np.float32), np.stack([y, x]).astype(np.float32)) as run:
+    with stored(
+        tmp_path,
+        np.stack([x, y]).astype(np.float32),
+        np.stack([y, x]).astype(np.float32),
+    ) as run:
         assert run.pairs[0].verdict == "likely rounding"
         assert explain_pair(run, 0).causes == []

@@ -1,8 +1,8 @@
-"""A slow second opinion on the figures of the metric contract: torch for values, scipy for sums, ranks instead of bit
-tricks.
+"""A slow second opinion on the figures of the metric contract: torch for values, scipy for sums,
+ranks instead of bit tricks.
 
-It shares no line with core.numerics but the names of the formats. `differences` is the judge that every test and every
-planted fault goes through.
+It shares no line with core.numerics but the names of the formats. `differences` is the judge that
+every test and every planted fault goes through.
 """
 
 from __future__ import annotations
@@ -33,7 +33,12 @@ TORCH = {
 def values(bits: NDArray, fmt: FloatFormat) -> NDArray[np.float64]:
     """What the bits mean, by torch. Same shape."""
     dtype, carrier = TORCH[fmt.name]
-    return torch.from_numpy(np.ascontiguousarray(bits).view(carrier)).view(dtype).to(torch.float64).numpy()
+    return (
+        torch.from_numpy(np.ascontiguousarray(bits).view(carrier))
+        .view(dtype)
+        .to(torch.float64)
+        .numpy()
+    )
 
 
 @cache
@@ -46,7 +51,8 @@ def _distinct(fmt: FloatFormat) -> NDArray[np.float64]:
 def ordinal(finite: NDArray[np.float64], fmt: FloatFormat) -> NDArray[np.int64]:
     """How many values of the format lie between 0 and this one, negative below 0. Same shape.
 
-    At most 16 bits: the rank among all values there are. float32: from exponent and mantissa as frexp gives them.
+    At most 16 bits: the rank among all values there are. float32: from exponent and mantissa as
+    frexp gives them.
     """
     if fmt.bits <= 16:
         distinct = _distinct(fmt)
@@ -59,7 +65,9 @@ def ordinal(finite: NDArray[np.float64], fmt: FloatFormat) -> NDArray[np.int64]:
 
 
 def spacing(magnitude: float, fmt: FloatFormat) -> float:
-    """How far the next larger value of the format is from a finite one of it; the next smaller one from the largest."""
+    """How far the next larger value of the format is from a finite one of it; the next smaller one
+    from the largest.
+    """
     if fmt.bits <= 16:
         distinct = _distinct(fmt)
         place = min(int(np.searchsorted(distinct, magnitude)), len(distinct) - 2)
@@ -82,7 +90,11 @@ class Expected:
 
 
 def _top(x: NDArray[np.float64]) -> tuple[list[int], list[float]]:
-    order = [i for i in sorted(range(len(x)), key=lambda i: (-x[i] if x[i] == x[i] else math.inf, i)) if x[i] == x[i]]
+    order = [
+        i
+        for i in sorted(range(len(x)), key=lambda i: (-x[i] if x[i] == x[i] else math.inf, i))
+        if x[i] == x[i]
+    ]
     best = order[: min(TOP_K, len(x))]
     missing = min(TOP_K, len(x)) - len(best)
     return best + [-1] * missing, [x[i] for i in best] + [math.nan] * missing
@@ -161,18 +173,27 @@ def expected_figures(a: NDArray, b: NDArray, fmt: FloatFormat) -> Expected:
                 "near_tie": smaller <= 2 * step,
                 "could_flip": smaller <= 2 * max_abs,
                 "sum_squares": math.fsum(gaps * gaps),
-                "rms_row_ulps": math.sqrt(math.fsum((gaps / step) ** 2) / max(1, len(gaps))) + step * 0,
+                "rms_row_ulps": math.sqrt(math.fsum((gaps / step) ** 2) / max(1, len(gaps)))
+                + step * 0,
                 "row_squares": math.fsum((gaps / step) ** 2) + step * 0,
                 "reference.logsumexp": torch.logsumexp(torch.from_numpy(x), 0).item(),
                 "variant.logsumexp": torch.logsumexp(torch.from_numpy(y), 0).item(),
-            }
+            },
         )
         kls.append(kl_of(x, y))
         # Of 65536 and more the least power of two that is not above it.
-        histogram.update(d if d < 65536 else 1 << (d.bit_length() - 1) for d in distance[finite].tolist())
+        histogram.update(
+            d if d < 65536 else 1 << (d.bit_length() - 1) for d in distance[finite].tolist()
+        )
     names = rows[0].keys()
     columns = {name: np.array([row[name] for row in rows]) for name in names}
-    summed = ("sum_squares", "rms_row_ulps", "row_squares", "reference.logsumexp", "variant.logsumexp")
+    summed = (
+        "sum_squares",
+        "rms_row_ulps",
+        "row_squares",
+        "reference.logsumexp",
+        "variant.logsumexp",
+    )
     close = {name: columns.pop(name) for name in summed}
     return Expected(columns, close, np.array(row_cells), np.array(kls), dict(histogram))
 
@@ -202,11 +223,17 @@ def differences(got: RowFigures, want: Expected) -> list[str]:
         if not same:
             wrong.append(name)
     for name, column in want.close.items():
-        # A log-sum is the largest value plus the logarithm of a sum of at least 1, whose last bit is 2**-52.
+        # A log-sum is the largest value plus the logarithm of a sum of at least 1, whose last bit
+        # is 2**-52.
         smallest = 2.0**-50 if name.endswith("logsumexp") else 1e-300
         if not _is_close(figure(name), column, 1e-9, smallest):
             wrong.append(name)
-    if not _is_close(got.row_tiles.view(np.float32).astype(np.float64), want.row_cells, 2.0**-23, 2.0**-149):
+    if not _is_close(
+        got.row_tiles.view(np.float32).astype(np.float64),
+        want.row_cells,
+        2.0**-23,
+        2.0**-149,
+    ):
         wrong.append("row_tiles")
     if not _is_close(got.kl, want.kl, 1e-6, 1e-12):
         wrong.append("kl")

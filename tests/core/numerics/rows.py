@@ -1,4 +1,6 @@
-"""Rows of bits to compare: random patterns and the shapes logits take when something is odd about them."""
+"""Rows of bits to compare: random patterns and the shapes logits take when something is odd about
+them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,13 @@ def _logits(rng: np.random.Generator, vocab: int, fmt: FloatFormat) -> NDArray:
     return (rng.standard_normal(vocab) * 4).astype(fmt.values).view(fmt.carrier)
 
 
-def _nudged(rng: np.random.Generator, bits: NDArray, fmt: FloatFormat, share: float = 0.7, most: int = 3) -> NDArray:
+def _nudged(
+    rng: np.random.Generator,
+    bits: NDArray,
+    fmt: FloatFormat,
+    share: float = 0.7,
+    most: int = 3,
+) -> NDArray:
     """Some values a few steps further from or nearer to zero, never beyond the finite ones."""
     sign = bits & fmt.carrier.type(1 << (fmt.bits - 1))
     magnitude = (bits ^ sign).astype(np.int64)
@@ -34,8 +42,18 @@ def _nudged(rng: np.random.Generator, bits: NDArray, fmt: FloatFormat, share: fl
     return np.clip(magnitude + step, 0, fmt.first_nonfinite - 1).astype(fmt.carrier) | sign
 
 
-def _with(bits: NDArray, rng: np.random.Generator, what: float, fmt: FloatFormat, share: float) -> NDArray:
-    return np.where(rng.random(len(bits)) < share, np.array(what).astype(fmt.values).view(fmt.carrier), bits)
+def _with(
+    bits: NDArray,
+    rng: np.random.Generator,
+    what: float,
+    fmt: FloatFormat,
+    share: float,
+) -> NDArray:
+    return np.where(
+        rng.random(len(bits)) < share,
+        np.array(what).astype(fmt.values).view(fmt.carrier),
+        bits,
+    )
 
 
 def random_patterns(rng, vocab, fmt) -> Row:
@@ -97,7 +115,9 @@ def rising(rng, vocab, fmt) -> Row:
 
 
 def blocks_far_apart(rng, vocab, fmt) -> Row:
-    """Stretches where one side is hundreds of nats above the other, next to stretches where they agree."""
+    """Stretches where one side is hundreds of nats above the other, next to stretches where they
+    agree.
+    """
     base = rng.standard_normal(vocab)
     lift = np.minimum(300.0, fmt.largest / 2) * (np.arange(vocab) // 700 % 2)
     a = (base + lift).astype(fmt.values).view(fmt.carrier)
@@ -124,7 +144,11 @@ def masked_all(rng, vocab, fmt) -> Row:
 
 def infinite_top(rng, vocab, fmt) -> Row:
     return _with(_logits(rng, vocab, fmt), rng, np.inf, fmt, 2 / vocab), _with(
-        _logits(rng, vocab, fmt), rng, np.inf, fmt, 2 / vocab
+        _logits(rng, vocab, fmt),
+        rng,
+        np.inf,
+        fmt,
+        2 / vocab,
     )
 
 
@@ -177,7 +201,13 @@ FINITE_KINDS = (
 ALL_FORMATS = tuple(LOGIT_FORMATS.values())
 
 
-def rows_of_all_kinds(seed: int, rows: int, vocab: int, fmt: FloatFormat, kinds: tuple[Kind, ...] = KINDS) -> Row:
+def rows_of_all_kinds(
+    seed: int,
+    rows: int,
+    vocab: int,
+    fmt: FloatFormat,
+    kinds: tuple[Kind, ...] = KINDS,
+) -> Row:
     """[rows, vocab] twice, the kinds taking turns from a random first one."""
     rng = np.random.default_rng(seed)
     first = int(rng.integers(len(kinds)))

@@ -1,5 +1,5 @@
-"""Figures of keys, values and activations: the definitions written out in numpy, over random bit patterns of every
-format.
+"""Figures of keys, values and activations: the definitions written out in numpy, over random bit
+patterns of every format.
 """
 
 import numpy as np
@@ -12,7 +12,9 @@ WIDTHS = (1, 64, 2048, 5000)  # below, on and beyond a block
 
 
 def sides(fmt: FloatFormat, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Any bit pattern at all, NaNs and infinities too; a third of the variant's differ in their last bit."""
+    """Any bit pattern at all, NaNs and infinities too; a third of the variant's differ in their
+    last bit.
+    """
     random = np.random.default_rng(width)
     a = random.integers(0, 1 << fmt.bits, (7, width), dtype=fmt.carrier)
     b = a.copy()

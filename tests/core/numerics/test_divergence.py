@@ -1,5 +1,5 @@
-"""The kernel against the slow oracle, on rows of every kind, in every format; and faults that the comparison must
-catch.
+"""The kernel against the slow oracle, on rows of every kind, in every format; and faults that the
+comparison must catch.
 """
 
 import dataclasses
@@ -18,10 +18,13 @@ from tests.core.numerics.rows import ALL_FORMATS, FINITE_KINDS, KINDS, rows_of_a
 
 FMT = pytest.mark.parametrize("fmt", ALL_FORMATS, ids=lambda f: f.name)
 VOCABS = (2, 3, 19, 20, 21, 31, 32, 33, 2047, 2048, 2049, 5000)  # around top-k, a group, a block
-ROWS = (1, ROWS_A_TASK - 1, ROWS_A_TASK, ROWS_A_TASK + 1, 5 * ROWS_A_TASK)  # around what a thread takes at a time
+# around what a thread takes at a time
+ROWS = (1, ROWS_A_TASK - 1, ROWS_A_TASK, ROWS_A_TASK + 1, 5 * ROWS_A_TASK)
 
 
-SHAPES = [(2 * len(KINDS) if vocab < 100 else len(KINDS), vocab) for vocab in VOCABS] + [(rows, 77) for rows in ROWS]
+SHAPES = [(2 * len(KINDS) if vocab < 100 else len(KINDS), vocab) for vocab in VOCABS] + [
+    (rows, 77) for rows in ROWS
+]
 
 
 @FMT
@@ -32,7 +35,12 @@ def test_every_figure_is_the_oracles(fmt, rows, vocab):
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32), rows=st.integers(1, 9), vocab=st.integers(2, 300), fmt=st.sampled_from(ALL_FORMATS))
+@given(
+    seed=st.integers(0, 2**32),
+    rows=st.integers(1, 9),
+    vocab=st.integers(2, 300),
+    fmt=st.sampled_from(ALL_FORMATS),
+)
 def test_any_rows_give_the_oracles_figures(seed, rows, vocab, fmt):
     a, b = rows_of_all_kinds(seed, rows, vocab, fmt)
     assert differences(compare(a, b, fmt), expected_figures(a, b, fmt)) == []
@@ -48,7 +56,13 @@ def test_rows_that_are_views_into_a_larger_array_are_compared_by_what_is_compile
     compare(a, b, BFLOAT16)
     compiled = len(compare_rows.signatures)
     for part in (np.s_[3::2], np.s_[:, 1::2], np.s_[::-1, 2:40]):
-        assert differences(compare(a[part], b[part], BFLOAT16), expected_figures(a[part], b[part], BFLOAT16)) == []
+        assert (
+            differences(
+                compare(a[part], b[part], BFLOAT16),
+                expected_figures(a[part], b[part], BFLOAT16),
+            )
+            == []
+        )
     assert len(compare_rows.signatures) == compiled
 
 
@@ -78,13 +92,16 @@ def test_kl_survives_values_beside_which_it_vanishes():
 @settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**32), fmt=st.sampled_from(ALL_FORMATS))
 def test_a_flip_beyond_twice_the_largest_difference_is_impossible(seed, fmt):
-    """If both margins exceeded 2 max_abs, each side's winner would still win on the other: the bound is a theorem."""
+    """If both margins exceeded 2 max_abs, each side's winner would still win on the other: the
+    bound is a theorem.
+    """
     a, b = rows_of_all_kinds(seed, 16, 50, fmt, FINITE_KINDS)
     figures = compare(a, b, fmt)
     assert not (figures.is_flip & ~figures.could_flip).any()
 
 
-# Planted faults: what a plausible wrong implementation would have said. Each must be seen, under the names it spoils.
+# Planted faults: what a plausible wrong implementation would have said. Each must be seen, under
+# the names it spoils.
 
 
 def _kl_the_other_way(a, b, figures):
@@ -96,11 +113,17 @@ def _signed_zeros_apart(a, b, figures):
 
 
 def _cells_of_31(a, b, figures):
-    return dataclasses.replace(figures, tiles=compare(np.roll(a, 1, axis=1), np.roll(b, 1, axis=1), FLOAT16).tiles)
+    return dataclasses.replace(
+        figures,
+        tiles=compare(np.roll(a, 1, axis=1), np.roll(b, 1, axis=1), FLOAT16).tiles,
+    )
 
 
 def _histogram_without_zero(a, b, figures):
-    return dataclasses.replace(figures, distances=np.where(np.arange(65552) == 0, 0, figures.distances))
+    return dataclasses.replace(
+        figures,
+        distances=np.where(np.arange(65552) == 0, 0, figures.distances),
+    )
 
 
 FAULTS = {
@@ -111,7 +134,11 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize(("fault", "spoilt"), FAULTS.items(), ids=lambda x: getattr(x, "__name__", None))
+@pytest.mark.parametrize(
+    ("fault", "spoilt"),
+    FAULTS.items(),
+    ids=lambda x: getattr(x, "__name__", None),
+)
 def test_a_planted_fault_is_seen(fault, spoilt):
     a, b = rows_of_all_kinds(seed=11, rows=3 * len(KINDS), vocab=100, fmt=FLOAT16)
     figures, want = compare(a, b, FLOAT16), expected_figures(a, b, FLOAT16)
@@ -131,7 +158,9 @@ def same(x: RowFigures, y: RowFigures) -> bool:
 
 
 def test_four_threads_at_once_get_what_each_gets_alone():
-    jobs = [(*rows_of_all_kinds(seed, 30, 700, fmt), fmt) for seed, fmt in enumerate(ALL_FORMATS * 6)]
+    jobs = [
+        (*rows_of_all_kinds(seed, 30, 700, fmt), fmt) for seed, fmt in enumerate(ALL_FORMATS * 6)
+    ]
     alone = [compare(*job) for job in jobs]
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda job: compare(*job), jobs))

@@ -1,4 +1,6 @@
-"""Ordinals, spacing and lossless moves over every bit pattern there is (float32: a random million)."""
+"""Ordinals, spacing and lossless moves over every bit pattern there is (float32: a random
+million).
+"""
 
 import numpy as np
 import pytest
@@ -21,11 +23,17 @@ from core.numerics.formats import (
 from tests.core.numerics import oracle
 
 FMT = pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
-SMALL = pytest.mark.parametrize("fmt", [f for f in FORMATS.values() if f.bits <= 16], ids=lambda f: f.name)
+SMALL = pytest.mark.parametrize(
+    "fmt",
+    [f for f in FORMATS.values() if f.bits <= 16],
+    ids=lambda f: f.name,
+)
 
 
 def patterns(fmt: FloatFormat) -> np.ndarray:
-    """Every pattern up to 16 bits; of float32 a million random ones and those around every power of two."""
+    """Every pattern up to 16 bits; of float32 a million random ones and those around every power of
+    two.
+    """
     if fmt.bits <= 16:
         return np.arange(1 << fmt.bits, dtype=fmt.carrier)
     powers = np.arange(256, dtype=np.uint32) << np.uint32(23)
@@ -61,7 +69,11 @@ def test_nans_lie_beyond_the_infinities(fmt):
 def test_values_are_those_of_torch(fmt):
     bits = patterns(fmt)
     with np.errstate(invalid="ignore"):  # signalling NaNs
-        assert np.array_equal(values_of(bits, fmt).astype(np.float64), oracle.values(bits, fmt), equal_nan=True)
+        assert np.array_equal(
+            values_of(bits, fmt).astype(np.float64),
+            oracle.values(bits, fmt),
+            equal_nan=True,
+        )
 
 
 @SMALL
@@ -74,9 +86,12 @@ def test_spacing_is_the_gap_to_the_next_larger_magnitude(fmt):
 
 
 def test_spacing_agrees_with_numpy_and_torch():
-    half = np.arange(0x7BFF, dtype=np.uint16).view(np.float16)  # numpy's spacing of the largest is infinite
+    # numpy's spacing of the largest is infinite
+    half = np.arange(0x7BFF, dtype=np.uint16).view(np.float16)
     assert spacings(half, FLOAT16).tolist() == np.spacing(half).astype(np.float64).tolist()
-    single = np.random.default_rng(2).integers(0, 0x7F7FFFFF, 4000, dtype=np.uint32).view(np.float32)
+    single = (
+        np.random.default_rng(2).integers(0, 0x7F7FFFFF, 4000, dtype=np.uint32).view(np.float32)
+    )
     assert spacings(single, FLOAT32).tolist() == np.spacing(single).astype(np.float64).tolist()
     brain = torch.arange(0x7F7F, dtype=torch.int16).view(torch.bfloat16)
     gaps = torch.nextafter(brain, torch.full_like(brain, torch.inf)).double() - brain.double()
@@ -86,7 +101,8 @@ def test_spacing_agrees_with_numpy_and_torch():
 @pytest.mark.parametrize("fmt", [BFLOAT16, FLOAT16, FLOAT32], ids=lambda f: f.name)
 def test_what_is_widened_comes_back(fmt):
     bits = patterns(fmt)
-    if fmt is FLOAT16:  # hardware quiets a signalling NaN on the way up; the dump reader checks for that
+    # hardware quiets a signalling NaN on the way up; the dump reader checks for that
+    if fmt is FLOAT16:
         bits = bits[~(np.isnan(oracle.values(bits, fmt)) & (bits & 0x0200 == 0))]
     assert np.array_equal(narrow(widen(bits, fmt), fmt), bits)
 

@@ -1,4 +1,6 @@
-"""The grid under log-probabilities: torch computes them, and says what format and how many ULPs there are."""
+"""The grid under log-probabilities: torch computes them, and says what format and how many ULPs
+there are.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 
 def sent(dtype: str, scale: float, centre: float, k: int, rows: int = 16) -> tuple[Rows, list[int]]:
-    """Top-k log-probabilities of rows of logits, as an engine computes them in float32, and each row's margin in
-    ordinals of the logits' own format.
+    """Top-k log-probabilities of rows of logits, as an engine computes them in float32, and each
+    row's margin in ordinals of the logits' own format.
     """
     rng = np.random.default_rng([k, int(scale * 10), int(abs(centre))])
     values, margins = [], []
@@ -28,17 +30,27 @@ def sent(dtype: str, scale: float, centre: float, k: int, rows: int = 16) -> tup
 
 
 def ordinals(values: torch.Tensor) -> NDArray[np.int64]:
-    """Places of decreasing 16-bit values, or of float32's bits, among all numbers of their format, 0 at the best."""
+    """Places of decreasing 16-bit values, or of float32's bits, among all numbers of their format,
+    0 at the best.
+    """
     bits = values.view(torch.int32 if values.dtype == torch.float32 else torch.int16).long().numpy()
     sign = 1 << 31 if values.dtype == torch.float32 else 1 << 15
     return -np.where(bits < 0, -(bits & (sign - 1)), bits)
 
 
 # (-30: logits that are all negative, as GPT-2's; 20: beyond 64.)
-@pytest.mark.parametrize(("scale", "centre"), [(3.0, 0.0), (5.0, 8.0), (1.0, 0.0), (3.0, -30.0), (20.0, 0.0)])
+@pytest.mark.parametrize(
+    ("scale", "centre"),
+    [(3.0, 0.0), (5.0, 8.0), (1.0, 0.0), (3.0, -30.0), (20.0, 0.0)],
+)
 @pytest.mark.parametrize("k", [2, 5, 20])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_a_grid_of_16_bits_is_seen_and_margins_counted_on_it(dtype: str, k: int, scale: float, centre: float) -> None:
+def test_a_grid_of_16_bits_is_seen_and_margins_counted_on_it(
+    dtype: str,
+    k: int,
+    scale: float,
+    centre: float,
+) -> None:
     rows, margins = sent(dtype, scale, centre, k)
     found = find_grid(rows)
     assert found is not None
@@ -47,7 +59,10 @@ def test_a_grid_of_16_bits_is_seen_and_margins_counted_on_it(dtype: str, k: int,
     assert found.chance < 1e-9
     assert found.residual <= 2 * found.error
     counted = [margin_ulps(row, found) for row in rows]
-    inside = [ulps is not None and ulps[0] <= margin <= ulps[1] for ulps, margin in zip(counted, margins, strict=True)]
+    inside = [
+        ulps is not None and ulps[0] <= margin <= ulps[1]
+        for ulps, margin in zip(counted, margins, strict=True)
+    ]
     assert np.mean(inside) >= 0.9  # the prior of magnitudes is from few rows
 
 
@@ -58,7 +73,9 @@ def test_float32_is_no_grid(k: int) -> None:
 
 
 def test_four_decimals_say_what_they_can() -> None:
-    """A spacing of 0.125 is seen through two decimals, whose error is 0.005; one decimal hides it."""
+    """A spacing of 0.125 is seen through two decimals, whose error is 0.005; one decimal hides
+    it.
+    """
     rows, _ = sent("bfloat16", 5.0, 8.0, 20)
     for places, error in ((4, 0.5e-4), (2, 0.5e-2)):
         rounded = [np.round(row, places) for row in rows]
@@ -76,8 +93,12 @@ def test_bfloat16_is_named_where_float16_would_need_rare_logits() -> None:
 
 
 def test_a_posted_payload_has_gaps_on_the_grid_of_an_eighth() -> None:
-    """Gaps of 0, 2, 7 and 8 steps of 0.125: bfloat16 between 16 and 32, as a public thread showed."""
-    rows = [-0.8 - 0.125 * np.array([0, 0, 2, 7, 8, 8 + n, 21 + 2 * n, 33 + 3 * n]) for n in range(1, 8)]
+    """Gaps of 0, 2, 7 and 8 steps of 0.125: bfloat16 between 16 and 32, as a public thread
+    showed.
+    """
+    rows = [
+        -0.8 - 0.125 * np.array([0, 0, 2, 7, 8, 8 + n, 21 + 2 * n, 33 + 3 * n]) for n in range(1, 8)
+    ]
     found = find_grid(rows, error=1e-6)
     assert found is not None
     assert margin_ulps(rows[0], found) == (0, 0)
@@ -86,5 +107,6 @@ def test_a_posted_payload_has_gaps_on_the_grid_of_an_eighth() -> None:
 def test_a_row_off_the_grid_refuses_it() -> None:
     rows, _ = sent("bfloat16", 5.0, 8.0, 20)
     rows[11] = rows[11].copy()
-    rows[11][1:4] += 0.0013  # no multiple of a spacing, and they cannot all be near 0, where any value fits
+    # no multiple of a spacing, and they cannot all be near 0, where any value fits
+    rows[11][1:4] += 0.0013
     assert find_grid(rows) is None

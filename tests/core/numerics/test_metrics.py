@@ -31,4 +31,8 @@ def test_every_total_adds_up_something_that_is_computed() -> None:
         rule = total.metadata["rule"]
         assert len(getattr(figures, rule.figure)) == 2
         assert not rule.denominator or len(getattr(figures, rule.denominator)) == 2
-        assert not rule.denominator or rule.reduction in (Reduction.MEAN, Reduction.ROOT_MEAN, Reduction.REST)
+        assert not rule.denominator or rule.reduction in (
+            Reduction.MEAN,
+            Reduction.ROOT_MEAN,
+            Reduction.REST,
+        )

@@ -1,7 +1,7 @@
 """Figures of trainer against rollout: those of the frameworks' own code on the same arrays.
 
-`mismatch.json` was written by the functions of verl 0.9.1, slime, prime-rl, ROLL and ms-swift 4.6; of TRL, NeMo-RL,
-OpenRLHF, AReaL and miles after the lines of their files, in torch and float64.
+`mismatch.json` was written by the functions of verl 0.9.1, slime, prime-rl, ROLL and ms-swift 4.6;
+of TRL, NeMo-RL, OpenRLHF, AReaL and miles after the lines of their files, in torch and float64.
 """
 
 from __future__ import annotations
@@ -26,9 +26,15 @@ def pairs() -> TokenPairs:
     return TokenPairs(rollout, np.minimum(trainer, -1e-6))
 
 
-@pytest.mark.parametrize(("framework", "name"), [(each, name) for each, names in EXPECTED.items() for name in names])
+@pytest.mark.parametrize(
+    ("framework", "name"),
+    [(each, name) for each, names in EXPECTED.items() for name in names],
+)
 def test_a_figure_is_its_frameworks(framework, name):
-    values = {each.name: each.value(Batch(Sequences.of(pairs(), LENGTHS))) for each in FRAMEWORKS[framework].figures}
+    values = {
+        each.name: each.value(Batch(Sequences.of(pairs(), LENGTHS)))
+        for each in FRAMEWORKS[framework].figures
+    }
     rest = 2e-10 if framework == "verl" else 1e-15  # it divides by the number of tokens + 1e-8
     if name == "rollout_corr/rollout_is_eff_sample_size":  # by the mean weight + 1e-8, squared
         rest = 3e-8
@@ -36,9 +42,11 @@ def test_a_figure_is_its_frameworks(framework, name):
 
 
 def test_every_figure_of_a_framework_is_compared():
-    assert {name: {figure.name for figure in each.figures} for name, each in FRAMEWORKS.items() if each.source} == {
-        name: set(values) for name, values in EXPECTED.items()
-    }
+    assert {
+        name: {figure.name for figure in each.figures}
+        for name, each in FRAMEWORKS.items()
+        if each.source
+    } == {name: set(values) for name, values in EXPECTED.items()}
 
 
 def test_our_figures_by_their_formulas():
@@ -58,7 +66,8 @@ def test_our_figures_by_their_formulas():
         "ratio_sequence": np.exp([each.sum() for each in of_sequence]).mean(),
         "ratio_geometric": geometric.mean(),
         "ess": ratio.sum() ** 2 / (len(r) * (ratio**2).sum()),
-        "ess_truncated": np.minimum(ratio, 2).sum() ** 2 / (len(r) * (np.minimum(ratio, 2) ** 2).sum()),
+        "ess_truncated": np.minimum(ratio, 2).sum() ** 2
+        / (len(r) * (np.minimum(ratio, 2) ** 2).sum()),
         "chi2": (ratio**2).mean() - 1,
         "chi2_geometric": (geometric**2).mean() - 1,
         "pearson": np.corrcoef(tokens.rollout, tokens.trainer)[0, 1],
@@ -73,7 +82,9 @@ def test_our_figures_by_their_formulas():
 
 
 def test_an_interval_holds_the_mean_of_sequences_as_often_as_it_says():
-    """Sequences of one token: the bootstrap's interval is about that of the normal distribution, 1.96 deviations."""
+    """Sequences of one token: the bootstrap's interval is about that of the normal distribution,
+    1.96 deviations.
+    """
     random = np.random.default_rng(0)
     rollout = -random.gamma(2.0, 1.0, 400)
     r = random.normal(0, 0.1, 400)

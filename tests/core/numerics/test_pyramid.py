@@ -1,4 +1,6 @@
-"""One differing element stays visible at every level of the heatmap, and no level invents a distance."""
+"""One differing element stays visible at every level of the heatmap, and no level invents a
+distance.
+"""
 
 import numpy as np
 import pytest
@@ -24,7 +26,9 @@ def averaged(cells: np.ndarray, rows: int, vocab: int) -> list[np.ndarray]:
     for _ in range(1, pyramid.levels_for(rows, vocab)):
         c = found[-1]
         padded = np.pad(c, ((0, -c.shape[0] % 4), (0, -c.shape[1] % 4)))
-        found.append(padded.reshape(padded.shape[0] // 4, 4, -1, 4).mean(axis=(1, 3)).astype(c.dtype))
+        found.append(
+            padded.reshape(padded.shape[0] // 4, 4, -1, 4).mean(axis=(1, 3)).astype(c.dtype),
+        )
     return found
 
 
@@ -32,12 +36,18 @@ def visible_at_every_level(levels: list[np.ndarray], row: int, token: int, dista
     for level, cells in enumerate(levels):
         height, width = pyramid.cell_shape(level)
         where = np.argwhere(cells)
-        if where.tolist() != [[row // height, token // width]] or cells[row // height, token // width] != distance:
+        if (
+            where.tolist() != [[row // height, token // width]]
+            or cells[row // height, token // width] != distance
+        ):
             return False
     return True
 
 
-@pytest.mark.parametrize(("row", "token"), [(0, 0), (999, 128255), (399, 31), (500, 32), (17, 77777)])
+@pytest.mark.parametrize(
+    ("row", "token"),
+    [(0, 0), (999, 128255), (399, 31), (500, 32), (17, 77777)],
+)
 @pytest.mark.parametrize("distance", [1, 3])
 def test_one_differing_element_is_visible_at_every_level(row, token, distance):
     rows, vocab = 1000, 128256
@@ -53,12 +63,19 @@ def test_one_differing_element_is_visible_at_every_level(row, token, distance):
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32), shape=st.tuples(st.integers(1, 40), st.integers(1, 70)), tall=st.integers(1, 5))
+@given(
+    seed=st.integers(0, 2**32),
+    shape=st.tuples(st.integers(1, 40), st.integers(1, 70)),
+    tall=st.integers(1, 5),
+)
 def test_the_maximum_of_a_cell_is_that_of_what_it_covers(seed, shape, tall):
     cells = np.random.default_rng(seed).integers(0, 1 << 32, shape, dtype=np.uint32)
     for wide in (1, 4, 64):
         pooled = pyramid.maxima(cells, tall, wide)
-        assert (pooled.dtype, pooled.shape) == (cells.dtype, (-(-shape[0] // tall), -(-shape[1] // wide)))
+        assert (pooled.dtype, pooled.shape) == (
+            cells.dtype,
+            (-(-shape[0] // tall), -(-shape[1] // wide)),
+        )
         for i, j in np.ndindex(pooled.shape):
             assert pooled[i, j] == cells[tall * i : tall * (i + 1), wide * j : wide * (j + 1)].max()
 
@@ -74,7 +91,14 @@ def test_a_nan_mismatch_stays_all_ones_at_every_level():
 
 @pytest.mark.parametrize(
     ("rows", "vocab", "levels"),
-    [(1, 2, 1), (400, 32000, 1), (401, 32000, 2), (400, 32001, 2), (256, 128256, 3), (1 << 20, 1 << 22, 7)],
+    [
+        (1, 2, 1),
+        (400, 32000, 1),
+        (401, 32000, 2),
+        (400, 32001, 2),
+        (256, 128256, 3),
+        (1 << 20, 1 << 22, 7),
+    ],
 )
 def test_the_coarsest_level_fits_a_picture(rows, vocab, levels):
     assert pyramid.levels_for(rows, vocab) == levels

@@ -1,4 +1,6 @@
-"""Cells that the stored pyramid does not hold: single distances and differences, and rows in the order of rank."""
+"""Cells that the stored pyramid does not hold: single distances and differences, and rows in the
+order of rank.
+"""
 
 import numpy as np
 import pytest
@@ -10,10 +12,18 @@ from tests.core.numerics import oracle
 FORMATS = [BFLOAT16, FLOAT16, FLOAT32]
 
 
-def any_bits(fmt: FloatFormat, rows: int = 12, vocab: int = 700, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def any_bits(
+    fmt: FloatFormat,
+    rows: int = 12,
+    vocab: int = 700,
+    seed: int = 0,
+) -> tuple[np.ndarray, np.ndarray]:
     """Two sides of any bit patterns, a third of them equal, the first row finite."""
     rng = np.random.default_rng(seed)
-    a, b = (rng.integers(0, 1 << fmt.bits, (rows, vocab), dtype=np.uint64).astype(fmt.carrier) for _ in range(2))
+    a, b = (
+        rng.integers(0, 1 << fmt.bits, (rows, vocab), dtype=np.uint64).astype(fmt.carrier)
+        for _ in range(2)
+    )
     b[:, ::3] = a[:, ::3]
     a[0] &= fmt.carrier.type((1 << (fmt.bits - 2)) - 1)
     b[0] = a[0] ^ fmt.carrier.type(1)
@@ -26,10 +36,13 @@ def test_cells_of_any_bit_patterns_are_those_of_the_values(fmt):
     x, y = values_of(a, fmt), values_of(b, fmt)
     finite = np.isfinite(x) & np.isfinite(y)
     is_same = (x == y) | (np.isnan(x) & np.isnan(y))
-    ulps, differences = pyramid.element_ulps(a, b, fmt), pyramid.element_row_ulps(a, b, fmt, np.ones(len(a)))
+    ulps, differences = (
+        pyramid.element_ulps(a, b, fmt),
+        pyramid.element_row_ulps(a, b, fmt, np.ones(len(a))),
+    )
     expected = np.where(is_same, 0, np.iinfo(fmt.carrier).max)
     expected[finite] = np.abs(
-        oracle.ordinal(x[finite].astype(float), fmt) - oracle.ordinal(y[finite].astype(float), fmt)
+        oracle.ordinal(x[finite].astype(float), fmt) - oracle.ordinal(y[finite].astype(float), fmt),
     )
     assert ulps.dtype == fmt.carrier
     assert np.array_equal(ulps, expected)
@@ -47,5 +60,8 @@ def test_rows_by_rank_are_largest_first_equal_ones_by_id_and_nan_last(fmt):
     bits = values.astype(fmt.values).view(fmt.carrier)
     exact = values_of(bits, fmt)
     for row, got in zip(exact, pyramid.descending(bits, fmt).tolist(), strict=True):
-        expected = sorted(range(900), key=lambda j: (np.isnan(row[j]), 0.0 if np.isnan(row[j]) else -float(row[j]), j))
+        expected = sorted(
+            range(900),
+            key=lambda j: (np.isnan(row[j]), 0.0 if np.isnan(row[j]) else -float(row[j]), j),
+        )
         assert got == expected

@@ -12,12 +12,20 @@ from core.numerics.totals import PairTotal
 from tests.core.numerics import oracle
 
 NONE = float("nan")
-# Format; a row of the reference and of the variant, as bits; the spacing; the largest difference in it.
+# Format; a row of the reference and of the variant, as bits; the spacing; the largest difference in
+# it.
 ROWS = [
     ("a power of two at the top", BFLOAT16, [0x4080, 0], [0x4080, 0x3D00], 2.0**-5, 1.0),
     ("a negative one at the top", BFLOAT16, [0xC080, 0], [0xC080, 0x3D00], 2.0**-5, 1.0),
     ("a step below a power of two", BFLOAT16, [0x407F, 0], [0x407F, 0x3D00], 2.0**-6, 2.0),
-    ("the other side's top is not asked", BFLOAT16, [0x3F80, 0], [0x4780, 0], 2.0**-7, (65536 - 1) * 2.0**7),
+    (
+        "the other side's top is not asked",
+        BFLOAT16,
+        [0x3F80, 0],
+        [0x4780, 0],
+        2.0**-7,
+        (65536 - 1) * 2.0**7,
+    ),
     ("subnormals", BFLOAT16, [0x0001, 0], [0x0003, 0], 2.0**-133, 2.0),
     ("zeros of both signs", BFLOAT16, [0x0000, 0x8000], [0x0001, 0], 2.0**-133, 1.0),
     ("the smallest normal", BFLOAT16, [0x0080, 0], [0x0082, 0], 2.0**-133, 2.0),
@@ -31,31 +39,55 @@ ROWS = [
     ("float16, subnormal", FLOAT16, [0x03FF, 0], [0x03FE, 0], 2.0**-24, 1.0),
     ("float16, the largest finite", FLOAT16, [0xFBFF, 0], [0xFBFE, 0], 32.0, 1.0),
     ("float32", FLOAT32, [0x40800000, 0], [0x40800000, 0x35000000], 2.0**-21, 1.0),
-    ("float32, from end to end", FLOAT32, [0x7F7FFFFF, 0], [0xFF7FFFFF, 0], 2.0**104, 2.0 * (2**24 - 1)),
+    (
+        "float32, from end to end",
+        FLOAT32,
+        [0x7F7FFFFF, 0],
+        [0xFF7FFFFF, 0],
+        2.0**104,
+        2.0 * (2**24 - 1),
+    ),
     ("float32, zeros", FLOAT32, [0x80000000, 0], [0x80000000, 0x00000001], 2.0**-149, 1.0),
     ("float32, next to nothing", FLOAT32, [0x7F7FFFFF, 0], [0x7F7FFFFF, 1], 2.0**104, 2.0**-253),
 ]
 
 
 @pytest.mark.parametrize(
-    ("fmt", "a", "b", "spacing", "largest"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS]
+    ("fmt", "a", "b", "spacing", "largest"),
+    [row[1:] for row in ROWS],
+    ids=[row[0] for row in ROWS],
 )
 def test_a_row_is_counted_in_the_spacing_at_its_largest_magnitude(
-    fmt: FloatFormat, a: list[int], b: list[int], spacing: float, largest: float
+    fmt: FloatFormat,
+    a: list[int],
+    b: list[int],
+    spacing: float,
+    largest: float,
 ) -> None:
     sides = [np.array([bits], fmt.carrier) for bits in (a, b)]
     found = compare(sides[0], sides[1], fmt)
-    assert np.array_equal([found.spacing[0], found.max_row_ulps[0]], [spacing, largest], equal_nan=True)
+    assert np.array_equal(
+        [found.spacing[0], found.max_row_ulps[0]],
+        [spacing, largest],
+        equal_nan=True,
+    )
     pairs = np.isfinite([oracle.values(side[0], fmt) for side in sides]).all(axis=0)
     squares = found.rms_row_ulps[0] ** 2 * max(1, pairs.sum())
-    assert squares == pytest.approx(largest**2, rel=1e-15, nan_ok=True)  # one element differs, in every row above
-    assert differences(sides[0], sides[1], fmt).max_row_ulps[0] == pytest.approx(largest, rel=0, nan_ok=True)
+    # one element differs, in every row above
+    assert squares == pytest.approx(largest**2, rel=1e-15, nan_ok=True)
+    assert differences(sides[0], sides[1], fmt).max_row_ulps[0] == pytest.approx(
+        largest,
+        rel=0,
+        nan_ok=True,
+    )
     total = PairTotal()
     total.add(found)
     summary = total.summary()
     assert summary.max_row_ulps == (None if np.isnan(largest) else largest)
     expected = None if not pairs.any() else np.sqrt(largest**2 / pairs.sum())
-    assert summary.rms_row_ulps == (expected if expected is None else pytest.approx(expected, rel=1e-15))
+    assert summary.rms_row_ulps == (
+        expected if expected is None else pytest.approx(expected, rel=1e-15)
+    )
 
 
 def test_a_difference_however_small_beside_its_row_leaves_a_cell_that_is_not_0() -> None:

@@ -1,4 +1,6 @@
-"""A pair's sums do not depend on how its rows were cut into chunks, and stay small for any input."""
+"""A pair's sums do not depend on how its rows were cut into chunks, and stay small for any
+input.
+"""
 
 import dataclasses
 import itertools
@@ -36,12 +38,19 @@ def unlike(one: PairTotal, other: PairTotal) -> list[str]:
         name
         for name, value in first.items()
         if value != second[name]
-        and not (isinstance(value, float) and math.isclose(value, second[name], rel_tol=1e-12, abs_tol=1e-300))
+        and not (
+            isinstance(value, float)
+            and math.isclose(value, second[name], rel_tol=1e-12, abs_tol=1e-300)
+        )
     ]
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**32), cuts=st.lists(st.integers(0, 20), max_size=5), fmt=st.sampled_from(ALL_FORMATS))
+@given(
+    seed=st.integers(0, 2**32),
+    cuts=st.lists(st.integers(0, 20), max_size=5),
+    fmt=st.sampled_from(ALL_FORMATS),
+)
 def test_any_chunking_gives_the_same_total(seed, cuts, fmt):
     a, b = rows_of_all_kinds(seed, 20, 60, fmt)
     assert unlike(total_of(a, b, fmt, cuts), total_of(a, b, fmt, [])) == []
@@ -82,7 +91,13 @@ def test_the_summary_is_the_sum_of_the_oracles_rows(fmt):
 def test_a_pair_of_nothing_but_nan_has_no_kl_and_no_margin():
     a, _ = rows_of_all_kinds(0, 1, 40, BFLOAT16, (all_nan,))
     summary = total_of(a, a, BFLOAT16, []).summary()
-    assert (summary.mean_kl, summary.max_kl, summary.min_margin, summary.mean_ulps, summary.rms) == (
+    assert (
+        summary.mean_kl,
+        summary.max_kl,
+        summary.min_margin,
+        summary.mean_ulps,
+        summary.rms,
+    ) == (
         None,
         None,
         None,
@@ -100,8 +115,13 @@ def test_far_distances_are_counted_by_powers_of_two():
     histogram = total.histogram
     assert sum(histogram.values()) == a.size
     assert histogram[5] == 30 * 100
-    signed = [np.where(x >> 31 == 1, -(x & 0x7FFFFFFF).astype(np.int64), x.astype(np.int64)) for x in (a, b)]
+    signed = [
+        np.where(x >> 31 == 1, -(x & 0x7FFFFFFF).astype(np.int64), x.astype(np.int64))
+        for x in (a, b)
+    ]
     distances = np.abs(signed[0] - signed[1])
     want = np.bincount(np.floor(np.log2(distances[distances >= 65536])).astype(int))
-    assert {d: n for d, n in histogram.items() if d >= 65536} == {1 << e: int(n) for e, n in enumerate(want) if n}
+    assert {d: n for d, n in histogram.items() if d >= 65536} == {
+        1 << e: int(n) for e, n in enumerate(want) if n
+    }
     assert total.summary().max_ulps == distances.max()  # only the histogram is coarse

@@ -23,24 +23,33 @@ MODEL = Path(__file__).resolve().parents[3] / "sample_runs" / "model"
 
 def add_tokenizer(file: gguf.GGUFWriter, _: str) -> None:
     """Add the small model's own tokenizer, in place of none."""
-    config, tokenizer = (json.loads((MODEL / name).read_text()) for name in ("config.json", "tokenizer.json"))
+    config, tokenizer = (
+        json.loads((MODEL / name).read_text()) for name in ("config.json", "tokenizer.json")
+    )
     tokens = {number: text for text, number in tokenizer["model"]["vocab"].items()}
     extra = {one["id"]: one["content"] for one in tokenizer["added_tokens"]}
-    every = [(tokens | extra).get(number, f"<unused {number}>") for number in range(config["vocab_size"])]
-    kinds = [gguf.TokenType.CONTROL if number in extra else gguf.TokenType.NORMAL for number in range(len(every))]
+    every = [
+        (tokens | extra).get(number, f"<unused {number}>") for number in range(config["vocab_size"])
+    ]
+    kinds = [
+        gguf.TokenType.CONTROL if number in extra else gguf.TokenType.NORMAL
+        for number in range(len(every))
+    ]
     file.add_string("tokenizer.ggml.model", "gpt2")
     file.add_tokenizer_pre("gpt-2")
     file.add_token_list(every)
     file.add_token_types(kinds)
-    file.add_token_merges([one if isinstance(one, str) else " ".join(one) for one in tokenizer["model"]["merges"]])
+    file.add_token_merges(
+        [one if isinstance(one, str) else " ".join(one) for one in tokenizer["model"]["merges"]],
+    )
     file.add_bos_token_id(config["bos_token_id"])
     file.add_eos_token_id(config["eos_token_id"])
     file.add_add_bos_token(False)
 
 
 def _written(place: Path, quantize: gguf.GGMLQuantizationType | None = None) -> Path:
-    """The small model as the GGUF in float32 that llama.cpp is given as an engine, with a tokenizer. quantize: kind of
-    its matrices.
+    """The small model as the GGUF in float32 that llama.cpp is given as an engine, with a
+    tokenizer. quantize: kind of its matrices.
     """
     plain = gguf.GGUFWriter.add_tensor
 
@@ -72,7 +81,12 @@ def llama_of(path: Path, port: int) -> Iterator[str]:
     """Address of a llama.cpp server with this model."""
     script = Path(__file__).with_name("llama_server.py")
     command = [sys.executable, str(script), str(path), str(port)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
         assert address.startswith("http"), f"no llama.cpp server came up: {address}"

@@ -1,4 +1,6 @@
-"""A real llama.cpp server in a process of its own: MODEL.gguf PORT. It prints its address and stays."""
+"""A real llama.cpp server in a process of its own: MODEL.gguf PORT. It prints its address and
+stays.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""An OpenAI-compatible server by hand, which behaves as it is told to: slow, refusing, cut off, lying."""
+"""An OpenAI-compatible server by hand, which behaves as it is told to: slow, refusing, cut off,
+lying.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,12 @@ def completion(request: dict[str, Any], *, shift: float = 0.0) -> dict[str, Any]
         "text_offset": list(range(count)),
     }
     choice = {"index": 0, "text": "".join(tokens), "logprobs": logprobs, "finish_reason": "length"}
-    return {"object": "text_completion", "model": "odd", "choices": [choice], "usage": {"prompt_tokens": 9}}
+    return {
+        "object": "text_completion",
+        "model": "odd",
+        "choices": [choice],
+        "usage": {"prompt_tokens": 9},
+    }
 
 
 def reply(handler: BaseHTTPRequestHandler, answer: Any, status: int = 200, **headers: str) -> None:
@@ -39,7 +46,9 @@ def reply(handler: BaseHTTPRequestHandler, answer: Any, status: int = 200, **hea
 
 
 class Odd:
-    """What the server saw, and how it answers. acts: one a request to completions, the last one for all after it."""
+    """What the server saw, and how it answers. acts: one a request to completions, the last one for
+    all after it.
+    """
 
     def __init__(self, *acts: Act) -> None:
         self.acts = acts
@@ -52,7 +61,9 @@ class Odd:
             is_models = handler.path == "/v1/models"
             reply(handler, MODELS if is_models else {}, 200 if is_models else 404)
             return
-        body = json.loads(handler.rfile.read(int(handler.headers.get("Content-Length") or 0)) or b"{}")
+        body = json.loads(
+            handler.rfile.read(int(handler.headers.get("Content-Length") or 0)) or b"{}",
+        )
         with self._lock:
             number = len(self.asked)
             self.asked.append(body)
@@ -127,7 +138,10 @@ html = always(b"<html><body>Welcome to nginx!</body></html>")
 redirect = always(b"", 307, Location="http://127.0.0.1:1/v1/completions")
 garbled = always(b"{}", Content_Encoding="gzip")
 refused = always({"error": "no such key"}, 401)
-error_500 = always({"error": {"message": "CUDA error: an illegal memory access\x1b[31m", "code": 500}}, 500)
+error_500 = always(
+    {"error": {"message": "CUDA error: an illegal memory access\x1b[31m", "code": 500}},
+    500,
+)
 
 
 def cut_off(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:
@@ -148,7 +162,9 @@ def without(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
 def wrong(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
     """Ids that are none."""
     answer = completion(request)
-    answer["choices"][0]["logprobs"] = {"content": [{"id": -4, "token": "x", "logprob": -1.0, "top_logprobs": []}]}
+    answer["choices"][0]["logprobs"] = {
+        "content": [{"id": -4, "token": "x", "logprob": -1.0, "top_logprobs": []}],
+    }
     reply(handler, answer)
 
 

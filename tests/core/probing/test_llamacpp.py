@@ -1,4 +1,6 @@
-"""Probes of a real llama.cpp server: report A's pattern, every test, what is stored, what ends it early."""
+"""Probes of a real llama.cpp server: report A's pattern, every test, what is stored, what ends it
+early.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,14 @@ from core.runs.topk.records import ListSide
 
 pytestmark = pytest.mark.model
 PROMPTS = (
-    "def area(shape):\n    if isinstance(shape, Circle):\n        return 3.14 * shape.radius ** 2\n",
-    "class Queue:\n    def put(self, item):\n        self.items.append(item)\n\n    def get(self):\n",
+    (
+        "def area(shape):\n    if isinstance(shape, Circle):\n        return 3.14 * shape.radius"
+        " ** 2\n"
+    ),
+    (
+        "class Queue:\n    def put(self, item):\n        self.items.append(item)\n\n    def"
+        " get(self):\n"
+    ),
 )
 
 
@@ -58,8 +66,9 @@ def test_a_response_has_ids_rows_and_what_was_asked(server: Server) -> None:
 
 
 def test_cold_repeats_itself_cached_repeats_itself_and_they_differ(server: Server) -> None:
-    """The pattern of report A: the first call against every later one. A processor whose kernels sum a single row as
-    they sum many would show no difference; those of this model's float32 were not seen to.
+    """The pattern of report A: the first call against every later one. A processor whose kernels
+    sum a single row as they sum many would show no difference; those of this model's float32 were
+    not seen to.
     """
     found = sides(probed(server, "rerun,warm"))
     assert compare_sides(found["cold"], found["cold again"]).differing == 0
@@ -83,9 +92,14 @@ def test_every_test_gives_its_sides_and_verdicts(server: Server) -> None:
     by_name = {pair.variant: pair for pair in pairs}
     assert verdicts["warm"].name == ("undecided" if by_name["warm"].differing else "identical")
     if by_name["warm"].differing:
-        assert [row.outcome for row in verdicts["warm"].evidence if row.check is Check.AGAIN] == ["passed"]
-    for pair in pairs:  # the same tokens, slightly different values: no shape of a request changes what is computed
-        assert all(meeting.is_prompt_checked and meeting.parting is None for meeting in pair.meetings)
+        assert [row.outcome for row in verdicts["warm"].evidence if row.check is Check.AGAIN] == [
+            "passed",
+        ]
+    # the same tokens, slightly different values: no shape of a request changes what is computed
+    for pair in pairs:
+        assert all(
+            meeting.is_prompt_checked and meeting.parting is None for meeting in pair.meetings
+        )
 
 
 def test_a_walk_is_teacher_forced_rows_of_the_prompt(server: Server) -> None:
@@ -106,13 +120,27 @@ def test_a_walk_is_teacher_forced_rows_of_the_prompt(server: Server) -> None:
 def test_two_servers_get_the_same_prompts_and_are_told_apart(llama: str, server: Server) -> None:
     other = Server(Client(llama), LLAMACPP, server.version, server.model)
     found = Probe(Plan(PROMPTS, ("rerun",), tokens=3, is_against=True), [server, other]).run()
-    assert [side.name for side in found.sides] == ["A cold", "A cold again", "B cold", "B cold again"]
+    assert [side.name for side in found.sides] == [
+        "A cold",
+        "A cold again",
+        "B cold",
+        "B cold again",
+    ]
     pairs = pairs_of(found.sides)
     verdicts = judge_probe(found.sides, pairs)
     assert {one.name for one in verdicts} == {"identical"}
 
 
 def test_a_dry_run_sends_nothing(cli: Any) -> None:
-    done = cli("probe", "http://127.0.0.1:1", "--prompt", "abcd" * 10, "--tests", "rerun,warm,load:2,walk", "--dry-run")
+    done = cli(
+        "probe",
+        "http://127.0.0.1:1",
+        "--prompt",
+        "abcd" * 10,
+        "--tests",
+        "rerun,warm,load:2,walk",
+        "--dry-run",
+    )
     assert done.returncode == 0, done.stderr
-    assert "At most 31 requests: about" in done.stdout  # 1 + 1 + 3 + 2 x 3, and two walks of about ten tokens
+    # 1 + 1 + 3 + 2 x 3, and two walks of about ten tokens
+    assert "At most 31 requests: about" in done.stdout

@@ -1,4 +1,6 @@
-"""A server that misbehaves: each way of it one sentence, nothing half stored; and what a probe does to a sound one."""
+"""A server that misbehaves: each way of it one sentence, nothing half stored; and what a probe does
+to a sound one.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ from tests.core.probing import odd_server as odd
 from tests.core.runs.topk.made_sides import run_of
 
 
-def probed(address: str, tests: str = "rerun", prompts: tuple[str, ...] = ("Hello",), **more: Any) -> ProbeResult:
+def probed(
+    address: str,
+    tests: str = "rerun",
+    prompts: tuple[str, ...] = ("Hello",),
+    **more: Any,
+) -> ProbeResult:
     names, load = parsed_tests(tests)
     client = Client(address, **more)
     try:
@@ -67,15 +74,25 @@ def verdicts_of(found: ProbeResult) -> dict[str, str]:
         (odd.busy, "the server answers 429: slow down"),
     ],
 )
-def test_each_misbehaviour_is_one_sentence(act: odd.Act, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with odd.serving(odd.good, act) as (address, _), pytest.raises(ProbeError, match=sentence) as raised:
+def test_each_misbehaviour_is_one_sentence(
+    act: odd.Act,
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with (
+        odd.serving(odd.good, act) as (address, _),
+        pytest.raises(ProbeError, match=sentence) as raised,
+    ):
         probed(address)
     assert "\n" not in str(raised.value)
     assert "\x1b" not in str(raised.value)
 
 
 @pytest.mark.parametrize("models", [5, [{"id": "m", "owned_by": ["x"], "meta": [1]}]])
-def test_what_a_server_says_of_itself_may_have_any_form(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_server_says_of_itself_may_have_any_form(
+    models: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(odd.MODELS, "data", models)
     with odd.serving(odd.refused) as (address, _), pytest.raises(ProbeError):
         find_server(Client(address))
@@ -111,7 +128,10 @@ def test_an_answer_that_changes_is_nondeterministic_and_a_steady_one_is_not() ->
     assert set(verdicts_of(changing).values()) == {"nondeterministic"}
 
 
-def test_an_answer_that_cannot_be_compared_does_not_take_the_others_with_it(cli: Any, tmp_path: Path) -> None:
+def test_an_answer_that_cannot_be_compared_does_not_take_the_others_with_it(
+    cli: Any,
+    tmp_path: Path,
+) -> None:
     words = ("--prompt", "one", "--tests", "rerun,warm")
     run, printed = stored(cli, tmp_path, odd.good, odd.good, odd.echoed, odd.good, words=words)
     assert [side.name for side in run.sides] == ["cold", "warm", "warm again"]
@@ -127,12 +147,19 @@ def test_placeholders_are_never_called_identical() -> None:
     assert all(one.because.startswith("Placeholders at 2 of 3 tokens of 'cold'") for one in judged)
 
 
-def test_the_key_is_sent_and_in_no_sentence_and_in_no_run(cli: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_key_is_sent_and_in_no_sentence_and_in_no_run(
+    cli: Any,
+    tmp_path: Path,
+    monkeypatch: Any,
+) -> None:
     monkeypatch.setenv("ULPSCOPE_PROBE_KEY", "sk-secret")
     run, printed = stored(cli, tmp_path, odd.good)
     assert b"sk-secret" not in (tmp_path / f"{printed['run_id']}.duckdb").read_bytes()
     assert "probe" in run.header.command
-    assert [(side.name, len(side.responses)) for side in run.sides] == [("cold", 2), ("cold again", 2)]
+    assert [(side.name, len(side.responses)) for side in run.sides] == [
+        ("cold", 2),
+        ("cold again", 2),
+    ]
     assert [verdict.name for verdict in run.verdicts] == ["identical"]
     with odd.serving(odd.good, odd.refused) as (address, seen):
         with pytest.raises(ProbeError) as raised:
@@ -152,7 +179,15 @@ def test_nothing_is_stored_of_a_probe_that_failed(cli: Any, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     "address",
-    ["ftp://x", "localhost:8000", "http://", "http://u:secret@h", "http://h/?key=1", "http://h:0", "http://h:99999"],
+    [
+        "ftp://x",
+        "localhost:8000",
+        "http://",
+        "http://u:secret@h",
+        "http://h/?key=1",
+        "http://h:0",
+        "http://h:99999",
+    ],
 )
 def test_an_address_that_is_none_is_refused(address: str) -> None:
     with pytest.raises(UsageError) as raised:
@@ -176,7 +211,8 @@ def test_ctrl_c_keeps_what_had_come_and_waits_for_nothing(cli: Any, tmp_path: Pa
     leave = threading.Event()
 
     def hang(handler: Any, asked: dict[str, Any]) -> None:
-        os.kill(os.getpid(), signal.SIGINT)  # as a terminal sends it, while this request is in flight
+        # as a terminal sends it, while this request is in flight
+        os.kill(os.getpid(), signal.SIGINT)
         leave.wait(60)
         odd.good(handler, asked)
 
@@ -188,7 +224,10 @@ def test_ctrl_c_keeps_what_had_come_and_waits_for_nothing(cli: Any, tmp_path: Pa
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_server_that_fails_later_does_not_take_what_it_had_sent_with_it(cli: Any, tmp_path: Path) -> None:
+def test_a_server_that_fails_later_does_not_take_what_it_had_sent_with_it(
+    cli: Any,
+    tmp_path: Path,
+) -> None:
     run, _ = stored(cli, tmp_path, odd.good, odd.good, odd.good, odd.error_500)
     assert [len(side.responses) for side in run.sides] == [1, 1]
     assert "ended early (/v1/completions: the server answers 500" in run.header.note

@@ -1,4 +1,6 @@
-"""A request for a probe is the same through the command line, and the command that a run keeps names no place."""
+"""A request for a probe is the same through the command line, and the command that a run keeps
+names no place.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,12 @@ def test_what_stands_at_its_default_is_not_typed_and_the_address_is_the_servers(
 
 
 def test_a_run_keeps_no_folder_and_only_the_beginning_of_a_long_prompt() -> None:
-    asked = replace(PLAIN, prompts=("x" * 5000,), prompt_files=("/home/ada/p.txt",), prompt_lists=("/srv/q.jsonl",))
+    asked = replace(
+        PLAIN,
+        prompts=("x" * 5000,),
+        prompt_files=("/home/ada/p.txt",),
+        prompt_lists=("/srv/q.jsonl",),
+    )
     kept = asked.to_store().typed()
     assert "/home" not in kept
     assert "/srv" not in kept
@@ -49,4 +56,11 @@ def test_a_run_keeps_no_folder_and_only_the_beginning_of_a_long_prompt() -> None
 
 def test_the_plan_is_what_the_request_says() -> None:
     asked = replace(PLAIN, tests="load:3,rerun", tokens=7, top=5, against="http://host")
-    assert asked.plan(["a", (1, 2)]) == Plan(("a", (1, 2)), ("rerun", "load"), 3, 7, 5, is_against=True)
+    assert asked.plan(["a", (1, 2)]) == Plan(
+        ("a", (1, 2)),
+        ("rerun", "load"),
+        3,
+        7,
+        5,
+        is_against=True,
+    )

@@ -1,4 +1,6 @@
-"""Probes of a real vLLM on a CPU, by `make engines`: what it gives, and that what differs is what can."""
+"""Probes of a real vLLM on a CPU, by `make engines`: what it gives, and that what differs is what
+can.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,18 @@ from tests.core.probing.vllm_server import PYTHON, ROOT, vllm
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.thorough,
-    pytest.mark.skipif(not PYTHON.exists(), reason="no engines: `make engines` installs vLLM (AVX-512 is needed)"),
+    pytest.mark.skipif(
+        not PYTHON.exists(),
+        reason="no engines: `make engines` installs vLLM (AVX-512 is needed)",
+    ),
 ]
 PROMPTS = (
-    "def area(shape):\n    if isinstance(shape, Circle):\n        return 3.14 * shape.radius ** 2\n" * 8,
-    "class Queue:\n    def put(self, item):\n        self.items.append(item)\n\n    def get(self):\n",
+    "def area(shape):\n    if isinstance(shape, Circle):\n        return 3.14 * shape.radius ** 2\n"
+    * 8,
+    (
+        "class Queue:\n    def put(self, item):\n        self.items.append(item)\n\n    def"
+        " get(self):\n"
+    ),
 )
 
 

@@ -1,4 +1,6 @@
-"""Watched endpoints: a real llama.cpp server under load and with other weights, and a server whose answers are made."""
+"""Watched endpoints: a real llama.cpp server under load and with other weights, and a server whose
+answers are made.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,26 @@ accept = odd.always(b"", 204)
 
 @pytest.mark.model
 def test_load_is_silent_and_other_weights_of_the_same_name_are_not(
-    cli: Any, tmp_path: Path, small_gguf: Path, quantized_gguf: Path, monkeypatch: Any
+    cli: Any,
+    tmp_path: Path,
+    small_gguf: Path,
+    quantized_gguf: Path,
+    monkeypatch: Any,
 ) -> None:
     monkeypatch.setenv("ULPSCOPE_PROBE_KEY", "sk-very-secret")
     port, live = free_port(), tmp_path / "live.gguf"
 
     def watched(rounds: int, *more: str) -> tuple[int, list[dict[str, Any]]]:
-        done = cli("probe", f"http://127.0.0.1:{port}", "--watch", "1s", "--rounds", rounds, "--json", *more)
+        done = cli(
+            "probe",
+            f"http://127.0.0.1:{port}",
+            "--watch",
+            "1s",
+            "--rounds",
+            rounds,
+            "--json",
+            *more,
+        )
         return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 
     live.symlink_to(small_gguf)
@@ -44,7 +59,10 @@ def test_load_is_silent_and_other_weights_of_the_same_name_are_not(
         with ThreadPoolExecutor(4) as others:
             server = find_server(Client(address))
             for number in range(500):  # of other lengths, with answers of 24 tokens
-                others.submit(server.ask, Ask("The quick brown fox. " * (1 + number % 9), 24, 1, "warm"))
+                others.submit(
+                    server.ask,
+                    Ask("The quick brown fox. " * (1 + number % 9), 24, 1, "warm"),
+                )
             code, rounds = watched(2, "--webhook", hook)
             others.shutdown(cancel_futures=True)
     assert (code, len(rounds), seen.asked) == (0, 2, [])
@@ -65,7 +83,9 @@ def test_load_is_silent_and_other_weights_of_the_same_name_are_not(
 
 
 class MadeServer:
-    """A server in this process. noise: size of that of an answer, common to its values as a batch has it."""
+    """A server in this process. noise: size of that of an answer, common to its values as a batch
+    has it.
+    """
 
     kind, version, model = OPENAI, "1", "made"
 
@@ -77,14 +97,25 @@ class MadeServer:
         if self.is_away:
             raise ProbeError("http://made cannot be reached.")
         self.sends += 1
-        values = -np.arange(1.0, 21.0) + self.noise * self.random.exponential() * self.random.normal(size=20)
+        values = -np.arange(
+            1.0,
+            21.0,
+        ) + self.noise * self.random.exponential() * self.random.normal(size=20)
         values[0] += self.shift
         row = dict(enumerate(values.tolist(), self.first_token))
-        return response([self.first_token] * 5, {4: row}, prompt=5, settings={"system_fingerprint": "fp"})
+        return response(
+            [self.first_token] * 5,
+            {4: row},
+            prompt=5,
+            settings={"system_fingerprint": "fp"},
+        )
 
 
 @pytest.fixture
-def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[MadeServer], Iterator[watch.Round]]:
+def begin(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[[MadeServer], Iterator[watch.Round]]:
     """Begin a watch of a server, or go on with it."""
 
     def begin(server: MadeServer) -> Iterator[watch.Round]:
@@ -93,12 +124,22 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[MadeServ
 
         monkeypatch.setattr(watch, "find_server", lambda *_: server)
         request = ProbeRequest(url="http://made", watch="1s")
-        return watch.watch(Client("http://made"), request, ("one", "two"), Store(tmp_path), write, lambda _: None)
+        return watch.watch(
+            Client("http://made"),
+            request,
+            ("one", "two"),
+            Store(tmp_path),
+            write,
+            lambda _: None,
+        )
 
     return begin
 
 
-def test_noise_is_silent_for_hundreds_of_rounds_and_a_shift_is_dated(begin: Any, tmp_path: Path) -> None:
+def test_noise_is_silent_for_hundreds_of_rounds_and_a_shift_is_dated(
+    begin: Any,
+    tmp_path: Path,
+) -> None:
     server = MadeServer(noise=0.01)
     rounds = begin(server)
     first = next(rounds)
@@ -131,9 +172,17 @@ def test_a_restart_goes_on_and_an_endpoint_that_is_away_is_a_note(begin: Any) ->
     assert server.sends == 3 * 2  # three sends of two prompts, and no new baseline
     server.is_away = True
     away = next(rounds)
-    assert (away.distance_nats, away.since, away.notes) == (None, moved.since, ("http://made cannot be reached.",))
+    assert (away.distance_nats, away.since, away.notes) == (
+        None,
+        moved.since,
+        ("http://made cannot be reached.",),
+    )
     assert "is undecided" in msgspec.structs.replace(away, since=None).text
-    assert ("is down" in away.text, "had moved since" in away.text, "has moved" in away.text) == (True, True, False)
+    assert ("is down" in away.text, "had moved since" in away.text, "has moved" in away.text) == (
+        True,
+        True,
+        False,
+    )
 
 
 def test_other_tokens_have_moved_and_another_name_is_a_note(begin: Any) -> None:
@@ -158,7 +207,18 @@ def test_a_webhook_that_fails_is_tried_again_and_no_redirect_is_followed(cli: An
         odd.serving(lambda *sent: act[0](*sent)) as (address, _),
         odd.serving(odd.redirect, odd.error_500, accept) as (hook, seen),
     ):
-        words = ("probe", address, "--prompt", "x", "--watch", "1s", "--top", "3", "--webhook", hook)
+        words = (
+            "probe",
+            address,
+            "--prompt",
+            "x",
+            "--watch",
+            "1s",
+            "--top",
+            "3",
+            "--webhook",
+            hook,
+        )
         assert cli(*words, "--rounds", "1").returncode == 0
         act[0] = odd.moved
         done = cli(*words, "--rounds", "4")

@@ -1,4 +1,6 @@
-"""vLLM's own server on a CPU, in the virtual environment of `make engines`: a context that yields its address."""
+"""vLLM's own server on a CPU, in the virtual environment of `make engines`: a context that yields
+its address.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,45 @@ _PATIENCE_SECONDS = 300.0
 
 @contextmanager
 def vllm(model: Path, log: Path, dtype: str = "bfloat16") -> Iterator[str]:
-    """The address of a server that answers. RuntimeError, with the end of its log, if none came up."""
+    """The address of a server that answers.
+
+    RuntimeError, with the end of its log, if none came up.
+    """
     port = free_port()
     command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    command += ["--served-model-name", "small", "--host", "127.0.0.1", "--port", str(port), "--dtype", dtype]
-    command += ["--max-model-len", "512", "--enforce-eager", "--max-logprobs", "-1", "--enable-prefix-caching"]
+    command += [
+        "--served-model-name",
+        "small",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--dtype",
+        dtype,
+    ]
+    command += [
+        "--max-model-len",
+        "512",
+        "--enforce-eager",
+        "--max-logprobs",
+        "-1",
+        "--enable-prefix-caching",
+    ]
     command += ["--enable-prompt-tokens-details"]
-    more = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
+    more = {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "HF_HUB_OFFLINE": "1",
+    }
     with (
         log.open("wb") as output,
         subprocess.Popen(
-            command, env={**os.environ, **more}, stdout=output, stderr=output, cwd=log.parent, start_new_session=True
+            command,
+            env={**os.environ, **more},
+            stdout=output,
+            stderr=output,
+            cwd=log.parent,
+            start_new_session=True,
         ) as process,
     ):
         try:
@@ -38,7 +68,9 @@ def vllm(model: Path, log: Path, dtype: str = "bfloat16") -> Iterator[str]:
             deadline = time.monotonic() + _PATIENCE_SECONDS
             while not _answers(address):
                 if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"no vLLM came up: {log.read_text(errors='replace')[-3000:]}")
+                    raise RuntimeError(
+                        f"no vLLM came up: {log.read_text(errors='replace')[-3000:]}",
+                    )
                 process_waits(process)
             yield address
         finally:

@@ -15,11 +15,19 @@ from tests.core.runs.made_runs import calm_sides, header_of
 
 VOCAB = 40
 GIVEN = 5
-# What each side makes of prompts 0 and 1; prompt 2 is only scored. The first variant parts in prompt 0, the second
-# never.
+# What each side makes of prompts 0 and 1; prompt 2 is only scored. The first variant parts in
+# prompt 0, the second never.
 CONTINUED = {
-    0: ((10, 11, 12, 13, 14, 15, 16, 17), (10, 11, 22, 23, 24, 25, 26, 27), (10, 11, 12, 13, 14, 15, 16, 17)),
-    1: ((30, 31, 32, 33, 34, 35, 36, 37), (30, 31, 32, 33, 34, 35, 36, 37), (30, 31, 32, 33, 34, 35, 36, 37)),
+    0: (
+        (10, 11, 12, 13, 14, 15, 16, 17),
+        (10, 11, 22, 23, 24, 25, 26, 27),
+        (10, 11, 12, 13, 14, 15, 16, 17),
+    ),
+    1: (
+        (30, 31, 32, 33, 34, 35, 36, 37),
+        (30, 31, 32, 33, 34, 35, 36, 37),
+        (30, 31, 32, 33, 34, 35, 36, 37),
+    ),
 }
 PARTING = GIVEN - 1 + 2  # position 4 chose the first generated token, position 6 the third
 
@@ -27,7 +35,10 @@ PARTING = GIVEN - 1 + 2  # position 4 chose the first generated token, position 
 def cache(seed: int, heads: int = 2, positions: int = 5, width: int = 16) -> np.ndarray:
     """[heads, positions, width] bits of bfloat16."""
     return (
-        np.random.default_rng(seed).standard_normal((heads, positions, width)).astype(BFLOAT16.values).view(np.uint16)
+        np.random.default_rng(seed)
+        .standard_normal((heads, positions, width))
+        .astype(BFLOAT16.values)
+        .view(np.uint16)
     )
 
 
@@ -54,18 +65,28 @@ def both(reference: KvPart, variant: np.ndarray) -> list[tuple[int, KvPart]]:
     return [(0, reference), (1, KvPart(*reference.key, reference.first_position, variant))]
 
 
-def continued_run(store: Store, *, is_confirmed: bool = True, texts: bool = True, run_id: str = "continued") -> str:
+def continued_run(
+    store: Store,
+    *,
+    is_confirmed: bool = True,
+    texts: bool = True,
+    run_id: str = "continued",
+) -> str:
     """Three sides, three prompts of 12, 12 and 6 positions, vocabulary of 40; see CONTINUED.
 
-    At the first flip the better token leads by 0.125 (of 10: two ULPs of bfloat16); is_confirmed=False: the variant's
-    stored logits prefer the reference's token there. Caches, of the first variant only from layer 1 on, differ; the
-    second's are equal.
+    At the first flip the better token leads by 0.125 (of 10: two ULPs of bfloat16);
+    is_confirmed=False: the variant's stored logits prefer the reference's token there. Caches, of
+    the first variant only from layer 1 on, differ; the second's are equal.
     """
     prompt_ids = tuple(range(1, 1 + GIVEN))
     fed = [(*prompt_ids, *CONTINUED[prompt][0][:-1]) for prompt in (0, 1)] + [tuple(range(6))]
     vocabulary = {token: f" w{token}" for token in range(VOCAB)} | {22: " <b>two</b>\n"}
-    prompts = tuple(Prompt(len(ids), ids, tuple(vocabulary[t] for t in ids) if texts else ()) for ids in fed)
-    sides = tuple(SideHeader(path, path, "bfloat16") for path in ("prefill", "decode", "decode+batch:8"))
+    prompts = tuple(
+        Prompt(len(ids), ids, tuple(vocabulary[t] for t in ids) if texts else ()) for ids in fed
+    )
+    sides = tuple(
+        SideHeader(path, path, "bfloat16") for path in ("prefill", "decode", "decode+batch:8")
+    )
     header = RunHeader(
         "Continued",
         "bfloat16",
@@ -95,6 +116,8 @@ def continued_run(store: Store, *, is_confirmed: bool = True, texts: bool = True
                     for side, of_side in enumerate((bits, variant_bits, bits)):
                         writer.write_kv(side, KvPart(prompt, layer, kind, 0, of_side.copy()))
         for prompt, tokens in CONTINUED.items():
-            spoken = tuple("".join(vocabulary[token] for token in continuation) for continuation in tokens)
+            spoken = tuple(
+                "".join(vocabulary[token] for token in continuation) for continuation in tokens
+            )
             writer.write_generation(Generation(prompt, GIVEN, 8, tokens, spoken))
         return writer.finish()

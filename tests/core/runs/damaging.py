@@ -7,8 +7,8 @@ from pathlib import Path
 
 import duckdb
 
-# Columns that a user may see; the others name what the code knows (dtypes, kinds, outcomes), which is checked when it
-# is read.
+# Columns that a user may see; the others name what the code knows (dtypes, kinds, outcomes), which
+# is checked when it is read.
 TEXTS = {
     "run": ("name", "model", "revision", "device", "device_name", "command", "note"),
     "side": ("name", "path"),
@@ -36,17 +36,26 @@ def with_texts(path: Path, text: str) -> None:
     path.chmod(0o644)
     with duckdb.connect(str(path)) as database:
         columns_here = database.execute(
-            "SELECT table_name, column_name FROM duckdb_columns() WHERE data_type = 'VARCHAR'"
+            "SELECT table_name, column_name FROM duckdb_columns() WHERE data_type = 'VARCHAR'",
         ).fetchall()
         for table, column in columns_here:
             if column in TEXTS.get(table, ()):
-                database.execute(f"UPDATE {table} SET {column} = {column} || ? WHERE {column} IS NOT NULL", [text])
-        for (request,) in database.execute("SELECT request FROM run WHERE request IS NOT NULL").fetchall():
+                database.execute(
+                    f"UPDATE {table} SET {column} = {column} || ? WHERE {column} IS NOT NULL",
+                    [text],
+                )
+        for (request,) in database.execute(
+            "SELECT request FROM run WHERE request IS NOT NULL",
+        ).fetchall():
             request_json = json.loads(request)
             request_json |= {"model": request_json["model"] + text, "prompts": [text], "name": text}
             database.execute("UPDATE run SET request = ?", [json.dumps(request_json)])
         for row, figures in database.execute("SELECT rowid, figures FROM evidence").fetchall():
-            planted = {key: _with_text(value, text) for key, value in json.loads(figures).items() if key not in _KNOWN}
+            planted = {
+                key: _with_text(value, text)
+                for key, value in json.loads(figures).items()
+                if key not in _KNOWN
+            }
             figures = json.dumps(json.loads(figures) | planted)
             database.execute("UPDATE evidence SET figures = ? WHERE rowid = ?", [figures, row])
 

@@ -1,5 +1,5 @@
-"""Runs with a stored verdict of every name, their evidence in the words of core.inference.controls.judge_model, floors
-and faults planted.
+"""Runs with a stored verdict of every name, their evidence in the words of
+core.inference.controls.judge_model, floors and faults planted.
 """
 
 from __future__ import annotations
@@ -46,7 +46,14 @@ RERUN_FAILED = Evidence(
 )
 
 
-def ratio_row(check: Check, dtype: str, ratio: float | None, outcome: str, says: str, **figures: Any) -> Evidence:
+def ratio_row(
+    check: Check,
+    dtype: str,
+    ratio: float | None,
+    outcome: str,
+    says: str,
+    **figures: Any,
+) -> Evidence:
     """A row of the pair with its floor. figures: those that matter to a test."""
     control = f"'decode' against 'prefill' in {dtype}, beside 4 reorderings of every linear map"
     whole = {
@@ -68,14 +75,19 @@ def ratio_row(check: Check, dtype: str, ratio: float | None, outcome: str, says:
 
 
 OWN = ratio_row(
-    Check.OWN_PAIR, "bfloat16", 1.2504, "passed", "In bfloat16 the pair is 1.25 times this model's own rounding floor."
+    Check.OWN_PAIR,
+    "bfloat16",
+    1.2504,
+    "passed",
+    "In bfloat16 the pair is 1.25 times this model's own rounding floor.",
 )
 EXACT_PASSED = ratio_row(
     Check.WIDE_PAIR,
     "float32",
     0.9557,
     "passed",
-    "In float32 the pair is 0.96 times this model's own rounding floor, and no position stands out.",
+    "In float32 the pair is 0.96 times this model's own rounding floor, and no position stands"
+    " out.",
 )
 EXACT_FAILED = ratio_row(
     Check.WIDE_PAIR,
@@ -96,7 +108,8 @@ BLOCKS = Evidence(
     "positions of the float32 pair that stand out from the floor",
     StructureFigures(positions=9, first=(0, 32), starts=(32, 64, 80), block=16, is_tail=False),
     NOTED,
-    "It begins at position 32; every place where it begins is a multiple of 16, a block's boundary.",
+    "It begins at position 32; every place where it begins is a multiple of 16, a block's"
+    " boundary.",
 )
 INVALID = Evidence(
     Check.TRUNCATION,
@@ -111,8 +124,8 @@ LOWERED = Evidence(
     "'decode' against the model's own forward in precisions that engines offer",
     PrecisionsFigures(noise_ratio=24.3, precision="KV cache in float8_e4m3fn", share_left=3e-5),
     "passed",
-    "'decode' is the model's own function with its KV cache in float8_e4m3fn, 24.3 rounding floors from float32, and"
-    " nothing else.",
+    "'decode' is the model's own function with its KV cache in float8_e4m3fn, 24.3 rounding floors"
+    " from float32, and nothing else.",
     "decode",
 )
 
@@ -153,8 +166,8 @@ CASES: dict[str, tuple[str, float | None, list[Evidence]]] = {
 
 
 def planted_sides() -> list[np.ndarray]:
-    """bfloat16 bits, [positions, vocab] each: some differ by one ULP, two flips at near ties (positions 10 and
-    70, both a ULP).
+    """bfloat16 bits, [positions, vocab] each: some differ by one ULP, two flips at near ties
+    (positions 10 and 70, both a ULP).
     """
     random = np.random.default_rng(0)
     values = (random.standard_normal((POSITIONS, VOCAB)) * 3).astype(np.float32)
@@ -168,8 +181,8 @@ def planted_sides() -> list[np.ndarray]:
 
 
 def floors(outliers: tuple[int, ...] = (), is_wider: bool = False) -> list[FloorRows]:
-    """Of both dtypes, or of float64 too: the pair a little above the floor, beyond 16 bits a thousand times so at
-    `outliers`.
+    """Of both dtypes, or of float64 too: the pair a little above the floor, beyond 16 bits a
+    thousand times so at `outliers`.
     """
     random = np.random.default_rng(1)
     shape = np.exp(random.normal(0, 0.4, POSITIONS))
@@ -226,9 +239,14 @@ def judged_run(
         if verdict is not None:
             because, noise_ratio, rows = CASES[verdict]
             outliers = (32, 33, 34, 64, 65, 66, 80, 81, 82) if verdict == "bug suspected" else ()
-            has_floor = any(row.check is Check.WIDE_PAIR and isinstance(row.figures, PairFigures) for row in rows)
+            has_floor = any(
+                row.check is Check.WIDE_PAIR and isinstance(row.figures, PairFigures)
+                for row in rows
+            )
             evidence_rows = tuple(rows if evidence is None else evidence)
             by_position = floors(outliers, wider_floor) if has_floor else ()
             place = (0, outliers[0]) if outliers else None
-            writer.write_verdict(Verdict(verdict, because, evidence_rows, noise_ratio, place, tuple(by_position)))
+            writer.write_verdict(
+                Verdict(verdict, because, evidence_rows, noise_ratio, place, tuple(by_position)),
+            )
         return writer.finish()

@@ -1,5 +1,5 @@
-"""A run whose sides launched what a public thread shows: another tile and three times the reductions of split products
-at batch 2.
+"""A run whose sides launched what a public thread shows: another tile and three times the
+reductions of split products at batch 2.
 """
 
 from __future__ import annotations
@@ -16,23 +16,35 @@ UP, DOWN = "model.layers.{}.mlp.up_proj", "model.layers.{}.mlp.down_proj"
 
 
 def kernel_lists() -> tuple[KernelList, KernelList]:
-    """Two layers; the variant's three forwards launch what the reference's one does, but for the tile and the
-    reductions.
+    """Two layers; the variant's three forwards launch what the reference's one does, but for the
+    tile and the reductions.
     """
 
     def rows(tile: str, reductions: int, forwards: int) -> tuple[KernelRow, ...]:
         result = []
         for layer in range(2):
-            result.append(KernelRow(UP.format(layer), "CUDA", tile, "aten::mm", forwards, 10.0 * forwards))
             result.append(
-                KernelRow(
-                    DOWN.format(layer), "CUDA", REDUCE, "aten::mm", reductions * forwards, 2.0 * reductions * forwards
-                )
+                KernelRow(UP.format(layer), "CUDA", tile, "aten::mm", forwards, 10.0 * forwards),
             )
             result.append(
                 KernelRow(
-                    UP.format(layer), "torch", "aten::mm", "1x8, 8x32" if forwards == 1 else "2x8, 8x32", forwards, 40.0
-                )
+                    DOWN.format(layer),
+                    "CUDA",
+                    REDUCE,
+                    "aten::mm",
+                    reductions * forwards,
+                    2.0 * reductions * forwards,
+                ),
+            )
+            result.append(
+                KernelRow(
+                    UP.format(layer),
+                    "torch",
+                    "aten::mm",
+                    "1x8, 8x32" if forwards == 1 else "2x8, 8x32",
+                    forwards,
+                    40.0,
+                ),
             )
         return tuple(result)
 
@@ -51,16 +63,29 @@ ORDER = (  # of the modules that are compared, in which they run
 
 
 def block_lists() -> tuple[KernelList, KernelList]:
-    """One block of a decode of two tokens, alone and in a batch of two: the same kernels as often, in other shapes."""
+    """One block of a decode of two tokens, alone and in a batch of two: the same kernels as often,
+    in other shapes.
+    """
 
     def rows(batch: int) -> tuple[KernelRow, ...]:
         attention, result = "model.layers.0.self_attn", []
 
-        def ran(module: str, name: str, *shapes: str, library: str = "torch", dtype: str = "bfloat16 ") -> None:
+        def ran(
+            module: str,
+            name: str,
+            *shapes: str,
+            library: str = "torch",
+            dtype: str = "bfloat16 ",
+        ) -> None:
             result.append(KernelRow(module, library, name, f"{dtype}{', '.join(shapes)}", 2, 4.0))
 
         def attended(keys: int) -> None:
-            ran(attention, "aten::_scaled_dot_product_flash_attention_for_cpu", f"{batch}x2x1x4", f"{batch}x2x{keys}x4")
+            ran(
+                attention,
+                "aten::_scaled_dot_product_flash_attention_for_cpu",
+                f"{batch}x2x1x4",
+                f"{batch}x2x{keys}x4",
+            )
 
         ran("model.embed_tokens", "aten::embedding", "64x8")
         ran("model", "aten::mul", f"{batch}x1x8")
@@ -80,7 +105,11 @@ def block_lists() -> tuple[KernelList, KernelList]:
     return KernelList(0, rows(1), 2, 2), KernelList(1, rows(2), 2, 2)
 
 
-def kernel_run(store: Store, run_id: str = "kernels", lists: tuple[KernelList, ...] | None = None) -> str:
+def kernel_run(
+    store: Store,
+    run_id: str = "kernels",
+    lists: tuple[KernelList, ...] | None = None,
+) -> str:
     header = header_of(lengths=(3,))
     with RunWriter(store, header, run_id=run_id) as writer:
         for side, bits in enumerate(calm_sides(header)):

@@ -41,12 +41,13 @@ def layer_run(
     run_id: str | None = None,
     flips: Sequence[int] = (),
 ) -> str:
-    """Two prompts, six modules. changed: (ordinal, prompt, position) -> ULPs by which the variant's first element
-    differs there.
+    """Two prompts, six modules. changed: (ordinal, prompt, position) -> ULPs by which the variant's
+    first element differs there.
 
-    floor_ulps: by how many every element of the floor's one reordering differs, the embedding's by none; None: no floor
-    was run. A third side, if any, has no outputs of modules, as one whose kernels a compiler makes. flips: rows whose
-    argmax is token 7 on the reference and token 8 on the variant.
+    floor_ulps: by how many every element of the floor's one reordering differs, the embedding's by
+    none; None: no floor was run. A third side, if any, has no outputs of modules, as one whose
+    kernels a compiler makes. flips: rows whose argmax is token 7 on the reference and token 8 on
+    the variant.
     """
     header = header_of(lengths=lengths, sides=sides)
     with RunWriter(store, header, run_id=run_id) as writer:
@@ -60,7 +61,13 @@ def layer_run(
             for module in MODULES if positions else ():
                 rows.write(
                     0,
-                    LayerPart(prompt, module, 0, outputs(module, prompt, lengths[prompt])[list(positions)], "bfloat16"),
+                    LayerPart(
+                        prompt,
+                        module,
+                        0,
+                        outputs(module, prompt, lengths[prompt])[list(positions)],
+                        "bfloat16",
+                    ),
                 )
             rows.end(0, prompt)
         for prompt, positions in enumerate(chosen if floor_ulps is not None else ()):
@@ -77,7 +84,10 @@ def layer_run(
                     for (ordinal, of_prompt, position), ulps in changed.items():
                         if (ordinal, of_prompt) == (module.ordinal, prompt):
                             bits[position, 0] += np.uint16(ulps)
-                    rows.write(side, LayerPart(prompt, module, 0, bits[list(positions)], "bfloat16"))
+                    rows.write(
+                        side,
+                        LayerPart(prompt, module, 0, bits[list(positions)], "bfloat16"),
+                    )
                 rows.end(side, prompt)
         return writer.finish()
 
@@ -98,7 +108,9 @@ GROWING = {
 
 
 def with_kernels(store: Store, run_id: str) -> str:
-    """The same run, whose sides launched one kernel in two modules, in another shape on each side."""
+    """The same run, whose sides launched one kernel in two modules, in another shape on each
+    side.
+    """
     rows = [
         f"({side}, {number}, '{module}', 'torch', 'aten::mean', 'bfloat16 {side + 1}x8', 1, 2.0)"
         for side in range(2)

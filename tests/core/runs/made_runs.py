@@ -1,5 +1,5 @@
-"""Small runs of random bits, for the tests of the run file. Run as a script it writes runs into a store until it is
-killed.
+"""Small runs of random bits, for the tests of the run file. Run as a script it writes runs into a
+store until it is killed.
 """
 
 from __future__ import annotations
@@ -21,23 +21,33 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def header_of(
-    dtype: str = "bfloat16", lengths: tuple[int, ...] = (3, 5), vocab: int = 300, sides: int = 2, name: str = "a run"
+    dtype: str = "bfloat16",
+    lengths: tuple[int, ...] = (3, 5),
+    vocab: int = 300,
+    sides: int = 2,
+    name: str = "a run",
 ) -> RunHeader:
     """A header whose prompts have token ids and texts, except the last of several."""
     prompts = [Prompt(n, tuple(range(n)), tuple(f"t{i}\n" for i in range(n))) for n in lengths]
     if len(prompts) > 1:
         prompts[-1] = Prompt(lengths[-1])
     announced = tuple(
-        SideHeader(f"side_{i}", "prefill" if i == 0 else f"decode+batch:{i + 1}", dtype) for i in range(sides)
+        SideHeader(f"side_{i}", "prefill" if i == 0 else f"decode+batch:{i + 1}", dtype)
+        for i in range(sides)
     )
     return RunHeader(
-        name, dtype, vocab, tuple(prompts), announced, Provenance("capture", seed=7, versions={"torch": "2.13.0"})
+        name,
+        dtype,
+        vocab,
+        tuple(prompts),
+        announced,
+        Provenance("capture", seed=7, versions={"torch": "2.13.0"}),
     )
 
 
 def bits_of_sides(header: RunHeader, seed: int = 0) -> list[np.ndarray]:
-    """[rows, vocab] a side: any bit pattern at all, so NaN payloads, infinities and subnormals too; variants part in
-    some.
+    """[rows, vocab] a side: any bit pattern at all, so NaN payloads, infinities and subnormals too;
+    variants part in some.
     """
     random = np.random.default_rng(seed)
     fmt = header.format
@@ -66,13 +76,25 @@ def calm_sides(header: RunHeader, seed: int = 0) -> list[np.ndarray]:
     """[rows, vocab] a side: finite logits about 3 wide, variants a few ULPs away."""
     random = np.random.default_rng(seed)
     fmt = format_named(header.compute_dtype)
-    reference = (random.standard_normal((header.rows, header.vocab)) * 3).astype(fmt.values).view(fmt.carrier)
+    reference = (
+        (random.standard_normal((header.rows, header.vocab)) * 3)
+        .astype(fmt.values)
+        .view(fmt.carrier)
+    )
     sides = [reference]
-    sides += [reference + random.integers(0, 3, reference.shape, dtype=fmt.carrier) for _ in header.sides[1:]]
+    sides += [
+        reference + random.integers(0, 3, reference.shape, dtype=fmt.carrier)
+        for _ in header.sides[1:]
+    ]
     return sides
 
 
-def write_run(store: Store, header: RunHeader, sides: list[np.ndarray], run_id: str | None = None) -> Path:
+def write_run(
+    store: Store,
+    header: RunHeader,
+    sides: list[np.ndarray],
+    run_id: str | None = None,
+) -> Path:
     """Write whole sides at once; returns the file."""
     with RunWriter(store, header, run_id=run_id) as writer:
         for side, bits in enumerate(sides):
@@ -92,7 +114,9 @@ def _whole_run() -> bytes:
 
 
 def copied(path: Path) -> Path:
-    """The run of `made` as a file of that name, made once and copied from then on: a hundred tests need one."""
+    """The run of `made` as a file of that name, made once and copied from then on: a hundred tests
+    need one.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(_whole_run())
     return path

@@ -8,7 +8,14 @@ from core.runs.writer import RunWriter
 from tests.core.runs.made_runs import calm_sides, header_of
 
 
-def row(name: str, neq: int, rms: float, flips: int, shares: tuple[float, float], dtype: str = "bfloat16") -> RemedyRow:
+def row(
+    name: str,
+    neq: int,
+    rms: float,
+    flips: int,
+    shares: tuple[float, float],
+    dtype: str = "bfloat16",
+) -> RemedyRow:
     return RemedyRow(
         name=name,
         what=f"Changes {name}.",

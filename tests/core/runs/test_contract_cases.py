@@ -19,18 +19,27 @@ CASE = pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def unlike(got: Any, want: Any, where: str = "") -> list[str]:
     """Places where `got` is not as the example says. It may say more than the example, never less.
 
-    Integers, booleans, nulls and texts equal and of one type; floats to 1e-9 relative, KL to 1e-6 relative or 1e-12
-    absolute.
+    Integers, booleans, nulls and texts equal and of one type; floats to 1e-9 relative, KL to 1e-6
+    relative or 1e-12 absolute.
     """
     if isinstance(want, dict):
         if not isinstance(got, dict):
             return [f"{where}: {got!r}, not an object"]
         missing = [f"{where}/{key}: missing" for key in want if key not in got]
-        return missing + [bad for key in want if key in got for bad in unlike(got[key], want[key], f"{where}/{key}")]
+        return missing + [
+            bad
+            for key in want
+            if key in got
+            for bad in unlike(got[key], want[key], f"{where}/{key}")
+        ]
     if isinstance(want, list):
         if not isinstance(got, list) or len(got) != len(want):
             return [f"{where}: another length"]
-        return [bad for i, (x, y) in enumerate(zip(got, want, strict=True)) for bad in unlike(x, y, f"{where}[{i}]")]
+        return [
+            bad
+            for i, (x, y) in enumerate(zip(got, want, strict=True))
+            for bad in unlike(x, y, f"{where}[{i}]")
+        ]
     if type(got) is not type(want):
         return [f"{where}: {got!r} ({type(got).__name__}), not {want!r} ({type(want).__name__})"]
     if isinstance(want, float):

@@ -19,19 +19,25 @@ FIRST = CONTEXT // 2
 ROWS = CONTEXT - 1 - FIRST
 RANDOM = np.random.default_rng(5)
 TOKENS = RANDOM.integers(0, VOCAB, (CHUNKS, CONTEXT), dtype=np.int32)
-LOGITS = RANDOM.normal(0, 3.5, (CHUNKS * ROWS, VOCAB)).astype(np.float32)  # some are more than 16 below the largest
+# some are more than 16 below the largest
+LOGITS = RANDOM.normal(0, 3.5, (CHUNKS * ROWS, VOCAB)).astype(np.float32)
 OTHER = LOGITS + RANDOM.normal(0, 0.2, LOGITS.shape).astype(np.float32)
 TARGETS = np.concatenate([chunk[FIRST + 1 :] for chunk in TOKENS])
 
 
 def kld_file(path: Path, logits: np.ndarray, tokens: np.ndarray = TOKENS) -> np.ndarray:
     """Write one as perplexity.cpp does. -> the log-probabilities that it holds"""
-    body, held = [struct.pack("<8s3i", b"_logits_", CONTEXT, VOCAB, CHUNKS), tokens.astype("<i4").tobytes()], []
+    body, held = (
+        [struct.pack("<8s3i", b"_logits_", CONTEXT, VOCAB, CHUNKS), tokens.astype("<i4").tobytes()],
+        [],
+    )
     for row in logits:
         lowest = max(row.min(), row.max() - np.float32(16))
         scale = (row.max() - lowest) / np.float32(65535)
         steps = np.clip(np.rint((row - lowest) / scale), 0, 65535).astype("<u2")
-        least = np.float32(lowest - row.max() - np.log(np.exp(row - row.max()).sum(dtype=np.float64)))
+        least = np.float32(
+            lowest - row.max() - np.log(np.exp(row - row.max()).sum(dtype=np.float64)),
+        )
         body.append(struct.pack("<2f", scale, least) + steps.tobytes() + bytes(2 * (VOCAB % 2)))
         held.append(least + scale * steps.astype(np.float32))
     path.write_bytes(b"".join(body))
@@ -51,11 +57,20 @@ def test_figures_are_those_of_llama_perplexity(files: list[Path]) -> None:
     kl = np.where(base > -16, np.exp(base) * (base - q), 0).sum(axis=1)
     dp = np.exp(-nll) - np.exp(-nll_base)
     same = (q.argmax(axis=1) == base.argmax(axis=1)).mean()
-    ppl, ppl_base, error = np.exp(nll.mean()), np.exp(nll_base.mean()), np.std(nll) / np.sqrt(count - 1)
-    error_base, covariance = np.std(nll_base) / np.sqrt(count - 1), np.cov(nll, nll_base, ddof=0)[0, 1] / (count - 1)
+    ppl, ppl_base, error = (
+        np.exp(nll.mean()),
+        np.exp(nll_base.mean()),
+        np.std(nll) / np.sqrt(count - 1),
+    )
+    error_base, covariance = (
+        np.std(nll_base) / np.sqrt(count - 1),
+        np.cov(nll, nll_base, ddof=0)[0, 1] / (count - 1),
+    )
     ratio_error = np.sqrt(error**2 + error_base**2 - 2 * covariance)
     rms = np.sqrt((dp**2).mean())
-    difference_error = np.sqrt((ppl * error) ** 2 + (ppl_base * error_base) ** 2 - 2 * ppl * ppl_base * covariance)
+    difference_error = np.sqrt(
+        (ppl * error) ** 2 + (ppl_base * error_base) ** 2 - 2 * ppl * ppl_base * covariance,
+    )
     expected = {
         "Mean PPL(Q)": (ppl, ppl * error),
         "Mean PPL(base)": (ppl_base, ppl_base * error_base),
@@ -72,17 +87,26 @@ def test_figures_are_those_of_llama_perplexity(files: list[Path]) -> None:
         ("KLD", kl, (99.9, 99, 95, 90, 10, 5, 1, 0.1)),
         ("Δp", 100 * dp, (99.9, 99, 95, 90, 75, 25, 10, 5, 1, 0.1)),
     ):
-        expected |= {f"{share:.1f}% {name}": (np.percentile(values, share), None) for share in shares}
-        expected |= {f"{each} {name}": (of(values), None) for each, of in (("Maximum", max), ("Minimum", min))}
+        expected |= {
+            f"{share:.1f}% {name}": (np.percentile(values, share), None) for share in shares
+        }
+        expected |= {
+            f"{each} {name}": (of(values), None)
+            for each, of in (("Maximum", max), ("Minimum", min))
+        }
         expected[f"Median {name}"] = (np.median(values), None)
     assert rows.keys() == expected.keys()
     for name, (value, uncertainty) in expected.items():
         assert rows[name]["value"] == pytest.approx(value, rel=1e-5, abs=5e-7), name
-        assert rows[name]["uncertainty"] == (uncertainty and pytest.approx(uncertainty, rel=1e-4)), name
+        assert rows[name]["uncertainty"] == (
+            uncertainty and pytest.approx(uncertainty, rel=1e-4)
+        ), name
 
 
 def test_what_a_file_cuts_moves_no_figure(files: list[Path]) -> None:
-    """A quarter of the tokens is raised to 16 below the largest; a row normalized again would be off by 4e-3."""
+    """A quarter of the tokens is raised to 16 below the largest; a row normalized again would be
+    off by 4e-3.
+    """
     spread = LOGITS.copy()
     spread[:, ::4] -= 30
     held = kld_file(files[0], spread)
@@ -157,15 +181,23 @@ def test_any_pair_with_token_ids_is_a_corpus(cli, tmp_path: Path) -> None:
     base = random.normal(0, 3, (prompts, rows, VOCAB)).astype(np.float32)
     other = base + random.normal(0, 0.3, base.shape).astype(np.float32)
     np.savez(tmp_path / "dump.npz", reference=base, variant=other, token_ids=tokens)
-    report = json.loads(cli("compare", tmp_path / "dump.npz", "--corpus", "--json").stdout)["corpora"][0]
+    report = json.loads(cli("compare", tmp_path / "dump.npz", "--corpus", "--json").stdout)[
+        "corpora"
+    ][0]
     values = {figure["name"]: figure["value"] for figure in report["figures"]}
     p, q = (log_softmax(side[:, :-1].astype(np.float64), axis=2) for side in (base, other))
     right, right_q = (np.take_along_axis(side, tokens[:, 1:, None], 2) for side in (p, q))
-    assert (report["positions"], report["prompts"], report["variant"]) == (prompts * (rows - 1), prompts, "variant")
+    assert (report["positions"], report["prompts"], report["variant"]) == (
+        prompts * (rows - 1),
+        prompts,
+        "variant",
+    )
     assert values["Mean KLD"] == pytest.approx((np.exp(p) * (p - q)).sum(axis=2).mean())
     assert values["Mean PPL(Q)"] == pytest.approx(np.exp(-right_q.mean()))
     assert values["Maximum Δp"] == pytest.approx(100 * (np.exp(right_q) - np.exp(right)).max())
-    assert values["Same top p"] == pytest.approx(100 * (p.argmax(axis=2) == q.argmax(axis=2)).mean())
+    assert values["Same top p"] == pytest.approx(
+        100 * (p.argmax(axis=2) == q.argmax(axis=2)).mean(),
+    )
 
 
 def test_a_run_without_tokens_is_no_corpus(cli, tmp_path: Path) -> None:
@@ -174,7 +206,10 @@ def test_a_run_without_tokens_is_no_corpus(cli, tmp_path: Path) -> None:
     assert (failed.returncode, "token ids" in failed.stderr) == (2, True)
 
 
-def test_a_token_beyond_the_vocabulary_is_refused_and_an_infinite_kl_counted(cli, tmp_path: Path) -> None:
+def test_a_token_beyond_the_vocabulary_is_refused_and_an_infinite_kl_counted(
+    cli,
+    tmp_path: Path,
+) -> None:
     base, tokens, dump = LOGITS[:4].astype(np.float32), np.arange(4), tmp_path / "dump.npz"
     other = base.copy()
     other[1, tokens[2]] = -np.inf

@@ -1,5 +1,5 @@
-"""A writer may die at any moment: no visible run, no lock, nothing for a reader to trip over, and the next writer
-tidies up.
+"""A writer may die at any moment: no visible run, no lock, nothing for a reader to trip over, and
+the next writer tidies up.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ from tests.waiting import until
 def _writer(store: Store, *arguments: str, **options) -> subprocess.Popen:
     """Another process that writes runs in a loop and prints a line for each."""
     command = [sys.executable, "-m", "tests.core.runs.made_runs", str(store.directory), *arguments]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, **options)
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        **options,
+    )
 
 
 def _partials(store: Store) -> list[Path]:
@@ -37,7 +43,11 @@ def _check_whole(store: Store) -> int:
     assert broken == []
     for card in cards:
         with RunReader(store.path_of(card.run_id)) as run:
-            assert len(run.read_rows(1, 0, run.header.rows)) == len(run.positions(0)) == run.header.rows
+            assert (
+                len(run.read_rows(1, 0, run.header.rows))
+                == len(run.positions(0))
+                == run.header.rows
+            )
     return len(cards)
 
 
@@ -79,13 +89,19 @@ def test_a_partial_run_of_this_process_is_not_swept_by_this_process(store: Store
     assert _partials(store) == []
 
 
-def test_a_finished_run_is_held_until_it_is_in_place(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_run_is_held_until_it_is_in_place(
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """DuckDB's own lock ends before that: a sweep in between would take a whole capture away."""
     swept_by_others = []
 
     def to_disk(path: Path, original=store_module.to_disk) -> None:
         if path.is_file():
-            code = "import sys, pathlib, core.runs.store.partial as p; print(len(p.sweep(pathlib.Path(sys.argv[1]))))"
+            code = (
+                "import sys, pathlib, core.runs.store.partial as p;"
+                " print(len(p.sweep(pathlib.Path(sys.argv[1]))))"
+            )
             command = [sys.executable, "-c", code, str(store.directory)]
             found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
             swept_by_others.append(int(found.stdout))
@@ -107,9 +123,17 @@ def test_a_link_named_like_a_partial_run_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "precious").iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize("error", [ValueError("planted"), KeyboardInterrupt()], ids=["exception", "Ctrl-C"])
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("planted"), KeyboardInterrupt()],
+    ids=["exception", "Ctrl-C"],
+)
 @pytest.mark.parametrize("rows", [0, 4, 8])
-def test_an_exception_in_the_middle_leaves_nothing(error: BaseException, rows: int, store: Store) -> None:
+def test_an_exception_in_the_middle_leaves_nothing(
+    error: BaseException,
+    rows: int,
+    store: Store,
+) -> None:
     header = header_of()
 
     def interrupted() -> None:
@@ -124,12 +148,15 @@ def test_an_exception_in_the_middle_leaves_nothing(error: BaseException, rows: i
 
 
 def test_a_run_reaches_the_disk_before_it_gets_its_name_and_the_directory_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = Store(tmp_path)
     events = []
     monkeypatch.setattr(
-        store_module, "to_disk", lambda path: events.append(("to disk", path.suffix, len(store.paths())))
+        store_module,
+        "to_disk",
+        lambda path: events.append(("to disk", path.suffix, len(store.paths()))),
     )
     partial = Partial.make(tmp_path, "x")
     assert partial is not None
@@ -171,11 +198,14 @@ except StoreError as error:
 @pytest.mark.spread(1)
 @pytest.mark.parametrize("room", [0, 40_000, 2_000_000])
 def test_a_full_disk_is_one_sentence_and_leaves_nothing(room: int, tmp_path: Path) -> None:
-    """A limit on the size of files stands for the disk: it fails the same writes, from the first byte to the last
-    tile.
+    """A limit on the size of files stands for the disk: it fails the same writes, from the first
+    byte to the last tile.
     """
     found = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(tmp_path), str(room)], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-c", FULL_DISK, str(tmp_path), str(room)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert found.returncode == 0, found.stderr
     assert found.stdout.count("\n") == 1

@@ -1,4 +1,6 @@
-"""A run file grows by addition: this build reads the files of 1.0.0, of older builds and of newer ones."""
+"""A run file grows by addition: this build reads the files of 1.0.0, of older builds and of newer
+ones.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ def figures_of(path: Path) -> dict[str, object]:
         summary = run.pairs[0].summary
         return {
             "sha256": [side.sha256 for side in run.sides],
-            "verdict": run.pairs[0].verdict or "identical",  # a capture is not judged if all bits are equal
+            # a capture is not judged if all bits are equal
+            "verdict": run.pairs[0].verdict or "identical",
             "summary": {name: getattr(summary, name) for name in EXPECTED["dump"]["summary"]},
             "max_abs": [record["max_abs"] for record in records][:8],
         }
@@ -70,7 +73,9 @@ def test_a_file_of_1_0_0_is_compared_judged_and_exported(cli, tmp_path: Path) ->
         assert "rerun" in {row.group for row in run.evidence(0)}
 
 
-def test_an_older_file_reads_null_and_empty_where_it_lacks_a_column_or_a_table(tmp_path: Path) -> None:
+def test_an_older_file_reads_null_and_empty_where_it_lacks_a_column_or_a_table(
+    tmp_path: Path,
+) -> None:
     """All nullable columns at once, and the tables of what a run may do without."""
     path = file_of_1_0_0("judged", tmp_path)
     whole = figures_of(path)
@@ -82,7 +87,15 @@ def test_an_older_file_reads_null_and_empty_where_it_lacks_a_column_or_a_table(t
     ]
     damaged(path, *statements)
     with duckdb.connect(str(path)) as shell:
-        for table in ("remedy", "kernel", "kernel_side", "layer", "layer_position", "generation", "op"):
+        for table in (
+            "remedy",
+            "kernel",
+            "kernel_side",
+            "layer",
+            "layer_position",
+            "generation",
+            "op",
+        ):
             shell.execute(f"DROP TABLE {table}")
     figures = figures_of(path)
     assert figures["sha256"] == whole["sha256"]
@@ -110,15 +123,23 @@ NEWER = {
     "column": "ALTER TABLE position ADD COLUMN logsumexp_change DOUBLE DEFAULT NULL",
     "column of the run": "ALTER TABLE run ADD COLUMN cluster VARCHAR",
     "table": "CREATE TABLE expert_choice (pair INTEGER, expert INTEGER)",
-    "check": "INSERT INTO evidence SELECT pair, rung, 'choices of experts', side_name, control, figures, outcome,"
-    " says FROM evidence LIMIT 1",
-    "figure of a check": "UPDATE evidence SET figures = json_merge_patch(figures, '{\"new_ratio\": 2.5}')"
-    " WHERE figures <> '{}'",
+    "check": (
+        "INSERT INTO evidence SELECT pair, rung, 'choices of experts', side_name, control, figures,"
+        " outcome, says FROM evidence LIMIT 1"
+    ),
+    "figure of a check": (
+        "UPDATE evidence SET figures = json_merge_patch(figures, '{\"new_ratio\": 2.5}')"
+        " WHERE figures <> '{}'"
+    ),
 }
 
 
 @pytest.mark.parametrize("addition", NEWER)
-def test_what_a_newer_build_added_is_left_alone(addition: str, store: Store, tmp_path: Path) -> None:
+def test_what_a_newer_build_added_is_left_alone(
+    addition: str,
+    store: Store,
+    tmp_path: Path,
+) -> None:
     path = file_of_1_0_0("judged", tmp_path)
     with RunReader(path) as run:
         checks = [row.check for row in run.evidence(0)]

@@ -31,15 +31,23 @@ def differing(first: Path, second: Path) -> list[str]:
     """Tables whose rows are not the same in both files, `run` aside."""
     with duckdb.connect() as database:
         database.execute(f"ATTACH '{first}' AS a (READ_ONLY); ATTACH '{second}' AS b (READ_ONLY)")
-        asked = "SELECT table_name FROM duckdb_tables() WHERE database_name = 'a' AND table_name <> 'run'"
+        asked = (
+            "SELECT table_name FROM duckdb_tables() WHERE database_name = 'a' AND table_name <>"
+            " 'run'"
+        )
         tables = [name for (name,) in database.execute(asked).fetchall()]
-        both = "FROM (FROM a.{0} EXCEPT ALL FROM b.{0}) UNION ALL (FROM b.{0} EXCEPT ALL FROM a.{0})"
+        both = (
+            "FROM (FROM a.{0} EXCEPT ALL FROM b.{0}) UNION ALL (FROM b.{0} EXCEPT ALL FROM a.{0})"
+        )
         return [table for table in tables if database.execute(both.format(table)).fetchone()]
 
 
 @pytest.mark.spread(1)
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
-def test_a_run_comes_in_bit_for_bit_under_a_new_id_and_its_note_says_so(path: Path, store: Store) -> None:
+def test_a_run_comes_in_bit_for_bit_under_a_new_id_and_its_note_says_so(
+    path: Path,
+    store: Store,
+) -> None:
     new = store.path_of(import_run(store, path, name="called anew"))
     assert new.stem != path.stem
     assert differing(path, new) == []
@@ -53,7 +61,12 @@ def test_a_run_comes_in_bit_for_bit_under_a_new_id_and_its_note_says_so(path: Pa
 
 def test_it_has_the_id_asked_for_and_progress_is_reported(store: Store, foreign_file: Path) -> None:
     before, steps = foreign_file.read_bytes(), []
-    run_id = import_run(store, foreign_file, run_id="a-run", on_progress=lambda *rows: steps.append(rows))
+    run_id = import_run(
+        store,
+        foreign_file,
+        run_id="a-run",
+        on_progress=lambda *rows: steps.append(rows),
+    )
     assert run_id == "a-run"
     assert steps[-1][0] == steps[-1][1] > 0
     assert [each.name for each in store.directory.iterdir()] == ["a-run.duckdb"]
@@ -68,32 +81,56 @@ def test_probes_of_operations_come_in(store: Store, tmp_path: Path) -> None:
 
 REFUSED: dict[str, tuple[list[str], str]] = {
     "a view": (["CREATE VIEW v AS SELECT 1"], "the view 'v'"),
-    "a view in place of a table": (["ALTER TABLE kv RENAME TO kw", "CREATE VIEW kv AS FROM kw"], "the view 'kv'"),
+    "a view in place of a table": (
+        ["ALTER TABLE kv RENAME TO kw", "CREATE VIEW kv AS FROM kw"],
+        "the view 'kv'",
+    ),
     "a macro": (["CREATE MACRO f(x) AS x + 1"], "the macro 'f'"),
     "a macro that hides views": (
         [
             "CREATE VIEW v AS SELECT 1",
-            "CREATE MACRO duckdb_views() AS TABLE SELECT 'x' AS view_name, 'y' AS database_name WHERE false",
+            (
+                "CREATE MACRO duckdb_views() AS TABLE SELECT 'x' AS view_name, 'y' AS database_name"
+                " WHERE false"
+            ),
         ],
         "the view 'v'",
     ),
     "a schema": (["CREATE SCHEMA other"], "the schema 'other'"),
-    "a default": (["ALTER TABLE run ALTER note SET DEFAULT current_user"], "default or generated column"),
-    "another type": (["ALTER TABLE position ALTER max_ulps TYPE VARCHAR"], "the column position.max_ulps"),
+    "a default": (
+        ["ALTER TABLE run ALTER note SET DEFAULT current_user"],
+        "default or generated column",
+    ),
+    "another type": (
+        ["ALTER TABLE position ALTER max_ulps TYPE VARCHAR"],
+        "the column position.max_ulps",
+    ),
     "a column too few": (["ALTER TABLE pair DROP COLUMN flips"], "lacks the column 'flips'"),
     "another bit": (
-        ["UPDATE logits SET bits = '\\x01'::BLOB || bits[2:] WHERE side = 1 AND prompt = 0 AND position = 0"],
+        [
+            (
+                "UPDATE logits SET bits = '\\x01'::BLOB || bits[2:] WHERE side = 1 AND prompt = 0"
+                " AND position = 0"
+            ),
+        ],
         "SHA-256",
     ),
     "another digest": (["UPDATE side SET sha256 = repeat('0', 64) WHERE side = 1"], "SHA-256"),
-    "another digest of values": (["UPDATE side SET values_sha256 = repeat('0', 64) WHERE side = 1"], "SHA-256"),
+    "another digest of values": (
+        ["UPDATE side SET values_sha256 = repeat('0', 64) WHERE side = 1"],
+        "SHA-256",
+    ),
     "no name": (["UPDATE run SET name = '  '"], "has no name"),
 }
 
 
 @pytest.mark.spread(4)
 @pytest.mark.parametrize("fault", REFUSED)
-def test_what_no_run_file_has_is_refused_and_nothing_is_stored(fault: str, store: Store, foreign_file: Path) -> None:
+def test_what_no_run_file_has_is_refused_and_nothing_is_stored(
+    fault: str,
+    store: Store,
+    foreign_file: Path,
+) -> None:
     statements, words = REFUSED[fault]
     for statement in statements:
         damaged(foreign_file, statement)
@@ -115,17 +152,28 @@ def half(path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [(lambda path: path.parent, "not a DuckDB file"), (a_dump, "not a DuckDB file"), (half, "somebody.duckdb")],
+    [
+        (lambda path: path.parent, "not a DuckDB file"),
+        (a_dump, "not a DuckDB file"),
+        (half, "somebody.duckdb"),
+    ],
 )
 def test_what_is_no_run_file_is_one_sentence(
-    change: Callable[[Path], Path], words: str, store: Store, foreign_file: Path
+    change: Callable[[Path], Path],
+    words: str,
+    store: Store,
+    foreign_file: Path,
 ) -> None:
     with pytest.raises(StoreError, match=words):
         import_run(store, change(foreign_file))
     assert not store.directory.exists() or list(store.directory.iterdir()) == []
 
 
-def test_without_room_nothing_is_imported(store: Store, foreign_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_room_nothing_is_imported(
+    store: Store,
+    foreign_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", "999000000000000")
     with pytest.raises(LimitError):
         import_run(store, foreign_file)
@@ -141,22 +189,40 @@ def test_without_room_nothing_is_imported(store: Store, foreign_file: Path, monk
         ("INSERT INTO vocabulary SELECT 7, 'x' FROM range(3_000_000)", "vocabulary", 4096 + 58),
         ("INSERT INTO evidence SELECT e.* FROM evidence e, range(1000)", "evidence", 1000),
         ("INSERT INTO top_token SELECT t.* FROM top_token t, range(1)", "top_token", 2 * 58 * 20),
-        ("INSERT INTO side_position SELECT s.* FROM side_position s LIMIT 1", "side_position", 2 * 58),
-        ("INSERT INTO generated_token SELECT 0, 0, range, 7 FROM range(2_097_153)", "generated_token", 2 * (1 << 20)),
+        (
+            "INSERT INTO side_position SELECT s.* FROM side_position s LIMIT 1",
+            "side_position",
+            2 * 58,
+        ),
+        (
+            "INSERT INTO generated_token SELECT 0, 0, range, 7 FROM range(2_097_153)",
+            "generated_token",
+            2 * (1 << 20),
+        ),
         ("INSERT INTO kernel_side SELECT 0, 1, 1 FROM range(3)", "kernel_side", 2),
     ],
 )
 def test_a_table_of_more_rows_than_a_run_has_is_refused_before_it_is_read(
-    rows: str, table: str, most: int, store: Store, tmp_path: Path
+    rows: str,
+    table: str,
+    most: int,
+    store: Store,
+    tmp_path: Path,
 ) -> None:
     path = Path(shutil.copy(ROOT / "tests" / "runs" / "injected-bug.duckdb", tmp_path))
     damaged(path, rows)
     for look in (check_schema, lambda path: import_run(store, path)):
-        with pytest.raises(StoreError, match=rf"table '{table}' has .* rows; expected at most {most:,} "):
+        with pytest.raises(
+            StoreError,
+            match=rf"table '{table}' has .* rows; expected at most {most:,} ",
+        ):
             look(path)
 
 
 def test_a_vocabulary_of_few_but_long_texts_is_refused(store: Store, foreign_file: Path) -> None:
-    damaged(foreign_file, "INSERT INTO vocabulary SELECT range, repeat('x', 5_000_000) FROM range(4)")
+    damaged(
+        foreign_file,
+        "INSERT INTO vocabulary SELECT range, repeat('x', 5_000_000) FROM range(4)",
+    )
     with pytest.raises(StoreError, match="vocabulary have 20,000,000 characters"):
         import_run(store, foreign_file)

@@ -1,4 +1,6 @@
-"""Runs of probes: what is stored is what any DuckDB reads, and everything else that opens runs says a sentence."""
+"""Runs of probes: what is stored is what any DuckDB reads, and everything else that opens runs says
+a sentence.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,20 @@ def row_of(**changes) -> OpRow:
         "batch_neq": 231,
         "batch_max_ulps": 1792,
         "is_position_invariant": False,
-        "row_positions": [{"batch": 3, "groups": [[0, 1, 2]]}, {"batch": 5, "groups": [[0, 1, 2, 3], [4]]}],
+        "row_positions": [
+            {"batch": 3, "groups": [[0, 1, 2]]},
+            {"batch": 5, "groups": [[0, 1, 2, 3], [4]]},
+        ],
     }
     return whole_row(**row | changes)
 
 
-STEADY = row_of(op="softmax", is_batch_invariant=True, is_position_invariant=True, batch_classes=CLASSES[:1])
+STEADY = row_of(
+    op="softmax",
+    is_batch_invariant=True,
+    is_position_invariant=True,
+    batch_classes=CLASSES[:1],
+)
 UNSTEADY = whole_row(
     op="scatter_add",
     backend="",
@@ -52,7 +62,13 @@ UNSTEADY = whole_row(
     worst_max_ulps=2,
     note="repeats differ",
 )
-ABSENT = whole_row(op="sdpa", backend="flash", dtype="float32", size="8 heads", refusal="no such kernel")
+ABSENT = whole_row(
+    op="sdpa",
+    backend="flash",
+    dtype="float32",
+    size="8 heads",
+    refusal="no such kernel",
+)
 
 
 def header(**changes) -> OpsHeader:
@@ -74,13 +90,21 @@ def test_what_is_written_is_read_back(store):
     run = read_ops(store, run_id)
     assert run.rows == rows
     assert run.header == header(created=datetime(2026, 11, 21, 7))
-    assert [path.name for path in store.directory.iterdir()] == [f"{run_id}.duckdb"]  # no partial file is left
+    # no partial file is left
+    assert [path.name for path in store.directory.iterdir()] == [f"{run_id}.duckdb"]
 
 
 def test_each_row_answers_three_questions(store):
-    rows = read_ops(store, write_ops_run(store, header(), [row_of(), STEADY, UNSTEADY, ABSENT])).rows
+    rows = read_ops(
+        store,
+        write_ops_run(store, header(), [row_of(), STEADY, UNSTEADY, ABSENT]),
+    ).rows
     assert [list(answers(row).values()) for row in rows] == [
-        ["same", "differs at 2, 3: 231 of 256 elements, up to 1,792 ULPs", "differs in batches of 5"],
+        [
+            "same",
+            "differs at 2, 3: 231 of 256 elements, up to 1,792 ULPs",
+            "differs in batches of 5",
+        ],
         ["same", "same", "same"],
         ["3 of 60 calls differ, up to 2 ULPs", "not asked", "not asked"],
         ["not available: no such kernel", "", ""],

@@ -17,9 +17,18 @@ UNSIZED = {"max_abs": None, "rms": None, "max_ulps": None, "noise_ratio": None}
 @pytest.mark.parametrize(
     ("rows", "says"),
     [
-        (ROWS, "batch-invariant kernels: all logits equal, throughput 80.0% (reference), 75.0% (variant)"),
+        (
+            ROWS,
+            (
+                "batch-invariant kernels: all logits equal, throughput 80.0% (reference), 75.0%"
+                " (variant)"
+            ),
+        ),
         (ROWS, "float32: RMS difference 10,000x smaller, flips 3 -> 0"),
-        ((*ROWS, row("SDPA math backend", 0, 0.0, 0, (0.95, 0.9))), "SDPA math backend: all logits equal"),
+        (
+            (*ROWS, row("SDPA math backend", 0, 0.0, 0, (0.95, 0.9))),
+            "SDPA math backend: all logits equal",
+        ),
         ((replace(PLAIN, neq=0), *ROWS[1:]), "nothing to change"),
         ((PLAIN, replace(PLAIN, name="deterministic algorithms")), "None of 1 changes halves"),
         ((PLAIN, REFUSED), "None of 0 changes"),

@@ -1,4 +1,6 @@
-"""A stored capture made again: commands for people, and the request a program takes from a file it does not trust."""
+"""A stored capture made again: commands for people, and the request a program takes from a file it
+does not trust.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,24 @@ import pytest
 from core.capture_request import CaptureRequest
 from core.runs.file.records import Generation, Prompt, Provenance
 from core.runs.reader import RunReader
-from core.runs.requests import asks_for, caveat, command_with, how_to_have, rejudge_request, repeat_command
+from core.runs.requests import (
+    asks_for,
+    caveat,
+    command_with,
+    how_to_have,
+    rejudge_request,
+    repeat_command,
+)
 from core.runs.writer import RunWriter
 from tests.core.runs.judged_runs import REQUEST, judged_run
 from tests.core.runs.made_runs import calm_sides, header_of
 
 
 def provenance(**asked) -> Provenance:
-    request = dataclasses.replace(CaptureRequest(model="m", prompts=("a; rm",), variants=("decode",)), **asked)
+    request = dataclasses.replace(
+        CaptureRequest(model="m", prompts=("a; rm",), variants=("decode",)),
+        **asked,
+    )
     return Provenance("capture", "m", command=request.typed(), request=request.to_json())
 
 
@@ -27,7 +39,10 @@ def provenance(**asked) -> Provenance:
         (
             {},
             "judge",
-            "ulpscope judge --model m --prompt 'a; rm' --reference prefill --variant decode --dtype bfloat16",
+            (
+                "ulpscope judge --model m --prompt 'a; rm' --reference prefill --variant decode"
+                " --dtype bfloat16"
+            ),
         ),
         ({"judge": True}, "judge", None),
         ({"layers": True}, "layers", None),  # it was asked for, and could not be had
@@ -35,17 +50,26 @@ def provenance(**asked) -> Provenance:
         (
             {"tokens": 4},
             "judge",
-            "ulpscope generate --model m --prompt 'a; rm' --reference prefill --variant decode --tokens 4"
-            " --judge --dtype bfloat16",
+            (
+                "ulpscope generate --model m --prompt 'a; rm' --reference prefill --variant decode"
+                " --tokens 4 --judge --dtype bfloat16"
+            ),
         ),
         (
             {"judge": True, "kv": False},
             "kv",
-            "ulpscope judge --model m --prompt 'a; rm' --reference prefill --variant decode --kv --dtype bfloat16",
+            (
+                "ulpscope judge --model m --prompt 'a; rm' --reference prefill --variant decode"
+                " --kv --dtype bfloat16"
+            ),
         ),
     ],
 )
-def test_the_same_capture_with_more_beside_it_is_the_stored_request_and_no_other(asked, extra, shown):
+def test_the_same_capture_with_more_beside_it_is_the_stored_request_and_no_other(
+    asked,
+    extra,
+    shown,
+):
     assert command_with(provenance(**asked), extra) == shown
 
 
@@ -67,12 +91,17 @@ def test_a_run_without_a_request_of_its_own_has_no_such_command(about):
 
 def test_no_command_from_a_file_lets_a_model_run_its_own_code():
     about = provenance(trust_remote_code=True)
-    for command in (command_with(about, "layers") or "", repeat_command(about), how_to_have("layers", about)):
+    for command in (
+        command_with(about, "layers") or "",
+        repeat_command(about),
+        how_to_have("layers", about),
+    ):
         assert command
         assert "trust" not in command
     assert "code of the model's author" in caveat(about, command_with(about, "layers"))
     assert caveat(provenance(trust_remote_code=True, layers=True), None) == ""
-    assert "--trust-remote-code" in (command_with(about, "judge", trusts_code=True) or "")  # just captured
+    # just captured
+    assert "--trust-remote-code" in (command_with(about, "judge", trusts_code=True) or "")
     assert caveat(provenance(), repeat_command(provenance())) == ""
     assert "trust" not in (command_with(provenance(), "judge", trusts_code=True) or "")
 
@@ -85,7 +114,12 @@ def test_what_a_prompt_says_was_not_asked_for():
 def test_a_program_judges_the_tokens_that_the_run_holds(store):
     with RunReader(store.path_of(judged_run(store, None))) as run:
         request, prompts = rejudge_request(run, "again") or (None, b"")
-    assert request == CaptureRequest(model="sample_runs/model", variants=("decode",), judge=True, name="again")
+    assert request == CaptureRequest(
+        model="sample_runs/model",
+        variants=("decode",),
+        judge=True,
+        name="again",
+    )
     assert json.loads(prompts) == {"token_ids": list(range(2, 98))}
 
 
@@ -103,7 +137,11 @@ def test_a_program_takes_nothing_of_a_strangers_request_but_paths_dtype_device_a
     with RunReader(store.path_of(judged_run(store, None, request=hostile))) as run:
         request, _ = rejudge_request(run, "again") or (None, b"")
     assert request == CaptureRequest(
-        model="sample_runs/model", variants=("decode",), device="cpu", judge=True, name="again"
+        model="sample_runs/model",
+        variants=("decode",),
+        device="cpu",
+        judge=True,
+        name="again",
     )
 
 
@@ -111,12 +149,21 @@ def test_without_a_request_the_paths_of_the_sides_are_judged(store):
     with RunReader(store.path_of(judged_run(store, None, request=None))) as run:
         request, _ = rejudge_request(run, "again") or (None, b"")
     assert request is not None
-    assert (request.reference, request.variants, request.dtype) == ("prefill", ("decode",), "bfloat16")
+    assert (request.reference, request.variants, request.dtype) == (
+        "prefill",
+        ("decode",),
+        "bfloat16",
+    )
 
 
 @pytest.mark.parametrize(
     "lacking",
-    [{"kind": "upload", "request": None}, {"with_token_ids": False}, {"model": ""}, {"model": "--trust-remote-code"}],
+    [
+        {"kind": "upload", "request": None},
+        {"with_token_ids": False},
+        {"model": ""},
+        {"model": "--trust-remote-code"},
+    ],
 )
 def test_a_run_without_model_or_tokens_is_judged_by_nobody_here(store, lacking):
     with RunReader(store.path_of(judged_run(store, None, **lacking))) as run:

@@ -30,7 +30,10 @@ def plan_file(tmp_path: Path):
         excluded = lists.pop("exclude", [])
         lines = [f"{key} = {json.dumps(value)}" for key, value in lists.items()]
         for one in excluded:
-            lines += ["[[exclude]]", *(f"{axis} = {json.dumps(value)}" for axis, value in one.items())]
+            lines += [
+                "[[exclude]]",
+                *(f"{axis} = {json.dumps(value)}" for axis, value in one.items()),
+            ]
         (place / "sweep.toml").write_text("\n".join(lines))
         return place / "sweep.toml"
 

@@ -1,6 +1,7 @@
-"""Cells that run no model: `compute` writes real run files of four logits, as workers compute cells. The path of a cell
-says how it behaves: `crash` kills its process, `refuse` fails, `wait` waits for the file `go` in the store, anything
-else works. Each computation is a line of the file `computed` in the store.
+"""Cells that run no model: `compute` writes real run files of four logits, as workers compute
+cells. The path of a cell says how it behaves: `crash` kills its process, `refuse` fails, `wait`
+waits for the file `go` in the store, anything else works. Each computation is a line of the file
+`computed` in the store.
 """
 
 from __future__ import annotations
@@ -25,10 +26,16 @@ LOGITS = np.array([[1, 2, 3, 4], [4, 3, 2, 1]], np.float32)
 
 
 def write(
-    store: Store, run_id: str, request: CaptureRequest, *, moved: float = 0.0, verdict: str = "rounding", wait: str = ""
+    store: Store,
+    run_id: str,
+    request: CaptureRequest,
+    *,
+    moved: float = 0.0,
+    verdict: str = "rounding",
+    wait: str = "",
 ) -> None:
-    """A run of a cell whose variant is `moved` from the reference in one logit; beyond 1 a flip. wait: until this file
-    is there, with the run half written.
+    """A run of a cell whose variant is `moved` from the reference in one logit; beyond 1 a flip.
+    wait: until this file is there, with the run half written.
     """
     versions = {"engine": "1"}
     header = RunHeader(
@@ -36,8 +43,16 @@ def write(
         compute_dtype="float32",
         vocab=4,
         prompts=(Prompt(2),),
-        sides=(SideHeader("reference", "prefill", "float32"), SideHeader("variant", request.variants[0], "float32")),
-        provenance=Provenance(kind="capture", model="m", request=request.to_json(), versions=versions),
+        sides=(
+            SideHeader("reference", "prefill", "float32"),
+            SideHeader("variant", request.variants[0], "float32"),
+        ),
+        provenance=Provenance(
+            kind="capture",
+            model="m",
+            request=request.to_json(),
+            versions=versions,
+        ),
         created=datetime.now(UTC),
     )
     with RunWriter(store, header, run_id=run_id) as writer:

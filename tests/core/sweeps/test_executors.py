@@ -1,4 +1,6 @@
-"""Cells are computed once, by processes of this machine or of a Ray cluster, and what is killed loses nothing."""
+"""Cells are computed once, by processes of this machine or of a Ray cluster, and what is killed
+loses nothing.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,10 @@ def cluster():
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="u") as folder:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("TMPDIR", folder)
-        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        made = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 1, "include_dashboard": False},
+        )
         made.add_node(num_cpus=1)
         yield made
         made.shutdown()
@@ -112,7 +117,10 @@ def test_every_cell_is_computed_and_none_again(store, cells_of, jobs):
 
 @pytest.mark.parametrize(
     ("path", "says"),
-    [("crash", "its process was killed, probably out of memory."), ("refuse", "there is no such path.")],
+    [
+        ("crash", "its process was killed, probably out of memory."),
+        ("refuse", "there is no such path."),
+    ],
 )
 def test_a_cell_that_fails_says_why_and_the_rest_is_done(store, cells_of, path, says):
     outcomes = _outcomes(cells_of("p1", path, "p2"), store)
@@ -145,9 +153,20 @@ def test_closing_a_sweep_ends_its_workers_and_nothing_half_is_visible(store, cel
 
 def _driver(tmp_path, plan, store, address: str = "") -> subprocess.Popen:
     (tmp_path / "driver.py").write_text(DRIVER)
-    command = [sys.executable, str(tmp_path / "driver.py"), str(plan), str(store.directory), address]
+    command = [
+        sys.executable,
+        str(tmp_path / "driver.py"),
+        str(plan),
+        str(store.directory),
+        address,
+    ]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    return subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.DEVNULL)
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.DEVNULL,
+    )
 
 
 def test_a_killed_driver_loses_nothing_and_computes_nothing_twice(store, plan_file, tmp_path):
@@ -162,7 +181,12 @@ def test_a_killed_driver_loses_nothing_and_computes_nothing_twice(store, plan_fi
 
 
 @pytest.mark.thorough
-def test_a_killed_driver_on_ray_loses_nothing_and_computes_nothing_twice(cluster, store, plan_file, tmp_path):
+def test_a_killed_driver_on_ray_loses_nothing_and_computes_nothing_twice(
+    cluster,
+    store,
+    plan_file,
+    tmp_path,
+):
     plan = plan_file(paths=["p1", "wait", "p2"], prompts=BOTH)
     cells = read_plan(plan).cells
     with _driver(tmp_path, plan, store, cluster.address) as driver:
@@ -179,7 +203,10 @@ def test_a_killed_driver_on_ray_loses_nothing_and_computes_nothing_twice(cluster
 @pytest.mark.thorough
 def test_a_killed_node_loses_nothing_and_computes_nothing_twice(cluster, store, cells_of):
     cells, outcomes = cells_of("p1", "wait", "p2", prompts=BOTH), {}
-    thread = threading.Thread(target=lambda: outcomes.update(_outcomes(cells, store, cluster)), daemon=True)
+    thread = threading.Thread(
+        target=lambda: outcomes.update(_outcomes(cells, store, cluster)),
+        daemon=True,
+    )
     thread.start()
     until(lambda: Ledger(store).running() == _waiting(cells))  # one on each node
     (node,) = cluster.worker_nodes

@@ -19,7 +19,13 @@ AXES = {
 }
 
 
-def card(number: int, verdict: str = "rounding", flips: int = 0, bits: tuple[str, ...] = ("a", "b"), **versions: str):
+def card(
+    number: int,
+    verdict: str = "rounding",
+    flips: int = 0,
+    bits: tuple[str, ...] = ("a", "b"),
+    **versions: str,
+):
     """The run of build `number`; later numbers are later."""
     return CellCard(
         f"cell-{'0' * 16}-{number:016x}",
@@ -38,7 +44,13 @@ def card(number: int, verdict: str = "rounding", flips: int = 0, bits: tuple[str
 
 
 def state(*cards: CellCard, name: str = DONE, says: str = "") -> CellState:
-    return CellState("0" * 16, AXES, name, says, tuple(sorted(cards, key=lambda one: one.created, reverse=True)))
+    return CellState(
+        "0" * 16,
+        AXES,
+        name,
+        says,
+        tuple(sorted(cards, key=lambda one: one.created, reverse=True)),
+    )
 
 
 @pytest.mark.parametrize(

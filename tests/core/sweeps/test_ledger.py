@@ -12,7 +12,16 @@ from msgspec.structs import asdict
 from core.runs.queries.layers import modules
 from core.runs.reader import RunReader
 from core.runs.store.store import cell_of
-from core.sweeps.ledger import DONE, FAILED, MISSING, RUNNING, CellOutcome, Ledger, in_ledger, run_id_of
+from core.sweeps.ledger import (
+    DONE,
+    FAILED,
+    MISSING,
+    RUNNING,
+    CellOutcome,
+    Ledger,
+    in_ledger,
+    run_id_of,
+)
 from core.sweeps.plan import read_plan
 from tests.core.runs.store.machines import machines_of
 from tests.core.sweeps.stand_in import write
@@ -72,7 +81,12 @@ def test_a_card_has_the_figures_of_its_run(ledger, cell, store):
     run_id = run_id_of(cell.digest, {})
     write(store, run_id, cell.request, moved=2.0, verdict="bug suspected")
     card = ledger.cards()[run_id]
-    assert (card.verdict, card.flips, card.neq_share, card.max_abs) == ("bug suspected", 1, 1 / 8, 2.0)
+    assert (card.verdict, card.flips, card.neq_share, card.max_abs) == (
+        "bug suspected",
+        1,
+        1 / 8,
+        2.0,
+    )
     assert (card.noise_ratio, card.bit_identical, card.versions["build"]) == (1.0, False, "7")
     with RunReader(store.path_of(run_id)) as run:
         assert card.bits == tuple(side.stored_sha256 for side in run.sides)
@@ -103,7 +117,11 @@ def test_a_card_is_read_once_and_again_from_the_run_if_it_is_lost(ledger, cell, 
     if damage is None:
         path.unlink()
     elif damage == "without growth":
-        path.write_text(json.dumps({name: value for name, value in asdict(cards[run_id]).items() if name != "growth"}))
+        path.write_text(
+            json.dumps(
+                {name: value for name, value in asdict(cards[run_id]).items() if name != "growth"},
+            ),
+        )
     else:
         path.write_text(damage)
     assert Ledger(store).cards() == cards
@@ -120,9 +138,18 @@ def test_a_plan_replaces_the_older_one_of_its_name(ledger, plan_file):
     assert list(nightly.cells) == in_ledger(plan.cells)
 
 
-def test_machines_that_share_a_store_of_objects_share_its_sweeps(request, plan_file, tmp_path, monkeypatch):
+def test_machines_that_share_a_store_of_objects_share_its_sweeps(
+    request,
+    plan_file,
+    tmp_path,
+    monkeypatch,
+):
     machine = machines_of(request, tmp_path, monkeypatch)
-    here, there, plan = Ledger(machine("a")), Ledger(machine("b")), read_plan(plan_file(paths=["decode", "chunked:8"]))
+    here, there, plan = (
+        Ledger(machine("a")),
+        Ledger(machine("b")),
+        read_plan(plan_file(paths=["decode", "chunked:8"])),
+    )
     here.write_plan(plan)
     here.record(CellOutcome(plan.cells[1], FAILED, says="no room"))
     assert [stored.name for stored in there.plans()] == [plan.name]
@@ -136,4 +163,6 @@ def test_machines_that_share_a_store_of_objects_share_its_sweeps(request, plan_f
     there.cards()
     _, state = here.states(in_ledger(plan.cells))
     assert (state.state, state.cards[0].verdict) == (DONE, "bug suspected")
-    assert not list(here.store.directory.glob("*.duckdb")), "a card is not a reason to fetch its run"
+    assert not list(here.store.directory.glob("*.duckdb")), (
+        "a card is not a reason to fetch its run"
+    )

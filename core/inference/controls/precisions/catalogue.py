@@ -1,4 +1,6 @@
-"""Lower precisions that a side may be in, put on the model itself: declared ones, and a short list of usual ones."""
+"""Lower precisions that a side may be in, put on the model itself: declared ones, and a short list
+of usual ones.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,11 @@ Rounding = Callable[[torch.Tensor], torch.Tensor]
 CACHE, LAYERS, PRODUCTS = "KV cache", "weights of linear layers", "products"
 HEAD, LOGITS, ACTIVATIONS = "head", "logits", "activation functions"
 PART_OF = dict(zip(PARTS, (CACHE, LAYERS, PRODUCTS, HEAD, LOGITS, ACTIVATIONS), strict=True))
-_OPERANDS = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "_grouped_mm", "grouped_mm_fallback"})
-_FUNCTIONS = ("transformers.activations", "torch.nn.modules.activation")  # where activation functions are defined
+_OPERANDS = frozenset(
+    {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "_grouped_mm", "grouped_mm_fallback"},
+)
+# where activation functions are defined
+_FUNCTIONS = ("transformers.activations", "torch.nn.modules.activation")
 _OWN_TF32 = "prefill+tf32"
 _TINY = 1e-8  # least scale: a group of zeros stays zeros
 
@@ -46,9 +51,9 @@ class Stored:
 class Precision:
     """One part of the model stored or computed in one format.
 
-    format: its name; rounding: of keys and values [rows, heads, slots, dim], weights [out, in], operands, activations
-    or logits [positions, vocab]; storage: of a cache, None if it is rounded before anything reads it; dtype: of a head
-    or logits; path: of the model's own forward.
+    format: its name; rounding: of keys and values [rows, heads, slots, dim], weights [out, in],
+    operands, activations or logits [positions, vocab]; storage: of a cache, None if it is rounded
+    before anything reads it; dtype: of a head or logits; path: of the model's own forward.
     """
 
     part: str
@@ -62,7 +67,9 @@ class Precision:
     def name(self) -> str:
         """`KV cache in int8`."""
         later = " (rounded after its first read)" if self.storage is not None else ""
-        return f"{self.part} in {self.format}{later}" + ", attention's too" * (self.path != "prefill")
+        return f"{self.part} in {self.format}{later}" + ", attention's too" * (
+            self.path != "prefill"
+        )
 
     @property
     def side(self) -> RunnableSide:
@@ -83,7 +90,8 @@ class Precision:
             LAYERS: lambda: _round_weights(model, _in(torch.float32, self.rounding)),
             PRODUCTS: lambda: _RoundedOperands(self.rounding),
             ACTIVATIONS: lambda: _hook_outputs(
-                [each for each in model.modules() if type(each).__module__ in _FUNCTIONS], self._function
+                [each for each in model.modules() if type(each).__module__ in _FUNCTIONS],
+                self._function,
             ),
             HEAD: lambda: _hook_outputs([model.get_output_embeddings()], self._head),
         }
@@ -91,7 +99,10 @@ class Precision:
             if self.part == CACHE:
                 yield partial(self._with_cache, loaded)
             elif self.part == LOGITS:
-                yield lambda ids, emit: run(ids, lambda start, logits: emit(start, self.rounding(logits)))
+                yield lambda ids, emit: run(
+                    ids,
+                    lambda start, logits: emit(start, self.rounding(logits)),
+                )
             else:
                 yield run
 
@@ -99,7 +110,10 @@ class Precision:
         model: Any = loaded.model
         cache: Any = DynamicCache(config=model.config)
         tokens = torch.tensor([list(ids)], device=loaded.device)
-        storage, rounding = self.storage or Stored(len(ids), len(ids)), _in(torch.float32, self.rounding)
+        storage, rounding = (
+            self.storage or Stored(len(ids), len(ids)),
+            _in(torch.float32, self.rounding),
+        )
         is_rounded_first, store, start = self.storage is None, cache.update, 0
 
         def update(keys: torch.Tensor, values: torch.Tensor, *rest: Any, **keywords: Any) -> Any:
@@ -109,23 +123,38 @@ class Precision:
 
         cache.update = update
         for stop in [*range(storage.first, len(ids), storage.chunk), len(ids)]:
-            emit(start, model(input_ids=tokens[:, start:stop], past_key_values=cache, use_cache=True).logits[0])
-            tensors = [getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")]
+            emit(
+                start,
+                model(
+                    input_ids=tokens[:, start:stop],
+                    past_key_values=cache,
+                    use_cache=True,
+                ).logits[0],
+            )
+            tensors = [
+                getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")
+            ]
             for tensor in () if is_rounded_first else tensors:
                 if isinstance(tensor, torch.Tensor) and tensor.ndim == 4:
                     tensor[:, :, start - stop :] = rounding(tensor[:, :, start - stop :])
             start = stop
 
     def _function(self, module: Any, inputs: Any, _: torch.Tensor) -> torch.Tensor:
-        """Compute a function of rounded inputs and round it, as one that is looked up in a table."""
+        """Compute a function of rounded inputs and round it, as one that is looked up in a
+        table.
+        """
         return self.rounding(module.forward(self.rounding(inputs[0])))
 
     def _head(self, module: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:
-        """Compute the last product in another dtype, by that dtype's own kernel, or of rounded weights."""
+        """Compute the last product in another dtype, by that dtype's own kernel, or of rounded
+        weights.
+        """
         dtype, bias = self.dtype or output.dtype, getattr(module, "bias", None)
         weight = module.weight if self.dtype else self.rounding(module.weight)
         bias = None if bias is None else bias.to(dtype)
-        return torch.nn.functional.linear(inputs[0].to(dtype), weight.to(dtype), bias).to(output.dtype)
+        return torch.nn.functional.linear(inputs[0].to(dtype), weight.to(dtype), bias).to(
+            output.dtype,
+        )
 
 
 def _unrounded(values: torch.Tensor) -> torch.Tensor:
@@ -134,17 +163,28 @@ def _unrounded(values: torch.Tensor) -> torch.Tensor:
 
 def _in(dtype: torch.dtype, rounding: Rounding) -> Rounding:
     """Round in this dtype at least, as engines do whatever they compute in."""
-    return lambda values: rounding(values.to(torch.promote_types(values.dtype, dtype))).to(values.dtype)
+    return lambda values: rounding(values.to(torch.promote_types(values.dtype, dtype))).to(
+        values.dtype,
+    )
 
 
 def _round_weights(model: Any, rounding: Rounding) -> AbstractContextManager[None]:
-    """Round the matrices of linear layers but the head's, tied ones once; the original bits are put back."""
+    """Round the matrices of linear layers but the head's, tied ones once; the original bits are put
+    back.
+    """
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    layers = [each for each in model.modules() if isinstance(each, torch.nn.Linear | Conv1D) and each is not head]
-    weights = {each.weight: isinstance(each, Conv1D) for each in layers if each.weight.is_floating_point()}
+    layers = [
+        each
+        for each in model.modules()
+        if isinstance(each, torch.nn.Linear | Conv1D) and each is not head
+    ]
+    weights = {
+        each.weight: isinstance(each, Conv1D) for each in layers if each.weight.is_floating_point()
+    }
 
     def round_weight(weight: torch.Tensor) -> torch.Tensor:
-        matrix = rounding(weight.data.T).T if weights[weight] else rounding(weight.data)  # of Conv1D [in, out]
+        # of Conv1D [in, out]
+        matrix = rounding(weight.data.T).T if weights[weight] else rounding(weight.data)
         return matrix.to(weight.dtype).contiguous()
 
     return data_replaced(weights, round_weight)
@@ -167,8 +207,12 @@ class _RoundedOperands(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func._schema.name.split("::")[1] in _OPERANDS:
-            is_operand = [isinstance(x, torch.Tensor) and x.is_floating_point() and x.ndim > 1 for x in args]
-            args = [self._rounding(x) if is_it else x for x, is_it in zip(args, is_operand, strict=True)]
+            is_operand = [
+                isinstance(x, torch.Tensor) and x.is_floating_point() and x.ndim > 1 for x in args
+            ]
+            args = [
+                self._rounding(x) if is_it else x for x, is_it in zip(args, is_operand, strict=True)
+            ]
         return func(*args, **(kwargs or {}))
 
 
@@ -176,13 +220,17 @@ class _RoundedOperands(TorchDispatchMode):
 
 
 def cast(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Round to the nearest value of a torch dtype; of 8 bits the largest one stands for what is beyond it."""
+    """Round to the nearest value of a torch dtype; of 8 bits the largest one stands for what is
+    beyond it.
+    """
     largest = torch.finfo(dtype).max if dtype.itemsize == 1 else torch.inf
     return values.clamp(-largest, largest).to(dtype).to(values.dtype)
 
 
 def tf32(values: torch.Tensor, *, truncates: bool = False) -> torch.Tensor:
-    """Round to the 10 bits after the leading one that TF32 has, half to even; truncates: toward zero."""
+    """Round to the 10 bits after the leading one that TF32 has, half to even; truncates: toward
+    zero.
+    """
     fraction, exponent = torch.frexp(values)
     steps = (fraction * 2.0**11).trunc() if truncates else (fraction * 2.0**11).round()
     return torch.ldexp(steps * 2.0**-11, exponent).to(values.dtype)
@@ -191,7 +239,8 @@ def tf32(values: torch.Tensor, *, truncates: bool = False) -> torch.Tensor:
 def int8(values: torch.Tensor, axis: int = -1) -> torch.Tensor:
     """Round to symmetric integers, scaled to the largest magnitude along an axis."""
     largest = values.abs().amax(axis, keepdim=True).clamp_min(_TINY)
-    scale = largest / values.new_full((), 127)  # CUDA multiplies by the reciprocal of a plain number
+    # CUDA multiplies by the reciprocal of a plain number
+    scale = largest / values.new_full((), 127)
     return (values / scale).round() * scale
 
 
@@ -204,7 +253,9 @@ def gguf(values: torch.Tensor, kind: str) -> torch.Tensor:
 
 
 def q4_0(values: torch.Tensor) -> torch.Tensor:
-    """Round to GGUF's Q4_0 by a division; `gguf` multiplies by a reciprocal, which decides the middles otherwise."""
+    """Round to GGUF's Q4_0 by a division; `gguf` multiplies by a reciprocal, which decides the
+    middles otherwise.
+    """
     groups = values.reshape(-1, 32)
     step = groups.gather(1, groups.abs().argmax(1, keepdim=True)) / -8
     steps = (groups / torch.where(step == 0, 1.0, step) + 8.5).floor().clamp(0, 15) - 8
@@ -213,15 +264,18 @@ def q4_0(values: torch.Tensor) -> torch.Tensor:
 
 # The 16 levels of NF4: Dettmers et al., QLoRA (2023), appendix E.
 _NF4 = (
-    "-1 -0.6961928009986877 -0.5250730514526367 -0.39491748809814453 -0.28444138169288635 -0.18477343022823334"
-    " -0.09105003625154495 0 0.07958029955625534 0.16093020141124725 0.24611230194568634 0.33791524171829224"
-    " 0.44070982933044434 0.5626170039176941 0.7229568362236023 1"
+    "-1 -0.6961928009986877 -0.5250730514526367 -0.39491748809814453 -0.28444138169288635"
+    " -0.18477343022823334 -0.09105003625154495 0 0.07958029955625534 0.16093020141124725"
+    " 0.24611230194568634 0.33791524171829224 0.44070982933044434 0.5626170039176941"
+    " 0.7229568362236023 1"
 )
 NF4_LEVELS = tuple(map(float, _NF4.split()))
 
 
 def nf4(values: torch.Tensor) -> torch.Tensor:
-    """NF4: groups of 64 along the rows, scaled to their largest magnitude, to the nearest of 16 levels."""
+    """NF4: groups of 64 along the rows, scaled to their largest magnitude, to the nearest of 16
+    levels.
+    """
     levels = torch.tensor(NF4_LEVELS, dtype=values.dtype, device=values.device)
     middles = (levels[1:] + levels[:-1]) / 2
     flat = torch.nn.functional.pad(values.reshape(-1), (0, -values.numel() % 64)).reshape(-1, 64)
@@ -233,7 +287,8 @@ def nf4(values: torch.Tensor) -> torch.Tensor:
 # Declared ones, and those that are tried undeclared
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-FORMATS: dict[str, tuple[Rounding, ...]] = {  # of several kinds, for arithmetic decides what lies in the middle
+# of several kinds, for arithmetic decides what lies in the middle
+FORMATS: dict[str, tuple[Rounding, ...]] = {
     **{name: (partial(cast, dtype=dtype),) for name, dtype in _DTYPES.items()},
     "fp8_e4m3": (partial(cast, dtype=torch.float8_e4m3fn),),
     "fp8_e5m2": (partial(cast, dtype=torch.float8_e5m2),),
@@ -244,14 +299,25 @@ FORMATS: dict[str, tuple[Rounding, ...]] = {  # of several kinds, for arithmetic
     "q4_0": (partial(gguf, kind="Q4_0"), q4_0),
 }
 _USUAL = (
-    *("logits=bf16", "logits=fp16", "head=bf16", "head=fp16", "products=tf32", "weights=int8", "weights=nf4"),
+    *(
+        "logits=bf16",
+        "logits=fp16",
+        "head=bf16",
+        "head=fp16",
+        "products=tf32",
+        "weights=int8",
+        "weights=nf4",
+    ),
     *("weights=q8_0", "weights=q4_0", "kv=fp8_e4m3", "kv=fp8_e5m2", "kv=int8"),
 )
-_CACHES_OF_16_BITS = ("kv=fp16", "kv=bf16")  # llama.cpp has float16 by default; a model in 16 bits has its own
+# llama.cpp has float16 by default; a model in 16 bits has its own
+_CACHES_OF_16_BITS = ("kv=fp16", "kv=bf16")
 
 
 def parse_precisions(texts: Sequence[str]) -> tuple[Precision, ...]:
-    """Return what each PART=FORMAT stands for, once for each kind of rounding; UsageError if one is unknown."""
+    """Return what each PART=FORMAT stands for, once for each kind of rounding; UsageError if one is
+    unknown.
+    """
     every: list[Precision] = []
     for text in texts:
         part, name = part_and_format(text)
@@ -266,9 +332,17 @@ def parse_precisions(texts: Sequence[str]) -> tuple[Precision, ...]:
 
 
 def catalogue(loaded: LoadedModel) -> tuple[Precision, ...]:
-    """Return the precisions that are tried on this model undeclared. Position 0 shows each but a cache."""
-    has_head = isinstance(getattr(loaded.model.get_output_embeddings(), "weight", None), torch.Tensor)
+    """Return the precisions that are tried on this model undeclared.
+
+    Position 0 shows each but a cache.
+    """
+    has_head = isinstance(
+        getattr(loaded.model.get_output_embeddings(), "weight", None),
+        torch.Tensor,
+    )
     missing = {HEAD: not has_head, CACHE: without_cache(loaded, None) is not None}
     texts = [*_USUAL, *(() if loaded.torch_dtype.itemsize == 2 else _CACHES_OF_16_BITS)]
-    every = [each for each in parse_precisions(texts) if each.path != _OWN_TF32 or loaded.device != "cpu"]
+    every = [
+        each for each in parse_precisions(texts) if each.path != _OWN_TF32 or loaded.device != "cpu"
+    ]
     return tuple(each for each in every if not missing.get(each.part))

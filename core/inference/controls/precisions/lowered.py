@@ -1,6 +1,8 @@
-"""Explain a side by a lower precision: rank candidates by what each leaves, and test what the best ones leave.
+"""Explain a side by a lower precision: rank candidates by what each leaves, and test what the best
+ones leave.
 
-In float32 the rest is compared with reorderings, in 16 bits with randomized rounding (docs/explanation/calibration.md).
+In float32 the rest is compared with reorderings, in 16 bits with randomized rounding
+(docs/explanation/calibration.md).
 """
 
 from __future__ import annotations
@@ -26,7 +28,16 @@ from ....text import multiple, three_digits
 from ...models.dtypes import WIDENING, converted, in_float32
 from ...models.model import LoadedModel, has_experts
 from ...models.torch_errors import foreign_errors_stop
-from ...paths.engines import PLAIN, Prompts, RunnableSide, answering, divergence, divergence_of, side_of, whole_side
+from ...paths.engines import (
+    PLAIN,
+    Prompts,
+    RunnableSide,
+    answering,
+    divergence,
+    divergence_of,
+    side_of,
+    whole_side,
+)
 from ..answer_precision import grid_of
 from ..drawn_roundings import RoundingDraws
 from ..rounding_floor import LOGIT_BYTES, as_many_as, rounding_floor
@@ -36,23 +47,29 @@ Squares = NDArray[np.float64]
 _Candidate = tuple[Precision, PrecisionVerdict]
 SCREENED = 48  # positions from the first that differs on, by which precisions are told apart
 MOST_LEFT = 0.5  # of a side's distance, beyond which a precision explains nothing
-# Of its distance to float32. Between two values of 8 bits, 16 bits often fall to the other one than float32 does: an
-# fp8 cache of a tiny Gemma 2 leaves 0.96. What has nothing of the precision in it leaves more than there was.
+# Of its distance to float32. Between two values of 8 bits, 16 bits often fall to the other one than
+# float32 does: an fp8 cache of a tiny Gemma 2 leaves 0.96. What has nothing of the precision in it
+# leaves more than there was.
 MOST_LEFT_16_BITS = 0.98
 _ALIKE = 10.0  # floors within which a side is at the model's own
-_LOOKED_INTO, _AS_GOOD, _LEAST_LEFT = 3, 1.2, 1e-3  # precisions; times what the best one leaves; not told apart below
-_EXPLAINED, _SOME = 0.1, 0.2  # of a side's distance, up to which a precision is part of it; of the positions
+# precisions; times what the best one leaves; not told apart below
+_LOOKED_INTO, _AS_GOOD, _LEAST_LEFT = 3, 1.2, 1e-3
+# of a side's distance, up to which a precision is part of it; of the positions
+_EXPLAINED, _SOME = 0.1, 0.2
 _EXCESS_LEFT = 0.5  # of the squared error beyond rounding to 16 bits: less may go by chance
 _FEWEST_EXPLAINED = 3  # positions before a fault, by which the precision under it is known
-_COARSE, _BITS = "prefill+dtype:bfloat16", 8  # the measure of a setting's rounding, and bits of its significand
+# the measure of a setting's rounding, and bits of its significand
+_COARSE, _BITS = "prefill+dtype:bfloat16", 8
 _BITS_OF = {"float32": 24, "float16": 11, "bfloat16": 8}
-_LEAST_OF_WHOLE = 0.5  # of what randomized rounding is from float32: a model in 16 bits throughout is no nearer
+# of what randomized rounding is from float32: a model in 16 bits throughout is no nearer
+_LEAST_OF_WHOLE = 0.5
 
 
 @dataclass(frozen=True)
 class Question:
-    """Prompts that sides are asked on. blocks: sizes that a fault may begin at multiples of; precisions: declared ones,
-    which are tried first; memoize: a side whose logits are computed once; draws: of the model in 16 bits, if there are.
+    """Prompts that sides are asked on. blocks: sizes that a fault may begin at multiples of;
+    precisions: declared ones, which are tried first; memoize: a side whose logits are computed
+    once; draws: of the model in 16 bits, if there are.
     """
 
     prompts: Prompts
@@ -66,9 +83,18 @@ class Question:
     def lengths(self) -> list[int]:
         return [len(ids) for ids in self.prompts]
 
-    def squares(self, loaded: LoadedModel, side: RunnableSide, model: RunnableSide = PLAIN) -> Squares:
+    def squares(
+        self,
+        loaded: LoadedModel,
+        side: RunnableSide,
+        model: RunnableSide = PLAIN,
+    ) -> Squares:
         """Mean squares of a side to the model. [positions]"""
-        return divergence_of(loaded, self.prompts, (self.memoize(model), self.memoize(side))).squares
+        return divergence_of(
+            loaded,
+            self.prompts,
+            (self.memoize(model), self.memoize(side)),
+        ).squares
 
 
 def lowered_of_pair(
@@ -80,17 +106,21 @@ def lowered_of_pair(
     *,
     fails_in_own_dtype: bool,
 ) -> list[PrecisionVerdict]:
-    """Judge sides of a pair beyond the noise floor in `dtype`: engines by their settings, each other one that is
-    further from the model than rounding, or the further one, by precisions of the model.
+    """Judge sides of a pair beyond the noise floor in `dtype`: engines by their settings, each
+    other one that is further from the model than rounding, or the further one, by precisions of the
+    model.
 
-    floors: mean squares of the model's reorderings by dtype [seeds, positions]; fails_in_own_dtype: what explains a
-    side in `dtype` is compared with roundings to the model's own 16 bits as well.
+    floors: mean squares of the model's reorderings by dtype [seeds, positions]; fails_in_own_dtype:
+    what explains a side in `dtype` is compared with roundings to the model's own 16 bits as well.
     """
     engines = [side for side in sides if narrow_settings(side) or coarse_activation(loaded, side)]
     rows: list[PrecisionVerdict] = []
     if engines:
         narrow_floor = floors["float32"]
-        with foreign_errors_stop("engine settings", "choose a smaller model"), in_float32(loaded) as model:
+        with (
+            foreign_errors_stop("engine settings", "choose a smaller model"),
+            in_float32(loaded) as model,
+        ):
             for side in engines:
                 # settings that change nothing excuse nothing
                 if not _is_rounding(model, question.squares(model, side), narrow_floor):
@@ -99,7 +129,10 @@ def lowered_of_pair(
         # what a forward in 16 bits adds is the run's own dtype, not the engine's settings
         dtype, fails_in_own_dtype = "float32", False
     floor = floors[dtype]
-    with foreign_errors_stop("lower precisions", "choose a smaller model"), WIDENING[dtype](loaded) as model:
+    with (
+        foreign_errors_stop("lower precisions", "choose a smaller model"),
+        WIDENING[dtype](loaded) as model,
+    ):
         far = {side: question.squares(model, side) for side in sides}
         suspects = [
             _Suspect(question, side, rms_ratio(squares, floor))
@@ -119,14 +152,30 @@ def lowered_of_pair(
 
 
 def lowered_in_16_bits(
-    question: Question, loaded: LoadedModel, side: RunnableSide, error_test: FloorTest
+    question: Question,
+    loaded: LoadedModel,
+    side: RunnableSide,
+    error_test: FloorTest,
 ) -> PrecisionVerdict:
-    """Judge a side that has nothing but 16 bits. loaded: in its 16 bits; error_test: of its error."""
-    suspect, ratio, outliers = _Suspect(question, side, error_test.ratio), error_test.ratio, error_test.outliers
+    """Judge a side that has nothing but 16 bits. loaded: in its 16 bits; error_test: of its
+    error.
+    """
+    suspect, ratio, outliers = (
+        _Suspect(question, side, error_test.ratio),
+        error_test.ratio,
+        error_test.outliers,
+    )
     differs = np.isin(np.arange(sum(question.lengths)), outliers) | (not len(outliers))
     usual = [each for each in catalogue(loaded) if each.part in (CACHE, LAYERS)]
     with in_float32(loaded) as model:
-        best = best_precisions(question, model, loaded, side, differs, [*question.precisions, *usual])
+        best = best_precisions(
+            question,
+            model,
+            loaded,
+            side,
+            differs,
+            [*question.precisions, *usual],
+        )
 
     def candidates() -> Iterator[_Candidate]:
         for precision in best:
@@ -142,7 +191,9 @@ def lowered_in_16_bits(
             is_less = ratio <= DRAWN.over_all or test.ratio**2 - 1 <= _EXCESS_LEFT * (ratio**2 - 1)
             # a fault on top begins behind positions that the precision explains
             explained_outliers = outliers[outliers < min(test.outliers, default=0)]
-            if (outcome == FAILED and len(explained_outliers) >= _FEWEST_EXPLAINED) or (outcome == PASSED and is_less):
+            if (outcome == FAILED and len(explained_outliers) >= _FEWEST_EXPLAINED) or (
+                outcome == PASSED and is_less
+            ):
                 yield precision, verdict
 
     best_candidate = _best_of(candidates())
@@ -150,9 +201,13 @@ def lowered_in_16_bits(
 
 
 def _is_rounding(loaded: LoadedModel, squares: Squares, floor: Squares) -> bool:
-    """Return whether mean squares are within the noise floor; of experts, near ties of a router may jump beyond it."""
+    """Return whether mean squares are within the noise floor; of experts, near ties of a router may
+    jump beyond it.
+    """
     is_torn = loaded.dtype != "float64" and has_experts(loaded.model)
-    return floor_test(squares, floor, WIDE).is_passed or (is_torn and rms_ratio(squares, floor) <= _ALIKE)
+    return floor_test(squares, floor, WIDE).is_passed or (
+        is_torn and rms_ratio(squares, floor) <= _ALIKE
+    )
 
 
 def rms_ratio(squares: Squares, measure: Squares | float) -> float:
@@ -169,11 +224,12 @@ def best_precisions(
     candidates: Sequence[Precision],
     floor: float = 0.0,
 ) -> list[Precision]:
-    """Rank precisions by the share of a side's distance that each leaves (geometric mean); return the best few.
+    """Rank precisions by the share of a side's distance that each leaves (geometric mean); return
+    the best few.
 
-    Of the shortest prompt that differs, over SCREENED positions from the first one on. own: the model that the side is
-    run on; differs: from `loaded` by more than rounding [all positions]; floor: mean square of the noise floor in
-    float32, 0 in 16 bits.
+    Of the shortest prompt that differs, over SCREENED positions from the first one on. own: the
+    model that the side is run on; differs: from `loaded` by more than rounding [all positions];
+    floor: mean square of the noise floor in float32, 0 in 16 bits.
     """
     question.say("other precisions")
     if not differs.any():
@@ -186,7 +242,9 @@ def best_precisions(
 
     @cache
     def log_distance(side: RunnableSide, ids: tuple[int, ...]) -> float:
-        """Return the sum of log mean squares; infinite if the side cannot be computed in the format's range."""
+        """Return the sum of log mean squares; infinite if the side cannot be computed in the
+        format's range.
+        """
         with suppress(CaptureError), foreign_errors_stop(side.name, "leave it out"):
             one = divergence(logits[: len(ids)], side.run_on(loaded), ids)
             squares = one.squares[: len(start)] + (floor or 1e-300)
@@ -195,21 +253,39 @@ def best_precisions(
 
     @cache
     def share_left(precision: Precision) -> float:
-        is_whole = precision in question.precisions and precision.storage is None  # scales may be of the whole prompt
-        log_ratio = log_distance(precision.side, prompt if is_whole else start) - log_distance(PLAIN, start)
+        # scales may be of the whole prompt
+        is_whole = precision in question.precisions and precision.storage is None
+        log_ratio = log_distance(precision.side, prompt if is_whole else start) - log_distance(
+            PLAIN,
+            start,
+        )
         return float(np.exp(log_ratio / (2 * (len(start) - first))))
 
     caches = [each for each in candidates if each.part == CACHE]
-    # weights and products show at position 0 already; the first tokens, which all attend to, may have tiny values
+    # weights and products show at position 0 already; the first tokens, which all attend to, may
+    # have tiny values
     every = list(candidates) if first == 0 or is_noisy else list(caches)
-    # noise hides where a cache begins to be rounded: at a block, if not where a position stands out first
-    begins = {first, max((size for size in question.blocks if size <= first), default=first)} if is_noisy else {first}
+    # noise hides where a cache begins to be rounded: at a block, if not where a position stands out
+    # first
+    begins = (
+        {first, max((size for size in question.blocks if size <= first), default=first)}
+        if is_noisy
+        else {first}
+    )
     for begin in begins - {0}:
         # later tokens come one at a time, as many again, or all in one
-        every += [replace(each, storage=Stored(begin, chunk)) for each in caches for chunk in (1, begin, 1 << 30)]
+        every += [
+            replace(each, storage=Stored(begin, chunk))
+            for each in caches
+            for chunk in (1, begin, 1 << 30)
+        ]
     best = sorted(dict.fromkeys(every), key=share_left)[:_LOOKED_INTO]
     most = MOST_LEFT_16_BITS if is_noisy else MOST_LEFT
-    return [each for each in best if share_left(each) < min(most, max(_AS_GOOD * share_left(best[0]), _LEAST_LEFT))]
+    return [
+        each
+        for each in best
+        if share_left(each) < min(most, max(_AS_GOOD * share_left(best[0]), _LEAST_LEFT))
+    ]
 
 
 def _best_of(candidates: Iterable[_Candidate]) -> _Candidate | None:
@@ -226,8 +302,9 @@ def _best_of(candidates: Iterable[_Candidate]) -> _Candidate | None:
 
 @dataclass(frozen=True)
 class _Suspect:
-    """A side that may be the model in a lower precision. ratio: its noise ratio to the model; faulty_walks: noise
-    ratios of the model's own forwards without rounding, of precisions that cannot be tried for that.
+    """A side that may be the model in a lower precision. ratio: its noise ratio to the model;
+    faulty_walks: noise ratios of the model's own forwards without rounding, of precisions that
+    cannot be tried for that.
     """
 
     question: Question
@@ -244,14 +321,20 @@ class _Suspect:
         place: tuple[int, int] | None = None,
     ) -> PrecisionVerdict:
         control = f"'{self.side.name}' compared with the model in lower precisions"
-        return PrecisionVerdict(Evidence(check, control, figures, outcome, says, self.side.name), place)
+        return PrecisionVerdict(
+            Evidence(check, control, figures, outcome, says, self.side.name),
+            place,
+        )
 
     def no_explanation(self) -> PrecisionVerdict:
         figures = evidence.PrecisionsFigures(noise_ratio=self.ratio)
         says = f"No lower precision explains the difference of '{self.side.name}'."
         if self.faulty_walks:
             size = multiple(max(self.faulty_walks))
-            says += f" Without one, the same forwards of the model differ from 'prefill' by {size} the noise floor."
+            says += (
+                f" Without one, the same forwards of the model differ from 'prefill' by {size} the"
+                " noise floor."
+            )
         return self.verdict(Check.PRECISIONS, figures, NOTED, says)
 
     def explanation(
@@ -260,19 +343,29 @@ class _Suspect:
         outcome: str,
         outliers: NDArray[np.int64],
     ) -> PrecisionVerdict:
-        """Say what explains it, wholly or but for a fault on top. outliers: positions beyond the precision's noise."""
+        """Say what explains it, wholly or but for a fault on top. outliers: positions beyond the
+        precision's noise.
+        """
         name, lengths, place = figures.precision, self.question.lengths, None
         size = f"{three_digits(self.ratio)}x the noise floor"
-        says = f"'{self.side.name}' is the model with {name}: {size}; what remains is rounding-sized."
+        says = (
+            f"'{self.side.name}' is the model with {name}: {size}; what remains is rounding-sized."
+        )
         if outcome == FAILED:
             place = structure_of(outliers, lengths).first
             start = f", from {place_in_words(int(outliers[0]), lengths)}" if len(outliers) else ""
             says = f"A fault besides a lower precision, {name}{start}."
-        check = Check.EXPLAINED if isinstance(figures, evidence.ExplainedFigures) else Check.DRAWN_PRECISION
+        check = (
+            Check.EXPLAINED
+            if isinstance(figures, evidence.ExplainedFigures)
+            else Check.DRAWN_PRECISION
+        )
         return self.verdict(check, figures, outcome, says, place)
 
     def in_wide(self, loaded: LoadedModel, far: Squares, floor: Squares) -> Iterator[_Candidate]:
-        """Compare what each precision leaves in float32 or float64 with reorderings. far: to the model [positions]."""
+        """Compare what each precision leaves in float32 or float64 with reorderings. far: to the
+        model [positions].
+        """
         question, side, size = self.question, self.side, float(floor.mean())
         differs = far > _ALIKE**2 * size
         candidates = [*question.precisions, *catalogue(loaded)]
@@ -291,7 +384,8 @@ class _Suspect:
             squares = rest.squares
             lowered_floor = rounding_floor(loaded, question.prompts, side=precision.side).squares
             test = floor_test(squares, lowered_floor, WIDE)
-            # a stored value near the middle of two of its format may round to the other one at any position
+            # a stored value near the middle of two of its format may round to the other one at any
+            # position
             jump = WIDE.at_a_place**2 * lowered_floor.max()
             outliers = test.outliers[squares[test.outliers] > jump]
             figures = evidence.ExplainedFigures(
@@ -310,30 +404,62 @@ class _Suspect:
                 outcome = PASSED if is_explained else FAILED
                 yield precision, self.explanation(figures, outcome, outliers)
 
-    def by_draws(self, loaded: LoadedModel, precision: Precision | None = None) -> tuple[PrecisionVerdict, FloorTest]:
-        """Compare it in 16 bits with the model in a precision, or as it is, over randomized rounding."""
-        question, name = self.question, f"all of it in {loaded.dtype}" if precision is None else precision.name
+    def by_draws(
+        self,
+        loaded: LoadedModel,
+        precision: Precision | None = None,
+    ) -> tuple[PrecisionVerdict, FloorTest]:
+        """Compare it in 16 bits with the model in a precision, or as it is, over randomized
+        rounding.
+        """
+        question, name = (
+            self.question,
+            f"all of it in {loaded.dtype}" if precision is None else precision.name,
+        )
         question.say(f"randomized rounding with {name}")
-        draws = RoundingDraws(loaded, question.prompts, PLAIN if precision is None else precision.side)
+        draws = RoundingDraws(
+            loaded,
+            question.prompts,
+            PLAIN if precision is None else precision.side,
+        )
         row, test = draws.compare(self.side, question.blocks, question.say)
-        own = structs.asdict(row.figures) | {"noise_ratio": self.ratio, "ratio_over_draws": test.noise_ratio}
+        own = structs.asdict(row.figures) | {
+            "noise_ratio": self.ratio,
+            "ratio_over_draws": test.noise_ratio,
+        }
         figures = evidence.DrawnPrecisionFigures(**own, precision=name)
         return self.explanation(figures, row.outcome, test.outliers), test
 
-    def fault_of_walk(self, loaded: LoadedModel, precision: Precision) -> tuple[FloorTest | None, Squares]:
+    def fault_of_walk(
+        self,
+        loaded: LoadedModel,
+        precision: Precision,
+    ) -> tuple[FloorTest | None, Squares]:
         """Compare a precision's forwards without rounding with randomized rounding in 16 bits.
 
         Returns the test if they differ by more, else None; and the draws.
         """
         question = self.question
         draws = question.draws or RoundingDraws(loaded, question.prompts)
-        row, test = draws.compare(precision.walk, question.blocks, question.say, always_check_draws=False)
+        row, test = draws.compare(
+            precision.walk,
+            question.blocks,
+            question.say,
+            always_check_draws=False,
+        )
         is_sound = test.is_passed or row.outcome == NOTED  # another expert, by a near tie
         squares = np.stack([draw.squares for draw in draws.draws])
         return None if is_sound else test, squares
 
-    def in_16_bits_too(self, loaded: LoadedModel, precision: Precision, wide: PrecisionVerdict) -> PrecisionVerdict:
-        """Check what explains it in float32 in the model's own 16 bits: do its kernels have a fault of their own?"""
+    def in_16_bits_too(
+        self,
+        loaded: LoadedModel,
+        precision: Precision,
+        wide: PrecisionVerdict,
+    ) -> PrecisionVerdict:
+        """Check what explains it in float32 in the model's own 16 bits: do its kernels have a fault
+        of their own?
+        """
         row, dtype = wide.evidence, loaded.dtype
         with suppress(CaptureError):
             fault, _ = self.fault_of_walk(loaded, precision)
@@ -342,13 +468,18 @@ class _Suspect:
                 fault = test if verdict.evidence.outcome == FAILED else None
             if fault is not None:
                 size = f"{three_digits(fault.ratio)}x the error of rounding"
-                says = f"{precision.name} explains float32, not {dtype}: {size}, a fault of the {dtype} kernels."
+                says = (
+                    f"{precision.name} explains float32, not {dtype}: {size}, a fault of the"
+                    f" {dtype} kernels."
+                )
                 figures = structs.replace(row.figures, **{f"left_noise_ratio_{dtype}": fault.ratio})
                 return self.verdict(row.check, figures, FAILED, says)
         return wide
 
     def as_a_whole(self, loaded: LoadedModel) -> PrecisionVerdict | None:
-        """Judge 16-bit answers by the model in that dtype throughout; None if they are of no 16-bit dtype."""
+        """Judge 16-bit answers by the model in that dtype throughout; None if they are of no 16-bit
+        dtype.
+        """
         prompts = as_many_as(self.question.prompts, LOGIT_BYTES // (4 * loaded.vocab_size))
         with suppress(CaptureError), in_float32(loaded) as model:
             answers = [whole_side(self.side.run_on(model), ids).float() for ids in prompts]
@@ -362,7 +493,8 @@ class _Suspect:
             figures, outcome = verdict.evidence.figures, verdict.evidence.outcome
             assert isinstance(figures, evidence.DrawnPrecisionFigures)
             over_own = test.ratio / float(np.median(figures.model_ways_ratios))
-            # draws may be no measure by position (near ties of a router); the model's own paths are one over all
+            # draws may be no measure by position (near ties of a router); the model's own paths are
+            # one over all
             if outcome == MISSING and over_own <= 1 / _LEAST_OF_WHOLE:
                 outcome = PASSED
                 verdict = suspect.explanation(figures, outcome, test.outliers)
@@ -381,16 +513,24 @@ def _modifiers(side: RunnableSide) -> Mapping[str, Any]:
 
 
 def narrow_settings(side: RunnableSide) -> dict[str, Any]:
-    """Return settings of an engine's side, by name, at which it rounds coarser than at their widest."""
+    """Return settings of an engine's side, by name, at which it rounds coarser than at their
+    widest.
+    """
     modifiers = {name: facts for name, facts in _modifiers(side).items() if "widest" in facts}
     steps = () if side.engine_path is None else side.engine_path.modifiers
     settings = {step.name: step.values[0] for step in steps if step.values}
     values = {name: settings.get(name, facts.get("default")) for name, facts in modifiers.items()}
-    return {name: value for name, value in values.items() if value not in (None, modifiers[name]["widest"])}
+    return {
+        name: value
+        for name, value in values.items()
+        if value not in (None, modifiers[name]["widest"])
+    }
 
 
 def coarse_activation(loaded: LoadedModel, side: RunnableSide) -> tuple[str, str] | None:
-    """Return (activation function of this model, dtype) that the side's engine computes it in whatever its settings."""
+    """Return (activation function of this model, dtype) that the side's engine computes it in
+    whatever its settings.
+    """
     config = loaded.model.config.get_text_config(decoder=True)
     own = str(getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", ""))
     engine = None if side.engine_path is None else side.engine_path.engine
@@ -399,7 +539,9 @@ def coarse_activation(loaded: LoadedModel, side: RunnableSide) -> tuple[str, str
 
 
 def at_widest(side: RunnableSide) -> RunnableSide:
-    """Return the side with its engine's settings that round coarser than float32 at their widest."""
+    """Return the side with its engine's settings that round coarser than float32 at their
+    widest.
+    """
     path, narrow = side.engine_path, narrow_settings(side)
     if path is None or not narrow:
         return side
@@ -408,18 +550,36 @@ def at_widest(side: RunnableSide) -> RunnableSide:
     return side_of(str(path))
 
 
-def _by_settings(question: Question, loaded: LoadedModel, side: RunnableSide, floor: Squares) -> PrecisionVerdict:
+def _by_settings(
+    question: Question,
+    loaded: LoadedModel,
+    side: RunnableSide,
+    floor: Squares,
+) -> PrecisionVerdict:
     """Judge an engine's side by its settings that round coarser than float32.
 
-    With every setting at its widest the engine has to be within the floor. The settings may move the logits as far as a
-    forward that rounds every product to as few bits: the model in bfloat16, scaled by 2^(8 - bits). An activation
-    function that no setting widens is a declared precision of the model.
+    With every setting at its widest the engine has to be within the floor. The settings may move
+    the logits as far as a forward that rounds every product to as few bits: the model in bfloat16,
+    scaled by 2^(8 - bits). An activation function that no setting widens is a declared precision of
+    the model.
     """
-    narrow, activation, model, own_floor = narrow_settings(side), coarse_activation(loaded, side), PLAIN, floor
-    bits = [int(_modifiers(side)[name].get("bits", {}).get(str(value), 24)) for name, value in narrow.items()]
+    narrow, activation, model, own_floor = (
+        narrow_settings(side),
+        coarse_activation(loaded, side),
+        PLAIN,
+        floor,
+    )
+    bits = [
+        int(_modifiers(side)[name].get("bits", {}).get(str(value), 24))
+        for name, value in narrow.items()
+    ]
     settings = [f"{name}:{value}" for name, value in narrow.items()]
     if activation is not None:
-        model = Precision(ACTIVATIONS, activation[1], partial(cast, dtype=getattr(torch, activation[1]))).side
+        model = Precision(
+            ACTIVATIONS,
+            activation[1],
+            partial(cast, dtype=getattr(torch, activation[1])),
+        ).side
         own_floor = rounding_floor(loaded, question.prompts, side=model).squares
         settings.append(":".join(activation))
         bits.append(_BITS_OF[activation[1]])
@@ -431,17 +591,31 @@ def _by_settings(question: Question, loaded: LoadedModel, side: RunnableSide, fl
     places = np.sqrt(own / np.maximum(allowed, allowed.mean()))
     outliers = np.flatnonzero(places > WIDE.at_a_place)
     is_rounding = share <= 1.0 and not len(outliers)
-    test, ratio, words = floor_test(wide, own_floor, WIDE), rms_ratio(own, floor), ", ".join(settings)
+    test, ratio, words = (
+        floor_test(wide, own_floor, WIDE),
+        rms_ratio(own, floor),
+        ", ".join(settings),
+    )
     place = structure_of(outliers if test.is_passed else test.outliers, question.lengths).first
-    cause = f"The {narrow['kv']} KV cache" if narrow.keys() == {"kv"} and activation is None else f"The setting {words}"
+    cause = (
+        f"The {narrow['kv']} KV cache"
+        if narrow.keys() == {"kv"} and activation is None
+        else f"The setting {words}"
+    )
     sizes = f"{multiple(ratio)} the noise floor with it, {multiple(test.ratio)} at full precision"
     says = f"{cause} explains the difference: {sizes}."
     if not test.is_passed:
         worst = three_digits(max(test.ratio, test.worst or 0.0))
-        says = f"With every setting at full precision '{side.name}' is still {worst}x the noise floor from the model."
+        says = (
+            f"With every setting at full precision '{side.name}' is still {worst}x the noise floor"
+            " from the model."
+        )
     elif not is_rounding:
         farthest = three_digits(max(share, float(places.max())))
-        says = f"{words} move '{side.name}' {farthest}x as far as {min(bits)}-bit rounding: a fault in these."
+        says = (
+            f"{words} move '{side.name}' {farthest}x as far as {min(bits)}-bit rounding: a fault in"
+            " these."
+        )
     figures = evidence.SettingsFigures(
         noise_ratio=ratio,
         settings=tuple(settings),
@@ -451,4 +625,7 @@ def _by_settings(question: Question, loaded: LoadedModel, side: RunnableSide, fl
     )
     outcome = PASSED if test.is_passed and is_rounding else FAILED
     control = f"'{side.name}' compared with the model, with its settings at full precision"
-    return PrecisionVerdict(Evidence(Check.SETTINGS, control, figures, outcome, says, side.name), place)
+    return PrecisionVerdict(
+        Evidence(Check.SETTINGS, control, figures, outcome, says, side.name),
+        place,
+    )

@@ -1,4 +1,6 @@
-"""Untrusted JSON, within bounds: one document, several, or a stream, unpacked and decoded as its bytes say."""
+"""Untrusted JSON, within bounds: one document, several, or a stream, unpacked and decoded as its
+bytes say.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,14 @@ _EVENT = re.compile(rb"(data|event|id|retry)?:")
 # An escaped backslash or a whole pair, which stay, or half a pair.
 _SURROGATES = re.compile(rb"\\\\|\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<half>\\u[dD][89a-fA-F]..)")
 _REPR = re.compile(rb"\s*\[?\s*(\{'|[A-Z]\w*\()")  # of Python's objects
-_START = re.compile(rb"(\xef\xbb\xbf)?\s*([{\[]|data:|event:|id:|retry:|:|[A-Z]\w+\()")  # JSON, events, or a repr
+# JSON, events, or a repr
+_START = re.compile(rb"(\xef\xbb\xbf)?\s*([{\[]|data:|event:|id:|retry:|:|[A-Z]\w+\()")
 _Lines = Iterator[tuple[int, bytes]]
 
 
 def documents(path: Path) -> Iterator[tuple[str, Any]]:
-    """Each document of a file with the name of its place: one, several, one a line, or the events of a stream.
+    """Each document of a file with the name of its place: one, several, one a line, or the events
+    of a stream.
 
     DumpError for what is no JSON, is nested too deeply, or has more than MAX_BYTES.
     """
@@ -67,7 +71,9 @@ def _number_lines(file: BinaryIO, name: str) -> _Lines:
 
 
 def _events(lines: Iterable[tuple[int, bytes]], name: str) -> Iterator[tuple[str, Any]]:
-    """Return the documents of server-sent events; one may go over several `data:` lines (WHATWG HTML, section 9.2)."""
+    """Return the documents of server-sent events; one may go over several `data:` lines (WHATWG
+    HTML, section 9.2).
+    """
     data, source = b"", name
     for number, line in chain(lines, [(0, b"")]):  # a blank line ends an event
         text = line.strip()
@@ -103,7 +109,9 @@ def _consecutive(text: bytes, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _is_whole(line: bytes) -> bool:
-    """Return whether a line is a document by itself, and not the first one of a document over several lines."""
+    """Return whether a line is a document by itself, and not the first one of a document over
+    several lines.
+    """
     try:
         json.loads(line)
     except (ValueError, RecursionError):
@@ -114,20 +122,28 @@ def _is_whole(line: bytes) -> bool:
 def parse(text: bytes, source: str) -> Any:
     """Parse a document. source: its name in errors."""
     if len(text) > MAX_BYTES:
-        raise DumpError(f"{source}: a JSON document of more than {MAX_BYTES:,} bytes; expected at most that many.")
+        raise DumpError(
+            f"{source}: a JSON document of more than {MAX_BYTES:,} bytes; expected at most that"
+            " many.",
+        )
     try:
         return json.loads(_escape_lone_surrogates(text))
     except RecursionError:
         raise DumpError(f"{source}: its JSON is nested too deeply.") from None
     except ValueError as error:  # no JSON, or no UTF-8
         if _REPR.match(text):
-            says = f"{source}: is a Python object as printed; expected JSON, as `response.model_dump_json()` writes it."
+            says = (
+                f"{source}: is a Python object as printed; expected JSON, as"
+                " `response.model_dump_json()` writes it."
+            )
             raise DumpError(says) from None
         raise DumpError(f"{source}: no JSON ({clean(error, 60)}).") from None
 
 
 def _escape_lone_surrogates(text: bytes) -> bytes:
-    r"""Return a document in which half a character, which no text can hold, is spelled: \ud800 as six characters."""
+    r"""Return a document in which half a character, which no text can hold, is spelled: \ud800 as
+    six characters.
+    """
     return _SURROGATES.sub(lambda match: b"\\" + match[0] if match["half"] else match[0], text)
 
 
@@ -138,7 +154,8 @@ def is_payload(path: Path) -> bool:
             head = file.read(_HEAD_BYTES)
     except DumpError:
         return True  # its reader says that it is damaged
-    return head[8:12] != b"DUCK" and _START.match(head) is not None  # a run file begins with a checksum
+    # a run file begins with a checksum
+    return head[8:12] != b"DUCK" and _START.match(head) is not None
 
 
 def begins(path: Path, start: bytes) -> bool:
@@ -161,9 +178,12 @@ def open_plain(path: Path) -> Iterator[BinaryIO]:
     try:
         with pa.input_stream(str(path), compression=packed) as stream:
             plain = io.BufferedReader(stream)
-            if plain.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):  # as PowerShell writes
+            # as PowerShell writes
+            if plain.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
                 yield io.BytesIO(plain.read(2 * MAX_BYTES).decode("utf-16").encode())
             else:
                 yield cast(BinaryIO, plain)
     except (OSError, UnicodeError) as error:
-        raise DumpError(f"{clean(path.name)}: cannot be unpacked or decoded ({clean(error, 80)}).") from None
+        raise DumpError(
+            f"{clean(path.name)}: cannot be unpacked or decoded ({clean(error, 80)}).",
+        ) from None

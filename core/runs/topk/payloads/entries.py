@@ -1,4 +1,6 @@
-"""Tokens of a payload, checked, and the rows of a response made records: by token id, or by text."""
+"""Tokens of a payload, checked, and the rows of a response made records: by token id, or by
+text.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from ....errors import DumpError
 from ....text import BYTE_LEVEL, clean, plural
 from ..records import MAX_POSITIONS, UNKNOWN_TOKEN, UNSENT, ListRow, Response, list_rows
 
-_LOWEST = -745.0  # below, a probability is 0 in float64: vLLM sends -9999.0, llama.cpp -3.4e38, SGLang -Infinity
+# below, a probability is 0 in float64: vLLM sends -9999.0, llama.cpp -3.4e38, SGLang -Infinity
+_LOWEST = -745.0
 _MOST_TOKEN = 1 << 31
 Id = Annotated[int, msgspec.Meta(ge=0, lt=_MOST_TOKEN)]
 
@@ -35,7 +38,9 @@ class SentRow(Sent):
 
 
 class Entry(NamedTuple):
-    """A token with its value. token: its id, None if only its text was sent. value: None if it is a placeholder."""
+    """A token with its value. token: its id, None if only its text was sent. value: None if it is a
+    placeholder.
+    """
 
     token: int | None
     text: str | None
@@ -43,7 +48,8 @@ class Entry(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One position as a payload has it. top: the list of best tokens; target: the token that is given or was emitted.
+    """One position as a payload has it. top: the list of best tokens; target: the token that is
+    given or was emitted.
 
     best: how many of `top` are the best of the whole row, None if the reader cannot tell.
     """
@@ -70,7 +76,9 @@ def tokens_of(value: object, what: str, source: str) -> tuple[int, ...]:
     """Return a list of token ids, () for none."""
     tokens = convert(value or (), tuple[Id, ...], f"{source}, {what}")
     if len(tokens) > MAX_POSITIONS:
-        raise DumpError(f"{source}: {what} has {len(tokens):,} tokens; expected at most {MAX_POSITIONS:,}.")
+        raise DumpError(
+            f"{source}: {what} has {len(tokens):,} tokens; expected at most {MAX_POSITIONS:,}.",
+        )
     return tokens
 
 
@@ -80,7 +88,8 @@ def count_of(value: object) -> int | None:
 
 
 def entry_of(entry: Sent, source: str) -> Entry:
-    """Read one token with its value, by id if there is one; a text that is a cut character is read by its bytes.
+    """Read one token with its value, by id if there is one; a text that is a cut character is read
+    by its bytes.
 
     `token_id:123` is an id that the engine was asked to send in place of a text.
     """
@@ -102,18 +111,24 @@ def byte_names(values: Iterable[int]) -> str:
 
 
 def _value_of(value: float | str | None, source: str) -> float | None:
-    """Return a value as sent, None for a placeholder: null, -inf, also as a text, and -9999.0, -3.4e38 and the like."""
+    """Return a value as sent, None for a placeholder: null, -inf, also as a text, and -9999.0,
+    -3.4e38 and the like.
+    """
     try:
         number = -math.inf if value is None else float(value)
     except ValueError:
         number = math.nan
     if not number < math.inf:
-        raise DumpError(f"{source}: a value is {clean(value, 60)}; expected a finite number or null.")
+        raise DumpError(
+            f"{source}: a value is {clean(value, 60)}; expected a finite number or null.",
+        )
     return number if number > _LOWEST else None
 
 
 def rows_of(tokens: object, start: int, source: str) -> list[Row]:
-    """Read tokens, each with its list of the best. start: position of the row that scores the first of them."""
+    """Read tokens, each with its list of the best. start: position of the row that scores the first
+    of them.
+    """
     rows: list[Row] = []
     for position, sent in enumerate(convert(tokens or [], list[SentRow], source), start):
         at = f"{source}, token {position - start}"
@@ -126,7 +141,9 @@ def rows_of(tokens: object, start: int, source: str) -> list[Row]:
 
 
 def first_row(prompt: Sequence[int] | int | None) -> int:
-    """Return the position of the row that scores the first generated token. prompt: its token ids, or how many."""
+    """Return the position of the row that scores the first generated token. prompt: its token ids,
+    or how many.
+    """
     return max(0, (prompt if isinstance(prompt, int) else len(prompt or ())) - 1)
 
 
@@ -145,19 +162,28 @@ def response_of(
 ) -> Response:
     """Return the record of a response.
 
-    prompt: its token ids, or how many, or None if unknown; rows of generated tokens follow its
-    end, and without it position 0 is the row of the first generated token. generated: ids of what was generated, if
-    the payload has them. counted: how many these are, as the payload says. about: the other fields of Response.
+    prompt: its token ids, or how many, or None if unknown; rows of generated tokens follow its end,
+    and without it position 0 is the row of the first generated token. generated: ids of what was
+    generated, if the payload has them. counted: how many these are, as the payload says. about: the
+    other fields of Response.
     """
     if not rows:
-        raise DumpError(f"{source}: {format} response without log-probabilities; ask the server for them.")
+        raise DumpError(
+            f"{source}: {format} response without log-probabilities; ask the server for them.",
+        )
     length = prompt if isinstance(prompt, int) else len(prompt) if prompt else None
     if (length or 0) > MAX_POSITIONS:  # before there is a token for each
-        raise DumpError(f"{source}: declares a prompt of {length:,} tokens; expected at most {MAX_POSITIONS:,}.")
+        raise DumpError(
+            f"{source}: declares a prompt of {length:,} tokens; expected at most"
+            f" {MAX_POSITIONS:,}.",
+        )
     says = list(warnings)
     if not has_prompt_rows and _is_unordered(rows):
         rows = _greedy(rows, about.get("text", ""), source)
-        says.append("Its lists are in no order; their top tokens, which spell its text, are the emitted ones.")
+        says.append(
+            "Its lists are in no order; their top tokens, which spell its text, are the emitted"
+            " ones.",
+        )
     rows = _plain_texts(rows)
     is_by_id = all(entry.token is not None for row in rows for entry in (*row.top, row.target))
     ids: dict[str, int] = {}
@@ -167,7 +193,10 @@ def response_of(
         if not is_by_id and entry.text is None:
             if entry.value is None:
                 return UNKNOWN_TOKEN
-            raise DumpError(f"{source}: token {entry.token} has no text, and others have no id; expected one of both.")
+            raise DumpError(
+                f"{source}: token {entry.token} has no text, and others have no id; expected one of"
+                " both.",
+            )
         token = entry.token if is_by_id else ids.setdefault(entry.text or "", len(ids))
         if entry.text is not None:
             texts.setdefault(token or 0, entry.text)
@@ -193,7 +222,9 @@ def response_of(
         listed.append(ListRow(row.position, values, best, target, missing, chosen))
     listed_rows = list_rows(listed, source)
     if (has_repeats := listed_rows.has_repeats).any():
-        what = "a token has two values" if is_by_id else "a token has two values, or two print alike"
+        what = (
+            "a token has two values" if is_by_id else "a token has two values, or two print alike"
+        )
         at = f"at position {listed_rows.positions[has_repeats.argmax()]} {what}"
         if has_repeats.all():
             raise DumpError(f"{source}: no row can be used; {at}.")
@@ -201,12 +232,18 @@ def response_of(
         listed_rows = replace(listed_rows.without_values(has_repeats), missing=listed_rows.missing)
     if drafted:
         emitted = plural(drafted, "emitted token")
-        says.append(f"0.0, a placeholder, was sent for {emitted}; the value in the row's list is read.")
+        says.append(
+            f"0.0, a placeholder, was sent for {emitted}; the value in the row's list is read.",
+        )
     first = None if length is None and has_prompt_rows else first_row(length)
     has_generated = not has_prompt_rows or any(row.position >= (first or 0) for row in rows)
     with_rows = sum(row.position >= (first or 0) for row in rows)
-    if has_generated and counted is not None and counted > with_rows + 1:  # the last may end the text, and have no row
-        says.append(f"It counts {counted:,} generated tokens, and sends log-probabilities of {with_rows:,}.")
+    # the last may end the text, and have no row
+    if has_generated and counted is not None and counted > with_rows + 1:
+        says.append(
+            f"It counts {counted:,} generated tokens, and sends log-probabilities of"
+            f" {with_rows:,}.",
+        )
         about["settings"] = {**about.get("settings", {}), UNSENT: f"{counted - with_rows}"}
     is_known = is_by_id and prompt and not isinstance(prompt, int)
     known = [*prompt] if is_known else [UNKNOWN_TOKEN] * (length or 1)  # type: ignore[misc]
@@ -233,9 +270,9 @@ def response_of(
 def _best(rows: Sequence[Row], top_logprobs: int | None) -> list[int]:
     """Return the number of each row's listed tokens that are the best of the whole row.
 
-    If the payload does not tell, lists of k tokens may hold the chosen one from further down besides, and may lack
-    tokens that print alike: k is the requested number, else the shortest length that accounts for the chosen tokens; a
-    shorter list has no best that could be relied on.
+    If the payload does not tell, lists of k tokens may hold the chosen one from further down
+    besides, and may lack tokens that print alike: k is the requested number, else the shortest
+    length that accounts for the chosen tokens; a shorter list has no best that could be relied on.
     """
     unknown = [row for row in rows if row.best is None]
     k = top_logprobs
@@ -247,36 +284,53 @@ def _best(rows: Sequence[Row], top_logprobs: int | None) -> list[int]:
 
 
 def _is_chosen_last(row: Row) -> bool:
-    """Return whether the chosen token may be in the list only because it was chosen: no other has a smaller value."""
+    """Return whether the chosen token may be in the list only because it was chosen: no other has a
+    smaller value.
+    """
     own = next((entry for entry in row.top if entry[:2] == row.target[:2]), None)
     return own is not None and (own.value is None or own.value <= min(row.values, default=math.inf))
 
 
 def _is_unordered(rows: Sequence[Row]) -> bool:
-    """Return whether lists are in no order, and the first of each is named as emitted: mlx-lm (0.32, server.py)."""
+    """Return whether lists are in no order, and the first of each is named as emitted: mlx-lm
+    (0.32, server.py).
+    """
     is_first = all(row.top and row.target == row.top[0] for row in rows)
     return is_first and any(row.values[1:] != sorted(row.values[1:], reverse=True) for row in rows)
 
 
 def _greedy(rows: Sequence[Row], text: str, source: str) -> list[Row]:
-    """Return the rows with their top tokens as emitted ones. DumpError unless these spell the text."""
-    tops = [max(row.top, key=lambda entry: -math.inf if entry.value is None else entry.value) for row in rows]
+    """Return the rows with their top tokens as emitted ones.
+
+    DumpError unless these spell the text.
+    """
+    tops = [
+        max(row.top, key=lambda entry: -math.inf if entry.value is None else entry.value)
+        for row in rows
+    ]
     spelled = b"".join(_bytes_of(entry.text or "") for entry in tops)
     if not text or text.strip().encode() not in spelled:
-        raise DumpError(f"{source}: its lists are in no order, and do not spell its text; request temperature 0.")
-    return [row._replace(target=top, best=len(row.top)) for row, top in zip(rows, tops, strict=True)]
+        raise DumpError(
+            f"{source}: its lists are in no order, and do not spell its text; request"
+            " temperature 0.",
+        )
+    return [
+        row._replace(target=top, best=len(row.top)) for row, top in zip(rows, tops, strict=True)
+    ]
 
 
 def _bytes_of(text: str) -> bytes:
-    """Return the bytes that a token stands for: its text, or that of a byte-level or SentencePiece vocabulary."""
+    """Return the bytes that a token stands for: its text, or that of a byte-level or SentencePiece
+    vocabulary.
+    """
     if all(char in BYTE_LEVEL for char in text):
         return bytes(BYTE_LEVEL[char] for char in text)
     return text.replace("▁", " ").encode()
 
 
 def _plain_texts(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with texts in place of the spellings of a vocabulary; a server may spell its lists so, and not
-    the emitted tokens.
+    """Return the rows with texts in place of the spellings of a vocabulary; a server may spell its
+    lists so, and not the emitted tokens.
     """
     is_listed_spelled = _are_spelled({entry.text for row in rows for entry in row.top})
     is_target_spelled = _are_spelled({row.target.text for row in rows})
@@ -293,7 +347,9 @@ def _plain_texts(rows: Sequence[Row]) -> list[Row]:
 
 
 def _are_spelled(texts: set[str | None]) -> bool:
-    """Return whether tokens are spelled as in a byte-level or SentencePiece vocabulary: no text has a blank."""
+    """Return whether tokens are spelled as in a byte-level or SentencePiece vocabulary: no text has
+    a blank.
+    """
     known = [text for text in texts if text]
     has_blank = any(" " in text for text in known)
     return not has_blank and any(text.startswith(("Ġ", "Ċ", "▁")) for text in known)

@@ -1,8 +1,8 @@
 """Responses of engines: recognized by content, one reader a format.
 
-Formats as in the engines' sources: vllm/entrypoints/openai/completion/protocol.py and vllm/logprobs.py (0.32),
-llama.cpp's tools/server/server-task.cpp, sglang/srt/managers/tokenizer_manager.py (0.5.23), Ollama's docs/openapi.yaml,
-OpenAI's docs.
+Formats as in the engines' sources: vllm/entrypoints/openai/completion/protocol.py and
+vllm/logprobs.py (0.32), llama.cpp's tools/server/server-task.cpp,
+sglang/srt/managers/tokenizer_manager.py (0.5.23), Ollama's docs/openapi.yaml, OpenAI's docs.
 """
 
 from __future__ import annotations
@@ -22,25 +22,51 @@ from ..alignment import warn
 from ..placeholders import DRAFTED
 from ..records import Response
 from .bounded_json import documents, documents_of
-from .entries import Entry, Id, Row, Sent, convert, count_of, entry_of, first_row, response_of, rows_of, tokens_of
+from .entries import (
+    Entry,
+    Id,
+    Row,
+    Sent,
+    convert,
+    count_of,
+    entry_of,
+    first_row,
+    response_of,
+    rows_of,
+    tokens_of,
+)
 from .streams import whole_answers
 
 Payload = Mapping[str, Any]
 _OF_ROWS = "Save whole rows of logits: np.save('a.npy', np.array(rows, np.float32))."
 _MOST_RESPONSES = 1 << 16
 _MOST_NAMED = 5  # of failed requests
-_PROMPTS = ("prompt", "text", "inputs", "input", "input_ids", "prompt_token_ids", "token_ids")  # names in requests
+# names in requests
+_PROMPTS = ("prompt", "text", "inputs", "input", "input_ids", "prompt_token_ids", "token_ids")
 # Paths of what several formats say, first found first:
 _TEXTS = ("text", "content", "response", "generated_text", "message.content")
 _LENGTHS = (
     *("tokens_evaluated", "prompt_eval_count", "meta_info.prompt_tokens"),
     *("usage.prompt_tokens", "usage.input_tokens"),
 )
-_COUNTED = ("usage.completion_tokens", "usage.output_tokens", "meta_info.completion_tokens", "eval_count")
-_REASONING = ("usage.completion_tokens_details.reasoning_tokens", "usage.output_tokens_details.reasoning_tokens")
-_CACHED = ("timings.cache_n", "meta_info.cached_tokens", "usage.prompt_tokens_details.cached_tokens")
+_COUNTED = (
+    "usage.completion_tokens",
+    "usage.output_tokens",
+    "meta_info.completion_tokens",
+    "eval_count",
+)
+_REASONING = (
+    "usage.completion_tokens_details.reasoning_tokens",
+    "usage.output_tokens_details.reasoning_tokens",
+)
+_CACHED = (
+    "timings.cache_n",
+    "meta_info.cached_tokens",
+    "usage.prompt_tokens_details.cached_tokens",
+)
 _GENERATED = ("tokens", "output_ids", "token_ids")
-_COUNTS = ("n_probs", "top_logprobs", "top_logprobs_num", "logprobs")  # what requests call the values per row
+# what requests call the values per row
+_COUNTS = ("n_probs", "top_logprobs", "top_logprobs_num", "logprobs")
 
 
 class FailedRequestError(DumpError):
@@ -48,7 +74,9 @@ class FailedRequestError(DumpError):
 
 
 def read_responses(path: Path) -> list[Response]:
-    """Read every response of a file: JSON, lists or lines of it, streams, or the output of a batch."""
+    """Read every response of a file: JSON, lists or lines of it, streams, or the output of a
+    batch.
+    """
     responses: list[Response] = []
     failures: list[str] = []
     try:
@@ -58,7 +86,9 @@ def read_responses(path: Path) -> list[Response]:
             except FailedRequestError as failure:
                 failures.append(str(failure))
             if len(responses) > _MOST_RESPONSES:
-                raise DumpError(f"{clean(path.name)}: holds more than {_MOST_RESPONSES:,} responses.")
+                raise DumpError(
+                    f"{clean(path.name)}: holds more than {_MOST_RESPONSES:,} responses.",
+                )
     except RecursionError:
         raise DumpError(f"{clean(path.name)}: its JSON is nested too deeply.") from None
     if not responses:
@@ -71,15 +101,24 @@ def read_responses(path: Path) -> list[Response]:
 
 
 def read_payload(payload: object, source: str, request: Payload | None = None) -> list[Response]:
-    """Return the responses of a parsed document. request: the body that was sent for it, with tokens and settings; a
-    document `{"request": ..., "response": ...}` has both, one of a batch `{"custom_id": ..., "response": ...}`.
+    """Return the responses of a parsed document. request: the body that was sent for it, with
+    tokens and settings; a document `{"request": ..., "response": ...}` has both, one of a batch
+    `{"custom_id": ..., "response": ...}`.
     """
     if isinstance(payload, str):  # a stream that was logged as a text
         documents = documents_of(io.BytesIO(payload.encode()), source)
-        return [one for at, each in whole_answers(documents) for one in read_payload(each, at, request)]
+        return [
+            one for at, each in whole_answers(documents) for one in read_payload(each, at, request)
+        ]
     if isinstance(payload, list):
-        answers = list(whole_answers((f"{source}, response {number}", one) for number, one in enumerate(payload)))
-        requests = [request_of_choice(request or {}, at, len(answers)) for at in range(len(answers))]
+        answers = list(
+            whole_answers(
+                (f"{source}, response {number}", one) for number, one in enumerate(payload)
+            ),
+        )
+        requests = [
+            request_of_choice(request or {}, at, len(answers)) for at in range(len(answers))
+        ]
         return [
             response
             for (at, one), own in zip(answers, requests, strict=True)
@@ -90,7 +129,9 @@ def read_payload(payload: object, source: str, request: Payload | None = None) -
     if not isinstance(payload, dict):
         raise DumpError(f"{source}: no response of an engine; expected a JSON object.")
     answer = payload.get("response")
-    if isinstance(payload.get("custom_id"), str | int) or (isinstance(answer, dict) and "status_code" in answer):
+    if isinstance(payload.get("custom_id"), str | int) or (
+        isinstance(answer, dict) and "status_code" in answer
+    ):
         return _of_batch(payload, source)
     if isinstance(payload.get("request"), dict) and "response" in payload:
         return read_payload(payload["response"], source, payload["request"])
@@ -99,42 +140,70 @@ def read_payload(payload: object, source: str, request: Payload | None = None) -
     for format, read, is_of_format in _READERS:
         if is_of_format(payload):
             about = _about(payload, request or {}, source)
-            return [response_of(source=source, **{"format": format} | about | read(payload, about["prompt"], source))]
-    if error := payload.get("error") or (payload.get("object") == "error" and payload.get("message")):
+            return [
+                response_of(
+                    source=source,
+                    **{"format": format} | about | read(payload, about["prompt"], source),
+                ),
+            ]
+    if error := payload.get("error") or (
+        payload.get("object") == "error" and payload.get("message")
+    ):
         raise DumpError(f"{source}: the server answered with an error: {clean(error, 200)}")
     keys = ", ".join(f"'{clean(key, 30)}'" for key in list(payload)[:5])
     if isinstance(payload.get("logits"), list):
         raise DumpError(f"{source}: holds logits as JSON. {_OF_ROWS}")
     if payload.get("polygraphy_class") == "RunResults":
-        fix = "np.savez('dump.npz', **{name: runs[0]['logits'] for name, runs in RunResults.load(...).items()})"
+        fix = (
+            "np.savez('dump.npz', **{name: runs[0]['logits'] for name, runs in"
+            " RunResults.load(...).items()})"
+        )
         raise DumpError(f"{source}: is RunResults of polygraphy. Save its arrays: {fix}.")
     raise DumpError(f"{source}: no response that is known here; its keys are {keys or 'none'}.")
 
 
 def _of_batch(payload: Payload, source: str) -> list[Response]:
-    """Return the responses to one request of a batch, as OpenAI's batch API and `vllm run-batch` write them."""
-    name, answer, error = payload.get("custom_id", payload.get("id", "")), payload.get("response"), payload.get("error")
+    """Return the responses to one request of a batch, as OpenAI's batch API and `vllm run-batch`
+    write them.
+    """
+    name, answer, error = (
+        payload.get("custom_id", payload.get("id", "")),
+        payload.get("response"),
+        payload.get("error"),
+    )
     if "url" in payload and answer is None and not error:
-        raise DumpError(f"{source}: is a request of a batch, and no answer; expected the batch's output file.")
+        raise DumpError(
+            f"{source}: is a request of a batch, and no answer; expected the batch's output file.",
+        )
     answer = answer if isinstance(answer, dict) else {}
     status, body = answer.get("status_code"), answer.get("body", answer or None)
     if error or not isinstance(body, dict) or (isinstance(status, int) and status >= 400):
         reason = error or (body if body is not None else f"status {status}")
         for _ in range(3):
-            reason = reason.get("error") or reason.get("message") or reason if isinstance(reason, dict) else reason
+            reason = (
+                reason.get("error") or reason.get("message") or reason
+                if isinstance(reason, dict)
+                else reason
+            )
         raise FailedRequestError(f"{source}: request '{clean(name)}' failed: {clean(reason, 120)}")
-    return [replace(response, prompt_key=f"custom_id {name}") for response in read_payload(body, source)]
+    return [
+        replace(response, prompt_key=f"custom_id {name}") for response in read_payload(body, source)
+    ]
 
 
 def _read_choices(payload: Payload, source: str, request: Payload) -> Iterator[Response]:
-    """Read every choice of a completions or chat response, vLLM's `/inference/v1/generate` included."""
+    """Read every choice of a completions or chat response, vLLM's `/inference/v1/generate`
+    included.
+    """
     choices = convert(payload["choices"], list[dict[str, Any]], f"{source}, choices")
     indices = [count_of(choice.get("index")) for choice in choices]
     if None not in indices and len(set(indices)) == len(indices):
         choices = sorted(choices, key=lambda choice: choice["index"])
     warnings = (
-        f"Its {len(choices)} choices are taken for answers to one prompt; if the request had several, save it too:"
-        ' {"request": ..., "response": ...}.',
+        (
+            f"Its {len(choices)} choices are taken for answers to one prompt; if the request had"
+            ' several, save it too: {"request": ..., "response": ...}.'
+        ),
     )
     for number, choice in enumerate(choices):
         at = f"{source}, choice {number}" if len(choices) > 1 else source
@@ -144,7 +213,9 @@ def _read_choices(payload: Payload, source: str, request: Payload) -> Iterator[R
         ids = choice.get("prompt_token_ids") or payload.get("prompt_token_ids")
         if len(choices) > 1 and own is not request:
             whole["usage"] = None  # it counts the tokens of all prompts
-        about = _about(whole, {**own, "prompt": ids} if ids else own, at) | {"prompt_key": _prompt_key(own)}
+        about = _about(whole, {**own, "prompt": ids} if ids else own, at) | {
+            "prompt_key": _prompt_key(own),
+        }
         if len(choices) > 1:
             about["counted"] = None  # of all choices
         if len(choices) > 1 and not ids and not _prompt_key(request):
@@ -155,7 +226,8 @@ def _read_choices(payload: Payload, source: str, request: Payload) -> Iterator[R
 def _choice(choice: Payload, prompt: Any, source: str) -> dict[str, Any]:
     of_prompt, logprobs = choice["prompt_logprobs"], choice.get("logprobs")
     logprobs = logprobs if isinstance(logprobs, dict) else {}
-    values = logprobs.get("token_logprobs")  # of the prompt first: nothing scores the very first token, so it has null
+    # of the prompt first: nothing scores the very first token, so it has null
+    values = logprobs.get("token_logprobs")
     is_echoed = isinstance(values, list) and values[:1] == [None]
     rows: list[Row] = []
     if of_prompt:
@@ -168,7 +240,12 @@ def _choice(choice: Payload, prompt: Any, source: str) -> dict[str, Any]:
         rows += _listed_rows({"token_ids": choice.get("token_ids"), **logprobs}, start, source)
     engine = "vLLM" if of_prompt or "token_ids" in choice else "OpenAI"
     format = f"{engine} {'chat' if 'message' in choice else 'completions'}"
-    return {"rows": rows, "format": format, "prompt": prompt, "has_prompt_rows": bool(of_prompt) or is_echoed}
+    return {
+        "rows": rows,
+        "format": format,
+        "prompt": prompt,
+        "has_prompt_rows": bool(of_prompt) or is_echoed,
+    }
 
 
 class _PromptToken(msgspec.Struct):
@@ -178,20 +255,28 @@ class _PromptToken(msgspec.Struct):
 
 
 def _prompt_rows(items: object, prompt: Sequence[int], source: str) -> Iterator[Row]:
-    """Read vLLM's `prompt_logprobs`: entry i scores token i, so it is the row of position i - 1; the first is null.
+    """Read vLLM's `prompt_logprobs`: entry i scores token i, so it is the row of position i - 1;
+    the first is null.
 
-    The token of the prompt is in each with its rank, first if the prompt is not known; others are ranked from 1.
+    The token of the prompt is in each with its rank, first if the prompt is not known; others are
+    ranked from 1.
     """
     rows = convert(items, list[dict[Id, _PromptToken] | None], f"{source}, prompt_logprobs")
     if prompt and len(prompt) != len(rows):
-        raise DumpError(f"{source}: prompt_logprobs of {len(rows)} tokens for a prompt of {len(prompt)}.")
+        raise DumpError(
+            f"{source}: prompt_logprobs of {len(rows)} tokens for a prompt of {len(prompt)}.",
+        )
     for index, row in enumerate(rows):
         at = f"{source}, prompt_logprobs {index}"
         if row is None:
             continue
         if not row or not index:
-            raise DumpError(f"{at}: expected null for the first token, which nothing scores, then tokens.")
-        entries = [entry_of(Sent(one.logprob, token, one.decoded_token), at) for token, one in row.items()]
+            raise DumpError(
+                f"{at}: expected null for the first token, which nothing scores, then tokens.",
+            )
+        entries = [
+            entry_of(Sent(one.logprob, token, one.decoded_token), at) for token, one in row.items()
+        ]
         target = entries[0]
         if prompt:  # a server that masks tokens (top-p, a grammar) may leave it out
             lacking = Entry(prompt[index], None, None)
@@ -214,8 +299,8 @@ class _Lists(msgspec.Struct):
 
 
 def _listed_rows(logprobs: Payload, start: int, source: str) -> Iterator[Row]:
-    """Read the four lists of completions. start: position of the first row, -1 of echoed ones: the prompt's first token
-    has no row. Ids of the emitted tokens count if no other token was sent.
+    """Read the four lists of completions. start: position of the first row, -1 of echoed ones: the
+    prompt's first token has no row. Ids of the emitted tokens count if no other token was sent.
     """
     lists = convert(logprobs, _Lists, source)
     count, tops = len(lists.tokens), lists.top_logprobs or [None] * len(lists.tokens)
@@ -225,7 +310,8 @@ def _listed_rows(logprobs: Payload, start: int, source: str) -> Iterator[Row]:
     has_ids = lists.token_ids and len(lists.token_ids) == count and not any(tops)
     ids = lists.token_ids if has_ids else [None] * count
     for position, (text, value, token, top) in enumerate(
-        zip(lists.tokens, lists.token_logprobs, ids or (), tops, strict=True), start
+        zip(lists.tokens, lists.token_logprobs, ids or (), tops, strict=True),
+        start,
     ):
         if position >= 0:
             at = f"{source}, token {position - start}"
@@ -243,8 +329,13 @@ def _named(name: str | int, value: _Value, token: int | None, source: str) -> En
 def _read_completion(payload: Payload, prompt: Any, source: str) -> dict[str, Any]:
     """Read llama.cpp: ids, texts and log-probabilities of the whole row, taken before sampling."""
     tokens = payload["completion_probabilities"]
-    if isinstance(tokens, list) and any(isinstance(token, dict) and "prob" in token for token in tokens):
-        raise DumpError(f"{source}: holds probabilities after sampling; request it without `post_sampling_probs`.")
+    if isinstance(tokens, list) and any(
+        isinstance(token, dict) and "prob" in token for token in tokens
+    ):
+        raise DumpError(
+            f"{source}: holds probabilities after sampling; request it without"
+            " `post_sampling_probs`.",
+        )
     return {"rows": rows_of(tokens, first_row(prompt), source)}
 
 
@@ -254,20 +345,24 @@ def _read_lines(payload: Payload, prompt: Any, source: str) -> dict[str, Any]:
 
 
 def _read_output(payload: Payload, prompt: Any, source: str) -> dict[str, Any]:
-    """Read OpenAI's `/v1/responses`. Tokens of reasoning come before its text and have no rows, so that the text begins
-    at the prompt's end only without them.
+    """Read OpenAI's `/v1/responses`. Tokens of reasoning come before its text and have no rows, so
+    that the text begins at the prompt's end only without them.
     """
     items = convert(payload.get("output") or [], list[dict[str, Any]], f"{source}, output")
     contents = [item["content"] for item in items if isinstance(item.get("content"), list)]
     parts = [part for content in contents for part in content if part.get("type") == "output_text"]
     prompt = prompt if len(items) == 1 else None
-    entries = [one for part in parts for one in convert(part.get("logprobs") or [], list[Any], source)]
+    entries = [
+        one for part in parts for one in convert(part.get("logprobs") or [], list[Any], source)
+    ]
     text = "".join(f"{part.get('text', '')}" for part in parts)
     return {"rows": rows_of(entries, first_row(prompt), source), "prompt": prompt, "text": text}
 
 
 def _read_generate(payload: Payload, prompt: Any, source: str) -> dict[str, Any]:
-    """Read SGLang: rows of the prompt, as far as they were requested, then of what was generated."""
+    """Read SGLang: rows of the prompt, as far as they were requested, then of what was
+    generated.
+    """
     meta = convert(payload["meta_info"], dict[str, Any], source)
     if meta.get("finish_reason", "") is None:
         raise DumpError(f"{source}: is a part of SGLang's own stream; request it without `stream`.")
@@ -282,10 +377,14 @@ def _read_generate(payload: Payload, prompt: Any, source: str) -> dict[str, Any]
 
 
 def _read_offline(payload: Payload, prompt: Any, source: str) -> dict[str, Any]:
-    """Read the `RequestOutput` of vLLM's `LLM` as JSON: rows of the answer are like those of the prompt."""
+    """Read the `RequestOutput` of vLLM's `LLM` as JSON: rows of the answer are like those of the
+    prompt.
+    """
     answers = convert(payload["outputs"], list[dict[str, Any]], f"{source}, outputs")
     if len(answers) != 1:
-        raise DumpError(f"{source}: holds {plural(len(answers), 'answer')}; expected one, of `n=1`.")
+        raise DumpError(
+            f"{source}: holds {plural(len(answers), 'answer')}; expected one, of `n=1`.",
+        )
     (answer,) = answers
     prompt = tokens_of(payload["prompt_token_ids"] or [], "prompt", source)
     tokens = (*prompt, *tokens_of(answer.get("token_ids") or [], "generated tokens", source))
@@ -300,14 +399,26 @@ def _read_offline(payload: Payload, prompt: Any, source: str) -> dict[str, Any]:
 
 
 def _triples(meta: Payload, part: str, source: str) -> list[dict[str, Any]]:
-    """Return the tokens of one part, 'input' or 'output', each with its list of the best, as chat has them."""
+    """Return the tokens of one part, 'input' or 'output', each with its list of the best, as chat
+    has them.
+    """
     name = f"{part}_top_logprobs"
     if f"{name}_shape" in meta:
         raise DumpError(f"{source}: {name} is one flat array; request lists of triples.")
-    tokens = convert(meta.get(f"{part}_token_logprobs") or [], list[list[Any]], f"{source}, {part}_token_logprobs")
-    tops = convert(meta.get(name) or [None] * len(tokens), list[list[list[Any]] | None], f"{source}, {name}")
+    tokens = convert(
+        meta.get(f"{part}_token_logprobs") or [],
+        list[list[Any]],
+        f"{source}, {part}_token_logprobs",
+    )
+    tops = convert(
+        meta.get(name) or [None] * len(tokens),
+        list[list[list[Any]] | None],
+        f"{source}, {name}",
+    )
     if len(tops) != len(tokens):
-        raise DumpError(f"{source}: {len(tokens)} {part} tokens and {len(tops)} lists; expected as many.")
+        raise DumpError(
+            f"{source}: {len(tokens)} {part} tokens and {len(tops)} lists; expected as many.",
+        )
 
     def token(triple: Sequence[Any]) -> dict[str, Any]:
         return dict(zip(("logprob", "id", "text"), triple, strict=False))
@@ -319,7 +430,9 @@ def _triples(meta: Payload, part: str, source: str) -> list[dict[str, Any]]:
 
 
 def _first(payload: Payload, kind: type, *paths: str) -> Any:
-    """Return the first value of a kind that a payload has at one of these paths of names, None if it has none."""
+    """Return the first value of a kind that a payload has at one of these paths of names, None if
+    it has none.
+    """
     for path in paths:
         value: Any = payload
         for name in path.split("."):
@@ -339,26 +452,42 @@ def _about(payload: Payload, request: Payload, source: str) -> dict[str, Any]:
         counted -= count_of(_first(payload, int, *_REASONING)) or 0  # of which no rows are sent
     drafted = count_of(_first(payload, int, f"timings.{DRAFTED}"))
     fingerprint = _first(payload, str, "system_fingerprint")
-    top_logprobs = _first(request, int, *_COUNTS) or _first(payload, int, "generation_settings.n_probs")
+    top_logprobs = _first(request, int, *_COUNTS) or _first(
+        payload,
+        int,
+        "generation_settings.n_probs",
+    )
     return {
         "model": _first(payload, str, "model") or "",
         "text": _first(payload, str, *_TEXTS) or "",
-        "prompt": tokens_of(ids, "prompt", source) if is_one_prompt else count_of(_first(payload, int, *_LENGTHS)),
+        "prompt": (
+            tokens_of(ids, "prompt", source)
+            if is_one_prompt
+            else count_of(_first(payload, int, *_LENGTHS))
+        ),
         "generated": tokens_of(_first(payload, list, *_GENERATED), "generated tokens", source),
         "counted": counted,
         "cached": count_of(cached),
-        "settings": ({} if drafted is None else {DRAFTED: f"{drafted}"})
-        | ({"system_fingerprint": fingerprint} if fingerprint else {}),
+        "settings": (
+            ({} if drafted is None else {DRAFTED: f"{drafted}"})
+            | ({"system_fingerprint": fingerprint} if fingerprint else {})
+        ),
         "top_logprobs": count_of(top_logprobs) or None,
         "prompt_key": _prompt_key(request),
     }
 
 
 def request_of_choice(request: Payload, index: int, count: int) -> Payload:
-    """Return the request with the prompt of one of `count` answers alone; answers to a prompt follow each other."""
+    """Return the request with the prompt of one of `count` answers alone; answers to a prompt
+    follow each other.
+    """
     for name in _PROMPTS:
         prompts = request.get(name)
-        if not isinstance(prompts, list) or not prompts or not all(isinstance(one, str | list) for one in prompts):
+        if (
+            not isinstance(prompts, list)
+            or not prompts
+            or not all(isinstance(one, str | list) for one in prompts)
+        ):
             continue
         if count % len(prompts) == 0:
             return {**request, name: prompts[index * len(prompts) // count]}
@@ -371,10 +500,25 @@ def _prompt_key(request: Payload) -> str:
     return "" if prompt is None else json.dumps(prompt, sort_keys=True)
 
 
-_READERS: tuple[tuple[str, Callable[[Payload, Any, str], dict[str, Any]], Callable[[Payload], bool]], ...] = (
-    ("llama.cpp completion", _read_completion, lambda payload: "completion_probabilities" in payload),
+_READERS: tuple[
+    tuple[str, Callable[[Payload, Any, str], dict[str, Any]], Callable[[Payload], bool]],
+    ...,
+] = (
+    (
+        "llama.cpp completion",
+        _read_completion,
+        lambda payload: "completion_probabilities" in payload,
+    ),
     ("SGLang generate", _read_generate, lambda payload: "meta_info" in payload),
-    ("vLLM offline", _read_offline, lambda payload: "outputs" in payload and "prompt_token_ids" in payload),
+    (
+        "vLLM offline",
+        _read_offline,
+        lambda payload: "outputs" in payload and "prompt_token_ids" in payload,
+    ),
     ("OpenAI responses", _read_output, lambda payload: payload.get("object") == "response"),
-    ("Ollama", _read_lines, lambda payload: _first(payload, list, "logprobs") is not None or "done" in payload),
+    (
+        "Ollama",
+        _read_lines,
+        lambda payload: _first(payload, list, "logprobs") is not None or "done" in payload,
+    ),
 )

@@ -1,7 +1,7 @@
 """Whole answers out of the chunks of streams; every other document passes as it is.
 
-Chunks as the engines send them: OpenAI's chat.completion.chunk and streamed text_completion (also of vLLM, SGLang,
-llama.cpp), Ollama's lines, llama.cpp's /completion.
+Chunks as the engines send them: OpenAI's chat.completion.chunk and streamed text_completion (also
+of vLLM, SGLang, llama.cpp), Ollama's lines, llama.cpp's /completion.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 Chunk = Mapping[str, Any]
-_TEXTS = ("text", "content", "response", "reasoning", "reasoning_content", "refusal", "thinking")  # go on in each chunk
+# go on in each chunk
+_TEXTS = ("text", "content", "response", "reasoning", "reasoning_content", "refusal", "thinking")
 
 
 def whole_answers(documents: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Return the documents with their places, then the answers of streams, each at the place of its first chunk."""
+    """Return the documents with their places, then the answers of streams, each at the place of its
+    first chunk.
+    """
     streams: list[tuple[str, str, list[Chunk]]] = []
     open_streams: dict[object, list[Chunk]] = {}
     for source, document in documents:
@@ -36,13 +39,17 @@ def whole_answers(documents: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, A
 
 
 def _about(document: Chunk) -> tuple[str, str, bool, bool]:
-    """Engine of a document, what the chunks of one answer share, whether it must be a chunk, and whether the next chunk
-    is of another answer. A last chunk alone may look like a whole answer.
+    """Engine of a document, what the chunks of one answer share, whether it must be a chunk, and
+    whether the next chunk is of another answer. A last chunk alone may look like a whole answer.
     """
     if isinstance(choices := document.get("choices"), list):
         objects = [choice for choice in choices if isinstance(choice, dict)]
-        is_named = f"{document.get('object')}".endswith(".chunk") or any("delta" in choice for choice in objects)
-        is_open = bool(objects) and all(choice.get("finish_reason", "") is None for choice in objects)
+        is_named = f"{document.get('object')}".endswith(".chunk") or any(
+            "delta" in choice for choice in objects
+        )
+        is_open = bool(objects) and all(
+            choice.get("finish_reason", "") is None for choice in objects
+        )
         is_chunk = is_named or (is_open and document.get("id") is not None)
         return "OpenAI", f"{document.get('id')}", is_chunk, False
     for name, engine in (("done", "Ollama"), ("stop", "llama.cpp")):
@@ -59,7 +66,9 @@ def _join(chunks: Iterable[Chunk]) -> dict[str, Any]:
 
 
 def _append(into: dict[str, Any], chunk: Chunk) -> None:
-    """Add a chunk: texts and lists go on from the chunk before; of anything else the last is right."""
+    """Add a chunk: texts and lists go on from the chunk before; of anything else the last is
+    right.
+    """
     for key, value in chunk.items():
         name = "message" if key == "delta" else key
         current = into.get(name)

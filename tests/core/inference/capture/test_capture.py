@@ -45,7 +45,9 @@ class Collected:
         return np.concatenate(self.sides[number])
 
     def digest(self) -> str:
-        return hashlib.sha256(b"".join(self.side(n).tobytes() for n in range(len(self.sides)))).hexdigest()
+        return hashlib.sha256(
+            b"".join(self.side(n).tobytes() for n in range(len(self.sides))),
+        ).hexdigest()
 
 
 def collect(plan: CapturePlan) -> Collected:
@@ -56,7 +58,10 @@ def collect(plan: CapturePlan) -> Collected:
 
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_a_capture_holds_the_bits_of_the_models_own_logits(dtype: str, model_folders: dict[str, FilePath]) -> None:
+def test_a_capture_holds_the_bits_of_the_models_own_logits(
+    dtype: str,
+    model_folders: dict[str, FilePath],
+) -> None:
     loaded = load_model(str(model_folders["llama"]), dtype=dtype, device="cpu")
     plan = plan_capture(loaded, PROMPTS, "prefill", ["decode"])
     sink = collect(plan)
@@ -67,7 +72,8 @@ def test_a_capture_holds_the_bits_of_the_models_own_logits(dtype: str, model_fol
     assert sink.side(0).dtype == plan.header.format.carrier
     assert np.array_equal(sink.side(0), expected)
     assert sink.side(1).shape == expected.shape == (plan.header.rows, loaded.vocab_size)
-    assert not np.array_equal(sink.side(0) ^ 1, expected)  # one flipped last bit anywhere would show
+    # one flipped last bit anywhere would show
+    assert not np.array_equal(sink.side(0) ^ 1, expected)
 
 
 def test_bits_keep_nan_payloads_and_the_sign_of_zero() -> None:
@@ -77,7 +83,9 @@ def test_bits_keep_nan_payloads_and_the_sign_of_zero() -> None:
 
 @pytest.mark.parametrize("rows_a_chunk", [1, 4, 1000])
 def test_chunks_of_any_size_give_the_same_bits(
-    rows_a_chunk: int, llama: LoadedModel, monkeypatch: pytest.MonkeyPatch
+    rows_a_chunk: int,
+    llama: LoadedModel,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plan = plan_capture(llama, PROMPTS, "prefill", ["decode"])
     expected = collect(plan).digest()
@@ -88,7 +96,14 @@ def test_chunks_of_any_size_give_the_same_bits(
 
 
 def test_the_header_tells_tokens_texts_and_provenance(llama: LoadedModel) -> None:
-    plan = plan_capture(llama, PROMPTS, "prefill", ["decode", "prefill+batch:2"], command="python -m core", seed=5)
+    plan = plan_capture(
+        llama,
+        PROMPTS,
+        "prefill",
+        ["decode", "prefill+batch:2"],
+        command="python -m core",
+        seed=5,
+    )
     header = plan.header
     assert [side.name for side in header.sides] == ["prefill", "decode", "prefill+batch:2"]
     assert [side.path for side in header.sides] == [side.name for side in header.sides]
@@ -98,10 +113,21 @@ def test_the_header_tells_tokens_texts_and_provenance(llama: LoadedModel) -> Non
     assert (header.vocab, header.compute_dtype) == (384, "float32")
     assert sorted(header.vocabulary) == list(range(384))
     origin = header.provenance
-    assert (origin.kind, origin.device, origin.seed, origin.command) == ("capture", "cpu", 5, "python -m core")
-    assert {"torch", "transformers", "tokenizers", "numpy", "python", "cpu_capability", "threads"} <= set(
-        origin.versions
+    assert (origin.kind, origin.device, origin.seed, origin.command) == (
+        "capture",
+        "cpu",
+        5,
+        "python -m core",
     )
+    assert {
+        "torch",
+        "transformers",
+        "tokenizers",
+        "numpy",
+        "python",
+        "cpu_capability",
+        "threads",
+    } <= set(origin.versions)
     assert origin.versions["torch"] == torch.__version__
 
 
@@ -112,7 +138,11 @@ def test_the_header_tells_tokens_texts_and_provenance(llama: LoadedModel) -> Non
         (["x", ""], "decode", "prompt 2 of 2 is empty"),
         (["\ud800"], "decode", "tokenizer cannot read"),
         ([[5] * 97], "decode", "prompt 1 of 1 has 97 tokens; the model's context is 96"),
-        ([[5, 384]], "decode", "prompt 1 of 1: token 384 at position 1 is outside the vocabulary of 384"),
+        (
+            [[5, 384]],
+            "decode",
+            "prompt 1 of 1: token 384 at position 1 is outside the vocabulary of 384",
+        ),
         ([[-1]], "decode", "token -1 at position 0"),
         (["x"], "prefill+batch:999999999", "999999999 x 1 positions needs"),
     ],
@@ -123,7 +153,10 @@ def test_a_plan_that_cannot_be_run_is_one_sentence(prompts, variant, sentence, l
 
 
 @pytest.mark.parametrize("seed", [-1, 1 << 63])
-def test_a_seed_that_torch_does_not_take_is_refused_in_a_sentence(seed: int, llama: LoadedModel) -> None:
+def test_a_seed_that_torch_does_not_take_is_refused_in_a_sentence(
+    seed: int,
+    llama: LoadedModel,
+) -> None:
     with pytest.raises(UsageError, match=f"--seed {seed}: expected a whole number"):
         plan_capture(llama, ["x"], "prefill", ["decode"], seed=seed)
 
@@ -131,14 +164,30 @@ def test_a_seed_that_torch_does_not_take_is_refused_in_a_sentence(seed: int, lla
 @pytest.mark.parametrize(
     ("error", "kind", "sentence"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), CaptureError, "'odd': out of memory;"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), CaptureError, "'odd': out of memory;"),
-        (RuntimeError("mat1 and mat2\nhave shapes"), CaptureError, "'odd': RuntimeError: mat1 and mat2"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+            CaptureError,
+            "'odd': out of memory;",
+        ),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+            CaptureError,
+            "'odd': out of memory;",
+        ),
+        (
+            RuntimeError("mat1 and mat2\nhave shapes"),
+            CaptureError,
+            "'odd': RuntimeError: mat1 and mat2",
+        ),
         (KeyboardInterrupt("by hand"), KeyboardInterrupt, "by hand"),
     ],
 )
 def test_torchs_exceptions_stop_in_the_capture_and_an_interrupt_does_not(
-    error, kind, sentence, llama, monkeypatch
+    error,
+    kind,
+    sentence,
+    llama,
+    monkeypatch,
 ) -> None:
     def fail(*_: object) -> None:
         raise error
@@ -158,7 +207,10 @@ class FullDisk(Collected):
         raise OSError(28, "No space left on device")
 
 
-def test_modifiers_are_undone_when_a_capture_breaks(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modifiers_are_undone_when_a_capture_breaks(
+    llama: LoadedModel,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     events: list[str] = []
 
     @contextmanager
@@ -174,4 +226,5 @@ def test_modifiers_are_undone_when_a_capture_breaks(llama: LoadedModel, monkeypa
     with pytest.raises(OSError, match="No space left") as caught:
         run_capture(plan_capture(llama, PROMPTS, "prefill+watched", ["decode"]), FullDisk())
     assert caught.traceback
-    assert events == ["entered", "left"]  # the traceback keeps frames alive: nothing but closing undoes it
+    # the traceback keeps frames alive: nothing but closing undoes it
+    assert events == ["entered", "left"]

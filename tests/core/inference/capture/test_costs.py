@@ -1,4 +1,6 @@
-"""A dry run: it refuses what a capture refuses, and its figures are those of the forwards really made."""
+"""A dry run: it refuses what a capture refuses, and its figures are those of the forwards really
+made.
+"""
 
 from __future__ import annotations
 
@@ -31,18 +33,32 @@ def shapes(folder: Path, dtype: str = "float32") -> LoadedModel:
 def tokens_of_forwards(loaded: LoadedModel) -> Iterator[list[int]]:
     """Tokens of each forward, all rows."""
     seen: list[int] = []
-    with loaded.model.model.embed_tokens.register_forward_hook(lambda _, given, __: seen.append(given[0].numel())):
+    with loaded.model.model.embed_tokens.register_forward_hook(
+        lambda _, given, __: seen.append(given[0].numel()),
+    ):
         yield seen
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_without_weights_every_shape_and_limit_is_there_and_nothing_is_held(name, model_folders):
-    empty, whole = shapes(model_folders[name]), load_model(str(model_folders[name]), dtype="float32", device="cpu")
+    empty, whole = (
+        shapes(model_folders[name]),
+        load_model(str(model_folders[name]), dtype="float32", device="cpu"),
+    )
     assert {key: value.shape for key, value in empty.model.state_dict().items()} == {
         key: value.shape for key, value in whole.model.state_dict().items()
     }
     assert all(parameter.is_meta for parameter in empty.model.parameters())
-    for same in ("name", "dtype", "device", "device_name", "context", "vocab_size", "token_limit", "weight_bytes"):
+    for same in (
+        "name",
+        "dtype",
+        "device",
+        "device_name",
+        "context",
+        "vocab_size",
+        "token_limit",
+        "weight_bytes",
+    ):
         assert getattr(empty, same) == getattr(whole, same), same
     assert empty.revision == ""
     assert empty.vocabulary() == whole.vocabulary()
@@ -73,10 +89,17 @@ def test_forwards_and_tokens_are_those_that_the_model_really_computes(llama, mod
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "gpt2", "qwen2", "gemma3", "mistral-window", "gpt-neox", "mixtral", "qwen2-moe"]
+    "name",
+    ["llama", "gpt2", "qwen2", "gemma3", "mistral-window", "gpt-neox", "mixtral", "qwen2-moe"],
 )
 def test_the_estimate_of_a_cache_is_what_the_cache_takes(name, model_folders):
-    plan = plan_capture(shapes(model_folders[name]), PROMPTS, "prefill", ["decode+batch:3"], kv=False)
+    plan = plan_capture(
+        shapes(model_folders[name]),
+        PROMPTS,
+        "prefill",
+        ["decode+batch:3"],
+        kv=False,
+    )
     foreseen = costs_of(plan)
     whole = load_model(str(model_folders[name]), dtype="float32", device="cpu")
     longest = max(plan.token_ids, key=len)
@@ -93,7 +116,9 @@ def test_logits_that_do_not_fit_beside_the_weights_are_refused(model_folders, mo
     plan = plan_capture(loaded, PROMPTS, "prefill+batch:64", ["decode"])
     needed = plan.paths[0].working_bytes(loaded, max(map(len, plan.token_ids)))
     monkeypatch.setattr(devices, "free_bytes", lambda device: needed + loaded.weight_bytes)
-    assert costs_of(plan_capture(loaded, PROMPTS, "prefill+batch:64", ["decode"])).free_bytes == needed
+    assert (
+        costs_of(plan_capture(loaded, PROMPTS, "prefill+batch:64", ["decode"])).free_bytes == needed
+    )
     monkeypatch.setattr(devices, "free_bytes", lambda device: needed + loaded.weight_bytes - 1)
     with pytest.raises(CaptureError, match=r"path 'prefill\+batch:64': a batch"):
         plan_capture(loaded, PROMPTS, "prefill+batch:64", ["decode"])
@@ -108,7 +133,13 @@ def test_logits_that_do_not_fit_beside_the_weights_are_refused(model_folders, mo
         ("x", "decode+tf32", "tf32 needs CUDA"),
     ],
 )
-def test_what_a_capture_refuses_a_dry_run_refuses_too(llama, model_folders, prompt, variant, sentence):
+def test_what_a_capture_refuses_a_dry_run_refuses_too(
+    llama,
+    model_folders,
+    prompt,
+    variant,
+    sentence,
+):
     for loaded in (llama, shapes(model_folders["llama"])):
         with pytest.raises(CaptureError, match=sentence):
             plan_capture(loaded, [prompt], "prefill", [variant])
@@ -118,13 +149,21 @@ def test_the_devices_are_those_a_model_can_be_loaded_on(model_folders):
     found = devices_here()
     assert found[0][0] == "cpu"
     for name, chip, free in found:
-        assert load_model(str(model_folders["llama"]), dtype="float32", device=name, weights=False).device_name == chip
+        assert (
+            load_model(
+                str(model_folders["llama"]),
+                dtype="float32",
+                device=name,
+                weights=False,
+            ).device_name
+            == chip
+        )
         assert free is None or free > 0
 
 
 def test_what_is_generated_is_counted_as_the_most_it_can_be(llama, model_folders):
-    """Twice the prompt's forwards and one a token, both to find the tokens and to keep their logits; the real capture
-    as oracle.
+    """Twice the prompt's forwards and one a token, both to find the tokens and to keep their
+    logits; the real capture as oracle.
     """
     what, shaped = (PROMPTS, "chunked:5", ["decode"]), shapes(model_folders["llama"])
     foreseen = costs_of(plan_generation(shaped, *what, tokens=6, kv=False, is_dry=True))

@@ -18,7 +18,13 @@ pytestmark = pytest.mark.model
 
 
 def _of(model: Path | str, **more: str):
-    request = CaptureRequest(model=str(model), prompts=("def",), variants=("decode",), dtype="float32", **more)
+    request = CaptureRequest(
+        model=str(model),
+        prompts=("def",),
+        variants=("decode",),
+        dtype="float32",
+        **more,
+    )
     return request, environment_of(request, plan_of(request, weights=False))
 
 

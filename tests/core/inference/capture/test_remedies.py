@@ -1,4 +1,6 @@
-"""Remedies of a pair: each row is what the pair is under that change alone, and nothing of it is left behind."""
+"""Remedies of a pair: each row is what the pair is under that change alone, and nothing of it is
+left behind.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,10 @@ def test_the_pair_as_it_is_and_in_float32_are_what_torch_counts(bfloat16):
     wide.model.float()  # the same weights, widened by other code
     models = {"baseline": loaded, "float32": LoadedModel(**{**vars(wide), "dtype": "float32"})}
     for name, model in models.items():
-        sides = [torch.cat([whole(model, path, ids) for ids in prompts]) for path in ("prefill", "decode")]
+        sides = [
+            torch.cat([whole(model, path, ids) for ids in prompts])
+            for path in ("prefill", "decode")
+        ]
         difference = sides[0].double() - sides[1].double()
         row = rows[name]
         assert (row.neq, row.elements) == (int((difference != 0).sum()), difference.numel())
@@ -88,13 +93,19 @@ def test_an_overflow_on_one_side_has_no_size_and_float32_leaves_none():
 
     down.forward = overflowing
     rows = tried(loaded, [list(tiny_prompts(loaded)[0][:12])])
-    assert (rows["baseline"].rms, rows["baseline"].max_ulps, rows["baseline"].noise_ratio) == (None, None, None)
+    assert (rows["baseline"].rms, rows["baseline"].max_ulps, rows["baseline"].noise_ratio) == (
+        None,
+        None,
+        None,
+    )
     assert rows["baseline"].neq == rows["baseline"].elements
     assert "float32: no NaN on one side" in advice(list(rows.values()))
 
 
 def test_shares_are_ratios_of_the_throughput_in_the_same_rounds(monkeypatch: pytest.MonkeyPatch):
-    """By the clock the invariant mode takes twice as long, on a machine that grows slower all the time."""
+    """By the clock the invariant mode takes twice as long, on a machine that grows slower all the
+    time.
+    """
     walked: list[tuple[str, int]] = []
 
     def seconds(loaded: LoadedModel, path, ids) -> float:
@@ -106,7 +117,11 @@ def test_shares_are_ratios_of_the_throughput_in_the_same_rounds(monkeypatch: pyt
     ids = list(tiny_prompts(loaded)[0][: TIMED_FORWARDS + 1])
     rows = {row.name: row for row in remedies_of(loaded, [ids], "prefill", "decode", floor_rms=1.0)}
     assert {count for path, count in walked if path.startswith("decode")} == {TIMED_FORWARDS}
-    for name, share in (("baseline", 1.0), ("deterministic algorithms", 1.0), ("batch-invariant kernels", 0.5)):
+    for name, share in (
+        ("baseline", 1.0),
+        ("deterministic algorithms", 1.0),
+        ("batch-invariant kernels", 0.5),
+    ):
         row = rows[name]
         assert row.variant_share == pytest.approx(share, rel=0.03)
         assert row.variant_share_low <= row.variant_share <= row.variant_share_high

@@ -1,4 +1,6 @@
-"""Models of a few thousand parameters, and judgements of them that share what does not depend on the variant."""
+"""Models of a few thousand parameters, and judgements of them that share what does not depend on
+the variant.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def half() -> LoadedModel:
 
 @pytest.fixture(scope="session")
 def judged() -> Callable[..., Verdict]:
-    """(model, prompts, reference, variant) -> verdict, in one session for the same model and prompts."""
+    """(model, prompts, reference, variant) -> verdict, in one session for the same model and
+    prompts.
+    """
     session_of = cache(lambda loaded, prompts: JudgingSession(loaded, prompts))
 
     def judge_once(loaded, prompts, reference, variant) -> Verdict:

@@ -1,4 +1,6 @@
-"""Engines that compute in 16 bits whatever they are asked are detected; those that answer in float32 are not."""
+"""Engines that compute in 16 bits whatever they are asked are detected; those that answer in
+float32 are not.
+"""
 
 from __future__ import annotations
 
@@ -62,24 +64,38 @@ def unrepeatable_head_in_float32() -> Engine:
     calls = itertools.count()
 
     def compute(model: Any, ids: torch.Tensor) -> torch.Tensor:
-        hidden = model.model(input_ids=torch.stack([ids] * (1 + next(calls) % 7)), use_cache=False).last_hidden_state[
-            :1
-        ]
+        hidden = model.model(
+            input_ids=torch.stack([ids] * (1 + next(calls) % 7)),
+            use_cache=False,
+        ).last_hidden_state[:1]
         hidden = (
             hidden
-            + (torch.rand(hidden.shape, generator=torch.Generator().manual_seed(next(calls))) - 0.5) * hidden * 2.0**-6
+            + (torch.rand(hidden.shape, generator=torch.Generator().manual_seed(next(calls))) - 0.5)
+            * hidden
+            * 2.0**-6
         )
         return (hidden.float() @ model.get_output_embeddings().weight.float().T)[0]
 
     return compute
 
 
-ONLY_BFLOAT16 = [prefill, decode, upcast, biased_after_the_upcast, head_in_float32, unrepeatable_head_in_float32()]
+ONLY_BFLOAT16 = [
+    prefill,
+    decode,
+    upcast,
+    biased_after_the_upcast,
+    head_in_float32,
+    unrepeatable_head_in_float32(),
+]
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("compute", ONLY_BFLOAT16, ids=lambda engine: engine.__name__)
-def test_an_engine_of_bfloat16_weights_is_found_out(compute: Engine, narrow: LoadedModel, held: Any) -> None:
+def test_an_engine_of_bfloat16_weights_is_found_out(
+    compute: Engine,
+    narrow: LoadedModel,
+    held: Any,
+) -> None:
     found = narrow_answers(narrow, [range(5, 29)], side_of(served(held, compute)))
     assert found is not None
     assert found.dtype == "bfloat16"
@@ -87,7 +103,8 @@ def test_an_engine_of_bfloat16_weights_is_found_out(compute: Engine, narrow: Loa
 
 @pytest.mark.model
 def test_hidden_states_of_bfloat16_are_found_out_where_logits_are_rounded_as_asked(
-    narrow: LoadedModel, held: Any
+    narrow: LoadedModel,
+    held: Any,
 ) -> None:
     engine = side_of(lambda model, ids: head_in_float32(held, ids).to(model.dtype))
     found = narrow_answers(narrow, [range(5, 29)], engine)
@@ -98,8 +115,8 @@ def test_hidden_states_of_bfloat16_are_found_out_where_logits_are_rounded_as_ask
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", few(["bfloat16", "float16"], "bfloat16"))
 def test_no_engine_that_answers_in_float32_is_taken_for_one_of_16_bits(dtype: str) -> None:
-    """Whatever is wrong with it; engines that compute in float32 from the first are among them, whose two answers are
-    the same.
+    """Whatever is wrong with it; engines that compute in float32 from the first are among them,
+    whose two answers are the same.
     """
     loaded = tiny_model("llama", dtype)
     prompts = tiny_prompts(loaded)[:1]
@@ -108,17 +125,23 @@ def test_no_engine_that_answers_in_float32_is_taken_for_one_of_16_bits(dtype: st
         for case in (*MUTATIONS, *VARIATIONS)
         if case.applies(loaded) and case.base is None
     ]
-    own = {"decode": decode, **{case.name: case.engine for case in MUTATIONS if case.name in OWN_FLOAT32}}
+    own = {
+        "decode": decode,
+        **{case.name: case.engine for case in MUTATIONS if case.name in OWN_FLOAT32},
+    }
     wide = copy.deepcopy(loaded.model).float()
-    cases += [(f"float32 weights of its own: {name}", served(wide, engine)) for name, engine in own.items()]
+    cases += [
+        (f"float32 weights of its own: {name}", served(wide, engine))
+        for name, engine in own.items()
+    ]
     cases.append(("rounded at the end", in_float64))
     with torch.inference_mode():
         found = {name: narrow_answers(loaded, prompts, side_of(engine)) for name, engine in cases}
     assert {name: one.says for name, one in found.items() if one is not None} == {}
 
 
-# Those whose fault is not of the very size of rounding to 16 bits at nine of ten positions, which two equal answers
-# cannot be told from.
+# Those whose fault is not of the very size of rounding to 16 bits at nine of ten positions, which
+# two equal answers cannot be told from.
 OWN_FLOAT32 = (
     "one stale slot of an earlier request",
     "one cached value of one head x 1.01",
@@ -133,11 +156,19 @@ OWN_FLOAT32 = (
 @pytest.mark.model
 @pytest.mark.parametrize(
     ("compute", "is_reference"),
-    [(decode, False), (head_in_float32, True), *thorough([(decode, True), (head_in_float32, False)])],
+    [
+        (decode, False),
+        (head_in_float32, True),
+        *thorough([(decode, True), (head_in_float32, False)]),
+    ],
     ids=lambda each: getattr(each, "__name__", {True: "reference", False: "variant"}.get(each)),
 )
 def test_a_correct_engine_of_bfloat16_is_no_suspect(
-    compute: Engine, is_reference: bool, narrow: LoadedModel, held: Any, judged: Any
+    compute: Engine,
+    is_reference: bool,
+    narrow: LoadedModel,
+    held: Any,
+    judged: Any,
 ) -> None:
     sides = ["prefill", served(held, compute)][:: -1 if is_reference else 1]
     verdict = judged(narrow, tiny_prompts(narrow, 16)[:1], *sides)

@@ -38,13 +38,19 @@ def test_a_draw_is_the_same_for_its_seed_and_another_for_another(narrow: LoadedM
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_what_is_exact_stays_and_what_is_rounded_moves_by_less_than_a_unit(dtype: torch.dtype) -> None:
+def test_what_is_exact_stays_and_what_is_rounded_moves_by_less_than_a_unit(
+    dtype: torch.dtype,
+) -> None:
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn((64, 64), generator=generator).to(dtype) for _ in range(2))
     wide = x.float() @ weight.float()
     with DrawnRounding(dtype, 0):
         assert torch.equal(-x, x.neg())
-        copies = torch.cat([x, weight]), x[3:5].clone(), torch.nn.functional.embedding(torch.tensor([3, 4]), x)
+        copies = (
+            torch.cat([x, weight]),
+            x[3:5].clone(),
+            torch.nn.functional.embedding(torch.tensor([3, 4]), x),
+        )
         found = (x @ weight).float()
         special = torch.tensor([float("nan"), float("inf"), 0.0], dtype=dtype) * 1.5
     assert torch.equal(copies[0], torch.cat([x, weight]))
@@ -55,10 +61,12 @@ def test_what_is_exact_stays_and_what_is_rounded_moves_by_less_than_a_unit(dtype
     assert special[2] == 0
     exponent = torch.frexp(wide).exponent
     unit = torch.ldexp(
-        torch.ones_like(wide), exponent - (8 if dtype == torch.bfloat16 else 11)
+        torch.ones_like(wide),
+        exponent - (8 if dtype == torch.bfloat16 else 11),
     )  # of the last place, 2^(e - precision)
     off = ((found - wide) / unit).abs()
-    assert 0.5 < float(off.max()) <= 0.75 + 1e-3  # nearest stays within 0.5; a quarter of a unit on top
+    # nearest stays within 0.5; a quarter of a unit on top
+    assert 0.5 < float(off.max()) <= 0.75 + 1e-3
     nearest = wide.to(dtype).float()
     assert 0.1 < float((found != nearest).double().mean()) < 0.4
     bias = float(((found - wide) / unit).mean())
@@ -66,7 +74,9 @@ def test_what_is_exact_stays_and_what_is_rounded_moves_by_less_than_a_unit(dtype
 
 
 def test_an_error_is_measured_without_what_all_logits_share() -> None:
-    """Variances of each row: of a number that all share 0, of 3 1 1 3 it is 1; 1e30 is no NaN, and NaN has no size."""
+    """Variances of each row: of a number that all share 0, of 3 1 1 3 it is 1; 1e30 is no NaN, and
+    NaN has no size.
+    """
     pieces: list[Any] = []
     rows: list[torch.Tensor] = []
     logits = torch.tensor([[7.0, 7, 7, 7], [3, 1, 1, 3], [0, 0, 0, 1e30], [3, 1, float("nan"), 3]])
@@ -76,13 +86,21 @@ def test_an_error_is_measured_without_what_all_logits_share() -> None:
 
 
 @pytest.mark.model
-def test_draws_are_as_large_as_the_models_own_rounding_and_not_like_one_another(narrow: LoadedModel) -> None:
+def test_draws_are_as_large_as_the_models_own_rounding_and_not_like_one_another(
+    narrow: LoadedModel,
+) -> None:
     prompts = tiny_prompts(narrow)
     with torch.inference_mode():
         with in_float32(narrow) as widened:
             exact = torch.cat([prefill(widened.model, torch.tensor(ids)) for ids in prompts])
-        draws = [torch.cat([drawn_forward(narrow, ids, seed) for ids in prompts]).float() - exact for seed in range(4)]
-        own = [torch.cat([logits_of(path, narrow, ids) for ids in prompts]) - exact for path in ("prefill", "decode")]
+        draws = [
+            torch.cat([drawn_forward(narrow, ids, seed) for ids in prompts]).float() - exact
+            for seed in range(4)
+        ]
+        own = [
+            torch.cat([logits_of(path, narrow, ids) for ids in prompts]) - exact
+            for path in ("prefill", "decode")
+        ]
     rms = [float(each.square().mean().sqrt()) for each in (*own, *draws)]
     assert max(rms) < 1.3 * min(rms)
     alike = np.corrcoef([each.flatten().numpy() for each in (*own, *draws)])
@@ -95,7 +113,9 @@ def test_draws_are_as_large_as_the_models_own_rounding_and_not_like_one_another(
 def test_a_fault_of_an_engine_of_16_bits_is_a_bug_at_its_position(narrow, judged) -> None:
     """Float32 has nothing to say of it, and the pair's ratio of 3 alone would pass."""
     held = copy.deepcopy(narrow.model)
-    (fault,) = (case.engine for case in MUTATIONS if case.name == "one future key visible to one query")
+    (fault,) = (
+        case.engine for case in MUTATIONS if case.name == "one future key visible to one query"
+    )
     verdict = judged(narrow, tiny_prompts(narrow), "prefill", lambda _, ids: fault(held, ids))
     assert (verdict.is_bug_suspected, verdict.first_place[1]) == (True, 10)
     pair, engine = (row for row in verdict.evidence if row.group == OWN_DTYPE)
@@ -103,7 +123,12 @@ def test_a_fault_of_an_engine_of_16_bits_is_a_bug_at_its_position(narrow, judged
     assert verdict.noise_ratio == engine.figures.noise_ratio
 
 
-OF_ONE_TOKEN = {"residual added twice", "norm of the token before", "tile of the head", "another row of the batch"}
+OF_ONE_TOKEN = {
+    "residual added twice",
+    "norm of the token before",
+    "tile of the head",
+    "another row of the batch",
+}
 
 
 @pytest.mark.model
@@ -124,7 +149,13 @@ def test_a_fault_of_16_bits_alone_is_a_bug(case: str, dtype: str, narrow, half, 
 @pytest.mark.model
 @pytest.mark.spread(3)
 @pytest.mark.parametrize(("case", "dtype"), covering(list(TWINS), ["bfloat16", "float16"]))
-def test_another_16_bit_kernel_of_the_same_function_is_rounding(case: str, dtype: str, narrow, half, judged) -> None:
+def test_another_16_bit_kernel_of_the_same_function_is_rounding(
+    case: str,
+    dtype: str,
+    narrow,
+    half,
+    judged,
+) -> None:
     loaded = narrow if dtype == "bfloat16" else half
     verdict = judged(loaded, tiny_prompts(loaded), "prefill", in_16_bits_only(TWINS[case]))
     assert verdict.name == "rounding"
@@ -148,7 +179,12 @@ def test_the_trial_accuses_no_other_way_and_no_draw_and_sees_what_its_table_says
     """One model with 4 prompts; `python -m benchmarks.verdicts.sixteen` runs them all."""
     loaded, _ = model_named("llama bfloat16")
     prompts = sixteen.prompts_for("llama bfloat16", loaded, 4)
-    tried, draws = sixteen.run_trial("llama bfloat16", loaded, prompts, sixteen.cases_of(loaded, shares=[1.0]))
+    tried, draws = sixteen.run_trial(
+        "llama bfloat16",
+        loaded,
+        prompts,
+        sixteen.cases_of(loaded, shares=[1.0]),
+    )
     assert [one.case for one in tried if one.is_seen and not one.size] == []
     assert [test.is_passed for test in draws] == [True] * DRAWS
     assert max(one.test.ratio for one in tried if not one.size) < 1.3

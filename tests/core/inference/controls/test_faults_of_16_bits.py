@@ -33,7 +33,13 @@ def corrupted(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-def verdict_of(loaded: LoadedModel, folder: Path, engine: Engine, *, is_swapped: bool = False) -> Verdict:
+def verdict_of(
+    loaded: LoadedModel,
+    folder: Path,
+    engine: Engine,
+    *,
+    is_swapped: bool = False,
+) -> Verdict:
     """The verdict of a dump of a plain forward and the engine with the pair in float32."""
     prompts = tiny_prompts(loaded)
     sides = [PLAIN, side_of(engine)][:: -1 if is_swapped else 1]
@@ -41,7 +47,10 @@ def verdict_of(loaded: LoadedModel, folder: Path, engine: Engine, *, is_swapped:
     def arrays(model: LoadedModel, variant: str = "") -> dict[str, np.ndarray]:
         own = sides if not variant else [PLAIN, side_of(variant)]
         with torch.inference_mode():
-            logits = [torch.cat([whole_side(one.run_on(model), ids) for ids in prompts]).float().numpy() for one in own]
+            logits = [
+                torch.cat([whole_side(one.run_on(model), ids) for ids in prompts]).float().numpy()
+                for one in own
+            ]
         return dict(zip(("reference", "variant"), logits, strict=True))
 
     named = {"compute_dtype": np.array(loaded.dtype)}
@@ -66,7 +75,14 @@ def verdict_of(loaded: LoadedModel, folder: Path, engine: Engine, *, is_swapped:
         ("corrupted", (BUG,)),
     ],
 )
-def test_a_fault_of_16_bits_alone_is_no_rounding(case, verdicts, dtype, narrow, half, tmp_path) -> None:
+def test_a_fault_of_16_bits_alone_is_no_rounding(
+    case,
+    verdicts,
+    dtype,
+    narrow,
+    half,
+    tmp_path,
+) -> None:
     engine = corrupted if case == "corrupted" else in_16_bits_only(FAULTS[case](1.0))
     verdict = verdict_of(narrow if dtype == "bfloat16" else half, tmp_path, engine)
     assert FAILED not in [row.outcome for row in verdict.evidence if row.group == FLOAT32]
@@ -76,8 +92,17 @@ def test_a_fault_of_16_bits_alone_is_no_rounding(case, verdicts, dtype, narrow, 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("case", TWINS)
 @pytest.mark.parametrize("is_swapped", [False, True])
-def test_another_kernel_of_the_same_function_is_rounding(case, is_swapped, dtype, narrow, half, tmp_path) -> None:
-    """The last one computes in float64 and rounds once: other kernels are ten times further from float32."""
+def test_another_kernel_of_the_same_function_is_rounding(
+    case,
+    is_swapped,
+    dtype,
+    narrow,
+    half,
+    tmp_path,
+) -> None:
+    """The last one computes in float64 and rounds once: other kernels are ten times further from
+    float32.
+    """
     loaded = narrow if dtype == "bfloat16" else half
     verdict = verdict_of(loaded, tmp_path, TWINS[case], is_swapped=is_swapped)
     assert verdict.name == "rounding", verdict.table()

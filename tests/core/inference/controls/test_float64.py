@@ -1,4 +1,6 @@
-"""Float64: a model in it, and when it decides: not of an engine that keeps float32, or a part of it."""
+"""Float64: a model in it, and when it decides: not of an engine that keeps float32, or a part of
+it.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ pytestmark = pytest.mark.model
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "mixtral"])
 def test_in_float64_nothing_passes_through_float32(name: str) -> None:
-    """Norms, softmax, routers and angles cast to float32 by themselves; with those casts two kernels differ by 1e-8,
-    not 1e-14.
+    """Norms, softmax, routers and angles cast to float32 by themselves; with those casts two
+    kernels differ by 1e-8, not 1e-14.
     """
     loaded = tiny_model(name)
     before, ids = state(loaded), torch.arange(5, 29)
@@ -41,7 +43,11 @@ def test_in_float64_nothing_passes_through_float32(name: str) -> None:
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize("dtype", WIDENING)
-def test_widening_is_undone_however_it_ends(dtype: str, error: type[BaseException], narrow: LoadedModel) -> None:
+def test_widening_is_undone_however_it_ends(
+    dtype: str,
+    error: type[BaseException],
+    narrow: LoadedModel,
+) -> None:
     before = state(narrow)
     with pytest.raises(error), WIDENING[dtype](narrow):
         raise error
@@ -51,11 +57,17 @@ def test_widening_is_undone_however_it_ends(dtype: str, error: type[BaseExceptio
 
 def test_an_engines_own_float32_stays_float32_beside_a_model_in_float64(small: LoadedModel) -> None:
     with in_float64(small) as widened, torch.inference_mode():
-        states = widened.model.model(input_ids=torch.arange(5, 29)[None], use_cache=False).last_hidden_state[0]
+        states = widened.model.model(
+            input_ids=torch.arange(5, 29)[None],
+            use_cache=False,
+        ).last_hidden_state[0]
         assert (states.dtype, states.float().dtype) == (torch.float64, torch.float32)
 
 
-def holding_float32(loaded: LoadedModel, forward: Callable[[Any, torch.Tensor], torch.Tensor]) -> Any:
+def holding_float32(
+    loaded: LoadedModel,
+    forward: Callable[[Any, torch.Tensor], torch.Tensor],
+) -> Any:
     """An engine with float32 weights of its own, as a server has."""
     held = copy.deepcopy(loaded.model)
     return lambda _, ids: forward(held, ids)
@@ -66,20 +78,31 @@ def experts() -> LoadedModel:
     return tiny_model("mixtral")
 
 
-def test_experts_of_an_engine_that_answers_in_float32_are_rounding_and_its_fault_is_a_bug(experts, judged) -> None:
+def test_experts_of_an_engine_that_answers_in_float32_are_rounding_and_its_fault_is_a_bug(
+    experts,
+    judged,
+) -> None:
     engine = holding_float32(experts, lambda model, ids: walk(model, ids, [7, 20]))
     verdict = judged(experts, tiny_prompts(experts), "prefill", engine)
     assert verdict.name == "rounding"
     (row,) = (row for row in verdict.evidence if row.group == FLOAT32)
     assert (row.outcome, row.figures.compute_dtype) == (PASSED, "float32")
     assert verdict.noise_ratio == row.figures.noise_ratio < 1
-    verdict = judged(experts, tiny_prompts(experts), "prefill", holding_float32(experts, scaled_value(1.01)))
+    verdict = judged(
+        experts,
+        tiny_prompts(experts),
+        "prefill",
+        holding_float32(experts, scaled_value(1.01)),
+    )
     assert verdict.is_bug_suspected
     assert 100 < verdict.noise_ratio < 1e5
 
 
 @pytest.mark.parametrize("is_fault", [True, pytest.param(False, marks=pytest.mark.thorough)])
-def test_a_floor_torn_by_near_ties_of_a_router_is_decided_in_float64(is_fault: bool, judged) -> None:
+def test_a_floor_torn_by_near_ties_of_a_router_is_decided_in_float64(
+    is_fault: bool,
+    judged,
+) -> None:
     loaded = tiny_model("mixtral-ties")
     before, implementation = state(loaded), loaded.model.config._experts_implementation
     prompts, variant = tiny_prompts(loaded), scaled_value(1.01) if is_fault else "decode"
@@ -87,9 +110,13 @@ def test_a_floor_torn_by_near_ties_of_a_router_is_decided_in_float64(is_fault: b
     assert verdict.name == ("bug suspected" if is_fault else "rounding")
     single, double = (row for row in verdict.evidence if row.group == FLOAT32)
     assert (single.outcome, single.figures.compute_dtype) == (NOTED, "float32")
-    assert (double.outcome, double.figures.compute_dtype) == (FAILED if is_fault else PASSED, "float64")
+    assert (double.outcome, double.figures.compute_dtype) == (
+        FAILED if is_fault else PASSED,
+        "float64",
+    )
     assert single.figures.noise_ratio < single.figures.largest_ratio_allowed
     assert (double.figures.noise_ratio > 1e9) == is_fault
-    assert double.figures.floor_rms_logits < 1e-13 < 1e-3 < single.figures.floor_rms_logits  # torn by the ties
+    # torn by the ties
+    assert double.figures.floor_rms_logits < 1e-13 < 1e-3 < single.figures.floor_rms_logits
     assert state(loaded) == before
     assert loaded.model.config._experts_implementation == implementation

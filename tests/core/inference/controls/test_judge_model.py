@@ -1,4 +1,6 @@
-"""Judge paths and callables on a model: missing controls, reruns, and the model as it was afterwards."""
+"""Judge paths and callables on a model: missing controls, reruns, and the model as it was
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,12 @@ def test_a_bare_model_and_a_callable_are_enough(small: LoadedModel) -> None:
     assert set(seen) == {(1, torch.int64, PROMPT)}
     assert judge(small.model, [prompt], variant="decode").name == "rounding"
     assert judge(small.model, [prompt], variant=scaled_value(1.01)).name == "bug suspected"
-    assert judge(small.model, [prompt], reference=scaled_value(1.01), variant="prefill").is_bug_suspected
+    assert judge(
+        small.model,
+        [prompt],
+        reference=scaled_value(1.01),
+        variant="prefill",
+    ).is_bug_suspected
 
 
 VARIANT = "decode+batch:2+neighbours:same"
@@ -69,9 +76,16 @@ VARIANT = "decode+batch:2+neighbours:same"
 @pytest.mark.model
 def test_groups_and_figures_of_rounding(narrow: LoadedModel) -> None:
     steps: list[str] = []
-    verdict = judge(narrow, [PROMPT, PROMPT[:9]], reference="prefill", variant=VARIANT, on_progress=steps.append)
+    verdict = judge(
+        narrow,
+        [PROMPT, PROMPT[:9]],
+        reference="prefill",
+        variant=VARIANT,
+        on_progress=steps.append,
+    )
     sides = [
-        torch.cat([logits_of(path, narrow, list(ids)) for ids in (PROMPT, PROMPT[:9])]) for path in ("prefill", VARIANT)
+        torch.cat([logits_of(path, narrow, list(ids)) for ids in (PROMPT, PROMPT[:9])])
+        for path in ("prefill", VARIANT)
     ]
     assert verdict.name == (
         "identical" if torch.equal(*sides) else "rounding"
@@ -125,14 +139,28 @@ def test_one_logit_that_is_not_finite_is_a_bug(value: float, small: LoadedModel,
 @pytest.mark.parametrize(
     ("engine", "sentence"),
     [
-        (lambda model, ids: prefill(model, ids)[None], r"gave \[1, 24, 384\]; expected logits \[24, vocab\]"),
-        (lambda model, ids: prefill(model, ids).tolist(), r"gave list; expected logits \[24, vocab\]"),
-        (lambda model, ids: prefill(model, ids)[:, :10], "gave logits of 10 tokens, 'prefill' of 384"),
-        (lambda model, ids: 1 / 0, "'<lambda>' failed in float32: ZeroDivisionError: division by zero"),
+        (
+            lambda model, ids: prefill(model, ids)[None],
+            r"gave \[1, 24, 384\]; expected logits \[24, vocab\]",
+        ),
+        (
+            lambda model, ids: prefill(model, ids).tolist(),
+            r"gave list; expected logits \[24, vocab\]",
+        ),
+        (
+            lambda model, ids: prefill(model, ids)[:, :10],
+            "gave logits of 10 tokens, 'prefill' of 384",
+        ),
+        (
+            lambda model, ids: 1 / 0,
+            "'<lambda>' failed in float32: ZeroDivisionError: division by zero",
+        ),
     ],
 )
 def test_an_engine_that_gives_no_logits_is_refused_in_a_sentence(
-    engine: Any, sentence: str, small: LoadedModel
+    engine: Any,
+    sentence: str,
+    small: LoadedModel,
 ) -> None:
     with pytest.raises(CaptureError, match=sentence):
         judge(small, [PROMPT], reference="prefill", variant=engine)
@@ -143,10 +171,17 @@ def test_an_engine_that_gives_no_logits_is_refused_in_a_sentence(
     [
         ([], "a divergence is measured over at least one prompt; none was given."),
         ([PROMPT, ()], "prompt 2 of 2 is empty; expected at least one token."),
-        ([PROMPT * 5], "prompt 1 of 1 has 120 tokens; the model's context is 96. Shorten the prompt."),
+        (
+            [PROMPT * 5],
+            "prompt 1 of 1 has 120 tokens; the model's context is 96. Shorten the prompt.",
+        ),
     ],
 )
-def test_what_cannot_be_judged_is_refused_first(prompts: Any, sentence: str, small: LoadedModel) -> None:
+def test_what_cannot_be_judged_is_refused_first(
+    prompts: Any,
+    sentence: str,
+    small: LoadedModel,
+) -> None:
     with pytest.raises(CaptureError) as caught:
         judge(small, prompts, reference="prefill", variant="decode")
     assert str(caught.value) == sentence
@@ -167,7 +202,10 @@ def only_in_bfloat16(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.model
-def test_an_engine_without_float32_is_compared_with_roundings_drawn_anew(narrow: LoadedModel, judged) -> None:
+def test_an_engine_without_float32_is_compared_with_roundings_drawn_anew(
+    narrow: LoadedModel,
+    judged,
+) -> None:
     verdict = judged(narrow, [PROMPT], "prefill", only_in_bfloat16)
     assert verdict.name == "likely rounding"
     row = rows(verdict)[FLOAT32]
@@ -175,13 +213,21 @@ def test_an_engine_without_float32_is_compared_with_roundings_drawn_anew(narrow:
     assert "kernel takes bfloat16" in row.says
     assert {row.outcome for row in verdict.evidence if row.group == OWN_DTYPE} == {PASSED}
     assert verdict.because == next(row.says for row in verdict.evidence if row.check is Check.DRAWN)
-    verdict = judged(narrow, [PROMPT], "prefill", lambda *given: only_in_bfloat16(*given).roll(1, 0))
+    verdict = judged(
+        narrow,
+        [PROMPT],
+        "prefill",
+        lambda *given: only_in_bfloat16(*given).roll(1, 0),
+    )
     assert (verdict.name, rows(verdict)[OWN_DTYPE].outcome) == ("bug suspected", FAILED)
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("error", few([RuntimeError, KeyboardInterrupt], KeyboardInterrupt))
-def test_the_model_is_as_it_was_however_the_judgement_ends(error: type[BaseException], narrow: LoadedModel) -> None:
+def test_the_model_is_as_it_was_however_the_judgement_ends(
+    error: type[BaseException],
+    narrow: LoadedModel,
+) -> None:
     before = state(narrow)
 
     def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -199,12 +245,18 @@ def test_the_model_is_as_it_was_however_the_judgement_ends(error: type[BaseExcep
 @pytest.mark.model
 @pytest.mark.parametrize(
     "variant",
-    few(["decode+batch:8", "prefill+batch:3+row:1", "prefill+batch:2+pad:left:3"], "prefill+batch:2+pad:left:3"),
+    few(
+        ["decode+batch:8", "prefill+batch:3+row:1", "prefill+batch:2+pad:left:3"],
+        "prefill+batch:2+pad:left:3",
+    ),
 )
 def test_the_prompt_in_another_row_is_rounding(variant: str, small: LoadedModel) -> None:
     verdict = judge(small, [PROMPT], reference="prefill", variant=variant)
     assert verdict.name in ("rounding", "identical")
-    assert next(row for row in verdict.evidence if isinstance(row.figures, OtherRowFigures)).outcome == PASSED
+    assert (
+        next(row for row in verdict.evidence if isinstance(row.figures, OtherRowFigures)).outcome
+        == PASSED
+    )
 
 
 def freed_buffer(logits: torch.Tensor) -> None:
@@ -236,7 +288,11 @@ def at_every_other_call(change: Callable[[torch.Tensor], None], dtype: torch.dty
 @pytest.mark.model
 @pytest.mark.parametrize(("change", "is_fault"), [(freed_buffer, True), (last_bits, False)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_rerun_is_nondeterministic_within_the_noise_floor_and_a_bug_beyond_it(dtype, change, is_fault) -> None:
+def test_a_rerun_is_nondeterministic_within_the_noise_floor_and_a_bug_beyond_it(
+    dtype,
+    change,
+    is_fault,
+) -> None:
     loaded = tiny_model("llama", dtype)
     engine = at_every_other_call(change, loaded.torch_dtype)
     verdict = judge(loaded, tiny_prompts(loaded), reference="prefill", variant=engine)

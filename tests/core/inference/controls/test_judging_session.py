@@ -1,4 +1,6 @@
-"""A judging session: the same judgements as without one, bit for bit, and what does not depend on the variant once."""
+"""A judging session: the same judgements as without one, bit for bit, and what does not depend on
+the variant once.
+"""
 
 from __future__ import annotations
 
@@ -36,22 +38,31 @@ def counted(loaded: LoadedModel, columns: int | None = None) -> Iterator[list[No
 
 
 @pytest.mark.spread(1)
-@pytest.mark.parametrize(("dtype", "reference"), [("bfloat16", "prefill"), ("float32", "chunked:4")])
-def test_judgements_of_a_session_are_those_made_alone_with_fewer_forwards(dtype: str, reference: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "reference"),
+    [("bfloat16", "prefill"), ("float32", "chunked:4")],
+)
+def test_judgements_of_a_session_are_those_made_alone_with_fewer_forwards(
+    dtype: str,
+    reference: str,
+) -> None:
     loaded = tiny_model("llama", dtype)
     prompts = [ids[:12] for ids in tiny_prompts(loaded)[:2]]
     with counted(loaded) as of_each:
-        alone = [judge(loaded, prompts, reference=reference, variant=variant) for variant in VARIANTS]
+        alone = [
+            judge(loaded, prompts, reference=reference, variant=variant) for variant in VARIANTS
+        ]
     session = JudgingSession(loaded, prompts)
     with counted(loaded) as of_session:
         together = [
-            judge(loaded, prompts, reference=reference, variant=variant, session=session) for variant in VARIANTS
+            judge(loaded, prompts, reference=reference, variant=variant, session=session)
+            for variant in VARIANTS
         ]
     for one, other in zip(alone, together, strict=True):
         assert one == other
-        assert [(f.compute_dtype, f.pair_rms.tobytes(), f.floor_rms.tobytes()) for f in one.floors] == [
-            (f.compute_dtype, f.pair_rms.tobytes(), f.floor_rms.tobytes()) for f in other.floors
-        ]
+        assert [
+            (f.compute_dtype, f.pair_rms.tobytes(), f.floor_rms.tobytes()) for f in one.floors
+        ] == [(f.compute_dtype, f.pair_rms.tobytes(), f.floor_rms.tobytes()) for f in other.floors]
     assert len(of_session) < 0.8 * len(of_each)
 
 
@@ -70,10 +81,22 @@ def test_a_capture_counts_as_one_of_the_calls_that_a_side_has_to_repeat_itself_i
     captured = [digest_of(loaded, [prompt], side_of(path)) for path in ("prefill", "decode")]
     plain = judge(loaded, [prompt], reference="prefill", variant="decode")
     with counted(loaded, columns=1) as seen:
-        found = judge(loaded, [prompt], reference="prefill", variant="decode", digests=(captured[0], captured[1]))
+        found = judge(
+            loaded,
+            [prompt],
+            reference="prefill",
+            variant="decode",
+            digests=(captured[0], captured[1]),
+        )
     assert (found, len(seen)) == (plain, 8)
     # the twin: a capture whose variant had other bits, as an engine's first call may
-    other = judge(loaded, [prompt], reference="prefill", variant="decode", digests=(captured[0], captured[0]))
+    other = judge(
+        loaded,
+        [prompt],
+        reference="prefill",
+        variant="decode",
+        digests=(captured[0], captured[0]),
+    )
     assert other.name == "nondeterministic"
     (rerun,) = [row.figures for row in other.evidence if row.check is Check.AGAIN]
     assert rerun == RerunFigures(not_repeatable=("decode",))

@@ -1,4 +1,6 @@
-"""A model whose attention chooses its keys is recognized by what it computes, and never accused for a near tie."""
+"""A model whose attention chooses its keys is recognized by what it computes, and never accused for
+a near tie.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ FEW, ALL = 8, 64  # keys of a query: fewer than the prompts have, and more
 
 
 @pytest.mark.parametrize(("index_topk", "chooses"), [(FEW, True), (ALL, False)])
-def test_an_indexer_chooses_keys_if_the_prompt_has_more_than_it_takes(index_topk: int, chooses: bool) -> None:
+def test_an_indexer_chooses_keys_if_the_prompt_has_more_than_it_takes(
+    index_topk: int,
+    chooses: bool,
+) -> None:
     loaded = model_of(deepseek_v32(index_topk))
     ids = tiny_prompts(loaded)[1]
     assert FEW < len(ids) < ALL

@@ -1,4 +1,6 @@
-"""The floor of lists: two ways of a model are within it, a fault and another model are not; a bug is never claimed."""
+"""The floor of lists: two ways of a model are within it, a fault and another model are not; a bug
+is never claimed.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ from tests.core.runs.topk.made_sides import run_of, store_run
 pytestmark = pytest.mark.model
 MODEL = Path(__file__).resolve().parents[4] / "sample_runs" / "model"
 TEXT = (
-    "class Queue:\n    def put(self, item):\n        self.items.append(item)\n\n    def get(self):\n        return self"
+    "class Queue:\n    def put(self, item):\n        self.items.append(item)\n\n    def"
+    " get(self):\n        return self"
 )
 
 
@@ -47,7 +50,9 @@ def side(loaded: LoadedModel, name: str, rows: torch.Tensor, *, has_ids: bool = 
     for position, row in enumerate(rows):
         best = row.topk(20)
         entries = tuple(zip(best.indices.tolist(), best.values.double().tolist(), strict=True))
-        sent.append(ListRow(position, entries, 20, ids[position + 1] if position + 1 < len(ids) else -1))
+        sent.append(
+            ListRow(position, entries, 20, ids[position + 1] if position + 1 < len(ids) else -1),
+        )
     tokens = ids or (-1,) * (len(rows) + 1)
     return ListSide(name, (Response("made", "token_id", tokens, list_rows(sent, "made")),))
 
@@ -56,7 +61,12 @@ def judged(loaded: LoadedModel, *sides: ListSide) -> Verdict:
     earlier = Verdict("undecided", "It differs.", ())
     pair = compare_sides(*sides)
     rows = rows_of_lists(pair, *sides, most=len(pair.positions))
-    return judge_with_floor(earlier, pair, sides, floor_of_rows(loaded, [sides[0].responses[0].tokens], rows, print))
+    return judge_with_floor(
+        earlier,
+        pair,
+        sides,
+        floor_of_rows(loaded, [sides[0].responses[0].tokens], rows, print),
+    )
 
 
 def figures_of(verdict: Verdict) -> ListFloorFigures:
@@ -66,18 +76,26 @@ def figures_of(verdict: Verdict) -> ListFloorFigures:
 
 
 def test_two_ways_of_one_model_are_rounding(loaded: LoadedModel) -> None:
-    found = judged(loaded, *(side(loaded, path, rows_of(loaded, path)) for path in ("prefill", "decode")))
+    found = judged(
+        loaded,
+        *(side(loaded, path, rows_of(loaded, path)) for path in ("prefill", "decode")),
+    )
     assert found.name == "rounding", found.because
     assert found.noise_ratio is not None
     assert found.noise_ratio <= 4
     (ratio,) = re.findall(r"([\d.]+)x the noise floor", found.because)
-    assert float(ratio) == pytest.approx(found.noise_ratio, abs=0.006)  # printed with two digits after the point
+    # printed with two digits after the point
+    assert float(ratio) == pytest.approx(found.noise_ratio, abs=0.006)
 
 
 def test_a_fault_of_the_size_of_the_first_digit_is_not(loaded: LoadedModel) -> None:
     rows = rows_of(loaded, "decode").clone()
     rows[11] = rows[11].roll(1)  # one position of another request
-    found = judged(loaded, side(loaded, "prefill", rows_of(loaded, "prefill")), side(loaded, "faulty", rows))
+    found = judged(
+        loaded,
+        side(loaded, "prefill", rows_of(loaded, "prefill")),
+        side(loaded, "faulty", rows),
+    )
     assert found.name == "undecided"
     assert (found.noise_ratio or 0) > 4
     assert figures_of(found).worst_position_ratio > 10
@@ -86,7 +104,10 @@ def test_a_fault_of_the_size_of_the_first_digit_is_not(loaded: LoadedModel) -> N
 def test_another_model_gives_no_verdict(loaded: LoadedModel) -> None:
     rows = rows_of(loaded, "prefill")
     noise = torch.from_numpy(np.random.default_rng(1).normal(0, 1, rows.shape)).float()
-    other, again = (torch.log_softmax(rows + noise + shift, -1) for shift in (0.0, rows_of(loaded, "decode") - rows))
+    other, again = (
+        torch.log_softmax(rows + noise + shift, -1)
+        for shift in (0.0, rows_of(loaded, "decode") - rows)
+    )
     found = judged(loaded, side(loaded, "one", other), side(loaded, "two", again))
     assert found.name == "undecided"
     assert "noise floors away" in found.because
@@ -100,9 +121,18 @@ def wide() -> LoadedModel:
 
 @pytest.mark.parametrize(
     ("command", "why"),
-    [("verdict", "has no token_ids, so no model can run"), ("explain", "needs the prompts' token ids")],
+    [
+        ("verdict", "has no token_ids, so no model can run"),
+        ("explain", "needs the prompts' token ids"),
+    ],
 )
-def test_tokens_that_are_not_known_cannot_be_read(command: str, why: str, wide, cli: Any, tmp_path: Path) -> None:
+def test_tokens_that_are_not_known_cannot_be_read(
+    command: str,
+    why: str,
+    wide,
+    cli: Any,
+    tmp_path: Path,
+) -> None:
     made = [side(wide, path, rows_of(wide, path), has_ids=False) for path in ("prefill", "decode")]
     run_id = store_run(Store(tmp_path), "made", *made)
     done = cli(command, run_id, "--model", MODEL, "--store", tmp_path)
@@ -125,9 +155,16 @@ def test_the_command_stores_the_run_judged(wide: LoadedModel, cli: Any, store: S
     assert "dumps of complete logits" in " ".join(refused.stderr.split())
 
 
-def test_explain_says_which_side_is_not_the_models(wide: LoadedModel, cli: Any, tmp_path: Path) -> None:
+def test_explain_says_which_side_is_not_the_models(
+    wide: LoadedModel,
+    cli: Any,
+    tmp_path: Path,
+) -> None:
     own = rows_of(wide, "prefill")
-    other = torch.log_softmax(own + torch.from_numpy(np.random.default_rng(1).normal(0, 0.3, own.shape)).float(), -1)
+    other = torch.log_softmax(
+        own + torch.from_numpy(np.random.default_rng(1).normal(0, 0.3, own.shape)).float(),
+        -1,
+    )
     rows = {"ours": own, "theirs": other, "cached": rows_of(wide, "decode")}
     run_id = store_run(Store(tmp_path), "made", *(side(wide, *each) for each in rows.items()))
     done = cli("explain", run_id, "--store", str(tmp_path), "--model", str(MODEL), "--json")

@@ -1,4 +1,6 @@
-"""A model with a dump: its noise floor decides, other models' dumps get no verdict, and a wrong side is named."""
+"""A model with a dump: its noise floor decides, other models' dumps get no verdict, and a wrong
+side is named.
+"""
 
 from __future__ import annotations
 
@@ -34,18 +36,33 @@ def _prompts(loaded: LoadedModel, tokens: int = 28) -> Prompts:
     return [ids[:tokens] for ids in tiny_prompts(loaded)[:2]]
 
 
-def _arrays(loaded: LoadedModel, prompts: Prompts, variant: str | Engine = "decode") -> dict[str, np.ndarray]:
+def _arrays(
+    loaded: LoadedModel,
+    prompts: Prompts,
+    variant: str | Engine = "decode",
+) -> dict[str, np.ndarray]:
     """What a dump of a plain forward and a variant has, in the model's dtype."""
     sides = {"reference": side_of("prefill"), "variant": side_of(variant)}
     with torch.inference_mode():
         logits = {
-            name: torch.cat([whole_side(side.run_on(loaded), ids) for ids in prompts]).float().numpy()
+            name: torch.cat([whole_side(side.run_on(loaded), ids) for ids in prompts])
+            .float()
+            .numpy()
             for name, side in sides.items()
         }
-    return {"token_ids": np.concatenate(prompts), "prompt_lengths": np.array([len(ids) for ids in prompts]), **logits}
+    return {
+        "token_ids": np.concatenate(prompts),
+        "prompt_lengths": np.array([len(ids) for ids in prompts]),
+        **logits,
+    }
 
 
-def _dumps(loaded: LoadedModel, folder: Path, prompts: Prompts, variant: str | Engine = "decode") -> tuple[Path, Path]:
+def _dumps(
+    loaded: LoadedModel,
+    folder: Path,
+    prompts: Prompts,
+    variant: str | Engine = "decode",
+) -> tuple[Path, Path]:
     """(the pair in the model's own dtype, the pair in float32)"""
     folder.mkdir(exist_ok=True)
     own = saved(folder / "own.npz", **_arrays(loaded, prompts, variant))
@@ -62,7 +79,12 @@ def _judged(folder: Path, dump: Path, loaded: LoadedModel, **given: list[Path]) 
     store = Store(folder / "store")
     with RunReader(store.path_of(ingest(store, [dump]))) as run:
         model = model_of_dump(loaded, run, float32=given.get("float32", ()))
-        new = judge_stored(store, run, measure_controls(run, with_model=True, **given), with_model=model)
+        new = judge_stored(
+            store,
+            run,
+            measure_controls(run, with_model=True, **given),
+            with_model=model,
+        )
     return RunReader(store.path_of(new))
 
 
@@ -71,12 +93,16 @@ def _outcomes(run: RunReader) -> dict[str, str]:
 
 
 def test_a_dump_of_the_model_itself_is_rounding_by_its_own_floor_and_leaves_the_model_as_it_was(
-    narrow, dumped, tmp_path
+    narrow,
+    dumped,
+    tmp_path,
 ):
     own, pair = dumped
     before = {name: tensor.clone() for name, tensor in narrow.model.state_dict().items()}
     run = _judged(tmp_path, own, narrow, float32=[pair])
-    assert all(torch.equal(tensor, before[name]) for name, tensor in narrow.model.state_dict().items())
+    assert all(
+        torch.equal(tensor, before[name]) for name, tensor in narrow.model.state_dict().items()
+    )
     assert run.pairs[0].verdict == "rounding"
     assert 0.2 < run.pairs[0].noise_ratio < 4
     outcomes = _outcomes(run)
@@ -94,13 +120,20 @@ def test_a_side_that_is_not_what_the_model_computes_is_named(narrow, dumped, tmp
 
 def test_a_dump_of_another_model_gets_no_verdict_from_this_one(narrow, tmp_path):
     other = tiny_model("llama", "bfloat16", seed=5)
-    run = _judged(tmp_path, saved(tmp_path / "other.npz", **_arrays(other, _prompts(other))), narrow)
+    run = _judged(
+        tmp_path,
+        saved(tmp_path / "other.npz", **_arrays(other, _prompts(other))),
+        narrow,
+    )
     assert run.pairs[0].verdict == "undecided"
     assert MISSING in {row.outcome for row in run.evidence(0) if row.check is Check.FROM_MODEL}
     assert FAILED not in {row.outcome for row in run.evidence(0)}
 
 
-@pytest.mark.parametrize(("factor", "verdict", "outcome"), [(1, "rounding", PASSED), (1.0001, "bug suspected", FAILED)])
+@pytest.mark.parametrize(
+    ("factor", "verdict", "outcome"),
+    [(1, "rounding", PASSED), (1.0001, "bug suspected", FAILED)],
+)
 def test_a_float32_dump_needs_only_the_model(factor, verdict, outcome, tmp_path):
     loaded = tiny_model("gpt2", "float32")
     arrays = _arrays(loaded, _prompts(loaded, 40), "decode+batch:3")
@@ -116,9 +149,15 @@ def test_a_float32_dump_needs_only_the_model(factor, verdict, outcome, tmp_path)
     ids=["sound", "a stale slot"],
 )
 def test_a_side_of_16_bits_in_a_lower_precision_is_named_with_and_without_its_float32(
-    engine: Engine, verdict: str, tmp_path: Path, narrow: LoadedModel
+    engine: Engine,
+    verdict: str,
+    tmp_path: Path,
+    narrow: LoadedModel,
 ) -> None:
-    """With the pair in float32 the precision is shown there. The last prompt is the first one once more."""
+    """With the pair in float32 the precision is shown there.
+
+    The last prompt is the first one once more.
+    """
     prompts = _prompts(narrow, 26)
     own, pair = _dumps(narrow, tmp_path / "dumps", [*prompts, prompts[0]], engine)
     for given, check in (({}, Check.DRAWN_PRECISION), ({"float32": [pair]}, Check.EXPLAINED)):
@@ -126,17 +165,26 @@ def test_a_side_of_16_bits_in_a_lower_precision_is_named_with_and_without_its_fl
         assert run.pairs[0].verdict == verdict, run.pairs[0].because
         if verdict == "lower precision":
             assert "KV cache in fp8_e4m3" in run.pairs[0].because
-            (row,) = [row for row in run.evidence(0) if row.group == PRECISION and row.outcome == PASSED]
+            (row,) = [
+                row for row in run.evidence(0) if row.group == PRECISION and row.outcome == PASSED
+            ]
             assert row.check is check
 
 
 @pytest.mark.parametrize(
     ("engine", "name"),
-    [(FAULTS["residual added twice"](1.0), "bug suspected"), (TWINS["products in two halves"], "rounding")],
+    [
+        (FAULTS["residual added twice"](1.0), "bug suspected"),
+        (TWINS["products in two halves"], "rounding"),
+    ],
     ids=["fault", "harmless"],
 )
 def test_a_dump_with_its_float32_and_the_model_says_what_the_model_says_itself(
-    engine: Engine, name: str, narrow: LoadedModel, judged, tmp_path: Path
+    engine: Engine,
+    name: str,
+    narrow: LoadedModel,
+    judged,
+    tmp_path: Path,
 ) -> None:
     side, prompts = in_16_bits_only(engine), tiny_prompts(narrow)
     verdict = judged(narrow, prompts, "prefill", side)
@@ -144,7 +192,11 @@ def test_a_dump_with_its_float32_and_the_model_says_what_the_model_says_itself(
     run = _judged(tmp_path, own, narrow, float32=[pair])
     assert (verdict.name, run.pairs[0].verdict) == (name, name)
     assert run.pairs[0].noise_ratio == pytest.approx(verdict.noise_ratio, rel=0.01)
-    drawn = {row.side: row.outcome for row in run.evidence(0) if row.check is Check.DRAWN and row.group == OWN_DTYPE}
+    drawn = {
+        row.side: row.outcome
+        for row in run.evidence(0)
+        if row.check is Check.DRAWN and row.group == OWN_DTYPE
+    }
     assert drawn == {"reference": PASSED, "variant": FAILED if name == "bug suspected" else PASSED}
 
 

@@ -1,4 +1,6 @@
-"""Modules taken one at a time: a planted fault is named where it is and nowhere after it, and rounding names none."""
+"""Modules taken one at a time: a planted fault is named where it is and nowhere after it, and
+rounding names none.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,10 @@ def with_fault(name, change):
     return engine
 
 
-@pytest.mark.parametrize("path", ["decode", "decode+batch:4", "prefill+pad:left:3", "prefill+attn:eager"])
+@pytest.mark.parametrize(
+    "path",
+    ["decode", "decode+batch:4", "prefill+pad:left:3", "prefill+attn:eager"],
+)
 def test_of_the_same_function_no_module_differs_by_more_than_rounding(loaded, path):
     found = alone(loaded, path)
     assert len(found.names) > 30
@@ -85,7 +90,8 @@ def test_a_fault_is_named_at_its_module_and_position_and_not_at_those_that_it_re
     row = alone_evidence("c", alone(loaded, with_fault(name, change)), "engine", 1)
     beyond = set(row.figures.modules_beyond)
     assert row.figures.first == (1, 11)
-    # what stands in the module computes as it did; what is made of its output alone bears the fault's name
+    # what stands in the module computes as it did; what is made of its output alone bears the
+    # fault's name
     assert name in beyond or f"{name}.o_proj" in beyond or f"{name}.down_proj" in beyond
     assert len(beyond) == 1
     assert row.figures.largest_ratio_of_others < LARGEST_ALONE / 2
@@ -93,7 +99,11 @@ def test_a_fault_is_named_at_its_module_and_position_and_not_at_those_that_it_re
 
 def test_a_module_called_for_each_kind_of_layer_is_compared_by_call():
     model = model_of(CONFIGS["gemma3"]())
-    blocks = [name for name, part in traced_modules(model.model).items() if "attn" in name and "norm" not in name]
+    blocks = [
+        name
+        for name, part in traced_modules(model.model).items()
+        if "attn" in name and "norm" not in name
+    ]
     assert len(blocks) == 2
     for block in blocks:
         found = alone(model, with_fault(block, lambda output: output * 1.001))
@@ -104,7 +114,10 @@ def test_a_module_called_for_each_kind_of_layer_is_compared_by_call():
         return (output[0] * 1.001, output[1]) if next(calls) % 2 else output
 
     def engine(model, ids):
-        with model.get_submodule("model.rotary_emb").register_forward_hook(lambda *call: late(call[2]), prepend=True):
+        with model.get_submodule("model.rotary_emb").register_forward_hook(
+            lambda *call: late(call[2]),
+            prepend=True,
+        ):
             return model(ids[None]).logits[0]
 
     calls = count()
@@ -117,7 +130,11 @@ def test_blocks_that_share_a_module_are_compared_by_call():
     layers = model.model.model.layers
     for layer in layers:
         layer.post_attention_layernorm = layers[0].post_attention_layernorm
-    found = alone_evidence("c", alone(model, with_fault("model.layers.2.mlp", lambda output: output * 1.001)), "engine")
+    found = alone_evidence(
+        "c",
+        alone(model, with_fault("model.layers.2.mlp", lambda output: output * 1.001)),
+        "engine",
+    )
     assert found.figures.modules_beyond == ("model.layers.2.mlp",)
     assert alone(model, "decode").ratios.max() < LARGEST_ALONE / 2
 
@@ -182,8 +199,8 @@ def test_watching_changes_no_bit_and_leaves_no_hook(loaded):
 
 
 def _in_parts(model, ids, watch, fault=1.0, at=1):
-    """Blocks by hand, whose outputs are handed in eight positions at a time: hooks on the model see no forward of
-    it.
+    """Blocks by hand, whose outputs are handed in eight positions at a time: hooks on the model see
+    no forward of it.
     """
     body, hidden = model.model, model.model.embed_tokens(ids[None])
     angles = body.rotary_emb(hidden, torch.arange(len(ids))[None])
@@ -198,7 +215,11 @@ def _in_parts(model, ids, watch, fault=1.0, at=1):
 
 @pytest.mark.parametrize(
     ("dtype", "side"),
-    [("bfloat16", "variant"), ("float32", "reference"), *thorough([("float32", "variant"), ("bfloat16", "reference")])],
+    [
+        ("bfloat16", "variant"),
+        ("float32", "reference"),
+        *thorough([("float32", "variant"), ("bfloat16", "reference")]),
+    ],
 )
 def test_a_module_that_an_engine_hands_in_is_named_whichever_side_it_is(dtype, side):
     loaded = tiny_model("llama", dtype)

@@ -1,4 +1,6 @@
-"""A reordered model is the same function with other rounding, and nothing of it is left afterwards."""
+"""A reordered model is the same function with other rounding, and nothing of it is left
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from tests.core.inference.paths.test_modifiers import state
 from tests.core.inference.sameness import exact_logits, float32_bound, tokens
 from tests.covering import covering
 
-# Linear maps by hand: those of the two layers and the head. Experts held in one parameter are one map.
+# Linear maps by hand: those of the two layers and the head. Experts held in one parameter are one
+# map.
 MAPS = {
     "llama": 2 * 7 + 1,  # q k v o, gate up down
     "gpt2": 2 * 4 + 1,  # qkv, o, up, down: Conv1D
@@ -56,7 +59,10 @@ def apart(a: torch.Tensor, b: torch.Tensor) -> float:
 
 @pytest.mark.model
 @pytest.mark.parametrize("name", CONFIGS)
-def test_each_order_is_the_same_function_with_bits_of_its_own(name: str, model_of: Callable[..., LoadedModel]) -> None:
+def test_each_order_is_the_same_function_with_bits_of_its_own(
+    name: str,
+    model_of: Callable[..., LoadedModel],
+) -> None:
     loaded = model_of(name)
     ids, plain = tokens(loaded), forward(loaded.model, tokens(loaded))
     sides = [plain, *(forward(loaded.model, ids, seed) for seed in (0, 1, 2))]
@@ -73,16 +79,29 @@ def test_each_order_is_the_same_function_with_bits_of_its_own(name: str, model_o
 
 @pytest.mark.model
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_matrix_is_reordered_but_embeddings_convolutions_and_state_matrices(name, model_of) -> None:
+def test_every_matrix_is_reordered_but_embeddings_convolutions_and_state_matrices(
+    name,
+    model_of,
+) -> None:
     model = model_of(name).model
     with torch.inference_mode(), reorder(model, 0) as found:
         model(torch.tensor([tokens(model_of(name))]))
-    tables = {module.weight.data_ptr() for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+    tables = {
+        module.weight.data_ptr()
+        for module in model.modules()
+        if isinstance(module, torch.nn.Embedding)
+    }
     matrices = {name: matrix for name, matrix in model.named_parameters() if matrix.ndim > 1}
-    others = {name for name in matrices if "conv" in name or "A_log" in name or matrices[name].data_ptr() in tables}
+    others = {
+        name
+        for name in matrices
+        if "conv" in name or "A_log" in name or matrices[name].data_ptr() in tables
+    }
     assert matrices.keys() - found <= others
     assert len(found) == MAPS[name]
-    head = next(name for name, module in model.named_modules() if module is model.get_output_embeddings())
+    head = next(
+        name for name, module in model.named_modules() if module is model.get_output_embeddings()
+    )
     assert f"{head}.weight" in found
 
 
@@ -90,9 +109,15 @@ def test_every_matrix_is_reordered_but_embeddings_convolutions_and_state_matrice
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_order_that_changes_nothing_changes_no_bit(name, dtype, mode, model_of, monkeypatch) -> None:
-    """So layouts and kernels are those of the plain model, and what a floor measures is the order of summation
-    alone.
+def test_the_order_that_changes_nothing_changes_no_bit(
+    name,
+    dtype,
+    mode,
+    model_of,
+    monkeypatch,
+) -> None:
+    """So layouts and kernels are those of the plain model, and what a floor measures is the order
+    of summation alone.
     """
     monkeypatch.setattr(reordering, "order_of", lambda seed, name, length: torch.arange(length))
     model, ids = model_of(name, dtype).model, torch.tensor([tokens(model_of(name))] * 2)
@@ -104,7 +129,9 @@ def test_the_order_that_changes_nothing_changes_no_bit(name, dtype, mode, model_
 
 
 class Factors(TorchDispatchMode):
-    """Strides of the factors of every product, and their places among the 64 bytes that kernels align to."""
+    """Strides of the factors of every product, and their places among the 64 bytes that kernels
+    align to.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +147,8 @@ class Factors(TorchDispatchMode):
 @pytest.mark.parametrize(
     "view",
     [
-        lambda rows: rows[:, :, 3:8],  # of a wider tensor: its rows are further apart, and begin elsewhere
+        # of a wider tensor: its rows are further apart, and begin elsewhere
+        lambda rows: rows[:, :, 3:8],
         lambda rows: rows.mT[:, :, :5],  # torch expands the weight for it
         lambda rows: rows[:1, :, :5].expand(2, -1, -1),
         lambda rows: rows[:, :, :1].expand(-1, -1, 5),
@@ -141,7 +169,11 @@ def test_kernels_get_reordered_factors_in_the_layout_of_the_plain_ones(view, mod
 @pytest.mark.model
 @pytest.mark.parametrize("implementation", ["eager", "batched_mm", "grouped_mm"])
 @pytest.mark.parametrize("name", ["mixtral", "qwen2-moe"])
-def test_experts_are_reordered_whichever_way_they_are_computed(name, implementation, model_of) -> None:
+def test_experts_are_reordered_whichever_way_they_are_computed(
+    name,
+    implementation,
+    model_of,
+) -> None:
     loaded = model_of(name)
     model, ids = copy.deepcopy(loaded.model), tokens(loaded)
     model.set_experts_implementation(implementation)
@@ -163,7 +195,14 @@ def test_an_order_holds_each_term_once_and_depends_on_seed_name_and_length() -> 
 
 
 REORDERED = ["llama", "gpt2", "qwen2", "mixtral", "gemma3"]
-REORDERED_PATHS = ["decode", "chunked:7", "reuse:9", "static", "prefill+batch:3+row:1", "prefill+attn:eager"]
+REORDERED_PATHS = [
+    "decode",
+    "chunked:7",
+    "reuse:9",
+    "static",
+    "prefill+batch:3+row:1",
+    "prefill+attn:eager",
+]
 
 
 @pytest.mark.spread(3)
@@ -184,16 +223,24 @@ def test_every_path_can_be_reordered(name, path, model_of) -> None:
 def full_state(loaded: LoadedModel) -> dict[str, object]:
     return {
         **state(loaded),
-        "hooks": sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in loaded.model.modules()),
+        "hooks": sum(
+            len(m._forward_hooks) + len(m._forward_pre_hooks) for m in loaded.model.modules()
+        ),
         "mode": _get_current_dispatch_mode(),
-        "tied": loaded.model.get_output_embeddings().weight is loaded.model.get_input_embeddings().weight,
+        "tied": (
+            loaded.model.get_output_embeddings().weight
+            is loaded.model.get_input_embeddings().weight
+        ),
         "identities": [id(p) for p in loaded.model.parameters()],
     }
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("name", ["llama", "qwen2", "mixtral"])
-def test_the_model_is_bit_for_bit_what_it_was_even_if_a_forward_is_interrupted(name, model_of) -> None:
+def test_the_model_is_bit_for_bit_what_it_was_even_if_a_forward_is_interrupted(
+    name,
+    model_of,
+) -> None:
     loaded = model_of(name)
     ids = tokens(loaded)
     plain, before = forward(loaded.model, ids), full_state(loaded)
@@ -201,7 +248,10 @@ def test_the_model_is_bit_for_bit_what_it_was_even_if_a_forward_is_interrupted(n
     def breaks(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    with loaded.model.model.layers[1].register_forward_pre_hook(breaks), pytest.raises(KeyboardInterrupt):
+    with (
+        loaded.model.model.layers[1].register_forward_pre_hook(breaks),
+        pytest.raises(KeyboardInterrupt),
+    ):
         forward(loaded.model, ids, seed=0)
     forward(loaded.model, ids, seed=0)
     assert full_state(loaded) == before
@@ -211,11 +261,21 @@ def test_the_model_is_bit_for_bit_what_it_was_even_if_a_forward_is_interrupted(n
 class Layer(torch.nn.Module):
     """One 'weight' and a forward to try."""
 
-    def __init__(self, shape: tuple[int, ...], compute: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        compute: Callable[[Any, torch.Tensor], torch.Tensor],
+    ) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(3)
-        self.weight = torch.nn.Parameter(torch.randn(shape, generator=generator), requires_grad=False)
-        self.other = torch.nn.Parameter(torch.randn((32, 32), generator=generator), requires_grad=False)
+        self.weight = torch.nn.Parameter(
+            torch.randn(shape, generator=generator),
+            requires_grad=False,
+        )
+        self.other = torch.nn.Parameter(
+            torch.randn((32, 32), generator=generator),
+            requires_grad=False,
+        )
         self.compute = compute
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -226,7 +286,8 @@ F = torch.nn.functional
 IN, OUT = 32, 24
 EXPERTS = torch.tensor([0, 2, 1, 1, 0])
 ENDS = torch.tensor([2, 4, 5], dtype=torch.int32)
-WAYS: dict[str, tuple[tuple[int, ...], Callable[[Any, torch.Tensor], torch.Tensor]]] = {  # x is [5, IN]
+# x is [5, IN]
+WAYS: dict[str, tuple[tuple[int, ...], Callable[[Any, torch.Tensor], torch.Tensor]]] = {
     "linear": ((OUT, IN), F.linear),
     "a slice of a weight": ((OUT, 2 * IN), lambda w, x: F.linear(x, w[:, ::2])),
     "a weight in another dtype": ((OUT, IN), lambda w, x: F.linear(x.half(), w.half())),
@@ -234,16 +295,28 @@ WAYS: dict[str, tuple[tuple[int, ...], Callable[[Any, torch.Tensor], torch.Tenso
     "@": ((IN, OUT), lambda w, x: x @ w),
     "a weight on the left": ((OUT, IN), lambda w, x: w @ x.t()),
     "a weight that broadcasts": ((IN, OUT), lambda w, x: x.view(5, 1, IN) @ w),
-    "an expanded weight": ((IN, OUT), lambda w, x: torch.bmm(x.view(5, 1, IN), w.expand(5, IN, OUT))),
+    "an expanded weight": (
+        (IN, OUT),
+        lambda w, x: torch.bmm(x.view(5, 1, IN), w.expand(5, IN, OUT)),
+    ),
     "addmm": ((IN, OUT), lambda w, x: torch.addmm(torch.ones(OUT, dtype=x.dtype), x, w)),
-    "baddbmm": ((5, IN, OUT), lambda w, x: torch.baddbmm(torch.ones(5, 1, OUT, dtype=x.dtype), x.view(5, 1, IN), w)),
+    "baddbmm": (
+        (5, IN, OUT),
+        lambda w, x: torch.baddbmm(torch.ones(5, 1, OUT, dtype=x.dtype), x.view(5, 1, IN), w),
+    ),
     "mv": ((OUT, IN), lambda w, x: torch.mv(w, x[0])),
     "mm with out": ((IN, OUT), lambda w, x: torch.mm(x, w, out=torch.empty(5, OUT, dtype=x.dtype))),
     "einsum": ((OUT, IN), lambda w, x: torch.einsum("bi,oi->bo", x, w)),
     "one row each": ((3, OUT, IN), lambda w, x: torch.bmm(w[EXPERTS], x.unsqueeze(-1))),
-    "rows chosen by index_select": ((3, OUT, IN), lambda w, x: torch.bmm(w.index_select(0, EXPERTS), x.unsqueeze(-1))),
+    "rows chosen by index_select": (
+        (3, OUT, IN),
+        lambda w, x: torch.bmm(w.index_select(0, EXPERTS), x.unsqueeze(-1)),
+    ),
     "groups": ((3, IN, OUT), lambda w, x: F.grouped_mm(x, w, offs=ENDS)),
-    "groups without a kernel": ((3, IN, OUT), lambda w, x: torch.ops.transformers.grouped_mm_fallback(x, w, offs=ENDS)),
+    "groups without a kernel": (
+        (3, IN, OUT),
+        lambda w, x: torch.ops.transformers.grouped_mm_fallback(x, w, offs=ENDS),
+    ),
 }
 HAS_NO_FLOAT64 = ("groups", "a weight in another dtype")
 
@@ -263,11 +336,15 @@ def test_every_way_to_multiply_by_a_weight_is_reordered(way: str, mode: str) -> 
         if plain.dtype == torch.float32:  # in float16 sums this short seldom round elsewhere
             assert any(not torch.equal(plain, other) for other in others)
         unit = torch.finfo(plain.dtype).eps
-        assert all(apart(plain, other) <= 8 * IN * unit for other in others)  # n u |w||x|, both norms near sqrt(n)
+        # n u |w||x|, both norms near sqrt(n)
+        assert all(apart(plain, other) <= 8 * IN * unit for other in others)
         if way not in HAS_NO_FLOAT64:
             wide = Layer(shape, compute).double()
             with reorder(wide, 0):
-                assert apart(wide(x.double()), wide.compute(wide.weight, x.double())) <= 8 * IN * 2.0**-52
+                assert (
+                    apart(wide(x.double()), wide.compute(wide.weight, x.double()))
+                    <= 8 * IN * 2.0**-52
+                )
 
 
 class Blocked(torch.nn.Parameter):
@@ -280,9 +357,16 @@ class Packed(torch.nn.Module):
         self.register_buffer("qweight", torch.zeros((8, 384), dtype=torch.int32))
 
 
-def with_head(weight: Callable[[torch.Tensor], torch.Tensor], kind: type = torch.nn.Parameter) -> Callable[..., None]:
+def with_head(
+    weight: Callable[[torch.Tensor], torch.Tensor],
+    kind: type = torch.nn.Parameter,
+) -> Callable[..., None]:
     """The model's head holds something else."""
-    return lambda model: setattr(model.lm_head, "weight", kind(weight(model.lm_head.weight.data), requires_grad=False))
+    return lambda model: setattr(
+        model.lm_head,
+        "weight",
+        kind(weight(model.lm_head.weight.data), requires_grad=False),
+    )
 
 
 @pytest.mark.spread(1)
@@ -292,7 +376,10 @@ def with_head(weight: Callable[[torch.Tensor], torch.Tensor], kind: type = torch
     [
         (with_head(lambda weight: weight.to(torch.float8_e4m3fn)), "'lm_head' .* float8_e4m3fn"),
         (lambda model: model.compile(), "the model .* compiled"),
-        (lambda model: setattr(model, "lm_head", torch.compile(model.lm_head)), "'lm_head' .* compiled"),
+        (
+            lambda model: setattr(model, "lm_head", torch.compile(model.lm_head)),
+            "'lm_head' .* compiled",
+        ),
         (
             lambda model: setattr(model, "lm_head", torch.ao.nn.quantized.dynamic.Linear(48, 384)),
             "'lm_head' .*no weight",

@@ -1,4 +1,6 @@
-"""The floor is the rms of reorderings, the pair is measured alike, and float32 has the very same weights."""
+"""The floor is the rms of reorderings, the pair is measured alike, and float32 has the very same
+weights.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from tests.core.inference.sameness import logits_of, tokens
 
 def rms_by_numpy(reference: torch.Tensor, variant: torch.Tensor) -> tuple[float, list[float]]:
     """Over all elements, and position by position, in float64."""
-    squares = np.square(reference.float().numpy().astype(np.float64) - variant.float().numpy().astype(np.float64))
+    squares = np.square(
+        reference.float().numpy().astype(np.float64) - variant.float().numpy().astype(np.float64),
+    )
     return math.sqrt(squares.mean()), [math.sqrt(row.mean()) for row in squares]
 
 
@@ -44,7 +48,8 @@ def test_the_floor_is_the_rms_of_each_reordering(dtype, model_folders) -> None:
             expected += rms_by_numpy(plain, other)[1]
         assert np.sqrt(squares) == pytest.approx(expected, rel=1e-12)
     assert found.row_ulps is not None
-    assert dtype == "bfloat16" or found.row_ulps > 0  # so small a model moves next to nothing in 16 bits
+    # so small a model moves next to nothing in 16 bits
+    assert dtype == "bfloat16" or found.row_ulps > 0
 
 
 @pytest.mark.model
@@ -52,7 +57,9 @@ def test_a_pair_is_measured_by_the_same_rule(llama: LoadedModel) -> None:
     prompts, names = [tokens(llama), tokens(llama)[::-1][:11]], ("prefill", "decode")
     with torch.inference_mode():
         found = divergence_of(llama, prompts, (side_of("prefill"), side_of("decode")))
-    rms, by_position = rms_by_numpy(*(torch.cat([logits_of(name, llama, ids) for ids in prompts]) for name in names))
+    rms, by_position = rms_by_numpy(
+        *(torch.cat([logits_of(name, llama, ids) for ids in prompts]) for name in names),
+    )
     assert rms > 0
     assert found.rms == pytest.approx(rms, rel=1e-12)
     assert np.sqrt(found.squares) == pytest.approx(by_position, rel=1e-12)
@@ -71,7 +78,11 @@ def test_only_elements_finite_on_both_sides_count() -> None:
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2", "gemma2", "gemma3", "mixtral", "mamba"])
-def test_widened_it_computes_in_float32_with_the_very_same_values(name, dtype, model_folders) -> None:
+def test_widened_it_computes_in_float32_with_the_very_same_values(
+    name,
+    dtype,
+    model_folders,
+) -> None:
     narrow = load_model(str(model_folders[name]), dtype=dtype, device="cpu")
     before, ids = state(narrow), torch.tensor([tokens(narrow)])
     with torch.inference_mode():
@@ -85,5 +96,8 @@ def test_widened_it_computes_in_float32_with_the_very_same_values(name, dtype, m
 
 def test_too_little_memory_for_float32_is_said_beforehand(llama_bfloat16, monkeypatch) -> None:
     monkeypatch.setattr(devices, "free_bytes", lambda device: 1000)
-    with pytest.raises(CaptureError, match=r"take another 314\.3 KB; cpu"), in_float32(llama_bfloat16):
+    with (
+        pytest.raises(CaptureError, match=r"take another 314\.3 KB; cpu"),
+        in_float32(llama_bfloat16),
+    ):
         pass

@@ -1,8 +1,8 @@
-"""The verdict on trial: every injected bug is called one, every lower precision is named, and no other way to compute
-the same function is (benchmarks/verdicts/trial.py).
+"""The verdict on trial: every injected bug is called one, every lower precision is named, and no
+other way to compute the same function is (benchmarks/verdicts/trial.py).
 
-`make thorough` takes all cases on two tiny models, a router of near ties among them. Every model of the trial, in both
-dtypes, takes half an hour: `python -m benchmarks.verdicts.trial`.
+`make thorough` takes all cases on two tiny models, a router of near ties among them. Every model of
+the trial, in both dtypes, takes half an hour: `python -m benchmarks.verdicts.trial`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ QUICK = ("gpt2", "mixtral")
 
 
 def _wrong(trials: list[Trial]) -> list[str]:
-    return [f"{trial.model}: {trial.case}: {trial.verdict}: {trial.because}" for trial in trials if trial.is_wrong]
+    return [
+        f"{trial.model}: {trial.case}: {trial.verdict}: {trial.because}"
+        for trial in trials
+        if trial.is_wrong
+    ]
 
 
 CASES = {case.name: case for case in (*MUTATIONS, *KINDS)}
@@ -81,15 +85,21 @@ NAMED = (
 @pytest.mark.thorough
 @pytest.mark.model
 @pytest.mark.parametrize(
-    ("name", "prompts", "step"), [("gpt2", 1, 5), *thorough([("gpt2", 1, 1), *((each, None, 1) for each in QUICK)])]
+    ("name", "prompts", "step"),
+    [("gpt2", 1, 5), *thorough([("gpt2", 1, 1), *((each, None, 1) for each in QUICK)])],
 )
-def test_every_bug_is_called_one_and_nothing_else_is(name: str, prompts: int | None, step: int) -> None:
+def test_every_bug_is_called_one_and_nothing_else_is(
+    name: str,
+    prompts: int | None,
+    step: int,
+) -> None:
     """Or every so many of the cases, and those that are named below."""
     wanted = {case.name for case in cases_of(tiny_model(name))[::step]} | set(NAMED)
     trials = run_trial([name], most_prompts=prompts, selects=lambda case: case.name in wanted)
     assert _wrong(trials) == []
     refused = [trial.case for trial in trials if trial.verdict == REFUSED]
-    assert refused == (["prefill+sdpa:math"] if name == "gemma2" else [])  # it has eager attention only
+    # it has eager attention only
+    assert refused == (["prefill+sdpa:math"] if name == "gemma2" else [])
     decided = {trial.case: trial for trial in trials}
     assert SAMPLER in decided["sampler ignores temperature 0"].failed
     assert decided["sums in another order at every call"].verdict == "nondeterministic"
@@ -101,7 +111,9 @@ def test_every_bug_is_called_one_and_nothing_else_is(name: str, prompts: int | N
 @pytest.mark.model
 @pytest.mark.parametrize("name", few(CONFIGS, "gpt2", "llama"))
 def test_mutations_that_change_the_function_do_change_it_in_float64(name: str) -> None:
-    """By a plain comparison that knows nothing of floors: the trial must not count a mutation that mutates nothing."""
+    """By a plain comparison that knows nothing of floors: the trial must not count a mutation that
+    mutates nothing.
+    """
     loaded = tiny_model(name)
     ids = torch.tensor(tiny_prompts(loaded)[0])
     with torch.inference_mode(), in_float64(loaded) as wide:
@@ -119,7 +131,11 @@ def test_mutations_that_change_the_function_do_change_it_in_float64(name: str) -
 @pytest.mark.parametrize(
     "name",
     few(
-        [case.name for case in KINDS if not case.changes(tiny_model("gpt2")) and case.applies(tiny_model("gpt2"))],
+        [
+            case.name
+            for case in KINDS
+            if not case.changes(tiny_model("gpt2")) and case.applies(tiny_model("gpt2"))
+        ],
         "partial sums in float32",
         "products of three bfloat16 parts",
     ),
@@ -143,11 +159,30 @@ ok    mistral-window bfloat16one cached value of one head x 1.01                
     ("verdict", "module", "position"),
     [("bug suspected", "a.very.long.module.of.a.model.with.a.name", 8), ("rounding", "", None)],
 )
-def test_a_printed_line_is_read_back(model: str, verdict: str, module: str, position: int | None) -> None:
-    trial = Trial(model, "a case", (verdict,), verdict, "", 37.0, 51.0, module=module, position=position)
+def test_a_printed_line_is_read_back(
+    model: str,
+    verdict: str,
+    module: str,
+    position: int | None,
+) -> None:
+    trial = Trial(
+        model,
+        "a case",
+        (verdict,),
+        verdict,
+        "",
+        37.0,
+        51.0,
+        module=module,
+        position=position,
+    )
     key, line = read_line(line_of(trial))
     assert key == (model, "a case")
-    assert (line.verdict, line.ratio, line.place) == (verdict, 37, f"{module} at {position}" if module else "")
+    assert (line.verdict, line.ratio, line.place) == (
+        verdict,
+        37,
+        f"{module} at {position}" if module else "",
+    )
 
 
 @pytest.mark.parametrize(
@@ -160,7 +195,12 @@ def test_a_printed_line_is_read_back(model: str, verdict: str, module: str, posi
         (1, "lower precision", "bug suspected", False),
     ],
 )
-def test_what_differs_from_an_earlier_output_is_listed(number: int, old: str, new: str, grave: bool) -> None:
+def test_what_differs_from_an_earlier_output_is_listed(
+    number: int,
+    old: str,
+    new: str,
+    grave: bool,
+) -> None:
     line = OLD[number].replace(old, new.ljust(len(old)))
     if number == 2:
         line = line.replace("ok   ", "WRONG", 1)

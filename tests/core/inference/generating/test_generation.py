@@ -1,4 +1,6 @@
-"""Continuations: each side's tokens are those of transformers' own generate, and the run shows why they part."""
+"""Continuations: each side's tokens are those of transformers' own generate, and the run shows why
+they part.
+"""
 
 import numpy as np
 import pytest
@@ -7,7 +9,12 @@ import torch
 from core.errors import CaptureError
 from core.inference.capture.capture import run_capture
 from core.inference.generating import search
-from core.inference.generating.generation import best_and_margin, continue_all, end_tokens, plan_generation
+from core.inference.generating.generation import (
+    best_and_margin,
+    continue_all,
+    end_tokens,
+    plan_generation,
+)
 from core.inference.models.model import LoadedModel
 from core.inference.paths.paths import parse_path
 from core.numerics.formats import values_of
@@ -38,7 +45,10 @@ MADE = [
     "def __init__(self, name, parent=None):\n    self.name = name\n    self.parent =",
     "for index in range(len(values)):\n    total +=",
     "import os\nimport sys\n\ndef main():",
-    "class Reader:\n    def read(self, path):\n        with open(path) as file:\n            return",
+    (
+        "class Reader:\n    def read(self, path):\n        with open(path) as file:\n           "
+        " return"
+    ),
     "if not isinstance(value, str):\n    raise TypeError(",
     "    @property\n    def size(self):",
     "try:\n    result = fetch(url)\nexcept",
@@ -61,10 +71,14 @@ def generated(loaded: LoadedModel, ids: list[int], length: int) -> tuple[int, ..
 
 @pytest.mark.spread(8)
 @pytest.mark.model
-@pytest.mark.parametrize(("loaded", "path"), covering(MODELS, PATHS, whole=("llama",)), indirect=["loaded"])
+@pytest.mark.parametrize(
+    ("loaded", "path"),
+    covering(MODELS, PATHS, whole=("llama",)),
+    indirect=["loaded"],
+)
 def test_a_path_continues_a_prompt_as_transformers_does(path: str, loaded: LoadedModel) -> None:
-    """In float32 the random models of these tests have margins far above rounding, so every path must agree with the
-    oracle.
+    """In float32 the random models of these tests have margins far above rounding, so every path
+    must agree with the oracle.
     """
     ids = tokens(loaded)[:20]
     ((found, _),) = continue_all(parse_path(path), loaded, [ids], LENGTH)
@@ -84,7 +98,11 @@ def test_a_text_ends_with_the_models_own_end_token(llama: LoadedModel, monkeypat
 
 def test_the_argmax_is_the_lowest_id_and_never_nan_and_its_margin_is_over_the_runner_up() -> None:
     rows = torch.tensor(
-        [[1.0, torch.nan, 3.0, 3.0], [-torch.inf, torch.nan, -torch.inf, 2.0], [0.5, 4.0, torch.nan, 1.75]]
+        [
+            [1.0, torch.nan, 3.0, 3.0],
+            [-torch.inf, torch.nan, -torch.inf, 2.0],
+            [0.5, 4.0, torch.nan, 1.75],
+        ],
     )
     tokens, margins = best_and_margin(rows)
     assert tokens.tolist() == [2, 3, 1]
@@ -93,8 +111,8 @@ def test_the_argmax_is_the_lowest_id_and_never_nan_and_its_margin_is_over_the_ru
 
 @pytest.mark.model
 def test_each_token_of_a_continuation_has_the_margin_of_its_own_logits(llama: LoadedModel) -> None:
-    """Against one forward of transformers over the prompt and what was written; float32 orders its sums differently by
-    1e-5.
+    """Against one forward of transformers over the prompt and what was written; float32 orders its
+    sums differently by 1e-5.
     """
     ids = tokens(llama)[:20]
     ((found, margins),) = continue_all(parse_path("decode"), llama, [ids], LENGTH)
@@ -109,7 +127,13 @@ def test_each_token_of_a_continuation_has_the_margin_of_its_own_logits(llama: Lo
 def test_the_run_shows_the_flip_that_made_the_texts_part(llama: LoadedModel, tmp_path) -> None:
     variant = "decode+dtype:bfloat16"
     found = search.search(llama, MADE, "prefill", variant, tokens=LENGTH)
-    plan = plan_generation(llama, [MADE[found.flipped_prompts[0]]], "prefill", [variant], tokens=LENGTH)
+    plan = plan_generation(
+        llama,
+        [MADE[found.flipped_prompts[0]]],
+        "prefill",
+        [variant],
+        tokens=LENGTH,
+    )
     with RunWriter(Store(tmp_path), plan.header) as writer:
         run_capture(plan, writer)
         path = Store(tmp_path).path_of(writer.finish())
@@ -125,11 +149,20 @@ def test_the_run_shows_the_flip_that_made_the_texts_part(llama: LoadedModel, tmp
             assert table[column].iloc[parting] == made.tokens[side][step]
             logits = values_of(run.at(side, 0, parting), run.header.format)
             assert int(np.argmax(logits)) == made.tokens[side][step]
-        assert made.tokens[0][:step] == made.tokens[1][:step] == run.header.prompts[0].token_ids[made.given_positions :]
+        assert (
+            made.tokens[0][:step]
+            == made.tokens[1][:step]
+            == run.header.prompts[0].token_ids[made.given_positions :]
+        )
         assert made.texts[0] == llama.tokenizer.decode(made.tokens[0])
-        # Between prompt and parting every generated token is the argmax of both sides' stored logits.
+        # Between prompt and parting every generated token is the argmax of both sides' stored
+        # logits.
         middle = table.iloc[made.given_positions - 1 : parting]
-        assert middle["reference_token"].tolist() == middle["variant_token"].tolist() == list(made.tokens[0][:step])
+        assert (
+            middle["reference_token"].tolist()
+            == middle["variant_token"].tolist()
+            == list(made.tokens[0][:step])
+        )
 
 
 @pytest.mark.model
@@ -149,14 +182,30 @@ def test_the_second_pass_repeats_the_first(path: str, llama_bfloat16: LoadedMode
 @pytest.mark.parametrize(
     ("name", "reference", "length", "sentence"),
     [
-        ("llama", "prefill+pad:right:2", 4, "padding after the prompt leaves no place for generated tokens"),
+        (
+            "llama",
+            "prefill+pad:right:2",
+            4,
+            "padding after the prompt leaves no place for generated tokens",
+        ),
         ("llama", "prefill", 500, "and 500 more exceed the model's context of 96"),
-        # the prompt is short enough, the continuation is not: keys cached before would be rotated otherwise
+        # the prompt is short enough, the continuation is not: keys cached before would be rotated
+        # otherwise
         ("longrope", "prefill", 30, "changes its rotary frequencies beyond"),
     ],
 )
 def test_what_cannot_be_continued_is_refused_before_anything_is_computed(
-    name, reference, length, sentence, model_of
+    name,
+    reference,
+    length,
+    sentence,
+    model_of,
 ) -> None:
     with pytest.raises(CaptureError, match=sentence):
-        plan_generation(model_of(name), ["def walk(self)"], reference, ["prefill+batch:2"], tokens=length)
+        plan_generation(
+            model_of(name),
+            ["def walk(self)"],
+            reference,
+            ["prefill+batch:2"],
+            tokens=length,
+        )

@@ -1,4 +1,6 @@
-"""The search finds the flips that are there, keeps to its budget, and says what it did when there are none."""
+"""The search finds the flips that are there, keeps to its budget, and says what it did when there
+are none.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,13 +31,23 @@ def test_every_flip_of_every_prompt_is_found_with_its_margins(llama: LoadedModel
     assert (found.reason, found.prompts) == ("all prompts were tried", len(PROMPTS))
     assert found.positions == sum(len(ids_of(llama, n)) for n in range(len(PROMPTS)))
     assert found.closest is None or found.closest >= 0
-    sides = [[logits_of(path, llama, ids_of(llama, n)) for path in ("prefill", VARIANT)] for n in range(len(PROMPTS))]
-    flips = [(ours.argmax(-1) != theirs.argmax(-1)).nonzero()[:, 0].tolist() for ours, theirs in sides]
-    assert [[flip.position for flip in found.flips if flip.prompt == n] for n in range(len(PROMPTS))] == flips
+    sides = [
+        [logits_of(path, llama, ids_of(llama, n)) for path in ("prefill", VARIANT)]
+        for n in range(len(PROMPTS))
+    ]
+    flips = [
+        (ours.argmax(-1) != theirs.argmax(-1)).nonzero()[:, 0].tolist() for ours, theirs in sides
+    ]
+    assert [
+        [flip.position for flip in found.flips if flip.prompt == n] for n in range(len(PROMPTS))
+    ] == flips
     assert any(flips)
     for flip in found.flips:
         ours, theirs = (logits[flip.position] for logits in sides[flip.prompt])
-        assert (flip.reference_token, flip.variant_token) == (int(ours.argmax()), int(theirs.argmax()))
+        assert (flip.reference_token, flip.variant_token) == (
+            int(ours.argmax()),
+            int(theirs.argmax()),
+        )
         for logits, margin in ((ours, flip.reference_margin), (theirs, flip.variant_margin)):
             best, second = logits.topk(2).values
             assert margin == float(best) - float(second)
@@ -49,19 +61,34 @@ def test_where_continuations_part_both_margins_are_told(llama: LoadedModel, monk
 
     def other(path, *rest, **options):
         for tokens, own in real(path, *rest, **options):
-            yield ((*tokens[:2], tokens[2] + 1, *tokens[3:]) if "batch" in str(path) else tokens), own
+            yield (
+                ((*tokens[:2], tokens[2] + 1, *tokens[3:]) if "batch" in str(path) else tokens),
+                own,
+            )
 
     monkeypatch.setattr(module, "continue_all", other)
     (flip,) = search(llama, ["def walk(self)"], "prefill", "prefill+batch:2", tokens=4).flips
-    assert (flip.position, flip.reference_token, flip.variant_token) == (len(ids) + 1, made[2], made[2] + 1)
+    assert (flip.position, flip.reference_token, flip.variant_token) == (
+        len(ids) + 1,
+        made[2],
+        made[2] + 1,
+    )
     assert flip.reference_margin == margins[2] > 0
     assert flip.variant_margin == pytest.approx(margins[2], abs=1e-4)
 
 
-def test_paths_that_never_part_have_no_flip_and_the_closest_call_is_told(llama: LoadedModel) -> None:
+def test_paths_that_never_part_have_no_flip_and_the_closest_call_is_told(
+    llama: LoadedModel,
+) -> None:
     found = search(llama, PROMPTS, "prefill", "prefill+attn:sdpa")
-    best = [logits_of("prefill", llama, ids_of(llama, n)).topk(2).values.double() for n in range(len(PROMPTS))]
-    assert (found.flips, found.closest) == ((), min(float((rows[:, 0] - rows[:, 1]).min()) for rows in best))
+    best = [
+        logits_of("prefill", llama, ids_of(llama, n)).topk(2).values.double()
+        for n in range(len(PROMPTS))
+    ]
+    assert (found.flips, found.closest) == (
+        (),
+        min(float((rows[:, 0] - rows[:, 1]).min()) for rows in best),
+    )
     paths, ids = ("prefill", "prefill+batch:2"), llama.tokenizer("def walk(self)")["input_ids"]
     sides = [next(module.continue_all(parse_path(path), llama, [ids], 4))[1] for path in paths]
     found = search(llama, ["def walk(self)"], *paths, tokens=4)
@@ -69,8 +96,8 @@ def test_paths_that_never_part_have_no_flip_and_the_closest_call_is_told(llama: 
 
 
 def test_the_time_is_kept(llama: LoadedModel, monkeypatch) -> None:
-    """By a clock on which each prompt takes 50 ms: the budget of a second ends within the variant's pass, and nobody
-    has to be fast.
+    """By a clock on which each prompt takes 50 ms: the budget of a second ends within the variant's
+    pass, and nobody has to be fast.
     """
     real, now = module._scores, [0.0]
 
@@ -89,7 +116,13 @@ def test_the_time_is_kept(llama: LoadedModel, monkeypatch) -> None:
 
 def test_prompts_that_the_model_cannot_take_are_skipped_with_the_reason(llama: LoadedModel) -> None:
     told: list[tuple[int, ...]] = []
-    found = search(llama, ["", "def walk", "x " * 400], "prefill", "decode", on_progress=lambda *to: told.append(to))
+    found = search(
+        llama,
+        ["", "def walk", "x " * 400],
+        "prefill",
+        "decode",
+        on_progress=lambda *to: told.append(to),
+    )
     assert found.prompts == 1
     assert [number for number, _ in found.skipped] == [0, 2]
     assert "is empty" in found.skipped[0][1]

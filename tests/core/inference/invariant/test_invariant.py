@@ -1,4 +1,6 @@
-"""Under `invariant` every path gives the same bits; without it they do not, and a fault under it is seen."""
+"""Under `invariant` every path gives the same bits; without it they do not, and a fault under it is
+seen.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,12 @@ def _drawn(*shape: int, dtype: str = "float32", seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [*DTYPES, "float16"])
 @pytest.mark.parametrize(("length", "columns"), [(1, 5), (31, 7), (100, 130), (2100, 33)])
 @pytest.mark.parametrize("lies", ["by row", "by column"])
-def test_a_row_of_a_product_does_not_depend_on_the_others(dtype: str, length: int, columns: int, lies: str) -> None:
+def test_a_row_of_a_product_does_not_depend_on_the_others(
+    dtype: str,
+    length: int,
+    columns: int,
+    lies: str,
+) -> None:
     x, by_row = _drawn(17, length, dtype=dtype), _drawn(columns, length, dtype=dtype, seed=1).t()
     w = by_row if lies == "by row" else by_row.contiguous()
     alone = torch.cat([products.product(x[row : row + 1], w) for row in range(len(x))])
@@ -62,26 +69,44 @@ def test_a_row_of_a_product_does_not_depend_on_the_others(dtype: str, length: in
         assert torch.equal(products.product(x[:rows], w), alone[:rows])
     assert torch.equal(products.product(x[5:], w), alone[5:])
     exact = x.double() @ w.double()
-    bound = length * 2.0**-24 * (x.double().abs() @ w.double().abs())  # Higham, Accuracy and Stability, 3.5
+    # Higham, Accuracy and Stability, 3.5
+    bound = length * 2.0**-24 * (x.double().abs() @ w.double().abs())
     assert bool(((alone.double() - exact).abs() <= bound + 1e-30).all())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mask", ["boolean", "added"])
 def test_masked_keys_change_no_bit_of_attention_wherever_they_stand(dtype: str, mask: str) -> None:
-    query, key, value = (_drawn(2, heads, 37, 24, dtype=dtype, seed=heads + n) for n, heads in ((0, 4), (1, 2), (2, 2)))
+    query, key, value = (
+        _drawn(2, heads, 37, 24, dtype=dtype, seed=heads + n)
+        for n, heads in ((0, 4), (1, 2), (2, 2))
+    )
     plain = products.attention(query, key, value, is_causal=True)
     spread = torch.tensor([n for n in range(60) if n % 3 != 1][:37])  # every third key is masked
-    keys, values = torch.full((2, 2, 60, 24), 3.0, dtype=key.dtype), torch.full((2, 2, 60, 24), 1e4, dtype=key.dtype)
+    keys, values = (
+        torch.full((2, 2, 60, 24), 3.0, dtype=key.dtype),
+        torch.full((2, 2, 60, 24), 1e4, dtype=key.dtype),
+    )
     keys[:, :, spread], values[:, :, spread] = key, value
     allowed = torch.zeros(37, 60, dtype=torch.bool)
     allowed[:, spread] = torch.ones(37, 37, dtype=torch.bool).tril()
-    given = allowed if mask == "boolean" else torch.where(allowed, 0.0, torch.finfo(key.dtype).min).to(key.dtype)
+    given = (
+        allowed
+        if mask == "boolean"
+        else torch.where(allowed, 0.0, torch.finfo(key.dtype).min).to(key.dtype)
+    )
     assert torch.equal(products.attention(query, keys, values, given), plain)
-    by_token = [products.attention(query[:, :, n : n + 1], key[:, :, : n + 1], value[:, :, : n + 1]) for n in range(37)]
+    by_token = [
+        products.attention(query[:, :, n : n + 1], key[:, :, : n + 1], value[:, :, : n + 1])
+        for n in range(37)
+    ]
     assert torch.equal(torch.cat(by_token, dim=2), plain)
     exact = torch.nn.functional.scaled_dot_product_attention(
-        query.double(), key.double(), value.double(), is_causal=True, enable_gqa=True
+        query.double(),
+        key.double(),
+        value.double(),
+        is_causal=True,
+        enable_gqa=True,
     )
     rtol, atol = (1e-4, 1e-3) if dtype == "float32" else (1e-2, 0.3)
     torch.testing.assert_close(plain.double(), exact, rtol=rtol, atol=atol)
@@ -89,12 +114,21 @@ def test_masked_keys_change_no_bit_of_attention_wherever_they_stand(dtype: str, 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_norms_and_softmax_are_torchs_within_rounding_and_know_no_other_row(dtype: str) -> None:
-    x, weight, bias = _drawn(19, 100, dtype=dtype), _drawn(100, dtype=dtype, seed=1), _drawn(100, dtype=dtype, seed=2)
+    x, weight, bias = (
+        _drawn(19, 100, dtype=dtype),
+        _drawn(100, dtype=dtype, seed=1),
+        _drawn(100, dtype=dtype, seed=2),
+    )
     functional = torch.nn.functional
     computed: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "softmax": lambda x: torch.softmax(x, -1),
         "log-softmax": lambda x: torch.log_softmax(x, -1),
-        "layer norm": lambda x: functional.layer_norm(x, (100,), weight.to(x.dtype), bias.to(x.dtype)),
+        "layer norm": lambda x: functional.layer_norm(
+            x,
+            (100,),
+            weight.to(x.dtype),
+            bias.to(x.dtype),
+        ),
         "rms norm": lambda x: functional.rms_norm(x, (100,), weight.to(x.dtype), 1e-6),
         "mean": lambda x: x.mean(-1, keepdim=True),
         "sum over the first axis": lambda x: x.T.contiguous().sum(0),
@@ -124,7 +158,11 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.spread(3)
 @pytest.mark.parametrize(("name", "dtype"), covering(list(FUNCTIONS), [*DTYPES, "float16"]))
-def test_an_element_does_not_depend_on_its_place(name: str, dtype: str, threads: Callable[[int], None]) -> None:
+def test_an_element_does_not_depend_on_its_place(
+    name: str,
+    dtype: str,
+    threads: Callable[[int], None],
+) -> None:
     """Nor on how many others stand around it, or on the number of threads."""
     x, compute = (_drawn(70_001, dtype=dtype) / 16).contiguous(), FUNCTIONS[name]
     with Invariant(), torch.inference_mode():
@@ -140,24 +178,42 @@ def test_an_element_does_not_depend_on_its_place(name: str, dtype: str, threads:
 def _differing(loaded: LoadedModel, paths: list[str], modifiers: str) -> list[str]:
     """The paths that do not give the bits of prefill."""
     plain = logits_of(f"prefill{modifiers}", loaded)
-    return [path for path in paths if not torch.equal(logits_of(f"{path}{modifiers}", loaded), plain)]
+    return [
+        path for path in paths if not torch.equal(logits_of(f"{path}{modifiers}", loaded), plain)
+    ]
 
 
 @pytest.mark.model
 @pytest.mark.parametrize(
-    ("name", "dtype"), few(itertools.product(MODELS, DTYPES), ("mixtral", "bfloat16"), ("mistral-window", "float32"))
+    ("name", "dtype"),
+    few(itertools.product(MODELS, DTYPES), ("mixtral", "bfloat16"), ("mistral-window", "float32")),
 )
-def test_every_path_gives_the_bits_of_prefill(name: str, dtype: str, model_of: Callable[..., LoadedModel]) -> None:
+def test_every_path_gives_the_bits_of_prefill(
+    name: str,
+    dtype: str,
+    model_of: Callable[..., LoadedModel],
+) -> None:
     loaded = model_of(name, dtype)
     assert _differing(loaded, PATHS, "+invariant") == []
-    assert _differing(loaded, ["decode", "prefill+batch:4", "decode+pad:left:5"], "+attn:eager+invariant") == []
+    assert (
+        _differing(
+            loaded,
+            ["decode", "prefill+batch:4", "decode+pad:left:5"],
+            "+attn:eager+invariant",
+        )
+        == []
+    )
 
 
 @pytest.mark.spread(3)
 @pytest.mark.model
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_it_is_as_exact_as_torch(name: str, dtype: str, model_of: Callable[..., LoadedModel]) -> None:
+def test_it_is_as_exact_as_torch(
+    name: str,
+    dtype: str,
+    model_of: Callable[..., LoadedModel],
+) -> None:
     """Root mean square to a float64 forward of the same weights: at most half as much again."""
     loaded = model_of(name, dtype)
     exact = exact_logits(loaded)
@@ -171,18 +227,25 @@ def test_it_is_as_exact_as_torch(name: str, dtype: str, model_of: Callable[..., 
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", few(DTYPES, "bfloat16"))
 def test_it_holds_at_the_width_of_a_trained_model(
-    dtype: str, shipped_model: Path, threads: Callable[[int], None]
+    dtype: str,
+    shipped_model: Path,
+    threads: Callable[[int], None],
 ) -> None:
     """Wide enough for products to be shared by threads."""
     if not (shipped_model / "config.json").is_file():
         pytest.skip("sample_runs/model is not built")
     loaded = load_model(str(shipped_model), dtype=dtype, device="cpu")
     threads(2)
-    assert _differing(loaded, ["decode", "prefill+batch:3", "prefill+threads:1"], "+invariant") == []
+    assert (
+        _differing(loaded, ["decode", "prefill+batch:3", "prefill+threads:1"], "+invariant") == []
+    )
 
 
 @pytest.mark.model
-def test_a_sum_that_depends_on_the_batch_is_caught(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sum_that_depends_on_the_batch_is_caught(
+    llama: LoadedModel,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(products, "linear", torch.nn.functional.linear)
     assert _differing(llama, ["decode", "prefill+batch:4"], "+invariant")
 
@@ -208,7 +271,10 @@ def test_nothing_of_it_is_left(llama: LoadedModel) -> None:
     assert not torch.equal(before, logits_of("decode+invariant", llama))
     with pytest.raises(RuntimeError, match="planted"), invariant_forwards(llama.model):
         raise RuntimeError("planted")
-    with pytest.raises(ValueError, match="exactly one of input_ids"), invariant_forwards(llama.model):
+    with (
+        pytest.raises(ValueError, match="exactly one of input_ids"),
+        invariant_forwards(llama.model),
+    ):
         llama.model(nothing=1)
     assert not llama.model._forward_hooks
     assert not llama.model._forward_pre_hooks
@@ -223,12 +289,16 @@ def test_nothing_of_it_is_left(llama: LoadedModel) -> None:
         (lambda x: torch.cdist(x, x), "aten._cdist_forward.default"),
         (lambda x: torch.add(x, x, alpha=3), "aten.add.Tensor"),
         (lambda x: x.index_add_(0, torch.tensor([1, 1]), x[:2].clone()), "aten.index_add_.default"),
-        (lambda x: x.index_put_((torch.tensor([1, 1]),), x[:2].clone(), accumulate=True), "aten.index_put_.default"),
+        (
+            lambda x: x.index_put_((torch.tensor([1, 1]),), x[:2].clone(), accumulate=True),
+            "aten.index_put_.default",
+        ),
         (lambda x: x.double() @ x.double().T, "product of float64 by float64"),
     ],
 )
 def test_an_operation_whose_order_is_not_known_is_refused(
-    compute: Callable[[torch.Tensor], torch.Tensor], operation: str
+    compute: Callable[[torch.Tensor], torch.Tensor],
+    operation: str,
 ) -> None:
     with torch.inference_mode(), Invariant(), pytest.raises(CaptureError, match=operation):
         compute(_drawn(4, 8))
@@ -238,14 +308,33 @@ def test_an_operation_whose_order_is_not_known_is_refused(
 @pytest.mark.parametrize(
     ("name", "path", "sentence"),
     [
-        ("lfm2", "prefill+invariant", "'model.layers.0.conv.conv' (Conv1d) sums over neighboring tokens"),
-        ("mamba", "prefill+invariant", "'backbone.layers.0.mixer.conv1d' (Conv1d) sums over neighboring tokens"),
-        ("llama", "prefill+sdpa:math+invariant", "invariant and sdpa both replace kernels; leave one out"),
-        ("llama", "prefill+invariant+compile", "invariant and compile both replace kernels; leave one out"),
+        (
+            "lfm2",
+            "prefill+invariant",
+            "'model.layers.0.conv.conv' (Conv1d) sums over neighboring tokens",
+        ),
+        (
+            "mamba",
+            "prefill+invariant",
+            "'backbone.layers.0.mixer.conv1d' (Conv1d) sums over neighboring tokens",
+        ),
+        (
+            "llama",
+            "prefill+sdpa:math+invariant",
+            "invariant and sdpa both replace kernels; leave one out",
+        ),
+        (
+            "llama",
+            "prefill+invariant+compile",
+            "invariant and compile both replace kernels; leave one out",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_refused_first(
-    name: str, path: str, sentence: str, model_of: Callable[..., LoadedModel]
+    name: str,
+    path: str,
+    sentence: str,
+    model_of: Callable[..., LoadedModel],
 ) -> None:
     refusal = parse_path(path).refusal(model_of(name))
     assert refusal is not None

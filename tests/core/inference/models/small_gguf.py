@@ -1,4 +1,6 @@
-"""A GGUF of a tiny Llama, and its weights by hand: from the bytes of the blocks, as the format describes them."""
+"""A GGUF of a tiny Llama, and its weights by hand: from the bytes of the blocks, as the format
+describes them.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,13 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 HIDDEN, FEED, LAYERS, HEADS, KV_HEADS = 64, 96, 2, 4, 2
 HEAD = HIDDEN // HEADS
-Q4_1, Q8_0, F32 = gguf.GGMLQuantizationType.Q4_1, gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.F32
-TOKENS = ["<|start|>", *sorted(ByteLevel.alphabet()), "ĠĠ", "Ġ1", "th", "the", "12"]  # no text needs another
+Q4_1, Q8_0, F32 = (
+    gguf.GGMLQuantizationType.Q4_1,
+    gguf.GGMLQuantizationType.Q8_0,
+    gguf.GGMLQuantizationType.F32,
+)
+# no text needs another
+TOKENS = ["<|start|>", *sorted(ByteLevel.alphabet()), "ĠĠ", "Ġ1", "th", "the", "12"]
 MERGES = ["Ġ Ġ", "Ġ 1", "t h", "th e", "1 2"]
 
 
@@ -26,26 +33,35 @@ def by_hand(blocks: NDArray[np.uint8], kind: gguf.GGMLQuantizationType) -> NDArr
         for start in range(0, len(row), width):
             block = row[start : start + width].tobytes()
             scale = np.frombuffer(block, "<f2", 1)[0].astype(np.float32)
-            if kind == Q4_1:  # scale, least value, then 16 bytes: the low halves are the first 16 elements
+            # scale, least value, then 16 bytes: the low halves are the first 16 elements
+            if kind == Q4_1:
                 least = np.frombuffer(block, "<f2", 1, 2)[0].astype(np.float32)
                 halves = [byte & 15 for byte in block[4:]] + [byte >> 4 for byte in block[4:]]
                 values += [scale * np.float32(half) + least for half in halves]
             else:
-                values += [scale * np.float32(whole) for whole in np.frombuffer(block, np.int8, 32, 2)]
+                values += [
+                    scale * np.float32(whole) for whole in np.frombuffer(block, np.int8, 32, 2)
+                ]
         rows.append(values)
     return np.array(rows, np.float32)
 
 
 def permuted(weights: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """Rows of a projection that is rotated, as llama.cpp orders them: the two halves of a head alternate."""
+    """Rows of a projection that is rotated, as llama.cpp orders them: the two halves of a head
+    alternate.
+    """
     return weights.reshape(heads, 2, HEAD // 2, -1).swapaxes(1, 2).reshape(weights.shape)
 
 
 def write(
-    path: Path, *, pre: str = "gpt-2", facts: Mapping[str, str] | None = None, more: tuple[str, ...] = ()
+    path: Path,
+    *,
+    pre: str = "gpt-2",
+    facts: Mapping[str, str] | None = None,
+    more: tuple[str, ...] = (),
 ) -> dict[str, NDArray[np.float32]]:
-    """Write the model; returns what its weights are in float32, by the names that transformers gives them. `more`:
-    names of further tensors.
+    """Write the model; returns what its weights are in float32, by the names that transformers
+    gives them. `more`: names of further tensors.
     """
     random = np.random.default_rng(5)
     file = gguf.GGUFWriter(path, "llama")
@@ -73,9 +89,16 @@ def write(
     tensors: dict[str, NDArray[np.float32]] = {}
 
     def add(
-        name: str, gguf_name: str, rows: int, columns: int = 0, kind: gguf.GGMLQuantizationType = Q4_1, heads: int = 0
+        name: str,
+        gguf_name: str,
+        rows: int,
+        columns: int = 0,
+        kind: gguf.GGMLQuantizationType = Q4_1,
+        heads: int = 0,
     ):
-        weights = random.standard_normal((rows, columns) if columns else rows).astype(np.float32) * np.float32(0.2)
+        weights = random.standard_normal((rows, columns) if columns else rows).astype(
+            np.float32,
+        ) * np.float32(0.2)
         if not columns:
             tensors[gguf_name] = weights
             file.add_tensor(name, weights)
@@ -83,7 +106,8 @@ def write(
         blocks = gguf.quants.quantize(weights, kind)
         plain = by_hand(blocks, kind)
         if heads:
-            blocks = gguf.quants.quantize(permuted(weights, heads), kind)  # a row's blocks do not know of other rows
+            # a row's blocks do not know of other rows
+            blocks = gguf.quants.quantize(permuted(weights, heads), kind)
         tensors[gguf_name] = plain
         file.add_tensor(name, blocks, raw_dtype=kind)
 
@@ -94,7 +118,13 @@ def write(
         add(f"{here}attn_norm.weight", f"{there}input_layernorm.weight", HIDDEN)
         add(f"{here}ffn_norm.weight", f"{there}post_attention_layernorm.weight", HIDDEN)
         add(f"{here}attn_q.weight", f"{there}self_attn.q_proj.weight", HIDDEN, HIDDEN, heads=HEADS)
-        add(f"{here}attn_k.weight", f"{there}self_attn.k_proj.weight", HEAD * KV_HEADS, HIDDEN, heads=KV_HEADS)
+        add(
+            f"{here}attn_k.weight",
+            f"{there}self_attn.k_proj.weight",
+            HEAD * KV_HEADS,
+            HIDDEN,
+            heads=KV_HEADS,
+        )
         add(f"{here}attn_v.weight", f"{there}self_attn.v_proj.weight", HEAD * KV_HEADS, HIDDEN)
         add(f"{here}attn_output.weight", f"{there}self_attn.o_proj.weight", HIDDEN, HIDDEN)
         add(f"{here}ffn_gate.weight", f"{there}mlp.gate_proj.weight", FEED, HIDDEN)

@@ -1,4 +1,6 @@
-"""A GGUF loads with the weights that its blocks hold, rounded once; a broken one gets a sentence."""
+"""A GGUF loads with the weights that its blocks hold, rounded once; a broken one gets a
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,17 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, n
     return path, small_gguf.write(path)
 
 
-def differing(model: torch.nn.Module, expected: dict[str, np.ndarray], dtype: torch.dtype) -> list[str]:
+def differing(
+    model: torch.nn.Module,
+    expected: dict[str, np.ndarray],
+    dtype: torch.dtype,
+) -> list[str]:
     """Names of the weights whose bits are not those of `expected`, rounded once."""
     state = model.state_dict()
     return [
-        name for name, values in expected.items() if not torch.equal(state[name], torch.from_numpy(values).to(dtype))
+        name
+        for name, values in expected.items()
+        if not torch.equal(state[name], torch.from_numpy(values).to(dtype))
     ]
 
 
@@ -52,9 +60,12 @@ def test_a_gguf_has_the_weights_that_its_blocks_hold_rounded_once(written, dtype
 
 @pytest.mark.model
 def test_an_architecture_that_transformers_rounds_within_its_arithmetic_is_rounded_once_all_the_same(
-    written, monkeypatch
+    written,
+    monkeypatch,
 ) -> None:
-    """Its newer reader, which has a few architectures yet, multiplies in bfloat16: other bits than the blocks hold."""
+    """Its newer reader, which has a few architectures yet, multiplies in bfloat16: other bits than
+    the blocks hold.
+    """
     path, expected = written
     blocks = gguf.quants.quantize(expected["model.layers.0.mlp.up_proj.weight"], small_gguf.Q4_1)
     exact = torch.from_numpy(small_gguf.by_hand(blocks, small_gguf.Q4_1))
@@ -72,7 +83,9 @@ def test_an_architecture_that_transformers_rounds_within_its_arithmetic_is_round
 
 
 @pytest.mark.model
-def test_a_run_of_a_gguf_says_which_file_how_it_was_quantised_and_that_it_no_longer_is(written) -> None:
+def test_a_run_of_a_gguf_says_which_file_how_it_was_quantised_and_that_it_no_longer_is(
+    written,
+) -> None:
     path, _ = written
     digest = f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
     loaded = load_model(str(path), dtype="bfloat16", device="cpu")
@@ -80,11 +93,16 @@ def test_a_run_of_a_gguf_says_which_file_how_it_was_quantised_and_that_it_no_lon
     assert (about.model, about.revision) == (str(path), digest)
     assert "dequantised from Q4_1" in about.versions["weights"]
     shapes = load_model(str(path), dtype="bfloat16", device="cpu", weights=False)
-    assert (shapes.revision, shapes.vocab_size) == ("", len(small_gguf.TOKENS))  # a dry run reads no weights
+    # a dry run reads no weights
+    assert (shapes.revision, shapes.vocab_size) == ("", len(small_gguf.TOKENS))
 
 
 @pytest.mark.model
-def test_a_folder_made_of_a_gguf_loads_without_what_read_it_and_has_its_bits(written, tmp_path, monkeypatch) -> None:
+def test_a_folder_made_of_a_gguf_loads_without_what_read_it_and_has_its_bits(
+    written,
+    tmp_path,
+    monkeypatch,
+) -> None:
     path, expected = written
     made = load_model(str(path), dtype="bfloat16", device="cpu")
     save_model(made, tmp_path)
@@ -106,8 +124,15 @@ def test_a_folder_made_of_a_gguf_loads_without_what_read_it_and_has_its_bits(wri
 def test_files_next_to_a_gguf_have_no_effect(written, tmp_path) -> None:
     path, expected = written
     (tmp_path / "tiny.gguf").write_bytes(path.read_bytes())
-    for name in ("config.json", "tokenizer_config.json", "generation_config.json", "adapter_config.json"):
-        (tmp_path / name).write_text('{"auto_map": {"AutoTokenizer": ["x.Y", null]}, "tokenizer_class": "NoSuch"}')
+    for name in (
+        "config.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+        "adapter_config.json",
+    ):
+        (tmp_path / name).write_text(
+            '{"auto_map": {"AutoTokenizer": ["x.Y", null]}, "tokenizer_class": "NoSuch"}',
+        )
     loaded = load_model(str(tmp_path / "tiny.gguf"), dtype="float32", device="cpu")
     assert differing(loaded.model, expected, torch.float32) == []
 
@@ -134,7 +159,11 @@ def _damaged(data: bytes, at: int, what: bytes) -> bytes:
         lambda data: _damaged(data, 16, struct.pack("<Q", 1 << 60)),
     ],
 )
-def test_a_gguf_that_announces_more_than_it_has_gets_a_sentence(written, tmp_path, break_it) -> None:
+def test_a_gguf_that_announces_more_than_it_has_gets_a_sentence(
+    written,
+    tmp_path,
+    break_it,
+) -> None:
     (tmp_path / "m.gguf").write_bytes(break_it(written[0].read_bytes()))
     assert "is a broken GGUF file" in _refusal(tmp_path / "m.gguf")
 
@@ -142,11 +171,21 @@ def test_a_gguf_that_announces_more_than_it_has_gets_a_sentence(written, tmp_pat
 @pytest.mark.parametrize(
     ("about", "sentence"),
     [
-        ({"facts": {"llama.rope.scaling.type": "yarn"}}, "scales its rotary embeddings, which transformers ignores"),
-        ({"more": ("rope_freqs.weight",)}, "scales its rotary embeddings, which transformers ignores"),
+        (
+            {"facts": {"llama.rope.scaling.type": "yarn"}},
+            "scales its rotary embeddings, which transformers ignores",
+        ),
+        (
+            {"more": ("rope_freqs.weight",)},
+            "scales its rotary embeddings, which transformers ignores",
+        ),
     ],
 )
-def test_what_transformers_would_leave_out_without_a_word_is_refused(tmp_path, about, sentence) -> None:
+def test_what_transformers_would_leave_out_without_a_word_is_refused(
+    tmp_path,
+    about,
+    sentence,
+) -> None:
     small_gguf.write(tmp_path / "m.gguf", **about)
     assert sentence in _refusal(tmp_path / "m.gguf")
     small_gguf.write(tmp_path / "sound.gguf", facts={"llama.rope.scaling.type": "none"})

@@ -33,7 +33,11 @@ def refusal(name: object, **changes: object) -> str:
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen2", "mixtral"])
-def test_a_model_loads_wholly_in_the_dtype_asked_for(kind: str, dtype: str, model_folders: dict[str, Path]) -> None:
+def test_a_model_loads_wholly_in_the_dtype_asked_for(
+    kind: str,
+    dtype: str,
+    model_folders: dict[str, Path],
+) -> None:
     loaded = load_model(str(model_folders[kind]), dtype=dtype, device="cpu")
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {getattr(torch, dtype)}
     assert not loaded.model.training
@@ -43,7 +47,9 @@ def test_a_model_loads_wholly_in_the_dtype_asked_for(kind: str, dtype: str, mode
     assert loaded.device_name
 
 
-def test_an_alias_of_a_dtype_is_understood_and_an_unknown_one_lists_what_exists(model_folders: dict[str, Path]) -> None:
+def test_an_alias_of_a_dtype_is_understood_and_an_unknown_one_lists_what_exists(
+    model_folders: dict[str, Path],
+) -> None:
     assert load_model(str(model_folders["llama"]), dtype="bf16", device="cpu").dtype == "bfloat16"
     with pytest.raises(UsageError, match="one of float32, float16, bfloat16"):
         load_model(str(model_folders["llama"]), dtype="int8")
@@ -54,7 +60,10 @@ def test_the_vocabulary_has_readable_text_for_every_id(llama: LoadedModel) -> No
     assert sorted(vocabulary) == list(range(384))
     assert all(vocabulary.values())
     tokens = llama.tokenizer("café – still")["input_ids"]
-    assert "".join(vocabulary[token] for token in llama.tokenizer(" still lit")["input_ids"]) == " still lit"
+    assert (
+        "".join(vocabulary[token] for token in llama.tokenizer(" still lit")["input_ids"])
+        == " still lit"
+    )
     assert not any("Ġ" in vocabulary[token] or "\ufffd" in vocabulary[token] for token in tokens)
     lead_byte = llama.tokenizer.convert_tokens_to_ids("â")  # the byte alphabet's name of 0xE2
     assert vocabulary[lead_byte] == "<0xE2>"
@@ -64,7 +73,13 @@ def test_the_vocabulary_has_readable_text_for_every_id(llama: LoadedModel) -> No
 
 @pytest.mark.parametrize(
     ("raw", "text"),
-    [(b"abc", "abc"), (b"\xe2", "<0xE2>"), (b"a\xe2\x80", "a<0xE2><0x80>"), ("–".encode(), "–"), (b"\xff ", "<0xFF> ")],
+    [
+        (b"abc", "abc"),
+        (b"\xe2", "<0xE2>"),
+        (b"a\xe2\x80", "a<0xE2><0x80>"),
+        ("–".encode(), "–"),
+        (b"\xff ", "<0xFF> "),
+    ],
 )
 def test_bytes_that_are_no_text_are_shown_as_bytes(raw: bytes, text: str) -> None:
     assert readable(raw) == text
@@ -72,7 +87,9 @@ def test_bytes_that_are_no_text_are_shown_as_bytes(raw: bytes, text: str) -> Non
 
 @pytest.mark.parametrize(("device", "said"), [("tpu9", "is unknown"), ("meta", "is not supported")])
 def test_an_unknown_device_is_one_sentence(device: str, said: str, folder: Path) -> None:
-    assert refusal(folder, device=device) == f"device '{device}' {said}; expected cpu, cuda or cuda:N."
+    assert (
+        refusal(folder, device=device) == f"device '{device}' {said}; expected cpu, cuda or cuda:N."
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -86,7 +103,9 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch: pytest.Monkey
 
 
 def write(name: str, content: bytes | str) -> Callable[[Path], object]:
-    return lambda folder: (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return lambda folder: (folder / name).write_bytes(
+        content if isinstance(content, bytes) else content.encode(),
+    )
 
 
 def without(pattern: str) -> Callable[[Path], object]:
@@ -121,7 +140,10 @@ def cut_short(folder: Path) -> None:
 
 
 def code_of_its_own(folder: Path) -> None:
-    own = {"auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}, "model_type": "zork"}
+    own = {
+        "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"},
+        "model_type": "zork",
+    }
     (folder / "config.json").write_text(json.dumps(own))
     (folder / "evil.py").write_text("raise SystemExit('code of the model was run')")
 
@@ -131,7 +153,10 @@ def code_of_its_own(folder: Path) -> None:
     [
         (shutil.rmtree, "expected one with config.json"),
         (without("config.json"), "config.json; expected a model saved"),
-        *((write("config.json", text), "its config.json is invalid") for text in ("{no", b"\x00\xff", "[]")),
+        *(
+            (write("config.json", text), "its config.json is invalid")
+            for text in ("{no", b"\x00\xff", "[]")
+        ),
         (config(model_type="zork"), "its config.json is invalid"),
         (config(hidden_size="wide"), "its config.json is invalid"),
         (config(model_type=5), "its config.json is invalid"),
@@ -143,13 +168,24 @@ def code_of_its_own(folder: Path) -> None:
         (missing_shard, "has no 'model-00002-of-00002.safetensors'"),
         (cut_short, "is not a complete safetensors file"),
         (write("model.safetensors", b""), "is not a complete safetensors file"),
-        (write("model.safetensors", b"version https://git-lfs.github.com"), "is not a complete safetensors file"),
-        (write("model.safetensors", b"\x02" + bytes(7) + b"[]"), "is not a complete safetensors file"),
-        (config(num_hidden_layers=3), "its weights lack 'model.layers.2."),  # and are not filled with random numbers
+        (
+            write("model.safetensors", b"version https://git-lfs.github.com"),
+            "is not a complete safetensors file",
+        ),
+        (
+            write("model.safetensors", b"\x02" + bytes(7) + b"[]"),
+            "is not a complete safetensors file",
+        ),
+        # and are not filled with random numbers
+        (config(num_hidden_layers=3), "its weights lack 'model.layers.2."),
         (config(intermediate_size=80), "cannot be loaded on cpu"),
     ],
 )
-def test_a_broken_folder_is_one_sentence(breaks: Callable[[Path], object], sentence: str, folder: Path) -> None:
+def test_a_broken_folder_is_one_sentence(
+    breaks: Callable[[Path], object],
+    sentence: str,
+    folder: Path,
+) -> None:
     breaks(folder)
     assert sentence in refusal(folder)
 
@@ -170,7 +206,11 @@ KERNEL = "a-stranger/kernels@main:attention"
     ids=str,
 )
 def test_a_config_that_names_kernels_of_the_hub_gets_the_attention_of_the_model(
-    asked: dict, with_weights: bool, folder: Path, llama: LoadedModel, monkeypatch: pytest.MonkeyPatch
+    asked: dict,
+    with_weights: bool,
+    folder: Path,
+    llama: LoadedModel,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fetched: list[object] = []
     loads = "transformers.modeling_utils.lazy_import_flash_attention"
@@ -184,7 +224,9 @@ def test_a_config_that_names_kernels_of_the_hub_gets_the_attention_of_the_model(
 def test_weights_larger_than_the_memory_are_refused_before_loading(folder: Path) -> None:
     """A sparse file of 2 TB that takes no disk."""
     elements = 10**12
-    entry = {"lm_head.weight": {"dtype": "BF16", "shape": [elements], "data_offsets": [0, 2 * elements]}}
+    entry = {
+        "lm_head.weight": {"dtype": "BF16", "shape": [elements], "data_offsets": [0, 2 * elements]},
+    }
     header = json.dumps(entry).encode()
     with (folder / "model.safetensors").open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
@@ -199,4 +241,7 @@ def test_a_folder_never_asks_the_hub(folder: Path, monkeypatch: pytest.MonkeyPat
         raise AssertionError("a folder asked the network")
 
     monkeypatch.setattr("socket.socket.connect", no_network)
-    assert isinstance(load_model(str(folder), dtype="float32", device="cpu").model, LlamaForCausalLM)
+    assert isinstance(
+        load_model(str(folder), dtype="float32", device="cpu").model,
+        LlamaForCausalLM,
+    )

@@ -1,4 +1,6 @@
-"""KV caches of a capture: those of the prompt's own tokens, counted as the public thread counts them."""
+"""KV caches of a capture: those of the prompt's own tokens, counted as the public thread counts
+them.
+"""
 
 import numpy as np
 import pytest
@@ -35,13 +37,19 @@ PATHS = [
 ]
 
 
-def parts_of(path: str, loaded: LoadedModel) -> tuple[dict[tuple[int, str], tuple[int, torch.Tensor]], torch.Tensor]:
+def parts_of(
+    path: str,
+    loaded: LoadedModel,
+) -> tuple[dict[tuple[int, str], tuple[int, torch.Tensor]], torch.Tensor]:
     """({(layer, kind): (first position, [heads, positions, width])}, logits)"""
     watch = CacheWatch()
     with torch.inference_mode(), open_path(parse_path(path), loaded, watch) as opened:
         logits = whole_side(opened, tokens(loaded))
         parts = {
-            (part.layer, part.kind): (part.first_position, torch.from_numpy(part.bits.view(np.float32).copy()))
+            (part.layer, part.kind): (
+                part.first_position,
+                torch.from_numpy(part.bits.view(np.float32).copy()),
+            )
             for part in kv_parts(watch, 0, loaded.torch_dtype)
         }
     return parts, logits
@@ -58,7 +66,11 @@ def own_cache(loaded: LoadedModel) -> DynamicCache:
 
 @pytest.mark.spread(8)
 @pytest.mark.model
-@pytest.mark.parametrize(("loaded", "path"), covering(MODELS, PATHS, whole=("llama",)), indirect=["loaded"])
+@pytest.mark.parametrize(
+    ("loaded", "path"),
+    covering(MODELS, PATHS, whole=("llama",)),
+    indirect=["loaded"],
+)
 def test_each_path_leaves_the_keys_and_values_of_the_prompts_own_tokens(path, loaded) -> None:
     (found, logits), exact = parts_of(path, loaded), own_cache(loaded)
     assert found
@@ -68,11 +80,18 @@ def test_each_path_leaves_the_keys_and_values_of_the_prompts_own_tokens(path, lo
         expected = whole[:, first : first + part.shape[1]]
         assert first + part.shape[1] == len(tokens(loaded))
         assert part.shape == expected.shape
-        # The float32 bound of logits holds for states before the head with room to spare: their products are as long.
+        # The float32 bound of logits holds for states before the head with room to spare: their
+        # products are as long.
         assert float((part - expected).abs().max()) <= float32_bound(loaded)
 
 
-def captured(store: Store, loaded: LoadedModel, ids: list[int], variant: str, **options) -> RunReader:
+def captured(
+    store: Store,
+    loaded: LoadedModel,
+    ids: list[int],
+    variant: str,
+    **options,
+) -> RunReader:
     plan = plan_capture(loaded, [ids], "prefill", [variant], **options)
     with RunWriter(store, plan.header) as writer:
         run_capture(plan, writer)
@@ -80,19 +99,30 @@ def captured(store: Store, loaded: LoadedModel, ids: list[int], variant: str, **
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(  # 47 of 48: the response is one row, which takes another kernel everywhere
-    ("dtype", "prompt"), [("float32", 47), *thorough([("float32", 31), ("bfloat16", 31), ("bfloat16", 47)])]
+# 47 of 48: the response is one row, which takes another kernel everywhere
+@pytest.mark.parametrize(
+    ("dtype", "prompt"),
+    [("float32", 47), *thorough([("float32", 31), ("bfloat16", 31), ("bfloat16", 47)])],
 )
-def test_the_public_threads_count_is_ours_for_every_layer(dtype: str, prompt: int, shipped_model, tmp_path) -> None:
-    """Report C, protocol 1: the cache of one forward over prompt + response, against prompt first and response after
-    it.
+def test_the_public_threads_count_is_ours_for_every_layer(
+    dtype: str,
+    prompt: int,
+    shipped_model,
+    tmp_path,
+) -> None:
+    """Report C, protocol 1: the cache of one forward over prompt + response, against prompt first
+    and response after it.
 
-    The thread's own lines, on the shipped model: `(whole.layers[0].keys != parts.layers[0].keys).sum()` of `.numel()`.
+    The thread's own lines, on the shipped model: `(whole.layers[0].keys !=
+    parts.layers[0].keys).sum()` of `.numel()`.
     """
     loaded = load_model(str(shipped_model), dtype=dtype, device="cpu")
     text = (shipped_model.parent / "prompts" / "shapes.txt").read_text()
     ids = loaded.tokenizer(text)["input_ids"][:48]
-    whole, parts = DynamicCache(config=loaded.model.config), DynamicCache(config=loaded.model.config)
+    whole, parts = (
+        DynamicCache(config=loaded.model.config),
+        DynamicCache(config=loaded.model.config),
+    )
     with torch.inference_mode():
         loaded.model(torch.tensor([ids]), past_key_values=whole, use_cache=True)
         loaded.model(torch.tensor([ids[:prompt]]), past_key_values=parts, use_cache=True)
@@ -102,7 +132,9 @@ def test_the_public_threads_count_is_ours_for_every_layer(dtype: str, prompt: in
         for layer, (a, b) in enumerate(zip(whole.layers, parts.layers, strict=True)):
             for kind in ("key", "value"):
                 ours = table[(table["layer"] == layer) & (table["kind"] == kind)]
-                places = by_position[(by_position["layer"] == layer) & (by_position["kind"] == kind)]
+                places = by_position[
+                    (by_position["layer"] == layer) & (by_position["kind"] == kind)
+                ]
                 theirs = getattr(a, f"{kind}s") != getattr(b, f"{kind}s")
                 assert ours["neq"].sum() == int(theirs.sum())
                 assert ours["elements"].sum() == theirs.numel()
@@ -113,7 +145,10 @@ def test_the_public_threads_count_is_ours_for_every_layer(dtype: str, prompt: in
 
 
 @pytest.mark.model
-def test_caches_are_kept_where_a_path_reads_one_or_where_they_are_asked_for(llama: LoadedModel, model_of) -> None:
+def test_caches_are_kept_where_a_path_reads_one_or_where_they_are_asked_for(
+    llama: LoadedModel,
+    model_of,
+) -> None:
     assert plan_capture(llama, ["def"], "prefill", ["decode"]).has_kv
     assert not plan_capture(llama, ["def"], "prefill", ["prefill+batch:2"]).has_kv
     assert plan_capture(llama, ["def"], "prefill", ["prefill+batch:2"], kv=True).has_kv

@@ -1,4 +1,6 @@
-"""A modifier acts while its path is open and leaves nothing behind; what cannot be done is refused first."""
+"""A modifier acts while its path is open and leaves nothing behind; what cannot be done is refused
+first.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,18 @@ from tests.core.inference.capture.test_capture import collect
 from tests.core.inference.sameness import exact_logits, float32_bound, logits_of, tokens
 from tests.covering import covering
 
-MODELS = ["llama", "gpt2", "gpt-neox", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "mixtral", "qwen2-moe"]
+MODELS = [
+    "llama",
+    "gpt2",
+    "gpt-neox",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "gemma2",
+    "gemma3",
+    "mixtral",
+    "qwen2-moe",
+]
 ON_A_CPU = [
     "batch:2+row:1+neighbours:same",
     "pad:left:3",
@@ -36,7 +49,8 @@ ON_A_CPU = [
     "attn:eager+dtype:bfloat16+threads:3",
     "invariant",
 ]
-# Paths that change the machine and have to compute what a float64 forward does: `test_paths.py` holds them to it.
+# Paths that change the machine and have to compute what a float64 forward does: `test_paths.py`
+# holds them to it.
 ON_A_MACHINE = [
     "prefill+attn:eager",
     "static+attn:eager",
@@ -80,7 +94,9 @@ def _abandon(*_: object) -> None:
 
 
 def leaves_no_trace(text: str, loaded: LoadedModel) -> bool:
-    """The state is the same after the path ran to its end, after it was abandoned, and after it broke."""
+    """The state is the same after the path ran to its end, after it was abandoned, and after it
+    broke.
+    """
     before, ids = state(loaded), tokens(loaded)
     with torch.inference_mode():
         side_of(text).run_on(loaded)(ids, ignore)
@@ -95,9 +111,14 @@ def leaves_no_trace(text: str, loaded: LoadedModel) -> bool:
 
 @pytest.mark.model
 @pytest.mark.parametrize(  # qwen2: its head is its embedding, one tensor with two names
-    ("modifiers", "name"), covering(list(ON_A_CPU), ["qwen2", "llama"])
+    ("modifiers", "name"),
+    covering(list(ON_A_CPU), ["qwen2", "llama"]),
 )
-def test_a_path_leaves_no_trace(modifiers: str, name: str, model_of: Callable[..., LoadedModel]) -> None:
+def test_a_path_leaves_no_trace(
+    modifiers: str,
+    name: str,
+    model_of: Callable[..., LoadedModel],
+) -> None:
     assert leaves_no_trace(f"decode+{modifiers}", model_of(name))
 
 
@@ -125,7 +146,13 @@ def test_a_modifier_that_leaves_a_bit_flipped_is_caught(model_folders, monkeypat
         ("reduced", ("on",), "reductions", (True, True, True, True)),
     ],
 )
-def test_a_switch_is_set_while_its_path_is_open_and_put_back(modifier, values, key, changed, llama) -> None:
+def test_a_switch_is_set_while_its_path_is_open_and_put_back(
+    modifier,
+    values,
+    key,
+    changed,
+    llama,
+) -> None:
     before = state(llama)
     during = {}
 
@@ -143,11 +170,16 @@ def test_a_switch_is_set_while_its_path_is_open_and_put_back(modifier, values, k
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch's own reasons
 def test_a_backend_without_a_kernel_is_named(llama) -> None:
     x = torch.ones(2, 3, 4)  # flash attention takes four dimensions
-    with pytest.raises(CaptureError, match="sdpa:flash"), MODIFIERS["sdpa"].change(PromptBatch(llama), "flash"):
+    with (
+        pytest.raises(CaptureError, match="sdpa:flash"),
+        MODIFIERS["sdpa"].change(PromptBatch(llama), "flash"),
+    ):
         torch.nn.functional.scaled_dot_product_attention(x, x, x)
 
 
-def test_the_prompt_stands_in_its_row_between_its_neighbours_and_padding_surrounds_every_row(llama) -> None:
+def test_the_prompt_stands_in_its_row_between_its_neighbours_and_padding_surrounds_every_row(
+    llama,
+) -> None:
     ids = tuple(tokens(llama))
     own, first = torch.tensor([ids]), PromptBatch(llama, ids, rows=4).token_ids
     third = PromptBatch(llama, ids, rows=4, row=2, left_padding=3, right_padding=1).token_ids
@@ -159,7 +191,11 @@ def test_the_prompt_stands_in_its_row_between_its_neighbours_and_padding_surroun
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_converted_model_gives_the_bits_of_one_loaded_in_that_dtype(name: str, dtype: str, model_of) -> None:
+def test_a_converted_model_gives_the_bits_of_one_loaded_in_that_dtype(
+    name: str,
+    dtype: str,
+    model_of,
+) -> None:
     wide, narrow = model_of(name), model_of(name, dtype)
     found = logits_of(f"prefill+dtype:{dtype}", wide)
     assert found.dtype == torch.float32
@@ -168,9 +204,14 @@ def test_a_converted_model_gives_the_bits_of_one_loaded_in_that_dtype(name: str,
 
 
 @pytest.mark.model
-def test_a_capture_says_which_dtype_a_side_was_computed_in_and_keeps_its_bits(llama: LoadedModel) -> None:
+def test_a_capture_says_which_dtype_a_side_was_computed_in_and_keeps_its_bits(
+    llama: LoadedModel,
+) -> None:
     plan = plan_capture(
-        llama, ["def walk(self, path)", "The ferry"], "prefill", ["prefill+dtype:bfloat16", "decode+batch:2"]
+        llama,
+        ["def walk(self, path)", "The ferry"],
+        "prefill",
+        ["prefill+dtype:bfloat16", "decode+batch:2"],
     )
     assert [side.source_dtype for side in plan.header.sides] == ["float32", "bfloat16", "float32"]
     assert plan.header.compute_dtype == "float32"
@@ -184,19 +225,75 @@ def test_a_capture_says_which_dtype_a_side_was_computed_in_and_keeps_its_bits(ll
     ("name", "dtype", "path", "sentence"),
     [
         ("llama", "float32", "reuse:32", "has nothing left to compute after the first 32"),
-        ("llama", "float32", "prefill+attn:flash_attention_2", "has no attention 'flash_attention_2'; choose eager or"),
-        ("gemma2", "float32", "decode+attn:sdpa", "a Gemma2ForCausalLM on cpu has no attention 'sdpa'; choose eager."),
-        ("gemma2", "float32", "decode+sdpa:math", "needs sdpa attention, and this is eager; leave it"),
-        ("llama", "float32", "prefill+sdpa:efficient", "sdpa on a CPU has no backend 'efficient'; choose"),
-        ("llama", "float32", "prefill+tf32", "tf32 needs CUDA, and the model is on cpu; leave it out."),
-        ("llama", "bfloat16", "prefill+reduced:off", "reductions need CUDA, and the model is on cpu; leave"),
-        ("llama", "float16", "prefill+dtype:bfloat16", "bfloat16 logits do not fit a run in float16 bit for bit"),
-        ("mamba", "float32", "decode", "a MambaForCausalLM has no KV cache to read from; choose prefill."),
-        ("lfm2", "float32", "blocks:8", "keeps a running state in some layers, which cannot be trimmed to a block"),
-        ("bloom", "float32", "prefill+pad:left:3", "has no position_ids, so padding would change its function"),
+        (
+            "llama",
+            "float32",
+            "prefill+attn:flash_attention_2",
+            "has no attention 'flash_attention_2'; choose eager or",
+        ),
+        (
+            "gemma2",
+            "float32",
+            "decode+attn:sdpa",
+            "a Gemma2ForCausalLM on cpu has no attention 'sdpa'; choose eager.",
+        ),
+        (
+            "gemma2",
+            "float32",
+            "decode+sdpa:math",
+            "needs sdpa attention, and this is eager; leave it",
+        ),
+        (
+            "llama",
+            "float32",
+            "prefill+sdpa:efficient",
+            "sdpa on a CPU has no backend 'efficient'; choose",
+        ),
+        (
+            "llama",
+            "float32",
+            "prefill+tf32",
+            "tf32 needs CUDA, and the model is on cpu; leave it out.",
+        ),
+        (
+            "llama",
+            "bfloat16",
+            "prefill+reduced:off",
+            "reductions need CUDA, and the model is on cpu; leave",
+        ),
+        (
+            "llama",
+            "float16",
+            "prefill+dtype:bfloat16",
+            "bfloat16 logits do not fit a run in float16 bit for bit",
+        ),
+        (
+            "mamba",
+            "float32",
+            "decode",
+            "a MambaForCausalLM has no KV cache to read from; choose prefill.",
+        ),
+        (
+            "lfm2",
+            "float32",
+            "blocks:8",
+            "keeps a running state in some layers, which cannot be trimmed to a block",
+        ),
+        (
+            "bloom",
+            "float32",
+            "prefill+pad:left:3",
+            "has no position_ids, so padding would change its function",
+        ),
     ],
 )
-def test_what_a_model_or_device_cannot_do_is_refused_before_any_forward(name, dtype, path, sentence, model_of) -> None:
+def test_what_a_model_or_device_cannot_do_is_refused_before_any_forward(
+    name,
+    dtype,
+    path,
+    sentence,
+    model_of,
+) -> None:
     loaded = model_of(name, dtype)
     forwards: list[str] = []
     with loaded.model.register_forward_pre_hook(lambda *_: forwards.append("computed")):
@@ -209,15 +306,27 @@ def test_what_a_model_or_device_cannot_do_is_refused_before_any_forward(name, dt
 
 
 def test_the_memory_of_logits_is_known_beforehand(llama: LoadedModel) -> None:
-    rows = {"prefill": 40, "decode": 1, "chunked:8": 8, "chunked:80": 40, "reuse:10": 30, "reuse:30": 30}
+    rows = {
+        "prefill": 40,
+        "decode": 1,
+        "chunked:8": 8,
+        "chunked:80": 40,
+        "reuse:10": 30,
+        "reuse:30": 30,
+    }
     rows |= {"blocks:16": 40, "prefill+batch:3": 120, "prefill+batch:3+pad:left:5": 135}
-    found = {path: parse_path(path).logits_bytes(llama, 40) // (llama.vocab_size * 4) for path in rows}
+    found = {
+        path: parse_path(path).logits_bytes(llama, 40) // (llama.vocab_size * 4) for path in rows
+    }
     assert found == rows
 
 
 @pytest.mark.model
 @pytest.mark.thorough
-@pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler")
+@pytest.mark.skipif(
+    shutil.which("g++") is None and shutil.which("clang++") is None,
+    reason="needs a C++ compiler",
+)
 def test_a_compiled_model_computes_the_same_with_other_bits_and_is_forgotten(
     model_of: Callable[..., LoadedModel],
 ) -> None:
@@ -227,4 +336,7 @@ def test_a_compiled_model_computes_the_same_with_other_bits_and_is_forgotten(
     assert state(loaded) == before
     assert float((compiled.double() - exact_logits(loaded)).abs().max()) <= float32_bound(loaded)
     assert not torch.equal(compiled, logits_of("prefill", loaded))  # or nothing was compiled
-    assert torch._dynamo.eval_frame._debug_get_cache_entry_list(type(loaded.model).forward.__code__) == []
+    assert (
+        torch._dynamo.eval_frame._debug_get_cache_entry_list(type(loaded.model).forward.__code__)
+        == []
+    )

@@ -14,8 +14,11 @@ def are_proper(rows: torch.Tensor, ids: list[int]) -> bool:
     return rows.shape[1] == len(ids) and tuple(ids) not in found and len(set(found)) == len(found)
 
 
-def test_neighbours_have_the_prompts_length_and_differ_from_it_and_each_other(llama: LoadedModel) -> None:
-    window = neighbour_rows(llama.tokenizer, list(range(9)), 1)[0].tolist()  # a prompt may be one of the windows
+def test_neighbours_have_the_prompts_length_and_differ_from_it_and_each_other(
+    llama: LoadedModel,
+) -> None:
+    # a prompt may be one of the windows
+    window = neighbour_rows(llama.tokenizer, list(range(9)), 1)[0].tolist()
     for ids in (list(range(5, 7)), list(range(5, 101)), window):
         assert are_proper(neighbour_rows(llama.tokenizer, ids, 31), ids)
     ids = [5] * 20_000  # longer than the text

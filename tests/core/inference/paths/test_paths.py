@@ -56,29 +56,42 @@ PATHS = [*BASES, *AROUND, *ON_A_MACHINE]
 
 @pytest.mark.model
 @pytest.mark.parametrize(
-    ("loaded", "path"), covering(MODELS, PATHS, whole=("llama", "gpt2", "mistral-window")), indirect=["loaded"]
+    ("loaded", "path"),
+    covering(MODELS, PATHS, whole=("llama", "gpt2", "mistral-window")),
+    indirect=["loaded"],
 )
 def test_a_path_computes_what_a_float64_forward_computes(path: str, loaded: LoadedModel) -> None:
     assert computes_the_same(path, loaded)
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("path", ["prefill+sdpa:math", "prefill+sdpa:flash", "decode+pad:left:5+sdpa:math"])
+@pytest.mark.parametrize(
+    "path",
+    ["prefill+sdpa:math", "prefill+sdpa:flash", "decode+pad:left:5+sdpa:math"],
+)
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mistral-window", "gemma3"])
-def test_a_chosen_kernel_of_sdpa_computes_it_too(path: str, name: str, model_of: Callable[[str], LoadedModel]) -> None:
+def test_a_chosen_kernel_of_sdpa_computes_it_too(
+    path: str,
+    name: str,
+    model_of: Callable[[str], LoadedModel],
+) -> None:
     assert computes_the_same(path, model_of(name))
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("path", ["decode", "chunked:5", "reuse:7", "static", "decode+pad:left:3"])
 def test_models_with_a_running_state_take_the_paths_that_copy_it(
-    path: str, model_of: Callable[[str], LoadedModel]
+    path: str,
+    model_of: Callable[[str], LoadedModel],
 ) -> None:
     assert computes_the_same(path, model_of("lfm2"))
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("path", ["chunked:5", "reuse:7", "blocks:8", "static", "decode+batch:3+neighbours:random"])
+@pytest.mark.parametrize(
+    "path",
+    ["chunked:5", "reuse:7", "blocks:8", "static", "decode+batch:3+neighbours:random"],
+)
 def test_a_path_taken_twice_gives_the_same_bits(path: str, llama_bfloat16: LoadedModel) -> None:
     assert torch.equal(logits_of(path, llama_bfloat16), logits_of(path, llama_bfloat16))
 
@@ -87,17 +100,28 @@ def test_a_path_taken_twice_gives_the_same_bits(path: str, llama_bfloat16: Loade
 def test_logits_of_reused_positions_are_the_earlier_calls(llama_bfloat16: LoadedModel) -> None:
     ids = tokens(llama_bfloat16)
     whole = logits_of("prefill", llama_bfloat16)
-    assert torch.equal(logits_of("reuse:7", llama_bfloat16)[:7], logits_of("prefill", llama_bfloat16, ids[:7]))
+    assert torch.equal(
+        logits_of("reuse:7", llama_bfloat16)[:7],
+        logits_of("prefill", llama_bfloat16, ids[:7]),
+    )
     assert torch.equal(logits_of("blocks:5", llama_bfloat16)[:30], whole[:30])
     assert torch.equal(logits_of("blocks:31", llama_bfloat16)[:31], whole[:31])
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(("size", "fresh"), [(1, 1), (5, 2), (8, 8), (16, 16), (31, 1), (32, 32), (100, 32)])
-def test_blocks_reuse_the_longest_prefix_of_whole_blocks_that_leaves_a_token(size, fresh, llama) -> None:
+@pytest.mark.parametrize(
+    ("size", "fresh"),
+    [(1, 1), (5, 2), (8, 8), (16, 16), (31, 1), (32, 32), (100, 32)],
+)
+def test_blocks_reuse_the_longest_prefix_of_whole_blocks_that_leaves_a_token(
+    size,
+    fresh,
+    llama,
+) -> None:
     lengths: list[int] = []
     with llama.model.register_forward_pre_hook(
-        lambda _, args, kwargs: lengths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+        lambda _, args, kwargs: lengths.append(kwargs["input_ids"].shape[1]),
+        with_kwargs=True,
     ):
         logits_of(f"blocks:{size}", llama)
     assert lengths == ([32, fresh] if fresh < 32 else [32])
@@ -106,7 +130,8 @@ def test_blocks_reuse_the_longest_prefix_of_whole_blocks_that_leaves_a_token(siz
 @pytest.mark.model
 @pytest.mark.parametrize("path", ["decode", "chunked:5", "reuse:7", "blocks:8", "static"])
 def test_a_model_whose_rotation_changes_with_the_length_takes_a_cache_only_below_that_length(
-    path: str, model_of
+    path: str,
+    model_of,
 ) -> None:
     loaded = model_of("longrope")
     with pytest.raises(CaptureError, match="changes its rotary frequencies beyond 24 tokens"):
@@ -114,7 +139,10 @@ def test_a_model_whose_rotation_changes_with_the_length_takes_a_cache_only_below
     assert computes_the_same("prefill", loaded)
     short = tokens(loaded)[:24]
     assert torch.allclose(
-        logits_of(path, loaded, short), logits_of("prefill", loaded, short), atol=float32_bound(loaded), rtol=0
+        logits_of(path, loaded, short),
+        logits_of("prefill", loaded, short),
+        atol=float32_bound(loaded),
+        rtol=0,
     )
 
 
@@ -133,7 +161,12 @@ def _position_off_by_one(batch: PromptBatch, emit: Emit) -> None:
     cache = DynamicCache(config=model.config)
     batch.forward(0, prefix, emit, cache)
     places = torch.arange(prefix, batch.positions)[None] + 1
-    rest = model(input_ids=batch.token_ids[:, prefix:], position_ids=places, past_key_values=cache, use_cache=True)
+    rest = model(
+        input_ids=batch.token_ids[:, prefix:],
+        position_ids=places,
+        past_key_values=cache,
+        use_cache=True,
+    )
     emit(prefix, rest.logits[batch.row])
 
 
@@ -145,12 +178,21 @@ def test_a_planted_fault_is_caught_by_the_same_check(fault, loaded, monkeypatch)
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_pieces_come_in_order_and_are_bounded(path: str, llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_come_in_order_and_are_bounded(
+    path: str,
+    llama: LoadedModel,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(batch, "CHUNK_BYTES", 5 * llama.vocab_size * 4)
     with torch.inference_mode():
         pieces: list[tuple[int, int]] = []
-        side_of(path).run_on(llama)(range(40), lambda position, logits: pieces.append((position, len(logits))))
-    assert [position for position, _ in pieces] == [sum(n for _, n in pieces[:k]) for k in range(len(pieces))]
+        side_of(path).run_on(llama)(
+            range(40),
+            lambda position, logits: pieces.append((position, len(logits))),
+        )
+    assert [position for position, _ in pieces] == [
+        sum(n for _, n in pieces[:k]) for k in range(len(pieces))
+    ]
     assert max(n for _, n in pieces) <= 5
     assert sum(n for _, n in pieces) == 40
 
@@ -160,7 +202,10 @@ def test_pieces_come_in_order_and_are_bounded(path: str, llama: LoadedModel, mon
     [
         (" Decode ", "decode"),
         ("prefill+batch:08", "prefill+batch:8"),
-        ("Blocks:032 + PAD:Left:3 + batch:4 + attn:Eager + row:2", "blocks:32+batch:4+row:2+pad:left:3+attn:eager"),
+        (
+            "Blocks:032 + PAD:Left:3 + batch:4 + attn:Eager + row:2",
+            "blocks:32+batch:4+row:2+pad:left:3+attn:eager",
+        ),
         (
             "prefill+compile+tf32+threads:1+neighbours:same+batch:2",
             "prefill+batch:2+neighbours:same+threads:1+tf32+compile",
@@ -176,13 +221,19 @@ def test_paths_have_one_canonical_form(text: str, canonical: str) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("prefil", "no base 'prefil'; bases are prefill, decode, chunked:N, reuse:N, blocks:N, static."),
+        (
+            "prefil",
+            "no base 'prefil'; bases are prefill, decode, chunked:N, reuse:N, blocks:N, static.",
+        ),
         ("prefill:3", "base 'prefill:3' has 1 values, not 0; write prefill."),
         ("decode+batch", "modifier 'batch' has 0 values, not 1; write batch:N."),
         ("decode+batch:0", "batch takes a whole number of at least 1, not '0'; write batch:N."),
         ("decode+batch:²", "not '²'"),
         ("decode+batch:2+batch:2", "modifier 'batch' is given twice"),
-        ("prefill+pad:middle:3", "pad takes one of left, right, not 'middle'; write pad:left|right:N."),
+        (
+            "prefill+pad:middle:3",
+            "pad takes one of left, right, not 'middle'; write pad:left|right:N.",
+        ),
         ("prefill+row:3", "row:3 needs a batch of at least 4; add batch:N."),
         ("decode+neighbours:same", "neighbours:same needs other rows; add batch:N."),
         ("prefill+threads:257", "threads takes a whole number of 1 to 256"),
@@ -206,7 +257,13 @@ def test_a_path_that_does_not_parse_is_answered_with_what_exists(text: str, sent
         (1, torch.zeros(1, 384), "got position 1; expected 0"),
     ],
 )
-def test_a_base_that_breaks_the_contract_is_stopped(position, logits, sentence, llama, monkeypatch) -> None:
+def test_a_base_that_breaks_the_contract_is_stopped(
+    position,
+    logits,
+    sentence,
+    llama,
+    monkeypatch,
+) -> None:
     monkeypatch.setitem(paths.BASES, "odd", Base(lambda batch, emit: emit(position, logits)))
     with pytest.raises(CaptureError, match=sentence):
         logits_of("odd", llama, [1, 2, 3])

@@ -26,8 +26,17 @@ PATHS = [
 ]
 
 
-def in_slices_of(monkeypatch: pytest.MonkeyPatch, loaded: LoadedModel, columns: int, rows: int = 1) -> None:
-    monkeypatch.setattr(sliced_head, "SLICE_BYTES", rows * columns * loaded.vocab_size * loaded.torch_dtype.itemsize)
+def in_slices_of(
+    monkeypatch: pytest.MonkeyPatch,
+    loaded: LoadedModel,
+    columns: int,
+    rows: int = 1,
+) -> None:
+    monkeypatch.setattr(
+        sliced_head,
+        "SLICE_BYTES",
+        rows * columns * loaded.vocab_size * loaded.torch_dtype.itemsize,
+    )
 
 
 @pytest.mark.model
@@ -69,13 +78,19 @@ def test_the_model_is_whole_again_when_a_consumer_stops_in_the_middle(llama, mon
 
 @contextmanager
 def slices_alive(loaded: LoadedModel) -> Iterator[list[int]]:
-    """How many earlier results of the head still take memory, each time that it computes another."""
+    """How many earlier results of the head still take memory, each time that it computes
+    another.
+    """
     made: list[StorageWeakRef] = []
     alive: list[int] = []
     head = loaded.model.get_output_embeddings()
     with (
-        head.register_forward_pre_hook(lambda *_: alive.append(sum(not each.expired() for each in made))),
-        head.register_forward_hook(lambda _, __, output: made.append(StorageWeakRef(output.untyped_storage()))),
+        head.register_forward_pre_hook(
+            lambda *_: alive.append(sum(not each.expired() for each in made)),
+        ),
+        head.register_forward_hook(
+            lambda _, __, output: made.append(StorageWeakRef(output.untyped_storage())),
+        ),
         torch.inference_mode(),
     ):
         yield alive
@@ -96,13 +111,17 @@ def _continued(loaded: LoadedModel, path: str) -> None:
 CONSUMERS: dict[str, Callable[[LoadedModel, str], object]] = {
     "kept whole": lambda loaded, path: whole_side(side_of(path).run_on(loaded), tokens(loaded)),
     "compared": lambda loaded, path: divergence(
-        torch.zeros(len(tokens(loaded)), loaded.vocab_size), side_of(path).run_on(loaded), tokens(loaded)
+        torch.zeros(len(tokens(loaded)), loaded.vocab_size),
+        side_of(path).run_on(loaded),
+        tokens(loaded),
     ),
     "captured with caches": lambda loaded, path: run_capture(
-        plan_capture(loaded, [tokens(loaded)] * 2, path, ["chunked:6"], kv=True), _Dropping()
+        plan_capture(loaded, [tokens(loaded)] * 2, path, ["chunked:6"], kv=True),
+        _Dropping(),
     ),
     "captured with modules": lambda loaded, path: run_capture(
-        plan_capture(loaded, [tokens(loaded)] * 2, path, ["chunked:6"], layers=True), _Dropping()
+        plan_capture(loaded, [tokens(loaded)] * 2, path, ["chunked:6"], layers=True),
+        _Dropping(),
     ),
     "continued": _continued,
     "watched for kernels": lambda loaded, path: kernels_of(loaded, side_of(path), tokens(loaded)),

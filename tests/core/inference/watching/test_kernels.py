@@ -1,4 +1,6 @@
-"""Kernels of a path: counted as torch's dispatcher counts them, placed in modules, read from printed lines."""
+"""Kernels of a path: counted as torch's dispatcher counts them, placed in modules, read from
+printed lines.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from core.runs.store.store import Store
 from core.runs.tables.kernels import KernelList
 from tests.core.runs.kernel_runs import kernel_run
 
-# As oneDNN's documentation of its verbose mode and MKL's developer guide show them, with other numbers.
+# As oneDNN's documentation of its verbose mode and MKL's developer guide show them, with other
+# numbers.
 PRINTED = [
     "onednn_verbose,v1,info,oneDNN v3.7.1",
     "onednn_verbose,v1,primitive,info,template:operation,engine,primitive,implementation,prop_kind,memory_descriptors,...,exec_time",
@@ -38,10 +41,14 @@ PRINTED = [
     "\x1eleave",
     "MKL_VERBOSE oneMKL 2024.0 Update 2 Product build 20240605 for Intel(R) 64 architecture",
     (
-        "MKL_VERBOSE SGEMM(T,N,2048,13,384,0x7fffb75320e0,0x7f1dbc314040,384,0x55b8,384,0x7fff,0x55b8,2048) 9.75ms"
-        " CNR:OFF Dyn:1 TID:0 NThr:2"
+        "MKL_VERBOSE"
+        " SGEMM(T,N,2048,13,384,0x7fffb75320e0,0x7f1dbc314040,384,0x55b8,384,0x7fff,0x55b8,2048)"
+        " 9.75ms CNR:OFF Dyn:1 TID:0 NThr:2"
     ),
-    "MKL_VERBOSE SGEMM(T,N,2048,13,384,0x1,0x2,384,0x3,384,0x4,0x5,2048) 250.00us CNR:OFF Dyn:1 FastMM:1 TID:0  NThr:2",
+    (
+        "MKL_VERBOSE SGEMM(T,N,2048,13,384,0x1,0x2,384,0x3,384,0x4,0x5,2048) 250.00us CNR:OFF Dyn:1"
+        " FastMM:1 TID:0  NThr:2"
+    ),
     "\x1eleave",
     "what a model itself prints",
 ]
@@ -50,8 +57,16 @@ PRINTED = [
 def test_lines_of_the_libraries_are_read_into_the_module_that_ran():
     found = KernelSums()
     _add_library_lines(PRINTED, found)
-    assert [(row.module, row.library, row.name, row.detail, row.launches) for row in found.rows()] == [
-        ("model.layers.0.mlp.up_proj", "oneDNN", "matmul brg_matmul:avx512_core_bf16", "bf16 13x384:384x2048", 1),
+    assert [
+        (row.module, row.library, row.name, row.detail, row.launches) for row in found.rows()
+    ] == [
+        (
+            "model.layers.0.mlp.up_proj",
+            "oneDNN",
+            "matmul brg_matmul:avx512_core_bf16",
+            "bf16 13x384:384x2048",
+            1,
+        ),
         ("model.layers.0.mlp", "MKL", "SGEMM", "T,N,2048,13,384", 2),
     ]
     assert [row.microseconds for row in found.rows()] == pytest.approx([23428.2, 10_000.0])
@@ -126,11 +141,16 @@ def _another_kernel_at_larger_batches(loaded: LoadedModel, name: str) -> Iterato
 def test_a_kernel_that_only_a_larger_batch_launches_is_named_with_its_module(tmp_path):
     loaded, sides, store = tiny_model("llama"), ("prefill", "prefill+batch:2"), Store(tmp_path)
     with _another_kernel_at_larger_batches(loaded, "model.layers.1.mlp.up_proj"):
-        lists = [kernels_of(loaded, side_of(side), tiny_prompts(loaded)[0], n) for n, side in enumerate(sides)]
+        lists = [
+            kernels_of(loaded, side_of(side), tiny_prompts(loaded)[0], n)
+            for n, side in enumerate(sides)
+        ]
     with RunReader(store.path_of(kernel_run(store, lists=tuple(lists)))) as run:
         table, split = side_by_side(run, 0), side_by_side(run, 0, "place")
     only = table[(table["only"] == "variant") & (table["library"] == "torch")]
-    assert ("aten::logaddexp2", ["model.layers.*.mlp.up_proj"]) in list(zip(only["name"], only["places"], strict=True))
+    assert ("aten::logaddexp2", ["model.layers.*.mlp.up_proj"]) in list(
+        zip(only["name"], only["places"], strict=True),
+    )
     split = split[split["is_multiplied"] & (split["name"] == "aten::mm")]
     layers = loaded.model.config.num_hidden_layers
     assert split["places"].tolist() == [["model.layers.*.mlp.up_proj"]]
@@ -139,7 +159,9 @@ def test_a_kernel_that_only_a_larger_batch_launches_is_named_with_its_module(tmp
 
 
 @pytest.mark.model
-def test_watching_leaves_standard_output_and_the_bits_as_they_were(capfd: pytest.CaptureFixture[str]):
+def test_watching_leaves_standard_output_and_the_bits_as_they_were(
+    capfd: pytest.CaptureFixture[str],
+):
     loaded = tiny_model("llama")
     ids = tiny_prompts(loaded)[0]
     before = whole_side(side_of("prefill").run_on(loaded), ids)
@@ -154,14 +176,15 @@ def test_watching_leaves_standard_output_and_the_bits_as_they_were(capfd: pytest
 
 @pytest.mark.model
 def test_a_forward_whose_logits_come_in_slices_is_one_forward(monkeypatch: pytest.MonkeyPatch):
-    """The model is called once a slice (core.inference.paths.sliced_head), its body once; the twin: without that each
-    slice would be a forward.
+    """The model is called once a slice (core.inference.paths.sliced_head), its body once; the twin:
+    without that each slice would be a forward.
     """
     loaded = tiny_model("llama")
     ids = tiny_prompts(loaded)[0]
     whole = kernels_of(loaded, side_of("prefill"), ids)
     calls = []
-    monkeypatch.setattr(sliced_head, "SLICE_BYTES", 2 * 4 * loaded.vocab_size)  # two columns of float32 at a time
+    # two columns of float32 at a time
+    monkeypatch.setattr(sliced_head, "SLICE_BYTES", 2 * 4 * loaded.vocab_size)
     with loaded.model.register_forward_pre_hook(lambda *_: calls.append(1)):
         sliced = kernels_of(loaded, side_of("prefill"), ids)
     assert len(calls) == -(-len(ids) // 2) > FORWARDS

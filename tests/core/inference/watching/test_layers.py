@@ -1,4 +1,6 @@
-"""Outputs of modules during a capture: the right rows, planted faults named, nothing changed by watching."""
+"""Outputs of modules during a capture: the right rows, planted faults named, nothing changed by
+watching.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,24 @@ from tests.covering import few
 pytestmark = pytest.mark.model
 _SMALL = {"vocab_size": 384, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 MORE = {
-    "opt": lambda: OPTConfig(**_SMALL, ffn_dim=96, max_position_embeddings=96, word_embed_proj_dim=48, init_std=0.2),
-    "phi": lambda: PhiConfig(**_SMALL, intermediate_size=96, max_position_embeddings=96, initializer_range=0.2),
+    "opt": lambda: OPTConfig(
+        **_SMALL,
+        ffn_dim=96,
+        max_position_embeddings=96,
+        word_embed_proj_dim=48,
+        init_std=0.2,
+    ),
+    "phi": lambda: PhiConfig(
+        **_SMALL,
+        intermediate_size=96,
+        max_position_embeddings=96,
+        initializer_range=0.2,
+    ),
     "falcon": lambda: FalconConfig(**_SMALL, initializer_range=0.2),
 }
-ARCHITECTURES = [name for name in CONFIGS | MORE if name not in ("qwen2", "mistral", "gemma2", "longrope")]
+ARCHITECTURES = [
+    name for name in CONFIGS | MORE if name not in ("qwen2", "mistral", "gemma2", "longrope")
+]
 IDS = tuple(torch.randint(1, 300, (13,), generator=torch.Generator().manual_seed(3)).tolist())
 
 
@@ -47,16 +62,32 @@ def model_of(name: str) -> LoadedModel:
     return loaded_from(model.eval().requires_grad_(False), tiny_model("llama").tokenizer)
 
 
-def captured(tmp_path: Path, loaded: LoadedModel, variant: str, *, prompts: Any = (IDS,), **asked: Any) -> RunReader:
+def captured(
+    tmp_path: Path,
+    loaded: LoadedModel,
+    variant: str,
+    *,
+    prompts: Any = (IDS,),
+    **asked: Any,
+) -> RunReader:
     store = Store(tmp_path)
-    plan = plan_capture(loaded, prompts, "prefill", [variant], **{"layers": True, "kv": False, **asked})
+    plan = plan_capture(
+        loaded,
+        prompts,
+        "prefill",
+        [variant],
+        **{"layers": True, "kv": False, **asked},
+    )
     with RunWriter(store, plan.header) as writer:
         assert run_capture(plan, writer) == []
         return RunReader(store.path_of(writer.finish()))
 
 
 def plant(
-    monkeypatch: pytest.MonkeyPatch, loaded: LoadedModel, name: str, change: Callable[[torch.Tensor], torch.Tensor]
+    monkeypatch: pytest.MonkeyPatch,
+    loaded: LoadedModel,
+    name: str,
+    change: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
     """A modifier `faulty`, with which the module of that name puts out something else."""
 
@@ -80,7 +111,11 @@ def nudged(output: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", few(ARCHITECTURES, "mixtral"))
-def test_a_fault_in_any_kind_of_module_is_named_as_the_first_that_differs(name, tmp_path, monkeypatch):
+def test_a_fault_in_any_kind_of_module_is_named_as_the_first_that_differs(
+    name,
+    tmp_path,
+    monkeypatch,
+):
     loaded = model_of(name)
     plant(monkeypatch, loaded, watched_modules(loaded.model)[0].name, torch.clone)
     with captured(tmp_path / "twin", loaded, "prefill+faulty", layer_floor=0) as run:
@@ -115,16 +150,26 @@ def test_each_call_of_a_shared_module_is_followed(tmp_path):
 
 
 @pytest.mark.spread(2)
-@pytest.mark.parametrize("name", few(ARCHITECTURES, "llama", "gpt2", "gemma3", "mixtral", "mamba", "falcon"))
+@pytest.mark.parametrize(
+    "name",
+    few(ARCHITECTURES, "llama", "gpt2", "gemma3", "mixtral", "mamba", "falcon"),
+)
 def test_every_module_that_can_be_is_followed_into_the_prompts_own_row(name, tmp_path):
     """In the wrong row or column a module would be a million floors away."""
     loaded = model_of(name)
-    variant = "prefill+batch:3+row:1" if name in ("mamba", "lfm2", "bloom") else "prefill+batch:3+row:1+pad:left:4"
+    variant = (
+        "prefill+batch:3+row:1"
+        if name in ("mamba", "lfm2", "bloom")
+        else "prefill+batch:3+row:1+pad:left:4"
+    )
     with captured(tmp_path, loaded, variant) as run:
         table = modules(run, 0)
     missing = {each.name for each in watched_modules(loaded.model)} - set(table["module"])
-    assert all("mixer.dt_proj" in module for module in missing)  # Mamba reads its weight without calling it
-    assert (table["rms"] <= 100 * table["floor_rms"].fillna(0) + 1e-6 * (1 + table["max_abs"])).all()
+    # Mamba reads its weight without calling it
+    assert all("mixer.dt_proj" in module for module in missing)
+    assert (
+        table["rms"] <= 100 * table["floor_rms"].fillna(0) + 1e-6 * (1 + table["max_abs"])
+    ).all()
 
 
 def test_watching_changes_no_bit_and_leaves_no_hook(tmp_path):
@@ -133,11 +178,16 @@ def test_watching_changes_no_bit_and_leaves_no_hook(tmp_path):
         with captured(tmp_path / str(layers), loaded, "prefill+batch:2", layers=layers) as run:
             bits.append([side.sha256 for side in run.sides])
     assert bits[0] == bits[1]
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in loaded.model.modules())
+    assert not any(
+        module._forward_hooks or module._forward_pre_hooks for module in loaded.model.modules()
+    )
 
 
 @pytest.mark.spread(2)
-@pytest.mark.parametrize("variant", ["chunked:5+pad:right:3", "reuse:4", "blocks:4", "static", "decode+batch:2+row:1"])
+@pytest.mark.parametrize(
+    "variant",
+    ["chunked:5+pad:right:3", "reuse:4", "blocks:4", "static", "decode+batch:2+row:1"],
+)
 def test_a_prompt_in_several_forwards_is_put_together(variant, tmp_path):
     with captured(tmp_path, model_of("llama"), variant) as run:
         table = modules(run, 0)
@@ -189,7 +239,9 @@ def test_a_floor_that_cannot_be_had_costs_no_side(tmp_path, monkeypatch):
 
 @pytest.mark.thorough
 def test_long_prompts_do_not_wait_in_memory(tmp_path, monkeypatch):
-    """What a trace holds between two forwards is a part of each module at most, for any length of the prompt."""
+    """What a trace holds between two forwards is a part of each module at most, for any length of
+    the prompt.
+    """
     loaded, held = model_of("llama"), []
     see_logits = layer_capture.SpooledOutputs.see_logits
 
@@ -201,7 +253,8 @@ def test_long_prompts_do_not_wait_in_memory(tmp_path, monkeypatch):
         monkeypatch.setattr(layer_capture, name, 2000)
     monkeypatch.setattr(layer_capture.SpooledOutputs, "see_logits", noting)
     prompts = [
-        tuple(torch.randint(1, 300, (90,), generator=torch.Generator().manual_seed(n)).tolist()) for n in range(4)
+        tuple(torch.randint(1, 300, (90,), generator=torch.Generator().manual_seed(n)).tolist())
+        for n in range(4)
     ]
     with captured(tmp_path, loaded, "decode", prompts=prompts, layer_floor=0) as run:
         assert (run.rows("layer", pair=0)["positions"] == 90).all()

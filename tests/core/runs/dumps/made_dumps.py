@@ -30,8 +30,12 @@ def saved(folder: Path, **arrays: Any) -> Path:
 def bits_in(dump: Dump, max_bytes: int = 2 * 4 * VOCAB) -> list[np.ndarray]:
     """[rows, vocab] a side, joined from chunks of a few rows."""
     chunks = list(dump.chunks(max_bytes))
-    assert [first for first, _ in chunks] == list(np.cumsum([0, *(len(sides[0]) for _, sides in chunks)])[:-1])
-    return [np.concatenate([sides[place] for _, sides in chunks]) for place in range(len(dump.sides))]
+    assert [first for first, _ in chunks] == list(
+        np.cumsum([0, *(len(sides[0]) for _, sides in chunks)])[:-1],
+    )
+    return [
+        np.concatenate([sides[place] for _, sides in chunks]) for place in range(len(dump.sides))
+    ]
 
 
 def warnings_of(folder: Path, **arrays: Any) -> str:

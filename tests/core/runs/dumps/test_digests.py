@@ -37,8 +37,8 @@ def taken(folder: Path, name: str, **arrays: np.ndarray) -> RunReader:
 
 
 def test_the_same_bfloat16_values_have_the_digest_of_their_bits_in_every_run_and_capture(tmp_path):
-    """With float32, upcast with float32, with bfloat16, upcast with bfloat16, with float16; and written by a
-    capture in float32.
+    """With float32, upcast with float32, with bfloat16, upcast with bfloat16, with float16; and
+    written by a capture in float32.
     """
     wide, bits = COARSE.astype(np.float32), COARSE.view(np.uint16)
     named = {"compute_dtype": np.array("bfloat16")}
@@ -51,7 +51,15 @@ def test_the_same_bfloat16_values_have_the_digest_of_their_bits_in_every_run_and
         taken(tmp_path, "half", reference=HALF, variant=wide),
     ]
     header = header_of("float32", (6,), 40, 2)
-    runs.append(RunReader(write_run(Store(tmp_path / "other"), header, [FINE.view(np.uint32), wide.view(np.uint32)])))
+    runs.append(
+        RunReader(
+            write_run(
+                Store(tmp_path / "other"),
+                header,
+                [FINE.view(np.uint32), wide.view(np.uint32)],
+            ),
+        ),
+    )
     assert {run.header.compute_dtype for run in runs} == {"bfloat16", "float16", "float32"}
     for run in runs:
         with run:
@@ -79,7 +87,12 @@ def test_a_side_that_holds_a_value_of_its_own_dtype_has_the_digest_of_its_own_bi
         (FLOAT16, HALF, "float16", HALF),
         (FLOAT16, np.round(HALF), "bfloat16", np.round(HALF).astype(ml_dtypes.bfloat16)),
         (BFLOAT16, COARSE, "bfloat16", COARSE),
-        (FLOAT32, np.full((6, 40), np.nan, np.float32), "bfloat16", np.full((6, 40), np.nan, ml_dtypes.bfloat16)),
+        (
+            FLOAT32,
+            np.full((6, 40), np.nan, np.float32),
+            "bfloat16",
+            np.full((6, 40), np.nan, ml_dtypes.bfloat16),
+        ),
     ],
 )
 def test_a_digest_does_not_hang_on_how_rows_come(fmt, values, dtype, expected, chunk):

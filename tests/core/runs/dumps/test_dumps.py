@@ -1,5 +1,5 @@
-"""Dumps open as what they are, in every form they come in; the expected bits come from numpy, ml_dtypes and the worked
-cases.
+"""Dumps open as what they are, in every form they come in; the expected bits come from numpy,
+ml_dtypes and the worked cases.
 """
 
 import json
@@ -15,7 +15,16 @@ from safetensors.numpy import save_file
 from core.errors import DumpError, UsageError
 from core.runs.dumps.dump import open_dump
 from core.runs.file.records import Provenance
-from tests.core.runs.dumps.made_dumps import ROWS, VALUES, VOCAB, bits_in, bits_of, logits, saved, warnings_of
+from tests.core.runs.dumps.made_dumps import (
+    ROWS,
+    VALUES,
+    VOCAB,
+    bits_in,
+    bits_of,
+    logits,
+    saved,
+    warnings_of,
+)
 
 CASES = sorted((Path(__file__).parents[3] / "cases").glob("*.npz"))
 
@@ -39,7 +48,10 @@ def test_every_worked_case_opens_with_its_dtype_its_shape_and_its_bits(path: Pat
 
 
 @pytest.mark.parametrize("dtype", VALUES)
-@pytest.mark.parametrize("form", ["npz", "npz deflated", "safetensors", "npy", "pair of safetensors", "upcast", ">"])
+@pytest.mark.parametrize(
+    "form",
+    ["npz", "npz deflated", "safetensors", "npy", "pair of safetensors", "upcast", ">"],
+)
 def test_every_form_gives_the_same_bits(tmp_path: Path, dtype: str, form: str) -> None:
     sides: dict[str, Any] = {"reference": logits(1, dtype=dtype), "variant": logits(2, dtype=dtype)}
     paths = [tmp_path / "dump"]
@@ -53,7 +65,10 @@ def test_every_form_gives_the_same_bits(tmp_path: Path, dtype: str, form: str) -
     elif form == ">":
         swapped = {key: bits_of(side).astype(f">u{side.itemsize}") for key, side in sides.items()}
         if dtype != "bfloat16":
-            swapped = {key: side.view(VALUES[dtype]).view(f">f{side.itemsize}") for key, side in swapped.items()}
+            swapped = {
+                key: side.view(VALUES[dtype]).view(f">f{side.itemsize}")
+                for key, side in swapped.items()
+            }
         paths = [saved(tmp_path, **swapped, compute_dtype=dtype)]
     else:
         paths = [tmp_path / key for key in sides]
@@ -66,14 +81,20 @@ def test_every_form_gives_the_same_bits(tmp_path: Path, dtype: str, form: str) -
     with open_dump(paths) as dump:
         assert dump.compute_dtype == dtype
         assert [side.name for side in dump.sides] == ["reference", "variant"]
-        assert {side.source_dtype for side in dump.sides} == {"float32" if form == "upcast" else dtype}
+        assert {side.source_dtype for side in dump.sides} == {
+            "float32" if form == "upcast" else dtype,
+        }
         for bits, side in zip(bits_in(dump), sides.values(), strict=True):
             assert np.array_equal(bits, bits_of(side))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("carrier", [np.uint16, np.int16])
-def test_sixteen_bit_integers_are_bits_of_the_declared_dtype(tmp_path: Path, dtype: str, carrier: type) -> None:
+def test_sixteen_bit_integers_are_bits_of_the_declared_dtype(
+    tmp_path: Path,
+    dtype: str,
+    carrier: type,
+) -> None:
     a, b = (logits(seed, dtype=dtype).view(carrier) for seed in (1, 2))
     with open_dump([saved(tmp_path, a=a, b=b, compute_dtype=dtype)]) as dump:
         assert (dump.compute_dtype, dump.dtype_reason[:8]) == (dtype, "declared")
@@ -83,10 +104,16 @@ def test_sixteen_bit_integers_are_bits_of_the_declared_dtype(tmp_path: Path, dty
 @pytest.mark.parametrize("shape", [(5, 7), (3, 4, 8), (2, 1, 9)])
 @pytest.mark.parametrize("compressed", [False, True])
 def test_fortran_order_is_read_in_the_order_of_rows_at_every_pass(
-    tmp_path: Path, shape: tuple[int, ...], compressed: bool
+    tmp_path: Path,
+    shape: tuple[int, ...],
+    compressed: bool,
 ) -> None:
     a, b = logits(1, shape), logits(2, shape)
-    (np.savez_compressed if compressed else np.savez)(tmp_path / "d.npz", a=np.asfortranarray(a), b=b)
+    (np.savez_compressed if compressed else np.savez)(
+        tmp_path / "d.npz",
+        a=np.asfortranarray(a),
+        b=b,
+    )
     with open_dump([tmp_path / "d.npz"]) as dump:
         for _ in range(2):
             for bits, side in zip(bits_in(dump, max_bytes=64), (a, b), strict=True):
@@ -97,7 +124,8 @@ def test_fortran_order_is_read_in_the_order_of_rows_at_every_pass(
 def test_nan_payloads_and_signed_zeros_survive(tmp_path: Path, dtype: str) -> None:
     size = np.dtype(VALUES[dtype]).itemsize
     patterns = np.array(
-        [0, 1 << (8 * size - 1), 1, 0x7FC1FF01 >> (32 - 8 * size), (1 << 8 * size) - 1, 0x3C00], f"<u{size}"
+        [0, 1 << (8 * size - 1), 1, 0x7FC1FF01 >> (32 - 8 * size), (1 << 8 * size) - 1, 0x3C00],
+        f"<u{size}",
     )
     sides = {"a": np.stack([patterns, patterns[::-1]]), "b": np.stack([patterns[::-1], patterns])}
     path = saved(tmp_path, **{key: bits.view(VALUES[dtype]) for key, bits in sides.items()})
@@ -110,7 +138,10 @@ def test_nan_payloads_and_signed_zeros_survive(tmp_path: Path, dtype: str) -> No
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_single_value_beyond_a_dtype_on_any_side_is_enough_not_to_detect_it(tmp_path: Path, dtype: str) -> None:
+def test_a_single_value_beyond_a_dtype_on_any_side_is_enough_not_to_detect_it(
+    tmp_path: Path,
+    dtype: str,
+) -> None:
     a, b = (logits(seed, dtype=dtype).astype(np.float32) for seed in (1, 2))
     with open_dump([saved(tmp_path, a=a, b=b)]) as dump:
         assert (dump.compute_dtype, dump.dtype_reason[:8]) == (dtype, "detected")
@@ -123,7 +154,10 @@ def test_a_single_value_beyond_a_dtype_on_any_side_is_enough_not_to_detect_it(tm
 
 
 @pytest.mark.parametrize("how", ["declared", "override"])
-def test_a_given_dtype_that_would_round_is_refused_with_the_first_value(tmp_path: Path, how: str) -> None:
+def test_a_given_dtype_that_would_round_is_refused_with_the_first_value(
+    tmp_path: Path,
+    how: str,
+) -> None:
     a = logits(1, dtype="bfloat16").astype(np.float32)
     b = a.copy()
     b[2, 3], b[4, 5] = 1.0009765625, 3.1415927
@@ -161,7 +195,9 @@ def test_the_side_called_reference_comes_first_and_the_others_stay_in_order(tmp_
         assert np.array_equal(bits_in(dump)[1], bits_of(logits(0)))
 
 
-def test_two_files_are_a_pair_named_by_their_stems_or_plainly_if_these_are_equal(tmp_path: Path) -> None:
+def test_two_files_are_a_pair_named_by_their_stems_or_plainly_if_these_are_equal(
+    tmp_path: Path,
+) -> None:
     paths = [tmp_path / "one" / "x.npy", tmp_path / "two" / "x.npy", tmp_path / "y.npz"]
     for seed, path in enumerate(paths):
         path.parent.mkdir(exist_ok=True)
@@ -179,7 +215,9 @@ def test_two_files_are_a_pair_named_by_their_stems_or_plainly_if_these_are_equal
 def test_three_axes_are_prompts_positions_and_vocabulary(tmp_path: Path) -> None:
     a, ids = logits(1, (1, 2, 3, VOCAB)), np.arange(6).reshape(2, 3)
     texts = np.array([["a", " b", "c"], ["d", "é", "\n"]])
-    with open_dump([saved(tmp_path, a=a, b=a, token_ids=ids, tokens=texts, meta='{"engine": "x"}')]) as dump:
+    with open_dump(
+        [saved(tmp_path, a=a, b=a, token_ids=ids, tokens=texts, meta='{"engine": "x"}')],
+    ) as dump:
         assert [prompt.token_ids for prompt in dump.prompts] == [(0, 1, 2), (3, 4, 5)]
         assert dump.prompts[1].token_texts == ("d", "é", "\n")
         assert dump.meta == '{"engine": "x"}'
@@ -191,7 +229,9 @@ def test_one_axis_is_one_position_and_prompt_lengths_divide_the_rows(tmp_path: P
     a = logits(1)
     with open_dump([saved(tmp_path, a=a[0], b=a[0], token_ids=np.array([7]))]) as dump:
         assert (dump.rows, dump.prompts[0].token_ids) == (1, (7,))
-    with open_dump([saved(tmp_path, a=a, b=a, prompt_lengths=[4, 2], token_ids=np.arange(6))]) as dump:
+    with open_dump(
+        [saved(tmp_path, a=a, b=a, prompt_lengths=[4, 2], token_ids=np.arange(6))],
+    ) as dump:
         assert [prompt.token_ids for prompt in dump.prompts] == [(0, 1, 2, 3), (4, 5)]
 
 
@@ -201,11 +241,19 @@ def test_safetensors_reserved_texts_come_from_its_metadata(tmp_path: Path) -> No
     save_file(
         {"a": bits, "b": bits, "token_ids": np.arange(ROWS)},
         tmp_path / "d.safetensors",
-        metadata={"compute_dtype": "bfloat16", "meta": "{}", "tokens": json.dumps(texts), "format": "pt"},
+        metadata={
+            "compute_dtype": "bfloat16",
+            "meta": "{}",
+            "tokens": json.dumps(texts),
+            "format": "pt",
+        },
     )
     with open_dump([tmp_path / "d.safetensors"]) as dump:
         assert (dump.compute_dtype, dump.meta) == ("bfloat16", "{}")
-        assert (dump.prompts[0].token_texts, dump.prompts[0].token_ids) == (tuple(texts), tuple(range(ROWS)))
+        assert (dump.prompts[0].token_texts, dump.prompts[0].token_ids) == (
+            tuple(texts),
+            tuple(range(ROWS)),
+        )
 
 
 def test_byte_tokens_that_are_no_text_are_shown_as_bytes(tmp_path: Path) -> None:
@@ -214,13 +262,22 @@ def test_byte_tokens_that_are_no_text_are_shown_as_bytes(tmp_path: Path) -> None
         assert dump.prompts[0].token_texts == ("ok", "\\xe2\\x80")
 
 
-def test_log_probabilities_and_probabilities_are_remarked_on_and_logits_are_not(tmp_path: Path) -> None:
+def test_log_probabilities_and_probabilities_are_remarked_on_and_logits_are_not(
+    tmp_path: Path,
+) -> None:
     raw = logits(1).astype(np.float64)
     logp = raw - np.log(np.exp(raw).sum(-1, keepdims=True))
     coarse = logp.astype(ml_dtypes.bfloat16)
     sides = {"log": logp, "log16": coarse, "prob": np.exp(logp), "raw": raw}
-    warnings = warnings_of(tmp_path, **{key: side.astype(np.float32) for key, side in sides.items()})
-    for looks in ("'log' looks like log-prob", "'log16' looks like log-prob", "'prob' looks like probabilities"):
+    warnings = warnings_of(
+        tmp_path,
+        **{key: side.astype(np.float32) for key, side in sides.items()},
+    )
+    for looks in (
+        "'log' looks like log-prob",
+        "'log16' looks like log-prob",
+        "'prob' looks like probabilities",
+    ):
         assert looks in warnings
     assert "'raw' looks" not in warnings
 
@@ -231,8 +288,8 @@ def test_log_probabilities_and_probabilities_are_remarked_on_and_logits_are_not(
 @pytest.mark.spread(1)
 @pytest.mark.parametrize("upcast", [False, True])
 def test_a_dump_is_read_in_a_fraction_of_its_size(tmp_path: Path, upcast: bool) -> None:
-    """Chunks of 1 MiB of 64 MiB: the peak may hold two chunks a side and the temporaries of one conversion, not the
-    dump.
+    """Chunks of 1 MiB of 64 MiB: the peak may hold two chunks a side and the temporaries of one
+    conversion, not the dump.
     """
     a = logits(1, (512, 16384), "bfloat16").astype(np.float32)
     sides = {"a": a, "b": a} if upcast else {"a": bits_of(a.astype(ml_dtypes.bfloat16)), "b": a}
@@ -271,10 +328,16 @@ def test_sides_of_different_dtypes_are_told_with_what_follows_for_ulps(tmp_path:
     for side in (coarse, coarse.astype(np.float32)):
         warnings = warnings_of(tmp_path, reference=fine, variant=side)
         assert "'reference' holds float32 values, 'variant'" in warnings
-        # a step of bfloat16 is 2^(23 - 7) steps of float32 in every binade, and rounding moves by half of it at most
+        # a step of bfloat16 is 2^(23 - 7) steps of float32 in every binade, and rounding moves by
+        # half of it at most
         assert "up to 32,768 of them" in warnings
     bits, wide = bits_of(coarse), coarse.astype(np.float32)
-    assert "saved in different dtypes" in warnings_of(tmp_path, a=bits, b=wide, compute_dtype="bfloat16")
+    assert "saved in different dtypes" in warnings_of(
+        tmp_path,
+        a=bits,
+        b=wide,
+        compute_dtype="bfloat16",
+    )
 
 
 @pytest.mark.parametrize("dtype", VALUES)
@@ -294,9 +357,16 @@ def chosen(rows: int, columns: int, seed: int = 0) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", VALUES.values())
 @pytest.mark.parametrize("shape", [(1000, 64), (300, 7), (65, 64)])
-def test_log_probabilities_of_chosen_tokens_are_refused_with_what_to_do(tmp_path: Path, shape, dtype) -> None:
+def test_log_probabilities_of_chosen_tokens_are_refused_with_what_to_do(
+    tmp_path: Path,
+    shape,
+    dtype,
+) -> None:
     a, b = (chosen(*shape, seed).astype(dtype) for seed in (1, 2))
-    looks = rf"chosen-token log-probabilities of {shape[0]:,} sequences of {shape[1]} tokens.*--holds logits"
+    looks = (
+        rf"chosen-token log-probabilities of {shape[0]:,} sequences of {shape[1]} tokens.*--holds"
+        r" logits"
+    )
     with pytest.raises(DumpError, match=looks):
         open_dump([saved(tmp_path, reference=a, variant=b)])
 
@@ -342,6 +412,18 @@ def rows_of_kinds(rows: int, vocab: int, seed: int) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(("rows", "vocab"), [(500, 64), (40, 8), (9, 2), (64, 600)])
-def test_nothing_that_is_a_vocabulary_s_is_taken_for_chosen_tokens(tmp_path: Path, rows: int, vocab: int) -> None:
-    for (kind, a), b in zip(rows_of_kinds(rows, vocab, 0).items(), rows_of_kinds(rows, vocab, 1).values(), strict=True):
-        assert "chosen" not in warnings_of(tmp_path, a=a.astype(np.float32), b=b.astype(np.float32)), kind
+def test_nothing_that_is_a_vocabulary_s_is_taken_for_chosen_tokens(
+    tmp_path: Path,
+    rows: int,
+    vocab: int,
+) -> None:
+    for (kind, a), b in zip(
+        rows_of_kinds(rows, vocab, 0).items(),
+        rows_of_kinds(rows, vocab, 1).values(),
+        strict=True,
+    ):
+        assert "chosen" not in warnings_of(
+            tmp_path,
+            a=a.astype(np.float32),
+            b=b.astype(np.float32),
+        ), kind

@@ -46,7 +46,11 @@ def _raw(array: np.ndarray) -> bytes:
 def _without_differences(came: Path, went: Path) -> list[str]:
     """Keys whose bits differ between two npz files; every side of `came` must be in `went`."""
     before, after = np.load(came), np.load(went)
-    return [key for key in before.files if key != "compute_dtype" and _raw(before[key]) != _raw(after[key])]
+    return [
+        key
+        for key in before.files
+        if key != "compute_dtype" and _raw(before[key]) != _raw(after[key])
+    ]
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda p: p.stem)
@@ -69,17 +73,23 @@ def _run(lengths: tuple[int, ...], compute: str = "float32", **dtypes: str) -> H
     sides = tuple(SideHeader(name, "", dtype) for name, dtype in dtypes.items())
     bits = []
     for _ in sides:
-        coarse = rng.integers(-8, 9, (sum(lengths), vocab)).astype(values)  # every dtype holds small whole numbers
+        # every dtype holds small whole numbers
+        coarse = rng.integers(-8, 9, (sum(lengths), vocab)).astype(values)
         bits.append(coarse.view(f"<u{coarse.dtype.itemsize}"))
     return HeldRun(RunHeader("run", compute, vocab, prompts, sides, Provenance("capture")), bits)
 
 
 @pytest.mark.parametrize("compute", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("lengths", [(1,), (5,), (3, 3), (1, 1, 1), (4, 1, 2)])
-def test_prompts_tokens_dtype_and_every_bit_open_again(tmp_path: Path, lengths: tuple[int, ...], compute: str) -> None:
+def test_prompts_tokens_dtype_and_every_bit_open_again(
+    tmp_path: Path,
+    lengths: tuple[int, ...],
+    compute: str,
+) -> None:
     run = _run(lengths, compute)
     width = 8 * run.bits[0].dtype.itemsize
-    run.bits[0][0, :4] = [1 << (width - 1), 0x7FC1FF01 >> (32 - width), (1 << width) - 1, 1]  # -0, NaNs, a subnormal
+    # -0, NaNs, a subnormal
+    run.bits[0][0, :4] = [1 << (width - 1), 0x7FC1FF01 >> (32 - width), (1 << width) - 1, 1]
     export_npz(run, tmp_path / "out.npz")
     again = _opened(tmp_path / "out.npz")
     assert again.header.prompts == run.header.prompts
@@ -93,7 +103,9 @@ def test_sides_of_every_source_dtype_come_back_as_they_were(tmp_path: Path) -> N
     saved = np.load(tmp_path / "out.npz")
     assert [saved[key].dtype.str for key in ("a", "reference", "b")] == ["|V2", "<f2", "<f4"]
     assert (str(saved["compute_dtype"]), str(saved["reference_side"])) == ("float32", "a")
-    assert (saved["a"].view(ml_dtypes.bfloat16).astype(np.float32).view(np.uint32) == run.bits[0]).all()
+    assert (
+        saved["a"].view(ml_dtypes.bfloat16).astype(np.float32).view(np.uint32) == run.bits[0]
+    ).all()
     again = _opened(tmp_path / "out.npz")
     assert (again.header.sides, [_raw(bits) for bits in again.bits]) == (
         run.header.sides,
@@ -146,10 +158,17 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, target: str) ->
 @pytest.mark.parametrize(
     ("side", "target"),
     [(name, "out.npz") for name in ("token_ids", "../x", "a\nb", "x" * 300)]
-    + [("variant", f"out.{ending}") for ending in ("safetensors", "npy", "duckdb", "txt", "NPZ", "npz.gz")]
+    + [
+        ("variant", f"out.{ending}")
+        for ending in ("safetensors", "npy", "duckdb", "txt", "NPZ", "npz.gz")
+    ]
     + [("variant", "out")],
 )
-def test_names_that_could_not_be_read_back_are_refused(tmp_path: Path, side: str, target: str) -> None:
+def test_names_that_could_not_be_read_back_are_refused(
+    tmp_path: Path,
+    side: str,
+    target: str,
+) -> None:
     with pytest.raises(UsageError):
         export_npz(_run((2,), **{"reference": "float32", side: "float32"}), tmp_path / target)
     assert list(tmp_path.iterdir()) == []

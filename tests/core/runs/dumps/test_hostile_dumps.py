@@ -1,4 +1,6 @@
-"""The reader opens any input correctly or refuses it in one sentence, within bounded time and memory."""
+"""The reader opens any input correctly or refuses it in one sentence, within bounded time and
+memory.
+"""
 
 import io
 import json
@@ -38,7 +40,12 @@ def npy(array: Any = GOOD) -> bytes:
     return file.getvalue()
 
 
-def npy_header(text: str, body: bytes = b"", version: tuple[int, int] = (1, 0), length: int | None = None) -> bytes:
+def npy_header(
+    text: str,
+    body: bytes = b"",
+    version: tuple[int, int] = (1, 0),
+    length: int | None = None,
+) -> bytes:
     raw = text.encode()
     size = struct.pack("<H" if version == (1, 0) else "<I", len(raw) if length is None else length)
     return b"\x93NUMPY" + bytes(version) + size + raw + body
@@ -66,7 +73,12 @@ def tensors(header: object, body: bytes = b"", length: int | None = None) -> byt
     return struct.pack("<Q", len(raw) if length is None else length) + raw + body
 
 
-def tensor(begin: int, end: int, shape: tuple[int, ...] = (2, 2), dtype: str = "F32") -> dict[str, object]:
+def tensor(
+    begin: int,
+    end: int,
+    shape: tuple[int, ...] = (2, 2),
+    dtype: str = "F32",
+) -> dict[str, object]:
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
@@ -83,8 +95,8 @@ def encrypted() -> bytes:
 
 
 def overlapping() -> bytes:
-    """Two directory entries for one member's bytes: how small files unpack to petabytes (Fifield, "A better zip bomb",
-    2019).
+    """Two directory entries for one member's bytes: how small files unpack to petabytes (Fifield,
+    "A better zip bomb", 2019).
     """
     raw = bytearray(archive(("a.npy", npy()), ("b.npy", npy())))
     second = raw.rindex(b"PK\x01\x02")
@@ -110,7 +122,10 @@ PAIR = {"a": GOOD, "b": GOOD}
 # what it is -> (the bytes, words its refusal must hold)
 HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "empty file": (lambda: b"", "has 0 bytes"),
-    "pickle": (lambda: b"\x80\x04\x95\x00\x00\x00\x00\x00\x00\x00\x00.", "no code in a file is run"),
+    "pickle": (
+        lambda: b"\x80\x04\x95\x00\x00\x00\x00\x00\x00\x00\x00.",
+        "no code in a file is run",
+    ),
     "CSV": (lambda: b"1.5,2.5\n3.5,4.5\n", "np.loadtxt"),
     "CSV of Excel": (lambda: b"\xef\xbb\xbfa;b\r\n1,5;2,5\r\n", "np.loadtxt"),
     "Feather": (lambda: b"ARROW1\0\0" + bytes(64), "pd.read_feather"),
@@ -118,7 +133,10 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "torch checkpoint": (lambda: archive(("archive/data.pkl", b"\x80\x02.")), "file of torch.save"),
     "single npy": (npy, "holds 1 side ('upload'); expected 2 to 512"),
     "one side": (lambda: npz(a=GOOD, token_ids=np.arange(ROWS)), "holds 1 side ('a')"),
-    "objects": (lambda: npz(a=GOOD, b=np.array([{}, []], dtype=object)), "'b' has the dtype object"),
+    "objects": (
+        lambda: npz(a=GOOD, b=np.array([{}, []], dtype=object)),
+        "'b' has the dtype object",
+    ),
     "text array": (lambda: npz(a=GOOD, b=np.full((4, 8), "x")), "'b' has the dtype <U1"),
     "structured": (lambda: npz(a=GOOD, b=np.zeros((4, 8), "u1,u1")), "'b' has the dtype [("),
     "integers": (lambda: npz(a=GOOD, b=GOOD.astype(np.int32)), "dtype int32"),
@@ -136,25 +154,49 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: npz(**PAIR, token_ids=np.arange(3)),
         "'token_ids' has shape (3,); expected one for each position: 4",
     ),
-    "token_ids floats": (lambda: npz(**PAIR, token_ids=np.arange(4.0)), "'token_ids' has the dtype float64"),
-    "token_ids negative": (lambda: npz(**PAIR, token_ids=np.array([0, 1, -5, 2])), "'token_ids' holds -5"),
+    "token_ids floats": (
+        lambda: npz(**PAIR, token_ids=np.arange(4.0)),
+        "'token_ids' has the dtype float64",
+    ),
+    "token_ids negative": (
+        lambda: npz(**PAIR, token_ids=np.array([0, 1, -5, 2])),
+        "'token_ids' holds -5",
+    ),
     "tokens beyond unicode": (
-        lambda: archive(*[(k, npy()) for k in ("a.npy", "b.npy")], ("tokens.npy", npy_of((4,), "<U1", b"\xff" * 16))),
+        lambda: archive(
+            *[(k, npy()) for k in ("a.npy", "b.npy")],
+            ("tokens.npy", npy_of((4,), "<U1", b"\xff" * 16)),
+        ),
         "'tokens' cannot be read",
     ),
     "unknown compute_dtype": (
         lambda: npz(**PAIR, compute_dtype="int7"),
         "'compute_dtype' is 'int7'; expected one of float32",
     ),
-    "numeric compute_dtype": (lambda: npz(**PAIR, compute_dtype=7), "bytes of the dtype int64; expected text"),
-    "another reference": (lambda: npz(**PAIR, reference_side="c"), "is 'c'; expected the name of a side"),
-    "prompt_lengths off": (lambda: npz(**PAIR, prompt_lengths=[2, 1]), "'prompt_lengths' adds up to 3"),
+    "numeric compute_dtype": (
+        lambda: npz(**PAIR, compute_dtype=7),
+        "bytes of the dtype int64; expected text",
+    ),
+    "another reference": (
+        lambda: npz(**PAIR, reference_side="c"),
+        "is 'c'; expected the name of a side",
+    ),
+    "prompt_lengths off": (
+        lambda: npz(**PAIR, prompt_lengths=[2, 1]),
+        "'prompt_lengths' adds up to 3",
+    ),
     "prompt_lengths zero": (lambda: npz(**PAIR, prompt_lengths=[4, 0]), "'prompt_lengths' holds 0"),
     "parent path": (lambda: npz_with(npy(), "../b.npy"), "'../b' is an unsafe name"),
     "blank name": (lambda: npz_with(npy(), "  .npy"), "unsafe name"),
-    "terminal escape in the name": (lambda: npz_with(npy(), "b\x1b[2J.npy"), "'b\\x1b[2J' is an unsafe name"),
+    "terminal escape in the name": (
+        lambda: npz_with(npy(), "b\x1b[2J.npy"),
+        "'b\\x1b[2J' is an unsafe name",
+    ),
     "long name": (lambda: npz_with(npy(), "b" * 300 + ".npy"), "unsafe name; expected at most 200"),
-    "duplicate members": (lambda: patched(npz_with(npy(), "c.npy"), b"c.npy", b"a.npy"), "'a' is no npy array"),
+    "duplicate members": (
+        lambda: patched(npz_with(npy(), "c.npy"), b"c.npy", b"a.npy"),
+        "'a' is no npy array",
+    ),
     "encrypted": (encrypted, "is encrypted"),
     "overlapping members": (overlapping, "differ"),
     "size beyond deflate": (lying_about_size, "more than 200 times as many"),
@@ -163,10 +205,19 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "negative shape": (lambda: npz_with(npy_of((-4, -8))), "declares the shape (-4, -8)"),
     "trailing bytes": (lambda: npz_with(npy() + b"x"), "nothing after it"),
     "npy version 9": (lambda: npz_with(npy_header("{}", version=(9, 0))), "version (9, 0)"),
-    "npy header of code": (lambda: npz_with(npy_header("__import__('os').abort()\n")), "'b' cannot be read"),
+    "npy header of code": (
+        lambda: npz_with(npy_header("__import__('os').abort()\n")),
+        "'b' cannot be read",
+    ),
     "npy header nested": (lambda: npz_with(npy_header("(" * 5000)), "'b' cannot be read"),
-    "safetensors: header of 2^39": (lambda: tensors(b"{}", length=1 << 39), "header of 549755813888 bytes"),
-    "safetensors: bad entry": (lambda: tensors({"a": 7, "b": 8}), "the entry of 'a' cannot be read"),
+    "safetensors: header of 2^39": (
+        lambda: tensors(b"{}", length=1 << 39),
+        "header of 549755813888 bytes",
+    ),
+    "safetensors: bad entry": (
+        lambda: tensors({"a": 7, "b": 8}),
+        "the entry of 'a' cannot be read",
+    ),
     "safetensors: overlap": (
         lambda: tensors({"a": tensor(0, 16), "b": tensor(8, 24)}, bytes(24)),
         "'b' lies at bytes 8 to 24; expected it to begin at 16",
@@ -175,10 +226,22 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: tensors({"a": tensor(0, 16), "b": tensor(16, 32)}, bytes(40)),
         "has 40 bytes of tensors; expected 32",
     ),
-    "safetensors: offsets turned": (lambda: tensors({"a": tensor(16, 0)}, bytes(16)), "but -16 are there"),
-    "safetensors: dtype": (lambda: tensors({"a": tensor(0, 16, dtype="F8_E4M3")}, bytes(16)), "dtype F8_E4M3"),
-    "safetensors: metadata": (lambda: tensors({"__metadata__": {"meta": 3}}), "the header cannot be read"),
-    "safetensors: tokens": (lambda: save(dict(PAIR), metadata={"tokens": '["x"]'}), "'tokens' lists 1 texts"),
+    "safetensors: offsets turned": (
+        lambda: tensors({"a": tensor(16, 0)}, bytes(16)),
+        "but -16 are there",
+    ),
+    "safetensors: dtype": (
+        lambda: tensors({"a": tensor(0, 16, dtype="F8_E4M3")}, bytes(16)),
+        "dtype F8_E4M3",
+    ),
+    "safetensors: metadata": (
+        lambda: tensors({"__metadata__": {"meta": 3}}),
+        "the header cannot be read",
+    ),
+    "safetensors: tokens": (
+        lambda: save(dict(PAIR), metadata={"tokens": '["x"]'}),
+        "'tokens' lists 1 texts",
+    ),
 }
 
 
@@ -212,10 +275,22 @@ def test_each_hostile_dump_is_refused_in_one_sentence(tmp_path: Path, fault: str
 
 
 GOOD_ONES = [
-    *(npz(**PAIR, token_ids=np.arange(4), meta="{}"), npz_with(npy()), npz_with(npy_of((4, 8))), save(dict(PAIR))),
-    archive(("dump/", b""), ("dump/a.npy", npy()), ("__MACOSX/dump/._a.npy", b"\0\5\x16\7"), ("b.npy", npy())),
+    *(
+        npz(**PAIR, token_ids=np.arange(4), meta="{}"),
+        npz_with(npy()),
+        npz_with(npy_of((4, 8))),
+        save(dict(PAIR)),
+    ),
+    archive(
+        ("dump/", b""),
+        ("dump/a.npy", npy()),
+        ("__MACOSX/dump/._a.npy", b"\0\5\x16\7"),
+        ("b.npy", npy()),
+    ),
     *(npz_with(npy(), method=zipfile.ZIP_DEFLATED), npz_with(npy(), "deeper/b.npy")),
-    npz_with(npy_header("{'descr':'<f4','fortran_order':False,'shape':(4,8)}\n", GOOD.tobytes(), (3, 0))),
+    npz_with(
+        npy_header("{'descr':'<f4','fortran_order':False,'shape':(4,8)}\n", GOOD.tobytes(), (3, 0)),
+    ),
 ]
 
 
@@ -251,7 +326,11 @@ def test_the_size_limit_holds_for_the_file_and_for_what_it_unpacks_to(tmp_path: 
 
 PAIR_FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "shapes": ({"a": GOOD}, {"a": GOOD[:2]}, "two.npz: 'two' has 2 positions, 'one' 4"),
-    "two sides in one of them": (PAIR, {"a": GOOD}, "one.npz: holds 2 sides ('a', 'b'); expected 1 to 1"),
+    "two sides in one of them": (
+        PAIR,
+        {"a": GOOD},
+        "one.npz: holds 2 sides ('a', 'b'); expected 1 to 1",
+    ),
     "compute dtypes": (
         {"a": BITS, "compute_dtype": "bfloat16"},
         {"a": BITS, "compute_dtype": "float16"},
@@ -279,7 +358,11 @@ def test_two_files_that_make_no_pair_are_refused(tmp_path: Path, fault: str) -> 
 
 WHOLE = {
     "npz": npz(reference=GOOD, variant=GOOD + 1, token_ids=np.arange(ROWS)),
-    "deflated": archive(("reference.npy", npy()), ("variant.npy", npy(GOOD + 1)), method=zipfile.ZIP_DEFLATED),
+    "deflated": archive(
+        ("reference.npy", npy()),
+        ("variant.npy", npy(GOOD + 1)),
+        method=zipfile.ZIP_DEFLATED,
+    ),
     "safetensors": save({"reference": GOOD, "variant": GOOD + 1}),
 }
 SIDES = {"reference": GOOD.tobytes(), "variant": (GOOD + 1).tobytes()}
@@ -326,7 +409,9 @@ PROBE = textwrap.dedent("""
 
 
 def probe(path: Path, how: str = "dump") -> tuple[int, float, str]:
-    """(MiB over idle at the peak, seconds, what was said) of reading `path` in a process limited to 2 GiB."""
+    """(MiB over idle at the peak, seconds, what was said) of reading `path` in a process limited to
+    2 GiB.
+    """
     root = Path(__file__).parents[4]
     environment = {**os.environ, "PYTHONPATH": str(root), "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -372,7 +457,10 @@ def lists_in_json(path: Path) -> Path:
     return path
 
 
-needs_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")
+needs_proc = pytest.mark.skipif(
+    not Path("/proc/self/status").exists(),
+    reason="peak memory is read from Linux's /proc",
+)
 
 BOMBS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "deflate bomb": (lambda path: deflated_zeros(path, 300), "more than 200 times as many"),

@@ -17,7 +17,9 @@ from core.runs.store.store import Store
 
 
 def results_file(path: Path, logits: np.ndarray, tokens: np.ndarray) -> None:
-    """Write one as results.cpp does: the tensor says (tokens, vocabulary), and lies in rows of the vocabulary."""
+    """Write one as results.cpp does: the tensor says (tokens, vocabulary), and lies in rows of the
+    vocabulary.
+    """
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_string("path_model", "model.gguf")
     writer.add_array("list", ["a", "b"])
@@ -59,7 +61,9 @@ def test_a_kl_base_file_is_its_rows_to_16_bits(tmp_path: Path, vocab: int) -> No
         (tmp_path / f"{side}.kld").write_bytes(body)
     with open_dump([tmp_path / "a.kld", tmp_path / "b.kld"]) as dump:
         assert (dump.rows, dump.vocab, dump.compute_dtype) == (10, vocab, "float32")
-        assert [prompt.token_ids for prompt in dump.prompts] == [tuple(each[6:11]) for each in tokens.tolist()]
+        assert [prompt.token_ids for prompt in dump.prompts] == [
+            tuple(each[6:11]) for each in tokens.tolist()
+        ]
         read = next(dump.chunks())[1][0].view(np.float32)
     within = logs > logs.max(axis=1, keepdims=True) - 16
     assert np.abs(read - logs)[within].max() <= 16 / 65535

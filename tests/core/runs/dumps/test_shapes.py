@@ -23,7 +23,9 @@ def values(dump: Dump) -> list[np.ndarray]:
 @pytest.mark.parametrize("shape", [(ROWS,), (1, ROWS), (ROWS, 1)])
 def test_whole_numbers_under_a_name_of_token_ids_are_token_ids(tmp_path, key, shape):
     ids = np.arange(5, 5 + ROWS)
-    with open_dump([saved(tmp_path, a=logits(1), b=logits(2), **{key: ids.reshape(shape)})]) as dump:
+    with open_dump(
+        [saved(tmp_path, a=logits(1), b=logits(2), **{key: ids.reshape(shape)})],
+    ) as dump:
         assert dump.prompts[0].token_ids == tuple(ids)
 
 
@@ -39,7 +41,10 @@ def test_an_attention_mask_is_left_out_with_a_note(tmp_path):
 
 @pytest.mark.parametrize("shapes", [[(ROWS, 1, VOCAB)] * 2, [(ROWS, 1, VOCAB), (ROWS, VOCAB)]])
 def test_stacked_scores_are_the_positions_of_one_prompt(tmp_path, shapes):
-    sides = {name: logits(seed, shape) for seed, (name, shape) in enumerate(zip("ab", shapes, strict=True))}
+    sides = {
+        name: logits(seed, shape)
+        for seed, (name, shape) in enumerate(zip("ab", shapes, strict=True))
+    }
     with open_dump([saved(tmp_path, **sides, token_ids=np.arange(ROWS))]) as dump:
         assert [prompt.positions for prompt in dump.prompts] == [ROWS]
         assert any("steps of one generation" in note for note in dump.warnings)
@@ -64,8 +69,15 @@ def test_one_transposed_side_is_refused_with_the_fix(tmp_path):
         open_dump([saved(tmp_path, a=logits(1), b=logits(2).T)])
 
 
-@pytest.mark.parametrize(("key", "entries"), [("token_ids", np.arange(ROWS)), ("tokens", np.array(list("abcdef")))])
-def test_sides_whose_last_axis_has_the_length_of_the_tokens_are_refused_with_the_fix(tmp_path, key, entries):
+@pytest.mark.parametrize(
+    ("key", "entries"),
+    [("token_ids", np.arange(ROWS)), ("tokens", np.array(list("abcdef")))],
+)
+def test_sides_whose_last_axis_has_the_length_of_the_tokens_are_refused_with_the_fix(
+    tmp_path,
+    key,
+    entries,
+):
     with pytest.raises(DumpError, match=rf"'{key}' has 6 entries.*array\.T"):
         open_dump([saved(tmp_path, a=logits(1).T, b=logits(2).T, **{key: entries})])
 
@@ -95,7 +107,10 @@ def test_the_rows_of_a_longer_side_that_fit_are_named(tmp_path, shape, rows, par
     short = long[..., slice(*rows), :] + np.float32(1e-5)
     sides = {"a": long, "b": short} if is_shorter else {"b": short, "a": long}
     axes = ":, " * (len(shape) - 2)
-    with pytest.raises(DumpError, match=rf"Rows {rows[0]} to {rows[1] - 1} of 'a' fit: pass a\[{axes}{part}\]"):
+    with pytest.raises(
+        DumpError,
+        match=rf"Rows {rows[0]} to {rows[1] - 1} of 'a' fit: pass a\[{axes}{part}\]",
+    ):
         open_dump([saved(tmp_path, **sides)])
 
 
@@ -185,7 +200,10 @@ def test_a_padded_vocabulary_is_cut_to_the_common_part_if_the_user_says_so(tmp_p
     ],
 )
 def test_a_fresh_side_of_safetensors_comes_before_a_cached_one(tmp_path, names, reference):
-    save_file({name: logits(seed) for seed, name in enumerate(names)}, tmp_path / "dump.safetensors")
+    save_file(
+        {name: logits(seed) for seed, name in enumerate(names)},
+        tmp_path / "dump.safetensors",
+    )
     with open_dump([tmp_path / "dump.safetensors"]) as dump:
         assert dump.sides[0].name == reference
     with open_dump([tmp_path / "dump.safetensors"], reference=names[0]) as dump:

@@ -19,7 +19,11 @@ from core.runs.dumps.dump import open_dump
 from tests.core.runs.dumps.made_dumps import ROWS, VOCAB, bits_in
 
 
-def logits(seed: int, dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = (ROWS, VOCAB)) -> torch.Tensor:
+def logits(
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    shape: tuple[int, ...] = (ROWS, VOCAB),
+) -> torch.Tensor:
     return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 5).to(dtype)
 
 
@@ -64,7 +68,10 @@ def test_views_of_larger_storages_are_read_as_what_they_show(tmp_path, view):
 
 def test_two_files_of_one_tensor_are_a_pair(tmp_path):
     sides = [logits(1), logits(2)]
-    paths = [saved(tmp_path, tensor, f"{name}.pt") for name, tensor in zip(("hf", "engine"), sides, strict=True)]
+    paths = [
+        saved(tmp_path, tensor, f"{name}.pt")
+        for name, tensor in zip(("hf", "engine"), sides, strict=True)
+    ]
     with open_dump(paths) as dump:
         assert [side.name for side in dump.sides] == ["hf", "engine"]
         assert np.array_equal(bits_in(dump)[1], bits_of(sides[1]))
@@ -74,7 +81,10 @@ def test_two_files_of_one_tensor_are_a_pair(tmp_path):
 def test_the_scores_of_generate_are_the_steps_of_a_side(tmp_path, step):
     """`outputs.scores` is a tuple of one tensor a step."""
     steps = [logits(seed) for seed in (1, 2)]
-    scores = {name: tuple(row.reshape(step).clone() for row in side) for name, side in zip("ab", steps, strict=True)}
+    scores = {
+        name: tuple(row.reshape(step).clone() for row in side)
+        for name, side in zip("ab", steps, strict=True)
+    }
     with open_dump([saved(tmp_path, scores)]) as dump:
         assert (dump.rows, dump.vocab, len(dump.prompts)) == (ROWS, VOCAB, 1)
         assert np.array_equal(bits_in(dump)[0], bits_of(steps[0]))
@@ -94,8 +104,17 @@ def test_lists_and_ordered_and_nested_dicts_name_their_tensors(tmp_path):
 @pytest.mark.parametrize("ids", [torch.arange(ROWS)[None], list(range(ROWS)), [list(range(ROWS))]])
 @pytest.mark.parametrize("key", ["token_ids", "input_ids"])
 def test_token_ids_come_as_a_tensor_or_as_a_list(tmp_path, key, ids):
-    value = {"a": logits(1), "b": logits(2), key: ids, "compute_dtype": "float32", "temperature": 0.0, "prompt": "Hi"}
-    with open_dump([saved(tmp_path, value | {"tokens": list("abcdef"), "step": 7, "none": []})]) as dump:
+    value = {
+        "a": logits(1),
+        "b": logits(2),
+        key: ids,
+        "compute_dtype": "float32",
+        "temperature": 0.0,
+        "prompt": "Hi",
+    }
+    with open_dump(
+        [saved(tmp_path, value | {"tokens": list("abcdef"), "step": 7, "none": []})],
+    ) as dump:
         assert dump.prompts[0].token_ids == tuple(range(ROWS))
         assert dump.prompts[0].token_texts == tuple("abcdef")
         assert (dump.dtype_reason[:8], dump.warnings) == ("declared", ())
@@ -110,14 +129,21 @@ class Evil:
 
 
 def pickled(*arguments: object) -> bytes:
-    """Protocol 2 of {"a": tensor, "b": tensor}, with the arguments of _rebuild_tensor_v2 as given."""
+    """Protocol 2 of {"a": tensor, "b": tensor}, with the arguments of _rebuild_tensor_v2 as
+    given.
+    """
 
     class Storage:
         pass
 
     class Tensor:
         def __reduce__(self) -> tuple:
-            return torch._utils._rebuild_tensor_v2, (Storage(), *arguments, False, collections.OrderedDict())
+            return torch._utils._rebuild_tensor_v2, (
+                Storage(),
+                *arguments,
+                False,
+                collections.OrderedDict(),
+            )
 
     class Pickler(pickle.Pickler):
         def persistent_id(self, value: object) -> tuple | None:
@@ -140,7 +166,9 @@ HUGE = 1 << 40
 HOSTILE = {
     "code": pickle.dumps({"a": Evil()}, protocol=2),
     "code of protocol 4": pickle.dumps(Evil(), protocol=4),
-    "attributes": b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\nN}X\x0c\x00\x00\x00__defaults__)s\x86b.",
+    "attributes": (
+        b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\nN}X\x0c\x00\x00\x00__defaults__)s\x86b."
+    ),
     "empty": b"",
     "cut": b"\x80\x02}q\x00(X\x09\x00",
     "no tensors": pickle.dumps({"a": 1.0}, protocol=2),
@@ -191,7 +219,10 @@ def test_sides_that_share_a_storage_count_against_the_limit(tmp_path):
 
 
 def test_other_forms_are_named(tmp_path):
-    with zipfile.ZipFile(saved(tmp_path, {"a": logits(1)})) as old, zipfile.ZipFile(tmp_path / "packed", "w") as new:
+    with (
+        zipfile.ZipFile(saved(tmp_path, {"a": logits(1)})) as old,
+        zipfile.ZipFile(tmp_path / "packed", "w") as new,
+    ):
         for member in old.infolist():
             new.writestr(member.filename, old.read(member), zipfile.ZIP_DEFLATED)
     torch.save({"a": logits(1)}, tmp_path / "old", _use_new_zipfile_serialization=False)

@@ -24,7 +24,11 @@ from tests.covering import few
 
 def test_what_is_as_long_as_it_may_be_is_read(tmp_path: Path) -> None:
     path = copied(tmp_path / "runs" / "run.duckdb")
-    damaged(path, f"UPDATE token SET text = repeat('x', {LONGEST_TOKEN})", "UPDATE run SET name = repeat('x', 1000)")
+    damaged(
+        path,
+        f"UPDATE token SET text = repeat('x', {LONGEST_TOKEN})",
+        "UPDATE run SET name = repeat('x', 1000)",
+    )
     with RunReader(path) as run:
         assert {len(text) for text in run.header.prompts[0].token_texts} == {LONGEST_TOKEN}
     assert len(list_runs(Store(path.parent))[0]) == 1
@@ -35,7 +39,10 @@ def test_nothing_is_stored_that_no_reader_would_open(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="token has 1,025 characters"):
         replace(header, prompts=(Prompt(1, (1,), ("x" * (LONGEST_TOKEN + 1),)),))
     with pytest.raises(UsageError, match="from 2 to 512 sides, not 513"):
-        replace(header, sides=tuple(SideHeader(f"s{i}", "", "bfloat16") for i in range(MAX_SIDES + 1)))
+        replace(
+            header,
+            sides=tuple(SideHeader(f"s{i}", "", "bfloat16") for i in range(MAX_SIDES + 1)),
+        )
     with pytest.raises(UsageError, match="run has 1,001 characters"):
         replace(header, name="x" * 1001)
 
@@ -48,13 +55,22 @@ def many_sides(path: Path, sides: int, **more: np.ndarray) -> Path:
 
 @pytest.mark.parametrize("sides", [MAX_SIDES + 1, *few([MOST_ARRAYS + 1])])
 def test_a_dump_of_more_sides_than_a_run_has_is_refused_before_a_value_is_read(
-    sides: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sides: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = many_sides(tmp_path / "many.npz", sides)
     for read in ("blocks", "checked_rows"):
         monkeypatch.setattr(StoredArray, read, lambda *_: pytest.fail("values were read"))
-    for look in (headers_of, lambda path: describe([path]), lambda path: ingest(Store(tmp_path / "runs"), [path])):
-        with pytest.raises(DumpError, match=f"many.npz: holds {sides} (sides|arrays of logits|members).*{MAX_SIDES}"):
+    for look in (
+        headers_of,
+        lambda path: describe([path]),
+        lambda path: ingest(Store(tmp_path / "runs"), [path]),
+    ):
+        with pytest.raises(
+            DumpError,
+            match=f"many.npz: holds {sides} (sides|arrays of logits|members).*{MAX_SIDES}",
+        ):
             look(path)
     emitted = {f"emitted:s{i}": np.array([-1, 3]) for i in range(MAX_SIDES)}
     assert headers_of(many_sides(tmp_path / "most.npz", MAX_SIDES, **emitted))[0] == "dump"
@@ -64,12 +80,19 @@ def test_a_dump_of_more_sides_than_a_run_has_is_refused_before_a_value_is_read(
     ("statement", "words"),
     [
         ("UPDATE token SET text = repeat('x', 1025)", "the text of a token has 1,025 characters"),
-        ("INSERT INTO side SELECT s.* REPLACE (range AS side) FROM side s, range(2, 600)", "from 2 to 512 sides"),
+        (
+            "INSERT INTO side SELECT s.* REPLACE (range AS side) FROM side s, range(2, 600)",
+            "from 2 to 512 sides",
+        ),
         ("UPDATE side SET holds = 'prob'", "values are 'prob'; expected logit or logprob"),
         ("DELETE FROM logits WHERE side = 1 AND position = 0", "tiles of logits"),
     ],
 )
-def test_a_run_file_of_what_no_run_has_is_refused(statement: str, words: str, tmp_path: Path) -> None:
+def test_a_run_file_of_what_no_run_has_is_refused(
+    statement: str,
+    words: str,
+    tmp_path: Path,
+) -> None:
     path = copied(tmp_path / "runs" / "many.duckdb")
     damaged(path, statement)
     for look in (RunReader, lambda path: import_run(Store(tmp_path / "to"), path)):
@@ -80,13 +103,19 @@ def test_a_run_file_of_what_no_run_has_is_refused(statement: str, words: str, tm
 @pytest.mark.parametrize(
     ("reserved", "words"),
     [
-        ({"tokens": np.array(["x" * 1025, "a"])}, "'tokens': the text of a token has 1,025 characters"),
+        (
+            {"tokens": np.array(["x" * 1025, "a"])},
+            "'tokens': the text of a token has 1,025 characters",
+        ),
         ({"tokens": np.array(["a", "b"])}, "'tokens': the texts of all tokens have together 2"),
         ({"meta": np.array(b"x" * 600_009)}, "'meta' takes 600,009 bytes; expected"),
     ],
 )
 def test_a_dump_with_texts_of_no_run_is_refused_in_a_sentence(
-    reserved: dict[str, np.ndarray], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reserved: dict[str, np.ndarray],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("core.runs.file.records.TOKENS_TOGETHER", 1)
     with pytest.raises(DumpError, match=words):

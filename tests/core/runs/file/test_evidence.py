@@ -1,4 +1,6 @@
-"""Records of evidence: every check's figures come back from a run file, and nothing else is taken for them."""
+"""Records of evidence: every check's figures come back from a run file, and nothing else is taken
+for them.
+"""
 
 from __future__ import annotations
 
@@ -48,13 +50,22 @@ def example(kind: Any, *, is_full: bool) -> Any:
 
 def figures(check: Check, *, is_full: bool = True) -> CheckFigures:
     kinds = get_type_hints(check.record)
-    return check.record(**{each.name: example(kinds[each.name], is_full=is_full) for each in fields(check.record)})
+    return check.record(
+        **{each.name: example(kinds[each.name], is_full=is_full) for each in fields(check.record)},
+    )
 
 
 @pytest.mark.parametrize("is_full", [True, False])
 def test_every_checks_figures_come_back_from_a_run_file(store: Store, is_full: bool) -> None:
     rows = [
-        Evidence(check, f"control of {check}", figures(check, is_full=is_full), NOTED, f"{check}.", side)
+        Evidence(
+            check,
+            f"control of {check}",
+            figures(check, is_full=is_full),
+            NOTED,
+            f"{check}.",
+            side,
+        )
         for check, side in zip(Check, ["decode", None] * len(Check), strict=False)
     ]
     with RunReader(store.path_of(judged_run(store, "rounding", evidence=rows))) as run:
@@ -67,13 +78,20 @@ def test_figures_that_are_no_check_s_are_refused(check: Check) -> None:
     whole = json.loads(json.dumps(figures(check).to_json()))
     assert figures_of(check, json.dumps(whole)) == figures(check)
     assert figures_of(check, json.dumps(whole | {"of_a_newer_build": 1})) == figures(check)
-    for given in ({}, {"tried": ["floor"]}, {"computes_in": {"a": "bfloat16"}}):  # it could not be made
+    # it could not be made
+    for given in ({}, {"tried": ["floor"]}, {"computes_in": {"a": "bfloat16"}}):
         unmeasured = figures_of(check, json.dumps(given))
-        assert (type(unmeasured), json.loads(json.dumps(unmeasured.to_json()))) == (Unmeasured, given)
+        assert (type(unmeasured), json.loads(json.dumps(unmeasured.to_json()))) == (
+            Unmeasured,
+            given,
+        )
     wrong = [json.dumps(whole | {key: {"a": {}}}) for key in whole]
     wrong += ["[" * 100_000, json.dumps(whole)[:-1], '{"a": 1e999}']
     for text in wrong:
-        with pytest.raises(UsageError, match=f"figures of the check '{check}' cannot be read") as refused:
+        with pytest.raises(
+            UsageError,
+            match=f"figures of the check '{check}' cannot be read",
+        ) as refused:
             figures_of(check, text)
         assert str(refused.value).isprintable()
 
@@ -109,5 +127,9 @@ def test_every_figure_has_a_label_of_its_own(record: type[CheckFigures]) -> None
 
 def test_every_group_has_a_check_and_every_record_belongs_to_one() -> None:
     assert list(dict.fromkeys(check.group for check in Check)) == list(CHECK_GROUPS)
-    declared = {each for each in vars(evidence).values() if isinstance(each, type) and issubclass(each, CheckFigures)}
+    declared = {
+        each
+        for each in vars(evidence).values()
+        if isinstance(each, type) and issubclass(each, CheckFigures)
+    }
     assert declared - set(RECORDS) == {CheckFigures, RatioFigures}

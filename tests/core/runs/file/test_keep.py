@@ -1,5 +1,5 @@
-"""A run may keep fewer logits: its figures are those of the run that keeps all, bit for bit, and a file that holds
-other logits than it says is refused.
+"""A run may keep fewer logits: its figures are those of the run that keeps all, bit for bit, and a
+file that holds other logits than it says is refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ PYRAMID = ("ulp_tile", "row_ulp_tile")
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One capture of two variants in pieces of uneven size, kept in both ways."""
-    header = replace(header_of(lengths=LENGTHS, vocab=VOCAB, sides=3), vocabulary={i: f"v{i}" for i in range(VOCAB)})
+    header = replace(
+        header_of(lengths=LENGTHS, vocab=VOCAB, sides=3),
+        vocabulary={i: f"v{i}" for i in range(VOCAB)},
+    )
     sides = calm_sides(header)
     found = {}
     for keep in KEEPS:
@@ -54,17 +57,25 @@ def test_every_figure_is_that_of_the_run_that_keeps_all(kept: dict[str, Path], t
 
 
 @pytest.mark.parametrize("measure", ["ulps", "row_ulps"])
-def test_kept_levels_of_the_heatmap_are_those_of_the_whole_run(kept: dict[str, Path], measure: str) -> None:
+def test_kept_levels_of_the_heatmap_are_those_of_the_whole_run(
+    kept: dict[str, Path],
+    measure: str,
+) -> None:
     with RunReader(kept[FIGURES]) as run, RunReader(kept[ALL]) as whole:
         assert run.levels() == pyramid.coarse_levels(sum(LENGTHS), VOCAB)
         for level in run.levels():
-            cells, expected = (each.stored_cells(measure, 1, level, (0, 133)) for each in (run, whole))
+            cells, expected = (
+                each.stored_cells(measure, 1, level, (0, 133)) for each in (run, whole)
+            )
             assert np.array_equal(cells, expected)
 
 
 @pytest.mark.parametrize("most", [1000, 100, 20])
 def test_a_coarse_level_is_made_as_its_rows_pass_by(
-    most: int, store: Store, kept: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    most: int,
+    store: Store,
+    kept: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pyramid, "MOST_COARSE", most)
     header = header_of(lengths=LENGTHS, vocab=VOCAB)
@@ -104,7 +115,11 @@ def test_texts_are_kept_of_the_tokens_that_figures_name(kept: dict[str, Path]) -
 
 LIES = {
     "says figures, has logits": (ALL, "UPDATE run SET kept = 'figures'", "logits for 0 rows"),
-    "says all, lacks some": (ALL, "DELETE FROM logits WHERE side = 2 AND position = 57", "has 398 tiles"),
+    "says all, lacks some": (
+        ALL,
+        "DELETE FROM logits WHERE side = 2 AND position = 57",
+        "has 398 tiles",
+    ),
     "says all, has none": (FIGURES, "UPDATE run SET kept = 'all'", "has 0 tiles"),
     "says something else": (ALL, "UPDATE run SET kept = 'most'", "'most'"),
 }
@@ -112,7 +127,9 @@ LIES = {
 
 @pytest.mark.parametrize("lie", LIES)
 def test_a_file_that_holds_other_logits_than_it_says_is_refused(
-    lie: str, kept: dict[str, Path], tmp_path: Path
+    lie: str,
+    kept: dict[str, Path],
+    tmp_path: Path,
 ) -> None:
     source, statement, says = LIES[lie]
     path = tmp_path / "lie.duckdb"
@@ -133,7 +150,10 @@ def test_a_run_is_asked_for_what_a_file_can_keep(kept: dict[str, Path]) -> None:
 
 
 def test_a_large_vocabulary_takes_no_more_than_the_dry_run_says(store: Store) -> None:
-    header = replace(header_of(lengths=(64,), vocab=32000), vocabulary={i: f"token {i}" for i in range(32000)})
+    header = replace(
+        header_of(lengths=(64,), vocab=32000),
+        vocabulary={i: f"token {i}" for i in range(32000)},
+    )
     sides = calm_sides(header)
     path = write_run(store, replace(header, keep=FIGURES), sides)
     assert path.stat().st_size < expected_bytes(FIGURES, 2, 64, sides[0].nbytes) < sides[0].nbytes

@@ -1,4 +1,6 @@
-"""A run file gives back every bit, says what its columns mean, and answers questions in plain SQL."""
+"""A run file gives back every bit, says what its columns mean, and answers questions in plain
+SQL.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ from core.runs.tables.logits import TILE_BYTES
 from core.runs.writer import RunWriter
 from tests.core.runs.made_runs import bits_of_sides, calm_sides, copied, header_of, write_run
 
-# dtype, prompt lengths, vocab, sides. A tile is 8192 bytes: 4096 or 2048 logits, so one vocabulary is a multiple,
-# others are not.
+# dtype, prompt lengths, vocab, sides. A tile is 8192 bytes: 4096 or 2048 logits, so one vocabulary
+# is a multiple, others are not.
 SHAPES = [
     ("bfloat16", (3, 5), 300, 2),
     ("float16", (1,), 4096, 2),
@@ -31,7 +33,17 @@ SHAPES = [
     ("bfloat16", (9, 2), 12289, 3),
     ("float16", (4,), 2, 3),
 ]
-EVERY_TABLE = ["prompt", "token", "vocabulary", "side", "logits", "side_position", "top_token", "pair", "position"]
+EVERY_TABLE = [
+    "prompt",
+    "token",
+    "vocabulary",
+    "side",
+    "logits",
+    "side_position",
+    "top_token",
+    "pair",
+    "position",
+]
 EVERY_TABLE += ["ulp_histogram", "ulp_tile", "evidence"]
 
 
@@ -42,7 +54,8 @@ def _sha256_by_sql_alone(path: Path) -> list[tuple[str, str]]:
         pairs = []
         for side, (digest,) in enumerate(stored):
             rows = shell.execute(
-                "SELECT bits FROM logits WHERE side = ? ORDER BY prompt, position, tile", [side]
+                "SELECT bits FROM logits WHERE side = ? ORDER BY prompt, position, tile",
+                [side],
             ).fetchall()
             pairs.append((hashlib.sha256(b"".join(row[0] for row in rows)).hexdigest(), digest))
         return pairs
@@ -50,13 +63,20 @@ def _sha256_by_sql_alone(path: Path) -> list[tuple[str, str]]:
 
 def _contents(path: Path) -> dict[str, list[tuple]]:
     with duckdb.connect(str(path), read_only=True) as shell:
-        return {name: sorted(shell.sql(f"SELECT * FROM {name}").fetchall(), key=repr) for name in EVERY_TABLE}
+        return {
+            name: sorted(shell.sql(f"SELECT * FROM {name}").fetchall(), key=repr)
+            for name in EVERY_TABLE
+        }
 
 
 @pytest.mark.spread(2)
 @pytest.mark.parametrize(("dtype", "lengths", "vocab", "count"), SHAPES)
 def test_every_bit_comes_back_by_sql_alone_and_by_every_way_of_reading(
-    dtype, lengths, vocab, count, store: Store
+    dtype,
+    lengths,
+    vocab,
+    count,
+    store: Store,
 ) -> None:
     header = header_of(dtype, lengths, vocab, count)
     sides = bits_of_sides(header)
@@ -76,30 +96,52 @@ def test_every_bit_comes_back_by_sql_alone_and_by_every_way_of_reading(
                 start, stop = sorted(random.choice(header.rows + 1, 2, replace=False))
                 left, right = sorted(random.choice(vocab + 1, 2, replace=False))
                 assert np.array_equal(run.read_rows(side, start, stop), bits[start:stop])
-                assert np.array_equal(run.read_window(side, (start, stop), (left, right)), bits[start:stop, left:right])
-        for left in range(0, vocab, TILE_BYTES // header.format.itemsize):  # exactly at the borders of tiles
-            assert np.array_equal(run.read_window(0, (0, 1), (left, left + 1)), sides[0][:1, left : left + 1])
+                assert np.array_equal(
+                    run.read_window(side, (start, stop), (left, right)),
+                    bits[start:stop, left:right],
+                )
+        # exactly at the borders of tiles
+        for left in range(0, vocab, TILE_BYTES // header.format.itemsize):
+            assert np.array_equal(
+                run.read_window(0, (0, 1), (left, left + 1)),
+                sides[0][:1, left : left + 1],
+            )
 
 
 @pytest.mark.parametrize(("dtype", "lengths", "vocab", "count"), [SHAPES[0], SHAPES[2]])
-def test_the_position_table_holds_what_the_kernel_says(dtype, lengths, vocab, count, store: Store) -> None:
+def test_the_position_table_holds_what_the_kernel_says(
+    dtype,
+    lengths,
+    vocab,
+    count,
+    store: Store,
+) -> None:
     header = header_of(dtype, lengths, vocab, count)
     for sides in (bits_of_sides(header), calm_sides(header)):
         with RunReader(write_run(store, header, sides)) as run:
             for pair in range(count - 1):
-                table, figures = run.positions(pair), compare(sides[0], sides[pair + 1], header.format)
+                table, figures = (
+                    run.positions(pair),
+                    compare(sides[0], sides[pair + 1], header.format),
+                )
                 assert list(zip(table.prompt, table.position, strict=True)) == header.places()
                 for metric in METRICS:
                     expected = getattr(figures, metric.name).astype(np.float64)
                     if metric.is_nullable:
-                        expected = np.where(expected < 0, np.nan, expected) if "token" in metric.name else expected
+                        expected = (
+                            np.where(expected < 0, np.nan, expected)
+                            if "token" in metric.name
+                            else expected
+                        )
                     stored = table[metric.name].to_numpy(np.float64, na_value=np.nan)
                     assert np.array_equal(stored, expected, equal_nan=True), metric.name
                 assert run.histogram(pair) == histogram_of(figures.distances)
                 assert run.pairs[pair].summary.neq == figures.neq.sum()
 
 
-def test_which_positions_flipped_and_by_how_many_ulps_is_answered_by_sql_from_position_alone(store: Store) -> None:
+def test_which_positions_flipped_and_by_how_many_ulps_is_answered_by_sql_from_position_alone(
+    store: Store,
+) -> None:
     header = header_of(lengths=(4, 3), vocab=5)
     logits = np.tile(np.array([0.5, 2.0, 1.0, -1.0, 0.0], np.float32), (header.rows, 1))
     changed = logits.copy()
@@ -109,7 +151,7 @@ def test_which_positions_flipped_and_by_how_many_ulps_is_answered_by_sql_from_po
     with duckdb.connect(str(path), read_only=True) as shell:
         found = shell.sql(
             """SELECT prompt, position, reference_token, variant_token, max_ulps, variant_margin_ulps
-               FROM position WHERE is_flip"""
+               FROM position WHERE is_flip""",
         ).fetchall()
     # bfloat16 has 7 fraction bits: 2 steps of 2**-6 above 2.0, and 128 steps from 1.0 to 2.0
     assert found == [(1, 1, 1, 2, 130, 2)]
@@ -119,15 +161,20 @@ def test_every_column_says_what_it_means(store: Store) -> None:
     header = header_of()
     with duckdb.connect(str(write_run(store, header, calm_sides(header))), read_only=True) as shell:
         columns = shell.sql(
-            "SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal"
+            "SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal",
         ).fetchall()
         tables = shell.sql("SELECT table_name, comment FROM duckdb_tables()").fetchall()
         kind = shell.sql(
-            "SELECT DISTINCT compression FROM pragma_storage_info('logits') WHERE column_name = 'bits'"
+            "SELECT DISTINCT compression FROM pragma_storage_info('logits') WHERE column_name ="
+            " 'bits'",
         ).fetchall()
     assert len(columns) > 80
     assert [where for *where, comment in columns + tables if not comment] == []
-    assert all("ncompressed" in name for (name,) in kind if name not in ("Constant", "Empty Validity", "Roaring"))
+    assert all(
+        "ncompressed" in name
+        for (name,) in kind
+        if name not in ("Constant", "Empty Validity", "Roaring")
+    )
 
 
 @pytest.mark.spread(1)
@@ -155,8 +202,12 @@ def test_the_reference_far_ahead_gives_the_same_file_as_sides_in_step(make, stor
 
 @pytest.mark.spread(1)
 @pytest.mark.parametrize("lengths", [(1,), (5, 411)])
-def test_every_level_of_the_heatmap_is_the_maximum_over_its_cells(lengths: tuple[int, ...], store: Store) -> None:
-    header = header_of("bfloat16", lengths, 33000, 2)  # 1032 cells of 32 tokens: more than one level
+def test_every_level_of_the_heatmap_is_the_maximum_over_its_cells(
+    lengths: tuple[int, ...],
+    store: Store,
+) -> None:
+    # 1032 cells of 32 tokens: more than one level
+    header = header_of("bfloat16", lengths, 33000, 2)
     sides = calm_sides(header)
     sides[1][-1, 32999] = sides[0][-1, 32999] + 500
     ulps = np.abs(ordinals(sides[0], header.format) - ordinals(sides[1], header.format))
@@ -170,12 +221,22 @@ def test_every_level_of_the_heatmap_is_the_maximum_over_its_cells(lengths: tuple
             last = run.stored_cells("ulps", 0, level, (header.rows - 1, header.rows))
             assert last[-1, -1] == 500  # one element stays visible
             middle = (header.rows // 2, header.rows // 2 + 1)
-            assert np.array_equal(run.stored_cells("ulps", 0, level, middle)[0], expected[middle[0] // span])
+            assert np.array_equal(
+                run.stored_cells("ulps", 0, level, middle)[0],
+                expected[middle[0] // span],
+            )
 
 
 @pytest.mark.parametrize(
     ("rows", "tokens"),
-    [((0, 0), (0, 1)), ((-1, 2), (0, 1)), ((0, 9), (0, 1)), ((0, 1), (5, 5)), ((0, 1), (0, 301)), ((2, 1), (0, 9))],
+    [
+        ((0, 0), (0, 1)),
+        ((-1, 2), (0, 1)),
+        ((0, 9), (0, 1)),
+        ((0, 1), (5, 5)),
+        ((0, 1), (0, 301)),
+        ((2, 1), (0, 9)),
+    ],
 )
 def test_what_is_outside_the_run_is_refused(rows, tokens, tmp_path: Path) -> None:
     with RunReader(copied(tmp_path / "run.duckdb")) as run:
@@ -189,7 +250,19 @@ def test_what_is_outside_the_run_is_refused(rows, tokens, tmp_path: Path) -> Non
                 run.stored_cells("ulps", pair, level, cells)
 
 
-ODD_TEXTS = ("", " ", "\n", "'; DROP TABLE run; --", "\x00", "日本", "\U0001f40d", '"', "\ufffd", "\u202e", "a" * 1_024)
+ODD_TEXTS = (
+    "",
+    " ",
+    "\n",
+    "'; DROP TABLE run; --",
+    "\x00",
+    "日本",
+    "\U0001f40d",
+    '"',
+    "\ufffd",
+    "\u202e",
+    "a" * 1_024,
+)
 
 
 def test_odd_texts_and_numbers_come_back_as_they_were(store: Store) -> None:
@@ -208,7 +281,11 @@ def test_odd_texts_and_numbers_come_back_as_they_were(store: Store) -> None:
     vocabulary = dict(enumerate(ODD_TEXTS))
     header = RunHeader(ODD_TEXTS[3], "bfloat16", 300, (prompt,), sides, about, vocabulary, created)
     with RunReader(write_run(store, header, calm_sides(header))) as run:
-        assert (run.header.prompts, run.header.sides, run.header.provenance) == ((prompt,), sides, about)
+        assert (run.header.prompts, run.header.sides, run.header.provenance) == (
+            (prompt,),
+            sides,
+            about,
+        )
         assert (run.header.name, run.vocabulary) == (ODD_TEXTS[3], vocabulary)
         assert run.created == created.replace(tzinfo=None)
 
@@ -218,7 +295,10 @@ def test_odd_texts_and_numbers_come_back_as_they_were(store: Store) -> None:
     [Prompt(1, (2**31,)), Prompt(1, (2**80,)), Prompt(1, (), ("\ud800",))],
     ids=["31 bits", "64 bits", "surrogate"],
 )
-def test_a_token_that_cannot_be_stored_is_refused_before_the_first_logit(prompt: Prompt, store: Store) -> None:
+def test_a_token_that_cannot_be_stored_is_refused_before_the_first_logit(
+    prompt: Prompt,
+    store: Store,
+) -> None:
     sides = (SideHeader("a", "", "bfloat16"), SideHeader("b", "", "bfloat16"))
     with pytest.raises(StoreError, match="cannot be stored"):
         RunWriter(store, RunHeader("x", "bfloat16", 300, (prompt,), sides, Provenance("upload")))
@@ -238,7 +318,13 @@ def test_rows_out_of_order_or_of_another_shape_are_refused(store: Store) -> None
     bits = calm_sides(header)[0]
     with RunWriter(store, header) as writer:
         writer.write(0, 0, bits[:4])
-        wrong = [(0, 0, bits[:1]), (0, 5, bits[5:6]), (0, 4, bits), (1, 0, bits[:5]), (0, 4, bits[4:, :-1])]
+        wrong = [
+            (0, 0, bits[:1]),
+            (0, 5, bits[5:6]),
+            (0, 4, bits),
+            (1, 0, bits[:5]),
+            (0, 4, bits[4:, :-1]),
+        ]
         for side, row, rows in [*wrong, (0, 4, bits[4:].astype(np.uint32)), (0, 4, bits[4])]:
             with pytest.raises(UsageError, match="arrived"):
                 writer.write(side, row, rows)
@@ -247,9 +333,13 @@ def test_rows_out_of_order_or_of_another_shape_are_refused(store: Store) -> None
     assert list(store.directory.iterdir()) == []
 
 
-def test_a_large_chunk_reaches_the_file_in_pieces(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_chunk_reaches_the_file_in_pieces(
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(
-        "core.runs.tables.logits._INSERT_BYTES", 1500
+        "core.runs.tables.logits._INSERT_BYTES",
+        1500,
     )  # two rows of 600 bytes; the true bound would need gigabytes
     header = header_of()
     sides = bits_of_sides(header)

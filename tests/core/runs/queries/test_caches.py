@@ -1,4 +1,6 @@
-"""What is shown of key/value caches: counted against numpy on the caches themselves, with planted differences."""
+"""What is shown of key/value caches: counted against numpy on the caches themselves, with planted
+differences.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ def planted(count: int, shape: tuple[int, int, int]) -> np.ndarray:
 
 @pytest.mark.parametrize("count", [13_086, 13_087])
 def test_the_public_figure_of_layer_0_is_told_to_the_element(tmp_path, count):
-    """Report C: 13 086 of 75 776 elements of layer 0's keys: 74 positions of 8 heads of 128. One more is one more."""
+    """Report C: 13 086 of 75 776 elements of layer 0's keys: 74 positions of 8 heads of 128.
+
+    One more is one more.
+    """
     keys, values = cache(0, 8, 74, 128), cache(1, 8, 74, 128)
     parts = both(KvPart(0, 0, "key", 0, keys), keys ^ planted(count, keys.shape))
     parts += both(KvPart(0, 0, "value", 0, values), values.copy())
@@ -41,8 +46,8 @@ def test_the_public_figure_of_layer_0_is_told_to_the_element(tmp_path, count):
 
 
 def many(prompts: int = 2, layers: int = 3) -> tuple[list[tuple[int, KvPart]], dict]:
-    """Caches of every prompt, layer and kind with random differences from layer 1 and position 2 on, and both bits of
-    each.
+    """Caches of every prompt, layer and kind with random differences from layer 1 and position 2
+    on, and both bits of each.
     """
     parts, bits = [], {}
     random = np.random.default_rng(7)
@@ -51,7 +56,12 @@ def many(prompts: int = 2, layers: int = 3) -> tuple[list[tuple[int, KvPart]], d
             for kind in KINDS:
                 reference = cache(int(random.integers(1 << 30)), positions=(5, 4)[prompt])
                 changed = reference.copy()
-                changed[:, 2:] += layer * random.integers(0, 3, changed[:, 2:].shape, dtype=np.uint16)
+                changed[:, 2:] += layer * random.integers(
+                    0,
+                    3,
+                    changed[:, 2:].shape,
+                    dtype=np.uint16,
+                )
                 parts += both(KvPart(prompt, layer, kind, 0, reference), changed)
                 bits[prompt, layer, kind] = (reference, changed)
     return parts, bits
@@ -76,7 +86,7 @@ def test_figures_of_all_prompts_and_of_one_agree_with_numpy(tmp_path):
     for of, prompts in ((None, (0, 1)), (1, (1,))):
         for part, kinds in (("together", KINDS), ("keys", ("key",)), ("values", ("value",))):
             expected = figures_with_numpy(
-                [bits[p, layer, kind] for p in prompts for layer in range(3) for kind in kinds]
+                [bits[p, layer, kind] for p in prompts for layer in range(3) for kind in kinds],
             )
             figures = found[of][part]
             for name in ("neq", "elements", "max_abs"):
@@ -91,13 +101,20 @@ def test_layers_and_heads_agree_with_numpy(tmp_path):
     with read(tmp_path, parts, lengths=(5, 4)) as run:
         rows = merge(run, 0, None, "layer", "kind")
         heads = merge(run, 0, None, "layer", "kind", "head")
-    assert rows[["layer", "kind"]].to_numpy().tolist() == [[n, kind] for n in range(3) for kind in KINDS]
+    assert rows[["layer", "kind"]].to_numpy().tolist() == [
+        [n, kind] for n in range(3) for kind in KINDS
+    ]
     for row in rows.itertuples():
         expected = figures_with_numpy([bits[p, row.layer, row.kind] for p in (0, 1)])
         assert (row.neq, row.rms) == (expected["neq"], pytest.approx(expected["rms"], rel=1e-12))
     for row in heads.itertuples():
-        pairs = [tuple(side[row.head] for side in bits[prompt, row.layer, row.kind]) for prompt in (0, 1)]
-        assert row.neq_share == pytest.approx(np.mean(np.concatenate([(a != b).ravel() for a, b in pairs])), rel=1e-12)
+        pairs = [
+            tuple(side[row.head] for side in bits[prompt, row.layer, row.kind]) for prompt in (0, 1)
+        ]
+        assert row.neq_share == pytest.approx(
+            np.mean(np.concatenate([(a != b).ravel() for a, b in pairs])),
+            rel=1e-12,
+        )
 
 
 def test_the_first_place_is_one_place_of_the_first_layer(tmp_path):
@@ -110,10 +127,18 @@ def test_the_first_place_is_one_place_of_the_first_layer(tmp_path):
             changed[1, 3:] += 1
         if layer == 2:
             changed[0, 1:] += 1
-        parts += both(KvPart(0, layer, "key", 0, bits), changed) + both(KvPart(0, layer, "value", 0, bits), bits.copy())
+        parts += both(KvPart(0, layer, "key", 0, bits), changed) + both(
+            KvPart(0, layer, "value", 0, bits),
+            bits.copy(),
+        )
     with read(tmp_path, parts) as run:
         first = summaries(run, 0)[None]["together"]
-    assert [first[f"first_{name}"] for name in ("layer", "prompt", "head", "position")] == [1, 0, 1, 3]
+    assert [first[f"first_{name}"] for name in ("layer", "prompt", "head", "position")] == [
+        1,
+        0,
+        1,
+        3,
+    ]
 
 
 @pytest.mark.spread(2)
@@ -149,6 +174,12 @@ def test_a_nan_on_one_side_is_marked_and_equal_nans_are_not(tmp_path):
     changed = bits.copy()
     changed[1, 3, 0] = 0x7FC0
     with read(tmp_path, both(KvPart(1, 0, "key", 0, bits), changed)) as run:
-        assert cells(run, 0, 1, "key", "max_ulps")["is_mismatch"].tolist() == [False, False, False, True, False]
+        assert cells(run, 0, 1, "key", "max_ulps")["is_mismatch"].tolist() == [
+            False,
+            False,
+            False,
+            True,
+            False,
+        ]
         assert merge(run, 0, None, "head")["nonfinite_mismatch"].tolist() == [0, 1]
         assert summaries(run, 0)[None]["together"]["nonfinite_mismatch"] == 1

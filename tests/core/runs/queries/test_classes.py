@@ -27,20 +27,33 @@ def stored(folder: Path, paths: list[str], kinds: list[int], dtype: str = "bfloa
         Provenance("capture"),
     )
     fmt = header.format
-    plain = (np.random.default_rng(0).standard_normal((ROWS, VOCAB)) * 3).astype(fmt.values).view(fmt.carrier)
+    plain = (
+        (np.random.default_rng(0).standard_normal((ROWS, VOCAB)) * 3)
+        .astype(fmt.values)
+        .view(fmt.carrier)
+    )
     sides = []
     for kind in kinds:
         bits = plain.copy()
         if kind:
             where = np.random.default_rng(kind).random(bits.shape) < 0.1 * kind
-            bits[where] += np.random.default_rng(kind).integers(0, 3, int(where.sum()), dtype=fmt.carrier)
+            bits[where] += np.random.default_rng(kind).integers(
+                0,
+                3,
+                int(where.sum()),
+                dtype=fmt.carrier,
+            )
         sides.append(bits)
     store = Store(folder)
     return RunReader(write_run(store, header, sides))
 
 
 def test_sides_of_equal_bits_are_one_class_with_the_figures_of_its_first(tmp_path):
-    run = stored(tmp_path, ["decode"] + [f"decode+batch:{n}" for n in (2, 3, 4, 8)], [0, 1, 1, 2, 3])
+    run = stored(
+        tmp_path,
+        ["decode"] + [f"decode+batch:{n}" for n in (2, 3, 4, 8)],
+        [0, 1, 1, 2, 3],
+    )
     found = classes(run)
     assert found["side"].tolist() == [0, 1, 3, 4]
     assert found["sides"][1].tolist() == ["decode+batch:2 #1", "decode+batch:3 #2"]
@@ -56,7 +69,12 @@ def test_sides_of_equal_bits_are_one_class_with_the_figures_of_its_first(tmp_pat
         (["prefill", "decode+batch:2", "decode+batch:4", "decode+batch:8"], ("batch", (2, 4, 8))),
         (["prefill", "reuse:1", "reuse:16", "reuse:31"], ("reuse", (1, 16, 31))),
         (
-            ["decode+batch:4", "decode+batch:4+row:1", "decode+batch:4+row:2", "decode+batch:4+row:3"],
+            [
+                "decode+batch:4",
+                "decode+batch:4+row:1",
+                "decode+batch:4+row:2",
+                "decode+batch:4+row:3",
+            ],
             ("row", (1, 2, 3)),
         ),
         (["decode", "decode+batch:2"], None),

@@ -14,8 +14,15 @@ from tests.core.runs.made_runs import write_run
 VOCAB = 8
 
 
-def compared(folder, flipping: dict[int, int], ids: tuple[int, ...] = (5, 6, 7, 8), step: float = 0.25) -> RunPair:
-    """A pair that differs by `step` at token 0 of every position, whose variant prefers `flipping[position]`."""
+def compared(
+    folder,
+    flipping: dict[int, int],
+    ids: tuple[int, ...] = (5, 6, 7, 8),
+    step: float = 0.25,
+) -> RunPair:
+    """A pair that differs by `step` at token 0 of every position, whose variant prefers
+    `flipping[position]`.
+    """
     header = RunHeader(
         "r",
         "float32",
@@ -29,7 +36,9 @@ def compared(folder, flipping: dict[int, int], ids: tuple[int, ...] = (5, 6, 7, 
     variant[:, 0] += step
     for position, token in flipping.items():
         variant[position, token] = 20
-    run = RunReader(write_run(Store(folder), header, [reference.view(np.uint32), variant.view(np.uint32)]))
+    run = RunReader(
+        write_run(Store(folder), header, [reference.view(np.uint32), variant.view(np.uint32)]),
+    )
     return RunPair(run, run.pairs[0], run.positions(0))
 
 
@@ -45,7 +54,10 @@ def test_figures_stand_beside_each_other(tmp_path):
 
 def test_counts_over_different_totals_are_compared_as_rates(tmp_path):
     """1 of 4 positions flips in the one, 2 of 8 in the other."""
-    runs = [compared(tmp_path / "a", {1: 2}), compared(tmp_path / "b", {1: 2, 5: 3}, ids=tuple(range(8)))]
+    runs = [
+        compared(tmp_path / "a", {1: 2}),
+        compared(tmp_path / "b", {1: 2, 5: 3}, ids=tuple(range(8))),
+    ]
     assert figures(runs)["flips_share"].tolist() == [0.25, 0.25]
     assert "25.0% vs 25.0%" in sentence(runs, flips(runs)[:0])
 
@@ -53,7 +65,9 @@ def test_counts_over_different_totals_are_compared_as_rates(tmp_path):
 def test_flips_that_all_runs_share_come_first_and_others_name_their_runs(tmp_path):
     runs = [compared(tmp_path / "a", {1: 2, 3: 4}), compared(tmp_path / "b", {3: 5, 0: 1})]
     found = flips(runs)
-    assert found[["position", "run", "reference_token", "variant_token", "runs"]].to_numpy().tolist() == [
+    assert found[
+        ["position", "run", "reference_token", "variant_token", "runs"]
+    ].to_numpy().tolist() == [
         [3, 0, VOCAB - 1, 4, 2],
         [3, 1, VOCAB - 1, 5, 2],
         [0, 1, VOCAB - 1, 1, 1],
@@ -64,7 +78,10 @@ def test_flips_that_all_runs_share_come_first_and_others_name_their_runs(tmp_pat
 
 def test_only_runs_of_the_same_tokens_have_the_same_positions(tmp_path):
     a, b = compared(tmp_path / "a", {}), compared(tmp_path / "b", {})
-    other, unknown = compared(tmp_path / "c", {}, ids=(5, 6, 7, 9)), compared(tmp_path / "d", {}, ids=())
+    other, unknown = (
+        compared(tmp_path / "c", {}, ids=(5, 6, 7, 9)),
+        compared(tmp_path / "d", {}, ids=()),
+    )
     assert same_tokens([a, b]) is True
     assert same_tokens([a, other]) is False
     assert same_tokens([a, unknown]) is None

@@ -1,4 +1,6 @@
-"""Continuations: where variants diverge from the reference, and whether the stored logits say the same."""
+"""Continuations: where variants diverge from the reference, and whether the stored logits say the
+same.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,15 @@ def run(request, tmp_path):
 
 def test_every_variant_of_every_continued_prompt_says_where_it_parts(run):
     found = records(continuations(run[0]))
-    columns = ("prompt", "variant", "pair", "parting_position", "agreed_tokens", "reference_token", "variant_token")
+    columns = (
+        "prompt",
+        "variant",
+        "pair",
+        "parting_position",
+        "agreed_tokens",
+        "reference_token",
+        "variant_token",
+    )
     assert [tuple(row[name] for name in columns) for row in found] == [
         (0, "decode", 0, PARTING, 2, 12, 22),
         (0, "decode+batch:8", 1, None, 8, None, None),
@@ -36,7 +46,12 @@ def test_every_variant_of_every_continued_prompt_says_where_it_parts(run):
 def test_stored_logits_confirm_a_parting_only_if_they_prefer_both_generated_tokens(run):
     """The twin: the same run whose stored logits prefer the reference's token on both sides."""
     opened, is_confirmed = run
-    assert [row["is_confirmed"] for row in records(continuations(opened))] == [is_confirmed, None, None, None]
+    assert [row["is_confirmed"] for row in records(continuations(opened))] == [
+        is_confirmed,
+        None,
+        None,
+        None,
+    ]
 
 
 def test_the_sentence_names_the_first_prompt_that_parts(run):

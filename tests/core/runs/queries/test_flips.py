@@ -1,4 +1,6 @@
-"""The table of flips against the whole logits: ranks by sorting all of them, probabilities by a softmax in float64."""
+"""The table of flips against the whole logits: ranks by sorting all of them, probabilities by a
+softmax in float64.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,17 @@ def by_hand(run: RunReader, pair: int, row: pd.Series) -> dict[str, float]:
     """The derived columns of one row, from every logit of both sides."""
     logits, order = {}, {}
     for side, index in (("reference", 0), ("variant", pair + 1)):
-        bits = run.read_rows(index, place := run.header.row_of(row["prompt"], row["position"]), place + 1)[0]
+        bits = run.read_rows(
+            index,
+            place := run.header.row_of(row["prompt"], row["position"]),
+            place + 1,
+        )[0]
         logits[side] = values_of(bits, run.header.format).astype(np.float64)
-        order[side] = list(np.lexsort((np.arange(len(bits)), -logits[side])))  # equal ones by token id
+        # equal ones by token id
+        order[side] = list(np.lexsort((np.arange(len(bits)), -logits[side])))
     share = {
-        side: np.exp(values - values.max()) / np.exp(values - values.max()).sum() for side, values in logits.items()
+        side: np.exp(values - values.max()) / np.exp(values - values.max()).sum()
+        for side, values in logits.items()
     }
     expected: dict[str, float] = {}
     for side, other in (("reference", "variant"), ("variant", "reference")):
@@ -35,14 +43,16 @@ def by_hand(run: RunReader, pair: int, row: pd.Series) -> dict[str, float]:
         assert token == row[f"{side}_token"]
         for on in SIDES:
             expected[f"{side}_token_{on}_probability"] = share[on][token]
-        expected[f"{side}_token_probability_change"] = share["variant"][token] - share["reference"][token]
+        expected[f"{side}_token_probability_change"] = (
+            share["variant"][token] - share["reference"][token]
+        )
         expected[f"{side}_token_{other}_rank"] = order[other].index(token) + 1  # 1 is the argmax
     return expected
 
 
 def far_flips(store: Store) -> RunReader:
-    """bfloat16, prompts of 3 and 5 positions, each a flip: the reference's argmax t is the variant's number 100 + t and
-    the other way round.
+    """bfloat16, prompts of 3 and 5 positions, each a flip: the reference's argmax t is the
+    variant's number 100 + t and the other way round.
     """
     header = header_of(vocab=VOCAB)
     logits = np.stack([np.tile(np.linspace(4, -4, VOCAB), (header.rows, 1))] * 2)
@@ -63,7 +73,11 @@ def test_ranks_and_probabilities_are_those_of_the_whole_logits(name, near_ties):
             found = flip_table(run, pair, near_ties=near_ties)
             chosen = positions["is_flip"] | (positions["near_tie"] if near_ties else False)
             assert list(zip(found["prompt"], found["position"], strict=True)) == list(
-                zip(positions.loc[chosen, "prompt"], positions.loc[chosen, "position"], strict=True)
+                zip(
+                    positions.loc[chosen, "prompt"],
+                    positions.loc[chosen, "position"],
+                    strict=True,
+                ),
             )
             for _, row in found.iterrows():
                 for column, expected in by_hand(run, pair, row).items():
@@ -75,7 +89,8 @@ def test_tokens_beyond_the_stored_best_are_read_from_the_logits(tmp_path):
     with far_flips(Store(tmp_path)) as run:
         found = flip_table(run, 0)
         assert len(found) == 8
-        assert found["reference_token_variant_rank"].min() > 20  # or nothing beyond the stored ones was asked for
+        # or nothing beyond the stored ones was asked for
+        assert found["reference_token_variant_rank"].min() > 20
         for _, row in found.iterrows():
             for column, expected in by_hand(run, 0, row).items():
                 assert row[column] == pytest.approx(expected, abs=1e-9), column
@@ -89,7 +104,8 @@ def test_no_more_rows_are_read_than_allowed_and_the_rest_is_null(tmp_path, monke
         found = flip_table(run, 0, most_read=3)
         assert len(read) == 3
         known = (
-            found["variant_token_reference_rank"].notna().sum() + found["reference_token_variant_rank"].notna().sum()
+            found["variant_token_reference_rank"].notna().sum()
+            + found["reference_token_variant_rank"].notna().sum()
         )
         assert known == 3
         assert (
@@ -97,12 +113,16 @@ def test_no_more_rows_are_read_than_allowed_and_the_rest_is_null(tmp_path, monke
             + found["reference_token_variant_probability"].notna().sum()
             == 3
         )
-        assert found["reference_token_reference_probability"].notna().all()  # the argmax is always among the stored
+        # the argmax is always among the stored
+        assert found["reference_token_reference_probability"].notna().all()
 
 
 def test_a_side_that_is_all_nan_has_no_rank_and_no_probability(tmp_path):
     header = header_of(vocab=40)
-    sides = [np.random.default_rng(0).standard_normal((header.rows, 40)).astype(BFLOAT16.values) for _ in range(2)]
+    sides = [
+        np.random.default_rng(0).standard_normal((header.rows, 40)).astype(BFLOAT16.values)
+        for _ in range(2)
+    ]
     sides[1][2] = np.nan
     write_run(Store(tmp_path), header, [side.view(np.uint16) for side in sides], run_id="nan")
     with RunReader(Store(tmp_path).path_of("nan")) as run:
@@ -121,7 +141,9 @@ def top(*rows: tuple[int, float, float]) -> pd.DataFrame:
     """Best tokens of both sides: (token, logit on the reference, logit on the variant)."""
     table = pd.DataFrame(rows, columns=["token_id", "reference_logit", "variant_logit"])
     for side in SIDES:
-        table[f"{side}_rank"] = table[f"{side}_logit"].rank(ascending=False, method="first").astype(int)
+        table[f"{side}_rank"] = (
+            table[f"{side}_logit"].rank(ascending=False, method="first").astype(int)
+        )
     return table
 
 

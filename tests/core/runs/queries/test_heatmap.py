@@ -1,5 +1,5 @@
-"""Tiles of the heatmap: every cell is the maximum of what it covers, at every level, in every view; nothing that
-differs is lost.
+"""Tiles of the heatmap: every cell is the maximum of what it covers, at every level, in every view;
+nothing that differs is lost.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from core.errors import UsageError
 from core.numerics.formats import FloatFormat, ordinals, values_of
 from core.runs.file.evidence import Check, Evidence
 from core.runs.queries import heatmap
-from core.runs.queries.heatmap import MEASURES, ORDERS, TILE_COLUMNS, TILE_ROWS, Cells, Tile, tile_cells
+from core.runs.queries.heatmap import (
+    MEASURES,
+    ORDERS,
+    TILE_COLUMNS,
+    TILE_ROWS,
+    Cells,
+    Tile,
+    tile_cells,
+)
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.numerics.oracle import spacing
@@ -45,8 +53,15 @@ def opened(request, tmp_path_factory) -> Iterator[tuple[RunReader, list[np.ndarr
         yield run, sides
 
 
-def slow_elements(sides: list[np.ndarray], fmt: FloatFormat, order: str, measure: str) -> np.ndarray:
-    """Distances of single elements from the definition, columns in the asked order. [rows, vocab]"""
+def slow_elements(
+    sides: list[np.ndarray],
+    fmt: FloatFormat,
+    order: str,
+    measure: str,
+) -> np.ndarray:
+    """Distances of single elements from the definition, columns in the asked order. [rows,
+    vocab]
+    """
     a, b = (values_of(side, fmt) for side in sides)
     both_finite = np.isfinite(a) & np.isfinite(b)
     with np.errstate(all="ignore"):
@@ -58,7 +73,11 @@ def slow_elements(sides: list[np.ndarray], fmt: FloatFormat, order: str, measure
             largest = [np.abs(row[np.isfinite(row)]).max(initial=0.0) for row in a]
             steps = np.array([spacing(float(value), fmt) for value in largest])
             cells = np.abs(a.astype(np.float64) - b) / steps[:, None]
-            cells = np.where(cells > 0, np.clip(cells, np.finfo(np.float32).smallest_subnormal, None), 0.0)
+            cells = np.where(
+                cells > 0,
+                np.clip(cells, np.finfo(np.float32).smallest_subnormal, None),
+                0.0,
+            )
             found = cells.astype(np.float32).view(np.uint32).astype(np.uint64)
             mark = 0xFFFFFFFF
         else:
@@ -69,7 +88,9 @@ def slow_elements(sides: list[np.ndarray], fmt: FloatFormat, order: str, measure
         with np.errstate(invalid="ignore"):
             last = np.where(np.isnan(a), np.inf, -a.astype(np.float64))
         # Largest first, equal ones by id (a stable sort), NaN after -inf.
-        ranks = np.stack([np.lexsort((row, np.isnan(values))) for row, values in zip(last, a, strict=True)])
+        ranks = np.stack(
+            [np.lexsort((row, np.isnan(values))) for row, values in zip(last, a, strict=True)],
+        )
         found = np.take_along_axis(found, ranks, 1)
     return found
 
@@ -77,7 +98,8 @@ def slow_elements(sides: list[np.ndarray], fmt: FloatFormat, order: str, measure
 def slow_tile(elements: np.ndarray, tile: Tile) -> np.ndarray:
     tall, wide = 1 << tile.row_level, 1 << tile.column_level
     part = elements[tile.row * TILE_ROWS * tall :, tile.column * TILE_COLUMNS * wide :][
-        : TILE_ROWS * tall, : TILE_COLUMNS * wide
+        : TILE_ROWS * tall,
+        : TILE_COLUMNS * wide,
     ]
     rows = np.maximum.reduceat(part, np.arange(0, part.shape[0], tall), axis=0)
     return np.maximum.reduceat(rows, np.arange(0, part.shape[1], wide), axis=1)
@@ -111,7 +133,14 @@ def test_every_cell_is_the_maximum_of_the_elements_it_covers(opened, order, meas
     elements = slow_elements(sides, run.header.format, order, measure)
     kept: dict[tuple, Cells] = {}
     for tile in tiles_of(run):
-        got = tile_cells(run, 0, tile, order, measure, lambda key, make: kept.setdefault(key, make()))
+        got = tile_cells(
+            run,
+            0,
+            tile,
+            order,
+            measure,
+            lambda key, make: kept.setdefault(key, make()),
+        )
         expected = slow_tile(elements, tile)
         assert got.dtype == (run.header.format.carrier if measure == "ulps" else np.uint32)
         assert got.shape == expected.shape
@@ -137,7 +166,10 @@ def test_the_element_of_a_cell_is_the_one_that_differs(one_differs, order, measu
     span = (0, VOCAB) if order == "rank" else (TOKEN - 900, TOKEN + 900)
     found = heatmap.largest_in(one_differs, 0, (130, 141), span, order, measure)
     assert (found.row, found.token, found.ulps) == (ROW, TOKEN, 1)
-    sides = [values_of(one_differs.read_rows(side, ROW, ROW + 1)[0], one_differs.header.format) for side in (0, 1)]
+    sides = [
+        values_of(one_differs.read_rows(side, ROW, ROW + 1)[0], one_differs.header.format)
+        for side in (0, 1)
+    ]
     assert (found.reference, found.variant) == (sides[0][TOKEN], sides[1][TOKEN])
     assert found.difference == float(sides[1][TOKEN]) - float(sides[0][TOKEN])
     for side, rank in zip(sides, (found.reference_rank, found.variant_rank), strict=True):
@@ -177,15 +209,33 @@ def test_a_pair_that_is_not_there_is_refused(one_differs, pair):
         heatmap.largest_in(one_differs, pair, (0, 1), (0, 1), "id", "ulps")
 
 
-def test_a_tile_that_would_read_too_much_is_refused_and_the_table_says_which_is_not(one_differs, monkeypatch):
+def test_a_tile_that_would_read_too_much_is_refused_and_the_table_says_which_is_not(
+    one_differs,
+    monkeypatch,
+):
     monkeypatch.setattr(heatmap, "WORK", 64 * 16384)
     finest = heatmap.finest_columns(one_differs, "id", "ulps")
-    assert finest == [0, 5, 5]  # 64 rows of up to 16384 columns may be read, 128 and 150 rows may not
+    # 64 rows of up to 16384 columns may be read, 128 and 150 rows may not
+    assert finest == [0, 5, 5]
     for row_level, column_level in enumerate(finest):
-        assert tile_cells(one_differs, 0, Tile(row_level, column_level, 0, 0), "id", "ulps", nothing_kept).size
+        assert tile_cells(
+            one_differs,
+            0,
+            Tile(row_level, column_level, 0, 0),
+            "id",
+            "ulps",
+            nothing_kept,
+        ).size
         if column_level:
             with pytest.raises(UsageError, match=f"the least level is {column_level}"):
-                tile_cells(one_differs, 0, Tile(row_level, column_level - 1, 0, 0), "id", "ulps", nothing_kept)
+                tile_cells(
+                    one_differs,
+                    0,
+                    Tile(row_level, column_level - 1, 0, 0),
+                    "id",
+                    "ulps",
+                    nothing_kept,
+                )
 
 
 def test_the_floor_is_marked_where_it_was_measured_in_the_runs_own_dtype(store):
@@ -195,7 +245,10 @@ def test_the_floor_is_marked_where_it_was_measured_in_the_runs_own_dtype(store):
 
     own, wide = (
         ratio_row(check, dtype, 1.0, "passed", "Rounding.", floor_row_ulps=value)
-        for check, dtype, value in ((Check.OWN_PAIR, "bfloat16", 2.5), (Check.WIDE_PAIR, "float32", 40.0))
+        for check, dtype, value in (
+            (Check.OWN_PAIR, "bfloat16", 2.5),
+            (Check.WIDE_PAIR, "float32", 40.0),
+        )
     )
     assert marked() is None
     assert marked(wide) is None

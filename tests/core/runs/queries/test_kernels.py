@@ -1,5 +1,5 @@
-"""Kernels in the run file and side by side: read by plain SQL and read back; counted a forward; the public example
-found.
+"""Kernels in the run file and side by side: read by plain SQL and read back; counted a forward; the
+public example found.
 """
 
 from __future__ import annotations
@@ -15,20 +15,34 @@ from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.tables.kernels import KernelList, KernelRow
 from tests.core.runs.damaging import damaged
-from tests.core.runs.kernel_runs import NARROW, ORDER, REDUCE, WIDE, block_lists, kernel_lists, kernel_run
+from tests.core.runs.kernel_runs import (
+    NARROW,
+    ORDER,
+    REDUCE,
+    WIDE,
+    block_lists,
+    kernel_lists,
+    kernel_run,
+)
 
 
 @pytest.fixture
 def read(tmp_path) -> Iterator[Callable[..., RunReader]]:
-    """Read a run of these kernels of each side; with modules, the first of which differs in `differs`."""
+    """Read a run of these kernels of each side; with modules, the first of which differs in
+    `differs`.
+    """
     with ExitStack() as stack:
 
-        def opened(lists: tuple[KernelList, ...], order: Sequence[str] = (), differs: str = "") -> RunReader:
+        def opened(
+            lists: tuple[KernelList, ...],
+            order: Sequence[str] = (),
+            differs: str = "",
+        ) -> RunReader:
             store = Store(tmp_path)
             path = store.path_of(kernel_run(store, lists=lists))
             rows = [
-                f"(0, 0, {n}, '{name}', 'mlp', NULL, 'bfloat16', 1, 1, {n >= order.index(differs):d},"
-                " 1, 1, 1, 1, 1, 1, 1, 0, 1, NULL)"
+                f"(0, 0, {n}, '{name}', 'mlp', NULL, 'bfloat16', 1, 1,"
+                f" {n >= order.index(differs):d}, 1, 1, 1, 1, 1, 1, 1, 0, 1, NULL)"
                 for n, name in enumerate(order)
             ]
             if rows:
@@ -41,8 +55,16 @@ def read(tmp_path) -> Iterator[Callable[..., RunReader]]:
 def test_the_public_example_is_told_another_tile_and_three_times_the_reductions(read):
     table = side_by_side(read(kernel_lists()), 0)
     found = {row.name: row for row in table.itertuples(index=False)}
-    assert (found[NARROW].only, found[WIDE].only, found[REDUCE].only) == ("reference", "variant", "")
-    assert (found[REDUCE].reference_launches, found[REDUCE].variant_launches, found[REDUCE].ratio) == (2.0, 6.0, 3.0)
+    assert (found[NARROW].only, found[WIDE].only, found[REDUCE].only) == (
+        "reference",
+        "variant",
+        "",
+    )
+    assert (
+        found[REDUCE].reference_launches,
+        found[REDUCE].variant_launches,
+        found[REDUCE].ratio,
+    ) == (2.0, 6.0, 3.0)
     assert (found[REDUCE].reference_microseconds, found[REDUCE].variant_microseconds) == (4.0, 12.0)
     assert found[REDUCE].places == ["model.layers.*.mlp.down_proj"]
     assert table["is_multiplied"].tolist() == [False, False, True, False]
@@ -53,7 +75,10 @@ def test_as_often_a_forward_is_no_difference_whatever_the_number_of_forwards(rea
     """The twin: forty times as many forwards of the same."""
     reference, _ = kernel_lists()
     rows = tuple(dataclasses.replace(row, launches=row.launches * 8) for row in reference.rows)
-    table = side_by_side(read((reference, dataclasses.replace(reference, side=1, rows=rows, forwards=8, of=40))), 0)
+    table = side_by_side(
+        read((reference, dataclasses.replace(reference, side=1, rows=rows, forwards=8, of=40))),
+        0,
+    )
     assert not ((table["only"] != "") | table["is_multiplied"]).any()
     assert "Both sides launch the same" in in_words(table, ("prefill", "decode"))
 
@@ -66,7 +91,9 @@ def test_numbers_of_layers_are_left_out_of_a_kind_of_module(read):
 
 
 def test_the_first_module_that_differs_is_told_with_what_ran_in_it_and_in_what_shapes(read):
-    """Attention is launched as often and as differently; but the sides were still equal behind it."""
+    """Attention is launched as often and as differently; but the sides were still equal behind
+    it.
+    """
     down = "model.layers.0.mlp.down_proj"
     place = find_start(read(block_lists(), ORDER, down), 0)
     assert sorted(zip(place.kernels["modules"], place.kernels["name"], strict=True)) == [
@@ -83,21 +110,39 @@ def test_the_first_module_that_differs_is_told_with_what_ran_in_it_and_in_what_s
 @pytest.mark.parametrize(
     ("differs", "modules"),
     [
-        ("model.layers.0.self_attn.o_proj", {"model.layers.0.self_attn.o_proj", "model.layers.0.self_attn"}),
+        (
+            "model.layers.0.self_attn.o_proj",
+            {"model.layers.0.self_attn.o_proj", "model.layers.0.self_attn"},
+        ),
         ("logits", {"lm_head", "model.layers.0.self_attn"}),
     ],
 )
-def test_attention_shows_in_the_projection_behind_it_and_the_head_in_the_logits(differs, modules, read):
+def test_attention_shows_in_the_projection_behind_it_and_the_head_in_the_logits(
+    differs,
+    modules,
+    read,
+):
     place = find_start(read(block_lists(), ORDER, differs), 0)
-    assert {name for names in place.kernels["modules"] for name in names} >= modules - {"model.layers.0.self_attn"}
+    assert {name for names in place.kernels["modules"] for name in names} >= modules - {
+        "model.layers.0.self_attn",
+    }
     if differs != "logits":
         assert {name for names in place.kernels["modules"] for name in names} == modules
 
 
 def test_names_of_cuda_kernels_are_cut_to_what_tells_them_apart():
     lambdas = "(at::TensorIteratorBase&)::{lambda()#2}::operator()() const::{lambda(float)#1}"
-    name = f"void at::native::vectorized_elementwise_kernel<4, at::native::sin_kernel_cuda{lambdas}, char*>(int, char*)"
+    name = (
+        f"void at::native::vectorized_elementwise_kernel<4, at::native::sin_kernel_cuda{lambdas},"
+        " char*>(int, char*)"
+    )
     assert short_name(name) == "vectorized_elementwise_kernel<4, sin_kernel_cuda, char*>"
-    assert short_name("void at::native::(anonymous namespace)::cat<long, -1>(long)") == "cat<long, -1>"
-    kept = ("nvjet_sm90_tst_64x8_64x16_4x1_v_bz_TNT", "Memcpy DtoH (Device -> Pinned)", "matmul (brg)")
+    assert (
+        short_name("void at::native::(anonymous namespace)::cat<long, -1>(long)") == "cat<long, -1>"
+    )
+    kept = (
+        "nvjet_sm90_tst_64x8_64x16_4x1_v_bz_TNT",
+        "Memcpy DtoH (Device -> Pinned)",
+        "matmul (brg)",
+    )
     assert [short_name(each) for each in kept] == list(kept)

@@ -1,5 +1,5 @@
-"""Outputs of modules in a run file: every figure against numpy in float64, and the views of a page on planted
-differences.
+"""Outputs of modules in a run file: every figure against numpy in float64, and the views of a page
+on planted differences.
 """
 
 from __future__ import annotations
@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 from core.numerics.formats import FORMATS
-from core.runs.queries.layers import MEASURES, cells, first_module, furthest_module, layers_json, modules, sentence
+from core.runs.queries.layers import (
+    MEASURES,
+    cells,
+    first_module,
+    furthest_module,
+    layers_json,
+    modules,
+    sentence,
+)
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.tables.layers import LayerModule, LayerPart
@@ -24,7 +32,11 @@ NORM = LayerModule(0, "model.norm", "norm")
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
-def compared(tmp_path: Path, sides: list[list[LayerPart]], chosen: list[list[int]] | None = None) -> RunReader:
+def compared(
+    tmp_path: Path,
+    sides: list[list[LayerPart]],
+    chosen: list[list[int]] | None = None,
+) -> RunReader:
     """A run of one prompt of five positions with these parts of each side."""
     store, header = Store(tmp_path), header_of(lengths=(5,), sides=len(sides))
     with RunWriter(store, header) as writer:
@@ -37,7 +49,12 @@ def compared(tmp_path: Path, sides: list[list[LayerPart]], chosen: list[list[int
         return RunReader(store.path_of(writer.finish()))
 
 
-def part(values: np.ndarray, dtype: str = "bfloat16", first: int = 0, module: LayerModule = NORM) -> LayerPart:
+def part(
+    values: np.ndarray,
+    dtype: str = "bfloat16",
+    first: int = 0,
+    module: LayerModule = NORM,
+) -> LayerPart:
     carrier = {2: np.uint16, 4: np.uint32}[np.dtype(DTYPES[dtype]).itemsize]
     return LayerPart(0, module, first, values.astype(DTYPES[dtype]).view(carrier), dtype)
 
@@ -56,7 +73,12 @@ def test_figures_equal_those_of_numpy_in_float64(dtype, tmp_path):
         row = run.rows("layer", pair=0).iloc[0]
         along = run.rows("layer_position", pair=0, prompt=0, ordinal=0)
     difference = b.astype(np.float64) - a.astype(np.float64)
-    assert (row["neq"], row["elements"], row["finite"], row["positions"]) == ((steps > 0).sum(), 35, 35, 5)
+    assert (row["neq"], row["elements"], row["finite"], row["positions"]) == (
+        (steps > 0).sum(),
+        35,
+        35,
+        5,
+    )
     assert (row["max_ulps"], row["max_abs"]) == (steps.max(), np.abs(difference).max())
     assert row["rms"] == pytest.approx(np.sqrt((difference**2).mean()), rel=1e-12)
     assert row["mean_ulps"] == pytest.approx(steps.mean(), rel=1e-12)
@@ -77,7 +99,12 @@ def test_sides_of_two_dtypes_are_compared_in_float32_which_holds_both(tmp_path):
     wide = np.array([[1.0 + 2.0**-23, 1.5]] * 5)
     with compared(tmp_path, [[part(wide, "float32")], [part(narrow, "bfloat16")]]) as run:
         row = run.rows("layer", pair=0).iloc[0]
-    assert (row["dtype"], row["neq"], row["max_ulps"], row["max_abs"]) == ("float32", 5, 1, 2.0**-23)
+    assert (row["dtype"], row["neq"], row["max_ulps"], row["max_abs"]) == (
+        "float32",
+        5,
+        1,
+        2.0**-23,
+    )
 
 
 @pytest.mark.spread(2)
@@ -88,7 +115,10 @@ def test_sides_of_two_dtypes_are_compared_in_float32_which_holds_both(tmp_path):
         "another width": [part(np.ones((5, 4)))],
         "not understood afterwards": [part(np.ones((5, 3))), part(np.ones((1, 0)))],
         "another width afterwards": [part(np.ones((5, 3))), part(np.ones((1, 2)), first=4)],
-        "another dtype afterwards": [part(np.ones((5, 3))), part(np.ones((1, 3)), "float32", first=4)],
+        "another dtype afterwards": [
+            part(np.ones((5, 3))),
+            part(np.ones((1, 3)), "float32", first=4),
+        ],
     }.items(),
     ids=lambda case: case[0],
 )
@@ -105,8 +135,19 @@ def test_nan_meets_nan_and_nothing_else(tmp_path):
     a[0, 0] = b[0, 0] = a[2, 1] = np.nan
     with compared(tmp_path, [[part(a)], [part(b)]]) as run:
         row = run.rows("layer", pair=0).iloc[0]
-        assert (row["neq"], row["nonfinite_mismatch"], row["finite"], row["first_position"]) == (1, 1, 13, 2)
-        assert cells(run, 0, 0, "neq_share")["is_mismatch"].tolist() == [False, False, True, False, False]
+        assert (row["neq"], row["nonfinite_mismatch"], row["finite"], row["first_position"]) == (
+            1,
+            1,
+            13,
+            2,
+        )
+        assert cells(run, 0, 0, "neq_share")["is_mismatch"].tolist() == [
+            False,
+            False,
+            True,
+            False,
+            False,
+        ]
 
 
 def test_a_module_that_is_nan_on_one_side_has_no_size(tmp_path):
@@ -145,17 +186,26 @@ def test_figures_of_several_prompts_are_those_of_all_their_elements(store):
         for name in ("rms", "rms_row_ulps", "floor_rms"):
             squares = (parts[name].to_numpy(float) ** 2 * finite).sum() / finite.sum()
             assert getattr(row, name) == pytest.approx(np.sqrt(squares), rel=1e-12), name
-        assert row.mean_ulps == pytest.approx((parts["mean_ulps"] * finite).sum() / finite.sum(), rel=1e-12)
-        assert (row.max_ulps, row.max_row_ulps) == (parts["max_ulps"].max(), parts["max_row_ulps"].max())
+        assert row.mean_ulps == pytest.approx(
+            (parts["mean_ulps"] * finite).sum() / finite.sum(),
+            rel=1e-12,
+        )
+        assert (row.max_ulps, row.max_row_ulps) == (
+            parts["max_ulps"].max(),
+            parts["max_row_ulps"].max(),
+        )
 
 
 def test_the_floor_is_that_of_the_module_and_an_embedding_has_one_of_nought(store):
     with RunReader(store.path_of(layer_run(store, {(0, 1, 2): 3, **GROWING}))) as run:
         table = modules(run, 0)
         along = run.rows("layer_position", pair=0, prompt=1, ordinal=4)
-        grid = cells(run, 0, 1, "ratio").pivot(index="row", columns="cell", values="value").to_numpy()
+        grid = (
+            cells(run, 0, 1, "ratio").pivot(index="row", columns="cell", values="value").to_numpy()
+        )
     assert (table["floor_rms"][0], table["ratio"][0]) == (0.0, float("inf"))
-    assert table["floor_rms"][4] == pytest.approx(2.0**-7)  # every element by one step of bfloat16 between 1 and 2
+    # every element by one step of bfloat16 between 1 and 2
+    assert table["floor_rms"][4] == pytest.approx(2.0**-7)
     assert along["floor_rms"].to_numpy() == pytest.approx(2.0**-7)
     assert np.isinf(grid[0]).tolist() == [False, False, True, False, False]
     assert grid[4, 3] == pytest.approx(2 / np.sqrt(WIDTH))

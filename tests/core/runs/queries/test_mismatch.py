@@ -28,7 +28,13 @@ def made(tmp_path_factory):
         rollout = -random.gamma(0.7, 1.0, length)
         size = 0.2 if number % 2 else 0.02
         trainer = np.minimum(rollout + random.normal(0, size, length), -1e-9)
-        rows.append({"token_ids": list(range(length)), "rollout": rollout.tolist(), "trainer": trainer.tolist()})
+        rows.append(
+            {
+                "token_ids": list(range(length)),
+                "rollout": rollout.tolist(),
+                "trainer": trainer.tolist(),
+            },
+        )
     pq.write_table(pa.Table.from_pylist(rows), folder / "a.parquet")
     store = Store(folder / "runs")
     with RunReader(store.path_of(ingest(store, [folder / "a.parquet"]))) as run:
@@ -58,7 +64,8 @@ def test_figures_and_counts_are_those_of_the_arrays(made, monkeypatch):
     again = mismatch.summaries(run)
     assert again["tokens"] == counts
     assert [row["value"] for row in again["figures of verl"]] == pytest.approx(
-        [row["value"] for row in mismatch.figures_of(run, "verl")], rel=1e-12
+        [row["value"] for row in mismatch.figures_of(run, "verl")],
+        rel=1e-12,
     )
 
 
@@ -69,7 +76,10 @@ def test_percentiles_and_half_of_the_kl_of_many_tokens_are_those_of_numpy(size, 
     trainer = rollout - size * np.abs(random.standard_t(2, 50_000))
     trainer[::7] = rollout[::7]
     rows = {"token_ids": np.zeros(50_000, int), "rollout": rollout, "trainer": trainer}
-    pq.write_table(pa.table({name: pa.array([values]) for name, values in rows.items()}), tmp_path / "a.parquet")
+    pq.write_table(
+        pa.table({name: pa.array([values]) for name, values in rows.items()}),
+        tmp_path / "a.parquet",
+    )
     store, r = Store(tmp_path / "runs"), trainer - rollout
     with RunReader(store.path_of(ingest(store, [tmp_path / "a.parquet"]))) as run:
         values = {row["name"]: row["value"] for row in mismatch.figures_of(run)}
@@ -80,7 +90,9 @@ def test_percentiles_and_half_of_the_kl_of_many_tokens_are_those_of_numpy(size, 
     assert half == pytest.approx(np.searchsorted(np.cumsum(k3), k3.sum() / 2) + 1, abs=2)
 
 
-RAGGED = json.loads((Path(__file__).resolve().parents[3] / "cases" / "rollouts" / "ragged.json").read_text())
+RAGGED = json.loads(
+    (Path(__file__).resolve().parents[3] / "cases" / "rollouts" / "ragged.json").read_text(),
+)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +100,10 @@ def ragged(tmp_path_factory):
     """A run of responses that are partly empty or masked out, with outliers."""
     folder = tmp_path_factory.mktemp("ragged")
     sides = zip(RAGGED["rollout"], RAGGED["trainer"], RAGGED["mask"], strict=True)
-    rows = [{"token_ids": [0] * 12, "rollout": one, "trainer": other, "mask": mask} for one, other, mask in sides]
+    rows = [
+        {"token_ids": [0] * 12, "rollout": one, "trainer": other, "mask": mask}
+        for one, other, mask in sides
+    ]
     (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     store = Store(folder / "runs")
     with RunReader(store.path_of(ingest(store, [folder / "a.jsonl"]))) as run:
@@ -100,14 +115,19 @@ def test_figures_of_ragged_responses_are_those_of_the_frameworks_own_functions(f
     values = {row["name"]: row["value"] for row in mismatch.figures_of(ragged, framework)}
     # verl divides by the number of tokens + 1e-8, and by the mean weight + 1e-8, squared.
     assert values == pytest.approx(RAGGED["expected"][framework], rel=3e-8, abs=1e-8)
-    assert "3 responses without a token of the loss: counted" in mismatch.mismatch_json(ragged, framework)["left_out"]
+    assert (
+        "3 responses without a token of the loss: counted"
+        in mismatch.mismatch_json(ragged, framework)["left_out"]
+    )
 
 
 def test_nemo_rl_does_not_clamp_and_what_is_in_no_figure_is_said(ragged):
     r = (np.array(RAGGED["trainer"]) - RAGGED["rollout"])[np.array(RAGGED["mask"], bool)]
     values = {row["name"]: row["value"] for row in mismatch.figures_of(ragged, "nemo-rl")}
     assert values["sampling_importance_ratio"] == pytest.approx(np.exp(r).mean(), rel=1e-12)
-    assert "3 responses without a token of the loss: in no figure." in mismatch.sentence(mismatch.mismatch_json(ragged))
+    assert "3 responses without a token of the loss: in no figure." in mismatch.sentence(
+        mismatch.mismatch_json(ragged),
+    )
 
 
 def test_an_unknown_framework_is_refused_with_those_known(made):

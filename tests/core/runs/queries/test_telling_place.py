@@ -23,17 +23,29 @@ QUIET = {
 def moved(max_abs: float, margin: float, **more: object) -> dict:
     """A position at which logits differ. Row ULPs are logits here."""
     size = {"max_abs": max_abs, "max_row_ulps": max_abs, "rms_row_ulps": max_abs / 4}
-    return {"could_flip": margin <= 2 * max_abs, "reference_margin": margin, "variant_margin": margin, **size, **more}
+    return {
+        "could_flip": margin <= 2 * max_abs,
+        "reference_margin": margin,
+        "variant_margin": margin,
+        **size,
+        **more,
+    }
 
 
 FLIP = moved(2.0, 1.0, is_flip=True)
-FLIP_BEYOND = moved(4.0, 8.0, is_flip=True)  # beyond 2 row ULPs, and twice the usual difference of 2
+# beyond 2 row ULPs, and twice the usual difference of 2
+FLIP_BEYOND = moved(4.0, 8.0, is_flip=True)
 NEAR = moved(2.0, 1.0, variant_margin=0.5)
 NEARER = moved(2.0, 0.25)
 STILL_TIE = {"could_flip": True, "reference_margin": 0.0, "variant_margin": 0.0}
 FAR, FARTHER = moved(2.5, 9.0), moved(3.0, 9.0)
 ALONE = moved(200.0, 900.0)
-BROKEN = {"max_abs": np.nan, "nonfinite_mismatch": 1, "reference_margin": np.nan, "variant_margin": np.nan}
+BROKEN = {
+    "max_abs": np.nan,
+    "nonfinite_mismatch": 1,
+    "reference_margin": np.nan,
+    "variant_margin": np.nan,
+}
 
 
 def table(*prompts: list[dict]) -> pd.DataFrame:
@@ -43,14 +55,15 @@ def table(*prompts: list[dict]) -> pd.DataFrame:
             {"prompt": prompt, "position": position, **QUIET, **row}
             for prompt, rows in enumerate(prompts)
             for position, row in enumerate(rows)
-        ]
+        ],
     )
 
 
 @pytest.mark.parametrize(
     ("prompts", "place"),
     [
-        ([[FAR, FLIP_BEYOND, FLIP, ALONE, FAR]], (0, 3)),  # the one that holds most of the difference, before all else
+        # the one that holds most of the difference, before all else
+        ([[FAR, FLIP_BEYOND, FLIP, ALONE, FAR]], (0, 3)),
         ([[FAR, FLIP, FAR, FLIP_BEYOND]], (0, 3)),  # the first flip beyond the noise
         ([[FAR, FARTHER, NEARER, FLIP, FLIP]], (0, 3)),  # the first flip
         ([[FAR, FARTHER], [NEARER, FLIP]], (1, 1)),  # in any prompt
@@ -61,7 +74,10 @@ def table(*prompts: list[dict]) -> pd.DataFrame:
         ([[{}, {}], [{}]], (0, 0)),
     ],
 )
-def test_a_pair_opens_at_what_dominates_else_its_first_flip_else_its_smallest_margin(prompts, place):
+def test_a_pair_opens_at_what_dominates_else_its_first_flip_else_its_smallest_margin(
+    prompts,
+    place,
+):
     assert telling_place(table(*prompts)) == place
 
 

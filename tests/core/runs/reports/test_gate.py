@@ -1,4 +1,6 @@
-"""What a gate lets pass and what it fails, against figures of the independent oracle, numpy and hand-made rows."""
+"""What a gate lets pass and what it fails, against figures of the independent oracle, numpy and
+hand-made rows.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,39 @@ MEANT = {  # what is written: what it is shown as
     "mismatch_kl/all/mean>0.01": "mismatch_kl/all/mean>0.01",
 }
 REFUSED = [
-    *("", "ulp", "flips:sure>1", "bits>1", "kl", "flips:margin", "ulps", "ulps>3", "ulps:" + "9" * 5000, "ulps:-1"),
-    *("ulps:1.5", "kl:0.1", "kl>", "kl>nan", "kl>inf", "kl>-1", "kl>=1", "kl>1_0", "kl>\u0663", "rms>0.1logits"),
-    *("kl>1e999", "share>1.5", "same-top1<90", "same-top1>0.9", "flips:margin>5ulp", "kl>1\x1b[31m", "rms>5ulps"),
+    *(
+        "",
+        "ulp",
+        "flips:sure>1",
+        "bits>1",
+        "kl",
+        "flips:margin",
+        "ulps",
+        "ulps>3",
+        "ulps:" + "9" * 5000,
+        "ulps:-1",
+    ),
+    *(
+        "ulps:1.5",
+        "kl:0.1",
+        "kl>",
+        "kl>nan",
+        "kl>inf",
+        "kl>-1",
+        "kl>=1",
+        "kl>1_0",
+        "kl>\u0663",
+        "rms>0.1logits",
+    ),
+    *(
+        "kl>1e999",
+        "share>1.5",
+        "same-top1<90",
+        "same-top1>0.9",
+        "flips:margin>5ulp",
+        "kl>1\x1b[31m",
+        "rms>5ulps",
+    ),
     *("k3", "k3:1", "k4>1", "ess<0.3ulps"),
 ]
 
@@ -67,24 +99,39 @@ def test_a_condition_is_read_and_shown_in_one_way(text: str, shown: str) -> None
 
 @pytest.mark.parametrize("text", REFUSED)
 def test_a_malformed_condition_is_named_and_told_what_is_allowed(text: str) -> None:
-    with pytest.raises(UsageError, match=r"condition '.*' is not known; expected bits, flips,") as refused:
+    with pytest.raises(
+        UsageError,
+        match=r"condition '.*' is not known; expected bits, flips,",
+    ) as refused:
         Condition.parse(text)
     assert "\x1b" not in str(refused.value)
 
 
 def test_conditions_come_repeated_or_with_commas_and_each_counts_once() -> None:
-    assert [str(c) for c in parse_conditions(["bits,kl>0.1", "kl > 0.1, ulps:3"])] == ["bits", "kl>0.1", "ulps:3"]
+    assert [str(c) for c in parse_conditions(["bits,kl>0.1", "kl > 0.1, ulps:3"])] == [
+        "bits",
+        "kl>0.1",
+        "ulps:3",
+    ]
     assert parse_conditions("bits,ulps:3") == parse_conditions(["bits", "ulps:3"])
     with pytest.raises(UsageError, match="'' is not known"):
         parse_conditions(["bits,"])
 
 
-@pytest.mark.parametrize("case", ["flips_fp16", "one_ulp_bf16_void", "six_repeats_bf16", "identical_bf16_bits"])
+@pytest.mark.parametrize(
+    "case",
+    ["flips_fp16", "one_ulp_bf16_void", "six_repeats_bf16", "identical_bf16_bits"],
+)
 @pytest.mark.parametrize("condition", ["kl>", "max-abs>", "share>", "same-top1<"])
 def test_a_figure_passes_up_to_its_limit_and_fails_beyond(case: str, condition: str) -> None:
     (pair, *_), _ = read(CASES / f"{case}.npz")
     oracle = json.loads((CASES / f"{case}.json").read_text())["summary"]
-    names = {"kl>": "max_kl", "max-abs>": "max_abs", "share>": "neq_share", "same-top1<": "same_top1"}
+    names = {
+        "kl>": "max_kl",
+        "max-abs>": "max_abs",
+        "share>": "neq_share",
+        "same-top1<": "same_top1",
+    }
     figure = (
         oracle["neq"] / (24 * 2048 if case != "six_repeats_bf16" else 2048)
         if condition == "share>"
@@ -111,7 +158,9 @@ def test_a_flip_counts_where_the_smaller_margin_is_over_the_limit(unit: str) -> 
     with np.load(CASES / "flips_fp16.npz") as case:
         sides = case["reference"], case["variant"]
     order = [np.sort(ordinal(side) if unit else side.astype(float), axis=1) for side in sides]
-    smaller = np.minimum(*(rows[:, -1] - rows[:, -2] for rows in order))[sides[0].argmax(1) != sides[1].argmax(1)]
+    smaller = np.minimum(*(rows[:, -1] - rows[:, -2] for rows in order))[
+        sides[0].argmax(1) != sides[1].argmax(1)
+    ]
     (pair,), _ = read(CASES / "flips_fp16.npz")
     assert len(smaller) == 7
     assert 0 < (smaller > 0).sum() < 7  # ties among them, and flips that are none
@@ -123,7 +172,11 @@ def test_a_flip_counts_where_the_smaller_margin_is_over_the_limit(unit: str) -> 
 
 def test_a_flip_with_an_undefined_margin_counts(tmp_path: Path) -> None:
     nan, inf = np.nan, np.inf
-    (pair,), _ = made(tmp_path, reference=[[0, 3.0, 1], [0, 1, 2.0]], variant=[[nan, nan, nan], [inf, 1, 2.0]])
+    (pair,), _ = made(
+        tmp_path,
+        reference=[[0, 3.0, 1], [0, 1, 2.0]],
+        variant=[[nan, nan, nan], [inf, 1, 2.0]],
+    )
     outcome = Condition.parse("flips:margin>100").judge(pair)
     assert (outcome.outcome, outcome.figure) == (FAILED, 2)
 
@@ -139,7 +192,9 @@ def test_kl_that_is_undefined_where_the_sides_differ_never_passes(tmp_path: Path
     assert outcome.worst["position"] == 1
 
 
-def test_kl_that_is_undefined_where_the_sides_are_equal_is_left_out_and_said(tmp_path: Path) -> None:
+def test_kl_that_is_undefined_where_the_sides_are_equal_is_left_out_and_said(
+    tmp_path: Path,
+) -> None:
     """The twin: +inf on both sides has no KL either, but nothing differs."""
     rows = [[0.0, 1, 2], [np.inf, 1, 2], [0.0, 1, 2]]
     (pair,), _ = made(tmp_path, reference=rows, variant=rows)
@@ -149,9 +204,14 @@ def test_kl_that_is_undefined_where_the_sides_are_equal_is_left_out_and_said(tmp
 
 
 @pytest.mark.parametrize("text", ["rms>1000", "max-abs>1000", "ulps:99999999", "bits", "kl>1000"])
-def test_a_nan_on_one_side_passes_no_condition_of_size_and_is_where_it_is_worst(tmp_path: Path, text: str) -> None:
+def test_a_nan_on_one_side_passes_no_condition_of_size_and_is_where_it_is_worst(
+    tmp_path: Path,
+    text: str,
+) -> None:
     (pair,), _ = made(
-        tmp_path, reference=[[0.0, 1, 2], [3, 1, 2], [3, 4, 5]], variant=[[0.5, 1, 2], [3, np.nan, 2], [3, 4, 5]]
+        tmp_path,
+        reference=[[0.0, 1, 2], [3, 1, 2], [3, 4, 5]],
+        variant=[[0.5, 1, 2], [3, np.nan, 2], [3, 4, 5]],
     )
     outcome = Condition.parse(text).judge(pair)
     assert outcome.outcome == FAILED
@@ -164,11 +224,16 @@ def test_positions_without_any_number_are_noted(tmp_path: Path) -> None:
     rows = [[0.0, 1, 2], [nan, nan, nan]]
     pairs, _ = made(tmp_path, reference=rows, variant=rows)
     assert judged("flips", pairs[0]) == judged("same-top1<1", pairs[0]) == PASSED
-    assert ["holds no number, position 1 of prompt 0" in note for note in gate_notes(pairs)] == [True]
+    assert ["holds no number, position 1 of prompt 0" in note for note in gate_notes(pairs)] == [
+        True,
+    ]
     assert gate_notes(made(tmp_path, reference=rows[:1], variant=rows[:1])[0]) == []
 
 
-@pytest.mark.parametrize("text", ["bits", "flips", "ulps:0", "kl>0", "rms>0", "max-abs>0", "share>0", "same-top1<1"])
+@pytest.mark.parametrize(
+    "text",
+    ["bits", "flips", "ulps:0", "kl>0", "rms>0", "max-abs>0", "share>0", "same-top1<1"],
+)
 def test_equal_sides_pass_everything_and_nowhere_is_worst(text: str) -> None:
     (pair,), _ = read(CASES / "identical_bf16_bits.npz")
     outcome = Condition.parse(text).judge(pair)
@@ -199,13 +264,18 @@ PLANTED = {  # condition: the position that is worst under it, of the rows below
 
 
 @pytest.mark.parametrize(("text", "position"), PLANTED.items())
-def test_the_worst_position_is_that_of_the_condition(tmp_path: Path, text: str, position: int) -> None:
+def test_the_worst_position_is_that_of_the_condition(
+    tmp_path: Path,
+    text: str,
+    position: int,
+) -> None:
     reference = np.tile(np.float32([0, 8, 7, 1, 2, 3]), (6, 1))
     variant = reference.copy()
     variant[1, 3] = -2.5  # two billion ULPs from 1, at an unlikely token
     variant[0, 1:3] = 7.2, 7.3  # a flip of a margin of 0.1
     variant[2, 1:3] = 7, 8  # a flip by a logit on both sides
-    variant[3] += np.float32([-1.9, -1.9, -1.9, -1.9, -1.9, -1.9])  # all of them, though no probability changes
+    # all of them, though no probability changes
+    variant[3] += np.float32([-1.9, -1.9, -1.9, -1.9, -1.9, -1.9])
     variant[4, 1] = 12  # the largest difference
     (pair,), _ = made(tmp_path, reference=reference, variant=variant)
     outcome = Condition.parse(text).judge(pair)
@@ -214,15 +284,18 @@ def test_the_worst_position_is_that_of_the_condition(tmp_path: Path, text: str, 
 
 
 def test_a_gate_that_passes_speaks_row_ulps(tmp_path: Path) -> None:
-    """bfloat16 has 128 values in each of the 9 binades from 2^-10 to 0.5, and a spacing of 1/16 at 8."""
+    """bfloat16 has 128 values in each of the 9 binades from 2^-10 to 0.5, and a spacing of 1/16 at
+    8.
+    """
     reference = np.float32([[0, 8, 7], [2**-10, 8, 7]])
     variant = reference.copy()
     variant[1, 0] = 0.5
     (pair,), header = made(tmp_path, reference=reference, variant=variant)
     passed, failed = (Condition.parse(text).judge(pair) for text in ("kl>1", "ulps:0"))
-    assert f"and {number((0.5 - 2**-10) * 16)} row ULPs" in GateReport((passed,), header.prompts).in_words(
-        passed.worst or {}
-    )
+    assert f"and {number((0.5 - 2**-10) * 16)} row ULPs" in GateReport(
+        (passed,),
+        header.prompts,
+    ).in_words(passed.worst or {})
     assert "and 1,152 ULPs" in GateReport((failed,), header.prompts).sentence(failed)
 
 
@@ -231,7 +304,13 @@ def test_a_failure_names_prompt_position_tokens_and_margins(tmp_path: Path) -> N
     variant = reference.copy()
     variant[1, 1] = [0, 3, 2]
     ids, texts = [[0, 1], [2, 1]], [[" the", " cat"], [" dog", " cat"]]
-    pairs, header = made(tmp_path, reference=reference, variant=variant, token_ids=ids, tokens=texts)
+    pairs, header = made(
+        tmp_path,
+        reference=reference,
+        variant=variant,
+        token_ids=ids,
+        tokens=texts,
+    )
     outcome = Condition.parse("flips").judge(pairs[0])
     report = GateReport((outcome,), header.prompts, header.vocabulary)
     p, q = (np.exp(row) / np.exp(row).sum() for row in ([0, 1, 2.5], [0, 3, 2]))
@@ -247,7 +326,11 @@ def test_a_failure_names_prompt_position_tokens_and_margins(tmp_path: Path) -> N
         1,
         " cat",
     )
-    assert (told["reference_text"], told["variant_text"], told["kl"]) == (" dog", " cat", pytest.approx(kl, abs=1e-4))
+    assert (told["reference_text"], told["variant_text"], told["kl"]) == (
+        " dog",
+        " cat",
+        pytest.approx(kl, abs=1e-4),
+    )
     json.dumps(report.as_json(), allow_nan=False)
 
 
@@ -260,7 +343,11 @@ def test_a_failure_names_prompt_position_tokens_and_margins(tmp_path: Path) -> N
         (None, "ess<0.5", "undecided"),
     ],
 )
-def test_the_value_of_a_figure_decides_whatever_its_interval(value: float | None, text: str, outcome: str) -> None:
+def test_the_value_of_a_figure_decides_whatever_its_interval(
+    value: float | None,
+    text: str,
+    outcome: str,
+) -> None:
     (pair,), header = read(CASES / "flips_fp16.npz")
     figure = {"name": "ess", "value": value, "low": 0.3, "high": 0.7, "unit": ""}
     found = Condition.parse(text).judge(replace(pair, mismatch={"figures": [figure]}))
@@ -282,7 +369,10 @@ def test_the_value_of_a_figure_decides_whatever_its_interval(value: float | None
         ("not judged", "undecided"),
     ],
 )
-def test_a_verdict_fails_on_faults_and_what_nothing_decides_is_undecided(verdict: str, outcome: str) -> None:
+def test_a_verdict_fails_on_faults_and_what_nothing_decides_is_undecided(
+    verdict: str,
+    outcome: str,
+) -> None:
     (pair,), header = read(CASES / "flips_fp16.npz")
     found = Condition.parse("verdict").judge(replace(pair, answer=Answer(verdict, "A sentence.")))
     assert (found.outcome, found.figure) == (outcome, verdict)

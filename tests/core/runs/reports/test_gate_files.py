@@ -1,4 +1,6 @@
-"""JUnit XML that both common schemas take, Markdown that no name breaks, and files that appear whole."""
+"""JUnit XML that both common schemas take, Markdown that no name breaks, and files that appear
+whole.
+"""
 
 from __future__ import annotations
 
@@ -54,12 +56,35 @@ def row(position: int, **figures: object) -> dict[str, object]:
 
 def report(name: str = "today", text: str = "kl>0.01", token: str = " the") -> GateReport:
     outcomes = (
-        Outcome("golden", name, text, FAILED, 0.02, "nats", f"'{name}' has a KL of up to 0.02 nats.", row(1)),
+        Outcome(
+            "golden",
+            name,
+            text,
+            FAILED,
+            0.02,
+            "nats",
+            f"'{name}' has a KL of up to 0.02 nats.",
+            row(1),
+        ),
         Outcome("golden", name, "flips", PASSED, 0, "positions", "all is well."),
         Outcome("golden", "other", "verdict", UNDECIDED, "undecided", "", "nothing decides it."),
-        Outcome("golden", "other", "max-abs>0.5", FAILED, 0.75, "logits", "worse.", row(0, max_abs=0.75)),
+        Outcome(
+            "golden",
+            "other",
+            "max-abs>0.5",
+            FAILED,
+            0.75,
+            "logits",
+            "worse.",
+            row(0, max_abs=0.75),
+        ),
     )
-    return GateReport(outcomes, (Prompt(2, (5, 1), ("x", token)),), {1: token}, (f"a note about {name}",))
+    return GateReport(
+        outcomes,
+        (Prompt(2, (5, 1), ("x", token)),),
+        {1: token},
+        (f"a note about {name}",),
+    )
 
 
 def test_junit_has_a_suite_a_pair_and_a_test_a_condition() -> None:
@@ -68,7 +93,12 @@ def test_junit_has_a_suite_a_pair_and_a_test_a_condition() -> None:
         {"name": "today vs golden", "tests": "2", "failures": "1", "skipped": "0"},
         {"name": "other vs golden", "tests": "2", "failures": "1", "skipped": "1"},
     ]
-    assert [test.attrib["name"] for test in suites.iter("testcase")] == ["kl>0.01", "flips", "verdict", "max-abs>0.5"]
+    assert [test.attrib["name"] for test in suites.iter("testcase")] == [
+        "kl>0.01",
+        "flips",
+        "verdict",
+        "max-abs>0.5",
+    ]
     failure = suites.find("testsuite/testcase/failure")
     assert failure is not None
     assert failure.attrib == {"message": "'today' has a KL of up to 0.02 nats."}
@@ -87,7 +117,10 @@ def test_markdown_has_the_worst_position_and_a_row_a_condition() -> None:
 
 
 def test_a_figure_of_one_position_is_singular() -> None:
-    texts = [figure_text(Outcome("a", "b", "flips", FAILED, count, "positions", "")) for count in (1, 1200)]
+    texts = [
+        figure_text(Outcome("a", "b", "flips", FAILED, count, "positions", ""))
+        for count in (1, 1200)
+    ]
     assert texts == ["1 position", "1,200 positions"]
 
 
@@ -96,27 +129,44 @@ def test_a_figure_of_one_position_is_singular() -> None:
     [
         ([0.75, 0.376, 0.374, 0.0, 1e-300, None], [0], [], "█▅▄ ▁ \n^     "),
         ([0.0, 0.75, 0.75], [], [0], "×██"),
-        ([0.1] * 159 + [0.8], [159], [], "▁" * 79 + "█\n" + " " * 79 + "^"),  # two positions a column
+        # two positions a column
+        ([0.1] * 159 + [0.8], [159], [], "▁" * 79 + "█\n" + " " * 79 + "^"),
         ([0.0, 0.0], [], [], ""),
     ],
 )
-def test_markdown_draws_the_largest_differences_of_the_worst_pair(differences, flips, mismatches, strip) -> None:
+def test_markdown_draws_the_largest_differences_of_the_worst_pair(
+    differences,
+    flips,
+    mismatches,
+    strip,
+) -> None:
     rows = [
-        row(place, max_abs=value, is_flip=place in flips, nonfinite_mismatch=int(place in mismatches))
+        row(
+            place,
+            max_abs=value,
+            is_flip=place in flips,
+            nonfinite_mismatch=int(place in mismatches),
+        )
         for place, value in enumerate(differences)
     ]
-    text = markdown_text(replace(report(), rows={("golden", "other"): rows, ("golden", "today"): []}))
+    text = markdown_text(
+        replace(report(), rows={("golden", "other"): rows, ("golden", "today"): []}),
+    )
     assert text.partition("```text\n")[2].partition("\n```")[0] == strip
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_names_leave_junit_well_formed_and_stay_in_their_cell_of_the_markdown(name: str) -> None:
+def test_hostile_names_leave_junit_well_formed_and_stay_in_their_cell_of_the_markdown(
+    name: str,
+) -> None:
     hostile = report(name=name, text=f"kl>{name}", token=name)
     xml, text = junit_text(hostile), markdown_text(hostile)
     assert all(c.isprintable() or c == "\n" for c in xml)
     assert len(ET.fromstring(xml.encode())) == 2
     text.encode()
-    cells = [re.sub(r"\\.", "", line).count("|") for line in text.splitlines() if line.startswith("|")]
+    cells = [
+        re.sub(r"\\.", "", line).count("|") for line in text.splitlines() if line.startswith("|")
+    ]
     assert cells == [6] * 6
     assert "<script" not in re.sub(r"(`+).*?\1|\\.", "", text)
 

@@ -84,9 +84,17 @@ def test_many_variants_and_flips_stay_within_25_lines_and_a_bug_comes_first(stor
 
 def test_what_is_run_elsewhere_names_nothing_of_this_machine(store):
     request = dataclasses.replace(
-        REQUEST, model="/home/me/models/tiny", prompts=(), prompt_files=("/home/me/p.txt",), name="mine", build="b7"
+        REQUEST,
+        model="/home/me/models/tiny",
+        prompts=(),
+        prompt_files=("/home/me/p.txt",),
+        name="mine",
+        build="b7",
     )
-    text = report(store, judged_run(store, "rounding", request=request, model="/home/me/models/tiny"))
+    text = report(
+        store,
+        judged_run(store, "rounding", request=request, model="/home/me/models/tiny"),
+    )
     assert "/home/me" not in text
     assert "\nulpscope capture --model MODEL --prompts prompts.jsonl" in text
     assert "--reference prefill --variant decode" in text
@@ -97,7 +105,10 @@ def test_what_is_run_elsewhere_names_nothing_of_this_machine(store):
 
 def test_a_model_of_the_hub_or_of_a_package_is_named_with_how_to_get_it(store):
     hub = dataclasses.replace(REQUEST, model="org/tiny", revision="0a1b")
-    text = report(store, judged_run(store, "rounding", request=hub, model="org/tiny", revision="0a1b"))
+    text = report(
+        store,
+        judged_run(store, "rounding", request=hub, model="org/tiny", revision="0a1b"),
+    )
     assert "ulpscope capture --model org/tiny --prompts prompts.jsonl" in text
     assert "--revision 0a1b" in text
     packaged = dataclasses.replace(REQUEST, model="smollm2")
@@ -115,7 +126,11 @@ def test_the_prompt_of_a_flip_is_in_the_report(store):
 def test_a_character_of_several_tokens_is_whole_in_the_prompt(store):
     judged_run(store, "rounding")
     (path,) = store.directory.glob("*.duckdb")
-    damaged(path, "UPDATE token SET text = CASE position WHEN 0 THEN ' <0xE2>' WHEN 1 THEN '<0x82><0xAC>' ELSE '.' END")
+    damaged(
+        path,
+        "UPDATE token SET text = CASE position WHEN 0 THEN ' <0xE2>' WHEN 1 THEN '<0x82><0xAC>'"
+        " ELSE '.' END",
+    )
     with RunReader(path) as run:
         assert "```text\n \u20ac." in issue_text(run, run.pairs, "")
 
@@ -131,8 +146,16 @@ def test_names_between_backticks_stay_code():
     ("public_url", "page", "address"),
     [
         ("", "", "http://localhost:8501/overview?run=r"),
-        ("", "http://10.0.0.5:8600/base/overview?run=q", "http://10.0.0.5:8600/base/overview?run=r"),
-        ("https://ulps.example.org/", "http://10.0.0.5:8600/overview", "https://ulps.example.org/overview?run=r"),
+        (
+            "",
+            "http://10.0.0.5:8600/base/overview?run=q",
+            "http://10.0.0.5:8600/base/overview?run=r",
+        ),
+        (
+            "https://ulps.example.org/",
+            "http://10.0.0.5:8600/overview",
+            "https://ulps.example.org/overview?run=r",
+        ),
     ],
 )
 def test_the_link_is_absolute(public_url, page, address):
@@ -141,11 +164,16 @@ def test_the_link_is_absolute(public_url, page, address):
 
 @pytest.mark.spread(3)
 @pytest.mark.parametrize("verdict", CASES)
-def test_every_verdict_is_reported_with_every_row_it_rests_on_and_at_most_25_lines_unfolded(store, verdict):
+def test_every_verdict_is_reported_with_every_row_it_rests_on_and_at_most_25_lines_unfolded(
+    store,
+    verdict,
+):
     text = report(store, judged_run(store, verdict))
     assert f"`decode` vs `prefill`: {verdict}\n" in text
     for row in CASES[verdict][2]:
-        outcome = "explained" if (verdict, row.outcome) == ("lower precision", "failed") else row.outcome
+        outcome = (
+            "explained" if (verdict, row.outcome) == ("lower precision", "failed") else row.outcome
+        )
         assert f"| {outcome} | {CHECK_GROUPS[row.group]} |" in text
     assert len(unfolded(text).splitlines()) <= MOST_SHOWN
     assert text.count("<details>") == text.count("</details>") == 2
@@ -162,16 +190,29 @@ def test_a_report_of_a_pair_that_was_not_judged_says_so_and_guesses_nothing(stor
 def test_an_answer_has_size_place_and_the_checks_that_can_still_be_run(store):
     with RunReader(store.path_of(judged_run(store, "bug suspected"))) as run:
         answer = answer_of(run, pair := run.pairs[0])
-        equal = dataclasses.replace(pair, summary=dataclasses.replace(pair.summary, bit_identical=True))
-        assert "RMS / noise floor" not in answer_of(run, equal).facts  # of a recomputation in float32
-    assert answer.facts == {"first divergence": "position 32", "RMS / noise floor": "24.3x in float32 (limit 4x)"}
+        equal = dataclasses.replace(
+            pair,
+            summary=dataclasses.replace(pair.summary, bit_identical=True),
+        )
+        # of a recomputation in float32
+        assert "RMS / noise floor" not in answer_of(run, equal).facts
+    assert answer.facts == {
+        "first divergence": "position 32",
+        "RMS / noise floor": "24.3x in float32 (limit 4x)",
+    }
     assert (answer.next_command, answer.not_run) == ("", ())
     assert [row for _, row in answer.titled_checks] == CASES["bug suspected"][2]
     run_id = judged_run(store, None, kind="upload", request=None)
     with RunReader(store.path_of(run_id)) as run:
         answer = answer_of(run, run.pairs[0])
     assert answer.next_command == f"ulpscope verdict {run_id} --float32 PAIR_IN_FLOAT32.npz"
-    assert answer.not_run == ("sampler", "rerun", "neighbors", "compute dtype", "float32 comparison")
+    assert answer.not_run == (
+        "sampler",
+        "rerun",
+        "neighbors",
+        "compute dtype",
+        "float32 comparison",
+    )
 
 
 @pytest.mark.parametrize(
@@ -185,7 +226,12 @@ def test_an_answer_has_size_place_and_the_checks_that_can_still_be_run(store):
         ("capture", True, "nondeterministic", "nondeterministic"),
     ],
 )
-def test_what_was_not_judged_is_never_called_more_than_its_bits_say(kind, is_identical, verdict, shown):
+def test_what_was_not_judged_is_never_called_more_than_its_bits_say(
+    kind,
+    is_identical,
+    verdict,
+    shown,
+):
     assert shown_verdict(kind, is_identical, verdict) == shown
 
 
@@ -204,11 +250,21 @@ def test_names_and_tokens_of_strangers_stay_text(store):
     header = dataclasses.replace(
         header_of("float32", (4,), 8),
         name="`a` | [x](http://evil) <img src=x>\n# b",
-        provenance=Provenance("capture", "a|b`c", "", "@someone", "", 0, "", "see https://evil and @all | <b>"),
+        provenance=Provenance(
+            "capture",
+            "a|b`c",
+            "",
+            "@someone",
+            "",
+            0,
+            "",
+            "see https://evil and @all | <b>",
+        ),
         vocabulary=dict.fromkeys(range(8), "`|``\n|"),
     )
     header = dataclasses.replace(
-        header, sides=(SideHeader("ref|`", "prefill", "float32"), SideHeader("v\n|", "decode", "float32"))
+        header,
+        sides=(SideHeader("ref|`", "prefill", "float32"), SideHeader("v\n|", "decode", "float32")),
     )
     sides = calm_sides(header)
     sides[1] = np.roll(sides[1], 1, axis=1)  # flips everywhere

@@ -1,4 +1,6 @@
-"""What |r| depends on and what `explain` says of it: each quantity is planted in a file; expected values by numpy."""
+"""What |r| depends on and what `explain` says of it: each quantity is planted in a file; expected
+values by numpy.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +42,18 @@ NUMBERS = {
 
 
 def rows_of(sizes: np.ndarray, **columns) -> list[dict[str, object]]:
-    """Rows of a file with noise of these sizes [sequences, tokens]; columns: of a sequence, by its number."""
+    """Rows of a file with noise of these sizes [sequences, tokens]; columns: of a sequence, by its
+    number.
+    """
     random, rows = np.random.default_rng(7), []
     for number, size in enumerate(sizes):
         rollout = -0.5 - random.gamma(0.6, 0.9, LENGTH)
         trainer = rollout + np.clip(size * random.standard_normal(LENGTH), -0.5, 0.5)
-        values = {"rollout": rollout.tolist(), "trainer": trainer.tolist(), "mask": (TURNS >= 0).astype(int).tolist()}
+        values = {
+            "rollout": rollout.tolist(),
+            "trainer": trainer.tolist(),
+            "mask": (TURNS >= 0).astype(int).tolist(),
+        }
         about = {name: of(number) for name, of in columns.items()}
         rows.append({"token_ids": list(range(LENGTH)), "sequence": f"s{number}", **values, **about})
     return rows
@@ -58,15 +66,20 @@ def run_of(tmp_path: Path, rows: list[dict[str, object]]) -> RunReader:
 
 
 def planted(quantity: str) -> tuple[list[dict[str, object]], np.ndarray]:
-    """A file in which |r| is large in one group, and the group of each token of the loss. [tokens]"""
+    """A file in which |r| is large in one group, and the group of each token of the loss.
+    [tokens]
+    """
     if quantity == "turn":
         groups = np.tile(TURNS, (SEQUENCES, 1))
         return rows_of(np.where(groups >= 1, 0.02 * LARGE, 0.02)), groups[:, TURNS >= 0].ravel()
     if quantity == "token version":
-        switch = 4 * (np.arange(SEQUENCES) % 5)[:, None] + 8  # the weights are updated while a response is sampled
+        # the weights are updated while a response is sampled
+        switch = 4 * (np.arange(SEQUENCES) % 5)[:, None] + 8
         versions = np.where(np.arange(LENGTH) < switch, 7, 8)
         rows = rows_of(np.where(versions == 7, 0.02 * LARGE, 0.02), step=lambda _: STEP)
-        rows = [row | {"token_version": of.tolist()} for row, of in zip(rows, versions, strict=True)]
+        rows = [
+            row | {"token_version": of.tolist()} for row, of in zip(rows, versions, strict=True)
+        ]
         return rows, versions[:, TURNS >= 0].ravel()
     column, of = FACTS[quantity]
     keys = np.array([of(number) for number in range(SEQUENCES)])
@@ -98,7 +111,11 @@ def test_a_planted_quantity_explains_most_and_explain_names_it(quantity, tmp_pat
     each = np.unique(groups)
     parts = [np.abs(r[groups == value]) for value in each]
     with run_of(tmp_path, rows) as run:
-        table, shares, causes = by_quantity(run, name), mismatch_json(run)["explained_by"], sample_tokens(run)
+        table, shares, causes = (
+            by_quantity(run, name),
+            mismatch_json(run)["explained_by"],
+            sample_tokens(run),
+        )
         causes = explain_tokens(causes)
     assert table["value"].tolist() == each.tolist()
     assert table["tokens"].tolist() == [len(part) for part in parts]
@@ -108,12 +125,18 @@ def test_a_planted_quantity_explains_most_and_explain_names_it(quantity, tmp_pat
     share = (between - (len(parts) - 1) * within / (len(r) - len(parts))) / (between + within)
     assert shares[name] == pytest.approx(share, rel=1e-9)
     assert next(iter(shares)) == ("lag" if quantity == "token version" else name)
-    assert (causes[0].name, CAUSES[quantity][1] in causes[0].says) == (CAUSES[quantity][0], True), causes
+    assert (causes[0].name, CAUSES[quantity][1] in causes[0].says) == (
+        CAUSES[quantity][0],
+        True,
+    ), causes
     assert causes[0].name == "part of the response" or not causes[0].is_fault
 
 
 def test_groups_that_mean_nothing_explain_nothing_and_are_not_named(tmp_path):
     columns = dict(FACTS.values())
-    with run_of(tmp_path, rows_of(np.full((SEQUENCES, LENGTH), 0.02), step=lambda n: n // 8, **columns)) as run:
+    with run_of(
+        tmp_path,
+        rows_of(np.full((SEQUENCES, LENGTH), 0.02), step=lambda n: n // 8, **columns),
+    ) as run:
         assert max(mismatch_json(run)["explained_by"].values()) < 0.02
         assert explain_tokens(sample_tokens(run)) == []

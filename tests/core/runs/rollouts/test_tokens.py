@@ -1,4 +1,6 @@
-"""Chosen tokens out of JSON lines and Parquet: the tables are those that the lists of a server come to."""
+"""Chosen tokens out of JSON lines and Parquet: the tables are those that the lists of a server come
+to.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +37,27 @@ Row = dict[str, object]
 
 @pytest.fixture(scope="module")
 def rows() -> list[Row]:
-    """Three hundred tokens in sequences of 1 to 40, a fifth of the values missing on a side or on both."""
+    """Three hundred tokens in sequences of 1 to 40, a fifth of the values missing on a side or on
+    both.
+    """
     rng = np.random.default_rng(3)
     made: list[Row] = []
     for length in (1, 40, 7, *[36] * 7):
         values = -rng.exponential(size=length).round(4)
-        moved = np.where(rng.random(length) < 0.5, values, values - rng.exponential(size=length) / 100)
-        sides = [[None if rng.random() < 0.1 else float(v) for v in side] for side in (values, moved)]
-        made.append({"token_ids": rng.integers(0, 150_000, length).tolist(), **dict(zip(SIDES, sides, strict=True))})
+        moved = np.where(
+            rng.random(length) < 0.5,
+            values,
+            values - rng.exponential(size=length) / 100,
+        )
+        sides = [
+            [None if rng.random() < 0.1 else float(v) for v in side] for side in (values, moved)
+        ]
+        made.append(
+            {
+                "token_ids": rng.integers(0, 150_000, length).tolist(),
+                **dict(zip(SIDES, sides, strict=True)),
+            },
+        )
     return made
 
 
@@ -58,7 +73,11 @@ def parquet(path: Path, rows: list[Row]) -> Path:
 
 def one_side(rows: list[Row], side: str, names: list[str] | None = None) -> list[Row]:
     made: list[Row] = [{"token_ids": row["token_ids"], "logprobs": row[side]} for row in rows]
-    return made if names is None else [{**row, "sequence": name} for row, name in zip(made, names, strict=True)]
+    return (
+        made
+        if names is None
+        else [{**row, "sequence": name} for row, name in zip(made, names, strict=True)]
+    )
 
 
 def in_python(store: Store, rows: list[Row]) -> str:
@@ -69,7 +88,13 @@ def in_python(store: Store, rows: list[Row]) -> str:
         for row in rows:
             pairs = list(zip(row["token_ids"], row[side], strict=True))  # type: ignore[call-overload]
             listed = [
-                ListRow(at, () if value is None else ((token, value),), 0, token, int(value is None))
+                ListRow(
+                    at,
+                    () if value is None else ((token, value),),
+                    0,
+                    token,
+                    int(value is None),
+                )
                 for at, (token, value) in enumerate(pairs)
             ]
             made = list_rows(listed, "here")
@@ -80,9 +105,22 @@ def in_python(store: Store, rows: list[Row]) -> str:
 
 
 def tables(store: Store, run_id: str) -> dict[str, list]:
-    kept = ("prompt", "token", "vocabulary", "side", "side_position", "top_token", "position", "response", "pair")
+    kept = (
+        "prompt",
+        "token",
+        "vocabulary",
+        "side",
+        "side_position",
+        "top_token",
+        "position",
+        "response",
+        "pair",
+    )
     with RunReader(store.path_of(run_id)) as run:
-        found = {name: run.query(f"SELECT * FROM {name} ORDER BY ALL").to_dict("records") for name in kept}
+        found = {
+            name: run.query(f"SELECT * FROM {name} ORDER BY ALL").to_dict("records")
+            for name in kept
+        }
     for row in found["pair"]:
         for name in ("verdict", "because"):
             row.pop(name)
@@ -115,11 +153,16 @@ def test_files_of_a_side_each_are_joined_by_name_or_in_order(form, rows, tmp_pat
     for names in (None, [f"s{number}" for number in range(len(rows))]):
         paths = [form(tmp_path / f"{side}.any", one_side(rows, side, names)) for side in SIDES]
         if names is not None:  # in another order, and one that is alone
-            more = [*one_side(rows, "variant", names)[::-1], {"token_ids": [1], "logprobs": [-1.0], "sequence": "x"}]
+            more = [
+                *one_side(rows, "variant", names)[::-1],
+                {"token_ids": [1], "logprobs": [-1.0], "sequence": "x"},
+            ]
             form(paths[1], more)
         found = ingest(store, paths)
         with RunReader(store.path_of(found)) as run:
-            assert ("1 sequence of one file alone" in run.header.provenance.note) == (names is not None)
+            assert ("1 sequence of one file alone" in run.header.provenance.note) == (
+                names is not None
+            )
         found_tables = tables(store, found)
         settings = [row.pop("settings") for row in found_tables["response"]]
         assert json.loads(settings[3]) == ({} if names is None else {"sequence": "s3"})
@@ -131,12 +174,15 @@ def test_files_of_a_side_each_are_joined_by_name_or_in_order(form, rows, tmp_pat
 def test_nan_and_values_of_no_probability_are_missing(store, tmp_path):
     path = tmp_path / "tokens.jsonl"
     path.write_text(
-        '{"token_ids": [1, 2, 3, 4], "reference": [NaN, -1, -9999, -2], "variant": [-1, -1, -3, -Infinity]}'
+        '{"token_ids": [1, 2, 3, 4], "reference": [NaN, -1, -9999, -2], "variant": [-1, -1, -3,'
+        " -Infinity]}",
     )
     with RunReader(store.path_of(ingest(store, [path]))) as run:
         assert run.pairs[0].summary.finite == 1
         assert run.pairs[0].verdict == "identical"
-        assert [response.rows.missing.tolist() for side in run.lists() for response in side.responses] == [
+        assert [
+            response.rows.missing.tolist() for side in run.lists() for response in side.responses
+        ] == [
             [1, 0, 1, 0],
             [0, 0, 0, 1],
         ]
@@ -168,7 +214,11 @@ def test_a_bad_row_is_a_sentence_and_nothing_is_stored(bad, says, store, tmp_pat
     assert not list(store.directory.glob(".partial*"))
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, pa.Codec("zstd").compress], ids=["gzip", "bz2", "zstd"])
+@pytest.mark.parametrize(
+    "pack",
+    [gzip.compress, bz2.compress, pa.Codec("zstd").compress],
+    ids=["gzip", "bz2", "zstd"],
+)
 def test_a_packed_file_is_the_plain_one(pack, rows, tmp_path):
     store, plain = Store(tmp_path / "runs"), lines(tmp_path / "a.jsonl", rows)
     packed = tmp_path / "a.jsonl.packed"
@@ -183,11 +233,15 @@ def test_values_just_above_zero_are_taken_and_counted(store, tmp_path):
     """As target less log-sum in bfloat16 makes them; what is masked does not count."""
     rows = [{**GOOD, "variant": [0.03, -2.0]}, {**GOOD, "variant": [-1.0, 7.0], "mask": [1, 0]}]
     empty = {"token_ids": [], "reference": [], "variant": []}
-    with RunReader(store.path_of(ingest(store, [lines(tmp_path / "a.jsonl", [*rows, empty])]))) as run:
+    with RunReader(
+        store.path_of(ingest(store, [lines(tmp_path / "a.jsonl", [*rows, empty])])),
+    ) as run:
         note = run.header.provenance.note
         assert run.pairs[0].summary.finite == 3
         assert run.pairs[0].summary.max_abs == pytest.approx(1.03)
-    assert note.startswith("1 sequence without a token in the loss left out. 1 value of 'variant' above 0, up to 0.03")
+    assert note.startswith(
+        "1 sequence without a token in the loss left out. 1 value of 'variant' above 0, up to 0.03",
+    )
 
 
 def test_a_damaged_footer_is_a_sentence(rows, tmp_path):
@@ -218,14 +272,22 @@ def test_a_file_cut_in_half_is_a_sentence(form, rows, tmp_path):
     ],
 )
 def test_two_files_that_do_not_fit_are_a_sentence(names, changed, says, tmp_path):
-    sides = [one_side([GOOD, GOOD], "reference", ["c", "d"]), one_side([GOOD, {**GOOD, **changed}], "variant", names)]
+    sides = [
+        one_side([GOOD, GOOD], "reference", ["c", "d"]),
+        one_side([GOOD, {**GOOD, **changed}], "variant", names),
+    ]
     if names is None:
         sides = [one_side([GOOD, GOOD], "reference"), one_side([GOOD], "variant")]
     with pytest.raises(DumpError, match=says):
-        ingest(Store(tmp_path / "runs"), [lines(tmp_path / f"{at}.jsonl", side) for at, side in enumerate(sides)])
+        ingest(
+            Store(tmp_path / "runs"),
+            [lines(tmp_path / f"{at}.jsonl", side) for at, side in enumerate(sides)],
+        )
 
 
-def test_a_column_that_a_parquet_file_lacks_is_named_and_options_of_whole_rows_are_refused(tmp_path):
+def test_a_column_that_a_parquet_file_lacks_is_named_and_options_of_whole_rows_are_refused(
+    tmp_path,
+):
     path = parquet(tmp_path / "tokens.parquet", [{"token_ids": [1], "reference": [-1.0]}])
     with pytest.raises(DumpError, match="lacks a column"):
         ingest(Store(tmp_path / "runs"), [path])
@@ -249,7 +311,11 @@ def test_a_long_run_is_summed_up_and_never_read_as_a_whole(rows, store, tmp_path
         assert whole["positions"] == 300
         assert run.positions_of(0, 3).equals(table[table["prompt"] == 3].reset_index(drop=True))
         assert float(run.largest(0)["max_abs"].iloc[0]) == table["max_abs"].max()
-        for read in (lambda: run.positions(0), run.lists, lambda: run_json(run, with_positions=True)):
+        for read in (
+            lambda: run.positions(0),
+            run.lists,
+            lambda: run_json(run, with_positions=True),
+        ):
             with pytest.raises(StoreError, match="too long"):
                 read()
         assert [row["max_abs"] for row in run.records(0)] == [table["max_abs"].max()]

@@ -18,9 +18,13 @@ from tests.core.runs.store import s3_server
 Machine = Callable[[str], Store]
 
 
-def machines_of(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """Open one empty store on S3 as a machine of that name sees it, with a cache of its own and lists that are never
-    old.
+def machines_of(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Machine:
+    """Open one empty store on S3 as a machine of that name sees it, with a cache of its own and
+    lists that are never old.
     """
     s3_server.set_environment(monkeypatch, request.getfixturevalue("server")[0])
     url = f"s3://{s3_server.BUCKET}/{uuid.uuid4().hex}/runs"

@@ -1,4 +1,6 @@
-"""A real S3 server on loopback (moto's), in front of which faults can be planted: every request passes `Faults`."""
+"""A real S3 server on loopback (moto's), in front of which faults can be planted: every request
+passes `Faults`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ Answer = Callable[[Any, Any], Any]
 
 @dataclass
 class Faults:
-    """plan: called with (method, path, query) of each request; the name of a fault, or None. seen: what was asked."""
+    """plan: called with (method, path, query) of each request; the name of a fault, or None. seen:
+    what was asked.
+    """
 
     app: Any
     plan: Callable[[str, str, str], str | None] = lambda method, path, query: None
@@ -31,7 +35,9 @@ class Faults:
         if fault == "503":
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start("503 Slow Down", [("Content-Type", "application/xml"), ("Connection", "close")])
-            return [b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"]
+            return [
+                b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>",
+            ]
         if fault == "silence":  # longer than the client waits
             self.released.wait(20)
             start("500 Internal Server Error", [("Connection", "close")])
@@ -44,13 +50,23 @@ class Faults:
         if fault == "half":  # of a body, and the connection is closed
             reply: list[Any] = []
             body = b"".join(self.app(environ, lambda *args: reply.extend(args[:2])))
-            start(reply[0], [*(each for each in reply[1] if each[0].lower() != "connection"), ("Connection", "close")])
+            start(
+                reply[0],
+                [
+                    *(each for each in reply[1] if each[0].lower() != "connection"),
+                    ("Connection", "close"),
+                ],
+            )
             return [body[: len(body) // 2]]
         return self.app(environ, start)
 
     def count(self, method: str, part: str) -> int:
         """How many requests of this method had `part` in their path or query."""
-        return sum(1 for request in self.seen if request[0] == method and part in f"{request[1]}?{request[2]}")
+        return sum(
+            1
+            for request in self.seen
+            if request[0] == method and part in f"{request[1]}?{request[2]}"
+        )
 
 
 @contextmanager

@@ -1,4 +1,6 @@
-"""What is no readable run is named with a reason and harms no other; what is damaged is noticed before it is shown."""
+"""What is no readable run is named with a reason and harms no other; what is damaged is noticed
+before it is shown.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ from core.runs.tables.schema import TABLES
 from tests.core.runs.made_runs import ROOT, calm_sides, copied, header_of, make_run, write_run
 
 FLIPS = 200
-ONE_RUN = "INSERT INTO run VALUES ('i','n',now()::TIMESTAMP,'upload','','','bfloat16',2,1,'','',NULL,'',NULL,'','{}',"
+ONE_RUN = (
+    "INSERT INTO run VALUES"
+    " ('i','n',now()::TIMESTAMP,'upload','','','bfloat16',2,1,'','',NULL,'',NULL,'','{}',"
+)
 SCHEMA = "".join(table.ddl for table in TABLES.values())
 
 
@@ -49,15 +54,21 @@ def _loop(path: Path) -> None:
 
 
 def _views(path: Path) -> None:
-    """All the tables of a run, but `run` is a view that reads a file of this machine; a table `run` lies in another
-    schema.
+    """All the tables of a run, but `run` is a view that reads a file of this machine; a table `run`
+    lies in another schema.
     """
     secret = path.with_suffix(".txt")
     secret.write_text("secret")
     _shell(path, SCHEMA)
-    _shell(path, "CREATE SCHEMA other; CREATE TABLE other.run AS SELECT 1 AS a; ALTER TABLE run RENAME TO was_run;")
     _shell(
-        path, f"CREATE VIEW run AS SELECT * REPLACE ((SELECT content FROM read_text('{secret}')) AS name) FROM was_run"
+        path,
+        "CREATE SCHEMA other; CREATE TABLE other.run AS SELECT 1 AS a; ALTER TABLE run RENAME TO"
+        " was_run;",
+    )
+    _shell(
+        path,
+        f"CREATE VIEW run AS SELECT * REPLACE ((SELECT content FROM read_text('{secret}')) AS name)"
+        " FROM was_run",
     )
     _shell(path, ONE_RUN.replace("run VALUES", "was_run VALUES") + "1, NULL)")
 
@@ -74,7 +85,10 @@ FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
     "another database": (lambda path: _shell(path, "CREATE TABLE t AS SELECT 42 AS a"), "run"),
     "an empty run": (lambda path: _shell(path, SCHEMA), "no rows of provenance"),
     "a view called run": (_views, "with the view 'run', so not a run file"),
-    "a newer form": (_changed("UPDATE run SET file_version = 9"), "of version 9; this ULPscope reads version 7"),
+    "a newer form": (
+        _changed("UPDATE run SET file_version = 9"),
+        "of version 9; this ULPscope reads version 7",
+    ),
     "a text for a version": (
         _changed("ALTER TABLE run ALTER file_version TYPE VARCHAR USING 'x'"),
         "of version 'x'; this ULPscope reads version 7",
@@ -114,7 +128,8 @@ def _read_all(path: Path) -> list[bytes]:
 @pytest.mark.parametrize("fault", FOREIGN)
 def test_a_foreign_file_is_named_with_a_reason_and_harms_no_run(fault: str, store: Store) -> None:
     plant, sentence = FOREIGN[fault]
-    good = [copied(store.directory / f"{run_id}.duckdb") for run_id in "amz"]  # before, between and after the bad ones
+    # before, between and after the bad ones
+    good = [copied(store.directory / f"{run_id}.duckdb") for run_id in "amz"]
     bad = store.directory / "l.duckdb", store.directory / "n.duckdb"
     for path in bad:
         plant(path)
@@ -156,7 +171,10 @@ def test_a_foreign_file_is_named_with_a_reason_and_harms_no_run(fault: str, stor
         "UPDATE pair SET pair = 5",
     ],
 )
-def test_tables_that_contradict_each_other_are_a_store_error_when_read(tampered: str, tmp_path: Path) -> None:
+def test_tables_that_contradict_each_other_are_a_store_error_when_read(
+    tampered: str,
+    tmp_path: Path,
+) -> None:
     _changed(tampered)(tmp_path / "x.duckdb")
     list_runs(Store(tmp_path))
     with pytest.raises(StoreError, match=r"x\.duckdb: "):
@@ -190,7 +208,19 @@ def test_a_link_to_a_run_is_a_run_and_a_hidden_file_is_not_listed(tmp_path: Path
     assert run.exists()  # the link goes, not what it points to
 
 
-ODD_NAMES = ["a run of mine", "it's", "日本", "temp", "system", "memory", "run", "main", "x.y", "run_file", "%41"]
+ODD_NAMES = [
+    "a run of mine",
+    "it's",
+    "日本",
+    "temp",
+    "system",
+    "memory",
+    "run",
+    "main",
+    "x.y",
+    "run_file",
+    "%41",
+]
 
 
 @pytest.mark.spread(4)
@@ -225,13 +255,25 @@ def test_a_card_says_what_the_run_says(tmp_path: Path) -> None:
             run.created,
             tuple(side.name for side in run.sides),
         )
-    assert (card.prompts, card.positions, card.vocab, card.pairs, card.bit_identical_pairs) == (2, 8, 300, 3, 1)
-    assert (card.flips, card.max_ulps) == (max(s.flips for s in summaries), max(s.max_ulps for s in summaries))
+    assert (card.prompts, card.positions, card.vocab, card.pairs, card.bit_identical_pairs) == (
+        2,
+        8,
+        300,
+        3,
+        1,
+    )
+    assert (card.flips, card.max_ulps) == (
+        max(s.flips for s in summaries),
+        max(s.max_ulps for s in summaries),
+    )
     assert card.max_row_ulps == max(s.max_row_ulps for s in summaries)
     assert card.rms_row_ulps == max(s.rms_row_ulps for s in summaries)
     assert (card.max_neq_share, card.verdicts) == (max(s.neq_share for s in summaries), "")
     assert card.bytes == sample.stat().st_size
-    assert {run_id: card.is_read_only for run_id, card in cards.items()} == {sample.stem: True, own.stem: False}
+    assert {run_id: card.is_read_only for run_id, card in cards.items()} == {
+        sample.stem: True,
+        own.stem: False,
+    }
 
 
 def test_prompts_are_read_to_be_searched_the_beginning_of_each(tmp_path: Path) -> None:

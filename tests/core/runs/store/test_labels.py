@@ -1,4 +1,6 @@
-"""Tags, notes, pins and deletions are next to the run files, in one SQLite file, and never change a run."""
+"""Tags, notes, pins and deletions are next to the run files, in one SQLite file, and never change a
+run.
+"""
 
 from __future__ import annotations
 
@@ -66,8 +68,14 @@ def test_more_than_is_stored_is_refused(typed, sentence) -> None:
         labels_of(*typed)
 
 
-@pytest.mark.parametrize("damage", [b"this is no database" * 100, b"SQLite format 3\x00" + b"\xff" * 5000])
-def test_a_damaged_file_is_a_sentence_hides_no_run_and_is_not_overwritten(damage: bytes, store: Store) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [b"this is no database" * 100, b"SQLite format 3\x00" + b"\xff" * 5000],
+)
+def test_a_damaged_file_is_a_sentence_hides_no_run_and_is_not_overwritten(
+    damage: bytes,
+    store: Store,
+) -> None:
     path = store.directory / labels.FILE
     path.write_bytes(damage)
     found, (sentence,) = store.all_labels()
@@ -80,11 +88,24 @@ def test_a_damaged_file_is_a_sentence_hides_no_run_and_is_not_overwritten(damage
     assert path.read_bytes() == damage
 
 
-@pytest.mark.parametrize(("tags", "path"), [('["a", 1]', r"\$\.tags\[1\]"), ("no JSON", "malformed")])
-def test_stored_tags_of_another_type_are_refused_with_their_path_and_not_overwritten(tags, path, store: Store) -> None:
-    labels.change(store.directory, lambda database: database.execute("UPDATE label SET tags = ?", [tags]))
+@pytest.mark.parametrize(
+    ("tags", "path"),
+    [('["a", 1]', r"\$\.tags\[1\]"), ("no JSON", "malformed")],
+)
+def test_stored_tags_of_another_type_are_refused_with_their_path_and_not_overwritten(
+    tags,
+    path,
+    store: Store,
+) -> None:
+    labels.change(
+        store.directory,
+        lambda database: database.execute("UPDATE label SET tags = ?", [tags]),
+    )
     assert store.all_labels()[0] == {}
-    for look in (lambda: store.labels("mine"), lambda: store.label("mine", Labels(("b",)), Labels())):
+    for look in (
+        lambda: store.labels("mine"),
+        lambda: store.label("mine", Labels(("b",)), Labels()),
+    ):
         with pytest.raises(StoreError, match=f"labels of run 'mine' cannot be read.*{path}"):
             look()
     with closing(sqlite3.connect(store.directory / labels.FILE)) as database:
@@ -100,7 +121,12 @@ def test_a_store_that_cannot_be_written_to_is_a_sentence(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("seen", "wanted", "stored", "expected"),
     [
-        (Labels(("a", "b"), "n"), Labels(("b", "c"), "n"), Labels(("a", "b", "x"), "n"), Labels(("b", "x", "c"), "n")),
+        (
+            Labels(("a", "b"), "n"),
+            Labels(("b", "c"), "n"),
+            Labels(("a", "b", "x"), "n"),
+            Labels(("b", "x", "c"), "n"),
+        ),
         (Labels(("a", "b")), Labels(("b", "a")), Labels(("a", "b")), Labels(("b", "a"))),
         (Labels((), "n"), Labels((), "mine"), Labels((), "n"), Labels((), "mine")),
         (Labels((), "n"), Labels((), "n"), Labels((), "theirs"), Labels((), "theirs")),
@@ -110,11 +136,20 @@ def test_a_store_that_cannot_be_written_to_is_a_sentence(tmp_path: Path) -> None
         (Labels(), Labels(pinned=True), Labels(("x",)), Labels(("x",), pinned=True)),
         (Labels(pinned=True), Labels(("t",), pinned=True), Labels(), Labels(("t",))),
         (Labels(("a",)), Labels(), Labels(("a",)), Labels()),
-        (Labels(("a",), judged_as="j"), Labels(("b",)), Labels(("a",), judged_as="j"), Labels(("b",), judged_as="j")),
+        (
+            Labels(("a",), judged_as="j"),
+            Labels(("b",)),
+            Labels(("a",), judged_as="j"),
+            Labels(("b",), judged_as="j"),
+        ),
     ],
 )
 def test_what_two_people_change_at_once_is_all_stored(
-    seen: Labels, wanted: Labels, stored: Labels, expected: Labels, tmp_path: Path
+    seen: Labels,
+    wanted: Labels,
+    stored: Labels,
+    expected: Labels,
+    tmp_path: Path,
 ) -> None:
     Store(tmp_path).label("r", stored)
     assert Store(tmp_path).label("r", wanted, seen) == expected
@@ -143,7 +178,10 @@ for number in range(int(sys.argv[3])):
 
 def test_two_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-c", ADDER, str(tmp_path)]
-    writers = [subprocess.Popen([*command, name, "9"], cwd=ROOT, stdout=subprocess.DEVNULL) for name in "ab"]
+    writers = [
+        subprocess.Popen([*command, name, "9"], cwd=ROOT, stdout=subprocess.DEVNULL)
+        for name in "ab"
+    ]
     assert [writer.wait(60) for writer in writers] == [0, 0]
     both = sorted(f"{name}{number}" for name in "ab" for number in range(9))
     found = labels.read_all(tmp_path).labels
@@ -174,7 +212,12 @@ def test_a_deleted_run_goes_for_good_after_a_week_when_the_next_is_written(store
         store.label(run_id, Labels(("x",)))
         store.delete(run_id)
         at = (datetime.now(UTC) - timedelta(seconds=age)).timestamp()
-        store._change(lambda database: database.execute("UPDATE deleted SET at = ? WHERE run_id = ?", [at, run_id]))  # noqa: B023
+        store._change(
+            lambda database: database.execute(
+                "UPDATE deleted SET at = ? WHERE run_id = ?",
+                [at, run_id],
+            ),
+        )  # noqa: B023
     written = make_run(store)
     assert [run.run_id for run in store.deleted()] == ["new"]
     names = {path.name for path in store.directory.iterdir()}
@@ -188,7 +231,9 @@ def test_a_run_that_was_restored_meanwhile_is_not_removed(store: Store) -> None:
     assert store.labels("mine").tags == ("a tag",)
 
 
-def test_a_run_purged_by_hand_goes_with_its_labels_and_whoever_reads_it_reads_on(store: Store) -> None:
+def test_a_run_purged_by_hand_goes_with_its_labels_and_whoever_reads_it_reads_on(
+    store: Store,
+) -> None:
     with RunReader(store.path_of("mine")) as run:
         with pytest.raises(StoreError, match="is no deleted run"):
             store.purge("mine")

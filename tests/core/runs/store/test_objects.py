@@ -1,4 +1,6 @@
-"""A store on a real S3 server: whole runs or none, the same for every machine, and what a server can do wrong."""
+"""A store on a real S3 server: whole runs or none, the same for every machine, and what a server
+can do wrong.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,10 @@ def faults(server: tuple[str, s3_server.Faults]) -> Iterator[s3_server.Faults]:
 
 @pytest.fixture
 def machine(
-    faults: s3_server.Faults, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    faults: s3_server.Faults,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Machine:
     return machines_of(request, tmp_path, monkeypatch)
 
@@ -76,12 +81,18 @@ def test_a_run_written_on_one_machine_is_read_bit_for_bit_on_another(machine: Ma
     assert there.directory != here.directory
     assert ids(there) == [path.stem]
     with RunReader(there.path_of(path.stem[:12])) as run:
-        assert [run.read_rows(side, 0, header.rows).tolist() for side in (0, 1)] == [side.tolist() for side in sides]
+        assert [run.read_rows(side, 0, header.rows).tolist() for side in (0, 1)] == [
+            side.tolist() for side in sides
+        ]
     assert there.path_of(path.stem).read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize("is_large", [False, True])
-def test_no_run_is_put_over_another(machine: Machine, is_large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_run_is_put_over_another(
+    machine: Machine,
+    is_large: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     if is_large:
         monkeypatch.setattr(objects, "SINGLE_BYTES", 1000)
         monkeypatch.setattr(objects, "PIECE_BYTES", 5 << 20)
@@ -93,7 +104,10 @@ def test_no_run_is_put_over_another(machine: Machine, is_large: bool, monkeypatc
         write_run(machine("b"), header := header_of(), bits_of_sides(header), "same")
 
 
-def test_a_second_listing_reads_the_index_and_no_run(machine: Machine, faults: s3_server.Faults) -> None:
+def test_a_second_listing_reads_the_index_and_no_run(
+    machine: Machine,
+    faults: s3_server.Faults,
+) -> None:
     place_run(machine("a"), "one")
     cards = list_runs(machine("a"))
     faults.seen.clear()
@@ -122,7 +136,9 @@ def test_a_run_that_is_gone_or_replaced_is_shown_by_no_index(machine: Machine) -
 
 
 def test_a_file_is_fetched_once_in_pieces(
-    machine: Machine, faults: s3_server.Faults, monkeypatch: pytest.MonkeyPatch
+    machine: Machine,
+    faults: s3_server.Faults,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(objects, "PIECE_BYTES", 1 << 20)
     body = place_run(machine("a"), "one", "injected-bug")
@@ -132,14 +148,20 @@ def test_a_file_is_fetched_once_in_pieces(
 
 
 def test_a_run_that_changes_while_it_is_fetched_gets_no_name(
-    machine: Machine, faults: s3_server.Faults, monkeypatch: pytest.MonkeyPatch
+    machine: Machine,
+    faults: s3_server.Faults,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(objects, "PIECE_BYTES", 1 << 20)
     place_run(machine("a"), "one", "injected-bug")
     there, other = machine("b"), (ROOT / "tests" / "runs" / "where-it-starts.duckdb").read_bytes()
 
     def plan(method: str, path: str, query: str) -> None:
-        if method == "GET" and path.endswith("one.duckdb") and faults.count("GET", "one.duckdb") == 2:
+        if (
+            method == "GET"
+            and path.endswith("one.duckdb")
+            and faults.count("GET", "one.duckdb") == 2
+        ):
             put(there, "one.duckdb", other)
 
     faults.plan = plan
@@ -148,7 +170,10 @@ def test_a_run_that_changes_while_it_is_fetched_gets_no_name(
     assert list(there.directory.glob("*.duckdb")) == []
 
 
-def test_the_files_used_longest_ago_make_room(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_files_used_longest_ago_make_room(
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     size = len(place_run(machine("a"), "one"))
     for run_id in ("two", "three"):
         place_run(machine("a"), run_id)
@@ -161,7 +186,10 @@ def test_the_files_used_longest_ago_make_room(machine: Machine, monkeypatch: pyt
     assert ids(there) == ["one", "three", "two"]
 
 
-def test_two_machines_that_tag_one_run_at_once_lose_no_tag(machine: Machine, faults: s3_server.Faults) -> None:
+def test_two_machines_that_tag_one_run_at_once_lose_no_tag(
+    machine: Machine,
+    faults: s3_server.Faults,
+) -> None:
     stores = {name: machine(name) for name in "ab"}
 
     def tag(name: str) -> None:
@@ -173,8 +201,11 @@ def test_two_machines_that_tag_one_run_at_once_lose_no_tag(machine: Machine, fau
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(machine("c").labels("one").tags) == sorted(f"{name}{number}" for name in "ab" for number in range(5))
-    assert faults.count("PUT", labels.FILE) > 10  # so the server refused some, which were tried again
+    assert sorted(machine("c").labels("one").tags) == sorted(
+        f"{name}{number}" for name in "ab" for number in range(5)
+    )
+    # so the server refused some, which were tried again
+    assert faults.count("PUT", labels.FILE) > 10
 
 
 def test_a_deleted_run_is_gone_on_every_machine_and_can_be_restored(machine: Machine) -> None:
@@ -192,12 +223,21 @@ def test_a_deleted_run_is_gone_on_every_machine_and_can_be_restored(machine: Mac
     machine("a").delete("one")
     machine("b").purge("one")
     assert machine("c").all_labels() == ({}, [])
-    assert place_run(machine("c"), "one", "where-it-starts") == machine("a").path_of("one").read_bytes()
+    assert (
+        place_run(machine("c"), "one", "where-it-starts")
+        == machine("a").path_of("one").read_bytes()
+    )
 
 
-@pytest.mark.parametrize(("method", "part"), [("GET", "list-type"), ("PUT", "one.duckdb"), ("GET", "one.duckdb")])
+@pytest.mark.parametrize(
+    ("method", "part"),
+    [("GET", "list-type"), ("PUT", "one.duckdb"), ("GET", "one.duckdb")],
+)
 def test_two_503s_are_borne_and_a_third_is_one_sentence(
-    machine: Machine, faults: s3_server.Faults, method: str, part: str
+    machine: Machine,
+    faults: s3_server.Faults,
+    method: str,
+    part: str,
 ) -> None:
     faults.plan = first(objects.RETRIES, method, part, "503")
     body = place_run(machine("a"), "one")
@@ -216,7 +256,9 @@ def test_half_of_an_answer_is_asked_for_again(machine: Machine, faults: s3_serve
 
 
 def test_silence_is_one_sentence_after_a_bounded_time(
-    machine: Machine, faults: s3_server.Faults, monkeypatch: pytest.MonkeyPatch
+    machine: Machine,
+    faults: s3_server.Faults,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(objects, "SHORT_SECONDS", 1)
     monkeypatch.setattr(objects, "RETRIES", 0)
@@ -227,7 +269,10 @@ def test_silence_is_one_sentence_after_a_bounded_time(
 
 @pytest.mark.parametrize("is_ours", [True, False])
 def test_a_put_whose_answer_got_lost_has_happened(
-    machine: Machine, faults: s3_server.Faults, monkeypatch: pytest.MonkeyPatch, is_ours: bool
+    machine: Machine,
+    faults: s3_server.Faults,
+    monkeypatch: pytest.MonkeyPatch,
+    is_ours: bool,
 ) -> None:
     """The second attempt finds the name taken: by the same bytes, or by another's."""
     monkeypatch.setattr(objects, "LONG_SECONDS", 1)
@@ -246,7 +291,8 @@ def test_a_put_whose_answer_got_lost_has_happened(
 
 
 def test_while_nothing_answers_every_request_is_refused_and_a_finished_run_is_not_lost(
-    machine: Machine, faults: s3_server.Faults
+    machine: Machine,
+    faults: s3_server.Faults,
 ) -> None:
     place_run(machine("a"), "fetched")
     store, header = machine("b"), header_of()
@@ -283,14 +329,18 @@ def test_while_nothing_answers_every_request_is_refused_and_a_finished_run_is_no
         ("s3://", "expected s3://"),
     ],
 )
-def test_a_url_that_names_no_store_is_a_sentence_without_its_secret(url: str, sentence: str) -> None:
+def test_a_url_that_names_no_store_is_a_sentence_without_its_secret(
+    url: str,
+    sentence: str,
+) -> None:
     with pytest.raises(UsageError, match=sentence) as refused:
         open_store(url)
     assert "secret" not in str(refused.value)
 
 
 def test_a_bucket_that_is_not_there_and_missing_credentials_are_sentences(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine("a")
     with pytest.raises(StoreError, match="no such bucket"):
@@ -310,7 +360,10 @@ def test_whoever_opens_the_folder_of_a_store_has_the_store(machine: Machine) -> 
     assert Store(folder).address == machine("b").address
 
 
-def test_without_the_extra_the_sentence_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_the_sentence_says_what_to_install(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path))
     for name in ("obstore", "obstore.store"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -1,4 +1,6 @@
-"""Many processes read while others write; ids are found, runs are deleted, and names never collide."""
+"""Many processes read while others write; ids are found, runs are deleted, and names never
+collide.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,23 @@ from tests.core.runs.made_runs import ROOT, bits_of_sides, header_of, make_run, 
 
 def test_two_writer_processes_at_once_lose_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.core.runs.made_runs", str(tmp_path), "3"]
-    writers = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for _ in range(2)]
+    writers = [
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        for _ in range(2)
+    ]
     assert [writer.communicate(timeout=300)[1] for writer in writers] == [b"", b""]
     cards, broken = list_runs(Store(tmp_path))
     assert (len(cards), broken) == (6, [])
     assert all(path.suffix == ".duckdb" for path in tmp_path.iterdir())
 
 
-def test_two_writers_of_one_process_and_moment_get_two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ids drawn alike: the second writer draws again, while the first is writing and after it is done."""
+def test_two_writers_of_one_process_and_moment_get_two_runs(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ids drawn alike: the second writer draws again, while the first is writing and after it is
+    done.
+    """
     drawn = iter(["aaaa", "aaaa", "bbbb", "aaaa", "cccc"])
     monkeypatch.setattr("core.runs.store.store.secrets.token_hex", lambda _: next(drawn))
     store, header = Store(tmp_path), header_of()
@@ -60,7 +70,8 @@ def test_a_run_id_that_is_taken_or_no_name_is_refused_and_the_run_stays(tmp_path
 FOUND = [
     (["abc-1", "abc-2", "x"], "abc-1", "abc-1", ""),
     (["abc-1", "abc-2", "x"], "x", "x", ""),
-    (["abc", "abc-2"], "abc", "abc", ""),  # a whole id is not ambiguous for being the beginning of another
+    # a whole id is not ambiguous for being the beginning of another
+    (["abc", "abc-2"], "abc", "abc", ""),
     (["abc-1", "x"], "ab", "abc-1", ""),
     (["abc-1", "abc-2"], "abc", None, "could be abc-1, abc-2; give more of its id"),
     (["abc-1"], "b", None, "no run 'b' in"),
@@ -77,7 +88,12 @@ FOUND = [
 
 @pytest.mark.parametrize(("runs", "asked", "found", "words"), FOUND)
 def test_a_run_is_found_by_its_id_or_a_unique_beginning(
-    runs, asked, found, words, store: Store, tmp_path: Path
+    runs,
+    asked,
+    found,
+    words,
+    store: Store,
+    tmp_path: Path,
 ) -> None:
     store.directory.mkdir()
     (tmp_path / "x.duckdb").touch()  # what '../x' would reach
@@ -111,7 +127,8 @@ def test_a_store_that_is_its_own_sample_directory_lists_every_run_once(tmp_path:
 
 
 def test_a_write_that_would_fill_the_disk_is_refused_before_it_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", "1")
     free = shutil.disk_usage(tmp_path).free
@@ -128,7 +145,8 @@ def test_a_write_that_would_fill_the_disk_is_refused_before_it_begins(
 
 
 def test_the_store_is_the_one_asked_for_then_the_environments_then_the_clones_from_any_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("ULPSCOPE_STORE", "ULPSCOPE_SAMPLES"):
         monkeypatch.delenv(name, raising=False)

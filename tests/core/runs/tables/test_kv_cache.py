@@ -1,5 +1,5 @@
-"""Key/value caches and generated tokens in the run file: counted against numpy, read back, and absent in files of
-version 1.
+"""Key/value caches and generated tokens in the run file: counted against numpy, read back, and
+absent in files of version 1.
 """
 
 import numpy as np
@@ -7,7 +7,15 @@ import pytest
 
 from core.errors import UsageError
 from core.numerics.formats import BFLOAT16, values_of
-from core.runs.file.evidence import NOTED, PASSED, Check, Evidence, RerunFigures, Unmeasured, Verdict
+from core.runs.file.evidence import (
+    NOTED,
+    PASSED,
+    Check,
+    Evidence,
+    RerunFigures,
+    Unmeasured,
+    Verdict,
+)
 from core.runs.file.records import FloorRows, Generation
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
@@ -31,7 +39,10 @@ def written(store, *, sides=2, parts=(), generations=()):
 
 def cache(seed, heads=2, positions=5, width=16):
     return (
-        np.random.default_rng(seed).standard_normal((heads, positions, width)).astype(BFLOAT16.values).view(np.uint16)
+        np.random.default_rng(seed)
+        .standard_normal((heads, positions, width))
+        .astype(BFLOAT16.values)
+        .view(np.uint16)
     )
 
 
@@ -41,20 +52,32 @@ def test_differing_elements_are_counted_by_layer_head_and_kind(tmp_path):
     parts = [(0, KvPart(1, 7, "key", 0, reference)), (1, KvPart(1, 7, "key", 0, variant))]
     with RunReader(written(Store(tmp_path), parts=parts)) as run:
         table = run.rows("kv", pair=0)
-        assert table[["prompt", "layer", "kind", "head"]].to_numpy().tolist() == [[1, 7, "key", 0], [1, 7, "key", 1]]
+        assert table[["prompt", "layer", "kind", "head"]].to_numpy().tolist() == [
+            [1, 7, "key", 0],
+            [1, 7, "key", 1],
+        ]
         assert table["elements"].tolist() == [80, 80]
         assert table["neq"].tolist() == [0, 8]
         assert table["max_ulps"].tolist() == [0, 1]
         assert table["first_position"].isna().tolist() == [True, False]
         assert table["first_position"][1] == 3
-        gap = values_of(reference, BFLOAT16).astype(float) - values_of(variant, BFLOAT16).astype(float)
+        gap = values_of(reference, BFLOAT16).astype(float) - values_of(variant, BFLOAT16).astype(
+            float,
+        )
         assert table["max_abs"][1] == np.abs(gap).max()
         assert table["rms"][1] == pytest.approx(np.sqrt((gap[1] ** 2).mean()), rel=1e-12)
-        tops = np.abs(values_of(reference, BFLOAT16)).max(axis=2).astype(float)  # of a head's key at a position
+        # of a head's key at a position
+        tops = np.abs(values_of(reference, BFLOAT16)).max(axis=2).astype(float)
         in_rows = np.abs(gap) / np.vectorize(spacing)(tops, BFLOAT16)[:, :, None]
         assert table["max_row_ulps"].tolist() == in_rows.max(axis=(1, 2)).tolist()
-        assert table["rms_row_ulps"][1] == pytest.approx(np.sqrt((in_rows[1] ** 2).mean()), rel=1e-12)
-        assert run.rows("kv_position", pair=0, prompt=1)["max_row_ulps"].tolist() == in_rows.max(axis=(0, 2)).tolist()
+        assert table["rms_row_ulps"][1] == pytest.approx(
+            np.sqrt((in_rows[1] ** 2).mean()),
+            rel=1e-12,
+        )
+        assert (
+            run.rows("kv_position", pair=0, prompt=1)["max_row_ulps"].tolist()
+            == in_rows.max(axis=(0, 2)).tolist()
+        )
         by_position = run.rows("kv_position", pair=0, prompt=1)
         assert by_position["neq"].tolist() == [0, 0, 0, 4, 4]
         assert run.rows("kv_position", pair=0, prompt=0).empty
@@ -63,7 +86,10 @@ def test_differing_elements_are_counted_by_layer_head_and_kind(tmp_path):
 def test_a_window_is_compared_where_both_sides_still_hold_it(tmp_path):
     """The variant has dropped the first two positions: 3 of 5 are compared, each with its own."""
     reference = cache(1)
-    parts = [(0, KvPart(0, 0, "value", 0, reference)), (1, KvPart(0, 0, "value", 2, reference[:, 2:].copy()))]
+    parts = [
+        (0, KvPart(0, 0, "value", 0, reference)),
+        (1, KvPart(0, 0, "value", 2, reference[:, 2:].copy())),
+    ]
     with RunReader(written(Store(tmp_path), parts=parts)) as run:
         assert run.rows("kv", pair=0)["elements"].tolist() == [48, 48]
         assert run.rows("kv", pair=0)["neq"].tolist() == [0, 0]
@@ -83,10 +109,17 @@ def test_caches_of_other_heads_are_refused(tmp_path):
 
 
 def test_generated_tokens_come_back_with_the_place_where_they_diverge(tmp_path):
-    made = Generation(1, 3, 4, ((5, 6, 7, 8), (5, 6, 9), (5, 6, 7, 8)), ("a b c d", "a b x", "a b c d"))
+    made = Generation(
+        1,
+        3,
+        4,
+        ((5, 6, 7, 8), (5, 6, 9), (5, 6, 7, 8)),
+        ("a b c d", "a b x", "a b c d"),
+    )
     with RunReader(written(Store(tmp_path), sides=3, generations=[made])) as run:
         assert run.generations == {1: made}
-        assert run.generations[1].parting(1) == 4  # position 2 chose the first token, position 4 the one that differs
+        # position 2 chose the first token, position 4 the one that differs
+        assert run.generations[1].parting(1) == 4
         assert run.generations[1].parting(2) is None
     with pytest.raises(UsageError):
         Generation(0, 3, 1, ((5, 6), (5,)), ("", ""))  # more tokens than requested
@@ -95,14 +128,22 @@ def test_generated_tokens_come_back_with_the_place_where_they_diverge(tmp_path):
 def test_a_verdict_comes_back_with_its_evidence_and_floor(tmp_path):
     store, header = Store(tmp_path), header_of()
     rows = [
-        Evidence(Check.SHRINK, "a floor", Unmeasured(controls=("floor",)), NOTED, "It is left aside."),
+        Evidence(
+            Check.SHRINK,
+            "a floor",
+            Unmeasured(controls=("floor",)),
+            NOTED,
+            "It is left aside.",
+        ),
         Evidence(Check.AGAIN, "twice", RerunFigures(not_repeatable=()), PASSED, "Same bits."),
     ]
     floor = FloorRows("float32", np.arange(header.rows) / 7, np.arange(header.rows) / 9)
     with RunWriter(store, header) as writer:
         for side, bits in enumerate(calm_sides(header)):
             writer.write(side, 0, bits)
-        writer.write_verdict(Verdict("rounding", "It is rounding.", tuple(rows), 1.0, (0, 3), (floor,)))
+        writer.write_verdict(
+            Verdict("rounding", "It is rounding.", tuple(rows), 1.0, (0, 3), (floor,)),
+        )
         path = store.path_of(writer.finish())
     with RunReader(path) as run:
         pair = run.pairs[0]

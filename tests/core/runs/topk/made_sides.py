@@ -21,8 +21,16 @@ from core.runs.topk.tables import write_lists
 Row = dict[int, float]
 
 
-def response(tokens: list[int], rows: dict[int, Row], *, prompt: int | None = None, **more: Any) -> Response:
-    """A response with these log-probabilities by position; prompt: length of it, None if all rows are of it."""
+def response(
+    tokens: list[int],
+    rows: dict[int, Row],
+    *,
+    prompt: int | None = None,
+    **more: Any,
+) -> Response:
+    """A response with these log-probabilities by position; prompt: length of it, None if all rows
+    are of it.
+    """
     listed = [
         ListRow(at, tuple(row.items()), len(row), tokens[at + 1] if at + 1 < len(tokens) else -1)
         for at, row in rows.items()
@@ -37,7 +45,9 @@ def side(name: str, *responses: Response) -> ListSide:
 
 
 def engine_side(name: str, seed: int, k: int, dtype: torch.dtype = torch.bfloat16) -> ListSide:
-    """Top-k of 24 rows as an engine that computes in `dtype` sends them; the seed moves some logits by a little."""
+    """Top-k of 24 rows as an engine that computes in `dtype` sends them; the seed moves some logits
+    by a little.
+    """
     rng, noise = np.random.default_rng(7), np.random.default_rng(seed)
     rows: dict[int, Row] = {}
     for at in range(24):
@@ -56,7 +66,15 @@ def store_run(store: Store, name: str, *sides: ListSide, **more: Any) -> str:
     """A run of these sides, judged as uploads are; -> its id"""
     lined = align(sides)
     pairs = pairs_of(lined)
-    return write_lists(store, name, Provenance("upload", "m"), lined, pairs, judge_responses(lined, pairs), **more)
+    return write_lists(
+        store,
+        name,
+        Provenance("upload", "m"),
+        lined,
+        pairs,
+        judge_responses(lined, pairs),
+        **more,
+    )
 
 
 def run_of(path: Path) -> SimpleNamespace:
@@ -64,7 +82,8 @@ def run_of(path: Path) -> SimpleNamespace:
     with RunReader(path) as run:
         sides = run.lists()
         verdicts = [
-            SimpleNamespace(variant=pair.variant, name=pair.verdict, because=pair.because) for pair in run.pairs
+            SimpleNamespace(variant=pair.variant, name=pair.verdict, because=pair.because)
+            for pair in run.pairs
         ]
         header = SimpleNamespace(name=run.header.name, **vars(run.header.provenance))
         return SimpleNamespace(header=header, sides=sides, pairs=pairs_of(sides), verdicts=verdicts)

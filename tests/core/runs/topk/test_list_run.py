@@ -32,7 +32,11 @@ def told(sides: tuple[ListSide, ...]) -> list[object]:
     """Everything of the sides but the texts, arrays as lists: a run has one text for a token."""
     return [
         {**vars(one), "texts": None, "settings": dict(one.settings)}
-        | {"rows": {name: np.nan_to_num(values).tolist() for name, values in vars(one.rows).items()}}
+        | {
+            "rows": {
+                name: np.nan_to_num(values).tolist() for name, values in vars(one.rows).items()
+            },
+        }
         for each in sides
         for one in each.responses
     ]
@@ -61,9 +65,10 @@ def test_what_was_sent_comes_back_exactly(made: Path) -> None:
         assert run.lists()[0].responses[1].texts == {7: "ß", 8: "\x00"}
         pair = compare(*written)
         columns = (pair.prompts, pair.positions, pair.figures.max_abs, pair.figures.is_flip)
-        assert [(row["prompt"], row["position"], row["max_abs"], row["is_flip"]) for row in run.records(0)] == list(
-            zip(*(column.tolist() for column in columns), strict=True)
-        )
+        assert [
+            (row["prompt"], row["position"], row["max_abs"], row["is_flip"])
+            for row in run.records(0)
+        ] == list(zip(*(column.tolist() for column in columns), strict=True))
         summary = run.pairs[0].summary
         assert (summary.finite, summary.neq) == (pair.common_values, pair.differing)
         assert (summary.max_ulps, summary.near_ties, summary.mean_kl) == (None, None, None)
@@ -73,7 +78,9 @@ def test_what_was_sent_comes_back_exactly(made: Path) -> None:
 
 def test_sides_that_sent_the_same_form_a_class(store: Store) -> None:
     one, other = sides()
-    with RunReader(store.path_of(store_run(store, "three", one, other, replace(one, name="C")))) as run:
+    with RunReader(
+        store.path_of(store_run(store, "three", one, other, replace(one, name="C"))),
+    ) as run:
         assert run.classes == [["A", "C"], ["B"]]
 
 
@@ -83,7 +90,11 @@ def test_its_card_tells_what_differs_and_nothing_more(made: Path) -> None:
     assert (card.kind, card.sides, card.pairs, card.prompts) == ("upload", ("A", "B"), 1, 2)
     assert card.compute_dtype == "bfloat16"
     assert 0 < card.max_neq_share < 1
-    assert (card.pair_verdicts, card.bit_identical_pairs, card.max_ulps) == (("undecided",), 0, None)
+    assert (card.pair_verdicts, card.bit_identical_pairs, card.max_ulps) == (
+        ("undecided",),
+        0,
+        None,
+    )
 
 
 def test_sides_that_cannot_be_compared_leave_nothing(store: Store) -> None:
@@ -116,7 +127,12 @@ def test_it_goes_from_store_to_store(made: Path, store: Store) -> None:
         "DROP TABLE response",
     ],
 )
-def test_a_damaged_file_is_refused_in_a_sentence(made: Path, store: Store, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_file_is_refused_in_a_sentence(
+    made: Path,
+    store: Store,
+    tmp_path: Path,
+    damage: str,
+) -> None:
     path = tmp_path / "damaged.duckdb"
     shutil.copyfile(made, path)
     with duckdb.connect(str(path)) as shell:

@@ -1,4 +1,6 @@
-"""What engines send, read by content: real answers of llama.cpp and vLLM, other engines' as their sources say."""
+"""What engines send, read by content: real answers of llama.cpp and vLLM, other engines' as their
+sources say.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,11 @@ def test_a_real_answer_of_llama_cpp_chat() -> None:
     assert (found.format, found.keys) == ("OpenAI chat", "token_id")
     assert found.tokens == (-1,) * 32 + (57, 5248, 18948)
     assert found.rows.positions.tolist() == [31, 32, 33]
-    assert row(found, 0) == {57: -2.2564542293548584, 19556: -2.3952271938323975, 10813: -2.975816488265991}
+    assert row(found, 0) == {
+        57: -2.2564542293548584,
+        19556: -2.3952271938323975,
+        10813: -2.975816488265991,
+    }
     assert (found.text, found.cached) == ("I'm glad", 0)
 
 
@@ -55,7 +61,9 @@ def test_a_real_answer_of_llama_cpp_completion() -> None:
 
 
 def test_a_real_answer_of_vllm_with_prompt_logprobs() -> None:
-    """127 tokens of the prompt have 126 rows, each of the three best and its own token; then eight generated ones."""
+    """127 tokens of the prompt have 126 rows, each of the three best and its own token; then eight
+    generated ones.
+    """
     path = PAYLOADS / "vllm_completions.json"
     (found,) = read_responses(path)
     sent = json.loads(path.read_text())["choices"][0]
@@ -63,8 +71,12 @@ def test_a_real_answer_of_vllm_with_prompt_logprobs() -> None:
     assert found.generated_from == 126
     for index in range(126):
         of_prompt = sent["prompt_logprobs"][index + 1]
-        assert by_text(found, index) == {e["decoded_token"]: e["logprob"] for e in of_prompt.values()}
-        assert found.rows.best[index] == max(rank for rank in range(1, 6) if _has_ranks(of_prompt, rank))
+        assert by_text(found, index) == {
+            e["decoded_token"]: e["logprob"] for e in of_prompt.values()
+        }
+        assert found.rows.best[index] == max(
+            rank for rank in range(1, 6) if _has_ranks(of_prompt, rank)
+        )
     for index, top in enumerate(sent["logprobs"]["top_logprobs"]):
         assert by_text(found, 126 + index) == top
         assert found.rows.best[126 + index] == 5
@@ -106,13 +118,15 @@ VLLM = {
                 "token_logprobs": [-0.125],
                 "top_logprobs": [{"token_id:9": -0.125, "token_id:3": -2.25}],
             },
-        }
-    ]
+        },
+    ],
 }
 
 
 def test_prompt_rows_score_the_token_after_them() -> None:
-    """Entry i of `prompt_logprobs` scores token i: the row of position i - 1; the last row is the first generated."""
+    """Entry i of `prompt_logprobs` scores token i: the row of position i - 1; the last row is the
+    first generated.
+    """
     found = one(VLLM)
     assert found.tokens == (4, 5, 6, 9)
     assert found.rows.positions.tolist() == [0, 1, 2]
@@ -134,7 +148,7 @@ def test_echoed_completions_begin_without_a_row() -> None:
                     "top_logprobs": [None, {" b": -1.0, " x": -0.75}, {" c": -0.5, " y": -2.0}],
                     "text_offset": [0, 1, 3],
                 },
-            }
+            },
         ],
         "usage": {"prompt_tokens": 2},
     }
@@ -150,12 +164,23 @@ def test_sglang() -> None:
         "cached_tokens": 2,
         "input_token_logprobs": [[None, 4, "a"], [-1.0, 5, "b"], [-0.5, 6, "c"]],
         "output_token_logprobs": [[-0.125, 9, None]],
-        "input_top_logprobs": [None, [[-0.75, 7, "d"], [-1.0, 5, "b"]], [[-0.5, 6, "c"], [-2.0, 8, "e"]]],
+        "input_top_logprobs": [
+            None,
+            [[-0.75, 7, "d"], [-1.0, 5, "b"]],
+            [[-0.5, 6, "c"], [-2.0, 8, "e"]],
+        ],
         "output_top_logprobs": [[[-0.125, 9, None], [-3.0, 1, None]]],
     }
-    found = one({"text": "x", "output_ids": [9], "meta_info": meta}, {"input_ids": [4, 5, 6], "top_logprobs_num": 2})
+    found = one(
+        {"text": "x", "output_ids": [9], "meta_info": meta},
+        {"input_ids": [4, 5, 6], "top_logprobs_num": 2},
+    )
     assert found.tokens == (4, 5, 6, 9)
-    assert [row(found, at) for at in range(3)] == [{7: -0.75, 5: -1.0}, {6: -0.5, 8: -2.0}, {9: -0.125, 1: -3.0}]
+    assert [row(found, at) for at in range(3)] == [
+        {7: -0.75, 5: -1.0},
+        {6: -0.5, 8: -2.0},
+        {9: -0.125, 1: -3.0},
+    ]
     assert (found.rows.positions.tolist(), found.generated_from, found.cached) == ([0, 1, 2], 2, 2)
 
 
@@ -173,7 +198,10 @@ def test_sglang_from_a_later_start() -> None:
 
 
 def test_ollama() -> None:
-    top = [{"token": "b", "logprob": -0.5, "bytes": [98]}, {"token": "\ufffd", "logprob": -1.0, "bytes": [240, 159]}]
+    top = [
+        {"token": "b", "logprob": -0.5, "bytes": [98]},
+        {"token": "\ufffd", "logprob": -1.0, "bytes": [240, 159]},
+    ]
     ollama = one({"model": "m", "response": "b", "logprobs": [{**top[0], "top_logprobs": top}]})
     assert (ollama.keys, ollama.start_known) == ("text", False)
     assert by_text(ollama, 0) == {"b": -0.5, "<0xF0><0x9F>": -1.0}
@@ -188,18 +216,33 @@ def test_a_request_beside_its_response_says_tokens_and_settings() -> None:
 @pytest.mark.parametrize(
     ("lists", "best"),
     [
-        ([{"a": -1.0, "b": -2.0}, {"a": -1.0, "b": -2.0}], [2, 2]),  # the first of each is chosen: greedy
-        ([{"b": -1.0, "c": -2.0, "a": -3.0}, {"a": -1.0, "b": -2.0}], [2, 2]),  # one more, from further down
+        # the first of each is chosen: greedy
+        ([{"a": -1.0, "b": -2.0}, {"a": -1.0, "b": -2.0}], [2, 2]),
+        # one more, from further down
+        ([{"b": -1.0, "c": -2.0, "a": -3.0}, {"a": -1.0, "b": -2.0}], [2, 2]),
         ([{"a": -1.0}, {"a": -2.0}], [0, 0]),  # the chosen token, or the best: undecidable
-        ([{"a": -1.0, "b": -2.0, "c": -3.0}, {"a": -1.0, "b": -2.0}], [3, 0]),  # a token is lost: two print alike
+        # a token is lost: two print alike
+        ([{"a": -1.0, "b": -2.0, "c": -3.0}, {"a": -1.0, "b": -2.0}], [3, 0]),
     ],
 )
-def test_lists_by_text_count_as_best_only_what_must_be(lists: list[dict[str, float]], best: list[int]) -> None:
+def test_lists_by_text_count_as_best_only_what_must_be(
+    lists: list[dict[str, float]],
+    best: list[int],
+) -> None:
     tokens = ["a"] * len(lists)
     found = one(
-        {"choices": [{"logprobs": {"tokens": tokens, "token_logprobs": [each["a"] for each in lists],
-                                   "top_logprobs": lists}}]}
-    )  # fmt: skip
+        {
+            "choices": [
+                {
+                    "logprobs": {
+                        "tokens": tokens,
+                        "token_logprobs": [each["a"] for each in lists],
+                        "top_logprobs": lists,
+                    },
+                },
+            ],
+        },
+    )
     assert found.rows.best.tolist() == best
 
 
@@ -218,41 +261,68 @@ HOSTILE = {
     "no JSON": ("{nonsense", "no JSON"),
     "deep": ("[" * 100_000 + "]" * 100_000, "nested too deeply|no JSON"),
     "deep lists": ("[" * 950 + "]" * 950, "nested too deeply|no JSON"),
-    "NaN": ('{"choices": [{"logprobs": {"content": [{"id": 1, "logprob": NaN}]}}]}', "a value is nan"),
+    "NaN": (
+        '{"choices": [{"logprobs": {"content": [{"id": 1, "logprob": NaN}]}}]}',
+        "a value is nan",
+    ),
     "no response": ('{"a": 1}', "keys are 'a'"),
     "null": ("[null]", "expected a JSON object"),
     "an error": ('{"error": {"message": "out of memory"}}', "out of memory"),
     "choices that are none": ('{"choices": 7}', "Expected `array`, got `int`"),
     "without values": ('{"choices": [{"text": "a"}]}', "without log-probabilities"),
-    "a text as value": ('{"choices": [{"logprobs": {"content": [{"id": 1, "logprob": "x"}]}}]}', "a value is x"),
-    "a negative id": ('{"choices": [{"logprobs": {"content": [{"id": -1, "logprob": 0}]}}]}', "Expected `int` >= 0"),
-    "a huge value": ('{"choices": [{"logprobs": {"content": [{"id": 1, "logprob": 1e400}]}}]}', "finite number"),
+    "a text as value": (
+        '{"choices": [{"logprobs": {"content": [{"id": 1, "logprob": "x"}]}}]}',
+        "a value is x",
+    ),
+    "a negative id": (
+        '{"choices": [{"logprobs": {"content": [{"id": -1, "logprob": 0}]}}]}',
+        "Expected `int` >= 0",
+    ),
+    "a huge value": (
+        '{"choices": [{"logprobs": {"content": [{"id": 1, "logprob": 1e400}]}}]}',
+        "finite number",
+    ),
     "a huge integer": (
-        '{"choices": [{"logprobs": {"content": [{"id": 1, "logprob": 1' + "0" * 400 + "}]}}]}", "out of range"
+        '{"choices": [{"logprobs": {"content": [{"id": 1, "logprob": 1' + "0" * 400 + "}]}}]}",
+        "out of range",
     ),
     "lists of other lengths": (
-        '{"choices": [{"logprobs": {"tokens": ["a"], "token_logprobs": [], "top_logprobs": []}}]}', "expected as many"
+        '{"choices": [{"logprobs": {"tokens": ["a"], "token_logprobs": [], "top_logprobs": []}}]}',
+        "expected as many",
     ),
     "texts that print alike": (
-        '{"logprobs": [{"token": "a", "logprob": -1, "top_logprobs": '
-        '[{"token": "a", "logprob": -1}, {"token": "a", "logprob": -2}]}]}',
+        (
+            '{"logprobs": [{"token": "a", "logprob": -1, "top_logprobs": '
+            '[{"token": "a", "logprob": -1}, {"token": "a", "logprob": -2}]}]}'
+        ),
         "a token has two values",
     ),
     "a flat array": (
-        '{"meta_info": {"output_token_logprobs": [[-1, 1, null]], "output_top_logprobs_shape": [1, 1]}}', "flat array"
+        (
+            '{"meta_info": {"output_token_logprobs": [[-1, 1, null]], "output_top_logprobs_shape":'
+            " [1, 1]}}"
+        ),
+        "flat array",
     ),
     "probabilities after sampling": (
-        '{"completion_probabilities": [{"id": 5, "prob": 0.75, "top_probs": [{"id": 5, "prob": 0.75}]}]}',
+        (
+            '{"completion_probabilities": [{"id": 5, "prob": 0.75, "top_probs": [{"id": 5, "prob":'
+            " 0.75}]}]}"
+        ),
         "post_sampling_probs",
     ),
     "a prompt of two billion tokens": (
-        '{"usage": {"prompt_tokens": 2000000000}, "choices": [{"logprobs": {"content": [{"id": 1, "logprob": -1}]}}]}',
+        (
+            '{"usage": {"prompt_tokens": 2000000000}, "choices": [{"logprobs": {"content": [{"id":'
+            ' 1, "logprob": -1}]}}]}'
+        ),
         "declares a prompt of",
     ),
     "a first token with a row": (
-        '{"choices": [{"prompt_logprobs": [{"1": {"logprob": -1}}]}]}', "expected null for the first token"
+        '{"choices": [{"prompt_logprobs": [{"1": {"logprob": -1}}]}]}',
+        "expected null for the first token",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -266,7 +336,10 @@ def test_what_is_no_response_gets_one_sentence(tmp_path: Path, name: str) -> Non
     assert "payload.json" in str(refused.value)
 
 
-def test_a_document_beyond_the_bound_is_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_document_beyond_the_bound_is_not_parsed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(bounded_json, "MAX_BYTES", 100)
     path = tmp_path / "payload.json"
     path.write_text(json.dumps({"choices": ["x" * 200]}))
@@ -276,13 +349,20 @@ def test_a_document_beyond_the_bound_is_not_parsed(tmp_path: Path, monkeypatch: 
 
 def test_is_payload_looks_at_the_beginning(tmp_path: Path) -> None:
     path = tmp_path / "x.npz"
-    for data, expected in ((b" \n{}", True), (b"\xef\xbb\xbf[", True), (b"PK\x03\x04", False), (b"", False)):
+    for data, expected in (
+        (b" \n{}", True),
+        (b"\xef\xbb\xbf[", True),
+        (b"PK\x03\x04", False),
+        (b"", False),
+    ):
         path.write_bytes(data)
         assert is_payload(path) is expected
 
 
 def test_a_real_answer_of_vllm_by_token_ids_scores_its_prompt_and_what_it_made() -> None:
-    """A probe of vLLM 0.32 was answered so: ids in and out, rows of the prompt with the generated ones."""
+    """A probe of vLLM 0.32 was answered so: ids in and out, rows of the prompt with the generated
+    ones.
+    """
     (response,) = read_responses(PAYLOADS / "vllm_token_ids.json")
     said = json.loads((PAYLOADS / "vllm_token_ids.json").read_text())
     prompt = said["request"]["prompt"]
@@ -291,7 +371,11 @@ def test_a_real_answer_of_vllm_by_token_ids_scores_its_prompt_and_what_it_made()
     assert list(response.tokens) == [*prompt, *choice["token_ids"]]
     assert response.rows.positions.tolist() == list(range(len(prompt) + 2))
     assert response.rows.targets.tolist() == [*prompt[1:], *choice["token_ids"]]
-    assert (response.generated_from, response.top_logprobs, response.cached) == (len(prompt) - 1, 4, 0)
+    assert (response.generated_from, response.top_logprobs, response.cached) == (
+        len(prompt) - 1,
+        4,
+        0,
+    )
     rows = choice["prompt_logprobs"]
     for position in range(len(prompt) - 1):
         ids, values = response.rows.row(position)
@@ -299,11 +383,16 @@ def test_a_real_answer_of_vllm_by_token_ids_scores_its_prompt_and_what_it_made()
         assert dict(zip(ids.tolist(), values.tolist(), strict=True)) == sent
     first = choice["logprobs"]["top_logprobs"][0]
     ids, values = response.rows.row(len(prompt) - 1)
-    assert {f"token_id:{token}": value for token, value in zip(ids.tolist(), values.tolist(), strict=True)} == first
+    assert {
+        f"token_id:{token}": value
+        for token, value in zip(ids.tolist(), values.tolist(), strict=True)
+    } == first
 
 
 def test_an_offline_output_of_vllm_is_the_servers_answer() -> None:
-    """A `RequestOutput` written with `default=vars` has the answer's rows as those of the prompt: by token id."""
+    """A `RequestOutput` written with `default=vars` has the answer's rows as those of the prompt:
+    by token id.
+    """
     served = json.loads((PAYLOADS / "vllm_token_ids.json").read_text())
     choice = served["response"]["choices"][0]
     rows = [
@@ -314,7 +403,14 @@ def test_an_offline_output_of_vllm_is_the_servers_answer() -> None:
         "request_id": "0",
         "prompt_token_ids": served["request"]["prompt"],
         "prompt_logprobs": choice["prompt_logprobs"],
-        "outputs": [{"index": 0, "text": choice["text"], "token_ids": choice["token_ids"], "logprobs": rows}],
+        "outputs": [
+            {
+                "index": 0,
+                "text": choice["text"],
+                "token_ids": choice["token_ids"],
+                "logprobs": rows,
+            },
+        ],
     }
     (found,) = read_payload([offline], "offline")
     (expected,) = read_responses(PAYLOADS / "vllm_token_ids.json")
@@ -326,7 +422,11 @@ def test_an_offline_output_of_vllm_is_the_servers_answer() -> None:
 
 
 def test_a_real_stream_of_vllm_is_the_answer_in_one_piece() -> None:
-    (streamed,) = read_payload((PAYLOADS / "vllm_stream.txt").read_text(), "stream", {"logprobs": 4})
+    (streamed,) = read_payload(
+        (PAYLOADS / "vllm_stream.txt").read_text(),
+        "stream",
+        {"logprobs": 4},
+    )
     (whole,) = read_responses(PAYLOADS / "vllm_token_ids.json")
     assert streamed.tokens == whole.tokens
     assert streamed.text == whole.text
@@ -337,7 +437,12 @@ def test_a_real_stream_of_vllm_is_the_answer_in_one_piece() -> None:
         assert streamed.rows.row(index)[0].tolist() == whole.rows.row(same)[0].tolist()
 
 
-def completions(tokens: list[str], values: list[float], tops: list[dict[str, float]], **more: Any) -> dict[str, Any]:
+def completions(
+    tokens: list[str],
+    values: list[float],
+    tops: list[dict[str, float]],
+    **more: Any,
+) -> dict[str, Any]:
     lists = {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, **more}
     return {"choices": [{"text": "".join(tokens), "logprobs": lists}]}
 
@@ -356,19 +461,36 @@ def test_a_token_that_prints_like_another_has_a_value_beside_its_list() -> None:
         {"\ufffd": -0.5, "e": -1.0},
     ]
     found = one(
-        completions(["a", "\ufffd", "d", "\ufffd"], [-0.1, -1.2, -0.2, -0.5], tops, token_ids=[64, 240, 68, 241])
+        completions(
+            ["a", "\ufffd", "d", "\ufffd"],
+            [-0.1, -1.2, -0.2, -0.5],
+            tops,
+            token_ids=[64, 240, 68, 241],
+        ),
     )
     assert found.rows.positions.tolist() == [0, 1, 2, 3]
-    assert found.rows.chosen.tolist() == pytest.approx([math.nan, -1.2, math.nan, math.nan], nan_ok=True)
+    assert found.rows.chosen.tolist() == pytest.approx(
+        [math.nan, -1.2, math.nan, math.nan],
+        nan_ok=True,
+    )
     assert by_text(found, 1) == {"\ufffd": -1.1, "c": -1.5}
-    assert [found.texts.get(token) for token in found.tokens] == [None, "a", "\ufffd", "d", "\ufffd"]
+    assert [found.texts.get(token) for token in found.tokens] == [
+        None,
+        "a",
+        "\ufffd",
+        "d",
+        "\ufffd",
+    ]
     pair = compare_sides(*align([ListSide("A", (found,)), ListSide("B", (found,))]))
     assert (len(pair.positions), pair.differing, pair.common_values) == (4, 0, 9)
     assert not any("ask the server" in note for note in pair.notes)
 
 
 def test_a_token_listed_with_two_values_costs_the_values_of_its_row() -> None:
-    rows = [unsorted_row((4, "a", -1.0), (5, "b", -2.0)), unsorted_row((6, "c", -1.0), (6, "c", -2.0))]
+    rows = [
+        unsorted_row((4, "a", -1.0), (5, "b", -2.0)),
+        unsorted_row((6, "c", -1.0), (6, "c", -2.0)),
+    ]
     found = one(unsorted_chat(*rows, text="ac"))
     assert found.rows.counts.tolist() == [2, 0]
     assert found.tokens[1:] == (4, 6)
@@ -382,7 +504,9 @@ def test_ids_beside_texts_name_tokens_where_no_lists_were_sent() -> None:
 
 
 def unsorted_row(*entries: tuple[int, str, float]) -> dict[str, Any]:
-    """A row as mlx-lm sends it: the list in any order, and its first as if it were the emitted token."""
+    """A row as mlx-lm sends it: the list in any order, and its first as if it were the emitted
+    token.
+    """
     top = [{"id": token, "token": text, "logprob": value} for token, text, value in entries]
     return {**top[0], "top_logprobs": top}
 
@@ -410,7 +534,9 @@ def test_lists_in_no_order_have_the_top_tokens_emitted_if_these_spell_the_text()
 
 @pytest.mark.parametrize("text", ["no apple", " no apple\nx", "something else", ""])
 def test_sampled_tokens_that_come_first_stay_emitted(text: str) -> None:
-    """vLLM puts the sampled token first, and the best after it in order; its text may lack what was thought before."""
+    """vLLM puts the sampled token first, and the best after it in order; its text may lack what was
+    thought before.
+    """
     rows = [
         unsorted_row((1, " no", -3.0), (2, "An", -0.2), (3, "A", -2.0)),
         unsorted_row((5, " apple", -0.3), (7, " ant", -1.5), (6, " ear", -2.5)),
@@ -424,18 +550,33 @@ REQUEST = {"prompt": ["Once", "Twice"], "n": 2, "max_tokens": 1}
 
 
 def test_choices_of_several_prompts_answer_these_prompts() -> None:
-    """Two prompts with n = 2: choices 0 and 1 are of the first. Usage counts the tokens of both prompts."""
+    """Two prompts with n = 2: choices 0 and 1 are of the first.
+
+    Usage counts the tokens of both prompts.
+    """
     choices = [
-        {"index": index, "text": "a", "logprobs": {"content": [{"id": index, "token": "a", "logprob": -1.0}]}}
+        {
+            "index": index,
+            "text": "a",
+            "logprobs": {"content": [{"id": index, "token": "a", "logprob": -1.0}]},
+        }
         for index in (3, 1, 0, 2)
     ]
     payload = {"choices": choices, "usage": {"prompt_tokens": 9}}
     found = read_payload({"request": REQUEST, "response": payload}, "here")
     assert [response.rows.targets.tolist() for response in found] == [[0], [1], [2], [3]]
-    assert [json.loads(response.prompt_key) for response in found] == ["Once", "Once", "Twice", "Twice"]
+    assert [json.loads(response.prompt_key) for response in found] == [
+        "Once",
+        "Once",
+        "Twice",
+        "Twice",
+    ]
     assert not any(response.start_known or response.warnings for response in found)
     sides = sides_of(found, "here")
-    assert [(side.name, len(side.responses)) for side in sides] == [("answer 1", 2), ("answer 2", 2)]
+    assert [(side.name, len(side.responses)) for side in sides] == [
+        ("answer 1", 2),
+        ("answer 2", 2),
+    ]
     with pytest.raises(DumpError, match="2 answers to 2 prompts"):
         sides_of([found[0], found[2]], "here")
     unknown = read_payload(payload, "here")
@@ -443,13 +584,18 @@ def test_choices_of_several_prompts_answer_these_prompts() -> None:
 
 
 def test_prompts_of_ids_are_each_choices_own() -> None:
-    listed = [{"index": index, "logprobs": {"content": [{"id": 7, "logprob": -1.0}]}} for index in range(2)]
+    listed = [
+        {"index": index, "logprobs": {"content": [{"id": 7, "logprob": -1.0}]}}
+        for index in range(2)
+    ]
     found = read_payload({"choices": listed}, "here", {"prompt": [[4, 5], [6]]})
     assert [response.tokens for response in found] == [(4, 5, 7), (6, 7)]
 
 
 def spelled(text: str) -> str:
-    """The text as GPT-2's byte-level vocabulary spells it: a blank is \u0120, a line end \u010a, \u00e9 two letters."""
+    """The text as GPT-2's byte-level vocabulary spells it: a blank is \u0120, a line end \u010a,
+    \u00e9 two letters.
+    """
     return text.replace(" ", "\u0120").replace("\n", "\u010a").replace("\u00e9", "\u00c3\u00a9")
 
 
@@ -466,7 +612,11 @@ def spelled_answer(of_list: Any, of_chosen: Any) -> dict[str, Any]:
         }
         for at, (first, second) in enumerate(rows)
     ]
-    return {"choices": [{"message": {"content": " the\ncaf\u00e9sat"}, "logprobs": {"content": content}}]}
+    return {
+        "choices": [
+            {"message": {"content": " the\ncaf\u00e9sat"}, "logprobs": {"content": content}},
+        ],
+    }
 
 
 @pytest.mark.parametrize("of_chosen", [str, spelled])
@@ -479,7 +629,10 @@ def test_lists_that_spell_tokens_as_bytes_are_those_of_the_texts(of_chosen: Any)
 def test_sentencepieces_spelling_is_the_text_and_plain_texts_stay() -> None:
     answer = spelled_answer(lambda text: text.replace(" ", "\u2581"), str)
     assert by_text(one(answer), 0) == {" the": -0.3, " a": -1.9}
-    assert by_text(one(completions([" \u0120"], [-1.0], [{" \u0120": -1.0, "\u0120x": -2.0}])), 0) == {
+    assert by_text(
+        one(completions([" \u0120"], [-1.0], [{" \u0120": -1.0, "\u0120x": -2.0}])),
+        0,
+    ) == {
         " \u0120": -1.0,
         "\u0120x": -2.0,
     }
@@ -488,19 +641,30 @@ def test_sentencepieces_spelling_is_the_text_and_plain_texts_stay() -> None:
 def test_half_a_character_is_spelled_and_whole_ones_stay(tmp_path: Path) -> None:
     path = tmp_path / "half.json"
     texts = r'["\ud800", "\ud83d\ude00", "\\ud800", "\udc00\ud800"]'
-    rows = ", ".join(f"[-{number + 1}.5, {number}, {text}]" for number, text in enumerate(texts[1:-1].split(", ")))
+    rows = ", ".join(
+        f"[-{number + 1}.5, {number}, {text}]"
+        for number, text in enumerate(texts[1:-1].split(", "))
+    )
     path.write_text('{"meta_info": {"output_token_logprobs": [' + rows + "]}}")
     (found,) = read_responses(path)
     assert found.texts == {0: r"\ud800", 1: "\U0001f600", 2: r"\ud800", 3: r"\udc00\ud800"}
 
 
 @pytest.mark.parametrize(
-    ("counted", "reasoning", "unsent"), [(3, 0, "2"), (1, 0, None), (2, 0, None), (50, 48, None), (50, 40, "9")]
+    ("counted", "reasoning", "unsent"),
+    [(3, 0, "2"), (1, 0, None), (2, 0, None), (50, 48, None), (50, 40, "9")],
 )
-def test_generated_tokens_without_a_row_are_counted(counted: int, reasoning: int, unsent: str | None) -> None:
+def test_generated_tokens_without_a_row_are_counted(
+    counted: int,
+    reasoning: int,
+    unsent: str | None,
+) -> None:
     """The end of the text may have no row, and reasoning has none."""
     payload = completions([" c"], [-0.5], [{" c": -0.5, " d": -1.5}])
-    payload["usage"] = {"completion_tokens": counted, "completion_tokens_details": {"reasoning_tokens": reasoning}}
+    payload["usage"] = {
+        "completion_tokens": counted,
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
+    }
     found = one(payload)
     assert found.settings.get("tokens_without_row") == unsent
     sides = align([ListSide("A", (found,)), ListSide("B", (found,))])

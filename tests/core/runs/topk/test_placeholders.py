@@ -33,13 +33,18 @@ def sound(count: int = 8, shift: float = 0.0) -> list[Token]:
     rows = []
     for at, word in enumerate(WORDS[:count]):
         first = -0.1713 - 0.0917 * at + shift
-        rows.append((word, first, {word: first, " the": -1.9012 - 0.11 * at, " a": -3.3307 - 0.07 * at}))
+        rows.append(
+            (word, first, {word: first, " the": -1.9012 - 0.11 * at, " a": -3.3307 - 0.07 * at}),
+        )
     return rows
 
 
 def drafted(at: set[int], value: Any = 0.0) -> list[Token]:
     """The same tokens, some without a list and with a value that stands for nothing."""
-    return [(word, value, {}) if row in at else (word, first, top) for row, (word, first, top) in enumerate(sound())]
+    return [
+        (word, value, {}) if row in at else (word, first, top)
+        for row, (word, first, top) in enumerate(sound())
+    ]
 
 
 def judged(*payloads: dict[str, Any]) -> tuple[ListPair, Verdict]:
@@ -69,12 +74,19 @@ def test_timings_of_speculative_decoding_are_named() -> None:
         "generation_settings": {"n_probs": 2},
         "timings": {"draft_n": 4, "draft_n_accepted": 2},
         "completion_probabilities": [
-            {"id": 5, "token": "a", "logprob": -0.3, "top_logprobs": [{"id": 5, "token": "a", "logprob": -0.3},
-                                                                     {"id": 9, "token": "z", "logprob": -1.7}]},
+            {
+                "id": 5,
+                "token": "a",
+                "logprob": -0.3,
+                "top_logprobs": [
+                    {"id": 5, "token": "a", "logprob": -0.3},
+                    {"id": 9, "token": "z", "logprob": -1.7},
+                ],
+            },
             {"id": 6, "token": "b", "logprob": 0.0, "top_logprobs": []},
             {"id": 7, "token": "c", "logprob": 0.0, "top_logprobs": []},
         ],
-    }  # fmt: skip
+    }
     pair, verdict = judged(payload, payload)
     assert kinds(pair) == [("A", "no list", 2, 3), ("B", "no list", 2, 3)]
     assert verdict.because.startswith("Placeholders at 2 of 3 tokens of 'A'")
@@ -87,20 +99,29 @@ def test_a_few_placeholders_are_left_out_and_the_rest_is_compared() -> None:
     assert kinds(pair) == [("B", "no list", 1, 8)]
     assert pair.common_values == 3 * 7
     assert (verdict.name, pair.differing) == (UNDECIDED, 0)
-    pair, verdict = judged(answer(*sound()), answer(*drafted({2})[:2], drafted({2})[2], *sound(shift=-0.001)[3:]))
+    pair, verdict = judged(
+        answer(*sound()),
+        answer(*drafted({2})[:2], drafted({2})[2], *sound(shift=-0.001)[3:]),
+    )
     assert (verdict.name, pair.differing) == (UNDECIDED, 5)
     assert verdict.because.startswith("Placeholders at 1 of 8 tokens")
     summary = summary_of(pair.figures)
     assert summary.max_abs == pytest.approx(0.001)
 
 
-@pytest.mark.parametrize("value", [None, -9999, -9999.0, -3.4e38, -1e30, "-inf", "-Infinity", -math.inf, -10_000.0])
+@pytest.mark.parametrize(
+    "value",
+    [None, -9999, -9999.0, -3.4e38, -1e30, "-inf", "-Infinity", -math.inf, -10_000.0],
+)
 def test_every_spelling_of_no_probability_is_one(value: Any) -> None:
     pair, verdict = judged(answer(*sound()), answer(*drafted({0, 1, 2, 3, 4}, value)))
     assert kinds(pair) == [("B", "missing", 5, 8)]
     assert verdict.name == INVALID_DUMP
     top = {" a": -0.5, " b": value}
-    pair, verdict = judged(answer((" a", -0.5, top)), answer((" a", -0.5, {" a": -0.5, " b": -9999.0})))
+    pair, verdict = judged(
+        answer((" a", -0.5, top)),
+        answer((" a", -0.5, {" a": -0.5, " b": -9999.0})),
+    )
     assert (pair.placeholders, pair.common_values, pair.zeros) == ((), 1, 2)
     assert verdict.name == IDENTICAL
     assert "2 tokens of probability 0" in verdict.evidence[0].says
@@ -109,7 +130,12 @@ def test_every_spelling_of_no_probability_is_one(value: Any) -> None:
 def test_json_with_minus_infinity_is_read_and_other_words_are_refused(tmp_path: Path) -> None:
     paths = [tmp_path / "a.json", tmp_path / "b.json"]
     for path, word in zip(paths, ("-Infinity", "-1e400"), strict=True):
-        text = json.dumps(answer((" a", -0.5, {" a": -0.5, " b": -77.0}), (" c", -0.25, {" c": -0.25, " b": -2.0})))
+        text = json.dumps(
+            answer(
+                (" a", -0.5, {" a": -0.5, " b": -77.0}),
+                (" c", -0.25, {" c": -0.25, " b": -2.0}),
+            ),
+        )
         path.write_text(text.replace("-77.0", word))
     (pair,) = pairs_of(align(read_sides(paths)))
     assert (pair.common_values, pair.differing, pair.zeros) == (3, 0, 2)
@@ -135,8 +161,14 @@ def test_rounding_above_0_is_a_log_probability() -> None:
 
 
 def test_probabilities_in_place_of_their_logarithms_are_named() -> None:
-    logs = [("x", -0.2231, {"x": -0.2231, "y": -1.7148}), ("z", -0.1054, {"z": -0.1054, "y": -2.5257})]
-    probabilities = [(text, math.exp(value), {t: math.exp(v) for t, v in top.items()}) for text, value, top in logs]
+    logs = [
+        ("x", -0.2231, {"x": -0.2231, "y": -1.7148}),
+        ("z", -0.1054, {"z": -0.1054, "y": -2.5257}),
+    ]
+    probabilities = [
+        (text, math.exp(value), {t: math.exp(v) for t, v in top.items()})
+        for text, value, top in logs
+    ]
     pair, verdict = judged(answer(*logs), answer(*probabilities))
     assert kinds(pair) == [("B", "probabilities", 2, 2)]
     assert (verdict.name, pair.common_values) == (INVALID_DUMP, 0)
@@ -208,15 +240,27 @@ def moved(_: int, row: dict[str, Any]) -> dict[str, Any]:
 def as_a_grammar(own: int, row: dict[str, Any]) -> dict[str, Any]:
     """Tokens without letters alone are allowed, and others sent as vLLM clamps -inf."""
     return {
-        token: {**entry, "logprob": entry["logprob"] if not entry["decoded_token"].strip().isalpha() else -9999.0}
+        token: {
+            **entry,
+            "logprob": entry["logprob"]
+            if not entry["decoded_token"].strip().isalpha()
+            else -9999.0,
+        }
         for token, entry in row.items()
     }
 
 
 @pytest.mark.parametrize(("payload", "tokens"), [("vllm_masked.json", 5), (as_a_grammar, 3)])
-def test_a_side_that_masks_the_prompts_own_tokens_is_a_run_that_names_the_mask(payload: Any, tokens: int) -> None:
-    """vllm_masked.json has the rows of the real answer after top-p 0.5, which leaves five of twelve own tokens out."""
-    masked = json.loads((PAYLOADS / payload).read_text()) if isinstance(payload, str) else vllm(payload)
+def test_a_side_that_masks_the_prompts_own_tokens_is_a_run_that_names_the_mask(
+    payload: Any,
+    tokens: int,
+) -> None:
+    """vllm_masked.json has the rows of the real answer after top-p 0.5, which leaves five of twelve
+    own tokens out.
+    """
+    masked = (
+        json.loads((PAYLOADS / payload).read_text()) if isinstance(payload, str) else vllm(payload)
+    )
     sides = sides_of(vllm(), masked)
     (pair,) = pairs_of(sides)
     (verdict,) = judge_responses(sides, [pair])
@@ -238,13 +282,24 @@ def test_a_mask_of_both_sides_and_a_difference_of_values_are_no_finding() -> Non
 
 
 def test_masked_rows_of_other_formats_are_kept() -> None:
-    """SGLang's prompt without a value for its second token; a list by text of a token that has no text."""
+    """SGLang's prompt without a value for its second token; a list by text of a token that has no
+    text.
+    """
     top = [[-0.5, 7, "d"], [-1.0, 8, "e"]]
-    meta = {"prompt_tokens": 2, "output_token_logprobs": [[-0.1, 9, "f"]], "output_top_logprobs": [[[-0.1, 9, "f"]]]}
-    own = {"input_token_logprobs": [[None, 4, "a"], [None, 5, "b"]], "input_top_logprobs": [None, top]}
+    meta = {
+        "prompt_tokens": 2,
+        "output_token_logprobs": [[-0.1, 9, "f"]],
+        "output_top_logprobs": [[[-0.1, 9, "f"]]],
+    }
+    own = {
+        "input_token_logprobs": [[None, 4, "a"], [None, 5, "b"]],
+        "input_top_logprobs": [None, top],
+    }
     (found,) = read_payload({"text": "f", "meta_info": meta | own}, "A")
     assert (found.rows.positions.tolist(), found.rows.missing.tolist()) == ([0, 1], [1, 0])
-    payload = vllm(lambda own, row: {token: entry for token, entry in row.items() if token != str(own)} or row)
+    payload = vllm(
+        lambda own, row: {token: entry for token, entry in row.items() if token != str(own)} or row,
+    )
     choice = payload["response"]["choices"][0]
     del choice["token_ids"]
     lists = choice["logprobs"]
@@ -266,9 +321,11 @@ def test_placeholders_come_first_among_causes_and_in_the_report() -> None:
     sides = sides_of(answer(*sound()), answer(*drafted({1, 3, 4, 6, 7})))
     (pair,) = pairs_of(sides)
     assert explain_lists(pair, *sides).causes[0].name == "placeholders"
-    rows = [row for row in judge_responses(sides, [pair])[0].evidence if row.check is Check.PLACEHOLDERS]
+    rows = [
+        row for row in judge_responses(sides, [pair])[0].evidence if row.check is Check.PLACEHOLDERS
+    ]
     assert [(row.side, row.outcome, row.figures.to_json()) for row in rows] == [
-        ("B", "failed", {"kind": "no list", "tokens": 5, "of": 8})
+        ("B", "failed", {"kind": "no list", "tokens": 5, "of": 8}),
     ]
 
 
@@ -278,8 +335,16 @@ def test_what_was_sent_stays_in_the_run() -> None:
     assert (len(side.rows.values), len(cleaned.values)) == (20, 18)
 
 
-def restricted(logits: np.ndarray, size: int, *, keep: str = "", temperature: float = 1.0) -> dict[str, Any]:
-    """A chat answer: the `size` top tokens of each row, -9999.0 for those that a sampler leaves out."""
+def restricted(
+    logits: np.ndarray,
+    size: int,
+    *,
+    keep: str = "",
+    temperature: float = 1.0,
+) -> dict[str, Any]:
+    """A chat answer: the `size` top tokens of each row, -9999.0 for those that a sampler leaves
+    out.
+    """
     rows: list[Token] = []
     for row in log_softmax(logits / temperature, axis=1):
         order = np.argsort(-row, kind="stable")
@@ -292,7 +357,9 @@ def restricted(logits: np.ndarray, size: int, *, keep: str = "", temperature: fl
         }[keep.removesuffix(", masked")]
         kept = 0.0 if keep.endswith("masked") else np.log(shares[is_kept].sum())
         values = np.where(is_kept, row[order] - kept, -9999.0)
-        top = {f"t{token}": float(value) for token, value in zip(order[:size], values, strict=False)}
+        top = {
+            f"t{token}": float(value) for token, value in zip(order[:size], values, strict=False)
+        }
         rows.append((f"t{order[0]}", float(values[0]), top))
     return answer(*rows)
 
@@ -300,7 +367,11 @@ def restricted(logits: np.ndarray, size: int, *, keep: str = "", temperature: fl
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("spread", [3.0, 6.0])
 @pytest.mark.parametrize("keep", ["top-p", "top-k", "min-p"])
-def test_lists_after_a_sampler_are_renormalized_and_a_mask_is_not(keep: str, spread: float, temperature: float) -> None:
+def test_lists_after_a_sampler_are_renormalized_and_a_mask_is_not(
+    keep: str,
+    spread: float,
+    temperature: float,
+) -> None:
     """Of a spread of 3 a nucleus is often more than the 20 listed tokens, of 6 often one."""
     logits = np.random.default_rng(3).normal(0, spread, (32, 400))
     plain = restricted(logits, 20)

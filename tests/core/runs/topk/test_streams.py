@@ -25,7 +25,11 @@ from core.runs.topk.payloads import bounded_json
 from core.runs.topk.payloads.formats import read_responses
 from core.runs.topk.records import Response
 
-TOKENS = [("Two", -0.25, " One", -1.75), (" and", -0.5, " or", -1.5), (" two", -0.125, " one", -2.5)]
+TOKENS = [
+    ("Two", -0.25, " One", -1.75),
+    (" and", -0.5, " or", -1.5),
+    (" two", -0.125, " one", -2.5),
+]
 TEXT = "Two and two"
 
 
@@ -38,7 +42,12 @@ ENTRIES = [entry(*token) for token in TOKENS]
 
 
 def chat(entries: list[dict[str, Any]] = ENTRIES, **more: Any) -> dict[str, Any]:
-    choice = {"index": 0, "finish_reason": "stop", "message": {"content": TEXT}, "logprobs": {"content": entries}}
+    choice = {
+        "index": 0,
+        "finish_reason": "stop",
+        "message": {"content": TEXT},
+        "logprobs": {"content": entries},
+    }
     return {"id": "chatcmpl-1", "object": "chat.completion", "choices": [choice], **more}
 
 
@@ -48,33 +57,60 @@ def chat_chunks(stream_id: str = "chatcmpl-1", index: int = 0) -> list[dict[str,
         return {"id": stream_id, "object": "chat.completion.chunk", "choices": [choice]}
 
     made = [chunk({"content": one["token"]}, logprobs={"content": [one]}) for one in ENTRIES]
-    usage = {"id": stream_id, "object": "chat.completion.chunk", "choices": [], "usage": {"prompt_tokens": 5}}
+    usage = {
+        "id": stream_id,
+        "object": "chat.completion.chunk",
+        "choices": [],
+        "usage": {"prompt_tokens": 5},
+    }
     return [chunk({"role": "assistant", "content": ""}), *made, chunk({}, "stop"), usage]
 
 
 def completion_chunks() -> list[dict[str, Any]]:
     made = []
     for at, (text, value, other, less) in enumerate(TOKENS):
-        lists = {"tokens": [text], "token_logprobs": [value], "top_logprobs": [{text: value, other: less}]}
+        lists = {
+            "tokens": [text],
+            "token_logprobs": [value],
+            "top_logprobs": [{text: value, other: less}],
+        }
         finish = "length" if at == len(TOKENS) - 1 else None
-        made.append({"id": "cmpl-1", "object": "text_completion",
-                     "choices": [{"index": 0, "text": text, "logprobs": lists, "finish_reason": finish}]})  # fmt: skip
+        made.append(
+            {
+                "id": "cmpl-1",
+                "object": "text_completion",
+                "choices": [{"index": 0, "text": text, "logprobs": lists, "finish_reason": finish}],
+            },
+        )
     return made
 
 
 def ollama_lines(*, is_chat: bool) -> list[dict[str, Any]]:
     made = [
         {"model": "m", "done": False, "logprobs": [one]}
-        | ({"message": {"role": "assistant", "content": one["token"]}} if is_chat else {"response": one["token"]})
+        | (
+            {"message": {"role": "assistant", "content": one["token"]}}
+            if is_chat
+            else {"response": one["token"]}
+        )
         for one in ENTRIES
     ]
     end = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
-    return [*made, {"model": "m", "done": True, "done_reason": "stop", "prompt_eval_count": 5, **end}]
+    return [
+        *made,
+        {"model": "m", "done": True, "done_reason": "stop", "prompt_eval_count": 5, **end},
+    ]
 
 
 def llamacpp_lines() -> list[dict[str, Any]]:
-    made = [{"content": one["token"], "stop": False, "completion_probabilities": [one]} for one in ENTRIES]
-    return [*made, {"content": "", "stop": True, "tokens_evaluated": 5, "generation_settings": {"n_probs": 2}}]
+    made = [
+        {"content": one["token"], "stop": False, "completion_probabilities": [one]}
+        for one in ENTRIES
+    ]
+    return [
+        *made,
+        {"content": "", "stop": True, "tokens_evaluated": 5, "generation_settings": {"n_probs": 2}},
+    ]
 
 
 STREAMS: dict[str, list[dict[str, Any]]] = {
@@ -88,20 +124,32 @@ FORMS: dict[str, Callable[[list[dict[str, Any]]], str]] = {
     "JSON lines": lambda chunks: "\n".join(json.dumps(chunk) for chunk in chunks),
     "one after another": lambda chunks: "".join(json.dumps(chunk, indent=1) for chunk in chunks),
     "a list": json.dumps,
-    "events": lambda chunks: "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n",
-    "events with names and comments": lambda chunks: ": ping\n\n" + "".join(
-        f"event: x\nid: {at}\ndata:{json.dumps(chunk)}\r\n\r\n" for at, chunk in enumerate(chunks)
+    "events": lambda chunks: (
+        "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    ),
+    "events with names and comments": lambda chunks: (
+        ": ping\n\n"
+        + "".join(
+            f"event: x\nid: {at}\ndata:{json.dumps(chunk)}\r\n\r\n"
+            for at, chunk in enumerate(chunks)
+        )
     ),
     "a log of the request and the text": lambda chunks: json.dumps(
-        {"request": {"max_tokens": 3}, "response": "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)}
+        {
+            "request": {"max_tokens": 3},
+            "response": "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks),
+        },
     ),
-}  # fmt: skip
+}
 
 
 def rows_of(response: Response) -> list[dict[str, float]]:
     rows = (response.rows.row(index) for index in range(len(response.rows)))
     return [
-        {response.texts[token]: value for token, value in zip(ids.tolist(), values.tolist(), strict=True)}
+        {
+            response.texts[token]: value
+            for token, value in zip(ids.tolist(), values.tolist(), strict=True)
+        }
         for ids, values in rows
     ]
 
@@ -122,7 +170,11 @@ def test_a_stream_is_one_answer(tmp_path: Path, name: str, form: str) -> None:
     (response,) = read(tmp_path, FORMS[form](STREAMS[name]))
     assert rows_of(response) == EXPECTED
     assert response.text == TEXT
-    assert [response.texts[token] for token in response.rows.targets.tolist()] == ["Two", " and", " two"]
+    assert [response.texts[token] for token in response.rows.targets.tolist()] == [
+        "Two",
+        " and",
+        " two",
+    ]
 
 
 def test_streams_of_several_ids_are_several_answers(tmp_path: Path) -> None:
@@ -130,7 +182,9 @@ def test_streams_of_several_ids_are_several_answers(tmp_path: Path) -> None:
     mixed = [chunk for pair in zip(one, other, strict=True) for chunk in pair]
     for chunks in (one + other, mixed, [*one, chat(), *other]):
         found = read(tmp_path, FORMS["JSON lines"](chunks))
-        assert [rows_of(response) for response in found] == [EXPECTED] * (3 if len(chunks) % 2 else 2)
+        assert [rows_of(response) for response in found] == [EXPECTED] * (
+            3 if len(chunks) % 2 else 2
+        )
     assert len(read(tmp_path, FORMS["JSON lines"](ollama_lines(is_chat=True) * 2))) == 2
 
 
@@ -143,7 +197,9 @@ def test_a_part_of_a_stream_of_sglang_is_refused(tmp_path: Path) -> None:
 def test_choices_of_one_stream_are_answers_of_their_own(tmp_path: Path) -> None:
     one, other = chat_chunks(index=0), chat_chunks(index=1)
     mixed = [one[0], *other[:3], *one[1:], *other[3:]]
-    assert [rows_of(response) for response in read(tmp_path, FORMS["events"](mixed))] == [EXPECTED] * 2
+    assert [rows_of(response) for response in read(tmp_path, FORMS["events"](mixed))] == [
+        EXPECTED,
+    ] * 2
 
 
 def test_a_stream_that_was_cut_has_the_rows_that_came(tmp_path: Path) -> None:
@@ -203,14 +259,22 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, content: bytes, sentence: 
         read(tmp_path, content)
 
 
-def test_a_compressed_file_may_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compressed_file_may_not_grow_without_end(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(bounded_json, "MAX_FILE_BYTES", 1 << 20)
     with pytest.raises(DumpError, match="more than 1,048,576 bytes"):
         read(tmp_path, gzip.compress(b"[" + b" " * (8 << 20)))
 
 
 def batch_line(name: str, body: object, status: int = 200, error: object = None) -> dict[str, Any]:
-    return {"id": "r", "custom_id": name, "response": {"status_code": status, "body": body}, "error": error}
+    return {
+        "id": "r",
+        "custom_id": name,
+        "response": {"status_code": status, "body": body},
+        "error": error,
+    }
 
 
 def test_answers_of_a_batch_are_joined_by_custom_id(tmp_path: Path) -> None:
@@ -228,8 +292,15 @@ def test_answers_of_a_batch_are_joined_by_custom_id(tmp_path: Path) -> None:
 
 
 def test_failed_requests_of_a_batch_are_named_and_left_out(tmp_path: Path) -> None:
-    failed = [batch_line("b", {"error": {"message": "too long"}}, 400), batch_line("c", None, 500, {"message": "busy"})]
-    lines = [batch_line("a", chat()), *failed, {"custom_id": "d", "response": None, "error": {"code": "expired"}}]
+    failed = [
+        batch_line("b", {"error": {"message": "too long"}}, 400),
+        batch_line("c", None, 500, {"message": "busy"}),
+    ]
+    lines = [
+        batch_line("a", chat()),
+        *failed,
+        {"custom_id": "d", "response": None, "error": {"code": "expired"}},
+    ]
     (response,) = read(tmp_path, FORMS["JSON lines"](lines))
     assert rows_of(response) == EXPECTED
     (warning,) = response.warnings
@@ -241,7 +312,10 @@ def test_failed_requests_of_a_batch_are_named_and_left_out(tmp_path: Path) -> No
 
 def test_requests_of_a_batch_are_no_answers(tmp_path: Path) -> None:
     with pytest.raises(DumpError, match="output file"):
-        read(tmp_path, json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}))
+        read(
+            tmp_path,
+            json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}),
+        )
 
 
 def test_a_responses_object_has_its_rows_after_the_prompt(tmp_path: Path) -> None:
@@ -250,11 +324,17 @@ def test_a_responses_object_has_its_rows_after_the_prompt(tmp_path: Path) -> Non
     body = {"object": "response", "error": None, "output": [message], "usage": {"input_tokens": 7}}
     (response,) = read(tmp_path, json.dumps(body))
     assert (rows_of(response), response.rows.positions.tolist()) == (EXPECTED, [6, 7, 8])
-    (thought,) = read(tmp_path, json.dumps(body | {"output": [{"type": "reasoning", "summary": []}, message]}))
+    (thought,) = read(
+        tmp_path,
+        json.dumps(body | {"output": [{"type": "reasoning", "summary": []}, message]}),
+    )
     assert (thought.start_known, thought.rows.positions.tolist()) == (False, [0, 1, 2])
 
 
-@pytest.mark.parametrize("failure", [{"error": "no memory"}, {"object": "error", "message": "no memory"}])
+@pytest.mark.parametrize(
+    "failure",
+    [{"error": "no memory"}, {"object": "error", "message": "no memory"}],
+)
 def test_only_an_error_that_says_something_is_one(tmp_path: Path, failure: dict[str, Any]) -> None:
     with pytest.raises(DumpError, match="answered with an error: no memory"):
         read(tmp_path, json.dumps(failure))
@@ -281,7 +361,9 @@ def test_answers_are_joined_by_the_prompts_of_their_requests(tmp_path: Path) -> 
     said = {"first": chat(), "second": chat(other)}
     paths = [tmp_path / name for name in ("old.jsonl", "new.jsonl")]
     for path, names in zip(paths, (("first", "second"), ("second", "first")), strict=True):
-        lines = [{"request": {"messages": [{"content": name}]}, "response": said[name]} for name in names]
+        lines = [
+            {"request": {"messages": [{"content": name}]}, "response": said[name]} for name in names
+        ]
         path.write_text("\n".join(json.dumps(line) for line in lines))
     assert compare_sides(*align(read_sides(paths))).differing == 0
 

@@ -1,4 +1,6 @@
-"""A lower precision is named and is no bug; a fault on top of one, or as large and as even as one, stays a bug."""
+"""A lower precision is named and is no bug; a fault on top of one, or as large and as even as one,
+stays a bug.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,14 @@ from benchmarks.verdicts.mutations import (
     round_cache,
     scaled_head,
 )
-from benchmarks.verdicts.precisions import ON_TOP, PRECISIONS, eight_bits, q4_0, stale_slot_in_fp8, with_weights
+from benchmarks.verdicts.precisions import (
+    ON_TOP,
+    PRECISIONS,
+    eight_bits,
+    q4_0,
+    stale_slot_in_fp8,
+    with_weights,
+)
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core import capture_request
 from core.errors import UsageError
@@ -52,7 +61,12 @@ from core.inference.controls.precisions.catalogue import (
     parse_precisions,
     tf32,
 )
-from core.inference.controls.precisions.lowered import Question, best_precisions, lowered_in_16_bits, lowered_of_pair
+from core.inference.controls.precisions.lowered import (
+    Question,
+    best_precisions,
+    lowered_in_16_bits,
+    lowered_of_pair,
+)
 from core.inference.controls.rounding_floor import rounding_floor
 from core.inference.models.dtypes import in_float32
 from core.inference.models.model import LoadedModel
@@ -88,7 +102,11 @@ def _row(verdict_rows: tuple[Evidence, ...]) -> Evidence:
 
 @pytest.mark.spread(3)
 @pytest.mark.parametrize("name", NAMED)
-def test_a_lower_precision_is_named_with_its_size_in_floors(judged, small: LoadedModel, name: str) -> None:
+def test_a_lower_precision_is_named_with_its_size_in_floors(
+    judged,
+    small: LoadedModel,
+    name: str,
+) -> None:
     verdict = judged(small, _one_prompt(small), "prefill", CASES[name].engine)
     row = _row(verdict.evidence)
     assert (verdict.name, row.outcome) == (LOWER_PRECISION, PASSED)
@@ -101,13 +119,17 @@ def test_a_lower_precision_is_named_with_its_size_in_floors(judged, small: Loade
 @pytest.mark.spread(1)
 @pytest.mark.parametrize("case", ON_TOP, ids=lambda case: case.name)
 def test_a_fault_on_top_of_a_lower_precision_stays_a_bug_and_has_its_own_place(
-    judged, small: LoadedModel, case: Mutation
+    judged,
+    small: LoadedModel,
+    case: Mutation,
 ) -> None:
     verdict = judged(small, _one_prompt(small), "prefill", case.engine)
     assert verdict.name == BUG_SUSPECTED
     row = _row(verdict.evidence)
     assert row.outcome == FAILED
-    part = "Q4_0" if "Q4_0" in case.name else "fp8" if "fp8" in case.name else "all of it in bfloat16"
+    part = (
+        "Q4_0" if "Q4_0" in case.name else "fp8" if "fp8" in case.name else "all of it in bfloat16"
+    )
     assert part.lower() in row.figures.precision
     assert "slot" not in case.name or verdict.first_place == (
         0,
@@ -122,12 +144,18 @@ def test_both_sides_may_be_in_a_lower_precision_each_in_its_own(judged, small: L
     assert verdict.name == LOWER_PRECISION, verdict.table()
     names = {row.figures.precision for row in verdict.evidence if row.group == PRECISION}
     assert names == {NAMED["fp8 cache, attention written out"], NAMED["weights in Q4_0"]}
-    assert judged(small, _one_prompt(small), scaled_head(1.01), quantised).name == BUG_SUSPECTED  # the twin
+    # the twin
+    assert judged(small, _one_prompt(small), scaled_head(1.01), quantised).name == BUG_SUSPECTED
 
 
 @pytest.mark.thorough
-def test_a_small_fault_of_one_side_is_not_excused_by_the_precision_of_the_other(judged, small: LoadedModel) -> None:
-    """One position of the reference is off by 3 in 100,000: its rms over all positions is within ten floors."""
+def test_a_small_fault_of_one_side_is_not_excused_by_the_precision_of_the_other(
+    judged,
+    small: LoadedModel,
+) -> None:
+    """One position of the reference is off by 3 in 100,000: its rms over all positions is within
+    ten floors.
+    """
 
     def faulty(model, ids):
         logits = prefill(model, ids)
@@ -142,13 +170,18 @@ def test_a_small_fault_of_one_side_is_not_excused_by_the_precision_of_the_other(
 @pytest.mark.parametrize(
     ("sound", "wrong", "place"),
     [
-        (round_cache(fp8), stale_slot_in_fp8, (0, 16)),  # of the fault; the cache is rounded from 8 on
+        # of the fault; the cache is rounded from 8 on
+        (round_cache(fp8), stale_slot_in_fp8, (0, 16)),
         (with_weights(q4_0), with_weights(q4_0, overwriting(another_prompt, PREFIX, -3)), None),
     ],
     ids=["fp8 cache", "weights in Q4_0"],
 )
 def test_an_engine_that_has_16_bits_only_is_held_beside_the_model_in_that_precision(
-    judged, narrow: LoadedModel, sound, wrong, place
+    judged,
+    narrow: LoadedModel,
+    sound,
+    wrong,
+    place,
 ) -> None:
     """A served engine in bfloat16; and with a stale slot as well."""
     own, prompts = copy.deepcopy(narrow.model), [tiny_prompts(narrow)[0][:24]]
@@ -163,12 +196,15 @@ def test_an_engine_that_has_16_bits_only_is_held_beside_the_model_in_that_precis
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
 def test_of_an_engine_in_16_bits_no_fault_is_excused_by_a_precision(name: str) -> None:
-    """Some are as large as a cache of 8 bits makes, and none is what it makes. A head's output times 1.01 is below what
-    16 bits show, so over weights of 4 bits it is below what the sentence says would be seen.
+    """Some are as large as a cache of 8 bits makes, and none is what it makes. A head's output
+    times 1.01 is below what 16 bits show, so over weights of 4 bits it is below what the sentence
+    says would be seen.
     """
     loaded = tiny_model(name, "bfloat16")
     own, ids = copy.deepcopy(loaded.model), [tiny_prompts(loaded)[0][:32]]
-    tried = [case for case in (*MUTATIONS, *ON_TOP) if not case.is_precision and case.applies(loaded)]
+    tried = [
+        case for case in (*MUTATIONS, *ON_TOP) if not case.is_precision and case.applies(loaded)
+    ]
     seen, excused = [], []
     for case in tried:
         if case.engine is None or case.sample is not None or "x 1.01 over weights" in case.name:
@@ -186,8 +222,13 @@ def test_of_an_engine_in_16_bits_no_fault_is_excused_by_a_precision(name: str) -
 
 
 @pytest.mark.thorough
-def test_a_fault_of_the_16_bit_kernels_alone_is_not_excused_by_a_precision(judged, narrow: LoadedModel) -> None:
-    """Weights of 4 bits in both dtypes; in bfloat16 attention is scaled by another number besides."""
+def test_a_fault_of_the_16_bit_kernels_alone_is_not_excused_by_a_precision(
+    judged,
+    narrow: LoadedModel,
+) -> None:
+    """Weights of 4 bits in both dtypes; in bfloat16 attention is scaled by another number
+    besides.
+    """
 
     def wrong_in_bfloat16(model, ids):
         inner = attention_scaled_by_head_dim if model.dtype == torch.bfloat16 else prefill
@@ -235,10 +276,21 @@ step_without_oldest_key = attending(_without_oldest)
         (step_without_oldest_key, "bfloat16", "decode", ["kv=int8"], 1),
     ],
 )
-def test_a_fault_of_the_models_own_step_is_no_precision(fault, dtype, path, declared, position) -> None:
+def test_a_fault_of_the_models_own_step_is_no_precision(
+    fault,
+    dtype,
+    path,
+    declared,
+    position,
+) -> None:
     loaded = tiny_model("llama", dtype)
     with fault(loaded.model):
-        verdict = judge(loaded, _one_prompt(loaded), variant=path, precisions=parse_precisions(declared))
+        verdict = judge(
+            loaded,
+            _one_prompt(loaded),
+            variant=path,
+            precisions=parse_precisions(declared),
+        )
     assert (verdict.name, verdict.first_place) == (BUG_SUSPECTED, (0, position)), verdict.table()
     assert _row(verdict.evidence).outcome == NOTED
     assert "int8" not in verdict.because
@@ -246,7 +298,9 @@ def test_a_fault_of_the_models_own_step_is_no_precision(fault, dtype, path, decl
 
 
 @pytest.mark.thorough
-def test_a_fault_of_the_models_own_16_bit_step_is_not_excused_by_a_cache_of_8_bits(narrow: LoadedModel) -> None:
+def test_a_fault_of_the_models_own_16_bit_step_is_not_excused_by_a_cache_of_8_bits(
+    narrow: LoadedModel,
+) -> None:
     engine, prompts = cached(range(8, 48), rewriting(fp8)), _one_prompt(narrow)
     assert judge(narrow, prompts, variant=engine).name == LOWER_PRECISION
     with step_without_rope(dtypes=[torch.bfloat16]):
@@ -264,23 +318,38 @@ def _cache_in(dtype) -> Rounding:
 
 @pytest.mark.parametrize(("dtype", "name"), [(np.float16, "fp16"), (ml_dtypes.bfloat16, "bf16")])
 def test_an_undeclared_cache_in_16_bits_is_named_and_a_stale_slot_in_it_is_a_bug(
-    judged, small: LoadedModel, dtype, name
+    judged,
+    small: LoadedModel,
+    dtype,
+    name,
 ) -> None:
     def written_rounded(model, ids):
         with Precision(CACHE, "", _cache_in(dtype)).side.open(small, None) as run:
             return whole_side(run, ids.tolist())
 
     prompts, rounded = _one_prompt(small), rewriting(_cache_in(dtype))
-    for engine, later in ((written_rounded, ""), (cached(8, rounded), " (rounded after its first read)")):
+    for engine, later in (
+        (written_rounded, ""),
+        (cached(8, rounded), " (rounded after its first read)"),
+    ):
         verdict = judged(small, prompts, "prefill", engine)
         assert verdict.name == LOWER_PRECISION, verdict.table()
         assert _row(verdict.evidence).figures.precision == f"KV cache in {name}{later}"
-    verdict = judged(small, prompts, "prefill", cached(8, rounded, left_by(another_prompt, PREFIX, -3)))
+    verdict = judged(
+        small,
+        prompts,
+        "prefill",
+        cached(8, rounded, left_by(another_prompt, PREFIX, -3)),
+    )
     assert (verdict.name, verdict.first_place) == (BUG_SUSPECTED, (0, PREFIX)), verdict.table()
 
 
-def test_a_cache_rounded_before_it_is_read_is_found_if_its_first_positions_are_quiet(small: LoadedModel) -> None:
-    """All tokens may attend to a first one of tiny values, whose rounding is within the noise floor."""
+def test_a_cache_rounded_before_it_is_read_is_found_if_its_first_positions_are_quiet(
+    small: LoadedModel,
+) -> None:
+    """All tokens may attend to a first one of tiny values, whose rounding is within the noise
+    floor.
+    """
     prompts = _one_prompt(small)
     (true,) = parse_precisions(["kv=fp8_e4m3"])
     differs = np.arange(len(prompts[0])) >= 2
@@ -294,7 +363,9 @@ def test_a_cache_rounded_before_it_is_read_is_found_if_its_first_positions_are_q
 
 
 def _engine(compute, widest: str = "prefill"):
-    """A side of an engine with a float16 cache by default, which at its widest is a path of the model."""
+    """A side of an engine with a float16 cache by default, which at its widest is a path of the
+    model.
+    """
     settings = {"kv": {"default": "f16", "widest": "f32", "bits": {"f16": 11}}}
     path = SimpleNamespace(
         engine=SimpleNamespace(modifiers=settings, activations={}),
@@ -324,22 +395,36 @@ def _scaled(model, ids):
         (PLAIN, _float16_cache, [PASSED], None),
         (PLAIN, _repeating_a_row, [FAILED], (0, 20)),  # among 280 sound positions no rms shows it
         (side_of(_scaled), prefill, [NOTED], None),  # a setting that changes nothing
-        (side_of(_scaled), _float16_cache, [PASSED, NOTED], None),  # nor does one excuse the other side
+        # nor does one excuse the other side
+        (side_of(_scaled), _float16_cache, [PASSED, NOTED], None),
     ],
     ids=["float16 cache", "fault at a position", "no rounding", "fault of the other side"],
 )
-def test_settings_of_an_engine_excuse_what_they_round_alone(small, reference, engine, outcomes, place) -> None:
+def test_settings_of_an_engine_excuse_what_they_round_alone(
+    small,
+    reference,
+    engine,
+    outcomes,
+    place,
+) -> None:
     prompts = [tiny_prompts(small)[0][:28]] * 10
     with torch.inference_mode():
         floors = {"float32": rounding_floor(small, prompts).squares}
         rows = lowered_of_pair(
-            Question(prompts), small, [reference, _engine(engine)], floors, "float32", fails_in_own_dtype=False
+            Question(prompts),
+            small,
+            [reference, _engine(engine)],
+            floors,
+            "float32",
+            fails_in_own_dtype=False,
         )
     assert [row.evidence.outcome for row in rows] == outcomes
     assert rows[0].place == place
 
 
-def test_a_precision_of_ones_own_is_tried_and_without_it_the_cache_is_a_bug(small: LoadedModel) -> None:
+def test_a_precision_of_ones_own_is_tried_and_without_it_the_cache_is_a_bug(
+    small: LoadedModel,
+) -> None:
     """A cache in float8 with a calibrated scale, which nobody can guess."""
 
     def calibrated(values: torch.Tensor) -> torch.Tensor:
@@ -355,7 +440,12 @@ def test_a_precision_of_ones_own_is_tried_and_without_it_the_cache_is_a_bug(smal
     prompts = _one_prompt(small)
     assert judge(small, prompts, variant=engine).name == BUG_SUSPECTED
     known = Precision(CACHE, "float8_e4m3fn with the scale 0.37", calibrated)
-    verdict = judge(small, prompts, variant=engine, precisions=[Precision(CACHE, "x", broken), known])
+    verdict = judge(
+        small,
+        prompts,
+        variant=engine,
+        precisions=[Precision(CACHE, "x", broken), known],
+    )
     assert verdict.name == LOWER_PRECISION
     assert _row(verdict.evidence).figures.precision == known.name
 
@@ -364,7 +454,11 @@ DECLARED = {
     "kv=int8": Precision(CACHE, "", lambda values: int8(values, axis=-2)),
     "kv=bf16": Precision(CACHE, "", lambda values: values.bfloat16().float()),
     "weights=fp16": Precision(LAYERS, "", lambda values: values.half().to(values.dtype)),
-    "products=tf32": Precision(PRODUCTS, "", lambda v: (v.contiguous().view(torch.int32) & -(1 << 13)).view(v.dtype)),
+    "products=tf32": Precision(
+        PRODUCTS,
+        "",
+        lambda v: (v.contiguous().view(torch.int32) & -(1 << 13)).view(v.dtype),
+    ),
     "activations=fp16": Precision(ACTIVATIONS, "", lambda values: values.half().to(values.dtype)),
     "head=int8": Precision(HEAD, "", int8),
 }
@@ -373,7 +467,9 @@ DECLARED = {
 @pytest.mark.spread(2)
 @pytest.mark.parametrize("text", DECLARED)
 def test_what_is_declared_is_confirmed_and_is_no_excuse_for_another_fault(
-    judged, small: LoadedModel, text: str
+    judged,
+    small: LoadedModel,
+    text: str,
 ) -> None:
     """The twin: a row of logits is that of the position before it."""
     prompts, given = _one_prompt(small), parse_precisions([text])
@@ -402,16 +498,24 @@ def test_every_precision_of_the_catalogue_is_another_function_and_leaves_the_mod
     with torch.inference_mode():
         plain = small.model(torch.tensor([ids])).logits[0]
         found = {each.name: whole_side(each.side.run_on(small), ids) for each in catalogue(small)}
-    assert all(logits.isfinite().all() and not torch.equal(logits, plain) for logits in found.values())
+    assert all(
+        logits.isfinite().all() and not torch.equal(logits, plain) for logits in found.values()
+    )
     assert len({logits.numpy().tobytes() for logits in found.values()}) == len(found)
-    assert all(torch.equal(parameter, before[name]) for name, parameter in small.model.named_parameters())
+    assert all(
+        torch.equal(parameter, before[name]) for name, parameter in small.model.named_parameters()
+    )
 
 
-def test_noise_that_hides_where_a_cache_begins_to_be_rounded_is_looked_around(narrow: LoadedModel) -> None:
+def test_noise_that_hides_where_a_cache_begins_to_be_rounded_is_looked_around(
+    narrow: LoadedModel,
+) -> None:
     """16 bits differ from position 10 on alone, and the cache was rounded from position 8 on."""
     prompts = _one_prompt(narrow)
     with torch.inference_mode(), in_float32(narrow) as widened:
-        fp8_cache = next(each for each in catalogue(widened) if each.part == CACHE and "e4m3" in each.format)
+        fp8_cache = next(
+            each for each in catalogue(widened) if each.part == CACHE and "e4m3" in each.format
+        )
         true = replace(fp8_cache, storage=Stored(8, 8))
         side = replace(true.side, name="engine")
         differs = np.arange(len(prompts[0])) >= 10
@@ -421,10 +525,17 @@ def test_noise_that_hides_where_a_cache_begins_to_be_rounded_is_looked_around(na
 
 def test_formats_hold_the_values_that_their_definitions_say() -> None:
     values = torch.tensor([[0.1, -0.7, 1.0, 3.3, -2.05, 0.0, 448.0, 0.0021]])
-    for dtype, other in ((torch.float8_e4m3fn, ml_dtypes.float8_e4m3fn), (torch.float8_e5m2, ml_dtypes.float8_e5m2)):
-        assert np.array_equal(cast(values, dtype).numpy(), values.numpy().astype(other).astype(np.float32))
+    for dtype, other in (
+        (torch.float8_e4m3fn, ml_dtypes.float8_e4m3fn),
+        (torch.float8_e5m2, ml_dtypes.float8_e5m2),
+    ):
+        assert np.array_equal(
+            cast(values, dtype).numpy(),
+            values.numpy().astype(other).astype(np.float32),
+        )
     assert cast(torch.tensor([1e6, -500.0]), torch.float8_e4m3fn).tolist() == [448.0, -448.0]
-    # TF32 keeps 10 bits: 1 + 2^-11 lies between 1 and 1 + 2^-10 and goes to the even one, 1 + 3 * 2^-11 to 1 + 2^-9
+    # TF32 keeps 10 bits: 1 + 2^-11 lies between 1 and 1 + 2^-10 and goes to the even one, 1 + 3 *
+    # 2^-11 to 1 + 2^-9
     given = torch.tensor([1 + 2.0**-11, 1 + 3 * 2.0**-11, 1 + 2.0**-10, -3.0000001])
     assert tf32(given).tolist() == [1.0, 1 + 2.0**-9, 1 + 2.0**-10, -3.0]
     assert tf32(given, truncates=True).tolist() == [1.0, 1 + 2.0**-10, 1 + 2.0**-10, -3.0]
@@ -438,7 +549,8 @@ def test_formats_hold_the_values_that_their_definitions_say() -> None:
     row[0, :4] = torch.tensor([-8.0, 8.0, 2.4, -3.5])
     assert gguf(row, "Q4_0")[0, :5].tolist() == [-8.0, 7.0, 2.0, -3.0, 0.0]
     assert nf4(torch.tensor([[2.0, -2.0, 0.4, 0.01]]))[0].tolist() == pytest.approx(
-        [2.0, -2.0, 0.3218604, 0.0], abs=1e-6
+        [2.0, -2.0, 0.3218604, 0.0],
+        abs=1e-6,
     )
 
 
@@ -452,7 +564,9 @@ def test_every_part_and_format_that_a_command_takes_is_a_precision() -> None:
 
 
 def test_the_levels_of_nf4_are_those_of_its_definition() -> None:
-    """Quantiles of the normal distribution, evenly apart on either side of 0, scaled to 1 (QLoRA, section 3)."""
+    """Quantiles of the normal distribution, evenly apart on either side of 0, scaled to 1 (QLoRA,
+    section 3).
+    """
     least = 0.9677083  # as bitsandbytes has it: half way between 1 - 1/30 and 1 - 1/32
     above, below = (norm.ppf(np.linspace(least, 0.5, count)[:-1]) for count in (9, 8))
     levels = np.sort([*above, 0.0, *-below]) / above.max()
@@ -461,7 +575,10 @@ def test_the_levels_of_nf4_are_those_of_its_definition() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize(("dtype", "variant"), [("float32", "prefill+tf32"), ("bfloat16", with_weights(eight_bits))])
+@pytest.mark.parametrize(
+    ("dtype", "variant"),
+    [("float32", "prefill+tf32"), ("bfloat16", with_weights(eight_bits))],
+)
 def test_a_precision_on_a_gpu_is_named(dtype, variant):
     loaded = tiny_model("llama", dtype, device="cuda")
     assert judge(loaded, tiny_prompts(loaded), variant=variant).name == LOWER_PRECISION
