@@ -95,7 +95,7 @@ def routes(_: str) -> str:
     ]
     return table(
         ("request", "what it does"),
-        ((f"`{m} {path}`", doc.partition("\n")[0]) for m, path, doc in listed),
+        ((f"`{m} {path}`", " ".join(doc.partition("\n\n")[0].split())) for m, path, doc in listed),
     )
 
 

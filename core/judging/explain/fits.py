@@ -97,11 +97,12 @@ def soft_capping(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
             f"Logits of '{pair.names[side]}' are those of '{pair.names[1 - side]}', soft-capped at"
             f" {cap:.4g}."
         )
-        undo = Undo(
-            _apply(side, lambda values, cap=cap: cap * np.tanh(values / cap)),
-            share=TRIMMED,
-        )  # type: ignore[misc]
+        undo = Undo(_apply(side, partial(_cap_softly, cap)), share=TRIMMED)
         yield Cause("soft-capping", says, {"cap": cap}, undo)
+
+
+def _cap_softly(cap: float, values: Values) -> Values:
+    return cap * np.tanh(values / cap)
 
 
 def _apply(side: int, change: Callable[[Values], Values]) -> Callable[[RowPair], RowPair]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from operator import methodcaller
 from pathlib import Path
 
 import pytest
@@ -212,12 +213,8 @@ def test_a_deleted_run_goes_for_good_after_a_week_when_the_next_is_written(store
         store.label(run_id, Labels(("x",)))
         store.delete(run_id)
         at = (datetime.now(UTC) - timedelta(seconds=age)).timestamp()
-        store._change(
-            lambda database: database.execute(
-                "UPDATE deleted SET at = ? WHERE run_id = ?",
-                [at, run_id],
-            ),
-        )  # noqa: B023
+        statement = f"UPDATE deleted SET at = {at} WHERE run_id = '{run_id}'"
+        store._change(methodcaller("execute", statement))
     written = make_run(store)
     assert [run.run_id for run in store.deleted()] == ["new"]
     names = {path.name for path in store.directory.iterdir()}
