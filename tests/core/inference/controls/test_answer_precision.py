@@ -15,7 +15,7 @@ import torch
 from benchmarks.verdicts.engines import Engine, prefill, walk
 from benchmarks.verdicts.mutations import MUTATIONS
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
-from benchmarks.verdicts.variations import VARIATIONS, in_float64
+from benchmarks.verdicts.variations import VARIATIONS, in_float64, in_two_halves
 from core.inference.controls.answer_precision import narrow_answers
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of
@@ -157,9 +157,9 @@ OWN_FLOAT32 = (
 @pytest.mark.parametrize(
     ("compute", "is_reference"),
     [
-        (decode, False),
+        (in_two_halves, False),
         (head_in_float32, True),
-        *thorough([(decode, True), (head_in_float32, False)]),
+        *thorough([(in_two_halves, True), (head_in_float32, False)]),
     ],
     ids=lambda each: getattr(each, "__name__", {True: "reference", False: "variant"}.get(each)),
 )

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.verdicts.variations import in_two_halves
 from core.inference.controls.list_floor import floor_of_rows
 from core.inference.models.model import LoadedModel, load_model
-from core.inference.paths.engines import whole_side
-from core.inference.paths.paths import open_path, parse_path
+from core.inference.paths.engines import Engine, side_of, whole_side
 from core.judging.explain.rows import rows_of_lists
 from core.judging.lists import judge_with_floor
 from core.runs.file.evidence import Check, ListFloorFigures, Verdict
@@ -38,10 +38,10 @@ def loaded(request: Any) -> LoadedModel:
     return load_model(str(MODEL), dtype=request.param, device="cpu")
 
 
-def rows_of(loaded: LoadedModel, path: str) -> torch.Tensor:
+def rows_of(loaded: LoadedModel, engine: str | Engine) -> torch.Tensor:
     ids = tuple(loaded.tokenizer(TEXT)["input_ids"])
-    with torch.inference_mode(), open_path(parse_path(path), loaded) as run:
-        return torch.log_softmax(whole_side(run, ids).float(), -1)
+    with torch.inference_mode():
+        return torch.log_softmax(whole_side(side_of(engine).run_on(loaded), ids).float(), -1)
 
 
 def side(loaded: LoadedModel, name: str, rows: torch.Tensor, *, has_ids: bool = True) -> ListSide:
@@ -76,10 +76,8 @@ def figures_of(verdict: Verdict) -> ListFloorFigures:
 
 
 def test_two_ways_of_one_model_are_rounding(loaded: LoadedModel) -> None:
-    found = judged(
-        loaded,
-        *(side(loaded, path, rows_of(loaded, path)) for path in ("prefill", "decode")),
-    )
+    rows = {"prefill": rows_of(loaded, "prefill"), "halves": rows_of(loaded, in_two_halves)}
+    found = judged(loaded, *(side(loaded, *each) for each in rows.items()))
     assert found.name == "rounding", found.because
     assert found.noise_ratio is not None
     assert found.noise_ratio <= 4
@@ -106,7 +104,7 @@ def test_another_model_gives_no_verdict(loaded: LoadedModel) -> None:
     noise = torch.from_numpy(np.random.default_rng(1).normal(0, 1, rows.shape)).float()
     other, again = (
         torch.log_softmax(rows + noise + shift, -1)
-        for shift in (0.0, rows_of(loaded, "decode") - rows)
+        for shift in (0.0, rows_of(loaded, in_two_halves) - rows)
     )
     found = judged(loaded, side(loaded, "one", other), side(loaded, "two", again))
     assert found.name == "undecided"

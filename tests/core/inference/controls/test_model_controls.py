@@ -15,6 +15,7 @@ from benchmarks.verdicts.mutations import fp8, round_cache
 from benchmarks.verdicts.precisions import stale_slot_in_fp8
 from benchmarks.verdicts.sixteen import FAULTS, TWINS
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
+from benchmarks.verdicts.variations import in_two_halves
 from core.errors import UsageError
 from core.inference.controls.model_controls import model_of_dump
 from core.inference.models.dtypes import in_float32
@@ -122,7 +123,7 @@ def test_a_dump_of_another_model_gets_no_verdict_from_this_one(narrow, tmp_path)
     other = tiny_model("llama", "bfloat16", seed=5)
     run = _judged(
         tmp_path,
-        saved(tmp_path / "other.npz", **_arrays(other, _prompts(other))),
+        saved(tmp_path / "other.npz", **_arrays(other, _prompts(other), in_two_halves)),
         narrow,
     )
     assert run.pairs[0].verdict == "undecided"
