@@ -1,4 +1,4 @@
-"""Compare two sides, row by row: every metric of the contract (DESIGN, section 5) and their sum
+"""Compare two sides, row by row: every metric of `METRICS` and their sum
 over a pair.
 
 `compare(a, b, fmt)` works on any number of rows held in memory; a whole run is a loop over chunks
@@ -23,7 +23,7 @@ from .formats import FloatFormat, ordinals
 from .sizes import BINS, BLOCK, DENSE, GROUP, TOP_K
 
 ROWS_A_TASK = 8  # rows a thread takes at a time
-NEAR_TIE_ROW_ULPS = 2  # DESIGN, section 5: a property of the model, whatever the pair differs by
+NEAR_TIE_ROW_ULPS = 2  # a property of the model, whatever the pair differs by
 COMPILING = "compiling kernels, once"
 _log = logging.getLogger(__name__)
 # of the bins of a histogram

@@ -1,4 +1,4 @@
-"""Noise floor (DESIGN section 6): how far sums in another order move this model's logits."""
+"""Noise floor: how far sums in another order move this model's logits."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Frozen records of a run, which check themselves.
 
-Words (DESIGN, section 2): a run has prompts and sides; a side is `[rows, vocab]` logits; a *row* is
+Words: a run has prompts and sides; a side is `[rows, vocab]` logits; a *row* is
 one position of one prompt, prompts one after another; the first side is the reference; a pair is
 the reference and one variant.
 """

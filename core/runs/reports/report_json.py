@@ -1,4 +1,4 @@
-"""The JSON shape of the metric contract (DESIGN, section 5), from stored figures."""
+"""The JSON shape of the metric contract, from stored figures."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def _commands(stated: str, command: str) -> dict[str, str]:
 
 
 def run_json(run: RunReader, *, with_positions: bool = False) -> dict[str, Any]:
-    """Provenance, sides, the report of the first pair (DESIGN, section 5), caches and
+    """Provenance, sides, the report of the first pair, caches and
     continuations; figures of every position if asked.
     """
     header = run.header
