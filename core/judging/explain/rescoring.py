@@ -11,7 +11,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ...numerics.mismatch import SampledTokens
+from ...rl.causes import explain_tokens
+from ...rl.figures import SampledTokens
 from ...runs.file.evidence import (
     MISSING,
     NOTED,
@@ -23,7 +24,6 @@ from ...runs.file.evidence import (
 )
 from ...text import multiple, three_digits
 from ..judge import LISTS, foreign
-from .rollouts import explain_tokens
 from .rows import RowPair
 from .scoring import Cause
 

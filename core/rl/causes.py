@@ -13,11 +13,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ...numerics.formats import FORMATS
-from ...numerics.mismatch import SampledTokens
-from ...text import clean, number, percent, plural, series
-from .fits import round_to
-from .scoring import Cause
+from ..judging.explain.fits import round_to
+from ..judging.explain.scoring import Cause
+from ..numerics.formats import FORMATS
+from ..text import clean, number, percent, plural, series
+from .figures import SampledTokens
 from .token_values import (
     CONTRAST,
     MOST,

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ...errors import DumpError, StoreError, UsageError
-from ...text import clean, number, plural
-from ..file.database import Database
-from ..tables.rollouts import CHOSEN_TOKEN, SEQUENCE
-from ..topk.files import side_names
-from ..topk.payloads.bounded_json import MAX_FILE_BYTES, open_plain
-from ..topk.placeholders import ROUNDING
-from ..topk.records import MAX_POSITIONS
+from ..errors import DumpError, StoreError, UsageError
+from ..runs.file.database import Database
+from ..runs.tables.rl import CHOSEN_TOKEN, SEQUENCE
+from ..runs.topk.files import side_names
+from ..runs.topk.payloads.bounded_json import MAX_FILE_BYTES, open_plain
+from ..runs.topk.placeholders import ROUNDING
+from ..runs.topk.records import MAX_POSITIONS
+from ..text import clean, number, plural
 from .array_files import is_batch, read_batch
 from .torch_files import is_rollout, read_responses
 

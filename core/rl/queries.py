@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import UsageError
-from ...numerics.mismatch import (
+from ..errors import UsageError
+from ..runs.figures import Figures
+from ..runs.queries.layers import records
+from ..text import percent, plural
+from .figures import (
     DPPO,
     FRAMEWORKS,
     ICEPOP,
     MAXIMA,
+    PERCENTILES,
     SUMS,
     TIS,
     Batch,
@@ -25,9 +29,6 @@ from ...numerics.mismatch import (
     TokenPairs,
     intervals,
 )
-from ...text import percent, plural
-from ..figures import Figures
-from .layers import records
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,11 +38,6 @@ _BOTH = "is_trained AND reference IS NOT NULL AND variant IS NOT NULL"
 _R = "variant - reference"
 _KL = f"(2 * exp(({_R}) / 2) * sinh(({_R}) / 2) - ({_R}))"  # k3 = exp(r) - 1 - r, also near 0
 _BINS = 10_000  # of a logarithm: values within 0.01 % of each other are together
-PERCENTILES = {f"p{100 * share:g}": share for share in (0.5, 0.9, 0.99, 0.999)}
-FIGURE_NAMES = {
-    *PERCENTILES,
-    *(figure.name for framework in FRAMEWORKS.values() for figure in framework.figures),
-}
 GROUPS = 16  # into which the values of a quantity are put
 _VERSION = "coalesce(token_version, oldest)"
 BY = {
@@ -72,11 +68,6 @@ _STARTS = """
     FROM (SELECT prompt, list(position ORDER BY position) AS masked FROM chosen_token WHERE NOT is_trained
         GROUP BY prompt)
 """
-
-
-def has_rollouts(run: Figures) -> bool:
-    """Return whether a run is of chosen tokens, some with both values."""
-    return bool(len(run.query("SELECT 1 FROM mismatch LIMIT 1")))
 
 
 def summary(run: Figures, name: str) -> Any:

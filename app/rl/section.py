@@ -12,9 +12,9 @@ import streamlit as st
 from app.components import plots, tables
 from app.overview import PARTS, token_strip
 from app.shell import exports, selection, store_cache
-from core.numerics.mismatch import FRAMEWORKS
-from core.plots import mismatch as charts
-from core.runs.queries import mismatch
+from core.plots import rl as charts
+from core.rl import queries as rl
+from core.rl.figures import FRAMEWORKS
 from core.runs.reader import RunReader
 from core.text import number, percent, plural
 
@@ -23,9 +23,9 @@ _STRIPS = 3  # heaviest sequences that are drawn token by token
 
 def tiles(view: selection.View) -> bool:
     """Draw the headline figures of a run of chosen tokens; False for another run."""
-    if not store_cache.cached(view.run, mismatch.has_rollouts):
+    if not store_cache.cached(view.run, RunReader.has_rollouts):
         return False
-    figures = {row["name"]: row for row in store_cache.cached(view.run, mismatch.figures_of)}
+    figures = {row["name"]: row for row in store_cache.cached(view.run, rl.figures_of)}
     names = {"mean_abs": "Mean |r|", "k3": "KL (k3)", "ess": "ESS", "max_abs": "Largest |r|"}
     for column, (name, label) in zip(st.columns(4), names.items(), strict=True):
         about = f"{figures[name]['definition']}; r = trainer - rollout, nats"
@@ -40,7 +40,7 @@ def _settle(key: str, options: Collection[str]) -> None:
 
 
 def _table(run: RunReader, name: str) -> pd.DataFrame:
-    return pd.DataFrame(store_cache.cached(run, mismatch.summary, name))
+    return pd.DataFrame(store_cache.cached(run, rl.summary, name))
 
 
 def draw(view: selection.View) -> None:
@@ -48,10 +48,10 @@ def draw(view: selection.View) -> None:
     run.
     """
     run = view.run
-    if not store_cache.cached(run, mismatch.has_rollouts):
+    if not store_cache.cached(run, RunReader.has_rollouts):
         return
     st.subheader("Trainer vs. rollout")
-    st.markdown(mismatch.sentence(store_cache.cached(run, mismatch.mismatch_json)))
+    st.markdown(rl.sentence(store_cache.cached(run, rl.mismatch_json)))
     steps = _table(run, "steps")
     names = PARTS if len(steps) > 1 else PARTS[:-1]
     _settle("mismatch_part", names)
@@ -59,7 +59,7 @@ def draw(view: selection.View) -> None:
     if kind == "Distribution":
         _distribution(view)
     elif kind == "Depends on":
-        _dependence(view, store_cache.cached(run, mismatch.summary, "explained"))
+        _dependence(view, store_cache.cached(run, rl.summary, "explained"))
     elif kind == "Sequences":
         _sequences(view)
     elif kind == "Steps":
@@ -78,7 +78,7 @@ def _figures(view: selection.View) -> None:
         key="framework",
         width=240,
     )
-    rows = store_cache.cached(view.run, mismatch.figures_of, framework)
+    rows = store_cache.cached(view.run, rl.figures_of, framework)
     table = pd.DataFrame(
         {
             "figure": [row["name"] for row in rows],

@@ -10,9 +10,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from ...numerics.mismatch import SampledTokens
-from ...text import number, percent, plural
-from .scoring import Cause
+from ..judging.explain.scoring import Cause
+from ..text import number, percent, plural
+from .figures import SampledTokens
 
 Floats = NDArray[np.float64]
 MOST = 0.1  # of the squared difference, that a named cause leaves

@@ -604,6 +604,13 @@ FRAMEWORKS = {
 }
 
 
+PERCENTILES = {f"p{100 * share:g}": share for share in (0.5, 0.9, 0.99, 0.999)}  # of |r|
+FIGURE_NAMES = {
+    *PERCENTILES,
+    *(figure.name for framework in FRAMEWORKS.values() for figure in framework.figures),
+}
+
+
 def intervals(
     sequences: Sequences,
     figures: Sequence[Figure],

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DumpError
-from ...numerics.formats import FORMATS
-from ..dumps.arrays import StoredArray
-from ..dumps.containers import open_container
+from ..errors import DumpError
+from ..numerics.formats import FORMATS
+from ..runs.dumps.arrays import StoredArray
+from ..runs.dumps.containers import open_container
 from .torch_files import Response
 
 _MOST_BYTES = 1 << 30
