@@ -7,9 +7,10 @@ bootstrap draws sequences again.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from operator import methodcaller
 
 import numpy as np
@@ -37,12 +38,6 @@ class TokenPairs:
         return np.exp(np.clip(self.r, -CLAMP, CLAMP))
 
     @cached_property
-    def k3(self) -> NDArray[np.float64]:
-        """exp(r) - 1 - r, an estimate of KL(rollout ‖ trainer) that is never negative."""
-        with np.errstate(over="ignore"):
-            return np.expm1(self.r) - self.r
-
-    @cached_property
     def rollout_probability(self) -> NDArray[np.float64]:
         return np.exp(self.rollout)
 
@@ -54,13 +49,6 @@ class TokenPairs:
     def probability_change(self) -> NDArray[np.float64]:
         """Trainer's probability minus the rollout's."""
         return self.trainer_probability - self.rollout_probability
-
-    @cached_property
-    def js(self) -> NDArray[np.float64]:
-        """Jensen-Shannon divergence by k3 of either side against their mean."""
-        mixture = np.logaddexp(self.trainer, self.rollout) - np.log(2)
-        sides = (self.trainer - mixture, self.rollout - mixture)
-        return 0.5 * sum(np.expm1(side) - side for side in sides)
 
 
 @dataclass(frozen=True)
@@ -101,8 +89,16 @@ class SampledTokens:
 Quantity = Callable[[TokenPairs], NDArray]
 
 
-def _product(one: str, other: str) -> Quantity:
-    return lambda t: SUMS[one](t) * SUMS[other](t)
+def _k3(r: NDArray[np.float64]) -> NDArray[np.float64]:
+    """exp(r) - 1 - r, an estimate of KL(rollout ‖ trainer) that is never negative."""
+    with np.errstate(over="ignore"):
+        return np.expm1(r) - r
+
+
+def _js(t: TokenPairs) -> NDArray[np.float64]:
+    """Jensen-Shannon divergence by k3 of either side against their mean."""
+    mixture = np.logaddexp(t.trainer, t.rollout) - np.log(2)
+    return 0.5 * (_k3(t.trainer - mixture) + _k3(t.rollout - mixture))
 
 
 SUMS: dict[str, Quantity] = {
@@ -115,10 +111,10 @@ SUMS: dict[str, Quantity] = {
     "ratio": lambda t: t.ratio,
     "exp r": lambda t: np.exp(np.minimum(t.r, _LARGEST)),
     "truncated": lambda t: np.minimum(t.ratio, TIS),
-    "k3": lambda t: t.k3,
+    "k3": lambda t: _k3(t.r),
     "k3<=10": lambda t: np.minimum(t.ratio - 1 - np.clip(t.r, -CLAMP, CLAMP), 10),
-    "k3 reverse": lambda t: np.expm1(-t.r) + t.r,
-    "js": lambda t: t.js,
+    "k3 reverse": lambda t: _k3(-t.r),
+    "js": _js,
     "p rollout": lambda t: t.rollout_probability,
     "p trainer": lambda t: t.trainer_probability,
     "dp": lambda t: t.probability_change,
@@ -128,13 +124,28 @@ SUMS: dict[str, Quantity] = {
     "outside IcePop": lambda t: (t.ratio < ICEPOP[0]) | (t.ratio > ICEPOP[1]),
     "beyond DPPO": lambda t: np.abs(t.probability_change) > DPPO,
     "below veto": lambda t: t.r < np.log(VETO),
-}
-_SQUARES = ("rollout", "trainer", "r", "ratio", "truncated", "k3", "p rollout", "p trainer", "dp")
-SUMS |= {f"{name}^2": _product(name, name) for name in _SQUARES}
-SUMS |= {
-    f"{one}rollout*{one}trainer": _product(f"{one}rollout", f"{one}trainer") for one in ("", "p ")
+    "rollout*trainer": lambda t: t.rollout * t.trainer,
+    "p rollout*p trainer": lambda t: t.rollout_probability * t.trainer_probability,
 }
 MAXIMA = {name: SUMS[name] for name in ("r", "-r", "|r|", "|dp|", "k3")}
+
+
+def _square(quantity: Quantity) -> Quantity:
+    return lambda t: np.square(quantity(t))
+
+
+for _name in (
+    "rollout",
+    "trainer",
+    "r",
+    "ratio",
+    "truncated",
+    "k3",
+    "p rollout",
+    "p trainer",
+    "dp",
+):
+    SUMS[f"{_name}^2"] = _square(SUMS[_name])
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,13 +288,16 @@ class Batch:
         return self.over_sequences(np.exp(-self.sequences.means(side)))
 
 
+Value = Callable[[Batch], float]
+
+
 @dataclass(frozen=True)
 class Figure:
     """Figure of a batch under its framework's name. unit: '' of what has none."""
 
     name: str
     definition: str
-    value: Callable[[Batch], float]
+    value: Value
     unit: str = ""
 
 
@@ -299,311 +313,222 @@ class Framework:
     counts_masked: bool = False
 
 
-_NATS = "nats"
-_Definition = tuple[str, Callable[[Batch], float]]
-_mean, _max, _mean_of_means, _sample_size, _perplexity, _pearson, _deviation = (
-    partial(methodcaller, name)
-    for name in (
-        "mean",
-        "max",
-        "mean_of_means",
-        "sample_size",
-        "perplexity",
-        "pearson",
-        "deviation",
-    )
-)
-_K3 = "mean of exp(r) - 1 - r", _mean("k3")
-_CHI2: _Definition = "mean of exp(r)² - 1", lambda b: b.mean("ratio^2") - 1
-_RATIO_SEQUENCE: _Definition = (
-    "mean over sequences of exp(sum of r)",
-    lambda b: b.over_sequences(np.exp(b.log_ratio)),
-)
-_RATIO_GEOMETRIC: _Definition = (
-    "mean over sequences of exp(mean of r)",
-    lambda b: b.over_sequences(b.geometric_ratio),
-)
-_CHI2_SEQUENCE: _Definition = (
-    "mean over sequences of exp(sum of r)² - 1",
-    lambda b: b.over_sequences(np.exp(2 * b.log_ratio)) - 1,
-)
-_CHI2_GEOMETRIC: _Definition = (
-    "mean over sequences of exp(mean of r)² - 1",
-    lambda b: b.over_sequences(b.geometric_ratio**2) - 1,
-)
-_OWN = (
-    Figure("mean_abs", "mean of |r| over tokens", _mean("|r|"), _NATS),
-    Figure("max_abs", "largest |r|", _max("|r|"), _NATS),
-    Figure("k1", "mean of -r", _mean("-r"), _NATS),
-    Figure("k2", "mean of r² / 2", lambda b: b.mean("r^2") / 2, _NATS),
-    Figure("k3", *_K3, _NATS),
-    Figure("ratio", "mean of exp(r) over tokens", _mean("ratio")),
-    Figure("ratio_sequence", *_RATIO_SEQUENCE),
-    Figure("ratio_geometric", *_RATIO_GEOMETRIC),
-    Figure("ess", "effective sample size of exp(r), share of the tokens", _sample_size("ratio")),
-    Figure("ess_truncated", "the same of exp(r), at most 2", _sample_size("truncated")),
-    Figure("chi2", *_CHI2),
-    Figure("chi2_sequence", *_CHI2_SEQUENCE),
-    Figure("chi2_geometric", *_CHI2_GEOMETRIC),
-    Figure("perplexity_rollout", "mean over sequences", _perplexity("rollout")),
-    Figure("perplexity_trainer", "mean over sequences", _perplexity("trainer")),
-    Figure("pearson", "correlation of log-probabilities", _pearson("rollout", "trainer")),
-    Figure(
-        "pearson_probability",
-        "correlation of probabilities",
-        _pearson("p rollout", "p trainer"),
-    ),
-    Figure("above_tis", "share of tokens with exp(r) above 2", _mean("above TIS")),
-    Figure(
-        "outside_icepop",
-        "share of tokens with exp(r) outside 0.5 to 5",
-        _mean("outside IcePop"),
-    ),
-    Figure(
-        "beyond_dppo",
-        "share of tokens whose probability moves by over 0.2",
-        _mean("beyond DPPO"),
-    ),
-    Figure(
-        "outside_geometric",
-        "share of sequences with exp(mean of r) outside 0.999 to 1.002",
-        lambda b: b.over_sequences(
-            (b.geometric_ratio < GEOMETRIC[0]) | (b.geometric_ratio > GEOMETRIC[1]),
-        ),
-    ),
-    Figure(
-        "vetoed",
-        "share of sequences with a token whose exp(r) is below 1e-4",
-        lambda b: b.over_sequences(b.sequences.sums["below veto"] > 0),
-    ),
-)
+def _of_means(reduce: Callable[[NDArray], float], quantity: str) -> Value:
+    """Return a figure of the means of the sequences, each of which counts once also in a draw."""
+    return lambda b: float(reduce(b.sequences.means(quantity)))
 
 
-def _named(prefix: str, definitions: Mapping[str, _Definition]) -> tuple[Figure, ...]:
-    return tuple(Figure(prefix + name, *definition) for name, definition in definitions.items())
+def _deviation_of_means(means: NDArray) -> float:
+    return float(np.std(means, ddof=1)) if len(means) > 1 else float("nan")
 
 
-def _offpolicy(prefix: str, k3: _Definition, chi2: _Definition) -> tuple[Figure, ...]:
-    """Figures that verl computes and ms-swift took over, but for k3 and chi2 of sequences."""
-
-    def lead(batch: Batch) -> NDArray[np.float64]:
-        return batch.sequences.means("-r")
-
-    rows: dict[str, _Definition] = {
-        "kl": ("mean of -r", _mean("-r")),
-        "k3_kl": k3,
-        "training_ppl": ("mean over sequences of exp(-mean)", _perplexity("trainer")),
-        "training_log_ppl": ("mean of sequence means", lambda b: -b.mean_of_means("trainer")),
-        "rollout_ppl": ("mean over sequences of exp(-mean)", _perplexity("rollout")),
-        "rollout_log_ppl": ("mean of sequence means", lambda b: -b.mean_of_means("rollout")),
-        "log_ppl_diff": ("mean of sequence means of -r", _mean_of_means("-r")),
-        "log_ppl_abs_diff": ("the same, absolute", lambda b: b.over_sequences(np.abs(lead(b)))),
-        "log_ppl_diff_max": ("largest of them", lambda b: float(lead(b).max())),
-        "log_ppl_diff_min": ("least of them", lambda b: float(lead(b).min())),
-        "ppl_ratio": (
-            "mean over sequences of exp(mean of -r)",
-            lambda b: b.over_sequences(np.exp(lead(b))),
-        ),
-        "chi2_token": _CHI2,
-        "chi2_seq": chi2,
-    }
-    return _named(f"{prefix}/", rows)
-
-
-def _truncated_means(batch: Batch) -> NDArray[np.float64]:
-    return batch.sequences.means("truncated")
-
-
-_VERL = (
-    *_offpolicy("rollout_corr", _K3, _CHI2_SEQUENCE),
-    *_named(
-        "rollout_corr/rollout_is_",
-        {
-            "mean": ("mean of exp(r), at most 2", _mean("truncated")),
-            "max": ("largest, at most 2", lambda b: float(min(np.exp(b.max("r")), TIS))),
-            "min": (
-                "least, at least exp(-20)",
-                lambda b: float(min(np.exp(max(-b.max("-r"), -CLAMP)), TIS)),
-            ),
-            "std": (
-                "standard deviation over the tokens",
-                lambda b: np.sqrt(max(b.mean("truncated^2") - b.mean("truncated") ** 2, 0)),
-            ),
-            "eff_sample_size": (
-                "of exp(r), at most 2; share of the tokens",
-                _sample_size("truncated"),
-            ),
-            "ratio_fraction_high": ("share of tokens with exp(r) above 2", _mean("above TIS")),
-            "ratio_fraction_low": ("share of tokens with exp(r) below 0.5", _mean("below 1/TIS")),
-            "seq_mean": ("mean of sequence means", _mean_of_means("truncated")),
-            "seq_std": (
-                "their standard deviation",
-                lambda b: (
-                    float(np.std(_truncated_means(b), ddof=1))
-                    if len(b.sequences) > 1
-                    else float("nan")
-                ),
-            ),
-            "seq_max": ("largest of them", lambda b: float(_truncated_means(b).max())),
-            "seq_min": ("least of them", lambda b: float(_truncated_means(b).min())),
-            "seq_max_deviation": (
-                "largest distance from 1",
-                lambda b: float(np.abs(_truncated_means(b) - 1).max()),
-            ),
-            "seq_fraction_high": (
-                "share of sequences with a mean of exp(r) above 2",
-                lambda b: b.over_sequences(b.sequences.means("ratio") > TIS),
-            ),
-            "seq_fraction_low": (
-                "share of sequences with one below 0.5",
-                lambda b: b.over_sequences(b.sequences.means("ratio") < 1 / TIS),
-            ),
-        },
+# What a figure is if it is more than a method of Batch with the names of quantities.
+_VALUES: dict[str, Value] = {
+    "k2": lambda b: b.mean("r^2") / 2,
+    "chi2": lambda b: b.mean("ratio^2") - 1,
+    "chi2 of sequences": lambda b: b.over_sequences(np.exp(2 * b.log_ratio)) - 1,
+    "chi2 of geometric means": lambda b: b.over_sequences(b.geometric_ratio**2) - 1,
+    "masked chi2": lambda b: b.over_trained(b.sequences.means("ratio^2") - 1),
+    "ratio of sequences": lambda b: b.over_sequences(np.exp(b.log_ratio)),
+    "geometric mean": lambda b: b.over_sequences(b.geometric_ratio),
+    "outside geometric": lambda b: b.over_sequences(
+        (b.geometric_ratio < GEOMETRIC[0]) | (b.geometric_ratio > GEOMETRIC[1]),
     ),
-    *_named(
-        "training/rollout_",
-        {
-            "probs_diff_max": ("largest change of probability", _max("|dp|")),
-            "probs_diff_mean": ("mean of |change of probability|", _mean("|dp|")),
-            "probs_diff_std": ("its standard deviation", _deviation("|dp|", "dp^2")),
-            "actor_probs_pearson_corr": (
-                "correlation of probabilities",
-                _pearson("p rollout", "p trainer"),
-            ),
-        },
+    "vetoed": lambda b: b.over_sequences(b.sequences.sums["below veto"] > 0),
+    "log perplexity trainer": lambda b: -b.mean_of_means("trainer"),
+    "log perplexity rollout": lambda b: -b.mean_of_means("rollout"),
+    "masked perplexity trainer": lambda b: b.over_trained(
+        np.exp(-b.sequences.means("trainer")),
     ),
-)
-_SWIFT = _offpolicy(
-    "rollout_correction",
-    ("mean of exp(r) - 1 - r, at most 10", _mean("k3<=10")),
-    _CHI2_GEOMETRIC,
-)
-_TRL = (
-    Figure(
-        "sampling/sampling_logp_difference/mean",
-        "mean of |r| over tokens",
-        _mean("|r|"),
-        _NATS,
+    "masked perplexity rollout": lambda b: b.over_trained(
+        np.exp(-b.sequences.means("rollout")),
     ),
-    Figure("sampling/sampling_logp_difference/max", "largest |r|", _max("|r|"), _NATS),
-    *(
-        Figure(
-            f"sampling/importance_sampling_ratio/{name}",
-            f"{name} over sequences of exp(sum of r), 0 above 3",
-            value,
-        )
-        for name, value in (
-            ("min", lambda b: float(b.kept_ratio.min())),
-            ("mean", lambda b: b.over_sequences(b.kept_ratio)),
-            ("max", lambda b: float(b.kept_ratio.max())),
-        )
+    "mean |mean -r|": lambda b: b.over_sequences(np.abs(b.sequences.means("-r"))),
+    "mean exp mean -r": lambda b: b.over_sequences(np.exp(b.sequences.means("-r"))),
+    "largest mean -r": _of_means(np.max, "-r"),
+    "least mean -r": _of_means(np.min, "-r"),
+    "largest truncated": lambda b: float(min(np.exp(b.max("r")), TIS)),
+    "least truncated": lambda b: float(min(np.exp(max(-b.max("-r"), -CLAMP)), TIS)),
+    "std truncated": lambda b: np.sqrt(
+        max(b.mean("truncated^2") - b.mean("truncated") ** 2, 0),
     ),
-)
-_SLIME = (
-    Figure(
-        "train/train_rollout_logprob_abs_diff",
-        "mean of sequence means of |r|",
-        _mean_of_means("|r|"),
-        _NATS,
-    ),
-    Figure("train/mis_kl", "mean of sequence means of -r", _mean_of_means("-r"), _NATS),
-    Figure(
-        "train/mis_k3_kl",
-        "mean of sequence means of exp(r) - 1 - r",
-        _mean_of_means("k3"),
-        _NATS,
-    ),
-    *(
-        Figure(f"train/mis_{name}", "mean over sequences of exp(-mean), 0 if all is masked", value)
-        for name, value in (
-            ("training_ppl", lambda b: b.over_trained(np.exp(-b.sequences.means("trainer")))),
-            ("rollout_ppl", lambda b: b.over_trained(np.exp(-b.sequences.means("rollout")))),
-        )
-    ),
-    Figure(
-        "train/mis_chi2_token",
-        "mean of sequence means of exp(r)² - 1",
-        lambda b: b.over_trained(b.sequences.means("ratio^2") - 1),
-    ),
-)
-_NEMO = (
-    Figure("token_mult_prob_error", "mean of exp|r|; alarm at 1.05", _mean("exp|r|")),
-    Figure("gen_kl_error", *_K3, _NATS),
-    Figure("policy_kl_error", "mean of exp(-r) - 1 + r", _mean("k3 reverse"), _NATS),
-    Figure(
-        "js_divergence_error",
-        "mean of half the k3 of either side to their mean",
-        _mean("js"),
-        _NATS,
-    ),
-    Figure("sampling_importance_ratio", "mean of exp(r)", _mean("exp r")),
-)
-_PRIME = (
-    Figure("mismatch_kl/all/mean", *_K3, _NATS),
-    Figure("mismatch_kl/all/std", "its standard deviation", _deviation("k3", "k3^2"), _NATS),
-    Figure("mismatch_kl/all/max", "largest", _max("k3"), _NATS),
-)
-_ROLL = _named(
-    "actor/train_infer_",
-    {
-        "ratio_token_mean": ("mean of sequence means of exp(r)", _mean_of_means("ratio")),
-        "ratio_geometric_mean": _RATIO_GEOMETRIC,
-        "ratio_sequence_mean": _RATIO_SEQUENCE,
-        "diff_token_mean": (
-            "mean of sequence means of the change of probability",
-            _mean_of_means("dp"),
-        ),
-        "diff_sequence_mean": (
-            "mean over sequences of its sum",
-            lambda b: b.over_sequences(b.sequences.sums["dp"]),
-        ),
-    },
-)
-FRAMEWORKS = {
-    framework.name: framework
-    for framework in (
-        Framework("ulpscope", "", _OWN),
-        Framework(
-            "verl",
-            "0.9.1, trainer/ppo/rollout_corr_helper.py, utils/debug/metrics.py",
-            _VERL,
-            True,
-        ),
-        Framework("trl", "1.16.0, trainer/grpo_trainer.py", _TRL, True),
-        Framework(
-            "slime",
-            "624b824a8, backends/megatron_utils/loss.py,"
-            " examples/train_infer_mismatch_helper/mis.py",
-            _SLIME,
-            True,
-        ),
-        Framework(
-            "miles",
-            "31f1ca961, backends/training_utils/loss_hub/losses.py",
-            _SLIME[:1],
-            True,
-        ),
-        Framework("nemo-rl", "7ea279abf, algorithms/loss/loss_functions.py", _NEMO),
-        Framework("prime-rl", "559b44772, trainer/rl/loss.py", _PRIME),
-        Framework(
-            "openrlhf",
-            "0.11.2, models/loss.py",
-            (Figure("vllm_kl", "mean of -r", _mean("-r"), _NATS),),
-        ),
-        Framework("ms-swift", "4.6.0, rlhf_trainers/grpo_trainer.py", _SWIFT, True),
-        Framework("roll", "utils/train_infer_corrections.py", _ROLL),
-        Framework(
-            "areal",
-            "1.0.4, utils/functional/functional.py",
-            (
-                Figure("behave_imp_weight", "mean of exp(r)", _mean("exp r")),
-                Figure("behave_approx_kl", "mean of r", _mean("r"), _NATS),
-            ),
-        ),
-    )
+    "std of mean truncated": _of_means(_deviation_of_means, "truncated"),
+    "largest mean truncated": _of_means(np.max, "truncated"),
+    "least mean truncated": _of_means(np.min, "truncated"),
+    "farthest mean truncated": _of_means(lambda means: np.abs(means - 1).max(), "truncated"),
+    "means above TIS": lambda b: b.over_sequences(b.sequences.means("ratio") > TIS),
+    "means below 1/TIS": lambda b: b.over_sequences(b.sequences.means("ratio") < 1 / TIS),
+    "least kept ratio": lambda b: float(b.kept_ratio.min()),
+    "mean kept ratio": lambda b: b.over_sequences(b.kept_ratio),
+    "largest kept ratio": lambda b: float(b.kept_ratio.max()),
+    "sum of dp": lambda b: b.over_sequences(b.sequences.sums["dp"]),
 }
 
+# Figures of a framework: name, value, definition with its unit; in brackets what names begin with.
+# A value is one of _VALUES, or a method of Batch with its quantities.
+_OWN = """
+mean_abs             mean |r|                        mean of |r| over tokens, nats
+max_abs              max |r|                         largest |r|, nats
+k1                   mean -r                         mean of -r, nats
+k2                   k2                              mean of r² / 2, nats
+k3                   mean k3                         mean of exp(r) - 1 - r, nats
+ratio                mean ratio                      mean of exp(r) over tokens
+ratio_sequence       ratio of sequences              mean over sequences of exp(sum of r)
+ratio_geometric      geometric mean                  mean over sequences of exp(mean of r)
+ess  sample_size ratio  effective sample size of exp(r), share of the tokens
+ess_truncated        sample_size truncated           the same of exp(r), at most 2
+chi2                 chi2                            mean of exp(r)² - 1
+chi2_sequence        chi2 of sequences               mean over sequences of exp(sum of r)² - 1
+chi2_geometric       chi2 of geometric means         mean over sequences of exp(mean of r)² - 1
+perplexity_rollout   perplexity rollout              mean over sequences
+perplexity_trainer   perplexity trainer              mean over sequences
+pearson              pearson rollout, trainer        correlation of log-probabilities
+pearson_probability  pearson p rollout, p trainer    correlation of probabilities
+above_tis            mean above TIS                  share of tokens with exp(r) above 2
+outside_icepop       mean outside IcePop             share of tokens with exp(r) outside 0.5 to 5
+beyond_dppo  mean beyond DPPO  share of tokens whose probability moves by over 0.2
+outside_geometric  outside geometric  share of sequences with exp(mean of r) outside 0.999 to 1.002
+vetoed  vetoed  share of sequences with a token whose exp(r) is below 1e-4
+"""
+# of verl, taken over by ms-swift but for k3 and chi2 of sequences
+_OFF_POLICY = """
+kl                mean -r                 mean of -r
+k3_kl             {k3}
+training_ppl      perplexity trainer      mean over sequences of exp(-mean)
+training_log_ppl  log perplexity trainer  mean of sequence means
+rollout_ppl       perplexity rollout      mean over sequences of exp(-mean)
+rollout_log_ppl   log perplexity rollout  mean of sequence means
+log_ppl_diff      mean_of_means -r        mean of sequence means of -r
+log_ppl_abs_diff  mean |mean -r|          the same, absolute
+log_ppl_diff_max  largest mean -r         largest of them
+log_ppl_diff_min  least mean -r           least of them
+ppl_ratio         mean exp mean -r        mean over sequences of exp(mean of -r)
+chi2_token        chi2                    mean of exp(r)² - 1
+chi2_seq          {chi2}
+"""
+_OF_VERL = _OFF_POLICY.format(
+    k3="mean k3  mean of exp(r) - 1 - r",
+    chi2="chi2 of sequences  mean over sequences of exp(sum of r)² - 1",
+)
+_OF_SWIFT = _OFF_POLICY.format(
+    k3="mean k3<=10  mean of exp(r) - 1 - r, at most 10",
+    chi2="chi2 of geometric means  mean over sequences of exp(mean of r)² - 1",
+)
+_VERL = f"""
+[rollout_corr/]
+{_OF_VERL}
+[rollout_corr/rollout_is_]
+mean                 mean truncated           mean of exp(r), at most 2
+max                  largest truncated        largest, at most 2
+min                  least truncated          least, at least exp(-20)
+std                  std truncated            standard deviation over the tokens
+eff_sample_size      sample_size truncated    of exp(r), at most 2; share of the tokens
+ratio_fraction_high  mean above TIS           share of tokens with exp(r) above 2
+ratio_fraction_low   mean below 1/TIS         share of tokens with exp(r) below 0.5
+seq_mean             mean_of_means truncated  mean of sequence means
+seq_std              std of mean truncated    their standard deviation
+seq_max              largest mean truncated   largest of them
+seq_min              least mean truncated     least of them
+seq_max_deviation    farthest mean truncated  largest distance from 1
+seq_fraction_high    means above TIS          share of sequences with a mean of exp(r) above 2
+seq_fraction_low     means below 1/TIS        share of sequences with one below 0.5
+[training/rollout_]
+probs_diff_max            max |dp|                      largest change of probability
+probs_diff_mean           mean |dp|                     mean of |change of probability|
+probs_diff_std            deviation |dp|, dp^2          its standard deviation
+actor_probs_pearson_corr  pearson p rollout, p trainer  correlation of probabilities
+"""
+_TRL = """
+[sampling/sampling_logp_difference/]
+mean  mean |r|  mean of |r| over tokens, nats
+max   max |r|   largest |r|, nats
+[sampling/importance_sampling_ratio/]
+min   least kept ratio    min over sequences of exp(sum of r), 0 above 3
+mean  mean kept ratio     mean over sequences of exp(sum of r), 0 above 3
+max   largest kept ratio  max over sequences of exp(sum of r), 0 above 3
+"""
+_MILES = """
+[train/]
+train_rollout_logprob_abs_diff  mean_of_means |r|  mean of sequence means of |r|, nats
+"""
+_SLIME = f"""
+{_MILES}
+mis_kl            mean_of_means -r               mean of sequence means of -r, nats
+mis_k3_kl         mean_of_means k3               mean of sequence means of exp(r) - 1 - r, nats
+mis_training_ppl  masked perplexity trainer  mean over sequences of exp(-mean), 0 if all is masked
+mis_rollout_ppl  masked perplexity rollout  mean over sequences of exp(-mean), 0 if all is masked
+mis_chi2_token    masked chi2                mean of sequence means of exp(r)² - 1
+"""
+_NEMO = """
+token_mult_prob_error      mean exp|r|      mean of exp|r|; alarm at 1.05
+gen_kl_error               mean k3          mean of exp(r) - 1 - r, nats
+policy_kl_error            mean k3 reverse  mean of exp(-r) - 1 + r, nats
+js_divergence_error        mean js          mean of half the k3 of either side to their mean, nats
+sampling_importance_ratio  mean exp r       mean of exp(r)
+"""
+_PRIME = """
+[mismatch_kl/all/]
+mean  mean k3             mean of exp(r) - 1 - r, nats
+std   deviation k3, k3^2  its standard deviation, nats
+max   max k3              largest, nats
+"""
+_ROLL = """
+[actor/train_infer_]
+ratio_token_mean      mean_of_means ratio  mean of sequence means of exp(r)
+ratio_geometric_mean  geometric mean       mean over sequences of exp(mean of r)
+ratio_sequence_mean   ratio of sequences   mean over sequences of exp(sum of r)
+diff_token_mean       mean_of_means dp     mean of sequence means of the change of probability
+diff_sequence_mean    sum of dp            mean over sequences of its sum
+"""
+_OPENRLHF = """
+vllm_kl  mean -r  mean of -r, nats
+"""
+_AREAL = """
+behave_imp_weight  mean exp r  mean of exp(r)
+behave_approx_kl   mean r      mean of r, nats
+"""
 
+
+def _figures(table: str) -> tuple[Figure, ...]:
+    prefix, figures = "", []
+    for line in filter(None, table.splitlines()):
+        if line.startswith("["):
+            prefix = line.strip("[]")
+            continue
+        name, value, definition = re.split(r" {2,}", line)
+        method, _, quantities = value.partition(" ")
+        compute = _VALUES.get(value) or methodcaller(method, *quantities.split(", "))
+        unit = "nats" if definition.endswith(", nats") else ""
+        figures.append(Figure(prefix + name, definition.removesuffix(", nats"), compute, unit))
+    return tuple(figures)
+
+
+_VERL_SOURCE = "0.9.1, trainer/ppo/rollout_corr_helper.py, utils/debug/metrics.py"
+_SLIME_SOURCE = (
+    "624b824a8, backends/megatron_utils/loss.py, examples/train_infer_mismatch_helper/mis.py"
+)
+_MILES_SOURCE = "31f1ca961, backends/training_utils/loss_hub/losses.py"
+FRAMEWORKS = {
+    name: Framework(name, source, _figures(table), counts_masked)
+    for name, source, table, counts_masked in (
+        ("ulpscope", "", _OWN, False),
+        ("verl", _VERL_SOURCE, _VERL, True),
+        ("trl", "1.16.0, trainer/grpo_trainer.py", _TRL, True),
+        ("slime", _SLIME_SOURCE, _SLIME, True),
+        ("miles", _MILES_SOURCE, _MILES, True),
+        ("nemo-rl", "7ea279abf, algorithms/loss/loss_functions.py", _NEMO, False),
+        ("prime-rl", "559b44772, trainer/rl/loss.py", _PRIME, False),
+        ("openrlhf", "0.11.2, models/loss.py", _OPENRLHF, False),
+        (
+            "ms-swift",
+            "4.6.0, rlhf_trainers/grpo_trainer.py",
+            f"[rollout_correction/]\n{_OF_SWIFT}",
+            True,
+        ),
+        ("roll", "utils/train_infer_corrections.py", _ROLL, False),
+        ("areal", "1.0.4, utils/functional/functional.py", _AREAL, False),
+    )
+}
 PERCENTILES = {f"p{100 * share:g}": share for share in (0.5, 0.9, 0.99, 0.999)}  # of |r|
 FIGURE_NAMES = {
     *PERCENTILES,
