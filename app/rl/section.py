@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 
 import pandas as pd
+import plotly.graph_objects as go
 import streamlit as st
 
 from app.components import plots, tables
@@ -43,6 +44,20 @@ def _table(run: RunReader, name: str) -> pd.DataFrame:
     return pd.DataFrame(store_cache.cached(run, rl.summary, name))
 
 
+def _chart(
+    view: selection.View,
+    key: str,
+    stem: str,
+    make: Callable[..., go.Figure],
+    table: pd.DataFrame,
+    *quantity: str,
+) -> None:
+    """Draw a chart of a table, or of a quantity in it. stem: last part of the picture's name."""
+    chart = plots.cached(view.run, quantity, make, table, *quantity)
+    picture = exports.picture_of(view, stem)
+    plots.draw(chart, key=key, picture=picture, of="".join(quantity))
+
+
 def draw(view: selection.View) -> None:
     """Draw the figures of a framework, and what the difference depends on; nothing for another
     run.
@@ -63,8 +78,7 @@ def draw(view: selection.View) -> None:
     elif kind == "Sequences":
         _sequences(view)
     elif kind == "Steps":
-        chart = plots.cached(run, (), charts.steps, steps)
-        plots.draw(chart, key="mismatch_steps", picture=exports.picture_of(view, "steps"))
+        _chart(view, "mismatch_steps", "steps", charts.steps, steps)
         st.caption("Mean |r| and k3 (an estimate of the KL) by training step, log axis.")
     else:
         _figures(view)
@@ -106,19 +120,13 @@ def _distribution(view: selection.View) -> None:
     run = view.run
     left, right = st.columns(2)
     with left:
-        table = _table(run, "histogram")
-        plots.draw(
-            plots.cached(run, (), charts.ratios, table),
-            key="ratios",
-            picture=exports.picture_of(view, "ratios"),
-        )
+        _chart(view, "ratios", "ratios", charts.ratios, _table(run, "histogram"))
         st.caption(
             "Tokens by r, log counts, and their share of the KL (k3). Dashed: bars of TIS and"
             " IcePop.",
         )
     with right:
-        chart = plots.cached(run, (), charts.density, _table(run, "density"))
-        plots.draw(chart, key="density", picture=exports.picture_of(view, "density"))
+        _chart(view, "density", "density", charts.density, _table(run, "density"))
         st.caption(
             "Tokens by the rollout's probability and r; beyond the 99.9th percentile of |r| at the"
             " edges.",
@@ -145,13 +153,7 @@ def _dependence(view: selection.View, shares: dict[str, float]) -> None:
         width=320,
     )
     table = _table(view.run, f"by {quantity}")
-    chart = plots.cached(view.run, (quantity,), charts.by_value, table, quantity)
-    plots.draw(
-        chart,
-        key="mismatch_by",
-        picture=exports.picture_of(view, f"by-{quantity}"),
-        of=quantity,
-    )
+    _chart(view, "mismatch_by", f"by-{quantity}", charts.by_value, table, quantity)
     st.caption("Mean |r| with its standard error, in up to 16 groups of as many tokens.")
 
 

@@ -16,19 +16,19 @@ from ..runs.dumps.containers import open_container
 from .torch_files import Response
 
 _MOST_BYTES = 1 << 30
-_ROLLOUT = (
-    *("rollout_log_probs", "rollout_logprobs", "sampling_per_token_logps"),
-    *("inference_logprobs", "generation_logprobs"),
-)
-_TRAINER = (
-    "old_log_probs",
-    "old_per_token_logps",
-    "prev_logprobs",
-    "trainer_logprobs",
-    "log_probs",
-)
-_MASK = ("response_mask", "completion_mask", "loss_mask", "mask")
-_IDS = ("responses", "completion_ids", "token_ids")
+# Names of arrays by our column; of two that a file has, the first one is read.
+_NAMES = {
+    "reference": (
+        *("rollout_log_probs", "rollout_logprobs", "sampling_per_token_logps"),
+        *("inference_logprobs", "generation_logprobs"),
+    ),
+    "variant": (
+        *("old_log_probs", "old_per_token_logps", "prev_logprobs", "trainer_logprobs"),
+        "log_probs",
+    ),
+    "mask": ("response_mask", "completion_mask", "loss_mask", "mask"),
+    "token_ids": ("responses", "completion_ids", "token_ids"),
+}
 
 
 def is_batch(path: Path) -> bool:
@@ -41,30 +41,29 @@ def is_batch(path: Path) -> bool:
 
 def read_batch(path: Path) -> list[Response]:
     """Return the responses of such a file; token ids are 0 if it has none."""
-    columns = dict(zip(("reference", "variant", "mask", "token_ids"), _arrays(path), strict=True))
-    values = {name: _values(array) for name, array in columns.items() if array is not None}
-    values.setdefault("token_ids", np.zeros_like(values["reference"]))
+    columns = {name: _values(array) for name, array in _arrays(path).items()}
+    columns.setdefault("token_ids", np.zeros_like(columns["reference"]))
     return [
-        {"sequence": str(row), "step": 0, **{name: each[row] for name, each in values.items()}}
-        for row in range(len(values["reference"]))
+        {"sequence": str(row), "step": 0, **{name: each[row] for name, each in columns.items()}}
+        for row in range(len(columns["reference"]))
     ]
 
 
-def _arrays(path: Path) -> list[StoredArray | None]:
-    """Return the arrays of the rollout, the trainer, the mask and the token ids; none for another
-    file.
-    """
-    arrays = open_container(path, _MOST_BYTES).arrays
+def _arrays(path: Path) -> dict[str, StoredArray]:
+    """Return the arrays of one shape by our columns; none for another file."""
     # also `batch.responses`
-    plain = {key.rpartition(".")[2]: array for key, array in arrays.items()}
-    found = [
-        next((plain[name] for name in names if name in plain), None)
-        for names in (_ROLLOUT, _TRAINER, _MASK, _IDS)
-    ]
-    if found[0] is None or len(found[0].shape) != 2:
-        return []
-    alike = [each if each is not None and each.shape == found[0].shape else None for each in found]
-    return alike if alike[1] is not None else []
+    arrays = {
+        name.rpartition(".")[2]: array
+        for name, array in open_container(path, _MOST_BYTES).arrays.items()
+    }
+    columns = {
+        column: arrays[next(filter(arrays.__contains__, names))]
+        for column, names in _NAMES.items()
+        if arrays.keys() & set(names)
+    }
+    shape = columns["reference"].shape if "reference" in columns else ()
+    alike = {column: array for column, array in columns.items() if array.shape == shape}
+    return alike if len(shape) == 2 and "variant" in alike else {}
 
 
 def _values(array: StoredArray) -> NDArray[np.float64]:
