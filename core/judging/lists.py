@@ -245,7 +245,7 @@ def judge_tokens(tokens: TokenPair) -> Verdict:
     elif not figures.neq:
         name, says = IDENTICAL, f"{figures.finite:,} {of} are equal; other tokens are not compared."
     elif causes := sorted(
-        explain_tokens(tokens.sample, tokens.names),
+        explain_tokens(tokens.sample),
         key=lambda cause: not cause.is_fault,
     ):
         name, says = BUG_SUSPECTED if causes[0].is_fault else UNDECIDED, causes[0].says

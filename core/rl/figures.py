@@ -16,6 +16,9 @@ from operator import methodcaller
 import numpy as np
 from numpy.typing import NDArray
 
+Floats = NDArray[np.float64]
+Integers = NDArray[np.integer]
+Flags = NDArray[np.bool_]
 CLAMP = 20.0  # of log-ratios before exp, in verl, slime and ms-swift
 # bars in the frameworks' references
 TIS, ICEPOP, DPPO, GEOMETRIC, VETO = 2.0, (0.5, 5.0), 0.2, (0.999, 1.002), 1e-4
@@ -33,20 +36,20 @@ class TokenPairs:
         self.r = self.trainer - self.rollout
 
     @cached_property
-    def ratio(self) -> NDArray[np.float64]:
+    def ratio(self) -> Floats:
         """exp(r), r clamped to 20 on either side."""
         return np.exp(np.clip(self.r, -CLAMP, CLAMP))
 
     @cached_property
-    def rollout_probability(self) -> NDArray[np.float64]:
+    def rollout_probability(self) -> Floats:
         return np.exp(self.rollout)
 
     @cached_property
-    def trainer_probability(self) -> NDArray[np.float64]:
+    def trainer_probability(self) -> Floats:
         return np.exp(self.trainer)
 
     @cached_property
-    def probability_change(self) -> NDArray[np.float64]:
+    def probability_change(self) -> Floats:
         """Trainer's probability minus the rollout's."""
         return self.trainer_probability - self.rollout_probability
 
@@ -59,43 +62,50 @@ class SampledTokens:
     or '' if unknown.
     """
 
-    sequence: NDArray[np.integer]
-    position: NDArray[np.integer]
-    rollout: NDArray[np.float64]
-    trainer: NDArray[np.float64]
-    turn: NDArray[np.integer] | None = None
-    entropy: NDArray[np.float64] | None = None
-    lag: NDArray[np.float64] | None = None
+    sequence: Integers
+    position: Integers
+    rollout: Floats
+    trainer: Floats
+    turn: Integers | None = None
+    entropy: Floats | None = None
+    lag: Floats | None = None
     groups: Mapping[str, NDArray] = field(default_factory=dict)
+    names: tuple[str, str] = ("rollout", "trainer")
 
     @property
-    def r(self) -> NDArray[np.float64]:
+    def r(self) -> Floats:
         return self.trainer - self.rollout
 
-    def select(self, selection: NDArray[np.bool_]) -> SampledTokens:
+    @property
+    def starts(self) -> Integers:
+        """Index of each sequence's first token. [sequences]"""
+        return np.flatnonzero(np.append(True, self.sequence[1:] != self.sequence[:-1]))
+
+    @property
+    def lengths(self) -> Integers:
+        """Tokens of each sequence. [sequences]"""
+        return np.diff(np.append(self.starts, len(self.r)))
+
+    def select(self, selection: Flags) -> SampledTokens:
         """Return some of the tokens."""
-        values = {
-            name: each[selection]
-            for name, each in vars(self).items()
-            if isinstance(each, np.ndarray)
-        }
+        arrays = {name: each for name, each in vars(self).items() if isinstance(each, np.ndarray)}
         return replace(
             self,
             groups={name: each[selection] for name, each in self.groups.items()},
-            **values,
+            **{name: each[selection] for name, each in arrays.items()},
         )
 
 
 Quantity = Callable[[TokenPairs], NDArray]
 
 
-def _k3(r: NDArray[np.float64]) -> NDArray[np.float64]:
+def _k3(r: Floats) -> Floats:
     """exp(r) - 1 - r, an estimate of KL(rollout ‖ trainer) that is never negative."""
     with np.errstate(over="ignore"):
         return np.expm1(r) - r
 
 
-def _js(t: TokenPairs) -> NDArray[np.float64]:
+def _js(t: TokenPairs) -> Floats:
     """Jensen-Shannon divergence by k3 of either side against their mean."""
     mixture = np.logaddexp(t.trainer, t.rollout) - np.log(2)
     return 0.5 * (_k3(t.trainer - mixture) + _k3(t.rollout - mixture))
@@ -156,12 +166,12 @@ class Sequences:
     tokens: of each sequence; sums, maxima: of the quantities of SUMS and MAXIMA. [sequences] each
     """
 
-    tokens: NDArray[np.integer]
-    sums: Mapping[str, NDArray[np.float64]]
+    tokens: Integers
+    sums: Mapping[str, Floats]
     maxima: Mapping[str, NDArray]
 
     @classmethod
-    def of(cls, pairs: TokenPairs, lengths: NDArray[np.integer]) -> Sequences:
+    def of(cls, pairs: TokenPairs, lengths: Integers) -> Sequences:
         """Sequences of `lengths` tokens, one after another."""
         lengths = lengths[lengths > 0]
         starts = np.cumsum(lengths) - lengths
@@ -179,7 +189,7 @@ class Sequences:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def means(self, name: str) -> NDArray[np.float64]:
+    def means(self, name: str) -> Floats:
         """Return the means of a quantity. [sequences]"""
         return self.sums[name] / np.maximum(self.tokens, 1)
 
@@ -213,7 +223,7 @@ class _Reduced(dict[str, NDArray]):
 class Batch:
     """Sequences with how often each one counts: once, or as often as a bootstrap drew it."""
 
-    def __init__(self, sequences: Sequences, weights: NDArray[np.float64] | None = None) -> None:
+    def __init__(self, sequences: Sequences, weights: Floats | None = None) -> None:
         self.sequences = sequences
         self.weights = np.ones(len(sequences)) if weights is None else weights
         # a draw may hold masked sequences alone
@@ -268,17 +278,17 @@ class Batch:
         return self.sum(name) ** 2 / (self.tokens * self.sum(f"{name}^2"))
 
     @cached_property
-    def log_ratio(self) -> NDArray[np.float64]:
+    def log_ratio(self) -> Floats:
         """Sum of r of each sequence, clamped to 20 on either side."""
         return np.clip(self.sequences.sums["r"], -CLAMP, CLAMP)
 
     @cached_property
-    def geometric_ratio(self) -> NDArray[np.float64]:
+    def geometric_ratio(self) -> Floats:
         """exp of the mean of r of each sequence."""
         return np.exp(np.clip(self.sequences.means("r"), -CLAMP, CLAMP))
 
     @cached_property
-    def kept_ratio(self) -> NDArray[np.float64]:
+    def kept_ratio(self) -> Floats:
         """Ratio of each sequence, 0 above 3: TRL's `sequence_mask`."""
         ratio = np.exp(np.minimum(self.sequences.sums["r"], _LARGEST))
         return np.where(ratio > _TRL_CAP, 0.0, ratio)

@@ -353,6 +353,7 @@ def sample_tokens(run: Figures, most: int = 1 << 16) -> SampledTokens:
         entropy if np.isfinite(entropy).any() else None,
         lag if np.isfinite(lag).any() else None,
         {"step": step, "weight version": version, "rank": rank, **texts},
+        (run.header.sides[0].name, run.header.sides[1].name),
     )
 
 

@@ -107,8 +107,7 @@ def explain_pair(run: RunReader, pair: int) -> Explanation:
         says = f"Checked {len(tokens.r):,} of {run.compared_positions(pair):,} tokens."
         if tokens.entropy is None:
             says = f"{says} {NO_TEMPERATURE}"
-        names = (run.pairs[pair].reference, run.pairs[pair].variant)
-        return Explanation(explain_tokens(tokens, names), says)
+        return Explanation(explain_tokens(tokens), says)
     if run.header.k is not None:
         sides = run.lists()
         return explain_lists(compare_sides(sides[0], sides[pair + 1]), sides[0], sides[pair + 1])

@@ -198,8 +198,9 @@ def explain_rescored(scores: Sequence[Rescoring]) -> list[Cause]:
                 near.sides[side.side],
                 near.plain,
                 entropy=near.entropy,
+                names=(side.name, near.model),
             )
-            reasons = explain_tokens(tokens, (side.name, near.model))
+            reasons = explain_tokens(tokens)
             places = ("some tokens", "part of the response") if off.any() else ()
             reasons = [reason for reason in reasons if reason.name not in places]
             if not reasons and off.any():
