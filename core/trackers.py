@@ -14,8 +14,8 @@ from typing import Any
 from .document.page import html_file
 from .errors import ExtraError, UsageError
 from .notebook import Run, open
-from .rl import Check
-from .runs.queries.mismatch import has_rollouts, mismatch_json
+from .rl.live import Check
+from .rl.queries import mismatch_json
 from .runs.queries.verdicts import answer_of
 from .runs.reports.markdown import plain
 from .runs.reports.report_json import plain_number
@@ -124,7 +124,7 @@ def _contents(
         texts = {"mismatch/warning": run.warning} if run.warning else {}
         return {f"mismatch/{name}": value for name, value in run.figures.items()}, texts, [], ""
     reader = (run if isinstance(run, Run) else open(run)).reader
-    mismatch = mismatch_json(reader) if has_rollouts(reader) else {"figures": [], "by_step": []}
+    mismatch = mismatch_json(reader) if reader.has_rollouts() else {"figures": [], "by_step": []}
     figures = {f"mismatch/{figure['name']}": figure["value"] for figure in mismatch["figures"]}
     texts = {_RUN_ID: reader.run_id}
     for pair in reader.pairs:

@@ -7,8 +7,8 @@ import streamlit as st
 
 from app import navigation
 from app.components import best_tokens, plots
-from app.mismatch import section
 from app.overview import PAGE, token_strip
+from app.rl import section
 from app.shell import address, exports, selection, store_cache, widgets
 from app.verdict import panel
 from core.plots import pairs as charts

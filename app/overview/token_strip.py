@@ -19,9 +19,10 @@ import streamlit as st
 from app.components import component, plots
 from app.overview import OF_ROLLOUTS
 from app.shell import selection, store_cache
+from core.rl import queries as rl
 from core.runs.file.records import Prompt
-from core.runs.queries import mismatch
 from core.runs.queries.heat import COLOURS, heat
+from core.runs.reader import RunReader
 
 _strip = component("ulpscope_token_strip", Path(__file__).with_suffix(""))
 
@@ -84,7 +85,7 @@ def _four_digits(column: pd.Series) -> list[float | None]:
 
 def rollout_columns(tokens: pd.DataFrame, colour: str) -> dict[str, Any]:
     """Return the component's data for a sequence of trainer vs. rollout. tokens: of
-    core.runs.queries.mismatch.
+    core.rl.queries.
     """
     column, none = tokens[COLOURS[colour]], [0] * len(tokens)
     # KL linear too: a few tokens carry it
@@ -113,7 +114,7 @@ def rollout_columns(tokens: pd.DataFrame, colour: str) -> dict[str, Any]:
 
 def colours(view: selection.View) -> list[str]:
     """Return what the tokens of a run can be colored by; the selected color is one of them."""
-    options = list(OF_ROLLOUTS if store_cache.cached(view.run, mismatch.has_rollouts) else COLOURS)
+    options = list(OF_ROLLOUTS if store_cache.cached(view.run, RunReader.has_rollouts) else COLOURS)
     if st.session_state["strip_colour"] not in options:
         st.session_state["strip_colour"] = options[0]
     return options
@@ -125,8 +126,8 @@ def token_strip(view: selection.View, colour: str, key: str = "strip") -> None:
 
     # Streamlit writes its data at every run, and that of 4096 positions takes 11 ms
     def to_json() -> str:
-        if mismatch.has_rollouts(view.run):
-            return json.dumps(rollout_columns(mismatch.tokens_of(view.run, view.prompt), colour))
+        if view.run.has_rollouts():
+            return json.dumps(rollout_columns(rl.tokens_of(view.run, view.prompt), colour))
         table = view.prompt_table
         if view.is_list:  # one line per token, also if nothing was compared there
             table = table.set_index("position").reindex(range(prompt.positions))

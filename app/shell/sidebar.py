@@ -13,7 +13,6 @@ from app.page import Page, whole
 from app.shell import address, selection, store_cache, widgets
 from core.errors import StoreError, UlpscopeError
 from core.runs.queries.flips import telling_place
-from core.runs.queries.mismatch import has_rollouts
 from core.runs.reader import RunReader
 from core.text import clean, code, visible
 
@@ -164,7 +163,7 @@ def _pick_within(run: RunReader, *, is_shown: bool) -> selection.View:
         st.session_state["prompt"] = with_rows[0]
     if len(prompts) > 1 and is_shown:
         forget = partial(st.session_state.pop, "position", None)
-        label = "Sequence" if store_cache.cached(run, has_rollouts) else "Prompt"
+        label = "Sequence" if store_cache.cached(run, RunReader.has_rollouts) else "Prompt"
         st.number_input(label, 0, len(prompts) - 1, key="prompt", on_change=forget)
     prompt = int(st.session_state["prompt"])
     if is_long:

@@ -22,7 +22,6 @@ from core.errors import UlpscopeError
 from core.packaged_models import EXAMPLE
 from core.runs.file.keep import note_of, refusal
 from core.runs.file.records import Provenance
-from core.runs.queries.mismatch import has_rollouts
 from core.runs.reader import RunReader
 from core.runs.requests import caveat, command_with
 from core.text import code, legible
@@ -109,7 +108,7 @@ def head(page: Page, view: selection.View | None, *, needs_rows: bool = False) -
     if header.is_long and page.name != OVERVIEW:
         st.info(f"A run of {header.rows:,} positions has an Overview only.")
         st.stop()
-    if page.name in ("flips", "near_ties") and has_rollouts(view.run):
+    if page.name in ("flips", "near_ties") and view.run.has_rollouts():
         st.info(
             f"{page.title} needs both sides' top tokens: this run has one log-probability per"
             " token.",

@@ -22,6 +22,7 @@ from ..judging.ingest import describe, temporary_run
 from ..judging.ingest import ingest as ingest_dump
 from ..numerics.divergence import COMPILING, is_compiled, prepare
 from ..numerics.formats import BFLOAT16, FLOAT32
+from ..rl.formats import files_in
 from ..runs.corpus import are_logs
 from ..runs.file.evidence import FAILED, PASSED, Check
 from ..runs.importing import import_run, is_run_file
@@ -29,7 +30,6 @@ from ..runs.reader import RunReader
 from ..runs.reports.gate import ALLOWED, UNDECIDED, GateReport, gate_of, parse_conditions
 from ..runs.reports.gate_files import append, junit_text, markdown_text, write_whole
 from ..runs.reports.report_json import as_json, report_of_run
-from ..runs.rollouts.files import files_in
 from ..runs.store.store import open_store
 from ..text import clean, plural
 from . import options
@@ -41,7 +41,7 @@ from .corpora import (
     print_corpus,
     print_samples,
 )
-from .mismatch import As, mismatch_of, print_mismatch
+from .rl import As, mismatch_of, print_mismatch
 from .tables import print_reports
 from .terminal.console import (
     announce,

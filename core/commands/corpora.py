@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import DumpError
 from ..numerics.corpus import ScoredTokens, statistics
-from ..numerics.mismatch import Figure, Sequences, intervals
+from ..rl.figures import Figure, Sequences, intervals
 from ..runs.corpus import by_position, score_logs, score_pair
 from ..runs.dumps.arrays import foreign_errors
 from ..runs.reader import RunReader

@@ -16,7 +16,6 @@ from ..judging.explain.rows import rows_of_lists, rows_of_rollouts, rows_of_run
 from ..judging.explain.scoring import Cause
 from ..judging.judge import FOREIGN
 from ..runs.file.evidence import Evidence, ListFloorFigures
-from ..runs.queries.mismatch import has_rollouts
 from ..runs.reader import RunReader
 from ..runs.store.store import open_store
 from ..runs.topk.pairing import compare_sides
@@ -117,7 +116,7 @@ def _explain(
     say: Tell,
 ) -> Explanations:
     tokens = [prompt.token_ids for prompt in run.header.prompts]
-    is_rollout = has_rollouts(run)
+    is_rollout = run.has_rollouts()
     lists = () if run.header.k is None or is_rollout else run.lists()
     if loads and is_rollout:
         names = run.pairs[0].reference, run.pairs[0].variant

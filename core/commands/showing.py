@@ -39,7 +39,7 @@ from ..runs.store.store import open_store
 from ..runs.tables.remedies import advice
 from ..text import number, plural
 from . import options
-from .mismatch import As, mismatch_of, print_mismatch
+from .rl import As, mismatch_of, print_mismatch
 from .tables import TOKENS, print_pairs, with_texts
 from .terminal.console import out, print_facts, print_json, print_records, print_text, table_of
 

@@ -13,6 +13,8 @@ from typing import Any, Literal
 from ..command_name import UNSTORED
 from ..errors import DumpError, StoreError, UsageError
 from ..numerics.formats import format_named
+from ..rl.formats import are_tokens
+from ..rl.writing import FORMAT, write_tokens
 from ..runs.dumps.containers import open_container
 from ..runs.dumps.dump import GIB, Dump, open_dump
 from ..runs.dumps.reserved_keys import sides_of
@@ -20,8 +22,6 @@ from ..runs.file.evidence import Check, SentFigures
 from ..runs.file.records import MAX_SIDES, Provenance
 from ..runs.importing import check_schema, is_run_file
 from ..runs.reader import RunReader
-from ..runs.rollouts.files import are_tokens
-from ..runs.rollouts.write import FORMAT, write_tokens
 from ..runs.store.cards import read_runs
 from ..runs.store.store import Store
 from ..runs.topk.alignment import align

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from ..rl.causes import NO_TEMPERATURE, explain_tokens
+from ..rl.writing import TokenPair
 from ..runs.file.evidence import (
     FAILED,
     NOTED,
@@ -20,12 +22,10 @@ from ..runs.file.evidence import (
     Verdict,
 )
 from ..runs.file.records import BUG_SUSPECTED, IDENTICAL, INVALID_DUMP, UNDECIDED
-from ..runs.rollouts.write import TokenPair
 from ..runs.topk.pairing import ListPair, compare_sides
 from ..runs.topk.records import ListSide
 from ..text import number, opening, plural
 from .explain.causes import explain
-from .explain.rollouts import NO_TEMPERATURE, explain_tokens
 from .explain.rows import rows_of_lists
 from .explain.scoring import Cause
 from .judge import Controls, NotAvailableError, Pair, Rerun, judge
@@ -245,7 +245,7 @@ def judge_tokens(tokens: TokenPair) -> Verdict:
     elif not figures.neq:
         name, says = IDENTICAL, f"{figures.finite:,} {of} are equal; other tokens are not compared."
     elif causes := sorted(
-        explain_tokens(tokens.sample, tokens.names),
+        explain_tokens(tokens.sample),
         key=lambda cause: not cause.is_fault,
     ):
         name, says = BUG_SUSPECTED if causes[0].is_fault else UNDECIDED, causes[0].says

@@ -47,6 +47,10 @@ class Figures:
         with self.decoding("figures"):
             return table.to_pandas(types_mapper=nullable)
 
+    def has_rollouts(self) -> bool:
+        """Return whether a run is of sampled tokens, some with both sides' values."""
+        return bool(len(self.query("SELECT 1 FROM mismatch LIMIT 1")))
+
     def rows(self, table: str, **keys: int) -> pd.DataFrame:
         """Return the rows of a table with these values, in the order of its other columns, which
         are returned.

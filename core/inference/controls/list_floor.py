@@ -4,7 +4,7 @@ sides sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -15,15 +15,17 @@ from ...judging.explain.rescoring import Floats, Rescoring, floor_evidence
 from ...judging.explain.rows import PairRows, RowPair
 from ...runs.file.evidence import Evidence
 from ..models.model import LoadedModel
-from ..paths.batch import Run
-from ..paths.engines import PLAIN
+from ..models.module_state import restore_state
+from ..paths.sliced_head import columns_at_once, sliced_logits
 from .judge_model import model_errors_stop
 from .reordering import reorder
 from .rounding_floor import check_prompts
 
 _SEEDS = range(4)
+_MOST_TOKENS = 1 << 12  # of a batch with its padding, about all that `rows_of_rollouts` takes
+Ids = tuple[int, ...]
 Say = Callable[..., None]
-Prompts = Sequence[tuple[int, ...]] | Mapping[int, tuple[int, ...]]  # by number
+Prompts = Sequence[Ids] | Mapping[int, Ids]  # by number
 
 
 def floor_of_rows(loaded: LoadedModel, prompts: Prompts, pair: PairRows, say: Say) -> Evidence:
@@ -52,25 +54,23 @@ def rescore(loaded: LoadedModel, prompts: Prompts, pair: PairRows, say: Say) -> 
             f"model '{loaded.name}' has {loaded.vocab_size:,} tokens, and the run token"
             f" {largest:,}.",
         )
-    with model_errors_stop(), PLAIN.open(loaded, None) as run:
+    batches = list(_batches(ids_of))
+    with model_errors_stop():
 
         def score(what: str) -> tuple[Floats, Floats]:
-            parts = []
-            for number, (prompt, of_prompt) in enumerate(rows_of.items()):
-                say(
-                    f"scoring by '{loaded.name}' in {loaded.dtype}, {what}",
-                    number,
-                    len(rows_of),
-                    "prompts",
-                )
-                parts.append(_values_of(run, ids_of[prompt], of_prompt, pair.values))
-            values, entropies = zip(*parts, strict=True)
+            says, done = f"scoring by '{loaded.name}' in {loaded.dtype}, {what}", 0
+            scores: dict[int, tuple[Floats, Floats]] = {}
+            for batch in batches:
+                say(says, done, len(rows_of), "prompts")
+                scores |= _scores_of(loaded, batch, rows_of, pair.values)
+                done += len(batch)
+            values, entropies = zip(*(scores[prompt] for prompt in rows_of), strict=True)
             return np.concatenate(values), np.concatenate(entropies)
 
         plain, entropy = score("as it is")
         draws = []
         for seed in _SEEDS:
-            with reorder(loaded.model, seed):  # which permutes all weights: once for all prompts
+            with reorder(loaded.model, seed):
                 draws.append(score(f"reordering {seed + 1} of {len(_SEEDS)}")[0])
     return Rescoring(
         loaded.name,
@@ -84,26 +84,74 @@ def rescore(loaded: LoadedModel, prompts: Prompts, pair: PairRows, say: Say) -> 
     )
 
 
-def _values_of(
-    run: Run,
-    ids: Sequence[int],
-    rows: Mapping[int, RowPair],
+def _batches(ids_of: Mapping[int, Ids]) -> Iterator[dict[int, Ids]]:
+    """Yield the prompts in batches, those of like lengths together.
+
+    Reordering permutes all weights in every forward, so that forwards are few.
+    """
+    batch: dict[int, Ids] = {}
+    for prompt, ids in sorted(ids_of.items(), key=lambda item: len(item[1])):
+        if batch and (len(batch) + 1) * len(ids) > _MOST_TOKENS:
+            yield batch
+            batch = {}
+        batch[prompt] = ids
+    yield batch
+
+
+def _scores_of(
+    loaded: LoadedModel,
+    batch: Mapping[int, Ids],
+    rows_of: Mapping[int, Mapping[int, RowPair]],
+    values: str,
+) -> dict[int, tuple[Floats, Floats]]:
+    """Return the values of the rows of each prompt one after another, as an engine sends them:
+    log-probabilities in float32; and the entropy of each row.
+    """
+    lengths = [len(ids) for ids in batch.values()]
+    columns = max(lengths)
+    # padding on the right, which no position before it sees
+    ids = torch.tensor([[*ids, *[0] * (columns - len(ids))] for ids in batch.values()])
+    arguments = {"input_ids": ids.to(loaded.device), "use_cache": False}
+    if min(lengths) < columns:
+        is_token = torch.arange(columns) < torch.tensor(lengths)[:, None]
+        arguments["attention_mask"] = is_token.long().to(loaded.device)
+    pieces: dict[int, list[tuple[Floats, Floats]]] = {prompt: [] for prompt in batch}
+    start = 0
+
+    def add(logits: torch.Tensor) -> None:
+        """Score the rows in a slice of the columns. [prompts, columns, vocab]"""
+        nonlocal start
+        for of_prompt, prompt in zip(logits, batch, strict=True):
+            rows = {at - start: row for at, row in rows_of[prompt].items() if at >= start}
+            rows = {at: row for at, row in rows.items() if at < len(of_prompt)}
+            if rows:
+                pieces[prompt].append(_scores_of_rows(of_prompt[list(rows)], rows.values(), values))
+        start += logits.shape[1]
+
+    restore_state(loaded.start)
+    size = columns_at_once(len(batch), loaded.vocab_size, loaded.torch_dtype.itemsize)
+    if columns <= size:
+        add(loaded.model(**arguments).logits)
+    else:
+        sliced_logits(loaded.model, arguments, 0, columns, size, add)
+    scores = {}
+    for prompt, parts in pieces.items():
+        scored, entropies = zip(*parts, strict=True)
+        scores[prompt] = np.concatenate(scored), np.concatenate(entropies)
+    return scores
+
+
+def _scores_of_rows(
+    logits: torch.Tensor,
+    rows: Collection[RowPair],
     values: str,
 ) -> tuple[Floats, Floats]:
-    """Return the values of these rows one after another, as an engine sends them: log-probabilities
-    in float32; and the entropy of each row.
-    """
-    pieces, entropies = [], []
-
-    def add(start: int, logits: torch.Tensor) -> None:
-        for at, row in enumerate(logits, start=start):
-            if at in rows:
-                row, tokens = row.float(), torch.from_numpy(rows[at].token_ids).to(row.device)
-                logprobs = row.log_softmax(-1)
-                pieces.append(
-                    (row if values == "logit" else logprobs)[tokens].double().cpu().numpy(),
-                )
-                entropies.append(float(torch.special.entr(logprobs.exp()).sum()))
-
-    run(ids, add)
-    return np.concatenate(pieces), np.array(entropies)
+    """Return the values of the rows' tokens, and entropies. logits: [rows, vocab]"""
+    logits = logits.float()
+    logprobs = logits.log_softmax(-1)
+    tokens = torch.from_numpy(np.concatenate([row.token_ids for row in rows])).to(logits.device)
+    counts = torch.tensor([len(row.token_ids) for row in rows], device=logits.device)
+    row_of = torch.arange(len(rows), device=logits.device).repeat_interleave(counts)
+    scored = (logits if values == "logit" else logprobs)[row_of, tokens]
+    entropies = torch.special.entr(logprobs.exp()).sum(-1)
+    return scored.double().cpu().numpy(), entropies.double().cpu().numpy()

@@ -23,7 +23,7 @@ from safetensors import safe_open
 
 from ...errors import CaptureError
 from ...packaged_models import packaged_folder
-from ...weights import weight_files
+from ...rl.checkpoints import weight_files
 from . import gguf
 from .torch_errors import first_line
 

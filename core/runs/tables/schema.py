@@ -22,7 +22,7 @@ from . import (
     pairs,
     positions,
     remedies,
-    rollouts,
+    rl,
     run,
 )
 
@@ -37,7 +37,7 @@ _MODULES = (
     ops,
     kernels,
     remedies,
-    rollouts,
+    rl,
 )
 TABLES = {
     table.name: table

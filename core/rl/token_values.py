@@ -8,13 +8,11 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ...numerics.mismatch import SampledTokens
-from ...text import number, percent, plural
-from .scoring import Cause
+from ..judging.explain.scoring import Cause
+from ..text import number, percent, plural
+from .figures import Floats, SampledTokens
 
-Floats = NDArray[np.float64]
 MOST = 0.1  # of the squared difference, that a named cause leaves
 CONTRAST = 9.0  # of squared differences per token, within a part of the tokens and outside
 _OUTLIERS = 0.01  # of the tokens, which a cause need not explain
@@ -38,34 +36,23 @@ def is_explained(square: Floats, rest: Floats, most: float = MOST) -> bool:
     return bool(is_small and np.quantile(rest, _MANY) <= 0.5 * np.quantile(square, _MANY))
 
 
-def sides_of(
-    tokens: SampledTokens,
-    names: tuple[str, str],
-) -> Iterator[tuple[int, Floats, Floats, str, str]]:
+def sides_of(tokens: SampledTokens) -> Iterator[tuple[int, Floats, Floats, str, str]]:
     """Yield each side's number, its values, the other's, its name and the other's."""
-    yield 0, tokens.rollout, tokens.trainer, names[0], names[1]
-    yield 1, tokens.trainer, tokens.rollout, names[1], names[0]
+    yield 0, tokens.rollout, tokens.trainer, *tokens.names
+    yield 1, tokens.trainer, tokens.rollout, *tokens.names[::-1]
 
 
-def sequence_starts(tokens: SampledTokens) -> NDArray[np.intp]:
-    """Return the index of each sequence's first token. [sequences]"""
-    return np.flatnonzero(np.append(True, tokens.sequence[1:] != tokens.sequence[:-1]))
-
-
-def placeholders(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
+def placeholders(tokens: SampledTokens) -> Iterator[Cause]:
     """Missing values, and one value of a side at tokens to which the other side gives all kinds of
     values.
     """
     square = np.nan_to_num(tokens.r) ** 2
-    for side, own, other, name, other_name in sides_of(tokens, names):
+    for side, own, other, name, other_name in sides_of(tokens):
         missing = ~np.isfinite(own) & np.isfinite(other)
         if missing.sum() > _CONSTANT * len(own):
-            says = f"'{name}' has no value for {percent(missing.mean())} of the tokens."
-            yield Cause(
-                "missing",
-                says,
-                {"side": side, "value": None, "share": float(missing.mean())},
-            )
+            share = float(missing.mean())
+            says = f"'{name}' has no value for {percent(share)} of the tokens."
+            yield Cause("missing", says, {"side": side, "value": None, "share": share})
         values = _repeated(own)
         usual = float(square[~np.isin(own, values)].mean()) if len(values) < len(own) else 0.0
         for value in values:
@@ -78,14 +65,11 @@ def placeholders(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Caus
             parameters = {"side": side, "value": float(value), "share": share}
             says = f"'{name}' is {number(value)} for {percent(share)} of the tokens"
             is_beyond = other[is_value] <= value + max(0.1, 3 * usual**0.5)
+            name_of_cause, about = "placeholders", ": placeholders."
             if value == np.nanmin(own) and is_beyond.mean() > 1 - MOST:
-                yield Cause(
-                    "clipped",
-                    f"{says}, at which '{other_name}' is lower: a lower bound.",
-                    parameters,
-                )
-            else:
-                yield Cause("placeholders", f"{says}: placeholders.", parameters)
+                name_of_cause = "clipped"
+                about = f", at which '{other_name}' is lower: a lower bound."
+            yield Cause(name_of_cause, says + about, parameters)
 
 
 def _repeated(own: Floats) -> Floats:
@@ -102,16 +86,15 @@ def _repeated(own: Floats) -> Floats:
     return values[is_frequent | is_far]
 
 
-def units(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
+def units(tokens: SampledTokens) -> Iterator[Cause]:
     """One side is the other in another unit, summed up, or with a constant."""
-    starts = sequence_starts(tokens)
+    starts, lengths = tokens.starts, tokens.lengths
     square = tokens.r**2
-    lengths = np.diff(np.append(starts, len(square)))
     follows = np.append(False, np.diff(tokens.position) == 1)
     follows[starts] = False
     if not follows.any():
         return
-    for side, own, other, name, other_name in sides_of(tokens, names):
+    for side, own, other, name, other_name in sides_of(tokens):
         steps = np.where(follows, np.diff(own, prepend=0.0), other)
         sums = np.add.reduceat(other, starts)
         candidates: list[tuple[str, Floats, dict[str, float]]] = [
@@ -131,11 +114,8 @@ def units(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
             rest = (own - expected) ** 2
             if is_explained(square, rest, _EXACTLY):
                 says = f"'{name}' is {words} '{other_name}'."
-                yield Cause("other units", says, {"side": side, **parameters}).score(
-                    square,
-                    rest,
-                    len(rest),
-                )
+                cause = Cause("other units", says, {"side": side, **parameters})
+                yield cause.score(square, rest, len(rest))
                 return
 
 
@@ -158,7 +138,7 @@ def _base_of(factor: float) -> str:
     return ""
 
 
-def another_token(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
+def another_token(tokens: SampledTokens) -> Iterator[Cause]:
     """Where the sides differ, their values are of two tokens of one distribution: they add up to at
     most 1.
     """
@@ -167,32 +147,29 @@ def another_token(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cau
     if min(len(rollout), (~differs).sum()) < 16 or np.corrcoef(rollout, trainer)[0, 1] > _RELATED:
         return
     above = float((rollout > trainer).mean())
-    is_largest = (
-        max(above, 1 - above) > 0.99 and np.quantile(np.abs(rollout - trainer), 0.9) > MOST_MASS / 2
-    )
+    is_of_one_side = max(above, 1 - above) > 0.99
+    is_largest = is_of_one_side and np.quantile(np.abs(rollout - trainer), 0.9) > MOST_MASS / 2
     at_random = np.random.default_rng(0).permutation(rollout)
     limit = np.exp(2 * np.median(np.abs(tokens.r[~differs])))
     together, expected = (
-        int((np.exp(each) + np.exp(trainer) > limit).sum()) for each in (rollout, at_random)
+        (np.exp(each) + np.exp(trainer) > limit).sum() for each in (rollout, at_random)
     )
     # Renormalized values of one token add up to more: 0.9 and 0.5.
     if together <= 0.01 * len(rollout) and (is_largest or expected >= 8):
         share = float(differs.mean())
-        name = names[0 if above > 0.5 else 1]
+        name = tokens.names[0 if above > 0.5 else 1]
         which = ", as of the most likely one" if is_largest else ""
         says = f"'{name}' has another token's value{which} at {percent(share)} of the tokens."
         yield Cause("another token", says, {"share": share})
 
 
-def other_order(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
+def other_order(tokens: SampledTokens) -> Iterator[Cause]:
     """Find responses with values of another one, or with their own in another order: sorted, they
     are the same.
     """
-    bounds = np.append(sequence_starts(tokens), len(tokens.r))
-    rows = [
-        np.s_[first:last] for first, last in pairwise(bounds) if last - first >= _LEAST_RESPONSE
-    ]
-    rows = rows[:_MOST_RESPONSES]
+    bounds = np.append(tokens.starts, len(tokens.r))
+    spans = [slice(*span) for span in pairwise(bounds) if span[1] - span[0] >= _LEAST_RESPONSE]
+    rows = spans[:_MOST_RESPONSES]
     if len(rows) < 4:
         return
     shares = np.linspace(0, 1, _QUANTILES)
@@ -216,15 +193,16 @@ def other_order(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause
     sequence, other = (int(tokens.sequence[rows[row]][0]) for row in (first, nearest[first]))
     count = f"{is_close.sum():,} of {plural(len(rows), 'response')}"
     parameters = {"sequences": int(is_close.sum()), "sequence": sequence}
+    rollout_name, trainer_name = tokens.names
     if (nearest == at)[is_close].mean() > 0.5:
         says = (
-            f"'{names[1]}' has the values of '{names[0]}' in another order in {count}, first in"
-            f" sequence {sequence}."
+            f"'{trainer_name}' has the values of '{rollout_name}' in another order in {count},"
+            f" first in sequence {sequence}."
         )
         yield Cause("other order", says, parameters)
     else:
         says = (
-            f"'{names[1]}' has another response's values in {count}: in sequence {sequence} those"
-            f" of {other}."
+            f"'{trainer_name}' has another response's values in {count}: in sequence {sequence}"
+            f" those of {other}."
         )
         yield Cause("exchanged", says, {**parameters, "other": other})

@@ -13,11 +13,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ...numerics.formats import FORMATS
-from ...numerics.mismatch import SampledTokens
-from ...text import clean, number, percent, plural, series
-from .fits import round_to
-from .scoring import Cause
+from ..judging.explain.fits import round_to
+from ..judging.explain.scoring import Cause
+from ..numerics.formats import FORMATS
+from ..text import clean, number, percent, plural, series
+from .figures import Flags, Floats, Integers, SampledTokens
 from .token_values import (
     CONTRAST,
     MOST,
@@ -26,7 +26,6 @@ from .token_values import (
     is_explained,
     other_order,
     placeholders,
-    sequence_starts,
     sides_of,
     units,
 )
@@ -54,72 +53,58 @@ _LAGGED = 3.0  # times mean |r| of the best step
 _OLDER, _SURE = 2.0, 4.0  # times mean |r| of the newest weights, and standard errors above it
 
 
-def explain_tokens(
-    tokens: SampledTokens,
-    names: tuple[str, str] = ("rollout", "trainer"),
-) -> list[Cause]:
+def explain_tokens(tokens: SampledTokens) -> list[Cause]:
     """Return the causes that account for the difference, the most telling first; none if it looks
     like noise.
 
     If all tokens together show none, those of the steps, environments and so on that differ most
     are looked at alone.
     """
-    causes = _causes_of(tokens, names)
+    causes = _causes_of(tokens)
     if _are_telling(causes):
         return causes
     sizes = np.nan_to_num(np.abs(tokens.r))
     places = [(name, *_worst_of(name, values, sizes)) for name, values in tokens.groups.items()]
     for _, place, is_worst in places:
-        if _are_telling(of_worst := _causes_of(tokens.select(is_worst), names)):
+        of_worst = _causes_of(tokens.select(is_worst))
+        if _are_telling(of_worst):
             return [replace(cause, says=f"At {place}: {cause.says}") for cause in of_worst]
     square = sizes**2
     for name, place, is_worst in places:
         if min(is_worst.sum(), (~is_worst).sum()) >= _LEAST and _is_most(square, is_worst):
-            says = _differ_at(place, square, is_worst, names)
+            says = _differ_at(place, tokens, square, is_worst)
             return [Cause("part of the sequences", says, {"part": name}), *causes]
-    return [*_few(tokens, square, names), *causes]
+    return [*_few(tokens, square), *causes]
 
 
-def _differ_at(
-    place: str,
-    square: NDArray[np.float64],
-    part: NDArray[np.bool_],
-    names: tuple[str, str],
-) -> str:
+def _differ_at(place: str, tokens: SampledTokens, square: Floats, part: Flags) -> str:
+    rollout, trainer = tokens.names
     share = percent(float(square[part].sum() / square.sum()))
-    return f"'{names[1]}' and '{names[0]}' differ at {place}: {share} of the squared difference."
+    return f"'{trainer}' and '{rollout}' differ at {place}: {share} of the squared difference."
 
 
 def _are_telling(causes: list[Cause]) -> bool:
     return any(cause.name != "missing" for cause in causes)
 
 
-def _few(
-    tokens: SampledTokens,
-    square: NDArray[np.float64],
-    names: tuple[str, str],
-) -> Iterator[Cause]:
+def _few(tokens: SampledTokens, square: Floats) -> Iterator[Cause]:
     """Name the place of a few tokens that hold nearly all of the squared difference."""
     order = np.argsort(-square, kind="stable")
     count = int(np.searchsorted(np.cumsum(square[order]), (1 - MOST) * square.sum())) + 1
     if count > _FEW * len(square) or len(square) < _LEAST or square[order[count - 1]] < _FAR**2:
         return
     first = order[:count].min()
-    place = f"first token {tokens.position[first]} of sequence {tokens.sequence[first]}"
+    sequence = int(tokens.sequence[first])
+    rollout, trainer = tokens.names
     share = percent(float(square[order[:count]].sum() / square.sum()))
-    says = f"{count:,} of {len(square):,} tokens hold {share} of the squared difference, {place}."
-    yield Cause(
-        "some tokens",
-        f"'{names[1]}' and '{names[0]}': {says}",
-        {"tokens": count, "sequence": int(tokens.sequence[first])},
+    says = (
+        f"'{trainer}' and '{rollout}': {count:,} of {len(square):,} tokens hold {share} of the"
+        f" squared difference, first token {tokens.position[first]} of sequence {sequence}."
     )
+    yield Cause("some tokens", says, {"tokens": count, "sequence": sequence})
 
 
-def _worst_of(
-    name: str,
-    values: NDArray,
-    sizes: NDArray[np.float64],
-) -> tuple[str, NDArray[np.bool_]]:
+def _worst_of(name: str, values: NDArray, sizes: Floats) -> tuple[str, Flags]:
     """Return the values of a group of tokens whose mean |r| is large, in words, and which tokens
     have one.
     """
@@ -127,18 +112,12 @@ def _worst_of(
     each = np.unique(values[values != "" if is_text else np.isfinite(values)])
     means = np.array([sizes[values == value].mean() for value in each])
     worst = each[(means > 0) & (means >= _LAGGED * means.min())] if len(each) > 1 else each[:0]
-    first = "" if not len(worst) else f"'{clean(worst[0], 60)}'" if is_text else f"{worst[0]:g}"
-    return (
-        f"{name} {first}"
-        if len(
-            worst,
-        )
-        == 1
-        else f"{len(worst)} {name}s, the first {first}"
-    ), np.isin(values, worst)
+    first = "".join(f"'{clean(one, 60)}'" if is_text else f"{one:g}" for one in worst[:1])
+    words = f"{name} {first}" if len(worst) == 1 else f"{len(worst)} {name}s, the first {first}"
+    return words, np.isin(values, worst)
 
 
-def _is_most(square: NDArray[np.float64], part: NDArray[np.bool_]) -> bool:
+def _is_most(square: Floats, part: Flags) -> bool:
     """Return whether nearly all of the squared difference lies in a part of the tokens, at a much
     higher density.
     """
@@ -147,11 +126,11 @@ def _is_most(square: NDArray[np.float64], part: NDArray[np.bool_]) -> bool:
     return bool(is_dense and inside.sum() >= (1 - MOST) * square.sum())
 
 
-def _causes_of(tokens: SampledTokens, names: tuple[str, str]) -> list[Cause]:
+def _causes_of(tokens: SampledTokens) -> list[Cause]:
     usable = np.isfinite(tokens.r)
-    if _is_enough(values := tokens.select(usable)) and (causes := list(units(values, names))):
+    if _is_enough(values := tokens.select(usable)) and (causes := list(units(values))):
         return causes
-    causes = list(placeholders(tokens, names))
+    causes = list(placeholders(tokens))
     for cause in causes:
         own = (tokens.rollout, tokens.trainer)[cause.parameters["side"]]
         usable &= own != cause.parameters["value"]
@@ -159,7 +138,7 @@ def _causes_of(tokens: SampledTokens, names: tuple[str, str]) -> list[Cause]:
     if not _is_enough(tokens):
         return causes
     for find in CAUSES:
-        if matches := list(find(tokens, names)):
+        if matches := list(find(tokens)):
             return sorted([*causes, *matches], key=lambda cause: cause.name == "missing")
     return causes
 
@@ -168,7 +147,7 @@ def _is_enough(tokens: SampledTokens) -> bool:
     return len(tokens.r) >= _LEAST and bool(tokens.r.any())
 
 
-def _elsewhere(tokens: SampledTokens, shift: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def _elsewhere(tokens: SampledTokens, shift: int) -> tuple[Floats, Flags]:
     """Return squared differences of the trainer from the rollout `shift` tokens on, and which are
     of one sequence.
     """
@@ -183,39 +162,38 @@ def _tokens_away(shift: int) -> str:
     return f"{plural(abs(shift), 'token')} {'later' if shift > 0 else 'earlier'}"
 
 
-def _shift(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
+def _shift(tokens: SampledTokens) -> Iterator[Cause]:
     """Each value of the trainer is the rollout's of another token of its sequence."""
+    rollout, trainer = tokens.names
     for shift in _SHIFTS:
         moved, is_inside = _elsewhere(tokens, shift)
         own, moved = tokens.r[is_inside] ** 2, moved[is_inside]
         if len(own) >= _LEAST // 4 and is_explained(own, moved):
-            says = (
-                f"Off by {abs(shift)}: '{names[1]}' at each token is '{names[0]}'"
-                f" {_tokens_away(shift)}."
-            )
+            away = _tokens_away(shift)
+            says = f"Off by {abs(shift)}: '{trainer}' at each token is '{rollout}' {away}."
             yield Cause("shifted", says, {"tokens": shift}).score(own, moved, len(own))
             return
 
 
-def _retokenized(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
+def _retokenized(tokens: SampledTokens) -> Iterator[Cause]:
     """From some token of a sequence on, each value of the trainer is the rollout's of another
     token.
     """
     square = tokens.r**2
     if square.mean() < _UNRELATED * tokens.rollout.var():
         return
-    starts = sequence_starts(tokens)
-    lengths = np.diff(np.append(starts, len(square)))
+    starts, lengths = tokens.starts, tokens.lengths
     at = np.arange(len(square))
     gains, places = [], []
     for shift in _SHIFTS:
         moved, is_inside = _elsewhere(tokens, shift)
         gain = _gains(np.where(is_inside, square - moved, 0.0), starts, lengths)
-        gains.append(np.maximum.reduceat(gain, starts))
-        is_best = gain == np.repeat(gains[-1], lengths)
+        best = np.maximum.reduceat(gain, starts)
+        is_best = gain == np.repeat(best, lengths)
+        gains.append(best)
         places.append(np.minimum.reduceat(np.where(is_best, at, len(at)), starts))
     best, of = np.max(gains, axis=0), np.argmax(gains, axis=0)
-    places = np.choose(of, places)
+    place = np.choose(of, places)
     whole = np.add.reduceat(square, starts)
     rest = whole - np.maximum(best, 0)
     is_moved = best > (1 - MOST) * whole
@@ -223,85 +201,69 @@ def _retokenized(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Caus
         return
     shift = _SHIFTS[of[is_moved][0]]
     moved, is_inside = _elsewhere(tokens, shift)
-    is_inside &= np.repeat(is_moved, lengths) & (at >= np.repeat(places, lengths))
+    is_inside &= np.repeat(is_moved, lengths) & (at >= np.repeat(place, lengths))
     if is_inside.sum() < _LEAST // 4 or not is_explained(square[is_inside], moved[is_inside]):
         return
-    first = int(places[is_moved][0])
+    first, sequences = int(place[is_moved][0]), int(is_moved.sum())
     position, sequence = int(tokens.position[first]), int(tokens.sequence[first])
-    by = f"'{names[1]}' is '{names[0]}' {_tokens_away(shift)}"
-    count = f"{is_moved.sum():,} of {len(starts):,} sequences"
-    parameters = {
-        "sequences": int(is_moved.sum()),
-        "sequence": sequence,
-        "token": position,
-        "tokens": shift,
-    }
-    name, says = (
-        "retokenized",
-        f"Other token ids in {count}: from token {position} of sequence {sequence} on, {by}.",
-    )
-    if np.median((places - starts)[is_moved]) <= abs(shift):
+    rollout, trainer = tokens.names
+    by = f"'{trainer}' is '{rollout}' {_tokens_away(shift)}"
+    count = f"{sequences:,} of {len(starts):,} sequences"
+    if np.median((place - starts)[is_moved]) <= abs(shift):
         name, says = "shifted", f"Off by {abs(shift)} in {count}, the first {sequence}: {by}."
+    else:
+        name = "retokenized"
+        says = f"Other token ids in {count}: from token {position} of sequence {sequence} on, {by}."
+    parameters = {"sequences": sequences, "sequence": sequence, "token": position, "tokens": shift}
     yield Cause(name, says, parameters).score(square, rest, len(square))
 
 
-def _gains(
-    of_tokens: NDArray[np.float64],
-    starts: NDArray[np.intp],
-    lengths: NDArray[np.intp],
-) -> NDArray[np.float64]:
+def _gains(of_tokens: Floats, starts: Integers, lengths: Integers) -> Floats:
     """Return the sum of a value from each token to the end of its sequence. [tokens]"""
     total = np.cumsum(of_tokens)
     return np.repeat(total[starts + lengths - 1], lengths) - np.append(0.0, total[:-1])
 
 
-def _grid(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
+def _grid(tokens: SampledTokens) -> Iterator[Cause]:
     """Values of one side lie on the grid of a 16-bit dtype, and the other's do not."""
     for dtype in ("bfloat16", "float16"):
-        for side, own, other, name, _ in sides_of(tokens, names):
+        for side, own, other, name, _ in sides_of(tokens):
             rounded, grid = (round_to(FORMATS[dtype], values) for values in (own, other))
-            if (
-                (rounded == own).all()
-                and (grid != other).any()
-                and len(np.unique(own)) > _LEAST_VALUES
-            ):
-                cause = Cause(
-                    "rounded",
-                    f"'{name}' stores log-probabilities in {dtype}.",
-                    {"side": side, "dtype": dtype},
-                )
+            is_on_grid = (rounded == own).all() and len(np.unique(own)) > _LEAST_VALUES
+            if is_on_grid and (grid != other).any():
+                says = f"'{name}' stores log-probabilities in {dtype}."
+                cause = Cause("rounded", says, {"side": side, "dtype": dtype})
                 square, rest = tokens.r**2, (grid - own) ** 2
                 is_all = rest.sum() <= MOST * square.sum()
                 yield cause.score(square, rest, len(rest)) if is_all else cause
 
 
-def _renormalized(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
+def _renormalized(tokens: SampledTokens) -> Iterator[Cause]:
     """One side is never below the other: its probabilities were renormalized after top-p, top-k or
     min-p.
     """
-    for side, own, other, name, other_name in sides_of(tokens, names):
+    for side, own, other, name, other_name in sides_of(tokens):
         excess = own - other
-        above, below = (
-            float(np.sqrt((part**2).mean()))
-            for part in (np.maximum(excess, 0), np.minimum(excess, 0))
-        )
-        is_open = other < _OPEN  # what was left out had some probability
+        above = float(np.sqrt((np.maximum(excess, 0) ** 2).mean()))
+        below = float(np.sqrt((np.minimum(excess, 0) ** 2).mean()))
         high = float(np.quantile(excess, 0.99))
         if below > _ONE_SIDED * above or not _LEAST_MASS <= high <= MOST_MASS:
             continue
+        is_open = other < _OPEN  # what was left out had some probability
         if not is_open.any() or (excess[is_open] > 0).mean() < _RAISED:
             continue
         most = float(excess.max())
         # With noise, or outliers, the largest is no bound.
         least = float(np.exp(-most)) if below <= _EXACT * most and most <= MOST_MASS else None
+        top_p = f" (top-p would be {least:.3g})" if least else ""
         says = (
             f"'{name}' is renormalized after top-p, top-k or min-p: never below '{other_name}', and"
-            f" at most {number(most, 3)} above{f' (top-p would be {least:.3g})' if least else ''}."
+            f" at most {number(most, 3)} above{top_p}."
         )
         yield Cause("renormalized", says, {"side": side, "top_p": least})
 
 
-def _temperature(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
+def _temperature(tokens: SampledTokens) -> Iterator[Cause]:
     """r follows log-probability plus entropy, its derivative by the inverse temperature.
 
     Needs the entropy.
@@ -315,23 +277,21 @@ def _temperature(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Caus
         slopes = np.linalg.lstsq(x[usual], y[usual], rcond=None)[0]
         rest, inverse = (y - x @ slopes) ** 2, 1 + float(slopes[0])
         is_one_sign = min(slopes) > 0 or max(slopes) < 0
-        if (
-            is_one_sign
-            and 1 / _HOTTEST <= inverse <= _HOTTEST
-            and is_explained(y**2, rest, 1.5 * MOST)
-        ):
+        is_plausible = is_one_sign and 1 / _HOTTEST <= inverse <= _HOTTEST
+        if is_plausible and is_explained(y**2, rest, 1.5 * MOST):
+            rollout, trainer = tokens.names
             says = (
-                f"'{names[0]}' is sampled at a temperature of about {1 / inverse:.3g} times that of"
-                f" '{names[1]}'."
+                f"'{rollout}' is sampled at a temperature of about {1 / inverse:.3g} times that of"
+                f" '{trainer}'."
             )
-            cause = Cause("temperature", says, {"temperature": 1 / inverse})
             near = rest <= np.quantile(rest, 0.99)
+            cause = Cause("temperature", says, {"temperature": 1 / inverse})
             yield cause.score(y[near] ** 2, rest[near], near.sum())
             return
         usual = _without_outliers(x, y)
 
 
-def _without_outliers(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.bool_]:
+def _without_outliers(x: Floats, y: Floats) -> Flags:
     """Return all rows but the 2 % that are farthest from a line of least absolute deviations.
     [rows]
     """
@@ -343,22 +303,22 @@ def _without_outliers(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray
     return distances <= np.quantile(distances, 0.98)
 
 
-def _parts(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
+def _parts(tokens: SampledTokens) -> Iterator[Cause]:
     """Find the part of each response that differs: places from its start or end, what follows a
     masked turn, a tail.
     """
     square = tokens.r**2
-    starts = sequence_starts(tokens)
-    lengths = np.diff(np.append(starts, len(square)))
+    starts, lengths = tokens.starts, tokens.lengths
     index = np.arange(len(square)) - np.repeat(starts, lengths)
     to_end = np.repeat(lengths, lengths) - 1 - index
-    parts: dict[str, tuple[NDArray[np.bool_], str]] = {}
-    for places, words in (
-        (tokens.position, "of each response"),
-        (to_end + 1, "from the end of each response"),
+    parts: dict[str, tuple[Flags, str]] = {}
+    # The first place has a part of its own below: 0 of a response, 1 from its end.
+    for places, words, least in (
+        (tokens.position, "of each response", 1),
+        (to_end + 1, "from the end of each response", 2),
     ):
         bad = _bad_places(places, square)
-        if 0 < len(bad) <= _LISTED and bad[0] > (places is not tokens.position):
+        if 0 < len(bad) <= _LISTED and bad[0] >= least:
             listed = f"token{'s' * (len(bad) > 1)} {series([str(each) for each in bad])} {words}"
             parts[listed] = (np.isin(places, bad), listed)
     parts["first"] = (index == 0, "the first token of each response")
@@ -380,15 +340,12 @@ def _parts(tokens: SampledTokens, names: tuple[str, str]) -> Iterator[Cause]:
             continue
         is_far = np.median(inside) >= _OUTLYING * max(outside.mean(), 1e-300)
         if is_far or (kind != "end" and _is_most(square, part)):
-            yield Cause(
-                "part of the response",
-                _differ_at(words, square, part, names),
-                {"part": kind},
-            )
+            says = _differ_at(words, tokens, square, part)
+            yield Cause("part of the response", says, {"part": kind})
             return
 
 
-def _bad_places(places: NDArray[np.integer], square: NDArray[np.float64]) -> NDArray[np.int64]:
+def _bad_places(places: Integers, square: Floats) -> Integers:
     """Return the places at which most responses differ much more than anywhere else."""
     each, place, counts = np.unique(places, return_inverse=True, return_counts=True)
     in_order = square[np.lexsort((square, place))]
@@ -397,11 +354,7 @@ def _bad_places(places: NDArray[np.integer], square: NDArray[np.float64]) -> NDA
     return each[(counts >= 4) & (medians >= _OUTLYING * np.median(means))]
 
 
-def _tail(
-    square: NDArray[np.float64],
-    starts: NDArray[np.intp],
-    lengths: NDArray[np.intp],
-) -> NDArray[np.bool_]:
+def _tail(square: Floats, starts: Integers, lengths: Integers) -> Flags:
     """Return the tokens from which on most of a sequence differs, and little before it does.
     [tokens]
     """
@@ -412,7 +365,7 @@ def _tail(
     return first >= _LEAST_TAIL
 
 
-def _lag(tokens: SampledTokens, _: tuple[str, str]) -> Iterator[Cause]:
+def _lag(tokens: SampledTokens) -> Iterator[Cause]:
     """|r| grows with the lag of the rollout's weights."""
     if tokens.lag is None:
         return

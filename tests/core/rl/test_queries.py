@@ -12,7 +12,7 @@ import pytest
 
 from core.errors import UsageError
 from core.judging.ingest import ingest
-from core.runs.queries import mismatch
+from core.rl import queries as rl
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 
@@ -48,11 +48,11 @@ def of_rows(rows, name: str) -> np.ndarray:
 def test_figures_and_counts_are_those_of_the_arrays(made, monkeypatch):
     run, rows = made
     r = of_rows(rows, "trainer") - of_rows(rows, "rollout")
-    values = {row["name"]: row for row in mismatch.figures_of(run)}
+    values = {row["name"]: row for row in rl.figures_of(run)}
     assert values["mean_abs"]["value"] == pytest.approx(np.abs(r).mean(), rel=1e-12)
     assert values["mean_abs"]["low"] <= values["mean_abs"]["value"] <= values["mean_abs"]["high"]
     k3 = np.sort(np.expm1(r) - r)[::-1]
-    counts = mismatch.summary(run, "tokens")
+    counts = rl.summary(run, "tokens")
     assert counts == {
         "tokens": len(r),
         "sequences": len(LENGTHS),
@@ -60,11 +60,11 @@ def test_figures_and_counts_are_those_of_the_arrays(made, monkeypatch):
         "masked": 0,
         "missing": 0,
     }
-    monkeypatch.setattr(mismatch, "_TOKENS_AT_ONCE", 30)  # read in parts
-    again = mismatch.summaries(run)
+    monkeypatch.setattr(rl, "_TOKENS_AT_ONCE", 30)  # read in parts
+    again = rl.summaries(run)
     assert again["tokens"] == counts
     assert [row["value"] for row in again["figures of verl"]] == pytest.approx(
-        [row["value"] for row in mismatch.figures_of(run, "verl")],
+        [row["value"] for row in rl.figures_of(run, "verl")],
         rel=1e-12,
     )
 
@@ -82,8 +82,8 @@ def test_percentiles_and_half_of_the_kl_of_many_tokens_are_those_of_numpy(size, 
     )
     store, r = Store(tmp_path / "runs"), trainer - rollout
     with RunReader(store.path_of(ingest(store, [tmp_path / "a.parquet"]))) as run:
-        values = {row["name"]: row["value"] for row in mismatch.figures_of(run)}
-        half = mismatch.summary(run, "tokens")["half"]
+        values = {row["name"]: row["value"] for row in rl.figures_of(run)}
+        half = rl.summary(run, "tokens")["half"]
     for name, share in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)):
         assert values[name] == pytest.approx(np.quantile(np.abs(r), share), rel=1e-4)
     k3 = np.sort(np.expm1(r) - r)[::-1]
@@ -91,7 +91,7 @@ def test_percentiles_and_half_of_the_kl_of_many_tokens_are_those_of_numpy(size, 
 
 
 RAGGED = json.loads(
-    (Path(__file__).resolve().parents[3] / "cases" / "rollouts" / "ragged.json").read_text(),
+    (Path(__file__).resolve().parents[2] / "cases" / "rollouts" / "ragged.json").read_text(),
 )
 
 
@@ -112,27 +112,27 @@ def ragged(tmp_path_factory):
 
 @pytest.mark.parametrize("framework", RAGGED["expected"])
 def test_figures_of_ragged_responses_are_those_of_the_frameworks_own_functions(framework, ragged):
-    values = {row["name"]: row["value"] for row in mismatch.figures_of(ragged, framework)}
+    values = {row["name"]: row["value"] for row in rl.figures_of(ragged, framework)}
     # verl divides by the number of tokens + 1e-8, and by the mean weight + 1e-8, squared.
     assert values == pytest.approx(RAGGED["expected"][framework], rel=3e-8, abs=1e-8)
     assert (
         "3 responses without a token of the loss: counted"
-        in mismatch.mismatch_json(ragged, framework)["left_out"]
+        in rl.mismatch_json(ragged, framework)["left_out"]
     )
 
 
 def test_nemo_rl_does_not_clamp_and_what_is_in_no_figure_is_said(ragged):
     r = (np.array(RAGGED["trainer"]) - RAGGED["rollout"])[np.array(RAGGED["mask"], bool)]
-    values = {row["name"]: row["value"] for row in mismatch.figures_of(ragged, "nemo-rl")}
+    values = {row["name"]: row["value"] for row in rl.figures_of(ragged, "nemo-rl")}
     assert values["sampling_importance_ratio"] == pytest.approx(np.exp(r).mean(), rel=1e-12)
-    assert "3 responses without a token of the loss: in no figure." in mismatch.sentence(
-        mismatch.mismatch_json(ragged),
+    assert "3 responses without a token of the loss: in no figure." in rl.sentence(
+        rl.mismatch_json(ragged),
     )
 
 
 def test_an_unknown_framework_is_refused_with_those_known(made):
     with pytest.raises(UsageError, match=r"--as 'verlx': expected one of ulpscope, verl, trl"):
-        mismatch.figures_of(made[0], "verlx")
+        rl.figures_of(made[0], "verlx")
 
 
 def test_shares_beyond_a_bar_are_those_of_the_arrays(made):
@@ -140,5 +140,5 @@ def test_shares_beyond_a_bar_are_those_of_the_arrays(made):
     r = of_rows(rows, "trainer") - of_rows(rows, "rollout")
     outside = (np.exp(r) < 0.5) | (np.exp(r) > 5)
     k3 = np.expm1(r) - r
-    bars = mismatch.bars(run).set_index("bar")
+    bars = rl.bars(run).set_index("bar")
     assert bars.iloc[1].tolist() == pytest.approx([outside.mean(), k3[outside].sum() / k3.sum()])

@@ -1,6 +1,6 @@
 """Figures of trainer against rollout: those of the frameworks' own code on the same arrays.
 
-`mismatch.json` was written by the functions of verl 0.9.1, slime, prime-rl, ROLL and ms-swift 4.6;
+`figures.json` was written by the functions of verl 0.9.1, slime, prime-rl, ROLL and ms-swift 4.6;
 of TRL, NeMo-RL, OpenRLHF, AReaL and miles after the lines of their files, in torch and float64.
 """
 
@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.numerics.mismatch import FRAMEWORKS, Batch, Sequences, TokenPairs, intervals
+from core.rl.figures import FRAMEWORKS, Batch, Sequences, TokenPairs, intervals
 
-EXPECTED = json.loads((Path(__file__).parent / "mismatch.json").read_text())
+EXPECTED = json.loads((Path(__file__).parent / "figures.json").read_text())
 LENGTHS = np.array([40, 400, 64, 48])
 
 

@@ -7,9 +7,9 @@ import re
 import numpy as np
 import pytest
 
-from core.judging.explain.rollouts import explain_tokens
-from core.numerics.mismatch import SampledTokens
-from tests.core.judging.engine_rollouts import CLEAN, cause_of, planted, sampled
+from core.rl.causes import explain_tokens
+from core.rl.figures import SampledTokens
+from tests.core.rl.engine_rollouts import CLEAN, cause_of, planted, sampled
 
 CASES = {
     f"{case.cause} {case.strength}": case

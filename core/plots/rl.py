@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from ..numerics.mismatch import ICEPOP, TIS
+from ..rl.figures import ICEPOP, TIS
 from ..text import clean
 from .style import QUIET, REFERENCE, ULPS, VARIANT, inert, layout, log_axis
 

@@ -7,19 +7,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
-from ...errors import DumpError, StoreError, UsageError
-from ...text import clean, number, plural
-from ..file.database import Database
-from ..tables.rollouts import CHOSEN_TOKEN, SEQUENCE
-from ..topk.files import side_names
-from ..topk.payloads.bounded_json import MAX_FILE_BYTES, open_plain
-from ..topk.placeholders import ROUNDING
-from ..topk.records import MAX_POSITIONS
+from ..errors import DumpError, StoreError, UsageError
+from ..runs.file.database import Database
+from ..runs.tables.rl import CHOSEN_TOKEN, SEQUENCE
+from ..runs.topk.files import side_names
+from ..runs.topk.payloads.bounded_json import MAX_FILE_BYTES, open_plain
+from ..runs.topk.placeholders import ROUNDING
+from ..runs.topk.records import MAX_POSITIONS
+from ..text import clean, number, plural
 from .array_files import is_batch, read_batch
 from .torch_files import is_rollout, read_responses
 
@@ -32,7 +32,7 @@ _HIGHEST = 0.25
 _COPIED = 1 << 20  # bytes at a time
 SIDES = ("reference", "variant")
 # a value per token, or null
-_LISTS = tuple(name for name, kind in CHOSEN_TOKEN.types.items() if kind == "DOUBLE")
+_LISTS = [name for name, kind in CHOSEN_TOKEN.types.items() if kind == "DOUBLE"]
 # one per sequence, or null
 _FACTS = {name: kind for name, kind in SEQUENCE.types.items() if name != "prompt"}
 
@@ -40,114 +40,123 @@ _FACTS = {name: kind for name, kind in SEQUENCE.types.items() if name != "prompt
 @dataclass(frozen=True)
 class Layout:
     """Form of a file. types: its columns; needs: those by which it is known; columns: SQL of ours
-    over them.
+    over them; refused_if: SQL of all rows that is an error, for this reason.
     """
 
     types: Mapping[str, str]
     needs: frozenset[str]
     columns: Mapping[str, str]
     names: tuple[str, str] = ("rollout", "trainer")
-    # message: condition over all rows that is an error
-    check: Mapping[str, str] = field(default_factory=dict)
+    refused_if: str = "false"
+    reason: str = ""
+
+    @property
+    def is_of_one_side(self) -> bool:
+        return "variant" not in self.columns
+
+    def own_name(self, column: str) -> str:
+        """Return the name of a column of ours in the file."""
+        source = self.columns.get(column, "")
+        return next((own for own in self.types if own in source), column)
 
 
-def _plain(*sides: str, names: tuple[str, str] = ("rollout", "trainer")) -> Layout:
-    """Documented columns. sides: of the log-probabilities of the rollout and the trainer."""
-    more = [name for name in _LISTS if name not in SIDES]
-    columns = {name: name for name in ("token_ids", "mask", *more, *_FACTS) if name != "name"} | {
-        "name": "sequence",
-    }
-    types = {
-        "token_ids": "DOUBLE[]",
-        "mask": "DOUBLE[]",
-        **dict.fromkeys((*sides, *more), "DOUBLE[]"),
-    }
-    types |= {"sequence": "VARCHAR"} | {
-        name: kind for name, kind in _FACTS.items() if name != "name"
-    }
-    return Layout(
-        types,
-        frozenset({"token_ids", *sides}),
-        columns | dict(zip(SIDES, sides, strict=False)),
-        names,
-    )
+def _by_name(text: str) -> dict[str, str]:
+    """Return what a text with a line for each column, `name: what it is`, says of each."""
+    return dict(line.strip().split(": ", 1) for line in text.strip().splitlines())
 
 
-_OF_LENGTH = "list_slice({}[1], 1, input_lengths[1])"
+def _documented(*sides: str, names: tuple[str, str] = ("rollout", "trainer")) -> Layout:
+    """Return the layout of documented columns. sides: those of the rollout and the trainer."""
+    lists = dict(zip(SIDES, sides, strict=False))
+    lists |= {name: name for name in ("token_ids", "mask", *_LISTS) if name not in SIDES}
+    facts = {name: "sequence" if name == "name" else name for name in _FACTS}
+    types = dict.fromkeys(lists.values(), "DOUBLE[]")
+    types |= {facts[name]: kind for name, kind in _FACTS.items()}
+    return Layout(types, frozenset({"token_ids", *sides}), lists | facts, names)
+
+
+# NeMo-RL, train_data_step{N}.jsonl: batches of one, padded; value t belongs to token t
+_NEMO_RL = Layout(
+    _by_name("""
+        token_ids: DOUBLE[][]
+        token_loss_mask: DOUBLE[][]
+        advantages: DOUBLE[][]
+        generation_logprobs: DOUBLE[][]
+        prev_logprobs: DOUBLE[][]
+        sample_loss_mask: DOUBLE[]
+        rewards: DOUBLE[]
+        input_lengths: BIGINT[]
+        idx: BIGINT
+        agent_ref: STRUCT(name VARCHAR)[]
+    """),
+    frozenset({"token_ids", "generation_logprobs", "prev_logprobs", "input_lengths"}),
+    _by_name("""
+        token_ids: token_ids[1][:input_lengths[1]]
+        mask: [m * coalesce(sample_loss_mask[1], 1) FOR m IN token_loss_mask[1][:input_lengths[1]]]
+        reference: generation_logprobs[1][:input_lengths[1]]
+        variant: prev_logprobs[1][:input_lengths[1]]
+        advantage: advantages[1][:input_lengths[1]]
+        name: idx
+        reward: rewards[1]
+        environment: agent_ref[1].name
+    """),
+    refused_if="bool_and(list_min(prev_logprobs[1]) = 0 AND list_max(prev_logprobs[1]) = 0)",
+    reason=(
+        "every `prev_logprobs` is 0: with force_on_policy_ratio NeMo-RL does not compute the"
+        " trainer's side"
+    ),
+)
+# prime-rl, token_exports/step_N/rank_R.jsonl
+_PRIME_RL = Layout(
+    _by_name("""
+        token_ids: DOUBLE[]
+        loss_mask: DOUBLE[]
+        advantages: DOUBLE[]
+        inference_logprobs: DOUBLE[]
+        trainer_logprobs: DOUBLE[]
+        entropy: DOUBLE[]
+        schema_version: BIGINT
+        step: BIGINT
+        rank: BIGINT
+        export_sequence_idx: BIGINT
+        env_name: VARCHAR
+    """),
+    frozenset({"token_ids", "inference_logprobs", "trainer_logprobs"}),
+    _by_name("""
+        token_ids: token_ids
+        mask: loss_mask
+        reference: inference_logprobs
+        variant: trainer_logprobs
+        entropy: entropy
+        advantage: advantages
+        step: step
+        environment: env_name
+        name: concat_ws('/', rank, export_sequence_idx)
+        sampling: CASE WHEN rank IS NOT NULL THEN json_object('rank', rank) END
+    """),
+    refused_if="bool_or(schema_version != 1)",
+    reason="has another `schema_version` than 1, which is the one known",
+)
+# miles, dashboard_columns/rollout_{N}.parquet: the rollout alone
+_MILES_DASHBOARD = Layout(
+    _by_name("""
+        tokens: DOUBLE[]
+        loss_mask: DOUBLE[]
+        rollout_log_probs: DOUBLE[]
+        sample_index: BIGINT
+    """),
+    frozenset({"tokens", "loss_mask", "rollout_log_probs", "sample_index"}),
+    {},
+    refused_if="true",
+    reason="holds the rollout's side alone; give the files of `train_data`, which have both",
+)
 LAYOUTS = (
-    Layout(  # NeMo-RL, train_data_step{N}.jsonl: batches of one, padded; value t belongs to token t
-        {
-            **dict.fromkeys(("token_ids", "token_loss_mask", "advantages"), "DOUBLE[][]"),
-            **dict.fromkeys(("generation_logprobs", "prev_logprobs"), "DOUBLE[][]"),
-            **dict.fromkeys(("sample_loss_mask", "rewards"), "DOUBLE[]"),
-            **{"input_lengths": "BIGINT[]", "idx": "BIGINT", "agent_ref": "STRUCT(name VARCHAR)[]"},
-        },
-        frozenset({"token_ids", "generation_logprobs", "prev_logprobs", "input_lengths"}),
-        {
-            "token_ids": _OF_LENGTH.format("token_ids"),
-            "mask": (
-                "list_transform("
-                + _OF_LENGTH.format("token_loss_mask")
-                + ", lambda m: m * coalesce(sample_loss_mask[1], 1))"
-            ),
-            "reference": _OF_LENGTH.format("generation_logprobs"),
-            "variant": _OF_LENGTH.format("prev_logprobs"),
-            "advantage": _OF_LENGTH.format("advantages"),
-            "name": "idx",
-            "reward": "rewards[1]",
-            "environment": "agent_ref[1].name",
-        },
-        check={
-            "every `prev_logprobs` is 0: with force_on_policy_ratio NeMo-RL does not compute the trainer's side": (
-                "coalesce(bool_and(list_min(prev_logprobs[1]) = 0 AND list_max(prev_logprobs[1]) ="
-                " 0), false)"
-            ),
-        },
-    ),
-    Layout(  # prime-rl, token_exports/step_N/rank_R.jsonl
-        {
-            **dict.fromkeys(
-                ("token_ids", "loss_mask", "advantages", "inference_logprobs"),
-                "DOUBLE[]",
-            ),
-            **dict.fromkeys(("trainer_logprobs", "entropy"), "DOUBLE[]"),
-            **dict.fromkeys(("schema_version", "step", "rank", "export_sequence_idx"), "BIGINT"),
-            "env_name": "VARCHAR",
-        },
-        frozenset({"token_ids", "inference_logprobs", "trainer_logprobs"}),
-        {
-            **{"token_ids": "token_ids", "mask": "loss_mask", "reference": "inference_logprobs"},
-            **{
-                "variant": "trainer_logprobs",
-                "entropy": "entropy",
-                "advantage": "advantages",
-                "step": "step",
-            },
-            **{"environment": "env_name", "name": "concat_ws('/', rank, export_sequence_idx)"},
-            "sampling": "CASE WHEN rank IS NOT NULL THEN json_object('rank', rank) END",
-        },
-        check={
-            "has another `schema_version` than 1, which is the one known": (
-                "bool_or(schema_version != 1)"
-            ),
-        },
-    ),
-    _plain(*SIDES, names=SIDES),
-    _plain("rollout", "trainer"),
-    _plain("logprobs", names=("", "")),  # a file per side
-    Layout(  # miles, dashboard_columns/rollout_{N}.parquet: the rollout alone
-        {
-            **dict.fromkeys(("tokens", "loss_mask", "rollout_log_probs"), "DOUBLE[]"),
-            "sample_index": "BIGINT",
-        },
-        frozenset({"tokens", "loss_mask", "rollout_log_probs", "sample_index"}),
-        {},
-        check={
-            "holds the rollout's side alone; give the files of `train_data`, which have both": (
-                "true"
-            ),
-        },
-    ),
+    _NEMO_RL,
+    _PRIME_RL,
+    _documented(*SIDES, names=SIDES),
+    _documented("rollout", "trainer"),
+    _documented("logprobs", names=("", "")),  # a file per side
+    _MILES_DASHBOARD,
 )
 
 
@@ -279,30 +288,29 @@ def read_tokens(
     Raises:
         DumpError: a file cannot be read or joined; one sentence names the row.
     """
-    names: tuple[str, str] = ("rollout", "trainer")
+    names, note, order = ("rollout", "trainer"), "", ""
+    layouts: list[Layout] = []
     if is_rollout(paths[0]) or is_batch(paths[0]):
-        tables, layouts = [_table_of_torch(database, paths)], []
+        tables = [_table_of_responses(database, paths)]
     else:
         layouts = [_known_layout(path) for path in paths]
         names = layouts[0].names
         tables = [
-            _table_of_file(database, path, link, layout, number)
-            for number, (path, link, layout) in enumerate(zip(paths, links, layouts, strict=True))
+            _table_of_file(database, *each, number)
+            for number, each in enumerate(zip(paths, links, layouts, strict=True))
         ]
-    note, order = "", ""
-    are_of_one_side = ["variant" not in layout.columns for layout in layouts]
+    are_of_one_side = [layout.is_of_one_side for layout in layouts]
     if any(are_of_one_side):
         if are_of_one_side != [True, True]:
             raise DumpError(
                 "`logprobs` are of one side; expected two files, the rollout's and the trainer's.",
             )
-        first, second = side_names(paths)
-        names = first, second
+        names = side_names(paths)
         rows, note = _join(database, paths)
         order = "ORDER BY prompt"
     else:
         rows = " UNION ALL BY NAME ".join(
-            f"SELECT * EXCLUDE (prompt) FROM {table}" for table in tables
+            f"SELECT * EXCLUDE (prompt) FROM {each}" for each in tables
         )
         _check_names(database, rows)
     trimmed, dropped = _trim(database, rows, names, order)
@@ -334,36 +342,30 @@ def _trim(database: Database, rows: str, names: Sequence[str], order: str) -> tu
     """Make `arriving` of a query, each sequence cut to its response, from the first to the last
     token of the loss. -> a note, and how many have no such token
     """
-    places = (
-        "SELECT *, coalesce(list_position(mask, true), 1) AS first_token, len(token_ids) + 1 -"
-        " coalesce(list_position(list_reverse(mask), true), 1) AS last_token, len(token_ids) > 0"
-        f" AND (mask IS NULL OR list_contains(mask, true)) AS is_trained FROM ({rows})"
+    places = f"""(
+        SELECT *, coalesce(list_position(mask, true), 1) AS first_token,
+            len(token_ids) + 1 - coalesce(list_position(list_reverse(mask), true), 1) AS last_token,
+            len(token_ids) > 0 AND (mask IS NULL OR list_contains(mask, true)) AS is_trained
+        FROM ({rows}))"""
+    ((dropped, used),) = database.rows(
+        f"SELECT count(*) FILTER (NOT is_trained), count(*) FILTER (is_trained) FROM {places}",
     )
-    counts = (
-        f"SELECT count(*) FILTER (NOT is_trained), count(*) FILTER (is_trained) FROM ({places})"
-    )
-    ((dropped, used),) = database.rows(counts)
     if not used:
         raise DumpError("every token is masked out; expected some with a mask of 1.")
-    notes = (
-        [f"{plural(dropped, 'sequence')} without a token in the loss left out."] if dropped else []
-    )
+    notes = []
+    if dropped:
+        notes.append(f"{plural(dropped, 'sequence')} without a token in the loss left out.")
     notes += _impossible(database, rows, names)
-    facts = ", ".join(name for name in _FACTS if name != "prompt_token_ids")
-    prompt = "list_slice(token_ids, 1, first_token - 1)::INTEGER[]"
     lists = {name: name for name in ("token_ids", "mask", *_LISTS)}
-    lists |= {
-        side: f"list_transform({side}, lambda v: CASE WHEN v >= {_LOWEST} THEN v END)"
-        for side in SIDES
-    }
-    cut = ", ".join(
-        f"list_slice({values}, first_token, last_token) AS {name}" for name, values in lists.items()
-    )
-    database.execute(
-        f"CREATE TEMP TABLE arriving AS SELECT row_number() OVER ({order}) - 1 AS prompt, {cut},"
-        f" {facts}, CASE WHEN first_token > 1 THEN to_json({prompt})::VARCHAR ELSE prompt_token_ids"
-        f" END AS prompt_token_ids FROM ({places}) WHERE is_trained",
-    )
+    lists |= {side: f"[CASE WHEN v >= {_LOWEST} THEN v END FOR v IN {side}]" for side in SIDES}
+    cut = [f"list_slice({each}, first_token, last_token) AS {name}" for name, each in lists.items()]
+    facts = [name for name in _FACTS if name != "prompt_token_ids"]
+    database.execute(f"""
+        CREATE TEMP TABLE arriving AS
+        SELECT row_number() OVER ({order}) - 1 AS prompt, {", ".join([*cut, *facts])},
+            CASE WHEN first_token > 1 THEN to_json(token_ids[:first_token - 1]::INTEGER[])::VARCHAR
+                ELSE prompt_token_ids END AS prompt_token_ids
+        FROM {places} WHERE is_trained""")
     return " ".join(notes), dropped
 
 
@@ -377,16 +379,15 @@ def _impossible(database: Database, rows: str, names: Sequence[str]) -> list[str
     notes = []
     for side, name in zip(SIDES, names, strict=True):
         high, low = _of_loss(side, f"v > {ROUNDING}"), _of_loss(side, f"v < {_LOWEST}")
-        ((positive, highest, negative, lowest),) = database.rows(
-            f"SELECT sum(len({high})), max(list_max({high})), sum(len({low})), min(list_min({low}))"
-            f" FROM ({rows})",
-        )
+        ((positive, highest, negative, lowest),) = database.rows(f"""
+            SELECT sum(len({high}))::BIGINT, max(list_max({high})),
+                sum(len({low}))::BIGINT, min(list_min({low})) FROM ({rows})""")
         if positive:
             about = f"up to {number(highest, 3)}, as rounding of a logit less its log-sum makes"
-            notes.append(f"{plural(int(positive), 'value')} of '{name}' above 0, {about}.")
+            notes.append(f"{plural(positive, 'value')} of '{name}' above 0, {about}.")
         if negative:
             about = f"the lowest is {number(lowest)}: placeholders, taken as missing"
-            notes.append(f"{plural(int(negative), 'value')} of '{name}' below {_LOWEST}, {about}.")
+            notes.append(f"{plural(negative, 'value')} of '{name}' below {_LOWEST}, {about}.")
     return notes
 
 
@@ -398,67 +399,60 @@ def _join(database: Database, paths: Sequence[Path]) -> tuple[str, str]:
         database.rows(f"SELECT count(*), count(name), count(DISTINCT name) FROM file_{n}")[0]
         for n in (0, 1)
     ]
-    is_named = all(rows == names for rows, names, _ in counts)
-    for path, (rows, _, distinct) in zip(paths, counts, strict=True):
-        if is_named and distinct < rows:
+    rows = [count[0] for count in counts]
+    is_named = all(count == named for count, named, _ in counts)
+    for path, (count, _, distinct) in zip(paths, counts, strict=True):
+        if is_named and distinct < count:
             raise DumpError(f"{clean(path.name)}: a `sequence` occurs twice; expected each once.")
-    if not is_named and counts[0][0] != counts[1][0]:
-        both = f"{counts[0][0]:,} and {counts[1][0]:,}"
+    if not is_named and rows[0] != rows[1]:
         raise DumpError(
-            f"the files hold {both} sequences without a `sequence` to join them by; expected as"
-            " many.",
+            f"the files hold {rows[0]:,} and {rows[1]:,} sequences without a `sequence` to join"
+            " them by; expected as many.",
         )
-    key = "name" if is_named else "prompt"
-    (shared,) = database.rows(f"SELECT count(*) FROM file_0 JOIN file_1 USING ({key})")[0]
+    both = f"file_0 a JOIN file_1 b USING ({'name' if is_named else 'prompt'})"
+    (shared,) = database.rows(f"SELECT count(*) FROM {both}")[0]
     if not shared:
         raise DumpError(
             "the files share no `sequence`; expected log-probabilities of the same sequences.",
         )
-    other = database.rows(
-        "SELECT a.prompt + 1, b.prompt + 1, list_position(list_transform(range(1, 1 +"
-        " least(len(a.token_ids), len(b.token_ids))), lambda n: a.token_ids[n] != b.token_ids[n]),"
-        f" true) FROM file_0 a JOIN file_1 b USING ({key}) WHERE a.token_ids != b.token_ids ORDER"
-        " BY a.prompt LIMIT 1",
-    )
-    if other:
-        both = (
-            f"row {other[0][0]:,} of {clean(paths[0].name)} and row {other[0][1]:,} of"
-            f" {clean(paths[1].name)}"
+    for row, other, place in database.rows(f"""
+        SELECT a.prompt + 1, b.prompt + 1, list_position(list_transform(
+            range(1, 1 + least(len(a.token_ids), len(b.token_ids))),
+            lambda n: a.token_ids[n] != b.token_ids[n]), true)
+        FROM {both} WHERE a.token_ids != b.token_ids ORDER BY a.prompt LIMIT 1"""):
+        at = f" from token {place - 1} on" if place else "; one is longer"
+        raise DumpError(
+            f"row {row:,} of {clean(paths[0].name)} and row {other:,} of {clean(paths[1].name)}"
+            f" have other `token_ids`{at}; expected values of the same tokens.",
         )
-        at = f" from token {other[0][2] - 1} on" if other[0][2] else "; one is longer"
-        raise DumpError(f"{both} have other `token_ids`{at}; expected values of the same tokens.")
     more = [name for name in ("mask", *_LISTS, *_FACTS) if name not in SIDES]
     merged = ", ".join(f"coalesce(a.{name}, b.{name}) AS {name}" for name in more)
-    rows = (
-        f"SELECT a.prompt, a.token_ids, a.reference, b.reference AS variant, {merged} FROM file_0 a"
-        f" JOIN file_1 b USING ({key})"
+    alone = sum(rows) - 2 * shared
+    return (
+        f"SELECT a.prompt, a.token_ids, a.reference, b.reference AS variant, {merged} FROM {both}",
+        f"{plural(alone, 'sequence')} of one file alone left out." if alone else "",
     )
-    alone = counts[0][0] + counts[1][0] - 2 * shared
-    return rows, f"{plural(alone, 'sequence')} of one file alone left out." if alone else ""
 
 
 def _table_of_file(database: Database, path: Path, link: Path, layout: Layout, number: int) -> str:
     """Make a temporary table of a file's rows in our columns. -> its name"""
     name, place, table = clean(path.name), str(link).replace("'", "''"), f"file_{number}"
-    is_parquet = _is_parquet(path)
-    step = re.search(r"step_?(\d{1,12})", str(path.parent.name) + "/" + path.name)
+    step = re.search(r"step_?(\d{1,12})", f"{path.parent.name}/{path.name}")
     columns = {"step": step[1] if step else "NULL", **layout.columns}
     try:
-        if is_parquet:
-            source = f"read_parquet('{place}')"
+        if _is_parquet(path):
             present = _parquet_columns(path)
             fields = [
-                f"{c if c in present else 'NULL'}::{kind} AS {c}"
-                for c, kind in layout.types.items()
+                f"{own if own in present else 'NULL'}::{kind} AS {own}"
+                for own, kind in layout.types.items()
             ]
-            source = f"(SELECT {', '.join(fields)} FROM {source})"
+            source = f"(SELECT {', '.join(fields)} FROM read_parquet('{place}'))"
         else:
-            kinds = ", ".join(f"{column}: '{kind}'" for column, kind in layout.types.items())
+            kinds = ", ".join(f"{own}: '{kind}'" for own, kind in layout.types.items())
             options = f"format = 'newline_delimited', maximum_object_size = {_LONGEST_LINE}"
             source = f"read_json('{place}', {options}, compression = 'none', columns = {{{kinds}}})"
-        for says, condition in layout.check.items():
-            if database.rows(f"SELECT {condition} FROM {source}")[0][0]:
-                raise DumpError(f"{name}: {says}.")
+        if database.rows(f"SELECT {layout.refused_if} FROM {source}")[0][0]:
+            raise DumpError(f"{name}: {layout.reason}.")
         _create(database, table, source, columns)
     except StoreError as error:
         reason = str(error.__cause__).splitlines()[0].replace(str(link), path.name)
@@ -469,7 +463,7 @@ def _table_of_file(database: Database, path: Path, link: Path, layout: Layout, n
     return table
 
 
-def _table_of_torch(database: Database, paths: Sequence[Path]) -> str:
+def _table_of_responses(database: Database, paths: Sequence[Path]) -> str:
     """Make a temporary table of the responses in files of slime or miles, or of a batch. -> its
     name
     """
@@ -481,13 +475,11 @@ def _table_of_torch(database: Database, paths: Sequence[Path]) -> str:
             f"no sample has `{side}`; expected the train data of slime or miles, which has both"
             " sides.",
         )
-    layout = _plain(*SIDES)
+    layout = _documented(*SIDES)
     fields = ", ".join(f"{name} {kind}" for name, kind in layout.types.items())
     database.execute(f"CREATE TEMP TABLE saved ({fields})")
-    database.insert(
-        "saved",
-        pa.table({name: [each.get(name) for each in trained] for name in layout.types}),
-    )
+    columns = {name: [each.get(name) for each in trained] for name in layout.types}
+    database.insert("saved", pa.table(columns))
     _create(database, "file_0", "saved", layout.columns)
     database.execute("DROP TABLE saved")
     _check(database, "file_0", clean(paths[0].name), layout)
@@ -495,21 +487,17 @@ def _table_of_torch(database: Database, paths: Sequence[Path]) -> str:
 
 
 def _create(database: Database, table: str, source: str, columns: Mapping[str, str]) -> None:
-    def value(name: str) -> str:
-        finite = "lambda v: CASE WHEN isfinite(v) THEN v END"
-        return (
-            f"list_transform({columns.get(name, 'NULL')}::DOUBLE[], {finite})::DOUBLE[] AS {name}"
-        )
-
-    facts = [f"({columns.get(name, 'NULL')})::{kind} AS {name}" for name, kind in _FACTS.items()]
-    mask = (
-        f"list_transform({columns.get('mask', 'NULL')}::DOUBLE[], lambda v: coalesce(v, 0) !="
-        " 0)::BOOLEAN[] AS mask"
-    )
+    own = {name: columns.get(name, "NULL") for name in ("mask", *_LISTS, *_FACTS)}
+    values = [
+        f"[CASE WHEN isfinite(v) THEN v END FOR v IN {own[name]}::DOUBLE[]]::DOUBLE[] AS {name}"
+        for name in _LISTS
+    ]
+    facts = [f"({own[name]})::{kind} AS {name}" for name, kind in _FACTS.items()]
     database.execute(
         f"CREATE TEMP TABLE {table} AS SELECT row_number() OVER () - 1 AS prompt,"
-        f" ({columns['token_ids']})::DOUBLE[] AS token_ids, {mask},"
-        f" {', '.join(map(value, _LISTS))}, {', '.join(facts)} FROM {source}",
+        f" ({columns['token_ids']})::DOUBLE[] AS token_ids,"
+        f" [coalesce(v, 0) != 0 FOR v IN {own['mask']}::DOUBLE[]]::BOOLEAN[] AS mask,"
+        f" {', '.join(values)}, {', '.join(facts)} FROM {source}",
     )
 
 
@@ -517,19 +505,18 @@ def _check(database: Database, table: str, name: str, layout: Layout) -> None:
     """DumpError for the first row that cannot be one of tokens."""
     wrong = {
         f"expected `token_ids`, a list of at most {MAX_POSITIONS:,} token ids": (
-            f"coalesce(len(token_ids), -1) NOT BETWEEN 0 AND {MAX_POSITIONS} OR len(token_ids) !="
-            " list_count(token_ids) OR list_min(token_ids) < 0 OR list_max(token_ids) >="
-            " 2147483648 OR token_ids != list_transform(token_ids, lambda t: floor(t))"
+            f"coalesce(len(token_ids), -1) NOT BETWEEN 0 AND {MAX_POSITIONS}"
+            " OR len(token_ids) != list_count(token_ids) OR list_min(token_ids) < 0"
+            " OR list_max(token_ids) >= 2147483648 OR token_ids != [floor(t) FOR t IN token_ids]"
         ),
     }
-    for side in SIDES if "variant" in layout.columns else SIDES[:1]:
-        wrong[f"expected a list `{_own_name(layout, side)}`"] = f"{side} IS NULL"
+    for side in SIDES[:1] if layout.is_of_one_side else SIDES:
+        wrong[f"expected a list `{layout.own_name(side)}`"] = f"{side} IS NULL"
     for column in (*_LISTS, "mask"):
-        wrong[f"`{_own_name(layout, column)}` and `token_ids` have other lengths"] = (
-            f"len({column}) != len(token_ids)"
-        )
+        says = f"`{layout.own_name(column)}` and `token_ids` have other lengths"
+        wrong[says] = f"len({column}) != len(token_ids)"
     for side in SIDES:
-        says = f"`{_own_name(layout, side)}` has a value above {_HIGHEST}, so no log-probability"
+        says = f"`{layout.own_name(side)}` has a value above {_HIGHEST}, so no log-probability"
         wrong[says] = f"len({_of_loss(side, f'v > {_HIGHEST}')}) > 0"
     first = ", ".join(f"min(prompt) FILTER ({condition})" for condition in wrong.values())
     rows, *first_rows = database.rows(f"SELECT count(*), {first} FROM {table}")[0]
@@ -538,8 +525,3 @@ def _check(database: Database, table: str, name: str, layout: Layout) -> None:
     for what, row in zip(wrong, first_rows, strict=True):
         if row is not None:
             raise DumpError(f"{name}: row {row + 1:,}: {what}.")
-
-
-def _own_name(layout: Layout, column: str) -> str:
-    """Name of a column of ours in the file."""
-    return next((own for own in layout.types if own in layout.columns.get(column, "")), column)

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from typer import Option
 
 from ..errors import UsageError
-from ..numerics.mismatch import FRAMEWORKS
+from ..rl.figures import FRAMEWORKS
+from ..rl.queries import mismatch_json, sentence
 from ..runs.figures import Figures
-from ..runs.queries.mismatch import has_rollouts, mismatch_json, sentence
 from ..text import number, percent
 from .terminal.console import out, print_records, print_text, table_of
 
@@ -33,7 +33,7 @@ def mismatch_of(run: Figures, framework: str | None) -> dict[str, Any] | None:
 
     UsageError if a framework is named for it.
     """
-    if has_rollouts(run):
+    if run.has_rollouts():
         return mismatch_json(run, framework or OWN)
     if framework is not None:
         raise UsageError(NO_TOKENS)

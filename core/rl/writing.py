@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...errors import UsageError
-from ...numerics.metrics import Summary
-from ...numerics.mismatch import SampledTokens
-from ...numerics.topk import summary_of_counts
-from ..figures import Figures
-from ..file.keep import FIGURES
-from ..file.records import MAX_LISTED_ROWS, Prompt, Provenance, RunHeader, SideHeader
-from ..new_run import new_run
-from ..queries.mismatch import sample_tokens, summaries
-from ..store.store import Store
-from ..tables.pairs import insert_evidence, insert_pair
-from ..tables.rollouts import CHOSEN_TOKEN, MISMATCH, SEQUENCE
-from ..tables.run import insert_header, insert_sides
-from ..topk.reading import digest_of, responses_of
-from .files import SIDES, make_plain, read_tokens
+from ..errors import UsageError
+from ..numerics.metrics import Summary
+from ..numerics.topk import summary_of_counts
+from ..runs.figures import Figures
+from ..runs.file.keep import FIGURES
+from ..runs.file.records import MAX_LISTED_ROWS, Prompt, Provenance, RunHeader, SideHeader
+from ..runs.new_run import new_run
+from ..runs.store.store import Store
+from ..runs.tables.pairs import insert_evidence, insert_pair
+from ..runs.tables.rl import CHOSEN_TOKEN, MISMATCH, SEQUENCE
+from ..runs.tables.run import insert_header, insert_sides
+from ..runs.topk.reading import digest_of, responses_of
+from .figures import SampledTokens
+from .formats import SIDES, make_plain, read_tokens
+from .queries import sample_tokens, summaries
 
 if TYPE_CHECKING:
-    from ..file.evidence import Verdict
+    from ..runs.file.evidence import Verdict
 
 FORMAT = "chosen tokens"
 _ROW_GROUP = 122_880

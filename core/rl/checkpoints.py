@@ -25,13 +25,13 @@ import numpy as np
 from ml_dtypes import float8_e4m3fn, float8_e5m2, float8_e8m0fnu
 from numpy.typing import NDArray
 
-from .errors import CaptureError
-from .numerics.differences import differences
-from .numerics.formats import FLOAT32, FORMATS, FloatFormat, bits_of, widen
-from .packaged_models import packaged_folder, require_gguf
-from .runs.dumps.arrays import StoredArray, foreign_errors, forget, map_file
-from .runs.dumps.containers import read_safetensors
-from .runs.dumps.llamacpp_files import gguf_header
+from ..errors import CaptureError
+from ..numerics.differences import differences
+from ..numerics.formats import FLOAT32, FORMATS, FloatFormat, bits_of, widen
+from ..packaged_models import packaged_folder, require_gguf
+from ..runs.dumps.arrays import StoredArray, foreign_errors, forget, map_file
+from ..runs.dumps.containers import read_safetensors
+from ..runs.dumps.llamacpp_files import gguf_header
 
 CHUNK = 1 << 22  # elements of a tensor in memory at a time, 16 MiB in float32; at least one row
 _FORMS = (

@@ -15,13 +15,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save, save_file
 
-from core import weights
 from core.inference.models.engine_files import gguf_of
 from core.inference.models.model import load_model
 from core.numerics.formats import BFLOAT16, LOGIT_FORMATS, FloatFormat
+from core.rl import checkpoints
 from tests.core.inference.models import small_gguf
 
-MODEL = Path(__file__).resolve().parents[2] / "sample_runs" / "model"
+MODEL = Path(__file__).resolve().parents[3] / "sample_runs" / "model"
 Q_PROJ = "layers.0.self_attn.q_proj"
 Tensors = dict[str, torch.Tensor]
 
@@ -35,13 +35,13 @@ def compared(
     a: Tensors,
     b: Tensors,
     fmt: FloatFormat = BFLOAT16,
-) -> weights.Comparison:
+) -> checkpoints.Comparison:
     for name, tensors in (("a", a), ("b", b)):
         save_file(
             {key: tensor.contiguous().clone() for key, tensor in tensors.items()},
             folder / f"{name}.safetensors",
         )
-    return weights.compare_checkpoints(
+    return checkpoints.compare_checkpoints(
         str(folder / "a.safetensors"),
         str(folder / "b.safetensors"),
         fmt,
@@ -49,7 +49,7 @@ def compared(
     )
 
 
-def found(result: weights.Comparison) -> dict[str, list[str]]:
+def found(result: checkpoints.Comparison) -> dict[str, list[str]]:
     """Tensors of each kind of finding."""
     return {kind: keys for (kind, _), keys in result.findings.items()}
 
@@ -121,7 +121,7 @@ def test_shards_are_compared_with_one_file_in_the_order_of_a_forward(tmp_path: P
         save_file({f"_orig_mod.{key}": tensors[key] for key in keys}, folder / shard)
     index = {"weight_map": {key: shard for shard, keys in shards.items() for key in keys}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    result = weights.compare_checkpoints(str(MODEL), str(folder), BFLOAT16, print)
+    result = checkpoints.compare_checkpoints(str(MODEL), str(folder), BFLOAT16, print)
     assert (result.total.elements, result.total.differing) == (
         sum(map(torch.numel, tensors.values())),
         0,
@@ -151,7 +151,7 @@ def test_a_model_equals_its_gguf_with_rotary_rows_reordered(
         str(gguf_of(load_model(str(MODEL), dtype="float32", device="cpu"), "float32")),
         str(MODEL),
     ]
-    result = weights.compare_checkpoints(*(paths if is_first else paths[::-1]), BFLOAT16, print)
+    result = checkpoints.compare_checkpoints(*(paths if is_first else paths[::-1]), BFLOAT16, print)
     assert result.total.differing == 0
     assert result.total.elements == sum(
         map(torch.numel, load_file(MODEL / "model.safetensors").values()),
@@ -172,7 +172,7 @@ def test_a_quantized_gguf_equals_its_blocks_by_hand(tmp_path: Path) -> None:
         tmp_path / "by_hand.safetensors",
     )
     paths = (str(tmp_path / name) for name in ("by_hand.safetensors", "model.gguf"))
-    result = weights.compare_checkpoints(*paths, BFLOAT16, print)
+    result = checkpoints.compare_checkpoints(*paths, BFLOAT16, print)
     assert (result.total.elements, result.total.differing) == (
         sum(values.size for values in tensors.values()),
         0,
@@ -231,8 +231,8 @@ def test_a_changed_layout_is_named_and_what_is_compared_is_equal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also if a chunk is smaller than the tensors."""
-    for chunk in (weights.CHUNK, 500):
-        monkeypatch.setattr(weights, "CHUNK", chunk)
+    for chunk in (checkpoints.CHUNK, 500):
+        monkeypatch.setattr(checkpoints, "CHUNK", chunk)
         result = compared(tmp_path, a, b)
         assert set(found(result)) == {kind}
         assert (result.total.elements > 0, result.total.differing) == (True, 0)
@@ -297,10 +297,10 @@ def test_no_more_than_a_chunk_of_a_side_is_in_memory(
 ) -> None:
     """Of plain, transposed, reordered and fused tensors; a row may be longer."""
     sizes: list[int] = []
-    compare = weights.differences
-    monkeypatch.setattr(weights, "CHUNK", 640)
+    compare = checkpoints.differences
+    monkeypatch.setattr(checkpoints, "CHUNK", 640)
     monkeypatch.setattr(
-        weights,
+        checkpoints,
         "differences",
         lambda a, b, fmt: (sizes.append(a.size), compare(a, b, fmt))[1],
     )
@@ -311,7 +311,7 @@ def test_no_more_than_a_chunk_of_a_side_is_in_memory(
         {"x.weight": WIDE[ORDER], "y.weight": SQUARE.T, "bias": drawn(5000), **whole},
     )
     assert max(sizes) == 640
-    tensor = weights.open_checkpoint(str(tmp_path / "a.safetensors")).tensors["x.weight"]
+    tensor = checkpoints.open_checkpoint(str(tmp_path / "a.safetensors")).tensors["x.weight"]
     assert [block.size for block in tensor.blocks()] == [640] * 9 + [384]
 
 

@@ -1,7 +1,7 @@
 """A GRPO loop of TRL on a CPU, run by a Python that has TRL: the small model, with a rollout engine
 in bfloat16.
 
-python -m tests.core.trl_loop STEP: from this step on the engine samples at a temperature of 0.7; -1: never. Prints one
+python -m tests.core.rl.trl_loop STEP: from this step on the engine samples at a temperature of 0.7; -1: never. Prints one
 JSON object: figures by step, and warnings.
 """
 
@@ -20,7 +20,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from core.rl import MismatchMixin
 
-MODEL = str(Path(__file__).resolve().parents[2] / "sample_runs" / "model")
+MODEL = str(Path(__file__).resolve().parents[3] / "sample_runs" / "model")
 PROMPTS = ["def parse(", "import os\n", "class A:", "for i in"]
 TOKENS = 16
 

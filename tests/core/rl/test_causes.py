@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from benchmarks.verdicts.rollouts import cases, with_values
-from core.judging.explain.rollouts import explain_tokens
-from core.numerics.mismatch import SampledTokens
+from core.rl.causes import explain_tokens
+from core.rl.figures import SampledTokens
 
 
 def made():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FRAMEWORKS = Path(os.environ.get("ULPSCOPE_FRAMEWORKS", ROOT / ".frameworks"))
 
 
@@ -24,7 +24,7 @@ def run_in(framework: str, script: str, *words: str) -> dict:
         pytest.skip(f"no {framework} here: make frameworks")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRL_EXPERIMENTAL_SILENCE": "1"}
     done = subprocess.run(
-        [python, "-P", f"tests/core/{script}.py", *words],
+        [python, "-P", f"tests/core/rl/{script}.py", *words],
         cwd=ROOT,
         env=environment,
         capture_output=True,

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .errors import UsageError
-from .judging.explain.rollouts import explain_tokens
-from .numerics.mismatch import Batch, SampledTokens, Sequences, TokenPairs
+from ..errors import UsageError
+from .causes import explain_tokens
+from .figures import Batch, SampledTokens, Sequences, TokenPairs
 
 _MOST_EXPLAINED = 1 << 15  # tokens, of whole responses, in which a cause is looked for
 _LEAST_ESS, _MOST_K3 = 0.3, 0.1  # bars of verl's docs

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.judging.explain.rollouts import explain_tokens
 from core.judging.ingest import ingest
-from core.runs.queries.mismatch import by_quantity, mismatch_json, sample_tokens
+from core.rl.causes import explain_tokens
+from core.rl.queries import by_quantity, mismatch_json, sample_tokens
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 
 import pandas as pd
+import plotly.graph_objects as go
 import streamlit as st
 
 from app.components import plots, tables
 from app.overview import PARTS, token_strip
 from app.shell import exports, selection, store_cache
-from core.numerics.mismatch import FRAMEWORKS
-from core.plots import mismatch as charts
-from core.runs.queries import mismatch
+from core.plots import rl as charts
+from core.rl import queries as rl
+from core.rl.figures import FRAMEWORKS
 from core.runs.reader import RunReader
 from core.text import number, percent, plural
 
@@ -23,9 +24,9 @@ _STRIPS = 3  # heaviest sequences that are drawn token by token
 
 def tiles(view: selection.View) -> bool:
     """Draw the headline figures of a run of chosen tokens; False for another run."""
-    if not store_cache.cached(view.run, mismatch.has_rollouts):
+    if not store_cache.cached(view.run, RunReader.has_rollouts):
         return False
-    figures = {row["name"]: row for row in store_cache.cached(view.run, mismatch.figures_of)}
+    figures = {row["name"]: row for row in store_cache.cached(view.run, rl.figures_of)}
     names = {"mean_abs": "Mean |r|", "k3": "KL (k3)", "ess": "ESS", "max_abs": "Largest |r|"}
     for column, (name, label) in zip(st.columns(4), names.items(), strict=True):
         about = f"{figures[name]['definition']}; r = trainer - rollout, nats"
@@ -40,7 +41,21 @@ def _settle(key: str, options: Collection[str]) -> None:
 
 
 def _table(run: RunReader, name: str) -> pd.DataFrame:
-    return pd.DataFrame(store_cache.cached(run, mismatch.summary, name))
+    return pd.DataFrame(store_cache.cached(run, rl.summary, name))
+
+
+def _chart(
+    view: selection.View,
+    key: str,
+    stem: str,
+    make: Callable[..., go.Figure],
+    table: pd.DataFrame,
+    *quantity: str,
+) -> None:
+    """Draw a chart of a table, or of a quantity in it. stem: last part of the picture's name."""
+    chart = plots.cached(view.run, quantity, make, table, *quantity)
+    picture = exports.picture_of(view, stem)
+    plots.draw(chart, key=key, picture=picture, of="".join(quantity))
 
 
 def draw(view: selection.View) -> None:
@@ -48,10 +63,10 @@ def draw(view: selection.View) -> None:
     run.
     """
     run = view.run
-    if not store_cache.cached(run, mismatch.has_rollouts):
+    if not store_cache.cached(run, RunReader.has_rollouts):
         return
     st.subheader("Trainer vs. rollout")
-    st.markdown(mismatch.sentence(store_cache.cached(run, mismatch.mismatch_json)))
+    st.markdown(rl.sentence(store_cache.cached(run, rl.mismatch_json)))
     steps = _table(run, "steps")
     names = PARTS if len(steps) > 1 else PARTS[:-1]
     _settle("mismatch_part", names)
@@ -59,12 +74,11 @@ def draw(view: selection.View) -> None:
     if kind == "Distribution":
         _distribution(view)
     elif kind == "Depends on":
-        _dependence(view, store_cache.cached(run, mismatch.summary, "explained"))
+        _dependence(view, store_cache.cached(run, rl.summary, "explained"))
     elif kind == "Sequences":
         _sequences(view)
     elif kind == "Steps":
-        chart = plots.cached(run, (), charts.steps, steps)
-        plots.draw(chart, key="mismatch_steps", picture=exports.picture_of(view, "steps"))
+        _chart(view, "mismatch_steps", "steps", charts.steps, steps)
         st.caption("Mean |r| and k3 (an estimate of the KL) by training step, log axis.")
     else:
         _figures(view)
@@ -78,7 +92,7 @@ def _figures(view: selection.View) -> None:
         key="framework",
         width=240,
     )
-    rows = store_cache.cached(view.run, mismatch.figures_of, framework)
+    rows = store_cache.cached(view.run, rl.figures_of, framework)
     table = pd.DataFrame(
         {
             "figure": [row["name"] for row in rows],
@@ -106,19 +120,13 @@ def _distribution(view: selection.View) -> None:
     run = view.run
     left, right = st.columns(2)
     with left:
-        table = _table(run, "histogram")
-        plots.draw(
-            plots.cached(run, (), charts.ratios, table),
-            key="ratios",
-            picture=exports.picture_of(view, "ratios"),
-        )
+        _chart(view, "ratios", "ratios", charts.ratios, _table(run, "histogram"))
         st.caption(
             "Tokens by r, log counts, and their share of the KL (k3). Dashed: bars of TIS and"
             " IcePop.",
         )
     with right:
-        chart = plots.cached(run, (), charts.density, _table(run, "density"))
-        plots.draw(chart, key="density", picture=exports.picture_of(view, "density"))
+        _chart(view, "density", "density", charts.density, _table(run, "density"))
         st.caption(
             "Tokens by the rollout's probability and r; beyond the 99.9th percentile of |r| at the"
             " edges.",
@@ -145,13 +153,7 @@ def _dependence(view: selection.View, shares: dict[str, float]) -> None:
         width=320,
     )
     table = _table(view.run, f"by {quantity}")
-    chart = plots.cached(view.run, (quantity,), charts.by_value, table, quantity)
-    plots.draw(
-        chart,
-        key="mismatch_by",
-        picture=exports.picture_of(view, f"by-{quantity}"),
-        of=quantity,
-    )
+    _chart(view, "mismatch_by", f"by-{quantity}", charts.by_value, table, quantity)
     st.caption("Mean |r| with its standard error, in up to 16 groups of as many tokens.")
 
 

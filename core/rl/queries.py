@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import UsageError
-from ...numerics.mismatch import (
+from ..errors import UsageError
+from ..runs.figures import Figures
+from ..runs.queries.layers import records
+from ..text import percent, plural
+from .figures import (
     DPPO,
     FRAMEWORKS,
     ICEPOP,
     MAXIMA,
+    PERCENTILES,
     SUMS,
     TIS,
     Batch,
@@ -25,24 +29,26 @@ from ...numerics.mismatch import (
     TokenPairs,
     intervals,
 )
-from ...text import percent, plural
-from ..figures import Figures
-from .layers import records
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _TOKENS_AT_ONCE = 1 << 20
-_BOTH = "is_trained AND reference IS NOT NULL AND variant IS NOT NULL"
-_R = "variant - reference"
-_KL = f"(2 * exp(({_R}) / 2) * sinh(({_R}) / 2) - ({_R}))"  # k3 = exp(r) - 1 - r, also near 0
 _BINS = 10_000  # of a logarithm: values within 0.01 % of each other are together
-PERCENTILES = {f"p{100 * share:g}": share for share in (0.5, 0.9, 0.99, 0.999)}
-FIGURE_NAMES = {
-    *PERCENTILES,
-    *(figure.name for framework in FRAMEWORKS.values() for figure in framework.figures),
-}
 GROUPS = 16  # into which the values of a quantity are put
+_KL = "2 * exp(r / 2) * sinh(r / 2) - r"  # k3 = exp(r) - 1 - r, also near 0
+# tokens of the loss with both values
+_TOKENS = f"""(
+    SELECT *, variant - reference AS r, abs(r) AS size, {_KL} AS kl
+    FROM chosen_token WHERE is_trained AND reference IS NOT NULL AND variant IS NOT NULL
+)"""
+# Of a response by several weights, the oldest.
+_OF_SEQUENCES = """
+    JOIN prompt USING (prompt) JOIN (
+        SELECT *, list_min(string_split(weight_version, ',').list_transform(
+            lambda v: try_cast(v AS DOUBLE))) AS oldest
+        FROM sequence
+    ) USING (prompt)"""
 _VERSION = "coalesce(token_version, oldest)"
 BY = {
     "position": "position",
@@ -59,24 +65,13 @@ BY = {
     "stop reason": "stop_reason",
 }
 _TEXTS = ("environment", "stop reason")
-_OLDEST = (
-    "list_min(list_transform(string_split(weight_version, ','), lambda v: try_cast(v AS DOUBLE)))"
-)
-_JOINED = (
-    f"chosen_token JOIN prompt USING (prompt) JOIN (SELECT *, {_OLDEST} AS oldest FROM sequence)"
-    " USING (prompt)"
-)
 # Where the masked stretches of a sequence start. One that has no masked token is not there.
 _STARTS = """
-    SELECT prompt, list_filter(masked, lambda p, number: number = 1 OR masked[number - 1] < p - 1) AS starts
-    FROM (SELECT prompt, list(position ORDER BY position) AS masked FROM chosen_token WHERE NOT is_trained
-        GROUP BY prompt)
-"""
-
-
-def has_rollouts(run: Figures) -> bool:
-    """Return whether a run is of chosen tokens, some with both values."""
-    return bool(len(run.query("SELECT 1 FROM mismatch LIMIT 1")))
+    LEFT JOIN (
+        SELECT prompt, list_filter(masked, lambda p, n: n = 1 OR masked[n - 1] < p - 1) AS starts
+        FROM (SELECT prompt, list(position ORDER BY position) AS masked
+            FROM chosen_token WHERE NOT is_trained GROUP BY prompt)
+    ) USING (prompt)"""
 
 
 def summary(run: Figures, name: str) -> Any:
@@ -122,27 +117,30 @@ def summaries(run: Figures, masked: int = 0) -> dict[str, Any]:
     sequences = _read_sequences(run)
     if not len(sequences):
         return {}
-    percentiles, half = _percentiles(run), _tokens_with_half(run)
+    percentiles = _percentiles(run)
     groups = {quantity: by_quantity(run, quantity) for quantity in BY}
+    trained, responses = _counts(
+        run,
+        "SELECT count(*), count(DISTINCT prompt) FROM chosen_token WHERE is_trained",
+    )
+    masked += responses - len(sequences)  # and those without a value on a side
+    tokens = int(sequences.tokens.sum())
     tables = {
         "histogram": histogram(run),
         "density": density(run, percentiles[-1]),
         "bars": bars(run),
-    }
-    tables |= {
         "steps": by_step(run),
         "heaviest": heaviest(run),
         **{f"by {name}": rows for name, rows in groups.items()},
     }
-    trained = run.query(
-        "SELECT count(*) FILTER (is_trained) AS tokens, count(DISTINCT prompt) AS n FROM"
-        " chosen_token",
-    )
-    masked += int(trained["n"][0]) - len(sequences)  # and those without a value on a side
-    tokens = int(sequences.tokens.sum())
-    counts = {"tokens": tokens, "sequences": len(sequences), "half": half}
     return {
-        "tokens": {**counts, "masked": masked, "missing": int(trained["tokens"][0]) - tokens},
+        "tokens": {
+            "tokens": tokens,
+            "sequences": len(sequences),
+            "half": _tokens_with_half(run),
+            "masked": masked,
+            "missing": trained - tokens,
+        },
         "explained": _explained(groups),
         **{
             f"figures of {name}": rows
@@ -152,29 +150,30 @@ def summaries(run: Figures, masked: int = 0) -> dict[str, Any]:
     }
 
 
+def _counts(run: Figures, sql: str) -> list[int]:
+    """Return the only row of a query, of whole numbers."""
+    return [int(value) for value in run.query(sql).iloc[0]]
+
+
 def tokens_of(run: Figures, prompt: int) -> pd.DataFrame:
     """Return the tokens of a sequence: token_id, rollout, trainer, r, max_abs (|r|), kl (k3);
     values null if masked.
     """
-    is_used = "CASE WHEN is_trained THEN {} END AS {}".format
-    values = {
-        "rollout": "reference",
-        "trainer": "variant",
-        "r": _R,
-        "max_abs": f"abs({_R})",
-        "kl": _KL,
-    }
-    columns = ", ".join(is_used(value, name) for name, value in values.items())
     return run.query(
-        f"SELECT token_id, {columns} FROM chosen_token WHERE prompt = ? ORDER BY position",
+        f"""
+        SELECT token_id, rollout, trainer, trainer - rollout AS r, abs(r) AS max_abs, {_KL} AS kl
+        FROM (SELECT *, CASE WHEN is_trained THEN reference END AS rollout,
+            CASE WHEN is_trained THEN variant END AS trainer FROM chosen_token WHERE prompt = ?)
+        ORDER BY position""",
         prompt,
     )
 
 
 def _read_sequences(run: Figures) -> Sequences:
     """Sum up the tokens with both values by sequence, about a million tokens at a time."""
-    most = int(run.query("SELECT count(*) AS n FROM prompt")["n"][0])
+    (most,) = _counts(run, "SELECT count(*) FROM prompt")
     tokens, stop = np.empty(most, np.int64), 0
+    # filled in place: parts of a million sequences and all of them would be in memory twice
     sums, maxima = ({name: np.empty(most) for name in names} for names in (SUMS, MAXIMA))
     for pairs, lengths in _pairs(run):
         part = Sequences.of(pairs, lengths)
@@ -183,73 +182,61 @@ def _read_sequences(run: Figures) -> Sequences:
         for whole, of_part in ((sums, part.sums), (maxima, part.maxima)):
             for name, values in whole.items():
                 values[place] = of_part[name]
-    sums, maxima = (
-        {name: values[:stop] for name, values in whole.items()} for whole in (sums, maxima)
+    return Sequences(
+        tokens[:stop],
+        {name: values[:stop] for name, values in sums.items()},
+        {name: values[:stop] for name, values in maxima.items()},
     )
-    return Sequences(tokens[:stop], sums, maxima)
 
 
 def _bins(run: Figures, value: str) -> pd.DataFrame:
     """Return the tokens in bins of a value that is never negative, ascending: tokens, low, high,
     total.
     """
-    return run.query(
-        "SELECT count(*) AS tokens, min(v) AS low, max(v) AS high, sum(v) AS total"
-        f" FROM (SELECT {value} AS v FROM chosen_token WHERE {_BOTH})"
-        f" GROUP BY round(ln(nullif(greatest(v, 0), 0)) * {_BINS}) ORDER BY low",
-    )
+    return run.query(f"""
+        SELECT count(*) AS tokens, min(v) AS low, max(v) AS high, sum(v) AS total
+        FROM (SELECT {value} AS v FROM {_TOKENS})
+        GROUP BY round(ln(nullif(greatest(v, 0), 0)) * {_BINS}) ORDER BY low""")
 
 
 def _percentiles(run: Figures) -> NDArray[np.float64]:
     """Return PERCENTILES of |r|, exact in bins of up to two tokens."""
-    bins = _bins(run, f"abs({_R})")
+    bins = _bins(run, "size")
     tokens = bins["tokens"].to_numpy(np.int64)
     ends = np.cumsum(tokens)
-    ranks, values = (
-        np.column_stack([ends - tokens, ends - 1]),
-        bins[["low", "high"]].to_numpy(float),
-    )
-    return np.interp(
-        np.array(list(PERCENTILES.values())) * (ends[-1] - 1),
-        ranks.ravel(),
-        values.ravel(),
-    )
+    ranks = np.column_stack([ends - tokens, ends - 1])
+    places = np.array(list(PERCENTILES.values())) * (ends[-1] - 1)
+    return np.interp(places, ranks.ravel(), bins[["low", "high"]].to_numpy(float).ravel())
 
 
 def _tokens_with_half(run: Figures) -> int:
     """Return how many tokens carry half of the sum of k3, the largest first."""
-    bins = _bins(run, _KL)[::-1]
+    bins = _bins(run, "kl")[::-1]
     tokens, kl = bins["tokens"].to_numpy(np.int64), bins["total"].to_numpy(float)
     carried = np.cumsum(kl)
     last = int(np.searchsorted(carried, carried[-1] / 2))
+    if not kl[last]:
+        return 1
     rest = carried[-1] / 2 - (carried[last] - kl[last])
-    return (
-        int(tokens[:last].sum()) + max(1, int(np.ceil(rest / kl[last] * tokens[last])))
-        if kl[last]
-        else 1
-    )
+    return int(tokens[:last].sum()) + max(1, int(np.ceil(rest / kl[last] * tokens[last])))
 
 
 def _pairs(run: Figures) -> Iterator[tuple[TokenPairs, NDArray[np.int64]]]:
     """Yield the tokens of whole sequences in order, with the number of each."""
-    counts = run.query("SELECT positions FROM prompt ORDER BY prompt")["positions"].to_numpy(
-        np.int64,
-    )
+    table = run.query("SELECT positions FROM prompt ORDER BY prompt")
+    counts = table["positions"].to_numpy(np.int64)
     group = (np.cumsum(counts) - counts) // _TOKENS_AT_ONCE
     for number in np.unique(group):
-        first, last = (int(each) for each in np.flatnonzero(group == number)[[0, -1]])
+        first, last = np.flatnonzero(group == number)[[0, -1]].tolist()
         rows = run.query(
-            "SELECT prompt, reference, variant FROM chosen_token WHERE prompt BETWEEN ? AND ? AND"
-            f" {_BOTH} ORDER BY prompt, position",
+            f"SELECT prompt, reference, variant FROM {_TOKENS} WHERE prompt BETWEEN ? AND ?"
+            " ORDER BY prompt, position",
             first,
             last,
         )
         if len(rows):
-            lengths = np.bincount(rows["prompt"].to_numpy() - first)
-            yield (
-                TokenPairs(rows["reference"].to_numpy(float), rows["variant"].to_numpy(float)),
-                lengths,
-            )
+            sides = (rows[side].to_numpy(float) for side in ("reference", "variant"))
+            yield TokenPairs(*sides), np.bincount(rows["prompt"].to_numpy() - first)
 
 
 def _figures(
@@ -263,26 +250,34 @@ def _figures(
         frameworks = [each for each in FRAMEWORKS.values() if each.counts_masked == counts_masked]
         counted = sequences.with_masked(masked) if counts_masked else sequences
         figures, batch = [figure for each in frameworks for figure in each.figures], Batch(counted)
+        # drawn once for all frameworks
+        has_interval = len(counted) > 1
         bounds = iter(
-            intervals(counted, figures) if len(counted) > 1 else [(None, None)] * len(figures),
+            intervals(counted, figures) if has_interval else [(None, None)] * len(figures)
         )
         for framework in frameworks:
-            of_framework = rows[framework.name] = []
-            for figure in framework.figures:
-                low, high = map(_plain, next(bounds))
-                row = {
-                    "name": figure.name,
-                    "value": _plain(figure.value(batch)),
-                    "low": low,
-                    "high": high,
-                }
-                of_framework.append({**row, "unit": figure.unit, "definition": figure.definition})
+            rows[framework.name] = [
+                _row(each.name, each.definition, each.unit, each.value(batch), *next(bounds))
+                for each in framework.figures
+            ]
     rows["ulpscope"][2:2] = [
-        {"name": name, "value": float(value), "low": None, "high": None, "unit": "nats"}
-        | {"definition": f"{name[1:]}th percentile of |r|"}
+        _row(name, f"{name[1:]}th percentile of |r|", "nats", value)
         for name, value in zip(PERCENTILES, percentiles, strict=True)
     ]
     return rows
+
+
+def _row(
+    name: str,
+    definition: str,
+    unit: str,
+    value: float,
+    low: float | None = None,
+    high: float | None = None,
+) -> dict[str, Any]:
+    numbers = {"value": value, "low": low, "high": high}
+    plain = {key: _plain(number) for key, number in numbers.items()}
+    return {"name": name, **plain, "unit": unit, "definition": definition}
 
 
 def _plain(value: float | None) -> float | None:
@@ -331,11 +326,12 @@ def _left_out(framework: str, tokens: Mapping[str, int]) -> str:
 
 def sample_tokens(run: Figures, most: int = 1 << 16) -> SampledTokens:
     """Return the tokens of whole sequences, spread evenly over the run, about `most` in all."""
-    total = int(run.query("SELECT sum(positions)::BIGINT AS total FROM prompt")["total"][0])
+    (total,) = _counts(run, "SELECT sum(positions) FROM prompt")
     table = run.query(
-        f"SELECT prompt, position, is_trained, reference, variant, entropy, {_VERSION} AS version,"
-        f" step, {BY['rank']} AS rank, environment, stop_reason FROM {_JOINED} WHERE prompt % ? = 0"
-        " ORDER BY prompt, position",
+        f"""
+        SELECT prompt, position, is_trained, reference, variant, entropy, {_VERSION} AS version,
+            step, {BY["rank"]} AS rank, environment, stop_reason
+        FROM chosen_token {_OF_SEQUENCES} WHERE prompt % ? = 0 ORDER BY prompt, position""",
         -(-total // most),
     )
     trained = table["is_trained"].to_numpy(bool)
@@ -347,19 +343,17 @@ def sample_tokens(run: Figures, most: int = 1 << 16) -> SampledTokens:
         for name in ("reference", "variant", "entropy", "version", "step", "rank")
     )
     lag = (step if np.isfinite(step).any() else np.fmax.reduce(version)) - version
-    entropies, lags = (each if np.isfinite(each).any() else None for each in (entropy, lag))
     texts = {name: used[BY[name]].fillna("").to_numpy(str) for name in _TEXTS}
-    groups = {"step": step, "weight version": version, "rank": rank, **texts}
-    prompt, position = (used[name].to_numpy() for name in ("prompt", "position"))
     return SampledTokens(
-        prompt,
-        position,
+        used["prompt"].to_numpy(),
+        used["position"].to_numpy(),
         rollout,
         trainer,
         turn[trained].to_numpy(),
-        entropies,
-        lags,
-        groups,
+        entropy if np.isfinite(entropy).any() else None,
+        lag if np.isfinite(lag).any() else None,
+        {"step": step, "weight version": version, "rank": rank, **texts},
+        (run.header.sides[0].name, run.header.sides[1].name),
     )
 
 
@@ -367,56 +361,49 @@ def histogram(run: Figures) -> pd.DataFrame:
     """Return tokens and the sum of k3 by log-ratio r, in bins of 1/16 up to 8 on either side: r,
     tokens, kl.
     """
-    return run.query(
-        f"SELECT round(greatest(least({_R}, 8), -8) * 16) / 16 AS r, count(*) AS tokens,"
-        f" sum({_KL}) AS kl FROM chosen_token WHERE {_BOTH} GROUP BY 1 ORDER BY 1",
-    )
+    return run.query(f"""
+        SELECT round(greatest(least(r, 8), -8) * 16) / 16 AS r, count(*) AS tokens, sum(kl) AS kl
+        FROM {_TOKENS} GROUP BY 1 ORDER BY 1""")
 
 
 def density(run: Figures, most: float) -> pd.DataFrame:
     """Return tokens by the rollout's probability (in 40 steps) and r (in 1/20 of `most`, which
     bounds it): probability, r, tokens.
     """
-    most = max(most, 1e-9)
     return run.query(
-        "SELECT round(exp(reference) * 40) / 40 AS probability,"
-        f" round(greatest(least({_R}, $1), -$1) / $1 * 20) / 20 * $1 AS r, count(*) AS tokens"
-        f" FROM chosen_token WHERE {_BOTH} GROUP BY ALL ORDER BY ALL",
-        most,
+        f"""
+        SELECT round(exp(reference) * 40) / 40 AS probability,
+            round(greatest(least(r, $1), -$1) / $1 * 20) / 20 * $1 AS r, count(*) AS tokens
+        FROM {_TOKENS} GROUP BY ALL ORDER BY ALL""",
+        max(most, 1e-9),
     )
 
 
 def bars(run: Figures) -> pd.DataFrame:
     """Return what the frameworks' bars cut: bar, tokens and kl as shares."""
-    ratio, change = f"exp({_R})", "abs(exp(variant) - exp(reference))"
+    low, high = ICEPOP
     conditions = {
-        f"TIS: exp(r) > {TIS:g}": f"{ratio} > {TIS}",
-        f"IcePop: exp(r) outside {ICEPOP[0]:g} to {ICEPOP[1]:g}": (
-            f"{ratio} NOT BETWEEN {ICEPOP[0]} AND {ICEPOP[1]}"
-        ),
-        f"DPPO: change of probability > {DPPO:g}": f"{change} > {DPPO}",
+        f"TIS: exp(r) > {TIS:g}": f"exp(r) > {TIS}",
+        f"IcePop: exp(r) outside {low:g} to {high:g}": f"exp(r) NOT BETWEEN {low} AND {high}",
+        f"DPPO: change of probability > {DPPO:g}": f"abs(exp(variant) - exp(reference)) > {DPPO}",
     }
-    tokens = [f"avg(({one})::INTEGER)" for one in conditions.values()]
-    kl = [
-        f"coalesce(sum({_KL}) FILTER ({one}), 0) / nullif(sum({_KL}), 0)"
-        for one in conditions.values()
+    rows = [
+        f"""
+        SELECT ? AS bar, avg(({condition})::INTEGER) AS tokens,
+            coalesce(sum(kl) FILTER ({condition}), 0) / nullif(sum(kl), 0) AS kl FROM {_TOKENS}"""
+        for condition in conditions.values()
     ]
-    return run.query(
-        f"SELECT unnest(?) AS bar, unnest([{', '.join(tokens)}]) AS tokens,"
-        f" unnest([{', '.join(kl)}]) AS kl FROM chosen_token WHERE {_BOTH}",
-        list(conditions),
-    )
+    return run.query(" UNION ALL ".join(rows), *conditions)
 
 
 def by_step(run: Figures) -> pd.DataFrame:
     """Return figures by training step: step, tokens, mean_abs, k3, ratio, max_abs; empty if no step
     is known.
     """
-    return run.query(
-        f"SELECT step, count(*) AS tokens, avg(abs({_R})) AS mean_abs, avg({_KL}) AS k3,"
-        f" avg(exp({_R})) AS ratio, max(abs({_R})) AS max_abs FROM {_JOINED} WHERE {_BOTH} AND step"
-        " IS NOT NULL GROUP BY step ORDER BY step",
-    )
+    return run.query(f"""
+        SELECT step, count(*) AS tokens, avg(size) AS mean_abs, avg(kl) AS k3, avg(exp(r)) AS ratio,
+            max(size) AS max_abs
+        FROM {_TOKENS} {_OF_SEQUENCES} WHERE step IS NOT NULL GROUP BY step ORDER BY step""")
 
 
 def by_quantity(run: Figures, quantity: str) -> pd.DataFrame:
@@ -424,25 +411,23 @@ def by_quantity(run: Figures, quantity: str) -> pd.DataFrame:
     tokens, mean_abs, variance. Equal values are together; the borders are those of about 200,000
     tokens.
     """
-    column = BY[quantity]
-    source = f"{_JOINED} LEFT JOIN ({_STARTS}) USING (prompt)" if quantity == "turn" else _JOINED
-    rows = f"FROM {source} WHERE {_BOTH} AND {column} IS NOT NULL"
-    group, value = column, f"any_value({column})"
+    starts = _STARTS if quantity == "turn" else ""
+    rows = (
+        f"(SELECT prompt, size, {BY[quantity]} AS value FROM {_TOKENS} {_OF_SEQUENCES} {starts}"
+        " WHERE value IS NOT NULL)"
+    )
+    group, value = "value", "any_value(value)"
     if quantity not in _TEXTS:
         shares = [number / GROUPS for number in range(1, GROUPS)]
-        some = "prompt % (SELECT 1 + sum(positions)::BIGINT // 200000 FROM prompt) = 0"
-        borders = run.query(
-            f"SELECT unnest(list_distinct(quantile_disc({column}, {shares}))) AS at {rows} AND"
-            f" {some}",
-        )
-        group = " + ".join(
-            ["0", *(f"({column} > {at!r})::INTEGER" for at in borders["at"].tolist())],
-        )
-        value = f"avg({column})"
-    return run.query(
-        f"SELECT {group} AS part, {value} AS value, count(*) AS tokens, avg(abs({_R})) AS mean_abs,"
-        f" coalesce(var_pop(abs({_R})), 0) AS variance {rows} GROUP BY part ORDER BY part",
-    )
+        borders = run.query(f"""
+            SELECT unnest(list_distinct(quantile_disc(value, {shares}))) AS at FROM {rows}
+            WHERE prompt % (SELECT 1 + sum(positions)::BIGINT // 200000 FROM prompt) = 0""")
+        group = " + ".join(["0", *(f"(value > {at!r})::INTEGER" for at in borders["at"].tolist())])
+        value = "avg(value)"
+    return run.query(f"""
+        SELECT {group} AS part, {value} AS value, count(*) AS tokens, avg(size) AS mean_abs,
+            coalesce(var_pop(size), 0) AS variance
+        FROM {rows} GROUP BY part ORDER BY part""")
 
 
 def _explained(groups: Mapping[str, pd.DataFrame]) -> dict[str, float]:
@@ -454,12 +439,13 @@ def _explained(groups: Mapping[str, pd.DataFrame]) -> dict[str, float]:
     shares = {}
     for quantity, rows in groups.items():
         tokens = rows["tokens"].to_numpy(float)
-        if 1 < len(rows) < tokens.sum():
-            mean = (tokens @ rows["mean_abs"]) / tokens.sum()
-            between, within = tokens @ (rows["mean_abs"] - mean) ** 2, tokens @ rows["variance"]
-            chance = (len(rows) - 1) * within / (tokens.sum() - len(rows))
-            if between + within > 0:
-                shares[quantity] = max(0.0, float((between - chance) / (between + within)))
+        if not 1 < len(rows) < tokens.sum():
+            continue
+        mean = (tokens @ rows["mean_abs"]) / tokens.sum()
+        between, within = tokens @ (rows["mean_abs"] - mean) ** 2, tokens @ rows["variance"]
+        chance = (len(rows) - 1) * within / (tokens.sum() - len(rows))
+        if between + within > 0:
+            shares[quantity] = max(0.0, float((between - chance) / (between + within)))
     # lag before its equal, the version
     return dict(sorted(shares.items(), key=lambda item: -round(item[1], 9)))
 
@@ -468,9 +454,8 @@ def heaviest(run: Figures) -> pd.DataFrame:
     """Return the 20 sequences that carry the most of the KL, with the position that has the most:
     prompt, position, name, step, tokens, mean_abs, kl_share.
     """
-    return run.query(
-        f"SELECT prompt, arg_max(position, ({_KL}, -position)) AS position, any_value(name) AS"
-        f" name, any_value(step) AS step, count(*) AS tokens, avg(abs({_R})) AS mean_abs,"
-        f" sum({_KL}) / nullif(sum(sum({_KL})) OVER (), 0) AS kl_share FROM {_JOINED} WHERE {_BOTH}"
-        " GROUP BY prompt ORDER BY kl_share DESC, prompt LIMIT 20",
-    )
+    return run.query(f"""
+        SELECT prompt, arg_max(position, (kl, -position)) AS position, any_value(name) AS name,
+            any_value(step) AS step, count(*) AS tokens, avg(size) AS mean_abs,
+            sum(kl) / nullif(sum(sum(kl)) OVER (), 0) AS kl_share
+        FROM {_TOKENS} {_OF_SEQUENCES} GROUP BY prompt ORDER BY kl_share DESC, prompt LIMIT 20""")

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DumpError
-from ...text import clean, plural
-from ..dumps.arrays import foreign_errors
+from ..errors import DumpError
+from ..runs.dumps.arrays import foreign_errors
+from ..text import clean, plural
 
 # Of a training batch, one value per token of the response; miles saves the part of a
 # context-parallel rank.

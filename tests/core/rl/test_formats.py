@@ -17,11 +17,10 @@ import torch
 
 from core.errors import DumpError
 from core.judging.ingest import ingest
-from core.runs.queries.mismatch import has_rollouts
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 
-CASES = Path(__file__).resolve().parents[3] / "cases" / "rollouts"
+CASES = Path(__file__).resolve().parents[2] / "cases" / "rollouts"
 EXPECTED = np.load(CASES / "expected.npz")
 NEMO = ["train_data_step6.jsonl"]
 PRIME = ["token_exports/step_4/rank_0.jsonl", "token_exports/step_4/rank_1.jsonl"]
@@ -33,7 +32,7 @@ def read(tmp_path: Path, files: list[Path]):
     """Tokens and sequences of the run that files become."""
     store = Store(tmp_path / "runs")
     with RunReader(store.path_of(ingest(store, files))) as run:
-        assert has_rollouts(run)
+        assert run.has_rollouts()
         tokens = run.query("SELECT * FROM chosen_token ORDER BY prompt, position")
         return tokens, run.query("SELECT * FROM sequence ORDER BY prompt"), run.pairs[0].summary
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from core.judging.ingest import ingest
-from core.runs.queries.mismatch import summary
+from core.rl.queries import summary
 from core.runs.reader import RunReader
 from core.runs.store.store import Store, open_store
 from tests.app.opening import figures_of, open_page, page_text, sent
