@@ -43,7 +43,7 @@ GOLDEN = ROOT / "tests" / "golden"
 DUMPS = sorted(
     [*(ROOT / "tests" / "cases").glob("*.npz"), *(ROOT / "sample_runs" / "dumps").glob("*.npz")],
 )
-LISTS = "tests/core/runs/topk/payloads"
+LISTS = "tests/core/responses/payloads"
 TOP_K = {
     "one answer": f"{LISTS}/vllm_completions.json {LISTS}/vllm_completions.json",
     "chat": f"{LISTS}/llamacpp_chat.json {LISTS}/llamacpp_chat.json",

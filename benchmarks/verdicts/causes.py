@@ -25,9 +25,9 @@ from core.judging.explain.rows import PairRows, complete_rows, rows_of_lists
 from core.judging.explain.scoring import Cause
 from core.numerics.formats import FORMATS, values_of
 from core.numerics.topk import largest
+from core.responses.pairing import compare_sides
+from core.responses.records import ListRow, ListSide, Response, list_rows
 from core.runs.reader import RunReader
-from core.runs.topk.pairing import compare_sides
-from core.runs.topk.records import ListRow, ListSide, Response, list_rows
 
 Values = NDArray[np.float64]
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_runs"

@@ -15,11 +15,11 @@ from ..judging.explain.rescoring import explain_rescored, floor_evidence
 from ..judging.explain.rows import rows_of_lists, rows_of_rollouts, rows_of_run
 from ..judging.explain.scoring import Cause
 from ..judging.judge import FOREIGN
+from ..responses.pairing import compare_sides
 from ..runs.file.evidence import Evidence, ListFloorFigures
 from ..runs.queries.mismatch import has_rollouts
 from ..runs.reader import RunReader
 from ..runs.store.store import open_store
-from ..runs.topk.pairing import compare_sides
 from . import options
 from .terminal.console import Tell, out, print_json, print_records, print_text, steps
 from .terminal.stopping import stoppable

@@ -18,13 +18,13 @@ from ..errors import DumpError, UlpscopeError, UsageError
 from ..judging.lists import judge_probe
 from ..probing.plan import KEY_VARIABLE, WATCH_PROMPTS, ProbeRequest
 from ..prompt_files import collect_prompts
+from ..responses.alignment import align
+from ..responses.pairing import pairs_of
 from ..runs.file.records import Provenance
 from ..runs.reader import RunReader
+from ..runs.response_run import write_lists
 from ..runs.store.partial import remove_living
 from ..runs.store.store import Store, open_store
-from ..runs.topk.alignment import align
-from ..runs.topk.pairing import pairs_of
-from ..runs.topk.tables import write_lists
 from ..text import number
 from . import options
 from .options import takes_request
@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # what speaks HTTP takes 0.2 s to load
     from ..probing.plan import Plan, Prompt
     from ..probing.probe import Probe, ProbeResult
     from ..probing.servers import Server
-    from ..runs.topk.records import ListSide
+    from ..responses.records import ListSide
 
 
 @takes_request(ProbeRequest)

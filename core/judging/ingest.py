@@ -13,6 +13,10 @@ from typing import Any, Literal
 from ..command_name import UNSTORED
 from ..errors import DumpError, StoreError, UsageError
 from ..numerics.formats import format_named
+from ..responses.alignment import align
+from ..responses.bounded_json import is_payload
+from ..responses.files import are_payloads, read_sides
+from ..responses.pairing import pairs_of
 from ..runs.dumps.containers import open_container
 from ..runs.dumps.dump import GIB, Dump, open_dump
 from ..runs.dumps.reserved_keys import sides_of
@@ -20,15 +24,11 @@ from ..runs.file.evidence import Check, SentFigures
 from ..runs.file.records import MAX_SIDES, Provenance
 from ..runs.importing import check_schema, is_run_file
 from ..runs.reader import RunReader
+from ..runs.response_run import write_lists
 from ..runs.rollouts.files import are_tokens
 from ..runs.rollouts.write import FORMAT, write_tokens
 from ..runs.store.cards import read_runs
 from ..runs.store.store import Store
-from ..runs.topk.alignment import align
-from ..runs.topk.files import are_payloads, read_sides
-from ..runs.topk.pairing import pairs_of
-from ..runs.topk.payloads.bounded_json import is_payload
-from ..runs.topk.tables import write_lists
 from ..runs.writer import RunWriter
 from ..text import clean, plural
 from .constant_rows import Filling

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from ..responses.pairing import ListPair, compare_sides
+from ..responses.records import ListSide
 from ..runs.file.evidence import (
     FAILED,
     NOTED,
@@ -21,8 +23,6 @@ from ..runs.file.evidence import (
 )
 from ..runs.file.records import BUG_SUSPECTED, IDENTICAL, INVALID_DUMP, UNDECIDED
 from ..runs.rollouts.write import TokenPair
-from ..runs.topk.pairing import ListPair, compare_sides
-from ..runs.topk.records import ListSide
 from ..text import number, opening, plural
 from .explain.causes import explain
 from .explain.rollouts import NO_TEMPERATURE, explain_tokens

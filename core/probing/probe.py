@@ -18,7 +18,7 @@ import numpy as np
 
 from ..errors import DumpError
 from ..numerics.topk import concatenate
-from ..runs.topk.records import UNKNOWN_TOKEN, ListSide, Response
+from ..responses.records import UNKNOWN_TOKEN, ListSide, Response
 from ..text import plural, series
 from .client import ProbeError, StoppedError
 from .plan import ECHO, FILLER_FACTOR, LOAD, RERUN, WALK, Plan, Prompt

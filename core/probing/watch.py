@@ -25,11 +25,11 @@ import msgspec
 
 from ..errors import DumpError, UlpscopeError
 from ..numerics.topk import summary_of
+from ..responses.alignment import align
+from ..responses.pairing import compare_sides
+from ..responses.records import ListSide
 from ..runs.reader import RunReader
 from ..runs.store.store import Store
-from ..runs.topk.alignment import align
-from ..runs.topk.pairing import compare_sides
-from ..runs.topk.records import ListSide
 from ..text import clean, number
 from .client import Client
 from .plan import ProbeRequest, Prompt

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from ..errors import DumpError, UsageError
 from ..numerics.corpus import ScoredTokens, score_rows
 from ..numerics.formats import values_of
+from ..responses.bounded_json import begins
 from ..text import clean
 from .dumps.arrays import map_file
 from .dumps.llamacpp_files import KLD_MAGIC, kld_rows
 from .reader import RunReader
-from .topk.payloads.bounded_json import begins
 
 _ROW_BYTES = 8 << 20  # of a side's log-probabilities at a time
 _GROUPS = 8  # of positions

@@ -14,8 +14,8 @@ from ..errors import StoreError
 from ..numerics.formats import values_of
 from ..numerics.sizes import TOP_K
 from .file.database import Database
-from .file.keep import ALL, refusal
-from .file.records import RunHeader
+from .file.keep import refusal
+from .file.records import ALL, RunHeader
 from .file.table import nullable
 from .tables import heatmap, logits, positions
 

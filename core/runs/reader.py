@@ -16,17 +16,16 @@ import numpy as np
 
 from ..command_name import COMMAND
 from ..errors import StoreError
+from ..responses.records import ListSide
 from .figures import Figures
 from .file.database import Database
 from .file.evidence import Evidence
 from .file.records import Generation, Provenance, RunHeader, SideHeader
-from .tables import heatmap, logits, pairs, positions, remedies, run
+from .tables import heatmap, logits, pairs, positions, remedies, responses, run
 from .tables.pairs import StoredPair
 from .tables.remedies import RemedyRow
 from .tables.run import StoredSide
 from .tables.schema import check_tables
-from .topk import reading
-from .topk.records import ListSide
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -182,12 +181,12 @@ class RunReader(Figures):
 
     def check_digests(self) -> None:
         """Raise StoreError unless the sides of a run of lists have their digests."""
-        reading.check_digests(self._database)
+        responses.check_digests(self._database)
 
     def lists(self) -> tuple[ListSide, ...]:
         """Return the token lists that servers sent, of a run of lists."""
         self.header.check_short()
-        return reading.read_sides(self._database)
+        return responses.read_sides(self._database)
 
     @cached_property
     def remedies(self) -> dict[int, list[RemedyRow]]:

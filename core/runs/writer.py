@@ -19,8 +19,8 @@ from .background import Background
 from .dumps.digests import SideDigest
 from .figures import Figures
 from .file.evidence import Verdict
-from .file.keep import ALL, FIGURES, expected_bytes
-from .file.records import Generation, RunHeader
+from .file.keep import expected_bytes
+from .file.records import ALL, FIGURES, Generation, RunHeader
 from .new_run import new_run
 from .spool import Spool
 from .store.store import Store

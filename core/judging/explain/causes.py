@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...responses.pairing import ListPair, compare_sides
+from ...responses.placeholders import MASKED
+from ...responses.records import ListSide
 from ...runs.file.evidence import PairFigures
 from ...runs.queries.mismatch import has_rollouts, sample_tokens
 from ...runs.reader import RunReader
-from ...runs.topk.pairing import ListPair, compare_sides
-from ...runs.topk.placeholders import MASKED
-from ...runs.topk.records import ListSide
 from ...text import opening, plural
 from . import fits, signs
 from .rollouts import NO_TEMPERATURE, explain_tokens

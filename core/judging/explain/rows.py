@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from ...errors import UsageError
 from ...numerics.formats import format_named, spacings, values_of
 from ...numerics.topk import largest
+from ...responses.alignment import prompt_tokens
+from ...responses.pairing import ListPair
+from ...responses.records import UNKNOWN_TOKEN, ListSide
 from ...runs.figures import Figures
-from ...runs.topk.alignment import prompt_tokens
-from ...runs.topk.pairing import ListPair
-from ...runs.topk.records import UNKNOWN_TOKEN, ListSide
 from ..constant_rows import is_left_out
 from .moves import MOST_ROWS, Moves, moves_of_run
 

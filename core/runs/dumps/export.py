@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from ...disk import writing
 from ...errors import DumpError, StoreError, UsageError
 from ...numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, format_named
-from ..file.keep import ALL, refusal
+from ..file.keep import refusal
+from ..file.records import ALL
 from .containers import check_key
 from .reserved_keys import EMITTED, TEXT_BYTES, is_reserved
 from .source_dtype import convert

@@ -6,12 +6,8 @@ figures.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from .records import FIGURES, RunHeader
 
-if TYPE_CHECKING:
-    from .records import RunHeader
-
-ALL, FIGURES = KEEPS = ("all", "figures")
 NOTE = "figures only, no logits"
 REFUSAL = f"this run keeps {NOTE}; capture it again with --keep all."
 

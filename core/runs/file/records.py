@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from ...errors import StoreError, UsageError
 from ...numerics.formats import FloatFormat, format_named
 from ...text import clean, plural
-from .keep import ALL, KEEPS
 
 # Bounds of a run, of a dump as of a run file: far from what is real, so near that a small file
 # cannot cost much.
@@ -66,6 +65,8 @@ EXIT_CODES = {
 VERDICTS = tuple(EXIT_CODES)
 FAILING = tuple(name for name, code in EXIT_CODES.items() if code)
 UNITS = {"logit": "logits", "logprob": "nats"}
+# which logits a run stores; figures are always of all
+ALL, FIGURES = KEEPS = ("all", "figures")
 NOT_JUDGED = "not judged"  # shown for a pair without a verdict
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from ...errors import DumpError, StoreError, UsageError
+from ...responses.bounded_json import MAX_FILE_BYTES, open_plain
+from ...responses.files import side_names
+from ...responses.placeholders import ROUNDING
+from ...responses.records import MAX_POSITIONS
 from ...text import clean, number, plural
 from ..file.database import Database
 from ..tables.rollouts import CHOSEN_TOKEN, SEQUENCE
-from ..topk.files import side_names
-from ..topk.payloads.bounded_json import MAX_FILE_BYTES, open_plain
-from ..topk.placeholders import ROUNDING
-from ..topk.records import MAX_POSITIONS
 from .array_files import is_batch, read_batch
 from .torch_files import is_rollout, read_responses
 

@@ -17,15 +17,14 @@ from ...numerics.metrics import Summary
 from ...numerics.mismatch import SampledTokens
 from ...numerics.topk import summary_of_counts
 from ..figures import Figures
-from ..file.keep import FIGURES
-from ..file.records import MAX_LISTED_ROWS, Prompt, Provenance, RunHeader, SideHeader
+from ..file.records import FIGURES, MAX_LISTED_ROWS, Prompt, Provenance, RunHeader, SideHeader
 from ..new_run import new_run
 from ..queries.mismatch import sample_tokens, summaries
 from ..store.store import Store
 from ..tables.pairs import insert_evidence, insert_pair
+from ..tables.responses import digest_of, responses_of
 from ..tables.rollouts import CHOSEN_TOKEN, MISMATCH, SEQUENCE
 from ..tables.run import insert_header, insert_sides
-from ..topk.reading import digest_of, responses_of
 from .files import SIDES, make_plain, read_tokens
 
 if TYPE_CHECKING:

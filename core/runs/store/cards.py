@@ -19,8 +19,7 @@ from ...errors import StoreError, UsageError
 from ...numerics.formats import format_named
 from ...text import clean, plural
 from ..file.database import Database, check_size, each_database
-from ..file.keep import ALL
-from ..file.records import MAX_SIDES
+from ..file.records import ALL, MAX_SIDES
 from ..queries.verdicts import shown_verdict
 from ..tables.run import read_run
 from .labels import Labels

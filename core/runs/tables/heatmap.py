@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from ...errors import UsageError
 from ...numerics import pyramid
 from ..file.database import Database
-from ..file.keep import ALL
-from ..file.records import RunHeader
+from ..file.records import ALL, RunHeader
 from ..file.table import Table
 from .logits import binary_rows, join_tiles
 

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from ...errors import StoreError, UsageError
 from ..file.database import Database
-from ..file.keep import ALL
-from ..file.records import MAX_LISTED_ROWS, MAX_ROWS, MAX_VOCAB, RunHeader
+from ..file.records import ALL, MAX_LISTED_ROWS, MAX_ROWS, MAX_VOCAB, RunHeader
 from ..file.table import Table
 
 TILE_BYTES = 8192

@@ -22,12 +22,14 @@ from . import (
     pairs,
     positions,
     remedies,
+    responses,
     rollouts,
     run,
 )
 
 _MODULES = (
     run,
+    responses,
     logits,
     positions,
     pairs,

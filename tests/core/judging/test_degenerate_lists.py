@@ -19,6 +19,10 @@ from core.judging.explain.causes import explain_pair
 from core.judging.ingest import ingest
 from core.judging.lists import judge_responses
 from core.numerics.topk import summary_of
+from core.responses.alignment import align
+from core.responses.formats import read_payload
+from core.responses.pairing import pairs_of
+from core.responses.records import ListSide
 from core.runs.file.records import IDENTICAL
 from core.runs.queries.elements import top_of_sides
 from core.runs.queries.flips import flip_table, telling_place
@@ -28,10 +32,6 @@ from core.runs.reports.issue_markdown import issue_text
 from core.runs.reports.report_json import report_of_run
 from core.runs.reports.run_json import run_json
 from core.runs.store.store import Store
-from core.runs.topk.alignment import align
-from core.runs.topk.pairing import pairs_of
-from core.runs.topk.payloads.formats import read_payload
-from core.runs.topk.records import ListSide
 
 Token = tuple[str, Any, dict[str, Any]]
 CONDITIONS = (

@@ -14,9 +14,9 @@ from core.probing.client import Client
 from core.probing.plan import Plan, parsed_tests
 from core.probing.probe import Probe, ProbeResult
 from core.probing.servers import LLAMACPP, Ask, Server, find_server
+from core.responses.pairing import compare_sides, pairs_of
+from core.responses.records import ListSide
 from core.runs.file.evidence import Check
-from core.runs.topk.pairing import compare_sides, pairs_of
-from core.runs.topk.records import ListSide
 
 pytestmark = pytest.mark.model
 PROMPTS = (

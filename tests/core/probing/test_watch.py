@@ -19,11 +19,11 @@ from core.probing import watch
 from core.probing.client import Client, ProbeError
 from core.probing.plan import ProbeRequest
 from core.probing.servers import OPENAI, Ask, find_server
+from core.responses.records import ListSide, Response
 from core.runs.store.store import Store
-from core.runs.topk.records import ListSide, Response
 from tests.core.probing import odd_server as odd
 from tests.core.probing.conftest import llama_of
-from tests.core.runs.topk.made_sides import response, run_of, store_run
+from tests.core.responses.made_sides import response, run_of, store_run
 from tests.serving import free_port
 
 accept = odd.always(b"", 204)

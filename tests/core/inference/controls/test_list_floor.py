@@ -19,11 +19,11 @@ from core.inference.paths.engines import whole_side
 from core.inference.paths.paths import open_path, parse_path
 from core.judging.explain.rows import rows_of_lists
 from core.judging.lists import judge_with_floor
+from core.responses.pairing import compare_sides
+from core.responses.records import ListRow, ListSide, Response, list_rows
 from core.runs.file.evidence import Check, ListFloorFigures, Verdict
 from core.runs.store.store import Store
-from core.runs.topk.pairing import compare_sides
-from core.runs.topk.records import ListRow, ListSide, Response, list_rows
-from tests.core.runs.topk.made_sides import run_of, store_run
+from tests.core.responses.made_sides import run_of, store_run
 
 pytestmark = pytest.mark.model
 MODEL = Path(__file__).resolve().parents[4] / "sample_runs" / "model"

@@ -17,6 +17,8 @@ import pytest
 
 from core.errors import DumpError, StoreError, UsageError
 from core.judging.ingest import describe, headers_of, ingest
+from core.responses.pairing import pairs_of
+from core.responses.records import ListRow, ListSide, Response, list_rows
 from core.runs.file import records
 from core.runs.importing import import_run
 from core.runs.queries.verdicts import next_command
@@ -24,12 +26,10 @@ from core.runs.reader import RunReader
 from core.runs.reports.gate import check_decidable, parse_conditions
 from core.runs.reports.report_json import report_of_run
 from core.runs.reports.run_json import run_json
+from core.runs.response_run import write_lists
 from core.runs.rollouts.write import FORMAT
 from core.runs.store.cards import list_runs
 from core.runs.store.store import Store
-from core.runs.topk.pairing import pairs_of
-from core.runs.topk.records import ListRow, ListSide, Response, list_rows
-from core.runs.topk.tables import write_lists
 
 SIDES = ("reference", "variant")
 Row = dict[str, object]

@@ -14,10 +14,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DumpError
-from ...numerics.grid import Grid, find_grid, margin_ulps
-from ...numerics.topk import ListFigures, ListRows, compare_rows
-from ...text import clean, number, plural
+from ..errors import DumpError
+from ..numerics.grid import Grid, find_grid, margin_ulps
+from ..numerics.topk import ListFigures, ListRows, compare_rows
+from ..text import clean, number, plural
 from .alignment import extra_first_token, parting_of, prompt_tokens, sequence
 from .placeholders import (
     CONTRADICTION,

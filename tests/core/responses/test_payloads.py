@@ -13,14 +13,14 @@ import pytest
 
 from core.errors import DumpError
 from core.judging.lists import judge_responses
+from core.responses import bounded_json
+from core.responses.alignment import align
+from core.responses.bounded_json import is_payload
+from core.responses.files import sides_of
+from core.responses.formats import read_payload, read_responses
+from core.responses.pairing import compare_sides, pairs_of
+from core.responses.records import ListSide, Response
 from core.runs.file.records import IDENTICAL, UNDECIDED
-from core.runs.topk.alignment import align
-from core.runs.topk.files import sides_of
-from core.runs.topk.pairing import compare_sides, pairs_of
-from core.runs.topk.payloads import bounded_json
-from core.runs.topk.payloads.bounded_json import is_payload
-from core.runs.topk.payloads.formats import read_payload, read_responses
-from core.runs.topk.records import ListSide, Response
 
 PAYLOADS = Path(__file__).with_name("payloads")
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from ....errors import DumpError
-from ....text import BYTE_LEVEL, clean, plural
-from ..records import MAX_POSITIONS, UNKNOWN_TOKEN, UNSENT, ListRow, Response, list_rows
+from ..errors import DumpError
+from ..text import BYTE_LEVEL, clean, plural
+from .records import MAX_POSITIONS, UNKNOWN_TOKEN, UNSENT, ListRow, Response, list_rows
 
 # below, a probability is 0 in float64: vLLM sends -9999.0, llama.cpp -3.4e38, SGLang -Infinity
 _LOWEST = -745.0

@@ -1,4 +1,4 @@
-"""What the sides of a run of lists sent, read out of its tables."""
+"""Responses of servers in a run: their table, and what the sides sent read out of all tables."""
 
 from __future__ import annotations
 
@@ -9,8 +9,30 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 
 from ...numerics.topk import ListRows
+from ...responses.records import UNKNOWN_TOKEN, Keys, ListSide, Response
 from ..file.database import Database
-from .records import UNKNOWN_TOKEN, Keys, ListSide, Response
+from ..file.table import Table
+
+RESPONSE = Table(
+    "response",
+    """
+    -- a server's answer to one prompt; filled in runs of lists only
+    side INTEGER -- index of the side
+    prompt INTEGER -- index of the prompt
+    format VARCHAR -- name of the payload's format
+    is_start_known BOOLEAN -- false: position 0 scored the first generated token, and the prompt is not said
+    generated_from INTEGER NULL -- first position computed while generating; null if all are of the prompt
+    is_processed BOOLEAN NULL -- unused, null
+    asked INTEGER NULL -- requested values per row; null if not known
+    vocab INTEGER NULL -- tokens of the vocabulary; null if not said
+    cached INTEGER NULL -- tokens of the prompt that were read from a cache; null if not said
+    model VARCHAR -- model as the payload names it
+    text VARCHAR -- text that was generated
+    tokens VARCHAR -- JSON array: token ids of prompt and answer, -1 if not said
+    settings VARCHAR -- JSON object: accepted drafts, the name of a sequence, chosen values that lists contradict
+    warnings VARCHAR -- JSON array: what its reader has to say of it
+    """,
+)
 
 _CHUNK_ROWS = 1 << 18  # read at a time
 _SIDES = "SELECT side, name, holds, keys, sha256 FROM side ORDER BY side"

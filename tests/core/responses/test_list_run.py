@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from core.errors import DumpError, StoreError, UsageError
+from core.responses.alignment import align
+from core.responses.records import ListSide
 from core.runs.importing import import_run
 from core.runs.reader import RunReader
 from core.runs.reports.run_json import run_json
 from core.runs.store.cards import list_runs
 from core.runs.store.store import Store
-from core.runs.topk.alignment import align
-from core.runs.topk.records import ListSide
-from tests.core.runs.topk.made_sides import compare, engine_side, response, side, store_run
+from tests.core.responses.made_sides import compare, engine_side, response, side, store_run
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from core.judging.lists import judge_responses
+from core.responses.alignment import align
+from core.responses.pairing import ListPair, compare_sides, pairs_of
+from core.responses.records import ListRow, ListSide, Response, list_rows
 from core.runs.file.records import Provenance
 from core.runs.reader import RunReader
+from core.runs.response_run import write_lists
 from core.runs.store.store import Store
-from core.runs.topk.alignment import align
-from core.runs.topk.pairing import ListPair, compare_sides, pairs_of
-from core.runs.topk.records import ListRow, ListSide, Response, list_rows
-from core.runs.topk.tables import write_lists
 
 Row = dict[int, float]
 

@@ -16,11 +16,9 @@ from typing import Any
 
 import msgspec
 
-from ....errors import DumpError
-from ....text import clean, plural
-from ..alignment import warn
-from ..placeholders import DRAFTED
-from ..records import Response
+from ..errors import DumpError
+from ..text import clean, plural
+from .alignment import warn
 from .bounded_json import documents, documents_of
 from .entries import (
     Entry,
@@ -35,6 +33,8 @@ from .entries import (
     rows_of,
     tokens_of,
 )
+from .placeholders import DRAFTED
+from .records import Response
 from .streams import whole_answers
 
 Payload = Mapping[str, Any]

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...errors import DumpError
-from ...text import plural, series
+from ..errors import DumpError
+from ..text import plural, series
 from .records import UNKNOWN_TOKEN, ListSide, Response
 
 

@@ -16,8 +16,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DumpError
-from ...numerics.topk import ListRows, concatenate
+from ..errors import DumpError
+from ..numerics.topk import ListRows, concatenate
 
 Keys = Literal["token_id", "text"]
 UNKNOWN_TOKEN = -1

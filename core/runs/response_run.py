@@ -8,23 +8,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...errors import UsageError
-from ...numerics.topk import summary_of
-from ..file.database import Database
-from ..file.keep import FIGURES
-from ..file.records import MAX_VALUES, Prompt, Provenance, RunHeader, SideHeader
-from ..new_run import new_run
-from ..store.store import Store
-from ..tables.pairs import insert_evidence, insert_pair
-from ..tables.positions import POSITION, SIDE_POSITION, TOP_TOKEN
-from ..tables.run import RESPONSE, VOCABULARY, insert_header, insert_prompts, insert_sides
-from .alignment import sequence
-from .pairing import ListPair, vocabulary_size
-from .reading import CHOSEN, SAME, digest_of
-from .records import UNKNOWN_TOKEN, ListSide, Response
+from ..errors import UsageError
+from ..numerics.topk import summary_of
+from ..responses.alignment import sequence
+from ..responses.pairing import ListPair, vocabulary_size
+from ..responses.records import UNKNOWN_TOKEN, ListSide, Response
+from .file.database import Database
+from .file.records import FIGURES, MAX_VALUES, Prompt, Provenance, RunHeader, SideHeader
+from .new_run import new_run
+from .store.store import Store
+from .tables.pairs import insert_evidence, insert_pair
+from .tables.positions import POSITION, SIDE_POSITION, TOP_TOKEN
+from .tables.responses import CHOSEN, RESPONSE, SAME, digest_of
+from .tables.run import VOCABULARY, insert_header, insert_prompts, insert_sides
 
 if TYPE_CHECKING:
-    from ..file.evidence import Verdict
+    from .file.evidence import Verdict
 
 _BYTES_A_VALUE = 24  # in the file, uncompressed
 _FIGURES = (

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...numerics.topk import ListRows
-from ...text import number, plural
+from ..numerics.topk import ListRows
+from ..text import number, plural
 from .records import ListSide
 
 # of settings: drafted tokens that were accepted, as llama.cpp's timings say

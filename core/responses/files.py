@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...errors import DumpError
-from ...text import clean, plural
+from ..errors import DumpError
+from ..text import clean, plural
 from .alignment import prompt_tokens, warn
-from .payloads.bounded_json import is_payload
-from .payloads.formats import read_responses
+from .bounded_json import is_payload
+from .formats import read_responses
 from .records import ListSide, Response
 
 

@@ -16,8 +16,8 @@ from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 
-from ....errors import DumpError
-from ....text import clean
+from ..errors import DumpError
+from ..text import clean
 
 MAX_BYTES = 128 << 20  # of one document; parsed, it takes up to twenty times that
 MAX_FILE_BYTES = 4 << 30  # of a file with a document a line, unpacked

@@ -10,13 +10,13 @@ import pytest
 from core.errors import DumpError
 from core.judging.lists import judge_responses
 from core.numerics.topk import summary_of
+from core.responses.alignment import align
+from core.responses.files import sides_of
+from core.responses.pairing import pairs_of
+from core.responses.records import ListRow, ListSide, Response, list_rows
 from core.runs.file.records import IDENTICAL, UNDECIDED
 from core.runs.store.store import Store
-from core.runs.topk.alignment import align
-from core.runs.topk.files import sides_of
-from core.runs.topk.pairing import pairs_of
-from core.runs.topk.records import ListRow, ListSide, Response, list_rows
-from tests.core.runs.topk.made_sides import compare, engine_side, response, run_of, side, store_run
+from tests.core.responses.made_sides import compare, engine_side, response, run_of, side, store_run
 
 
 def test_a_row_is_compared_while_both_have_read_the_same_tokens() -> None:
