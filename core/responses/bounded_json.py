@@ -132,11 +132,10 @@ def parse(text: bytes, source: str) -> Any:
         raise DumpError(f"{source}: its JSON is nested too deeply.") from None
     except ValueError as error:  # no JSON, or no UTF-8
         if _REPR.match(text):
-            says = (
+            raise DumpError(
                 f"{source}: is a Python object as printed; expected JSON, as"
-                " `response.model_dump_json()` writes it."
-            )
-            raise DumpError(says) from None
+                " `response.model_dump_json()` writes it.",
+            ) from None
         raise DumpError(f"{source}: no JSON ({clean(error, 60)}).") from None
 
 

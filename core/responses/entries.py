@@ -171,7 +171,8 @@ def response_of(
         raise DumpError(
             f"{source}: {format} response without log-probabilities; ask the server for them.",
         )
-    length = prompt if isinstance(prompt, int) else len(prompt) if prompt else None
+    known: Sequence[int] = () if prompt is None or isinstance(prompt, int) else prompt
+    length = prompt if isinstance(prompt, int) else len(known) or None
     if (length or 0) > MAX_POSITIONS:  # before there is a token for each
         raise DumpError(
             f"{source}: declares a prompt of {length:,} tokens; expected at most"
@@ -190,17 +191,20 @@ def response_of(
     texts: dict[int, str] = {}
 
     def id_of(entry: Entry) -> int:
-        if not is_by_id and entry.text is None:
-            if entry.value is None:
-                return UNKNOWN_TOKEN
+        if is_by_id:
+            token = entry.token or 0
+        elif entry.text is not None:
+            token = ids.setdefault(entry.text, len(ids))
+        elif entry.value is None:
+            return UNKNOWN_TOKEN
+        else:
             raise DumpError(
                 f"{source}: token {entry.token} has no text, and others have no id; expected one of"
                 " both.",
             )
-        token = entry.token if is_by_id else ids.setdefault(entry.text or "", len(ids))
         if entry.text is not None:
-            texts.setdefault(token or 0, entry.text)
-        return token or 0
+            texts.setdefault(token, entry.text)
+        return token
 
     listed: list[ListRow] = []
     targets: dict[int, int] = {}
@@ -222,22 +226,21 @@ def response_of(
         listed.append(ListRow(row.position, values, best, target, missing, chosen))
     listed_rows = list_rows(listed, source)
     if (has_repeats := listed_rows.has_repeats).any():
-        what = (
-            "a token has two values" if is_by_id else "a token has two values, or two print alike"
-        )
-        at = f"at position {listed_rows.positions[has_repeats.argmax()]} {what}"
+        position = listed_rows.positions[has_repeats.argmax()]
+        or_alike = "" if is_by_id else ", or two print alike"
+        at = f"at position {position} a token has two values{or_alike}"
         if has_repeats.all():
             raise DumpError(f"{source}: no row can be used; {at}.")
         says.append(f"{has_repeats.sum()} of {len(rows)} rows are left out: {at}.")
         listed_rows = replace(listed_rows.without_values(has_repeats), missing=listed_rows.missing)
     if drafted:
-        emitted = plural(drafted, "emitted token")
         says.append(
-            f"0.0, a placeholder, was sent for {emitted}; the value in the row's list is read.",
+            f"0.0, a placeholder, was sent for {plural(drafted, 'emitted token')}; the value in the"
+            " row's list is read.",
         )
     first = None if length is None and has_prompt_rows else first_row(length)
-    has_generated = not has_prompt_rows or any(row.position >= (first or 0) for row in rows)
     with_rows = sum(row.position >= (first or 0) for row in rows)
+    has_generated = not has_prompt_rows or with_rows > 0
     # the last may end the text, and have no row
     if has_generated and counted is not None and counted > with_rows + 1:
         says.append(
@@ -245,18 +248,18 @@ def response_of(
             f" {with_rows:,}.",
         )
         about["settings"] = {**about.get("settings", {}), UNSENT: f"{counted - with_rows}"}
-    is_known = is_by_id and prompt and not isinstance(prompt, int)
-    known = [*prompt] if is_known else [UNKNOWN_TOKEN] * (length or 1)  # type: ignore[misc]
-    start = 0 if has_prompt_rows else len(known)
-    known += generated if is_by_id else [UNKNOWN_TOKEN] * len(generated)
-    known += [UNKNOWN_TOKEN] * (max(targets) + 1 - len(known))
+    # ids of the payload mean nothing in a response by text
+    tokens = [*known] if is_by_id and known else [UNKNOWN_TOKEN] * (length or 1)
+    start = 0 if has_prompt_rows else len(tokens)
+    tokens += generated if is_by_id else [UNKNOWN_TOKEN] * len(generated)
+    tokens += [UNKNOWN_TOKEN] * (max(targets) + 1 - len(tokens))
     for place, token in targets.items():
-        if place >= start and known[place] == UNKNOWN_TOKEN:
-            known[place] = token
+        if place >= start and tokens[place] == UNKNOWN_TOKEN:
+            tokens[place] = token
     return Response(
         format=format,
         keys="token_id" if is_by_id else "text",
-        tokens=tuple(known),
+        tokens=tuple(tokens),
         rows=listed_rows,
         start_known=length is not None or has_prompt_rows,
         generated_from=first if has_generated else None,

@@ -42,9 +42,8 @@ def sides_of(responses: Sequence[Response], source: str) -> tuple[ListSide, ...]
     groups: dict[object, list[Response]] = {}
     for response in responses:
         length = response.generated_from if response.start_known else None
-        groups.setdefault(prompt_tokens(response) or response.prompt_key or length, []).append(
-            response,
-        )
+        key = prompt_tokens(response) or response.prompt_key or length
+        groups.setdefault(key, []).append(response)
     counts = {len(group) for group in groups.values()}
     if len(counts) != 1 or counts == {1}:
         answers, prompts = plural(len(responses), "answer"), plural(len(groups), "prompt")
@@ -63,12 +62,9 @@ def side_names(paths: Sequence[Path]) -> list[str]:
     alike.
     """
     names = [clean(path.stem) for path in paths]
-    are_unique = len(set(names)) == len(names)
-    return (
-        names
-        if are_unique
-        else [clean(f"{number} {path.name}") for number, path in enumerate(paths, 1)]
-    )
+    if len(set(names)) == len(names):
+        return names
+    return [clean(f"{number} {path.name}") for number, path in enumerate(paths, 1)]
 
 
 def _in_one_order(sides: Sequence[list[Response]]) -> Sequence[Sequence[Response]]:
@@ -88,11 +84,11 @@ def _in_one_order(sides: Sequence[list[Response]]) -> Sequence[Sequence[Response
         for side, responses in zip(by_key, ordered, strict=True):
             if more := [key for key in side if key not in set(common)]:
                 example = f" ({clean(more[0], 60)})" if isinstance(more[0], str) else ""
-                warning = (
+                responses[0] = warn(
+                    responses[0],
                     f"{len(more)} of its {len(side)} prompts have no answer on another"
-                    f" side{example}; left out."
+                    f" side{example}; left out.",
                 )
-                responses[0] = warn(responses[0], warning)
         return ordered
     if all(response.prompt_key for side in sides for response in side):
         warning = (

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..numerics.arrays import Flags
 from ..numerics.topk import ListRows
 from ..text import number, plural
 from .records import ListSide
@@ -32,8 +32,6 @@ _HEADS = {
     "sum above 1": "impossible values",
     "probabilities": "probabilities in place of log-probabilities",
 }
-
-Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import DumpError
+from ..numerics.arrays import Ints
 from ..numerics.topk import ListRows, concatenate
 
 Keys = Literal["token_id", "text"]
@@ -132,7 +132,7 @@ class ListSide:
         return concatenate([response.rows for response in self.responses])
 
     @cached_property
-    def prompts(self) -> NDArray[np.int64]:
+    def prompts(self) -> Ints:
         """Prompt of each row. [rows]"""
         return np.repeat(
             np.arange(len(self.responses)),

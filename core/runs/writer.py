@@ -6,13 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from ..errors import UsageError
+from ..numerics.arrays import Array, Bits
 from ..numerics.divergence import compare
 from ..numerics.totals import PairTotal
 from .background import Background
@@ -28,7 +27,7 @@ from .tables.heatmap import PYRAMIDS, first_level_rows, insert_levels, narrow_ce
 from .tables.kernels import KernelList, insert_kernels
 from .tables.kv_cache import KV, KV_POSITION, KvPart, kv_rows
 from .tables.layers import LayerRows
-from .tables.logits import insert_logits, read_rows
+from .tables.logits import insert_logits, read_window
 from .tables.pairs import insert_evidence, insert_pair
 from .tables.positions import position_rows, side_position_rows, top_token_rows
 from .tables.remedies import RemedyRow, insert_remedies
@@ -64,7 +63,7 @@ class RunWriter:
         self._hashes = [SideDigest(header.format) for _ in header.sides]
         self._totals = [PairTotal() for _ in header.sides[1:]]
         # chunk of the reference
-        self._latest: tuple[int, NDArray[np.unsignedinteger] | None] = 0, None
+        self._latest: tuple[int, Bits | None] = 0, None
         self._figures: dict[str, list[pa.Table]] = {}
         self._verdicts: dict[int, Verdict] = {}
         self._figure_rows = 0
@@ -81,7 +80,7 @@ class RunWriter:
         # first position, place, shape
         self._parts: dict[tuple[int, int, str], tuple[int, int, tuple[int, ...]]] = {}
         # by pair and pyramid, of a run without logits
-        self._cells: dict[tuple[int, str], list[NDArray[Any]]] = {}
+        self._cells: dict[tuple[int, str], list[Array]] = {}
         logits_bytes = raw_bytes if is_whole else 0
         with ExitStack() as stack:
             run = new_run(store, header.name, run_id, logits_bytes, created=header.created)
@@ -104,7 +103,7 @@ class RunWriter:
         """Leave nothing, if the run is not finished."""
         self._ending.__exit__(UsageError, UsageError("the run is not finished"), None)
 
-    def write(self, side: int, row: int, bits: NDArray[np.unsignedinteger]) -> None:
+    def write(self, side: int, row: int, bits: Bits) -> None:
         """Append rows of a side: bits [rows, vocab] of the compute dtype, starting at `row`, which
         must be the next one.
 
@@ -198,7 +197,7 @@ class RunWriter:
         self._verdicts[verdict.pair] = verdict
         self._put(insert_evidence, verdict.pair, self._places, verdict.evidence, verdict.floors)
 
-    def _insert_logits(self, side: int, row: int, bits: NDArray[np.unsignedinteger]) -> None:
+    def _insert_logits(self, side: int, row: int, bits: Bits) -> None:
         """Insert logits, in the storing thread; if none are stored, the reference's go to a file of
         their own.
         """
@@ -220,8 +219,8 @@ class RunWriter:
         self,
         side: int,
         row: int,
-        bits: NDArray[Any],
-        reference: NDArray[Any] | None,
+        bits: Array,
+        reference: Array | None,
     ) -> None:
         """Compare rows, in the storing thread.
 
@@ -230,7 +229,8 @@ class RunWriter:
         if reference is None and self._spool is not None:
             reference = self._spool.read(row * bits[:1].nbytes, bits.dtype, bits.shape)
         elif reference is None:
-            reference = read_rows(self._database, self.header, 0, row, row + len(bits))
+            rows, columns = (row, row + len(bits)), (0, self.header.vocab)
+            reference = read_window(self._database, self.header, 0, rows, columns)
         places = self._places[row : row + len(bits)]
         figures, pair = compare(reference, bits, self.header.format), side - 1
         self._totals[pair].add(figures)

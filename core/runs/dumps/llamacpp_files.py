@@ -10,12 +10,12 @@ import json
 import math
 import mmap
 import struct
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DumpError
+from ...numerics.arrays import Array
 from ..file.records import MAX_SIDES, MAX_VOCAB
 from .arrays import Rows, StoredArray, foreign_errors, rows_of
 
@@ -108,7 +108,7 @@ def kld_rows(name: str, data: mmap.mmap) -> tuple[NDArray[np.int32], int, Rows]:
     tokens = np.frombuffer(data, "<i4", chunks * context, 20).reshape(chunks, context)
     packed = rows_of(lambda: np.ndarray((chunks * rows, row_bytes), "<u2", data, start))
 
-    def decode(start: int, stop: int) -> NDArray[Any]:
+    def decode(start: int, stop: int) -> Array:
         block = np.ascontiguousarray(packed(start, stop))
         scale, lowest = block[:, :4].copy().view("<f4").T
         return lowest[:, None] + scale[:, None] * block[:, 4 : 4 + vocab].astype(np.float32)

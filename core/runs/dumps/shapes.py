@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import DumpError
+from ...numerics.arrays import Ints
 from ...numerics.formats import values_of
 from ...text import clean, plural
 from ..file.records import MAX_ROWS, MAX_VOCAB
@@ -153,7 +153,7 @@ def _other_length(
     )
 
 
-def _argmaxes(name: str, array: StoredArray) -> NDArray[np.int64]:
+def _argmaxes(name: str, array: StoredArray) -> Ints:
     side = side_of(name, array, None)
     parts = []
     for raw in array.blocks():
@@ -162,7 +162,7 @@ def _argmaxes(name: str, array: StoredArray) -> NDArray[np.int64]:
     return np.concatenate(parts)
 
 
-def _fitting_start(tokens: NDArray[np.int64], fewer: NDArray[np.int64]) -> int | None:
+def _fitting_start(tokens: Ints, fewer: Ints) -> int | None:
     """Return the position from which on argmaxes agree with fewer ones. [prompts, positions]"""
     length = fewer.shape[1]
     last = tokens.shape[1] - length

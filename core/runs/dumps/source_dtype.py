@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DumpError
+from ...numerics.arrays import Array, Bits
 from ...numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, narrow, values_of, widen
 from ...text import clean
 from ..file.records import SideHeader
@@ -40,7 +40,7 @@ class DumpSide:
     def header(self) -> SideHeader:
         return SideHeader(name=self.name, path="", source_dtype=self.fmt.name)
 
-    def bits(self, raw: NDArray[Any]) -> NDArray[np.unsignedinteger]:
+    def bits(self, raw: Array) -> Bits:
         """Copy elements as saved to bits of `fmt`. Same shape."""
         size = raw.dtype.itemsize
         order = ">" if raw.dtype.byteorder == ">" else "<"
@@ -66,7 +66,7 @@ class DumpSide:
             target is self.fmt or (self.fmt is BFLOAT16 and target is FLOAT32)
         )
 
-    def lossy(self, bits: NDArray[np.unsignedinteger], target: FloatFormat) -> DumpError:
+    def lossy(self, bits: Bits, target: FloatFormat) -> DumpError:
         """Error about the first value that `target` cannot hold; there is one."""
         bits = bits.reshape(-1)
         while len(bits) > 1:
@@ -79,10 +79,10 @@ class DumpSide:
 
 
 def convert(
-    bits: NDArray[np.unsignedinteger],
+    bits: Bits,
     fmt: FloatFormat,
     target: FloatFormat,
-) -> NDArray[np.unsignedinteger] | None:
+) -> Bits | None:
     """Convert bits of `fmt` to the same values in `target`, or return None if one would change.
 
     Same shape.
@@ -159,11 +159,11 @@ def detect(sides: list[DumpSide], tell: Tell) -> tuple[FloatFormat, str]:
 def _read_blocks(
     sides: list[DumpSide],
     tell: Tell,
-) -> Iterator[tuple[DumpSide, Iterator[NDArray[np.unsignedinteger]]]]:
+) -> Iterator[tuple[DumpSide, Iterator[Bits]]]:
     """Each side with the bits of all its rows, some at a time."""
     done, total = 0, sum(side.array.nbytes for side in sides)
 
-    def blocks(side: DumpSide) -> Iterator[NDArray[np.unsignedinteger]]:
+    def blocks(side: DumpSide) -> Iterator[Bits]:
         nonlocal done
         for raw in side.array.blocks():
             done += raw.nbytes
@@ -215,7 +215,7 @@ def looks_chosen(rows: NDArray[np.float32]) -> bool:
     return bool(np.median(totals) > 1 + NORMALISED and not is_shifted)
 
 
-def narrowest(rows: NDArray[np.unsignedinteger], fmt: FloatFormat) -> FloatFormat:
+def narrowest(rows: Bits, fmt: FloatFormat) -> FloatFormat:
     """Return the narrowest dtype that holds all these values exactly: bfloat16, else float16, else
     `fmt`.
     """

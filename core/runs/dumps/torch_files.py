@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import DumpError, ExtraError
+from ...numerics.arrays import Array, Ints
 from ...text import clean
 from ..file.records import MAX_ROWS, TOKENS_TOGETHER
 from .arrays import FOREIGN, StoredArray, check_elements, foreign_errors, rows_of
@@ -75,7 +75,7 @@ def read(name: str, path: Path) -> tuple[dict[str, StoredArray], dict[str, str],
     return arrays, texts, list(arrays) == [path.stem]
 
 
-def _whole_numbers(values: Sequence[Any]) -> NDArray[np.int64] | None:
+def _whole_numbers(values: Sequence[Any]) -> Ints | None:
     """Return a list of integers, or of lists of them, as an array; None if it is neither, or of
     uneven lengths.
     """
@@ -130,7 +130,7 @@ def _array(name: str, key: str, tensors: Sequence[torch.Tensor]) -> StoredArray:
         storages = {
             one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors
         }
-        views: list[NDArray[Any]] = [
+        views: list[Array] = [
             (
                 one.detach().view(torch.int16).numpy().view("V2")
                 if one.dtype is torch.bfloat16
@@ -145,7 +145,7 @@ def _array(name: str, key: str, tensors: Sequence[torch.Tensor]) -> StoredArray:
         array = StoredArray(name, key, first.dtype, first.shape, rows_of(lambda: first))
     else:
 
-        def rows(start: int, stop: int) -> NDArray[Any]:
+        def rows(start: int, stop: int) -> Array:
             return np.stack([view.reshape(-1) for view in views[start:stop]])
 
         array = StoredArray(name, key, first.dtype, (len(views), first.shape[-1]), rows)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import StoreError, UsageError
+from ...numerics.arrays import Floats, Ints
 from ...numerics.formats import FloatFormat, format_named
 from ...text import clean, plural
 
@@ -82,8 +83,8 @@ class FloorRows:
     """
 
     compute_dtype: str
-    pair_rms: NDArray[np.float64]
-    floor_rms: NDArray[np.float64]
+    pair_rms: Floats
+    floor_rms: Floats
 
 
 def check_token_texts(texts: Iterable[str]) -> None:
@@ -267,7 +268,7 @@ class RunHeader:
         self,
         prompts: NDArray[np.integer],
         positions: NDArray[np.integer],
-    ) -> NDArray[np.int64]:
+    ) -> Ints:
         """Rows of places. [places]"""
         starts = np.cumsum([0, *self.lengths])
         return starts[prompts] + positions

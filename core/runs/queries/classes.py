@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ...numerics.arrays import DataFrame
 from ...text import plural
 from ..reader import RunReader
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Figures of a class are those of its first side against the reference; null for the reference's own
 # class.
@@ -28,14 +24,14 @@ FROM side LEFT JOIN pair ON pair.variant = side.side ORDER BY side.side
 _ABSENT = {"batch": "1"}
 
 
-def classes(run: RunReader) -> pd.DataFrame:
+def classes(run: RunReader) -> DataFrame:
     """Return one row per class in order of first appearance: class, sides (names), count, side
     (index of the first), and the first side's figures compared with the reference.
     """
     return run.query(_CLASSES)
 
 
-def sentence(table: pd.DataFrame) -> str:
+def sentence(table: DataFrame) -> str:
     """Say how many classes of equal bits there are, and how many sides stand alone, in markdown."""
     sides, alone = int(table["count"].sum()), int((table["count"] == 1).sum())
     if len(table) == 1:
@@ -46,7 +42,7 @@ def sentence(table: pd.DataFrame) -> str:
     return f"{text}, {plural(alone, 'side')} alone in {'its' if alone == 1 else 'their'} class."
 
 
-def sweep(run: RunReader) -> tuple[str, pd.DataFrame] | None:
+def sweep(run: RunReader) -> tuple[str, DataFrame] | None:
     """Return the one step in which the paths of the sides differ, if it is a number of at least
     three values, and a row a side by that value: value, side, class, neq_share, max_abs, flips
     against the reference.

@@ -5,14 +5,11 @@ that.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...numerics.arrays import DataFrame
 from ...text import number
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 COLOURS = {  # of the strip of tokens, and the figure each shows
     "largest difference": "max_abs",
@@ -49,7 +46,7 @@ class Heat:
     stops: tuple[int, ...]
 
 
-def heat(table: pd.DataFrame, colour: str, dtype: str, unit_of_values: str = "logits") -> Heat:
+def heat(table: DataFrame, colour: str, dtype: str, unit_of_values: str = "logits") -> Heat:
     """Colour levels of one prompt's positions, by one of COLOURS."""
     column = COLOURS[colour]
     if column == "is_flip":

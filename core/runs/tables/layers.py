@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from ...numerics.arrays import Array, Bits, Flags, Floats
 from ...numerics.formats import FLOAT32, FloatFormat, format_named, widen
 from ..file.table import Table, null_if_nan
 from ..spool import Spool
@@ -67,10 +66,8 @@ LAYER_POSITION = Table(
 )
 # of layer_position at a time: an Arrow table of a million rows would hold 50 MB
 _INSERT_ROWS = 1 << 16
-PLAIN_PREFILL, FLOOR = (
-    -2,
-    -1,
-)  # in place of a side's index: a plain prefill, if the reference is another path; a reordered one
+# in place of a side's index: a plain prefill, if the reference is another path; a reordered one
+PLAIN_PREFILL, FLOOR = -2, -1
 
 Key = tuple[int, int]  # prompt, ordinal
 Insert = Callable[[str, pa.Table], None]
@@ -101,7 +98,7 @@ class LayerPart:
     prompt: int
     module: LayerModule
     first: int
-    bits: NDArray[np.unsignedinteger]
+    bits: Bits
     dtype: str
 
     @property
@@ -128,8 +125,8 @@ class _Outputs:
     module: LayerModule
     width: int
     format: FloatFormat
-    is_seen: NDArray[np.bool_]
-    figures: NDArray[Any]
+    is_seen: Flags
+    figures: Array
     offset: int = 0  # in the file of a side that waits
 
     @property
@@ -167,7 +164,7 @@ class _SpooledSide:
         self._spool.add(part.bits, module.offset + part.first * width * part.format.itemsize)
         module.is_seen[part.span] = True
 
-    def at(self, part: LayerPart) -> tuple[NDArray[np.unsignedinteger], FloatFormat] | None:
+    def at(self, part: LayerPart) -> tuple[Bits, FloatFormat] | None:
         """Bits of the same module at the same positions; None if there are none of that width."""
         module = self.modules.get(part.key)
         if (
@@ -212,9 +209,9 @@ class LayerRows:
         self._of_floor = self._sides[0]
         self._compared: dict[Key, _Outputs] = {}
         # sum of squares, finite elements over seeds [2, positions]
-        self._floor: dict[Key, NDArray[np.float64]] = {}
+        self._floor: dict[Key, Floats] = {}
 
-    def _put(self, work: Callable[..., object], *arguments: object, size: int = 0) -> None:
+    def _put(self, work: Put, *arguments: object, size: int = 0) -> None:
         if self._is_async:
             self._storing(work, *arguments, size=size)
         else:

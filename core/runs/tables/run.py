@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache
+from itertools import zip_longest
 from typing import Any
 
 from ...errors import StoreError
@@ -127,25 +128,14 @@ def insert_prompts(database: Database, header: RunHeader) -> None:
     prompts = header.prompts
     lengths = [prompt.positions for prompt in prompts]
     PROMPT.insert(database, prompt=list(range(len(prompts))), positions=lengths)
-    with_tokens = [
-        (index, each) for index, each in enumerate(prompts) if each.token_ids or each.token_texts
-    ]
-    if with_tokens:
-        TOKEN.insert(
-            database,
-            prompt=[index for index, each in with_tokens for _ in range(each.positions)],
-            position=[position for _, each in with_tokens for position in range(each.positions)],
-            token_id=[
-                token
-                for _, each in with_tokens
-                for token in each.token_ids or [None] * each.positions
-            ],
-            text=[
-                text
-                for _, each in with_tokens
-                for text in each.token_texts or [None] * each.positions
-            ],
-        )
+    tokens = []
+    for index, prompt in enumerate(prompts):
+        # a dump may bring ids alone, or texts alone
+        both = enumerate(zip_longest(prompt.token_ids, prompt.token_texts))
+        tokens += [(index, position, *token) for position, token in both]
+    if tokens:
+        columns = map(list, zip(*tokens, strict=True))
+        TOKEN.insert(database, **dict(zip(TOKEN.names, columns, strict=True)))
     vocabulary = VOCABULARY.rows(
         database,
         token_id=list(header.vocabulary),
