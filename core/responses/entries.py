@@ -283,7 +283,10 @@ def _best(rows: Sequence[Row], top_logprobs: int | None) -> list[int]:
         k = max(len(row.top) for row in unknown)
         k -= all(_is_chosen_last(row) for row in unknown if len(row.top) == k)
     k = k or 0
-    return [(k if len(row.top) >= k else 0) if row.best is None else row.best for row in rows]
+    if_unknown = [k if len(row.top) >= k else 0 for row in rows]
+    return [
+        most if row.best is None else row.best for row, most in zip(rows, if_unknown, strict=True)
+    ]
 
 
 def _is_chosen_last(row: Row) -> bool:
@@ -298,8 +301,10 @@ def _is_unordered(rows: Sequence[Row]) -> bool:
     """Return whether lists are in no order, and the first of each is named as emitted: mlx-lm
     (0.32, server.py).
     """
-    is_first = all(row.top and row.target == row.top[0] for row in rows)
-    return is_first and any(row.values[1:] != sorted(row.values[1:], reverse=True) for row in rows)
+    if not all(row.top and row.target == row.top[0] for row in rows):
+        return False
+    others = [row.values[1:] for row in rows]
+    return any(values != sorted(values, reverse=True) for values in others)
 
 
 def _greedy(rows: Sequence[Row], text: str, source: str) -> list[Row]:

@@ -51,10 +51,8 @@ def sides_of(responses: Sequence[Response], source: str) -> tuple[ListSide, ...]
             f"{source}: holds {answers} to {prompts}; expected each prompt answered equally often,"
             " at least twice. Give a second file for the other side.",
         )
-    return tuple(
-        ListSide(f"answer {repeat + 1}", tuple(group[repeat] for group in groups.values()))
-        for repeat in range(counts.pop())
-    )
+    sides = zip(*groups.values(), strict=True)
+    return tuple(ListSide(f"answer {number}", side) for number, side in enumerate(sides, 1))
 
 
 def side_names(paths: Sequence[Path]) -> list[str]:
@@ -73,16 +71,13 @@ def _in_one_order(sides: Sequence[list[Response]]) -> Sequence[Sequence[Response
     """
     for key_of in (lambda response: response.prompt_key or None, prompt_tokens):
         by_key = [{key_of(response): response for response in side} for side in sides]
-        is_unique = all(
-            None not in side and len(side) == len(own)
-            for side, own in zip(by_key, sides, strict=True)
-        )
-        common = [key for key in by_key[0] if all(key in side for side in by_key)]
-        if not is_unique or not common:
+        is_unique = [*map(len, by_key)] == [*map(len, sides)]
+        common = dict.fromkeys(key for key in by_key[0] if all(key in side for side in by_key))
+        if not common or not is_unique or any(None in side for side in by_key):
             continue
         ordered = [[side[key] for key in common] for side in by_key]
         for side, responses in zip(by_key, ordered, strict=True):
-            if more := [key for key in side if key not in set(common)]:
+            if more := [key for key in side if key not in common]:
                 example = f" ({clean(more[0], 60)})" if isinstance(more[0], str) else ""
                 responses[0] = warn(
                     responses[0],

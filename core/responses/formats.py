@@ -107,7 +107,7 @@ def read_payload(payload: object, source: str, request: Payload | None = None) -
     `{"custom_id": ..., "response": ...}`.
     """
     if isinstance(payload, str):  # a stream that was logged as a text
-        answers = whole_answers(documents_of(io.BytesIO(payload.encode()), source))
+        answers = list(whole_answers(documents_of(io.BytesIO(payload.encode()), source)))
         return [one for at, each in answers for one in read_payload(each, at, request)]
     if isinstance(payload, list):
         parts = ((f"{source}, response {number}", one) for number, one in enumerate(payload))

@@ -6,8 +6,10 @@ of vLLM, SGLang, llama.cpp), Ollama's lines, llama.cpp's /completion.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+from ..numerics.arrays import Record
 
 Chunk = Mapping[str, Any]
 # go on in each chunk
@@ -18,54 +20,58 @@ def whole_answers(documents: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, A
     """Return the documents with their places, then the answers of streams, each at the place of its
     first chunk.
     """
-    streams: list[tuple[str, str, list[Chunk]]] = []
-    open_streams: dict[object, list[Chunk]] = {}
+    streams: list[tuple[str, list[Chunk]]] = []
+    open_streams: dict[str, list[Chunk]] = {}
     for source, document in documents:
-        engine, stream_id, is_chunk, is_last = (
-            _about(document) if isinstance(document, dict) else ("", "", False, False)
-        )
-        key = engine, stream_id
+        key, is_chunk, is_last = _about(document)
         if key not in open_streams and is_chunk:
-            streams.append((source, engine, []))
-            open_streams[key] = streams[-1][2]
+            open_streams[key] = []
+            streams.append((source, open_streams[key]))
         if key not in open_streams:
             yield source, document
             continue
         open_streams[key].append(document)
         if is_last:
             del open_streams[key]
-    for source, engine, chunks in streams:
-        yield source, _openai(chunks) if engine == "OpenAI" else _join(chunks)
+    for source, chunks in streams:
+        yield source, _join(chunks)
 
 
-def _about(document: Chunk) -> tuple[str, str, bool, bool]:
-    """Engine of a document, what the chunks of one answer share, whether it must be a chunk, and
-    whether the next chunk is of another answer. A last chunk alone may look like a whole answer.
+def _about(document: object) -> tuple[str, bool, bool]:
+    """Return what the chunks of one answer share, whether a document must be a chunk, and whether
+    the next chunk is of another answer. A last chunk alone may look like a whole answer.
     """
-    if isinstance(choices := document.get("choices"), list):
+    if not isinstance(document, dict):
+        return "", False, False
+    choices, stream_id = document.get("choices"), document.get("id")
+    if isinstance(choices, list):
         objects = [choice for choice in choices if isinstance(choice, dict)]
-        is_named = f"{document.get('object')}".endswith(".chunk") or any(
-            "delta" in choice for choice in objects
-        )
-        is_open = bool(objects) and all(
-            choice.get("finish_reason", "") is None for choice in objects
-        )
-        is_chunk = is_named or (is_open and document.get("id") is not None)
-        return "OpenAI", f"{document.get('id')}", is_chunk, False
-    for name, engine in (("done", "Ollama"), ("stop", "llama.cpp")):
-        if isinstance(document.get(name), bool):
-            return engine, "", not document[name], document[name]
-    return "", "", False, False
+        is_named = f"{document.get('object')}".endswith(".chunk")
+        has_delta = any("delta" in choice for choice in objects)
+        # completions are not named chunks; one that has not ended is of a stream
+        is_open = all(choice.get("finish_reason", "") is None for choice in objects)
+        is_part = is_open and bool(objects) and stream_id is not None
+        return f"OpenAI {stream_id}", is_named or has_delta or is_part, False
+    for name in ("done", "stop"):  # of Ollama, of llama.cpp
+        if isinstance(is_last := document.get(name), bool):
+            return name, not is_last, is_last
+    return "", False, False
 
 
-def _join(chunks: Iterable[Chunk]) -> dict[str, Any]:
-    whole: dict[str, Any] = {}
+def _join(chunks: Iterable[Chunk]) -> Record:
+    whole: Record = {}
     for chunk in chunks:
+        if isinstance(choices := chunk.get("choices"), list):  # any of them may be in a chunk
+            objects = [choice for choice in choices if isinstance(choice, dict)]
+            by_index = {f"{choice.get('index')}": choice for choice in objects}
+            chunk = {**chunk, "choices": by_index}
         _append(whole, chunk)
+    if isinstance(choices := whole.get("choices"), dict):
+        whole["choices"] = list(choices.values())
     return whole
 
 
-def _append(into: dict[str, Any], chunk: Chunk) -> None:
+def _append(into: Record, chunk: Chunk) -> None:
     """Add a chunk: texts and lists go on from the chunk before; of anything else the last is
     right.
     """
@@ -81,12 +87,3 @@ def _append(into: dict[str, Any], chunk: Chunk) -> None:
             into[name] = inner
         elif value is not None or name not in into:
             into[name] = value
-
-
-def _openai(chunks: Sequence[Chunk]) -> dict[str, Any]:
-    def by_index(choices: object) -> Chunk:
-        listed = choices if isinstance(choices, list) else []
-        return {f"{choice.get('index')}": choice for choice in listed if isinstance(choice, dict)}
-
-    whole = _join({**chunk, "choices": by_index(chunk.get("choices"))} for chunk in chunks)
-    return whole | {"choices": list(whole["choices"].values())}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -57,10 +58,7 @@ def write_lists(
             name,
             (dtypes.pop() if len(dtypes) == 1 else None) or "",
             vocabulary_size(sides) or 0,
-            tuple(
-                _prompt(responses)
-                for responses in zip(*(side.responses for side in sides), strict=True)
-            ),
+            tuple(map(_prompt, zip(*(side.responses for side in sides), strict=True))),
             tuple(SideHeader(side.name, "", "float32") for side in sides),
             origin,
             keep=FIGURES,
@@ -74,14 +72,8 @@ def write_lists(
         if texts := {token: text for each in reversed(mappings) for token, text in each.items()}:
             VOCABULARY.insert(database, token_id=list(texts), text=list(texts.values()))
         digests = [digest_of(side.responses) for side in sides]
-        insert_sides(
-            database,
-            header,
-            digests,
-            [(each, "float64") for each in digests],
-            counts,
-            sides[0].keys,
-        )
+        values_digests = [(each, "float64") for each in digests]
+        insert_sides(database, header, digests, values_digests, counts, sides[0].keys)
         for index, side in enumerate(sides):
             _insert_side(database, index, side)
         verdict_of_pair = {verdict.pair: verdict for verdict in verdicts}
@@ -94,10 +86,8 @@ def write_lists(
 def _prompt(responses: Sequence[Response]) -> Prompt:
     """Return the reference's tokens, as far as a side sent rows. Texts are '' if unknown."""
     reference = responses[0]
-    positions = max(
-        1,
-        *(int(response.rows.positions.max(initial=-1)) + 1 for response in responses),
-    )
+    lasts = [int(response.rows.positions.max(initial=0)) for response in responses]
+    positions = max(lasts) + 1
     tokens = sequence(reference)[:positions]
     tokens = (*tokens, *[UNKNOWN_TOKEN] * (positions - len(tokens)))
     is_known = UNKNOWN_TOKEN not in tokens and reference.keys == "token_id"
@@ -144,21 +134,24 @@ def _settings(response: Response) -> dict[str, object]:
     """Return a response's settings, with the values of chosen tokens that their lists
     contradict.
     """
-    rows = response.rows
-    has_own = np.isfinite(rows.chosen)
-    values = dict(zip(rows.positions[has_own].tolist(), rows.chosen[has_own].tolist(), strict=True))
+    every = zip(response.rows.positions.tolist(), response.rows.chosen.tolist(), strict=True)
+    values = {position: value for position, value in every if math.isfinite(value)}
     return {**response.settings, CHOSEN: values} if values else dict(response.settings)
 
 
 def _insert_pair(database: Database, index: int, pair: ListPair, verdict: Verdict | None) -> None:
     """Insert the figures of a pair, and its verdict."""
     insert_pair(database, index, summary_of(pair.figures), verdict)
-    figures = {name: getattr(pair.figures, name) for name in _FIGURES}
-    figures |= dict(
-        zip(("reference_margin_ulps", "variant_margin_ulps"), pair.margin_ulps, strict=True),
+    POSITION.insert(
+        database,
+        pair=index,
+        prompt=pair.prompts,
+        position=pair.positions,
+        nonfinite_mismatch=0,
+        reference_margin_ulps=pair.margin_ulps[0],
+        variant_margin_ulps=pair.margin_ulps[1],
+        **{name: getattr(pair.figures, name) for name in _FIGURES},
     )
-    places = {"prompt": pair.prompts, "position": pair.positions}
-    POSITION.insert(database, pair=index, nonfinite_mismatch=0, **places, **figures)
     if verdict:
         ids = np.column_stack([pair.prompts, pair.positions]).astype(np.int32)
         insert_evidence(database, index, ids, verdict.evidence, verdict.floors)

@@ -229,8 +229,8 @@ class RunWriter:
         if reference is None and self._spool is not None:
             reference = self._spool.read(row * bits[:1].nbytes, bits.dtype, bits.shape)
         elif reference is None:
-            rows, columns = (row, row + len(bits)), (0, self.header.vocab)
-            reference = read_window(self._database, self.header, 0, rows, columns)
+            span, columns = (row, row + len(bits)), (0, self.header.vocab)
+            reference = read_window(self._database, self.header, 0, span, columns)
         places = self._places[row : row + len(bits)]
         figures, pair = compare(reference, bits, self.header.format), side - 1
         self._totals[pair].add(figures)

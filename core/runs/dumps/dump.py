@@ -102,6 +102,8 @@ class Dump:
         archive's checksums are known good only once the last chunk has been read: what was read
         before a DumpError is void.
         """
+        if not self._sides:
+            raise UsageError("this dump is closed; open it again to read it.")
         bytes_a_row = self.vocab * self._format.itemsize
         a_side = min(max_bytes, CHUNK_BYTES_TOGETHER // len(self._sides))
         step = max(1, a_side // bytes_a_row)

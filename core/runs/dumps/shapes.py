@@ -68,7 +68,7 @@ def common_shape(arrays: Mapping[str, StoredArray]) -> tuple[int, ...]:
             continue
         if shape[:-1] == common[:-1]:
             raise _other_vocabulary(array.file, {name: shape[-1], first: common[-1]})
-        if len(shape) == len(common) and shape[:-2] == common[:-2] and shape[-1] == common[-1]:
+        if (*shape[:-2], shape[-1]) == (*common[:-2], common[-1]):
             raise _other_length(
                 array.file,
                 {name: array, first: arrays[first]},
@@ -136,7 +136,7 @@ def _other_length(
         f"{file}: '{clean(name)}' has {plural(shape[-2], 'position')}, '{clean(first)}'"
         f" {common[-2]:,}"
     )
-    longer, shorter = (name, first) if shape[-2] > common[-2] else (first, name)
+    shorter, longer = sorted(shapes, key=lambda each: shapes[each][-2])
     length, total = shapes[shorter][-2], shapes[longer][-2]
     start = None
     if all(array.dtype.kind in "fV" for array in arrays.values()):

@@ -144,16 +144,15 @@ def detect(sides: list[DumpSide], tell: Tell) -> tuple[FloatFormat, str]:
         return sides[0].fmt, f"array dtype: {arrays}"
     for fmt in (BFLOAT16, FLOAT16, FLOAT32):
         unknown = [side for side in sides if not side.is_always_exact(fmt)]
-        if all(
-            convert(bits, side.fmt, fmt) is not None
-            for side, blocks in _read_blocks(unknown, tell)
-            for bits in blocks
-        ):
+        parts = _read_blocks(unknown, tell)
+        if all(convert(bits, side.fmt, fmt) is not None for side, each in parts for bits in each):
             if fmt is FLOAT32:
                 return fmt, f"array dtype: {arrays} with values that no narrower dtype holds"
             return fmt, f"detected: {arrays} whose every value is exactly a {fmt.name}"
-    file, problem = sides[0].array.file, f"holds NaNs that change between {arrays}"
-    raise DumpError(f"{file}: {problem}; expected all sides in one dtype.")
+    raise DumpError(
+        f"{sides[0].array.file}: holds NaNs that change between {arrays}; expected all sides in one"
+        " dtype.",
+    )
 
 
 def _read_blocks(
@@ -191,11 +190,8 @@ def looks_normalised(rows: NDArray[np.float32]) -> str:
     least = np.where(counts < vocab, np.log(np.maximum(counts, 1) / vocab), 0.0)
     if (wide <= 0).all() and ((totals > least - NORMALISED) & (totals < NORMALISED)).all():
         return "log-probabilities"
-    return (
-        "probabilities"
-        if (wide >= 0).all() and (np.abs(wide.sum(axis=-1) - 1) < 0.02).all()
-        else ""
-    )
+    is_share = (wide >= 0).all() and (np.abs(wide.sum(axis=-1) - 1) < 0.02).all()
+    return "probabilities" if is_share else ""
 
 
 def looks_chosen(rows: NDArray[np.float32]) -> bool:
@@ -219,7 +215,7 @@ def narrowest(rows: Bits, fmt: FloatFormat) -> FloatFormat:
     """Return the narrowest dtype that holds all these values exactly: bfloat16, else float16, else
     `fmt`.
     """
-    return next(
-        (target for target in (BFLOAT16, FLOAT16) if convert(rows, fmt, target) is not None),
-        fmt,
-    )
+    for target in (BFLOAT16, FLOAT16):
+        if convert(rows, fmt, target) is not None:
+            return target
+    return fmt

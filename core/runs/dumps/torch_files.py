@@ -49,8 +49,10 @@ def read(name: str, path: Path) -> tuple[dict[str, StoredArray], dict[str, str],
     except (*FOREIGN, pickle.UnpicklingError, AttributeError, AssertionError) as error:
         match = re.search(r"GLOBAL (\S+)", str(error))
         what = f" ({clean(match[1], 100)})" if match else ", or is damaged"
-        problem = f"is a file of torch.save that holds more than tensors{what}, and no code is run"
-        raise DumpError(f"{name}: {problem}; expected {_INSTEAD}.") from error
+        raise DumpError(
+            f"{name}: is a file of torch.save that holds more than tensors{what}, and no code is"
+            f" run; expected {_INSTEAD}.",
+        ) from error
     items = list(islice(_items(path.stem, value), _MOST_ITEMS + 1))
     if len(items) > _MOST_ITEMS:
         raise DumpError(
@@ -92,13 +94,14 @@ def _items(key: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
     """Yield the tensors, lists and texts of a value by name; a list of tensors that are no rows is
     opened.
     """
-    items: Any = ()
+    items: Any
     if isinstance(value, dict) and depth < _DEEPEST:
         items = value.items()
     elif isinstance(value, list | tuple) and value and not _are_rows(value, depth):
         items = enumerate(value)
     else:
         yield key, value
+        return
     for name, item in items:
         yield from _items(f"{key}/{name}" if depth else str(name), item, depth + 1)
 
@@ -126,18 +129,14 @@ def _array(name: str, key: str, tensors: Sequence[torch.Tensor]) -> StoredArray:
             f"{label} is {dtype}; expected float32, float16 or bfloat16: upcast it,"
             " x.to(torch.bfloat16).",
         )
+    storages: dict[int, int] = {}
+    views: list[Array] = []
     with foreign_errors(label, "float32, float16 or bfloat16"):
-        storages = {
-            one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors
-        }
-        views: list[Array] = [
-            (
-                one.detach().view(torch.int16).numpy().view("V2")
-                if one.dtype is torch.bfloat16
-                else one.detach().numpy()
-            )
-            for one in tensors
-        ]
+        for one in tensors:
+            storages[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
+            is_bfloat16 = one.dtype is torch.bfloat16  # which numpy has not
+            plain = one.detach().view(torch.int16) if is_bfloat16 else one.detach()
+            views.append(plain.numpy().view("V2") if is_bfloat16 else plain.numpy())
     if sum(view.nbytes for view in views) > sum(storages.values()):
         raise DumpError(f"{label} repeats what its storage holds; expected whole tensors.")
     first = views[0]

@@ -267,7 +267,8 @@ def _name(path: Path) -> str:
 
 def _reason(path: Path, error: BaseException) -> str:
     """Return the first line of an error, without the folders of this machine."""
-    first = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    first = lines[0].rstrip(".")
     for place in (os.path.realpath(path), path.absolute(), path):
         first = first.replace(str(place), path.name)
     return first

@@ -61,16 +61,13 @@ def sweep(run: RunReader) -> tuple[str, DataFrame] | None:
     (name,) = varying
     rest = [{key: value for key, value in of_side.items() if key != name} for of_side in steps]
     values = [of_side.get(name, _ABSENT.get(name, "")) for of_side in steps]
-    fits = [value.isdigit() and other == rest[1] for value, other in zip(values, rest, strict=True)]
-    if (
-        not all(fits[1:])
-        or len({value for value, fit in zip(values, fits, strict=True) if fit}) < 3
-    ):
+    numbers = [
+        int(value) if value.isdecimal() and other == rest[1] else -1
+        for value, other in zip(values, rest, strict=True)
+    ]
+    if -1 in numbers[1:] or len({*numbers} - {-1}) < 3:
         return None
     table = run.query(_SWEPT)
-    table.insert(
-        0,
-        "value",
-        [int(value) if fit else -1 for value, fit in zip(values, fits, strict=True)],
-    )
-    return name, table[fits].sort_values("value", kind="stable", ignore_index=True)
+    table.insert(0, "value", numbers)
+    table = table[table["value"] >= 0]
+    return name, table.sort_values("value", kind="stable", ignore_index=True)

@@ -39,10 +39,10 @@ def with_argmax_texts(run: RunReader, table: DataFrame) -> DataFrame:
     """Return figures by position with `reference_text` and `variant_text` of the argmaxes, None if
     unknown.
     """
-    sides = ("reference", "variant")
-    return table.assign(
-        **{f"{side}_text": table[f"{side}_token"].map(run.vocabulary) for side in sides},
-    )
+    for side in ("reference", "variant"):
+        texts = table[f"{side}_token"].map(run.vocabulary)
+        table = table.assign(**{f"{side}_text": texts})
+    return table
 
 
 def top_of_sides(
@@ -114,10 +114,8 @@ def every_element(run: RunReader, pair: int, prompt: int, position: int) -> Data
         is_mismatch = ~is_same & ~(np.isfinite(reference) & np.isfinite(variant))
         difference = np.where(is_same, 0.0, np.where(is_mismatch, np.nan, variant - reference))
         row_ulps = np.abs(difference) / run.spacing(pair, (row, row + 1))
-    ulps = pd.array(
-        np.where(is_same, 0, np.abs(ordinals(bits[0], fmt) - ordinals(bits[1], fmt))),
-        "Int64",
-    )
+    steps = np.abs(ordinals(bits[0], fmt) - ordinals(bits[1], fmt))
+    ulps = pd.array(np.where(is_same, 0, steps), "Int64")
     ulps[is_mismatch] = pd.NA
     return pd.DataFrame(
         {
@@ -144,11 +142,6 @@ def worst_elements(
     their texts; a NaN or infinity on one side only comes first.
     """
     table = every_element(run, pair, prompt, position)
-    size = (
-        table["ulps"].to_numpy(float, na_value=np.inf)
-        if by_ulps
-        else table["difference"].abs().fillna(np.inf)
-    )
-    order = np.argsort(-np.asarray(size, float), kind="stable")[:count]
-    worst = table.iloc[order]
+    size = table["ulps" if by_ulps else "difference"].astype(float).abs().fillna(np.inf)
+    worst = table.iloc[np.argsort(-size.to_numpy(), kind="stable")[:count]]
     return with_texts(run, worst[worst["ulps"].fillna(1) > 0])

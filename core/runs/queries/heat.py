@@ -68,14 +68,10 @@ def heat(table: DataFrame, colour: str, dtype: str, unit_of_values: str = "logit
         return Heat(_levels(values / highest), unit, "0", _figure(highest), (0, 100))
     lowest = float(values[values > 0].min())
     low, high = np.log(lowest) - 0.7, np.log(highest)  # the smallest that differs is still seen
-    share = np.where(values > 0, (np.log(np.maximum(values, lowest)) - low) / (high - low), 0.0)
-    return Heat(
-        _levels(share),
-        unit,
-        _figure(lowest),
-        _figure(highest),
-        (round(100 * 0.7 / (high - low)), 100),
-    )
+    logs = np.log(np.maximum(values, lowest))
+    levels = _levels(np.where(values > 0, (logs - low) / (high - low), 0.0))
+    stops = round(100 * 0.7 / (high - low)), 100
+    return Heat(levels, unit, _figure(lowest), _figure(highest), stops)
 
 
 def _levels(share: np.ndarray) -> np.ndarray:

@@ -311,16 +311,13 @@ def element(run: RunReader, pair: int, row: int, token: int) -> Element:
     """Return exact figures of one logit of both sides, and its rank in either row."""
     table = every_element(run, pair, *place_of(run, row))
     sides = [table[f"{side}_logit"].to_numpy() for side in ("reference", "variant")]
-    figures = [table[name][token] for name in ("row_ulps", "ulps", "difference")]
-    if np.isnan(figures[-1]):
-        figures = [None, None, None]
-    return Element(
-        row,
-        token,
-        *(float(side[token]) for side in sides),
-        *(None if each is None else each.item() for each in figures),
-        *(rank_of(side, token) for side in sides),
-    )
+    reference, variant = (float(side[token]) for side in sides)
+    ranks = [rank_of(side, token) for side in sides]
+    difference = float(table["difference"][token])
+    if np.isnan(difference):
+        return Element(row, token, reference, variant, None, None, None, *ranks)
+    row_ulps, ulps = float(table["row_ulps"][token]), int(table["ulps"][token])
+    return Element(row, token, reference, variant, row_ulps, ulps, difference, *ranks)
 
 
 def sentence(run: RunReader, table: DataFrame) -> str:

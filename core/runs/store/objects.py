@@ -152,10 +152,9 @@ class Mirror:
             while file.tell() < remote["size"]:
                 end = min(file.tell() + PIECE_BYTES, remote["size"])
                 options = {"range": (file.tell(), end), "if_match": remote["e_tag"]}
-                get = partial(self._obstore.get, self._long, path.name, options=options)
                 body = None
                 with suppress(FileExistsError):  # of another tag
-                    body = self._ask("read", lambda get=get: bytes(get().bytes()))
+                    body = self._ask("read", partial(self._piece, path.name, options))
                 if not body or len(body) != end - file.tell():
                     raise StoreError(
                         f"run '{path.stem}' changed in {self.url} while it was fetched; try again.",
@@ -311,6 +310,9 @@ class Mirror:
             write_atomic(self.folder / INDEX, index)
             self.send_small(INDEX, 1 << 30)
 
+    def _piece(self, name: str, options: Any) -> bytes:
+        return bytes(self._obstore.get(self._long, name, options=options).bytes())
+
     def _read(self, name: str) -> tuple[bytes, str]:
         """Return a small object and its tag, both empty if there is none."""
 
@@ -409,7 +411,7 @@ def _connect(url: str, seconds: int) -> Any:
     timeout = timedelta(seconds=seconds)
     limits: Any = {"timeout": timeout, "connect_timeout": "4s", "allow_http": True}
     retries: Any = {"max_retries": RETRIES, "retry_timeout": 3 * timeout}
-    return from_url(url, client_options=limits, retry_config=retries)  # type: ignore[call-overload]
+    return from_url(url, client_options=limits, retry_config=retries)
 
 
 def mirror_for(url: str) -> Path:

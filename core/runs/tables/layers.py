@@ -244,15 +244,16 @@ class LayerRows:
     def _compare(self, part: LayerPart, side: _SpooledSide) -> None:
         """Compare a part; a module with a part that cannot be compared is left out."""
         module, against = self._compared.get(part.key), side.at(part)
-        fmt = FLOAT32 if against is None or against[1] is not part.format else part.format
-        if against is None or (module is not None and module.format is not fmt):
+        if against is None:
             if module is not None:
                 module.width = 0
             return
-        reference, bits = against[0], part.bits
-        # every value of both is a float32's, so there they are compared
-        if against[1] is not part.format:
-            reference, bits = widen(reference, against[1]), widen(bits, part.format)
+        (reference, other), bits, fmt = against, part.bits, part.format
+        if other is not fmt:  # every value of both is a float32's, so there they are compared
+            reference, bits, fmt = widen(reference, other), widen(bits, fmt), FLOAT32
+        if module is not None and module.format is not fmt:
+            module.width = 0
+            return
         if module is None:
             count = len(self._chosen[part.prompt])
             module = self._compared[part.key] = _Outputs(
@@ -287,16 +288,17 @@ class LayerRows:
 
     def _store(self, pair: int, prompt: int, modules: list[tuple[Key, _Outputs]]) -> None:
         positions, outputs = self._chosen[prompt], [each for _, each in modules]
+        about = [each.module for each in outputs]
         figures = np.stack([each.figures for each in outputs])  # [modules, positions]
         none = np.full((2, len(positions)), np.nan)
         squares, finite = np.stack([self._floor.get(key, none) for key, _ in modules], axis=1)
         rows = LAYER.arrow(
             pair=pair,
             prompt=prompt,
-            ordinal=[each.module.ordinal for each in outputs],
-            module=[each.module.name for each in outputs],
-            kind=[each.module.kind for each in outputs],
-            block=[each.module.block for each in outputs],
+            ordinal=[each.ordinal for each in about],
+            module=[each.name for each in about],
+            kind=[each.kind for each in about],
+            block=[each.block for each in about],
             dtype=[each.format.name for each in outputs],
             positions=len(positions),
             elements=[len(positions) * each.width for each in outputs],
@@ -313,8 +315,8 @@ class LayerRows:
             rows = LAYER_POSITION.arrow(
                 pair=pair,
                 prompt=prompt,
-                ordinal=np.repeat([each.module.ordinal for each in outputs[of]], len(positions)),
-                position=np.tile(positions, len(outputs[of])),
+                ordinal=np.repeat([each.ordinal for each in about[of]], len(positions)),
+                position=np.tile(positions, len(about[of])),
                 neq=part["neq"],
                 rms=np.sqrt(part["sum_squares"] / np.maximum(part["finite"], 1)),
                 max_ulps=part["max_ulps"],

@@ -91,15 +91,11 @@ def responses_of(
     texts: Mapping[int, str],
 ) -> Iterator[Response]:
     """Return the responses of a side, some hundred thousand rows read at a time."""
-    counts = (
-        database.table("SELECT positions FROM prompt ORDER BY prompt")[0]
-        .to_numpy()
-        .astype(np.int64)
-    )
-    chunk = (np.cumsum(counts) - counts) // _CHUNK_ROWS
-    for number in np.unique(chunk):
-        first, last = np.flatnonzero(chunk == number)[[0, -1]]
-        yield from _read_responses(database, [side, first, last], keys, texts)
+    sql = f"""SELECT min(prompt), max(prompt) FROM (
+        SELECT prompt, (sum(positions) OVER (ORDER BY prompt) - positions) // {_CHUNK_ROWS} AS chunk FROM prompt
+        ) GROUP BY chunk ORDER BY chunk"""
+    for prompts in database.rows(sql):
+        yield from _read_responses(database, [side, *prompts], keys, texts)
 
 
 def _read_responses(
@@ -118,18 +114,11 @@ def _read_responses(
     of_values, places, ids, values = table("token_id, logit", "top_token", "position, rank")
     places, starts = (each << 32 | at for each, at in ((of_values, places), (prompts, positions)))
     ends = np.concatenate([[0], np.searchsorted(places, starts, "right")]).astype(np.int64)
-    columns = ", ".join(
-        ["prompt", *SAME, "asked", "is_start_known", "tokens", "settings", "warnings"],
-    )
-    for about in database.table(
-        f"SELECT {columns} FROM response {_PLACE} ORDER BY prompt",
-        place,
-    ).to_pylist():
-        first, last = (
-            int(np.searchsorted(prompts, about["prompt"], way)) for way in ("left", "right")
-        )
+    responses = database.table(f"SELECT * FROM response {_PLACE} ORDER BY prompt", place)
+    for about in responses.to_pylist():
+        first, last = np.searchsorted(prompts, [about["prompt"], about["prompt"] + 1])
         part, offsets = slice(first, last), ends[first : last + 1]
-        entries = slice(int(offsets[0]), int(offsets[-1]))
+        entries = slice(*offsets[[0, -1]])
         settings = json.loads(about["settings"])
         chosen = settings.pop(CHOSEN, {})
         rows = ListRows(
