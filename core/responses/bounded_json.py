@@ -93,6 +93,7 @@ def _consecutive(text: bytes, name: str) -> Iterator[tuple[str, Any]]:
     try:
         yield name, parse(text, name)
     except DumpError:
+        # documents one after another, as a log has them
         decoder = json.JSONDecoder()
         characters = _escape_lone_surrogates(text).decode("utf-8", "replace").strip()
         documents, end = [], 0

@@ -70,6 +70,7 @@ def _in_one_order(sides: Sequence[list[Response]]) -> Sequence[Sequence[Response
     ids, else unchanged. Prompts that not all sides answer are left out, with a warning.
     """
     for key_of in (lambda response: response.prompt_key or None, prompt_tokens):
+        # a key that is there twice leaves fewer keys than responses
         by_key = [{key_of(response): response for response in side} for side in sides]
         is_unique = [*map(len, by_key)] == [*map(len, sides)]
         common = dict.fromkeys(key for key in by_key[0] if all(key in side for side in by_key))

@@ -112,11 +112,11 @@ def read_payload(payload: object, source: str, request: Payload | None = None) -
     if isinstance(payload, list):
         parts = ((f"{source}, response {number}", one) for number, one in enumerate(payload))
         answers = list(whole_answers(parts))
-        responses: list[Response] = []
-        for number, (at, one) in enumerate(answers):
-            own = request_of_choice(request or {}, number, len(answers))
-            responses += read_payload(one, at, own)
-        return responses
+        requests = [
+            request_of_choice(request or {}, at, len(answers)) for at in range(len(answers))
+        ]
+        each_with_own = zip(answers, requests, strict=True)
+        return [one for (at, each), own in each_with_own for one in read_payload(each, at, own)]
     if isinstance(payload, int | float):
         raise DumpError(f"{source}: is a number, no response of an engine. {_OF_ROWS}")
     if not isinstance(payload, dict):
@@ -325,13 +325,15 @@ def _read_output(payload: Payload, prompt: Any, source: str) -> Record:
     that the text begins at the prompt's end only without them.
     """
     items = convert(payload.get("output") or [], list[Record], f"{source}, output")
-    contents = [item["content"] for item in items if isinstance(item.get("content"), list)]
-    parts = [part for content in contents for part in content if part.get("type") == "output_text"]
     prompt = prompt if len(items) == 1 else None
-    entries = [
-        one for part in parts for one in convert(part.get("logprobs") or [], list[Any], source)
-    ]
-    text = "".join(f"{part.get('text', '')}" for part in parts)
+    entries: list[Any] = []
+    text = ""
+    for content in (item.get("content") for item in items):
+        parts = content if isinstance(content, list) else []
+        for part in convert(parts, list[Record], f"{source}, content"):
+            if part.get("type") == "output_text":
+                entries += convert(part.get("logprobs") or [], list[Any], source)
+                text += f"{part.get('text', '')}"
     return {"rows": rows_of(entries, first_row(prompt), source), "prompt": prompt, "text": text}
 
 

@@ -207,6 +207,7 @@ def compare_sides(reference: ListSide, variant: ListSide) -> ListPair:
     sides = reference, variant
     responses = list(zip(reference.responses, variant.responses, strict=True))
     meetings = tuple(_meet(prompt, *both) for prompt, both in enumerate(responses))
+    # a row's prompt and position in one number
     keys = [side.prompts << 32 | side.rows.positions for side in sides]
     ends = np.array([each.end for each in meetings])
     sent = np.union1d(keys[0], keys[1])
@@ -293,12 +294,7 @@ def _without_one_sided(
 
 def vocabulary_size(sides: Sequence[ListSide]) -> int | None:
     """Tokens of the vocabulary, None if no payload says or they differ."""
-    sizes = {
-        response.vocab
-        for side in sides
-        for response in side.responses
-        if response.vocab is not None
-    }
+    sizes = {response.vocab for side in sides for response in side.responses} - {None}
     return sizes.pop() if len(sizes) == 1 else None
 
 

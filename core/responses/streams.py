@@ -53,7 +53,8 @@ def _about(document: object) -> tuple[str, bool, bool]:
         is_part = is_open and bool(objects) and stream_id is not None
         return f"OpenAI {stream_id}", is_named or has_delta or is_part, False
     for name in ("done", "stop"):  # of Ollama, of llama.cpp
-        if isinstance(is_last := document.get(name), bool):
+        is_last = document.get(name)
+        if isinstance(is_last, bool):
             return name, not is_last, is_last
     return "", False, False
 
@@ -61,13 +62,14 @@ def _about(document: object) -> tuple[str, bool, bool]:
 def _join(chunks: Iterable[Chunk]) -> Record:
     whole: Record = {}
     for chunk in chunks:
-        if isinstance(choices := chunk.get("choices"), list):  # any of them may be in a chunk
+        choices = chunk.get("choices")
+        if isinstance(choices, list):  # any of them may be in a chunk
             objects = [choice for choice in choices if isinstance(choice, dict)]
             by_index = {f"{choice.get('index')}": choice for choice in objects}
             chunk = {**chunk, "choices": by_index}
         _append(whole, chunk)
-    if isinstance(choices := whole.get("choices"), dict):
-        whole["choices"] = list(choices.values())
+    if isinstance(whole.get("choices"), dict):
+        whole["choices"] = list(whole["choices"].values())
     return whole
 
 

@@ -72,6 +72,7 @@ def import_run(
             f"{clean(path.name)}: is not a DuckDB file; expected a run file. `{COMMAND} ingest`"
             " takes dumps.",
         )
+    # the schema first: what reads a run trusts its tables
     if check_schema(path) == OPS:
         ops_of(path)
     else:

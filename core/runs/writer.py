@@ -112,17 +112,13 @@ class RunWriter:
         """
         header, stop = self.header, row + len(bits)
         is_shaped = bits.shape[1:] == (header.vocab,) and bits.dtype == header.format.carrier
-        if (
-            not is_shaped
-            or row != self._rows_done[side]
-            or stop > (self._rows_done[0] if side else header.rows)
-        ):
-            need = (
-                f"[rows, {header.vocab}] {header.format.carrier} from row"
-                f" {self._rows_done[side]} on"
-            )
+        # the reference comes first
+        most = self._rows_done[0] if side else header.rows
+        if not is_shaped or row != self._rows_done[side] or stop > most:
             raise UsageError(
-                f"side {side}: {bits.shape} {bits.dtype} arrived for row {row}; expected {need}.",
+                f"side {side}: {bits.shape} {bits.dtype} arrived for row {row}; expected"
+                f" [rows, {header.vocab}] {header.format.carrier} from row"
+                f" {self._rows_done[side]} on.",
             )
         if not len(bits):
             return
@@ -134,9 +130,9 @@ class RunWriter:
             self._latest = row, bits
         else:
             first, latest = self._latest
-            reference = (
-                latest[row - first : stop - first] if latest is not None and row >= first else None
-            )
+            reference = None
+            if latest is not None and row >= first:
+                reference = latest[row - first : stop - first]
             self._storing.put(self._compare, side, row, bits, reference)
 
     def write_kv(self, side: int, part: KvPart) -> None:
@@ -163,7 +159,7 @@ class RunWriter:
                 self._caches.read(place, self.header.format.carrier, shape),
             )
             by_head, by_position = kv_rows(pair, reference, part, self.header.format)
-            self._keep(len(by_position), {KV.name: by_head, KV_POSITION.name: by_position})
+            self._keep(len(by_position), [(KV.name, by_head), (KV_POSITION.name, by_position)])
 
     def _put(self, insert: Callable[..., None], *rows: object) -> None:
         """Have the storing thread insert rows into the database, by a function of their table's
@@ -234,29 +230,23 @@ class RunWriter:
         places = self._places[row : row + len(bits)]
         figures, pair = compare(reference, bits, self.header.format), side - 1
         self._totals[pair].add(figures)
-        self._keep(len(places), {"position": position_rows(pair, places, figures)})
+        tables = [("position", position_rows(pair, places, figures))]
         rows = np.arange(row, row + len(places), dtype=np.int32)
         for pyramid, cells in zip(PYRAMIDS, (figures.tiles, figures.row_tiles), strict=True):
             if self._spool is None:
-                self._keep(0, {pyramid.name: tile_rows(pyramid, pair, 0, rows, cells)})
+                tables.append((pyramid.name, tile_rows(pyramid, pair, 0, rows, cells)))
             else:
-                self._cells.setdefault((pair, pyramid.name), []).append(
-                    narrow_cells(self.header, cells),
-                )
+                narrow = narrow_cells(self.header, cells)
+                self._cells.setdefault((pair, pyramid.name), []).append(narrow)
         for index, of_side in ((0, figures.reference), (side, figures.variant)):
             if index or side == 1:  # the reference's own figures are the same in every pair
-                by_position = side_position_rows(index, places, of_side)
-                self._keep(
-                    0,
-                    {
-                        "side_position": by_position,
-                        "top_token": top_token_rows(index, places, of_side),
-                    },
-                )
+                tables.append(("side_position", side_position_rows(index, places, of_side)))
+                tables.append(("top_token", top_token_rows(index, places, of_side)))
+        self._keep(len(places), tables)
 
-    def _keep(self, positions: int, tables: dict[str, pa.Table]) -> None:
+    def _keep(self, positions: int, tables: Sequence[tuple[str, pa.Table]]) -> None:
         """Keep figures, and insert all that wait once they are of many positions."""
-        for name, table in tables.items():
+        for name, table in tables:
             self._figures.setdefault(name, []).append(table)
         self._figure_rows += positions
         if self._figure_rows >= _FIGURE_ROWS:

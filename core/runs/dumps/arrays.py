@@ -136,6 +136,7 @@ def rows_of(view: Callable[[], Array]) -> Rows:
         values = values if values.ndim else values.reshape(1)
         if values.ndim <= 2 or values.flags.c_contiguous:
             return values.reshape(-1, values.shape[-1])[start:stop]
+        # a reshape would copy the whole array
         places = range(start, min(stop, math.prod(values.shape[:-1])))
         return np.stack([values[np.unravel_index(place, values.shape[:-1])] for place in places])
 

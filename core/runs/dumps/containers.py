@@ -94,6 +94,7 @@ def open_container(path: Path, max_bytes: int) -> Container:
         container = Container(path, "gguf", *llamacpp_files.read(name, path.stem, data))
     elif start.startswith(llamacpp_files.KLD_MAGIC):
         container = Container(path, "kld", *llamacpp_files.read_kld(name, path.stem, data))
+    # safetensors has no magic number: the header's length, then its brace
     elif len(start) == 9 and start[8:] == b"{" and int.from_bytes(start[:8], "little") < 1 << 40:
         container = Container(path, "safetensors", *read_safetensors(name, data))
     else:
@@ -157,6 +158,7 @@ def check_key(name: str, key: str) -> None:
 def _zip(path: Path, name: str, data: mmap.mmap) -> Container:
     """Read an archive of np.savez or of torch.save."""
     with foreign_errors(name, "an undamaged, complete archive"):
+        # the directory's size, before zipfile reads all of it
         end = data.rfind(b"PK\x05\x06")
         if int.from_bytes(data[end + 12 : end + 16], "little") > DIRECTORY_BYTES:
             raise zipfile.BadZipFile(f"a directory of more than {DIRECTORY_BYTES} bytes")

@@ -34,8 +34,11 @@ CHUNK_BYTES = 32 * MIB  # a side
 CHUNK_BYTES_TOGETHER = 64 * MIB
 CONVERT_ELEMENTS = MIB  # converted at a time, which bounds the temporaries
 LOOKED_AT_BYTES = 8 * MIB  # of all sides together, at most an eighth of it a side
-_REFERENCES = ("reference", "ref", "baseline", "base", "fresh", "expected", "golden")
-_VARIANTS = ("variant", "cached", "cache", "reused", "candidate", "test", "actual")
+# of names of sides: of the reference, and of variants; others come between
+_RANKS = {
+    **dict.fromkeys(("reference", "ref", "baseline", "base", "fresh", "expected", "golden"), 1),
+    **dict.fromkeys(("variant", "cached", "cache", "reused", "candidate", "test", "actual"), 3),
+}
 _Arrays = dict[str, tuple[int, StoredArray]]  # side name -> (which file, array), in file order
 
 
@@ -208,6 +211,7 @@ def open_dump(
     generations = _generations(dump_name, [side.name for side in sides], arrays, reserved, prompts)
     meta = next((r.meta for r in reserved if r.meta), "")
     dump = Dump(sides, shape[-1], prompts, target, reason, meta, generations)
+    # notes rest on the first rows: of a large dump the rest is not read yet
     _, first_rows = next(dump.chunks(max_bytes=LOOKED_AT_BYTES // max(8, len(sides))))
     of_rows = notes_on(dump_name, sides, prompts, first_rows, target, are_logits=holds == LOGITS)
     dump.warnings = (*notes, *of_rows)
@@ -228,8 +232,7 @@ def _rank(name: str, reference: str | None, is_sorted: bool) -> int:
         return int(name != reference)
     if not is_sorted or name == "reference":
         return int(name != "reference")
-    plain = name.lower()
-    return 1 if plain in _REFERENCES else 3 if plain in _VARIANTS else 2
+    return _RANKS.get(name.lower(), 2)
 
 
 def _generations(

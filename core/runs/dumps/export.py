@@ -115,14 +115,12 @@ def _write(run: RunReader, archive: zipfile.ZipFile) -> None:
 
 def _emitted_tokens(run: RunReader, side: int) -> Ints:
     """-1 for every row whose next token was given. [rows]"""
-    parts = []
-    for index, prompt in enumerate(run.header.prompts):
-        part = np.full(prompt.positions, -1, np.int64)
-        generation = run.generations.get(index)
-        if generation is not None:
-            part[generation.given_positions - 1 :] = generation.tokens[side]
-        parts.append(part)
-    return np.concatenate(parts)
+    tokens = np.full(run.header.rows, -1, np.int64)
+    ends = np.cumsum(run.header.lengths)
+    for prompt, generation in run.generations.items():
+        generated = generation.tokens[side]
+        tokens[ends[prompt] - len(generated) : ends[prompt]] = generated
+    return tokens
 
 
 def _write_array(archive: zipfile.ZipFile, key: str, array: Array) -> None:
@@ -149,6 +147,7 @@ def _write_side(
     descr = {FLOAT32: "<f4", FLOAT16: "<f2", BFLOAT16: bfloat16}[source]
     step = max(1, ROWS_BYTES // (header.vocab * 4))
     with archive.open(_member(side.name), "w", force_zip64=True) as member:
+        # np.save would need all rows in memory at once
         about = {"descr": descr, "fortran_order": False, "shape": (*leading, header.vocab)}
         npy_format.write_array_header_1_0(member, about)
         for start in range(0, header.rows, step):

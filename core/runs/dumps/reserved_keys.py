@@ -100,9 +100,10 @@ def read_reserved(container: Container, shape: tuple[int, ...]) -> Reserved:
     """Return the reserved keys of one file whose sides have `shape`, [..., vocab] of one to three
     axes.
     """
+    # a plain npy has its file's name for a key, which may be any
     name, arrays = container.name, {} if container.kind == "npy" else container.arrays
-    counts = (1, 1, *shape[:-1])[-2:]  # of prompts, and positions of each
-    lengths = (counts[1],) * counts[0]
+    prompts, positions = (1, 1, *shape[:-1])[-2:]
+    counts, lengths = (prompts, positions), (positions,) * prompts
     if "prompt_lengths" in arrays:
         lengths = _prompt_lengths(arrays["prompt_lengths"], shape)
     meta, dtype, reference = (

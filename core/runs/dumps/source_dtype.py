@@ -70,6 +70,7 @@ class DumpSide:
         """Error about the first value that `target` cannot hold; there is one."""
         bits = bits.reshape(-1)
         while len(bits) > 1:
+            # one of the halves has it
             half = len(bits) // 2
             bits = bits[:half] if convert(bits[:half], self.fmt, target) is None else bits[half:]
         return self.array.refusal(

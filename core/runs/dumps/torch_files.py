@@ -133,6 +133,7 @@ def _array(name: str, key: str, tensors: Sequence[torch.Tensor]) -> StoredArray:
     views: list[Array] = []
     with foreign_errors(label, "float32, float16 or bfloat16"):
         for one in tensors:
+            # tensors may share a storage: each counts once
             storages[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
             is_bfloat16 = one.dtype is torch.bfloat16  # which numpy has not
             plain = one.detach().view(torch.int16) if is_bfloat16 else one.detach()

@@ -98,6 +98,7 @@ class Table:
         """Rows in the columns' types. An array or list holds a value per row, a number or text is
         in every row, and what is not named is null.
         """
+        # what is no column is repeated as often as the others have rows
         rows = next((len(value) for value in values.values() if _is_column(value)), 1)
         columns = {}
         for column in self.columns:

@@ -101,6 +101,7 @@ def flip_table(
         unknown = {
             of: columns[f"{of}_{on}_logit"].isna() & table[f"{of}_token"].notna() for of in SIDES
         }
+        # a token that is not among the stored ones: its logit is read, for so many rows
         rows = np.flatnonzero(unknown["reference"] | unknown["variant"])[:rows_left]
         rows_left -= len(rows)
         for row in rows:

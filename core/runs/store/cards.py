@@ -201,6 +201,7 @@ def _read_card(database: Database) -> RunCard:
     provenance = read_run(database)
     keep = provenance["kept"] or ALL  # probes of operations say nothing
     about = {name: provenance[name] for name in _ABOUT}
+    # files have their rows in any order
     pairs, sides = (
         sorted(database.rows(sql, most=MAX_SIDES), key=lambda row: row[0])
         for sql in (_PAIRS, "SELECT side, name FROM run_file.side")

@@ -67,6 +67,7 @@ def labels_of(tags: Iterable[str], note: str, pinned: bool = False) -> Labels:
     once.
     """
     cleaned = (" ".join(printable(tag).split()) for tag in tags)
+    # a browser sends line ends of Windows
     lines = note.replace("\r\n", "\n").replace("\r", "\n")
     typed = Labels(
         tuple(dict.fromkeys(tag for tag in cleaned if tag)),

@@ -149,6 +149,7 @@ class Mirror:
     def _download(self, remote: Meta, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with writing(path) as file:
+            # in pieces: one that breaks off is asked for again, and not the whole run
             while file.tell() < remote["size"]:
                 end = min(file.tell() + PIECE_BYTES, remote["size"])
                 options = {"range": (file.tell(), end), "if_match": remote["e_tag"]}

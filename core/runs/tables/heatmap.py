@@ -78,6 +78,7 @@ def tile_rows(
     """Cells [rows, columns] of a level of one of PYRAMIDS, each row's first row of logits in
     `rows`.
     """
+    # one tile a row of cells: a picture reads whole rows
     bits, _ = binary_rows(cells, cells.shape[1] * cells.itemsize)
     return table.arrow(pair=pair, level=level, first_row=rows, cells=bits)
 

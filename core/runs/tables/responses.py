@@ -112,6 +112,7 @@ def _read_responses(
     columns_of_rows = f"best, coalesce(chosen, {UNKNOWN_TOKEN}) AS chosen, missing"
     prompts, positions, best, targets, missing = table(columns_of_rows, "side_position", "position")
     of_values, places, ids, values = table("token_id, logit", "top_token", "position, rank")
+    # prompt and position in one number, by which values find their row
     places, starts = (each << 32 | at for each, at in ((of_values, places), (prompts, positions)))
     ends = np.concatenate([[0], np.searchsorted(places, starts, "right")]).astype(np.int64)
     responses = database.table(f"SELECT * FROM response {_PLACE} ORDER BY prompt", place)

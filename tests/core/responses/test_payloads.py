@@ -318,6 +318,10 @@ HOSTILE = {
         ),
         "declares a prompt of",
     ),
+    "a text as content": (
+        '{"object": "response", "output": [{"content": ["x"]}]}',
+        "Expected `object`, got `str`",
+    ),
     "a first token with a row": (
         '{"choices": [{"prompt_logprobs": [{"1": {"logprob": -1}}]}]}',
         "expected null for the first token",
