@@ -118,7 +118,7 @@ def _explain(
 ) -> Explanations:
     tokens = [prompt.token_ids for prompt in run.header.prompts]
     is_rollout = has_rollouts(run)
-    lists = () if run.header.k is None or is_rollout else run.lists()
+    lists = () if run.header.k is None or is_rollout else run.responses()
     if loads and is_rollout:
         names = run.pairs[0].reference, run.pairs[0].variant
         return {

@@ -195,7 +195,7 @@ def _judge_by_model(
         from ..inference.controls.list_floor import floor_of_rows
 
         loaded = load(dtype or run.header.compute_dtype or "float32")
-        sides, verdicts = run.lists(), []
+        sides, verdicts = run.responses(), []
         for pair in run.pairs:
             verdict = stored_verdict(run, pair)
             if verdict.name == UNDECIDED and pair.summary.neq:

@@ -24,7 +24,7 @@ from ..runs.file.evidence import Check, SentFigures
 from ..runs.file.records import MAX_SIDES, Provenance
 from ..runs.importing import check_schema, is_run_file
 from ..runs.reader import RunReader
-from ..runs.response_run import write_lists
+from ..runs.response_run import write_responses
 from ..runs.rollouts.files import are_tokens
 from ..runs.rollouts.write import FORMAT, write_tokens
 from ..runs.store.cards import read_runs
@@ -91,7 +91,7 @@ def ingest(
         sum(len(each.rows) for each in sides),
     )
     on_progress(rows, rows)
-    return write_lists(
+    return write_responses(
         store,
         title,
         origin,

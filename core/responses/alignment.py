@@ -11,10 +11,10 @@ import numpy as np
 
 from ..errors import DumpError
 from ..text import plural, series
-from .records import UNKNOWN_TOKEN, ListSide, Response
+from .records import UNKNOWN_TOKEN, Response, ResponseSide
 
 
-def align(sides: Sequence[ListSide]) -> tuple[ListSide, ...]:
+def align(sides: Sequence[ResponseSide]) -> tuple[ResponseSide, ...]:
     """Return the sides with token ids and positions that all share, those of the reference first.
 
     What was moved or left out becomes a warning; sides that are aligned already stay as they are.
@@ -88,7 +88,7 @@ def warn(response: Response, *warnings: str) -> Response:
     return replace(response, warnings=tuple(dict.fromkeys((*response.warnings, *warnings))))
 
 
-def _by_text(sides: Sequence[ListSide]) -> list[ListSide]:
+def _by_text(sides: Sequence[ResponseSide]) -> list[ResponseSide]:
     """Return the sides with a number for each text as token ids.
 
     Rows with two tokens that print alike are left out.

@@ -13,7 +13,7 @@ import msgspec
 
 from ..errors import DumpError
 from ..text import BYTE_LEVEL, clean, plural
-from .records import MAX_POSITIONS, UNKNOWN_TOKEN, UNSENT, ListRow, Response, list_rows
+from .records import MAX_POSITIONS, UNKNOWN_TOKEN, UNSENT, Response, TopTokenRow, compress_rows
 
 # below, a probability is 0 in float64: vLLM sends -9999.0, llama.cpp -3.4e38, SGLang -Infinity
 _LOWEST = -745.0
@@ -206,7 +206,7 @@ def response_of(
             texts.setdefault(token, entry.text)
         return token
 
-    listed: list[ListRow] = []
+    listed: list[TopTokenRow] = []
     targets: dict[int, int] = {}
     drafted = 0
     for row, best in zip(rows, _best(rows, top_logprobs), strict=True):
@@ -223,8 +223,8 @@ def response_of(
             sent.append((target, value))
         values = tuple(dict.fromkeys((token, value) for token, value in sent if value is not None))
         missing = len({token for token, _ in sent} - {token for token, _ in values})
-        listed.append(ListRow(row.position, values, best, target, missing, chosen))
-    listed_rows = list_rows(listed, source)
+        listed.append(TopTokenRow(row.position, values, best, target, missing, chosen))
+    listed_rows = compress_rows(listed, source)
     if (has_repeats := listed_rows.has_repeats).any():
         position = listed_rows.positions[has_repeats.argmax()]
         or_alike = "" if is_by_id else ", or two print alike"

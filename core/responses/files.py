@@ -10,7 +10,7 @@ from ..text import clean, plural
 from .alignment import prompt_tokens, warn
 from .bounded_json import is_payload
 from .formats import read_responses
-from .records import ListSide, Response
+from .records import Response, ResponseSide
 
 
 def are_payloads(paths: Sequence[Path]) -> bool:
@@ -20,7 +20,7 @@ def are_payloads(paths: Sequence[Path]) -> bool:
     return all(path.is_file() for path in paths) and any(map(is_payload, paths))
 
 
-def read_sides(paths: Sequence[Path]) -> tuple[ListSide, ...]:
+def read_sides(paths: Sequence[Path]) -> tuple[ResponseSide, ...]:
     """Return the sides in the files, reference first: an exported run, repeated answers of one
     file, or one side per file. Responses of several files are joined by custom_id, request or token
     ids, if known.
@@ -31,10 +31,10 @@ def read_sides(paths: Sequence[Path]) -> tuple[ListSide, ...]:
         return sides_of(read_responses(paths[0]), clean(paths[0].name))
     names = side_names(paths)
     sides = _in_one_order([read_responses(path) for path in paths])
-    return tuple(ListSide(name, tuple(side)) for name, side in zip(names, sides, strict=True))
+    return tuple(ResponseSide(name, tuple(side)) for name, side in zip(names, sides, strict=True))
 
 
-def sides_of(responses: Sequence[Response], source: str) -> tuple[ListSide, ...]:
+def sides_of(responses: Sequence[Response], source: str) -> tuple[ResponseSide, ...]:
     """Return the sides in one file of repeated answers to the same prompts, first answers first.
 
     DumpError unless every prompt has been answered equally often, twice or more.
@@ -52,7 +52,7 @@ def sides_of(responses: Sequence[Response], source: str) -> tuple[ListSide, ...]
             " at least twice. Give a second file for the other side.",
         )
     sides = zip(*groups.values(), strict=True)
-    return tuple(ListSide(f"answer {number}", side) for number, side in enumerate(sides, 1))
+    return tuple(ResponseSide(f"answer {number}", side) for number, side in enumerate(sides, 1))
 
 
 def side_names(paths: Sequence[Path]) -> list[str]:

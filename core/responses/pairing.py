@@ -1,4 +1,4 @@
-"""Pairs of lists: rows of equal context, with every figure that follows from what was sent.
+"""Pairs of sides: rows of equal context, with every figure that follows from what was sent.
 
 Two rows are compared only if both engines had read the same tokens: a prompt's rows up to the first
 token that differs, generated ones up to where the sides diverge. If a payload lacks the prompt's
@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import DumpError
 from ..numerics.arrays import Flags, Floats, Ints
 from ..numerics.grid import Grid, find_grid, margin_ulps
-from ..numerics.topk import ListFigures, ListRows, compare_rows
+from ..numerics.top_tokens import TopTokenFigures, TopTokenRows, compare_rows
 from ..text import clean, number, plural
 from .alignment import extra_first_token, parting_of, prompt_tokens, sequence
 from .placeholders import (
@@ -27,7 +27,7 @@ from .placeholders import (
     contradictions,
     without_placeholders,
 )
-from .records import UNSENT, Keys, ListSide, Response
+from .records import UNSENT, Keys, Response, ResponseSide
 
 _END = 1 << 32  # beyond every position
 LEAST_COMPARED = 0.9  # of the rows: a fault may be in those that are left out
@@ -55,7 +55,7 @@ class Meeting:
 
 
 @dataclass(frozen=True, eq=False)
-class ListPair:
+class ResponsePair:
     """Two sides compared at the positions at which both sent a row and had read the same tokens.
 
     prompts, is_generated: of each position; rows: of both sides there, without placeholders; their
@@ -74,8 +74,8 @@ class ListPair:
     grids: tuple[Grid | None, Grid | None]
     prompts: Ints
     is_generated: Flags
-    rows: tuple[ListRows, ListRows]
-    figures: ListFigures
+    rows: tuple[TopTokenRows, TopTokenRows]
+    figures: TopTokenFigures
     margin_ulps: tuple[np.ma.MaskedArray, np.ma.MaskedArray]
     meetings: tuple[Meeting, ...]
     texts: Mapping[int, str]
@@ -194,12 +194,12 @@ class ListPair:
         return names.pop() if len(names) == 1 else None
 
 
-def pairs_of(sides: Sequence[ListSide]) -> tuple[ListPair, ...]:
+def pairs_of(sides: Sequence[ResponseSide]) -> tuple[ResponsePair, ...]:
     """Compare the first side with every other one; sides: aligned by `align`."""
     return tuple(compare_sides(sides[0], side) for side in sides[1:])
 
 
-def compare_sides(reference: ListSide, variant: ListSide) -> ListPair:
+def compare_sides(reference: ResponseSide, variant: ResponseSide) -> ResponsePair:
     """Compare two aligned sides, response by response.
 
     DumpError if they have no position of equal context.
@@ -226,7 +226,7 @@ def compare_sides(reference: ListSide, variant: ListSide) -> ListPair:
     missing = [*placeholders[0], *placeholders[1], *missing]
     prompts, starts = shared >> 32, np.array([each.start for each in meetings])
     grids = [find_grid(_best_values(each)) for each in cleaned]
-    return ListPair(
+    return ResponsePair(
         reference.name,
         variant.name,
         reference.keys,
@@ -253,20 +253,20 @@ def _meet(prompt: int, one: Response, other: Response) -> Meeting:
     return Meeting(prompt, min(starts), parting_of(sequence(one), sequence(other)), is_checked)
 
 
-def _unsent(side: ListSide) -> int:
+def _unsent(side: ResponseSide) -> int:
     """Return how many tokens a side generated and sent no row of."""
     return sum(int(response.settings.get(UNSENT, "0")) for response in side.responses)
 
 
-def _is_certain(rows: ListRows) -> Flags:
+def _is_certain(rows: TopTokenRows) -> Flags:
     """Return where a list has probability 1 for one token and 0 for every other one. [rows]"""
     return (rows.counts == 1) & (rows.missing > 0) & (rows.largest == 0)
 
 
 def _without_one_sided(
-    sides: tuple[ListSide, ListSide],
-    *rows: ListRows,
-) -> tuple[ListRows, ListRows, list[Placeholders]]:
+    sides: tuple[ResponseSide, ResponseSide],
+    *rows: TopTokenRows,
+) -> tuple[TopTokenRows, TopTokenRows, list[Placeholders]]:
     """Return the rows of both sides without values that are certain on one side alone, where
     another token is possible on the other; and these, and contradictions on one side, as
     placeholders.
@@ -292,7 +292,7 @@ def _without_one_sided(
     return kept[0], kept[1], missing
 
 
-def vocabulary_size(sides: Sequence[ListSide]) -> int | None:
+def vocabulary_size(sides: Sequence[ResponseSide]) -> int | None:
     """Tokens of the vocabulary, None if no payload says or they differ."""
     sizes = {response.vocab for side in sides for response in side.responses} - {None}
     return sizes.pop() if len(sizes) == 1 else None
@@ -300,7 +300,7 @@ def vocabulary_size(sides: Sequence[ListSide]) -> int | None:
 
 def _cause(
     responses: Sequence[tuple[Response, Response]],
-    sides: tuple[ListSide, ListSide],
+    sides: tuple[ResponseSide, ResponseSide],
 ) -> str:
     """Return a clause on a BOS that only one side has, if it does."""
     for both in responses:
@@ -312,12 +312,12 @@ def _cause(
     return ""
 
 
-def _best_values(rows: ListRows) -> list[Floats]:
+def _best_values(rows: TopTokenRows) -> list[Floats]:
     """Return the values of each row that are the largest of the whole row."""
     return [rows.row(index)[1][:best] for index, best in enumerate(rows.best.tolist())]
 
 
-def _margin_ulps(rows: ListRows, grid: Grid | None) -> np.ma.MaskedArray:
+def _margin_ulps(rows: TopTokenRows, grid: Grid | None) -> np.ma.MaskedArray:
     """Return the margin of each row in ULPs, masked if several counts are likely. [rows]"""
     ulps = np.ma.masked_all(len(rows), np.int64)
     for index, values in enumerate(_best_values(rows)):
@@ -328,7 +328,7 @@ def _margin_ulps(rows: ListRows, grid: Grid | None) -> np.ma.MaskedArray:
 
 
 def _notes(
-    sides: tuple[ListSide, ListSide],
+    sides: tuple[ResponseSide, ResponseSide],
     meetings: Sequence[Meeting],
 ) -> tuple[str, ...]:
     """Return what a reader of the comparison has to know, a sentence each."""

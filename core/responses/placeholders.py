@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..numerics.arrays import Flags
-from ..numerics.topk import ListRows
+from ..numerics.top_tokens import TopTokenRows
 from ..text import number, plural
-from .records import ListSide
+from .records import ResponseSide
 
 # of settings: drafted tokens that were accepted, as llama.cpp's timings say
 DRAFTED = "draft_n_accepted"
@@ -56,7 +56,7 @@ class Placeholders:
         )
 
 
-def without_placeholders(side: ListSide) -> tuple[ListRows, tuple[Placeholders, ...]]:
+def without_placeholders(side: ResponseSide) -> tuple[TopTokenRows, tuple[Placeholders, ...]]:
     """Return a side's rows, those of placeholders emptied, and what these are."""
     is_emptied = np.zeros(len(side.rows), np.bool_)
     placeholders: list[Placeholders] = []
@@ -69,12 +69,12 @@ def without_placeholders(side: ListSide) -> tuple[ListRows, tuple[Placeholders, 
     return side.rows.without_values(is_emptied), tuple(placeholders)
 
 
-def contradictions(rows: ListRows) -> Flags:
+def contradictions(rows: TopTokenRows) -> Flags:
     """Return whether the value sent with a token contradicts the one in its list. [rows]"""
     return np.abs(rows.chosen - rows.target_values) > ROUNDING
 
 
-def _kinds(side: ListSide) -> Iterator[tuple[str, Flags, str]]:
+def _kinds(side: ResponseSide) -> Iterator[tuple[str, Flags, str]]:
     """(kind, rows of it, clause), the kind that says most first; a row is of the first kind that
     has it.
     """
@@ -109,7 +109,7 @@ def _kinds(side: ListSide) -> Iterator[tuple[str, Flags, str]]:
     yield MISSING, is_missing, "null, -9999.0 or -inf for the emitted token"
 
 
-def _impossible(rows: ListRows) -> Iterator[tuple[str, Flags, str]]:
+def _impossible(rows: TopTokenRows) -> Iterator[tuple[str, Flags, str]]:
     """Yield rows with a value that no log-probability has; all rows if most have one."""
     has_values, largest = rows.counts > 0, rows.largest
     is_impossible = largest > ROUNDING

@@ -16,7 +16,7 @@ import numpy as np
 from ..command_name import COMMAND
 from ..errors import StoreError
 from ..numerics.arrays import DataFrame, Record
-from ..responses.records import ListSide
+from ..responses.records import ResponseSide
 from .figures import Figures
 from .file.database import Database
 from .file.evidence import Evidence
@@ -176,11 +176,11 @@ class RunReader(Figures):
         return self._database.rows("SELECT count(*) FROM position WHERE pair = ?", [pair])[0][0]
 
     def check_digests(self) -> None:
-        """Raise StoreError unless the sides of a run of lists have their digests."""
+        """Raise StoreError unless the sides of a run of responses have their digests."""
         responses.check_digests(self._database)
 
-    def lists(self) -> tuple[ListSide, ...]:
-        """Return the token lists that servers sent, of a run of lists."""
+    def responses(self) -> tuple[ResponseSide, ...]:
+        """Return what servers sent, of a run of responses."""
         self.header.check_short()
         return responses.read_sides(self._database)
 

@@ -1,4 +1,4 @@
-"""Runs of lists: sides of top tokens in the tables of all runs, written."""
+"""Runs of responses: what servers sent, written into the tables of all runs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import UsageError
-from ..numerics.topk import summary_of
+from ..numerics.top_tokens import summary_of
 from ..responses.alignment import sequence
-from ..responses.pairing import ListPair, vocabulary_size
-from ..responses.records import UNKNOWN_TOKEN, ListSide, Response
+from ..responses.pairing import ResponsePair, vocabulary_size
+from ..responses.records import UNKNOWN_TOKEN, Response, ResponseSide
 from .file.database import Database
 from .file.records import FIGURES, MAX_VALUES, Prompt, Provenance, RunHeader, SideHeader
 from .new_run import new_run
@@ -33,12 +33,12 @@ _FIGURES = (
 )
 
 
-def write_lists(
+def write_responses(
     store: Store,
     name: str,
     origin: Provenance,
-    sides: Sequence[ListSide],
-    pairs: Sequence[ListPair],
+    sides: Sequence[ResponseSide],
+    pairs: Sequence[ResponsePair],
     verdicts: Sequence[Verdict] = (),
     *,
     run_id: str | None = None,
@@ -95,7 +95,7 @@ def _prompt(responses: Sequence[Response]) -> Prompt:
     return Prompt(positions, tokens if is_known else (), texts if any(texts) else ())
 
 
-def _insert_side(database: Database, index: int, side: ListSide) -> None:
+def _insert_side(database: Database, index: int, side: ResponseSide) -> None:
     """Insert what a side sent, all responses at once: an insert costs 2 ms however small it is."""
     responses, rows, prompts = side.responses, side.rows, side.prompts
     RESPONSE.insert(
@@ -139,7 +139,9 @@ def _settings(response: Response) -> dict[str, object]:
     return {**response.settings, CHOSEN: values} if values else dict(response.settings)
 
 
-def _insert_pair(database: Database, index: int, pair: ListPair, verdict: Verdict | None) -> None:
+def _insert_pair(
+    database: Database, index: int, pair: ResponsePair, verdict: Verdict | None
+) -> None:
     """Insert the figures of a pair, and its verdict."""
     insert_pair(database, index, summary_of(pair.figures), verdict)
     POSITION.insert(

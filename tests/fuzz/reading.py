@@ -108,7 +108,7 @@ def _read_run(path: Path) -> None:
 
 
 def _read_lists(run: RunReader) -> None:
-    sides = run.lists()
+    sides = run.responses()
     for side in sides[1:]:
         pair = compare_sides(sides[0], side)
         explain(rows_of_lists(pair, sides[0], side))

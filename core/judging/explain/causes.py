@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...responses.pairing import ListPair, compare_sides
+from ...responses.pairing import ResponsePair, compare_sides
 from ...responses.placeholders import MASKED
-from ...responses.records import ListSide
+from ...responses.records import ResponseSide
 from ...runs.file.evidence import PairFigures
 from ...runs.queries.mismatch import has_rollouts, sample_tokens
 from ...runs.reader import RunReader
@@ -110,7 +110,7 @@ def explain_pair(run: RunReader, pair: int) -> Explanation:
         names = (run.pairs[pair].reference, run.pairs[pair].variant)
         return Explanation(explain_tokens(tokens, names), says)
     if run.header.k is not None:
-        sides = run.lists()
+        sides = run.responses()
         return explain_lists(compare_sides(sides[0], sides[pair + 1]), sides[0], sides[pair + 1])
     if run.pairs[pair].summary.bit_identical:
         return Explanation([])
@@ -131,7 +131,9 @@ def explain_pair(run: RunReader, pair: int) -> Explanation:
     return replace(explanation, causes=causes)
 
 
-def explain_lists(pair: ListPair, reference: ListSide, variant: ListSide) -> Explanation:
+def explain_lists(
+    pair: ResponsePair, reference: ResponseSide, variant: ResponseSide
+) -> Explanation:
     """Return the causes of a pair of lists, values that are no values of a model before all."""
     explanation = explain(rows_of_lists(pair, reference, variant))
     missing = [

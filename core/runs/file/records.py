@@ -27,9 +27,9 @@ from ...text import clean, plural
 # again on pages that list all pairs.
 MAX_SIDES = 512
 MAX_VOCAB = 1 << 22  # 15 times the largest vocabulary in use
-# positions of all prompts together, of whole rows; a longer run of lists is read in parts only
+# positions of all prompts together, of whole rows; a longer run of responses is read in parts only
 MAX_ROWS = 1 << 20
-MAX_LISTED_ROWS = 128 * MAX_ROWS  # positions of lists of two sides
+MAX_LISTED_ROWS = 128 * MAX_ROWS  # positions of responses of two sides
 
 # of lists: 20 a row, 100,000 rows on eight sides; read whole, they take 400 MB
 MAX_VALUES = 16 * MAX_ROWS

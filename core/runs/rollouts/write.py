@@ -15,7 +15,7 @@ import numpy as np
 from ...errors import UsageError
 from ...numerics.metrics import Summary
 from ...numerics.mismatch import SampledTokens
-from ...numerics.topk import summary_of_counts
+from ...numerics.top_tokens import summary_of_counts
 from ..figures import Figures
 from ..file.records import FIGURES, MAX_LISTED_ROWS, Prompt, Provenance, RunHeader, SideHeader
 from ..new_run import new_run

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from ...numerics.topk import ListRows
-from ...responses.records import UNKNOWN_TOKEN, Keys, ListSide, Response
+from ...numerics.top_tokens import TopTokenRows
+from ...responses.records import UNKNOWN_TOKEN, Keys, Response, ResponseSide
 from ..file.database import Database
 from ..file.table import Table
 
@@ -55,8 +55,8 @@ def digest_of(responses: Iterable[Response]) -> str:
     return digest.hexdigest()
 
 
-def read_sides(database: Database) -> tuple[ListSide, ...]:
-    """Read what the sides of a run of lists sent.
+def read_sides(database: Database) -> tuple[ResponseSide, ...]:
+    """Read what the sides of a run of responses sent.
 
     StoreError if that is not what their digests are of.
     """
@@ -66,13 +66,13 @@ def read_sides(database: Database) -> tuple[ListSide, ...]:
         for index, name, holds, keys, sha256 in database.rows(_SIDES):
             responses = tuple(responses_of(database, index, keys, texts))
             _check(responses, name, holds, sha256)
-            sides.append(ListSide(name, responses))
+            sides.append(ResponseSide(name, responses))
     return tuple(sides)
 
 
 def check_digests(database: Database) -> None:
-    """Raise StoreError if a side of a run of lists, however long, did not send what its digest is
-    of.
+    """Raise StoreError if a side of a run of responses, however long, did not send what its
+    digest is of.
     """
     with database.decoding("lists"):
         for index, name, holds, keys, sha256 in database.rows(_SIDES):
@@ -122,7 +122,7 @@ def _read_responses(
         entries = slice(*offsets[[0, -1]])
         settings = json.loads(about["settings"])
         chosen = settings.pop(CHOSEN, {})
-        rows = ListRows(
+        rows = TopTokenRows(
             positions[part],
             offsets - offsets[0],
             ids[entries],

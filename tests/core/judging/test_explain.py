@@ -26,7 +26,7 @@ from core.judging.explain.causes import explain
 from core.judging.explain.rows import complete_rows, rows_of_lists, rows_of_run
 from core.judging.explain.scoring import Cause
 from core.responses.pairing import compare_sides
-from core.responses.records import ListSide
+from core.responses.records import ResponseSide
 from core.runs.reader import RunReader
 from tests.core.responses.made_sides import response, side
 from tests.covering import few, thorough
@@ -212,7 +212,7 @@ def test_log_probabilities_at_a_temperature_are_no_constant() -> None:
     assert cause.parameters["temperature"] == pytest.approx(0.7, rel=1e-4)
 
 
-def causes_of_lists(*sides: ListSide) -> list[Cause]:
+def causes_of_lists(*sides: ResponseSide) -> list[Cause]:
     return explain(rows_of_lists(compare_sides(*sides), *sides)).causes
 
 

@@ -15,7 +15,7 @@ from core.probing.plan import Plan, parsed_tests
 from core.probing.probe import Probe, ProbeResult
 from core.probing.servers import LLAMACPP, Ask, Server, find_server
 from core.responses.pairing import compare_sides, pairs_of
-from core.responses.records import ListSide
+from core.responses.records import ResponseSide
 from core.runs.file.evidence import Check
 
 pytestmark = pytest.mark.model
@@ -42,7 +42,7 @@ def probed(server: Server, tests: str, *, prompts: tuple = PROMPTS, top: int = 2
     return Probe(Plan(prompts, names, load, 6, top), [replace(server, client=client)]).run()
 
 
-def sides(found: ProbeResult) -> dict[str, ListSide]:
+def sides(found: ProbeResult) -> dict[str, ResponseSide]:
     return {side.name: side for side in (*found.sides, *found.walks)}
 
 

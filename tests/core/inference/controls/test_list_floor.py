@@ -20,7 +20,7 @@ from core.inference.paths.paths import open_path, parse_path
 from core.judging.explain.rows import rows_of_lists
 from core.judging.lists import judge_with_floor
 from core.responses.pairing import compare_sides
-from core.responses.records import ListRow, ListSide, Response, list_rows
+from core.responses.records import Response, ResponseSide, TopTokenRow, compress_rows
 from core.runs.file.evidence import Check, ListFloorFigures, Verdict
 from core.runs.store.store import Store
 from tests.core.responses.made_sides import run_of, store_run
@@ -44,20 +44,24 @@ def rows_of(loaded: LoadedModel, path: str) -> torch.Tensor:
         return torch.log_softmax(whole_side(run, ids).float(), -1)
 
 
-def side(loaded: LoadedModel, name: str, rows: torch.Tensor, *, has_ids: bool = True) -> ListSide:
+def side(
+    loaded: LoadedModel, name: str, rows: torch.Tensor, *, has_ids: bool = True
+) -> ResponseSide:
     ids = tuple(loaded.tokenizer(TEXT)["input_ids"]) if has_ids else ()
     sent = []
     for position, row in enumerate(rows):
         best = row.topk(20)
         entries = tuple(zip(best.indices.tolist(), best.values.double().tolist(), strict=True))
         sent.append(
-            ListRow(position, entries, 20, ids[position + 1] if position + 1 < len(ids) else -1),
+            TopTokenRow(
+                position, entries, 20, ids[position + 1] if position + 1 < len(ids) else -1
+            ),
         )
     tokens = ids or (-1,) * (len(rows) + 1)
-    return ListSide(name, (Response("made", "token_id", tokens, list_rows(sent, "made")),))
+    return ResponseSide(name, (Response("made", "token_id", tokens, compress_rows(sent, "made")),))
 
 
-def judged(loaded: LoadedModel, *sides: ListSide) -> Verdict:
+def judged(loaded: LoadedModel, *sides: ResponseSide) -> Verdict:
     earlier = Verdict("undecided", "It differs.", ())
     pair = compare_sides(*sides)
     rows = rows_of_lists(pair, *sides, most=len(pair.positions))
