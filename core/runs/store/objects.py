@@ -304,8 +304,9 @@ class Mirror:
             runs = self.runs()
             raw_cards = self.cards() | {each: msgspec.Raw(card) for each, card in cards.items()}
             self._cards = {
-                each: _Entry(runs[each]["e_tag"], raw_cards[each])
-                for each in raw_cards.keys() & runs.keys()
+                each: _Entry(runs[each]["e_tag"], card)
+                for each, card in raw_cards.items()
+                if each in runs
             }
             index = gzip.compress(msgspec.json.encode(self._cards), mtime=0)
             write_atomic(self.folder / INDEX, index)
