@@ -16,7 +16,7 @@ import streamlit as st
 from app.hosting import members
 from app.shell import address, selection, store_changes, widgets
 from app.shell.widgets import PAGES
-from core.runs.file.keep import ALL
+from core.runs.file.records import ALL
 from core.runs.store import labels as labelling
 from core.runs.store.cards import RunCard
 from core.runs.store.labels import LONGEST_NOTE, LONGEST_TAG, MOST_TAGS, Labels

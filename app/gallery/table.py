@@ -15,8 +15,7 @@ from msgspec.structs import asdict
 
 from app.shell import exports, selection, widgets, wording
 from app.shell.widgets import PAGES
-from core.runs.file.keep import ALL
-from core.runs.file.records import BUG_SUSPECTED, ROUNDING
+from core.runs.file.records import ALL, BUG_SUSPECTED, ROUNDING
 from core.runs.store.cards import BrokenRun, RunCard
 from core.runs.store.labels import Labels
 from core.text import plural, size

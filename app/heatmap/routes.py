@@ -32,6 +32,7 @@ from core.runs.queries.heatmap import (
     Measure,
     Order,
     Tile,
+    View,
     largest_in,
     tile_cells,
     tokens_in,
@@ -96,7 +97,7 @@ def _tile(request: Request) -> Response:
         return _block(repr((about, key)), make)
 
     def make() -> Cells:
-        cells = tile_cells(run, pair, tile, order, measure, keep)
+        cells = tile_cells(View(run, pair, order, measure), tile, keep)
         return np.ascontiguousarray(cells) if cells.any() else cells[:0].copy()
 
     cells = _cells(repr((about, order, measure, tile)), make)
@@ -117,7 +118,7 @@ def _largest(request: Request) -> Response:
     """Send the largest difference in a rectangle as JSON, with exact digits."""
     run, pair = _pair(request)
     rows, columns = (_two(request, name, ":") for name in ("rows", "columns"))
-    element = largest_in(run, pair, rows, columns, *_view(request))
+    element = largest_in(View(run, pair, *_view(request)), rows, columns)
     return JSONResponse(
         element_json(run, element),
         headers=_headers(request, store_cache.version_of(run.path)),
@@ -166,7 +167,7 @@ def _tokens(request: Request) -> Response:
     """Send the tokens of a rectangle, rows of [id, text]; by token id one row stands for all."""
     run, pair = _pair(request)
     rows, columns = (_two(request, name, ":") for name in ("rows", "columns"))
-    ids = tokens_in(run, pair, rows, columns, _view(request)[0]).tolist()
+    ids = tokens_in(View(run, pair, *_view(request)), rows, columns).tolist()
     texts = [[(i, visible(run.vocabulary.get(i, f"#{i}"))) for i in row] for row in ids]
     return JSONResponse(texts, headers=_headers(request, store_cache.version_of(run.path)))
 

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from ..errors import DumpError
 from ..numerics.corpus import ScoredTokens, statistics
+from ..responses.bounded_json import begins, documents
+from ..responses.files import side_names
 from ..rl.figures import Figure, Sequences, intervals
 from ..runs.corpus import by_position, score_logs, score_pair
 from ..runs.dumps.arrays import foreign_errors
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import plain_number
-from ..runs.topk.files import side_names
-from ..runs.topk.payloads.bounded_json import begins, documents
 from ..text import clean, number, plural, shorten
 from .terminal.console import err, out, print_records, print_text, table_of
 

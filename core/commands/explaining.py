@@ -15,10 +15,10 @@ from ..judging.explain.rescoring import explain_rescored, floor_evidence
 from ..judging.explain.rows import rows_of_lists, rows_of_rollouts, rows_of_run
 from ..judging.explain.scoring import Cause
 from ..judging.judge import FOREIGN
+from ..responses.pairing import compare_sides
 from ..runs.file.evidence import Evidence, ListFloorFigures
 from ..runs.reader import RunReader
 from ..runs.store.store import open_store
-from ..runs.topk.pairing import compare_sides
 from . import options
 from .terminal.console import Tell, out, print_json, print_records, print_text, steps
 from .terminal.stopping import stoppable
@@ -117,7 +117,7 @@ def _explain(
 ) -> Explanations:
     tokens = [prompt.token_ids for prompt in run.header.prompts]
     is_rollout = run.has_rollouts()
-    lists = () if run.header.k is None or is_rollout else run.lists()
+    lists = () if run.header.k is None or is_rollout else run.responses()
     if loads and is_rollout:
         names = run.pairs[0].reference, run.pairs[0].variant
         return {

@@ -13,6 +13,10 @@ from typing import Any, Literal
 from ..command_name import UNSTORED
 from ..errors import DumpError, StoreError, UsageError
 from ..numerics.formats import format_named
+from ..responses.alignment import align
+from ..responses.bounded_json import is_payload
+from ..responses.files import are_payloads, read_sides
+from ..responses.pairing import pairs_of
 from ..rl.formats import are_tokens
 from ..rl.writing import FORMAT, write_tokens
 from ..runs.dumps.containers import open_container
@@ -22,13 +26,9 @@ from ..runs.file.evidence import Check, SentFigures
 from ..runs.file.records import MAX_SIDES, Provenance
 from ..runs.importing import check_schema, is_run_file
 from ..runs.reader import RunReader
+from ..runs.response_run import write_responses
 from ..runs.store.cards import read_runs
 from ..runs.store.store import Store
-from ..runs.topk.alignment import align
-from ..runs.topk.files import are_payloads, read_sides
-from ..runs.topk.pairing import pairs_of
-from ..runs.topk.payloads.bounded_json import is_payload
-from ..runs.topk.tables import write_lists
 from ..runs.writer import RunWriter
 from ..text import clean, plural
 from .constant_rows import Filling
@@ -91,7 +91,7 @@ def ingest(
         sum(len(each.rows) for each in sides),
     )
     on_progress(rows, rows)
-    return write_lists(
+    return write_responses(
         store,
         title,
         origin,

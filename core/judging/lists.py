@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from ..responses.pairing import ResponsePair, compare_sides
+from ..responses.records import ResponseSide
 from ..rl.causes import NO_TEMPERATURE, explain_tokens
 from ..rl.writing import TokenPair
 from ..runs.file.evidence import (
@@ -22,8 +24,6 @@ from ..runs.file.evidence import (
     Verdict,
 )
 from ..runs.file.records import BUG_SUSPECTED, IDENTICAL, INVALID_DUMP, UNDECIDED
-from ..runs.topk.pairing import ListPair, compare_sides
-from ..runs.topk.records import ListSide
 from ..text import number, opening, plural
 from .explain.causes import explain
 from .explain.rows import rows_of_lists
@@ -40,8 +40,8 @@ class ListControls(Controls):
     floor_row: of a model.
     """
 
-    lists: ListPair
-    sides: Sequence[ListSide]
+    lists: ResponsePair
+    sides: Sequence[ResponseSide]
     repeats: Mapping[str, bool] = field(default_factory=dict)
     floor_row: Evidence | None = None
 
@@ -184,7 +184,7 @@ class ListControls(Controls):
         )
 
 
-def judge_probe(sides: Sequence[ListSide], pairs: Sequence[ListPair]) -> list[Verdict]:
+def judge_probe(sides: Sequence[ResponseSide], pairs: Sequence[ResponsePair]) -> list[Verdict]:
     """Judge each pair of a probe, whose side 'warm again' is the rerun of 'warm'.
 
     What a request under load shares a batch with depends on the moment: it may differ from its
@@ -200,8 +200,8 @@ def judge_probe(sides: Sequence[ListSide], pairs: Sequence[ListPair]) -> list[Ve
 
 
 def judge_responses(
-    sides: Sequence[ListSide],
-    pairs: Sequence[ListPair],
+    sides: Sequence[ResponseSide],
+    pairs: Sequence[ResponsePair],
     repeats: Mapping[str, bool] | None = None,
 ) -> list[Verdict]:
     """Judge each pair of responses, the first side with each other. repeats: as of ListControls."""
@@ -216,8 +216,8 @@ def judge_responses(
 
 def judge_with_floor(
     earlier: Verdict,
-    pair: ListPair,
-    sides: Sequence[ListSide],
+    pair: ResponsePair,
+    sides: Sequence[ResponseSide],
     floor: Evidence,
 ) -> Verdict:
     """Judge a stored, undecided pair again with a model's noise floor."""

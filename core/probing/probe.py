@@ -17,8 +17,8 @@ from typing import TypeVar
 import numpy as np
 
 from ..errors import DumpError
-from ..numerics.topk import concatenate
-from ..runs.topk.records import UNKNOWN_TOKEN, ListSide, Response
+from ..numerics.top_tokens import concatenate
+from ..responses.records import UNKNOWN_TOKEN, Response, ResponseSide
 from ..text import plural, series
 from .client import ProbeError, StoppedError
 from .plan import ECHO, FILLER_FACTOR, LOAD, RERUN, WALK, Plan, Prompt
@@ -41,8 +41,8 @@ class ProbeResult:
     notes: what could not be requested, or was unexpected. stopped: why the probe ended early.
     """
 
-    sides: tuple[ListSide, ...] = ()
-    walks: tuple[ListSide, ...] = ()
+    sides: tuple[ResponseSide, ...] = ()
+    walks: tuple[ResponseSide, ...] = ()
     notes: list[str] = field(default_factory=list)
     stopped: str = ""
 
@@ -274,12 +274,12 @@ def _walk_response(prompt: tuple[int, ...], answers: Sequence[Response]) -> Resp
     )
 
 
-def _complete_sides(answers: dict[str, list[Response]]) -> tuple[ListSide, ...]:
+def _complete_sides(answers: dict[str, list[Response]]) -> tuple[ResponseSide, ...]:
     """Return the sides with the prompts that all of them answered."""
     prompts = min((len(responses) for responses in answers.values()), default=0)
     try:
         return tuple(
-            ListSide(name, tuple(responses[:prompts])) for name, responses in answers.items()
+            ResponseSide(name, tuple(responses[:prompts])) for name, responses in answers.items()
         )
     except DumpError as error:
         raise ProbeError(str(error)) from None

@@ -13,12 +13,12 @@ from pathlib import Path
 import pyarrow as pa
 
 from ..errors import DumpError, StoreError, UsageError
+from ..responses.bounded_json import MAX_FILE_BYTES, open_plain
+from ..responses.files import side_names
+from ..responses.placeholders import ROUNDING
+from ..responses.records import MAX_POSITIONS
 from ..runs.file.database import Database
 from ..runs.tables.rl import CHOSEN_TOKEN, SEQUENCE
-from ..runs.topk.files import side_names
-from ..runs.topk.payloads.bounded_json import MAX_FILE_BYTES, open_plain
-from ..runs.topk.placeholders import ROUNDING
-from ..runs.topk.records import MAX_POSITIONS
 from ..text import clean, number, plural
 from .array_files import is_batch, read_batch
 from .torch_files import is_rollout, read_responses

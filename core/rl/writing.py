@@ -14,16 +14,15 @@ import numpy as np
 
 from ..errors import UsageError
 from ..numerics.metrics import Summary
-from ..numerics.topk import summary_of_counts
+from ..numerics.top_tokens import summary_of_counts
 from ..runs.figures import Figures
-from ..runs.file.keep import FIGURES
-from ..runs.file.records import MAX_LISTED_ROWS, Prompt, Provenance, RunHeader, SideHeader
+from ..runs.file.records import FIGURES, MAX_LISTED_ROWS, Prompt, Provenance, RunHeader, SideHeader
 from ..runs.new_run import new_run
 from ..runs.store.store import Store
 from ..runs.tables.pairs import insert_evidence, insert_pair
+from ..runs.tables.responses import digest_of, responses_of
 from ..runs.tables.rl import CHOSEN_TOKEN, MISMATCH, SEQUENCE
 from ..runs.tables.run import insert_header, insert_sides
-from ..runs.topk.reading import digest_of, responses_of
 from .figures import SampledTokens
 from .formats import SIDES, make_plain, read_tokens
 from .queries import sample_tokens, summaries

@@ -6,19 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DumpError, UsageError
+from ..numerics.arrays import Flags, Record
 from ..numerics.corpus import ScoredTokens, score_rows
 from ..numerics.formats import values_of
+from ..responses.bounded_json import begins
 from ..text import clean
 from .dumps.arrays import map_file
 from .dumps.llamacpp_files import KLD_MAGIC, kld_rows
 from .reader import RunReader
-from .topk.payloads.bounded_json import begins
 
 _ROW_BYTES = 8 << 20  # of a side's log-probabilities at a time
 _GROUPS = 8  # of positions
@@ -70,7 +70,7 @@ def score_logs(
     return ScoredTokens(document, first + row, kl, of_base, of_other, is_same, cut)
 
 
-def _is_cut(rows: NDArray[np.float32], targets: NDArray[np.integer]) -> NDArray[np.bool_]:
+def _is_cut(rows: NDArray[np.float32], targets: NDArray[np.integer]) -> Flags:
     """Return whether the right token has the value to which a file raises all less likely ones.
     [rows]
     """
@@ -127,7 +127,7 @@ def score_pair(run: RunReader, pair: int) -> ScoredTokens:
     )
 
 
-def by_position(tokens: ScoredTokens) -> list[dict[str, Any]]:
+def by_position(tokens: ScoredTokens) -> list[Record]:
     """Return figures by position in the document, in up to 8 groups of as many positions."""
     rows = []
     for group in np.array_split(np.unique(tokens.position), _GROUPS):

@@ -72,6 +72,7 @@ def import_run(
             f"{clean(path.name)}: is not a DuckDB file; expected a run file. `{COMMAND} ingest`"
             " takes dumps.",
         )
+    # the schema first: what reads a run trusts its tables
     if check_schema(path) == OPS:
         ops_of(path)
     else:
@@ -109,18 +110,18 @@ def check_schema(path: Path) -> str:
             for name, stored_type in columns.items():
                 expected = types.get(name, stored_type)  # a newer build's columns are left alone
                 if stored_type != expected:
-                    problem = f"has the type {clean(stored_type, 60)}; expected {expected}."
-                    raise StoreError(f"{file}: the column {table}.{name} {problem}")
+                    raise StoreError(
+                        f"{file}: the column {table}.{name} has the type {clean(stored_type, 60)};"
+                        f" expected {expected}.",
+                    )
         check_rows(database, provenance)
         return str(provenance["kind"])
 
 
 def _check_run(run: RunReader, on_progress: Progress) -> None:
     """Check that the parts that pages read fit each other, and the digests of all logits."""
-    header, pairs = run.header, run.pairs
-    if len(pairs) != len(header.sides) - 1 or [side.index for side in run.sides] != list(
-        range(len(header.sides)),
-    ):
+    header, count = run.header, len(run.sides)
+    if len(run.pairs) != count - 1 or [side.index for side in run.sides] != list(range(count)):
         raise StoreError(
             f"{run.path.name}: its sides and pairs do not fit each other; the file is damaged.",
         )
@@ -134,12 +135,9 @@ def _check_run(run: RunReader, on_progress: Progress) -> None:
         for start in range(0, header.rows, rows):
             stop = min(start + rows, header.rows)
             digest.update(run.read_rows(side.index, start, stop))
-            on_progress(side.index * header.rows + stop, len(run.sides) * header.rows)
-        if (digest.stored_digest(), *digest.values()) != (
-            side.stored_sha256,
-            side.sha256,
-            side.sha256_dtype,
-        ):
+            on_progress(side.index * header.rows + stop, count * header.rows)
+        stored = side.stored_sha256, side.sha256, side.sha256_dtype
+        if (digest.stored_digest(), *digest.values()) != stored:
             raise StoreError(
                 f"{run.path.name}: the logits of side {side.index} do not have their SHA-256.",
             )

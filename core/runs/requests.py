@@ -12,9 +12,9 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from typing import Any
 
 from ..capture_request import CaptureRequest
+from ..numerics.arrays import Record
 from .file.records import Generation, Provenance
 from .reader import RunReader
 
@@ -71,7 +71,7 @@ def command_with(about: Provenance, *extras: str, trusts_code: bool = False) -> 
         return None
     if any(getattr(request, extra) for extra in extras):
         return None
-    options: dict[str, Any] = dict.fromkeys(extras, True)
+    options: Record = dict.fromkeys(extras, True)
     return replace(
         request,
         trust_remote_code=request.trust_remote_code and trusts_code,
@@ -131,7 +131,7 @@ def rejudge_request(run: RunReader, name: str) -> tuple[CaptureRequest, bytes] |
         return None
     original = request_of(about)
     if original is not None:
-        settings: dict[str, Any] = {name: getattr(original, name) for name in _TAKEN}
+        settings: Record = {name: getattr(original, name) for name in _TAKEN}
     else:
         reference, *variants = (side.path for side in run.sides)
         settings = {

@@ -18,8 +18,7 @@ import transformers
 
 from ...capture_request import CaptureRequest
 from ...errors import CaptureError, UsageError
-from ...runs.file.keep import ALL
-from ...runs.file.records import Generation, Prompt, Provenance, RunHeader, SideHeader
+from ...runs.file.records import ALL, Generation, Prompt, Provenance, RunHeader, SideHeader
 from ...runs.writer import RunWriter
 from ...text import size
 from ..models.devices import own_bits

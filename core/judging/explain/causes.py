@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...responses.pairing import ResponsePair, compare_sides
+from ...responses.placeholders import MASKED
+from ...responses.records import ResponseSide
 from ...rl.causes import NO_TEMPERATURE, explain_tokens
 from ...rl.queries import sample_tokens
 from ...runs.file.evidence import PairFigures
 from ...runs.reader import RunReader
-from ...runs.topk.pairing import ListPair, compare_sides
-from ...runs.topk.placeholders import MASKED
-from ...runs.topk.records import ListSide
 from ...text import opening, plural
 from . import fits, signs
 from .rows import PairRows, TooFewError, rows_of_lists, rows_of_run
@@ -109,7 +109,7 @@ def explain_pair(run: RunReader, pair: int) -> Explanation:
             says = f"{says} {NO_TEMPERATURE}"
         return Explanation(explain_tokens(tokens), says)
     if run.header.k is not None:
-        sides = run.lists()
+        sides = run.responses()
         return explain_lists(compare_sides(sides[0], sides[pair + 1]), sides[0], sides[pair + 1])
     if run.pairs[pair].summary.bit_identical:
         return Explanation([])
@@ -130,7 +130,9 @@ def explain_pair(run: RunReader, pair: int) -> Explanation:
     return replace(explanation, causes=causes)
 
 
-def explain_lists(pair: ListPair, reference: ListSide, variant: ListSide) -> Explanation:
+def explain_lists(
+    pair: ResponsePair, reference: ResponseSide, variant: ResponseSide
+) -> Explanation:
     """Return the causes of a pair of lists, values that are no values of a model before all."""
     explanation = explain(rows_of_lists(pair, reference, variant))
     missing = [

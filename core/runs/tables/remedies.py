@@ -7,11 +7,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 from ...text import number, percent
 from ..file.database import Database
-from ..file.table import Table, columns_of_record
+from ..file.table import Table
 
 
 @dataclass(frozen=True)
@@ -21,38 +20,26 @@ class RemedyRow:
     on one side only.
     """
 
-    name: Annotated[str, "name of the mitigation"]
-    what: Annotated[str, "what it changes, in a sentence"]
-    compute_dtype: Annotated[str, "dtype the logits were compared in"]
-    elements: Annotated[int | None, "logits compared; null, as all figures, if not measured"] = None
-    neq: Annotated[int | None, "elements whose values differ"] = None
-    max_abs: Annotated[
-        float | None,
-        "largest absolute difference, logits; null if NaN or infinity differ",
-    ] = None
-    rms: Annotated[float | None, "root mean square of the difference, logits; null likewise"] = None
-    max_ulps: Annotated[int | None, "largest distance, ULPs of compute_dtype; null likewise"] = None
-    flips: Annotated[int | None, "INTEGER", "positions whose argmax differs"] = None
-    noise_ratio: Annotated[
-        float | None,
-        "rms over rms of the noise floor of the unchanged reference",
-    ] = None
-    reference_tokens_per_second: Annotated[
-        float | None,
-        "tokens of the batch a second, median of the turns",
-    ] = None
-    variant_tokens_per_second: Annotated[float | None, "the same of the variant's path"] = None
-    reference_share: Annotated[
-        float | None,
-        "reference_tokens_per_second over that of the pair's row 0",
-    ] = None
-    variant_share: Annotated[float | None, "the same of the variant's path"] = None
-    refusal: Annotated[str, "why it was not measured, in a sentence; empty if it was"] = ""
-    reference_share_low: Annotated[float | None, "smallest ratio of one round"] = None
-    reference_share_high: Annotated[float | None, "largest ratio of one round"] = None
-    variant_share_low: Annotated[float | None, "the same of the variant's path"] = None
-    variant_share_high: Annotated[float | None, "the same of the variant's path"] = None
-    turns: Annotated[int | None, "INTEGER", "turns of the clock; null if it was not timed"] = None
+    name: str
+    what: str
+    compute_dtype: str
+    elements: int | None = None
+    neq: int | None = None
+    max_abs: float | None = None
+    rms: float | None = None
+    max_ulps: int | None = None
+    flips: int | None = None
+    noise_ratio: float | None = None
+    reference_tokens_per_second: float | None = None
+    variant_tokens_per_second: float | None = None
+    reference_share: float | None = None
+    variant_share: float | None = None
+    refusal: str = ""
+    reference_share_low: float | None = None
+    reference_share_high: float | None = None
+    variant_share_low: float | None = None
+    variant_share_high: float | None = None
+    turns: int | None = None
 
     @property
     def share(self) -> float | None:
@@ -69,8 +56,27 @@ REMEDY = Table(
     -- the same pair with one thing changed at a time; no rows if none were tried
     pair INTEGER -- index of the pair
     ordinal INTEGER -- 0-based; row 0 is the unchanged pair
+    name VARCHAR -- name of the mitigation
+    what VARCHAR -- what it changes, in a sentence
+    compute_dtype VARCHAR -- dtype the logits were compared in
+    elements BIGINT NULL -- logits compared; null, as all figures, if not measured
+    neq BIGINT NULL -- elements whose values differ
+    max_abs DOUBLE NULL -- largest absolute difference, logits; null if NaN or infinity differ
+    rms DOUBLE NULL -- root mean square of the difference, logits; null likewise
+    max_ulps BIGINT NULL -- largest distance, ULPs of compute_dtype; null likewise
+    flips INTEGER NULL -- positions whose argmax differs
+    noise_ratio DOUBLE NULL -- rms over rms of the noise floor of the unchanged reference
+    reference_tokens_per_second DOUBLE NULL -- tokens of the batch a second, median of the turns
+    variant_tokens_per_second DOUBLE NULL -- the same of the variant's path
+    reference_share DOUBLE NULL -- reference_tokens_per_second over that of the pair's row 0
+    variant_share DOUBLE NULL -- the same of the variant's path
+    refusal VARCHAR -- why it was not measured, in a sentence; empty if it was
+    reference_share_low DOUBLE NULL -- smallest ratio of one round
+    reference_share_high DOUBLE NULL -- largest ratio of one round
+    variant_share_low DOUBLE NULL -- the same of the variant's path
+    variant_share_high DOUBLE NULL -- the same of the variant's path
+    turns INTEGER NULL -- turns of the clock; null if it was not timed
     """,
-    columns_of_record(RemedyRow),
 )
 
 

@@ -26,7 +26,7 @@ from tests.core.runs.damaging import damaged
 from tests.core.runs.made_runs import copied
 from tests.serving import dump
 
-PAYLOADS = Path(__file__).parents[2] / "core" / "runs" / "topk" / "payloads"
+PAYLOADS = Path(__file__).parents[2] / "core" / "responses" / "payloads"
 STREAM = (PAYLOADS / "vllm_stream.txt").read_bytes()
 STREAMS = STREAM + STREAM.replace(b"cmpl-927e17c65b26adbb", b"cmpl-0")
 
@@ -285,7 +285,7 @@ def test_free_bytes_hold_while_parallel_and_chunked_uploads_arrive(
 
     def statvfs(place: Path) -> SimpleNamespace:
         used = sum(path.stat().st_size for path in spooled(store))
-        return SimpleNamespace(f_bavail=free - used, f_frsize=1, f_blocks=1)
+        return SimpleNamespace(f_bavail=free - used, f_frsize=1, f_blocks=1, f_bfree=1)
 
     monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", str(margin))
     monkeypatch.setattr("core.runs.store.store.os.statvfs", statvfs)

@@ -17,12 +17,12 @@ from app.uploads.spool import Upload
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.app.opening import open_page, page_text
-from tests.core.runs.topk.made_sides import run_of
+from tests.core.responses.made_sides import run_of
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 DUMPS = ROOT / "sample_runs" / "dumps"
-PAYLOADS = ROOT / "tests" / "core" / "runs" / "topk" / "payloads"
+PAYLOADS = ROOT / "tests" / "core" / "responses" / "payloads"
 
 
 @pytest.fixture(autouse=True)

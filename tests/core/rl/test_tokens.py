@@ -17,6 +17,8 @@ import pytest
 
 from core.errors import DumpError, StoreError, UsageError
 from core.judging.ingest import describe, headers_of, ingest
+from core.responses.pairing import pairs_of
+from core.responses.records import Response, ResponseSide, TopTokenRow, compress_rows
 from core.rl.writing import FORMAT
 from core.runs.file import records
 from core.runs.importing import import_run
@@ -25,11 +27,9 @@ from core.runs.reader import RunReader
 from core.runs.reports.gate import check_decidable, parse_conditions
 from core.runs.reports.report_json import report_of_run
 from core.runs.reports.run_json import run_json
+from core.runs.response_run import write_responses
 from core.runs.store.cards import list_runs
 from core.runs.store.store import Store
-from core.runs.topk.pairing import pairs_of
-from core.runs.topk.records import ListRow, ListSide, Response, list_rows
-from core.runs.topk.tables import write_lists
 
 SIDES = ("reference", "variant")
 Row = dict[str, object]
@@ -88,7 +88,7 @@ def in_python(store: Store, rows: list[Row]) -> str:
         for row in rows:
             pairs = list(zip(row["token_ids"], row[side], strict=True))  # type: ignore[call-overload]
             listed = [
-                ListRow(
+                TopTokenRow(
                     at,
                     () if value is None else ((token, value),),
                     0,
@@ -97,11 +97,11 @@ def in_python(store: Store, rows: list[Row]) -> str:
                 )
                 for at, (token, value) in enumerate(pairs)
             ]
-            made = list_rows(listed, "here")
+            made = compress_rows(listed, "here")
             about = {"start_known": False, "generated_from": 0, "top_logprobs": 1}
             responses.append(Response(FORMAT, "token_id", (), made, **about))  # type: ignore[arg-type]
-        sides.append(ListSide(side, tuple(responses)))
-    return write_lists(store, "here", records.Provenance("upload"), sides, pairs_of(sides))
+        sides.append(ResponseSide(side, tuple(responses)))
+    return write_responses(store, "here", records.Provenance("upload"), sides, pairs_of(sides))
 
 
 def tables(store: Store, run_id: str) -> dict[str, list]:
@@ -181,7 +181,9 @@ def test_nan_and_values_of_no_probability_are_missing(store, tmp_path):
         assert run.pairs[0].summary.finite == 1
         assert run.pairs[0].verdict == "identical"
         assert [
-            response.rows.missing.tolist() for side in run.lists() for response in side.responses
+            response.rows.missing.tolist()
+            for side in run.responses()
+            for response in side.responses
         ] == [
             [1, 0, 1, 0],
             [0, 0, 0, 1],

@@ -13,14 +13,14 @@ import pytest
 
 from core.errors import DumpError
 from core.judging.lists import judge_responses
+from core.responses import bounded_json
+from core.responses.alignment import align
+from core.responses.bounded_json import is_payload
+from core.responses.files import sides_of
+from core.responses.formats import read_payload, read_responses
+from core.responses.pairing import compare_sides, pairs_of
+from core.responses.records import Response, ResponseSide
 from core.runs.file.records import IDENTICAL, UNDECIDED
-from core.runs.topk.alignment import align
-from core.runs.topk.files import sides_of
-from core.runs.topk.pairing import compare_sides, pairs_of
-from core.runs.topk.payloads import bounded_json
-from core.runs.topk.payloads.bounded_json import is_payload
-from core.runs.topk.payloads.formats import read_payload, read_responses
-from core.runs.topk.records import ListSide, Response
 
 PAYLOADS = Path(__file__).with_name("payloads")
 
@@ -89,7 +89,7 @@ def _has_ranks(row: dict[str, Any], most: int) -> bool:
 def test_a_real_answer_is_equal_to_itself_in_all_that_was_sent() -> None:
     for path in PAYLOADS.glob("*.json"):
         (found,) = read_responses(path)
-        pair = compare_sides(*align([ListSide("A", (found,)), ListSide("B", (found,))]))
+        pair = compare_sides(*align([ResponseSide("A", (found,)), ResponseSide("B", (found,))]))
         assert len(pair.positions) == len(found.rows)
         assert pair.differing == 0
 
@@ -318,6 +318,10 @@ HOSTILE = {
         ),
         "declares a prompt of",
     ),
+    "a text as content": (
+        '{"object": "response", "output": [{"content": ["x"]}]}',
+        "Expected `object`, got `str`",
+    ),
     "a first token with a row": (
         '{"choices": [{"prompt_logprobs": [{"1": {"logprob": -1}}]}]}',
         "expected null for the first token",
@@ -481,7 +485,7 @@ def test_a_token_that_prints_like_another_has_a_value_beside_its_list() -> None:
         "d",
         "\ufffd",
     ]
-    pair = compare_sides(*align([ListSide("A", (found,)), ListSide("B", (found,))]))
+    pair = compare_sides(*align([ResponseSide("A", (found,)), ResponseSide("B", (found,))]))
     assert (len(pair.positions), pair.differing, pair.common_values) == (4, 0, 9)
     assert not any("ask the server" in note for note in pair.notes)
 
@@ -622,7 +626,7 @@ def spelled_answer(of_list: Any, of_chosen: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("of_chosen", [str, spelled])
 def test_lists_that_spell_tokens_as_bytes_are_those_of_the_texts(of_chosen: Any) -> None:
     found, plain = one(spelled_answer(spelled, of_chosen)), one(spelled_answer(str, str))
-    pair = compare_sides(*align([ListSide("A", (plain,)), ListSide("B", (found,))]))
+    pair = compare_sides(*align([ResponseSide("A", (plain,)), ResponseSide("B", (found,))]))
     assert (pair.common_values, pair.differing, pair.flips, pair.placeholders) == (8, 0, 0, ())
 
 
@@ -667,7 +671,7 @@ def test_generated_tokens_without_a_row_are_counted(
     }
     found = one(payload)
     assert found.settings.get("tokens_without_row") == unsent
-    sides = align([ListSide("A", (found,)), ListSide("B", (found,))])
+    sides = align([ResponseSide("A", (found,)), ResponseSide("B", (found,))])
     (verdict,) = judge_responses(sides, pairs_of(sides))
     assert verdict.name == (UNDECIDED if unsent else IDENTICAL)
 

@@ -1,4 +1,4 @@
-"""What the sides of a run of lists sent, read out of its tables."""
+"""Responses of servers in a run: their table, and what the sides sent read out of all tables."""
 
 from __future__ import annotations
 
@@ -8,9 +8,31 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from ...numerics.topk import ListRows
+from ...numerics.top_tokens import TopTokenRows
+from ...responses.records import UNKNOWN_TOKEN, Keys, Response, ResponseSide
 from ..file.database import Database
-from .records import UNKNOWN_TOKEN, Keys, ListSide, Response
+from ..file.table import Table
+
+RESPONSE = Table(
+    "response",
+    """
+    -- a server's answer to one prompt; filled in runs of lists only
+    side INTEGER -- index of the side
+    prompt INTEGER -- index of the prompt
+    format VARCHAR -- name of the payload's format
+    is_start_known BOOLEAN -- false: position 0 scored the first generated token, and the prompt is not said
+    generated_from INTEGER NULL -- first position computed while generating; null if all are of the prompt
+    is_processed BOOLEAN NULL -- unused, null
+    asked INTEGER NULL -- requested values per row; null if not known
+    vocab INTEGER NULL -- tokens of the vocabulary; null if not said
+    cached INTEGER NULL -- tokens of the prompt that were read from a cache; null if not said
+    model VARCHAR -- model as the payload names it
+    text VARCHAR -- text that was generated
+    tokens VARCHAR -- JSON array: token ids of prompt and answer, -1 if not said
+    settings VARCHAR -- JSON object: accepted drafts, the name of a sequence, chosen values that lists contradict
+    warnings VARCHAR -- JSON array: what its reader has to say of it
+    """,
+)
 
 _CHUNK_ROWS = 1 << 18  # read at a time
 _SIDES = "SELECT side, name, holds, keys, sha256 FROM side ORDER BY side"
@@ -33,8 +55,8 @@ def digest_of(responses: Iterable[Response]) -> str:
     return digest.hexdigest()
 
 
-def read_sides(database: Database) -> tuple[ListSide, ...]:
-    """Read what the sides of a run of lists sent.
+def read_sides(database: Database) -> tuple[ResponseSide, ...]:
+    """Read what the sides of a run of responses sent.
 
     StoreError if that is not what their digests are of.
     """
@@ -44,13 +66,13 @@ def read_sides(database: Database) -> tuple[ListSide, ...]:
         for index, name, holds, keys, sha256 in database.rows(_SIDES):
             responses = tuple(responses_of(database, index, keys, texts))
             _check(responses, name, holds, sha256)
-            sides.append(ListSide(name, responses))
+            sides.append(ResponseSide(name, responses))
     return tuple(sides)
 
 
 def check_digests(database: Database) -> None:
-    """Raise StoreError if a side of a run of lists, however long, did not send what its digest is
-    of.
+    """Raise StoreError if a side of a run of responses, however long, did not send what its
+    digest is of.
     """
     with database.decoding("lists"):
         for index, name, holds, keys, sha256 in database.rows(_SIDES):
@@ -69,15 +91,11 @@ def responses_of(
     texts: Mapping[int, str],
 ) -> Iterator[Response]:
     """Return the responses of a side, some hundred thousand rows read at a time."""
-    counts = (
-        database.table("SELECT positions FROM prompt ORDER BY prompt")[0]
-        .to_numpy()
-        .astype(np.int64)
-    )
-    chunk = (np.cumsum(counts) - counts) // _CHUNK_ROWS
-    for number in np.unique(chunk):
-        first, last = np.flatnonzero(chunk == number)[[0, -1]]
-        yield from _read_responses(database, [side, first, last], keys, texts)
+    sql = f"""SELECT min(prompt), max(prompt) FROM (
+        SELECT prompt, (sum(positions) OVER (ORDER BY prompt) - positions) // {_CHUNK_ROWS} AS chunk FROM prompt
+        ) GROUP BY chunk ORDER BY chunk"""
+    for prompts in database.rows(sql):
+        yield from _read_responses(database, [side, *prompts], keys, texts)
 
 
 def _read_responses(
@@ -94,23 +112,17 @@ def _read_responses(
     columns_of_rows = f"best, coalesce(chosen, {UNKNOWN_TOKEN}) AS chosen, missing"
     prompts, positions, best, targets, missing = table(columns_of_rows, "side_position", "position")
     of_values, places, ids, values = table("token_id, logit", "top_token", "position, rank")
+    # prompt and position in one number, by which values find their row
     places, starts = (each << 32 | at for each, at in ((of_values, places), (prompts, positions)))
     ends = np.concatenate([[0], np.searchsorted(places, starts, "right")]).astype(np.int64)
-    columns = ", ".join(
-        ["prompt", *SAME, "asked", "is_start_known", "tokens", "settings", "warnings"],
-    )
-    for about in database.table(
-        f"SELECT {columns} FROM response {_PLACE} ORDER BY prompt",
-        place,
-    ).to_pylist():
-        first, last = (
-            int(np.searchsorted(prompts, about["prompt"], way)) for way in ("left", "right")
-        )
+    responses = database.table(f"SELECT * FROM response {_PLACE} ORDER BY prompt", place)
+    for about in responses.to_pylist():
+        first, last = np.searchsorted(prompts, [about["prompt"], about["prompt"] + 1])
         part, offsets = slice(first, last), ends[first : last + 1]
-        entries = slice(int(offsets[0]), int(offsets[-1]))
+        entries = slice(*offsets[[0, -1]])
         settings = json.loads(about["settings"])
         chosen = settings.pop(CHOSEN, {})
-        rows = ListRows(
+        rows = TopTokenRows(
             positions[part],
             offsets - offsets[0],
             ids[entries],

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from core.judging.lists import judge_responses
+from core.responses.alignment import align
+from core.responses.pairing import ResponsePair, compare_sides, pairs_of
+from core.responses.records import Response, ResponseSide, TopTokenRow, compress_rows
 from core.runs.file.records import Provenance
 from core.runs.reader import RunReader
+from core.runs.response_run import write_responses
 from core.runs.store.store import Store
-from core.runs.topk.alignment import align
-from core.runs.topk.pairing import ListPair, compare_sides, pairs_of
-from core.runs.topk.records import ListRow, ListSide, Response, list_rows
-from core.runs.topk.tables import write_lists
 
 Row = dict[int, float]
 
@@ -32,19 +32,21 @@ def response(
     are of it.
     """
     listed = [
-        ListRow(at, tuple(row.items()), len(row), tokens[at + 1] if at + 1 < len(tokens) else -1)
+        TopTokenRow(
+            at, tuple(row.items()), len(row), tokens[at + 1] if at + 1 < len(tokens) else -1
+        )
         for at, row in rows.items()
     ]
     first = None if prompt is None else prompt - 1
     made = {"keys": "token_id", "generated_from": first} | more
-    return Response("test", tokens=tuple(tokens), rows=list_rows(listed, "here"), **made)
+    return Response("test", tokens=tuple(tokens), rows=compress_rows(listed, "here"), **made)
 
 
-def side(name: str, *responses: Response) -> ListSide:
-    return ListSide(name, responses)
+def side(name: str, *responses: Response) -> ResponseSide:
+    return ResponseSide(name, responses)
 
 
-def engine_side(name: str, seed: int, k: int, dtype: torch.dtype = torch.bfloat16) -> ListSide:
+def engine_side(name: str, seed: int, k: int, dtype: torch.dtype = torch.bfloat16) -> ResponseSide:
     """Top-k of 24 rows as an engine that computes in `dtype` sends them; the seed moves some logits
     by a little.
     """
@@ -57,16 +59,16 @@ def engine_side(name: str, seed: int, k: int, dtype: torch.dtype = torch.bfloat1
     return side(name, response(list(range(25)), rows, vocab=512))
 
 
-def compare(reference: ListSide, variant: ListSide) -> ListPair:
+def compare(reference: ResponseSide, variant: ResponseSide) -> ResponsePair:
     """The pair of two sides as they were sent."""
     return compare_sides(*align([reference, variant]))
 
 
-def store_run(store: Store, name: str, *sides: ListSide, **more: Any) -> str:
+def store_run(store: Store, name: str, *sides: ResponseSide, **more: Any) -> str:
     """A run of these sides, judged as uploads are; -> its id"""
     lined = align(sides)
     pairs = pairs_of(lined)
-    return write_lists(
+    return write_responses(
         store,
         name,
         Provenance("upload", "m"),
@@ -80,7 +82,7 @@ def store_run(store: Store, name: str, *sides: ListSide, **more: Any) -> str:
 def run_of(path: Path) -> SimpleNamespace:
     """A stored run of lists with its sides, pairs and verdicts (variant, name, because)."""
     with RunReader(path) as run:
-        sides = run.lists()
+        sides = run.responses()
         verdicts = [
             SimpleNamespace(variant=pair.variant, name=pair.verdict, because=pair.because)
             for pair in run.pairs

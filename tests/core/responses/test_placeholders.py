@@ -14,14 +14,14 @@ from scipy.special import log_softmax
 from core.errors import DumpError
 from core.judging.explain.causes import explain_lists
 from core.judging.lists import judge_responses
-from core.numerics.topk import summary_of
+from core.numerics.top_tokens import summary_of
+from core.responses.alignment import align
+from core.responses.files import read_sides
+from core.responses.formats import read_payload
+from core.responses.pairing import ResponsePair, pairs_of
+from core.responses.placeholders import without_placeholders
 from core.runs.file.evidence import Check, Verdict
 from core.runs.file.records import IDENTICAL, INVALID_DUMP, UNDECIDED
-from core.runs.topk.alignment import align
-from core.runs.topk.files import read_sides
-from core.runs.topk.pairing import ListPair, pairs_of
-from core.runs.topk.payloads.formats import read_payload
-from core.runs.topk.placeholders import without_placeholders
 from tests.core.judging.test_degenerate_lists import answer, chosen, sides_of
 
 Token = tuple[str, Any, dict[str, Any]]
@@ -47,14 +47,14 @@ def drafted(at: set[int], value: Any = 0.0) -> list[Token]:
     ]
 
 
-def judged(*payloads: dict[str, Any]) -> tuple[ListPair, Verdict]:
+def judged(*payloads: dict[str, Any]) -> tuple[ResponsePair, Verdict]:
     sides = sides_of(*payloads)
     (pair,) = pairs_of(sides)
     (verdict,) = judge_responses(sides, [pair])
     return pair, verdict
 
 
-def kinds(pair: ListPair) -> list[tuple[str, str, int, int]]:
+def kinds(pair: ResponsePair) -> list[tuple[str, str, int, int]]:
     return [(one.side, one.kind, one.tokens, one.of) for one in pair.placeholders]
 
 

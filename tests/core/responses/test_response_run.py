@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from core.errors import DumpError, StoreError, UsageError
+from core.responses.alignment import align
+from core.responses.records import ResponseSide
 from core.runs.importing import import_run
 from core.runs.reader import RunReader
 from core.runs.reports.run_json import run_json
 from core.runs.store.cards import list_runs
 from core.runs.store.store import Store
-from core.runs.topk.alignment import align
-from core.runs.topk.records import ListSide
-from tests.core.runs.topk.made_sides import compare, engine_side, response, side, store_run
+from tests.core.responses.made_sides import compare, engine_side, response, side, store_run
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return store.path_of(store_run(store, "top 20", *sides()))
 
 
-def told(sides: tuple[ListSide, ...]) -> list[object]:
+def told(sides: tuple[ResponseSide, ...]) -> list[object]:
     """Everything of the sides but the texts, arrays as lists: a run has one text for a token."""
     return [
         {**vars(one), "texts": None, "settings": dict(one.settings)}
@@ -42,7 +42,7 @@ def told(sides: tuple[ListSide, ...]) -> list[object]:
     ]
 
 
-def sides() -> tuple[ListSide, ListSide]:
+def sides() -> tuple[ResponseSide, ResponseSide]:
     odd = response(
         [-1, 7, 8],
         {0: {7: -0.1234567, 1: -3.0000000000000004}, 1: {8: -0.25, 1: -7.5}},
@@ -55,14 +55,14 @@ def sides() -> tuple[ListSide, ListSide]:
         warnings=("a note.",),
     )
     first, second = engine_side("A", 1, 20), engine_side("B", 2, 20)
-    return ListSide("A", (*first.responses, odd)), ListSide("B", (*second.responses, odd))
+    return ResponseSide("A", (*first.responses, odd)), ResponseSide("B", (*second.responses, odd))
 
 
 def test_what_was_sent_comes_back_exactly(made: Path) -> None:
     written = sides()
     with RunReader(made) as run:
-        assert told(run.lists()) == told(written) == told(align(written))
-        assert run.lists()[0].responses[1].texts == {7: "ß", 8: "\x00"}
+        assert told(run.responses()) == told(written) == told(align(written))
+        assert run.responses()[0].responses[1].texts == {7: "ß", 8: "\x00"}
         pair = compare(*written)
         columns = (pair.prompts, pair.positions, pair.figures.max_abs, pair.figures.is_flip)
         assert [
@@ -109,7 +109,7 @@ def test_sides_that_cannot_be_compared_leave_nothing(store: Store) -> None:
 
 def test_it_goes_from_store_to_store(made: Path, store: Store) -> None:
     with RunReader(store.path_of(import_run(store, made))) as run:
-        assert told(run.lists()) == told(sides())
+        assert told(run.responses()) == told(sides())
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_damaged_file_is_refused_in_a_sentence(
     with duckdb.connect(str(path)) as shell:
         shell.execute(damage)
     with pytest.raises(StoreError, match=path.stem), RunReader(path) as run:
-        run.lists()
+        run.responses()
     with pytest.raises(StoreError):
         import_run(store, path)
 

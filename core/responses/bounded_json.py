@@ -16,8 +16,8 @@ from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 
-from ....errors import DumpError
-from ....text import clean
+from ..errors import DumpError
+from ..text import clean
 
 MAX_BYTES = 128 << 20  # of one document; parsed, it takes up to twenty times that
 MAX_FILE_BYTES = 4 << 30  # of a file with a document a line, unpacked
@@ -93,6 +93,7 @@ def _consecutive(text: bytes, name: str) -> Iterator[tuple[str, Any]]:
     try:
         yield name, parse(text, name)
     except DumpError:
+        # documents one after another, as a log has them
         decoder = json.JSONDecoder()
         characters = _escape_lone_surrogates(text).decode("utf-8", "replace").strip()
         documents, end = [], 0
@@ -132,11 +133,10 @@ def parse(text: bytes, source: str) -> Any:
         raise DumpError(f"{source}: its JSON is nested too deeply.") from None
     except ValueError as error:  # no JSON, or no UTF-8
         if _REPR.match(text):
-            says = (
+            raise DumpError(
                 f"{source}: is a Python object as printed; expected JSON, as"
-                " `response.model_dump_json()` writes it."
-            )
-            raise DumpError(says) from None
+                " `response.model_dump_json()` writes it.",
+            ) from None
         raise DumpError(f"{source}: no JSON ({clean(error, 60)}).") from None
 
 

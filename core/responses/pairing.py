@@ -1,4 +1,4 @@
-"""Pairs of lists: rows of equal context, with every figure that follows from what was sent.
+"""Pairs of sides: rows of equal context, with every figure that follows from what was sent.
 
 Two rows are compared only if both engines had read the same tokens: a prompt's rows up to the first
 token that differs, generated ones up to where the sides diverge. If a payload lacks the prompt's
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ...errors import DumpError
-from ...numerics.grid import Grid, find_grid, margin_ulps
-from ...numerics.topk import ListFigures, ListRows, compare_rows
-from ...text import clean, number, plural
+from ..errors import DumpError
+from ..numerics.arrays import Flags, Floats, Ints
+from ..numerics.grid import Grid, find_grid, margin_ulps
+from ..numerics.top_tokens import TopTokenFigures, TopTokenRows, compare_rows
+from ..text import clean, number, plural
 from .alignment import extra_first_token, parting_of, prompt_tokens, sequence
 from .placeholders import (
     CONTRADICTION,
@@ -27,7 +27,7 @@ from .placeholders import (
     contradictions,
     without_placeholders,
 )
-from .records import UNSENT, Keys, ListSide
+from .records import UNSENT, Keys, Response, ResponseSide
 
 _END = 1 << 32  # beyond every position
 LEAST_COMPARED = 0.9  # of the rows: a fault may be in those that are left out
@@ -35,18 +35,27 @@ LEAST_COMPARED = 0.9  # of the rows: a fault may be in those that are left out
 
 @dataclass(frozen=True)
 class Meeting:
-    """Two responses to one prompt. parting: first position at which the sides' tokens differ, None
-    if they never do; is_prompt_checked: token ids of both prompts are known and were compared.
+    """Two responses to one prompt. start: first position that either side generated; parting: first
+    position at which the sides' tokens differ, None if they never do; is_prompt_checked: token ids
+    of both prompts are known and were compared.
     """
 
     prompt: int
+    start: int
     parting: int | None
-    is_parting_in_prompt: bool
     is_prompt_checked: bool
+
+    @property
+    def is_parting_in_prompt(self) -> bool:
+        return self.parting is not None and self.parting <= self.start
+
+    @property
+    def end(self) -> int:
+        return _END if self.parting is None else self.parting
 
 
 @dataclass(frozen=True, eq=False)
-class ListPair:
+class ResponsePair:
     """Two sides compared at the positions at which both sent a row and had read the same tokens.
 
     prompts, is_generated: of each position; rows: of both sides there, without placeholders; their
@@ -63,10 +72,10 @@ class ListPair:
     variant: str
     keys: Keys
     grids: tuple[Grid | None, Grid | None]
-    prompts: NDArray[np.int64]
-    is_generated: NDArray[np.bool_]
-    rows: tuple[ListRows, ListRows]
-    figures: ListFigures
+    prompts: Ints
+    is_generated: Flags
+    rows: tuple[TopTokenRows, TopTokenRows]
+    figures: TopTokenFigures
     margin_ulps: tuple[np.ma.MaskedArray, np.ma.MaskedArray]
     meetings: tuple[Meeting, ...]
     texts: Mapping[int, str]
@@ -78,7 +87,7 @@ class ListPair:
     sent: int = 0
 
     @property
-    def positions(self) -> NDArray[np.int64]:
+    def positions(self) -> Ints:
         return self.rows[0].positions
 
     @cached_property
@@ -100,7 +109,7 @@ class ListPair:
         return int(known.sum()) if len(known) else None
 
     @cached_property
-    def differs_in_tokens(self) -> NDArray[np.bool_]:
+    def differs_in_tokens(self) -> Flags:
         """Whether the top tokens differ, or the emitted ones if both are known. [positions]"""
         one, other = (rows.targets for rows in self.rows)
         return self.figures.is_flip.filled(False) | ((one >= 0) & (other >= 0) & (one != other))
@@ -185,153 +194,160 @@ class ListPair:
         return names.pop() if len(names) == 1 else None
 
 
-def pairs_of(sides: Sequence[ListSide]) -> tuple[ListPair, ...]:
+def pairs_of(sides: Sequence[ResponseSide]) -> tuple[ResponsePair, ...]:
     """Compare the first side with every other one; sides: aligned by `align`."""
     return tuple(compare_sides(sides[0], side) for side in sides[1:])
 
 
-def compare_sides(reference: ListSide, variant: ListSide) -> ListPair:
+def compare_sides(reference: ResponseSide, variant: ResponseSide) -> ResponsePair:
     """Compare two aligned sides, response by response.
 
     DumpError if they have no position of equal context.
     """
     sides = reference, variant
     responses = list(zip(reference.responses, variant.responses, strict=True))
-    starts = [
-        min(_END if one.generated_from is None else one.generated_from for one in both)
-        for both in responses
-    ]
-    meetings = []
-    for prompt, (both, start) in enumerate(zip(responses, starts, strict=True)):
-        parting = parting_of(*map(sequence, both))
-        is_checked = None not in map(prompt_tokens, both)
-        meetings.append(
-            Meeting(prompt, parting, parting is not None and parting <= start, is_checked),
-        )
-    cleaned, placeholders = zip(*map(without_placeholders, sides), strict=True)
+    meetings = tuple(_meet(prompt, *both) for prompt, both in enumerate(responses))
+    # a row's prompt and position in one number
     keys = [side.prompts << 32 | side.rows.positions for side in sides]
-    ends = np.array([_END if each.parting is None else each.parting for each in meetings])
-    shared = np.intersect1d(keys[0], keys[1], assume_unique=True)
-    shared = shared[(shared & (_END - 1)) < ends[shared >> 32]]
+    ends = np.array([each.end for each in meetings])
+    sent = np.union1d(keys[0], keys[1])
+    sent = sent[(sent & (_END - 1)) < ends[sent >> 32]]
+    shared = sent[np.isin(sent, keys[0]) & np.isin(sent, keys[1])]
     if not len(shared):
         raise DumpError(
             f"'{reference.name}' and '{variant.name}' have no position with equal tokens before it,"
-            f" so no two rows to compare{_cause(reference, variant)}.",
+            f" so no two rows to compare{_cause(responses, sides)}.",
         )
-    sent = np.union1d(keys[0], keys[1])
-    unsent = max(
-        sum(int(response.settings.get(UNSENT, "0")) for response in side.responses)
-        for side in sides
-    )
-    rows = [
+    cleaned, placeholders = zip(*map(without_placeholders, sides), strict=True)
+    whole = [
         each.part(np.isin(of_side, shared)) for each, of_side in zip(cleaned, keys, strict=True)
     ]
-    contradicts = [contradictions(each) for each in rows]
-    # Probability 1 for one token and 0 for every other one, and another token is possible.
-    is_certain = [(each.counts == 1) & (each.missing > 0) & (each.largest == 0) for each in rows]
-    is_open = [(each.counts > 1) | (each.largest < -ROUNDING) for each in rows]
-    missing = [*placeholders[0], *placeholders[1]]
-    for index, side in enumerate(sides):
-        if (is_on_one_side := contradicts[index] & ~contradicts[1 - index]).any():
-            what = "the chosen value contradicts its list, as after sampling settings"
-            missing.append(
-                Placeholders(
-                    side.name,
-                    CONTRADICTION,
-                    int(is_on_one_side.sum()),
-                    len(side.rows),
-                    what,
-                ),
-            )
-        is_alone = is_certain[index] & ~is_certain[1 - index] & is_open[1 - index]
-        rows[index] = rows[index].without_values(is_alone)
-        if is_alone.any():
-            what = "probability 1 for one token only, unlike the other side"
-            missing.append(
-                Placeholders(side.name, "certain", int(is_alone.sum()), len(side.rows), what),
-            )
-    tops = [
-        [each.row(index)[1][:best] for index, best in enumerate(each.best.tolist())]
-        for each in cleaned
-    ]
-    grids = [find_grid(values) for values in tops]
-    return ListPair(
+    one, other, missing = _without_one_sided(sides, whole[0], whole[1])
+    missing = [*placeholders[0], *placeholders[1], *missing]
+    prompts, starts = shared >> 32, np.array([each.start for each in meetings])
+    grids = [find_grid(_best_values(each)) for each in cleaned]
+    return ResponsePair(
         reference.name,
         variant.name,
         reference.keys,
         (grids[0], grids[1]),
-        shared >> 32,
-        rows[0].positions >= np.array(starts)[shared >> 32],
-        (rows[0], rows[1]),
-        compare_rows(rows[0], rows[1]),
-        (_margin_ulps(rows[0], grids[0]), _margin_ulps(rows[1], grids[1])),
-        tuple(meetings),
-        {token: text for both in responses for one in both for token, text in one.texts.items()},
-        _notes(reference, variant, meetings),
-        tuple(sorted(missing, key=lambda one: one.kind != MASKED)),
-        sum(int(each.missing[each.counts > 0].sum()) for each in cleaned),
-        int((is_certain[0] & is_certain[1]).sum()),
-        any(one.text != other.text for one, other in responses if one.text and other.text),
-        int(((sent & (_END - 1)) < ends[sent >> 32]).sum()) + unsent,
+        prompts,
+        one.positions >= starts[prompts],
+        (one, other),
+        compare_rows(one, other),
+        (_margin_ulps(one, grids[0]), _margin_ulps(other, grids[1])),
+        meetings,
+        {token: text for both in responses for each in both for token, text in each.texts.items()},
+        _notes(sides, meetings),
+        tuple(sorted(missing, key=lambda each: each.kind != MASKED)),
+        zeros=sum(int(each.missing[each.counts > 0].sum()) for each in cleaned),
+        certain=int((_is_certain(whole[0]) & _is_certain(whole[1])).sum()),
+        has_other_text=any(a.text != b.text for a, b in responses if a.text and b.text),
+        sent=len(sent) + max(map(_unsent, sides)),
     )
 
 
-def vocabulary_size(sides: Sequence[ListSide]) -> int | None:
+def _meet(prompt: int, one: Response, other: Response) -> Meeting:
+    starts = [_END if each.generated_from is None else each.generated_from for each in (one, other)]
+    is_checked = prompt_tokens(one) is not None and prompt_tokens(other) is not None
+    return Meeting(prompt, min(starts), parting_of(sequence(one), sequence(other)), is_checked)
+
+
+def _unsent(side: ResponseSide) -> int:
+    """Return how many tokens a side generated and sent no row of."""
+    return sum(int(response.settings.get(UNSENT, "0")) for response in side.responses)
+
+
+def _is_certain(rows: TopTokenRows) -> Flags:
+    """Return where a list has probability 1 for one token and 0 for every other one. [rows]"""
+    return (rows.counts == 1) & (rows.missing > 0) & (rows.largest == 0)
+
+
+def _without_one_sided(
+    sides: tuple[ResponseSide, ResponseSide],
+    *rows: TopTokenRows,
+) -> tuple[TopTokenRows, TopTokenRows, list[Placeholders]]:
+    """Return the rows of both sides without values that are certain on one side alone, where
+    another token is possible on the other; and these, and contradictions on one side, as
+    placeholders.
+    """
+    contradicts = [contradictions(each) for each in rows]
+    is_certain = [_is_certain(each) for each in rows]
+    is_open = [(each.counts > 1) | (each.largest < -ROUNDING) for each in rows]
+    kept, missing = [], []
+    for index, side in enumerate(sides):
+        is_odd = contradicts[index] & ~contradicts[1 - index]
+        is_alone = is_certain[index] & ~is_certain[1 - index] & is_open[1 - index]
+        kept.append(rows[index].without_values(is_alone))
+        for kind, places, what in (
+            (
+                CONTRADICTION,
+                is_odd,
+                "the chosen value contradicts its list, as after sampling settings",
+            ),
+            ("certain", is_alone, "probability 1 for one token only, unlike the other side"),
+        ):
+            if count := int(places.sum()):
+                missing.append(Placeholders(side.name, kind, count, len(side.rows), what))
+    return kept[0], kept[1], missing
+
+
+def vocabulary_size(sides: Sequence[ResponseSide]) -> int | None:
     """Tokens of the vocabulary, None if no payload says or they differ."""
-    sizes = {
-        response.vocab
-        for side in sides
-        for response in side.responses
-        if response.vocab is not None
-    }
+    sizes = {response.vocab for side in sides for response in side.responses} - {None}
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def _cause(reference: ListSide, variant: ListSide) -> str:
+def _cause(
+    responses: Sequence[tuple[Response, Response]],
+    sides: tuple[ResponseSide, ResponseSide],
+) -> str:
     """Return a clause on a BOS that only one side has, if it does."""
-    for one, other in zip(reference.responses, variant.responses, strict=True):
-        prompts = prompt_tokens(one) or (), prompt_tokens(other) or ()
-        if (extra := extra_first_token(*prompts)) is not None:
-            name, tokens = (reference.name, variant.name)[extra[0]], prompts[extra[0]]
+    for both in responses:
+        prompts = [prompt_tokens(each) or () for each in both]
+        if (extra := extra_first_token(prompts[0], prompts[1])) is not None:
+            name, token = sides[extra[0]].name, prompts[extra[0]][0]
             twice = " twice" if extra[1] else ""
-            return f": '{name}' has token {tokens[0]} in front{twice}, a BOS that the other lacks"
+            return f": '{name}' has token {token} in front{twice}, a BOS that the other lacks"
     return ""
 
 
-def _margin_ulps(rows: ListRows, grid: Grid | None) -> np.ma.MaskedArray:
+def _best_values(rows: TopTokenRows) -> list[Floats]:
+    """Return the values of each row that are the largest of the whole row."""
+    return [rows.row(index)[1][:best] for index, best in enumerate(rows.best.tolist())]
+
+
+def _margin_ulps(rows: TopTokenRows, grid: Grid | None) -> np.ma.MaskedArray:
     """Return the margin of each row in ULPs, masked if several counts are likely. [rows]"""
     ulps = np.ma.masked_all(len(rows), np.int64)
-    for index, best in enumerate(rows.best.tolist() if grid is not None else ()):
-        margin = (
-            margin_ulps(rows.row(index)[1][:best], grid) if grid is not None and best > 1 else None
-        )
+    for index, values in enumerate(_best_values(rows)):
+        margin = margin_ulps(values, grid) if grid is not None and len(values) > 1 else None
         if margin is not None and margin[0] == margin[1]:
             ulps[index] = margin[0]
     return ulps
 
 
-def _notes(reference: ListSide, variant: ListSide, meetings: Sequence[Meeting]) -> tuple[str, ...]:
+def _notes(
+    sides: tuple[ResponseSide, ResponseSide],
+    meetings: Sequence[Meeting],
+) -> tuple[str, ...]:
     """Return what a reader of the comparison has to know, a sentence each."""
     notes: list[str] = []
     if unchecked := sum(not meeting.is_prompt_checked for meeting in meetings):
-        prompts = f"{unchecked} of {len(meetings)} prompts"
         notes.append(
-            f"The token ids of {prompts} are not known on both sides; they are taken for equal.",
+            f"The token ids of {unchecked} of {len(meetings)} prompts are not known on both sides;"
+            " they are taken for equal.",
         )
+    parting = [meeting for meeting in meetings if meeting.parting is not None]
     for what, in_prompt in (("Generated tokens", False), ("The inputs", True)):
-        parted = [
-            one
-            for one in meetings
-            if one.parting is not None and one.is_parting_in_prompt == in_prompt
-        ]
-        if parted:
+        if parted := [each for each in parting if each.is_parting_in_prompt == in_prompt]:
             of = f" of prompt {parted[0].prompt}" if len(meetings) > 1 else ""
             more = f", and in {plural(len(parted) - 1, 'more prompt')}" if len(parted) > 1 else ""
             place = f"position {parted[0].parting}{of} on{more}"
             notes.append(f"{what} differ from {place}; rows after it are not compared.")
-    if reference.keys == "text":
+    if sides[0].keys == "text":
         notes.append("Tokens are joined by text: the lists of a side have no token ids.")
-    for side in (reference, variant):
+    for side in sides:
         warnings = dict.fromkeys(
             warning for response in side.responses for warning in response.warnings
         )

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.special import log_softmax
 
 from benchmarks.kernel import _ordered_top
-from core.numerics.topk import ListRows, compare_rows, concatenate, largest, summary_of
+from core.numerics.top_tokens import TopTokenRows, compare_rows, concatenate, largest, summary_of
 
 VOCAB = 48
 
@@ -35,11 +35,11 @@ def pair(seed: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     return reference, variant
 
 
-def listed(row: dict[int, float], best: int) -> ListRows:
+def listed(row: dict[int, float], best: int) -> TopTokenRows:
     """One row of these values, largest first."""
     none = np.zeros(1, np.int64)
     ids, values = np.array(list(row), np.int64), np.array(list(row.values()))
-    return ListRows(
+    return TopTokenRows(
         none,
         np.array([0, len(row)]),
         ids,
@@ -51,7 +51,7 @@ def listed(row: dict[int, float], best: int) -> ListRows:
     )
 
 
-def cut(row: NDArray[np.float64], k: int, extra: int | None) -> ListRows:
+def cut(row: NDArray[np.float64], k: int, extra: int | None) -> TopTokenRows:
     """The k best of a row, the lower token first if values are equal, and a chosen token from
     further down.
     """

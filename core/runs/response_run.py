@@ -1,30 +1,30 @@
-"""Runs of lists: sides of top tokens in the tables of all runs, written."""
+"""Runs of responses: what servers sent, written into the tables of all runs."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...errors import UsageError
-from ...numerics.topk import summary_of
-from ..file.database import Database
-from ..file.keep import FIGURES
-from ..file.records import MAX_VALUES, Prompt, Provenance, RunHeader, SideHeader
-from ..new_run import new_run
-from ..store.store import Store
-from ..tables.pairs import insert_evidence, insert_pair
-from ..tables.positions import POSITION, SIDE_POSITION, TOP_TOKEN
-from ..tables.run import RESPONSE, VOCABULARY, insert_header, insert_prompts, insert_sides
-from .alignment import sequence
-from .pairing import ListPair, vocabulary_size
-from .reading import CHOSEN, SAME, digest_of
-from .records import UNKNOWN_TOKEN, ListSide, Response
+from ..errors import UsageError
+from ..numerics.top_tokens import summary_of
+from ..responses.alignment import sequence
+from ..responses.pairing import ResponsePair, vocabulary_size
+from ..responses.records import UNKNOWN_TOKEN, Response, ResponseSide
+from .file.database import Database
+from .file.records import FIGURES, MAX_VALUES, Prompt, Provenance, RunHeader, SideHeader
+from .new_run import new_run
+from .store.store import Store
+from .tables.pairs import insert_evidence, insert_pair
+from .tables.positions import POSITION, SIDE_POSITION, TOP_TOKEN
+from .tables.responses import CHOSEN, RESPONSE, SAME, digest_of
+from .tables.run import VOCABULARY, insert_header, insert_prompts, insert_sides
 
 if TYPE_CHECKING:
-    from ..file.evidence import Verdict
+    from .file.evidence import Verdict
 
 _BYTES_A_VALUE = 24  # in the file, uncompressed
 _FIGURES = (
@@ -33,12 +33,12 @@ _FIGURES = (
 )
 
 
-def write_lists(
+def write_responses(
     store: Store,
     name: str,
     origin: Provenance,
-    sides: Sequence[ListSide],
-    pairs: Sequence[ListPair],
+    sides: Sequence[ResponseSide],
+    pairs: Sequence[ResponsePair],
     verdicts: Sequence[Verdict] = (),
     *,
     run_id: str | None = None,
@@ -58,10 +58,7 @@ def write_lists(
             name,
             (dtypes.pop() if len(dtypes) == 1 else None) or "",
             vocabulary_size(sides) or 0,
-            tuple(
-                _prompt(responses)
-                for responses in zip(*(side.responses for side in sides), strict=True)
-            ),
+            tuple(map(_prompt, zip(*(side.responses for side in sides), strict=True))),
             tuple(SideHeader(side.name, "", "float32") for side in sides),
             origin,
             keep=FIGURES,
@@ -75,14 +72,8 @@ def write_lists(
         if texts := {token: text for each in reversed(mappings) for token, text in each.items()}:
             VOCABULARY.insert(database, token_id=list(texts), text=list(texts.values()))
         digests = [digest_of(side.responses) for side in sides]
-        insert_sides(
-            database,
-            header,
-            digests,
-            [(each, "float64") for each in digests],
-            counts,
-            sides[0].keys,
-        )
+        values_digests = [(each, "float64") for each in digests]
+        insert_sides(database, header, digests, values_digests, counts, sides[0].keys)
         for index, side in enumerate(sides):
             _insert_side(database, index, side)
         verdict_of_pair = {verdict.pair: verdict for verdict in verdicts}
@@ -95,10 +86,8 @@ def write_lists(
 def _prompt(responses: Sequence[Response]) -> Prompt:
     """Return the reference's tokens, as far as a side sent rows. Texts are '' if unknown."""
     reference = responses[0]
-    positions = max(
-        1,
-        *(int(response.rows.positions.max(initial=-1)) + 1 for response in responses),
-    )
+    lasts = [int(response.rows.positions.max(initial=0)) for response in responses]
+    positions = max(lasts) + 1
     tokens = sequence(reference)[:positions]
     tokens = (*tokens, *[UNKNOWN_TOKEN] * (positions - len(tokens)))
     is_known = UNKNOWN_TOKEN not in tokens and reference.keys == "token_id"
@@ -106,7 +95,7 @@ def _prompt(responses: Sequence[Response]) -> Prompt:
     return Prompt(positions, tokens if is_known else (), texts if any(texts) else ())
 
 
-def _insert_side(database: Database, index: int, side: ListSide) -> None:
+def _insert_side(database: Database, index: int, side: ResponseSide) -> None:
     """Insert what a side sent, all responses at once: an insert costs 2 ms however small it is."""
     responses, rows, prompts = side.responses, side.rows, side.prompts
     RESPONSE.insert(
@@ -145,21 +134,26 @@ def _settings(response: Response) -> dict[str, object]:
     """Return a response's settings, with the values of chosen tokens that their lists
     contradict.
     """
-    rows = response.rows
-    has_own = np.isfinite(rows.chosen)
-    values = dict(zip(rows.positions[has_own].tolist(), rows.chosen[has_own].tolist(), strict=True))
+    every = zip(response.rows.positions.tolist(), response.rows.chosen.tolist(), strict=True)
+    values = {position: value for position, value in every if math.isfinite(value)}
     return {**response.settings, CHOSEN: values} if values else dict(response.settings)
 
 
-def _insert_pair(database: Database, index: int, pair: ListPair, verdict: Verdict | None) -> None:
+def _insert_pair(
+    database: Database, index: int, pair: ResponsePair, verdict: Verdict | None
+) -> None:
     """Insert the figures of a pair, and its verdict."""
     insert_pair(database, index, summary_of(pair.figures), verdict)
-    figures = {name: getattr(pair.figures, name) for name in _FIGURES}
-    figures |= dict(
-        zip(("reference_margin_ulps", "variant_margin_ulps"), pair.margin_ulps, strict=True),
+    POSITION.insert(
+        database,
+        pair=index,
+        prompt=pair.prompts,
+        position=pair.positions,
+        nonfinite_mismatch=0,
+        reference_margin_ulps=pair.margin_ulps[0],
+        variant_margin_ulps=pair.margin_ulps[1],
+        **{name: getattr(pair.figures, name) for name in _FIGURES},
     )
-    places = {"prompt": pair.prompts, "position": pair.positions}
-    POSITION.insert(database, pair=index, nonfinite_mismatch=0, **places, **figures)
     if verdict:
         ids = np.column_stack([pair.prompts, pair.positions]).astype(np.int32)
         insert_evidence(database, index, ids, verdict.evidence, verdict.floors)

@@ -16,11 +16,10 @@ from typing import Any
 
 import msgspec
 
-from ....errors import DumpError
-from ....text import clean, plural
-from ..alignment import warn
-from ..placeholders import DRAFTED
-from ..records import Response
+from ..errors import DumpError
+from ..numerics.arrays import Record
+from ..text import clean, plural
+from .alignment import warn
 from .bounded_json import documents, documents_of
 from .entries import (
     Entry,
@@ -35,6 +34,8 @@ from .entries import (
     rows_of,
     tokens_of,
 )
+from .placeholders import DRAFTED
+from .records import Response
 from .streams import whole_answers
 
 Payload = Mapping[str, Any]
@@ -106,24 +107,16 @@ def read_payload(payload: object, source: str, request: Payload | None = None) -
     `{"custom_id": ..., "response": ...}`.
     """
     if isinstance(payload, str):  # a stream that was logged as a text
-        documents = documents_of(io.BytesIO(payload.encode()), source)
-        return [
-            one for at, each in whole_answers(documents) for one in read_payload(each, at, request)
-        ]
+        answers = list(whole_answers(documents_of(io.BytesIO(payload.encode()), source)))
+        return [one for at, each in answers for one in read_payload(each, at, request)]
     if isinstance(payload, list):
-        answers = list(
-            whole_answers(
-                (f"{source}, response {number}", one) for number, one in enumerate(payload)
-            ),
-        )
+        parts = ((f"{source}, response {number}", one) for number, one in enumerate(payload))
+        answers = list(whole_answers(parts))
         requests = [
             request_of_choice(request or {}, at, len(answers)) for at in range(len(answers))
         ]
-        return [
-            response
-            for (at, one), own in zip(answers, requests, strict=True)
-            for response in read_payload(one, at, own)
-        ]
+        each_with_own = zip(answers, requests, strict=True)
+        return [one for (at, each), own in each_with_own for one in read_payload(each, at, own)]
     if isinstance(payload, int | float):
         raise DumpError(f"{source}: is a number, no response of an engine. {_OF_ROWS}")
     if not isinstance(payload, dict):
@@ -140,25 +133,19 @@ def read_payload(payload: object, source: str, request: Payload | None = None) -
     for format, read, is_of_format in _READERS:
         if is_of_format(payload):
             about = _about(payload, request or {}, source)
-            return [
-                response_of(
-                    source=source,
-                    **{"format": format} | about | read(payload, about["prompt"], source),
-                ),
-            ]
-    if error := payload.get("error") or (
-        payload.get("object") == "error" and payload.get("message")
-    ):
+            about |= read(payload, about["prompt"], source)
+            return [response_of(source=source, format=format, **about)]
+    is_error = payload.get("object") == "error"
+    if error := payload.get("error") or (is_error and payload.get("message")):
         raise DumpError(f"{source}: the server answered with an error: {clean(error, 200)}")
     keys = ", ".join(f"'{clean(key, 30)}'" for key in list(payload)[:5])
     if isinstance(payload.get("logits"), list):
         raise DumpError(f"{source}: holds logits as JSON. {_OF_ROWS}")
     if payload.get("polygraphy_class") == "RunResults":
-        fix = (
-            "np.savez('dump.npz', **{name: runs[0]['logits'] for name, runs in"
-            " RunResults.load(...).items()})"
+        raise DumpError(
+            f"{source}: is RunResults of polygraphy. Save its arrays: np.savez('dump.npz',"
+            " **{name: runs[0]['logits'] for name, runs in RunResults.load(...).items()}).",
         )
-        raise DumpError(f"{source}: is RunResults of polygraphy. Save its arrays: {fix}.")
     raise DumpError(f"{source}: no response that is known here; its keys are {keys or 'none'}.")
 
 
@@ -166,11 +153,8 @@ def _of_batch(payload: Payload, source: str) -> list[Response]:
     """Return the responses to one request of a batch, as OpenAI's batch API and `vllm run-batch`
     write them.
     """
-    name, answer, error = (
-        payload.get("custom_id", payload.get("id", "")),
-        payload.get("response"),
-        payload.get("error"),
-    )
+    name = payload.get("custom_id", payload.get("id", ""))
+    answer, error = payload.get("response"), payload.get("error")
     if "url" in payload and answer is None and not error:
         raise DumpError(
             f"{source}: is a request of a batch, and no answer; expected the batch's output file.",
@@ -179,12 +163,9 @@ def _of_batch(payload: Payload, source: str) -> list[Response]:
     status, body = answer.get("status_code"), answer.get("body", answer or None)
     if error or not isinstance(body, dict) or (isinstance(status, int) and status >= 400):
         reason = error or (body if body is not None else f"status {status}")
-        for _ in range(3):
-            reason = (
-                reason.get("error") or reason.get("message") or reason
-                if isinstance(reason, dict)
-                else reason
-            )
+        for _ in range(3):  # an error may lie in an error
+            if isinstance(reason, dict):
+                reason = reason.get("error") or reason.get("message") or reason
         raise FailedRequestError(f"{source}: request '{clean(name)}' failed: {clean(reason, 120)}")
     return [
         replace(response, prompt_key=f"custom_id {name}") for response in read_payload(body, source)
@@ -195,35 +176,32 @@ def _read_choices(payload: Payload, source: str, request: Payload) -> Iterator[R
     """Read every choice of a completions or chat response, vLLM's `/inference/v1/generate`
     included.
     """
-    choices = convert(payload["choices"], list[dict[str, Any]], f"{source}, choices")
+    choices = convert(payload["choices"], list[Record], f"{source}, choices")
     indices = [count_of(choice.get("index")) for choice in choices]
     if None not in indices and len(set(indices)) == len(indices):
         choices = sorted(choices, key=lambda choice: choice["index"])
-    warnings = (
-        (
-            f"Its {len(choices)} choices are taken for answers to one prompt; if the request had"
-            ' several, save it too: {"request": ..., "response": ...}.'
-        ),
-    )
+    are_several = len(choices) > 1
     for number, choice in enumerate(choices):
-        at = f"{source}, choice {number}" if len(choices) > 1 else source
+        at = f"{source}, choice {number}" if are_several else source
         own = request_of_choice(request, number, len(choices))
         whole = {**payload, **choice}
         whole["prompt_logprobs"] = choice.get("prompt_logprobs") or payload.get("prompt_logprobs")
         ids = choice.get("prompt_token_ids") or payload.get("prompt_token_ids")
-        if len(choices) > 1 and own is not request:
+        if are_several and own is not request:
             whole["usage"] = None  # it counts the tokens of all prompts
-        about = _about(whole, {**own, "prompt": ids} if ids else own, at) | {
-            "prompt_key": _prompt_key(own),
-        }
-        if len(choices) > 1:
+        about = _about(whole, {**own, "prompt": ids} if ids else own, at)
+        about["prompt_key"] = _prompt_key(own)
+        if are_several:
             about["counted"] = None  # of all choices
-        if len(choices) > 1 and not ids and not _prompt_key(request):
-            about["warnings"] = warnings
+        if are_several and not ids and not _prompt_key(request):
+            about["warnings"] = (
+                f"Its {len(choices)} choices are taken for answers to one prompt; if the request"
+                ' had several, save it too: {"request": ..., "response": ...}.',
+            )
         yield response_of(source=at, **about | _choice(whole, about["prompt"], at))
 
 
-def _choice(choice: Payload, prompt: Any, source: str) -> dict[str, Any]:
+def _choice(choice: Payload, prompt: Any, source: str) -> Record:
     of_prompt, logprobs = choice["prompt_logprobs"], choice.get("logprobs")
     logprobs = logprobs if isinstance(logprobs, dict) else {}
     # of the prompt first: nothing scores the very first token, so it has null
@@ -239,10 +217,9 @@ def _choice(choice: Payload, prompt: Any, source: str) -> dict[str, Any]:
         start = -1 if is_echoed else first_row(prompt)
         rows += _listed_rows({"token_ids": choice.get("token_ids"), **logprobs}, start, source)
     engine = "vLLM" if of_prompt or "token_ids" in choice else "OpenAI"
-    format = f"{engine} {'chat' if 'message' in choice else 'completions'}"
     return {
         "rows": rows,
-        "format": format,
+        "format": f"{engine} {'chat' if 'message' in choice else 'completions'}",
         "prompt": prompt,
         "has_prompt_rows": bool(of_prompt) or is_echoed,
     }
@@ -326,12 +303,11 @@ def _named(name: str | int, value: _Value, token: int | None, source: str) -> En
     return entry_of(sent, source)
 
 
-def _read_completion(payload: Payload, prompt: Any, source: str) -> dict[str, Any]:
+def _read_completion(payload: Payload, prompt: Any, source: str) -> Record:
     """Read llama.cpp: ids, texts and log-probabilities of the whole row, taken before sampling."""
     tokens = payload["completion_probabilities"]
-    if isinstance(tokens, list) and any(
-        isinstance(token, dict) and "prob" in token for token in tokens
-    ):
+    listed = tokens if isinstance(tokens, list) else []
+    if any(isinstance(token, dict) and "prob" in token for token in listed):
         raise DumpError(
             f"{source}: holds probabilities after sampling; request it without"
             " `post_sampling_probs`.",
@@ -339,31 +315,33 @@ def _read_completion(payload: Payload, prompt: Any, source: str) -> dict[str, An
     return {"rows": rows_of(tokens, first_row(prompt), source)}
 
 
-def _read_lines(payload: Payload, prompt: Any, source: str) -> dict[str, Any]:
+def _read_lines(payload: Payload, prompt: Any, source: str) -> Record:
     """Read Ollama's `/api/generate` or `/api/chat`: texts and bytes, no token ids."""
     return {"rows": rows_of(payload.get("logprobs"), first_row(prompt), source)}
 
 
-def _read_output(payload: Payload, prompt: Any, source: str) -> dict[str, Any]:
+def _read_output(payload: Payload, prompt: Any, source: str) -> Record:
     """Read OpenAI's `/v1/responses`. Tokens of reasoning come before its text and have no rows, so
     that the text begins at the prompt's end only without them.
     """
-    items = convert(payload.get("output") or [], list[dict[str, Any]], f"{source}, output")
-    contents = [item["content"] for item in items if isinstance(item.get("content"), list)]
-    parts = [part for content in contents for part in content if part.get("type") == "output_text"]
+    items = convert(payload.get("output") or [], list[Record], f"{source}, output")
     prompt = prompt if len(items) == 1 else None
-    entries = [
-        one for part in parts for one in convert(part.get("logprobs") or [], list[Any], source)
-    ]
-    text = "".join(f"{part.get('text', '')}" for part in parts)
+    entries: list[Any] = []
+    text = ""
+    for content in (item.get("content") for item in items):
+        parts = content if isinstance(content, list) else []
+        for part in convert(parts, list[Record], f"{source}, content"):
+            if part.get("type") == "output_text":
+                entries += convert(part.get("logprobs") or [], list[Any], source)
+                text += f"{part.get('text', '')}"
     return {"rows": rows_of(entries, first_row(prompt), source), "prompt": prompt, "text": text}
 
 
-def _read_generate(payload: Payload, prompt: Any, source: str) -> dict[str, Any]:
+def _read_generate(payload: Payload, prompt: Any, source: str) -> Record:
     """Read SGLang: rows of the prompt, as far as they were requested, then of what was
     generated.
     """
-    meta = convert(payload["meta_info"], dict[str, Any], source)
+    meta = convert(payload["meta_info"], Record, source)
     if meta.get("finish_reason", "") is None:
         raise DumpError(f"{source}: is a part of SGLang's own stream; request it without `stream`.")
     prompt_rows = rows_of(_triples(meta, "input", source), 0, source)
@@ -376,18 +354,18 @@ def _read_generate(payload: Payload, prompt: Any, source: str) -> dict[str, Any]
     return {"rows": [*rows, *generated], "prompt": prompt, "has_prompt_rows": bool(rows)}
 
 
-def _read_offline(payload: Payload, prompt: Any, source: str) -> dict[str, Any]:
+def _read_offline(payload: Payload, prompt: Any, source: str) -> Record:
     """Read the `RequestOutput` of vLLM's `LLM` as JSON: rows of the answer are like those of the
     prompt.
     """
-    answers = convert(payload["outputs"], list[dict[str, Any]], f"{source}, outputs")
+    answers = convert(payload["outputs"], list[Record], f"{source}, outputs")
     if len(answers) != 1:
         raise DumpError(
             f"{source}: holds {plural(len(answers), 'answer')}; expected one, of `n=1`.",
         )
     (answer,) = answers
-    prompt = tokens_of(payload["prompt_token_ids"] or [], "prompt", source)
-    tokens = (*prompt, *tokens_of(answer.get("token_ids") or [], "generated tokens", source))
+    prompt = tokens_of(payload["prompt_token_ids"], "prompt", source)
+    tokens = (*prompt, *tokens_of(answer.get("token_ids"), "generated tokens", source))
     of_prompt = payload.get("prompt_logprobs")
     rows = [*(of_prompt or [None] * len(prompt)), *(answer.get("logprobs") or [])]
     return {
@@ -398,29 +376,23 @@ def _read_offline(payload: Payload, prompt: Any, source: str) -> dict[str, Any]:
     }
 
 
-def _triples(meta: Payload, part: str, source: str) -> list[dict[str, Any]]:
+def _triples(meta: Payload, part: str, source: str) -> list[Record]:
     """Return the tokens of one part, 'input' or 'output', each with its list of the best, as chat
     has them.
     """
     name = f"{part}_top_logprobs"
     if f"{name}_shape" in meta:
         raise DumpError(f"{source}: {name} is one flat array; request lists of triples.")
-    tokens = convert(
-        meta.get(f"{part}_token_logprobs") or [],
-        list[list[Any]],
-        f"{source}, {part}_token_logprobs",
-    )
-    tops = convert(
-        meta.get(name) or [None] * len(tokens),
-        list[list[list[Any]] | None],
-        f"{source}, {name}",
-    )
+    of_tokens = f"{part}_token_logprobs"
+    tokens = convert(meta.get(of_tokens) or [], list[list[Any]], f"{source}, {of_tokens}")
+    tops = meta.get(name) or [None] * len(tokens)
+    tops = convert(tops, list[list[list[Any]] | None], f"{source}, {name}")
     if len(tops) != len(tokens):
         raise DumpError(
             f"{source}: {len(tokens)} {part} tokens and {len(tops)} lists; expected as many.",
         )
 
-    def token(triple: Sequence[Any]) -> dict[str, Any]:
+    def token(triple: Sequence[Any]) -> Record:
         return dict(zip(("logprob", "id", "text"), triple, strict=False))
 
     return [
@@ -442,21 +414,19 @@ def _first(payload: Payload, kind: type, *paths: str) -> Any:
     return None
 
 
-def _about(payload: Payload, request: Payload, source: str) -> dict[str, Any]:
+def _about(payload: Payload, request: Payload, source: str) -> Record:
     """Return what responses of every format may say of themselves and of their request."""
     ids = _first(request, list, "prompt", "input_ids", "prompt_token_ids", "token_ids") or []
     is_one_prompt = bool(ids) and all(type(token) is int for token in ids)  # not texts, nor several
-    cached = _first(payload, int, *_CACHED)
     counted = count_of(_first(payload, int, *_COUNTED))
     if counted is not None:
         counted -= count_of(_first(payload, int, *_REASONING)) or 0  # of which no rows are sent
     drafted = count_of(_first(payload, int, f"timings.{DRAFTED}"))
     fingerprint = _first(payload, str, "system_fingerprint")
-    top_logprobs = _first(request, int, *_COUNTS) or _first(
-        payload,
-        int,
-        "generation_settings.n_probs",
-    )
+    n_probs = _first(payload, int, "generation_settings.n_probs")
+    settings = {} if drafted is None else {DRAFTED: f"{drafted}"}
+    if fingerprint:
+        settings["system_fingerprint"] = fingerprint
     return {
         "model": _first(payload, str, "model") or "",
         "text": _first(payload, str, *_TEXTS) or "",
@@ -467,12 +437,9 @@ def _about(payload: Payload, request: Payload, source: str) -> dict[str, Any]:
         ),
         "generated": tokens_of(_first(payload, list, *_GENERATED), "generated tokens", source),
         "counted": counted,
-        "cached": count_of(cached),
-        "settings": (
-            ({} if drafted is None else {DRAFTED: f"{drafted}"})
-            | ({"system_fingerprint": fingerprint} if fingerprint else {})
-        ),
-        "top_logprobs": count_of(top_logprobs) or None,
+        "cached": count_of(_first(payload, int, *_CACHED)),
+        "settings": settings,
+        "top_logprobs": count_of(_first(request, int, *_COUNTS) or n_probs) or None,
         "prompt_key": _prompt_key(request),
     }
 
@@ -483,13 +450,9 @@ def request_of_choice(request: Payload, index: int, count: int) -> Payload:
     """
     for name in _PROMPTS:
         prompts = request.get(name)
-        if (
-            not isinstance(prompts, list)
-            or not prompts
-            or not all(isinstance(one, str | list) for one in prompts)
-        ):
+        if not isinstance(prompts, list) or not prompts or count % len(prompts):
             continue
-        if count % len(prompts) == 0:
+        if all(isinstance(one, str | list) for one in prompts):
             return {**request, name: prompts[index * len(prompts) // count]}
     return request
 
@@ -501,7 +464,7 @@ def _prompt_key(request: Payload) -> str:
 
 
 _READERS: tuple[
-    tuple[str, Callable[[Payload, Any, str], dict[str, Any]], Callable[[Payload], bool]],
+    tuple[str, Callable[[Payload, Any, str], Record], Callable[[Payload], bool]],
     ...,
 ] = (
     (

@@ -1,4 +1,4 @@
-"""Records of lists: per position the (token, value) entries that an engine sent of a row.
+"""Records of responses: per position the top tokens that an engine sent, with their values.
 
 A *response* is what an engine sent for one prompt. A *side* is one response a prompt. Position i
 scores token i + 1, as in runs of whole rows. Nothing here is invented: what a payload does not say
@@ -14,10 +14,10 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ...errors import DumpError
-from ...numerics.topk import ListRows, concatenate
+from ..errors import DumpError
+from ..numerics.arrays import Ints
+from ..numerics.top_tokens import TopTokenRows, concatenate
 
 Keys = Literal["token_id", "text"]
 UNKNOWN_TOKEN = -1
@@ -27,9 +27,9 @@ MAX_ENTRIES = 1 << 26  # of a response: (token, value) pairs
 MAX_POSITIONS = 1 << 20  # of a response
 
 
-class ListRow(NamedTuple):
+class TopTokenRow(NamedTuple):
     """One position as a reader hands it over; entries: (token, value) in any order, the rest as in
-    ListRows.
+    TopTokenRows.
     """
 
     position: int
@@ -40,7 +40,7 @@ class ListRow(NamedTuple):
     chosen: float = math.nan
 
 
-def list_rows(rows: Iterable[ListRow], source: str) -> ListRows:
+def compress_rows(rows: Iterable[TopTokenRow], source: str) -> TopTokenRows:
     """Compress rows. source: name in errors."""
     items = list(rows)
     entries = [entry for row in items for entry in row.entries]
@@ -64,7 +64,7 @@ def list_rows(rows: Iterable[ListRow], source: str) -> ListRows:
     counts = np.bincount(row_of, minlength=len(items))
     offsets, ids = np.append(0, np.cumsum(counts)), tokens[order].astype(np.int64)
     chosen = np.array([row.chosen for row in items], np.float64)
-    return ListRows(
+    return TopTokenRows(
         positions,
         offsets,
         ids,
@@ -93,7 +93,7 @@ class Response:
     format: str
     keys: Keys
     tokens: tuple[int, ...]
-    rows: ListRows
+    rows: TopTokenRows
     start_known: bool = True
     generated_from: int | None = None
     texts: Mapping[int, str] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class Response:
 
 
 @dataclass(frozen=True, eq=False)
-class ListSide:
+class ResponseSide:
     """One response a prompt, of one engine, all with one kind of keys."""
 
     name: str
@@ -127,12 +127,12 @@ class ListSide:
         return self.responses[0].keys
 
     @cached_property
-    def rows(self) -> ListRows:
+    def rows(self) -> TopTokenRows:
         """Rows of all responses, one after another."""
         return concatenate([response.rows for response in self.responses])
 
     @cached_property
-    def prompts(self) -> NDArray[np.int64]:
+    def prompts(self) -> Ints:
         """Prompt of each row. [rows]"""
         return np.repeat(
             np.arange(len(self.responses)),

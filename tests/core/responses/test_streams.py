@@ -17,13 +17,13 @@ import pyarrow as pa
 import pytest
 
 from core.errors import DumpError
+from core.responses import bounded_json
+from core.responses.alignment import align
+from core.responses.files import are_payloads, read_sides
+from core.responses.formats import read_responses
+from core.responses.pairing import compare_sides
+from core.responses.records import Response
 from core.runs.dumps.dump import open_dump
-from core.runs.topk.alignment import align
-from core.runs.topk.files import are_payloads, read_sides
-from core.runs.topk.pairing import compare_sides
-from core.runs.topk.payloads import bounded_json
-from core.runs.topk.payloads.formats import read_responses
-from core.runs.topk.records import Response
 
 TOKENS = [
     ("Two", -0.25, " One", -1.75),

@@ -1,4 +1,4 @@
-"""Lists of the top tokens of rows as each side sent them, and their figures over the values that
+"""Top tokens of rows as each side sent them, and their figures over the values that
 both sent.
 
 Log-softmax subtracts one number from a whole row, so gaps between log-probabilities are gaps
@@ -18,7 +18,7 @@ from .metrics import Summary
 
 
 @dataclass(frozen=True, eq=False)
-class ListRows:
+class TopTokenRows:
     """Lists, compressed: row r has the entries offsets[r] to offsets[r + 1].
 
     positions [rows] increase within a prompt; token_ids and values [entries]: largest first within
@@ -76,7 +76,7 @@ class ListRows:
         part = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
         return self.token_ids[part], self.values[part]
 
-    def part(self, rows: NDArray[np.bool_]) -> ListRows:
+    def part(self, rows: NDArray[np.bool_]) -> TopTokenRows:
         """Return some rows. rows [rows]: which stay."""
         entries = rows[self.row_of]
         columns = {
@@ -84,19 +84,19 @@ class ListRows:
             for name in ("positions", "best", "targets", "missing", "chosen")
         }
         offsets = np.append(0, np.cumsum(self.counts[rows]))
-        return ListRows(
+        return TopTokenRows(
             offsets=offsets,
             token_ids=self.token_ids[entries],
             values=self.values[entries],
             **columns,
         )
 
-    def without_values(self, rows: NDArray[np.bool_]) -> ListRows:
+    def without_values(self, rows: NDArray[np.bool_]) -> TopTokenRows:
         """Return all rows, some of them emptied: their values count as missing. rows [rows]:
         these.
         """
         entries = ~rows[self.row_of]
-        return ListRows(
+        return TopTokenRows(
             self.positions,
             np.append(0, np.cumsum(np.where(rows, 0, self.counts))),
             self.token_ids[entries],
@@ -123,18 +123,18 @@ def largest(values: NDArray[Any], count: int) -> NDArray[np.int64]:
     return places[np.argsort(-values[places], kind="stable")][:count]
 
 
-def concatenate(parts: Sequence[ListRows]) -> ListRows:
+def concatenate(parts: Sequence[TopTokenRows]) -> TopTokenRows:
     """Return the rows of all parts, one part after another."""
-    names = [field.name for field in fields(ListRows) if field.name != "offsets"]
+    names = [field.name for field in fields(TopTokenRows) if field.name != "offsets"]
     columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    return ListRows(
+    return TopTokenRows(
         offsets=np.cumsum([0, *np.concatenate([part.counts for part in parts])]),
         **columns,
     )
 
 
 @dataclass(frozen=True, eq=False)
-class ListFigures:
+class TopTokenFigures:
     """Figures of a pair by row, as metrics name them, masked if what was sent does not say. [rows]
     each
 
@@ -169,7 +169,7 @@ class ListFigures:
         )
 
 
-def compare_rows(reference: ListRows, variant: ListRows) -> ListFigures:
+def compare_rows(reference: TopTokenRows, variant: TopTokenRows) -> TopTokenFigures:
     """Compare the rows of two sides, each with the one at the same place."""
     sides, rows = (reference, variant), len(reference)
     keys, other_keys = (side.row_of << 32 | side.token_ids for side in sides)
@@ -184,7 +184,7 @@ def compare_rows(reference: ListRows, variant: ListRows) -> ListFigures:
     is_tie = np.logical_or(*(margin.filled(1.0) == 0 for margin in margins))
     is_any_open = np.logical_or(*map(np.ma.getmaskarray, margins))
     smaller_margin = np.ma.stack(margins).min(axis=0)
-    return ListFigures(
+    return TopTokenFigures(
         common=common,
         squares=np.bincount(row_of, np.square(changes), minlength=rows).astype(np.float64),
         smaller_margin=smaller_margin,
@@ -201,8 +201,8 @@ def compare_rows(reference: ListRows, variant: ListRows) -> ListFigures:
 
 
 def _chosen_changes(
-    reference: ListRows,
-    variant: ListRows,
+    reference: TopTokenRows,
+    variant: TopTokenRows,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return rows with a chosen value beside the list on either side, and its change: chosen values
     are compared with chosen values, lists with lists.
@@ -220,7 +220,7 @@ def _chosen_changes(
     return np.flatnonzero(is_comparable), changes[is_comparable]
 
 
-def _tops(rows: ListRows) -> tuple[np.ma.MaskedArray, np.ma.MaskedArray]:
+def _tops(rows: TopTokenRows) -> tuple[np.ma.MaskedArray, np.ma.MaskedArray]:
     """Return the argmax of each row, and its margin over the runner-up; masked if not sent. [rows]
     each
     """
@@ -229,7 +229,7 @@ def _tops(rows: ListRows) -> tuple[np.ma.MaskedArray, np.ma.MaskedArray]:
     return tokens, np.ma.array(values[first] - values[first + 1], mask=rows.best < 2)
 
 
-def summary_of(figures: ListFigures) -> Summary:
+def summary_of(figures: TopTokenFigures) -> Summary:
     """Return the summary of a pair; what a statement on whole rows would be is None."""
     common, flips = int(figures.common.sum()), figures.is_flip.compressed()
     margins = figures.smaller_margin.compressed()

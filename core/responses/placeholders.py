@@ -7,16 +7,15 @@ before anything is compared.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ...numerics.topk import ListRows
-from ...text import number, plural
-from .records import ListSide
+from ..numerics.arrays import Flags
+from ..numerics.top_tokens import TopTokenRows
+from ..text import number, plural
+from .records import ResponseSide
 
 # of settings: drafted tokens that were accepted, as llama.cpp's timings say
 DRAFTED = "draft_n_accepted"
@@ -32,8 +31,6 @@ _HEADS = {
     "sum above 1": "impossible values",
     "probabilities": "probabilities in place of log-probabilities",
 }
-
-Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,7 @@ class Placeholders:
         )
 
 
-def without_placeholders(side: ListSide) -> tuple[ListRows, tuple[Placeholders, ...]]:
+def without_placeholders(side: ResponseSide) -> tuple[TopTokenRows, tuple[Placeholders, ...]]:
     """Return a side's rows, those of placeholders emptied, and what these are."""
     is_emptied = np.zeros(len(side.rows), np.bool_)
     placeholders: list[Placeholders] = []
@@ -72,20 +69,19 @@ def without_placeholders(side: ListSide) -> tuple[ListRows, tuple[Placeholders, 
     return side.rows.without_values(is_emptied), tuple(placeholders)
 
 
-def contradictions(rows: ListRows) -> Flags:
+def contradictions(rows: TopTokenRows) -> Flags:
     """Return whether the value sent with a token contradicts the one in its list. [rows]"""
     return np.abs(rows.chosen - rows.target_values) > ROUNDING
 
 
-def _kinds(side: ListSide) -> Iterator[tuple[str, Flags, str]]:
+def _kinds(side: ResponseSide) -> Iterator[tuple[str, Flags, str]]:
     """(kind, rows of it, clause), the kind that says most first; a row is of the first kind that
     has it.
     """
     rows, responses = side.rows, side.responses
     counts, values, row_of, largest = rows.counts, rows.values, rows.row_of, rows.largest
-    starts = np.array(
-        [math.inf if one.generated_from is None else one.generated_from for one in responses],
-    )
+    starts = np.array([one.generated_from for one in responses], np.float64)
+    # NaN, of a response without generated tokens, is below nothing
     is_generated = rows.positions >= starts[side.prompts]
     lacks_chosen, has_values = rows.missing > 0, counts > 0
     lacks_chosen[row_of[rows.token_ids == rows.targets[row_of]]] = False
@@ -101,11 +97,8 @@ def _kinds(side: ListSide) -> Iterator[tuple[str, Flags, str]]:
     entries, is_alone = counts + rows.missing, np.zeros(len(rows), np.bool_)
     for part in (is_generated, ~is_generated):  # a server may send lists of either
         alone = part & (entries == 1) & has_values
-        if (
-            has_drafts
-            or (entries[part] > 1).any()
-            or (top_logprobs > 1 and not largest[alone].any())
-        ):
+        lacks_lists = top_logprobs > 1 and not largest[alone].any()
+        if has_drafts or lacks_lists or (entries[part] > 1).any():
             is_alone |= alone & (largest == 0)
     no_list = " and no list" if max(top_logprobs, int(entries.max(initial=0))) > 1 else ""
     yield "no list", is_alone, f"0.0 (probability 1){no_list}{of_drafts}"
@@ -116,7 +109,7 @@ def _kinds(side: ListSide) -> Iterator[tuple[str, Flags, str]]:
     yield MISSING, is_missing, "null, -9999.0 or -inf for the emitted token"
 
 
-def _impossible(rows: ListRows) -> Iterator[tuple[str, Flags, str]]:
+def _impossible(rows: TopTokenRows) -> Iterator[tuple[str, Flags, str]]:
     """Yield rows with a value that no log-probability has; all rows if most have one."""
     has_values, largest = rows.counts > 0, rows.largest
     is_impossible = largest > ROUNDING
@@ -124,17 +117,11 @@ def _impossible(rows: ListRows) -> Iterator[tuple[str, Flags, str]]:
         return
     is_positive = rows.values.min() >= 0
     if is_positive and np.bincount(rows.row_of, rows.values).max() <= 1 + 10 * ROUNDING:
-        yield (
-            "probabilities",
-            has_values,
-            "all lie between 0 and 1, and no list adds up to more than 1",
-        )
+        what = "all lie between 0 and 1, and no list adds up to more than 1"
+        yield "probabilities", has_values, what
         return
     first = int(is_impossible.argmax())
     what = f"{largest[first]:+.4g} is no log-probability (position {rows.positions[first]:,})"
     what += "; all are positive" if is_positive else ""
-    yield (
-        "out of range",
-        has_values if 2 * is_impossible.sum() > has_values.sum() else is_impossible,
-        what,
-    )
+    are_most = 2 * is_impossible.sum() > has_values.sum()
+    yield "out of range", has_values if are_most else is_impossible, what

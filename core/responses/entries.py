@@ -11,9 +11,9 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from ....errors import DumpError
-from ....text import BYTE_LEVEL, clean, plural
-from ..records import MAX_POSITIONS, UNKNOWN_TOKEN, UNSENT, ListRow, Response, list_rows
+from ..errors import DumpError
+from ..text import BYTE_LEVEL, clean, plural
+from .records import MAX_POSITIONS, UNKNOWN_TOKEN, UNSENT, Response, TopTokenRow, compress_rows
 
 # below, a probability is 0 in float64: vLLM sends -9999.0, llama.cpp -3.4e38, SGLang -Infinity
 _LOWEST = -745.0
@@ -171,7 +171,8 @@ def response_of(
         raise DumpError(
             f"{source}: {format} response without log-probabilities; ask the server for them.",
         )
-    length = prompt if isinstance(prompt, int) else len(prompt) if prompt else None
+    known: Sequence[int] = () if prompt is None or isinstance(prompt, int) else prompt
+    length = prompt if isinstance(prompt, int) else len(known) or None
     if (length or 0) > MAX_POSITIONS:  # before there is a token for each
         raise DumpError(
             f"{source}: declares a prompt of {length:,} tokens; expected at most"
@@ -190,19 +191,22 @@ def response_of(
     texts: dict[int, str] = {}
 
     def id_of(entry: Entry) -> int:
-        if not is_by_id and entry.text is None:
-            if entry.value is None:
-                return UNKNOWN_TOKEN
+        if is_by_id:
+            token = entry.token or 0
+        elif entry.text is not None:
+            token = ids.setdefault(entry.text, len(ids))
+        elif entry.value is None:
+            return UNKNOWN_TOKEN
+        else:
             raise DumpError(
                 f"{source}: token {entry.token} has no text, and others have no id; expected one of"
                 " both.",
             )
-        token = entry.token if is_by_id else ids.setdefault(entry.text or "", len(ids))
         if entry.text is not None:
-            texts.setdefault(token or 0, entry.text)
-        return token or 0
+            texts.setdefault(token, entry.text)
+        return token
 
-    listed: list[ListRow] = []
+    listed: list[TopTokenRow] = []
     targets: dict[int, int] = {}
     drafted = 0
     for row, best in zip(rows, _best(rows, top_logprobs), strict=True):
@@ -219,25 +223,24 @@ def response_of(
             sent.append((target, value))
         values = tuple(dict.fromkeys((token, value) for token, value in sent if value is not None))
         missing = len({token for token, _ in sent} - {token for token, _ in values})
-        listed.append(ListRow(row.position, values, best, target, missing, chosen))
-    listed_rows = list_rows(listed, source)
+        listed.append(TopTokenRow(row.position, values, best, target, missing, chosen))
+    listed_rows = compress_rows(listed, source)
     if (has_repeats := listed_rows.has_repeats).any():
-        what = (
-            "a token has two values" if is_by_id else "a token has two values, or two print alike"
-        )
-        at = f"at position {listed_rows.positions[has_repeats.argmax()]} {what}"
+        position = listed_rows.positions[has_repeats.argmax()]
+        or_alike = "" if is_by_id else ", or two print alike"
+        at = f"at position {position} a token has two values{or_alike}"
         if has_repeats.all():
             raise DumpError(f"{source}: no row can be used; {at}.")
         says.append(f"{has_repeats.sum()} of {len(rows)} rows are left out: {at}.")
         listed_rows = replace(listed_rows.without_values(has_repeats), missing=listed_rows.missing)
     if drafted:
-        emitted = plural(drafted, "emitted token")
         says.append(
-            f"0.0, a placeholder, was sent for {emitted}; the value in the row's list is read.",
+            f"0.0, a placeholder, was sent for {plural(drafted, 'emitted token')}; the value in the"
+            " row's list is read.",
         )
     first = None if length is None and has_prompt_rows else first_row(length)
-    has_generated = not has_prompt_rows or any(row.position >= (first or 0) for row in rows)
     with_rows = sum(row.position >= (first or 0) for row in rows)
+    has_generated = not has_prompt_rows or with_rows > 0
     # the last may end the text, and have no row
     if has_generated and counted is not None and counted > with_rows + 1:
         says.append(
@@ -245,18 +248,18 @@ def response_of(
             f" {with_rows:,}.",
         )
         about["settings"] = {**about.get("settings", {}), UNSENT: f"{counted - with_rows}"}
-    is_known = is_by_id and prompt and not isinstance(prompt, int)
-    known = [*prompt] if is_known else [UNKNOWN_TOKEN] * (length or 1)  # type: ignore[misc]
-    start = 0 if has_prompt_rows else len(known)
-    known += generated if is_by_id else [UNKNOWN_TOKEN] * len(generated)
-    known += [UNKNOWN_TOKEN] * (max(targets) + 1 - len(known))
+    # ids of the payload mean nothing in a response by text
+    tokens = [*known] if is_by_id and known else [UNKNOWN_TOKEN] * (length or 1)
+    start = 0 if has_prompt_rows else len(tokens)
+    tokens += generated if is_by_id else [UNKNOWN_TOKEN] * len(generated)
+    tokens += [UNKNOWN_TOKEN] * (max(targets) + 1 - len(tokens))
     for place, token in targets.items():
-        if place >= start and known[place] == UNKNOWN_TOKEN:
-            known[place] = token
+        if place >= start and tokens[place] == UNKNOWN_TOKEN:
+            tokens[place] = token
     return Response(
         format=format,
         keys="token_id" if is_by_id else "text",
-        tokens=tuple(known),
+        tokens=tuple(tokens),
         rows=listed_rows,
         start_known=length is not None or has_prompt_rows,
         generated_from=first if has_generated else None,
@@ -280,7 +283,10 @@ def _best(rows: Sequence[Row], top_logprobs: int | None) -> list[int]:
         k = max(len(row.top) for row in unknown)
         k -= all(_is_chosen_last(row) for row in unknown if len(row.top) == k)
     k = k or 0
-    return [(k if len(row.top) >= k else 0) if row.best is None else row.best for row in rows]
+    if_unknown = [k if len(row.top) >= k else 0 for row in rows]
+    return [
+        most if row.best is None else row.best for row, most in zip(rows, if_unknown, strict=True)
+    ]
 
 
 def _is_chosen_last(row: Row) -> bool:
@@ -295,8 +301,10 @@ def _is_unordered(rows: Sequence[Row]) -> bool:
     """Return whether lists are in no order, and the first of each is named as emitted: mlx-lm
     (0.32, server.py).
     """
-    is_first = all(row.top and row.target == row.top[0] for row in rows)
-    return is_first and any(row.values[1:] != sorted(row.values[1:], reverse=True) for row in rows)
+    if not all(row.top and row.target == row.top[0] for row in rows):
+        return False
+    others = [row.values[1:] for row in rows]
+    return any(values != sorted(values, reverse=True) for values in others)
 
 
 def _greedy(rows: Sequence[Row], text: str, source: str) -> list[Row]:

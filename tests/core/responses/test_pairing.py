@@ -9,14 +9,14 @@ import pytest
 
 from core.errors import DumpError
 from core.judging.lists import judge_responses
-from core.numerics.topk import summary_of
+from core.numerics.top_tokens import summary_of
+from core.responses.alignment import align
+from core.responses.files import sides_of
+from core.responses.pairing import pairs_of
+from core.responses.records import Response, ResponseSide, TopTokenRow, compress_rows
 from core.runs.file.records import IDENTICAL, UNDECIDED
 from core.runs.store.store import Store
-from core.runs.topk.alignment import align
-from core.runs.topk.files import sides_of
-from core.runs.topk.pairing import pairs_of
-from core.runs.topk.records import ListRow, ListSide, Response, list_rows
-from tests.core.runs.topk.made_sides import compare, engine_side, response, run_of, side, store_run
+from tests.core.responses.made_sides import compare, engine_side, response, run_of, side, store_run
 
 
 def test_a_row_is_compared_while_both_have_read_the_same_tokens() -> None:
@@ -132,7 +132,7 @@ def test_generated_rows_after_prompts_of_two_lengths_meet_at_the_start_of_genera
 def test_sides_with_other_numbers_of_responses_are_refused_in_a_sentence() -> None:
     one = side("A", response([5, 6], {0: {6: -0.5, 1: -1.0}}))
     with pytest.raises(DumpError, match="1 and 2 responses"):
-        compare(one, ListSide("B", one.responses * 2))
+        compare(one, ResponseSide("B", one.responses * 2))
 
 
 def test_repeated_answers_of_a_file_are_its_sides() -> None:
@@ -171,22 +171,24 @@ def test_figures_of_the_top_tokens_are_those_of_whole_rows(k: int) -> None:
 
 
 def test_the_first_of_the_best_is_the_lowest_token() -> None:
-    rows = list_rows([ListRow(0, ((9, -0.5), (3, -0.5), (4, -2.0)), 4), ListRow(2, (), 0)], "here")
+    rows = compress_rows(
+        [TopTokenRow(0, ((9, -0.5), (3, -0.5), (4, -2.0)), 4), TopTokenRow(2, (), 0)], "here"
+    )
     assert (rows.token_ids.tolist(), rows.offsets.tolist(), rows.best.tolist()) == (
         [3, 9, 4],
         [0, 3, 3],
         [3, 0],
     )
     with pytest.raises(DumpError, match="increasing positions"):
-        list_rows([ListRow(1, (), 0), ListRow(1, (), 0)], "here")
+        compress_rows([TopTokenRow(1, (), 0), TopTokenRow(1, (), 0)], "here")
 
 
-def chosen_beside(*values: float | None) -> ListSide:
+def chosen_beside(*values: float | None) -> ResponseSide:
     """Rows of two tokens, the first of which was emitted, and is sent with another value beside the
     list if given.
     """
     rows = [
-        ListRow(
+        TopTokenRow(
             at,
             ((7, -0.5 - 0.1 * at), (8, -2.0)),
             2,
@@ -196,7 +198,7 @@ def chosen_beside(*values: float | None) -> ListSide:
         for at, value in enumerate(values)
     ]
     tokens = (5, *[7] * len(values))
-    return side("side", Response("test", "token_id", tokens, list_rows(rows, "here")))
+    return side("side", Response("test", "token_id", tokens, compress_rows(rows, "here")))
 
 
 @pytest.mark.parametrize(

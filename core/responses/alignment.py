@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...errors import DumpError
-from ...text import plural, series
-from .records import UNKNOWN_TOKEN, ListSide, Response
+from ..errors import DumpError
+from ..text import plural, series
+from .records import UNKNOWN_TOKEN, Response, ResponseSide
 
 
-def align(sides: Sequence[ListSide]) -> tuple[ListSide, ...]:
+def align(sides: Sequence[ResponseSide]) -> tuple[ResponseSide, ...]:
     """Return the sides with token ids and positions that all share, those of the reference first.
 
     What was moved or left out becomes a warning; sides that are aligned already stay as they are.
@@ -23,8 +23,10 @@ def align(sides: Sequence[ListSide]) -> tuple[ListSide, ...]:
     first = len(sides[0].responses)
     for side in sides[1:]:
         if len(side.responses) != first:
-            both = f"'{sides[0].name}' and '{side.name}' hold {first} and {len(side.responses)}"
-            raise DumpError(f"{both} responses; expected one per prompt on both sides.")
+            raise DumpError(
+                f"'{sides[0].name}' and '{side.name}' hold {first} and {len(side.responses)}"
+                " responses; expected one per prompt on both sides.",
+            )
     if any(side.keys == "text" for side in sides):
         sides = _by_text(sides)
     prompts = [
@@ -86,7 +88,7 @@ def warn(response: Response, *warnings: str) -> Response:
     return replace(response, warnings=tuple(dict.fromkeys((*response.warnings, *warnings))))
 
 
-def _by_text(sides: Sequence[ListSide]) -> list[ListSide]:
+def _by_text(sides: Sequence[ResponseSide]) -> list[ResponseSide]:
     """Return the sides with a number for each text as token ids.
 
     Rows with two tokens that print alike are left out.
@@ -122,18 +124,14 @@ def _renumber(response: Response, numbers: Mapping[str, int]) -> Response:
         keys="text",
         tokens=tuple(new.get(token, UNKNOWN_TOKEN) for token in response.tokens),
         rows=replace(rows.without_values(~usable), missing=rows.missing),
-        texts=dict(
-            sorted(
-                (number, text) for text, number in numbers.items() if number in set(new.values())
-            ),
-        ),
+        texts=dict(sorted((new[token], text) for token, text in response.texts.items())),
     )
     if usable.all():
         return renumbered
-    left_out = int((~usable).sum())
+    left_out = plural(int((~usable).sum()), "row")
     return warn(
         renumbered,
-        f"{plural(left_out, 'row')} left out: two of the tokens print alike, or one has no text.",
+        f"{left_out} left out: two of the tokens print alike, or one has no text.",
     )
 
 
@@ -146,14 +144,12 @@ def _in_place(prompt: int, responses: Sequence[Response]) -> Sequence[Response]:
         return responses
     moved = [_later(one, move) if move else one for one, move in zip(responses, moves, strict=True)]
     if all(one.start_known for one in responses):
-        lengths = series(
-            [
-                f"{end:,}"
-                for end in dict.fromkeys((one.generated_from or 0) + 1 for one in responses)
-            ],
+        lengths = dict.fromkeys(f"{(one.generated_from or 0) + 1:,}" for one in responses)
+        moved[-1] = warn(
+            moved[-1],
+            f"Prompt {prompt} has {series([*lengths])} tokens on the two sides: its inputs differ,"
+            " and rows are aligned at the first generated token.",
         )
-        differ = f"Prompt {prompt} has {lengths} tokens on the two sides: its inputs differ"
-        moved[-1] = warn(moved[-1], f"{differ}, and rows are aligned at the first generated token.")
     return moved
 
 
@@ -184,16 +180,12 @@ def _starts(reference: Response, variant: Response) -> tuple[int, int]:
                 " expected positions that both have.",
             )
         return (0, start) if reference.start_known else (start, 0)
-    if (
-        not reference.start_known
-        or ends[0] is None
-        or ends[1] is None
-        or None not in map(prompt_tokens, sides)
-    ):
+    if ends[0] is None or ends[1] is None or not reference.start_known:
         return 0, 0
-    if any(
+    has_prompt_rows = any(
         len(side.rows) and side.rows.positions[0] < (side.generated_from or 0) for side in sides
-    ):
+    )
+    if has_prompt_rows or None not in map(prompt_tokens, sides):
         return 0, 0
     later = max(ends[0], ends[1])
     return later - ends[0], later - ends[1]
