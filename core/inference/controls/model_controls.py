@@ -13,13 +13,12 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import CaptureError, UsageError
-from ...judging.dump import DumpControls, WithModel
-from ...judging.judge import Exact, NoiseFloor, PrecisionVerdict
+from ...judging.controls import Exact, NoiseFloor, PrecisionVerdict
+from ...judging.dump import WithModel
 from ...judging.statistic import FloorTest
 from ...judging.uploaded_controls import side_in_float32
 from ...numerics.formats import values_of
 from ...runs.figures import Figures
-from ...runs.file.evidence import Evidence
 from ..models.model import LoadedModel
 from ..paths.batch import Run
 from ..paths.engines import PLAIN, RunnableSide, divergence_of
@@ -37,7 +36,7 @@ def model_of_dump(
     precisions: Sequence[Precision] = (),
     on_progress: Callable[[str], None] | None = None,
 ) -> WithModel:
-    """Add a model's controls to those of a dump. float32: dumps of the pair in float32.
+    """Return what adds a model's controls to those of a dump. float32: dumps of the pair in float32.
 
     Raises:
         UsageError: the dump has no token ids, or is not of this model's vocabulary or dtype.
@@ -61,41 +60,30 @@ def model_of_dump(
     check_prompts(loaded, prompts)
     session = JudgingSession(loaded, prompts)
 
-    def with_model(dump: DumpControls) -> _DumpOfModel:
-        sides = [_recording_of(figures, index, prompts, float32) for index in (0, dump.index + 1)]
-        return _DumpOfModel(
-            dump,
-            ModelControls(session, (sides[0], sides[1]), precisions, on_progress),
+    def with_model(pair: int) -> _ModelOfDump:
+        reference, variant = (
+            _recording_of(figures, index, prompts, float32) for index in (0, pair + 1)
         )
+        return _ModelOfDump(session, (reference, variant), precisions, on_progress)
 
     return with_model
 
 
-class _DumpOfModel(DumpControls):
-    """A dump whose noise floor and float32 forward the model computes; the sides themselves are
-    recorded.
-    """
-
-    def __init__(self, dump: DumpControls, model: ModelControls) -> None:
-        vars(self).update(vars(dump))
-        self.model, self.has_experts = model, dump.has_experts or model.has_experts
-        self.available = tuple(sorted({*(dump.available or ()), "model"}))
+class _ModelOfDump(ModelControls):
+    """Controls of recorded sides. No context of torch is around a dump's judge, so each has one."""
 
     @property
     @model_errors_stop()
     def chooses_keys(self) -> bool:
-        return self.model.chooses_keys
-
-    def validity(self) -> list[Evidence]:
-        return self.rows
+        return super().chooses_keys
 
     @model_errors_stop()
     def floor(self, dtype: str) -> NoiseFloor:
-        return self.model.floor(dtype)
+        return super().floor(dtype)
 
     @model_errors_stop()
     def exact(self) -> Exact:
-        exact = self.model.exact()
+        exact = super().exact()
         return replace(exact, own_paths=model_errors_stop()(exact.own_paths))
 
     @model_errors_stop()
@@ -106,13 +94,15 @@ class _DumpOfModel(DumpControls):
         *,
         also_in_16_bits: bool,
     ) -> Sequence[PrecisionVerdict]:
-        return self.model.lower_precision(dtype, tests, also_in_16_bits=also_in_16_bits)
+        return super().lower_precision(dtype, tests, also_in_16_bits=also_in_16_bits)
 
     @model_errors_stop()
     def from_model(self) -> Mapping[str, NDArray[np.float64]]:
-        self.model.say("the uploaded sides compared with the model")
-        loaded, prompts, sides = self.model.loaded, self.model.prompts, self.model.sides
-        return {side.name: divergence_of(loaded, prompts, (PLAIN, side)).squares for side in sides}
+        self.say("the uploaded sides compared with the model")
+        return {
+            side.name: divergence_of(self.loaded, self.prompts, (PLAIN, side)).squares
+            for side in self.sides
+        }
 
 
 def _recording_of(

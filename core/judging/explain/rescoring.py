@@ -22,7 +22,8 @@ from ...runs.file.evidence import (
     Unmeasured,
 )
 from ...text import multiple, three_digits
-from ..judge import LISTS, foreign
+from ..judge import foreign
+from ..limits import LISTS
 from .rollouts import explain_tokens
 from .rows import RowPair
 from .scoring import Cause
