@@ -18,10 +18,10 @@ from . import (
     kv_cache,
     layers,
     logits,
+    mitigations,
     ops,
     pairs,
     positions,
-    remedies,
     rollouts,
     run,
 )
@@ -36,7 +36,7 @@ _MODULES = (
     layers,
     ops,
     kernels,
-    remedies,
+    mitigations,
     rollouts,
 )
 TABLES = {
