@@ -4,7 +4,7 @@ stored run makes a new run of the same bits; the old one stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -23,12 +23,10 @@ from ..runs.store.store import Store
 from ..text import three_digits
 from .controls import (
     Controls,
-    Exact,
     NoiseFloor,
     NotAvailableError,
     OtherRows,
     Pair,
-    PrecisionVerdict,
     Rerun,
 )
 from .divergence import FEW, SINGLE_LOGIT, peaks_of
@@ -39,7 +37,7 @@ from .judge import judge
 from .limits import OWN, ROW_ULPS, STANDS_OUT
 from .places import place_in_words
 from .shrink import shrink_evidence
-from .statistic import Floats, FloorTest
+from .statistic import Floats
 from .uploaded_controls import UploadedControls
 from .validity import FLOAT32_STEPS, differing, may_be_16_bits, not_finite_of, sampling, screen
 
@@ -51,7 +49,7 @@ SYSTEMATIC = 2.5  # times the other side's
 JUMP_OF_ROUNDING = 12.0  # at one position over the median one: 5.7 in dense models, 54 with experts
 RATIO_OF_ROUNDING = 2.0  # of the two errors: 1.5 in dense models
 _LOGITS = 1 << 22  # of a side that are read at once
-WithModel = Callable[[int], Controls]  # what the model itself measures of a pair, by its number
+MakeControls = Callable[..., "DumpControls"]  # with the arguments of DumpControls
 
 
 def judge_upload(
@@ -60,20 +58,21 @@ def judge_upload(
     generations: Sequence[Generation],
     uploads: UploadedControls | None = None,
     earlier: Sequence[Verdict] = (),
-    with_model: WithModel | None = None,
+    make_controls: MakeControls | None = None,
 ) -> list[Verdict]:
     """Judge every pair of a dump.
 
     validity: rows of every pair, measured while the dump was read; earlier: verdicts by controls
-    that were given before.
+    that were given before; make_controls: with a model, else those
+    of the dump alone.
     """
     samplers = sampling(figures, generations)
     earlier_by_pair = {verdict.pair: verdict for verdict in earlier}
     verdicts = []
     for pair in range(len(figures.header.sides) - 1):
         rows = [*validity[pair], *(samplers[side] for side in (0, pair + 1) if side in samplers)]
-        model = with_model(pair) if with_model else None
-        controls = DumpControls(figures, pair, uploads or UploadedControls(), rows, model)
+        make = make_controls or DumpControls
+        controls = make(figures, pair, uploads or UploadedControls(), rows)
         verdicts.append(replace(judge(controls, earlier_by_pair.get(pair)), pair=pair))
     return verdicts
 
@@ -95,7 +94,7 @@ def judge_stored(
     run: RunReader,
     controls: UploadedControls,
     *,
-    with_model: WithModel | None = None,
+    make_controls: MakeControls | None = None,
     name: str | None = None,
     note: str = "",
 ) -> str:
@@ -107,7 +106,7 @@ def judge_stored(
     with run.decoding("figures"):
         earlier = [stored_verdict(run, pair) for pair in run.pairs]
         checks = [[row for row in verdict.evidence if row.group == VALIDITY] for verdict in earlier]
-        verdicts = judge_upload(run, checks, generations, controls, earlier, with_model)
+        verdicts = judge_upload(run, checks, generations, controls, earlier, make_controls)
     note = f"Judged from run {run.run_id}. {note}".rstrip()
     return revise(store, run, name or f"{run.header.name}, judged", verdicts, note)
 
@@ -140,7 +139,7 @@ def stored_verdict(run: RunReader, pair: StoredPair) -> Verdict:
 
 class DumpControls(Controls):
     """One pair of a dump, with the controls that were uploaded. rows: evidence on its validity and
-    its sampler; model: controls that the model adds, if it is given.
+    its sampler.
     """
 
     def __init__(
@@ -149,23 +148,19 @@ class DumpControls(Controls):
         pair: int,
         uploads: UploadedControls,
         rows: Sequence[Evidence],
-        model: Controls | None = None,
     ) -> None:
         self.figures, self.index, self.uploads, self.rows = figures, pair, uploads, list(rows)
-        self.model, self.has_model = model or Controls(), model is not None
         self.header = figures.header
         self.names = self.header.sides[0].name, self.header.sides[pair + 1].name
         self.lengths = self.header.lengths
-        self.dtype = self.header.compute_dtype
-        self.has_experts = uploads.has_experts or self.model.has_experts
+        self.dtype, self.has_experts = self.header.compute_dtype, uploads.has_experts
         self.positions = figures.positions(pair)
         self.squares: Floats = self.positions["rms"].to_numpy(float) ** 2
         self.available = tuple(sorted(uploads.controls)) or None
         self.is_identical = bool(self.positions["bit_identical"].all())
 
     def validity(self) -> list[Evidence]:
-        # with a model, errors are compared with randomized rounding instead
-        return [*self.rows, *([] if self.has_model else self._narrowing())]
+        return [*self.rows, *self._narrowing()]
 
     def pair(self, dtype: str) -> Pair:
         if dtype == self.dtype:
@@ -187,8 +182,6 @@ class DumpControls(Controls):
         return Pair(wide.squares, not_finite_of(self.figures, self.index, wide), wide.neq == 0)
 
     def floor(self, dtype: str) -> NoiseFloor:
-        if self.has_model:
-            return self.model.floor(dtype)
         floor = self.uploads.floor if dtype == "float32" else ""
         if isinstance(floor, str):
             is_asked = dtype == self.dtype == "float32"
@@ -247,25 +240,6 @@ class DumpControls(Controls):
                 self.available,
             ),
         ]
-
-    @property
-    def chooses_keys(self) -> bool:
-        return self.model.chooses_keys
-
-    def exact(self) -> Exact:
-        return self.model.exact()
-
-    def from_model(self) -> Mapping[str, Floats]:
-        return self.model.from_model()
-
-    def lower_precision(
-        self,
-        dtype: str,
-        tests: Mapping[str, FloorTest],
-        *,
-        also_in_16_bits: bool,
-    ) -> Sequence[PrecisionVerdict]:
-        return self.model.lower_precision(dtype, tests, also_in_16_bits=also_in_16_bits)
 
     def differences(self, row: int, dtype: str) -> Floats | None:
         if dtype != self.dtype:

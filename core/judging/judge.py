@@ -44,6 +44,7 @@ from .divergence import SINGLE_LOGIT
 from .drawn import error_rows
 from .limits import FOREIGN, OTHER_16_BITS, OWN, WIDE
 from .places import (
+    NotFinite,
     beyond_in_words,
     outliers_evidence,
     place_in_words,
@@ -315,64 +316,80 @@ class _Trial:
 
     def conclusion(self, earlier: Verdict | None) -> Verdict:
         """Add the first places, carry over what earlier controls showed, and name the verdict."""
-        controls, lengths, dtype = self.controls, self.lengths, self.wide_dtype
-        deciding = wide = self.test(dtype)
-        error_test = next((each for each in self.error_tests.values() if not each.is_passed), None)
-        if error_test is not None and (wide is None or wide.is_passed):
-            deciding, dtype = error_test, self.dtype
+        deciding, dtype = self.deciding_test()
         measure = deciding or self.test(self.dtype)
         ratio = None if measure is None else measure.noise_ratio
-        first, module = None, ""
-
         mismatches = [each.pair.not_finite for each in self.comparisons.values()]
         not_finite = next((each for each in mismatches if each is not None), None)
-        is_broken = not_finite is not None and (deciding is None or deciding.is_finite)
-        is_beyond = deciding is not None and not deciding.is_passed
-        if not_finite is not None and is_broken:
-            first, ratio = not_finite.place(lengths), None
-            module = controls.source_of(not_finite)
-        elif deciding is None:
-            first = self.place_without_floor()
-        if deciding is not None and is_beyond:
-            places = structure_of(deciding.outliers, lengths, controls.blocks)
-            if not is_broken:
-                first = places.first
-            if deciding is wide and not controls.chooses_keys:
-                alone = self.modules_alone(deciding, dtype)
-                module = next(filter(None, (each.first_module for each in alone)), module)
-                # faults on top of a lower precision
-                on_top = [each.first for each in alone if each.bits is not None and each.first]
-                first = on_top[-1] if on_top else first
-
-        outcomes = {each.evidence.outcome for each in self.precisions}
-        if outcomes and outcomes <= {PASSED, FAILED}:
-            # the fault's own place, not the precision's
-            faults = [each.place for each in self.precisions if each.evidence.outcome == FAILED]
-            first = next(iter(faults), None)
-        if deciding is not None and is_beyond and not is_broken:
-            self.evidence.append(outliers_evidence(places, first, deciding, dtype, lengths))
-        for row in self.evidence:
-            if first is None and isinstance(row.figures, evidence.SingleLogitFigures):
-                first = row.figures.first
-
+        if deciding is not None and not deciding.is_finite:
+            not_finite = None  # its own outliers say where
+        if not_finite is not None:
+            ratio = None
+        place, module = self.place_and_module(deciding, dtype, not_finite)
         if earlier is not None:
             is_decided = self.is_open and any(map(_is_decided_by_float32, earlier.evidence))
             self.carry_over(earlier.evidence, is_decided=is_decided)
             if is_decided:
-                ratio, first = earlier.noise_ratio, earlier.first_place
+                ratio, place = earlier.noise_ratio, earlier.first_place
         self.add_arrays_alone()
         self.leave_choices_open()
         verdict = conclude(
             self.evidence,
             is_bit_identical=self.own.is_identical,
             noise_ratio=ratio,
-            first_place=first,
-            lengths=lengths,
+            first_place=place,
+            lengths=self.lengths,
             find_token=partial(self.token, deciding, dtype),
             module=module,
-            causes=controls.causes,
+            causes=self.controls.causes,
         )
         return replace(verdict, floors=self.floor_rows)
+
+    def deciding_test(self) -> tuple[FloorTest | None, str]:
+        """Return the comparison that decides, None if there is none, and its dtype: in 16 bits if
+        the widest passed and an error did not.
+        """
+        wide = self.test(self.wide_dtype)
+        failed = [each for each in self.error_tests.values() if not each.is_passed]
+        if failed and (wide is None or wide.is_passed):
+            return failed[0], self.dtype
+        return wide, self.wide_dtype
+
+    def place_and_module(
+        self,
+        deciding: FloorTest | None,
+        dtype: str,
+        not_finite: NotFinite | None,
+    ) -> tuple[tuple[int, int] | None, str]:
+        """Return where the fault begins, and the first module that has it, '' if unknown; add what
+        shows it. not_finite: of a pair that decides by that.
+        """
+        controls, module = self.controls, ""
+        is_beyond = deciding is not None and not deciding.is_passed
+        outliers = np.zeros(0, np.int64) if deciding is None else deciding.outliers
+        structure = structure_of(outliers, self.lengths, controls.blocks)
+        place = structure.first
+        if not_finite is not None:
+            place, module = not_finite.place(self.lengths), controls.source_of(not_finite)
+        elif deciding is None:
+            place = self.place_without_floor()
+        is_wide = deciding is self.test(self.wide_dtype)
+        if deciding is not None and is_beyond and is_wide and not controls.chooses_keys:
+            alone = self.modules_alone(deciding, dtype)
+            module = next(filter(None, (each.first_module for each in alone)), module)
+            on_top = [each.first for each in alone if each.bits is not None and each.first]
+            place = on_top[-1] if on_top else place  # of a fault on top of a lower precision
+        outcomes = {each.evidence.outcome for each in self.precisions}
+        if outcomes and outcomes <= {PASSED, FAILED}:
+            # the fault's own place, not the precision's
+            faults = [each.place for each in self.precisions if each.evidence.outcome == FAILED]
+            place = next(iter(faults), None)
+        if deciding is not None and is_beyond and not_finite is None:
+            self.evidence.append(outliers_evidence(structure, place, deciding, dtype, self.lengths))
+        for row in self.evidence:
+            if place is None and isinstance(row.figures, evidence.SingleLogitFigures):
+                place = row.figures.first
+        return place, module
 
     @property
     def floor_rows(self) -> tuple[FloorRows, ...]:

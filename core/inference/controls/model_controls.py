@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,11 +15,12 @@ from numpy.typing import NDArray
 
 from ...errors import CaptureError, UsageError
 from ...judging.controls import Exact, NoiseFloor, PrecisionVerdict
-from ...judging.dump import WithModel
+from ...judging.dump import DumpControls, MakeControls
 from ...judging.statistic import FloorTest
 from ...judging.uploaded_controls import side_in_float32
 from ...numerics.formats import values_of
 from ...runs.figures import Figures
+from ...runs.file.evidence import Evidence
 from ..models.model import LoadedModel
 from ..paths.batch import Run
 from ..paths.engines import PLAIN, RunnableSide, divergence_of
@@ -35,8 +37,8 @@ def model_of_dump(
     float32: Sequence[Path] = (),
     precisions: Sequence[Precision] = (),
     on_progress: Callable[[str], None] | None = None,
-) -> WithModel:
-    """Return what adds a model's controls to those of a dump. float32: dumps of the pair in float32.
+) -> MakeControls:
+    """Return how the controls of a dump are made with a model. float32: dumps of the pair in float32.
 
     Raises:
         UsageError: the dump has no token ids, or is not of this model's vocabulary or dtype.
@@ -60,30 +62,40 @@ def model_of_dump(
     check_prompts(loaded, prompts)
     session = JudgingSession(loaded, prompts)
 
-    def with_model(pair: int) -> _ModelOfDump:
+    def controls_of(dump: Figures, pair: int, *others: Any) -> _DumpOfModel:
         reference, variant = (
-            _recording_of(figures, index, prompts, float32) for index in (0, pair + 1)
+            _recording_of(dump, index, prompts, float32) for index in (0, pair + 1)
         )
-        return _ModelOfDump(session, (reference, variant), precisions, on_progress)
+        model = ModelControls(session, (reference, variant), precisions, on_progress)
+        return _DumpOfModel(model, dump, pair, *others)
 
-    return with_model
+    return controls_of
 
 
-class _ModelOfDump(ModelControls):
-    """Controls of recorded sides. No context of torch is around a dump's judge, so each has one."""
+class _DumpOfModel(DumpControls):
+    """A dump whose noise floor and float32 forward the model computes; the sides themselves are
+    recorded.
+    """
+
+    def __init__(self, model: ModelControls, *dump: Any) -> None:
+        super().__init__(*dump)
+        self.model, self.has_experts = model, self.has_experts or model.has_experts
 
     @property
     @model_errors_stop()
     def chooses_keys(self) -> bool:
-        return super().chooses_keys
+        return self.model.chooses_keys
+
+    def validity(self) -> list[Evidence]:
+        return self.rows  # `exact` compares the errors of the sides
 
     @model_errors_stop()
     def floor(self, dtype: str) -> NoiseFloor:
-        return super().floor(dtype)
+        return self.model.floor(dtype)
 
     @model_errors_stop()
     def exact(self) -> Exact:
-        exact = super().exact()
+        exact = self.model.exact()
         return replace(exact, own_paths=model_errors_stop()(exact.own_paths))
 
     @model_errors_stop()
@@ -94,15 +106,13 @@ class _ModelOfDump(ModelControls):
         *,
         also_in_16_bits: bool,
     ) -> Sequence[PrecisionVerdict]:
-        return super().lower_precision(dtype, tests, also_in_16_bits=also_in_16_bits)
+        return self.model.lower_precision(dtype, tests, also_in_16_bits=also_in_16_bits)
 
     @model_errors_stop()
     def from_model(self) -> Mapping[str, NDArray[np.float64]]:
-        self.say("the uploaded sides compared with the model")
-        return {
-            side.name: divergence_of(self.loaded, self.prompts, (PLAIN, side)).squares
-            for side in self.sides
-        }
+        self.model.say("the uploaded sides compared with the model")
+        loaded, prompts, sides = self.model.loaded, self.model.prompts, self.model.sides
+        return {side.name: divergence_of(loaded, prompts, (PLAIN, side)).squares for side in sides}
 
 
 def _recording_of(
