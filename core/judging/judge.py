@@ -224,8 +224,7 @@ class _Trial:
         )
         if len(tests) > 1 and all(row.outcome == FAILED for row, _ in tests):
             says = (
-                f"Neither side is what {exact.model} computes in {self.dtype}: a different"
-                " checkpoint?"
+                f"Neither side is what the model computes in {self.dtype}: a different checkpoint?"
             )
             tests = [(replace(row, outcome=MISSING, says=says), test) for row, test in tests]
         for row, test in tests:
@@ -279,11 +278,7 @@ class _Trial:
             elif each.difference is None:
                 row = _other_row(each, each.figures)
             else:
-                floor = self.floor(each.dtype)
-                assert floor is not None  # in whose dtype the difference was measured
-                row = _other_row_over_floor(
-                    self.controls, each, each.figures, each.difference, floor
-                )
+                row = _other_row_over_floor(self.controls, each, each.figures, each.difference)
             self.evidence.append(row)
 
     def lower_precision(self) -> None:
@@ -675,11 +670,10 @@ def _other_row_over_floor(
     rows: OtherRows,
     bits: evidence.OtherRowFigures,
     difference: Pair,
-    floor: Squares,
 ) -> Evidence:
     """Compare the logits of two rows of a batch with the noise floor."""
     mismatch = difference.not_finite
-    test = floor_test(difference.sizes, floor, WIDE)
+    test = floor_test(difference.sizes, controls.floor(rows.dtype).squares, WIDE)
     figures = evidence.OtherRowFloorFigures(
         **structs.asdict(bits),
         compute_dtype=rows.dtype,
