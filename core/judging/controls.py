@@ -108,6 +108,7 @@ class Exact:
     errors: Mapping[str, Errors]
     draws: Sequence[Errors]
     own_paths: Callable[[], Mapping[str, Errors]]
+    model: str = "the model"
     has_experts: bool = False
 
 

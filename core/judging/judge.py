@@ -224,7 +224,8 @@ class _Trial:
         )
         if len(tests) > 1 and all(row.outcome == FAILED for row, _ in tests):
             says = (
-                f"Neither side is what the model computes in {self.dtype}: a different checkpoint?"
+                f"Neither side is what {exact.model} computes in {self.dtype}: a different"
+                " checkpoint?"
             )
             tests = [(replace(row, outcome=MISSING, says=says), test) for row, test in tests]
         for row, test in tests:
