@@ -50,7 +50,7 @@ _OF_PAIR: dict[str, Callable[[RunReader, int], Any]] = {
     "modules": layers.modules,
     "kernels": kernels.side_by_side,
     "kv": lambda run, pair: caches.merge(run, pair, None, "layer", "kind", "head"),
-    "mitigations": lambda run, pair: run.remedies.get(pair, []),
+    "mitigations": lambda run, pair: run.mitigations.get(pair, []),
 }
 
 

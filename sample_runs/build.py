@@ -126,7 +126,7 @@ RUNS = [
         ("decode",),
         layers=True,
         kernels=True,
-        remedies=True,
+        mitigations=True,
     ),
     wanted(
         "batches-on-an-h100",

@@ -44,7 +44,7 @@ MORE = {  # what can run with the sides: label of its box, what it takes
         "Profile kernels (Internals)",
         "runs every path once more on the first prompt, under the profiler",
     ),
-    "remedies": (
+    "mitigations": (
         "Test mitigations (Internals)",
         (
             "every pair again in float32, with batch-invariant kernels and so on, timed: many times"

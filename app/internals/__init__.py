@@ -18,7 +18,7 @@ CAPTURED = {  # by option of `capture`: what it records, and which pairs of a ru
     "layers": "module outputs",
     "kv": "KV caches",
     "kernels": "kernels",
-    "remedies": "mitigations",
+    "mitigations": "mitigations",
 }
 
 
@@ -26,8 +26,8 @@ def has(extra: str, run: RunReader, pair: int) -> bool:
     """Return whether a pair has what this option of `capture` records."""
     if extra == "kernels":
         return run.sides_with_kernels >= {0, pair + 1}
-    if extra == "remedies":
-        return pair in run.remedies
+    if extra == "mitigations":
+        return pair in run.mitigations
     return pair in (run.pairs_with_layers if extra == "layers" else run.pairs_with_kv)
 
 
@@ -115,12 +115,12 @@ MITIGATIONS = Page(
     "mitigations",
     "Mitigations",
     "run",
-    absent=lambda run, pair: "" if has("remedies", run, pair.index) else "not captured",
+    absent=lambda run, pair: "" if has("mitigations", run, pair.index) else "not captured",
 )
 EXTRAS = {
     LAYERS.name: "layers",
     KV_CACHE.name: "kv",
     KERNELS.name: "kernels",
-    MITIGATIONS.name: "remedies",
+    MITIGATIONS.name: "mitigations",
 }
 PAGE = Page("internals", "Internals", "run", tabs=(LAYERS, KV_CACHE, KERNELS, MITIGATIONS))

@@ -12,7 +12,7 @@ from app.internals import CAPTURED, SCOPES, has
 from app.shell import exports, selection, widgets
 from core.runs.queries.kernels import shape_in_words, short_name
 from core.runs.requests import asks_for, has_engine
-from core.runs.tables.remedies import advice
+from core.runs.tables.mitigations import advice
 from core.text import visible
 
 _OF_MITIGATIONS = [
@@ -68,9 +68,7 @@ def not_recorded(view: selection.View, extras: Sequence[str]) -> None:
         what = ", ".join(CAPTURED[extra] for extra in refused)
         st.info(f"One side ran in another engine than transformers: {what} cannot be recorded.")
     if new := [extra for extra in lacking if extra not in (*failed, *refused)]:
-        options = " ".join(
-            f"`--{'mitigations' if extra == 'remedies' else extra}`" for extra in new
-        )
+        options = " ".join(f"`--{extra}`" for extra in new)
         st.info(
             f"Not recorded: {', '.join(CAPTURED[extra] for extra in new)}. Capture again with"
             f" {options}.",
@@ -119,11 +117,11 @@ def kernel_texts(table: pd.DataFrame) -> pd.DataFrame:
 
 def mitigations(view: selection.View) -> None:
     """Draw what would make the sides agree, and the throughput cost."""
-    rows = view.run.remedies[view.pair.index]
+    rows = view.run.mitigations[view.pair.index]
     st.markdown(widgets.escape(advice(rows)))
     table = pd.DataFrame([row for row in rows if not row.refusal])[_OF_MITIGATIONS]
     titles = {"name": "mitigation", "noise_ratio": f"RMS / {rows[0].compute_dtype} noise floor"}
-    tables.draw(table.rename(columns=titles), "remedies")
+    tables.draw(table.rename(columns=titles), "mitigations")
     floor = (
         "Noise floor: reduction orders only; 16-bit checks of the Overview add rounding, so their"
         " ratios are lower"

@@ -172,9 +172,8 @@ def run_plan(
     from ..inference.controls.judge_model import JudgingSession
 
     other = next((path for path in plan.paths if path.engine is not None), None)
-    option = next((name for name in ("kernels", "remedies") if getattr(request, name)), None)
+    option = next((name for name in ("kernels", "mitigations") if getattr(request, name)), None)
     if other is not None and option is not None:
-        option = "mitigations" if option == "remedies" else option
         raise UsageError(
             f"--{option} is for transformers, and '{other}' runs in another engine; leave it out.",
         )
@@ -199,11 +198,11 @@ def run_extras(
     say: Tell,
     session: JudgingSession,
 ) -> list[str]:
-    """Run the kernels, remedies and judging of a request into the run.
+    """Run the kernels, mitigations and judging of a request into the run.
 
     Return a sentence per failure.
     """
-    from ..inference.capture.remedies import floor_of, remedies_of
+    from ..inference.capture.mitigations import floor_of, mitigations_of
     from ..inference.controls.judge_model import judge
     from ..inference.controls.precisions.catalogue import parse_precisions
     from ..inference.paths.engines import side_of
@@ -226,15 +225,15 @@ def run_extras(
         except UlpscopeError as error:
             failures.append(f"The kernels of '{name}' were not recorded: {error}")
     floor = 0.0
-    if request.remedies:
+    if request.mitigations:
         say("mitigations: noise floor", 0, 0)
         floor = floor_of(session)
-    remedies = {}
-    for pair, name in enumerate(names[1:]) if request.remedies else ():
+    mitigations = {}
+    for pair, name in enumerate(names[1:]) if request.mitigations else ():
         path, tell = paths[pair + 1], _with_prefix(say, f"mitigations of {name}")
         try:
-            if path not in remedies:
-                remedies[path] = remedies_of(
+            if path not in mitigations:
+                mitigations[path] = mitigations_of(
                     plan.loaded,
                     plan.token_ids,
                     paths[0],
@@ -242,7 +241,7 @@ def run_extras(
                     floor_rms=floor,
                     on_progress=tell,
                 )
-            writer.write_remedies(pair, remedies[path])
+            writer.write_mitigations(pair, mitigations[path])
         except UlpscopeError as error:
             failures.append(f"Mitigations of '{name}' were not tried: {error}")
     # judging computes neither generated tokens nor the sides of other engines again

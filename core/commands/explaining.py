@@ -14,7 +14,7 @@ from ..judging.explain.causes import Explanation, explain_lists, explain_pair
 from ..judging.explain.rescoring import explain_rescored, floor_evidence
 from ..judging.explain.rows import rows_of_lists, rows_of_rollouts, rows_of_run
 from ..judging.explain.scoring import Cause
-from ..judging.judge import FOREIGN
+from ..judging.limits import FOREIGN
 from ..responses.pairing import compare_sides
 from ..runs.file.evidence import Evidence, ListFloorFigures
 from ..runs.reader import RunReader

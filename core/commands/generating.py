@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # torch is for those who run a model
 
 
 @takes_request(
-    omit=["repeat", "layers", "layer_floor", "layer_positions", "kernels", "remedies"],
+    omit=["repeat", "layers", "layer_floor", "layer_positions", "kernels", "mitigations"],
     defaults={"tokens": 64},
 )
 def generate(
@@ -67,7 +67,7 @@ _NOT_SEARCHED = ("variants", "sweeps", "repeat", "tokens", "judge", "keep")
 
 
 @takes_request(
-    omit=[*_NOT_SEARCHED, "layers", "layer_floor", "layer_positions", "kernels", "remedies"],
+    omit=[*_NOT_SEARCHED, "layers", "layer_floor", "layer_positions", "kernels", "mitigations"],
 )
 def search(
     request: CaptureRequest,

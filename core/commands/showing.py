@@ -1,4 +1,4 @@
-"""`show`: a run, and with options its modules, kernels or remedies."""
+"""`show`: a run, and with options its modules, kernels or mitigations."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from ..runs.reports.markdown import report_address
 from ..runs.reports.run_json import provenance_json, run_json
 from ..runs.requests import asks_for, how_to_have
 from ..runs.store.store import open_store
-from ..runs.tables.remedies import advice
+from ..runs.tables.mitigations import advice
 from ..text import number, plural
 from . import options
 from .rl import As, mismatch_of, print_mismatch
@@ -57,7 +57,7 @@ def show(
         bool,
         typer.Option("--kernels", help="Show which kernels each side launched."),
     ] = False,
-    remedies: Annotated[
+    mitigations: Annotated[
         bool,
         typer.Option("--mitigations", help="Show mitigations and their throughput."),
     ] = False,
@@ -97,7 +97,7 @@ def show(
     The modules of a run captured with --layers:  ulpscope show RUN --layers
     (docs/guides/where_it_starts.md)
     """
-    views = layers + kernels + remedies + markdown + link
+    views = layers + kernels + mitigations + markdown + link
     if views > 1 or (as_json_ and (markdown or link)):
         raise UsageError(
             "--layers, --kernels, --mitigations, --markdown and --link exclude each other; the last"
@@ -126,8 +126,8 @@ def show(
             _show_layers(run, pairs, blocks, as_json_)
         elif kernels:
             _show_kernels(run, pairs, differing, as_json_)
-        elif remedies:
-            _show_remedies(run, pairs, as_json_)
+        elif mitigations:
+            _show_mitigations(run, pairs, as_json_)
         elif as_json_:
             mismatch = mismatch_of(run, framework)
             print_json(
@@ -312,13 +312,13 @@ def _kernels_json(table: pd.DataFrame) -> list[dict[str, Any]]:
     return records(table.drop(columns=["is_multiplied", "is_reducing"]))
 
 
-_REMEDY_KEYS = ("name", "neq", "elements", "rms", "max_ulps", "compute_dtype", "flips")
+_MITIGATION_KEYS = ("name", "neq", "elements", "rms", "max_ulps", "compute_dtype", "flips")
 
 
-def _show_remedies(run: RunReader, pairs: Sequence[StoredPair], as_json_: bool) -> None:
-    """Print the remedies of each pair, if it has any."""
-    remedies = [(pair, rows) for pair in pairs if (rows := run.remedies.get(pair.index))]
-    if not remedies:
+def _show_mitigations(run: RunReader, pairs: Sequence[StoredPair], as_json_: bool) -> None:
+    """Print the mitigations of each pair, if it has any."""
+    mitigations = [(pair, rows) for pair in pairs if (rows := run.mitigations.get(pair.index))]
+    if not mitigations:
         raise UsageError(
             f"run '{run.run_id}' has no mitigations;"
             f" {run.header.provenance.note or 'capture it with --mitigations'}.",
@@ -326,14 +326,18 @@ def _show_remedies(run: RunReader, pairs: Sequence[StoredPair], as_json_: bool) 
     if as_json_:
         print_json(
             [
-                {"reference": p.reference, "variant": p.variant, "remedies": list(map(asdict, r))}
-                for p, r in remedies
+                {
+                    "reference": p.reference,
+                    "variant": p.variant,
+                    "mitigations": list(map(asdict, r)),
+                }
+                for p, r in mitigations
             ],
         )
         return
-    for pair, rows in remedies:
+    for pair, rows in mitigations:
         measured = [asdict(row) for row in rows if not row.refusal]
-        keys = (*_REMEDY_KEYS, "reference_share", "variant_share")
+        keys = (*_MITIGATION_KEYS, "reference_share", "variant_share")
         print_records(
             measured,
             f"{pair.reference} vs {pair.variant}; share: throughput relative to the baseline",

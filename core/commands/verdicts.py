@@ -127,7 +127,7 @@ def verdict(
                 from ..inference.controls.precisions.catalogue import parse_precisions
 
                 loaded, precisions = load(run.header.compute_dtype), parse_precisions(declare or ())
-                extra["with_model"] = model_of_dump(
+                extra["make_controls"] = model_of_dump(
                     loaded,
                     run,
                     float32=float32 or (),

@@ -25,6 +25,7 @@ _FEWEST_OF_A_GROUP = 4
 # of the median mean square: a position whose floor is next to 0 has no scale of its own
 _NO_SCALE = 1e-4
 _TINY = float(np.finfo(np.float64).tiny)
+SYSTEMATIC = "systematic error"  # a kind of place: the part that goes with the logits
 
 
 @dataclass(frozen=True)

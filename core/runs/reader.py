@@ -21,9 +21,9 @@ from .figures import Figures
 from .file.database import Database
 from .file.evidence import Evidence
 from .file.records import Generation, Provenance, RunHeader, SideHeader
-from .tables import heatmap, logits, pairs, positions, remedies, responses, run
+from .tables import heatmap, logits, mitigations, pairs, positions, responses, run
+from .tables.mitigations import MitigationRow
 from .tables.pairs import StoredPair
-from .tables.remedies import RemedyRow
 from .tables.run import StoredSide
 from .tables.schema import check_tables
 
@@ -185,9 +185,9 @@ class RunReader(Figures):
         return responses.read_sides(self._database)
 
     @cached_property
-    def remedies(self) -> dict[int, list[RemedyRow]]:
-        """Remedies tried on each pair, by pair; empty if nothing was tried."""
-        return remedies.read_remedies(self._database)
+    def mitigations(self) -> dict[int, list[MitigationRow]]:
+        """Mitigations tried on each pair, by pair; empty if nothing was tried."""
+        return mitigations.read_mitigations(self._database)
 
     @cached_property
     def generations(self) -> dict[int, Generation]:

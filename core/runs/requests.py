@@ -20,7 +20,7 @@ from .reader import RunReader
 
 _TAKEN = (
     *("reference", "variants", "sweeps", "repeat", "kv", "keep", "dtype", "device", "seed"),
-    *("layers", "layer_floor", "layer_positions", "kernels", "remedies"),
+    *("layers", "layer_floor", "layer_positions", "kernels", "mitigations"),
 )
 
 
@@ -60,7 +60,7 @@ def command_elsewhere(run: RunReader, model: str) -> tuple[str, str] | None:
 
 
 def command_with(about: Provenance, *extras: str, trusts_code: bool = False) -> str | None:
-    """Return the command that captures the same with `layers`, `kernels`, `remedies` or `judge`
+    """Return the command that captures the same with `layers`, `kernels`, `mitigations` or `judge`
     added; None if the run has no request, has one of them already, or continues its prompts, which
     allows `judge` only.
 
@@ -96,7 +96,7 @@ def caveat(about: Provenance, command: str | None) -> str:
 
 
 def asks_for(about: Provenance, extra: str) -> bool:
-    """Return whether the capture's request has `layers`, `kernels` or `remedies`."""
+    """Return whether the capture's request has `layers`, `kernels` or `mitigations`."""
     return bool(getattr(request_of(about), extra, False))
 
 

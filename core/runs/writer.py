@@ -28,9 +28,9 @@ from .tables.kernels import KernelList, insert_kernels
 from .tables.kv_cache import KV, KV_POSITION, KvPart, kv_rows
 from .tables.layers import LayerRows
 from .tables.logits import insert_logits, read_window
+from .tables.mitigations import MitigationRow, insert_mitigations
 from .tables.pairs import insert_evidence, insert_pair
 from .tables.positions import position_rows, side_position_rows, top_token_rows
-from .tables.remedies import RemedyRow, insert_remedies
 from .tables.run import (
     insert_generation,
     insert_header,
@@ -180,9 +180,9 @@ class RunWriter:
         """Write the kernels that a side launched. Once a side."""
         self._put(insert_kernels, kernels)
 
-    def write_remedies(self, pair: int, rows: Sequence[RemedyRow]) -> None:
-        """Write the remedies tried on a pair. Once a pair."""
-        self._put(insert_remedies, pair, tuple(rows))
+    def write_mitigations(self, pair: int, rows: Sequence[MitigationRow]) -> None:
+        """Write the mitigations tried on a pair. Once a pair."""
+        self._put(insert_mitigations, pair, tuple(rows))
 
     def write_generation(self, generation: Generation) -> None:
         """Write the sides' free continuations of a prompt. Once a prompt."""

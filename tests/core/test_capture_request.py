@@ -31,7 +31,7 @@ REQUESTS = [
         {"layers": True, "layer_floor": 0, "layer_positions": (3, 5)},
         {
             "kernels": True,
-            "remedies": True,
+            "mitigations": True,
             "judge": True,
             "declares": ("kv=fp8_e4m3", "weights=nf4"),
         },

@@ -94,7 +94,7 @@ def _read_run(path: Path) -> None:
                 run.stored_cells("ulps", pair.index, 0, (0, rows))
             for table in ("kv", "kv_position", "layer", "layer_position", "floor_position"):
                 run.rows(table, pair=pair.index)
-        for _ in (run.classes, run.vocabulary, run.remedies, run.generations):
+        for _ in (run.classes, run.vocabulary, run.mitigations, run.generations):
             pass
         pairs, _ = report_of_run(run)
         conditions = [

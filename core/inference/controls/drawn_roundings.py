@@ -23,8 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ...errors import CaptureError
+from ...judging.controls import Errors, Exact
 from ...judging.divergence import ALIKE, SystematicError, systematic_error
-from ...judging.judge import Errors, Exact, error_rows
+from ...judging.drawn import error_rows
 from ...judging.statistic import FloorTest
 from ...runs.file.evidence import Evidence
 from ..models.dtypes import in_float32

@@ -15,8 +15,18 @@ from transformers import PreTrainedModel
 
 from ...errors import CaptureError, UsageError
 from ...judging import judge as judging
+from ...judging.controls import (
+    Controls,
+    Exact,
+    NoiseFloor,
+    NotAvailableError,
+    OtherRows,
+    Pair,
+    PrecisionVerdict,
+    Rerun,
+    StaysInFloat32Error,
+)
 from ...judging.divergence import Divergence
-from ...judging.judge import NoiseFloor, NotAvailableError, OtherRows, Pair
 from ...judging.places import NotFinite, place_of
 from ...judging.statistic import BLOCKS, FloorTest
 from ...numerics.formats import LOGIT_FORMATS
@@ -189,7 +199,7 @@ class JudgingSession:
         return nullcontext(run) if trace is None else side.open(model, trace)
 
 
-class ModelControls(judging.Controls):
+class ModelControls(Controls):
     """Controls of two sides that the model runs."""
 
     def __init__(
@@ -269,7 +279,7 @@ class ModelControls(judging.Controls):
             divergence = divergence_of(model, self.prompts, self.memoized_sides, see)
         if not all(is_wide):
             name = self.names[is_wide.index(False)]
-            raise judging.StaysInFloat32Error(f"'{name}' computes in float32 whatever it is asked.")
+            raise StaysInFloat32Error(f"'{name}' computes in float32 whatever it is asked.")
         return self._pair(divergence, self.names)
 
     def _pair(
@@ -312,7 +322,7 @@ class ModelControls(judging.Controls):
         self.floors[dtype] = replace(floor, squares=squares, control=control)
         return self.floors[dtype]
 
-    def rerun(self) -> judging.Rerun:
+    def rerun(self) -> Rerun:
         again = self.earlier_digests
         if again is None:
             self.say("both sides once more")
@@ -328,7 +338,7 @@ class ModelControls(judging.Controls):
         ]
         control = " and ".join(f"'{name}'" for name in self.names) + ", each called twice"
         if not unstable:
-            return judging.Rerun(control, self.names, ())
+            return Rerun(control, self.names, ())
         self.say("how far a rerun goes")
         calls = [
             divergence_of(self.loaded, self.prompts, (side, side))
@@ -338,7 +348,7 @@ class ModelControls(judging.Controls):
         squares = np.max([call.squares for call in calls], axis=0)
         mismatches = max(call.nonfinite_mismatch for call in calls)
         size = squares if squares.any() or mismatches else None
-        return judging.Rerun(
+        return Rerun(
             control,
             self.names,
             tuple(side.name for side in unstable),
@@ -390,7 +400,7 @@ class ModelControls(judging.Controls):
             ),
         ]
 
-    def exact(self) -> judging.Exact:
+    def exact(self) -> Exact:
         sides = [self.session.memoize(side) for side in self.sides if side.path != PLAIN.path]
         if not sides:
             raise NotAvailableError("")
@@ -402,7 +412,7 @@ class ModelControls(judging.Controls):
         tests: Mapping[str, FloorTest],
         *,
         also_in_16_bits: bool,
-    ) -> Sequence[judging.PrecisionVerdict]:
+    ) -> Sequence[PrecisionVerdict]:
         session = self.session
         question = Question(
             self.prompts,

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import CaptureError
+from ...judging.controls import NoiseFloor
 from ...judging.divergence import Divergence, concatenate, row_ulp_percentile
-from ...judging.judge import NoiseFloor
 from ...judging.places import NotFinite
 from ...numerics.formats import FloatFormat
 from ..models.dtypes import in_float32

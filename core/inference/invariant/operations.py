@@ -45,7 +45,7 @@ def invariant_forwards(model: torch.nn.Module) -> Iterator[None]:
 
 
 def invariant_refusal(model: torch.nn.Module) -> str | None:
-    """Return why this model cannot run batch-invariantly, and the remedy, or None."""
+    """Return why this model cannot run batch-invariantly, and the fix, or None."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     for device in {tensor.device: None for _, tensor in tensors}:
         if device.type not in ("cpu", "meta"):  # a dry run has shapes only

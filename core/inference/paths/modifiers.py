@@ -229,8 +229,8 @@ def _no_backend(loaded: LoadedModel, others: Others, backend: str) -> str | None
         return f"sdpa on a CPU has no backend '{backend}'; choose {' or '.join(_SDPA_ON_CPU)}"
     attention = others.get("attn", (loaded.model.config._attn_implementation,))[0]
     if attention != "sdpa":
-        remedy = "choose attn:sdpa" if "sdpa" in _attentions(loaded) else "leave it out"
-        return f"sdpa:{backend} needs sdpa attention, and this is {attention}; {remedy}"
+        fix = "choose attn:sdpa" if "sdpa" in _attentions(loaded) else "leave it out"
+        return f"sdpa:{backend} needs sdpa attention, and this is {attention}; {fix}"
     if (
         loaded.device != "cpu"
         and backend in ("flash", "cudnn")

@@ -153,7 +153,7 @@ class Path:
         return str((self.values_of("dtype") or (loaded.dtype,))[0])
 
     def contradiction(self) -> str | None:
-        """Return a fault of the path for any model, and the remedy, or None."""
+        """Return a fault of the path for any model, and the fix, or None."""
         if self.engine is not None:
             values = {step.name: step.values[0] for step in self.modifiers if step.values}
             refused = self.engine.contradiction(self.base.name, values)
@@ -165,7 +165,7 @@ class Path:
         return next((sentence for sentence in reasons if sentence), None)
 
     def refusal(self, loaded: LoadedModel, positions: int | None = None) -> str | None:
-        """Return why this model cannot run so many tokens (None: any) on this path, and the remedy,
+        """Return why this model cannot run so many tokens (None: any) on this path, and the fix,
         or None.
         """
         if self.engine is not None:
@@ -178,7 +178,7 @@ class Path:
         return next((sentence for sentence in reasons if sentence), None)
 
     def cannot_continue(self, loaded: LoadedModel, positions: int | None = None) -> str | None:
-        """Return why this path cannot generate, and the remedy, or None. positions: tokens to
+        """Return why this path cannot generate, and the fix, or None. positions: tokens to
         feed
         """
         if self.engine is not None:

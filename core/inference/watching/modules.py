@@ -93,12 +93,12 @@ def traced_modules(model: Any) -> dict[str, torch.nn.Module]:
     return modules
 
 
-def _blocks_of(model: Any, remedy: str = "") -> tuple[str, torch.nn.ModuleList]:
+def _blocks_of(model: Any, fix: str = "") -> tuple[str, torch.nn.ModuleList]:
     count = int(getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", 0) or 0)
     for name, module in model.named_modules():
         if count and isinstance(module, torch.nn.ModuleList) and len(module) == count:
             return name, module
-    raise CaptureError(f"a {type(model).__name__} has no list of {count} blocks{remedy}.")
+    raise CaptureError(f"a {type(model).__name__} has no list of {count} blocks{fix}.")
 
 
 def _kind(place: str, name: str, module: torch.nn.Module) -> str:

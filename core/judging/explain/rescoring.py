@@ -23,7 +23,8 @@ from ...runs.file.evidence import (
     Unmeasured,
 )
 from ...text import multiple, three_digits
-from ..judge import LISTS, foreign
+from ..judge import foreign
+from ..limits import LISTS
 from .rows import RowPair
 from .scoring import Cause
 

@@ -18,10 +18,10 @@ from . import (
     kv_cache,
     layers,
     logits,
+    mitigations,
     ops,
     pairs,
     positions,
-    remedies,
     responses,
     rl,
     run,
@@ -38,7 +38,7 @@ _MODULES = (
     layers,
     ops,
     kernels,
-    remedies,
+    mitigations,
     rl,
 )
 TABLES = {

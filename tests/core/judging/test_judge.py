@@ -13,7 +13,8 @@ import pytest
 
 from core.errors import UsageError
 from core.judging import judge as judging
-from core.judging.judge import (
+from core.judging.conclude import conclude
+from core.judging.controls import (
     Controls,
     Errors,
     Exact,
@@ -25,7 +26,6 @@ from core.judging.judge import (
 )
 from core.judging.places import NotFinite, structure_of
 from core.judging.shrink import shrink_evidence
-from core.judging.verdict import conclude
 from core.runs.file.evidence import (
     FAILED,
     FLOAT32,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from core.judging.judge import DRAWN, OWN, WIDE
+from core.judging.limits import DRAWN, OWN, WIDE
 from core.judging.statistic import FALSE_ALARM, FloorTest, floor_test, smallest_fault
 
 POSITIONS = 4096

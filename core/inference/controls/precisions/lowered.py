@@ -19,7 +19,8 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from ....errors import CaptureError
-from ....judging.judge import DRAWN, WIDE, PrecisionVerdict
+from ....judging.controls import PrecisionVerdict
+from ....judging.limits import DRAWN, WIDE
 from ....judging.places import place_in_words, structure_of
 from ....judging.statistic import BLOCKS, FloorTest, floor_test
 from ....runs.file import evidence

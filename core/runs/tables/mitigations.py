@@ -1,4 +1,4 @@
-"""Remedies of a pair: the pair with one thing changed at a time, what is left of the difference,
+"""Mitigations of a pair: the pair with one thing changed at a time, what is left of the difference,
 and the throughput.
 """
 
@@ -14,8 +14,8 @@ from ..file.table import Table
 
 
 @dataclass(frozen=True)
-class RemedyRow:
-    """A pair under one remedy, as the table has it; the first row of a pair is the pair as it is.
+class MitigationRow:
+    """A pair under one mitigation, as the table has it; the first row of a pair is the pair as it is.
     Figures are None if it was not measured (`refusal` says why), sizes also if a NaN or infinity is
     on one side only.
     """
@@ -50,8 +50,8 @@ class RemedyRow:
         return min(shares, default=None)
 
 
-REMEDY = Table(
-    "remedy",
+MITIGATION = Table(
+    "remedy",  # as files since 1.0.0 have it
     """
     -- the same pair with one thing changed at a time; no rows if none were tried
     pair INTEGER -- index of the pair
@@ -80,21 +80,21 @@ REMEDY = Table(
 )
 
 
-def insert_remedies(database: Database, pair: int, rows: Sequence[RemedyRow]) -> None:
-    """Insert the remedies of one pair, in their order."""
-    REMEDY.insert_records(database, rows, pair=pair, ordinal=list(range(len(rows))))
+def insert_mitigations(database: Database, pair: int, rows: Sequence[MitigationRow]) -> None:
+    """Insert the mitigations of one pair, in their order."""
+    MITIGATION.insert_records(database, rows, pair=pair, ordinal=list(range(len(rows))))
 
 
-def read_remedies(database: Database) -> dict[int, list[RemedyRow]]:
-    """Read the remedies by pair; empty if none were tried."""
-    remedies: dict[int, list[RemedyRow]] = {}
-    columns = ", ".join(REMEDY.names[2:])
+def read_mitigations(database: Database) -> dict[int, list[MitigationRow]]:
+    """Read the mitigations by pair; empty if none were tried."""
+    mitigations: dict[int, list[MitigationRow]] = {}
+    columns = ", ".join(MITIGATION.names[2:])
     for pair, *row in database.rows(f"SELECT pair, {columns} FROM remedy ORDER BY pair, ordinal"):
-        remedies.setdefault(pair, []).append(RemedyRow(*row))
-    return remedies
+        mitigations.setdefault(pair, []).append(MitigationRow(*row))
+    return mitigations
 
 
-def advice(rows: Sequence[RemedyRow]) -> str:
+def advice(rows: Sequence[MitigationRow]) -> str:
     """Return what to change and what it costs, from the rows of a pair."""
     plain, others = rows[0], [row for row in rows[1:] if not row.refusal]
     if plain.neq == 0:
@@ -116,7 +116,7 @@ def advice(rows: Sequence[RemedyRow]) -> str:
     return " ".join(parts) or f"None of {len(others)} changes halves the difference."
 
 
-def _effect(row: RemedyRow, effect: str) -> str:
+def _effect(row: MitigationRow, effect: str) -> str:
     if row.reference_share is not None and row.variant_share is not None:
         effect += (
             f", throughput {percent(row.reference_share)} (reference), {percent(row.variant_share)}"

@@ -1,9 +1,9 @@
-"""A run with remedies whose every figure is planted."""
+"""A run with mitigations whose every figure is planted."""
 
 from __future__ import annotations
 
 from core.runs.store.store import Store
-from core.runs.tables.remedies import RemedyRow
+from core.runs.tables.mitigations import MitigationRow
 from core.runs.writer import RunWriter
 from tests.core.runs.made_runs import calm_sides, header_of
 
@@ -15,8 +15,8 @@ def row(
     flips: int,
     shares: tuple[float, float],
     dtype: str = "bfloat16",
-) -> RemedyRow:
-    return RemedyRow(
+) -> MitigationRow:
+    return MitigationRow(
         name=name,
         what=f"Changes {name}.",
         compute_dtype=dtype,
@@ -42,16 +42,18 @@ def row(
 ROWS = (
     row("baseline", 600, 0.02, 3, (1.0, 1.0)),
     row("float32", 700, 2e-6, 0, (0.5, 0.6), "float32"),
-    RemedyRow("TF32 off", "Full operands.", "bfloat16", refusal="TF32 exists on CUDA only."),
+    MitigationRow("TF32 off", "Full operands.", "bfloat16", refusal="TF32 exists on CUDA only."),
     row("batch-invariant kernels", 0, 0.0, 0, (0.8, 0.75)),
 )
 
 
-def remedy_run(store: Store, run_id: str = "remedies", rows: tuple[RemedyRow, ...] = ROWS) -> str:
+def mitigation_run(
+    store: Store, run_id: str = "mitigations", rows: tuple[MitigationRow, ...] = ROWS
+) -> str:
     header = header_of(lengths=(3,))
     with RunWriter(store, header, run_id=run_id) as writer:
         for side, bits in enumerate(calm_sides(header)):
             writer.write(side, 0, bits)
         if rows:
-            writer.write_remedies(0, rows)
+            writer.write_mitigations(0, rows)
         return writer.finish()

@@ -19,7 +19,7 @@ from ...numerics.divergence import compare
 from ...numerics.formats import format_named
 from ...numerics.totals import PairTotal
 from ...path_grammar import Step
-from ...runs.tables.remedies import RemedyRow
+from ...runs.tables.mitigations import MitigationRow
 from ..controls.judge_model import JudgingSession
 from ..models.devices import own_bits
 from ..models.dtypes import in_float32
@@ -35,7 +35,7 @@ TIMED_FORWARDS, TIMED_TOKENS = 16, 64  # of a path, at most
 
 
 @dataclass(frozen=True)
-class Remedy:
+class Mitigation:
     """A change to try: a modifier for both paths, or a changed model, whose logits have `dtype`."""
 
     name: str
@@ -60,7 +60,7 @@ class Remedy:
         )
 
 
-def remedies_of(
+def mitigations_of(
     loaded: LoadedModel,
     prompts: Prompts,
     reference: str,
@@ -69,7 +69,7 @@ def remedies_of(
     floor_rms: float,
     rounds: int = ROUNDS,
     on_progress: Callable[[str], None] = lambda _: None,
-) -> list[RemedyRow]:
+) -> list[MitigationRow]:
     """Try every mitigation on a pair of paths; the first row is the unchanged pair.
 
     Figures cover all prompts, throughput the beginning of the first, timed in rounds over all
@@ -77,28 +77,28 @@ def remedies_of(
     pair itself cannot run.
     """
     paths = parse_path(reference), parse_path(variant)
-    rows: list[RemedyRow] = []
-    timed: dict[int, tuple[Remedy, list[Path]]] = {}
-    for remedy in REMEDIES:
-        on_progress(remedy.name)
-        row = RemedyRow(remedy.name, remedy.what, remedy.dtype or loaded.dtype)
+    rows: list[MitigationRow] = []
+    timed: dict[int, tuple[Mitigation, list[Path]]] = {}
+    for mitigation in MITIGATIONS:
+        on_progress(mitigation.name)
+        row = MitigationRow(mitigation.name, mitigation.what, mitigation.dtype or loaded.dtype)
         try:
-            sides = [remedy.apply(path) for path in paths]
+            sides = [mitigation.apply(path) for path in paths]
             for path in sides:
                 check_path(path, loaded, max(map(len, prompts)))
             with (
                 quiet(),
-                foreign_errors_stop(f"'{remedy.name}'", "choose shorter prompts"),
+                foreign_errors_stop(f"'{mitigation.name}'", "choose shorter prompts"),
                 torch.inference_mode(),
             ):
-                total, dtype = _compare(remedy, loaded, prompts, sides)
+                total, dtype = _compare(mitigation, loaded, prompts, sides)
         except UlpscopeError as error:
             if not rows:
                 raise
             rows.append(replace(row, refusal=str(error)))
             continue
         summary = total.summary()
-        timed[len(rows)] = remedy, sides
+        timed[len(rows)] = mitigation, sides
         elements = sum(map(len, prompts)) * loaded.vocab_size
         row = replace(
             row,
@@ -133,7 +133,7 @@ def floor_of(session: JudgingSession) -> float:
 
 
 def _compare(
-    remedy: Remedy,
+    mitigation: Mitigation,
     loaded: LoadedModel,
     prompts: Prompts,
     paths: Sequence[Path],
@@ -141,7 +141,7 @@ def _compare(
     """Compare the sides prompt by prompt. Return (total, dtype of the logits)."""
     total, dtype = PairTotal(), ""
     for ids in prompts:
-        with remedy.model(loaded) as model, open_path(paths[0], model) as run:
+        with mitigation.model(loaded) as model, open_path(paths[0], model) as run:
             plain = whole_side(run, ids)
 
         def add(position: int, logits: torch.Tensor, plain: torch.Tensor = plain) -> None:
@@ -150,7 +150,7 @@ def _compare(
             rows = plain[position : position + len(logits)].to(logits.dtype)
             total.add(compare(own_bits(rows), own_bits(logits), format_named(dtype)))
 
-        with remedy.model(loaded) as model, open_path(paths[1], model) as run:
+        with mitigation.model(loaded) as model, open_path(paths[1], model) as run:
             run(ids, add)
     return total, dtype
 
@@ -158,7 +158,7 @@ def _compare(
 def _throughput(
     loaded: LoadedModel,
     ids: Sequence[int],
-    timed: dict[int, tuple[Remedy, list[Path]]],
+    timed: dict[int, tuple[Mitigation, list[Path]]],
     rounds: int,
 ) -> dict[int, dict[str, Any]]:
     """Return tokens per second of both sides by row, and the ratio to row 0 with its range over the
@@ -172,8 +172,8 @@ def _throughput(
     tokens = [max(1, min(most, most * TIMED_FORWARDS // count)) for count in counts]
     for number in range(rounds + 1):
         for row, side in seconds:
-            remedy, paths = timed[row]
-            with quiet(), remedy.model(loaded) as model:
+            mitigation, paths = timed[row]
+            with quiet(), mitigation.model(loaded) as model:
                 took = _seconds(model, paths[side], ids[: tokens[side]])
             if number:  # the first round warms up
                 seconds[row, side].append(took)
@@ -255,30 +255,30 @@ def _deterministic(loaded: LoadedModel) -> Iterator[LoadedModel]:
 
 _HEAD = "The LM head, hidden states to logits, in float32; everything before it unchanged."
 _INVARIANT = "One reduction order for any batch, row, chunk and cache length (+invariant)."
-REMEDIES = (
-    Remedy("baseline", "The two paths, unchanged."),
-    Remedy(
+MITIGATIONS = (
+    Mitigation("baseline", "The two paths, unchanged."),
+    Mitigation(
         "float32",
         "Weights and every step in float32.",
         model=_model_in_float32,
         dtype="float32",
     ),
-    Remedy("float32 head", _HEAD, model=_head_in_float32, dtype="float32"),
-    Remedy("TF32 off", "float32 matmuls without TF32."),
-    Remedy(
+    Mitigation("float32 head", _HEAD, model=_head_in_float32, dtype="float32"),
+    Mitigation("TF32 off", "float32 matmuls without TF32."),
+    Mitigation(
         "reduced reductions off",
         "16-bit matmuls accumulate in float32.",
         Step("reduced", ("off",)),
     ),
-    Remedy(
+    Mitigation(
         "SDPA math backend",
         "Attention as matmuls and a softmax, no fused kernel.",
         Step("sdpa", ("math",)),
     ),
-    Remedy(
+    Mitigation(
         "deterministic algorithms",
         "torch.use_deterministic_algorithms(True).",
         model=_deterministic,
     ),
-    Remedy("batch-invariant kernels", _INVARIANT, Step("invariant")),
+    Mitigation("batch-invariant kernels", _INVARIANT, Step("invariant")),
 )

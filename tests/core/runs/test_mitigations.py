@@ -1,4 +1,4 @@
-"""Remedies in the run file, and the sentence that says what to change and what it costs."""
+"""Mitigations in the run file, and the sentence that says what to change and what it costs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from core.runs.reader import RunReader
-from core.runs.tables.remedies import advice
-from tests.core.runs.remedy_runs import ROWS, remedy_run, row
+from core.runs.tables.mitigations import advice
+from tests.core.runs.mitigation_runs import ROWS, mitigation_run, row
 
 PLAIN, FLOAT32, REFUSED, INVARIANT = ROWS
 UNSIZED = {"max_abs": None, "rms": None, "max_ulps": None, "noise_ratio": None}
@@ -41,8 +41,8 @@ def test_the_advice_names_what_makes_the_sides_agree_and_its_cost(rows, says):
     assert advice(rows).startswith(says) or says in advice(rows)
 
 
-def test_remedies_are_read_as_they_were_written(store):
-    with RunReader(store.path_of(remedy_run(store))) as run:
-        assert run.remedies == {0: list(ROWS)}
-    with RunReader(store.path_of(remedy_run(store, "without", ()))) as run:
-        assert run.remedies == {}
+def test_mitigations_are_read_as_they_were_written(store):
+    with RunReader(store.path_of(mitigation_run(store))) as run:
+        assert run.mitigations == {0: list(ROWS)}
+    with RunReader(store.path_of(mitigation_run(store, "without", ()))) as run:
+        assert run.mitigations == {}
